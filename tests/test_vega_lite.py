@@ -23,7 +23,7 @@ def test_a_specification_becomes_an_element_with_a_role() -> None:
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vl_convert", None)
-    with pytest.raises(rnn.ConfigError, match=r"vl-convert-python[\s\S]*tvm_rnn\[report\]"):
+    with pytest.raises(rnn.ConfigError, match=r"not installed[\s\S]*pip install .*vl-convert-python"):
         svg(SPEC, "a title")
 
 

@@ -98,8 +98,8 @@ def check_fit(weights: Mapping[str, np.ndarray], dtype: str) -> None:
 
 def summed(one: np.ndarray, two: np.ndarray, dtype: str) -> np.ndarray:
     """The one bias of two, `rounded`. Raises WeightError where it would be infinite and they are not."""
-    check_fit({"the sum of two biases": one.astype(np.float64) + two}, dtype)
     with np.errstate(all="ignore"):
+        check_fit({"the sum of two biases": one.astype(np.float64) + two}, dtype)
         return rounded(one + two, dtype)
 
 

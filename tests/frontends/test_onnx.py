@@ -184,7 +184,7 @@ def test_what_no_output_needs_is_left_alone() -> None:
         (lambda g: g.input.append(g.input[0]), "value 'words' is there twice"),
         (lambda g: g.output.add(name="none").type.tensor_type.__setattr__("elem_type", 1), "output 'none' is missing"),
         (lambda g: g.initializer[0].__setattr__("raw_data", b"12"), "2 bytes for shape"),
-        (lambda g: g.initializer[0].dims.__setitem__(0, 2**60), "bytes for shape"),
+        (lambda g: g.initializer[0].dims.__setitem__(0, 2**60), "has shape"),
         (lambda g: g.sparse_initializer.add(), "sparse initializers"),
         (lambda g: g.input[0].type.tensor_type.__setattr__("elem_type", 8), "element type 8"),
         (lambda g: g.node.__delitem__(slice(0, 8)), "is missing"),

@@ -128,7 +128,6 @@ WRONG: dict[str, dict[str, Any]] = {
         "nodes": [GO_ON, node("Gather", ["moved", "i"], ["x"], axis=0), *STEP],
     },
     "it has no axis 3": {"nodes": [GO_ON, node("Gather", ["xs", "i"], ["x"], axis=3), *STEP]},
-    "asks for more than its budget": {"trips": "huge", "constants": {"huge": np.array(1 << 62)}},
     "its states and scan inputs are not all of one": {
         "nodes": [GO_ON, node("Gather", ["whole", "i"], ["x"], axis=0), *STEP],
         "constants": {"whole": np.ones((9, 2, 3), "i8")},
@@ -144,6 +143,11 @@ def test_what_is_wrong_is_said(reason: str) -> None:
     with pytest.raises(ConfigError) as caught:
         rnn.from_onnx(loop(**WRONG[reason]))
     assert reason in str(caught.value) and "Loop 'h_n': " in str(caught.value)
+
+
+def test_trips_without_end_are_not_folded() -> None:
+    with pytest.raises(ConfigError, match=f"more than its budget[\\s\\S]*a constant of {1 << 62} elements"):
+        rnn.from_onnx(loop(trips="huge", constants={"huge": np.array(1 << 62)}))
 
 
 def test_bodies_that_do_not_fit() -> None:

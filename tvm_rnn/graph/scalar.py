@@ -150,6 +150,7 @@ def mul(a: Expr, b: Expr) -> Expr:
 
 @_row
 def div(a: Expr, b: Expr) -> Expr:
+    """a / b; a constant zero is written so that TVM divides by it, and keeps NaN and inf of the divisor."""
     if _is_zero(b):  # TVM refuses to divide by the constant 0
         return a * const(math.copysign(math.inf, float(b.value)), a)
     return neg(_minus_zero(a) / b) if _is_zero(a) else _tir().Div(a, b)
