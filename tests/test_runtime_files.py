@@ -6,12 +6,14 @@ In: files of the hand-written cell of tiny_cell.c, whole, damaged, or made for o
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import os
 import shutil
 import struct
 import subprocess
 import sys
+import tracemalloc
 import weakref
 import zlib
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm_ffi
 from tiny_module import H, Tiny, compile_elf, elf
 
 from tvm_rnn.errors import BuildError, LoadError, WeightError
@@ -283,6 +286,75 @@ def test_a_file_that_was_replaced_is_not_the_old_one(tmp_path: Path) -> None:
     np.testing.assert_allclose(old(X)[0], TINY.expected(X)[0], rtol=1e-5, atol=1e-6)
     new.export(path)
     np.testing.assert_array_equal(load(path)(x)[0], new(x)[0])
+
+
+def test_what_was_checked_is_what_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process puts a file in place of the one that was read, before its code is opened or meanwhile."""
+    path, double = tmp_path / "m.so", Tiny(dtype="float64")
+    other = double.write(tmp_path / "other.so").read_bytes()
+
+    def replace() -> None:
+        (tmp_path / "new.so").write_bytes(other)
+        os.replace(tmp_path / "new.so", path)
+
+    for module, name in ((runtime, "_open_library"), (tvm_ffi, "load_module")):
+        TINY.write(path)
+        whole, done = getattr(module, name), []
+
+        def late(*given: Any, whole: Any = whole, done: list[bool] = done, **how: Any) -> Any:
+            if not done:
+                done.append(True)
+                replace()
+            return whole(*given, **how)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, late)
+            loaded = load(path)
+        np.testing.assert_allclose(loaded(X)[0], TINY.expected(X)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_digest_is_that_of_the_bytes_that_run(tmp_path: Path) -> None:
+    path = TINY.write(tmp_path / "m.so")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    np.testing.assert_allclose(load(path, sha256=digest.upper())(X)[0], TINY.expected(X)[0], rtol=1e-5, atol=1e-6)
+    for wrong in ("", digest[:-1], "0" * 64):
+        with pytest.raises(LoadError, match=f"another file than the one[\\s\\S]*SHA-256 {digest}"):
+            load(path, sha256=wrong)
+
+
+@pytest.mark.parametrize("reader", [load, read_container], ids=["load", "read_container"])
+def test_pipes_devices_and_what_is_no_path(tmp_path: Path, reader: Callable[[Any], Any]) -> None:
+    os.mkfifo(tmp_path / "pipe.so")
+    for given in (tmp_path / "pipe.so", "/dev/null", "/dev/zero"):
+        with pytest.raises(LoadError, match="no regular file"):
+            reader(given)
+    for given in (None, 0, 2.5, "a\0b"):
+        with pytest.raises(LoadError, match=r"no path|cannot read"):
+            reader(given)
+
+
+def test_paths_of_any_bytes(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + b"/m\xff.so"
+    Path(os.fsdecode(path)).write_bytes(TINY.write(tmp_path / "m.so").read_bytes())
+    for given in (path, os.fsdecode(path)):
+        np.testing.assert_allclose(load(given)(X)[0], TINY.expected(X)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_footer_that_lies_about_sizes_is_refused_before_they_are_used(tmp_path: Path) -> None:
+    whole = bytearray(TINY.write(tmp_path / "m.so").read_bytes())
+    magic, version, crc, *_, size, text = FOOTER.unpack(whole[-FOOTER.size :])
+    with open(tmp_path / "large.so", "wb") as file:
+        file.write(whole[:64])
+        file.truncate(1 << 30)
+        file.seek(0, os.SEEK_END)
+        file.write(FOOTER.pack(magic, version, crc, 64, 1 << 29, size, text))
+    tracemalloc.start()
+    try:
+        with pytest.raises(LoadError, match="parts of 64, "):
+            load(tmp_path / "large.so")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_dropped_module_is_freed_at_once(tmp_path: Path) -> None:

@@ -242,13 +242,18 @@ def inspect_module(module: ModuleFile, as_json: Json = False) -> None:
 
     $ tvm-rnn inspect lstm.so --json | jq .manifest.target
     """
+    from rich.console import Group
+
     from tvm_rnn.explain.tables import has_weights, manifest_page
+    from tvm_rnn.network.origin import sha256_of
     from tvm_rnn.runtime.runtime import read_container
 
     manifest, weights = read_container(module)
     file_bytes = os.path.getsize(module)
-    facts = {"file": module, "bytes": file_bytes, "has_weights": has_weights(manifest, weights), "manifest": manifest}
-    show(as_json, facts, manifest_page(module, manifest, weights, file_bytes))
+    facts = {"file": module, "bytes": file_bytes, "sha256": sha256_of(module)}
+    facts |= {"has_weights": has_weights(manifest, weights), "manifest": manifest}
+    page = manifest_page(module, manifest, weights, file_bytes)
+    show(as_json, facts, Group(page, f"SHA-256 {facts['sha256']}"))
 
 
 @app.command("cells", cls=Command)

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import hashlib
 import importlib
 import itertools
 import json
@@ -18,6 +19,7 @@ import mmap
 import operator
 import os
 import platform
+import stat
 import struct
 import sys
 import tempfile
@@ -178,7 +180,7 @@ class Opened(NamedTuple):
     """A module's file, read: its path, bytes, manifest, arrays by name, and how many bytes are code."""
 
     path: str
-    data: mmap.mmap
+    data: Mapped
     manifest: Manifest
     arrays: dict[str, np.ndarray]
     elf_size: int
@@ -200,16 +202,33 @@ def _error(kind: type[Exception], what: str, got: object, expected: object = Non
     return kind("\n".join([what, *(f"  {name:<9} {text}" for name, text in slots if text is not None)]))
 
 
-def _map_file(path: str, kind: type[Exception]) -> mmap.mmap:
+class Mapped(mmap.mmap):
+    """A file's bytes. signature: which file it was, and when it was changed; (): whatever is there now is another."""
+
+    signature: tuple[int, ...] = ()
+
+
+def _signature(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _map_file(path: str, kind: type[Exception]) -> Mapped:
     """The file's bytes as private pages: writable (DLPack refuses read-only arrays), never written back."""
     try:
-        with open(path, "rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    except (OSError, ValueError) as error:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):  # to read a pipe would wait for a writer
+                raise OSError("it is no regular file")
+            data = Mapped(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            data.signature = _signature(found)
+            return data
+    except (OSError, TypeError, ValueError) as error:
         raise _error(kind, f"cannot read {path!r}", error, "a file with something in it") from None
 
 
 def _open_container(path: str | os.PathLike[str]) -> Opened:
+    if not isinstance(path, str | bytes | os.PathLike):
+        raise _error(LoadError, "this is no path", repr(path), "the path of a .so as exported")
     data = _map_file(path := os.fsdecode(path), LoadError)
     end = len(data) - FOOTER.size
     magic, version, crc, elf_size, start, size, text = FOOTER.unpack(data[-FOOTER.size :].ljust(FOOTER.size))
@@ -219,9 +238,11 @@ def _open_container(path: str | os.PathLike[str]) -> Opened:
     newer, do = f"{path!r} was made by a newer tvm_rnn", "upgrade tvm_rnn (or the copied runtime.py) here"
     if version > CONTAINER_VERSION:
         raise _error(LoadError, newer, f"container version {version}", f"at most {CONTAINER_VERSION}", do)
-    found, padding = zlib.crc32(memoryview(data)[:end]), data[elf_size:start]
     fits = start % ALIGNMENT == 0 <= start - elf_size < ALIGNMENT and start + size + text == end
-    if found != crc or version < 1 or not fits or padding.strip(b"\0"):
+    if not fits or version < 1 or data[elf_size:start].strip(b"\0"):
+        got = f"parts of {elf_size}, {start - elf_size}, {size} and {text} bytes in {len(data)}"
+        raise _error(LoadError, f"{path!r} is damaged", got, "parts that fill the file", "copy it again")
+    if (found := zlib.crc32(memoryview(data)[:end])) != crc:
         raise _error(LoadError, f"{path!r} is damaged", f"checksum {found:08x}", f"{crc:08x}", "copy it again")
     try:
         manifest = json.loads(data[end - text : end], object_hook=Manifest)
@@ -360,19 +381,31 @@ def _check_machine(path: str, target: Machine) -> None:
         raise _error(LoadError, f"{path!r} needs a CPU with more features", f"without {missing}", target.features, do)
 
 
-def _open_library(path: str, data: mmap.mmap, elf_size: int, first: str = "pool_install") -> Library:
-    """The tvm_ffi module, with its function `first` called. dlopen finds an open library by its path and would return
-    old code for a file since replaced; such a file, and one not named .so, is opened through a copy of a new name."""
+def _is_now(path: str, signature: tuple[int, ...]) -> bool:
+    """Whether that file is still the one at the path."""
+    try:
+        return _signature(os.stat(path)) == signature
+    except OSError:
+        return False
+
+
+def _open_library(path: str, data: Mapped, elf_size: int, first: str = "pool_install") -> Library:
+    """The tvm_ffi module, with its function `first` called: the code that was read and checked. dlopen goes by a path,
+    where another file may be by now, and finds an open library by it, whose file may be gone; there, and where the name
+    does not end in .so, a copy with a new name is opened."""
     real = os.path.realpath(path)
     try:
         import tvm_ffi  # no sooner: it imports torch where that is installed
 
-        signature = (os.stat(real).st_ino, os.stat(real).st_mtime_ns, os.stat(real).st_size)
-        copied = not real.endswith(".so") or _opened.setdefault(real, signature) != signature
-        with tempfile.NamedTemporaryFile(suffix=".so", buffering=0) if copied else open(real, "rb") as file:
-            if copied:
-                file.write(data[:elf_size])
-            library = tvm_ffi.load_module(file.name, keep_module_alive=False)
+        library = None
+        first_time = _opened.setdefault(real, data.signature) == data.signature
+        named = real.endswith(".so") and real.encode(errors="replace").decode() == real
+        if named and first_time and _is_now(real, data.signature):
+            library = tvm_ffi.load_module(real, keep_module_alive=False)
+        if library is None or not _is_now(real, data.signature):
+            with tempfile.NamedTemporaryFile(suffix=".so", buffering=0) as file:
+                file.write(memoryview(data)[:elf_size])
+                library = tvm_ffi.load_module(file.name, keep_module_alive=False)
         getattr(library, first)()  # pool_install once more: libtvm_runtime, where present, undoes the constructor's
         return library
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
@@ -979,14 +1012,21 @@ def _check_fit(weights: Mapping[str, np.ndarray], dtype: str) -> None:
             raise _error(WeightError, f"weight {name} would be infinite in {dtype}", got, expected, "scale it")
 
 
-def load(path: str | os.PathLike[str]) -> Module:
-    """The module in a file that `Module.export` wrote.
+def load(path: str | os.PathLike[str], *, sha256: str | None = None) -> Module:
+    """The module in a file that `Module.export` wrote. Such a file is code, which runs here: load only what you made or
+    trust, or say its digest. The checksum inside a file finds damage, not intent.
 
     path: of the file.
+    sha256: 64 hexadecimal digits, as `tvm-rnn inspect` prints them: any other file is refused. None: it is trusted.
 
     Returns a Module, or its subclass for training, GPUs, or models of several networks. Raises LoadError, before any of
-    its code runs, where the file is damaged, newer, or for another machine."""
+    its code runs, where the file is not that one, damaged, newer, or for another machine."""
     opened, kind = _open_container(path), Module
+    if sha256 is not None:
+        if (found := hashlib.sha256(opened.data).hexdigest()) != str(sha256).lower():
+            what = f"{opened.path!r} is another file than the one that was asked for"
+            raise _error(LoadError, what, f"SHA-256 {found}", sha256, "find out who changed it")
+        opened.data.signature = ()  # what is opened are the bytes that were hashed
     for fact, (file, name) in KINDS.items():
         if fact in opened.manifest:  # only its own files are imported
             kind = getattr(importlib.import_module(f".{file}", __package__), name)
