@@ -6,17 +6,25 @@ arrays, or traced values. Out: one gradient per argument before un-broadcasting,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 Array = Any
+
+
+class Functions(Protocol):
+    """The functions of cells by name: those of `language/functions.py`, or what stands in for them."""
+
+    def __getattr__(self, name: str) -> Callable[..., Array]: ...
+
+
 Shape = tuple[int, ...]
 SQRT_PI = float(np.sqrt(np.pi))
 
 
-def contract(f: Any, g: Array, out: Array, args: Sequence[Array], *, spec: str) -> Sequence[Array]:
+def contract(f: Functions, g: Array, out: Array, args: Sequence[Array], *, spec: str) -> Sequence[Array]:
     """einsum: each operand gets the product of the gradient with the other. Raises ValueError for an axis that one
     operand alone has, and that is summed."""
     inputs, result = spec.split("->")
@@ -27,7 +35,7 @@ def contract(f: Any, g: Array, out: Array, args: Sequence[Array], *, spec: str) 
     return f.contract(f"{result},{right}->{left}", g, args[1]), f.contract(f"{result},{left}->{right}", g, args[0])
 
 
-def gemm(f: Any, g: Array, out: Array, args: Sequence[Array]) -> list[Array]:
+def gemm(f: Functions, g: Array, out: Array, args: Sequence[Array]) -> list[Array]:
     """gemm: for each pair, the outer product for the parameter and the transposed product for the operand."""
     result: list[Array] = []
     for weight, operand in zip(args[::2], args[1::2], strict=True):
@@ -36,7 +44,7 @@ def gemm(f: Any, g: Array, out: Array, args: Sequence[Array]) -> list[Array]:
     return result
 
 
-def choice(f: Any, g: Array, args: Sequence[Array], wins: Any, loses: Any) -> list[Array]:
+def choice(f: Functions, g: Array, args: Sequence[Array], wins: Array, loses: Array) -> list[Array]:
     """maximum and minimum: against a constant as clamp has it, else half each where two are equal."""
     pairs = list(zip(args, reversed(args), strict=True))
     if any(map(f.fixed, args)):
@@ -44,7 +52,7 @@ def choice(f: Any, g: Array, args: Sequence[Array], wins: Any, loses: Any) -> li
     return [f.where(own == other, 0.5 * g, f.where(loses(own, other), 0.0, g)) for own, other in pairs]
 
 
-def power(f: Any, g: Array, y: Array, args: Sequence[Array]) -> Sequence[Array | None]:
+def power(f: Functions, g: Array, y: Array, args: Sequence[Array]) -> Sequence[Array | None]:
     """power: the base gets 0 where the exponent is 0, the exponent where the base is 0."""
     base, exponent = args
     first = f.where(exponent == 0.0, 0.0, g * exponent * f.power(base, exponent - 1.0))
@@ -54,33 +62,33 @@ def power(f: Any, g: Array, y: Array, args: Sequence[Array]) -> Sequence[Array |
     return first, f.where(flat, 0.0, g * y * f.log(base))
 
 
-def erf(f: Any, g: Array, y: Array, a: Sequence[Array]) -> Sequence[Array]:
+def erf(f: Functions, g: Array, y: Array, a: Sequence[Array]) -> Sequence[Array]:
     return (g * f.exp(-(a[0] * a[0])) * (2.0 / SQRT_PI),)
 
 
-def reshape(f: Any, g: Array, y: Array, a: Sequence[Array], *, rank: int, to: Shape) -> Sequence[Array]:
+def reshape(f: Functions, g: Array, y: Array, a: Sequence[Array], *, rank: int, to: Shape) -> Sequence[Array]:
     return (f.reshape(g, f.shape(a[0])),)
 
 
-def transpose(f: Any, g: Array, y: Array, a: Sequence[Array], *, axes: Sequence[int]) -> Sequence[Array]:
+def transpose(f: Functions, g: Array, y: Array, a: Sequence[Array], *, axes: Sequence[int]) -> Sequence[Array]:
     return (f.transpose(g, tuple(int(i) for i in np.argsort(axes))),)
 
 
-def slice(f: Any, g: Array, y: Array, a: Sequence[Array], *, axis: int, start: int, stop: int) -> Sequence[Array]:
+def slice(f: Functions, g: Array, y: Array, a: Sequence[Array], *, axis: int, start: int, stop: int) -> Sequence[Array]:
     return (f.pad(g, axis, start, f.shape(a[0])[axis] - stop),)
 
 
-def index(f: Any, g: Array, y: Array, a: Sequence[Array], *, axis: int, at: int) -> Sequence[Array]:
+def index(f: Functions, g: Array, y: Array, a: Sequence[Array], *, axis: int, at: int) -> Sequence[Array]:
     return (f.pad(f.expand(g, axis), axis, at, f.shape(a[0])[axis] - at - 1),)
 
 
-def concat(f: Any, g: Array, y: Array, a: Sequence[Array], *, axis: int) -> list[Array]:
+def concat(f: Functions, g: Array, y: Array, a: Sequence[Array], *, axis: int) -> list[Array]:
     return f.split(g, [f.shape(v)[axis] for v in a], axis)
 
 
-def sum(f: Any, g: Array, y: Array, a: Sequence[Array], *, axis: int, keepdims: bool) -> Sequence[Array]:
+def sum(f: Functions, g: Array, y: Array, a: Sequence[Array], *, axis: int, keepdims: bool) -> Sequence[Array]:
     return (f.repeat(g if keepdims else f.expand(g, axis), f.shape(a[0])),)
 
 
-def max(f: Any, g: Array, y: Array, a: Sequence[Array], *, axis: int, keepdims: bool) -> Sequence[Array]:
+def max(f: Functions, g: Array, y: Array, a: Sequence[Array], *, axis: int, keepdims: bool) -> Sequence[Array]:
     return (f.share_max(a[0], *(v if keepdims else f.expand(v, axis) for v in (y, g)), axis),)

@@ -189,18 +189,18 @@ def _reduction(function: Callable[..., Array]) -> Callable[..., Array]:
     return reduce
 
 
-def _largest(x: Array, axis: Any, keepdims: bool) -> Array:
+def _largest(x: Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> Array:
     """Of nothing: -inf, or the least number that there is."""
     lowest = False if x.dtype == bool else np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
     return np.max(x, axis=axis, keepdims=keepdims, initial=lowest)
 
 
-def _smallest(x: Array, axis: Any, keepdims: bool) -> Array:
+def _smallest(x: Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> Array:
     highest = True if x.dtype == bool else np.iinfo(x.dtype).max if x.dtype.kind in "iu" else np.inf
     return np.min(x, axis=axis, keepdims=keepdims, initial=highest)
 
 
-def _log_sum_exp(x: Array, axis: Any, keepdims: bool) -> Array:
+def _log_sum_exp(x: Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> Array:
     top = _largest(x, axis, True)
     top = np.where(np.isfinite(top), top, 0)
     result = top + np.log(np.sum(np.exp(x - top), axis=axis, keepdims=True))
