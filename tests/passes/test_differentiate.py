@@ -260,6 +260,19 @@ def test_softplus_at_zero() -> None:
         assert gx.tolist() == [[[0.5, 0.5]]]
 
 
+def test_what_has_a_gradient_of_its_own_is_kept_as_its_value() -> None:
+    @cell(states="h")
+    def spiking(x: "H", h: "H", *, R: "H H"):
+        return tanh(R @ rnn.atan_spike(R @ h + x))
+
+    graph = rnn.RNN(spiking, 7, 7).layers[0].graph
+    derived = differentiate(graph)
+    assert derived.backward is not None
+    ops = {n.op for g in (derived, derived.backward) for n in g.nodes()}
+    assert not ops & {"surrogate", "stop_gradient"}
+    assert [n.op for n in derived.emitted] == ["add", "tanh"]  # R h + x, of which spikes and slopes are made again
+
+
 def test_shared_parameters_and_states_add_up() -> None:
     """A parameter that is read in three ways, a state that is also the output, a vector that becomes a matrix."""
 

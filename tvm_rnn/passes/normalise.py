@@ -18,6 +18,8 @@ import numpy as np
 from tvm_rnn.graph.graph import Attributes, Graph, Node, constant, depends, make, rewrite, topological
 from tvm_rnn.graph.ops import TABLE
 
+OWN_GRADIENT = ("stop_gradient", "surrogate")  # their value is that of their first operand
+
 
 class Builder:
     """Makes nodes, simplified and each only once (hash-consing). expand: functions that are cheaper in parts become
@@ -54,6 +56,8 @@ class Builder:
             small = self.make("exp", self.make("neg", self.make("abs", x, source=source), source=source), source=source)
             small = self.make("log1p", small, source=source)
             return self.make("add", self.make("relu", x, source=source), small, source=source)
+        if op in OWN_GRADIENT and self.expand:
+            return x
         if op == "reshape":
             return self._reshape(x, attrs["to"], source)
         if op == "transpose":
@@ -166,7 +170,8 @@ class Builder:
 def normalise(graph: Graph, expand: bool = True) -> Graph:
     """The canonical form of a traced graph (see the module's docstring), and of its backward graph where it has one.
 
-    expand=False leaves softplus whole: its parts have no gradient at 0, so it must be differentiated in one piece.
+    expand=False leaves softplus whole: its parts have no gradient at 0, so it must be differentiated in one piece. It
+    leaves what has a gradient of its own, too.
     """
     builder = Builder(expand)
     new: dict[Node, Node] = {}
