@@ -157,7 +157,7 @@ class TorchModel:
         programs: dict[int, Program] = {}
         for layer in net.layers:
             if id(layer.graph) not in programs:
-                graph = HoistGemms().apply(normalise(layer.graph), net, target)
+                graph = HoistGemms().apply(normalise(layer.graph, expand=False), net, target)
                 programs[id(layer.graph)] = Program(CombineGemms().apply(graph, net, target), wrap)
         self.net = net
         self.layers = [

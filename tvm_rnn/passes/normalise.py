@@ -56,8 +56,6 @@ class Builder:
             small = self.make("exp", self.make("neg", self.make("abs", x, source=source), source=source), source=source)
             small = self.make("log1p", small, source=source)
             return self.make("add", self.make("relu", x, source=source), small, source=source)
-        if op in OWN_GRADIENT and self.expand:
-            return x
         if op == "reshape":
             return self._reshape(x, attrs["to"], source)
         if op == "transpose":
@@ -176,7 +174,10 @@ def normalise(graph: Graph, expand: bool = True) -> Graph:
     builder = Builder(expand)
     new: dict[Node, Node] = {}
     for node in graph.nodes():
-        new[node] = builder.leaf(node) if node.leaf else _again(builder, node, new)
+        if node.op in OWN_GRADIENT and expand:
+            new[node] = new[node.args[0]]
+        else:
+            new[node] = builder.leaf(node) if node.leaf else _again(builder, node, new)
     graph = _shared_truths(_products(rewrite(graph, new), builder), builder)
     return graph if graph.backward is None else replace(graph, backward=normalise(graph.backward, expand))
 
