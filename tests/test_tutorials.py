@@ -21,6 +21,7 @@ from tvm_rnn.oracle.tolerance import assert_close
 
 ROOT = Path(__file__).resolve().parent.parent
 LONG = ("03_watch_the_passes", "04_compile_for_a_gpu", "05_tune_for_your_machine", "06_write_a_schedule", "07_train")
+LONG += ("09_train_spikes",)
 TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
 
 # Parts of lines that each must print; figures are left out.
@@ -74,6 +75,12 @@ PRINTED = {
         "Sobel: the error is ",
         "   512 ",
         "frames: the error is ",
+    ],
+    "09_train_spikes": [
+        "lif: step 300",
+        "of 1000 new rows are right",
+        "own: step 300",
+        "W_l0: the gradients differ by ",
     ],
     "08_bring_your_model": [
         "<RNN lstm H=16, I=8 layers=2 directions=1 float32> with ['Network', ",

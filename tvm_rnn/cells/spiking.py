@@ -24,7 +24,7 @@ def lif(x: "I", s: "H", v: "H", *, W: "H I", R: "H H", b: "H"):
 def alif(x: "I", s: "H", v: "H", a: "H", *, W: "H I", R: "H H", b: "H"):
     """Adaptive LIF, the unit of LSNNs (Bellec, Salaj, Subramoney, Legenstein & Maass 2018).
 
-    Leak 0.95, fading r = 0.995; each spike raises the threshold 1 by 1.8 (1 - r). The gradient of a spike is a triangle.
+    Leak 0.95, fading r = 0.995; a spike raises the threshold 1 by 1.8 (1 - r), and its gradient is a triangle.
 
         a' = r a + (1 - r) s
         v' = 0.95 v - (1 + 1.8 a) s + W x + R s + b
