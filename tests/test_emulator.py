@@ -185,6 +185,21 @@ def test_every_cell_as_chosen(cell: str, precision: str) -> None:
     check(net, emulator.compile(net, batch=[3], precision=precision), precision, rows=3)
 
 
+@rnn.cell(states="h v")
+def places(x: "I", h: "H", v: "H", *, W: "H I", R: "H H"):
+    """Orders and sums along an axis, views of it, and spikes."""
+    z = W @ x + R @ h
+    ranked = rnn.sort(z, descending=True) + rnn.cumsum(z)[::-1] + rnn.cumprod(rnn.tanh(z)) + 0.1 * rnn.argmax(z)
+    y = rnn.tanh(ranked) + rnn.concat([rnn.topk(z, 3)[0], z[[0, 2, 4, 3]], z[::2][1:]]) % 0.7 + rnn.logsumexp(z)
+    return 0.1 * y + rnn.floor(z) * rnn.one_hot(rnn.argmax(-z), 9), rnn.fast_sigmoid_spike(0.9 * v + z)
+
+
+@pytest.mark.slow
+def test_orders_and_spikes() -> None:
+    net = rnn.RNN(places, 5, 9, dtype="float64").init(seed=2)
+    check(net, emulator.compile(net, batch=[3]), "float64", rows=3)
+
+
 WAVES = {
     "clusters": ("lstm", "bfloat16", None, {"num_layers": 2, "inputs": 16}),
     "clusters of layers of one size": ("gru", "float16", None, {"num_layers": 2, "inputs": 64}),

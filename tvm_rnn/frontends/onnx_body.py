@@ -37,7 +37,6 @@ SAME = {  # our ops whose ONNX name takes the same arguments
     "div": "Div",
     "power": "Pow",
     "floor": "Floor",
-    "stop_gradient": "Identity",
     "maximum": "Max",
     "minimum": "Min",
     "less": "Less",
@@ -129,6 +128,9 @@ class Body:
         zero, rest = self.constant(0.0, self.dtype), self.make("Mod", *names, fmod=1)
         differ = self.make("Less", self.make("Mul", self.make("Sign", rest), self.make("Sign", names[1])), zero)
         return self.make("Where", differ, self.make("Add", rest, names[1]), rest)
+
+    def _stop_gradient(self, node: Node, names: list[str]) -> str:
+        return names[0]
 
     def _surrogate(self, node: Node, names: list[str]) -> str:
         return names[0]
