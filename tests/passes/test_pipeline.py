@@ -59,7 +59,7 @@ def test_training_applies_every_pass_to_both_graphs() -> None:
     assert [name for name, _ in stages][:2] == ["trace", "differentiate"]
     graph = stages[-1][1].graphs[0]
     assert graph.backward is not None and graph.applied == ("differentiate", *graph.backward.applied)
-    assert graph.backward.applied == ("hoist_gemms", "fuse_pointwise", "tile_layers_and_time")
+    assert graph.backward.applied == ("parallelise_time", "hoist_gemms", "fuse_pointwise", "tile_layers_and_time")
 
 
 def test_stages_are_in_order() -> None:

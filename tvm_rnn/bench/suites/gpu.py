@@ -24,7 +24,7 @@ ALL = ("bfloat16", "float16", "tf32", "float32")
 # 200 steps (H = 33), with 0.5 by 1e-7.
 TAMED = {"lstm_layer_norm": ("a_h", 0.5)}
 # Every pass switched off in the order in which the ablation adds them again.
-PASSES = ("hoist_gemms", "combine_gemms", "fuse_pointwise", "tile_layers_and_time")
+PASSES = ("hoist_gemms", "combine_gemms", "fuse_pointwise", "tile_layers_and_time", "parallelise_time")
 
 
 @dataclass(frozen=True)
