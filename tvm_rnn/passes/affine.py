@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from math import prod
 
+import numpy as np
+
 from tvm_rnn.graph.graph import Node, constant, make
 from tvm_rnn.graph.ops import Shape
 
@@ -288,6 +290,56 @@ def _index(node: Node, args: Sequence[Form], dependent: Collection[Node]) -> For
     chosen = Factor(one, (letter,))
     terms = tuple(replace(t, factors=(*t.factors, chosen)) if letter in t.letters else t for t in form.terms)
     return Form(kept, terms)
+
+
+# --- one spelling for all ------------------------------------------------------------------------------------------
+
+
+def spread(form: Form) -> Form:
+    """The form with its known matrices written out: S (I - b k k^T) is S - b (S k) k^T. Only those that a state is
+    multiplied with."""
+    terms = [t for term in form.terms for t in _spread(term, form.axes)]
+    return Form(form.axes, tuple(_without_identities(t, form.axes) for t in terms))
+
+
+def _spread(term: Term, axes: Axes) -> list[Term]:
+    own = set(axes)
+    mixing = [f for f in term.factors if f.letters & own and f.letters - own]
+    inside = next((f for f in mixing if (written := _written_out(f.node)) is not None and len(written.terms) > 1), None)
+    if term.state is None or inside is None:
+        return [term]
+    written = _written_out(inside.node)
+    assert written is not None
+    names = {a: b for a, b in zip(written.axes, inside.axes, strict=True) if a is not None}
+    rest = replace(term, factors=tuple(f for f in term.factors if f is not inside))
+    return [t for part in written.renamed(names).terms for t in _spread(rest.times(part), axes)]
+
+
+def _written_out(node: Node) -> Form | None:
+    """A known value as a sum of products, where sums are at its top; None where it is anything else."""
+    if node.op not in ("add", "sub", "neg", "mul", "reshape", "transpose"):
+        return None
+    args = [(_written_out(a) or known_form(a)).fresh() for a in node.args]
+    if node.op == "mul" and all(len(a.terms) == 1 for a in args):
+        return None
+    try:
+        return RULES[node.op](node, args, ())
+    except NotLinear:
+        return None
+
+
+def _without_identities(term: Term, axes: Axes) -> Term:
+    """Without unit matrices: what they are multiplied with takes their other letter."""
+    for factor in term.factors:
+        if factor.node.value is None or len(factor.letters) != 2:
+            continue
+        value = factor.node.value.reshape([s for s in factor.node.shape if s != 1])
+        summed = [a for a in factor.axes if a is not None and a not in axes]
+        if summed and value.shape[0] == value.shape[1] and (value == np.eye(len(value))).all():
+            (other,) = factor.letters - {summed[0]}
+            rest = tuple(f for f in term.factors if f is not factor)
+            return _without_identities(replace(term, factors=rest).renamed({summed[0]: other}), axes)
+    return term
 
 
 # --- back to nodes ------------------------------------------------------------------------------------------------

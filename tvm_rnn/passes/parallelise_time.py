@@ -15,7 +15,7 @@ delta rule over sequence length".
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from tvm_rnn.graph.node_text import in_words, joined
 
 from ..decisions import tell
 from . import Pass
-from .affine import Axes, Factor, Form, Letter, NotLinear, Term, forms, known_form, product, total
+from .affine import Axes, Factor, Form, Letter, NotLinear, Term, forms, known_form, product, spread, total
 from .max_plus import max_plus
 from .normalise import normalise
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from ..target import Target
 
-# The rows that each kind of target runs over all time, and of these what training does too: a matrix of each step would
-# be its tape.
+MATRICES = "a matrix of each step would be kept"
+# What each kind of target runs over all time; training runs vectors alone, since matrices would be its tape.
 VECTORS = frozenset({"scan", "scan_max", "delay"})
 ROWS: Mapping[str, frozenset[str]] = {"llvm": frozenset(), "cuda": frozenset()}
 
@@ -141,7 +141,7 @@ def _solved(graph: Graph, states: Sequence[Node]) -> Solved | str:
         if new is None:
             raise NotLinear(stuck)
         return Solved("a maximum of sums", states, [new], {})
-    own = [found[r] for r in results]
+    own = [spread(found[r]) for r in results]
     if len(states) > 1 or not _is_matrix(states[0], own[0]):
         return Solved("linear, without products", states, [_scan(states, form) for form in own], {})
     matrix = _Matrix(graph, states[0], results[0], found, blocked, dependent)
@@ -152,7 +152,7 @@ def _delayed(state: Node, result: Node) -> Solved | str:
     """A state that keeps what another step has made."""
     form = known_form(result)
     if len(state.shape) > 1 and any(_grows(t, form.axes) for t in form.terms):
-        return "a matrix of each step would be kept"
+        return MATRICES
     return Solved("what the step before it made", [state], [make("delay", state, result)], {})
 
 
@@ -234,6 +234,25 @@ def _one_is_whole(parts: Sequence[Factor], whole: Factor) -> bool:
     return len(inner) == 1 and len(whole.letters) > 1 and _parts(inner[0]) is not None
 
 
+@dataclass
+class _Pairs:
+    """Pairs of vectors whose products are summed: those with the same second vector become one."""
+
+    found: dict[frozenset[tuple[Node, tuple[int, ...]]], tuple[list[Node], Node]] = field(default_factory=dict)
+
+    def add(self, first: Term, axes: Axes, second: Sequence[Factor], inside: Axes) -> None:
+        """Both as values over their axes."""
+        letters = {a: i for i, a in enumerate(inside) if a is not None}
+        right = product(Term(tuple(second)), inside)
+        known = frozenset((f.node, tuple(letters.get(a, -1) for a in f.axes if a is not None)) for f in second)
+        if any(-1 in places for _, places in known):  # summed among themselves: not compared
+            known = frozenset({(right, ())})
+        self.found.setdefault(known, ([], right))[0].append(product(first, axes))
+
+    def nodes(self, rank: int) -> list[tuple[Node, Node]]:
+        return [(total(first, rank), second) for first, second in self.found.values()]
+
+
 class _Matrix:
     """A state of two axes (and more before them: heads) whose steps are not kept."""
 
@@ -248,7 +267,7 @@ class _Matrix:
     ) -> None:
         self.graph, self.state, self.result = graph, state, result
         self.found, self.blocked, self.dependent = found, blocked, dependent
-        self.form = found[result]
+        self.form = spread(found[result])
 
     def solved(self) -> Solved | str:
         key = self._key()
@@ -271,12 +290,15 @@ class _Matrix:
         contracted = set()
         for term in self.form.linear:
             contracted |= {i - len(axes) for i, (a, b) in enumerate(zip(term.axes, axes, strict=True)) if a is not b}
-        for node in self._ends(self.state) or []:
+        ends = self._ends()
+        if ends is None:
+            return MATRICES + ": something else than a product with a known vector reads it"
+        for node in ends:
             left = self.found[node].axes
             for term in self.found[node].linear:
                 contracted |= {i - len(axes) for i, a in enumerate(term.axes) if a is not None and a not in left}
         if not contracted:
-            return "is read by no product, and a matrix of each step would be kept"
+            return MATRICES + ": no product with a known vector reads it"
         if len(contracted) > 1 or not contracted <= {-1, -2}:
             return f"products run along {len(contracted)} of its axes"
         return contracted.pop()
@@ -284,18 +306,18 @@ class _Matrix:
     def _recurrence(self, key: int) -> Node:
         form = self.form
         axes, rank = form.axes, len(form.axes)
-        other = -3 - key
-        decays, products, writes = [], [], []
+        decays = []
+        products, writes = _Pairs(), _Pairs()
         for term in form.linear:
-            plain = replace(term, state=None, axes=())
             if term.axes == axes:
-                decays.append(self._decay(plain, axes, other))
+                decays.append(self._decay(replace(term, state=None, axes=()), axes, -3 - key))
             else:
-                products.append(self._rank_one(term, key))
-        for term in form.known:
-            writes.append(self._outer(term, key))
-        operands = [node for pair in (*writes, *products) for node in pair]
-        return make("scan_matrix", self.state, total(decays, rank), *operands, writes=len(writes), key=key)
+                self._rank_one(term, key, products)
+        for known in form.known:
+            self._outer(known, key, writes)
+        pairs = [*writes.nodes(rank), *products.nodes(rank)]
+        operands = [node for pair in pairs for node in pair]
+        return make("scan_matrix", self.state, total(decays, rank), *operands, writes=len(writes.found), key=key)
 
     def _decay(self, term: Term, axes: Axes, other: int) -> Node:
         node = product(term, axes)
@@ -303,23 +325,22 @@ class _Matrix:
             raise NotLinear(node)
         return node
 
-    def _rank_one(self, term: Term, key: int) -> tuple[Node, Node]:
+    def _rank_one(self, term: Term, key: int, into: _Pairs) -> None:
         """p and r of p (r . S): what has the letter of the result, and what has that of the state."""
         axes = self.form.axes
-        out, into, free = axes[key], term.axes[key], axes[-3 - key]
+        out, summed, free = axes[key], term.axes[key], axes[-3 - key]
         if any(a is not b for i, (a, b) in enumerate(zip(term.axes, axes, strict=True)) if i != len(axes) + key):
             raise NotLinear(_between(term, self.form))
         left: list[Factor] = []
         right: list[Factor] = []
         for factor in _split(term):
-            if free in factor.letters or {out, into} <= factor.letters:
+            if free in factor.letters or {out, summed} <= factor.letters:
                 raise NotLinear(factor.node)
-            (right if into in factor.letters else left).append(factor)
-        inside = tuple(into if a is out else a for a in axes)
-        p = product(Term(tuple(left), scale=term.scale, chosen=term.chosen), axes)
-        return p, product(Term(tuple(right)), inside)
+            (right if summed in factor.letters else left).append(factor)
+        inside = tuple(summed if a is out else a for a in axes)
+        into.add(replace(term, factors=tuple(left), state=None, axes=()), axes, right, inside)
 
-    def _outer(self, term: Term, key: int) -> tuple[Node, Node]:
+    def _outer(self, term: Term, key: int, into: _Pairs) -> None:
         """k and v of k v: what has the letter of the key, and the rest."""
         axes = self.form.axes
         along, free = axes[key], axes[-3 - key]
@@ -329,11 +350,10 @@ class _Matrix:
             letters = frozenset().union(*(f.letters for f in factor))
             if {along, free} <= letters:
                 raise NotLinear(factor[0].node)
-            (keys if along in letters else values).extend(factor)
-        k = product(Term(tuple(keys), scale=term.scale, chosen=term.chosen), axes)
-        return k, product(Term(tuple(values)), axes)
+            (values if free in letters else keys).extend(factor)
+        into.add(replace(term, factors=tuple(keys)), axes, values, axes)
 
-    def _ends(self, state: Node) -> list[Node] | None:
+    def _ends(self) -> list[Node] | None:
         """Where the matrix is read: values that have it no longer along both axes, of values that have. None where it
         is read by something else."""
         users, ends = self.graph.users(), []
@@ -361,14 +381,11 @@ class _Matrix:
         graph = self.graph
         inner = [n for n in graph.nodes() if n in _needed(graph, self.result)]
         after = downstream(graph.nodes(), lambda n: n is self.result)
-        ends = self._ends(self.state)
-        if ends is None:
-            return "a matrix of each step would be kept: something else than a product with a known vector reads it"
         if self.result in {graph.output, *graph.emitted}:
-            return "a matrix of each step would be kept"
+            return MATRICES
         reads: dict[Node, Node] = {}
         again, _ = forms(graph.nodes(), {self.result}, after)
-        for node in ends:
+        for node in self._ends() or []:
             if node in inner:
                 continue
             source, form = (new, again.get(node)) if node in after else (None, self.found[node])
