@@ -333,7 +333,7 @@ def _without_identities(term: Term, axes: Axes) -> Term:
     for factor in term.factors:
         if factor.node.value is None or len(factor.letters) != 2:
             continue
-        value = factor.node.value.reshape([s for s in factor.node.shape if s != 1])
+        value: np.ndarray = np.squeeze(factor.node.value)
         summed = [a for a in factor.axes if a is not None and a not in axes]
         if summed and value.shape[0] == value.shape[1] and (value == np.eye(len(value))).all():
             (other,) = factor.letters - {summed[0]}
