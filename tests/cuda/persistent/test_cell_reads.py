@@ -135,8 +135,8 @@ def test_products_read_the_masked_state_that_the_step_before_hands_over() -> Non
     assert [o.source for o in phase.operands] == [h] and step.carried == (h,)
     assert [*step.shown] == [h] and step.shown[h].op == "mul" and h in step.shown[h].args
     assert [node.op for node, _ in step.reads[0] if node.random] == ["mask"]
-    totals = {a for n in backward.nodes() if n.op == "total_product" for a in n.args}
-    (masked,) = [n for n in totals if any(a.op == "input" and a.name == "h" for a in n.args)]
+    summed = {a for n in backward.nodes() if n.op == "einsum_rows" for a in n.args}
+    (masked,) = [n for n in summed if any(a.op == "input" and a.name == "h" for a in n.args)]
     assert backward.region_of(masked) == "before"
     assert not np.any([n in {masked} for g in backward.groups if g.region == "step" for n in g.stored])
 
