@@ -206,7 +206,7 @@ def test_the_number_of_threads_changes_nothing() -> None:
 
 
 def test_nan_stays_in_its_row_and_padding_counts_nothing() -> None:
-    net, module = quick("gru")
+    net, module = quick("lstm")
     case = draw(net, 6, 4)
     lengths = np.array([6, 2, 0, 5])
     x, gy = case.x["x"].copy(), case.gy.copy()
@@ -296,6 +296,7 @@ def test_odd_equations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep(net, module, monkeypatch, 5)  # some of them are chaotic
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("keep", ["values", "states"])
 def test_an_output_that_is_computed_before_the_steps(keep: str) -> None:
     """It is emitted for backward, and the step hands it on as the layer's output."""
