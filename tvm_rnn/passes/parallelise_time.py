@@ -358,7 +358,7 @@ class _Matrix:
         is read by something else."""
         users, ends = self.graph.users(), []
         whole = [n for n in self.graph.nodes() if n in self.dependent and n in self.found and self._is_whole(n)]
-        roots = {self.graph.output, *self.graph.emitted, *self.graph.totals}
+        roots = {self.graph.output, *self.graph.emitted, *self.graph.weight_gradients}
         inside = set(whole)
         for node in whole:
             if node is not self.result and node in roots:
