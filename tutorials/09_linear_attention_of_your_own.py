@@ -17,6 +17,7 @@ import numpy as np
 import tvm_rnn as rnn
 from tvm_rnn import cell, dot, outer, sigmoid, silu, sqrt, tanh
 from tvm_rnn.compiler.stage_texts import stages
+from tvm_rnn.decisions import recording
 
 try:
     import torch
@@ -67,7 +68,7 @@ def reads_itself(x: "I", S: "H H", *, W: "3 H I"):
     return sigmoid(S @ k + v) * S + outer(v, k), S @ q
 
 
-with rnn.explain.recording() as told:
+with recording() as told:
     stages(rnn.RNN(reads_itself, H, H))
 print([d.why for d in told if d.stage == "parallelise_time"])
 

@@ -185,8 +185,8 @@ def topological(roots: Iterable[Node]) -> Iterator[Node]:
 
 def depends(nodes: Sequence[Node]) -> dict[Node, frozenset[str]]:
     """For each node (arguments first) which kinds of leaves it reads: a subset of {"input", "state"}, where a mask is
-    as an input, and so is what a scan makes of a state, since it is known for all steps; {"sum_rows"} for a sum over T and
-    B and for what is made of such sums."""
+    as an input, and so is what a scan makes of a state, since it is known for all steps; {"sum_rows"} for a sum over T
+    and B and for what is made of such sums."""
     found: dict[Node, frozenset[str]] = {}
     for node in nodes:
         if is_scan(node):

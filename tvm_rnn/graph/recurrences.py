@@ -7,13 +7,14 @@ their operands but the states are known for all steps, so back ends run them ove
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 Shape = tuple[int, ...]
-Array = Any  # an array with leading axes of batch
+Array = np.ndarray  # with leading axes of batch
 Broadcast = Callable[..., Shape]
+T = TypeVar("T")
 
 
 def scanned_shape(broadcast: Broadcast) -> Callable[..., Shape]:
@@ -41,7 +42,7 @@ def scan_max(state: Array, a: Array, b: Array) -> Array:
     return np.maximum(state + a, b)
 
 
-def matrix_operands(args: tuple[Any, ...], writes: int) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+def matrix_operands(args: tuple[T, ...], writes: int) -> tuple[list[tuple[T, T]], list[tuple[T, T]]]:
     """Of the arguments of `scan_matrix` the pairs (k, v) that are written, and the pairs (p, r) of its products."""
     pairs = list(zip(args[2::2], args[3::2], strict=True))
     return pairs[:writes], pairs[writes:]

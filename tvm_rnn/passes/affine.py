@@ -114,6 +114,7 @@ def known_form(node: Node) -> Form:
 
 
 def state_form(node: Node) -> Form:
+    """Of a state itself."""
     axes = axes_of(node.shape)
     return Form(axes, (Term((), node, axes),))
 
