@@ -126,8 +126,7 @@ assert last < 14 < first
 # `step` hands the matrix on.
 
 # %%
-trained = rnn.from_torch(model.memory)
-mod = rnn.compile(trained, batch=1)
+mod = rnn.compile(net.load({name: p.detach().numpy() for name, p in model.memory.named_parameters()}), batch=1)
 embed, read = (p.detach().numpy() for p in (model.embed.weight, model.read.weight))
 bias, rng = model.read.bias.detach().numpy(), np.random.default_rng(1)
 written, memory = "KING", None
