@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 9. Train spikes
+# # 10. Train spikes
 #
 # In this tutorial you will train units that spike, on events as a camera for them sends: which way something moves, and
 # how fast. A spike is a step, whose slope is 0 or infinite; a surrogate gradient stands in its place.
