@@ -29,7 +29,7 @@ _PACKAGE = str(PACKAGE) + os.sep
 _CELLS = os.path.join(_PACKAGE, "cells") + os.sep
 LINE: ContextVar[str] = ContextVar("LINE", default="")  # set: what all nodes made now say of their origin
 _ATTRIBUTES = ("shape", "ndim", "size", "axes", "T", "reshape", "transpose")
-MOST_RUNS = 64  # of neighbours, in an index by a list
+MOST_RUNS = 32  # of neighbours, in an index by a list
 LIMIT = 100_000  # operations of one cell
 _operations: ContextVar[Iterator[int] | None] = ContextVar("_operations", default=None)
 
