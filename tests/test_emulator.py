@@ -61,11 +61,11 @@ def error(got: Any, expected: np.ndarray) -> float:
 
 
 def forced(monkeypatch: pytest.MonkeyPatch, exchange: str, **knobs: int) -> None:
-    """Every layer runs in a team of that geometry."""
+    """Every layer runs in that geometry."""
 
     def choose(layout: Any, target: Any, precision: str, batches: Any, initial: Any, *_: Any) -> list[Any]:
-        team = geometry_of(choose_regime.step_of(layout), precision, exchange, **knobs)
-        return [choose_regime.Persistent(layout, team, "forced", "forced", None, 2, 0.0, initial)]
+        geometry = geometry_of(choose_regime.step_of(layout), precision, exchange, **knobs)
+        return [choose_regime.Persistent(layout, geometry, "forced", "forced", None, 2, 0.0, initial)]
 
     monkeypatch.setattr(steps, "choose", choose)
 
@@ -213,10 +213,10 @@ def test_passes_that_are_left_out_change_no_result(done: int) -> None:
 @pytest.mark.slow
 def test_a_wave_in_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     def best(step: Any, *_: Any) -> ChosenGeometry:
-        team = geometry_of(
+        geometry = geometry_of(
             step, "bfloat16", "grid", 2, 16, warps_u=1, warps_k=2, register_words=64, shared_words=192, ahead=1
         )
-        return ChosenGeometry(0.5, "persistent_grid_cuda", team, "forced")
+        return ChosenGeometry(0.5, "persistent_grid_cuda", geometry, "forced")
 
     monkeypatch.setattr(wave, "choose_geometry", best)
     net = network("gru_reset_before", 32, "bfloat16", inputs=16, num_layers=2)
@@ -231,8 +231,8 @@ def test_a_wave_in_strict_float32(cell: str, monkeypatch: pytest.MonkeyPatch) ->
     """Units that only fill up a block, blocks of K that end early, a slice of rows past the batch."""
 
     def best(step: Any, *_: Any) -> ChosenGeometry:
-        team = geometry_of(step, "float32", "grid", 2, 8, warps_k=2, register_words=0, polled=1, fma=2)
-        return ChosenGeometry(0.5, "persistent_fma_cuda", team, "forced")
+        geometry = geometry_of(step, "float32", "grid", 2, 8, warps_k=2, register_words=0, polled=1, fma=2)
+        return ChosenGeometry(0.5, "persistent_fma_cuda", geometry, "forced")
 
     monkeypatch.setattr(wave, "choose_geometry", best)
     net = network(cell, 12, "float32", inputs=20, num_layers=3)

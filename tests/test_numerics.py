@@ -160,7 +160,7 @@ def reduced(dtype: str) -> tuple[rnn.RNN, rnn.Module]:
     return net, rnn.compile(net)
 
 
-@pytest.mark.broad_after(9)
+@pytest.mark.broad_after(6)
 @DTYPES
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [(0,), (18,), (3, 18)], ids=str)
@@ -214,6 +214,7 @@ def same_kinds(found: np.ndarray, expected: np.ndarray) -> bool:
     return relative_error(found, cast) < 1e-5
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("name", ["lstm", "gru", "elman"])
 def test_tiny_and_huge_inputs(name: str) -> None:
     net, module = compiled(name, 5, 7)

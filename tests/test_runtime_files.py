@@ -30,6 +30,8 @@ from tvm_rnn.module_file.manifest import serialize_weights, write_container
 from tvm_rnn.runtime import runtime
 from tvm_rnn.runtime.runtime import FOOTER, load, read_container
 
+pytestmark = pytest.mark.usefixtures("children_without_torch")
+
 TINY = Tiny()
 X = np.random.default_rng(1).normal(size=(4, 3, H)).astype("f4")
 CONSTANT_PACK = [{"function": "pack_0", "weights": ["constant.0"], "offset": 0}]

@@ -62,13 +62,13 @@ CASES: list[Case] = [
     ("broadcast", ((2, 1, 3),), {"to": (2, 5, 3)}),
     ("broadcast", ((1,),), {"to": (1,)}),
     ("broadcast", ((),), {"to": ()}),
-    ("total", ((2, 3),), {"rank": 2}),
-    ("total", ((),), {"rank": 0}),
-    ("total_product", ((3,), (4,)), {"spec": "i,j->ij"}),
-    ("total_product", ((2, 3), (2,)), {"spec": "ij,i->ij"}),
-    ("total_product", ((2, 3), (4, 3)), {"spec": "ij,kj->ik"}),
+    ("sum_rows", ((2, 3),), {"rank": 2}),
+    ("sum_rows", ((),), {"rank": 0}),
+    ("einsum_rows", ((3,), (4,)), {"spec": "i,j->ij"}),
+    ("einsum_rows", ((2, 3), (2,)), {"spec": "ij,i->ij"}),
+    ("einsum_rows", ((2, 3), (4, 3)), {"spec": "ij,kj->ik"}),
 ]
-TOTALS = ("total", "total_product")
+OVER_ROWS = ("sum_rows", "einsum_rows")
 
 
 def name(case: Case) -> str:
@@ -115,7 +115,7 @@ def test_rows_are_complete(op: ops.Op) -> None:
     """Pointwise rows have an expression and others none; every row has a gradient; arity agrees with the cases."""
     assert (op.expression is not None) == (op.kind == "pointwise")
     assert op.gradient is not None
-    assert op.kind in ("pointwise", "move", "reduce", "contract", "total") and op.cost >= 1
+    assert op.kind in ("pointwise", "move", "reduce", "contract", "sum_rows") and op.cost >= 1
     counts = {len(shapes) for other, shapes, _ in CASES if other == op.name}
     assert counts == {op.arity} or op.arity is None
     assert f"| {op.name} | {op.kind} |" in ops.markdown()
@@ -130,7 +130,7 @@ def test_shape_rule_is_that_of_numpy(case: Case) -> None:
     everyone = range(len(shapes))
     fixed = {p for p in everyone if op == "gemm" and p % 2 == 0}  # a GEMM's weights are parameters
     for lead in ((5,), (3, 2), (1,), (0,), (4, 0)):
-        full = shape if op in TOTALS else lead + shape
+        full = shape if op in OVER_ROWS else lead + shape
         assert meaning(case, draw(case, *[() if p in fixed else lead for p in everyone])).shape == full
         for parameter in everyone:
             leads = [() if p == parameter or p in fixed else lead for p in everyone]
@@ -138,7 +138,7 @@ def test_shape_rule_is_that_of_numpy(case: Case) -> None:
                 assert meaning(case, draw(case, *leads)).shape == full
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c[0] not in ("gemm", *TOTALS)], ids=name)
+@pytest.mark.parametrize("case", [c for c in CASES if c[0] not in ("gemm", *OVER_ROWS)], ids=name)
 def test_a_batch_is_its_rows(case: Case) -> None:
     arrays = draw(case, *[(3,)] * len(case[1]))
     whole = meaning(case, arrays)
@@ -146,7 +146,7 @@ def test_a_batch_is_its_rows(case: Case) -> None:
         np.testing.assert_allclose(whole[row], meaning(case, [a[row] for a in arrays]), rtol=1e-15, atol=1e-15)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c[0] in TOTALS], ids=name)
+@pytest.mark.parametrize("case", [c for c in CASES if c[0] in OVER_ROWS], ids=name)
 def test_a_total_is_the_sum_of_its_rows(case: Case) -> None:
     arrays = draw(case, *[(3, 2)] * len(case[1]))
     rows = [meaning(case, [a[place] for a in arrays]) for place in np.ndindex(3, 2)]

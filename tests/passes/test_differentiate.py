@@ -53,7 +53,9 @@ def test_the_parts_of_a_backward_graph(name: str) -> None:
     assert [n.shape for n in back.inputs] == [n.shape for n in read]
     assert [n.shape for n in back.states] == [n.shape for n in back.results] == [n.shape for n in forward.states]
     assert [n.shape for n in (back.output, *back.emitted)] == [n.shape for n in forward.inputs]
-    assert [n.shape for n in back.totals] == [n.shape for n in forward.params] and back.params == forward.params
+    assert [n.shape for n in back.weight_gradients] == [
+        n.shape for n in forward.params
+    ] and back.params == forward.params
     assert back.kind == "backward" and forward.kind == "forward" and back.backward is None
     assert {n.op for n in back.nodes() if n.leaf} <= {"input", "state", "param", "const"}
     own = {*back.inputs, *back.states, *back.params}
@@ -92,7 +94,7 @@ def _counts_ties(node: Node) -> bool:
 
 def test_a_weights_gradient_is_one_product_over_all_steps() -> None:
     _, back = both(graph_of(cells.elman))
-    products = [n for n in back.nodes() if n.op == "total_product"]
+    products = [n for n in back.nodes() if n.op == "einsum_rows"]
     assert sorted(n.args[1].name for n in products) == ["h", "x"]
     assert products[0].args[0] is products[1].args[0]
 
@@ -132,16 +134,16 @@ def test_choices_by_name() -> None:
 
 
 def test_what_parameters_make_is_differentiated_once() -> None:
-    """exp(A) is differentiated on its total, after all steps, and not at each of them."""
+    """exp(A) is differentiated on its sum over rows, after all steps, and not at each of them."""
 
     @cell(states="h")
     def decay(x: "H", h: "H", *, A: "H"):
         return exp(A) * h + x
 
     _, back = both(graph_of(decay))
-    (total,) = [n for n in back.nodes() if n.op == "total"]
-    assert back.totals[0].op == "mul" and total in back.totals[0].args
-    assert "exp" in ops(back.totals[0].args)
+    (summed,) = [n for n in back.nodes() if n.op == "sum_rows"]
+    assert back.weight_gradients[0].op == "mul" and summed in back.weight_gradients[0].args
+    assert "exp" in ops(back.weight_gradients[0].args)
 
 
 # --- what is kept ----------------------------------------------------------------------------------------------------

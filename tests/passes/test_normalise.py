@@ -123,7 +123,7 @@ def test_a_part_of_a_repeated_value_is_a_part_of_the_value() -> None:
 
 
 def test_sums_over_steps_of_numbers_are_no_numbers() -> None:
-    assert Builder().make("total", constant(2.0), rank=0).op == "total"
+    assert Builder().make("sum_rows", constant(2.0), rank=0).op == "sum_rows"
 
 
 def test_constants_are_folded_and_shared() -> None:

@@ -28,6 +28,8 @@ from tvm_rnn.runtime import runtime
 from tvm_rnn.runtime.runtime import Module, load
 from tvm_rnn.runtime.runtime_training import Trainable
 
+pytestmark = pytest.mark.usefixtures("children_without_torch")
+
 FORMS = [Tiny(), Tiny(2), Tiny(1, 2), Tiny(2, dtype="float64")]
 Make = Callable[..., Module]
 

@@ -11,10 +11,10 @@ import secrets
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tvm_rnn.cpu.c_compiler import compile_c, find_compiler, object_of, run
 from tvm_rnn.runtime import runtime
+from tvm_rnn.runtime.runtime import Module
 
 from ..errors import BuildError, ConfigError, message
 from ..locations import PACKAGE
@@ -82,7 +82,7 @@ FILES = {
 }
 
 
-def write_bundle(module: Any, path: str | os.PathLike[str], name: str | None = None) -> None:
+def write_bundle(module: Module, path: str | os.PathLike[str], name: str | None = None) -> None:
     """Write a folder for programs without Python: the module, a library with a C API of its own, header, examples.
 
     module: for a CPU, with weights. name: what the API's names begin with; None: the folder's name. A folder that is
@@ -128,7 +128,7 @@ def _unwritable(folder: str, error: OSError) -> BuildError:
     return BuildError(message(f"cannot write the bundle {folder!r}", got=error.strerror or str(error), do=do))
 
 
-def _fill(module: Any, folder: Path, name: str) -> None:
+def _fill(module: Module, folder: Path, name: str) -> None:
     place = folder / f"{name}.so"
     module.export(place)
     data = place.read_bytes()

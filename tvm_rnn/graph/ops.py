@@ -6,7 +6,7 @@ gradient column. To add an op, add one row (and, if users should write it, its n
 
 Shapes never contain T or B: those axes are implicit and leading. All `axis` attributes are negative for that reason.
 Pointwise operands have equal rank (tracing inserts reshapes), so NumPy's broadcasting does the rest. Rows of kind
-`total` sum over T and B: they make what weights' gradients begin with, and cells cannot write them. The row of kind
+`sum_rows` sum over T and B: they make what weights' gradients begin with, and cells cannot write them. The row of kind
 `random` is a mask, made of counters (`runtime_random.py`); `network/regularise.py` writes it.
 
 Gradients are those of torch, also at ties, at NaN and at infinity: a value that is not chosen gets 0, whatever comes
@@ -49,7 +49,7 @@ class Op:
     numpy: Callable[..., Array]
     gradient: Gradient | None
     expression: Callable[..., Any] | None = None
-    kind: str = "pointwise"  # pointwise | move | reduce | contract | total | random
+    kind: str = "pointwise"  # pointwise | move | reduce | contract | sum_rows | random
     boolean: bool = False  # the result is a truth value
     cost: int = 1
 
@@ -159,7 +159,7 @@ def _gemm(*args: Array) -> Array:
     return total
 
 
-def _total_product(a: Array, b: Array, *, spec: str) -> Array:
+def _einsum_rows(a: Array, b: Array, *, spec: str) -> Array:
     """einsum with all leading axes summed as well; an operand that lacks leading axes counts at every one."""
     inputs, out = spec.split("->")
     left, right = inputs.split(",")
@@ -204,7 +204,7 @@ def _repeat(x: Array, *, to: Shape) -> Array:
     return np.broadcast_to(x, x.shape[: x.ndim - len(to)] + tuple(to))
 
 
-def _total(x: Array, *, rank: int) -> Array:
+def _sum_rows(x: Array, *, rank: int) -> Array:
     return x.sum(axis=tuple(range(x.ndim - rank)))
 
 
@@ -262,8 +262,8 @@ _ROWS = [
     Op("gemm", None, multiplied, _gemm, gradients.gemm, kind="contract", cost=2),
     # Over all T and B: the sum of a value, and of products of two. `spec` is that of einsum, without T and B: with
     # "ij,k->ijk" it is the GEMM of a weight's gradient.
-    Op("total", 1, lambda shape, *, rank: shape, _total, lambda f, g, y, a, *, rank: (g,), kind="total"),
-    Op("total_product", 2, contracted, _total_product, gradients.contract, kind="total", cost=2),
+    Op("sum_rows", 1, lambda shape, *, rank: shape, _sum_rows, lambda f, g, y, a, *, rank: (g,), kind="sum_rows"),
+    Op("einsum_rows", 2, contracted, _einsum_rows, gradients.contract, kind="sum_rows", cost=2),
     # 1.0 with the probability `keep`, else 0.0, for each row and unit; no argument, so no gradient.
     Op("mask", 0, masked, _mask, None, kind="random"),
 ]

@@ -70,7 +70,7 @@ class FusePointwise(Pass):
 
 def _is_work(node: Node, leaves: Mapping[Node, frozenset[str]]) -> bool:
     """Something to do for each row of each step."""
-    return bool(leaves[node]) and not node.leaf and "total" not in leaves[node]
+    return bool(leaves[node]) and not node.leaf and "sum_rows" not in leaves[node]
 
 
 def _finals(graph: Graph, region: str) -> tuple[Node, ...]:
@@ -82,13 +82,13 @@ def _finals(graph: Graph, region: str) -> tuple[Node, ...]:
 
 
 def read_at_last(graph: Graph) -> list[Node]:
-    """The values that a backward graph must store for more than a step: `after` and totals read them, or they are the
-    gradients of inputs. Among them may be states, of which the step itself has only the latest."""
+    """The values that a backward graph must store for more than a step: `after` and sums over rows read them, or
+    they are the gradients of inputs. Among them may be states, of which the step itself has only the latest."""
     if graph.kind != "backward":
         return []
     leaves = depends(nodes := graph.nodes())
-    totals = [n for n in nodes if not n.leaf and TABLE[n.op].kind == "total"]
-    ends = {b for n in (*(a for n in totals for a in n.args), graph.output, *graph.emitted) for b in bases(n)}
+    sums = [n for n in nodes if not n.leaf and TABLE[n.op].kind == "sum_rows"]
+    ends = {b for n in (*(a for n in sums for a in n.args), graph.output, *graph.emitted) for b in bases(n)}
     read = {b for n in nodes if graph.region_of(n) == "after" for a in n.args for b in bases(a)}
     wanted = ends | {b for b in read if graph.region_of(b) != "after"}
     return [n for n in nodes if n in wanted and (_is_work(n, leaves) or n.op == "state")]

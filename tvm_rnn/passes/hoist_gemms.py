@@ -3,7 +3,8 @@
 In: the normalised graph, everything in `step`. Out: nodes that depend on inputs and parameters alone, and that hang on
 a product or reduction, are in `before`, as are masks; nodes that depend on parameters alone are in `weights`. In a
 backward graph products that the carried gradients do not depend on, and all that is made of them, are in `after`, as
-are totals; what these read of inputs with masks is in `before`. Steps read the fewest values of `before` that will do.
+are sums over rows; what these read of inputs with masks is in `before`. Steps read the fewest values of `before`
+that will do.
 
 Rewrite: step: z = W x_t + R h + b   -->   before: xw = W x + b (all T at once);  step: z = xw[t] + R h
          step: dx_t = W^T dz         -->   after: dx = W^T dz (all T at once)
@@ -117,13 +118,13 @@ def _hanging_on_products(nodes: list[Node], early: set[Node]) -> set[Node]:
 
 
 def _after(graph: Graph, moved: set[Node]) -> set[Node]:
-    """Products that no result depends on, all that is made of them, and totals."""
+    """Products that no result depends on, all that is made of them, and sums over rows."""
     leaves = depends(nodes := graph.nodes())
     carried = set(topological(graph.results))
     found: set[Node] = set()
     for node in nodes:
         wanted = node.op == "gemm" or any(a in found for a in node.args)
-        if "total" in leaves[node] or (wanted and node not in carried and node not in moved):
+        if "sum_rows" in leaves[node] or (wanted and node not in carried and node not in moved):
             found.add(node)
     return found
 
@@ -137,7 +138,7 @@ def _masked_operands(graph: Graph, early: set[Node], moved: set[Node]) -> set[No
     found -= multiples
 
     def fits(node: Node) -> bool:
-        read = all(u in found or (not u.leaf and TABLE[u.op].kind == "total") for u in users[node])
+        read = all(u in found or (not u.leaf and TABLE[u.op].kind == "sum_rows") for u in users[node])
         return read and all(a.leaf or a in moved or a in multiples or a in found for a in node.args)
 
     while wrong := {n for n in found if not fits(n)}:

@@ -44,7 +44,7 @@ class Builder:
 
     def _simplify(self, op: str, args: tuple[Node, ...], source: str, attrs: Attributes) -> Node | None:
         x = args[0] if args else None
-        folds = not TABLE[op].boolean and TABLE[op].kind != "total" and op not in ("where", "broadcast")
+        folds = not TABLE[op].boolean and TABLE[op].kind != "sum_rows" and op not in ("where", "broadcast")
         if folds and args and all(a.scalar is not None for a in args):
             with np.errstate(all="ignore"):
                 return self.leaf(constant(TABLE[op].numpy(*(a.value for a in args), **attrs)))
@@ -189,7 +189,7 @@ def _products(graph: Graph, builder: Builder) -> Graph:
     for node in nodes:
         if node.leaf:
             new[node] = node
-        elif node.op == "einsum" and free[node.args[0]] != free[node.args[1]] and "total" not in leaves[node]:
+        elif node.op == "einsum" and free[node.args[0]] != free[node.args[1]] and "sum_rows" not in leaves[node]:
             new[node] = _product(builder, node, 0 if free[node.args[0]] else 1, new)
         else:
             new[node] = _again(builder, node, new)
