@@ -258,6 +258,19 @@ def mlstm(w: Weights, x: Array, C: Array, n: Array, m: Array) -> Result:
     return h, C / np.exp(m), n / np.exp(m), m
 
 
+def mlstm_capped(w: Weights, x: Array, C: Array, n: Array, m: Array) -> Result:
+    """Without the stabiliser: C and n times exp(m) are the paper's."""
+    q, k, v, o = (part.dot(x) for part in (*w["W"], *w["V"]))
+    k, scale = k / np.sqrt(k.size), 0.0 if m < -1e29 else np.exp(m)
+    i, f = 15 * np.tanh((w["w"].dot(x) + w["d"]) / 15)
+    C = s(f) * (C * scale) + np.exp(i) * v[:, None] * k[None, :]
+    n = s(f) * (n * scale) + np.exp(i) * k
+    h = C.dot(q) / max(abs(n.dot(q)), 1.0)
+    h = s(o) * w["a"] * (h - h.mean()) / np.sqrt(h.var() + 1e-6)
+    m = np.maximum(np.log(s(f)) + m, i)
+    return h, C / np.exp(m), n / np.exp(m), m
+
+
 def ran(w: Weights, x: Array, h: Array, c: Array) -> Result:
     g = Gates("if", w, x, h)
     c = s(g.i) * w["V"].dot(x) + s(g.f) * c
