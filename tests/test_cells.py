@@ -102,7 +102,7 @@ def test_special_values_stay_in_their_row(zoo_cell: Cell, value: float) -> None:
 def test_initial_values_are_finite(zoo_cell: Cell) -> None:
     """The manifest is JSON, which has no name for infinity."""
     assert np.isfinite(list(zoo_cell.initial.values())).all()
-    assert set(zoo_cell.initial) <= {"m"}
+    assert set(zoo_cell.initial) <= {"m", "re"}
 
 
 def test_xlstm_stabiliser_holds_where_exponentials_do_not() -> None:

@@ -382,6 +382,16 @@ def retnet(w: Weights, x: Array, S: Array, *, head: int = 0) -> Result:
     return silu(g) * norm(q.dot(S)), S.T
 
 
+def retnet_rotary(w: Weights, x: Array, S: Array, re: Array, im: Array, *, head: int = 0) -> Result:
+    """Rows, in complex numbers: S = g S + conj(k e)^T v, o = real(q e S)."""
+    e = (re + 1j * im) * np.exp(1j * 10000.0 ** (-np.arange(re.size) / re.size))
+    q, k = ((part[0].dot(x) + 1j * part[1].dot(x)) * e for part in w["W"])
+    v, g = (part.dot(x) for part in w["V"])
+    old = S[:, : re.size].T - 1j * S[:, re.size :].T
+    new = (1 - 2.0 ** -(5 + head)) * old + np.outer(k.conj(), v)
+    return silu(g) * norm(q.dot(new).real), np.concatenate([new.real, -new.imag]).T, e.real, e.imag
+
+
 def gla(w: Weights, x: Array, S: Array) -> Result:
     """Rows: S = (a^T 1) * S + k^T v, o = q S."""
     (q, k), (v, r) = ([part.dot(x) for part in w[name]] for name in "WV")
@@ -511,13 +521,27 @@ def test_each_head_is_the_paper(name: str) -> None:
     for head in range(2):
         begin = of_head({key: value[0, 0] for key, value in net.initial_state(ROWS).items()}, axes, head)
         states: list[Any] = [value.astype(float) for value in begin.values()]
-        own = {"head": head} if name == "retnet" else {}
+        own = {"head": head} if name.startswith("retnet") else {}
         for t in range(STEPS):
             out, *states = EQUATIONS[name](of_head(w, axes, head), inputs["x"][t, 0], *states, **own)
             assert_close(y[t, 0, head * width :][:width], out, "float64", STEPS, f"{name} y[{t}], head {head}")
         end = of_head({key: value[0, 0] for key, value in final.items()}, axes, head)
         for key, value in zip(end, states, strict=True):
             assert_close(end[key], value, "float64", STEPS, f"{name} {key}, head {head}")
+
+
+def test_retention_over_all_steps_at_once() -> None:
+    """RetNet's equation 5: (Q K^T * D) V, with Q and K turned by their positions."""
+    net, inputs = drawn("retnet_rotary", {"K": 5})
+    x, w = inputs["x"][:, 0], {key.removesuffix("_l0"): value for key, value in net.weights.items()}
+    turns = np.exp(1j * np.outer(np.arange(STEPS), 10000.0 ** (-np.arange(5) / 5)))
+    q, k = (turns * (x.dot(part[0].T) + 1j * x.dot(part[1].T)) for part in w["W"])
+    v, g = (x.dot(part.T) for part in w["V"])
+    past = np.subtract.outer(np.arange(STEPS), np.arange(STEPS))
+    kept = np.where(past >= 0, (1 - 2.0**-5) ** past.astype(float), 0.0)
+    o = (q.dot(k.conj().T) * kept).dot(v).real
+    y = silu(g) * np.array([norm(row) for row in o])
+    assert_close(rnn.reference(net)(inputs)[0][:, 0], y, "float64", STEPS)
 
 
 @pytest.mark.parametrize("name", ["delta_net", "gated_delta_net", "mlstm"])

@@ -4,12 +4,12 @@ import math
 
 import numpy as np
 
-from tvm_rnn import cell, exp, layer_norm, log_sigmoid, matvec, outer, rms_norm, sigmoid, silu, softplus, split
+from tvm_rnn import cell, concat, exp, layer_norm, log_sigmoid, matvec, outer, rms_norm, sigmoid, silu, softplus, split
 
 
 @cell(states="S", output="y")
 def retnet(x: "I", S: "N? H K=H", *, W: "2 N? K I", V: "2 N? H I"):
-    """RetNet (Sun et al. 2023, equations 6 and 8), without the rotation of q and k (xPos) and the output matrix.
+    """RetNet (Sun et al. 2023, equations 6 and 8), without output matrix and rotation (see retnet_rotary).
 
     Order of W: q k; of V: v g. N heads (without N: one), each with a decay of its own, keys of K and values of H
     features. The norm of each head makes the paper's division of k by sqrt(K) void.
@@ -19,10 +19,35 @@ def retnet(x: "I", S: "N? H K=H", *, W: "2 N? K I", V: "2 N? H I"):
         y = silu(g) norm(S' q),  norm(o) = (o - mean(o)) / sqrt(var(o) + 1e-5), per head
     """
     (q, k), (v, g) = W @ x, V @ x
-    heads = S.shape[:-2]
-    decay = 1.0 - 2.0 ** (-5.0 - np.arange(math.prod(heads)).reshape(*heads, 1, 1))
-    S = decay * S + outer(v, k)
+    S = _decay(S.shape[:-2]) * S + outer(v, k)
     return S, (silu(g) * layer_norm(matvec(S, q))).reshape(-1)
+
+
+def _decay(heads: tuple[int, ...]) -> np.ndarray:
+    """RetNet's, a number per head, for a matrix of each."""
+    return 1.0 - np.exp2(-5.0 - np.arange(math.prod(heads)).reshape(*heads, 1, 1))
+
+
+@cell(states="S re im", output="y", initial={"re": 1.0})
+def retnet_rotary(x: "I", S: "N? H 2*K", re: "K=H", im: "K", *, W: "2 2 N? K I", V: "2 N? H I"):
+    """RetNet (Sun et al. 2023, equations 5, 6 and 8), q and k turned by the position; without the output matrix.
+
+    Order of W: q k, and of each the real and the imaginary part; of V: v g. N heads (without N: one), keys of K complex
+    and values of H features. e = re + i im is the turn of this step, the same for all heads; rounded to 16 bits at
+    every step, it drifts.
+
+        q, k = W x,  v, g = V x,  d = 1 - 2^(-5 - n) for head n,  t_j = 10000^(-j / K)
+        re' + i im' = e' = exp(i t) e
+        S' = d S + v (e' k)^T, the real parts of e' k beside the imaginary ones
+        y = silu(g) norm(S' (e' q)),  norm(o) = (o - mean(o)) / sqrt(var(o) + 1e-5), per head
+    """
+    q, k = W @ x
+    v, g = V @ x
+    angle = 10000.0 ** (-np.arange(re.shape[0]) / re.shape[0])
+    re, im = np.cos(angle) * re - np.sin(angle) * im, np.sin(angle) * re + np.cos(angle) * im
+    q, k = (concat([u[0] * re - u[1] * im, u[0] * im + u[1] * re]) for u in (q, k))
+    S = _decay(S.shape[:-2]) * S + outer(v, k)
+    return S, re, im, (silu(g) * layer_norm(matvec(S, q))).reshape(-1)
 
 
 @cell(states="S", output="y", init={"a": "ones"})

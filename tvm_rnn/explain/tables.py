@@ -18,7 +18,7 @@ from tvm_rnn.decisions import Figures
 from tvm_rnn.language.cell import Argument, Cell
 
 AXES = {"I": "features of the input", "H": "hidden units", "P": "features of the projected output", "G": "gates"}
-AXES |= {"N": "heads", "M": "value heads that share the keys of one head", "K": "features of a key"}
+AXES |= {"N": "heads", "M": "value heads that share one head of keys", "K": "features of a key", "R": "rank of a gate"}
 
 
 def plain_table(*columns: str, title: str | None = None) -> Table:

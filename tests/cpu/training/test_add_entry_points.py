@@ -244,7 +244,7 @@ def test_what_the_manifest_says() -> None:
 
 # With one unit these divide a number by its own length, or subtract it from its own mean: the derivative is a small
 # difference of large numbers, of which float32 keeps few digits.
-NORMS = ("gated_delta_net_conv", "gla", "mamba2_conv", "mlstm_capped", "retnet", "rwkv7")
+NORMS = ("gated_delta_net_conv", "gla", "mamba2_conv", "mlstm_capped", "retnet", "retnet_rotary", "rwkv7")
 ILL_WITH_ONE_UNIT = ("delta_net", "gated_delta_net", "lstm_layer_norm", *NORMS)
 
 
