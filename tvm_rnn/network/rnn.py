@@ -37,7 +37,7 @@ class RNN:
     Args:
         cell: a Cell of `tvm_rnn.cells`, or a user's own.
         input_size: features of x (axis I).
-        hidden_size: axis H: an int, or one int per layer.
+        hidden_size: axis H, of one head where a cell has several: an int, or one int per layer.
         num_layers: layers, each of which reads the output of the one before.
         bidirectional: two directions per layer; the output is [T, B, 2 H].
         dtype: of x, y, states and weights: "float32" or "float64", and for GPUs "float16" and "bfloat16". Weights and
