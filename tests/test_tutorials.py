@@ -20,7 +20,14 @@ from tvm_rnn.cuda.codegen import nvcc
 from tvm_rnn.oracle.tolerance import assert_close
 
 ROOT = Path(__file__).resolve().parent.parent
-LONG = ("03_watch_the_passes", "04_compile_for_a_gpu", "05_tune_for_your_machine", "06_write_a_schedule", "07_train")
+LONG = (
+    "03_watch_the_passes",
+    "04_compile_for_a_gpu",
+    "05_tune_for_your_machine",
+    "06_write_a_schedule",
+    "07_train",
+    "09_linear_attention_of_your_own",
+)
 TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
 
 # Parts of lines that each must print; figures are left out.
@@ -85,6 +92,12 @@ PRINTED = {
         "liblstm.so",
         "steps in C: 200 the same as here: True",
         "lstm_step, one step: p50 ",
+    ],
+    "09_linear_attention_of_your_own": [
+        "stands in the way: one step after the other",
+        "step  120  perplexity",
+        "at first, ",
+        "KING",
     ],
 }
 

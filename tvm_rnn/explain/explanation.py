@@ -80,7 +80,7 @@ class Explanation:
         from tvm_rnn.npy_files import write_whole
 
         whole = page(self.facts, self.looked, command, ablation, history).encode(errors="replace")
-        write_whole({os.fspath(path): lambda file: file.write(whole)})
+        write_whole({path: lambda file: file.write(whole)})
 
 
 def explain(

@@ -90,7 +90,8 @@ def constant(value: object, rank: int = 0) -> Node:
 class Group:
     """Nodes that run as one unit of work: at most one GEMM or reduction, and the pointwise nodes fused to it.
 
-    kind: "gemm" (root: the GEMM), "reduce" (root: sum, max or einsum), "pointwise" and "random" (no root).
+    kind: "gemm" (root: the GEMM), "reduce" (root: sum, max or einsum), "scan" (root: the first row of a recurrence over
+    all time, whose states the group reads and writes), "pointwise" and "random" (no root).
     stored: the nodes that other groups, regions or the next step read. phase counts from 1 inside `step`.
     """
 
@@ -184,9 +185,13 @@ def topological(roots: Iterable[Node]) -> Iterator[Node]:
 
 def depends(nodes: Sequence[Node]) -> dict[Node, frozenset[str]]:
     """For each node (arguments first) which kinds of leaves it reads: a subset of {"input", "state"}, where a mask is
-    as an input; {"sum_rows"} for a sum over T and B and for what is made of such sums."""
+    as an input, and so is what a scan makes of a state, since it is known for all steps; {"sum_rows"} for a sum over T
+    and B and for what is made of such sums."""
     found: dict[Node, frozenset[str]] = {}
     for node in nodes:
+        if is_scan(node):
+            found[node] = frozenset({"input"}).union(*(found[arg] for arg in node.args)) - {"state"}
+            continue
         if not node.leaf and TABLE[node.op].kind == "sum_rows":
             found[node] = frozenset({"sum_rows"})
             continue
@@ -197,6 +202,23 @@ def depends(nodes: Sequence[Node]) -> dict[Node, frozenset[str]]:
 
 def is_move(node: Node) -> bool:
     return not node.leaf and TABLE[node.op].kind == "move"
+
+
+def is_scan(node: Node) -> bool:
+    return not node.leaf and TABLE[node.op].kind == "scan"
+
+
+def recurrence_states(node: Node) -> tuple[Node, ...]:
+    """The states that a recurrence reads: the first arguments of `scan`, `scan_max`, `scan_matrix` or `delay`."""
+    return node.args[: len(node.args) // 2] if node.op == "scan" else node.args[:1]
+
+
+def has_steps(graph: Graph) -> bool:
+    """Whether anything is left that must be done one step after the other."""
+    if any(not is_scan(result) for result in graph.results):
+        return True
+    leaves = depends(nodes := graph.nodes())
+    return any(leaves[n] and not n.leaf and "sum_rows" not in leaves[n] and graph.region_of(n) == "step" for n in nodes)
 
 
 def sums_rows(node: Node) -> bool:

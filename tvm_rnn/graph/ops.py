@@ -7,7 +7,8 @@ gradient column. To add an op, add one row (and, if users should write it, its n
 Shapes never contain T or B: those axes are implicit and leading. All `axis` attributes are negative for that reason.
 Pointwise operands have equal rank (tracing inserts reshapes), so NumPy's broadcasting does the rest. Rows of kind
 `sum_rows` sum over T and B: they make what weights' gradients begin with, and cells cannot write them. The row of kind
-`random` is a mask, made of counters (`runtime_random.py`); `network/regularise.py` writes it.
+`random` is a mask, made of counters (`runtime_random.py`); `network/regularise.py` writes it. Rows of kind `scan` are
+recurrences that may run over all steps at once (`recurrences.py`); `passes/parallelise_time.py` writes them.
 
 Gradients are those of torch, also at ties, at NaN and at infinity: a value that is not chosen gets 0, whatever comes
 from above; equal operands of maximum share, but a constant leaves all to the other, as in clamp.
@@ -24,7 +25,7 @@ import numpy as np
 
 from tvm_rnn.runtime import runtime_random
 
-from . import gradients, scalar
+from . import gradients, recurrences, scalar
 
 Shape = tuple[int, ...]
 Array = Any  # a NumPy array in the oracle, a traced Value in a gradient
@@ -49,7 +50,7 @@ class Op:
     numpy: Callable[..., Array]
     gradient: Gradient | None
     expression: Callable[..., Any] | None = None
-    kind: str = "pointwise"  # pointwise | move | reduce | contract | sum_rows | random
+    kind: str = "pointwise"  # pointwise | move | reduce | contract | sum_rows | random | scan
     boolean: bool = False  # the result is a truth value
     cost: int = 1
 
@@ -266,6 +267,13 @@ _ROWS = [
     Op("einsum_rows", 2, contracted, _einsum_rows, gradients.contract, kind="sum_rows", cost=2),
     # 1.0 with the probability `keep`, else 0.0, for each row and unit; no argument, so no gradient.
     Op("mask", 0, masked, _mask, None, kind="random"),
+    # A state's new value of its old one and of operands that are known for all steps; the old one; and a matrix read.
+    Op("scan", None, recurrences.scanned_shape(broadcast), recurrences.scan, None, kind="scan", cost=2),
+    Op("scan_max", 3, recurrences.scanned_shape(broadcast), recurrences.scan_max, None, kind="scan", cost=2),
+    Op("scan_matrix", None, recurrences.matrix_shape(broadcast), recurrences.scan_matrix, None, kind="scan", cost=2),
+    Op("delay", 2, recurrences.scanned_shape(broadcast), lambda old, new: new, None, kind="scan"),
+    Op("carried", 2, lambda new, old: old, lambda new, old: old, None, kind="scan"),
+    Op("read_out", 2, recurrences.read_shape(broadcast), recurrences.read_out, None, kind="scan", cost=2),
 ]
 
 TABLE: dict[str, Op] = {op.name: op for op in _ROWS}

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from tvm_rnn.graph.graph import Graph, Node, depends, downstream, make, rewrite, topological, with_args
+from tvm_rnn.graph.graph import Graph, Node, depends, downstream, is_scan, make, rewrite, topological, with_args
 from tvm_rnn.graph.node_text import in_words, states_of
 from tvm_rnn.graph.ops import TABLE
 
@@ -48,8 +48,9 @@ class HoistGemms(Pass):
         if graph.kind == "backward":  # the states before each step are inputs: matrices would be kept for all steps
             large = downstream(nodes, lambda n: bool(leaves[n]) and len(n.shape) > 1) & early
         early -= large
-        moved = _hanging_on_products(nodes, early)
-        sunk = _sunk(graph, moved)
+        looped = any("state" in leaves[n] for n in nodes if not n.leaf) or not all(map(is_scan, graph.results))
+        moved = _hanging_on_products(nodes, early) if looped else early
+        sunk = _sunk(graph, moved) if looped else {}
         moved |= {n for n in nodes if n.random}  # made for all rows of a tile at once
         late = _after(graph, moved) if graph.kind == "backward" else set()
         masked = _masked_operands(graph, early, moved) if graph.kind == "backward" else set[Node]()
@@ -66,7 +67,7 @@ class HoistGemms(Pass):
         leaves = depends(nodes)
         for node in nodes:
             inside = graph.region_of(node) == "before"
-            late = any("state" in leaves[a] for a in node.args)
+            late = "state" in leaves[node]
             self.check(not (inside and late), f"{node.op} in `before` reads a value of `step`", graph)
             early = graph.region_of(node) != "after" and any(graph.region_of(a) == "after" for a in node.args)
             self.check(not early, f"{node.op} reads a value of `after` too early", graph)
@@ -106,7 +107,7 @@ def _hanging_on_products(nodes: list[Node], early: set[Node]) -> set[Node]:
     moved: set[Node] = set()
     for node in nodes:
         if node in early and (
-            TABLE[node.op].kind in HEAVY or (any(a in moved for a in node.args) and not _grows(node))
+            TABLE[node.op].kind in (*HEAVY, "scan") or (any(a in moved for a in node.args) and not _grows(node))
         ):
             stack = [node]
             while stack:
