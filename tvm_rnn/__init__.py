@@ -121,6 +121,7 @@ __all__ = [
     "logical_or",
     "logsumexp",
     "matmul",
+    "matvec",
     "max",
     "maximum",
     "mean",
@@ -136,6 +137,7 @@ __all__ = [
     "relu",
     "rename",
     "reshape",
+    "rms_norm",
     "sigmoid",
     "sign",
     "silu",
@@ -163,6 +165,8 @@ __all__ = [
     "triangle_spike",
     "tune",
     "var",
+    "vecdot",
+    "vecmat",
     "where",
 ]
 
