@@ -1,0 +1,93 @@
+"""A linear recurrence of matrices, as kernels see it: what a step reads, and where it lies.
+
+In: sizes, places in memory. Out: `Recurrence`: heads of states S [keys, values], for which every step computes
+
+    S = decay * S                                      decay: a number of a head, 1 where there is none
+    u = value_scale * value + erase.scale * sum over keys of (erase.vector * S)       the sum only where there is `erase`
+    S = S + key * u
+    output = sum over keys of (read.vector * S)        for each of `reads`
+
+`Read.of` and `Erase.of` say which S they multiply: that BEFORE the step, DECAYED but not yet written to, or AFTER it.
+Delta rules erase along the key: vector None. Source: Yang et al. 2024, "Gated Delta Networks".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BEFORE, DECAYED, AFTER = "before", "decayed", "after"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A vector, or a number, of every step, batch row and head: element i of head n, of step t and row b of B, lies at
+    (t B + b) * stride + offset + n // group * width + i, where `group` heads of the recurrence share a vector."""
+
+    width: int
+    stride: int
+    dtype: str
+    offset: int = 0
+    group: int = 1
+
+
+@dataclass(frozen=True)
+class Read:
+    """A result of every step. vector: of `keys` numbers; of: which states; output: of `values` numbers."""
+
+    vector: Rows
+    output: Rows
+    of: str = AFTER
+
+
+@dataclass(frozen=True)
+class Erase:
+    """What a step writes that depends on the states. vector: None where it is the key; scale: a number, 1 if None."""
+
+    vector: Rows | None = None
+    scale: Rows | None = None
+    of: str = DECAYED
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """The recurrence above. precision: "bfloat16" or "float16", of vectors, as products take them; numbers are float32.
+
+    States are float32, [B, heads, keys, values], or [B, heads, values, keys] if `keys_last`. log_decay: `decay` holds
+    natural logarithms. A decay is never negative.
+    """
+
+    heads: int
+    keys: int
+    values: int
+    precision: str
+    key: Rows
+    value: Rows
+    reads: tuple[Read, ...]
+    value_scale: Rows | None = None
+    erase: Erase | None = None
+    decay: Rows | None = None
+    log_decay: bool = False
+    keys_last: bool = False
+
+    @property
+    def vectors(self) -> dict[str, Rows]:
+        """Of every step, by their names as pointers: those of `keys` numbers."""
+        found = {"key": self.key}
+        if self.erase is not None and self.erase.vector is not None:
+            found["erase"] = self.erase.vector
+        return found | {f"read_{i}": read.vector for i, read in enumerate(self.reads)}
+
+    @property
+    def numbers(self) -> dict[str, Rows]:
+        """Of every step and head, by their names as pointers."""
+        erase_scale = self.erase.scale if self.erase is not None else None
+        every = {"decay": self.decay, "value_scale": self.value_scale, "erase_scale": erase_scale}
+        return {name: rows for name, rows in every.items() if rows is not None}
+
+    @property
+    def pointers(self) -> tuple[tuple[str, str], ...]:
+        """Of every kernel: operands, outputs, and the states before and after."""
+        inputs = {**self.vectors, "value": self.value, **self.numbers}
+        outputs = {f"output_{i}": read.output for i, read in enumerate(self.reads)}
+        named = [(name, rows.dtype) for name, rows in {**inputs, **outputs}.items()]
+        return (*named, ("state_in", "float32"), ("state_out", "float32"))
