@@ -106,18 +106,13 @@ class ChunkScan:
     def score_pitch(self) -> int:
         return 2 * self.tile.chunk + PAD
 
-    @cached_property
-    def vectors(self) -> dict[Rows, int]:
-        """Where in a stage those of `keys` numbers begin: what is read twice lies there once."""
-        every = dict.fromkeys(self.recurrence.vectors.items())
-        found: dict[Rows, int] = {}
-        for _, rows in every:
-            found.setdefault(rows, len(found) * self.tile.chunk * self.key_pitch)
-        return found
+    def vector_at(self, name: str) -> int:
+        """Where in a stage a tile of vectors begins."""
+        return list(self.recurrence.vectors).index(name) * self.tile.chunk * self.key_pitch
 
     @property
     def value_at(self) -> int:
-        return len(self.vectors) * self.tile.chunk * self.key_pitch
+        return len(self.recurrence.vectors) * self.tile.chunk * self.key_pitch
 
     @property
     def stage_bytes(self) -> int:
@@ -274,11 +269,9 @@ class Body:
         w, scan = self.w, self.scan
         stage = w.keep(self.slot(number))
         step0 = w.keep(number * self.tile.chunk)
-        names: dict[Rows, str] = {}
         for name, rows in self.recurrence.vectors.items():
-            names.setdefault(rows, name)
-        for rows, at in scan.vectors.items():
-            self._copy(names[rows], rows, (stage + at, scan.key_pitch, scan.keys), step0, tirx.const(0, "int32"))
+            place = stage + scan.vector_at(name), scan.key_pitch, scan.keys
+            self._copy(name, rows, place, step0, tirx.const(0, "int32"))
         target = stage + scan.value_at, scan.value_pitch, self.tile.values
         self._copy("value", self.recurrence.value, target, step0, self.value0)
 

@@ -9,7 +9,6 @@ A warp has 16 steps of the erasure and 16 of each read-out, whose order is rever
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tvm import tirx
@@ -20,7 +19,7 @@ from tvm_rnn.tir.expr import TirExpr
 from tvm_rnn.tir.index import uint32, wide
 
 from .chunk_scan import BLOCK, exp2, pack, turned
-from .recurrence import AFTER, BEFORE, Rows
+from .recurrence import AFTER, BEFORE, erase_name
 
 if TYPE_CHECKING:
     from .chunk_scan import Body
@@ -85,12 +84,11 @@ class Scorers:
         scores = w.keep(self.body.base + tirx.Cast("uint32", self.scan.scores_at + self._set(number, 0)))
         erase = self.recurrence.erase
         if erase is not None:
-            vector = erase.vector or self.recurrence.key
-            self._score(stage, scores, self.warp, (vector, erase.of, True))
+            self._score(stage, scores, self.warp, (erase_name(erase), erase.of, True))
         backwards = w.bind((self.tile.scorers - 1) - self.warp)
         for i, read in enumerate(self.recurrence.reads):
             own = w.bind(scores + uint32((i + (erase is not None)) * self.scan.score_bytes))
-            self._score(stage, own, backwards, (read.vector, read.of, False))
+            self._score(stage, own, backwards, (f"read_{i}", read.of, False))
 
     def _set(self, number: TirExpr, which: int) -> TirExpr:
         return (number % 2 * self.scan.score_sets + which) * self.scan.score_bytes
@@ -180,14 +178,14 @@ class Scorers:
 
     # --- scores ----------------------------------------------------------------------------------------------------
 
-    def _score(self, stage: TirExpr, scores: TirExpr, block: TirExpr, what: tuple[Rows, str, bool]) -> None:
+    def _score(self, stage: TirExpr, scores: TirExpr, block: TirExpr, what: tuple[str, str, bool]) -> None:
         """16 rows of scores: those of `block`. what: the vectors that read, of which states, and whether they erase."""
         w, scan, lane = self.w, self.scan, self.body.lane
         vector, of, erases = what
         deep = scan.keys // BLOCK
         a = w.tile(deep, 4, dtype="uint32")
         line = block * BLOCK + lane % 16
-        at = w.bind(stage + tirx.Cast("uint32", scan.vectors[vector] + line * scan.key_pitch + lane // 16 * 16))
+        at = w.bind(stage + tirx.Cast("uint32", scan.vector_at(vector) + line * scan.key_pitch + lane // 16 * 16))
         for k in range(deep):
             w.do(I.ptx[LDMATRIX.format("x4")](*a[k], at + uint32(32 * k)))
         row = [w.bind(block * BLOCK + lane // 4 + 8 * half) for half in range(2)]
@@ -197,7 +195,7 @@ class Scorers:
         if erases and self.scale is not None:
             scale = [w.keep(self.scale[r]) for r in row]
         line = lane // 16 * 8 + lane % 8
-        key0 = scan.vectors[self.recurrence.key]
+        key0 = scan.vector_at("key")
         keys = w.bind(stage + tirx.Cast("uint32", key0 + line * scan.key_pitch + lane // 8 % 2 * 16))
         for other in range(self.tile.scorers):
             with w.when(other <= block):
@@ -290,7 +288,3 @@ class Scorers:
                 column, line = 8 * n + lane % 4 * 2 + i % 2, lane // 4 + 8 * (i // 2)
                 inverse[-1].append(w.keep(self.triangle[at + line * TRIANGLE_PITCH + column]))
         self._keep(inverse, scores, row, other)
-
-
-Each = Callable[[int], TirExpr]
-AFTER_STEP = AFTER

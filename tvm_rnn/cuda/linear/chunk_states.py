@@ -20,7 +20,7 @@ from tvm_rnn.tir.expr import TirExpr
 from tvm_rnn.tir.index import uint32, wide
 
 from .chunk_scan import BLOCK, pack, piece_bytes, unpack
-from .recurrence import Rows
+from .recurrence import Rows, erase_name
 
 if TYPE_CHECKING:
     from .chunk_scan import Body
@@ -84,11 +84,11 @@ class States:
         sums = w.tile(2 * self.blocks, 4)
         if erase is not None:
             sums.fill(tirx.const(0.0, "float32"))
-            self._of_states(sums, erase.vector or self.recurrence.key)
+            self._of_states(sums, erase_name(erase))
         self._add_values(sums)
         written, ending = self._write(sums)
         for i, read in enumerate(self.recurrence.reads):
-            self._read(i, read.vector, read.output, written)
+            self._read(i, read.output, written)
         self._carry(ending)
 
     def _operand(self, sums: RegisterTile, count: int) -> RegisterTile:
@@ -106,10 +106,10 @@ class States:
     def _multiply(self, sums: tuple[TirExpr, ...], a: tuple[TirExpr, ...], b: tuple[TirExpr, ...]) -> None:
         self.w.do(I.ptx[INSTRUCTIONS[self.precision]](*sums, *a, *b, *sums))
 
-    def _of_states(self, sums: RegisterTile, vector: Rows) -> None:
+    def _of_states(self, sums: RegisterTile, vector: str) -> None:
         """Add <vector, S> of all steps of the chunk."""
         w, scan = self.w, self.scan
-        at = w.bind(self.stage + self.key_at + uint32(scan.vectors[vector]))
+        at = w.bind(self.stage + self.key_at + uint32(scan.vector_at(vector)))
         b = w.tile(2, self.blocks, 2, 2, dtype="uint32")
 
         def load(k: int) -> None:
@@ -195,12 +195,12 @@ class States:
         for n in range(2):
             self._multiply(sums[2 * block + n], a[other if word is None else word], b[n])
 
-    def _read(self, i: int, vector: Rows, output: Rows, written: RegisterTile) -> None:
+    def _read(self, i: int, output: Rows, written: RegisterTile) -> None:
         """A read-out of all steps, stored."""
         w = self.w
         sums = w.tile(2 * self.blocks, 4)
         sums.fill(tirx.const(0.0, "float32"))
-        self._of_states(sums, vector)
+        self._of_states(sums, f"read_{i}")
         if self.body.weighted:
             for n in range(2 * self.blocks):
                 scale = self._scaled(f"read_{i}", n)
@@ -251,7 +251,7 @@ class States:
                 for i in range(4):
                     self.state.store(self.state[n][i] * left, n, i)
         line = self.lane % 16
-        own = scan.vectors[self.recurrence.key] + line * scan.key_pitch + self.lane // 16 * 16
+        own = scan.vector_at("key") + line * scan.key_pitch + self.lane // 16 * 16
         at = w.bind(self.stage + tirx.Cast("uint32", own))
         b = w.tile(2, 2, 2, dtype="uint32")
         pairs = [(k, block) for block in range(self.blocks) for k in range(self.deep)]

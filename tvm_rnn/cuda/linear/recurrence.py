@@ -91,3 +91,8 @@ class Recurrence:
         outputs = {f"output_{i}": read.output for i, read in enumerate(self.reads)}
         named = [(name, rows.dtype) for name, rows in {**inputs, **outputs}.items()]
         return (*named, ("state_in", "float32"), ("state_out", "float32"))
+
+
+def erase_name(erase: Erase) -> str:
+    """The pointer of the vector that erases."""
+    return "key" if erase.vector is None else "erase"
