@@ -51,7 +51,10 @@ def recurrence(
         precision,
         vectors,
         rows(values, precision),
-        tuple(Read(Rows(keys, vectors.stride + 8 * i + 8, precision, 0, group), rows(values, precision), of) for i, of in enumerate(reads)),
+        tuple(
+            Read(Rows(keys, vectors.stride + 8 * i + 8, precision, 0, group), rows(values, precision), of)
+            for i, of in enumerate(reads)
+        ),
         number() if value_scale else None,
         wrote,
         rows(decay, "float32") if decay else None,
@@ -162,7 +165,9 @@ class Steps:
                 if own.value_scale is not None:
                     u = u * at("value_scale", t, b)
                 if own.erase is not None:
-                    z = np.einsum("nk,nkv->nv", at("key" if own.erase.vector is None else "erase", t, b), seen[own.erase.of])
+                    z = np.einsum(
+                        "nk,nkv->nv", at("key" if own.erase.vector is None else "erase", t, b), seen[own.erase.of]
+                    )
                     u = u + z * (at("erase_scale", t, b) if own.erase.scale is not None else 1)
                 s = s + at("key", t, b)[:, :, None] * u[:, None, :]
                 seen[AFTER] = s

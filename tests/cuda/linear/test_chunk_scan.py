@@ -9,7 +9,8 @@ import pytest
 from emulated import run
 from linear_steps import Steps, recurrence
 
-from tvm_rnn.cuda.linear.chunk_scan import ChunkScan, ChunkTile
+from tvm_rnn.cuda.linear.chunk_scan import ChunkScan
+from tvm_rnn.cuda.linear.chunk_tile import ChunkTile
 from tvm_rnn.cuda.linear.recurrence import AFTER, BEFORE, DECAYED, Recurrence
 
 SMALL = ChunkTile(chunk=32, warps=1)

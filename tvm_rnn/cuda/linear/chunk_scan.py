@@ -18,51 +18,27 @@ Source: Yang et al. 2024, "Parallelizing Linear Transformers with the Delta Rule
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from math import gcd
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.gemm.operands import COPY, COPY_PIECE
-from tvm_rnn.cuda.layer.packed_layout import SIZES, ceil_div
+from tvm_rnn.cuda.layer.packed_layout import ceil_div
 from tvm_rnn.cuda.layer.regime import FOREVER, MASK_POINTERS, MASK_SCALARS
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
-from tvm_rnn.tir.index import uint32, wide
+from tvm_rnn.tir.index import wide
 
-from .recurrence import AFTER, Recurrence, Rows
+from .chunk_scores import Scorers
+from .chunk_states import States
+from .chunk_tile import BLOCK, ChunkTile, Numbers, piece_bytes
+from .recurrence import Recurrence, Rows
 
-BLOCK = 16  # steps, keys or values that an instruction takes at a time
 PAD = 16  # bytes behind a row of shared memory: the next row begins in other banks
 SCALARS = (("steps", "int32"), ("batch", "int32"), ("span", "int32"))
-
-
-@dataclass(frozen=True)
-class ChunkTile:
-    """chunk: steps; warps: of states, each with 16 values; stages: chunks of operands in shared memory, 3 at least;
-    blocks: of a multiprocessor that registers allow."""
-
-    chunk: int = 64
-    warps: int = 2
-    stages: int = 3
-    blocks: int = 1
-
-    @property
-    def values(self) -> int:
-        return BLOCK * self.warps
-
-    @property
-    def scorers(self) -> int:
-        """Warps that make scores: each has 16 steps."""
-        return self.chunk // BLOCK
-
-    @property
-    def threads(self) -> int:
-        return 32 * (self.warps + self.scorers)
 
 
 @dataclass(frozen=True)
@@ -83,6 +59,14 @@ class ChunkScan:
     @property
     def tiles(self) -> int:
         return ceil_div(self.recurrence.values, self.tile.values)
+
+    @property
+    def pointers(self) -> tuple[tuple[str, str], ...]:
+        return self.recurrence.pointers
+
+    def states(self, body: Body, warp: TirExpr) -> States:
+        """Of the warps of states."""
+        return States(body, warp)
 
     def blocks(self, batch: int, segments: int = 1) -> int:
         return self.tiles * self.recurrence.heads * batch * segments
@@ -156,27 +140,10 @@ class ChunkScan:
             with flavour(precision), I.attr({"tirx.launch_bounds_min_blocks_per_sm": self.tile.blocks}):
                 Body(w, self, masked).run()
 
-        pointers = (*self.recurrence.pointers, *(MASK_POINTERS if masked else ()))
+        pointers = (*self.pointers, *(MASK_POINTERS if masked else ()))
         scalars = (*SCALARS, *(MASK_SCALARS if masked else ()))
         name = f"{self.name}_masked" if masked else self.name
         return write(name, pointers, scalars, run, threads=self.tile.threads, shared_bytes=self.shared_bytes)
-
-
-class Numbers:
-    """What both kinds of warps know of a chunk's steps, in shared memory, of two chunks: `at(name, chunk, step)`."""
-
-    def __init__(self, w: Writer, names: tuple[str, ...], chunk: int) -> None:
-        self.w, self.chunk = w, chunk
-        self.buffers = {name: I.alloc_buffer((2 * chunk,), "float32", scope="shared") for name in names}
-
-    def place(self, number: TirExpr, step: Expr) -> TirExpr:
-        return number % 2 * self.chunk + step
-
-    def load(self, name: str, number: TirExpr, step: Expr) -> TirExpr:
-        return self.buffers[name][self.place(number, step)]
-
-    def store(self, name: str, value: Expr, number: TirExpr, step: Expr) -> None:
-        self.w.store(self.buffers[name], value, self.place(number, step))
 
 
 class Body:
@@ -188,15 +155,12 @@ class Body:
         self.weighted = masked or scan.recurrence.decay is not None
 
     def run(self) -> None:
-        from .chunk_scores import Scorers
-        from .chunk_states import States
-
         w, scan, tile = self.w, self.scan, self.tile
         self._place()
         self.numbers = Numbers(w, self._names(), tile.chunk)
         warp = w.keep(self.tx // 32)
         scorers = Scorers(self, w.bind(warp % tile.scorers))
-        states = States(self, w.bind(w.keep(tirx.max(warp - tile.scorers, 0))))
+        states = scan.states(self, w.bind(w.keep(tirx.max(warp - tile.scorers, 0))))
         scores = w.keep(warp < tile.scorers)
         with I.If(scores):
             with I.Then():
@@ -275,9 +239,7 @@ class Body:
         target = stage + scan.value_at, scan.value_pitch, self.tile.values
         self._copy("value", self.recurrence.value, target, step0, self.value0)
 
-    def _copy(
-        self, name: str, rows: Rows, target: tuple[TirExpr, int, int], step0: TirExpr, column0: TirExpr
-    ) -> None:
+    def _copy(self, name: str, rows: Rows, target: tuple[TirExpr, int, int], step0: TirExpr, column0: TirExpr) -> None:
         """A tile of `chunk` rows. target: where, its pitch, its columns."""
         w, (at, pitch, columns) = self.w, target
         piece = piece_bytes(rows)
@@ -293,9 +255,7 @@ class Body:
             left = tirx.max(tirx.min((rows.width - column) * 2, wide_piece), 0)
             size = w.keep(tirx.Select(step < self.limit, left, 0))
             there = size > 0
-            source = w.keep(
-                self.element(rows, tirx.Select(there, step, 0), tirx.Select(there, column, 0))
-            )
+            source = w.keep(self.element(rows, tirx.Select(there, step, 0), tirx.Select(there, column, 0)))
             to = at + line * pitch + chunk * wide_piece
             if piece < 4:
                 value = w.local(1, rows.dtype)
@@ -316,37 +276,3 @@ class Body:
         else:
             with w.loop(turns) as i:
                 copy(i)
-
-
-def piece_bytes(rows: Rows) -> int:
-    """Bytes of a row of 16-bit numbers that are copied at a time: what every row begins at a multiple of."""
-    size = SIZES[rows.dtype]
-    return min(16, gcd(16, rows.width * size, rows.stride * size, rows.offset * size))
-
-
-def pack(w: Writer, precision: str, into: Expr, low: Expr, high: Expr) -> None:
-    """Two float32 numbers in a word."""
-    kind = "bf16x2" if precision == "bfloat16" else "f16x2"
-    w.do(I.ptx[f"cvt.rn.{kind}.f32"](into, high, low))
-
-
-def unpack(precision: str, word: TirExpr) -> tuple[TirExpr, TirExpr]:
-    """The other way."""
-    if precision == "bfloat16":
-        high = word & tirx.const(0xFFFF0000, "uint32")
-        return tirx.reinterpret("float32", word << uint32(16)), tirx.reinterpret("float32", high)
-    halves = tirx.Cast("uint16", word & uint32(0xFFFF)), tirx.Cast("uint16", word >> uint32(16))
-    low, high = (tirx.Cast("float32", tirx.reinterpret("float16", half)) for half in halves)
-    return low, high
-
-
-def exp2(x: TirExpr) -> TirExpr:
-    return tirx.call_pure_extern("float32", "exp2f", x)
-
-
-def turned(of: str) -> bool:
-    """Whether a step's own writing is read."""
-    return of == AFTER
-
-
-Load = Callable[[int], TirExpr]

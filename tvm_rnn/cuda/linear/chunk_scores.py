@@ -18,13 +18,15 @@ from tvm_rnn.cuda.gemm.mma_sync import INSTRUCTIONS, LDMATRIX
 from tvm_rnn.tir.expr import TirExpr
 from tvm_rnn.tir.index import uint32, wide
 
-from .chunk_scan import BLOCK, exp2, pack, turned
-from .recurrence import AFTER, BEFORE, erase_name
+from .chunk_tile import BLOCK, exp2, pack, turned
+from .recurrence import BEFORE, erase_name
 
 if TYPE_CHECKING:
     from .chunk_scan import Body
 
-GONE = -160.0  # log2 of what counts as 0, so that sums of a chunk's stay exact enough: 64 GONE to 10 bits behind the point
+GONE = (
+    -160.0
+)  # log2 of what counts as 0, so that sums of a chunk's stay exact enough: 64 GONE to 10 bits behind the point
 LOG2_E = 1.4426950408889634
 NEVER = -1000.0  # log2 of 0, once
 TRIANGLE_PITCH = 20

@@ -19,7 +19,7 @@ from tvm_rnn.cuda.gemm.mma_sync import INSTRUCTIONS, LDMATRIX
 from tvm_rnn.tir.expr import TirExpr
 from tvm_rnn.tir.index import uint32, wide
 
-from .chunk_scan import BLOCK, pack, piece_bytes, unpack
+from .chunk_tile import BLOCK, pack, piece_bytes, unpack
 from .recurrence import Rows, erase_name
 
 if TYPE_CHECKING:
@@ -55,17 +55,23 @@ class States:
                 with self.w.when(there):
                     self.w.store(self.w["state_out"], self.state.flat[number], at)
 
+    def _places(self) -> list[tuple[int, TirExpr, TirExpr]]:
+        """(register, value, key)."""
+        w, found = self.w, []
+        for n in range(self.scan.keys // 8):
+            for i in range(4):
+                value = w.bind(self.body.value0 + self.warp * BLOCK + self.lane // 4 + 8 * (i // 2))
+                found.append((n * 4 + i, value, w.bind(8 * n + self.lane % 4 * 2 + i % 2)))
+        return found
+
     def _elements(self, array: TirExpr) -> list[tuple[int, TirExpr, TirExpr]]:
         """(register, whether there is such an element, where it is), in one of arrays [heads, ...]."""
         w, own = self.w, self.recurrence
         base = w.keep((wide(array) * own.heads + wide(self.body.head)) * (own.keys * own.values))
         found = []
-        for n in range(self.scan.keys // 8):
-            for i in range(4):
-                value = w.bind(self.body.value0 + self.warp * BLOCK + self.lane // 4 + 8 * (i // 2))
-                key = w.bind(8 * n + self.lane % 4 * 2 + i % 2)
-                at = value * own.keys + key if own.keys_last else key * own.values + value
-                found.append((n * 4 + i, tirx.And(value < own.values, key < own.keys), base + wide(at)))
+        for number, value, key in self._places():
+            at = value * own.keys + key if own.keys_last else key * own.values + value
+            found.append((number, tirx.And(value < own.values, key < own.keys), base + wide(at)))
         return found
 
     # --- a chunk ---------------------------------------------------------------------------------------------------
@@ -169,7 +175,8 @@ class States:
             if self.body.weighted:
                 scales = [self._scaled("ends", 2 * block + half) for half in range(2)]
                 scaled = [
-                    tuple(value * scales[half][i % 2] for i, value in enumerate(tile)) for half, tile in enumerate(tiles)
+                    tuple(value * scales[half][i % 2] for i, value in enumerate(tile))
+                    for half, tile in enumerate(tiles)
                 ]
                 self._pack_block(ending, block, scaled)
         return written, ending

@@ -85,12 +85,16 @@ class Recurrence:
         return {name: rows for name, rows in every.items() if rows is not None}
 
     @property
+    def operands(self) -> tuple[tuple[str, str], ...]:
+        """Pointers of what steps read, with their dtypes."""
+        every = {**self.vectors, "value": self.value, **self.numbers}
+        return tuple((name, rows.dtype) for name, rows in every.items())
+
+    @property
     def pointers(self) -> tuple[tuple[str, str], ...]:
-        """Of every kernel: operands, outputs, and the states before and after."""
-        inputs = {**self.vectors, "value": self.value, **self.numbers}
-        outputs = {f"output_{i}": read.output for i, read in enumerate(self.reads)}
-        named = [(name, rows.dtype) for name, rows in {**inputs, **outputs}.items()]
-        return (*named, ("state_in", "float32"), ("state_out", "float32"))
+        """Of a kernel that runs steps: operands, outputs, and the states before and after."""
+        outputs = tuple((f"output_{i}", read.output.dtype) for i, read in enumerate(self.reads))
+        return (*self.operands, *outputs, ("state_in", "float32"), ("state_out", "float32"))
 
 
 def erase_name(erase: Erase) -> str:

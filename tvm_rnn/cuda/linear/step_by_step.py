@@ -202,9 +202,7 @@ class _Body:
             for v in range(len(self.values)):
                 self.state.store(self.state[k, v][0] * decay, k, v, 0)
 
-    def _write(
-        self, key: Buffer, value: Buffer, erased: list[TirExpr] | None, numbers: dict[str, TirExpr]
-    ) -> None:
+    def _write(self, key: Buffer, value: Buffer, erased: list[TirExpr] | None, numbers: dict[str, TirExpr]) -> None:
         w = self.w
         for v in range(len(self.values)):
             u = value[v] * numbers["value_scale"] if "value_scale" in numbers else value[v]

@@ -1,0 +1,171 @@
+"""Few states, many steps: time in segments that run at once. Each does to the states S -> M S + N, which is composed.
+
+In: a `Recurrence` and a tile. Out: `SegmentEnds`, a chunk scan of all segments but the last that begins with no states
+and leaves N, and with one key of each value's and leaves the columns of M, of as many further values; where nothing is
+erased M is a number; and `Compose`, a kernel that leaves the states before each segment, for `ChunkScan`.
+
+Rewrite: for all steps: S = M_t S + N_t  -->  for each segment: M, N; for segments: S = M S + N; for each segment: steps
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.layer.packed_layout import ceil_div
+from tvm_rnn.tir.expr import TirExpr
+from tvm_rnn.tir.index import wide
+
+from .chunk_scan import Body, ChunkScan
+from .chunk_states import States
+from .chunk_tile import BLOCK
+from .recurrence import Recurrence
+
+VALUES = 16  # of a block that composes
+
+
+@dataclass(frozen=True)
+class SegmentEnds(ChunkScan):
+    """A recurrence without read-outs. Pointers: operands, then ends [segments, B, heads, states] and maps [segments, B,
+    heads, keys of S before, keys], or [segments, B, heads]; steps: of all segments but the last."""
+
+    @property
+    def tiles(self) -> int:
+        return super().tiles + (ceil_div(self.recurrence.keys, self.tile.values) if self.recurrence.erase else 0)
+
+    @property
+    def map0(self) -> int:
+        """The value from which on there are columns of M."""
+        return super().tiles * self.tile.values
+
+    @property
+    def pointers(self) -> tuple[tuple[str, str], ...]:
+        return (*self.recurrence.operands, ("ends", "float32"), ("maps", "float32"))
+
+    def states(self, body: Body, warp: TirExpr) -> States:
+        return _Ends(body, warp, self)
+
+
+class _Ends(States):
+    """N, or columns of M."""
+
+    def __init__(self, body: Body, warp: TirExpr, scan: SegmentEnds) -> None:
+        super().__init__(body, warp)
+        self.map0 = scan.map0
+        self.erases = scan.recurrence.erase is not None
+        self.total = self.w.local(1)
+
+    def begin(self) -> None:
+        w = self.w
+        w.store(self.total, tirx.const(1.0, "float32"), 0)
+        for number, value, key in self._places():
+            one = tirx.EQ(value - self.map0, key)
+            w.store(self.state.buffer, tirx.Select(one, tirx.const(1.0, "float32"), tirx.const(0.0, "float32")), number)
+
+    def advance(self, number: TirExpr) -> None:
+        super().advance(number)
+        if self.body.weighted and not self.erases:
+            self.w.store(self.total, self.total[0] * self.body.numbers.load("carried", number, 0), 0)
+
+    def finish(self) -> None:
+        w, own = self.w, self.recurrence
+        for number, there, at in self._elements(self.body.number):
+            with w.when(there):
+                w.store(w["ends"], self.state.flat[number], at)
+        array = w.keep(wide(self.body.number) * own.heads + wide(self.body.head))
+        if not self.erases:
+            first = tirx.And(tirx.EQ(self.body.value0 + self.warp, 0), tirx.EQ(self.lane, 0))
+            with w.when(first):
+                w.store(w["maps"], self.total[0], array)
+            return
+        for number, value, key in self._places():
+            column = w.bind(value - self.map0)
+            with w.when(tirx.And(tirx.And(column >= 0, column < own.keys), key < own.keys)):
+                at = array * (own.keys * own.keys) + wide(column * own.keys + key)
+                w.store(w["maps"], self.state.flat[number], at)
+
+
+@dataclass(frozen=True)
+class Compose:
+    """Pointers: state_in, ends, maps, and starts [segments, B, heads, states]; scalars: segments, batch."""
+
+    name: str
+    recurrence: Recurrence
+
+    @property
+    def threads(self) -> int:
+        return ceil_div(self.recurrence.keys, 32) * 32
+
+    @property
+    def tiles(self) -> int:
+        return ceil_div(self.recurrence.values, VALUES)
+
+    def blocks(self, batch: int) -> int:
+        return self.tiles * self.recurrence.heads * batch
+
+    @cached_property
+    def kernel(self) -> Kernel:
+        pointers = [(name, "float32") for name in ("state_in", "ends", "maps", "starts")]
+        return write(self.name, pointers, [("segments", "int32"), ("batch", "int32")], self._body, threads=self.threads)
+
+    def _body(self, w: Writer) -> None:
+        """A thread has a key of 16 values; the others' are in shared memory."""
+        own = self.recurrence
+        block = w.keep(I.cta_id([tirx.Cast("int32", wide(w["batch"]) * (self.tiles * own.heads))]))
+        key = w.keep(I.thread_id([self.threads]))
+        states = I.alloc_buffer((self.threads * VALUES,), "float32", scope="shared", align=16)
+        value0 = w.keep(tirx.truncmod(block, self.tiles) * VALUES)
+        array = w.keep(tirx.truncdiv(block, self.tiles))
+        count = w.bind(wide(w["batch"]) * own.heads)
+        size, there = own.keys * own.values, w.bind(key < own.keys)
+        state, end = w.local(VALUES), w.local(VALUES)
+
+        def place(number: TirExpr, v: int) -> TirExpr:
+            value = value0 + v
+            return number * size + wide(value * own.keys + key if own.keys_last else key * own.values + value)
+
+        def each(body: object) -> None:
+            for v in range(VALUES):
+                with w.when(tirx.And(there, value0 + v < own.values)):
+                    body(v)  # type: ignore[operator]
+
+        for v in range(VALUES):
+            w.store(state, tirx.const(0.0, "float32"), v)
+            w.store(end, tirx.const(0.0, "float32"), v)
+        each(lambda v: w.store(state, w["state_in"][place(wide(array), v)], v))
+        with w.loop(w["segments"]) as segment:
+            number = w.keep(wide(segment) * count + wide(array))
+            each(lambda v: w.store(w["starts"], state[v], place(number, v)))
+            with w.when(segment + 1 < w["segments"]):
+                each(lambda v: w.store(end, w["ends"][place(number, v)], v))
+                if own.erase is None:
+                    left = w.keep(w["maps"][number])
+                    for v in range(VALUES):
+                        w.store(state, state[v] * left + end[v], v)
+                else:
+                    self._product(w, number, (states, state, end), key)
+
+    def _product(self, w: Writer, number: TirExpr, held: tuple, key: TirExpr) -> None:
+        own, (states, state, end) = self.recurrence, held
+        w.do(I.cuda.cta_sync())
+        for v in range(VALUES):
+            w.store(states, state[v], key * VALUES + v)
+            w.store(state, end[v], v)
+        w.do(I.cuda.cta_sync())
+        here = w.keep(tirx.min(key, own.keys - 1))
+        step = next(n for n in (8, 4, 2, 1) if own.keys % n == 0)
+        with w.loop(own.keys // step) as outer:
+            factors = w.local(step)
+            for i in range(step):
+                at = number * (own.keys * own.keys) + wide((outer * step + i) * own.keys + here)
+                w.store(factors, w["maps"][at], i)
+            for i in range(step):
+                for v in range(VALUES):
+                    w.store(state, state[v] + factors[i] * states[(outer * step + i) * VALUES + v], v)
+
+
+__all__ = ["BLOCK", "Compose", "SegmentEnds"]
