@@ -24,17 +24,29 @@ def error(case: Steps, span: int) -> float:
     masked = case.lengths is not None or case.reset is not None
     arrays = case.arrays()
     state = arrays["state_in"]
-    every = {"ends": np.full((count - 1, *state.shape), POISON, "f4"), "starts": np.full((count, *state.shape), POISON, "f4")}
+    every = {
+        "ends": np.full((count - 1, *state.shape), POISON, "f4"),
+        "starts": np.full((count, *state.shape), POISON, "f4"),
+    }
     maps = (own.keys, own.keys) if own.erase is not None else ()
     arrays |= every | {"maps": np.full((count - 1, batch, own.heads, *maps), POISON, "f4")}
     scalars = {"steps": (count - 1) * span, "batch": batch, "span": span, "segments": count, "start": 0}
-    scalars |= {"total": case.steps, "has_lengths": int(case.lengths is not None), "has_reset": int(case.reset is not None)}
+    scalars |= {
+        "total": case.steps,
+        "has_lengths": int(case.lengths is not None),
+        "has_reset": int(case.reset is not None),
+    }
     ends = SegmentEnds("ends", replace(own, reads=()), TILE)
     run(ends.kernels[masked], arrays, scalars, ends.blocks(batch, count - 1))
     compose = Compose("compose", own)
     run(compose.kernel, arrays, scalars, compose.blocks(batch))
     scan = ChunkScan("k", own, TILE)
-    run(scan.kernels[masked], arrays | {"state_in": arrays["starts"]}, scalars | {"steps": case.steps}, scan.blocks(batch, count))
+    run(
+        scan.kernels[masked],
+        arrays | {"state_in": arrays["starts"]},
+        scalars | {"steps": case.steps},
+        scan.blocks(batch, count),
+    )
     return case.error(arrays)
 
 

@@ -1,8 +1,8 @@
 """All steps of a linear recurrence of matrices in chunks: a block for each batch row, head, tile of values and segment.
 
-In: a `Recurrence` and a `ChunkTile`. Out: `ChunkScan`, whose kernel has two kinds of warps: some copy operands and make
-the scores of one chunk (`chunk_scores.py`) while others take the states through the chunk before it
-(`chunk_states.py`). They meet once a chunk.
+In: a `Recurrence` and a `ChunkTile`. Out: `ChunkScan`, whose kernel has three kinds of warps: while some take the states
+through a chunk (`chunk_states.py`), others make the scores of the next one (`chunk_scores.py`), and one brings the
+operands of those behind it (`chunk_loads.py`). They meet once a chunk.
 
 With g the sum of a chunk's log decays up to a step, S the states before the chunk, and all sums over steps s of it:
 
@@ -25,16 +25,16 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
-from tvm_rnn.cuda.gemm.operands import COPY, COPY_PIECE
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
 from tvm_rnn.cuda.layer.regime import FOREVER, MASK_POINTERS, MASK_SCALARS
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
-from tvm_rnn.tir.index import wide
+from tvm_rnn.tir.index import uint32, wide
 
+from .chunk_loads import Loads
 from .chunk_scores import Scorers
 from .chunk_states import States
-from .chunk_tile import BLOCK, ChunkTile, Numbers, piece_bytes
+from .chunk_tile import BLOCK, ChunkTile, Numbers
 from .recurrence import Recurrence, Rows
 
 PAD = 16  # bytes behind a row of shared memory: the next row begins in other banks
@@ -159,33 +159,65 @@ class Body:
         self._place()
         self.numbers = Numbers(w, self._names(), tile.chunk)
         warp = w.keep(self.tx // 32)
-        scorers = Scorers(self, w.bind(warp % tile.scorers))
-        states = scan.states(self, w.bind(w.keep(tirx.max(warp - tile.scorers, 0))))
-        scores = w.keep(warp < tile.scorers)
-        with I.If(scores):
+        scorers = Scorers(self, warp)
+        states = scan.states(self, w.bind(warp - tile.scorers))
+        loads = Loads(self, w.bind(warp - tile.scorers - tile.warps))
+        with I.If(warp < tile.scorers):
             with I.Then():
-                scorers.begin()
-            with I.Else():
-                states.begin()
-        with w.loop(self.chunks + 1) as turn:
-            with w.when(scores):
-                scorers.wait()
-            w.do(I.cuda.cta_sync())
-            with I.If(scores):
-                with I.Then(), w.when(turn < self.chunks):
-                    scorers.make(turn)
-                with I.Else(), w.when(turn > 0):
-                    states.advance(w.keep(turn - 1))
-        with w.when(tirx.Not(scores)):
-            states.finish()
+                self._scorers(scorers)
+            with I.Else(), I.If(warp < tile.scorers + tile.warps):
+                with I.Then():
+                    self._states(states)
+                with I.Else():
+                    self._loads(loads)
+
+    def _scorers(self, scorers: Scorers) -> None:
+        self._registers(0)
+        with self.w.loop(self.chunks) as turn:
+            self._meet()
+            scorers.make(turn)
+        self._meet()
+
+    def _states(self, states: States) -> None:
+        self._registers(1)
+        states.begin()
+        self._meet()
+        with self.w.loop(self.chunks) as turn:
+            self._meet()
+            states.advance(turn)
+        states.finish()
+
+    def _loads(self, loads: Loads) -> None:
+        self._registers(2)
+        loads.begin()
+        with self.w.loop(self.chunks + 1) as turn:
+            loads.wait()
+            self._meet()
+            loads.advance(turn)
+
+    def _meet(self) -> None:
+        """All warps: once before the scores of the first chunk, then once a chunk."""
+        self.w.do(I.ptx.bar.sync(0, uint32(self.tile.threads)))
+
+    def _registers(self, kind: int) -> None:
+        """Take or give registers."""
+        own = self.tile.registers
+        if own is not None:
+            begins = 65536 // self.tile.threads // 8 * 8
+            how = "inc" if own[kind] > begins else "dec"
+            self.w.do(I.ptx[f"setmaxnreg.{how}.sync.aligned.u32"](own[kind]))
 
     def _names(self) -> tuple[str, ...]:
-        """carried: what is left of S at the end of the chunk; ends: of a step's writing; read_i, erase: what of S a
-        step's result has."""
+        """before, after: sums of log decays; carried: what is left of S at the end of the chunk; ends: of a step's
+        writing; read_i, erase: what of S a step's result has; scale: of what is erased."""
         own, erase = self.recurrence, self.recurrence.erase
         found = ["value_scale"] if own.value_scale is not None else []
-        found += ["carried", "ends", *(f"read_{i}" for i in range(len(own.reads)))] if self.weighted else []
-        return (*found, *(["erase"] if erase is not None and (self.weighted or erase.scale is not None) else []))
+        if self.weighted:
+            found += ["before", "after", "carried", "ends", *(f"read_{i}" for i in range(len(own.reads)))]
+        if erase is not None:
+            found += ["erase"] if self.weighted or erase.scale is not None else []
+            found += ["scale"] if erase.scale is not None else []
+        return tuple(found)
 
     def _place(self) -> None:
         w, scan = self.w, self.scan
@@ -222,57 +254,6 @@ class Body:
         at = (wide(self.first + step) * wide(self.w["batch"]) + wide(self.row)) * rows.stride + rows.offset
         return at + wide(tirx.truncdiv(self.head, rows.group) * rows.width + within)
 
-    # --- operands to shared memory ---------------------------------------------------------------------------------
-
     def slot(self, number: TirExpr) -> TirExpr:
         """Where the stage of a chunk begins, in bytes from the start of shared memory."""
         return tirx.truncmod(number, self.tile.stages) * self.scan.stage_bytes
-
-    def fill(self, number: TirExpr) -> None:
-        """Start the copies of a chunk's operands, by the warps of scores; zeros where there is nothing."""
-        w, scan = self.w, self.scan
-        stage = w.keep(self.slot(number))
-        step0 = w.keep(number * self.tile.chunk)
-        for name, rows in self.recurrence.vectors.items():
-            place = stage + scan.vector_at(name), scan.key_pitch, scan.keys
-            self._copy(name, rows, place, step0, tirx.const(0, "int32"))
-        target = stage + scan.value_at, scan.value_pitch, self.tile.values
-        self._copy("value", self.recurrence.value, target, step0, self.value0)
-
-    def _copy(self, name: str, rows: Rows, target: tuple[TirExpr, int, int], step0: TirExpr, column0: TirExpr) -> None:
-        """A tile of `chunk` rows. target: where, its pitch, its columns."""
-        w, (at, pitch, columns) = self.w, target
-        piece = piece_bytes(rows)
-        wide_piece = max(piece, 2)
-        across = 2 * columns // wide_piece
-        threads, pieces = 32 * self.tile.scorers, self.tile.chunk * across
-        thread = w.bind(self.tx)
-
-        def copy(i: Expr) -> None:
-            number = thread + i * threads
-            line, chunk = w.bind(tirx.truncdiv(number, across)), w.bind(tirx.truncmod(number, across))
-            step, column = w.bind(step0 + line), w.bind(column0 + chunk * (wide_piece // 2))
-            left = tirx.max(tirx.min((rows.width - column) * 2, wide_piece), 0)
-            size = w.keep(tirx.Select(step < self.limit, left, 0))
-            there = size > 0
-            source = w.keep(self.element(rows, tirx.Select(there, step, 0), tirx.Select(there, column, 0)))
-            to = at + line * pitch + chunk * wide_piece
-            if piece < 4:
-                value = w.local(1, rows.dtype)
-                w.store(value, tirx.const(0.0, rows.dtype), 0)
-                with w.when(there):
-                    w.store(value, w[name][source], 0)
-                w.store(self.words, value[0], tirx.truncdiv(to, 2))
-                return
-            address = self.base + tirx.Cast("uint32", to)
-            how = COPY if piece == 16 else COPY_PIECE
-            w.do(I.ptx[how](address, w[name].ptr_to([source]), piece, tirx.Cast("uint32", size)))
-
-        turns = ceil_div(pieces, threads)
-        assert pieces % threads == 0
-        if piece == 16:
-            for i in range(turns):
-                copy(i)
-        else:
-            with w.loop(turns) as i:
-                copy(i)

@@ -9,6 +9,7 @@ Source: sums as operands: Dao 2023, "FlashAttention-2"; what a step writes, by b
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tvm import tirx
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from .chunk_scan import Body
 
 TURNED = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16"
+FEW = 4  # warps of states, whose registers are enough for two products at a time
 STORE_TURNED = "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16"
 
 
@@ -89,12 +91,16 @@ class States:
         self.old = self._operand(self.state, self.deep)
         sums = w.tile(2 * self.blocks, 4)
         if erase is not None:
-            sums.fill(tirx.const(0.0, "float32"))
-            self._of_states(sums, erase_name(erase))
+            run(self._of_states(sums, erase_name(erase)))
         self._add_values(sums)
-        written, ending = self._write(sums)
-        for i, read in enumerate(self.recurrence.reads):
-            self._read(i, read.output, written)
+        reads = [w.tile(2 * self.blocks, 4) for _ in self.recurrence.reads]
+        products = [self._of_states(found, f"read_{i}") for i, found in enumerate(reads)]
+        # The first read-out's products fill the gaps of what steps write, where registers hold both.
+        between = products[0] if self.tile.warps <= FEW and products else iter(())
+        written, ending = self._write(sums, between)
+        for i, (read, found) in enumerate(zip(self.recurrence.reads, reads, strict=True)):
+            run(products[i])
+            self._read(i, read.output, found, written)
         self._carry(ending)
 
     def _operand(self, sums: RegisterTile, count: int) -> RegisterTile:
@@ -112,11 +118,12 @@ class States:
     def _multiply(self, sums: tuple[TirExpr, ...], a: tuple[TirExpr, ...], b: tuple[TirExpr, ...]) -> None:
         self.w.do(I.ptx[INSTRUCTIONS[self.precision]](*sums, *a, *b, *sums))
 
-    def _of_states(self, sums: RegisterTile, vector: str) -> None:
-        """Add <vector, S> of all steps of the chunk."""
+    def _of_states(self, sums: RegisterTile, vector: str) -> Iterator[None]:
+        """<vector, S> of all steps of the chunk: one step of K after the other."""
         w, scan = self.w, self.scan
         at = w.bind(self.stage + self.key_at + uint32(scan.vector_at(vector)))
         b = w.tile(2, self.blocks, 2, 2, dtype="uint32")
+        sums.fill(tirx.const(0.0, "float32"))
 
         def load(k: int) -> None:
             for block in range(self.blocks):
@@ -129,6 +136,7 @@ class States:
                 load(k + 1)
             for n in range(2 * self.blocks):
                 self._multiply(sums[n], self.old[k], b[k % 2, n // 2, n % 2])
+            yield
 
     def _scaled(self, name: str, n: int) -> list[TirExpr]:
         """A number of the steps of a tile's two columns."""
@@ -159,64 +167,72 @@ class States:
                             value = before + value
                         sums.store(value, n, i)
 
-    def _write(self, sums: RegisterTile) -> tuple[RegisterTile, RegisterTile]:
-        """What steps write, as operands: as it is, and what is left of it at the end of the chunk."""
-        w = self.w
+    def _write(self, sums: RegisterTile, between: Iterator[None]) -> tuple[RegisterTile, RegisterTile]:
+        """What steps write, as operands: as it is, and what is left of it at the end of the chunk. between: other
+        products, of which some are started while those here are under way."""
+        w, erases = self.w, self.recurrence.erase is not None
         written = w.tile(self.blocks, 4, dtype="uint32")
         ending = w.tile(self.blocks, 4, dtype="uint32") if self.body.weighted else written
         for block in range(self.blocks):
-            if self.recurrence.erase is not None:
-                self._solve(sums, block)
             tiles = [sums[2 * block], sums[2 * block + 1]]
+            if erases:
+                self._solve(sums, block, between)
             self._pack_block(written, block, tiles)
-            if self.recurrence.erase is not None:
-                for later in range(block + 1, self.blocks):
-                    self._scores(sums, written, later, block, 0)
             if self.body.weighted:
-                scales = [self._scaled("ends", 2 * block + half) for half in range(2)]
-                scaled = [
-                    tuple(value * scales[half][i % 2] for i, value in enumerate(tile))
-                    for half, tile in enumerate(tiles)
-                ]
-                self._pack_block(ending, block, scaled)
+                self._pack_block(ending, block, self._ending(tiles, block))
+            if erases:
+                for later in range(block + 1, self.blocks):
+                    self._add(sums, written[block], later, self._scores(later, block, 0))
         return written, ending
 
-    def _solve(self, sums: RegisterTile, block: int) -> None:
+    def _ending(self, tiles: list[tuple[TirExpr, ...]], block: int) -> list[tuple[TirExpr, ...]]:
+        """What steps of a block wrote, times what is left of it."""
+        found = []
+        for half, tile in enumerate(tiles):
+            scale = self._scaled("ends", 2 * block + half)
+            found.append(tuple(value * scale[i % 2] for i, value in enumerate(tile)))
+        return found
+
+    def _solve(self, sums: RegisterTile, block: int, between: Iterator[None]) -> None:
         """Times the inverse of the block on the diagonal."""
-        w = self.w
-        words = w.tile(1, 4, dtype="uint32")
+        words = self.w.tile(1, 4, dtype="uint32")
+        inverse = self._scores(block, block, 0)
+        next(between, None)
         self._pack_block(words, 0, [sums[2 * block], sums[2 * block + 1]])
         for n in range(2):
             for i in range(4):
                 sums.store(tirx.const(0.0, "float32"), 2 * block + n, i)
-        self._scores(sums, words, block, block, 0, 0)
+        self._add(sums, words[0], block, inverse)
+        next(between, None)
 
-    def _scores(
-        self, sums: RegisterTile, a: RegisterTile, block: int, other: int, which: int, word: int | None = None
-    ) -> None:
-        """Add to the steps of `block` what those of `other` wrote, times their scores."""
+    def _scores(self, block: int, other: int, which: int) -> RegisterTile:
+        """The scores of 16 steps of what 16 others wrote, as a right operand."""
         w, scan = self.w, self.scan
         b = w.tile(2, 2, dtype="uint32")
         own = which * scan.score_bytes + block * BLOCK * scan.score_pitch + other * BLOCK * 2
         w.do(I.ptx[LDMATRIX.format("x4")](*b[0], *b[1], self.scores + self.score_at + uint32(own)))
-        for n in range(2):
-            self._multiply(sums[2 * block + n], a[other if word is None else word], b[n])
+        return b
 
-    def _read(self, i: int, output: Rows, written: RegisterTile) -> None:
+    def _add(self, sums: RegisterTile, a: tuple[TirExpr, ...], block: int, b: RegisterTile) -> None:
+        """To the steps of `block`: what others wrote, times scores."""
+        for n in range(2):
+            self._multiply(sums[2 * block + n], a, b[n])
+
+    def _read(self, i: int, output: Rows, sums: RegisterTile, written: RegisterTile) -> None:
         """A read-out of all steps, stored."""
-        w = self.w
-        sums = w.tile(2 * self.blocks, 4)
-        sums.fill(tirx.const(0.0, "float32"))
-        self._of_states(sums, f"read_{i}")
         if self.body.weighted:
             for n in range(2 * self.blocks):
                 scale = self._scaled(f"read_{i}", n)
                 for j in range(4):
                     sums.store(sums[n][j] * scale[j % 2], n, j)
         which = i + (self.recurrence.erase is not None)
-        for other in range(self.blocks):
-            for block in range(other, self.blocks):
-                self._scores(sums, written, block, other, which)
+        pairs = [(block, other) for other in range(self.blocks) for block in range(other, self.blocks)]
+        loaded = self._scores(*pairs[0], which)
+        for number, (block, other) in enumerate(pairs):
+            now = loaded
+            if number + 1 < len(pairs):
+                loaded = self._scores(*pairs[number + 1], which)
+            self._add(sums, written[other], block, now)
         self._store(i, output, self._operand(sums, self.blocks))
 
     def _store(self, i: int, output: Rows, words: RegisterTile) -> None:
@@ -274,3 +290,9 @@ class States:
                 load(number + 1)
             for n in range(2):
                 self._multiply(self.state[2 * k + n], ending[block], b[number % 2, n])
+
+
+def run(statements: Iterator[None]) -> None:
+    """All that are left."""
+    for _ in statements:
+        pass

@@ -19,11 +19,13 @@ from tvm_rnn.tir.index import uint32
 from .recurrence import AFTER, Rows
 
 BLOCK = 16  # steps, keys or values that an instruction takes at a time
+# By warps of scores and of states: of scores, of states, of loads. All together what the block begins with.
+REGISTERS = {(4, 4): (152, 240, 112), (4, 8): (120, 176, 40)}
 
 
 @dataclass(frozen=True)
 class ChunkTile:
-    """chunk: steps; warps: of states, each with 16 values; stages: chunks of operands in shared memory, 3 at least;
+    """chunk: steps; warps: of states, each with 16 values: 1, 2, 3, 4 or 8; stages: chunks of operands in shared memory, 3 at least;
     blocks: of a multiprocessor that registers allow."""
 
     chunk: int = 64
@@ -41,19 +43,29 @@ class ChunkTile:
         return self.chunk // BLOCK
 
     @property
+    def registers(self) -> tuple[int, int, int] | None:
+        """Of a thread of each kind, where warps come in fours, which may give registers to each other; else None."""
+        return REGISTERS.get((self.scorers, self.warps))
+
+    @property
+    def loaders(self) -> int:
+        """Warps that bring operands."""
+        return 1 if self.registers is None else 4
+
+    @property
     def threads(self) -> int:
-        return 32 * (self.warps + self.scorers)
+        return 32 * (self.scorers + self.warps + self.loaders)
 
 
 class Numbers:
-    """What both kinds of warps know of a chunk's steps, in shared memory, of two chunks: `at(name, chunk, step)`."""
+    """What all warps know of a chunk's steps, in shared memory, of three chunks."""
 
     def __init__(self, w: Writer, names: tuple[str, ...], chunk: int) -> None:
         self.w, self.chunk = w, chunk
-        self.buffers = {name: I.alloc_buffer((2 * chunk,), "float32", scope="shared") for name in names}
+        self.buffers = {name: I.alloc_buffer((3 * chunk,), "float32", scope="shared") for name in names}
 
     def place(self, number: TirExpr, step: Expr) -> TirExpr:
-        return number % 2 * self.chunk + step
+        return number % 3 * self.chunk + step
 
     def load(self, name: str, number: TirExpr, step: Expr) -> TirExpr:
         return self.buffers[name][self.place(number, step)]

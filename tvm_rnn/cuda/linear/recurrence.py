@@ -3,7 +3,7 @@
 In: sizes, places in memory. Out: `Recurrence`: heads of states S [keys, values], for which every step computes
 
     S = decay * S                                      decay: a number of a head, 1 where there is none
-    u = value_scale * value + erase.scale * sum over keys of (erase.vector * S)       the sum only where there is `erase`
+    u = value_scale * value + erase.scale * sum over keys of (erase.vector * S)       the sum if there is `erase`
     S = S + key * u
     output = sum over keys of (read.vector * S)        for each of `reads`
 
@@ -100,3 +100,8 @@ class Recurrence:
 def erase_name(erase: Erase) -> str:
     """The pointer of the vector that erases."""
     return "key" if erase.vector is None else "erase"
+
+
+def sum_name(of: str) -> str:
+    """Of the sums of log decays before and after a step's own: that which the states of this kind have."""
+    return "before" if of == BEFORE else "after"

@@ -9,6 +9,7 @@ Rewrite: for all steps: S = M_t S + N_t  -->  for each segment: M, N; for segmen
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,15 +18,15 @@ from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
-from tvm_rnn.tir.expr import TirExpr
+from tvm_rnn.tir.expr import Buffer, TirExpr
 from tvm_rnn.tir.index import wide
 
 from .chunk_scan import Body, ChunkScan
 from .chunk_states import States
-from .chunk_tile import BLOCK
 from .recurrence import Recurrence
 
-VALUES = 16  # of a block that composes
+VALUES = 8  # of a block that composes
+AT_ONCE = 64  # elements of M of a thread that are on their way at a time
 
 
 @dataclass(frozen=True)
@@ -128,10 +129,10 @@ class Compose:
             value = value0 + v
             return number * size + wide(value * own.keys + key if own.keys_last else key * own.values + value)
 
-        def each(body: object) -> None:
+        def each(body: Callable[[int], None]) -> None:
             for v in range(VALUES):
                 with w.when(tirx.And(there, value0 + v < own.values)):
-                    body(v)  # type: ignore[operator]
+                    body(v)
 
         for v in range(VALUES):
             w.store(state, tirx.const(0.0, "float32"), v)
@@ -149,23 +150,22 @@ class Compose:
                 else:
                     self._product(w, number, (states, state, end), key)
 
-    def _product(self, w: Writer, number: TirExpr, held: tuple, key: TirExpr) -> None:
+    def _product(self, w: Writer, number: TirExpr, held: tuple[Buffer, Buffer, Buffer], key: TirExpr) -> None:
+        """S = M S + N: each thread a row."""
         own, (states, state, end) = self.recurrence, held
-        w.do(I.cuda.cta_sync())
-        for v in range(VALUES):
-            w.store(states, state[v], key * VALUES + v)
-            w.store(state, end[v], v)
-        w.do(I.cuda.cta_sync())
         here = w.keep(tirx.min(key, own.keys - 1))
-        step = next(n for n in (8, 4, 2, 1) if own.keys % n == 0)
-        with w.loop(own.keys // step) as outer:
-            factors = w.local(step)
-            for i in range(step):
-                at = number * (own.keys * own.keys) + wide((outer * step + i) * own.keys + here)
+        for first in range(0, own.keys, AT_ONCE):
+            many = min(AT_ONCE, own.keys - first)
+            factors = w.local(many)
+            for i in range(many):
+                at = number * (own.keys * own.keys) + wide((first + i) * own.keys + here)
                 w.store(factors, w["maps"][at], i)
-            for i in range(step):
+            if first == 0:
+                w.do(I.cuda.cta_sync())
                 for v in range(VALUES):
-                    w.store(state, state[v] + factors[i] * states[(outer * step + i) * VALUES + v], v)
-
-
-__all__ = ["BLOCK", "Compose", "SegmentEnds"]
+                    w.store(states, state[v], key * VALUES + v)
+                    w.store(state, end[v], v)
+                w.do(I.cuda.cta_sync())
+            for i in range(many):
+                for v in range(VALUES):
+                    w.store(state, state[v] + factors[i] * states[(first + i) * VALUES + v], v)

@@ -174,7 +174,7 @@ class _Body:
         return self.w.keep(self.w[name][self._element(rows, step, 0)])
 
     def _step(self, step: TirExpr) -> None:
-        w, own, erase = self.w, self.recurrence, self.recurrence.erase
+        own, erase = self.recurrence, self.recurrence.erase
         key = self._vector("key", own.key, step, self.keys)
         value = self._vector("value", own.value, step, self.values)
         reads = [self._vector(f"read_{i}", r.vector, step, self.keys) for i, r in enumerate(own.reads)]
