@@ -1,17 +1,24 @@
-"""Linear recurrences of matrices for tests: random operands in memory, and what a float64 loop over steps makes of them."""
+"""Linear recurrences of matrices for tests, on the emulator, beside a loop over steps in float64.
+
+In: a recurrence, sizes. Out: random operands in memory, and how far a kernel's results are from the loop's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import functools
+from dataclasses import dataclass
 
 import numpy as np
-from emulated import POISON, decoded, encoded
+from emulated import POISON, decoded, encoded, run
 
+from tvm_rnn.cuda.linear.chunk_scan import ChunkScan
+from tvm_rnn.cuda.linear.chunk_tile import ChunkTile
 from tvm_rnn.cuda.linear.recurrence import AFTER, BEFORE, DECAYED, Erase, Read, Recurrence, Rows
 
 Arrays = dict[str, np.ndarray]
 SPARE = 8  # elements between the rows of neighbours
+SMALL = ChunkTile(chunk=32, warps=1)
+TOLERANCE = {"bfloat16": 2e-2, "float16": 3e-3}
 
 
 def recurrence(
@@ -31,8 +38,8 @@ def recurrence(
     spare: int = SPARE,
     keys_last: bool = False,
 ) -> Recurrence:
-    """A recurrence whose operands lie in rows of their own. decay: numbers of a head, 0 for none; erase: of which states,
-    "" for none; own: by a vector of its own."""
+    """A recurrence whose operands lie in rows of their own. decay: numbers of a head, 0 for none; erase: of which
+    states, "" for none; own: by a vector of its own."""
 
     def rows(width: int, dtype: str, group: int = 1) -> Rows:
         heads_of = heads // group
@@ -76,7 +83,6 @@ class Steps:
     zero: bool = False
     lengths: np.ndarray | None = None
     reset: np.ndarray | None = None
-    given: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         rng, own = np.random.default_rng(self.seed), self.own
@@ -182,3 +188,27 @@ class Steps:
         for found, right in zip(self.results(arrays), self.expected(), strict=True):
             worst.append(np.abs(found - right).max() / max(1.0, np.abs(right).max()))
         return float("nan") if np.isnan(worst).any() else float(max(worst))
+
+    @property
+    def masks(self) -> dict[str, int]:
+        """Scalars of kernels that know lengths and resets."""
+        has = {"has_lengths": int(self.lengths is not None), "has_reset": int(self.reset is not None)}
+        return {"start": 0, "total": self.steps, **has}
+
+    @property
+    def masked(self) -> bool:
+        return self.lengths is not None or self.reset is not None
+
+
+@functools.cache
+def scan(own: Recurrence, tile: ChunkTile) -> ChunkScan:
+    """Of one recurrence and tile, once."""
+    return ChunkScan("k", own, tile)
+
+
+def chunk_error(case: Steps, tile: ChunkTile = SMALL) -> float:
+    """Of a chunk scan in one segment, against what its precision allows: below 1 it is right."""
+    found, arrays = scan(case.own, tile), case.arrays()
+    scalars = {"steps": case.steps, "batch": case.batch, "span": case.steps + -case.steps % tile.chunk, **case.masks}
+    run(found.kernels[case.masked], arrays, scalars, found.blocks(case.batch))
+    return case.error(arrays) / TOLERANCE[case.own.precision]

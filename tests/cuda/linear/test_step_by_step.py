@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from emulated import run
@@ -14,15 +16,13 @@ from tvm_rnn.cuda.linear.recurrence import AFTER, BEFORE, DECAYED
 def error(case: Steps) -> float:
     """Of a kernel's run."""
     found = step_by_step.Steps("k", case.own)
-    masked = case.lengths is not None or case.reset is not None
     arrays = case.arrays()
-    scalars = {"steps": case.steps, "batch": case.batch, "start": 0, "total": case.steps}
-    scalars |= {"has_lengths": int(case.lengths is not None), "has_reset": int(case.reset is not None)}
-    run(found.kernels[masked], arrays, scalars, found.blocks(case.batch))
+    scalars = {"steps": case.steps, "batch": case.batch, **case.masks}
+    run(found.kernels[case.masked], arrays, scalars, found.blocks(case.batch))
     return case.error(arrays)
 
 
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "attention": {"decay": 0},
     "gated delta": {"erase": DECAYED, "value_scale": True, "log_decay": True},
     "own vector": {"erase": BEFORE, "own": True, "values": 40, "keys": 20},
@@ -32,12 +32,14 @@ CASES = {
 }
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", CASES)
 def test_against_a_loop(name: str) -> None:
     own = recurrence(**CASES[name])
     assert error(Steps(own, 3, decays=(0.0, 0.9))) < 4e-3
 
 
+@pytest.mark.broad
 def test_lengths_and_resets() -> None:
     own = recurrence(1, erase=BEFORE, reads=(AFTER, BEFORE))
     reset = np.random.default_rng(1).random((7, 3)) < 0.3

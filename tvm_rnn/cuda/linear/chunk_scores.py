@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -21,11 +20,9 @@ from tvm_rnn.cuda.gemm.mma_sync import INSTRUCTIONS, LDMATRIX
 from tvm_rnn.tir.expr import TirExpr
 from tvm_rnn.tir.index import uint32
 
+from .chunk_block import Block
 from .chunk_tile import BLOCK, exp2, pack, turned
 from .recurrence import erase_name, sum_name
-
-if TYPE_CHECKING:
-    from .chunk_scan import Body
 
 NEVER = -1000.0  # log2 of 0, once
 TRIANGLE_PITCH = 20
@@ -48,10 +45,10 @@ class _Scores:
 class Scorers:
     """warp: the number of this one, among those of scores."""
 
-    def __init__(self, body: Body, warp: TirExpr) -> None:
-        self.body, self.w, self.scan, self.warp = body, body.w, body.scan, warp
-        self.recurrence, self.tile, self.precision = body.recurrence, body.tile, body.recurrence.precision
-        self.q = body.lane % 4 * 2  # the first of a lane's columns, of eight
+    def __init__(self, block: Block, warp: TirExpr) -> None:
+        self.body, self.w, self.scan, self.warp = block, block.w, block.scan, warp
+        self.recurrence, self.tile, self.precision = block.recurrence, block.tile, block.recurrence.precision
+        self.q = block.lane % 4 * 2  # the first of a lane's columns, of eight
         if self.recurrence.erase is not None:
             count = self.tile.scorers * BLOCK * TRIANGLE_PITCH
             self.triangle = I.alloc_buffer((count,), "float32", scope="shared", align=16)

@@ -10,7 +10,6 @@ Source: sums as operands: Dao 2023, "FlashAttention-2"; what a step writes, by b
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -20,11 +19,9 @@ from tvm_rnn.cuda.gemm.mma_sync import INSTRUCTIONS, LDMATRIX
 from tvm_rnn.tir.expr import TirExpr
 from tvm_rnn.tir.index import uint32, wide
 
+from .chunk_block import Block
 from .chunk_tile import BLOCK, pack, piece_bytes, unpack
 from .recurrence import Rows, erase_name
-
-if TYPE_CHECKING:
-    from .chunk_scan import Body
 
 TURNED = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16"
 FEW = 4  # warps of states, whose registers are enough for two products at a time
@@ -34,11 +31,11 @@ STORE_TURNED = "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16"
 class States:
     """warp: the number of this one, among those of states. state[n]: 8 keys; as sums of mma.sync lie."""
 
-    def __init__(self, body: Body, warp: TirExpr) -> None:
-        self.body, self.w, self.scan, self.warp = body, body.w, body.scan, warp
-        self.recurrence, self.tile, self.precision = body.recurrence, body.tile, body.recurrence.precision
+    def __init__(self, block: Block, warp: TirExpr) -> None:
+        self.body, self.w, self.scan, self.warp = block, block.w, block.scan, warp
+        self.recurrence, self.tile, self.precision = block.recurrence, block.tile, block.recurrence.precision
         self.deep, self.blocks = self.scan.keys // BLOCK, self.tile.chunk // BLOCK
-        self.lane = body.lane
+        self.lane = block.lane
         self.state = self.w.tile(self.scan.keys // 8, 4)
 
     # --- before and after ------------------------------------------------------------------------------------------
@@ -258,8 +255,8 @@ class States:
                     to = w[f"output_{i}"].ptr_to([body.element(output, step0 + line, value)])
                     w.do(I.ptx["st.global.v4.b32"](to, *four[0]))
             return
-        with w.loop(self.tile.chunk // 2) as turn:
-            line, column = w.bind(turn * 2 + lane // 16), w.bind(lane % 16)
+        with w.loop(self.tile.chunk // 2) as pair:
+            line, column = w.bind(pair * 2 + lane // 16), w.bind(lane % 16)
             value = w.bind(value0 + column)
             with w.when(tirx.And(step0 + line < body.count, value < output.width)):
                 found = body.words[tirx.truncdiv(begin + line * pitch, 2) + column]

@@ -19,14 +19,15 @@ from tvm_rnn.tir.index import uint32
 from .recurrence import AFTER, Rows
 
 BLOCK = 16  # steps, keys or values that an instruction takes at a time
+FEW = 8  # warps whose threads may have all registers that a thread can have
 # By warps of scores and of states: of scores, of states, of loads. All together what the block begins with.
-REGISTERS = {(4, 4): (152, 240, 112), (4, 8): (120, 176, 40)}
+REGISTERS = {(4, 4): (160, 240, 104), (4, 8): (128, 176, 32)}
 
 
 @dataclass(frozen=True)
 class ChunkTile:
-    """chunk: steps; warps: of states, each with 16 values: 1, 2, 3, 4 or 8; stages: chunks of operands in shared memory, 3 at least;
-    blocks: of a multiprocessor that registers allow."""
+    """chunk: steps, 32 or 64; warps: of states, each with 16 values; stages: chunks of operands in shared memory, 3 at
+    least; blocks: of a multiprocessor that registers allow."""
 
     chunk: int = 64
     warps: int = 2
@@ -49,8 +50,8 @@ class ChunkTile:
 
     @property
     def loaders(self) -> int:
-        """Warps that bring operands."""
-        return 1 if self.registers is None else 4
+        """Warps that bring operands: what is left of eight, or four."""
+        return min(4, max(1, FEW - self.scorers - self.warps)) if self.registers is None else 4
 
     @property
     def threads(self) -> int:

@@ -12,21 +12,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from math import isqrt
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
-from tvm_rnn.tir.expr import Buffer, TirExpr
+from tvm_rnn.tir.expr import TirExpr
 from tvm_rnn.tir.index import wide
 
-from .chunk_scan import Body, ChunkScan
+from .chunk_block import Block
+from .chunk_scan import ChunkScan
 from .chunk_states import States
 from .recurrence import Recurrence
 
+LEAST = 3  # segments that are worth it: all but the last are run twice
 VALUES = 8  # of a block that composes
-AT_ONCE = 64  # elements of M of a thread that are on their way at a time
+HELD = 128  # elements of the next M that a thread has, or has asked for
+
+
+def count(chunks: int, blocks: int, sms: int) -> int:
+    """Segments of so many chunks, where one takes so many blocks of `SegmentEnds`: what the GPU has room for, but no
+    more than the square root of the chunks, because composing takes about as long as a segment has chunks."""
+    found = min(sms // max(1, blocks), isqrt(chunks))
+    return found if found >= LEAST else 1
 
 
 @dataclass(frozen=True)
@@ -47,15 +57,15 @@ class SegmentEnds(ChunkScan):
     def pointers(self) -> tuple[tuple[str, str], ...]:
         return (*self.recurrence.operands, ("ends", "float32"), ("maps", "float32"))
 
-    def states(self, body: Body, warp: TirExpr) -> States:
-        return _Ends(body, warp, self)
+    def states(self, block: Block, warp: TirExpr) -> States:
+        return _Ends(block, warp, self)
 
 
 class _Ends(States):
     """N, or columns of M."""
 
-    def __init__(self, body: Body, warp: TirExpr, scan: SegmentEnds) -> None:
-        super().__init__(body, warp)
+    def __init__(self, block: Block, warp: TirExpr, scan: SegmentEnds) -> None:
+        super().__init__(block, warp)
         self.map0 = scan.map0
         self.erases = scan.recurrence.erase is not None
         self.total = self.w.local(1)
@@ -120,7 +130,7 @@ class Compose:
         key = w.keep(I.thread_id([self.threads]))
         states = I.alloc_buffer((self.threads * VALUES,), "float32", scope="shared", align=16)
         value0 = w.keep(tirx.truncmod(block, self.tiles) * VALUES)
-        array = w.keep(tirx.truncdiv(block, self.tiles))
+        array = w.keep(tirx.Cast("int64", tirx.truncdiv(block, self.tiles)))
         count = w.bind(wide(w["batch"]) * own.heads)
         size, there = own.keys * own.values, w.bind(key < own.keys)
         state, end = w.local(VALUES), w.local(VALUES)
@@ -137,35 +147,44 @@ class Compose:
         for v in range(VALUES):
             w.store(state, tirx.const(0.0, "float32"), v)
             w.store(end, tirx.const(0.0, "float32"), v)
-        each(lambda v: w.store(state, w["state_in"][place(wide(array), v)], v))
+        each(lambda v: w.store(state, w["state_in"][place(array, v)], v))
+        factors = w.local(min(own.keys, HELD))
+        here = w.keep(tirx.min(key, own.keys - 1))
+        last = w.keep(tirx.max(w["segments"] - 2, 0))
+
+        def factor(segment: TirExpr, i: int) -> TirExpr:
+            number = w.bind(wide(segment) * count + array)
+            return w["maps"].ptr_to([number * (own.keys * own.keys) + wide(i * own.keys + here)])
+
+        def ask(segment: TirExpr, i: int) -> None:
+            if i < min(own.keys, HELD):
+                w.do(I.ptx["ld.global.f32"](factors[i], factor(segment, i)))
+
+        erases = own.erase is not None
+        with w.when(tirx.And(w["segments"] > 1, tirx.const(erases, "bool"))):
+            for i in range(own.keys):
+                ask(tirx.const(0, "int32"), i)
         with w.loop(w["segments"]) as segment:
-            number = w.keep(wide(segment) * count + wide(array))
+            number = w.keep(wide(segment) * count + array)
             each(lambda v: w.store(w["starts"], state[v], place(number, v)))
             with w.when(segment + 1 < w["segments"]):
                 each(lambda v: w.store(end, w["ends"][place(number, v)], v))
-                if own.erase is None:
+                if not erases:
                     left = w.keep(w["maps"][number])
                     for v in range(VALUES):
                         w.store(state, state[v] * left + end[v], v)
-                else:
-                    self._product(w, number, (states, state, end), key)
-
-    def _product(self, w: Writer, number: TirExpr, held: tuple[Buffer, Buffer, Buffer], key: TirExpr) -> None:
-        """S = M S + N: each thread a row."""
-        own, (states, state, end) = self.recurrence, held
-        here = w.keep(tirx.min(key, own.keys - 1))
-        for first in range(0, own.keys, AT_ONCE):
-            many = min(AT_ONCE, own.keys - first)
-            factors = w.local(many)
-            for i in range(many):
-                at = number * (own.keys * own.keys) + wide((first + i) * own.keys + here)
-                w.store(factors, w["maps"][at], i)
-            if first == 0:
+                    return
                 w.do(I.cuda.cta_sync())
                 for v in range(VALUES):
                     w.store(states, state[v], key * VALUES + v)
                     w.store(state, end[v], v)
                 w.do(I.cuda.cta_sync())
-            for i in range(many):
-                for v in range(VALUES):
-                    w.store(state, state[v] + factors[i] * states[(first + i) * VALUES + v], v)
+                after = w.keep(tirx.min(segment + 1, last))
+                for i in range(own.keys):
+                    late = w.local(1)
+                    if i >= HELD:
+                        w.do(I.ptx["ld.global.f32"](late[0], factor(segment, i)))
+                    now = factors[i] if i < HELD else late[0]
+                    for v in range(VALUES):
+                        w.store(state, state[v] + now * states[i * VALUES + v], v)
+                    ask(after, i)

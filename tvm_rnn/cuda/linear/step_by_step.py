@@ -87,17 +87,20 @@ class _Body:
         first = w.keep(tirx.truncmod(block, steps.tiles) * VALUES)
         rest = w.keep(tirx.truncdiv(block, steps.tiles))
         self.head, self.row = w.keep(tirx.truncmod(rest, own.heads)), w.keep(tirx.truncdiv(rest, own.heads))
+        self.turns: tuple[int, ...]
+        self.parts: Buffer | None = None
         if own.keys_last:
             self.values = [w.bind(first + warp + WARPS * i) for i in range(VALUES // WARPS)]
             groups = range(ceil_div(own.keys, 32 * VECTOR))
             self.keys = [w.bind(g * 32 * VECTOR + lane * VECTOR + i) for g in groups for i in range(VECTOR)]
-            self.turns, self.parts = (1, 2, 4, 8, 16), None
+            self.turns = 1, 2, 4, 8, 16
         else:
             self.values = [w.bind(first + lane % ACROSS * VECTOR + i) for i in range(VECTOR)]
             apart = 32 // ACROSS * WARPS
             number = w.bind(thread // ACROSS)
             self.keys = [w.bind(i * apart + number) for i in range(ceil_div(own.keys, apart))]
-            self.turns, self.parts = (8, 16), I.alloc_buffer((2 * WARPS * VALUES,), "float32", scope="shared")
+            self.turns = 8, 16
+            self.parts = I.alloc_buffer((2 * WARPS * VALUES,), "float32", scope="shared")
         self.lane, self.warp = lane, warp
         self.use = 0
 
@@ -157,7 +160,7 @@ class _Body:
                     self._result(i, step, [tirx.const(0.0, "float32")] * len(self.values))
 
     def _element(self, rows: Rows, step: TirExpr, within: TirExpr | int) -> TirExpr:
-        at = (wide(step) * wide(self.w["batch"]) + wide(self.row)) * rows.stride + rows.offset
+        at = self.w.bind((wide(step) * wide(self.w["batch"]) + wide(self.row)) * rows.stride + rows.offset)
         return at + wide(tirx.truncdiv(self.head, rows.group) * rows.width + within)
 
     def _vector(self, name: str, rows: Rows, step: TirExpr, at: list[TirExpr]) -> Buffer:
