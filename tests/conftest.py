@@ -36,6 +36,19 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
+def _no_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("no_torch")
+    (folder / "torch.py").write_text("raise ImportError('left out of what tests start')")
+    return folder
+
+
+@pytest.fixture
+def children_without_torch(monkeypatch: pytest.MonkeyPatch, _no_torch: Path) -> None:
+    """tvm_ffi imports torch wherever it is installed: a second or two of CPU in every process that a test starts."""
+    monkeypatch.setenv("PYTHONPATH", str(_no_torch), prepend=os.pathsep)
+
+
+@pytest.fixture(scope="session")
 def quick_files(request: pytest.FixtureRequest) -> dict[Path, bool]:
     """Of every collected file: whether one of its tests is quick."""
     return request.config.stash[FILES]

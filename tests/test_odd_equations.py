@@ -158,7 +158,9 @@ def test_compiled_is_the_oracle(c: rnn.Cell) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("off", ["hoist_gemms", "combine_gemms", "fuse_pointwise", "tile_layers_and_time"])
+@pytest.mark.parametrize(
+    "off", ["parallelise_time", "hoist_gemms", "combine_gemms", "fuse_pointwise", "tile_layers_and_time"]
+)
 @EVERY_CELL
 def test_without_a_pass(c: rnn.Cell, off: str) -> None:
     agrees(c, (off,))

@@ -63,6 +63,16 @@ def test_torch(module: Any, x: Any, precision: str) -> None:
     check(again, x, precision, state={name: plain(value) for name, value in state.items()})
 
 
+def test_inputs_that_begin_between_multiples_of_16_bytes(module: Any, x: Any, precision: str) -> None:
+    """They are copied: the result has the same bits."""
+    memory = torch.empty(x.numel() + 1, dtype=x.dtype, device="cuda")
+    moved = memory[1:].view(x.shape).copy_(x)
+    assert moved.data_ptr() % 16
+    (y, _), (y_moved, _) = module(x), module(moved)
+    assert torch.equal(y, y_moved)
+    check((y_moved, module(moved)[1]), x, precision)
+
+
 @pytest.mark.broad_after(1)
 @pytest.mark.parametrize(("cell", "hidden"), [("lstm", 40), ("gru_reset_before", 96), ("lstm", 1024), ("lstm", 2560)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

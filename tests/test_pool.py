@@ -23,6 +23,8 @@ import tvm_rnn
 from tvm_rnn.locations import PACKAGE
 from tvm_rnn.runtime import runtime
 
+pytestmark = pytest.mark.usefixtures("children_without_torch")
+
 
 class Interrupted(Exception):
     """What a signal's handler raises."""
@@ -57,7 +59,7 @@ def run_python(code: str, *arguments: object, **environment: str) -> str:
         "import sys, os\nfrom tvm_rnn import runtime\nmodule = runtime.load(sys.argv[1])\nlibrary = module._library\n"
     )
     clean = {k: v for k, v in os.environ.items() if k not in ("TVM_RNN_NUM_THREADS", "OMP_NUM_THREADS")}
-    here = str(Path(tvm_rnn.__file__).parent.parent)
+    here = os.pathsep.join([os.environ["PYTHONPATH"], str(Path(tvm_rnn.__file__).parent.parent)])
     command = [sys.executable, "-c", start + textwrap.dedent(code), *map(str, arguments)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=100, env={**clean, "PYTHONPATH": here, **environment}

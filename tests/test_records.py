@@ -29,6 +29,15 @@ def test_a_record_survives_json() -> None:
     assert one.gain == 1.25 and one.name == "lstm H=256 B=16 float32"
 
 
+def test_a_record_with_earlier_names_is_found() -> None:
+    unit = Unit("sum_rows", "after", "float32", 1, 256, (256,))
+    earlier = {**unit.key, "shape": ["total", *unit.key["shape"][1:]]}
+    choice = {"unit": earlier, "template": "totals_cpu", "version": 1, "knobs": {"rows": 2, "panels": 1}}
+    read = Record.from_dict({**record().as_dict(), "choices": [choice]})
+    (found,) = Records([read]).find(unit)
+    assert found.distance == 0 and found.choice.template in templates()
+
+
 @pytest.mark.parametrize(
     "change", [{"format": 9}, {"choices": [{}]}, {"workload": {"cell": "x"}}, {"median_us": "fast"}, {"choices": 3}]
 )

@@ -30,6 +30,8 @@ from tvm_rnn.module_file.manifest import serialize_weights, write_container
 from tvm_rnn.runtime import runtime
 from tvm_rnn.runtime.runtime import FOOTER, load, read_container
 
+pytestmark = pytest.mark.usefixtures("children_without_torch")
+
 TINY = Tiny()
 X = np.random.default_rng(1).normal(size=(4, 3, H)).astype("f4")
 CONSTANT_PACK = [{"function": "pack_0", "weights": ["constant.0"], "offset": 0}]
@@ -488,3 +490,115 @@ def test_loading_leaves_no_files_behind(tmp_path: Path, monkeypatch: pytest.Monk
     os.mkdir(tmp_path / "t")
     works(TINY.write(tmp_path / "no_suffix"))
     assert not os.listdir(tmp_path / "t")
+
+
+def changed(path: Path, how: str) -> None:
+    """Change a module's file where it is, or remove it."""
+    data = path.read_bytes()
+    if how == "removed":
+        path.unlink()
+    elif how == "cut":
+        os.truncate(path, len(data) // 2)
+    else:
+        weights = {name: 2 * value for name, value in TINY.weights().items()}
+        other = TINY.write(path.with_name("other.so"), weights=weights).read_bytes()
+        with open(path, "r+b") as file:
+            file.write(other)
+
+
+EXPORT = """
+import os, sys
+from tvm_rnn.runtime.runtime import load
+module = load("m.so")
+print("loaded", flush=True)
+sys.stdin.read()
+try:
+    module.export("copy.so")
+except Exception as error:
+    print(type(error).__name__, error)
+sys.stdout.flush()
+os._exit(0)  # no clean-up: dlclose reads code that may be gone
+"""
+
+
+@pytest.mark.parametrize("how", ["other", "cut", "removed"])
+def test_the_bytes_that_were_checked_are_exported_or_none(tmp_path: Path, how: str) -> None:
+    path = TINY.write(tmp_path / "m.so")
+    data = path.read_bytes()
+    command, pipe = [sys.executable, "-c", EXPORT], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=tmp_path) as process:
+        assert process.stdout is not None and process.stdout.readline() == "loaded\n"
+        changed(path, how)
+        said, _ = process.communicate()
+    if how == "removed":
+        assert said == "" and (tmp_path / "copy.so").read_bytes() == data
+    else:
+        assert said.startswith("BuildError") and "changed in place" in said and not (tmp_path / "copy.so").exists()
+
+
+@pytest.mark.parametrize("how", ["other", "cut", "removed"])
+def test_what_had_the_digest_stays(tmp_path: Path, how: str) -> None:
+    path, copied = TINY.write(tmp_path / "m.so"), tmp_path / "copy.so"
+    data = path.read_bytes()
+    module = load(path, sha256=hashlib.sha256(data).hexdigest())
+    changed(path, how)
+    module.export(copied)
+    assert copied.read_bytes() == data
+    np.testing.assert_allclose(module(X)[0], TINY.expected(X)[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("path", ["", "a\0b", "m" * 300, "none/m.so", "folder/", 3])
+def test_export_to_what_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Any) -> None:
+    module = load(TINY.write(tmp_path / "m.so"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BuildError, match=r"cannot write(.|\n)*do:"):
+        module.export(path)
+    assert os.listdir(tmp_path) == ["m.so"]
+
+
+def lying_weights(path: Path, header: bytes, size: int | None = None, end: int = 0) -> Path:
+    """A sparse file of weights of `end` bytes, whose header says that it has that size."""
+    with open(path, "wb") as file:
+        file.write((len(header) if size is None else size).to_bytes(8, "little") + header)
+        file.truncate(max(end, file.tell()))
+    return path
+
+
+GIB = 1 << 30
+ONE = b'"decay_l0": {"dtype": "F32", "shape": [5], "data_offsets": [0, 20]}'
+LYING: dict[str, tuple[str, bytes, int | None, int]] = {
+    "header of all": ("header of", b"", 8 * GIB - 8, 8 * GIB),
+    "header beyond": ("header of", b"{}", 2**63, 100),
+    "no header": ("header of", b"", 9, 0),
+    "twice": ("twice", b"{" + ONE + b", " + ONE + b"}", None, 8 + 2 + 2 * len(ONE) + 2 + 20),
+    "many axes": ("axes", b"{" + ONE.replace(b"5", b", ".join([b"9" * 18] * 5000)) + b"}", None, 100_000),
+    "overlap": ("do not fill", b"{" + ONE + b", " + ONE.replace(b"decay_l0", b"b") + b"}", None, 500),
+}
+
+
+@pytest.mark.parametrize("kind", LYING)
+def test_weights_that_lie_about_their_sizes(tmp_path: Path, kind: str) -> None:
+    module, (said, header, size, end) = load(TINY.write(tmp_path / "m.so")), LYING[kind]
+    path = lying_weights(tmp_path / "w.safetensors", header, size, end)
+    tracemalloc.start()
+    try:
+        with pytest.raises(WeightError, match=said) as caught:
+            module.load_weights(path)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 1 << 23 and len(str(caught.value)) < 1000
+
+
+def test_weights_are_compared_before_they_are_copied(tmp_path: Path) -> None:
+    module = load(TINY.write(tmp_path / "m.so"))
+    for said, own in (("does not fit", "decay_l0"), ("wrong names", "other")):
+        header = f'{{"{own}": {{"dtype": "F32", "shape": [{GIB}], "data_offsets": [0, {4 * GIB}]}}}}'.encode()
+        path = lying_weights(tmp_path / "w.safetensors", header, None, 8 + len(header) + 4 * GIB)
+        tracemalloc.start()
+        try:
+            with pytest.raises(WeightError, match=said):
+                module.load_weights(path)
+            assert tracemalloc.get_traced_memory()[1] < 1 << 23
+        finally:
+            tracemalloc.stop()

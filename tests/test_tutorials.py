@@ -20,7 +20,15 @@ from tvm_rnn.cuda.codegen import nvcc
 from tvm_rnn.oracle.tolerance import assert_close
 
 ROOT = Path(__file__).resolve().parent.parent
-LONG = ("03_watch_the_passes", "04_compile_for_a_gpu", "05_tune_for_your_machine", "06_write_a_schedule", "07_train")
+LONG = (
+    "03_watch_the_passes",
+    "04_compile_for_a_gpu",
+    "05_tune_for_your_machine",
+    "06_write_a_schedule",
+    "07_train",
+    "09_linear_attention_of_your_own",
+    "10_train_spikes",
+)
 TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
 
 # Parts of lines that each must print; figures are left out.
@@ -75,6 +83,12 @@ PRINTED = {
         "   512 ",
         "frames: the error is ",
     ],
+    "10_train_spikes": [
+        "lif: step 300",
+        "of 1000 new rows are right",
+        "own: step 300",
+        "W_l0: the gradients differ by ",
+    ],
     "08_bring_your_model": [
         "<RNN lstm H=16, I=8 layers=2 directions=1 float32> with ['Network', ",
         "classes (4, 3) each row sums to 1: True",
@@ -85,6 +99,12 @@ PRINTED = {
         "liblstm.so",
         "steps in C: 200 the same as here: True",
         "lstm_step, one step: p50 ",
+    ],
+    "09_linear_attention_of_your_own": [
+        "stands in the way: one step after the other",
+        "step  120  perplexity",
+        "at first, ",
+        "KING",
     ],
 }
 

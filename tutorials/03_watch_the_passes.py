@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 3. Watch the passes
 #
-# In this tutorial you will look at a cell on its way to machine code: the graph as traced, what each of the four passes
+# In this tutorial you will look at a cell on its way to machine code: the graph as traced, what each pass
 # does to it, a second phase in a GRU, what a pass that is switched off costs, and the equations as TVM tensor
 # expressions. Everything here is text that you can print at any point.
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from . import whole_files
 from .budget import Spending
 from .errors import InputError, message
+from .whole_files import Path, Writer
 
-Writer = Callable[[BinaryIO], object]
 # What zipfile and NumPy make of a damaged file; MemoryError: of a shape that its bytes do not fill.
 DAMAGE_OF_ZIP = (zipfile.BadZipFile, zlib.error, NotImplementedError)
 DAMAGE = (*DAMAGE_OF_ZIP, ValueError, EOFError, OSError, MemoryError, RecursionError)
@@ -105,28 +106,12 @@ def text_writer(text: str) -> Writer:
     return write
 
 
-def write_whole(writers: Mapping[str, Writer]) -> None:
-    """Write every file, {path: what writes it}, or none: each under another name beside its own, then all renamed.
-
-    Raises InputError where a file cannot be written; nothing is left behind then.
-    """
-    done: dict[str, str] = {}
+def write_whole(writers: Mapping[Path, Writer]) -> None:
+    """Write every file, {path: what writes it}, or none. Raises InputError where a file cannot be written."""
     try:
-        for path, write in writers.items():
-            folder, name = os.path.split(os.path.realpath(path))
-            if os.path.isdir(path):
-                raise IsADirectoryError(f"{path!r} is a folder")
-            beside = os.path.join(folder, f".{name}.{os.getpid()}.part")
-            with open(beside, "xb") as file:
-                done[beside] = os.path.join(folder, name)
-                write(file)
-        for beside, path in list(done.items()):
-            os.replace(beside, path)
-            del done[beside]
+        whole_files.write_whole(writers)
     except OSError as reason:
         text = reason.strerror or str(reason)
         do = "check that the folder exists and can be written to"
-        raise InputError(message("the result cannot be written", where=path, got=text, do=do)) from None
-    finally:
-        for beside in done:
-            os.unlink(beside)
+        where = str(reason.filename) if reason.filename is not None else None
+        raise InputError(message("the result cannot be written", where=where, got=text, do=do)) from None

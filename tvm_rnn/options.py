@@ -12,7 +12,13 @@ from .dtypes import precision_name, stored_name
 from .errors import ConfigError, message, unknown
 from .target import Target
 
-PASS_NAMES = ("hoist_gemms", "combine_gemms", "fuse_pointwise", "tile_layers_and_time")  # in the order they run
+PASS_NAMES = (  # in the order they run
+    "parallelise_time",
+    "hoist_gemms",
+    "combine_gemms",
+    "fuse_pointwise",
+    "tile_layers_and_time",
+)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from tvm_rnn.decisions import Figures
 Config = dict[str, int]
 FORMAT = 1
 TIMES = ("median_us", "default_us", "spread")
+EARLIER = {"total": "sum_rows", "totals_cpu": "sum_rows_cpu"}  # kinds and templates of before 0.2, in users' records
 NEAR = 1.0  # a nearest record differs by less than a factor of two, 2 ** NEAR, in every size
 
 
@@ -45,6 +46,12 @@ class Choice:
     template: str
     version: int
     knobs: Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        if self.template in EARLIER:
+            kind, *shape = self.unit["shape"]
+            object.__setattr__(self, "unit", {**self.unit, "shape": [EARLIER.get(kind, kind), *shape]})
+            object.__setattr__(self, "template", EARLIER[self.template])
 
     @staticmethod
     def from_dict(facts: Figures) -> Choice:

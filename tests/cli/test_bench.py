@@ -18,6 +18,8 @@ from tvm_rnn.bench.suites import gpu as suites
 from tvm_rnn.bench.suites.gpu import Point
 from tvm_rnn.cli.commands import app
 
+pytestmark = pytest.mark.usefixtures("children_without_torch")
+
 TINY = [Point("lstm", 4, 8, 5, 1, "float32"), Point("lstm", 4, 8, 5, 2, "float32"), Point("gru", 4, 8, 5, 2, "float32")]
 
 

@@ -26,6 +26,8 @@ from tvm_rnn.schedule.schedule_template import templates
 from tvm_rnn.target import resolve
 from tvm_rnn.tune.workload import Trial
 
+pytestmark = pytest.mark.usefixtures("children_without_torch")
+
 SIZES = ["--input-size", "4", "--hidden-size", "8"]
 COMMANDS = ("compile", "run", "show", "inspect", "cells", "bench")
 Paths = dict[str, str]
@@ -99,13 +101,14 @@ def test_cells_lists_the_zoo_and_tells_all_about_one() -> None:
 
 def test_compile_says_what_it_wrote(files: Paths, tmp_path: Path) -> None:
     text = call("compile", "lstm", "-o", files["out"], *SIZES)
-    assert text.startswith(f"wrote {files['out']}: lstm") and "--weights" in text
+    assert text.startswith(f"wrote {files['out']}: lstm") and "--weights" in text and "\nSHA-256 " in text
     dump = tmp_path / "stages"
     flags = ["--layers", "2", "--bidirectional", "--dtype", "float64", "--batch", "1,4", "--seed", "0"]
     words = [*SIZES, *flags, "--without", "hoist_gemms", "--dump", str(dump), "--json"]
-    facts = json.loads(call("compile", "lstm", "-o", files["out"], *words))
+    facts = json.loads(call("compile", "elman", "-o", files["out"], *words))
     manifest = facts["manifest"]
     assert facts["output"] == files["out"] and facts["bytes"] == os.path.getsize(files["out"])
+    assert facts["sha256"] == json.loads(call("inspect", files["out"], "--json"))["sha256"]
     assert (manifest["num_layers"], manifest["num_directions"], manifest["dtype"]) == (2, 2, "float64")
     assert manifest["batch"] == [1, 4] and "hoist_gemms" not in manifest["passes"]
     assert any("trace" in name for name in os.listdir(dump))

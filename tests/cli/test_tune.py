@@ -13,6 +13,8 @@ from tvm_rnn.cli.commands import app
 from tvm_rnn.cli.options import Devices, Measured, OnGpu, Search, Sizes, Tuning
 from tvm_rnn.cli.tune import duration
 
+pytestmark = pytest.mark.usefixtures("children_without_torch")
+
 SMALL = ("--input-size", "5", "--hidden-size", "16", "--steps", "4", "--batch", "2", "--trials", "2")
 
 
@@ -27,6 +29,12 @@ def test_a_search_prints_a_table_and_draws_a_picture(tmp_path: Path) -> None:
     printed = call("elman", *SMALL, "--records", str(records), "--plot", str(picture))
     assert "elman H=16 B=2 float32: " in printed and "x the defaults" in printed and "recorded in" in printed
     assert picture.read_text().startswith("<svg ") and list(records.glob("*/elman.jsonl"))
+
+
+@pytest.mark.broad
+def test_a_search_that_is_asked_for_again_has_nothing_left_to_measure(tmp_path: Path) -> None:
+    records = tmp_path / "records"
+    call("elman", *SMALL, "--records", str(records))
     found = json.loads(call("elman", *SMALL, "--records", str(records), "--json"))
     assert (
         found["resumed"] == found["trials"] > 0 and found["gain"] >= 1.0 and found["record"]["workload"]["batch"] == 2

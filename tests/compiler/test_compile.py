@@ -22,9 +22,9 @@ NET = rnn.RNN(rnn.cells.elman, 3, 5).init()
 
 
 def test_the_manifest_says_what_was_built() -> None:
-    net = rnn.RNN(rnn.cells.lstm, 3, [5, 4], num_layers=2, bidirectional=True).init()
+    net = rnn.RNN(rnn.cells.elman, 3, [5, 4], num_layers=2, bidirectional=True).init()
     m = rnn.compile(net, batch=[16, 1, 16], without=["combine_gemms"]).manifest
-    assert (m.cell, m.dtype, m.num_layers, m.num_directions, m.batch) == ("lstm", "float32", 2, 2, [1, 16])
+    assert (m.cell, m.dtype, m.num_layers, m.num_directions, m.batch) == ("elman", "float32", 2, 2, [1, 16])
     assert m.states[0].shapes == [[5], [4]] and m.output.shape == [4] and m.inputs[0].shape == [3]
     assert [w.name for w in m.weights] == list(net.weight_shapes)
     assert m.passes == [p for p in PASS_NAMES if p != "combine_gemms"]

@@ -64,10 +64,10 @@ def test_depends() -> None:
     c, d = make("add", a, b), make("neg", weight)
     found = depends([X, H, weight, a, b, c, d])
     assert [set(found[n]) for n in (a, b, c, d)] == [{"input"}, {"state"}, {"input", "state"}, set()]
-    total = make("total", c, rank=1)
-    scaled = make("mul", total, d)
-    found = depends([X, H, weight, a, b, c, d, total, scaled])
-    assert found[total] == found[scaled] == {"total"}
+    summed = make("sum_rows", c, rank=1)
+    scaled = make("mul", summed, d)
+    found = depends([X, H, weight, a, b, c, d, summed, scaled])
+    assert found[summed] == found[scaled] == {"sum_rows"}
 
 
 def test_a_cell_s_graph() -> None:
@@ -86,10 +86,10 @@ def test_rewrite_maps_the_roots() -> None:
     changed = rewrite(graph, {graph.output: new}, applied=("mine",))
     assert changed.output is new and changed.results == (new, graph.results[1]) and changed.applied == ("mine",)
     assert graph.output is not new and graph.applied == ()
-    more = replace(graph, emitted=(graph.output, graph.results[1]), totals=(graph.output,))
-    assert more.roots == (*graph.roots, *more.emitted, *more.totals)
+    more = replace(graph, emitted=(graph.output, graph.results[1]), weight_gradients=(graph.output,))
+    assert more.roots == (*graph.roots, *more.emitted, *more.weight_gradients)
     changed = rewrite(more, {graph.output: new})
-    assert changed.emitted == (new, graph.results[1]) and changed.totals == (new,)
+    assert changed.emitted == (new, graph.results[1]) and changed.weight_gradients == (new,)
 
 
 LEFT, RIGHT = Node("input", shape=(4, 6), name="x"), Node("input", shape=(6, 2), name="y")

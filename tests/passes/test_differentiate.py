@@ -13,7 +13,7 @@ import pytest
 import test_odd_equations as odd
 from derivatives import assert_slopes, draw, named, oracle
 from hypothesis import HealthCheck, given, settings
-from networks import flags, network
+from networks import SPIKING, flags, network
 from random_equations import Equations, equations
 
 import tvm_rnn as rnn
@@ -53,7 +53,9 @@ def test_the_parts_of_a_backward_graph(name: str) -> None:
     assert [n.shape for n in back.inputs] == [n.shape for n in read]
     assert [n.shape for n in back.states] == [n.shape for n in back.results] == [n.shape for n in forward.states]
     assert [n.shape for n in (back.output, *back.emitted)] == [n.shape for n in forward.inputs]
-    assert [n.shape for n in back.totals] == [n.shape for n in forward.params] and back.params == forward.params
+    assert [n.shape for n in back.weight_gradients] == [
+        n.shape for n in forward.params
+    ] and back.params == forward.params
     assert back.kind == "backward" and forward.kind == "forward" and back.backward is None
     assert {n.op for n in back.nodes() if n.leaf} <= {"input", "state", "param", "const"}
     own = {*back.inputs, *back.states, *back.params}
@@ -92,7 +94,7 @@ def _counts_ties(node: Node) -> bool:
 
 def test_a_weights_gradient_is_one_product_over_all_steps() -> None:
     _, back = both(graph_of(cells.elman))
-    products = [n for n in back.nodes() if n.op == "total_product"]
+    products = [n for n in back.nodes() if n.op == "einsum_rows"]
     assert sorted(n.args[1].name for n in products) == ["h", "x"]
     assert products[0].args[0] is products[1].args[0]
 
@@ -132,16 +134,16 @@ def test_choices_by_name() -> None:
 
 
 def test_what_parameters_make_is_differentiated_once() -> None:
-    """exp(A) is differentiated on its total, after all steps, and not at each of them."""
+    """exp(A) is differentiated on its sum over rows, after all steps, and not at each of them."""
 
     @cell(states="h")
     def decay(x: "H", h: "H", *, A: "H"):
         return exp(A) * h + x
 
     _, back = both(graph_of(decay))
-    (total,) = [n for n in back.nodes() if n.op == "total"]
-    assert back.totals[0].op == "mul" and total in back.totals[0].args
-    assert "exp" in ops(back.totals[0].args)
+    (summed,) = [n for n in back.nodes() if n.op == "sum_rows"]
+    assert back.weight_gradients[0].op == "mul" and summed in back.weight_gradients[0].args
+    assert "exp" in ops(back.weight_gradients[0].args)
 
 
 # --- what is kept ----------------------------------------------------------------------------------------------------
@@ -193,7 +195,7 @@ def test_what_cannot_be_kept_is_refused() -> None:
 # --- gradients are slopes --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in SPIKING])  # spikes have no slope
 def test_every_cell_has_the_slope_of_its_loss(name: str) -> None:
     net = network(name, 3, 4, dtype="float64")
     assert_slopes(net, draw(net, 4, 2))
@@ -258,6 +260,19 @@ def test_softplus_at_zero() -> None:
     for _, layers in pipeline.run(net, V4, training=True)[1:]:
         gx, _, _ = Reference(net, layers.graphs).gradients(np.zeros((1, 1, 2)), None, np.ones((1, 1, 2)))
         assert gx.tolist() == [[[0.5, 0.5]]]
+
+
+def test_what_has_a_gradient_of_its_own_is_kept_as_its_value() -> None:
+    @cell(states="h")
+    def spiking(x: "H", h: "H", *, R: "H H"):
+        return tanh(R @ rnn.atan_spike(R @ h + x))
+
+    graph = rnn.RNN(spiking, 7, 7).layers[0].graph
+    derived = differentiate(graph)
+    assert derived.backward is not None
+    ops = {n.op for g in (derived, derived.backward) for n in g.nodes()}
+    assert not ops & {"surrogate", "stop_gradient"}
+    assert [n.op for n in derived.emitted] == ["add", "tanh"]  # R h + x, of which spikes and slopes are made again
 
 
 def test_shared_parameters_and_states_add_up() -> None:

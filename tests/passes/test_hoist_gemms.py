@@ -89,7 +89,7 @@ def test_products_that_no_gradient_carries_on_leave_for_after() -> None:
     back = backward("lstm")
     assert ops(back, "step").count("gemm") == 4 and ops(back, "before") == []
     late = ops(back, "after")
-    assert late.count("gemm") == 4 and late.count("total_product") == 8 and late.count("total") == 4
+    assert late.count("gemm") == 4 and late.count("einsum_rows") == 8 and late.count("sum_rows") == 4
 
 
 @pytest.mark.parametrize(("name", "kept"), [("lstm", 4), ("gru", 4), ("nas", 9)])
@@ -135,7 +135,7 @@ def test_what_sums_read_of_inputs_with_masks_is_made_before_the_steps() -> None:
     graph = HoistGemms().apply(found, net, V4)
     HoistGemms().ensures(graph)
     nodes = graph.nodes()
-    read = {a for n in nodes if n.op == "total_product" for a in n.args}
+    read = {a for n in nodes if n.op == "einsum_rows" for a in n.args}
     masked = [n for n in read if n.op == "mul" and any(a.op == "input" and a.name in ("x", "h") for a in n.args)]
     assert len(masked) == 2 and {graph.region_of(n) for n in masked} == {"before"}
     for node in nodes:

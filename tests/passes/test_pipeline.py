@@ -59,7 +59,7 @@ def test_training_applies_every_pass_to_both_graphs() -> None:
     assert [name for name, _ in stages][:2] == ["trace", "differentiate"]
     graph = stages[-1][1].graphs[0]
     assert graph.backward is not None and graph.applied == ("differentiate", *graph.backward.applied)
-    assert graph.backward.applied == ("hoist_gemms", "fuse_pointwise", "tile_layers_and_time")
+    assert graph.backward.applied == ("parallelise_time", "hoist_gemms", "fuse_pointwise", "tile_layers_and_time")
 
 
 def test_stages_are_in_order() -> None:
@@ -74,10 +74,10 @@ def test_a_pass_that_only_improves_is_left_out() -> None:
 
 def test_graphs_know_what_was_applied() -> None:
     graph = pipeline.run(rnn.RNN(rnn.cells.lstm, 3, 5), V4, ["combine_gemms"])[-1][1].graphs[0]
-    assert graph.applied == ("hoist_gemms", "fuse_pointwise", "tile_layers_and_time")
+    assert graph.applied == ("parallelise_time", "hoist_gemms", "fuse_pointwise", "tile_layers_and_time")
     off = ["fuse_pointwise", "tile_layers_and_time"]  # they run all the same, in their plain form
     graph = pipeline.run(rnn.RNN(rnn.cells.lstm, 3, 5), V4, off)[-1][1].graphs[0]
-    assert graph.applied == ("hoist_gemms", "combine_gemms")
+    assert graph.applied == ("parallelise_time", "hoist_gemms", "combine_gemms")
 
 
 def test_layers_of_equal_sizes_share_a_graph() -> None:

@@ -28,6 +28,8 @@ from tvm_rnn.runtime import runtime
 from tvm_rnn.runtime.runtime import Module, load
 from tvm_rnn.runtime.runtime_training import Trainable
 
+pytestmark = pytest.mark.usefixtures("children_without_torch")
+
 FORMS = [Tiny(), Tiny(2), Tiny(1, 2), Tiny(2, dtype="float64")]
 Make = Callable[..., Module]
 
@@ -633,3 +635,37 @@ while not all(calls):
     command = [sys.executable, "-c", code, str(Tiny().write(tmp_path / "m.so"))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("which", ["y", "h"])
+def test_an_output_that_became_read_only_or_other_memory(which: str) -> None:
+    module, x = compiled("lstm"), steps_of(compiled("lstm"), 1, 1)[0]
+    y, state = np.zeros((1, 33), np.float32), module.init_state(1)
+    array = y if which == "y" else state["h"]
+    module.step(x, state, out=(y, state))
+    for _ in range(2):  # kept as the latest one, and found again
+        array.flags.writeable = False
+        before = array.copy()
+        with pytest.raises(InputError, match="read-only"):
+            module.step(x, state, out=(y, state))
+        assert np.array_equal(array, before)
+        array.flags.writeable = True
+        module.step(x, state, out=(y, state))
+        module.step(x, out=(np.zeros((1, 33), np.float32), module.init_state(1)))
+    with pytest.raises(ValueError, match="resize"):  # NumPy's own: the memory is in use
+        array.resize((1 << 20,), refcheck=False)
+    module.step(x, state, out=(y, state))
+
+
+def test_a_tensor_with_other_memory_is_another_output() -> None:
+    torch = pytest.importorskip("torch")
+    module, x = compiled("lstm"), torch.tensor(steps_of(compiled("lstm"), 1, 1)[0])
+    y, state = torch.zeros(1, 33), {name: torch.zeros(1, 1, 33) for name in "hc"}
+    module.step(x, state, out=(y, state))
+    expected = y.clone()
+    y.set_(torch.zeros(1, 33))
+    module.step(x, {name: torch.zeros(1, 1, 33) for name in "hc"}, out=(y, state))
+    assert torch.equal(y, expected)
+    y.resize_(1)
+    with pytest.raises(InputError, match="does not fit"):
+        module.step(x, state, out=(y, state))

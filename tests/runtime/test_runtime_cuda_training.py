@@ -176,12 +176,12 @@ def test_runtime_files_alone(tmp_path: Path) -> None:
 
 
 def forced(monkeypatch: pytest.MonkeyPatch, **knobs: Any) -> None:
-    """Every layer's steps, in both passes, run in teams of that geometry."""
+    """Every layer's steps, in both passes, run in that geometry."""
 
     def choose(layout: Any, target: Any, precision: str, batches: Any, initial: Any, *_: Any) -> list[Any]:
-        team = geometry_of(choose_regime.step_of(layout), precision, **knobs)
+        geometry = geometry_of(choose_regime.step_of(layout), precision, **knobs)
         name = f"persistent_{layout.weights.number}"
-        return [choose_regime.Persistent(layout, team, "forced", name, None, 2, 0.0, initial)]
+        return [choose_regime.Persistent(layout, geometry, "forced", name, None, 2, 0.0, initial)]
 
     monkeypatch.setattr(steps, "choose", choose)
 

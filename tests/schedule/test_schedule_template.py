@@ -14,6 +14,7 @@ from tvm_rnn import ConfigError
 from tvm_rnn.schedule.schedule_template import Knobs, Template, Unit, folders, replayed, space, templates
 from tvm_rnn.target import TABLE, Target
 
+pytestmark = pytest.mark.usefixtures("children_without_torch")
 OWN = """
 from tvm_rnn.schedule import template
 
@@ -47,7 +48,11 @@ def test_the_templates_that_ship_are_found() -> None:
 
 def test_a_folder_of_ones_own_comes_first(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN)
-    environment = {**os.environ, "TVM_RNN_SCHEDULES": _with(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {
+        **os.environ,
+        "TVM_RNN_SCHEDULES": _with(tmp_path),
+        "PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], *sys.path]),
+    }
     done = subprocess.run([sys.executable, "-c", USE], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "['gemm_cpu', 'mine', 'walk_cpu'] {'depth': 2}"

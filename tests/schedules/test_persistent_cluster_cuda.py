@@ -32,12 +32,12 @@ def test_the_default_fits(name: str, hidden: int, batch: int, precision: str) ->
     unit = unit_of(name, hidden, precision, batch)
     config, knobs = configured(NAME, unit)
     assert set(knobs.space) == set(config) and all(config[knob] in values for knob, values in knobs.space.items())
-    team = geometry_by(NAME, unit, config)
-    assert able_to_run(team, GPU) and team.exchange.name == "cluster" and team.ctas in RESIDENT_CLUSTERS
-    assert not any(share.streamed for parts in team.shares.values() for share in parts)
-    assert team.rows % (8 * team.warps_n) == 0 and team.tiles % team.passes == 0
-    assert team.rows < batch + 8
-    assert team.ctas * team.units(hidden) >= hidden
+    geometry = geometry_by(NAME, unit, config)
+    assert able_to_run(geometry, GPU) and geometry.exchange.name == "cluster" and geometry.ctas in RESIDENT_CLUSTERS
+    assert not any(share.streamed for parts in geometry.shares.values() for share in parts)
+    assert geometry.rows % (8 * geometry.warps_n) == 0 and geometry.tiles % geometry.passes == 0
+    assert geometry.rows < batch + 8
+    assert geometry.ctas * geometry.units(hidden) >= hidden
 
 
 def test_nothing_fits() -> None:
@@ -77,9 +77,9 @@ def test_kernels_of_many_cells_hardly_spill(name: str, hidden: int, precision: s
 def check_spills(name: str, hidden: int, precision: str, batch: int, folder: Path, initial: Any, most: int = 0) -> None:
     """most: spilled bytes, of stores and loads together."""
     unit = unit_of(name, hidden, precision, batch)
-    team = geometry_by(NAME, unit, configured(NAME, unit)[0])
-    kernel = persistent.kernel("k", team, layout_of(name, hidden, precision), initial)
-    assert kernel.cluster == team.ctas
+    geometry = geometry_by(NAME, unit, configured(NAME, unit)[0])
+    kernel = persistent.kernel("k", geometry, layout_of(name, hidden, precision), initial)
+    assert kernel.cluster == geometry.ctas
     registers, spilled = registers_and_spills(kernel, folder)
-    assert spilled <= most and 0 < registers <= 65536 // team.threads
-    assert team.step == step(name, hidden, precision)
+    assert spilled <= most and 0 < registers <= 65536 // geometry.threads
+    assert geometry.step == step(name, hidden, precision)

@@ -34,8 +34,13 @@ def test_the_default_fits(name: str, hidden: int, batch: int) -> None:
     made = unit(name, hidden, batch)
     config, knobs = configured(NAME, made)
     assert set(knobs.space) == set(config) and all(config[knob] in values for knob, values in knobs.space.items())
-    team = geometry_by(NAME, made, config)
-    assert able_to_run(team, GPU) and team.possible and team.stages and team.ctas * team.units(hidden) >= hidden
+    geometry = geometry_by(NAME, made, config)
+    assert (
+        able_to_run(geometry, GPU)
+        and geometry.possible
+        and geometry.stages
+        and geometry.ctas * geometry.units(hidden) >= hidden
+    )
 
 
 @pytest.mark.broad
@@ -44,8 +49,8 @@ def test_layers_alone_other_precisions_and_what_does_not_fit() -> None:
     assert configured(NAME, unit(precision="tf32"))[0] == {}
     wide: Any = unit(hidden=4096)
     assert configured(NAME, wide)[0] == {}
-    team = geometry_by(NAME, wide, {"ctas": 64, "rows": 8, "fma": 2, "shared_words": 0})
-    assert not able_to_run(team, GPU) and "bytes of shared memory" in lacking(team, GPU).reason
+    geometry = geometry_by(NAME, wide, {"ctas": 64, "rows": 8, "fma": 2, "shared_words": 0})
+    assert not able_to_run(geometry, GPU) and "bytes of shared memory" in lacking(geometry, GPU).reason
 
 
 def test_a_record_is_replayed() -> None:
@@ -60,8 +65,8 @@ def test_every_geometry_runs_on_a_quarter_of_the_gpu() -> None:
     every = list(templates()[NAME].every(made, PART))
     assert len(every) > 1 and {config["ctas"] for config in every} > {32}
     for config in every:
-        team = geometry_by(NAME, made, config)
-        assert able_to_run(team, PART) and predict(team, 64, PART) > 17  # FFMA alone
+        geometry = geometry_by(NAME, made, config)
+        assert able_to_run(geometry, PART) and predict(geometry, 64, PART) > 17  # FFMA alone
 
 
 @pytest.mark.broad

@@ -22,11 +22,11 @@ def test_the_default_fits(name: str, hidden: int, batch: int, precision: str) ->
     unit = unit_of(name, hidden, precision, batch)
     config, knobs = configured(NAME, unit)
     assert set(knobs.space) == set(config) and all(config[knob] in values for knob, values in knobs.space.items())
-    team = geometry_by(NAME, unit, config)
-    assert able_to_run(team, GPU) and team.exchange.name == "grid"
-    assert 1 <= team.ctas <= GPU.sms and resident_groups(team, GPU) >= 1
-    assert team.rows % (8 * team.warps_n) == 0 and team.tiles % team.passes == 0
-    assert team.ctas * team.units(hidden) >= hidden
+    geometry = geometry_by(NAME, unit, config)
+    assert able_to_run(geometry, GPU) and geometry.exchange.name == "grid"
+    assert 1 <= geometry.ctas <= GPU.sms and resident_groups(geometry, GPU) >= 1
+    assert geometry.rows % (8 * geometry.warps_n) == 0 and geometry.tiles % geometry.passes == 0
+    assert geometry.ctas * geometry.units(hidden) >= hidden
 
 
 def test_nothing_fits() -> None:
@@ -37,9 +37,9 @@ def test_nothing_fits() -> None:
 def test_rows_are_sliced_where_several_teams_fit() -> None:
     """64 blocks per group: two groups of 32 rows each hold 64 rows."""
     unit = unit_of("lstm", 512, "bfloat16", 64)
-    team = geometry_by(NAME, unit, configured(NAME, unit)[0])
-    slices = -(-64 // team.rows)
-    assert slices <= resident_groups(team, GPU) and slices * team.rows < 64 + 8 * slices
+    geometry = geometry_by(NAME, unit, configured(NAME, unit)[0])
+    slices = -(-64 // geometry.rows)
+    assert slices <= resident_groups(geometry, GPU) and slices * geometry.rows < 64 + 8 * slices
 
 
 def test_a_record_is_replayed() -> None:
@@ -92,8 +92,8 @@ def test_kernels_of_many_cells_hardly_spill(name: str, hidden: int, precision: s
 def check_spills(name: str, hidden: int, precision: str, batch: int, folder: Path, initial: Any, most: int = 0) -> None:
     """most: spilled bytes, of stores and loads together."""
     unit = unit_of(name, hidden, precision, batch)
-    team = geometry_by(NAME, unit, configured(NAME, unit)[0])
-    kernel = persistent.kernel("k", team, layout_of(name, hidden, precision), initial)
+    geometry = geometry_by(NAME, unit, configured(NAME, unit)[0])
+    kernel = persistent.kernel("k", geometry, layout_of(name, hidden, precision), initial)
     assert kernel.resident and kernel.cluster == 1
     registers, spilled = registers_and_spills(kernel, folder)
-    assert spilled <= most and 0 < registers <= 65536 // team.threads
+    assert spilled <= most and 0 < registers <= 65536 // geometry.threads

@@ -22,8 +22,8 @@ MOST_SPILLED = 64  # bytes, of stores and loads together: values of a step's sta
 
 def chosen(name: str, hidden: int, batch: int, precision: str = "bfloat16", **record: int) -> Geometry:
     unit = unit_of(name, hidden, precision, batch)
-    team: Any = geometry_by(NAME, unit, configured(NAME, unit, record)[0])
-    return team
+    geometry: Any = geometry_by(NAME, unit, configured(NAME, unit, record)[0])
+    return geometry
 
 
 @pytest.mark.parametrize(
@@ -41,12 +41,18 @@ def test_the_default_fits(name: str, hidden: int, batch: int, precision: str) ->
     unit = unit_of(name, hidden, precision, batch)
     config, knobs = configured(NAME, unit)
     assert set(knobs.space) == set(config) and all(config[knob] in values for knob, values in knobs.space.items())
-    team: Any = geometry_by(NAME, unit, config)
-    assert able_to_run(team, GPU) and team.ctas % team.together == 0
-    assert 1 <= team.ctas <= GPU.sms and resident_groups(team, GPU) >= 1 and team.ctas * team.units(hidden) >= hidden
+    geometry: Any = geometry_by(NAME, unit, config)
+    assert able_to_run(geometry, GPU) and geometry.ctas % geometry.together == 0
+    assert (
+        1 <= geometry.ctas <= GPU.sms
+        and resident_groups(geometry, GPU) >= 1
+        and geometry.ctas * geometry.units(hidden) >= hidden
+    )
     every = templates()[NAME].every
     assert every is not None
-    assert predict(team, batch, GPU) == min(predict(geometry_by(NAME, unit, c), batch, GPU) for c in every(unit, GPU))
+    assert predict(geometry, batch, GPU) == min(
+        predict(geometry_by(NAME, unit, c), batch, GPU) for c in every(unit, GPU)
+    )
 
 
 def test_layers_that_are_on_the_chip_anyway_are_not_its_own() -> None:
@@ -96,9 +102,9 @@ def test_a_record_is_replayed() -> None:
     ],
 )
 def test_kernels_hardly_spill(name: str, hidden: int, batch: int, precision: str, tmp_path: Path) -> None:
-    team = chosen(name, hidden, batch, precision)
+    geometry = chosen(name, hidden, batch, precision)
     for initial in (None, {}):
-        kernel = persistent.kernel("k", team, layout_of(name, hidden, precision), initial)
-        assert kernel.resident and kernel.cluster == team.together
+        kernel = persistent.kernel("k", geometry, layout_of(name, hidden, precision), initial)
+        assert kernel.resident and kernel.cluster == geometry.together
         registers, spilled = registers_and_spills(kernel, tmp_path)
-        assert spilled <= MOST_SPILLED and 0 < registers <= 65536 // team.threads
+        assert spilled <= MOST_SPILLED and 0 < registers <= 65536 // geometry.threads

@@ -31,8 +31,8 @@ def test_the_default_fits(name: str, precision: str) -> None:
     made = unit(name, precision=precision)
     config, knobs = configured(NAME, made)
     assert set(knobs.space) == set(config) and all(config[knob] in values for knob, values in knobs.space.items())
-    team = geometry_by(NAME, made, config)
-    assert able_to_run(team, GPU) and team.possible and team.ctas * team.units(512) >= 512
+    geometry = geometry_by(NAME, made, config)
+    assert able_to_run(geometry, GPU) and geometry.possible and geometry.ctas * geometry.units(512) >= 512
 
 
 @pytest.mark.broad

@@ -44,7 +44,8 @@ KINDS = {
     "move": "Views: no arithmetic, no memory",
     "reduce": "Over one axis",
     "contract": "Products",
-    "total": "Sums over T and B, which gradients of weights are made of; cells cannot write them",
+    "sum_rows": "Sums over T and B, which gradients of weights are made of; cells cannot write them",
+    "scan": "Recurrences over all time; the compiler writes them",
     "random": "Masks of regularisers, made of counters; options of an RNN write them",
 }
 Nav = list[tuple[str, str]]

@@ -1,24 +1,22 @@
 """A bundle's folder: its texts written, its library compiled, all of it in place at once.
 
-In: a Module for a CPU with weights, from `Module.export`. Out: a folder, whole or not at all: it is made under another
-name beside its place and renamed when it is complete.
+In: a Module for a CPU with weights, from `Module.export`. Out: a folder, whole or not at all (`whole_files.py`).
 """
 
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tvm_rnn.cpu.c_compiler import compile_c, find_compiler, object_of, run
 from tvm_rnn.runtime import runtime
+from tvm_rnn.runtime.runtime import Module
 
 from ..errors import BuildError, ConfigError, message
 from ..locations import PACKAGE
 from ..names import markdown
+from ..whole_files import path_of, whole_folder
 from . import examples
 from .facts import Facts, c_name, read_facts
 from .header import about_lines, header_text
@@ -82,7 +80,7 @@ FILES = {
 }
 
 
-def write_bundle(module: Any, path: str | os.PathLike[str], name: str | None = None) -> None:
+def write_bundle(module: Module, path: str | os.PathLike[str], name: str | None = None) -> None:
     """Write a folder for programs without Python: the module, a library with a C API of its own, header, examples.
 
     module: for a CPU, with weights. name: what the API's names begin with; None: the folder's name. A folder that is
@@ -94,27 +92,23 @@ def write_bundle(module: Any, path: str | os.PathLike[str], name: str | None = N
         do = "compile it for a CPU"
         raise ConfigError(message("bundle: only modules for CPUs", got=manifest["target"]["name"], do=do))
     folder, own = check_place(path, name)
-    work = os.path.join(os.path.dirname(folder), f".{os.path.basename(folder)}.{secrets.token_hex(6)}.tmp")
     try:
-        os.mkdir(work)
+        with whole_folder(folder) as work:
+            _fill(module, Path(work), own)
     except OSError as error:
         raise _unwritable(folder, error) from None
-    try:
-        _fill(module, Path(work), own)
-        _put(work, folder)
-    except OSError as error:
-        raise _unwritable(folder, error) from None
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def check_place(path: str | os.PathLike[str], name: str | None = None) -> tuple[str, str]:
     """The folder and the name of a bundle, if it may be written there. Raises ConfigError."""
-    folder = os.path.abspath(os.fspath(path))
+    try:
+        folder = os.path.abspath(path_of(path))
+    except OSError as error:
+        raise ConfigError(message("bundle: no such folder can be", got=error.strerror, do="give a folder")) from None
     own = c_name(name if name is not None else os.path.basename(folder).replace("-", "_").replace(".", "_"))
     if os.path.lexists(folder):
         known = {f"{own}.h", f"{own}.so", f"lib{own}.so", "README.md", "CMakeLists.txt", *EXAMPLES}
-        is_folder = os.path.isdir(folder) and not os.path.islink(folder)
+        is_folder = os.path.isdir(folder)
         strange = sorted(set(os.listdir(folder)) - known) if is_folder else []
         if strange or not is_folder:
             got = f"{strange[0]!r} is in it" if is_folder else "it is no folder"
@@ -128,7 +122,7 @@ def _unwritable(folder: str, error: OSError) -> BuildError:
     return BuildError(message(f"cannot write the bundle {folder!r}", got=error.strerror or str(error), do=do))
 
 
-def _fill(module: Any, folder: Path, name: str) -> None:
+def _fill(module: Module, folder: Path, name: str) -> None:
     place = folder / f"{name}.so"
     module.export(place)
     data = place.read_bytes()
@@ -172,20 +166,6 @@ def _compile(facts: Facts, folder: Path) -> None:
     run([*compiler, *linker, *map(str, parts), "-o", str(folder / library), "-lm"])
     for path in (made, *parts):
         path.unlink()
-
-
-def _put(work: str, folder: str) -> None:
-    """The complete folder in its place; one that was there goes only after that."""
-    old = f"{work}.old"
-    if os.path.isdir(folder):
-        os.rename(folder, old)
-    try:
-        os.rename(work, folder)
-    except OSError:
-        if os.path.isdir(old):
-            os.rename(old, folder)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def readme_text(facts: Facts, sources: Mapping[str, str]) -> str:

@@ -21,7 +21,7 @@ from .options import Jobs, Json, Rows, Steps, grouped
 CPU_PEERS = "torch,onnxruntime,openvino,numpy"
 SUITE_HELP = (
     "Measure a suite. On this CPU: cpu-grid, streaming, fastrnns, deepbench, zoo or ablation. With --build or "
-    "--modules on a GPU: gpu-grid, blog, deepbench, flashrnn, zoo or ablation."
+    "--modules on a GPU: gpu-grid, blog, deepbench, flashrnn, zoo, linear or ablation."
 )
 PEERS_HELP = (
     f"Peers, comma-separated. [{CPU_PEERS}; also torch-loop, torch-compile; of a GPU: torch, or any of "
@@ -161,6 +161,7 @@ def _suite(suite: SuiteOptions, timing: Timing, shown: Shown) -> None:
     from tvm_rnn.bench.run import tables as bench_report
     from tvm_rnn.bench.suites import cpu as suites_cpu
     from tvm_rnn.bench.suites import gpu as suites
+    from tvm_rnn.npy_files import text_writer, write_whole
     from tvm_rnn.vega_lite import check_plot
 
     if shown.plot:
@@ -185,8 +186,7 @@ def _suite(suite: SuiteOptions, timing: Timing, shown: Shown) -> None:
             found = gpu_suite.run(points, suite.modules, on_gpu, shown.records, every=every, progress=stage)
     report = bench_report.report(found)
     if shown.plot:
-        with open(shown.plot, "w") as file:
-            file.write(bench_plot.plot(report))
+        write_whole({shown.plot: text_writer(bench_plot.plot(report))})
     if shown.markdown and not shown.as_json:
         print(report.markdown())
     else:

@@ -16,6 +16,7 @@ from tvm_rnn.explain.tables import size_text
 from tvm_rnn.frontends.spec import build_net, find_cell, is_model, parse_sizes, read_model
 from tvm_rnn.module_file.schema import GpuNetwork, SeveralNetworks, read
 from tvm_rnn.network.model import Model
+from tvm_rnn.network.origin import sha256_of
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.npy_files import npy_writer, npz_writer, read_npy, write_whole
 from tvm_rnn.runtime.runtime import Module
@@ -102,8 +103,9 @@ def report_compiled(outputs: Outputs, manifest: Mapping[str, object], seconds: f
     output, bundle = outputs.output, outputs.bundle
     file_bytes = 0 if output is None else os.path.getsize(output)
     library_bytes = 0 if bundle is None else sum(entry.stat().st_size for entry in os.scandir(bundle))
+    digest = {} if output is None else {"sha256": sha256_of(output)}  # for `load(path, sha256=...)`
     if outputs.as_json:
-        facts = {"output": output, "bytes": file_bytes} | ({} if bundle is None else {"bundle": bundle})
+        facts = {"output": output, "bytes": file_bytes} | digest | ({} if bundle is None else {"bundle": bundle})
         facts |= {} if bundle is None else {"bundle_bytes": library_bytes}
         print_json({**facts, "seconds": round(seconds, 3), "manifest": manifest})
         return
@@ -115,6 +117,8 @@ def report_compiled(outputs: Outputs, manifest: Mapping[str, object], seconds: f
     for path, count in ((output, file_bytes), (bundle, library_bytes)):
         if path is not None:
             print(f"wrote {path}: {own} for {machine}, {size_text(count)}, {seconds:.1f} s")
+    for name in digest.values():
+        print(f"SHA-256 {name}")
     if output is None:
         print(f"next: read {os.path.join(bundle or '', 'README.md')}")
     elif said.model is not None:

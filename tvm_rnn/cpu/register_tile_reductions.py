@@ -8,7 +8,6 @@ other half, down to one) and "out_i".
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from tvm import te, tirx
 
@@ -16,12 +15,12 @@ from tvm_rnn.graph.graph import Node, reduced_axes
 from tvm_rnn.graph.scalar import let, where
 from tvm_rnn.graph.tensor_expressions import Index, element, reduced_value
 from tvm_rnn.schedule.schedule_template import Config, Template
-from tvm_rnn.tir.expr import Expr, TirExpr
+from tvm_rnn.tir.expr import Expr, Stmt, TirExpr
 
 from .register_tile import Tile
 
 
-def reduction(tile: Tile, template: Template, config: Config, index: Index, along: bool) -> Any:
+def reduction(tile: Tile, template: Template, config: Config, index: Index, along: bool) -> Stmt:
     """A tile of a reduce group at the result's `index`.
 
     along: the reduction runs along the last axis of what it reads; the tile is then one element. Otherwise the last
@@ -62,7 +61,7 @@ def reduction(tile: Tile, template: Template, config: Config, index: Index, alon
     return tile.statement(template, config)
 
 
-def _halved(root: Node, wide: Any, lanes: int) -> tuple[Any, int]:
+def _halved(root: Node, wide: te.Tensor, lanes: int) -> tuple[te.Tensor, int]:
     """Results of so many lanes, put together two by two: for 16 lanes four vector operations in place of 15 of one
     number each, which wait for each other."""
     half = lanes // 2
@@ -74,7 +73,7 @@ def _halved(root: Node, wide: Any, lanes: int) -> tuple[Any, int]:
     return te.compute((half,), both, name=f"half_{half}"), half
 
 
-def _combiner(root: Node, dtype: str) -> tuple[Any, Expr]:
+def _combiner(root: Node, dtype: str) -> tuple[Callable[..., Expr], Expr]:
     if root.op == "max":
         low = tirx.const(float("-inf"), dtype)
         return te.comm_reducer(_larger, lambda _: low, name="max"), low

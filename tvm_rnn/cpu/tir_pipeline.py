@@ -7,7 +7,7 @@ runs 40 passes, most of them for GPUs, in twice the time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 import tvm
 import tvm_ffi
@@ -18,6 +18,8 @@ from tvm.tirx import compilation_pipeline
 from tvm_rnn.tir.expr import Stmt
 
 NAME = "tvm_rnn_cpu"
+Kind = TypeVar("Kind", tirx.For, tirx.AllocBuffer)
+Finish: TypeAlias = Callable[[], tvm.transform.Pass]
 # Register tiles and vectors of an epilogue, never state: those are in the workspace. TVM's own limit of 1 KB would send
 # every tile to a heap allocator that lives in libtvm_runtime, which a deployed module does not have.
 STACK_BYTES = 1 << 16
@@ -52,11 +54,11 @@ def one_by_one(loop: tirx.For) -> Stmt:
     return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body) if found else loop
 
 
-def _everywhere(kind: Any, change: Callable[[Any], Any]) -> Any:
+def _everywhere(kind: type[Kind], change: Callable[[Kind], Stmt]) -> tvm.transform.Pass:
     """The pass that makes `change` of every node of a kind."""
 
     @tvm.transform.module_pass(opt_level=0)
-    def change_all(mod: Any, _context: Any) -> Any:
+    def change_all(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         functions = {
             name: f.with_body(tvm_ffi.structural_map(f.body, (kind, change))) if isinstance(f, tirx.PrimFunc) else f
             for name, f in mod.functions_items()
@@ -66,7 +68,7 @@ def _everywhere(kind: Any, change: Callable[[Any], Any]) -> Any:
     return change_all
 
 
-def _pipeline() -> tuple[Any, Any, Any]:
+def _pipeline() -> tuple[tvm.transform.Pass, Finish, Finish]:
     """The passes that loops without blocks need."""
     passes = [
         s_tir.transform.StmtSimplify(),

@@ -80,7 +80,7 @@ class Explanation:
         from tvm_rnn.npy_files import write_whole
 
         whole = page(self.facts, self.looked, command, ablation, history).encode(errors="replace")
-        write_whole({os.fspath(path): lambda file: file.write(whole)})
+        write_whole({path: lambda file: file.write(whole)})
 
 
 def explain(
@@ -150,14 +150,9 @@ def explain(
     for number, facts in enumerate(manifest.get("networks", (manifest,))):
         net, own_machine, reason = nets[number] if number < len(nets) else None, machine, ""
         if net is None:
-            from .module import NotDrawn, remade
-
-            try:
-                looked.append(remade({**shared, **facts}, cell))
-            except NotDrawn as why:
-                reason = str(why)
-                looked.append(None)
-            net, own_machine = (None, None) if looked[-1] is None else (looked[-1].net, looked[-1].machine)
+            remade, reason = _remade({**shared, **facts}, cell)
+            looked.append(remade)
+            net, own_machine = (None, None) if remade is None else (remade.net, remade.machine)
         timed = module if measure and "networks" not in manifest else None
         network = _network({**shared, **facts}, own_machine, net, steps, timed)
         explained.append(network)
@@ -183,6 +178,16 @@ def _read(source: Any, options: bool, measure: bool) -> tuple[dict[str, Any], An
         expected = "an RNN, a Model, a Module or the path of one"
         raise ConfigError(message("explain: this cannot be explained", got=f"{source!r:.80}", expected=expected))
     return dict(source.manifest), source
+
+
+def _remade(manifest: Facts, cell: Cell | None) -> tuple[Looked | None, str]:
+    """The network that a module was made from, or None and why it has no pictures."""
+    from .module import NotDrawn, remade
+
+    try:
+        return remade(manifest, cell), ""
+    except NotDrawn as why:
+        return None, str(why)
 
 
 def _decided(net: RNN | Model, options: Options) -> tuple[dict[str, Any], list[Looked]]:
@@ -223,7 +228,9 @@ def _decided(net: RNN | Model, options: Options) -> tuple[dict[str, Any], list[L
     return (found[0] if len(found) == 1 else {**found[0], "networks": found}), looked
 
 
-def _network(manifest: Facts, machine: Target | None, net: RNN | None, steps: int, module: Any) -> NetworkFacts:
+def _network(
+    manifest: Facts, machine: Target | None, net: RNN | None, steps: int, module: Module | None
+) -> NetworkFacts:
     decisions = [Decision.from_dict({"subject": {}, "facts": {}, **d}) for d in manifest.get("decisions", ())]
     decisions = [d for d in decisions if d.stage != "trace" or "training" not in d.subject]
     variants = manifest.get("variants", ())

@@ -62,7 +62,7 @@ def to_onnx(net: RNN, path: str | os.PathLike[str], *, lengths: bool = False, st
     model = _Writer(net, onnx, lengths, state).model()
     onnx.checker.check_model(model, full_check=True)
     data = model.SerializeToString()
-    write_whole({os.fspath(path): lambda file: _write(file, data)})
+    write_whole({path: lambda file: _write(file, data)})
 
 
 def _write(file: BinaryIO, data: bytes) -> None:

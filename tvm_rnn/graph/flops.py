@@ -40,8 +40,8 @@ def graph_flops(graph: Graph, region: str = "") -> int:
     for node in nodes:
         if node.leaf or (region and graph.region_of(node) != region):
             continue
-        if TABLE[node.op].kind == "total":
-            total += int(np.prod(node.shape, dtype=int)) * (2 if node.op == "total_product" else 1)
-        elif leaves[node] and "total" not in leaves[node]:
+        if TABLE[node.op].kind == "sum_rows":
+            total += int(np.prod(node.shape, dtype=int)) * (2 if node.op == "einsum_rows" else 1)
+        elif leaves[node] and "sum_rows" not in leaves[node]:
             total += node_flops(node)
     return total

@@ -5,8 +5,8 @@ it, `cpu/lower_network.py` compiles it, `compiler/stage_texts.py` prints it. Eve
 `ops.py`, so every stage can be run by the oracle.
 
 Regions: `weights` (depends on parameters alone: once, when weights are loaded), `before` (once over all T), `step`
-(inside the time loop), `after` (once over all T). Shapes leave out T and B, which are implicit and leading; totals, and
-what is made of them, have neither axis.
+(inside the time loop), `after` (once over all T). Shapes leave out T and B, which are implicit and leading; sums
+over rows, and what is made of them, have neither axis.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def constant(value: object, rank: int = 0) -> Node:
 class Group:
     """Nodes that run as one unit of work: at most one GEMM or reduction, and the pointwise nodes fused to it.
 
-    kind: "gemm" (root: the GEMM), "reduce" (root: sum, max or einsum), "pointwise" and "random" (no root).
+    kind: "gemm" (root: the GEMM), "reduce" (root: sum, max or einsum), "scan" (root: the first row of a recurrence over
+    all time, whose states the group reads and writes), "pointwise" and "random" (no root).
     stored: the nodes that other groups, regions or the next step read. phase counts from 1 inside `step`.
     """
 
@@ -117,8 +118,8 @@ class Graph:
     """One layer of a cell. `results` are the new states, in the order of `states`; `output` is what the layer emits.
 
     emitted: further values of each step that are kept for all T: what the backward graph reads again; in a backward
-    graph (kind "backward") the gradients of the inputs after the first. totals: values without T and B: in a backward
-    graph the gradients of `params`, in their order. backward: the graph of the gradients, once
+    graph (kind "backward") the gradients of the inputs after the first. weight_gradients: of a backward graph the
+    gradients of `params`, in their order, without T and B. backward: the graph of the gradients, once
     `passes/differentiate.py` has made it.
     """
 
@@ -137,12 +138,12 @@ class Graph:
     applied: tuple[str, ...] = ()
     kind: str = "forward"
     emitted: tuple[Node, ...] = ()
-    totals: tuple[Node, ...] = ()
+    weight_gradients: tuple[Node, ...] = ()
     backward: Graph | None = None
 
     @property
     def roots(self) -> tuple[Node, ...]:
-        return (*self.results, self.output, *self.emitted, *self.totals)
+        return (*self.results, self.output, *self.emitted, *self.weight_gradients)
 
     def nodes(self) -> list[Node]:
         """Every node that the roots need, arguments first."""
@@ -184,11 +185,15 @@ def topological(roots: Iterable[Node]) -> Iterator[Node]:
 
 def depends(nodes: Sequence[Node]) -> dict[Node, frozenset[str]]:
     """For each node (arguments first) which kinds of leaves it reads: a subset of {"input", "state"}, where a mask is
-    as an input; {"total"} for a sum over T and B and for what is made of such sums."""
+    as an input, and so is what a scan makes of a state, since it is known for all steps; {"sum_rows"} for a sum over T
+    and B and for what is made of such sums."""
     found: dict[Node, frozenset[str]] = {}
     for node in nodes:
-        if not node.leaf and TABLE[node.op].kind == "total":
-            found[node] = frozenset({"total"})
+        if is_scan(node):
+            found[node] = frozenset({"input"}).union(*(found[arg] for arg in node.args)) - {"state"}
+            continue
+        if not node.leaf and TABLE[node.op].kind == "sum_rows":
+            found[node] = frozenset({"sum_rows"})
             continue
         own = frozenset({node.op}) if node.op in ("input", "state") else frozenset({"input"} if node.random else ())
         found[node] = own.union(*(found[arg] for arg in node.args))
@@ -199,8 +204,25 @@ def is_move(node: Node) -> bool:
     return not node.leaf and TABLE[node.op].kind == "move"
 
 
-def is_total(node: Node) -> bool:
-    return not node.leaf and TABLE[node.op].kind == "total"
+def is_scan(node: Node) -> bool:
+    return not node.leaf and TABLE[node.op].kind == "scan"
+
+
+def recurrence_states(node: Node) -> tuple[Node, ...]:
+    """The states that a recurrence reads: the first arguments of `scan`, `scan_max`, `scan_matrix` or `delay`."""
+    return node.args[: len(node.args) // 2] if node.op == "scan" else node.args[:1]
+
+
+def has_steps(graph: Graph) -> bool:
+    """Whether anything is left that must be done one step after the other."""
+    if any(not is_scan(result) for result in graph.results):
+        return True
+    leaves = depends(nodes := graph.nodes())
+    return any(leaves[n] and not n.leaf and "sum_rows" not in leaves[n] and graph.region_of(n) == "step" for n in nodes)
+
+
+def sums_rows(node: Node) -> bool:
+    return not node.leaf and TABLE[node.op].kind == "sum_rows"
 
 
 def downstream(nodes: Iterable[Node], begins: Callable[[Node], bool]) -> set[Node]:
@@ -220,10 +242,11 @@ def with_args(node: Node, new: Mapping[Node, Node]) -> Node:
 
 def rewrite(graph: Graph, new: Mapping[Node, Node], **changes: Any) -> Graph:
     """The graph with its roots mapped through `new` (a full old -> new map), and other fields changed."""
-    results, outputs, emitted, totals = (
-        tuple(new.get(n, n) for n in nodes) for nodes in (graph.results, (graph.output,), graph.emitted, graph.totals)
+    results, outputs, emitted, summed = (
+        tuple(new.get(n, n) for n in nodes)
+        for nodes in (graph.results, (graph.output,), graph.emitted, graph.weight_gradients)
     )
-    return replace(graph, results=results, output=outputs[0], emitted=emitted, totals=totals, **changes)
+    return replace(graph, results=results, output=outputs[0], emitted=emitted, weight_gradients=summed, **changes)
 
 
 def reduced_axes(node: Node) -> list[tuple[str, int]]:

@@ -44,9 +44,9 @@ def _graph(graph: Graph, where: str) -> Iterator[str]:
     yield f"output  {graph.output_name} = {names[graph.output]}"
     if graph.emitted:
         yield f"emits   {', '.join(names[n] for n in graph.emitted)}"
-    if graph.totals:
-        pairs = zip(graph.params, graph.totals, strict=True)
-        yield f"totals  {', '.join(f'd_{p.name} = {names[n]}' for p, n in pairs)}"
+    if graph.weight_gradients:
+        pairs = zip(graph.params, graph.weight_gradients, strict=True)
+        yield f"grads   {', '.join(f'd_{p.name} = {names[n]}' for p, n in pairs)}"
     if graph.backward is not None:
         yield ""
         yield from _graph(graph.backward, where)
@@ -61,9 +61,9 @@ def value_names(graph: Graph) -> dict[Node, str]:
             names.setdefault(result, f"{state.name}'")
     if not graph.output.leaf:
         names.setdefault(graph.output, graph.output_name if graph.output_name not in taken else f"{graph.output_name}'")
-    for param, total in zip(graph.params, graph.totals, strict=False):
-        if not total.leaf:
-            names.setdefault(total, f"d_{param.name}")
+    for param, gradient in zip(graph.params, graph.weight_gradients, strict=False):
+        if not gradient.leaf:
+            names.setdefault(gradient, f"d_{param.name}")
     count = 0
     for node in graph.nodes():
         if node.leaf:
@@ -86,7 +86,7 @@ def _regions(graph: Graph, names: dict[Node, str]) -> Iterator[str]:
         own = [n for n in nodes if not n.leaf and _region(graph, n, leaves) == region]
         label = region
         for node in own:
-            rows = bool(leaves[node]) and "total" not in leaves[node]
+            rows = bool(leaves[node]) and "sum_rows" not in leaves[node]
             shape = _shape(graph, node, rows, rows and region != "step")
             yield f"{label:<8}{names[node]}{shape} = {expression(node, names)}"
             label = ""
@@ -95,7 +95,7 @@ def _regions(graph: Graph, names: dict[Node, str]) -> Iterator[str]:
 
 
 def _region(graph: Graph, node: Node, leaves: dict[Node, frozenset[str]]) -> str:
-    if "total" in leaves[node]:
+    if "sum_rows" in leaves[node]:
         return "after"
     return graph.region_of(node) if leaves[node] else "weights"
 
@@ -113,13 +113,13 @@ def _groups(graph: Graph, names: dict[Node, str]) -> Iterator[str]:
             label = region if region != "step" else f"step {group.phase}"
             same = number and own[number - 1].phase == group.phase and own[number - 1].region == region
             yield from _group("" if same else label, graph, group, views)
-        totals = [
-            n for n in nodes if region == "after" and "total" in leaves[n] and (not is_move(n) or n in graph.roots)
+        sums = [
+            n for n in nodes if region == "after" and "sum_rows" in leaves[n] and (not is_move(n) or n in graph.roots)
         ]
-        for node in totals:
-            label = "" if own or node is not totals[0] else region
+        for node in sums:
+            label = "" if own or node is not sums[0] else region
             yield f"{label:<8}{names[node]}{_shape(graph, node, False, False)} = {expression(node, views)}"
-        if not own and not totals:
+        if not own and not sums:
             yield f"{region:<8}-"
 
 

@@ -6,8 +6,9 @@ gradient column. To add an op, add one row (and, if users should write it, its n
 
 Shapes never contain T or B: those axes are implicit and leading. All `axis` attributes are negative for that reason.
 Pointwise operands have equal rank (tracing inserts reshapes), so NumPy's broadcasting does the rest. Rows of kind
-`total` sum over T and B: they make what weights' gradients begin with, and cells cannot write them. The row of kind
-`random` is a mask, made of counters (`runtime_random.py`); `network/regularise.py` writes it.
+`sum_rows` sum over T and B: they make what weights' gradients begin with, and cells cannot write them. The row of kind
+`random` is a mask, made of counters (`runtime_random.py`); `network/regularise.py` writes it. Rows of kind `scan` are
+recurrences that may run over all steps at once (`recurrences.py`); `passes/parallelise_time.py` writes them.
 
 Gradients are those of torch, also at ties, at NaN and at infinity: a value that is not chosen gets 0, whatever comes
 from above; equal operands of maximum share, but a constant leaves all to the other, as in clamp.
@@ -24,7 +25,7 @@ import numpy as np
 
 from tvm_rnn.runtime import runtime_random
 
-from . import gradients, scalar
+from . import gradients, recurrences, scalar
 
 Shape = tuple[int, ...]
 Array = Any  # a NumPy array in the oracle, a traced Value in a gradient
@@ -49,7 +50,7 @@ class Op:
     numpy: Callable[..., Array]
     gradient: Gradient | None
     expression: Callable[..., Any] | None = None
-    kind: str = "pointwise"  # pointwise | move | reduce | contract | total | random
+    kind: str = "pointwise"  # pointwise | move | reduce | contract | sum_rows | random | scan
     boolean: bool = False  # the result is a truth value
     cost: int = 1
 
@@ -86,6 +87,20 @@ def indexed(shape: Shape, *, axis: int, at: int) -> Shape:
     if not 0 <= at < shape[axis]:
         raise ValueError(f"index {at} is not inside an axis of size {shape[axis]}")
     return tuple(size for i, size in enumerate(shape) if i != len(shape) + axis)
+
+
+def alike(shape: Shape, other: Shape) -> Shape:
+    """The one shape of both."""
+    if shape != other:
+        raise ValueError(f"the value has {list(shape)}, what has its gradient {list(other)}")
+    return shape
+
+
+def flipped(shape: Shape, *, axis: int) -> Shape:
+    """The same shape: one negative axis is read backwards."""
+    if not -len(shape) <= axis < 0:
+        raise ValueError(f"axis {axis} is none of {len(shape)}")
+    return shape
 
 
 def concatenated(*shapes: Shape, axis: int) -> Shape:
@@ -159,7 +174,7 @@ def _gemm(*args: Array) -> Array:
     return total
 
 
-def _total_product(a: Array, b: Array, *, spec: str) -> Array:
+def _einsum_rows(a: Array, b: Array, *, spec: str) -> Array:
     """einsum with all leading axes summed as well; an operand that lacks leading axes counts at every one."""
     inputs, out = spec.split("->")
     left, right = inputs.split(",")
@@ -204,7 +219,11 @@ def _repeat(x: Array, *, to: Shape) -> Array:
     return np.broadcast_to(x, x.shape[: x.ndim - len(to)] + tuple(to))
 
 
-def _total(x: Array, *, rank: int) -> Array:
+def _first(value: Array, other: Array) -> Array:
+    return np.broadcast_arrays(value, other)[0]
+
+
+def _sum_rows(x: Array, *, rank: int) -> Array:
     return x.sum(axis=tuple(range(x.ndim - rank)))
 
 
@@ -245,6 +264,11 @@ _ROWS = [
     _pointwise("power", 2, np.power, gradients.power, 30),
     _pointwise("maximum", 2, np.maximum, lambda f, g, y, a: gradients.choice(f, g, a, operator.ge, operator.lt)),
     _pointwise("minimum", 2, np.minimum, lambda f, g, y, a: gradients.choice(f, g, a, operator.le, operator.gt)),
+    _pointwise("floor", 1, np.floor, lambda f, g, y, a: (None,)),
+    _pointwise("mod", 2, np.mod, gradients.mod, 30),
+    # Values with gradients of the user's own; once gradients are derived, nothing is left of both rows.
+    _pointwise("stop_gradient", 1, np.positive, lambda f, g, y, a: (None,)),
+    Op("surrogate", 2, alike, _first, lambda f, g, y, a: (None, g), scalar.surrogate),
     *map(_truth, ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal", "logical_and", "logical_or")),
     _truth("logical_not", 1),
     _pointwise("where", 3, np.where, lambda f, g, y, a: (None, f.where(a[0], g, 0.0), f.where(a[0], 0.0, g))),
@@ -252,6 +276,7 @@ _ROWS = [
     _view("transpose", transposed, _transpose, gradients.transpose),
     _view("slice", sliced, _slice, gradients.slice),
     _view("index", indexed, lambda x, *, axis, at: np.take(x, at, axis=axis), gradients.index),
+    _view("flip", flipped, lambda x, *, axis: np.flip(x, axis), lambda f, g, y, a, *, axis: (f.flip(g, axis),)),
     Op("concat", None, concatenated, _concatenate, gradients.concat, kind="move"),
     Op("sum", 1, reduced, np.sum, gradients.sum, kind="reduce"),
     Op("max", 1, reduced, np.max, gradients.max, kind="reduce"),
@@ -262,10 +287,17 @@ _ROWS = [
     Op("gemm", None, multiplied, _gemm, gradients.gemm, kind="contract", cost=2),
     # Over all T and B: the sum of a value, and of products of two. `spec` is that of einsum, without T and B: with
     # "ij,k->ijk" it is the GEMM of a weight's gradient.
-    Op("total", 1, lambda shape, *, rank: shape, _total, lambda f, g, y, a, *, rank: (g,), kind="total"),
-    Op("total_product", 2, contracted, _total_product, gradients.contract, kind="total", cost=2),
+    Op("sum_rows", 1, lambda shape, *, rank: shape, _sum_rows, lambda f, g, y, a, *, rank: (g,), kind="sum_rows"),
+    Op("einsum_rows", 2, contracted, _einsum_rows, gradients.contract, kind="sum_rows", cost=2),
     # 1.0 with the probability `keep`, else 0.0, for each row and unit; no argument, so no gradient.
     Op("mask", 0, masked, _mask, None, kind="random"),
+    # A state's new value of its old one and of operands that are known for all steps; the old one; and a matrix read.
+    Op("scan", None, recurrences.scanned_shape(broadcast), recurrences.scan, None, kind="scan", cost=2),
+    Op("scan_max", 3, recurrences.scanned_shape(broadcast), recurrences.scan_max, None, kind="scan", cost=2),
+    Op("scan_matrix", None, recurrences.matrix_shape(broadcast), recurrences.scan_matrix, None, kind="scan", cost=2),
+    Op("delay", 2, recurrences.scanned_shape(broadcast), lambda old, new: new, None, kind="scan"),
+    Op("carried", 2, lambda new, old: old, lambda new, old: old, None, kind="scan"),
+    Op("read_out", 2, recurrences.read_shape(broadcast), recurrences.read_out, None, kind="scan", cost=2),
 ]
 
 TABLE: dict[str, Op] = {op.name: op for op in _ROWS}

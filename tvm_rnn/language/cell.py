@@ -25,15 +25,16 @@ from tvm_rnn.graph.graph import Graph, Node, topological
 from tvm_rnn.graph.ops import Shape
 from tvm_rnn.names import MOST_LETTERS, is_name
 
-from .axes import AxesDiffer, merged
-from .dims import Dims, parse_dims
-from .trace import Value, counted, fail, user_frames
+from .axes import Axes, AxesDiffer, merged
+from .dims import Dims, completed, parse_dims
+from .trace import Value, apply, counted, fail, user_frames
 
 # The cells whose equations are being traced or called, outermost first; per thread and per asynchronous task.
 _active: ContextVar[tuple[Cell, ...]] = ContextVar("active", default=())
 SHOWN_SIZE = 4  # of every axis, where equations are drawn and no size is known
 MOST_ELEMENTS = 2**40  # of one argument
 INITIALISERS = ("uniform", "zeros", "ones")
+INFINITIES = (math.inf, -math.inf)
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ class Cell:
         where: "file:line" of the function.
         initial: a state's value before the first step, where it is not 0.
         init: how a parameter is initialised where it is not uniform: "zeros", "ones" or a number.
+        begins: {state: what it begins from, where that is no finite number: the name of a parameter, or an infinity}.
+            For each of them there is one more state, `<state>_begins`: 1 where the state is still to begin.
     """
 
     name: str
@@ -75,6 +78,7 @@ class Cell:
     where: str
     initial: Mapping[str, float] = field(default_factory=dict)
     init: Mapping[str, str | float] = field(default_factory=dict)
+    begins: Mapping[str, str | float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in (self.name, self.output):  # they reach files, C, CUDA, HTML and Markdown
@@ -92,10 +96,28 @@ class Cell:
         return inspect.cleandoc(self.function.__doc__ or "")
 
     @property
+    def arguments(self) -> tuple[Argument, ...]:
+        return (*self.inputs, *self.states, *self.params)
+
+    @property
     def size_names(self) -> tuple[str, ...]:
-        """Every axis name that must be bound to a size, in order of appearance."""
-        arguments = (*self.inputs, *self.states, *self.params)
-        return tuple(dict.fromkeys(name for a in arguments for name in a.dims.names))
+        """Every axis name that can be bound to a size, in order of appearance."""
+        return tuple(dict.fromkeys(name for a in self.arguments for name in a.dims.names))
+
+    @property
+    def optional(self) -> frozenset[str]:
+        """The names of axes that are there only where they are given a size."""
+        return frozenset().union(*(a.dims.optional for a in self.arguments))
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The names that must be bound to a size."""
+        defaults = {name for a in self.arguments for name in a.dims.defaults}
+        return tuple(name for name in self.size_names if name not in self.optional | defaults)
+
+    def completed(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """The sizes with those of axes that have a default ("K=H")."""
+        return completed(sizes, {name: value for a in self.arguments for name, value in a.dims.defaults.items()})
 
     def __call__(self, /, *args: object, **kwargs: object) -> Any:
         """Use this cell's equations inside another cell's."""
@@ -118,23 +140,28 @@ class Cell:
         from tvm_rnn.graph.equations import drawn
 
         try:
-            graph = self.trace(dict.fromkeys(self.size_names, SHOWN_SIZE))
+            graph = self.trace(dict.fromkeys(self.required, SHOWN_SIZE))
         except CellError:  # sizes that this cell does not take
             return drawn(repr(self), [])
         return drawn(repr(self), [graph])
 
     def trace(self, sizes: Mapping[str, int], dtype: str = "float32") -> Graph:
         """The graph of one step with every axis bound to a size. Raises CellError at the line that is wrong."""
+        sizes = self.completed(sizes)
         self._check_sizes(sizes)
         leaves = {
             kind: tuple(Node(kind, shape=a.shape(sizes), name=a.name) for a in arguments)
             for kind, arguments in (("input", self.inputs), ("state", self.states), ("param", self.params))
         }
-        names = {a.name: a.dims.labels for a in (*self.inputs, *self.states, *self.params)}
-        values = [Value(n, names[n.name]) for n in (*leaves["input"], *leaves["state"])]
+        names = {a.name: a.dims.present(sizes).labels for a in self.arguments}
+        values, params = (
+            {n.name: Value(n, names[n.name]) for n in nodes}
+            for nodes in ((*leaves["input"], *leaves["state"]), leaves["param"])
+        )
         try:
             with counted():
-                returned = self(*self._in_order(values), **{n.name: Value(n, names[n.name]) for n in leaves["param"]})
+                values, begun = self._begun(values, params)
+                returned = self(*self._in_order(values), **params)
         except TvmRnnError as error:
             raise error.with_traceback(user_frames(error.__traceback__)) from None
         except RecursionError:
@@ -146,9 +173,10 @@ class Cell:
                 got=f"{type(error).__name__}: {error}",
                 do="correct this line; equations are made of tvm_rnn's functions and of Python numbers",
             ) from error
-        results, output = self._results(returned, leaves["state"])
-        inputs, states, params = leaves["input"], leaves["state"], leaves["param"]
-        graph = Graph(self.name, dtype, inputs, states, params, results, output, self.output, dict(sizes))
+        results, output = self._results(returned, leaves["state"], names)
+        inputs, states, weights = leaves["input"], leaves["state"], leaves["param"]
+        results = (*results, *(v.node for v in begun))
+        graph = Graph(self.name, dtype, inputs, states, weights, results, output, self.output, dict(sizes))
         self._check_numbers(graph)
         self._check_leaves(graph)
         return graph
@@ -157,7 +185,7 @@ class Cell:
         return CellError(message(f"cell {self.name}: {what}", where=where or self.where, **slots))
 
     def _check_sizes(self, sizes: Mapping[str, int]) -> None:
-        missing = [name for name in self.size_names if name not in sizes]
+        missing = [name for name in self.size_names if name not in sizes and name not in self.optional]
         if missing:
             raise self._wrong(
                 "an axis has no size",
@@ -166,7 +194,7 @@ class Cell:
                 do=f"give it to RNN: RNN(..., {'hidden_size' if missing[0] == 'H' else missing[0]}=...)"
                 + (f"; or did you mean {near}?" if (near := nearest(missing[0], sizes)) else ""),
             )
-        for argument in (*self.inputs, *self.states, *self.params):
+        for argument in self.arguments:
             if math.prod(argument.shape(sizes)) > MOST_ELEMENTS:
                 raise self._wrong(
                     f"{argument} is too large",
@@ -182,14 +210,25 @@ class Cell:
                     do="choose other sizes",
                 )
 
-    def _in_order(self, values: Sequence[Value]) -> list[Value]:
-        by_name = {v.node.name: v for v in values}
-        names = [p for p in inspect.signature(self.function).parameters if p in by_name]
-        return [by_name[name] for name in names]
+    def _begun(self, values: Mapping[str, Value], params: Mapping[str, Value]) -> tuple[dict[str, Value], list[Value]]:
+        """The inputs and states with states that are still to begin at what they begin from, and what says so after
+        the step: 0."""
+        found, after = dict(values), list[Value]()
+        for state, begin in self.begins.items():
+            flag = values[begins(state)]
+            first = params[begin] if isinstance(begin, str) else begin
+            found[state] = apply("where", flag > 0.5, first, values[state])
+            after.append(apply("stop_gradient", apply("minimum", flag, 0.0)))
+        return found, after
 
-    def _results(self, returned: Any, states: tuple[Node, ...]) -> tuple[tuple[Node, ...], Node]:
+    def _in_order(self, by_name: Mapping[str, Value]) -> list[Value]:
+        return [by_name[name] for name in inspect.signature(self.function).parameters if name in by_name]
+
+    def _results(
+        self, returned: Any, states: tuple[Node, ...], axes: Mapping[str, Axes]
+    ) -> tuple[tuple[Node, ...], Node]:
         values = list(returned) if isinstance(returned, (tuple, list)) else [returned]
-        names = [s.name for s in self.states]
+        names = [s.name for s in self.states[: len(self.states) - len(self.begins)]]
         wanted = names if self.output in names else [*names, self.output]
         if len(values) != len(wanted) or not all(isinstance(v, Value) for v in values):
             raise self._wrong(
@@ -201,7 +240,7 @@ class Cell:
             )
         nodes = tuple(v.node for v in values)
         for argument, value in zip(self.states, values, strict=False):
-            self._check_names(argument, value)
+            self._check_names(argument, value, axes[argument.name])
         for name, node, state in zip(names, nodes, states, strict=False):
             if node.shape != state.shape or node.boolean:
                 raise self._wrong(
@@ -230,12 +269,12 @@ class Cell:
         states = " ".join([*(s.name for s in self.states), *inputs])
         return f'name every state: @rnn.cell(states="{states}"); without it {", ".join(inputs)} is an input'
 
-    def _check_names(self, state: Argument, value: Value) -> None:
+    def _check_names(self, state: Argument, value: Value, axes: Axes) -> None:
         """A state keeps the names of its axes."""
-        if len(value.axes) != len(state.dims.labels):
+        if len(value.axes) != len(axes):
             return  # the shapes differ
         try:
-            merged([value.axes, state.dims.labels])
+            merged([value.axes, axes])
         except AxesDiffer as names:
             raise self._wrong(
                 f"the new {state.name} has other axes than the state {state.name}: {names}",
@@ -316,7 +355,7 @@ def cell(
     *,
     states: str | Sequence[str] = ...,
     output: str | None = ...,
-    initial: Mapping[str, float] | None = ...,
+    initial: Mapping[str, str | float] | None = ...,
     init: Mapping[str, str | float] | None = ...,
     name: str | None = ...,
 ) -> Callable[[Callable[..., object]], Cell]: ...
@@ -328,7 +367,7 @@ def cell(
     *,
     states: str | Sequence[str] = "h",
     output: str | None = None,
-    initial: Mapping[str, float] | None = None,
+    initial: Mapping[str, str | float] | None = None,
     init: Mapping[str, str | float] | None = None,
     name: str | None = None,
 ) -> Any:
@@ -342,7 +381,9 @@ def cell(
         states: names of the arguments that are carried from step to step.
         output: the state that the layer emits, by name (default: the first), or the name of an extra value that is
             returned after the states.
-        initial: {state: its value before the first step}, where that is not 0.
+        initial: {state: its value before the first step}, where that is not 0: a number, an infinity, or the name of a
+            parameter of the state's dims, which is learned. Such a state has another beside it, `<state>_begins`: 1
+            before the first step and where a reset is, 0 afterwards and where a caller gives the state.
         init: {parameter: "zeros", "ones" or a number}, where it is not initialised uniformly.
         name: of the cell (default: the function's): letters, digits and _, at most 100.
 
@@ -362,7 +403,7 @@ def _define(
     function: Callable[..., object],
     states: str | tuple[str, ...],
     output: str | None,
-    initial: Mapping[str, float],
+    initial: Mapping[str, str | float],
     init: Mapping[str, str | float],
     name: str | None,
 ) -> Cell:
@@ -396,21 +437,49 @@ def _define(
         name, axes = inputs[0].name, "*".join(inputs[0].dims.text.replace(",", " ").split()) or "1"
         do = f'give it flat, {name}: "{axes}"' + ("; the equations reshape it" if inputs[0].dims.axes else "")
         raise wrong("the first input must be a vector", got=str(inputs[0]), expected='one axis, such as x: "I"', do=do)
+    if inputs[0].dims.optional or inputs[0].dims.defaults:
+        raise wrong(
+            "the first input has the size of what feeds the layer", got=str(inputs[0]), expected='such as x: "I"'
+        )
+    _check_axes((*positional, *params), wrong)
     if output is not None and (not isinstance(output, str) or output in (a.name for a in (*inputs, *params))):
         raise wrong("output= must name a state or an extra result", got=repr(output), expected=", ".join(states))
-    _check_values("initial", initial, states, (), wrong)
+    _check_values("initial", initial, states, (*(p.name for p in params), *INFINITIES), wrong)
     _check_values("init", init, [p.name for p in params], INITIALISERS, wrong)
+    begin = {s: value for s in states if isinstance(value := initial.get(s, 0.0), str) or math.isinf(value)}
+    for state, value in begin.items():
+        _check_begin(by_name[state], value, [*positional, *params], wrong)
     return Cell(
         name=label,
         function=function,
         inputs=inputs,
-        states=tuple(by_name[s] for s in states),
+        states=(*(by_name[s] for s in states), *(Argument(begins(s), by_name[s].dims) for s in begin)),
         params=tuple(params),
         output=output or states[0],
         where=where,
-        initial=dict(initial),
+        initial={s: float(v) for s, v in initial.items() if s not in begin} | {begins(s): 1.0 for s in begin},
         init=dict(init),
+        begins=begin,
     )
+
+
+def begins(state: str) -> str:
+    """The state that says whether `state` is still to begin."""
+    return f"{state}_begins"
+
+
+def _check_begin(
+    state: Argument, value: str | float, known: Sequence[Argument], wrong: Callable[..., CellError]
+) -> None:
+    """A parameter that a state begins from has its dims; and the state beside it needs a name of its own."""
+    by_name = {a.name: a for a in known}
+    if begins(state.name) in by_name:
+        raise wrong(
+            f"{begins(state.name)} is taken: a state beside {state.name} has this name", do="rename the argument"
+        )
+    if isinstance(value, str) and by_name[value].dims.text.split() != state.dims.text.split():
+        got, expected = str(by_name[value]), f"the dims of {state}"
+        raise wrong(f"initial= of {state.name}: the parameter has other dims", got=got, expected=expected)
 
 
 def _arguments(
@@ -434,8 +503,26 @@ def _arguments(
     return positional, params
 
 
+def _check_axes(arguments: Sequence[Argument], wrong: Callable[..., CellError]) -> None:
+    """Every mention of an axis says the same of where it is not given."""
+    optional = {name: a for a in arguments for name in a.dims.optional}
+    defaults: dict[str, Argument] = {}
+    for a in arguments:
+        for name in (n for n in a.dims.names if n in optional and n not in a.dims.optional):
+            got = f"{optional[name]} and {a}"
+            raise wrong(f"axis {name} may be absent here, and not there", got=got, do=f"write {name}? everywhere")
+        for name, value in a.dims.defaults.items():
+            first = defaults.setdefault(name, a)
+            if ast.dump(first.dims.defaults[name]) != ast.dump(value):
+                raise wrong(f"axis {name} has two defaults", got=f"{first} and {a}", do="write one of them")
+
+
 def _check_values(
-    what: str, given: Mapping[str, object], known: Iterable[str], words: Sequence[str], wrong: Callable[..., CellError]
+    what: str,
+    given: Mapping[str, object],
+    known: Iterable[str],
+    words: Sequence[object],
+    wrong: Callable[..., CellError],
 ) -> None:
     """initial= and init= name what exists, and give a number or one of the words."""
     for key, value in given.items():

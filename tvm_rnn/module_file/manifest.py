@@ -6,11 +6,11 @@ container file, which runtime.py reads; what does not fit together is refused be
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-import secrets
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,6 +31,7 @@ from tvm_rnn.runtime.runtime import (
 )
 from tvm_rnn.runtime.runtime_ops import OPERATIONS
 from tvm_rnn.runtime.runtime_random import RAW
+from tvm_rnn.whole_files import write_whole
 
 from .schema import CpuNetwork, Facts, GpuNetwork, SeveralNetworks, invalid, plain, read
 
@@ -146,8 +147,15 @@ def export(module: Module, path: Path | None, bundle: Path | None, name: str | N
 
         write_bundle(module, bundle, name)
     if path is not None:
-        arrays = {**module.weights, **module._constants}
-        write_container(module._file[: module._elf_size], module.manifest, arrays, path)
+        _check_unchanged(module)  # to read what was cut off would be a signal
+        code, arrays = module._file[: module._elf_size], {**module.weights, **module._constants}
+        write_container(code, module.manifest, arrays, path, lambda: _check_unchanged(module))
+
+
+def _check_unchanged(module: Module) -> None:
+    if not module._file.is_as_checked():
+        got, do = "its file was changed in place since it was loaded", "load the file again"
+        raise BuildError(message("the module cannot be exported", got=got, do=do))
 
 
 def write_container(
@@ -155,15 +163,15 @@ def write_container(
     manifest: Facts | Mapping[str, object],
     weights: Mapping[str, np.ndarray] | None,
     path: Path,
+    check: Callable[[], None] = lambda: None,
 ) -> None:
     """Write a module's file, whole or not at all: a temporary file beside it takes its place when it is complete.
 
     elf: a linked shared object or its path. weights: {name: array} of the manifest's dtype and shapes with the packs'
-    constants, or only those (None: there are none) for a module whose weights come later. Raises BuildError (manifest,
-    path) and WeightError.
+    constants, or only those (None: there are none) for a module whose weights come later. check: called once all is
+    copied; raises where its sources are no longer as they were. Raises BuildError (manifest, path) and WeightError.
     """
     facts = manifest if isinstance(manifest, Mapping) else plain(manifest)
-    path = os.fspath(path)
     if not isinstance(elf, bytes):
         with open(elf, "rb") as file:
             elf = file.read()
@@ -171,6 +179,7 @@ def write_container(
         raise BuildError(message("there is no shared object to write", got=repr(elf[:8]), expected="an ELF file"))
     blob = serialize_weights(facts, weights or {})
     elf = with_facts(elf, facts, weights or {})
+    check()
     text = json.dumps(facts, indent=1, allow_nan=False).encode()
     parts = [elf, bytes(-len(elf) % ALIGNMENT), blob, text]
     crc = 0
@@ -178,27 +187,15 @@ def write_container(
         crc = zlib.crc32(part, crc)
     offset = len(elf) + len(parts[1])
     parts.append(FOOTER.pack(MAGIC, CONTAINER_VERSION, crc, len(elf), offset, len(blob), len(text)))
-    _replace_file(path, parts)
+    _write(path, parts)
 
 
-def _replace_file(path: str, parts: list[bytes]) -> None:
-    folder = os.path.dirname(os.path.abspath(path))
-    # Not tempfile: it makes files that only their owner can read, and a module is for others too.
-    temporary = os.path.join(folder, f".{os.path.basename(path)}.{secrets.token_hex(6)}.tmp")
+def _write(path: Path, parts: Sequence[bytes]) -> None:
+    """Raises BuildError where that cannot be."""
     try:
-        if os.path.isdir(path):
-            raise IsADirectoryError(0, "it is a directory")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o777)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.writelines(parts)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_whole({path: lambda file: file.writelines(parts)}, 0o777)
     except OSError as error:
-        problem = f"{error.strerror or error}" if os.path.isdir(folder) else f"no directory {folder!r}"
+        missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
+        problem = f"no directory {os.path.dirname(os.path.realpath(path))!r}" if missing else error.strerror
         do = "give a file name in an existing directory that you may write to"
-        raise BuildError(message(f"cannot write {path!r}", got=problem, do=do)) from error
+        raise BuildError(message(f"cannot write {str(path)!r}", got=problem, do=do)) from error

@@ -99,7 +99,7 @@ class CpuFunction(Struct, kw_only=True, omit_defaults=True):
 
 
 class CpuBackward(CpuFunction, kw_only=True):
-    """backward also adds up `totals_elements` over its steps, of which `finishes` make the gradients of weights."""
+    """backward also adds up `totals_elements` sums over rows, of which `finishes` make the gradients of weights."""
 
     totals_elements: Size
     finishes: list[Finish]

@@ -167,11 +167,11 @@ class Reference:
             for direction, d_out in enumerate(np.split(d_y, net.num_directions, axis=-1)):
                 place = (layer.index, direction)
                 own = {name: parts[layer.index][direction] for name, parts in carried.items()}
-                d_first, *d_others, totals = self._back(graph, place, tapes[place], d_out, own, ends)
+                d_first, *d_others, gradients = self._back(graph, place, tapes[place], d_out, own, ends)
                 d_x = d_x + d_first
                 for into, more in zip(d_extra, d_others, strict=True):
                     into += more
-                d_weights |= {weight_name(p.name, *place): v for p, v in zip(graph.params, totals, strict=True)}
+                d_weights |= {weight_name(p.name, *place): v for p, v in zip(graph.params, gradients, strict=True)}
                 for name, value in own.items():
                     carried[name][layer.index][direction] = value
             d_y = np.asarray(d_x)
@@ -313,8 +313,8 @@ class Reference:
         (lengths, reset), (steps, batch) = ends, d_y.shape[:2]
         fixed, way = self._fixed(back, place), place[1] + self.net.reverse
         leaves = depends(nodes := back.nodes())
-        own = [n for n in nodes if "total" not in leaves[n]]
-        totals = {n: np.zeros(n.shape) for n in nodes if not n.leaf and TABLE[n.op].kind == "total"}
+        own = [n for n in nodes if "sum_rows" not in leaves[n]]
+        sums = {n: np.zeros(n.shape) for n in nodes if not n.leaf and TABLE[n.op].kind == "sum_rows"}
         roots = (back.output, *back.emitted)
         results = [np.zeros((steps, batch, *root.shape)) for root in roots]
         for t in range(steps) if way else reversed(range(steps)):
@@ -323,18 +323,18 @@ class Reference:
             values.update({node: carry[s.name] for node, s in zip(back.states, graph.states, strict=True)})
             values |= self._masks(nodes, place, batch, t)
             evaluate(own, values)
-            for node in totals:
+            for node in sums:
                 rows = [_full(values[a], batch, a)[active] for a in node.args]
                 with np.errstate(all="ignore"):
-                    totals[node] += TABLE[node.op].numpy(*rows, **node.attrs)
+                    sums[node] += TABLE[node.op].numpy(*rows, **node.attrs)
             for into, root in zip(results, roots, strict=True):
                 into[t] = _chosen(active, _full(values[root], batch, root), 0.0)
             for s, result in zip(graph.states, back.results, strict=True):
                 new = _chosen(active, _full(values[result], batch, s), carry[s.name])
                 carry[s.name] = _chosen(restart, 0.0, new)
-        values = {**fixed, **totals}
-        evaluate([n for n in nodes if "total" in leaves[n]], values)
-        return [*results, [np.broadcast_to(values[n], n.shape) for n in back.totals]]
+        values = {**fixed, **sums}
+        evaluate([n for n in nodes if "sum_rows" in leaves[n]], values)
+        return [*results, [np.broadcast_to(values[n], n.shape) for n in back.weight_gradients]]
 
 
 def _restart(t: int, lengths: Array, reset: Array, direction: int) -> Array:

@@ -2,14 +2,15 @@
 
 In: a Graph. Out: a Graph with the same meaning. A pass is a frozen dataclass with `name`, `requires`, `apply` and
 `ensures`, in a file named verb_object. In order: `normalise.py`; `differentiate.py` (`min_cut.py`, `keep_choice.py`:
-what is kept; `sums_to_gradients.py`: what follows all steps); `hoist_gemms.py`; `combine_gemms.py`;
+what is kept; `sums_to_gradients.py`: what follows all steps); `parallelise_time.py` (`affine.py`: how a value depends
+on states; `max_plus.py`, `matrix_recurrence.py`: two kinds of recurrences); `hoist_gemms.py`; `combine_gemms.py`;
 `fuse_pointwise.py`; `tile_layers_and_time.py`. `passed.py` is what planners get.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from tvm_rnn.graph.graph import Graph
 
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pass:
-    """Graph -> Graph. Where a pass does not apply it returns its input."""
+    """Graph -> Graph. Where a pass does not apply it returns its input. needs: passes without which it is left out."""
 
     name = "pass"
+    needs: ClassVar[tuple[str, ...]] = ()
 
     def requires(self, graph: Graph) -> None:
         """Raise PassError if the graph is not of the form that the pass takes."""

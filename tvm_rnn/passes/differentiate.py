@@ -10,10 +10,11 @@ pass, the oracle and the code generator take it as they take the forward graph. 
     results     the gradients of the states before the step
     output      the gradient of the first input: what the layer below reads as its d_output
     emitted     the gradients of the other inputs
-    totals      the gradients of the parameters: sums over T and B, in region `after` with what is made of them
+    weight_gradients
+                the gradients of the parameters: sums over T and B, in region `after` with what is made of them
 
-A product's parameter gets total_product(dz, x), the contraction over T and B that weight-gradient GEMMs are. A value
-that is made of parameters alone is differentiated once, on its totals, after all steps.
+A product's parameter gets einsum_rows(dz, x), the contraction over T and B that weight-gradient GEMMs are. A value
+that is made of parameters alone is differentiated once, on its sum over rows, after all steps.
 
 What is kept: of all sets of values from which pointwise work can make again what the gradients read, so that no product
 or reduction runs twice, the smallest (`cheapest_cut`); of equal ones that which leaves least to be made again. States
@@ -43,7 +44,7 @@ from ..errors import PassError, message
 from . import Pass
 from .keep_choice import check_name, split
 from .min_cut import cheapest_cut
-from .normalise import normalise
+from .normalise import OWN_GRADIENT, normalise
 
 if TYPE_CHECKING:
     from tvm_rnn.network.rnn import RNN
@@ -65,7 +66,9 @@ class Differentiate(Pass):
 
     def ensures(self, graph: Graph) -> None:
         back = graph.backward
-        self.check(back is not None and len(back.totals) == len(graph.params), "a parameter has no gradient", graph)
+        self.check(
+            back is not None and len(back.weight_gradients) == len(graph.params), "a parameter has no gradient", graph
+        )
         self.check(back is not None and len(back.results) == len(graph.states), "a state has no gradient", graph)
 
 
@@ -80,10 +83,10 @@ def differentiate(graph: Graph, keep: Choice | None = None) -> Graph:
     carried = tuple(Node("state", shape=s.shape, name=f"d_{s.name}") for s in graph.states)
     seeds = [*zip(graph.results, carried, strict=True), (graph.output, d_output)]
     found = gradients(graph.nodes(), seeds)
-    d_states, d_inputs, d_params = (
-        [found.get(leaf) or zeros(leaf.shape) for leaf in leaves]
-        for leaves in (graph.states, graph.inputs, graph.params)
-    )
+    leaves = (graph.states, graph.inputs, graph.params)
+    own = [[found.get(leaf) or zeros(leaf.shape) for leaf in part] for part in leaves]
+    graph, own = _without_own_gradients(graph, own)
+    d_states, d_inputs, d_params = own
     read = _read([*d_states, *d_inputs, *d_params], graph)
     kept = tuple(dict.fromkeys((keep or cheapest_cut)(graph, read)))
     _check_kept(kept, graph)
@@ -103,9 +106,17 @@ def differentiate(graph: Graph, keep: Choice | None = None) -> Graph:
         graph.sizes,
         kind="backward",
         emitted=tuple(d_inputs[1:]),
-        totals=tuple(d_params),
+        weight_gradients=tuple(d_params),
     )
     return normalise(replace(graph, emitted=kept, backward=_substituted(back, {**states, **again})))
+
+
+def _without_own_gradients(graph: Graph, derived: Sequence[Sequence[Node]]) -> tuple[Graph, list[list[Node]]]:
+    """The graph and its gradients with the value alone of what has a gradient of its own: only that need be kept."""
+    new: dict[Node, Node] = {}
+    for node in topological([*graph.roots, *(n for part in derived for n in part)]):
+        new[node] = new[node.args[0]] if node.op in OWN_GRADIENT else with_args(node, new)
+    return rewrite(graph, new), [[new[n] for n in part] for part in derived]
 
 
 def choice(training: bool | str) -> Choice:
@@ -169,7 +180,7 @@ class _Placed:
 
 @dataclass(frozen=True)
 class _Product:
-    """The gradient of an operand of a product, not yet computed: a parameter wants its total alone."""
+    """The gradient of an operand of a product, not yet computed: a parameter wants its sum over rows alone."""
 
     spec: str
     operands: tuple[Value, Value]
@@ -241,7 +252,7 @@ class _Sums:
         """The sum of what was given: first the parts that make up one array, then products, then the rest."""
         given = self.parts.pop(node)
         whole = [p for p in given if isinstance(p, Value)]
-        whole.sort(key=lambda v: v.node.op not in ("einsum", "total_product"))
+        whole.sort(key=lambda v: v.node.op not in ("einsum", "einsum_rows"))
         terms = [*_joined([p for p in given if isinstance(p, _Placed)], node.shape), *whole]
         total = terms[0]
         for term in terms[1:]:
@@ -256,13 +267,13 @@ def _per_step(node: Node, part: _Part) -> Value | _Placed:
 
 
 def _over_all_steps(node: Node, part: _Part) -> Value:
-    """The total over T and B. Of a vector's elements they are added up once, afterwards; of more axes at every step,
-    because all of what is totalled is kept for some steps."""
+    """The sum over T and B. Of a vector's elements they are added up once, afterwards; of more axes at every step,
+    because all of what is summed is kept for some steps."""
     if isinstance(part, _Product):
-        return Value(trace.node("total_product", *part.operands, spec=part.spec))
+        return Value(trace.node("einsum_rows", *part.operands, spec=part.spec))
     assert isinstance(part, Value)  # who reads a part of such a value is such a value
     value = part if part.ndim < 2 else _summed_to(part, node.shape)
-    return _summed_to(Value(trace.node("total", value, rank=value.ndim)), node.shape)
+    return _summed_to(Value(trace.node("sum_rows", value, rank=value.ndim)), node.shape)
 
 
 def _summed_to(value: Value, shape: Shape) -> Value:

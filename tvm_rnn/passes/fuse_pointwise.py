@@ -4,19 +4,30 @@ one index space; and decide which values are stored.
 In: a graph with regions. Out: `graph.groups` in an order that respects every dependence, with phases in `step`. A
 pointwise node joins the group of its latest operand if it has the same index space there and reads it element by
 element; otherwise a later group of its own shape, otherwise a new one. Switched off, every pointwise node is a group
-of its own.
+of its own. A recurrence over all time is one group with what is read of it, and with the pointwise work around it.
 
 Rewrite: z = gemm(..); a = sigmoid(z[0]); b = tanh(z[1]); c = a * b   -->   one group: gemm with epilogue a, b, c
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from tvm_rnn.graph.graph import Graph, Group, Node, depends, is_move, rewrite, topological
+from tvm_rnn.graph.graph import (
+    Graph,
+    Group,
+    Node,
+    depends,
+    has_steps,
+    is_move,
+    is_scan,
+    recurrence_states,
+    rewrite,
+    topological,
+)
 from tvm_rnn.graph.node_text import in_words, joined
 from tvm_rnn.graph.ops import TABLE, Shape
 
@@ -31,6 +42,7 @@ if TYPE_CHECKING:
 
 FUNCTION = 10  # an op of so many FLOPs is a function (exp, tanh, ...), not arithmetic
 DEEPEST_INLINED = 4
+WITHOUT_EPILOGUE = {"reduce": "reduction", "random": "mask"}
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,8 @@ class FusePointwise(Pass):
             ready.update(group.stored)
         for root in (*_finals(graph, "before"), *_finals(graph, "step")):
             self.check(root in ready or root.leaf, "a result is stored by no group", graph)
+        grouped = {n for g in graph.groups if g.kind == "scan" for n in g.nodes}
+        self.check({n for n in graph.results if is_scan(n)} <= grouped, "a recurrence has no group", graph)
         for node in read_at_last(graph):
             stored = node in ready or node.leaf
             self.check(stored, f"{node.op} is read after all steps, and stored by no group", graph)
@@ -70,25 +84,26 @@ class FusePointwise(Pass):
 
 def _is_work(node: Node, leaves: Mapping[Node, frozenset[str]]) -> bool:
     """Something to do for each row of each step."""
-    return bool(leaves[node]) and not node.leaf and "total" not in leaves[node]
+    return bool(leaves[node]) and not node.leaf and "sum_rows" not in leaves[node]
 
 
 def _finals(graph: Graph, region: str) -> tuple[Node, ...]:
     """The results that a region itself must leave in arrays, whatever they are: leaves and views are copied."""
+    stepped = tuple(n for n in graph.results if not is_scan(n))
     if graph.kind == "backward":
-        return graph.results if region == "step" else ()
-    own = (*graph.results, graph.output) if region == "step" else ()
-    return (*own, *(n for n in graph.emitted if graph.region_of(n) == region))
+        return stepped if region == "step" else ()
+    own = (graph.output,) if region == ("step" if has_steps(graph) else "before") else ()
+    return (*(stepped if region == "step" else ()), *own, *(n for n in graph.emitted if graph.region_of(n) == region))
 
 
 def read_at_last(graph: Graph) -> list[Node]:
-    """The values that a backward graph must store for more than a step: `after` and totals read them, or they are the
-    gradients of inputs. Among them may be states, of which the step itself has only the latest."""
+    """The values that a backward graph must store for more than a step: `after` and sums over rows read them, or
+    they are the gradients of inputs. Among them may be states, of which the step itself has only the latest."""
     if graph.kind != "backward":
         return []
     leaves = depends(nodes := graph.nodes())
-    totals = [n for n in nodes if not n.leaf and TABLE[n.op].kind == "total"]
-    ends = {b for n in (*(a for n in totals for a in n.args), graph.output, *graph.emitted) for b in bases(n)}
+    sums = [n for n in nodes if not n.leaf and TABLE[n.op].kind == "sum_rows"]
+    ends = {b for n in (*(a for n in sums for a in n.args), graph.output, *graph.emitted) for b in bases(n)}
     read = {b for n in nodes if graph.region_of(n) == "after" for a in n.args for b in bases(a)}
     wanted = ends | {b for b in read if graph.region_of(b) != "after"}
     return [n for n in nodes if n in wanted and (_is_work(n, leaves) or n.op == "state")]
@@ -119,6 +134,20 @@ def bases(node: Node) -> list[Node]:
     return [b for a in node.args for b in bases(a)] if is_move(node) or is_truth(node) else [node]
 
 
+def recurrences(nodes: Sequence[Node]) -> dict[Node, tuple[Node, ...]]:
+    """For each row of kind `scan` all rows of its recurrence: those of all states that it mixes, what is carried, and
+    what is read."""
+    rows: dict[tuple[Node, ...], list[Node]] = {}
+    first: dict[Node, tuple[Node, ...]] = {}
+    for node in (n for n in nodes if is_scan(n)):
+        if node.op in ("carried", "read_out"):
+            first[node] = first[node.args[0]]
+        else:
+            first[node] = recurrence_states(node)
+        rows.setdefault(first[node], []).append(node)
+    return {node: tuple(rows[key]) for node, key in first.items()}
+
+
 @dataclass
 class _Draft:
     kind: str
@@ -136,12 +165,20 @@ class _Grouping:
         self.inside = set(nodes)
         self.home: dict[Node, int] = {}
         self.drafts: list[_Draft] = []
-        self.results = set(graph.roots)
-        self.inlined = self._inlined()
+        self.results = {
+            graph.output,
+            *graph.emitted,
+            *graph.weight_gradients,
+            *(n for n in graph.results if not is_scan(n)),
+        }
+        self.recurrences = recurrences(nodes)
+        self.inlined = self._inlined() | self._prologues()
 
     def run(self) -> list[Group]:
-        for node in self.nodes:
-            if TABLE[node.op].kind in HEAVY:
+        for node in self._ordered():
+            if is_scan(node):
+                self._scan(node)
+            elif TABLE[node.op].kind in HEAVY:
                 for operand in node.args:
                     self._need(operand)
                 if node.op != "gemm":
@@ -157,6 +194,49 @@ class _Grouping:
         for root in _finals(self.graph, self.region):
             self._need(root, final=True)
         return self._finish()
+
+    def _ordered(self) -> list[Node]:
+        """Arguments first; what any row of a recurrence reads comes before all of its rows."""
+        found: dict[Node, None] = {}
+        stack = [(node, False) for node in reversed(self.nodes)]
+        seen: set[Node] = set()
+        while stack:
+            node, ready = stack.pop()
+            if ready:
+                found[node] = None
+            elif node in self.inside and node not in seen:
+                seen.add(node)
+                stack.append((node, True))
+                rows = self.recurrences.get(node, (node,))
+                stack += [(a, False) for row in reversed(rows) for a in reversed(row.args) if a not in rows]
+        return list(found)
+
+    def _scan(self, node: Node) -> None:
+        """A row of a recurrence: the first opens its group, behind what any of them reads."""
+        rows = self.recurrences[node]
+        draft = next((d for d in self.drafts if d.root in rows), None)
+        if draft is not None:
+            self.home[node] = self._index(draft)
+            draft.nodes.append(node)
+            return
+        below: dict[Node, None] = {}
+        for row in rows:
+            self._need_inlined(row)
+            below.update(dict.fromkeys(self._inlined_below(row)))
+        self.drafts[self._open("scan", node.shape, node)].nodes[:0] = below
+
+    def _prologues(self) -> set[Node]:
+        """Pointwise nodes that one recurrence alone reads, element by element: computed in its loop."""
+        found: dict[Node, tuple[Node, ...]] = {}
+        for node in reversed(self.nodes):
+            users = self.users[node]
+            if not self.enabled or not node.pointwise or is_truth(node) or not users or node in self.results:
+                continue
+            rows = self.recurrences.get(users[0]) or found.get(users[0], ())
+            joins = all((self.recurrences.get(u) or found.get(u)) == rows and u.shape == node.shape for u in users)
+            if rows and joins and rows[0].op != "scan_matrix":
+                found[node] = rows
+        return set(found)
 
     def _read_elsewhere(self) -> list[Node]:
         """Results, and what another region reads: views among them, whose bases must be stored."""
@@ -262,8 +342,8 @@ class _Grouping:
         reasons: dict[str, None] = {}
         for index in range(max(latest, 0), len(self.drafts)):
             draft = self.drafts[index]
-            if draft.kind in ("reduce", "random"):
-                reasons[f"a {'reduction' if draft.kind == 'reduce' else 'mask'} has no epilogue"] = None
+            if draft.kind in WITHOUT_EPILOGUE or (draft.root is not None and draft.root.op == "scan_matrix"):
+                reasons[f"a {WITHOUT_EPILOGUE.get(draft.kind, 'matrix')} has no epilogue"] = None
             elif draft.space != node.shape:
                 reasons[f"its shape is {list(node.shape)}, of the group that it reads {list(draft.space)}"] = None
             elif index > latest or (misread := self._misread(node, index)) is None:

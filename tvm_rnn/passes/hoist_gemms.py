@@ -3,7 +3,8 @@
 In: the normalised graph, everything in `step`. Out: nodes that depend on inputs and parameters alone, and that hang on
 a product or reduction, are in `before`, as are masks; nodes that depend on parameters alone are in `weights`. In a
 backward graph products that the carried gradients do not depend on, and all that is made of them, are in `after`, as
-are totals; what these read of inputs with masks is in `before`. Steps read the fewest values of `before` that will do.
+are sums over rows; what these read of inputs with masks is in `before`. Steps read the fewest values of `before`
+that will do.
 
 Rewrite: step: z = W x_t + R h + b   -->   before: xw = W x + b (all T at once);  step: z = xw[t] + R h
          step: dx_t = W^T dz         -->   after: dx = W^T dz (all T at once)
@@ -18,7 +19,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from tvm_rnn.graph.graph import Graph, Node, depends, downstream, make, rewrite, topological, with_args
+from tvm_rnn.graph.graph import Graph, Node, depends, downstream, is_scan, make, rewrite, topological, with_args
 from tvm_rnn.graph.node_text import in_words, states_of
 from tvm_rnn.graph.ops import TABLE
 
@@ -47,8 +48,9 @@ class HoistGemms(Pass):
         if graph.kind == "backward":  # the states before each step are inputs: matrices would be kept for all steps
             large = downstream(nodes, lambda n: bool(leaves[n]) and len(n.shape) > 1) & early
         early -= large
-        moved = _hanging_on_products(nodes, early)
-        sunk = _sunk(graph, moved)
+        looped = any("state" in leaves[n] for n in nodes if not n.leaf) or not all(map(is_scan, graph.results))
+        moved = _hanging_on_products(nodes, early) if looped else early
+        sunk = _sunk(graph, moved) if looped else {}
         moved |= {n for n in nodes if n.random}  # made for all rows of a tile at once
         late = _after(graph, moved) if graph.kind == "backward" else set()
         masked = _masked_operands(graph, early, moved) if graph.kind == "backward" else set[Node]()
@@ -65,7 +67,7 @@ class HoistGemms(Pass):
         leaves = depends(nodes)
         for node in nodes:
             inside = graph.region_of(node) == "before"
-            late = any("state" in leaves[a] for a in node.args)
+            late = "state" in leaves[node]
             self.check(not (inside and late), f"{node.op} in `before` reads a value of `step`", graph)
             early = graph.region_of(node) != "after" and any(graph.region_of(a) == "after" for a in node.args)
             self.check(not early, f"{node.op} reads a value of `after` too early", graph)
@@ -105,7 +107,7 @@ def _hanging_on_products(nodes: list[Node], early: set[Node]) -> set[Node]:
     moved: set[Node] = set()
     for node in nodes:
         if node in early and (
-            TABLE[node.op].kind in HEAVY or (any(a in moved for a in node.args) and not _grows(node))
+            TABLE[node.op].kind in (*HEAVY, "scan") or (any(a in moved for a in node.args) and not _grows(node))
         ):
             stack = [node]
             while stack:
@@ -117,13 +119,13 @@ def _hanging_on_products(nodes: list[Node], early: set[Node]) -> set[Node]:
 
 
 def _after(graph: Graph, moved: set[Node]) -> set[Node]:
-    """Products that no result depends on, all that is made of them, and totals."""
+    """Products that no result depends on, all that is made of them, and sums over rows."""
     leaves = depends(nodes := graph.nodes())
     carried = set(topological(graph.results))
     found: set[Node] = set()
     for node in nodes:
         wanted = node.op == "gemm" or any(a in found for a in node.args)
-        if "total" in leaves[node] or (wanted and node not in carried and node not in moved):
+        if "sum_rows" in leaves[node] or (wanted and node not in carried and node not in moved):
             found.add(node)
     return found
 
@@ -137,7 +139,7 @@ def _masked_operands(graph: Graph, early: set[Node], moved: set[Node]) -> set[No
     found -= multiples
 
     def fits(node: Node) -> bool:
-        read = all(u in found or (not u.leaf and TABLE[u.op].kind == "total") for u in users[node])
+        read = all(u in found or (not u.leaf and TABLE[u.op].kind == "sum_rows") for u in users[node])
         return read and all(a.leaf or a in moved or a in multiples or a in found for a in node.args)
 
     while wrong := {n for n in found if not fits(n)}:

@@ -20,6 +20,7 @@ from .differentiate import Differentiate, choice
 from .fuse_pointwise import FusePointwise
 from .hoist_gemms import HoistGemms
 from .normalise import normalise
+from .parallelise_time import ParalleliseTime
 from .passed import Passed
 from .tile_layers_and_time import TileLayersAndTime
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from tvm_rnn.target import Target
 
 PASSES: tuple[Pass, ...] = (
+    # Before all others: what is made of a state that is known for all steps can leave the loop with its products.
+    ParalleliseTime(),
     # First, on single products: what leaves the loop must not be tied to what stays in it.
     HoistGemms(),
     # Then, region by region: the products of one level and operand become one.
@@ -81,9 +84,9 @@ def run(
         graphs = [normalise(g) for g in graphs]
     stages.append((first, Layers(tuple(graphs), tuple(of_layer))))
     for step in PASSES:
-        if step.name in off:
+        if missing := [name for name in (step.name, *step.needs) if name in off]:
             with about(step.name):
-                tell(False, "the whole pass", "left out by name")
+                tell(False, "the whole pass", "left out by name" if step.name in off else f"needs {missing[0]}")
             if not isinstance(step, (FusePointwise, TileLayersAndTime)):
                 continue
             step = replace(step, enabled=False)

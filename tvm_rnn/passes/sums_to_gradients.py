@@ -1,9 +1,8 @@
 """After all steps: what is made of the sums of one layer and direction, the gradients of its parameters, as a graph.
 
-In: a backward graph and its nodes that sum over T and B. Out: the graph whose inputs are these sums and whose totals
-are the gradients, and which values on the way are worth an array of their own. Mostly it joins the gates' gradients to
-one array. Back ends write it: `cpu/training/parameter_gradients.py` on CPUs, `cuda/training/gradient_kernels.py` on
-GPUs.
+In: a backward graph and its nodes that sum over T and B. Out: the graph from these sums, its inputs, to the
+gradients, and which values on the way are worth an array of their own. Mostly it joins the gates' gradients to one
+array. Back ends write it: `cpu/training/parameter_gradients.py` on CPUs, `cuda/training/gradient_kernels.py` on GPUs.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ class SumsToGradients:
         for node in self.whole.nodes():
             new.setdefault(node, with_args(node, new))
         graph = rewrite(replace(self.whole, results=(), emitted=()), new, backward=None, groups=())
-        # A graph has an output; this one is read for its totals alone.
-        self.graph = replace(graph, output=graph.totals[0] if graph.totals else Node("input"))
+        # A graph has an output; this one is read for its weight_gradients alone.
+        self.graph = replace(graph, output=graph.weight_gradients[0] if graph.weight_gradients else Node("input"))
         self.kept = [n for n in self.graph.nodes() if self._is_kept(n)]
         self.inner = {leaf: node for node, leaf in leaves.items()}
 
     def _is_kept(self, node: Node) -> bool:
         """Reductions, functions, and what several read: TVM's lowering of one expression is exponential in both."""
-        if node.leaf or node.boolean or node in self.graph.totals:
+        if node.leaf or node.boolean or node in self.graph.weight_gradients:
             return not node.leaf and TABLE[node.op].kind in ("reduce", "contract")
         users = self.graph.users()[node]
         op = TABLE[node.op]

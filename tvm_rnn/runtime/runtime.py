@@ -26,8 +26,9 @@ import tempfile
 import threading
 import time
 import warnings
+import weakref
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
@@ -51,6 +52,8 @@ FOOTER = struct.Struct("<8sIIQQQQ")  # magic, version, crc32 of all before; ELF 
 PARALLEL_FLOPS_PER_STEP = 100_000  # two threads, Zen 4: 71 kFLOP take 0.9 us in place of 1.2, 273 take 2.5, not 3.9
 CONSTANT = "constant."  # begins the names of arrays that belong to the equations, not to the user
 INFINITE = {"float16": 65520.0, "bfloat16": float.fromhex("0x1.ffp127")}  # the least magnitudes that are rounded so
+HEADER_BYTES = 1 << 22  # of safetensors, at most: 20,000 arrays or more
+MOST_AXES = 32  # of an array in a file
 ALIGNMENT = 64  # generated code moves whole cache lines to and from its own buffers
 CARRIED = struct.Struct("<QQ8s")  # the end of code: bytes of what it says of its manifest, of its arrays, and this mark
 CARRIED_MARK = b"TVMFACTS"
@@ -203,33 +206,43 @@ def _error(kind: type[Exception], what: str, got: object, expected: object = Non
 
 
 class Mapped(mmap.mmap):
-    """A file's bytes. signature: which file it was, and when it was changed; (): whatever is there now is another."""
+    """A file's bytes. signature: which file it was, and when it was changed; (): a copy, which no file is.
+    crc: of all but the footer, as it was checked."""
 
     signature: tuple[int, ...] = ()
+    crc = 0
+
+    def is_as_checked(self) -> bool:
+        """Whether nobody wrote to the file or cut it since: ask after what was read. Pages of a file change with it."""
+        whole = not self.signature or self.size() == len(self)  # to read what was cut off would be a signal
+        return whole and zlib.crc32(memoryview(self)[: -FOOTER.size]) == self.crc
 
 
 def _signature(found: os.stat_result) -> tuple[int, ...]:
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _map_file(path: str, kind: type[Exception]) -> Mapped:
-    """The file's bytes as private pages: writable (DLPack refuses read-only arrays), never written back."""
+def _map_file(path: str, kind: type[Exception], copied: bool = False) -> Mapped:
+    """The file's bytes as private pages: writable (DLPack refuses read-only arrays), never written back. copied: into
+    memory of our own, which nobody else can change."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):  # to read a pipe would wait for a writer
                 raise OSError("it is no regular file")
-            data = Mapped(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            data.signature = _signature(found)
+            data = Mapped(-1 if copied else file.fileno(), found.st_size if copied else 0, access=mmap.ACCESS_COPY)
+            while copied and (count := file.readinto(memoryview(data)[data.tell() :])):
+                data.seek(count, os.SEEK_CUR)
+            data.signature = () if copied else _signature(found)
             return data
     except (OSError, TypeError, ValueError) as error:
         raise _error(kind, f"cannot read {path!r}", error, "a file with something in it") from None
 
 
-def _open_container(path: str | os.PathLike[str]) -> Opened:
+def _open_container(path: str | os.PathLike[str], copied: bool = False) -> Opened:
     if not isinstance(path, str | bytes | os.PathLike):
         raise _error(LoadError, "this is no path", repr(path), "the path of a .so as exported")
-    data = _map_file(path := os.fsdecode(path), LoadError)
+    data = _map_file(path := os.fsdecode(path), LoadError, copied)
     end = len(data) - FOOTER.size
     magic, version, crc, elf_size, start, size, text = FOOTER.unpack(data[-FOOTER.size :].ljust(FOOTER.size))
     if data[:4] != b"\x7fELF" or magic != MAGIC:
@@ -242,6 +255,7 @@ def _open_container(path: str | os.PathLike[str]) -> Opened:
     if not fits or version < 1 or data[elf_size:start].strip(b"\0"):
         got = f"parts of {elf_size}, {start - elf_size}, {size} and {text} bytes in {len(data)}"
         raise _error(LoadError, f"{path!r} is damaged", got, "parts that fill the file", "copy it again")
+    data.crc = crc
     if (found := zlib.crc32(memoryview(data)[:end])) != crc:
         raise _error(LoadError, f"{path!r} is damaged", f"checksum {found:08x}", f"{crc:08x}", "copy it again")
     try:
@@ -266,10 +280,14 @@ def _parse_weights(data: mmap.mmap, start: int, size: int, path: str, kind: type
     try:
         header, arrays = int.from_bytes(data[start : start + 8], "little"), {}
         first, room = start + 8 + header, size - 8 - header
-        entries = json.loads(data[start + 8 : min(first, start + size)])
+        if room < 0 or header > HEADER_BYTES:
+            raise ValueError(f"a header of {header} bytes in {size}, of at most {HEADER_BYTES}")
+        entries = json.loads(data[start + 8 : first], object_pairs_hook=_each_once)
         entries.pop("__metadata__", None)
         for name, entry in entries.items():
             dtype, shape, (begin, end) = np.dtype(SAFETENSORS[entry["dtype"]]), entry["shape"], entry["data_offsets"]
+            if len(shape) > MOST_AXES:
+                raise ValueError(f"{name!r} with {len(shape)} axes")
             count = math.prod(map(operator.index, shape))  # of numbers: text times a number is more text
             if not 0 <= begin <= end <= room or count * dtype.itemsize != end - begin or min(shape, default=0) < 0:
                 raise ValueError(f"{name!r} with shape {shape} at bytes {begin} to {end} of {room}")
@@ -279,7 +297,16 @@ def _parse_weights(data: mmap.mmap, start: int, size: int, path: str, kind: type
             raise ValueError(f"arrays at bytes {ends} do not fill {room}")
         return arrays
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise _error(kind, f"the weights in {path!r} cannot be read", repr(error), "the safetensors format") from None
+        what, got = f"the weights in {path!r} cannot be read", f"{error!r:.300}"
+        raise _error(kind, what, got, "the safetensors format") from None
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in found if names.count(name) > 1)!r} twice")
+    return found
 
 
 def facts_text(manifest: object) -> str:
@@ -405,6 +432,8 @@ def _open_library(path: str, data: Mapped, elf_size: int, first: str = "pool_ins
         if library is None or not _is_now(real, data.signature):
             with tempfile.NamedTemporaryFile(suffix=".so", buffering=0) as file:
                 file.write(memoryview(data)[:elf_size])
+                if not data.is_as_checked():
+                    raise OSError("the file was changed in place since it was checked")
                 library = tvm_ffi.load_module(file.name, keep_module_alive=False)
         getattr(library, first)()  # pool_install once more: libtvm_runtime, where present, undoes the constructor's
         return library
@@ -804,26 +833,35 @@ class Module:
             raise _error(WeightError, "these are not weights", type(weights), "a dict of arrays, or a safetensors file")
         if not isinstance(weights, Mapping):
             weights = _weights_in(os.fspath(weights))
-        arrays = {name: np.array(_numpy(name, value, WeightError)) for name, value in weights.items()}
+        self._check_names(weights)
+        arrays = {name: _numpy(name, value, WeightError) for name, value in weights.items()}
+        self._check_shapes(arrays)  # before anything is copied: a file may say that it is larger than memory
+        arrays = {name: np.array(array) for name, array in arrays.items()}
         for dtype in {self.manifest["dtype"], self.manifest.get("weight_dtype")} & INFINITE.keys():
             _check_fit(arrays, str(dtype))
         self._use_weights(arrays)
         self.manifest.pop("weight_error", None)  # it was that of others
 
-    def _use_weights(self, weights: dict[str, np.ndarray]) -> None:
+    def _check_names(self, weights: Mapping[str, object]) -> None:
         names = self._weight_shapes.keys()
         missing, unknown = sorted(names - weights.keys()), sorted(weights.keys() - names)
         if missing or unknown:
             theirs = any(str(name).startswith(("weight_ih", "weight_hh")) for name in unknown)
             do = "of a layer of torch: load_weights(rnn.from_torch(layer).weights)" if theirs else None
             raise _error(WeightError, "wrong names of weights", f"missing {missing}, unknown {unknown}", [*names], do)
-        ready, packed = {}, _aligned(max(1, self._packed_elements), self._dtype)
+
+    def _check_shapes(self, weights: Mapping[str, np.ndarray]) -> None:
         for name, shape in self._weight_shapes.items():
             array = weights[name]
             if array.shape != shape or array.dtype.newbyteorder("=") != self._dtype:
                 got, expected = f"{array.dtype} of shape {array.shape}", f"{self._dtype} of shape {shape}"
                 raise _error(WeightError, f"weight {name} does not fit", got, expected, "cast or reshape it")
-            ready[name] = np.require(array, self._dtype, ["C", "A", "W"])
+
+    def _use_weights(self, weights: dict[str, np.ndarray]) -> None:
+        self._check_names(weights)
+        self._check_shapes(weights)
+        ready = {name: np.require(weights[name], self._dtype, ["C", "A", "W"]) for name in self._weight_shapes}
+        packed = _aligned(max(1, self._packed_elements), self._dtype)
         packed[:], sources = 0, {**ready, **self._constants}
         for pack in self._packs:
             raw = (sources[name].ravel() for name in pack.weights)
@@ -888,16 +926,17 @@ class Bound:
         inputs = [_aligned(B * math.prod(shape), dtype) for _, shape in module._inputs]
         states = [_aligned(size, dtype) for _, _, size, _, _ in plan]
         self.results: list[tuple[np.ndarray, np.ndarray]] = []  # (the user's, what compiled code wrote)
-        self.update: list[tuple[Array, Array, np.ndarray, np.ndarray]] = []  # (name, the user's, own, array)
+        # (name, the user's, what says whether it may be written to, own memory, the user's)
+        self.update: list[tuple[str, Array, np.ndarray, memoryview | np.ndarray, memoryview | np.ndarray]] = []
         outs = [self._out(target)]
         for before, held, (name, _, size, parts, _) in zip(states, after, plan, strict=True):
             outs.append(self._out(held[0][1]) if len(held) == 1 else _aligned(size, dtype))
             for (value, array), (place, shape) in zip(held, parts, strict=True):
                 own: np.ndarray = before[place].reshape(shape)
-                its = array
-                if array.flags.carray:  # flat arrays are copied faster
-                    own, its = own.reshape(-1), array.reshape(-1)
-                self.update.append((name, value, own, its))
+                copied: tuple[memoryview | np.ndarray, memoryview | np.ndarray] = (own, array)
+                if array.flags.carray and array.size:  # bytes are copied faster
+                    copied = own.reshape(-1).view(np.uint8).data, array.reshape(-1).view(np.uint8).data
+                self.update.append((name, value, _flagged(value, array), *copied))
                 if len(held) > 1:
                     self.results.append((array, outs[-1][place].reshape(shape)))
         fixed, *per_row, _ = module._sizes
@@ -908,8 +947,12 @@ class Bound:
         self.inputs = [a.reshape(B, *shape) for a, (_, shape) in zip(inputs, module._inputs, strict=True)]
         self.x, self.shape, self.dtype, self.states = self.inputs[0], self.inputs[0].shape, dtype, states
         self.y, self.new, self.packed, self.threads = y, new, module._packed, module._threads
+        self.flagged = _flagged(y, target)
+        self.held = [*map(weakref.ref, {id(a): a for array in written for a in _bases(array)}.values())]
         lists = [(values, [*values]) for values in new.values() if isinstance(values, list | tuple)]
-        tensors = [(a, a.data_ptr()) for a in (y, *(value for _, value, *_ in self.update)) if hasattr(a, "data_ptr")]
+        tensors = [
+            (a, a.data_ptr(), a.shape) for a in (y, *(value for _, value, *_ in self.update)) if hasattr(a, "data_ptr")
+        ]
         self.rare = (lists, tensors) if lists or tensors or len(inputs) > 1 else None
 
     def _out(self, array: np.ndarray) -> np.ndarray:
@@ -927,8 +970,9 @@ class Bound:
         lists, tensors = self.rare or ([], [])
         plain = (update for update in self.update if not isinstance(self.new.get(update[0]), list | tuple))
         same = all(self.new.get(name) is value for name, value, *_ in plain)
+        same = same and all(a.flags.writeable for a in (self.flagged, *(a for _, _, a, *_ in self.update)))
         same = same and all(len(now) == len(then) and all(map(operator.is_, now, then)) for now, then in lists)
-        return same and all(tensor.data_ptr() == at for tensor, at in tensors)
+        return same and all(tensor.data_ptr() == at and tensor.shape == shape for tensor, at, shape in tensors)
 
 
 def step_into(
@@ -944,17 +988,19 @@ def step_into(
         bound = module._local.bound
         known = bound.y is y and bound.new is new and bound.packed is module._packed and bound.rare is None
         known = known and bound.threads == module._threads and x.dtype is bound.dtype and x.shape == bound.shape
+        known = known and bound.flagged.flags.writeable  # of y; those of states are looked at below
     except (TypeError, ValueError, AttributeError):
         known = False
     if known and x.__class__ is np.ndarray and not inputs:
         bound.x[...] = x
     elif (bound := _take(module, x, out, inputs)) is None:
         return out
-    for name, value, own, array in bound.update:
-        if new.get(name) is not value and bound.rare is None:  # the dict has another array now
+    for name, value, flagged, own, array in bound.update:
+        # The dict has another array now, or this one is read-only now.
+        if (new.get(name) is not value and bound.rare is None) or not flagged.flags.writeable:
             module._local.bound = None
             return step_into(module, x, state, out, inputs)
-        own[...] = array
+        own[:] = array
     if state is not new:
         for own, array in zip(bound.states, module._read_states(state, bound.shape[0]), strict=True):
             own[...] = array
@@ -983,6 +1029,19 @@ def _take(module: Module, x: Array, out: tuple[Array, State], inputs: Mapping[st
     for own, array in zip(bound.inputs, arrays, strict=True):
         own[...] = array.reshape(own.shape)
     return bound if B else None
+
+
+def _flagged(value: Array, array: np.ndarray) -> np.ndarray:
+    """What says whether the user's array may be written to: its own flags, or those of the view of other libraries'."""
+    return value if isinstance(value, np.ndarray) else array
+
+
+def _bases(array: np.ndarray) -> Iterator[np.ndarray]:
+    """An array and those that it is a view of. NumPy gives other memory to none that has a weak reference."""
+    base: object = array
+    while isinstance(base, np.ndarray):
+        yield base
+        base = base.base
 
 
 def _writable(what: str, value: Array, shape: Shape, dtype: np.dtype) -> tuple[Array, np.ndarray]:
@@ -1017,16 +1076,14 @@ def load(path: str | os.PathLike[str], *, sha256: str | None = None) -> Module:
     trust, or say its digest. The checksum inside a file finds damage, not intent.
 
     path: of the file.
-    sha256: 64 hexadecimal digits, as `tvm-rnn inspect` prints them: any other file is refused. None: it is trusted.
+    sha256: 64 hexadecimal digits, as `tvm-rnn compile` prints them: any other file is refused. None: it is trusted.
 
     Returns a Module, or its subclass for training, GPUs, or models of several networks. Raises LoadError, before any of
     its code runs, where the file is not that one, damaged, newer, or for another machine."""
-    opened, kind = _open_container(path), Module
-    if sha256 is not None:
-        if (found := hashlib.sha256(opened.data).hexdigest()) != str(sha256).lower():
-            what = f"{opened.path!r} is another file than the one that was asked for"
-            raise _error(LoadError, what, f"SHA-256 {found}", sha256, "find out who changed it")
-        opened.data.signature = ()  # what is opened are the bytes that were hashed
+    opened, kind = _open_container(path, copied=sha256 is not None), Module
+    if sha256 is not None and (found := hashlib.sha256(opened.data).hexdigest()) != str(sha256).lower():
+        what = f"{opened.path!r} is another file than the one that was asked for"
+        raise _error(LoadError, what, f"SHA-256 {found}", sha256, "find out who changed it")
     for fact, (file, name) in KINDS.items():
         if fact in opened.manifest:  # only its own files are imported
             kind = getattr(importlib.import_module(f".{file}", __package__), name)

@@ -383,13 +383,13 @@ def of_visit(manifest: Facts, visit: int, *arrays: Sequence[Array]) -> list[list
     return [[array for array, own in zip(found, mine, strict=True) if own] for found in arrays]
 
 
-def add(arrays: Arrays, totals: Sequence[Array], own: Sequence[Array]) -> None:
+def add(arrays: Arrays, sums: Sequence[Array], own: Sequence[Array]) -> None:
     """Gradients of weights of one more part."""
-    for total, part in zip(totals, own, strict=True):
+    for whole, part in zip(sums, own, strict=True):
         if isinstance(part, Piece):
-            total.array += arrays.flat(part).reshape(total.array.shape)
+            whole.array += arrays.flat(part).reshape(whole.array.shape)
         else:
-            total += part
+            whole += part
 
 
 class TrainingDevice(Device):

@@ -16,14 +16,16 @@ from typing import Any
 
 import numpy as np
 
-Array = Any  # np.ndarray
+Array = np.ndarray
 Inputs = Sequence[Any]  # arrays; None where an optional one is not given
 Attributes = Mapping[str, Any]
 Number = float | str  # infinities and NaN are text in JSON
+Values = Array | Sequence[int] | None  # integers, of an input or an attribute
+Bound = Array | Number | None
 Operation = Callable[[Inputs, Attributes], Any]
 
 
-def _integers(values: Any) -> list[int]:
+def _integers(values: Values) -> list[int]:
     """Of a list, or of an array: what is an input in new versions of an operation was an attribute in old ones."""
     return [] if values is None else [int(i) for i in np.asarray(values).reshape(-1)]
 
@@ -54,7 +56,7 @@ def _flatten(x: Array, *, axis: int = 1) -> Array:
     return np.reshape(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
 
 
-def _slice(x: Array, starts: Any = None, ends: Any = None, axes: Any = None, steps: Any = None) -> Array:
+def _slice(x: Array, starts: Values = None, ends: Values = None, axes: Values = None, steps: Values = None) -> Array:
     if starts is None or ends is None:
         raise ValueError("starts or ends are missing")
     first = _integers(starts)
@@ -65,7 +67,7 @@ def _slice(x: Array, starts: Any = None, ends: Any = None, axes: Any = None, ste
     return x[tuple(keys)]
 
 
-def _split(x: Array, split: Any = None, *, axis: int = 0, num_outputs: int = 0) -> list[Array]:
+def _split(x: Array, split: Values = None, *, axis: int = 0, num_outputs: int = 0) -> list[Array]:
     sizes = _integers(split)
     if split is None:  # equal parts, the last one smaller
         part = -(-x.shape[axis] // num_outputs)
@@ -81,7 +83,7 @@ def _range(start: Array, limit: Array, delta: Array) -> Array:
     return (start + np.arange(count) * delta).astype(start.dtype)
 
 
-def _pad(x: Array, pads: Any = None, value: Any = 0.0, axes: Any = None, *, mode: str = "constant") -> Array:
+def _pad(x: Array, pads: Values = None, value: Bound = 0.0, axes: Values = None, *, mode: str = "constant") -> Array:
     sizes, own = _integers(pads), _integers(axes) or list(range(x.ndim))
     widths = [(0, 0)] * x.ndim
     for i, axis in enumerate(own):
@@ -146,14 +148,21 @@ def _elu(x: Array, *, alpha: Number = 1.0) -> Array:
     return np.where(x > 0, x, float(alpha) * np.expm1(np.minimum(x, 0)))
 
 
-def _clip(x: Array, min: Any = None, max: Any = None) -> Array:
+def _clip(x: Array, min: Bound = None, max: Bound = None) -> Array:
     low, high = (float(v) if isinstance(v, str) else v for v in (min, max))
     found = x if low is None else np.maximum(x, low)
     return np.asarray(found if high is None else np.minimum(found, high), x.dtype)
 
 
 def _gemm(
-    x: Array, y: Array, z: Any = None, *, transA: int = 0, transB: int = 0, alpha: Number = 1.0, beta: Number = 1.0
+    x: Array,
+    y: Array,
+    z: Array | None = None,
+    *,
+    transA: int = 0,
+    transB: int = 0,
+    alpha: Number = 1.0,
+    beta: Number = 1.0,
 ) -> Array:
     result = (x.T if transA else x) @ (y.T if transB else y)
     result = result if float(alpha) == 1 else float(alpha) * result
@@ -180,7 +189,7 @@ def _log_softmax(x: Array, *, axis: int | None = None, flatten: int = 0) -> Arra
 
 
 def _reduction(function: Callable[..., Array]) -> Callable[..., Array]:
-    def reduce(x: Array, axes: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
+    def reduce(x: Array, axes: Values = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Array:
         own = tuple(_integers(axes)) or None
         if own is None and noop_with_empty_axes:
             return np.asarray(x)
@@ -221,7 +230,7 @@ def _batch_normalization(x: Array, *rest: Array, epsilon: Number = 1e-5) -> Arra
 
 
 def _layer_normalization(
-    x: Array, scale: Array, bias: Any = None, *, axis: int = -1, epsilon: Number = 1e-5
+    x: Array, scale: Array, bias: Array | None = None, *, axis: int = -1, epsilon: Number = 1e-5
 ) -> list[Array]:
     axes = tuple(range(axis + x.ndim if axis < 0 else axis, x.ndim))
     mean = np.mean(x, axes, keepdims=True)

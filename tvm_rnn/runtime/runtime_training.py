@@ -389,13 +389,13 @@ class Tape(Recorded):
             self.run("forward", part, [*inputs, y, *before, *after], self.rows, [self.work("forward", part)])
         return after
 
-    def backward(self, above: np.ndarray | None, carried: Flats, d_x: Flats, totals: np.ndarray) -> Flats:
+    def backward(self, above: np.ndarray | None, carried: Flats, d_x: Flats, row_sums: np.ndarray) -> Flats:
         """From the gradient of y (None: zeros) and those of the last states to those of the first, which are returned;
-        the gradients of inputs go to d_x, sums over steps to totals."""
+        the gradients of inputs go to d_x, sums over rows to row_sums."""
         module, after, part = self.module, [array.copy() for array in carried], Part(0, self.T, self.T)
         if above is None:
             above = np.zeros(self.T * self.B * math.prod(module._output), module._dtype)
-        last = [totals, self.work("backward", part)]
+        last = [row_sums, self.work("backward", part)]
         self.run("backward", part, [above, *carried, *after, *d_x], self.rows, last)
         return after
 
@@ -448,7 +448,7 @@ def sizes_of(manifest: Facts, T: int, B: int) -> Sizes:
 
     item, count = np.dtype(manifest["dtype"]).itemsize, Counts.of(manifest)
     memory, facts = manifest.get("memory", {}), manifest["training"]
-    totals, alone = int(facts["backward"]["totals_elements"]) if T and B else 0, by_visit(manifest)
+    elements, alone = int(facts["backward"]["totals_elements"]) if T and B else 0, by_visit(manifest)
     states = item * B * count.states
 
     def tape(steps: int) -> int:
@@ -465,7 +465,7 @@ def sizes_of(manifest: Facts, T: int, B: int) -> Sizes:
     results = item * (T * B * (count.output + count.inputs) + count.weights) + 2 * states
     flops = [B * float(memory.get(f"{way}_flops_per_row", rate)) for way, rate in (("forward", 1), ("backward", 2))]
     whole = why_whole(manifest, alone)
-    return Sizes(T, B, tape, work, states, item * totals, results, flops[0], flops[1], by_visit=alone, whole=whole)
+    return Sizes(T, B, tape, work, states, item * elements, results, flops[0], flops[1], by_visit=alone, whole=whole)
 
 
 class SegmentedTape(Tape):
@@ -550,7 +550,7 @@ class SegmentedTape(Tape):
                 at += 2 * size
         return after
 
-    def backward(self, above: np.ndarray | None, carried: Flats, d_x: Flats, totals: np.ndarray) -> Flats:
+    def backward(self, above: np.ndarray | None, carried: Flats, d_x: Flats, row_sums: np.ndarray) -> Flats:
         module, segments, lasting = self.module, self.segments, None
         results, *turns = ([np.empty_like(array) for array in carried] for _ in range(3))
         if segments.alone:  # what layers hand down must last
@@ -566,7 +566,7 @@ class SegmentedTape(Tape):
             below = [part(array, own.start, own.steps, self.T) for array in d_x]
             work = self.work("backward", own) if lasting is None else lasting
             arrays, rows = [gradient, *before, *after, *below], self.slices(number)[1]
-            self.run("backward", own, arrays, rows, [totals, work])
+            self.run("backward", own, arrays, rows, [row_sums, work])
             if segments.goes_back(visit):
                 self.begin_again(after, own.start + own.steps, visit, [0.0] * len(after))
 
@@ -614,21 +614,21 @@ class TrainingModule(Trainable["Tape"]):
         after = before if T and B else [array.copy() for array in before]
         if T and B:
             facts = self.manifest.training.backward
-            totals = runtime._aligned(max(1, int(facts.totals_elements)), self._dtype)
-            totals[:] = 0
-            after = tape.backward(above, before, [array.ravel() for array in d_x], totals)
-            self._finish(tape, totals, d_weights)
+            row_sums = runtime._aligned(max(1, int(facts.totals_elements)), self._dtype)
+            row_sums[:] = 0
+            after = tape.backward(above, before, [array.ravel() for array in d_x], row_sums)
+            self._finish(tape, row_sums, d_weights)
         if like is not None:
             d_x, d_weights = [*map(like, d_x)], {name: like(array) for name, array in d_weights.items()}
         return self._named(d_x), self._shape_states(after, B, like), d_weights
 
-    def _finish(self, tape: Tape, totals: np.ndarray, d_weights: dict[str, np.ndarray]) -> None:
+    def _finish(self, tape: Tape, row_sums: np.ndarray, d_weights: dict[str, np.ndarray]) -> None:
         """Gradients of weights from sums over steps."""
         finishes: Sequence[Pack] = self.manifest.training.backward.finishes
         for row in finishes:
             raw = (tape.given.sources[name] for name in row.weights)
             filled = (d_weights[name].ravel() for name in row.gradients)
-            self._library.get_function(row.function)(*raw, totals, int(row.offset), *filled)
+            self._library.get_function(row.function)(*raw, row_sums, int(row.offset), *filled)
         if tape.drawn is not None:
             for mask in self.manifest["masks"].weights:
                 d_weights[mask[0]] = tape.drawn.dropped(mask, d_weights[mask[0]])

@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import json
 import os
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from tvm_rnn.names import file_name
 from tvm_rnn.records import FORMAT, Record, Records
 from tvm_rnn.target import Target, for_archs
 from tvm_rnn.target import resolve as target_of
+from tvm_rnn.whole_files import write_whole
 
 NONE = "none"  # in place of a folder: no records
 VARIABLE = "TVM_RNN_RECORDS"
@@ -139,16 +139,9 @@ def _replace(path: Path, records: Iterable[Record]) -> None:
     rows = sorted(records, key=lambda r: r.key)
     commands = sorted({r.command for r in rows if r.command})
     lines = [json.dumps({"format": FORMAT, "made by": commands}), *(json.dumps(r.as_dict()) for r in rows)]
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
-        with open(temporary, "w") as file:
-            file.write("\n".join(lines) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        write_whole({path: lambda file: file.write(("\n".join(lines) + "\n").encode())})
     except OSError as reason:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
         raise ConfigError(message("records cannot be written", where=str(path), got=str(reason))) from None
 
 

@@ -8,7 +8,19 @@ from dataclasses import replace
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn.bench.suites.gpu import ALL, PASSES, SHORT, SUITES, Point, batches, beside_peers, network, select, suite
+from tvm_rnn.bench.suites.gpu import (
+    ALL,
+    IN_STEPS,
+    PASSES,
+    SHORT,
+    SUITES,
+    Point,
+    batches,
+    beside_peers,
+    network,
+    select,
+    suite,
+)
 from tvm_rnn.options import PASS_NAMES
 
 
@@ -52,7 +64,7 @@ def test_the_articles_networks() -> None:
 
 def test_the_zoo_is_all_of_it_and_the_ablation_all_passes() -> None:
     assert [p.cell for p in suite("zoo")] == rnn.cells.names()
-    assert PASSES == PASS_NAMES
+    assert (*IN_STEPS, *PASSES) == PASS_NAMES
     assert [len(p.without) for p in suite("ablation")] == [4, 3, 2, 1, 0]
 
 

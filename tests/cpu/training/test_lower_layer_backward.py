@@ -10,7 +10,7 @@ from tests.oracle.test_reference import restless
 from tvm_rnn import target
 from tvm_rnn.cpu.lower_group import Emitter
 from tvm_rnn.cpu.training.lower_layer_backward import BackwardLayer
-from tvm_rnn.graph.graph import is_total
+from tvm_rnn.graph.graph import sums_rows
 from tvm_rnn.passes import pipeline
 
 V4 = target.TABLE["x86-64-v4"]
@@ -43,7 +43,7 @@ def test_a_carried_gradient_that_a_sum_reads_is_copied_at_every_step() -> None:
 @pytest.mark.parametrize("name", rnn.cells.names())
 def test_sums_are_apart_from_what_is_computed_for_each_row(name: str) -> None:
     layer = layer_of(name)
-    assert layer.sums and not any(is_total(n) for n in layer.graph.nodes())
+    assert layer.sums and not any(sums_rows(n) for n in layer.graph.nodes())
     stored = {n for g in layer.graph.groups for n in g.stored}
     for node in layer.sums:
         for operand in node.args:

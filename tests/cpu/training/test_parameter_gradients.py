@@ -41,7 +41,7 @@ def finish_of(c: str | rnn.Cell) -> Finish:
 def test_joined_gates_are_read_where_they_were_summed() -> None:
     finish = finish_of("lstm")
     assert finish.kept == [] and len(finish.sums) == 12
-    assert [n.op for n in finish.graph.totals] == ["concat"] * 3
+    assert [n.op for n in finish.graph.weight_gradients] == ["concat"] * 3
 
 
 def test_reductions_functions_and_what_several_read_are_kept() -> None:
@@ -67,4 +67,4 @@ def test_places_do_not_overlap(c: str | rnn.Cell) -> None:
 
 def test_a_cell_without_parameters_has_nothing_to_finish() -> None:
     finish = finish_of(without_parameters)
-    assert finish.size == 0 and finish.graph.totals == () and finish.kept == []
+    assert finish.size == 0 and finish.graph.weight_gradients == () and finish.kept == []

@@ -1,4 +1,4 @@
-"""totals: sums over rows, of every form of product, against NumPy; how they are cut into tiles."""
+"""Weight gradients: sums over rows, of every form of product, against NumPy; how they are cut into tiles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tvm_rnn import target
 from tvm_rnn.compiler.link import generate
 from tvm_rnn.cpu.lower_group import Emitter
 from tvm_rnn.cpu.register_tile import Places
-from tvm_rnn.cpu.training.weight_gradient_sums import accumulate, vector_axes
+from tvm_rnn.cpu.training.weight_gradient_sums import ROW_SUMS, accumulate, vector_axes
 from tvm_rnn.cpu.workspace import Array, row_stride, strides_of
 from tvm_rnn.graph.graph import Node, make
 from tvm_rnn.graph.ops import TABLE
@@ -40,10 +40,10 @@ CASES: list[tuple[str, Shapes, str]] = [
 
 def node_of(shapes: Shapes, spec: str) -> Node:
     leaves = [Node("input", shape=s, name=f"x{i}") for i, s in enumerate(shapes)]
-    return make("total_product", *leaves, spec=spec) if spec else make("total", *leaves, rank=len(shapes[0]))
+    return make("einsum_rows", *leaves, spec=spec) if spec else make("sum_rows", *leaves, rank=len(shapes[0]))
 
 
-def totals_of(node: Node, dtype: str, arrays: list[np.ndarray], calls: int) -> np.ndarray:
+def sums_of(node: Node, dtype: str, arrays: list[np.ndarray], calls: int) -> np.ndarray:
     """The compiled sum over the arrays' rows, `calls` times over, as the padded buffer has it."""
     lanes, rows, parallel = HOST.lanes(dtype), variable("rows"), Emitter(HOST, dtype, ())
     places, flat, at = {}, [], 0
@@ -57,8 +57,8 @@ def totals_of(node: Node, dtype: str, arrays: list[np.ndarray], calls: int) -> n
                 row[sum(i * s for i, s in zip(index, steps, strict=True))] = values[index]
         flat.append(padded.ravel())
         at += padded.size
-    buffers = {name: buffer(name, dtype) for name in ("workspace", "packed", "totals")}
-    into = Array("totals", int64(0), 0, strides_of(node.shape, lanes)[0], node.shape)
+    buffers = {name: buffer(name, dtype) for name in ("workspace", "packed", ROW_SUMS)}
+    into = Array(ROW_SUMS, int64(0), 0, strides_of(node.shape, lanes)[0], node.shape)
     reads = Places(buffers, places.get, lambda n: [], {})
     body = accumulate(parallel, node, rows, reads, into)
     module = tvm.IRModule({"sum": function("sum", [rows, *buffers.values()], body)})
@@ -84,7 +84,7 @@ def test_sums_are_numpys(name: str) -> None:
     node, rng = node_of(shapes, spec), np.random.default_rng(0)
     for rows in (1, 13) if name == "gemm" else (13,):
         arrays = [rng.normal(size=(rows, *shape)).astype(dtype) for shape in shapes]
-        found = totals_of(node, dtype, arrays, 2)
+        found = sums_of(node, dtype, arrays, 2)
         expected = 2 * TABLE[node.op].numpy(*(a.astype("float64") for a in arrays), **node.attrs)
         steps = strides_of(node.shape, HOST.lanes(dtype))[0]
         for index in np.ndindex(*node.shape):

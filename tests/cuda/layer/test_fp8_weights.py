@@ -179,13 +179,13 @@ def test_what_codes_are_worth() -> None:
 # --- room and time ----------------------------------------------------------------------------------------------------
 
 
-def team(name: str, hidden: int, precision: str, **knobs: Any) -> Geometry:
+def geometry(name: str, hidden: int, precision: str, **knobs: Any) -> Geometry:
     return geometry_of(step(name, hidden, precision), precision, **knobs)
 
 
 def test_weights_take_half_the_room() -> None:
     knobs = cluster(8, 8, warps_u=4, register_words=32)
-    wide, narrow = (team("lstm", 256, "bfloat16", **knobs, stored=stored) for stored in ("", NAME))
+    wide, narrow = (geometry("lstm", 256, "bfloat16", **knobs, stored=stored) for stored in ("", NAME))
     ((phase, before),), ((_, after),) = wide.weights, narrow.weights
     assert narrow.block_words(phase) * 2 == wide.block_words(phase)
     assert (before.registers, after.registers) == (2, 4)
@@ -207,20 +207,20 @@ def test_larger_layers_stay_on_the_chip(precision: str) -> None:
 
 def test_codes_cost_time_where_nothing_else_changes() -> None:
     knobs = grid(64, 16, warps_k=4, register_words=160)
-    assert predict(team("lstm", 512, "bfloat16", **knobs, stored=NAME), 16, GPU) > predict(
-        team("lstm", 512, "bfloat16", **knobs), 16, GPU
+    assert predict(geometry("lstm", 512, "bfloat16", **knobs, stored=NAME), 16, GPU) > predict(
+        geometry("lstm", 512, "bfloat16", **knobs), 16, GPU
     )
 
 
 def test_no_pipeline_has_codes() -> None:
-    made = team("lstm", 64, "bfloat16", **grid(4, 8, warps_u=2, warps_k=4, ring=2), stored=NAME)
+    made = geometry("lstm", 64, "bfloat16", **grid(4, 8, warps_u=2, warps_k=4, ring=2), stored=NAME)
     with pytest.raises(ValueError, match="a pipeline has"):
         persistent.kernel("k", made, layout_of("lstm", 64))
 
 
 def test_each_fragment_is_decoded_once_in_each_step() -> None:
     for precision, instruction in (("bfloat16", "mul_half_rn_bf16x2("), ("float16", "rn_f16x2_e4m3x2(")):
-        made = team("lstm", 64, precision, **cluster(2, 16, warps_k=2), stored=NAME)
+        made = geometry("lstm", 64, precision, **cluster(2, 16, warps_k=2), stored=NAME)
         ((phase, share),) = made.weights
         text = text_of(persistent.kernel("k", made, layout_of("lstm", 64, precision)))
         # Even and odd steps, two MMA steps in a block of K, four registers in a fragment.

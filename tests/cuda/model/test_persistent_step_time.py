@@ -23,7 +23,7 @@ from tvm_rnn.target import resolve
 BATCHES = (1, 8, 16, 64, 128, 256, 1024)
 
 
-def team(name: str = "lstm", hidden: int = 256, precision: str = "bfloat16", **knobs: Any) -> Geometry:
+def geometry(name: str = "lstm", hidden: int = 256, precision: str = "bfloat16", **knobs: Any) -> Geometry:
     knobs = {"exchange": "cluster", "ctas": 8, "rows": 8, "warps_u": 4, **knobs}
     return geometry_of(step(name, hidden, precision), precision, **knobs)
 
@@ -34,19 +34,19 @@ def rising(values: list[float]) -> bool:
 
 @pytest.mark.parametrize("exchange", ["cluster", "grid"])
 def test_more_rows_never_take_less_time(exchange: str) -> None:
-    times = [predict(team(exchange=exchange), batch, GPU) for batch in BATCHES]
+    times = [predict(geometry(exchange=exchange), batch, GPU) for batch in BATCHES]
     assert rising(times) and times[-1] > times[0] > 0
 
 
 def test_exchanges_are_part_of_a_step() -> None:
     for exchange in ("cluster", "grid"):
-        once, twice = team(exchange=exchange), team("gru_reset_before", exchange=exchange)
+        once, twice = geometry(exchange=exchange), geometry("gru_reset_before", exchange=exchange)
         assert 0 < exchange_us(once) < predict(once, 8, GPU)
         assert exchange_us(twice) == pytest.approx(2 * exchange_us(once))
 
 
 def test_teams_that_do_not_fit_at_once_take_turns() -> None:
-    made = team()
+    made = geometry()
     at_once = resident_groups(made, GPU) * made.rows
     assert predict(made, at_once, GPU) == predict(made, 1, GPU)
     assert predict(made, at_once + 1, GPU) == pytest.approx(2 * predict(made, 1, GPU))
@@ -65,43 +65,43 @@ def test_teams_that_do_not_fit_at_once_take_turns() -> None:
     ],
 )
 def test_more_work_takes_more_time(less: tuple[str, int, str], more: tuple[str, int, str], exchange: str) -> None:
-    short, long = (predict(team(*which, exchange=exchange), 8, GPU) for which in (less, more))
+    short, long = (predict(geometry(*which, exchange=exchange), 8, GPU) for which in (less, more))
     assert short < long
 
 
 def test_weights_in_registers_are_nearer_than_those_in_shared_memory() -> None:
-    near = team(register_words=1000)
+    near = geometry(register_words=1000)
     far = replace(near, register_words=0, shared_words=1000)
     assert predict(near, 8, GPU) < predict(far, 8, GPU)
 
 
 def test_a_smaller_gpu_runs_fewer_teams() -> None:
     small = resolve("nvidia-h100-pcie")
-    for made in (team(), team(exchange="grid", ctas=16)):
+    for made in (geometry(), geometry(exchange="grid", ctas=16)):
         assert 0 < resident_groups(made, small) < resident_groups(made, GPU)
         assert predict(made, 1024, small) >= predict(made, 1024, GPU)
-    assert resident_groups(team(exchange="grid", ctas=133), GPU) == 0
+    assert resident_groups(geometry(exchange="grid", ctas=133), GPU) == 0
     assert all(ctas * count <= 132 for ctas, count in RESIDENT_CLUSTERS.items())
 
 
 def test_weights_that_are_read_again_in_every_step_do_not_run() -> None:
-    resident = team(register_words=1000)
+    resident = geometry(register_words=1000)
     streamed = replace(resident, register_words=0, shared_words=0)
     assert any(s.streamed for parts in streamed.shares.values() for s in parts)
     assert not able_to_run(streamed, GPU)
-    assert able_to_run(team(ctas=16, warps_u=2, register_words=128), GPU)
-    assert not able_to_run(team(ctas=16, hidden=2048, shared_words=1 << 20), GPU)
+    assert able_to_run(geometry(ctas=16, warps_u=2, register_words=128), GPU)
+    assert not able_to_run(geometry(ctas=16, hidden=2048, shared_words=1 << 20), GPU)
 
 
 def test_the_cheapest_of_those_that_fit() -> None:
-    teams = [
-        team(ctas=ctas, register_words=words, shared_words=1 << 20) for ctas in (4, 8, 16) for words in (0, 64, 128)
+    geometries = [
+        geometry(ctas=ctas, register_words=words, shared_words=1 << 20) for ctas in (4, 8, 16) for words in (0, 64, 128)
     ]
-    best = cheapest(teams, 16, GPU)
+    best = cheapest(geometries, 16, GPU)
     assert best is not None
-    assert predict(best, 16, GPU) == min(predict(t, 16, GPU) for t in teams if able_to_run(t, GPU))
+    assert predict(best, 16, GPU) == min(predict(t, 16, GPU) for t in geometries if able_to_run(t, GPU))
     assert cheapest([], 16, GPU) is None
-    assert cheapest([team("lstm", 1024, ctas=1, shared_words=1 << 20)], 16, GPU) is None
+    assert cheapest([geometry("lstm", 1024, ctas=1, shared_words=1 << 20)], 16, GPU) is None
 
 
 @pytest.mark.broad
@@ -129,6 +129,6 @@ def check_best(name: str, hidden: int, precision: str) -> None:
 
 def test_a_pipeline_pays_for_copies_and_for_filling_stages_again() -> None:
     wide = {"exchange": "grid", "ctas": 64, "warps_u": 2, "warps_k": 4, "register_words": 128}
-    times = [predict(team(hidden=1024, rows=rows, ring=8, **wide), rows, GPU) for rows in (8, 16, 32, 64)]
+    times = [predict(geometry(hidden=1024, rows=rows, ring=8, **wide), rows, GPU) for rows in (8, 16, 32, 64)]
     assert rising(times)
-    assert predict(team(hidden=1024, rows=64, ring=4, **wide), 64, GPU) > times[-1]
+    assert predict(geometry(hidden=1024, rows=64, ring=4, **wide), 64, GPU) > times[-1]

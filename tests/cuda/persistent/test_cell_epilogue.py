@@ -19,8 +19,8 @@ from tvm_rnn.oracle.tolerance import tolerance
 
 
 def text(cell: str, hidden: int, precision: str = "bfloat16", masked: bool = False) -> str:
-    team = geometry_of(step(cell, hidden, precision), precision, **cluster(2, 8))
-    return text_of(persistent.kernel("k", team, layout_of(cell, hidden, precision), {} if masked else None))
+    geometry = geometry_of(step(cell, hidden, precision), precision, **cluster(2, 8))
+    return text_of(persistent.kernel("k", geometry, layout_of(cell, hidden, precision), {} if masked else None))
 
 
 def test_each_function_is_computed_once_per_cell() -> None:

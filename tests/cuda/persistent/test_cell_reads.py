@@ -33,16 +33,19 @@ from tvm_rnn.passes.pipeline import passed
 
 
 def test_every_value_has_one_pointer() -> None:
-    layout, team = layout_of("lstm_peephole", 64), geometry_of(step("lstm_peephole", 64), "bfloat16", **cluster(4, 8))
-    assert len(team.step.param_nodes) == len(set(team.step.param_nodes)) >= 1
-    assert all(place_of(layout, node).row_stride >= node.shape[-1] for node in team.step.read_nodes)
-    names = [name for name, _ in persistent.kernel("k", team, layout).pointers]
-    assert [n for n in names if n.startswith("read_")] == [f"read_{i}" for i in range(len(team.step.read_nodes))]
+    layout, geometry = (
+        layout_of("lstm_peephole", 64),
+        geometry_of(step("lstm_peephole", 64), "bfloat16", **cluster(4, 8)),
+    )
+    assert len(geometry.step.param_nodes) == len(set(geometry.step.param_nodes)) >= 1
+    assert all(place_of(layout, node).row_stride >= node.shape[-1] for node in geometry.step.read_nodes)
+    names = [name for name, _ in persistent.kernel("k", geometry, layout).pointers]
+    assert [n for n in names if n.startswith("read_")] == [f"read_{i}" for i in range(len(geometry.step.read_nodes))]
 
 
 def test_values_are_asked_for_before_the_loop() -> None:
-    layout, team = layout_of("lstm", 64), geometry_of(step("lstm", 64), "bfloat16", **cluster(4, 8))
-    text = text_of(persistent.kernel("k", team, layout))
+    layout, geometry = layout_of("lstm", 64), geometry_of(step("lstm", 64), "bfloat16", **cluster(4, 8))
+    text = text_of(persistent.kernel("k", geometry, layout))
     assert "if (0 < steps)" in text and "if (1 < steps)" in text
     assert text.index("if (1 < steps)") < text.index("for (int v_9" if "for (int v_9" in text else "mma_sync")
 
@@ -88,12 +91,12 @@ def graphs(cell: str, hidden: int, **options: Any) -> tuple[Graph, Graph]:
 def test_masks_are_read_in_words_and_not_copied() -> None:
     forward, _ = graphs("lstm", 64, zoneout=(("h", 0.1), ("c", 0.2)))
     step = step_of(Layout(forward, "bfloat16", Weights(forward, 0, "bfloat16"), "bfloat16"))
-    team = geometry_of(step, "bfloat16", "cluster", 2, 8, warps_u=4)
+    geometry = geometry_of(step, "bfloat16", "cluster", 2, 8, warps_u=4)
     (phase,) = step.phases
     masks = [(node, slot) for node, slot in step.reads[0] if node.random]
-    assert len(masks) == 2 and not any(team.prefetches(phase, *read) for read in masks)
+    assert len(masks) == 2 and not any(geometry.prefetches(phase, *read) for read in masks)
     others = [read for read in step.reads[0] if read not in masks]
-    assert len(others) == 4 and all(team.prefetches(phase, *read) for read in others)
+    assert len(others) == 4 and all(geometry.prefetches(phase, *read) for read in others)
 
 
 def test_masks_are_drawn_as_the_regime_reads_them() -> None:
@@ -135,17 +138,17 @@ def test_products_read_the_masked_state_that_the_step_before_hands_over() -> Non
     assert [o.source for o in phase.operands] == [h] and step.carried == (h,)
     assert [*step.shown] == [h] and step.shown[h].op == "mul" and h in step.shown[h].args
     assert [node.op for node, _ in step.reads[0] if node.random] == ["mask"]
-    totals = {a for n in backward.nodes() if n.op == "total_product" for a in n.args}
-    (masked,) = [n for n in totals if any(a.op == "input" and a.name == "h" for a in n.args)]
+    summed = {a for n in backward.nodes() if n.op == "einsum_rows" for a in n.args}
+    (masked,) = [n for n in summed if any(a.op == "input" and a.name == "h" for a in n.args)]
     assert backward.region_of(masked) == "before"
     assert not np.any([n in {masked} for g in backward.groups if g.region == "step" for n in g.stored])
 
 
 def test_rows_of_eight_units_come_early() -> None:
-    team = geometry_of(step("lstm", 64), "bfloat16", **cluster(2, 8))
-    assert len(prefetched(team)) == 4
+    geometry = geometry_of(step("lstm", 64), "bfloat16", **cluster(2, 8))
+    assert len(prefetched(geometry)) == 4
     # steps, warps, gates, blocks of units, words of 8 x 8
-    assert team.prefetch_words == PREFETCH_STEPS * 1 * 4 * 4 * 32
+    assert geometry.prefetch_words == PREFETCH_STEPS * 1 * 4 * 4 * 32
     assert not prefetched(geometry_of(step("lstm", 20), "bfloat16", **cluster(1, 8)))
 
 

@@ -17,8 +17,8 @@ from tvm_rnn.oracle.tolerance import tolerance
 
 
 def text(cell: str, hidden: int, **geometry: Any) -> str:
-    team = geometry_of(step(cell, hidden), "bfloat16", **geometry)
-    return text_of(persistent.kernel("k", team, layout_of(cell, hidden)))
+    geometry = geometry_of(step(cell, hidden), "bfloat16", **geometry)
+    return text_of(persistent.kernel("k", geometry, layout_of(cell, hidden)))
 
 
 def test_a_barrier_waits_for_all_units_of_all_rows() -> None:
@@ -32,9 +32,9 @@ def test_reductions_have_barriers_of_their_own() -> None:
 
 
 def test_values_have_two_copies() -> None:
-    team = geometry_of(step("gru_reset_before", 64), "bfloat16", **cluster(4, 8))
-    assert sorted(team.value_at.values()) == [0, 2 * team.value_words(team.published[0])]
-    assert team.value_words(team.published[0]) == 64 // team.block_k * 8 * BLOCK_WORDS
+    geometry = geometry_of(step("gru_reset_before", 64), "bfloat16", **cluster(4, 8))
+    assert sorted(geometry.value_at.values()) == [0, 2 * geometry.value_words(geometry.published[0])]
+    assert geometry.value_words(geometry.published[0]) == 64 // geometry.block_k * 8 * BLOCK_WORDS
 
 
 def test_a_grid_counts_blocks_once_per_event() -> None:
@@ -59,9 +59,9 @@ def test_a_slow_warp_still_sends_what_the_step_staged(seed: int) -> None:
 
 
 def test_all_tiles_are_staged_before_the_first_is_handed_over() -> None:
-    team = geometry_of(step("elman", 64), "bfloat16", **staged(2, 24))
-    assert team.staged_tiles == 3 and team.stage_words == 4 * 3 * 32
-    text = text_of(persistent.kernel("k", team, layout_of("elman", 64, "bfloat16")))
+    geometry = geometry_of(step("elman", 64), "bfloat16", **staged(2, 24))
+    assert geometry.staged_tiles == 3 and geometry.stage_words == 4 * 3 * 32
+    text = text_of(persistent.kernel("k", geometry, layout_of("elman", 64, "bfloat16")))
     steps = text[text.index("wgmma") :]
     loads, hands = "ld_vec_shared_v4_b32(", "st_vec_relaxed_gpu_global_v4_b32("
     first = steps.index(hands)

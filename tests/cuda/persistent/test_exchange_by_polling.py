@@ -21,7 +21,7 @@ from tvm_rnn.oracle.tolerance import tolerance
     [
         ("lstm", "bfloat16", 64, 5, grid(2, 8, warps_k=2)),
         ("gru", "float16", 64, 16, grid(2, 16, warps_k=2, warps_u=2)),
-        ("gru_reset_before", "tf32", 64, 11, grid(4, 8, warps_n=1, ahead=7)),  # two products, two teams
+        ("gru_reset_before", "tf32", 64, 11, grid(4, 8, warps_n=1, ahead=7)),  # two products, two groups of blocks
         ("lstm", "tf32", 48, 16, grid(3, 16, warps_n=2)),
     ],
 )
@@ -52,8 +52,8 @@ def test_also_with_lengths_and_resets(options: dict[str, bool]) -> None:
 
 
 def test_what_is_missing_is_asked_for_again() -> None:
-    team = geometry_of(step("lstm", 64), "bfloat16", **grid(2, 8, polled=1))
-    text = text_of(persistent.kernel("k", team, layout_of("lstm", 64)))
+    geometry = geometry_of(step("lstm", 64), "bfloat16", **grid(2, 8, polled=1))
+    text = text_of(persistent.kernel("k", geometry, layout_of("lstm", 64)))
     body = text[text.index("{") :]
     # Two K blocks: asked for, and again in a loop, in even and odd steps.
     assert body.count("ld_vec_relaxed_gpu_global_v4_b32(") == 2 * 2 * 2

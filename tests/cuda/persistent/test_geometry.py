@@ -22,7 +22,7 @@ SHAPES = [
 ]
 
 
-def team(name: str = "lstm", hidden: int = 40, precision: str = "bfloat16", **knobs: Any) -> Geometry:
+def geometry(name: str = "lstm", hidden: int = 40, precision: str = "bfloat16", **knobs: Any) -> Geometry:
     knobs = {"exchange": "cluster", "ctas": 1, "rows": 8, **knobs}
     return geometry_of(step(name, hidden, precision), precision, **knobs)
 
@@ -32,7 +32,7 @@ def team(name: str = "lstm", hidden: int = 40, precision: str = "bfloat16", **kn
 def test_every_weight_is_packed_once_and_the_rest_is_padding(
     name: str, hidden: int, knobs: dict[str, int], precision: str
 ) -> None:
-    check_packed_once(team(name, hidden, precision, **knobs))
+    check_packed_once(geometry(name, hidden, precision, **knobs))
 
 
 @pytest.mark.slow
@@ -41,7 +41,7 @@ def test_every_weight_is_packed_once_and_the_rest_is_padding(
 @pytest.mark.parametrize("hidden", [8, 50, 96])
 def test_weights_of_all_geometries(name: str, hidden: int, precision: str) -> None:
     for ctas, warps_u, warps_k in product((1, 3), (1, 2), (1, 4)):
-        check_packed_once(team(name, hidden, precision, ctas=ctas, warps_u=warps_u, warps_k=warps_k))
+        check_packed_once(geometry(name, hidden, precision, ctas=ctas, warps_u=warps_u, warps_k=warps_k))
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "tf32"])
@@ -50,7 +50,7 @@ def test_fragments_times_operands_are_the_product(
     name: str, hidden: int, knobs: dict[str, int], precision: str
 ) -> None:
     """What mma.sync does with the packed words, in NumPy: each lane's words of both factors meet the same k."""
-    made, rng = team(name, hidden, precision, **knobs), np.random.default_rng(0)
+    made, rng = geometry(name, hidden, precision, **knobs), np.random.default_rng(0)
     for phase, share in made.weights:
         weight = rng.normal(size=share.operand.weight.shape)
         fragments = packed(made, phase, share, weight)
@@ -77,7 +77,7 @@ def test_fragments_times_operands_are_the_product(
 @pytest.mark.parametrize("shared_words", [0, 32, 1 << 20])
 @pytest.mark.parametrize("name", ["lstm", "gru_reset_before", "lstm_projection"])
 def test_shares_add_up(name: str, register_words: int, shared_words: int) -> None:
-    made = team(name, 72, warps_k=2, register_words=register_words, shared_words=shared_words)
+    made = geometry(name, 72, warps_k=2, register_words=register_words, shared_words=shared_words)
     words = {"registers": 0, "shared": 0}
     for phase, share in made.weights:
         assert share.registers + share.shared + share.streamed == share.kblocks
@@ -95,7 +95,7 @@ def test_shares_add_up(name: str, register_words: int, shared_words: int) -> Non
 @pytest.mark.parametrize("tiles", range(1, 13))
 def test_each_tile_has_one_owner(warps_k: int, tiles: int) -> None:
     for passes in (n for n in range(1, 5) if tiles % n == 0):
-        made = team(rows=8 * tiles, warps_k=warps_k, passes=passes)
+        made = geometry(rows=8 * tiles, warps_k=warps_k, passes=passes)
         found = []
         for warp_k, j in product(range(warps_k), range(made.own_tiles)):
             owned = made.owned(j, warp_k)
@@ -106,33 +106,33 @@ def test_each_tile_has_one_owner(warps_k: int, tiles: int) -> None:
 
 def test_units_are_covered_by_blocks_of_eight() -> None:
     for ctas, warps_u, width in product((1, 2, 7, 16), (1, 2, 4), (1, 8, 65, 512)):
-        made = team(ctas=ctas, warps_u=warps_u)
+        made = geometry(ctas=ctas, warps_u=warps_u)
         assert made.ctas * made.units(width) >= width
         assert made.ctas * (made.units(width) - 8 * warps_u) < width  # no block too many
 
 
 def test_values_of_even_and_odd_steps_lie_side_by_side() -> None:
-    made = team("gru_reset_before", 40, ctas=2)
+    made = geometry("gru_reset_before", 40, ctas=2)
     first, second = made.published
     assert (made.value_at[first], made.value_at[second]) == (0, 2 * made.value_words(first))
     assert made.exchange_words == 2 * (made.value_words(first) + made.value_words(second))
 
 
 def test_reductions_have_memory_of_their_own() -> None:
-    made = team("lstm_layer_norm", 40, ctas=2, warps_u=2)
+    made = geometry("lstm_layer_norm", 40, ctas=2, warps_u=2)
     assert made.reductions and made.parts == 4
     assert made.exchange_words - made.reduce_at == 2 * made.reduce_words >= 2 * made.parts * made.rows
 
 
 def test_what_fits() -> None:
-    assert team("lstm", 64, ctas=8, register_words=64).fits()
-    assert not team("lstm", 1024, ctas=1, shared_words=1 << 20).fits()  # 8 MB of weights on one multiprocessor
-    assert not team("lstm", 64, rows=512, warps_u=8, warps_n=8).fits()  # 2048 threads
-    assert not team("lstm", 1024, ctas=8, register_words=100_000).fits()
+    assert geometry("lstm", 64, ctas=8, register_words=64).fits()
+    assert not geometry("lstm", 1024, ctas=1, shared_words=1 << 20).fits()  # 8 MB of weights on one multiprocessor
+    assert not geometry("lstm", 64, rows=512, warps_u=8, warps_n=8).fits()  # 2048 threads
+    assert not geometry("lstm", 1024, ctas=8, register_words=100_000).fits()
 
 
 def test_more_work_takes_more_registers() -> None:
     wide = {"ctas": 8, "warps_u": 4, "shared_words": 1 << 20}
-    plain = team("lstm", 256, register_words=32, **wide).registers()
+    plain = geometry("lstm", 256, register_words=32, **wide).registers()
     for knobs in ({"register_words": 64}, {"register_words": 32, "rows": 16}, {"register_words": 32, "ahead": 5}):
-        assert team("lstm", 256, **{**wide, **knobs}).registers() > plain
+        assert geometry("lstm", 256, **{**wide, **knobs}).registers() > plain

@@ -66,14 +66,14 @@ def test_cells_and_geometries(name: str, hidden: int, batch: int, precision: str
 
 
 def test_ptxas_may_use_all_registers() -> None:
-    team = geometry_of(step("lstm", 64), "bfloat16", **cluster(4, 8))
-    text = text_of(persistent.kernel("k", team, layout_of("lstm", 64)))
-    assert f"__launch_bounds__({team.threads}, 1)" in text
+    geometry = geometry_of(step("lstm", 64), "bfloat16", **cluster(4, 8))
+    text = text_of(persistent.kernel("k", geometry, layout_of("lstm", 64)))
+    assert f"__launch_bounds__({geometry.threads}, 1)" in text
 
 
 def test_pointers_and_scalars() -> None:
-    layout, team = layout_of("lstm", 64), geometry_of(step("lstm", 64), "bfloat16", **grid(4, 8))
-    plain, masked = persistent.kernel("k", team, layout), persistent.kernel("k", team, layout, {})
+    layout, geometry = layout_of("lstm", 64), geometry_of(step("lstm", 64), "bfloat16", **grid(4, 8))
+    plain, masked = persistent.kernel("k", geometry, layout), persistent.kernel("k", geometry, layout, {})
     assert masked.pointers == (*plain.pointers, *MASK_POINTERS) and masked.scalars == (*plain.scalars, *MASK_SCALARS)
     assert plain.resident and plain.cluster == 1
     assert [name for name, _ in plain.pointers][-3:] == ["exchange", "counter", "below"]
@@ -86,22 +86,22 @@ def test_pointers_and_scalars() -> None:
     [(cluster(4, 8), 128), (grid(4, 8, warps_k=2), 128), (grid(4, 8, warps_u=2, warps_k=4, ring=2), 1024)],
 )
 def test_a_kernel_allocates_what_its_team_needs(geometry: dict[str, Any], align: int) -> None:
-    team, layout = geometry_of(step("lstm", 64), "bfloat16", **geometry), layout_of("lstm", 64)
-    kernel = persistent.kernel("k", team, layout)
-    assert kernel.shared_bytes == team.shared_bytes
+    geometry, layout = geometry_of(step("lstm", 64), "bfloat16", **geometry), layout_of("lstm", 64)
+    kernel = persistent.kernel("k", geometry, layout)
+    assert kernel.shared_bytes == geometry.shared_bytes
     assert re.findall(r"extern __shared__ __align__\((\d+)\)", text_of(kernel)) == [str(align)]
 
 
 @pytest.mark.parametrize(
-    ("team", "why"),
+    ("geometry", "why"),
     [
         (geometry_of(step("lstm_layer_norm", 64), "bfloat16", **grid(4, 8, polled=1)), "products alone"),
         (geometry_of(step("lstm", 64), "bfloat16", **grid(4, 8, ring=2)), "a pipeline has two stages"),
     ],
 )
-def test_teams_without_a_kernel_are_refused(team: Geometry, why: str) -> None:
+def test_geometries_without_a_kernel_are_refused(geometry: Geometry, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        persistent.kernel("k", team, layout_of("lstm", 64))
+        persistent.kernel("k", geometry, layout_of("lstm", 64))
 
 
 class Numbers(dict[str, int]):

@@ -69,8 +69,10 @@ def test_without_tensor_cores() -> None:
 
 def test_weights_of_inputs_are_the_first_to_leave_registers() -> None:
     _, layout = layer("lstm", 64, "bfloat16", 64)
-    team = geometry_of(step_of(layout), "bfloat16", **cluster(2, 8, warps_u=4, register_words=32, shared_words=1 << 12))
-    x, h = next(iter(team.shares.values()))
+    geometry = geometry_of(
+        step_of(layout), "bfloat16", **cluster(2, 8, warps_u=4, register_words=32, shared_words=1 << 12)
+    )
+    x, h = next(iter(geometry.shares.values()))
     assert x.operand.given and (x.registers, h.registers) == (0, 2) and x.shared == 2
 
 
@@ -118,6 +120,6 @@ def test_inputs_are_copied_in_one_pass() -> None:
 
 
 def test_memory_is_counted() -> None:
-    team = geometry_of(step("lstm", 64), "bfloat16", **grid(2, 16, copied=1, warps_k=2))
-    assert team.copy_words == 2 * 1 * 2 * 32 * 4  # warps, K blocks of each, tiles, lanes, words of a piece
-    assert persistent.kernel("k", team, layout_of("lstm", 64)).shared_bytes == team.shared_bytes
+    geometry = geometry_of(step("lstm", 64), "bfloat16", **grid(2, 16, copied=1, warps_k=2))
+    assert geometry.copy_words == 2 * 1 * 2 * 32 * 4  # warps, K blocks of each, tiles, lanes, words of a piece
+    assert persistent.kernel("k", geometry, layout_of("lstm", 64)).shared_bytes == geometry.shared_bytes

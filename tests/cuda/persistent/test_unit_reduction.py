@@ -38,10 +38,10 @@ def test_the_order_of_threads_does_not_matter(seed: int) -> None:
 
 
 def test_buffers_take_turns() -> None:
-    team = geometry_of(step("lstm_layer_norm", 64), "bfloat16", **cluster(4, 16, warps_u=2))
-    assert team.parts == 8 and team.reduce_words == 2 * 8 * 16  # two numbers per row and part
-    assert team.exchange_words == team.reduce_at + 2 * team.reduce_words
-    assert [p in team.events for p in team.reductions] == [True, True]
+    geometry = geometry_of(step("lstm_layer_norm", 64), "bfloat16", **cluster(4, 16, warps_u=2))
+    assert geometry.parts == 8 and geometry.reduce_words == 2 * 8 * 16  # two numbers per row and part
+    assert geometry.exchange_words == geometry.reduce_at + 2 * geometry.reduce_words
+    assert [p in geometry.events for p in geometry.reductions] == [True, True]
 
 
 def test_nothing_added_changes_nothing() -> None:

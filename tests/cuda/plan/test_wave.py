@@ -101,5 +101,5 @@ def test_what_must_fit_side_by_side() -> None:
     plan = planned("lstm", 256, (16, 64), num_layers=3)
     assert plan.together is not None
     for regimes, limit in zip(plan.together.regimes, plan.together.limits, strict=True):
-        teams = -(-limit // regimes[0].geometry.rows)
-        assert 3 * teams <= wave.resident_groups(regimes[0].geometry, GPU)
+        groups = -(-limit // regimes[0].geometry.rows)
+        assert 3 * groups <= wave.resident_groups(regimes[0].geometry, GPU)

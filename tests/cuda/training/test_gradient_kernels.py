@@ -36,7 +36,7 @@ def test_what_is_made_of_parameters_is_differentiated_once() -> None:
     """antisymmetric: the product's weight is R - R^T - gamma I."""
     finish = finish_of("antisymmetric")
     names = [kernel.kernel.name for kernel in finish.kernels.values()]
-    assert len(names) == len(set(names)) and len(finish.graph.totals) == len(finish.graph.params)
+    assert len(names) == len(set(names)) and len(finish.graph.weight_gradients) == len(finish.graph.params)
 
 
 def test_gradients_that_are_sums_as_they_lie() -> None:
@@ -44,7 +44,7 @@ def test_gradients_that_are_sums_as_they_lie() -> None:
     finish = finish_of("lstm")
     assert sorted(finish.joined().values()) == [0, 1, 2]
     for nodes, number in finish.joined().items():
-        assert (len(nodes), *nodes[0].shape) == finish.graph.totals[number].shape
+        assert (len(nodes), *nodes[0].shape) == finish.graph.weight_gradients[number].shape
     assert 1 not in finish_of("antisymmetric").joined().values()
 
 

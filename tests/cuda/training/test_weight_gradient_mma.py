@@ -27,7 +27,7 @@ def test_sums_over_rows(precision: str, rows: int, parts: int) -> None:
     assert tile.high * tile.wide >= 64 * 64
     lefts = [operand("a0", 72, 72, dtype), operand("a1", 72, 160, dtype, 80)]
     right, wide = operand("b", 20, 32, dtype), "float64" if precision == "float64" else "float32"
-    kernel = tile.kernel("totals", lefts, right)
+    kernel = tile.kernel("gradients", lefts, right)
     found, expected = sums(kernel, tile.tiles(2, 72, 20), lefts, right, rows, parts, wide)
     assert np.linalg.norm(found - expected) < LIMITS[precision] * np.linalg.norm(expected)
 
@@ -38,7 +38,7 @@ def test_rows_that_are_not_made_of_16_bytes(precision: str) -> None:
     dtype = storage(precision)
     lefts = [operand("a0", 9, 9, dtype)]
     right, tile = operand("b", 7, 7, dtype), tile_for(precision, 9, 7)
-    found, expected = sums(tile.kernel("totals", lefts, right), tile.tiles(1, 9, 7), lefts, right, 21, 1)
+    found, expected = sums(tile.kernel("gradients", lefts, right), tile.tiles(1, 9, 7), lefts, right, 21, 1)
     assert np.linalg.norm(found - expected) < LIMITS[precision] * np.linalg.norm(expected)
 
 

@@ -33,12 +33,12 @@ X, H, A, B, C = leaf("x", 8), leaf("h", 16), leaf("a", 16), leaf("b", 16), leaf(
 
 
 def product(a: Node, b: Node, spec: str = "a,k->ak") -> Node:
-    return make("total_product", a, b, spec=spec)
+    return make("einsum_rows", a, b, spec=spec)
 
 
 def test_products_with_one_operand_share_a_launch() -> None:
     """An LSTM: gates times x, gates times h, and the gates' own sums."""
-    sums = [make("total", gate, rank=1) for gate in (A, B)]
+    sums = [make("sum_rows", gate, rank=1) for gate in (A, B)]
     found = weight_gradients(product(A, X), product(A, H), product(B, X), product(B, H), *sums)
     assert [len(launch.nodes) for launch in found.launches] == [2, 2, 2]
     assert [launch.size for launch in found.launches] == [2 * 16 * 8, 2 * 16 * 16, 2 * 16]
@@ -106,7 +106,7 @@ def test_layers_at_once_have_memory_of_their_own() -> None:
 
 def test_sums_may_have_a_place_already() -> None:
     """Those of one launch, in its order, and no others."""
-    found = weight_gradients(product(A, X), product(B, X), make("total", A, rank=1))
+    found = weight_gradients(product(A, X), product(B, X), make("sum_rows", A, rank=1))
     program = Program()
     given = program.input(1).cast("float32")
     places = found.pointers(program, {found.launches[0].nodes: given, found.launches[0].nodes[:1]: program.input(2)})
@@ -118,7 +118,7 @@ def test_sums_may_have_a_place_already() -> None:
 @pytest.mark.parametrize(
     ("node", "expected"),
     [
-        (make("total", make("mul", A, B), rank=1), lambda a, b, c: (a * b).sum(0)),
+        (make("sum_rows", make("mul", A, B), rank=1), lambda a, b, c: (a * b).sum(0)),
         (product(C, A, "gk,a->gka"), lambda a, b, c: np.einsum("rgk,ra->gka", c, a)),
         pytest.param(
             product(C, C, "gk,hk->gh"), lambda a, b, c: np.einsum("rgk,rhk->gh", c, c), marks=pytest.mark.slow
@@ -139,7 +139,7 @@ def test_sums_by_column(node: Node, expected: object) -> None:
 
 @pytest.mark.broad
 def test_parts_are_added_to_what_is_there() -> None:
-    fold = weight_gradients(make("total", A, rank=1)).fold
+    fold = weight_gradients(make("sum_rows", A, rank=1)).fold
     assert fold is not None
     sums, into = np.arange(48, dtype="f4").reshape(3, 16), np.full(16, 1000, "f4")
     for add, expected in ((1, 1000), (0, 0)):

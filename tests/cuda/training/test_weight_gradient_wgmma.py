@@ -49,7 +49,7 @@ def test_sums_over_rows(precision: str, height: int, width: int, rows: int, part
     right = operand("b", width, -(-width // 8) * 8 + 8, precision, 8)
     tile = wgmma_tile_for(precision, lefts, right, "sm_90a")
     assert tile is not None
-    kernel = tile.kernel("totals", lefts, right)
+    kernel = tile.kernel("gradients", lefts, right)
     found, expected = sums(kernel, tile.tiles(2, height, width), lefts, right, rows, parts)
     assert np.linalg.norm(found - expected) < LIMITS[precision] * np.linalg.norm(expected)
 
@@ -61,7 +61,7 @@ def test_rows_of_4_byte_pieces() -> None:
     for right in (operand("b", 70, 72, "bfloat16"), operand("b", 70, 70, "bfloat16")):
         tile = wgmma_tile_for("bfloat16", lefts, right, "sm_90a")
         assert tile is not None
-        kernel = tile.kernel("totals", lefts, right)
+        kernel = tile.kernel("gradients", lefts, right)
         found, expected = sums(kernel, tile.tiles(2, 66, 70), lefts, right, 70, 1)
         assert np.linalg.norm(found - expected) < 1e-6 * np.linalg.norm(expected)
 
@@ -126,7 +126,7 @@ def packed_sums(
             run(kernel, {"r": given, "packed": into}, {"rows": rows}, stages * each)
         arrays[name] = into
     arrays["sums"] = np.full((parts, lefts, height, width), np.nan, "f4")
-    kernel = tile.kernel("totals", *sides(lefts, height, width))
+    kernel = tile.kernel("gradients", *sides(lefts, height, width))
     run(kernel, arrays, {"rows": rows, "parts": parts}, parts * tile.tiles(lefts, height, width))
     return arrays["sums"].sum(0), np.stack([left.T @ values[-1] for left in values[:-1]])
 

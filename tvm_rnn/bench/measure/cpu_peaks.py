@@ -20,7 +20,7 @@ from tvm import tirx
 
 from tvm_rnn.compiler.link import generate
 from tvm_rnn.target import host
-from tvm_rnn.tir.expr import Expr, Stmt, TirExpr
+from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import load, loop, sequence, store, variable, vector
 
@@ -90,22 +90,22 @@ def _functions(dtype: str) -> dict[str, Any]:
     return {name: made[name] for name in ("fma", "read")}
 
 
-def _fma(dtype: str, lanes: int) -> Any:
+def _fma(dtype: str, lanes: int) -> tirx.PrimFunc:
     """for i in n: for each accumulator: a = a x + x."""
     n, x, out = variable("n"), _buffer("x", dtype), _buffer("out", dtype)
 
-    def again(own: Any) -> Callable[[Expr], TirExpr]:
+    def again(own: Buffer) -> Callable[[Expr], TirExpr]:
         return lambda at: load(own, at) * load(x, at) + load(x, at)
 
     return _function("fma", [n, x, out], out, dtype, lanes, lambda own, step: loop("i", n, lambda i: step(again(own))))
 
 
-def _read(dtype: str, lanes: int) -> Any:
+def _read(dtype: str, lanes: int) -> tirx.PrimFunc:
     """for a in again: for i in rounds: for each accumulator: a += data[...]."""
     again, rounds = variable("again"), variable("rounds")
     data, out = _buffer("data", dtype), _buffer("out", dtype)
 
-    def work(own: Any, step: Callable[[Callable[[Expr], Expr]], Stmt]) -> Stmt:
+    def work(own: Buffer, step: Callable[[Callable[[Expr], Expr]], Stmt]) -> Stmt:
         def add(i: Expr) -> Stmt:
             return step(lambda at: load(own, at) + load(data, i * int64(CHAINS * lanes) + at))
 
@@ -114,15 +114,17 @@ def _read(dtype: str, lanes: int) -> Any:
     return _function("read", [again, rounds, data, out], out, dtype, lanes, work)
 
 
-def _buffer(name: str, dtype: str) -> Any:
+def _buffer(name: str, dtype: str) -> Buffer:
     return tirx.decl_buffer((variable(f"size_{name}"),), dtype, name=name, data_alignment=np.dtype(dtype).itemsize)
 
 
-def _function(name: str, params: list[Any], out: Any, dtype: str, lanes: int, work: Callable[..., Stmt]) -> Any:
+def _function(
+    name: str, params: list[TirExpr | Buffer], out: Buffer, dtype: str, lanes: int, work: Callable[..., Stmt]
+) -> tirx.PrimFunc:
     """Accumulators from `out`, the work, and back: what is computed is used, so that no compiler leaves it out."""
     own = tirx.decl_buffer((CHAINS * lanes,), dtype, name="own", scope="local")
 
-    def each(value: Callable[[Expr], Expr], target: Any) -> Stmt:
+    def each(value: Callable[[Expr], Expr], target: Buffer) -> Stmt:
         def chain(c: int) -> Stmt:
             return vector("v", lanes, lambda v: store(target, int64(c * lanes) + v, value(int64(c * lanes) + v)))
 

@@ -122,6 +122,30 @@ class Report:
         return "\n".join(lines)
 
 
+def _with_weights(path: str) -> tuple[Manifest, Mapping[str, np.ndarray]]:
+    """What is in a file that can be compared: one network, with its weights."""
+    manifest, weights = read_container(path)
+    if "networks" in manifest:
+        got, do = f"a model of {len(manifest.networks)}", "time a module of each: rnn.compile(model.networks[0])"
+        raise ConfigError(message("one network is compared at a time", where=path, got=got, do=do))
+    if not {item.name for item in manifest.weights} <= weights.keys():
+        do = "compile it with weights (tvm-rnn compile --seed 0 or --weights w.safetensors)"
+        raise WeightError(message("a module without weights cannot be compared", where=path, do=do))
+    return manifest, weights
+
+
+def _expected(
+    manifest: Manifest, weights: Mapping[str, np.ndarray], inputs: dict[str, np.ndarray]
+) -> np.ndarray | None:
+    """The oracle's y; None for a user's own cell, of which only the module itself is timed."""
+    try:
+        net = net_of(manifest)
+    except Unsupported:
+        return None
+    y, _ = reference(net.load({name: weights[name] for name in net.weight_shapes}))(inputs)
+    return y
+
+
 def compare(
     module: Module | str | os.PathLike[str],
     against: Sequence[str] = USUAL,
@@ -151,13 +175,7 @@ def compare(
         path = os.path.join(folder, "module.so") if isinstance(module, Module) else os.path.abspath(os.fspath(module))
         if isinstance(module, Module):
             module.export(path)
-        manifest, weights = read_container(path)
-        if "networks" in manifest:
-            got, do = f"a model of {len(manifest.networks)}", "time a module of each: rnn.compile(model.networks[0])"
-            raise ConfigError(message("one network is compared at a time", where=path, got=got, do=do))
-        if not {item.name for item in manifest.weights} <= weights.keys():
-            do = "compile it with weights (tvm-rnn compile --seed 0 or --weights w.safetensors)"
-            raise WeightError(message("a module without weights cannot be compared", where=path, do=do))
+        manifest, weights = _with_weights(path)
         rng, inputs = np.random.default_rng(0), dict[str, np.ndarray]()
         for item in manifest.inputs:
             inputs[item.name] = rng.uniform(-1, 1, (steps, batch, *item.shape)).astype(manifest.dtype)
@@ -165,11 +183,7 @@ def compare(
         paths = {name: os.path.join(folder, f"input_{number}.npy") for number, name in enumerate(inputs, 1)}
         request = {"path": path, "inputs": paths, "folder": folder, "threads": threads, "stream": stream}
         tell("computing the oracle")
-        try:
-            net = net_of(manifest)
-            expected, _ = reference(net.load({name: weights[name] for name in net.weight_shapes}))(inputs)
-        except Unsupported:
-            expected = None  # a user's own cell: only the module itself is timed
+        expected = _expected(manifest, weights, inputs)
         load = [os.getloadavg()[0]]
         with contextlib.ExitStack() as stack:
             contenders = []

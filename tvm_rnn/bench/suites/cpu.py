@@ -49,11 +49,19 @@ def ablation() -> list[Point]:
     return [replace(n, without=PASSES[done:]) for n in networks for done in range(len(PASSES) + 1)]
 
 
+def linear() -> list[Point]:
+    """Linear recurrences, each with and without the pass that runs them over all time: 4096 steps of one row and of
+    sixteen."""
+    cells = (("gated_delta_net", 64), ("mlstm", 64), ("min_gru", 512), ("sru", 512))
+    points = [Point(cell, h, h, 4096, batch, DTYPE) for cell, h in cells for batch in (1, 16)]
+    return [replace(point, without=off) for point in points for off in ((), suites.IN_STEPS)]
+
+
 def streaming() -> list[Point]:
     """One row, one step a call, as a device or a server of a stream calls it: LSTM and GRU from small to large."""
     return [Point(cell, h, h, 1, 1, DTYPE) for cell in ("lstm", "gru") for h in (16, 64, 128, 256, 512, 1024)]
 
 
 STREAMS = ("streaming",)  # timed call by call
-EVERY = (cpu_grid, fastrnns, deepbench, zoo, ablation, streaming)
+EVERY = (cpu_grid, fastrnns, deepbench, zoo, ablation, linear, streaming)
 SUITES: suites.Suites = {f.__name__.replace("_", "-"): f for f in EVERY}

@@ -23,8 +23,9 @@ ALL = ("bfloat16", "float16", "tf32", "float32")
 # Layer normalisation undoes every scale but that of its gains: with gains of 1, NumPy in float32 is off by 9e-5 after
 # 200 steps (H = 33), with 0.5 by 1e-7.
 TAMED = {"lstm_layer_norm": ("a_h", 0.5)}
-# Every pass switched off in the order in which the ablation adds them again.
+# The passes of every network, in the order in which the ablation adds them again.
 PASSES = ("hoist_gemms", "combine_gemms", "fuse_pointwise", "tile_layers_and_time")
+IN_STEPS = ("parallelise_time",)  # left out, recurrences run one step after the other
 
 
 @dataclass(frozen=True)
@@ -152,8 +153,17 @@ def ablation() -> list[Point]:
     return [replace(network, without=PASSES[done:]) for done in range(len(PASSES) + 1)]
 
 
+def linear() -> list[Point]:
+    """Linear recurrences over long sequences, each with and without the pass that runs them over all time."""
+    cells = (("gated_delta_net", 64), ("mlstm", 64), ("min_gru", 512), ("sru", 512))
+    points = [
+        Point(cell, h, h, 16384, batch, precision) for cell, h in cells for batch in (1, 8) for precision in ALL[::3]
+    ]
+    return [replace(point, without=off) for point in points for off in ((), IN_STEPS)]
+
+
 Suites = Mapping[str, Callable[[], list[Point]]]
-SUITES: Suites = {f.__name__.replace("_", "-"): f for f in (gpu_grid, blog, deepbench, flashrnn, zoo, ablation)}
+SUITES: Suites = {f.__name__.replace("_", "-"): f for f in (gpu_grid, blog, deepbench, flashrnn, zoo, ablation, linear)}
 
 
 def network(point: Point) -> RNN:

@@ -3,7 +3,7 @@
 In: the RNN, its backward graphs after the passes, and the tape's layout. Out: the PrimFunc, its packing, and per
 distinct layer a function that makes gradients of weights of its sums.
 
-    for layer from the last: for direction: for tile, against the direction's order: before, steps, after, totals
+    for layer from the last: for direction: for tile, against its order: before, steps, after, sums over rows
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from tvm_rnn.tir.statements import Named, bind, buffer, function, load, loop, se
 
 from .lower_layer_backward import BackwardLayer, BackwardVisit, Give
 from .lower_network import TrainingLowering
+from .weight_gradient_sums import ROW_SUMS
 
 
 class Backward(TrainingLowering):
     """backward(T, B, n, threads, has_lengths, has_reset, gy, gradients of states in..., out..., of inputs..., lengths,
-    reset, packed, tape, totals, workspace), and of masks first_step, keys; with two directions whole, first, visit
-    after the other integers. Gradients of inputs and totals are added to: they come as zeros."""
+    reset, packed, tape, row_sums, workspace), and of masks first_step, keys; with two directions whole, first, visit
+    after the other integers. Gradients of inputs and row_sums are added to: they come as zeros."""
 
     layer_type: ClassVar[type[Layer]] = BackwardLayer
     visit_type: ClassVar[type[Visit]] = BackwardVisit
     prefix: ClassVar[str] = "backward_"
     name: ClassVar[str] = "backward"
-    memories: ClassVar[tuple[str, ...]] = ("packed", "tape", "totals", "workspace")
+    memories: ClassVar[tuple[str, ...]] = ("packed", "tape", ROW_SUMS, "workspace")
 
     @property
     def backs(self) -> list[BackwardLayer]:
@@ -48,9 +49,9 @@ class Backward(TrainingLowering):
         """Two buffers in turn for gradients between layers (one for one layer), and where each layer's sums begin."""
         super()._plan_flow()
         self.memory.per_sequence_row += min(2, self.net.num_layers) * self.stride
-        self.totals_at, self.totals_elements = [], 0
+        self.sums_at, self.totals_elements = [], 0
         for index in self.layers.of_layer:
-            self.totals_at.append(self.totals_elements)
+            self.sums_at.append(self.totals_elements)
             self.totals_elements += self.backs[index].finish.size * self.net.num_directions
         self.totals_elements += self.slack
 
@@ -70,7 +71,7 @@ class Backward(TrainingLowering):
             fixed = [*named_constants(code.finish.graph, code.finish.number)]
             for d in range(self.net.num_directions if names else 0):
                 weights = [weight_name(n, layer, d) for n in names]
-                at = self.totals_at[layer] + d * code.finish.size
+                at = self.sums_at[layer] + d * code.finish.size
                 finishes.append(Finish(f"finish_{index}", weights + fixed, at, weights))
         own = structs.asdict(super().facts())
         return CpuBackward(**own, totals_elements=self.totals_elements, finishes=finishes)
@@ -79,9 +80,9 @@ class Backward(TrainingLowering):
         params = [p.name for p in code.graph.params]
         raw = self._raw([*params, *named_constants(code.finish.graph, code.finish.number)])
         gradients = self._users([f"d_{key}" for key in params])
-        totals, offset = buffer("totals", self.net.dtype), variable("offset")
-        body = code.finish.statement(raw, totals, offset, gradients)
-        return function(name, [*raw.values(), totals, offset, *gradients], body)
+        row_sums, offset = buffer(ROW_SUMS, self.net.dtype), variable("offset")
+        body = code.finish.statement(raw, row_sums, offset, gradients)
+        return function(name, [*raw.values(), row_sums, offset, *gradients], body)
 
     # --- the backward function ---------------------------------------------------------------------------------------
 
@@ -138,7 +139,7 @@ class Backward(TrainingLowering):
         assert isinstance(work, BackwardVisit)
         (i, d, visit), size = place, self.backs[run.graph].finish.size
         work.side, work.direction = d + self.back, int64(1) - d - self.back
-        work.totals = named("sums", int64(self.totals_at[run.first]) + visit * int64(size))
+        work.sums_at = named("sums", int64(self.sums_at[run.first]) + visit * int64(size))
         work.give = self._giving(run, i, d, tile.start)
 
     def _giving(self, run: Run, i: Expr, d: Expr, start: Expr) -> Give:

@@ -1,10 +1,10 @@
 """One layer's backward code: the steps of a tile from the last to the first, then what is done for all of them at once.
 
 In: a backward graph with groups, the tape's layout, and the emitter. Out: statements for `lower_network.py`. Values
-that `after` and totals read have rows for a whole tile; what the tape has is read where it is.
+that `after` and sums over rows read have rows for a whole tile; what the tape has is read where it is.
 
     before groups (all rows of the tile);  for step, backwards in time: groups;  blank the rows that have ended;
-    after groups (all rows);  totals += sums over all rows;  gradients of inputs to the layer below, or to the user
+    after groups (all rows);  sums over all rows are added up;  gradients of inputs to the layer below, or to the user
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tvm import tirx
 from tvm_rnn.cpu.lower_layer import Context, Step, Visit, ended, ended_in_tile, fill_row, keep_row
 from tvm_rnn.cpu.register_tile import Places
 from tvm_rnn.cpu.workspace import Array, each_element
-from tvm_rnn.graph.graph import Node, is_total
+from tvm_rnn.graph.graph import Node, sums_rows
 from tvm_rnn.graph.tensor_expressions import Index, element
 from tvm_rnn.passes.fuse_pointwise import read_at_last
 from tvm_rnn.tir.expr import Expr, Stmt
@@ -34,11 +34,11 @@ Give = Callable[[int, "Expr", "Expr", "Expr", "Expr | None"], "Stmt"]
 @dataclass
 class BackwardVisit(Visit):
     """side: its direction, 1 where the forward steps went back in time (`direction` is that of the backward steps).
-    totals: address of its sums. give(number, t, b, j, value): adds element j of row b of the tile's step t to the
+    sums_at: address of its sums. give(number, t, b, j, value): adds element j of row b of the tile's step t to the
     gradient of an input; None: what ended is 0."""
 
     side: Expr = 0
-    totals: Expr = 0
+    sums_at: Expr = 0
     give: Give = field(default=lambda *where: sequence())
 
 
@@ -48,9 +48,9 @@ class BackwardLayer(TapeLayer):
 
     def __post_init__(self) -> None:
         whole = self.graph
-        self.sums = [n for n in whole.nodes() if is_total(n)]
+        self.sums = [n for n in whole.nodes() if sums_rows(n)]
         operands = [a for n in self.sums for a in n.args]
-        self.graph = replace(whole, totals=(), emitted=(*whole.emitted, *operands))
+        self.graph = replace(whole, weight_gradients=(), emitted=(*whole.emitted, *operands))
         self.gradients = (whole.output, *whole.emitted)
         super().__post_init__()
         self.finish = Finish(whole, self.sums, self.lanes, f"{self.number}.finish")
@@ -94,7 +94,7 @@ class BackwardLayer(TapeLayer):
         return [
             ended_in_tile(ctx, visit.start, visit.count, blank),
             [self.emitter.group(g, rows, places) for g in self.graph.groups if g.region == "after"],
-            [accumulate(self.emitter, n, rows, places, self.finish.place(n, visit.totals)) for n in self.sums],
+            [accumulate(self.emitter, n, rows, places, self.finish.place(n, visit.sums_at)) for n in self.sums],
             [self._give(ctx, visit, number, places) for number in range(len(self.gradients))],
         ]
 

@@ -1,6 +1,6 @@
 """After all steps: the sums of one layer and direction become the gradients of its parameters.
 
-In: a backward graph and its nodes that sum over T and B. Out: where those sums are, in the flat buffer "totals", and
+In: a backward graph and its nodes that sum over T and B. Out: where those sums are, in the flat buffer of row sums, and
 the statement that reads them, and parameters, and fills one dense array per parameter. It runs once per call, whatever
 T and B are: mostly it joins the gates' gradients to one array.
 """
@@ -21,10 +21,12 @@ from tvm_rnn.tir.expr import Buffer, Expr, Stmt
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import load, loop, sequence, store
 
+from .weight_gradient_sums import ROW_SUMS
+
 
 @dataclass
 class Finish(SumsToGradients):
-    """size: elements of "totals" for one layer and direction."""
+    """size: elements of the row sums for one layer and direction."""
 
     lanes: int
     number: str
@@ -42,18 +44,18 @@ class Finish(SumsToGradients):
         return at
 
     def place(self, node: Node, base: Expr) -> Array:
-        """One of the sums, or of the values kept on the way, where that layer's part of "totals" begins at `base`."""
+        """One of the sums, or of the values kept on the way, where that layer's part begins at `base`."""
         strides = strides_of(node.shape, self.lanes)[0]
-        return Array("totals", base + int64(self.places[node]), 0, strides, node.shape)
+        return Array(ROW_SUMS, base + int64(self.places[node]), 0, strides, node.shape)
 
-    def statement(self, raw: Mapping[str, Buffer], totals: Buffer, offset: Expr, gradients: Sequence[Buffer]) -> Stmt:
+    def statement(self, raw: Mapping[str, Buffer], row_sums: Buffer, offset: Expr, gradients: Sequence[Buffer]) -> Stmt:
         """Fills `gradients`, dense, in the order of the parameters. raw: parameters and constants by name, dense."""
         names = {id(value): name for name, value in named_constants(self.graph, self.number).items()}
         ready: dict[Node, Array] = {leaf: self.place(node, offset) for leaf, node in self.inner.items()}
 
         def read(node: Node, index: Index) -> Expr | None:
             if node in ready:
-                return load(totals, ready[node].address(0, index if node.shape else ()))
+                return load(row_sums, ready[node].address(0, index if node.shape else ()))
             if node.op == "param" or (node.op == "const" and node.scalar is None):
                 name = node.name if node.op == "param" else names[id(node.value)]
                 return load(raw[name], dense(node.shape, index))
@@ -62,21 +64,21 @@ class Finish(SumsToGradients):
         parts = []
         for node in self.kept:
             array = self.place(node, offset)
-            parts.append(self._fill(node, array, totals, read))
+            parts.append(self._fill(node, array, row_sums, read))
             ready[node] = array
-        for node, into in zip(self.graph.totals, gradients, strict=True):
+        for node, into in zip(self.graph.weight_gradients, gradients, strict=True):
             parts.append(self._give(node, into, read))
         return sequence(parts)
 
-    def _fill(self, node: Node, array: Array, totals: Buffer, read: Reader) -> Stmt:
+    def _fill(self, node: Node, array: Array, row_sums: Buffer, read: Reader) -> Stmt:
         def inner(n: Node, index: Index) -> Expr | None:
             return None if n is node else read(n, index)
 
         def one(index: Index, _: Expr) -> Stmt:
             address = array.address(0, index)
             if TABLE[node.op].kind in ("reduce", "contract"):
-                return accumulated(node, index, read, totals, address, self.graph.dtype)
-            return store(totals, address, element(node, index, inner, self.graph.dtype))
+                return accumulated(node, index, read, row_sums, address, self.graph.dtype)
+            return store(row_sums, address, element(node, index, inner, self.graph.dtype))
 
         return each_element(node.shape, one)
 

@@ -1,6 +1,6 @@
 """Sums over all rows of a tile of time: the GEMM of a weight's gradient, and sums of single values.
 
-In: a `total` or `total_product` node, how many rows there are, and where operands and the sum live. Out: a statement
+In: a `sum_rows` or `einsum_rows` node, how many rows there are, and where operands and the sum live. Out: a statement
 that adds to the sum in place. It is a product with exchanged roles: what is summed is rows (steps x batch), what are
 rows in a forward product are here the elements of one operand. Each element of the sum belongs to one thread and is
 added up in the order of the rows: results do not depend on the number of threads.
@@ -27,6 +27,8 @@ from tvm_rnn.tir.expr import Expr, Stmt
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import loop, sequence, when
 
+ROW_SUMS = "totals"  # the buffer's name in compiled code: what users' tools read there stays
+
 
 @dataclass(frozen=True)
 class Axes:
@@ -48,7 +50,7 @@ class Axes:
 def vector_axes(node: Node) -> Axes:
     """How a sum is cut: vectors run along its last axis, and a second letter of the other operand makes the tile two
     values deep, so that each loaded vector is used several times."""
-    if node.op == "total":
+    if node.op == "sum_rows":
         out = "abcdefgh"[: len(node.shape)]
         operands: tuple[str, ...] = (out,)
     else:
@@ -66,7 +68,7 @@ def accumulate(emitter: Emitter, node: Node, rows: Expr, places: Places, into: A
     """into += the sum of `node` over rows 0 to `rows` of its operands."""
     axes = vector_axes(node)
     height, width = axes.extent(axes.tall), axes.extent(axes.last)
-    unit = Unit("total", "after", emitter.dtype, 1, width, (height,), 0, emitter.batches)
+    unit = Unit("sum_rows", "after", emitter.dtype, 1, width, (height,), 0, emitter.batches)
     chosen = best(unit, emitter.target)
     emitter.used.append(Used(unit, *chosen))
     own = replace(places, write=lambda n: [into])
@@ -122,7 +124,7 @@ class _Sum:
 
     def _tile(self, height: int, across: int, first: Expr, panel0: Expr, known: dict[str, Expr]) -> Stmt:
         """One register tile: its sum over all rows, added to what is there."""
-        group = Group("total", "after", 0, self.node, (self.node,), (self.node,))
+        group = Group("sum_rows", "after", 0, self.node, (self.node,), (self.node,))
         tile = Tile(group, self.places, self.unit, self.lanes, rows=height, panels=across, panel0=panel0)
         axes = self.axes
         row = te.reduce_axis((0, self.rows), name="row")
@@ -148,7 +150,7 @@ class _Sum:
             return tuple(place[t] for t in axes.out) if axes.out else (unit,)
 
         def added(m: Expr, p: Expr, v: Expr) -> Expr:
-            return sums(m, p, v) + tile.flat["totals"](array.address(0, at(m, p, v)))
+            return sums(m, p, v) + tile.flat[ROW_SUMS](array.address(0, at(m, p, v)))
 
         tile._emit(te.compute((height, across, self.lanes), added, name="out_0"), array, at)
         return tile.statement(self.template, self.config)

@@ -249,8 +249,8 @@ def _best(members: Sequence[Member], layers: int, target: Target, precision: str
         return None
     groups, most = ceil(batch / found.geometry.rows), resident_groups(found.geometry, part)
     if groups > most:
-        teams = f"{groups} teams of {found.geometry.ctas} blocks with {found.geometry.rows} rows each"
-        why = f"{teams}; of each layer's {part.sms} multiprocessors {most} run at once"
+        shares = f"{groups} groups of {found.geometry.ctas} blocks with {found.geometry.rows} rows each"
+        why = f"{shares}; of each layer's {part.sms} multiprocessors {most} run at once"
         tell(False, "layers in a wave", f"the batch takes {why}")
         return None
     for member in members:  # every layer must have room in this geometry, and follow another one in it

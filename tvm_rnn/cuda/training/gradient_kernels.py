@@ -89,7 +89,10 @@ class FinishKernels:
         self.kept = [node for node in self.finish.kept if self.weights.place(node) is None]
         made: list[tuple[Node | tuple[str, int], str, Node, str]] = []
         made += [(n, f"value{i}", n, arithmetic(self.precision)) for i, n in enumerate(self.kept)]
-        made += [(("gradient", i), f"gradient{i}", n, self.weights.raw_dtype) for i, n in enumerate(self.graph.totals)]
+        made += [
+            (("gradient", i), f"gradient{i}", n, self.weights.raw_dtype)
+            for i, n in enumerate(self.graph.weight_gradients)
+        ]
         known = {*self.finish.inner}
         for key, name, node, dtype in made:
             self.kernels[key] = self._kernel(f"g{self.number}_{name}", node, frozenset(known), dtype)
@@ -109,7 +112,7 @@ class FinishKernels:
     def joined(self) -> dict[tuple[Node, ...], int]:
         """Gradients that are sums one after the other, as they lie: which sums, and the gradient's number."""
         found: dict[tuple[Node, ...], int] = {}
-        for number, node in enumerate(self.graph.totals):
+        for number, node in enumerate(self.graph.weight_gradients):
             if node.op == "concat" and len(node.shape) + node.attrs["axis"] == 0:
                 parts = [_same_order(a) for a in node.args]
                 if len({*parts}) == len(parts) and all(a in self.finish.inner for a in parts):

@@ -36,7 +36,7 @@ from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
 from tvm_rnn.cuda.plan.layer import Layer
 from tvm_rnn.cuda.plan.network import HOISTED_BYTES, STREAMS, Plan, Visit
 from tvm_rnn.cuda.rowwise.state_moves import Tile
-from tvm_rnn.graph.graph import Graph, Node, is_total
+from tvm_rnn.graph.graph import Graph, Node, sums_rows
 from tvm_rnn.network.layer import weight_name
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.passes.fuse_pointwise import read_at_last
@@ -139,10 +139,10 @@ class BackwardPlan(Plan):
     def _layer(self, graph: Graph, number: int) -> Layer:
         """The layer's code; what follows its steps goes to `backs`."""
         assert self.forward is not None
-        sums, last = [n for n in graph.nodes() if is_total(n)], read_at_last(graph)
+        sums, last = [n for n in graph.nodes() if sums_rows(n)], read_at_last(graph)
         stored = {n: g.region for g in graph.groups for n in g.stored if not n.leaf}
         operands = tuple(a for n in sums for a in n.args)
-        rows = replace(graph, totals=(), emitted=(*graph.emitted, *operands))
+        rows = replace(graph, weight_gradients=(), emitted=(*graph.emitted, *operands))
         kept = tuple(n for n in last if n.op == "state" or stored.get(n) == "step")
         own = rows, self.number + number, self.net.dtype, self.options, self.target, dict[str, float](), 1, kept
         streams, together = tuple(self.net.regularisers.streams), 1 if self.whole else self.net.num_layers

@@ -52,7 +52,7 @@ def narrowed(graph: Graph, dtype: str) -> dict[Node, str]:
     pairs = [*zip(graph.emitted, back.inputs[first + len(graph.states) :], strict=True)]
     pairs += [(graph.results[n], back.inputs[first + n]) for n in states_read(graph)]
     operands = set[Node]()
-    todo = [a for n in back.nodes() if not n.leaf and TABLE[n.op].kind in ("contract", "total") for a in n.args]
+    todo = [a for n in back.nodes() if not n.leaf and TABLE[n.op].kind in ("contract", "sum_rows") for a in n.args]
     while todo:
         node = todo.pop()
         if node.leaf:

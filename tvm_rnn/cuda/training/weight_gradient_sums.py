@@ -90,7 +90,7 @@ class WeightGradients:
         for node in self.nodes:
             found = self._product(node)
             if found is None:
-                columns.setdefault((node.shape, node.op == "total" or node), []).append(node)
+                columns.setdefault((node.shape, node.op == "sum_rows" or node), []).append(node)
             else:
                 key = (node.shape, found[1].base, found[1].offset, found[1].node)
                 products.setdefault(key, []).append((node, *found))
@@ -105,7 +105,7 @@ class WeightGradients:
 
     def _product(self, node: Node) -> tuple[Operand, Operand] | None:
         """Both operands, where the sum is one of products of two rows."""
-        if node.op != "total_product" or not all(len(a.shape) == 1 for a in node.args):
+        if node.op != "einsum_rows" or not all(len(a.shape) == 1 for a in node.args):
             return None
         inputs, out = node.attrs["spec"].split("->")
         if inputs.replace(",", "") != out:
@@ -194,7 +194,7 @@ class WeightGradients:
 
     def _add(self, w: Writer, values: Values, node: Node, index: Sequence[Expr], sums: Buffer, n: int) -> None:
         """One row's part of an element."""
-        if node.op == "total":
+        if node.op == "sum_rows":
             w.store(sums, sums[n] + values.at(node.args[0], tuple(index)), n)
             return
         inputs, out = node.attrs["spec"].split("->")

@@ -98,7 +98,7 @@ def _regions(graph: Graph) -> dict[Node, str]:
     for node in nodes:
         if node.leaf:
             found[node] = "state" if node.op == "state" else "leaf"
-        elif "total" in leaves[node]:
+        elif "sum_rows" in leaves[node]:
             found[node] = "after"
         else:
             found[node] = graph.region_of(node) if leaves[node] else "weights"

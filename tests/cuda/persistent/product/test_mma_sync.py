@@ -15,7 +15,7 @@ from tvm_rnn.cuda.persistent.geometry import MMA, Geometry
 COPIES = 2  # of the loop's body: even and odd steps
 
 
-def team(name: str, hidden: int, precision: str, **knobs: Any) -> Geometry:
+def geometry(name: str, hidden: int, precision: str, **knobs: Any) -> Geometry:
     knobs = {"exchange": "cluster", "ctas": 1, "rows": 8, **knobs}
     return geometry_of(step(name, hidden, precision), precision, **knobs)
 
@@ -42,13 +42,13 @@ def calls(code: str, instruction: str) -> int:
     ],
 )
 def test_every_fragment_is_multiplied_once(name: str, hidden: int, knobs: dict[str, int], precision: str) -> None:
-    made = team(name, hidden, precision, **knobs)
+    made = geometry(name, hidden, precision, **knobs)
     expected = sum(s.kblocks * 2 * made.m_tiles(p) * made.tiles for p, s in made.weights)
     assert calls(text(made, name, hidden), "mma_sync") == COPIES * expected
 
 
 def test_without_tensor_cores() -> None:
-    code = text(team("lstm", 32, "float32", ctas=2), "lstm", 32)
+    code = text(geometry("lstm", 32, "float32", ctas=2), "lstm", 32)
     assert not calls(code, "mma_sync") and "__shfl_xor_sync" in code
 
 
@@ -59,7 +59,7 @@ def test_without_tensor_cores() -> None:
 def test_weights_are_read_from_where_they_are(
     register_words: int, shared_words: int, places: tuple[int, int, int]
 ) -> None:
-    made = team("elman", 256, "bfloat16", ctas=16, register_words=register_words, shared_words=shared_words)
+    made = geometry("elman", 256, "bfloat16", ctas=16, register_words=register_words, shared_words=shared_words)
     ((phase, share),) = made.weights
     assert (share.registers, share.shared, share.streamed) == places and made.m_tiles(phase) == 1, share
     code = text(made, "elman", 256)
@@ -70,14 +70,14 @@ def test_weights_are_read_from_where_they_are(
 
 
 def test_parts_of_k_meet_in_shared_memory() -> None:
-    one, four = (text(team("lstm", 128, "bfloat16", ctas=4, warps_k=n), "lstm", 128) for n in (1, 4))
+    one, four = (text(geometry("lstm", 128, "bfloat16", ctas=4, warps_k=n), "lstm", 128) for n in (1, 4))
     assert not calls(one, "bar_arrive") and not calls(one, "ld_vec_shared_v4_f32")
     # One batch tile: the first of four warps sums it, the others store theirs and go on.
     assert calls(four, "bar_sync") and calls(four, "bar_arrive") == COPIES * 3
 
 
 def test_weights_have_the_order_of_the_kernels_pointers() -> None:
-    made = team("gru_reset_before", 40, "bfloat16")
+    made = geometry("gru_reset_before", 40, "bfloat16")
     pointers = persistent.pointers(made, layout_of("gru_reset_before", 40))
     assert [n for n, _ in pointers if n.startswith("weight_")] == [f"weight_{i}" for i in range(len(made.weights))]
     assert [phase.root for phase, _ in made.weights] == [p.root for p in made.step.phases if p.kind == "gemm"]

@@ -59,8 +59,8 @@ def test_also_with_lengths_and_resets(options: dict[str, bool]) -> None:
 
 
 def test_each_block_loads_an_operand_once() -> None:
-    team = geometry_of(step("lstm", 256), "bfloat16", **staged(8, 32, warps_k=2))
-    text = text_of(persistent.kernel("k", team, layout_of("lstm", 256)))
+    geometry = geometry_of(step("lstm", 256), "bfloat16", **staged(8, 32, warps_k=2))
+    text = text_of(persistent.kernel("k", geometry, layout_of("lstm", 256)))
     body = text[text.index("{") :]
     # Four pieces of each thread: asked for, and again in a loop, in even and odd steps.
     assert body.count("ld_vec_relaxed_gpu_global_v4_b32(") == 2 * 2 * 4

@@ -17,13 +17,13 @@ from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.geometry import Geometry
 
 
-def team(name: str = "lstm", hidden: int = 256, precision: str = "bfloat16", **knobs: Any) -> Geometry:
+def geometry(name: str = "lstm", hidden: int = 256, precision: str = "bfloat16", **knobs: Any) -> Geometry:
     knobs = {"ctas": 16, "rows": 16, "warps_u": 2, "warps_k": 4, "ring": 3, **knobs}
     return geometry_of(step(name, hidden, precision), precision, "grid", **knobs)
 
 
 def test_every_block_of_k_goes_through_the_pipeline_once() -> None:
-    made = team(register_words=8, shared_words=8, rows=128)
+    made = geometry(register_words=8, shared_words=8, rows=128)
     for phase, found in made.chunks.items():
         (share,) = made.shares[phase]
         assert (share.kblocks, share.registers, share.shared, share.streamed) == (4, 1, 1, 2)
@@ -35,7 +35,7 @@ def test_every_block_of_k_goes_through_the_pipeline_once() -> None:
 
 
 def test_streamed_weights_are_spread() -> None:
-    made = team(hidden=2048, ctas=128, rows=64, register_words=64, shared_words=64)
+    made = geometry(hidden=2048, ctas=128, rows=64, register_words=64, shared_words=64)
     (found,) = made.chunks.values()
     streamed = [i for i, c in enumerate(found) if c.streamed]
     assert len(streamed) == 16 and max(np.diff(streamed)) <= 2
@@ -43,7 +43,7 @@ def test_streamed_weights_are_spread() -> None:
 
 @pytest.mark.parametrize(("ring", "apart"), [(2, True), (5, False)])
 def test_sums_share_the_pipeline_where_room_is_short(ring: int, apart: bool) -> None:
-    made = team(hidden=2048, ctas=128, rows=64, register_words=128, shared_words=96 if apart else 128, ring=ring)
+    made = geometry(hidden=2048, ctas=128, rows=64, register_words=128, shared_words=96 if apart else 128, ring=ring)
     found = {name: 4 * word for name, word in made.memory_map.items()}
     assert made.sums_apart == apart and found["end"] == made.shared_bytes <= 232448
     assert found["pipeline"] == 0 and found["partial"] == (2 * ring * made.stage_bytes if apart else 0)
@@ -54,7 +54,7 @@ def test_sums_share_the_pipeline_where_room_is_short(ring: int, apart: bool) -> 
 
 def test_half_a_warp_meets_no_bank_twice() -> None:
     for rows in range(16, 136, 8):
-        stride = team(rows=rows).partial_stride
+        stride = geometry(rows=rows).partial_stride
         banks = {(g * stride + 2 * q + e) % 32 for g in range(4) for q in range(4) for e in range(2)}
         assert len(banks) == 32, rows
 
@@ -62,9 +62,9 @@ def test_half_a_warp_meets_no_bank_twice() -> None:
 @pytest.mark.parametrize("precision", ["bfloat16", "tf32"])
 @pytest.mark.parametrize(("name", "hidden", "tiles"), [("lstm", 128, 1), ("gru", 72, 1), ("lstm", 200, 2)])
 def test_every_weight_is_packed_once(name: str, hidden: int, tiles: int, precision: str) -> None:
-    made = team(name, hidden, precision, ctas=8 if tiles == 1 else 7, register_words=16 * tiles)
+    made = geometry(name, hidden, precision, ctas=8 if tiles == 1 else 7, register_words=16 * tiles)
     if hidden == 72:
-        made = team(name, hidden, precision, ctas=5, register_words=16)
+        made = geometry(name, hidden, precision, ctas=5, register_words=16)
     assert all(made.gate_tiles(phase) == tiles for phase in made.shares)
     check_packed_once(made)
 

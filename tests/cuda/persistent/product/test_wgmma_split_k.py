@@ -21,7 +21,7 @@ from tvm_rnn.cuda.persistent.product.wgmma_split_k import even
 from tvm_rnn.oracle.tolerance import tolerance
 
 
-def team(name: str = "lstm", hidden: int = 256, precision: str = "bfloat16", **knobs: Any) -> Geometry:
+def geometry(name: str = "lstm", hidden: int = 256, precision: str = "bfloat16", **knobs: Any) -> Geometry:
     knobs = {"ctas": 16, "rows": 32, "warps_k": 4, "ring": 3, "together": 2, "register_words": 8, "pace": 1, **knobs}
     return geometry_of(step(name, hidden, precision), precision, "grid", **knobs)
 
@@ -29,7 +29,7 @@ def team(name: str = "lstm", hidden: int = 256, precision: str = "bfloat16", **k
 def large(**knobs: Any) -> Geometry:
     """192 gates of a cluster, of which no block's weights fit on a multiprocessor."""
     shape = {"ctas": 108, "rows": 64, "warps_u": 3, "register_words": 64, "shared_words": 48}
-    return team(hidden=2560, **{**shape, **knobs})
+    return geometry(hidden=2560, **{**shape, **knobs})
 
 
 def test_a_block_multiplies_the_gates_of_its_cluster_by_its_part_of_k() -> None:
@@ -72,7 +72,7 @@ def at(made: Geometry) -> dict[str, int]:
 
 @pytest.mark.parametrize("name", ["lstm", "gru"])
 def test_regions_do_not_overlap(name: str) -> None:
-    made = team(name, 2560, ctas=108, warps_u=3, ring=4, shared_words=64)
+    made = geometry(name, 2560, ctas=108, warps_u=3, ring=4, shared_words=64)
     found, phase = at(made), next(iter(made.shares))
     # 32 rows of the block's own gates, in float32, from both blocks.
     assert found["sums"] == 0 and found["pipeline"] == made.sum_bytes(phase) == 2 * 24 * phase.gates * 32 * 4
@@ -97,7 +97,7 @@ def test_regions_do_not_overlap(name: str) -> None:
     ],
 )
 def test_every_weight_is_packed_once(name: str, hidden: int, knobs: dict[str, int], precision: str) -> None:
-    made = team(name, hidden, precision, **knobs)
+    made = geometry(name, hidden, precision, **knobs)
     check_packed_once(made)
 
 
@@ -105,7 +105,7 @@ def test_every_weight_is_packed_once(name: str, hidden: int, knobs: dict[str, in
     "knobs", [{"together": 1}, {"ring": 1}, {"ctas": 17}, {"warps_k": 1}, {"rows": 40}, {"pace": 0}]
 )
 def test_what_such_a_kernel_needs(knobs: dict[str, int]) -> None:
-    assert team().possible and not team(**knobs).possible
+    assert geometry().possible and not geometry(**knobs).possible
 
 
 def test_more_weights_want_more_registers() -> None:
@@ -116,7 +116,7 @@ def test_more_weights_want_more_registers() -> None:
 
 
 def timed(name: str, hidden: int, precision: str = "bfloat16", **knobs: Any) -> Geometry:
-    return team(name, hidden, precision, **{"pace": 2, "register_words": 128, "rows": 8, **knobs})
+    return geometry(name, hidden, precision, **{"pace": 2, "register_words": 128, "rows": 8, **knobs})
 
 
 LSTM = {"ctas": 108, "warps_u": 3, "register_words": 64}
@@ -192,8 +192,8 @@ def test_no_stage_is_filled_or_read_too_early(ring: int, apart: int, together: i
 
 @pytest.mark.parametrize("apart", [0, 1])
 def test_a_cluster_that_shares_k_allocates_what_it_needs(apart: int) -> None:
-    team = geometry_of(step("lstm", 64), "bfloat16", **pooled(8, 32, apart=apart))
-    code = text_of(persistent.kernel("k", team, layout_of("lstm", 64)))
+    found = geometry_of(step("lstm", 64), "bfloat16", **pooled(8, 32, apart=apart))
+    code = text_of(persistent.kernel("k", found, layout_of("lstm", 64)))
     assert re.findall(r"extern __shared__ __align__\((\d+)\)", code) == ["1024"]
 
 

@@ -18,16 +18,16 @@ from tvm_rnn.cuda.persistent.geometry import Geometry
 from tvm_rnn.cuda.persistent.product.wgmma_staged import held
 
 
-def team(name: str = "lstm", hidden: int = 256, precision: str = "bfloat16", **knobs: Any) -> Geometry:
+def geometry(name: str = "lstm", hidden: int = 256, precision: str = "bfloat16", **knobs: Any) -> Geometry:
     return geometry_of(step(name, hidden, precision), precision, "grid", **{"ctas": 8, "rows": 16, **STAGED, **knobs})
 
 
 def test_whole_warpgroups_of_a_polled_grid() -> None:
-    assert team().possible and team(warps_k=3, ctas=4).k_parts == 3
+    assert geometry().possible and geometry(warps_k=3, ctas=4).k_parts == 3
     for knobs in ({"warps_u": 2}, {"passes": 2}, {"warps_n": 2}, {"rows": 264}):
-        assert not team(**knobs).possible
-    assert not team("lstm_layer_norm").possible  # sums over units have no place to be polled for
-    assert not team(hidden=200, ctas=7, warps_k=2).possible  # a last block that nobody writes
+        assert not geometry(**knobs).possible
+    assert not geometry("lstm_layer_norm").possible  # sums over units have no place to be polled for
+    assert not geometry(hidden=200, ctas=7, warps_k=2).possible  # a last block that nobody writes
 
 
 def test_every_source_has_a_place() -> None:
@@ -42,14 +42,14 @@ def test_every_source_has_a_place() -> None:
 
 
 def test_pieces_and_registers() -> None:
-    made = team(rows=32, warps_k=2, ctas=8)
+    made = geometry(rows=32, warps_k=2, ctas=8)
     assert held(512) == 4 and held(128 * 9) == 5
     assert made.product_registers() == made.kept_registers + 2 * 32 // 2 + 4 * 4
 
 
 @pytest.mark.parametrize(("name", "register_words"), [("lstm", 1000), ("lstm", 16), ("gru", 0)])
 def test_every_weight_is_packed_once(name: str, register_words: int) -> None:
-    made = team(name, 64, ctas=2, warps_k=2, register_words=register_words)
+    made = geometry(name, 64, ctas=2, warps_k=2, register_words=register_words)
     check_packed_once(made)
 
 

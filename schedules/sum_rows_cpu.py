@@ -21,8 +21,8 @@ PANELS = (1, 2, 4, 8)
 CHAINS = 8  # independent sums, where there is one element by vectors: two pipes with a latency of four cycles
 
 
-@template("totals_cpu", kinds=("total",), targets=("llvm",), version=1)
-class TotalsCpu:
+@template("sum_rows_cpu", kinds=("sum_rows",), targets=("llvm",), version=1)
+class SumRowsCpu:
     """Knobs: rows (elements of the operand that is broadcast), panels (vectors of the other)."""
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""totals_cpu: legal defaults on every instruction set, and the choices it has."""
+"""sum_rows_cpu: legal defaults on every instruction set, and the choices it has."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TARGETS = tuple(target.TABLE.values())
 
 
 def unit(height: int, width: int, dtype: str = "float32") -> Unit:
-    return Unit("total", "after", dtype, 1, width, (height,))
+    return Unit("sum_rows", "after", dtype, 1, width, (height,))
 
 
 @pytest.mark.parametrize("machine", [t for t in TARGETS if t.kind == "llvm"], ids=lambda t: t.name)
@@ -20,7 +20,7 @@ def unit(height: int, width: int, dtype: str = "float32") -> Unit:
 @pytest.mark.parametrize("width", [1, 7, 16, 130, 1024])
 def test_the_default_tile_stays_in_registers(machine: target.Target, dtype: str, height: int, width: int) -> None:
     chosen, config, _ = best(unit(height, width, dtype), machine)
-    assert chosen.name == "totals_cpu"
+    assert chosen.name == "sum_rows_cpu"
     assert config["rows"] <= height and config["panels"] <= -(-width // machine.lanes(dtype))
     loaded = config["panels"] if config["rows"] > 1 else 1
     assert config["rows"] * config["panels"] + loaded + 1 <= machine.vector_registers
@@ -32,7 +32,7 @@ def test_a_sum_of_single_values_has_several_chains() -> None:
 
 def test_the_space_is_every_choice() -> None:
     knobs = Knobs()
-    templates()["totals_cpu"].configure(unit(64, 64), target.TABLE["x86-64-v4"], knobs)
+    templates()["sum_rows_cpu"].configure(unit(64, 64), target.TABLE["x86-64-v4"], knobs)
     assert set(knobs.space) == {"rows", "panels"} and all(len(v) > 1 for v in knobs.space.values())
     replayed = best(unit(64, 64), target.TABLE["x86-64-v4"], {"rows": 3, "panels": 1}).knobs
     assert replayed == {"rows": 3, "panels": 1}

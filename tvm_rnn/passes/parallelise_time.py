@@ -1,0 +1,171 @@
+"""Find the states whose steps need not follow one another, and write their updates as recurrences over all time.
+
+In: the normalised graph. Out: the new value of such a state is a row of kind `scan` (`graph/recurrences.py`), whose
+operands are known for all steps, and its old value is `carried`. States are taken in the order of their dependence, so
+that what one recurrence has found is known to the next. Of matrices no step is kept: where something is read of them
+that is not a product with a known vector, they stay in the loop.
+
+Rewrite: C' = f * C + i * outer(v, k);  y = C' @ q   -->   C' = scan_matrix(C, f, i * k, v);  y = read_out(C', q)
+
+Source: Blelloch 1990, "Prefix sums and their applications"; Martin & Cundy 2018, "Parallelizing linear recurrent neural
+nets over sequence length"; for matrices Yang, Wang, Zhang, Shen & Kim 2024, "Parallelizing linear transformers with the
+delta rule over sequence length".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tvm_rnn.graph.graph import Graph, Node, downstream, is_scan, make, recurrence_states, rewrite, with_args
+from tvm_rnn.graph.node_text import in_words, joined
+
+from ..decisions import tell
+from . import Pass
+from .affine import Form, NotLinear, forms, known_form, product, spread, total
+from .matrix_recurrence import MATRICES, Matrix, Solved, between, grows, is_matrix
+from .max_plus import max_plus
+from .normalise import normalise
+
+if TYPE_CHECKING:
+    from tvm_rnn.network.rnn import RNN
+
+    from ..target import Target
+
+# What each kind of target runs over all time; training runs vectors alone, since matrices would be its tape.
+VECTORS = frozenset({"scan", "scan_max", "delay"})
+ROWS: Mapping[str, frozenset[str]] = {"llvm": frozenset(), "cuda": frozenset()}
+
+
+@dataclass(frozen=True)
+class ParalleliseTime(Pass):
+    """Applies to states that are linear in themselves, or a maximum of sums. rows: those that the back end runs; None:
+    by its kind."""
+
+    name = "parallelise_time"
+    needs = ("hoist_gemms",)  # what recurrences read is made before them, out of the loop
+    rows: frozenset[str] | None = None
+
+    def apply(self, graph: Graph, net: RNN, target: Target) -> Graph:
+        given, rows = graph, ROWS[target.kind] if self.rows is None else self.rows
+        if graph.backward is not None or graph.kind == "backward":
+            rows &= VECTORS
+        for names in components(graph):
+            states = [s for s in graph.states if s.name in names]
+            try:
+                solved = _solved(graph, states)
+            except NotLinear as reason:
+                tell(False, _names(states), f"{in_words(reason.node)} stands in the way: one step after the other")
+                continue
+            if isinstance(solved, str):
+                tell(False, _names(states), solved)
+            elif {new.op for new in solved.new} <= rows:
+                graph = _written(graph, solved)
+                tell(True, _names(states), f"{solved.kind}: known for all steps before what reads it")
+            else:
+                tell(False, _names(states), f"{solved.kind}: this target runs it one step after the other")
+        return graph if graph is given else normalise(graph)
+
+    def ensures(self, graph: Graph) -> None:
+        for node in graph.nodes():
+            late = node.op == "read_out" and node.args[0].op not in ("scan_matrix", "carried")
+            self.check(not late, "a read-out of something that is no recurrence", graph)
+
+
+def components(graph: Graph) -> list[frozenset[str]]:
+    """The names of states that read one another, in the order of their dependence."""
+    reads: dict[str, set[str]] = {}
+    for state, result in zip(graph.states, graph.results, strict=True):
+        read = {n.name for n in _below(result) if n.op == "state"}
+        reads[state.name] = read | {state.name}
+    for name in reads:  # transitive closure
+        while more := set().union(*(reads[other] for other in reads[name])) - reads[name]:
+            reads[name] |= more
+    groups = {frozenset(b for b in reads[a] if a in reads[b]) for a in reads}
+    order = list(reads)
+    return sorted(groups, key=lambda g: (len(set().union(*(reads[n] for n in g))), min(map(order.index, g))))
+
+
+def _below(node: Node) -> list[Node]:
+    """What a value is made of, but for what is known of a state for all steps."""
+    found: dict[Node, None] = {}
+    stack = [node]
+    while stack:
+        own = stack.pop()
+        if own in found:
+            continue
+        found[own] = None
+        stack += _operands(own)
+    return list(found)
+
+
+def _operands(node: Node) -> Sequence[Node]:
+    """The arguments but for states."""
+    if node.op in ("carried", "read_out"):
+        return node.args[:1] if node.op == "carried" else node.args
+    return node.args[len(recurrence_states(node)) :] if is_scan(node) else node.args
+
+
+def _names(states: Sequence[Node]) -> str:
+    return f"state{'s' * (len(states) > 1)} {joined(s.name for s in states)}"
+
+
+def _solved(graph: Graph, states: Sequence[Node]) -> Solved | str:
+    """The recurrences of a component, or why there are none. Raises NotLinear with what stood in the way."""
+    results = [graph.results[graph.states.index(s)] for s in states]
+    others = {s for s in graph.states if s not in states}
+    for result in results:
+        unknown = [n.name for n in _below(result) if n in others]
+        if unknown:
+            return f"reads {joined(unknown)}, known only within the loop"
+    nodes = graph.nodes()
+    dependent = downstream(nodes, lambda n: n in states)
+    if len(states) == 1 and results[0] not in dependent:
+        return _delayed(states[0], results[0])
+    found, blocked = forms(nodes, set(states), dependent)
+    stuck = next((blocked[r] for r in results if r in blocked), None)
+    if stuck is not None:
+        new = max_plus(nodes, states, results) if len(states) == 1 else None
+        if new is None:
+            raise NotLinear(stuck)
+        return Solved("a maximum of sums", states, [new], {})
+    own = [spread(found[r]) for r in results]
+    if len(states) > 1 or not is_matrix(states[0], own[0]):
+        return Solved("linear, without products", states, [_scan(states, form) for form in own], {})
+    matrix = Matrix(graph, states[0], results[0], found, blocked, dependent)
+    return matrix.solved()
+
+
+def _delayed(state: Node, result: Node) -> Solved | str:
+    """A state that keeps what another step has made."""
+    form = known_form(result)
+    if len(state.shape) > 1 and any(grows(t, form.axes) for t in form.terms):
+        return MATRICES
+    return Solved("what the step before it made", [state], [make("delay", state, result)], {})
+
+
+def _scan(states: Sequence[Node], form: Form) -> Node:
+    """The recurrence of one state, pointwise in all states of the component. Raises NotLinear with a product."""
+    factors = []
+    for state in states:
+        terms = [t for t in form.linear if t.state is state]
+        for term in terms:
+            if term.axes != form.axes:
+                raise NotLinear(between(term, form))
+        factors.append(total([product(replace(t, state=None, axes=()), form.axes) for t in terms], len(form.axes)))
+    rest = total([product(t, form.axes) for t in form.known], len(form.axes))
+    return make("scan", *states, *factors, rest)
+
+
+def _written(graph: Graph, solved: Solved) -> Graph:
+    """The graph with the recurrences in the place of the steps."""
+    replaced = dict(solved.reads)
+    for state, new in zip(solved.states, solved.new, strict=True):
+        replaced[graph.results[graph.states.index(state)]] = new
+        replaced[state] = make("carried", new, state)
+    mapped: dict[Node, Node] = {}
+    for node in graph.nodes():
+        mapped[node] = replaced.get(node) or with_args(node, mapped)
+    results = tuple(mapped[n] for n in graph.results)
+    return replace(rewrite(graph, mapped), results=results)
