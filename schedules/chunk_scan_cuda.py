@@ -40,8 +40,9 @@ class ChunkScanCuda:
 
         chunks = [c for c in CHUNKS if possible(chunk=c, warps=1)]
         if not chunks:
-            got = f"{unit.recurrence.keys} keys, {len(unit.recurrence.vectors)} vectors of a step"
-            raise ConfigError(message("shared memory holds no chunk of this recurrence", got=got, do="use fewer keys"))
+            own = unit.recurrence
+            got = f"{own.keys} keys, {len(own.vectors)} vectors of a step, decays by key: {own.decays_by_key}"
+            raise ConfigError(message("no chunk kernel takes this recurrence", got=got, do="run it step by step"))
         chunk = knob("chunk", chunks, max(chunks))
         most = -(-unit.recurrence.values // 16)
         fitting = [n for n in WARPS if possible(chunk=chunk, warps=n) and (n == 1 or n <= most)]

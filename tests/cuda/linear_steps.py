@@ -87,6 +87,8 @@ class Steps:
     def __post_init__(self) -> None:
         rng, own = np.random.default_rng(self.seed), self.own
         every = {**own.vectors, "value": own.value, **own.numbers}
+        if own.decay is not None:
+            every["decay"] = own.decay
         self.rows = every
         self.real: Arrays = {}
         for name, rows in every.items():

@@ -34,3 +34,9 @@ def test_records() -> None:
 def test_too_many_keys() -> None:
     with pytest.raises(ConfigError, match="1024 keys"):
         best(unit(1, 1024, 1), GPU)
+
+
+def test_decays_by_key() -> None:
+    own = recurrence(1, 64, 64, decay=64)
+    with pytest.raises(ConfigError, match="decays by key: True"):
+        best(ChunkUnit("chunks", "before", "bfloat16", recurrence=own), GPU)

@@ -28,6 +28,8 @@ CASES: dict[str, dict[str, Any]] = {
     "own vector": {"erase": BEFORE, "own": True, "values": 40, "keys": 20},
     "old and new": {"reads": (BEFORE, AFTER), "erase": DECAYED, "group": 2},
     "keys last": {"erase": DECAYED, "keys_last": True, "keys": 140, "values": 36},
+    "by key": {"erase": DECAYED, "decay": 24, "keys": 24},
+    "by key, logs": {"decay": 20, "keys": 20, "log_decay": True, "keys_last": True},
     "odd": {"erase": DECAYED, "keys": 17, "values": 33},
 }
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
 
-from .chunk_tile import BLOCK, ChunkTile
+from .chunk_tile import BLOCK, TRIANGLE_PITCH, ChunkTile
 from .recurrence import Recurrence
 
 PAD = 16  # bytes behind a row of shared memory: the next row begins in other banks
-MOST_SHARED = 227 * 1024 - 12 * 1024  # bytes; the rest is for numbers of steps and for inverses
+MOST_SHARED = 227 * 1024  # bytes of a block
+NUMBERS = 7  # of a step, at most, beside one for each read-out
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,10 @@ class ChunkLayout:
 
     @property
     def possible(self) -> bool:
-        """Whether shared memory holds it."""
-        return self.shared_bytes <= MOST_SHARED
+        """Whether shared memory holds it, and heads decay as a whole."""
+        numbers = 4 * 3 * self.tile.chunk * (NUMBERS + len(self.recurrence.reads))
+        beside = numbers + 4 * self.tile.chunk * TRIANGLE_PITCH  # what is not in `shared_bytes`
+        return self.shared_bytes + beside <= MOST_SHARED and not self.recurrence.decays_by_key
 
     # --- shared memory: stages of operands, then two sets of scores, then results on their way out -----------------
 

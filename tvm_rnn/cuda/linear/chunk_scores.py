@@ -21,11 +21,10 @@ from tvm_rnn.tir.expr import TirExpr
 from tvm_rnn.tir.index import uint32
 
 from .chunk_block import Block
-from .chunk_tile import BLOCK, exp2, pack, turned
+from .chunk_tile import BLOCK, TRIANGLE_PITCH, exp2, pack, turned
 from .recurrence import erase_name, sum_name
 
 NEVER = -1000.0  # log2 of 0, once
-TRIANGLE_PITCH = 20
 Sums = Sequence[Sequence[TirExpr]]  # [tile of 8 columns][4]
 
 

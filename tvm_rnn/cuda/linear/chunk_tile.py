@@ -19,6 +19,7 @@ from tvm_rnn.tir.index import uint32
 from .recurrence import AFTER, Rows
 
 BLOCK = 16  # steps, keys or values that an instruction takes at a time
+TRIANGLE_PITCH = 20  # float32 numbers from a column of a block to be inverted to the next
 FEW = 8  # warps whose threads may have all registers that a thread can have
 # By warps of scores and of states: of scores, of states, of loads. All together what the block begins with.
 REGISTERS = {(4, 4): (160, 240, 104), (4, 8): (128, 176, 32)}

@@ -2,7 +2,7 @@
 
 In: sizes, places in memory. Out: `Recurrence`: heads of states S [keys, values], for which every step computes
 
-    S = decay * S                                      decay: a number of a head, 1 where there is none
+    S = decay * S                                      decay: a number of a head, or of each key of it
     u = value_scale * value + erase.scale * sum over keys of (erase.vector * S)       the sum if there is `erase`
     S = S + key * u
     output = sum over keys of (read.vector * S)        for each of `reads`
@@ -81,13 +81,21 @@ class Recurrence:
     def numbers(self) -> dict[str, Rows]:
         """Of every step and head, by their names as pointers."""
         erase_scale = self.erase.scale if self.erase is not None else None
-        every = {"decay": self.decay, "value_scale": self.value_scale, "erase_scale": erase_scale}
+        decay = None if self.decays_by_key else self.decay
+        every = {"decay": decay, "value_scale": self.value_scale, "erase_scale": erase_scale}
         return {name: rows for name, rows in every.items() if rows is not None}
+
+    @property
+    def decays_by_key(self) -> bool:
+        """Whether every key decays by itself: only `step_by_step.py` has a kernel for that."""
+        return self.decay is not None and self.decay.width > 1
 
     @property
     def operands(self) -> tuple[tuple[str, str], ...]:
         """Pointers of what steps read, with their dtypes."""
         every = {**self.vectors, "value": self.value, **self.numbers}
+        if self.decay is not None:
+            every["decay"] = self.decay
         return tuple((name, rows.dtype) for name, rows in every.items())
 
     @property

@@ -184,11 +184,12 @@ class _Body:
         eraser = key
         if erase is not None and erase.vector is not None:
             eraser = self._vector("erase", erase.vector, step, self.keys)
-        numbers = {name: self._number(name, rows, step) for name, rows in own.numbers.items()}
+        numbers = {name: self._number(name, rows, step) for name, rows in own.numbers.items() if name != "decay"}
+        decays = self._decays(own.decay, step) if own.decay is not None else []
         erased: list[TirExpr] | None = None
         for of in (BEFORE, DECAYED, AFTER):
-            if of == DECAYED and own.decay is not None:
-                self._decay(numbers["decay"])
+            if of == DECAYED and decays:
+                self._decay(decays)
             if of == AFTER:
                 self._write(key, value, erased, numbers)
             if erase is not None and erase.of == of:
@@ -197,11 +198,20 @@ class _Body:
                 if read.of == of:
                     self._result(i, step, self._sums(reads[i]))
 
-    def _decay(self, decay: TirExpr) -> None:
+    def _decays(self, rows: Rows, step: TirExpr) -> list[TirExpr]:
+        """Of each key of the thread."""
         w = self.w
+        if rows.width == 1:
+            found = [self._number("decay", rows, step)]
+        else:
+            given = self._vector("decay", rows, step, self.keys)
+            found = [given[k] for k in range(len(self.keys))]
         if self.recurrence.log_decay:
-            decay = w.keep(tirx.call_pure_extern("float32", "expf", decay))
-        for k in range(len(self.keys)):
+            found = [w.keep(tirx.call_pure_extern("float32", "expf", log)) for log in found]
+        return found * (len(self.keys) // len(found))
+
+    def _decay(self, decays: list[TirExpr]) -> None:
+        for k, decay in enumerate(decays):
             for v in range(len(self.values)):
                 self.state.store(self.state[k, v][0] * decay, k, v, 0)
 
