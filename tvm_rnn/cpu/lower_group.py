@@ -23,6 +23,7 @@ from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import Block, bind, floordiv, floormod, loop, sequence, when
 
 from . import dropout_masks, int8_products, register_tile, register_tile_reductions
+from .recurrence import Recurrence
 from .register_tile import Places, Tile
 from .weight_storage import Storage
 
@@ -62,7 +63,8 @@ class Emitter:
         if group.kind == "random":
             return self._random(group, rows, places)
         unit = self._unit(group)
-        emit = {"gemm": self._gemm, "pointwise": self._pointwise, "reduce": self._reduce}[group.kind]
+        kinds = {"gemm": self._gemm, "pointwise": self._pointwise, "reduce": self._reduce, "scan": self._scan}
+        emit = kinds[group.kind]
 
         def code(own: Unit, chosen: Chosen) -> Stmt:
             self.used.append(Used(own, *chosen))
@@ -139,6 +141,10 @@ class Emitter:
             return loop("c", -(-root.shape[-1] // self.lanes), vector)
 
         return self._rows(rows, root.shape if along else root.shape[:-1], work, body)
+
+    def _scan(self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config) -> Stmt:
+        assert places.walk is not None
+        return Recurrence(group, unit, places, places.walk, self.lanes, template, config).statement(rows)
 
     def _rows(
         self, rows: Expr, outer: tuple[int, ...], work: int, body: Callable[[Expr, tuple[Expr, ...]], Stmt]
