@@ -16,6 +16,10 @@ from tvm_rnn.bench.suites.gpu import TAMED
 from tvm_rnn.oracle.tolerance import assert_close
 
 EXTRA = {"P": 3, "depth": 2}  # sizes of the axes that are neither I nor H
+# Cells that divide a vector by its own length, or subtract its mean, and the fewest units that this needs: with fewer
+# the result is a sign, or a small difference of large numbers, of which float32 keeps few digits.
+_LENGTHS = dict.fromkeys(("delta_net", "gated_delta_net", "gated_delta_net_conv", "lstm_layer_norm", "mamba2_conv"), 2)
+FEWEST = _LENGTHS | dict.fromkeys(("gla", "mlstm_capped", "retnet", "retnet_rotary", "rwkv7"), 3)
 SCORES = ("a",)  # inputs in 0..1: augru's attention; outside, its gate is none and the state grows without end
 
 

@@ -73,10 +73,13 @@ def test_odd_sizes(zoo_cell: Cell, input_size: int, hidden_size: int) -> None:
         for steps, batch in ((3, 1), (1, 2)):
             y, state = rnn.reference(net)(draw(net, steps, batch))
             assert y.shape == (steps, batch, net.output_size)
-            assert np.isfinite(y).all() and np.isfinite(np.concatenate([s.ravel() for s in state.values()])).all()
+            assert np.isfinite(y).all()
             for s in zoo_cell.states:
-                lead = (net.num_layers * net.num_directions, batch)
-                assert state[s.name].shape == (*lead, *s.shape(net.layers[0].sizes))
+                shapes = [s.shape(layer.sizes) for layer in net.layers]
+                alike, value = len(set(shapes)) == 1, state[s.name]  # rwkv7 keeps its input, as wide as the layer below
+                lead = ((net.num_layers if alike else 1) * net.num_directions, batch)
+                for part, shape in zip([value] if alike else value, shapes, strict=False):
+                    assert part.shape == (*lead, *shape) and np.isfinite(part).all()
 
 
 @EVERY_CELL
@@ -99,7 +102,7 @@ def test_special_values_stay_in_their_row(zoo_cell: Cell, value: float) -> None:
 def test_initial_values_are_finite(zoo_cell: Cell) -> None:
     """The manifest is JSON, which has no name for infinity."""
     assert np.isfinite(list(zoo_cell.initial.values())).all()
-    assert set(zoo_cell.initial) <= {"m"}
+    assert set(zoo_cell.initial) <= {"m", "re"}
 
 
 def test_xlstm_stabiliser_holds_where_exponentials_do_not() -> None:

@@ -258,6 +258,19 @@ def mlstm(w: Weights, x: Array, C: Array, n: Array, m: Array) -> Result:
     return h, C / np.exp(m), n / np.exp(m), m
 
 
+def mlstm_capped(w: Weights, x: Array, C: Array, n: Array, m: Array) -> Result:
+    """Without the stabiliser: C and n times exp(m) are the paper's."""
+    q, k, v, o = (part.dot(x) for part in (*w["W"], *w["V"]))
+    k, scale = k / np.sqrt(k.size), 0.0 if m < -1e29 else np.exp(m)
+    i, f = 15 * np.tanh((w["w"].dot(x) + w["d"]) / 15)
+    C = s(f) * (C * scale) + np.exp(i) * v[:, None] * k[None, :]
+    n = s(f) * (n * scale) + np.exp(i) * k
+    h = C.dot(q) / max(abs(n.dot(q)), 1.0)
+    h = s(o) * w["a"] * (h - h.mean()) / np.sqrt(h.var() + 1e-6)
+    m = np.maximum(np.log(s(f)) + m, i)
+    return h, C / np.exp(m), n / np.exp(m), m
+
+
 def ran(w: Weights, x: Array, h: Array, c: Array) -> Result:
     g = Gates("if", w, x, h)
     c = s(g.i) * w["V"].dot(x) + s(g.f) * c
@@ -320,6 +333,124 @@ def gated_delta_net(w: Weights, x: Array, S: Array) -> Result:
     return S.dot(q), S
 
 
+def softplus(v: Array) -> Array:
+    return np.log1p(np.exp(v))
+
+
+def silu(v: Array) -> Array:
+    return v * s(v)
+
+
+def unit(v: Array) -> Array:
+    return v / np.sqrt((v**2).sum() + 1e-6)
+
+
+def rms(v: Array) -> Array:
+    return v / np.sqrt((v**2).sum() / v.size + 1e-6)
+
+
+def gated_delta_net_conv(w: Weights, x: Array, S: Array, *past: Array) -> Result:
+    """One group of heads: those of the values share q and k."""
+    seen = [*past[::-1], np.array([part.dot(x) for part in w["W"]])]  # the oldest first
+    q, k, *values = silu(np.array([w["c"][j] * seen[j] for j in range(4)]).sum(0))
+    q, k, y, new = unit(q), unit(k), [], []
+    for m, v in enumerate(values):
+        b, a = s(w["w"][0, m].dot(x)), np.exp(-np.exp(w["A"][m]) * softplus(w["w"][1, m].dot(x) + w["b_a"][m]))
+        new.append(a * S[m].dot(np.eye(k.size) - b * np.outer(k, k)) + b * np.outer(v, k))
+        y.append(w["a"] * rms(new[m].dot(q)) * silu(w["V"][m].dot(x)))
+    return np.concatenate(y), np.array(new), seen[3], seen[2], seen[1]
+
+
+def rwkv7(w: Weights, x: Array, S: Array, last: Array) -> Result:
+    """Rows, as the paper has them: wkv' = wkv (diag(w) - z^T (a * z)) + v^T s."""
+    r, k, v, d, a, g = ((1 - mu) * x + mu * last for mu in w["mu"])
+    r, k, v = (W.dot(part) for W, part in zip(w["W"], (r, k, v), strict=True))
+    d = np.exp(-np.exp(-0.5) * s(w["U"][0].dot(np.tanh(w["V"][0].dot(d))) + w["b"][0]))
+    a, g = s(w["U"][1].dot(w["V"][1].dot(a)) + w["b"][1]), w["U"][2].dot(s(w["V"][2].dot(g)))
+    z = k * w["c"][0] / np.sqrt(((k * w["c"][0]) ** 2).sum() + 1e-12)
+    replaced = k * (1 * (1 - w["c"][1]) + a * w["c"][1])
+    S = S.dot(np.diag(d) - np.outer(z, a * z)) + np.outer(v, replaced)
+    p = r.dot(S.T)
+    p = (p - p.mean()) / np.sqrt(((p - p.mean()) ** 2).mean() + 1e-5 * p.size) * w["a_y"] + w["b_y"]
+    return g * (p + (r * w["c"][2] * replaced).sum() * v), S, x
+
+
+def retnet(w: Weights, x: Array, S: Array, *, head: int = 0) -> Result:
+    """Rows: S = g S + k^T v, o = q S."""
+    (q, k), (v, g) = ([part.dot(x) for part in w[name]] for name in "WV")
+    S = (1 - 2.0 ** -(5 + head)) * S.T + k[:, None] * v
+    return silu(g) * norm(q.dot(S)), S.T
+
+
+def retnet_rotary(w: Weights, x: Array, S: Array, re: Array, im: Array, *, head: int = 0) -> Result:
+    """Rows, in complex numbers: S = g S + conj(k e)^T v, o = real(q e S)."""
+    e = (re + 1j * im) * np.exp(1j * 10000.0 ** (-np.arange(re.size) / re.size))
+    q, k = ((part[0].dot(x) + 1j * part[1].dot(x)) * e for part in w["W"])
+    v, g = (part.dot(x) for part in w["V"])
+    old = S[:, : re.size].T - 1j * S[:, re.size :].T
+    new = (1 - 2.0 ** -(5 + head)) * old + np.outer(k.conj(), v)
+    return silu(g) * norm(q.dot(new).real), np.concatenate([new.real, -new.imag]).T, e.real, e.imag
+
+
+def gla(w: Weights, x: Array, S: Array) -> Result:
+    """Rows: S = (a^T 1) * S + k^T v, o = q S."""
+    (q, k), (v, r) = ([part.dot(x) for part in w[name]] for name in "WV")
+    a = s(w["U_a"].dot(w["W_a"].dot(x)) + w["b_a"]) ** (1 / 16)
+    S = np.outer(a, np.ones(v.size)) * S.T + k[:, None] * v
+    return silu(r + w["b_r"]) * w["a"] * norm(q.dot(S)), S.T
+
+
+def hgrn2(w: Weights, x: Array, S: Array) -> Result:
+    f = w["low"] + (1 - w["low"]) * s(w["W"][1].dot(x))
+    S = S.dot(np.diag(f)) + np.outer(w["V"].dot(x), 1 - f)
+    return S.dot(silu(w["W"][0].dot(x))), S
+
+
+def mamba2(w: Weights, x: Array, S: Array) -> Result:
+    """One group of heads: they share B and C. Each is h' = a h + dt B x^T, y = C^T h + D x, with h as K x H."""
+    B, C = (part.dot(x) for part in w["V"])
+    return mamba2_heads(w, x, S, [W.dot(x) for W in w["W"]], B, C)
+
+
+def mamba2_heads(w: Weights, x: Array, S: Array, values: list[Array], B: Array, C: Array) -> Result:
+    y, new = [], []
+    for m, v in enumerate(values):
+        dt = softplus(w["w"][m].dot(x) + w["b"][m])
+        h = np.exp(-np.exp(w["A"][m]) * dt) * S[m].T + dt * B[:, None] * v
+        y.append(C.dot(h) + w["D"][m] * v)
+        new.append(h.T)
+    return np.concatenate(y), np.array(new)
+
+
+def mamba2_conv(w: Weights, x: Array, S: Array, *past: Array) -> Result:
+    seen, K, H = [*past[::-1], w["W"].dot(x)], S.shape[2], S.shape[1]
+    c = silu(w["b_c"] + sum(w["c"][j] * seen[j] for j in range(4)))
+    values, B, C = [c[H * m : H * m + H] for m in range(S.shape[0])], c[-2 * K : -K], c[-K:]
+    y, S = mamba2_heads(w, x, S, values, B, C)
+    return w["a"] * rms(y * np.concatenate([silu(V.dot(x)) for V in w["V"]])), S, seen[3], seen[2], seen[1]
+
+
+def lru(w: Weights, x: Array, re: Array, im: Array) -> Result:
+    a = np.exp(-np.exp(w["nu"]) + 1j * np.exp(w["theta"]))
+    h = a * (re + 1j * im) + np.exp(w["g"]) * (w["B"][0] + 1j * w["B"][1]).dot(x)
+    return ((w["C"][0] + 1j * w["C"][1]).dot(h)).real + w["D"].dot(x), h.real, h.imag
+
+
+def s5(w: Weights, x: Array, re: Array, im: Array) -> Result:
+    rate = -np.exp(w["L"][0]) + 1j * w["L"][1]
+    a = np.exp(rate * np.exp(w["s"]))
+    h = a * (re + 1j * im) + (a - 1) / rate * (w["B"][0] + 1j * w["B"][1]).dot(x)
+    return 2 * ((w["C"][0] + 1j * w["C"][1]).dot(h)).real + w["D"].dot(x), h.real, h.imag
+
+
+def rg_lru(w: Weights, x: Array, h: Array) -> Result:
+    u = w["V"].dot(x)
+    r, i = (s(W.dot(u) + b) for W, b in zip(w["W"], w["b"], strict=True))
+    a = s(w["A"]) ** (8 * r)
+    h = a * h + np.sqrt(1 - a**2) * (i * u)
+    return h, h
+
+
 def nas(w: Weights, x: Array, h: Array, c: Array) -> Result:
     u, v = [W.dot(x) for W in w["W"]], [R.dot(h) + b for R, b in zip(w["R"], w["b"], strict=True)]
     first = [f(u[k] + v[k]) for k, f in enumerate([s, relu, s, None, np.tanh, s, np.tanh, s]) if f is not None]
@@ -341,16 +472,23 @@ def test_every_cell_is_transcribed() -> None:
     assert set(EQUATIONS) == set(cells.names())
 
 
-@pytest.mark.parametrize("name", cells.names())
-def test_oracle_is_the_paper(name: str) -> None:
+def drawn(name: str, sizes: Mapping[str, int]) -> tuple[RNN, dict[str, Array]]:
+    """The network with weights and inputs."""
     zoo_cell, rng = cells.get(name), np.random.default_rng(5)
-    extra = {axis: size for axis, size in SIZES.items() if axis in zoo_cell.size_names}
-    net = RNN(zoo_cell, 4, 6, dtype="float64", **extra)
+    net = RNN(zoo_cell, 4, 6, dtype="float64", **{n: size for n, size in sizes.items() if n in zoo_cell.size_names})
     net.load({key: rng.normal(scale=0.7, size=shape) for key, shape in net.weight_shapes.items()})
-    inputs = {a.name: rng.normal(size=(STEPS, ROWS, *a.shape(net.layers[0].sizes))) for a in zoo_cell.inputs}
+    return net, {a.name: rng.normal(size=(STEPS, ROWS, *a.shape(net.layers[0].sizes))) for a in zoo_cell.inputs}
+
+
+@pytest.mark.parametrize("sizes", [{}, {"K": 5, "M": 3, "R": 2}], ids=["", "other sizes"])
+@pytest.mark.parametrize("name", cells.names())
+def test_oracle_is_the_paper(name: str, sizes: Mapping[str, int]) -> None:
+    if sizes and not set(sizes) & set(cells.get(name).size_names):
+        return
+    net, inputs = drawn(name, {**SIZES, **sizes})
     y, final = rnn.reference(net)(inputs)
     w = {key.removesuffix("_l0"): value for key, value in net.weights.items()}
-    first = zoo_cell.inputs[0].name
+    first = net.cell.inputs[0].name
     for row in range(ROWS):
         states: list[Any] = [value[0, row].astype(float) for value in net.initial_state(ROWS).values()]
         for t in range(STEPS):
@@ -359,3 +497,67 @@ def test_oracle_is_the_paper(name: str) -> None:
             assert_close(y[t, row], out, "float64", STEPS, f"{name} y[{t}, {row}]")
         for key, value in zip(final, states, strict=True):
             assert_close(final[key][0, row], value, "float64", STEPS, f"{name} {key}")
+
+
+HEADS = [name for name in cells.names() if "N" in cells.get(name).size_names]
+
+
+def of_head(values: Mapping[str, Array], axes: Mapping[str, tuple[str, ...]], head: int) -> dict[str, Array]:
+    """Of each array what belongs to one head."""
+    return {
+        name: np.take(value, head, axis=axes[name].index("N?")) if "N?" in axes[name] else value
+        for name, value in values.items()
+    }
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_each_head_is_the_paper(name: str) -> None:
+    """N heads, or groups of heads, are N cells of one that lie side by side in the output."""
+    net, inputs = drawn(name, {"N": 2, "M": 3, "K": 5})
+    y, final = rnn.reference(net)(inputs)
+    axes = {a.name: tuple(a.dims.text.split()) for a in (*net.cell.states, *net.cell.params)}
+    w = {key.removesuffix("_l0"): value for key, value in net.weights.items()}
+    width = y.shape[-1] // 2
+    for head in range(2):
+        begin = of_head({key: value[0, 0] for key, value in net.initial_state(ROWS).items()}, axes, head)
+        states: list[Any] = [value.astype(float) for value in begin.values()]
+        own = {"head": head} if name.startswith("retnet") else {}
+        for t in range(STEPS):
+            out, *states = EQUATIONS[name](of_head(w, axes, head), inputs["x"][t, 0], *states, **own)
+            assert_close(y[t, 0, head * width :][:width], out, "float64", STEPS, f"{name} y[{t}], head {head}")
+        end = of_head({key: value[0, 0] for key, value in final.items()}, axes, head)
+        for key, value in zip(end, states, strict=True):
+            assert_close(end[key], value, "float64", STEPS, f"{name} {key}, head {head}")
+
+
+def test_retention_over_all_steps_at_once() -> None:
+    """RetNet's equation 5: (Q K^T * D) V, with Q and K turned by their positions."""
+    net, inputs = drawn("retnet_rotary", {"K": 5})
+    x, w = inputs["x"][:, 0], {key.removesuffix("_l0"): value for key, value in net.weights.items()}
+    turns = np.exp(1j * np.outer(np.arange(STEPS), 10000.0 ** (-np.arange(5) / 5)))
+    q, k = (turns * (x.dot(part[0].T) + 1j * x.dot(part[1].T)) for part in w["W"])
+    v, g = (x.dot(part.T) for part in w["V"])
+    past = np.subtract.outer(np.arange(STEPS), np.arange(STEPS))
+    kept = np.where(past >= 0, (1 - 2.0**-5) ** past.astype(float), 0.0)
+    o = (q.dot(k.conj().T) * kept).dot(v).real
+    y = silu(g) * np.array([norm(row) for row in o])
+    assert_close(rnn.reference(net)(inputs)[0][:, 0], y, "float64", STEPS)
+
+
+WITHOUT_HEADS = {
+    "delta_net": {"W_l0": (3, 6, 4), "w_l0": (4,)},
+    "gated_delta_net": {"W_l0": (3, 6, 4), "w_l0": (2, 4), "A_l0": (), "b_a_l0": ()},
+    "mlstm": {"W_l0": (4, 6, 4), "b_l0": (4, 6), "w_l0": (2, 4), "d_l0": (2,)},
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_HEADS)
+def test_one_head_is_none(name: str) -> None:
+    """What was made before these cells had heads is still loaded: without N no array has an axis of heads."""
+    one, inputs = drawn(name, {"N": 1})
+    net = RNN(cells.get(name), 4, 6, dtype="float64")
+    assert net.weight_shapes == WITHOUT_HEADS[name]
+    net.load({key: value.reshape(net.weight_shapes[key]) for key, value in one.weights.items()})
+    (y, final), (same, heads) = rnn.reference(net)(inputs), rnn.reference(one)(inputs)
+    assert_close(y, same, "float64", STEPS)
+    assert_close(final, {key: heads[key].reshape(value.shape) for key, value in final.items()}, "float64", STEPS)

@@ -182,6 +182,18 @@ def test_every_cell_as_chosen(cell: str, precision: str) -> None:
     check(net, emulator.compile(net, batch=[3], precision=precision), precision, rows=3)
 
 
+HEADS = {"N": 2, "M": 3, "K": 5}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+@pytest.mark.parametrize("cell", [n for n in rnn.cells.names() if set(HEADS) & set(rnn.cells.get(n).size_names)])
+def test_every_cell_with_heads(cell: str, precision: str) -> None:
+    sizes = {axis: size for axis, size in HEADS.items() if axis in rnn.cells.get(cell).size_names}
+    net = network(cell, 9, precision, inputs=7, **sizes)
+    check(net, emulator.compile(net, batch=[3]), precision, rows=3)
+
+
 WAVES = {
     "clusters": ("lstm", "bfloat16", None, {"num_layers": 2, "inputs": 16}),
     "clusters of layers of one size": ("gru", "float16", None, {"num_layers": 2, "inputs": 64}),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from networks import arguments, network
+from networks import FEWEST, arguments, network
 
 import tvm_rnn as rnn
 from tvm_rnn import target
@@ -28,7 +28,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "name": name,
         "inputs": draw(WIDTHS),
-        "hidden": draw(WIDTHS),
+        "hidden": draw(WIDTHS.filter(lambda width: width >= FEWEST.get(name, 1))),
         "options": {
             "num_layers": layers,
             "bidirectional": both,

@@ -113,6 +113,7 @@ __all__ = [
     "logical_not",
     "logical_or",
     "matmul",
+    "matvec",
     "max",
     "maximum",
     "mean",
@@ -126,6 +127,7 @@ __all__ = [
     "relu",
     "rename",
     "reshape",
+    "rms_norm",
     "sigmoid",
     "sign",
     "silu",
@@ -148,6 +150,8 @@ __all__ = [
     "transpose",
     "tune",
     "var",
+    "vecdot",
+    "vecmat",
     "where",
 ]
 

@@ -54,6 +54,30 @@ DEFINITIONS = {
         "x[3, I]",
         'x: "I"',
     ),
+    "an input that may be absent": (
+        '@cell  # here\ndef mine(x: "I?", h: "H"):\n    return h',
+        "the first input has the size of what feeds the layer",
+        "x[I?]",
+        'x: "I"',
+    ),
+    "an input with a default": (
+        '@cell  # here\ndef mine(x: "I=4", h: "H"):\n    return h',
+        "the first input has the size of what feeds the layer",
+        "x[I=4]",
+        'x: "I"',
+    ),
+    "an axis that may be absent in one place": (
+        '@cell  # here\ndef mine(x: "I", h: "N? H", *, b: "N H"):\n    return h',
+        "axis N may be absent here, and not there",
+        "h[N?, H] and b[N, H]",
+        "write N? everywhere",
+    ),
+    "two defaults": (
+        '@cell  # here\ndef mine(x: "I", h: "K=3", *, b: "K=4"):\n    return h + b',
+        "axis K has two defaults",
+        "h[K=3] and b[K=4]",
+        "write one of them",
+    ),
     "no annotation": (
         '@cell  # here\ndef mine(x: "I", h):\n    return h',
         "argument h needs its dims",
@@ -232,6 +256,12 @@ TRACED = {
     ),
     "a size is missing": (
         '@cell  # here\ndef mine(x: "I", h: "H", *, W: "H K"):\n    return h',
+        "an axis has no size",
+        "sizes for I, H",
+        "RNN(..., K=...)",
+    ),
+    "a default without end": (
+        '@cell  # here\ndef mine(x: "I", h: "K=K"):\n    return h',
         "an axis has no size",
         "sizes for I, H",
         "RNN(..., K=...)",

@@ -61,6 +61,13 @@ CARRIED: dict[str, tuple[Callable[..., Any], tuple[str, ...], tuple[str | None, 
     "concat": (lambda a, b: rnn.concat([a, b]), ("H I", "H K"), ("H", None)),
     "stack": (lambda a, b: rnn.stack([a, b]), ("H", "H"), (None, "H")),
     "rename": (lambda v: rnn.rename(v, "K H 4 2*I"), ("H 4 4 8",), ("K", "H", None, None)),
+    "rename without heads": (lambda v: rnn.rename(v, "N? K"), ("H",), ("K",)),
+    "rename with heads": (lambda v: rnn.rename(v, "N? K"), ("4 H",), ("N", "K")),
+    "matvec": (rnn.matvec, ("N H K", "N K"), ("N", "H")),
+    "vecmat": (rnn.vecmat, ("N H", "N H K"), ("N", "K")),
+    "vecdot of shared heads": (rnn.vecdot, ("N M H", "N 1 H"), ("N", "M")),
+    "outer of heads": (rnn.outer, ("N H", "N K"), ("N", "H", "K")),
+    "new axes": (lambda v: v[..., None, None], ("N",), ("N", None, None)),
 }
 
 

@@ -96,6 +96,25 @@ def test_an_output_that_is_no_state() -> None:
     assert list(state) == ["h"] and net.output_size == 2
 
 
+@cell(states="S", output="y")
+def heads(x: "I", S: "N? H K=H", *, W: "N? H I", V: "N? K I"):
+    S = 0.5 * S + outer(W @ x, V @ x)
+    return S, (S @ np.ones(S.shape[-1])).reshape(-1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shape"), [({}, (4, 4)), ({"N": 2}, (2, 4, 4)), ({"K": 5}, (4, 5)), ({"N": 1, "K": 5}, (1, 4, 5))]
+)
+def test_axes_that_may_be_left_out(sizes: dict[str, int], shape: tuple[int, ...]) -> None:
+    assert (heads.size_names, heads.required, heads.optional) == (("I", "N", "H", "K"), ("I", "H"), {"N"})
+    net = RNN(heads, 3, 4, num_layers=2, dtype="float64", **sizes).init()
+    assert net.layers[0].graph.states[0].shape == net.initial_state(1)["S"].shape[2:] == shape
+    assert net.layers[0].sizes["K"] == shape[-1]
+    y, _ = reference(net)(np.ones((4, 1, 3)))
+    assert y.shape == (4, 1, np.prod(shape[:-1])) and np.isfinite(y).all()
+    assert "N" not in repr(RNN(heads, 3, 4)).split("<RNN heads")[1]
+
+
 def test_a_python_loop_over_a_size() -> None:
     @cell
     def deep(x: "I", h: "H", *, W: "H I", R: "depth H H"):

@@ -88,8 +88,9 @@ UNARY: dict[str, Function] = {
 }
 OTHERS = {
     *("clip", "concat", "dot", "einsum", "expand", "layer_norm", "log", "log1p", "logical_and", "logical_not"),
-    *("logical_or", "matmul", "max", "maximum", "mean", "min", "minimum", "outer", "power", "rename", "reshape"),
-    *("softmax", "split", "sqrt", "squeeze", "stack", "sum", "transpose", "var", "where"),
+    *("logical_or", "matmul", "matvec", "max", "maximum", "mean", "min", "minimum", "outer", "power", "rename"),
+    *("reshape", "rms_norm", "softmax", "split", "sqrt", "squeeze", "stack", "sum", "transpose", "var", "vecdot"),
+    *("vecmat", "where"),
 }
 
 
@@ -226,6 +227,55 @@ def test_products() -> None:
 
 
 @pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ((), ()),
+        ((5,), (5,)),
+        ((5, 2), (5, 2)),
+        ((5, 1), (5, 2)),
+        ((2,), (5, 1)),
+        ((5, 1), (1, 2)),
+        ((1,), (1,)),
+        ((), (5,)),
+    ],
+)
+def test_products_by_head(left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    """Leading axes are heads, which broadcast as NumPy's do."""
+    check(rnn.vecdot, lambda a, b: np.asarray((a * b).sum(-1)), (*left, 3), (*right, 3))
+    check(rnn.matvec, lambda a, b: (a * b[..., None, :]).sum(-1), (*left, 4, 3), (*right, 3))
+    check(rnn.vecmat, lambda a, b: (a[..., None] * b).sum(-2), (*left, 3), (*right, 3, 4))
+    check(rnn.outer, lambda a, b: a[..., :, None] * b[..., None, :], (*left, 3), (*right, 4))
+
+
+def test_products_by_head_are_products_of_the_table() -> None:
+    """Heads that share an operand do not repeat it: one einsum, which reads it as it is."""
+    a, b = (Value(Node("input", shape=shape)) for shape in ((2, 1, 4, 3), (2, 5, 3)))
+    node = rnn.matvec(a, b).node
+    assert (node.op, node.attrs["spec"]) == ("einsum", "vak,vwk->vwa")
+    assert (
+        rnn.matvec(Value(Node("input", shape=(4, 3))), Value(Node("input", shape=(3,)))).node.attrs["spec"] == "ak,k->a"
+    )
+
+
+def test_rms_norm() -> None:
+    def formula(x: np.ndarray, gain: np.ndarray, eps: float = 1e-6) -> np.ndarray:
+        return np.asarray(x / np.sqrt(np.square(x).sum(-1, keepdims=True) / x.shape[-1] + eps) * gain)
+
+    check(rnn.rms_norm, formula, (2, 7), (7,))
+    check(lambda x: rnn.rms_norm(x, eps=0.1), lambda x: formula(x, np.ones(4), 0.1), (2, 4))
+
+
+def test_new_axes_side_by_side_are_one_reshape() -> None:
+    value = Value(Node("input", shape=(3,)), ("N",))[..., None, None]
+    assert (value.shape, value.axes, value.node.args[0].op) == ((3, 1, 1), ("N", None, None), "input")
+
+
+def test_a_reshape_to_the_same_shape_is_none() -> None:
+    value = Value(Node("input", shape=(3,)), ("H",))
+    assert value.reshape(-1).node is value.node and value.reshape(-1).axes == (None,)
+
+
+@pytest.mark.parametrize(
     "key",
     [
         *("0", "-1", "np.int64(1)", "1:", ":-1", "-2:", "...", "None", "1, 2", "1:3, 1", ":, -2:"),
@@ -300,6 +350,12 @@ def test_concat_of_a_parameter_and_an_input() -> None:
         (lambda x: rnn.transpose(x, (0, 0)), "not an order of the axes"),
         (lambda x: rnn.matmul(x, x), "the inner sizes differ"),
         (lambda x: rnn.matmul(x, 2.0), "needs arrays, not scalars"),
+        (lambda x: rnn.matvec(x, x.T), "axis 'k' has sizes 3 and 2"),
+        (lambda x: rnn.matvec(x[0], x[0]), r"needs more axes[\s\S]*at least 2"),
+        (lambda x: rnn.vecdot(x, 2.0), r"needs more axes[\s\S]*at least 1"),
+        (lambda x: rnn.vecdot(x, x.T), "axis 'w' has sizes 2 and 3"),
+        (lambda x: rnn.outer(x, x.T), "has sizes 2 and 3"),
+        (lambda x: rnn.vecmat(x, x), "has sizes 3 and 2"),
         (lambda x: rnn.where(x, x, x), "wrong kind"),
         (lambda x: rnn.tanh(x > 0.0), "wrong kind"),
     ],

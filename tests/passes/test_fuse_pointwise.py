@@ -116,8 +116,8 @@ def test_what_is_read_after_all_steps_is_stored(name: str, off: tuple[str, ...])
     back = pipeline.run(net, V4, off, training=True)[-1][1].graphs[0].backward
     assert back is not None
     stored = {n: g.region for g in back.groups for n in g.stored}
-    for node in read_at_last(back):
-        assert node in stored
+    for node in read_at_last(back):  # the step carries a state, which no group stores
+        assert node in stored or node.op == "state"
     sums = [n for n in back.nodes() if n.op in ("sum_rows", "einsum_rows")]
     own = {b for n in sums for a in n.args for b in bases(a) if not b.leaf}
     assert own <= set(read_at_last(back))

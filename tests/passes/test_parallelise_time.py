@@ -122,7 +122,16 @@ def transposed(x: "I", S: "H H", *, W: "3 H I"):
     return 0.9 * S + outer(k, v), q @ S
 
 
+@cell(states="S", output="y")
+def shared_heads(x: "I", S: "2 4 3", *, W: "24 I", K: "8 I", V: "6 I"):
+    """Three queries for each head, a decay for each."""
+    q, k, v = rnn.reshape(W @ x, (2, 3, 4)), rnn.reshape(K @ x, (2, 4, 1)), rnn.reshape(V @ x, (2, 1, 3))
+    S = sigmoid(k) * S + k * v
+    return S, rnn.reshape(rnn.einsum("ngk,nkv->ngv", q, S), (18,))
+
+
 LINEAR = {
+    shared_heads: ("scan_matrix",),
     gated_sum: ("scan",),
     chosen: ("scan",),
     rotated: ("scan", "scan"),
@@ -144,7 +153,7 @@ LINEAR = {
 
 
 def network(c: rnn.Cell, size: int = 5) -> rnn.RNN:
-    return rnn.RNN(c, size, size).init(seed=3)
+    return rnn.RNN(c, size, size if "H" in c.size_names else None).init(seed=3)
 
 
 def found(c: rnn.Cell, graph: Graph | None = None) -> tuple[Graph, list[Decision]]:

@@ -18,6 +18,7 @@ from tvm_rnn.decisions import Figures
 from tvm_rnn.language.cell import Argument, Cell
 
 AXES = {"I": "features of the input", "H": "hidden units", "P": "features of the projected output", "G": "gates"}
+AXES |= {"N": "heads", "M": "value heads that share one head of keys", "K": "features of a key", "R": "rank of a gate"}
 
 
 def plain_table(*columns: str, title: str | None = None) -> Table:
@@ -66,7 +67,8 @@ def cell_page(cell: Cell) -> RenderableType:
     axes = plain_table("axis", "is", "given by")
     for name in cell.size_names:
         option = "--input-size" if name in bound else "--hidden-size" if name == "H" else f"--size {name}=..."
-        axes.add_row(Text(name, "bold"), AXES.get(name, ""), option)
+        left_out = "" if name in cell.required else "  (may be left out)"
+        axes.add_row(Text(name, "bold"), AXES.get(name, ""), option + left_out)
     head = Text(cell.name, "bold")
     return Group(head, "", Text(cell.doc), "", table, "", axes, "", Text(f"defined in {cell.where}", "dim"))
 

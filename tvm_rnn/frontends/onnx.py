@@ -1,7 +1,8 @@
 """ONNX models: from_onnx.
 
-In: an ONNX file (or bytes, or a model in memory) with RNN, LSTM, GRU, Scan or Loop nodes. Out: an `RNN`, or a `Model`
-where one network does not say it all; what is around the networks in `program`. The file is data: nothing in it is run.
+In: an ONNX file (or bytes, or a model in memory) with RNN, LSTM, GRU, LinearAttention, Scan or Loop nodes. Out: an
+`RNN`, or a `Model` where one network does not say it all; what is around the networks in `program`. The file is data:
+nothing in it is run.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from ..errors import ConfigError, message
 from .fields import Unreadable, Wrong
 from .folding import Recurrent
 from .onnx_file import Source, import_onnx, read_model
+from .onnx_linear_attention import read_linear_attention
 from .onnx_loop import read_loop
-from .onnx_nodes import BODIES, RECURRENT, GraphSteps, add_node, bodies, label
+from .onnx_nodes import ATTENTION, BODIES, RECURRENT, GraphSteps, add_node, bodies, label
 from .onnx_recurrent import read_recurrent
 from .onnx_scan import read_scan
 from .stacks import Stacks, build_networks
@@ -33,9 +35,9 @@ def from_onnx(source: object) -> RNN | Model:
     """The recurrent network of an ONNX model, with its weights and with everything around it.
 
     RNN, LSTM and GRU nodes with every attribute, of operator set 7 on, stacks of which become the layers of one
-    network; Scan nodes, and Loop nodes that run over time, whose bodies become cells; the operators of
-    `runtime_ops.OPERATIONS` before, between and after. Weights may be initializers, external data in the model's own
-    folder, constants, or inputs of the model.
+    network; LinearAttention nodes with every update rule (operator set 27); Scan nodes, and Loop nodes that run over
+    time, whose bodies become cells; the operators of `runtime_ops.OPERATIONS` before, between and after. Weights may be
+    initializers, external data in the model's own folder, constants, or inputs of the model.
 
     Args:
         source: the path of an .onnx file, its bytes, or an onnx.ModelProto.
@@ -62,16 +64,16 @@ def from_onnx(source: object) -> RNN | Model:
     stacks.merge()
     if not stacks.groups:
         got = ", ".join(sorted({n.op_type for n in steps.graph.node})) or "no node"
-        expected = f"a node of {', '.join((*RECURRENT, *BODIES))} that an output needs"
+        expected = f"a node of {', '.join((*RECURRENT, *ATTENTION, *BODIES))} that an output needs"
         raise ConfigError(message("from_onnx: no recurrent node", where=found.path, got=got, expected=expected))
     return build_networks(steps, layers, stacks, Origin("onnx", "", found.path, found.sha256))
 
 
 def _advice(steps: GraphSteps) -> str:
     """What to do about a model that cannot be used whole: which part of this one can be cut out, if it has one."""
-    nodes = (node for node in steps.graph.node if node.op_type in (*RECURRENT, *BODIES))
+    nodes = (node for node in steps.graph.node if node.op_type in (*RECURRENT, *ATTENTION, *BODIES))
     found = next(nodes, None)
-    given = [] if found is None else list(found.input if found.op_type in BODIES else found.input[:1])
+    given = [] if found is None else list(found.input[:1] if found.op_type in RECURRENT else found.input)
     ends = [name for name in given if name and not steps.is_constant(name)], [] if found is None else [*found.output]
     part = ", ".join(str([name for name in own if name]) for own in ends) if all(ends) else "[inputs], [outputs]"
     cut = f"cut out what can be: onnx.utils.extract_model(path, 'part.onnx', {part})"
@@ -113,11 +115,14 @@ def _read_nodes(steps: GraphSteps, layers: list[Recurrent]) -> Wrong:
     refused: set[str] = set()  # values that are not made, so that what reads them can still be looked at
     for node in _needed(steps):
         try:
-            if node.op_type not in (*RECURRENT, *BODIES) or node.domain not in ("", "ai.onnx"):
+            if node.op_type not in (*RECURRENT, *ATTENTION, *BODIES) or node.domain not in ("", "ai.onnx"):
                 add_node(steps, node)
             elif node.op_type in BODIES:
                 if refused.isdisjoint(_read_by(node)):
                     (read_scan if node.op_type == "Scan" else read_loop)(steps, node, layers)
+            elif node.op_type in ATTENTION:
+                if refused.isdisjoint(node.input):
+                    read_linear_attention(steps, node, layers)
             elif refused.isdisjoint(node.input[1:4]):  # of its weights nothing is known then
                 read_recurrent(steps, node, layers)
         except Unreadable as reason:

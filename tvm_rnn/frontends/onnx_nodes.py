@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # Attributes that change no result of ours: storage for training, precision of intermediate sums, saturation of float8.
 WITHOUT_EFFECT = {"stash_type", "momentum", "ratio", "seed", "saturate", "round_mode", "output_dtype"}
 RECURRENT = ("RNN", "LSTM", "GRU")
+ATTENTION = ("LinearAttention",)
 BODIES = ("Scan", "Loop")  # nodes with one step of a recurrence in them
 
 
@@ -152,7 +153,9 @@ def ordinary_attributes(steps: GraphSteps, node: NodeProto, known: Collection[st
     if node.domain not in ("", "ai.onnx"):
         raise Unreadable(f"operator {node.domain}.{node.op_type} is not of the standard set")
     if node.op_type not in known:
-        below = Counter(own.op_type for own in nodes_below(node) if own.op_type not in (*known, *RECURRENT, *BODIES))
+        below = Counter(
+            own.op_type for own in nodes_below(node) if own.op_type not in (*known, *RECURRENT, *BODIES, *ATTENTION)
+        )
         more = ", ".join(f"{name} ({count})" for name, count in sorted(below.items()) if name != "Constant")
         more = f"; nor is, in its branches: {more}" if more else ""
         raise Unreadable(f"operator {node.op_type} is not supported{more}")

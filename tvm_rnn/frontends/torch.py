@@ -26,6 +26,7 @@ from tvm_rnn.network.tensor_files import open_safetensors
 from .. import cells
 from ..dtypes import held_dtype, summed
 from ..errors import ConfigError, WeightError, message, not_installed
+from .torch_blocks import read_block
 from .torch_names import GATES, Form, Given, places, read_form, select
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ def from_torch(
     Args:
         source: a torch.nn.RNN, LSTM, GRU, RNNCell, LSTMCell or GRUCell (float32, float64, float16 or bfloat16, on any
             device; every option), a state_dict of one by torch's names, or the path of a .safetensors file with these
-            names.
+            names. Of Hugging Face's transformers a Qwen3NextGatedDeltaNet, Qwen3_5GatedDeltaNet or
+            RecurrentGemmaRecurrentBlock, whole, with batch_first=False.
         kind: for a state_dict or a file: "LSTM", "GRU" or "RNN"; where the shapes tell, it may be left out.
         prefix: which of a larger model's names are meant, "encoder.rnn."; only needed where several layers are there.
         nonlinearity: of kind "RNN": "tanh" or "relu".
@@ -110,6 +112,8 @@ def _layer_name(form: Form) -> str:
 def _from_module(layer: torch.nn.Module, batch_first: bool | None) -> RNN:
     torch = _import_torch()
     known = {name: getattr(torch.nn, name) for name in (*GATES, *(f"{kind}Cell" for kind in GATES))}
+    if isinstance(layer, torch.nn.Module) and (net := _from_block(layer, batch_first)) is not None:
+        return net
     name = next((n for n, base in known.items() if isinstance(layer, base)), None)
     if name is None or type(layer).forward is not known[name].forward:
         raise _no_layer(layer, torch, known)
@@ -131,6 +135,28 @@ def _from_module(layer: torch.nn.Module, batch_first: bool | None) -> RNN:
     arrays = {n: _array(n, getattr(layer, n)) for n in form.shapes()}
     dropout = float(layer.dropout) if form.num_layers > 1 else 0.0  # it acts between layers
     return _network(form, arrays, Origin("torch", f"torch.nn.{name}", batch_first=first), dropout)
+
+
+def _from_block(module: torch.nn.Module, batch_first: bool | None) -> RNN | None:
+    """A block of a large model, [B, T, ...] as all of them are; None where it is of no known class."""
+    given = dict(module.named_parameters())
+    dtypes: set[str] = set()
+
+    def read(name: str) -> Array:
+        array, dtype = _array(name, given[name])
+        dtypes.add(dtype)
+        return array
+
+    block = read_block(module, read)
+    if block is None:
+        return None
+    if batch_first is None:
+        raise _batch_first()
+    # Parameters that are kept in float32 beside others in 16 bits: the network is of the dtype of most.
+    dtype = _array("", next(p for p in given.values() if p.ndim > 1))[1]
+    net = RNN(block.cell, block.input_size, dtype=dtype)
+    held = held_dtype(dtype)
+    return net.load({weight_name(name, 0, 0): np.asarray(value, held) for name, value in block.weights.items()})
 
 
 def _batch_first() -> ConfigError:

@@ -25,8 +25,8 @@ from tvm_rnn.graph.graph import Graph, Node, topological
 from tvm_rnn.graph.ops import Shape
 from tvm_rnn.names import MOST_LETTERS, is_name
 
-from .axes import AxesDiffer, merged
-from .dims import Dims, parse_dims
+from .axes import Axes, AxesDiffer, merged
+from .dims import Dims, completed, parse_dims
 from .trace import Value, counted, fail, user_frames
 
 # The cells whose equations are being traced or called, outermost first; per thread and per asynchronous task.
@@ -92,10 +92,28 @@ class Cell:
         return inspect.cleandoc(self.function.__doc__ or "")
 
     @property
+    def arguments(self) -> tuple[Argument, ...]:
+        return (*self.inputs, *self.states, *self.params)
+
+    @property
     def size_names(self) -> tuple[str, ...]:
-        """Every axis name that must be bound to a size, in order of appearance."""
-        arguments = (*self.inputs, *self.states, *self.params)
-        return tuple(dict.fromkeys(name for a in arguments for name in a.dims.names))
+        """Every axis name that can be bound to a size, in order of appearance."""
+        return tuple(dict.fromkeys(name for a in self.arguments for name in a.dims.names))
+
+    @property
+    def optional(self) -> frozenset[str]:
+        """The names of axes that are there only where they are given a size."""
+        return frozenset().union(*(a.dims.optional for a in self.arguments))
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The names that must be bound to a size."""
+        defaults = {name for a in self.arguments for name in a.dims.defaults}
+        return tuple(name for name in self.size_names if name not in self.optional | defaults)
+
+    def completed(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """The sizes with those of axes that have a default ("K=H")."""
+        return completed(sizes, {name: value for a in self.arguments for name, value in a.dims.defaults.items()})
 
     def __call__(self, /, *args: object, **kwargs: object) -> Any:
         """Use this cell's equations inside another cell's."""
@@ -118,19 +136,20 @@ class Cell:
         from tvm_rnn.graph.equations import drawn
 
         try:
-            graph = self.trace(dict.fromkeys(self.size_names, SHOWN_SIZE))
+            graph = self.trace(dict.fromkeys(self.required, SHOWN_SIZE))
         except CellError:  # sizes that this cell does not take
             return drawn(repr(self), [])
         return drawn(repr(self), [graph])
 
     def trace(self, sizes: Mapping[str, int], dtype: str = "float32") -> Graph:
         """The graph of one step with every axis bound to a size. Raises CellError at the line that is wrong."""
+        sizes = self.completed(sizes)
         self._check_sizes(sizes)
         leaves = {
             kind: tuple(Node(kind, shape=a.shape(sizes), name=a.name) for a in arguments)
             for kind, arguments in (("input", self.inputs), ("state", self.states), ("param", self.params))
         }
-        names = {a.name: a.dims.labels for a in (*self.inputs, *self.states, *self.params)}
+        names = {a.name: a.dims.present(sizes).labels for a in self.arguments}
         values = [Value(n, names[n.name]) for n in (*leaves["input"], *leaves["state"])]
         try:
             with counted():
@@ -146,7 +165,7 @@ class Cell:
                 got=f"{type(error).__name__}: {error}",
                 do="correct this line; equations are made of tvm_rnn's functions and of Python numbers",
             ) from error
-        results, output = self._results(returned, leaves["state"])
+        results, output = self._results(returned, leaves["state"], names)
         inputs, states, params = leaves["input"], leaves["state"], leaves["param"]
         graph = Graph(self.name, dtype, inputs, states, params, results, output, self.output, dict(sizes))
         self._check_numbers(graph)
@@ -157,7 +176,7 @@ class Cell:
         return CellError(message(f"cell {self.name}: {what}", where=where or self.where, **slots))
 
     def _check_sizes(self, sizes: Mapping[str, int]) -> None:
-        missing = [name for name in self.size_names if name not in sizes]
+        missing = [name for name in self.size_names if name not in sizes and name not in self.optional]
         if missing:
             raise self._wrong(
                 "an axis has no size",
@@ -166,7 +185,7 @@ class Cell:
                 do=f"give it to RNN: RNN(..., {'hidden_size' if missing[0] == 'H' else missing[0]}=...)"
                 + (f"; or did you mean {near}?" if (near := nearest(missing[0], sizes)) else ""),
             )
-        for argument in (*self.inputs, *self.states, *self.params):
+        for argument in self.arguments:
             if math.prod(argument.shape(sizes)) > MOST_ELEMENTS:
                 raise self._wrong(
                     f"{argument} is too large",
@@ -187,7 +206,9 @@ class Cell:
         names = [p for p in inspect.signature(self.function).parameters if p in by_name]
         return [by_name[name] for name in names]
 
-    def _results(self, returned: Any, states: tuple[Node, ...]) -> tuple[tuple[Node, ...], Node]:
+    def _results(
+        self, returned: Any, states: tuple[Node, ...], axes: Mapping[str, Axes]
+    ) -> tuple[tuple[Node, ...], Node]:
         values = list(returned) if isinstance(returned, (tuple, list)) else [returned]
         names = [s.name for s in self.states]
         wanted = names if self.output in names else [*names, self.output]
@@ -201,7 +222,7 @@ class Cell:
             )
         nodes = tuple(v.node for v in values)
         for argument, value in zip(self.states, values, strict=False):
-            self._check_names(argument, value)
+            self._check_names(argument, value, axes[argument.name])
         for name, node, state in zip(names, nodes, states, strict=False):
             if node.shape != state.shape or node.boolean:
                 raise self._wrong(
@@ -230,12 +251,12 @@ class Cell:
         states = " ".join([*(s.name for s in self.states), *inputs])
         return f'name every state: @rnn.cell(states="{states}"); without it {", ".join(inputs)} is an input'
 
-    def _check_names(self, state: Argument, value: Value) -> None:
+    def _check_names(self, state: Argument, value: Value, axes: Axes) -> None:
         """A state keeps the names of its axes."""
-        if len(value.axes) != len(state.dims.labels):
+        if len(value.axes) != len(axes):
             return  # the shapes differ
         try:
-            merged([value.axes, state.dims.labels])
+            merged([value.axes, axes])
         except AxesDiffer as names:
             raise self._wrong(
                 f"the new {state.name} has other axes than the state {state.name}: {names}",
@@ -396,6 +417,11 @@ def _define(
         name, axes = inputs[0].name, "*".join(inputs[0].dims.text.replace(",", " ").split()) or "1"
         do = f'give it flat, {name}: "{axes}"' + ("; the equations reshape it" if inputs[0].dims.axes else "")
         raise wrong("the first input must be a vector", got=str(inputs[0]), expected='one axis, such as x: "I"', do=do)
+    if inputs[0].dims.optional or inputs[0].dims.defaults:
+        raise wrong(
+            "the first input has the size of what feeds the layer", got=str(inputs[0]), expected='such as x: "I"'
+        )
+    _check_axes((*positional, *params), wrong)
     if output is not None and (not isinstance(output, str) or output in (a.name for a in (*inputs, *params))):
         raise wrong("output= must name a state or an extra result", got=repr(output), expected=", ".join(states))
     _check_values("initial", initial, states, (), wrong)
@@ -432,6 +458,20 @@ def _arguments(
         argument = Argument(p.name, _dims(p, wrong))
         (params if p.kind == p.KEYWORD_ONLY else positional).append(argument)
     return positional, params
+
+
+def _check_axes(arguments: Sequence[Argument], wrong: Callable[..., CellError]) -> None:
+    """Every mention of an axis says the same of where it is not given."""
+    optional = {name: a for a in arguments for name in a.dims.optional}
+    defaults: dict[str, Argument] = {}
+    for a in arguments:
+        for name in (n for n in a.dims.names if n in optional and n not in a.dims.optional):
+            got = f"{optional[name]} and {a}"
+            raise wrong(f"axis {name} may be absent here, and not there", got=got, do=f"write {name}? everywhere")
+        for name, value in a.dims.defaults.items():
+            first = defaults.setdefault(name, a)
+            if ast.dump(first.dims.defaults[name]) != ast.dump(value):
+                raise wrong(f"axis {name} has two defaults", got=f"{first} and {a}", do="write one of them")
 
 
 def _check_values(

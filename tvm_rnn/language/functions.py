@@ -21,6 +21,7 @@ from .trace import einsum as _einsum_traced
 Array = Any
 INTERNAL = {"contract", "fixed", "pad", "repeat", "shape", "share_max"}  # gradients alone are written with these
 _builtin_sum, _builtin_max = sum, max
+_HEADS = "pqrstuvw"  # letters of leading axes in products by head
 
 
 def _pointwise(op: str, *operands: Array) -> Array:
@@ -240,6 +241,12 @@ def layer_norm(x: Array, gain: Array = None, bias: Array = None, eps: float = 1e
     return y if bias is None else y + bias
 
 
+def rms_norm(x: Array, gain: Array = None, eps: float = 1e-6) -> Array:
+    """x / sqrt(mean(x**2) + eps) over the last axis, then gain (Zhang & Sennrich 2019, eq. 4)."""
+    y = x / sqrt(mean(x * x, -1, keepdims=True) + eps)
+    return y if gain is None else y * gain
+
+
 def reshape(x: Array, to: Sequence[int]) -> Array:
     """The same elements in another shape; one size may be -1: whatever is left."""
     return x.reshape(tuple(to))
@@ -254,7 +261,7 @@ def rename(x: Array, dims: str) -> Array:
     """The same array with other names for its axes, written as in an annotation: rename(x, "H"), rename(M, "N H").
 
     Axes of different names cannot be added or multiplied, even where their sizes agree. A number ("4"), or an
-    expression ("2*H"), is an axis without a name, which goes with every axis of its size.
+    expression ("2*H"), is an axis without a name, which goes with every axis of its size. "N? H" is "H" for a vector.
     """
     if not _traced(x):
         return x
@@ -262,6 +269,7 @@ def rename(x: Array, dims: str) -> Array:
         axes = parse_dims(dims)
     except ValueError as reason:
         fail(f"rename: {reason}", got=repr(dims), expected='dims as in an annotation, such as "H" or "N H"')
+    axes = axes if len(axes.axes) == x.ndim else axes.present({})
     sizes = axes.numbers
     if len(sizes) != x.ndim or any(n not in (None, size) for n, size in zip(sizes, x.shape, strict=True)):
         fail("rename: the dims do not fit", got=f"{dims!r} for {x!r}", expected=f"{x.ndim} axes of these sizes")
@@ -356,8 +364,45 @@ def contract(spec: str, a: Array, b: Array) -> Array:
 
 
 def outer(a: Array, b: Array) -> Array:
-    """[M], [N] -> [M, N]."""
-    return einsum("i,j->ij", a, b)
+    """[.., M], [.., N] -> [.., M, N]: for each head where there are leading axes."""
+    return _by_head("i,j->ij", a, b)
+
+
+def vecdot(a: Array, b: Array) -> Array:
+    """[.., K], [.., K] -> [..]: the product of two vectors of each head."""
+    return _by_head("k,k->", a, b)
+
+
+def matvec(a: Array, b: Array) -> Array:
+    """[.., M, K], [.., K] -> [.., M]: each head's matrix times its vector."""
+    return _by_head("ak,k->a", a, b)
+
+
+def vecmat(a: Array, b: Array) -> Array:
+    """[.., K], [.., K, N] -> [.., N]: each head's vector times its matrix."""
+    return _by_head("k,kn->n", a, b)
+
+
+def _by_head(spec: str, a: Array, b: Array) -> Array:
+    """einsum of the last axes, as `spec` has it; leading axes are those of operands that broadcast."""
+    inputs, out = spec.split("->")
+    own = inputs.split(",")
+    if not _traced(a, b):
+        return np.einsum(f"...{own[0]},...{own[1]}->...{out}", a, b)
+    values = [lift(a), lift(b)]
+    for v, letters in zip(values, own, strict=True):
+        if v.ndim < len(letters):
+            fail("this product needs more axes", got=repr(v), expected=f"at least {len(letters)}", do="see .shape")
+    heads = [_HEADS[len(_HEADS) - v.ndim + len(letters) :] for v, letters in zip(values, own, strict=True)]
+    wide = {
+        c for v, lead in zip(values, heads, strict=True) for c, size in zip(lead, v.shape, strict=False) if size > 1
+    }
+    for place, lead in enumerate(heads):  # where the other operand has several heads, one that all share is no axis
+        for axis in [i for i, c in enumerate(lead) if c in wide and values[place].shape[i] == 1][::-1]:
+            values[place] = removed(values[place], axis)
+            heads[place] = heads[place].replace(lead[axis], "")
+    inputs = ",".join(lead + letters for lead, letters in zip(heads, own, strict=True))
+    return _einsum_traced(f"{inputs}->{''.join(sorted({*heads[0], *heads[1]}))}{out}", *values)
 
 
 def dot(a: Array, b: Array) -> Array:

@@ -229,6 +229,8 @@ class Value:
                 got=f"{self!r} to {list(_whole(shape))}",
                 expected=f"{self.size} elements",
             )
+        if tuple(to) == self.shape:
+            return Value(self.node)
         return made("reshape", self, rank=self.ndim, to=tuple(to))
 
     __add__, __radd__ = _operator("add"), _swapped("add")
@@ -387,9 +389,10 @@ def _lead(v: Value, rank: int) -> Value:
     return Value(v.reshape((1,) * lead + v.shape).node, (None,) * lead + v.axes)
 
 
-def inserted(v: Value, at: int) -> Value:
-    """The value with a new axis of size 1."""
-    return Value(v.reshape((*v.shape[:at], 1, *v.shape[at:])).node, (*v.axes[:at], None, *v.axes[at:]))
+def inserted(v: Value, at: int, count: int = 1) -> Value:
+    """The value with `count` new axes of size 1."""
+    shaped = v.reshape((*v.shape[:at], *[1] * count, *v.shape[at:]))
+    return Value(shaped.node, (*v.axes[:at], *[None] * count, *v.axes[at:]))
 
 
 def removed(v: Value, at: int) -> Value:
@@ -451,10 +454,13 @@ def getitem(v: Value, key: object) -> Value:
     for at in places:
         keys[at : at + 1] = [slice(None)] * (v.ndim - sum(k is not None for k in keys) + 1)
     axis, result = 0, v
-    for k in keys:
+    for place, k in enumerate(keys):
         if k is None:
-            result = inserted(result, axis)
-            axis += 1
+            if place and keys[place - 1] is None:
+                continue  # made with the first of them
+            count = len(list(itertools.takewhile(lambda key: key is None, keys[place:])))
+            result = inserted(result, axis, count)
+            axis += count
             continue
         if axis >= result.ndim:
             fail("too many indices", got=f"{v!r}[{key!r}]", expected=f"at most {v.ndim}")

@@ -37,7 +37,7 @@ class RNN:
     Args:
         cell: a Cell of `tvm_rnn.cells`, or a user's own.
         input_size: features of x (axis I).
-        hidden_size: axis H: an int, or one int per layer.
+        hidden_size: axis H, of one head where a cell has several: an int, or one int per layer.
         num_layers: layers, each of which reads the output of the one before.
         bidirectional: two directions per layer; the output is [T, B, 2 H].
         dtype: of x, y, states and weights: "float32" or "float64", and for GPUs "float16" and "bfloat16". Weights and
@@ -52,7 +52,7 @@ class RNN:
         weight_drop: probability for the elements of parameters that multiply states, drawn once per call. A number, or
             {name of a parameter: number}.
         **sizes: other axes of the cell by name: `RNN(cells.lstm_projection, 32, 64, P=16)`; an int, or one per layer.
-            proj_size is P, as in torch.
+            proj_size is P, as in torch. An axis "N?" is left out where N is not given; "K=H" is H then.
 
     The four regularisers act in training (`forward_train`, `to_torch(net).train()`). Their masks depend on seed, layer,
     direction, step, row and unit alone, and are never stored (`regularise.py`).
@@ -168,6 +168,7 @@ class RNN:
             free = [n for n in first.dims.names if n not in bound]
             if first.dims.text.strip() in free:  # the usual case: x: "I"
                 bound[first.dims.text.strip()] = width
+            bound.update(self.cell.completed(bound))
             key = tuple(sorted(bound.items()))
             if key not in cache:
                 cache[key] = self.cell.trace(bound, held_dtype(self.dtype))

@@ -298,12 +298,37 @@ def _read_out(form: Form, source: Node, key: int) -> Node:
         kept = tuple(a for i, a in enumerate(term.axes) if i != len(term.axes) + key)
         if along in form.axes or any(a is not None and a not in form.axes for a in kept):
             raise NotLinear(term.factors[0].node if term.factors else source)
-        q = [f for f in _split(term) if along in f.letters]
-        if any(set(f.letters) & {kept[-1]} for f in q):
-            raise NotLinear(q[0].node)
-        rest = tuple(f for f in _split(term) if along not in f.letters)
-        vector = product(Term(tuple(q), scale=term.scale), term.axes)
-        value = make("read_out", source, vector, key=key)
-        parts.append(product(Term((Factor(value, kept), *rest), chosen=term.chosen), form.axes))
+        factors = _split(term)
+        vector = Term(tuple(f for f in factors if along in f.letters), scale=term.scale)
+        for factor in vector.factors:
+            if set(factor.letters) & {kept[-1]}:
+                raise NotLinear(factor.node)
+        rest = tuple(f for f in factors if along not in f.letters)
+        groups = [a for a in form.axes if a is not None and a in vector.letters and a not in term.axes]
+        value = _of_groups(vector, source, term.axes, key, groups)
+        parts.append(product(Term((Factor(value, (*groups, *kept)), *rest), chosen=term.chosen), form.axes))
     parts += [product(t, form.axes) for t in form.known]
     return total(parts, len(form.axes))
+
+
+def _of_groups(vector: Term, source: Node, axes: Axes, key: int, groups: Sequence[Letter]) -> Node:
+    """The read-out by one vector, or by one for each place of the letters that the matrix does not have: queries that
+    share its heads. Their axes come first."""
+    if not groups:
+        return make("read_out", source, product(vector, axes), key=key)
+    first, *others = groups
+    found = []
+    for place in range(first.size):
+        own = tuple(_at(f, first, place) for f in vector.factors)
+        part = _of_groups(replace(vector, factors=own), source, axes, key, others)
+        found.append(make("reshape", part, rank=len(part.shape), to=(1, *part.shape)))
+    return make("concat", *found, axis=-len(found[0].shape))
+
+
+def _at(factor: Factor, letter: Letter, place: int) -> Factor:
+    """A factor at one place of a letter; itself if it does not vary with it."""
+    if letter not in factor.letters or factor.node.shape[factor.axes.index(letter)] == 1:
+        return factor
+    at = factor.axes.index(letter)
+    node = make("index", factor.node, axis=at - len(factor.axes), at=place)
+    return Factor(node, tuple(a for a in factor.axes if a is not letter))

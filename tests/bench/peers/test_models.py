@@ -36,6 +36,16 @@ def test_sizes_per_layer_and_more_axes_are_read_off_the_shapes() -> None:
     assert found.dtype == "float64"
 
 
+@pytest.mark.parametrize("sizes", [{}, {"N": 3}, {"N": 3, "M": 2, "K": 5}], ids=str)
+@pytest.mark.parametrize("name", ["mlstm", "gated_delta_net_conv", "mamba2_conv", "retnet_rotary"])
+def test_heads_are_read_off_the_shapes(name: str, sizes: dict[str, int]) -> None:
+    cell = rnn.cells.get(name)
+    own = {axis: size for axis, size in sizes.items() if axis in cell.size_names}
+    net = rnn.RNN(cell, 7, 6, **own)
+    (found,) = net_of(manifest_of(net)).layers
+    assert found.sizes == net.layers[0].sizes and ("N" in found.sizes) == ("N" in own)
+
+
 def test_a_cell_that_is_not_of_the_zoo_has_no_peers() -> None:
     @rnn.cell
     def mine(x: "I", h: "H", *, W: "H I"):

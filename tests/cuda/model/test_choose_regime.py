@@ -20,13 +20,11 @@ from tvm_rnn.target import resolve
 PRECISIONS = ["bfloat16", *(pytest.param(p, marks=pytest.mark.slow) for p in ("float16", "tf32", "float32"))]
 
 # Zoo cells that run step by step, with the reason.
-STEP_BY_STEP = {
-    "delta_net": "a state is not a vector",
-    "gated_delta_net": "a state is not a vector",
-    "mlstm": "a state is not a vector",
-}
+DELTA = ("delta_net", "gated_delta_net", "gated_delta_net_conv", "rwkv7")
+MATRICES = (*DELTA, "gla", "hgrn2", "mamba2", "mamba2_conv", "mlstm", "mlstm_capped", "retnet", "retnet_rotary")
+STEP_BY_STEP = dict.fromkeys(MATRICES, "a state is not a vector")
 # Cells without a product in the step: one thread per unit, in every precision.
-SCANS = {"brc", "indrnn", "min_gru", "min_lstm", "sru", "t_rnn"}
+SCANS = {"brc", "indrnn", "min_gru", "min_lstm", "rg_lru", "sru", "t_rnn"}
 
 
 def regimes(name: str, hidden: int, precision: str, batches: Sequence[int] = (), **how: Any) -> list[Any]:

@@ -224,7 +224,9 @@ def _axis_sizes(cell: Cell, manifest: Manifest, shapes: Mapping[str, tuple[int, 
     known |= {i.name: i.shape for i in manifest.inputs[1:]}
     sizes: dict[str, int] = {}
     for argument in (*cell.inputs[1:], *cell.states, *cell.params):
-        for axis, size in zip(argument.dims.axes, known.get(argument.name, ()), strict=False):
+        shape, dims = known.get(argument.name, ()), argument.dims
+        dims = dims if len(shape) == len(dims.axes) else dims.present({})
+        for axis, size in zip(dims.axes, shape, strict=False):
             if isinstance(axis, ast.Name):
                 sizes[axis.id] = int(size)
     sizes.pop(cell.inputs[0].dims.text.strip(), None)  # RNN binds it to what feeds the layer

@@ -1,0 +1,64 @@
+"""Cells that are linear in their states and that no paper has, each twice: in the language, and as a step in NumPy.
+
+In: nothing. Out: `OWN`, by the name of the cell: the cell, and a function of the weights, one row of x and the old
+states that returns the output and the new states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+import tvm_rnn as rnn
+from tvm_rnn import cell, exp, matvec, outer, sigmoid, softplus, sqrt, tanh, vecdot
+
+Array = np.ndarray
+Weights = Mapping[str, Array]
+
+
+@cell(states="S", output="y")
+def corrected_twice(x: "I", S: "N? H K=H", *, W: "4 N? K I", V: "2 N? H I", w: "2 N? I", b: "N? K"):
+    """A matrix whose keys' features decay each at its own rate, with an update of rank two and a gate at the output.
+
+    Order of W: q k p d; of V: v o; of w: how much of what k and p find is taken away.
+    """
+    q, k, p, d = W @ x
+    v, o = V @ x
+    k, p = (u / sqrt(vecdot(u, u) + 1e-6)[..., None] for u in (k, p))
+    first, second = sigmoid(w @ x)[..., None]
+    S = S * exp(-softplus(d + b))[..., None, :]
+    S = S + outer(first * (v - matvec(S, k)), k) - outer(second * matvec(S, p), p)
+    return S, (sigmoid(o) * matvec(S, q)).reshape(-1)
+
+
+def _corrected_twice(w: Weights, x: Array, S: Array) -> tuple[Array, ...]:
+    q, k, p, d = (M.dot(x) for M in w["W"])
+    v, o = (M.dot(x) for M in w["V"])
+    k, p = k / np.sqrt(k.dot(k) + 1e-6), p / np.sqrt(p.dot(p) + 1e-6)
+    first, second = 1 / (1 + np.exp(-w["w"].dot(x)))
+    decay = np.diag(1 / (1 + np.exp(d + w["b"])))
+    S = S.dot(decay).dot(np.eye(k.size) - first * np.outer(k, k) - second * np.outer(p, p)) + first * np.outer(v, k)
+    return S.dot(q) / (1 + np.exp(-o)), S
+
+
+@cell(states="a c", output="c")
+def driven(x: "I", a: "H", c: "H", *, W: "3 H I", b: "3 H"):
+    """A linear state that drives another: c is linear in itself once all of a are known. Order: decay, input, gate."""
+    f, u, g = W @ x + b
+    a = sigmoid(f) * a + u
+    keep = sigmoid(g + a)
+    return a, keep * c + (1.0 - keep) * tanh(a)
+
+
+def _driven(w: Weights, x: Array, a: Array, c: Array) -> tuple[Array, ...]:
+    f, u, g = (M.dot(x) + b for M, b in zip(w["W"], w["b"], strict=True))
+    a = a / (1 + np.exp(-f)) + u
+    c = np.tanh(a) + (c - np.tanh(a)) / (1 + np.exp(-g - a))
+    return c, a, c
+
+
+OWN: dict[str, tuple[rnn.Cell, Callable[..., tuple[Array, ...]]]] = {
+    "corrected_twice": (corrected_twice, _corrected_twice),
+    "driven": (driven, _driven),
+}
