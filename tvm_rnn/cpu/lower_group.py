@@ -23,6 +23,7 @@ from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import Block, bind, floordiv, floormod, loop, sequence, when
 
 from . import dropout_masks, int8_products, register_tile, register_tile_reductions
+from .matrix_recurrence import MatrixRecurrence
 from .recurrence import Recurrence
 from .register_tile import Places, Tile
 from .weight_storage import Storage
@@ -87,6 +88,8 @@ class Emitter:
         gates = shape[0] if group.kind == "gemm" and len(shape) == 2 else 1
         depths = tuple(a.shape[0] for a in root.args[1::2]) if group.kind == "gemm" and root is not None else ()
         width = shape[-1] if shape else 1
+        if root is not None and root.op == "scan_matrix":
+            depths, width = (shape[root.attrs["key"]],), shape[-3 - root.attrs["key"]]
         stored = self.storage.name if self.storage is not None and group.kind == "gemm" else ""
         return Unit(group.kind, group.region, self.dtype, gates, width, depths, len(group.nodes), self.batches, stored)
 
@@ -143,7 +146,9 @@ class Emitter:
         return self._rows(rows, root.shape if along else root.shape[:-1], work, body)
 
     def _scan(self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config) -> Stmt:
-        assert places.walk is not None
+        assert places.walk is not None and group.root is not None
+        if group.root.op == "scan_matrix":
+            return MatrixRecurrence(group, unit, places, places.walk, self.lanes, config).statement(rows)
         return Recurrence(group, unit, places, places.walk, self.lanes, template, config).statement(rows)
 
     def _rows(

@@ -105,7 +105,10 @@ class Layer:
         self.solved = {result: state for state, result in results.items() if is_scan(result)}
         self.stepped = {state: result for state, result in results.items() if not is_scan(result)}
         self.has_steps = has_steps(g)
-        self.state_rows = [row_stride(s.shape, self.lanes, self.itemsize) for s in g.states]
+        # Of a matrix that is solved the value axis is the last one in memory: vectors run along it.
+        turned = (r for r in self.solved if r.op == "scan_matrix" and r.attrs["key"] == -1)
+        self.turned = {self.solved[r] for r in turned}
+        self.state_rows = [row_stride(self._as_stored(s), self.lanes, self.itemsize) for s in g.states]
         self.hoisted = self._rows(n for group in g.groups if group.region == "before" for n in group.stored)
         self.before = set(self.hoisted)
         own = [n for group in g.groups if group.region == "step" for n in group.stored]
@@ -255,7 +258,16 @@ class Layer:
         before = 2 * sum(self.state_rows[:number])
         stride = self.state_rows[number]
         base = states + batch * (int64(before) + parity * int64(stride))
-        return self._array("workspace", self.graph.states[number], base, stride)
+        node = self.graph.states[number]
+        strides = strides_of(self._as_stored(node), self.lanes)[0]
+        return Array("workspace", base, stride, self._swapped(strides) if node in self.turned else strides, node.shape)
+
+    def _as_stored(self, state: Node) -> tuple[int, ...]:
+        return self._swapped(state.shape) if state in self.turned else state.shape
+
+    @staticmethod
+    def _swapped(axes: tuple[int, ...]) -> tuple[int, ...]:
+        return (*axes[:-2], axes[-1], axes[-2])
 
     def _places(
         self, ctx: Context, visit: Visit, read: Mapping[Node, Array], write: Mapping[Node, Sequence[Array]]

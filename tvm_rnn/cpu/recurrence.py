@@ -36,6 +36,14 @@ def use_threads(number: Expr) -> Stmt:
     return tirx.Evaluate(tirx.call_extern("int32", "tvm_rnn_pool_use", tirx.Cast("int32", number)))
 
 
+def shared(tasks: Expr, work: Expr, places: Places, body: Callable[[Expr], Block]) -> Stmt:
+    """body(task) for all tasks, shared among threads where there is enough work, in elements."""
+    threads = places.threads
+    assert threads is not None
+    few = tirx.Select(work < int64(SHARED_ELEMENTS), int64(1), threads)
+    return sequence(use_threads(few), loop("i", tasks, body, parallel=True), use_threads(threads))
+
+
 def one_step(group: Group) -> tuple[Group, dict[Node, Node]]:
     """What the group does in one step: pointwise work that reads its states and stores all that it makes of them. And
     of each node what it is there."""
@@ -75,8 +83,8 @@ class Recurrence:
 
     def statement(self, rows: Expr) -> Stmt:
         """The whole group. rows: steps x batch rows of the tile."""
-        batch, threads = self.places.batch, self.places.threads
-        assert batch is not None and threads is not None and self.group.root is not None
+        batch = self.places.batch
+        assert batch is not None and self.group.root is not None
         *outer, width = self.group.root.shape or (1,)
         across = self.config["panels"]
         blocks = -(-width // self.lanes) // across
@@ -91,9 +99,7 @@ class Recurrence:
             row = named("row", left)
             return [*named.sets, _Part(self, batch, row, tuple(index), panel).statement()]
 
-        work = loop("i", batch * int64(prod(outer) * blocks), task, parallel=True)
-        few = rows * int64(prod(outer) * width) < int64(SHARED_ELEMENTS)
-        return sequence(use_threads(tirx.Select(few, int64(1), threads)), work, use_threads(threads))
+        return shared(batch * int64(prod(outer) * blocks), rows * int64(prod(outer) * width), self.places, task)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # What each kind of target runs over all time; training runs vectors alone, since matrices would be its tape.
 VECTORS = frozenset({"scan", "scan_max", "delay"})
-ROWS: Mapping[str, frozenset[str]] = {"llvm": VECTORS, "cuda": frozenset()}
+ROWS: Mapping[str, frozenset[str]] = {"llvm": VECTORS | {"scan_matrix"}, "cuda": frozenset()}
 
 
 @dataclass(frozen=True)

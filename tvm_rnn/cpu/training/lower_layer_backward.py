@@ -86,7 +86,9 @@ class BackwardLayer(TapeLayer):
         at = visit.start + visit.side
         own = super()._walk(ctx, visit)
         fresh = dict.fromkeys(own.fresh, 0.0)
-        return replace(own, restart=lambda t, b, body: self._row_restart(ctx, at + t, b, body), fresh=fresh, behind=True)
+        return replace(
+            own, restart=lambda t, b, body: self._row_restart(ctx, at + t, b, body), fresh=fresh, behind=True
+        )
 
     # --- one tile of time --------------------------------------------------------------------------------------------
 
