@@ -1,7 +1,7 @@
-"""Recurrences of vectors on the CPU: a few vectors go through all steps of a tile together, their states in registers.
+"""Recurrences on the CPU: a few vectors go through all steps of a tile together.
 
-In: a group of kind "scan", its width, and how much pointwise work it has. Out: how many vectors. Steps of one vector wait
-for one another, so several hide that time; what is read of a step is then longer than one line of the cache.
+In: a group of kind "scan", and its width: of a matrix that of the value axis. Out: how many vectors. Steps of one
+vector wait for one another, so several hide that time; what is read of a step is longer than a line of the cache.
 
 Rewrite: for t: h = a[t] * h + b[t]  -->  for t: h0, h1 = a0[t] * h0 + b0[t], a1[t] * h1 + b1[t]
 """

@@ -1,8 +1,8 @@
 """The recurrence of a matrix over all time, step by step without a wait: threads share batch rows, heads and blocks of
 the value axis, and each goes through all of a tile's steps with its part of the matrix in the level-1 cache.
 
-In: a group of kind "scan" whose first row is `scan_matrix`, and how it walks through time. Out: a statement. Vectors run
-along the value axis, which is the last one where the matrix lies in memory. One pass over the matrix does a step, what
+In: a group of kind "scan" whose first row is `scan_matrix`, and how it walks through time. Out: a statement. Vectors
+run along the value axis, which is the last one where the matrix lies in memory. One pass over the matrix does a step, what
 is read of it, and the products that the next step begins with.
 
 Rewrite: S' = d S + k v + p (r . S); y = q . S'
@@ -65,9 +65,14 @@ class MatrixRecurrence:
         return shared(batch * int64(prod(heads) * blocks), rows * int64(prod(root.shape)), self.places, task)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Part:
-    """One batch row, one head and one block of the value axis: all steps."""
+    """One batch row, one head and one block of the value axis: all steps.
+
+    written: vectors by which the matrix grows, each with the number for a key that it is multiplied with: those of
+    `scan_matrix` itself, and the sums that its products begin with. sums: of what is read, and of the products of the
+    next step, `turns` of each side by side.
+    """
 
     whole: MatrixRecurrence
     root: Node
@@ -76,153 +81,135 @@ class _Part:
     heads: tuple[Expr, ...]
     first: Expr
 
-    @property
-    def _key(self) -> int:
-        return int(self.root.attrs["key"])
-
-    @property
-    def _size(self) -> int:
-        return self.whole.config["panels"] * self.whole.lanes
+    def __post_init__(self) -> None:
+        root, walk = self.root, self.whole.walk
+        self.key, self.keys = int(root.attrs["key"]), root.shape[root.attrs["key"]]
+        self.dtype, self.panels = self.whole.unit.dtype, self.whole.config["panels"]
+        self.state = walk.states[root]
+        self.matrix = walk.last[self.state]
+        writes, products = matrix_operands(root.args, root.attrs["writes"])
+        self.reads = [n for n in self.whole.group.nodes if n.op == "read_out"]
+        self.turns = next(u for u in (4, 2, 1) if self.keys % u == 0 and u * self.panels <= max(SUMS, self.panels))
+        self.given = [(v, self._registers("v")) for _, v in writes]
+        self.begun = [(r, self._registers("z")) for _, r in products]
+        values = [registers for _, registers in (*self.given, *self.begun)]
+        self.written = [(k, own) for (k, _), own in zip((*writes, *products), values, strict=True)]
+        self.sums = {n: [self._registers("sum") for _ in range(self.turns)] for n in self.reads}
+        self.ahead = [[self._registers("ahead") for _ in range(self.turns)] for _ in products]
+        self.registers = [*values, *(b for parts in (*self.sums.values(), *self.ahead) for b in parts)]
 
     def statement(self) -> Stmt:
         """The matrix comes to where it is left at the end, and goes through the steps there."""
-        walk, root, dtype = self.whole.walk, self.root, self.whole.unit.dtype
-        state = walk.states[root]
-        writes, products = matrix_operands(root.args, root.attrs["writes"])
-        reads = [n for n in self.whole.group.nodes if n.op == "read_out"]
-        turns = next(
-            u
-            for u in (4, 2, 1)
-            if root.shape[self._key] % u == 0 and (u == 1 or u * self._size <= SUMS * self.whole.lanes)
-        )
-        given = [self._registers(f"v{i}") for i in range(len(writes))]
-        ready = [self._registers(f"z{i}") for i in range(len(products))]
-        sums = [[self._registers(f"y{i}_{u}") for u in range(turns)] for i in range(len(reads))]
-        ahead = [[self._registers(f"z{i}_{u}") for u in range(turns)] for i in range(len(products))]
-        matrix = walk.last[state]
+        walk = self.whole.walk
         steps, set_steps = bind("steps", walk.active(self.row))
+        end, set_end = bind("end", tirx.max(steps - int64(1), int64(0)))
 
-        def at(k: Expr) -> Expr:
-            return (k + walk.direction * (steps - int64(1) - k - k)) * self.batch + self.row
-
-        def products_of(row: Expr) -> list[Block]:
-            """What the products of a step begin with, by a pass of their own."""
-            if not products:
-                return []
-
-            def one(key: Expr) -> list[Block]:
-                named = _Numbers(dtype)
-                factors = [named("r", self._operand(r, row, key)) for _, r in products]
-                adds = [self._add(z, f, self._load(matrix, key)) for z, f in zip(ready, factors, strict=True)]
-                return [named.sets, adds]
-
-            return [[self._zero(z) for z in ready], loop("key", root.shape[self._key], one)]
+        def time(k: Expr) -> Expr:
+            return k + walk.direction * (end - k - k)
 
         def step(k: Expr) -> list[Block]:
-            now, set_now = bind("now", at(k))
-            then, set_then = bind("then", at(tirx.min(k + int64(1), steps - int64(1))))
-            t, set_t = bind("t", k + walk.direction * (steps - int64(1) - k - k))
-            value = tirx.const(walk.fresh[state], dtype)
-            again = [self._fill(matrix, value), products_of(now)]
-            values = [
-                self._each(lambda j, g=g, v=v: store(g, j, self._value(v, now, j)))
-                for g, (_, v) in zip(given, writes, strict=True)
+            t, set_t = bind("t", time(k))
+            now, set_now = bind("now", t * self.batch + self.row)
+            then, set_then = bind("then", time(tirx.min(k + int64(1), end)) * self.batch + self.row)
+            fresh = tirx.const(walk.fresh[self.state], self.dtype)
+            fill = self._over_keys(lambda key: self._set(self.matrix, key, lambda j: fresh))
+            return [
+                set_t,
+                set_now,
+                set_then,
+                walk.restart(t, self.row, [fill, self._begin(now)]),
+                self._step(now, then),
             ]
-            zeros = [self._zero(b) for group in (*sums, *ahead) for b in group]
-            body = loop(
-                "key",
-                root.shape[self._key] // turns,
-                lambda c: [one(c * int64(turns) + int64(u), u, now, then) for u in range(turns)],
-            )
-            leave = [self._leave(n, parts, now) for n, parts in zip(reads, sums, strict=True)]
-            renew = [
-                self._each(lambda j, z=z, p=p: store(z, j, _total(p, j))) for z, p in zip(ready, ahead, strict=True)
+
+        source = walk.first[self.state]
+        copy = self._over_keys(lambda key: self._set(self.matrix, key, lambda j: self._get(source, key, j)))
+        begin = self._begin(time(int64(0)) * self.batch + self.row)
+        allocated = [tirx.AllocBuffer(b) for b in self.registers]
+        return sequence(set_steps, set_end, allocated, copy, begin, loop("k", steps, step))
+
+    def _begin(self, row: Expr) -> list[Block]:
+        """The sums of a step's products, where no step before it has made them."""
+
+        def one(key: Expr) -> list[Block]:
+            numbers = _Numbers(self.dtype)
+            factors = [numbers("r", self._number(r, row, key)) for r, _ in self.begun]
+            adds = [
+                self._add(z, factor, lambda j: self._get(self.matrix, key, j))
+                for factor, (_, z) in zip(factors, self.begun, strict=True)
             ]
-            return [set_t, set_now, set_then, walk.restart(t, self.row, again), values, zeros, body, leave, renew]
+            return [numbers.sets, adds]
 
-        def one(key: Expr, u: int, now: Expr, then: Expr) -> list[Block]:
-            """One key of one step."""
-            named = _Numbers(dtype)
-            decay = named("d", self._operand(root.args[1], now, key))
-            written = [
-                (named("k", self._operand(k, now, key)), g) for k, g in zip((k for k, _ in writes), given, strict=True)
-            ]
-            written += [
-                (named("p", self._operand(p, now, key)), z)
-                for p, z in zip((p for p, _ in products), ready, strict=True)
-            ]
-            following = [named("r", self._operand(r, then, key)) for _, r in products]
-            asked = [named("q", self._operand(q.args[1], now, key)) for q in reads]
-            old = self._registers("old")
-            new = self._registers("new")
-            take = self._each(lambda j: store(old, j, self._load(matrix, key)(j)))
+        return [[self._zero(z) for _, z in self.begun], self._over_keys(one)] if self.begun else []
 
-            def made(j: Expr) -> Stmt:
-                total: Expr = decay * load(old, j)
-                for factor, values in written:
-                    total = total + factor * load(values, j)
-                return store(new, j, total)
-
-            adds: list[Block] = []
-            for read, factor, parts in zip(reads, asked, sums, strict=True):
-                source = new if read.args[0] is root else old
-                adds.append(self._add(parts[u], factor, lambda j, s=source: load(s, j)))
-            for factor, parts in zip(following, ahead, strict=True):
-                adds.append(self._add(parts[u], factor, lambda j: load(new, j)))
-            leave = self._each(lambda j: store(self._memory(matrix), self._place(matrix, key, j), load(new, j)))
-            allocated = [tirx.AllocBuffer(b) for b in (old, new)]
-            return [named.sets, allocated, take, self._each(made), leave, adds]
-
-        registers = [*given, *ready, *(b for group in (*sums, *ahead) for b in group)]
-        begin = loop("key", root.shape[self._key], lambda key: self._copy(walk.first[state], matrix, key))
-        return sequence(
-            set_steps,
-            [tirx.AllocBuffer(b) for b in registers],
-            begin,
-            products_of(at(int64(0))),
-            loop("k", steps, step),
+    def _step(self, now: Expr, then: Expr) -> list[Block]:
+        """One step, and the sums of the next one's products. now, then: their rows among those of the tile."""
+        values = [self._each(lambda j, v=v, own=own: store(own, j, self._value(v, now, j))) for v, own in self.given]
+        zeros = [self._zero(b) for parts in (*self.sums.values(), *self.ahead) for b in parts]
+        passed = loop(
+            "key", self.keys // self.turns, lambda c: [self._one_key(c, u, now, then) for u in range(self.turns)]
         )
+        leave = [self._leave(node, parts, now) for node, parts in self.sums.items()]
+        renew = [
+            self._each(lambda j, z=z, parts=parts: store(z, j, _total(parts, j)))
+            for (_, z), parts in zip(self.begun, self.ahead, strict=True)
+        ]
+        return [values, zeros, passed, leave, renew]
+
+    def _one_key(self, turn: Expr, u: int, now: Expr, then: Expr) -> list[Block]:
+        key, numbers = turn * int64(self.turns) + int64(u), _Numbers(self.dtype)
+        decay = numbers("d", self._number(self.root.args[1], now, key))
+        written = [(numbers("k", self._number(k, now, key)), values) for k, values in self.written]
+        following = [numbers("r", self._number(r, then, key)) for r, _ in self.begun]
+        asked = [numbers("q", self._number(n.args[1], now, key)) for n in self.reads]
+        old, new = self._registers("old"), self._registers("new")
+
+        def made(j: Expr) -> Stmt:
+            total: Expr = decay * load(old, j)
+            for factor, values in written:
+                total = total + factor * load(values, j)
+            return store(new, j, total)
+
+        adds = []
+        for node, factor in zip(self.reads, asked, strict=True):
+            source = new if node.args[0] is self.root else old
+            adds.append(self._add(self.sums[node][u], factor, lambda j, source=source: load(source, j)))
+        for parts, factor in zip(self.ahead, following, strict=True):
+            adds.append(self._add(parts[u], factor, lambda j: load(new, j)))
+        take = self._each(lambda j: store(old, j, self._get(self.matrix, key, j)))
+        put = self._set(self.matrix, key, lambda j: load(new, j))
+        return [numbers.sets, tirx.AllocBuffer(old), tirx.AllocBuffer(new), take, self._each(made), put, adds]
 
     # --- vectors of the value axis -----------------------------------------------------------------------------------
 
     def _registers(self, name: str) -> Buffer:
-        return tirx.decl_buffer((self._size,), self.whole.unit.dtype, name=name, scope="local")
+        return tirx.decl_buffer((self.panels * self.whole.lanes,), self.dtype, name=name, scope="local")
 
     def _each(self, body: Callable[[Expr], Stmt]) -> list[Stmt]:
         """body(place) for all places of the block, vector by vector."""
         lanes = self.whole.lanes
-        return [
-            vector("j", lanes, lambda j, p=p: body(j + int64(p * lanes))) for p in range(self.whole.config["panels"])
-        ]
+        return [vector("j", lanes, lambda j, p=p: body(j + int64(p * lanes))) for p in range(self.panels)]
+
+    def _over_keys(self, body: Callable[[Expr], Block]) -> Stmt:
+        return loop("key", self.keys, body)
 
     def _zero(self, into: Buffer) -> list[Stmt]:
-        return self._each(lambda j: store(into, j, tirx.const(0.0, self.whole.unit.dtype)))
+        return self._each(lambda j: store(into, j, tirx.const(0.0, self.dtype)))
 
     def _add(self, into: Buffer, factor: Expr, value: Callable[[Expr], Expr]) -> list[Stmt]:
         return self._each(lambda j: store(into, j, load(into, j) + factor * value(j)))
 
     # --- the matrix in memory ----------------------------------------------------------------------------------------
 
-    def _memory(self, array: Array) -> Buffer:
-        return self.whole.places.buffers[array.buffer]
-
     def _index(self, key: Expr, value: Expr) -> tuple[Expr, ...]:
-        return (*self.heads, *((value, key) if self._key == -1 else (key, value)))
+        return (*self.heads, *((value, key) if self.key == -1 else (key, value)))
 
-    def _place(self, array: Array, key: Expr, j: Expr) -> Expr:
-        return array.address(self.row, self._index(key, self.first + j))
+    def _get(self, array: Array, key: Expr, j: Expr) -> Expr:
+        memory = self.whole.places.buffers[array.buffer]
+        return load(memory, array.address(self.row, self._index(key, self.first + j)))
 
-    def _load(self, array: Array, key: Expr) -> Callable[[Expr], Expr]:
-        return lambda j: load(self._memory(array), self._place(array, key, j))
-
-    def _copy(self, source: Array, into: Array, key: Expr) -> list[Stmt]:
-        return self._each(lambda j: store(self._memory(into), self._place(into, key, j), self._load(source, key)(j)))
-
-    def _fill(self, array: Array, value: Expr) -> Stmt:
-        def one(key: Expr) -> list[Stmt]:
-            return self._each(lambda j: store(self._memory(array), self._place(array, key, j), value))
-
-        return loop("key", self.root.shape[self._key], one)
+    def _set(self, array: Array, key: Expr, value: Callable[[Expr], Expr]) -> list[Stmt]:
+        memory = self.whole.places.buffers[array.buffer]
+        return self._each(lambda j: store(memory, array.address(self.row, self._index(key, self.first + j)), value(j)))
 
     # --- operands, which are known for all steps ---------------------------------------------------------------------
 
@@ -233,9 +220,9 @@ class _Part:
             array = places.read(n)
             return None if array is None else load(places.buffers[array.buffer], array.address(row, i))
 
-        return element(node, fit(node.shape, index), read, self.whole.unit.dtype)
+        return element(node, fit(node.shape, index), read, self.dtype)
 
-    def _operand(self, node: Node, row: Expr, key: Expr) -> Expr:
+    def _number(self, node: Node, row: Expr, key: Expr) -> Expr:
         """A number for a key."""
         return self._element(node, row, self._index(key, 0))
 
@@ -245,13 +232,15 @@ class _Part:
 
     def _leave(self, node: Node, parts: Sequence[Buffer], row: Expr) -> list[Block]:
         """What was read of the matrix, to where it is stored."""
-        arrays = self.whole.places.write(node) if node in self.whole.group.stored else ()
-        return [
-            self._each(
-                lambda j, a=a: store(self._memory(a), a.address(row, (*self.heads, self.first + j)), _total(parts, j))
+        places = self.whole.places
+
+        def one(array: Array) -> list[Stmt]:
+            memory = places.buffers[array.buffer]
+            return self._each(
+                lambda j: store(memory, array.address(row, (*self.heads, self.first + j)), _total(parts, j))
             )
-            for a in arrays
-        ]
+
+        return [one(array) for array in places.write(node)] if node in self.whole.group.stored else []
 
 
 class _Numbers(Named):

@@ -73,9 +73,8 @@ class KeepingLayer(TapeLayer):
     def _walk(self, ctx: Context, visit: Visit) -> Walk:
         """The tape has a recurrence's states before each step."""
         before = visit.start + visit.direction
-        return replace(
-            super()._walk(ctx, visit), kept={s: self._entry(ctx, visit, s, before) for s in self.solved.values()}
-        )
+        kept = {s: self._entry(ctx, visit, s, before) for s in self.solved.values()}
+        return replace(super()._walk(ctx, visit), kept=kept)
 
     def _state_at(self, ctx: Context, visit: Visit, state: Node, last: bool) -> Array:
         end = int64(1) - visit.direction if last else visit.direction

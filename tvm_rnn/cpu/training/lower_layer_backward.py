@@ -85,10 +85,11 @@ class BackwardLayer(TapeLayer):
         assert isinstance(visit, BackwardVisit)
         at = visit.start + visit.side
         own = super()._walk(ctx, visit)
-        fresh = dict.fromkeys(own.fresh, 0.0)
-        return replace(
-            own, restart=lambda t, b, body: self._row_restart(ctx, at + t, b, body), fresh=fresh, behind=True
-        )
+
+        def restart(t: Expr, b: Expr, body: Block) -> Stmt:
+            return self._row_restart(ctx, at + t, b, body)
+
+        return replace(own, restart=restart, fresh=dict.fromkeys(own.fresh, 0.0), behind=True)
 
     # --- one tile of time --------------------------------------------------------------------------------------------
 
