@@ -2,8 +2,8 @@
 the value axis, and each goes through all of a tile's steps with its part of the matrix in the level-1 cache.
 
 In: a group of kind "scan" whose first row is `scan_matrix`, and how it walks through time. Out: a statement. Vectors
-run along the value axis, which is the last one where the matrix lies in memory. One pass over the matrix does a step, what
-is read of it, and the products that the next step begins with.
+run along the value axis, which is the last one where the matrix lies in memory. One pass over the matrix does a step,
+what is read of it, and the products that the next step begins with.
 
 Rewrite: S' = d S + k v + p (r . S); y = q . S'
          -->  parallel for row, head, block: z = r[0] . S;
@@ -143,16 +143,13 @@ class _Part:
 
     def _step(self, now: Expr, then: Expr) -> list[Block]:
         """One step, and the sums of the next one's products. now, then: their rows among those of the tile."""
-        values = [self._each(lambda j, v=v, own=own: store(own, j, self._value(v, now, j))) for v, own in self.given]
+        values = [self._taken(own, v, now) for v, own in self.given]
         zeros = [self._zero(b) for parts in (*self.sums.values(), *self.ahead) for b in parts]
         passed = loop(
             "key", self.keys // self.turns, lambda c: [self._one_key(c, u, now, then) for u in range(self.turns)]
         )
         leave = [self._leave(node, parts, now) for node, parts in self.sums.items()]
-        renew = [
-            self._each(lambda j, z=z, parts=parts: store(z, j, _total(parts, j)))
-            for (_, z), parts in zip(self.begun, self.ahead, strict=True)
-        ]
+        renew = [self._summed(z, parts) for (_, z), parts in zip(self.begun, self.ahead, strict=True)]
         return [values, zeros, passed, leave, renew]
 
     def _one_key(self, turn: Expr, u: int, now: Expr, then: Expr) -> list[Block]:
@@ -172,9 +169,9 @@ class _Part:
         adds = []
         for node, factor in zip(self.reads, asked, strict=True):
             source = new if node.args[0] is self.root else old
-            adds.append(self._add(self.sums[node][u], factor, lambda j, source=source: load(source, j)))
+            adds.append(self._add_registers(self.sums[node][u], factor, source))
         for parts, factor in zip(self.ahead, following, strict=True):
-            adds.append(self._add(parts[u], factor, lambda j: load(new, j)))
+            adds.append(self._add_registers(parts[u], factor, new))
         take = self._each(lambda j: store(old, j, self._get(self.matrix, key, j)))
         put = self._set(self.matrix, key, lambda j: load(new, j))
         return [numbers.sets, tirx.AllocBuffer(old), tirx.AllocBuffer(new), take, self._each(made), put, adds]
@@ -187,7 +184,11 @@ class _Part:
     def _each(self, body: Callable[[Expr], Stmt]) -> list[Stmt]:
         """body(place) for all places of the block, vector by vector."""
         lanes = self.whole.lanes
-        return [vector("j", lanes, lambda j, p=p: body(j + int64(p * lanes))) for p in range(self.panels)]
+
+        def one(first: int) -> Stmt:
+            return vector("j", lanes, lambda j: body(j + int64(first)))
+
+        return [one(p * lanes) for p in range(self.panels)]
 
     def _over_keys(self, body: Callable[[Expr], Block]) -> Stmt:
         return loop("key", self.keys, body)
@@ -197,6 +198,15 @@ class _Part:
 
     def _add(self, into: Buffer, factor: Expr, value: Callable[[Expr], Expr]) -> list[Stmt]:
         return self._each(lambda j: store(into, j, load(into, j) + factor * value(j)))
+
+    def _add_registers(self, into: Buffer, factor: Expr, values: Buffer) -> list[Stmt]:
+        return self._add(into, factor, lambda j: load(values, j))
+
+    def _summed(self, into: Buffer, parts: Sequence[Buffer]) -> list[Stmt]:
+        return self._each(lambda j: store(into, j, _total(parts, j)))
+
+    def _taken(self, into: Buffer, node: Node, row: Expr) -> list[Stmt]:
+        return self._each(lambda j: store(into, j, self._value(node, row, j)))
 
     # --- the matrix in memory ----------------------------------------------------------------------------------------
 

@@ -127,10 +127,10 @@ class _Part:
         def step(k: Expr) -> list[Block]:
             t, set_t = bind("t", k + walk.direction * (steps - int64(1) - k - k))
             at, set_at = bind("at", t * self.batch + self.row)
-            fresh = [self._each(lambda v, s=s: store(now[s], v, tirx.const(walk.fresh[s], dtype))) for s in made]
+            fresh = [self._filled(now[s], tirx.const(walk.fresh[s], dtype)) for s in made]
             kept = [self._moved(now[s], walk.kept[s], at, out=True) for s in made if s in walk.kept]
-            renewed = [self._each(lambda v, s=s: store(now[s], v, load(then[s], v))) for s in made]
-            own = [kept, work(at), renewed]
+            renewed = [self._copied(now[s], then[s]) for s in made]
+            own: list[Block] = [kept, work(at), renewed]
             again = walk.restart(t, self.row, fresh)
             return [set_t, set_at, *([*own, again] if walk.behind else [again, *own])]
 
@@ -151,23 +151,27 @@ class _Part:
         states = {new[n]: s for s, n in made.items()}
         old = {new[n]: n for n in whole.group.stored}
 
-        def local(state: Node, buffer: Buffer) -> Array:
+        def name(state: Node, word: str) -> str:
+            return f"{state.name}_{word}"
+
+        def local(state: Node, word: str) -> Array:
             strides = (*(0 for _ in state.shape[:-1]), 1)[-len(state.shape) :] if state.shape else ()
-            return Array(buffer.name, int64(0) - self.panel * int64(whole.lanes), 0, strides, state.shape)
+            return Array(name(state, word), int64(0) - self.panel * int64(whole.lanes), 0, strides, state.shape)
 
         def read(node: Node) -> Array | None:
-            return local(node, now[node]) if node in now else whole.places.read(node)
+            return local(node, "now") if node in now else whole.places.read(node)
 
         def write(node: Node) -> list[Array]:
-            own = [local(states[node], then[states[node]])] if node in states else []
+            own = [local(states[node], "then")] if node in states else []
             return [*own, *(whole.places.write(old[node]) if node in old else ())]
 
-        registers = {b.name: b for b in (*now.values(), *then.values())}
+        both = (("now", now), ("then", then))
+        registers = {name(s, word): b for word, of_state in both for s, b in of_state.items()}
         places = replace(whole.places, buffers={**whole.places.buffers, **registers}, read=read, write=write)
 
         def work(at: Expr) -> Stmt:
-            where = {"panels": whole.config["panels"], "row0": at, "panel0": self.panel, "outer": self.outer}
-            own = Tile(group, places, whole.unit, whole.lanes, **where)
+            panels, outer = whole.config["panels"], self.outer
+            own = Tile(group, places, whole.unit, whole.lanes, panels=panels, row0=at, panel0=self.panel, outer=outer)
             return register_tile.pointwise(own, whole.template, whole.config)
 
         return work
@@ -183,8 +187,18 @@ class _Part:
 
         return self._each(one)
 
+    def _filled(self, registers: Buffer, value: Expr) -> list[Stmt]:
+        return self._each(lambda v: store(registers, v, value))
+
+    def _copied(self, into: Buffer, source: Buffer) -> list[Stmt]:
+        return self._each(lambda v: store(into, v, load(source, v)))
+
     def _each(self, body: Callable[[Expr], Stmt]) -> list[Stmt]:
         """body(place) for all places of the block, vector by vector."""
         lanes = self.whole.lanes
         parts = range(self.whole.config["panels"])
-        return [vector("v", lanes, lambda v, p=p: body(v + int64(p * lanes))) for p in parts]
+
+        def one(first: int) -> Stmt:
+            return vector("v", lanes, lambda v: body(v + int64(first)))
+
+        return [one(p * lanes) for p in parts]

@@ -17,10 +17,12 @@ from .workspace import Array
 
 @dataclass(frozen=True)
 class Walk:
-    """states: of each recurrence the state that it makes anew. first, last: each state before and after the tile;
-    kept: before each step, with a row for each, where that is wanted. active(b): how many of the tile's steps come before
-    row b's end. direction: 1 goes back in time. restart(t, b, body): body where row b begins again next to step t of the
-    tile, before it, or with `behind` after it; fresh: what each state is then."""
+    """states: of each recurrence the state that it makes anew.
+    first, last: each state before and after the tile; kept: before each step, with a row for each, if wanted.
+    active(b): how many of the tile's steps come before row b's end.
+    direction: 1 goes back in time.
+    restart(t, b, body): body where row b begins again next to step t of the tile: before it, or with `behind` after it.
+    fresh: what each state is then."""
 
     states: Mapping[Node, Node]
     first: Mapping[Node, Array]
