@@ -115,7 +115,7 @@ def _walked(monkeypatch: pytest.MonkeyPatch, levels: int) -> float:
             yield node
 
     for module in [
-        m for name, m in sys.modules.copy().items() if name.startswith("tvm_rnn.") and hasattr(m, "topological")
+        m for name, m in sys.modules.copy().items() if name.startswith("tvm_rnn.") and "topological" in vars(m)
     ]:
         monkeypatch.setattr(module, "topological", counted)
     net = rnn.RNN(deep, 2, 3, N=levels)
