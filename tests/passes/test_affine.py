@@ -62,6 +62,7 @@ SPELLINGS = {
     "a choice": make("where", make("greater", c, constant(0.0, 2)), S, make("mul", T, c)),
     "twice the same axes": make("add", outer(read(S, q), k), S),
     "a product with a matrix": make("einsum", S, M, spec="vk,kj->vj"),
+    "a diagonal matrix": make("einsum", S, constant(np.diag([0.5, -1.0, 2.0, 0.0])), spec="vk,kj->vj"),
     "a matrix less a product": make(
         "einsum", S, make("sub", constant(np.eye(4)), make("mul", c, outer(k, q))), spec="vk,kj->vj"
     ),
@@ -78,6 +79,11 @@ def test_a_form_is_its_value(name: str, written_out: bool) -> None:
     values = {n: rng.standard_normal((2, *n.shape)) for n in (S, T, k, v, q, M, c)}
     evaluate(list(topological([node, back])), values)
     np.testing.assert_allclose(np.broadcast_to(values[back], values[node].shape), values[node], rtol=1e-12, atol=1e-12)
+
+
+def test_a_diagonal_matrix_is_a_vector() -> None:
+    (term,) = spread(form_of(SPELLINGS["a diagonal matrix"])).linear
+    assert [f.node.shape for f in term.factors] == [(4,)]
 
 
 def test_a_unit_matrix_leaves_no_factor() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
@@ -24,6 +26,7 @@ from tvm_rnn import (
 )
 from tvm_rnn.decisions import Decision, recording
 from tvm_rnn.graph.graph import Graph, Node, has_steps, is_scan, recurrence_states, topological
+from tvm_rnn.language.trace import Value
 from tvm_rnn.oracle.reference import Reference, evaluate
 from tvm_rnn.passes import parallelise_time, pipeline
 from tvm_rnn.passes.differentiate import differentiate
@@ -130,7 +133,16 @@ def shared_heads(x: "I", S: "2 4 3", *, W: "24 I", K: "8 I", V: "6 I"):
     return S, rnn.reshape(rnn.einsum("ngk,nkv->ngv", q, S), (18,))
 
 
+@cell(states="S", output="y")
+def through_matrices(x: "I", S: "H H", *, W: "2 H I", M: "2 H H I"):
+    """Known matrices between the state and the vectors that it is multiplied with."""
+    k, v = W @ x
+    A, B = M @ x
+    return 0.5 * S - outer((S @ tanh(A)) @ v, k) + outer(v, k), (S @ tanh(B)) @ k
+
+
 LINEAR = {
+    through_matrices: ("scan_matrix",),
     shared_heads: ("scan_matrix",),
     gated_sum: ("scan",),
     chosen: ("scan",),
@@ -369,3 +381,59 @@ def test_columns_of_a_state_that_are_read_one_by_one_are_no_pointwise_recurrence
         net = rnn.RNN(swapped, 4, 4)
         graph = ParalleliseTime(rows=ALL).apply(normalise(net.layers[0].graph), net, V4)
     assert rows(graph) == ("step",) and not told[0].done
+
+
+# --- updates that are linear by construction, in random spellings ---------------------------------------------------
+
+
+class Spelling:
+    """Draws expressions: known values of x, and sums and products that keep a matrix linear in S."""
+
+    def __init__(self, seed: int, vectors: list[Value], numbers: list[Value]) -> None:
+        self.rng, self.vectors, self.numbers = random.Random(seed), vectors, numbers
+
+    def vector(self) -> Value:
+        v = self.rng.choice(self.vectors)
+        return self.rng.choice([lambda: v, lambda: tanh(v), lambda: self.number() * v, lambda: -v])()
+
+    def number(self) -> Value:
+        return sigmoid(self.rng.choice(self.numbers))
+
+    def matrix(self, S: Value, depth: int) -> Value:
+        """Linear in S."""
+        k, size = self.vector(), S.shape[-1]
+        if not depth:
+            return S
+        inner = self.matrix(S, depth - 1)
+        return self.rng.choice(
+            [
+                lambda: self.number() * inner,
+                lambda: sigmoid(k) * inner,
+                lambda: inner + outer(self.vector(), k),
+                lambda: inner - outer(inner @ k, self.vector()),
+                lambda: inner + outer(self.number() * (self.vector() - inner @ k), k),
+                lambda: inner @ (np.eye(size) - self.number() * outer(k, self.vector())),
+                lambda: 0.5 * (inner + self.number() * inner),
+                lambda: where(self.number() > 0.5, inner, 0.9 * inner),
+                lambda: inner - rnn.einsum("v,k->vk", rnn.sum(inner * k, axis=-1), self.vector()),
+            ]
+        )()
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_spellings_of_linear_updates(seed: int) -> None:
+    @cell(states="S", output="y")
+    def drawn(x: "I", S: "H H", *, W: "4 H I", w: "3 I"):
+        vectors, numbers = [*(W @ x)], [*(w @ x)]
+        draw = Spelling(seed, vectors, numbers)
+        S = draw.matrix(S, 1 + seed % 4)
+        return S, draw.vector() * (S @ draw.vector())
+
+    graph, told = found(drawn)
+    assert rows(graph) == ("scan_matrix",), [d.why for d in told]
+    net = network(drawn)
+    rng = np.random.default_rng(seed)
+    x, state = rng.standard_normal((4, 2, 5)), {"S": rng.standard_normal((1, 2, 5, 5))}
+    (y, last), (y_new, last_new) = (Reference(net, [g])(x, state) for g in (net.layers[0].graph, graph))
+    np.testing.assert_allclose(y_new, y, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(last_new["S"], last["S"], rtol=1e-9, atol=1e-9)

@@ -300,12 +300,12 @@ def spread(form: Form) -> Form:
     """The form with its known matrices written out: S (I - b k k^T) is S - b (S k) k^T. Only those that a state is
     multiplied with."""
     terms = [t for term in form.terms for t in _spread(term, form.axes)]
-    return Form(form.axes, tuple(_without_identities(t, form.axes) for t in terms))
+    return Form(form.axes, tuple(_without_diagonals(t, form.axes) for t in terms))
 
 
 def _spread(term: Term, axes: Axes) -> list[Term]:
     own = set(axes)
-    mixing = [f for f in term.factors if f.letters & own and f.letters - own]
+    mixing = [f for f in term.factors if len(f.letters) > 1 and f.letters - own]
     inside = next((f for f in mixing if (written := _written_out(f.node)) is not None and len(written.terms) > 1), None)
     if term.state is None or inside is None:
         return [term]
@@ -329,17 +329,19 @@ def _written_out(node: Node) -> Form | None:
         return None
 
 
-def _without_identities(term: Term, axes: Axes) -> Term:
-    """Without unit matrices: what they are multiplied with takes their other letter."""
+def _without_diagonals(term: Term, axes: Axes) -> Term:
+    """With vectors in place of constant diagonal matrices: what is multiplied with them takes their other letter."""
     for factor in term.factors:
         if factor.node.value is None or len(factor.letters) != 2:
             continue
         value: np.ndarray = np.squeeze(factor.node.value)
         summed = [a for a in factor.axes if a is not None and a not in axes]
-        if summed and value.shape[0] == value.shape[1] and (value == np.eye(len(value))).all():
+        if summed and value.shape[0] == value.shape[1] and (value == np.diag(np.diagonal(value))).all():
             (other,) = factor.letters - {summed[0]}
             rest = tuple(f for f in term.factors if f is not factor)
-            return _without_identities(replace(term, factors=rest).renamed({summed[0]: other}), axes)
+            if (value != np.eye(len(value))).any():
+                rest = (*rest, Factor(constant(np.diagonal(value)), (other,)))
+            return _without_diagonals(replace(term, factors=rest).renamed({summed[0]: other}), axes)
     return term
 
 

@@ -29,11 +29,12 @@ class Solved:
 
 
 def is_matrix(state: Node, form: Form) -> bool:
-    """Whether its values are too many to be kept for all steps: made of products of vectors, or multiplied with a
-    vector."""
+    """Whether its values are too many to be kept for all steps: it is multiplied with a vector, or all that it is made
+    of has fewer axes."""
     if len(state.shape) < 2:
         return False
-    return any(t.axes != form.axes for t in form.linear) or any(grows(t, form.axes) for t in form.known)
+    small = (all(f.letters < {*form.axes} for f in _split(t)) for t in form.terms)
+    return any(t.axes != form.axes for t in form.linear) or any(grows(t, form.axes) for t in form.known) or all(small)
 
 
 def grows(term: Term, axes: Axes) -> bool:
@@ -192,10 +193,11 @@ class Matrix:
             raise NotLinear(between(term, self.form))
         left: list[Factor] = []
         right: list[Factor] = []
-        for factor in _split(term):
-            if free in factor.letters or {out, summed} <= factor.letters:
-                raise NotLinear(factor.node)
-            (right if summed in factor.letters else left).append(factor)
+        for together in _connected(_split(term), axes):
+            letters = frozenset().union(*(f.letters for f in together))
+            if free in letters or {out, summed} <= letters:
+                raise NotLinear(together[0].node)
+            (right if summed in letters else left).extend(together)
         inside = tuple(summed if a is out else a for a in axes)
         into.add(replace(term, factors=tuple(left), state=None, axes=()), axes, right, inside)
 
@@ -298,17 +300,21 @@ def _read_out(form: Form, source: Node, key: int) -> Node:
         kept = tuple(a for i, a in enumerate(term.axes) if i != len(term.axes) + key)
         if along in form.axes or any(a is not None and a not in form.axes for a in kept):
             raise NotLinear(term.factors[0].node if term.factors else source)
-        factors = _split(term)
-        vector = Term(tuple(f for f in factors if along in f.letters), scale=term.scale)
+        together = _connected(_split(term), (*form.axes, *kept))
+        vector = Term(tuple(f for own in together if _reaches(own, along) for f in own), scale=term.scale)
         for factor in vector.factors:
             if set(factor.letters) & {kept[-1]}:
                 raise NotLinear(factor.node)
-        rest = tuple(f for f in factors if along not in f.letters)
+        rest = tuple(f for own in together if not _reaches(own, along) for f in own)
         groups = [a for a in form.axes if a is not None and a in vector.letters and a not in term.axes]
         value = _of_groups(vector, source, term.axes, key, groups)
         parts.append(product(Term((Factor(value, (*groups, *kept)), *rest), chosen=term.chosen), form.axes))
     parts += [product(t, form.axes) for t in form.known]
     return total(parts, len(form.axes))
+
+
+def _reaches(factors: Sequence[Factor], letter: Letter | None) -> bool:
+    return any(letter in f.letters for f in factors)
 
 
 def _of_groups(vector: Term, source: Node, axes: Axes, key: int, groups: Sequence[Letter]) -> Node:
