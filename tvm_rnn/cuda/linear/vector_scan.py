@@ -5,7 +5,7 @@ element of one batch row in one chunk. `ends` finds what each chunk does to any 
 component's states and a vector (of `scan_max` a sum and a maximum). `apply` composes those of the chunks before its
 own, always in the same order, walks its chunk, and stores. One chunk needs `apply` alone. No plan launches them yet.
 
-Rewrite: for t: h = a h + b  -->  each chunk: (P, v);  each chunk: for chunks before: h = P h + v, then for t: h = a h + b
+Rewrite: for t: h = a h + b  -->  each chunk: (P, v);  each chunk: for those before: h = P h + v; for t: h = a h + b
 
 A reset cuts a chunk off from what enters it: no product with a state of infinity is made. Where an infinity enters a
 chunk whose factors multiply to 0, composition gives NaN and one step after the other may give infinity; the same holds
