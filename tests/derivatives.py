@@ -152,7 +152,7 @@ def _torch_layers(net: rnn.RNN, inputs: list[Any], state: Any, weights: Any, cas
             ]
             own = [weights[weight_name(p.name, *place)] for p in layer.graph.params]
             way = direction + net.reverse
-            y, end = _torch_layer(net, normalise(layer.graph), [first, *others], begin, own, case, way)
+            y, end = _torch_layer(net, normalise(layer.graph, expand=False), [first, *others], begin, own, case, way)
             outputs.append(y)
             for name, value in zip(state, end, strict=True):
                 ends[name].append(value)

@@ -54,6 +54,15 @@ inline void ldmatrix_trans(Matrices& own) {  // each lane: a column's two rows
   });
 }
 
+inline void stmatrix_trans(Matrices& own) {  // each lane has a column's two rows
+  together(own, 32, [](Matrices** lanes) {
+    for (int m = 0; m < lanes[0]->count; ++m)
+      for (int l = 0; l < 32; ++l)
+        for (int e = 0; e < 2; ++e)
+          std::memcpy(at(lanes[8 * m + 2 * (l % 4) + e]->address, 16) + 2 * (l / 4), (char*)lanes[l]->r[m] + 2 * e, 2);
+  });
+}
+
 // --- wgmma: operands are read at any time before the wait for it ends ---------------------------------------------------
 // One thread's part of D += A B: 2 rows and a quarter of the columns. Bits 4 to 6 of an address ^= bits 7 to 9 where rows
 // have 128 bytes; bits 4 and 5 ^= bits 7 and 8 where they have 64. Turned operands lie along rows or columns of D: 64 of

@@ -151,6 +151,10 @@ inline void tvm_builtin_ptx_ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(W& a,
   emu::Matrices own{{&a, &b, &c, &d}, p, 4};
   emu::ldmatrix_trans(own);
 }
+inline void tvm_builtin_ptx_stmatrix_sync_aligned_m8n8_x4_trans_shared_b16(W p, W a, W b, W c, W d) {
+  emu::Matrices own{{&a, &b, &c, &d}, p, 4};
+  emu::stmatrix_trans(own);
+}
 inline void tvm_builtin_ptx_mapa_u32_shared__cluster_u32(W& d, W address, W rank) { d = (address & 0xFFFFFF) | (rank + 1) << 24; }
 inline void tvm_builtin_ptx_mbarrier_init_init_shared_b64(W p, W count) { emu::barrier(p) = {long(count), long(count), 0, 0}; }
 inline void tvm_builtin_ptx_mbarrier_arrive_expect_tx_arrive_expect_tx_shared_b64(W p, W bytes) { emu::arrive(p, bytes); }
@@ -191,6 +195,7 @@ inline void tvm_builtin_ptx_st_vec_relaxed_gpu_global_v4_b32(const void* p, W a,
   emu::put((char*)GLOBAL(p, 16), a, b, c, d), ++emu::progress;
 }
 inline void tvm_builtin_ptx_st_vec_global_v4_f32(const void* p, float a, float b, float c, float d) { emu::put((char*)GLOBAL(p, 16), a, b, c, d); }
+inline void tvm_builtin_ptx_st_shared_b32(W p, W a) { emu::put(emu::at(p, 4), a); }
 inline void tvm_builtin_ptx_st_vec_shared_v2_f32(W p, float a, float b) { emu::put(emu::at(p, 8), a, b); }
 inline void tvm_builtin_ptx_st_vec_shared__cluster_v2_f32(W p, float a, float b) { emu::put(emu::at(p, 8), a, b); }
 inline void tvm_builtin_ptx_st_vec_shared__cluster_v4_f32(W p, float a, float b, float c, float d) { emu::put(emu::at(p, 16), a, b, c, d); }

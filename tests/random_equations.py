@@ -25,8 +25,8 @@ Shape = tuple[int, ...]
 Draw = Callable[[Any], Any]
 SIZES = (1, 2, 3, 4, 7, 8, 9, 16, 17)
 LARGEST = 300  # elements of a value
-KINK = re.compile(r"\b(abs|relu|maximum|minimum|max|min|sign|where)\(")
-FUNCTIONS = "tanh sigmoid softplus exp log log1p sqrt erf sin cos silu gelu mean var softmax layer_norm"
+KINK = re.compile(r"\b(abs|relu|maximum|minimum|max|min|sign|where|floor|mod|argmax|sort|topk|\w+_spike|logsumexp)\(")
+FUNCTIONS = "tanh sigmoid softplus exp log log1p sqrt erf sin cos silu gelu mean var softmax layer_norm logsumexp"
 ROUNDS = re.compile(rf"/|\*\*|\b({FUNCTIONS.replace(' ', '|')})\(")
 
 
@@ -39,7 +39,8 @@ class Variable:
     reads: tuple[str, ...]
     shape: Shape
     bound: float
-    sharp: bool = False  # a small error in an operand can become a large one: sign, comparisons
+    # A small error in an operand can become a large one (sign, comparisons), or its gradient is no slope.
+    sharp: bool = False
 
 
 @dataclass(frozen=True)
@@ -190,10 +191,19 @@ class Writer:
             f"({n}) ** 2": b * b,
             f"(abs({n}) + 0.5) ** 1.7": (b + 0.5) ** 1.7,
         }
-        if self.sharp:
-            texts[f"sign({n})"] = 1.0
+        sharp = {
+            f"stop_gradient({n})": b,
+            f"sign({n})": 1.0,
+            f"floor({n})": b + 1,
+            f"mod({n}, 0.75)": 0.75,
+            f"fast_sigmoid_spike({n})": 1.0,
+            f"atan_spike({n})": 1.0,
+            f"triangle_spike({n})": 1.0,
+            f"surrogate(floor({n}), sin({n}))": b + 1,
+        }
+        texts |= sharp if self.sharp else {}
         text = self.one_of(texts)
-        self.write(text, v.shape, texts[text], sharp=text.startswith("sign"))
+        self.write(text, v.shape, texts[text], sharp=text in sharp)
 
     def binary(self) -> None:
         a = self.value()
@@ -330,6 +340,35 @@ class Writer:
             own = f"{self.param(v.shape[-1:])}, {self.param(v.shape[-1:])}, " if self.one_of((True, False)) else ""
             self.write(f"tanh(layer_norm({v.name}, {own}eps=0.1))", v.shape, 1.0)
 
+    def ordered(self) -> None:
+        """What stands at other places of an axis."""
+        v = self.value((1, 2))
+        assert v is not None
+        axis = self.one_of(range(len(v.shape)))
+        size, n, rest = v.shape[axis], v.name, v.shape[axis + 1 :]
+        count = self.one_of(range(1, size + 1))
+        part = (*v.shape[:axis], count, *rest)
+        less = v.shape[:axis] + rest
+        texts: dict[str, tuple[Shape, float]] = {
+            f"cumsum({n}, {axis})": (v.shape, v.bound * size),
+            f"cumprod({n}, {axis})": (v.shape, max(v.bound, 1.0) ** size),
+            f"logsumexp({n}, {axis})": (less, v.bound + 3),
+            f"flip({n}, {axis})": (v.shape, v.bound),
+            f"{n}[{':, ' * axis}::{count}]": ((*v.shape[:axis], -(-size // count), *rest), v.bound),
+            f"{n}[{':, ' * axis}{[*range(count)][::-1]}]": (part, v.bound),
+            f"{n}[{':, ' * axis}[0, {count - 1}, 0]]": ((*v.shape[:axis], 3, *rest), v.bound),
+            f"sort({n}, {axis}, {count % 2 == 0})": (v.shape, v.bound),
+            f"topk({n}, {count}, {axis})[0]": (part, v.bound),
+        }
+        sharp: dict[str, tuple[Shape, float]] = {
+            f"topk({n}, {count}, {axis})[1]": (part, size),
+            f"argmax({n}, {axis})": (less, size),
+            f"one_hot(argmax({n}, {axis}), {size})": ((*less, size), 1.0),
+        }
+        texts |= sharp if self.sharp else {}
+        text = self.one_of(texts)
+        self.write(text, *texts[text], sharp=text in sharp)
+
     def view(self) -> None:
         v = self.value((1, 2, 3))
         assert v is not None
@@ -390,8 +429,8 @@ class Writer:
         return self.lines[-1].name
 
 
-OPS = "unary binary choice product again gates depth heads contraction outer reduction view join"
-WEIGHTS = dict(zip(OPS.split(), (3, 4, 1, 4, 2, 1, 1, 1, 2, 1, 3, 2, 1), strict=True))
+OPS = "unary binary choice product again gates depth heads contraction outer reduction ordered view join"
+WEIGHTS = dict(zip(OPS.split(), (3, 4, 1, 4, 2, 1, 1, 1, 2, 1, 3, 2, 2, 1), strict=True))
 
 
 @st.composite

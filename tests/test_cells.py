@@ -31,7 +31,7 @@ def draw(net: RNN, steps: int, batch: int) -> dict[str, np.ndarray]:
 def test_the_zoo_is_complete() -> None:
     expected = """elman elman_relu lstm lstm_peephole lstm_projection lstm_layer_norm lstm_nig lstm_nfg lstm_nog
         lstm_niaf lstm_noaf lstm_np lstm_cifg lstm_fgr gru gru_reset_before mgu ugrnn janet indrnn rhn ligru fastgrnn
-        multiplicative_lstm augru antisymmetric sru min_gru slstm mlstm"""
+        multiplicative_lstm augru antisymmetric sru min_gru slstm mlstm lif alif plif"""
     assert set(expected.split()) <= set(cells.names())
     assert cells.names() == sorted(cells.ZOO)
 

@@ -217,6 +217,26 @@ def lem(w: Weights, x: Array, y: Array, z: Array) -> Result:
     return y, y, z
 
 
+def lif(w: Weights, x: Array, s: Array, v: Array) -> Result:
+    v = 0.95 * v - s + w["W"].dot(x) + w["R"].dot(s) + w["b"]
+    s = np.heaviside(v - 1, 0)
+    return s, s, v
+
+
+def alif(w: Weights, x: Array, s: Array, v: Array, a: Array) -> Result:
+    v = 0.95 * v - (1 + 1.8 * a) * s + w["W"].dot(x) + w["R"].dot(s) + w["b"]
+    a = 0.995 * a + 0.005 * s
+    s = np.heaviside(v - (1 + 1.8 * a), 0)
+    return s, s, v, a
+
+
+def plif(w: Weights, x: Array, z: Array, v: Array) -> Result:
+    rate, u = s(w["w"]), np.where(z == 1, 0, v)
+    v = (1 - rate) * u + rate * (w["W"].dot(x) + w["R"].dot(z) + w["b"])
+    z = np.heaviside(v - 1, 0)
+    return z, z, v
+
+
 def sru(w: Weights, x: Array, c: Array) -> Result:
     u, f, r, skip = (w["W"][k].dot(x) for k in range(4))
     f, r = s(f + w["v"][0] * c + w["b"][0]), s(r + w["v"][1] * c + w["b"][1])

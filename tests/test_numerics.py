@@ -34,6 +34,8 @@ ULP |= {
     "absolute": 0,
     "negative": 0,
     "sign": 0,
+    "floor": 0,
+    "stop_gradient": 0,
     "softsign": 2,
     "square": 0.5,
 }
@@ -42,6 +44,7 @@ SMALLEST = 1e-30
 ABSOLUTE = {"gelu": 2e-6, "leaky_relu": 1e-6, "hard_sigmoid": 1e-7, "hard_tanh": 0.0}
 UNARY = [*ULP, *ABSOLUTE]
 BINARY = ["add", "sub", "mul", "div", "maximum", "minimum", "less", "equal", "not_equal", "greater_equal", "power"]
+BINARY += ["mod"]
 SPECIAL = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 0.5, 2.0, 3.0, 1e-45, -1e-45, 1e-40, 1.2e-38, 3e38, -3e38]
 LIMITS = [87.0, 88.7, 89.0, -87.0, -88.7, -103.0, -104.0, 9.0, -9.0, 20.0, -20.0, 1e-7, -1e-7, 1e-4, 0.70710678, -0.5]
 

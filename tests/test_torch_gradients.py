@@ -133,7 +133,40 @@ def two_phases_torch(x: Any, h: Any, w: dict[str, Any]) -> tuple[Any, Any]:
     return torch.tanh(torch.einsum("aij,bj->bai", w["U"], z) * w["s"] + h), y
 
 
+class Spike(torch.autograd.Function):
+    """As users of torch write it: a step forwards, a slope of their own backwards."""
+
+    @staticmethod
+    def forward(ctx: Any, v: Any, slope: Any) -> Any:
+        ctx.save_for_backward(slope(v))
+        return (v > 0).to(v.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *above: Any) -> Any:
+        return above[0] * ctx.saved_tensors[0], None
+
+
+def lif_torch(x: Any, s: Any, v: Any, w: dict[str, Any]) -> tuple[Any, Any]:
+    v = 0.95 * v - s + x @ w["W"].T + s @ w["R"].T + w["b"]
+    return Spike.apply(v - 1, lambda v: 1 / (1 + 10 * v.abs()) ** 2), v
+
+
+def alif_torch(x: Any, s: Any, v: Any, a: Any, w: dict[str, Any]) -> tuple[Any, Any, Any]:
+    later = 0.995 * a + 0.005 * s
+    v = 0.95 * v - (1 + 1.8 * a) * s + x @ w["W"].T + s @ w["R"].T + w["b"]
+    return Spike.apply(v - 1 - 1.8 * later, lambda v: 0.3 * torch.relu(1 - v.abs())), v, later
+
+
+def plif_torch(x: Any, s: Any, v: Any, w: dict[str, Any]) -> tuple[Any, Any]:
+    u = (1 - s) * v
+    v = u + torch.sigmoid(w["w"]) * (x @ w["W"].T + s @ w["R"].T + w["b"] - u)
+    return Spike.apply(v - 1, lambda v: 1 / (1 + (torch.pi * v) ** 2)), v
+
+
 EAGER = {
+    "lif": (cells.get("lif"), lif_torch, 0),
+    "alif": (cells.get("alif"), alif_torch, 0),
+    "plif": (cells.get("plif"), plif_torch, 0),
     "clipped": (clipped, clipped_torch, 0),
     "attention": (attention, attention_torch, 1),
     "two_phases": (two_phases, two_phases_torch, 1),

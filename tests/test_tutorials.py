@@ -27,6 +27,7 @@ LONG = (
     "06_write_a_schedule",
     "07_train",
     "09_linear_attention_of_your_own",
+    "10_train_spikes",
 )
 TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
 
@@ -81,6 +82,12 @@ PRINTED = {
         "Sobel: the error is ",
         "   512 ",
         "frames: the error is ",
+    ],
+    "10_train_spikes": [
+        "lif: step 300",
+        "of 1000 new rows are right",
+        "own: step 300",
+        "W_l0: the gradients differ by ",
     ],
     "08_bring_your_model": [
         "<RNN lstm H=16, I=8 layers=2 directions=1 float32> with ['Network', ",

@@ -76,7 +76,27 @@ def transpose(x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
     return x.permute(tuple(axes or range(x.ndim)[::-1]))
 
 
-ONE = ("exp", "log", "log1p", "sqrt", "tanh", "sigmoid", "relu", "erf", "sin", "cos", "sign", "abs")
+def surrogate(forward: Tensor, backward: Tensor) -> Tensor:
+    return forward.detach() + (backward - backward.detach())
+
+
+def spike(slope: Callable[[Tensor], Tensor]) -> Callable[[Any], Tensor]:
+    return lambda v: surrogate((tensor(v) > 0) * 1.0, v * slope(v).detach())
+
+
+# What has no gradient gets one of 0: torch's autograd takes it for a value of the step, not for a constant.
+
+
+def ordered(x: Tensor, axis: int, descending: bool) -> Any:
+    return torch.sort(x, dim=axis, descending=descending, stable=True)
+
+
+def topk(x: Tensor, k: int, axis: int = -1) -> list[Tensor]:
+    values, places = ordered(x, axis, True)
+    return [found.narrow(axis, 0, k) for found in (values, places + 0.0 * x)]
+
+
+ONE = ("exp", "log", "log1p", "sqrt", "tanh", "sigmoid", "relu", "erf", "sin", "cos", "sign", "abs", "floor")
 NAMES: dict[str, Any] = {
     **{n: _of_one(getattr(torch, n)) for n in ONE},
     "absolute": torch.abs,
@@ -106,6 +126,20 @@ NAMES: dict[str, Any] = {
     "var": var,
     "softmax": lambda x, axis=-1: torch.softmax(x, axis),
     "layer_norm": layer_norm,
+    "stop_gradient": lambda x: x.detach() + 0.0 * x,
+    "surrogate": surrogate,
+    "fast_sigmoid_spike": spike(lambda v: 1 / (1 + 25 * v.abs()) ** 2),
+    "atan_spike": spike(lambda v: 1 / (1 + (torch.pi * v) ** 2)),
+    "triangle_spike": spike(lambda v: 0.3 * torch.clamp(1 - v.abs(), min=0)),
+    "mod": torch.remainder,
+    "cumsum": torch.cumsum,
+    "cumprod": torch.cumprod,
+    "logsumexp": torch.logsumexp,
+    "flip": lambda x, axis: torch.flip(x, (axis,)),
+    "sort": lambda x, axis, descending: ordered(x, axis, descending).values,
+    "topk": topk,
+    "argmax": lambda x, axis: torch.argmax(x, axis) + 0.0 * x.sum(axis),
+    "one_hot": lambda x, size: F.one_hot(x.long(), size) + 0.0 * x[..., None],
     "transpose": transpose,
     "reshape": torch.reshape,
     "expand": torch.unsqueeze,
@@ -151,6 +185,7 @@ def run(source: str, net: rnn.RNN, case: Case) -> tuple[tuple[np.ndarray, dict[s
         pairs = zip(value, above, strict=True) if isinstance(value, list) else [(value, above)]
         total = total + sum((torch.tensor(g, dtype=FLOAT) * v).sum() for v, g in pairs)
     leaves = named(x, state, weights)
+    total = total + sum(0.0 * v.sum() for v in leaves.values())  # also where nothing has a gradient
     found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     gradients = {
         name: np.zeros(tuple(v.shape)) if g is None else g.numpy()

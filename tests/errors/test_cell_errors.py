@@ -146,11 +146,17 @@ DEFINITIONS = {
         "'ones'",
         "a finite number",
     ),
-    "initial is infinite": (
-        '@cell(initial={"h": float("-inf")})  # here\ndef mine(x: "I", h: "H"):\n    return h',
+    "initial is no number at all": (
+        '@cell(initial={"h": float("nan")})  # here\ndef mine(x: "I", h: "H"):\n    return h',
         "initial= of h",
-        "-inf",
-        "a finite number",
+        "nan",
+        "inf or -inf or a finite number",
+    ),
+    "initial of other dims": (
+        '@cell(initial={"h": "w"})  # here\ndef mine(x: "I", h: "H", *, w: "I"):\n    return h',
+        "initial= of h: the parameter has other dims",
+        "w[I]",
+        "the dims of h[H]",
     ),
     "unknown init": (
         '@cell(init={"w": "ones"})  # here\ndef mine(x: "I", h: "H", *, W: "H H"):\n    return W @ h',

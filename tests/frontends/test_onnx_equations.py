@@ -25,6 +25,9 @@ SEVERAL = {
     "Max": [("Max", "b s row")],
     "Min": [("Min", "b s half")],
     "Sum": [("Sum", "b s row")],
+    "Floor": [("Floor", "b"), ("Add", "_ b")],
+    "Mod": [("Mod", "b half", {"fmod": 1})],
+    "Slice with a step": [("Slice", "b axis0 end axis1 axis2")],
     "Where": [("Greater", "b half"), ("Where", "_ s b")],
     "Less": [("Less", "b s"), ("Not", "_"), ("Cast", "_", {"to": 1})],
     "Equal": [("Equal", "b b"), ("Where", "_ b half")],
@@ -184,7 +187,6 @@ NO_MOVES = {
     "a Gather of place 3 of 3": [("Gather", "b few", {"axis": 1})],
     "it computes with the batch size": [("Shape", "b"), ("Slice", "b axis0 _ axis1")],
     "a reshape to nothing": [("Reshape", "b flat", {"allowzero": 1})],
-    "a slice with a step": [("Slice", "b axis0 end axis1 axis2")],
 }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn import cell, clip, max, maximum, minimum, relu, sqrt, where
+from tvm_rnn import cell, clip, logsumexp, max, maximum, minimum, relu, sqrt, where
 from tvm_rnn.graph.gradients import contract
 
 torch = pytest.importorskip("torch")
@@ -30,6 +30,9 @@ UNARY: dict[str, tuple[Function, Function]] = {
     "relu": (rnn.relu, torch.relu),
     "softplus": (rnn.softplus, torch.nn.functional.softplus),
     "erf": (rnn.erf, torch.erf),
+    "floor": (rnn.floor, torch.floor),
+    "stop_gradient": (lambda x: x * rnn.stop_gradient(x), lambda x: x * x.detach()),
+    "straight through": (lambda x: rnn.surrogate(rnn.floor(x + 0.5), x), lambda x: x),
     "clip": (lambda x: clip(x, -1.0, 0.5), lambda x: x.clamp(-1.0, 0.5)),
     "at least": (lambda x: maximum(x, 0.5), lambda x: x.clamp(min=0.5)),
     "at most": (lambda x: minimum(1.0, x), lambda x: x.clamp(max=1.0)),
@@ -47,6 +50,7 @@ BINARY: dict[str, tuple[Pair, Pair]] = {
     "mul": (lambda a, b: a * b, torch.mul),
     "div": (lambda a, b: a / b, torch.div),
     "power": (rnn.power, torch.pow),
+    "mod": (rnn.mod, torch.remainder),
     "chosen": (lambda a, b: where(a > b, a, b * 2.0), lambda a, b: torch.where(a > b, a, b * 2.0)),
 }
 
@@ -88,6 +92,52 @@ def test_of_max_over_an_axis(values: list[float]) -> None:
     found = ours(lambda x: max(x, keepdims=True) + 0.0 * relu(x), array)[0]
     expected = theirs(lambda x: torch.amax(x, -1, keepdim=True) + 0.0 * torch.relu(x), array)[0]
     np.testing.assert_allclose(found, expected)
+
+
+AXES: dict[str, tuple[Function, Function]] = {
+    "logsumexp": (lambda x: logsumexp(x, keepdims=True), lambda x: torch.logsumexp(x, -1, keepdim=True)),
+    "cumsum": (rnn.cumsum, lambda x: torch.cumsum(x, -1)),
+    "cumprod": (rnn.cumprod, lambda x: torch.cumprod(x, -1)),
+    "sort": (rnn.sort, lambda x: torch.sort(x, stable=True).values),
+    "sort down": (
+        lambda x: rnn.sort(x, descending=True),
+        lambda x: torch.sort(x, descending=True, stable=True).values,
+    ),
+    "topk": (lambda x: rnn.topk(x, 2)[0], lambda x: torch.topk(x, 2).values),
+    "list": (lambda x: x[[1, 1, 0, -1]], lambda x: x[[1, 1, 0, -1]]),
+    "backwards": (lambda x: x[::-1], lambda x: x.flip(-1)),
+    "every other": (lambda x: x[1::2], lambda x: x[1::2]),
+}
+VALUES = ([1.0, 3.0, 2.0, -4.0], [0.0, 3.0, 0.0, 2.0], [2.0, 2.0, -1.0, 2.0], [np.nan, 1.0, 2.0, np.nan])
+VALUES += ([-np.inf, 0.0, np.inf, 1.0], [-np.inf] * 4, [np.inf, 1.0, 2.0, -3.0], [0.0, -0.0, 0.0, 1.0])
+
+
+@pytest.mark.parametrize("values", VALUES, ids=str)
+@pytest.mark.parametrize("name", AXES)
+def test_along_an_axis(name: str, values: list[float]) -> None:
+    """Each result counts differently. torch's topk breaks ties in no order; its cumprod divides by what is infinite."""
+    own, other = AXES[name]
+    array = np.array(values)
+    if (name == "topk" and len({*map(str, values)}) < 4) or (name == "cumprod" and not np.isfinite(array).all()):
+        return
+    above = np.array([1.0, 2.0, 4.0, 8.0])
+    found = ours(lambda x: 0.25 * rnn.sum(own(x) * above[: own(x).shape[0]]) + np.zeros(4), array)[0]
+    expected = theirs(lambda x: other(x) * torch.tensor(above)[: other(x).shape[0]], array)[0]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+SPIKES: dict[str, tuple[Function, Callable[[np.ndarray], np.ndarray]]] = {
+    "fast_sigmoid": (lambda x: rnn.fast_sigmoid_spike(x, 10.0), lambda x: 1 / (1 + 10 * np.abs(x)) ** 2),
+    "atan": (rnn.atan_spike, lambda x: 1 / (1 + (np.pi * x) ** 2)),
+    "triangle": (lambda x: rnn.triangle_spike(x, 0.5), lambda x: 0.5 * np.maximum(0, 1 - np.abs(x))),
+}
+
+
+@pytest.mark.parametrize("name", SPIKES)
+def test_of_spikes(name: str) -> None:
+    array = np.array([0.0, -0.0, 0.3, -0.3, 1.0, -1.0, 7.0, -7.0])
+    spike, slope = SPIKES[name]
+    np.testing.assert_allclose(ours(spike, array)[0], slope(array), rtol=1e-12)
 
 
 def test_an_axis_of_one_operand_alone_is_refused() -> None:

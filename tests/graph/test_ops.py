@@ -18,11 +18,13 @@ from tvm_rnn.oracle.reference import evaluate
 Case = tuple[str, tuple[tuple[int, ...], ...], dict[str, Any]]
 
 UNARY = ["neg", "abs", "sign", "exp", "expm1", "log", "log1p", "sqrt", "tanh", "sigmoid", "relu", "softplus", "erf"]
-UNARY += ["sin", "cos"]
-BINARY = ["add", "sub", "mul", "div", "power", "maximum", "minimum"]
+UNARY += ["sin", "cos", "floor", "stop_gradient"]
+BINARY = ["add", "sub", "mul", "div", "power", "maximum", "minimum", "mod"]
 COMPARE = ["less", "less_equal", "greater", "greater_equal", "equal", "not_equal", "logical_and", "logical_or"]
 POSITIVE = {"log", "log1p", "sqrt", "power"}  # drawn above 0.2
 TRUTHS = {"logical_and": {0, 1}, "logical_or": {0, 1}, "logical_not": {0}, "where": {0}}
+
+OWN_GRADIENT = ("stop_gradient", "surrogate")  # not that of their value
 
 ROWS = [op for op in TABLE.values() if op.kind not in ("random", "scan")]  # test_recurrences.py has those of scans
 CASES: list[Case] = [
@@ -43,6 +45,10 @@ CASES: list[Case] = [
     ("slice", ((4, 3),), {"axis": -1, "start": 0, "stop": 3}),
     ("index", ((5,),), {"axis": -1, "at": 4}),
     ("index", ((4, 3, 2),), {"axis": -2, "at": 0}),
+    ("surrogate", ((3,), (3,)), {}),
+    ("surrogate", ((2, 3), (2, 3)), {}),
+    ("flip", ((5,),), {"axis": -1}),
+    ("flip", ((2, 3, 4),), {"axis": -2}),
     ("concat", ((2,), (3,), (1,)), {"axis": -1}),
     ("concat", ((2, 3), (1, 3)), {"axis": -2}),
     *(
@@ -187,7 +193,7 @@ def analytic(case: Case, arrays: list[np.ndarray], grad: np.ndarray) -> list[np.
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("case", CASES, ids=name)
+@pytest.mark.parametrize("case", [c for c in CASES if c[0] not in OWN_GRADIENT], ids=name)
 def test_gradient_is_that_of_finite_differences(case: Case, seed: int) -> None:
     arrays = draw(case, seed=seed)
     grad = np.random.default_rng(seed + 100).normal(size=meaning(case, arrays).shape)
@@ -222,6 +228,13 @@ def test_gradient_of_traced_values_is_that_of_arrays(case: Case) -> None:
         np.testing.assert_allclose(reduce_to(values[value.node], array.shape), expected, rtol=1e-12, atol=1e-12)
 
 
+def test_gradients_of_ones_own() -> None:
+    value, slope, above = np.array([1.0, 2.0]), np.array([3.0, 4.0]), np.array([5.0, 6.0])
+    assert analytic(("stop_gradient", ((2,),), {}), [value], above) == [None]
+    first, second = analytic(("surrogate", ((2,), (2,)), {}), [value, slope], above)
+    assert first is None and second is not None and second.tolist() == above.tolist()
+
+
 def test_gradient_of_max_is_shared_by_equal_elements() -> None:
     case: Case = ("max", ((4,),), {"axis": -1, "keepdims": False})
     found = analytic(case, [np.array([1.0, 3.0, 3.0, 0.0])], np.asarray(2.0))[0]
@@ -251,6 +264,8 @@ def test_gradient_of_einsum_refuses_an_axis_summed_alone() -> None:
         ("slice", ((5,),), {"axis": -1, "start": 0, "stop": 6}, "0:6 is not inside"),
         ("index", ((5,),), {"axis": -1, "at": 5}, "index 5 is not inside an axis of size 5"),
         ("index", ((5,),), {"axis": -1, "at": -1}, "index -1 is not inside"),
+        ("surrogate", ((2,), (1,)), {}, r"the value has \[2\], what has its gradient \[1\]"),
+        ("flip", ((2,),), {"axis": -2}, "axis -2 is none of 1"),
         ("concat", ((2, 3), (2, 4)), {"axis": -2}, "differ outside the joined axis"),
         ("concat", ((2, 3), (3,)), {"axis": -1}, "differ outside the joined axis"),
         ("sum", ((3, 0),), {"axis": -1, "keepdims": False}, "the axis is empty"),

@@ -66,10 +66,13 @@ def logistic(x: np.ndarray) -> np.ndarray:
 UNARY: dict[str, Function] = {
     "absolute": np.fabs,
     "cos": np.cos,
+    "atan_spike": lambda x: np.heaviside(x, 0),
     "elu": lambda x: np.where(x > 0, x, np.expm1(x)),
     "erf": np.vectorize(math.erf),
     "exp": np.exp,
     "expm1": np.expm1,
+    "fast_sigmoid_spike": lambda x: np.heaviside(x, 0),
+    "floor": lambda x: np.trunc(x) - (x < 0),
     "gelu": lambda x: x * (1 + np.vectorize(math.erf)(x / np.sqrt(2))) / 2,
     "hard_sigmoid": lambda x: np.clip(x / 5 + 0.5, 0, 1),
     "hard_tanh": lambda x: np.clip(x, -1, 1),
@@ -84,12 +87,15 @@ UNARY: dict[str, Function] = {
     "softplus": lambda x: np.log1p(np.exp(x)),
     "softsign": lambda x: x / (1 + np.abs(x)),
     "square": np.square,
+    "stop_gradient": lambda x: x,
     "tanh": np.tanh,
+    "triangle_spike": lambda x: np.heaviside(x, 0),
 }
 OTHERS = {
     *("clip", "concat", "dot", "einsum", "expand", "layer_norm", "log", "log1p", "logical_and", "logical_not"),
     *("logical_or", "matmul", "matvec", "max", "maximum", "mean", "min", "minimum", "outer", "power", "rename"),
     *("reshape", "rms_norm", "softmax", "split", "sqrt", "squeeze", "stack", "sum", "transpose", "var", "vecdot"),
+    *("argmax", "cumprod", "cumsum", "flip", "logsumexp", "mod", "one_hot", "sort", "surrogate", "topk"),
     *("vecmat", "where"),
 }
 
@@ -280,11 +286,79 @@ def test_a_reshape_to_the_same_shape_is_none() -> None:
     [
         *("0", "-1", "np.int64(1)", "1:", ":-1", "-2:", "...", "None", "1, 2", "1:3, 1", ":, -2:"),
         *("..., :2", "..., -1", "0, ..., 1", "1, None", ":, None", "..., None, 1:3", "..., 0, None, :2"),
+        *("::2", "::-1", "::3", "::4", "::9", "3::-2", ":, 1::2", ":, 4:0:-3", "-1:-4:-1, ..., ::-1", "2:1:-1"),
+        *("[2, 0, 1]", "[-1]", ":, [1, 1, 4, -5]", "..., np.array([2, 1, 0])", "None, [3, 1], 1:, ::2", "[0, 1, 2, 3]"),
     ],
 )
 def test_indexing(key: str) -> None:
     formula = eval(f"lambda x: x[{key}]", {"np": np})
     check(formula, formula, (4, 5, 3))
+
+
+def test_a_list_becomes_runs_of_neighbours() -> None:
+    runs = trace._runs([4, 5, 6, 2, 1, 0, 7, 7, 9, 8])
+    assert runs == [range(4, 7), range(2, -1, -1), range(7, 8), range(7, 8), range(9, 7, -1)]
+    value = Value(Node("input", shape=(9,)))
+    assert [n.op for n in topological([value[[0, 1, 2, 3, 4, 5, 6, 7, 8]].node])] == ["input"]
+    assert [n.op for n in topological([value[::-1].node])] == ["input", "flip"]
+
+
+@pytest.mark.parametrize("axis", [-1, 0, 1, 2])
+def test_along_an_axis(axis: int) -> None:
+    shape = (3, 5, 4)
+    for name in ("cumsum", "cumprod", "sort", "flip"):
+        mine, numpys = getattr(rnn, name), getattr(np, name)
+        check(partial(mine, axis=axis), partial(numpys, axis=axis), shape)
+        check(partial(mine, axis=0), partial(numpys, axis=0), (1,))
+    check(lambda x: rnn.sort(x, axis, descending=True), lambda x: -np.sort(-x, axis), shape)
+
+    def largest(x: np.ndarray) -> np.ndarray:
+        return np.take(-np.sort(-x, axis), [0, 1], axis)
+
+    check(lambda x: rnn.topk(x, 2, axis)[0], largest, shape)
+    check(lambda x: rnn.topk(x, 2, axis)[1], lambda x: np.take(np.argsort(-x, axis), [0, 1], axis), shape)
+
+
+@pytest.mark.parametrize("keepdims", [False, True])
+@pytest.mark.parametrize("axis", [None, -1, 0])
+def test_argmax_and_logsumexp(axis: Any, keepdims: bool) -> None:
+    options: dict[str, Any] = {"axis": axis, "keepdims": keepdims}
+    check(lambda x: rnn.argmax(x, **options), lambda x: np.argmax(x, **options), (3, 4))
+    check(lambda x: rnn.logsumexp(x, **options), lambda x: np.log(np.sum(np.exp(x), **options)), (3, 4))
+
+
+def test_one_hot_and_mod() -> None:
+    check(lambda x: rnn.one_hot(rnn.argmax(x), 5), lambda x: np.eye(5)[np.argmax(x)], (5,))
+    check(lambda x: rnn.one_hot(rnn.argmax(x, 1), 5), lambda x: np.eye(5)[np.argmax(x, 1)], (2, 5))
+    check(lambda x: rnn.one_hot(x, 3), lambda x: np.zeros((2, 3)), (2,))
+    assert rnn.one_hot(1, 3).tolist() == [0.0, 1.0, 0.0]
+    check(rnn.mod, np.mod, (7,), (7,))
+    check(lambda x: x % 0.3 + 2.0 % x, lambda x: np.mod(x, 0.3) + np.mod(2.0, x), (7,))
+    check(lambda x: np.arange(7.0) % x, lambda x: np.mod(np.arange(7.0), x), (7,))
+    check(lambda x, y: rnn.surrogate(x, y), lambda x, y: x, (7,), (7,))
+
+
+ODD = [[np.nan, 1.0, np.inf, np.nan], [1.0, -np.inf, 1.0, 1.0], [np.inf] * 4, [-np.inf] * 4, [0.0, 2.0, np.inf, 2.0]]
+
+
+@pytest.mark.parametrize("values", ODD, ids=str)
+def test_nan_and_infinity_along_an_axis(values: list[float]) -> None:
+    """Where NumPy has them, in cells and of arrays."""
+    row = np.array([values] * ROWS)
+    formulas: list[tuple[Function, Function]] = [
+        (rnn.cumsum, np.cumsum),
+        (rnn.cumprod, np.cumprod),
+        (rnn.sort, np.sort),
+        (rnn.argmax, np.argmax),
+        (rnn.logsumexp, np.logaddexp.reduce),
+        (lambda x: rnn.topk(x, 4)[0], lambda x: np.sort(x)[::-1]),
+        (lambda x: rnn.one_hot(x, 3), lambda x: np.array([np.arange(3) == v for v in x])),
+        (rnn.atan_spike, lambda x: np.heaviside(x, 0)),
+    ]
+    with np.errstate(all="ignore"):
+        for mine, numpys in formulas:
+            for found in (traced(mine, row)[0], mine(row[0])):
+                np.testing.assert_allclose(found, numpys(row[0]), rtol=1e-15)
 
 
 def test_iteration_and_length() -> None:
@@ -337,6 +411,35 @@ def test_concat_of_a_parameter_and_an_input() -> None:
     ("call", "text"),
     [
         (lambda x: rnn.sum(x, 2), "axis does not exist"),
+        (lambda x: rnn.cumsum(x, 2), "axis does not exist"),
+        (lambda x: rnn.cumsum(x, None), "cumsum works along one axis"),
+        (lambda x: rnn.cumprod(x, (0, 1)), "cumprod works along one axis"),
+        (lambda x: rnn.sort(rnn.sum(x)), "sort works along one axis"),
+        (lambda x: rnn.flip(x, True), "flip works along one axis"),
+        (lambda x: rnn.argmax(x, (0, 1)), "argmax works along one axis"),
+        (lambda x: rnn.argmax(x, 2), "axis does not exist"),
+        (lambda x: rnn.logsumexp(x, 2), "axis does not exist"),
+        (lambda x: rnn.topk(x, 4), "so many there are not"),
+        (lambda x: rnn.topk(x, 1.0), "so many there are not"),
+        (lambda x: rnn.one_hot(x, 0), "size of the new axis"),
+        (lambda x: rnn.one_hot(x > 0.0, 3), "wrong kind"),
+        (lambda x: rnn.one_hot(x, x), "size of the new axis"),
+        (lambda x: rnn.surrogate(x, x[0]), "the shapes differ"),
+        (lambda x: rnn.surrogate(x > 0.0, x), "wrong kind"),
+        (lambda x: rnn.stop_gradient(x > 0.0), "wrong kind"),
+        (lambda x: rnn.floor(x > 0.0), "wrong kind"),
+        (lambda x: rnn.mod(x, x > 0.0), "wrong kind"),
+        (lambda x: rnn.atan_spike(x > 0.0), "wrong kind"),
+        (lambda x: x[[]], "no list of places"),
+        (lambda x: x[[[0], [1]]], "no list of places"),
+        (lambda x: x[[True, False]], "no list of places"),
+        (lambda x: x[[0.0, 1.0]], "no list of places"),
+        (lambda x: x[0, [0, 1]], "no list of places"),
+        (lambda x: x[[0, 1], [0, 1]], "no list of places"),
+        (lambda x: x[[0, 2]], "an index by a list"),
+        (lambda x: x[[0, -3]], "an index by a list"),
+        (lambda x: x[[0, 0] * 40], "a list of 80 runs"),
+        (lambda x: x[1:1:-1], "is not inside an axis"),
         (lambda x: rnn.concat([x, x], 2), "axis does not exist"),
         (lambda x: rnn.concat([rnn.sum(x), 1.0]), "at least one axis"),
         (lambda x: rnn.concat([x, x[:, :2]], 0), "differ outside the joined axis"),

@@ -27,7 +27,7 @@ from tvm_rnn.target import resolve
 OLD: dict[str, Any] = json.loads((Path(__file__).parents[1] / "golden" / "manifests.json").read_text())
 DROPPED: dict[str, Any] = {"dropout": 0.25, "zoneout": {"h": 0.1}, "weight_drop": {"R": 0.5}}
 SAME = "format cell equations dtype num_layers num_directions inputs output states weights target entry_points batch"
-SAME += " passes reverse regularisers masks weight_dtype precision gradients reads_inputs reads_output parts packs"
+SAME += " reverse regularisers masks weight_dtype precision gradients reads_inputs reads_output parts packs"
 
 
 def on_a_cpu(net: rnn.RNN, training: str = "", stored: str = "") -> Facts:
@@ -78,6 +78,7 @@ def test_what_is_written_is_what_was_read(name: str) -> None:
 def test_a_new_manifest_says_the_same(name: str) -> None:
     old, found = OLD[name], json.loads(json.dumps(plain(new(name))))
     assert form(old) == form(found)
+    assert found.pop("passes") == ["parallelise_time", *old["passes"]]  # which came later
     for key in SAME.split():
         assert found.get(key) == old.get(key), key
 

@@ -13,7 +13,7 @@ import pytest
 import test_odd_equations as odd
 from derivatives import assert_slopes, draw, named, oracle
 from hypothesis import HealthCheck, given, settings
-from networks import flags, network
+from networks import SPIKING, flags, network
 from random_equations import Equations, equations
 
 import tvm_rnn as rnn
@@ -195,7 +195,7 @@ def test_what_cannot_be_kept_is_refused() -> None:
 # --- gradients are slopes --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in SPIKING])  # spikes have no slope
 def test_every_cell_has_the_slope_of_its_loss(name: str) -> None:
     net = network(name, 3, 4, dtype="float64")
     assert_slopes(net, draw(net, 4, 2))
@@ -260,6 +260,19 @@ def test_softplus_at_zero() -> None:
     for _, layers in pipeline.run(net, V4, training=True)[1:]:
         gx, _, _ = Reference(net, layers.graphs).gradients(np.zeros((1, 1, 2)), None, np.ones((1, 1, 2)))
         assert gx.tolist() == [[[0.5, 0.5]]]
+
+
+def test_what_has_a_gradient_of_its_own_is_kept_as_its_value() -> None:
+    @cell(states="h")
+    def spiking(x: "H", h: "H", *, R: "H H"):
+        return tanh(R @ rnn.atan_spike(R @ h + x))
+
+    graph = rnn.RNN(spiking, 7, 7).layers[0].graph
+    derived = differentiate(graph)
+    assert derived.backward is not None
+    ops = {n.op for g in (derived, derived.backward) for n in g.nodes()}
+    assert not ops & {"surrogate", "stop_gradient"}
+    assert [n.op for n in derived.emitted] == ["add", "tanh"]  # R h + x, of which spikes and slopes are made again
 
 
 def test_shared_parameters_and_states_add_up() -> None:

@@ -113,6 +113,16 @@ def test_softplus_stays_whole_to_be_differentiated() -> None:
     assert "softplus" in [n.op for n in normalise(graph, expand=False).nodes()]
 
 
+def test_nothing_is_left_of_gradients_of_ones_own() -> None:
+    @cell(states="h")
+    def spiking(x: "H", h: "H"):
+        return rnn.surrogate(rnn.floor(x + h), rnn.stop_gradient(sigmoid(h)))
+
+    graph = rnn.RNN(spiking, 7, 7).layers[0].graph
+    assert [n.op for n in normalise(graph).nodes()] == ["input", "state", "add", "floor"]
+    assert {"surrogate", "stop_gradient"} <= {n.op for n in normalise(graph, expand=False).nodes()}
+
+
 def test_a_part_of_a_repeated_value_is_a_part_of_the_value() -> None:
     builder, row = Builder(), Node("input", shape=(1, 5), name="x")
     whole = builder.make("broadcast", row, to=(3, 5))

@@ -45,6 +45,7 @@ KINDS = {
     "reduce": "Over one axis",
     "contract": "Products",
     "sum_rows": "Sums over T and B, which gradients of weights are made of; cells cannot write them",
+    "scan": "Recurrences over all time; the compiler writes them",
     "random": "Masks of regularisers, made of counters; options of an RNN write them",
 }
 Nav = list[tuple[str, str]]

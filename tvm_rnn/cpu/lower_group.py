@@ -23,6 +23,8 @@ from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import Block, bind, floordiv, floormod, loop, sequence, when
 
 from . import dropout_masks, int8_products, register_tile, register_tile_reductions
+from .matrix_recurrence import MatrixRecurrence
+from .recurrence import Recurrence
 from .register_tile import Places, Tile
 from .weight_storage import Storage
 
@@ -62,7 +64,8 @@ class Emitter:
         if group.kind == "random":
             return self._random(group, rows, places)
         unit = self._unit(group)
-        emit = {"gemm": self._gemm, "pointwise": self._pointwise, "reduce": self._reduce}[group.kind]
+        kinds = {"gemm": self._gemm, "pointwise": self._pointwise, "reduce": self._reduce, "scan": self._scan}
+        emit = kinds[group.kind]
 
         def code(own: Unit, chosen: Chosen) -> Stmt:
             self.used.append(Used(own, *chosen))
@@ -85,6 +88,8 @@ class Emitter:
         gates = shape[0] if group.kind == "gemm" and len(shape) == 2 else 1
         depths = tuple(a.shape[0] for a in root.args[1::2]) if group.kind == "gemm" and root is not None else ()
         width = shape[-1] if shape else 1
+        if root is not None and root.op == "scan_matrix":
+            depths, width = (shape[root.attrs["key"]],), shape[-3 - root.attrs["key"]]
         stored = self.storage.name if self.storage is not None and group.kind == "gemm" else ""
         return Unit(group.kind, group.region, self.dtype, gates, width, depths, len(group.nodes), self.batches, stored)
 
@@ -139,6 +144,12 @@ class Emitter:
             return loop("c", -(-root.shape[-1] // self.lanes), vector)
 
         return self._rows(rows, root.shape if along else root.shape[:-1], work, body)
+
+    def _scan(self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config) -> Stmt:
+        assert places.walk is not None and group.root is not None
+        if group.root.op == "scan_matrix":
+            return MatrixRecurrence(group, unit, places, places.walk, self.lanes, config).statement(rows)
+        return Recurrence(group, unit, places, places.walk, self.lanes, template, config).statement(rows)
 
     def _rows(
         self, rows: Expr, outer: tuple[int, ...], work: int, body: Callable[[Expr, tuple[Expr, ...]], Stmt]

@@ -12,7 +12,7 @@ from functools import partial
 
 from tvm import tirx
 
-from tvm_rnn.graph.graph import Graph, Group, Node, depends
+from tvm_rnn.graph.graph import Graph, Group, Node, depends, has_steps, is_scan
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import Block, bind, load, loop, sequence, store, when
@@ -21,6 +21,7 @@ from .dropout_masks import Draw
 from .int8_products import row_elements
 from .lower_group import Emitter
 from .register_tile import Places
+from .walk_through_time import Walk
 from .weight_packing import PackedWeights
 from .workspace import Array, row_stride, strides_of
 
@@ -100,7 +101,14 @@ class Layer:
         nodes = g.nodes()
         leaves = depends(nodes)
         self.free = {n for n in nodes if not leaves[n]}
-        self.state_rows = [row_stride(s.shape, self.lanes, self.itemsize) for s in g.states]
+        results = dict(zip(g.states, g.results, strict=True))
+        self.solved = {result: state for state, result in results.items() if is_scan(result)}
+        self.stepped = {state: result for state, result in results.items() if not is_scan(result)}
+        self.has_steps = has_steps(g)
+        # Of a matrix that is solved the value axis is the last one in memory: vectors run along it.
+        turned = (r for r in self.solved if r.op == "scan_matrix" and r.attrs["key"] == -1)
+        self.turned = {self.solved[r] for r in turned}
+        self.state_rows = [row_stride(self._as_stored(s), self.lanes, self.itemsize) for s in g.states]
         self.hoisted = self._rows(n for group in g.groups if group.region == "before" for n in group.stored)
         self.before = set(self.hoisted)
         own = [n for group in g.groups if group.region == "step" for n in group.stored]
@@ -163,19 +171,77 @@ class Layer:
         """`before` over the tile's rows, then the steps in this direction's order."""
         rows, set_rows = bind("rows", visit.count * ctx.batch)
         arrays = self._rows_read(ctx, visit, int64(0))
-        places = self._places(ctx, visit, arrays, {n: [arrays[n]] for n in self.hoisted})
-        before = [self.emitter.group(g, rows, places) for g in self.graph.groups if g.region == "before"]
-        steps = loop("step", visit.count, lambda s: self._step(ctx, visit, s))
+        write = {n: [self._hoisted(n, visit, int64(0), ctx)] for n in self.hoisted}
+        places = self._places(ctx, visit, arrays, write)
+        if self.solved:
+            places = replace(places, walk=self._walk(ctx, visit))
+        own = [g for g in self.graph.groups if g.region == "before"]
+        before = [self.emitter.group(g, rows, self._copying(places, g)) for g in own]
+        steps = loop("step", visit.count, lambda s: self._step(ctx, visit, s)) if self.has_steps else None
         return sequence(set_rows, before, steps, self._after(ctx, visit, rows, places))
 
     def _after(self, ctx: Context, visit: Visit, rows: Expr, places: Places) -> list[Block]:
-        """What follows a tile's steps: in forward functions nothing."""
-        return []
+        """What follows a tile's steps: in forward functions the output, where no step has left it."""
+        return [] if self.has_steps else [self._whole_output(ctx, visit)]
+
+    def _whole_output(self, ctx: Context, visit: Visit) -> Block:
+        """The output of all steps of a tile; rows that have ended emit zeros."""
+        node, zero = self.graph.output, tirx.const(0.0, self.graph.dtype)
+        out = self._hoisted(node, visit, int64(0), ctx)
+        source, width = ctx.buffers[out.buffer], node.shape[0]
+
+        def emit(i: Expr) -> list[Block]:
+            t, set_t = bind("t", tirx.floordiv(i, ctx.batch))
+            b, set_b = bind("b", tirx.floormod(i, ctx.batch))
+            value = loop("j", width, lambda j: visit.emit(t, b, j, load(source, out.address(i, (j,)))))
+            nothing = loop("j", width, lambda j: visit.emit(t, b, j, zero))
+            return [set_t, set_b, when(self._has_ended(ctx, visit.start + t, b), nothing, value)]
+
+        return loop("i", visit.count * ctx.batch, emit)
+
+    @staticmethod
+    def _has_ended(ctx: Context, time: Expr, b: Expr) -> Expr:
+        """Whether row b has no step `time`."""
+        after = tirx.GE(time, load(ctx.lengths, b))
+        return tirx.if_then_else(tirx.NE(ctx.has_lengths, int64(0)), after, tirx.const(False, "bool"))
+
+    def _copying(self, places: Places, group: Group) -> Places:
+        """What is known without a step is copied where it is stored."""
+        elsewhere = [n for n in group.stored if n.leaf or n in self.packed.names]
+        return self._copied(places, elsewhere) if elsewhere else places
+
+    def _copied(self, places: Places, nodes: Iterable[Node]) -> Places:
+        sources = {n: places.read(n) for n in nodes}
+        return replace(places, copied={n: array for n, array in sources.items() if array is not None})
+
+    # --- recurrences over all steps of a tile ------------------------------------------------------------------------
+
+    def _walk(self, ctx: Context, visit: Visit) -> Walk:
+        states = list(self.solved.values())
+        first, last = ({s: self._state_at(ctx, visit, s, end) for s in states} for end in (False, True))
+        fresh = {s: self.initial.get(s.name, 0.0) for s in states}
+
+        def active(b: Expr) -> Expr:
+            left = tirx.max(tirx.min(load(ctx.lengths, b) - visit.start, visit.count), int64(0))
+            return tirx.if_then_else(tirx.NE(ctx.has_lengths, int64(0)), left, visit.count)
+
+        def restart(t: Expr, b: Expr, body: Block) -> Stmt:
+            # Backwards, a flag at t + 1 separates t from what was just processed.
+            return self._row_restart(ctx, visit.start + t + visit.direction, b, body)
+
+        return Walk(self.solved, first, last, {}, active, visit.direction, restart, fresh, behind=False)
+
+    def _state_at(self, ctx: Context, visit: Visit, state: Node, last: bool) -> Array:
+        """A solved state before the tile's steps, or after them."""
+        done = visit.done + visit.count if last else visit.done
+        parity = tirx.bitwise_and(done, int64(1))
+        return self.state(self.graph.states.index(state), parity, visit.states, ctx.batch)
 
     def _rows_read(self, ctx: Context, visit: Visit, t: Expr) -> dict[Node, Array]:
-        """What has a row for every step, from step t of the tile on."""
+        """What has a row for every step, from step t of the tile on. What is only copied is read where it was."""
         read = {n: self._input(i, visit, t, ctx) for i, n in enumerate(self.graph.inputs)}
-        return read | {n: self._hoisted(n, visit, t, ctx) for n in self.hoisted}
+        copies = {n for n in self.hoisted if n.leaf or n in self.packed.names}
+        return read | {n: self._hoisted(n, visit, t, ctx) for n in self.hoisted if n not in copies}
 
     def _hoisted(self, node: Node, visit: Visit, t: Expr, ctx: Context) -> Array:
         at, stride = self.hoisted[node]
@@ -192,7 +258,16 @@ class Layer:
         before = 2 * sum(self.state_rows[:number])
         stride = self.state_rows[number]
         base = states + batch * (int64(before) + parity * int64(stride))
-        return self._array("workspace", self.graph.states[number], base, stride)
+        node = self.graph.states[number]
+        strides = strides_of(self._as_stored(node), self.lanes)[0]
+        return Array("workspace", base, stride, self._swapped(strides) if node in self.turned else strides, node.shape)
+
+    def _as_stored(self, state: Node) -> tuple[int, ...]:
+        return self._swapped(state.shape) if state in self.turned else state.shape
+
+    @staticmethod
+    def _swapped(axes: tuple[int, ...]) -> tuple[int, ...]:
+        return (*axes[:-2], axes[-1], axes[-2])
 
     def _places(
         self, ctx: Context, visit: Visit, read: Mapping[Node, Array], write: Mapping[Node, Sequence[Array]]
@@ -223,9 +298,9 @@ class Layer:
 
     def _step(self, ctx: Context, visit: Visit, s: Expr) -> list[Block]:
         step = self._begin(ctx, visit, s)
-        step.read = self._rows_read(ctx, visit, step.t) | dict(zip(self.graph.states, step.old, strict=True))
+        step.read = self._rows_read(ctx, visit, step.t) | dict(zip(self.stepped, step.old, strict=True))
         step.write = self._written(ctx, visit, step.t)
-        for node, array in zip(self.graph.results, step.new, strict=True):
+        for node, array in zip(self.stepped.values(), step.new, strict=True):
             step.write.setdefault(node, []).append(array)
         return [*step.sets, *self._work(ctx, visit, step)]
 
@@ -235,7 +310,8 @@ class Layer:
         parity, set_parity = bind("parity", tirx.bitwise_and(visit.done + s, int64(1)))
         step.odd = parity
         step.sets.append(set_parity)
-        for number, node in enumerate(self.graph.states):
+        for node in self.stepped:
+            number = self.graph.states.index(node)
             pair = (self.state(number, p, visit.states, ctx.batch) for p in (parity, int64(1) - parity))
             step.bind_state(node.name, *pair)
         return step
@@ -250,7 +326,7 @@ class Layer:
         """What a step does: states begin again, groups, the output; rows that have ended keep their state and emit
         zeros."""
         initial, t = self.initial, step.t
-        first = [(array, initial.get(n.name, 0.0)) for array, n in zip(step.old, self.graph.states, strict=True)]
+        first = [(array, initial.get(n.name, 0.0)) for array, n in zip(step.old, self.stepped, strict=True)]
         groups = self._groups(ctx, visit, step)
         out = (step.read | {n: arrays[0] for n, arrays in step.write.items()})[self.graph.output]
         zero = tirx.const(0.0, self.graph.dtype)
@@ -283,9 +359,7 @@ class Layer:
 
     def _own(self, places: Places, group: Group) -> Places:
         """A result that is a leaf, or that another region computes, is copied from where it is."""
-        elsewhere = (n for n in group.stored if n.leaf or n in self.before or n in self.packed.names)
-        sources = {n: places.read(n) for n in elsewhere}
-        return replace(places, copied={n: array for n, array in sources.items() if array is not None})
+        return self._copied(places, (n for n in group.stored if n.leaf or n in self.before or n in self.packed.names))
 
     def _restart(self, ctx: Context, at: Expr, states: Sequence[tuple[Array, float]]) -> Stmt:
         """Rows whose reset flag is set at step `at` get those values; finished rows stay as they are: flags in the
@@ -293,12 +367,20 @@ class Layer:
 
         def row(b: Expr) -> Stmt:
             fill = [fill_row(ctx.buffers, a, tirx.const(value, self.graph.dtype), b) for a, value in states]
-            flagged = when(tirx.NE(load(ctx.reset, at * ctx.batch + b), tirx.const(0, "uint8")), fill)
-            unfinished = when(at < load(ctx.lengths, b), flagged)
-            return when(tirx.EQ(ctx.has_lengths, int64(0)), flagged, unfinished)
+            return self._if_flagged(ctx, at, b, fill)
 
         body = when(at < ctx.steps, loop("b", ctx.batch, row))
         return when(tirx.NE(ctx.has_reset, int64(0)), body)
+
+    def _row_restart(self, ctx: Context, at: Expr, b: Expr, body: Block) -> Stmt:
+        """The same of one row."""
+        return when(tirx.NE(ctx.has_reset, int64(0)), when(at < ctx.steps, self._if_flagged(ctx, at, b, body)))
+
+    @staticmethod
+    def _if_flagged(ctx: Context, at: Expr, b: Expr, body: Block) -> Stmt:
+        flagged = when(tirx.NE(load(ctx.reset, at * ctx.batch + b), tirx.const(0, "uint8")), body)
+        unfinished = when(at < load(ctx.lengths, b), flagged)
+        return when(tirx.EQ(ctx.has_lengths, int64(0)), flagged, unfinished)
 
 
 def ended(ctx: Context, time: Expr, body: Callable[[Expr], Block]) -> Stmt:

@@ -34,6 +34,7 @@ from tvm_rnn.tir.statements import Block, Named, bind, buffer, function, load, l
 
 from .lower_group import Emitter, Used
 from .lower_layer import Context, Layer, Visit
+from .recurrence import use_threads
 from .weight_storage import STORAGES
 from .workspace import Array, Workspace, each_element, row_stride, rows_in, rows_out, strides_of
 
@@ -244,11 +245,7 @@ class Lowering:
         return found
 
     def _with_threads(self, count: Expr, *body: Block) -> Stmt:
-        use = [
-            tirx.Evaluate(tirx.call_extern("int32", "tvm_rnn_pool_use", tirx.Cast("int32", number)))
-            for number in (count, int64(1))
-        ]
-        return sequence(self.views, use[0], self.sets, body, use[1])
+        return sequence(self.views, use_threads(count), self.sets, body, use_threads(int64(1)))
 
     def _users(self, names: list[str]) -> list[Buffer]:
         """Arrays of the user's."""

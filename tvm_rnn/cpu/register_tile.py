@@ -27,6 +27,7 @@ from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
 from tvm_rnn.tir.index import INDEX, int64, wide
 
 from .dropout_masks import Draw
+from .walk_through_time import Walk
 from .weight_storage import Storage
 from .workspace import Array
 
@@ -81,6 +82,7 @@ class Places:
     threads: Expr | None = None  # that may share the work
     odd: Expr | None = None  # 0 and 1 in turns, from step to step; None outside of steps
     draw: Draw | None = None  # what masks are made of
+    walk: Walk | None = None  # through a tile's steps, of recurrences
 
 
 @dataclass

@@ -36,6 +36,7 @@ SAME = {  # our ops whose ONNX name takes the same arguments
     "mul": "Mul",
     "div": "Div",
     "power": "Pow",
+    "floor": "Floor",
     "maximum": "Max",
     "minimum": "Min",
     "less": "Less",
@@ -121,6 +122,23 @@ class Body:
         corrected = self.make("Div", self.make("Mul", log, x), less)
         corrected = self.make("Where", self.make("Equal", u, x), log, corrected)
         return self.make("Where", self.make("Equal", less, self.constant(0.0, self.dtype)), x, corrected)
+
+    def _mod(self, node: Node, names: list[str]) -> str:
+        """The rest that fmod leaves, with the sign of the divisor: ONNX's Mod of numbers has that of the dividend."""
+        zero, rest = self.constant(0.0, self.dtype), self.make("Mod", *names, fmod=1)
+        differ = self.make("Less", self.make("Mul", self.make("Sign", rest), self.make("Sign", names[1])), zero)
+        return self.make("Where", differ, self.make("Add", rest, names[1]), rest)
+
+    def _stop_gradient(self, node: Node, names: list[str]) -> str:
+        return names[0]
+
+    def _surrogate(self, node: Node, names: list[str]) -> str:
+        return names[0]
+
+    def _flip(self, node: Node, names: list[str]) -> str:
+        last, before = -1, -(2**63) + 1
+        parts = (last, before, int(node.attrs["axis"]), -1)
+        return self.make("Slice", names[0], *(self.constant([part], "int64") for part in parts))
 
     def _reshape(self, node: Node, names: list[str]) -> str:
         sizes = [*([0] if self.batched[node] else []), *node.attrs["to"]]

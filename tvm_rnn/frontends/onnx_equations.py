@@ -385,9 +385,15 @@ def _gelu(a: Fields, x: Data) -> Data:
     return 0.5 * x * (1.0 + f.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
+def _mod(a: Fields, x: Data, y: Data) -> Data:
+    """The rest of x / y: with the sign of x where `fmod` says so, else with that of y."""
+    return f.sign(x) * f.mod(f.absolute(x), f.absolute(y)) if integer(a, "fmod", 0) else f.mod(x, y)
+
+
 POINTWISE: dict[str, Callable[..., Data]] = {
     **{name: _row(op) for op, name in SAME.items()},
     "Softsign": _each(f.softsign),
+    "Mod": _mod,
     "Reciprocal": _each(lambda x: 1.0 / x),
     "Pow": _each(_power),
     "Max": _chained(f.maximum),

@@ -114,7 +114,9 @@ def _function(node: Node, args: list[tuple[str, int]]) -> tuple[str, int]:
     if node.op == "slice":
         window = f"{node.attrs['start']}:{node.attrs['stop']}"
         return f"{_held(first, 9)}<mo>[</mo><mtext>{window}</mtext><mo>]</mo>", 9
-    if node.op in ("reshape", "broadcast"):
+    if node.op == "flip":
+        return f"{_held(first, 9)}<mo>[</mo><mtext>::-1</mtext><mo>]</mo>", 9
+    if node.op in ("reshape", "broadcast", "surrogate", "stop_gradient"):
         return first
     if node.op == "transpose":
         return f"<msup><mrow>{_held(first, 9)}</mrow><mi>&#8868;</mi></msup>", 9

@@ -62,6 +62,15 @@ def power(f: Functions, g: Array, y: Array, args: Sequence[Array]) -> Sequence[A
     return first, f.where(flat, 0.0, g * y * f.log(base))
 
 
+def mod(f: Functions, g: Array, y: Array, args: Sequence[Array]) -> Sequence[Array]:
+    """mod: the divisor gets what floor(a / b) says, from the rounded result: a / b may round to a whole number."""
+    a, b = args
+    whole = f.floor((a - y) / b + 0.5)
+    endless = f.where(y == a, 0.0, -f.sign(y) * f.sign(b))  # an infinite divisor is in `a` no time, or once
+    times = f.where(f.absolute(b) == np.inf, endless, f.where(b == 0.0, a / b, whole))
+    return g, -g * times
+
+
 def erf(f: Functions, g: Array, y: Array, a: Sequence[Array]) -> Sequence[Array]:
     return (g * f.exp(-(a[0] * a[0])) * (2.0 / SQRT_PI),)
 

@@ -89,6 +89,20 @@ def indexed(shape: Shape, *, axis: int, at: int) -> Shape:
     return tuple(size for i, size in enumerate(shape) if i != len(shape) + axis)
 
 
+def alike(shape: Shape, other: Shape) -> Shape:
+    """The one shape of both."""
+    if shape != other:
+        raise ValueError(f"the value has {list(shape)}, what has its gradient {list(other)}")
+    return shape
+
+
+def flipped(shape: Shape, *, axis: int) -> Shape:
+    """The same shape: one negative axis is read backwards."""
+    if not -len(shape) <= axis < 0:
+        raise ValueError(f"axis {axis} is none of {len(shape)}")
+    return shape
+
+
 def concatenated(*shapes: Shape, axis: int) -> Shape:
     """The shape of operands joined along a negative axis; their other axes are equal."""
     rest = {tuple(s for i, s in enumerate(shape) if i != len(shape) + axis) for shape in shapes}
@@ -205,6 +219,10 @@ def _repeat(x: Array, *, to: Shape) -> Array:
     return np.broadcast_to(x, x.shape[: x.ndim - len(to)] + tuple(to))
 
 
+def _first(value: Array, other: Array) -> Array:
+    return np.broadcast_arrays(value, other)[0]
+
+
 def _sum_rows(x: Array, *, rank: int) -> Array:
     return x.sum(axis=tuple(range(x.ndim - rank)))
 
@@ -246,6 +264,11 @@ _ROWS = [
     _pointwise("power", 2, np.power, gradients.power, 30),
     _pointwise("maximum", 2, np.maximum, lambda f, g, y, a: gradients.choice(f, g, a, operator.ge, operator.lt)),
     _pointwise("minimum", 2, np.minimum, lambda f, g, y, a: gradients.choice(f, g, a, operator.le, operator.gt)),
+    _pointwise("floor", 1, np.floor, lambda f, g, y, a: (None,)),
+    _pointwise("mod", 2, np.mod, gradients.mod, 30),
+    # Values with gradients of the user's own; once gradients are derived, nothing is left of both rows.
+    _pointwise("stop_gradient", 1, np.positive, lambda f, g, y, a: (None,)),
+    Op("surrogate", 2, alike, _first, lambda f, g, y, a: (None, g), scalar.surrogate),
     *map(_truth, ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal", "logical_and", "logical_or")),
     _truth("logical_not", 1),
     _pointwise("where", 3, np.where, lambda f, g, y, a: (None, f.where(a[0], g, 0.0), f.where(a[0], 0.0, g))),
@@ -253,6 +276,7 @@ _ROWS = [
     _view("transpose", transposed, _transpose, gradients.transpose),
     _view("slice", sliced, _slice, gradients.slice),
     _view("index", indexed, lambda x, *, axis, at: np.take(x, at, axis=axis), gradients.index),
+    _view("flip", flipped, lambda x, *, axis: np.flip(x, axis), lambda f, g, y, a, *, axis: (f.flip(g, axis),)),
     Op("concat", None, concatenated, _concatenate, gradients.concat, kind="move"),
     Op("sum", 1, reduced, np.sum, gradients.sum, kind="reduce"),
     Op("max", 1, reduced, np.max, gradients.max, kind="reduce"),

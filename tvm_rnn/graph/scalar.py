@@ -240,6 +240,30 @@ def sqrt(x: Expr) -> Expr:
     return _tir().sqrt(x)
 
 
+@_row
+def floor(x: Expr) -> Expr:
+    return _tir().floor(x)
+
+
+def mod(a: Expr, b: Expr) -> Expr:
+    """The rest that libm's fmod leaves, with the sign of b as in NumPy."""
+
+    def signed(rest: Expr, b: Expr) -> Expr:
+        zero = const(0.0, rest)
+        above, below = (logical_and(wins(rest, zero), wins(zero, b)) for wins in (greater, less))
+        return where(logical_or(above, below), rest + b, rest)
+
+    return let(b, lambda b: let(_call("fmod", a, b), lambda rest: signed(rest, b)))
+
+
+def stop_gradient(x: Expr) -> Expr:
+    return x
+
+
+def surrogate(value: Expr, slope: Expr) -> Expr:
+    return value
+
+
 sin, cos, erf, power = (functools.partial(_call, name) for name in ("sin", "cos", "erf", "pow"))
 
 

@@ -101,6 +101,9 @@ def moved(node: Node, index: Index) -> Index:
     if node.op == "slice":
         at = rank + attrs["axis"]
         return (*index[:at], index[at] + attrs["start"], *index[at + 1 :])
+    if node.op == "flip":
+        at = rank + attrs["axis"]
+        return (*index[:at], index[at] * -1 + (node.shape[at] - 1), *index[at + 1 :])
     if node.op == "broadcast":
         return fit(node.args[0].shape, index)
     if node.op == "transpose":

@@ -64,6 +64,7 @@ _RULES: Mapping[str, Callable[[Sequence[Axes], Mapping[str, Any]], Axes]] = {
     "transpose": lambda operands, attrs: tuple(operands[0][a] for a in attrs["axes"]),
     "slice": lambda operands, attrs: _unnamed(operands[0], attrs["axis"]),
     "index": lambda operands, attrs: _without(operands[0], attrs["axis"]),
+    "flip": lambda operands, attrs: _unnamed(operands[0], attrs["axis"]),
     "concat": lambda operands, attrs: merged([_unnamed(axes, attrs["axis"]) for axes in operands]),
     "broadcast": lambda operands, attrs: operands[0],
     "sum": _reduced,

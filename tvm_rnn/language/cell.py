@@ -27,13 +27,14 @@ from tvm_rnn.names import MOST_LETTERS, is_name
 
 from .axes import Axes, AxesDiffer, merged
 from .dims import Dims, completed, parse_dims
-from .trace import Value, counted, fail, user_frames
+from .trace import Value, apply, counted, fail, user_frames
 
 # The cells whose equations are being traced or called, outermost first; per thread and per asynchronous task.
 _active: ContextVar[tuple[Cell, ...]] = ContextVar("active", default=())
 SHOWN_SIZE = 4  # of every axis, where equations are drawn and no size is known
 MOST_ELEMENTS = 2**40  # of one argument
 INITIALISERS = ("uniform", "zeros", "ones")
+INFINITIES = (math.inf, -math.inf)
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ class Cell:
         where: "file:line" of the function.
         initial: a state's value before the first step, where it is not 0.
         init: how a parameter is initialised where it is not uniform: "zeros", "ones" or a number.
+        begins: {state: what it begins from, where that is no finite number: the name of a parameter, or an infinity}.
+            For each of them there is one more state, `<state>_begins`: 1 where the state is still to begin.
     """
 
     name: str
@@ -75,6 +78,7 @@ class Cell:
     where: str
     initial: Mapping[str, float] = field(default_factory=dict)
     init: Mapping[str, str | float] = field(default_factory=dict)
+    begins: Mapping[str, str | float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in (self.name, self.output):  # they reach files, C, CUDA, HTML and Markdown
@@ -150,10 +154,14 @@ class Cell:
             for kind, arguments in (("input", self.inputs), ("state", self.states), ("param", self.params))
         }
         names = {a.name: a.dims.present(sizes).labels for a in self.arguments}
-        values = [Value(n, names[n.name]) for n in (*leaves["input"], *leaves["state"])]
+        values, params = (
+            {n.name: Value(n, names[n.name]) for n in nodes}
+            for nodes in ((*leaves["input"], *leaves["state"]), leaves["param"])
+        )
         try:
             with counted():
-                returned = self(*self._in_order(values), **{n.name: Value(n, names[n.name]) for n in leaves["param"]})
+                values, begun = self._begun(values, params)
+                returned = self(*self._in_order(values), **params)
         except TvmRnnError as error:
             raise error.with_traceback(user_frames(error.__traceback__)) from None
         except RecursionError:
@@ -166,8 +174,9 @@ class Cell:
                 do="correct this line; equations are made of tvm_rnn's functions and of Python numbers",
             ) from error
         results, output = self._results(returned, leaves["state"], names)
-        inputs, states, params = leaves["input"], leaves["state"], leaves["param"]
-        graph = Graph(self.name, dtype, inputs, states, params, results, output, self.output, dict(sizes))
+        inputs, states, weights = leaves["input"], leaves["state"], leaves["param"]
+        results = (*results, *(v.node for v in begun))
+        graph = Graph(self.name, dtype, inputs, states, weights, results, output, self.output, dict(sizes))
         self._check_numbers(graph)
         self._check_leaves(graph)
         return graph
@@ -201,16 +210,25 @@ class Cell:
                     do="choose other sizes",
                 )
 
-    def _in_order(self, values: Sequence[Value]) -> list[Value]:
-        by_name = {v.node.name: v for v in values}
-        names = [p for p in inspect.signature(self.function).parameters if p in by_name]
-        return [by_name[name] for name in names]
+    def _begun(self, values: Mapping[str, Value], params: Mapping[str, Value]) -> tuple[dict[str, Value], list[Value]]:
+        """The inputs and states with states that are still to begin at what they begin from, and what says so after
+        the step: 0."""
+        found, after = dict(values), list[Value]()
+        for state, begin in self.begins.items():
+            flag = values[begins(state)]
+            first = params[begin] if isinstance(begin, str) else begin
+            found[state] = apply("where", flag > 0.5, first, values[state])
+            after.append(apply("stop_gradient", apply("minimum", flag, 0.0)))
+        return found, after
+
+    def _in_order(self, by_name: Mapping[str, Value]) -> list[Value]:
+        return [by_name[name] for name in inspect.signature(self.function).parameters if name in by_name]
 
     def _results(
         self, returned: Any, states: tuple[Node, ...], axes: Mapping[str, Axes]
     ) -> tuple[tuple[Node, ...], Node]:
         values = list(returned) if isinstance(returned, (tuple, list)) else [returned]
-        names = [s.name for s in self.states]
+        names = [s.name for s in self.states[: len(self.states) - len(self.begins)]]
         wanted = names if self.output in names else [*names, self.output]
         if len(values) != len(wanted) or not all(isinstance(v, Value) for v in values):
             raise self._wrong(
@@ -337,7 +355,7 @@ def cell(
     *,
     states: str | Sequence[str] = ...,
     output: str | None = ...,
-    initial: Mapping[str, float] | None = ...,
+    initial: Mapping[str, str | float] | None = ...,
     init: Mapping[str, str | float] | None = ...,
     name: str | None = ...,
 ) -> Callable[[Callable[..., object]], Cell]: ...
@@ -349,7 +367,7 @@ def cell(
     *,
     states: str | Sequence[str] = "h",
     output: str | None = None,
-    initial: Mapping[str, float] | None = None,
+    initial: Mapping[str, str | float] | None = None,
     init: Mapping[str, str | float] | None = None,
     name: str | None = None,
 ) -> Any:
@@ -363,7 +381,9 @@ def cell(
         states: names of the arguments that are carried from step to step.
         output: the state that the layer emits, by name (default: the first), or the name of an extra value that is
             returned after the states.
-        initial: {state: its value before the first step}, where that is not 0.
+        initial: {state: its value before the first step}, where that is not 0: a number, an infinity, or the name of a
+            parameter of the state's dims, which is learned. Such a state has another beside it, `<state>_begins`: 1
+            before the first step and where a reset is, 0 afterwards and where a caller gives the state.
         init: {parameter: "zeros", "ones" or a number}, where it is not initialised uniformly.
         name: of the cell (default: the function's): letters, digits and _, at most 100.
 
@@ -383,7 +403,7 @@ def _define(
     function: Callable[..., object],
     states: str | tuple[str, ...],
     output: str | None,
-    initial: Mapping[str, float],
+    initial: Mapping[str, str | float],
     init: Mapping[str, str | float],
     name: str | None,
 ) -> Cell:
@@ -424,19 +444,42 @@ def _define(
     _check_axes((*positional, *params), wrong)
     if output is not None and (not isinstance(output, str) or output in (a.name for a in (*inputs, *params))):
         raise wrong("output= must name a state or an extra result", got=repr(output), expected=", ".join(states))
-    _check_values("initial", initial, states, (), wrong)
+    _check_values("initial", initial, states, (*(p.name for p in params), *INFINITIES), wrong)
     _check_values("init", init, [p.name for p in params], INITIALISERS, wrong)
+    begin = {s: value for s in states if isinstance(value := initial.get(s, 0.0), str) or math.isinf(value)}
+    for state, value in begin.items():
+        _check_begin(by_name[state], value, [*positional, *params], wrong)
     return Cell(
         name=label,
         function=function,
         inputs=inputs,
-        states=tuple(by_name[s] for s in states),
+        states=(*(by_name[s] for s in states), *(Argument(begins(s), by_name[s].dims) for s in begin)),
         params=tuple(params),
         output=output or states[0],
         where=where,
-        initial=dict(initial),
+        initial={s: float(v) for s, v in initial.items() if s not in begin} | {begins(s): 1.0 for s in begin},
         init=dict(init),
+        begins=begin,
     )
+
+
+def begins(state: str) -> str:
+    """The state that says whether `state` is still to begin."""
+    return f"{state}_begins"
+
+
+def _check_begin(
+    state: Argument, value: str | float, known: Sequence[Argument], wrong: Callable[..., CellError]
+) -> None:
+    """A parameter that a state begins from has its dims; and the state beside it needs a name of its own."""
+    by_name = {a.name: a for a in known}
+    if begins(state.name) in by_name:
+        raise wrong(
+            f"{begins(state.name)} is taken: a state beside {state.name} has this name", do="rename the argument"
+        )
+    if isinstance(value, str) and by_name[value].dims.text.split() != state.dims.text.split():
+        got, expected = str(by_name[value]), f"the dims of {state}"
+        raise wrong(f"initial= of {state.name}: the parameter has other dims", got=got, expected=expected)
 
 
 def _arguments(
@@ -475,7 +518,11 @@ def _check_axes(arguments: Sequence[Argument], wrong: Callable[..., CellError]) 
 
 
 def _check_values(
-    what: str, given: Mapping[str, object], known: Iterable[str], words: Sequence[str], wrong: Callable[..., CellError]
+    what: str,
+    given: Mapping[str, object],
+    known: Iterable[str],
+    words: Sequence[object],
+    wrong: Callable[..., CellError],
 ) -> None:
     """initial= and init= name what exists, and give a number or one of the words."""
     for key, value in given.items():

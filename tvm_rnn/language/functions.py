@@ -84,8 +84,11 @@ cos = _unary("cos", "The cosine of x in radians.")
 absolute = _unary("absolute", "|x|, as Python's abs().", "abs")
 sign = _unary("sign", "-1, 0 or 1.")
 negative = _unary("negative", "-x.", "neg")
+floor = _unary("floor", "The largest whole number that is not above x; its gradient is 0.")
+stop_gradient = _unary("stop_gradient", "x as a constant: its gradient is 0.")
 maximum = _binary("maximum", "The larger of two arrays, element by element; NaN where either is.")
 minimum = _binary("minimum", "The smaller of two arrays, element by element; NaN where either is.")
+mod = _binary("mod", "The rest of a / b with the sign of b, also written a % b; NaN where b is 0.")
 logical_and = _binary("logical_and", "Both of two comparisons, also written a & b.")
 logical_or = _binary("logical_or", "Either of two comparisons, also written a | b.")
 
@@ -163,6 +166,37 @@ def softsign(x: Array) -> Array:
     return x / (1.0 + absolute(x))
 
 
+def surrogate(forward: Array, backward: Array) -> Array:
+    """The value of one array with the gradient of another of its shape: surrogate(floor(x + 0.5), x) rounds straight
+    through."""
+    if _traced(forward, backward):
+        forward, backward = lift(forward), lift(backward)
+        if forward.shape != backward.shape:
+            got, expected = f"{forward!r} and {backward!r}", "one shape"
+            fail("surrogate: the shapes differ", got=got, expected=expected, do="repeat one by adding zeros")
+    return _pointwise("surrogate", forward, backward)
+
+
+def _spike(v: Array, slope: Array) -> Array:
+    """1 above 0, else 0, NaN where v is; the gradient is `slope`."""
+    return surrogate(where(v > 0.0, 1.0, where(v <= 0.0, 0.0, v)), v * stop_gradient(slope))
+
+
+def fast_sigmoid_spike(v: Array, slope: float = 25.0) -> Array:
+    """1 where v is above 0, else 0; the gradient is 1 / (1 + slope |v|)**2 (Zenke & Ganguli 2018)."""
+    return _spike(v, 1.0 / square(1.0 + slope * absolute(v)))
+
+
+def atan_spike(v: Array, slope: float = 2.0) -> Array:
+    """1 where v is above 0, else 0; the gradient is slope / 2 / (1 + (pi / 2 slope v)**2) (Fang et al. 2021)."""
+    return _spike(v, 0.5 * slope / (1.0 + square(0.5 * np.pi * slope * v)))
+
+
+def triangle_spike(v: Array, scale: float = 0.3) -> Array:
+    """1 where v is above 0, else 0; the gradient is scale max(0, 1 - |v|) (Bellec et al. 2018)."""
+    return _spike(v, scale * relu(1.0 - absolute(v)))
+
+
 def _axes(x: Array, axis: int | Sequence[int] | None) -> list[int]:
     """Normalised negative axes. For traced values None means every written axis."""
     if axis is None:
@@ -234,6 +268,114 @@ def softmax(x: Array, axis: int = -1) -> Array:
     return e / sum(e, axis, keepdims=True)
 
 
+def logsumexp(x: Array, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Array:
+    """log(sum(exp(x))) over written axes (default all), without overflow."""
+    top = stop_gradient(max(x, axis, keepdims=True))
+    top = where(absolute(top) == np.inf, 0.0, top)
+    total = log(sum(exp(x - top), axis, keepdims=True)) + top
+    for a in () if keepdims else _axes(x, axis):  # from the front, as in a reduction
+        total = squeeze(total, a)
+    return total
+
+
+# What stands at other places of an axis is a sum over all places of what is chosen by comparison, so that NaN and
+# infinity stay where they are: for axes of up to some hundred places.
+
+
+def _one_axis(name: str, x: Array, axis: int) -> int:
+    """The axis, counted from the end."""
+    if not isinstance(axis, (int, np.integer)) or isinstance(axis, bool) or not len(x.shape):
+        got = f"axis={axis!r} of {list(x.shape)}"
+        fail(f"{name} works along one axis", got=got, expected="an axis of the array", do="reshape it to one axis")
+    return _axes(x, int(axis))[0]
+
+
+def _places(count: int, axis: int, x: Array) -> Array:
+    """0, 1, ... along the last axis but those after `axis`."""
+    found = np.arange(float(count)).reshape(-1, *[1] * (-axis - 1))
+    return lift(found) if _traced(x) else found
+
+
+def _pairs(x: Array, axis: int) -> tuple[Array, Array, Array, Array]:
+    """For all pairs of places along an axis: the one that is summed in axis - 1, the other in `axis`; and x at both."""
+    count = x.shape[axis]
+    return _places(count, axis - 1, x), _places(count, axis, x), expand(x, axis), expand(x, axis - 1)
+
+
+def _along(x: Array, result: Array) -> Array:
+    """The result with the names of x's axes."""
+    return Value(result.node, x.axes) if _traced(result) else result
+
+
+def cumsum(x: Array, axis: int = -1) -> Array:
+    """The sums of an axis up to each place. The work grows with the square of its size."""
+    axis = _one_axis("cumsum", x, axis)
+    first, second, own, _ = _pairs(x, axis)
+    return _along(x, sum(where(first <= second, own, 0.0), axis - 1))
+
+
+def cumprod(x: Array, axis: int = -1) -> Array:
+    """The products of an axis up to each place. The work grows with the square of its size."""
+    axis, distance, result = _one_axis("cumprod", x, axis), 1, x
+    while distance < x.shape[axis]:  # products of 2, 4, 8 and more
+        first, second, own, _ = _pairs(result, axis)
+        before = sum(where(first == second - float(distance), own, 0.0), axis - 1)
+        result = result * where(_places(x.shape[axis], axis, x) >= float(distance), before, 1.0)
+        distance *= 2
+    return _along(x, result)
+
+
+def _ranks(x: Array, axis: int, descending: bool) -> Array:
+    """The place of each element in order: equal ones as they stand, NaN as the largest."""
+    first, second, own, other = _pairs(x, axis)
+
+    def after(a: Array, b: Array) -> Array:
+        low, high = (b, a) if not descending else (a, b)
+        return logical_or(high > low, logical_and(high != high, low == low))
+
+    earlier = where(first < second, where(after(own, other), 0.0, 1.0), where(after(other, own), 1.0, 0.0))
+    return sum(earlier, axis - 1)
+
+
+def _ordered(x: Array, ranks: Array, count: int, axis: int) -> Array:
+    """The first `count` in order."""
+    return sum(where(expand(ranks, axis) == _places(count, axis, ranks), expand(x, axis), 0.0), axis - 1)
+
+
+def sort(x: Array, axis: int = -1, descending: bool = False) -> Array:
+    """The elements of an axis in order; NaN counts as the largest. The work grows with the square of its size."""
+    axis = _one_axis("sort", x, axis)
+    return _along(x, _ordered(x, _ranks(x, axis, descending), x.shape[axis], axis))
+
+
+def topk(x: Array, k: int, axis: int = -1) -> tuple[Array, Array]:
+    """The k largest of an axis and their places, the largest first; of equal ones those that stand first. NaN counts as
+    the largest, and the work grows with the square of the axis's size."""
+    axis = _one_axis("topk", x, axis)
+    if not isinstance(k, (int, np.integer)) or isinstance(k, bool) or not 1 <= k <= x.shape[axis]:
+        fail("topk: so many there are not", got=f"k={k!r}", expected=f"a whole number from 1 to {x.shape[axis]}")
+    ranks = _ranks(x, axis, True)
+    return _ordered(x, ranks, k, axis), _ordered(_places(x.shape[axis], axis, x), ranks, k, axis)
+
+
+def argmax(x: Array, axis: int | None = None, keepdims: bool = False) -> Array:
+    """The place of the largest element as a number: the first of equal ones, the first NaN. It has no gradient."""
+    if axis is None:
+        flat = argmax(reshape(x, (-1,)), -1)
+        return reshape(flat, [1] * len(x.shape)) if keepdims else flat
+    axis = _one_axis("argmax", x, axis)
+    hit = logical_or(x == max(x, axis, keepdims=True), x != x)
+    return min(where(hit, _places(x.shape[axis], axis, x), float(x.shape[axis])), axis, keepdims)
+
+
+def one_hot(places: Array, size: int) -> Array:
+    """1 at each place on a new last axis of that size, else 0; a number that is no place there gives zeros."""
+    if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < 1:
+        fail("one_hot: the size of the new axis", got=repr(size), expected="a whole number of at least 1")
+    found = expand(places if _traced(places) else np.asarray(places), -1) == np.arange(float(size))
+    return where(found, 1.0, 0.0)
+
+
 def layer_norm(x: Array, gain: Array = None, bias: Array = None, eps: float = 1e-5) -> Array:
     """(x - mean) / sqrt(var + eps) over the last axis, then gain and bias (Ba, Kiros, Hinton 2016, eq. 4)."""
     y = (x - mean(x, -1, keepdims=True)) / sqrt(var(x, -1, keepdims=True) + eps)
@@ -290,6 +432,11 @@ def squeeze(x: Array, axis: int) -> Array:
     if _traced(x):
         return removed(x, at)
     return reshape(x, (*x.shape[:at], *x.shape[at + 1 :]))
+
+
+def flip(x: Array, axis: int = -1) -> Array:
+    """An axis backwards, also written x[::-1]."""
+    return made("flip", x, axis=_one_axis("flip", x, axis)) if _traced(x) else np.flip(x, axis)
 
 
 def concat(arrays: Sequence[Array], axis: int = -1) -> Array:

@@ -29,6 +29,7 @@ _PACKAGE = str(PACKAGE) + os.sep
 _CELLS = os.path.join(_PACKAGE, "cells") + os.sep
 LINE: ContextVar[str] = ContextVar("LINE", default="")  # set: what all nodes made now say of their origin
 _ATTRIBUTES = ("shape", "ndim", "size", "axes", "T", "reshape", "transpose")
+MOST_RUNS = 32  # of neighbours, in an index by a list
 LIMIT = 100_000  # operations of one cell
 _operations: ContextVar[Iterator[int] | None] = ContextVar("_operations", default=None)
 
@@ -244,8 +245,9 @@ class Value:
     __gt__ = _operator("greater")
     __ge__ = _operator("greater_equal")
 
+    __mod__, __rmod__ = _operator("mod"), _swapped("mod")
+
     __floordiv__ = __rfloordiv__ = _missing_operator("floordiv")
-    __mod__ = __rmod__ = _missing_operator("mod")
     __divmod__ = __rdivmod__ = _missing_operator("divmod")
     __xor__ = __rxor__ = _missing_operator("xor")
     __lshift__ = __rlshift__ = _missing_operator("lshift")
@@ -446,7 +448,7 @@ def _spread(v: Value, letters: str, out: str) -> Value:
 
 
 def getitem(v: Value, key: object) -> Value:
-    """v[key] as in NumPy for ints, slices of step 1, None and one ellipsis: slice, index and reshape nodes."""
+    """v[key] as in NumPy for ints, slices, one list of places, None and one ellipsis: views of v."""
     keys = list(key) if isinstance(key, tuple) else [key]
     places = [i for i, k in enumerate(keys) if k is Ellipsis]
     if len(places) > 1:
@@ -466,31 +468,80 @@ def getitem(v: Value, key: object) -> Value:
             fail("too many indices", got=f"{v!r}[{key!r}]", expected=f"at most {v.ndim}")
         size = result.shape[axis]
         if isinstance(k, slice):
-            start, stop, step = k.indices(size)
-            if step != 1:
-                fail("a slice with a step", got=f"{k}", expected="step 1", do="reshape, then index")
-            if (start, stop) != (0, size):
-                result = made("slice", result, axis=axis - result.ndim, start=start, stop=stop)
+            result = _range(result, axis - result.ndim, range(*k.indices(size)))
+            axis += 1
+        elif isinstance(k, (list, np.ndarray)):
+            result = _listed(result, axis - result.ndim, k, keys)
             axis += 1
         elif isinstance(k, (int, np.integer)) and not isinstance(k, bool):
             at = int(k) + size if k < 0 else int(k)
             result = made("index", result, axis=axis - result.ndim, at=at)
         else:
-            listed = isinstance(k, (list, np.ndarray))
             fail(
-                "an index by a list or an array" if listed else "an index must be known before the cell runs",
+                "an index must be known before the cell runs",
                 got=f"{type(k).__name__}: {k!r:.60}",
-                expected="an int, a slice, None or ...",
-                do=f"use {'stack([v[2], v[0]]) for places' if listed else 'where or einsum to select by value'}",
+                expected="an int, a slice, a list of ints, None or ...",
+                do="use where or einsum to select by value",
             )
     return result
+
+
+def _range(v: Value, axis: int, places: range) -> Value:
+    """The places of one negative axis in steps of one size, all inside the axis."""
+    if places.step < 0 and places:
+        return made("flip", _range(v, axis, places[::-1]), axis=axis)
+    start, size, step = places.start, len(places), places.step
+    if step == 1 or size < 2:
+        stop = start + size
+        return v if size == v.shape[axis] else made("slice", v, axis=axis, start=start, stop=stop)
+    if start + size * step > v.shape[axis]:  # the last step is cut short
+        parts = _range(v, axis, places[:-1]), _range(v, axis, places[-1:])
+        return made("concat", *parts, axis=axis)
+    at = v.ndim + axis
+    rows = _range(v, axis, range(start, start + size * step)).reshape(*v.shape[:at], size, step, *v.shape[at + 1 :])
+    return Value(made("index", rows, axis=axis, at=0).node, (*v.axes[:at], None, *v.axes[at + 1 :]))
+
+
+def _listed(v: Value, axis: int, given: object, keys: list[object]) -> Value:
+    """The listed places of one negative axis: runs of neighbours, joined."""
+    size, places = v.shape[axis], np.asarray(given)
+    alone = sum(isinstance(k, (int, np.integer, list, np.ndarray)) for k in keys) == 1
+    if places.ndim != 1 or not places.size or places.dtype.kind not in "iu" or not alone:
+        fail(
+            "an index by a list that is no list of places",
+            got=f"{given!r:.60}{'' if alone else ' beside another index'}",
+            expected="one list of whole numbers, with slices and None beside it",
+            do="use where to select by value; index two axes one after the other: v[[2, 0]][:, 1]",
+        )
+    outside = [int(p) for p in places if not -size <= p < size]
+    if outside:
+        fail("an index by a list", got=f"{outside[0]}", expected=f"places inside an axis of size {size}")
+    runs = _runs([int(p) % size for p in places])
+    if len(runs) > MOST_RUNS:
+        what = f"an index by a list of {len(runs)} runs of neighbours"
+        fail(what, expected=f"at most {MOST_RUNS}", do="multiply by a matrix of zeros and ones")
+    parts = [_range(v, axis, run) for run in runs]
+    return parts[0] if len(parts) == 1 else made("concat", *parts, axis=axis)
+
+
+def _runs(places: list[int]) -> list[range]:
+    """Places as ranges of step 1 or -1."""
+    runs: list[range] = []
+    for place in places:
+        last = runs[-1] if runs else range(0)
+        step = place - last[-1] if len(last) == 1 else last.step
+        if last and abs(step) == 1 and place == last[-1] + step:
+            runs[-1] = range(last[0], place + step, step)
+        else:
+            runs.append(range(place, place + 1))
+    return runs
 
 
 for _symbol, _op in (("eq", "equal"), ("ne", "not_equal")):  # object's own promise a bool
     setattr(Value, f"__{_symbol}__", _operator(_op))
 
 # NumPy calls a value's operators by the names of its own functions.
-_OPERATIONS = {"subtract": "sub", "multiply": "mul", "divide": "div"}
+_OPERATIONS = {"remainder": "mod", "subtract": "sub", "multiply": "mul", "divide": "div"}
 _OPERATIONS |= {"bitwise_and": "logical_and", "bitwise_or": "logical_or"}
 _OPERATIONS |= {op: op for op in ("add", "less", "less_equal", "greater", "greater_equal", "equal", "not_equal")}
 _UFUNCS: dict[str, Callable[..., Value]] = {name: partial(apply, op) for name, op in _OPERATIONS.items()}

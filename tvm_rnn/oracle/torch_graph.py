@@ -51,6 +51,10 @@ CALLS = {
     "transpose": "transpose({0}, {axes})",
     "slice": "{0}.narrow({axis}, {start}, {stop} - {start})",
     "index": "{0}.select({axis}, {at})",
+    "flip": "{0}.flip({axis})",
+    "mod": "torch.remainder({all})",
+    "stop_gradient": "{0}.detach()",
+    "surrogate": "{0}.detach() + ({1} - {1}.detach())",
     "sum": "{0}.sum(dim={axis}, keepdim={keepdims})",
     "max": "{0}.amax(dim={axis}, keepdim={keepdims})",
     "concat": "concat({axis}, {all})",
@@ -153,7 +157,7 @@ class TorchModel:
         programs: dict[int, Program] = {}
         for layer in net.layers:
             if id(layer.graph) not in programs:
-                graph = HoistGemms().apply(normalise(layer.graph), net, target)
+                graph = HoistGemms().apply(normalise(layer.graph, expand=False), net, target)
                 programs[id(layer.graph)] = Program(CombineGemms().apply(graph, net, target), wrap)
         self.net = net
         self.layers = [

@@ -44,7 +44,7 @@ from ..errors import PassError, message
 from . import Pass
 from .keep_choice import check_name, split
 from .min_cut import cheapest_cut
-from .normalise import normalise
+from .normalise import OWN_GRADIENT, normalise
 
 if TYPE_CHECKING:
     from tvm_rnn.network.rnn import RNN
@@ -83,10 +83,10 @@ def differentiate(graph: Graph, keep: Choice | None = None) -> Graph:
     carried = tuple(Node("state", shape=s.shape, name=f"d_{s.name}") for s in graph.states)
     seeds = [*zip(graph.results, carried, strict=True), (graph.output, d_output)]
     found = gradients(graph.nodes(), seeds)
-    d_states, d_inputs, d_params = (
-        [found.get(leaf) or zeros(leaf.shape) for leaf in leaves]
-        for leaves in (graph.states, graph.inputs, graph.params)
-    )
+    leaves = (graph.states, graph.inputs, graph.params)
+    own = [[found.get(leaf) or zeros(leaf.shape) for leaf in part] for part in leaves]
+    graph, own = _without_own_gradients(graph, own)
+    d_states, d_inputs, d_params = own
     read = _read([*d_states, *d_inputs, *d_params], graph)
     kept = tuple(dict.fromkeys((keep or cheapest_cut)(graph, read)))
     _check_kept(kept, graph)
@@ -109,6 +109,14 @@ def differentiate(graph: Graph, keep: Choice | None = None) -> Graph:
         weight_gradients=tuple(d_params),
     )
     return normalise(replace(graph, emitted=kept, backward=_substituted(back, {**states, **again})))
+
+
+def _without_own_gradients(graph: Graph, derived: Sequence[Sequence[Node]]) -> tuple[Graph, list[list[Node]]]:
+    """The graph and its gradients with the value alone of what has a gradient of its own: only that need be kept."""
+    new: dict[Node, Node] = {}
+    for node in topological([*graph.roots, *(n for part in derived for n in part)]):
+        new[node] = new[node.args[0]] if node.op in OWN_GRADIENT else with_args(node, new)
+    return rewrite(graph, new), [[new[n] for n in part] for part in derived]
 
 
 def choice(training: bool | str) -> Choice:

@@ -14,7 +14,7 @@ Source: Appleyard, Kocisky & Blunsom 2016, "Optimizing Performance of Recurrent 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
@@ -47,6 +47,7 @@ class HoistGemms(Pass):
         large: set[Node] = set()
         if graph.kind == "backward":  # the states before each step are inputs: matrices would be kept for all steps
             large = downstream(nodes, lambda n: bool(leaves[n]) and len(n.shape) > 1) & early
+            large -= {*topological(n for n in nodes if is_scan(n))}
         early -= large
         looped = any("state" in leaves[n] for n in nodes if not n.leaf) or not all(map(is_scan, graph.results))
         moved = _hanging_on_products(nodes, early) if looped else early
@@ -107,7 +108,7 @@ def _hanging_on_products(nodes: list[Node], early: set[Node]) -> set[Node]:
     moved: set[Node] = set()
     for node in nodes:
         if node in early and (
-            TABLE[node.op].kind in (*HEAVY, "scan") or (any(a in moved for a in node.args) and not _grows(node))
+            TABLE[node.op].kind in (*HEAVY, "scan") or (any(a in moved for a in node.args) and not _grows(node, moved))
         ):
             stack = [node]
             while stack:
@@ -188,9 +189,11 @@ def _with_own_masks(graph: Graph) -> Graph:
     return rewrite(graph, {**new, **roots}, region=regions)
 
 
-def _grows(node: Node) -> bool:
-    """An outer product: cheap to compute in the loop, large to keep for all steps."""
-    return prod(node.shape) > sum(prod(a.shape) for a in node.args)
+def _grows(node: Node, kept: Collection[Node] = ()) -> bool:
+    """An outer product, or what is made of one that is not kept: cheap to compute in the loop, large to keep for all
+    steps."""
+    outer = (a for a in node.args if a.pointwise and a not in kept)
+    return prod(node.shape) > sum(prod(a.shape) for a in node.args) or any(_grows(a, kept) for a in outer)
 
 
 def _sink(graph: Graph, moved: set[Node]) -> dict[Node, str]:

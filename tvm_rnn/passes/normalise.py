@@ -18,6 +18,8 @@ import numpy as np
 from tvm_rnn.graph.graph import Attributes, Graph, Node, constant, depends, make, rewrite, topological
 from tvm_rnn.graph.ops import TABLE
 
+OWN_GRADIENT = ("stop_gradient", "surrogate")  # their value is that of their first operand
+
 
 class Builder:
     """Makes nodes, simplified and each only once (hash-consing). expand: functions that are cheaper in parts become
@@ -166,12 +168,16 @@ class Builder:
 def normalise(graph: Graph, expand: bool = True) -> Graph:
     """The canonical form of a traced graph (see the module's docstring), and of its backward graph where it has one.
 
-    expand=False leaves softplus whole: its parts have no gradient at 0, so it must be differentiated in one piece.
+    expand=False leaves softplus whole: its parts have no gradient at 0, so it must be differentiated in one piece. It
+    leaves what has a gradient of its own, too.
     """
     builder = Builder(expand)
     new: dict[Node, Node] = {}
     for node in graph.nodes():
-        new[node] = builder.leaf(node) if node.leaf else _again(builder, node, new)
+        if node.op in OWN_GRADIENT and expand:
+            new[node] = new[node.args[0]]
+        else:
+            new[node] = builder.leaf(node) if node.leaf else _again(builder, node, new)
     graph = _shared_truths(_products(rewrite(graph, new), builder), builder)
     return graph if graph.backward is None else replace(graph, backward=normalise(graph.backward, expand))
 

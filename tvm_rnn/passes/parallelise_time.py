@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tvm_rnn.graph.graph import Graph, Node, downstream, is_scan, make, recurrence_states, rewrite, with_args
+from tvm_rnn.graph.graph import Graph, Node, depends, downstream, is_scan, make, recurrence_states, rewrite, with_args
 from tvm_rnn.graph.node_text import in_words, joined
 
 from ..decisions import tell
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # What each kind of target runs over all time; training runs vectors alone, since matrices would be its tape.
 VECTORS = frozenset({"scan", "scan_max", "delay"})
-ROWS: Mapping[str, frozenset[str]] = {"llvm": frozenset(), "cuda": frozenset()}
+ROWS: Mapping[str, frozenset[str]] = {"llvm": VECTORS | {"scan_matrix"}, "cuda": frozenset()}
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,8 @@ def _solved(graph: Graph, states: Sequence[Node]) -> Solved | str:
         if unknown:
             return f"reads {joined(unknown)}, known only within the loop"
     nodes = graph.nodes()
+    if graph.kind == "backward" and _reads_matrices(nodes, states, results):
+        return MATRICES
     dependent = downstream(nodes, lambda n: n in states)
     if len(states) == 1 and results[0] not in dependent:
         return _delayed(states[0], results[0])
@@ -135,6 +137,15 @@ def _solved(graph: Graph, states: Sequence[Node]) -> Solved | str:
         return Solved("linear, without products", states, [_scan(states, form) for form in own], {})
     matrix = Matrix(graph, states[0], results[0], found, blocked, dependent)
     return matrix.solved()
+
+
+def _reads_matrices(nodes: Sequence[Node], states: Sequence[Node], results: Sequence[Node]) -> bool:
+    """Whether known values of more axes than the states have are read: backwards such ones are made in each step."""
+    leaves = depends(nodes)
+    rank = max(1, *(len(s.shape) for s in states))
+    own = downstream(nodes, lambda n: n in states)
+    read = {n for result in results for n in _below(result)} - own
+    return any(leaves[n] and sum(size > 1 for size in n.shape) > rank for n in read)
 
 
 def _delayed(state: Node, result: Node) -> Solved | str:

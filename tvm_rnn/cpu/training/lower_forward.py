@@ -13,13 +13,15 @@ from typing import ClassVar
 from tvm import tirx
 
 from tvm_rnn.cpu.dropout_masks import drop_function
-from tvm_rnn.cpu.lower_layer import Context, Emit, Layer, Step, Visit
+from tvm_rnn.cpu.lower_layer import Context, Emit, Layer, Step, Visit, ended_in_tile, fill_row
 from tvm_rnn.cpu.lower_network import Run, Tile
+from tvm_rnn.cpu.register_tile import Places
+from tvm_rnn.cpu.walk_through_time import Walk
 from tvm_rnn.cpu.workspace import Array, row_stride
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Expr, Stmt
 from tvm_rnn.tir.index import int64
-from tvm_rnn.tir.statements import Named, bind, sequence, store, when
+from tvm_rnn.tir.statements import Block, Named, bind, sequence, store, when
 
 from .lower_network import TrainingLowering
 from .tape_layout import TapeLayer
@@ -60,11 +62,36 @@ class KeepingLayer(TapeLayer):
         step.odd = tirx.bitwise_and(step.time, int64(1))
         step.sets.append(set_time)
         entries = (step.time + visit.direction, step.time + int64(1) - visit.direction)
-        for number, node in enumerate(self.graph.states):
-            common = (ctx.steps * ctx.batch, ctx.batch)
-            pair = (self.tape.state(self.index, number, visit.block, entry, *common) for entry in entries)
-            step.bind_state(node.name, *pair)
+        for node in self.stepped:
+            step.bind_state(node.name, *(self._entry(ctx, visit, node, entry) for entry in entries))
         return step
+
+    def _entry(self, ctx: Context, visit: Visit, state: Node, entry: Expr) -> Array:
+        number = self.graph.states.index(state)
+        return self.tape.state(self.index, number, visit.block, entry, ctx.steps * ctx.batch, ctx.batch)
+
+    def _walk(self, ctx: Context, visit: Visit) -> Walk:
+        """The tape has a recurrence's states before each step."""
+        before = visit.start + visit.direction
+        kept = {s: self._entry(ctx, visit, s, before) for s in self.solved.values()}
+        return replace(super()._walk(ctx, visit), kept=kept)
+
+    def _state_at(self, ctx: Context, visit: Visit, state: Node, last: bool) -> Array:
+        end = int64(1) - visit.direction if last else visit.direction
+        return self._entry(ctx, visit, state, visit.start + end * visit.count)
+
+    def _after(self, ctx: Context, visit: Visit, rows: Expr, places: Places) -> list[Block]:
+        """The output; and zeros in the tape for what is left there before the steps."""
+        kept = [self._entry(ctx, visit, s, visit.start + visit.direction) for s in self.solved.values()]
+        if not self.has_steps:
+            kept += [self._kept(n, visit, int64(0), ctx) for n in dict.fromkeys(self.graph.emitted)]
+        zero = tirx.const(0.0, self.graph.dtype)
+
+        def blank(t: Expr, b: Expr) -> list[Stmt]:
+            return [fill_row(ctx.buffers, array, zero, t * ctx.batch + b) for array in kept]
+
+        blanked = ended_in_tile(ctx, visit.start, visit.count, blank) if kept else None
+        return [*super()._after(ctx, visit, rows, places), blanked]
 
     def _written(self, ctx: Context, visit: Visit, t: Expr) -> dict[Node, list[Array]]:
         return super()._written(ctx, visit, t) | {n: [self._kept(n, visit, t, ctx)] for n in self.late}

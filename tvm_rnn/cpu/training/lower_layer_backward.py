@@ -16,6 +16,7 @@ from tvm import tirx
 
 from tvm_rnn.cpu.lower_layer import Context, Step, Visit, ended, ended_in_tile, fill_row, keep_row
 from tvm_rnn.cpu.register_tile import Places
+from tvm_rnn.cpu.walk_through_time import Walk
 from tvm_rnn.cpu.workspace import Array, each_element
 from tvm_rnn.graph.graph import Node, sums_rows
 from tvm_rnn.graph.tensor_expressions import Index, element
@@ -78,6 +79,17 @@ class BackwardLayer(TapeLayer):
         if number < states:
             return self.tape.state(self.index, number, visit.block, time + visit.side, *common)
         return self.tape.emitted(self.index, number - states, visit.block, time, *common)
+
+    def _walk(self, ctx: Context, visit: Visit) -> Walk:
+        """No gradient goes to the state before a step that began again."""
+        assert isinstance(visit, BackwardVisit)
+        at = visit.start + visit.side
+        own = super()._walk(ctx, visit)
+
+        def restart(t: Expr, b: Expr, body: Block) -> Stmt:
+            return self._row_restart(ctx, at + t, b, body)
+
+        return replace(own, restart=restart, fresh=dict.fromkeys(own.fresh, 0.0), behind=True)
 
     # --- one tile of time --------------------------------------------------------------------------------------------
 

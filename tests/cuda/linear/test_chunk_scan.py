@@ -1,0 +1,54 @@
+"""Linear recurrences in chunks: every kind of them, any number of steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from linear_steps import Steps, chunk_error, recurrence
+
+from tvm_rnn.cuda.linear.chunk_tile import ChunkTile
+from tvm_rnn.cuda.linear.recurrence import AFTER, BEFORE, DECAYED
+
+CASES: dict[str, dict[str, Any]] = {
+    "gated delta": {"erase": DECAYED, "value_scale": True},
+    "attention": {"decay": 0},
+    "gated": {},
+    "log": {"log_decay": True, "value_scale": True},
+    "delta": {"decay": 0, "erase": DECAYED, "scaled": False},
+    "erases what was before": {"erase": BEFORE},
+    "own vector": {"erase": BEFORE, "own": True},
+    "old and new": {"reads": (BEFORE, AFTER), "erase": DECAYED},
+    "decayed": {"reads": (DECAYED,)},
+    "half": {"erase": DECAYED, "precision": "float16"},
+    "shared keys": {"erase": DECAYED, "group": 2, "keys_last": True},
+}
+
+
+@pytest.mark.broad_after(1)
+@pytest.mark.parametrize("name", CASES)
+def test_against_a_loop(name: str) -> None:
+    assert chunk_error(Steps(recurrence(**CASES[name]), 40)) < 1
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("steps", [1, 7, 64, 65])
+def test_any_number_of_steps(steps: int) -> None:
+    assert chunk_error(Steps(recurrence(1, erase=DECAYED), steps)) < 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_large_tiles(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    keys, values = (int(x) for x in rng.integers(16, 129, 2))
+    own = recurrence(1, keys, values, erase=DECAYED, value_scale=True, log_decay=bool(seed % 2))
+    steps = int(rng.choice([65, 130, 200]))
+    assert chunk_error(Steps(own, steps, 1, seed, repeat=seed == 3), ChunkTile(warps=2, stages=3 + seed % 2)) < 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("warps", [3, 4, 8])
+def test_warps_that_share_registers(warps: int) -> None:
+    assert chunk_error(Steps(recurrence(1, 16, 16 * warps, erase=DECAYED), 70, 1), ChunkTile(warps=warps)) < 1

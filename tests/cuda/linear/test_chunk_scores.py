@@ -1,0 +1,15 @@
+"""Scores: systems of equal keys, which are furthest from 1, and of keys that are 0."""
+
+from __future__ import annotations
+
+import pytest
+from linear_steps import Steps, chunk_error, recurrence
+
+from tvm_rnn.cuda.linear.recurrence import DECAYED
+
+
+@pytest.mark.broad
+def test_equal_keys_and_zeros() -> None:
+    own = recurrence(1, erase=DECAYED, value_scale=True)
+    assert chunk_error(Steps(own, 64, 1, repeat=True, decays=(1.0,))) < 1
+    assert chunk_error(Steps(own, 64, 1, zero=True)) < 1

@@ -1,0 +1,48 @@
+"""Linear recurrences step by step, on the emulator, beside a float64 loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from emulated import run
+from linear_steps import Steps, recurrence
+
+from tvm_rnn.cuda.linear import step_by_step
+from tvm_rnn.cuda.linear.recurrence import AFTER, BEFORE, DECAYED
+
+
+def error(case: Steps) -> float:
+    """Of a kernel's run."""
+    found = step_by_step.Steps("k", case.own)
+    arrays = case.arrays()
+    scalars = {"steps": case.steps, "batch": case.batch, **case.masks}
+    run(found.kernels[case.masked], arrays, scalars, found.blocks(case.batch))
+    return case.error(arrays)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "attention": {"decay": 0},
+    "gated delta": {"erase": DECAYED, "value_scale": True, "log_decay": True},
+    "own vector": {"erase": BEFORE, "own": True, "values": 40, "keys": 20},
+    "old and new": {"reads": (BEFORE, AFTER), "erase": DECAYED, "group": 2},
+    "keys last": {"erase": DECAYED, "keys_last": True, "keys": 140, "values": 36},
+    "by key": {"erase": DECAYED, "decay": 24, "keys": 24},
+    "by key, logs": {"decay": 20, "keys": 20, "log_decay": True, "keys_last": True},
+    "odd": {"erase": DECAYED, "keys": 17, "values": 33},
+}
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("name", CASES)
+def test_against_a_loop(name: str) -> None:
+    own = recurrence(**CASES[name])
+    assert error(Steps(own, 3, decays=(0.0, 0.9))) < 4e-3
+
+
+@pytest.mark.broad
+def test_lengths_and_resets() -> None:
+    own = recurrence(1, erase=BEFORE, reads=(AFTER, BEFORE))
+    reset = np.random.default_rng(1).random((7, 3)) < 0.3
+    assert error(Steps(own, 7, 3, lengths=np.array([0, 3, 7]), reset=reset)) < 4e-3

@@ -1,0 +1,53 @@
+"""Which tile a chunk scan has: by a template, as all schedules are.
+
+In: a `Recurrence`, batch sizes, a GPU. Out: a `ChunkTile` and where it is from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tvm_rnn.records import UnitKey
+from tvm_rnn.schedule.schedule_template import Config, Unit, alike, best
+from tvm_rnn.target import Target
+
+from .chunk_layout import ChunkLayout
+from .chunk_tile import ChunkTile
+from .recurrence import Recurrence
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkUnit(Unit):
+    """A recurrence, as templates see it."""
+
+    recurrence: Recurrence
+
+    @property
+    def key(self) -> UnitKey:
+        own = self.recurrence
+        erases = "none" if own.erase is None else "own" if own.erase.vector else "key"
+        shape: list[object] = [self.kind, alike(self.dtype), own.decay is not None, erases, len(own.reads)]
+        sizes = {"heads": [own.heads], "keys": [own.keys], "values": [own.values], "batch": list(self.batches)}
+        return {"shape": shape, "sizes": sizes}
+
+    def layout(self, tile: ChunkTile) -> ChunkLayout:
+        """What a tile takes."""
+        return ChunkLayout("tile", self.recurrence, tile)
+
+
+class ChosenTile(NamedTuple):
+    """template, knobs, record: as `schedule_template.Chosen` has them."""
+
+    tile: ChunkTile
+    template: str
+    knobs: Config
+    record: str
+
+
+def choose(recurrence: Recurrence, batches: Sequence[int], target: Target) -> ChosenTile:
+    """The tile for these batch sizes. Raises BuildError where no template takes the recurrence."""
+    unit = ChunkUnit("chunks", "before", recurrence.precision, batches=tuple(batches), recurrence=recurrence)
+    template, knobs, record = best(unit, target)
+    return ChosenTile(ChunkTile(**knobs), template.name, knobs, record)

@@ -1,0 +1,81 @@
+"""A block of a chunk scan: which row, head, values and segment it has, and where its operands lie.
+
+In: a kernel's writer, a `ChunkLayout`. Out: `Block`, which emits that once; the parts of the scan read it.
+"""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from tvm_rnn.cuda.codegen.kernel_writer import Writer
+from tvm_rnn.cuda.layer.regime import FOREVER
+from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
+from tvm_rnn.tir.index import wide
+
+from .chunk_layout import ChunkLayout
+from .chunk_tile import Numbers
+from .recurrence import Rows
+
+
+class Block:
+    """row, head, value0, first: this block's; limit: steps of the segment that the row has, from `first` on; number:
+    of its row among those of all segments; weighted: states decay, or are reset."""
+
+    def __init__(self, w: Writer, scan: ChunkLayout, masked: bool) -> None:
+        self.w, self.scan, self.masked = w, scan, masked
+        self.recurrence, self.tile = scan.recurrence, scan.tile
+        self.weighted = masked or scan.recurrence.decay is not None
+        self._place()
+        self.numbers = Numbers(w, self._names(), self.tile.chunk)
+
+    def _names(self) -> tuple[str, ...]:
+        """before, after: sums of log decays; carried: what is left of S at the end of the chunk; ends: of a step's
+        writing; read_i, erase: what of S a step's result has; scale: of what is erased."""
+        own, erase = self.recurrence, self.recurrence.erase
+        found = ["value_scale"] if own.value_scale is not None else []
+        if self.weighted:
+            found += ["before", "after", "carried", "ends", *(f"read_{i}" for i in range(len(own.reads)))]
+        if erase is not None:
+            found += ["erase"] if self.weighted or erase.scale is not None else []
+            found += ["scale"] if erase.scale is not None else []
+        return tuple(found)
+
+    def _place(self) -> None:
+        w, scan = self.w, self.scan
+        segments = tirx.truncdiv(w["steps"] + w["span"] - 1, w["span"])
+        grid = wide(w["batch"]) * wide(segments) * (scan.tiles * self.recurrence.heads)
+        block = w.keep(I.cta_id([tirx.Cast("int32", grid)]))
+        self.tx: TirExpr = I.thread_id([self.tile.threads])
+        self.lane = w.bind(self.tx % 32)
+        self.arena: Buffer = I.alloc_buffer((scan.shared_bytes,), "uint8", scope="shared.dyn", align=128)
+        self.base = w.bind(I.cuda.cvta_generic_to_shared(self.arena.ptr_to([0])))
+        self.words = I.decl_buffer(
+            (scan.shared_bytes // 2,), self.recurrence.precision, data=self.arena.data, scope="shared.dyn"
+        )
+        self.value0 = w.keep(tirx.truncmod(block, scan.tiles) * self.tile.values)
+        rest = w.keep(tirx.truncdiv(block, scan.tiles))
+        self.head = w.keep(tirx.truncmod(rest, self.recurrence.heads))
+        self.number = w.keep(tirx.truncdiv(rest, self.recurrence.heads))  # segment B + row
+        self.row = w.keep(tirx.truncmod(self.number, w["batch"]))
+        self.first = w.keep(tirx.truncdiv(self.number, w["batch"]) * w["span"])
+        self.count = w.keep(tirx.min(w["steps"] - self.first, w["span"]))
+        self.last = w.bind(self.first + w["span"] >= w["steps"])
+        self.chunks = w.keep(tirx.truncdiv(self.count + self.tile.chunk - 1, self.tile.chunk))
+        self.limit = self.count
+        if self.masked:
+            ends = w.local(1, "int32")
+            w.store(ends, tirx.const(FOREVER, "int32"), 0)
+            with w.when(tirx.NE(w["has_lengths"], tirx.const(0, "int32"))):
+                most = tirx.Min(w["lengths"][wide(self.row)], tirx.const(FOREVER, "int64"))
+                w.store(ends, tirx.Cast("int32", most), 0)
+            self.limit = w.keep(tirx.max(tirx.min(self.count, ends[0] - w["start"] - self.first), 0))
+
+    def element(self, rows: Rows, step: Expr, within: Expr = 0) -> TirExpr:
+        """Where an element of this block's head is; step: from `first` on."""
+        at = self.w.bind((wide(self.first + step) * wide(self.w["batch"]) + wide(self.row)) * rows.stride + rows.offset)
+        return at + wide(tirx.truncdiv(self.head, rows.group) * rows.width + within)
+
+    def slot(self, number: TirExpr) -> TirExpr:
+        """Where the stage of a chunk begins, in bytes from the start of shared memory."""
+        return tirx.truncmod(number, self.tile.stages) * self.scan.stage_bytes

@@ -1,0 +1,180 @@
+"""The warps of a chunk scan that make scores: what a step reads of what the steps before it wrote.
+
+In: the kernel's body, a warp's number. Out: statements that leave in shared memory, for each read-out, the scores of a
+chunk, [step][step written], and for the erasure those times its scale, whose blocks of 16 on the diagonal are replaced
+by the inverse of 1 - block: substitution, in float32.
+
+A warp has 16 steps of the erasure and 16 of each read-out, whose order is reversed: all have as many blocks to make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from tvm_rnn.cuda.codegen.register_tile import RegisterTile
+from tvm_rnn.cuda.gemm.mma_sync import INSTRUCTIONS, LDMATRIX
+from tvm_rnn.tir.expr import TirExpr
+from tvm_rnn.tir.index import uint32
+
+from .chunk_block import Block
+from .chunk_tile import BLOCK, TRIANGLE_PITCH, exp2, pack, turned
+from .recurrence import erase_name, sum_name
+
+NEVER = -1000.0  # log2 of 0, once
+Sums = Sequence[Sequence[TirExpr]]  # [tile of 8 columns][4]
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """16 rows of scores. at: where scores go; block: which rows; row: a lane's two; g, scale: theirs, if any; own: a
+    step sees what it writes itself."""
+
+    at: TirExpr
+    block: TirExpr
+    row: Sequence[TirExpr]
+    g: Sequence[TirExpr] | None
+    scale: Sequence[TirExpr] | None
+    own: bool
+
+
+class Scorers:
+    """warp: the number of this one, among those of scores."""
+
+    def __init__(self, block: Block, warp: TirExpr) -> None:
+        self.body, self.w, self.scan, self.warp = block, block.w, block.scan, warp
+        self.recurrence, self.tile, self.precision = block.recurrence, block.tile, block.recurrence.precision
+        self.q = block.lane % 4 * 2  # the first of a lane's columns, of eight
+        if self.recurrence.erase is not None:
+            count = self.tile.scorers * BLOCK * TRIANGLE_PITCH
+            self.triangle = I.alloc_buffer((count,), "float32", scope="shared", align=16)
+
+    def make(self, number: TirExpr) -> None:
+        """Scores of a chunk."""
+        w, erase = self.w, self.recurrence.erase
+        self.number = number
+        self.stage = w.keep(self.body.base + tirx.Cast("uint32", self.body.slot(number)))
+        begin = number % 2 * (self.scan.score_sets * self.scan.score_bytes) + self.scan.scores_at
+        scores = w.keep(self.body.base + tirx.Cast("uint32", begin))
+        if erase is not None:
+            self._rows(erase_name(erase), erase.of, self._where(scores, self.warp, erase.of, True), True)
+        backwards = w.bind((self.tile.scorers - 1) - self.warp)
+        for i, read in enumerate(self.recurrence.reads):
+            own = w.bind(scores + uint32((i + (erase is not None)) * self.scan.score_bytes))
+            self._rows(f"read_{i}", read.of, self._where(own, backwards, read.of, False), False)
+
+    def _where(self, at: TirExpr, block: TirExpr, of: str, erases: bool) -> _Scores:
+        w, numbers = self.w, self.body.numbers
+        row = [w.bind(block * BLOCK + self.body.lane // 4 + 8 * half) for half in range(2)]
+        g, scale = None, None
+        if self.body.weighted:
+            g = [w.keep(numbers.load(sum_name(of), self.number, r)) for r in row]
+        if erases and "scale" in numbers.buffers:
+            scale = [w.keep(numbers.load("scale", self.number, r)) for r in row]
+        return _Scores(at, block, row, g, scale, turned(of))
+
+    def _rows(self, vector: str, of: str, scores: _Scores, erases: bool) -> None:
+        """All blocks of 16 rows: those below the diagonal, and that on it."""
+        w, scan, lane = self.w, self.scan, self.body.lane
+        deep = scan.keys // BLOCK
+        a = w.tile(deep, 4, dtype="uint32")
+        line = scores.block * BLOCK + lane % 16
+        at = w.bind(self.stage + tirx.Cast("uint32", scan.vector_at(vector) + line * scan.key_pitch + lane // 16 * 16))
+        for k in range(deep):
+            w.do(I.ptx[LDMATRIX.format("x4")](*a[k], at + uint32(32 * k)))
+        line = lane // 16 * 8 + lane % 8
+        own = scan.vector_at("key") + line * scan.key_pitch + lane // 8 % 2 * 16
+        keys = w.bind(self.stage + tirx.Cast("uint32", own))
+        with w.loop(scores.block) as other:
+            sums = self._product(a, w.bind(keys + tirx.Cast("uint32", other * (BLOCK * scan.key_pitch))))
+            self._keep(self._weigh(sums, other, scores, False), scores, other)
+        sums = self._product(a, w.bind(keys + tirx.Cast("uint32", scores.block * (BLOCK * scan.key_pitch))))
+        found = self._weigh(sums, scores.block, scores, True)
+        self._keep(self._inverse(found) if erases else found, scores, scores.block)
+
+    def _product(self, a: RegisterTile, keys: TirExpr) -> Sums:
+        """16 x 16: chains of products for several parts of K, added up."""
+        w, deep = self.w, self.scan.keys // BLOCK
+        chains = next(n for n in (4, 2, 1) if deep >= 2 * n or n == 1)
+        acc = w.tile(chains, 2, 4)
+        acc.fill(tirx.const(0.0, "float32"))
+        b = w.tile(deep, 2, 2, dtype="uint32")
+        for k in range(deep):
+            w.do(I.ptx[LDMATRIX.format("x4")](*b[k, 0], *b[k, 1], keys + uint32(32 * k)))
+        for k in range(deep):
+            for n in range(2):
+                d = acc[k % chains, n]
+                w.do(I.ptx[INSTRUCTIONS[self.precision]](*d, *a[k], *b[k, n], *d))
+        found: list[list[TirExpr]] = []
+        for n in range(2):
+            found.append([])
+            for i in range(4):
+                total = acc[0, n][i]
+                for chain in range(1, chains):
+                    total = total + acc[chain, n][i]
+                found[n].append(w.keep(total))
+        return found
+
+    def _weigh(self, sums: Sums, other: TirExpr, scores: _Scores, diagonal: bool) -> Sums:
+        """Times decays and scales; 0 where a step would read later ones."""
+        w, numbers = self.w, self.body.numbers
+        zero, never = tirx.const(0.0, "float32"), tirx.const(NEVER, "float32")
+        found: list[list[TirExpr]] = [[], []]
+        for n in range(2):
+            for i in range(4):
+                half, column = i // 2, w.bind(8 * n + self.q + i % 2)
+                line = self.body.lane // 4 + 8 * half
+                seen = (column <= line if scores.own else column < line) if diagonal else None
+                value = sums[n][i]
+                if scores.g is not None:
+                    away = scores.g[half] - numbers.load("after", self.number, other * BLOCK + column)
+                    value = value * exp2(away if seen is None else tirx.Select(seen, away, never))
+                if scores.scale is not None:
+                    value = value * scores.scale[half]
+                found[n].append(w.keep(value if seen is None else tirx.Select(seen, value, zero)))
+        return found
+
+    def _keep(self, found: Sums, scores: _Scores, other: TirExpr) -> None:
+        """A block of 16 x 16 to shared memory, as operands."""
+        w, words = self.w, self.w.local(4, "uint32")
+        for n in range(2):
+            for half in range(2):
+                at = scores.row[half] * self.scan.score_pitch + (other * BLOCK + 8 * n + self.q) * 2
+                word = words[2 * n + half]
+                pack(w, self.precision, word, found[n][2 * half], found[n][2 * half + 1])
+                w.do(I.ptx["st.shared.b32"](scores.at + tirx.Cast("uint32", at), word))
+
+    def _inverse(self, found: Sums) -> Sums:
+        """The inverse of 1 - block: lane j has column j. Rows of the inverse are done from above; what is done of
+        column m is added to all rows below."""
+        w, lane, at = self.w, self.body.lane, self.w.bind(self.warp * (BLOCK * TRIANGLE_PITCH))
+        place = [[(8 * n + self.q + i % 2, lane // 4 + 8 * (i // 2)) for i in range(4)] for n in range(2)]
+        for n in range(2):
+            for i, (column, line) in enumerate(place[n]):
+                w.store(self.triangle, found[n][i], at + column * TRIANGLE_PITCH + line)
+        w.do(I.cuda.warp_sync())
+        base = w.bind(I.cuda.cvta_generic_to_shared(self.triangle.ptr_to([at])))
+        x, columns = w.local(BLOCK), w.tile(BLOCK, 4, 4)
+        for i in range(BLOCK):
+            one = tirx.Select(tirx.EQ(lane % 16, i), tirx.const(1.0, "float32"), tirx.const(0.0, "float32"))
+            w.store(x, one, i)
+
+        def load(m: int) -> None:
+            for four in range((m + 1) // 4, 4):
+                place = base + uint32((m * TRIANGLE_PITCH + 4 * four) * 4)
+                w.do(I.ptx["ld.shared.v4.f32"](*columns[m, four], place))
+
+        load(0)
+        for m in range(BLOCK - 1):
+            if m + 2 < BLOCK:
+                load(m + 1)
+            for i in range(m + 1, BLOCK):
+                w.store(x, x[i] + columns[m, i // 4][i % 4] * x[m], i)
+        w.do(I.cuda.warp_sync())
+        for i in range(BLOCK):
+            w.store(self.triangle, x[i], at + i * TRIANGLE_PITCH + lane % 16)
+        w.do(I.cuda.warp_sync())
+        return [[w.keep(self.triangle[at + line * TRIANGLE_PITCH + column]) for column, line in row] for row in place]

@@ -1,0 +1,107 @@
+"""What the parts of a chunk scan share: its tile, numbers of steps in shared memory, words of two 16-bit numbers.
+
+In: knobs. Out: `ChunkTile`, `Numbers`, and functions that emit a few instructions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from tvm_rnn.cuda.codegen.kernel_writer import Writer
+from tvm_rnn.cuda.layer.packed_layout import SIZES
+from tvm_rnn.tir.expr import Expr, TirExpr
+from tvm_rnn.tir.index import uint32
+
+from .recurrence import AFTER, Rows
+
+BLOCK = 16  # steps, keys or values that an instruction takes at a time
+TRIANGLE_PITCH = 20  # float32 numbers from a column of a block to be inverted to the next
+FEW = 8  # warps whose threads may have all registers that a thread can have
+# By warps of scores and of states: of scores, of states, of loads. All together what the block begins with.
+REGISTERS = {(4, 4): (160, 240, 104), (4, 8): (128, 176, 32)}
+
+
+@dataclass(frozen=True)
+class ChunkTile:
+    """chunk: steps, 32 or 64; warps: of states, each with 16 values; stages: chunks of operands in shared memory, 3 at
+    least; blocks: of a multiprocessor that registers allow."""
+
+    chunk: int = 64
+    warps: int = 2
+    stages: int = 3
+    blocks: int = 1
+
+    @property
+    def values(self) -> int:
+        return BLOCK * self.warps
+
+    @property
+    def scorers(self) -> int:
+        """Warps that make scores: each has 16 steps."""
+        return self.chunk // BLOCK
+
+    @property
+    def registers(self) -> tuple[int, int, int] | None:
+        """Of a thread of each kind, where warps come in fours, which may give registers to each other; else None."""
+        return REGISTERS.get((self.scorers, self.warps))
+
+    @property
+    def loaders(self) -> int:
+        """Warps that bring operands: what is left of eight, or four."""
+        return min(4, max(1, FEW - self.scorers - self.warps)) if self.registers is None else 4
+
+    @property
+    def threads(self) -> int:
+        return 32 * (self.scorers + self.warps + self.loaders)
+
+
+class Numbers:
+    """What all warps know of a chunk's steps, in shared memory, of three chunks."""
+
+    def __init__(self, w: Writer, names: tuple[str, ...], chunk: int) -> None:
+        self.w, self.chunk = w, chunk
+        self.buffers = {name: I.alloc_buffer((3 * chunk,), "float32", scope="shared") for name in names}
+
+    def place(self, number: TirExpr, step: Expr) -> TirExpr:
+        return number % 3 * self.chunk + step
+
+    def load(self, name: str, number: TirExpr, step: Expr) -> TirExpr:
+        return self.buffers[name][self.place(number, step)]
+
+    def store(self, name: str, value: Expr, number: TirExpr, step: Expr) -> None:
+        self.w.store(self.buffers[name], value, self.place(number, step))
+
+
+def piece_bytes(rows: Rows) -> int:
+    """Bytes of a row of 16-bit numbers that are copied at a time: what every row begins at a multiple of."""
+    size = SIZES[rows.dtype]
+    return min(16, gcd(16, rows.width * size, rows.stride * size, rows.offset * size))
+
+
+def pack(w: Writer, precision: str, into: Expr, low: Expr, high: Expr) -> None:
+    """Two float32 numbers in a word."""
+    kind = "bf16x2" if precision == "bfloat16" else "f16x2"
+    w.do(I.ptx[f"cvt.rn.{kind}.f32"](into, high, low))
+
+
+def unpack(precision: str, word: TirExpr) -> tuple[TirExpr, TirExpr]:
+    """The other way."""
+    if precision == "bfloat16":
+        high = word & tirx.const(0xFFFF0000, "uint32")
+        return tirx.reinterpret("float32", word << uint32(16)), tirx.reinterpret("float32", high)
+    halves = tirx.Cast("uint16", word & uint32(0xFFFF)), tirx.Cast("uint16", word >> uint32(16))
+    low, high = (tirx.Cast("float32", tirx.reinterpret("float16", half)) for half in halves)
+    return low, high
+
+
+def exp2(x: TirExpr) -> TirExpr:
+    return tirx.call_pure_extern("float32", "exp2f", x)
+
+
+def turned(of: str) -> bool:
+    """Whether a step's own writing is read."""
+    return of == AFTER

@@ -1,0 +1,190 @@
+"""Few states, many steps: time in segments that run at once. Each does to the states S -> M S + N, which is composed.
+
+In: a `Recurrence` and a tile. Out: `SegmentEnds`, a chunk scan of all segments but the last that begins with no states
+and leaves N, and with one key of each value's and leaves the columns of M, of as many further values; where nothing is
+erased M is a number; and `Compose`, a kernel that leaves the states before each segment, for `ChunkScan`.
+
+Rewrite: for all steps: S = M_t S + N_t  -->  for each segment: M, N; for segments: S = M S + N; for each segment: steps
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from math import isqrt
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.layer.packed_layout import ceil_div
+from tvm_rnn.tir.expr import TirExpr
+from tvm_rnn.tir.index import wide
+
+from .chunk_block import Block
+from .chunk_scan import ChunkScan
+from .chunk_states import States
+from .recurrence import Recurrence
+
+LEAST = 3  # segments that are worth it: all but the last are run twice
+VALUES = 8  # of a block that composes
+HELD = 128  # elements of the next M that a thread has, or has asked for
+
+
+def count(chunks: int, blocks: int, sms: int) -> int:
+    """Segments of so many chunks, where one takes so many blocks of `SegmentEnds`: what the GPU has room for, but no
+    more than the square root of the chunks, because composing takes about as long as a segment has chunks."""
+    found = min(sms // max(1, blocks), isqrt(chunks))
+    return found if found >= LEAST else 1
+
+
+@dataclass(frozen=True)
+class SegmentEnds(ChunkScan):
+    """A recurrence without read-outs. Pointers: operands, then ends [segments, B, heads, states] and maps [segments, B,
+    heads, keys of S before, keys], or [segments, B, heads]; steps: of all segments but the last."""
+
+    @property
+    def tiles(self) -> int:
+        return super().tiles + (ceil_div(self.recurrence.keys, self.tile.values) if self.recurrence.erase else 0)
+
+    @property
+    def map0(self) -> int:
+        """The value from which on there are columns of M."""
+        return super().tiles * self.tile.values
+
+    @property
+    def pointers(self) -> tuple[tuple[str, str], ...]:
+        return (*self.recurrence.operands, ("ends", "float32"), ("maps", "float32"))
+
+    def states(self, block: Block, warp: TirExpr) -> States:
+        return _Ends(block, warp, self)
+
+
+class _Ends(States):
+    """N, or columns of M."""
+
+    def __init__(self, block: Block, warp: TirExpr, scan: SegmentEnds) -> None:
+        super().__init__(block, warp)
+        self.map0 = scan.map0
+        self.erases = scan.recurrence.erase is not None
+        self.total = self.w.local(1)
+
+    def begin(self) -> None:
+        w = self.w
+        w.store(self.total, tirx.const(1.0, "float32"), 0)
+        for number, value, key in self._places():
+            one = tirx.EQ(value - self.map0, key)
+            w.store(self.state.buffer, tirx.Select(one, tirx.const(1.0, "float32"), tirx.const(0.0, "float32")), number)
+
+    def advance(self, number: TirExpr) -> None:
+        super().advance(number)
+        if self.body.weighted and not self.erases:
+            self.w.store(self.total, self.total[0] * self.body.numbers.load("carried", number, 0), 0)
+
+    def finish(self) -> None:
+        w, own = self.w, self.recurrence
+        for number, there, at in self._elements(self.body.number):
+            with w.when(there):
+                w.store(w["ends"], self.state.flat[number], at)
+        array = w.keep(wide(self.body.number) * own.heads + wide(self.body.head))
+        if not self.erases:
+            first = tirx.And(tirx.EQ(self.body.value0 + self.warp, 0), tirx.EQ(self.lane, 0))
+            with w.when(first):
+                w.store(w["maps"], self.total[0], array)
+            return
+        for number, value, key in self._places():
+            column = w.bind(value - self.map0)
+            with w.when(tirx.And(tirx.And(column >= 0, column < own.keys), key < own.keys)):
+                at = array * (own.keys * own.keys) + wide(column * own.keys + key)
+                w.store(w["maps"], self.state.flat[number], at)
+
+
+@dataclass(frozen=True)
+class Compose:
+    """Pointers: state_in, ends, maps, and starts [segments, B, heads, states]; scalars: segments, batch."""
+
+    name: str
+    recurrence: Recurrence
+
+    @property
+    def threads(self) -> int:
+        return ceil_div(self.recurrence.keys, 32) * 32
+
+    @property
+    def tiles(self) -> int:
+        return ceil_div(self.recurrence.values, VALUES)
+
+    def blocks(self, batch: int) -> int:
+        return self.tiles * self.recurrence.heads * batch
+
+    @cached_property
+    def kernel(self) -> Kernel:
+        pointers = [(name, "float32") for name in ("state_in", "ends", "maps", "starts")]
+        return write(self.name, pointers, [("segments", "int32"), ("batch", "int32")], self._body, threads=self.threads)
+
+    def _body(self, w: Writer) -> None:
+        """A thread has a key of 16 values; the others' are in shared memory."""
+        own = self.recurrence
+        block = w.keep(I.cta_id([tirx.Cast("int32", wide(w["batch"]) * (self.tiles * own.heads))]))
+        key = w.keep(I.thread_id([self.threads]))
+        states = I.alloc_buffer((self.threads * VALUES,), "float32", scope="shared", align=16)
+        value0 = w.keep(tirx.truncmod(block, self.tiles) * VALUES)
+        array = w.keep(tirx.Cast("int64", tirx.truncdiv(block, self.tiles)))
+        count = w.bind(wide(w["batch"]) * own.heads)
+        size, there = own.keys * own.values, w.bind(key < own.keys)
+        state, end = w.local(VALUES), w.local(VALUES)
+
+        def place(number: TirExpr, v: int) -> TirExpr:
+            value = value0 + v
+            return number * size + wide(value * own.keys + key if own.keys_last else key * own.values + value)
+
+        def each(body: Callable[[int], None]) -> None:
+            for v in range(VALUES):
+                with w.when(tirx.And(there, value0 + v < own.values)):
+                    body(v)
+
+        for v in range(VALUES):
+            w.store(state, tirx.const(0.0, "float32"), v)
+            w.store(end, tirx.const(0.0, "float32"), v)
+        each(lambda v: w.store(state, w["state_in"][place(array, v)], v))
+        factors = w.local(min(own.keys, HELD))
+        here = w.keep(tirx.min(key, own.keys - 1))
+        last = w.keep(tirx.max(w["segments"] - 2, 0))
+
+        def factor(segment: TirExpr, i: int) -> TirExpr:
+            number = w.bind(wide(segment) * count + array)
+            return w["maps"].ptr_to([number * (own.keys * own.keys) + wide(i * own.keys + here)])
+
+        def ask(segment: TirExpr, i: int) -> None:
+            if i < min(own.keys, HELD):
+                w.do(I.ptx["ld.global.f32"](factors[i], factor(segment, i)))
+
+        erases = own.erase is not None
+        with w.when(tirx.And(w["segments"] > 1, tirx.const(erases, "bool"))):
+            for i in range(own.keys):
+                ask(tirx.const(0, "int32"), i)
+        with w.loop(w["segments"]) as segment:
+            number = w.keep(wide(segment) * count + array)
+            each(lambda v: w.store(w["starts"], state[v], place(number, v)))
+            with w.when(segment + 1 < w["segments"]):
+                each(lambda v: w.store(end, w["ends"][place(number, v)], v))
+                if not erases:
+                    left = w.keep(w["maps"][number])
+                    for v in range(VALUES):
+                        w.store(state, state[v] * left + end[v], v)
+                    return
+                w.do(I.cuda.cta_sync())
+                for v in range(VALUES):
+                    w.store(states, state[v], key * VALUES + v)
+                    w.store(state, end[v], v)
+                w.do(I.cuda.cta_sync())
+                after = w.keep(tirx.min(segment + 1, last))
+                for i in range(own.keys):
+                    late = w.local(1)
+                    if i >= HELD:
+                        w.do(I.ptx["ld.global.f32"](late[0], factor(segment, i)))
+                    now = factors[i] if i < HELD else late[0]
+                    for v in range(VALUES):
+                        w.store(state, state[v] + now * states[i * VALUES + v], v)
+                    ask(after, i)
