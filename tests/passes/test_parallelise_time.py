@@ -437,3 +437,16 @@ def test_random_spellings_of_linear_updates(seed: int) -> None:
     (y, last), (y_new, last_new) = (Reference(net, [g])(x, state) for g in (net.layers[0].graph, graph))
     np.testing.assert_allclose(y_new, y, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(last_new["S"], last["S"], rtol=1e-9, atol=1e-9)
+
+
+def test_a_recurrence_that_steps_read_does_not_go_back_into_the_loop() -> None:
+    """Of numbers alone, and read by a function of another state."""
+
+    @cell(states="h s")
+    def scaled(x: "I", h: "H", s: "", *, W: "H I"):
+        return sin(h) * s + tanh(W @ x), 0.5 * s + 0.1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parallelise_time, "ROWS", {"llvm": ALL})
+        graph = pipeline.run(network(scaled), V4)[-1][1].graphs[0]
+    assert {graph.region_of(n) for n in graph.nodes() if is_scan(n)} == {"before"}
