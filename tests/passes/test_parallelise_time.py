@@ -304,6 +304,11 @@ def elements_decay(x: "I", S: "H H", *, W: "3 H I", A: "H H"):
     return exp(A * d) * S + outer(v, k), S @ k
 
 
+@cell(output="y")
+def unchanged(x: "H", h: "H"):
+    return 1.0 * h + 0.0, x * h
+
+
 @pytest.mark.parametrize(
     ("c", "reason"),
     [
@@ -314,6 +319,7 @@ def elements_decay(x: "I", S: "H H", *, W: "3 H I", A: "H H"):
         (whole_matrix_is_read, "something else than a product with a known vector reads it"),
         (elements_decay, "varies along both axes of S"),
         (rnn.cells.lstm, "stands in the way"),
+        (unchanged, "does not change"),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
