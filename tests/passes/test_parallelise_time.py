@@ -66,6 +66,13 @@ def delays(x: "H", a: "H", b: "H", c: "H", *, w: "4 H"):
     return x, a, b, w[0] * x + w[1] * a + w[2] * b + w[3] * c
 
 
+@cell(states="h c d", output="y")
+def kept_twice(x: "I", h: "H", c: "H", d: "H", *, W: "H I"):
+    """Two states keep the same value; a third one keeps its old value, and the output reads both."""
+    n = tanh(W @ x)
+    return n, n, h, n + c * d
+
+
 @cell(states="h g", output="y")
 def driven(x: "I", h: "H", g: "H", *, W: "3 H I"):
     """A linear state whose gate and input are made of another one, before and after its step."""
@@ -148,6 +155,7 @@ LINEAR = {
     chosen: ("scan",),
     rotated: ("scan", "scan"),
     delays: ("delay", "delay", "delay"),
+    kept_twice: ("delay", "delay", "delay"),
     driven: ("scan", "scan"),
     stabilised: ("scan", "scan_max"),
     written_as_sum: ("scan_matrix",),

@@ -181,12 +181,14 @@ def _scan(states: Sequence[Node], form: Form) -> Node:
 
 def _written(graph: Graph, solved: Solved) -> Graph:
     """The graph with the recurrences in the place of the steps."""
-    replaced = dict(solved.reads)
-    for state, new in zip(solved.states, solved.new, strict=True):
-        replaced[graph.results[graph.states.index(state)]] = new
+    replaced, own = dict(solved.reads), dict(zip(solved.states, solved.new, strict=True))
+    for state, new in own.items():
+        if new.op != "delay":  # what is kept for the next step may be another state's too
+            replaced[graph.results[graph.states.index(state)]] = new
         replaced[state] = make("carried", new, state)
     mapped: dict[Node, Node] = {}
     for node in graph.nodes():
         mapped[node] = replaced.get(node) or with_args(node, mapped)
-    results = tuple(mapped[n] for n in graph.results)
+    pairs = zip(graph.states, graph.results, strict=True)
+    results = tuple(own.get(state) or mapped[result] for state, result in pairs)
     return replace(rewrite(graph, mapped), results=results)
