@@ -23,6 +23,9 @@ EVERY_CELL = pytest.mark.parametrize("name", NAMES)
 SIZES = [(1, 33), (5, 7), (33, 1)]  # I, H
 QUICK = ("lstm", "gru_reset_before", "lstm_layer_norm", "mlstm")  # between them every kind of group
 TINY = (*QUICK, "lstm_projection", "rhn", "sru", "delta_net")  # every kind of lowering
+# A state that is turned at every step: its phase is off by as many roundings as there are steps, and a norm of what it
+# reads makes 1e-4 of them after 200 steps, with or without recurrences over all time.
+DRIFTS = {"retnet_rotary": 15}
 STACKS = [
     {"num_layers": 3},
     {"bidirectional": True},
@@ -49,9 +52,10 @@ def quick(first: bool, name: str, *more: object) -> Any:
 @pytest.mark.parametrize(("name", "sizes"), [quick(s == SIZES[0], n, s) for n in NAMES for s in SIZES], ids=str)
 def test_float32(name: str, sizes: tuple[int, int]) -> None:
     net, module = compiled(name, *sizes)
+    steps = DRIFTS.get(name, 200)
     for batch in (1, 7):
-        check(net, module, 200, batch)
-    check(net, module, 200, 33, **flags(200, 33))
+        check(net, module, steps, batch)
+    check(net, module, steps, 33, **flags(steps, 33))
     if sizes == SIZES[0]:
         no_state_is_the_initial_one(net, module)
 

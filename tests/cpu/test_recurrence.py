@@ -32,7 +32,7 @@ def mixed(x: "I", m: "", h: "H", last: "I", *, W: "2 H I", w: "I", R: "H H"):
     a, b = W @ x
     m = maximum(m - 0.1, w @ x)
     h = tanh(R @ h + a + m)
-    return m, h, x, h * b + last.sum()
+    return m, h, x, h * b + sum(last)
 
 
 def test_a_step_of_a_recurrence_is_pointwise_work_that_stores_its_states() -> None:
@@ -67,7 +67,7 @@ def test_recurrences_are_those_of_the_oracle(c: rnn.Cell, net: dict[str, int]) -
 
 
 @pytest.mark.broad_after(1)
-@pytest.mark.parametrize("net", [{}, {"reverse": True}, {"bidirectional": True, "num_layers": 2}], ids=str)
+@pytest.mark.parametrize("net", [{}, {"reverse": True}, {"bidirectional": True}], ids=str)
 @pytest.mark.parametrize("c", [turning, mixed], ids=lambda c: c.name)
 def test_gradients_of_recurrences_are_those_of_the_oracle(c: rnn.Cell, net: dict[str, int]) -> None:
     network = rnn.RNN(c, 5, 19, **net).init(1)

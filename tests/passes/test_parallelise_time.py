@@ -66,6 +66,13 @@ def delays(x: "H", a: "H", b: "H", c: "H", *, w: "4 H"):
     return x, a, b, w[0] * x + w[1] * a + w[2] * b + w[3] * c
 
 
+@cell(states="h c d", output="y")
+def kept_twice(x: "I", h: "H", c: "H", d: "H", *, W: "H I"):
+    """Two states keep the same value; a third one keeps its old value, and the output reads both."""
+    n = tanh(W @ x)
+    return n, n, h, n + c * d
+
+
 @cell(states="h g", output="y")
 def driven(x: "I", h: "H", g: "H", *, W: "3 H I"):
     """A linear state whose gate and input are made of another one, before and after its step."""
@@ -148,6 +155,7 @@ LINEAR = {
     chosen: ("scan",),
     rotated: ("scan", "scan"),
     delays: ("delay", "delay", "delay"),
+    kept_twice: ("delay", "delay", "delay"),
     driven: ("scan", "scan"),
     stabilised: ("scan", "scan_max"),
     written_as_sum: ("scan_matrix",),
@@ -304,6 +312,11 @@ def elements_decay(x: "I", S: "H H", *, W: "3 H I", A: "H H"):
     return exp(A * d) * S + outer(v, k), S @ k
 
 
+@cell(output="y")
+def unchanged(x: "H", h: "H"):
+    return 1.0 * h + 0.0, x * h
+
+
 @pytest.mark.parametrize(
     ("c", "reason"),
     [
@@ -314,6 +327,7 @@ def elements_decay(x: "I", S: "H H", *, W: "3 H I", A: "H H"):
         (whole_matrix_is_read, "something else than a product with a known vector reads it"),
         (elements_decay, "varies along both axes of S"),
         (rnn.cells.lstm, "stands in the way"),
+        (unchanged, "does not change"),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
@@ -437,3 +451,16 @@ def test_random_spellings_of_linear_updates(seed: int) -> None:
     (y, last), (y_new, last_new) = (Reference(net, [g])(x, state) for g in (net.layers[0].graph, graph))
     np.testing.assert_allclose(y_new, y, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(last_new["S"], last["S"], rtol=1e-9, atol=1e-9)
+
+
+def test_a_recurrence_that_steps_read_does_not_go_back_into_the_loop() -> None:
+    """Of numbers alone, and read by a function of another state."""
+
+    @cell(states="h s")
+    def scaled(x: "I", h: "H", s: "", *, W: "H I"):
+        return sin(h) * s + tanh(W @ x), 0.5 * s + 0.1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parallelise_time, "ROWS", {"llvm": ALL})
+        graph = pipeline.run(network(scaled), V4)[-1][1].graphs[0]
+    assert {graph.region_of(n) for n in graph.nodes() if is_scan(n)} == {"before"}

@@ -238,9 +238,10 @@ class Layer:
         return self.state(self.graph.states.index(state), parity, visit.states, ctx.batch)
 
     def _rows_read(self, ctx: Context, visit: Visit, t: Expr) -> dict[Node, Array]:
-        """What has a row for every step, from step t of the tile on. What is only copied is read where it was."""
+        """What has a row for every step, from step t of the tile on. What is only copied is read where it was; of
+        states the steps themselves have the latest alone."""
         read = {n: self._input(i, visit, t, ctx) for i, n in enumerate(self.graph.inputs)}
-        copies = {n for n in self.hoisted if n.leaf or n in self.packed.names}
+        copies = {n for n in self.hoisted if (n.leaf and n.op != "state") or n in self.packed.names}
         return read | {n: self._hoisted(n, visit, t, ctx) for n in self.hoisted if n not in copies}
 
     def _hoisted(self, node: Node, visit: Visit, t: Expr, ctx: Context) -> Array:

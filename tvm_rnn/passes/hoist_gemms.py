@@ -203,7 +203,7 @@ def _sink(graph: Graph, moved: set[Node]) -> dict[Node, str]:
     users = graph.users()
     roots = set(graph.roots)
     for node in reversed(graph.nodes()):
-        if node not in moved or TABLE[node.op].kind in HEAVY or any(u in moved for u in users[node]):
+        if node not in moved or TABLE[node.op].kind in (*HEAVY, "scan") or any(u in moved for u in users[node]):
             continue
         operands = [a for a in node.args if a in moved]
         kept = [a for a in operands if any(u not in moved for u in users[a]) or a in roots]
@@ -239,7 +239,7 @@ def _cut(graph: Graph, moved: set[Node]) -> dict[Node, str]:
     """Give back all but the fewest elements of which the steps can make what they read without a product, as a tape of
     values would. Returns what is given back, with the reason."""
     users, late, roots = graph.users(), _after(graph, moved), {*graph.roots}
-    stays = {n for n in moved if n in roots or any(u in late for u in users[n])}
+    stays = {n for n in moved if n in roots or is_scan(n) or any(u in late for u in users[n])}
     read = [n for n in graph.nodes() if n in moved and any(u not in moved and u not in late for u in users[n])]
     wanted = {n for n in topological([*cheapest_cut(graph, read, stays), *stays]) if n in moved}
     given = moved - wanted

@@ -134,6 +134,8 @@ def _solved(graph: Graph, states: Sequence[Node]) -> Solved | str:
         return Solved("a maximum of sums", states, [new], {})
     own = [spread(found[r]) for r in results]
     if len(states) > 1 or not is_matrix(states[0], own[0]):
+        if len(states) == 1 and _is_same(own[0]):
+            return "does not change"
         return Solved("linear, without products", states, [_scan(states, form) for form in own], {})
     matrix = Matrix(graph, states[0], results[0], found, blocked, dependent)
     return matrix.solved()
@@ -146,6 +148,14 @@ def _reads_matrices(nodes: Sequence[Node], states: Sequence[Node], results: Sequ
     own = downstream(nodes, lambda n: n in states)
     read = {n for result in results for n in _below(result)} - own
     return any(leaves[n] and sum(size > 1 for size in n.shape) > rank for n in read)
+
+
+def _is_same(form: Form) -> bool:
+    """A state as it was, but for factors of 1 and summands of 0."""
+    if any(t.chosen for t in form.terms) or len(form.linear) != 1:
+        return False
+    rest = [f.node.scalar for t in form.known for f in t.factors]
+    return all(f.node.scalar == 1.0 for f in form.linear[0].factors) and all(v == 0.0 for v in rest)
 
 
 def _delayed(state: Node, result: Node) -> Solved | str:
@@ -171,12 +181,14 @@ def _scan(states: Sequence[Node], form: Form) -> Node:
 
 def _written(graph: Graph, solved: Solved) -> Graph:
     """The graph with the recurrences in the place of the steps."""
-    replaced = dict(solved.reads)
-    for state, new in zip(solved.states, solved.new, strict=True):
-        replaced[graph.results[graph.states.index(state)]] = new
+    replaced, own = dict(solved.reads), dict(zip(solved.states, solved.new, strict=True))
+    for state, new in own.items():
+        if new.op != "delay":  # what is kept for the next step may be another state's too
+            replaced[graph.results[graph.states.index(state)]] = new
         replaced[state] = make("carried", new, state)
     mapped: dict[Node, Node] = {}
     for node in graph.nodes():
         mapped[node] = replaced.get(node) or with_args(node, mapped)
-    results = tuple(mapped[n] for n in graph.results)
+    pairs = zip(graph.states, graph.results, strict=True)
+    results = tuple(own.get(state) or mapped[result] for state, result in pairs)
     return replace(rewrite(graph, mapped), results=results)

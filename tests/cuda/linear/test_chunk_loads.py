@@ -10,7 +10,7 @@ from tvm_rnn.cuda.linear.chunk_tile import ChunkTile
 from tvm_rnn.cuda.linear.recurrence import AFTER, BEFORE, DECAYED
 
 
-@pytest.mark.broad
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(("keys", "values", "spare"), [(20, 24, 4), (16, 36, 2), (33, 17, 1), (24, 40, 8)])
 def test_any_size(keys: int, values: int, spare: int) -> None:
     own = recurrence(2, keys, values, erase=DECAYED, spare=spare)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from compiled_kernels import text_of
 from linear_steps import SMALL, recurrence, scan
 
@@ -13,7 +12,6 @@ from tvm_rnn.cuda.linear.recurrence import DECAYED
 PRODUCT = re.compile(r"^ +tvm_builtin_ptx_mma_sync\w+\(", re.MULTILINE)
 
 
-@pytest.mark.broad
 def test_products_of_a_chunk() -> None:
     """Of 32 steps, 16 keys: S read twice (4 each); 3 blocks of scores for either (2 each), S written to (4); and two
     blocks of scores with one step of K for either (2 each), which a loop makes."""

@@ -34,7 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.broad
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("name", CASES)
 def test_against_a_loop(name: str) -> None:
     own = recurrence(**CASES[name])

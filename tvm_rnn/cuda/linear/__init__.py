@@ -5,4 +5,6 @@ once. `chunk_scan.py` runs all steps in chunks, on tensor cores: `chunk_tile.py`
 is made of, `choose_tile.py` which, `chunk_block.py` what it has; `chunk_loads.py`, `chunk_scores.py` and
 `chunk_states.py` are its three kinds of warps. `segments.py` runs parts of the time at once, where there are few
 states.
+
+`vector_scan.py` runs recurrences of vectors: a group of kind "scan" in, kernels over chunks of time out.
 """

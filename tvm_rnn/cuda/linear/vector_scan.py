@@ -1,0 +1,303 @@
+"""Recurrences of vectors over all time: a group of kind "scan" whose rows are `scan`, `scan_max` or `delay`.
+
+In: the group, and where its values lie. Out: `VectorScan`, two kernels. Time is cut into chunks; a thread has one
+element of one batch row in one chunk. `ends` finds what each chunk does to any state that enters it: a matrix of the
+component's states and a vector (of `scan_max` a sum and a maximum). `apply` composes those of the chunks before its
+own, always in the same order, walks its chunk, and stores. One chunk needs `apply` alone. No plan launches them yet.
+
+Rewrite: for t: h = a h + b  -->  each chunk: (P, v);  each chunk: for those before: h = P h + v; for t: h = a h + b
+
+A reset cuts a chunk off from what enters it: no product with a state of infinity is made. Where an infinity enters a
+chunk whose factors multiply to 0, composition gives NaN and one step after the other may give infinity; the same holds
+of `scan_max` where terms of both infinities are added.
+
+Source: Blelloch 1990, "Prefix sums and their applications".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf, prod
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.layer.pointers import Argument, arithmetic
+from tvm_rnn.cuda.layer.regime import FOREVER, MASK_POINTERS, MASK_SCALARS
+from tvm_rnn.cuda.layer.row_kernels import Job, Values, unravel
+from tvm_rnn.graph import scalar
+from tvm_rnn.graph.graph import Node, recurrence_states
+from tvm_rnn.graph.scalar_cuda import flavour
+from tvm_rnn.graph.tensor_expressions import Index, fit
+from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
+from tvm_rnn.tir.index import wide
+
+SCALARS = (("steps", "int32"), ("reverse", "int32"), ("batch", "int32"), ("chunks", "int32"), ("span", "int32"))
+
+
+@dataclass(frozen=True, eq=False)
+class VectorScan:
+    """The kernels of one group.
+
+    job: the group and its places. replaced: of each row the state whose new value it is. initial: of states that do not
+    begin at 0. zeroed: values that are 0 at the steps of rows that have ended. threads: of a block; ahead: steps whose
+    operands are loaded at once.
+    """
+
+    job: Job
+    replaced: Mapping[Node, Node]
+    initial: Mapping[str, float] = field(default_factory=dict)
+    zeroed: frozenset[Node] = frozenset()
+    threads: int = 128
+    ahead: int = 8
+
+    @cached_property
+    def rows(self) -> list[Node]:
+        """The new values of the states."""
+        return [n for n in self.job.group.nodes if n.op in ("scan", "scan_max", "delay")]
+
+    @cached_property
+    def states(self) -> list[Node]:
+        """The states, in the order of their rows."""
+        return [self.replaced[row] for row in self.rows]
+
+    @property
+    def width(self) -> int:
+        return prod(self.rows[0].shape)
+
+    @property
+    def is_max(self) -> bool:
+        return self.rows[0].op == "scan_max"
+
+    @property
+    def words(self) -> int:
+        """Numbers that say what a chunk does to the states of an element: whether it was cut, matrix, vector."""
+        return 1 + len(self.rows) * (len(self.rows) + 1)
+
+    @cached_property
+    def arguments(self) -> tuple[Argument, ...]:
+        """What `apply` reads and writes of the group's values; `ends` reads all, and writes none."""
+        return tuple(a for a in self.job.arguments(self.job.group.nodes) if a.node.op != "state")
+
+    def kernel(self, whole: bool, masked: bool) -> Kernel:
+        """whole: `apply`, else `ends`. masked: with lengths and resets."""
+        dtype, numbers = arithmetic(self.job.precision), range(len(self.rows))
+        given = [a for a in self.arguments if whole or a.role == "read"]
+        pointers = [(a.name, self.job.dtype(a)) for a in given] + [("chunk_ends", dtype)]
+        states = [(f"{kind}_{n}", dtype) for kind in ("old", "new") for n in numbers]
+        pointers += states if whole else []
+        pointers += MASK_POINTERS if masked else ()
+        scalars = (*SCALARS, *(MASK_SCALARS if masked else ()))
+        name = f"{self.job.name}_{'apply' if whole else 'ends'}{'_masked' if masked else ''}"
+        body = _Apply if whole else _Ends
+        with flavour(self.job.precision):
+            return write(name, pointers, scalars, lambda w: body(w, self, masked).emit(), threads=self.threads)
+
+
+class _Walk:
+    """What both kernels do: a thread's place, and its steps in order."""
+
+    def __init__(self, writer: Writer, scan: VectorScan, masked: bool) -> None:
+        self.w, self.scan, self.masked = writer, scan, masked
+        self.dtype = arithmetic(scan.job.precision)
+        self.count = len(scan.rows)
+
+    def emit(self) -> None:
+        w, scan = self.w, self.scan
+        self.lanes = wide(w["batch"]) * scan.width
+        tiles = tirx.truncdiv(self.lanes + (scan.threads - 1), tirx.const(scan.threads, "int64"))
+        block = wide(I.cta_id([tirx.Cast("int32", tiles * wide(w["chunks"]))]))
+        self.chunk = w.keep(tirx.Cast("int32", tirx.truncdiv(block, tiles)))
+        self.flat = w.keep(tirx.truncmod(block, tiles) * scan.threads + wide(I.thread_id([scan.threads])))
+        with w.when(self.flat < self.lanes):
+            self.batch_row = w.keep(tirx.truncdiv(self.flat, tirx.const(scan.width, "int64")))
+            element = w.keep(tirx.Cast("int32", tirx.truncmod(self.flat, tirx.const(scan.width, "int64"))))
+            self.index = unravel(w, element, scan.rows[0].shape)
+            self._lengths()
+            self.begin()
+            self._steps()
+            self.finish()
+
+    def begin(self) -> None:
+        raise NotImplementedError
+
+    def step(self, values: Values, active: Expr | None, restart: Expr | None) -> None:
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        raise NotImplementedError
+
+    def _lengths(self) -> None:
+        w = self.w
+        self.end = w.local(1, "int32")
+        w.store(self.end, tirx.const(FOREVER, "int32"), 0)
+        if self.masked:
+            with w.when(tirx.NE(w["has_lengths"], tirx.const(0, "int32"))):
+                most = tirx.Min(w["lengths"][self.batch_row], tirx.const(FOREVER, "int64"))
+                w.store(self.end, tirx.Cast("int32", most), 0)
+
+    def _steps(self) -> None:
+        """The chunk's steps: so many at a time that their operands are loaded before the first of them is used."""
+        w, ahead = self.w, self.scan.ahead
+        first = w.keep(self.chunk * w["span"])
+        count = w.keep(tirx.Max(tirx.Min(w["span"], w["steps"] - first), tirx.const(0, "int32")))
+        rounds = w.keep(tirx.truncdiv(count, ahead))
+        with w.loop(rounds) as i:
+            self._some([first + i * ahead + s for s in range(ahead)])
+        with w.loop(count - rounds * ahead) as i:
+            self._some([first + rounds * ahead + i])
+
+    def _some(self, steps: Sequence[Expr]) -> None:
+        loaded = [self._load(t) for t in steps]
+        for found in loaded:
+            self.step(*found)
+
+    def _load(self, t: Expr) -> tuple[Values, Expr | None, Expr | None]:
+        """The operands of a step, whether the row has not ended, and whether it begins anew."""
+        w, job = self.w, self.scan.job
+        backwards = tirx.NE(w["reverse"], tirx.const(0, "int32"))
+        local = w.keep(tirx.Select(backwards, w["steps"] - 1 - t, t))
+        values = job.values(w, w.keep(wide(local) * wide(w["batch"]) + self.batch_row), self.scan.arguments)
+        for row in self.scan.rows:
+            for operand in row.args[len(recurrence_states(row)) :]:
+                values.at(operand, fit(operand.shape, self.index))
+        if not self.masked:
+            return values, None, None
+        active = w.keep(tirx.Cast("int32", w["start"] + local < self.end[0]))
+        restart = w.local(1, "int32")
+        w.store(restart, tirx.const(0, "int32"), 0)
+        # Backwards, a flag at t + 1 separates t from what was just processed; flags past a row's end mean nothing.
+        flag = w.keep(w["start"] + local + w["reverse"])
+        known = tirx.And(flag < w["total"], flag < self.end[0])
+        with w.when(tirx.And(tirx.NE(w["has_reset"], tirx.const(0, "int32")), known)):
+            w.store(restart, tirx.Cast("int32", w["reset"][wide(flag) * wide(w["batch"]) + self.batch_row]), 0)
+        none = tirx.const(0, "int32")
+        return values, tirx.NE(active, none), tirx.NE(w.keep(restart[0]), none)
+
+    def initial(self, state: Node) -> TirExpr:
+        return tirx.const(self.scan.initial.get(state.name, 0.0), self.dtype)
+
+    def fresh(self, row: Node, values: Values, old: Mapping[Node, TirExpr]) -> TirExpr:
+        """A row's value of old ones."""
+        states = recurrence_states(row)
+        terms = [values.at(a, fit(a.shape, self.index)) for a in row.args[len(states) :]]
+        if row.op == "scan_max":
+            return scalar.maximum(scalar.add(old[states[0]], terms[0]), terms[1])
+        if row.op == "delay":
+            return terms[0]
+        total = terms[-1]
+        for state, factor in zip(states, terms[:-1], strict=True):
+            total = scalar.add(scalar.mul(factor, old[state]), total)
+        return total
+
+    def word(self, chunk: Expr, number: int) -> Expr:
+        """Where a chunk's number lies."""
+        return (wide(chunk) * self.scan.words + number) * self.lanes + self.flat
+
+
+class _Ends(_Walk):
+    """What a chunk does to any states that enter it."""
+
+    def begin(self) -> None:
+        w, few = self.w, self.scan.is_max
+        self.cut = w.local(1, self.dtype)
+        w.store(self.cut, tirx.const(0.0, self.dtype), 0)
+        self.matrix = [[w.local(1, self.dtype) for _ in self.scan.states] for _ in self.scan.states]
+        self.vector = [w.local(1, self.dtype) for _ in self.scan.states]
+        for i, row in enumerate(self.matrix):
+            w.store(self.vector[i], tirx.const(-inf if few else 0.0, self.dtype), 0)
+            for j, register in enumerate(row):
+                w.store(register, tirx.const(float(i == j and not few), self.dtype), 0)
+
+    def step(self, values: Values, active: Expr | None, restart: Expr | None) -> None:
+        w, scan = self.w, self.scan
+        if restart is not None:
+            w.store(self.cut, tirx.Select(restart, tirx.const(1.0, self.dtype), self.cut[0]), 0)
+            for state, register in zip(scan.states, self.vector, strict=True):
+                w.store(register, tirx.Select(restart, self.initial(state), register[0]), 0)
+        old = {state: w.keep(v[0]) for state, v in zip(scan.states, self.vector, strict=True)}
+        matrix = [[w.keep(register[0]) for register in row] for row in self.matrix]
+        new = [(i, w.keep(self.fresh(row, values, old))) for i, row in enumerate(scan.rows)]
+        for i, value in new:
+            self._kept(self.vector[i], value, active)
+        for i, row in enumerate(scan.rows):
+            for j in range(self.count):
+                self._kept(self.matrix[i][j], self._column(row, values, [line[j] for line in matrix]), active)
+        if scan.rows[0].op == "delay":
+            self._kept(self.cut, tirx.const(1.0, self.dtype), active)
+
+    def _kept(self, register: Buffer, value: TirExpr, active: Expr | None) -> None:
+        self.w.store(register, value if active is None else tirx.Select(active, value, register[0]), 0)
+
+    def _column(self, row: Node, values: Values, column: Sequence[TirExpr]) -> TirExpr:
+        """One number of the matrix after a row; of `scan_max` the sum so far."""
+        states = recurrence_states(row)
+        terms = [values.at(a, fit(a.shape, self.index)) for a in row.args[len(states) :]]
+        if row.op == "scan_max":
+            return scalar.add(column[0], terms[0])
+        total: TirExpr = tirx.const(0.0, self.dtype)
+        for state, factor in zip(states, terms[:-1], strict=row.op != "delay"):
+            total = scalar.add(scalar.mul(factor, column[self.scan.states.index(state)]), total)
+        return total
+
+    def finish(self) -> None:
+        registers = [self.cut, *(r for row in self.matrix for r in row), *self.vector]
+        for number, register in enumerate(registers):
+            self.w.store(self.w["chunk_ends"], register[0], self.word(self.chunk, number))
+
+
+class _Apply(_Walk):
+    """The steps themselves, from what the chunks before leave."""
+
+    def begin(self) -> None:
+        w = self.w
+        self.held = [w.local(1, self.dtype) for _ in self.scan.states]
+        for n, register in enumerate(self.held):
+            w.store(register, w[f"old_{n}"][self.flat], 0)
+        with w.loop(self.chunk) as before:
+            self._compose(before)
+
+    def _compose(self, before: Expr) -> None:
+        w, n = self.w, self.count
+        words = [w.keep(w["chunk_ends"][self.word(before, i)]) for i in range(self.scan.words)]
+        old = [w.keep(register[0]) for register in self.held]
+        for i, register in enumerate(self.held):
+            constant = words[1 + n * n + i]
+            total = constant
+            for factor, state in zip(words[1 + i * n : 1 + (i + 1) * n], old, strict=True):
+                both = scalar.add if self.scan.is_max else scalar.mul
+                joined = scalar.maximum if self.scan.is_max else scalar.add
+                total = joined(both(factor, state), total)
+            w.store(register, tirx.Select(tirx.NE(words[0], tirx.const(0.0, self.dtype)), constant, total), 0)
+
+    def step(self, values: Values, active: Expr | None, restart: Expr | None) -> None:
+        w, scan, job = self.w, self.scan, self.scan.job
+        if restart is not None:
+            for state, register in zip(scan.states, self.held, strict=True):
+                w.store(register, tirx.Select(restart, self.initial(state), register[0]), 0)
+        old = {state: w.keep(register[0]) for state, register in zip(scan.states, self.held, strict=True)}
+        made = {row: w.keep(self.fresh(row, values, old)) for row in scan.rows}
+        carried = {n: old[n.args[1]] for n in job.group.nodes if n.op == "carried"}
+
+        for node, known in {**made, **carried}.items():
+            values.known[(node, self.index)] = known
+        for node in job.group.stored:
+            self._store(values, node, active)
+        for row, register in zip(scan.rows, self.held, strict=True):
+            w.store(register, made[row] if active is None else tirx.Select(active, made[row], register[0]), 0)
+
+    def _store(self, values: Values, node: Node, active: Expr | None) -> None:
+        index: Index = self.index if node.shape else ()
+        found = values.at(node, index)
+        if active is not None and node in self.scan.zeroed:
+            found = tirx.Select(active, found, tirx.const(0.0, self.dtype))
+        self.scan.job.store(self.w, self.scan.arguments, node, values.row, index, found)
+
+    def finish(self) -> None:
+        w = self.w
+        with w.when(tirx.EQ(self.chunk, w["chunks"] - 1)):
+            for n, register in enumerate(self.held):
+                w.store(w[f"new_{n}"], register[0], self.flat)
