@@ -5,5 +5,5 @@ In: graphs after the passes. Out: an IRModule for LLVM. Order of data: `lower_ne
 `register_tile_reductions.py` the tile that a template schedules; `int8_products.py` and `dropout_masks.py` are loops of
 their own, as are recurrences over all of a tile's steps: `walk_through_time.py`, `recurrence.py` of vectors,
 `matrix_recurrence.py`. `weight_packing.py`, `weight_storage.py` and `workspace.py` say where data lies;
-`tir_pipeline.py` runs last; `c_compiler.py` compiles C (c/: the thread pool).
+`tir_pipeline.py` runs last, and in it `cut_functions.py`; `c_compiler.py` compiles C (c/: the thread pool).
 """
