@@ -15,6 +15,7 @@ import tvm
 from tvm import tirx
 
 from tvm_rnn.tir.expr import Buffer, Stmt
+from tvm_rnn.tir.statements import inner, with_inner
 
 WHOLE = 96  # a function of at most so many loops stays whole: those of small cells in inference
 MOST = 32  # loops of a part; HyperLSTM with training takes 8 s with 12, 24 or 48, and 29 s without parts
@@ -30,16 +31,8 @@ class Part:
     loops: int = 0
 
     def __post_init__(self) -> None:
-        self.inner = [Part(s) for s in _inside(self.statement)]
+        self.inner = [Part(s) for s in inner(self.statement)]
         self.loops = isinstance(self.statement, tirx.For) + sum(p.loops for p in self.inner)
-
-
-def _inside(statement: Stmt) -> list[Stmt]:
-    if isinstance(statement, tirx.SeqStmt):
-        return list(statement.seq)
-    if isinstance(statement, tirx.IfThenElse):
-        return [s for s in (statement.then_case, statement.else_case) if s is not None]
-    return [statement.body] if isinstance(statement, tirx.For | tirx.AttrStmt) else []
 
 
 def cut(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -61,13 +54,8 @@ class _Cut:
         s = part.statement
         if isinstance(s, tirx.SeqStmt):
             own = [p.statement.buffer for p in part.inner if isinstance(p.statement, tirx.AllocBuffer)]
-            return tirx.SeqStmt([*self._in_turn(part.inner, [*local, *own])])
-        inner = [self(p, local) for p in part.inner]
-        if isinstance(s, tirx.For):
-            return tirx.For(s.loop_var, s.min, s.extent, s.kind, *inner, s.thread_binding, s.annotations)
-        if isinstance(s, tirx.IfThenElse):
-            return tirx.IfThenElse(s.condition, inner[0], inner[1] if inner[1:] else None)
-        return tirx.AttrStmt(s.node, s.attr_key, s.value, *inner) if isinstance(s, tirx.AttrStmt) else s
+            return with_inner(s, [*self._in_turn(part.inner, [*local, *own])])
+        return with_inner(s, [self(p, local) for p in part.inner])
 
     def _in_turn(self, parts: Sequence[Part], local: Sequence[Buffer]) -> Iterator[Stmt]:
         """Statements one after the other; small neighbours share a function, what sets variables for others does not

@@ -74,7 +74,7 @@ def _each(change: Callable[[tirx.PrimFunc], tirx.PrimFunc]) -> tvm.transform.Pas
 
 
 def _pipeline() -> tuple[tvm.transform.Pass, Finish, Finish]:
-    """The passes that loops without blocks need."""
+    """The passes that loops without blocks need. RemoveNoOp is not among them: LLVM makes the same code without it."""
     passes = [
         s_tir.transform.StmtSimplify(),
         tirx.transform.FlattenBuffer(),
@@ -82,7 +82,6 @@ def _pipeline() -> tuple[tvm.transform.Pass, Finish, Finish]:
         tirx.transform.VectorizeLoop(True),
         tirx.transform.UnrollLoop(),
         tirx.transform.StmtSimplify(),
-        tirx.transform.RemoveNoOp(),
         _each(cut),
         tirx.transform.VerifyMemory(),
         tirx.transform.AnnotateEntryFunc(),
