@@ -20,13 +20,17 @@ REGISTERS = 48  # of a thread, for values on their way
 @template("vector_scan_cuda", kinds=("recurrence",), targets=("cuda",))
 class VectorScanCuda:
     """Knobs: threads (of a block), ahead (steps whose operands are loaded at once), resident (threads that all chunks
-    together have on each multiprocessor)."""
+    together have on each multiprocessor).
+
+    Measured on an H200, minGRU of 512 units in bfloat16, T 16384, with its product: B = 1 95, 92 us for 16 and 8 steps
+    ahead, 94, 95, 95 for 512, 1024 and 2048 threads; B = 8 487, 472, and 625, 487, 497.
+    """
 
     @staticmethod
     def configure(unit: Unit, target: Target, knob: Knobs) -> Config:
         """As many steps ahead as registers allow: `stages` values are read in each."""
         words = (2 if unit.dtype == "float64" else 1) * max(1, unit.stages)
-        fitting = [a for a in AHEAD if a * words <= REGISTERS]
+        fitting = [a for a in AHEAD if a <= 8 and a * words <= REGISTERS]
         return {
             "threads": knob("threads", THREADS, 128),
             "ahead": knob("ahead", AHEAD, max(fitting, default=AHEAD[0])),

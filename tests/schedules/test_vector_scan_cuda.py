@@ -15,9 +15,9 @@ def unit(reads: int, dtype: str = "bfloat16") -> Unit:
 
 
 def test_many_values_are_loaded_for_fewer_steps() -> None:
-    ahead = [best(unit(reads), GPU)[1]["ahead"] for reads in (0, 3, 4, 12, 200)]
-    assert ahead == [16, 16, 8, 4, 2]
-    assert best(unit(3, "float64"), GPU)[1]["ahead"] == 8
+    ahead = [best(unit(reads), GPU)[1]["ahead"] for reads in (0, 6, 12, 200)]
+    assert ahead == [8, 8, 4, 2]
+    assert best(unit(6, "float64"), GPU)[1]["ahead"] == 4
 
 
 def test_records() -> None:

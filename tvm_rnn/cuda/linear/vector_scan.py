@@ -44,7 +44,7 @@ from tvm_rnn.tir.index import wide
 SCALARS = (("steps", "int32"), ("reverse", "int32"), ("batch", "int32"), ("chunks", "int32"), ("span", "int32"))
 LEAST_SPAN = 32  # steps of a chunk: fewer take less time than another kernel takes to begin
 LEAST_CHUNKS = 4  # fewer are no faster than one: operands are read twice
-EARLIER = 1.0  # steps that take as long as to compose the effect of an earlier chunk
+EARLIER = 0.25  # steps that take as long as to compose the effect of an earlier chunk
 COMPOSED = 8  # chunks whose effects are loaded at once
 
 

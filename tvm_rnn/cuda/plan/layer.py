@@ -101,7 +101,8 @@ class Layer:
                 found = layout.source(node, True, first.region)
                 return None if found is None else found.place
 
-            return gemm(name, first, target=self.machine, operands=operands, batches=self.batches, **own)
+            few = not layout.has_steps
+            return gemm(name, first, target=self.machine, operands=operands, batches=self.batches, few=few, **own)
         if first.kind == "scan":
             job = Job(name, first, own["precision"], own["reads"], own["writes"], layout.elsewhere(first))
             replaced = {row: self.graph.states[i] for row, i in layout.solved.items() if row in first.nodes}
