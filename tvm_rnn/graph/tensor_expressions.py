@@ -108,6 +108,10 @@ def moved(node: Node, index: Index) -> Index:
         return fit(node.args[0].shape, index)
     if node.op == "transpose":
         return tuple(index[attrs["axes"].index(a)] for a in range(rank))
+    if node.op == "windows":
+        steps = node.attrs["dilation"]
+        taps, places = index[1 : 1 + len(steps)], index[1 + len(steps) :]
+        return (index[0], *(at + tap * step for at, tap, step in zip(places, taps, steps, strict=True)))
     assert node.op == "reshape", node.op
     return _reshaped(node.args[0].shape, node.shape, index)
 

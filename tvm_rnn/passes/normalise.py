@@ -56,6 +56,10 @@ class Builder:
             small = self.make("exp", self.make("neg", self.make("abs", x, source=source), source=source), source=source)
             small = self.make("log1p", small, source=source)
             return self.make("add", self.make("relu", x, source=source), small, source=source)
+        if op == "conv" and self.expand:
+            how = {key: attrs[key] for key in ("taps", "dilation")}
+            seen = self.make("windows", args[1], source=source, **how)
+            return self.make("einsum", x, seen, source=source, spec=attrs["spec"])
         if op == "reshape":
             return self._reshape(x, attrs["to"], source)
         if op == "transpose":
@@ -106,6 +110,8 @@ class Builder:
             return self._push_reshape(op, x, source, attrs)
         if x.op == "einsum":
             return self._push_einsum(op, x, source, attrs)
+        if x.op == "windows" and op == "slice":
+            return self._push_windows(x, source, attrs)
         if x.op == "broadcast":
             part = self._narrow(op, x.args[0], source, attrs)
             to = TABLE[op].shape(x.shape, **attrs)
@@ -152,6 +158,15 @@ class Builder:
             args.append(arg)
         result = out.replace(letter, "") if op == "index" else out
         return self.make("einsum", *args, source=x.source, spec=f"{','.join(names)}->{result}")
+
+    def _push_windows(self, x: Node, source: str, attrs: Attributes) -> Node | None:
+        """Some of the places where a convolution's taps look: those see a part of the operand."""
+        axis, taps = attrs["axis"], x.attrs["taps"]
+        if -axis > len(taps):
+            return None
+        reach = x.attrs["dilation"][axis] * (taps[axis] - 1)
+        part = self.make("slice", x.args[0], source=source, **{**attrs, "stop": attrs["stop"] + reach})
+        return self.make("windows", part, source=x.source, **x.attrs)
 
     def _push_concat(self, op: str, x: Node, source: str, attrs: Attributes) -> Node | None:
         axis, at = attrs["axis"], 0
