@@ -22,7 +22,7 @@ from tvm_rnn.tir.expr import Expr, Stmt
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import Block, bind, floordiv, floormod, loop, sequence, when
 
-from . import dropout_masks, int8_products, register_tile, register_tile_reductions
+from . import convolution, dropout_masks, int8_products, register_tile, register_tile_reductions
 from .matrix_recurrence import MatrixRecurrence
 from .recurrence import Recurrence
 from .register_tile import Places, Tile
@@ -129,6 +129,10 @@ class Emitter:
     def _reduce(self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config) -> Stmt:
         root = group.root
         assert root is not None
+        if (form := convolution.form(root)) is not None:
+            own = convolution.Convolution(group, form, places, self.lanes, self.target.vector_registers)
+            if (done := own.statement(rows, PARALLEL_ELEMENTS)) is not None:
+                return done
         along = runs_along(root)
         work = prod(size for _, size in reduced_axes(root))
 

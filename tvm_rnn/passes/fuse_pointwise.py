@@ -26,6 +26,7 @@ from tvm_rnn.graph.graph import (
     is_scan,
     recurrence_states,
     rewrite,
+    sums_rows,
     topological,
 )
 from tvm_rnn.graph.node_text import in_words, joined
@@ -115,13 +116,14 @@ def _own_results(graph: Graph) -> Graph:
     nodes, users = graph.nodes(), graph.users()
     leaves = depends(nodes)
     finals = (*_finals(graph, "before"), *_finals(graph, "step"))
-    own = {n: replace(n) for n in finals if is_move(n) and leaves[n] and users[n] and not _is_kept(n, users[n])}
+    own = {n: replace(n) for n in finals if is_move(n) and leaves[n] and users[n] and not _is_kept(n, users)}
     return rewrite(graph, own, region={**graph.region, **{new: graph.region_of(n) for n, new in own.items()}})
 
 
-def _is_kept(node: Node, users: list[Node]) -> bool:
-    """A join that a product reads must become an array."""
-    return len(bases(node)) > 1 and any(u.op == "gemm" and node in u.args for u in users)
+def _is_kept(node: Node, users: Mapping[Node, list[Node]]) -> bool:
+    """A join that a product reads must become an array, and what a convolution in the step does."""
+    read = [u for u in users[node] if u.op == "windows" and not all(map(sums_rows, users[u]))]
+    return bool(read) or (len(bases(node)) > 1 and any(u.op == "gemm" and node in u.args for u in users[node]))
 
 
 def is_truth(node: Node) -> bool:
@@ -187,7 +189,7 @@ class _Grouping:
                 self.drafts[index].nodes[:0] = self._inlined_below(node)
             elif node.pointwise and not is_truth(node) and node not in self.inlined and not self._free(node):
                 self._place(node)
-            elif node.random or (is_move(node) and _is_kept(node, self.users[node])):
+            elif node.random or (is_move(node) and _is_kept(node, self.users)):
                 self._copy(node)
         for node in self._read_elsewhere() if self.region != "step" or self.graph.kind == "backward" else ():
             self._need(node)

@@ -57,9 +57,7 @@ class Builder:
             small = self.make("log1p", small, source=source)
             return self.make("add", self.make("relu", x, source=source), small, source=source)
         if op == "conv" and self.expand:
-            how = {key: attrs[key] for key in ("taps", "dilation")}
-            seen = self.make("windows", args[1], source=source, **how)
-            return self.make("einsum", x, seen, source=source, spec=attrs["spec"])
+            return self._windowed(*args, source, attrs)
         if op == "reshape":
             return self._reshape(x, attrs["to"], source)
         if op == "transpose":
@@ -82,6 +80,17 @@ class Builder:
             assert x.value is not None
             return self.leaf(Node("const", shape=to, value=x.value.reshape(to)))
         return None
+
+    def _windowed(self, kernel: Node, x: Node, source: str, attrs: Attributes) -> Node:
+        """A convolution as the product with windows; the axes of its results come last in the kernel: they lie side by
+        side where one tap is applied."""
+        how = {key: attrs[key] for key in ("taps", "dilation")}
+        inputs, out = attrs["spec"].split("->")
+        left, right = inputs.split(",")
+        order = sorted(left, key=lambda t: (t in out, left.index(t)))
+        kernel = self.make("transpose", kernel, source=source, axes=tuple(left.index(t) for t in order))
+        seen = self.make("windows", x, source=source, **how)
+        return self.make("einsum", kernel, seen, source=source, spec=f"{''.join(order)},{right}->{out}")
 
     def _transpose(self, x: Node, axes: tuple[int, ...], source: str) -> Node | None:
         if axes == tuple(range(len(axes))):
@@ -145,9 +154,11 @@ class Builder:
             return self.make("reshape", piece, source=source, rank=len(piece.shape), to=lead)
         return None
 
-    def _push_einsum(self, op: str, x: Node, source: str, attrs: Attributes) -> Node:
+    def _push_einsum(self, op: str, x: Node, source: str, attrs: Attributes) -> Node | None:
         inputs, out = x.attrs["spec"].split("->")
         letter = out[len(out) + attrs["axis"]]
+        if x.args[1].op == "windows" and letter not in inputs.partition(",")[2]:
+            return None  # all results of a convolution at once
         names, args = [], []
         for letters, arg in zip(inputs.split(","), x.args, strict=True):
             if letter in letters:
@@ -238,6 +249,8 @@ def _product(builder: Builder, node: Node, weight_at: int, new: Mapping[Node, No
     wl, xl = letters[weight_at], letters[1 - weight_at]
     weight, x = new[node.args[weight_at]], new[node.args[1 - weight_at]]
     where = node.source
+    if x.op == "windows" and set(xl) & set(out):
+        return builder.make("einsum", weight, x, source=where, spec=node.attrs["spec"])
     if set(xl) & set(out):
         # Some axis of x survives (heads, matrix-valued x): a general contraction. Vectors run along the parameter's
         # last axis, so the result's last axis goes there if the parameter has it.
