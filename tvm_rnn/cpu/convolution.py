@@ -6,14 +6,14 @@ becomes in `passes/normalise.py`): the kernel in memory as [C, *taps, *results],
 zeros. Out: a statement. No matrix of windows is written: each tap reads the operand at its own distance.
 
 Rewrite: y[e, f, y, x] = sum of k[c, u, v, e, f] * a[c, y + u, x + v]
-         -->  parallel for row, y, e: for f, x: (registers) for c, u, v: acc[f, x] += k[c, u, v, e, f] a[c, y + u, x + v]
+         -->  parallel for row, y: for e, f, x: (registers) for c, u, v: acc += k[c, u, v, e, f] a[c, y + u, x + v]
 
 Source: Georganas et al. 2018, "Anatomy of High-Performance Deep Learning Convolutions on SIMD Architectures".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -23,7 +23,7 @@ from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.graph.ops import Shape
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt
 from tvm_rnn.tir.index import int64
-from tvm_rnn.tir.statements import Block, bind, floordiv, floormod, load, loop, sequence
+from tvm_rnn.tir.statements import Block, bind, floordiv, floormod, load, loop
 
 from .register_tile import Places
 from .workspace import Array
@@ -87,10 +87,10 @@ class Convolution:
 
     def statement(self, rows: Expr, parallel: int) -> Stmt | None:
         """The whole group, or None where its operands are no arrays. parallel: elements of work that threads share."""
-        arrays = self.places.read(self.form.kernel), self.places.read(self.form.operand)
-        if arrays[0] is None or arrays[1] is None:
+        kernel, operand = self.places.read(self.form.kernel), self.places.read(self.form.operand)
+        if kernel is None or operand is None:
             return None
-        (height, _), (first, *rest) = self.form.image, self.form.lead
+        arrays, (height, _) = (kernel, operand), self.form.image
         tall, wide, deep = self._tile()
         shared = [height // tall]
         inner = [-(-self.form.lead[-1] // deep), *self.form.lead[:-1]]
@@ -155,7 +155,7 @@ def _split(i: Expr, sizes: Sequence[int]) -> tuple[list[Stmt], list[Expr]]:
 
 @dataclass(frozen=True)
 class _Tile:
-    """Sums of `deep` results at `tall` rows of `wide` vectors from `at` = (y, x) on; lead: place of the first result."""
+    """Sums of `deep` results from `lead` on, at `tall` rows of `wide` vectors from `at` = (y, x) on."""
 
     own: Convolution
     arrays: tuple[Array, Array]

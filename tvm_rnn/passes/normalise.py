@@ -57,7 +57,7 @@ class Builder:
             small = self.make("log1p", small, source=source)
             return self.make("add", self.make("relu", x, source=source), small, source=source)
         if op == "conv" and self.expand:
-            return self._windowed(*args, source, attrs)
+            return self._windowed(args, source, attrs)
         if op == "reshape":
             return self._reshape(x, attrs["to"], source)
         if op == "transpose":
@@ -81,10 +81,10 @@ class Builder:
             return self.leaf(Node("const", shape=to, value=x.value.reshape(to)))
         return None
 
-    def _windowed(self, kernel: Node, x: Node, source: str, attrs: Attributes) -> Node:
+    def _windowed(self, args: tuple[Node, ...], source: str, attrs: Attributes) -> Node:
         """A convolution as the product with windows; the axes of its results come last in the kernel: they lie side by
         side where one tap is applied."""
-        how = {key: attrs[key] for key in ("taps", "dilation")}
+        how, (kernel, x) = {key: attrs[key] for key in ("taps", "dilation")}, args
         inputs, out = attrs["spec"].split("->")
         left, right = inputs.split(",")
         order = sorted(left, key=lambda t: (t in out, left.index(t)))
@@ -176,8 +176,21 @@ class Builder:
         if -axis > len(taps):
             return None
         reach = x.attrs["dilation"][axis] * (taps[axis] - 1)
-        part = self.make("slice", x.args[0], source=source, **{**attrs, "stop": attrs["stop"] + reach})
+        part = self._cut(x.args[0], source, axis, attrs["start"], attrs["stop"] + reach)
         return self.make("windows", part, source=x.source, **x.attrs)
+
+    def _cut(self, x: Node, source: str, axis: int, start: int, stop: int) -> Node:
+        """start:stop of an axis; of what was joined, as zeros are to an image, from each part."""
+        if x.op != "concat":
+            return self.make("slice", x, source=source, axis=axis, start=start, stop=stop)
+        along, at, parts = x.attrs["axis"], 0, list[Node]()
+        for arg in x.args:
+            size = arg.shape[axis]
+            first, last = (max(start - at, 0), min(stop - at, size)) if axis == along else (start, stop)
+            if first < last:
+                parts.append(self._cut(arg, source, axis, first, last))
+            at += size
+        return parts[0] if len(parts) == 1 else self.make("concat", *parts, source=x.source, axis=along)
 
     def _push_concat(self, op: str, x: Node, source: str, attrs: Attributes) -> Node | None:
         axis, at = attrs["axis"], 0
