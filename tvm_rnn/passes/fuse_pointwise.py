@@ -28,6 +28,7 @@ from tvm_rnn.graph.graph import (
     rewrite,
     sums_rows,
     topological,
+    with_args,
 )
 from tvm_rnn.graph.node_text import in_words, joined
 from tvm_rnn.graph.ops import TABLE, Shape
@@ -54,7 +55,7 @@ class FusePointwise(Pass):
     enabled: bool = True
 
     def apply(self, graph: Graph, net: RNN, target: Target) -> Graph:
-        graph = _own_results(graph)
+        graph = _own_windows(_own_results(graph))
         nodes = graph.nodes()
         leaves = depends(nodes)
         groups: list[Group] = []
@@ -118,6 +119,30 @@ def _own_results(graph: Graph) -> Graph:
     finals = (*_finals(graph, "before"), *_finals(graph, "step"))
     own = {n: replace(n) for n in finals if is_move(n) and leaves[n] and users[n] and not _is_kept(n, users)}
     return rewrite(graph, own, region={**graph.region, **{new: graph.region_of(n) for n, new in own.items()}})
+
+
+def _own_windows(graph: Graph) -> Graph:
+    """What sums over rows see of a convolution's operand are views of their own: the step has an array of the padded
+    operand for one step alone."""
+    copies: dict[Node, Node] = {}
+
+    def own(node: Node) -> Node:
+        if is_move(node) and node not in copies:
+            copies[node] = replace(node, args=tuple(map(own, node.args)))
+        return copies.get(node, node)
+
+    def seen(node: Node) -> Node:
+        args = tuple(own(a) if a.op == "windows" else a for a in node.args)
+        return node if args == node.args else replace(node, args=args)
+
+    new: dict[Node, Node] = {}
+    for node in graph.nodes():
+        new[node] = with_args(node, new)
+        new[node] = seen(new[node]) if sums_rows(node) else new[node]
+    if not copies:
+        return graph
+    region = {new[n]: where for n, where in graph.region.items() if n in new}
+    return rewrite(graph, new, region={**graph.region, **region, **dict.fromkeys(copies.values(), "after")})
 
 
 def _is_kept(node: Node, users: Mapping[Node, list[Node]]) -> bool:
