@@ -1,21 +1,21 @@
-"""Cells of images and of sequences of features: convolutions in place of matrices. x is [C, Y, X], or [C, L]."""
+"""Cells of images: convolutions in place of matrices. x is [I, Y, X]."""
 
 from tvm_rnn import cell, conv, sigmoid, tanh
 
 
 @cell(states="h c")
 def conv_lstm(
-    x: "C Y X=Y",
+    x: "I Y X=Y",
     h: "H Y X=Y",
     c: "H Y X=Y",
     *,
-    W: "4 H C K=3 K=3",
+    W: "4 H I K=3 K=3",
     R: "4 H H K=3 K=3",
     b: "4 H",
 ):
     """Convolutional LSTM (Shi et al. 2015, eq. 3, without its peepholes).
 
-    Gate order i f g o. Frames are C x Y x X (X: as Y, if it is not given), kernels K x K (3); * is a convolution that
+    Gate order i f g o. Frames are I x Y x X (X: as Y, if it is not given), kernels K x K (3); * is a convolution that
     keeps the frame's size.
 
         i, f, o = sigmoid(W * x + R * h + b),  g = tanh(W * x + R * h + b)
@@ -29,11 +29,11 @@ def conv_lstm(
 
 @cell(states="h c")
 def conv_lstm_peephole(
-    x: "C Y X=Y",
+    x: "I Y X=Y",
     h: "H Y X=Y",
     c: "H Y X=Y",
     *,
-    W: "4 H C K=3 K=3",
+    W: "4 H I K=3 K=3",
     R: "4 H H K=3 K=3",
     p: "3 H Y X=Y",
     b: "4 H",
@@ -55,16 +55,16 @@ def conv_lstm_peephole(
 
 @cell
 def conv_gru(
-    x: "C Y X=Y",
+    x: "I Y X=Y",
     h: "H Y X=Y",
     *,
-    W: "3 H C K=3 K=3",
+    W: "3 H I K=3 K=3",
     R: "3 H H K=3 K=3",
     b: "3 H",
 ):
     """Convolutional GRU (Ballas, Yao, Pal & Courville 2016, section 3).
 
-    Gate order z r n. Frames are C x Y x X (X: as Y, if it is not given), kernels K x K (3); * is a convolution that
+    Gate order z r n. Frames are I x Y x X (X: as Y, if it is not given), kernels K x K (3); * is a convolution that
     keeps the frame's size.
 
         z, r = sigmoid(W * x + R * h + b)
@@ -80,19 +80,19 @@ def conv_gru(
 
 @cell
 def conv_gru_separable(
-    x: "C Y X=Y",
+    x: "I Y X=Y",
     h: "H Y X=Y",
     *,
-    W_h: "3 H C 1 K=5",
+    W_h: "3 H I 1 K=5",
     R_h: "3 H H 1 K=5",
     b_h: "3 H",
-    W_v: "3 H C K=5 1",
+    W_v: "3 H I K=5 1",
     R_v: "3 H H K=5 1",
     b_v: "3 H",
 ):
     """Separable convolutional GRU of RAFT (Teed & Deng 2020, section 3.3): a step along rows, then one along columns.
 
-    Gate order z r n. Frames are C x Y x X (X: as Y, if it is not given), kernels 1 x K and K x 1 (5). Twice, with the
+    Gate order z r n. Frames are I x Y x X (X: as Y, if it is not given), kernels 1 x K and K x 1 (5). Twice, with the
     weights of each direction; * is a convolution that keeps the frame's size.
 
         z, r = sigmoid(W * x + R * h + b)

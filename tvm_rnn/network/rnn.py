@@ -116,9 +116,9 @@ class RNN:
         return self.layers[-1].width * self.num_directions
 
     @property
-    def input_shape(self) -> Shape:
-        """The axes of x at a step of one row: of a vector, (input_size,)."""
-        return self.cell.inputs[0].shape(self.layers[0].sizes)
+    def input_shapes(self) -> dict[str, Shape]:
+        """Of each input by name its axes at a step of one row: of a vector x, (input_size,)."""
+        return {a.name: a.shape(self.layers[0].sizes) for a in self.cell.inputs}
 
     @property
     def output_shape(self) -> Shape:

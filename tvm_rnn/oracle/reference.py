@@ -183,7 +183,7 @@ class Reference:
                     carried[name][layer.index][direction] = value
             d_y = np.asarray(d_x)
         names = [a.name for a in net.cell.inputs]
-        d_y = self._shaped(d_y, net.input_shape)
+        d_y = self._shaped(d_y, net.input_shapes[names[0]])
         d_inputs = dict(zip(names, [d_y, *d_extra], strict=True))
         factors = {} if self.draws is None else self.draws.factors(net)
         d_weights = {name: d_weights[name] * factors.get(name, 1.0) for name in net.weight_shapes}
@@ -244,7 +244,7 @@ class Reference:
             do = "give each input once: net((a, b)), net({'a': a, 'b': b}) or net(a, b=b)"
             raise InputError(message("the inputs do not fit the cell", got=got, expected=", ".join(names), do=do))
         arrays = [_floats(f"input {name}", dict(given)[name]) for name in names]
-        widths = [self.net.input_shape, *(node.shape for node in self.net.layers[0].graph.inputs[1:])]
+        widths = list(self.net.input_shapes.values())
         for name, array, shape in zip(names, arrays, widths, strict=True):
             if array.ndim != 2 + len(shape) or array.shape[2:] != shape or array.shape[:2] != arrays[0].shape[:2]:
                 expected = f"[{', '.join(['T', 'B', *map(str, shape)])}]"

@@ -184,7 +184,8 @@ class TorchModel:
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, dict[str, Tensor | list[Tensor]]]:
         import torch
 
-        x, *others = inputs
+        first, *others = inputs
+        x = first.flatten(2)
         states: dict[str, list[Tensor]] = {state.name: [] for state in self.net.cell.states}
         for directions in self.layers:
             outputs = [layer([x, *others]) for layer in directions]
@@ -192,7 +193,8 @@ class TorchModel:
             for _, after in outputs:
                 for name, value in after.items():
                     states[name].append(value)
-        return x, {name: self._joined(parts) for name, parts in states.items()}
+        y = x.reshape(*x.shape[:2], *self.net.output_shape)
+        return y, {name: self._joined(parts) for name, parts in states.items()}
 
     def _joined(self, parts: list[Tensor]) -> Tensor | list[Tensor]:
         import torch
