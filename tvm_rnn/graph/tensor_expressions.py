@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from tvm import te as tvm_te
 from tvm import tirx
 
-from .graph import Graph, Node, reduced_axes
+from .graph import Graph, Node, make, reduced_axes
 from .ops import TABLE, Shape
 
 Expr = Any  # a TVM expression or a Python int
@@ -221,6 +221,10 @@ def _compute(node: Node, tensors: Mapping[Node, Any], batch: int, dtype: str, na
 def _reduction(node: Node, index: Index, read: Reader, dtype: str) -> Expr:
     if node.op == "gemm":
         raise ValueError("gemm nodes are made after tracing: te() takes a cell or a traced graph")
+    if node.op == "conv":
+        kernel, x = node.args
+        seen = make("windows", x, taps=node.attrs["taps"], dilation=node.attrs["dilation"])
+        node = make("einsum", kernel, seen, spec=node.attrs["spec"])
     axes = [tvm_te.reduce_axis((0, size), name=letter) for letter, size in reduced_axes(node)]
     value = reduced_value(node, index, axes, lambda n, i: element(n, i, read, dtype))
     return (tvm_te.max if node.op == "max" else tvm_te.sum)(value, axis=axes)
