@@ -90,6 +90,7 @@ __all__ = [
     "clip",
     "compile",
     "concat",
+    "conv",
     "cos",
     "cumprod",
     "cumsum",

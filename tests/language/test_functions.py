@@ -96,7 +96,7 @@ OTHERS = {
     *("logical_or", "matmul", "matvec", "max", "maximum", "mean", "min", "minimum", "outer", "power", "rename"),
     *("reshape", "rms_norm", "softmax", "split", "sqrt", "squeeze", "stack", "sum", "transpose", "var", "vecdot"),
     *("argmax", "cumprod", "cumsum", "flip", "logsumexp", "mod", "one_hot", "sort", "surrogate", "topk"),
-    *("vecmat", "where"),
+    *("conv", "vecmat", "where"),
 }
 
 
@@ -251,6 +251,42 @@ def test_products_by_head(left: tuple[int, ...], right: tuple[int, ...]) -> None
     check(rnn.matvec, lambda a, b: (a * b[..., None, :]).sum(-1), (*left, 4, 3), (*right, 3))
     check(rnn.vecmat, lambda a, b: (a[..., None] * b).sum(-2), (*left, 3), (*right, 3, 4))
     check(rnn.outer, lambda a, b: a[..., :, None] * b[..., None, :], (*left, 3), (*right, 4))
+
+
+@pytest.mark.parametrize("padding", ["same", "valid", 1, (2, 0)], ids=str)
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_conv(padding: Any, dilation: int) -> None:
+    """Tap by tap; the kernel's leading axes come out."""
+    around = {"same": ((0, 1), (1, 1)), "valid": ((0, 0), (0, 0)), 1: ((1, 1), (1, 1))}.get(padding, ((2, 2), (0, 0)))
+    if padding == "same":
+        around = ((dilation // 2, dilation - dilation // 2), (dilation, dilation))
+
+    def formula(x: np.ndarray, kernel: np.ndarray) -> np.ndarray:
+        wide = np.pad(x, ((0, 0), *around))
+        height, width = wide.shape[1] - dilation, wide.shape[2] - 2 * dilation
+        total = np.zeros((3, 4, height, width))
+        for v, u in np.ndindex(2, 3):
+            seen = wide[:, v * dilation : v * dilation + height, u * dilation : u * dilation + width]
+            total += np.einsum("ghc,cyx->ghyx", kernel[..., v, u], seen)
+        return total
+
+    check(lambda x, kernel: rnn.conv(x, kernel, padding, dilation), formula, (2, 6, 5), (3, 4, 2, 2, 3))
+
+
+def test_conv_of_a_line_is_that_of_an_image_of_one_row() -> None:
+    x, kernel = np.arange(12.0).reshape(2, 6), np.arange(24.0).reshape(4, 2, 3)
+    for padding in ("same", "valid"):
+        image = rnn.conv(x[:, None], kernel[:, :, None], padding)
+        np.testing.assert_array_equal(rnn.conv(x, kernel, padding), image[:, 0])
+
+
+def test_conv_keeps_the_names_of_axes_of_unchanged_size() -> None:
+    x = Value(Node("input", shape=(2, 6, 5)), ("C", "Y", "X"))
+    kernel = Value(Node("param", shape=(4, 2, 3, 1)), ("H", "C", None, None))
+    assert rnn.conv(x, kernel).axes == ("H", "Y", "X")
+    assert rnn.conv(x, kernel, "valid").axes == ("H", None, "X")
+    with pytest.raises(CellError, match="axes of different names meet"):
+        rnn.conv(x, rnn.rename(kernel, "H D 3 1"))
 
 
 def test_products_by_head_are_products_of_the_table() -> None:
@@ -460,6 +496,16 @@ def test_concat_of_a_parameter_and_an_input() -> None:
         (lambda x: rnn.outer(x, x.T), "has sizes 2 and 3"),
         (lambda x: rnn.vecmat(x, x), "has sizes 3 and 2"),
         (lambda x: rnn.where(x, x, x), "wrong kind"),
+        (lambda x: rnn.conv(x[0], np.ones((2, 2, 3))), r"one or two more axes"),
+        (lambda x: rnn.conv(x[:, None, None], np.ones((2, 2, 3))), r"one or two more axes"),
+        (lambda x: rnn.conv(x, np.ones((2, 2))), "the kernel has too few axes"),
+        (lambda x: rnn.conv(x, np.ones((4, 3, 2))), "the kernel and x differ in channels"),
+        (lambda x: rnn.conv(x, np.ones((4, 2, 5)), "valid"), "larger than the padded x"),
+        (lambda x: rnn.conv(x, np.ones((4, 2, 2)), "full"), "conv: padding"),
+        (lambda x: rnn.conv(x, np.ones((4, 2, 2)), -1), "conv: padding"),
+        (lambda x: rnn.conv(x, np.ones((4, 2, 2)), (1, 1)), "conv: padding"),
+        (lambda x: rnn.conv(x, np.ones((4, 2, 2)), dilation=0), "the distance between two taps"),
+        (lambda x: rnn.conv(x > 0.0, np.ones((4, 2, 2))), "a truth value among numbers"),
         (lambda x: rnn.tanh(x > 0.0), "wrong kind"),
     ],
 )

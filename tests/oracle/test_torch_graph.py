@@ -23,7 +23,7 @@ UNARY = np.array([-30.0, -1.5, -0.25, 0.0, 0.5, 2.0, 25.0])
 
 def inputs_of(net: rnn.RNN, steps: int = 5, batch: int = 3) -> list[np.ndarray]:
     rng = np.random.default_rng(4)
-    shapes = [node.shape for node in net.layers[0].graph.inputs]
+    shapes = list(net.input_shapes.values())
     return [rng.uniform(-1, 1, (steps, batch, *shape)) for shape in shapes]
 
 

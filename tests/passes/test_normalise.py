@@ -79,7 +79,7 @@ def test_meaning_is_kept(name: str) -> None:
     width = 5 if "I" in c.size_names else 7
     net = rnn.RNN(c, width, 7, **{n: 3 for n in c.size_names if n not in ("I", "H")}).init(1)
     rng = np.random.default_rng(0)
-    x = tuple(rng.normal(size=(4, 3, *n.shape)) for n in net.layers[0].graph.inputs)
+    x = tuple(rng.normal(size=(4, 3, *shape)) for shape in net.input_shapes.values())
     expected, _ = rnn.reference(net)(x if len(x) > 1 else x[0])
     actual, _ = Reference(net, [normalise(net.layers[0].graph)])(x if len(x) > 1 else x[0])
     np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12)

@@ -146,6 +146,35 @@ def contracted(a: Shape, b: Shape, *, spec: str) -> Shape:
     return tuple(sizes[letter] for letter in out)
 
 
+def windowed(shape: Shape, *, taps: Shape, dilation: Shape) -> Shape:
+    """The shape of what a convolution's taps see at each place: [C, *S] to [C, *taps, *places]."""
+    sizes = shape[1:]
+    if not len(sizes) == len(taps) == len(dilation):
+        raise ValueError(f"{len(taps)} axes of taps, the operand has a channel axis and {len(shape) - 1} more")
+    places = tuple(size - step * (count - 1) for size, count, step in zip(sizes, taps, dilation, strict=True))
+    if min((*places, *taps, *dilation)) < 1:
+        raise ValueError(f"taps {list(taps)} do not fit into {list(sizes)}")
+    return (*shape[:1], *taps, *places)
+
+
+def convolved(kernel: Shape, x: Shape, *, spec: str, taps: Shape, dilation: Shape) -> Shape:
+    """The shape of an einsum of a kernel with what its taps see."""
+    return contracted(kernel, windowed(x, taps=taps, dilation=dilation), spec=spec)
+
+
+def _windows(x: Array, *, taps: Shape, dilation: Shape) -> Array:
+    rank = len(taps)
+    spans = [step * (count - 1) + 1 for count, step in zip(taps, dilation, strict=True)]
+    seen = np.lib.stride_tricks.sliding_window_view(x, spans, axis=tuple(range(-rank, 0)))
+    for axis, step in enumerate(dilation):  # [.., C, *places, *taps]
+        seen = np.moveaxis(np.moveaxis(seen, axis - rank, -1)[..., ::step], -1, axis - rank)
+    return np.moveaxis(seen, range(-rank, 0), range(-2 * rank, -rank))
+
+
+def _conv(kernel: Array, x: Array, *, spec: str, taps: Shape, dilation: Shape) -> Array:
+    return _einsum(kernel, _windows(x, taps=taps, dilation=dilation), spec=spec)
+
+
 def _concatenate(*args: Array, axis: int) -> Array:
     own = min(a.ndim for a in args)
     lead = np.broadcast_shapes(*(a.shape[: a.ndim - own] for a in args))
@@ -282,6 +311,10 @@ _ROWS = [
     Op("max", 1, reduced, np.max, gradients.max, kind="reduce"),
     _view("broadcast", broadcasted, _repeat, lambda f, g, y, a, *, to: (g,)),
     Op("einsum", 2, contracted, _einsum, gradients.contract, kind="contract", cost=2),
+    # A kernel over an operand [C, *S]: the einsum `spec` of the kernel and of `windows`, which is what is left of it
+    # once gradients are derived (passes/normalise.py).
+    Op("conv", 2, convolved, _conv, gradients.conv, kind="contract", cost=2),
+    _view("windows", windowed, _windows, gradients.windows),
     # gemm(W1, x1, W2, x2, ...) = sum of W x: parameters [(G,) N, K] times vectors [K]; passes/normalise.py makes it of
     # einsum.
     Op("gemm", None, multiplied, _gemm, gradients.gemm, kind="contract", cost=2),

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from tvm import te as tvm_te
 from tvm import tirx
 
-from .graph import Graph, Node, reduced_axes
+from .graph import Graph, Node, make, reduced_axes
 from .ops import TABLE, Shape
 
 Expr = Any  # a TVM expression or a Python int
@@ -108,6 +108,10 @@ def moved(node: Node, index: Index) -> Index:
         return fit(node.args[0].shape, index)
     if node.op == "transpose":
         return tuple(index[attrs["axes"].index(a)] for a in range(rank))
+    if node.op == "windows":
+        steps = node.attrs["dilation"]
+        taps, places = index[1 : 1 + len(steps)], index[1 + len(steps) :]
+        return (index[0], *(at + tap * step for at, tap, step in zip(places, taps, steps, strict=True)))
     assert node.op == "reshape", node.op
     return _reshaped(node.args[0].shape, node.shape, index)
 
@@ -217,6 +221,10 @@ def _compute(node: Node, tensors: Mapping[Node, Any], batch: int, dtype: str, na
 def _reduction(node: Node, index: Index, read: Reader, dtype: str) -> Expr:
     if node.op == "gemm":
         raise ValueError("gemm nodes are made after tracing: te() takes a cell or a traced graph")
+    if node.op == "conv":
+        kernel, x = node.args
+        seen = make("windows", x, taps=node.attrs["taps"], dilation=node.attrs["dilation"])
+        node = make("einsum", kernel, seen, spec=node.attrs["spec"])
     axes = [tvm_te.reduce_axis((0, size), name=letter) for letter, size in reduced_axes(node)]
     value = reduced_value(node, index, axes, lambda n, i: element(n, i, read, dtype))
     return (tvm_te.max if node.op == "max" else tvm_te.sum)(value, axis=axes)

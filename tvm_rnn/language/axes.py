@@ -55,6 +55,10 @@ def _contracted(operands: Sequence[Axes], attrs: Mapping[str, Any]) -> Axes:
     return tuple(names[letter] for letter in out)
 
 
+def _windowed(axes: Axes, attrs: Mapping[str, Any]) -> Axes:
+    return (axes[0], *[None] * (2 * len(attrs["taps"])))
+
+
 def _reduced(operands: Sequence[Axes], attrs: Mapping[str, Any]) -> Axes:
     return (_unnamed if attrs["keepdims"] else _without)(operands[0], attrs["axis"])
 
@@ -70,6 +74,8 @@ _RULES: Mapping[str, Callable[[Sequence[Axes], Mapping[str, Any]], Axes]] = {
     "sum": _reduced,
     "max": _reduced,
     "einsum": _contracted,
+    "windows": lambda operands, attrs: _windowed(operands[0], attrs),
+    "conv": lambda operands, attrs: _contracted([operands[0], _windowed(operands[1], attrs)], attrs),
 }
 
 

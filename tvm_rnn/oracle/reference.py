@@ -128,7 +128,12 @@ class Reference:
         arrays = self._inputs(x, inputs)
         states, ends = self._arguments(arrays, state, lengths, reset)
         y, _ = self._run(self.graphs, arrays, states, ends)
-        return y, self._joined(states)
+        return self._shaped(y, self.net.output_shape), self._joined(states)
+
+    @staticmethod
+    def _shaped(rows: Array, shape: tuple[int, ...]) -> Array:
+        """[T, B, features] with the axes that the cell gives them."""
+        return rows.reshape((*rows.shape[:2], *shape))
 
     def gradients(
         self,
@@ -153,9 +158,11 @@ class Reference:
         states, ends = self._arguments(arrays, state, lengths, reset)
         graphs = [self._with_gradients(graph) for graph in self.graphs]
         y, tapes = self._run(graphs, arrays, states, ends)
-        d_y = np.zeros_like(y) if gy is None else _floats("the gradient of y", gy)
-        if d_y.shape != y.shape:
-            raise InputError(message("the gradient of y has the wrong shape", got=d_y.shape, expected=y.shape))
+        expected = (*y.shape[:2], *net.output_shape)
+        d_y = np.zeros(expected) if gy is None else _floats("the gradient of y", gy)
+        if d_y.shape != expected:
+            raise InputError(message("the gradient of y has the wrong shape", got=d_y.shape, expected=expected))
+        d_y = d_y.reshape(y.shape)
         first = net.initial_state(y.shape[1]) if gstate is None else gstate
         carried = self._states(first, y.shape[1], "the gradient of state")
         if gstate is None:
@@ -176,6 +183,7 @@ class Reference:
                     carried[name][layer.index][direction] = value
             d_y = np.asarray(d_x)
         names = [a.name for a in net.cell.inputs]
+        d_y = self._shaped(d_y, net.input_shapes[names[0]])
         d_inputs = dict(zip(names, [d_y, *d_extra], strict=True))
         factors = {} if self.draws is None else self.draws.factors(net)
         d_weights = {name: d_weights[name] * factors.get(name, 1.0) for name in net.weight_shapes}
@@ -236,7 +244,7 @@ class Reference:
             do = "give each input once: net((a, b)), net({'a': a, 'b': b}) or net(a, b=b)"
             raise InputError(message("the inputs do not fit the cell", got=got, expected=", ".join(names), do=do))
         arrays = [_floats(f"input {name}", dict(given)[name]) for name in names]
-        widths = [self.net.layers[0].graph.inputs[i].shape for i in range(len(names))]
+        widths = list(self.net.input_shapes.values())
         for name, array, shape in zip(names, arrays, widths, strict=True):
             if array.ndim != 2 + len(shape) or array.shape[2:] != shape or array.shape[:2] != arrays[0].shape[:2]:
                 expected = f"[{', '.join(['T', 'B', *map(str, shape)])}]"
@@ -244,6 +252,7 @@ class Reference:
                 raise InputError(
                     message(f"input {name} has the wrong shape", got=list(array.shape), expected=expected, do=do)
                 )
+        arrays[0] = self._shaped(arrays[0], self.net.layers[0].graph.inputs[0].shape)
         return arrays
 
     def _states(self, given: GivenState, batch: int, what: str = "state") -> dict[str, list[Array]]:
