@@ -216,16 +216,21 @@ class Lowering:
 
     def _function(self, given: Mapping[str, Any], users: Sequence[Buffer], body: Stmt) -> tirx.PrimFunc:
         own = [given[n] for n in ("lengths", "reset", *self.memories)]
-        return function(self.name, [*(given[n] for n in self.integers), *users, *own, *self._of_masks(given)], body)
+        return function(self.name, [*(given[n] for n in self.integers), *users, *own, *self._more(given)], body)
 
     @property
     def integers(self) -> tuple[str, ...]:
         """The function's first parameters."""
         return INTEGERS
 
-    def _of_masks(self, given: Mapping[str, Any]) -> list[TirExpr | Buffer]:
-        """The last parameters, of training alone."""
-        return []
+    @property
+    def streams(self) -> list[str]:
+        """The names of what is drawn by counters. Where there are any, the function has two arguments more."""
+        return self.net.draws
+
+    def _more(self, given: Mapping[str, Any]) -> list[TirExpr | Buffer]:
+        """The last parameters: the number of the first step in its whole sequence, and the keys [L, D, streams, 2]."""
+        return [given["first_step"], given["keys"]] if self.streams else []
 
     def _arguments(self) -> dict[str, Any]:
         """The integers, lengths, reset, and the compiler's own buffers, which code finds in `ctx`."""
@@ -242,6 +247,9 @@ class Lowering:
         buffers = {n: found[n] for n in self.memories} | {array.name: array for array in (*stored, *levels)}
         flags = (found[n] for n in ("has_lengths", "has_reset", "lengths", "reset", "threads"))
         self.ctx = Context(buffers, self.B, self.T, self.tile_rows, *flags)
+        if self.streams:
+            found |= {"first_step": variable("first_step"), "keys": buffer("keys", "uint32", 4)}
+            self.ctx.keys, self.ctx.streams, self.ctx.first_step = found["keys"], self.streams, found["first_step"]
         return found
 
     def _with_threads(self, count: Expr, *body: Block) -> Stmt:
@@ -423,7 +431,9 @@ class Lowering:
 
     def _complete(self, work: Visit, named: Named, run: Run, place: tuple[Expr, Expr, Expr], tile: Tile) -> None:
         """What else a visit must know. place: its layer in the run, its direction, its number in the run."""
-        i, d, _ = place
+        i, d, number = place
+        if self.streams:
+            work.keys = (int64(run.first * self.net.num_directions) + number) * int64(2 * len(self.streams))
         output = (
             self._flow(0) + (int64(1) - self._odd(run, i)) * self._flow_size + tile.row * self.B * int64(self.stride)
         )
