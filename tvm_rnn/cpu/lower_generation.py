@@ -1,15 +1,14 @@
 """Generation on CPUs: one function for all steps, in which the output of a step is the input of the next.
 
-In: the RNN and its graphs of inference after the passes. Out: the function `generate`, and what the manifest says of it.
-Time is outside of the layers and a tile is one step; weights lie as the function `sequence` has them.
+In: the RNN and its graphs of inference after the passes. Out: the function `generate`, and what the manifest says of
+it. Time is outside of the layers and a tile is one step; weights lie as the function `sequence` has them.
 
     states in; for step: inputs in; for layer: the layer's step; output out, and to the next input; states out
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from tvm import tirx
 
@@ -21,7 +20,7 @@ from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import buffer, loop, sequence, store, variable, when
 from tvm_rnn.tir.statements import load as loaded
 
-from .lower_network import INTEGERS, Lowering, Run, Tile, verify
+from .lower_network import Given, Lowering, Run, Tile, verify
 from .workspace import Array
 
 
@@ -54,18 +53,13 @@ class GenerationLowering(Lowering):
         """What the runtime must know to call the function."""
         return Generation(workspace=self.memory.sizes(), tokens=self.net.tokens)
 
-    @property
-    def integers(self) -> tuple[str, ...]:
-        return (*INTEGERS, "given", "has_stop")
+    def _sequence(self) -> tirx.PrimFunc:
+        self.given, self.has_stop, self.stop = variable("given"), variable("has_stop"), tirx.Var("stop", "float64")
+        self.progress = buffer("progress", "int64", 8)
+        return super()._sequence()
 
-    def _arguments(self) -> dict[str, Any]:
-        found = super()._arguments()
-        self.given, self.has_stop = found["given"], found["has_stop"]
-        self.stop, self.progress = tirx.Var("stop", "float64"), buffer("progress", "int64", 8)
-        return found
-
-    def _more(self, given: Mapping[str, Any]) -> list[TirExpr | Buffer]:
-        return [self.stop, self.progress, *super()._more(given)]
+    def _more(self, given: Given) -> list[TirExpr | Buffer]:
+        return [self.given, self.has_stop, self.stop, self.progress, *super()._more(given)]
 
     def _state_array(self, run: Run, number: int, visit: Expr, first: bool) -> Array:
         """The last step may come before the last of the call."""

@@ -10,7 +10,7 @@ distinct layer, and the facts that the manifest needs. Closing the loop over tim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -39,6 +39,7 @@ from .weight_storage import STORAGES
 from .workspace import Array, Workspace, each_element, row_stride, rows_in, rows_out, strides_of
 
 INTEGERS = ("T", "B", "n", "threads", "has_lengths", "has_reset")
+Given = dict[str, Any]  # a function's parameters by name, expressions and buffers
 MAX_ROWS = 1 << 30  # "all of T in one tile"
 
 
@@ -214,7 +215,7 @@ class Lowering:
         body = self._with_threads(given["threads"], self._states(True), walk, self._states(False))
         return self._function(given, [*self.x, self.y, *self.s_in, *self.s_out], body)
 
-    def _function(self, given: Mapping[str, Any], users: Sequence[Buffer], body: Stmt) -> tirx.PrimFunc:
+    def _function(self, given: Given, users: Sequence[Buffer], body: Stmt) -> tirx.PrimFunc:
         own = [given[n] for n in ("lengths", "reset", *self.memories)]
         return function(self.name, [*(given[n] for n in self.integers), *users, *own, *self._more(given)], body)
 
@@ -228,13 +229,13 @@ class Lowering:
         """The names of what is drawn by counters. Where there are any, the function has two arguments more."""
         return self.net.draws
 
-    def _more(self, given: Mapping[str, Any]) -> list[TirExpr | Buffer]:
+    def _more(self, given: Given) -> list[TirExpr | Buffer]:
         """The last parameters: the number of the first step in its whole sequence, and the keys [L, D, streams, 2]."""
         return [given["first_step"], given["keys"]] if self.streams else []
 
-    def _arguments(self) -> dict[str, Any]:
+    def _arguments(self) -> Given:
         """The integers, lengths, reset, and the compiler's own buffers, which code finds in `ctx`."""
-        found: dict[str, Any] = {n: variable(n) for n in self.integers}
+        found: Given = {n: variable(n) for n in self.integers}
         found |= {"lengths": buffer("lengths", "int64", 8), "reset": buffer("reset", "uint8", 1)}
         found |= {n: buffer(n, self.net.dtype) for n in self.memories}
         self.T, self.B, self.n, self.ws = found["T"], found["B"], found["n"], found["workspace"]

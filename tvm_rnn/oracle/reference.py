@@ -196,23 +196,26 @@ class Reference:
         **inputs: ArrayLike,
     ) -> tuple[Array, State, Array]:
         """As `Module.generate`, which see: the output of a step is the input of the next."""
-        net, options = self.net, {"seed": seed, "first_step": first_step, "stop": stop}
+        net = self.net
+        options: runtime_generate.Options = {"seed": seed, "first_step": first_step, "stop": stop, "inputs": inputs}
         facts = runtime_generate.Network(net.tokens, net.input_size, np.dtype(float), net.draws)
         first = prompt if prompt is None or net.tokens is not None else _floats("prompt", prompt)
         rows = None if state is None else runtime_generate._rows_of(state)
         ask = runtime_generate.requested(facts, steps, first, rows, options)
         states = self._states(net.initial_state(ask.rows) if state is None else state, ask.rows)
         y, ends = np.zeros((ask.total, ask.rows, net.output_size)), np.full(ask.rows, ask.total)
-        given = {name: _floats(f"input {name}", value) for name, value in inputs.items()}
-        step, own = np.zeros(ask.prompt.shape[1:]), copy.copy(self)
+        x, own = np.zeros((ask.total, *ask.prompt.shape[1:])), copy.copy(self)
+        x[: len(ask.prompt)] = ask.prompt[: ask.total]
+        given = self._inputs(x, inputs)
         for t in range(ask.total):
-            step = ask.prompt[t] if t < len(ask.prompt) else y[t - 1]
-            arrays = own._inputs(step[None], {name: value[t : t + 1] for name, value in given.items()})
+            arrays = [array[t : t + 1] for array in given]
             own.draws = None if ask.seed is None else Draws(ask.seed, ask.first_step + t)
             active = (t < ends).astype(int)
             y[t], _ = own._run(own.graphs, arrays, states, (active, np.zeros((1, ask.rows), bool)))
             if ask.stop is not None and t >= len(ask.prompt) - 1:
                 ends[(active > 0) & (y[t, :, 0] == ask.stop)] = t + 1
+            if len(ask.prompt) <= t + 1 < ask.total:
+                given[0][t + 1] = y[t]
         new, lengths = ask.results(y, ends)
         return new, self._joined(states), lengths
 

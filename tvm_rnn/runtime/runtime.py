@@ -542,7 +542,7 @@ class Module:
             raise _error(LoadError, f"{self.path!r} has an unusable manifest", error, do="export it again") from None
         self._library = _open_library(self.path, self._file, self._elf_size)
         self._tensor: Callable[[np.ndarray], tvm_ffi.Tensor] = sys.modules["tvm_ffi"].from_dlpack
-        self._sequence = _no_seed if self.manifest.get("draws") else self._library.sequence
+        self._sequence: Function = _no_seed if self.manifest.get("draws") else self._library.sequence
         self._no_rows: list[Array] = [self._tensor(np.zeros(1, dtype)) for dtype in (np.int64, np.uint8)]
         self._begin(arrays)
         if arrays or not self._weight_shapes:

@@ -1,22 +1,30 @@
 """Generation: the output of a step is the input of the next, in one call of compiled code.
 
-In: a module with a function `generate`, how many steps, the first inputs. Out: the outputs, the last state, and how many
-steps each row took. `Request`, what a call asks for, is checked here for the oracle too. Works alone beside a .so.
+In: a module with a function `generate`, how many steps, the first inputs. Out: the outputs, the last state, and how
+many steps each row took. `Request`, what a call asks for, is checked here for the oracle too. Works alone beside a .so.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 
 from . import runtime, runtime_random
-from .runtime import InputError, Module, State
+from .runtime import Array, InputError, Module, State
 
 MOST_STEPS = 1 << 40
+
+
+class Options(TypedDict):
+    """Of a call: what has a name. inputs: the cell's others."""
+
+    seed: object
+    first_step: object
+    stop: object
+    inputs: Mapping[str, object]
 
 
 class Network(NamedTuple):
@@ -77,7 +85,7 @@ def requested(
     steps: object,
     prompt: object,
     rows: int | None,
-    options: Mapping[str, object],
+    options: Options,
 ) -> Request:
     """The request of a call. rows: of the state that was given, or None; options: seed, first_step, stop. Raises
     InputError."""
@@ -86,22 +94,23 @@ def requested(
     first = np.zeros((1, 1 if rows is None else rows, net.width), net.dtype) if prompt is None else _prompt(net, prompt)
     if rows is not None and first.shape[1] != rows:
         raise _error("prompt and state differ in rows", f"{first.shape[1]} and {rows}", "one batch")
-    stop = options["stop"]
-    if stop is not None:
-        number = isinstance(stop, int | float | np.number) and not isinstance(stop, bool) and math.isfinite(stop)
-        places = net.tokens is None or (number and stop in range(net.tokens))
-        if not number or net.width != 1 or not places:
-            expected = "a finite number, where an output is one number"
-            expected = expected if net.tokens is None else f"a token from 0 to {net.tokens - 1}"
-            raise _error("generate: stop", f"{stop!r}, of outputs of {net.width}", expected)
-        stop = float(stop)
+    stop = _stop(net, options["stop"])
     seed, start = options["seed"], options["first_step"]
     if net.draws and seed is None:
         raise _error("this network draws random numbers", "no seed", "an integer", "generate(steps, seed=1)")
-    own, start = runtime_random.checked(
-        {"regularisers": None}, 0 if seed is None else seed, start, functools.partial(_of_kind)
-    )
+    own, start = runtime_random.checked({}, 0 if seed is None else seed, start, _of_kind)
     return Request(net, first, int(steps), own if net.draws else None, start, stop)
+
+
+def _stop(net: Network, stop: object) -> float | None:
+    if stop is None:
+        return None
+    number = isinstance(stop, int | float | np.integer | np.floating) and not isinstance(stop, bool)
+    value = float(stop) if isinstance(stop, int | float | np.integer | np.floating) else math.nan
+    if not number or net.width != 1 or not math.isfinite(value) or (net.tokens and value not in range(net.tokens)):
+        expected = f"a token from 0 to {net.tokens - 1}" if net.tokens else "a finite number, of outputs of 1"
+        raise _error("generate: stop", f"{stop!r}, of outputs of {net.width}", expected)
+    return value
 
 
 def _of_kind(what: str, got: object, expected: object, do: object = None) -> Exception:
@@ -111,12 +120,12 @@ def _of_kind(what: str, got: object, expected: object, do: object = None) -> Exc
 def _prompt(net: Network, prompt: object) -> np.ndarray:
     array = runtime._numpy("prompt", prompt) if hasattr(prompt, "__dlpack__") else np.asarray(prompt)
     if net.tokens is None:
-        if array.ndim != 3 or array.shape[2] != net.width or not len(array):
+        if array.ndim != 3 or array.shape[2:] != (net.width,) or not len(array):
             raise _error("prompt has the wrong shape", array.shape, f"[P, B, {net.width}], P of at least 1")
         if array.dtype != net.dtype:
             raise _error("prompt has the wrong dtype", array.dtype, net.dtype, "cast it")
         return np.ascontiguousarray(array)
-    array = array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array
+    array = array[..., 0] if array.ndim == 3 and array.shape[2:] == (1,) else array
     if array.ndim != 2 or not len(array) or array.dtype.kind not in "iu":
         got = f"{array.dtype} of shape {array.shape}"
         raise _error("prompt is not one of tokens", got, "integers [P, B], P of at least 1")
@@ -137,8 +146,8 @@ def network(manifest: runtime.Manifest) -> Network:
 
 
 def run(
-    module: Module, steps: object, state: Mapping[str, object] | None, prompt: object, options: Mapping[str, Any]
-) -> tuple[Any, State, Any]:
+    module: Module, steps: object, state: Mapping[str, object] | None, prompt: object, options: Options
+) -> tuple[Array, State, Array]:
     """What `Module.generate` does. options: seed, first_step, stop, inputs."""
     m = module.manifest
     net = network(m)
@@ -148,7 +157,7 @@ def run(
     T, B = ask.total, ask.rows
     x = np.zeros((T, B, net.width), net.dtype)
     x[: len(ask.prompt)] = ask.prompt[:T]
-    like: Callable[[np.ndarray], Any] | None = None if prompt is None else runtime._like(type(prompt))
+    like: Callable[[np.ndarray], Array] | None = None if prompt is None else runtime._like(type(prompt))
     others, named = [], dict(options["inputs"])
     wanted = [name for name, _ in module._inputs[1:]]
     if sorted(named) != sorted(wanted):
@@ -165,11 +174,12 @@ def run(
         layers, directions = int(m.num_layers), int(m.num_directions)
         keys = runtime_random.keys(ask.seed or 0, net.draws, layers, directions).ravel()
         drawn = (ask.first_step, keys) if net.draws else ()
-        numbers = (T, B, 1, module._threads_for(B), 1, 0, len(ask.prompt), int(ask.stop is not None))
+        numbers = (T, B, 1, module._threads_for(B), 1, 0)
+        stop = (0, 0.0) if ask.stop is None else (1, ask.stop)
         rows = (ends, np.zeros(1, np.uint8), module._packed, work)
         function = module._library.get_function("generate")
         arrays = (x.ravel(), *others, y.ravel(), *before, *after)
-        function(*numbers, *arrays, *rows, 0.0 if ask.stop is None else ask.stop, progress, *drawn)
+        function(*numbers, *arrays, *rows, len(ask.prompt), *stop, progress, *drawn)
     new, lengths = ask.results(y, ends)
     made = new if like is None else like(new)
     return made, module._shape_states(after, B, like), lengths if like is None else like(lengths)
@@ -180,7 +190,9 @@ def _rows_of(state: object) -> int | None:
     if not isinstance(state, Mapping) or not state:
         return None
     first = next(iter(state.values()))
-    shape = getattr(first[0] if isinstance(first, list | tuple) and first else first, "shape", ())
+    shape: tuple[int, ...] = tuple(
+        getattr(first[0] if isinstance(first, list | tuple) and first else first, "shape", ())
+    )
     return int(shape[1]) if len(shape) > 1 else None
 
 

@@ -6,13 +6,10 @@ In: the RNN and its graphs of training after the passes. Out: the base of `lower
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from tvm import tirx
 
 from tvm_rnn.cpu.lower_layer import Visit, ended_in_tile, fill_row
-from tvm_rnn.cpu.lower_network import INTEGERS, Lowering, Run, Tile
+from tvm_rnn.cpu.lower_network import INTEGERS, Given, Lowering, Run, Tile
 from tvm_rnn.cpu.workspace import Array, strides_of
 from tvm_rnn.module_file.schema import CpuFunction
 from tvm_rnn.tir.expr import Expr, Stmt
@@ -47,7 +44,7 @@ class TrainingLowering(Lowering):
         self.memory.fixed += self.slack
         self.packed_elements += self.slack
 
-    def _arguments(self) -> dict[str, Any]:
+    def _arguments(self) -> Given:
         found = super()._arguments()
         self.steps, set_steps = bind("steps", self.T * self.B)
         self.whole: Expr = self.steps
