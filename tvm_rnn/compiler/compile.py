@@ -128,6 +128,8 @@ def compile(
         keep_choice.check_name(options.training)
         net = widened(net, precision)
         networks = networks_of(net, options)
+        for own in networks:
+            _check_drawing(own, options, isinstance(net, Model))
         tell("passes")
         each = [options.of(own.dtype) for own in networks]
         for own, how in zip(networks, each, strict=True):
@@ -169,7 +171,6 @@ def networks_of(net: RNN | Model, options: Options) -> list[RNN]:
             raise no_network("compile", own)
         if own.weights:
             own.check_weights()
-        _check_drawing(own, options, isinstance(net, Model))
     return networks
 
 

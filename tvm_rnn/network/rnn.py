@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -115,7 +116,7 @@ class RNN:
         """Features of y: the last layer's width times the number of directions."""
         return self.layers[-1].width * self.num_directions
 
-    @property
+    @cached_property
     def draws(self) -> list[str]:
         """The names of the streams of random numbers that the equations draw from, in inference too."""
         nodes = (n for layer in self.layers for n in layer.graph.nodes() if n.random)

@@ -104,7 +104,8 @@ def checked(
     do): what is raised where they are not integers, or where there is no seed."""
     if seed is None:
         do = "give one that differs from call to call: forward_train(x, seed=step)"
-        raise error("training with regularisers needs a seed", manifest["regularisers"], "an integer", do)
+        got = manifest.get("regularisers") or manifest.get("draws")
+        raise error("training with random numbers needs a seed", got, "an integer", do)
     found = []
     for what, value, low, high in (("the seed", seed, -(1 << 63), 1 << 64), ("first_step", first_step, 0, 1 << 62)):
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value < high:
