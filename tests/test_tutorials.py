@@ -28,6 +28,7 @@ LONG = (
     "07_train",
     "09_linear_attention_of_your_own",
     "10_train_spikes",
+    "11_write_text",
 )
 TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
 
@@ -88,6 +89,13 @@ PRINTED = {
         "of 1000 new rows are right",
         "own: step 300",
         "W_l0: the gradients differ by ",
+    ],
+    "11_write_text": [
+        "step  600   perplexity ",
+        "--- temperature 0.5\nKING",
+        "drawn as the oracle draws: True",
+        "greedy as a loop in float64: True",
+        "one call: ",
     ],
     "08_bring_your_model": [
         "<RNN lstm H=16, I=8 layers=2 directions=1 float32> with ['Network', ",
