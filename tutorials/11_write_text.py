@@ -19,7 +19,7 @@ import tvm_rnn as rnn
 #
 # A token is an input of one number, `x: "1"`. `E[x[0]]` is a row of the table E: it is read where it lies, and no
 # one-hot vector is multiplied. A row has what the token adds to each gate: an embedding and its product with a matrix
-# in one. Three cells share this function: one emits the logits of all characters, to train on, the others one character.
+# in one. Three cells share this function: one emits the logits of all characters, to train on, the others one of them.
 
 
 # %%
