@@ -379,6 +379,13 @@ class Writer:
             f"argmax({n}, {axis})": (less, size),
             f"one_hot(argmax({n}, {axis}), {size})": ((*less, size), 1.0),
         }
+        if self.sharp:
+            row, table = self.one_of(((), (5,), (2, 3))), f"p{len(self.params)}"
+            text = f"take({table}, argmax({n}, {axis}))"
+            if self.one_of((False, False, True)) and len(less) + len(row) <= 3:
+                self.param((size, *row))
+                self.write(text, (*less, *row), 1.0, sharp=True)
+                return
         texts |= sharp if self.sharp else {}
         text = self.one_of(texts)
         self.write(text, *texts[text], sharp=text in sharp)

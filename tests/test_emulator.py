@@ -205,6 +205,20 @@ def test_orders_and_spikes() -> None:
     check(net, emulator.compile(net, batch=[3]), "float64", rows=3)
 
 
+@rnn.cell
+def looking_up(x: "I", h: "H", *, E: "I D", W: "H D", R: "H H", S: "H H", b: "H"):
+    """Rows of tables at places of the input, before all steps, and of the state, inside of each."""
+    place = rnn.argmax(h)
+    return rnn.tanh(W @ E[rnn.argmax(x)] + R @ S[place] + 0.5 * h + b[place] * S[place])
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
+def test_rows_of_tables(dtype: str) -> None:
+    net = rnn.RNN(looking_up, 5, 9, D=4, dtype=dtype).init(seed=2)
+    check(net, emulator.compile(net, batch=[3]), dtype, rows=3)
+
+
 HEADS = {"N": 2, "M": 3, "K": 5}
 
 

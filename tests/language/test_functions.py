@@ -16,6 +16,7 @@ from tvm_rnn.graph.graph import Node, topological
 from tvm_rnn.language import functions, trace
 from tvm_rnn.language.trace import Value
 from tvm_rnn.oracle.reference import evaluate
+from tvm_rnn.runtime import runtime_random
 
 ROWS = 3
 Function = Callable[..., Any]
@@ -96,7 +97,7 @@ OTHERS = {
     *("logical_or", "matmul", "matvec", "max", "maximum", "mean", "min", "minimum", "outer", "power", "rename"),
     *("reshape", "rms_norm", "softmax", "split", "sqrt", "squeeze", "stack", "sum", "transpose", "var", "vecdot"),
     *("argmax", "cumprod", "cumsum", "flip", "logsumexp", "mod", "one_hot", "sort", "surrogate", "topk"),
-    *("conv", "vecmat", "where"),
+    *("conv", "random_normal", "random_uniform", "sample", "take", "vecmat", "where"),
 }
 
 
@@ -374,6 +375,41 @@ def test_one_hot_and_mod() -> None:
     check(lambda x, y: rnn.surrogate(x, y), lambda x, y: x, (7,), (7,))
 
 
+def test_rows_of_a_table() -> None:
+    table = np.arange(15.0).reshape(5, 3) ** 2
+    check(lambda x: rnn.take(table, rnn.argmax(x)), lambda x: table[np.argmax(x)], (5,))
+    check(lambda x: rnn.take(table, rnn.argmax(x, 1)), lambda x: table[np.argmax(x, 1)], (2, 5))
+    check(lambda x: rnn.take(table[:, 0], x), lambda x: x * np.nan, (4,))
+    assert rnn.take([1.0, 2.0], 1) == 2.0
+
+
+def test_random_numbers_are_those_of_their_streams() -> None:
+    """Numbers of the counters; a normal distribution of two streams, a sample by the largest of noisy logits."""
+
+    @rnn.cell(output="y")
+    def drawing(x: "I", h: "H") -> Any:
+        u, n = rnn.random_uniform(h.shape), rnn.random_normal((2,))
+        s = [rnn.sample(x, t, keepdims=True) for t in (0, 1.0, x[0])]
+        return h + 0.0 * rnn.sum(x), rnn.concat([u, n, *s])
+
+    net = rnn.RNN(drawing, 4, 3)
+    assert net.draws == [f"random.{i}" for i in range(6)]
+    x = np.random.default_rng(0).normal(size=(3, 200, 4))
+    y, _ = rnn.reference(net, seed=5, first_step=2)(x)
+    for t in range(3):
+        streams = [
+            runtime_random.uniform(runtime_random.key(5, name, 0, 0), 200, units, 2 + t)
+            for name, units in zip(net.draws, (3, 2, 2, 4, 4, 4), strict=True)
+        ]
+        normal = np.sqrt(-2 * np.log(streams[1])) * np.cos(2 * np.pi * streams[2])
+        noise = [-np.log(-np.log(u)) for u in streams[3:]]
+        warm = (0.0, 1.0, x[t, :, :1])
+        chosen = [np.argmax(x[t] + w * n, 1)[:, None] for w, n in zip(warm, noise, strict=True)]
+        np.testing.assert_allclose(y[t], np.concatenate([streams[0], normal, *chosen], 1), rtol=1e-12)
+    counts = np.bincount(rnn.reference(net, seed=1)(np.zeros((99, 99, 4)))[0][..., 6].astype(int).ravel())
+    assert np.abs(counts / 99**2 - 0.25).max() < 0.02
+
+
 ODD = [[np.nan, 1.0, np.inf, np.nan], [1.0, -np.inf, 1.0, 1.0], [np.inf] * 4, [-np.inf] * 4, [0.0, 2.0, np.inf, 2.0]]
 
 
@@ -460,6 +496,15 @@ def test_concat_of_a_parameter_and_an_input() -> None:
         (lambda x: rnn.one_hot(x, 0), "size of the new axis"),
         (lambda x: rnn.one_hot(x > 0.0, 3), "wrong kind"),
         (lambda x: rnn.one_hot(x, x), "size of the new axis"),
+        (lambda x: rnn.take(x, rnn.argmax(x)), "needs a table that stays the same"),
+        (lambda x: rnn.take(1.0, x), "a scalar has no rows"),
+        (lambda x: rnn.take(np.eye(3), x > 0.0), "index by a truth value"),
+        (lambda x: x[x], "needs a table that stays the same"),
+        (lambda x: x + rnn.random_uniform(x), "this is no shape"),
+        (lambda x: x + rnn.random_uniform(0), "this is no shape"),
+        (lambda x: x + rnn.random_normal((2.0,)), "whole number"),
+        (lambda x: x + rnn.sample(x, -1.0), "sample: the temperature"),
+        (lambda x: x + rnn.sample(x, np.inf), "sample: the temperature"),
         (lambda x: rnn.surrogate(x, x[0]), "the shapes differ"),
         (lambda x: rnn.surrogate(x > 0.0, x), "wrong kind"),
         (lambda x: rnn.stop_gradient(x > 0.0), "wrong kind"),

@@ -17,6 +17,7 @@ from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.graph.graph import Graph, Node, depends
 
 Make = Callable[..., str]
+INT64 = 7  # of onnx.TensorProto
 
 SAME = {  # our ops whose ONNX name takes the same arguments
     "neg": "Neg",
@@ -135,6 +136,13 @@ class Body:
 
     def _surrogate(self, node: Node, names: list[str]) -> str:
         return names[0]
+
+    def _take(self, node: Node, names: list[str]) -> str:
+        """What is no place is an error in ONNX."""
+        lead = node.shape[: len(node.shape) - node.attrs["rank"] + 1]
+        sizes = self.constant([*([0] if self.batched[node.args[1]] else []), *lead], "int64")
+        places = self.make("Cast", self.make("Reshape", names[1], sizes), to=INT64)
+        return self.make("Gather", names[0], places, axis=0)
 
     def _flip(self, node: Node, names: list[str]) -> str:
         last, before = -1, -(2**63) + 1

@@ -56,6 +56,9 @@ def to_onnx(net: RNN, path: str | os.PathLike[str], *, lengths: bool = False, st
     if not net.weights and net.weight_shapes:
         raise WeightError(message("the RNN has no weights", do="call net.init(seed=0) or net.load(...) first"))
     net.check_weights()
+    if net.draws:
+        got, do = ", ".join(net.draws), "write a cell that emits what is drawn from"
+        raise ConfigError(message("ONNX has no random numbers of a seed and counters", got=got, do=do))
     if net.dtype == "bfloat16" and form_of(net.cell) is None:
         got, do = f"{net.cell.name} in bfloat16", "write it with dtype='float32' or 'float16'"
         raise ConfigError(message("ONNX has no products of bfloat16 in a Scan (Einsum lacks it)", got=got, do=do))

@@ -136,3 +136,12 @@ def sum(f: Functions, g: Array, y: Array, a: Sequence[Array], *, axis: int, keep
 
 def max(f: Functions, g: Array, y: Array, a: Sequence[Array], *, axis: int, keepdims: bool) -> Sequence[Array]:
     return (f.share_max(a[0], *(v if keepdims else f.expand(v, axis) for v in (y, g)), axis),)
+
+
+def take(f: Functions, g: Array, y: Array, args: Sequence[Array], *, rank: int) -> Sequence[Array | None]:
+    """Rows of a table: each row gets the sum of what was made of it. Places get none."""
+    table, places = args
+    lead = f.shape(places)[: len(f.shape(places)) - rank + 1]
+    letters, rest = "abcd"[: len(lead)], "wxyz"[: rank - 1]
+    chosen = f.one_hot(f.reshape(places, lead), f.shape(table)[0])
+    return f.contract(f"{letters}v,{letters}{rest}->v{rest}", chosen, g), None

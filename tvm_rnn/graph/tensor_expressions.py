@@ -77,6 +77,8 @@ def element(node: Node, index: Index, read: Reader, dtype: str) -> Expr:
     scalar = node.scalar
     if scalar is not None:
         return tirx.const(scalar, dtype)
+    if node.op == "take":
+        return _row_element(node, index, read, dtype)
     if node.pointwise:
         operands = [element(a, fit(a.shape, index), read, dtype) for a in node.args]
         expression = TABLE[node.op].expression
@@ -85,6 +87,18 @@ def element(node: Node, index: Index, read: Reader, dtype: str) -> Expr:
     if node.op == "concat":
         return _joined(node, index, read, dtype)
     return element(node.args[0], moved(node, index), read, dtype)
+
+
+def _row_element(node: Node, index: Index, read: Reader, dtype: str) -> Expr:
+    """An element of a row of a table; NaN where there is no such row."""
+    table, places = node.args
+    lead = len(node.shape) - node.attrs["rank"] + 1
+    place, last = element(places, fit(places.shape, index), read, dtype), float(table.shape[0] - 1)
+    below, above = tirx.const(0.0, dtype), tirx.const(last, dtype)
+    inside = tirx.max(tirx.min(place, above), below)
+    row = tirx.Cast("int64", tirx.Select(tirx.EQ(inside, place), tirx.trunc(inside), below))
+    value = element(table, (row, *index[lead:]), read, dtype)
+    return tirx.Select(tirx.EQ(tirx.Cast(dtype, row), place), value, tirx.const(float("nan"), dtype))
 
 
 def fit(shape: Shape, index: Index) -> Index:

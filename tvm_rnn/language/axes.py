@@ -71,6 +71,7 @@ _RULES: Mapping[str, Callable[[Sequence[Axes], Mapping[str, Any]], Axes]] = {
     "flip": lambda operands, attrs: _unnamed(operands[0], attrs["axis"]),
     "concat": lambda operands, attrs: merged([_unnamed(axes, attrs["axis"]) for axes in operands]),
     "broadcast": lambda operands, attrs: operands[0],
+    "take": lambda operands, attrs: (*operands[1][: len(operands[1]) - attrs["rank"] + 1], *operands[0][1:]),
     "sum": _reduced,
     "max": _reduced,
     "einsum": _contracted,
@@ -81,4 +82,4 @@ _RULES: Mapping[str, Callable[[Sequence[Axes], Mapping[str, Any]], Axes]] = {
 
 def axes_after(op: str, operands: Sequence[Axes], attrs: Mapping[str, Any]) -> Axes:
     """The names of an operation's result. Raises AxesDiffer."""
-    return merged(operands) if TABLE[op].kind == "pointwise" else _RULES[op](operands, attrs)
+    return _RULES[op](operands, attrs) if op in _RULES or TABLE[op].kind != "pointwise" else merged(operands)

@@ -14,7 +14,7 @@ import numpy as np
 from tvm_rnn.graph.ops import TABLE, Shape
 
 from .dims import parse_dims
-from .trace import Value, apply, fail, getitem, inserted, lift, made, removed
+from .trace import Value, apply, drawn, fail, getitem, inserted, lift, made, removed, rows_of
 from .trace import contract as _contract_traced
 from .trace import einsum as _einsum_traced
 
@@ -384,6 +384,41 @@ def one_hot(places: Array, size: int) -> Array:
         fail("one_hot: the size of the new axis", got=repr(size), expected="a whole number of at least 1")
     found = expand(places if _traced(places) else np.asarray(places), -1) == np.arange(float(size))
     return where(found, 1.0, 0.0)
+
+
+def take(table: Array, places: Array) -> Array:
+    """The rows of a table at computed places, also written table[places]: E[token] is an embedding. The table is made
+    of parameters or constants; a number that is no place gives NaN."""
+    if not _traced(table, places):
+        return TABLE["take"].numpy(
+            np.asarray(table, float),
+            np.reshape(places, (*np.shape(places), *[1] * (np.ndim(table) - 1))),
+            rank=np.ndim(table),
+        )
+    return rows_of(lift(table), lift(places))
+
+
+def random_uniform(shape: Sequence[int] | int) -> Array:
+    """Random numbers of that shape (without T and B), even between 0 and 1 and neither of them: another one for each
+    step, row and unit, made of the seed of the call."""
+    return drawn("random_uniform", shape)
+
+
+def random_normal(shape: Sequence[int] | int) -> Array:
+    """Random numbers of the standard normal distribution, as `random_uniform` has those between 0 and 1 (Box & Muller
+    1958)."""
+    radius, angle = (drawn("random_normal", shape) for _ in range(2))
+    return sqrt(-2.0 * log(radius)) * cos(2.0 * np.pi * angle)
+
+
+def sample(logits: Array, temperature: Array = 1.0, axis: int = -1, keepdims: bool = False) -> Array:
+    """A place of an axis, drawn with the probabilities softmax(logits / temperature); at temperature 0 the largest, as
+    `argmax`. It has no gradient (the Gumbel-max trick: Maddison, Tarlow & Minka 2014)."""
+    number = isinstance(temperature, (int, float)) and not isinstance(temperature, bool)
+    if number and not 0.0 <= temperature < np.inf:
+        fail("sample: the temperature", got=repr(temperature), expected="a number of at least 0")
+    noise = -log(-log(drawn("sample", list(lift(logits).shape))))
+    return argmax(logits + temperature * noise, axis, keepdims)
 
 
 def layer_norm(x: Array, gain: Array = None, bias: Array = None, eps: float = 1e-5) -> Array:

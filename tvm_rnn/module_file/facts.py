@@ -57,6 +57,7 @@ def common_facts(net: RNN, target: Target, batches: tuple[int, ...], without: tu
         target=Machine(target.name, target.kind, target.mcpu, target.machine, list(target.features)),
         reverse=net.reverse,
         regularisers=net.regularisers.facts() or None,
+        draws=net.draws or None,
         entry_points=["sequence", *step, "init_state", *run],
         batch=list(batches),
         passes=[name for name in PASS_NAMES if name not in without],

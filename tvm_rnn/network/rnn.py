@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from tvm_rnn.dtypes import check_fit, dtype_name, held_dtype, rounded
 from tvm_rnn.errors import ConfigError, WeightError, message, unknown
-from tvm_rnn.graph.graph import Graph, constant
+from tvm_rnn.graph.graph import Graph, constant, is_move
 from tvm_rnn.graph.graph_text import graph_text
 from tvm_rnn.graph.ops import Shape
 from tvm_rnn.language.cell import Cell
@@ -125,6 +126,32 @@ class RNN:
         """The axes of y at a step of one row: of a vector, (output_size,). Directions are joined along the first."""
         first, *rest = self.layers[-1].output_shape
         return (first * self.num_directions, *rest)
+
+    @cached_property
+    def draws(self) -> list[str]:
+        """The names of the streams of random numbers that the equations draw from, in inference too."""
+        nodes = (n for layer in self.layers for n in layer.graph.nodes() if n.random)
+        return list(dict.fromkeys(str(n.attrs["stream"]) for n in nodes))
+
+    @property
+    def streams(self) -> list[str]:
+        """The names of all streams of training: those of masks, and those of the equations' own random numbers."""
+        return [*self.regularisers.streams, *self.draws]
+
+    @property
+    def tokens(self) -> int | None:
+        """How many tokens there are where the first input is one: a place in a table, and nothing else. Else None."""
+        first = self.layers[0].graph
+        found: list[int] = []
+        below = {first.inputs[0]}
+        for node in first.nodes():
+            if is_move(node) and node.args[0] in below:
+                below.add(node)
+            elif node.op == "take" and node.args[1] in below:
+                found.append(node.args[0].shape[0])
+            elif any(a in below for a in node.args):
+                return None
+        return min(found, default=None)
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{k}={v}" for k, v in self.sizes[0].items()) or f"I={self.input_size}"

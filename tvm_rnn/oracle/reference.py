@@ -24,7 +24,7 @@ from tvm_rnn.network.layer import weight_name
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.program import Program
 from tvm_rnn.network.rnn import RNN, no_network
-from tvm_rnn.runtime import runtime_random
+from tvm_rnn.runtime import runtime_generate, runtime_random
 from tvm_rnn.runtime.runtime_model import Plan, call, check_inputs
 
 
@@ -125,6 +125,9 @@ class Reference:
 
         Returns y [T, B, D*H] and the final state, both float64. Raises InputError for arrays that do not fit.
         """
+        if self.draws is None and self.net.draws:
+            got, do = "a call without a seed", "reference(net, seed=1)(x), or reference(net).generate(steps, seed=1)"
+            raise InputError(message("this network draws random numbers", got=got, do=do))
         arrays = self._inputs(x, inputs)
         states, ends = self._arguments(arrays, state, lengths, reset)
         y, _ = self._run(self.graphs, arrays, states, ends)
@@ -188,6 +191,41 @@ class Reference:
         factors = {} if self.draws is None else self.draws.factors(net)
         d_weights = {name: d_weights[name] * factors.get(name, 1.0) for name in net.weight_shapes}
         return (d_inputs if len(names) > 1 else d_y), self._joined(carried), d_weights
+
+    def generate(
+        self,
+        steps: int,
+        state: GivenState | None = None,
+        *,
+        prompt: ArrayLike | None = None,
+        seed: int | None = None,
+        first_step: int = 0,
+        stop: float | None = None,
+        **inputs: ArrayLike,
+    ) -> tuple[Array, State, Array]:
+        """As `Module.generate`, which see: the output of a step is the input of the next."""
+        net = self.net
+        options: runtime_generate.Options = {"seed": seed, "first_step": first_step, "stop": stop, "inputs": inputs}
+        facts = runtime_generate.Network(net.tokens, net.input_size, np.dtype(float), net.draws)
+        first = prompt if prompt is None or net.tokens is not None else _floats("prompt", prompt)
+        rows = None if state is None else runtime_generate._rows_of(state)
+        ask = runtime_generate.requested(facts, steps, first, rows, options)
+        states = self._states(net.initial_state(ask.rows) if state is None else state, ask.rows)
+        y, ends = np.zeros((ask.total, ask.rows, net.output_size)), np.full(ask.rows, ask.total)
+        x, own = np.zeros((ask.total, *ask.prompt.shape[1:])), copy.copy(self)
+        x[: len(ask.prompt)] = ask.prompt[: ask.total]
+        given = self._inputs(x, inputs)
+        for t in range(ask.total):
+            arrays = [array[t : t + 1] for array in given]
+            own.draws = None if ask.seed is None else Draws(ask.seed, ask.first_step + t)
+            active = (t < ends).astype(int)
+            y[t], _ = own._run(own.graphs, arrays, states, (active, np.zeros((1, ask.rows), bool)))
+            if ask.stop is not None and t >= len(ask.prompt) - 1:
+                ends[(active > 0) & (y[t, :, 0] == ask.stop)] = t + 1
+            if len(ask.prompt) <= t + 1 < ask.total:
+                given[0][t + 1] = y[t]
+        new, lengths = ask.results(y, ends)
+        return new, self._joined(states), lengths
 
     def _arguments(
         self, arrays: list[Array], state: GivenState | None, lengths: ArrayLike | None, reset: ArrayLike | None

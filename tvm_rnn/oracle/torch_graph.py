@@ -52,6 +52,7 @@ CALLS = {
     "slice": "{0}.narrow({axis}, {start}, {stop} - {start})",
     "index": "{0}.select({axis}, {at})",
     "flip": "{0}.flip({axis})",
+    "take": "{0}[{1}.reshape({1}.shape[: {1}.ndim - {rank} + 1]).long()]",
     "mod": "torch.remainder({all})",
     "stop_gradient": "{0}.detach()",
     "surrogate": "{0}.detach() + ({1} - {1}.detach())",

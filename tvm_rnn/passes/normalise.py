@@ -107,6 +107,8 @@ class Builder:
             assert x.value is not None
             value = TABLE[op].numpy(x.value, **attrs)
             return self.leaf(Node("const", shape=value.shape, value=value))
+        if x.op == "take":
+            return self._push_take(op, x, source, attrs)
         if x.pointwise:
             return self.make(x.op, *(self._narrow(op, a, source, attrs) for a in x.args), source=x.source)
         if x.op == "slice" and x.attrs["axis"] == axis and op == "index":
@@ -134,6 +136,14 @@ class Builder:
         if arg.shape[attrs["axis"]] != 1:
             return self.make(op, arg, source=source, **attrs)
         return self.make("index", arg, source=source, axis=attrs["axis"], at=0) if op == "index" else arg
+
+    def _push_take(self, op: str, x: Node, source: str, attrs: Attributes) -> Node:
+        """A part of rows of a table is rows of a part of it; a part of the other axes, rows at a part of the places."""
+        table, places = x.args
+        if -attrs["axis"] < x.attrs["rank"]:
+            table = self.make(op, table, source=source, **attrs)
+        places = self._narrow(op, places, source, attrs)
+        return self.make("take", table, places, source=x.source, rank=len(table.shape))
 
     def _push_reshape(self, op: str, x: Node, source: str, attrs: Attributes) -> Node | None:
         base, axis = x.args[0], attrs["axis"]
