@@ -35,6 +35,7 @@ from tvm_rnn.tir.statements import Block, Named, bind, buffer, function, load, l
 from .lower_group import Emitter, Used
 from .lower_layer import Context, Layer, Visit
 from .recurrence import use_threads
+from .walk_through_time import is_few
 from .weight_storage import STORAGES
 from .workspace import Array, Workspace, each_element, row_stride, rows_in, rows_out, strides_of
 
@@ -282,10 +283,11 @@ class Lowering:
 
     def _state(self, run: Run, number: int, user: Buffer, start: int, into: bool) -> Stmt:
         """One state of all layers and directions of a run; `start`: elements per batch row that come before."""
-        size = int(np.prod(self.code[run.graph].graph.states[number].shape, dtype=int))
+        code = self.code[run.graph]
+        node = code.graph.states[number]
+        size = int(np.prod(node.shape, dtype=int))
 
-        def visit(v: Expr) -> Stmt:
-            array = self._state_array(run, number, v, into)
+        def copy(v: Expr, array: Array) -> Stmt:
             own = self.ctx.buffers[array.buffer]
 
             def row(b: Expr) -> Stmt:
@@ -299,7 +301,14 @@ class Lowering:
 
                 return each_element(array.shape, element)
 
-            return self._if_called(run, v, loop("b", self.B, row))
+            return loop("b", self.B, row)
+
+        def visit(v: Expr) -> Stmt:
+            array = self._state_array(run, number, v, into)
+            if node not in code.turned:
+                return self._if_called(run, v, copy(v, array))
+            given = copy(v, code.as_given(node, array))
+            return self._if_called(run, v, when(is_few(self.T), given, copy(v, array)))
 
         return loop("v", run.count * self.net.num_directions, visit)
 
