@@ -16,7 +16,7 @@ length".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from tvm import tirx
@@ -59,20 +59,13 @@ class Chunk:
         self.factors = {x: self._by_key("factor") for x in self.asked if kept}
         self.columns = {w: self._by_key("column") for w in self.written if kept}
         self.decays = self._by_key("decays") if kept and not self.one_decay else None
-        # By value.
-        turns = part.turns(len(self.asked))
-        self.sums = {x: [part.registers("sum") for _ in range(turns)] for x in self.asked}
-        self.made = {x: part.registers("z") for x in self.asked if isinstance(x[0], int)}
-        self.added = {w: part.registers("u") for w in self.written}
 
     def statement(self) -> Stmt:
-        flat = [*self.factors.values(), *self.columns.values(), *([self.decays] if self.decays is not None else [])]
-        flat += [b for parts in self.sums.values() for b in parts] + [*self.made.values(), *self.added.values()]
+        flat = [*self.factors.values(), *self.columns.values(), *([] if self.decays is None else [self.decays])]
         between, products = self._between()
         whole, set_whole = self._whole_decay()
-        asked = [self._ask(self.asked[i : i + self._at_once]) for i in range(0, len(self.asked), self._at_once)]
-        steps = [self._step(t, row, products) for t, row in enumerate(self.rows)]
-        return sequence([tirx.AllocBuffer(b) for b in flat], between, set_whole, asked, steps, self._write(whole))
+        blocks = self.part.over_blocks(lambda part: _Block(self, part, products, whole).statement())
+        return sequence([tirx.AllocBuffer(b) for b in flat], between, set_whole, blocks)
 
     def _is_after(self, asked: Asked, written: Written) -> bool:
         """Whether what is asked reads what is written: the new matrix has it at the same step."""
@@ -144,82 +137,20 @@ class Chunk:
             whole = numbers("d", whole * self._decay(t, int64(0)))
         return whole, numbers.sets
 
-    # --- what the matrix is asked, and what it becomes ---------------------------------------------------------------
-
-    @property
-    def _at_once(self) -> int:
-        """How many sums fit into registers."""
-        return max(1, REGISTERS // self.part.panels)
-
-    def _ask(self, asked: Sequence[Asked]) -> list[Block]:
-        part = self.part
-        turns = len(self.sums[asked[0]])
-
-        def one(turn: Expr, u: int) -> list[Block]:
-            key, old = turn * int64(turns) + int64(u), part.registers("old")
-            numbers = Numbers(part.dtype)
-            factors = [numbers("f", self._factor(x, key)) for x in asked]
-            adds = [part.add(self.sums[x][u], f, old) for x, f in zip(asked, factors, strict=True)]
-            take = part.fill(old, partial(part.get, part.matrix, key))
-            return [tirx.AllocBuffer(old), numbers.sets, take, adds]
-
-        zeros = [part.zero(b) for x in asked for b in self.sums[x]]
-        return [zeros, loop("key", part.keys // turns, lambda c: [one(c, u) for u in range(turns)])]
-
-    def _step(self, t: int, row: Expr, products: dict[Pair, Expr]) -> list[Block]:
-        """What is asked at step t, now that what is written before it is known; and what it writes."""
-        part, found = self.part, list[Block]()
-
-        def whole(x: Asked, j: Expr) -> Expr:
-            earlier = [products[x, w] * load(self.added[w], j) for w in self.written if (x, w) in products]
-            return total([*(load(b, j) for b in self.sums[x]), *earlier])
-
-        def leave(node: Node, j: Expr) -> list[Stmt]:
-            return part.leave(node, row, j, whole((node, t), j))
-
-        for x, into in self.made.items():
-            if x[1] == t:
-                found.append(part.fill(into, partial(whole, x)))
-        for c, (_, addends) in enumerate(part.update.columns):
-            found.append(
-                part.fill(self.added[c, t], partial(part.added, addends, row, lambda i, j: load(self.made[i, t], j)))
-            )
-        for node in part.reads:
-            found.append(part.each(partial(leave, node)))
-        return found
-
-    def _write(self, decay: Expr) -> Stmt:
-        part = self.part
-
-        def one(key: Expr) -> list[Block]:
-            numbers = Numbers(part.dtype)
-            passed = decay if self.one_decay else numbers("d", self._passed(key))
-            columns = {w: numbers("k", self._column(w, key)) for w in self.written}
-            new = part.registers("new")
-
-            def made(j: Expr) -> Expr:
-                parts = [columns[w] * load(self.added[w], j) for w in self.written]
-                return total([passed * part.get(part.matrix, key, j), *parts])
-
-            put = part.put(part.matrix, key, partial(load, new))
-            return [tirx.AllocBuffer(new), numbers.sets, part.fill(new, made), put]
-
-        return part.over_keys(one)
-
     # --- numbers by key ----------------------------------------------------------------------------------------------
 
-    def _factor(self, x: Asked, key: Expr) -> Expr:
+    def factor(self, x: Asked, key: Expr) -> Expr:
         if x in self.factors:
             return load(self.factors[x], key)
         own = self.part.number(self._vector(x[0]), self.rows[x[1]], key)
         return own * self._decay(x[1], key) if self._is_new(x[0]) else own
 
-    def _column(self, w: Written, key: Expr) -> Expr:
+    def column(self, w: Written, key: Expr) -> Expr:
         if w in self.columns:
             return load(self.columns[w], key)
         return self.part.number(self.part.update.columns[w[0]][0], self.rows[w[1]], key)
 
-    def _passed(self, key: Expr) -> Expr:
+    def passed(self, key: Expr) -> Expr:
         return load(self.decays, key) if self.decays is not None else self._decay(0, key)
 
     def _decay(self, t: int, key: Expr) -> Expr:
@@ -242,6 +173,83 @@ class Chunk:
 
     def _const(self, value: float) -> Expr:
         return tirx.const(value, self.part.dtype)
+
+
+class _Block:
+    """A block of the value axis: what the matrix is asked, and what it becomes. products: of the steps' vectors; decay:
+    of all steps, where keys do not differ."""
+
+    def __init__(self, chunk: Chunk, part: Part, products: Mapping[Pair, Expr], decay: Expr) -> None:
+        self.chunk, self.part, self.products, self.decay = chunk, part, products, decay
+        self.together = max(1, REGISTERS // part.panels)  # sums that fit into registers
+        turns = part.turns(min(self.together, len(chunk.asked)))
+        self.sums = {x: [part.registers("sum") for _ in range(turns)] for x in chunk.asked}
+        self.made = {x: part.registers("z") for x in chunk.asked if isinstance(x[0], int)}
+        self.added = {w: part.registers("u") for w in chunk.written}
+
+    def statement(self) -> list[Block]:
+        flat = [b for parts in self.sums.values() for b in parts] + [*self.made.values(), *self.added.values()]
+        every = self.chunk.asked
+        asked = [self._ask(every[i : i + self.together]) for i in range(0, len(every), self.together)]
+        steps = [self._step(t, row) for t, row in enumerate(self.chunk.rows)]
+        return [[tirx.AllocBuffer(b) for b in flat], asked, steps, self._write()]
+
+    def _ask(self, asked: Sequence[Asked]) -> list[Block]:
+        part = self.part
+        turns = len(self.sums[asked[0]])
+
+        def one(turn: Expr, u: int) -> list[Block]:
+            key, old = turn * int64(turns) + int64(u), part.registers("old")
+            numbers = Numbers(part.dtype)
+            factors = [numbers("f", self.chunk.factor(x, key)) for x in asked]
+            adds = [part.add(self.sums[x][u], f, old) for x, f in zip(asked, factors, strict=True)]
+            take = part.fill(old, partial(part.get, part.matrix, key))
+            return [tirx.AllocBuffer(old), numbers.sets, take, adds]
+
+        zeros = [part.zero(b) for x in asked for b in self.sums[x]]
+        return [zeros, loop("key", part.keys // turns, lambda c: [one(c, u) for u in range(turns)])]
+
+    def _step(self, t: int, row: Expr) -> list[Block]:
+        """What is asked at step t, now that what is written before it is known; and what it writes."""
+        part, found = self.part, list[Block]()
+
+        def whole(x: Asked, j: Expr) -> Expr:
+            earlier = [
+                self.products[x, w] * load(self.added[w], j) for w in self.chunk.written if (x, w) in self.products
+            ]
+            return total([*(load(b, j) for b in self.sums[x]), *earlier])
+
+        def leave(node: Node, j: Expr) -> list[Stmt]:
+            return part.leave(node, row, j, whole((node, t), j))
+
+        for x, into in self.made.items():
+            if x[1] == t:
+                found.append(part.fill(into, partial(whole, x)))
+        for c, (_, addends) in enumerate(part.update.columns):
+            found.append(
+                part.fill(self.added[c, t], partial(part.added, addends, row, lambda i, j: load(self.made[i, t], j)))
+            )
+        for node in part.reads:
+            found.append(part.each(partial(leave, node)))
+        return found
+
+    def _write(self) -> Stmt:
+        part = self.part
+
+        def one(key: Expr) -> list[Block]:
+            numbers = Numbers(part.dtype)
+            passed = self.decay if self.chunk.one_decay else numbers("d", self.chunk.passed(key))
+            columns = {w: numbers("k", self.chunk.column(w, key)) for w in self.chunk.written}
+            new = part.registers("new")
+
+            def made(j: Expr) -> Expr:
+                parts = [columns[w] * load(self.added[w], j) for w in self.chunk.written]
+                return total([passed * part.get(part.matrix, key, j), *parts])
+
+            put = part.put(part.matrix, key, partial(load, new))
+            return [tirx.AllocBuffer(new), numbers.sets, part.fill(new, made), put]
+
+        return part.over_keys(one)
 
 
 def _plus(into: Buffer, one: Buffer, other: Buffer, j: Expr) -> Expr:

@@ -1,4 +1,4 @@
-"""The part of a matrix that one thread takes through time: one batch row, one head, some vectors of the value axis.
+"""The part of a matrix that one thread takes through time: one batch row, one head, blocks of the value axis.
 
 In: a group of kind "scan" of a matrix, and where its values live. Out: statements on vectors of the part, numbers of
 the operands, and addresses, of which `matrix_chunk.py` and `matrix_rows.py` make steps.
@@ -7,7 +7,7 @@ the operands, and addresses, of which `matrix_chunk.py` and `matrix_rows.py` mak
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import tirx
 
@@ -42,16 +42,20 @@ class Work:
 
 @dataclass(frozen=True)
 class Part:
-    """work on one batch row and head, from place `first` of the value axis on."""
+    """work on one batch row and head, and on `blocks` of the value axis from block `low` on. first: where the block
+    begins that statements are about."""
 
     work: Work
     root: Node
     row: Expr
     heads: tuple[Expr, ...]
-    first: Expr
+    low: Expr
+    blocks: Expr
+    first: Expr = 0
 
-    def __post_init__(self) -> None:
-        assert self.root.op == "scan_matrix"
+    def over_blocks(self, body: Callable[[Part], Block]) -> Stmt:
+        size = int64(self.panels * self.lanes)
+        return loop("block", self.blocks, lambda b: body(replace(self, first=(self.low + b) * size)))
 
     @property
     def key(self) -> int:
@@ -97,7 +101,7 @@ class Part:
         return tirx.decl_buffer((self.panels * self.lanes,), self.dtype, name=name, scope="local")
 
     def each(self, body: Callable[[Expr], Block]) -> list[Stmt]:
-        """body(place) for all places of the part, vector by vector."""
+        """body(place) for all places of the block, vector by vector."""
 
         def one(first: int) -> Stmt:
             return vector("j", self.lanes, lambda j: body(j + int64(first)))
@@ -149,7 +153,7 @@ class Part:
         return self.element(node, row, self.index(key, 0))
 
     def value(self, node: Node, row: Expr, j: Expr) -> Expr:
-        """What is written along the value axis, at a place of the part."""
+        """What is written along the value axis, at a place of the block."""
         return self.element(node, row, self.index(0, self.first + j))
 
     def product(self, factors: Sequence[Node], row: Expr, value: Expr) -> Expr:
@@ -160,7 +164,7 @@ class Part:
         return total
 
     def added(self, addends: Sequence[Addend], row: Expr, made: Callable[[int, Expr], Expr], j: Expr) -> Expr:
-        """What a column writes at a place of the part. made(i, j): of the sums of product i."""
+        """What a column writes at a place of the block. made(i, j): of the sums of product i."""
         values = [made(a.value, j) if isinstance(a.value, int) else self.value(a.value, row, j) for a in addends]
         return total([self.product(a.factors, row, value) for a, value in zip(addends, values, strict=True)])
 
@@ -170,7 +174,7 @@ class Part:
         return value if known else where(key < int64(self.keys), value, tirx.const(rest, self.dtype))
 
     def leave(self, node: Node, row: Expr, j: Expr, value: Expr) -> list[Stmt]:
-        """What was read of the matrix, at a place of the part, to where it is stored."""
+        """What was read of the matrix, at a place of the block, to where it is stored."""
         arrays = self.work.places.write(node) if node in self.work.group.stored else []
         places = [(a.buffer, a.address(row, (*self.heads, self.first + j))) for a in arrays]
         return [store(self.work.places.buffers[buffer], at, value) for buffer, at in places]

@@ -10,7 +10,9 @@ Rewrite: S' = d S + k v + p (r . S); y = q . S'  -->  parallel for row, head, bl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 
 from tvm import tirx
@@ -50,20 +52,25 @@ class MatrixRecurrence:
         self._check(root)
         update = update_of(root, lambda n: places.read(n) is not None)
         work = Work(self.group, self.unit, places, self.walk, self.lanes, self.config, update)
-        heads, across = root.shape[:-2], self.config["panels"]
-        blocks = -(-self.unit.width // self.lanes) // across
+        heads, count = root.shape[:-2], -(-self.unit.width // self.lanes) // self.config["panels"]
+        whole = batch * int64(prod(heads))
+        threads = places.threads
+        assert threads is not None
+        # What the blocks of a head have in common is made once by each thread that has some of them.
+        apart, set_apart = bind("apart", tirx.Select(whole < threads, int64(count), int64(1)))
 
         def task(i: Expr) -> list[Block]:
-            named, left = Named(), floordiv(i, blocks)
-            first = named("first", floormod(i, blocks) * int64(across * self.lanes))
+            named, left = Named(), tirx.floordiv(i, apart)
+            low = named("low", tirx.floormod(i, apart))
+            blocks = named("blocks", tirx.floordiv(int64(count), apart))
             index: list[Expr] = []
             for axis, size in reversed([*enumerate(heads)]):
                 index.insert(0, named(f"i{axis}", floormod(left, size)))
                 left = floordiv(left, size)
             row = named("row", left)
-            return [*named.sets, _through_time(Part(work, root, row, tuple(index), first), batch)]
+            return [*named.sets, _through_time(Part(work, root, row, tuple(index), low, blocks), batch)]
 
-        return shared(batch * int64(prod(heads) * blocks), rows * int64(prod(root.shape)), places, task)
+        return sequence(set_apart, shared(whole * apart, rows * int64(prod(root.shape)), places, task))
 
     def _check(self, root: Node) -> None:
         """What is read has the matrix's own heads: passes read a matrix once for each of several queries."""
@@ -106,7 +113,7 @@ class _Steps:
 
     def in_rows(self) -> Stmt:
         """Step by step, from the first copy of the matrix to the last one, each as its owner laid it out."""
-        part, walk, rows = self.part, self.part.work.walk, Rows(self.part)
+        part, walk = self.part, self.part.work.walk
         strides = strides_of(part.root.shape, part.lanes)[0]
         first, last = (replace(array, strides=strides) for array in self._arrays())
 
@@ -114,18 +121,19 @@ class _Steps:
             base, set_base = bind("base", tirx.Select(tirx.EQ(k, int64(0)), first.base, last.base))
             source = replace(first, base=base)
             row, set_row = self._row("now", k)
-            again = walk.restart(self._time(k), part.row, rows.fill(source, part.fresh))
-            return [set_base, set_row, again, rows.step(source, last, row)]
+            again = walk.restart(self._time(k), part.row, part.over_blocks(lambda p: Rows(p).fill(source, part.fresh)))
+            return [set_base, set_row, again, part.over_blocks(lambda p: Rows(p).step(source, last, row))]
 
-        return when(tirx.EQ(self.steps, int64(0)), rows.copy(first, last), loop("k", self.steps, step))
+        kept = part.over_blocks(lambda p: Rows(p).copy(first, last))
+        return when(tirx.EQ(self.steps, int64(0)), kept, loop("k", self.steps, step))
 
     def in_chunks(self) -> Stmt:
         """The matrix comes to where it is left at the end, and goes through the steps there: in chunks, and where one
         is not full, or begins again after its first step, one step after the other."""
         part = self.part
         together = steps_together(part)
-        source, matrix = self._arrays()
-        copy = part.over_keys(lambda key: part.put(matrix, key, lambda j: part.get(source, key, j)))
+        source, _ = self._arrays()
+        copy = self._renewed(lambda p, key, j: p.get(source, key, j))
         if together == 1:
             return sequence(copy, loop("k", self.steps, lambda k: self._chunk(k, 1)))
 
@@ -144,9 +152,13 @@ class _Steps:
         chunks = floordiv(self.steps + int64(together - 1), together)
         return sequence(copy, loop("c", chunks, some))
 
+    def _renewed(self, value: Callable[[Part, Expr, Expr], Expr]) -> Stmt:
+        """The matrix becomes value(part, key, place of a block)."""
+        return self.part.over_blocks(lambda p: p.over_keys(lambda key: p.put(p.matrix, key, partial(value, p, key))))
+
     def _chunk(self, k: Expr, count: int) -> list[Block]:
         part = self.part
-        fill = part.over_keys(lambda key: part.put(part.matrix, key, lambda j: part.fresh))
+        fill = self._renewed(lambda p, key, j: p.fresh)
         rows = [self._row("now", k + int64(s)) for s in range(count)]
         again = self._restart(k, fill)
         return [again, [set_row for _, set_row in rows], Chunk(part, [row for row, _ in rows]).statement()]
