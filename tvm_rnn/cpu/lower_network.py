@@ -35,7 +35,7 @@ from tvm_rnn.tir.statements import Block, Named, bind, buffer, function, load, l
 from .lower_group import Emitter, Used
 from .lower_layer import Context, Layer, Visit
 from .recurrence import use_threads
-from .walk_through_time import is_few
+from .walk_through_time import CHUNK, is_few
 from .weight_storage import STORAGES
 from .workspace import Array, Workspace, each_element, row_stride, rows_in, rows_out, strides_of
 
@@ -233,9 +233,10 @@ class Lowering:
         found: dict[str, Any] = {n: variable(n) for n in self.integers}
         found |= {"lengths": buffer("lengths", "int64", 8), "reset": buffer("reset", "uint8", 1)}
         found |= {n: buffer(n, self.net.dtype) for n in self.memories}
-        self.T, self.B, self.n, self.ws = found["T"], found["B"], found["n"], found["workspace"]
+        self.T, self.B, self.ws = found["T"], found["B"], found["workspace"]
+        self.n, set_n = self._tile_steps(found["n"])
         self.tile_rows, set_rows = bind("tile_rows", self.n * self.B)
-        self.sets: list[Stmt | None] = [set_rows]
+        self.sets: list[Stmt | None] = [set_n, set_rows]
         stored = self._stored(found["packed"])
         integer = bool(self.stored) and STORAGES[self.stored].integer
         levels = [tirx.decl_buffer(self.ws.shape, "int32", name="levels")] if integer else []
@@ -244,6 +245,13 @@ class Lowering:
         flags = (found[n] for n in ("has_lengths", "has_reset", "lengths", "reset", "threads"))
         self.ctx = Context(buffers, self.B, self.T, self.tile_rows, *flags)
         return found
+
+    def _tile_steps(self, given: Expr) -> tuple[Expr, Stmt | None]:
+        """The steps of a tile: whole chunks of matrices' steps, if there are so many."""
+        if not any(result.op == "scan_matrix" for layer in self.code for result in layer.solved):
+            return given, None
+        rest = tirx.floormod(given, int64(CHUNK))
+        return bind("tile_steps", tirx.Select(given < int64(CHUNK), given, given - rest))
 
     def _with_threads(self, count: Expr, *body: Block) -> Stmt:
         return sequence(self.views, use_threads(count), self.sets, body, use_threads(int64(1)))

@@ -27,10 +27,10 @@ from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import Block, load, loop, sequence, store, vector
 
 from .matrix_part import Numbers, Part, across, total
+from .walk_through_time import CHUNK
+from .workspace import Array
 
-STEPS = 4  # 8 save 4 % of the operations on the matrix, and take 4 times the products between steps
 MOST_ELEMENTS = 1 << 14  # of the vectors of a chunk's steps, which are on the stack
-REGISTERS = 16  # of sums, beside the matrix and its factors
 
 Asked = tuple["Node | int", int]  # a read-out or the number of a product, and the step
 Written = tuple[int, int]  # a column and the step
@@ -41,14 +41,14 @@ def steps_together(part: Part) -> int:
     """How many steps a chunk of this matrix has."""
     update = part.update
     vectors = len(update.products) + len(part.reads) + len(update.columns)
-    return STEPS if (vectors * STEPS + 1) * (part.keys + part.lanes) <= MOST_ELEMENTS else 1
+    return CHUNK if (vectors * CHUNK + 1) * (part.keys + part.lanes) <= MOST_ELEMENTS else 1
 
 
 class Chunk:
-    """The steps of a chunk. rows: of each, among those of the tile."""
+    """The steps of a chunk. rows: of each, among those of the tile; source: the matrix before them."""
 
-    def __init__(self, part: Part, rows: Sequence[Expr]) -> None:
-        self.part, self.rows, update = part, rows, part.update
+    def __init__(self, part: Part, rows: Sequence[Expr], source: Array) -> None:
+        self.part, self.rows, self.source, update = part, rows, source, part.update
         steps, products, columns = range(len(rows)), range(len(update.products)), range(len(update.columns))
         self.asked: list[Asked] = [(x, t) for t in steps for x in (*products, *part.reads)]
         self.written: list[Written] = [(c, t) for t in steps for c in columns]
@@ -181,7 +181,8 @@ class _Block:
 
     def __init__(self, chunk: Chunk, part: Part, products: Mapping[Pair, Expr], decay: Expr) -> None:
         self.chunk, self.part, self.products, self.decay = chunk, part, products, decay
-        self.together = max(1, REGISTERS // part.panels)  # sums that fit into registers
+        # Sums take half of the registers, beside the matrix and its factors.
+        self.together = max(1, part.work.target.vector_registers // 2 // part.panels)
         turns = part.turns(min(self.together, len(chunk.asked)))
         self.sums = {x: [part.registers("sum") for _ in range(turns)] for x in chunk.asked}
         self.made = {x: part.registers("z") for x in chunk.asked if isinstance(x[0], int)}
@@ -203,7 +204,7 @@ class _Block:
             numbers = Numbers(part.dtype)
             factors = [numbers("f", self.chunk.factor(x, key)) for x in asked]
             adds = [part.add(self.sums[x][u], f, old) for x, f in zip(asked, factors, strict=True)]
-            take = part.fill(old, partial(part.get, part.matrix, key))
+            take = part.fill(old, partial(part.get, self.chunk.source, key))
             return [tirx.AllocBuffer(old), numbers.sets, take, adds]
 
         zeros = [part.zero(b) for x in asked for b in self.sums[x]]
@@ -244,7 +245,7 @@ class _Block:
 
             def made(j: Expr) -> Expr:
                 parts = [columns[w] * load(self.added[w], j) for w in self.chunk.written]
-                return total([passed * part.get(part.matrix, key, j), *parts])
+                return total([passed * part.get(self.chunk.source, key, j), *parts])
 
             put = part.put(part.matrix, key, partial(load, new))
             return [tirx.AllocBuffer(new), numbers.sets, part.fill(new, made), put]

@@ -15,6 +15,7 @@ from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.graph.scalar import where
 from tvm_rnn.graph.tensor_expressions import Index, element, fit
 from tvm_rnn.schedule.schedule_template import Config, Unit
+from tvm_rnn.target import Target
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import Block, Named, load, loop, store, vector
@@ -35,9 +36,13 @@ class Work:
     unit: Unit
     places: Places
     walk: Walk
-    lanes: int
+    target: Target
     config: Config
     update: Update
+
+    @property
+    def lanes(self) -> int:
+        return self.target.lanes(self.unit.dtype)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from tvm import tirx
 from tvm_rnn.errors import PassError, message
 from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.schedule.schedule_template import Config, Unit
+from tvm_rnn.target import Target
 from tvm_rnn.tir.expr import Expr, Stmt
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import Block, Named, bind, floordiv, floormod, load, loop, sequence, store, when
@@ -42,7 +43,7 @@ class MatrixRecurrence:
     unit: Unit
     places: Places
     walk: Walk
-    lanes: int
+    target: Target
     config: Config
 
     def statement(self, rows: Expr) -> Stmt:
@@ -51,8 +52,8 @@ class MatrixRecurrence:
         assert root is not None and batch is not None and not self.walk.kept and not self.walk.behind
         self._check(root)
         update = update_of(root, lambda n: places.read(n) is not None)
-        work = Work(self.group, self.unit, places, self.walk, self.lanes, self.config, update)
-        heads, count = root.shape[:-2], -(-self.unit.width // self.lanes) // self.config["panels"]
+        work = Work(self.group, self.unit, places, self.walk, self.target, self.config, update)
+        heads, count = root.shape[:-2], -(-self.unit.width // work.lanes) // self.config["panels"]
         whole = batch * int64(prod(heads))
         threads = places.threads
         assert threads is not None
@@ -111,31 +112,35 @@ class _Steps:
         state = walk.states[self.part.root]
         return walk.first[state], walk.last[state]
 
+    def _source(self, k: Expr) -> tuple[Array, Stmt]:
+        """The matrix before step k: where the tile finds it, later where it leaves it."""
+        first, last = self._arrays()
+        base, set_base = bind("base", tirx.Select(tirx.EQ(k, int64(0)), first.base, last.base))
+        return replace(last, base=base), set_base
+
     def in_rows(self) -> Stmt:
-        """Step by step, from the first copy of the matrix to the last one, each as its owner laid it out."""
-        part, walk = self.part, self.part.work.walk
+        """Step by step, the matrix as its owner laid it out."""
+        part = self.part
         strides = strides_of(part.root.shape, part.lanes)[0]
         first, last = (replace(array, strides=strides) for array in self._arrays())
 
         def step(k: Expr) -> list[Block]:
-            base, set_base = bind("base", tirx.Select(tirx.EQ(k, int64(0)), first.base, last.base))
-            source = replace(first, base=base)
+            found, set_base = self._source(k)
+            source = replace(found, strides=strides)
             row, set_row = self._row("now", k)
-            again = walk.restart(self._time(k), part.row, part.over_blocks(lambda p: Rows(p).fill(source, part.fresh)))
+            again = self._restart(k, part.over_blocks(lambda p: Rows(p).fill(source, part.fresh)))
             return [set_base, set_row, again, part.over_blocks(lambda p: Rows(p).step(source, last, row))]
 
         kept = part.over_blocks(lambda p: Rows(p).copy(first, last))
         return when(tirx.EQ(self.steps, int64(0)), kept, loop("k", self.steps, step))
 
     def in_chunks(self) -> Stmt:
-        """The matrix comes to where it is left at the end, and goes through the steps there: in chunks, and where one
-        is not full, or begins again after its first step, one step after the other."""
-        part = self.part
-        together = steps_together(part)
-        source, _ = self._arrays()
-        copy = self._renewed(lambda p, key, j: p.get(source, key, j))
+        """In chunks; where one is not full, or begins again after its first step, one step after the other."""
+        together = steps_together(self.part)
+        first, last = self._arrays()
+        kept = self._renewed(last, lambda p, key, j: p.get(first, key, j))
         if together == 1:
-            return sequence(copy, loop("k", self.steps, lambda k: self._chunk(k, 1)))
+            return when(tirx.EQ(self.steps, int64(0)), kept, loop("k", self.steps, lambda k: self._chunk(k, 1)))
 
         def some(c: Expr) -> list[Block]:
             k, set_k = bind("k", c * int64(together))
@@ -150,18 +155,18 @@ class _Steps:
             return [set_k, set_left, begin, full, when(is_alone, one_by_one, self._chunk(k, together))]
 
         chunks = floordiv(self.steps + int64(together - 1), together)
-        return sequence(copy, loop("c", chunks, some))
+        return when(tirx.EQ(self.steps, int64(0)), kept, loop("c", chunks, some))
 
-    def _renewed(self, value: Callable[[Part, Expr, Expr], Expr]) -> Stmt:
-        """The matrix becomes value(part, key, place of a block)."""
-        return self.part.over_blocks(lambda p: p.over_keys(lambda key: p.put(p.matrix, key, partial(value, p, key))))
+    def _renewed(self, into: Array, value: Callable[[Part, Expr, Expr], Expr]) -> Stmt:
+        """A matrix becomes value(part, key, place of a block)."""
+        return self.part.over_blocks(lambda p: p.over_keys(lambda key: p.put(into, key, partial(value, p, key))))
 
     def _chunk(self, k: Expr, count: int) -> list[Block]:
-        part = self.part
-        fill = self._renewed(lambda p, key, j: p.fresh)
+        source, set_base = self._source(k)
+        again = self._restart(k, self._renewed(source, lambda p, key, j: p.fresh))
         rows = [self._row("now", k + int64(s)) for s in range(count)]
-        again = self._restart(k, fill)
-        return [again, [set_row for _, set_row in rows], Chunk(part, [row for row, _ in rows]).statement()]
+        work = Chunk(self.part, [row for row, _ in rows], source).statement()
+        return [set_base, again, [set_row for _, set_row in rows], work]
 
     def _restart(self, k: Expr, body: Block) -> Stmt:
         return self.part.work.walk.restart(self._time(k), self.part.row, body)
