@@ -139,20 +139,24 @@ class _Steps:
         together = steps_together(self.part)
         first, last = self._arrays()
         kept = self._renewed(last, lambda p, key, j: p.get(first, key, j))
-        if together == 1:
-            return when(tirx.EQ(self.steps, int64(0)), kept, loop("k", self.steps, lambda k: self._chunk(k, 1)))
 
         def some(c: Expr) -> list[Block]:
             k, set_k = bind("k", c * int64(together))
             left, set_left = bind("left", tirx.min(self.steps - k, int64(together)))
             alone = tirx.decl_buffer((1,), "int32", name="alone", scope="local")
             apart = store(alone, int64(0), tirx.const(1, "int32"))
+            is_alone = tirx.NE(load(alone, int64(0)), tirx.const(0, "int32"))
             flags = [self._restart(k + int64(s), apart) for s in range(1, together)]
             full = when(tirx.EQ(left, int64(together)), flags, apart)
-            one_by_one = loop("s", left, lambda s: self._chunk(k + s, 1))
-            is_alone = tirx.NE(load(alone, int64(0)), tirx.const(0, "int32"))
             begin = [tirx.AllocBuffer(alone), store(alone, int64(0), tirx.const(0, "int32"))]
-            return [set_k, set_left, begin, full, when(is_alone, one_by_one, self._chunk(k, together))]
+
+            def one(s: Expr) -> list[Block]:
+                source, set_base = self._source(k + s)
+                again = self._restart(k + s, self._renewed(source, lambda p, key, j: p.fresh))
+                single, whole = self._chunk(k + s, source, 1), self._chunk(k, source, together)
+                return [set_base, again, when(is_alone, single, whole)]
+
+            return [set_k, set_left, begin, full, loop("s", tirx.Select(is_alone, left, int64(1)), one)]
 
         chunks = floordiv(self.steps + int64(together - 1), together)
         return when(tirx.EQ(self.steps, int64(0)), kept, loop("c", chunks, some))
@@ -161,12 +165,9 @@ class _Steps:
         """A matrix becomes value(part, key, place of a block)."""
         return self.part.over_blocks(lambda p: p.over_keys(lambda key: p.put(into, key, partial(value, p, key))))
 
-    def _chunk(self, k: Expr, count: int) -> list[Block]:
-        source, set_base = self._source(k)
-        again = self._restart(k, self._renewed(source, lambda p, key, j: p.fresh))
+    def _chunk(self, k: Expr, source: Array, count: int) -> list[Block]:
         rows = [self._row("now", k + int64(s)) for s in range(count)]
-        work = Chunk(self.part, [row for row, _ in rows], source).statement()
-        return [set_base, again, [set_row for _, set_row in rows], work]
+        return [[set_row for _, set_row in rows], Chunk(self.part, [row for row, _ in rows], source).statement()]
 
     def _restart(self, k: Expr, body: Block) -> Stmt:
         return self.part.work.walk.restart(self._time(k), self.part.row, body)
