@@ -17,8 +17,8 @@ from tvm_rnn.graph.tensor_expressions import Index, element, fit
 from tvm_rnn.schedule.schedule_template import Config, Unit
 from tvm_rnn.target import Target
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt
-from tvm_rnn.tir.index import int64
-from tvm_rnn.tir.statements import Block, Named, load, loop, store, vector
+from tvm_rnn.tir.index import INDEX, int64
+from tvm_rnn.tir.statements import Block, Named, bind, load, loop, store, vector
 
 from .matrix_update import Addend, Update
 from .register_tile import Places
@@ -59,8 +59,11 @@ class Part:
     first: Expr = 0
 
     def over_blocks(self, body: Callable[[Part], Block]) -> Stmt:
-        size = int64(self.panels * self.lanes)
-        return loop("block", self.blocks, lambda b: body(replace(self, first=(self.low + b) * size)))
+        def block(b: Expr) -> list[Block]:
+            first, set_first = held("first", (self.low + b) * int64(self.panels * self.lanes))
+            return [set_first, body(replace(self, first=first))]
+
+        return loop("block", self.blocks, block)
 
     @property
     def key(self) -> int:
@@ -196,6 +199,14 @@ class Numbers(Named):
         var = tirx.Var(name, self.dtype)
         self.sets.append(tirx.Bind(var, value))
         return var
+
+
+def held(name: str, value: Expr) -> tuple[Expr, list[Block]]:
+    """A variable that is set once, and its statements. TVM writes the value of a plain one into each address that it is
+    in, and takes twice the time to simplify them; LLVM makes a register of this one."""
+    memory = tirx.decl_buffer((1,), INDEX, name=f"{name}_memory", scope="local")
+    var, set_var = bind(name, load(memory, int64(0)))
+    return var, [tirx.AllocBuffer(memory), store(memory, int64(0), value), set_var]
 
 
 def total(parts: Sequence[Expr]) -> Expr:

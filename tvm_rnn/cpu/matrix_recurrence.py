@@ -26,7 +26,7 @@ from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import Block, Named, bind, floordiv, floormod, load, loop, sequence, store, when
 
 from .matrix_chunk import Chunk, steps_together
-from .matrix_part import Part, Work
+from .matrix_part import Part, Work, held
 from .matrix_rows import Rows
 from .matrix_update import update_of
 from .recurrence import shared
@@ -84,7 +84,7 @@ class MatrixRecurrence:
 
 def _through_time(part: Part, batch: Expr) -> Stmt:
     """All steps of a tile."""
-    steps, set_steps = bind("steps", part.work.walk.active(part.row))
+    steps, set_steps = held("steps", part.work.walk.active(part.row))
     walk = _Steps(part, batch, steps)
     chunks = walk.in_chunks()
     few = when(part.work.walk.few, walk.in_rows(), chunks) if part.key == -1 else chunks
@@ -103,8 +103,8 @@ class _Steps:
         """The place in time of the step that comes k-th."""
         return k + self.part.work.walk.direction * (self.steps - int64(1) - k - k)
 
-    def _row(self, name: str, k: Expr) -> tuple[Expr, Stmt]:
-        return bind(name, self._time(k) * self.batch + self.part.row)
+    def _row(self, name: str, k: Expr) -> tuple[Expr, list[Block]]:
+        return held(name, self._time(k) * self.batch + self.part.row)
 
     def _arrays(self) -> tuple[Array, Array]:
         """The matrix before the tile and after it."""
@@ -112,10 +112,10 @@ class _Steps:
         state = walk.states[self.part.root]
         return walk.first[state], walk.last[state]
 
-    def _source(self, k: Expr) -> tuple[Array, Stmt]:
+    def _source(self, k: Expr) -> tuple[Array, list[Block]]:
         """The matrix before step k: where the tile finds it, later where it leaves it."""
         first, last = self._arrays()
-        base, set_base = bind("base", tirx.Select(tirx.EQ(k, int64(0)), first.base, last.base))
+        base, set_base = held("base", tirx.Select(tirx.EQ(k, int64(0)), first.base, last.base))
         return replace(last, base=base), set_base
 
     def in_rows(self) -> Stmt:
