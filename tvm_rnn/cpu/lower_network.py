@@ -34,6 +34,7 @@ from tvm_rnn.tir.statements import Block, Named, bind, buffer, function, load, l
 
 from .lower_group import Emitter, Used
 from .lower_layer import Context, Layer, Visit
+from .matrix_part import held
 from .recurrence import use_threads
 from .walk_through_time import CHUNK, is_few
 from .weight_storage import STORAGES
@@ -236,7 +237,7 @@ class Lowering:
         self.T, self.B, self.ws = found["T"], found["B"], found["workspace"]
         self.n, set_n = self._tile_steps(found["n"])
         self.tile_rows, set_rows = bind("tile_rows", self.n * self.B)
-        self.sets: list[Stmt | None] = [set_n, set_rows]
+        self.sets: list[Block] = [set_n, set_rows]
         stored = self._stored(found["packed"])
         integer = bool(self.stored) and STORAGES[self.stored].integer
         levels = [tirx.decl_buffer(self.ws.shape, "int32", name="levels")] if integer else []
@@ -246,12 +247,12 @@ class Lowering:
         self.ctx = Context(buffers, self.B, self.T, self.tile_rows, *flags)
         return found
 
-    def _tile_steps(self, given: Expr) -> tuple[Expr, Stmt | None]:
+    def _tile_steps(self, given: Expr) -> tuple[Expr, Block]:
         """The steps of a tile: whole chunks of matrices' steps, if there are so many."""
         if not any(result.op == "scan_matrix" for layer in self.code for result in layer.solved):
             return given, None
         rest = tirx.floormod(given, int64(CHUNK))
-        return bind("tile_steps", tirx.Select(given < int64(CHUNK), given, given - rest))
+        return held("tile_steps", tirx.Select(given < int64(CHUNK), given, given - rest))
 
     def _with_threads(self, count: Expr, *body: Block) -> Stmt:
         return sequence(self.views, use_threads(count), self.sets, body, use_threads(int64(1)))
