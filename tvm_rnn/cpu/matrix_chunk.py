@@ -245,7 +245,8 @@ class _Block:
 
             def made(j: Expr) -> Expr:
                 parts = [columns[w] * load(self.added[w], j) for w in self.chunk.written]
-                return total([passed * part.get(self.chunk.source, key, j), *parts])
+                # What is new is summed first: few additions round as coarsely as what has been gathered.
+                return total([*parts, passed * part.get(self.chunk.source, key, j)])
 
             put = part.put(part.matrix, key, partial(load, new))
             return [tirx.AllocBuffer(new), numbers.sets, part.fill(new, made), put]

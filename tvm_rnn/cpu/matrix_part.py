@@ -210,6 +210,7 @@ def held(name: str, value: Expr) -> tuple[Expr, list[Block]]:
 
 
 def total(parts: Sequence[Expr]) -> Expr:
+    """The sum of the parts, in their order."""
     found = parts[0]
     for part in parts[1:]:
         found = found + part

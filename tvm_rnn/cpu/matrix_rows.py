@@ -59,7 +59,7 @@ class Rows:
         def renew(first: Expr) -> list[Block]:
             def value(j: Expr) -> Expr:
                 parts = [part.number(k, row, first + j) * u for (k, _), u in zip(update.columns, added, strict=True)]
-                return total([part.number(update.decay, row, first + j) * load(old, j), *parts])
+                return total([*parts, part.number(update.decay, row, first + j) * load(old, j)])
 
             put = vector("j", part.lanes, lambda j: self._put(into, v, first + j, load(new, j)))
             asked = [

@@ -41,7 +41,7 @@ class Walk:
     restart: Callable[[Expr, Expr, Block], Stmt]
     fresh: Mapping[Node, float]
     behind: bool
-    few: Expr = False
+    few: Expr
 
 
 def is_few(steps: Expr) -> Expr:
