@@ -221,6 +221,14 @@ def has_steps(graph: Graph) -> bool:
     return any(leaves[n] and not n.leaf and "sum_rows" not in leaves[n] and graph.region_of(n) == "step" for n in nodes)
 
 
+def stepped(graph: Graph) -> Graph:
+    """The graph as a loop over time sees it: without the states that recurrences over all time make."""
+    left = [pair for pair in zip(graph.states, graph.results, strict=True) if not is_scan(pair[1])]
+    if len(left) == len(graph.states):
+        return graph
+    return replace(graph, states=tuple(s for s, _ in left), results=tuple(r for _, r in left))
+
+
 def sums_rows(node: Node) -> bool:
     return not node.leaf and TABLE[node.op].kind == "sum_rows"
 
