@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,11 +42,10 @@ from tvm_rnn.target import Target
 from .compile_model import write_model
 from .link import generate, link
 from .stage_texts import texts
+from .watched import Progress, watched
 
 if TYPE_CHECKING:
     from tvm_rnn.runtime.runtime import Module
-
-Progress = Callable[[str], None]
 
 
 def compile(
@@ -63,7 +62,7 @@ def compile(
     without: Iterable[str] = (),
     records: Records | str | os.PathLike[str] | None = None,
     dump: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Module:
     """Compile an RNN for one target, to run it, and with training=True to train it.
 
@@ -94,7 +93,8 @@ def compile(
         records: tuned knob values: a folder that `tune` wrote, or "none". None: those of TVM_RNN_RECORDS, else the
             user's own and those that ship. The manifest says which was used for what.
         dump: a folder for the text of every stage.
-        progress: called with each stage's name as it starts, and with a line for each record that cannot be used.
+        progress: called with each stage's name as it starts, and with a line for each record that cannot be used. None:
+            a terminal or notebook shows the stages in one line of stderr, unless TVM_RNN_PROGRESS=0; False: nothing.
 
     Returns:
         A Module. If the target is this machine it can be called; else `Module.export` it.
@@ -105,30 +105,30 @@ def compile(
         CellError: the equations cannot be compiled.
         BuildError: a compiler or linker fails or is missing.
     """
-    tell = progress or (lambda stage: None)
-    machine, targets = record_files.machines(target, arch, records, tell)
-    options = asked(
-        machine,
-        targets,
-        batch=batch,
-        without=without,
-        precision=precision,
-        weights=weights,
-        training=training,
-        keep=keep,
-        max_bytes=max_bytes,
-    )
-    keep_choice.check_name(options.training)
-    net = widened(net, precision)
-    networks = networks_of(net, options)
-    tell("passes")
-    each = [options.of(own.dtype) for own in networks]
-    for own, how in zip(networks, each, strict=True):
-        check_fit(own.weights, how.stored)
-    for number, (own, how) in enumerate(zip(networks, each, strict=True) if dump is not None else ()):
-        _dump(os.path.join(dump or "", str(number) if len(networks) > 1 else ""), texts(own, how))
-    with recording(not machine.records.lean):
-        return _compiled(net, [passed(own, how) for own, how in zip(networks, each, strict=True)], tell)
+    with watched(progress) as tell:
+        machine, targets = record_files.machines(target, arch, records, tell)
+        options = asked(
+            machine,
+            targets,
+            batch=batch,
+            without=without,
+            precision=precision,
+            weights=weights,
+            training=training,
+            keep=keep,
+            max_bytes=max_bytes,
+        )
+        keep_choice.check_name(options.training)
+        net = widened(net, precision)
+        networks = networks_of(net, options)
+        tell("passes")
+        each = [options.of(own.dtype) for own in networks]
+        for own, how in zip(networks, each, strict=True):
+            check_fit(own.weights, how.stored)
+        for number, (own, how) in enumerate(zip(networks, each, strict=True) if dump is not None else ()):
+            _dump(os.path.join(dump or "", str(number) if len(networks) > 1 else ""), texts(own, how))
+        with recording(not machine.records.lean):
+            return _compiled(net, [passed(own, how) for own, how in zip(networks, each, strict=True)], tell)
 
 
 def _compiled(net: RNN | Model, networks: Sequence[Passed], tell: Progress) -> Module:

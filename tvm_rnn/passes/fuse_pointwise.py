@@ -26,7 +26,6 @@ from tvm_rnn.graph.graph import (
     is_scan,
     recurrence_states,
     rewrite,
-    topological,
 )
 from tvm_rnn.graph.node_text import in_words, joined
 from tvm_rnn.graph.ops import TABLE, Shape
@@ -59,18 +58,19 @@ class FusePointwise(Pass):
         groups: list[Group] = []
         for region in ("before", "step", "after"):
             own = [n for n in nodes if _is_work(n, leaves) and graph.region_of(n) == region]
-            groups += _Grouping(graph, region, own, self.enabled).run()
+            groups += _Grouping(graph, region, own, self.enabled, leaves).run()
         return replace(graph, groups=tuple(groups))
 
     def ensures(self, graph: Graph) -> None:
         ready: set[Node] = set()
+        leaves = depends(graph.nodes())
         for group in graph.groups:
             members = set(group.nodes)
             for node in group.nodes:
                 if node.leaf or node in ready:  # copied from where it is
                     continue
                 for base in (b for a in node.args for b in bases(a)):
-                    ok = base.leaf or base in members or base in ready or not depends([*topological([base])])[base]
+                    ok = base.leaf or base in members or base in ready or not leaves[base]
                     self.check(ok, f"{node.op} reads a {base.op} that no earlier group stores", graph)
             ready.update(group.stored)
         for root in (*_finals(graph, "before"), *_finals(graph, "step")):
@@ -159,8 +159,10 @@ class _Draft:
 class _Grouping:
     """Forms the groups of one region."""
 
-    def __init__(self, graph: Graph, region: str, nodes: list[Node], enabled: bool) -> None:
-        self.graph, self.region, self.nodes, self.enabled = graph, region, nodes, enabled
+    def __init__(
+        self, graph: Graph, region: str, nodes: list[Node], enabled: bool, leaves: Mapping[Node, frozenset[str]]
+    ) -> None:
+        self.graph, self.region, self.nodes, self.enabled, self.leaves = graph, region, nodes, enabled, leaves
         self.users = graph.users()
         self.inside = set(nodes)
         self.home: dict[Node, int] = {}
@@ -398,11 +400,11 @@ class _Grouping:
             keep = [n for n in draft.nodes if n in wanted or n in self.results or n in outside]
             groups.append(Group(draft.kind, self.region, phase, draft.root, tuple(draft.nodes), tuple(keep)))
             if listening():
-                _tell(groups[-1], self.graph)
+                _tell(groups[-1], self.graph, self.leaves)
         return groups
 
 
-def _tell(group: Group, graph: Graph) -> None:
+def _tell(group: Group, graph: Graph, leaves: Mapping[Node, frozenset[str]]) -> None:
     """One group: what it computes in one go, and what of it becomes an array."""
     inside = sum(n is not group.root and (n.pointwise or n.leaf) for n in group.nodes)
     root = f"{group.kind} {in_words(group.root)}" if group.root is not None else "pointwise"
@@ -419,7 +421,7 @@ def _tell(group: Group, graph: Graph) -> None:
     read = {
         b for n in group.nodes for a in n.args for b in bases(a) if b not in members and b.op not in ("param", "const")
     }
-    own = [n for n in read if n.leaf or depends([*topological([n])])[n]]
+    own = [n for n in read if n.leaf or leaves[n]]
     facts |= {"flops": sum(node_flops(n) for n in group.nodes if not n.leaf)}
     facts |= {"moved_elements": sum(prod(n.shape) for n in (*own, *group.stored))}
     if group.kind == "gemm" and group.root is not None:
