@@ -28,6 +28,7 @@ LONG = (
     "07_train",
     "09_linear_attention_of_your_own",
     "10_train_spikes",
+    "11_accelerate_a_model",
 )
 TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
 
@@ -88,6 +89,12 @@ PRINTED = {
         "of 1000 new rows are right",
         "own: step 300",
         "W_l0: the gradients differ by ",
+    ],
+    "11_accelerate_a_model": [
+        "lstm: tvm_rnn.LSTM(16, 32, batch_first=True, bidirectional=True)",
+        "the largest difference is below 1e-5: True",
+        "both learn the same: True",
+        "an LSTM of torch's: True",
     ],
     "08_bring_your_model": [
         "<RNN lstm H=16, I=8 layers=2 directions=1 float32> with ['Network', ",
