@@ -28,7 +28,9 @@ LONG = (
     "07_train",
     "09_linear_attention_of_your_own",
     "10_train_spikes",
-    "11_accelerate_a_model",
+    "11_predict_frames",
+    "12_write_text",
+    "13_accelerate_a_model",
 )
 TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
 
@@ -90,7 +92,20 @@ PRINTED = {
         "own: step 300",
         "W_l0: the gradients differ by ",
     ],
-    "11_accelerate_a_model": [
+    "11_predict_frames": [
+        "<RNN predictor H=16, Y=16, X=16, I=1",
+        "step  400   loss 0.",
+        "overlap of what it says and what comes: ",
+        "R_l0: the gradients differ by ",
+    ],
+    "12_write_text": [
+        "step  600   perplexity ",
+        "--- temperature 0.5\nKING",
+        "drawn as the oracle draws: True",
+        "greedy as a loop in float64: True",
+        "one call: ",
+    ],
+    "13_accelerate_a_model": [
         "lstm: tvm_rnn.LSTM(16, 32, batch_first=True, bidirectional=True)",
         "the largest difference is below 1e-5: True",
         "both learn the same: True",

@@ -30,7 +30,7 @@ def test_every_stage_means_the_same(name: str, off: tuple[str, ...]) -> None:
     width = 3 if "I" in c.size_names else 5
     net = rnn.RNN(c, width, 5, **{n: 2 for n in c.size_names if n not in ("I", "H")}).init(2)
     rng = np.random.default_rng(1)
-    inputs = [rng.normal(size=(3, 2, *n.shape)) for n in net.layers[0].graph.inputs]
+    inputs = [rng.normal(size=(3, 2, *shape)) for shape in net.input_shapes.values()]
     x = inputs[0] if len(inputs) == 1 else tuple(inputs)
     expected, state = rnn.reference(net)(x)
     for stage, layers in pipeline.run(net, V4, off):

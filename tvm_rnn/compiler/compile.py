@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import tvm
 
+from tvm_rnn.cpu.lower_generation import GenerationLowering, check_generation
 from tvm_rnn.cpu.lower_network import Lowering
 from tvm_rnn.cpu.training.add_entry_points import add_training, check_training
 from tvm_rnn.decisions import about, recording
@@ -40,7 +42,8 @@ from tvm_rnn.schedule import record_files
 from tvm_rnn.target import Target
 
 from .compile_model import write_model
-from .link import generate, link
+from .link import generate as generate_code
+from .link import link
 from .stage_texts import texts
 from .watched import Progress, watched
 
@@ -56,6 +59,7 @@ def compile(
     *,
     keep: str | None = None,
     max_bytes: int | None = None,
+    generate: bool = False,
     precision: str | None = None,
     weights: str | None = None,
     arch: str | Sequence[str] = (),
@@ -79,6 +83,8 @@ def compile(
             behind either halves the bytes of what no product reads. None: "values" on CPUs; on GPUs the choice that is
             predicted to be faster. See `plan_memory`.
         max_bytes: training: the module's `max_bytes` at first, in bytes; whether a call fits is forward_train's to say.
+        generate: CPUs: add `Module.generate`, in which the output of a step is the input of the next. A network that
+            draws random numbers needs this or training.
         precision: what products are computed in. None: the network's dtype. "tf32": float32 networks on GPUs, with 10
             bits of mantissa. "float32": a network of 16 bits computes in float32, with the same weights, so that it
             runs on CPUs. float16 and bfloat16 (GPUs only) sum and keep states in float32.
@@ -117,10 +123,13 @@ def compile(
             training=training,
             keep=keep,
             max_bytes=max_bytes,
+            generate=generate,
         )
         keep_choice.check_name(options.training)
         net = widened(net, precision)
         networks = networks_of(net, options)
+        for own in networks:
+            _check_drawing(own, options, isinstance(net, Model))
         tell("passes")
         each = [options.of(own.dtype) for own in networks]
         for own, how in zip(networks, each, strict=True):
@@ -165,6 +174,19 @@ def networks_of(net: RNN | Model, options: Options) -> list[RNN]:
     return networks
 
 
+def _check_drawing(net: RNN, options: Options, inside: bool) -> None:
+    """Raises ConfigError where no function could be called. inside: of a model."""
+    gpu = options.target.kind == "cuda"
+    if options.generate and (gpu or inside):
+        got, do = options.target.name if gpu else "a model of several networks", "compile a network for a CPU"
+        raise ConfigError(message("generation is for networks on CPUs", got=got, do=do))
+    if options.generate:
+        check_generation(net)
+    if net.draws and (gpu or inside or not (options.generate or options.training)):
+        got, do = ", ".join(net.draws), "rnn.compile(net, generate=True) for a CPU; or training=True"
+        raise ConfigError(message("these equations draw random numbers, which need a seed", got=got, do=do))
+
+
 def _for_a_cpu(own: Passed, folder: Path, tell: Progress) -> Module:
     net, options = own.net, own.options
     tell("lowering")
@@ -175,8 +197,14 @@ def _for_a_cpu(own: Passed, folder: Path, tell: Progress) -> Module:
         arrays |= add_training(own, lowered, facts)
         if facts.memory is not None:
             facts.memory.max_bytes = options.max_bytes
+    if options.generate:
+        tell("lowering of generation")
+        generation = GenerationLowering(net, own.layers, options)
+        lowered.module = tvm.IRModule({**dict(lowered.module.functions_items()), **generation.functions()})
+        facts.generation = generation.facts()
+        facts.entry_points.append("generate")
     tell("code generation")
-    executable = generate(lowered.module, options.target)
+    executable = generate_code(lowered.module, options.target)
     tell("linking")
     elf = link(executable, folder, options.target)
     path = os.path.join(folder, "module.so")

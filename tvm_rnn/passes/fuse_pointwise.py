@@ -26,6 +26,8 @@ from tvm_rnn.graph.graph import (
     is_scan,
     recurrence_states,
     rewrite,
+    sums_rows,
+    with_args,
 )
 from tvm_rnn.graph.node_text import in_words, joined
 from tvm_rnn.graph.ops import TABLE, Shape
@@ -52,7 +54,7 @@ class FusePointwise(Pass):
     enabled: bool = True
 
     def apply(self, graph: Graph, net: RNN, target: Target) -> Graph:
-        graph = _own_results(graph)
+        graph = _own_windows(_own_results(graph))
         nodes = graph.nodes()
         leaves = depends(nodes)
         groups: list[Group] = []
@@ -115,13 +117,38 @@ def _own_results(graph: Graph) -> Graph:
     nodes, users = graph.nodes(), graph.users()
     leaves = depends(nodes)
     finals = (*_finals(graph, "before"), *_finals(graph, "step"))
-    own = {n: replace(n) for n in finals if is_move(n) and leaves[n] and users[n] and not _is_kept(n, users[n])}
+    own = {n: replace(n) for n in finals if is_move(n) and leaves[n] and users[n] and not _is_kept(n, users)}
     return rewrite(graph, own, region={**graph.region, **{new: graph.region_of(n) for n, new in own.items()}})
 
 
-def _is_kept(node: Node, users: list[Node]) -> bool:
-    """A join that a product reads must become an array."""
-    return len(bases(node)) > 1 and any(u.op == "gemm" and node in u.args for u in users)
+def _own_windows(graph: Graph) -> Graph:
+    """What sums over rows see of a convolution's operand are views of their own: the step has an array of the padded
+    operand for one step alone."""
+    copies: dict[Node, Node] = {}
+
+    def own(node: Node) -> Node:
+        if is_move(node) and node not in copies:
+            copies[node] = replace(node, args=tuple(map(own, node.args)))
+        return copies.get(node, node)
+
+    def seen(node: Node) -> Node:
+        args = tuple(own(a) if a.op == "windows" else a for a in node.args)
+        return node if args == node.args else replace(node, args=args)
+
+    new: dict[Node, Node] = {}
+    for node in graph.nodes():
+        new[node] = with_args(node, new)
+        new[node] = seen(new[node]) if sums_rows(node) else new[node]
+    if not copies:
+        return graph
+    region = {new[n]: where for n, where in graph.region.items() if n in new}
+    return rewrite(graph, new, region={**graph.region, **region, **dict.fromkeys(copies.values(), "after")})
+
+
+def _is_kept(node: Node, users: Mapping[Node, list[Node]]) -> bool:
+    """A join that a product reads must become an array, and what a convolution in the step does."""
+    read = [u for u in users[node] if u.op == "windows" and not all(map(sums_rows, users[u]))]
+    return bool(read) or (len(bases(node)) > 1 and any(u.op == "gemm" and node in u.args for u in users[node]))
 
 
 def is_truth(node: Node) -> bool:
@@ -189,7 +216,7 @@ class _Grouping:
                 self.drafts[index].nodes[:0] = self._inlined_below(node)
             elif node.pointwise and not is_truth(node) and node not in self.inlined and not self._free(node):
                 self._place(node)
-            elif node.random or (is_move(node) and _is_kept(node, self.users[node])):
+            elif node.random or (is_move(node) and _is_kept(node, self.users)):
                 self._copy(node)
         for node in self._read_elsewhere() if self.region != "step" or self.graph.kind == "backward" else ():
             self._need(node)

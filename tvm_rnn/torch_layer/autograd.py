@@ -306,7 +306,7 @@ class TorchLayer(torch.nn.Module):
         if torch.is_autocast_enabled(values[0].device.type):
             kind = getattr(torch, str(module.manifest.dtype))
             values, state = [value.to(kind) for value in values], each(state, lambda part: part.to(kind))
-        if self.training and self.net.regularisers:
+        if self.training if self.net.regularisers else self.net.draws:
             rows |= {"seed": drawn_seed() if seed is None else seed, "first_step": first_step}
         y, last = run(module, values, state, weights, rows)
         return y, LastState(last)

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 11. Accelerate a model
+# # 13. Accelerate a model
 #
 # In this tutorial you will take a torch model that knows nothing of `tvm_rnn`, let compiled code run its LSTM with one
 # line, train it, and see that checkpoints, optimisers and errors stay torch's.
