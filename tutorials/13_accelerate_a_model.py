@@ -86,4 +86,8 @@ with tempfile.TemporaryDirectory() as folder:
 print("an LSTM of torch's:", isinstance(model.lstm, torch.nn.LSTM), model.lstm)
 
 # %% [markdown]
+# ## What to read next
+#
 # Layers of your own code can be compiled ones from the start: `rnn.nn.LSTM(16, 32)` takes what `torch.nn.LSTM` does.
+# They are in `tvm_rnn/torch_layer/nn.py`, which says what compiled code does not serve; `07_train.py` trains cells that
+# torch does not have.
