@@ -30,6 +30,7 @@ LONG = (
     "10_train_spikes",
     "11_predict_frames",
     "12_write_text",
+    "13_accelerate_a_model",
 )
 TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
 
@@ -103,6 +104,12 @@ PRINTED = {
         "drawn as the oracle draws: True",
         "greedy as a loop in float64: True",
         "one call: ",
+    ],
+    "13_accelerate_a_model": [
+        "lstm: tvm_rnn.LSTM(16, 32, batch_first=True, bidirectional=True)",
+        "the largest difference is below 1e-5: True",
+        "both learn the same: True",
+        "an LSTM of torch's: True",
     ],
     "08_bring_your_model": [
         "<RNN lstm H=16, I=8 layers=2 directions=1 float32> with ['Network', ",
