@@ -375,7 +375,7 @@ def _onnx_weights(problem: Problem, kind: str, layer: int, direction: int) -> di
 
 
 class NumpyModel:
-    """A module's RNN evaluated by NumPy in its own dtype, all rows at once: inputs [T, B, *shape] -> y [T, B, *shape]."""
+    """A module's RNN evaluated by NumPy in its own dtype, all rows at once: inputs and y [T, B, *shape]."""
 
     def __init__(self, problem: Problem) -> None:
         net, target = loaded(problem), TABLE["x86-64"]

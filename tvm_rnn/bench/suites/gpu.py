@@ -135,7 +135,7 @@ def flashrnn() -> list[Point]:
 
 
 def zoo() -> list[Point]:
-    """Every cell at H=512, B=64, T=64; at H=64 those whose state is a matrix, where that fits on a chip, or an image."""
+    """Every cell at H=512, B=64, T=64; at H=64 those whose state is an image, or a matrix that fits on a chip."""
     points = []
     for name in cells.names():
         cell = cells.get(name)
