@@ -97,10 +97,15 @@ def topk(x: Tensor, k: int, axis: int = -1) -> list[Tensor]:
 
 
 def conv(x: Tensor, kernel: Tensor, padding: str | int, dilation: int) -> Tensor:
-    """Of one row without axes of a batch, and with one axis of results."""
+    """ "same" puts the odd one of the zeros behind."""
     rank = x.ndim - 1
+    for axis in range(1, rank + 1):
+        most = dilation * (kernel.shape[axis - rank - 1] - 1)
+        before, after = (most // 2, most - most // 2) if padding == "same" else (padding, padding)
+        zeros = [x.new_zeros([n if i == axis else size for i, size in enumerate(x.shape)]) for n in (before, after)]
+        x = torch.cat([zeros[0], x, zeros[1]], axis)
     one_axis = kernel.reshape(-1, *kernel.shape[-rank - 1 :])
-    found = (F.conv1d, F.conv2d)[rank - 1](x, one_axis, padding=padding, dilation=dilation)
+    found = (F.conv1d, F.conv2d)[rank - 1](x, one_axis, dilation=dilation)
     return found.reshape(*kernel.shape[: -rank - 1], *found.shape[1:])
 
 
