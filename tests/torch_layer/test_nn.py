@@ -9,7 +9,7 @@ import copy
 import io
 import pickle
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -25,13 +25,11 @@ LENGTHS = (2, 5, 3)
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def compiled(kept_code: object) -> Any:
     """A layer that has been compiled; while it lives, others of its equations and sizes share the code."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TVM_RNN_CACHE", str(tmp_path_factory.mktemp("cache")))
-        layer = rnn.nn.LSTM(X, H, dtype=torch.float64)
-        layer(torch.zeros(T, B, X, dtype=torch.float64))
-        yield layer
+    layer = rnn.nn.LSTM(X, H, dtype=torch.float64)
+    layer(torch.zeros(T, B, X, dtype=torch.float64))
+    return layer
 
 
 def ours_of(theirs: Any) -> Any:
@@ -207,7 +205,7 @@ def _half(layer: Any, x: Any) -> Any:
     ("run", "why"),
     [
         (_traced, "torch.jit.trace"),
-        (_sloped, "torch.func"),
+        pytest.param(_sloped, "torch.func", marks=pytest.mark.broad),
         (_cast, "autocast"),
         (_half, "torch.float16 on cpu"),
     ],
@@ -248,6 +246,7 @@ def _raised(layer: Any, value: Any, hx: Any) -> tuple[type[Exception], str]:
     raise AssertionError("nothing was raised")
 
 
+@pytest.mark.broad
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_script_is_torchs_layer() -> None:
     theirs = torch.nn.LSTM(X, H)
