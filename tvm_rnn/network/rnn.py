@@ -175,6 +175,7 @@ class RNN:
             graph = cache[key]
             layers.append(Layer(index, bound, graph, graph))
             self._check_inputs(layers, width)
+            self._check_constants(layers[0].graph, graph)
             width = graph.output.shape[0] * self.num_directions
         return tuple(layers)
 
@@ -201,6 +202,20 @@ class RNN:
                         got=f"{list(shared.shape)} at layer 0 and {list(own.shape)} at layer {index}",
                         expected="one shape",
                         do=f"give {argument.name} an axis that does not change from layer to layer",
+                    )
+                )
+
+    def _check_constants(self, first: Graph, graph: Graph) -> None:
+        """Every layer is given the same constants."""
+        for own, shared in zip(graph.states, first.states, strict=True):
+            if own.name in self.cell.constants and own.shape != shared.shape:
+                raise ConfigError(
+                    message(
+                        f"cell {self.cell.name}: every layer is given the same {own.name}",
+                        where=self.cell.where,
+                        got=f"{list(shared.shape)} at layer 0 and {list(own.shape)} at a later one",
+                        expected="one shape",
+                        do=f"give {own.name} an axis that does not change from layer to layer",
                     )
                 )
 

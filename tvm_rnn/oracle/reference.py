@@ -125,6 +125,7 @@ class Reference:
 
         Returns y [T, B, D*H] and the final state, both float64. Raises InputError for arrays that do not fit.
         """
+        state, inputs = self._held(state, inputs, reset)
         arrays = self._inputs(x, inputs)
         states, ends = self._arguments(arrays, state, lengths, reset)
         y, _ = self._run(self.graphs, arrays, states, ends)
@@ -149,6 +150,7 @@ class Reference:
         their last step get zeros, and what gy has there counts nothing. Raises InputError for arrays that do not fit.
         """
         net = self.net
+        state, inputs = self._held(state, inputs, reset)
         arrays = self._inputs(x, inputs)
         states, ends = self._arguments(arrays, state, lengths, reset)
         graphs = [self._with_gradients(graph) for graph in self.graphs]
@@ -180,6 +182,30 @@ class Reference:
         factors = {} if self.draws is None else self.draws.factors(net)
         d_weights = {name: d_weights[name] * factors.get(name, 1.0) for name in net.weight_shapes}
         return (d_inputs if len(names) > 1 else d_y), self._joined(carried), d_weights
+
+    def _held(
+        self, state: GivenState | None, inputs: dict[str, ArrayLike], reset: ArrayLike | None
+    ) -> tuple[GivenState | None, dict[str, ArrayLike]]:
+        """The state with the cell's constants in it, [L*D, B, *shape], and the inputs without them."""
+        net, names = self.net, self.net.cell.constants
+        given = {name: _floats(f"the constant {name}", inputs[name]) for name in names if name in inputs}
+        missing = [name for name in names if name not in given and (state is None or name not in state)]
+        if missing:
+            raise InputError(message(f"the constant {missing[0]} is not given", got=[*inputs], expected=[*names]))
+        if names and reset is not None:
+            raise InputError(message("reset= does not go with constants", got=[*names], do="call once per sequence"))
+        for name, value in given.items():
+            shape = next(s.shape for s in net.layers[0].graph.states if s.name == name)
+            if not value.ndim or value.shape[1:] != shape:
+                expected = f"[{', '.join(['B', *map(str, shape)])}]"
+                what = f"the constant {name} has the wrong shape"
+                raise InputError(message(what, got=list(value.shape), expected=expected))
+        rows = net.num_layers * net.num_directions
+        held = {name: np.broadcast_to(value, (rows, *value.shape)) for name, value in given.items()}
+        if state is None and held:
+            state = net.initial_state(len(next(iter(given.values()))))
+        rest = {name: value for name, value in inputs.items() if name not in held}
+        return (state if state is None else {**state, **held}), rest
 
     def _arguments(
         self, arrays: list[Array], state: GivenState | None, lengths: ArrayLike | None, reset: ArrayLike | None

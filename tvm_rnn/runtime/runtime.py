@@ -481,6 +481,20 @@ def _detached(value: Array, kind: type[Exception] = InputError) -> Array:
     return value.detach()
 
 
+def _repeated(value: Array, rows: int) -> Array:
+    """An array [B, ...] as [rows, B, ...], the same in every row: a view."""
+    if hasattr(value, "expand"):  # a tensor of torch: gradients are summed over the rows
+        return value[None].expand(rows, *value.shape)
+    return np.broadcast_to(value, (rows, *np.shape(value)))
+
+
+def _beside(like: Array, value: np.ndarray | list[np.ndarray]) -> Array:
+    """A state as tensors of torch where `like` is one, at its place; else as it is."""
+    if not hasattr(like, "new_tensor"):
+        return value
+    return [like.new_tensor(part) for part in value] if isinstance(value, list) else like.new_tensor(value)
+
+
 @functools.cache
 def _say_no_gradient() -> None:
     """Once in a process: for many calls it is as wanted."""
@@ -601,6 +615,7 @@ class Module:
         self._inputs = [(item.name, tuple(item.shape)) for item in m.inputs]
         self._output = (D * m.output.shape[0], *m.output.shape[1:]) if m.output.shape else (D,) * (D > 1)
         self._states = {state.name: (D, float(state.initial), [*map(tuple, state.shapes)]) for state in m.states}
+        self._held = {s.name: (*map(int, s.shapes[0]),) for s in m.states if getattr(s, "constant", False)}
         self._weight_shapes = {item.name: tuple(item.shape) for item in m.weights}
         self._steps = D == 1 and "step" in m.entry_points
         if "variants" in m:  # for GPUs
@@ -626,11 +641,47 @@ class Module:
         lengths: [B] integers in 0..T: row b stops after so many steps, and its y is 0 from there. None: all are T.
         reset: [T, B] bool or uint8: row b begins again, at the initial state, at step t. None: never.
 
+        Constants of the cell are keywords too, each [B, *shape]; the state that is returned has them as well.
+
         Returns y [T, B, D*H] and {name: state after the last step}, of the kind of x. Raises InputError for arrays that
         do not fit, WeightError where there are no weights."""
+        if self._held:
+            state, inputs = self.hold(state, inputs, reset)
         arrays, lead, like = self._read_inputs(x, inputs, ("T", "B"))
         has, rows = self._read_rows(lengths, reset, lead)
         return self._run(arrays, state, lead, like, has, rows)
+
+    def hold(
+        self, state: Mapping[str, object] | None, inputs: dict[str, Array], reset: object = None
+    ) -> tuple[Mapping[str, object], dict[str, Array]]:
+        """The state with the cell's constants in it, and the inputs without them: what calls begin with.
+
+        state: of a call; its constants stay where `inputs` has none. None: the initial one.
+        inputs: by name; of constants [B, *shape], for all layers and directions.
+        reset: of a call.
+
+        Raises InputError where a constant is missing or has another shape, or where there is a reset."""
+        given = {name: inputs[name] for name in self._held if name in inputs}
+        for name, value in given.items():
+            found, shape = tuple(np.shape(value)), self._held[name]
+            if found[1:] != shape or not found:
+                expected = f"[{', '.join(['B', *map(str, shape)])}]"
+                raise _error(InputError, f"the constant {name} has the wrong shape", found, expected, "reshape it")
+        missing = [name for name in self._held if name not in given and (state is None or name not in state)]
+        if missing:
+            do = "give it once per call: mod(x, " + ", ".join(f"{name}={name}" for name in missing) + ")"
+            raise _error(InputError, f"the constant {missing[0]} is not given", [*inputs], [*self._held], do)
+        if reset is not None:
+            do = "a new sequence has constants of its own: call the module once for each"
+            raise _error(InputError, "reset= does not go with constants", [*self._held], None, do)
+        if state is not None and not given:
+            return state, inputs
+        rows = self.manifest.num_layers * self.manifest.num_directions
+        held = {name: _repeated(value, rows) for name, value in given.items()}
+        if state is None:
+            first = next(iter(given.values()))
+            state = {n: _beside(first, v) for n, v in self.init_state(np.shape(first)[0]).items()}
+        return {**state, **held}, {name: value for name, value in inputs.items() if name not in held}
 
     def _read_rows(self, lengths: object, reset: object, lead: Shape) -> tuple[tuple[bool, bool], list[Array]]:
         """Whether there are lengths and resets, and what compiled code takes for them."""
@@ -662,6 +713,8 @@ class Module:
         directions or goes backwards, and WeightError where there are no weights."""
         if not self._steps:
             raise _error(InputError, "this module cannot step", "two directions or reverse", "forward", "call mod(x)")
+        if self._held:
+            state, inputs = self.hold(state, inputs)
         if out is not None:
             return step_into(self, x, state, out, inputs)
         arrays, lead, like = self._read_inputs(x, inputs, ("B",))
