@@ -45,7 +45,7 @@ def draw(net: rnn.RNN, steps: int, batch: int, seed: int = 0, **rows: Any) -> Ca
     def normal(like: np.ndarray) -> Any:
         return np.asarray(rng.normal(size=like.shape)).astype(net.dtype)
 
-    gy = normal(np.empty((steps, batch, net.output_size)))
+    gy = normal(np.empty((steps, batch, *net.output_shape)))
     return Case(x, state, gy, {name: each(v, normal) for name, v in state.items()}, rows)
 
 
@@ -141,6 +141,7 @@ def _torch_layers(net: rnn.RNN, inputs: list[Any], state: Any, weights: Any, cas
     import torch
 
     first, *others = inputs
+    first = first.flatten(2)
     ends: dict[str, list[Any]] = {name: [] for name in state}
     for layer in net.layers:
         outputs = []
@@ -157,7 +158,7 @@ def _torch_layers(net: rnn.RNN, inputs: list[Any], state: Any, weights: Any, cas
             for name, value in zip(state, end, strict=True):
                 ends[name].append(value)
         first = torch.cat(outputs, dim=-1)
-    return first, ends
+    return first.reshape(*first.shape[:2], *net.output_shape), ends
 
 
 def _torch_layer(

@@ -46,7 +46,7 @@ def point(cell: str = "lstm", **changes: Any) -> Point:
 def problem(of: Point, torch: Any, module: str | None = None) -> GpuProblem:
     """What a framework is given for a point, on the CPU."""
     net = network(of).init(0)
-    shapes = [node.shape for node in net.layers[0].graph.inputs]
+    shapes = list(net.input_shapes.values())
     dtype = getattr(torch, of.dtype)
     inputs = tuple((torch.rand(of.steps, of.batch, *shape) * 2 - 1).to(dtype) for shape in shapes)
     return GpuProblem(of, net, inputs, module)

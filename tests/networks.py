@@ -15,7 +15,7 @@ import tvm_rnn as rnn
 from tvm_rnn.bench.suites.gpu import TAMED
 from tvm_rnn.oracle.tolerance import assert_close
 
-EXTRA = {"P": 3, "depth": 2}  # sizes of the axes that are neither I nor H
+EXTRA = {"P": 3, "depth": 2, "Y": 3, "X": 4}  # sizes of the axes that are neither I nor H
 # Cells that divide a vector by its own length, or subtract its mean, and the fewest units that this needs: with fewer
 # the result is a sign, or a small difference of large numbers, of which float32 keeps few digits.
 _LENGTHS = dict.fromkeys(("delta_net", "gated_delta_net", "gated_delta_net_conv", "lstm_layer_norm", "mamba2_conv"), 2)
@@ -71,8 +71,8 @@ def arguments(net: rnn.RNN, steps: int, batch: int, seed: int = 0) -> tuple[dict
             return [like(part) for part in value]
         return (value + rng.uniform(-0.5, 0.5, value.shape)).astype(net.dtype)
 
-    leaves = net.layers[0].graph.inputs
-    drawn = {leaf.name: scale * rng.normal(size=(steps, batch, *leaf.shape)) for leaf in leaves}
+    shapes = net.input_shapes.items()
+    drawn = {name: scale * rng.normal(size=(steps, batch, *shape)) for name, shape in shapes}
     x = {n: (1 / (1 + np.exp(-v)) if n in SCORES else v).astype(net.dtype) for n, v in drawn.items()}
     return x, {name: like(value) for name, value in net.initial_state(batch).items()}
 

@@ -14,7 +14,6 @@ from tvm_rnn.runtime.runtime import Manifest
 
 def facts_of(net: rnn.RNN) -> dict[str, Any]:
     """The manifest of an RNN, as far as it does not speak of code."""
-    inputs = zip(net.cell.inputs, net.layers[0].graph.inputs, strict=True)
     return {
         "format": 1,
         "versions": {"tvm_rnn": rnn.__version__},
@@ -22,8 +21,8 @@ def facts_of(net: rnn.RNN) -> dict[str, Any]:
         "dtype": net.dtype,
         "num_layers": net.num_layers,
         "num_directions": net.num_directions,
-        "inputs": [{"name": argument.name, "shape": node.shape} for argument, node in inputs],
-        "output": {"name": net.cell.output, "shape": [net.layers[-1].width]},
+        "inputs": [{"name": name, "shape": shape} for name, shape in net.input_shapes.items()],
+        "output": {"name": net.cell.output, "shape": net.layers[-1].output_shape},
         "states": [
             {"name": s.name, "shapes": [layer.graph.states[i].shape for layer in net.layers], "initial": 0.0}
             for i, s in enumerate(net.cell.states)
@@ -48,6 +47,6 @@ def problem_of(net: rnn.RNN, steps: int = 6, batch: int = 3, threads: int = 1) -
 def small(name: str, num_layers: int = 2, bidirectional: bool = True, dtype: str = "float32") -> rnn.RNN:
     """A cell of the zoo with every size 4 (a projection's 3), and weights."""
     cell = rnn.cells.get(name)
-    own = cell.inputs[0].dims.names  # bound by input_size
+    own = cell.inputs[0].dims.labels[:1]  # bound by input_size
     sizes = {axis: 3 if axis == "P" else 4 for axis in cell.size_names if axis not in own}
     return rnn.RNN(cell, 4, None, num_layers, bidirectional, dtype, **sizes).init(seed=2)

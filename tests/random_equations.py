@@ -282,6 +282,20 @@ class Writer:
             text = f"reduce(lambda s, i: sigmoid({self.param((n, n))} @ s) - 0.5, range({turns}), {v.name})"
         self.write(text, v.shape, 1.0)
 
+    def convolution(self) -> None:
+        """Of a line of several channels, or of an image."""
+        v = self.value((2, 3))
+        if v is None:
+            return
+        taps = tuple(self.one_of((1, 2, 3)) for _ in v.shape[1:])
+        step, fits = self.one_of((1, 2)), self.one_of((True, False))
+        lead = self.one_of(((1,), (3,), (2, 2)))
+        places = tuple(size + 2 - step * (n - 1) for size, n in zip(v.shape[1:], taps, strict=True))
+        fits = fits or min(places) < 1
+        shape = (*lead, v.shape[0], *taps)
+        text = f"conv({v.name}, {self.param(shape)}, {repr('same') if fits else 1}, {step})"
+        self.write(text, (*lead, *(v.shape[1:] if fits else places)), 1.0 + v.bound * prod(shape[len(lead) :]) * 0.5)
+
     def heads(self) -> None:
         v = self.value((2,))
         if v is None:
@@ -365,6 +379,13 @@ class Writer:
             f"argmax({n}, {axis})": (less, size),
             f"one_hot(argmax({n}, {axis}), {size})": ((*less, size), 1.0),
         }
+        if self.sharp:
+            row, table = self.one_of(((), (5,), (2, 3))), f"p{len(self.params)}"
+            text = f"take({table}, argmax({n}, {axis}))"
+            if self.one_of((False, False, True)) and len(less) + len(row) <= 3:
+                self.param((size, *row))
+                self.write(text, (*less, *row), 1.0, sharp=True)
+                return
         texts |= sharp if self.sharp else {}
         text = self.one_of(texts)
         self.write(text, *texts[text], sharp=text in sharp)
@@ -429,8 +450,8 @@ class Writer:
         return self.lines[-1].name
 
 
-OPS = "unary binary choice product again gates depth heads contraction outer reduction ordered view join"
-WEIGHTS = dict(zip(OPS.split(), (3, 4, 1, 4, 2, 1, 1, 1, 2, 1, 3, 2, 2, 1), strict=True))
+OPS = "unary binary choice product again gates depth heads convolution contraction outer reduction ordered view join"
+WEIGHTS = dict(zip(OPS.split(), (3, 4, 1, 4, 2, 1, 1, 1, 1, 2, 1, 3, 2, 2, 1), strict=True))
 
 
 @st.composite

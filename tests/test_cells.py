@@ -13,7 +13,7 @@ import tvm_rnn as rnn
 from tvm_rnn import RNN, Cell, ConfigError, cells
 from tvm_rnn.oracle.tolerance import assert_close
 
-SIZES = {"P": 3, "depth": 2}  # of the axes that are neither I nor H
+SIZES = {"P": 3, "depth": 2, "Y": 3, "X": 4}  # of the axes that are neither I nor H
 
 EVERY_CELL = pytest.mark.parametrize("zoo_cell", cells.ZOO.values(), ids=lambda c: c.name)
 
@@ -72,7 +72,7 @@ def test_odd_sizes(zoo_cell: Cell, input_size: int, hidden_size: int) -> None:
         net = build(zoo_cell, input_size, hidden_size, **options)
         for steps, batch in ((3, 1), (1, 2)):
             y, state = rnn.reference(net)(draw(net, steps, batch))
-            assert y.shape == (steps, batch, net.output_size)
+            assert y.shape == (steps, batch, *net.output_shape)
             assert np.isfinite(y).all()
             for s in zoo_cell.states:
                 shapes = [s.shape(layer.sizes) for layer in net.layers]

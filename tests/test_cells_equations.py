@@ -19,7 +19,7 @@ from tvm_rnn.oracle.tolerance import assert_close
 Array = np.ndarray
 Weights = Mapping[str, Array]
 Result = tuple[Array, ...]
-STEPS, ROWS, SIZES = 5, 3, {"P": 3, "depth": 3}
+STEPS, ROWS, SIZES = 5, 3, {"P": 3, "depth": 3, "Y": 3, "X": 4}
 
 
 def s(v: Array) -> Array:
@@ -461,6 +461,50 @@ def s5(w: Weights, x: Array, re: Array, im: Array) -> Result:
     a = np.exp(rate * np.exp(w["s"]))
     h = a * (re + 1j * im) + (a - 1) / rate * (w["B"][0] + 1j * w["B"][1]).dot(x)
     return 2 * ((w["C"][0] + 1j * w["C"][1]).dot(h)).real + w["D"].dot(x), h.real, h.imag
+
+
+def correlated(kernel: Array, x: Array) -> Array:
+    """[.., H, I, ky, kx] over [I, Y, X] with zeros around: pixel by pixel, as large as x."""
+    height, width = kernel.shape[-2:]
+    wide = np.pad(x, ((0, 0), (height // 2, height // 2), (width // 2, width // 2)))
+    found = np.zeros((*kernel.shape[:-3], *x.shape[1:]))
+    for i, j in np.ndindex(x.shape[1:]):
+        found[..., i, j] = np.sum(kernel * wide[:, i : i + height, j : j + width], axis=(-3, -2, -1))
+    return found
+
+
+def gates_of_images(w: Weights, x: Array, h: Array, count: int) -> list[Array]:
+    return [
+        correlated(w["W"][k], x) + (correlated(w["R"][k], h) if k < count else 0) + w["b"][k][:, None, None]
+        for k in range(len(w["W"]))
+    ]
+
+
+def conv_lstm(w: Weights, x: Array, h: Array, c: Array) -> Result:
+    i, f, g, o = gates_of_images(w, x, h, 4)
+    c = s(f) * c + s(i) * np.tanh(g)
+    h = s(o) * np.tanh(c)
+    return h, h, c
+
+
+def conv_lstm_peephole(w: Weights, x: Array, h: Array, c: Array) -> Result:
+    i, f, g, o = gates_of_images(w, x, h, 4)
+    c = s(f + w["p"][1] * c) * c + s(i + w["p"][0] * c) * np.tanh(g)
+    h = s(o + w["p"][2] * c) * np.tanh(c)
+    return h, h, c
+
+
+def conv_gru(w: Weights, x: Array, h: Array) -> Result:
+    z, r, n = gates_of_images(w, x, h, 2)
+    n = np.tanh(n + correlated(w["R"][2], s(r) * h))
+    h = (1 - s(z)) * h + s(z) * n
+    return h, h
+
+
+def conv_gru_separable(w: Weights, x: Array, h: Array) -> Result:
+    for way in ("h", "v"):
+        h, _ = conv_gru({name: w[f"{name}_{way}"] for name in "WRb"}, x, h)
+    return h, h
 
 
 def rg_lru(w: Weights, x: Array, h: Array) -> Result:

@@ -38,10 +38,16 @@ def network(cell: str, width: int, dtype: str, inputs: int = 12, **sizes: Any) -
     return net
 
 
+def sizes_of(cell: str) -> dict[str, int]:
+    """Of axes that are neither I nor H."""
+    sizes = {"P": 9, "depth": 2, "Y": 3, "X": 4}
+    return {axis: size for axis, size in sizes.items() if axis in rnn.cells.get(cell).size_names}
+
+
 def check(net: rnn.RNN, mod: Any, precision: str, rows: int = B) -> None:
     """y and the last states, of plain calls, ragged batches and restarts."""
     rng = np.random.default_rng(0)
-    every = [emulator.arrays(rng, T, rows, *node.shape) for node in net.layers[0].graph.inputs]
+    every = [emulator.arrays(rng, T, rows, *shape) for shape in net.input_shapes.values()]
     cast = [x.astype(EXACT.get(net.dtype, net.dtype)) for x in every]
     given, x = (cast[0], every[0]) if len(every) == 1 else (tuple(cast), tuple(every))
     lengths = rng.integers(0, T + 1, rows)
@@ -169,8 +175,7 @@ def test_weights_in_8_bits_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 @pytest.mark.parametrize("cell", [n for n in rnn.cells.names() if n not in SPIKING])
 def test_every_cell_with_weights_in_8_bits(cell: str, precision: str) -> None:
-    sizes = {"lstm_projection": {"P": 9}, "rhn": {"depth": 2}}.get(cell, {})
-    net = network(cell, 17, precision, inputs=7, **sizes)
+    net = network(cell, 17, precision, inputs=7, **sizes_of(cell))
     check(e4m3.network(net), emulator.compile(net, batch=[3], weights="float8_e4m3"), precision, rows=3)
 
 
@@ -180,8 +185,8 @@ def test_every_cell_with_weights_in_8_bits(cell: str, precision: str) -> None:
 def test_every_cell_as_chosen(cell: str, precision: str) -> None:
     if cell in SPIKING and precision in ("bfloat16", "float16", "tf32"):
         pytest.skip("rounding turns spikes over")
-    sizes = {"lstm_projection": {"P": 9}, "rhn": {"depth": 2}}.get(cell, {})
-    net = network(cell, 17, "float32" if precision == "tf32" else precision, inputs=7, **sizes)
+    dtype = "float32" if precision == "tf32" else precision
+    net = network(cell, 17, dtype, inputs=7, **sizes_of(cell))
     check(net, emulator.compile(net, batch=[3], precision=precision), precision, rows=3)
 
 
@@ -198,6 +203,20 @@ def places(x: "I", h: "H", v: "H", *, W: "H I", R: "H H"):
 def test_orders_and_spikes() -> None:
     net = rnn.RNN(places, 5, 9, dtype="float64").init(seed=2)
     check(net, emulator.compile(net, batch=[3]), "float64", rows=3)
+
+
+@rnn.cell
+def looking_up(x: "I", h: "H", *, E: "I D", W: "H D", R: "H H", S: "H H", b: "H"):
+    """Rows of tables at places of the input, before all steps, and of the state, inside of each."""
+    place = rnn.argmax(h)
+    return rnn.tanh(W @ E[rnn.argmax(x)] + R @ S[place] + 0.5 * h + b[place] * S[place])
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
+def test_rows_of_tables(dtype: str) -> None:
+    net = rnn.RNN(looking_up, 5, 9, D=4, dtype=dtype).init(seed=2)
+    check(net, emulator.compile(net, batch=[3]), dtype, rows=3)
 
 
 HEADS = {"N": 2, "M": 3, "K": 5}

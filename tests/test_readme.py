@@ -49,7 +49,7 @@ def call(folder: Path, *words: str) -> str:
 def test_the_python_runs_in_order_and_prints_what_is_said(tmp_path: Path) -> None:
     (tmp_path / "readme.py").write_text("\n".join(PYTHON))
     said = "".join(text for language, text in BLOCKS if language == "text")
-    assert len(PYTHON) == 7 and said.count("\n") == 5
+    assert len(PYTHON) == 8 and said.count("\n") == 5
     assert call(tmp_path, "readme.py") == said
 
 

@@ -28,6 +28,8 @@ LONG = (
     "07_train",
     "09_linear_attention_of_your_own",
     "10_train_spikes",
+    "11_predict_frames",
+    "12_write_text",
 )
 TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
 
@@ -88,6 +90,19 @@ PRINTED = {
         "of 1000 new rows are right",
         "own: step 300",
         "W_l0: the gradients differ by ",
+    ],
+    "11_predict_frames": [
+        "<RNN predictor H=16, Y=16, X=16, I=1",
+        "step  400   loss 0.",
+        "overlap of what it says and what comes: ",
+        "R_l0: the gradients differ by ",
+    ],
+    "12_write_text": [
+        "step  600   perplexity ",
+        "--- temperature 0.5\nKING",
+        "drawn as the oracle draws: True",
+        "greedy as a loop in float64: True",
+        "one call: ",
     ],
     "08_bring_your_model": [
         "<RNN lstm H=16, I=8 layers=2 directions=1 float32> with ['Network', ",

@@ -140,6 +140,7 @@ NAMES: dict[str, Any] = {
     "topk": topk,
     "argmax": lambda x, axis: torch.argmax(x, axis) + 0.0 * x.sum(axis),
     "one_hot": lambda x, size: F.one_hot(x.long(), size) + 0.0 * x[..., None],
+    "take": lambda table, places: table[places.long()],
     "transpose": transpose,
     "reshape": torch.reshape,
     "expand": torch.unsqueeze,

@@ -29,7 +29,7 @@ class Options:
     precision: of products; "": that of the network's dtype. stored: the dtype of products' weights; "": that of the
     precision. training: False, or what forward_train leaves for backward, by name (`passes/keep_choice.py`); True: left
     to the network. max_bytes: of a call of training; None: no limit. targets: of GPUs one for each architecture that
-    the file is for.
+    the file is for. generate: whether outputs can be the next inputs.
     """
 
     target: Target
@@ -40,6 +40,7 @@ class Options:
     training: bool | str = False
     max_bytes: int | None = None
     targets: tuple[Target, ...] = ()
+    generate: bool = False
 
     def of(self, dtype: str) -> Options:
         """For a network of that dtype: precision and stored as they are there. Raises ConfigError."""
@@ -67,6 +68,7 @@ def asked(
     training: bool = False,
     keep: str | None = None,
     max_bytes: int | None = None,
+    generate: bool = False,
 ) -> Options:
     """The options that arguments of `compile` mean, for any network. Raises ConfigError for an argument that is wrong.
 
@@ -89,6 +91,7 @@ def asked(
         training if keep is None else keep,
         max_bytes,
         tuple(targets),
+        bool(generate),
     )
 
 

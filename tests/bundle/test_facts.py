@@ -45,6 +45,12 @@ def test_too_many_arrays(tmp_path: Path) -> None:
         read_facts(path.read_bytes(), runtime.read_container(path)[0], "tiny")
 
 
+def test_a_network_that_draws(tmp_path: Path) -> None:
+    path = Tiny().write(tmp_path / "m.so", draws=["random.0"])
+    with pytest.raises(ConfigError, match="draws random numbers"):
+        read_facts(path.read_bytes(), runtime.read_container(path)[0], "tiny")
+
+
 def test_words() -> None:
     assert [listed(names) for names in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == [
         "nothing",

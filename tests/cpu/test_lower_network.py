@@ -75,7 +75,7 @@ def test_the_workspace_is_large_enough_and_its_contents_do_not_matter(
     net = net_of(name, num_layers=2, bidirectional=name in ("gru", "lstm_fgr", "delta_net", "lstm_projection", "augru"))
     compiled = rnn.compile(net)
     rng = np.random.default_rng(0)
-    inputs = [rng.normal(size=(5, 3, *n.shape)).astype("float32") for n in net.layers[0].graph.inputs]
+    inputs = [rng.normal(size=(5, 3, *shape)).astype("float32") for shape in net.input_shapes.values()]
     results = []
     for value in (np.nan, 1e30):
         monkeypatch.setattr(runtime, "_aligned", poisoned(value))

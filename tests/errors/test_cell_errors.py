@@ -78,11 +78,11 @@ DEFINITIONS = {
         "put it before the *",
     ),
     "no input": ('@cell  # here\ndef mine(h: "H"):\n    return h', "there is no input", "only states: h", 'x: "I"'),
-    "a matrix as first input": (
-        '@cell  # here\ndef mine(x: "3 I", h: "H"):\n    return h',
-        "first input must be a vector",
-        "x[3, I]",
-        'x: "I"',
+    "a number as first input": (
+        '@cell  # here\ndef mine(x: "", h: "H"):\n    return h',
+        "first input must have an axis",
+        "x[]",
+        'x: "1"',
     ),
     "an input that may be absent": (
         '@cell  # here\ndef mine(x: "I?", h: "H"):\n    return h',
@@ -215,12 +215,6 @@ DEFINITIONS = {
     "a lambda": ("mine = cell(lambda x, h: h)  # here", "a lambda has no annotations", "", "write a def"),
 }
 
-DEFINITIONS["a matrix as first input, flat"] = (
-    '@cell  # here\ndef mine(x: "C S", h: "H"):\n    return h',
-    "first input must be a vector",
-    "x[C, S]",
-    'give it flat, x: "C*S"',
-)
 DEFINITIONS["initial is too large"] = (
     f'@cell(initial={{"h": {10**400}}})  # here\ndef mine(x: "I", h: "H"):\n    return h',
     "initial= of h",
@@ -236,21 +230,15 @@ TRACED = {
         "V",
         "remove it from the signature",
     ),
-    "output is a matrix": (
-        '@cell(states="C")\ndef mine(x: "I", C: "H H"):\n    return C  # here',
-        "the output must be a vector",
-        "C[4, 4]",
-        "output= in @cell",
-    ),
     "output is a scalar": (
         '@cell(states="h", output="y")\ndef mine(x: "I", h: "H"):\n    y = h[0] + 1.0  # here\n    return h, y',
-        "the output must be a vector",
+        "the output must have an axis",
         "y[]",
         "output= in @cell",
     ),
     "output is a truth value": (
         '@cell(states="h", output="y")\ndef mine(x: "I", h: "H"):\n    y = h > 0.0  # here\n    return h, y',
-        "the output must be a vector",
+        "the output must have an axis",
         "a truth value",
         "output= in @cell",
     ),

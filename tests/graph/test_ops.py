@@ -26,7 +26,8 @@ TRUTHS = {"logical_and": {0, 1}, "logical_or": {0, 1}, "logical_not": {0}, "wher
 
 OWN_GRADIENT = ("stop_gradient", "surrogate")  # not that of their value
 
-ROWS = [op for op in TABLE.values() if op.kind not in ("random", "scan")]  # test_recurrences.py has those of scans
+# test_recurrences.py has those of scans; a table's rows have tests of their own below.
+ROWS = [op for op in TABLE.values() if op.kind not in ("random", "scan") and op.name != "take"]
 CASES: list[Case] = [
     *((op, (shape,), {}) for op in UNARY for shape in ((), (3,), (2, 5))),
     *((op, shapes, {}) for op in BINARY for shapes in (((3,), (3,)), ((4, 1), (1, 3)), ((2, 3), (1, 3)), ((), ()))),
@@ -65,6 +66,10 @@ CASES: list[Case] = [
     ("gemm", ((3, 4), (4,)), {}),
     ("gemm", ((2, 3, 4), (4,), (2, 3, 5), (5,)), {}),
     ("gemm", ((4,), (4,)), {}),
+    ("conv", ((5, 2, 3), (2, 8)), {"spec": "ecu,cux->ex", "taps": (3,), "dilation": (2,)}),
+    ("conv", ((2, 3, 2, 1, 2), (2, 3, 4)), {"spec": "efcuv,cuvyx->efyx", "taps": (1, 2), "dilation": (1, 1)}),
+    ("windows", ((2, 5),), {"taps": (2,), "dilation": (3,)}),
+    ("windows", ((2, 3, 4),), {"taps": (2, 3), "dilation": (1, 1)}),
     ("broadcast", ((2, 1, 3),), {"to": (2, 5, 3)}),
     ("broadcast", ((1,),), {"to": (1,)}),
     ("broadcast", ((),), {"to": ()}),
@@ -114,6 +119,43 @@ def test_masks_have_a_shape_and_no_argument() -> None:
     for wrong in ({"keep": 0.0}, {"keep": 1.0}, {"every": "row"}):
         with pytest.raises(ValueError, match="a mask of"):
             op.shape(**{**how, **wrong})
+
+
+def test_random_numbers_have_a_shape_and_no_argument() -> None:
+    op = TABLE["uniform"]
+    how = {"stream": "random.0", "every": "step", "to": (2, 3)}
+    assert op.kind == "random" and op.arity == 0 and op.gradient is None and op.shape(**how) == (2, 3)
+    found = op.numpy((1, 2), 500, 7, **how)
+    assert found.shape == (500, 2, 3) and found.min() > 0.0 and found.max() < 1.0
+    assert abs(found.mean() - 0.5) < 0.02 and abs(found.var() - 1 / 12) < 0.005
+    np.testing.assert_array_equal(found, found.astype(np.float32))
+    assert (op.numpy((1, 2), 500, 8, **how) != found).any()
+
+
+@pytest.mark.parametrize(
+    "shapes", [((5,), ()), ((5,), (3,)), ((5, 4), (1,)), ((5, 2, 3), (4, 1, 1)), ((5, 4), (2, 3, 1))]
+)
+def test_rows_of_a_table(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    op, size, rank = TABLE["take"], shapes[0][0], len(shapes[0])
+    rng = np.random.default_rng(0)
+    table, places = rng.normal(size=shapes[0]), rng.integers(0, size, (6, *shapes[1]))
+    shape = op.shape(*shapes, rank=rank)
+    found = op.numpy(table, places.astype(float), rank=rank)
+    assert found.shape == (6, *shape)
+    np.testing.assert_array_equal(found, table[places.reshape(6, *shapes[1][: len(shapes[1]) - rank + 1])])
+    assert op.gradient is not None
+    grad = rng.normal(size=shape)
+    d_table, d_places = op.gradient(functions, grad, found[0], [table, places[0]], rank=rank)
+    expected = np.zeros_like(table)
+    np.add.at(expected, places[0].reshape(shape[: len(shape) - rank + 1]), grad)
+    assert d_places is None
+    np.testing.assert_allclose(d_table, expected, rtol=1e-14, atol=1e-15)
+
+
+def test_no_row_of_a_table_is_nan() -> None:
+    places = np.array([-1.0, -0.0, 1.0, 2.0, 0.5, np.nan, np.inf, -np.inf])
+    found = TABLE["take"].numpy(np.array([3.0, 4.0]), places, rank=1)
+    np.testing.assert_array_equal(found, [np.nan, 3.0, 4.0, *[np.nan] * 5])
 
 
 @pytest.mark.parametrize("op", ROWS, ids=lambda op: op.name)
@@ -264,6 +306,9 @@ def test_gradient_of_einsum_refuses_an_axis_summed_alone() -> None:
         ("slice", ((5,),), {"axis": -1, "start": 0, "stop": 6}, "0:6 is not inside"),
         ("index", ((5,),), {"axis": -1, "at": 5}, "index 5 is not inside an axis of size 5"),
         ("index", ((5,),), {"axis": -1, "at": -1}, "index -1 is not inside"),
+        ("take", ((5, 4), (3,)), {"rank": 2}, r"places \[3\] of a table \[5, 4\]"),
+        ("take", ((5, 4), ()), {"rank": 2}, r"places \[\] of a table"),
+        ("take", ((), (3,)), {"rank": 0}, r"of a table \[\]"),
         ("surrogate", ((2,), (1,)), {}, r"the value has \[2\], what has its gradient \[1\]"),
         ("flip", ((2,),), {"axis": -2}, "axis -2 is none of 1"),
         ("concat", ((2, 3), (2, 4)), {"axis": -2}, "differ outside the joined axis"),

@@ -16,6 +16,7 @@ from tvm_rnn.graph.graph import Node, topological
 from tvm_rnn.language import functions, trace
 from tvm_rnn.language.trace import Value
 from tvm_rnn.oracle.reference import evaluate
+from tvm_rnn.runtime import runtime_random
 
 ROWS = 3
 Function = Callable[..., Any]
@@ -96,7 +97,7 @@ OTHERS = {
     *("logical_or", "matmul", "matvec", "max", "maximum", "mean", "min", "minimum", "outer", "power", "rename"),
     *("reshape", "rms_norm", "softmax", "split", "sqrt", "squeeze", "stack", "sum", "transpose", "var", "vecdot"),
     *("argmax", "cumprod", "cumsum", "flip", "logsumexp", "mod", "one_hot", "sort", "surrogate", "topk"),
-    *("vecmat", "where"),
+    *("conv", "random_normal", "random_uniform", "sample", "take", "vecmat", "where"),
 }
 
 
@@ -253,6 +254,42 @@ def test_products_by_head(left: tuple[int, ...], right: tuple[int, ...]) -> None
     check(rnn.outer, lambda a, b: a[..., :, None] * b[..., None, :], (*left, 3), (*right, 4))
 
 
+@pytest.mark.parametrize("padding", ["same", "valid", 1, (2, 0)], ids=str)
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_conv(padding: Any, dilation: int) -> None:
+    """Tap by tap; the kernel's leading axes come out."""
+    around = {"same": ((0, 1), (1, 1)), "valid": ((0, 0), (0, 0)), 1: ((1, 1), (1, 1))}.get(padding, ((2, 2), (0, 0)))
+    if padding == "same":
+        around = ((dilation // 2, dilation - dilation // 2), (dilation, dilation))
+
+    def formula(x: np.ndarray, kernel: np.ndarray) -> np.ndarray:
+        wide = np.pad(x, ((0, 0), *around))
+        height, width = wide.shape[1] - dilation, wide.shape[2] - 2 * dilation
+        total = np.zeros((3, 4, height, width))
+        for v, u in np.ndindex(2, 3):
+            seen = wide[:, v * dilation : v * dilation + height, u * dilation : u * dilation + width]
+            total += np.einsum("ghc,cyx->ghyx", kernel[..., v, u], seen)
+        return total
+
+    check(lambda x, kernel: rnn.conv(x, kernel, padding, dilation), formula, (2, 6, 5), (3, 4, 2, 2, 3))
+
+
+def test_conv_of_a_line_is_that_of_an_image_of_one_row() -> None:
+    x, kernel = np.arange(12.0).reshape(2, 6), np.arange(24.0).reshape(4, 2, 3)
+    for padding in ("same", "valid"):
+        image = rnn.conv(x[:, None], kernel[:, :, None], padding)
+        np.testing.assert_array_equal(rnn.conv(x, kernel, padding), image[:, 0])
+
+
+def test_conv_keeps_the_names_of_axes_of_unchanged_size() -> None:
+    x = Value(Node("input", shape=(2, 6, 5)), ("C", "Y", "X"))
+    kernel = Value(Node("param", shape=(4, 2, 3, 1)), ("H", "C", None, None))
+    assert rnn.conv(x, kernel).axes == ("H", "Y", "X")
+    assert rnn.conv(x, kernel, "valid").axes == ("H", None, "X")
+    with pytest.raises(CellError, match="axes of different names meet"):
+        rnn.conv(x, rnn.rename(kernel, "H D 3 1"))
+
+
 def test_products_by_head_are_products_of_the_table() -> None:
     """Heads that share an operand do not repeat it: one einsum, which reads it as it is."""
     a, b = (Value(Node("input", shape=shape)) for shape in ((2, 1, 4, 3), (2, 5, 3)))
@@ -336,6 +373,41 @@ def test_one_hot_and_mod() -> None:
     check(lambda x: x % 0.3 + 2.0 % x, lambda x: np.mod(x, 0.3) + np.mod(2.0, x), (7,))
     check(lambda x: np.arange(7.0) % x, lambda x: np.mod(np.arange(7.0), x), (7,))
     check(lambda x, y: rnn.surrogate(x, y), lambda x, y: x, (7,), (7,))
+
+
+def test_rows_of_a_table() -> None:
+    table = np.arange(15.0).reshape(5, 3) ** 2
+    check(lambda x: rnn.take(table, rnn.argmax(x)), lambda x: table[np.argmax(x)], (5,))
+    check(lambda x: rnn.take(table, rnn.argmax(x, 1)), lambda x: table[np.argmax(x, 1)], (2, 5))
+    check(lambda x: rnn.take(table[:, 0], x), lambda x: x * np.nan, (4,))
+    assert rnn.take([1.0, 2.0], 1) == 2.0
+
+
+def test_random_numbers_are_those_of_their_streams() -> None:
+    """Numbers of the counters; a normal distribution of two streams, a sample by the largest of noisy logits."""
+
+    @rnn.cell(output="y")
+    def drawing(x: "I", h: "H") -> Any:
+        u, n = rnn.random_uniform(h.shape), rnn.random_normal((2,))
+        s = [rnn.sample(x, t, keepdims=True) for t in (0, 1.0, x[0])]
+        return h + 0.0 * rnn.sum(x), rnn.concat([u, n, *s])
+
+    net = rnn.RNN(drawing, 4, 3)
+    assert net.draws == [f"random.{i}" for i in range(6)]
+    x = np.random.default_rng(0).normal(size=(3, 200, 4))
+    y, _ = rnn.reference(net, seed=5, first_step=2)(x)
+    for t in range(3):
+        streams = [
+            runtime_random.uniform(runtime_random.key(5, name, 0, 0), 200, units, 2 + t)
+            for name, units in zip(net.draws, (3, 2, 2, 4, 4, 4), strict=True)
+        ]
+        normal = np.sqrt(-2 * np.log(streams[1])) * np.cos(2 * np.pi * streams[2])
+        noise = [-np.log(-np.log(u)) for u in streams[3:]]
+        warm = (0.0, 1.0, x[t, :, :1])
+        chosen = [np.argmax(x[t] + w * n, 1)[:, None] for w, n in zip(warm, noise, strict=True)]
+        np.testing.assert_allclose(y[t], np.concatenate([streams[0], normal, *chosen], 1), rtol=1e-12)
+    counts = np.bincount(rnn.reference(net, seed=1)(np.zeros((99, 99, 4)))[0][..., 6].astype(int).ravel())
+    assert np.abs(counts / 99**2 - 0.25).max() < 0.02
 
 
 ODD = [[np.nan, 1.0, np.inf, np.nan], [1.0, -np.inf, 1.0, 1.0], [np.inf] * 4, [-np.inf] * 4, [0.0, 2.0, np.inf, 2.0]]
@@ -424,6 +496,15 @@ def test_concat_of_a_parameter_and_an_input() -> None:
         (lambda x: rnn.one_hot(x, 0), "size of the new axis"),
         (lambda x: rnn.one_hot(x > 0.0, 3), "wrong kind"),
         (lambda x: rnn.one_hot(x, x), "size of the new axis"),
+        (lambda x: rnn.take(x, rnn.argmax(x)), "needs a table that stays the same"),
+        (lambda x: rnn.take(1.0, x), "a scalar has no rows"),
+        (lambda x: rnn.take(np.eye(3), x > 0.0), "index by a truth value"),
+        (lambda x: x[x], "needs a table that stays the same"),
+        (lambda x: x + rnn.random_uniform(x), "this is no shape"),
+        (lambda x: x + rnn.random_uniform(0), "this is no shape"),
+        (lambda x: x + rnn.random_normal((2.0,)), "whole number"),
+        (lambda x: x + rnn.sample(x, -1.0), "sample: the temperature"),
+        (lambda x: x + rnn.sample(x, np.inf), "sample: the temperature"),
         (lambda x: rnn.surrogate(x, x[0]), "the shapes differ"),
         (lambda x: rnn.surrogate(x > 0.0, x), "wrong kind"),
         (lambda x: rnn.stop_gradient(x > 0.0), "wrong kind"),
@@ -460,6 +541,16 @@ def test_concat_of_a_parameter_and_an_input() -> None:
         (lambda x: rnn.outer(x, x.T), "has sizes 2 and 3"),
         (lambda x: rnn.vecmat(x, x), "has sizes 3 and 2"),
         (lambda x: rnn.where(x, x, x), "wrong kind"),
+        (lambda x: rnn.conv(x[0], np.ones((2, 2, 3))), r"one or two more axes"),
+        (lambda x: rnn.conv(x[:, None, None], np.ones((2, 2, 3))), r"one or two more axes"),
+        (lambda x: rnn.conv(x, np.ones((2, 2))), "the kernel has too few axes"),
+        (lambda x: rnn.conv(x, np.ones((4, 3, 2))), "the kernel and x differ in channels"),
+        (lambda x: rnn.conv(x, np.ones((4, 2, 5)), "valid"), "larger than the padded x"),
+        (lambda x: rnn.conv(x, np.ones((4, 2, 2)), "full"), "conv: padding"),
+        (lambda x: rnn.conv(x, np.ones((4, 2, 2)), -1), "conv: padding"),
+        (lambda x: rnn.conv(x, np.ones((4, 2, 2)), (1, 1)), "conv: padding"),
+        (lambda x: rnn.conv(x, np.ones((4, 2, 2)), dilation=0), "the distance between two taps"),
+        (lambda x: rnn.conv(x > 0.0, np.ones((4, 2, 2))), "a truth value among numbers"),
         (lambda x: rnn.tanh(x > 0.0), "wrong kind"),
     ],
 )

@@ -103,7 +103,7 @@ def test_every_operand_is_ready_when_it_is_read(name: str, off: tuple[str, ...])
         rnn.cells.get(name), off
     )  # ensures() ran in the pipeline; here the converse: nothing is stored in vain
     leaves = depends(graph.nodes())
-    read = {b for n in graph.nodes() for a in n.args for b in bases(a)} | set(graph.roots)
+    read = {b for n in graph.nodes() for a in n.args for b in (a, *bases(a))} | set(graph.roots)
     for group in graph.groups:
         assert group.nodes and all(leaves[n] or n in graph.roots for n in group.nodes)
         assert all(n in read or any(n in bases(r) for r in graph.roots) for n in group.stored)

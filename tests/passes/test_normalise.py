@@ -7,8 +7,9 @@ import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn import cell, concat, einsum, sigmoid, softplus, split, stack, tanh
-from tvm_rnn.graph.graph import Graph, Node, constant
+from tvm_rnn.graph.graph import Graph, Node, constant, topological
 from tvm_rnn.graph.graph_text import graph_text
+from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.oracle.reference import Reference
 from tvm_rnn.passes.normalise import Builder, normalise
 
@@ -79,7 +80,7 @@ def test_meaning_is_kept(name: str) -> None:
     width = 5 if "I" in c.size_names else 7
     net = rnn.RNN(c, width, 7, **{n: 3 for n in c.size_names if n not in ("I", "H")}).init(1)
     rng = np.random.default_rng(0)
-    x = tuple(rng.normal(size=(4, 3, *n.shape)) for n in net.layers[0].graph.inputs)
+    x = tuple(rng.normal(size=(4, 3, *shape)) for shape in net.input_shapes.values())
     expected, _ = rnn.reference(net)(x if len(x) > 1 else x[0])
     actual, _ = Reference(net, [normalise(net.layers[0].graph)])(x if len(x) > 1 else x[0])
     np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12)
@@ -130,6 +131,27 @@ def test_a_part_of_a_repeated_value_is_a_part_of_the_value() -> None:
     assert builder.make("index", whole, axis=-2, at=2) is builder.make("index", row, axis=-2, at=0)
     part = builder.make("slice", whole, axis=-1, start=1, stop=4)
     assert (part.op, part.shape, part.args[0].op, part.args[0].shape) == ("broadcast", (3, 3), "slice", (1, 3))
+
+
+def test_a_part_of_rows_of_a_table_is_rows_of_a_part() -> None:
+    table, places = Node("param", shape=(9, 4, 5), name="E"), Node("input", shape=(3, 1, 1), name="x")
+    builder = Builder()
+    whole = builder.make("take", table, places, rank=3)
+    parts = [
+        ("index", {"axis": -2, "at": 1}),
+        ("slice", {"axis": -1, "start": 1, "stop": 3}),
+        ("index", {"axis": -3, "at": 2}),
+    ]
+    rng = np.random.default_rng(0)
+    values = {table: rng.normal(size=table.shape), places: rng.integers(0, 9, places.shape)}
+    for op, attrs in parts:
+        part = builder.make(op, whole, **attrs)
+        assert part.op == "take"
+        for node in topological([part]):
+            if not node.leaf:
+                values[node] = TABLE[node.op].numpy(*(values[a] for a in node.args), **node.attrs)
+        expected = TABLE[op].numpy(TABLE["take"].numpy(values[table], values[places], rank=3), **attrs)
+        np.testing.assert_array_equal(values[part], expected)
 
 
 def test_sums_over_steps_of_numbers_are_no_numbers() -> None:

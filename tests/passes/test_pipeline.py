@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable, Iterator
 from itertools import combinations
 
 import numpy as np
@@ -11,6 +13,8 @@ from networks import flags, network
 
 import tvm_rnn as rnn
 from tvm_rnn import ConfigError, target
+from tvm_rnn.decisions import recording
+from tvm_rnn.graph.graph import Node, topological
 from tvm_rnn.options import PASS_NAMES
 from tvm_rnn.oracle.reference import Reference
 from tvm_rnn.passes import pipeline
@@ -26,7 +30,7 @@ def test_every_stage_means_the_same(name: str, off: tuple[str, ...]) -> None:
     width = 3 if "I" in c.size_names else 5
     net = rnn.RNN(c, width, 5, **{n: 2 for n in c.size_names if n not in ("I", "H")}).init(2)
     rng = np.random.default_rng(1)
-    inputs = [rng.normal(size=(3, 2, *n.shape)) for n in net.layers[0].graph.inputs]
+    inputs = [rng.normal(size=(3, 2, *shape)) for shape in net.input_shapes.values()]
     x = inputs[0] if len(inputs) == 1 else tuple(inputs)
     expected, state = rnn.reference(net)(x)
     for stage, layers in pipeline.run(net, V4, off):
@@ -90,3 +94,37 @@ def test_layers_of_equal_sizes_share_a_graph() -> None:
 def test_an_unknown_pass_is_named_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"no such pass[\s\S]*hoist_gems[\s\S]*did you mean 'hoist_gemms'"):
         pipeline.run(rnn.RNN(rnn.cells.lstm, 3, 5), V4, ["hoist_gems"])
+
+
+def _walked(monkeypatch: pytest.MonkeyPatch, levels: int) -> float:
+    """How many nodes the passes walk for each node of a cell of so many products, one behind the other."""
+
+    @rnn.cell
+    def deep(x: "I", h: "H", *, W: "H I", U: "N H H") -> object:
+        value = rnn.tanh(W @ x + h)
+        for level in range(levels):
+            value = rnn.tanh(U[level] @ value) + rnn.sigmoid(value)
+        return value
+
+    walked = 0
+
+    def counted(roots: Iterable[Node]) -> Iterator[Node]:
+        nonlocal walked
+        for node in topological(roots):
+            walked += 1
+            yield node
+
+    for module in [
+        m for name, m in sys.modules.copy().items() if name.startswith("tvm_rnn.") and "topological" in vars(m)
+    ]:
+        monkeypatch.setattr(module, "topological", counted)
+    net = rnn.RNN(deep, 2, 3, N=levels)
+    walked = 0
+    with recording(True):
+        stages = pipeline.run(net, target.resolve("x86-64-v3"), training="values")
+    return walked / sum(1 for _ in topological(stages[0][1].graphs[0].roots))
+
+
+def test_passes_walk_each_node_as_often_in_larger_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    small, large = _walked(monkeypatch, 6), _walked(monkeypatch, 12)
+    assert large < 1.3 * small

@@ -46,7 +46,7 @@ KINDS = {
     "contract": "Products",
     "sum_rows": "Sums over T and B, which gradients of weights are made of; cells cannot write them",
     "scan": "Recurrences over all time; the compiler writes them",
-    "random": "Masks of regularisers, made of counters; options of an RNN write them",
+    "random": "Made of counters: masks, which options of an RNN write, and numbers, which cells draw",
 }
 Nav = list[tuple[str, str]]
 

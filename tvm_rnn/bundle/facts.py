@@ -161,6 +161,9 @@ def read_facts(data: bytes, manifest: Mapping[str, object], name: str) -> Facts:
 
 def _network(m: CpuNetwork, name: str, number: Mapping[str, int], first: str, given: bool) -> Network:
     directions, layers = m.num_directions, m.num_layers
+    if m.draws:
+        do = "bundle a cell that emits what is drawn from, and draw in the program"
+        raise ConfigError(message("bundle: a network that draws random numbers", got=", ".join(m.draws), do=do))
     words = identifiers([*(item.name for item in m.inputs), *(state.name for state in m.states)], {*TAKEN, name})
     if len(words) > MOST_ARRAYS:
         got, expected = f"{len(words)} inputs and states", f"at most {MOST_ARRAYS}"

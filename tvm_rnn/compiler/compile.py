@@ -12,12 +12,14 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import tvm
 
+from tvm_rnn.cpu.lower_generation import GenerationLowering, check_generation
 from tvm_rnn.cpu.lower_network import Lowering
 from tvm_rnn.cpu.training.add_entry_points import add_training, check_training
 from tvm_rnn.decisions import about, recording
@@ -40,13 +42,13 @@ from tvm_rnn.schedule import record_files
 from tvm_rnn.target import Target
 
 from .compile_model import write_model
-from .link import generate, link
+from .link import generate as generate_code
+from .link import link
 from .stage_texts import texts
+from .watched import Progress, watched
 
 if TYPE_CHECKING:
     from tvm_rnn.runtime.runtime import Module
-
-Progress = Callable[[str], None]
 
 
 def compile(
@@ -57,13 +59,14 @@ def compile(
     *,
     keep: str | None = None,
     max_bytes: int | None = None,
+    generate: bool = False,
     precision: str | None = None,
     weights: str | None = None,
     arch: str | Sequence[str] = (),
     without: Iterable[str] = (),
     records: Records | str | os.PathLike[str] | None = None,
     dump: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Module:
     """Compile an RNN for one target, to run it, and with training=True to train it.
 
@@ -80,6 +83,8 @@ def compile(
             behind either halves the bytes of what no product reads. None: "values" on CPUs; on GPUs the choice that is
             predicted to be faster. See `plan_memory`.
         max_bytes: training: the module's `max_bytes` at first, in bytes; whether a call fits is forward_train's to say.
+        generate: CPUs: add `Module.generate`, in which the output of a step is the input of the next. A network that
+            draws random numbers needs this or training.
         precision: what products are computed in. None: the network's dtype. "tf32": float32 networks on GPUs, with 10
             bits of mantissa. "float32": a network of 16 bits computes in float32, with the same weights, so that it
             runs on CPUs. float16 and bfloat16 (GPUs only) sum and keep states in float32.
@@ -94,7 +99,8 @@ def compile(
         records: tuned knob values: a folder that `tune` wrote, or "none". None: those of TVM_RNN_RECORDS, else the
             user's own and those that ship. The manifest says which was used for what.
         dump: a folder for the text of every stage.
-        progress: called with each stage's name as it starts, and with a line for each record that cannot be used.
+        progress: called with each stage's name as it starts, and with a line for each record that cannot be used. None:
+            a terminal or notebook shows the stages in one line of stderr, unless TVM_RNN_PROGRESS=0; False: nothing.
 
     Returns:
         A Module. If the target is this machine it can be called; else `Module.export` it.
@@ -105,30 +111,33 @@ def compile(
         CellError: the equations cannot be compiled.
         BuildError: a compiler or linker fails or is missing.
     """
-    tell = progress or (lambda stage: None)
-    machine, targets = record_files.machines(target, arch, records, tell)
-    options = asked(
-        machine,
-        targets,
-        batch=batch,
-        without=without,
-        precision=precision,
-        weights=weights,
-        training=training,
-        keep=keep,
-        max_bytes=max_bytes,
-    )
-    keep_choice.check_name(options.training)
-    net = widened(net, precision)
-    networks = networks_of(net, options)
-    tell("passes")
-    each = [options.of(own.dtype) for own in networks]
-    for own, how in zip(networks, each, strict=True):
-        check_fit(own.weights, how.stored)
-    for number, (own, how) in enumerate(zip(networks, each, strict=True) if dump is not None else ()):
-        _dump(os.path.join(dump or "", str(number) if len(networks) > 1 else ""), texts(own, how))
-    with recording(not machine.records.lean):
-        return _compiled(net, [passed(own, how) for own, how in zip(networks, each, strict=True)], tell)
+    with watched(progress) as tell:
+        machine, targets = record_files.machines(target, arch, records, tell)
+        options = asked(
+            machine,
+            targets,
+            batch=batch,
+            without=without,
+            precision=precision,
+            weights=weights,
+            training=training,
+            keep=keep,
+            max_bytes=max_bytes,
+            generate=generate,
+        )
+        keep_choice.check_name(options.training)
+        net = widened(net, precision)
+        networks = networks_of(net, options)
+        for own in networks:
+            _check_drawing(own, options, isinstance(net, Model))
+        tell("passes")
+        each = [options.of(own.dtype) for own in networks]
+        for own, how in zip(networks, each, strict=True):
+            check_fit(own.weights, how.stored)
+        for number, (own, how) in enumerate(zip(networks, each, strict=True) if dump is not None else ()):
+            _dump(os.path.join(dump or "", str(number) if len(networks) > 1 else ""), texts(own, how))
+        with recording(not machine.records.lean):
+            return _compiled(net, [passed(own, how) for own, how in zip(networks, each, strict=True)], tell)
 
 
 def _compiled(net: RNN | Model, networks: Sequence[Passed], tell: Progress) -> Module:
@@ -165,6 +174,19 @@ def networks_of(net: RNN | Model, options: Options) -> list[RNN]:
     return networks
 
 
+def _check_drawing(net: RNN, options: Options, inside: bool) -> None:
+    """Raises ConfigError where no function could be called. inside: of a model."""
+    gpu = options.target.kind == "cuda"
+    if options.generate and (gpu or inside):
+        got, do = options.target.name if gpu else "a model of several networks", "compile a network for a CPU"
+        raise ConfigError(message("generation is for networks on CPUs", got=got, do=do))
+    if options.generate:
+        check_generation(net)
+    if net.draws and (gpu or inside or not (options.generate or options.training)):
+        got, do = ", ".join(net.draws), "rnn.compile(net, generate=True) for a CPU; or training=True"
+        raise ConfigError(message("these equations draw random numbers, which need a seed", got=got, do=do))
+
+
 def _for_a_cpu(own: Passed, folder: Path, tell: Progress) -> Module:
     net, options = own.net, own.options
     tell("lowering")
@@ -175,8 +197,14 @@ def _for_a_cpu(own: Passed, folder: Path, tell: Progress) -> Module:
         arrays |= add_training(own, lowered, facts)
         if facts.memory is not None:
             facts.memory.max_bytes = options.max_bytes
+    if options.generate:
+        tell("lowering of generation")
+        generation = GenerationLowering(net, own.layers, options)
+        lowered.module = tvm.IRModule({**dict(lowered.module.functions_items()), **generation.functions()})
+        facts.generation = generation.facts()
+        facts.entry_points.append("generate")
     tell("code generation")
-    executable = generate(lowered.module, options.target)
+    executable = generate_code(lowered.module, options.target)
     tell("linking")
     elf = link(executable, folder, options.target)
     path = os.path.join(folder, "module.so")

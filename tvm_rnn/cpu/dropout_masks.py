@@ -44,8 +44,7 @@ def fill(node: Node, array: Array, into: Buffer, rows: Expr, draw: Draw, lanes: 
     made, and copied. Padding gets zeros and ones, too."""
     words, set_words = _key(node, draw)
     units, per_step = prod(node.shape), node.attrs["every"] == "step"
-    limit = tirx.const(runtime_random.threshold(node.attrs["keep"]), WORD)
-    one, zero = tirx.const(1.0, into.dtype), tirx.const(0.0, into.dtype)
+    value = _number if node.op == "uniform" else partial(_zero_or_one, node.attrs["keep"])
     outer, last = node.shape[:-1], node.shape[-1] if node.shape else 1
 
     def one_row(row: Expr) -> list[Block]:
@@ -60,7 +59,7 @@ def fill(node: Node, array: Array, into: Buffer, rows: Expr, draw: Draw, lanes: 
             at = array.address(row, (*index, 0)) if node.shape else array.address(row, ())
 
             def put(unit: Expr, word: Expr) -> Stmt:
-                return store(into, at + unit, tirx.Select(tirx.LT(word, limit), one, zero))
+                return store(into, at + unit, value(word, into.dtype))
 
             begin, vectors = first + flat * int64(last), -(-last // lanes)
             work = _Words(lanes, next(n for n in TOGETHER if vectors % n == 0), words, second, put)
@@ -83,6 +82,17 @@ def fill(node: Node, array: Array, into: Buffer, rows: Expr, draw: Draw, lanes: 
         return sequence(set_words, loop("row", rows, one_row, parallel=shared))
     first_step = loop("row", draw.batch, one_row, parallel=shared)
     return sequence(set_words, first_step, loop("row", rows - draw.batch, copy, parallel=shared))
+
+
+def _zero_or_one(keep: float, word: Expr, dtype: str) -> TirExpr:
+    limit = tirx.const(runtime_random.threshold(keep), WORD)
+    return tirx.Select(tirx.LT(word, limit), tirx.const(1.0, dtype), tirx.const(0.0, dtype))
+
+
+def _number(word: Expr, dtype: str) -> TirExpr:
+    """An odd number of 24 bits, over 2**24."""
+    odd = (word >> tirx.const(9, WORD)) * tirx.const(2, WORD) + tirx.const(1, WORD)
+    return tirx.Cast(dtype, tirx.Cast("int32", odd)) * tirx.const(2.0**-24, dtype)
 
 
 def drop_function(lanes: int, dtype: str, itemsize: int) -> tirx.PrimFunc:

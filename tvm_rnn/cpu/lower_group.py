@@ -15,18 +15,21 @@ from typing import Any
 
 from tvm import tirx
 
-from tvm_rnn.graph.graph import Group, reduced_axes, runs_along
+from tvm_rnn.graph.graph import Group, Node, reduced_axes, runs_along
+from tvm_rnn.graph.tensor_expressions import Index, element
 from tvm_rnn.schedule.schedule_template import Chosen, Config, Template, Unit, best
 from tvm_rnn.target import Target
 from tvm_rnn.tir.expr import Expr, Stmt
 from tvm_rnn.tir.index import int64
-from tvm_rnn.tir.statements import Block, bind, floordiv, floormod, loop, sequence, when
+from tvm_rnn.tir.statements import Block, bind, floordiv, floormod, load, loop, sequence, store, when
 
-from . import dropout_masks, int8_products, register_tile, register_tile_reductions
+from . import convolution, dropout_masks, int8_products, register_tile, register_tile_reductions
 from .matrix_recurrence import MatrixRecurrence
 from .recurrence import Recurrence
 from .register_tile import Places, Tile
 from .weight_storage import Storage
+from .workspace import Array
+from .zero_padding import Padded, Put, padded
 
 # A row group is shared among threads only if one row is at least this many elements of work (a launch costs about 1
 # us).
@@ -107,6 +110,10 @@ class Emitter:
     def _pointwise(
         self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config
     ) -> Stmt:
+        if group.nodes[-1].op == "concat" and len(group.nodes) == 1 and len(group.nodes[0].shape) > 1:
+            image = padded(group.nodes[0], self.dtype)
+            if not image.is_plain:
+                return self._padding(group, image, rows, places)
         shape = group.nodes[-1].shape or (1,)
         outer = shape[:-1]
         vectors = -(-shape[-1] // self.lanes)
@@ -121,6 +128,25 @@ class Emitter:
 
         return self._rows(rows, outer, vectors * self.lanes, body)
 
+    def _padding(self, group: Group, image: Padded, rows: Expr, places: Places) -> Stmt:
+        """An image and the zeros around it."""
+
+        def body(row: Expr, index: tuple[Expr, ...]) -> Stmt:
+            def read(node: Node, at: Index) -> Expr | None:
+                array = places.read(node)
+                return None if array is None else load(places.buffers[array.buffer], array.address(row, at))
+
+            def put(array: Array) -> Put:
+                return lambda x, value: store(places.buffers[array.buffer], array.address(row, (*index, x)), value)
+
+            def value(at: Index) -> Expr:
+                return element(image.image, at, read, self.dtype)
+
+            arrays = places.write(group.nodes[0])
+            return sequence([image.row(index[:-1], index[-1], value, put(a), self.lanes) for a in arrays])
+
+        return self._rows(rows, image.shape[:-1], image.shape[-1], body)
+
     def _random(self, group: Group, rows: Expr, places: Places) -> Stmt:
         assert places.draw is not None
         pairs = [(node, array, places.buffers[array.buffer]) for node in group.stored for array in places.write(node)]
@@ -129,6 +155,10 @@ class Emitter:
     def _reduce(self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config) -> Stmt:
         root = group.root
         assert root is not None
+        if (form := convolution.form(root)) is not None:
+            own = convolution.Convolution(group, form, places, self.lanes, self.target.vector_registers)
+            if (done := own.statement(rows, PARALLEL_ELEMENTS)) is not None:
+                return done
         along = runs_along(root)
         work = prod(size for _, size in reduced_axes(root))
 

@@ -10,7 +10,7 @@ distinct layer, and the facts that the manifest needs. Closing the loop over tim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -39,6 +39,7 @@ from .weight_storage import STORAGES
 from .workspace import Array, Workspace, each_element, row_stride, rows_in, rows_out, strides_of
 
 INTEGERS = ("T", "B", "n", "threads", "has_lengths", "has_reset")
+Given = dict[str, Any]  # a function's parameters by name, expressions and buffers
 MAX_ROWS = 1 << 30  # "all of T in one tile"
 
 
@@ -214,22 +215,27 @@ class Lowering:
         body = self._with_threads(given["threads"], self._states(True), walk, self._states(False))
         return self._function(given, [*self.x, self.y, *self.s_in, *self.s_out], body)
 
-    def _function(self, given: Mapping[str, Any], users: Sequence[Buffer], body: Stmt) -> tirx.PrimFunc:
+    def _function(self, given: Given, users: Sequence[Buffer], body: Stmt) -> tirx.PrimFunc:
         own = [given[n] for n in ("lengths", "reset", *self.memories)]
-        return function(self.name, [*(given[n] for n in self.integers), *users, *own, *self._of_masks(given)], body)
+        return function(self.name, [*(given[n] for n in self.integers), *users, *own, *self._more(given)], body)
 
     @property
     def integers(self) -> tuple[str, ...]:
         """The function's first parameters."""
         return INTEGERS
 
-    def _of_masks(self, given: Mapping[str, Any]) -> list[TirExpr | Buffer]:
-        """The last parameters, of training alone."""
-        return []
+    @property
+    def streams(self) -> list[str]:
+        """The names of what is drawn by counters. Where there are any, the function has two arguments more."""
+        return self.net.draws
 
-    def _arguments(self) -> dict[str, Any]:
+    def _more(self, given: Given) -> list[TirExpr | Buffer]:
+        """The last parameters: the number of the first step in its whole sequence, and the keys [L, D, streams, 2]."""
+        return [given["first_step"], given["keys"]] if self.streams else []
+
+    def _arguments(self) -> Given:
         """The integers, lengths, reset, and the compiler's own buffers, which code finds in `ctx`."""
-        found: dict[str, Any] = {n: variable(n) for n in self.integers}
+        found: Given = {n: variable(n) for n in self.integers}
         found |= {"lengths": buffer("lengths", "int64", 8), "reset": buffer("reset", "uint8", 1)}
         found |= {n: buffer(n, self.net.dtype) for n in self.memories}
         self.T, self.B, self.n, self.ws = found["T"], found["B"], found["n"], found["workspace"]
@@ -242,6 +248,9 @@ class Lowering:
         buffers = {n: found[n] for n in self.memories} | {array.name: array for array in (*stored, *levels)}
         flags = (found[n] for n in ("has_lengths", "has_reset", "lengths", "reset", "threads"))
         self.ctx = Context(buffers, self.B, self.T, self.tile_rows, *flags)
+        if self.streams:
+            found |= {"first_step": variable("first_step"), "keys": buffer("keys", "uint32", 4)}
+            self.ctx.keys, self.ctx.streams, self.ctx.first_step = found["keys"], self.streams, found["first_step"]
         return found
 
     def _with_threads(self, count: Expr, *body: Block) -> Stmt:
@@ -423,7 +432,9 @@ class Lowering:
 
     def _complete(self, work: Visit, named: Named, run: Run, place: tuple[Expr, Expr, Expr], tile: Tile) -> None:
         """What else a visit must know. place: its layer in the run, its direction, its number in the run."""
-        i, d, _ = place
+        i, d, number = place
+        if self.streams:
+            work.keys = (int64(run.first * self.net.num_directions) + number) * int64(2 * len(self.streams))
         output = (
             self._flow(0) + (int64(1) - self._odd(run, i)) * self._flow_size + tile.row * self.B * int64(self.stride)
         )

@@ -63,7 +63,7 @@ def cell_page(cell: Cell) -> RenderableType:
         for argument in arguments:
             note = "  (what the layer emits)" if kind == "state" and argument.name == cell.output else ""
             table.add_row(kind, Text(argument.name, "bold"), Text(f"[{', '.join(argument.dims.text.split())}]{note}"))
-    bound = cell.inputs[0].dims.names
+    bound = cell.inputs[0].dims.labels[:1]
     axes = plain_table("axis", "is", "given by")
     for name in cell.size_names:
         option = "--input-size" if name in bound else "--hidden-size" if name == "H" else f"--size {name}=..."

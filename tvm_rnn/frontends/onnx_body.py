@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike
 
+from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.graph.graph import Graph, Node, depends
 
 Make = Callable[..., str]
+INT64 = 7  # of onnx.TensorProto
 
 SAME = {  # our ops whose ONNX name takes the same arguments
     "neg": "Neg",
@@ -135,6 +137,13 @@ class Body:
     def _surrogate(self, node: Node, names: list[str]) -> str:
         return names[0]
 
+    def _take(self, node: Node, names: list[str]) -> str:
+        """What is no place is an error in ONNX."""
+        lead = node.shape[: len(node.shape) - node.attrs["rank"] + 1]
+        sizes = self.constant([*([0] if self.batched[node.args[1]] else []), *lead], "int64")
+        places = self.make("Cast", self.make("Reshape", names[1], sizes), to=INT64)
+        return self.make("Gather", names[0], places, axis=0)
+
     def _flip(self, node: Node, names: list[str]) -> str:
         last, before = -1, -(2**63) + 1
         parts = (last, before, int(node.attrs["axis"]), -1)
@@ -170,6 +179,21 @@ class Body:
                 n if self.batched[arg] else self._whole(arg, arg.shape) for n, arg in zip(names, node.args, strict=True)
             ]
         return self.make("Concat", *names, axis=int(node.attrs["axis"]))
+
+    def _broadcast(self, node: Node, names: list[str]) -> str:
+        return self.make(
+            "Expand", names[0], self.constant([*([1] if self.batched[node] else []), *node.shape], "int64")
+        )
+
+    def _conv(self, node: Node, names: list[str]) -> str:
+        kernel, x = node.args
+        if self.batched[kernel] or not self.batched[x]:
+            what = "ONNX has no convolution whose kernel is made anew for each row"
+            raise ConfigError(message(what, where=node.source, do="write the kernel as a parameter"))
+        taps = node.attrs["taps"]
+        weight = self.make("Reshape", names[0], self.constant([-1, x.shape[0], *taps], "int64"))
+        found = self.make("Conv", names[1], weight, dilations=list(node.attrs["dilation"]), kernel_shape=list(taps))
+        return self.make("Reshape", found, self.constant([0, *node.shape], "int64"))
 
     def _einsum(self, node: Node, names: list[str]) -> str:
         inputs, out = node.attrs["spec"].split("->")

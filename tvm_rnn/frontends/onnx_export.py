@@ -56,6 +56,9 @@ def to_onnx(net: RNN, path: str | os.PathLike[str], *, lengths: bool = False, st
     if not net.weights and net.weight_shapes:
         raise WeightError(message("the RNN has no weights", do="call net.init(seed=0) or net.load(...) first"))
     net.check_weights()
+    if net.draws:
+        got, do = ", ".join(net.draws), "write a cell that emits what is drawn from"
+        raise ConfigError(message("ONNX has no random numbers of a seed and counters", got=got, do=do))
     if net.dtype == "bfloat16" and form_of(net.cell) is None:
         got, do = f"{net.cell.name} in bfloat16", "write it with dtype='float32' or 'float16'"
         raise ConfigError(message("ONNX has no products of bfloat16 in a Scan (Einsum lacks it)", got=got, do=do))
@@ -121,9 +124,10 @@ class _Writer:
         """The ModelProto."""
         # The standard's operators have no zoneout, whose expectation is part of the steps.
         form = None if self.net.regularisers.zoneout else form_of(self.net.cell)
-        above = self.x[0]
+        above = self._shaped(self.x[0], self.net.layers[0].graph.inputs[0].shape, self.net.input_shapes[self.x[0]])
         for layer in self.net.layers:
             above = self._standard(form, layer, above) if form is not None else self._scans(layer, above)
+        above = self._shaped(above, self.net.output_shape, (self.net.output_size,))
         self.graph.make("Identity", above, outputs=[self.y])
         helper = self.onnx.helper
         constants = [self.onnx.numpy_helper.from_array(value, name) for name, value in self.constants.items()]
@@ -139,6 +143,10 @@ class _Writer:
         opsets = [helper.make_opsetid("", OPSET_BFLOAT16 if wide else OPSET)]
         version = IR_VERSION_BFLOAT16 if wide else IR_VERSION
         return helper.make_model(graph, opset_imports=opsets, ir_version=version, producer_name="tvm_rnn")
+
+    def _shaped(self, value: str, shape: Sequence[int], own: Sequence[int]) -> str:
+        """A value [T, B, *own] as [T, B, *shape]."""
+        return value if len(shape) == len(own) else self.graph.make("Reshape", value, self.constant([0, 0, *shape]))
 
     # --- inputs and outputs ------------------------------------------------------------------------------------------
 
@@ -157,8 +165,7 @@ class _Writer:
         return [name] if count == 1 else [f"{name}_l{i}" for i in range(count)]
 
     def _inputs(self) -> list[ValueInfoProto]:
-        first = self.net.layers[0].graph
-        found = [self._value(n, ["T", "B", *node.shape]) for n, node in zip(self.x, first.inputs, strict=True)]
+        found = [self._value(name, ["T", "B", *shape]) for name, shape in self.net.input_shapes.items()]
         if self.lengths:
             found.append(self._value(self.lengths, ["B"], self.onnx.TensorProto.INT32))
         for position, state in enumerate(self.net.cell.states if self.given_state else ()):
@@ -168,7 +175,7 @@ class _Writer:
         return found
 
     def _outputs(self) -> list[ValueInfoProto]:
-        found = [self._value(self.y, ["T", "B", self.net.output_size])]
+        found = [self._value(self.y, ["T", "B", *self.net.output_shape])]
         for position, state in enumerate(self.net.cell.states):
             shapes, parts = self._state_shapes(position), self.final[state.name]
             names = self._named(self.last[state.name], len(shapes))

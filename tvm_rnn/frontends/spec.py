@@ -184,7 +184,7 @@ def build_net(
     if hidden_size is not None:
         given["H"] = hidden_size
     if fill is not None:
-        ours = set(cell.inputs[0].dims.names)  # bound to the input's size
+        ours = set(cell.inputs[0].dims.names[:1])  # bound to the input's size
         given.update({name: fill for name in cell.required if name not in given and name not in ours})
     hidden = given.pop("H", None)
     return RNN(cell, input_size, hidden, layers, bidirectional, dtype, **(regularisers or {}), **given)

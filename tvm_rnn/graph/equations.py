@@ -102,6 +102,8 @@ def _written(node: Node, names: Mapping[Node, str]) -> tuple[str, int]:
 
 def _function(node: Node, args: list[tuple[str, int]]) -> tuple[str, int]:
     """Functions, views and reductions."""
+    if node.random:
+        return f"<mi>{escape(node.op)}</mi>", 9
     first = args[0]
     if node.op == "neg":
         return f"<mo>&minus;</mo>{_held(first, TIGHT)}", LOOSE
@@ -114,6 +116,8 @@ def _function(node: Node, args: list[tuple[str, int]]) -> tuple[str, int]:
     if node.op == "slice":
         window = f"{node.attrs['start']}:{node.attrs['stop']}"
         return f"{_held(first, 9)}<mo>[</mo><mtext>{window}</mtext><mo>]</mo>", 9
+    if node.op == "take":
+        return f"{_held(first, 9)}<mo>[</mo>{args[1][0]}<mo>]</mo>", 9
     if node.op == "flip":
         return f"{_held(first, 9)}<mo>[</mo><mtext>::-1</mtext><mo>]</mo>", 9
     if node.op in ("reshape", "broadcast", "surrogate", "stop_gradient"):

@@ -35,6 +35,41 @@ def contract(f: Functions, g: Array, out: Array, args: Sequence[Array], *, spec:
     return f.contract(f"{result},{right}->{left}", g, args[1]), f.contract(f"{result},{left}->{right}", g, args[0])
 
 
+def conv(
+    f: Functions, g: Array, out: Array, args: Sequence[Array], *, spec: str, taps: Shape, dilation: Shape
+) -> Sequence[Array]:
+    """conv: the kernel gets the product of the gradient with what its taps saw, the operand the convolution of the
+    gradient with the kernel turned round."""
+    kernel, x = args
+    inputs, result = spec.split("->")
+    left, right = inputs.split(",")
+    rank = len(taps)
+    places, channel, own = right[-rank:], right[0], right[1:-rank]
+    lead = result[:-rank]
+    spread = g if len(lead) == 1 else f.reshape(g, (-1, *f.shape(g)[-rank:]))
+    turned = kernel
+    for axis, letter in enumerate(left):
+        if letter in own:
+            turned = f.flip(turned, axis - len(left))
+    order = [left.index(t) for t in (channel, *lead, *own)]
+    turned = f.reshape(f.transpose(turned, order), (f.shape(x)[0], -1, *taps))
+    wide = f.padded(spread, [(step * (n - 1),) * 2 for n, step in zip(taps, dilation, strict=True)])
+    back = f"z{channel}{own},{channel}{own}{places}->z{places}"
+    d_x = f.correlate(turned, wide, back, taps, dilation)
+    return f.contract(f"{result},{right}->{left}", g, f.windows(x, taps, dilation)), d_x
+
+
+def windows(f: Functions, g: Array, y: Array, a: Sequence[Array], *, taps: Shape, dilation: Shape) -> Sequence[Array]:
+    """windows: each tap's gradient goes back to where it looked."""
+    total = None
+    for tap in np.ndindex(*taps):
+        shifts = [(step * t, step * (n - 1 - t)) for t, n, step in zip(tap, taps, dilation, strict=True)]
+        place = (..., *tap, *[np.s_[:]] * len(taps))
+        part = f.padded(g[place], shifts)
+        total = part if total is None else total + part
+    return (total,)
+
+
 def gemm(f: Functions, g: Array, out: Array, args: Sequence[Array]) -> list[Array]:
     """gemm: for each pair, the outer product for the parameter and the transposed product for the operand."""
     result: list[Array] = []
@@ -101,3 +136,12 @@ def sum(f: Functions, g: Array, y: Array, a: Sequence[Array], *, axis: int, keep
 
 def max(f: Functions, g: Array, y: Array, a: Sequence[Array], *, axis: int, keepdims: bool) -> Sequence[Array]:
     return (f.share_max(a[0], *(v if keepdims else f.expand(v, axis) for v in (y, g)), axis),)
+
+
+def take(f: Functions, g: Array, y: Array, args: Sequence[Array], *, rank: int) -> Sequence[Array | None]:
+    """Rows of a table: each row gets the sum of what was made of it. Places get none."""
+    table, places = args
+    lead = f.shape(places)[: len(f.shape(places)) - rank + 1]
+    letters, rest = "abcd"[: len(lead)], "wxyz"[: rank - 1]
+    chosen = f.one_hot(f.reshape(places, lead), f.shape(table)[0])
+    return f.contract(f"{letters}v,{letters}{rest}->v{rest}", chosen, g), None

@@ -120,7 +120,8 @@ class Graph:
     emitted: further values of each step that are kept for all T: what the backward graph reads again; in a backward
     graph (kind "backward") the gradients of the inputs after the first. weight_gradients: of a backward graph the
     gradients of `params`, in their order, without T and B. backward: the graph of the gradients, once
-    `passes/differentiate.py` has made it.
+    `passes/differentiate.py` has made it. The first input and the output are vectors; output_shape: the axes that the
+    cell gives its output, where it has several.
     """
 
     cell: str
@@ -140,6 +141,7 @@ class Graph:
     emitted: tuple[Node, ...] = ()
     weight_gradients: tuple[Node, ...] = ()
     backward: Graph | None = None
+    output_shape: Shape = ()
 
     @property
     def roots(self) -> tuple[Node, ...]:
@@ -219,6 +221,14 @@ def has_steps(graph: Graph) -> bool:
         return True
     leaves = depends(nodes := graph.nodes())
     return any(leaves[n] and not n.leaf and "sum_rows" not in leaves[n] and graph.region_of(n) == "step" for n in nodes)
+
+
+def stepped(graph: Graph) -> Graph:
+    """The graph as a loop over time sees it: without the states that recurrences over all time make."""
+    left = [pair for pair in zip(graph.states, graph.results, strict=True) if not is_scan(pair[1])]
+    if len(left) == len(graph.states):
+        return graph
+    return replace(graph, states=tuple(s for s, _ in left), results=tuple(r for _, r in left))
 
 
 def sums_rows(node: Node) -> bool:

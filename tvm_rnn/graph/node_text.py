@@ -67,7 +67,7 @@ def in_words(node: Node, depth: int = DEEPEST) -> str:
     if not depth:
         return "..."
     if node.random:
-        return f"mask {node.attrs['stream']}"
+        return f"{node.op} {node.attrs['stream']}"
     if node.op == "einsum":
         return f"einsum({node.attrs['spec']!r}, {', '.join(in_words(a, depth - 1) for a in node.args)})"
     if node.op in SYMBOLS or node.op in COMPARISONS:

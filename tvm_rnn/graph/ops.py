@@ -6,9 +6,10 @@ gradient column. To add an op, add one row (and, if users should write it, its n
 
 Shapes never contain T or B: those axes are implicit and leading. All `axis` attributes are negative for that reason.
 Pointwise operands have equal rank (tracing inserts reshapes), so NumPy's broadcasting does the rest. Rows of kind
-`sum_rows` sum over T and B: they make what weights' gradients begin with, and cells cannot write them. The row of kind
-`random` is a mask, made of counters (`runtime_random.py`); `network/regularise.py` writes it. Rows of kind `scan` are
-recurrences that may run over all steps at once (`recurrences.py`); `passes/parallelise_time.py` writes them.
+`sum_rows` sum over T and B: they make what weights' gradients begin with, and cells cannot write them. Rows of kind
+`random` are made of counters (`runtime_random.py`): masks, which `network/regularise.py` writes, and numbers of cells.
+Rows of kind `scan` are recurrences that may run over all steps at once (`recurrences.py`); `passes/parallelise_time.py`
+writes them.
 
 Gradients are those of torch, also at ties, at NaN and at infinity: a value that is not chosen gets 0, whatever comes
 from above; equal operands of maximum share, but a constant leaves all to the other, as in clamp.
@@ -146,6 +147,35 @@ def contracted(a: Shape, b: Shape, *, spec: str) -> Shape:
     return tuple(sizes[letter] for letter in out)
 
 
+def windowed(shape: Shape, *, taps: Shape, dilation: Shape) -> Shape:
+    """The shape of what a convolution's taps see at each place: [C, *S] to [C, *taps, *places]."""
+    sizes = shape[1:]
+    if not len(sizes) == len(taps) == len(dilation):
+        raise ValueError(f"{len(taps)} axes of taps, the operand has a channel axis and {len(shape) - 1} more")
+    places = tuple(size - step * (count - 1) for size, count, step in zip(sizes, taps, dilation, strict=True))
+    if min((*places, *taps, *dilation)) < 1:
+        raise ValueError(f"taps {list(taps)} do not fit into {list(sizes)}")
+    return (*shape[:1], *taps, *places)
+
+
+def convolved(kernel: Shape, x: Shape, *, spec: str, taps: Shape, dilation: Shape) -> Shape:
+    """The shape of an einsum of a kernel with what its taps see."""
+    return contracted(kernel, windowed(x, taps=taps, dilation=dilation), spec=spec)
+
+
+def _windows(x: Array, *, taps: Shape, dilation: Shape) -> Array:
+    rank = len(taps)
+    spans = [step * (count - 1) + 1 for count, step in zip(taps, dilation, strict=True)]
+    seen = np.lib.stride_tricks.sliding_window_view(x, spans, axis=tuple(range(-rank, 0)))
+    for axis, step in enumerate(dilation):  # [.., C, *places, *taps]
+        seen = np.moveaxis(np.moveaxis(seen, axis - rank, -1)[..., ::step], -1, axis - rank)
+    return np.moveaxis(seen, range(-rank, 0), range(-2 * rank, -rank))
+
+
+def _conv(kernel: Array, x: Array, *, spec: str, taps: Shape, dilation: Shape) -> Array:
+    return _einsum(kernel, _windows(x, taps=taps, dilation=dilation), spec=spec)
+
+
 def _concatenate(*args: Array, axis: int) -> Array:
     own = min(a.ndim for a in args)
     lead = np.broadcast_shapes(*(a.shape[: a.ndim - own] for a in args))
@@ -199,6 +229,28 @@ def _mask(words: tuple[int, int], rows: int, step: int, *, stream: str, keep: fl
     size = int(np.prod(to, dtype=int))
     own = runtime_random.mask(words, keep, rows, size, step if every == "step" else 0)
     return own.reshape(rows, *to)
+
+
+def _uniform(words: tuple[int, int], rows: int, step: int, *, stream: str, every: str, to: Shape) -> Array:
+    """Of one step, as `_mask`."""
+    return runtime_random.uniform(words, rows, int(np.prod(to, dtype=int)), step).reshape(rows, *to)
+
+
+def taken(table: Shape, places: Shape, *, rank: int) -> Shape:
+    """The shape of rows of a table of `rank` axes. Places have `rank` - 1 axes of size 1 behind their own: the ranks of
+    rows and of places are equal then."""
+    lead = len(places) - rank + 1
+    if rank != len(table) or rank < 1 or lead < 0 or any(size != 1 for size in places[lead:]):
+        raise ValueError(f"places {list(places)} of a table {list(table)}")
+    return (*places[:lead], *table[1:])
+
+
+def _take(table: Array, places: Array, *, rank: int) -> Array:
+    """NaN for what is no place: below 0, above the last, or no whole number."""
+    own = np.asarray(places).reshape(np.shape(places)[: np.ndim(places) - rank + 1])
+    there = (own >= 0) & (own <= len(table) - 1) & (own == np.floor(own))
+    rows = np.asarray(table)[np.where(there, own, 0).astype(int)]
+    return np.where(there.reshape(there.shape + (1,) * (rank - 1)), rows, np.nan)
 
 
 def _sigmoid(x: Array) -> Array:
@@ -277,11 +329,17 @@ _ROWS = [
     _view("slice", sliced, _slice, gradients.slice),
     _view("index", indexed, lambda x, *, axis, at: np.take(x, at, axis=axis), gradients.index),
     _view("flip", flipped, lambda x, *, axis: np.flip(x, axis), lambda f, g, y, a, *, axis: (f.flip(g, axis),)),
+    # Rows of a table, which is made of parameters or constants. Of the kind pointwise: each element reads one of each.
+    Op("take", 2, taken, _take, gradients.take),
     Op("concat", None, concatenated, _concatenate, gradients.concat, kind="move"),
     Op("sum", 1, reduced, np.sum, gradients.sum, kind="reduce"),
     Op("max", 1, reduced, np.max, gradients.max, kind="reduce"),
     _view("broadcast", broadcasted, _repeat, lambda f, g, y, a, *, to: (g,)),
     Op("einsum", 2, contracted, _einsum, gradients.contract, kind="contract", cost=2),
+    # A kernel over an operand [C, *S]: the einsum `spec` of the kernel and of `windows`, which is what is left of it
+    # once gradients are derived (passes/normalise.py).
+    Op("conv", 2, convolved, _conv, gradients.conv, kind="contract", cost=2),
+    _view("windows", windowed, _windows, gradients.windows),
     # gemm(W1, x1, W2, x2, ...) = sum of W x: parameters [(G,) N, K] times vectors [K]; passes/normalise.py makes it of
     # einsum.
     Op("gemm", None, multiplied, _gemm, gradients.gemm, kind="contract", cost=2),
@@ -291,6 +349,8 @@ _ROWS = [
     Op("einsum_rows", 2, contracted, _einsum_rows, gradients.contract, kind="sum_rows", cost=2),
     # 1.0 with the probability `keep`, else 0.0, for each row and unit; no argument, so no gradient.
     Op("mask", 0, masked, _mask, None, kind="random"),
+    # Even between 0 and 1, another number for each step, row and unit.
+    Op("uniform", 0, lambda *, stream, every, to: to, _uniform, None, kind="random"),
     # A state's new value of its old one and of operands that are known for all steps; the old one; and a matrix read.
     Op("scan", None, recurrences.scanned_shape(broadcast), recurrences.scan, None, kind="scan", cost=2),
     Op("scan_max", 3, recurrences.scanned_shape(broadcast), recurrences.scan_max, None, kind="scan", cost=2),

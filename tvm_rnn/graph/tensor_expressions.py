@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from tvm import te as tvm_te
 from tvm import tirx
 
-from .graph import Graph, Node, reduced_axes
+from .graph import Graph, Node, make, reduced_axes
 from .ops import TABLE, Shape
 
 Expr = Any  # a TVM expression or a Python int
@@ -77,6 +77,8 @@ def element(node: Node, index: Index, read: Reader, dtype: str) -> Expr:
     scalar = node.scalar
     if scalar is not None:
         return tirx.const(scalar, dtype)
+    if node.op == "take":
+        return _row_element(node, index, read, dtype)
     if node.pointwise:
         operands = [element(a, fit(a.shape, index), read, dtype) for a in node.args]
         expression = TABLE[node.op].expression
@@ -85,6 +87,18 @@ def element(node: Node, index: Index, read: Reader, dtype: str) -> Expr:
     if node.op == "concat":
         return _joined(node, index, read, dtype)
     return element(node.args[0], moved(node, index), read, dtype)
+
+
+def _row_element(node: Node, index: Index, read: Reader, dtype: str) -> Expr:
+    """An element of a row of a table; NaN where there is no such row."""
+    table, places = node.args
+    lead = len(node.shape) - node.attrs["rank"] + 1
+    place, last = element(places, fit(places.shape, index), read, dtype), float(table.shape[0] - 1)
+    below, above = tirx.const(0.0, dtype), tirx.const(last, dtype)
+    inside = tirx.max(tirx.min(place, above), below)
+    row = tirx.Cast("int64", tirx.Select(tirx.EQ(inside, place), tirx.trunc(inside), below))
+    value = element(table, (row, *index[lead:]), read, dtype)
+    return tirx.Select(tirx.EQ(tirx.Cast(dtype, row), place), value, tirx.const(float("nan"), dtype))
 
 
 def fit(shape: Shape, index: Index) -> Index:
@@ -108,6 +122,10 @@ def moved(node: Node, index: Index) -> Index:
         return fit(node.args[0].shape, index)
     if node.op == "transpose":
         return tuple(index[attrs["axes"].index(a)] for a in range(rank))
+    if node.op == "windows":
+        steps = node.attrs["dilation"]
+        taps, places = index[1 : 1 + len(steps)], index[1 + len(steps) :]
+        return (index[0], *(at + tap * step for at, tap, step in zip(places, taps, steps, strict=True)))
     assert node.op == "reshape", node.op
     return _reshaped(node.args[0].shape, node.shape, index)
 
@@ -217,6 +235,10 @@ def _compute(node: Node, tensors: Mapping[Node, Any], batch: int, dtype: str, na
 def _reduction(node: Node, index: Index, read: Reader, dtype: str) -> Expr:
     if node.op == "gemm":
         raise ValueError("gemm nodes are made after tracing: te() takes a cell or a traced graph")
+    if node.op == "conv":
+        kernel, x = node.args
+        seen = make("windows", x, taps=node.attrs["taps"], dilation=node.attrs["dilation"])
+        node = make("einsum", kernel, seen, spec=node.attrs["spec"])
     axes = [tvm_te.reduce_axis((0, size), name=letter) for letter, size in reduced_axes(node)]
     value = reduced_value(node, index, axes, lambda n, i: element(n, i, read, dtype))
     return (tvm_te.max if node.op == "max" else tvm_te.sum)(value, axis=axes)

@@ -55,6 +55,10 @@ def _contracted(operands: Sequence[Axes], attrs: Mapping[str, Any]) -> Axes:
     return tuple(names[letter] for letter in out)
 
 
+def _windowed(axes: Axes, attrs: Mapping[str, Any]) -> Axes:
+    return (axes[0], *[None] * (2 * len(attrs["taps"])))
+
+
 def _reduced(operands: Sequence[Axes], attrs: Mapping[str, Any]) -> Axes:
     return (_unnamed if attrs["keepdims"] else _without)(operands[0], attrs["axis"])
 
@@ -67,12 +71,15 @@ _RULES: Mapping[str, Callable[[Sequence[Axes], Mapping[str, Any]], Axes]] = {
     "flip": lambda operands, attrs: _unnamed(operands[0], attrs["axis"]),
     "concat": lambda operands, attrs: merged([_unnamed(axes, attrs["axis"]) for axes in operands]),
     "broadcast": lambda operands, attrs: operands[0],
+    "take": lambda operands, attrs: (*operands[1][: len(operands[1]) - attrs["rank"] + 1], *operands[0][1:]),
     "sum": _reduced,
     "max": _reduced,
     "einsum": _contracted,
+    "windows": lambda operands, attrs: _windowed(operands[0], attrs),
+    "conv": lambda operands, attrs: _contracted([operands[0], _windowed(operands[1], attrs)], attrs),
 }
 
 
 def axes_after(op: str, operands: Sequence[Axes], attrs: Mapping[str, Any]) -> Axes:
     """The names of an operation's result. Raises AxesDiffer."""
-    return merged(operands) if TABLE[op].kind == "pointwise" else _RULES[op](operands, attrs)
+    return _RULES[op](operands, attrs) if op in _RULES or TABLE[op].kind != "pointwise" else merged(operands)

@@ -14,7 +14,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, overload
 
@@ -156,13 +156,17 @@ class Cell:
             kind: tuple(Node(kind, shape=a.shape(sizes), name=a.name) for a in arguments)
             for kind, arguments in (("input", self.inputs), ("state", self.states), ("param", self.params))
         }
+        first = leaves["input"][0]
+        flat = replace(first, shape=(math.prod(first.shape),))
+        leaves["input"] = (flat, *leaves["input"][1:])
         names = {a.name: a.dims.present(sizes).labels for a in self.arguments}
         values, params = (
             {n.name: Value(n, names[n.name]) for n in nodes}
-            for nodes in ((*leaves["input"], *leaves["state"]), leaves["param"])
+            for nodes in ((*leaves["input"][1:], *leaves["state"]), leaves["param"])
         )
         try:
             with counted():
+                values[first.name] = Value(Value(flat).reshape(first.shape).node, names[first.name])
                 values, begun = self._begun(values, params)
                 returned = self(*self._in_order(values), **params)
         except TvmRnnError as error:
@@ -180,7 +184,11 @@ class Cell:
         inputs, states, weights = leaves["input"], leaves["state"], leaves["param"]
         same = (node for node in states if node.name in self.constants)
         results = (*results, *same, *(v.node for v in begun))
+        wide = () if len(output.shape) == 1 else output.shape
+        if wide:
+            output = Value(output).reshape(-1).node
         graph = Graph(self.name, dtype, inputs, states, weights, results, output, self.output, dict(sizes))
+        graph = replace(graph, output_shape=wide)
         self._check_numbers(graph)
         self._check_leaves(graph)
         return graph
@@ -256,12 +264,12 @@ class Cell:
                     do=f"return a value of shape {list(state.shape)} for {name}",
                 )
         output = nodes[wanted.index(self.output)]
-        if len(output.shape) != 1 or output.boolean:
+        if not output.shape or output.boolean:
             raise self._wrong(
-                "the output must be a vector",
+                "the output must have an axis",
                 where=output.source or _return_line(self.function),
                 got="a truth value" if output.boolean else f"{self.output}{list(output.shape)}",
-                expected="one axis",
+                expected="one axis or more, of numbers",
                 do="name another output= in @cell, or reshape it",
             )
         return nodes[: len(names)], output
@@ -449,11 +457,11 @@ def _define(
     inputs = tuple(a for a in positional if a.name not in (*states, *constants))
     if not inputs:
         raise wrong("there is no input", got=f"only states: {', '.join(by_name)}", do='add an argument such as x: "I"')
-    if len(inputs[0].dims.axes) != 1:
-        name, axes = inputs[0].name, "*".join(inputs[0].dims.text.replace(",", " ").split()) or "1"
-        do = f'give it flat, {name}: "{axes}"' + ("; the equations reshape it" if inputs[0].dims.axes else "")
-        raise wrong("the first input must be a vector", got=str(inputs[0]), expected='one axis, such as x: "I"', do=do)
-    if inputs[0].dims.optional or inputs[0].dims.defaults:
+    if not inputs[0].dims.axes:
+        got, do = str(inputs[0]), 'give it an axis of size 1, such as x: "1"'
+        raise wrong("the first input must have an axis", got=got, expected='such as x: "I"', do=do)
+    own = parse_dims(inputs[0].dims.text.replace(",", " ").split()[0])
+    if inputs[0].dims.optional or own.defaults:
         raise wrong(
             "the first input has the size of what feeds the layer", got=str(inputs[0]), expected='such as x: "I"'
         )

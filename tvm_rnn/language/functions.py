@@ -14,12 +14,22 @@ import numpy as np
 from tvm_rnn.graph.ops import TABLE, Shape
 
 from .dims import parse_dims
-from .trace import Value, apply, fail, getitem, inserted, lift, made, removed
+from .trace import Value, apply, drawn, fail, getitem, inserted, lift, made, removed, rows_of
 from .trace import contract as _contract_traced
 from .trace import einsum as _einsum_traced
 
 Array = Any
-INTERNAL = {"contract", "fixed", "pad", "repeat", "shape", "share_max"}  # gradients alone are written with these
+INTERNAL = {
+    "contract",
+    "correlate",
+    "fixed",
+    "pad",
+    "padded",
+    "repeat",
+    "shape",
+    "share_max",
+    "windows",
+}  # gradients alone are written with these
 _builtin_sum, _builtin_max = sum, max
 _HEADS = "pqrstuvw"  # letters of leading axes in products by head
 
@@ -376,6 +386,41 @@ def one_hot(places: Array, size: int) -> Array:
     return where(found, 1.0, 0.0)
 
 
+def take(table: Array, places: Array) -> Array:
+    """The rows of a table at computed places, also written table[places]: E[token] is an embedding. The table is made
+    of parameters or constants; a number that is no place gives NaN."""
+    if not _traced(table, places):
+        return TABLE["take"].numpy(
+            np.asarray(table, float),
+            np.reshape(places, (*np.shape(places), *[1] * (np.ndim(table) - 1))),
+            rank=np.ndim(table),
+        )
+    return rows_of(lift(table), lift(places))
+
+
+def random_uniform(shape: Sequence[int] | int) -> Array:
+    """Random numbers of that shape (without T and B), even between 0 and 1 and neither of them: another one for each
+    step, row and unit, made of the seed of the call."""
+    return drawn("random_uniform", shape)
+
+
+def random_normal(shape: Sequence[int] | int) -> Array:
+    """Random numbers of the standard normal distribution, as `random_uniform` has those between 0 and 1 (Box & Muller
+    1958)."""
+    radius, angle = (drawn("random_normal", shape) for _ in range(2))
+    return sqrt(-2.0 * log(radius)) * cos(2.0 * np.pi * angle)
+
+
+def sample(logits: Array, temperature: Array = 1.0, axis: int = -1, keepdims: bool = False) -> Array:
+    """A place of an axis, drawn with the probabilities softmax(logits / temperature); at temperature 0 the largest, as
+    `argmax`. It has no gradient (the Gumbel-max trick: Maddison, Tarlow & Minka 2014)."""
+    number = isinstance(temperature, (int, float)) and not isinstance(temperature, bool)
+    if number and not 0.0 <= temperature < np.inf:
+        fail("sample: the temperature", got=repr(temperature), expected="a number of at least 0")
+    noise = -log(-log(drawn("sample", list(lift(logits).shape))))
+    return argmax(logits + temperature * noise, axis, keepdims)
+
+
 def layer_norm(x: Array, gain: Array = None, bias: Array = None, eps: float = 1e-5) -> Array:
     """(x - mean) / sqrt(var + eps) over the last axis, then gain and bias (Ba, Kiros, Hinton 2016, eq. 4)."""
     y = (x - mean(x, -1, keepdims=True)) / sqrt(var(x, -1, keepdims=True) + eps)
@@ -499,6 +544,13 @@ def pad(x: Array, axis: int, before: int, after: int) -> Array:
     return concat(parts, axis) if len(parts) > 1 else x
 
 
+def padded(x: Array, amounts: Sequence[tuple[int, int]]) -> Array:
+    """Zeros before and after along each of the last axes."""
+    for axis, (before, after) in zip(range(-len(amounts), 0), amounts, strict=True):
+        x = pad(x, axis, before, after)
+    return x
+
+
 def share_max(x: Array, top: Array, grad: Array, axis: int) -> Array:
     """The gradient of max: shared equally among the places that reach it."""
     hit = where(x == top, 1.0, 0.0)
@@ -508,6 +560,68 @@ def share_max(x: Array, top: Array, grad: Array, axis: int) -> Array:
 def contract(spec: str, a: Array, b: Array) -> Array:
     """einsum of two operands with no axis summed alone: what gradients of products are made of."""
     return _contract_traced(spec, a, b) if _traced(a, b) else TABLE["einsum"].numpy(a, b, spec=spec)
+
+
+def windows(x: Array, taps: Shape, dilation: Shape) -> Array:
+    """[C, *S] -> [C, *taps, *places]: what each tap of a kernel sees at each place."""
+    how = {"taps": tuple(taps), "dilation": tuple(dilation)}
+    return made("windows", x, **how) if _traced(x) else TABLE["windows"].numpy(x, **how)
+
+
+def correlate(kernel: Array, x: Array, spec: str, taps: Shape, dilation: Shape) -> Array:
+    """The einsum `spec` of a kernel with the windows of x."""
+    how = {"spec": spec, "taps": tuple(taps), "dilation": tuple(dilation)}
+    return made("conv", lift(kernel), lift(x), **how) if _traced(kernel, x) else TABLE["conv"].numpy(kernel, x, **how)
+
+
+def conv(x: Array, kernel: Array, padding: str | int | Sequence[int] = "same", dilation: int = 1) -> Array:
+    """The convolution of neural networks, with stride 1: x[C, L] with kernel[.., C, k], or x[C, Y, X] with
+    kernel[.., C, ky, kx]. The kernel's leading axes come out: kernel[4, H, C, 3, 3] gives [4, H, Y, X].
+
+    padding: zeros on both sides of each axis: a number, one for each axis, "same" (as many places as before) or "valid"
+    (none). dilation: the distance between two taps.
+    """
+    if _traced(x, kernel):
+        x, kernel = lift(x), lift(kernel)
+    rank = len(x.shape) - 1
+    if rank not in (1, 2):
+        fail("conv: x has channels and one or two more axes", got=f"{x!r:.80}", expected="[C, L] or [C, Y, X]")
+    if len(kernel.shape) < rank + 2:
+        expected = f"an axis of results, one of channels and {rank} of taps"
+        fail("conv: the kernel has too few axes", got=f"{kernel!r:.80}", expected=expected)
+    if kernel.shape[-rank - 1] != x.shape[0]:
+        got = f"{kernel.shape[-rank - 1]} in {kernel!r:.80}, {x.shape[0]} in {x!r:.80}"
+        fail(
+            "conv: the kernel and x differ in channels", got=got, do="the axis before the taps is that of x's channels"
+        )
+    if not isinstance(dilation, int) or isinstance(dilation, bool) or dilation < 1:
+        fail("conv: the distance between two taps", got=f"dilation={dilation!r}", expected="a whole number from 1")
+    taps = tuple(kernel.shape[-rank:])
+    amounts = _amounts(padding, [dilation * (n - 1) for n in taps])
+    padded_x = padded(x, amounts)
+    if any(size <= dilation * (n - 1) for size, n in zip(padded_x.shape[1:], taps, strict=True)):
+        fail("conv: the kernel is larger than the padded x", got=f"{kernel!r:.80} on {x!r:.80}", do="pad more")
+    lead = "efghij"[: len(kernel.shape) - rank - 1]
+    own, places = "uv"[:rank], "yx"[-rank:]
+    spec = f"{lead}c{own},c{own}{places}->{lead}{places}"
+    result = correlate(kernel, padded_x, spec, taps, (dilation,) * rank)
+    if not _traced(result):
+        return result
+    kept = (n if a == b else None for n, a, b in zip(lift(x).axes[1:], x.shape[1:], result.shape[-rank:], strict=True))
+    return Value(result.node, (*result.axes[: len(lead)], *kept))
+
+
+def _amounts(padding: str | int | Sequence[int], spans: Sequence[int]) -> list[tuple[int, int]]:
+    """Zeros before and after each axis, along which the taps span so many places."""
+    if padding == "same":
+        return [(span // 2, span - span // 2) for span in spans]
+    if padding == "valid":
+        padding = 0
+    given = [padding] * len(spans) if isinstance(padding, int) else padding
+    whole = not isinstance(given, str) and all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in given)
+    if not whole or len(given) != len(spans):
+        fail("conv: padding", got=repr(padding), expected=f'"same", "valid", a number or {len(spans)} of them')
+    return [(int(n), int(n)) for n in given]
 
 
 def outer(a: Array, b: Array) -> Array:

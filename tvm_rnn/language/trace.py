@@ -19,7 +19,7 @@ from typing import NoReturn
 import numpy as np
 
 from tvm_rnn.errors import CellError, message, nearest
-from tvm_rnn.graph.graph import Node, constant, make
+from tvm_rnn.graph.graph import Node, constant, make, topological
 from tvm_rnn.graph.ops import TABLE, Shape
 from tvm_rnn.locations import PACKAGE
 
@@ -32,16 +32,18 @@ _ATTRIBUTES = ("shape", "ndim", "size", "axes", "T", "reshape", "transpose")
 MOST_RUNS = 32  # of neighbours, in an index by a list
 LIMIT = 100_000  # operations of one cell
 _operations: ContextVar[Iterator[int] | None] = ContextVar("_operations", default=None)
+_streams: ContextVar[Iterator[int] | None] = ContextVar("_streams", default=None)  # numbers of random values
 
 
 @contextmanager
 def counted() -> Iterator[None]:
-    """Inside, operations are counted, and more than `LIMIT` are refused."""
-    token = _operations.set(itertools.count(1))
+    """Inside, operations are counted, and more than `LIMIT` are refused; random values are numbered."""
+    token, streams = _operations.set(itertools.count(1)), _streams.set(itertools.count())
     try:
         yield
     finally:
         _operations.reset(token)
+        _streams.reset(streams)
 
 
 def user_line() -> str:
@@ -449,6 +451,8 @@ def _spread(v: Value, letters: str, out: str) -> Value:
 
 def getitem(v: Value, key: object) -> Value:
     """v[key] as in NumPy for ints, slices, one list of places, None and one ellipsis: views of v."""
+    if isinstance(key, Value):
+        return rows_of(v, key)
     keys = list(key) if isinstance(key, tuple) else [key]
     places = [i for i, k in enumerate(keys) if k is Ellipsis]
     if len(places) > 1:
@@ -481,9 +485,38 @@ def getitem(v: Value, key: object) -> Value:
                 "an index must be known before the cell runs",
                 got=f"{type(k).__name__}: {k!r:.60}",
                 expected="an int, a slice, a list of ints, None or ...",
-                do="use where or einsum to select by value",
+                do="a computed place stands alone, table[place]; or use where or einsum to select by value",
             )
     return result
+
+
+def rows_of(table: Value, places: Value) -> Value:
+    """The rows of a table at computed places, as NumPy's table[places]."""
+    if any(v.node.boolean for v in (table, places)):
+        fail("an index by a truth value", got=f"{table!r}[{places!r}]", expected="numbers", do="use where to select")
+    if not table.ndim:
+        fail("a scalar has no rows", got=repr(table), expected="a table with at least one axis")
+    if any(n.op in ("input", "state") or n.random for n in topological([table.node])):
+        fail(
+            "a computed index needs a table that stays the same",
+            got=f"{table!r}[{places!r}]",
+            expected="a parameter, a constant, or what is made of these",
+            do="select from what changes with one_hot and einsum, or with where",
+        )
+    count = table.ndim - 1
+    return made("take", table, inserted(places, places.ndim, count) if count else places, rank=table.ndim)
+
+
+def drawn(name: str, shape: object) -> Value:
+    """Numbers even between 0 and 1, of a stream of their own. name: of the function, for messages."""
+    to = (shape,) if isinstance(shape, (int, np.integer)) else shape
+    if not isinstance(to, (tuple, list)) or any(n < 1 for n in _whole((*to, 1))):
+        do = "give a shape without T and B, such as h.shape"
+        fail(f"{name}: this is no shape", got=f"{shape!r:.60}", expected="whole numbers of at least 1", do=do)
+    streams = _streams.get()
+    if streams is None:
+        fail(f"{name} outside of a cell", do="call it in a cell's equations; elsewhere use NumPy's generators")
+    return Value(node("uniform", stream=f"random.{next(streams)}", every="step", to=tuple(_whole((*to, 1))[:-1])))
 
 
 def _range(v: Value, axis: int, places: range) -> Value:

@@ -36,7 +36,7 @@ def blob(net: RNN, layers: Layers) -> dict[str, Any]:
 
 def common_facts(net: RNN, target: Target, batches: tuple[int, ...], without: tuple[str, ...]) -> Network:
     """What the manifest of format 1 says of every module."""
-    first, last = net.layers[0].graph, net.layers[-1]
+    last = net.layers[-1]
     shapes = [[list(layer.graph.states[i].shape) for layer in net.layers] for i in range(len(net.cell.states))]
     initial = [float(net.cell.initial.get(s.name, 0.0)) for s in net.cell.states]
     step, run = [] if net.reverse else ["step"], [] if net.program is None else ["run"]
@@ -50,8 +50,8 @@ def common_facts(net: RNN, target: Target, batches: tuple[int, ...], without: tu
         dtype=net.dtype,
         num_layers=net.num_layers,
         num_directions=net.num_directions,
-        inputs=[Array(n.name, list(n.shape)) for n in first.inputs],
-        output=Array(net.cell.output, [last.width]),
+        inputs=[Array(name, list(shape)) for name, shape in net.input_shapes.items()],
+        output=Array(net.cell.output, list(last.output_shape)),
         states=[
             State(s.name, own, at, s.name in net.cell.constants)
             for s, own, at in zip(net.cell.states, shapes, initial, strict=True)
@@ -60,6 +60,7 @@ def common_facts(net: RNN, target: Target, batches: tuple[int, ...], without: tu
         target=Machine(target.name, target.kind, target.mcpu, target.machine, list(target.features)),
         reverse=net.reverse,
         regularisers=net.regularisers.facts() or None,
+        draws=net.draws or None,
         entry_points=["sequence", *step, "init_state", *run],
         batch=list(batches),
         passes=[name for name in PASS_NAMES if name not in without],

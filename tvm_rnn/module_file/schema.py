@@ -125,6 +125,13 @@ class CpuTraining(Struct):
     tape: CpuTape
 
 
+class Generation(Struct, omit_defaults=True):
+    """What a call of generate on a CPU needs. tokens: how many there are, where the first input is one."""
+
+    workspace: Workspace
+    tokens: Count | None = None
+
+
 class Kernel(Struct, kw_only=True, omit_defaults=True):
     """A CUDA kernel: what the compiler says that it takes, and what it is launched with."""
 
@@ -268,6 +275,7 @@ class Network(Shared, kw_only=True):
     masks: Masks | None = None
     memory: Memory | None = None
     weight_error: NotNegative | None = None
+    draws: list[str] | None = None  # the streams of random numbers in inference
 
 
 class CpuNetwork(Network, kw_only=True):
@@ -281,6 +289,7 @@ class CpuNetwork(Network, kw_only=True):
     templates: list[Row]
     weight_dtype: WeightDtype | None = None
     training: CpuTraining | None = None
+    generation: Generation | None = None
     sequence: Name = "sequence"
 
     @property

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tvm_rnn.graph.graph import Graph
+from tvm_rnn.graph.ops import Shape
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,11 @@ class Layer:
     def width(self) -> int:
         """Features that one direction emits."""
         return self.graph.output.shape[0]
+
+    @property
+    def output_shape(self) -> Shape:
+        """The axes of what one direction emits at a step."""
+        return self.graph.output_shape or self.graph.output.shape
 
 
 def weight_name(parameter: str, layer: int, direction: int) -> str:

@@ -128,7 +128,10 @@ class Regularisers:
                 with _said("zoneout", self.zoneout[state.name]):
                     new[number] = choose(state, new[number]).node
         names = [s.name for s in graph.states]
-        output = new[names.index(graph.output_name)] if graph.output_name in names else graph.output
+        output = graph.output
+        if graph.output_name in names:
+            new_state = Value(new[names.index(graph.output_name)])
+            output = (new_state.reshape(-1) if graph.output_shape else new_state).node
         return replace(graph, results=tuple(new), output=output) if self.zoneout else graph
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from tvm_rnn.dtypes import check_fit, dtype_name, held_dtype, rounded
 from tvm_rnn.errors import ConfigError, WeightError, message, unknown
-from tvm_rnn.graph.graph import Graph, constant
+from tvm_rnn.graph.graph import Graph, constant, is_move
 from tvm_rnn.graph.graph_text import graph_text
 from tvm_rnn.graph.ops import Shape
 from tvm_rnn.language.cell import Cell
@@ -36,7 +37,7 @@ class RNN:
 
     Args:
         cell: a Cell of `tvm_rnn.cells`, or a user's own.
-        input_size: features of x (axis I).
+        input_size: features of x (axis I), or the first of its axes, such as C of "C Y X".
         hidden_size: axis H, of one head where a cell has several: an int, or one int per layer.
         num_layers: layers, each of which reads the output of the one before.
         bidirectional: two directions per layer; the output is [T, B, 2 H].
@@ -115,6 +116,43 @@ class RNN:
         """Features of y: the last layer's width times the number of directions."""
         return self.layers[-1].width * self.num_directions
 
+    @property
+    def input_shapes(self) -> dict[str, Shape]:
+        """Of each input by name its axes at a step of one row: of a vector x, (input_size,)."""
+        return {a.name: a.shape(self.layers[0].sizes) for a in self.cell.inputs}
+
+    @property
+    def output_shape(self) -> Shape:
+        """The axes of y at a step of one row: of a vector, (output_size,). Directions are joined along the first."""
+        first, *rest = self.layers[-1].output_shape
+        return (first * self.num_directions, *rest)
+
+    @cached_property
+    def draws(self) -> list[str]:
+        """The names of the streams of random numbers that the equations draw from, in inference too."""
+        nodes = (n for layer in self.layers for n in layer.graph.nodes() if n.random)
+        return list(dict.fromkeys(str(n.attrs["stream"]) for n in nodes))
+
+    @property
+    def streams(self) -> list[str]:
+        """The names of all streams of training: those of masks, and those of the equations' own random numbers."""
+        return [*self.regularisers.streams, *self.draws]
+
+    @property
+    def tokens(self) -> int | None:
+        """How many tokens there are where the first input is one: a place in a table, and nothing else. Else None."""
+        first = self.layers[0].graph
+        found: list[int] = []
+        below = {first.inputs[0]}
+        for node in first.nodes():
+            if is_move(node) and node.args[0] in below:
+                below.add(node)
+            elif node.op == "take" and node.args[1] in below:
+                found.append(node.args[0].shape[0])
+            elif any(a in below for a in node.args):
+                return None
+        return min(found, default=None)
+
     def __repr__(self) -> str:
         sizes = ", ".join(f"{k}={v}" for k, v in self.sizes[0].items()) or f"I={self.input_size}"
         directions = "reverse" if self.reverse else f"directions={self.num_directions}"
@@ -161,45 +199,47 @@ class RNN:
         return layers
 
     def _trace(self) -> tuple[Layer, ...]:
-        first = self.cell.inputs[0]
-        width, layers = self.input_size, []
+        first, layers = self.cell.inputs[0], list[Layer]()
+        shape: Shape = (self.input_size,)
         cache: dict[tuple[tuple[str, int], ...], Graph] = {}
         for index, bound in enumerate(self.sizes):
-            free = [n for n in first.dims.names if n not in bound]
-            if first.dims.text.strip() in free:  # the usual case: x: "I"
-                bound[first.dims.text.strip()] = width
+            named = first.dims.labels[0]
+            if named is not None and named not in bound:  # the usual case: x: "I"
+                bound[named] = shape[0]
             bound.update(self.cell.completed(bound))
             key = tuple(sorted(bound.items()))
             if key not in cache:
                 cache[key] = self.cell.trace(bound, held_dtype(self.dtype))
             graph = cache[key]
             layers.append(Layer(index, bound, graph, graph))
-            self._check_inputs(layers, width)
+            self._check_inputs(layers, shape)
             self._check_constants(layers[0].graph, graph)
-            width = graph.output.shape[0] * self.num_directions
+            shape = (layers[-1].output_shape[0] * self.num_directions, *layers[-1].output_shape[1:])
         return tuple(layers)
 
-    def _check_inputs(self, layers: Sequence[Layer], width: int) -> None:
-        """The newest layer reads `width` features; its other inputs are those of layer 0."""
+    def _check_inputs(self, layers: Sequence[Layer], shape: Shape) -> None:
+        """The newest layer reads what the one below emits (of the first, input_size is the first axis); its other
+        inputs are those of layer 0."""
         index, graph, cell = layers[-1].index, layers[-1].graph, self.cell
-        if graph.inputs[0].shape != (width,):
+        own = cell.inputs[0].shape(layers[-1].sizes)
+        if own[: len(shape)] != shape or (index and own != shape):
             source = "input_size" if index == 0 else f"the output of layer {index - 1}"
             raise ConfigError(
                 message(
                     f"cell {cell.name}: layer {index} does not fit its input",
                     where=cell.where,
-                    got=f"{source} = {width}",
-                    expected=f"{cell.inputs[0]} = {graph.inputs[0].shape[0]}",
+                    got=f"{source} = {shape[0] if len(shape) == 1 else list(shape)}",
+                    expected=f"{cell.inputs[0]} = {own[0] if len(own) == 1 else list(own)}",
                     do="choose sizes that agree, or declare the cell's input as an axis of its own",
                 )
             )
-        for argument, own, shared in zip(cell.inputs, graph.inputs, layers[0].graph.inputs, strict=True):
-            if argument is not cell.inputs[0] and own.shape != shared.shape:
+        for argument, given, shared in zip(cell.inputs, graph.inputs, layers[0].graph.inputs, strict=True):
+            if argument is not cell.inputs[0] and given.shape != shared.shape:
                 raise ConfigError(
                     message(
                         f"cell {cell.name}: every layer is given the same {argument.name}",
                         where=cell.where,
-                        got=f"{list(shared.shape)} at layer 0 and {list(own.shape)} at layer {index}",
+                        got=f"{list(shared.shape)} at layer 0 and {list(given.shape)} at layer {index}",
                         expected="one shape",
                         do=f"give {argument.name} an axis that does not change from layer to layer",
                     )

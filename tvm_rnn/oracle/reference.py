@@ -24,7 +24,7 @@ from tvm_rnn.network.layer import weight_name
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.program import Program
 from tvm_rnn.network.rnn import RNN, no_network
-from tvm_rnn.runtime import runtime_random
+from tvm_rnn.runtime import runtime_generate, runtime_random
 from tvm_rnn.runtime.runtime_model import Plan, call, check_inputs
 
 
@@ -125,11 +125,19 @@ class Reference:
 
         Returns y [T, B, D*H] and the final state, both float64. Raises InputError for arrays that do not fit.
         """
+        if self.draws is None and self.net.draws:
+            got, do = "a call without a seed", "reference(net, seed=1)(x), or reference(net).generate(steps, seed=1)"
+            raise InputError(message("this network draws random numbers", got=got, do=do))
         state, inputs = self._held(state, inputs, reset)
         arrays = self._inputs(x, inputs)
         states, ends = self._arguments(arrays, state, lengths, reset)
         y, _ = self._run(self.graphs, arrays, states, ends)
-        return y, self._joined(states)
+        return self._shaped(y, self.net.output_shape), self._joined(states)
+
+    @staticmethod
+    def _shaped(rows: Array, shape: tuple[int, ...]) -> Array:
+        """[T, B, features] with the axes that the cell gives them."""
+        return rows.reshape((*rows.shape[:2], *shape))
 
     def gradients(
         self,
@@ -155,9 +163,11 @@ class Reference:
         states, ends = self._arguments(arrays, state, lengths, reset)
         graphs = [self._with_gradients(graph) for graph in self.graphs]
         y, tapes = self._run(graphs, arrays, states, ends)
-        d_y = np.zeros_like(y) if gy is None else _floats("the gradient of y", gy)
-        if d_y.shape != y.shape:
-            raise InputError(message("the gradient of y has the wrong shape", got=d_y.shape, expected=y.shape))
+        expected = (*y.shape[:2], *net.output_shape)
+        d_y = np.zeros(expected) if gy is None else _floats("the gradient of y", gy)
+        if d_y.shape != expected:
+            raise InputError(message("the gradient of y has the wrong shape", got=d_y.shape, expected=expected))
+        d_y = d_y.reshape(y.shape)
         first = net.initial_state(y.shape[1]) if gstate is None else gstate
         carried = self._states(first, y.shape[1], "the gradient of state")
         if gstate is None:
@@ -178,6 +188,7 @@ class Reference:
                     carried[name][layer.index][direction] = value
             d_y = np.asarray(d_x)
         names = [a.name for a in net.cell.inputs]
+        d_y = self._shaped(d_y, net.input_shapes[names[0]])
         d_inputs = dict(zip(names, [d_y, *d_extra], strict=True))
         factors = {} if self.draws is None else self.draws.factors(net)
         d_weights = {name: d_weights[name] * factors.get(name, 1.0) for name in net.weight_shapes}
@@ -206,6 +217,41 @@ class Reference:
             state = net.initial_state(len(next(iter(given.values()))))
         rest = {name: value for name, value in inputs.items() if name not in held}
         return (state if state is None else {**state, **held}), rest
+
+    def generate(
+        self,
+        steps: int,
+        state: GivenState | None = None,
+        *,
+        prompt: ArrayLike | None = None,
+        seed: int | None = None,
+        first_step: int = 0,
+        stop: float | None = None,
+        **inputs: ArrayLike,
+    ) -> tuple[Array, State, Array]:
+        """As `Module.generate`, which see: the output of a step is the input of the next."""
+        net = self.net
+        options: runtime_generate.Options = {"seed": seed, "first_step": first_step, "stop": stop, "inputs": inputs}
+        facts = runtime_generate.Network(net.tokens, net.input_size, np.dtype(float), net.draws)
+        first = prompt if prompt is None or net.tokens is not None else _floats("prompt", prompt)
+        rows = None if state is None else runtime_generate._rows_of(state)
+        ask = runtime_generate.requested(facts, steps, first, rows, options)
+        states = self._states(net.initial_state(ask.rows) if state is None else state, ask.rows)
+        y, ends = np.zeros((ask.total, ask.rows, net.output_size)), np.full(ask.rows, ask.total)
+        x, own = np.zeros((ask.total, *ask.prompt.shape[1:])), copy.copy(self)
+        x[: len(ask.prompt)] = ask.prompt[: ask.total]
+        given = self._inputs(x, inputs)
+        for t in range(ask.total):
+            arrays = [array[t : t + 1] for array in given]
+            own.draws = None if ask.seed is None else Draws(ask.seed, ask.first_step + t)
+            active = (t < ends).astype(int)
+            y[t], _ = own._run(own.graphs, arrays, states, (active, np.zeros((1, ask.rows), bool)))
+            if ask.stop is not None and t >= len(ask.prompt) - 1:
+                ends[(active > 0) & (y[t, :, 0] == ask.stop)] = t + 1
+            if len(ask.prompt) <= t + 1 < ask.total:
+                given[0][t + 1] = y[t]
+        new, lengths = ask.results(y, ends)
+        return new, self._joined(states), lengths
 
     def _arguments(
         self, arrays: list[Array], state: GivenState | None, lengths: ArrayLike | None, reset: ArrayLike | None
@@ -262,7 +308,7 @@ class Reference:
             do = "give each input once: net((a, b)), net({'a': a, 'b': b}) or net(a, b=b)"
             raise InputError(message("the inputs do not fit the cell", got=got, expected=", ".join(names), do=do))
         arrays = [_floats(f"input {name}", dict(given)[name]) for name in names]
-        widths = [self.net.layers[0].graph.inputs[i].shape for i in range(len(names))]
+        widths = list(self.net.input_shapes.values())
         for name, array, shape in zip(names, arrays, widths, strict=True):
             if array.ndim != 2 + len(shape) or array.shape[2:] != shape or array.shape[:2] != arrays[0].shape[:2]:
                 expected = f"[{', '.join(['T', 'B', *map(str, shape)])}]"
@@ -270,6 +316,7 @@ class Reference:
                 raise InputError(
                     message(f"input {name} has the wrong shape", got=list(array.shape), expected=expected, do=do)
                 )
+        arrays[0] = self._shaped(arrays[0], self.net.layers[0].graph.inputs[0].shape)
         return arrays
 
     def _states(self, given: GivenState, batch: int, what: str = "state") -> dict[str, list[Array]]:

@@ -52,6 +52,7 @@ CALLS = {
     "slice": "{0}.narrow({axis}, {start}, {stop} - {start})",
     "index": "{0}.select({axis}, {at})",
     "flip": "{0}.flip({axis})",
+    "take": "{0}[{1}.reshape({1}.shape[: {1}.ndim - {rank} + 1]).long()]",
     "mod": "torch.remainder({all})",
     "stop_gradient": "{0}.detach()",
     "surrogate": "{0}.detach() + ({1} - {1}.detach())",
@@ -59,6 +60,7 @@ CALLS = {
     "max": "{0}.amax(dim={axis}, keepdim={keepdims})",
     "concat": "concat({axis}, {all})",
     "gemm": "gemm({all})",
+    "windows": "windows({0}, {taps}, {dilation})",
 }
 
 
@@ -70,7 +72,9 @@ def expression(node: Node, operand: Callable[[Node], str]) -> str:
         if None in numbers:  # a number alone has no shape
             names = [number or name for number, name in zip(numbers, names, strict=True)]
         return OPERATORS[node.op].format(*names)
-    if node.op == "einsum":
+    if node.op == "conv":
+        names[1] = CALLS["windows"].format(names[1], **node.attrs)
+    if node.op in ("einsum", "conv"):
         inputs, out = node.attrs["spec"].split("->")
         left, right = inputs.split(",")
         return f'torch.einsum("...{left},...{right}->...{out}", {", ".join(names)})'
@@ -99,6 +103,15 @@ def gemm(*args: Tensor) -> Tensor:
     return total
 
 
+def windows(x: Tensor, taps: Sequence[int], dilation: Sequence[int]) -> Tensor:
+    """What each tap of a kernel sees at each place, as `graph/ops.py` has it."""
+    rank, seen = len(taps), x
+    for count, step in zip(taps, dilation, strict=True):
+        seen = seen.unfold(-rank, step * (count - 1) + 1, 1)[..., ::step]
+    lead = seen.ndim - 2 * rank
+    return seen.permute(*range(lead), *range(lead + rank, lead + 2 * rank), *range(lead, lead + rank))
+
+
 def transpose(x: Tensor, axes: Sequence[int]) -> Tensor:
     """The trailing axes in another order."""
     lead = x.ndim - len(axes)
@@ -117,7 +130,8 @@ def function(name: str, given: Sequence[Sequence[Node]], nodes: Sequence[Node], 
         lines += [f"    {names[node]} = {part}[{index}]" for index, node in enumerate(values)]
     lines += [f"    {names[node]} = {expression(node, names.__getitem__)}" for node in nodes]
     lines.append(f"    return ({''.join(f'{names[node]}, ' for node in wanted)})")
-    space = {"torch": torch, "inf": math.inf, "nan": math.nan, "concat": concat, "gemm": gemm, "transpose": transpose}
+    space = {"torch": torch, "inf": math.inf, "nan": math.nan, "concat": concat, "gemm": gemm}
+    space |= {"transpose": transpose, "windows": windows}
     exec(compile("\n".join(lines), f"<{name}>", "exec"), space)
     made: Function = space[name]
     return made
@@ -171,7 +185,8 @@ class TorchModel:
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, dict[str, Tensor | list[Tensor]]]:
         import torch
 
-        x, *others = inputs
+        first, *others = inputs
+        x = first.flatten(2)
         states: dict[str, list[Tensor]] = {state.name: [] for state in self.net.cell.states}
         for directions in self.layers:
             outputs = [layer([x, *others]) for layer in directions]
@@ -179,7 +194,8 @@ class TorchModel:
             for _, after in outputs:
                 for name, value in after.items():
                     states[name].append(value)
-        return x, {name: self._joined(parts) for name, parts in states.items()}
+        y = x.reshape(*x.shape[:2], *self.net.output_shape)
+        return y, {name: self._joined(parts) for name, parts in states.items()}
 
     def _joined(self, parts: list[Tensor]) -> Tensor | list[Tensor]:
         import torch

@@ -114,6 +114,7 @@ def _tell(families: Mapping[tuple[object, ...], list[Node]]) -> None:
     every = [(key[0], family) for key, family in families.items()]
     if not every:
         tell(False, "the products", "there are none of a vector")
+    below = {family[0]: frozenset(topological(family[0].args[1::2])) for _, family in every}
     for region, family in every:
         operands, width = family[0].args[1::2], family[0].shape[0]
         what = joined(in_words(n) for n in family)
@@ -123,18 +124,18 @@ def _tell(families: Mapping[tuple[object, ...], list[Node]]) -> None:
             tell(True, what, why, region=region, gates=len(family), width=width)
             continue
         others = [other for where, other in every if where == region and other is not family]
-        reasons = [_difference(family, other) for other in others]
+        reasons = [_difference(family, other, below) for other in others]
         why = "; ".join(reasons) if reasons else f"the only product of region `{region}`"
         tell(False, what, why, region=region, width=width)
 
 
-def _difference(family: Sequence[Node], other: Sequence[Node]) -> str:
-    """What keeps the products of two families of one region from being one."""
+def _difference(family: Sequence[Node], other: Sequence[Node], below: Mapping[Node, frozenset[Node]]) -> str:
+    """What keeps the products of two families of one region from being one. below: what each one's operands read."""
     mine, theirs = (own[0].args[1::2] for own in (family, other))
     if mine == theirs:
         return f"{family[0].shape[0]} units, {in_words(other[0])} has {other[0].shape[0]}"
     for later, earlier in ((family, other), (other, family)):
-        if {*earlier} & {*topological(later[0].args[1::2])}:
+        if not below[later[0]].isdisjoint(earlier):
             return f"{in_words(later[0])} needs the result of {in_words(earlier[0])}: another level"
     read = [" and ".join(in_words(x) for x in operands) for operands in (mine, theirs)]
     return f"reads {read[0]}, {in_words(other[0])} reads {read[1]}"

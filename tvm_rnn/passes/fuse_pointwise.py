@@ -26,7 +26,8 @@ from tvm_rnn.graph.graph import (
     is_scan,
     recurrence_states,
     rewrite,
-    topological,
+    sums_rows,
+    with_args,
 )
 from tvm_rnn.graph.node_text import in_words, joined
 from tvm_rnn.graph.ops import TABLE, Shape
@@ -53,24 +54,25 @@ class FusePointwise(Pass):
     enabled: bool = True
 
     def apply(self, graph: Graph, net: RNN, target: Target) -> Graph:
-        graph = _own_results(graph)
+        graph = _own_windows(_own_results(graph))
         nodes = graph.nodes()
         leaves = depends(nodes)
         groups: list[Group] = []
         for region in ("before", "step", "after"):
             own = [n for n in nodes if _is_work(n, leaves) and graph.region_of(n) == region]
-            groups += _Grouping(graph, region, own, self.enabled).run()
+            groups += _Grouping(graph, region, own, self.enabled, leaves).run()
         return replace(graph, groups=tuple(groups))
 
     def ensures(self, graph: Graph) -> None:
         ready: set[Node] = set()
+        leaves = depends(graph.nodes())
         for group in graph.groups:
             members = set(group.nodes)
             for node in group.nodes:
                 if node.leaf or node in ready:  # copied from where it is
                     continue
                 for base in (b for a in node.args for b in bases(a)):
-                    ok = base.leaf or base in members or base in ready or not depends([*topological([base])])[base]
+                    ok = base.leaf or base in members or base in ready or not leaves[base]
                     self.check(ok, f"{node.op} reads a {base.op} that no earlier group stores", graph)
             ready.update(group.stored)
         for root in (*_finals(graph, "before"), *_finals(graph, "step")):
@@ -115,13 +117,38 @@ def _own_results(graph: Graph) -> Graph:
     nodes, users = graph.nodes(), graph.users()
     leaves = depends(nodes)
     finals = (*_finals(graph, "before"), *_finals(graph, "step"))
-    own = {n: replace(n) for n in finals if is_move(n) and leaves[n] and users[n] and not _is_kept(n, users[n])}
+    own = {n: replace(n) for n in finals if is_move(n) and leaves[n] and users[n] and not _is_kept(n, users)}
     return rewrite(graph, own, region={**graph.region, **{new: graph.region_of(n) for n, new in own.items()}})
 
 
-def _is_kept(node: Node, users: list[Node]) -> bool:
-    """A join that a product reads must become an array."""
-    return len(bases(node)) > 1 and any(u.op == "gemm" and node in u.args for u in users)
+def _own_windows(graph: Graph) -> Graph:
+    """What sums over rows see of a convolution's operand are views of their own: the step has an array of the padded
+    operand for one step alone."""
+    copies: dict[Node, Node] = {}
+
+    def own(node: Node) -> Node:
+        if is_move(node) and node not in copies:
+            copies[node] = replace(node, args=tuple(map(own, node.args)))
+        return copies.get(node, node)
+
+    def seen(node: Node) -> Node:
+        args = tuple(own(a) if a.op == "windows" else a for a in node.args)
+        return node if args == node.args else replace(node, args=args)
+
+    new: dict[Node, Node] = {}
+    for node in graph.nodes():
+        new[node] = with_args(node, new)
+        new[node] = seen(new[node]) if sums_rows(node) else new[node]
+    if not copies:
+        return graph
+    region = {new[n]: where for n, where in graph.region.items() if n in new}
+    return rewrite(graph, new, region={**graph.region, **region, **dict.fromkeys(copies.values(), "after")})
+
+
+def _is_kept(node: Node, users: Mapping[Node, list[Node]]) -> bool:
+    """A join that a product reads must become an array, and what a convolution in the step does."""
+    read = [u for u in users[node] if u.op == "windows" and not all(map(sums_rows, users[u]))]
+    return bool(read) or (len(bases(node)) > 1 and any(u.op == "gemm" and node in u.args for u in users[node]))
 
 
 def is_truth(node: Node) -> bool:
@@ -159,8 +186,10 @@ class _Draft:
 class _Grouping:
     """Forms the groups of one region."""
 
-    def __init__(self, graph: Graph, region: str, nodes: list[Node], enabled: bool) -> None:
-        self.graph, self.region, self.nodes, self.enabled = graph, region, nodes, enabled
+    def __init__(
+        self, graph: Graph, region: str, nodes: list[Node], enabled: bool, leaves: Mapping[Node, frozenset[str]]
+    ) -> None:
+        self.graph, self.region, self.nodes, self.enabled, self.leaves = graph, region, nodes, enabled, leaves
         self.users = graph.users()
         self.inside = set(nodes)
         self.home: dict[Node, int] = {}
@@ -187,7 +216,7 @@ class _Grouping:
                 self.drafts[index].nodes[:0] = self._inlined_below(node)
             elif node.pointwise and not is_truth(node) and node not in self.inlined and not self._free(node):
                 self._place(node)
-            elif node.random or (is_move(node) and _is_kept(node, self.users[node])):
+            elif node.random or (is_move(node) and _is_kept(node, self.users)):
                 self._copy(node)
         for node in self._read_elsewhere() if self.region != "step" or self.graph.kind == "backward" else ():
             self._need(node)
@@ -398,11 +427,11 @@ class _Grouping:
             keep = [n for n in draft.nodes if n in wanted or n in self.results or n in outside]
             groups.append(Group(draft.kind, self.region, phase, draft.root, tuple(draft.nodes), tuple(keep)))
             if listening():
-                _tell(groups[-1], self.graph)
+                _tell(groups[-1], self.graph, self.leaves)
         return groups
 
 
-def _tell(group: Group, graph: Graph) -> None:
+def _tell(group: Group, graph: Graph, leaves: Mapping[Node, frozenset[str]]) -> None:
     """One group: what it computes in one go, and what of it becomes an array."""
     inside = sum(n is not group.root and (n.pointwise or n.leaf) for n in group.nodes)
     root = f"{group.kind} {in_words(group.root)}" if group.root is not None else "pointwise"
@@ -419,7 +448,7 @@ def _tell(group: Group, graph: Graph) -> None:
     read = {
         b for n in group.nodes for a in n.args for b in bases(a) if b not in members and b.op not in ("param", "const")
     }
-    own = [n for n in read if n.leaf or depends([*topological([n])])[n]]
+    own = [n for n in read if n.leaf or leaves[n]]
     facts |= {"flops": sum(node_flops(n) for n in group.nodes if not n.leaf)}
     facts |= {"moved_elements": sum(prod(n.shape) for n in (*own, *group.stored))}
     if group.kind == "gemm" and group.root is not None:

@@ -56,6 +56,8 @@ class Builder:
             small = self.make("exp", self.make("neg", self.make("abs", x, source=source), source=source), source=source)
             small = self.make("log1p", small, source=source)
             return self.make("add", self.make("relu", x, source=source), small, source=source)
+        if op == "conv" and self.expand:
+            return self._windowed(args, source, attrs)
         if op == "reshape":
             return self._reshape(x, attrs["to"], source)
         if op == "transpose":
@@ -79,6 +81,17 @@ class Builder:
             return self.leaf(Node("const", shape=to, value=x.value.reshape(to)))
         return None
 
+    def _windowed(self, args: tuple[Node, ...], source: str, attrs: Attributes) -> Node:
+        """A convolution as the product with windows; the axes of its results come last in the kernel: they lie side by
+        side where one tap is applied."""
+        how, (kernel, x) = {key: attrs[key] for key in ("taps", "dilation")}, args
+        inputs, out = attrs["spec"].split("->")
+        left, right = inputs.split(",")
+        order = sorted(left, key=lambda t: (t in out, left.index(t)))
+        kernel = self.make("transpose", kernel, source=source, axes=tuple(left.index(t) for t in order))
+        seen = self.make("windows", x, source=source, **how)
+        return self.make("einsum", kernel, seen, source=source, spec=f"{''.join(order)},{right}->{out}")
+
     def _transpose(self, x: Node, axes: tuple[int, ...], source: str) -> Node | None:
         if axes == tuple(range(len(axes))):
             return x
@@ -94,6 +107,8 @@ class Builder:
             assert x.value is not None
             value = TABLE[op].numpy(x.value, **attrs)
             return self.leaf(Node("const", shape=value.shape, value=value))
+        if x.op == "take":
+            return self._push_take(op, x, source, attrs)
         if x.pointwise:
             return self.make(x.op, *(self._narrow(op, a, source, attrs) for a in x.args), source=x.source)
         if x.op == "slice" and x.attrs["axis"] == axis and op == "index":
@@ -106,6 +121,8 @@ class Builder:
             return self._push_reshape(op, x, source, attrs)
         if x.op == "einsum":
             return self._push_einsum(op, x, source, attrs)
+        if x.op == "windows" and op == "slice":
+            return self._push_windows(x, source, attrs)
         if x.op == "broadcast":
             part = self._narrow(op, x.args[0], source, attrs)
             to = TABLE[op].shape(x.shape, **attrs)
@@ -119,6 +136,14 @@ class Builder:
         if arg.shape[attrs["axis"]] != 1:
             return self.make(op, arg, source=source, **attrs)
         return self.make("index", arg, source=source, axis=attrs["axis"], at=0) if op == "index" else arg
+
+    def _push_take(self, op: str, x: Node, source: str, attrs: Attributes) -> Node:
+        """A part of rows of a table is rows of a part of it; a part of the other axes, rows at a part of the places."""
+        table, places = x.args
+        if -attrs["axis"] < x.attrs["rank"]:
+            table = self.make(op, table, source=source, **attrs)
+        places = self._narrow(op, places, source, attrs)
+        return self.make("take", table, places, source=x.source, rank=len(table.shape))
 
     def _push_reshape(self, op: str, x: Node, source: str, attrs: Attributes) -> Node | None:
         base, axis = x.args[0], attrs["axis"]
@@ -139,9 +164,11 @@ class Builder:
             return self.make("reshape", piece, source=source, rank=len(piece.shape), to=lead)
         return None
 
-    def _push_einsum(self, op: str, x: Node, source: str, attrs: Attributes) -> Node:
+    def _push_einsum(self, op: str, x: Node, source: str, attrs: Attributes) -> Node | None:
         inputs, out = x.attrs["spec"].split("->")
         letter = out[len(out) + attrs["axis"]]
+        if x.args[1].op == "windows" and letter not in inputs.partition(",")[2]:
+            return None  # all results of a convolution at once
         names, args = [], []
         for letters, arg in zip(inputs.split(","), x.args, strict=True):
             if letter in letters:
@@ -152,6 +179,28 @@ class Builder:
             args.append(arg)
         result = out.replace(letter, "") if op == "index" else out
         return self.make("einsum", *args, source=x.source, spec=f"{','.join(names)}->{result}")
+
+    def _push_windows(self, x: Node, source: str, attrs: Attributes) -> Node | None:
+        """Some of the places where a convolution's taps look: those see a part of the operand."""
+        axis, taps = attrs["axis"], x.attrs["taps"]
+        if -axis > len(taps):
+            return None
+        reach = x.attrs["dilation"][axis] * (taps[axis] - 1)
+        part = self._cut(x.args[0], source, axis, attrs["start"], attrs["stop"] + reach)
+        return self.make("windows", part, source=x.source, **x.attrs)
+
+    def _cut(self, x: Node, source: str, axis: int, start: int, stop: int) -> Node:
+        """start:stop of an axis; of what was joined, as zeros are to an image, from each part."""
+        if x.op != "concat":
+            return self.make("slice", x, source=source, axis=axis, start=start, stop=stop)
+        along, at, parts = x.attrs["axis"], 0, list[Node]()
+        for arg in x.args:
+            size = arg.shape[axis]
+            first, last = (max(start - at, 0), min(stop - at, size)) if axis == along else (start, stop)
+            if first < last:
+                parts.append(self._cut(arg, source, axis, first, last))
+            at += size
+        return parts[0] if len(parts) == 1 else self.make("concat", *parts, source=x.source, axis=along)
 
     def _push_concat(self, op: str, x: Node, source: str, attrs: Attributes) -> Node | None:
         axis, at = attrs["axis"], 0
@@ -223,6 +272,8 @@ def _product(builder: Builder, node: Node, weight_at: int, new: Mapping[Node, No
     wl, xl = letters[weight_at], letters[1 - weight_at]
     weight, x = new[node.args[weight_at]], new[node.args[1 - weight_at]]
     where = node.source
+    if x.op == "windows" and set(xl) & set(out):
+        return builder.make("einsum", weight, x, source=where, spec=node.attrs["spec"])
     if set(xl) & set(out):
         # Some axis of x survives (heads, matrix-valued x): a general contraction. Vectors run along the parameter's
         # last axis, so the result's last axis goes there if the parameter has it.

@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 
     from ..target import Target
 
-# What each kind of target runs over all time; training runs vectors alone, since matrices would be its tape.
+# What each kind of target runs over all time, and what it does in training, where matrices would be the tape.
 VECTORS = frozenset({"scan", "scan_max", "delay"})
-ROWS: Mapping[str, frozenset[str]] = {"llvm": VECTORS | {"scan_matrix"}, "cuda": frozenset()}
+ROWS: Mapping[str, frozenset[str]] = {"llvm": VECTORS | {"scan_matrix"}, "cuda": VECTORS}
+TRAINED: Mapping[str, frozenset[str]] = {"llvm": VECTORS, "cuda": frozenset()}
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class ParalleliseTime(Pass):
     def apply(self, graph: Graph, net: RNN, target: Target) -> Graph:
         given, rows = graph, ROWS[target.kind] if self.rows is None else self.rows
         if graph.backward is not None or graph.kind == "backward":
-            rows &= VECTORS
+            rows &= TRAINED[target.kind]
         for names in components(graph):
             states = [s for s in graph.states if s.name in names]
             try:

@@ -556,7 +556,7 @@ class Module:
             raise _error(LoadError, f"{self.path!r} has an unusable manifest", error, do="export it again") from None
         self._library = _open_library(self.path, self._file, self._elf_size)
         self._tensor: Callable[[np.ndarray], tvm_ffi.Tensor] = sys.modules["tvm_ffi"].from_dlpack
-        self._sequence = self._library.sequence
+        self._sequence: Function = _no_seed if self.manifest.get("draws") else self._library.sequence
         self._no_rows: list[Array] = [self._tensor(np.zeros(1, dtype)) for dtype in (np.int64, np.uint8)]
         self._begin(arrays)
         if arrays or not self._weight_shapes:
@@ -738,6 +738,39 @@ class Module:
         Returns {name: output}, of the kind of the first input. Raises InputError, also for a module that was not made
         from a model."""
         found: dict[str, Array] = importlib.import_module(".runtime_model", __package__).run(self, inputs)
+        return found
+
+    def generate(
+        self,
+        steps: int,
+        state: Mapping[str, object] | None = None,
+        *,
+        prompt: object = None,
+        seed: int | None = None,
+        first_step: int = 0,
+        stop: float | None = None,
+        **inputs: object,
+    ) -> tuple[Array, State, Array]:
+        """Steps in which the output of each is the first input of the next, in one call of compiled code.
+
+        steps: how many outputs.
+        state: all first states by name; None: the initial ones.
+        prompt: [P, B, width] the first inputs, of tokens [P, B] integers; None: one step of zeros.
+        seed: of the random numbers, where the cell draws any; the oracle draws the same.
+        first_step: the number of the prompt's first step in its whole sequence, where earlier calls had others.
+        stop: the output that ends a row: its state stays as it is, and the call ends when all rows have.
+        inputs: the cell's other inputs by name, [P - 1 + steps, B, ...] each.
+
+        Returns the outputs after the prompt, [steps, B, width], of tokens [steps, B] int32, with `stop` behind a row's
+        end; {name: last state}; and how many outputs each row made. Raises InputError for what does not fit, and for a
+        module that was not compiled with generate=True."""
+        found: tuple[Array, State, Array] = importlib.import_module(".runtime_generate", __package__).run(
+            self,
+            steps,
+            state,
+            prompt,
+            {"seed": seed, "first_step": first_step, "stop": stop, "inputs": inputs},
+        )
         return found
 
     def _run(
@@ -956,6 +989,12 @@ class Module:
             what, do = "runtime.py alone cannot export", "use it with tvm_rnn installed"
             raise _error(TvmRnnError, what, error, "tvm_rnn installed", do) from None
         export(self, path, bundle, name)
+
+
+def _no_seed(*_arguments: object) -> NoReturn:
+    """In place of a function that draws random numbers."""
+    do = "mod.generate(steps, prompt=x, seed=1), or forward_train(x, seed=1) of a module for training"
+    raise _error(InputError, "this network draws random numbers", "a call without a seed", "one with a seed", do)
 
 
 # --- steps into arrays that exist: the smallest cost of a call ------------------------------------------------------

@@ -8,6 +8,7 @@ alone beside a .so.
     key    = threefry((seed's low half, its high half), (crc32 of the name, 2 * layer + direction))
     word   = threefry(key, (row * units + unit, step))[0]        both modulo 2**32; step 0 of masks for whole sequences
     mask   = 1 where word < keep * 2**32, else 0
+    number = (2 * (word >> 9) + 1) / 2**24: even between 0 and 1, neither of them, exact in float32
 
 `step` is that of the sequence, counted from `first_step` on: chunks of a sequence have the masks of the whole. A mask
 does not depend on B or T. What layers read of the one below has one mask for both directions.
@@ -89,6 +90,13 @@ def mask(words: tuple[int, int], keep: float, rows: int, units: int, step: int) 
     return result
 
 
+def uniform(words: tuple[int, int], rows: int, units: int, step: int) -> np.ndarray:
+    """Numbers [rows, units] of one step, even between 0 and 1, in float64. words: of `key`."""
+    places = np.arange(rows * units, dtype=np.uint64).astype(np.uint32).reshape(rows, units)
+    found, _ = threefry(words, (places, np.uint32(step % WORDS)))
+    return (2.0 * (found >> np.uint32(9)) + 1.0) / 2.0**24
+
+
 def checked(
     manifest: Mapping[str, object], seed: object, first_step: object, error: Callable[..., Exception]
 ) -> tuple[int, int]:
@@ -96,7 +104,8 @@ def checked(
     do): what is raised where they are not integers, or where there is no seed."""
     if seed is None:
         do = "give one that differs from call to call: forward_train(x, seed=step)"
-        raise error("training with regularisers needs a seed", manifest["regularisers"], "an integer", do)
+        got = manifest.get("regularisers") or manifest.get("draws")
+        raise error("training with random numbers needs a seed", got, "an integer", do)
     found = []
     for what, value, low, high in (("the seed", seed, -(1 << 63), 1 << 64), ("first_step", first_step, 0, 1 << 62)):
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value < high:
@@ -111,4 +120,17 @@ def keys(seed: int, names: list[str], layers: int, directions: int) -> np.ndarra
     return np.array(every, np.uint32).reshape(layers, directions, len(names), 2)
 
 
-__all__ = ["ONCE", "RAW", "SHARED", "checked", "key", "keys", "mask", "name_word", "rounds", "threefry", "threshold"]
+__all__ = [
+    "ONCE",
+    "RAW",
+    "SHARED",
+    "checked",
+    "key",
+    "keys",
+    "mask",
+    "name_word",
+    "rounds",
+    "threefry",
+    "threshold",
+    "uniform",
+]

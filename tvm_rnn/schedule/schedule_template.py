@@ -38,8 +38,8 @@ class Unit:
     """A group's shape, as far as a schedule cares: what a template is chosen for and a record is keyed by.
 
     kind: "gemm", "reduce" or "pointwise" of a group; "sum_rows" of a sum over all rows; "scan" or "recurrent" of a
-    whole loop on a GPU; "walk" of all layers. gates G, width N (units), depths K of each product, stages: pointwise
-    values in the epilogue. batches: the batch sizes named at compile time.
+    whole loop on a GPU, "recurrence" of a linear one in chunks of time; "walk" of all layers. gates G, width N (units),
+    depths K of each product, stages: pointwise values in the epilogue. batches: the batch sizes named at compile time.
     """
 
     kind: str

@@ -223,7 +223,8 @@ class TorchLayer(torch.nn.Module):
             kind = getattr(torch, str(module.manifest.dtype))
             values, state = [value.to(kind) for value in values], each(state, lambda part: part.to(kind))
         tensors = [*values, *flat(state), *weights.values()]
-        dropping = self.training and bool(self.net.regularisers)
+        regular = bool(self.net.regularisers)
+        dropping = self.training if regular else bool(self.net.draws)
         if dropping:
             # Of torch's generator of the CPU, which torch.manual_seed sets.
             drawn = int(torch.randint((1 << 63) - 1, (1,))) if seed is None else seed
@@ -235,7 +236,7 @@ class TorchLayer(torch.nn.Module):
             y, last = module(values if len(values) > 1 else values[0], state, **rows)
             return y, LastState(last)
         call = Call(module, len(values), state, rows, tuple(weights) if there else ())
-        steps = Steps if dropping or not self.net.regularisers else Inference
+        steps = Steps if dropping or not regular else Inference
         y, *last = steps.apply(call, *tensors)
         return y, LastState(call.named(last))
 

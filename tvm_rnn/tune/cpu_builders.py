@@ -120,7 +120,7 @@ class CpuBackend:
             raise TvmRnnError(message("the defaults cannot be compiled", where=self.workload.name, got=built.reason))
         built.rename(self.default)
         rng, net, work = np.random.default_rng(self.seed), self.workload.net, self.workload
-        shapes = [node.shape for node in net.layers[0].graph.inputs]
+        shapes = list(net.input_shapes.values())
         self.inputs = [rng.uniform(-1, 1, (work.steps, work.batch, *shape)).astype(net.dtype) for shape in shapes]
         for i, array in enumerate(self.inputs):
             np.save(self.folder / f"input_{i}.npy", array)

@@ -10,7 +10,7 @@ from compiled_kernels import graph_of, layers_of
 import tvm_rnn as rnn
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import Weights
-from tvm_rnn.graph.graph import Graph
+from tvm_rnn.graph.graph import Graph, is_scan
 
 
 def layout_of(graph: Graph, precision: str = "bfloat16", directions: int = 1) -> Layout:
@@ -65,4 +65,8 @@ def test_what_groups_read_has_a_place(name: str, precision: str) -> None:
         source = layout.source(node, product=True)
         assert source is not None and source.place.dtype == layout.storage
     for result in layout.graph.roots:
-        assert any(g.region == "step" and result in g.stored for g in layout.graph.groups)
+        if is_scan(result):  # its last value is the new state, whether its steps are stored or not
+            assert any(g.kind == "scan" and result in g.nodes for g in layout.graph.groups)
+        else:
+            region = "step" if layout.has_steps else "before"
+            assert any(g.region == region and result in g.stored for g in layout.graph.groups)

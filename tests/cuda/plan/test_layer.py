@@ -98,3 +98,24 @@ def test_variants_are_tried_in_order() -> None:
     openings = [line for line in lines if line.startswith(("if", "else"))]
     assert openings == ["if (rows < 9 && ((uintptr_t)x0 & 15) == 0) {", "else if (rows < 99) {", "else {"]
     assert lines.count("{") + len(openings) == lines.count("}")
+
+
+def test_states_that_are_known_for_all_steps_need_none() -> None:
+    net, layers = layers_of("min_gru")
+    layer = Layer(layers.graphs[0], 0, "float32", Options(GPU, precision="float32"), GPU, net.cell.initial)
+    program, host = Program("float32"), Program("float32").sequence
+    assert not layer.regimes and [scan.width for scan in layer.scans] == [7]
+    assert "chunk_ends" in layer.work_buffers(program, "T * B", 1, 0)
+    assert any("sms *" in line for line in program.layout)
+    tile: Any = None  # nobody asks it anything: the recurrence writes the output
+    layer.recurrence(host, tile, tile)
+    assert not host.lines
+    assert layer.facts()[-1]["template"] == "vector_scan_cuda" and "in chunks" in layer.facts()[-1]["unit"]
+
+
+def test_the_output_is_written_where_it_goes() -> None:
+    for name, kinds in (("min_gru", [["output"]]), ("lru", [["output"]])):
+        layer = layer_of(name)
+        output = layer.graph.output
+        assert [[t.kind for t in layer.layout.targets(output, "before")]] == kinds
+        assert output not in layer.layout.hoisted_nodes

@@ -106,3 +106,20 @@ def test_offsets_that_grow_with_time_are_64_bit(step_by_step: None) -> None:
     """Names of variables are int64, numbers beside them small: B * T * H may exceed 32 bits."""
     layout = program_of("lstm").layout
     assert all(line.startswith("const int64_t") or line.startswith("at =") for line in layout)
+
+
+def test_recurrences_take_two_launches_at_most() -> None:
+    """One that finds what chunks do, where there are several, and one that does their steps."""
+    program = program_of("min_gru")
+    found = lines(program)
+    ends = [i for i, line in enumerate(found) if "_scan_ends" in line]
+    apply = [i for i, line in enumerate(found) if "_scan_apply" in line]
+    assert len(ends) == len(apply) == 2  # without and with lengths and resets
+    assert all(found[i - 1].startswith("if (chunks_") for i in ends)
+    assert not any(line.startswith("for (int64_t s_") for line in found)
+    assert "OnStream" not in "\n".join(lines(program_of("min_gru", num_layers=3)))
+
+
+def test_ended_rows_are_blank_where_no_recurrence_writes_the_output() -> None:
+    blank = {name: any("_blank" in line for line in lines(program_of(name))) for name in ("min_gru", "lru")}
+    assert blank == {"min_gru": False, "lru": True}

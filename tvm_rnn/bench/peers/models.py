@@ -229,7 +229,7 @@ def _axis_sizes(cell: Cell, manifest: Manifest, shapes: Mapping[str, tuple[int, 
         for axis, size in zip(dims.axes, shape, strict=False):
             if isinstance(axis, ast.Name):
                 sizes[axis.id] = int(size)
-    sizes.pop(cell.inputs[0].dims.text.strip(), None)  # RNN binds it to what feeds the layer
+    sizes.pop(str(cell.inputs[0].dims.labels[0]), None)  # RNN binds it to what feeds the layer
     return sizes
 
 

@@ -75,7 +75,7 @@ def _measure(point: Point, sizes: Sequence[int], peers: Sequence[str], options: 
     try:
         net = tamed(network(point).init(0))
         begun = time.perf_counter()
-        module = compile(net, batch=sizes, without=point.without)
+        module = compile(net, batch=sizes, without=point.without, progress=False)
         seconds = round(time.perf_counter() - begun, 2)
         with tempfile.TemporaryDirectory(prefix="tvm_rnn-suite-") as folder:
             path = os.path.join(folder, "module.so")

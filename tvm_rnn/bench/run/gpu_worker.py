@@ -185,7 +185,7 @@ class Bench:
         if self.network != point.network or self.net is None:
             self.net, self.network = tamed(network(point).init(0)), point.network
         generator = torch.Generator(self.device).manual_seed(0)
-        shapes = [node.shape for node in self.net.layers[0].graph.inputs]
+        shapes = list(self.net.input_shapes.values())
         options = {"generator": generator, "device": self.device}
         inputs = [torch.rand(point.steps, point.batch, *shape, **options).mul_(2).sub_(1).to(dtype) for shape in shapes]
         return GpuProblem(point, self.net, tuple(inputs), request["module"], request["compile_seconds"])

@@ -117,7 +117,7 @@ class _OnCpu:
 
     def _arrays(self, steps: int, batch: int) -> tuple[list[Array], Array]:
         rng = np.random.default_rng(0)
-        shapes = [node.shape for node in self.net.layers[0].graph.inputs]
+        shapes = list(self.net.input_shapes.values())
         x = [self.given(rng.uniform(-1, 1, (steps, batch, *shape))) for shape in shapes]
         return x, self.given(rng.uniform(-1, 1, (steps, batch, self.net.output_size)))
 

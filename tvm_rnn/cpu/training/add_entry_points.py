@@ -62,8 +62,9 @@ def add_training(own: Passed, lowered: Lowering, facts: CpuNetwork) -> dict[str,
     facts.templates = [u.facts() for u in used]
     facts.training = CpuTraining(of_forward, backward.facts(), forward.tape.sizes())
     facts.memory = memory_facts(net, layers, training)
-    if net.regularisers:
-        facts.masks = convert(net.regularisers.masks(net.layers, net.num_directions), Masks)
+    if net.streams or net.regularisers:
+        found_masks = net.regularisers.masks(net.layers, net.num_directions) | {"streams": net.streams}
+        facts.masks = convert(found_masks, Masks)
     facts.entry_points += ["forward_train", "backward"]
     constants: dict[str, np.ndarray] = {}
     for code in (*forward.code, *backward.code):

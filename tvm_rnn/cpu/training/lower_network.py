@@ -6,18 +6,15 @@ In: the RNN and its graphs of training after the passes. Out: the base of `lower
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from tvm import tirx
 
 from tvm_rnn.cpu.lower_layer import Visit, ended_in_tile, fill_row
-from tvm_rnn.cpu.lower_network import INTEGERS, Lowering, Run, Tile
+from tvm_rnn.cpu.lower_network import INTEGERS, Given, Lowering, Run, Tile
 from tvm_rnn.cpu.workspace import Array, strides_of
 from tvm_rnn.module_file.schema import CpuFunction
-from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
+from tvm_rnn.tir.expr import Expr, Stmt
 from tvm_rnn.tir.index import int64
-from tvm_rnn.tir.statements import Block, Named, bind, buffer, sequence, variable, when
+from tvm_rnn.tir.statements import Block, Named, bind, sequence, when
 
 from .tape_layout import TapeLayer, TapeLayout
 
@@ -47,7 +44,7 @@ class TrainingLowering(Lowering):
         self.memory.fixed += self.slack
         self.packed_elements += self.slack
 
-    def _arguments(self) -> dict[str, Any]:
+    def _arguments(self) -> Given:
         found = super()._arguments()
         self.steps, set_steps = bind("steps", self.T * self.B)
         self.whole: Expr = self.steps
@@ -56,9 +53,6 @@ class TrainingLowering(Lowering):
             self.whole, set_whole = bind("all", found["whole"] * self.B)
             self.first, self.visit = found["first"], found["visit"]  # of calls for a part
         self.sets = [set_steps, *self.sets, set_whole]
-        if self.streams:
-            found |= {"first_step": variable("first_step"), "keys": buffer("keys", "uint32", 4)}
-            self.ctx.keys, self.ctx.streams, self.ctx.first_step = found["keys"], self.streams, found["first_step"]
         return found
 
     @property
@@ -89,13 +83,8 @@ class TrainingLowering(Lowering):
 
     @property
     def streams(self) -> list[str]:
-        """The names of masks. Where there are any, both functions have two arguments more."""
-        return self.net.regularisers.streams
-
-    def _of_masks(self, given: Mapping[str, Any]) -> list[TirExpr | Buffer]:
-        """The number of the first step in its whole sequence, and the keys [L, D,
-        masks, 2]."""
-        return [given["first_step"], given["keys"]] if self.streams else []
+        """Those of masks too."""
+        return self.net.streams
 
     def _tape_inputs(self, run: Run, i: Expr, start: Expr) -> list[tuple[Expr, int]]:
         """Where the inputs of a run's layer are in the tape from step `start` on, with row strides."""

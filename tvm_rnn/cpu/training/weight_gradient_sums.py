@@ -27,6 +27,8 @@ from tvm_rnn.tir.expr import Expr, Stmt
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import loop, sequence, when
 
+from .kernel_gradient_sums import KernelGradient
+
 ROW_SUMS = "totals"  # the buffer's name in compiled code: what users' tools read there stays
 
 
@@ -66,6 +68,9 @@ def vector_axes(node: Node) -> Axes:
 
 def accumulate(emitter: Emitter, node: Node, rows: Expr, places: Places, into: Array) -> Stmt:
     """into += the sum of `node` over rows 0 to `rows` of its operands."""
+    kernel = KernelGradient(node, rows, places, into, emitter.lanes, emitter.target.vector_registers)
+    if kernel.fits:
+        return kernel.statement()
     axes = vector_axes(node)
     height, width = axes.extent(axes.tall), axes.extent(axes.last)
     unit = Unit("sum_rows", "after", emitter.dtype, 1, width, (height,), 0, emitter.batches)

@@ -62,17 +62,20 @@ def gemm(
     writes: Writes,
     batches: tuple[int, ...] = (),
     record: Mapping[str, int] | None = None,
+    few: bool = False,
 ) -> Gemm:
     """Kernels for a gemm group.
 
     operands: how products read the values below their left operands; reads: how the epilogue reads a value (None: it
     is computed from others); writes: where a stored value goes. batches: numbers of rows to expect in a step.
-    record: knob values in place of the template's own.
+    record: knob values in place of the template's own. few: calls of few rows matter whatever the region, as where no
+    steps are left: decoding is a call of one step.
     """
     root = group.root
     assert root is not None and root.op == "gemm"
     unit = unit_of(group, precision, batches)
     template, knobs, source = best(unit, target, record)
+    knobs = {**knobs, "few": knobs["few"] or knobs["few_rows"]} if few else knobs
     if precision in TENSOR:
         sizes = unit.gates, unit.width, storage(precision)
         layout: Fragments | Lanes = Fragments(*sizes, knobs["span"], knobs["widest"])

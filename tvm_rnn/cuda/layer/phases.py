@@ -217,6 +217,8 @@ def _own(phase: Phase) -> tuple[Node, ...]:
 
 def _phase(graph: Graph, group: Group) -> Phase:
     nodes = tuple(n for n in group.nodes if n is not group.root)
+    if any(n.op == "take" for n in group.nodes):
+        raise NotPersistent("a step reads rows of a table at computed places")
     if any(is_move(n) or n.leaf for n in group.stored):
         raise NotPersistent("a value of the step is a view or a copy")
     root = group.root

@@ -79,11 +79,10 @@ class Values:
             return self.writer.keep(self.load(self.pointers[node], place, node, index))
         if node.scalar is not None:
             return tirx.const(node.scalar, dtype)
-        if node.pointwise:
-            expression = TABLE[node.op].expression
-            assert expression is not None
+        expression = TABLE[node.op].expression if node.pointwise else None
+        if expression is not None:
             return self.writer.keep(expression(*(self.at(a, fit(a.shape, index)) for a in node.args)))
-        # A view: the same value at another index.
+        # A view, or a row of a table: a value at another index.
         return element(node, index, lambda n, i: None if n is node else self.at(n, i), dtype)
 
     def load(self, pointer: str, place: Place, node: Node, index: Index) -> Expr:

@@ -19,7 +19,7 @@ from functools import cached_property
 from math import gcd, prod
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES
-from tvm_rnn.graph.graph import Graph, Group, Node
+from tvm_rnn.graph.graph import Graph, Group, Node, has_steps, is_scan
 
 from .pointers import Place, arithmetic, storage
 from .row_kernels import sources
@@ -142,6 +142,26 @@ class Layout:
         return self.graph.kind == "forward"
 
     @cached_property
+    def solved(self) -> dict[Node, int]:
+        """The recurrences over all time that make states, with these states' numbers."""
+        return {result: i for i, result in enumerate(self.graph.results) if is_scan(result)}
+
+    @cached_property
+    def stepped(self) -> list[int]:
+        """The numbers of the states that change step by step."""
+        return [i for i, result in enumerate(self.graph.results) if not is_scan(result)]
+
+    @cached_property
+    def has_steps(self) -> bool:
+        """Whether anything is left for a loop over time."""
+        return has_steps(self.graph)
+
+    @cached_property
+    def written_first(self) -> bool:
+        """Whether a group of `before` writes the output to where it goes."""
+        return self.emits and not self.has_steps
+
+    @cached_property
     def written_last(self) -> bool:
         """Whether a group of `after` writes the output straight to where it goes."""
         home = self.home.get(self.graph.output)
@@ -172,7 +192,15 @@ class Layout:
     def hoisted_nodes(self) -> list[Node]:
         rows = {"before"} if self.emits else {"before", "after"}
         own = [n for n, group in self.home.items() if group.region in rows and self.kept_number(n) is None]
-        return [n for n in own if not (n is self.graph.output and self.written_last)]
+        direct = self.written_last or (self.written_first and not self._read_again)
+        return [n for n in own if not (n is self.graph.output and direct)]
+
+    @cached_property
+    def _read_again(self) -> bool:
+        """Whether groups read the output."""
+        node = self.graph.output
+        read = node in self.read_by or any(node in found for found in self.operands.values())
+        return read and node in self.home
 
     @cached_property
     def step_nodes(self) -> dict[Node, list[Place]]:
@@ -202,6 +230,9 @@ class Layout:
         """Where a group of that region writes a node that it stores."""
         kept = [Target("kept", self.kept_place(node), i) for i, other in enumerate(self.kept) if other is node]
         if region != "step":
+            if node is self.graph.output and self.written_first:
+                own = [Target("hoisted", self.hoisted(node))] if self._read_again else []
+                return [*own, Target("output", self.output)]
             last = region == "after" and node is self.graph.output and self.written_last
             return [Target("output", self.output)] if last else kept or [Target("hoisted", self.hoisted(node))]
         found = []

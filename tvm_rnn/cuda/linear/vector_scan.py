@@ -3,7 +3,8 @@
 In: the group, and where its values lie. Out: `VectorScan`, two kernels. Time is cut into chunks; a thread has one
 element of one batch row in one chunk. `ends` finds what each chunk does to any state that enters it: a matrix of the
 component's states and a vector (of `scan_max` a sum and a maximum). `apply` composes those of the chunks before its
-own, always in the same order, walks its chunk, and stores. One chunk needs `apply` alone. No plan launches them yet.
+own, always in the same order, walks its chunk, and stores. One chunk needs `apply` alone. How many there are follows,
+in each call, from T, B and the GPU: so many that their threads fill it, but no shorter than what starting them takes.
 
 Rewrite: for t: h = a h + b  -->  each chunk: (P, v);  each chunk: for those before: h = P h + v; for t: h = a h + b
 
@@ -17,6 +18,7 @@ Source: Blelloch 1990, "Prefix sums and their applications".
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf, prod
@@ -24,18 +26,26 @@ from math import inf, prod
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.layer.pointers import Argument, arithmetic
 from tvm_rnn.cuda.layer.regime import FOREVER, MASK_POINTERS, MASK_SCALARS
 from tvm_rnn.cuda.layer.row_kernels import Job, Values, unravel
+from tvm_rnn.cuda.rowwise.state_moves import Tile
 from tvm_rnn.graph import scalar
 from tvm_rnn.graph.graph import Node, recurrence_states
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.graph.tensor_expressions import Index, fit
+from tvm_rnn.schedule.schedule_template import DEFAULT, Unit, best
+from tvm_rnn.target import Target
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import wide
 
 SCALARS = (("steps", "int32"), ("reverse", "int32"), ("batch", "int32"), ("chunks", "int32"), ("span", "int32"))
+LEAST_SPAN = 32  # steps of a chunk: fewer take less time than another kernel takes to begin
+LEAST_CHUNKS = 4  # fewer are no faster than one: operands are read twice
+EARLIER = 0.25  # steps that take as long as to compose the effect of an earlier chunk
+COMPOSED = 8  # chunks whose effects are loaded at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +54,7 @@ class VectorScan:
 
     job: the group and its places. replaced: of each row the state whose new value it is. initial: of states that do not
     begin at 0. zeroed: values that are 0 at the steps of rows that have ended. threads: of a block; ahead: steps whose
-    operands are loaded at once.
+    operands are loaded at once; resident: threads that all chunks together have on each multiprocessor.
     """
 
     job: Job
@@ -53,6 +63,8 @@ class VectorScan:
     zeroed: frozenset[Node] = frozenset()
     threads: int = 128
     ahead: int = 8
+    resident: int = 1024
+    record: str = DEFAULT  # where the knobs are from
 
     @cached_property
     def rows(self) -> list[Node]:
@@ -81,6 +93,61 @@ class VectorScan:
     def arguments(self) -> tuple[Argument, ...]:
         """What `apply` reads and writes of the group's values; `ends` reads all, and writes none."""
         return tuple(a for a in self.job.arguments(self.job.group.nodes) if a.node.op != "state")
+
+    @property
+    def knobs(self) -> dict[str, int]:
+        return {"threads": self.threads, "ahead": self.ahead, "resident": self.resident}
+
+    @property
+    def fact(self) -> dict[str, object]:
+        """A row of the manifest's templates."""
+        ops = " ".join(dict.fromkeys(row.op for row in self.rows))
+        shape = "x".join(map(str, self.rows[0].shape)) or "1"
+        unit = f"before {ops} {shape}, all of T in chunks, any B"
+        return {"unit": unit, "template": "vector_scan_cuda", "knobs": self.knobs, "record": self.record}
+
+    def ends_size(self, rows: HostExpr) -> str:
+        """Numbers, at most, that say what the chunks of so many rows of steps do."""
+        return f"std::min<int64_t>(sms * {self.resident}, {rows} * {self.width} / {LEAST_SPAN}) * {self.words}"
+
+    def launch(
+        self,
+        host: Host,
+        values: Sequence[Pointer],
+        states: Sequence[tuple[Pointer, Pointer]],
+        ends: Pointer,
+        tile: Tile,
+        lean: bool = False,
+    ) -> None:
+        """All steps of a tile. values: of `arguments`; states: each before and after; ends: memory for `ends_size`;
+        lean: there are never lengths or resets."""
+        room = f"sms * {self.resident} / (B * {self.width})"
+        most = f"std::min<int64_t>({room}, {tile.count} / {LEAST_SPAN})"
+        most = host.let("most", f"std::min<int64_t>({most}, static_cast<int64_t>(std::sqrt({tile.count} / {EARLIER})))")
+        span = host.let("span", f"{most} < {LEAST_CHUNKS} ? {tile.count} : ({tile.count} + {most} - 1) / {most}")
+        chunks = host.let("chunks", f"({tile.count} + {span} - 1) / {span}")
+        pointers = {a.name: p for a, p in zip(self.arguments, values, strict=True)} | {"chunk_ends": ends}
+        for n, (old, new) in enumerate(states):
+            pointers |= {f"old_{n}": old, f"new_{n}": new}
+        pointers |= {"lengths": host.program.lengths, "reset": host.program.reset}
+        scalars: dict[str, HostExpr] = {"steps": tile.count, "reverse": int(tile.reverse), "batch": "B", "span": span}
+        scalars |= {"start": tile.start, "total": "T", "has_lengths": "has_lengths", "has_reset": "has_reset"}
+        cases = {False: "!has_lengths && !has_reset", True: "has_lengths || has_reset"}
+        for masked in (False,) if lean else (False, True):
+            with nullcontext() if lean else host.when(cases[masked]):
+                with host.when(f"{chunks} > 1"):  # nobody asks for the last one's
+                    self._launch(host, self.kernels[False, masked], pointers, {**scalars, "chunks": f"{chunks} - 1"})
+                self._launch(host, self.kernels[True, masked], pointers, {**scalars, "chunks": chunks})
+
+    @staticmethod
+    def _launch(host: Host, kernel: Kernel, pointers: Mapping[str, Pointer], scalars: Mapping[str, HostExpr]) -> None:
+        own = {name: pointers[name] for name, _ in kernel.pointers}
+        host.launch(kernel, own, {name: scalars[name] for name, _ in kernel.scalars})
+
+    @cached_property
+    def kernels(self) -> dict[tuple[bool, bool], Kernel]:
+        """By whether it is `apply`, and whether it knows lengths and resets."""
+        return {(whole, masked): self.kernel(whole, masked) for whole in (False, True) for masked in (False, True)}
 
     def kernel(self, whole: bool, masked: bool) -> Kernel:
         """whole: `apply`, else `ends`. masked: with lengths and resets."""
@@ -257,12 +324,21 @@ class _Apply(_Walk):
         self.held = [w.local(1, self.dtype) for _ in self.scan.states]
         for n, register in enumerate(self.held):
             w.store(register, w[f"old_{n}"][self.flat], 0)
-        with w.loop(self.chunk) as before:
-            self._compose(before)
+        rounds = w.keep(tirx.truncdiv(self.chunk, COMPOSED))
+        with w.loop(rounds) as i:
+            self._compose([i * COMPOSED + k for k in range(COMPOSED)])
+        with w.loop(self.chunk - rounds * COMPOSED) as i:
+            self._compose([rounds * COMPOSED + i])
 
-    def _compose(self, before: Expr) -> None:
+    def _compose(self, chunks: Sequence[Expr]) -> None:
+        """Let chunks act on the states, one after the other."""
+        w = self.w
+        loaded = [[w.keep(w["chunk_ends"][self.word(c, i)]) for i in range(self.scan.words)] for c in chunks]
+        for words in loaded:
+            self._act(words)
+
+    def _act(self, words: Sequence[Expr]) -> None:
         w, n = self.w, self.count
-        words = [w.keep(w["chunk_ends"][self.word(before, i)]) for i in range(self.scan.words)]
         old = [w.keep(register[0]) for register in self.held]
         for i, register in enumerate(self.held):
             constant = words[1 + n * n + i]
@@ -301,3 +377,14 @@ class _Apply(_Walk):
         with w.when(tirx.EQ(self.chunk, w["chunks"] - 1)):
             for n, register in enumerate(self.held):
                 w.store(w[f"new_{n}"], register[0], self.flat)
+
+
+def vector_scan(
+    job: Job, replaced: Mapping[Node, Node], initial: Mapping[str, float], zeroed: frozenset[Node], target: Target
+) -> VectorScan:
+    """The kernels of a group, as fast as the target's records and the template know. The arguments are the fields."""
+    plain = VectorScan(job, replaced, initial, zeroed)
+    reads = sum(a.role == "read" for a in plain.arguments)
+    unit = Unit("recurrence", "before", job.precision, gates=len(plain.rows), width=plain.width, stages=reads)
+    _, knobs, record = best(unit, target)
+    return VectorScan(job, replaced, initial, zeroed, record=record, **knobs)

@@ -24,7 +24,7 @@ from tvm_rnn.cuda.persistent.geometry import COUNTER_WORDS, MMA, Geometry
 from tvm_rnn.cuda.persistent.lengths_and_resets import resettable
 from tvm_rnn.cuda.rowwise.scan_over_time import scan
 from tvm_rnn.decisions import about, listening, tell
-from tvm_rnn.graph.graph import Node
+from tvm_rnn.graph.graph import Node, stepped
 from tvm_rnn.schedule.schedule_template import DEFAULT
 from tvm_rnn.target import Target
 
@@ -171,7 +171,9 @@ class Persistent:
 def step_of(layout: Layout) -> Step:
     """The phases of a layer. Raises NotPersistent."""
     hoisted = set(layout.hoisted_nodes)
-    step = phases(layout.graph, lambda node: layout.weights.place(node) is not None, lambda node: node in hoisted)
+    step = phases(
+        stepped(layout.graph), lambda node: layout.weights.place(node) is not None, lambda node: node in hoisted
+    )
     check_kept(step, layout)
     for node in step.given:
         place = layout.input(layout.graph.inputs.index(node))

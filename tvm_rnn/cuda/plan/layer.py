@@ -1,8 +1,9 @@
 """One layer on the GPU: its kernels, and the statements that run them on a tile of time.
 
 In: a graph with groups, a precision. Out: kernels (one per group; restart, freeze, states in and out), and host
-statements for one tile: the hoisted groups over all its rows, then, where no persistent regime takes over, one launch
-per group and step. The layers and directions that share a graph share the kernels.
+statements for one tile: the hoisted groups over all its rows, recurrences over all time among them; then, where
+something is left for steps and no persistent regime takes over, one launch per group and step. The layers and
+directions that share a graph share the kernels.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointe
 from tvm_rnn.cuda.gemm.group_kernels import gemm
 from tvm_rnn.cuda.layer.pointers import Argument, Place
 from tvm_rnn.cuda.layer.regime import LayerSteps, Regime, by_batch
-from tvm_rnn.cuda.layer.row_kernels import rows_kernel, sources
+from tvm_rnn.cuda.layer.row_kernels import Job, rows_kernel, sources
 from tvm_rnn.cuda.layer.value_layout import Layout, Target
 from tvm_rnn.cuda.layer.weight_packing import Weights
+from tvm_rnn.cuda.linear.vector_scan import VectorScan, vector_scan
 from tvm_rnn.cuda.model.choose_regime import Persistent, choose
 from tvm_rnn.cuda.model.launched_step_time import predict_steps
 from tvm_rnn.cuda.model.persistent_step_time import predict
@@ -67,6 +69,8 @@ class Layer:
             self.groups.append((groups, work))
             for pack in getattr(work, "packs", ()):
                 self.weights.want(pack)
+        if not self.layout.has_steps:
+            return
         with about("regime", graph=self.number):
             self.regimes = choose(self.layout, self.machine, self.precision, self.batches, self.initial, self.together)
         for pack in (pack for regime in self.regimes for pack in regime.packs):
@@ -97,11 +101,25 @@ class Layer:
                 found = layout.source(node, True, first.region)
                 return None if found is None else found.place
 
-            return gemm(name, first, target=self.machine, operands=operands, batches=self.batches, **own)
+            few = not layout.has_steps
+            return gemm(name, first, target=self.machine, operands=operands, batches=self.batches, few=few, **own)
+        if first.kind == "scan":
+            job = Job(name, first, own["precision"], own["reads"], own["writes"], layout.elsewhere(first))
+            replaced = {row: self.graph.states[i] for row, i in layout.solved.items() if row in first.nodes}
+            return vector_scan(job, replaced, self.initial, self._zeroed & {*first.stored}, self.machine)
         if len(groups) == 1:
             return rows_kernel(name, first, elsewhere=layout.elsewhere(first), **own)
         places: dict[str, Any] = {"reads": reads, "writes": writes, "elsewhere": layout.elsewhere}
         return chained_groups_kernel(name, groups, precision=self.precision, **places)
+
+    @property
+    def _zeroed(self) -> frozenset[Node]:
+        """What recurrences write as the output themselves."""
+        return frozenset([self.graph.output] if self.layout.written_first else [])
+
+    @property
+    def scans(self) -> list[VectorScan]:
+        return [work for _, work in self.groups if isinstance(work, VectorScan)]
 
     # --- memory ----------------------------------------------------------------------------------------------------
 
@@ -147,7 +165,11 @@ class Layer:
         regimes = [reserve(f"regime{i}", r.work_bytes, "uint8") for i, r in enumerate(self.regimes)]
         least = f"({rows} / {BITS} + B)"  # a word of each element of a batch row for every 32 steps
         words = {n: reserve(f"words{i}", f"{least} * {prod(n.shape)}", WORD) for i, n in enumerate(self.worded)}
-        return {"hoisted": hoisted, "step": step, "regimes": regimes, "words": words}
+        found = {"hoisted": hoisted, "step": step, "regimes": regimes, "words": words}
+        if self.scans:
+            most = "std::max<int64_t>({" + ", ".join(scan.ends_size(rows) for scan in self.scans) + "})"
+            found["chunk_ends"] = reserve("chunk_ends", most, self.layout.arithmetic)
+        return found
 
     @cached_property
     def worded(self) -> list[Node]:
@@ -186,6 +208,9 @@ class Layer:
     def facts(self) -> list[dict[str, Any]]:
         found = [regime.fact for regime in self.regimes]
         for groups, work in self.groups:
+            if isinstance(work, VectorScan):
+                found.append(work.fact)
+                continue
             if hasattr(work, "unit"):
                 unit = f"{groups[0].region} {work.unit.kind} G={work.unit.gates} N={work.unit.width}"
                 unit += f" K={'+'.join(map(str, work.unit.depths))}"
@@ -200,8 +225,7 @@ class Layer:
     # --- statements ------------------------------------------------------------------------------------------------
 
     def before(self, host: Host, buffers: Buffers, tile: Tile) -> None:
-        steps = (tile.count, tile.start)
-        self._launch(host, "before", f"({tile.count} * B)", buffers, self.rows_of(buffers, tile), steps)
+        self._launch(host, "before", f"({tile.count} * B)", buffers, self.rows_of(buffers, tile), tile)
 
     def after(self, host: Host, buffers: Buffers, tile: Tile) -> None:
         self._launch(host, "after", f"({tile.count} * B)", buffers, self.rows_of(buffers, tile))
@@ -226,11 +250,15 @@ class Layer:
 
     def recurrence(self, host: Host, buffers: Buffers, tile: Tile) -> None:
         """The steps of the tile: by the regime that applies, else step by step."""
+        if not self.layout.has_steps:
+            if not any(self._zeroed & {*scan.job.group.stored} for scan in self.scans):
+                self.states.blank(host, tile)
+            return
         parity = host.let("parity", tile.parity)
         for number, (regime, work) in enumerate(zip(self.regimes, buffers.regimes, strict=True)):
             with host.when(f"{self.regime} == {number}"):
                 host.memset(work, regime.zero_bytes)
-                pairs = [picked(host, parity, pair) for pair in buffers.states]
+                pairs = [picked(host, parity, buffers.states[i]) for i in self.layout.stepped]
                 before, after = [old for old, _ in pairs], [new for _, new in pairs]
                 given = (tile.inputs, self.hoisted_at(buffers, tile), buffers.weights)
                 span = (tile.start, tile.count, tile.reverse)
@@ -283,8 +311,10 @@ class Layer:
         rows: HostExpr,
         buffers: Buffers,
         find: Callable[[Target, Node], Pointer],
-        steps: tuple[HostExpr, HostExpr] = (1, 0),
+        tile: Tile | None = None,
     ) -> None:
+        """The groups of a region. tile: of those that know time."""
+        steps: tuple[HostExpr, HostExpr] = (1, 0) if tile is None else (tile.count, tile.start)
         for groups, work in self.groups:
             if groups[0].region != region:
                 continue
@@ -305,6 +335,10 @@ class Layer:
                 work.fill(
                     host, pointers, buffers.words.get(mask), buffers.mask_keys, steps, (when, f"{self.regime} >= 0")
                 )
+            elif isinstance(work, VectorScan) and tile is not None and buffers.chunk_ends is not None:
+                numbers = [self.graph.states.index(state) for state in work.states]
+                states = [picked(host, f"({tile.number} & 1)", buffers.states[i]) for i in numbers]
+                work.launch(host, pointers, states, buffers.chunk_ends, tile, self.machine.records.lean)
             elif not hasattr(work, "variants"):
                 host.launch(work.kernel, pointers, [rows])
             else:

@@ -164,6 +164,7 @@ class Plan:
         program, layers = self.program, self.net.num_layers
         per_row = max(1, *(layer.bytes_per_row for layer in self.code))
         tiled = all("tile_layers_and_time" in graph.applied for graph in self.layers.graphs)
+        tiled = tiled and any(code.layout.has_steps for code in self.code)  # else each layer fills the GPU
         self.cuda_streams = self.directions if self.whole else min(layers, STREAMS) if tiled else 1
         wave = "0" if self.cuda_streams == 1 else f"T >= {2 * WAVE_STEPS}"
         for code in self.code if self.cuda_streams > 1 else ():
@@ -182,7 +183,12 @@ class Plan:
         if self.together is not None:
             odd = f"({self.together.number} >= 0 ? {self.together.tiles} & 1 : {odd})"
         odd = host.let("last", odd)
-        return [Pointer(f"({odd} ? {pair[1].text} : {pair[0].text})", pair[0].dtype) for pair in visit.buffers.states]
+        solved = visit.code.layout.solved.values()
+        tiles = host.let("last_tile", f"((T + {self.steps} - 1) / {self.steps}) & 1") if solved else odd
+        return [
+            Pointer(f"({tiles if i in solved else odd} ? {pair[1].text} : {pair[0].text})", pair[0].dtype)
+            for i, pair in enumerate(visit.buffers.states)
+        ]
 
     # --- memory ----------------------------------------------------------------------------------------------------
 
@@ -339,7 +345,7 @@ class Plan:
         # Step by step the states change copies at every step, a regime changes them once per tile.
         parity = f"({code.regime} >= 0 ? {number} : {done}) & 1" if code.regimes else f"{done} & 1"
         kept = self._kept(visit, row)
-        work = Tile(at, output.at(visit.direction * width), start, count, self._back(visit), parity, kept)
+        work = Tile(at, output.at(visit.direction * width), start, count, self._back(visit), parity, kept, number)
         code.before(host, visit.buffers, work)
         code.recurrence(host, visit.buffers, work)
 

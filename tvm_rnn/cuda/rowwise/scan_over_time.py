@@ -24,7 +24,7 @@ from tvm_rnn.cuda.layer.phases import NotPersistent, Phase, Step, component, com
 from tvm_rnn.cuda.layer.regime import FOREVER, MASK_POINTERS, MASK_SCALARS, LayerSteps, launch_either
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.decisions import tell
-from tvm_rnn.graph.graph import Node
+from tvm_rnn.graph.graph import Node, stepped
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.graph.tensor_expressions import Index, element
 from tvm_rnn.schedule.schedule_template import DEFAULT, Config, Unit, best
@@ -238,7 +238,9 @@ def scan(layout: Layout, target: Target, batches: Sequence[int], initial: Mappin
     """The regime, where it is one for this layer."""
     hoisted = set(layout.hoisted_nodes)
     try:
-        step = phases(layout.graph, lambda n: layout.weights.place(n) is not None, lambda n: n in hoisted, False)
+        step = phases(
+            stepped(layout.graph), lambda n: layout.weights.place(n) is not None, lambda n: n in hoisted, False
+        )
     except NotPersistent as reason:
         tell(False, "scan_cuda", str(reason))
         return []

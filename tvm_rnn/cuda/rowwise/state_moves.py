@@ -48,6 +48,7 @@ class Buffers:
     regimes: list[Pointer]  # each regime's own memory
     mask_keys: MaskKeys | None = None  # what masks are made of
     words: dict[Node, Pointer] = field(default_factory=dict)  # masks as persistent kernels read them
+    chunk_ends: Pointer | None = None  # what chunks of a recurrence do to its states
 
 
 @dataclass
@@ -61,6 +62,7 @@ class Tile:
     reverse: bool
     parity: HostExpr  # which copy of the states holds the values before it: 0 or 1
     kept: list[Pointer] = field(default_factory=list)  # rows of what training reads later
+    number: HostExpr = 0  # of the tile: states of recurrences over all time change copies at every tile
 
 
 @dataclass
@@ -135,8 +137,8 @@ class StateKernels:
         return {i: place for i, place in found.items() if place is not None}
 
     def _copies(self, state: str, shadow: str) -> list[tuple[str, Place, int]]:
-        """(pointer, place, number) of every state, then of every shadow."""
-        states = [(f"{state}{i}", self.layout.state(i), i) for i in range(len(self._sizes))]
+        """(pointer, place, number) of every state that changes step by step, then of every shadow."""
+        states = [(f"{state}{i}", self.layout.state(i), i) for i in self.layout.stepped]
         return [*states, *((f"{shadow}{i}", place, i) for i, place in self._shadows.items())]
 
     def _kernel(
@@ -232,7 +234,8 @@ class StateKernels:
         program, tile = host.program, step.tile
         time = f"{tile.start} + {step.t} + {int(tile.reverse)}"
         with host.when(f"has_reset && {time} < T"):
-            pointers = [*step.old, *step.old_shadows.values(), program.reset.at(f"({time}) * B"), program.lengths]
+            old = [step.old[i] for i in self.layout.stepped]
+            pointers = [*old, *step.old_shadows.values(), program.reset.at(f"({time}) * B"), program.lengths]
             host.launch(self._restart, pointers, ["B", time, "has_lengths ? 1 : 0"])
 
     def reset_at_start(self, host: Host, buffers: Buffers) -> None:
@@ -246,16 +249,36 @@ class StateKernels:
         tile, place = step.tile, self.layout.output
         time = f"{tile.start} + {step.t}"
         with host.when("has_lengths"):
-            pointers = [*step.old, *step.old_shadows.values(), *step.new, *step.new_shadows.values()]
+            old, new = ([states[i] for i in self.layout.stepped] for states in (step.old, step.new))
+            pointers = [*old, *step.old_shadows.values(), *new, *step.new_shadows.values()]
             pointers += [tile.output.at(f"{step.t} * B * {place.row_stride}")] if self.layout.emits else []
             host.launch(self._freeze, [*pointers, host.program.lengths], ["B", time])
+
+    @cached_property
+    def _blank(self) -> Kernel:
+        place, width = self.layout.output, self.layout.graph.output.shape[0]
+
+        def run(writer: Writer) -> None:
+            row, j, inside = elements(writer, width)
+            time = writer["start"] + tirx.truncdiv(row, writer["batch"])
+            with writer.when(inside), writer.when(time >= writer["lengths"][tirx.truncmod(row, writer["batch"])]):
+                writer.store(writer["output"], tirx.const(0.0, place.dtype), address(place, row, j))
+
+        pointers, numbers = [("output", place.dtype), ("lengths", "int64")], ("rows", "batch", "start")
+        return write(f"{self.name}_blank", pointers, [(name, "int64") for name in numbers], run, threads=THREADS)
+
+    def blank(self, host: Host, tile: Tile) -> None:
+        """Rows that have ended, after all steps of a tile: the output is 0."""
+        with host.when("has_lengths"):
+            scalars = [f"({tile.count} * B)", "B", tile.start]
+            host.launch(self._blank, [tile.output, host.program.lengths], scalars)
 
     @cached_property
     def _cut(self) -> Kernel:
         def counts(writer: Writer, row: Expr) -> Expr:
             return writer["lengths"][row] > tirx.const(0, "int64")
 
-        return self._reset("cut", self._copies("state", "shadow")[: len(self._sizes)], [], counts, {})
+        return self._reset("cut", self._copies("state", "shadow")[: len(self.layout.stepped)], [], counts, {})
 
     def cut(self, host: Host, states: list[Pointer], reset: Pointer) -> None:
         """Rows that have a flag in `reset` [B], and a step at all, get zeros."""

@@ -1,0 +1,27 @@
+"""vector_scan_cuda: as many steps ahead as registers allow, and replay of records."""
+
+from __future__ import annotations
+
+import pytest
+
+from tvm_rnn import ConfigError, target
+from tvm_rnn.schedule.schedule_template import Unit, best
+
+GPU = target.resolve("nvidia-h200")
+
+
+def unit(reads: int, dtype: str = "bfloat16") -> Unit:
+    return Unit("recurrence", "before", dtype, width=512, stages=reads)
+
+
+def test_many_values_are_loaded_for_fewer_steps() -> None:
+    ahead = [best(unit(reads), GPU)[1]["ahead"] for reads in (0, 6, 12, 200)]
+    assert ahead == [8, 8, 4, 2]
+    assert best(unit(6, "float64"), GPU)[1]["ahead"] == 4
+
+
+def test_records() -> None:
+    template, knobs, _ = best(unit(2), GPU, {"threads": 64, "ahead": 4, "resident": 2048})
+    assert (template.name, knobs) == ("vector_scan_cuda", {"threads": 64, "ahead": 4, "resident": 2048})
+    with pytest.raises(ConfigError, match="resident"):
+        best(unit(2), GPU, {"resident": 5})

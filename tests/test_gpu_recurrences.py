@@ -1,0 +1,96 @@
+"""Recurrences over all time on a GPU without one: modules beside the oracle, in one chunk of time and in several.
+
+In: cells whose states are linear, all of them or some, in layers, both ways, in tiles of time. Out: the oracle's
+outputs and last states, with lengths, resets and states given.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import emulator
+import ml_dtypes
+import numpy as np
+import pytest
+from linear_cells import OWN
+
+import tvm_rnn as rnn
+from tvm_rnn import cell, sigmoid, tanh
+from tvm_rnn.cuda.linear import vector_scan
+from tvm_rnn.cuda.plan import network as plan
+from tvm_rnn.oracle.tolerance import assert_close
+
+EXACT = {"bfloat16": ml_dtypes.bfloat16}
+
+
+@cell(states="h c", output="h", initial={"c": 0.5})
+def led(x: "I", h: "H", c: "H", *, W: "3 H I", R: "H H"):
+    """A state with a product, led by a linear one that starts at 0.5."""
+    f, u, g = W @ x
+    c = sigmoid(f) * c + u
+    return tanh(g + c + R @ h), c
+
+
+@pytest.fixture(autouse=True)
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_GPUS", "90")
+    monkeypatch.setattr(vector_scan, "LEAST_SPAN", 3)  # chunks of few steps
+
+
+def check(own: Any, dtype: str = "float32", steps: int = 41, **options: Any) -> Any:
+    """Plain calls of one step and of many, and ragged ones with resets, from a state that is given."""
+    own = rnn.cells.get(own) if isinstance(own, str) else own
+    sizes = {axis: 2 for axis in ("N", "P") if axis in own.size_names}
+    net = rnn.RNN(own, 5 if "I" in own.size_names else 7, 7, dtype=dtype, **sizes, **options).init(2)
+    module, rng = emulator.compile(net), np.random.default_rng(steps)
+    for T, B, ragged in ((1, 2, False), (steps, 1, False), (steps, 3, True)):
+        held = EXACT.get(dtype, dtype)
+        x = rng.normal(size=(T, B, net.input_size)).astype(held)
+        state = {name: rng.normal(size=v.shape).astype(held) for name, v in net.initial_state(B).items()}
+        more: dict[str, Any] = {}
+        if ragged:
+            more = {"lengths": np.array([T, T // 2, 0]), "reset": rng.random((T, B)) < 0.1}
+        y, last = module(x, state, **more)
+        wide = {name: value.astype("float64") for name, value in state.items()}
+        expected, states = rnn.reference(net)(x.astype("float64"), wide, **more)
+        assert_close(np.asarray(y, "float64"), expected, dtype, T, "y")
+        assert_close({n: np.asarray(v, "float64") for n, v in last.items()}, states, dtype, T, "states")
+    return module
+
+
+CELLS = ("min_gru", "min_lstm", "t_rnn", "rg_lru", "lru", "s5")
+SOME = ("gated_delta_net_conv", "mamba2_conv", "mlstm", "mlstm_capped", "retnet_rotary", "rwkv7")  # not all states
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("min_gru", "float32"), ("lru", "bfloat16"), ("gated_delta_net_conv", "float32")]
+)
+def test_cells(name: str, dtype: str) -> None:
+    check(name, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*CELLS, *SOME])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+def test_every_cell(name: str, dtype: str) -> None:
+    check(name, dtype, steps=23)
+
+
+@pytest.mark.broad
+def test_layers_both_ways() -> None:
+    check("min_gru", num_layers=2, bidirectional=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"num_layers": 3}, {"reverse": True}, {"num_layers": 2, "reverse": True}])
+def test_layers(options: dict[str, Any]) -> None:
+    check("lru", **options)
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("own", ["lru", "led", "driven"])
+def test_tiles_hand_states_on(monkeypatch: pytest.MonkeyPatch, own: str) -> None:
+    """A tile of an even and of an odd number of steps: of 16 for one row, of 5 for three."""
+    monkeypatch.setattr(plan, "HOISTED_BYTES", 1 << 11)
+    check({"led": led, "driven": OWN["driven"][0]}.get(own, own))
