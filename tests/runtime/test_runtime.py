@@ -683,7 +683,8 @@ def test_constants_are_keywords_of_every_call(make: Make) -> None:
         same(got[0], expected[0])
         same(got[1]["h"], expected[1]["h"])
     same(module.step(x[0], h=h)[0], expected[0][0])
-    out = np.empty_like(x[0]), module.init_state(3)
+    assert module.init_state(3) == {}
+    out = np.empty_like(x[0]), {"h": np.empty((1, 3, H), x.dtype)}
     same(module.step(x[0], {"h": h[None]}, out=out)[0], expected[0][0])
 
 

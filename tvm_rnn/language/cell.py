@@ -447,13 +447,12 @@ def _define(
     if len({*states, *constants}) != len(states) + len(constants):
         got = f"states {', '.join(states)}; constants {', '.join(constants)}"
         raise wrong("the constants must be distinct names, and no states", got=got, expected='constants="memory"')
-    for kind, own in [("state", s) for s in states] + [("constant", c) for c in constants]:
-        if own in (p.name for p in params):
-            raise wrong(
-                f"{kind} {own} is keyword-only", do="put it before the *: keyword-only arguments are parameters"
-            )
-        if own not in by_name:
-            raise wrong(f"{kind} {own} is not an argument", **unknown("argument", own, by_name))
+    for kind, carried in [("state", s) for s in states] + [("constant", c) for c in constants]:
+        if carried in (p.name for p in params):
+            do = "put it before the *: keyword-only arguments are parameters"
+            raise wrong(f"{kind} {carried} is keyword-only", do=do)
+        if carried not in by_name:
+            raise wrong(f"{kind} {carried} is not an argument", **unknown("argument", carried, by_name))
     inputs = tuple(a for a in positional if a.name not in (*states, *constants))
     if not inputs:
         raise wrong("there is no input", got=f"only states: {', '.join(by_name)}", do='add an argument such as x: "I"')

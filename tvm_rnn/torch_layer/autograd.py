@@ -212,7 +212,7 @@ class TorchLayer(torch.nn.Module):
         of its `forward_train`: in training mode regularisers act, with a seed of torch's generator if none is given."""
         module = self._module
         if module._held:
-            state, inputs = module.hold(state, inputs, reset)
+            x, state, inputs = module.hold(x, state, inputs, reset)
         values, weights = module._name_inputs(x, inputs), self.weights()
         _check_tensors([*values, *flat(state)], weights.values())
         device = values[0].device
