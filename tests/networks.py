@@ -32,8 +32,8 @@ def network(
     at every step, which no tolerance is meant for."""
     cell = rnn.cells.get(cell) if isinstance(cell, str) else cell
     options = {"dtype": "float64", **options} if cell.name in SPIKING else options
-    sizes = {axis: size for axis, size in {**EXTRA, "H": hidden_size}.items() if axis in cell.size_names}
-    net = rnn.RNN(cell, input_size, **sizes, **options).init(seed)
+    sizes = {axis: size for axis, size in {**EXTRA, "H": hidden_size, **options}.items() if axis in cell.size_names}
+    net = rnn.RNN(cell, input_size, **options | sizes).init(seed)
     parameter, factor = TAMED.get(cell.name, (None, 1.0))
 
     def scaled(name: str, value: np.ndarray) -> np.ndarray:
@@ -74,9 +74,14 @@ def arguments(net: rnn.RNN, steps: int, batch: int, seed: int = 0) -> tuple[dict
     shapes = net.input_shapes.items()
     drawn = {name: scale * rng.normal(size=(steps, batch, *shape)) for name, shape in shapes}
     x = {n: (1 / (1 + np.exp(-v)) if n in SCORES else v).astype(net.dtype) for n, v in drawn.items()}
+    return x, {name: like(value) for name, value in first_state(net, batch).items()}
+
+
+def first_state(net: rnn.RNN, batch: int) -> dict[str, Any]:
+    """The initial state, and zeros for the cell's constants: a state that a call takes."""
     rows = net.num_layers * net.num_directions
     held = {name: np.zeros((rows, *value.shape)) for name, value in constants(net, batch).items()}
-    return x, {name: like(value) for name, value in (net.initial_state(batch) | held).items()}
+    return net.initial_state(batch) | held
 
 
 def constants(net: rnn.RNN, batch: int, seed: int = 0) -> dict[str, np.ndarray]:

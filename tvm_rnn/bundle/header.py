@@ -147,7 +147,8 @@ def _network(facts: Facts, network: Network) -> str:
         )
     initial = listed([f"{s.name} = {s.initial:g}" for s in network.states if s.name not in network.constants])
     if network.constants:
-        initial += f"; {listed(network.constants)} = NaN, until you write them: constants, the same in every layer"
+        begun, given = initial, " and ".join(f"{name} = NaN, until you write it" for name in network.constants)
+        initial = f"{begun}; {given}: a constant, the same in every layer" if begun else given
     states = "".join(f", {network.c_type} *{state.name}" for state in network.states)
     arrays = ", ".join(arrays_of(network))
     parts = [_sizes(network), RESERVE.format(**names, initial=initial, states=states)]
