@@ -30,6 +30,7 @@ LONG = (
     "10_train_spikes",
     "11_predict_frames",
     "12_write_text",
+    "13_attend",
 )
 TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
 
@@ -103,6 +104,11 @@ PRINTED = {
         "drawn as the oracle draws: True",
         "greedy as a loop in float64: True",
         "one call: ",
+    ],
+    "13_attend": [
+        "step  450   loss 0.0",
+        "of 500 new rows are written without a fault",
+        "\n.   ",
     ],
     "08_bring_your_model": [
         "<RNN lstm H=16, I=8 layers=2 directions=1 float32> with ['Network', ",
