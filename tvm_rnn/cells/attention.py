@@ -9,14 +9,14 @@ from .lstm import lstm
 @cell(constants="memory keys mask")
 def gru_attention(
     x: "I",
-    memory: "S M=H",
+    memory: "S E=H",
     keys: "S A=H",
     mask: "S",
     h: "H",
     *,
     Q: "A=H H",
     v: "A=H",
-    W: "3 H I+M",
+    W: "3 H I+E",
     R: "3 H H",
     b: "3 H",
     b_R: "H",
@@ -38,7 +38,7 @@ def gru_attention(
 @cell(states="a h c", constants="memory mask")
 def lstm_attention(
     x: "I",
-    memory: "S M=H",
+    memory: "S E=H",
     mask: "S",
     a: "H",
     h: "H",
@@ -47,8 +47,8 @@ def lstm_attention(
     W: "4 H I+H",
     R: "4 H H",
     b: "4 H",
-    Q: "M=H H",
-    C: "H M+H",
+    Q: "E=H H",
+    C: "H E+H",
 ):
     """LSTM that reads a memory by multiplicative attention, and is fed what it made of it (Luong, Pham & Manning 2015,
     "general" scores, section 3.3's input feeding). Gate order i f g o, as in `lstm`.
