@@ -222,6 +222,13 @@ def test_rows_of_tables(dtype: str) -> None:
     check(net, emulator.compile(net, batch=[3]), dtype, rows=3)
 
 
+@pytest.mark.broad
+def test_constants() -> None:
+    """Attention over a memory, which every step reads where the call has put it."""
+    net = network("lstm_attention", 9, "float32", inputs=5, S=3)
+    check(net, emulator.compile(net, batch=[3]), "float32", rows=3)
+
+
 HEADS = {"N": 2, "M": 3, "K": 5}
 
 

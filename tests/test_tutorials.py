@@ -106,7 +106,7 @@ PRINTED = {
         "one call: ",
     ],
     "13_attend": [
-        "step  450   loss 0.0",
+        "step  600   loss 0.0",
         "of 500 new rows are written without a fault",
         "\n.   ",
     ],
