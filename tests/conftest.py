@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 os.environ["TVM_RNN_RECORDS"] = "none"
+os.environ["TVM_RNN_CACHE"] = "none"
 LEFT_OUT = ("broad", "slow")  # of `make test`
 FILES = pytest.StashKey[dict[Path, bool]]()
 CASES = pytest.StashKey[Counter[str]]()

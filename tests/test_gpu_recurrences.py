@@ -59,7 +59,9 @@ def check(own: Any, dtype: str = "float32", steps: int = 41, **options: Any) -> 
 
 
 CELLS = ("min_gru", "min_lstm", "t_rnn", "rg_lru", "lru", "s5")
-SOME = ("gated_delta_net_conv", "mamba2_conv", "mlstm", "mlstm_capped", "retnet_rotary", "rwkv7")  # not all states
+# Matrices in chunks where they are stored in 16 bits, else step by step, beside vectors that are known.
+MATRICES = ("delta_net", "gated_delta_net", "gated_delta_net_conv", "mamba2", "mamba2_conv", "mlstm", "mlstm_capped")
+MATRICES += ("retnet", "retnet_rotary", "rwkv7")
 
 
 @pytest.mark.broad
@@ -71,10 +73,17 @@ def test_cells(name: str, dtype: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*CELLS, *SOME])
+@pytest.mark.parametrize("name", [*CELLS, *MATRICES])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
 def test_every_cell(name: str, dtype: str) -> None:
     check(name, dtype, steps=23)
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize(("name", "dtype"), [("gated_delta_net", "bfloat16"), ("retnet", "float16")])
+def test_matrices(name: str, dtype: str) -> None:
+    module = check(name, dtype, steps=75)  # a chunk, and a part of one
+    assert "chunk_scan_cuda" in {row["template"] for row in module.manifest["templates"]}
 
 
 @pytest.mark.broad

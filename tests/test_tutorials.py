@@ -30,7 +30,8 @@ LONG = (
     "10_train_spikes",
     "11_predict_frames",
     "12_write_text",
-    "13_attend",
+    "13_accelerate_a_model",
+    "14_attend",
 )
 TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
 
@@ -105,7 +106,13 @@ PRINTED = {
         "greedy as a loop in float64: True",
         "one call: ",
     ],
-    "13_attend": [
+    "13_accelerate_a_model": [
+        "lstm: tvm_rnn.LSTM(16, 32, batch_first=True, bidirectional=True)",
+        "the largest difference is below 1e-5: True",
+        "both learn the same: True",
+        "an LSTM of torch's: True",
+    ],
+    "14_attend": [
         "step  600   loss 0.0",
         "of 500 new rows are written without a fault",
         "\n.   ",

@@ -41,6 +41,8 @@ if TYPE_CHECKING:  # what `__getattr__` finds when a name is first used, for typ
     from .records import Record
     from .runtime.runtime import Module, load
     from .target import Target
+    from .torch_layer import nn
+    from .torch_layer.accelerate import accelerate
     from .torch_layer.to_torch import to_torch
 
 # Where names are that are imported on first use; errors are in errors.py, all others in language/functions.py.
@@ -62,8 +64,9 @@ _HOME = {
     "to_torch_layer": "frontends.torch",
     "te": "graph.tensor_expressions",
     "to_torch": "torch_layer.to_torch",
+    "accelerate": "torch_layer.accelerate",
 }
-_MODULES = ("cells",)
+_MODULES = {"cells": "cells", "nn": "torch_layer.nn"}
 
 __all__ = [
     "RNN",
@@ -83,6 +86,7 @@ __all__ = [
     "TvmRnnError",
     "WeightError",
     "absolute",
+    "accelerate",
     "argmax",
     "atan_spike",
     "cell",
@@ -130,6 +134,7 @@ __all__ = [
     "minimum",
     "mod",
     "negative",
+    "nn",
     "one_hot",
     "outer",
     "plan_memory",
@@ -185,7 +190,7 @@ def __getattr__(name: str) -> object:
         advice = f"; did you mean {near!r}?" if near else ""
         raise AttributeError(f"module 'tvm_rnn' has no attribute {name!r}{advice}")
     if name in _MODULES or moved:
-        return importlib.import_module(f".{name}", __name__)
+        return importlib.import_module(f".{_MODULES.get(name, name)}", __name__)
     home = _HOME.get(name) or ("errors" if name.endswith("Error") else "language.functions")
     value = getattr(importlib.import_module(f".{home}", __name__), name)
     globals()[name] = value

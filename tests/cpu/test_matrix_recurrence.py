@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn import cell, outer, sigmoid, target
+from tests.cpu.matrix_parts import V4, delta_part
+from tvm_rnn import cell, log_sigmoid, maximum, outer, sigmoid, sqrt, sum
+from tvm_rnn.cpu import matrix_chunk
+from tvm_rnn.cpu.matrix_recurrence import MatrixRecurrence
+from tvm_rnn.cpu.walk_through_time import CHUNK, FEW_STEPS
+from tvm_rnn.errors import PassError
+from tvm_rnn.graph.graph import Group, Node, make
 from tvm_rnn.oracle.reference import Reference
 from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.passes import pipeline
-
-V4 = target.TABLE["x86-64-v4"]
+from tvm_rnn.tir.index import int64
 
 
 @cell(states="S", output="y", initial={"S": 0.25})
@@ -23,6 +31,28 @@ def wide(x: "I", S: "K V", *, A: "4 K I", B: "V I"):
     return new, q @ new + k @ S
 
 
+@cell(states="S", output="y")
+def shared(x: "I", S: "N=2 V K", *, A: "2 N K I", B: "N V I", Q: "2 N K I"):
+    """Two heads, each read by two queries."""
+    k, d = A @ x
+    q = Q @ x
+    S = S * sigmoid(d)[:, None, :] + (B @ x)[:, :, None] * k[:, None, :]
+    return S, sum(S * q[:, :, None, :], axis=-1).reshape(-1)
+
+
+@cell(states="S C h m", output="y", initial={"m": -1.0})
+def enduring(x: "I", S: "K K", C: "K K", h: "K", m: "", *, A: "3 K I"):
+    """A delta rule, a decaying sum, an average and a maximum, whose gates inputs set."""
+    k, q, v = A @ x
+    k = k / sqrt(sum(k * k) + 1e-6)
+    keep, write = sigmoid(x[0]), sigmoid(x[1])
+    S = keep * (S - write * outer(S @ k, k)) + write * outer(v, k)
+    C = 0.999 * keep * C + write * outer(v, k)
+    h = keep * h + (1 - keep) * v
+    m = maximum(m + log_sigmoid(x[0]), x[1])
+    return S, C, h, m, S @ q + C @ q + h + m
+
+
 def gate_is_closed(net: rnn.RNN) -> None:
     net.weights["A_l0"][2] *= 1e4  # decays of exactly 0 and 1
 
@@ -30,8 +60,9 @@ def gate_is_closed(net: rnn.RNN) -> None:
 NETS = [{}, {"reverse": True}, {"bidirectional": True, "num_layers": 2}]
 
 
-def compare(net: rnn.RNN, shapes: tuple[tuple[int, int], ...]) -> None:
-    module, oracle, rng = rnn.compile(net), Reference(net), np.random.default_rng(0)
+def compare(net: rnn.RNN, shapes: Sequence[tuple[int, int]], target: str = "") -> None:
+    module = rnn.compile(net, target=target) if target else rnn.compile(net)
+    oracle, rng = Reference(net), np.random.default_rng(0)
     for steps, batch in shapes:
         x = rng.standard_normal((steps, batch, 5)).astype(net.dtype)
         lengths, reset = rng.integers(0, steps + 1, batch), rng.random((steps, batch)) < 0.2
@@ -51,6 +82,64 @@ def test_a_key_on_either_axis_decays_of_nothing_and_reads_before_the_step() -> N
     net = rnn.RNN(wide, 5, K=6, V=19).init(1)
     gate_is_closed(net)
     compare(net, ((1, 1), (9, 3)))
+
+
+def test_queries_of_other_heads_than_those_of_the_matrix_are_refused() -> None:
+    part = delta_part(16, 19)
+    state, d, k, v = (Node("input", shape=s) for s in ((1, 16, 19), (1, 1, 1), (1, 1, 19), (1, 16, 1)))
+    root = make("scan_matrix", state, d, k, v, writes=1, key=-1)
+    read = make("read_out", root, Node("input", shape=(4, 1, 19)), key=-1)
+    group, places = Group("scan", "before", 1, root, (root, read), (read,)), part.work.places
+    places = replace(places, batch=int64(1), threads=int64(1))
+    own = MatrixRecurrence(group, part.work.unit, places, part.work.walk, V4, part.work.config)
+    with pytest.raises(PassError, match=r"queries of \(4,\) heads"):
+        own.statement(int64(9))
+
+
+@pytest.mark.broad
+def test_each_of_several_queries_reads_the_matrix_of_its_head() -> None:
+    compare(rnn.RNN(shared, 5, V=7, K=19).init(1), ((3, 2), (11, 2)))
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("c", [wide, rnn.cells.gla, rnn.cells.gated_delta_net], ids=lambda c: c.name)
+def test_few_steps_and_chunks_that_are_not_full(c: rnn.Cell) -> None:
+    sizes = {"K": 6, "V": 19} if c is wide else {"H": 19}
+    lengths = (2, CHUNK, FEW_STEPS - 1, FEW_STEPS, FEW_STEPS + 3, 3 * CHUNK)
+    compare(rnn.RNN(c, 5, **sizes).init(1), [(steps, 3) for steps in lengths])
+
+
+@pytest.mark.broad
+def test_steps_by_themselves_and_vectors_of_eight_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = rnn.RNN(rnn.cells.gated_delta_net, 5, 19).init(1)
+    compare(net, [(13, 2)], target="x86-64-v3")
+    monkeypatch.setattr(matrix_chunk, "MOST_ELEMENTS", 0)
+    compare(net, [(13, 2)])
+
+
+@pytest.mark.parametrize(
+    "steps", [pytest.param(5000, marks=pytest.mark.broad), pytest.param(100_000, marks=pytest.mark.slow)]
+)
+def test_long_stretches_lose_no_more_than_the_table_says(steps: int) -> None:
+    """Rows: gates near 0 and near 1 in turns; near 1 and near 0 all the time; zeros; one input again and again, so that
+    keys repeat."""
+    x = np.random.default_rng(0).standard_normal((steps, 5, 4)).astype("float32")
+    near, stretch = np.array([100.0, -100.0, 30.0, -30.0]), np.arange(steps) // (steps // 12)
+    x[:, 0, 0], x[:, 0, 1] = near[stretch % 4], near[stretch // 2 % 4]
+    x[:, 1] = x[0, 1]
+    x[:, 1, :2], x[:, 2, :2], x[:, 3], x[:, 4] = 100.0, -100.0, 0.0, x[0, 4]
+    x[:, 4, :2] = 5.0
+    net = rnn.RNN(enduring, 4, K=6).init(1)
+    net.weights["A_l0"][:, :, :2] *= 0.01
+    module, (wanted, last) = rnn.compile(net), Reference(net)(x)
+    got, state = module(x)
+    for row in range(5):  # each by itself: a large one would hide the others
+        assert_close(got[:, row], wanted[:, row], net.dtype, steps)
+        for name, value in last.items():
+            assert_close(state[name][:, row], value[:, row], net.dtype, steps)
+    for module.threads in (1, 2):
+        again = module(x)
+        assert np.array_equal(again[0], got) and all(np.array_equal(again[1][n], state[n]) for n in state)
 
 
 @pytest.mark.broad_after(1)

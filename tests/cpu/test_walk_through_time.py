@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from tvm_rnn.cpu.walk_through_time import Walk
+from tvm.sym import Analyzer
+
+from tvm_rnn.cpu.walk_through_time import FEW_STEPS, Walk, is_few
 from tvm_rnn.cpu.workspace import Array
 from tvm_rnn.graph.graph import Node
+from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import sequence
 
 
 def test_a_walk_of_inference_keeps_no_states() -> None:
     state, new = Node("state", shape=(4,), name="h"), Node("input", shape=(4,))
     array = Array("workspace", 0, 16, (1,), (4,))
-    walk = Walk(
-        {new: state}, {state: array}, {state: array}, {}, lambda b: 3, 0, lambda t, b, body: sequence(body), {}, False
-    )
+    ends, restart = {state: array}, (lambda t, b, body: sequence(body))
+    walk = Walk({new: state}, ends, ends, {}, lambda b: 3, 0, restart, {}, False, is_few(int64(3)))
     assert walk.kept == {} and walk.states[new] is state and walk.active(0) == 3
+
+
+def test_few_steps_are_fewer_than_those_that_pay_for_a_turned_matrix() -> None:
+    few, many = (is_few(int64(steps)) for steps in (FEW_STEPS - 1, FEW_STEPS))
+    assert (str(Analyzer().simplify(few)), str(Analyzer().simplify(many))) == ("T.bool(True)", "T.bool(False)")

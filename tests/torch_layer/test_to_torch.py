@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import io
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -31,15 +30,6 @@ STACK = {"num_layers": 2, "bidirectional": True, "dtype": "float64"}
 def compiled() -> Any:
     """A layer with torch's names; each test works on a copy, which shares the code."""
     return rnn.to_torch(network("lstm", X, H, **STACK), names="torch")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """torch's threads take a hundred times as long as one for layers this small, where others use the machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -178,7 +178,8 @@ class Emitter:
     def _scan(self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config) -> Stmt:
         assert places.walk is not None and group.root is not None
         if group.root.op == "scan_matrix":
-            return MatrixRecurrence(group, unit, places, places.walk, self.lanes, config).statement(rows)
+            matrix = MatrixRecurrence(group, unit, places, places.walk, self.target, config)
+            return matrix.statement(rows)
         return Recurrence(group, unit, places, places.walk, self.lanes, template, config).statement(rows)
 
     def _rows(

@@ -21,7 +21,7 @@ from .dropout_masks import Draw
 from .int8_products import row_elements
 from .lower_group import Emitter
 from .register_tile import Places
-from .walk_through_time import Walk
+from .walk_through_time import Walk, is_few
 from .weight_packing import PackedWeights
 from .workspace import Array, row_stride, strides_of
 
@@ -108,7 +108,7 @@ class Layer:
         # Of a matrix that is solved the value axis is the last one in memory: vectors run along it.
         turned = (r for r in self.solved if r.op == "scan_matrix" and r.attrs["key"] == -1)
         self.turned = {self.solved[r] for r in turned}
-        self.state_rows = [row_stride(self._as_stored(s), self.lanes, self.itemsize) for s in g.states]
+        self.state_rows = [self._state_row(s) for s in g.states]
         self.hoisted = self._rows(n for group in g.groups if group.region == "before" for n in group.stored)
         self.before = set(self.hoisted)
         own = [n for group in g.groups if group.region == "step" for n in group.stored]
@@ -229,7 +229,7 @@ class Layer:
             # Backwards, a flag at t + 1 separates t from what was just processed.
             return self._row_restart(ctx, visit.start + t + visit.direction, b, body)
 
-        return Walk(self.solved, first, last, {}, active, visit.direction, restart, fresh, behind=False)
+        return Walk(self.solved, first, last, {}, active, visit.direction, restart, fresh, False, is_few(ctx.steps))
 
     def _state_at(self, ctx: Context, visit: Visit, state: Node, last: bool) -> Array:
         """A solved state before the tile's steps, or after them."""
@@ -262,6 +262,14 @@ class Layer:
         node = self.graph.states[number]
         strides = strides_of(self._as_stored(node), self.lanes)[0]
         return Array("workspace", base, stride, self._swapped(strides) if node in self.turned else strides, node.shape)
+
+    def _state_row(self, state: Node) -> int:
+        """Elements of a state's row. One that is turned is so in sequences of many steps alone."""
+        return max(row_stride(shape, self.lanes, self.itemsize) for shape in (state.shape, self._as_stored(state)))
+
+    def as_given(self, state: Node, array: Array) -> Array:
+        """A state as its owner laid it out, in the memory of one that may be turned."""
+        return replace(array, strides=strides_of(state.shape, self.lanes)[0])
 
     def _as_stored(self, state: Node) -> tuple[int, ...]:
         return self._swapped(state.shape) if state in self.turned else state.shape

@@ -34,7 +34,9 @@ from tvm_rnn.tir.statements import Block, Named, bind, buffer, function, load, l
 
 from .lower_group import Emitter, Used
 from .lower_layer import Context, Layer, Visit
+from .matrix_part import held
 from .recurrence import use_threads
+from .walk_through_time import CHUNK, is_few
 from .weight_storage import STORAGES
 from .workspace import Array, Workspace, each_element, row_stride, rows_in, rows_out, strides_of
 
@@ -238,9 +240,10 @@ class Lowering:
         found: Given = {n: variable(n) for n in self.integers}
         found |= {"lengths": buffer("lengths", "int64", 8), "reset": buffer("reset", "uint8", 1)}
         found |= {n: buffer(n, self.net.dtype) for n in self.memories}
-        self.T, self.B, self.n, self.ws = found["T"], found["B"], found["n"], found["workspace"]
+        self.T, self.B, self.ws = found["T"], found["B"], found["workspace"]
+        self.n, set_n = self._tile_steps(found["n"])
         self.tile_rows, set_rows = bind("tile_rows", self.n * self.B)
-        self.sets: list[Stmt | None] = [set_rows]
+        self.sets: list[Block] = [set_n, set_rows]
         stored = self._stored(found["packed"])
         integer = bool(self.stored) and STORAGES[self.stored].integer
         levels = [tirx.decl_buffer(self.ws.shape, "int32", name="levels")] if integer else []
@@ -252,6 +255,13 @@ class Lowering:
             found |= {"first_step": variable("first_step"), "keys": buffer("keys", "uint32", 4)}
             self.ctx.keys, self.ctx.streams, self.ctx.first_step = found["keys"], self.streams, found["first_step"]
         return found
+
+    def _tile_steps(self, given: Expr) -> tuple[Expr, Block]:
+        """The steps of a tile: whole chunks of matrices' steps, if there are so many."""
+        if not any(result.op == "scan_matrix" for layer in self.code for result in layer.solved):
+            return given, None
+        rest = tirx.floormod(given, int64(CHUNK))
+        return held("tile_steps", tirx.Select(given < int64(CHUNK), given, given - rest))
 
     def _with_threads(self, count: Expr, *body: Block) -> Stmt:
         return sequence(self.views, use_threads(count), self.sets, body, use_threads(int64(1)))
@@ -291,10 +301,11 @@ class Lowering:
 
     def _state(self, run: Run, number: int, user: Buffer, start: int, into: bool) -> Stmt:
         """One state of all layers and directions of a run; `start`: elements per batch row that come before."""
-        size = int(np.prod(self.code[run.graph].graph.states[number].shape, dtype=int))
+        code = self.code[run.graph]
+        node = code.graph.states[number]
+        size = int(np.prod(node.shape, dtype=int))
 
-        def visit(v: Expr) -> Stmt:
-            array = self._state_array(run, number, v, into)
+        def copy(v: Expr, array: Array) -> Stmt:
             own = self.ctx.buffers[array.buffer]
 
             def row(b: Expr) -> Stmt:
@@ -308,7 +319,14 @@ class Lowering:
 
                 return each_element(array.shape, element)
 
-            return self._if_called(run, v, loop("b", self.B, row))
+            return loop("b", self.B, row)
+
+        def visit(v: Expr) -> Stmt:
+            array = self._state_array(run, number, v, into)
+            if node not in code.turned:
+                return self._if_called(run, v, copy(v, array))
+            given = copy(v, code.as_given(node, array))
+            return self._if_called(run, v, when(is_few(self.T), given, copy(v, array)))
 
         return loop("v", run.count * self.net.num_directions, visit)
 

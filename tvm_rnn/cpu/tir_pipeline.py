@@ -17,6 +17,8 @@ from tvm.tirx import compilation_pipeline
 
 from tvm_rnn.tir.expr import Stmt
 
+from .cut_functions import cut
+
 NAME = "tvm_rnn_cpu"
 Kind = TypeVar("Kind", tirx.For, tirx.AllocBuffer)
 Finish: TypeAlias = Callable[[], tvm.transform.Pass]
@@ -57,19 +59,22 @@ def one_by_one(loop: tirx.For) -> Stmt:
 def _everywhere(kind: type[Kind], change: Callable[[Kind], Stmt]) -> tvm.transform.Pass:
     """The pass that makes `change` of every node of a kind."""
 
+    return _each(lambda f: f.with_body(tvm_ffi.structural_map(f.body, (kind, change))))
+
+
+def _each(change: Callable[[tirx.PrimFunc], tirx.PrimFunc]) -> tvm.transform.Pass:
+    """The pass that makes `change` of every function."""
+
     @tvm.transform.module_pass(opt_level=0)
     def change_all(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        functions = {
-            name: f.with_body(tvm_ffi.structural_map(f.body, (kind, change))) if isinstance(f, tirx.PrimFunc) else f
-            for name, f in mod.functions_items()
-        }
+        functions = {name: change(f) if isinstance(f, tirx.PrimFunc) else f for name, f in mod.functions_items()}
         return tvm.IRModule(functions, attrs=mod.attrs)
 
     return change_all
 
 
 def _pipeline() -> tuple[tvm.transform.Pass, Finish, Finish]:
-    """The passes that loops without blocks need."""
+    """The passes that loops without blocks need. RemoveNoOp is not among them: LLVM makes the same code without it."""
     passes = [
         s_tir.transform.StmtSimplify(),
         tirx.transform.FlattenBuffer(),
@@ -77,7 +82,7 @@ def _pipeline() -> tuple[tvm.transform.Pass, Finish, Finish]:
         tirx.transform.VectorizeLoop(True),
         tirx.transform.UnrollLoop(),
         tirx.transform.StmtSimplify(),
-        tirx.transform.RemoveNoOp(),
+        _each(cut),
         tirx.transform.VerifyMemory(),
         tirx.transform.AnnotateEntryFunc(),
         tirx.transform.SplitHostDevice(),

@@ -8,11 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from tvm import tirx
+
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Expr, Stmt
+from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import Block
 
 from .workspace import Array
+
+CHUNK = 4  # steps of a matrix at once: 8 save 4 % of its operations, and take 4 times the products between steps
+# To turn a matrix of 64 x 64 around and back takes 10 times what a step on its rows takes more than one on columns.
+FEW_STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -22,7 +29,8 @@ class Walk:
     active(b): how many of the tile's steps come before row b's end.
     direction: 1 goes back in time.
     restart(t, b, body): body where row b begins again next to step t of the tile: before it, or with `behind` after it.
-    fresh: what each state is then."""
+    fresh: what each state is then.
+    few: whether the sequence has so few steps that matrices stay as their owner laid them out: see `is_few`."""
 
     states: Mapping[Node, Node]
     first: Mapping[Node, Array]
@@ -33,3 +41,9 @@ class Walk:
     restart: Callable[[Expr, Expr, Block], Stmt]
     fresh: Mapping[Node, float]
     behind: bool
+    few: Expr
+
+
+def is_few(steps: Expr) -> Expr:
+    """Of the steps of a whole sequence: tiles of it leave matrices to each other."""
+    return tirx.LT(steps, int64(FEW_STEPS))

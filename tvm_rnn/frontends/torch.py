@@ -9,6 +9,7 @@ them again as long as the sum has not changed.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -115,10 +116,22 @@ def _from_module(layer: torch.nn.Module, batch_first: bool | None) -> RNN:
     if isinstance(layer, torch.nn.Module) and (net := _from_block(layer, batch_first)) is not None:
         return net
     name = next((n for n, base in known.items() if isinstance(layer, base)), None)
-    if name is None or type(layer).forward is not known[name].forward:
+    # The forward() of our own layers names the one of torch's that it stands for.
+    if name is None or inspect.unwrap(type(layer).forward) is not known[name].forward:
         raise _no_layer(layer, torch, known)
+    form = form_of_layer(layer, name)
+    first = not form.single and bool(layer.batch_first)
+    if first and batch_first is None:
+        raise _batch_first()
+    arrays = {n: _array(n, getattr(layer, n)) for n in form.shapes()}
+    dropout = float(layer.dropout) if form.num_layers > 1 else 0.0  # it acts between layers
+    return _network(form, arrays, Origin("torch", f"torch.nn.{name}", batch_first=first), dropout)
+
+
+def form_of_layer(layer: torch.nn.Module, name: str) -> Form:
+    """What a layer of torch.nn is, in torch's words. name: of its class there."""
     single = name.endswith("Cell")
-    form = Form(
+    return Form(
         kind=name.removesuffix("Cell"),
         input_size=layer.input_size,
         hidden_size=layer.hidden_size,
@@ -129,12 +142,6 @@ def _from_module(layer: torch.nn.Module, batch_first: bool | None) -> RNN:
         nonlinearity=layer.nonlinearity if name in ("RNN", "RNNCell") else "tanh",
         single=single,
     )
-    first = not single and bool(layer.batch_first)
-    if first and batch_first is None:
-        raise _batch_first()
-    arrays = {n: _array(n, getattr(layer, n)) for n in form.shapes()}
-    dropout = float(layer.dropout) if form.num_layers > 1 else 0.0  # it acts between layers
-    return _network(form, arrays, Origin("torch", f"torch.nn.{name}", batch_first=first), dropout)
 
 
 def _from_block(module: torch.nn.Module, batch_first: bool | None) -> RNN | None:

@@ -24,6 +24,7 @@ from tvm_rnn.graph.node_text import in_words, joined
 from ..decisions import tell
 from . import Pass
 from .affine import Form, NotLinear, forms, known_form, product, spread, total
+from .chunk_form import chunk_form, refused
 from .matrix_recurrence import MATRICES, Matrix, Solved, between, grows, is_matrix
 from .max_plus import max_plus
 from .normalise import normalise
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 # What each kind of target runs over all time, and what it does in training, where matrices would be the tape.
 VECTORS = frozenset({"scan", "scan_max", "delay"})
-ROWS: Mapping[str, frozenset[str]] = {"llvm": VECTORS | {"scan_matrix"}, "cuda": VECTORS}
+ROWS: Mapping[str, frozenset[str]] = {"llvm": VECTORS | {"scan_matrix"}, "cuda": VECTORS | {"scan_matrix"}}
 TRAINED: Mapping[str, frozenset[str]] = {"llvm": VECTORS, "cuda": frozenset()}
 
 
@@ -62,7 +63,11 @@ class ParalleliseTime(Pass):
             if isinstance(solved, str):
                 tell(False, _names(states), solved)
             elif {new.op for new in solved.new} <= rows:
-                graph = _written(graph, solved)
+                written = _for_target(graph, solved, net, target)
+                if isinstance(written, str):
+                    tell(False, _names(states), f"{solved.kind}, one step after the other: {written}")
+                    continue
+                graph = written
                 tell(True, _names(states), f"{solved.kind}: known for all steps before what reads it")
             else:
                 tell(False, _names(states), f"{solved.kind}: this target runs it one step after the other")
@@ -178,6 +183,13 @@ def _scan(states: Sequence[Node], form: Form) -> Node:
         factors.append(total([product(replace(t, state=None, axes=()), form.axes) for t in terms], len(form.axes)))
     rest = total([product(t, form.axes) for t in form.known], len(form.axes))
     return make("scan", *states, *factors, rest)
+
+
+def _for_target(graph: Graph, solved: Solved, net: RNN, target: Target) -> Graph | str:
+    """The graph with the recurrences in the place of the steps, as the target runs them, or why it does not."""
+    if target.kind != "cuda" or solved.new[0].op != "scan_matrix":
+        return _written(graph, solved)
+    return refused(solved, net, target) or chunk_form(normalise(_written(graph, solved)), solved.states[0].name)
 
 
 def _written(graph: Graph, solved: Solved) -> Graph:

@@ -78,6 +78,26 @@ def when(condition: Expr, then: Block, otherwise: Block = None) -> Stmt:
     return tirx.IfThenElse(condition, sequence(then), None if otherwise is None else sequence(otherwise))
 
 
+def inner(statement: Stmt) -> list[Stmt]:
+    """The statements right in a sequence, a loop, a condition or a mark; others have none."""
+    if isinstance(statement, tirx.SeqStmt):
+        return list(statement.seq)
+    if isinstance(statement, tirx.IfThenElse):
+        return [s for s in (statement.then_case, statement.else_case) if s is not None]
+    return [statement.body] if isinstance(statement, tirx.For | tirx.AttrStmt) else []
+
+
+def with_inner(s: Stmt, inner: Sequence[Stmt]) -> Stmt:
+    """The statement with others in it, as many."""
+    if isinstance(s, tirx.SeqStmt):
+        return sequence(inner)
+    if isinstance(s, tirx.For):
+        return tirx.For(s.loop_var, s.min, s.extent, s.kind, *inner, s.thread_binding, s.annotations)
+    if isinstance(s, tirx.IfThenElse):
+        return tirx.IfThenElse(s.condition, inner[0], inner[1] if inner[1:] else None)
+    return tirx.AttrStmt(s.node, s.attr_key, s.value, *inner) if isinstance(s, tirx.AttrStmt) else s
+
+
 def store(into: Buffer, address: Expr, value: Expr) -> Stmt:
     return tirx.BufferStore(into, value, [address])
 

@@ -1,1 +1,3 @@
-"""A network as a torch.nn.Module: `to_torch.py` makes it, `autograd.py` is the module and its autograd function."""
+"""Compiled networks in torch. `to_torch.py` makes a network a torch.nn.Module; `autograd.py` is that module and its
+autograd function. `nn.py` has torch.nn's own layers, run by compiled code, and `accelerate.py` puts these into models.
+"""

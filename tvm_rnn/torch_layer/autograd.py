@@ -26,19 +26,21 @@ from tvm_rnn.network.rnn import RNN
 from tvm_rnn.runtime import runtime
 
 State = Mapping[str, Tensor | list[Tensor]]
+Again = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 Compiled = Any  # a TrainingModule or a CudaTrainingModule: what only one of them has is asked for first
 
 
 @dataclass
 class Call:
     """What one call is made of besides tensors. state: the user's, whose tensors are given apart; None: there is
-    none."""
+    none. again: makes the same results of the same tensors in torch's operations, for gradients of gradients."""
 
     module: Compiled
     inputs: int
     state: State | None
     rows: dict[str, object]
     names: tuple[str, ...] = ()  # of weights that are on the GPU; else the module has them already
+    again: Again | None = None
 
     def use_weights(self, tensors: Sequence[Tensor], ways: tuple[str, ...], known: bool) -> None:
         """Give the module the weights of this call, where they are on the GPU. known: unless it has them still."""
@@ -94,37 +96,72 @@ class Steps(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.held = isinstance(array, torch.Tensor)  # else memory of the module's own, for tensors of the CPU
         tape.array = None if ctx.held else tape.array
-        kept = [array] if ctx.held else []
+        kept: list[Tensor] = [array] if ctx.held else []
         ctx.output = hasattr(getattr(tape, "output", None), "detach")
         if ctx.output:
             kept, tape.output = [*kept, y], None
         # On a GPU backward reads x where it is, and of a plan with several parts once more.
-        again = x if hasattr(tape, "plan") or hasattr(tape, "versions") else []
-        ctx.weights = len(kept) + len(again)
-        ctx.save_for_backward(*kept, *again, *weights)  # torch notices if they change
+        if call.again is not None:
+            kept += tensors[: len(tensors) - len(weights)]
+        elif hasattr(tape, "plan") or hasattr(tape, "versions"):
+            kept += x
+        ctx.weights = len(kept)
+        ctx.save_for_backward(*kept, *weights)  # torch notices if they change
         return (y, *flat(last))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: torch.autograd.function.FunctionCtx, d_y: Tensor, *d_last: Tensor) -> tuple[Tensor | None, ...]:
-        """Runs backward on the tape."""
-        call, tape = ctx.call, copy.copy(ctx.tape)
+    def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Runs backward on the tape; where torch looks into it (gradients of its results, many gradients at once), what
+        `again` gives."""
         saved = ctx.saved_tensors  # asked once: torch's checkpoints allow no more
-        if ctx.held:
-            tape.array = saved[0].numpy() if ctx.numpy else saved[0]
-        if ctx.output:
-            tape.output = saved[ctx.held].detach()
-        # Forward runs again where the plan has several parts.
-        ways = ("forward_train", "backward") if hasattr(tape, "plan") else ("backward",)
-        call.use_weights(saved[ctx.weights :], ways, True)
-        above = None
-        if any(d is not None for d in d_last):
-            pairs = zip(d_last, ctx.shapes, strict=True)
-            above = call.named([torch.zeros(s, dtype=call.dtype) if d is None else d for d, s in pairs])
-        d_x, d_first, d_weights = call.module._gradients(tape, d_y, above)
-        inputs = list(d_x.values()) if isinstance(d_x, dict) else [d_x]
-        first = flat({n: d_first[n] for n in call.state}) if isinstance(call.state, Mapping) else []
-        return (None, *inputs, *first, *d_weights.values())
+        several = any(d is not None and torch._C._functorch.is_legacy_batchedtensor(d) for d in gradients)
+        if ctx.call.again is not None and (torch.is_grad_enabled() or several):
+            return None, *_differentiable(ctx.call.again, saved[ctx.held + ctx.output :], gradients)
+        with torch.no_grad():
+            found = _gradients(ctx, saved, *gradients)
+        return None, *(_once(found) if torch.is_grad_enabled() else found)
+
+
+def _gradients(
+    ctx: torch.autograd.function.FunctionCtx, saved: Sequence[Tensor], d_y: Tensor | None, *d_last: Tensor | None
+) -> list[Tensor | None]:
+    """What `Steps.backward` returns, of the compiled code."""
+    call, tape = ctx.call, copy.copy(ctx.tape)
+    if ctx.held:
+        tape.array = saved[0].numpy() if ctx.numpy else saved[0]
+    if ctx.output:
+        tape.output = saved[ctx.held].detach()
+    # Forward runs again where the plan has several parts.
+    ways = ("forward_train", "backward") if hasattr(tape, "plan") else ("backward",)
+    call.use_weights(saved[ctx.weights :], ways, True)
+    above = None
+    if any(d is not None for d in d_last):
+        pairs = zip(d_last, ctx.shapes, strict=True)
+        above = call.named([torch.zeros(s, dtype=call.dtype) if d is None else d for d, s in pairs])
+    d_x, d_first, d_weights = call.module._gradients(tape, d_y, above)
+    inputs = list(d_x.values()) if isinstance(d_x, dict) else [d_x]
+    first = flat({n: d_first[n] for n in call.state}) if isinstance(call.state, Mapping) else []
+    return [*inputs, *first, *d_weights.values()]
+
+
+def _differentiable(again: Again, tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Gradients that torch can look into, of inputs, states and weights."""
+    further = torch.is_grad_enabled()
+    wanted = [tensor for tensor in tensors if tensor.requires_grad]
+    with torch.enable_grad():
+        pairs = [(y, d) for y, d in zip(again(tensors), gradients, strict=True) if d is not None]
+    results, given = zip(*pairs, strict=True)
+    found = iter(torch.autograd.grad(results, wanted, given, create_graph=further, allow_unused=True))
+    return [next(found) if tensor.requires_grad else None for tensor in tensors]
+
+
+def _once(gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    """The same, with an error where torch differentiates them. torch's once_differentiable gives none where gradients
+    of results are constants, as of y.sum(): it would take these for constants too."""
+    text = b"gradients of gradients: tvm_rnn differentiates this network once"
+    parts = [d for d in gradients if d is not None]
+    told = iter(torch._C._functions.DelayedError(text, len(parts))(*(d.detach().requires_grad_() for d in parts)))
+    return [None if d is None else next(told) for d in gradients]
 
 
 class Inference(torch.autograd.Function):
@@ -161,26 +198,78 @@ class LastState(dict[str, Tensor | list[Tensor]]):
         return dict, ({**self},)
 
 
+def looked_into(tensors: Iterable[Tensor]) -> str:
+    """By what torch looks into what runs, which for compiled code it cannot: its traces would have results as
+    constants, tensors of torch.func have no memory, and a forward-mode tangent would be lost. "": by nothing."""
+    if torch.jit.is_tracing() or torch.compiler.is_exporting():
+        return "torch.jit.trace or torch.export"
+    if torch._C._are_functorch_transforms_active():
+        recorded, wrapped = torch.is_grad_enabled(), torch._C._functorch.is_functorch_wrapped_tensor
+        theirs = any((recorded and t.requires_grad) or wrapped(t.detach()) for t in tensors)
+        return "torch.func" if theirs else ""
+    dual = forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+    return "forward-mode gradients" if dual else ""
+
+
 def _check_tensors(given: Sequence[Tensor], weights: Iterable[Tensor]) -> None:
-    """Raises InputError for what is no tensor, and ConfigError where torch looks into what runs: its traces would have
-    results as constants, tensors of torch.func have no memory, and a forward-mode tangent would be lost."""
+    """Raises InputError for what is no tensor, and ConfigError where torch looks into what runs."""
     if not all(isinstance(value, torch.Tensor) for value in given):
         kinds = [*dict.fromkeys(type(value).__name__ for value in given)]
         do = runtime.PACKED if "PackedSequence" in kinds else "torch.from_numpy(x), or layer.compiled()(x)"
         raise InputError(message("this layer takes tensors", got=", ".join(kinds), expected="torch.Tensor", do=do))
-    got = ""
-    if torch.jit.is_tracing() or torch.compiler.is_exporting():
-        got = "torch.jit.trace or torch.export"
-    elif torch._C._are_functorch_transforms_active():
-        recorded, wrapped = torch.is_grad_enabled(), torch._C._functorch.is_functorch_wrapped_tensor
-        theirs = any((recorded and t.requires_grad) or wrapped(t.detach()) for t in (*given, *weights))
-        got = "torch.func" if theirs else ""
-    elif forward_ad._current_level >= 0:
-        dual = any(forward_ad.unpack_dual(t).tangent is not None for t in (*given, *weights))
-        got = "forward-mode gradients" if dual else ""
-    if got:
+    if got := looked_into((*given, *weights)):
         do = "backward(), torch.autograd.grad and functional_call work; layer.compiled().export(path) writes a file"
         raise ConfigError(message("torch cannot look into compiled code", got=got, do=do))
+
+
+def run(
+    module: Compiled,
+    inputs: Sequence[Tensor],
+    state: State | None,
+    weights: Mapping[str, Tensor],
+    rows: Mapping[str, object],
+    again: Again | None = None,
+) -> tuple[Tensor, dict[str, Tensor | list[Tensor]]]:
+    """All steps, with gradients where these are wanted: y and the last states.
+
+    module: it has been compiled for training where gradients are wanted. inputs: in its order. weights: the net's, as
+    tensors. rows: lengths, reset, and in training with regularisers seed and first_step. again: as of a `Call`."""
+    device = inputs[0].device
+    there = device.type == "cuda" and hasattr(module, "use_there")
+    weights = _moved(module, device, weights) if there else _present(module, weights)
+    tensors = [*inputs, *flat(state), *weights.values()]
+    dropping = "seed" in rows
+    gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    if not gradients and not dropping:
+        if there:
+            module.use_there({name: tensor.detach() for name, tensor in weights.items()}, ("sequence",))
+        y, last = module(list(inputs) if len(inputs) > 1 else inputs[0], state, **rows)
+        return y, last
+    call = Call(module, len(inputs), state, dict(rows), tuple(weights) if there else (), again)
+    steps = Steps if dropping or "masks" not in module.manifest else Inference
+    y, *last = steps.apply(call, *tensors)
+    return y, call.named(last)
+
+
+def drawn_seed() -> int:
+    """A seed of torch's generator of the CPU, which torch.manual_seed sets."""
+    return int(torch.randint((1 << 63) - 1, (1,)))
+
+
+def _moved(module: Compiled, device: torch.device, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights on a GPU, dense, in the dtype that the module reads: for 16-bit networks float32."""
+    kind = torch.float64 if str(module.manifest.dtype) == "float64" else torch.float32
+    return {name: tensor.to(device, kind).contiguous() for name, tensor in weights.items()}
+
+
+def _present(module: Compiled, found: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The weights as tensors, after the module was given them if they are not what it has."""
+    for name, tensor in found.items():
+        array, held = runtime._numpy(name, tensor, WeightError), module.weights.get(name)
+        if held is None or array.dtype != held.dtype or not np.array_equal(array, held):
+            module.load_weights({n: t.detach() for n, t in found.items()})
+            break
+    return found
 
 
 class TorchLayer(torch.nn.Module):
@@ -215,51 +304,20 @@ class TorchLayer(torch.nn.Module):
             x, state, inputs = module.hold(x, state, inputs, reset)
         values, weights = module._name_inputs(x, inputs), self.weights()
         _check_tensors([*values, *flat(state)], weights.values())
-        device = values[0].device
-        there = device.type == "cuda" and hasattr(module, "use_there")
-        weights = self._moved(device, weights) if there else self._present(weights)
         rows = {"lengths": lengths, "reset": reset}
-        if torch.is_autocast_enabled(device.type):
+        if torch.is_autocast_enabled(values[0].device.type):
             kind = getattr(torch, str(module.manifest.dtype))
             values, state = [value.to(kind) for value in values], each(state, lambda part: part.to(kind))
-        tensors = [*values, *flat(state), *weights.values()]
-        regular = bool(self.net.regularisers)
-        dropping = self.training if regular else bool(self.net.draws)
-        if dropping:
-            # Of torch's generator of the CPU, which torch.manual_seed sets.
-            drawn = int(torch.randint((1 << 63) - 1, (1,))) if seed is None else seed
-            rows |= {"seed": drawn, "first_step": first_step}
-        gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        if not gradients and not dropping:
-            if there:
-                module.use_there({name: tensor.detach() for name, tensor in weights.items()}, ("sequence",))
-            y, last = module(values if len(values) > 1 else values[0], state, **rows)
-            return y, LastState(last)
-        call = Call(module, len(values), state, rows, tuple(weights) if there else ())
-        steps = Steps if dropping or not regular else Inference
-        y, *last = steps.apply(call, *tensors)
-        return y, LastState(call.named(last))
+        if self.training if self.net.regularisers else self.net.draws:
+            rows |= {"seed": drawn_seed() if seed is None else seed, "first_step": first_step}
+        y, last = run(module, values, state, weights, rows)
+        return y, LastState(last)
 
     def weights(self) -> dict[str, Tensor]:
         """The net's weights, {name: tensor}, made of the parameters: what `net.load` takes."""
         plain = self._parameters  # others are what parametrizations make
         own = {name: plain[name] if name in plain else getattr(self, name) for name in self._names}
         return own if self.form is None else net_weights(self.net, self.form, own)
-
-    def _moved(self, device: torch.device, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The weights on a GPU, dense, in the dtype that the module reads: for 16-bit networks float32."""
-        kind = torch.float64 if str(self._module.manifest.dtype) == "float64" else torch.float32
-        return {name: tensor.to(device, kind).contiguous() for name, tensor in weights.items()}
-
-    def _present(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The weights as tensors, after the module was given them if they are not what it has."""
-        module = self._module
-        for name, tensor in found.items():
-            array = runtime._numpy(name, tensor, WeightError)
-            if array.dtype != module.weights[name].dtype or not np.array_equal(array, module.weights[name]):
-                module.load_weights({n: t.detach() for n, t in found.items()})
-                break
-        return found
 
     @property
     def max_bytes(self) -> int | None:
@@ -273,7 +331,7 @@ class TorchLayer(torch.nn.Module):
 
     def compiled(self) -> Compiled:
         """The compiled module with the present weights: to call without torch, or to export."""
-        self._present(self.weights())
+        _present(self._module, self.weights())
         return self._module
 
     def __prepare_scriptable__(self) -> NoReturn:
@@ -303,3 +361,19 @@ def net_weights(net: RNN, form: Form, own: Mapping[str, Tensor]) -> dict[str, Te
             values["W_P"] = parts["weight_hr"]
         found |= {weight_name(name, *place): value for name, value in values.items()}
     return {name: found[name].reshape(shape) for name, shape in net.weight_shapes.items()}
+
+
+def torch_weights(net: RNN, form: Form, weights: Mapping[str, Tensor]) -> list[Tensor]:
+    """The other way: of the net's weights those of torch's layer with biases, flat as its functions take them. One of
+    the two biases is zeros, but for what a reset gate multiplies."""
+    found = []
+    for place in form.places:
+        own = {name: weights[weight_name(name, *place)] for name in ("W", "R", "b")}
+        W, R, first = own["W"].flatten(0, -2), own["R"].flatten(0, -2), own["b"].reshape(-1)
+        second = torch.zeros_like(first)
+        if form.kind == "GRU":
+            second = torch.cat([second[: 2 * form.hidden_size], weights[weight_name("b_R", *place)].reshape(-1)])
+        found += [W, R, first, second]
+        if form.proj_size:
+            found.append(weights[weight_name("W_P", *place)])
+    return found

@@ -135,14 +135,14 @@ def flashrnn() -> list[Point]:
 
 
 def zoo() -> list[Point]:
-    """Every cell at H=512, B=64, T=64; cells whose state is a matrix at H=64, where that fits on a chip. Cells with
-    constants are left out: no peer has them."""
+    """Every cell at H=512, B=64, T=64; at H=64 those whose state is an image, or a matrix that fits on a chip. Cells
+    with constants are left out: no peer has them."""
     points = []
     for cell in (cell for _, cell in sorted(cells.ZOO.items()) if not cell.constants):
         name = cell.name
         matrix = any(len(state.dims.axes) > 1 for state in cell.states)
         hidden = 64 if matrix else 512
-        own = {"P": hidden // 2, "depth": 3}
+        own = {"P": hidden // 2, "depth": 3, "Y": 16}
         sizes = tuple((axis, own[axis]) for axis in cell.size_names if axis in own)
         points.append(Point(name, hidden, hidden, 64, 64, sizes=sizes))
     return points

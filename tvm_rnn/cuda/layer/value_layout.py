@@ -21,6 +21,7 @@ from math import gcd, prod
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES
 from tvm_rnn.graph.graph import Graph, Group, Node, has_steps, is_scan
 
+from .matrix_operands import MatrixOperands
 from .pointers import Place, arithmetic, storage
 from .row_kernels import sources
 from .weight_packing import Weights
@@ -42,7 +43,7 @@ class Target:
 class Layout:
     """All places of one layer. kept: values of the step (or a state, as it is before the step) that have rows for all
     steps. given: how inputs lie that are not as the user has x. narrow: dtypes of kept values that are not the storage
-    dtype."""
+    dtype. matrices: what recurrences of matrices read."""
 
     graph: Graph
     precision: str
@@ -52,6 +53,7 @@ class Layout:
     kept: tuple[Node, ...] = ()
     given: Mapping[int, Place] = field(default_factory=dict)
     narrow: Mapping[Node, str] = field(default_factory=dict)
+    matrices: Sequence[MatrixOperands] = ()  # of recurrences
 
     @property
     def arithmetic(self) -> str:
@@ -182,11 +184,18 @@ class Layout:
             return self.kept_place(node)
         vector = prod(node.shape) > 1 and "step" in self.read_by.get(node, ())
         operand = any(node in read for read in self.operands.values())
+        operand = operand or node in self._of_matrices
         operand = operand or (self.graph.kind == "backward" and node in self.graph.emitted)  # sums read it
         # Of all of T, what products make is the largest thing that is written: as it would be for the step.
         home = self.home.get(node)
         vector = vector or (node.shape[-1:] > (1,) and home is not None and home.kind == "gemm" and home.root is node)
         return self._padded(node, self.storage if vector or operand else self.arithmetic)
+
+    @cached_property
+    def _of_matrices(self) -> set[Node]:
+        """Vectors of every step that recurrences of matrices read, and what is read of them."""
+        read = {own.located(node)[0] for own in self.matrices for node in own.vectors}
+        return read | {node for own in self.matrices for node in own.reads}
 
     @cached_property
     def hoisted_nodes(self) -> list[Node]:

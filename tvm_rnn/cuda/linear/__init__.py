@@ -6,5 +6,6 @@ is made of, `choose_tile.py` which, `chunk_block.py` what it has; `chunk_loads.p
 `chunk_states.py` are its three kinds of warps. `segments.py` runs parts of the time at once, where there are few
 states.
 
-`vector_scan.py` runs recurrences of vectors: a group of kind "scan" in, kernels over chunks of time out.
+Groups of kind "scan" in, kernels over chunks of time out: `vector_scan.py` for vectors; `matrix_scan.py` for matrices,
+which has those of above launched.
 """

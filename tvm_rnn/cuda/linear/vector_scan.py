@@ -17,7 +17,7 @@ Source: Blelloch 1990, "Prefix sums and their applications".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,7 +28,7 @@ from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
-from tvm_rnn.cuda.layer.pointers import Argument, arithmetic
+from tvm_rnn.cuda.layer.pointers import Argument, Place, arithmetic
 from tvm_rnn.cuda.layer.regime import FOREVER, MASK_POINTERS, MASK_SCALARS
 from tvm_rnn.cuda.layer.row_kernels import Job, Values, unravel
 from tvm_rnn.cuda.rowwise.state_moves import Tile
@@ -75,6 +75,10 @@ class VectorScan:
     def states(self) -> list[Node]:
         """The states, in the order of their rows."""
         return [self.replaced[row] for row in self.rows]
+
+    @property
+    def stored(self) -> tuple[Node, ...]:
+        return self.job.group.stored
 
     @property
     def width(self) -> int:
@@ -164,6 +168,51 @@ class VectorScan:
             return write(name, pointers, scalars, lambda w: body(w, self, masked).emit(), threads=self.threads)
 
 
+class _Loads:
+    """What is loaded for one step, in the order in which it is read; of values that change with time."""
+
+    def __init__(self, writer: Writer, dtype: str) -> None:
+        self.w, self.dtype = writer, dtype
+        self.places: list[tuple[Buffer, tuple[str, Place, Node, Index]]] = []
+        self.taken: list[Expr] | None = None  # None: the first time, when places become known
+
+    def take(self) -> None:
+        """What is there is used from here on, and its places may be loaded to."""
+        self.taken = [self.w.keep(register[0]) for register, _ in self.places]
+
+    def ask(self, values: Values) -> None:
+        """Load the same of another step."""
+        for register, what in self.places:
+            self.w.store(register, values.load(*what), 0)
+
+    def value(self, number: int, load: Callable[[], Expr], what: tuple[str, Place, Node, Index]) -> Expr:
+        """The one with that number; what: how it is loaded."""
+        if self.taken is not None and number < len(self.taken):
+            return self.taken[number]
+        if self.taken is not None:
+            return load()
+        found = load()
+        self.places.append((self.w.local(1, self.dtype), what))
+        self.w.store(self.places[-1][0], found, 0)
+        return found
+
+
+@dataclass
+class _Loaded(Values):
+    """Values whose operands were loaded before."""
+
+    loads: _Loads | None = None
+    number: int = 0  # of those that were read
+
+    def load(self, pointer: str, place: Place, node: Node, index: Index) -> Expr:
+        plain = super().load
+        if not place.row_stride or self.loads is None:
+            return plain(pointer, place, node, index)
+        self.number += 1
+        what = (pointer, place, node, index)
+        return self.loads.value(self.number - 1, lambda: plain(*what), what)
+
+
 class _Walk:
     """What both kernels do: a thread's place, and its steps in order."""
 
@@ -207,30 +256,48 @@ class _Walk:
                 w.store(self.end, tirx.Cast("int32", most), 0)
 
     def _steps(self) -> None:
-        """The chunk's steps: so many at a time that their operands are loaded before the first of them is used."""
+        """The chunk's steps: while some are done, the operands of as many more are on their way."""
         w, ahead = self.w, self.scan.ahead
         first = w.keep(self.chunk * w["span"])
         count = w.keep(tirx.Max(tirx.Min(w["span"], w["steps"] - first), tirx.const(0, "int32")))
         rounds = w.keep(tirx.truncdiv(count, ahead))
-        with w.loop(rounds) as i:
-            self._some([first + i * ahead + s for s in range(ahead)])
+        loads = [_Loads(w, self.dtype) for _ in range(ahead)]
+        with w.when(rounds > 0):
+            for s, own in enumerate(loads):  # what is made of them here is not used
+                self._operands(self._values(self._local(first + s), own))
+            with w.loop(rounds) as i:
+                for own in loads:
+                    own.take()
+                begin = w.keep(first + tirx.Min(i + 1, rounds - 1) * ahead)
+                for s, own in enumerate(loads):
+                    own.ask(self._values(self._local(begin + s)))
+                steps = [self._load(first + i * ahead + s, own) for s, own in enumerate(loads)]
+                for found in steps:
+                    self.step(*found)
         with w.loop(count - rounds * ahead) as i:
-            self._some([first + rounds * ahead + i])
+            self.step(*self._load(first + rounds * ahead + i))
 
-    def _some(self, steps: Sequence[Expr]) -> None:
-        loaded = [self._load(t) for t in steps]
-        for found in loaded:
-            self.step(*found)
+    def _local(self, t: Expr) -> Expr:
+        """The place in time of the t-th step."""
+        backwards = tirx.NE(self.w["reverse"], tirx.const(0, "int32"))
+        return self.w.keep(tirx.Select(backwards, self.w["steps"] - 1 - t, t))
 
-    def _load(self, t: Expr) -> tuple[Values, Expr | None, Expr | None]:
-        """The operands of a step, whether the row has not ended, and whether it begins anew."""
-        w, job = self.w, self.scan.job
-        backwards = tirx.NE(w["reverse"], tirx.const(0, "int32"))
-        local = w.keep(tirx.Select(backwards, w["steps"] - 1 - t, t))
-        values = job.values(w, w.keep(wide(local) * wide(w["batch"]) + self.batch_row), self.scan.arguments)
+    def _values(self, local: Expr, loads: _Loads | None = None) -> Values:
+        w, scan = self.w, self.scan
+        values = scan.job.values(w, w.keep(wide(local) * wide(w["batch"]) + self.batch_row), scan.arguments)
+        return values if loads is None else _Loaded(**vars(values), loads=loads)
+
+    def _operands(self, values: Values) -> None:
         for row in self.scan.rows:
             for operand in row.args[len(recurrence_states(row)) :]:
                 values.at(operand, fit(operand.shape, self.index))
+
+    def _load(self, t: Expr, loads: _Loads | None = None) -> tuple[Values, Expr | None, Expr | None]:
+        """The operands of a step, whether the row has not ended, and whether it begins anew. loads: they are there."""
+        w = self.w
+        local = self._local(t)
+        values = self._values(local, loads)
+        self._operands(values)
         if not self.masked:
             return values, None, None
         active = w.keep(tirx.Cast("int32", w["start"] + local < self.end[0]))

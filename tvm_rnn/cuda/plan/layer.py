@@ -17,11 +17,13 @@ from typing import Any
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.gemm.group_kernels import gemm
+from tvm_rnn.cuda.layer.matrix_operands import is_matrix, prepared
 from tvm_rnn.cuda.layer.pointers import Argument, Place
 from tvm_rnn.cuda.layer.regime import LayerSteps, Regime, by_batch
 from tvm_rnn.cuda.layer.row_kernels import Job, rows_kernel, sources
 from tvm_rnn.cuda.layer.value_layout import Layout, Target
 from tvm_rnn.cuda.layer.weight_packing import Weights
+from tvm_rnn.cuda.linear.matrix_scan import MatrixScan, matrix_scan
 from tvm_rnn.cuda.linear.vector_scan import VectorScan, vector_scan
 from tvm_rnn.cuda.model.choose_regime import Persistent, choose
 from tvm_rnn.cuda.model.launched_step_time import predict_steps
@@ -61,7 +63,8 @@ class Layer:
     def __post_init__(self) -> None:
         self.precision, self.batches = self.options.precision, self.options.batches
         self.weights = Weights(self.graph, self.number, self.precision, self.options.stored)
-        common = (self.dtype, self.directions, self.kept, self.given, self.narrow)
+        self.graph, matrices = prepared(self.graph, lambda node: self.weights.place(node) is not None)
+        common = (self.dtype, self.directions, self.kept, self.given, self.narrow, matrices)
         self.layout = Layout(self.graph, self.precision, self.weights, *common)
         for number, groups in enumerate(chained_groups(self.graph.groups)):
             kind = groups[0].kind if len(groups) == 1 else "rows"
@@ -103,6 +106,9 @@ class Layer:
 
             few = not layout.has_steps
             return gemm(name, first, target=self.machine, operands=operands, batches=self.batches, few=few, **own)
+        if is_matrix(first):
+            matrix = next(found for found in layout.matrices if found.group is first)
+            return matrix_scan(name, matrix, layout, own["writes"], self.batches, self.machine)
         if first.kind == "scan":
             job = Job(name, first, own["precision"], own["reads"], own["writes"], layout.elsewhere(first))
             replaced = {row: self.graph.states[i] for row, i in layout.solved.items() if row in first.nodes}
@@ -118,8 +124,8 @@ class Layer:
         return frozenset([self.graph.output] if self.layout.written_first else [])
 
     @property
-    def scans(self) -> list[VectorScan]:
-        return [work for _, work in self.groups if isinstance(work, VectorScan)]
+    def scans(self) -> list[VectorScan | MatrixScan]:
+        return [work for _, work in self.groups if isinstance(work, VectorScan | MatrixScan)]
 
     # --- memory ----------------------------------------------------------------------------------------------------
 
@@ -208,7 +214,7 @@ class Layer:
     def facts(self) -> list[dict[str, Any]]:
         found = [regime.fact for regime in self.regimes]
         for groups, work in self.groups:
-            if isinstance(work, VectorScan):
+            if isinstance(work, VectorScan | MatrixScan):
                 found.append(work.fact)
                 continue
             if hasattr(work, "unit"):
@@ -251,7 +257,7 @@ class Layer:
     def recurrence(self, host: Host, buffers: Buffers, tile: Tile) -> None:
         """The steps of the tile: by the regime that applies, else step by step."""
         if not self.layout.has_steps:
-            if not any(self._zeroed & {*scan.job.group.stored} for scan in self.scans):
+            if not any(self._zeroed & {*scan.stored} for scan in self.scans):
                 self.states.blank(host, tile)
             return
         parity = host.let("parity", tile.parity)
@@ -335,7 +341,7 @@ class Layer:
                 work.fill(
                     host, pointers, buffers.words.get(mask), buffers.mask_keys, steps, (when, f"{self.regime} >= 0")
                 )
-            elif isinstance(work, VectorScan) and tile is not None and buffers.chunk_ends is not None:
+            elif isinstance(work, VectorScan | MatrixScan) and tile is not None and buffers.chunk_ends is not None:
                 numbers = [self.graph.states.index(state) for state in work.states]
                 states = [picked(host, f"({tile.number} & 1)", buffers.states[i]) for i in numbers]
                 work.launch(host, pointers, states, buffers.chunk_ends, tile, self.machine.records.lean)

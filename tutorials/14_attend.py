@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 13. Attend
+# # 14. Attend
 #
 # In this tutorial you will train an encoder and a decoder that looks back: at every step it reads from all that the
 # encoder has said, and chooses where. Attention is part of the loop, and the whole loop is compiled code.

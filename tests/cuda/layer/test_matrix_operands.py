@@ -1,0 +1,59 @@
+"""Operands of matrix recurrences: parts of stored values where they are, copied where they are not."""
+
+from __future__ import annotations
+
+import pytest
+
+import tvm_rnn as rnn
+from tvm_rnn.cuda.layer.matrix_operands import MatrixOperands, is_matrix, prepared
+from tvm_rnn.graph.graph import Graph
+from tvm_rnn.options import Options
+from tvm_rnn.passes.pipeline import passed
+from tvm_rnn.target import resolve
+
+GPU = resolve("nvidia-h200")
+
+
+def graph_of(name: str, heads: int, **more: int) -> Graph:
+    net = rnn.RNN(rnn.cells.get(name), 5, 8, N=heads, dtype="bfloat16", **more)
+    return passed(net, Options(GPU, precision="bfloat16")).layers.graphs[0]
+
+
+def operands_of(name: str, heads: int = 3, **more: int) -> MatrixOperands:
+    _, (own,) = prepared(graph_of(name, heads, **more), lambda node: node.leaf)
+    return own
+
+
+def test_parts_of_a_product_lie_where_it_is() -> None:
+    own = operands_of("retnet")
+    found = [own.located(node) for node in (own.key, own.value, own.reads[0].args[1])]
+    assert not own.copies and {base.op for base, _ in found} == {"gemm"}
+    assert len({offset for _, offset in found}) == 3 and all(offset % 24 == 0 for _, offset in found)
+    assert own.group_size(own.key) == 1
+    assert own.erase is None and own.decay is not None and own.numbers == [own.decay]
+
+
+def test_a_key_of_several_heads() -> None:
+    own = operands_of("mamba2", 2, M=3)
+    assert own.group_size(own.key) == 3 and own.group_size(own.value) == 1
+
+
+def test_what_is_no_part_of_a_stored_value_is_copied() -> None:
+    graph, (own,) = prepared(graph_of("retnet", 2), lambda node: False)
+    (copy,) = own.copies.values()  # the decay, of which there is no array
+    group = next(g for g in graph.groups if copy in g.stored)
+    assert own.located(own.numbers[0]) == (copy, 0) and group.nodes == (copy,)
+    assert graph.groups.index(group) < next(i for i, g in enumerate(graph.groups) if is_matrix(g))
+
+
+@pytest.mark.parametrize("name", ["gated_delta_net", "delta_net"])
+def test_what_is_erased_has_a_vector_of_its_own(name: str) -> None:
+    own = operands_of(name)
+    assert own.erase is not None and own.located(own.erase) != own.located(own.key)
+    assert (own.decay is None) == (name == "delta_net")
+
+
+def test_graphs_without_matrices_stay_as_they_are() -> None:
+    net = rnn.RNN(rnn.cells.min_gru, 5, 8)
+    graph = passed(net, Options(GPU, precision="float32")).layers.graphs[0]
+    assert prepared(graph, lambda node: False)[0] is graph

@@ -1,0 +1,24 @@
+"""Matrix recurrences of a plan: which kernels are launched for how many steps."""
+
+from __future__ import annotations
+
+import tvm_rnn as rnn
+from tvm_rnn.cuda.linear.matrix_scan import FEW
+from tvm_rnn.cuda.plan.network import plan
+from tvm_rnn.options import Options
+from tvm_rnn.passes.pipeline import passed
+from tvm_rnn.target import resolve
+
+GPU = resolve("nvidia-h200")
+
+
+def test_few_steps_go_one_after_the_other() -> None:
+    net = rnn.RNN(rnn.cells.retnet, 5, 16, dtype="bfloat16")
+    program = plan(passed(net, Options(GPU, precision="bfloat16")), GPU)
+    lines = [line.strip() for line in program.sequence.lines]
+    steps = [i for i, line in enumerate(lines) if "_scan_steps" in line]
+    chunks = [i for i, line in enumerate(lines) if "_scan_chunks" in line]
+    assert len(steps) == len(chunks) == 2  # without and with lengths and resets
+    assert all(lines[i - 1].endswith(f"<= {FEW}) {{") for i in steps)
+    (row,) = [row for row in program.facts["templates"] if row["template"] == "chunk_scan_cuda"]
+    assert row["unit"] == "before scan_matrix 1x16x16, all of T in chunks of 64 steps, any B"

@@ -1,0 +1,302 @@
+"""rnn.nn: layers of torch.nn run by compiled code: results, gradients, files and errors are torch's own.
+
+In: torch's layers and ours with the same parameters. Most tests share one compiled LSTM in float64.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+import tvm_rnn as rnn
+from tvm_rnn.oracle.tolerance import assert_close
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.peers
+
+X, H, T, B = 3, 4, 5, 3
+LENGTHS = (2, 5, 3)
+
+
+@pytest.fixture(scope="module")
+def compiled(kept_code: object) -> Any:
+    """A layer that has been compiled; while it lives, others of its equations and sizes share the code."""
+    layer = rnn.nn.LSTM(X, H, dtype=torch.float64)
+    layer(torch.zeros(T, B, X, dtype=torch.float64))
+    return layer
+
+
+def ours_of(theirs: Any) -> Any:
+    """Ours with the same arguments and weights."""
+    names = ["num_layers", "bias", "batch_first", "dropout", "bidirectional"]
+    names += ["proj_size"] * (theirs.mode == "LSTM") + ["nonlinearity"] * theirs.mode.startswith("RNN")
+    options = {name: getattr(theirs, name) for name in names}
+    own = getattr(rnn.nn, type(theirs).__name__)
+    ours = own(theirs.input_size, theirs.hidden_size, dtype=theirs.weight_ih_l0.dtype, **options)
+    ours.load_state_dict(theirs.state_dict())
+    return ours
+
+
+def parts(value: Any) -> list[Any]:
+    """The tensors of results."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, torch.nn.utils.rnn.PackedSequence):
+        return [torch.nn.utils.rnn.pad_packed_sequence(value)[0]]
+    return [part for item in value for part in parts(item)]
+
+
+def given(layer: Any, kind: str, state: bool) -> tuple[Any, Any, list[Any]]:
+    """Input, first state, and the leaves that both are made of."""
+    draw = {"dtype": layer.weight_ih_l0.dtype, "generator": torch.Generator().manual_seed(0)}
+    x = torch.randn(T, B, X, **draw).requires_grad_()
+    rows, out = layer.num_layers * (1 + layer.bidirectional), layer.proj_size or H
+    leaves = [torch.randn(rows, B, width, **draw).requires_grad_() for width in (out, H)[: 1 + (layer.mode == "LSTM")]]
+    first = [part[:, 0] if kind == "unbatched" else part for part in leaves]
+    hx = (tuple(first) if layer.mode == "LSTM" else first[0]) if state else None
+    if kind == "packed":
+        return torch.nn.utils.rnn.pack_padded_sequence(x, LENGTHS, enforce_sorted=False), hx, [x, *leaves]
+    value = x[:, 0] if kind == "unbatched" else x.transpose(0, 1) if layer.batch_first else x
+    return value, hx, [x, *leaves]
+
+
+def gradients(layer: Any, kind: str, state: bool = True) -> tuple[list[Any], list[Any]]:
+    """Results, and gradients of all that they are made of."""
+    value, hx, leaves = given(layer, kind, state)
+    results = parts(layer(value, hx))
+    wanted = [*(leaves if state else leaves[:1]), *layer.parameters()]
+    draw = torch.Generator().manual_seed(1)
+    loss = sum((torch.randn(part.shape, dtype=part.dtype, generator=draw) * part).sum() for part in results)
+    return results, [*torch.autograd.grad(loss, wanted)]
+
+
+def compare(ours: Any, theirs: Any, kind: str, state: bool = True) -> None:
+    for found, expected in zip(gradients(ours, kind, state), gradients(theirs, kind, state), strict=True):
+        assert [part.shape for part in found] == [part.shape for part in expected]
+        for own, other in zip(found, expected, strict=True):
+            assert_close(own.detach(), other.detach(), str(other.dtype).removeprefix("torch."), T)
+
+
+@pytest.mark.parametrize("state", [True, False], ids=["from a state", "from zeros"])
+@pytest.mark.parametrize("kind", ["batched", "unbatched", "packed"])
+def test_results_and_gradients_are_torchs(compiled: Any, kind: str, state: bool) -> None:
+    theirs = torch.nn.LSTM(X, H, dtype=torch.float64)
+    compare(ours_of(theirs), theirs, kind, state)
+
+
+@pytest.mark.parametrize("kind", ["batched", "unbatched"])
+def test_with_the_batch_first(compiled: Any, kind: str) -> None:
+    theirs = torch.nn.LSTM(X, H, batch_first=True, dtype=torch.float64)
+    compare(ours_of(theirs), theirs, kind)
+
+
+STACK = {"num_layers": 2, "bidirectional": True}
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("GRU", {"batch_first": True, **STACK}),
+        ("RNN", {"nonlinearity": "relu", "bias": False}),
+        ("RNN", STACK),
+        ("LSTM", {"proj_size": 2, **STACK}),
+        ("LSTM", {"bias": False}),
+        ("GRU", {"bias": False}),
+    ],
+    ids=str,
+)
+def test_every_kind_is_torchs(compiled: Any, kind: str, options: dict[str, Any]) -> None:
+    theirs = getattr(torch.nn, kind)(X, H, dtype=torch.float64, **options)
+    ours = ours_of(theirs)
+    for form in ("batched", "unbatched", "packed"):
+        compare(ours, theirs, form)
+        compare(ours, theirs, form, state=False)
+    with torch.no_grad():
+        value, hx, _ = given(ours, "batched", True)
+        assert_close([*map(_numbers, parts(ours(value, hx)))], [*map(_numbers, parts(theirs(value, hx)))], "float64", T)
+
+
+def _numbers(part: Any) -> Any:
+    return part.detach().numpy()
+
+
+def test_a_layer_is_torchs_in_all_else(compiled: Any) -> None:
+    theirs = torch.nn.LSTM(X, H, dtype=torch.float64)
+    ours = ours_of(theirs)
+    assert isinstance(ours, torch.nn.LSTM)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    theirs.load_state_dict(ours.state_dict())
+    assert repr(ours) == f"tvm_rnn.{theirs!r}"
+    assert (ours.hidden_size, ours.mode, ours.proj_size) == (H, "LSTM", 0)
+    ours.flatten_parameters()
+    assert rnn.from_torch(ours).weights.keys() == rnn.from_torch(theirs).weights.keys()
+    with pytest.raises(ValueError, match="proj_size argument is only supported for LSTM"):
+        rnn.nn.GRU(X, H, proj_size=2)
+
+
+def test_copies_and_pickles(compiled: Any) -> None:
+    x = torch.randn(T, B, X, dtype=torch.float64)
+    file = io.BytesIO()
+    torch.save(compiled, file)
+    file.seek(0)
+    again = torch.load(file, weights_only=False)
+    for other in (copy.deepcopy(compiled), pickle.loads(pickle.dumps(compiled)), again):
+        assert torch.equal(other(x)[0], compiled(x)[0])
+        with torch.no_grad():
+            other.weight_hh_l0.mul_(0.5)
+        assert not torch.equal(other(x)[0], compiled(x)[0])
+
+
+def test_weights_from_elsewhere(compiled: Any) -> None:
+    """functional_call and parametrizations give other tensors than the layer's own."""
+    x = torch.randn(T, B, X, dtype=torch.float64)
+    half = {name: (p.detach() * 0.5).requires_grad_() for name, p in compiled.named_parameters()}
+    theirs = torch.nn.LSTM(X, H, dtype=torch.float64)
+    found, expected = (torch.func.functional_call(layer, half, (x,))[0] for layer in (compiled, theirs))
+    assert_close(found.detach(), expected.detach(), "float64", T)
+    own, other = (torch.autograd.grad(y.square().sum(), [*half.values()]) for y in (found, expected))
+    assert_close([*map(_numbers, own)], [*map(_numbers, other)], "float64", T)
+    theirs.load_state_dict(compiled.state_dict())
+    pair = [torch.nn.utils.parametrizations.weight_norm(layer, "weight_hh_l0") for layer in (ours_of(theirs), theirs)]
+    for layer in pair:
+        with torch.no_grad():
+            layer.parametrizations.weight_hh_l0.original0.mul_(2.0)
+    compare(*pair, "batched")
+
+
+def test_gradients_of_gradients_are_torchs(compiled: Any) -> None:
+    theirs = torch.nn.LSTM(X, H, dtype=torch.float64)
+    for kind in ("batched", "packed"):
+        found = []
+        for layer in (ours_of(theirs), theirs):
+            value, hx, leaves = given(layer, kind, True)
+            (slope,) = torch.autograd.grad(parts(layer(value, hx))[0].sum(), leaves[0], create_graph=True)
+            found.append([*torch.autograd.grad(slope.square().sum(), [*leaves, *layer.parameters()])])
+        for own, other in zip(*found, strict=True):
+            assert_close(own, other, "float64", T)
+
+
+def _traced(layer: Any, x: Any) -> Any:
+    return torch.jit.trace(layer, x, check_trace=False)(x)[0]
+
+
+def _sloped(layer: Any, x: Any) -> Any:
+    return torch.func.grad(lambda value: layer(value)[0].sum())(x)
+
+
+def _cast(layer: Any, x: Any) -> Any:
+    with torch.autocast("cpu"):
+        return layer.float()(x.float())[0].double()
+
+
+def _half(layer: Any, x: Any) -> Any:
+    return layer.half()(x.half())[0].double()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize(
+    ("run", "why"),
+    [
+        (_traced, "torch.jit.trace"),
+        pytest.param(_sloped, "torch.func", marks=pytest.mark.broad),
+        (_cast, "autocast"),
+        (_half, "torch.float16 on cpu"),
+    ],
+)
+def test_what_compiled_code_does_not_serve_is_torchs_own(run: Any, why: str) -> None:
+    theirs = torch.nn.LSTM(X, H, dtype=torch.float64).requires_grad_(False)
+    ours, x = ours_of(theirs).requires_grad_(False), torch.randn(T, B, X, dtype=torch.float64)
+    with pytest.warns(UserWarning, match=rf"torch's own code ran this layer[\s\S]*{why}"):
+        found = run(ours, x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("error", message="torch's own")  # it is told once
+        run(ours, x)
+        assert torch.equal(found, run(theirs, x))
+
+
+def test_wrong_calls_are_torchs_errors() -> None:
+    theirs = torch.nn.LSTM(X, H)
+    ours, x, h = ours_of(theirs), torch.randn(T, B, X), torch.zeros(1, B, H)
+    calls: Sequence[tuple[Any, Any]] = [
+        (x[..., :2], None),
+        (x[0, 0], None),
+        (x.double(), None),
+        (x[:0], None),
+        (x, (h[:, :1], h)),
+        (x, (h[0], h[0])),
+        (x[0], (h, h)),
+    ]
+    for value, hx in calls:
+        assert _raised(ours, value, hx) == _raised(theirs, value, hx)
+
+
+def _raised(layer: Any, value: Any, hx: Any) -> tuple[type[Exception], str]:
+    try:
+        layer(value, hx)
+    except Exception as reason:
+        return type(reason), str(reason)
+    raise AssertionError("nothing was raised")
+
+
+@pytest.mark.broad
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_script_is_torchs_layer() -> None:
+    theirs = torch.nn.LSTM(X, H)
+    own, other = (torch.nn.Sequential(layer) for layer in (ours_of(theirs), theirs))
+    x = torch.randn(T, B, X)
+    assert torch.equal(torch.jit.script(own)(x)[0], torch.jit.script(other)(x)[0])
+
+
+def test_many_gradients_at_once(compiled: Any) -> None:
+    theirs = torch.nn.LSTM(X, H, dtype=torch.float64)
+    found = []
+    for layer in (ours_of(theirs), theirs):
+        value, hx, leaves = given(layer, "batched", True)
+        y = parts(layer(value, hx))[0]
+        each = torch.randn(4, *y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(0))
+        found.append([*torch.autograd.grad(y, leaves, each, is_grads_batched=True)])
+    for own, other in zip(*found, strict=True):
+        assert_close(own, other, "float64", T)
+
+
+def test_what_cannot_be_compiled_is_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tvm_rnn.torch_layer import nn
+
+    def fails(*given: object) -> None:
+        raise rnn.BuildError("no linker")
+
+    monkeypatch.setattr(nn, "compiled_once", fails)
+    theirs, x = torch.nn.LSTM(X, H), torch.randn(T, B, X)
+    with pytest.warns(UserWarning, match="no linker"):
+        assert torch.equal(ours_of(theirs)(x)[0], theirs(x)[0])
+
+
+@pytest.mark.broad
+def test_dropout_between_layers(compiled: Any) -> None:
+    """In training as often as torch's, by its seed, and scaled; in eval mode not at all, with gradients there too."""
+    p, theirs = 0.25, torch.nn.RNN(X, 1, 2, dropout=0.25, nonlinearity="relu", dtype=torch.float64)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.fill_(0.0)
+        theirs.bias_ih_l0.fill_(1.0)
+        theirs.weight_ih_l1.fill_(1.0)
+    ours, x = ours_of(theirs), torch.zeros(200, 40, X, dtype=torch.float64)
+    torch.manual_seed(3)
+    y = ours(x)[0]
+    torch.manual_seed(3)
+    assert torch.equal(y, ours(x)[0])
+    assert not torch.equal(y, ours(x)[0])
+    assert {round(v, 6) for v in y.detach().unique().tolist()} == {0.0, round(1 / (1 - p), 6)}
+    assert abs((y == 0).double().mean().item() - p) < 0.02
+    assert torch.equal(ours.eval()(x)[0], theirs.eval()(x)[0])
+    with pytest.warns(UserWarning, match=r"dropout=1.0"):
+        other = rnn.nn.LSTM(X, H, 2, dropout=1.0)
+        other(torch.zeros(T, B, X))

@@ -1,0 +1,150 @@
+"""Recurrences of matrices over all time: a group of kind "scan" whose root is a `scan_matrix`.
+
+In: the group's operands, and where its values lie. Out: `MatrixScan`: the kernels of `chunk_scan.py`, and those of
+`step_by_step.py` for few steps, with the statements that launch them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel
+from tvm_rnn.cuda.layer.matrix_operands import MatrixOperands
+from tvm_rnn.cuda.layer.pointers import Argument, Place
+from tvm_rnn.cuda.layer.value_layout import Layout
+from tvm_rnn.cuda.rowwise.state_moves import Tile
+from tvm_rnn.graph.graph import Node
+from tvm_rnn.target import Target
+
+from .choose_tile import ChosenTile, choose
+from .chunk_scan import ChunkScan
+from .recurrence import AFTER, BEFORE, Erase, Read, Recurrence, Rows
+from .step_by_step import Steps
+
+FEW = 8  # steps that take less one after the other than a chunk does
+
+
+@dataclass(frozen=True, eq=False)
+class MatrixScan:
+    """The kernels of one group. arguments: what `values` of `launch` are, in the order of the kernels' pointers."""
+
+    name: str
+    operands: MatrixOperands
+    recurrence: Recurrence
+    arguments: tuple[Argument, ...]
+    chosen: ChosenTile
+
+    @property
+    def states(self) -> list[Node]:
+        return [self.operands.state]
+
+    @property
+    def stored(self) -> tuple[Node, ...]:
+        return self.operands.group.stored
+
+    @property
+    def fact(self) -> dict[str, object]:
+        """A row of the manifest's templates."""
+        own, tile = self.recurrence, self.chosen.tile
+        shape = f"{own.heads}x{own.keys}x{own.values}"
+        unit = f"before scan_matrix {shape}, all of T in chunks of {tile.chunk} steps, any B"
+        return {
+            "unit": unit,
+            "template": self.chosen.template,
+            "knobs": dict(self.chosen.knobs),
+            "record": self.chosen.record,
+        }
+
+    def ends_size(self, rows: HostExpr) -> str:
+        """Numbers that chunks leave for others: none, as a block goes through all of them."""
+        return "int64_t(0)"
+
+    @cached_property
+    def chunks(self) -> ChunkScan:
+        return ChunkScan(f"{self.name}_chunks", self.recurrence, self.chosen.tile)
+
+    @cached_property
+    def steps(self) -> Steps:
+        return Steps(f"{self.name}_steps", self.recurrence)
+
+    def launch(
+        self,
+        host: Host,
+        values: Sequence[Pointer],
+        states: Sequence[tuple[Pointer, Pointer]],
+        ends: Pointer,
+        tile: Tile,
+        lean: bool = False,
+    ) -> None:
+        """All steps of a tile. values: of `arguments`; states: each before and after; lean: there are never lengths or
+        resets."""
+        ((before, after),) = states
+        pointers = {a.name: p for a, p in zip(self.arguments, values, strict=True)}
+        pointers |= {"state_in": before, "state_out": after}
+        pointers |= {"lengths": host.program.lengths, "reset": host.program.reset}
+        chunk = self.chosen.tile.chunk
+        span = f"({tile.count} + {chunk - 1}) / {chunk} * {chunk}"
+        scalars: dict[str, HostExpr] = {"steps": tile.count, "batch": "B", "span": span, "start": tile.start}
+        scalars |= {"total": "T", "has_lengths": "has_lengths", "has_reset": "has_reset"}
+
+        def launch(kernel: Kernel) -> None:
+            own = {name: pointers[name] for name, _ in kernel.pointers}
+            host.launch(kernel, own, {name: scalars[name] for name, _ in kernel.scalars})
+
+        cases = ("!has_lengths && !has_reset", "has_lengths || has_reset")
+        for masked in (0,) if lean else (0, 1):
+            with nullcontext() if lean else host.when(cases[masked]):
+                with host.when(f"{tile.count} <= {FEW}"):
+                    launch(self.steps.kernels[masked])
+                with host.otherwise():
+                    launch(self.chunks.kernels[masked])
+
+
+def matrix_scan(
+    name: str,
+    operands: MatrixOperands,
+    layout: Layout,
+    writes: Callable[[Node], list[Place]],
+    batches: Sequence[int],
+    target: Target,
+) -> MatrixScan:
+    """The kernels of a group. writes: where a read-out goes."""
+    state, along = operands.state, operands.along
+    arguments = list[Argument]()
+
+    def rows(name: str, node: Node) -> Rows:
+        base, offset = operands.located(node)
+        source = layout.source(base, False, "before")
+        assert source is not None
+        arguments.append(Argument(name, "read", base))
+        width = prod(node.shape[len(operands.heads) :])
+        return Rows(width, source.place.row_stride, source.place.dtype, offset, operands.group_size(node))
+
+    key, erase = rows("key", operands.key), operands.erase
+    taken = None if erase is None else Erase(rows("erase", erase), None, BEFORE)
+    reads: list[tuple[Read, Node, int]] = []
+    for node in operands.reads:
+        for number, place in enumerate(writes(node)):
+            of = AFTER if node.args[0].op == "scan_matrix" else BEFORE
+            output = Rows(node.shape[-1], place.row_stride, place.dtype)
+            reads.append((Read(rows(f"read_{len(reads)}", node.args[1]), output, of), node, number))
+    own = Recurrence(
+        prod(operands.heads),
+        state.shape[along],
+        state.shape[-3 - along],
+        layout.storage,
+        key,
+        rows("value", operands.value),
+        tuple(read for read, _, _ in reads),
+        None,
+        taken,
+        None if operands.decay is None else rows("decay", operands.decay),
+        keys_last=along == -1,
+    )
+    arguments += [Argument(f"output_{i}", "write", node, number) for i, (_, node, number) in enumerate(reads)]
+    return MatrixScan(name, operands, own, tuple(arguments), choose(own, batches, target))

@@ -1,0 +1,271 @@
+"""rnn.nn: torch.nn's LSTM, GRU and RNN, which run compiled code.
+
+In: whatever torch's layers take, in their constructors and calls. Out: what they return. They are torch's classes in
+everything but forward(), so that parameters, state_dicts, copies and pickles are torch's. A layer compiles when it is
+first called, for what that call needs (`compiler/compiled_files.py` keeps it on disk); a call that compiled code does
+not serve is torch's own, and the layer says so once.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial, wraps
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from tvm_rnn.compiler.compiled_files import compiled_once
+from tvm_rnn.errors import TvmRnnError, message
+from tvm_rnn.frontends.torch import form_of_layer
+from tvm_rnn.frontends.torch_names import Form
+from tvm_rnn.network.rnn import RNN as Network
+
+from .autograd import Compiled, drawn_seed, flat, looked_into, net_weights, run, torch_weights
+
+Hidden: TypeAlias = "Tensor | tuple[Tensor, Tensor] | None"  # an LSTM has two
+SERVED = {
+    "cpu": (torch.float32, torch.float64),
+    "cuda": (torch.float32, torch.float64, torch.float16, torch.bfloat16),
+}
+
+
+class Use(NamedTuple):
+    """What a module of a layer is for. dropout: between layers, in training."""
+
+    device: str
+    dtype: torch.dtype
+    training: bool
+    dropout: float
+
+
+@dataclass
+class Own:
+    """What a layer of ours has besides torch's: its network and module by use, and the reasons that it told."""
+
+    made: dict[Use, tuple[Network, Compiled] | str] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+
+_own = weakref.WeakKeyDictionary[torch.nn.Module, Own]()  # not attributes: copies and pickles are torch's
+
+
+class DropIn(torch.nn.RNNBase):
+    """What the three have in common; `torchs` is the class of torch.nn that a layer stands for."""
+
+    torchs: type[torch.nn.RNNBase]
+
+    def _call(
+        self, theirs: Callable[[Tensor, Hidden], tuple[Tensor, Hidden]], input: Tensor, hx: Hidden
+    ) -> tuple[Tensor, Hidden]:
+        """What forward() returns: of compiled code, or where that does not serve the call of `theirs`."""
+        packed = isinstance(input, PackedSequence)
+        values = input.data if packed else input
+        given = () if hx is None else hx if isinstance(hx, tuple | list) else (hx,)
+        why = _unserved(self, values, given, input.batch_sizes if packed else None)
+        made = _made(self, values, given) if why is None else why
+        if isinstance(made, str):
+            result = theirs(input, hx)  # raises torch's own error where the call is wrong
+            _tell(self, made)
+            return result
+        y, last = _packed(self, made, input, given) if packed else _dense(self, made, values, given)
+        return y, tuple(last) if self.mode == "LSTM" else last[0]
+
+    def _get_name(self) -> str:
+        return f"tvm_rnn.{type(self).__name__}"
+
+    def __prepare_scriptable__(self) -> torch.nn.Module:
+        """For torch.jit.script: torch's layer with the same parameters."""
+        return as_torchs(self)
+
+
+class LSTM(DropIn, torch.nn.LSTM):
+    """torch.nn.LSTM: the same arguments, parameters, calls and results, by compiled code."""
+
+    torchs = torch.nn.LSTM
+
+    @wraps(torch.nn.LSTM.forward)
+    def forward(self, input: Tensor, hx: Hidden = None) -> tuple[Tensor, Hidden]:
+        return self._call(super().forward, input, hx)
+
+
+class GRU(DropIn, torch.nn.GRU):
+    """torch.nn.GRU: the same arguments, parameters, calls and results, by compiled code."""
+
+    torchs = torch.nn.GRU
+
+    @wraps(torch.nn.GRU.forward)
+    def forward(self, input: Tensor, hx: Hidden = None) -> tuple[Tensor, Hidden]:
+        return self._call(super().forward, input, hx)
+
+
+class RNN(DropIn, torch.nn.RNN):
+    """torch.nn.RNN: the same arguments, parameters, calls and results, by compiled code."""
+
+    torchs = torch.nn.RNN
+
+    @wraps(torch.nn.RNN.forward)
+    def forward(self, input: Tensor, hx: Hidden = None) -> tuple[Tensor, Hidden]:
+        return self._call(super().forward, input, hx)
+
+
+DROP_INS: dict[type[torch.nn.RNNBase], type[DropIn]] = {own.torchs: own for own in (LSTM, GRU, RNN)}
+
+
+def as_torchs(layer: DropIn) -> torch.nn.Module:
+    """torch's layer with the same parameters, and all else that this one has."""
+    found = object.__new__(layer.torchs)
+    vars(found).update(vars(layer))
+    return found
+
+
+# --- what a call is ---------------------------------------------------------------------------------------------------
+
+
+def _unserved(layer: DropIn, values: Tensor, given: Sequence[Tensor], batch_sizes: Tensor | None) -> str | None:
+    """Why torch's own code takes a call; "": because it is not as torch wants it, or has no steps, and torch says so.
+    None: compiled code takes it."""
+    if torch.compiler.is_compiling():
+        return ""
+    layer._update_flat_weights()
+    tensors = (values, *given, *layer._flat_weights)
+    kinds = {type(tensor) for tensor in tensors}
+    if not all(issubclass(kind, Tensor) for kind in kinds) or len({(t.dtype, t.device) for t in tensors}) > 1:
+        return ""
+    if why := looked_into(tensors):
+        return why
+    if not _fits(layer, values, given, batch_sizes):
+        return ""
+    if theirs := kinds - {Tensor, torch.nn.Parameter}:
+        return f"tensors of a class of their own: {', '.join(sorted(kind.__name__ for kind in theirs))}"
+    device = values.device.type
+    if values.dtype not in SERVED.get(device, ()):
+        return f"{values.dtype} on {device}"
+    if torch.is_autocast_enabled(device):
+        return "torch.autocast"
+    return "dropout=1.0" if layer.training and layer.dropout == 1.0 and layer.num_layers > 1 else None
+
+
+def _fits(layer: DropIn, values: Tensor, given: Sequence[Tensor], batch_sizes: Tensor | None) -> bool:
+    """Whether the shapes are those of torch's documentation, with at least one step of one row."""
+    axes = values.dim()
+    if axes not in ((2,) if batch_sizes is not None else (2, 3)) or values.shape[-1] != layer.input_size:
+        return False
+    batch = [int(batch_sizes[0])] if batch_sizes is not None else [values.shape[_batch_axis(layer)]] * (axes == 3)
+    rows, widths = layer.num_layers * (1 + bool(layer.bidirectional)), [layer.proj_size or layer.hidden_size]
+    widths += [layer.hidden_size] * (layer.mode == "LSTM")
+    fitting = [(rows, *batch, width) for width in widths]
+    return values.numel() > 0 and (not given or [tuple(part.shape) for part in given] == fitting)
+
+
+def _batch_axis(layer: DropIn) -> int:
+    return 0 if layer.batch_first else 1
+
+
+def _tell(layer: DropIn, why: str) -> None:
+    """Once for each reason."""
+    told = _own.setdefault(layer, Own()).told
+    if why and why not in told:
+        told.add(why)
+        warnings.warn(message("torch's own code ran this layer", where=repr(layer), got=why), stacklevel=5)
+
+
+# --- what runs it -----------------------------------------------------------------------------------------------------
+
+
+def _made(layer: DropIn, values: Tensor, given: Sequence[Tensor]) -> tuple[Network, Compiled] | str:
+    """The network and the module for a call, made when one first needs them. A text: why there are none."""
+    device = values.device.type
+    asked = any(part.requires_grad for part in (values, *given, *layer._flat_weights))
+    dropout = float(layer.dropout) if layer.training and layer.num_layers > 1 else 0.0
+    training = bool(dropout) or device == "cuda" or (torch.is_grad_enabled() and asked)
+    use, own = Use(device, values.dtype, training, dropout), _own.setdefault(layer, Own())
+    found = own.made.get(use._replace(training=True)) or own.made.get(use)  # what trains also infers
+    if found is None:
+        with own.lock:
+            if use not in own.made:
+                own.made[use] = _compiled(layer, use)
+            found = own.made[use]
+    return found
+
+
+def _compiled(layer: DropIn, use: Use) -> tuple[Network, Compiled] | str:
+    form = form_of_layer(layer, layer.torchs.__name__)
+    dtype = str(use.dtype).removeprefix("torch.")
+    make = partial(Network, form.cell, form.input_size, form.hidden_size, form.num_layers, form.bidirectional, dtype)
+    try:
+        net = make(dropout=use.dropout, P=form.proj_size) if form.proj_size else make(dropout=use.dropout)
+        return net, compiled_once(net, "cuda" if use.device == "cuda" else "llvm", use.training)
+    except TvmRnnError as reason:
+        return str(reason)
+
+
+def _dense(
+    layer: DropIn, made: tuple[Network, Compiled], values: Tensor, given: Sequence[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """Steps as torch has them: [T, B, I], [B, T, I] or [T, I]."""
+    axis, single = _batch_axis(layer), values.dim() == 2
+    x = values.unsqueeze(axis) if single else values
+    state = [part.unsqueeze(1) for part in given] if single else given
+    y, last = _steps(layer, made, x.transpose(0, 1) if layer.batch_first else x, state)
+    y = y.transpose(0, 1) if layer.batch_first else y
+    return (y.squeeze(axis), [part.squeeze(1) for part in last]) if single else (y, last)
+
+
+def _packed(
+    layer: DropIn, made: tuple[Network, Compiled], input: PackedSequence, given: Sequence[Tensor]
+) -> tuple[PackedSequence, list[Tensor]]:
+    """Rows of several lengths, the longest first; states are in the caller's order."""
+    x, lengths = pad_packed_sequence(PackedSequence(input.data, input.batch_sizes))
+    there, back = input.sorted_indices, input.unsorted_indices
+    y, last = _steps(layer, made, x, [_in_order(part, there) for part in given], lengths)
+    data = pack_padded_sequence(y, lengths).data
+    return PackedSequence(data, input.batch_sizes, there, back), [_in_order(part, back) for part in last]
+
+
+def _in_order(state: Tensor, rows: Tensor | None) -> Tensor:
+    return state if rows is None else state.index_select(1, rows)
+
+
+def _steps(
+    layer: DropIn, made: tuple[Network, Compiled], x: Tensor, given: Sequence[Tensor], lengths: Tensor | None = None
+) -> tuple[Tensor, list[Tensor]]:
+    """All steps of x [T, B, I] from these states, [L*D, B, width] each."""
+    net, module = made
+    names, form = [item.name for item in net.cell.states], form_of_layer(layer, layer.torchs.__name__)
+    own = dict(zip(layer._flat_weights_names, layer._flat_weights, strict=True))
+    rows: dict[str, object] = {"lengths": lengths, "reset": None}
+    again = None if net.regularisers else partial(_again, net, form, lengths, bool(given))
+    if net.regularisers:
+        rows |= {"seed": drawn_seed(), "first_step": 0}
+    state = dict(zip(names, given, strict=True)) if given else None
+    y, last = run(module, [x], state, net_weights(net, form, own), rows, again)
+    return y, flat({name: last[name] for name in names})
+
+
+def _again(
+    net: Network, form: Form, lengths: Tensor | None, stated: bool, tensors: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """The same steps in torch's own operations, of x, states where they were given, and the net's weights."""
+    x, *rest = tensors
+    rows, states = form.num_layers * (1 + form.bidirectional), len(net.cell.states)
+    if not stated:
+        widths = [form.proj_size or form.hidden_size, form.hidden_size][:states]
+        rest = [*(x.new_zeros(rows, x.shape[1], width) for width in widths), *rest]
+    given = tuple(rest[:states]) if states > 1 else rest[0]
+    weights = [
+        w.to(x.dtype) for w in torch_weights(net, form, dict(zip(net.weight_shapes, rest[states:], strict=True)))
+    ]
+    function = getattr(torch, form.kind.lower() + f"_{form.nonlinearity}" * (form.kind == "RNN"))
+    options = (weights, True, form.num_layers, 0.0, False, form.bidirectional)
+    if lengths is None:
+        return function(x, given, *options, False)
+    data, batch_sizes, *_ = pack_padded_sequence(x, lengths)
+    y, *last = function(data, batch_sizes, given, *options)
+    return pad_packed_sequence(PackedSequence(y, batch_sizes))[0], *last
