@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from networks import arguments
+from networks import arguments, fitting
 
 import tvm_rnn as rnn
 from tvm_rnn.network.layer import weight_name
@@ -46,7 +46,7 @@ def draw(net: rnn.RNN, steps: int, batch: int, seed: int = 0, **rows: Any) -> Ca
         return np.asarray(rng.normal(size=like.shape)).astype(net.dtype)
 
     gy = normal(np.empty((steps, batch, *net.output_shape)))
-    return Case(x, state, gy, {name: each(v, normal) for name, v in state.items()}, rows)
+    return Case(x, state, gy, {name: each(v, normal) for name, v in state.items()}, fitting(net, rows))
 
 
 def named(gx: Any, gstate: dict[str, Any], gweights: Arrays) -> Arrays:

@@ -15,7 +15,7 @@ import tvm_rnn as rnn
 from tvm_rnn.bench.suites.gpu import TAMED
 from tvm_rnn.oracle.tolerance import assert_close
 
-EXTRA = {"P": 3, "depth": 2, "Y": 3, "X": 4}  # sizes of the axes that are neither I nor H
+EXTRA = {"P": 3, "depth": 2, "Y": 3, "X": 4, "S": 4}  # sizes of the axes that are neither I nor H
 # Cells that divide a vector by its own length, or subtract its mean, and the fewest units that this needs: with fewer
 # the result is a sign, or a small difference of large numbers, of which float32 keeps few digits.
 _LENGTHS = dict.fromkeys(("delta_net", "gated_delta_net", "gated_delta_net_conv", "lstm_layer_norm", "mamba2_conv"), 2)
@@ -32,8 +32,8 @@ def network(
     at every step, which no tolerance is meant for."""
     cell = rnn.cells.get(cell) if isinstance(cell, str) else cell
     options = {"dtype": "float64", **options} if cell.name in SPIKING else options
-    sizes = {axis: size for axis, size in {**EXTRA, "H": hidden_size}.items() if axis in cell.size_names}
-    net = rnn.RNN(cell, input_size, **sizes, **options).init(seed)
+    sizes = {axis: size for axis, size in {**EXTRA, "H": hidden_size, **options}.items() if axis in cell.size_names}
+    net = rnn.RNN(cell, input_size, **options | sizes).init(seed)
     parameter, factor = TAMED.get(cell.name, (None, 1.0))
 
     def scaled(name: str, value: np.ndarray) -> np.ndarray:
@@ -74,7 +74,21 @@ def arguments(net: rnn.RNN, steps: int, batch: int, seed: int = 0) -> tuple[dict
     shapes = net.input_shapes.items()
     drawn = {name: scale * rng.normal(size=(steps, batch, *shape)) for name, shape in shapes}
     x = {n: (1 / (1 + np.exp(-v)) if n in SCORES else v).astype(net.dtype) for n, v in drawn.items()}
-    return x, {name: like(value) for name, value in net.initial_state(batch).items()}
+    return x, {name: like(value) for name, value in first_state(net, batch).items()}
+
+
+def first_state(net: rnn.RNN, batch: int) -> dict[str, Any]:
+    """The initial state, and zeros for the cell's constants: a state that a call takes."""
+    rows = net.num_layers * net.num_directions
+    held = {name: np.zeros((rows, *value.shape)) for name, value in constants(net, batch).items()}
+    return net.initial_state(batch) | held
+
+
+def constants(net: rnn.RNN, batch: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """What a call is given of the cell's constants, [B, *shape] each, in the network's dtype."""
+    rng, sizes = np.random.default_rng(seed), net.layers[0].sizes
+    own = {a.name: a.shape(sizes) for a in net.cell.states if a.name in net.cell.constants}
+    return {name: rng.normal(size=(batch, *shape)).astype(net.dtype) for name, shape in own.items()}
 
 
 def flags(steps: int, batch: int, seed: int = 0) -> dict[str, np.ndarray]:
@@ -85,7 +99,13 @@ def flags(steps: int, batch: int, seed: int = 0) -> dict[str, np.ndarray]:
     return {"lengths": lengths, "reset": rng.random((steps, batch)) < 0.125}
 
 
+def fitting(net: rnn.RNN, rows: dict[str, Any]) -> dict[str, Any]:
+    """lengths and reset as the network takes them: no reset goes with constants."""
+    return {name: value for name, value in rows.items() if name != "reset" or not net.cell.constants}
+
+
 def check(net: rnn.RNN, module: rnn.Module, steps: int, batch: int, seed: int = 0, **rows: Any) -> None:
     """y and state of the module are the oracle's, from a given state, within the table's tolerance."""
     x, state = arguments(net, steps, batch, seed)
+    rows = fitting(net, rows)
     assert_close(module(x, state, **rows), rnn.reference(net)(x, state, **rows), net.dtype, max(steps, 1))

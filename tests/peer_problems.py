@@ -11,6 +11,8 @@ import tvm_rnn as rnn
 from tvm_rnn.bench.peers.models import Problem
 from tvm_rnn.runtime.runtime import Manifest
 
+FITTING = [name for name in rnn.cells.names() if not rnn.cells.get(name).constants]  # which peers can run
+
 
 def facts_of(net: rnn.RNN) -> dict[str, Any]:
     """The manifest of an RNN, as far as it does not speak of code."""

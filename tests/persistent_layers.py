@@ -46,7 +46,7 @@ def layout_of(name: str, hidden: int, precision: str = "bfloat16", inputs: int =
     """The layout of one layer of a zoo cell."""
     cell = rnn.cells.get(name)
     axes: dict[str, int] = {
-        axis: size for axis, size in {"depth": 2, "P": 24, "Y": 3, "X": 4}.items() if axis in cell.size_names
+        axis: size for axis, size in {"depth": 2, "P": 24, "Y": 3, "X": 4, "S": 4}.items() if axis in cell.size_names
     }
     dtype = "float32" if precision == "tf32" else precision
     net = rnn.RNN(cell, inputs if "I" in cell.size_names else hidden, hidden, dtype=dtype, **axes)

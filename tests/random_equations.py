@@ -56,6 +56,7 @@ class Equations:
     output: str
     order: tuple[str, ...]
     initial: dict[str, float] = field(default_factory=dict)
+    constants: dict[str, Shape] = field(default_factory=dict)
 
     @property
     def sharp(self) -> bool:
@@ -81,7 +82,7 @@ class Equations:
         def argument(name: str, shape: Shape) -> str:
             return f'{name}: "{" ".join(map(str, shape))}"'
 
-        shapes = {**self.inputs, **self.states}
+        shapes = {**self.inputs, **self.states, **self.constants}
         names = [argument(n, shapes[n]) for n in self.order]
         own = ["*", *(argument(n, s) for n, s in self.params.items())] if self.params else []
         head = f"def drawn({', '.join([*names, *own])}):"
@@ -90,18 +91,21 @@ class Equations:
 
     def __repr__(self) -> str:
         options = f'states="{" ".join(self.states)}", output="{self.output}", initial={self.initial}'
+        options += f', constants="{" ".join(self.constants)}"' if self.constants else ""
         return "\n" + textwrap.indent(f"@cell({options})\n{self.source}", "    ")
 
     @property
     def output_size(self) -> int:
-        shapes = {**self.states, **{line.name: line.shape for line in self.lines}, **self.inputs}
+        made = {line.name: line.shape for line in self.lines}
+        shapes = {**self.states, **made, **self.inputs, **self.constants}
         return shapes[self.results[-1] if self.output == "y" else self.output][0]
 
     def cell(self) -> rnn.Cell:
         namespace: dict[str, Any] = {n: getattr(functions, n) for n in dir(functions) if not n.startswith("_")}
         namespace |= {"np": np, "reduce": functools.reduce}
         exec(compile(self.source, "<drawn>", "exec"), namespace)
-        return rnn.cell(states=" ".join(self.states), output=self.output, initial=self.initial)(namespace["drawn"])
+        options: dict[str, Any] = {"output": self.output, "initial": self.initial, "constants": [*self.constants]}
+        return rnn.cell(states=" ".join(self.states), **options)(namespace["drawn"])
 
     def net(self, dtype: str, num_layers: int = 1, bidirectional: bool = False) -> rnn.RNN:
         """Layers follow each other as far as a layer's output is as wide as its input."""
@@ -119,6 +123,7 @@ class Writer:
     sharp: bool
     inputs: dict[str, Shape] = field(default_factory=dict)
     states: dict[str, Shape] = field(default_factory=dict)
+    constants: dict[str, Shape] = field(default_factory=dict)
     params: dict[str, Shape] = field(default_factory=dict)
     values: list[Variable] = field(default_factory=list)
     lines: list[Variable] = field(default_factory=list)
@@ -456,7 +461,8 @@ WEIGHTS = dict(zip(OPS.split(), (3, 4, 1, 4, 2, 1, 1, 1, 1, 2, 1, 3, 2, 2, 1), s
 
 @st.composite
 def equations(draw: Draw, most: int = 12) -> Equations:
-    """A cell with one to three states (vectors, a matrix, a scalar), one or two inputs, and up to `most` lines."""
+    """A cell with one to three states (vectors, a matrix, a scalar), one or two inputs, perhaps a constant, and up to
+    `most` lines."""
     writer = Writer(draw, sharp=draw(st.booleans()))
     writer.leaf(writer.inputs, "x", (draw(st.sampled_from(SIZES)),))
     width = draw(st.sampled_from(SIZES))
@@ -466,6 +472,8 @@ def equations(draw: Draw, most: int = 12) -> Equations:
             writer.leaf(writer.states, name, shape)
     if draw(st.sampled_from((False, False, True))):
         writer.leaf(writer.inputs, "u", draw(st.sampled_from(((), (3,), (2, 3)))))
+    if draw(st.sampled_from((False, False, False, True))):
+        writer.leaf(writer.constants, "k", draw(st.sampled_from(((3, width), (width,), ()))))
     names = [name for name, weight in WEIGHTS.items() for _ in range(weight)]
     for _ in range(draw(st.integers(1, most))):
         getattr(writer, draw(st.sampled_from(names)))()
@@ -476,7 +484,7 @@ def equations(draw: Draw, most: int = 12) -> Equations:
     if output == "y":
         vectors = [v for v in writer.values if len(v.shape) == 1]
         results.append(writer.one_of(vectors[::-1]).name)
-    order = tuple(draw(st.permutations([*writer.inputs, *writer.states])))
+    order = tuple(draw(st.permutations([*writer.inputs, *writer.states, *writer.constants])))
     if len(writer.inputs) > 1 and order.index("u") < order.index("x"):
         order = tuple({"u": "x", "x": "u"}.get(name, name) for name in order)  # the layer's input comes first of them
     initial = {n: draw(st.sampled_from((0.5, -1.0))) for n in writer.states if draw(st.integers(0, 3)) == 0}
@@ -504,4 +512,5 @@ def pruned(
             lines.append(line)
             needed.update(line.reads)
     params = {name: shape for name, shape in writer.params.items() if name in needed}
-    return Equations(writer.inputs, writer.states, params, tuple(reversed(lines)), results, output, order, initial)
+    kinds, rest = (writer.inputs, writer.states, params), (results, output, order, initial, writer.constants)
+    return Equations(*kinds, tuple(reversed(lines)), *rest)

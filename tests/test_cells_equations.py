@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from networks import constants
 
 import tvm_rnn as rnn
 from tvm_rnn import RNN, cells
@@ -19,7 +20,7 @@ from tvm_rnn.oracle.tolerance import assert_close
 Array = np.ndarray
 Weights = Mapping[str, Array]
 Result = tuple[Array, ...]
-STEPS, ROWS, SIZES = 5, 3, {"P": 3, "depth": 3, "Y": 3, "X": 4}
+STEPS, ROWS, SIZES = 5, 3, {"P": 3, "depth": 3, "Y": 3, "X": 4, "S": 4}
 
 
 def s(v: Array) -> Array:
@@ -515,6 +516,31 @@ def rg_lru(w: Weights, x: Array, h: Array) -> Result:
     return h, h
 
 
+def softmax(v: Array) -> Array:
+    e = np.exp(v - v.max())
+    return np.asarray(e / e.sum())
+
+
+def gru_attention(w: Weights, x: Array, h: Array, memory: Array, keys: Array, mask: Array) -> Result:
+    scores = [w["v"].dot(np.tanh(key + w["Q"].dot(h))) + m for key, m in zip(keys, mask, strict=True)]
+    read = np.sum([p * row for p, row in zip(softmax(np.array(scores)), memory, strict=True)], axis=0)
+    return gru(w, np.concatenate([x, read]), h)
+
+
+def lstm_attention(w: Weights, x: Array, a: Array, h: Array, c: Array, memory: Array, mask: Array) -> Result:
+    h, _, c = lstm(w, np.concatenate([x, a]), h, c)
+    scores = [row.dot(w["Q"]).dot(h) + m for row, m in zip(memory, mask, strict=True)]
+    read = np.sum([p * row for p, row in zip(softmax(np.array(scores)), memory, strict=True)], axis=0)
+    a = np.tanh(w["C"].dot(np.concatenate([read, h])))
+    return a, a, h, c
+
+
+def transducer(w: Weights, x: Array, h: Array, c: Array, memory: Array) -> Result:
+    h, _, c = lstm(w, x, h, c)
+    y = [w["V"].dot(np.tanh(row + w["P"].dot(h) + w["b_A"])) + w["b_V"] for row in memory]
+    return np.concatenate(y), h, c
+
+
 def nas(w: Weights, x: Array, h: Array, c: Array) -> Result:
     u, v = [W.dot(x) for W in w["W"]], [R.dot(h) + b for R, b in zip(w["R"], w["b"], strict=True)]
     first = [f(u[k] + v[k]) for k, f in enumerate([s, relu, s, None, np.tanh, s, np.tanh, s]) if f is not None]
@@ -550,16 +576,19 @@ def test_oracle_is_the_paper(name: str, sizes: Mapping[str, int]) -> None:
     if sizes and not set(sizes) & set(cells.get(name).size_names):
         return
     net, inputs = drawn(name, {**SIZES, **sizes})
-    y, final = rnn.reference(net)(inputs)
+    held = constants(net, ROWS)
+    y, final = rnn.reference(net)(inputs, **held)
     w = {key.removesuffix("_l0"): value for key, value in net.weights.items()}
     first = net.cell.inputs[0].name
     for row in range(ROWS):
         states: list[Any] = [value[0, row].astype(float) for value in net.initial_state(ROWS).values()]
         for t in range(STEPS):
             others = {key: value[t, row] for key, value in inputs.items() if key != first}
+            others |= {key: value[row] for key, value in held.items()}
             out, *states = EQUATIONS[name](w, inputs[first][t, row], *states, **others)
             assert_close(y[t, row], out, "float64", STEPS, f"{name} y[{t}, {row}]")
-        for key, value in zip(final, states, strict=True):
+        carried = [key for key in final if key not in held]
+        for key, value in zip(carried, states, strict=True):
             assert_close(final[key][0, row], value, "float64", STEPS, f"{name} {key}")
 
 

@@ -9,7 +9,7 @@ import emulator
 import ml_dtypes
 import numpy as np
 import pytest
-from networks import SPIKING
+from networks import SPIKING, fitting
 from persistent_layers import geometry_of
 
 import tvm_rnn as rnn
@@ -40,7 +40,7 @@ def network(cell: str, width: int, dtype: str, inputs: int = 12, **sizes: Any) -
 
 def sizes_of(cell: str) -> dict[str, int]:
     """Of axes that are neither I nor H."""
-    sizes = {"P": 9, "depth": 2, "Y": 3, "X": 4}
+    sizes = {"P": 9, "depth": 2, "Y": 3, "X": 4, "S": 4}
     return {axis: size for axis, size in sizes.items() if axis in rnn.cells.get(cell).size_names}
 
 
@@ -50,10 +50,13 @@ def check(net: rnn.RNN, mod: Any, precision: str, rows: int = B) -> None:
     every = [emulator.arrays(rng, T, rows, *shape) for shape in net.input_shapes.values()]
     cast = [x.astype(EXACT.get(net.dtype, net.dtype)) for x in every]
     given, x = (cast[0], every[0]) if len(every) == 1 else (tuple(cast), tuple(every))
+    held = {name: emulator.arrays(rng, rows, *shape) for name, shape in net.constant_shapes.items()}
+    near = {name: value.astype(EXACT.get(net.dtype, net.dtype)) for name, value in held.items()}
     lengths = rng.integers(0, T + 1, rows)
     for more in ({}, {"lengths": lengths, "reset": rng.random((T, rows)) < 0.3}):
-        y, state = mod(given, **more)
-        expected, last = rnn.reference(net)(x, **more)
+        more = fitting(net, more)
+        y, state = mod(given, **near, **more)
+        expected, last = rnn.reference(net)(x, **held, **more)
         assert error(y, expected) < LIMITS[precision]
         for name, value in state.items():
             assert error(value, last[name]) < LIMITS[precision], name
@@ -217,6 +220,13 @@ def looking_up(x: "I", h: "H", *, E: "I D", W: "H D", R: "H H", S: "H H", b: "H"
 def test_rows_of_tables(dtype: str) -> None:
     net = rnn.RNN(looking_up, 5, 9, D=4, dtype=dtype).init(seed=2)
     check(net, emulator.compile(net, batch=[3]), dtype, rows=3)
+
+
+@pytest.mark.broad
+def test_constants() -> None:
+    """Attention over a memory, which every step reads where the call has put it."""
+    net = network("lstm_attention", 9, "float32", inputs=5, S=3)
+    check(net, emulator.compile(net, batch=[3]), "float32", rows=3)
 
 
 HEADS = {"N": 2, "M": 3, "K": 5}

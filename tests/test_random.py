@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from networks import first_state, fitting
 from random_equations import Equations, equations
 
 import tvm_rnn as rnn
@@ -41,8 +42,9 @@ def drawn(drawn_from: Equations, net: rnn.RNN, batch: int) -> tuple[dict[str, An
     """Inputs and states in -1..1, as the equations' bounds want them; lengths and resets."""
     rng = np.random.default_rng(0)
     x = {n: rng.uniform(-1, 1, (STEPS, batch, *s)).astype(net.dtype) for n, s in drawn_from.inputs.items()}
-    state = {n: rng.uniform(-1, 1, v.shape).astype(net.dtype) for n, v in net.initial_state(batch).items()}
-    return x, state, {"lengths": rng.integers(0, STEPS + 1, batch), "reset": rng.random((STEPS, batch)) < 0.2}
+    state = {n: rng.uniform(-1, 1, v.shape).astype(net.dtype) for n, v in first_state(net, batch).items()}
+    rows = {"lengths": rng.integers(0, STEPS + 1, batch), "reset": rng.random((STEPS, batch)) < 0.2}
+    return x, state, fitting(net, rows)
 
 
 def compiled_is_the_oracle(

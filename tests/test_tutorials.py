@@ -31,6 +31,7 @@ LONG = (
     "11_predict_frames",
     "12_write_text",
     "13_accelerate_a_model",
+    "14_attend",
 )
 TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
 
@@ -110,6 +111,11 @@ PRINTED = {
         "the largest difference is below 1e-5: True",
         "both learn the same: True",
         "an LSTM of torch's: True",
+    ],
+    "14_attend": [
+        "step  600   loss 0.0",
+        "of 500 new rows are written without a fault",
+        "\n.   ",
     ],
     "08_bring_your_model": [
         "<RNN lstm H=16, I=8 layers=2 directions=1 float32> with ['Network', ",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from networks import arguments, check, compiled, flags
+from networks import arguments, check, compiled, constants, flags
 
 import tvm_rnn as rnn
 from tvm_rnn import cells
@@ -69,11 +69,11 @@ def test_float64(name: str) -> None:
 
 
 def no_state_is_the_initial_one(net: rnn.RNN, module: rnn.Module) -> None:
-    x, _ = arguments(net, 3, 2)
-    y, end = module(x)
-    same_y, same_end = module(x, module.init_state(2))
+    (x, _), held = arguments(net, 3, 2), constants(net, 2)
+    y, end = module(x, **held)
+    same_y, same_end = module(x, module.init_state(2), **held)
     assert (y == same_y).all() and all((end[n] == same_end[n]).all() for n in end)
-    expected, _ = rnn.reference(net)(x)
+    expected, _ = rnn.reference(net)(x, **held)
     assert abs(y - expected).max() < 1e-5
 
 

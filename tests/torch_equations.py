@@ -265,7 +265,8 @@ def _row(
     """One row: its steps up to its length, forwards or backwards. At a reset a new sequence begins at that step; seen
     from the back it ends there, so that the step before it begins anew."""
     steps = len(reset)
-    names = [s.name for s in cell.states]
+    names = [s.name for s in cell.states if s.name not in cell.constants]
+    held = {name: state[name] for name in cell.constants}
     y = [torch.zeros(width, dtype=FLOAT)] * steps
     for t in range(length)[:: -1 if backwards else 1]:
         edge = t + 1 if backwards else t
@@ -273,5 +274,5 @@ def _row(
             state = {n: torch.full_like(v, cell.initial.get(n, 0.0), requires_grad=True) for n, v in state.items()}
         found = step({**{n: v[t] for n, v in x.items()}, **state})
         y[t] = found[names.index(cell.output)] if cell.output in names else found[-1]
-        state = dict(zip(names, found, strict=False))
+        state = dict(zip(names, found, strict=False)) | held
     return torch.stack(y) if y else torch.zeros(0, width, dtype=FLOAT), state

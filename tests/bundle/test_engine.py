@@ -105,6 +105,22 @@ def test_several_inputs_and_states_of_layers_that_differ(tmp_path: Path) -> None
     assert "[1][batch][2] then [1][batch][3]" in text and "#define TINY_M_PER_ROW 5" in text
 
 
+def test_a_constant_is_given_by_the_caller(tmp_path: Path) -> None:
+    """The tiny cell, whose state counts as one here."""
+    held = {"states": [{"name": "h", "shapes": [[H]], "initial": 0.5, "constant": True}]}
+    module = runtime.load(TINY.write(tmp_path / "tiny.so", **held))
+    module.export(bundle=tmp_path / "tiny")
+    library, (x, h, y) = Library(tmp_path / "tiny"), arrays()
+    assert library.of("init_state", 3, h) == OK and np.isnan(h).all()
+    h[:] = given = np.random.default_rng(0).normal(size=h.shape).astype(h.dtype)
+    assert library.of("sequence", 6, 3, x, h, y, None, None) == OK, library.error
+    np.testing.assert_array_equal(y, module(x, h=given[0])[0])
+    assert library.of("sequence", 6, 3, x, h, y, None, np.zeros((6, 3), np.uint8)) == BAD_ARGUMENT
+    assert "reset does not go with the constant h" in library.error
+    text = (tmp_path / "tiny" / "tiny.h").read_text()
+    assert "read: a constant" in text and "h = NaN, until you write it" in text
+
+
 def test_steps_are_the_sequence(tiny: Library) -> None:
     x, h, y = arrays(5, 1)
     expected, last = TINY.expected(x)

@@ -34,6 +34,36 @@ DEFINITIONS = {
         "'h'",
         "one of: s, x",
     ),
+    "a constant that is no argument": (
+        '@cell(constants="memry")  # here\ndef mine(x: "I", h: "H", memory: "S"):\n    return h',
+        "constant memry is not an argument",
+        "'memry'",
+        "did you mean 'memory'?",
+    ),
+    "a constant that is a parameter": (
+        '@cell(constants="memory")  # here\ndef mine(x: "I", h: "H", *, memory: "S"):\n    return h',
+        "constant memory is keyword-only",
+        "",
+        "keyword-only arguments are parameters",
+    ),
+    "a constant that is a state": (
+        '@cell(states="h m", constants="m")  # here\ndef mine(x: "I", h: "H", m: "H"):\n    return h',
+        "distinct names, and no states",
+        "states h, m; constants m",
+        'constants="memory"',
+    ),
+    "a constant as the output": (
+        '@cell(constants="m", output="m")  # here\ndef mine(x: "I", h: "H", m: "H"):\n    return h',
+        "output= must name a state",
+        "'m'",
+        "expected: h",
+    ),
+    "an initial value of a constant": (
+        '@cell(constants="m", initial={"m": 1.0})  # here\ndef mine(x: "I", h: "H", m: "H"):\n    return h',
+        "initial= names something unknown",
+        "'m'",
+        "h",
+    ),
     "the same state twice": (
         '@cell(states="h h")  # here\ndef mine(x: "I", h: "H"):\n    return h, h',
         "distinct names",

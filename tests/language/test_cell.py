@@ -11,7 +11,7 @@ import threading
 import numpy as np
 import pytest
 
-from tvm_rnn import RNN, Cell, cell, cells, concat, dot, outer, reference, sigmoid, tanh, where
+from tvm_rnn import RNN, Cell, cell, cells, concat, dot, outer, reference, sigmoid, softmax, tanh, where
 from tvm_rnn import sum as total
 from tvm_rnn.graph.graph import topological
 
@@ -256,3 +256,19 @@ def test_tracing_in_several_threads() -> None:
     for thread in threads:
         thread.join()
     assert len(graphs) == 2
+
+
+@cell(states="h c", constants="memory gain", output="y")
+def reading(x: "I", memory: "S M", h: "H", c: "H", gain: "", *, W: "H I", C: "H M", v: "M"):
+    """A constant of two axes between an input and a state, and one without axes behind them."""
+    read = memory.T @ softmax(memory @ v)
+    new = tanh(gain * (W @ x) + C @ read + h)
+    return new, c + new, new * c
+
+
+def test_constants_are_states_that_no_step_changes() -> None:
+    assert reading.constants == ("memory", "gain") and [a.name for a in reading.inputs] == ["x"]
+    assert "constant memory[S, M]" in repr(reading) and "state h[H]" in repr(reading)
+    graph = reading.trace({"I": 3, "H": 4, "S": 5, "M": 2})
+    assert [s.name for s in graph.states] == ["h", "c", "memory", "gain"]
+    assert graph.results[2:] == graph.states[2:]

@@ -161,6 +161,11 @@ def test_another_format_is_refused(number: Any) -> None:
         ({"states": [{"name": "h", "shapes": [[H], [H]], "initial": 0.0}]}, "one per layer"),
         ({"states": [{"name": "h", "shapes": [[H]], "initial": float("inf")}]}, "expected: `float` <="),
         ({"states": [{"name": "h", "shapes": [[H]], "initial": float("nan")}]}, "expected: `float` >="),
+        ({"states": [{"name": "h", "shapes": [[H]], "initial": 0.0, "constant": 1}]}, "expected: `bool`"),
+        (
+            {"states": [{"name": "m", "shapes": [[H], [2]], "initial": 0.0, "constant": True}], "num_layers": 2},
+            "one shape in every layer",
+        ),
         ({"dtype": "float8"}, r"float32\|float64"),
         ({"num_directions": 3}, "expected: `int` <= 2"),
         ({"rows_per_tile": 0}, "expected: `int` >= 1"),

@@ -33,6 +33,18 @@ def streams(net: rnn.RNN) -> list[list[str]]:
     return [sorted(n.attrs["stream"] for n in layer.training.nodes() if n.random) for layer in net.layers]
 
 
+def test_masks_leave_constants_alone() -> None:
+    @cell(constants="m")
+    def reading(x: "I", h: "H", m: "M", *, W: "H I", R: "H H", C: "H M"):
+        return tanh(W @ x + R @ h + C @ m)
+
+    net = network(reading, 2, 3, M=2, recurrent_dropout=0.3, zoneout=0.2, weight_drop=0.35)
+    assert [*net.regularisers.zoneout] == [*net.regularisers.recurrent_dropout] == ["h"]
+    assert [*net.regularisers.weight_drop] == ["R"]
+    with pytest.raises(ConfigError, match="no such state"):
+        network(reading, 2, 3, M=2, zoneout={"m": 0.1})
+
+
 def test_without_options_nothing_changes() -> None:
     net = network("lstm", 3, 4, num_layers=2, recurrent_dropout=0.0, zoneout={"h": 0})
     assert not net.regularisers and not net.regularisers.streams

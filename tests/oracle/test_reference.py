@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn import RNN, InputError, WeightError, cell, cells, sigmoid, tanh
+from tvm_rnn import RNN, InputError, WeightError, cell, cells, sigmoid, softmax, tanh
 from tvm_rnn.oracle.reference import Draws
 from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.runtime import runtime_random
@@ -296,3 +296,71 @@ def test_weights_are_dropped_once_per_call_and_scaled() -> None:
     for name, value in NET.weights.items():
         np.testing.assert_array_equal(dropped[name], value * factors.get(name, 1.0))
     assert all((Draws(6).factors(NET)[name] != factor).any() for name, factor in factors.items())
+
+
+@cell(constants="memory gain")
+def reading(x: "I", h: "H", memory: "S M", gain: "", *, W: "H I", C: "H M", q: "M"):
+    """Attention with one query, and a constant without axes."""
+    return tanh(gain * (W @ x) + C @ (memory.T @ softmax(memory @ q)) + h)
+
+
+def given(batch: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(5)
+    return {"memory": rng.normal(size=(batch, 4, 2)), "gain": rng.normal(size=batch)}
+
+
+def test_constants_are_given_once_for_all_steps_layers_and_directions() -> None:
+    net = RNN(reading, 3, 6, 2, bidirectional=True, S=4, M=2).init(0)
+    x, constants, rows = np.random.default_rng(0).normal(size=(T, B, 3)), given(B), {"lengths": [T, 1, 2, T, 0]}
+    y, last = rnn.reference(net)(x, **constants, **rows)
+    held = {n: np.broadcast_to(v, (4, *v.shape)) for n, v in constants.items()}
+    again = rnn.reference(net)(x, net.initial_state(B) | held, **rows)
+    assert np.array_equal(y, again[0]) and np.array_equal(last["h"], again[1]["h"])
+    assert all(np.array_equal(last[name], held[name]) for name in held)
+    later = rnn.reference(net)(x, last, **constants)
+    assert np.array_equal(later[0], rnn.reference(net)(x, last)[0])
+
+
+def test_gradients_of_constants_are_sums_over_time() -> None:
+    """Beside torch's of the same function; a row that has ended adds nothing."""
+    torch = pytest.importorskip("torch")
+    net = RNN(reading, 3, 6, S=4, M=2, dtype="float64").init(0)
+    x, constants, lengths = np.random.default_rng(0).normal(size=(T, B, 3)), given(B), [T, 1, 2, T, 0]
+    gy = np.random.default_rng(1).normal(size=(T, B, 6))
+    _, found, _ = rnn.reference(net).gradients(x, None, gy, lengths=lengths, **constants)
+    memory, gain = (torch.tensor(v, requires_grad=True) for v in constants.values())
+    W, C, q = (torch.tensor(v) for v in net.weights.values())
+    h, loss = torch.zeros(B, 6, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    for t in range(T):
+        read = (torch.softmax(memory @ q, -1)[:, None] @ memory)[:, 0] @ C.T
+        h = torch.tanh(gain[:, None] * (torch.tensor(x[t]) @ W.T) + read + h)
+        loss = loss + (torch.tensor(gy[t]) * h)[torch.tensor(lengths) > t].sum()
+    loss.backward()
+    assert np.allclose(found["memory"][0], memory.grad) and np.allclose(found["gain"][0], gain.grad)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"gain": None}, "the constant gain is not given"),
+        ({"memory": np.zeros((B, 2, 4))}, "the constant memory has the wrong shape"),
+        ({"memory": np.zeros((B + 1, 4, 2))}, "has the wrong shape"),
+        ({"memory": "all"}, "the constant memory is not an array of numbers"),
+        ({"other": np.zeros(B)}, "the inputs do not fit the cell"),
+        ({"reset": np.zeros((T, B), bool)}, "reset= does not go with constants"),
+    ],
+)
+def test_constants_that_do_not_fit(change: dict[str, Any], text: str) -> None:
+    net = RNN(reading, 3, 6, S=4, M=2).init(0)
+    arguments = {name: value for name, value in {**given(B), **change}.items() if value is not None}
+    with pytest.raises(InputError, match=text):
+        rnn.reference(net)(np.zeros((T, B, 3)), **arguments)
+
+
+def test_constants_of_another_shape_in_each_layer() -> None:
+    @cell(constants="m")
+    def wide(x: "I", h: "H", m: "H", *, W: "H I"):
+        return tanh(W @ x + m + h)
+
+    with pytest.raises(rnn.ConfigError, match="every layer is given the same m"):
+        RNN(wide, 3, [4, 5], num_layers=2)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from peer_problems import small
+from peer_problems import FITTING, small
 
 import tvm_rnn as rnn
 from tvm_rnn.graph.graph import Node
@@ -34,7 +34,7 @@ def run(net: rnn.RNN, arrays: list[np.ndarray], **options: Any) -> tuple[Any, di
         return model([torch.from_numpy(array) for array in arrays])
 
 
-@pytest.mark.parametrize("name", rnn.cells.names())
+@pytest.mark.parametrize("name", FITTING)
 def test_every_cell_of_the_zoo_is_the_oracles(name: str) -> None:
     net = small(name, dtype="float64")
     arrays = inputs_of(net)
@@ -72,7 +72,7 @@ def test_layers_of_equal_sizes_share_what_a_compiler_makes() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", rnn.cells.names())
+@pytest.mark.parametrize("name", FITTING)
 def test_torch_compile_takes_the_functions_whole(name: str) -> None:
     net = small(name, num_layers=1, dtype="float64")
     arrays = inputs_of(net)

@@ -669,3 +669,38 @@ def test_a_tensor_with_other_memory_is_another_output() -> None:
     y.resize_(1)
     with pytest.raises(InputError, match="does not fit"):
         module.step(x, state, out=(y, state))
+
+
+def held(make: Make) -> Module:
+    """The tiny cell, whose state counts as a constant here."""
+    return make(states=[{"name": "h", "shapes": [[H]], "initial": 0.5, "constant": True}])
+
+
+def test_constants_are_keywords_of_every_call(make: Make) -> None:
+    module, x, h = held(make), numbers(5, 3, H), numbers(3, H, seed=2)
+    expected = make()(x, {"h": h[None]})
+    for got in (module(x, h=h), module(x, {"h": h[None]}), module(x, {"h": 0 * h[None]}, h=h)):
+        same(got[0], expected[0])
+        same(got[1]["h"], expected[1]["h"])
+    same(module.step(x[0], h=h)[0], expected[0][0])
+    assert module.init_state(3) == {}
+    out = np.empty_like(x[0]), {"h": np.empty((1, 3, H), x.dtype)}
+    same(module.step(x[0], {"h": h[None]}, out=out)[0], expected[0][0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({}, r"the constant h is not given[\s\S]*mod\(x, h=h\)"),
+        ({"state": {}}, "the constant h is not given"),
+        ({"h": numbers(2, 3, H)}, "the constant h has the wrong shape"),
+        ({"h": np.float32(1)}, "the constant h has the wrong shape"),
+        ({"h": numbers(2, H)}, "state h has the wrong shape"),
+        ({"h": numbers(3, H, dtype="float64")}, "wrong dtype"),
+        ({"h": numbers(3, H), "k": 1}, "the inputs are not the module's"),
+        ({"h": numbers(3, H), "reset": np.zeros((5, 3), bool)}, "reset= does not go with constants"),
+    ],
+)
+def test_constants_that_do_not_fit(make: Make, arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(InputError, match=text):
+        held(make)(numbers(5, 3, H), **arguments)

@@ -111,6 +111,22 @@ def test_numbers_and_further_inputs(reals: tuple[rnn.RNN, rnn.Module]) -> None:
             np.testing.assert_allclose(own, other, rtol=1e-12)
 
 
+@pytest.mark.broad
+def test_constants_are_given_once() -> None:
+    @rnn.cell(constants="m")
+    def reading(x: "H", m: "S H", h: "H", *, W: "H H") -> Any:
+        return rnn.tanh(W @ x + rnn.softmax(m @ h) @ m + h)
+
+    net = rnn.RNN(reading, 3, 3, S=2, dtype="float64").init(0)
+    module, m = rnn.compile(net, generate=True), np.random.default_rng(0).normal(size=(4, 2, 3))
+    prompt = np.random.default_rng(1).normal(size=(2, 4, 3))
+    found, wanted = (own.generate(5, prompt=prompt, m=m) for own in (module, rnn.reference(net)))
+    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-12)
+    np.testing.assert_allclose(found[1]["h"], wanted[1]["h"], rtol=1e-12)
+    with pytest.raises(InputError, match="the constant m is not given"):
+        module.generate(5, prompt=prompt)
+
+
 def test_frames_follow_frames() -> None:
     net = rnn.RNN(rnn.cells.conv_gru, 2, 2, Y=2, X=3, dtype="float64").init(seed=0)
     module, oracle = rnn.compile(net, generate=True), rnn.reference(net)

@@ -17,7 +17,7 @@ from derivatives import draw, named, oracle
 from networks import flags, network
 
 import tvm_rnn as rnn
-from tvm_rnn import ConfigError, InputError, TvmRnnError, WeightError, cell, sigmoid, tanh
+from tvm_rnn import ConfigError, InputError, TvmRnnError, WeightError, cell, sigmoid, softmax, tanh
 from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.runtime.runtime_memory import smallest
 from tvm_rnn.torch_layer.autograd import each
@@ -70,6 +70,30 @@ def test_gradients_reach_inputs_states_and_parameters(layer: Any) -> None:
     loss.backward()
     found = {n: v.grad for n, v in named(x, state, dict(layer.named_parameters())).items()}
     assert_close(found, oracle(NET, case), "float64", T)
+
+
+@pytest.mark.broad
+def test_gradients_of_constants() -> None:
+    """One sum over layers, directions and steps; what made the constant gets its gradient too."""
+
+    @cell(constants="memory bias")
+    def reading(x: "I", memory: "S M", h: "H", bias: "", *, W: "H I", C: "H M", Q: "M H"):
+        return tanh(W @ x + C @ (softmax(memory @ (Q @ h)) @ memory) + bias)
+
+    net = network(reading, 2, 3, S=3, M=2, dtype="float64", num_layers=2, bidirectional=True)
+    layer, rng = rnn.to_torch(net), np.random.default_rng(0)
+    x, base, bias = (torch.tensor(rng.normal(size=s), requires_grad=True) for s in ((T, B, 2), (B, 3, 2), (B,)))
+    gy, lengths = rng.normal(size=(T, B, 6)), [T, 0, 2]
+    y, last = layer(x, memory=3.0 * base, bias=bias, lengths=lengths)
+    (y * torch.tensor(gy)).sum().backward()
+    given = {"memory": 3.0 * base.detach().numpy(), "bias": bias.detach().numpy()}
+    gx, gstate, _ = rnn.reference(net).gradients(x.detach().numpy(), None, gy, lengths=lengths, **given)
+    found = {"x": x.grad, "memory": base.grad, "bias": bias.grad}
+    expected = {"x": gx, "memory": 3.0 * gstate["memory"].sum(0), "bias": gstate["bias"].sum(0)}
+    assert_close(found, expected, "float64", T)
+    assert last["memory"].shape == (4, B, 3, 2)
+    with pytest.raises(InputError, match="the constant bias is not given"):
+        layer(x, memory=base)
 
 
 def test_gradients_within_a_budget_of_memory(layer: Any) -> None:

@@ -524,6 +524,8 @@ static int32_t check_call(const struct engine_network* n, const struct engine_ca
   int count = 0;
   if (call->steps < 0 || call->batch < 0)
     FAIL(BAD_ARGUMENT, "%lld steps of %lld rows", (long long)call->steps, (long long)call->batch);
+  for (int32_t i = 0; call->reset && i < n->states; ++i)
+    if (n->initial[i] != n->initial[i]) FAIL(BAD_ARGUMENT, "reset does not go with the constant %s", n->names[n->inputs + i]);
   for (int32_t i = 0; i < n->inputs; ++i, ++count)
     all[count] = array_of(n->names[i], call->inputs[i], rows, n->input_per_row[i], item, 0);
   count += put_states(n, call->batch, call->states, all + count);

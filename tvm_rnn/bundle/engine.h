@@ -33,7 +33,7 @@ struct engine_network {
   const char* const* names; /* of inputs, states, y: for messages */
   const int64_t* input_per_row;
   const int64_t* state_per_row;
-  const double* initial;
+  const double* initial; /* NaN: of a constant, which a caller gives once for a sequence */
   int64_t output_per_row, packed_elements;
   int64_t fixed, per_row, per_tile_row, per_sequence_row, rows_per_tile; /* of the workspace */
   const struct engine_pack* pack;

@@ -40,7 +40,8 @@ HEADER_WORDS = 8  # safetensors: the size of its header in bytes, as 8 bytes
 
 @dataclass(frozen=True)
 class Array:
-    """An input or a state. name: in C; per_row: elements of one row, for an input of one step."""
+    """An input or a state. name: in C; per_row: elements of one row, for an input of one step; initial: NaN: of a
+    constant, which the caller gives."""
 
     name: str
     per_row: int
@@ -60,6 +61,11 @@ class Network:
     output: Array
     packed: tuple[tuple[int, ...], ...]
     given: bool = False
+
+    @property
+    def constants(self) -> list[str]:
+        """The names of the states that callers give and that no call changes."""
+        return [state.name for state in self.states if math.isnan(state.initial)]
 
     @property
     def c_type(self) -> str:
@@ -187,7 +193,7 @@ def _state(word: str, state: State, directions: int, layers: int) -> Array:
         layout = _axes(directions * layers, "batch", *shapes[0])
     else:  # one after the other
         layout = " then ".join(_axes(directions, "batch", *shape) for shape in shapes)
-    return Array(word, per_row, layout, state.initial)
+    return Array(word, per_row, layout, math.nan if state.constant else state.initial)
 
 
 def _axes(*sizes: object) -> str:

@@ -145,7 +145,10 @@ def _network(facts: Facts, network: Network) -> str:
         return (
             f"/* {c_comment(network.title)}. Its weights are values of the model: only {facts.name}_run has them. */\n"
         )
-    initial = listed([f"{s.name} = {s.initial:g}" for s in network.states])
+    initial = listed([f"{s.name} = {s.initial:g}" for s in network.states if s.name not in network.constants])
+    if network.constants:
+        begun, given = initial, " and ".join(f"{name} = NaN, until you write it" for name in network.constants)
+        initial = f"{begun}; {given}: a constant, the same in every layer" if begun else given
     states = "".join(f", {network.c_type} *{state.name}" for state in network.states)
     arrays = ", ".join(arrays_of(network))
     parts = [_sizes(network), RESERVE.format(**names, initial=initial, states=states)]
@@ -156,10 +159,11 @@ def _network(facts: Facts, network: Network) -> str:
 def _sizes(network: Network) -> str:
     """The table of arrays, as a comment and as macros."""
     rows = [(x.name, f"[steps]{x.layout}", "read") for x in network.inputs]
-    rows += [(s.name, s.layout, "read and overwritten") for s in network.states]
+    how = dict.fromkeys(network.constants, "read: a constant, which stays as it is")
+    rows += [(s.name, s.layout, how.get(s.name, "read and overwritten")) for s in network.states]
     rows.append(("y", f"[steps]{network.output.layout}", "written"))
     wide = [max(len(row[i]) for row in rows) for i in (0, 1)]
-    table = "\n".join(f"     {n:<{wide[0]}}  {network.c_type} {layout:<{wide[1]}}  {how}" for n, layout, how in rows)
+    table = "\n".join(f"     {n:<{wide[0]}}  {network.c_type} {layout:<{wide[1]}}  {does}" for n, layout, does in rows)
     batches = network.manifest.batch
     made = f"Made for batches of {listed(list(map(str, batches)))}; any other is right too." if batches else ""
     text = (

@@ -5,6 +5,8 @@ In: `Facts`. Out: the text of one C file, which is compiled with engine.c.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from msgspec import structs
 
@@ -80,7 +82,7 @@ def _network_tables(network: Network, number: int) -> str:
         packs.append(f"{{{c_string(pack.function)}, {pack.offset}, {len(arrays)}, pack_{number}_{i}}}")
     names = [array.name for array in (*network.inputs, *network.states, network.output)]
     packs.append("{0, 0, 0, 0}")
-    initial = [repr(float(state.initial)) for state in network.states]
+    initial = ["NAN" if math.isnan(state.initial) else repr(float(state.initial)) for state in network.states]
     parts += [
         f"static const struct engine_pack packs_{number}[] = {{{', '.join(packs)}}};",
         f"static const char *const names_{number}[] = {{{initialiser(map(c_string, names))}}};",

@@ -124,7 +124,11 @@ def run_module(
     module: ModuleFile,
     inputs: Annotated[
         list[str],
-        typer.Option("--input", metavar="FILE", help="x [T, B, I] as .npy; further inputs as NAME=FILE. Repeatable."),
+        typer.Option(
+            "--input",
+            metavar="FILE",
+            help="x [T, B, I] as .npy; other inputs, constants: NAME=FILE. Repeatable.",
+        ),
     ],
     output: Annotated[str, typer.Option(metavar="FILE", help="y [T, B, D*H], written as .npy.")],
     files: RunFiles,
@@ -159,7 +163,8 @@ def run_module(
         useless = [f"--{name.replace('_', '-')}" for name, path in asdict(files).items() if path is not None]
         run_model(loaded, inputs, output, useless)
         return
-    given = name_inputs(inputs, [item["name"] for item in manifest["inputs"]])
+    constants = [state["name"] for state in manifest["states"] if state.get("constant")]
+    given = name_inputs(inputs, [*(item["name"] for item in manifest["inputs"]), *constants])
     state = None if files.state_in is None else state_from_npz(files.state_in, manifest["states"])
     rows = {"lengths": files.lengths, "reset": files.reset}
     extra = {name: read_npy(path) for name, path in rows.items() if path is not None}

@@ -257,6 +257,7 @@ def weight_error(net: RNN, module: Module) -> float | None:
     """
     rng, inputs = np.random.default_rng(0), module.manifest.inputs
     x = {i.name: rng.uniform(-1, 1, (STEPS, BATCH, *i.shape)).astype(net.dtype) for i in inputs}
+    x |= {n: rng.uniform(-1, 1, (BATCH, *shape)).astype(net.dtype) for n, shape in net.constant_shapes.items()}
     with np.errstate(all="ignore"):
         expected, _ = reference(net)(x)
     error = relative_error(module(x)[0], expected)

@@ -59,6 +59,9 @@ def to_onnx(net: RNN, path: str | os.PathLike[str], *, lengths: bool = False, st
     if net.draws:
         got, do = ", ".join(net.draws), "write a cell that emits what is drawn from"
         raise ConfigError(message("ONNX has no random numbers of a seed and counters", got=got, do=do))
+    if net.cell.constants and not state:
+        got, do = ", ".join(net.cell.constants), "state=True: they are inputs of the model, with the states"
+        raise ConfigError(message("to_onnx: a cell with constants", got=got, do=do))
     if net.dtype == "bfloat16" and form_of(net.cell) is None:
         got, do = f"{net.cell.name} in bfloat16", "write it with dtype='float32' or 'float16'"
         raise ConfigError(message("ONNX has no products of bfloat16 in a Scan (Einsum lacks it)", got=got, do=do))

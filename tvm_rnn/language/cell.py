@@ -67,6 +67,7 @@ class Cell:
         init: how a parameter is initialised where it is not uniform: "zeros", "ones" or a number.
         begins: {state: what it begins from, where that is no finite number: the name of a parameter, or an infinity}.
             For each of them there is one more state, `<state>_begins`: 1 where the state is still to begin.
+        constants: the names of those states that never change: arguments that are given once per sequence.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Cell:
     initial: Mapping[str, float] = field(default_factory=dict)
     init: Mapping[str, str | float] = field(default_factory=dict)
     begins: Mapping[str, str | float] = field(default_factory=dict)
+    constants: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in (self.name, self.output):  # they reach files, C, CUDA, HTML and Markdown
@@ -132,7 +134,8 @@ class Cell:
             _active.reset(token)
 
     def __repr__(self) -> str:
-        parts = [*map(str, self.inputs), *(f"state {s}" for s in self.states), "*", *map(str, self.params)]
+        states = (f"{'constant' if s.name in self.constants else 'state'} {s}" for s in self.states)
+        parts = [*map(str, self.inputs), *states, "*", *map(str, self.params)]
         return f"<cell {self.name}({', '.join(parts)})>"
 
     def _repr_html_(self) -> str:
@@ -179,7 +182,8 @@ class Cell:
             ) from error
         results, output = self._results(returned, leaves["state"], names)
         inputs, states, weights = leaves["input"], leaves["state"], leaves["param"]
-        results = (*results, *(v.node for v in begun))
+        same = (node for node in states if node.name in self.constants)
+        results = (*results, *same, *(v.node for v in begun))
         wide = () if len(output.shape) == 1 else output.shape
         if wide:
             output = Value(output).reshape(-1).node
@@ -236,14 +240,15 @@ class Cell:
         self, returned: Any, states: tuple[Node, ...], axes: Mapping[str, Axes]
     ) -> tuple[tuple[Node, ...], Node]:
         values = list(returned) if isinstance(returned, (tuple, list)) else [returned]
-        names = [s.name for s in self.states[: len(self.states) - len(self.begins)]]
+        names = [s.name for s in self.states[: len(self.states) - len(self.begins) - len(self.constants)]]
         wanted = names if self.output in names else [*names, self.output]
         if len(values) != len(wanted) or not all(isinstance(v, Value) for v in values):
             raise self._wrong(
                 "the returned values are not the new states",
                 where=_return_line(self.function),
                 got=f"{len(values)} value(s): {', '.join(type(v).__name__ for v in values)}",
-                expected=f"{len(wanted)}: the new {', '.join(wanted)}, in this order",
+                expected=f"{len(wanted)}: the new {', '.join(wanted)}, in this order"
+                + (f", without {', '.join(self.constants)}" if self.constants else ""),
                 do=self._advice_on_states(len(values) - len(wanted)),
             )
         nodes = tuple(v.node for v in values)
@@ -362,6 +367,7 @@ def cell(function: Callable[..., object], /) -> Cell: ...
 def cell(
     *,
     states: str | Sequence[str] = ...,
+    constants: str | Sequence[str] = ...,
     output: str | None = ...,
     initial: Mapping[str, str | float] | None = ...,
     init: Mapping[str, str | float] | None = ...,
@@ -374,6 +380,7 @@ def cell(
     /,
     *,
     states: str | Sequence[str] = "h",
+    constants: str | Sequence[str] = (),
     output: str | None = None,
     initial: Mapping[str, str | float] | None = None,
     init: Mapping[str, str | float] | None = None,
@@ -387,6 +394,9 @@ def cell(
     Args:
         function: one step; where `@cell` is written without arguments.
         states: names of the arguments that are carried from step to step.
+        constants: names of the arguments that are given once per sequence, of any shape, such as the memory that
+            attention reads: all steps read them, none changes or returns them. `mod(x, memory=m)`, with m [B, *shape];
+            states of such a call have them too.
         output: the state that the layer emits, by name (default: the first), or the name of an extra value that is
             returned after the states.
         initial: {state: its value before the first step}, where that is not 0: a number, an infinity, or the name of a
@@ -402,14 +412,17 @@ def cell(
         CellError: the signature is not of this form; it names the function's file and line.
     """
     if function is not None:
-        return _define(function, "h", None, {}, {}, None)
-    wanted = tuple(states.replace(",", " ").split()) if isinstance(states, str) else tuple(states)
-    return lambda f: _define(f, wanted, output, initial or {}, init or {}, name)
+        return _define(function, (("h",), ()), None, {}, {}, None)
+    carried, held = (
+        tuple(names.replace(",", " ").split()) if isinstance(names, str) else tuple(names)
+        for names in (states, constants)
+    )
+    return lambda f: _define(f, (carried, held), output, initial or {}, init or {}, name)
 
 
 def _define(
     function: Callable[..., object],
-    states: str | tuple[str, ...],
+    kinds: tuple[tuple[str, ...], tuple[str, ...]],
     output: str | None,
     initial: Mapping[str, str | float],
     init: Mapping[str, str | float],
@@ -420,7 +433,7 @@ def _define(
         raise CellError(message("@cell decorates a function", got=f"{function!r:.80}", do=do))
     where = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
     label = name or function.__name__
-    states = (states,) if isinstance(states, str) else states
+    states, constants = kinds
 
     def wrong(what: str, **slots: Any) -> CellError:
         return CellError(message(f"cell {label}: {what}", where=where, **slots))
@@ -431,14 +444,16 @@ def _define(
         raise wrong("the states must be distinct names", got=states, expected='for example states="h c"')
     positional, params = _arguments(function, wrong)
     by_name = {a.name: a for a in positional}
-    for state in states:
-        if state in (p.name for p in params):
-            raise wrong(
-                f"state {state} is keyword-only", do="put it before the *: keyword-only arguments are parameters"
-            )
-        if state not in by_name:
-            raise wrong(f"state {state} is not an argument", **unknown("argument", state, by_name))
-    inputs = tuple(a for a in positional if a.name not in states)
+    if len({*states, *constants}) != len(states) + len(constants):
+        got = f"states {', '.join(states)}; constants {', '.join(constants)}"
+        raise wrong("the constants must be distinct names, and no states", got=got, expected='constants="memory"')
+    for kind, carried in [("state", s) for s in states] + [("constant", c) for c in constants]:
+        if carried in (p.name for p in params):
+            do = "put it before the *: keyword-only arguments are parameters"
+            raise wrong(f"{kind} {carried} is keyword-only", do=do)
+        if carried not in by_name:
+            raise wrong(f"{kind} {carried} is not an argument", **unknown("argument", carried, by_name))
+    inputs = tuple(a for a in positional if a.name not in (*states, *constants))
     if not inputs:
         raise wrong("there is no input", got=f"only states: {', '.join(by_name)}", do='add an argument such as x: "I"')
     if not inputs[0].dims.axes:
@@ -450,7 +465,8 @@ def _define(
             "the first input has the size of what feeds the layer", got=str(inputs[0]), expected='such as x: "I"'
         )
     _check_axes((*positional, *params), wrong)
-    if output is not None and (not isinstance(output, str) or output in (a.name for a in (*inputs, *params))):
+    taken = (*(a.name for a in (*inputs, *params)), *constants)
+    if output is not None and (not isinstance(output, str) or output in taken):
         raise wrong("output= must name a state or an extra result", got=repr(output), expected=", ".join(states))
     _check_values("initial", initial, states, (*(p.name for p in params), *INFINITIES), wrong)
     _check_values("init", init, [p.name for p in params], INITIALISERS, wrong)
@@ -461,13 +477,17 @@ def _define(
         name=label,
         function=function,
         inputs=inputs,
-        states=(*(by_name[s] for s in states), *(Argument(begins(s), by_name[s].dims) for s in begin)),
+        states=(
+            *(by_name[name] for name in (*states, *constants)),
+            *(Argument(begins(s), by_name[s].dims) for s in begin),
+        ),
         params=tuple(params),
         output=output or states[0],
         where=where,
         initial={s: float(v) for s, v in initial.items() if s not in begin} | {begins(s): 1.0 for s in begin},
         init=dict(init),
         begins=begin,
+        constants=constants,
     )
 
 

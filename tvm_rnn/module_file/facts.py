@@ -52,7 +52,10 @@ def common_facts(net: RNN, target: Target, batches: tuple[int, ...], without: tu
         num_directions=net.num_directions,
         inputs=[Array(name, list(shape)) for name, shape in net.input_shapes.items()],
         output=Array(net.cell.output, list(last.output_shape)),
-        states=[State(s.name, own, at) for s, own, at in zip(net.cell.states, shapes, initial, strict=True)],
+        states=[
+            State(s.name, own, at, s.name in net.cell.constants)
+            for s, own, at in zip(net.cell.states, shapes, initial, strict=True)
+        ],
         weights=[Array(name, list(shape)) for name, shape in net.weight_shapes.items()],
         target=Machine(target.name, target.kind, target.mcpu, target.machine, list(target.features)),
         reverse=net.reverse,

@@ -60,6 +60,8 @@ def _check_network(network: CpuNetwork | GpuNetwork) -> None:
         if len(state.shapes) != network.num_layers:
             expected = f"{network.num_layers}, one per layer"
             raise invalid(f"states {state.name!r} shapes", len(state.shapes), expected)
+        if state.constant and any(shape != state.shapes[0] for shape in state.shapes):
+            raise invalid(f"states {state.name!r} shapes", state.shapes, "one shape in every layer: it is constant")
     for kind, items in (("inputs", network.inputs), ("states", network.states), ("weights", network.weights)):
         names = [item.name for item in items]
         if len({*names}) != len(names):

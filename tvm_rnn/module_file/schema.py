@@ -47,12 +47,14 @@ class Array(Struct):
     shape: Shape
 
 
-class State(Struct):
-    """A state. shapes: of one row, by layer; initial: the value of all its elements before the first step."""
+class State(Struct, omit_defaults=True):
+    """A state. shapes: of one row, by layer; initial: the value of all its elements before the first step; constant: it
+    never changes, and is given once for all layers."""
 
     name: Name
     shapes: Annotated[list[Shape], Meta(min_length=1)]
     initial: Finite
+    constant: bool = False
 
 
 class Machine(Struct):

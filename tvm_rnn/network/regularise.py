@@ -202,10 +202,11 @@ def _recurrent(graph: Graph) -> tuple[list[str], list[str]]:
     """The states that reach a product with a parameter without another product between, and such parameters."""
     leaves = depends(nodes := graph.nodes())
     reach: dict[Node, dict[str, None]] = {}
+    carried = _changing(graph)
     states: dict[str, None] = {}
     params: dict[str, None] = {}
     for node in nodes:
-        reach[node] = {node.name: None} if node.op == "state" else {}
+        reach[node] = {node.name: None} if node.op == "state" and node.name in carried else {}
         at = _weight_at(node, leaves)
         if at is not None and (own := reach[node.args[1 - at]]):
             states |= own
@@ -215,6 +216,11 @@ def _recurrent(graph: Graph) -> tuple[list[str], list[str]]:
                 reach[node] |= reach[arg]
     order = [s.name for s in graph.states]
     return sorted(states, key=order.index), [p.name for p in graph.params if p.name in params]
+
+
+def _changing(graph: Graph) -> list[str]:
+    """The states that a step changes: masks act on these, and not on what a caller gives for the whole sequence."""
+    return [s.name for s, new in zip(graph.states, graph.results, strict=True) if new is not s]
 
 
 def _params(node: Node) -> Iterable[str]:
@@ -233,7 +239,7 @@ def regularisers(
     weight_drop: object = None,
 ) -> Regularisers:
     """The options of RNN, checked against a layer's traced graph. Raises ConfigError."""
-    states, params = [s.name for s in graph.states], [p.name for p in graph.params]
+    states, params = _changing(graph), [p.name for p in graph.params]
     multiplied, recurrent = _recurrent(graph)
     drop = _probability("dropout", dropout)
     if drop and layers == 1:

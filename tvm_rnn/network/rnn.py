@@ -122,6 +122,11 @@ class RNN:
         return {a.name: a.shape(self.layers[0].sizes) for a in self.cell.inputs}
 
     @property
+    def constant_shapes(self) -> dict[str, Shape]:
+        """Of each argument that is constant over time by name its axes for one row."""
+        return {a.name: a.shape(self.layers[0].sizes) for a in self.cell.states if a.name in self.cell.constants}
+
+    @property
     def output_shape(self) -> Shape:
         """The axes of y at a step of one row: of a vector, (output_size,). Directions are joined along the first."""
         first, *rest = self.layers[-1].output_shape
@@ -213,6 +218,7 @@ class RNN:
             graph = cache[key]
             layers.append(Layer(index, bound, graph, graph))
             self._check_inputs(layers, shape)
+            self._check_constants(layers[0].graph, graph)
             shape = (layers[-1].output_shape[0] * self.num_directions, *layers[-1].output_shape[1:])
         return tuple(layers)
 
@@ -241,6 +247,20 @@ class RNN:
                         got=f"{list(shared.shape)} at layer 0 and {list(given.shape)} at layer {index}",
                         expected="one shape",
                         do=f"give {argument.name} an axis that does not change from layer to layer",
+                    )
+                )
+
+    def _check_constants(self, first: Graph, graph: Graph) -> None:
+        """Every layer is given the same constants."""
+        for own, shared in zip(graph.states, first.states, strict=True):
+            if own.name in self.cell.constants and own.shape != shared.shape:
+                raise ConfigError(
+                    message(
+                        f"cell {self.cell.name}: every layer is given the same {own.name}",
+                        where=self.cell.where,
+                        got=f"{list(shared.shape)} at layer 0 and {list(own.shape)} at a later one",
+                        expected="one shape",
+                        do=f"give {own.name} an axis that does not change from layer to layer",
                     )
                 )
 
@@ -284,7 +304,12 @@ class RNN:
         self.weights = checked_weights(self.weight_shapes, self.weights, self.dtype)
 
     def initial_state(self, batch: int) -> dict[str, Any]:
-        """{name: [L*D, B, *shape]}, or a list of one [D, B, *shape] per layer where layers differ in shape."""
+        """{name: [L*D, B, *shape]}, or a list of one [D, B, *shape] per layer where layers differ in shape. Constants,
+        which a caller gives, are not among them."""
+        return {n: value for n, value in self._first_states(batch).items() if n not in self.cell.constants}
+
+    def _first_states(self, batch: int) -> dict[str, Any]:
+        """The initial state, and zeros in the places of constants."""
         result: dict[str, Any] = {}
         for position, state in enumerate(self.cell.states):
             value = self.cell.initial.get(state.name, 0.0)
@@ -299,6 +324,13 @@ def no_network(who: str, given: object) -> ConfigError:
     """The error of a function that was given no RNN; who: its name. A layer of torch is told the way."""
     net = "rnn.from_torch(layer)" if hasattr(given, "named_parameters") else "rnn.RNN(cell, I, H)"
     return ConfigError(message(f"{who} needs an RNN", got=f"{given!r:.80}", do=f"rnn.{who}({net})"))
+
+
+def check_without_constants(who: str, net: RNN) -> None:
+    """Raise ConfigError for a network whose cell has constants. who: what cannot give it any."""
+    if net.cell.constants:
+        do = "give them yourself: call the module"
+        raise ConfigError(message(f"{who}: no cell with constants", got=", ".join(net.cell.constants), do=do))
 
 
 def constants(graph: Graph) -> list[np.ndarray]:

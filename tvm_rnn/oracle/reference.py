@@ -128,6 +128,7 @@ class Reference:
         if self.draws is None and self.net.draws:
             got, do = "a call without a seed", "reference(net, seed=1)(x), or reference(net).generate(steps, seed=1)"
             raise InputError(message("this network draws random numbers", got=got, do=do))
+        x, state, inputs = self._held(x, state, inputs, reset)
         arrays = self._inputs(x, inputs)
         states, ends = self._arguments(arrays, state, lengths, reset)
         y, _ = self._run(self.graphs, arrays, states, ends)
@@ -157,6 +158,7 @@ class Reference:
         their last step get zeros, and what gy has there counts nothing. Raises InputError for arrays that do not fit.
         """
         net = self.net
+        x, state, inputs = self._held(x, state, inputs, reset)
         arrays = self._inputs(x, inputs)
         states, ends = self._arguments(arrays, state, lengths, reset)
         graphs = [self._with_gradients(graph) for graph in self.graphs]
@@ -166,7 +168,7 @@ class Reference:
         if d_y.shape != expected:
             raise InputError(message("the gradient of y has the wrong shape", got=d_y.shape, expected=expected))
         d_y = d_y.reshape(y.shape)
-        first = net.initial_state(y.shape[1]) if gstate is None else gstate
+        first = net._first_states(y.shape[1]) if gstate is None else gstate
         carried = self._states(first, y.shape[1], "the gradient of state")
         if gstate is None:
             carried = {name: [np.zeros_like(part) for part in parts] for name, parts in carried.items()}
@@ -192,6 +194,35 @@ class Reference:
         d_weights = {name: d_weights[name] * factors.get(name, 1.0) for name in net.weight_shapes}
         return (d_inputs if len(names) > 1 else d_y), self._joined(carried), d_weights
 
+    def _held(
+        self, x: Inputs, state: GivenState | None, inputs: dict[str, ArrayLike], reset: ArrayLike | None
+    ) -> tuple[Inputs, GivenState | None, dict[str, ArrayLike]]:
+        """x and the inputs without the cell's constants, and the state with them, [L*D, B, *shape]."""
+        net, names = self.net, self.net.cell.constants
+        if state is not None and not isinstance(state, Mapping):
+            return x, state, inputs  # who reads it says so
+        if names and isinstance(x, Mapping):
+            inputs = {name: value for name, value in x.items() if name in names} | inputs
+            x = {name: value for name, value in x.items() if name not in names}
+        given = {name: _floats(f"the constant {name}", inputs[name]) for name in names if name in inputs}
+        missing = [name for name in names if name not in given and (state is None or name not in state)]
+        if missing:
+            raise InputError(message(f"the constant {missing[0]} is not given", got=[*inputs], expected=[*names]))
+        if names and reset is not None:
+            raise InputError(message("reset= does not go with constants", got=[*names], do="call once per sequence"))
+        for name, value in given.items():
+            shape = next(s.shape for s in net.layers[0].graph.states if s.name == name)
+            if not value.ndim or value.shape[1:] != shape:
+                expected = f"[{', '.join(['B', *map(str, shape)])}]"
+                what = f"the constant {name} has the wrong shape"
+                raise InputError(message(what, got=list(value.shape), expected=expected))
+        rows = net.num_layers * net.num_directions
+        held = {name: np.broadcast_to(value, (rows, *value.shape)) for name, value in given.items()}
+        if state is None and held:
+            state = net._first_states(len(next(iter(given.values()))))
+        rest = {name: value for name, value in inputs.items() if name not in held}
+        return x, (state if state is None else {**state, **held}), rest
+
     def generate(
         self,
         steps: int,
@@ -205,12 +236,13 @@ class Reference:
     ) -> tuple[Array, State, Array]:
         """As `Module.generate`, which see: the output of a step is the input of the next."""
         net = self.net
+        _, state, inputs = self._held(0.0, state, inputs, None)
         options: runtime_generate.Options = {"seed": seed, "first_step": first_step, "stop": stop, "inputs": inputs}
         facts = runtime_generate.Network(net.tokens, net.output_shape, np.dtype(float), net.draws)
         first = prompt if prompt is None or net.tokens is not None else _floats("prompt", prompt)
         rows = None if state is None else runtime_generate._rows_of(state)
         ask = runtime_generate.requested(facts, steps, first, rows, options)
-        states = self._states(net.initial_state(ask.rows) if state is None else state, ask.rows)
+        states = self._states(net._first_states(ask.rows) if state is None else state, ask.rows)
         y, ends = np.zeros((ask.total, ask.rows, net.output_size)), np.full(ask.rows, ask.total)
         x, own = np.zeros((ask.total, *ask.prompt.shape[1:])), copy.copy(self)
         x[: len(ask.prompt)] = ask.prompt[: ask.total]
@@ -236,7 +268,7 @@ class Reference:
             expected = f"0 to {steps}, the number of steps of x"
             raise InputError(message("lengths are out of range", got=n.tolist(), expected=expected))
         mask = np.zeros((steps, batch), bool) if reset is None else _rows("reset", reset, (steps, batch), "b")
-        return self._states(self.net.initial_state(batch) if state is None else state, batch), (n, mask)
+        return self._states(self.net._first_states(batch) if state is None else state, batch), (n, mask)
 
     def _run(
         self, graphs: Sequence[Graph], arrays: Sequence[Array], states: dict[str, list[Array]], ends: Ends
@@ -256,7 +288,7 @@ class Reference:
         return layer_input, tapes
 
     def _joined(self, states: Mapping[str, list[Array]]) -> State:
-        whole = self.net.initial_state(0)
+        whole = self.net._first_states(0)
         return {n: parts if isinstance(whole[n], list) else np.concatenate(parts) for n, parts in states.items()}
 
     def _with_gradients(self, graph: Graph) -> Graph:
@@ -295,7 +327,7 @@ class Reference:
 
     def _states(self, given: GivenState, batch: int, what: str = "state") -> dict[str, list[Array]]:
         """Each state as one float64 array [D, B, *shape] per layer, copied."""
-        initial = self.net.initial_state(batch)
+        initial = self.net._first_states(batch)
         if not isinstance(given, Mapping) or given.keys() != initial.keys():
             got = list(given) if isinstance(given, Mapping) else type(given).__name__
             wrong = f"the {what.removeprefix('the ')} is not the cell's"

@@ -75,7 +75,7 @@ ALL = "give all of them, as backward returns them, or None"
 # What settings a copy of a module takes along.
 SETTINGS = ("_threads", "_max_bytes", "device", "watchdog_seconds", "drawing")
 PACKED = "x, lengths = torch.nn.utils.rnn.pad_packed_sequence(packed), then (x, lengths=lengths)"
-ONCE = "make them once: y = numpy.empty(...), state = mod.init_state(batch); then out=(y, state)"
+ONCE = "make them once: y = numpy.empty(...), state = mod.init_state(batch) with constants; then out=(y, state)"
 # Of dicts of states, by kind: what one is called, and one of its items, and what to do where it is not right.
 STATES = {
     "given": ("state", "state {}", "give a dict of all states, such as {'h': h, 'c': c}; see mod.init_state(batch)"),
@@ -481,6 +481,20 @@ def _detached(value: Array, kind: type[Exception] = InputError) -> Array:
     return value.detach()
 
 
+def _repeated(value: Array, rows: int) -> Array:
+    """An array [B, ...] as [rows, B, ...], the same in every row: a view."""
+    if hasattr(value, "expand"):  # a tensor of torch: gradients are summed over the rows
+        return value[None].expand(rows, *value.shape)
+    return np.broadcast_to(value, (rows, *np.shape(value)))
+
+
+def _beside(like: Array, value: np.ndarray | list[np.ndarray]) -> Array:
+    """A state as tensors of torch where `like` is one, at its place; else as it is."""
+    if not hasattr(like, "new_tensor"):
+        return value
+    return [like.new_tensor(part) for part in value] if isinstance(value, list) else like.new_tensor(value)
+
+
 @functools.cache
 def _say_no_gradient() -> None:
     """Once in a process: for many calls it is as wanted."""
@@ -601,6 +615,7 @@ class Module:
         self._inputs = [(item.name, tuple(item.shape)) for item in m.inputs]
         self._output = (D * m.output.shape[0], *m.output.shape[1:]) if m.output.shape else (D,) * (D > 1)
         self._states = {state.name: (D, float(state.initial), [*map(tuple, state.shapes)]) for state in m.states}
+        self._held = {s.name: (*map(int, s.shapes[0]),) for s in m.states if getattr(s, "constant", False)}
         self._weight_shapes = {item.name: tuple(item.shape) for item in m.weights}
         self._steps = D == 1 and "step" in m.entry_points
         if "variants" in m:  # for GPUs
@@ -626,11 +641,53 @@ class Module:
         lengths: [B] integers in 0..T: row b stops after so many steps, and its y is 0 from there. None: all are T.
         reset: [T, B] bool or uint8: row b begins again, at the initial state, at step t. None: never.
 
+        Constants of the cell are keywords too, or in the dict, each [B, *shape]; the returned state has them as well.
+
         Returns y [T, B, D*H] and {name: state after the last step}, of the kind of x. Raises InputError for arrays that
         do not fit, WeightError where there are no weights."""
+        if self._held:
+            x, state, inputs = self.hold(x, state, inputs, reset)
         arrays, lead, like = self._read_inputs(x, inputs, ("T", "B"))
         has, rows = self._read_rows(lengths, reset, lead)
         return self._run(arrays, state, lead, like, has, rows)
+
+    def hold(
+        self, x: object, state: Mapping[str, object] | None, inputs: dict[str, Array], reset: object = None
+    ) -> tuple[object, Mapping[str, object], dict[str, Array]]:
+        """The state with the cell's constants in it, and the inputs without them: what calls begin with.
+
+        x: of a call; of a dict the constants are taken too.
+        state: of a call; its constants stay where `inputs` has none. None: the initial one.
+        inputs: by name; of constants [B, *shape], for all layers and directions.
+        reset: of a call.
+
+        Raises InputError where a constant is missing or has another shape, or where there is a reset."""
+        if state is not None and not isinstance(state, Mapping):
+            return x, state, inputs  # who reads it says so
+        given = {name: inputs[name] for name in self._held if name in inputs}
+        if isinstance(x, Mapping):
+            given = {name: x[name] for name in self._held if name in x} | given
+            x = {name: value for name, value in x.items() if name not in given}
+        for name, value in given.items():
+            found, shape = tuple(np.shape(value)), self._held[name]
+            if found[1:] != shape or not found:
+                expected = f"[{', '.join(['B', *map(str, shape)])}]"
+                raise _error(InputError, f"the constant {name} has the wrong shape", found, expected, "reshape it")
+        missing = [name for name in self._held if name not in given and (state is None or name not in state)]
+        if missing:
+            do = "give it once per call: mod(x, " + ", ".join(f"{name}={name}" for name in missing) + ")"
+            raise _error(InputError, f"the constant {missing[0]} is not given", [*inputs], [*self._held], do)
+        if reset is not None:
+            do = "a new sequence has constants of its own: call the module once for each"
+            raise _error(InputError, "reset= does not go with constants", [*self._held], None, do)
+        if state is not None and not given:
+            return x, state, inputs
+        rows = self.manifest.num_layers * self.manifest.num_directions
+        held = {name: _repeated(value, rows) for name, value in given.items()}
+        if state is None:
+            first = next(iter(given.values()))
+            state = {n: _beside(first, v) for n, v in self.init_state(np.shape(first)[0]).items()}
+        return x, {**state, **held}, {name: value for name, value in inputs.items() if name not in held}
 
     def _read_rows(self, lengths: object, reset: object, lead: Shape) -> tuple[tuple[bool, bool], list[Array]]:
         """Whether there are lengths and resets, and what compiled code takes for them."""
@@ -662,20 +719,23 @@ class Module:
         directions or goes backwards, and WeightError where there are no weights."""
         if not self._steps:
             raise _error(InputError, "this module cannot step", "two directions or reverse", "forward", "call mod(x)")
+        if self._held:
+            x, state, inputs = self.hold(x, state, inputs)
         if out is not None:
             return step_into(self, x, state, out, inputs)
         arrays, lead, like = self._read_inputs(x, inputs, ("B",))
         return self._run(arrays, state, lead, like, (False, False), self._no_rows)
 
     def init_state(self, batch: int) -> State:
-        """The initial state.
+        """The initial state, without the cell's constants, which every call is given.
 
         batch: B, how many rows, at least 0.
 
         Returns {name: [L*D, B, *shape]} as numpy arrays. Raises InputError for another batch."""
         if not isinstance(batch, int | np.integer) or batch < 0:
             raise _error(InputError, "the batch size is wrong", repr(batch), "an integer, at least 0")
-        return self._shape_states(self._read_states(None, int(batch)), int(batch), None)
+        first = self._shape_states(self._read_states(None, int(batch)), int(batch), None)
+        return {name: value for name, value in first.items() if name not in self._held}
 
     def run(self, inputs: Mapping[str, object]) -> dict[str, Array]:
         """All of the ONNX or Keras model that this module was made from.
@@ -711,6 +771,8 @@ class Module:
         Returns the outputs after the prompt, [steps, B, *shape], of tokens [steps, B] int32, with `stop` behind a row's
         end; {name: last state}; and how many outputs each row made. Raises InputError for what does not fit, and for a
         module that was not compiled with generate=True."""
+        if self._held:
+            _, state, inputs = self.hold(None, state, inputs)
         found: tuple[Array, State, Array] = importlib.import_module(".runtime_generate", __package__).run(
             self,
             steps,

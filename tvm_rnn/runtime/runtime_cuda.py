@@ -250,6 +250,8 @@ class CudaModule(Module):
     ) -> tuple[Array, State]:
         """All steps, as Module says. x, state, lengths and reset may each be on the GPU or of the CPU; results are of
         the kind and at the place of x. Raises DeviceError too, where the GPU fails."""
+        if self._held:
+            x, state, inputs = self.hold(x, state, inputs, reset)
         call = Call(self._asked(x, inputs), state, ("T", "B"), lengths, reset)
         return self._on_device(call.values[0], lambda arrays: self._run_on(arrays, call))
 
@@ -268,6 +270,8 @@ class CudaModule(Module):
         if out is not None:
             do = "capture the step in a CUDA graph, whose arrays stay where they are"
             raise runtime._error(InputError, "out= is of modules for CPUs", "a module for a GPU", do=do)
+        if self._held:
+            x, state, inputs = self.hold(x, state, inputs)
         call = Call(self._asked(x, inputs), state, ("B",))
         return self._on_device(call.values[0], lambda arrays: self._run_on(arrays, call))
 

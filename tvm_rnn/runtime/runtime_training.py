@@ -138,6 +138,8 @@ class Trainable(Module, Generic[AnyTape], ABC):
 
         Returns (y [T, B, D*H], {name: state after the last step}, tape). Raises InputError as a call does, and, with
         the smallest number possible, where no plan fits max_bytes."""
+        if self._held:
+            x, state, inputs = self.hold(x, state, inputs, reset)
         return self._recorded(Asked(x, inputs, state, lengths, reset, seed, first_step, max_bytes))
 
     @abstractmethod

@@ -300,6 +300,8 @@ class TorchLayer(torch.nn.Module):
         """All steps: (y [T, B, D*H], {name: state after the last step}). Arguments as of a compiled Module's call, and
         of its `forward_train`: in training mode regularisers act, with a seed of torch's generator if none is given."""
         module = self._module
+        if module._held:
+            x, state, inputs = module.hold(x, state, inputs, reset)
         values, weights = module._name_inputs(x, inputs), self.weights()
         _check_tensors([*values, *flat(state)], weights.values())
         rows = {"lengths": lengths, "reset": reset}

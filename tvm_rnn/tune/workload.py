@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tvm_rnn.errors import ConfigError, message
-from tvm_rnn.network.rnn import RNN
+from tvm_rnn.network.rnn import RNN, check_without_constants
 from tvm_rnn.records import Choice, Found, HasKey, Record, Records
 from tvm_rnn.schedule.schedule_template import Knobs, Template, Unit, templates
 from tvm_rnn.target import Target
@@ -26,6 +26,9 @@ class Workload:
     steps: int
     batch: int
     precision: str
+
+    def __post_init__(self) -> None:
+        check_without_constants("tune", self.net)
 
     @property
     def facts(self) -> dict[str, Any]:

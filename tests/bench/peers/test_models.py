@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from peer_problems import manifest_of, problem_of, small
+from peer_problems import FITTING, manifest_of, problem_of, small
 
 import tvm_rnn as rnn
 from tvm_rnn.bench.peers.models import (
@@ -20,7 +20,7 @@ from tvm_rnn.frontends.torch import state_arrays
 from tvm_rnn.oracle.tolerance import assert_close
 
 
-@pytest.mark.parametrize("name", rnn.cells.names())
+@pytest.mark.parametrize("name", FITTING)
 def test_a_manifest_leads_back_to_the_rnn(name: str) -> None:
     net = small(name)
     found = net_of(manifest_of(net))
@@ -65,7 +65,7 @@ def test_a_users_cell_with_the_name_of_another_is_not_taken_for_it() -> None:
         problem.form(TORCH_CELLS)
 
 
-@pytest.mark.parametrize("name", rnn.cells.names())
+@pytest.mark.parametrize("name", FITTING)
 def test_numpy_agrees_with_the_oracle_and_keeps_the_dtype(name: str) -> None:
     net = small(name)
     problem = problem_of(net)

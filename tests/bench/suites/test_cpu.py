@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from peer_problems import FITTING
 
-import tvm_rnn as rnn
 from tvm_rnn import ConfigError
 from tvm_rnn.bench.suites.cpu import SUITES
 from tvm_rnn.bench.suites.gpu import PASSES, network, select, suite
@@ -25,7 +25,7 @@ def test_points_have_names_of_their_own_and_can_be_made(name: str) -> None:
 def test_the_grid_the_zoo_and_the_ablation_are_whole() -> None:
     grid = suite("cpu-grid", SUITES)
     assert len(grid) == 2 * 6 * 4 and {p.steps for p in grid} == {50} and all(p.input == p.hidden for p in grid)
-    assert [p.cell for p in suite("zoo", SUITES)] == rnn.cells.names()
+    assert [p.cell for p in suite("zoo", SUITES)] == FITTING
     assert [len(p.without) for p in suite("ablation", SUITES)] == [*range(len(PASSES), -1, -1)] * 2
     assert len(select(grid, "lstm,h64,h128,b1")) == 2
 

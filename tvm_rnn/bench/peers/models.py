@@ -214,6 +214,8 @@ def net_of(manifest: Manifest, cell: Cell | None = None) -> RNN:
         raise Unsupported(reason)
     if manifest.get("equations", "") not in ("", equations_digest(net)):
         raise Unsupported(reason)
+    if cell.constants:
+        raise Unsupported(f"{manifest.cell} has constants, which nobody gives here")
     return net
 
 

@@ -128,6 +128,9 @@ def _with_weights(path: str) -> tuple[Manifest, Mapping[str, np.ndarray]]:
     if "networks" in manifest:
         got, do = f"a model of {len(manifest.networks)}", "time a module of each: rnn.compile(model.networks[0])"
         raise ConfigError(message("one network is compared at a time", where=path, got=got, do=do))
+    if any(getattr(state, "constant", False) for state in manifest.states):
+        do = "call the module, and time it"
+        raise ConfigError(message("a module of a cell with constants is not compared", where=path, do=do))
     if not {item.name for item in manifest.weights} <= weights.keys():
         do = "compile it with weights (tvm-rnn compile --seed 0 or --weights w.safetensors)"
         raise WeightError(message("a module without weights cannot be compared", where=path, do=do))

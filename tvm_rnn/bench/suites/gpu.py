@@ -14,7 +14,7 @@ from typing import Any
 from tvm_rnn import cells
 from tvm_rnn.errors import ConfigError, message, unknown
 from tvm_rnn.frontends.spec import find_cell
-from tvm_rnn.network.rnn import RNN
+from tvm_rnn.network.rnn import RNN, check_without_constants
 
 Facts = dict[str, Any]  # what JSON says of a point
 # What `compile` calls a precision, and how a point's name and a table abbreviate it.
@@ -135,10 +135,11 @@ def flashrnn() -> list[Point]:
 
 
 def zoo() -> list[Point]:
-    """Every cell at H=512, B=64, T=64; at H=64 those whose state is an image, or a matrix that fits on a chip."""
+    """Every cell at H=512, B=64, T=64; at H=64 those whose state is an image, or a matrix that fits on a chip. Cells
+    with constants are left out: no peer has them."""
     points = []
-    for name in cells.names():
-        cell = cells.get(name)
+    for cell in (cell for _, cell in sorted(cells.ZOO.items()) if not cell.constants):
+        name = cell.name
         matrix = any(len(state.dims.axes) > 1 for state in cell.states)
         hidden = 64 if matrix else 512
         own = {"P": hidden // 2, "depth": 3, "Y": 16}
@@ -170,7 +171,9 @@ def network(point: Point) -> RNN:
     """The point's network, without weights."""
     sizes: Facts = dict(point.sizes)
     cell, both = find_cell(point.cell), point.directions == 2
-    return RNN(cell, point.input, point.hidden, point.layers, both, point.dtype, **sizes)
+    net = RNN(cell, point.input, point.hidden, point.layers, both, point.dtype, **sizes)
+    check_without_constants("bench", net)
+    return net
 
 
 def tamed(net: RNN) -> RNN:
