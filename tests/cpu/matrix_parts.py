@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from tvm_rnn import target
 from tvm_rnn.cpu.matrix_part import Part, Work
 from tvm_rnn.cpu.matrix_update import update_of
@@ -44,7 +46,16 @@ def delta_part(values: int, keys: int, first: Expr = 0) -> Part:
     turned = Array("workspace", 0, 4096, (1, 64), state.shape)
     ends, restart = {state: turned}, (lambda t, b, body: sequence(body))
     walk = Walk(
-        {root: state}, ends, ends, {}, lambda b: int64(9), int64(0), restart, {state: 0.0}, False, is_few(int64(9))
+        {root: state},
+        ends,
+        ends,
+        {},
+        lambda b: int64(9),
+        int64(0),
+        restart,
+        {state: 0.0},
+        False,
+        partial(is_few, int64(9)),
     )
     unit = Unit("scan", "before", "float32", width=values, depths=(keys,))
     update = update_of(root, lambda n: n.op == "input")

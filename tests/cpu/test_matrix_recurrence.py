@@ -13,7 +13,7 @@ from tests.cpu.matrix_parts import V4, delta_part
 from tvm_rnn import cell, log_sigmoid, maximum, outer, sigmoid, sqrt, sum
 from tvm_rnn.cpu import matrix_chunk
 from tvm_rnn.cpu.matrix_recurrence import MatrixRecurrence
-from tvm_rnn.cpu.walk_through_time import CHUNK, FEW_STEPS
+from tvm_rnn.cpu.walk_through_time import CHUNK, FEW_STEPS, FEW_WITH_PRODUCTS
 from tvm_rnn.errors import PassError
 from tvm_rnn.graph.graph import Group, Node, make
 from tvm_rnn.oracle.reference import Reference
@@ -98,15 +98,15 @@ def test_queries_of_other_heads_than_those_of_the_matrix_are_refused() -> None:
 
 @pytest.mark.broad
 def test_each_of_several_queries_reads_the_matrix_of_its_head() -> None:
-    compare(rnn.RNN(shared, 5, V=7, K=19).init(1), ((3, 2), (11, 2)))
+    compare(rnn.RNN(shared, 5, V=7, K=19).init(1), ((3, 2), (FEW_STEPS + 3, 2)))
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize("c", [wide, rnn.cells.gla, rnn.cells.gated_delta_net], ids=lambda c: c.name)
 def test_few_steps_and_chunks_that_are_not_full(c: rnn.Cell) -> None:
     sizes = {"K": 6, "V": 19} if c is wide else {"H": 19}
-    lengths = (2, CHUNK, FEW_STEPS - 1, FEW_STEPS, FEW_STEPS + 3, 3 * CHUNK)
-    compare(rnn.RNN(c, 5, **sizes).init(1), [(steps, 3) for steps in lengths])
+    near = [steps + more for steps in (FEW_WITH_PRODUCTS, FEW_STEPS) for more in (-1, 0, 3)]
+    compare(rnn.RNN(c, 5, **sizes).init(1), [(steps, 3) for steps in (2, CHUNK, *near)])
 
 
 @pytest.mark.broad

@@ -106,8 +106,7 @@ class Layer:
         self.stepped = {state: result for state, result in results.items() if not is_scan(result)}
         self.has_steps = has_steps(g)
         # Of a matrix that is solved the value axis is the last one in memory: vectors run along it.
-        turned = (r for r in self.solved if r.op == "scan_matrix" and r.attrs["key"] == -1)
-        self.turned = {self.solved[r] for r in turned}
+        self.turned = {s: r for r, s in self.solved.items() if r.op == "scan_matrix" and r.attrs["key"] == -1}
         self.state_rows = [self._state_row(s) for s in g.states]
         self.hoisted = self._rows(n for group in g.groups if group.region == "before" for n in group.stored)
         self.before = set(self.hoisted)
@@ -229,7 +228,9 @@ class Layer:
             # Backwards, a flag at t + 1 separates t from what was just processed.
             return self._row_restart(ctx, visit.start + t + visit.direction, b, body)
 
-        return Walk(self.solved, first, last, {}, active, visit.direction, restart, fresh, False, is_few(ctx.steps))
+        return Walk(
+            self.solved, first, last, {}, active, visit.direction, restart, fresh, False, partial(is_few, ctx.steps)
+        )
 
     def _state_at(self, ctx: Context, visit: Visit, state: Node, last: bool) -> Array:
         """A solved state before the tile's steps, or after them."""

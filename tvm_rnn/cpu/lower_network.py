@@ -326,7 +326,7 @@ class Lowering:
             if node not in code.turned:
                 return self._if_called(run, v, copy(v, array))
             given = copy(v, code.as_given(node, array))
-            return self._if_called(run, v, when(is_few(self.T), given, copy(v, array)))
+            return self._if_called(run, v, when(is_few(self.T, code.turned[node]), given, copy(v, array)))
 
         return loop("v", run.count * self.net.num_directions, visit)
 

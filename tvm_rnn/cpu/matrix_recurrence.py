@@ -87,7 +87,7 @@ def _through_time(part: Part, batch: Expr) -> Stmt:
     steps, set_steps = held("steps", part.work.walk.active(part.row))
     walk = _Steps(part, batch, steps)
     chunks = walk.in_chunks()
-    few = when(part.work.walk.few, walk.in_rows(), chunks) if part.key == -1 else chunks
+    few = when(part.work.walk.few(part.root), walk.in_rows(), chunks) if part.key == -1 else chunks
     return sequence(set_steps, few)
 
 

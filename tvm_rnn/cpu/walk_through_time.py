@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from tvm_rnn.graph.graph import Node
+from tvm_rnn.graph.recurrences import matrix_operands
 from tvm_rnn.tir.expr import Expr, Stmt
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import Block
@@ -18,8 +19,9 @@ from tvm_rnn.tir.statements import Block
 from .workspace import Array
 
 CHUNK = 4  # steps of a matrix at once: 8 save 4 % of its operations, and take 4 times the products between steps
-# To turn a matrix of 64 x 64 around and back takes 10 times what a step on its rows takes more than one on columns.
-FEW_STEPS = 8
+# To turn a matrix of 64 x 64 around and back takes 20 times what a step on its rows takes more than one on columns, and
+# 8 times with products of the matrix itself: rows sum them across lanes, one step after the other.
+FEW_STEPS, FEW_WITH_PRODUCTS = 20, 8
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Walk:
     direction: 1 goes back in time.
     restart(t, b, body): body where row b begins again next to step t of the tile: before it, or with `behind` after it.
     fresh: what each state is then.
-    few: whether the sequence has so few steps that matrices stay as their owner laid them out: see `is_few`."""
+    few(root): whether the sequence has so few steps that a matrix stays as its owner laid it out: see `is_few`."""
 
     states: Mapping[Node, Node]
     first: Mapping[Node, Array]
@@ -41,9 +43,10 @@ class Walk:
     restart: Callable[[Expr, Expr, Block], Stmt]
     fresh: Mapping[Node, float]
     behind: bool
-    few: Expr
+    few: Callable[[Node], Expr]
 
 
-def is_few(steps: Expr) -> Expr:
-    """Of the steps of a whole sequence: tiles of it leave matrices to each other."""
-    return tirx.LT(steps, int64(FEW_STEPS))
+def is_few(steps: Expr, root: Node) -> Expr:
+    """Of the steps of a whole sequence, for the recurrence `root`: tiles of it leave matrices to each other."""
+    _, products = matrix_operands(root.args, root.attrs["writes"])
+    return tirx.LT(steps, int64(FEW_WITH_PRODUCTS if products else FEW_STEPS))
