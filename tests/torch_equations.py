@@ -96,6 +96,19 @@ def topk(x: Tensor, k: int, axis: int = -1) -> list[Tensor]:
     return [found.narrow(axis, 0, k) for found in (values, places + 0.0 * x)]
 
 
+def conv(x: Tensor, kernel: Tensor, padding: str | int, dilation: int) -> Tensor:
+    """ "same" puts the odd one of the zeros behind."""
+    rank = x.ndim - 1
+    for axis in range(1, rank + 1):
+        most = dilation * (kernel.shape[axis - rank - 1] - 1)
+        before, after = (most // 2, most - most // 2) if padding == "same" else (padding, padding)
+        zeros = [x.new_zeros([n if i == axis else size for i, size in enumerate(x.shape)]) for n in (before, after)]
+        x = torch.cat([zeros[0], x, zeros[1]], axis)
+    one_axis = kernel.reshape(-1, *kernel.shape[-rank - 1 :])
+    found = (F.conv1d, F.conv2d)[rank - 1](x, one_axis, dilation=dilation)
+    return found.reshape(*kernel.shape[: -rank - 1], *found.shape[1:])
+
+
 ONE = ("exp", "log", "log1p", "sqrt", "tanh", "sigmoid", "relu", "erf", "sin", "cos", "sign", "abs", "floor")
 NAMES: dict[str, Any] = {
     **{n: _of_one(getattr(torch, n)) for n in ONE},
@@ -151,6 +164,7 @@ NAMES: dict[str, Any] = {
         x, x.shape[axis] // parts if isinstance(parts, int) else parts, axis
     ),
     "outer": torch.outer,
+    "conv": conv,
     "dot": torch.dot,
     "matmul": torch.matmul,
     "einsum": torch.einsum,

@@ -76,6 +76,12 @@ def test_a_manifest_names_shapes_as_arrays_have_them() -> None:
         assert shape in text
 
 
+def test_directions_of_images_are_joined_along_channels() -> None:
+    manifest = {**MANIFEST, "inputs": [{"name": "x", "shape": [2, 5, 6]}], "output": {"name": "h", "shape": [3, 5, 6]}}
+    text = text_of(manifest_page("m.so", manifest, {}, 57_000))
+    assert "[T, B, 2, 5, 6]" in text and "[T, B, 6, 5, 6]" in text
+
+
 def test_a_manifest_for_gpus_names_them_and_what_kernels_take() -> None:
     text = text_of(manifest_page("m.so", tiny_manifest(archs=("sm_80", "sm_90a")), {"w_l0": np.zeros(3, "f4")}, 57_000))
     for part in ("sm_80 or sm_90a", "precision", "kernels for sm_90a", "cell", "32", "8 B", "2.0 KB"):

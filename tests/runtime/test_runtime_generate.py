@@ -35,6 +35,12 @@ NET = rnn.RNN(drawing, 1, 6, V=V).init(seed=1)
 PROMPT = np.array([[1, 2, 3], [4, 5, 12]])
 
 
+@rnn.cell(output="y")
+def means(x: "I Y Y", h: "I", *, a: "I") -> Any:
+    h = 0.5 * h + a * rnn.mean(x, (-2, -1))
+    return h, rnn.tanh(h)
+
+
 @pytest.fixture(scope="module")
 def module() -> rnn.Module:
     return rnn.compile(NET, generate=True)
@@ -103,6 +109,20 @@ def test_numbers_and_further_inputs(reals: tuple[rnn.RNN, rnn.Module]) -> None:
     for name, parts in state.items():
         for own, other in zip(found[1][name], parts, strict=True):
             np.testing.assert_allclose(own, other, rtol=1e-12)
+
+
+def test_frames_follow_frames() -> None:
+    net = rnn.RNN(rnn.cells.conv_gru, 2, 2, Y=2, X=3, dtype="float64").init(seed=0)
+    module, oracle = rnn.compile(net, generate=True), rnn.reference(net)
+    prompt = np.random.default_rng(0).normal(size=(2, 1, 2, 2, 3))
+    for given in (prompt, None):
+        (found, *_), (wanted, *_) = (m.generate(3, prompt=given) for m in (module, oracle))
+        assert found.shape == (3, 1, 2, 2, 3)
+        np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(oracle.generate(1, prompt=prompt)[0][0], oracle(prompt)[0][-1])
+    for m in (module, oracle):
+        with pytest.raises(InputError, match=r"\[P, B, 2, 2, 3\]"):
+            m.generate(3, prompt=prompt.reshape(2, 1, -1))
 
 
 def test_numbers_may_stop_too() -> None:
@@ -205,6 +225,7 @@ def test_what_cannot_generate_is_told() -> None:
         rnn.compile(net).generate(3)
     wrong = [
         (rnn.RNN(rnn.cells.elman, 3, 4), "next input"),
+        (rnn.RNN(means, 4, Y=2), "outputs of 4, inputs of 4 x 2 x 2"),
         (rnn.RNN(rnn.cells.elman, 6, 3, bidirectional=True), "forward in time"),
         (rnn.RNN(rnn.cells.elman, 3, 3, reverse=True), "forward in time"),
     ]

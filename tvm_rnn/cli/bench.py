@@ -20,8 +20,8 @@ from .options import Jobs, Json, Rows, Steps, grouped
 
 CPU_PEERS = "torch,onnxruntime,openvino,numpy"
 SUITE_HELP = (
-    "Measure a suite. On this CPU: cpu-grid, streaming, fastrnns, deepbench, zoo or ablation. With --build or "
-    "--modules on a GPU: gpu-grid, blog, deepbench, flashrnn, zoo, linear or ablation."
+    "Measure a suite. On this CPU: cpu-grid, streaming, fastrnns, deepbench, zoo, ablation or linear. With "
+    "--build or --modules on a GPU: gpu-grid, blog, deepbench, flashrnn, zoo, ablation or linear."
 )
 PEERS_HELP = (
     f"Peers, comma-separated. [{CPU_PEERS}; also torch-loop, torch-compile; of a GPU: torch, or any of "

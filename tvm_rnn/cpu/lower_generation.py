@@ -13,6 +13,7 @@ from typing import ClassVar
 from tvm import tirx
 
 from tvm_rnn.errors import ConfigError, message
+from tvm_rnn.graph.ops import Shape
 from tvm_rnn.module_file.schema import Generation
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
@@ -24,15 +25,20 @@ from .lower_network import Given, Lowering, Run, Tile, verify
 from .workspace import Array
 
 
+def size_of(shape: Shape) -> str:
+    return " x ".join(map(str, shape))
+
+
 def check_generation(net: RNN) -> None:
     """Raises ConfigError where an output cannot be an input."""
     if net.num_directions > 1 or net.reverse:
         got, do = "a network that goes backwards", "generate with a forward network"
         raise ConfigError(message("generation goes forward in time", got=got, do=do))
-    if net.output_size != net.input_size:
-        got = f"outputs of {net.output_size}, inputs of {net.input_size}"
+    shape = next(iter(net.input_shapes.values()))
+    if net.output_shape != shape:
+        got = f"outputs of {size_of(net.output_shape)}, inputs of {size_of(shape)}"
         do = 'emit what the cell takes: of a token, x: "1", a place such as sample(logits, keepdims=True)'
-        raise ConfigError(message("generation: an output is the next input", got=got, expected="one size", do=do))
+        raise ConfigError(message("generation: an output is the next input", got=got, expected="one shape", do=do))
 
 
 class GenerationLowering(Lowering):

@@ -18,7 +18,8 @@ from tvm_rnn.decisions import Figures
 from tvm_rnn.language.cell import Argument, Cell
 
 AXES = {"I": "features of the input", "H": "hidden units", "P": "features of the projected output", "G": "gates"}
-AXES |= {"N": "heads", "M": "value heads that share one head of keys", "K": "features of a key", "R": "rank of a gate"}
+AXES |= {"N": "heads", "M": "value heads that share one head of keys", "R": "rank of a gate"}
+AXES |= {"K": "features of a key, or taps of a kernel", "Y": "height of an image", "X": "width of an image"}
 
 
 def plain_table(*columns: str, title: str | None = None) -> Table:
@@ -89,7 +90,8 @@ def _arrays(manifest: Figures, title: str = "arrays") -> list[RenderableType]:
     arrays = plain_table("array", "shape", "", title=title)
     for item in manifest["inputs"]:
         arrays.add_row("input", _shape("T", "B", *item["shape"]), item["name"])
-    wide = [manifest["num_directions"] * n for n in manifest["output"]["shape"]]
+    own, directions = manifest["output"]["shape"], manifest["num_directions"]
+    wide = [directions * n if i == 0 else n for i, n in enumerate(own or [1] * (directions > 1))]
     arrays.add_row("output", _shape("T", "B", *wide), manifest["output"]["name"])
     for state in manifest["states"]:
         for shape in _state_shapes(manifest, state):

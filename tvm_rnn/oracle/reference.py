@@ -206,7 +206,7 @@ class Reference:
         """As `Module.generate`, which see: the output of a step is the input of the next."""
         net = self.net
         options: runtime_generate.Options = {"seed": seed, "first_step": first_step, "stop": stop, "inputs": inputs}
-        facts = runtime_generate.Network(net.tokens, net.input_size, np.dtype(float), net.draws)
+        facts = runtime_generate.Network(net.tokens, net.output_shape, np.dtype(float), net.draws)
         first = prompt if prompt is None or net.tokens is not None else _floats("prompt", prompt)
         rows = None if state is None else runtime_generate._rows_of(state)
         ask = runtime_generate.requested(facts, steps, first, rows, options)
@@ -224,7 +224,7 @@ class Reference:
                 ends[(active > 0) & (y[t, :, 0] == ask.stop)] = t + 1
             if len(ask.prompt) <= t + 1 < ask.total:
                 given[0][t + 1] = y[t]
-        new, lengths = ask.results(y, ends)
+        new, lengths = ask.results(self._shaped(y, net.output_shape), ends)
         return new, self._joined(states), lengths
 
     def _arguments(

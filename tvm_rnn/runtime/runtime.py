@@ -702,13 +702,13 @@ class Module:
 
         steps: how many outputs.
         state: all first states by name; None: the initial ones.
-        prompt: [P, B, width] the first inputs, of tokens [P, B] integers; None: one step of zeros.
+        prompt: [P, B, *shape] the first inputs, of tokens [P, B] integers; None: one step of zeros.
         seed: of the random numbers, where the cell draws any; the oracle draws the same.
         first_step: the number of the prompt's first step in its whole sequence, where earlier calls had others.
         stop: the output that ends a row: its state stays as it is, and the call ends when all rows have.
         inputs: the cell's other inputs by name, [P - 1 + steps, B, ...] each.
 
-        Returns the outputs after the prompt, [steps, B, width], of tokens [steps, B] int32, with `stop` behind a row's
+        Returns the outputs after the prompt, [steps, B, *shape], of tokens [steps, B] int32, with `stop` behind a row's
         end; {name: last state}; and how many outputs each row made. Raises InputError for what does not fit, and for a
         module that was not compiled with generate=True."""
         found: tuple[Array, State, Array] = importlib.import_module(".runtime_generate", __package__).run(

@@ -28,18 +28,18 @@ class Options(TypedDict):
 
 
 class Network(NamedTuple):
-    """What generation must know of a network. tokens: how many there are, where its input is one; width: of its input
+    """What generation must know of a network. tokens: how many there are, where its input is one; shape: of its input
     and output; draws: the streams of its random numbers."""
 
     tokens: int | None
-    width: int
+    shape: tuple[int, ...]
     dtype: np.dtype
     draws: list[str]
 
 
 class Request(NamedTuple):
-    """A call that was checked. prompt: [P, B, width], in the network's dtype; steps: after it; seed: None where nothing
-    is drawn; stop: the output that ends a row, None: nothing does."""
+    """A call that was checked. prompt: [P, B, *shape], in the network's dtype; steps: after it; seed: None where
+    nothing is drawn; stop: the output that ends a row, None: nothing does."""
 
     net: Network
     prompt: np.ndarray
@@ -58,7 +58,7 @@ class Request(NamedTuple):
         return len(self.prompt) - 1 + self.steps
 
     def results(self, y: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of all outputs [total, B, width] and the number of steps of each row: the new outputs, those of tokens as
+        """Of all outputs [total, B, *shape] and the number of steps of each row: the new outputs, those of tokens as
         [steps, B] int32, with `stop` behind a row's end; and how many of them are a row's own."""
         before = len(self.prompt) - 1
         new, lengths = y[before:], np.maximum(ends - before, 0)
@@ -91,7 +91,9 @@ def requested(
     InputError."""
     if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or not 1 <= steps <= MOST_STEPS:
         raise _error("generate: the number of steps", repr(steps), "an integer of at least 1")
-    first = np.zeros((1, 1 if rows is None else rows, net.width), net.dtype) if prompt is None else _prompt(net, prompt)
+    first = (
+        np.zeros((1, 1 if rows is None else rows, *net.shape), net.dtype) if prompt is None else _prompt(net, prompt)
+    )
     if rows is not None and first.shape[1] != rows:
         raise _error("prompt and state differ in rows", f"{first.shape[1]} and {rows}", "one batch")
     stop = _stop(net, options["stop"])
@@ -107,9 +109,9 @@ def _stop(net: Network, stop: object) -> float | None:
         return None
     number = isinstance(stop, int | float | np.integer | np.floating) and not isinstance(stop, bool)
     value = float(stop) if isinstance(stop, int | float | np.integer | np.floating) else math.nan
-    if not number or net.width != 1 or not math.isfinite(value) or (net.tokens and value not in range(net.tokens)):
+    if not number or net.shape != (1,) or not math.isfinite(value) or (net.tokens and value not in range(net.tokens)):
         expected = f"a token from 0 to {net.tokens - 1}" if net.tokens else "a finite number, of outputs of 1"
-        raise _error("generate: stop", f"{stop!r}, of outputs of {net.width}", expected)
+        raise _error("generate: stop", f"{stop!r}, of outputs of {net.shape}", expected)
     return value
 
 
@@ -120,8 +122,9 @@ def _of_kind(what: str, got: object, expected: object, do: object = None) -> Exc
 def _prompt(net: Network, prompt: object) -> np.ndarray:
     array = runtime._numpy("prompt", prompt) if hasattr(prompt, "__dlpack__") else np.asarray(prompt)
     if net.tokens is None:
-        if array.ndim != 3 or array.shape[2:] != (net.width,) or not len(array):
-            raise _error("prompt has the wrong shape", array.shape, f"[P, B, {net.width}], P of at least 1")
+        if array.ndim < 2 or array.shape[2:] != net.shape or not len(array):
+            expected = f"[P, B, {', '.join(map(str, net.shape))}], P of at least 1"
+            raise _error("prompt has the wrong shape", array.shape, expected)
         if array.dtype != net.dtype:
             raise _error("prompt has the wrong dtype", array.dtype, net.dtype, "cast it")
         return np.ascontiguousarray(array)
@@ -142,7 +145,7 @@ def network(manifest: runtime.Manifest) -> Network:
         do = "rnn.compile(net, generate=True)"
         raise _error("this module cannot generate", "a module for given inputs", "one for generation", do)
     tokens, draws = facts.get("tokens"), manifest.get("draws") or []
-    return Network(tokens, math.prod(manifest.inputs[0].shape), np.dtype(manifest.dtype), [*draws])
+    return Network(tokens, tuple(manifest.inputs[0].shape), np.dtype(manifest.dtype), [*draws])
 
 
 def run(
@@ -155,7 +158,7 @@ def run(
         raise module._weightless()
     ask = requested(net, steps, prompt, _rows_of(state), options)
     T, B = ask.total, ask.rows
-    x = np.zeros((T, B, net.width), net.dtype)
+    x = np.zeros((T, B, *net.shape), net.dtype)
     x[: len(ask.prompt)] = ask.prompt[:T]
     like: Callable[[np.ndarray], Array] | None = None if prompt is None else runtime._like(type(prompt))
     others, named = [], dict(options["inputs"])
@@ -166,7 +169,7 @@ def run(
     for name, shape in module._inputs[1:]:
         others.append(module._flat(name, named[name], (T, B, *shape), "[T, B, ...]"))
     before = module._read_states(state, B)
-    after, y, ends = [a.copy() for a in before], np.zeros((T, B, net.width), net.dtype), np.full(B, T, np.int64)
+    after, y, ends = [a.copy() for a in before], np.zeros(x.shape, net.dtype), np.full(B, T, np.int64)
     if B:
         own, progress = m.generation.workspace, np.array([B, 0], np.int64)
         elements = own.fixed + B * (own.per_row + own.per_tile_row + T * own.per_sequence_row)

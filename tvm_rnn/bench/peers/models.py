@@ -375,10 +375,11 @@ def _onnx_weights(problem: Problem, kind: str, layer: int, direction: int) -> di
 
 
 class NumpyModel:
-    """A module's RNN evaluated by NumPy in its own dtype, all rows at once: inputs [T, B, *shape] -> y [T, B, D*H]."""
+    """A module's RNN evaluated by NumPy in its own dtype, all rows at once: inputs and y [T, B, *shape]."""
 
     def __init__(self, problem: Problem) -> None:
         net, target = loaded(problem), TABLE["x86-64"]
+        self.shape = net.output_shape
         self.layers = []
         for layer in net.layers:
             # Hoisted and combined products make better NumPy than the equations as written.
@@ -392,6 +393,7 @@ class NumpyModel:
     def run(self, inputs: Sequence[Array], states: Sequence[Any] | None) -> tuple[Array, list[Any]]:
         """The same from given states on; and the last ones, in the form in which they are given."""
         (x, *others), after = inputs, list[Any]()
+        x = x.reshape(*x.shape[:2], -1)  # as layers hand it on
         for directions in self.layers:
             made = []
             for layer in directions:
@@ -399,7 +401,7 @@ class NumpyModel:
                 made.append(y)
                 after.append(last)
             x = np.concatenate(made, axis=-1)
-        return x, after
+        return x.reshape(*x.shape[:2], *self.shape), after
 
 
 class NumpyLayer:

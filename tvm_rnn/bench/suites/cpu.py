@@ -33,7 +33,7 @@ def deepbench() -> list[Point]:
 
 
 def zoo() -> list[Point]:
-    """Every cell at H=256, B=16, T=50; cells whose state is a matrix at H=64."""
+    """Every cell at H=256, B=16, T=50; at H=64 those whose state is a matrix or an image."""
 
     def smaller(point: Point) -> Point:
         hidden = min(256, point.hidden)

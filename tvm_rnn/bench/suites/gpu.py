@@ -135,13 +135,13 @@ def flashrnn() -> list[Point]:
 
 
 def zoo() -> list[Point]:
-    """Every cell at H=512, B=64, T=64; cells whose state is a matrix at H=64, where that fits on a chip."""
+    """Every cell at H=512, B=64, T=64; at H=64 those whose state is an image, or a matrix that fits on a chip."""
     points = []
     for name in cells.names():
         cell = cells.get(name)
         matrix = any(len(state.dims.axes) > 1 for state in cell.states)
         hidden = 64 if matrix else 512
-        own = {"P": hidden // 2, "depth": 3}
+        own = {"P": hidden // 2, "depth": 3, "Y": 16}
         sizes = tuple((axis, own[axis]) for axis in cell.size_names if axis in own)
         points.append(Point(name, hidden, hidden, 64, 64, sizes=sizes))
     return points
