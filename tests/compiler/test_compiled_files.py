@@ -68,7 +68,7 @@ def test_a_damaged_file_is_written_once_more(folder: Path, monkeypatch: pytest.M
     made = Made()
     monkeypatch.setattr(compiler, "compile", lambda *given, **options: made)
     folder.mkdir(mode=0o700)
-    file = folder / f"{compiled_files._name(net(), 'llvm', False)}.so"
+    file = folder / f"{compiled_files.name_of(net(), 'llvm', False)}.so"
     file.write_bytes(b"half")
     assert compiled_once(net(), "llvm", False) is made
     assert file.read_text() == "whole"
@@ -76,7 +76,7 @@ def test_a_damaged_file_is_written_once_more(folder: Path, monkeypatch: pytest.M
 
 def test_the_name_says_all_that_code_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def name(own: rnn.RNN, training: bool = False) -> str:
-        return compiled_files._name(own, "llvm", training)
+        return compiled_files.name_of(own, "llvm", training)
 
     others = [net(3), net(dtype="float32"), net(dropout=0.5), net(dropout=0.25), rnn.RNN(rnn.cells.gru, 3, 2)]
     others += [rnn.RNN(rnn.cells.elman, 3, 2, reverse=True, dtype="float64")]

@@ -269,18 +269,10 @@ def test_what_torch_cannot_look_into_says_so(layer: Any) -> None:
     assert torch.func.vmap(lambda scale: scale * total(*x))(torch.ones(2)).tolist() == [total(*x).item()] * 2
 
 
-@pytest.mark.broad
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
-def test_traces_and_exported_programs_are_refused(layer: Any) -> None:
-    """A trace would have the results as constants."""
-    x = tuple(tensors(draw(NET, T, B).x).values())
-    for refused, text in (
-        (lambda: torch.export.export(layer, (x,)), "torch.export"),
-        (torch.no_grad()(lambda: torch.jit.trace(layer, (x,))), "torch.jit.trace"),
-        (lambda: torch.jit.script(torch.nn.Sequential(layer)), "torch.jit.script"),
-    ):
-        with pytest.raises(ConfigError, match=rf"cannot look into compiled code[\s\S]*{text}[\s\S]*do:"):
-            refused()
+def test_scripts_are_refused(layer: Any) -> None:
+    with pytest.raises(ConfigError, match=r"cannot look into compiled code[\s\S]*torch.jit.script[\s\S]*do:"):
+        torch.jit.script(torch.nn.Sequential(layer))
 
 
 def test_weights_that_something_makes(layer: Any) -> None:

@@ -183,10 +183,6 @@ def test_gradients_of_gradients_are_torchs(compiled: Any) -> None:
             assert_close(own, other, "float64", T)
 
 
-def _traced(layer: Any, x: Any) -> Any:
-    return torch.jit.trace(layer, x, check_trace=False)(x)[0]
-
-
 def _sloped(layer: Any, x: Any) -> Any:
     return torch.func.grad(lambda value: layer(value)[0].sum())(x)
 
@@ -200,11 +196,10 @@ def _half(layer: Any, x: Any) -> Any:
     return layer.half()(x.half())[0].double()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("run", "why"),
     [
-        (_traced, "torch.jit.trace"),
         pytest.param(_sloped, "torch.func", marks=pytest.mark.broad),
         (_cast, "autocast"),
         (_half, "torch.float16 on cpu"),

@@ -90,7 +90,7 @@ def test_weights_by_torchs_names_are_the_net_s(name: str) -> None:
     more = {"proj_size": 3} if name == "lstm_projection" else {}
     own = getattr(torch.nn, kind)(X, H, num_layers=2, bidirectional=True, dtype=torch.float64, **more)
     own.load_state_dict(there)
-    back = net_weights(net, form_of(net), there)
+    back = net_weights(net.weight_shapes, form_of(net), there)
     assert list(back) == list(net.weight_shapes)
     for key, value in net.weights.items():
         np.testing.assert_array_equal(back[key].numpy(), value)

@@ -41,7 +41,7 @@ def compiled_once(net: RNN, target: str, training: bool) -> Module:
     net: its weights are not looked at. target: "llvm" or "cuda". training: as for `compile`.
 
     Raises what `compile` does."""
-    name = _name(net, target, training)
+    name = name_of(net, target, training)
     if (held := _held.get(name)) is not None:
         return copy.copy(held)
     found = _held[name] = _read_or_made(name, net, target, training)
@@ -49,20 +49,32 @@ def compiled_once(net: RNN, target: str, training: bool) -> Module:
 
 
 def _read_or_made(name: str, net: RNN, target: str, training: bool) -> Module:
-    folder = own_folder()
-    path = None if folder is None else folder / f"{name}.so"
-    if path is not None and path.exists():
-        with contextlib.suppress(LoadError, OSError):
-            os.utime(path)
-            return runtime.load(path)
+    if (found := kept(name)) is not None:
+        return found
     from .compile import compile
 
+    path = _path(name)
     made = compile(_bare(net), target, training=training, progress=False)
     if path is not None:
         with contextlib.suppress(BuildError, OSError):
             made.export(path)
             _remove_oldest(path.parent)
     return made
+
+
+def kept(name: str) -> Module | None:
+    """The module of a name of `name_of`, as it is on disk; None: it is not there."""
+    path = _path(name)
+    if path is not None and path.exists():
+        with contextlib.suppress(LoadError, OSError):
+            os.utime(path)
+            return runtime.load(path)
+    return None
+
+
+def _path(name: str) -> Path | None:
+    folder = own_folder()
+    return None if folder is None else folder / f"{name}.so"
 
 
 def own_folder() -> Path | None:
@@ -91,7 +103,7 @@ def _bare(net: RNN) -> RNN:
     return bare
 
 
-def _name(net: RNN, target: str, training: bool) -> str:
+def name_of(net: RNN, target: str, training: bool) -> str:
     """The digest of all that the code depends on."""
     shape = (net.cell.name, net.num_layers, net.num_directions, net.reverse, net.dtype, net.regularisers.facts())
     facts = (equations_digest(net), shape, [layer.sizes for layer in net.layers], training)

@@ -346,12 +346,16 @@ class Tape(Recorded):
 
     module: TrainingModule
 
-    def __init__(self, module: TrainingModule, call: Call, steps: int | None = None) -> None:
-        """steps: that it has room for, where these are not all."""
+    def __init__(self, module: TrainingModule, call: Call, array: np.ndarray | None = None) -> None:
+        """array: of an earlier tape of the same call; None: a new one."""
         super().__init__(module, call.T, call.B, call.like)
         self.given, self.drawn, self.has, self.rows = call.given, call.drawn, call.has, call.rows
-        elements = tape_elements(module.manifest, call.T if steps is None else steps, call.B, call.T)
-        self.array = runtime._aligned(elements, module._dtype)
+        self.array = self.new_array(self.T) if array is None else array
+
+    def new_array(self, steps: int) -> np.ndarray:
+        """One that has room for so many steps."""
+        elements = tape_elements(self.module.manifest, steps, self.B, self.T)
+        return self.module.tape_memory(elements, self.module._dtype)
 
     @property
     def nbytes(self) -> int:
@@ -476,7 +480,8 @@ class SegmentedTape(Tape):
     of two directions these are of one layer and direction, and what layers hand to the next is there for all steps."""
 
     def __init__(self, module: TrainingModule, call: Call, plan: MemoryPlan) -> None:
-        super().__init__(module, call, plan.segment)
+        super().__init__(module, call, np.empty(0))
+        self.array = self.new_array(plan.segment)
         self.plan, self.inputs, self.segments = plan, call.inputs, Segments(module.manifest, plan)
         self.borders: list[Flats] = [[] for _ in range(len(plan.spans) + 1)]
 
@@ -587,21 +592,33 @@ class TrainingModule(Trainable["Tape"]):
 
     _given: Weights | None = None
     tape_type = Tape
+    tape_memory = staticmethod(runtime._aligned)  # not all of a tape is written: what is not has whatever this gives
 
     def _recorded(self, asked: Asked) -> tuple[Array, State, Tape]:
         arrays, lead, like = self._read_inputs(asked.x, asked.inputs, ("T", "B"))
         (T, B), (has, counts) = lead, self._read_rows(asked.lengths, asked.reset, lead)
-        if self._given is None:
-            raise self._weightless()
-        given, masks = self._given, Drawn(self, asked.seed, asked.first_step) if "masks" in self.manifest else None
-        if masks is not None and self.manifest["masks"].weights:
-            given = Weights(self, given, masks)
+        given, masks = self._masked(asked.seed, asked.first_step)
         before, y = self._read_states(asked.state, B), np.empty((T, B, *self._output), self._dtype)
         call = Call(T, B, like, arrays, has, counts, given, masks)
         plan = self._in_parts(lambda: self.memory_sizes(T, B), T, B, asked.max_bytes)
         tape = Tape(self, call) if plan is None else SegmentedTape(self, call, plan)
         after = tape.forward(arrays, before, y.ravel())
         return (y if like is None else like(y)), self._shape_states(after, B, like), tape
+
+    def _masked(self, seed: object, first_step: object) -> tuple[Weights, Drawn | None]:
+        """The present weights as one call has them, and its masks."""
+        if self._given is None:
+            raise self._weightless()
+        if "masks" not in self.manifest:
+            return self._given, None
+        masks = Drawn(self, seed, first_step)
+        return Weights(self, self._given, masks) if self.manifest["masks"].weights else self._given, masks
+
+    def tape_of(self, array: np.ndarray, lead: tuple[int, int], lengths: object, reset: object, *drawn: object) -> Tape:
+        """The tape that has this array again, of a call of [T, B] = `lead` with the present weights. lengths, reset,
+        and `drawn`, seed and first step: as forward_train was given them."""
+        (has, counts), (given, masks) = self._read_rows(lengths, reset, lead), self._masked(*drawn)
+        return Tape(self, Call(*lead, None, [], has, counts, given, masks), array)
 
     def _gradients(self, tape: Tape, gy: object, gstate: Mapping[str, object] | None) -> Gradients:
         T, B, like = tape.T, tape.B, tape.like

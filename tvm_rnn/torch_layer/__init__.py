@@ -1,3 +1,4 @@
 """Compiled networks in torch. `to_torch.py` makes a network a torch.nn.Module; `autograd.py` is that module and its
-autograd function. `nn.py` has torch.nn's own layers, run by compiled code, and `accelerate.py` puts these into models.
+autograd function; `graph_ops.py` has its steps as operations for graphs of torch's. `nn.py` has torch.nn's own layers,
+run by compiled code, and `accelerate.py` puts these into models.
 """

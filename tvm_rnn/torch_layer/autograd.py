@@ -25,6 +25,8 @@ from tvm_rnn.network.layer import weight_name
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.runtime import runtime
 
+from .graph_ops import Code, Shape, for_others, steps_in_graph, unserved
+
 State = Mapping[str, Tensor | list[Tensor]]
 Again = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 Compiled = Any  # a TrainingModule or a CudaTrainingModule: what only one of them has is asked for first
@@ -199,10 +201,8 @@ class LastState(dict[str, Tensor | list[Tensor]]):
 
 
 def looked_into(tensors: Iterable[Tensor]) -> str:
-    """By what torch looks into what runs, which for compiled code it cannot: its traces would have results as
-    constants, tensors of torch.func have no memory, and a forward-mode tangent would be lost. "": by nothing."""
-    if torch.jit.is_tracing() or torch.compiler.is_exporting():
-        return "torch.jit.trace or torch.export"
+    """By what torch looks into what runs, which for compiled code it cannot: tensors of torch.func have no
+    memory, and a forward-mode tangent would be lost. "": by nothing."""
     if torch._C._are_functorch_transforms_active():
         recorded, wrapped = torch.is_grad_enabled(), torch._C._functorch.is_functorch_wrapped_tensor
         theirs = any((recorded and t.requires_grad) or wrapped(t.detach()) for t in tensors)
@@ -251,9 +251,11 @@ def run(
     return y, call.named(last)
 
 
-def drawn_seed() -> int:
-    """A seed of torch's generator of the CPU, which torch.manual_seed sets."""
-    return int(torch.randint((1 << 63) - 1, (1,)))
+def drawn_seed(in_graph: bool = False) -> int | Tensor:
+    """A seed of torch's generator of the CPU, which torch.manual_seed sets. in_graph: a tensor, which each call of a
+    graph draws."""
+    drawn = torch.randint((1 << 63) - 1, (1,))
+    return drawn if in_graph else int(drawn)
 
 
 def _moved(module: Compiled, device: torch.device, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -279,6 +281,7 @@ class TorchLayer(torch.nn.Module):
     def __init__(self, net: RNN, module: Compiled, names: str) -> None:
         super().__init__()
         self._module = module  # first: it says why the layer cannot be pickled
+        self._code = Code(module)
         self.net, self.form = net, form_of(net) if names == "torch" else None
         values = net.weights if self.form is None else state_arrays(net)
         home = f"cuda:{module.device}" if hasattr(module, "device") and torch.cuda.is_available() else "cpu"
@@ -300,24 +303,38 @@ class TorchLayer(torch.nn.Module):
         """All steps: (y [T, B, D*H], {name: state after the last step}). Arguments as of a compiled Module's call, and
         of its `forward_train`: in training mode regularisers act, with a seed of torch's generator if none is given."""
         module = self._module
+        in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()  # asked here: Dynamo compiles what is called
+        if in_graph and unserved(self._code.ordered(x, inputs)[0], self.max_bytes, bool(self._code.constants)):
+            more = {"lengths": lengths, "reset": reset, "seed": seed, "first_step": first_step}
+            return self._outside(x, state, **more, **inputs)
         if module._held:
             x, state, inputs = module.hold(x, state, inputs, reset)
-        values, weights = module._name_inputs(x, inputs), self.weights()
-        _check_tensors([*values, *flat(state)], weights.values())
+        values = self._code.ordered(x, inputs) if in_graph else module._name_inputs(x, inputs)
+        weights = self.weights()
+        if not in_graph:
+            _check_tensors([*values, *flat(state)], weights.values())
         rows = {"lengths": lengths, "reset": reset}
         if torch.is_autocast_enabled(values[0].device.type):
-            kind = getattr(torch, str(module.manifest.dtype))
+            kind = getattr(torch, self.net.dtype)
             values, state = [value.to(kind) for value in values], each(state, lambda part: part.to(kind))
         if self.training if self.net.regularisers else self.net.draws:
-            rows |= {"seed": drawn_seed() if seed is None else seed, "first_step": first_step}
+            rows |= {"seed": drawn_seed(in_graph) if seed is None else seed, "first_step": first_step}
+        if in_graph:
+            y, last = steps_in_graph(self._code, values, flat(state), [*weights.values()], rows, self.training)
+            return y, last if for_others() else LastState(last)  # programs know torch's own kinds of results
         y, last = run(module, values, state, weights, rows)
         return y, LastState(last)
+
+    @torch._disable_dynamo  # as torch.compiler.disable, which would import Dynamo now
+    def _outside(self, *given: Any, **named: Any) -> tuple[Tensor, dict[str, Tensor | list[Tensor]]]:
+        """forward(), not in a graph of torch.compile's."""
+        return self.forward(*given, **named)
 
     def weights(self) -> dict[str, Tensor]:
         """The net's weights, {name: tensor}, made of the parameters: what `net.load` takes."""
         plain = self._parameters  # others are what parametrizations make
         own = {name: plain[name] if name in plain else getattr(self, name) for name in self._names}
-        return own if self.form is None else net_weights(self.net, self.form, own)
+        return own if self.form is None else net_weights(self._code.weights, self.form, own)
 
     @property
     def max_bytes(self) -> int | None:
@@ -343,9 +360,9 @@ class TorchLayer(torch.nn.Module):
         return repr(self.net)[1:-1]
 
 
-def net_weights(net: RNN, form: Form, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The net's weights of tensors by torch's names, in torch's operations: gradients of the net's weights become those
-    of torch's parameters. form: of torch's layer; one without biases has zeros for them."""
+def net_weights(shapes: Mapping[str, Shape], form: Form, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The net's weights, of these shapes, of tensors by torch's names, in torch's operations: gradients of the net's
+    weights become those of torch's parameters. form: of torch's layer; one without biases has zeros for them."""
     found: dict[str, Tensor] = {}
     for place in form.places:
         parts = {n: own.get(form.name(n, *place)) for n in ("bias_ih", "bias_hh", "weight_hr")}
@@ -360,7 +377,7 @@ def net_weights(net: RNN, form: Form, own: Mapping[str, Tensor]) -> dict[str, Te
         if parts["weight_hr"] is not None:
             values["W_P"] = parts["weight_hr"]
         found |= {weight_name(name, *place): value for name, value in values.items()}
-    return {name: found[name].reshape(shape) for name, shape in net.weight_shapes.items()}
+    return {name: found[name].reshape(shape) for name, shape in shapes.items()}
 
 
 def torch_weights(net: RNN, form: Form, weights: Mapping[str, Tensor]) -> list[Tensor]:

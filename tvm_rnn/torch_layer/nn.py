@@ -8,26 +8,30 @@ not serve is torch's own, and the layer says so once.
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial, wraps
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from tvm_rnn.compiler.compiled_files import compiled_once
+from tvm_rnn.compiler.compiled_files import compiled_once, name_of
 from tvm_rnn.errors import TvmRnnError, message
 from tvm_rnn.frontends.torch import form_of_layer
 from tvm_rnn.frontends.torch_names import Form
 from tvm_rnn.network.rnn import RNN as Network
 
 from .autograd import Compiled, drawn_seed, flat, looked_into, net_weights, run, torch_weights
+from .graph_ops import IN_GRAPHS, Code, put_in_graphs, records, steps_in_graph
 
+Made: TypeAlias = "tuple[Network, Compiled] | Code"  # the latter in graphs
+FORM = [item.name for item in fields(Form)]
 Hidden: TypeAlias = "Tensor | tuple[Tensor, Tensor] | None"  # an LSTM has two
 SERVED = {
     "cpu": (torch.float32, torch.float64),
@@ -65,6 +69,8 @@ class DropIn(torch.nn.RNNBase):
         self, theirs: Callable[[Tensor, Hidden], tuple[Tensor, Hidden]], input: Tensor, hx: Hidden
     ) -> tuple[Tensor, Hidden]:
         """What forward() returns: of compiled code, or where that does not serve the call of `theirs`."""
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # asked here: Dynamo compiles what is called
+            return self._in_graph(theirs, input, hx)
         packed = isinstance(input, PackedSequence)
         values = input.data if packed else input
         given = () if hx is None else hx if isinstance(hx, tuple | list) else (hx,)
@@ -75,6 +81,17 @@ class DropIn(torch.nn.RNNBase):
             _tell(self, made)
             return result
         y, last = _packed(self, made, input, given) if packed else _dense(self, made, values, given)
+        return y, tuple(last) if self.mode == "LSTM" else last[0]
+
+    def _in_graph(
+        self, theirs: Callable[[Tensor, Hidden], tuple[Tensor, Hidden]], input: Tensor, hx: Hidden
+    ) -> tuple[Tensor, Hidden]:
+        """The same for a graph of torch's: of the operations of `graph_ops.py`, or of `theirs`."""
+        given = () if hx is None else hx if isinstance(hx, tuple | list) else (hx,)
+        made = None if isinstance(input, PackedSequence) else _graphed(self, input, given)
+        if made is None:
+            return theirs(input, hx)
+        y, last = _dense(self, made, input, given)
         return y, tuple(last) if self.mode == "LSTM" else last[0]
 
     def _get_name(self) -> str:
@@ -131,8 +148,6 @@ def as_torchs(layer: DropIn) -> torch.nn.Module:
 def _unserved(layer: DropIn, values: Tensor, given: Sequence[Tensor], batch_sizes: Tensor | None) -> str | None:
     """Why torch's own code takes a call; "": because it is not as torch wants it, or has no steps, and torch says so.
     None: compiled code takes it."""
-    if torch.compiler.is_compiling():
-        return ""
     layer._update_flat_weights()
     tensors = (values, *given, *layer._flat_weights)
     kinds = {type(tensor) for tensor in tensors}
@@ -183,32 +198,78 @@ def _made(layer: DropIn, values: Tensor, given: Sequence[Tensor]) -> tuple[Netwo
     """The network and the module for a call, made when one first needs them. A text: why there are none."""
     device = values.device.type
     asked = any(part.requires_grad for part in (values, *given, *layer._flat_weights))
-    dropout = float(layer.dropout) if layer.training and layer.num_layers > 1 else 0.0
+    dropout = _dropout(layer)
     training = bool(dropout) or device == "cuda" or (torch.is_grad_enabled() and asked)
     use, own = Use(device, values.dtype, training, dropout), _own.setdefault(layer, Own())
     found = own.made.get(use._replace(training=True)) or own.made.get(use)  # what trains also infers
     if found is None:
         with own.lock:
             if use not in own.made:
-                own.made[use] = _compiled(layer, use)
+                # Dynamo, where it is, would compile each function of the compiler.
+                own.made[use] = (_compiled_apart if "torch._dynamo" in sys.modules else _compiled)(layer, use)
             found = own.made[use]
     return found
 
 
-def _compiled(layer: DropIn, use: Use) -> tuple[Network, Compiled] | str:
-    form = form_of_layer(layer, layer.torchs.__name__)
+def _dropout(layer: DropIn) -> float:
+    return float(layer.dropout) if layer.training and layer.num_layers > 1 else 0.0
+
+
+def _network(form: Form, use: Use) -> Network:
     dtype = str(use.dtype).removeprefix("torch.")
     make = partial(Network, form.cell, form.input_size, form.hidden_size, form.num_layers, form.bidirectional, dtype)
+    return make(dropout=use.dropout, P=form.proj_size) if form.proj_size else make(dropout=use.dropout)
+
+
+def _graphed(layer: DropIn, values: Tensor, given: Sequence[Tensor]) -> Code | None:
+    """The code for a graph; None: torch's own takes the call."""
+    own = [getattr(layer, name) for name in layer._flat_weights_names]
+    tensors = (values, *given, *own)
+    if not all(t.is_cpu and t.dtype == values.dtype for t in tensors):
+        return None
+    if not (torch.jit.is_tracing() or _fits(layer, values, given, None)):  # a trace is of any sizes
+        return None
+    if values.dtype not in SERVED["cpu"] or torch.is_autocast_enabled("cpu") or (layer.training and layer.dropout == 1):
+        return None
+    dropout = _dropout(layer)
+    form = form_of_layer(layer, layer.torchs.__name__)
+    training = bool(dropout) or records(tensors, layer.training)
+    name = _code_of(*(getattr(form, item) for item in FORM), values.dtype, training, dropout)
+    return getattr(IN_GRAPHS, name) if name else None
+
+
+def _code_of(*facts: Any) -> str:
+    """The name of the code of a form's fields, a dtype, whether it trains, and its dropout; "": there is none."""
+    *form, dtype, training, dropout = facts
+    use = Use("cpu", dtype, training, dropout)
+    net = _network(Form(*form), use)
     try:
-        net = make(dropout=use.dropout, P=form.proj_size) if form.proj_size else make(dropout=use.dropout)
+        module = _once_apart(net, "llvm", training)
+    except TvmRnnError:
+        return ""
+    name = name_of(net, "llvm", training)
+    put_in_graphs(name, module)
+    return name
+
+
+# As torch.compiler.assume_constant_result does, which would import Dynamo.
+vars(_code_of)["_dynamo_marked_constant"] = True
+
+
+def _compiled(layer: DropIn, use: Use) -> tuple[Network, Compiled] | str:
+    try:
+        net = _network(form_of_layer(layer, layer.torchs.__name__), use)
         return net, compiled_once(net, "cuda" if use.device == "cuda" else "llvm", use.training)
     except TvmRnnError as reason:
         return str(reason)
 
 
-def _dense(
-    layer: DropIn, made: tuple[Network, Compiled], values: Tensor, given: Sequence[Tensor]
-) -> tuple[Tensor, list[Tensor]]:
+# Functions into which Dynamo does not look; torch.compiler.disable would import it now.
+_once_apart = torch._disable_dynamo(compiled_once)
+_compiled_apart = torch._disable_dynamo(_compiled)
+
+
+def _dense(layer: DropIn, made: Made, values: Tensor, given: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     """Steps as torch has them: [T, B, I], [B, T, I] or [T, I]."""
     axis, single = _batch_axis(layer), values.dim() == 2
     x = values.unsqueeze(axis) if single else values
@@ -234,18 +295,27 @@ def _in_order(state: Tensor, rows: Tensor | None) -> Tensor:
 
 
 def _steps(
-    layer: DropIn, made: tuple[Network, Compiled], x: Tensor, given: Sequence[Tensor], lengths: Tensor | None = None
+    layer: DropIn,
+    made: tuple[Network, Compiled] | Code,
+    x: Tensor,
+    given: Sequence[Tensor],
+    lengths: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """All steps of x [T, B, I] from these states, [L*D, B, width] each."""
-    net, module = made
-    names, form = [item.name for item in net.cell.states], form_of_layer(layer, layer.torchs.__name__)
-    own = dict(zip(layer._flat_weights_names, layer._flat_weights, strict=True))
+    form, dropping = form_of_layer(layer, layer.torchs.__name__), _dropout(layer) > 0.0
     rows: dict[str, object] = {"lengths": lengths, "reset": None}
-    again = None if net.regularisers else partial(_again, net, form, lengths, bool(given))
-    if net.regularisers:
-        rows |= {"seed": drawn_seed(), "first_step": 0}
+    if dropping:
+        rows |= {"seed": drawn_seed(isinstance(made, Code)), "first_step": 0}
+    if isinstance(made, Code):
+        weights = net_weights(made.weights, form, {name: getattr(layer, name) for name in layer._flat_weights_names})
+        y, last = steps_in_graph(made, [x], given, [*weights.values()], rows, layer.training)
+        return y, flat(last)
+    net, module = made
+    names = [item.name for item in net.cell.states]
+    own = dict(zip(layer._flat_weights_names, layer._flat_weights, strict=True))
+    again = None if dropping else partial(_again, net, form, lengths, bool(given))
     state = dict(zip(names, given, strict=True)) if given else None
-    y, last = run(module, [x], state, net_weights(net, form, own), rows, again)
+    y, last = run(module, [x], state, net_weights(net.weight_shapes, form, own), rows, again)
     return y, flat({name: last[name] for name in names})
 
 

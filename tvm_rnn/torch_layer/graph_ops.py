@@ -1,0 +1,315 @@
+"""Compiled steps as operations of torch's: what torch.compile, torch.export and torch.jit.trace put into their graphs.
+
+In: tensors of the CPU, and the name of a `Code`. Out: `tvm_rnn::steps`, `tvm_rnn::steps_recorded` and, of the latter,
+`tvm_rnn::gradients`: new tensors. Without a graph `autograd.py` calls the modules itself, which takes less time.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import threading
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tvm_rnn.compiler.compiled_files import kept
+from tvm_rnn.errors import ConfigError, InputError, message
+from tvm_rnn.runtime import runtime
+from tvm_rnn.runtime.runtime import Module
+from tvm_rnn.runtime.runtime_training import TrainingModule, tape_elements
+
+Shape: TypeAlias = tuple[int, ...]
+Plain: TypeAlias = "np.ndarray | None"
+Arrays: TypeAlias = "np.ndarray | list[np.ndarray]"
+States: TypeAlias = "dict[str, Tensor | list[Tensor]]"
+
+_numbers = itertools.count()
+_known = weakref.WeakValueDictionary[str, "Code"]()
+
+
+class InGraphs:
+    """Attributes: each `Code` that is in a graph, by its name. Graphs know names alone: it stays as long as the
+    process. Dynamo guards the attribute that it reads; of a dict it would guard all."""
+
+
+IN_GRAPHS = InGraphs()
+
+
+class Code:
+    """A compiled module for graphs, which know it by `name`. Copies of a layer share it: each call gives its weights.
+
+    inputs, constants: their names. weights: their shapes. lists: of each state, how many arrays it has where layers
+    differ in shape, else 0."""
+
+    def __init__(self, module: Module, name: str = "") -> None:
+        self.name = name or f"{module.manifest.cell} {next(_numbers)}"
+        self.inputs, self.constants = [name for name, _ in module._inputs], {*module._held}
+        self.weights = {**module._weight_shapes}
+        self.lists = {name: len(each) if len({*each}) > 1 else 0 for name, (_, _, each) in module._states.items()}
+        self.lock, self._given = threading.Lock(), module
+        self._own: Module | None = None
+        _known[self.name] = self
+
+    def __deepcopy__(self, memo: object) -> Code:
+        return self
+
+    @property
+    def facts(self) -> Module:
+        """The module, to read its manifest."""
+        return self._given
+
+    def ordered(self, x: object, named: Mapping[str, Tensor]) -> list[Tensor]:
+        """All inputs, in this order: one is a tensor, several are a tuple or a dict."""
+        values = x if isinstance(x, list | tuple) else [x]
+        given = {**(x if isinstance(x, dict) else dict(zip(self.inputs, values, strict=False))), **named}
+        given = {name: value for name, value in given.items() if name not in self.constants}
+        if sorted(given) != sorted(self.inputs):
+            raise InputError(message("the inputs are not the module's", got=[*given], expected=self.inputs))
+        return [given[name] for name in self.inputs]
+
+    def module(self, weights: Sequence[Tensor]) -> Module:
+        """A module of its own with these weights; the caller has the lock."""
+        if self._own is None:
+            self._own = copy.copy(self._given)
+            if isinstance(self._own, TrainingModule):
+                self._own.tape_memory = _zeros  # the tape is a result: the same one for the same call
+        own, values = self._own, (value.detach().numpy() for value in weights)
+        named = dict(zip(self.weights, values, strict=True))
+        held = own.weights
+        if not all(name in held and np.array_equal(value, held[name]) for name, value in named.items()):
+            own.load_weights(named)
+        return own
+
+    def named(self, flat: Sequence[Tensor]) -> States:
+        """States by their names."""
+        rest, found = iter(flat), {}
+        for name, count in self.lists.items():
+            found[name] = [next(rest) for _ in range(count)] if count else next(rest)
+        return found
+
+    def shapes(self, batch: int) -> list[Shape]:
+        """Of the states, flat."""
+        found: list[Shape] = []
+        for name, (directions, _, layers) in self.facts._states.items():
+            each = layers if self.lists[name] else layers[:1]
+            rows = directions if self.lists[name] else directions * len(layers)
+            found += [(rows, batch, *shape) for shape in each]
+        return found
+
+
+def _in_graph(name: str) -> Code:
+    """The code of this name, which is in a graph now."""
+    found: Code | None = getattr(IN_GRAPHS, name, None)
+    if found is None:
+        setattr(IN_GRAPHS, name, found := _code(name))
+    return found
+
+
+def put_in_graphs(name: str, module: Module) -> None:
+    """So that graphs find a module of compiled_files by that name."""
+    if name not in vars(IN_GRAPHS):
+        setattr(IN_GRAPHS, name, Code(module, name))
+
+
+def _code(name: str) -> Code:
+    found = _known.get(name)
+    if found is None and (module := kept(name)) is not None:
+        found = Code(module, name)
+    if found is None:
+        do = "make the graph in this process, of a layer that lives"
+        raise ConfigError(message("a graph calls compiled code that is not here", got=name, do=do))
+    return found
+
+
+def _arrays(code: Code, flat: Sequence[Tensor]) -> dict[str, Arrays] | None:
+    """States as modules take them; None: there are none."""
+    named = code.named([part.detach() for part in flat]) if flat else {}
+    each = {n: [part.numpy() for part in v] if isinstance(v, list) else v.numpy() for n, v in named.items()}
+    return each or None
+
+
+def _inputs(given: Sequence[Tensor]) -> np.ndarray | list[np.ndarray]:
+    values = [value.detach().numpy() for value in given]
+    return values if len(values) > 1 else values[0]
+
+
+def _plain(value: Tensor | None) -> np.ndarray | None:
+    return None if value is None else value.numpy()
+
+
+def _tensors(*results: object) -> list[Tensor]:
+    """Of arrays, lists of them, and dicts of both."""
+    found = []
+    for value in results:
+        if isinstance(value, np.ndarray):
+            found.append(torch.from_numpy(value))
+        elif isinstance(value, Mapping | list):
+            found += _tensors(*(value.values() if isinstance(value, Mapping) else value))
+    return found
+
+
+def _zeros(elements: int, dtype: np.dtype) -> np.ndarray:
+    array = runtime._aligned(elements, dtype)
+    array.fill(0)
+    return array
+
+
+def unserved(x: Tensor, max_bytes: int | None, constants: bool) -> str:
+    """Why graphs cannot call a layer with x, that budget of memory and constants, if it has any; "": they can.
+
+    Raises ConfigError where the graph is a program of its own."""
+    why = f"tensors on {x.device.type}" if not x.is_cpu else "max_bytes" if max_bytes is not None else ""
+    why = "a cell with constants" if constants else why
+    if why and for_others():
+        do = "layer.max_bytes = None, or layer.compiled().export(path), which writes a file for any device"
+        raise ConfigError(message("torch.export and traces have compiled steps of CPUs", got=why, do=do))
+    return why
+
+
+def for_others() -> bool:
+    """Whether that graph is a program of its own, which may be called with gradients or without."""
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()
+
+
+def records(tensors: Iterable[Tensor], training: bool) -> bool:
+    """Whether a graph has gradients. training: the layer's mode, which decides it for programs."""
+    return (training if for_others() else torch.is_grad_enabled()) and any(tensor.requires_grad for tensor in tensors)
+
+
+def steps_in_graph(
+    code: Code,
+    inputs: Sequence[Tensor],
+    state: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    rows: Mapping[str, object],
+    training: bool,
+) -> tuple[Tensor, States]:
+    """What a layer returns, of the operations below. rows: lengths, reset, seed and first_step; training: the layer's
+    mode."""
+    given = [rows.get(name) for name in ("lengths", "reset", "seed")]
+    present = [torch.as_tensor(value) for value in given if value is not None]
+    numbers = [*(int(value is not None) for value in given), rows["first_step"] if "seed" in rows else 0]
+    if "seed" in rows or records((*inputs, *state, *weights), training):
+        y, *last, _ = steps_recorded(code.name, inputs, state, weights, present, numbers)
+    else:
+        y, *last = steps(code.name, inputs, state, weights, present, numbers)
+    return y, code.named(last)
+
+
+# --- the operations ---------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("tvm_rnn::steps", mutates_args=(), device_types="cpu")
+def steps(
+    code: str,
+    inputs: Sequence[Tensor],
+    state: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    rows: Sequence[Tensor],
+    numbers: Sequence[int],
+) -> list[Tensor]:
+    """All steps, without gradients: y, then the last states. rows: of lengths, reset and seed those that there are;
+    numbers: for each of these whether it is there, then the number of the first step."""
+    own, (lengths, reset, _) = _in_graph(code), _present(rows, numbers)
+    with own.lock:
+        found = own.module(weights)(_inputs(inputs), _arrays(own, state), lengths=lengths, reset=reset)
+    return _tensors(*found)
+
+
+@torch.library.custom_op("tvm_rnn::steps_recorded", mutates_args=(), device_types="cpu")
+def steps_recorded(
+    code: str,
+    inputs: Sequence[Tensor],
+    state: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    rows: Sequence[Tensor],
+    numbers: Sequence[int],
+) -> list[Tensor]:
+    """All steps, with gradients: y, then the last states, then the tape."""
+    own, (lengths, reset, seed) = _in_graph(code), _present(rows, numbers)
+    x, first, step = _inputs(inputs), _arrays(own, state), numbers[3]
+    with own.lock:
+        module = own.module(weights)
+        assert isinstance(module, TrainingModule)
+        y, last, tape = module.forward_train(x, first, lengths=lengths, reset=reset, seed=seed, first_step=step)
+    return _tensors(y, last, tape.array)
+
+
+@torch.library.custom_op("tvm_rnn::gradients", mutates_args=(), device_types="cpu")
+def gradients(
+    code: str,
+    tape: Tensor,
+    above: Sequence[Tensor | None],
+    weights: Sequence[Tensor],
+    rows: Sequence[Tensor],
+    numbers: Sequence[int],
+) -> list[Tensor]:
+    """Of inputs, first states and weights. above: of y and the last states; numbers: those above, then T and B."""
+    own, (lengths, reset, seed), (first_step, T, B) = _code(code), _present(rows, numbers), numbers[3:]
+    d_y, *d_last = [None if d is None else d.detach() for d in above]
+    pairs = zip(d_last, own.shapes(B), strict=True)
+    whole = [tape.new_zeros(shape) if d is None else d for d, shape in pairs]
+    carried = _arrays(own, whole) if any(d is not None for d in d_last) else None
+    with own.lock:
+        module = own.module(weights)
+        assert isinstance(module, TrainingModule)
+        again = module.tape_of(tape.numpy(), (T, B), lengths, reset, seed, first_step)
+        d_x, d_first, d_weights = module._gradients(again, _plain(d_y), carried)
+    return _tensors(d_x, d_first, d_weights)
+
+
+def _present(rows: Sequence[Tensor], numbers: Sequence[int]) -> tuple[Plain, Plain, int | None]:
+    """lengths, reset and seed. Traces know no lists of what may be None."""
+    values = iter(rows)
+    lengths, reset, seed = [next(values).numpy() if there else None for there in numbers[:3]]
+    return lengths, reset, None if seed is None else int(seed.item())
+
+
+# --- their shapes and gradients ---------------------------------------------------------------------------------------
+
+
+@steps.register_fake
+def _steps_shapes(code: str, inputs: Sequence[Tensor], *given: object) -> list[Tensor]:
+    own, x = _in_graph(code), inputs[0]
+    T, B = x.shape[:2]
+    return [x.new_empty((T, B, *own.facts._output)), *(x.new_empty(shape) for shape in own.shapes(B))]
+
+
+@steps_recorded.register_fake
+def _recorded_shapes(code: str, inputs: Sequence[Tensor], *given: object) -> list[Tensor]:
+    x, manifest = inputs[0], _in_graph(code).facts.manifest
+    T, B = x.shape[:2]
+    return [*_steps_shapes(code, inputs), x.new_empty((tape_elements(manifest, T, B, T),))]
+
+
+@gradients.register_fake
+def _gradients_shapes(code: str, tape: Tensor, *given: Sequence[int]) -> list[Tensor]:
+    own, (*_, T, B) = _in_graph(code), given[-1]
+    shapes = [(T, B, *shape) for _, shape in own.facts._inputs] + own.shapes(B)
+    return [tape.new_empty(shape) for shape in [*shapes, *own.weights.values()]]
+
+
+Op: TypeAlias = "tuple[str, Sequence[Tensor], Sequence[Tensor], Sequence[Tensor], Sequence[Tensor], Sequence[int]]"
+
+
+def _save(ctx: torch.autograd.function.FunctionCtx, inputs: Op, output: Sequence[Tensor]) -> None:
+    code, x, state, weights, rows, numbers = inputs
+    ctx.code, ctx.stated, ctx.numbers = code, bool(state), [*numbers, *x[0].shape[:2]]
+    ctx.save_for_backward(output[-1], *rows, *weights)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: torch.autograd.function.FunctionCtx, d: Sequence[Tensor | None]) -> tuple[object, ...]:
+    own, (tape, *rest), count = _code(ctx.code), ctx.saved_tensors, sum(ctx.numbers[:3])
+    found = gradients(own.name, tape, list(d[:-1]), rest[count:], rest[:count], ctx.numbers)
+    one = len(own.inputs)
+    two = one + len(d) - 2
+    return None, found[:one], found[one:two] if ctx.stated else [], found[two:], [None] * count, None
+
+
+steps_recorded.register_autograd(_backward, setup_context=_save)
