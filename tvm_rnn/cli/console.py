@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 
 @contextmanager
@@ -34,15 +34,17 @@ def print_written(path: str, arrays: Mapping[str, object]) -> None:
     print(f"wrote {path}: {', '.join(said)}")
 
 
-def print_rich(*renderables: object) -> None:
+def print_rich(*renderables: RenderableType) -> None:
     """Tables and texts. In a file or a pipe nobody's window limits the lines: rows are not folded, for grep's sake."""
-    free = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    console = Console(width=160 if free else None)
+    console = Console()
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+        console.width = 10_000
+        console.width = max(80, *(console.measure(renderable).maximum for renderable in renderables))
     for renderable in renderables:
         console.print(renderable)
 
 
-def show(as_json: bool, facts: object, *renderables: object) -> None:
+def show(as_json: bool, facts: object, *renderables: RenderableType) -> None:
     """A command's result: the facts as JSON for programs, or the rest for people."""
     if as_json:
         print_json(facts)

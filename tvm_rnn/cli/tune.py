@@ -19,7 +19,7 @@ from .console import show
 from .options import Devices, Json, Measured, OnGpu, Search, Sizes, Tuning, Values, grouped
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
     from tvm_rnn.tune.session import Result, Status
 
@@ -195,7 +195,7 @@ def facts(result: Result) -> dict[str, Any]:
     }
 
 
-def report(result: Result) -> list[object]:
+def report(result: Result) -> list[RenderableType]:
     """The result for people."""
     from rich.text import Text
 

@@ -23,7 +23,8 @@ PRECISIONS = ["bfloat16", *(pytest.param(p, marks=pytest.mark.slow) for p in ("f
 DELTA = ("delta_net", "gated_delta_net", "gated_delta_net_conv", "rwkv7")
 MATRICES = (*DELTA, "gla", "hgrn2", "mamba2", "mamba2_conv", "mlstm", "mlstm_capped", "retnet", "retnet_rotary")
 IMAGES = ("conv_lstm", "conv_lstm_peephole", "conv_gru", "conv_gru_separable")
-STEP_BY_STEP = dict.fromkeys((*MATRICES, *IMAGES), "a state is not a vector")
+ATTENTION = ("gru_attention", "lstm_attention", "transducer")
+STEP_BY_STEP = dict.fromkeys((*MATRICES, *IMAGES, *ATTENTION), "a state is not a vector")
 # Cells without a product in the step: one thread per unit, in every precision.
 SCANS = {"brc", "indrnn", "sru"}
 
@@ -119,7 +120,7 @@ def test_every_zoo_cell_has_a_regime_or_a_reason(name: str, precision: str) -> N
     assert {type(regime).__name__ for regime in found} == {"Scan" if name in SCANS else "Persistent"}
 
 
-def test_only_cells_with_matrices_or_images_for_states_run_step_by_step() -> None:
+def test_only_cells_with_states_of_more_axes_run_step_by_step() -> None:
     ranks = {name: {len(s.shape) for s in layout_of(name, 16).graph.states} for name in rnn.cells.names()}
     assert {name for name, found in ranks.items() if found != {1}} == set(STEP_BY_STEP)
 
