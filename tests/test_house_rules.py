@@ -45,16 +45,26 @@ def expect_none(found: list[str]) -> None:
 
 
 @functools.cache
+def text_of(path: Path) -> str:
+    return path.read_text()
+
+
+@functools.cache
 def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(), name(path))
+    return ast.parse(text_of(path), name(path))
 
 
 def trees(paths: list[Path]) -> Iterator[tuple[Path, ast.Module]]:
     return ((path, tree_of(path)) for path in paths)
 
 
+@functools.cache
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree))
+
+
 def functions(tree: ast.Module) -> Iterator[Function]:
-    return (node for node in ast.walk(tree) if isinstance(node, Function))
+    return (node for node in nodes(tree) if isinstance(node, Function))
 
 
 def imported(path: Path, node: ast.AST) -> list[str]:
@@ -99,7 +109,7 @@ def registered(path: Path) -> list[str]:
     """The commands of a file that another one registers: app.command("name")(function)."""
     if path.parent.name != "cli":
         return []
-    return [found for file in PACKAGE for found in COMMAND.findall(file.read_text()) if file.parent == path.parent]
+    return [found for file in path.parent.glob("*.py") for found in COMMAND.findall(text_of(file))]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +132,7 @@ def test_file_names_say_what_is_inside() -> None:
 
 
 def test_modules_say_what_they_are_for() -> None:
-    long = [(path, tree) for path, tree in trees(PACKAGE) if len(path.read_text().splitlines()) > 1]
+    long = [(path, tree) for path, tree in trees(PACKAGE) if len(text_of(path).splitlines()) > 1]
     expect_none([name(path) for path, tree in long if not ast.get_docstring(tree)])
 
 
@@ -186,7 +196,7 @@ def test_nothing_is_left_unfinished() -> None:
         f"{name(path)}:{number}"
         for path in TEXTS
         if path.is_file()
-        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for number, line in enumerate(text_of(path).splitlines(), 1)
         if UNFINISHED.search(line)
     ]
     expect_none(found)
@@ -196,7 +206,7 @@ def test_lint_pragmas_are_few() -> None:
     found = [
         f"{name(path)}:{number}"
         for path in PYTHON
-        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for number, line in enumerate(text_of(path).splitlines(), 1)
         if PRAGMA.search(line)
     ]
     expect_none(found if len(found) > PRAGMA_BUDGET else [])
@@ -206,14 +216,14 @@ def test_any_is_rare() -> None:
     found = [
         f"{name(path)}:{node.lineno}"
         for path, tree in trees(PACKAGE)
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if (isinstance(node, ast.Name) and node.id == "Any") or (isinstance(node, ast.alias) and node.name == "Any")
     ]
     expect_none(found if len(found) > ANY_BUDGET else [])
 
 
 def test_no_path_of_someones_machine() -> None:
-    expect_none([name(path) for path in TEXTS if path.is_file() and PRIVATE_PATH.search(path.read_text())])
+    expect_none([name(path) for path in TEXTS if path.is_file() and PRIVATE_PATH.search(text_of(path))])
 
 
 def test_templates_are_discovered_never_imported_by_name() -> None:
@@ -222,7 +232,7 @@ def test_templates_are_discovered_never_imported_by_name() -> None:
     found = [
         f"{name(path)}:{node.lineno} {module}"
         for path, tree in trees(sources)
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.Import | ast.ImportFrom)
         for module in imported(path, node)
         if "schedules" in module.split(".")[:-1] and templates & set(module.split("."))
@@ -234,7 +244,7 @@ def _guarded(tree: ast.Module) -> set[ast.AST]:
     """Everything in the body of a `try` that catches ImportError."""
     return {
         node
-        for block in ast.walk(tree)
+        for block in nodes(tree)
         if isinstance(block, ast.Try)
         and any(isinstance(h.type, ast.Name) and h.type.id == "ImportError" for h in block.handlers)
         for statement in block.body
@@ -245,9 +255,9 @@ def _guarded(tree: ast.Module) -> set[ast.AST]:
 def test_the_runtime_stands_alone() -> None:
     """Its files can be copied beside a .so: of the package they import each other, and errors where they are there."""
     for path in sorted((ROOT / "tvm_rnn" / "runtime").glob("*.py")):
-        tree = ast.parse(path.read_text())
+        tree = tree_of(path)
         guarded, exports = _guarded(tree), _inside(tree, "export")
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             for module in imported(path, node):
                 where = f"{path.name}:{getattr(node, 'lineno', 0)} imports {module}"
                 assert module.split(".")[0] != "tvm", where
@@ -279,7 +289,7 @@ def test_a_folder_s_map_names_all_of_its_files_and_no_other() -> None:
     """`cells/` is discovered, and files of frontends and bundles are named after what they read or write."""
     wrong = []
     for path in (p for p in PACKAGE if p.name == "__init__.py" and p.parent.name not in ("tvm_rnn", "schedules")):
-        named = re.findall(r"`([\w/*]+\.(?:py|h))`", ast.get_docstring(ast.parse(path.read_text())) or "")
+        named = re.findall(r"`([\w/*]+\.(?:py|h))`", ast.get_docstring(tree_of(path)) or "")
         wrong += [f"{name(path)}: {n}" for n in named if not [*path.parent.glob(n), *(ROOT / "tvm_rnn").glob(n)]]
         if path.parent.name not in ("cells", "frontends", "bundle"):
             files = [file for file in path.parent.glob("*.py") if file != path]
