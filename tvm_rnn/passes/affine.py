@@ -307,7 +307,7 @@ def _spread(term: Term, axes: Axes, known: bool) -> list[Term]:
     alone = term.state is None
     own = set() if alone else set(axes)
     mixing = [f for f in term.factors if len(f.letters) > 1 and f.letters - own]
-    several = ((f, _written_out(f.node, alone)) for f in mixing if known or not alone)
+    several = ((f, _written_out(f.node, len(f.letters) if alone else 0)) for f in mixing if known or not alone)
     inside, written = next(((f, w) for f, w in several if w is not None and len(w.terms) > 1), (None, None))
     if inside is None:
         return [term]
@@ -317,14 +317,14 @@ def _spread(term: Term, axes: Axes, known: bool) -> list[Term]:
     return [t for part in written.renamed(names).terms for t in _spread(rest.times(part), axes, known)]
 
 
-def _written_out(node: Node, matrices: bool = False) -> Form | None:
-    """A known value as a sum of products, where sums are at its top; None where it is anything else. matrices: sums of
-    vectors stay as they are."""
+def _written_out(node: Node, least: int = 0) -> Form | None:
+    """A known value as a sum of products, where sums are at its top; None where it is anything else. least: sums of
+    values of fewer axes stay as they are."""
     if node.op not in ("add", "sub", "neg", "mul", "reshape", "transpose"):
         return None
-    if matrices and sum(size > 1 for size in node.shape) < 2:
+    if sum(size > 1 for size in node.shape) < least:
         return None
-    args = [(_written_out(a, matrices) or known_form(a)).fresh() for a in node.args]
+    args = [(_written_out(a, least) or known_form(a)).fresh() for a in node.args]
     if node.op == "mul" and all(len(a.terms) == 1 for a in args):
         return None
     try:

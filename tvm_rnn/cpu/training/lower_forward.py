@@ -58,7 +58,7 @@ class KeepingLayer(TapeLayer):
 
     def _kept(self, node: Node, visit: Visit, t: Expr, ctx: Context) -> Array:
         number = self.graph.emitted.index(node)
-        return self.tape.emitted(self.index, number, visit.block, visit.start + t, self.tape.sizes_of(ctx))
+        return self.tape.emitted(self.index, number, visit.block, visit.start + t, self.tape.extents(ctx))
 
     def _hoisted(self, node: Node, visit: Visit, t: Expr, ctx: Context) -> Array:
         return self._kept(node, visit, t, ctx) if node in self.graph.emitted else super()._hoisted(node, visit, t, ctx)
@@ -78,7 +78,7 @@ class KeepingLayer(TapeLayer):
 
     def _entry(self, ctx: Context, visit: Visit, state: Node, entry: Expr) -> Array:
         number = self.graph.states.index(state)
-        return self.tape.state(self.index, number, visit.block, entry, self.tape.sizes_of(ctx))
+        return self.tape.state(self.index, number, visit.block, entry, self.tape.extents(ctx))
 
     def _walk(self, ctx: Context, visit: Visit) -> Walk:
         """The tape has a recurrence's states before each step."""
@@ -139,7 +139,7 @@ class ForwardTrain(TrainingLowering):
             return super()._state_array(run, number, visit, first)
         reverse = self.back + (tirx.bitwise_and(visit, int64(1)) if self.net.num_directions == 2 else int64(0))
         entry = self.T * (reverse if first else int64(1) - reverse)
-        return self.tape.state(run.graph, number, self._block(run, visit), entry, self.tape.sizes_of(self.ctx))
+        return self.tape.state(run.graph, number, self._block(run, visit), entry, self.extents)
 
     def _inputs_at(self, start: Expr) -> list[tuple[Expr, int]]:
         return self._tape_inputs(self.runs[0], int64(0), start)

@@ -76,7 +76,7 @@ class BackwardLayer(TapeLayer):
         if number <= inputs:
             return replace(super()._input(number, visit, t, ctx), buffer="tape" if number else "workspace")
         number -= inputs + 1
-        time, rows = visit.start + t, self.tape.sizes_of(ctx)
+        time, rows = visit.start + t, self.tape.extents(ctx)
         if number < states:
             return self.tape.state(self.index, number, visit.block, time + visit.side, rows)
         return self.tape.emitted(self.index, number - states, visit.block, time, rows)

@@ -18,7 +18,7 @@ from tvm_rnn.tir.expr import Expr, Stmt
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import Block, Named, bind, sequence, when
 
-from .tape_layout import TapeLayer, TapeLayout
+from .tape_layout import Extents, TapeLayer, TapeLayout
 
 # Of networks with two directions, whose layers and directions go through parts of time one by one: T is then of a part.
 # whole: steps of all of the time; first: the part's first one among them; visit: number of the layer and direction that
@@ -108,7 +108,12 @@ class TrainingLowering(Lowering):
 
     def _block(self, run: Run, visit: Expr) -> Expr:
         """Where the tape has what a layer and direction keeps."""
-        return self.tape.visit(run.first, visit, self.tape.sizes_of(self.ctx), self.whole)
+        return self.tape.visit(run.first, visit, self.extents, self.whole)
+
+    @property
+    def extents(self) -> Extents:
+        """How many rows a call has."""
+        return Extents(self.steps, self.B, self.ctx.marks)
 
     def facts(self) -> CpuFunction:
         """What the runtime must know to call the function."""

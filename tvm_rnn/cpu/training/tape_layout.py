@@ -134,7 +134,7 @@ class TapeLayout:
             return int64(0), None
         return bind("marks", tirx.floordiv(steps + int64(KEPT_EVERY - 1), int64(KEPT_EVERY)) * batch)
 
-    def sizes_of(self, ctx: Context) -> Extents:
+    def extents(self, ctx: Context) -> Extents:
         """How many rows a call has."""
         return Extents(ctx.steps * ctx.batch, ctx.batch, ctx.marks)
 
@@ -211,6 +211,6 @@ class TapeLayer(Layer):
 
         def array(position: Expr) -> Array:
             mark = tirx.floordiv(done + position + int64(KEPT_EVERY - 1), many)
-            return self.tape.matrix(self.index, number, visit.block, mark, self.tape.sizes_of(ctx))
+            return self.tape.matrix(self.index, number, visit.block, mark, self.tape.extents(ctx))
 
         return has, array
