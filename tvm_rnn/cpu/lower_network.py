@@ -82,6 +82,8 @@ class Lowering:
     prefix: ClassVar[str] = ""  # of the names of packing functions
     memories: ClassVar[tuple[str, ...]] = ("packed", "workspace")  # the compiler's own buffers
     flow: ClassVar[str] = "workspace"  # where layers read inputs
+    together: ClassVar[int] = CHUNK  # steps of matrices that belong together
+    few_as_given: ClassVar[bool] = True  # whether matrices stay as their owner laid them out for a few steps
 
     def __post_init__(self) -> None:
         net, options = self.net, self.options
@@ -257,11 +259,11 @@ class Lowering:
         return found
 
     def _tile_steps(self, given: Expr) -> tuple[Expr, Block]:
-        """The steps of a tile: whole chunks of matrices' steps, if there are so many."""
+        """The steps of a tile: whole numbers of `together` of them where there are matrices, if there are so many."""
         if not any(result.op == "scan_matrix" for layer in self.code for result in layer.solved):
             return given, None
-        rest = tirx.floormod(given, int64(CHUNK))
-        return held("tile_steps", tirx.Select(given < int64(CHUNK), given, given - rest))
+        rest = tirx.floormod(given, int64(self.together))
+        return held("tile_steps", tirx.Select(given < int64(self.together), given, given - rest))
 
     def _with_threads(self, count: Expr, *body: Block) -> Stmt:
         return sequence(self.views, use_threads(count), self.sets, body, use_threads(int64(1)))
@@ -323,7 +325,7 @@ class Lowering:
 
         def visit(v: Expr) -> Stmt:
             array = self._state_array(run, number, v, into)
-            if node not in code.turned:
+            if node not in code.turned or not self.few_as_given:
                 return self._if_called(run, v, copy(v, array))
             given = copy(v, code.as_given(node, array))
             return self._if_called(run, v, when(is_few(self.T, code.turned[node]), given, copy(v, array)))

@@ -109,12 +109,15 @@ class CpuBackward(CpuFunction, kw_only=True):
 
 class CpuTape(Struct, omit_defaults=True):
     """Elements of the tape: fixed + B (per_row + T * per_sequence_row). inputs_per_row: of per_sequence_row, in
-    networks of two directions: what all of the time has, where it is gone through in parts."""
+    networks of two directions: what all of the time has, where it is gone through in parts. per_mark: elements of each
+    row for each `mark` of the T steps, and the rest of them: matrices are kept so often."""
 
     fixed: Size
     per_row: Size
     per_sequence_row: Size
     inputs_per_row: Size | None = None
+    per_mark: Size | None = None
+    mark: Count | None = None
 
 
 class CpuTraining(Struct):
