@@ -37,6 +37,17 @@ struct engine_network {
   int64_t output_per_row, packed_elements;
   int64_t fixed, per_row, per_tile_row, per_sequence_row, rows_per_tile; /* of the workspace */
   const struct engine_pack* pack;
+  const char* direct; /* a plain C function of one step of one row, see struct engine_direct; or null */
+  int64_t direct_elements; /* of its packed weights, by these packs */
+  int32_t direct_packs;
+  const struct engine_pack* direct_pack;
+};
+
+/* What a step of one row calls: step(inputs..., y, states..., weights). A handle begins with a pointer to one of these
+   for each network; the header that source.py's header has for programs says the same. */
+struct engine_direct {
+  void (*step)(void);
+  const void* weights;
 };
 
 /* A feature of the CPU by its two names in /proc/cpuinfo, either of which may be there; the second may be null. */
@@ -54,7 +65,7 @@ struct engine_module {
   const struct engine_feature* feature;
 };
 
-struct engine; /* a handle: one thread at a time; the loaded code and weights are shared */
+struct engine; /* a handle: see struct engine_direct: one thread at a time; the loaded code and weights are shared */
 
 /* What a call of a network is given. lengths, reset: null where there are none. */
 struct engine_call {

@@ -6,6 +6,7 @@ In: `Facts`. Out: the text of NAME.h: C99, fit for C++ and for what reads C head
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping
 
 from tvm_rnn.explain.tables import origin_text
 from tvm_rnn.module_file.schema import plain
@@ -74,6 +75,20 @@ STEP = """\
    More rows than were reserved are {macro}_BAD_ARGUMENT. */
 {macro}_API int32_t {network}_step({name} *handle, int64_t batch,
     {arrays});
+"""
+
+UNCHECKED = """\
+/* The same of one row, inline, without a look at what it is given: a null pointer, too small an array or arrays that
+   overlap are the program's mistake, and nothing is said. What the look takes is in the documentation. */
+typedef struct {network}_direct {{
+  void (*step)({kinds}, const void *);
+  const void *weights;
+}} {network}_direct; /* what a handle begins with; not for programs */
+
+static inline void {network}_step_unchecked({name} *handle, {arrays}) {{
+  const {network}_direct *own = *(const {network}_direct *const *)(const void *)handle + {number};
+  own->step({given}, own->weights);
+}}
 """
 
 SEQUENCE = """\
@@ -153,7 +168,19 @@ def _network(facts: Facts, network: Network) -> str:
     arrays = ", ".join(arrays_of(network))
     parts = [_sizes(network), RESERVE.format(**names, initial=initial, states=states)]
     parts += [STEP.format(**names, arrays=arrays)] * network.can_step
+    parts += [_unchecked(facts, network, names)] * (network.direct is not None)
     return "\n".join([*parts, SEQUENCE.format(**names, arrays=arrays)])
+
+
+def _unchecked(facts: Facts, network: Network, names: Mapping[str, str]) -> str:
+    kinds = {x.name: f"const {network.c_type} *" for x in network.inputs}
+    return UNCHECKED.format(
+        **names,
+        number=facts.networks.index(network),
+        kinds=", ".join(kinds.get(array.name, f"{network.c_type} *") for array in network.arrays),
+        arrays=", ".join(arrays_of(network)),
+        given=", ".join(array.name for array in network.arrays),
+    )
 
 
 def _sizes(network: Network) -> str:
