@@ -17,6 +17,9 @@ TORCH := torch==2.13.0
 LOCKED := requirements.lock
 
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 --dist worksteal
+# Python compiles what is imported; of what is installed that is little.
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile
+
 TEST_SETUP := $(VENV)/.installed-test $(if $(filter 1,$(PEERS)),$(VENV)/.installed-peers)
 
 # The test files of the names of changed files; all cells share theirs.
@@ -71,7 +74,7 @@ docs-serve: docs ## Show the documentation in a browser
 	$(BIN)/python -m http.server --directory build/docs/html 8000
 
 hooks: $(VENV)/.installed-test ## Check style, types and house rules before each commit
-	$(BIN)/python -m pip install --quiet 'pre-commit>=3.7'
+	$(INSTALL) 'pre-commit>=3.7'
 	$(BIN)/pre-commit install
 
 doctor: $(VENV)/.installed-test ## Say what is installed and which targets work here
@@ -113,7 +116,7 @@ distclean: clean ## Remove the virtual environment as well
 # One stamp per extra of pyproject.toml: pip runs again only when that file changes. What is installed for development and
 # for continuous integration is locked: versions and digests are those of requirements.lock.
 $(VENV)/.installed-%: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[$*]'
+	$(INSTALL) --editable '.[$*]'
 	@touch $@
 
 # The tests that compare with torch skip themselves where it is absent. The default index serves torch with gigabytes of
@@ -123,10 +126,10 @@ $(VENV)/.installed-docs: $(VENV)/.installed-test
 	@touch $@
 
 $(VENV)/.installed-test: pyproject.toml $(LOCKED) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --require-hashes --requirement $(LOCKED)
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
-	@if $(BIN)/python -m pip install --quiet --no-index --no-deps --dry-run '$(TORCH)' >/dev/null 2>&1; then \
-		echo "$(BIN)/python -m pip install $(TORCH)" && $(BIN)/python -m pip install --quiet '$(TORCH)'; \
+	$(INSTALL) --require-hashes --requirement $(LOCKED)
+	$(INSTALL) --no-deps --no-build-isolation --editable .
+	@if $(INSTALL) --no-index --no-deps --dry-run '$(TORCH)' >/dev/null 2>&1; then \
+		echo "pip install $(TORCH)" && $(INSTALL) '$(TORCH)'; \
 	else \
 		echo "torch is not at hand: tests that compare with it will be skipped (make test PEERS=1 installs it)"; \
 	fi

@@ -73,8 +73,9 @@ def test_of_torchs_own_layers(name: str, stack: str, lengths: Any) -> None:
         assert_close(value, wanted, "float64", STEPS, key)
 
 
-@EVERY_STACK
+@pytest.mark.broad_after(len(cells.names()))
 @pytest.mark.parametrize("name", cells.names())
+@EVERY_STACK
 def test_of_every_cell(name: str, stack: str) -> None:
     net = network(name, 3, 4, dtype="float64", **STACKS[stack])
     case = draw(net, 4, 3, **(flags(4, 3) if "both" in stack else {}))

@@ -1,4 +1,4 @@
-/* Count what a step calls: every function of the C library that takes memory or a lock, starts a thread or asks the
+/* Count what a step calls, or a call that generates: every function of the C library that takes memory or a lock, starts a thread or asks the
    system. They are replaced here, in the program, for the whole process; calls count while a thread is `watched`.
 
    Prints "steps: N", the calls in 2000 steps of fresh threads, and "control: 1" where one malloc was seen as such. */
@@ -9,7 +9,23 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#ifdef GENERATES /* calls of the network of test_generate.py */
+#include "tok.h"
+#define OPEN(handle) tok_open(NULL, &handle) || tok_init_state(handle, 1, h)
+#define CALL(handle) tok_generate(handle, 40, 1, NULL, 0, h, y, &length, NULL, 1, 0)
+#define CLOSE tok_close
+static tok *handle;
+static float h[TOK_H_PER_ROW];
+static int32_t y[40];
+static int64_t length;
+#else
 #include "lstm.h"
+#define OPEN(handle) lstm_open(NULL, &handle) || lstm_init_state(handle, 1, h, c)
+#define CALL(handle) lstm_step(handle, 1, x, h, c, y)
+#define CLOSE lstm_close
+static lstm *handle;
+static float x[LSTM_X_PER_ROW], h[LSTM_H_PER_ROW], c[LSTM_C_PER_ROW], y[LSTM_Y_PER_ROW];
+#endif
 
 extern void *__libc_malloc(size_t);
 extern void *__libc_calloc(size_t, size_t);
@@ -44,14 +60,11 @@ REPLACED(int, sched_yield, (void), ())
 REPLACED(int, clock_gettime, (clockid_t id, struct timespec *t), (id, t))
 REPLACED(char *, getenv, (const char *name), (name))
 
-static lstm *handle;
-static float x[LSTM_X_PER_ROW], h[LSTM_H_PER_ROW], c[LSTM_C_PER_ROW], y[LSTM_Y_PER_ROW];
-
 static void *steps(void *failed) {
   watching = pthread_self();
   watched = 1;
   for (int i = 0; i < 1000; ++i)
-    if (lstm_step(handle, 1, x, h, c, y)) *(int *)failed = 1;
+    if (CALL(handle)) *(int *)failed = 1;
   watched = 0;
   return 0;
 }
@@ -69,7 +82,7 @@ static void *control(void *unused) {
 int main(void) {
   pthread_t thread;
   int failed = 0;
-  if (lstm_open(NULL, &handle) || lstm_init_state(handle, 1, h, c)) return 1;
+  if (OPEN(handle)) return 1;
   for (int i = 0; i < 2; ++i) {
     if (pthread_create(&thread, 0, steps, &failed)) return 1;
     pthread_join(thread, 0);
@@ -79,6 +92,6 @@ int main(void) {
   if (pthread_create(&thread, 0, control, 0)) return 1;
   pthread_join(thread, 0);
   printf("steps: %d\ncontrol: %d\n", found, calls);
-  lstm_close(handle);
+  CLOSE(handle);
   return failed;
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ class Stepper:
     """The functions of a bundle that step one row, by ctypes."""
 
     def __init__(self, mod: rnn.Module, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
         mod.export(bundle=folder / "net")
         self.functions, self.handle = ctypes.CDLL(str(folder / "net" / "libnet.so")), ctypes.c_void_p()
         self.functions.net_error.restype = ctypes.c_char_p
@@ -72,7 +74,30 @@ def test_a_step_is_the_oracles(cell: str, sizes: tuple[int, int], tmp_path: Path
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("sizes", [(4, 4), (3, 5), (7, 24)], ids=str)
 @pytest.mark.parametrize("cell", CELLS)
-def test_of_every_cell(cell: str, sizes: tuple[int, int], tmp_path: Path) -> None:
+def test_of_every_cell(cell: str, tmp_path: Path) -> None:
+    check(network(cell, 3, 5), tmp_path)
+
+
+# Vectors of 16, 32 and 64 bytes, whole ones and what is left of them; states that are matrices, vectors, images.
+@pytest.mark.broad
+@pytest.mark.parametrize("sizes", [(4, 4), (8, 8), (7, 24), (16, 16), (2, 33)], ids=str)
+@pytest.mark.parametrize("cell", ["lstm", "gru_reset_before", "mlstm", "rg_lru"])
+def test_of_other_sizes(cell: str, sizes: tuple[int, int], tmp_path: Path) -> None:
     check(network(cell, *sizes), tmp_path)
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("options", [{"num_layers": 3}, {"num_layers": 2, "dtype": "float64"}], ids=str)
+def test_of_layers(options: dict[str, Any], tmp_path: Path) -> None:
+    check(network("lstm", 4, 8, **options), tmp_path)
+    check(network("cornn", 3, [5, 8, 4][: options["num_layers"]], **options), tmp_path / "sizes")
+
+
+def test_who_has_no_such_function() -> None:
+    def manifest(net: rnn.RNN, **options: Any) -> Any:
+        return rnn.compile(net, progress=False, **options).manifest
+
+    small = network("gru", 3, 4)
+    assert not manifest(small).get("direct") and not manifest(small, batch=2).get("direct")
+    assert not manifest(network("gru", 3, 4, bidirectional=True), batch=1).get("direct")

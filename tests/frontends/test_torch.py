@@ -184,8 +184,17 @@ class Tall(torch.nn.LSTM):
         (torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.GRU(3, 4)), ["Sequential", "the layer itself: model[1]"]),
         (torch.nn.ModuleDict({"a": torch.nn.ModuleList([torch.nn.GRU(3, 4)])}), ["the layer itself: model.a[0]"]),
         (
-            {"epoch": 3, "state": {"net": torch.nn.GRU(3, 4).state_dict()}},
-            ["epoch, state", "checkpoint['state']['net']"],
+            {"epoch": 3, "model": {"fc.weight": torch.ones(3, 7)}, "sizes": torch.ones(2)},
+            ["epoch: int", "model: dict of 1: fc.weight", "sizes: Tensor[2]", "weight_ih_l0"],
+        ),
+        (
+            {"a": torch.nn.GRU(3, 4), **{str(n): n for n in range(9)}},
+            ["a: GRU", "and 2 more", "pass checkpoint['a'], or its state_dict()"],
+        ),
+        ({}, ["no weights of a recurrent layer", "nothing"]),
+        (
+            {"model": {"a.": torch.nn.GRU(3, 4).state_dict()}, "ema": torch.nn.GRU(3, 4).state_dict()},
+            ["checkpoint['model']['a.']: ''", "checkpoint['ema']: ''", "pass one: checkpoint['model']"],
         ),
         (torch.nn.Linear(3, 3), ["linear.Linear", "torch.nn.LSTM", "a .safetensors file"]),
         (Tall(3, 4), ["Tall", "forward() of its own"]),
@@ -224,12 +233,75 @@ def test_dropout_between_layers_comes_along(training: bool) -> None:
     assert not rnn.from_torch(single).regularisers
 
 
-@pytest.mark.filterwarnings("ignore:.*TorchScript:DeprecationWarning", "ignore:.*torch.jit:DeprecationWarning")
-def test_of_a_scripted_layer_its_weights_are_taken() -> None:
-    layer = torch.jit.script(torch.nn.GRU(3, 4))
-    with pytest.raises(ConfigError, match=r"model\.state_dict\(\)"):
-        rnn.from_torch(layer)
-    assert rnn.from_torch(layer.state_dict(), "GRU").hidden_size == 4
+def test_weights_inside_of_a_checkpoint_are_found() -> None:
+    """As torch.save has them in people's trainings, DataParallel's and Lightning's."""
+    layer = layer_of("gru", "float32")
+    whole = {f"module.encoder.{name}": value for name, value in layer.state_dict().items()}
+    other = {f"decoder.{name}": value for name, value in layer_of("lstm").state_dict().items()}
+    optimiser = torch.optim.Adam(layer.parameters()).state_dict()
+    checkpoint = {"epoch": 3, "state_dict": whole, "optimizer_states": [optimiser], "loops": {"fit": {"state": {}}}}
+    net = rnn.from_torch(checkpoint)
+    assert_same_bits(rnn.state_dict(net), layer.state_dict())
+    assert net.origin is not None
+    assert net.origin.layer == "torch.nn.GRU 'module.encoder' in checkpoint['state_dict']"
+    deep = rnn.from_torch({"experiment": {1: {"model": {**whole, **other}}}, "ema": other}, prefix="module.encoder")
+    assert deep.origin is not None and deep.origin.layer.endswith(
+        "'module.encoder' in checkpoint['experiment'][1]['model']"
+    )
+    with pytest.raises(
+        ConfigError, match=r"several dicts[\s\S]*\['g'\]: 'decoder\.'[\s\S]*\['d'\]: 'module\.encoder\.'"
+    ):
+        rnn.from_torch({"g": other, "d": whole})
+
+
+class Speech(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = torch.nn.RNN(3, 4, 2, nonlinearity="relu", dropout=0.25, batch_first=True)
+        self.cell = torch.nn.RNNCell(4, 2, nonlinearity="relu")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.cell(self.rnn(x)[0][0])
+
+
+class Scaled(torch.nn.GRU):
+    def forward(self, input: torch.Tensor, hx: torch.Tensor | None = None) -> torch.Tensor:
+        return 2.0 * input.sum() + self.weight_ih_l0.sum()
+
+
+JIT = pytest.mark.filterwarnings("ignore:.*(TorchScript|torch.jit)", "ignore::torch.jit.TracerWarning")
+
+
+@JIT
+def test_scripts_say_their_weights_and_options(tmp_path: Path) -> None:
+    model = Speech().eval()
+    torch.jit.save(torch.jit.script(model), str(tmp_path / "m.pt"))
+    script = torch.jit.load(str(tmp_path / "m.pt"))
+    net = rnn.from_torch(script, prefix="rnn", batch_first=False)
+    assert net.cell is rnn.cells.elman_relu and net.regularisers.facts() == {"dropout": 0.25}
+    assert net.origin is not None and net.origin.batch_first and net.origin.layer == "torch.nn.RNN 'rnn'"
+    assert_same_bits(rnn.state_dict(net), model.rnn.state_dict())
+    assert rnn.from_torch(script, prefix="cell").cell is rnn.cells.elman_relu
+    assert rnn.from_torch(torch.jit.script(torch.nn.GRU(3, 4))).hidden_size == 4
+    for call, text in (
+        (lambda: rnn.from_torch(script, prefix="rnn"), "batch first"),
+        (lambda: rnn.from_torch(script), "prefixes 'cell.', 'rnn.'"),
+        (lambda: rnn.from_torch(torch.jit.script(Scaled(3, 4))), r"Scaled[\s\S]*write them as a cell"),
+        (lambda: rnn.from_torch(torch.jit.script(torch.nn.Linear(3, 4))), "no weights"),
+    ):
+        with pytest.raises((ConfigError, WeightError), match=text):
+            call()
+
+
+@JIT
+def test_traces_say_their_weights() -> None:
+    """Without options: the kind where there is one alone, and what from_torch is told."""
+    traced = torch.jit.trace(Speech().eval(), torch.zeros(2, 5, 3))
+    with pytest.raises(ConfigError, match='kind="RNN", nonlinearity="relu"'):
+        rnn.from_torch(traced, prefix="rnn")
+    net = rnn.from_torch(traced, "RNN", prefix="rnn", nonlinearity="relu")
+    assert net.num_layers == 2 and net.cell is rnn.cells.elman_relu
+    assert rnn.from_torch(torch.jit.trace(torch.nn.LSTM(3, 4), torch.zeros(2, 5, 3))).cell is rnn.cells.lstm
 
 
 def test_cells_that_torch_lacks() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import tvm_rnn as rnn
 from tvm_rnn.errors import ConfigError, TvmRnnError, WeightError
-from tvm_rnn.frontends.torch_names import Form, read_form, select
+from tvm_rnn.frontends.torch_names import Form, locate, places, prefixes, read_form, select
 
 
 def zeros(form: Form, prefix: str = "") -> dict[str, np.ndarray]:
@@ -89,6 +89,16 @@ def test_which_names_are_meant() -> None:
         select(names[2:], None)
     with pytest.raises(WeightError, match="nothing"):
         select([], None)
+
+
+def test_where_weights_are() -> None:
+    names, inner = {"b.weight_ih_l0": 1, "x": 2}, {"weight_hh": 3}
+    assert places(names) == {"": names} and prefixes(["weight_hh", *names]) == ["", "b."]
+    whole: dict[str, object] = {"a": {0: names}, "c": inner, "lists": [names]}
+    assert places(whole) == {"['a'][0]": names, "['c']": inner} and places(whole, depth=1) == {"['c']": inner}
+    assert locate(whole, "b") == ("['a'][0]", names) and locate(whole, "") == ("['c']", inner)
+    with pytest.raises(ConfigError, match=r"checkpoint\['a'\]\[0\]: 'b\.'"):
+        locate(whole, "d")
 
 
 NAMES = st.sampled_from([*FORM.shapes(), "weight_ih", "weight_hr_l0", "weight_ih_l7", "x"])

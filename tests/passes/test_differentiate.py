@@ -107,6 +107,7 @@ def test_data_gradients_leave_the_loop() -> None:
     assert [g.kind for g in back.groups if g.region == "step"] == ["pointwise", "gemm"]
 
 
+@pytest.mark.broad_after(20)
 @pytest.mark.parametrize("name", NAMES)
 def test_states_alone_are_enough(name: str) -> None:
     """All that gradients read is made again of them, and its products leave the loop with those of matrices aside."""

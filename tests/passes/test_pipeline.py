@@ -23,8 +23,9 @@ V4 = target.TABLE["x86-64-v4"]
 OFF = [(), *((name,) for name in PASS_NAMES), *combinations(PASS_NAMES[:3], 2), PASS_NAMES]
 
 
-@pytest.mark.parametrize("off", OFF, ids=lambda off: "+".join(off) or "all on")
+@pytest.mark.broad_after(len(rnn.cells.names()))
 @pytest.mark.parametrize("name", rnn.cells.names())
+@pytest.mark.parametrize("off", OFF, ids=lambda off: "+".join(off) or "all on")
 def test_every_stage_means_the_same(name: str, off: tuple[str, ...]) -> None:
     c = rnn.cells.get(name)
     width = 3 if "I" in c.size_names else 5

@@ -42,7 +42,7 @@ struct loaded {
   int (*pool_size)(void*, const TVMFFIAny*, int32_t, TVMFFIAny*);
   void (*last_error)(char*, int64_t);
   struct network {
-    Function sequence;
+    Function sequence, generate;
     void *packed, *direct_packed;
     void (*direct)(void);
   } network[];
@@ -56,7 +56,8 @@ struct engine {
   struct room {
     void *work, *states; /* states: where a call's first states are copied, so that results may take their place */
     void* packed;        /* weights that were given to this handle; null where they are the file's */
-    int64_t work_elements, state_rows;
+    void* loop;          /* of generation */
+    int64_t work_elements, state_rows, loop_rows;
   } room[];
 };
 
@@ -208,6 +209,12 @@ static void integer(TVMFFIAny* argument, int64_t value) {
   argument->v_int64 = value;
 }
 
+static void floating(TVMFFIAny* argument, double value) {
+  memset(argument, 0, sizeof *argument);
+  argument->type_index = kTVMFFIFloat;
+  argument->v_float64 = value;
+}
+
 static int32_t called(const struct loaded* own, int status) {
   if (!status) return ENGINE_OK;
   char said[512] = "";
@@ -303,10 +310,12 @@ static struct layout whole_layout(const struct engine_network* n) {
 static int32_t load_network(struct loaded* own, int32_t number, const char* path) {
   const struct engine_network* n = &own->module->network[number];
   struct network* loaded = &own->network[number];
-  loaded->sequence = (Function)symbol(own, "__tvm_ffi_", n->sequence);
+  if (n->sequence) loaded->sequence = (Function)symbol(own, "__tvm_ffi_", n->sequence);
+  if (n->generation) loaded->generate = (Function)symbol(own, "__tvm_ffi_", n->generation->function);
   if (n->direct) *(void**)&loaded->direct = symbol(own, "", n->direct);
-  if (!loaded->sequence || (n->direct && !loaded->direct))
+  if ((n->sequence && !loaded->sequence) || (n->direct && !loaded->direct))
     FAIL(BAD_FILE, "%s has no sequence function, or no step", path);
+  if (n->generation && !loaded->generate) FAIL(BAD_FILE, "%s has no function that generates", path);
   if (n->given) return ENGINE_OK;
   TRY(pack_weights(own, whole_layout(n), n->bits, 0, &loaded->packed));
   if (!n->direct) return ENGINE_OK;
@@ -411,6 +420,7 @@ void engine_close(struct engine* handle) {
     free(handle->room[i].work);
     free(handle->room[i].states);
     free(handle->room[i].packed);
+    free(handle->room[i].loop);
   }
   engine_keep(handle, 0, 0);
   release(handle->loaded);
@@ -460,10 +470,61 @@ static int64_t plus(int64_t a, int64_t rows, int64_t b) {
   return product < 0 || b < 0 || __builtin_add_overflow(product, b, &result) ? -1 : result;
 }
 
-static int64_t workspace(const struct engine_network* n, int64_t tile_rows, int64_t steps, int64_t batch) {
-  int64_t size = plus(n->per_row, batch, n->fixed);
-  size = plus(n->per_tile_row, tile_rows, size);
-  return plus(n->per_sequence_row, engine_times(steps, batch), size);
+static int64_t workspace(const struct engine_workspace* w, int64_t tile_rows, int64_t steps, int64_t batch) {
+  int64_t size = plus(w->per_row, batch, w->fixed);
+  size = plus(w->per_tile_row, tile_rows, size);
+  return plus(w->per_sequence_row, engine_times(steps, batch), size);
+}
+
+/* Of the largest call of the network; -1 where that is no size. */
+static int64_t working(const struct engine_network* n, int64_t steps, int64_t batch) {
+  const struct engine_generation* g = n->generation;
+  int64_t rows = engine_times(steps, batch), own = 0, loop = 0;
+  /* Enough for every smaller call too: a smaller batch may have more rows in its tiles, but not more than this. */
+  int64_t most = batch > n->rows_per_tile ? batch : n->rows_per_tile;
+  if (n->sequence) own = rows < 0 ? -1 : workspace(&n->workspace, rows < most ? rows : most, steps, batch);
+  if (g) loop = workspace(&g->workspace, batch, g->steps, batch);
+  return own < 0 || loop < 0 ? -1 : own > loop ? own : loop;
+}
+
+/* --- memory of generation: inputs, outputs, ends and keys, one after the other --- */
+
+/* Bytes of the inputs, or the outputs; of the ends: whole lines of a cache, -1 where that is no size. */
+static void loop_bytes(const struct engine_network* n, int64_t batch, int64_t* flow, int64_t* ends) {
+  int64_t row = engine_times(n->generation->steps, n->input_per_row[0] * n->bits / 8);
+  *flow = plus(engine_times(batch, row), 1, ALIGNMENT) / ALIGNMENT * ALIGNMENT;
+  *ends = plus(batch, sizeof(int64_t), ALIGNMENT) / ALIGNMENT * ALIGNMENT;
+}
+
+static int32_t reserve_loop(const struct engine_network* n, int64_t batch, struct room* room) {
+  int64_t flow, ends;
+  if (!n->generation || batch <= room->loop_rows) return ENGINE_OK;
+  loop_bytes(n, batch, &flow, &ends);
+  int64_t keys = (int64_t)n->generation->layers * n->generation->draws * 2 * (int64_t)sizeof(uint32_t);
+  int64_t bytes = flow <= 0 || ends <= 0 ? -1 : plus(flow, 2, plus(ends, 1, keys));
+  void* memory = bytes < 0 ? 0 : aligned(bytes, 1);
+  if (!memory) FAIL(NO_MEMORY, "no memory to generate %lld rows", (long long)batch);
+  free(room->loop);
+  room->loop = memory;
+  room->loop_rows = batch;
+  return ENGINE_OK;
+}
+
+int engine_memory_of(const struct engine* handle, int32_t network, int64_t batch, struct engine_memory* memory) {
+  const struct engine_network* n = engine_network_of(handle, network);
+  const struct room* room = &handle->room[network];
+  int64_t flow, ends;
+  if (batch > room->loop_rows || batch > room->state_rows) return 0;
+  loop_bytes(n, batch, &flow, &ends);
+  memory->x = room->loop;
+  memory->y = memory->x + flow;
+  memory->ends = (int64_t*)(memory->y + flow);
+  memory->keys = (uint32_t*)(memory->y + flow + ends);
+  return 1;
+}
+
+const struct engine_network* engine_network_of(const struct engine* handle, int32_t network) {
+  return &handle->loaded->module->network[network];
 }
 
 static int64_t state_elements(const struct engine_network* n) {
@@ -477,10 +538,7 @@ int32_t engine_reserve(struct engine* handle, int32_t network, int64_t steps, in
   if (steps < 1 || batch < 1) FAIL(BAD_ARGUMENT, "reserve: steps and batch must be at least 1");
   const struct engine_network* n = &handle->loaded->module->network[network];
   struct room* room = &handle->room[network];
-  int64_t rows = engine_times(steps, batch);
-  /* Enough for every smaller call too: a smaller batch may have more rows in its tiles, but not more than this. */
-  int64_t most = batch > n->rows_per_tile ? batch : n->rows_per_tile;
-  int64_t elements = rows < 0 ? -1 : workspace(n, rows < most ? rows : most, steps, batch);
+  int64_t elements = working(n, steps, batch);
   int64_t states = engine_times(state_elements(n), batch);
   if (elements < 0 || states < 0 || engine_times(elements, 8) < 0 || engine_times(states, 8) < 0)
     FAIL(BAD_ARGUMENT, "reserve: %lld steps of %lld rows are too many", (long long)steps, (long long)batch);
@@ -498,19 +556,12 @@ int32_t engine_reserve(struct engine* handle, int32_t network, int64_t steps, in
     room->states = copies;
     room->state_rows = batch;
   }
-  return ENGINE_OK;
+  return reserve_loop(n, batch, room);
 }
 
 /* --- calls of networks --- */
 
-/* An array that a call was given: bytes, of items of that size. */
-struct given {
-  const char *name, *data;
-  int64_t bytes, item;
-  int written;
-};
-
-static int32_t check_arrays(const struct given* all, int count) {
+int32_t engine_check(const struct engine_given* all, int count) {
   for (int i = 0; i < count; ++i) {
     if (all[i].bytes < 0) FAIL(BAD_ARGUMENT, "%s would be too large", all[i].name);
     if (!all[i].bytes) continue;
@@ -525,23 +576,23 @@ static int32_t check_arrays(const struct given* all, int count) {
   return ENGINE_OK;
 }
 
-static struct given array_of(const char* name, const void* data, int64_t rows, int64_t per_row, int64_t item,
-                             int written) {
-  return (struct given){name, data, engine_times(engine_times(rows, per_row), item), item, written};
+struct engine_given engine_given(const char* name, const void* data, int64_t rows, int64_t per_row, int64_t item,
+                                 int written) {
+  return (struct engine_given){name, data, engine_times(engine_times(rows, per_row), item), item, written};
 }
 
-static int put_states(const struct engine_network* n, int64_t batch, void* const* states, struct given* all) {
+int engine_put_states(const struct engine_network* n, int64_t batch, void* const* states, struct engine_given* all) {
   for (int32_t i = 0; i < n->states; ++i)
-    all[i] = array_of(n->names[n->inputs + i], states[i], batch, n->state_per_row[i], n->bits / 8, 1);
+    all[i] = engine_given(n->names[n->inputs + i], states[i], batch, n->state_per_row[i], n->bits / 8, 1);
   return n->states;
 }
 
 int32_t engine_init_state(struct engine* handle, int32_t network, int64_t batch, void* const* states) {
-  struct given all[ENGINE_MOST_ARRAYS];
+  struct engine_given all[ENGINE_MOST_ARRAYS];
   if (!handle) FAIL(BAD_ARGUMENT, "init_state: no handle");
   const struct engine_network* n = &handle->loaded->module->network[network];
   if (batch < 0) FAIL(BAD_ARGUMENT, "init_state: %lld rows", (long long)batch);
-  TRY(check_arrays(all, put_states(n, batch, states, all)));
+  TRY(engine_check(all, engine_put_states(n, batch, states, all)));
   for (int32_t i = 0; i < n->states; ++i)
     for (int64_t k = 0; k < batch * n->state_per_row[i]; ++k)
       if (n->bits == 32) ((float*)states[i])[k] = (float)n->initial[i];
@@ -550,7 +601,7 @@ int32_t engine_init_state(struct engine* handle, int32_t network, int64_t batch,
 }
 
 static int32_t check_call(const struct engine_network* n, const struct engine_call* call) {
-  struct given all[ENGINE_MOST_ARRAYS + 3];
+  struct engine_given all[ENGINE_MOST_ARRAYS + 3];
   int64_t item = n->bits / 8, rows = engine_times(call->steps, call->batch);
   int count = 0;
   if (call->steps < 0 || call->batch < 0)
@@ -558,12 +609,12 @@ static int32_t check_call(const struct engine_network* n, const struct engine_ca
   for (int32_t i = 0; call->reset && i < n->states; ++i)
     if (n->initial[i] != n->initial[i]) FAIL(BAD_ARGUMENT, "reset does not go with the constant %s", n->names[n->inputs + i]);
   for (int32_t i = 0; i < n->inputs; ++i, ++count)
-    all[count] = array_of(n->names[i], call->inputs[i], rows, n->input_per_row[i], item, 0);
-  count += put_states(n, call->batch, call->states, all + count);
-  all[count] = array_of(n->names[count], call->y, rows, n->output_per_row, item, 1), ++count;
-  if (call->lengths) all[count++] = array_of("lengths", call->lengths, call->batch, 1, sizeof *call->lengths, 0);
-  if (call->reset) all[count++] = array_of("reset", call->reset, rows, 1, sizeof *call->reset, 0);
-  TRY(check_arrays(all, count));
+    all[count] = engine_given(n->names[i], call->inputs[i], rows, n->input_per_row[i], item, 0);
+  count += engine_put_states(n, call->batch, call->states, all + count);
+  all[count] = engine_given(n->names[count], call->y, rows, n->output_per_row, item, 1), ++count;
+  if (call->lengths) all[count++] = engine_given("lengths", call->lengths, call->batch, 1, sizeof *call->lengths, 0);
+  if (call->reset) all[count++] = engine_given("reset", call->reset, rows, 1, sizeof *call->reset, 0);
+  TRY(engine_check(all, count));
   for (int64_t b = 0; call->lengths && b < call->batch; ++b)
     if (call->lengths[b] < 0 || call->lengths[b] > call->steps)
       FAIL(BAD_ARGUMENT, "lengths: %lld for row %lld, not 0 to %lld", (long long)call->lengths[b], (long long)b,
@@ -571,13 +622,14 @@ static int32_t check_call(const struct engine_network* n, const struct engine_ca
   return ENGINE_OK;
 }
 
-static int32_t run(struct engine* handle, int32_t network, const struct engine_call* call) {
-  const struct engine_network* n = &handle->loaded->module->network[network];
+int32_t engine_run(struct engine* handle, int32_t network, const struct engine_call* call) {
+  const struct engine_network* n = engine_network_of(handle, network);
+  const struct engine_part* part = call->part;
   const struct room* room = &handle->room[network];
   DLTensor tensors[2 * ENGINE_MOST_ARRAYS + 8];
-  TVMFFIAny arguments[2 * ENGINE_MOST_ARRAYS + 16], result = {0};
+  TVMFFIAny arguments[2 * ENGINE_MOST_ARRAYS + 24], result = {0};
   int64_t sizes[2 * ENGINE_MOST_ARRAYS + 8], T = call->steps, B = call->batch, rows = T * B, item = n->bits / 8;
-  int64_t none_length = 0, tile = tile_of(n, T, B);
+  int64_t none_length = 0, tile = part ? 1 : tile_of(n, T, B);
   uint8_t none_reset = 0;
   int at = 0, array = 0;
   integer(&arguments[at++], T);
@@ -605,8 +657,19 @@ static int32_t run(struct engine* handle, int32_t network, const struct engine_c
   ARRAY(call->lengths ? call->lengths : &none_length, call->lengths ? B : 1, kDLInt, 64);
   ARRAY(call->reset ? call->reset : &none_reset, call->reset ? rows : 1, kDLUInt, 8);
   ARRAY(room->packed ? room->packed : handle->loaded->network[network].packed, n->packed_elements, kDLFloat, n->bits);
-  ARRAY(room->work, workspace(n, tile * B, T, B), kDLFloat, n->bits);
-  return called(handle->loaded, handle->loaded->network[network].sequence(0, arguments, at, &result));
+  ARRAY(room->work, workspace(part ? &n->generation->workspace : &n->workspace, tile * B, T, B), kDLFloat, n->bits);
+  if (part) {
+    integer(&arguments[at++], part->given);
+    integer(&arguments[at++], part->has_stop);
+    floating(&arguments[at++], part->stop);
+    ARRAY(part->progress, 2, kDLInt, 64);
+    if (n->generation->draws) {
+      integer(&arguments[at++], part->first_step);
+      ARRAY(part->keys, (int64_t)n->generation->layers * n->generation->draws * 2, kDLUInt, 32);
+    }
+  }
+  const struct network* own = &handle->loaded->network[network];
+  return called(handle->loaded, (part ? own->generate : own->sequence)(0, arguments, at, &result));
 }
 
 int32_t engine_step(struct engine* handle, int32_t network, const struct engine_call* call) {
@@ -615,10 +678,10 @@ int32_t engine_step(struct engine* handle, int32_t network, const struct engine_
   const struct room* room = &handle->room[network];
   TRY(check_call(n, call));
   if (!call->batch) return ENGINE_OK;
-  if (call->batch > room->state_rows || workspace(n, call->batch, 1, call->batch) > room->work_elements)
+  if (call->batch > room->state_rows || workspace(&n->workspace, call->batch, 1, call->batch) > room->work_elements)
     FAIL(BAD_ARGUMENT, "step: %lld rows and a step takes no memory: reserve(1, %lld) first", (long long)call->batch,
          (long long)call->batch);
-  return run(handle, network, call);
+  return engine_run(handle, network, call);
 }
 
 int32_t engine_sequence(struct engine* handle, int32_t network, const struct engine_call* call) {
@@ -626,5 +689,5 @@ int32_t engine_sequence(struct engine* handle, int32_t network, const struct eng
   TRY(check_call(&handle->loaded->module->network[network], call));
   if (!call->batch || !call->steps) return ENGINE_OK;
   TRY(engine_reserve(handle, network, call->steps, call->batch));
-  return run(handle, network, call);
+  return engine_run(handle, network, call);
 }

@@ -24,9 +24,24 @@ struct engine_pack {
   const int32_t* arrays; /* numbers in engine_module.arrays */
 };
 
+/* Elements of working memory: fixed + rows (per_row + steps of a tile * per_tile_row + steps * per_sequence_row). */
+struct engine_workspace {
+  int64_t fixed, per_row, per_tile_row, per_sequence_row;
+};
+
+/* The function in which an output is the next input. tokens: how many there are, 0 where the first input is none; steps:
+   of one call of it; draw: the numbers that stand for the names of what it draws, in each layer. */
+struct engine_generation {
+  const char* function;
+  int64_t tokens, steps;
+  int32_t layers, draws;
+  const uint32_t* draw;
+  struct engine_workspace workspace;
+};
+
 /* One recurrent network of the module. per_row: elements of one row (of one step, of inputs and outputs). */
 struct engine_network {
-  const char* sequence;
+  const char* sequence; /* null: it can only generate */
   uint8_t bits; /* of a float: 32 or 64 */
   uint8_t can_step, given; /* given: its weights are not in the file, see engine_weights */
   int32_t inputs, states, packs;
@@ -35,16 +50,18 @@ struct engine_network {
   const int64_t* state_per_row;
   const double* initial; /* NaN: of a constant, which a caller gives once for a sequence */
   int64_t output_per_row, packed_elements;
-  int64_t fixed, per_row, per_tile_row, per_sequence_row, rows_per_tile; /* of the workspace */
+  struct engine_workspace workspace;
+  int64_t rows_per_tile;
   const struct engine_pack* pack;
   const char* direct; /* a plain C function of one step of one row, see struct engine_direct; or null */
   int64_t direct_elements; /* of its packed weights, by these packs */
   int32_t direct_packs;
   const struct engine_pack* direct_pack;
+  const struct engine_generation* generation; /* null: it cannot generate */
 };
 
 /* What a step of one row calls: step(inputs..., y, states..., weights). A handle begins with a pointer to one of these
-   for each network; the header that source.py's header has for programs says the same. */
+   for each network, and the inline functions of NAME.h (header.py) call it. */
 struct engine_direct {
   void (*step)(void);
   const void* weights;
@@ -65,9 +82,18 @@ struct engine_module {
   const struct engine_feature* feature;
 };
 
-struct engine; /* a handle: see struct engine_direct: one thread at a time; the loaded code and weights are shared */
+struct engine; /* a handle: one thread at a time; the loaded code and weights are shared */
 
-/* What a call of a network is given. lengths, reset: null where there are none. */
+/* What the loop of generation takes besides: of the steps given ones, the output that ends a row, {rows that have not
+   ended, steps done}, and of random numbers the first step and the keys. */
+struct engine_part {
+  int64_t given, has_stop;
+  double stop;
+  int64_t *progress, first_step;
+  const uint32_t* keys;
+};
+
+/* What a call of a network is given. lengths, reset: null where there are none; part: null where nothing is generated. */
 struct engine_call {
   int64_t steps, batch;
   const void* const* inputs;
@@ -75,6 +101,23 @@ struct engine_call {
   void* y;
   const int64_t* lengths;
   const uint8_t* reset;
+  const struct engine_part* part;
+};
+
+/* What a call of generation asks for. prompt, y, stop: int32_t where the network has tokens; prompt_steps: 0: a step of
+   zeros; inputs: from 1 on, for prompt_steps - 1 + steps; lengths: null, or how many steps each row took; stop: null, or
+   the output that ends a row. */
+struct engine_request {
+  int64_t steps, batch;
+  const void* prompt;
+  int64_t prompt_steps;
+  const void* const* inputs;
+  void* const* states;
+  void* y;
+  int64_t* lengths;
+  const void* stop;
+  uint64_t seed;
+  int64_t first_step;
 };
 
 int32_t engine_open(const struct engine_module* module, const char* path, struct engine** out);
@@ -85,6 +128,7 @@ int32_t engine_threads(struct engine* handle, int32_t threads);
 int32_t engine_init_state(struct engine* handle, int32_t network, int64_t batch, void* const* states);
 int32_t engine_step(struct engine* handle, int32_t network, const struct engine_call* call);
 int32_t engine_sequence(struct engine* handle, int32_t network, const struct engine_call* call);
+int32_t engine_generate(struct engine* handle, int32_t network, const struct engine_request* request);
 const char* engine_error(void);
 
 /* For program.c: lay out the weights of a network that has none in the file, for this handle until the next ones; given:
@@ -97,6 +141,30 @@ void engine_keep(struct engine* handle, int32_t count, void** pieces);
 const void* engine_array_data(const struct engine* handle, int32_t number);
 int32_t engine_fail(int32_t code, const char* format, ...) __attribute__((format(printf, 2, 3)));
 int64_t engine_times(int64_t a, int64_t b);
+
+/* An array that a call was given: bytes, of items of that size. */
+struct engine_given {
+  const char *name, *data;
+  int64_t bytes, item;
+  int written;
+};
+
+/* A handle's memory for generation: inputs and outputs of engine_generation.steps steps, rows' ends, keys. */
+struct engine_memory {
+  char *x, *y;
+  int64_t* ends;
+  uint32_t* keys;
+};
+
+/* For generate.c: an array and its bytes; whether arrays are there, aligned and apart; all states as such; the network;
+   its memory for so many rows, or 0 where they were not reserved; a call of compiled code whose arrays were checked. */
+struct engine_given engine_given(const char* name, const void* data, int64_t rows, int64_t per_row, int64_t item,
+                                 int written);
+int32_t engine_check(const struct engine_given* all, int count);
+int engine_put_states(const struct engine_network* n, int64_t batch, void* const* states, struct engine_given* all);
+const struct engine_network* engine_network_of(const struct engine* handle, int32_t network);
+int engine_memory_of(const struct engine* handle, int32_t network, int64_t batch, struct engine_memory* memory);
+int32_t engine_run(struct engine* handle, int32_t network, const struct engine_call* call);
 
 #define FAIL(code, ...) return engine_fail(ENGINE_##code, __VA_ARGS__)
 #define TRY(call)                      \

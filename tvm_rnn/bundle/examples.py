@@ -1,7 +1,8 @@
-"""Programs that use a bundle, in C and C++: over files of raw numbers, and in C a step at a time as a stream.
+"""Programs that use a bundle, in C and C++: over files of raw numbers, and in C a step at a time as a stream, and as a
+loop that feeds itself.
 
-In: `Facts`. Out: texts of example.c, example.cpp and stream.c, for the module's first network; of example.c and
-example.cpp for the whole model, where the module has one around its networks.
+In: `Facts`. Out: texts of example.c, example.cpp, stream.c and generate.c, for the module's first network; of example.c
+and example.cpp for the whole model, where the module has one around its networks.
 """
 
 from __future__ import annotations
@@ -46,16 +47,7 @@ static double now_us(void) {{
 }}
 """
 
-EXAMPLE_C = (
-    """\
-/* Run {name} over raw {kind} numbers, [steps][batch][...] in C order, and print the last step.
-
-     example_c [--batch B] [--output y.raw] [--time N]{files}
-
-   --time N: also time N calls of {timed}, and print p50, p99 and p99.9. */
-"""
-    + C_HELPERS
-    + """
+FILES_C = """
 #define CHECK(call)                                                     \\
   do {{                                                                  \\
     if ((call) != {macro}_OK) {{                                          \\
@@ -65,21 +57,33 @@ EXAMPLE_C = (
   }} while (0)
 
 /* All of a file; *count: how many numbers it has. */
-static {kind} *read_file(const char *path, int64_t *count) {{
+static {read_kind} *read_file(const char *path, int64_t *count) {{
   FILE *file = fopen(path, "rb");
   long bytes = -1;
   if (file && !fseek(file, 0, SEEK_END)) bytes = ftell(file);
-  if (bytes < 0 || bytes % (long)sizeof({kind}) || fseek(file, 0, SEEK_SET)) {{
-    fprintf(stderr, "%s: not a file of {kind} numbers\\n", path);
+  if (bytes < 0 || bytes % (long)sizeof({read_kind}) || fseek(file, 0, SEEK_SET)) {{
+    fprintf(stderr, "%s: not a file of {read_kind} numbers\\n", path);
     exit(1);
   }}
-  {kind} *data = memory(bytes);
-  *count = bytes / (long)sizeof({kind});
-  if (fread(data, sizeof({kind}), (size_t)*count, file) != (size_t)*count) exit(1);
+  {read_kind} *data = memory(bytes);
+  *count = bytes / (long)sizeof({read_kind});
+  if (fread(data, sizeof({read_kind}), (size_t)*count, file) != (size_t)*count) exit(1);
   fclose(file);
   return data;
 }}
+"""
 
+EXAMPLE_C = (
+    """\
+/* Run {name} over raw {kind} numbers, [steps][batch][...] in C order, and print the last step.
+
+     example_c [--batch B] [--output y.raw] [--time N]{files}
+
+   --time N: also time N calls of {timed}, and print p50, p99 and p99.9. */
+"""
+    + C_HELPERS
+    + FILES_C.replace("{read_kind}", "{kind}")
+    + """
 int main(int argc, char **argv) {{
   int64_t batch = 1, timed = 0, steps = -1;
   const char *output = 0, *files[{inputs}] = {{0}};
@@ -201,6 +205,86 @@ static int run(int argc, char **argv) {{
   std::cout.precision(9);
   for (std::size_t i = y.size() - (steps ? batch * {macro_n}_Y_PER_ROW : 0), n = 1; i < y.size(); ++i, ++n)
     std::cout << y[i] << (n % {macro_n}_Y_PER_ROW ? ' ' : '\\n');
+  return 0;
+}}
+"""
+)
+
+GENERATE_C = (
+    """\
+/* Let {name} feed itself, and print what each row makes.
+
+     generate [--prompt p.raw] [--batch B] [--stop S]{seed_usage} [--output y.raw] [--time N] STEPS{files}
+
+   p.raw: {token} numbers, [P][B]{layout} in C order; the first input is 0 without one.{inputs_text}
+   --time N: also time N calls of {network}_generate, and print p50, p99 and p99.9. */
+"""
+    + C_HELPERS
+    + FILES_C.replace("read_file", "read_prompt").replace("{read_kind}", "{token}")
+    + """{read_inputs}
+int main(int argc, char **argv) {{
+  const char *path = 0, *output = 0, *ends = 0{files_variable};
+  int64_t batch = 1, timed = 0, steps = 0, prompt_steps = 0, count = 0{seed_variable};
+  int given = -1;
+  for (int i = 1; i < argc; ++i) {{
+    if (!strcmp(argv[i], "--prompt") && i + 1 < argc) path = argv[++i];
+    else if (!strcmp(argv[i], "--batch") && i + 1 < argc) batch = atoll(argv[++i]);
+    else if (!strcmp(argv[i], "--stop") && i + 1 < argc) ends = argv[++i];{seed_argument}
+    else if (!strcmp(argv[i], "--output") && i + 1 < argc) output = argv[++i];
+    else if (!strcmp(argv[i], "--time") && i + 1 < argc) timed = atoll(argv[++i]);
+    else if (given < 0) steps = atoll(argv[i]), given = 0;
+{files_argument}    else given = {inputs} + 1;
+  }}
+  if (given != {inputs} || batch < 1 || steps < 1) {{
+    fprintf(stderr, "usage: %s [--prompt p.raw] [--batch B] [--stop S]{seed_usage} [--output y.raw] [--time N] "
+                    "STEPS{files}\\n", argv[0]);
+    return 2;
+  }}
+
+  {name} *handle;
+  CHECK({name}_open(NULL, &handle));
+  CHECK({network}_reserve(handle, 1, batch));
+  {token} *prompt = path ? read_prompt(path, &count) : 0, stop = ends ? ({token})atof(ends) : 0;
+  prompt_steps = count / (batch * {macro_n}_Y_PER_ROW);
+  if (path && (!count || count % (batch * {macro_n}_Y_PER_ROW))) {{
+    fprintf(stderr, "%s does not hold [P][%lld][%d] numbers\\n", path, (long long)batch, {macro_n}_Y_PER_ROW);
+    return 1;
+  }}
+{read}
+{states}
+  {token} *y = memory(steps * batch * {macro_n}_Y_PER_ROW * (int64_t)sizeof *y);
+  int64_t *lengths = memory(batch * (int64_t)sizeof *lengths);
+  CHECK({network}_init_state(handle, batch{state_names}));
+  CHECK({call});
+
+  for (int64_t b = 0; b < batch; ++b)
+    for (int64_t t = 0; t < lengths[b]; ++t)
+      for (int64_t i = 0; i < {macro_n}_Y_PER_ROW; ++i)
+        printf("%.9g%c", (double)y[(t * batch + b) * {macro_n}_Y_PER_ROW + i],
+               t + 1 < lengths[b] || i + 1 < {macro_n}_Y_PER_ROW ? ' ' : '\\n');
+  if (output) {{
+    FILE *file = fopen(output, "wb");
+    size_t size = (size_t)(steps * batch * {macro_n}_Y_PER_ROW);
+    if (!file || fwrite(y, sizeof *y, size, file) != size || fclose(file)) {{
+      fprintf(stderr, "cannot write %s\\n", output);
+      return 1;
+    }}
+  }}
+  if (timed > 0) {{
+    double *us = memory(timed * (int64_t)sizeof *us);
+    for (int64_t i = 0; i < timed; ++i) {{
+      double start = now_us();
+      CHECK({call});
+      us[i] = now_us() - start;
+    }}
+    print_times("{network}_generate", us, timed);
+    free(us);
+  }}
+{free}
+  free(prompt);
+  free(lengths);
+  free(y);
+  {name}_close(handle);
   return 0;
 }}
 """
@@ -430,10 +514,7 @@ def example_c(facts: Facts) -> str:
         reserved="1",
         call=f"{n.name}_{entry}(handle, {size}batch{inputs}{states}, y{rest})",
         read="\n".join(read),
-        states="\n".join(
-            f"  {n.c_type} *{s.name} = memory(batch * {n.macro}_{s.name.upper()}_PER_ROW * (int64_t)sizeof *{s.name});"
-            for s in n.states
-        ),
+        states=_states_c(n),
         state_names=states,
         input_names=inputs,
         free="\n".join(f"  free({a.name});" for a in (*n.inputs, *n.states)),
@@ -504,6 +585,49 @@ def _pieces(facts: Facts, n: Network) -> dict[str, object]:
         "inputs": len(n.inputs),
         "files": "".join(f" {x.name}.raw" for x in n.inputs),
     }
+
+
+def generate_c(facts: Facts) -> str:
+    """The C program that generates. Only for networks that can."""
+    n, drawn = facts.networks[0], facts.networks[0].manifest.draws
+    others = n.inputs[1:]
+    seed = '\n    else if (!strcmp(argv[i], "--seed") && i + 1 < argc) seed = (uint64_t)strtoull(argv[++i], 0, 10);'
+    names = [*(x.name for x in others), *(s.name for s in n.states)]
+    arrays = "".join(f", {name}" for name in names) + ", y, lengths, ends ? &stop : 0" + ", seed, 0" * bool(drawn)
+    read = []
+    for i, x in enumerate(others):
+        size = f"{n.macro}_{x.name.upper()}_PER_ROW"
+        read.append(f"  {n.c_type} *{x.name} = read_file(files[{i}], &count);")
+        read.append(f"  if (count != (prompt_steps ? prompt_steps - 1 + steps : steps) * batch * {size}) {{")
+        read.append(
+            '    fprintf(stderr, "%s does not fit the steps and rows\\n", files[' + f"{i}]);\n    return 1;\n  }}"
+        )
+    pieces = {**_pieces(facts, n), "inputs": len(others), "files": "".join(f" {x.name}.raw" for x in others)}
+    reader = FILES_C[FILES_C.index("/* All of a file") :].replace("{read_kind}", "{kind}")
+    return GENERATE_C.format(
+        **pieces,
+        token=n.token_type,
+        layout="" if n.token_type == "int32_t" else f"[{n.output.per_row}]",
+        inputs_text=f"\n   {' and '.join(x.name for x in others)}: for P - 1 + STEPS steps." if others else "",
+        read_inputs="\n" + reader.format(**pieces) if others else "",
+        files_variable=f", *files[{len(others)}] = {{0}}" if others else "",
+        files_argument=f"    else if (given < {len(others)}) files[given++] = argv[i];\n" if others else "",
+        seed_usage=" [--seed N]" if drawn else "",
+        seed_argument=seed if drawn else "",
+        seed_variable=";\n  uint64_t seed = 0" if drawn else "",
+        read="\n".join(read),
+        states=_states_c(n),
+        state_names="".join(f", {s.name}" for s in n.states),
+        call=f"{n.name}_generate(handle, steps, batch, prompt, prompt_steps{arrays})",
+        free="\n".join(f"  free({name});" for name in names),
+    )
+
+
+def _states_c(n: Network) -> str:
+    return "\n".join(
+        f"  {n.c_type} *{s.name} = memory(batch * {n.macro}_{s.name.upper()}_PER_ROW * (int64_t)sizeof *{s.name});"
+        for s in n.states
+    )
 
 
 def model_example(facts: Facts, cpp: bool) -> str:

@@ -35,6 +35,8 @@ TAKEN = set(
         """,
     )
 )
+# The parameters' names of the function that generates besides, and what its program uses.
+GENERATING = {"prompt", "prompt_steps", "stop", "seed", "first_step", "path", "ends", "read_prompt", "atof"}
 HEADER_WORDS = 8  # safetensors: the size of its header in bytes, as 8 bytes
 
 
@@ -88,8 +90,20 @@ class Network:
         return self.name.upper()
 
     @property
+    def can_run(self) -> bool:
+        """Whether it takes sequences: one that draws random numbers only generates."""
+        return not self.manifest.draws
+
+    @property
     def can_step(self) -> bool:
-        return self.manifest.num_directions == 1 and "step" in self.manifest.entry_points and not self.given
+        m = self.manifest
+        return m.num_directions == 1 and "step" in m.entry_points and not self.given and self.can_run
+
+    @property
+    def token_type(self) -> str:
+        """What a prompt, outputs and what ends a row are in calls that generate."""
+        tokens = self.manifest.generation is not None and self.manifest.generation.tokens
+        return "int32_t" if tokens else self.c_type
 
     @property
     def title(self) -> str:
@@ -179,10 +193,11 @@ def read_facts(data: bytes, manifest: Mapping[str, object], name: str) -> Facts:
 
 def _network(m: CpuNetwork, name: str, number: Mapping[str, int], first: str, given: bool) -> Network:
     directions, layers = m.num_directions, m.num_layers
-    if m.draws:
-        do = "bundle a cell that emits what is drawn from, and draw in the program"
+    if m.draws and m.generation is None:
+        do = "compile it with generate=True; or bundle a cell that emits what is drawn from, and draw in the program"
         raise ConfigError(message("bundle: a network that draws random numbers", got=", ".join(m.draws), do=do))
-    words = identifiers([*(item.name for item in m.inputs), *(state.name for state in m.states)], {*TAKEN, name})
+    taken = {*TAKEN, name} | (GENERATING if m.generation is not None else set())
+    words = identifiers([*(item.name for item in m.inputs), *(state.name for state in m.states)], taken)
     if len(words) > MOST_ARRAYS:
         got, expected = f"{len(words)} inputs and states", f"at most {MOST_ARRAYS}"
         raise ConfigError(message("bundle: a network with too many arrays", got=got, expected=expected))

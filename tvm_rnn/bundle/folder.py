@@ -23,7 +23,7 @@ from .header import about_lines, header_text
 from .program import check_program, program_header, program_source
 from .source import source_text
 
-EXAMPLES = ("example.c", "example.cpp", "stream.c")
+EXAMPLES = ("example.c", "example.cpp", "stream.c", "generate.c")
 WIDE = ("avx", "avx2", "fma", "avx512f")  # what a CPU may have for the products of operations.c
 MARK = b"tvm_rnn_last_error"  # a function that code has if it runs without tvm_ffi
 
@@ -41,9 +41,8 @@ takes both `.so` files with it; they stay side by side. From Rust, Go and others
 need.
 
 ```bash
-cc -O2 example.c -o example_c -L. -l{name} -Wl,-rpath,'$ORIGIN'
-c++ -O2 example.cpp -o example_cpp -L. -l{name} -Wl,-rpath,'$ORIGIN'
-{stream}./example_c --time 1000{inputs}
+{build}
+{example}
 ```
 
 or, with CMake, `cmake -B build && cmake --build build`. Files of numbers are raw {kind}s in the machine's byte order,
@@ -76,6 +75,7 @@ FILES = {
     "{name}.so": "the compiled model with its weights, which the library loads; Python's `tvm_rnn.load` can too",
     "example.c, example.cpp": "programs that run it over a file of numbers",
     "stream.c": "a program that runs it a step at a time, as a real-time thread would",
+    "generate.c": "a program in which its output is its next input",
     "CMakeLists.txt": "builds them",
 }
 
@@ -134,17 +134,24 @@ def _fill(module: Module, folder: Path, name: str) -> None:
         check_program(facts)
     (folder / f"{name}.h").write_text(header_text(facts, program_header(facts)), encoding="utf-8")
     _compile(facts, folder)
-    if facts.manifest.model:
-        texts = [examples.model_example(facts, False), examples.model_example(facts, True)]
-    else:
-        texts = [examples.example_c(facts), examples.example_cpp(facts)]
-    texts += [examples.stream_c(facts)] if facts.networks[0].can_step else []
     sources = {}  # by their programs' names
-    for file, text in zip(EXAMPLES, texts, strict=False):
+    for file, text in _examples(facts).items():
         (folder / file).write_text(text, encoding="utf-8")
-        sources["stream" if file == "stream.c" else file.replace(".", "_")] = file
+        sources[file.replace(".", "_") if file.startswith("example") else file.removesuffix(".c")] = file
     (folder / "README.md").write_text(readme_text(facts, sources), encoding="utf-8")
     (folder / "CMakeLists.txt").write_text(cmake_text(facts, sources), encoding="utf-8")
+
+
+def _examples(facts: Facts) -> dict[str, str]:
+    """The programs' texts by their files."""
+    first = facts.networks[0]
+    if facts.manifest.model:
+        found = {"example.c": examples.model_example(facts, False), "example.cpp": examples.model_example(facts, True)}
+    else:
+        found = {"example.c": examples.example_c(facts), "example.cpp": examples.example_cpp(facts)}
+    found = found if first.can_run else {}
+    found |= {"stream.c": examples.stream_c(facts)} if first.can_step else {}
+    return found | ({"generate.c": examples.generate_c(facts)} if first.manifest.generation is not None else {})
 
 
 def _compile(facts: Facts, folder: Path) -> None:
@@ -157,7 +164,9 @@ def _compile(facts: Facts, folder: Path) -> None:
     compile_c(made, folder / "module.o", "-c", *options, f"-I{folder}", compiler=compiler)
     parts = [folder / "module.o"]
     wide = ["-O3", *(f"-m{name}" for name in WIDE if name in facts.manifest.target.features)]
-    for name in ("engine", *(("program", "operations") if facts.manifest.model else ())):
+    loops = any(network.manifest.generation is not None for network in facts.networks)
+    more_parts = [*["generate"] * loops, *["program", "operations"] * (facts.manifest.model is not None)]
+    for name in ("engine", *more_parts):
         parts.append(folder / f"{name}.o")
         more = wide if name == "operations" else ()
         parts[-1].write_bytes(object_of(f"bundle/{name}", compiler, *options, *more))
@@ -170,17 +179,20 @@ def _compile(facts: Facts, folder: Path) -> None:
 
 def readme_text(facts: Facts, sources: Mapping[str, str]) -> str:
     """README.md. sources: the programs' files by the programs' names."""
-    files = {key.format(name=facts.name): text for key, text in FILES.items()}
-    if "stream" not in sources:
-        del files["stream.c"]
-    stream = f"cc -O2 stream.c -o stream -L. -l{facts.name} -Wl,-rpath,'$ORIGIN'\n" if "stream" in sources else ""
+    gone = {*EXAMPLES} - {*sources.values()}
+    files = {key.format(name=facts.name): text for key, text in FILES.items() if key.split(",")[0] not in gone}
     network = facts.networks[0]
+    inputs = "".join(f" {x.name}.raw" for x in network.inputs)
+    inputs = examples.arguments(facts) if facts.manifest.model else inputs
+    compilers = {program: "c++" if source.endswith(".cpp") else "cc" for program, source in sources.items()}
+    build = [f"{cc} -O2 {sources[p]} -o {p} -L. -l{facts.name} -Wl,-rpath,'$ORIGIN'" for p, cc in compilers.items()]
+    loop = "./generate 20" + "".join(f" {x.name}.raw" for x in network.inputs[1:])
     return README.format(
         name=facts.name,
         about="\n\n".join(map(markdown, about_lines(facts))),
         files="\n".join(f"| `{key}` | {text} |" for key, text in files.items()),
-        stream=stream,
-        inputs=examples.arguments(facts) if facts.manifest.model else "".join(f" {x.name}.raw" for x in network.inputs),
+        build="\n".join(build),
+        example=f"./example_c --time 1000{inputs}" if "example_c" in sources else loop,
         kind="number" if facts.manifest.model else network.c_type,
     )
 

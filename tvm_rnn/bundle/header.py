@@ -6,7 +6,7 @@ In: `Facts`. Out: the text of NAME.h: C99, fit for C++ and for what reads C head
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tvm_rnn.explain.tables import origin_text
 from tvm_rnn.module_file.schema import plain
@@ -101,6 +101,27 @@ SEQUENCE = """\
     const int64_t *lengths, const uint8_t *reset);
 """
 
+GENERATE = """\
+/* Generate: the output of a step is the input of the next, for `steps` outputs of `batch` rows behind a prompt.
+
+{table}
+
+   prompt_steps: 0: the first input is 0, and `prompt` is not read. P is prompt_steps, or 1 where that is 0.
+   lengths: NULL, or how many outputs are a row's own. stop: NULL, or the output that ends a row: its states stay as
+   they are, its y is `stop` from there, and the call ends when all rows have ended.{draws}
+   A call goes on where another ended with its states{drawn} and its last output as prompt.
+   Takes no memory and no lock, makes no system call and starts no thread (with 0 threads), whatever `steps` is.
+   More rows than were reserved are {macro}_BAD_ARGUMENT.{tokens} */
+{macro}_API int32_t {network}_generate({name} *handle,{parameters});
+"""
+
+DRAWS = """
+   seed, first_step: random numbers are made of seed, layer, step and row alone: those of `mod.generate` in Python.
+   first_step: of the call in a whole sequence: that of the call before and its P - 1 + steps."""
+
+TOKENS = """ So is a prompt with a token that is not one of 0 to {last};
+   an output that is none is {macro}_FAILED."""
+
 
 def header_text(facts: Facts, program: str = "") -> str:
     """NAME.h. program: what it says of the model around the networks, which program.py writes."""
@@ -122,8 +143,11 @@ def header_text(facts: Facts, program: str = "") -> str:
 
 
 def _about(facts: Facts) -> str:
-    steps, (title, *lines) = [n for n in facts.networks if n.can_step], about_lines(facts)
-    said = f"{listed([f'{n.name}_step' for n in steps])} never does." if steps else "Only whole sequences: no steps."
+    title, *lines = about_lines(facts)
+    bounded = [f"{n.name}_step" for n in facts.networks if n.can_step]
+    bounded += [f"{n.name}_generate" for n in facts.networks if n.manifest.generation is not None]
+    said = f"{listed(bounded)} never does." if len(bounded) == 1 else f"{listed(bounded)} never do."
+    said = said if bounded else "Only whole sequences: no steps."
     return ABOUT.format(
         name=facts.name,
         macro=facts.name.upper(),
@@ -169,7 +193,53 @@ def _network(facts: Facts, network: Network) -> str:
     parts = [_sizes(network), RESERVE.format(**names, initial=initial, states=states)]
     parts += [STEP.format(**names, arrays=arrays)] * network.can_step
     parts += [_unchecked(facts, network, names)] * (network.direct is not None)
-    return "\n".join([*parts, SEQUENCE.format(**names, arrays=arrays)])
+    parts += [SEQUENCE.format(**names, arrays=arrays)] * network.can_run
+    return "\n".join([*parts, *[_generate(names, network)] * (network.manifest.generation is not None)])
+
+
+def generation_parameters(network: Network) -> list[str]:
+    """Of the function that generates, behind the handle."""
+    kind, token = network.c_type, network.token_type
+    parts = ["int64_t steps", "int64_t batch", f"const {token} *prompt", "int64_t prompt_steps"]
+    parts += [*(f"const {kind} *{x.name}" for x in network.inputs[1:]), *(f"{kind} *{s.name}" for s in network.states)]
+    parts += [f"{token} *y", "int64_t *lengths", f"const {token} *stop"]
+    return parts + ["uint64_t seed", "int64_t first_step"] * bool(network.manifest.draws)
+
+
+def _generate(names: Mapping[str, str], network: Network) -> str:
+    own, tokens = network.output.layout, network.manifest.generation and network.manifest.generation.tokens
+    own = own.removesuffix("[1]") if tokens else own
+    rows = [("prompt", network.token_type, f"[prompt_steps]{own}", "read")]
+    rows += [(x.name, network.c_type, f"[P - 1 + steps]{x.layout}", "read") for x in network.inputs[1:]]
+    rows += _states(network)
+    rows += [("y", network.token_type, f"[steps]{own}", "written"), ("lengths", "int64_t", "[batch]", "written")]
+    said = TOKENS.format(last=tokens - 1, **names) if tokens else ""
+    drawn = ", seed, first_step" if network.manifest.draws else ""
+    texts = {"table": _table(rows), "draws": DRAWS * bool(drawn), "drawn": drawn, "tokens": said}
+    return GENERATE.format(**names, **texts, parameters=_lines(generation_parameters(network)))
+
+
+def _lines(parameters: Sequence[str]) -> str:
+    """Parameters of a function, in lines of a header."""
+    lines = [""]
+    for i, parameter in enumerate(parameters):
+        word = f" {parameter}" + "," * (i + 1 < len(parameters))
+        lines += [""] * (len(lines[-1]) + len(word) > 110)
+        lines[-1] += word
+    return "".join(f"\n   {line}" for line in lines)
+
+
+Row = tuple[str, str, str, str]  # of a table of arrays: name, type, layout, what a call does with it
+
+
+def _states(network: Network) -> list[Row]:
+    how = dict.fromkeys(network.constants, "read: a constant, which stays as it is")
+    return [(s.name, network.c_type, s.layout, how.get(s.name, "read and overwritten")) for s in network.states]
+
+
+def _table(rows: Sequence[Row]) -> str:
+    wide = [max(len(row[i]) for row in rows) for i in range(3)]
+    return "\n".join(f"     {n:<{wide[0]}}  {t:<{wide[1]}} {at:<{wide[2]}}  {does}" for n, t, at, does in rows)
 
 
 def _unchecked(facts: Facts, network: Network, names: Mapping[str, str]) -> str:
@@ -185,18 +255,13 @@ def _unchecked(facts: Facts, network: Network, names: Mapping[str, str]) -> str:
 
 def _sizes(network: Network) -> str:
     """The table of arrays, as a comment and as macros."""
-    rows = [(x.name, f"[steps]{x.layout}", "read") for x in network.inputs]
-    how = dict.fromkeys(network.constants, "read: a constant, which stays as it is")
-    rows += [(s.name, s.layout, how.get(s.name, "read and overwritten")) for s in network.states]
-    rows.append(("y", f"[steps]{network.output.layout}", "written"))
-    wide = [max(len(row[i]) for row in rows) for i in (0, 1)]
-    table = "\n".join(f"     {n:<{wide[0]}}  {network.c_type} {layout:<{wide[1]}}  {does}" for n, layout, does in rows)
+    kind = network.c_type
+    rows = [(x.name, kind, f"[steps]{x.layout}", "read") for x in network.inputs] + _states(network)
+    rows.append(("y", kind, f"[steps]{network.output.layout}", "written"))
+    arrays = f"{_table(rows)}\n\n   A step has no [steps]." * network.can_run or "  "
     batches = network.manifest.batch
     made = f"Made for batches of {listed(list(map(str, batches)))}; any other is right too." if batches else ""
-    text = (
-        f"/* {c_comment(network.title)}. {made}".rstrip()
-        + f"\n\n{table}\n\n   A step has no [steps]. Elements of one row:"
-    )
-    arrays = (*network.inputs, *network.states, network.output)
-    macros = (f"#define {network.macro}_{array.name.upper()}_PER_ROW {array.per_row}\n" for array in arrays)
+    text = f"/* {c_comment(network.title)}. {made}".rstrip() + f"\n\n{arrays} Elements of one row:"
+    every = (*network.inputs, *network.states, network.output)
+    macros = (f"#define {network.macro}_{array.name.upper()}_PER_ROW {array.per_row}\n" for array in every)
     return f"{text} */\n" + "".join(macros)

@@ -149,7 +149,7 @@ static int32_t run_network(struct engine* handle, const struct engine_module* mo
   }
   if (!status) {
     const void* const inputs[] = {x->data};
-    const struct engine_call call = {T, B, inputs, pointers, y.data, counts, 0};
+    const struct engine_call call = {T, B, inputs, pointers, y.data, counts, 0, 0};
     status = engine_sequence(handle, number, &call);
   }
   if (!status) status = give_outputs(w, n, states, parts, layers, B, shapes);

@@ -11,12 +11,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from msgspec import structs
 
-from tvm_rnn.module_file.schema import Pack
+from tvm_rnn.module_file.schema import Pack, Workspace
+from tvm_rnn.runtime import runtime_random
 
 from ..names import c_string
 from .facts import Array, Facts, Network, initialiser
-from .header import about_lines, arrays_of
+from .header import about_lines, arrays_of, generation_parameters
 
+# Steps of one call of the compiled loop in a bundle, whose memory is bounded: so many, or so many elements of a row.
+MOST_STEPS, MOST_ELEMENTS = 32, 4096
 DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}  # of NumPy's kinds
 
 FUNCTIONS = """\
@@ -52,7 +55,7 @@ static int {network}_fits({name} *handle, int64_t steps, int64_t batch, {arrays}
   static const uint64_t bytes[] = {{{bytes}}}, per_step[] = {{{per_step}}};
   uintptr_t all = 0;
   int bad = !handle | (batch != 1);
-  if (steps < 1 || steps > MOST_STEPS) return 0;
+  if (steps < 1 || steps > MOST_BLOCK) return 0;
   for (int i = 0; i < {count}; ++i) {{
     const uint64_t size = bytes[i] + per_step[i] * (uint64_t)steps;
     all |= at[i], bad |= !at[i];
@@ -84,8 +87,19 @@ int32_t {network}_{entry}({name} *handle, {sizes}int64_t batch, {arrays}{more}) 
 {direct}\
   const void *const inputs[] = {{{inputs}0}};
   void *const states[] = {{{states}0}};
-  const struct engine_call call = {{{steps}, batch, inputs, states, y, {rows}}};
+  const struct engine_call call = {{{steps}, batch, inputs, states, y, {rows}, 0}};
   return engine_{entry}(HANDLE, {number}, &call);
+}}
+"""
+
+GENERATE = """\
+int32_t {network}_generate({name} *handle, {parameters}) {{
+  const void *const inputs[] = {{0, {inputs}0}};
+  void *const states[] = {{{states}0}};
+  const struct engine_request request = {{
+    steps, batch, prompt, prompt_steps, inputs, states, y, lengths, stop, {drawn}
+  }};
+  return engine_generate(HANDLE, {number}, &request);
 }}
 """
 
@@ -95,7 +109,7 @@ def source_text(facts: Facts, program: str = "") -> str:
     about = c_string("\n".join(about_lines(facts)))
     parts = [f"/* Tables and functions of {facts.name}, made from its module. */\n"]
     parts.append(f'#include <math.h>\n\n#include "{facts.name}.h"\n#include "operations.h"\n')
-    parts.append("enum { MOST_STEPS = 1 << 20 }; /* of a block: its sizes in bytes are none that overflow */\n")
+    parts.append("enum { MOST_BLOCK = 1 << 20 }; /* steps: their sizes in bytes are none that overflow */\n")
     parts.append(_tables(facts))
     parts += [_network_tables(network, i) for i, network in enumerate(facts.networks)]
     parts.append(_module(facts))
@@ -128,7 +142,26 @@ def _network_tables(network: Network, number: int) -> str:
         f"static const int64_t states_{number}[] = {{{initialiser(s.per_row for s in network.states)}}};",
         f"static const double initial_{number}[] = {{{initialiser(initial)}}};",
     ]
-    return "\n".join(parts) + "\n"
+    return "\n".join(parts) + "\n" + _generation_tables(network, number)
+
+
+def _generation_tables(network: Network, number: int) -> str:
+    own = network.manifest.generation
+    if own is None:
+        return ""
+    draws = network.manifest.draws or []
+    words = initialiser(f"{runtime_random.name_word(name)}u" for name in draws)
+    steps = max(1, min(MOST_STEPS, MOST_ELEMENTS // max(1, network.output.per_row)))
+    counts = f"{own.tokens or 0}, {steps}, {network.manifest.num_layers}, {len(draws)}"
+    row = f'"generate", {counts}, draws_{number}, {_workspace(own.workspace)}'
+    return (
+        f"static const uint32_t draws_{number}[] = {{{words}}};\n"
+        f"static const struct engine_generation generation_{number} = {{{row}}};\n"
+    )
+
+
+def _workspace(sizes: Workspace) -> str:
+    return "{" + ", ".join(map(str, structs.astuple(sizes))) + "}"
 
 
 def _pack_tables(name: str, packs: Sequence[Pack], packed: Sequence[Sequence[int]]) -> list[str]:
@@ -144,13 +177,14 @@ def _module(facts: Facts) -> str:
     rows = []
     for i, n in enumerate(facts.networks):
         m, counts = n.manifest, f"{len(n.inputs)}, {len(n.states)}, {len(n.packed)}"
-        work = structs.astuple(m.workspace)
-        sizes = ", ".join(map(str, (n.output.per_row, m.packed_elements, *work, m.rows_per_tile)))
-        head = f"{c_string(m.sequence)}, {8 * np.dtype(m.dtype).itemsize}, {int(n.can_step)}, {int(n.given)}, {counts}"
         own = "0, 0, 0, 0"
         if n.direct:
             own = f"{c_string(n.direct.function)}, {n.direct.packed_elements}, {len(n.direct_packed)}, direct_pack_{i}s"
-        rows.append(f"  {{{head}, names_{i}, inputs_{i}, states_{i}, initial_{i}, {sizes}, pack_{i}s, {own}}},")
+        sizes = f"{n.output.per_row}, {m.packed_elements}, {_workspace(m.workspace)}, {m.rows_per_tile}"
+        sequence = c_string(m.sequence) if n.can_run else "0"
+        head = f"{sequence}, {8 * np.dtype(m.dtype).itemsize}, {int(n.can_step)}, {int(n.given)}, {counts}"
+        loop = f"&generation_{i}" if m.generation else "0"
+        rows.append(f"  {{{head}, names_{i}, inputs_{i}, states_{i}, initial_{i}, {sizes}, pack_{i}s, {own}, {loop}}},")
     counts = f"{len(facts.networks)}, {len(facts.arrays)}, {len(facts.features)}"
     return "\n".join(
         [
@@ -178,8 +212,16 @@ def _functions(facts: Facts, network: Network, number: int) -> str:
     if network.can_step:
         parts.append(CALL.format(**own, entry="step", sizes="", more="", steps="1", rows="0, 0", direct=step))
     more = ", const int64_t *lengths, const uint8_t *reset"
-    sequence = {"sizes": "int64_t steps, ", "more": more, "steps": "steps", "rows": "lengths, reset", "direct": block}
-    parts.append(CALL.format(**own, entry="sequence", **sequence))
+    if network.can_run:
+        rows = {"more": more, "steps": "steps", "rows": "lengths, reset", "direct": block}
+        parts.append(CALL.format(**own, entry="sequence", sizes="int64_t steps, ", **rows))
+    if network.manifest.generation is not None:
+        others = "".join(f"{x.name}, " for x in network.inputs[1:])
+        more, drawn = (
+            ", ".join(generation_parameters(network)),
+            "seed, first_step" if network.manifest.draws else "0, 0",
+        )
+        parts.append(GENERATE.format(**{**own, "inputs": others}, parameters=more, drawn=drawn))
     return "\n".join(parts)
 
 

@@ -25,12 +25,12 @@ Kind = TypeVar("Kind", tirx.For, tirx.AllocBuffer)
 Finish: TypeAlias = Callable[[], tvm.transform.Pass]
 # Register tiles and vectors of an epilogue, never state: those are in the workspace. TVM's own limit of 1 KB would send
 # every tile to a heap allocator that lives in libtvm_runtime, which a deployed module does not have.
-STACK_BYTES = 1 << 16
+STACK_BYTES = 1 << 17
 
 
 def keep_on_stack(alloc: tirx.AllocBuffer) -> Stmt:
     """An allocation of up to STACK_BYTES, marked as one for the stack."""
-    size = 8
+    size = -(-tvm.DataType(alloc.buffer.dtype).bits // 8)
     for extent in alloc.buffer.shape:
         if not isinstance(extent, tirx.IntImm):
             return alloc

@@ -1,6 +1,7 @@
 """torch.nn's recurrent layers as RNNs with weights, and back, bit for bit.
 
-In: a torch.nn.RNN, LSTM or GRU, one of their cells, or such a layer's state_dict, in memory or in a .safetensors file.
+In: a torch.nn.RNN, LSTM or GRU, one of their cells, a ScriptModule that has one, or such a layer's state_dict, in
+memory, inside of a checkpoint, or in a .safetensors file.
 Out: an `RNN` of one of the zoo's cells; from such an RNN torch's own names and tensors, or a layer of torch.nn again.
 
 torch has two biases per layer where our cells have their sum: `Origin.biases` keeps the two, so that the way back gives
@@ -28,7 +29,7 @@ from .. import cells
 from ..dtypes import held_dtype, summed
 from ..errors import ConfigError, WeightError, message, not_installed
 from .torch_blocks import read_block
-from .torch_names import GATES, Form, Given, places, read_form, select
+from .torch_names import GATES, Form, Given, locate, read_form, select
 
 if TYPE_CHECKING:
     import torch
@@ -53,8 +54,9 @@ def from_torch(
 
     Args:
         source: a torch.nn.RNN, LSTM, GRU, RNNCell, LSTMCell or GRUCell (float32, float64, float16 or bfloat16, on any
-            device; every option), a state_dict of one by torch's names, or the path of a .safetensors file with these
-            names. Of Hugging Face's transformers a Qwen3NextGatedDeltaNet, Qwen3_5GatedDeltaNet or
+            device; every option), a state_dict of one by torch's names, a checkpoint with a state_dict somewhere inside
+            (`net.origin.layer` says where it was), a ScriptModule, or the path of a .safetensors file with these names.
+            Of Hugging Face's transformers a Qwen3NextGatedDeltaNet, Qwen3_5GatedDeltaNet or
             RecurrentGemmaRecurrentBlock, whole, with batch_first=False.
         kind: for a state_dict or a file: "LSTM", "GRU" or "RNN"; where the shapes tell, it may be left out.
         prefix: which of a larger model's names are meant, "encoder.rnn."; only needed where several layers are there.
@@ -74,17 +76,20 @@ def from_torch(
     if isinstance(source, (str, os.PathLike)):
         return _from_file(os.fspath(source), kind, prefix, nonlinearity)
     if isinstance(source, Mapping):
-        values = {str(name): value for name, value in source.items()}
-        if found := [where for where in places(values) if where]:
-            what, do = (
-                "from_torch: the weights are inside of this dict",
-                "pass checkpoint" + ", or checkpoint".join(found),
-            )
-            raise WeightError(message(what, got=", ".join([*values][:8]), expected="weights by their names", do=do))
-        names, prefix = select(values, prefix)  # a larger model's other arrays may be anything
-        form, arrays = read_form({name: _array(name, values[name]) for name in names}, kind, prefix, nonlinearity)
-        return _network(form, arrays, Origin("torch", _layer_name(form)))
+        return _from_names(source, kind, prefix, nonlinearity)
+    torch = _import_torch()
+    if isinstance(source, torch.jit.ScriptModule):
+        return _from_script(source, kind, prefix, nonlinearity, batch_first)
     return _from_module(source, batch_first)
+
+
+def _from_names(source: Mapping[str, object], kind: object, prefix: str | None, nonlinearity: str) -> RNN:
+    """Of a state_dict, or of a checkpoint that has one inside."""
+    at, found = locate(source, prefix)
+    values = {str(name): value for name, value in found.items()}
+    names, prefix = select(values, prefix)  # a larger model's other arrays may be anything
+    form, arrays = read_form({name: _array(name, values[name]) for name in names}, kind, prefix, nonlinearity)
+    return _network(form, arrays, Origin("torch", _layer_name(form, prefix, at)))
 
 
 def _from_file(path: str, kind: object, prefix: str | None, nonlinearity: str) -> RNN:
@@ -100,11 +105,13 @@ def _from_file(path: str, kind: object, prefix: str | None, nonlinearity: str) -
             raise _wrong_dtype(name, tensors[name].dtype)
         arrays[name] = (tensors[name].read(), dtype)
     form, arrays = read_form(arrays, kind, prefix, nonlinearity)
-    return _network(form, arrays, Origin("torch", _layer_name(form), path, sha256_of(path)))
+    return _network(form, arrays, Origin("torch", _layer_name(form, prefix), path, sha256_of(path)))
 
 
-def _layer_name(form: Form) -> str:
-    return f"torch.nn.{form.kind}{'Cell' if form.single else ''}"
+def _layer_name(form: Form, prefix: str, at: str = "") -> str:
+    """Its class, and where it was: below a prefix, and at which place of a checkpoint."""
+    name = f"torch.nn.{form.kind}{'Cell' if form.single else ''}"
+    return f"{name}{f' {prefix[:-1]!r}' if prefix else ''}{f' in checkpoint{at}' if at else ''}"
 
 
 # --- a layer in memory -----------------------------------------------------------------------------------------------
@@ -142,6 +149,27 @@ def form_of_layer(layer: torch.nn.Module, name: str) -> Form:
         nonlinearity=layer.nonlinearity if name in ("RNN", "RNNCell") else "tanh",
         single=single,
     )
+
+
+def _from_script(
+    script: torch.jit.ScriptModule, kind: object, prefix: str | None, nonlinearity: str, batch_first: bool | None
+) -> RNN:
+    """Of a ScriptModule its weights; a layer that was scripted, and not traced, also says its options."""
+    values = script.state_dict()
+    names, prefix = select(values, prefix)
+    part = dict(script.named_modules())[prefix.removesuffix(".")]
+    name, where = part.original_name, part._c._type().qualified_name()
+    if not where.startswith("__torch__.torch.nn.modules.rnn."):
+        do = "pass script.state_dict() if its equations are torch's, else write them as a cell"
+        raise ConfigError(message("from_torch: not a recurrent layer of torch.nn", got=where, do=do))
+    first = bool(getattr(part, "batch_first", False))
+    if first and batch_first is None:
+        raise _batch_first()
+    told = getattr(part, "mode", name if hasattr(part, "nonlinearity") or not name.startswith("RNN") else None)
+    arrays = {name: _array(name, values[name]) for name in names}
+    form, arrays = read_form(arrays, kind or told, prefix, getattr(part, "nonlinearity", nonlinearity))
+    dropout = float(getattr(part, "dropout", 0.0)) if form.num_layers > 1 else 0.0
+    return _network(form, arrays, Origin("torch", _layer_name(form, prefix), batch_first=first), dropout)
 
 
 def _from_block(module: torch.nn.Module, batch_first: bool | None) -> RNN | None:
@@ -186,9 +214,7 @@ def _no_layer(layer: object, torch: ModuleType, known: Mapping[str, type[object]
     got, do = f"{type(layer).__module__}.{type(layer).__qualname__}", None
     if isinstance(layer, torch.nn.Module):
         inside = [n for n, part in layer.named_modules() if n and isinstance(part, tuple(known.values()))]
-        if isinstance(layer, torch.jit.ScriptModule):
-            do = "pass its weights: rnn.from_torch(model.state_dict(), kind, prefix=...)"
-        elif inside:
+        if inside:
             do = f"pass the layer itself: {', '.join(f'model{_attribute(n)}' for n in inside)}"
         elif isinstance(layer, tuple(known.values())):
             got, do = f"{got}, which has a forward() of its own", "write its equations as a cell"

@@ -21,6 +21,7 @@ from ..errors import ConfigError, WeightError, message, unknown
 Array = np.ndarray
 Given = dict[str, tuple[Array, str]]  # name: array, name of its dtype
 
+NEXT_LINE = "\n            "  # of a slot of an error
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 # No layer has a number of five digits, and Python refuses to read one of 5000.
 NAME = re.compile(r"(weight_ih|weight_hh|weight_hr|bias_ih|bias_hh)(?:_l(\d{1,4})(_reverse)?)?")
@@ -70,13 +71,56 @@ class Form:
         return found
 
 
-def places(source: Mapping[str, object], depth: int = 4) -> list[str]:
-    """Where in a checkpoint weights of recurrent layers are: "" for the dict itself, "['model']" for one inside of it.
-    depth: how many dicts inside of each other are looked into."""
+def places(source: Mapping[str, object], depth: int = 6) -> dict[str, Mapping[str, object]]:
+    """The dicts of a checkpoint that have weights of recurrent layers, by where they are: "" for the checkpoint itself,
+    "['model']" for one inside of it. depth: how many dicts inside of each other are looked into."""
     if any(NAME.fullmatch(str(name).rpartition(".")[2]) for name in source):
-        return [""]
+        return {"": source}
     inside = [(name, part) for name, part in source.items() if depth and isinstance(part, Mapping)]
-    return [f"[{name!r}]{where}" for name, part in inside for where in places(part, depth - 1)]
+    return {f"[{name!r}]{at}": own for name, part in inside for at, own in places(part, depth - 1).items()}
+
+
+def locate(source: Mapping[str, object], prefix: str | None) -> tuple[str, Mapping[str, object]]:
+    """The dict of a checkpoint that has the weights, or that has some under this prefix, and where it is.
+
+    Raises ConfigError where several have, WeightError where none has any."""
+    found = places(source)
+    if not found:
+        expected = "weight_ih_l0, weight_hh_l0, ..., as torch names them, here or in a dict inside"
+        modules = [f"pass checkpoint[{name!r}], or its state_dict()" for name in source if _is_module(source[name])]
+        slots = {"got": _contents(source), "expected": expected, "do": next(iter(modules), None)}
+        raise WeightError(message("from_torch: no weights of a recurrent layer", **slots))
+    asked = {at: own for at, own in found.items() if _with_dot(prefix) in prefixes(own)} if prefix is not None else {}
+    chosen = asked or found
+    if len(chosen) > 1:
+        got = NEXT_LINE.join(f"checkpoint{at}: {', '.join(map(repr, prefixes(own)))}" for at, own in chosen.items())
+        what, do = "from_torch: several dicts with recurrent layers", f"pass one: checkpoint{next(iter(chosen))}"
+        raise ConfigError(message(what, got=got, do=do))
+    return next(iter(chosen.items()))
+
+
+def prefixes(names: Iterable[str]) -> list[str]:
+    """What comes before the names of weights, of each recurrent layer."""
+    parts = [str(name).rpartition(".") for name in names]
+    return sorted({f"{head}{dot}" for head, dot, last in parts if NAME.fullmatch(last)})
+
+
+def _is_module(value: object) -> bool:
+    return hasattr(value, "state_dict")
+
+
+def _with_dot(prefix: str) -> str:
+    return prefix if not prefix or prefix.endswith(".") else f"{prefix}."
+
+
+def _contents(source: Mapping[str, object]) -> str:
+    """What is there instead: names, of what kind each is, and those inside."""
+    lines = []
+    for name, value in [*source.items()][:8]:
+        inside = f" of {len(value)}: {', '.join(map(str, [*value][:4]))}" if isinstance(value, Mapping) else ""
+        lines.append(f"{name}: {type(value).__name__}{list(getattr(value, 'shape', ())) or ''}{inside}")
+    more = [f"and {len(source) - 8} more"] if len(source) > 8 else []
+    return NEXT_LINE.join([*lines, *more]) or "nothing"
 
 
 def select(names: Iterable[str], prefix: str | None) -> tuple[list[str], str]:
@@ -84,23 +128,22 @@ def select(names: Iterable[str], prefix: str | None) -> tuple[list[str], str]:
 
     Raises ConfigError where that prefix, or without one a single layer, is not there; WeightError where no layer is.
     """
-    parts = {name: name.rpartition(".") for name in names}
-    found = {f"{head}{dot}" for head, dot, last in parts.values() if NAME.fullmatch(last)}
+    names = [*names]
+    found = prefixes(names)
     if prefix is not None:
-        prefix = prefix if not prefix or prefix.endswith(".") else f"{prefix}."
+        prefix = _with_dot(prefix)
         if prefix not in found:
             slots = unknown("prefix", prefix, found)
             raise ConfigError(message("from_torch: no recurrent layer under this prefix", **slots))
     elif len(found) != 1:
-        known = ", ".join(sorted(repr(f) for f in found))
         if found:
-            do = "say which: from_torch(..., prefix=...)"
-            raise ConfigError(message("from_torch: several recurrent layers", got=f"prefixes {known}", do=do))
-        got, expected = ", ".join([*parts][:8]) or "nothing", "weight_ih_l0, weight_hh_l0, ..., as torch names them"
+            got, do = f"prefixes {', '.join(map(repr, found))}", "say which: from_torch(..., prefix=...)"
+            raise ConfigError(message("from_torch: several recurrent layers", got=got, do=do))
+        got, expected = ", ".join(names[:8]) or "nothing", "weight_ih_l0, weight_hh_l0, ..., as torch names them"
         raise WeightError(message("from_torch: no weights of a recurrent layer", got=got, expected=expected))
     else:
         (prefix,) = found
-    return [name for name, (head, dot, _) in parts.items() if f"{head}{dot}" == prefix], prefix
+    return [name for name in names if name[: name.rfind(".") + 1] == prefix], prefix
 
 
 def read_form(given: Given, kind: object, prefix: str, nonlinearity: str) -> tuple[Form, Given]:
@@ -149,7 +192,7 @@ def read_form(given: Given, kind: object, prefix: str, nonlinearity: str) -> tup
 
 
 def _unfit(wrong: list[str], expected: str) -> WeightError:
-    text = "\n            ".join(wrong)
+    text = NEXT_LINE.join(wrong)
     return WeightError(message("from_torch: these are not the weights of one layer", got=text, expected=expected))
 
 

@@ -34,6 +34,7 @@ SLOW = [pytest.param(p, marks=pytest.mark.slow) for p in ("float64", "tf32", "fl
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", pytest.param("float32", marks=pytest.mark.broad), *SLOW])
+@pytest.mark.broad_after(16)
 @pytest.mark.parametrize("name", rnn.cells.names())
 def test_every_cell_has_a_program(step_by_step: None, name: str, precision: str) -> None:
     program = program_of(name, precision)
