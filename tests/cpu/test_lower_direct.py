@@ -11,7 +11,11 @@ import pytest
 from networks import arguments, network
 
 import tvm_rnn as rnn
+from tvm_rnn.cpu.lower_direct import direct_of, narrowed
+from tvm_rnn.options import Options
 from tvm_rnn.oracle.tolerance import assert_close
+from tvm_rnn.passes.pipeline import passed
+from tvm_rnn.target import TABLE
 
 STEPS = 5
 CELLS = rnn.cells.names()
@@ -68,7 +72,7 @@ def check(net: rnn.RNN, folder: Path) -> None:
     stepper("close", stepper.handle)
 
 
-@pytest.mark.parametrize(("cell", "sizes"), [("lstm", (3, 8)), ("gru", (4, 5))])
+@pytest.mark.parametrize(("cell", "sizes"), [("gru", (4, 5)), pytest.param("lstm", (3, 8), marks=pytest.mark.broad)])
 def test_a_step_is_the_oracles(cell: str, sizes: tuple[int, int], tmp_path: Path) -> None:
     check(network(cell, *sizes), tmp_path)
 
@@ -95,9 +99,17 @@ def test_of_layers(options: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_who_has_no_such_function() -> None:
-    def manifest(net: rnn.RNN, **options: Any) -> Any:
-        return rnn.compile(net, progress=False, **options).manifest
+    def has(net: rnn.RNN, **options: Any) -> bool:
+        return direct_of(passed(net, Options(TABLE["x86-64-v3"], **options).of(net.dtype))) is not None
 
     small = network("gru", 3, 4)
-    assert not manifest(small).get("direct") and not manifest(small, batch=2).get("direct")
-    assert not manifest(network("gru", 3, 4, bidirectional=True), batch=1).get("direct")
+    assert has(small, batches=(1,)) and has(small, batches=(1, 16))
+    assert not has(small) and not has(small, batches=(2,)) and not has(small, batches=(1,), stored="int8")
+    assert not has(network("gru", 3, 4, bidirectional=True), batches=(1,))
+    assert not has(rnn.RNN(rnn.cells.gru, 300, 300), batches=(1,))
+
+
+@pytest.mark.parametrize(("sizes", "width"), [([4], 16), ([8], 32), ([5], 64), ([24], 32), ([16, 8], 32), ([64], 64)])
+def test_vectors_fit_the_network(sizes: list[int], width: int) -> None:
+    net = rnn.RNN(rnn.cells.lstm, 4, sizes if sizes[1:] else sizes[0], len(sizes))
+    assert narrowed(TABLE["x86-64-v4"], net).vector_bytes == width
