@@ -117,7 +117,7 @@ def direct_of(own: Passed) -> DirectLowering | None:
     with recording(listen=False):
         layers = own.pipeline(net, options)[-1][1]
     found = DirectLowering(net, layers, options, NUMBER)
-    fits = found.packed_elements * found.itemsize <= MOST_BYTES and found.work_elements * found.itemsize <= STACK_BYTES
+    fits = found.weight_bytes <= MOST_BYTES and found.work_elements * found.itemsize <= STACK_BYTES
     return found if fits else None
 
 
@@ -148,8 +148,12 @@ class DirectLowering(Lowering):
 
     def facts(self) -> Direct:
         """What the manifest says of the function."""
-        small = self.packed_elements * self.itemsize <= BLOCK_BYTES
-        return Direct(self.name, self.packs, self.packed_elements, small)
+        return Direct(self.name, self.packs, self.packed_elements, self.weight_bytes <= BLOCK_BYTES)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the packed weights, without the room behind them that vectors may read."""
+        return self.itemsize * sum(self.code[graph].packed.size for graph in self.layers.of_layer)
 
     def constants(self) -> dict[str, np.ndarray]:
         """The constants that its packing reads, by name."""
