@@ -237,11 +237,14 @@ class Lowering:
         """The last parameters: the number of the first step in its whole sequence, and the keys [L, D, streams, 2]."""
         return [given["first_step"], given["keys"]] if self.streams else []
 
+    def _integers(self) -> Given:
+        return {n: variable(n) for n in self.integers}
+
     def _arguments(self) -> Given:
         """The integers, lengths, reset, and the compiler's own buffers, which code finds in `ctx`."""
-        found: Given = {n: variable(n) for n in self.integers}
+        found = self._integers()
         found |= {"lengths": buffer("lengths", "int64", 8), "reset": buffer("reset", "uint8", 1)}
-        found |= {n: buffer(n, self.net.dtype) for n in self.memories}
+        found |= {n: self._memory(n) for n in self.memories}
         self.T, self.B, self.ws = found["T"], found["B"], found["workspace"]
         self.n, set_n = self._tile_steps(found["n"])
         self.tile_rows, set_rows = bind("tile_rows", self.n * self.B)
@@ -257,6 +260,10 @@ class Lowering:
             found |= {"first_step": variable("first_step"), "keys": buffer("keys", "uint32", 4)}
             self.ctx.keys, self.ctx.streams, self.ctx.first_step = found["keys"], self.streams, found["first_step"]
         return found
+
+    def _memory(self, name: str) -> Buffer:
+        """One of the compiler's own buffers."""
+        return buffer(name, self.net.dtype)
 
     def _tile_steps(self, given: Expr) -> tuple[Expr, Block]:
         """The steps of a tile: whole numbers of `together` of them where there are matrices, if there are so many."""
@@ -489,7 +496,7 @@ def verify(func: tirx.PrimFunc) -> None:
             problems.append(f"loop over {node.loop_var.name} inside a parallel loop")
 
     def check(node: tirx.For) -> None:
-        serial = node.kind == tirx.ForKind.SERIAL
+        serial = node.kind in (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED)
         if node.loop_var.name in time and not serial:
             problems.append(f"loop over {node.loop_var.name} is not serial")
         if node.kind == tirx.ForKind.PARALLEL:

@@ -281,8 +281,18 @@ class Network(Shared, kw_only=True):
     draws: list[str] | None = None  # the streams of random numbers in inference
 
 
+class Direct(Struct):
+    """A plain C function of one step of one row, and what its weights are packed by. blocks: whether many steps are
+    faster with it too."""
+
+    function: Name
+    packs: list[Pack]
+    packed_elements: Size
+    blocks: bool
+
+
 class CpuNetwork(Network, kw_only=True):
-    """A network with code for a CPU. sequence: the name of its function, in a file of several."""
+    """A network with code for a CPU. sequence: the name of its function, in a file of several. direct: for bundles."""
 
     packs: list[Pack]
     packed_elements: Size
@@ -294,12 +304,13 @@ class CpuNetwork(Network, kw_only=True):
     training: CpuTraining | None = None
     generation: Generation | None = None
     sequence: Name = "sequence"
+    direct: Direct | None = None
 
     @property
     def calls(self) -> list[Pack]:
         training = self.training
         own = [*training.forward.packs, *training.backward.packs, *training.backward.finishes] if training else []
-        return [*self.packs, *own]
+        return [*self.packs, *own, *(self.direct.packs if self.direct else [])]
 
 
 class GpuNetwork(Network, kw_only=True):
