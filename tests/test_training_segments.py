@@ -171,6 +171,7 @@ def test_the_predicted_peak_is_what_is_measured(name: str) -> None:
     gradients(module, case, None)  # packs weights, which stay
     for plan in table(module.memory_sizes(steps, batch))[:-1]:
         module._local.training = None
+        module.tape_memory = runtime_training.Spare().array
         gc.collect()
         tracemalloc.start()
         y, state, tape = module.forward_train(case.x, case.state, max_bytes=plan.bytes)

@@ -52,6 +52,13 @@ SEVERAL = {
     "Gemm, transposed": [("Transpose", "W"), ("Gemm", "b _", {"transB": 1})],
     "Einsum": [("Einsum", "b W", {"equation": "bi,ij->bj"})],
     "Einsum of values": [("Einsum", "a s", {"equation": "bij,bj->bi"})],
+    "Conv of lines": [("Conv", "a taps bias", {"pads": [1, 2], "strides": [2]})],
+    "Conv of wide windows": [("Conv", "a taps", {"dilations": [2], "kernel_shape": [2]})],
+    "Conv of groups": [("Conv", "a group", {"group": 2, "auto_pad": "SAME_LOWER"})],
+    "Conv of images": [
+        ("Unsqueeze", "a axis1"),
+        ("Conv", "_ square bias3", {"auto_pad": "SAME_UPPER", "strides": [1, 2]}),
+    ],
     "Cast": [("Cast", "b", {"to": 1})],
 }
 BODIES = {**{op: [(op, "p" if op in ("Log", "Sqrt", "Reciprocal") else "a")] for op in UNARY}, **SEVERAL}
@@ -104,6 +111,10 @@ REFUSED = {
     "with the batch in different places": [("Add", "a b")],
     "a MatMul of shapes": [("MatMul", "a b")],
     "a Gemm that is not of rows": [("Gemm", "b W", {"transA": 1})],
+    "a Conv of shapes": [("Conv", "a W")],
+    "pads": [("Conv", "a taps", {"pads": [-1, 2]})],
+    "zeros": [("Conv", "a taps", {"pads": [0, 1 << 40]})],
+    "3 groups of 4 channels": [("Conv", "a group", {"group": 3})],
     "whose batch is not the first axis": [("Einsum", "a V", {"equation": "bij,jk->ibk"})],
     "not supported on values of a step": [("Tile", "a wide")],
     "operator Det is not supported": [("Det", "a")],

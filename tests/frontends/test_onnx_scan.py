@@ -19,7 +19,7 @@ from tvm_rnn.frontends.onnx_cells import form_of
 from tvm_rnn.network.model import Model
 from tvm_rnn.oracle.tolerance import assert_close
 
-QUICK = ("mgu", "lstm_layer_norm", "mlstm", "augru", "lem")
+QUICK = ("mgu", "lstm_layer_norm", "mlstm", "augru", "lem", "conv_lstm")
 OTHERS = [name for name in rnn.cells.names() if name not in QUICK and form_of(rnn.cells.get(name)) is None]
 
 

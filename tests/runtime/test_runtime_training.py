@@ -86,6 +86,31 @@ def test_a_tape_may_be_read_often_and_says_what_it_holds(module: TrainingModule)
     assert_close(first, oracle(NET, case), "float32", T)
 
 
+def test_a_large_tape_leaves_its_memory_to_the_next(
+    without_weights: Path, module: TrainingModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_training, "SPARE_BYTES", 1)
+    case, own = draw(NET, T, B), rnn.load(without_weights)
+    own.load_weights(NET.weights)
+    first, second = own.forward_train(case.x, case.state)[2], own.forward_train(case.x, case.state)[2]
+    view, places = first.array[1:], [tape.array.ctypes.data for tape in (first, second)]
+    assert places[0] != places[1]
+    del first
+    third = own.forward_train(case.x, case.state)[2]
+    assert third.array.ctypes.data not in places  # a view of the first one's lives on
+    view[:] = np.nan
+    del view
+    fourth = own.forward_train(case.x, case.state)[2]
+    assert fourth.array.ctypes.data == places[0]
+    expected = gradients(module, case)
+    for tape in (second, third, fourth):
+        for name, value in named(*own.backward(tape, case.gy, case.gstate)).items():
+            np.testing.assert_array_equal(value, expected[name])
+    del fourth
+    one_step = own.forward_train({name: array[:1] for name, array in case.x.items()})[2]
+    assert one_step.array.ctypes.data != places[0]  # of a size of its own
+
+
 def test_arrays_that_change_after_the_call_do_not_matter(module: TrainingModule) -> None:
     case = draw(NET, T, B, **flags(T, B))
     expected = oracle(NET, case)

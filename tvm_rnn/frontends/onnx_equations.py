@@ -6,7 +6,7 @@ In: a body's nodes, from `onnx_scan_body.py`, and `onnx_rows.py`'s values. Out: 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -299,6 +299,61 @@ def _gemm(items: Items, a: Fields) -> Item:
     return Item(y + (own if beta == 1 else beta * own), batched)
 
 
+def _conv(items: Items, a: Fields) -> Item:
+    """Of lines or images of rows, or of the one row of a body without a batch."""
+    x, weight = first_of(items), first_of(items[1:])
+    rank, rows = len(weight.shape) - 2, len(x.shape) + x.batched
+    if weight.batched or rank not in (1, 2) or rows != rank + 2 or not (x.batched or x.shape[0] == 1):
+        raise Unreadable(f"a Conv of shapes {list(x.shape)} and {list(weight.shape)} of a row")
+    taps, groups = list(weight.shape[2:]), integer(a, "group", 1)
+    strides, dilations = (integers(a, name) if name in a else [1] * rank for name in ("strides", "dilations"))
+    if "kernel_shape" in a and integers(a, "kernel_shape") != taps:
+        raise Unreadable(f"a kernel_shape that is not {taps}")
+    if len(strides) != rank or min(strides) < 1 or len(dilations) != rank or len(set(dilations)) > 1:
+        raise Unreadable(f"strides {strides} and dilations {dilations}")
+    if not 0 < groups <= MOST_PARTS or weight.shape[0] % groups:
+        raise Unreadable(f"{groups} groups of {weight.shape[0]} channels")
+    image = x.data if x.batched else f.reshape(x.data, x.shape[1:])
+    spans = [d * (n - 1) for d, n in zip(dilations, taps, strict=True)]
+    zeros = _pads(a, image.shape[1:], strides, spans)
+    if math.prod(n + sum(own) for n, own in zip(image.shape, [(0, 0), *zeros], strict=True)) > MOST_ELEMENTS:
+        raise Unreadable(f"zeros {zeros} around {list(x.shape)}")
+    image, channels, results = f.padded(image, zeros), image.shape[0] // groups, weight.shape[0] // groups
+    parts = [
+        f.conv(
+            image[g * channels : (g + 1) * channels],
+            weight.data[g * results : (g + 1) * results],
+            padding="valid",
+            dilation=dilations[0],
+        )
+        for g in range(groups)
+    ]
+    y = f.concat(parts, axis=0)
+    if max(strides) > 1:
+        every = (slice(None), *(slice(None, None, s) for s in strides))
+        y = y[every]
+    bias = items[2] if len(items) > 2 else None
+    if bias is not None:
+        y = y + f.reshape(bias.data, (-1, *[1] * rank))
+    return Item(y if x.batched else f.reshape(y, (1, *y.shape)), x.batched)
+
+
+def _pads(a: Fields, places: Sequence[int], strides: Sequence[int], spans: Sequence[int]) -> list[tuple[int, int]]:
+    """Zeros before and after each axis. spans: from a kernel's first tap to its last."""
+    rank, how = len(places), text(a, "auto_pad", "NOTSET")
+    if how == "NOTSET":
+        given = integers(a, "pads") if "pads" in a else [0] * (2 * rank)
+        if len(given) != 2 * rank or min(given) < 0:
+            raise Unreadable(f"pads {given}")
+        return list(zip(given[:rank], given[rank:], strict=True))
+    if how == "VALID":
+        return [(0, 0)] * rank
+    if how not in ("SAME_UPPER", "SAME_LOWER"):
+        raise Unreadable(f"auto_pad {how!r}")
+    less = [max(0, (-(-n // s) - 1) * s + span + 1 - n) for n, s, span in zip(places, strides, spans, strict=True)]
+    return [(n // 2, n - n // 2) if how == "SAME_UPPER" else (n - n // 2, n // 2) for n in less]
+
+
 def _einsum(items: Items, a: Fields) -> Item:
     inputs, arrow, out = str(a.get("equation", "")).replace(" ", "").partition("->")
     terms = inputs.split(",")
@@ -350,6 +405,7 @@ OTHERS: dict[str, Operator] = {
     "Clip": _clip,
     "MatMul": _matmul,
     "Gemm": _gemm,
+    "Conv": _conv,
     "Einsum": _einsum,
     "Cast": _cast,
 }

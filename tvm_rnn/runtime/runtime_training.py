@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import math
 import threading
+import weakref
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
@@ -36,6 +38,7 @@ Gradients = tuple[Array, State, dict[str, Array]]  # of x, of the first state, o
 Flats = list[np.ndarray]
 MaskRow = Sequence[str | int | float]  # a weight, its mask, layer, direction, and the probability of being kept
 AnyTape = TypeVar("AnyTape", bound="Recorded")
+SPARE_BYTES = 1 << 22  # from which on a tape's memory is kept for the next one
 
 
 class Asked(NamedTuple):
@@ -340,6 +343,30 @@ class Drawn:
         return result
 
 
+class Spare:
+    """The memory of the last large tape that is gone, for the next one: the system may take longer to hand out fresh
+    pages than forward takes to run."""
+
+    def __init__(self) -> None:
+        self.last = deque[np.ndarray](maxlen=1)
+
+    def array(self, elements: int, dtype: np.dtype) -> np.ndarray:
+        """A flat array of whatever was in its memory, which comes back here when nobody looks at it any more."""
+        size = elements * dtype.itemsize
+        if size < SPARE_BYTES:
+            return runtime._aligned(elements, dtype)
+        try:
+            memory = self.last.pop()
+        except IndexError:
+            memory = None
+        if memory is None or memory.nbytes != size:
+            memory = None  # first goes the old one
+            memory = runtime._aligned(size, np.dtype(np.uint8))
+        array = np.frombuffer(memory.data, dtype, elements)  # the base of all of its views, which `memory` is not
+        weakref.finalize(array, self.last.append, memory).atexit = False
+        return array
+
+
 class Tape(Recorded):
     """What one call of `forward_train` left for `backward`: inputs, states and kept values of T steps of B rows.
     `nbytes` is how much memory that takes; it is freed with the tape. Any number of backward calls may read it."""
@@ -431,7 +458,8 @@ def tape_elements(manifest: Facts, T: int, B: int, whole: int) -> int:
     """Of the tape of T steps of B rows, a part of `whole` steps."""
     sizes = manifest["training"]["tape"]
     more = (whole - T) * int(sizes.get("inputs_per_row", 0))  # where layers go through time for themselves
-    of_steps = T * int(sizes["per_sequence_row"]) + more
+    marks = -(-T // int(sizes.get("mark", 1))) * int(sizes.get("per_mark", 0))  # of matrices, kept now and then
+    of_steps = T * int(sizes["per_sequence_row"]) + more + marks
     return int(sizes["fixed"]) + B * (int(sizes["per_row"]) + of_steps) if T and B else 0
 
 
@@ -444,8 +472,10 @@ def work_elements(manifest: Facts, way: str, T: int, B: int, whole: int = 0) -> 
 
 
 def tile_steps(manifest: Facts, way: str, T: int, B: int) -> int:
-    """How many steps are computed at a time before and after the loop."""
-    return max(1, min(T, int(manifest["training"][way]["rows_per_tile"]) // max(1, B)))
+    """How many steps are computed at a time before and after the loop. Backward begins where a matrix was kept."""
+    steps = int(manifest["training"][way]["rows_per_tile"]) // max(1, B)
+    mark = int(manifest["training"]["tape"].get("mark", 1)) if way == "backward" else 1
+    return max(1, min(T, max(mark, steps - steps % mark)))
 
 
 def sizes_of(manifest: Facts, T: int, B: int) -> Sizes:
@@ -592,7 +622,11 @@ class TrainingModule(Trainable["Tape"]):
 
     _given: Weights | None = None
     tape_type = Tape
-    tape_memory = staticmethod(runtime._aligned)  # not all of a tape is written: what is not has whatever this gives
+
+    @cached_property
+    def tape_memory(self) -> Callable[[int, np.dtype], np.ndarray]:
+        """Not all of a tape is written: what is not has whatever this gives."""
+        return Spare().array
 
     def _recorded(self, asked: Asked) -> tuple[Array, State, Tape]:
         arrays, lead, like = self._read_inputs(asked.x, asked.inputs, ("T", "B"))
