@@ -62,6 +62,12 @@ def streaming() -> list[Point]:
     return [Point(cell, h, h, 1, 1, DTYPE) for cell in ("lstm", "gru") for h in (16, 64, 128, 256, 512, 1024)]
 
 
+def audio() -> list[Point]:
+    """One row of a small LSTM or GRU, one sample a call and 64: as a plug-in or a device calls it, in C."""
+    sizes = [(n, samples) for n in (4, 8, 16, 32, 64) for samples in (1, 64)]
+    return [Point(cell, n, n, samples, 1, DTYPE) for cell in ("lstm", "gru") for n, samples in sizes]
+
+
 STREAMS = ("streaming",)  # timed call by call
-EVERY = (cpu_grid, fastrnns, deepbench, zoo, ablation, linear, streaming)
+EVERY = (cpu_grid, fastrnns, deepbench, zoo, ablation, linear, streaming, audio)
 SUITES: suites.Suites = {f.__name__.replace("_", "-"): f for f in EVERY}
