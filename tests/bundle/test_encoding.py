@@ -200,7 +200,7 @@ def test_what_has_no_form() -> None:
         step("ConstantOfShape", dtype="uint8"),
         step("Pad", mode="wrap"),
         step("Unknown"),
-        {**step("Add"), "inputs": ["x"] * 65},
+        {**step("Add"), "inputs": ["x"] * 257},
     ):
         with pytest.raises(Impossible):
             encode(ModelStep(**own), ())

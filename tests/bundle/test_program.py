@@ -281,3 +281,34 @@ def test_random_nodes(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     found = ran(Library(tmp_path / "node"), feeds, len(names))
     expected = case.expected()
     assert_close(found, [expected[name] for name in names], "float32", case.steps, str(case.attributes))
+
+
+@pytest.mark.broad
+def test_a_convolution_before_a_network(tmp_path: Path) -> None:
+    def random(*shape: int) -> np.ndarray:
+        return RNG.uniform(-0.5, 0.5, shape).astype("f4")
+
+    nodes = [
+        node("Conv", "x k b", "c", pads=[1, 1]),
+        node("AveragePool", "c", "p", kernel_shape=[2], strides=[2]),
+        node("Transpose", "p", "t", perm=[2, 0, 1]),
+        node("GRU", "t W R", "y last", hidden_size=3),
+    ]
+    known = {"k": random(4, 2, 3), "b": random(4), "W": random(1, 9, 4), "R": random(1, 9, 3)}
+    graph = onnx.helper.make_graph(
+        nodes,
+        "g",
+        [onnx.helper.make_tensor_value_info("x", 1, ["B", 2, "T"])],
+        [onnx.helper.make_tensor_value_info(name, 1, None) for name in ("last", "p")],
+        [onnx.numpy_helper.from_array(value, name) for name, value in known.items()],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    module = rnn.compile(rnn.from_onnx(model))
+    module.export(bundle=tmp_path / "conv")
+    library = Library(tmp_path / "conv")
+    for shape in ((1, 2, 2), (2, 2, 37), (3, 2, 0), (0, 2, 8)):
+        x = random(*shape)
+        expected = module.run({"x": x})
+        for value, wanted in zip(ran(library, [x], 2), expected.values(), strict=True):
+            assert value.shape == wanted.shape
+            np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)

@@ -13,9 +13,9 @@ from typing import Any
 
 from tvm_rnn.module_file.schema import CpuNetwork, ModelStep
 
-NETWORK = "Network"
+NETWORK, COMPILED = "Network", "Compiled"
 DTYPES = {"bool": 0, "int32": 1, "int64": 2, "float32": 3, "float64": 4}  # IS_BOOL, ... of operations.h
-MOST_AXES, MOST_VALUES = 8, 64
+MOST_AXES, MOST_VALUES = 8, 256
 
 # In the order of operations.c.
 UNARY = re.findall(
@@ -46,11 +46,12 @@ class Impossible(Exception):
 
 @dataclass(frozen=True)
 class Encoded:
-    """A step as operations.c takes it."""
+    """A step as operations.c takes it. function: of operations.c, or of the module's file where `compiled`."""
 
     function: str
     ints: tuple[int, ...] = ()
     floats: tuple[float, ...] = ()
+    compiled: bool = False
 
 
 Attributes = Mapping[str, Any]
@@ -162,6 +163,12 @@ def encode(step: ModelStep, networks: Sequence[CpuNetwork]) -> Encoded:
     a: Attributes = step.attributes
     if max(len(step.inputs), len(step.outputs)) > MOST_VALUES:
         raise Impossible(f"more than {MOST_VALUES} inputs or outputs")
+    if step.op == COMPILED:
+        kinds, memory = [_dtype(name) for name in a["dtypes"]], [_dtype(name) for name in a["memory"]]
+        if max(a["axes"], default=0) > MOST_AXES:
+            raise Impossible(f"a result of {max(a['axes'])} axes")
+        numbers = (len(step.inputs) - int(a["constants"]), *a["axes"], *kinds, len(memory), *memory)
+        return Encoded(str(a["function"]), numbers, compiled=True)
     if step.op != NETWORK:
         if step.op not in ENCODERS:
             raise Impossible("the operation has no form in C")

@@ -434,6 +434,44 @@ void engine_keep(struct engine* handle, int32_t count, void** pieces) {
   handle->kept_count = count;
 }
 
+/* Arrays as TVM takes them. */
+struct shaped {
+  DLTensor tensor;
+  int64_t shape[ENGINE_MOST_TENSOR_AXES], strides[ENGINE_MOST_TENSOR_AXES];
+};
+
+static void shape_argument(const struct engine_tensor* given, struct shaped* own, TVMFFIAny* argument) {
+  flat(&own->tensor, argument, given->data, own->shape, given->code, given->bits);
+  int64_t stride = 1;
+  for (int i = given->rank - 1; i >= 0; --i) {
+    own->shape[i] = given->shape[i];
+    own->strides[i] = stride;
+    stride *= given->shape[i];
+  }
+  own->tensor.ndim = given->rank;
+  own->tensor.strides = own->strides;
+}
+
+int32_t engine_call(struct engine* handle, const char* name, const char* suffix, int with_threads, int32_t count,
+                    const struct engine_tensor* tensors) {
+  char whole[256];
+  int length = snprintf(whole, sizeof whole, "%s%s", name, suffix);
+  Function function = length < 0 || length >= (int)sizeof whole ? 0 : (Function)symbol(handle->loaded, "__tvm_ffi_", whole);
+  if (!function) FAIL(BAD_FILE, "the module has no function %s", name);
+  if (count > ENGINE_MOST_TENSORS) FAIL(BAD_ARGUMENT, "%d arrays", (int)count);
+  struct shaped* own = calloc((size_t)count + 1, sizeof *own);
+  TVMFFIAny *arguments = calloc((size_t)count + 1, sizeof *arguments), result = {0};
+  int32_t status = own && arguments ? ENGINE_OK : engine_fail(ENGINE_NO_MEMORY, "no memory for a call");
+  if (!status) {
+    if (with_threads) integer(arguments, handle->threads < 1 ? 1 : handle->threads);
+    for (int32_t i = 0; i < count; ++i) shape_argument(&tensors[i], &own[i], &arguments[i + !!with_threads]);
+    status = called(handle->loaded, function(0, arguments, count + !!with_threads, &result));
+  }
+  free(own);
+  free(arguments);
+  return status;
+}
+
 int32_t engine_weights(struct engine* handle, int32_t network, const void* const* given) {
   const struct engine_network* n = &handle->loaded->module->network[network];
   return pack_weights(handle->loaded, whole_layout(n), n->bits, given, &handle->room[network].packed);

@@ -131,6 +131,20 @@ int32_t engine_sequence(struct engine* handle, int32_t network, const struct eng
 int32_t engine_generate(struct engine* handle, int32_t network, const struct engine_request* request);
 const char* engine_error(void);
 
+/* For program.c: an array of any shape, dense. */
+struct engine_tensor {
+  const void* data;
+  const int64_t* shape;
+  int32_t rank;
+  uint8_t code, bits; /* as DLPack has them */
+};
+
+/* For program.c: call a function of the module's file, NAME + suffix, on arrays; with the number of threads before them,
+   or without. */
+enum { ENGINE_MOST_TENSORS = 1024, ENGINE_MOST_TENSOR_AXES = 8 };
+int32_t engine_call(struct engine* handle, const char* name, const char* suffix, int with_threads, int32_t count,
+                    const struct engine_tensor* tensors);
+
 /* For program.c: lay out the weights of a network that has none in the file, for this handle until the next ones; given:
    in the order of their numbers. */
 int32_t engine_weights(struct engine* handle, int32_t network, const void* const* given);

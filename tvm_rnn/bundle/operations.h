@@ -6,7 +6,7 @@
 #define TVM_RNN_BUNDLE_OPERATIONS_H
 #include "engine.h"
 
-enum { MOST_AXES = 8, MOST_VALUES = 64 }; /* axes of an array; inputs or outputs of a step */
+enum { MOST_AXES = 8, MOST_VALUES = 256 }; /* axes of an array; inputs or outputs of a step */
 enum { IS_BOOL, IS_INT32, IS_INT64, IS_FLOAT32, IS_FLOAT64 };
 
 /* An array, dense and in C order. */
@@ -28,7 +28,8 @@ struct work {
 typedef int32_t (*Operation)(struct work*);
 
 struct program_step {
-  Operation operation; /* null: a network, whose number is ints[0] */
+  Operation operation;  /* null: a network, whose number is ints[0], or a function of the module's file */
+  const char* compiled; /* that function's name, or null */
   const char* node;
   int32_t ins, outs, int_count, drops;
   const int32_t *in, *out, *drop; /* numbers of values, -1: none; drop: those that have served */

@@ -160,6 +160,57 @@ static int32_t run_network(struct engine* handle, const struct engine_module* mo
   return status;
 }
 
+/* --- functions of the module's file --- */
+
+static const struct engine_tensor KINDS[] = {{.code = 6, .bits = 8}, {.code = 0, .bits = 32}, {.code = 0, .bits = 64},
+                                             {.code = 2, .bits = 32}, {.code = 2, .bits = 64}}; /* by dtype */
+
+static struct engine_tensor tensor_of(const struct value* v) {
+  struct engine_tensor t = KINDS[v->dtype];
+  t.data = v->data;
+  t.shape = v->shape;
+  t.rank = v->rank;
+  return t;
+}
+
+/* A function: first how large its results and its memory are, then these. ints: inputs that are no constants, each
+   result's axes, its dtype, then how much memory it takes and the dtypes of that. */
+static int32_t run_compiled(struct engine* handle, const char* name, const struct work* w) {
+  const int64_t *ranks = w->ints + 1, *kinds = ranks + w->outs, *memory = kinds + w->outs;
+  int32_t inputs = (int32_t)w->ints[0], pieces = (int32_t)*memory++, axes = 0, count = 0, status = ENGINE_OK;
+  struct engine_tensor tensors[2 * MOST_VALUES + 8];
+  struct value rooms[8];
+  int64_t sizes[MOST_VALUES * MOST_AXES + 8], *size = sizes;
+  memset(rooms, 0, sizeof rooms);
+  memset(tensors, 0, sizeof tensors);
+  for (int32_t i = 0; i < w->ins; ++i) {
+    if (!w->in[i]) FAIL(BAD_ARGUMENT, "input %d is missing", (int)i);
+    tensors[count++] = tensor_of(w->in[i]);
+  }
+  for (int32_t i = 0; i < w->outs; ++i) axes += (int32_t)ranks[i];
+  struct engine_tensor* last = &tensors[inputs];
+  const struct engine_tensor kept = *last;
+  const int64_t numbers[1] = {axes + pieces};
+  *last = KINDS[IS_INT64];
+  last->data = sizes;
+  last->shape = numbers;
+  last->rank = 1;
+  TRY(engine_call(handle, name, "_sizes", 0, inputs + 1, tensors));
+  *last = kept;
+  for (int32_t i = 0; !status && i < w->outs; size += ranks[i++]) {
+    struct value* out = w->out[i];
+    status = value_make(out, (int)kinds[i], (int)ranks[i], size);
+    if (!status) tensors[count++] = tensor_of(out);
+  }
+  for (int32_t i = 0; !status && i < pieces; ++i) {
+    status = value_make(&rooms[i], (int)memory[i], 1, size + i);
+    if (!status) tensors[count++] = tensor_of(&rooms[i]);
+  }
+  if (!status) status = engine_call(handle, name, "", 1, count, tensors);
+  for (int32_t i = 0; i < pieces; ++i) value_free(&rooms[i]);
+  return status;
+}
+
 /* --- steps --- */
 
 static int32_t run_step(struct engine* handle, const struct engine_module* module, const struct program_step* step,
@@ -171,7 +222,9 @@ static int32_t run_step(struct engine* handle, const struct engine_module* modul
   for (int32_t i = 0; i < step->outs; ++i) w.out[i] = step->out[i] >= 0 ? &values[step->out[i]] : 0;
   struct value unused = {0};
   if (step->outs && !w.out[0]) w.out[0] = &unused;
-  int32_t status = step->operation ? step->operation(&w) : run_network(handle, module, &w);
+  int32_t status = step->operation  ? step->operation(&w)
+                   : step->compiled ? run_compiled(handle, step->compiled, &w)
+                                    : run_network(handle, module, &w);
   value_free(&unused);
   for (int32_t i = 0; i < step->drops; ++i) value_free(&values[step->drop[i]]);
   if (!status) return ENGINE_OK;

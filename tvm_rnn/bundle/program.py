@@ -104,11 +104,12 @@ def program_source(facts: Facts) -> str:
             parts.append(f"static const int32_t step_{i}_{word}[] = {{{initialiser(values)}}};")
         parts.append(f"static const int64_t step_{i}_ints[] = {{{initialiser(map(_c_int, own.ints))}}};")
         parts.append(f"static const double step_{i}_floats[] = {{{initialiser(map(_c_float, own.floats))}}};")
-        function = f"op_{own.function}" if own.function else "0"
+        function = f"op_{own.function}" if own.function and not own.compiled else "0"
+        compiled = c_string(own.function) if own.compiled else "0"
         counts = f"{len(lists[0])}, {len(lists[1])}, {len(own.ints)}, {len(lists[2])}"
         node = c_string(step.node or step.op)
         arrays = ", ".join(f"step_{i}_{word}" for word in ("in", "out", "drop", "ints", "floats"))
-        rows.append(f"  {{{function}, {node}, {counts}, {arrays}}},")
+        rows.append(f"  {{{function}, {compiled}, {node}, {counts}, {arrays}}},")
     table = "static const struct program_step steps[] = {\n" + "\n".join([*rows, "  {0}"]) + "\n};"
     declared = [_declared(model, kind, number) for kind in ("inputs", "outputs")]
     constants = _constants(facts, model, number)

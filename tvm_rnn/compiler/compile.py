@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import tvm
 
 from tvm_rnn.cpu.lower_direct import direct_of
 from tvm_rnn.cpu.lower_generation import GenerationLowering, check_generation
@@ -44,8 +43,9 @@ from tvm_rnn.target import Target
 
 from .compile_model import write_model
 from .link import generate as generate_code
-from .link import link
+from .link import link, with_more
 from .stage_texts import texts
+from .surroundings import Functions, with_functions
 from .watched import Progress, watched
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def compile(
             generate=generate,
         )
         keep_choice.check_name(options.training)
-        net = widened(net, precision)
+        net, around = with_functions(widened(net, precision), machine)
         networks = networks_of(net, options)
         for own in networks:
             _check_drawing(own, options, isinstance(net, Model))
@@ -138,21 +138,21 @@ def compile(
         for number, (own, how) in enumerate(zip(networks, each, strict=True) if dump is not None else ()):
             _dump(os.path.join(dump or "", str(number) if len(networks) > 1 else ""), texts(own, how))
         with recording(not machine.records.lean):
-            return _compiled(net, [passed(own, how) for own, how in zip(networks, each, strict=True)], tell)
+            return _compiled(net, [passed(own, how) for own, how in zip(networks, each, strict=True)], around, tell)
 
 
-def _compiled(net: RNN | Model, networks: Sequence[Passed], tell: Progress) -> Module:
+def _compiled(net: RNN | Model, networks: Sequence[Passed], around: Functions, tell: Progress) -> Module:
     for number, own in enumerate(networks):
         with about("", **({"network": number} if len(networks) > 1 else {})):
             own.run()
     folder = tempfile.mkdtemp(prefix="tvm_rnn_")
     try:
         if isinstance(net, Model):
-            module = _for_a_model(net, networks, Path(folder), tell)
+            module = _for_a_model(net, networks, around, Path(folder), tell)
         elif networks[0].options.target.kind == "cuda":
             module = _for_gpus(networks[0], Path(folder), tell)
         else:
-            module = _for_a_cpu(networks[0], Path(folder), tell)
+            module = _for_a_cpu(networks[0], around, Path(folder), tell)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -188,7 +188,7 @@ def _check_drawing(net: RNN, options: Options, inside: bool) -> None:
         raise ConfigError(message("these equations draw random numbers, which need a seed", got=got, do=do))
 
 
-def _for_a_cpu(own: Passed, folder: Path, tell: Progress) -> Module:
+def _for_a_cpu(own: Passed, around: Functions, folder: Path, tell: Progress) -> Module:
     net, options = own.net, own.options
     tell("lowering")
     lowered = Lowering(net, own.layers, options).run()
@@ -201,17 +201,17 @@ def _for_a_cpu(own: Passed, folder: Path, tell: Progress) -> Module:
     if options.generate:
         tell("lowering of generation")
         generation = GenerationLowering(net, own.layers, options)
-        lowered.module = tvm.IRModule({**dict(lowered.module.functions_items()), **generation.functions()})
+        lowered.module = with_more(lowered.module, generation.functions())
         facts.generation = generation.facts()
         facts.entry_points.append("generate")
     direct = direct_of(own)
     if direct is not None:
         tell("lowering of a row's step")
-        lowered.module = tvm.IRModule({**dict(lowered.module.functions_items()), **direct.functions()})
+        lowered.module = with_more(lowered.module, direct.functions())
         facts.direct = direct.facts()
         arrays |= direct.constants()
     tell("code generation")
-    executable = generate_code(lowered.module, options.target)
+    executable = generate_code(with_more(lowered.module, around), options.target)
     tell("linking")
     elf = link(executable, folder, options.target)
     path = os.path.join(folder, "module.so")
@@ -224,12 +224,12 @@ def _for_a_cpu(own: Passed, folder: Path, tell: Progress) -> Module:
     return module
 
 
-def _for_a_model(model: Model, networks: Sequence[Passed], folder: Path, tell: Progress) -> Module:
+def _for_a_model(model: Model, networks: Sequence[Passed], around: Functions, folder: Path, tell: Progress) -> Module:
     machine = networks[0].options.target
     if machine.kind != "llvm":
         do = "compile model.networks one by one for it, or the whole model for a CPU"
         raise ConfigError(message("a model of several networks is for CPUs", got=machine.name, do=do))
-    path = write_model(model, networks, folder, tell)
+    path = write_model(model, networks, around, folder, tell)
     tell("loading")
     return runtime.load(path)
 

@@ -21,9 +21,12 @@ from tvm_rnn.network.model import Model
 from tvm_rnn.passes.passed import Passed
 
 from .link import generate, link
+from .surroundings import Functions
 
 
-def write_model(model: Model, networks: Sequence[Passed], folder: Path, tell: Callable[[str], None]) -> str:
+def write_model(
+    model: Model, networks: Sequence[Passed], around: Functions, folder: Path, tell: Callable[[str], None]
+) -> str:
     """Compile every network for one CPU; returns the path of the file. Raises BuildError."""
     machine = networks[0].options.target
     tell("lowering")
@@ -34,7 +37,7 @@ def write_model(model: Model, networks: Sequence[Passed], folder: Path, tell: Ca
         for i, own in enumerate(lowered)
         for variable, function in own.module.functions.items()
     }
-    executable = generate(tvm.IRModule(functions), machine)
+    executable = generate(tvm.IRModule(functions | around), machine)
     tell("linking")
     elf = link(executable, folder, machine)
     facts = [code.describe() for code in lowered]

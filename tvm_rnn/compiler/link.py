@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import tvm
+from tvm import tirx
 
 from tvm_rnn.cpu import c_compiler, tir_pipeline
 from tvm_rnn.errors import BuildError, message
@@ -29,6 +30,11 @@ def generate(module: tvm.IRModule, target: Target) -> tvm.runtime.Executable:
         what = text[-1] if text else type(reason).__name__
         full = message("code generation failed", where=target.name, got=what, do="report this cell")
         raise BuildError(full) from reason
+
+
+def with_more(module: tvm.IRModule, functions: Mapping[str, tirx.PrimFunc]) -> tvm.IRModule:
+    """The module with more functions."""
+    return tvm.IRModule({**dict(module.functions_items()), **functions}) if functions else module
 
 
 def link(executable: tvm.runtime.Executable, folder: Path, target: Target) -> bytes:

@@ -8,6 +8,7 @@ nothing in it is run.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tvm_rnn.network.model import Model
@@ -22,6 +23,7 @@ from .onnx_linear_attention import read_linear_attention
 from .onnx_loop import read_loop
 from .onnx_nodes import ATTENTION, BODIES, RECURRENT, GraphSteps, add_node, bodies, label
 from .onnx_recurrent import read_recurrent
+from .onnx_relax import with_regions
 from .onnx_scan import read_scan
 from .stacks import Stacks, build_networks
 
@@ -57,16 +59,22 @@ def from_onnx(source: object) -> RNN | Model:
     if not problems:
         problems = _read_nodes(steps, layers)
     if problems:
-        text = "\n            ".join(dict.fromkeys(problems))
-        do = _advice(steps)
-        raise ConfigError(message("from_onnx: this model cannot be used", where=found.path, got=text, do=do))
+        raise _refused(steps, problems)
     stacks = Stacks(steps, layers)
     stacks.merge()
     if not stacks.groups:
         got = ", ".join(sorted({n.op_type for n in steps.graph.node})) or "no node"
         expected = f"a node of {', '.join((*RECURRENT, *ATTENTION, *BODIES))} that an output needs"
         raise ConfigError(message("from_onnx: no recurrent node", where=found.path, got=got, expected=expected))
+    stacks.steps, problems = with_regions(steps, stacks.steps, stacks.wanted)
+    if problems:
+        raise _refused(steps, problems)
     return build_networks(steps, layers, stacks, Origin("onnx", "", found.path, found.sha256))
+
+
+def _refused(steps: GraphSteps, problems: Sequence[str]) -> ConfigError:
+    text, path = "\n            ".join(dict.fromkeys(problems)), steps.source.path
+    return ConfigError(message("from_onnx: this model cannot be used", where=path, got=text, do=_advice(steps)))
 
 
 def _advice(steps: GraphSteps) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from tvm_rnn.network.program import Declared, Step
+from tvm_rnn.network.program import COMPILED, Declared, Step
 from tvm_rnn.runtime.runtime_ops import OPERATIONS
 
 from .fields import Fields, Unreadable, integer
@@ -26,6 +26,14 @@ if TYPE_CHECKING:
 WITHOUT_EFFECT = {"stash_type", "momentum", "ratio", "seed", "saturate", "round_mode", "output_dtype"}
 RECURRENT = ("RNN", "LSTM", "GRU")
 ATTENTION = ("LinearAttention",)
+# Operators that TVM's Relax compiles, by the first operator set whose form was compared with ONNX's own tests and, at
+# sizes that have names, with ONNX Runtime. What Relax reads otherwise than the standard says is not here.
+COMPILES = {
+    **dict.fromkeys(("Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool"), 7),
+    **dict.fromkeys(("GlobalMaxPool", "GlobalAveragePool", "InstanceNormalization", "DepthToSpace"), 7),
+    **dict.fromkeys(("LRN", "MeanVarianceNormalization"), 9),
+    **{"Mish": 18, "GroupNormalization": 21, "RMSNormalization": 23},
+}
 BODIES = ("Scan", "Loop")  # nodes with one step of a recurrence in them
 
 
@@ -56,6 +64,7 @@ class GraphSteps(Steps):
         super().__init__(spending=source.spending)
         self.problems: list[str] = []
         self.tensors = {t.name: t for t in self.graph.initializer}
+        self.nodes: dict[str, NodeProto] = {}  # by what they make, as far as they became steps as they are
         self.inputs = self._declared(self.graph.input)
         self.outputs = self._declared(self.graph.output)
         self.taken = {name for n in self.graph.node for name in (*n.input, *n.output)} | {*self.tensors, *self.declared}
@@ -92,6 +101,11 @@ class GraphSteps(Steps):
     def is_constant(self, name: str) -> bool:
         """Also one that was not read yet."""
         return name in self.tensors or name in self.constants
+
+
+def is_compiled(node: NodeProto, opset: int) -> bool:
+    """Whether a node becomes a step of a compiled function."""
+    return node.domain in ("", "ai.onnx") and COMPILES.get(node.op_type, opset + 1) <= opset
 
 
 def attributes_of(node: NodeProto, version: int) -> dict[str, object]:
@@ -144,6 +158,12 @@ def add_node(steps: GraphSteps, node: NodeProto) -> None:
     if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
         steps.constants[node.output[0]], steps.dtypes[node.output[0]] = constant_of(steps, node)
         return
+    steps.nodes.update(dict.fromkeys(node.output, node))
+    if is_compiled(node, steps.source.opset):
+        if "output_shape" in attributes_of(node, steps.source.opset):
+            raise Unreadable("attribute 'output_shape' is not supported")
+        steps.add(Step(COMPILED, tuple(node.input), tuple(node.output), {}, label(node)))
+        return
     attributes = ordinary_attributes(steps, node)
     steps.add(Step(node.op_type, tuple(node.input), tuple(node.output), attributes, label(node)))
 
@@ -153,9 +173,8 @@ def ordinary_attributes(steps: GraphSteps, node: NodeProto, known: Collection[st
     if node.domain not in ("", "ai.onnx"):
         raise Unreadable(f"operator {node.domain}.{node.op_type} is not of the standard set")
     if node.op_type not in known:
-        below = Counter(
-            own.op_type for own in nodes_below(node) if own.op_type not in (*known, *RECURRENT, *BODIES, *ATTENTION)
-        )
+        elsewhere = (*known, *COMPILES, *RECURRENT, *BODIES, *ATTENTION)
+        below = Counter(own.op_type for own in nodes_below(node) if own.op_type not in elsewhere)
         more = ", ".join(f"{name} ({count})" for name, count in sorted(below.items()) if name != "Constant")
         more = f"; nor is, in its branches: {more}" if more else ""
         raise Unreadable(f"operator {node.op_type} is not supported{more}")

@@ -17,7 +17,7 @@ import numpy as np
 
 from tvm_rnn.dtypes import held_dtype
 from tvm_rnn.errors import BuildError, ConfigError, WeightError, message
-from tvm_rnn.network.program import NETWORK
+from tvm_rnn.network.program import COMPILED, NETWORK
 from tvm_rnn.runtime import runtime
 from tvm_rnn.runtime.runtime import (
     ALIGNMENT,
@@ -43,7 +43,7 @@ def validate(manifest: Facts | Mapping[str, object]) -> Facts:
     """The facts, where they are what this version's runtime understands. Raises BuildError, naming the field."""
     facts = read(manifest if isinstance(manifest, Mapping) else plain(manifest))
     for step in facts.model.steps if facts.model is not None else ():
-        if step.op not in OPERATIONS and step.op != NETWORK:
+        if step.op not in OPERATIONS and step.op not in (NETWORK, COMPILED):
             raise invalid("model.steps", step.op, "an operation of runtime_ops.py")
     for network in _networks(facts):
         _check_network(network)

@@ -12,9 +12,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ..errors import ConfigError, message
+
 Array = np.ndarray
 Axis = int | str | None  # a size, the name of a size that is equal wherever the name is, or any
 NETWORK = "Network"
+COMPILED = "Compiled"
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,8 @@ class Step:
     """One operation on values, which are known by name; "" is an input that is not given.
 
     op: a row of `runtime_ops.OPERATIONS`, or NETWORK: x, lengths, each state of each layer, and weights that are values
-    become y and each state of each layer. node: what the model's file calls it, for messages.
+    become y and each state of each layer; or COMPILED: a function of the module's file, of a graph that came with the
+    model. node: what the model's file calls it, for messages.
     """
 
     op: str
@@ -92,6 +96,10 @@ class Program:
 
     def in_dtype(self, dtype: str) -> Program:
         """The same program on wider floats: "float64", as for the oracle, or "float32" in place of float16."""
+        if any(step.op == COMPILED for step in self.steps):
+            got = ", ".join(step.node for step in self.steps if step.op == COMPILED)
+            do = "compile the model in its own dtype, and compare with ONNX Runtime"
+            raise ConfigError(message(f"operators that have no form in {dtype}", got=got, do=do))
         floats = ("float16", "float32", "float64")
         wide = dict.fromkeys(floats[: floats.index(dtype)], dtype)
 

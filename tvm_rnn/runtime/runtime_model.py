@@ -7,6 +7,8 @@ and arrays by name. Out: arrays by name. Works alone beside a .so, with runtime.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +49,7 @@ class Plan:
         self.inputs, self.outputs = list(model["inputs"]), [item["name"] for item in model["outputs"]]
         self.constants = {item["name"]: constants[item["array"]] for item in model["constants"]}
         self.steps = list(model["steps"])
-        strange = {step["op"] for step in self.steps} - runtime_ops.OPERATIONS.keys() - {"Network"}
+        strange = {step["op"] for step in self.steps} - runtime_ops.OPERATIONS.keys() - {"Network", "Compiled"}
         if strange:
             raise ValueError(f"operations that are not known here: {', '.join(sorted(strange))}")
         last = {name: i for i, step in enumerate(self.steps) for name in step["inputs"]}
@@ -57,22 +59,22 @@ class Plan:
             for i, step in enumerate(self.steps)
         ]
 
-    def run(self, values: Facts, network: Runner) -> dict[str, Array]:
-        """The model's outputs. values: its inputs. network: what runs a step that is a network."""
+    def run(self, values: Facts, network: Runner, compiled: Runner | None = None) -> dict[str, Array]:
+        """The model's outputs. values: its inputs. network, compiled: what runs a step that is one."""
         found: dict[str, Array] = {**self.constants, **values, "": None}
         with np.errstate(all="ignore"):  # NaN and inf are results, not accidents
             for step, dropped in zip(self.steps, self.dropped, strict=True):
                 given = [found[name] for name in step["inputs"]]
-                made = self._made(step, given, network)
+                made = self._made(step, given, {"Network": network, "Compiled": compiled})
                 found.update(zip(step["outputs"], made, strict=False))
                 for name in dropped:
                     found.pop(name, None)
         return {name: found[name] for name in self.outputs}
 
     @staticmethod
-    def _made(step: Facts, given: Sequence[Array], network: Runner) -> Sequence[Array]:
-        if step["op"] == "Network":
-            return network(given, step["attributes"])
+    def _made(step: Facts, given: Sequence[Array], runners: Mapping[str, Runner | None]) -> Sequence[Array]:
+        if (runner := runners.get(step["op"])) is not None:
+            return runner(given, step["attributes"])
         try:
             made = runtime_ops.OPERATIONS[step["op"]](given, step["attributes"])
         except FAILURES as error:
@@ -106,7 +108,11 @@ def run(module: Module, inputs: Mapping[str, object]) -> dict[str, Array]:
     plan = _plan(module)
     arrays = check_inputs(plan.inputs, inputs)
     networks = getattr(module, "networks", [module])
-    results = plan.run(arrays, lambda given, attributes: call(networks[int(attributes["network"])], given, attributes))
+    results = plan.run(
+        arrays,
+        lambda given, attributes: call(networks[int(attributes["network"])], given, attributes),
+        lambda given, attributes: call_compiled(networks[0], given, attributes),
+    )
     kinds: list[type] = [type(inputs[item["name"]]) for item in plan.inputs]
     like = runtime._like(kinds[0]) if kinds else None
     return {name: np.array(value) if like is None else like(np.array(value)) for name, value in results.items()}
@@ -169,6 +175,42 @@ def call(module: Network, given: Sequence[Array], attributes: Facts) -> list[Arr
     with _loading:
         module.load_weights(dict(zip(weights, rest[count:], strict=True)))
         return _parts(module, names, module(x, state, lengths=lengths))
+
+
+def call_compiled(module: Module, given: Sequence[Array], attributes: Facts) -> list[Array]:
+    """One step that is a function of the module's file: how large its results and its memory are, then these."""
+    arrays = [_dense(np.ascontiguousarray(value)) for value in given]
+    inputs, axes, name = (
+        arrays[: len(arrays) - int(attributes["constants"])],
+        attributes["axes"],
+        attributes["function"],
+    )
+    sizes = np.zeros(sum(axes) + len(attributes["memory"]), np.int64)
+    library = module._library
+    try:
+        library.get_function(f"{name}_sizes")(*inputs, sizes)
+        ends = [*itertools.accumulate(axes, initial=0)]
+        shapes = [sizes[begin:end].tolist() for begin, end in itertools.pairwise(ends)]
+        made = [_dense(np.empty(shape, dtype)) for shape, dtype in zip(shapes, attributes["dtypes"], strict=True)]
+        memory = [
+            runtime._aligned(max(1, int(n)), np.dtype(dtype))
+            for n, dtype in zip(sizes[ends[-1] :], attributes["memory"], strict=True)
+        ]
+        library.get_function(name)(module.threads, *arrays, *made, *memory)
+    except (*FAILURES, RuntimeError) as error:
+        got = ", ".join(f"{v.dtype}{list(v.shape)}" for v in inputs)
+        what = f"a part of this model cannot be computed ({name})"
+        raise runtime._error(InputError, what, f"{got}: {error}", do="check the shapes of the inputs") from None
+    return made
+
+
+def _dense(array: np.ndarray) -> np.ndarray:
+    """An array in C order whose strides say so: NumPy has others along axes of one element, and where there are none,
+    which compiled code refuses."""
+    strides = tuple(array.itemsize * math.prod(array.shape[i + 1 :]) for i in range(array.ndim))
+    if array.strides == strides:
+        return array
+    return np.lib.stride_tricks.as_strided(array if array.size else np.zeros(1, array.dtype), array.shape, strides)
 
 
 def _joined(module: Network, names: Sequence[str], given: Sequence[Array], batch: int) -> dict[str, Array]:

@@ -1,0 +1,85 @@
+"""Models with convolutions around networks: compiled whole, in Python, against ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx_models import model_of, node, onnx_runtime, weights
+
+import tvm_rnn as rnn
+from tvm_rnn.compiler.surroundings import with_functions
+from tvm_rnn.errors import ConfigError
+from tvm_rnn.target import resolve
+
+RNG = np.random.default_rng(0)
+
+
+def random(*shape: int) -> np.ndarray:
+    return RNG.uniform(-0.5, 0.5, shape).astype("f4")
+
+
+def speech(cell: str = "GRU") -> Any:
+    """x [B, 2, T]: a convolution, a norm, pooling, a network, and a convolution of all its steps."""
+    own = weights(cell, 1, 4, 3, RNG)
+    nodes = [
+        node("Conv", ["x", "k", "b"], ["c"], pads=[1, 1]),
+        node("BatchNormalization", ["c", "b", "b", "b", "v"], ["n"]),
+        node("Relu", ["n"], ["r"]),
+        node("MaxPool", ["r"], ["p"], kernel_shape=[2], strides=[2]),
+        node("Transpose", ["p"], ["t"], perm=[2, 0, 1]),
+        node(cell, ["t", "W", "R", "B"], ["y", "last"], hidden_size=3),
+        node("Squeeze", ["y", "one"], ["s"]),
+        node("Transpose", ["s"], ["z"], perm=[1, 2, 0]),
+        node("Conv", ["z", "k2"], ["c2"], pads=[1, 1], strides=[2]),
+        node("InstanceNormalization", ["c2", "b", "b"], ["i"]),
+        node("GlobalAveragePool", ["i"], ["out"]),
+    ]
+    known = {"k": random(4, 2, 3), "b": random(4), "v": np.abs(random(4)), "k2": random(4, 3, 3), "one": np.array([1])}
+    inputs, outputs = {"x": ("f4", ["B", 2, "T"])}, {"out": "f4", "last": "f4", "c2": "f4"}
+    return model_of(nodes, inputs, outputs, known | {name: own[name] for name in "WRB"})
+
+
+def test_other_networks_stay_as_they_are() -> None:
+    net = rnn.RNN(rnn.cells.gru, 2, 3)
+    assert with_functions(net, resolve("llvm")) == (net, {})
+
+
+def test_gpus_have_no_such_functions_yet() -> None:
+    with pytest.raises(ConfigError, match="these operators around a network are for CPUs"):
+        with_functions(rnn.from_onnx(speech()), resolve("nvidia-h200"))
+
+
+def test_other_dtypes_are_refused() -> None:
+    with pytest.raises(ConfigError, match="operators that have no form in float64"):
+        rnn.reference(rnn.from_onnx(speech())).run({"x": np.zeros((1, 2, 8), "f4")})
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("cell", ("LSTM", "GRU"))
+def test_a_whole_model(cell: str) -> None:
+    made = speech(cell)
+    mod = rnn.compile(rnn.from_onnx(made))
+    for batch, steps in ((1, 2), (1, 9), (2, 40), (3, 101)):
+        feeds = {"x": np.random.default_rng(steps).normal(size=(batch, 2, steps)).astype("f4")}
+        found = mod.run(feeds)
+        for name, value in onnx_runtime(made, feeds).items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.broad
+def test_a_model_of_two_networks() -> None:
+    made = speech()
+    own = weights("LSTM", 1, 4, 5, RNG)
+    for name in "WRB":
+        made.graph.initializer.append(onnx.numpy_helper.from_array(own[name], f"{name}2"))
+    made.graph.node.append(node("Transpose", ["c2"], ["t2"], perm=[2, 0, 1]))
+    made.graph.node.append(node("LSTM", ["t2", "W2", "R2", "B2"], ["y2"], hidden_size=5))
+    made.graph.output.append(onnx.helper.make_tensor_value_info("y2", 1, None))
+    mod = rnn.compile(rnn.from_onnx(made))
+    feeds = {"x": random(2, 2, 21)}
+    found = mod.run(feeds)
+    for name, value in onnx_runtime(made, feeds).items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5, err_msg=name)

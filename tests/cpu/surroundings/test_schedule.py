@@ -1,0 +1,40 @@
+"""Loops around networks: which statements are nests, and what their tiles are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphs import graph_of
+from tvm import relax, tirx
+
+from tvm_rnn.cpu.surroundings.schedule import Tiles, loops_of, nest_of
+from tvm_rnn.tir.index import int64
+
+
+def loops(make: Any, shape: Any = ("n", 4)) -> list[Any]:
+    graph = graph_of([*shape], make)
+    (function,) = loops_of([call.function for call in graph.calls])
+    body = function.body
+    parts = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+    return [part for part in parts if not isinstance(part, tirx.AllocBuffer)]
+
+
+def test_pointwise_values_are_computed_where_they_are_read() -> None:
+    (one,) = loops(lambda x: relax.op.exp(relax.op.tanh(relax.op.negative(x))))
+    nest = nest_of(one)
+    assert nest is not None and not nest.summed and len(nest.own) == 2
+
+
+def test_a_sum_is_stored_by_what_follows() -> None:
+    weights = relax.const([[1.0] * 3] * 4, "float32")
+    parts = loops(lambda x: relax.op.exp(relax.op.matmul(x, weights)))
+    assert [len(nest.summed) for nest in map(nest_of, parts) if nest is not None] == [1, 0]
+    assert len(Tiles(8, int64(1)).scheduled(parts, lambda buffer: True)) == 1
+    assert len(Tiles(8, int64(1)).scheduled(parts, lambda buffer: False)) == 2
+
+
+def test_what_is_no_nest_stays() -> None:
+    (one,) = loops(relax.op.tanh)
+    other = tirx.SeqStmt([one, one])
+    assert nest_of(other) is None
+    assert Tiles(8, int64(1)).scheduled([other], lambda buffer: True) == [other]

@@ -1,0 +1,137 @@
+"""Operators that only Relax has, with their neighbours: which steps become one, what is refused, and by what name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from graphs import compiled
+from onnx_models import model_of, node, onnx_runtime, weights
+
+import tvm_rnn as rnn
+from tvm_rnn.errors import ConfigError
+from tvm_rnn.frontends.onnx_relax import read_graph
+
+RNG = np.random.default_rng(0)
+
+
+def random(*shape: int) -> np.ndarray:
+    return RNG.uniform(-0.5, 0.5, shape).astype("f4")
+
+
+def front(*after: Any, outputs: str = "y", constants: Any = None) -> Any:
+    """x [B, 2, T]: a convolution, pooling, a GRU; then other nodes."""
+    nodes = [
+        node("Conv", ["x", "k", "b"], ["c"], pads=[1, 1]),
+        node("Relu", ["c"], ["r"]),
+        node("MaxPool", ["r"], ["p"], kernel_shape=[2], strides=[2]),
+        node("Transpose", ["p"], ["t"], perm=[2, 0, 1]),
+        node("GRU", ["t", "W", "R", "B"], ["y", "last"], hidden_size=3),
+        *after,
+    ]
+    own = weights("GRU", 1, 4, 3, RNG)
+    known = {"k": random(4, 2, 3), "b": random(4), **{n: own[n] for n in "WRB"}, **(constants or {})}
+    return model_of(nodes, {"x": ("f4", ["B", 2, "T"])}, dict.fromkeys(outputs.split(), "f4"), known)
+
+
+def steps(made: Any) -> list[str]:
+    return [step.op for step in rnn.from_onnx(made).program.steps]
+
+
+def test_what_lies_together_is_one_step() -> None:
+    (first, *rest) = rnn.from_onnx(front()).program.steps
+    assert first.op == "Compiled" and first.inputs[0] == "x" and first.outputs == ("t",)
+    assert [step.op for step in rest].count("Compiled") == 0
+    assert len(first.attributes["graph"].constants) == len(first.inputs) - 1
+
+
+def test_no_way_leads_out_and_in_again() -> None:
+    """Both Convs read x: one is before the network, the other reads what the network makes too."""
+    squeeze = node("Squeeze", ["y", "one"], ["s"])
+    turn = node("Transpose", ["s"], ["z"], perm=[1, 2, 0])
+    side, late = node("Conv", ["x", "q"], ["side"]), node("Conv", ["z", "q2"], ["late"])
+    known = {"one": np.array([1]), "q": random(3, 2, 1), "q2": random(3, 3, 1)}
+    made = front(squeeze, turn, side, late, outputs="late side", constants=known)
+    assert steps(made).count("Compiled") == 2
+
+
+def test_a_neighbour_that_relax_does_not_read_stays_with_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tvm_rnn.frontends import onnx_relax
+
+    graph = onnx_relax._graph
+
+    def one_by_one(values: Any, types: Any, region: Any, *names: Any) -> Any:
+        if len(region.steps) > 1:
+            raise onnx_relax.Unreadable("too much")
+        return graph(values, types, region, *names)
+
+    monkeypatch.setattr(onnx_relax, "_graph", one_by_one)
+    assert [op for op in steps(front()) if op in ("Compiled", "Relu")] == ["Compiled", "Relu", "Compiled"]
+
+
+def test_what_relax_cannot_do_is_said_of_every_node() -> None:
+    made = front()
+    for number in (0, 2):
+        made.graph.node[number].attribute.append(onnx.helper.make_attribute("auto_pad", "SAME_UPPER"))
+    del made.graph.node[0].attribute[0]
+    made.graph.node[0].attribute.append(onnx.helper.make_attribute("strides", [2]))
+    with pytest.raises(ConfigError) as caught:
+        rnn.from_onnx(made)
+    assert "Conv 'c': TVM does not read it: " in str(caught.value)
+    assert "MaxPool 'p': TVM does not read it: " in str(caught.value)
+
+
+def test_other_dtypes_are_refused() -> None:
+    made = front(node("Cast", ["x"], ["h"], to=10), node("LpPool", ["h"], ["l"], kernel_shape=[2]), outputs="y l")
+    with pytest.raises(ConfigError, match="LpPool 'l': 'h' is float16; float32 and float64 are supported"):
+        rnn.from_onnx(made)
+
+
+def test_an_output_shape_that_is_given() -> None:
+    last = node("ConvTranspose", ["x", "q"], ["z"], output_shape=[9])
+    made = front(last, outputs="z", constants={"q": random(2, 2, 3)})
+    made.graph.output.append(onnx.helper.make_tensor_value_info("y", 1, None))
+    with pytest.raises(ConfigError, match="ConvTranspose 'z': attribute 'output_shape' is not supported"):
+        rnn.from_onnx(made)
+
+
+OPERATORS: list[tuple[str, dict[str, Any], dict[str, np.ndarray]]] = [
+    ("Conv", {"strides": [2], "pads": [0, 1], "dilations": [2]}, {"w": random(6, 4, 3), "b": random(6)}),
+    ("Conv", {"group": 2, "auto_pad": "VALID"}, {"w": random(8, 2, 3)}),
+    ("ConvTranspose", {"strides": [2], "pads": [1, 1], "output_padding": [1]}, {"w": random(4, 6, 3)}),
+    ("MaxPool", {"kernel_shape": [3], "strides": [2], "pads": [1, 1], "ceil_mode": 1}, {}),
+    ("AveragePool", {"kernel_shape": [3], "strides": [2], "pads": [1, 1], "count_include_pad": 1}, {}),
+    ("AveragePool", {"kernel_shape": [2], "strides": [1], "pads": [0, 1], "ceil_mode": 1}, {}),
+    ("GlobalAveragePool", {}, {}),
+    ("InstanceNormalization", {}, {"s": random(4), "b": random(4)}),
+    ("GroupNormalization", {"num_groups": 2}, {"s": random(4), "b": random(4)}),
+    ("Mish", {}, {}),
+]
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize(("op", "attributes", "constants"), OPERATORS, ids=str)
+def test_operators(op: str, attributes: Any, constants: Any, tmp_path: Path) -> None:
+    one = node(op, ["x", *constants], ["y"], **attributes)
+    made = model_of([one], {"x": ("f4", ["B", 4, "T"])}, {"y": "f4"}, constants, 21)
+    run = compiled(read_graph(made, op), tmp_path)
+    for batch, steps in ((1, 5), (2, 7), (1, 16), (3, 37)):
+        x = random(batch, 4, steps)
+        np.testing.assert_allclose(run(x)[0], onnx_runtime(made, {"x": x})["y"], rtol=1e-4, atol=1e-5)
+
+
+def test_an_input_without_a_shape_is_refused() -> None:
+    made = front()
+    made.graph.input[0].type.tensor_type.ClearField("shape")
+    with pytest.raises(ConfigError, match="Conv 'c': how many axes 'x' has is not known"):
+        rnn.from_onnx(made)
+
+
+def test_an_attribute_of_another_version() -> None:
+    made = front()
+    made.graph.node[0].attribute[0].name = "padding"
+    with pytest.raises(ConfigError, match="attribute 'padding' is not one of Conv's"):
+        rnn.from_onnx(made)

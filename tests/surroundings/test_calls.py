@@ -1,0 +1,50 @@
+"""Relax graphs as lists of calls: what is fused, what is named, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from tvm_rnn.surroundings.calls import Graph, Unsupported, calls_of
+
+
+def graph_of(*made: Any, x: Any = None) -> Graph:
+    """Of an x [n, 4] and what functions make of it, one after the other."""
+    from tvm import tirx
+
+    builder, given = relax.BlockBuilder(), relax.Var("x", relax.TensorType([tirx.Var("n", "int64"), 4], "float32"))
+    with builder.function("main", [given]):
+        with builder.dataflow():
+            value = given
+            for make in made:
+                value = builder.emit(make(value))
+            found = builder.emit_output(value)
+        builder.emit_func_output(found)
+    return calls_of(builder.get())
+
+
+def test_pointwise_operations_are_one_call() -> None:
+    graph = graph_of(relax.op.tanh, relax.op.exp)
+    assert len(graph.calls) == 1 and not graph.constants
+    (call,) = graph.calls
+    assert call.inputs == graph.inputs and call.outputs == graph.outputs
+    assert graph.outputs[0].shape[1] == 4 and str(graph.outputs[0].shape[0]) == "n"
+
+
+def test_constants_are_there_once() -> None:
+    weights = relax.const(np.ones((4, 4), "f4"))
+    graph = graph_of(lambda x: relax.op.matmul(x, weights), lambda x: relax.op.matmul(x, weights))
+    assert [value.array.shape for value in graph.constants] == [(4, 4)]
+
+
+def test_results_that_a_tuple_has() -> None:
+    graph = graph_of(lambda x: relax.op.split(x, 2, 1), lambda pair: pair[1])
+    assert graph.outputs[0].shape[1] == 2
+
+
+def test_sizes_that_only_a_run_shows() -> None:
+    with pytest.raises(Unsupported, match="sizes that only a run shows"):
+        graph_of(relax.op.nonzero)

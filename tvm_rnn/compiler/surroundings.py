@@ -1,0 +1,60 @@
+"""What is around networks and came as graphs of calls: functions for the module's file, and their names in the program.
+
+In: a network or a model with its program, a CPU. Out: the same whose program names functions, and these functions.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+from tvm import tirx
+
+from tvm_rnn.cpu.surroundings.host_function import HostFunction
+from tvm_rnn.errors import ConfigError, message
+from tvm_rnn.network.model import Model
+from tvm_rnn.network.program import COMPILED, Step
+from tvm_rnn.network.rnn import RNN
+from tvm_rnn.surroundings.calls import Graph
+from tvm_rnn.target import Target
+
+Functions = dict[str, tirx.PrimFunc]
+
+
+def with_functions(net: RNN | Model, target: Target) -> tuple[RNN | Model, Functions]:
+    """The network with a program that a manifest can hold. Raises ConfigError."""
+    program = net.program if isinstance(net, RNN | Model) else None  # what else it may be is said elsewhere
+    if program is None or not any(step.op == COMPILED for step in program.steps):
+        return net, {}
+    if target.kind != "llvm":
+        operators = ", ".join(step.node for step in program.steps if step.op == COMPILED)
+        do = "compile the model for a CPU, or its networks one by one for a GPU"
+        raise ConfigError(message("these operators around a network are for CPUs", got=operators, do=do))
+    functions, steps = Functions(), list[Step]()
+    for step in program.steps:
+        if step.op == COMPILED:
+            made = _function(step, f"around_{len(functions) // 2}", target)
+            functions |= made.functions
+            step = replace(step, attributes=_attributes(made))
+        steps.append(step)
+    found = copy.copy(net)
+    found.program = replace(program, steps=tuple(steps))
+    return found, functions
+
+
+def _function(step: Step, name: str, target: Target) -> HostFunction:
+    graph = step.attributes["graph"]
+    assert isinstance(graph, Graph)
+    return HostFunction(name, graph, target.lanes("float32"))
+
+
+def _attributes(made: HostFunction) -> dict[str, object]:
+    """What a runtime must know: the function, axes and dtype of each result, dtypes of the memory it needs."""
+    outputs = made.graph.outputs
+    return {
+        "function": made.name,
+        "constants": len(made.graph.constants),
+        "axes": [len(value.shape) for value in outputs],
+        "dtypes": [value.dtype for value in outputs],
+        "memory": list(made.works),
+    }

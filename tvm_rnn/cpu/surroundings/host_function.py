@@ -1,0 +1,175 @@
+"""A graph as two functions of the module: NAME computes it, NAME_sizes says how large its results and its memory are.
+
+In: a graph of calls. Out: PrimFuncs, and what the first takes: a number of threads, then arrays: the graph's inputs,
+constants, results, then one flat array per dtype for what is needed meanwhile. NAME_sizes takes the inputs, and an
+array that it fills: all axes of all results, then the elements of each flat array. Both check the shapes of what they
+are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from tvm_rnn.surroundings.calls import Call, Graph, Value
+from tvm_rnn.tir.expr import Buffer, Expr, Stmt
+from tvm_rnn.tir.index import int64, wide
+from tvm_rnn.tir.statements import buffer as flat_buffer
+from tvm_rnn.tir.statements import function, loop, sequence, store, variable
+
+from .memory import Memory, Room
+from .schedule import Tiles, loops_of, replaced
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an array lies: an argument as it is, or a piece of a flat one."""
+
+    buffer: Buffer
+    room: Room | None = None
+
+    def index(self, shape: Sequence[Expr], indices: Sequence[Expr]) -> list[Expr]:
+        if self.room is None:
+            return list(indices)
+        flat: Expr = int64(0)
+        for size, i in zip(shape, indices, strict=True):
+            flat = flat * wide(size) + wide(i)
+        return [self.room.at + flat]
+
+
+@dataclass
+class HostFunction:
+    """functions: by name. works: the dtypes of the flat arrays. Made by `host_function`."""
+
+    name: str
+    graph: Graph
+    lanes: int
+    places: dict[Value, Place] = field(default_factory=dict)
+    memory: Memory = field(default_factory=Memory)
+    works: dict[str, Buffer] = field(default_factory=dict)
+    functions: dict[str, tirx.PrimFunc] = field(default_factory=dict)
+    threads: tirx.Var = field(default_factory=lambda: variable("threads"))
+
+    def __post_init__(self) -> None:
+        graph, args = self.graph, list[Buffer]()
+        for kind, values in (("x", graph.inputs), ("w", graph.constants), ("y", graph.outputs)):
+            for i, value in enumerate(values):
+                args.append(_argument(f"{kind}{i}", value))
+                self.places.setdefault(value, Place(args[-1]))
+        outputs = args[len(args) - len(graph.outputs) :]
+        body = [*self._calls(), *self._copies(outputs)]
+        args = [self.threads, *args, *self.works.values()]
+        self.functions[self.name] = function(self.name, args, sequence(self.memory.bound, body))
+        self.functions[f"{self.name}_sizes"] = self._sizes()
+
+    def _copies(self, outputs: Sequence[Buffer]) -> list[Stmt]:
+        """Of results that are inputs or constants, or that are there twice."""
+        found = []
+        for value, into in zip(self.graph.outputs, outputs, strict=True):
+            place = self.places[value]
+            if not place.buffer.same_as(into):
+                found.append(_copy(place.buffer, into))
+        return found
+
+    def _sizes(self) -> tirx.PrimFunc:
+        into = flat_buffer("sizes", "int64", alignment=8)
+        axes = [axis for value in self.graph.outputs for axis in value.shape]
+        names = {own: tirx.Var(own.name, "int64") for own in _names([*self.graph.inputs])}
+        values = [*axes, *(self.memory.sizes[dtype] for dtype in self.works)]
+        stores = [store(into, int64(i), replaced(wide(value), names)) for i, value in enumerate(values)]
+        own = [_argument(f"x{i}", value, names) for i, value in enumerate(self.graph.inputs)]
+        return function(f"{self.name}_sizes", [*own, into], sequence(stores))
+
+    def _calls(self) -> list[Stmt]:
+        calls = self.graph.calls
+        lowered = loops_of([call.function for call in calls])
+        last = {value: i for i, call in enumerate(calls) for value in (*call.inputs, *call.outputs)}
+        done = list[Stmt]()
+        for i, (call, loops) in enumerate(zip(calls, lowered, strict=True)):
+            for value in call.outputs:
+                if value not in self.places:
+                    self.places[value] = self._place(value)
+            done += self._body(call, loops)
+            for value in {*call.inputs, *call.outputs}:
+                self._leave(self.places[value], last[value] == i)
+        return done
+
+    def _place(self, value: Value) -> Place:
+        return Place(self._work(value.dtype), self.memory.take(value.shape, value.dtype))
+
+    def _leave(self, place: Place, free: bool) -> None:
+        if free and place.room is not None:
+            self.memory.give(place.room, str(place.buffer.dtype))
+
+    def _work(self, dtype: str) -> Buffer:
+        return self.works.setdefault(dtype, flat_buffer(f"work_{dtype}", dtype, alignment=16))
+
+    def _body(self, call: Call, loops: tirx.PrimFunc) -> list[Stmt]:
+        """The call's statements, on the arrays where its values lie."""
+        values = [*call.inputs, *call.outputs]
+        count = len(call.inputs)
+        params = [*loops.params[:count], *loops.params[count + len(call.numbers) :]]
+        names = dict(zip(loops.params[count:], call.numbers, strict=False))
+        for param, value in zip(params, values, strict=True):
+            for own, axis in zip(param.shape, value.shape, strict=True):
+                if isinstance(own, tirx.Var):
+                    names.setdefault(own, wide(axis))
+        nests = list(loops.body.seq) if isinstance(loops.body, tirx.SeqStmt) else [loops.body]
+        own = [s.buffer for s in nests if isinstance(s, tirx.AllocBuffer)]
+        nests = [s for s in nests if not isinstance(s, tirx.AllocBuffer)]
+        done = Tiles(self.lanes, self.threads).scheduled(nests, lambda b: any(b.same_as(o) for o in own))
+        places = [(param, self.places[value]) for param, value in zip(params, values, strict=True)]
+        for buffer in own:
+            shape = tuple(replaced(axis, names) for axis in buffer.shape)
+            dtype = str(buffer.dtype)
+            places.append((buffer, Place(self._work(dtype), self.memory.take(shape, dtype))))
+        moved = [replaced(_moved(s, places), names) for s in done]
+        for _, place in places[len(params) :]:
+            self._leave(place, True)
+        return moved
+
+
+def _names(values: Sequence[Value]) -> list[tirx.Var]:
+    found = dict[tirx.Var, None]()
+    for value in values:
+        for axis in value.shape:
+            if not isinstance(axis, int):
+                tvm_ffi.structural_walk(axis, (tirx.Var, lambda var: found.setdefault(var)))
+    return list(found)
+
+
+def _argument(name: str, value: Value, names: dict[tirx.Var, Expr] | None = None) -> Buffer:
+    shape = [replaced(wide(axis), names or {}) for axis in value.shape]
+    return tirx.decl_buffer(shape, value.dtype, name=name, data_alignment=1)
+
+
+def _copy(source: Buffer, into: Buffer) -> Stmt:
+    def at(index: list[Expr]) -> Stmt:
+        if len(index) == len(into.shape):
+            return tirx.BufferStore(into, tirx.BufferLoad(source, index), index)
+        return loop("i", into.shape[len(index)], lambda i: at([*index, i]))
+
+    return at([])
+
+
+def _moved(statement: Stmt, places: Sequence[tuple[Buffer, Place]]) -> Stmt:
+    """The statement on arrays that lie elsewhere."""
+
+    def find(buffer: Buffer) -> Place | None:
+        return next((place for own, place in places if own.same_as(buffer)), None)
+
+    def load(own: tvm.ir.TensorLoad) -> tvm.ir.TensorLoad:
+        place = find(own.source)
+        return own if place is None else tirx.BufferLoad(place.buffer, place.index(own.source.shape, own.indices))
+
+    def put(own: tirx.BufferStore) -> Stmt:
+        place = find(own.buffer)
+        if place is None:
+            return own
+        return tirx.BufferStore(place.buffer, own.value, place.index(own.buffer.shape, own.indices))
+
+    return tvm_ffi.structural_map(statement, [(tvm.ir.TensorLoad, load), (tirx.BufferStore, put)])

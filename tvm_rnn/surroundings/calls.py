@@ -1,0 +1,145 @@
+"""A Relax graph as a straight list of calls of fused loops.
+
+In: a Relax module with one function, from a frontend. Out: `Graph`: functions of blocks (s_tir), in order, with the
+values that each reads and makes; or Unsupported, which says what Relax leaves for a virtual machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import tvm
+from tvm import relax, tirx
+
+from tvm_rnn.tir.expr import Expr
+
+PASSES = (
+    relax.transform.DecomposeOpsForInference,
+    relax.transform.CanonicalizeBindings,
+    relax.transform.LegalizeOps,
+    relax.transform.AnnotateTIROpPattern,
+    relax.transform.FuseOps,
+    relax.transform.FuseTIR,
+    relax.transform.DeadCodeElimination,
+)
+
+
+class Unsupported(Exception):
+    """What no straight list of calls can do, in words."""
+
+
+@dataclass(eq=False)
+class Value:
+    """An array of the graph. constant: its elements, where they are known."""
+
+    shape: tuple[Expr, ...]
+    dtype: str
+    constant: np.ndarray | None = None
+
+    @property
+    def array(self) -> np.ndarray:
+        """A constant's elements."""
+        assert self.constant is not None
+        return self.constant
+
+
+@dataclass
+class Call:
+    """function: loops in blocks; its parameters are inputs, then numbers, then outputs."""
+
+    function: tirx.PrimFunc
+    inputs: list[Value]
+    numbers: list[Expr]
+    outputs: list[Value]
+
+
+@dataclass
+class Graph:
+    """Calls in order, each after those that make its inputs."""
+
+    inputs: list[Value]
+    outputs: list[Value] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+
+    @property
+    def constants(self) -> list[Value]:
+        """Those that calls read, each once."""
+        read = [value for call in self.calls for value in call.inputs] + self.outputs
+        return list(dict.fromkeys(value for value in read if value.constant is not None))
+
+
+def calls_of(module: tvm.IRModule) -> Graph:
+    """The calls that a Relax module's main function comes to. Raises Unsupported."""
+    try:
+        module = tvm.transform.Sequential([make() for make in PASSES])(module)
+    except Exception as reason:  # TVM raises many classes, none of them meant for users
+        raise Unsupported(_last_line(reason)) from None
+    return _Reader(module).graph
+
+
+def _last_line(reason: Exception) -> str:
+    text = [line.strip() for line in str(reason).splitlines() if line.strip()]
+    return text[-1] if text else type(reason).__name__
+
+
+class _Reader:
+    """Reads main's bindings one by one."""
+
+    def __init__(self, module: tvm.IRModule) -> None:
+        self.module, main = module, module["main"]
+        self.values: dict[object, list[Value]] = {param: [_declared(param.ty)] for param in main.params}
+        self.graph = Graph([value for values in self.values.values() for value in values])
+        for block in main.body.blocks:
+            for binding in block.bindings:
+                self.values[binding.var] = self._bound(binding)
+        self.graph.outputs = self._of(main.body.body)
+
+    def _bound(self, binding: relax.VarBinding) -> list[Value]:
+        value = binding.value
+        if isinstance(binding, relax.MatchCast):
+            raise Unsupported("sizes that only a run shows")
+        if isinstance(value, tvm.ir.Call) and value.op == tvm.ir.Op.get("relax.call_tir"):
+            return self._call(value, binding.var.ty)
+        if isinstance(value, tvm.ir.Call):
+            raise Unsupported("it has sizes that only a run shows, or no loops of TVM's")
+        return self._of(value)
+
+    def _call(self, call: tvm.ir.Call, kind: relax.Type) -> list[Value]:
+        target, given = call.args[0], call.args[1]
+        inputs, numbers = list[Value](), list[Expr]()
+        for item in given.fields if isinstance(given, tvm.ir.Tuple) else [given]:
+            if _is_array(item):
+                inputs += self._of(item)
+            else:
+                numbers.append(item)
+        outputs = [_declared(own) for own in (kind.fields if isinstance(kind, relax.TupleType) else [kind])]
+        self.graph.calls.append(Call(self.module[target], inputs, numbers, outputs))
+        return outputs
+
+    def _of(self, item: relax.Expr) -> list[Value]:
+        """The values of an expression; several of a tuple."""
+        if item in self.values:
+            return self.values[item]
+        if isinstance(item, tvm.ir.Tuple):
+            return [value for own in item.fields for value in self._of(own)]
+        if isinstance(item, relax.TupleGetItem):
+            return [self._of(item.tuple_value)[item.index]]
+        if isinstance(item, tvm.ir.GenericConst):
+            array = item.value.numpy()
+            return self.values.setdefault(item, [Value(tuple(array.shape), str(array.dtype), array)])
+        raise Unsupported(f"a {type(item).__name__} as a value")
+
+
+def _is_array(item: relax.Expr) -> bool:
+    return isinstance(item.ty, relax.TensorType | relax.TupleType)
+
+
+def _declared(kind: relax.Type) -> Value:
+    if not isinstance(kind, relax.TensorType) or kind.shape is None or not hasattr(kind.shape, "values"):
+        raise Unsupported("an array whose number of axes, or sizes, only a run shows")
+    return Value(tuple(_axis(axis) for axis in kind.shape.values), str(kind.dtype))
+
+
+def _axis(axis: Expr) -> Expr:
+    return int(axis) if isinstance(axis, tirx.IntImm) else axis
