@@ -20,12 +20,12 @@ from .options import Jobs, Json, Rows, Steps, grouped
 
 CPU_PEERS = "torch,onnxruntime,openvino,numpy"
 SUITE_HELP = (
-    "Measure a suite. On this CPU: cpu-grid, streaming, fastrnns, deepbench, zoo, ablation or linear. With "
+    "Measure a suite. On this CPU: cpu-grid, streaming, generate, fastrnns, deepbench, zoo, ablation or linear. With "
     "--build or --modules on a GPU: gpu-grid, blog, deepbench, flashrnn, zoo, ablation or linear."
 )
 PEERS_HELP = (
-    f"Peers, comma-separated. [{CPU_PEERS}; also torch-loop, torch-compile; of a GPU: torch, or any of "
-    "torch,cudnn,torch-compile,triton,flashrnn]"
+    f"Peers, comma-separated. [{CPU_PEERS}; also torch-loop, torch-compile, torch-cuda-graph; of a GPU: torch, or any "
+    "of torch,cudnn,torch-compile,triton,flashrnn]"
 )
 TRAINING_HELP = "Time forward and backward passes of MODULE, on CPU or GPU, and torch's."
 ONLY_HELP = "Points by words of their names: h256,b16,b64,lstm,bf16. Words of one kind are alternatives."
@@ -84,7 +84,8 @@ def bench(
     """Time a module beside its peers, or a suite of networks on a CPU or GPU: same weights, same input.
 
     On a CPU each framework has a process of its own, and they take turns. On a GPU everyone is a CUDA graph, and their
-    replays take turns. Results are compared with float64 first: what differs is not timed.
+    replays take turns. Results are compared with float64 first: what differs is not timed. A module that was compiled
+    to generate is timed generating.
 
     **Examples**
 
@@ -93,6 +94,8 @@ def bench(
     $ tvm-rnn bench lstm.so --training --steps 100 --batch 16
 
     $ tvm-rnn bench --suite cpu-grid --only lstm,b1,b16 --threads 1
+
+    $ tvm-rnn bench --suite generate --only v256 --against torch,torch-compile
 
     $ tvm-rnn bench --suite gpu-grid --build modules --only lstm,bf16
 
@@ -174,7 +177,7 @@ def _suite(suite: SuiteOptions, timing: Timing, shown: Shown) -> None:
             from tvm_rnn.bench.run import cpu_suite  # no sooner: it needs the compiler
 
             on_cpu = cpu_suite.Options(
-                tuple(timing.peers(CPU_PEERS)),
+                tuple(timing.peers(suites_cpu.PEERS.get(name, CPU_PEERS))),
                 threads=timing.threads,
                 limit=suite.limit,
                 rounds=timing.rounds,
