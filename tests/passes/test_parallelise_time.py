@@ -368,10 +368,34 @@ def _run(run: Reference, x: np.ndarray, gy: np.ndarray, ends: dict[str, np.ndarr
     return [y, *state.values()]
 
 
-def test_a_matrix_is_not_parallel_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallelise_time, "ROWS", {"llvm": ALL})
-    layers = pipeline.run(network(rnn.cells.gated_delta_net), V4, training=True)[-1][1]
-    assert rows(layers.graphs[0]) == ("step",)
+@pytest.mark.parametrize("c", [rnn.cells.gated_delta_net, rnn.cells.rwkv7, rnn.cells.gla], ids=lambda c: c.name)
+def test_nothing_is_left_of_the_loop_in_training(c: rnn.Cell) -> None:
+    with recording() as told:
+        graph = pipeline.run(network(c), V4, training=True)[-1][1].graphs[0]
+    assert graph.backward is not None and not has_steps(graph) and not has_steps(graph.backward)
+    assert "keep state S before each 16th step alone" in [d.what for d in told if d.stage == "parallelise_time"]
+
+
+@cell(states="S", output="y")
+def looks_back(x: "I", S: "H H", *, W: "3 H I"):
+    """A function of what is read of the matrix decides what is written at the next step."""
+    q, k, v = W @ x
+    return S + outer(tanh(S @ k) + v, k), S @ q
+
+
+@cell(states="S", output="y")
+def summed_up(x: "I", S: "H H", *, W: "3 H I", P: "H H"):
+    """A parameter multiplies each element of the matrix: its gradient is a sum of matrices."""
+    q, k, v = W @ x
+    return 0.9 * S + outer(v, k), (P * S) @ q
+
+
+@pytest.mark.parametrize("c", [looks_back, summed_up], ids=lambda c: c.name)
+def test_what_stands_in_the_way_of_a_matrix_keeps_the_loop_of_both_passes(c: rnn.Cell) -> None:
+    with recording() as told:
+        graph = pipeline.run(network(c), V4, training=True)[-1][1].graphs[0]
+    assert graph.backward is not None and has_steps(graph) and has_steps(graph.backward)
+    assert any(not d.done and d.what == "state S" for d in told if d.stage == "parallelise_time")
 
 
 def test_it_is_left_out_with_what_it_needs() -> None:

@@ -43,11 +43,13 @@ struct loaded {
   void (*last_error)(char*, int64_t);
   struct network {
     Function sequence, generate;
-    void* packed;
+    void *packed, *direct_packed;
+    void (*direct)(void);
   } network[];
 };
 
 struct engine {
+  struct engine_direct* direct; /* first: inline functions of the header read it */
   struct loaded* loaded;
   int32_t threads, kept_count;
   void** kept;
@@ -235,13 +237,20 @@ static void* aligned(int64_t elements, int64_t bytes) {
   return memory;
 }
 
+/* How weights are laid out: packs of so many elements. */
+struct layout {
+  const struct engine_pack* pack;
+  int32_t packs;
+  int64_t elements;
+};
+
 /* Lay weights out as the code reads them, into *place. given: those that are not in the file. */
-static int32_t pack_weights(struct loaded* own, int32_t number, const void* const* given, void** place) {
-  const struct engine_network* n = &own->module->network[number];
-  void* packed = *place = *place ? *place : aligned(n->packed_elements, n->bits / 8);
+static int32_t pack_weights(struct loaded* own, struct layout layout, uint8_t bits, const void* const* given,
+                            void** place) {
+  void* packed = *place = *place ? *place : aligned(layout.elements, bits / 8);
   if (!packed) FAIL(NO_MEMORY, "no memory for the weights");
-  for (int32_t p = 0; p < n->packs; ++p) {
-    const struct engine_pack* pack = &n->pack[p];
+  for (int32_t p = 0; p < layout.packs; ++p) {
+    const struct engine_pack* pack = &layout.pack[p];
     Function function = (Function)symbol(own, "__tvm_ffi_", pack->function);
     DLTensor* tensors = calloc((size_t)pack->count + 1, sizeof *tensors);
     TVMFFIAny *arguments = calloc((size_t)pack->count + 2, sizeof *arguments), result = {0};
@@ -254,7 +263,7 @@ static int32_t pack_weights(struct loaded* own, int32_t number, const void* cons
         const void* data = a->offset < 0 ? given[-1 - a->offset] : own->data + a->offset;
         flat(&tensors[i], &arguments[i], data, &a->elements, a->code, a->bits);
       }
-      flat(&tensors[pack->count], &arguments[pack->count], packed, &n->packed_elements, kDLFloat, n->bits);
+      flat(&tensors[pack->count], &arguments[pack->count], packed, &layout.elements, kDLFloat, bits);
       integer(&arguments[pack->count + 1], pack->offset);
       status = called(own, function(0, arguments, pack->count + 2, &result));
     }
@@ -294,6 +303,26 @@ static int32_t open_code(struct loaded* own, const char* path, int file) {
   FAIL(BAD_FILE, "%s was replaced while it was opened, or older code of this path is in use: open it again", path);
 }
 
+static struct layout whole_layout(const struct engine_network* n) {
+  return (struct layout){n->pack, n->packs, n->packed_elements};
+}
+
+static int32_t load_network(struct loaded* own, int32_t number, const char* path) {
+  const struct engine_network* n = &own->module->network[number];
+  struct network* loaded = &own->network[number];
+  if (n->sequence) loaded->sequence = (Function)symbol(own, "__tvm_ffi_", n->sequence);
+  if (n->generation) loaded->generate = (Function)symbol(own, "__tvm_ffi_", n->generation->function);
+  if (n->direct) *(void**)&loaded->direct = symbol(own, "", n->direct);
+  if ((n->sequence && !loaded->sequence) || (n->direct && !loaded->direct))
+    FAIL(BAD_FILE, "%s has no sequence function, or no step", path);
+  if (n->generation && !loaded->generate) FAIL(BAD_FILE, "%s has no function that generates", path);
+  if (n->given) return ENGINE_OK;
+  TRY(pack_weights(own, whole_layout(n), n->bits, 0, &loaded->packed));
+  if (!n->direct) return ENGINE_OK;
+  const struct layout direct = {n->direct_pack, n->direct_packs, n->direct_elements};
+  return pack_weights(own, direct, n->bits, 0, &loaded->direct_packed);
+}
+
 static int32_t load_code(struct loaded* own, const char* path, int file) {
   TRY(open_code(own, path, file));
   Function install = (Function)symbol(own, "__tvm_ffi_", "pool_install");
@@ -304,16 +333,7 @@ static int32_t load_code(struct loaded* own, const char* path, int file) {
     FAIL(BAD_FILE, "%s has no functions of tvm_rnn", path);
   TVMFFIAny result = {0};
   int32_t status = called(own, install(0, 0, 0, &result));
-  for (int32_t i = 0; !status && i < own->module->networks; ++i) {
-    const struct engine_network* n = &own->module->network[i];
-    if (n->sequence) own->network[i].sequence = (Function)symbol(own, "__tvm_ffi_", n->sequence);
-    if (n->generation) own->network[i].generate = (Function)symbol(own, "__tvm_ffi_", n->generation->function);
-    if (n->sequence && !own->network[i].sequence)
-      status = engine_fail(ENGINE_BAD_FILE, "%s has no sequence function", path);
-    else if (n->generation && !own->network[i].generate)
-      status = engine_fail(ENGINE_BAD_FILE, "%s has no function that generates", path);
-    else if (!n->given) status = pack_weights(own, i, 0, &own->network[i].packed);
-  }
+  for (int32_t i = 0; !status && i < own->module->networks; ++i) status = load_network(own, i, path);
   return status;
 }
 
@@ -321,7 +341,10 @@ static int32_t load_code(struct loaded* own, const char* path, int file) {
 
 static void release(struct loaded* own) {
   if (__atomic_sub_fetch(&own->references, 1, __ATOMIC_ACQ_REL)) return;
-  for (int32_t i = 0; i < own->module->networks; ++i) free(own->network[i].packed);
+  for (int32_t i = 0; i < own->module->networks; ++i) {
+    free(own->network[i].packed);
+    free(own->network[i].direct_packed);
+  }
   if (own->library) dlclose(own->library);
   if (own->file) munmap((void*)own->file, own->file_bytes);
   free(own);
@@ -338,8 +361,12 @@ static int beside(const char* name, char* path) {
 }
 
 static int32_t handle_of(struct loaded* own, struct engine** out) {
-  struct engine* handle = calloc(1, sizeof *handle + (size_t)own->module->networks * sizeof handle->room[0]);
+  size_t networks = (size_t)own->module->networks;
+  struct engine* handle = calloc(1, sizeof *handle + networks * (sizeof handle->room[0] + sizeof handle->direct[0]));
   if (!handle) FAIL(NO_MEMORY, "no memory for a handle");
+  handle->direct = (struct engine_direct*)&handle->room[networks];
+  for (size_t i = 0; i < networks; ++i)
+    handle->direct[i] = (struct engine_direct){own->network[i].direct, own->network[i].direct_packed};
   __atomic_add_fetch(&own->references, 1, __ATOMIC_RELAXED);
   handle->loaded = own;
   for (int32_t i = 0; i < own->module->networks; ++i) {
@@ -408,7 +435,8 @@ void engine_keep(struct engine* handle, int32_t count, void** pieces) {
 }
 
 int32_t engine_weights(struct engine* handle, int32_t network, const void* const* given) {
-  return pack_weights(handle->loaded, network, given, &handle->room[network].packed);
+  const struct engine_network* n = &handle->loaded->module->network[network];
+  return pack_weights(handle->loaded, whole_layout(n), n->bits, given, &handle->room[network].packed);
 }
 
 const void* engine_array_data(const struct engine* handle, int32_t number) {

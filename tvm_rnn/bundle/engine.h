@@ -53,7 +53,18 @@ struct engine_network {
   struct engine_workspace workspace;
   int64_t rows_per_tile;
   const struct engine_pack* pack;
+  const char* direct; /* a plain C function of one step of one row, see struct engine_direct; or null */
+  int64_t direct_elements; /* of its packed weights, by these packs */
+  int32_t direct_packs;
+  const struct engine_pack* direct_pack;
   const struct engine_generation* generation; /* null: it cannot generate */
+};
+
+/* What a step of one row calls: step(inputs..., y, states..., weights). A handle begins with a pointer to one of these
+   for each network, and the inline functions of NAME.h (header.py) call it. */
+struct engine_direct {
+  void (*step)(void);
+  const void* weights;
 };
 
 /* A feature of the CPU by its two names in /proc/cpuinfo, either of which may be there; the second may be null. */

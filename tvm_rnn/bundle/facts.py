@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tvm_rnn.module_file.schema import CpuNetwork, GpuNetwork, Model, SeveralNetworks, State, read
+from tvm_rnn.module_file.schema import CpuNetwork, Direct, GpuNetwork, Model, SeveralNetworks, State, read
 from tvm_rnn.runtime import runtime
 
 from ..errors import ConfigError, message
@@ -54,7 +54,8 @@ class Array:
 @dataclass(frozen=True)
 class Network:
     """One recurrent network of a module. name: what its functions' names begin with. packed: of each of the manifest's
-    packs the numbers of its arrays in `Facts.arrays`. given: its weights are inputs of the model."""
+    packs the numbers of its arrays in `Facts.arrays`; direct_packed: the same of its direct function's. given: its
+    weights are inputs of the model."""
 
     name: str
     manifest: CpuNetwork
@@ -63,6 +64,17 @@ class Network:
     output: Array
     packed: tuple[tuple[int, ...], ...]
     given: bool = False
+    direct_packed: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def direct(self) -> Direct | None:
+        """Its function of one step of one row."""
+        return self.manifest.direct if self.can_step else None
+
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """In the order of that function."""
+        return (*self.inputs, self.output, *self.states)
 
     @property
     def constants(self) -> list[str]:
@@ -197,8 +209,11 @@ def _network(m: CpuNetwork, name: str, number: Mapping[str, int], first: str, gi
     if missing:
         do = "compile with weights, or load_weights before: a bundle has them in it"
         raise ConfigError(message("bundle: the module has no weights", got=f"no {missing[0]}", do=do))
-    packed = tuple(tuple(number[first + n] for n in pack.weights) for pack in m.packs)
-    return Network(name, m, tuple(inputs), tuple(states), output, packed, given)
+    packed, direct = (
+        tuple(tuple(number[first + n] for n in pack.weights) for pack in packs)
+        for packs in (m.packs, m.direct.packs if m.direct and not given else [])
+    )
+    return Network(name, m, tuple(inputs), tuple(states), output, packed, given, direct)
 
 
 def _state(word: str, state: State, directions: int, layers: int) -> Array:

@@ -6,15 +6,16 @@ In: `Facts`. Out: the text of one C file, which is compiled with engine.c.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from msgspec import structs
 
-from tvm_rnn.module_file.schema import Workspace
+from tvm_rnn.module_file.schema import Pack, Workspace
 from tvm_rnn.runtime import runtime_random
 
 from ..names import c_string
-from .facts import Facts, Network, initialiser
+from .facts import Array, Facts, Network, initialiser
 from .header import about_lines, arrays_of, generation_parameters
 
 # Steps of one call of the compiled loop in a bundle, whose memory is bounded: so many, or so many elements of a row.
@@ -46,8 +47,44 @@ int32_t {network}_init_state({name} *handle, int64_t batch{state_parameters}) {{
 }}
 """
 
+# Of a network with a function of one row's step: the same checks as the engine's, of sizes that are known. What does
+# not pass them is the engine's, with all that it has to say.
+DIRECT = """\
+static int {network}_fits({name} *handle, int64_t steps, int64_t batch, {arrays}) {{
+  const uintptr_t at[] = {{{addresses}}};
+  static const uint64_t bytes[] = {{{bytes}}}, per_step[] = {{{per_step}}};
+  uintptr_t all = 0;
+  int bad = !handle | (batch != 1);
+  if (steps < 1 || steps > MOST_BLOCK) return 0;
+  for (int i = 0; i < {count}; ++i) {{
+    const uint64_t size = bytes[i] + per_step[i] * (uint64_t)steps;
+    all |= at[i], bad |= !at[i];
+    for (int k = 0; k < i; ++k)
+      if (i >= {read} || k >= {read})
+        bad |= (at[i] - at[k] < bytes[k] + per_step[k] * (uint64_t)steps) | (at[k] - at[i] < size);
+  }}
+  return !(bad | (all % {item} != 0));
+}}
+
+"""
+
+STEP = """\
+  if ({network}_fits(handle, 1, batch, {given})) {{
+    {network}_step_unchecked(handle, {given});
+    return ENGINE_OK;
+  }}
+"""
+
+BLOCK = """\
+  if (!lengths && !reset && {network}_fits(handle, steps, batch, {given})) {{
+    for (int64_t t = 0; t < steps; ++t) {network}_step_unchecked(handle, {at_step});
+    return ENGINE_OK;
+  }}
+"""
+
 CALL = """\
 int32_t {network}_{entry}({name} *handle, {sizes}int64_t batch, {arrays}{more}) {{
+{direct}\
   const void *const inputs[] = {{{inputs}0}};
   void *const states[] = {{{states}0}};
   const struct engine_call call = {{{steps}, batch, inputs, states, y, {rows}, 0}};
@@ -72,6 +109,7 @@ def source_text(facts: Facts, program: str = "") -> str:
     about = c_string("\n".join(about_lines(facts)))
     parts = [f"/* Tables and functions of {facts.name}, made from its module. */\n"]
     parts.append(f'#include <math.h>\n\n#include "{facts.name}.h"\n#include "operations.h"\n')
+    parts.append("enum { MOST_BLOCK = 1 << 20 }; /* steps: their sizes in bytes are none that overflow */\n")
     parts.append(_tables(facts))
     parts += [_network_tables(network, i) for i, network in enumerate(facts.networks)]
     parts.append(_module(facts))
@@ -92,15 +130,13 @@ def _tables(facts: Facts) -> str:
 
 
 def _network_tables(network: Network, number: int) -> str:
-    parts, packs = [], []
-    for i, (pack, arrays) in enumerate(zip(network.manifest.packs, network.packed, strict=True)):
-        parts.append(f"static const int32_t pack_{number}_{i}[] = {{{initialiser(arrays)}}};")
-        packs.append(f"{{{c_string(pack.function)}, {pack.offset}, {len(arrays)}, pack_{number}_{i}}}")
+    whole = _pack_tables(f"pack_{number}", network.manifest.packs, network.packed)
+    if network.direct is not None:
+        whole += _pack_tables(f"direct_pack_{number}", network.direct.packs, network.direct_packed)
     names = [array.name for array in (*network.inputs, *network.states, network.output)]
-    packs.append("{0, 0, 0, 0}")
     initial = ["NAN" if math.isnan(state.initial) else repr(float(state.initial)) for state in network.states]
-    parts += [
-        f"static const struct engine_pack packs_{number}[] = {{{', '.join(packs)}}};",
+    parts = [
+        *whole,
         f"static const char *const names_{number}[] = {{{initialiser(map(c_string, names))}}};",
         f"static const int64_t inputs_{number}[] = {{{initialiser(x.per_row for x in network.inputs)}}};",
         f"static const int64_t states_{number}[] = {{{initialiser(s.per_row for s in network.states)}}};",
@@ -128,15 +164,27 @@ def _workspace(sizes: Workspace) -> str:
     return "{" + ", ".join(map(str, structs.astuple(sizes))) + "}"
 
 
+def _pack_tables(name: str, packs: Sequence[Pack], packed: Sequence[Sequence[int]]) -> list[str]:
+    """NAMEs, and of each pack the numbers of its arrays."""
+    parts, rows = list[str](), list[str]()
+    for i, (pack, arrays) in enumerate(zip(packs, packed, strict=True)):
+        parts.append(f"static const int32_t {name}_{i}[] = {{{initialiser(arrays)}}};")
+        rows.append(f"{{{c_string(pack.function)}, {pack.offset}, {len(arrays)}, {name}_{i}}}")
+    return [*parts, f"static const struct engine_pack {name}s[] = {{{', '.join([*rows, '{0, 0, 0, 0}'])}}};"]
+
+
 def _module(facts: Facts) -> str:
     rows = []
     for i, n in enumerate(facts.networks):
         m, counts = n.manifest, f"{len(n.inputs)}, {len(n.states)}, {len(n.packed)}"
+        own = "0, 0, 0, 0"
+        if n.direct:
+            own = f"{c_string(n.direct.function)}, {n.direct.packed_elements}, {len(n.direct_packed)}, direct_pack_{i}s"
         sizes = f"{n.output.per_row}, {m.packed_elements}, {_workspace(m.workspace)}, {m.rows_per_tile}"
         sequence = c_string(m.sequence) if n.can_run else "0"
         head = f"{sequence}, {8 * np.dtype(m.dtype).itemsize}, {int(n.can_step)}, {int(n.given)}, {counts}"
         loop = f"&generation_{i}" if m.generation else "0"
-        rows.append(f"  {{{head}, names_{i}, inputs_{i}, states_{i}, initial_{i}, {sizes}, packs_{i}, {loop}}},")
+        rows.append(f"  {{{head}, names_{i}, inputs_{i}, states_{i}, initial_{i}, {sizes}, pack_{i}s, {own}, {loop}}},")
     counts = f"{len(facts.networks)}, {len(facts.arrays)}, {len(facts.features)}"
     return "\n".join(
         [
@@ -159,11 +207,13 @@ def _functions(facts: Facts, network: Network, number: int) -> str:
     parameters = "".join(f", {network.c_type} *{state.name}" for state in network.states)
     own = {**names, "states": states, "inputs": inputs, "arrays": ", ".join(arrays_of(network))}
     parts = [NETWORK.format(**names, states=states, state_parameters=parameters)]
+    direct, step, block = _direct(network, own)
+    parts.append(direct)
     if network.can_step:
-        parts.append(CALL.format(**own, entry="step", sizes="", more="", steps="1", rows="0, 0"))
+        parts.append(CALL.format(**own, entry="step", sizes="", more="", steps="1", rows="0, 0", direct=step))
     more = ", const int64_t *lengths, const uint8_t *reset"
     if network.can_run:
-        rows = {"more": more, "steps": "steps", "rows": "lengths, reset"}
+        rows = {"more": more, "steps": "steps", "rows": "lengths, reset", "direct": block}
         parts.append(CALL.format(**own, entry="sequence", sizes="int64_t steps, ", **rows))
     if network.manifest.generation is not None:
         others = "".join(f"{x.name}, " for x in network.inputs[1:])
@@ -173,3 +223,25 @@ def _functions(facts: Facts, network: Network, number: int) -> str:
         )
         parts.append(GENERATE.format(**{**own, "inputs": others}, parameters=more, drawn=drawn))
     return "\n".join(parts)
+
+
+def _direct(network: Network, own: Mapping[str, object]) -> tuple[str, str, str]:
+    """The check of a call of one row, and what makes a step and a sequence of such calls; empty where there is none."""
+    if network.direct is None:
+        return "", "", ""
+    item = np.dtype(network.manifest.dtype).itemsize
+    arrays = [*network.inputs, *network.states, Array("y", network.output.per_row, "")]
+    held = {state.name for state in network.states}
+    given = ", ".join(array.name for array in arrays)
+    at_step = (a.name if a.name in held else f"{a.name} + t * {a.per_row}" for a in arrays)
+    facts = {
+        "addresses": ", ".join(f"(uintptr_t){array.name}" for array in arrays),
+        "bytes": ", ".join(str(item * a.per_row if a.name in held else 0) for a in arrays),
+        "per_step": ", ".join(str(0 if a.name in held else item * a.per_row) for a in arrays),
+        "count": len(arrays),
+        "read": len(network.inputs),
+        "item": item,
+    }
+    pieces = {"network": network.name, "given": given, "at_step": ", ".join(at_step)}
+    block = BLOCK.format(**pieces) if network.direct.blocks else ""
+    return DIRECT.format(**own, **facts), STEP.format(**pieces), block

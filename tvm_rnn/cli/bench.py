@@ -20,8 +20,8 @@ from .options import Jobs, Json, Rows, Steps, grouped
 
 CPU_PEERS = "torch,onnxruntime,openvino,numpy"
 SUITE_HELP = (
-    "Measure a suite. On this CPU: cpu-grid, streaming, generate, fastrnns, deepbench, zoo, ablation or linear. With "
-    "--build or --modules on a GPU: gpu-grid, blog, deepbench, flashrnn, zoo, ablation or linear."
+    "Measure a suite. On this CPU: cpu-grid, streaming, audio, generate, fastrnns, deepbench, zoo, ablation or linear. "
+    "With --build or --modules on a GPU: gpu-grid, blog, deepbench, flashrnn, zoo, ablation or linear."
 )
 PEERS_HELP = (
     f"Peers, comma-separated. [{CPU_PEERS}; also torch-loop, torch-compile, torch-cuda-graph; of a GPU: torch, or any "
@@ -31,6 +31,7 @@ TRAINING_HELP = "Time forward and backward passes of MODULE, on CPU or GPU, and 
 ONLY_HELP = "Points by words of their names: h256,b16,b64,lstm,bf16. Words of one kind are alternatives."
 
 STREAM_HELP = "One step a call, as a stream is served: percentiles of a call's time."
+RTNEURAL_HELP = "Sources of RTNeural, to be built and measured in the audio suite."
 MODULE_HELP = "A .so file of `compile`, for a CPU."
 
 
@@ -62,6 +63,7 @@ class SuiteOptions:
     limit: Annotated[float | None, typer.Option(min=1, help="Seconds for the run, or per module.")] = None
     target: Annotated[str, typer.Option(help="The GPU that --build compiles for.")] = "nvidia-h200"
     jobs: Jobs = None
+    rtneural: Annotated[str | None, typer.Option(metavar="DIR", help=RTNEURAL_HELP)] = None
 
 
 @dataclass(frozen=True)
@@ -97,10 +99,14 @@ def bench(
 
     $ tvm-rnn bench --suite generate --only v256 --against torch,torch-compile
 
+    $ tvm-rnn bench --suite audio --rtneural RTNeural --records audio.jsonl
+
     $ tvm-rnn bench --suite gpu-grid --build modules --only lstm,bf16
 
     $ tvm-rnn bench --suite gpu-grid --modules modules --only lstm,bf16 --records grid.jsonl --limit 300
     """
+    if suite.rtneural is not None and suite.suite != "audio":
+        raise typer.BadParameter("--rtneural DIR is for --suite audio")
     if timing.training and (suite.suite is not None or timing.against is not None or timing.stream):
         raise typer.BadParameter("--training times one MODULE, beside torch")
     if (module is None) == (suite.suite is None):
@@ -174,8 +180,9 @@ def _suite(suite: SuiteOptions, timing: Timing, shown: Shown) -> None:
     points = suites.select(every, suite.only)
     with progress(shown.as_json) as stage:
         if suite.modules is None:
-            from tvm_rnn.bench.run import cpu_suite  # no sooner: it needs the compiler
+            from tvm_rnn.bench.run import audio_suite, cpu_suite  # no sooner: they need the compiler
 
+            audio = name == "audio"
             on_cpu = cpu_suite.Options(
                 tuple(timing.peers(suites_cpu.PEERS.get(name, CPU_PEERS))),
                 threads=timing.threads,
@@ -183,7 +190,10 @@ def _suite(suite: SuiteOptions, timing: Timing, shown: Shown) -> None:
                 rounds=timing.rounds,
                 stream=timing.stream or name in suites_cpu.STREAMS,
             )
-            found = cpu_suite.run(points, on_cpu, shown.records, every=every, progress=stage)
+            if audio:
+                found = audio_suite.run(points, on_cpu, shown.records, rtneural=suite.rtneural, progress=stage)
+            else:
+                found = cpu_suite.run(points, on_cpu, shown.records, every=every, progress=stage)
         else:
             on_gpu = gpu_suite.Options(tuple(timing.peers("torch")), limit=suite.limit, rounds=timing.rounds)
             found = gpu_suite.run(points, suite.modules, on_gpu, shown.records, every=every, progress=stage)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tvm
 
+from tvm_rnn.cpu.lower_direct import direct_of
 from tvm_rnn.cpu.lower_generation import GenerationLowering, check_generation
 from tvm_rnn.cpu.lower_network import Lowering
 from tvm_rnn.cpu.training.add_entry_points import add_training, check_training
@@ -203,6 +204,12 @@ def _for_a_cpu(own: Passed, folder: Path, tell: Progress) -> Module:
         lowered.module = tvm.IRModule({**dict(lowered.module.functions_items()), **generation.functions()})
         facts.generation = generation.facts()
         facts.entry_points.append("generate")
+    direct = direct_of(own)
+    if direct is not None:
+        tell("lowering of a row's step")
+        lowered.module = tvm.IRModule({**dict(lowered.module.functions_items()), **direct.functions()})
+        facts.direct = direct.facts()
+        arrays |= direct.constants()
     tell("code generation")
     executable = generate_code(lowered.module, options.target)
     tell("linking")

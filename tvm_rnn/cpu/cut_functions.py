@@ -15,7 +15,7 @@ import tvm
 from tvm import tirx
 
 from tvm_rnn.tir.expr import Buffer, Stmt
-from tvm_rnn.tir.statements import inner, with_inner
+from tvm_rnn.tir.statements import PLAIN, inner, with_inner
 
 WHOLE = 96  # a function of at most so many loops stays whole: those of small cells in inference
 MOST = 32  # loops of a part; HyperLSTM with training takes 8 s with 12, 24 or 48, and 29 s without parts
@@ -37,7 +37,7 @@ class Part:
 
 def cut(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function, its largest statements of at most MOST loops marked as parts."""
-    whole, name = Part(function.body), str(function.attrs["global_symbol"])
+    whole, name = Part(function.body), str(function.attrs.get("global_symbol", function.attrs.get(PLAIN)))
     return function.with_body(_Cut(name)(whole, ())) if whole.loops > WHOLE else function
 
 

@@ -91,7 +91,7 @@ class Emitter:
         gates = shape[0] if group.kind == "gemm" and len(shape) == 2 else 1
         depths = tuple(a.shape[0] for a in root.args[1::2]) if group.kind == "gemm" and root is not None else ()
         width = shape[-1] if shape else 1
-        if root is not None and root.op == "scan_matrix":
+        if root is not None and root.op in ("scan_matrix", "rescan"):
             depths, width = (shape[root.attrs["key"]],), shape[-3 - root.attrs["key"]]
         stored = self.storage.name if self.storage is not None and group.kind == "gemm" else ""
         return Unit(group.kind, group.region, self.dtype, gates, width, depths, len(group.nodes), self.batches, stored)
@@ -177,7 +177,7 @@ class Emitter:
 
     def _scan(self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config) -> Stmt:
         assert places.walk is not None and group.root is not None
-        if group.root.op == "scan_matrix":
+        if group.root.op in ("scan_matrix", "rescan"):
             matrix = MatrixRecurrence(group, unit, places, places.walk, self.target, config)
             return matrix.statement(rows)
         return Recurrence(group, unit, places, places.walk, self.lanes, template, config).statement(rows)

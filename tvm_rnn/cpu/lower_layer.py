@@ -44,6 +44,7 @@ class Context:
     keys: Buffer | None = None  # of masks, where there are any
     streams: Sequence[str] = ()  # their names, in the order of keys
     first_step: Expr | None = None  # the number of step 0 in its whole sequence
+    marks: Expr = 0  # of training: rows before which a tape has matrices, but for the last ones
 
 
 @dataclass
@@ -229,7 +230,17 @@ class Layer:
             return self._row_restart(ctx, visit.start + t + visit.direction, b, body)
 
         return Walk(
-            self.solved, first, last, {}, active, visit.direction, restart, fresh, False, partial(is_few, ctx.steps)
+            self.solved,
+            first,
+            last,
+            {},
+            active,
+            visit.direction,
+            restart,
+            fresh,
+            False,
+            partial(is_few, ctx.steps),
+            visit.count,
         )
 
     def _state_at(self, ctx: Context, visit: Visit, state: Node, last: bool) -> Array:
@@ -262,7 +273,7 @@ class Layer:
         base = states + batch * (int64(before) + parity * int64(stride))
         node = self.graph.states[number]
         strides = strides_of(self._as_stored(node), self.lanes)[0]
-        return Array("workspace", base, stride, self._swapped(strides) if node in self.turned else strides, node.shape)
+        return Array("workspace", base, stride, turned(strides) if node in self.turned else strides, node.shape)
 
     def _state_row(self, state: Node) -> int:
         """Elements of a state's row. One that is turned is so in sequences of many steps alone."""
@@ -273,11 +284,7 @@ class Layer:
         return replace(array, strides=strides_of(state.shape, self.lanes)[0])
 
     def _as_stored(self, state: Node) -> tuple[int, ...]:
-        return self._swapped(state.shape) if state in self.turned else state.shape
-
-    @staticmethod
-    def _swapped(axes: tuple[int, ...]) -> tuple[int, ...]:
-        return (*axes[:-2], axes[-1], axes[-2])
+        return turned(state.shape) if state in self.turned else state.shape
 
     def _places(
         self, ctx: Context, visit: Visit, read: Mapping[Node, Array], write: Mapping[Node, Sequence[Array]]
@@ -391,6 +398,11 @@ class Layer:
         flagged = when(tirx.NE(load(ctx.reset, at * ctx.batch + b), tirx.const(0, "uint8")), body)
         unfinished = when(at < load(ctx.lengths, b), flagged)
         return when(tirx.EQ(ctx.has_lengths, int64(0)), flagged, unfinished)
+
+
+def turned(axes: tuple[int, ...]) -> tuple[int, ...]:
+    """With the last two axes the other way round."""
+    return (*axes[:-2], *axes[:-3:-1])
 
 
 def ended(ctx: Context, time: Expr, body: Callable[[Expr], Block]) -> Stmt:

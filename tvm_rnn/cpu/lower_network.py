@@ -82,6 +82,8 @@ class Lowering:
     prefix: ClassVar[str] = ""  # of the names of packing functions
     memories: ClassVar[tuple[str, ...]] = ("packed", "workspace")  # the compiler's own buffers
     flow: ClassVar[str] = "workspace"  # where layers read inputs
+    together: ClassVar[int] = CHUNK  # steps of matrices that belong together
+    few_as_given: ClassVar[bool] = True  # whether matrices stay as their owner laid them out for a few steps
 
     def __post_init__(self) -> None:
         net, options = self.net, self.options
@@ -235,11 +237,14 @@ class Lowering:
         """The last parameters: the number of the first step in its whole sequence, and the keys [L, D, streams, 2]."""
         return [given["first_step"], given["keys"]] if self.streams else []
 
+    def _integers(self) -> Given:
+        return {n: variable(n) for n in self.integers}
+
     def _arguments(self) -> Given:
         """The integers, lengths, reset, and the compiler's own buffers, which code finds in `ctx`."""
-        found: Given = {n: variable(n) for n in self.integers}
+        found = self._integers()
         found |= {"lengths": buffer("lengths", "int64", 8), "reset": buffer("reset", "uint8", 1)}
-        found |= {n: buffer(n, self.net.dtype) for n in self.memories}
+        found |= {n: self._memory(n) for n in self.memories}
         self.T, self.B, self.ws = found["T"], found["B"], found["workspace"]
         self.n, set_n = self._tile_steps(found["n"])
         self.tile_rows, set_rows = bind("tile_rows", self.n * self.B)
@@ -256,12 +261,16 @@ class Lowering:
             self.ctx.keys, self.ctx.streams, self.ctx.first_step = found["keys"], self.streams, found["first_step"]
         return found
 
+    def _memory(self, name: str) -> Buffer:
+        """One of the compiler's own buffers."""
+        return buffer(name, self.net.dtype)
+
     def _tile_steps(self, given: Expr) -> tuple[Expr, Block]:
-        """The steps of a tile: whole chunks of matrices' steps, if there are so many."""
+        """The steps of a tile: whole numbers of `together` of them where there are matrices, if there are so many."""
         if not any(result.op == "scan_matrix" for layer in self.code for result in layer.solved):
             return given, None
-        rest = tirx.floormod(given, int64(CHUNK))
-        return held("tile_steps", tirx.Select(given < int64(CHUNK), given, given - rest))
+        rest = tirx.floormod(given, int64(self.together))
+        return held("tile_steps", tirx.Select(given < int64(self.together), given, given - rest))
 
     def _with_threads(self, count: Expr, *body: Block) -> Stmt:
         return sequence(self.views, use_threads(count), self.sets, body, use_threads(int64(1)))
@@ -323,7 +332,7 @@ class Lowering:
 
         def visit(v: Expr) -> Stmt:
             array = self._state_array(run, number, v, into)
-            if node not in code.turned:
+            if node not in code.turned or not self.few_as_given:
                 return self._if_called(run, v, copy(v, array))
             given = copy(v, code.as_given(node, array))
             return self._if_called(run, v, when(is_few(self.T, code.turned[node]), given, copy(v, array)))
@@ -487,7 +496,7 @@ def verify(func: tirx.PrimFunc) -> None:
             problems.append(f"loop over {node.loop_var.name} inside a parallel loop")
 
     def check(node: tirx.For) -> None:
-        serial = node.kind == tirx.ForKind.SERIAL
+        serial = node.kind in (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED)
         if node.loop_var.name in time and not serial:
             problems.append(f"loop over {node.loop_var.name} is not serial")
         if node.kind == tirx.ForKind.PARALLEL:

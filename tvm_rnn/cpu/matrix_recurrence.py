@@ -25,13 +25,14 @@ from tvm_rnn.tir.expr import Expr, Stmt
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import Block, Named, bind, floordiv, floormod, load, loop, sequence, store, when
 
+from .matrix_again import MatrixAgain
 from .matrix_chunk import Chunk, steps_together
 from .matrix_part import Part, Work, held
 from .matrix_rows import Rows
 from .matrix_update import update_of
 from .recurrence import shared
 from .register_tile import Places
-from .walk_through_time import Walk
+from .walk_through_time import Kept, Walk
 from .workspace import Array, strides_of
 
 
@@ -49,7 +50,7 @@ class MatrixRecurrence:
     def statement(self, rows: Expr) -> Stmt:
         """The whole group. rows: steps x batch rows of the tile."""
         root, batch, places = self.group.root, self.places.batch, self.places
-        assert root is not None and batch is not None and not self.walk.kept and not self.walk.behind
+        assert root is not None and batch is not None
         self._check(root)
         update = update_of(root, lambda n: places.read(n) is not None)
         work = Work(self.group, self.unit, places, self.walk, self.target, self.config, update)
@@ -84,11 +85,12 @@ class MatrixRecurrence:
 
 def _through_time(part: Part, batch: Expr) -> Stmt:
     """All steps of a tile."""
+    if part.root.op == "rescan":
+        return MatrixAgain(part, batch).statement()
     steps, set_steps = held("steps", part.work.walk.active(part.row))
-    walk = _Steps(part, batch, steps)
+    walk, few = _Steps(part, batch, steps), part.work.walk.few
     chunks = walk.in_chunks()
-    few = when(part.work.walk.few(part.root), walk.in_rows(), chunks) if part.key == -1 else chunks
-    return sequence(set_steps, few)
+    return sequence(set_steps, when(few(part.root), walk.in_rows(), chunks) if few and part.key == -1 else chunks)
 
 
 @dataclass(frozen=True)
@@ -146,20 +148,25 @@ class _Steps:
             alone = tirx.decl_buffer((1,), "int32", name="alone", scope="local")
             apart = store(alone, int64(0), tirx.const(1, "int32"))
             is_alone = tirx.NE(load(alone, int64(0)), tirx.const(0, "int32"))
-            flags = [self._restart(k + int64(s), apart) for s in range(1, together)]
+            flags = [self._apart(k + int64(s), apart) for s in range(1, together)]
             full = when(tirx.EQ(left, int64(together)), flags, apart)
             begin = [tirx.AllocBuffer(alone), store(alone, int64(0), tirx.const(0, "int32"))]
 
             def one(s: Expr) -> list[Block]:
                 source, set_base = self._source(k + s)
-                again = self._restart(k + s, self._renewed(source, lambda p, key, j: p.fresh))
+                again = [self._restart(k + s, self._fresh(source)), self._keep(k + s, source)]
                 single, whole = self._chunk(k + s, source, 1), self._chunk(k, source, together)
                 return [set_base, again, when(is_alone, single, whole)]
 
             return [set_k, set_left, begin, full, loop("s", tirx.Select(is_alone, left, int64(1)), one)]
 
         chunks = floordiv(self.steps + int64(together - 1), together)
-        return when(tirx.EQ(self.steps, int64(0)), kept, loop("c", chunks, some))
+        walked: list[Block] = [self._keep_before(first), loop("c", chunks, some)]
+        if self.part.work.walk.behind:
+            walked.append(
+                self.part.work.walk.restart(self._time(self.steps - int64(1)), self.part.row, self._fresh(last))
+            )
+        return when(tirx.EQ(self.steps, int64(0)), [kept, self._keep_before(first)], walked)
 
     def _renewed(self, into: Array, value: Callable[[Part, Expr, Expr], Expr]) -> Stmt:
         """A matrix becomes value(part, key, place of a block)."""
@@ -170,4 +177,43 @@ class _Steps:
         return [[set_row for _, set_row in rows], Chunk(self.part, [row for row, _ in rows], source).statement()]
 
     def _restart(self, k: Expr, body: Block) -> Stmt:
-        return self.part.work.walk.restart(self._time(k), self.part.row, body)
+        """body before step k, where the matrix begins again there: before that step, or behind the one before it."""
+        walk = self.part.work.walk
+        if walk.behind:
+            return when(k > int64(0), walk.restart(self._time(k - int64(1)), self.part.row, body))
+        return walk.restart(self._time(k), self.part.row, body)
+
+    def _fresh(self, into: Array) -> Stmt:
+        return self._renewed(into, lambda p, key, j: p.fresh)
+
+    # --- what a tape has of it ---------------------------------------------------------------------------------------
+
+    @property
+    def _tape(self) -> Kept | None:
+        walk = self.part.work.walk
+        return walk.tape.get(walk.states[self.part.root])
+
+    def _before(self) -> Expr:
+        """Steps of the tile after the row's end that are gone through before it."""
+        walk = self.part.work.walk
+        return walk.direction * (walk.count - self.steps)
+
+    def _apart(self, k: Expr, apart: Stmt) -> list[Block]:
+        """Where a chunk may not go on to step k as one."""
+        kept = self._tape
+        return [self._restart(k, apart), when(kept.has(k + self._before()), apart) if kept is not None else None]
+
+    def _keep(self, k: Expr, source: Array) -> Stmt | None:
+        """Leave the matrix before step k where the tape has it."""
+        return self._left(k + self._before(), source)
+
+    def _keep_before(self, first: Array) -> Stmt | None:
+        """The same of steps that are gone through before the row's end."""
+        return None if self._tape is None else loop("i", self._before(), lambda i: self._left(i, first))
+
+    def _left(self, position: Expr, source: Array) -> Stmt | None:
+        kept = self._tape
+        if kept is None:
+            return None
+        copy = self._renewed(kept.array(position), lambda p, key, j: p.get(source, key, j))
+        return when(kept.has(position), copy)

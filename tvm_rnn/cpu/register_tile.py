@@ -83,6 +83,7 @@ class Places:
     odd: Expr | None = None  # 0 and 1 in turns, from step to step; None outside of steps
     draw: Draw | None = None  # what masks are made of
     walk: Walk | None = None  # through a tile's steps, of recurrences
+    chains: int = 0  # of additions that a product is to have at least; 0: as many as accumulators
 
 
 @dataclass
@@ -126,20 +127,35 @@ class Tile:
     # --- expressions ---------------------------------------------------------------------------------------------
 
     def products(self) -> None:
-        """Blocks product_i: acc[row, panel, gate, lane], one for each (parameter, operand) of the group's gemm."""
-        root, gates = self.group.root, self.gates
+        """Blocks product_i: acc[row, panel, gate, lane], one for each (parameter, operand) of the group's gemm, or more
+        where its terms are split into several sums."""
+        root, depths = self.group.root, list[int]()
         assert root is not None
         for number, operand in enumerate(root.args[1::2]):
-            self.sums.append(self._product(f"product_{number}", operand, self.places.products[root][number], gates))
+            ways = self._ways(operand.shape[0])
+            depths += [operand.shape[0] // ways] * ways
+            for way in range(ways):
+                name, base = f"product_{len(self.sums)}", self.places.products[root][number]
+                self.sums.append(self._product(name, operand, base, (way, ways)))
+        self.unit = replace(self.unit, depths=tuple(depths))
 
-    def _product(self, name: str, operand: Node, base: Expr, gates: int) -> te.Tensor:
-        depth = operand.shape[0]
-        k = te.reduce_axis((0, depth), name=f"k_{name}")
+    def _ways(self, depth: int) -> int:
+        """Into how many sums a product is split: a power of two that divides its depth."""
+        ways = 1
+        while self.rows * self.panels * self.gates * ways * 2 <= self.places.chains and not depth % (2 * ways):
+            ways *= 2
+        return ways
+
+    def _product(self, name: str, operand: Node, base: Expr, part: tuple[int, int]) -> te.Tensor:
+        """part: number i of n: of terms i, i + n, i + 2n, ..."""
+        depth, gates, (way, ways) = operand.shape[0], self.gates, part
+        axis = te.reduce_axis((0, depth // ways), name=f"k_{name}")
 
         def body(r: Expr, p: Expr, g: Expr, v: Expr) -> Expr:
-            x = element(operand, (k.var,), lambda n, i: self.load(n, r, i), self.unit.dtype)
-            first = self.weight_address(base, depth, p, k.var)
-            return te.sum(x * self._weight(first + tirx.Cast(INDEX, g * self.lanes + v)), axis=k)
+            k = axis.var if ways == 1 else axis.var * ways + way
+            x = element(operand, (k,), lambda n, i: self.load(n, r, i), self.unit.dtype)
+            first = self.weight_address(base, depth, p, k)
+            return te.sum(x * self._weight(first + tirx.Cast(INDEX, g * self.lanes + v)), axis=axis)
 
         return te.compute((self.rows, self.panels, gates, self.lanes), body, name=name)
 

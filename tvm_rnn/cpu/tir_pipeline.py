@@ -16,6 +16,7 @@ from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.tirx import compilation_pipeline
 
 from tvm_rnn.tir.expr import Stmt
+from tvm_rnn.tir.statements import PLAIN
 
 from .cut_functions import cut
 
@@ -73,6 +74,12 @@ def _each(change: Callable[[tirx.PrimFunc], tirx.PrimFunc]) -> tvm.transform.Pas
     return change_all
 
 
+def named(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A plain function under its name."""
+    plain = function.attrs.get(PLAIN)
+    return function if plain is None else function.with_attr("global_symbol", plain)
+
+
 def _pipeline() -> tuple[tvm.transform.Pass, Finish, Finish]:
     """The passes that loops without blocks need. RemoveNoOp is not among them: LLVM makes the same code without it."""
     passes = [
@@ -90,7 +97,7 @@ def _pipeline() -> tuple[tvm.transform.Pass, Finish, Finish]:
     ]
     _, _, device = default_s_tir_pipeline()
     on_stack = _everywhere(tirx.AllocBuffer, keep_on_stack)
-    final = [on_stack, tirx.transform.LowerTVMBuiltin(), tirx.transform.LowerIntrin()]
+    final = [on_stack, tirx.transform.LowerTVMBuiltin(), tirx.transform.LowerIntrin(), _each(named)]
     return tvm.ir.transform.Sequential(passes), lambda: tvm.ir.transform.Sequential(final), device
 
 

@@ -6,7 +6,7 @@ In: one visit of a layer, from `lower_layer.py`. Out: what `recurrence.py` needs
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tvm import tirx
 
@@ -25,6 +25,25 @@ FEW_STEPS, FEW_WITH_PRODUCTS = 20, 8
 
 
 @dataclass(frozen=True)
+class Kept:
+    """Which steps of a tile a tape has a matrix before, by their place in the order of forward's steps, and where."""
+
+    has: Callable[[Expr], Expr]
+    array: Callable[[Expr], Array]
+
+
+@dataclass(frozen=True)
+class Again:
+    """Where a matrix is that is made again in backward: `slot` elements for each step, or one for all. kept: where the
+    tape has it before a place in the order of forward's steps; None: a gradient. fresh: what it begins with."""
+
+    memory: Array
+    slot: int
+    kept: Callable[[Expr], Array] | None
+    fresh: float
+
+
+@dataclass(frozen=True)
 class Walk:
     """states: of each recurrence the state that it makes anew.
     first, last: each state before and after the tile; kept: before each step, with a row for each, if wanted.
@@ -32,7 +51,8 @@ class Walk:
     direction: 1 goes back in time.
     restart(t, b, body): body where row b begins again next to step t of the tile: before it, or with `behind` after it.
     fresh: what each state is then.
-    few(root): whether the sequence has so few steps that a matrix stays as its owner laid it out: see `is_few`."""
+    few(root): whether the sequence has so few steps that a matrix stays as its owner laid it out: see `is_few`; None:
+    none does. count: steps of the tile. tape: of matrices that a tape has of some steps. again: of those made again."""
 
     states: Mapping[Node, Node]
     first: Mapping[Node, Array]
@@ -43,7 +63,10 @@ class Walk:
     restart: Callable[[Expr, Expr, Block], Stmt]
     fresh: Mapping[Node, float]
     behind: bool
-    few: Callable[[Node], Expr]
+    few: Callable[[Node], Expr] | None
+    count: Expr = 0
+    tape: Mapping[Node, Kept] = field(default_factory=dict)
+    again: Mapping[Node, Again] = field(default_factory=dict)
 
 
 def is_few(steps: Expr, root: Node) -> Expr:

@@ -297,21 +297,26 @@ def _memory(manifest: Facts) -> MemoryFacts:
 
 def _training(manifest: Facts, decisions: Sequence[Decision], steps: int) -> TrainingFacts:
     """What the tape holds: bytes by what they grow with, and for T = steps. kept_elements: values per step and row of
-    all graphs; pass `differentiate` says which, and why not others."""
+    all graphs; pass `differentiate` says which, and why not others. Matrices that are kept before some steps
+    alone count for less."""
     if "tape" in manifest:  # of a GPU: for each array bytes per row of a step, and steps beyond T
         arrays = [part[:2] for part in manifest["tape"] if len(part) == 2]
         size, tape = 1, {"fixed": 0, "per_row": sum(row * more for row, more in arrays)}
         tape["per_sequence_row"] = sum(row for row, _ in arrays)
     else:
-        size, tape = ITEM_BYTES[manifest["dtype"]], manifest["training"]["tape"]
+        size, tape = ITEM_BYTES[manifest["dtype"]], dict(manifest["training"]["tape"])
+    mark = tape.pop("mark", 1)
     rows = max(manifest["batch"], default=BATCH)
-    whole = tape["fixed"] + tape["per_row"] * rows + tape["per_sequence_row"] * steps * rows
+    of_row = tape["per_row"] + tape["per_sequence_row"] * steps + tape.get("per_mark", 0) * -(-steps // mark)
+    whole = tape["fixed"] + of_row * rows
+    kept = [d.facts["elements"] for d in decisions if d.stage == "differentiate" and d.done]
+    spared = [d.facts["spared"] for d in decisions if "spared" in d.facts]
     return {
         "tape_bytes": {name: count * size for name, count in tape.items()},
         "steps": steps,
         "batch": rows,
         "bytes": whole * size,
-        "kept_elements": sum(d.facts["elements"] for d in decisions if d.stage == "differentiate" and d.done),
+        "kept_elements": sum(kept) - sum(spared),
     }
 
 

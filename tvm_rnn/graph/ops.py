@@ -355,6 +355,8 @@ _ROWS = [
     Op("scan", None, recurrences.scanned_shape(broadcast), recurrences.scan, None, kind="scan", cost=2),
     Op("scan_max", 3, recurrences.scanned_shape(broadcast), recurrences.scan_max, None, kind="scan", cost=2),
     Op("scan_matrix", None, recurrences.matrix_shape(broadcast), recurrences.scan_matrix, None, kind="scan", cost=2),
+    # The same matrix beside what makes it: made again, for what is read of it along its other axis.
+    Op("rescan", None, recurrences.matrix_shape(broadcast), recurrences.scan_matrix, None, kind="scan", cost=2),
     Op("delay", 2, recurrences.scanned_shape(broadcast), lambda old, new: new, None, kind="scan"),
     Op("carried", 2, lambda new, old: old, lambda new, old: old, None, kind="scan"),
     Op("read_out", 2, recurrences.read_shape(broadcast), recurrences.read_out, None, kind="scan", cost=2),

@@ -15,6 +15,7 @@ Shape = tuple[int, ...]
 Array = np.ndarray  # with leading axes of batch
 Broadcast = Callable[..., Shape]
 T = TypeVar("T")
+KEPT_EVERY = 16  # steps between those before which a tape has a matrix
 
 
 def scanned_shape(broadcast: Broadcast) -> Callable[..., Shape]:
@@ -51,7 +52,7 @@ def matrix_operands(args: tuple[T, ...], writes: int) -> tuple[list[tuple[T, T]]
 def matrix_shape(broadcast: Broadcast) -> Callable[..., Shape]:
     """The shape rule of `scan_matrix`."""
 
-    def shape(*args: Shape, writes: int, key: int) -> Shape:
+    def shape(*args: Shape, writes: int, key: int, of: str = "") -> Shape:
         if key not in (-1, -2) or broadcast(*args) != args[0]:
             raise ValueError(f"the operands make {broadcast(*args)} of a state of {args[0]}")
         return args[0]
@@ -59,8 +60,9 @@ def matrix_shape(broadcast: Broadcast) -> Callable[..., Shape]:
     return shape
 
 
-def scan_matrix(*args: Array, writes: int, key: int) -> Array:
-    """S, decay, k v of each write, p r of each product: decay S + k v ... + p (r . S) ..., `.` along the axis `key`."""
+def scan_matrix(*args: Array, writes: int, key: int, of: str = "") -> Array:
+    """S, decay, k v of each write, p r of each product: decay S + k v ... + p (r . S) ..., `.` along the axis `key`.
+    of: of a `rescan` the state that it belongs to, as it is or its gradient."""
     state = args[0]
     total = args[1] * state
     written, products = matrix_operands(args, writes)

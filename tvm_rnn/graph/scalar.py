@@ -276,6 +276,12 @@ def tanh(x: Expr) -> Expr:
     return let(_clamp(x, -9.0, 9.0), lambda x: let(x * x, lambda y: div(x * _horner(y, TANH_P), _horner(y, TANH_Q))))
 
 
+@_row
+def _nearest(x: Expr) -> Expr:
+    """The nearest integer."""
+    return _tir().nearbyint(x)
+
+
 def _exp_bounded(x: Expr) -> Expr:
     """2**n * p(f) for |x| <= 87: n the nearest integer of x/ln2, f = x - n ln2 with ln2 in two parts."""
     t = _tir()
@@ -287,7 +293,7 @@ def _exp_bounded(x: Expr) -> Expr:
     def rest(x: Expr, n: Expr) -> Expr:
         return let(n * const(-LN2_LOW, x) + (n * const(-LN2_HIGH, x) + x), lambda f: scaled(n, f))
 
-    return let(x, lambda x: let(t.nearbyint(x * const(1.0 / math.log(2.0), x)), lambda n: rest(x, n)))
+    return let(x, lambda x: let(_nearest(x * const(1.0 / math.log(2.0), x)), lambda n: rest(x, n)))
 
 
 @_row
@@ -324,7 +330,7 @@ def expm1(x: Expr) -> Expr:
         return let(f, lambda f: let(_horner(f, EXP_P) * f * f + f, lambda q: whole(n, q)))
 
     def bounded(x: Expr) -> Expr:
-        return let(t.nearbyint(x * const(1.0 / math.log(2.0), x)), lambda n: rest(x, n))
+        return let(_nearest(x * const(1.0 / math.log(2.0), x)), lambda n: rest(x, n))
 
     return let(_clamp(x, -20.0, 89.0), bounded)  # below it is -1 in float32, above infinite
 

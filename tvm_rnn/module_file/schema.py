@@ -109,12 +109,15 @@ class CpuBackward(CpuFunction, kw_only=True):
 
 class CpuTape(Struct, omit_defaults=True):
     """Elements of the tape: fixed + B (per_row + T * per_sequence_row). inputs_per_row: of per_sequence_row, in
-    networks of two directions: what all of the time has, where it is gone through in parts."""
+    networks of two directions: what all of the time has, where it is gone through in parts. per_mark: elements of each
+    row for each `mark` of the T steps, and the rest of them: matrices are kept so often."""
 
     fixed: Size
     per_row: Size
     per_sequence_row: Size
     inputs_per_row: Size | None = None
+    per_mark: Size | None = None
+    mark: Count | None = None
 
 
 class CpuTraining(Struct):
@@ -278,8 +281,18 @@ class Network(Shared, kw_only=True):
     draws: list[str] | None = None  # the streams of random numbers in inference
 
 
+class Direct(Struct):
+    """A plain C function of one step of one row, and what its weights are packed by. blocks: whether many steps are
+    faster with it too."""
+
+    function: Name
+    packs: list[Pack]
+    packed_elements: Size
+    blocks: bool
+
+
 class CpuNetwork(Network, kw_only=True):
-    """A network with code for a CPU. sequence: the name of its function, in a file of several."""
+    """A network with code for a CPU. sequence: the name of its function, in a file of several. direct: for bundles."""
 
     packs: list[Pack]
     packed_elements: Size
@@ -291,12 +304,13 @@ class CpuNetwork(Network, kw_only=True):
     training: CpuTraining | None = None
     generation: Generation | None = None
     sequence: Name = "sequence"
+    direct: Direct | None = None
 
     @property
     def calls(self) -> list[Pack]:
         training = self.training
         own = [*training.forward.packs, *training.backward.packs, *training.backward.finishes] if training else []
-        return [*self.packs, *own]
+        return [*self.packs, *own, *(self.direct.packs if self.direct else [])]
 
 
 class GpuNetwork(Network, kw_only=True):

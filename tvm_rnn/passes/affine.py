@@ -296,31 +296,35 @@ def _index(node: Node, args: Sequence[Form], dependent: Collection[Node]) -> For
 # --- one spelling for all ------------------------------------------------------------------------------------------
 
 
-def spread(form: Form) -> Form:
+def spread(form: Form, known: bool = False) -> Form:
     """The form with its known matrices written out: S (I - b k k^T) is S - b (S k) k^T. Only those that a state is
-    multiplied with."""
-    terms = [t for term in form.terms for t in _spread(term, form.axes)]
+    multiplied with; known: those of terms without a state too."""
+    terms = [t for term in form.terms for t in _spread(term, form.axes, known)]
     return Form(form.axes, tuple(_without_diagonals(t, form.axes) for t in terms))
 
 
-def _spread(term: Term, axes: Axes) -> list[Term]:
-    own = set(axes)
+def _spread(term: Term, axes: Axes, known: bool) -> list[Term]:
+    alone = term.state is None
+    own = set() if alone else set(axes)
     mixing = [f for f in term.factors if len(f.letters) > 1 and f.letters - own]
-    inside = next((f for f in mixing if (written := _written_out(f.node)) is not None and len(written.terms) > 1), None)
-    if term.state is None or inside is None:
+    several = ((f, _written_out(f.node, len(f.letters) if alone else 0)) for f in mixing if known or not alone)
+    inside, written = next(((f, w) for f, w in several if w is not None and len(w.terms) > 1), (None, None))
+    if inside is None:
         return [term]
-    written = _written_out(inside.node)
     assert written is not None
     names = {a: b for a, b in zip(written.axes, inside.axes, strict=True) if a is not None}
     rest = replace(term, factors=tuple(f for f in term.factors if f is not inside))
-    return [t for part in written.renamed(names).terms for t in _spread(rest.times(part), axes)]
+    return [t for part in written.renamed(names).terms for t in _spread(rest.times(part), axes, known)]
 
 
-def _written_out(node: Node) -> Form | None:
-    """A known value as a sum of products, where sums are at its top; None where it is anything else."""
+def _written_out(node: Node, least: int = 0) -> Form | None:
+    """A known value as a sum of products, where sums are at its top; None where it is anything else. least: sums of
+    values of fewer axes stay as they are."""
     if node.op not in ("add", "sub", "neg", "mul", "reshape", "transpose"):
         return None
-    args = [(_written_out(a) or known_form(a)).fresh() for a in node.args]
+    if sum(size > 1 for size in node.shape) < least:
+        return None
+    args = [(_written_out(a, least) or known_form(a)).fresh() for a in node.args]
     if node.op == "mul" and all(len(a.terms) == 1 for a in args):
         return None
     try:

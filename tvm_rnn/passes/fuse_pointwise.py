@@ -11,7 +11,7 @@ Rewrite: z = gemm(..); a = sigmoid(z[0]); b = tanh(z[1]); c = a * b   -->   one 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 FUNCTION = 10  # an op of so many FLOPs is a function (exp, tanh, ...), not arithmetic
 DEEPEST_INLINED = 4
+MATRICES = ("scan_matrix", "rescan")
 WITHOUT_EPILOGUE = {"reduce": "reduction", "random": "mask"}
 
 
@@ -164,13 +165,13 @@ def bases(node: Node) -> list[Node]:
 def recurrences(nodes: Sequence[Node]) -> dict[Node, tuple[Node, ...]]:
     """For each row of kind `scan` all rows of its recurrence: those of all states that it mixes, what is carried, and
     what is read."""
-    rows: dict[tuple[Node, ...], list[Node]] = {}
-    first: dict[Node, tuple[Node, ...]] = {}
+    rows: dict[Hashable, list[Node]] = {}
+    first: dict[Node, Hashable] = {}
     for node in (n for n in nodes if is_scan(n)):
         if node.op in ("carried", "read_out"):
             first[node] = first[node.args[0]]
-        else:
-            first[node] = recurrence_states(node)
+        else:  # what is made again of a matrix and of its gradient is read together
+            first[node] = node.attrs["of"] if node.op == "rescan" else recurrence_states(node)
         rows.setdefault(first[node], []).append(node)
     return {node: tuple(rows[key]) for node, key in first.items()}
 
@@ -263,7 +264,7 @@ class _Grouping:
                 continue
             rows = self.recurrences.get(users[0]) or found.get(users[0], ())
             joins = all((self.recurrences.get(u) or found.get(u)) == rows and u.shape == node.shape for u in users)
-            if rows and joins and rows[0].op != "scan_matrix":
+            if rows and joins and rows[0].op not in MATRICES:
                 found[node] = rows
         return set(found)
 
@@ -371,7 +372,7 @@ class _Grouping:
         reasons: dict[str, None] = {}
         for index in range(max(latest, 0), len(self.drafts)):
             draft = self.drafts[index]
-            if draft.kind in WITHOUT_EPILOGUE or (draft.root is not None and draft.root.op == "scan_matrix"):
+            if draft.kind in WITHOUT_EPILOGUE or (draft.root is not None and draft.root.op in MATRICES):
                 reasons[f"a {WITHOUT_EPILOGUE.get(draft.kind, 'matrix')} has no epilogue"] = None
             elif draft.space != node.shape:
                 reasons[f"its shape is {list(node.shape)}, of the group that it reads {list(draft.space)}"] = None

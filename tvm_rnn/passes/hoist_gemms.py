@@ -44,12 +44,14 @@ class HoistGemms(Pass):
         nodes = graph.nodes()
         leaves = depends(nodes)
         early = {n for n in nodes if leaves[n] == {"input"} and not n.leaf}
+        looped = any("state" in leaves[n] for n in nodes if not n.leaf) or not all(map(is_scan, graph.results))
         large: set[Node] = set()
-        if graph.kind == "backward":  # the states before each step are inputs: matrices would be kept for all steps
+        again = not looped and any(n.op == "rescan" for n in nodes)
+        # The states before each step are inputs, but for matrices made again: they would be kept for all steps.
+        if graph.kind == "backward" and not again:
             large = downstream(nodes, lambda n: bool(leaves[n]) and len(n.shape) > 1) & early
             large -= {*topological(n for n in nodes if is_scan(n))}
         early -= large
-        looped = any("state" in leaves[n] for n in nodes if not n.leaf) or not all(map(is_scan, graph.results))
         moved = _hanging_on_products(nodes, early) if looped else early
         sunk = _sunk(graph, moved) if looped else {}
         moved |= {n for n in nodes if n.random}  # made for all rows of a tile at once

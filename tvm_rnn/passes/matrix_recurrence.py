@@ -127,14 +127,14 @@ class Matrix:
     ) -> None:
         self.graph, self.state, self.result = graph, state, result
         self.found, self.blocked, self.dependent = found, blocked, dependent
-        self.form = spread(found[result])
+        self.form = spread(found[result], known=True)
 
     def solved(self) -> Solved | str:
         key = self._key()
         if isinstance(key, str):
             return key
         try:
-            new = self._recurrence(key)
+            new = self.recurrence(key)
         except NotLinear as reason:
             return f"{in_words(reason.node)} varies along both axes of {self.state.name}, or mixes both"
         reads = self._reads(new, key)
@@ -163,7 +163,8 @@ class Matrix:
             return f"products run along {len(contracted)} of its axes"
         return contracted.pop()
 
-    def _recurrence(self, key: int) -> Node:
+    def recurrence(self, key: int) -> Node:
+        """The row. Raises NotLinear with what mixes both axes."""
         form = self.form
         axes, rank = form.axes, len(form.axes)
         decays = []
@@ -281,6 +282,16 @@ def _needed(graph: Graph, result: Node) -> set[Node]:
     return inner
 
 
+def contracted(term: Term, axes: Axes) -> Term:
+    """The term with what is summed apart from the rest as values of their own: (u . v) w, not the sum of u v w."""
+    found: list[Factor] = []
+    for together in _connected(_split(term), axes):
+        letters = frozenset().union(*(f.letters for f in together))
+        own = tuple(a for a in axes if a in letters)
+        found += together if letters <= {*axes} else [Factor(product(Term(tuple(together)), own), own)]
+    return replace(term, factors=tuple(found))
+
+
 def _connected(factors: Sequence[Factor], axes: Axes) -> list[list[Factor]]:
     """Factors that are summed together stay together."""
     groups: list[tuple[set[Letter], list[Factor]]] = []
@@ -296,21 +307,29 @@ def _read_out(form: Form, source: Node, key: int) -> Node:
     """A value that is made of products of a matrix with known vectors."""
     parts = []
     for term in form.linear:
-        along = term.axes[key]
         kept = tuple(a for i, a in enumerate(term.axes) if i != len(term.axes) + key)
-        if along in form.axes or any(a is not None and a not in form.axes for a in kept):
+        if any(a is not None and a not in form.axes for a in kept):
             raise NotLinear(term.factors[0].node if term.factors else source)
-        together = _connected(_split(term), (*form.axes, *kept))
-        vector = Term(tuple(f for own in together if _reaches(own, along) for f in own), scale=term.scale)
-        for factor in vector.factors:
-            if set(factor.letters) & {kept[-1]}:
-                raise NotLinear(factor.node)
-        rest = tuple(f for own in together if not _reaches(own, along) for f in own)
-        groups = [a for a in form.axes if a is not None and a in vector.letters and a not in term.axes]
-        value = _of_groups(vector, source, term.axes, key, groups)
-        parts.append(product(Term((Factor(value, (*groups, *kept)), *rest), chosen=term.chosen), form.axes))
+        parts.append(read_term(term, form.axes, source, key))
     parts += [product(t, form.axes) for t in form.known]
     return total(parts, len(form.axes))
+
+
+def read_term(term: Term, axes: Axes, source: Node, key: int) -> Node:
+    """One product of a matrix with a known vector along `key`, and with other known values, over those axes."""
+    along = term.axes[key]
+    kept = tuple(a for i, a in enumerate(term.axes) if i != len(term.axes) + key)
+    if along in axes:
+        raise NotLinear(term.factors[0].node if term.factors else source)
+    together = _connected(_split(term), (*axes, *kept))
+    vector = Term(tuple(f for own in together if _reaches(own, along) for f in own), scale=term.scale)
+    for factor in vector.factors:
+        if set(factor.letters) & {kept[-1]}:
+            raise NotLinear(factor.node)
+    rest = tuple(f for own in together if not _reaches(own, along) for f in own)
+    groups = [a for a in axes if a is not None and a in vector.letters and a not in term.axes]
+    value = _of_groups(vector, source, term.axes, key, groups)
+    return product(Term((Factor(value, (*groups, *kept)), *rest), chosen=term.chosen), axes)
 
 
 def _reaches(factors: Sequence[Factor], letter: Letter | None) -> bool:

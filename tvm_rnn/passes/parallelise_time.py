@@ -15,16 +15,19 @@ delta rule over sequence length".
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from math import prod
 from typing import TYPE_CHECKING
 
 from tvm_rnn.graph.graph import Graph, Node, depends, downstream, is_scan, make, recurrence_states, rewrite, with_args
 from tvm_rnn.graph.node_text import in_words, joined
+from tvm_rnn.graph.recurrences import KEPT_EVERY
 
 from ..decisions import tell
 from . import Pass
 from .affine import Form, NotLinear, forms, known_form, product, spread, total
 from .chunk_form import chunk_form, refused
+from .matrix_gradient import gradient
 from .matrix_recurrence import MATRICES, Matrix, Solved, between, grows, is_matrix
 from .max_plus import max_plus
 from .normalise import normalise
@@ -34,10 +37,10 @@ if TYPE_CHECKING:
 
     from ..target import Target
 
-# What each kind of target runs over all time, and what it does in training, where matrices would be the tape.
+# What each kind of target runs over all time, and what it does in training.
 VECTORS = frozenset({"scan", "scan_max", "delay"})
 ROWS: Mapping[str, frozenset[str]] = {"llvm": VECTORS | {"scan_matrix"}, "cuda": VECTORS | {"scan_matrix"}}
-TRAINED: Mapping[str, frozenset[str]] = {"llvm": VECTORS, "cuda": frozenset()}
+TRAINED: Mapping[str, frozenset[str]] = {"llvm": VECTORS | {"scan_matrix"}, "cuda": frozenset()}
 
 
 @dataclass(frozen=True)
@@ -50,33 +53,92 @@ class ParalleliseTime(Pass):
     rows: frozenset[str] | None = None
 
     def apply(self, graph: Graph, net: RNN, target: Target) -> Graph:
-        given, rows = graph, ROWS[target.kind] if self.rows is None else self.rows
+        rows = ROWS[target.kind] if self.rows is None else self.rows
         if graph.backward is not None or graph.kind == "backward":
             rows &= TRAINED[target.kind]
-        for names in components(graph):
-            states = [s for s in graph.states if s.name in names]
-            try:
-                solved = _solved(graph, states)
-            except NotLinear as reason:
-                tell(False, _names(states), f"{in_words(reason.node)} stands in the way: one step after the other")
-                continue
-            if isinstance(solved, str):
-                tell(False, _names(states), solved)
-            elif {new.op for new in solved.new} <= rows:
-                written = _for_target(graph, solved, net, target)
-                if isinstance(written, str):
-                    tell(False, _names(states), f"{solved.kind}, one step after the other: {written}")
-                    continue
-                graph = written
-                tell(True, _names(states), f"{solved.kind}: known for all steps before what reads it")
-            else:
-                tell(False, _names(states), f"{solved.kind}: this target runs it one step after the other")
-        return graph if graph is given else normalise(graph)
+        if graph.kind == "backward":
+            rows -= {"scan_matrix"}  # solved with the matrix itself, or else the tape has one of each step
+        refused: dict[str, str] = {}
+        while True:
+            work = _Work(graph, net, target, rows, refused)
+            work.recurrences()
+            number = len(refused)
+            if graph.backward is not None and work.matrices:
+                work.gradients()
+            if len(refused) == number:
+                break
+        for done, what, why, facts in work.told:
+            tell(done, what, why, **facts)
+        return graph if work.graph is graph else normalise(work.graph)
 
     def ensures(self, graph: Graph) -> None:
         for node in graph.nodes():
             late = node.op == "read_out" and node.args[0].op not in ("scan_matrix", "carried")
             self.check(not late, "a read-out of something that is no recurrence", graph)
+
+
+@dataclass
+class _Work:
+    """What the pass makes of a graph. refused: states whose gradients are no recurrences, and why; told: what it says
+    of it; matrices: those that are solved, in the order of their dependence."""
+
+    given: Graph
+    net: RNN
+    target: Target
+    rows: frozenset[str]
+    refused: dict[str, str]
+    told: list[tuple[bool, str, str, dict[str, int]]] = field(default_factory=list)
+    matrices: list[Solved] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.graph = self.given
+
+    def recurrences(self) -> None:
+        """The states, component by component."""
+        for names in components(self.given):
+            states = [s for s in self.graph.states if s.name in names]
+            if any(self.graph.results[self.graph.states.index(s)].op == "scan_matrix" for s in states):
+                continue  # the gradient of a matrix, solved with it
+            try:
+                solved = _solved(self.graph, states)
+            except NotLinear as reason:
+                self._say(False, states, f"{in_words(reason.node)} stands in the way: one step after the other")
+                continue
+            if isinstance(solved, str):
+                self._say(False, states, solved)
+            elif {new.op for new in solved.new} <= self.rows:
+                self._write(solved)
+            else:
+                self._say(False, states, f"{solved.kind}: this target runs it one step after the other")
+
+    def _say(self, done: bool, states: Sequence[Node], why: str) -> None:
+        self.told.append((done, _names(states), why, {}))
+
+    def _write(self, solved: Solved) -> None:
+        written = self.refused.get(solved.states[0].name) or _for_target(self.graph, solved, self.net, self.target)
+        if isinstance(written, str):
+            self._say(False, solved.states, f"{solved.kind}, one step after the other: {written}")
+            return
+        self.graph = written
+        self._say(True, solved.states, f"{solved.kind}: known for all steps before what reads it")
+        if solved.new[0].op == "scan_matrix":
+            self.matrices.append(solved)
+
+    def gradients(self) -> None:
+        """Those of the matrices: what is read last goes first."""
+        for solved in reversed(self.matrices):
+            back = self.graph.backward
+            assert back is not None
+            found = gradient(self.given, solved, back)
+            (state,) = solved.states
+            if isinstance(found, str):
+                self.refused[state.name] = found
+                return
+            self.graph = replace(self.graph, backward=found)
+            spared = prod(state.shape) - -(-prod(state.shape) // KEPT_EVERY)
+            why = "its gradient is such a recurrence too, backwards in time; between, both are made again"
+            what = f"keep state {state.name} before each {KEPT_EVERY}th step alone"
+            self.told.append((True, what, why, {"spared": spared}))
 
 
 def components(graph: Graph) -> list[frozenset[str]]:
@@ -148,7 +210,10 @@ def _solved(graph: Graph, states: Sequence[Node]) -> Solved | str:
 
 
 def _reads_matrices(nodes: Sequence[Node], states: Sequence[Node], results: Sequence[Node]) -> bool:
-    """Whether known values of more axes than the states have are read: backwards such ones are made in each step."""
+    """Whether known values of more axes than the states have are read: backwards such ones are made in each step. Not
+    where recurrences make them."""
+    if any(n.op == "rescan" for n in nodes):
+        return False
     leaves = depends(nodes)
     rank = max(1, *(len(s.shape) for s in states))
     own = downstream(nodes, lambda n: n in states)

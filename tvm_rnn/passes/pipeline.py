@@ -111,9 +111,9 @@ def _apply(step: Pass, graph: Graph, net: RNN, target: Target) -> Graph:
     if getattr(step, "enabled", True):
         result = replace(result, applied=(*graph.applied, step.name))
     step.ensures(result)
-    if graph.backward is not None:
+    if graph.backward is not None and result.backward is not None:
         with about("", kind="backward"):
-            result = replace(result, backward=_apply(step, graph.backward, net, target))
+            result = replace(result, backward=_apply(step, result.backward, net, target))
     return result
 
 

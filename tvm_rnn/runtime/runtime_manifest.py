@@ -35,7 +35,14 @@ FUNCTION: dict[str, Spec] = {
     "workspace": WORKSPACE,
     "rows_per_tile": COUNT,
 }
-TAPE: Spec = {"fixed": SIZE, "per_row": SIZE, "per_sequence_row": SIZE, "inputs_per_row?": SIZE}
+TAPE: Spec = {
+    "fixed": SIZE,
+    "per_row": SIZE,
+    "per_sequence_row": SIZE,
+    "inputs_per_row?": SIZE,
+    "per_mark?": SIZE,
+    "mark?": COUNT,
+}
 TRAINING: Spec = {
     "forward": FUNCTION | {"packed_as_inference?": bool},
     "backward": FUNCTION | {"packed_as_inference?": bool, "totals_elements": SIZE, "finishes": [FINISH]},

@@ -458,7 +458,8 @@ def tape_elements(manifest: Facts, T: int, B: int, whole: int) -> int:
     """Of the tape of T steps of B rows, a part of `whole` steps."""
     sizes = manifest["training"]["tape"]
     more = (whole - T) * int(sizes.get("inputs_per_row", 0))  # where layers go through time for themselves
-    of_steps = T * int(sizes["per_sequence_row"]) + more
+    marks = -(-T // int(sizes.get("mark", 1))) * int(sizes.get("per_mark", 0))  # of matrices, kept now and then
+    of_steps = T * int(sizes["per_sequence_row"]) + more + marks
     return int(sizes["fixed"]) + B * (int(sizes["per_row"]) + of_steps) if T and B else 0
 
 
@@ -471,8 +472,10 @@ def work_elements(manifest: Facts, way: str, T: int, B: int, whole: int = 0) -> 
 
 
 def tile_steps(manifest: Facts, way: str, T: int, B: int) -> int:
-    """How many steps are computed at a time before and after the loop."""
-    return max(1, min(T, int(manifest["training"][way]["rows_per_tile"]) // max(1, B)))
+    """How many steps are computed at a time before and after the loop. Backward begins where a matrix was kept."""
+    steps = int(manifest["training"][way]["rows_per_tile"]) // max(1, B)
+    mark = int(manifest["training"]["tape"].get("mark", 1)) if way == "backward" else 1
+    return max(1, min(T, max(mark, steps - steps % mark)))
 
 
 def sizes_of(manifest: Facts, T: int, B: int) -> Sizes:

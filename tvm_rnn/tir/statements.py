@@ -17,6 +17,9 @@ from .index import INDEX, int64
 
 Block: TypeAlias = "Stmt | Sequence[Block] | None"  # statements one after the other
 
+# Of functions that C calls as they are: the name. TVM makes a packed function of any other that has a name.
+PLAIN = "tvm_rnn.plain"
+
 _names = itertools.count()
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 ALL_PASSES = "all passes"
 NETWORK = ("cell", "input", "hidden", "layers", "directions", "sizes", "steps", "batch", "precision")
 SHARES = {"byte_share": "bytes", "flop_share": "FLOPs"}
+RATE = "x 48 kHz"
 LEFT = ("point", "config", "regime", "note")  # columns of words
 Record = Mapping[str, Any]
 
@@ -71,7 +72,12 @@ class Report:
     @property
     def on_cpu(self) -> bool:
         """There every row has ceilings of its own, and there is one regime."""
-        return any("ceilings" in line.ours for line in self.lines)
+        return self.on_audio or any("ceilings" in line.ours for line in self.lines)
+
+    @property
+    def on_audio(self) -> bool:
+        """There every row says how many times as fast as 48 kHz it is."""
+        return any("real_time" in line.ours for line in self.lines)
 
     def share(self, line: Line) -> tuple[float, str] | None:
         """How much of our time the slower of two floors takes, and which: "FLOPs" or "bytes"."""
@@ -104,8 +110,9 @@ class Report:
         peers = [title for peer in self.peers for title in (peer, "ratio", *self._more(peer))]
         ours = ["compile s"] if any("compile s" in self._more(peer) for peer in self.peers) else []
         gpu = [] if self.on_cpu else ["repeats", "regime"]
-        first = ["point", "us/step", *self._tokens(OURS), *self._tails(OURS), "spread"]
-        return [*first, *ours, *peers, "share", "error", *(gpu or ["note"])]
+        rate = [RATE] if self.on_audio else []
+        first = ["point", "us/step", *self._tokens(OURS), *self._tails(OURS), *rate, "spread", *ours]
+        return [*first, *peers, "share", "error", *(gpu or ["note"])]
 
     def _tokens(self, framework: str) -> tuple[str, ...]:
         return ("tokens/s",) if any("tokens_per_second" in line.rows.get(framework, {}) for line in self.lines) else ()
@@ -125,6 +132,7 @@ class Report:
         texts = [line.point, number(line.us(OURS))]
         texts += [number(ours.get("tokens_per_second"))] * len(self._tokens(OURS))
         texts += _percentiles(ours, self._tails(OURS)).values()
+        texts += [number(ours.get("real_time"))] if self.on_audio else []
         texts.append(f"{ours['spread']:.1%}" if "spread" in ours else "")
         if self.header()[len(texts)] == "compile s":
             texts.append(number(ours.get("compile_seconds")))

@@ -63,6 +63,12 @@ def streaming() -> list[Point]:
     return [Point(cell, h, h, 1, 1, DTYPE) for cell in ("lstm", "gru") for h in (16, 64, 128, 256, 512, 1024)]
 
 
+def audio() -> list[Point]:
+    """One row of a small LSTM or GRU, one sample a call and 64: as a plug-in or a device calls it, in C."""
+    sizes = [(n, samples) for n in (4, 8, 16, 32, 64) for samples in (1, 64)]
+    return [Point(cell, n, n, samples, 1, DTYPE) for cell in ("lstm", "gru") for n, samples in sizes]
+
+
 def generate() -> list[Point]:
     """An LSTM that writes, token after token, of a small vocabulary and of a large one: the surest token, and a drawn
     one. Fewer steps where a token takes longer: seconds a call for the slowest peer."""
@@ -74,7 +80,7 @@ def generate() -> list[Point]:
     ]
 
 
-PEERS = {"generate": "torch,torch-compile"}  # beside which a suite runs, where that is not what all do
+PEERS = {"audio": "onnxruntime", "generate": "torch,torch-compile"}  # of suites that other peers run than usual
 STREAMS = ("streaming",)  # timed call by call
-EVERY = (cpu_grid, fastrnns, deepbench, zoo, ablation, linear, streaming, generate)
+EVERY = (cpu_grid, fastrnns, deepbench, zoo, ablation, linear, streaming, audio, generate)
 SUITES: suites.Suites = {f.__name__.replace("_", "-"): f for f in EVERY}

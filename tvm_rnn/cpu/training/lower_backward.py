@@ -17,6 +17,7 @@ from tvm import tirx
 from tvm_rnn.cpu.lower_layer import Layer, Visit
 from tvm_rnn.cpu.lower_network import Run, Tile
 from tvm_rnn.cpu.workspace import Array, rows_in
+from tvm_rnn.graph.recurrences import KEPT_EVERY
 from tvm_rnn.module_file.schema import CpuBackward, Finish
 from tvm_rnn.network.layer import weight_name
 from tvm_rnn.network.rnn import named_constants
@@ -38,6 +39,7 @@ class Backward(TrainingLowering):
     visit_type: ClassVar[type[Visit]] = BackwardVisit
     prefix: ClassVar[str] = "backward_"
     name: ClassVar[str] = "backward"
+    together: ClassVar[int] = KEPT_EVERY
     memories: ClassVar[tuple[str, ...]] = ("packed", "tape", ROW_SUMS, "workspace")
 
     @property

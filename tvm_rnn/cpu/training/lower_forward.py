@@ -16,7 +16,7 @@ from tvm_rnn.cpu.dropout_masks import drop_function
 from tvm_rnn.cpu.lower_layer import Context, Emit, Layer, Step, Visit, ended_in_tile, fill_row
 from tvm_rnn.cpu.lower_network import Run, Tile
 from tvm_rnn.cpu.register_tile import Places
-from tvm_rnn.cpu.walk_through_time import Walk
+from tvm_rnn.cpu.walk_through_time import Kept, Walk
 from tvm_rnn.cpu.workspace import Array, row_stride
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Expr, Stmt
@@ -42,13 +42,23 @@ class KeepingLayer(TapeLayer):
         self.late = [n for n in dict.fromkeys(self.graph.emitted) if n not in early]
 
     @property
+    def tape_matrices(self) -> list[Node]:
+        """Those of which it has some."""
+        return [s for r, s in self.solved.items() if r.op == "scan_matrix"]
+
+    @property
+    def vectors(self) -> list[Node]:
+        """The solved states of which the tape has all steps."""
+        return [s for s in self.solved.values() if s not in self.tape_matrices]
+
+    @property
     def states_per_row(self) -> int:
-        """None in the workspace."""
-        return 0
+        """None in the workspace, but where the tape has matrices of some steps alone."""
+        return super().states_per_row if self.tape_matrices else 0
 
     def _kept(self, node: Node, visit: Visit, t: Expr, ctx: Context) -> Array:
         number = self.graph.emitted.index(node)
-        return self.tape.emitted(self.index, number, visit.block, visit.start + t, ctx.steps * ctx.batch, ctx.batch)
+        return self.tape.emitted(self.index, number, visit.block, visit.start + t, self.tape.extents(ctx))
 
     def _hoisted(self, node: Node, visit: Visit, t: Expr, ctx: Context) -> Array:
         return self._kept(node, visit, t, ctx) if node in self.graph.emitted else super()._hoisted(node, visit, t, ctx)
@@ -68,21 +78,24 @@ class KeepingLayer(TapeLayer):
 
     def _entry(self, ctx: Context, visit: Visit, state: Node, entry: Expr) -> Array:
         number = self.graph.states.index(state)
-        return self.tape.state(self.index, number, visit.block, entry, ctx.steps * ctx.batch, ctx.batch)
+        return self.tape.state(self.index, number, visit.block, entry, self.tape.extents(ctx))
 
     def _walk(self, ctx: Context, visit: Visit) -> Walk:
         """The tape has a recurrence's states before each step."""
         before = visit.start + visit.direction
-        kept = {s: self._entry(ctx, visit, s, before) for s in self.solved.values()}
-        return replace(super()._walk(ctx, visit), kept=kept)
+        kept = {s: self._entry(ctx, visit, s, before) for s in self.vectors}
+        tape = {s: Kept(*self.marks(ctx, visit, self.graph.states.index(s), visit.done)) for s in self.tape_matrices}
+        return replace(super()._walk(ctx, visit), kept=kept, tape=tape, few=None)
 
     def _state_at(self, ctx: Context, visit: Visit, state: Node, last: bool) -> Array:
+        if state in self.tape_matrices:
+            return super()._state_at(ctx, visit, state, last)
         end = int64(1) - visit.direction if last else visit.direction
         return self._entry(ctx, visit, state, visit.start + end * visit.count)
 
     def _after(self, ctx: Context, visit: Visit, rows: Expr, places: Places) -> list[Block]:
         """The output; and zeros in the tape for what is left there before the steps."""
-        kept = [self._entry(ctx, visit, s, visit.start + visit.direction) for s in self.solved.values()]
+        kept = [self._entry(ctx, visit, s, visit.start + visit.direction) for s in self.vectors]
         if not self.has_steps:
             kept += [self._kept(n, visit, int64(0), ctx) for n in dict.fromkeys(self.graph.emitted)]
         zero = tirx.const(0.0, self.graph.dtype)
@@ -122,10 +135,11 @@ class ForwardTrain(TrainingLowering):
 
     def _state_array(self, run: Run, number: int, visit: Expr, first: bool) -> Array:
         """The entry that the first step of a direction reads, or that the last one writes."""
+        if number in self.tape.rows[run.graph].matrices:
+            return super()._state_array(run, number, visit, first)
         reverse = self.back + (tirx.bitwise_and(visit, int64(1)) if self.net.num_directions == 2 else int64(0))
         entry = self.T * (reverse if first else int64(1) - reverse)
-        block = self.tape.visit(run.first, visit, self.steps, self.B, self.whole)
-        return self.tape.state(run.graph, number, block, entry, self.steps, self.B)
+        return self.tape.state(run.graph, number, self._block(run, visit), entry, self.extents)
 
     def _inputs_at(self, start: Expr) -> list[tuple[Expr, int]]:
         return self._tape_inputs(self.runs[0], int64(0), start)

@@ -14,16 +14,17 @@ from dataclasses import dataclass, field, replace
 
 from tvm import tirx
 
-from tvm_rnn.cpu.lower_layer import Context, Step, Visit, ended, ended_in_tile, fill_row, keep_row
+from tvm_rnn.cpu.lower_layer import Context, Step, Visit, ended, ended_in_tile, fill_row, keep_row, turned
 from tvm_rnn.cpu.register_tile import Places
-from tvm_rnn.cpu.walk_through_time import Walk
-from tvm_rnn.cpu.workspace import Array, each_element
+from tvm_rnn.cpu.walk_through_time import Again, Walk
+from tvm_rnn.cpu.workspace import Array, each_element, strides_of
 from tvm_rnn.graph.graph import Node, sums_rows
+from tvm_rnn.graph.recurrences import KEPT_EVERY
 from tvm_rnn.graph.tensor_expressions import Index, element
 from tvm_rnn.passes.fuse_pointwise import read_at_last
 from tvm_rnn.tir.expr import Expr, Stmt
 from tvm_rnn.tir.index import int64
-from tvm_rnn.tir.statements import Block, load, loop, sequence
+from tvm_rnn.tir.statements import Block, load, loop, sequence, store, when
 
 from .parameter_gradients import Finish
 from .tape_layout import TapeLayer
@@ -75,10 +76,10 @@ class BackwardLayer(TapeLayer):
         if number <= inputs:
             return replace(super()._input(number, visit, t, ctx), buffer="tape" if number else "workspace")
         number -= inputs + 1
-        time, common = visit.start + t, (ctx.steps * ctx.batch, ctx.batch)
+        time, rows = visit.start + t, self.tape.extents(ctx)
         if number < states:
-            return self.tape.state(self.index, number, visit.block, time + visit.side, *common)
-        return self.tape.emitted(self.index, number - states, visit.block, time, *common)
+            return self.tape.state(self.index, number, visit.block, time + visit.side, rows)
+        return self.tape.emitted(self.index, number - states, visit.block, time, rows)
 
     def _walk(self, ctx: Context, visit: Visit) -> Walk:
         """No gradient goes to the state before a step that began again."""
@@ -89,7 +90,66 @@ class BackwardLayer(TapeLayer):
         def restart(t: Expr, b: Expr, body: Block) -> Stmt:
             return self._row_restart(ctx, at + t, b, body)
 
-        return replace(own, restart=restart, fresh=dict.fromkeys(own.fresh, 0.0), behind=True)
+        fresh, again = dict.fromkeys(own.fresh, 0.0), self._again(ctx, visit)
+        return replace(own, restart=restart, fresh=fresh, behind=True, few=None, again=again)
+
+    # --- matrices that are made again ----------------------------------------------------------------------------
+
+    def _matrices(self) -> list[tuple[Node, Node, int]]:
+        """The rows, what they begin from, and of each the axis along which it is read."""
+        return [(n, n.args[0], n.attrs["key"]) for n in self.graph.nodes() if n.op == "rescan"]
+
+    def _memory(self, state: Node, key: int) -> tuple[tuple[int, ...], int, int]:
+        """Of one matrix: strides, with vectors along the other axis; elements; and of how many steps there are some."""
+        strides, size = strides_of(turned(state.shape) if key == -1 else state.shape, self.lanes)
+        return turned(strides) if key == -1 else strides, size, 1 if state in self.graph.states else KEPT_EVERY
+
+    @property
+    def scratch_per_row(self) -> int:
+        return super().scratch_per_row + sum(self._row(s, key) for _, s, key in self._matrices())
+
+    def _row(self, state: Node, key: int) -> int:
+        _, size, steps = self._memory(state, key)
+        return size * steps + self.lanes  # rows whole pages apart would share cache sets
+
+    def _again(self, ctx: Context, visit: BackwardVisit) -> dict[Node, Again]:
+        found, at = {}, super().scratch_per_row
+        done = visit.start + visit.side * (ctx.steps - visit.start - visit.start - visit.count)
+        for _, state, key in self._matrices():
+            (strides, size, _), stride = self._memory(state, key), self._row(state, key)
+            array = Array("workspace", visit.scratch + ctx.batch * int64(at), stride, strides, state.shape)
+            at += stride
+            if state in self.graph.states:
+                found[state] = Again(array, size, None, 0.0)
+                continue
+            number = self.graph.inputs.index(state) - len(self.gradients) - 1
+            _, kept = self.marks(ctx, visit, number, done)
+            found[state] = Again(array, size, kept, self.initial.get(state.name, 0.0))
+        return found
+
+    def _begin_again(self, ctx: Context, visit: BackwardVisit) -> Block:
+        """The gradients of matrices after the last step, from which they are made again: what makes them anew works in
+        place."""
+        walk, states = self._walk(ctx, visit), {s for _, s, _ in self._matrices()} & {*self.graph.states}
+        memory = ctx.buffers["workspace"]
+
+        def copied(state: Node) -> Stmt:
+            first, into = walk.first[state], walk.again[state].memory
+
+            def row(b: Expr) -> Stmt:
+                def one(index: tuple[Expr, ...], _: Expr) -> Stmt:
+                    return store(memory, into.address(b, index), load(memory, first.address(b, index)))
+
+                return each_element(state.shape, one)
+
+            return loop("b", ctx.batch, row)
+
+        copies = [copied(s) for s in self.graph.states if s in states]
+        return when(tirx.EQ(visit.done, int64(0)), copies) if copies else None
+
+    def visit(self, ctx: Context, visit: Visit) -> Stmt:
+        assert isinstance(visit, BackwardVisit)
+        return sequence(self._begin_again(ctx, visit), super().visit(ctx, visit))
 
     # --- one tile of time --------------------------------------------------------------------------------------------
 

@@ -6,6 +6,8 @@ In: the RNN and its graphs of training after the passes. Out: the base of `lower
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from tvm import tirx
 
 from tvm_rnn.cpu.lower_layer import Visit, ended_in_tile, fill_row
@@ -16,7 +18,7 @@ from tvm_rnn.tir.expr import Expr, Stmt
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import Block, Named, bind, sequence, when
 
-from .tape_layout import TapeLayer, TapeLayout
+from .tape_layout import Extents, TapeLayer, TapeLayout
 
 # Of networks with two directions, whose layers and directions go through parts of time one by one: T is then of a part.
 # whole: steps of all of the time; first: the part's first one among them; visit: number of the layer and direction that
@@ -28,6 +30,7 @@ class TrainingLowering(Lowering):
     """What both functions share."""
 
     tape: TapeLayout
+    few_as_given: ClassVar[bool] = False
 
     def use(self, tape: TapeLayout) -> None:
         """Tell the layers where what they keep or read back lies."""
@@ -47,12 +50,13 @@ class TrainingLowering(Lowering):
     def _arguments(self) -> Given:
         found = super()._arguments()
         self.steps, set_steps = bind("steps", self.T * self.B)
+        self.ctx.marks, set_marks = self.tape.marks(self.T, self.B)
         self.whole: Expr = self.steps
         set_whole = None
         if self.in_parts:
             self.whole, set_whole = bind("all", found["whole"] * self.B)
             self.first, self.visit = found["first"], found["visit"]  # of calls for a part
-        self.sets = [set_steps, *self.sets, set_whole]
+        self.sets = [set_steps, set_marks, *self.sets, set_whole]
         return found
 
     @property
@@ -99,8 +103,17 @@ class TrainingLowering(Lowering):
 
     def _complete(self, work: Visit, named: Named, run: Run, place: tuple[Expr, Expr, Expr], tile: Tile) -> None:
         first = run.first * self.net.num_directions
-        work.block = named("block", self.tape.visit(run.first, place[2], self.steps, self.B, self.whole))
+        work.block = named("block", self._block(run, place[2]))
         work.keys = (int64(first) + place[2]) * int64(2 * len(self.streams))
+
+    def _block(self, run: Run, visit: Expr) -> Expr:
+        """Where the tape has what a layer and direction keeps."""
+        return self.tape.visit(run.first, visit, self.extents, self.whole)
+
+    @property
+    def extents(self) -> Extents:
+        """How many rows a call has."""
+        return Extents(self.steps, self.B, self.ctx.marks)
 
     def facts(self) -> CpuFunction:
         """What the runtime must know to call the function."""

@@ -1,0 +1,98 @@
+/* Time a function that is called again and again, as an audio thread calls it: the main() of a program whose source says
+   what a call does.
+
+   In, before this file: INPUTS and OUTPUTS of one sample, SAMPLES a call, and three functions: take(weights, count),
+   begin() and call(x, y), which says where the outputs are: y, or memory of its own. In, from the command line: files of
+   floats (x, weights), the file of outputs to write, seconds. Out: y of all samples, call after call from the beginning;
+   then a line: a call's time in ns, and its 99th and 99.9th percentile. The first is the median of bursts of about 1 ms,
+   of the thread's own CPU time, so that others on the machine count little; percentiles are of calls that were timed one
+   by one by a clock on the wall, whose reading they include. C99 and C++11. */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { MOST_BURSTS = 1 << 16, CALLS = 50000 };
+
+static double ns_of(clockid_t clock) {
+  struct timespec now;
+  clock_gettime(clock, &now);
+  return 1e9 * (double)now.tv_sec + (double)now.tv_nsec;
+}
+
+static int by_size(const void *a, const void *b) {
+  double first = *(const double *)a, second = *(const double *)b;
+  return (first > second) - (first < second);
+}
+
+static float *floats_of(const char *path, long *count) {
+  FILE *file = fopen(path, "rb");
+  long bytes = 0;
+  float *found = 0;
+  if (file && !fseek(file, 0, SEEK_END) && (bytes = ftell(file)) >= 0 && !fseek(file, 0, SEEK_SET))
+    found = (float *)malloc((size_t)bytes + 1);
+  if (!found || fread(found, 1, (size_t)bytes, file) != (size_t)bytes) {
+    fprintf(stderr, "cannot read %s\n", path);
+    exit(1);
+  }
+  fclose(file);
+  *count = bytes / (long)sizeof *found;
+  return found;
+}
+
+static const float *x;
+static float *y;
+static long calls, next;
+
+static void one(void) {
+  const volatile float *made = call(x + next * SAMPLES * INPUTS, y + next * SAMPLES * OUTPUTS);
+  (void)made[0];
+  if (++next == calls) next = 0;
+}
+
+int main(int argc, char **argv) {
+  static double found[MOST_BURSTS > CALLS ? MOST_BURSTS : CALLS];
+  long samples, count_of_weights;
+  if (argc != 5) return 2;
+  x = floats_of(argv[1], &samples);
+  const float *weights = floats_of(argv[2], &count_of_weights);
+  take(weights, count_of_weights);
+  calls = samples / INPUTS / SAMPLES;
+  size_t bytes = (size_t)(calls * SAMPLES * OUTPUTS) * sizeof *y;
+  y = (float *)malloc(bytes + 1);
+  if (!y || !calls) return 2;
+  begin();
+  for (long i = 0; i < calls; ++i) {
+    float *to = y + i * SAMPLES * OUTPUTS;
+    const float *made = call(x + i * SAMPLES * INPUTS, to);
+    if (made != to) memcpy(to, made, sizeof *y * SAMPLES * OUTPUTS);
+  }
+  FILE *file = fopen(argv[3], "wb");
+  if (!file || fwrite(y, 1, bytes, file) != bytes || fclose(file)) return 1;
+
+  double seconds = atof(argv[4]), begun = ns_of(CLOCK_MONOTONIC), time = 0;
+  long burst = 1;
+  int count = 0;
+  while (time < 1e6) { /* also warms up */
+    burst *= 2;
+    time = -ns_of(CLOCK_THREAD_CPUTIME_ID);
+    for (long i = 0; i < burst; ++i) one();
+    time += ns_of(CLOCK_THREAD_CPUTIME_ID);
+  }
+  while (count < 3 || (count < MOST_BURSTS && ns_of(CLOCK_MONOTONIC) - begun < seconds * 1e9)) {
+    time = -ns_of(CLOCK_THREAD_CPUTIME_ID);
+    for (long i = 0; i < burst; ++i) one();
+    found[count++] = (time + ns_of(CLOCK_THREAD_CPUTIME_ID)) / (double)burst;
+  }
+  qsort(found, (size_t)count, sizeof *found, by_size);
+  printf("%.9g", found[count / 2]);
+  for (int i = 0; i < CALLS; ++i) {
+    found[i] = -ns_of(CLOCK_MONOTONIC);
+    one();
+    found[i] += ns_of(CLOCK_MONOTONIC);
+  }
+  qsort(found, CALLS, sizeof *found, by_size);
+  printf(" %.9g %.9g\n", found[(long)CALLS * 99 / 100], found[(long)CALLS * 999 / 1000]);
+  return 0;
+}

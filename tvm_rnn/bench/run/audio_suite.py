@@ -1,0 +1,171 @@
+"""Run the audio suite on this CPU: one sample a call, and blocks of them, in C and C++ as an audio thread calls it.
+
+In: points of the suite; RTNeural's sources where there are some. Out: records as `cpu_suite.py` makes them: ours twice,
+with a call's checks and without ("unchecked"), RTNeural, and the peers that `compare.py` knows, which are called from
+Python. `real_time`: how many times as fast as 48 kHz. Programs take turns in processes of their own; their times are of
+the thread, not of the wall, but for percentiles.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from tvm_rnn.bench.peers.models import Problem, Unsupported
+from tvm_rnn.bench.peers.programs import Program, Timed, bundle_programs, rtneural_program
+from tvm_rnn.bench.suites.gpu import Point, network, tamed
+from tvm_rnn.compiler.compile import compile
+from tvm_rnn.errors import TvmRnnError, message
+from tvm_rnn.network.rnn import RNN
+from tvm_rnn.oracle.reference import reference
+from tvm_rnn.oracle.tolerance import relative_error, tolerance
+from tvm_rnn.runtime.runtime import read_container
+
+from .compare import OURS, check, compare, cpu_facts, spread
+from .cpu_suite import STREAM_STEPS, Options
+from .gpu_suite import Progress, Record, Run, writing
+
+SAMPLE_RATE = 48000
+UNCHECKED = "unchecked"
+
+
+@dataclass
+class Entry:
+    """A program and what was measured of it."""
+
+    program: Program
+    error: float = 0.0
+    timed: list[Timed] = field(default_factory=list)
+
+    @property
+    def framework(self) -> str:
+        return UNCHECKED if self.program.config == UNCHECKED else self.program.framework
+
+    def record(self) -> Record:
+        """Figures of one sample, in us."""
+        scale = 1e6 / self.program.samples
+        us = scale * statistics.median(each.seconds for each in self.timed)
+        tails = zip(*(each.tail for each in self.timed), strict=True)
+        return {
+            "framework": self.framework,
+            "version": self.program.version,
+            "config": self.program.config,
+            "us_per_step": us,
+            "us": us * self.program.samples,
+            "spread": spread([each.seconds for each in self.timed]),
+            "tail_us": [scale * statistics.median(values) for values in tails],
+            "error": self.error,
+            "real_time": real_time(us),
+        }
+
+
+def real_time(us: float) -> float:
+    """How many times as fast as the sample rate a sample of so many us is."""
+    return 1e6 / SAMPLE_RATE / us
+
+
+def run(
+    points: Sequence[Point],
+    options: Options,
+    records: str | os.PathLike[str] | None = None,
+    *,
+    rtneural: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> list[Record]:
+    """Measure the points and return the records.
+
+    rtneural: the folder of RTNeural's sources, with Eigen in modules/; None: without it. records: a file of lines of
+    JSON to write. Raises ConfigError for a wrong argument.
+    """
+    check(options.against, rounds=options.rounds)
+    found = list[Record]()
+    with writing(found, records) as write:
+        write({"kind": "facts", **cpu_facts(1), "clock": "CPU time of the thread; percentiles: wall time"})
+        for point in Run(write, options.limit, progress).each(points):
+            for record in _measure(point, options, rtneural):
+                write({**point.record, **record})
+    return found
+
+
+def _measure(point: Point, options: Options, rtneural: str | os.PathLike[str] | None) -> Iterator[Record]:
+    net = tamed(network(point).init(0))
+    with tempfile.TemporaryDirectory(prefix="tvm_rnn-audio-") as folder:
+        path = os.path.join(folder, "module.so")
+        try:
+            compile(net, batch=1, progress=False).export(path)
+            entries = _prepared(bundle_programs(problem_of(net, path), Path(folder), point.steps), net, options)
+        except (TvmRnnError, Unsupported) as reason:
+            yield {"framework": OURS, "reason": " ".join(str(reason).split())}
+            return
+        failed: Record = {}
+        if rtneural is not None:
+            try:
+                theirs = rtneural_program(entries[0].program.problem, Path(folder), point.steps, rtneural)
+                entries += _prepared([theirs], net, options)
+            except Unsupported as reason:
+                failed = {"framework": "rtneural", "reason": str(reason)}
+        for _ in range(options.rounds):
+            for entry in entries:
+                entry.timed.append(entry.program.run(options.round_seconds)[0])
+        yield from (entry.record() for entry in entries)
+        yield from [failed] * bool(failed)
+        yield from _called_from_python(path, point, options)
+
+
+def problem_of(net: RNN, path: str) -> Problem:
+    """STREAM_STEPS random samples in -1..1."""
+    manifest, weights = read_container(path)
+    rng = np.random.default_rng(0)
+    inputs = {n: rng.uniform(-1, 1, (STREAM_STEPS, 1, *s)).astype(net.dtype) for n, s in net.input_shapes.items()}
+    return Problem(path, manifest, weights, inputs, 1)
+
+
+def _prepared(programs: Sequence[Program], net: RNN, options: Options) -> list[Entry]:
+    """The programs whose results are the oracle's. Raises Unsupported for one that differs."""
+    expected, _ = reference(net)(programs[0].problem.inputs)
+    limit, found = tolerance(net.dtype, STREAM_STEPS), list[Entry]()
+    for program in programs:
+        _, y = program.run(0.0)
+        error = relative_error(y, expected) if y.shape == expected.shape else float("inf")
+        if not error <= limit:
+            got, most = f"relative error {error:.3g}", f"at most {limit:.3g}"
+            raise Unsupported(message("its result differs from the oracle's", got=got, expected=most))
+        found.append(Entry(program, error))
+    return found
+
+
+def _called_from_python(path: str, point: Point, options: Options) -> Iterator[Record]:
+    """The peers that have no program here: a call for each sample, or for each block, from Python."""
+    if not options.against:
+        return
+    report = compare(
+        path,
+        options.against,
+        steps=STREAM_STEPS if point.steps == 1 else point.steps,
+        batch=1,
+        threads=1,
+        rounds=options.rounds,
+        round_seconds=options.round_seconds,
+        stream=point.steps == 1,
+    )
+    for row in report.rows[1:]:
+        if row.median_us is None:
+            yield {"framework": row.name, "reason": row.reason}
+            continue
+        figures: Record = {"us_per_step": row.median_us, "us": row.median_us * point.steps, "spread": row.spread}
+        figures |= {"tail_us": list(row.tail_us)} if row.tail_us else {}
+        yield {
+            "framework": row.name,
+            "version": row.version,
+            "config": row.config,
+            **figures,
+            "error": row.error,
+            "real_time": real_time(row.median_us),
+            "configs": dict(row.configs),
+        }
