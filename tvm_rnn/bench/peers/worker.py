@@ -125,7 +125,7 @@ FRAMEWORKS: dict[str, Callable[[Problem], Prepared]] = {
 
 def prepare(name: str, problem: Problem) -> Prepared:
     """A framework ready to run whole sequences. Raises Unsupported where it has none."""
-    if name not in FRAMEWORKS:
+    if name in generation.WRITERS.keys() - FRAMEWORKS.keys():
         raise Unsupported("it is timed generating alone")
     return FRAMEWORKS[name](problem)
 
