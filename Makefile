@@ -1,6 +1,6 @@
 # Everything a developer runs. `make` lists the targets; each sets up what it needs, from a bare checkout.
 #
-# Needed on the machine: python3 (3.10 to 3.12), a C++ compiler, make, and a package index that pip can reach.
+# Needed on the machine: python3 (3.10 or later), a C++ compiler, make, and a package index that pip can reach.
 # Variables: PYTHON (the interpreter to make .venv with), JOBS (parallel test processes), PEERS=1 (tests install torch and
 # openvino too), BENCH (arguments of `make bench`), TESTS (files or folders: what `make test` and its like take tests from).
 #
@@ -137,13 +137,13 @@ $(VENV)/.installed-test: pyproject.toml $(LOCKED) | $(BIN)/python
 
 # The first interpreter that fits, whatever `python3` is. Debian's python3 may lack ensurepip, without which a virtual
 # environment has no pip.
-FITS := import sys; raise SystemExit(not (3, 10) <= sys.version_info[:2] < (3, 13))
+FITS := import sys; raise SystemExit(sys.version_info < (3, 10))
 $(BIN)/python:
 	@for compiler in $$CXX c++ g++ clang++; do command -v $$compiler >/dev/null 2>&1 && found=1; done; \
 	if [ -z "$$found" ]; then \
 		echo "error: no C++ compiler (looked for \$$CXX, c++, g++, clang++): install one, e.g. apt-get install g++" >&2; exit 1; \
 	fi
-	@for python in $(PYTHON) python3 python3.12 python3.11 python3.10; do \
+	@for python in $(PYTHON) python3 python3.13 python3.12 python3.11 python3.10; do \
 		$$python -c '$(FITS)' >/dev/null 2>&1 || continue; \
 		if ! $$python -c 'import ensurepip, venv' >/dev/null 2>&1; then bare=$$python; continue; fi; \
 		echo "$$python -m venv $(VENV)"; exec $$python -m venv $(VENV); \
@@ -151,5 +151,5 @@ $(BIN)/python:
 	if [ -n "$$bare" ]; then \
 		echo "error: $$bare cannot make virtual environments: install its venv package, e.g. apt-get install python3-venv" >&2; \
 	else \
-		echo "error: no Python 3.10, 3.11 or 3.12 (python3 is: $$(python3 --version 2>&1)): install one, or make PYTHON=/path/to/python" >&2; \
+		echo "error: no Python from 3.10 on (python3 is: $$(python3 --version 2>&1)): install one, or make PYTHON=/path/to/python" >&2; \
 	fi; exit 1

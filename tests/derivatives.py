@@ -13,10 +13,9 @@ import numpy as np
 from networks import arguments, fitting
 
 import tvm_rnn as rnn
-from tvm_rnn.network.layer import weight_name
-from tvm_rnn.oracle.torch_graph import Program
-from tvm_rnn.passes.normalise import normalise
+from tvm_rnn.oracle.torch_graph import Rows, Steps, programs
 
+ENDS = ("lengths", "reset")
 Arrays = dict[str, np.ndarray]
 
 
@@ -125,72 +124,14 @@ def autograd(net: rnn.RNN, case: Case) -> Arrays:
     x = {name: leaf(value) for name, value in case.x.items()}
     state = {name: each(value, leaf) for name, value in case.state.items()}
     weights = {name: leaf(value) for name, value in net.weights.items()}
-    y, ends = _torch_layers(net, list(x.values()), state, weights, case)
+    lengths, reset = (None if given is None else torch.tensor(given) for given in map(case.rows.get, ENDS))
+    steps = Steps(net, programs(net), weights, torch.empty((), dtype=torch.float64))
+    y, last = steps([*x.values()], state, Rows(lengths, reset))
     total = (torch.tensor(case.gy, dtype=torch.float64) * y).sum()
-    for name, values in ends.items():
-        above = case.gstate[name]
-        rows = [row for part in above for row in part] if isinstance(above, list) else list(above)
-        total = total + sum((torch.tensor(r, dtype=torch.float64) * v).sum() for r, v in zip(rows, values, strict=True))
+    for name, value in last.items():
+        pairs = zip(case.gstate[name], value, strict=True)
+        total = total + sum((torch.tensor(g, dtype=torch.float64) * v).sum() for g, v in pairs)
     leaves = named(x, state, weights)
     found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     pairs = zip(leaves.items(), found, strict=True)
     return {name: np.zeros(tuple(v.shape)) if g is None else g.numpy() for (name, v), g in pairs}
-
-
-def _torch_layers(net: rnn.RNN, inputs: list[Any], state: Any, weights: Any, case: Case) -> tuple[Any, Any]:
-    import torch
-
-    first, *others = inputs
-    first = first.flatten(2)
-    ends: dict[str, list[Any]] = {name: [] for name in state}
-    for layer in net.layers:
-        outputs = []
-        for direction in range(net.num_directions):
-            place = (layer.index, direction)
-            at = layer.index * net.num_directions + direction
-            begin = [
-                value[layer.index][direction] if isinstance(value, list) else value[at] for value in state.values()
-            ]
-            own = [weights[weight_name(p.name, *place)] for p in layer.graph.params]
-            way = direction + net.reverse
-            y, end = _torch_layer(net, normalise(layer.graph, expand=False), [first, *others], begin, own, case, way)
-            outputs.append(y)
-            for name, value in zip(state, end, strict=True):
-                ends[name].append(value)
-        first = torch.cat(outputs, dim=-1)
-    return first.reshape(*first.shape[:2], *net.output_shape), ends
-
-
-def _torch_layer(
-    net: rnn.RNN, graph: Any, inputs: list[Any], state: list[Any], own: list[Any], case: Case, direction: int
-) -> tuple[Any, list[Any]]:
-    import torch
-
-    program = Program(graph, None)
-    constants = [torch.tensor(n.value, dtype=torch.float64) for n in program.constants]
-    kept = program.fixed([*own, *constants])
-    steps, batch = inputs[0].shape[:2]
-    lengths = np.asarray(case.rows.get("lengths", np.full(batch, steps)))
-    reset = np.asarray(case.rows.get("reset", np.zeros((steps, batch), bool)))
-    first = [torch.tensor(net.cell.initial.get(s.name, 0.0), dtype=torch.float64) for s in graph.states]
-    zero = torch.zeros((), dtype=torch.float64)
-    y: list[Any] = [None] * steps
-    for t in reversed(range(steps)) if direction else range(steps):
-        at = t + direction
-        if at < steps:
-            rows = torch.tensor(reset[at] & (at < lengths))
-            state = [_choose(rows, value, old) for value, old in zip(first, state, strict=True)]
-        early = program.early(kept, [value[t] for value in inputs])
-        *new, out = program.step(kept, early, state)
-        active = torch.tensor(t < lengths)
-        state = [_choose(active, n.expand(s.shape), s) for n, s in zip(new, state, strict=True)]
-        y[t] = _choose(active, out.expand(batch, *graph.output.shape), zero)
-    empty = torch.zeros((0, batch, *graph.output.shape), dtype=torch.float64)
-    return (torch.stack(y) if y else empty), state
-
-
-def _choose(rows: Any, yes: Any, no: Any) -> Any:
-    import torch
-
-    rank = max(yes.ndim, no.ndim)
-    return torch.where(rows.reshape(-1, *[1] * (rank - 1)), yes, no)

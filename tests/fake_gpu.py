@@ -57,7 +57,8 @@ def toolchain() -> nvcc.Toolchain:
 def fake_object(include: tuple[str, ...]) -> str:
     folder = tempfile.mkdtemp(prefix="fake_cudart_")
     output = str(Path(folder, "fake_cudart.o"))
-    flags = ["-O1", "-fPIC", *(f"-I{path}" for path in include)]
+    # Hidden: the CUDA runtime that a torch for GPUs loads must not answer in its place.
+    flags = ["-O1", "-fPIC", "-fvisibility=hidden", *(f"-I{path}" for path in include)]
     subprocess.run(["gcc", *flags, "-c", str(HERE / "fake_cudart.c"), "-o", output], check=True)
     return output
 

@@ -7,6 +7,7 @@ rewrite them with TVM_RNN_UPDATE_GOLDEN=1 and read the difference.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -73,11 +74,16 @@ def test_text_does_not_depend_on_what_was_shown_before() -> None:
     assert graph_stages(net_of("gru")) == first
 
 
+def defines(script: str, name: str) -> bool:
+    """Whether a function is there; from Python 3.12 on TVM writes the sizes of its buffers as type parameters."""
+    return re.search(rf"def {name}[(\[]", script) is not None
+
+
 def test_code_stages() -> None:
     stages = dict(stage_texts.stages(net_of("gru"), "x86-64-v4"))
     assert tuple(stages) == (*STAGES, *stage_texts.CODE_STAGES)
     assert "T.sblock" in stages["te"] and "T.tanh" in stages["te"]
-    assert "def sequence(" in stages["tir"] and "def pack_0(" in stages["tir"]
+    assert defines(stages["tir"], "sequence") and defines(stages["tir"], "pack_0")
     assert "define" in stages["llvm"] and "target triple" in stages["llvm"]
     assert "zmm" in stages["asm"] and "vfmadd" in stages["asm"]
     assert "TVMBackendAllocWorkspace" not in stages["asm"]
@@ -95,7 +101,7 @@ def test_code_for_other_instruction_sets(name: str, register: str, fma: bool) ->
 def test_code_stages_of_training() -> None:
     stages = dict(stage_texts.stages(rnn.RNN(rnn.cells.elman, 8, 8), "x86-64-v4", training=True))
     for name in ("sequence", "forward_train", "backward", "backward_pack_0", "finish_0"):
-        assert f"def {name}(" in stages["tir"]
+        assert defines(stages["tir"], name)
     assert "graph elman backward" in stages["differentiate"] and "normalise" not in stages
 
 

@@ -169,10 +169,6 @@ def test_what_torch_cannot_do_is_torchs_error(layer: Any) -> None:
     case = draw(NET, T, B)
     x = tensors(case.x, True)
     y, _ = layer(x)
-    (g,) = torch.autograd.grad(y.sum(), x["x"], create_graph=True)
-    with pytest.raises(RuntimeError, match="gradients of gradients"):
-        (g.sum() + y.sum()).backward()
-    y, _ = layer(x)
     with torch.no_grad():
         layer.W_l0.add_(1.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -237,35 +233,16 @@ def test_in_a_larger_model(layer: Any) -> None:
     assert "small" in repr(model)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit")
-def test_what_torch_cannot_look_into_says_so(layer: Any) -> None:
-    """Transforms of functions, and forward-mode gradients, which would be lost."""
+def test_what_a_transform_does_not_touch_is_only_used(layer: Any) -> None:
     x = tuple(tensors(draw(NET, T, B).x).values())
 
     def total(*x: Any) -> Any:
         return layer(x)[0].sum()
 
-    def of_weights(weights: Any) -> Any:
-        return torch.func.functional_call(layer, weights, (x,))[0].sum()
-
-    def forward_mode() -> None:
-        with torch.no_grad(), torch.autograd.forward_ad.dual_level():
-            total(*(torch.autograd.forward_ad.make_dual(part, part) for part in x))
-
-    weights = {n: p.detach() for n, p in layer.named_parameters()}
-    for refused, text in (
-        (lambda: torch.func.grad(total)(*x), "torch.func"),
-        (lambda: torch.func.grad(of_weights)(weights), "torch.func"),
-        (lambda: torch.func.jvp(total, x, x), "torch.func"),
-        (torch.no_grad()(lambda: torch.func.vmap(total)(*(part[None] for part in x))), "torch.func"),
-        (forward_mode, "forward-mode gradients"),
-    ):
-        with pytest.raises(ConfigError, match=rf"cannot look into compiled code[\s\S]*{text}[\s\S]*do:"):
-            refused()
     with torch.autograd.forward_ad.dual_level():
         total(*x).backward()
     assert layer.W_l0.grad is not None
-    layer.requires_grad_(False)  # what a transform does not touch is only used
+    layer.requires_grad_(False)
     assert torch.func.vmap(lambda scale: scale * total(*x))(torch.ones(2)).tolist() == [total(*x).item()] * 2
 
 

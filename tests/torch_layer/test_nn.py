@@ -183,6 +183,18 @@ def test_gradients_of_gradients_are_torchs(compiled: Any) -> None:
             assert_close(own, other, "float64", T)
 
 
+@pytest.mark.broad
+def test_gradients_of_gradients_with_dropout() -> None:
+    """Of the masks that the call drew."""
+    layer, x = ours_of(torch.nn.GRU(X, H, 2, dropout=0.5, dtype=torch.float64)), torch.randn(T, B, X).double()
+
+    def run(value: Any) -> Any:
+        torch.manual_seed(3)
+        return layer(value)[0]
+
+    assert torch.autograd.gradgradcheck(run, (x.requires_grad_(),), fast_mode=True)
+
+
 def _sloped(layer: Any, x: Any) -> Any:
     return torch.func.grad(lambda value: layer(value)[0].sum())(x)
 

@@ -26,7 +26,7 @@ from tvm_rnn.version import __version__
 
 Facts = dict[str, Any]  # what --json prints of one check
 
-PYTHON = ((3, 10), (3, 12))
+PYTHON = (3, 10)
 PACKAGES = ("apache-tvm", "apache-tvm-ffi", "numpy", "rich", "safetensors", "typer")
 # What some parts need, and which.
 OPTIONAL = {
@@ -116,9 +116,8 @@ def pins() -> dict[str, str]:
 
 def _versions() -> tuple[dict[str, Facts], list[str]]:
     """Python and the packages that everything needs, and what is wrong with them."""
-    low, high = (".".join(map(str, version)) for version in PYTHON)
-    fits = PYTHON[0] <= sys.version_info[:2] <= PYTHON[1]
-    found = {"python": {"got": platform.python_version(), "expected": f"{low} to {high}", "ok": fits}}
+    least = ">=" + ".".join(map(str, PYTHON))
+    found = {"python": {"got": platform.python_version(), "expected": least, "ok": sys.version_info >= PYTHON}}
     asked = pins()
     for name in PACKAGES:
         got, expected = _version(name), asked.get(name, "")

@@ -1,9 +1,10 @@
 """A layer's graph run by torch, in any dtype and on any device: the GPU's oracle, and a peer that a compiler may fuse.
 
-In: an RNN with weights. Out: `TorchModel`, called as a Module is with torch tensors. A graph becomes the text of three
-Python functions, plain enough for torch.compile: what depends on weights alone, what runs once over all of T, and one
-step. As in `NumpyModel`, products of the input leave the loop and products of one operand are one: the best that a
-careful user writes by hand.
+In: an RNN with weights. Out: `TorchModel`, called as a Module is with torch tensors; `Steps`, where weights, states
+and masks are tensors too, which torch differentiates as often as it is asked. A graph becomes the text of three Python
+functions, plain enough for torch.compile: what depends on weights alone, what runs once over all of T, and one step. As
+in `NumpyModel`, products of the input leave the loop and products of one operand are one: the best that a careful user
+writes by hand.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from tvm_rnn.graph.graph import Graph, Node, depends
 from tvm_rnn.network.layer import weight_name
@@ -20,6 +25,8 @@ from tvm_rnn.passes.combine_gemms import CombineGemms
 from tvm_rnn.passes.hoist_gemms import HoistGemms
 from tvm_rnn.passes.normalise import normalise
 from tvm_rnn.target import TABLE as TARGETS
+
+from .reference import Draws, Place
 
 if TYPE_CHECKING:
     from torch import Tensor, device
@@ -138,7 +145,8 @@ def function(name: str, given: Sequence[Sequence[Node]], nodes: Sequence[Node], 
 
 
 class Program:
-    """A graph as three functions, shared by layers and directions: `fixed`, `early` and `step`."""
+    """A graph as three functions, shared by layers and directions: `fixed`, `early` and `step`. random: its nodes that
+    are drawn, which are given behind the inputs."""
 
     def __init__(self, graph: Graph, wrap: Wrap | None) -> None:
         wrap = wrap or (lambda function: function)
@@ -146,56 +154,126 @@ class Program:
         nodes = graph.nodes()
         leaves = depends(nodes)
         self.constants = [node for node in nodes if node.op == "const"]
+        self.random = [node for node in nodes if node.random]
         alone = [n for n in nodes if not leaves[n] and not n.leaf]
-        early = [n for n in nodes if leaves[n] == {"input"} and not n.leaf]
+        early = [n for n in nodes if leaves[n] == {"input"} and not n.leaf and not n.random]
         late = [n for n in nodes if "state" in leaves[n] and not n.leaf]
         read = {a for n in (*early, *late) for a in n.args} | set(graph.roots)
         later = {a for n in late for a in n.args} | set(graph.roots)
         self.kept = [n for n in nodes if not leaves[n] and n in read]
         self.handed = [n for n in nodes if leaves[n] == {"input"} and n in later]
         self.fixed = function("fixed", [[*graph.params, *self.constants]], alone, self.kept)
-        self.early = wrap(function("early", [self.kept, graph.inputs], early, self.handed))
+        self.early = wrap(function("early", [self.kept, [*graph.inputs, *self.random]], early, self.handed))
         results = [*graph.results, graph.output]
         self.step = wrap(function("step", [self.kept, self.handed, graph.states], late, results))
 
 
-class TorchModel:
-    """An RNN evaluated by torch: inputs [T, B, *shape] -> (y [T, B, D*H], {state: as a Module gives it}).
+def programs(net: RNN, wrap: Wrap | None = None, training: bool = False) -> list[Program]:
+    """Of each layer of a network; layers of one graph share theirs. training: where regularisers act."""
+    target = TARGETS["x86-64"]  # the two passes used here look at no machine
+    found: dict[int, Program] = {}
+    graphs = [layer.training if training else layer.graph for layer in net.layers]
+    for own in graphs:
+        if id(own) not in found:
+            graph = HoistGemms().apply(normalise(own, expand=False), net, target)
+            found[id(own)] = Program(CombineGemms().apply(graph, net, target), wrap)
+    return [found[id(own)] for own in graphs]
 
-    dtype: of all arithmetic; inputs must have it. wrap: torch.compile or the like, applied to what runs before the loop
-    and to one step of it.
-    """
 
-    def __init__(self, net: RNN, dtype: TorchDtype, device: device | str, wrap: Wrap | None = None) -> None:
-        target = TARGETS["x86-64"]  # the two passes used here look at no machine
-        programs: dict[int, Program] = {}
-        for layer in net.layers:
-            if id(layer.graph) not in programs:
-                graph = HoistGemms().apply(normalise(layer.graph, expand=False), net, target)
-                programs[id(layer.graph)] = Program(CombineGemms().apply(graph, net, target), wrap)
-        self.net = net
-        self.layers = [
-            [
-                TorchLayer(programs[id(layer.graph)], net, (layer.index, direction), dtype, device)
-                for direction in range(net.num_directions)
-            ]
-            for layer in net.layers
-        ]
+@dataclass(frozen=True)
+class Rows:
+    """What a call has besides tensors with gradients. lengths: [B]. reset: [T, B], of bool. draws: makes the random
+    numbers of a network that has any."""
 
-    def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, dict[str, Tensor | list[Tensor]]]:
+    lengths: Tensor | None = None
+    reset: Tensor | None = None
+    draws: Draws | None = None
+
+
+PLAIN = Rows()
+
+
+class Steps:
+    """All steps of a network in torch's operations, of one set of weights. made: its `programs`. like: a tensor of the
+    dtype and the device of all arithmetic."""
+
+    def __init__(self, net: RNN, made: Sequence[Program], weights: Mapping[str, Tensor], like: Tensor) -> None:
+        self.net, self.made, self.like = net, made, like
+        self.kept = {}
+        for layer, program in zip(net.layers, made, strict=True):
+            constants = [self._tensor(node.value) for node in program.constants]
+            for place in ((layer.index, direction) for direction in range(net.num_directions)):
+                params = [weights[weight_name(p.name, *place)] for p in program.graph.params]
+                self.kept[place] = program.fixed([*params, *constants])
+
+    def __call__(
+        self, inputs: Sequence[Tensor], state: Mapping[str, Tensor | Sequence[Tensor]] | None = None, rows: Rows = PLAIN
+    ) -> tuple[Tensor, dict[str, Tensor | list[Tensor]]]:
+        """inputs: [T, B, *shape] each, in the cell's order. state: as a Module takes it. Returns what a Module does."""
         import torch
 
         first, *others = inputs
         x = first.flatten(2)
-        states: dict[str, list[Tensor]] = {state.name: [] for state in self.net.cell.states}
-        for directions in self.layers:
-            outputs = [layer([x, *others]) for layer in directions]
-            x = torch.cat([y for y, _ in outputs], dim=-1) if len(outputs) > 1 else outputs[0][0]
-            for _, after in outputs:
-                for name, value in after.items():
-                    states[name].append(value)
+        ends: dict[str, list[Tensor]] = {state.name: [] for state in self.net.cell.states}
+        for layer in self.net.layers:
+            outputs = []
+            for direction in range(self.net.num_directions):
+                place = (layer.index, direction)
+                y, after = self._layer(place, [x, *others], self._begin(place, state, first.shape[1]), rows)
+                outputs.append(y)
+                for name, value in zip(ends, after, strict=True):
+                    ends[name].append(value)
+            x = torch.cat(outputs, dim=-1) if len(outputs) > 1 else outputs[0]
         y = x.reshape(*x.shape[:2], *self.net.output_shape)
-        return y, {name: self._joined(parts) for name, parts in states.items()}
+        return y, {name: self._joined(parts) for name, parts in ends.items()}
+
+    def _tensor(self, value: object) -> Tensor:
+        import torch
+
+        return torch.as_tensor(value, dtype=self.like.dtype, device=self.like.device)
+
+    def _begin(self, place: Place, state: Mapping[str, Tensor | Sequence[Tensor]] | None, batch: int) -> list[Tensor]:
+        """The states of one layer and direction before the first step."""
+        graph, initial = self.made[place[0]].graph, self.net.cell.initial
+        if state is None:
+            return [self.like.new_full((batch, *s.shape), initial.get(s.name, 0.0)) for s in graph.states]
+        at, found = place[0] * self.net.num_directions + place[1], []
+        for s in graph.states:
+            value = state[s.name]
+            found.append(value[place[0]][place[1]] if isinstance(value, list | tuple) else value[at])
+        return found
+
+    def _layer(
+        self, place: Place, inputs: Sequence[Tensor], state: list[Tensor], rows: Rows
+    ) -> tuple[Tensor, list[Tensor]]:
+        """One layer in one direction: what reads inputs alone over all of T at once, the rest step by step."""
+        import torch
+
+        program, kept, way = self.made[place[0]], self.kept[place], place[1] + self.net.reverse
+        (steps, batch), states = inputs[0].shape[:2], program.graph.states
+        first = [self._tensor(self.net.cell.initial.get(s.name, 0.0)) for s in states]
+        handed = program.early(kept, [*inputs, *self._drawn(program, place, (steps, batch), rows)])
+        shape, zero = (batch, *program.graph.output.shape), self._tensor(0.0)
+        y: list[Tensor] = [zero] * steps
+        for t in range(steps)[:: -1 if way else 1]:
+            if rows.reset is not None and t + way < steps:  # backwards, a flag is behind what was processed
+                flags = rows.reset[t + way]
+                again = flags if rows.lengths is None else flags & (t + way < rows.lengths)
+                state = [_choose(again, value, old) for value, old in zip(first, state, strict=True)]
+            *new, out = program.step(kept, [value[t] for value in handed], state)
+            new, y[t] = [value.expand(batch, *s.shape) for value, s in zip(new, states, strict=True)], out.expand(shape)
+            if rows.lengths is not None:
+                active = t < rows.lengths
+                new, y[t] = [*map(partial(_choose, active), new, state)], _choose(active, y[t], zero)
+            state = new
+        return (torch.stack(y) if y else self.like.new_empty((0, *shape))), state
+
+    def _drawn(self, program: Program, place: Place, lead: tuple[int, int], rows: Rows) -> list[Tensor]:
+        """The random numbers of all steps, [T, B, *shape] each."""
+        steps, batch = lead
+        each = [rows.draws.masks(program.random, place, batch, t) for t in range(steps)] if rows.draws else []
+        whole = {n: np.stack([values[n] for values in each] or [np.empty((batch, *n.shape))]) for n in program.random}
+        return [self._tensor(value[:steps]) for value in whole.values()]
 
     def _joined(self, parts: list[Tensor]) -> Tensor | list[Tensor]:
         import torch
@@ -206,36 +284,26 @@ class TorchModel:
         return [torch.stack(parts[i : i + count]) for i in range(0, len(parts), count)]
 
 
-class TorchLayer:
-    """One layer in one direction: what reads inputs alone over all of T at once, the rest step by step."""
+def _choose(rows: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    """One or the other, row by row of the batch."""
+    import torch
 
-    def __init__(
-        self, program: Program, net: RNN, place: tuple[int, int], dtype: TorchDtype, device: device | str
-    ) -> None:
+    return torch.where(rows.reshape(-1, *[1] * (max(yes.ndim, no.ndim) - 1)), yes, no)
+
+
+class TorchModel:
+    """An RNN evaluated by torch: inputs [T, B, *shape] -> (y [T, B, D*H], {state: as a Module gives it}).
+
+    dtype: of all arithmetic; inputs must have it. wrap: torch.compile or the like, applied to what runs before the loop
+    and to one step of it.
+    """
+
+    def __init__(self, net: RNN, dtype: TorchDtype, device: device | str, wrap: Wrap | None = None) -> None:
         import torch
 
-        layer, direction = place
-        self.backward = bool(direction) or net.reverse
-        self.program, self.initial, self.options = program, net.cell.initial, {"dtype": dtype, "device": device}
-        params = [net.weights[weight_name(p.name, layer, direction)] for p in program.graph.params]
-        leaves = [*params, *(n.value for n in program.constants)]
-        self.kept = program.fixed([torch.tensor(array, **self.options) for array in leaves])
+        like = torch.empty((), dtype=dtype, device=device)
+        weights = {name: torch.tensor(array, dtype=dtype, device=device) for name, array in net.weights.items()}
+        self.steps = Steps(net, programs(net, wrap), weights, like)
 
-    def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """inputs: [T, B, *shape] each, in the graph's order. Returns y [T, B, width] and the last state by name."""
-        import torch
-
-        graph, (steps, batch) = self.program.graph, inputs[0].shape[:2]
-        shapes = [(batch, *s.shape) for s in graph.states]
-        state = [
-            torch.full(shape, self.initial.get(s.name, 0.0), **self.options)
-            for s, shape in zip(graph.states, shapes, strict=True)
-        ]
-        handed = self.program.early(self.kept, inputs)
-        y: list[Tensor] = [None] * steps
-        for t in range(steps)[:: -1 if self.backward else 1]:
-            *after, y[t] = self.program.step(self.kept, [value[t] for value in handed], state)
-            state = [value.expand(shape) for value, shape in zip(after, shapes, strict=True)]
-        shape = (batch, *graph.output.shape)
-        joined = torch.stack([out.expand(shape) for out in y]) if y else torch.empty((0, *shape), **self.options)
-        return joined, {s.name: value for s, value in zip(graph.states, state, strict=True)}
+    def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, dict[str, Tensor | list[Tensor]]]:
+        return self.steps(inputs)

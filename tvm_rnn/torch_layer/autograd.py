@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dis
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -26,23 +27,25 @@ from tvm_rnn.network.rnn import RNN
 from tvm_rnn.runtime import runtime
 
 from .graph_ops import Code, Shape, for_others, steps_in_graph, unserved
+from .in_torch import InTorch
 
 State = Mapping[str, Tensor | list[Tensor]]
-Again = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+Again = Callable[[Sequence[Tensor], State | None, Sequence[Tensor]], tuple[Tensor, State]]
 Compiled = Any  # a TrainingModule or a CudaTrainingModule: what only one of them has is asked for first
 
 
 @dataclass
 class Call:
     """What one call is made of besides tensors. state: the user's, whose tensors are given apart; None: there is
-    none. again: makes the same results of the same tensors in torch's operations, for gradients of gradients."""
+    none. again: makes the same results of inputs, state and weights in torch's operations, for gradients of
+    gradients."""
 
     module: Compiled
     inputs: int
     state: State | None
     rows: dict[str, object]
+    again: Again
     names: tuple[str, ...] = ()  # of weights that are on the GPU; else the module has them already
-    again: Again | None = None
 
     def use_weights(self, tensors: Sequence[Tensor], ways: tuple[str, ...], known: bool) -> None:
         """Give the module the weights of this call, where they are on the GPU. known: unless it has them still."""
@@ -102,11 +105,7 @@ class Steps(torch.autograd.Function):
         ctx.output = hasattr(getattr(tape, "output", None), "detach")
         if ctx.output:
             kept, tape.output = [*kept, y], None
-        # On a GPU backward reads x where it is, and of a plan with several parts once more.
-        if call.again is not None:
-            kept += tensors[: len(tensors) - len(weights)]
-        elif hasattr(tape, "plan") or hasattr(tape, "versions"):
-            kept += x
+        kept += tensors[: len(tensors) - len(weights)]
         ctx.weights = len(kept)
         ctx.save_for_backward(*kept, *weights)  # torch notices if they change
         return (y, *flat(last))
@@ -117,11 +116,9 @@ class Steps(torch.autograd.Function):
         `again` gives."""
         saved = ctx.saved_tensors  # asked once: torch's checkpoints allow no more
         several = any(d is not None and torch._C._functorch.is_legacy_batchedtensor(d) for d in gradients)
-        if ctx.call.again is not None and (torch.is_grad_enabled() or several):
-            return None, *_differentiable(ctx.call.again, saved[ctx.held + ctx.output :], gradients)
-        with torch.no_grad():
-            found = _gradients(ctx, saved, *gradients)
-        return None, *(_once(found) if torch.is_grad_enabled() else found)
+        if torch.is_grad_enabled() or several:
+            return None, *_differentiable(ctx.call, saved[ctx.held + ctx.output :], gradients)
+        return None, *_gradients(ctx, saved, *gradients)
 
 
 def _gradients(
@@ -146,24 +143,18 @@ def _gradients(
     return [*inputs, *first, *d_weights.values()]
 
 
-def _differentiable(again: Again, tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+def _differentiable(call: Call, tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Gradients that torch can look into, of inputs, states and weights."""
     further = torch.is_grad_enabled()
     wanted = [tensor for tensor in tensors if tensor.requires_grad]
     with torch.enable_grad():
-        pairs = [(y, d) for y, d in zip(again(tensors), gradients, strict=True) if d is not None]
-    results, given = zip(*pairs, strict=True)
-    found = iter(torch.autograd.grad(results, wanted, given, create_graph=further, allow_unused=True))
+        y, last = call.again(*call.split(tensors))
+        pairs = zip([y, *flat(last)], gradients, strict=True)
+        given = {value: d.to(value.dtype) for value, d in pairs if d is not None and value.requires_grad}
+    if not given:
+        return [None] * len(tensors)
+    found = iter(torch.autograd.grad([*given], wanted, [*given.values()], create_graph=further, allow_unused=True))
     return [next(found) if tensor.requires_grad else None for tensor in tensors]
-
-
-def _once(gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-    """The same, with an error where torch differentiates them. torch's once_differentiable gives none where gradients
-    of results are constants, as of y.sum(): it would take these for constants too."""
-    text = b"gradients of gradients: tvm_rnn differentiates this network once"
-    parts = [d for d in gradients if d is not None]
-    told = iter(torch._C._functions.DelayedError(text, len(parts))(*(d.detach().requires_grad_() for d in parts)))
-    return [None if d is None else next(told) for d in gradients]
 
 
 class Inference(torch.autograd.Function):
@@ -211,15 +202,13 @@ def looked_into(tensors: Iterable[Tensor]) -> str:
     return "forward-mode gradients" if dual else ""
 
 
-def _check_tensors(given: Sequence[Tensor], weights: Iterable[Tensor]) -> None:
-    """Raises InputError for what is no tensor, and ConfigError where torch looks into what runs."""
+def _looked_into(given: Sequence[Tensor], weights: Iterable[Tensor]) -> str:
+    """As `looked_into`; raises InputError for what is no tensor."""
     if not all(isinstance(value, torch.Tensor) for value in given):
         kinds = [*dict.fromkeys(type(value).__name__ for value in given)]
         do = runtime.PACKED if "PackedSequence" in kinds else "torch.from_numpy(x), or layer.compiled()(x)"
         raise InputError(message("this layer takes tensors", got=", ".join(kinds), expected="torch.Tensor", do=do))
-    if got := looked_into((*given, *weights)):
-        do = "backward(), torch.autograd.grad and functional_call work; layer.compiled().export(path) writes a file"
-        raise ConfigError(message("torch cannot look into compiled code", got=got, do=do))
+    return looked_into((*given, *weights))
 
 
 def run(
@@ -228,7 +217,7 @@ def run(
     state: State | None,
     weights: Mapping[str, Tensor],
     rows: Mapping[str, object],
-    again: Again | None = None,
+    again: Again,
 ) -> tuple[Tensor, dict[str, Tensor | list[Tensor]]]:
     """All steps, with gradients where these are wanted: y and the last states.
 
@@ -245,7 +234,7 @@ def run(
             module.use_there({name: tensor.detach() for name, tensor in weights.items()}, ("sequence",))
         y, last = module(list(inputs) if len(inputs) > 1 else inputs[0], state, **rows)
         return y, last
-    call = Call(module, len(inputs), state, dict(rows), tuple(weights) if there else (), again)
+    call = Call(module, len(inputs), state, dict(rows), again, tuple(weights) if there else ())
     steps = Steps if dropping or "masks" not in module.manifest else Inference
     y, *last = steps.apply(call, *tensors)
     return y, call.named(last)
@@ -281,7 +270,7 @@ class TorchLayer(torch.nn.Module):
     def __init__(self, net: RNN, module: Compiled, names: str) -> None:
         super().__init__()
         self._module = module  # first: it says why the layer cannot be pickled
-        self._code = Code(module)
+        self._code, self._told = Code(module), set[str]()
         self.net, self.form = net, form_of(net) if names == "torch" else None
         values = net.weights if self.form is None else state_arrays(net)
         home = f"cuda:{module.device}" if hasattr(module, "device") and torch.cuda.is_available() else "cpu"
@@ -311,8 +300,7 @@ class TorchLayer(torch.nn.Module):
             x, state, inputs = module.hold(x, state, inputs, reset)
         values = self._code.ordered(x, inputs) if in_graph else module._name_inputs(x, inputs)
         weights = self.weights()
-        if not in_graph:
-            _check_tensors([*values, *flat(state)], weights.values())
+        why = "" if in_graph else _looked_into([*values, *flat(state)], weights.values())
         rows = {"lengths": lengths, "reset": reset}
         if torch.is_autocast_enabled(values[0].device.type):
             kind = getattr(torch, self.net.dtype)
@@ -322,8 +310,24 @@ class TorchLayer(torch.nn.Module):
         if in_graph:
             y, last = steps_in_graph(self._code, values, flat(state), [*weights.values()], rows, self.training)
             return y, last if for_others() else LastState(last)  # programs know torch's own kinds of results
-        y, last = run(module, values, state, weights, rows)
+        again = InTorch(self.net, rows)
+        if why:
+            return self._in_torch(why, again, (values, state, [*weights.values()]))
+        y, last = run(module, values, state, weights, rows, again)
         return y, LastState(last)
+
+    def _in_torch(
+        self, why: str, steps: InTorch, given: tuple[Sequence[Tensor], State | None, Sequence[Tensor]]
+    ) -> tuple[Tensor, LastState]:
+        """forward() where torch looks into it, for a reason that is told once. given: inputs, state and weights."""
+        steps.check(self._module, *given[:2])
+        if why not in self._told:
+            self._told.add(why)
+            text = message("torch's own operations ran this layer", where=repr(self.net), got=why)
+            warnings.warn(text, stacklevel=5)
+        kind = given[0][0].dtype
+        y, last = steps(*given)
+        return y.to(kind), LastState(each(last, lambda part: part.to(kind)) or {})
 
     @torch._disable_dynamo  # as torch.compiler.disable, which would import Dynamo now
     def _outside(self, *given: Any, **named: Any) -> tuple[Tensor, dict[str, Tensor | list[Tensor]]]:

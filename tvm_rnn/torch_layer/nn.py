@@ -27,8 +27,9 @@ from tvm_rnn.frontends.torch import form_of_layer
 from tvm_rnn.frontends.torch_names import Form
 from tvm_rnn.network.rnn import RNN as Network
 
-from .autograd import Compiled, drawn_seed, flat, looked_into, net_weights, run, torch_weights
+from .autograd import Compiled, State, drawn_seed, flat, looked_into, net_weights, run, torch_weights
 from .graph_ops import IN_GRAPHS, Code, put_in_graphs, records, steps_in_graph
+from .in_torch import InTorch
 
 Made: TypeAlias = "tuple[Network, Compiled] | Code"  # the latter in graphs
 FORM = [item.name for item in fields(Form)]
@@ -313,29 +314,33 @@ def _steps(
     net, module = made
     names = [item.name for item in net.cell.states]
     own = dict(zip(layer._flat_weights_names, layer._flat_weights, strict=True))
-    again = None if dropping else partial(_again, net, form, lengths, bool(given))
+    again = InTorch(net, rows) if dropping else partial(_again, net, form, lengths)
     state = dict(zip(names, given, strict=True)) if given else None
     y, last = run(module, [x], state, net_weights(net.weight_shapes, form, own), rows, again)
     return y, flat({name: last[name] for name in names})
 
 
 def _again(
-    net: Network, form: Form, lengths: Tensor | None, stated: bool, tensors: Sequence[Tensor]
-) -> tuple[Tensor, ...]:
-    """The same steps in torch's own operations, of x, states where they were given, and the net's weights."""
-    x, *rest = tensors
-    rows, states = form.num_layers * (1 + form.bidirectional), len(net.cell.states)
-    if not stated:
-        widths = [form.proj_size or form.hidden_size, form.hidden_size][:states]
-        rest = [*(x.new_zeros(rows, x.shape[1], width) for width in widths), *rest]
-    given = tuple(rest[:states]) if states > 1 else rest[0]
-    weights = [
-        w.to(x.dtype) for w in torch_weights(net, form, dict(zip(net.weight_shapes, rest[states:], strict=True)))
-    ]
+    net: Network,
+    form: Form,
+    lengths: Tensor | None,
+    inputs: Sequence[Tensor],
+    state: State | None,
+    weights: Sequence[Tensor],
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The same steps in torch's own layer. weights: the net's, in its order."""
+    (x,), names = inputs, [item.name for item in net.cell.states]
+    if state is None:
+        rows = form.num_layers * (1 + form.bidirectional)
+        widths = form.proj_size or form.hidden_size, form.hidden_size
+        state = {name: x.new_zeros(rows, x.shape[1], width) for name, width in zip(names, widths, strict=False)}
+    given = tuple(state[name] for name in names) if len(names) > 1 else state[names[0]]
+    own = [w.to(x.dtype) for w in torch_weights(net, form, dict(zip(net.weight_shapes, weights, strict=True)))]
     function = getattr(torch, form.kind.lower() + f"_{form.nonlinearity}" * (form.kind == "RNN"))
-    options = (weights, True, form.num_layers, 0.0, False, form.bidirectional)
+    options = (own, True, form.num_layers, 0.0, False, form.bidirectional)
     if lengths is None:
-        return function(x, given, *options, False)
+        y, *last = function(x, given, *options, False)
+        return y, dict(zip(names, last, strict=True))
     data, batch_sizes, *_ = pack_padded_sequence(x, lengths)
     y, *last = function(data, batch_sizes, given, *options)
-    return pad_packed_sequence(PackedSequence(y, batch_sizes))[0], *last
+    return pad_packed_sequence(PackedSequence(y, batch_sizes))[0], dict(zip(names, last, strict=True))
