@@ -19,14 +19,13 @@ from .console import progress, show
 from .options import Jobs, Json, Rows, Steps, grouped
 
 CPU_PEERS = "torch,onnxruntime,openvino,numpy"
-AUDIO_PEERS = "onnxruntime"
 SUITE_HELP = (
-    "Measure a suite. On this CPU: cpu-grid, streaming, audio, fastrnns, deepbench, zoo, ablation or linear. With "
-    "--build or --modules on a GPU: gpu-grid, blog, deepbench, flashrnn, zoo, ablation or linear."
+    "Measure a suite. On this CPU: cpu-grid, streaming, audio, generate, fastrnns, deepbench, zoo, ablation or linear. "
+    "With --build or --modules on a GPU: gpu-grid, blog, deepbench, flashrnn, zoo, ablation or linear."
 )
 PEERS_HELP = (
-    f"Peers, comma-separated. [{CPU_PEERS}; also torch-loop, torch-compile; of a GPU: torch, or any of "
-    "torch,cudnn,torch-compile,triton,flashrnn]"
+    f"Peers, comma-separated. [{CPU_PEERS}; also torch-loop, torch-compile, torch-cuda-graph; of a GPU: torch, or any "
+    "of torch,cudnn,torch-compile,triton,flashrnn]"
 )
 TRAINING_HELP = "Time forward and backward passes of MODULE, on CPU or GPU, and torch's."
 ONLY_HELP = "Points by words of their names: h256,b16,b64,lstm,bf16. Words of one kind are alternatives."
@@ -87,7 +86,8 @@ def bench(
     """Time a module beside its peers, or a suite of networks on a CPU or GPU: same weights, same input.
 
     On a CPU each framework has a process of its own, and they take turns. On a GPU everyone is a CUDA graph, and their
-    replays take turns. Results are compared with float64 first: what differs is not timed.
+    replays take turns. Results are compared with float64 first: what differs is not timed. A module that was compiled
+    to generate is timed generating.
 
     **Examples**
 
@@ -96,6 +96,8 @@ def bench(
     $ tvm-rnn bench lstm.so --training --steps 100 --batch 16
 
     $ tvm-rnn bench --suite cpu-grid --only lstm,b1,b16 --threads 1
+
+    $ tvm-rnn bench --suite generate --only v256 --against torch,torch-compile
 
     $ tvm-rnn bench --suite audio --rtneural RTNeural --records audio.jsonl
 
@@ -182,7 +184,7 @@ def _suite(suite: SuiteOptions, timing: Timing, shown: Shown) -> None:
 
             audio = name == "audio"
             on_cpu = cpu_suite.Options(
-                tuple(timing.peers(AUDIO_PEERS if audio else CPU_PEERS)),
+                tuple(timing.peers(suites_cpu.PEERS.get(name, CPU_PEERS))),
                 threads=timing.threads,
                 limit=suite.limit,
                 rounds=timing.rounds,

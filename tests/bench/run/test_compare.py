@@ -51,6 +51,27 @@ def test_a_module_file_beside_numpy(lstm_file: str) -> None:
     assert {"starting numpy", "round 2 of 2"} <= set(told)
 
 
+def test_tokens_may_differ_where_two_are_as_likely() -> None:
+    tokens = np.arange(12, dtype=np.int32).reshape(6, 2)
+    other = np.where(np.arange(12).reshape(6, 2) == 4, 0, tokens)
+    assert compare._error(tokens, tokens) == 0 and compare._error(other, tokens) == 1 / 12 < compare.MOST_OTHER_TOKENS
+    assert compare._error(tokens[1:], tokens) == float("inf")
+
+
+@pytest.mark.broad
+@pytest.mark.usefixtures("children_without_torch")
+def test_a_module_that_generates_is_timed_so_or_as_a_stream() -> None:
+    @rnn.cell(output="token")
+    def own(x: "1", h: "H", *, E: "V H"):
+        h = rnn.tanh(h + E[x[0]])
+        return h, rnn.argmax(h, keepdims=True)
+
+    module = rnn.compile(rnn.RNN(own, 1, 5, V=5).init(0), generate=True)
+    for stream, config in ((False, "compiled"), (True, "step(out=)")):
+        ours = compare.compare(module, (), stream=stream, **QUICK).rows[0]
+        assert ours.median_us and config in ours.configs and ours.error is None
+
+
 @pytest.mark.broad
 def test_weights_in_fewer_bits_are_compared_as_such(tmp_path: Path) -> None:
     path = tmp_path / "m.so"

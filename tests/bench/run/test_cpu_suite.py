@@ -90,6 +90,21 @@ def test_bytes_are_those_of_matrices_in_every_layer_and_direction() -> None:
 
 
 @pytest.mark.broad
+@pytest.mark.usefixtures("children_without_torch")
+def test_what_generates_has_tokens_per_second() -> None:
+    points = suites_cpu.SUITES["generate"]()
+    small = [replace(p, hidden=8, sizes=(("V", 11),), steps=4) for p in points if p.batch == 16 and p.steps == 50]
+    found = run(small, QUICK)
+    _, greedy, peer, drawn, absent = found
+    for row in (greedy, peer, drawn):
+        assert row["error"] == 0 and row["tokens_per_second"] == pytest.approx(16e6 / row["us_per_step"])
+    assert greedy["bytes"] == 4 * 4 * 8 * (4 * 8 + 4 * 8 + 11) and "other random numbers" in absent["reason"]
+    report = bench_report.report(found)
+    assert report.header().count("tokens/s") == 2
+    assert {len(report.cells(line)) for line in report.lines} == {len(report.header())}
+
+
+@pytest.mark.broad
 def test_a_stream_has_percentiles(monkeypatch: pytest.MonkeyPatch) -> None:
     (point,) = (p for p in suites_cpu.SUITES["streaming"]() if p.name == "lstm-h16-b1-t1-fp32")
     found = run([point], replace(QUICK, stream=True))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tvm_rnn import cells
+from tvm_rnn.bench.suites import writers
 from tvm_rnn.bench.suites.gpu import Point
 from tvm_rnn.errors import TvmRnnError
 from tvm_rnn.frontends.torch import state_arrays
@@ -98,13 +99,15 @@ def imported(package: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Problem:
-    """What everyone computes. inputs: [T, B, *shape] by name, in the manifest's order. threads: how many each uses."""
+    """What everyone computes. inputs: [T, B, *shape] by name, in the manifest's order. threads: how many each uses.
+    steps: of generation, whose first input is a prompt of one step."""
 
     path: str
     manifest: Manifest
     weights: Mapping[str, Array]
     inputs: Mapping[str, Array]
     threads: int
+    steps: int = 0
 
     @property
     def x(self) -> Array:
@@ -189,7 +192,7 @@ def net_of(manifest: Manifest, cell: Cell | None = None) -> RNN:
 
     Raises Unsupported where the zoo has no such cell, or where the cell has other states, weights or equations.
     """
-    cell = cell or cells.ZOO.get(manifest.cell)
+    cell = cell or cells.ZOO.get(manifest.cell) or writers.CELLS.get(manifest.cell)
     reason = f"{manifest.cell} is not a cell of the zoo: only its own module knows its equations"
     if cell is None:
         raise Unsupported(reason)

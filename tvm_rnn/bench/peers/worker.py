@@ -22,7 +22,7 @@ from tvm_rnn.oracle.torch_graph import TorchModel
 from tvm_rnn.runtime.runtime import load, read_container
 from tvm_rnn.worker_process import Reply, channel
 
-from . import models
+from . import generation, models
 from . import streaming as peers_stream
 from .models import Prepared, Problem, Unsupported
 
@@ -123,6 +123,21 @@ FRAMEWORKS: dict[str, Callable[[Problem], Prepared]] = {
 }
 
 
+def prepare(name: str, problem: Problem) -> Prepared:
+    """A framework ready to run whole sequences. Raises Unsupported where it has none."""
+    if name in generation.WRITERS.keys() - FRAMEWORKS.keys():
+        raise Unsupported("it is timed generating alone")
+    return FRAMEWORKS[name](problem)
+
+
+# What is timed: a sequence in one call, a step a call, or steps each of which is fed by the one before.
+WAYS: dict[str, Callable[[str, Problem], Prepared]] = {
+    "sequence": prepare,
+    "stream": peers_stream.prepare,
+    "generation": generation.prepare,
+}
+
+
 def median_seconds(run: Run, seconds: float) -> float:
     """The median time of a call, over at least three calls and at least `seconds`, after a tenth of that to warm up."""
     started = time.perf_counter()
@@ -140,15 +155,17 @@ def median_seconds(run: Run, seconds: float) -> float:
 def serve(name: str, requests: Iterator[str], reply: Callable[[Reply], None]) -> None:
     """Answer requests, one line of JSON each: the first prepares, every other times one configuration.
 
-    The first: path: a module's file; inputs: .npy files by name, in order; threads; stream; folder: for results.
+    The first: path: a module's file; inputs: .npy files by name, in order; threads; way: of WAYS, steps: of generation;
+    folder: for results.
     """
     request, results = json.loads(next(requests)), {}
     manifest, weights = read_container(request["path"])
     inputs = {name: np.load(path, allow_pickle=False) for name, path in request["inputs"].items()}
-    problem = Problem(request["path"], manifest, weights, inputs, request["threads"])
-    stream = bool(request.get("stream"))
+    problem = Problem(request["path"], manifest, weights, inputs, request["threads"], request["steps"])
+    way = request["way"]
+    stream = way == "stream"
     try:
-        prepared = peers_stream.prepare(name, problem) if stream else FRAMEWORKS[name](problem)
+        prepared = WAYS[way](name, problem)
     except Unsupported as reason:
         reply({"skip": str(reason)})
         return

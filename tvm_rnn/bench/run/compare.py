@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tvm_rnn.bench.peers.generation import SEED, WRITERS
 from tvm_rnn.bench.peers.models import Unsupported, net_of
 from tvm_rnn.bench.peers.worker import FRAMEWORKS
 from tvm_rnn.errors import ConfigError, TvmRnnError, WeightError, message, unknown
@@ -32,10 +33,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 OURS = "tvm_rnn"
-PEERS = tuple(name for name in FRAMEWORKS if name != OURS)
+PEERS = tuple(name for name in dict.fromkeys((*FRAMEWORKS, *WRITERS)) if name != OURS)
 USUAL = ("torch", "onnxruntime", "openvino", "numpy")
 # Thread pools that have just worked spin for up to 20 ms (libgomp, onnxruntime) before they sleep: wait that out.
 SETTLE_SECONDS = 0.05
+MOST_OTHER_TOKENS = 0.1  # two tokens may be as likely but for rounding, and what follows in that row is another text
 MOST_SPREAD = 0.5  # on a machine with nothing else to do rounds differ by a few percent
 TAILS = ("p99", "p99.9")
 THREAD_VARIABLES = (
@@ -53,7 +55,8 @@ class Row:
 
     median_us: per time step, of the whole batch; the median of the rounds of its best configuration. spread: (slowest -
     fastest round) / median. gflops: GFLOP/s by the manifest's count of FLOPs. ratio: median_us / ours, above 1 where
-    ours is faster. error: relative to the float64 oracle (None: there is no oracle for a user's own cell).
+    ours is faster. error: relative to the float64 oracle; of tokens the share that differs (None: there is no oracle
+    for a user's own cell).
     """
 
     name: str
@@ -138,15 +141,39 @@ def _with_weights(path: str) -> tuple[Manifest, Mapping[str, np.ndarray]]:
 
 
 def _expected(
-    manifest: Manifest, weights: Mapping[str, np.ndarray], inputs: dict[str, np.ndarray]
+    manifest: Manifest, weights: Mapping[str, np.ndarray], inputs: dict[str, np.ndarray], new_steps: int
 ) -> np.ndarray | None:
-    """The oracle's y; None for a user's own cell, of which only the module itself is timed."""
+    """The oracle's y, of generation where there are new steps; None for a user's own cell, of which only the module
+    itself is timed."""
     try:
         net = net_of(manifest)
     except Unsupported:
         return None
-    y, _ = reference(net.load({name: weights[name] for name in net.weight_shapes}))(inputs)
-    return y
+    exact = reference(net.load({name: weights[name] for name in net.weight_shapes}))
+    if not new_steps:
+        return exact(inputs)[0]
+    return exact.generate(new_steps, prompt=next(iter(inputs.values())), seed=SEED)[0]
+
+
+def _way(manifest: Manifest, stream: bool) -> str:
+    """What is timed: a name that `bench/peers/worker.py` knows."""
+    if stream:
+        return "stream"
+    return "generation" if manifest.get("generation") and len(manifest.inputs) == 1 else "sequence"
+
+
+def _inputs(manifest: Manifest, steps: int, batch: int, way: str) -> dict[str, np.ndarray]:
+    """Random numbers in -1..1, and tokens. Of generation the first is a prompt of one step."""
+    rng, inputs = np.random.default_rng(0), dict[str, np.ndarray]()
+    tokens = (manifest.get("generation") or {}).get("tokens")
+    for number, item in enumerate(manifest.inputs):
+        shape = (1 if way == "generation" and number == 0 else steps, batch, *item.shape)
+        if tokens and number == 0:
+            drawn = rng.integers(tokens, size=shape)
+            inputs[item.name] = drawn if way == "generation" else drawn.astype(manifest.dtype)
+        else:
+            inputs[item.name] = rng.uniform(-1, 1, shape).astype(manifest.dtype)
+    return inputs
 
 
 def compare(
@@ -165,8 +192,9 @@ def compare(
 
     threads: for each framework; None: the CPUs that this process may use. A round times every configuration for
     `round_seconds`. stream: one step a call, the state carried from call to call, over and over through `steps` steps;
-    figures are of one call. progress is told what is being done. A framework that is not installed, has no such cell,
-    fails, or whose result differs from the oracle gets a row with the reason and no figures.
+    figures are of one call. Otherwise a module that was compiled to generate makes `steps` steps from a prompt of one,
+    and figures are of one step. progress is told what is being done. A framework that is not installed, has no such
+    cell, fails, or whose result differs from the oracle gets a row with the reason and no figures.
 
     Raises ConfigError for wrong arguments, LoadError for the file, WeightError for a module without weights, and
     TvmRnnError where the module itself fails or differs from the oracle.
@@ -179,20 +207,21 @@ def compare(
         if isinstance(module, Module):
             module.export(path)
         manifest, weights = _with_weights(path)
-        rng, inputs = np.random.default_rng(0), dict[str, np.ndarray]()
-        for item in manifest.inputs:
-            inputs[item.name] = rng.uniform(-1, 1, (steps, batch, *item.shape)).astype(manifest.dtype)
-            np.save(os.path.join(folder, f"input_{len(inputs)}.npy"), inputs[item.name])
+        way = _way(manifest, stream)
+        inputs = _inputs(manifest, steps, batch, way)
         paths = {name: os.path.join(folder, f"input_{number}.npy") for number, name in enumerate(inputs, 1)}
-        request = {"path": path, "inputs": paths, "folder": folder, "threads": threads, "stream": stream}
+        for name, array in inputs.items():
+            np.save(paths[name], array)
+        new_steps = steps if way == "generation" else 0
+        request = {"path": path, "inputs": paths, "folder": folder, "threads": threads, "way": way, "steps": new_steps}
         tell("computing the oracle")
-        expected = _expected(manifest, weights, inputs)
+        expected = _expected(manifest, weights, inputs, new_steps)
         load = [os.getloadavg()[0]]
         with contextlib.ExitStack() as stack:
             contenders = []
             for name in (OURS, *against):
                 tell(f"starting {name}")
-                contender = Contender(name, expected, tolerance(manifest.get("weight_dtype") or manifest.dtype, steps))
+                contender = Contender(name, expected, _limit(manifest, steps, expected))
                 contender.prepare(stack, folder, request)
                 contenders.append(contender)
             for number in range(rounds):
@@ -214,6 +243,23 @@ def check(against: Sequence[str], peers: Sequence[str] = PEERS, **counts: int) -
     for name, count in counts.items():
         if not isinstance(count, int) or count < 1:
             raise ConfigError(message(f"the number of {name} is wrong", got=repr(count), expected="at least 1"))
+
+
+def _of_tokens(result: np.ndarray | None) -> bool:
+    return result is not None and result.dtype.kind == "i"
+
+
+def _limit(manifest: Manifest, steps: int, expected: np.ndarray | None) -> float:
+    """What `_error` may be."""
+    dtype = manifest.get("weight_dtype") or manifest.dtype
+    return MOST_OTHER_TOKENS if _of_tokens(expected) else tolerance(dtype, steps)
+
+
+def _error(found: np.ndarray, expected: np.ndarray) -> float:
+    """Relative; of tokens: the share of those that differ."""
+    if found.shape != expected.shape:
+        return float("inf")
+    return float((found != expected).mean()) if _of_tokens(expected) else relative_error(found, expected)
 
 
 class Contender:
@@ -248,9 +294,9 @@ class Contender:
         for config, path in answer["results"].items():
             error, found = None, np.load(path, allow_pickle=False)
             if self.expected is not None:
-                error = relative_error(found, self.expected) if found.shape == self.expected.shape else float("inf")
+                error = _error(found, self.expected)
             if error is not None and not error <= self.limit:
-                differing.append(f"{config}: relative error {error:.3g}, at most {self.limit:.3g} is allowed")
+                differing.append(f"{config}: error {error:.3g}, at most {self.limit:.3g} is allowed")
             else:
                 self.errors[config], self.seconds[config] = error, []
         if differing and self.name == OURS:

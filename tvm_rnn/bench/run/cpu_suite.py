@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tvm_rnn.bench.measure.floors import shares
+from tvm_rnn.bench.suites import writers
 from tvm_rnn.bench.suites.gpu import Point, batches, beside_peers, network, tamed
 from tvm_rnn.compiler.compile import compile
 from tvm_rnn.errors import TvmRnnError
@@ -75,7 +76,8 @@ def _measure(point: Point, sizes: Sequence[int], peers: Sequence[str], options: 
     try:
         net = tamed(network(point).init(0))
         begun = time.perf_counter()
-        module = compile(net, batch=sizes, without=point.without, progress=False)
+        writes = point.cell in writers.CELLS
+        module = compile(net, batch=sizes, without=point.without, generate=writes, progress=False)
         seconds = round(time.perf_counter() - begun, 2)
         with tempfile.TemporaryDirectory(prefix="tvm_rnn-suite-") as folder:
             path = os.path.join(folder, "module.so")
@@ -94,6 +96,7 @@ def _measure(point: Point, sizes: Sequence[int], peers: Sequence[str], options: 
         yield {**base, "framework": OURS, "reason": " ".join(str(reason).split())}
         return
     each_step, once = product_bytes(net, point.without)
+    each_step, once = (each_step + once, 0) if writes else (each_step, once)  # no step is known before the one before
     flops = module.manifest.flops_per_row
     known = {"flops_per_row": flops, "bytes": each_step * point.steps + once}
     ceilings = ceilings_of(point.precision, each_step, options.threads or 1)
@@ -105,6 +108,7 @@ def _measure(point: Point, sizes: Sequence[int], peers: Sequence[str], options: 
             continue
         record |= {"version": row.version, "us_per_step": row.median_us, "us": row.median_us * point.steps}
         record |= {"spread": row.spread, "config": row.config}
+        record |= {"tokens_per_second": point.batch / row.median_us * 1e6} if writes else {}
         record |= {"tail_us": list(row.tail_us)} if row.tail_us else {}
         record |= {} if row.error is None else {"error": row.error}
         record["configs"] = dict(row.configs)

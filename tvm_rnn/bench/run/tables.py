@@ -111,8 +111,11 @@ class Report:
         ours = ["compile s"] if any("compile s" in self._more(peer) for peer in self.peers) else []
         gpu = [] if self.on_cpu else ["repeats", "regime"]
         rate = [RATE] if self.on_audio else []
-        first = ["point", "us/step", *self._tails(OURS), *rate, "spread", *ours]
+        first = ["point", "us/step", *self._tokens(OURS), *self._tails(OURS), *rate, "spread", *ours]
         return [*first, *peers, "share", "error", *(gpu or ["note"])]
+
+    def _tokens(self, framework: str) -> tuple[str, ...]:
+        return ("tokens/s",) if any("tokens_per_second" in line.rows.get(framework, {}) for line in self.lines) else ()
 
     def _tails(self, framework: str) -> tuple[str, ...]:
         return TAILS if any("tail_us" in line.rows.get(framework, {}) for line in self.lines) else ()
@@ -120,13 +123,15 @@ class Report:
     def _more(self, peer: str) -> list[str]:
         rows = [line.rows.get(peer, {}) for line in self.lines]
         several = any(len(row.get("configs", {})) + len(row.get("left_out", {})) > 1 for row in rows)
-        compiles = any("compile_seconds" in row for row in rows)
-        return [*self._tails(peer), *(["config"] if several else []), *(["compile s"] if compiles else [])]
+        compiles = ["compile s"] if any("compile_seconds" in row for row in rows) else []
+        return [*self._tokens(peer), *self._tails(peer), *(["config"] if several else []), *compiles]
 
     def cells(self, line: Line) -> list[str]:
         """One line of the table as text, in the order of `header`."""
         ours = line.ours
-        texts = [line.point, number(line.us(OURS)), *_percentiles(ours, self._tails(OURS)).values()]
+        texts = [line.point, number(line.us(OURS))]
+        texts += [number(ours.get("tokens_per_second"))] * len(self._tokens(OURS))
+        texts += _percentiles(ours, self._tails(OURS)).values()
         texts += [number(ours.get("real_time"))] if self.on_audio else []
         texts.append(f"{ours['spread']:.1%}" if "spread" in ours else "")
         if self.header()[len(texts)] == "compile s":
@@ -134,7 +139,7 @@ class Report:
         for peer in self.peers:
             ratio, row = line.ratio(peer), line.rows.get(peer, {})
             more = {"config": str(row.get("config", "")), "compile s": number(row.get("compile_seconds"))}
-            more |= _percentiles(row, self._tails(peer))
+            more |= _percentiles(row, self._tails(peer)) | {"tokens/s": number(row.get("tokens_per_second"))}
             texts += [number(line.us(peer)), "" if ratio is None else f"{ratio:.2f}"]
             texts += [more[title] for title in self._more(peer)]
         share = self.share(line)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from . import gpu as suites
+from . import writers
 from .gpu import PASSES, Point
 
 DTYPE = "float32"
@@ -68,6 +69,18 @@ def audio() -> list[Point]:
     return [Point(cell, n, n, samples, 1, DTYPE) for cell in ("lstm", "gru") for n, samples in sizes]
 
 
+def generate() -> list[Point]:
+    """An LSTM that writes, token after token, of a small vocabulary and of a large one: the surest token, and a drawn
+    one. Fewer steps where a token takes longer: seconds a call for the slowest peer."""
+    steps = {(256, 1): 1000, (256, 16): 200, (256, 256): 20, (32000, 1): 100, (32000, 16): 50, (32000, 256): 5}
+    return [
+        Point(cell, 1, 512, count, batch, DTYPE, sizes=(("V", tokens),))
+        for cell in writers.CELLS
+        for (tokens, batch), count in steps.items()
+    ]
+
+
+PEERS = {"audio": "onnxruntime", "generate": "torch,torch-compile"}  # of suites that other peers run than usual
 STREAMS = ("streaming",)  # timed call by call
-EVERY = (cpu_grid, fastrnns, deepbench, zoo, ablation, linear, streaming, audio)
+EVERY = (cpu_grid, fastrnns, deepbench, zoo, ablation, linear, streaming, audio, generate)
 SUITES: suites.Suites = {f.__name__.replace("_", "-"): f for f in EVERY}

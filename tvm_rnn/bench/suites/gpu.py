@@ -16,6 +16,8 @@ from tvm_rnn.errors import ConfigError, message, unknown
 from tvm_rnn.frontends.spec import find_cell
 from tvm_rnn.network.rnn import RNN, check_without_constants
 
+from . import writers
+
 Facts = dict[str, Any]  # what JSON says of a point
 # What `compile` calls a precision, and how a point's name and a table abbreviate it.
 SHORT = {"bfloat16": "bf16", "float16": "fp16", "tf32": "tf32", "float32": "fp32", "float64": "fp64"}
@@ -32,8 +34,8 @@ IN_STEPS = ("parallelise_time",)  # left out, recurrences run one step after the
 class Point:
     """One network at one T and B.
 
-    cell: of the zoo, or "file.py:function". precision: of products, a key of SHORT. sizes: further axes of the cell,
-    (name, size). without: passes left out.
+    cell: of the zoo, of `writers.py`, or "file.py:function". precision: of products, a key of SHORT. sizes: other axes
+    of the cell, (name, size). without: passes left out.
     """
 
     cell: str
@@ -170,7 +172,7 @@ SUITES: Suites = {f.__name__.replace("_", "-"): f for f in (gpu_grid, blog, deep
 def network(point: Point) -> RNN:
     """The point's network, without weights."""
     sizes: Facts = dict(point.sizes)
-    cell, both = find_cell(point.cell), point.directions == 2
+    cell, both = writers.CELLS.get(point.cell) or find_cell(point.cell), point.directions == 2
     net = RNN(cell, point.input, point.hidden, point.layers, both, point.dtype, **sizes)
     check_without_constants("bench", net)
     return net
@@ -226,7 +228,7 @@ def _kind(word: str) -> str:
     """What a word speaks of: "h" of "h256". Cells are one kind, and so are precisions."""
     if word in SHORT.values():
         return "precision"
-    if word in cells.ZOO:
+    if word in cells.ZOO or word in writers.CELLS:
         return "cell"
     return word.rstrip("0123456789")
 
