@@ -19,6 +19,7 @@ from tvm_rnn.version import __version__
 from .bench import bench
 from .console import print_json, print_written, progress, show
 from .explain import doctor, explain
+from .generate import generate
 from .options import Code, Json, ModuleFile, Outputs, Regularisers, Sizes, Spec, Tape, Values, Weights, grouped
 from .records import app as records
 from .tune import tune
@@ -58,6 +59,7 @@ def compile_cell(
     values: Values,
     outputs: Outputs,
     arch: Annotated[str, typer.Option(help="GPUs for one file, e.g. sm_80,sm_90a. [the target's]")] = "",
+    generate: Annotated[bool, typer.Option("--generate", help="For `tvm-rnn generate`: outputs fed back.")] = False,
 ) -> None:
     """Compile a cell over time, or a network of another framework, to a shared object.
 
@@ -94,6 +96,7 @@ def compile_cell(
             code.target,
             parse_batch(code.batch),
             code.training,
+            generate=generate,
             arch=parse_names(arch),
             weights=code.weight_dtype,
             without=code.without or (),
@@ -287,6 +290,7 @@ app.command("explain", cls=Command)(explain)
 app.command("doctor", cls=Command)(doctor)
 app.command("bench", cls=Command)(bench)
 app.command("tune", cls=Command)(tune)
+app.command("generate", cls=Command)(generate)
 app.add_typer(records, name="records")
 
 
