@@ -46,6 +46,7 @@ def test_the_templates_that_ship_are_found() -> None:
     assert (folders()[0] / "gemm_cpu.py").is_file()
 
 
+@pytest.mark.broad
 def test_a_folder_of_ones_own_comes_first(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN)
     environment = {

@@ -124,7 +124,7 @@ def test_what_changed_in_place_is_torchs_error(layer: Any, x: Any) -> None:
         torch.autograd.grad(y.sum(), [*layer.parameters()], create_graph=True)
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("name", [*RECURRENT, *LINEAR, "gru_attention", "conv_lstm"])
 def test_second_derivatives_are_differences_of_the_compiled_first_ones(name: str) -> None:
     """Along one random direction of everything; first derivatives are the same in both ways."""
