@@ -6,12 +6,14 @@ are in `errors/`.
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 
 import numpy as np
 import pytest
 
-from tvm_rnn import RNN, Cell, cell, cells, concat, dot, outer, reference, sigmoid, softmax, tanh, where
+from tvm_rnn import RNN, Cell, CellError, cell, cells, concat, dot, outer, reference, sigmoid, softmax, tanh, where
 from tvm_rnn import sum as total
 from tvm_rnn.graph.graph import topological
 
@@ -272,3 +274,15 @@ def test_constants_are_states_that_no_step_changes() -> None:
     graph = reading.trace({"I": 3, "H": 4, "S": 5, "M": 2})
     assert [s.name for s in graph.states] == ["h", "c", "memory", "gain"]
     assert graph.results[2:] == graph.states[2:]
+
+
+def test_pickles_know_a_cell_by_its_name() -> None:
+    assert pickle.loads(pickle.dumps(cells.lstm)) is cells.lstm
+    assert copy.deepcopy(cells.lstm) is cells.lstm
+
+    @cell(states="h")
+    def inner(x: "H", h: "H"):
+        return x + h
+
+    with pytest.raises(CellError, match="a pickle finds a cell under its name"):
+        pickle.dumps(inner)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import dis
+import importlib
 import inspect
 import math
 import sys
@@ -137,6 +138,23 @@ class Cell:
         states = (f"{'constant' if s.name in self.constants else 'state'} {s}" for s in self.states)
         parts = [*map(str, self.inputs), *states, "*", *map(str, self.params)]
         return f"<cell {self.name}({', '.join(parts)})>"
+
+    def __copy__(self) -> Cell:
+        return self  # nothing in it changes
+
+    def __deepcopy__(self, memo: object) -> Cell:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str, str]]:
+        """A pickle has the names of the cell and of its module."""
+        place = self.function.__module__, self.function.__qualname__
+        if named(*place) is not self:
+            what, do = (
+                "a pickle finds a cell under its name in its module",
+                "define it with @cell at the top of a module",
+            )
+            raise self._wrong(what, got=".".join(place), do=do)
+        return named, place
 
     def _repr_html_(self) -> str:
         """For notebooks: the equations."""
@@ -335,6 +353,14 @@ class Cell:
                 expected="every keyword-only argument in an equation",
                 do="use it or remove it from the signature",
             )
+
+
+def named(module: str, name: str) -> object:
+    """What has this name in a module; None: nothing has."""
+    found: object = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
 
 
 def _overflows(numbers: np.ndarray | np.float64, dtype: str) -> bool:

@@ -332,7 +332,7 @@ class TorchLayer(torch.nn.Module):
     @torch._disable_dynamo  # as torch.compiler.disable, which would import Dynamo now
     def _outside(self, *given: Any, **named: Any) -> tuple[Tensor, dict[str, Tensor | list[Tensor]]]:
         """forward(), not in a graph of torch.compile's."""
-        return self.forward(*given, **named)
+        return TorchLayer.forward(self, *given, **named)
 
     def weights(self) -> dict[str, Tensor]:
         """The net's weights, {name: tensor}, made of the parameters: what `net.load` takes."""

@@ -1,4 +1,4 @@
-"""rnn.nn: torch.nn's LSTM, GRU and RNN, which run compiled code.
+"""rnn.nn: torch.nn's LSTM, GRU and RNN, which run compiled code; and `Cell`, of `cell.py`.
 
 In: whatever torch's layers take, in their constructors and calls. Out: what they return. They are torch's classes in
 everything but forward(), so that parameters, state_dicts, copies and pickles are torch's. A layer compiles when it is
@@ -28,16 +28,14 @@ from tvm_rnn.frontends.torch_names import Form
 from tvm_rnn.network.rnn import RNN as Network
 
 from .autograd import Compiled, State, drawn_seed, flat, looked_into, net_weights, run, torch_weights
+from .cell import SERVED, TARGETS
+from .cell import Cell as Cell
 from .graph_ops import IN_GRAPHS, Code, put_in_graphs, records, steps_in_graph
 from .in_torch import InTorch
 
 Made: TypeAlias = "tuple[Network, Compiled] | Code"  # the latter in graphs
 FORM = [item.name for item in fields(Form)]
 Hidden: TypeAlias = "Tensor | tuple[Tensor, Tensor] | None"  # an LSTM has two
-SERVED = {
-    "cpu": (torch.float32, torch.float64),
-    "cuda": (torch.float32, torch.float64, torch.float16, torch.bfloat16),
-}
 
 
 class Use(NamedTuple):
@@ -260,7 +258,7 @@ vars(_code_of)["_dynamo_marked_constant"] = True
 def _compiled(layer: DropIn, use: Use) -> tuple[Network, Compiled] | str:
     try:
         net = _network(form_of_layer(layer, layer.torchs.__name__), use)
-        return net, compiled_once(net, "cuda" if use.device == "cuda" else "llvm", use.training)
+        return net, compiled_once(net, TARGETS[use.device], use.training)
     except TvmRnnError as reason:
         return str(reason)
 

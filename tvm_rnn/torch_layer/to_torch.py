@@ -13,13 +13,15 @@ from tvm_rnn.frontends.torch import form_of
 from tvm_rnn.network.rnn import RNN, no_network
 
 if TYPE_CHECKING:
-    from .autograd import TorchLayer
+    from tvm_rnn.target import Target
+
+    from .autograd import Compiled, TorchLayer
 
 NAMES = ("net", "torch")
 
 
 def to_torch(
-    net: RNN, target: Any = "llvm", names: str = "net", max_bytes: int | None = None, **options: Any
+    net: RNN, target: str | Target = "llvm", names: str = "net", max_bytes: int | None = None, **options: Any
 ) -> TorchLayer:
     """The network as a torch.nn.Module on the target: a CPU, or a GPU, where its parameters are then.
 
@@ -72,6 +74,6 @@ def to_torch(
         raise ConfigError(not_installed("torch")) from None
     from tvm_rnn.compiler.compile import compile
 
-    module: Any = compile(net, target, training=True, **options)
+    module: Compiled = compile(net, target, training=True, **options)
     module.max_bytes = max_bytes
     return TorchLayer(net, module, names)
