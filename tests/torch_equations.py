@@ -163,7 +163,9 @@ NAMES: dict[str, Any] = {
     "split": lambda x, parts, axis=-1: torch.split(
         x, x.shape[axis] // parts if isinstance(parts, int) else parts, axis
     ),
-    "outer": torch.outer,
+    "outer": lambda a, b: a[..., :, None] * b[..., None, :],
+    "vecdot": lambda a, b: (a * b).sum(-1),
+    "matvec": lambda a, b: (a * b[..., None, :]).sum(-1),
     "conv": conv,
     "dot": torch.dot,
     "matmul": torch.matmul,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import Any
 
@@ -112,6 +113,26 @@ def test_float64_other_vectors_and_many_rows() -> None:
     compare(rnn.RNN(both_ways, 5, K=18, V=6, dtype="float64").init(1), NEAR, torch=True)
     compare(rnn.RNN(rnn.cells.gated_delta_net, 5, 19).init(1), [(KEPT_EVERY + 4, 2)], target="x86-64-v3")
     compare(rnn.RNN(rnn.cells.gated_delta_net, 5, 5).init(1), [(2 * KEPT_EVERY + 3, 300)])
+
+
+@pytest.mark.broad
+@pytest.mark.peers
+@pytest.mark.parametrize("name", ["delta_net", "gated_delta_net", "mlstm", "gla", "mamba2", "hgrn2"])
+@pytest.mark.parametrize("sizes", [{}, {"N": 2}], ids=str)
+def test_gradients_are_torchs_of_the_same_function(name: str, sizes: dict[str, int]) -> None:
+    """By an evaluator that shares nothing with the compiler."""
+    run = pytest.importorskip("torch_equations").run
+    net = network(name, 5, 4, dtype="float64", **sizes)
+    source = inspect.getsource(net.cell.function)
+    source = f"def drawn{source[source.index('(', source.index('def ')) :]}"
+    module = rnn.compile(net, training=True)
+    for steps, rows in ((2 * KEPT_EVERY + 5, {}), (KEPT_EVERY + 5, ends(KEPT_EVERY + 5, 3))):
+        case = draw(net, steps, 3, **rows)
+        (y, _), expected = run(source, net, case)
+        assert_close(module(case.x, case.state, **case.rows)[0], y, "float64", steps)
+        found = gradients(module, case)
+        for key, value in expected.items():
+            assert_close(found[key], value, "float64", steps, key)
 
 
 @pytest.mark.broad
