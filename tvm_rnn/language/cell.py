@@ -145,16 +145,16 @@ class Cell:
     def __deepcopy__(self, memo: object) -> Cell:
         return self
 
-    def __reduce__(self) -> tuple[Callable[..., object], tuple[str, str]]:
-        """A pickle has the names of the cell and of its module."""
+    def __reduce__(self) -> tuple[object, ...]:
+        """A pickle has the names of the cell and of its module, or the cell itself around a function of a module."""
         place = self.function.__module__, self.function.__qualname__
-        if named(*place) is not self:
-            what, do = (
-                "a pickle finds a cell under its name in its module",
-                "define it with @cell at the top of a module",
-            )
-            raise self._wrong(what, got=".".join(place), do=do)
-        return named, place
+        found = named(*place)
+        if found is self:
+            return named, place
+        if found is self.function:
+            return object.__new__, (type(self),), vars(self)
+        what, do = "a pickle finds a cell under its name in its module", "define it with @cell at the top of a module"
+        raise self._wrong(what, got=".".join(place), do=do)
 
     def _repr_html_(self) -> str:
         """For notebooks: the equations."""

@@ -7,6 +7,8 @@ headers say which compiler and machine the lines below them are about, and a lin
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import hashlib
 import json
@@ -105,9 +107,10 @@ class Journal:
             do = "give --records a folder that you may write to"
             what = message("the journal cannot be written", where=str(self.path), got=str(reason), do=do)
             raise ConfigError(what) from None
-        size = os.fstat(self._file).st_size
-        if size and os.pread(self._file, 1, size - 1) != b"\n":  # a line that a killed run did not finish
-            os.write(self._file, b"\n")
+        with self._alone():
+            size = os.fstat(self._file).st_size
+            if size and os.pread(self._file, 1, size - 1) != b"\n":  # a line that a killed run did not finish
+                os.write(self._file, b"\n")
         self._append({"journal": FORMAT, **self.about, **({"fresh": True} if fresh else {})})
 
     def add(self, outcome: Outcome) -> None:
@@ -118,7 +121,19 @@ class Journal:
         os.close(self._file)
 
     def _append(self, facts: Mapping[str, object]) -> None:
-        os.write(self._file, (json.dumps(facts) + "\n").encode())
+        with self._alone():
+            os.write(self._file, (json.dumps(facts) + "\n").encode())
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other writer is within a line. A file system without locks has none to wait for."""
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _read(self) -> Iterator[Outcome]:
         try:
