@@ -165,9 +165,9 @@ class Layout:
 
     @cached_property
     def written_last(self) -> bool:
-        """Whether a group of `after` writes the output straight to where it goes."""
+        """Whether a product over all steps writes a backward graph's output straight to where it goes."""
         home = self.home.get(self.graph.output)
-        return not self.emits and home is not None and home.region == "after" and home.kind == "gemm"
+        return not self.emits and home is not None and home.region != "step" and home.kind == "gemm"
 
     def kept_place(self, node: Node) -> Place:
         """Rows of a kept value: 16-bit where products are, but for what is one number per row. What the steps read
@@ -240,9 +240,9 @@ class Layout:
         kept = [Target("kept", self.kept_place(node), i) for i, other in enumerate(self.kept) if other is node]
         if region != "step":
             if node is self.graph.output and self.written_first:
-                own = [Target("hoisted", self.hoisted(node))] if self._read_again else []
+                own = kept or ([Target("hoisted", self.hoisted(node))] if self._read_again else [])
                 return [*own, Target("output", self.output)]
-            last = region == "after" and node is self.graph.output and self.written_last
+            last = node is self.graph.output and self.written_last
             return [Target("output", self.output)] if last else kept or [Target("hoisted", self.hoisted(node))]
         found = []
         for number, result in enumerate(self.graph.results):
