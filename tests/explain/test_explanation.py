@@ -106,6 +106,7 @@ def test_training_says_what_the_tape_keeps() -> None:
     assert any("backward" in row["subject"].get("kind", "") for row in found["passes"]["hoist_gemms"]["did"])
 
 
+@pytest.mark.broad
 def test_training_has_plans_of_memory() -> None:
     """The table is of all choices of what a tape keeps; a module's is of its own, and says the same of it."""
     net = zoo("lstm", 24)
@@ -122,6 +123,7 @@ def test_training_has_plans_of_memory() -> None:
         explain(net, "x86-64-v4", training=True, steps=50, batch=4, max_bytes=1000)
 
 
+@pytest.mark.broad
 def test_regularisers_are_named_and_their_masks_not_kept() -> None:
     net = zoo("lstm", zoneout={"h": 0.1, "c": 0.05})
     own = facts(net, "x86-64-v4", training=True)
