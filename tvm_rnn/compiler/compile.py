@@ -184,7 +184,7 @@ def _check_drawing(net: RNN, options: Options, inside: bool) -> None:
         raise ConfigError(message("generation is for networks", got=got, do=do))
     if options.generate:
         check_generation(net)
-    able = options.generate and not (gpu and options.training) or options.training and not gpu
+    able = (options.generate and not (gpu and options.training)) or (options.training and not gpu)
     if net.draws and (inside or not able):
         got, do = ", ".join(net.draws), "rnn.compile(net, generate=True); or training=True for a CPU"
         raise ConfigError(message("these equations draw random numbers, which need a seed", got=got, do=do))

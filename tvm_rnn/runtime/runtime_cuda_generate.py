@@ -8,12 +8,13 @@ runtime_cuda.py, runtime_generate.py, runtime_random.py and gpu_arrays.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from math import prod
 
 import numpy as np
 
 from . import gpu_arrays, runtime, runtime_generate
-from .gpu_arrays import HostArrays, Piece
+from .gpu_arrays import Arrays, HostArrays, Piece
 from .runtime import Array, State
 from .runtime_cuda import CudaModule
 from .runtime_generate import Options, Request
@@ -46,12 +47,14 @@ def _on_the_cpu(state: Mapping[str, object] | None, widens: bool) -> Mapping[str
         return state
     found = dict[str, object]()
     for name, value in state.items():
-        layers = isinstance(value, list | tuple)
-        found[name] = [gpu_arrays.to_numpy(v, widens) for v in value] if layers else gpu_arrays.to_numpy(value, widens)
+        if isinstance(value, list | tuple):
+            found[name] = [gpu_arrays.to_numpy(layer, widens) for layer in value]
+        else:
+            found[name] = gpu_arrays.to_numpy(value, widens)
     return found
 
 
-def _like(module: CudaModule, prompt: Array) -> Callable[[np.ndarray], Array]:
+def _like(module: CudaModule, prompt: object) -> Callable[[np.ndarray], Array]:
     """What makes results of the kind and at the place of the prompt; of 16-bit networks in that dtype, where it has
     one: NumPy lacks bfloat16."""
     on_gpu = gpu_arrays.gpu_of(prompt) is not None
@@ -79,13 +82,13 @@ class _Loop:
         width, dtype = prod(ask.net.shape), ask.net.dtype
         self.one = width == 1
         x = np.zeros((ask.total + 1, ask.rows, width), dtype)
-        x[: len(ask.prompt)] = ask.prompt[: ask.total + 1].reshape(-1, ask.rows, width)
+        x[: len(ask.prompt)] = ask.prompt.reshape(len(ask.prompt), ask.rows, width)
         given = np.zeros((ask.total, ask.rows, 1), dtype)
         given[: len(ask.prompt) - 1] = 1
         self.inputs = [x[1:], given]
         if self.one:
             self.inputs.append(np.full(given.shape, np.nan if ask.stop is None else ask.stop, dtype))
-        self.inputs += [array.reshape(ask.total, ask.rows, -1) for array in others]
+        self.inputs += [array.reshape(ask.total, -1) for array in others]
         self.fed = [x[0], *([np.zeros((ask.rows, 1), dtype)] if self.one else [])]
 
     def run(self) -> tuple[np.ndarray, np.ndarray]:
@@ -96,7 +99,7 @@ class _Loop:
         chunk = total if ask.stop is None or self.module._kind in HALVES else CHUNK
         for start in range(0, total, chunk):
             stop = min(start + chunk, total)
-            y[start:stop] = self.module._on_device(self.states[0], lambda arrays: self._on(arrays, start, stop))
+            y[start:stop] = self.module._on_device(self.states[0], partial(self._on, start, stop))
             if ask.stop is not None:
                 new = np.arange(start, stop)[:, None] >= len(ask.prompt) - 1
                 hit = new & (y[start:stop].reshape(stop - start, -1) == ask.stop)
@@ -105,8 +108,9 @@ class _Loop:
                     break
         return y, ends
 
-    def _on(self, arrays: HostArrays, start: int, stop: int) -> np.ndarray:
+    def _on(self, start: int, stop: int, arrays: Arrays) -> np.ndarray:
         """The outputs of some steps; states are those after them."""
+        assert isinstance(arrays, HostArrays)
         module, kind, rows = self.module, self.module._kind, self.ask.rows
         device, stream = module._device(arrays), arrays.stream()
         program = device.loop({**module.weights, **module._constants})

@@ -153,7 +153,7 @@ def others(module: Module, ask: Request, named: Mapping[str, object]) -> list[np
     """The cell's inputs after the first, flat. Raises InputError where they are not all there, or do not fit."""
     wanted = [name for name, _ in module._inputs[1:]]
     if sorted(named) != sorted(wanted):
-        do = f"give each other input once, [{ask.total}, B, ...]: the steps of the prompt but the last, and {ask.steps} more"
+        do = f"give each other input once, [{ask.total}, B, ...]: the prompt's steps but the last, and {ask.steps} more"
         raise _error("the inputs are not the module's", [*named], wanted, do)
     lead = ask.total, ask.rows
     return [module._flat(name, named[name], (*lead, *shape), "[T, B, ...]") for name, shape in module._inputs[1:]]

@@ -37,7 +37,8 @@ class GenerationPlan(Plan):
     number: int
 
     def _layer(self, graph: Graph, number: int) -> Layer:
-        own = graph, self.number, self.net.dtype, self.options, self.target, {}
+        initial = dict[str, float]()  # nothing resets a loop
+        own = graph, self.number, self.net.dtype, self.options, self.target, initial
         return Layer(*own, streams=self.loop.streams)
 
     def run(self) -> Program:

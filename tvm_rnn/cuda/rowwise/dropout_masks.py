@@ -178,7 +178,7 @@ def keys_kernel(streams: Sequence[str], layers: int, directions: int) -> Kernel:
 
 
 def mask_kernel(name: str, node: Node, writes: Callable[[Node], Sequence[Place]], streams: Sequence[str]) -> MaskRows:
-    """The kernels of a mask: the one that fills its rows, and the one that makes words of them; of numbers the first."""
+    """The kernels of a mask: what fills its rows, and what makes words of them; of numbers the first."""
     places, every = writes(node), node.attrs["every"]
 
     def store(w: Writer, word: Expr, row: Expr, j: Expr) -> None:
