@@ -127,6 +127,7 @@ def test_constants_are_given_once() -> None:
         module.generate(5, prompt=prompt)
 
 
+@pytest.mark.broad
 def test_frames_follow_frames() -> None:
     net = rnn.RNN(rnn.cells.conv_gru, 2, 2, Y=2, X=3, dtype="float64").init(seed=0)
     module, oracle = rnn.compile(net, generate=True), rnn.reference(net)
