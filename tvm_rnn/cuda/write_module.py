@@ -91,7 +91,7 @@ def describe(passed: Passed, programs: Sequence[Program], taken: Mapping[str, li
 
 
 def describe_generation(
-    facts: GpuNetwork, loops: Sequence[GenerationPlan], taken: Mapping[str, list[dict[str, Any]]]
+    facts: GpuNetwork, loops: Sequence[GenerationPlan], taken: Mapping[str, list[dict[str, object]]]
 ) -> None:
     """Add to the manifest's facts: of each variant the program of the loop, where that is not its first."""
     net = loops[0].loop.of

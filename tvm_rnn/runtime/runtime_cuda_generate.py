@@ -57,16 +57,18 @@ def _on_the_cpu(state: Mapping[str, object] | None, widens: bool) -> Mapping[str
 def _like(module: CudaModule, prompt: object) -> Callable[[np.ndarray], Array]:
     """What makes results of the kind and at the place of the prompt; of 16-bit networks in that dtype, where it has
     one: NumPy lacks bfloat16."""
-    on_gpu = gpu_arrays.gpu_of(prompt) is not None
-    own = None if prompt is None else gpu_arrays.sender(prompt) if on_gpu else runtime._like(type(prompt))
-    there = np.asarray if own is None else own
+    there: Callable[[np.ndarray], Array] | None = None
+    if gpu_arrays.gpu_of(prompt) is not None:
+        there = gpu_arrays.sender(prompt)
+    elif prompt is not None:
+        kind: type = type(prompt)
+        there = runtime._like(kind)
 
     def like(array: np.ndarray) -> Array:
-        if array.dtype != np.float32 or module._kind not in HALVES:
-            return there(array)
-        narrow = array.astype(np.float16) if module._kind == "float16" else array
-        found = there(narrow)
-        return found.bfloat16() if module._kind == "bfloat16" and hasattr(found, "bfloat16") else found
+        halves = array.dtype == np.float32 and module._kind in HALVES
+        array = array.astype(np.float16) if halves and module._kind == "float16" else array
+        found = array if there is None else there(array)
+        return found.bfloat16() if halves and module._kind == "bfloat16" and hasattr(found, "bfloat16") else found
 
     return like
 
