@@ -10,7 +10,7 @@ from emulated import POISON, run
 from linear_steps import SMALL, TOLERANCE, Steps, recurrence, scan
 
 from tvm_rnn.cuda.linear.recurrence import DECAYED
-from tvm_rnn.cuda.linear.segments import Compose, SegmentEnds, count
+from tvm_rnn.cuda.linear.segments import Compose, SegmentEnds
 
 
 def error(case: Steps, span: int) -> float:
@@ -48,9 +48,3 @@ def test_lengths_and_resets_in_segments() -> None:
     reset = np.random.default_rng(1).random((100, 3)) < 0.05
     case = Steps(recurrence(1, erase=DECAYED, keys_last=True), 100, 3, lengths=np.array([10, 64, 90]), reset=reset)
     assert error(case, 32) < 1
-
-
-def test_how_many() -> None:
-    """What fills the GPU, no more than there are chunks to a segment; few are not worth it."""
-    assert [count(256, blocks, 132) for blocks in (4, 16, 40, 64, 500)] == [16, 8, 3, 1, 1]
-    assert count(1, 1, 132) == 1
