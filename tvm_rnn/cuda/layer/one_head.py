@@ -163,6 +163,8 @@ class _Cutting:
             return self.states.setdefault(node, Node("state", shape=self._shape(node.shape, cut), name=node.name))
         if node.scalar is not None:
             return node
+        if node.mask:
+            raise Coupled("a mask has words of all heads")
         kept = node.op == "param" or self.layout.weights.place(node) is not None
         if not kept and node.op != "input" and node not in self.hoisted:
             return None

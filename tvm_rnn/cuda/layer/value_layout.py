@@ -19,7 +19,7 @@ from functools import cached_property
 from math import gcd, prod
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES
-from tvm_rnn.graph.graph import Graph, Group, Node, has_steps, is_scan
+from tvm_rnn.graph.graph import Graph, Group, Node, downstream, has_steps, is_scan
 
 from .matrix_operands import MatrixOperands
 from .pointers import Place, arithmetic, storage
@@ -196,6 +196,8 @@ class Layout:
     def hoisted(self, node: Node) -> Place:
         if self.kept_number(node) is not None:
             return self.kept_place(node)
+        if node in self._drawn:
+            return self._padded(node, self.arithmetic)  # rounded to 16 bits, a number below 1 would be 1
         vector = prod(node.shape) > 1 and "step" in self.read_by.get(node, ())
         operand = any(node in read for read in self.operands.values())
         operand = operand or node in self._of_matrices
@@ -204,6 +206,11 @@ class Layout:
         home = self.home.get(node)
         vector = vector or (node.shape[-1:] > (1,) and home is not None and home.kind == "gemm" and home.root is node)
         return self._padded(node, self.storage if vector or operand else self.arithmetic)
+
+    @cached_property
+    def _drawn(self) -> set[Node]:
+        """Random numbers, and what is made of them alone."""
+        return downstream(self.graph.nodes(), lambda node: node.op == "uniform") & {*self.home}
 
     @cached_property
     def _of_matrices(self) -> set[Node]:

@@ -573,7 +573,7 @@ class Geometry(ABC):
         for number, phase in enumerate(self.step.phases):
             cells = self.blocks(phase.width) * self.own_tiles * 2
             reads = self.step.reads[number]
-            early = [self.reads_in_step or node.random or self.prefetches(phase, node, slot) for node, slot in reads]
+            early = [self.reads_in_step or node.mask or self.prefetches(phase, node, slot) for node, slot in reads]
             total += (2 * len(reads) - sum(map(bool, early))) * cells
         for state in self.step.graph.states:
             total += self.blocks(state.shape[0]) * self.own_tiles * 2
@@ -736,7 +736,7 @@ class Geometry(ABC):
         # clusters (LSTM 256).
         aligned = node in self.step.whole and (self.exchange.in_memory or self.step.heads > 1)
         whole = node.op != "input" or aligned
-        return not self.reads_in_step and whole and slot >= 0 and phase.width % 8 == 0 and not node.random
+        return not self.reads_in_step and whole and slot >= 0 and phase.width % 8 == 0 and not node.mask
 
     @property
     def prefetching_warps(self) -> int:
