@@ -40,7 +40,7 @@ def network(cell: str, width: int, dtype: str, inputs: int = 12, **sizes: Any) -
 
 def sizes_of(cell: str) -> dict[str, int]:
     """Of axes that are neither I nor H."""
-    sizes = {"P": 9, "depth": 2, "Y": 3, "X": 4, "S": 4}
+    sizes = {"P": 9, "depth": 2, "Y": 3, "X": 4, "S": 4, "A": 2}
     return {axis: size for axis, size in sizes.items() if axis in rnn.cells.get(cell).size_names}
 
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 FUNCTION = 10  # an op of so many FLOPs is a function (exp, tanh, ...), not arithmetic
 DEEPEST_INLINED = 4
+WITH_POLES = ("div", "log", "mod", "power")  # no number, or none that is finite, where an operand is 0
 MATRICES = ("scan_matrix", "rescan")
 WITHOUT_EPILOGUE = {"reduce": "reduction", "random": "mask"}
 
@@ -55,15 +56,7 @@ class FusePointwise(Pass):
     enabled: bool = True
 
     def apply(self, graph: Graph, net: RNN, target: Target) -> Graph:
-        graph = _own_windows(_own_results(graph))
-        nodes = graph.nodes()
-        leaves = depends(nodes)
-        groups: list[Group] = []
-        for region in ("before", "step", "after"):
-            own = [n for n in nodes if _is_work(n, leaves) and graph.region_of(n) == region]
-            scans = self.enabled and target.kind == "cuda"
-            groups += _Grouping(graph, region, own, self.enabled, leaves, scans=scans).run()
-        return replace(graph, groups=tuple(groups))
+        return grouped(graph, self.enabled, scans=self.enabled and target.kind == "cuda")
 
     def ensures(self, graph: Graph) -> None:
         ready: set[Node] = set()
@@ -84,6 +77,18 @@ class FusePointwise(Pass):
         for node in read_at_last(graph):
             stored = node in ready or node.leaf
             self.check(stored, f"{node.op} is read after all steps, and stored by no group", graph)
+
+
+def grouped(graph: Graph, enabled: bool = True, scans: bool = False) -> Graph:
+    """The graph with groups. enabled=False: one per node. scans: those of recurrences take what they read first."""
+    graph = _own_windows(_own_results(graph))
+    nodes = graph.nodes()
+    leaves = depends(nodes)
+    groups: list[Group] = []
+    for region in ("before", "step", "after"):
+        own = [n for n in nodes if _is_work(n, leaves) and graph.region_of(n) == region]
+        groups += _Grouping(graph, region, own, enabled, leaves, scans=scans).run()
+    return replace(graph, groups=tuple(groups))
 
 
 def _is_work(node: Node, leaves: Mapping[Node, frozenset[str]]) -> bool:
@@ -111,6 +116,13 @@ def read_at_last(graph: Graph) -> list[Node]:
     read = {b for n in nodes if graph.region_of(n) == "after" for a in n.args for b in bases(a)}
     wanted = ends | {b for b in read if graph.region_of(b) != "after"}
     return [n for n in nodes if n in wanted and (_is_work(n, leaves) or n.op == "state")]
+
+
+def quotients(groups: Sequence[Group]) -> list[Node]:
+    """What groups of `after` store where they divide: in rows that have ended all that they read is 0, and 0 / 0 would
+    reach the sums over rows."""
+    divides = any(node.op in WITH_POLES for group in groups for node in group.nodes)
+    return [node for group in groups for node in group.stored] if divides else []
 
 
 def _own_results(graph: Graph) -> Graph:

@@ -142,9 +142,9 @@ def zoo() -> list[Point]:
     points = []
     for cell in (cell for _, cell in sorted(cells.ZOO.items()) if not cell.constants):
         name = cell.name
-        matrix = any(len(state.dims.axes) > 1 for state in cell.states)
+        matrix = any(len(state.dims.present({}).axes) > 1 for state in cell.states)
         hidden = 64 if matrix else 512
-        own = {"P": hidden // 2, "depth": 3, "Y": 16}
+        own = {"P": hidden // 2, "depth": 3, "Y": 16, "A": 8}
         sizes = tuple((axis, own[axis]) for axis in cell.size_names if axis in own)
         points.append(Point(name, hidden, hidden, 64, 64, sizes=sizes))
     return points

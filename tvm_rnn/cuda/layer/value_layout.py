@@ -54,6 +54,7 @@ class Layout:
     given: Mapping[int, Place] = field(default_factory=dict)
     narrow: Mapping[Node, str] = field(default_factory=dict)
     matrices: Sequence[MatrixOperands] = ()  # of recurrences
+    heads: int = 1  # of the layer, where this is the layout of one of them (`one_head.py`)
 
     @property
     def arithmetic(self) -> str:
@@ -117,6 +118,19 @@ class Layout:
         if number in self.given:
             return self.given[number]
         return Place(self.dtype, prod(self.graph.inputs[number].shape), ITEM_BYTES[self.dtype])
+
+    def of_layer(self, node: Node) -> Node:
+        """The layer's value that a value is, or is a part of."""
+        return node
+
+    def side_by_side(self, node: Node) -> int:
+        """How many elements of one head lie side by side in a value of all; 0: it is the same for all heads."""
+        return prod(node.shape)
+
+    def offset(self, node: Node, at: int) -> int:
+        """Where element `at` of a head's part of a value lies, of the first head's."""
+        inner = self.side_by_side(node) if self.heads > 1 else 0
+        return at // inner * inner * self.heads + at % inner if inner else at
 
     def rows(self, node: Node) -> Place:
         """Of an input or a hoisted value."""

@@ -53,20 +53,20 @@ class CellReads:
 
     def load_params(self) -> None:
         """Once, at the kernel's start."""
-        k = self.k
+        k, layout = self.k, self.body.layout
         widths = {w for w in self.step.domain.values() if w > 1}
         for node, slot in self.step.params:
             source = k[f"param_{self.step.param_nodes.index(node)}"]
             if slot < 0:
                 register = k.local(1)
-                k.store(register, source[tirx.const(~slot, "int64")], 0)
+                k.store(register, source[tirx.const(layout.offset(node, ~slot), "int64")], 0)
                 self.params[(node, slot, 0)] = register[0]
                 continue
             width = next(w for w in sorted(widths) if node.shape[-1] % w == 0)
             register = k.local(self.geometry.blocks(width))
             for block in range(self.geometry.blocks(width)):
                 unit = tirx.Min(self.body.cells.unit(width, block), tirx.const(width - 1, "int32"))
-                k.store(register, source[tirx.Cast("int64", slot * width + unit)], block)
+                k.store(register, source[tirx.Cast("int64", layout.offset(node, slot * width) + unit)], block)
                 self.params[(node, slot, block)] = register[block]
 
     def prepare(self) -> None:
@@ -119,7 +119,8 @@ class CellReads:
             first = k.keep(row + unit)
             for key in keys:
                 slot, block = key[2:4]
-                at = row + ~slot if slot < 0 else first + (slot * phase.width + block * 8)
+                begin = body.layout.offset(node, ~slot if slot < 0 else slot * phase.width)
+                at = row + begin if slot < 0 else first + (begin + block * 8)
                 with k.when(body.cells.inside(phase.width if slot >= 0 else 1, block, j, e)):
                     if not prefetch:
                         registers, number = self.coming[0][key]
@@ -137,7 +138,8 @@ class CellReads:
             time = k.bind(body.time(t))
             for (phase, node, slot, block, j, e), (registers, at) in wanted.items():
                 stride = place_of(body.layout, node).row_stride
-                offset: Expr = ~slot if slot < 0 else slot * phase.width + body.cells.unit(phase.width, block)
+                offset: Expr = body.layout.offset(node, ~slot if slot < 0 else slot * phase.width)
+                offset = offset if slot < 0 else offset + body.cells.unit(phase.width, block)
                 row = time + body.cells.row(j, e)
                 with body.cells.own_tile(j), k.when(body.cells.inside(phase.width if slot >= 0 else 1, block, j, e)):
                     k.store(registers, k[f"read_{self.numbers[node]}"][row * stride + offset], at)
@@ -367,7 +369,7 @@ class Prefetch:
             with k.when(entry == n):
                 # Units past the last one are never looked at: any will do.
                 within = tirx.Min(body.cells.first_unit(phase.width, block), tirx.const(phase.width - 8, "int32"))
-                k.store(unit, slot * phase.width + within, 0)
+                k.store(unit, body.layout.offset(node, slot * phase.width) + within, 0)
                 k.store(tile, body.cells.tile(j), 0)
         row = k["row0"] + body.ids.group * geometry.rows + tile[0] * 8 + row
         row = tirx.Cast("int64", tirx.Min(row, k["batch"] - 1))

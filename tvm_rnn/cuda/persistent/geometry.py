@@ -734,7 +734,8 @@ class Geometry(ABC):
         (`cell_reads.py`). Masks are words."""
         # Inputs: on an H200 6.6 us in place of 7.2 in a grid (GRU 1024 backwards, B = 32), 2.15 in place of 1.84 in
         # clusters (LSTM 256).
-        whole = node.op != "input" or (self.exchange.in_memory and node in self.step.whole)
+        aligned = node in self.step.whole and (self.exchange.in_memory or self.step.heads > 1)
+        whole = node.op != "input" or aligned
         return not self.reads_in_step and whole and slot >= 0 and phase.width % 8 == 0 and not node.mask
 
     @property

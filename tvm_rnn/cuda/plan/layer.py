@@ -234,8 +234,9 @@ class Layer:
     def before(self, host: Host, buffers: Buffers, tile: Tile) -> None:
         self._launch(host, "before", f"({tile.count} * B)", buffers, self.rows_of(buffers, tile), tile)
 
-    def after(self, host: Host, buffers: Buffers, tile: Tile) -> None:
-        self._launch(host, "after", f"({tile.count} * B)", buffers, self.rows_of(buffers, tile))
+    def after(self, host: Host, buffers: Buffers, tile: Tile, done: Callable[[list[Group]], None]) -> None:
+        """done: called behind each launch, with its groups."""
+        self._launch(host, "after", f"({tile.count} * B)", buffers, self.rows_of(buffers, tile), done=done)
 
     def rows_of(self, buffers: Buffers, tile: Tile) -> Callable[[Target, Node], Pointer]:
         """Where the tile's rows of a value begin."""
@@ -319,8 +320,10 @@ class Layer:
         buffers: Buffers,
         find: Callable[[Target, Node], Pointer],
         tile: Tile | None = None,
+        *,
+        done: Callable[[list[Group]], None] = lambda groups: None,
     ) -> None:
-        """The groups of a region. tile: of those that know time."""
+        """The groups of a region. tile: of those that know time. done: see `after`."""
         steps: tuple[HostExpr, HostExpr] = (1, 0) if tile is None else (tile.count, tile.start)
         for groups, work in self.groups:
             if groups[0].region != region:
@@ -350,6 +353,7 @@ class Layer:
                 host.launch(work.kernel, pointers, [rows])
             else:
                 launch_variant(host, work, pointers, rows)
+            done(groups)
 
 
 def _with_kept(graph: Graph, kept: Collection[Node]) -> Graph:

@@ -21,6 +21,7 @@ The gradient of the last layer's output is the user's; a copy of it lies beside 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import gcd, prod
@@ -36,10 +37,10 @@ from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
 from tvm_rnn.cuda.plan.layer import Layer
 from tvm_rnn.cuda.plan.network import HOISTED_BYTES, STREAMS, Plan, Visit
 from tvm_rnn.cuda.rowwise.state_moves import Tile
-from tvm_rnn.graph.graph import Graph, Node, sums_rows
+from tvm_rnn.graph.graph import Graph, Group, Node, sums_rows
 from tvm_rnn.network.layer import weight_name
 from tvm_rnn.network.rnn import RNN
-from tvm_rnn.passes.fuse_pointwise import read_at_last
+from tvm_rnn.passes.fuse_pointwise import quotients, read_at_last
 
 from .gradient_kernels import FinishKernels, InputGradient
 from .plan_forward import Blank, ForwardTrain, blank_kernel
@@ -375,7 +376,15 @@ class BackwardPlan(Plan):
             blank = [Blank(p, layout.kept_place(n), prod(n.shape)) for n, p in zip(layout.kept, work.kept, strict=True)]
             blank += [Blank(place(n, False), source(n, False).place, prod(n.shape)) for n in back.early]
             self._blank(host, f"rows{index}", blank, start, count)
-        code.after(host, visit.buffers, work)
+
+        def blank_quotients(groups: list[Group]) -> None:
+            found = [(n, t) for n in quotients(groups) for t in layout.targets(n, "after")]
+            with host.when("has_lengths") if found else nullcontext():
+                names = f"quotients{index}_{'_'.join(str(layout.graph.groups.index(g)) for g in groups)}"
+                own = [Blank(find(t, n), t.place, prod(n.shape)) for n, t in found]
+                self._blank(host, names, own, start, count)
+
+        code.after(host, visit.buffers, work, blank_quotients)
 
         for at, gradient in enumerate(back.input_gradients, int(back.direct)):
             add = not first if at else bool(visit.direction)
