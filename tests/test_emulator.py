@@ -125,6 +125,7 @@ def test_a_persistent_geometry_is_right(name: str, monkeypatch: pytest.MonkeyPat
     check(net, emulator.compile(net, batch=[B], precision=precision), precision or dtype)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("dtype", "width", "inputs"),
     [("float64", 7, 5), *(pytest.param(d, 33, 7, marks=pytest.mark.slow) for d in ("float64", "float32", "bfloat16"))],

@@ -22,6 +22,7 @@ from tvm_rnn.runtime import runtime
 NET = rnn.RNN(rnn.cells.elman, 3, 5).init()
 
 
+@pytest.mark.broad
 def test_the_manifest_says_what_was_built() -> None:
     net = rnn.RNN(rnn.cells.elman, 3, [5, 4], num_layers=2, bidirectional=True).init()
     m = rnn.compile(net, batch=[16, 1, 16], without=["combine_gemms"]).manifest
@@ -40,6 +41,7 @@ def test_progress_names_the_stages() -> None:
     assert seen == ["passes", "lowering", "code generation", "linking", "loading"]
 
 
+@pytest.mark.broad
 def test_dump_writes_every_stage(tmp_path: Path) -> None:
     rnn.compile(NET, dump=tmp_path / "stages")
     names = sorted(p.name for p in (tmp_path / "stages").iterdir())
@@ -161,6 +163,7 @@ def test_the_manifest_and_inspect_say_it_until_weights_are_others(
     assert "weight_error" not in again.manifest
 
 
+@pytest.mark.broad
 def test_without_weights_or_fewer_bits_there_is_none() -> None:
     net = rnn.RNN(rnn.cells.elman, 6, 18)
     assert "weight_error" not in rnn.compile(net, weights="bfloat16").manifest

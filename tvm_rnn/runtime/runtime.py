@@ -569,6 +569,7 @@ class Module:
     _source: Module  # of a copy: what it is one of
     _packs: Sequence[Pack] = ()
     _packed_elements = 0
+    _generation = ".runtime_generate"  # the file that generates
 
     def __init__(self, path: str | os.PathLike[str], opened: Opened | None = None, anywhere: bool = False) -> None:
         """anywhere: also where its code cannot run: the module can then be exported, not called."""
@@ -808,7 +809,7 @@ class Module:
         module that was not compiled with generate=True."""
         if self._held:
             _, state, inputs = self.hold(None, state, inputs)
-        found: tuple[Array, State, Array] = importlib.import_module(".runtime_generate", __package__).run(
+        found: tuple[Array, State, Array] = importlib.import_module(self._generation, __package__).run(
             self,
             steps,
             state,

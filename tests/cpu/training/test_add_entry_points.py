@@ -291,7 +291,7 @@ def test_odd_equations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep(net, module, monkeypatch, 5)  # some of them are chaotic
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("keep", ["values", "states"])
 def test_an_output_that_is_computed_before_the_steps(keep: str) -> None:
     """It is emitted for backward, and the step hands it on as the layer's output."""

@@ -165,8 +165,20 @@ def linear() -> list[Point]:
     return [replace(point, without=off) for point in points for off in ((), IN_STEPS)]
 
 
+def generate() -> list[Point]:
+    """An LSTM that writes, token after token, of a small vocabulary and of a large one, as on CPUs, in more steps."""
+    steps = {(256, 1): 1000, (256, 16): 1000, (256, 256): 100, (32000, 1): 200, (32000, 16): 50, (32000, 256): 10}
+    return [
+        Point(cell, 1, 512, count, batch, "float32", sizes=(("V", tokens),))
+        for cell in writers.CELLS
+        for (tokens, batch), count in steps.items()
+    ]
+
+
+PEERS = {"generate": "torch-cuda,torch-cuda-graph"}  # of suites that other peers run than torch's layers
 Suites = Mapping[str, Callable[[], list[Point]]]
-SUITES: Suites = {f.__name__.replace("_", "-"): f for f in (gpu_grid, blog, deepbench, flashrnn, zoo, ablation, linear)}
+EVERY = (gpu_grid, blog, deepbench, flashrnn, zoo, ablation, linear, generate)
+SUITES: Suites = {f.__name__.replace("_", "-"): f for f in EVERY}
 
 
 def network(point: Point) -> RNN:

@@ -54,7 +54,7 @@ class Persistent:
 
     @property
     def words(self) -> Sequence[Node]:
-        return [node for node in self.geometry.step.read_nodes if node.random]
+        return [node for node in self.geometry.step.read_nodes if node.mask]
 
     @property
     def applies(self) -> str:
@@ -155,7 +155,7 @@ class Persistent:
         def read(node: Node) -> Pointer:
             if node.op == "input":
                 return layer_steps.inputs[self.layout.graph.inputs.index(node)]
-            return layer_steps.words[node] if node.random else layer_steps.hoisted[node]
+            return layer_steps.words[node] if node.mask else layer_steps.hoisted[node]
 
         pointers = [layer_steps.weights[pack.key] for pack in self.packs]
         pointers += [layer_steps.weights[scales_of(pack.node)] for pack in self.packs if pack.coded]

@@ -33,7 +33,7 @@ PREFETCH_AHEAD = 6  # steps from a value's prefetch into L2 to its load, where r
 
 def place_of(layout: Layout, node: Node) -> Place:
     """Where an input or a hoisted value lies; of a mask, its words."""
-    return Place(WORD, prod(node.shape)) if node.random else layout.rows(node)
+    return Place(WORD, prod(node.shape)) if node.mask else layout.rows(node)
 
 
 class CellReads:
@@ -77,7 +77,7 @@ class CellReads:
             for phase, reads in zip(self.step.phases, self.step.reads, strict=True):
                 cells = list(self.body.cells.each(phase.width))
                 for node, slot in reads:
-                    if node.random or self.geometry.prefetches(phase, node, slot):
+                    if node.mask or self.geometry.prefetches(phase, node, slot):
                         continue
                     dtype = place_of(self.body.layout, node).dtype
                     registers = k.local(len(cells), dtype)
@@ -159,7 +159,7 @@ class CellReads:
             if node.leaf and node.op not in ("input", "param") and node.scalar is not None:
                 return None
             number = component(node, index, phase.width)
-            if node.random:
+            if node.mask:
                 return self.words.value((node, number, phase.width, block, j, e))
             if (node, number, block if number >= 0 else 0) in self.params:
                 return self.params[(node, number, block if number >= 0 else 0)]
@@ -188,7 +188,7 @@ class MaskWords:
         found: dict[Key, None] = {}
         for phase, reads in zip(self.step.phases, self.step.reads, strict=True):
             for node, slot in reads:
-                if node.random:
+                if node.mask:
                     found |= {(node, slot, phase.width, *cell): None for cell in self.body.cells.each(phase.width)}
         for whole in (True, False):
             own = [key for key in found if _whole(key[0]) == whole]
@@ -284,7 +284,7 @@ class MaskWords:
         def read(inner: Node, index: Index) -> Expr | None:
             if inner is state:
                 return own
-            if not inner.random:
+            if not inner.mask:
                 return None
             return mask(inner, component(inner, index, width))
 

@@ -8,7 +8,7 @@ directions that share a graph share the kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -32,7 +32,7 @@ from tvm_rnn.cuda.rowwise.chained_groups import chained_groups, chained_groups_k
 from tvm_rnn.cuda.rowwise.dropout_masks import BITS, WORD, MaskRows, mask_kernel
 from tvm_rnn.cuda.rowwise.state_moves import Buffers, StateKernels, Step, Tile
 from tvm_rnn.decisions import about
-from tvm_rnn.graph.graph import Graph, Group, Node
+from tvm_rnn.graph.graph import Graph, Group, Node, is_scan
 from tvm_rnn.options import Options
 from tvm_rnn.target import Target as Machine
 
@@ -62,6 +62,7 @@ class Layer:
 
     def __post_init__(self) -> None:
         self.precision, self.batches = self.options.precision, self.options.batches
+        self.graph = _with_kept(self.graph, self.kept)
         self.weights = Weights(self.graph, self.number, self.precision, self.options.stored)
         self.graph, matrices = prepared(self.graph, lambda node: self.weights.place(node) is not None)
         common = (self.dtype, self.directions, self.kept, self.given, self.narrow, matrices)
@@ -257,7 +258,7 @@ class Layer:
     def recurrence(self, host: Host, buffers: Buffers, tile: Tile) -> None:
         """The steps of the tile: by the regime that applies, else step by step."""
         if not self.layout.has_steps:
-            if not any(self._zeroed & {*scan.stored} for scan in self.scans):
+            if self.layout.emits and not any(self._zeroed & {*scan.stored} for scan in self.scans):
                 self.states.blank(host, tile)
             return
         parity = host.let("parity", tile.parity)
@@ -349,6 +350,16 @@ class Layer:
                 host.launch(work.kernel, pointers, [rows])
             else:
                 launch_variant(host, work, pointers, rows)
+
+
+def _with_kept(graph: Graph, kept: Collection[Node]) -> Graph:
+    """The graph, whose recurrences over all time store what is kept of them."""
+
+    def own(group: Group) -> Group:
+        more = tuple(n for n in group.nodes if is_scan(n) and n in kept and n not in group.stored)
+        return replace(group, stored=(*group.stored, *more)) if more else group
+
+    return replace(graph, groups=tuple(map(own, graph.groups)))
 
 
 def picked(host: Host, parity: str, pair: tuple[Pointer, Pointer]) -> tuple[Pointer, Pointer]:

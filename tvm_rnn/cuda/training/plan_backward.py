@@ -30,7 +30,7 @@ from tvm_rnn.cuda.codegen.host_program import ALIGNMENT, ITEM_BYTES, Host, HostE
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.time_segments import TimeSegment
-from tvm_rnn.cuda.layer.value_layout import Layout
+from tvm_rnn.cuda.layer.value_layout import Layout, Target
 from tvm_rnn.cuda.model.choose_backward_lanes import WAVE_TILES, least_steps, room_for_two
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
 from tvm_rnn.cuda.plan.layer import Layer
@@ -338,7 +338,7 @@ class BackwardPlan(Plan):
         parity = f"({code.regime} >= 0 ? {number} : {done}) & 1" if code.regimes else f"{done} & 1"
         copy, output = self._copy(visit), own.last_rows or self._destination(visit, 0, number, start)
         kept_rows = [rows if copy == 0 else rows.at(f"({copy}) * {size}") for rows, size in own.kept_rows]
-        return Tile(found, output, start, count, self._back(visit), parity, kept_rows)
+        return Tile(found, output, start, count, self._back(visit), parity, kept_rows, number)
 
     def _copy(self, visit: Visit) -> HostExpr:
         """Which copy is its own of what layers of one graph have for a tile."""
@@ -362,16 +362,20 @@ class BackwardPlan(Plan):
         code.before(host, visit.buffers, work)
         code.recurrence(host, visit.buffers, work)
         find = code.rows_of(visit.buffers, work)
-        with host.when("has_lengths"):
-            blank = [(p, layout.kept_place(n), n) for n, p in zip(layout.kept, work.kept, strict=True)]
-            blank += [(visit.buffers.hoisted[n], layout.hoisted(n), n) for n in back.early]
-            self._blank(host, f"rows{index}", [Blank(p, place, prod(n.shape)) for p, place, n in blank], start, count)
-        code.after(host, visit.buffers, work)
 
-        def place(node: Node, product: bool) -> Pointer:
+        def source(node: Node, product: bool) -> Target:
             target = layout.source(node, product, "after")
             assert target is not None
-            return find(target, node)
+            return target
+
+        def place(node: Node, product: bool) -> Pointer:
+            return find(source(node, product), node)
+
+        with host.when("has_lengths"):
+            blank = [Blank(p, layout.kept_place(n), prod(n.shape)) for n, p in zip(layout.kept, work.kept, strict=True)]
+            blank += [Blank(place(n, False), source(n, False).place, prod(n.shape)) for n in back.early]
+            self._blank(host, f"rows{index}", blank, start, count)
+        code.after(host, visit.buffers, work)
 
         for at, gradient in enumerate(back.input_gradients, int(back.direct)):
             add = not first if at else bool(visit.direction)
