@@ -219,8 +219,8 @@ def _for_a_cpu(own: Passed, around: Functions, folder: Path, tell: Progress) -> 
     path = os.path.join(folder, "module.so")
     manifest.write_container(elf, facts, arrays, path)
     tell("loading")
-    module = runtime.load(path)
-    if options.stored and net.weights:
+    module = runtime.load(path, anywhere=True)
+    if options.stored and net.weights and not module.is_elsewhere:
         tell("measuring the error of stored weights")
         module.manifest["weight_error"] = weight_error(net, module)
     return module
@@ -233,7 +233,7 @@ def _for_a_model(model: Model, networks: Sequence[Passed], around: Functions, fo
         raise ConfigError(message("a model of several networks is for CPUs", got=machine.name, do=do))
     path = write_model(model, networks, around, folder, tell)
     tell("loading")
-    return runtime.load(path)
+    return runtime.load(path, anywhere=True)
 
 
 def _for_gpus(own: Passed, folder: Path, tell: Progress) -> Module:
