@@ -1,9 +1,10 @@
-"""One kernel for consecutive pointwise and reduce groups: a block per row, the groups one after the other.
+"""One kernel for consecutive pointwise and reduce groups: a block per row, or a warp where there is little to do for
+one, the groups one after the other.
 
 In: groups without products, and where their values lie. Out: `Rows`, as of a single group. What one group stores and a
-later one reads passes through memory and a barrier of the block; a launch would cost more than either.
+later one reads passes through memory and a barrier of the row's threads; a launch would cost more than either.
 
-Rewrite: launch group 1; launch group 2; ...  -->  one launch: for row in block: group 1; barrier; group 2; ...
+Rewrite: launch group 1; launch group 2; ...  -->  one launch: for row of threads: group 1; barrier; group 2; ...
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ from tvm_rnn.cuda.layer.row_kernels import (
 from tvm_rnn.graph.graph import Group, Node, reduced_axes, runs_along
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.graph.tensor_expressions import Index
-from tvm_rnn.tir.expr import Buffer, Expr
+from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import wide
 
 JOINED = ("pointwise", "reduce")  # kinds of groups
 MOST_WORK = 1 << 14  # elements of a group per row: beyond, one block per row leaves too much of the GPU idle
 FEW = 2  # results of a reduction that the whole block makes
 MOST_THREADS, ELEMENTS_PER_THREAD = 1024, 4
+WARPS = 4  # of a block whose warps have a row each
 
 
 def work_of(group: Group) -> int:
@@ -95,25 +97,42 @@ class _ChainedGroups:
         self.arguments = (*self.reads.values(), *self.writes)
         self.pointers = [(a.name, dtypes[a.name]) for a in self.arguments]
         most = max(work_of(job.group) for job in self.jobs)
-        self.threads = min(MOST_THREADS, max(64, -(-most // (ELEMENTS_PER_THREAD * WARP)) * WARP))
+        found = min(MOST_THREADS, -(-most // (ELEMENTS_PER_THREAD * WARP)) * WARP)
+        self.threads = WARP if found <= 2 * WARP else found  # of a row
 
     def kernel(self) -> Rows:
         precision = self.jobs[0].precision
         with flavour(precision):
-            made = write(self.name, self.pointers, [("rows", "int64")], self._body, threads=self.threads, shares=True)
+            threads = self.threads * (WARPS if self.threads == WARP else 1)
+            made = write(self.name, self.pointers, [("rows", "int64")], self._body, threads=threads, shares=True)
         return Rows(made, self.arguments)
 
     def _body(self, writer: Writer) -> None:
+        if self.threads == WARP:
+            block = I.cta_id([tirx.Cast("int32", tirx.truncdiv(writer["rows"] + (WARPS - 1), WARPS))])
+            thread = writer.keep(I.thread_id([WARPS * WARP]))
+            self.row: TirExpr | int = writer.keep(wide(block) * WARPS + wide(tirx.truncdiv(thread, WARP)))
+            self.thread = writer.keep(tirx.truncmod(thread, WARP))
+            with writer.when(self.row < writer["rows"]):
+                self._groups(writer)
+            return
         self.row = wide(I.cta_id([tirx.Cast("int32", writer["rows"])]))
         self.thread = I.thread_id([self.threads])
-        dtype = arithmetic(self.jobs[0].precision)
         if any(job.group.kind == "reduce" for job in self.jobs):
+            dtype = arithmetic(self.jobs[0].precision)
             self.partial = I.alloc_buffer((self.threads // WARP,), dtype, scope="shared")
+        self._groups(writer)
+
+    def _meet(self, writer: Writer) -> None:
+        """All threads of the row, which see what each of them stored."""
+        writer.do(I.cuda.warp_sync() if self.threads == WARP else I.cuda.cta_sync())
+
+    def _groups(self, writer: Writer) -> None:
         fresh: set[Node] = set()  # stored since the last barrier
         for job in self.jobs:
             read = {a.node for a in job.arguments(job.group.nodes) if a.role == "read"}
             if read & fresh:
-                writer.do(I.cuda.cta_sync())
+                self._meet(writer)
                 fresh.clear()
             (self._reduction if job.group.kind == "reduce" else self._pointwise)(writer, job)
             fresh.update(job.group.stored)
@@ -159,7 +178,7 @@ class _ChainedGroups:
         if not runs_along(root) and outputs >= WARP:  # a thread for each result: neighbours read neighbours
             with self._each(writer, outputs, self.thread, self.threads) as j:
                 finish(j, self._sum(writer, job, j, tirx.const(0, "int32"), 1)[0])
-        elif outputs <= FEW:  # the whole block for each
+        elif outputs <= FEW:  # all threads for each
             for j in range(outputs):
                 total = self._sum(writer, job, j, self.thread, self.threads)
                 self._over_block(writer, root, total)
@@ -196,6 +215,8 @@ class _ChainedGroups:
         """The result of all threads' parts, in every thread, in one order whatever runs first."""
         combine, _ = combiner(root)
         across_warp(writer, total, combine)
+        if self.threads == WARP:
+            return
         writer.do(I.cuda.cta_sync())  # the array may still be read for the result before
         with writer.when(tirx.EQ(tirx.truncmod(self.thread, WARP), 0)):
             writer.store(self.partial, total[0], tirx.truncdiv(self.thread, WARP))
