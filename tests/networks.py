@@ -15,7 +15,7 @@ import tvm_rnn as rnn
 from tvm_rnn.bench.suites.gpu import TAMED
 from tvm_rnn.oracle.tolerance import assert_close
 
-EXTRA = {"P": 3, "depth": 2, "Y": 3, "X": 4, "S": 4}  # sizes of the axes that are neither I nor H
+EXTRA = {"P": 3, "depth": 2, "Y": 3, "X": 4, "S": 4, "A": 2}  # sizes of the axes that are neither I nor H
 # Cells that divide a vector by its own length, or subtract its mean, and the fewest units that this needs: with fewer
 # the result is a sign, or a small difference of large numbers, of which float32 keeps few digits.
 _LENGTHS = dict.fromkeys(("delta_net", "gated_delta_net", "gated_delta_net_conv", "lstm_layer_norm", "mamba2_conv"), 2)

@@ -45,9 +45,8 @@ TENSOR_CORES = ("bfloat16", "float16", "tf32")
 def layout_of(name: str, hidden: int, precision: str = "bfloat16", inputs: int = 8) -> Layout:
     """The layout of one layer of a zoo cell."""
     cell = rnn.cells.get(name)
-    axes: dict[str, int] = {
-        axis: size for axis, size in {"depth": 2, "P": 24, "Y": 3, "X": 4, "S": 4}.items() if axis in cell.size_names
-    }
+    sizes = {"depth": 2, "P": 24, "Y": 3, "X": 4, "S": 4, "A": 2}
+    axes: dict[str, int] = {axis: size for axis, size in sizes.items() if axis in cell.size_names}
     dtype = "float32" if precision == "tf32" else precision
     net = rnn.RNN(cell, inputs if "I" in cell.size_names else hidden, hidden, dtype=dtype, **axes)
     (graph,) = pipeline.run(net, GPU)[-1][1].graphs

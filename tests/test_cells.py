@@ -15,7 +15,7 @@ import tvm_rnn as rnn
 from tvm_rnn import RNN, Cell, ConfigError, cells
 from tvm_rnn.oracle.tolerance import assert_close
 
-SIZES = {"P": 3, "depth": 2, "Y": 3, "X": 4, "S": 4}  # of the axes that are neither I nor H
+SIZES = {"P": 3, "depth": 2, "Y": 3, "X": 4, "S": 4, "A": 2}  # of the axes that are neither I nor H
 
 EVERY_CELL = pytest.mark.parametrize("zoo_cell", cells.ZOO.values(), ids=lambda c: c.name)
 

@@ -20,7 +20,7 @@ from tvm_rnn.oracle.tolerance import assert_close
 Array = np.ndarray
 Weights = Mapping[str, Array]
 Result = tuple[Array, ...]
-STEPS, ROWS, SIZES = 5, 3, {"P": 3, "depth": 3, "Y": 3, "X": 4, "S": 4}
+STEPS, ROWS, SIZES = 5, 3, {"P": 3, "depth": 3, "Y": 3, "X": 4, "S": 4, "A": 2}
 
 
 def s(v: Array) -> Array:
@@ -128,6 +128,30 @@ def gru_reset_before(w: Weights, x: Array, h: Array) -> Result:
     n = np.tanh(g.n + w["R_n"].dot(s(g.r) * h))
     h = (1 - s(g.z)) * n + s(g.z) * h
     return h, h
+
+
+def block_gru(w: Weights, x: Array, h: Array, *, a: Array) -> Result:
+    """Without N, a block is the whole."""
+    heads = {name: w[name] if h.ndim > 1 else np.expand_dims(w[name], at) for name, at in BLOCKS.items()}
+    v = [part.dot(u) for part, u in ((w["V"], h.ravel()), (w["W"], x), (w["M"], a / np.maximum(1, abs(a))))]
+    v = [silu(w["g"][k] * root_mean_square(u + w["b"][k])) for k, u in enumerate(v)]
+    z = [
+        heads["U"][n].dot(own) + sum(heads["C"][k, n].dot(v[k]) for k in range(3)) + heads["b_z"][n]
+        for n, own in enumerate(np.atleast_2d(h))
+    ]
+    z = silu(w["g_z"] * root_mean_square(np.concatenate(z))).reshape(len(z), -1)
+    new = []
+    for n, own in enumerate(np.atleast_2d(h)):
+        r, c, u = (heads["R"][k, n].dot(z[n]) + heads["d"][k, n] for k in range(3))
+        new.append(s(u - 1) * np.tanh(s(r) * c) + (1 - s(u - 1)) * own)
+    return np.concatenate(new), np.array(new).reshape(h.shape)
+
+
+BLOCKS = {"U": 0, "C": 1, "b_z": 0, "R": 1, "d": 1}  # of which parameters N is an axis, and which
+
+
+def root_mean_square(v: Array) -> Array:
+    return v / np.sqrt((v**2).sum() / v.size + 1e-4)
 
 
 def mgu(w: Weights, x: Array, h: Array) -> Result:
@@ -265,6 +289,14 @@ def slstm(w: Weights, x: Array, h: Array, c: Array, n: Array, m: Array) -> Resul
     m = np.maximum(np.log(s(g.f)) + m, g.i)
     h = s(g.o) * (c / n)
     return h, h, c / np.exp(m), n / np.exp(m), m
+
+
+def m2rnn(w: Weights, x: Array, S: Array) -> Result:
+    """Row by row of S: each is a cell of its own, all with one R."""
+    q, k, v = (part.dot(x) for part in (*w["W"], w["V"]))
+    f = np.exp(-np.exp(w["A"]) * np.log1p(np.exp(w["w"].dot(x) + w["b"])))
+    S = np.array([f * row + (1 - f) * np.tanh(w["R"].T.dot(row) + k[j] * v) for j, row in enumerate(S)])
+    return q.dot(S), S
 
 
 def mlstm(w: Weights, x: Array, C: Array, n: Array, m: Array) -> Result:
@@ -592,7 +624,8 @@ def test_oracle_is_the_paper(name: str, sizes: Mapping[str, int]) -> None:
             assert_close(final[key][0, row], value, "float64", STEPS, f"{name} {key}")
 
 
-HEADS = [name for name in cells.names() if "N" in cells.get(name).size_names]
+COUPLED = "block_gru"  # its blocks read one another
+HEADS = [name for name in cells.names() if "N" in cells.get(name).size_names and name != COUPLED]
 
 
 def of_head(values: Mapping[str, Array], axes: Mapping[str, tuple[str, ...]], head: int) -> dict[str, Array]:
@@ -623,6 +656,17 @@ def test_each_head_is_the_paper(name: str) -> None:
             assert_close(end[key], value, "float64", STEPS, f"{name} {key}, head {head}")
 
 
+def test_blocks_that_read_one_another() -> None:
+    net, inputs = drawn(COUPLED, {"N": 2, **SIZES})
+    (y, final), begin = rnn.reference(net)(inputs), net.initial_state(ROWS)
+    w = {key.removesuffix("_l0"): value for key, value in net.weights.items()}
+    h = begin["h"][0, 0].astype(float)
+    for t in range(STEPS):
+        out, h = block_gru(w, inputs["x"][t, 0], h, a=inputs["a"][t, 0])
+        assert_close(y[t, 0], out, "float64", STEPS, f"y[{t}]")
+    assert_close(final["h"][0, 0], h, "float64", STEPS)
+
+
 def test_retention_over_all_steps_at_once() -> None:
     """RetNet's equation 5: (Q K^T * D) V, with Q and K turned by their positions."""
     net, inputs = drawn("retnet_rotary", {"K": 5})
@@ -641,6 +685,7 @@ WITHOUT_HEADS = {
     "delta_net": {"W_l0": (3, 6, 4), "w_l0": (4,)},
     "gated_delta_net": {"W_l0": (3, 6, 4), "w_l0": (2, 4), "A_l0": (), "b_a_l0": ()},
     "mlstm": {"W_l0": (4, 6, 4), "b_l0": (4, 6), "w_l0": (2, 4), "d_l0": (2,)},
+    "slstm": {"W_l0": (4, 6, 4), "R_l0": (4, 6, 6), "b_l0": (4, 6)},
 }
 
 

@@ -70,6 +70,7 @@ def test_empty_sequences_and_batches() -> None:
     assert y.shape == (4, 0, 14) and final["h"].shape == (2, 0, 7)
 
 
+@pytest.mark.broad
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
     net, module = compiled("gru", 5, 40)
     x = arguments(net, 6, 9)[0]["x"]

@@ -40,7 +40,7 @@ def network(cell: str, width: int, dtype: str, inputs: int = 12, **sizes: Any) -
 
 def sizes_of(cell: str) -> dict[str, int]:
     """Of axes that are neither I nor H."""
-    sizes = {"P": 9, "depth": 2, "Y": 3, "X": 4, "S": 4}
+    sizes = {"P": 9, "depth": 2, "Y": 3, "X": 4, "S": 4, "A": 2}
     return {axis: size for axis, size in sizes.items() if axis in rnn.cells.get(cell).size_names}
 
 
@@ -125,6 +125,7 @@ def test_a_persistent_geometry_is_right(name: str, monkeypatch: pytest.MonkeyPat
     check(net, emulator.compile(net, batch=[B], precision=precision), precision or dtype)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("dtype", "width", "inputs"),
     [("float64", 7, 5), *(pytest.param(d, 33, 7, marks=pytest.mark.slow) for d in ("float64", "float32", "bfloat16"))],

@@ -16,7 +16,7 @@ from linear_cells import OWN, exact
 
 import tvm_rnn as rnn
 from tvm_rnn import cell, sigmoid, tanh
-from tvm_rnn.cuda.linear import vector_scan
+from tvm_rnn.cuda.linear import segments, vector_scan
 from tvm_rnn.cuda.plan import network as plan
 from tvm_rnn.oracle.tolerance import assert_close
 
@@ -84,6 +84,13 @@ def test_every_cell(name: str, dtype: str) -> None:
 def test_matrices(name: str, dtype: str) -> None:
     module = check(name, dtype, steps=75)  # a chunk, and a part of one
     assert "chunk_scan_cuda" in {row["template"] for row in module.manifest["templates"]}
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize(("name", "dtype"), [("gated_delta_net", "bfloat16"), ("mlstm", "float16")])
+def test_matrices_in_segments(monkeypatch: pytest.MonkeyPatch, name: str, dtype: str) -> None:
+    monkeypatch.setattr(segments, "LEAST", 2)
+    check(name, dtype, steps=4 * 64 + 5)
 
 
 @pytest.mark.broad

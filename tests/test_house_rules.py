@@ -83,6 +83,7 @@ def test_the_rules_see_the_files() -> None:
     assert {"tvm_rnn/runtime/runtime.py", "tests/test_house_rules.py"} <= {name(path) for path in PYTHON}
 
 
+@pytest.mark.broad
 def test_no_function_takes_more_than_six_facts_by_position() -> None:
     """What travels together is an object (`options.Options`). Not counted: self, arguments by name, and commands of the
     command line, whose arguments typer reads by name."""

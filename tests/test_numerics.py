@@ -239,6 +239,7 @@ def test_division_by_the_constant_zero() -> None:
         np.testing.assert_array_equal(y[0, 0], np.concatenate([values[0, 0] / 0.0, values[0, 0] / -0.0]))
 
 
+@pytest.mark.broad
 def test_a_row_that_is_not_finite_does_not_reach_the_others() -> None:
     net, module = compiled("lstm", 5, 7, num_layers=2)
     x, state = arguments(net, 6, 9)

@@ -1,4 +1,7 @@
-"""Recurrences over all time on a real GPU, against the oracle: one chunk and many, outputs poisoned, the same bits."""
+"""Recurrences over all time on a real GPU, against the oracle: one chunk and many, outputs poisoned, the same bits.
+
+Both passes of training too. Machines without a compiler need TVM_RNN_MODULES, a folder that has the modules.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from derivatives import draw, named, oracle
 from gpu_modules import gpu_module
 from linear_cells import exact
+from networks import flags
+from test_on_gpu_training import LIMITS, poison, there
 
 import tvm_rnn as rnn
 from tvm_rnn.bench.measure.gpu_graphs import run_poisoned
@@ -62,3 +68,37 @@ def test_against_the_oracle(name: str, ragged: bool) -> None:
         expected, states = reference(plain(x), {key: plain(value) for key, value in state.items()}, **host)
         assert_close(plain(y), expected, dtype, steps, "y")
         assert_close({key: plain(value) for key, value in last.items()}, states, dtype, steps, "state")
+
+
+TRAINED = {"min_gru": "float32", "lru": "bfloat16", "rg_lru": "float16", "mlstm": "float32"}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("ragged", [False, True])
+def test_gradients_against_the_oracle(name: str, ragged: bool) -> None:
+    """Both passes; the matrix of mlstm goes step by step."""
+    dtype = TRAINED[name]
+    net = exact(rnn.RNN(rnn.cells.get(name), 24, 64, dtype=dtype).init(seed=1))
+    module = gpu_module(f"recurrence_training_{name}_{dtype}", net, training=True)
+    kind = getattr(torch, dtype)
+    for steps, batch in ((1, 3), (37, 5), (400 if name == "mlstm" else 1500, 2)):
+        rows = flags(steps, batch) if ragged else {}
+        case = draw(net, steps, batch, seed=int(torch.seed() % 1000), **rows)
+        x, state, gy, gstate = (there(value, kind) for value in (case.x["x"], case.state, case.gy, case.gstate))
+        first: dict[str, Any] = {}
+        for _ in range(REPEATS):
+            poison()
+            y, last, tape = module.forward_train(x, state, **rows)
+            poison()
+            found = results(y, last, named(*module.backward(tape, gy, gstate)))
+            first = first or {key: value.clone() for key, value in found.items()}
+            assert all(torch.equal(value, first[key]) for key, value in found.items())
+        expected = results(*rnn.reference(net)(case.x, case.state, **rows), oracle(net, case))
+        for key, value in expected.items():
+            gap = float(np.linalg.norm(plain(first[key]) - value))
+            assert gap < LIMITS[dtype] * max(float(np.linalg.norm(value)), 1e-30), (key, steps)
+
+
+def results(y: Any, last: Any, gradients: Any) -> dict[str, Any]:
+    """Of both passes, by name."""
+    return {"y": y, **{f"new {name}": value for name, value in last.items()}, **gradients}

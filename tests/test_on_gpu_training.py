@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from derivatives import draw, named, oracle
 from gpu_modules import gpu_module
-from networks import flags, network
+from networks import fitting, flags, network
 
 import tvm_rnn as rnn
 from tvm_rnn.runtime.runtime_memory import table
@@ -25,6 +25,7 @@ CASES: dict[str, tuple[str, int, str, dict[str, Any]]] = {
     "gru_large": ("gru_reset_before", 1024, "bfloat16", {}),
     "norm_fp32": ("lstm_layer_norm", 40, "float32", {}),
     "matrices": ("mlstm", 12, "float64", {}),
+    "constants": ("gru_attention", 24, "float32", {}),
 }
 
 
@@ -48,7 +49,7 @@ def test_gradients_are_the_oracle_s_every_time(name: str, ragged: bool) -> None:
     cell, width, precision, options = CASES[name]
     net = network(cell, width, width, dtype="float32" if precision == "tf32" else precision, **options)
     mod = gpu_module(f"training_{name}", net, training=True, precision=precision if precision == "tf32" else None)
-    kind, rows = getattr(torch, net.dtype), flags(T, B) if ragged else {}
+    kind, rows = getattr(torch, net.dtype), fitting(net, flags(T, B)) if ragged else {}
     case = draw(net, T, B, **rows)
     x, state = there(next(iter(case.x.values())), kind), there(case.state, kind)
     gy, gstate, last = there(case.gy, kind), there(case.gstate, kind), None

@@ -33,6 +33,7 @@ def net() -> rnn.RNN:
     return rnn.RNN(rnn.cells.lstm, 3, 5, num_layers=2).init()
 
 
+@pytest.mark.broad
 def test_a_type_checker_knows_what_users_get(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     file = tmp_path / "user.py"

@@ -5,6 +5,7 @@ In: files of the hand-written cell of tiny_cell.c, whole, damaged, or made for o
 
 from __future__ import annotations
 
+import copy
 import gc
 import hashlib
 import json
@@ -25,6 +26,7 @@ import pytest
 import tvm_ffi
 from tiny_module import H, Tiny, compile_elf, elf
 
+import tvm_rnn as rnn
 from tvm_rnn.errors import BuildError, LoadError, WeightError
 from tvm_rnn.module_file.manifest import serialize_weights, write_container
 from tvm_rnn.runtime import runtime
@@ -248,6 +250,28 @@ def test_machines_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     works(TINY.write(path, target={**good, "features": ["sse4.1", "bmi", "neon", "avx512vl", "avx512fp16"]}))
     monkeypatch.setattr(runtime, "cpu_features", lambda: None)  # a system that does not say
     works(TINY.write(path, target={**good, "features": ["flying-cars"]}))
+
+
+def test_a_module_for_another_machine_is_exported_not_called(tmp_path: Path) -> None:
+    path = TINY.write(tmp_path / "m.so", target={**TINY.manifest()["target"], "machine": "riscv128"})
+    module = rnn.load(path, anywhere=True)
+    assert (
+        module.is_elsewhere
+        and copy.copy(module).is_elsewhere
+        and not load(TINY.write(tmp_path / "here.so")).is_elsewhere
+    )
+    weights = TINY.weights(seed=5)
+    module.load_weights(weights)
+    for call in (
+        lambda: module(np.zeros((1, 1, H), "f4")),
+        lambda: module.step(np.zeros((1, H), "f4")),
+        lambda: module.threads,
+    ):
+        with pytest.raises(LoadError, match=r"another machine[\s\S]*riscv128"):
+            call()
+    module.export(tmp_path / "again.so")
+    again = rnn.load(tmp_path / "again.so", anywhere=True).weights
+    assert all((again[name] == value).all() for name, value in weights.items())
 
 
 def test_cpu_features_are_those_of_the_kernel() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tvm_rnn import ConfigError, target
 from tvm_rnn.runtime import runtime
-from tvm_rnn.target import CHECKED, GPUS, TABLE, Target, for_archs, host, names, resolve
+from tvm_rnn.target import FEATURES, GPUS, TABLE, Target, for_archs, host, names, resolve
 
 
 def test_the_host_is_named_and_not_generic() -> None:
@@ -35,16 +35,31 @@ def test_what_the_host_needs_it_has() -> None:
         ("x86-64-v3", "fma", "avx512f"),
         ("x86-64-v4", "avx512vl", "avx512bf16"),
         ("aarch64", "neon", "avx"),
+        ("aarch64-linux-android", "neon", "sve"),
+        ("riscv64", "v", "neon"),
+        ("riscv64gc-linux-gnu", "", "v"),
     ],
 )
 def test_features_are_those_that_llvm_uses(name: str, has: str, lacks: str) -> None:
     features = resolve(name).features
-    assert (not has or has in features) and lacks not in features and set(features) <= set(CHECKED)
+    assert (not has or has in features) and lacks not in features and {*features} <= {*FEATURES[resolve(name).machine]}
 
 
 @pytest.mark.parametrize("row", tuple(TABLE.values()), ids=lambda t: t.name)
 def test_lanes(row: Target) -> None:
     assert row.lanes("float32") == 2 * row.lanes("float64") == row.vector_bytes // 4
+
+
+def test_which_targets_are_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {}
+    for machine in ("x86_64", "aarch64"):
+        monkeypatch.setattr(target.platform, "machine", lambda machine=machine: machine)
+        found[machine] = {TABLE[name].elsewhere for name in ("x86-64-v3", "aarch64-linux-gnu", "aarch64-linux-android")}
+    assert found == {
+        "x86_64": {"", "aarch64-linux-gnu", "aarch64-linux-android"},
+        "aarch64": {"x86_64-linux-gnu", "", "aarch64-linux-android"},
+    }
+    assert Target("mine", machine="riscv64").elsewhere == "riscv64-linux-gnu"
 
 
 def test_a_target_may_be_given_whole() -> None:

@@ -164,34 +164,80 @@ def plif_torch(x: Any, s: Any, v: Any, w: dict[str, Any]) -> tuple[Any, Any]:
     return Spike.apply(v - 1, lambda v: 1 / (1 + (torch.pi * v) ** 2)), v
 
 
-EAGER = {
-    "lif": (cells.get("lif"), lif_torch, 0),
-    "alif": (cells.get("alif"), alif_torch, 0),
-    "plif": (cells.get("plif"), plif_torch, 0),
-    "clipped": (clipped, clipped_torch, 0),
-    "attention": (attention, attention_torch, 1),
-    "two_phases": (two_phases, two_phases_torch, 1),
+def slstm_torch(x: Any, h: Any, c: Any, n: Any, m: Any, w: dict[str, Any]) -> tuple[Any, ...]:
+    """As the authors have it, heads side by side."""
+    gates = torch.einsum("gnhi,bi->gbnh", w["W"], x) + torch.einsum("gnhk,bnk->gbnh", w["R"], h)
+    i, f, z, o = gates + w["b"][:, None]
+    f = m + torch.nn.functional.logsigmoid(f)
+    later = torch.maximum(i, f)
+    i, f = torch.exp(i - later), torch.exp(f - later)
+    c, n = f * c + i * torch.tanh(z), f * n + i
+    h = torch.sigmoid(o) * c / n
+    return h, c, n, later, h.flatten(1)
+
+
+def block_gru_torch(x: Any, a: Any, h: Any, w: dict[str, Any]) -> tuple[Any, Any]:
+    """As the authors have it: a block's product reads its part of h beside what all blocks share."""
+
+    def norm(u: Any, scale: Any) -> Any:
+        return torch.nn.functional.silu(u * torch.rsqrt(u.square().mean(-1, keepdim=True) + 1e-4) * scale)
+
+    rows, blocks = h.shape[:2]
+    a = a / torch.clamp(a.abs(), min=1).detach()
+    shared = [u @ w[name].T for name, u in (("V", h.flatten(1)), ("W", x), ("M", a))]
+    shared = [norm(u + w["b"][k], w["g"][k]) for k, u in enumerate(shared)]
+    joined = torch.cat([h, *(u[:, None].expand(rows, blocks, -1) for u in shared)], -1)
+    hidden = torch.einsum("bnk,nhk->bnh", joined, torch.cat([w["U"], *w["C"]], -1)) + w["b_z"]
+    z = norm(hidden.flatten(1), w["g_z"]).unflatten(1, h.shape[1:])
+    reset, candidate, update = torch.einsum("gnhk,bnk->gbnh", w["R"], z) + w["d"][:, None]
+    update = torch.sigmoid(update - 1)
+    h = update * torch.tanh(torch.sigmoid(reset) * candidate) + (1 - update) * h
+    return h, h.flatten(1)
+
+
+def m2rnn_torch(x: Any, S: Any, w: dict[str, Any]) -> tuple[Any, Any]:
+    """As the authors have it, with matrices of keys times values."""
+    q, k = torch.einsum("jnki,bi->jbnk", w["W"], x)
+    v = torch.einsum("nhi,bi->bnh", w["V"], x)
+    rate = torch.nn.functional.softplus(torch.einsum("ni,bi->bn", w["w"], x) + w["b"])
+    f = torch.exp(-w["A"].exp() * rate)[..., None, None]
+    S = f * S + (1 - f) * torch.tanh(S @ w["R"] + k[..., None] * v[..., None, :])
+    return S, (q[..., None, :] @ S).flatten(1)
+
+
+EAGER: dict[str, tuple[rnn.Cell, Any, int, dict[str, int]]] = {
+    "lif": (cells.get("lif"), lif_torch, 0, {}),
+    "alif": (cells.get("alif"), alif_torch, 0, {}),
+    "plif": (cells.get("plif"), plif_torch, 0, {}),
+    "clipped": (clipped, clipped_torch, 0, {}),
+    "attention": (attention, attention_torch, 1, {}),
+    "two_phases": (two_phases, two_phases_torch, 1, {}),
+    "slstm": (cells.get("slstm"), slstm_torch, 4, {"N": 3}),
+    "block_gru": (cells.get("block_gru"), block_gru_torch, 1, {"N": 3, "P": 5}),
+    "m2rnn": (cells.get("m2rnn"), m2rnn_torch, 1, {"N": 3, "K": 5}),
 }
 
 
 @pytest.mark.parametrize("name", EAGER)
 def test_of_cells_written_in_torch(name: str) -> None:
     """One layer, step by step as a user of torch writes it; some values are equal, so that ties occur."""
-    own, eager, out = EAGER[name]
-    net = network(own, 3, 4, dtype="float64")
+    own, eager, out, sizes = EAGER[name]
+    net = network(own, 3, 4, dtype="float64", **sizes)
     case = draw(net, STEPS, BATCH)
     for value in (*case.x.values(), *case.state.values()):
         value[:] = np.round(value * 10) / 10
-    x = t64(case.x["x"], True)
+    xs = {n: t64(v, True) for n, v in case.x.items()}
     state = [t64(v, True) for v in case.state.values()]
     weights = {n: t64(v, True) for n, v in net.weights.items()}
     plain = {n.removesuffix("_l0"): v for n, v in weights.items()}
     now, ys = [s[0] for s in state], []
     for t in range(STEPS):
-        results = eager(x[t], *now, plain)
+        results = eager(*(x[t] for x in xs.values()), *now, plain)
         now, ys = list(results[: len(state)]), [*ys, results[out]]
+    y = rnn.reference(net)(case.x, case.state)[0]
+    assert_close(y, torch.stack(ys).detach().numpy(), "float64", STEPS)
     loss = (t64(case.gy) * torch.stack(ys)).sum()
     loss = loss + sum((t64(g)[0] * s).sum() for g, s in zip(case.gstate.values(), now, strict=True))
     loss.backward()
-    grads = {n: v.grad.numpy() for n, v in named(x, dict(zip(case.state, state, strict=True)), weights).items()}
+    grads = {n: v.grad.numpy() for n, v in named(xs, dict(zip(case.state, state, strict=True)), weights).items()}
     assert_close(oracle(net, case), grads, "float64", STEPS)

@@ -36,6 +36,7 @@ def x_of(case: Any) -> Any:
     return torch.tensor(case.x["x"], requires_grad=True)
 
 
+@pytest.mark.broad
 def test_gradients_in_training_are_the_oracles(layer: Any) -> None:
     case = draw(NET, T, B, **flags(T, B))
     case.training.update(seed=12, first_step=3)

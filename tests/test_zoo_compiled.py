@@ -77,7 +77,7 @@ def no_state_is_the_initial_one(net: rnn.RNN, module: rnn.Module) -> None:
     assert abs(y - expected).max() < 1e-5
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("number", range(len(STACKS)), ids=["3 layers", "both ways", "3 layers both ways"])
 @pytest.mark.parametrize("third", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 def test_layers_and_directions(number: int, third: int) -> None:

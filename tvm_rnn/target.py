@@ -23,36 +23,39 @@ from .errors import ConfigError, message, nearest, unknown
 if TYPE_CHECKING:
     import tvm
 
-# Features that generated code may use and that the runtime can recognise; names as LLVM has them.
-CHECKED = [
-    "sse4.1",
-    "sse4.2",
-    "avx",
-    "avx2",
-    "fma",
-    "f16c",
-    "bmi",
-    "bmi2",
-    "avx512f",
-    "avx512bw",
-    "avx512cd",
-    "avx512dq",
-    "avx512vl",
-    "avx512vnni",
-    "avx512bf16",
-    "avx512fp16",
-    "neon",
-    "sve",
-]
+# Features that generated code may use and that the runtime can recognise, by machine; names as LLVM has them.
+FEATURES = {
+    "x86_64": (
+        "sse4.1",
+        "sse4.2",
+        "avx",
+        "avx2",
+        "fma",
+        "f16c",
+        "bmi",
+        "bmi2",
+        "avx512f",
+        "avx512bw",
+        "avx512cd",
+        "avx512dq",
+        "avx512vl",
+        "avx512vnni",
+        "avx512bf16",
+        "avx512fp16",
+    ),
+    "aarch64": ("neon", "sve"),
+    "riscv64": ("v",),
+}
 
 
 @dataclass(frozen=True)
 class Target:
     """A machine that code is compiled for.
 
-    name: what the user says. kind: TVM's ("llvm"). mcpu: LLVM's name of the CPU. isa: "avx512", "avx2", "neon" or
-    "plain". vector_bytes, vector_registers: what a register tile is made of. l1_bytes, l2_bytes: per core.
+    name: what the user says. kind: TVM's ("llvm"). mcpu: LLVM's name of the CPU. isa: "avx512", "avx2", "neon",
+    "rvv" or "plain". vector_bytes, vector_registers: what a register tile is made of. l1_bytes, l2_bytes: per core.
     features: what the code needs from the CPU, by LLVM's names. machine: as platform.machine() says it.
+    triple: what compilers for it call it; empty: this machine. attributes, abi: what LLVM has to be told besides.
 
     GPUs (kind "cuda"): arch: as nvcc has it. sms: multiprocessors. shared_bytes: what one block may have of shared
     memory; sm_shared_bytes: what a multiprocessor has for all its blocks. registers: 32-bit ones of a multiprocessor.
@@ -71,6 +74,8 @@ class Target:
     l1_bytes: int = 32 << 10
     l2_bytes: int = 1 << 20
     triple: str = ""
+    attributes: tuple[str, ...] = ()
+    abi: str = ""
     features: tuple[str, ...] = ()
     arch: str = ""
     sms: int = 0
@@ -94,25 +99,53 @@ class Target:
 
         if self.kind == "cuda":
             return tvm.target.Target({"kind": "cuda", "arch": self.arch}, host="cuda_host")
-        options = {"kind": self.kind, "mcpu": self.mcpu}
-        if self.triple:
-            options["mtriple"] = self.triple
+        options: dict[str, str | list[str]] = {"kind": self.kind, "mcpu": self.mcpu}
+        if self.elsewhere:
+            options["mtriple"] = self.elsewhere
+        if self.attributes:
+            options["mattr"] = list(self.attributes)
+        if self.abi:
+            options["mabi"] = self.abi
         return tvm.target.Target(options)
+
+    @property
+    def elsewhere(self) -> str:
+        """What compilers call its system, where that is not this machine's; else empty."""
+        here = self.machine == platform.machine() and self.triple in ("", f"{self.machine}-linux-gnu")
+        return "" if here else self.triple or f"{self.machine}-linux-gnu"
+
+
+def _arm(triple: str) -> Target:
+    return Target(triple, mcpu="generic", machine="aarch64", isa="neon", vector_registers=32, triple=triple)
+
+
+def _riscv(name: str, isa: str, registers: int, more: tuple[str, ...]) -> Target:
+    """more: what it has besides what every 64-bit RISC-V has that runs Linux. Without vectors a tile of 16 bytes takes
+    4 registers of the 32."""
+    attributes = ("+m", "+a", "+f", "+d", "+c", *more)
+    return Target(
+        name,
+        mcpu="generic-rv64",
+        machine="riscv64",
+        isa=isa,
+        vector_registers=registers,
+        triple="riscv64-linux-gnu",
+        attributes=attributes,
+        abi="lp64d",
+    )
 
 
 _ROWS = (
-    Target("x86-64", mcpu="x86-64"),
-    Target("x86-64-v2", mcpu="x86-64-v2"),
-    Target("x86-64-v3", mcpu="x86-64-v3", isa="avx2", vector_bytes=32),
-    Target("x86-64-v4", mcpu="x86-64-v4", isa="avx512", vector_bytes=64, vector_registers=32),
+    Target("x86-64", mcpu="x86-64", triple="x86_64-linux-gnu"),
+    Target("x86-64-v2", mcpu="x86-64-v2", triple="x86_64-linux-gnu"),
+    Target("x86-64-v3", mcpu="x86-64-v3", triple="x86_64-linux-gnu", isa="avx2", vector_bytes=32),
     Target(
-        "aarch64",
-        mcpu="generic",
-        machine="aarch64",
-        isa="neon",
-        vector_registers=32,
-        triple="aarch64-unknown-linux-gnu",
+        "x86-64-v4", mcpu="x86-64-v4", triple="x86_64-linux-gnu", isa="avx512", vector_bytes=64, vector_registers=32
     ),
+    _arm("aarch64-linux-gnu"),
+    _arm("aarch64-linux-android"),
+    _riscv("riscv64-linux-gnu", "rvv", 32, ("+v",)),
+    _riscv("riscv64gc-linux-gnu", "plain", 8, ()),
 )
 
 
@@ -146,6 +179,7 @@ _GPUS = (
     _gpu("nvidia-rtx-4090", "sm_89", 128, (99, 100), 72),
 )
 TABLE = {row.name: row for row in _ROWS}
+SHORT = {"aarch64": "aarch64-linux-gnu", "riscv64": "riscv64-linux-gnu"}
 GPUS = {row.name: row for row in _GPUS}
 
 
@@ -166,6 +200,7 @@ def resolve(target: str | Target) -> Target:
         return gpu()
     if target in GPUS:
         return GPUS[target]
+    target = SHORT.get(target, target)
     if target in TABLE:
         return replace(TABLE[target], features=_features(TABLE[target]))
     slots = unknown("target", target, names())
@@ -186,7 +221,7 @@ def host() -> Target:
     elif {"avx2", "fma"} <= features:
         row = TABLE["x86-64-v3"]
     elif "neon" in features:
-        row = TABLE["aarch64"]
+        row = TABLE["aarch64-linux-gnu"]
     else:
         row = TABLE["x86-64"]
     return replace(
@@ -270,12 +305,7 @@ def _cache(level: str, default: int) -> int:
 def _features(target: Target) -> tuple[str, ...]:
     import tvm
 
-    has = tvm.get_global_func("target.llvm_cpu_has_feature")
-    return tuple(name for name in CHECKED if _asks(has, name, target))
-
-
-def _asks(has: Callable[..., object], name: str, target: Target) -> bool:
-    if (name in ("neon", "sve")) != (target.machine in ("aarch64", "arm64")):
-        return False
+    has: Callable[..., object] = tvm.get_global_func("target.llvm_cpu_has_feature")
+    machine = "aarch64" if target.machine == "arm64" else target.machine
     with target.tvm_target:
-        return bool(has(name, target.tvm_target))
+        return tuple(name for name in FEATURES.get(machine, ()) if has(name, target.tvm_target))

@@ -323,6 +323,7 @@ def lstm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.broad
 def test_steps_of_a_real_time_thread(lstm: Path, tmp_path: Path) -> None:
     """realtime.c counts what is called in fresh threads: memory, locks, threads and whatever asks the system."""
     program = build(HERE / "realtime.c", tmp_path / "realtime", lstm, "-lpthread", "-rdynamic", "-D_GNU_SOURCE")

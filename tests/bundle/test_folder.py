@@ -77,6 +77,7 @@ def test_small_weights_and_small_bundles(lstm: Any, lstm_bundle: Path, tmp_path:
     assert sum(path.stat().st_size for path in lstm_bundle.iterdir()) < EMPTY_LSTM_BYTES + weights
 
 
+@pytest.mark.broad
 def test_a_stream_of_steps_and_its_times(lstm: Any, lstm_bundle: Path, tmp_path: Path) -> None:
     x = np.random.default_rng(1).normal(size=(30, 1, 5)).astype("f4")
     program = build(lstm_bundle / "stream.c", tmp_path / "stream", lstm_bundle)

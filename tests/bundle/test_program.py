@@ -96,6 +96,7 @@ def feeds(T: int, B: int) -> dict[str, np.ndarray]:
     return {"words": RNG.integers(0, 9, (T, B)), "n": n, "h0": RNG.normal(size=(1, B, 4)).astype("f4")}
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("sizes", [(5, 3), (1, 1), (0, 2), (3, 0), (64, 2)], ids=str)
 def test_a_model_of_two_networks(two: tuple[Any, Path], sizes: tuple[int, int]) -> None:
     module, bundle = two
@@ -127,6 +128,7 @@ def test_its_networks_can_be_called_alone(two: tuple[Any, Path]) -> None:
     np.testing.assert_allclose(y, module.networks[0](x)[0], rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.broad
 def test_examples_of_a_model(two: tuple[Any, Path], tmp_path: Path) -> None:
     module, bundle = two
     given, words = feeds(5, 2), []
@@ -206,6 +208,7 @@ def weightless(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 GIVEN = rnn.RNN(rnn.cells.lstm, 3, 7, bidirectional=True).weight_shapes
 
 
+@pytest.mark.broad
 def test_weights_that_are_inputs(weightless: tuple[Any, Path]) -> None:
     """Each run has its own; another handle on the same code is not disturbed."""
     module, bundle = weightless
@@ -248,6 +251,7 @@ def test_examples_of_a_model_without_weights(weightless: tuple[Any, Path], tmp_p
     np.testing.assert_allclose(printed, module.run(given)["Y"][:, 0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.broad
 def test_a_model_of_16_bits_in_float32(tmp_path: Path) -> None:
     """Where the model says float16, the bundle takes and gives floats."""
     net = rnn.RNN(rnn.cells.gru, 3, 7, dtype="float16").init(seed=2)

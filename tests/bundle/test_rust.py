@@ -19,6 +19,7 @@ PAGE = ROOT / "tutorials" / "site" / "pages" / "howto" / "deploy_c.md"
 RUSTC = shutil.which("rustc") or shutil.which("rustc", path=str(Path.home() / ".cargo" / "bin"))
 
 
+@pytest.mark.broad
 @pytest.mark.skipif(RUSTC is None, reason="needs rustc, Rust's compiler: https://rustup.rs")
 def test_the_program_of_the_documentation(tmp_path: Path) -> None:
     net = rnn.RNN(rnn.cells.gru, 4, 8).init(seed=0)

@@ -99,6 +99,7 @@ def test_cells_lists_the_zoo_and_tells_all_about_one() -> None:
     assert json.loads(call("cells", "lstm", "--json"))["weights"]["W"] == ["4", "H", "I"]
 
 
+@pytest.mark.broad
 def test_compile_says_what_it_wrote(files: Paths, tmp_path: Path) -> None:
     text = call("compile", "lstm", "-o", files["out"], *SIZES)
     assert text.startswith(f"wrote {files['out']}: lstm") and "--weights" in text and "\nSHA-256 " in text
@@ -163,6 +164,7 @@ def test_run_gives_what_the_oracle_gives(lstm: str, files: Paths) -> None:
     assert_close(np.load(files["y"]), oracle()(np.load(files["x"]), state)[0], "float32", 5)
 
 
+@pytest.mark.broad
 def test_run_with_lengths_resets_and_weights_of_their_own(files: Paths) -> None:
     call("compile", "lstm", "-o", files["out"], *SIZES)
     net = rnn.RNN(rnn.cells.lstm, 4, 8).init(7)
@@ -178,6 +180,7 @@ def test_run_with_lengths_resets_and_weights_of_their_own(files: Paths) -> None:
     assert_close(np.load(files["y"]), expected, "float32", 5)
 
 
+@pytest.mark.broad
 def test_run_takes_further_inputs_by_name(files: Paths, tmp_path: Path) -> None:
     call("compile", "augru", "-o", files["out"], *SIZES, "--seed", "0")
     a = str(tmp_path / "a.npy")

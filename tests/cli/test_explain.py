@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from networks import compiled
 
 from tests.cli.test_commands import call
@@ -28,6 +29,7 @@ def test_a_module_is_explained_by_its_file(tmp_path: Path) -> None:
     assert "a module says itself" in call("explain", str(tmp_path / "gru.so"), "--without", "hoist_gemms", code=2)
 
 
+@pytest.mark.broad
 def test_memory_of_training_is_planned() -> None:
     words = ("--target", "x86-64-v4", "--training", "--steps", "50", "--batch", "4")
     page = call("explain", "elman", *words, "--max-bytes", "1G")
@@ -52,6 +54,7 @@ def test_a_modules_cell_can_be_named(tmp_path: Path) -> None:
     assert "--cell is for modules" in call("explain", "gru", "--cell", "gru", code=2)
 
 
+@pytest.mark.broad
 def test_regularisers_are_explained() -> None:
     text = call("explain", "lstm", "--training", "--zoneout", "0.1", "--weight-drop", "R=0.5")
     assert "in training zoneout h 0.1, c 0.1; weight drop R 0.5" in text

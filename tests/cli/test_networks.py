@@ -168,3 +168,15 @@ def test_bundles_that_cannot_be(folder: Path, tmp_path: Path) -> None:
         done = call("compile", *words)
         assert done.exit_code == code and text in done.output, done.output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_inputs_are_fixed(folder: Path) -> None:
+    done = call("show", folder / "m.onnx", "--shape", "X=9,B,3")
+    assert done.exit_code == 0, done.output
+    for words, said in (
+        (["m.onnx", "--given", "z=1"], "no such input"),
+        (["m.onnx", "--shape", "X=9"], "does not fit"),
+        (["lstm", "--given", "sr=1"], "this is a cell"),
+    ):
+        done = call("show", folder / words[0] if ".onnx" in words[0] else words[0], *words[1:])
+        assert done.exit_code != 0 and said in done.output, done.output

@@ -105,6 +105,7 @@ def test_code_stages_of_training() -> None:
     assert "graph elman backward" in stages["differentiate"] and "normalise" not in stages
 
 
+@pytest.mark.broad
 def test_code_stages_of_a_gpu() -> None:
     stages = dict(stage_texts.stages(net_of("gru"), "nvidia-h200", precision="tf32"))
     assert tuple(stages) == (*STAGES, *stage_texts.GPU_STAGES)

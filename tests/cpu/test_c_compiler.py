@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tvm_rnn.cpu import c_compiler
 from tvm_rnn.cpu.c_compiler import compile_c, find_compiler, object_of
 from tvm_rnn.errors import BuildError
 
@@ -28,6 +29,43 @@ def test_it_may_be_several_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert find_compiler() == (str(wrapper), "g++")
     assert object_of("cpu/c/ffi", find_compiler())[:4] == b"\x7fELF"
     assert log.read_text().split() == ["g++"]
+
+
+def test_those_for_another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What the user names, the distribution's, Zig's, then clang."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(c_compiler.importlib.util, "find_spec", lambda name: None)
+    triple, variable = "riscv64-linux-gnu", "CXX_riscv64_linux_gnu"
+    with pytest.raises(BuildError, match=rf"no C compiler for {triple}[\s\S]*{variable}[\s\S]*pip install ziglang"):
+        find_compiler(triple)
+    found = []
+    for name in ("clang++", "zig", f"{triple}-clang++", f"{triple}-g++", "own"):
+        (tmp_path / name).write_text("")
+        (tmp_path / name).chmod(0o755)
+        if name == "own":
+            monkeypatch.setenv(variable, "own --more")
+        found.append(" ".join(find_compiler(triple)))
+    distribution = [f"{triple}-clang++", f"{triple}-g++"]
+    assert found == [
+        f"clang++ --target={triple}",
+        f"zig cc -target {triple}",
+        *distribution[:1],
+        distribution[1],
+        "own --more",
+    ]
+    assert find_compiler()[0] == "clang++"
+
+
+def test_android_s_is_the_oldest_of_its_kit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    triple, folder = "aarch64-linux-android", tmp_path / "toolchains" / "llvm" / "prebuilt" / "linux-x86_64" / "bin"
+    with pytest.raises(BuildError, match="ANDROID_NDK_HOME"):
+        find_compiler(triple)
+    folder.mkdir(parents=True)
+    for level in (35, 24):
+        (folder / f"{triple}{level}-clang++").write_text("")
+        (folder / f"{triple}{level}-clang++").chmod(0o755)
+    monkeypatch.setenv("ANDROID_NDK_HOME", str(tmp_path))
+    assert find_compiler(triple) == (str(folder / f"{triple}24-clang++"),)
 
 
 def test_one_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ def test_what_is_not_finite_makes_its_row_nan_and_no_other() -> None:
     assert np.isnan(y[:, [1, 3]]).all() and np.isfinite(y[:, [0, 2, 4]]).all()
 
 
+@pytest.mark.broad
 @needs_vnni
 @pytest.mark.parametrize(
     "name", ["lstm", *(pytest.param(c, marks=pytest.mark.slow) for c in ("gru_reset_before", "rhn"))]

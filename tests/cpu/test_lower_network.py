@@ -55,7 +55,7 @@ def test_a_graph_without_tiling_is_refused() -> None:
         Lowering(net, stages["fuse_pointwise"], Options(V4))
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CELLS])
 def test_the_workspace_is_large_enough_and_its_contents_do_not_matter(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -14,7 +14,7 @@ from tvm_rnn.passes import pipeline
 from tvm_rnn.passes.passed import Passed
 from tvm_rnn.target import resolve
 
-SIZES = {"depth": 2, "P": 3, "Y": 3, "X": 4, "S": 4}
+SIZES = {"depth": 2, "P": 3, "Y": 3, "X": 4, "S": 4, "A": 2}
 
 
 def graph_of(name: str, inputs: int = 5, hidden: int = 7) -> Graph:

@@ -42,6 +42,7 @@ def net(dtype: str = "float32") -> rnn.RNN:
     return rnn.RNN(rnn.cells.gru, 5, 7, dtype=dtype).init(0)
 
 
+@pytest.mark.broad
 def test_the_manifest_says_what_is_inside(gru: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_GPUS", "90")
     m = gru.manifest

@@ -33,6 +33,7 @@ def test_flops_and_bytes_of_an_lstm() -> None:
     assert found["ceilings"] == {}  # nobody measured another machine
 
 
+@pytest.mark.broad
 def test_weights_that_stay_on_the_chip_are_moved_once() -> None:
     net = rnn.RNN(rnn.cells.ligru, 32, 64, 2, bidirectional=True, dtype="bfloat16")
     found = row(net, "nvidia-h200", batch=2, steps=10)
@@ -59,6 +60,7 @@ def test_a_record_of_the_same_network_is_a_measurement() -> None:
     assert "measured_us" not in row(net, machine, batch=8, records=machine.records)
 
 
+@pytest.mark.broad
 def test_exchanges_follow_each_other() -> None:
     """A GRU whose reset gate comes first exchanges twice in a step; what that takes is no more than all of it."""
     found = {}

@@ -18,7 +18,9 @@ from tvm_rnn.frontends.spec import (
     parse_bytes,
     parse_names,
     parse_probabilities,
+    parse_shapes,
     parse_sizes,
+    parse_values,
     read_model,
 )
 
@@ -150,9 +152,21 @@ def test_every_cell_of_the_zoo_can_be_looked_at_with_small_sizes() -> None:
         assert build_net(cell, 4, None, fill=4).layers
 
 
+def test_inputs_that_are_fixed() -> None:
+    assert parse_values(["sr=16000", "s=0.5,-1", "t=1e3"]) == {"sr": 16000, "s": [0.5, -1], "t": 1000.0}
+    assert isinstance(parse_values(["sr=16000"])["sr"], int)
+    assert parse_shapes(["x=B, 576", "s=1"]) == {"x": ["B", 576], "s": [1]}
+    for parse, words in ((parse_values, ["sr", "sr=", "=1", "sr=a"]), (parse_shapes, ["x", "x=", "x=-1", "=2"])):
+        for word in words:
+            with pytest.raises(ConfigError, match="expected: NAME="):
+                parse([word])
+
+
 def test_files_of_networks(tmp_path: Path) -> None:
     assert is_model("a/b.onnx") and not is_model("lstm") and not is_model("onnx") and not is_model("m.onnx:cell")
     with pytest.raises(ConfigError, match=r"--layers, --dtype"):
         read_model("m.onnx", ["--layers", "--dtype"])
+    with pytest.raises(ConfigError, match="got:      --given\n"):
+        read_model("m.keras", given={"sr": 1}, shapes={})
     rnn.to_onnx(rnn.RNN(cells.gru, 3, 4).init(), tmp_path / "m.onnx")
     assert read_model(str(tmp_path / "m.onnx")).cell is cells.gru

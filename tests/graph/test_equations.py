@@ -11,7 +11,7 @@ import tvm_rnn as rnn
 from tvm_rnn import cell, where
 from tvm_rnn.graph.equations import equations, math
 
-EXTRA = {"P": 3, "depth": 2, "Y": 3, "X": 4, "S": 4}
+EXTRA = {"P": 3, "depth": 2, "Y": 3, "X": 4, "S": 4, "A": 2}
 
 
 def rows(c: rnn.Cell) -> list[tuple[str, str]]:

@@ -76,6 +76,7 @@ def test_files_are_made_again_from_their_seeds(tmp_path: Path) -> None:
     assert files == [lied(own, seed) for seed in range(50)] and len({*files, own.whole()}) > 45
 
 
+@pytest.mark.broad
 def test_lies_about_a_tiny_module(tmp_path: Path) -> None:
     Tiny(2, extra=True).write(tmp_path / "m.so")
     counts = check(Parts.of((tmp_path / "m.so").read_bytes()), range(100), tmp_path)

@@ -39,7 +39,7 @@ def halves() -> rnn.RNN:
     return net
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_cpu_runs_it_in_float32(dtype: str) -> None:
     net, x = network(dtype), np.random.default_rng(0).normal(size=(T, B, WIDTH)).astype("f4")
@@ -56,6 +56,7 @@ def test_a_cpu_runs_it_in_float32(dtype: str) -> None:
     assert_close(state, last, "float32", T)
 
 
+@pytest.mark.broad
 def test_what_is_around_it_goes_with_it() -> None:
     net, x = halves(), np.random.default_rng(0).normal(size=(T, B, WIDTH)).astype("f2").astype("f4")
     module = rnn.compile(net, precision="float32")

@@ -142,3 +142,15 @@ def test_ensures_refuses_a_result_that_is_not_stored() -> None:
     groups = tuple(replace(g, stored=()) if g.region == "step" else g for g in graph.groups)
     with pytest.raises(PassError, match="result is stored by no group"):
         FusePointwise().ensures(replace(graph, groups=groups))
+
+
+@pytest.mark.parametrize(("machine", "groups"), [("nvidia-h200", 1), ("llvm", 2)])
+def test_what_a_recurrence_reads_first_joins_its_loop_on_gpus(machine: str, groups: int) -> None:
+    """What its gradient and its epilogue read both: 1 - z of min_gru's backward. Not stored; on CPUs it is."""
+    net = rnn.RNN(rnn.cells.min_gru, 8, 8, dtype="bfloat16" if machine != "llvm" else "float32")
+    graph = pipeline.run(net, target.resolve(machine), training="values")[-1][1].graphs[0].backward
+    assert graph is not None
+    assert [kind for kind in kinds(graph, "before") if kind != "gemm"] == ["pointwise", "scan"][-groups:]
+    (scan,) = [g for g in graph.groups if g.kind == "scan"]
+    assert ("sub" in [n.op for n in scan.nodes]) == (groups == 1)
+    assert all(n.op != "sub" for n in scan.stored)

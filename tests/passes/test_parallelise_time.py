@@ -376,6 +376,16 @@ def test_nothing_is_left_of_the_loop_in_training(c: rnn.Cell) -> None:
     assert "keep state S before each 16th step alone" in [d.what for d in told if d.stage == "parallelise_time"]
 
 
+def test_gpus_train_vectors_over_all_time_and_say_what_they_do_not() -> None:
+    net = rnn.RNN(rnn.cells.mlstm, 8, 8)
+    with recording() as told:
+        graph = pipeline.run(net, target.resolve("nvidia-h200"), training=True)[-1][1].graphs[0]
+    assert rows(graph) == ("step", "scan", "scan_max") and graph.backward is not None
+    assert any("in training this target runs it one step after the other" in d.why for d in told if d.what == "state C")
+    back = pipeline.run(rnn.RNN(rnn.cells.sru, 8, 8), target.resolve("nvidia-h200"), training=True)[-1][1].graphs[0]
+    assert has_steps(back) and back.backward is not None and not has_steps(back.backward)
+
+
 @cell(states="S", output="y")
 def looks_back(x: "I", S: "H H", *, W: "3 H I"):
     """A function of what is read of the matrix decides what is written at the next step."""

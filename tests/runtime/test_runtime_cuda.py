@@ -82,6 +82,7 @@ def test_torch_on_the_cpu(module: CudaModule) -> None:
     np.testing.assert_array_equal(y.numpy(), expected(X)[0])
 
 
+@pytest.mark.broad
 def test_strided_and_double(tmp_path: Path, module: CudaModule) -> None:
     np.testing.assert_array_equal(module(np.asfortranarray(X))[0], expected(X)[0])
     wide = load(write_tiny(tmp_path / "d.so", "float64"))
@@ -226,6 +227,7 @@ def test_fits() -> None:
     assert fits("sm_80", 89) and fits("sm_86", 89) and not fits("sm_86", 80) and not fits("sm_80", 90)
 
 
+@pytest.mark.broad
 def test_three_files_beside_a_so_are_enough(path: Path, tmp_path: Path) -> None:
     for name in ("runtime.py", "runtime_cuda.py", "gpu_arrays.py"):
         shutil.copy(Path(runtime.__file__).with_name(name), tmp_path)

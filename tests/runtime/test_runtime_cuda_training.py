@@ -17,6 +17,7 @@ from networks import flags, network
 from persistent_layers import geometry_of
 
 import tvm_rnn as rnn
+from tests.cpu.training.test_add_entry_points import normed
 from tests.oracle.test_reference import restless
 from tvm_rnn.cuda.model import choose_regime
 from tvm_rnn.cuda.plan import layer as steps
@@ -114,6 +115,7 @@ CASES: dict[str, tuple[Any, int, dict[str, Any]]] = {
     "exponents-float16": ("slstm", 16, {"dtype": "float16"}),
     "restless-float64": (restless, 5, {"dtype": "float64", "bidirectional": True, "num_layers": 2}),
     "scans-bfloat16": ("sru", 16, {"dtype": "bfloat16"}),
+    "quotients-float32": (normed, 5, {"dtype": "float32"}),
 }
 
 

@@ -183,6 +183,7 @@ def test_a_model_that_another_version_wrote() -> None:
 # --- several networks ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.broad
 def test_several_networks_do_what_their_oracle_does(pair: Any, tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(T, B, WIDTH)).astype("f4")
     expected = rnn.reference(two()).run({"X": x})

@@ -63,6 +63,7 @@ def gradients(module: TrainingModule, case: Case) -> dict[str, Any]:
     return named(*module.backward(tape, case.gy, case.gstate))
 
 
+@pytest.mark.broad
 def test_forms_and_dtypes(module: TrainingModule) -> None:
     case = draw(NET, T, B)
     y, state, tape = module.forward_train(case.x, case.state)

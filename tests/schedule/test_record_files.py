@@ -98,6 +98,7 @@ def test_where_records_are_looked_for(tmp_path: Path, monkeypatch: pytest.Monkey
         resolve("/no/such")
 
 
+@pytest.mark.broad
 def test_compile_uses_a_folder_and_the_manifest_says_so(tmp_path: Path) -> None:
     net = rnn.RNN(rnn.cells.lstm, 8, 16).init(0)
     first, machine = Trial(Candidate()), target_of("llvm")

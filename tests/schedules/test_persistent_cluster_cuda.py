@@ -59,7 +59,7 @@ def test_a_knob_has_its_choices_alone() -> None:
         configured(NAME, unit, {"ahead": 5})
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_kernels_do_not_spill(precision: str, tmp_path: Path) -> None:
     check_spills("lstm", 64, precision, 8, tmp_path, {})

@@ -34,6 +34,7 @@ def test_nothing_fits() -> None:
     assert configured(NAME, unit_of("lstm", 64, "float32", 16))[0] == {}  # without tensor cores: not written
 
 
+@pytest.mark.broad
 def test_rows_are_sliced_where_several_teams_fit() -> None:
     """64 blocks per group: two groups of 32 rows each hold 64 rows."""
     unit = unit_of("lstm", 512, "bfloat16", 64)
@@ -74,7 +75,7 @@ def test_many_rows_take_turns_where_one_round_has_no_room() -> None:
     assert geometry_by(NAME, unit, configured(NAME, unit)[0]).rows == 64
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("precision", TENSOR_CORES)
 def test_kernels_do_not_spill(precision: str, tmp_path: Path) -> None:
     check_spills("lstm", 64, precision, 8, tmp_path, {})

@@ -70,6 +70,7 @@ def penalty(y: Any, inputs: Any) -> Any:
     return sum((slope.square().sum((0, 2)) - 1.0).square().sum() for slope in slopes)
 
 
+@pytest.mark.broad
 def test_a_gradient_penalty_is_that_of_a_loop_by_hand(layer: Any, x: Any) -> None:
     leaves = [*x, *layer.parameters()]
     ours = torch.autograd.grad(penalty(layer(x)[0], x), leaves)

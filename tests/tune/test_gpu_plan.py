@@ -40,6 +40,7 @@ def test_the_default_comes_first_then_geometries_then_other_products() -> None:
     assert not any(STEP_BY_STEP in f and len(f) > 1 for f in found)  # it would not be worth while
 
 
+@pytest.mark.broad
 def test_large_layers_are_tried_step_by_step_with_other_knobs() -> None:
     assert [STEP_BY_STEP, "gemm_cuda"] in templates_of(Point("lstm", 2560, 2560, 8, 64))
 
@@ -78,6 +79,7 @@ def test_a_choice_that_does_not_fit_is_no_candidate(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.broad
 def test_a_plan_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def build(one: Any, target: str, folder: str) -> str:
         if "gemm_cuda" in one.candidate.key:
@@ -177,6 +179,7 @@ def test_a_default_that_was_best_is_a_record_too(tmp_path: Path) -> None:
     assert chosen.record.endswith("defaults") and not chosen.recorded
 
 
+@pytest.mark.broad
 def test_a_point_that_was_not_measured_is_named(tmp_path: Path) -> None:
     measured(tmp_path, [-1.0, 5.0])
     found = collect(tmp_path)

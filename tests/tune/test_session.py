@@ -82,6 +82,7 @@ def test_it_finds_and_records_what_is_faster(tmp_path: Path) -> None:
     assert {c.template for c in record.choices} == {"gemm_cpu", "walk_cpu"}
 
 
+@pytest.mark.broad
 def test_what_a_record_says_is_what_compile_does(tmp_path: Path) -> None:
     record = tuned(Known(better), tmp_path).record
     module = rnn.compile(NET, batch=4, records=tmp_path)

@@ -30,6 +30,7 @@ def test_candidates_are_equal_where_their_choices_are() -> None:
     assert Candidate((one,)).with_choice(two).choices == (two,)
 
 
+@pytest.mark.broad
 def test_a_trial_notes_units_and_gives_its_own_choices() -> None:
     net = rnn.RNN(rnn.cells.lstm, 8, 16).init(0)
     trial = Trial()

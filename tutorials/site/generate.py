@@ -27,7 +27,7 @@ from tvm_rnn.target import resolve
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-SIZES = {"H": 16, "P": 4, "depth": 2, "Y": 4, "X": 4, "S": 4}  # of the networks that pages show
+SIZES = {"H": 16, "P": 4, "depth": 2, "Y": 4, "X": 4, "S": 4, "A": 3}  # of the networks that pages show
 # Sections of README.md that are pages here.
 SECTIONS = {
     "python": "The Python interface",

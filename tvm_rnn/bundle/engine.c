@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/utsname.h>
@@ -165,17 +166,31 @@ static int has_word(const char* line, const char* name) {
   return 0;
 }
 
+/* The CPU's features, as words of a line; "" where the system does not say. */
+static void read_features(char* line, int size) {
+  line[0] = 0;
+#if defined(__aarch64__) || defined(__riscv)
+  unsigned long has = getauxval(AT_HWCAP);
+#ifdef __riscv
+  snprintf(line, (size_t)size, ":%s", has >> ('v' - 'a') & 1 ? " v" : "");
+#else
+  snprintf(line, (size_t)size, ":%s%s", has >> 1 & 1 ? " neon" : "", has >> 22 & 1 ? " sve" : "");
+#endif
+#else
+  FILE* file = fopen("/proc/cpuinfo", "r");
+  if (!file) return;
+  while (fgets(line, size, file) && strncmp(line, "flags", 5)) line[0] = 0;
+  fclose(file);
+#endif
+}
+
 static int32_t check_machine(const struct engine_module* m) {
   struct utsname here;
-  char line[16384] = "";
+  char line[16384];
   if (!uname(&here) && strcmp(here.machine, m->machine))
     FAIL(BAD_FILE, "the module is for %s, this machine is %s", m->machine, here.machine);
-  FILE* file = fopen("/proc/cpuinfo", "r");
-  if (!file) return ENGINE_OK; /* the system does not say */
-  while (fgets(line, sizeof line, file) && strncmp(line, "flags", 5) && strncmp(line, "Features", 8)) line[0] = 0;
-  fclose(file);
-  if (!line[0]) return ENGINE_OK;
-  for (int32_t i = 0; i < m->features; ++i) {
+  read_features(line, sizeof line);
+  for (int32_t i = 0; line[0] && i < m->features; ++i) {
     const struct engine_feature* f = &m->feature[i];
     if (!has_word(line, f->name) && !(f->other && has_word(line, f->other)))
       FAIL(BAD_FILE, "the module needs a CPU with %s: compile it for this one", f->name);
@@ -232,9 +247,9 @@ static void* aligned(int64_t elements, int64_t bytes) {
   int64_t size = engine_times(elements < 1 ? 1 : elements, bytes);
   if (size < 0 || size > INT64_MAX - ALIGNMENT) return 0;
   size_t whole = ((size_t)size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-  void* memory = aligned_alloc(ALIGNMENT, whole);
-  if (memory) memset(memory, 0, whole); /* every page is there from now on */
-  return memory;
+  void* memory = 0; /* not by aligned_alloc, which Android has had since 2018 alone */
+  if (posix_memalign(&memory, ALIGNMENT, whole)) return 0;
+  return memset(memory, 0, whole); /* every page is there from now on */
 }
 
 /* How weights are laid out: packs of so many elements. */
@@ -276,13 +291,14 @@ static int32_t pack_weights(struct loaded* own, struct layout layout, uint8_t bi
 
 /* Whether the library is the code of the file that was checked: every byte of it that is not written at load. */
 static int is_checked(const struct loaded* own) {
-  struct link_map* map = 0;
-  if (dlinfo(own->library, RTLD_DI_LINKMAP, &map) || !map) return 0;
+  Dl_info info;
+  const void* known = dlsym(own->library, "tvm_rnn_last_error");
+  if (!known || !dladdr(known, &info)) return 0;
   const ElfW(Ehdr)* head = (const void*)own->file;
   const ElfW(Phdr)* part = (const void*)(own->file + head->e_phoff);
   for (int i = 0; i < head->e_phnum; ++i)
     if (part[i].p_type == PT_LOAD && !(part[i].p_flags & PF_W) &&
-        memcmp((const uint8_t*)map->l_addr + part[i].p_vaddr, own->file + part[i].p_offset, part[i].p_filesz))
+        memcmp((const uint8_t*)info.dli_fbase + part[i].p_vaddr, own->file + part[i].p_offset, part[i].p_filesz))
       return 0;
   return 1;
 }

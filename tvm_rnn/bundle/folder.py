@@ -12,6 +12,7 @@ from pathlib import Path
 from tvm_rnn.cpu.c_compiler import compile_c, find_compiler, object_of, run
 from tvm_rnn.runtime import runtime
 from tvm_rnn.runtime.runtime import Module
+from tvm_rnn.target import TABLE, Target
 
 from ..errors import BuildError, ConfigError, message
 from ..locations import PACKAGE
@@ -160,7 +161,7 @@ def _compile(facts: Facts, folder: Path) -> None:
     made = folder / "module.c"
     made.write_text(source_text(facts, program_source(facts)), encoding="utf-8")
     here = PACKAGE / "bundle"
-    compiler, options = find_compiler(), ("-std=gnu11", "-fvisibility=hidden", f"-I{here}")
+    compiler, options = find_compiler(_elsewhere(facts)), ("-std=gnu11", "-fvisibility=hidden", f"-I{here}")
     compile_c(made, folder / "module.o", "-c", *options, f"-I{folder}", compiler=compiler)
     parts = [folder / "module.o"]
     wide = ["-O3", *(f"-m{name}" for name in WIDE if name in facts.manifest.target.features)]
@@ -177,6 +178,12 @@ def _compile(facts: Facts, folder: Path) -> None:
         path.unlink()
 
 
+def _elsewhere(facts: Facts) -> str:
+    """What compilers call the system that it is for, where that is not this machine's."""
+    own = facts.manifest.target
+    return TABLE.get(own.name, Target(own.name, machine=own.machine)).elsewhere
+
+
 def readme_text(facts: Facts, sources: Mapping[str, str]) -> str:
     """README.md. sources: the programs' files by the programs' names."""
     gone = {*EXAMPLES} - {*sources.values()}
@@ -184,7 +191,9 @@ def readme_text(facts: Facts, sources: Mapping[str, str]) -> str:
     network = facts.networks[0]
     inputs = "".join(f" {x.name}.raw" for x in network.inputs)
     inputs = examples.arguments(facts) if facts.manifest.model else inputs
-    compilers = {program: "c++" if source.endswith(".cpp") else "cc" for program, source in sources.items()}
+    triple = _elsewhere(facts)
+    cc, cpp = (f"{triple}-gcc", f"{triple}-g++") if triple else ("cc", "c++")
+    compilers = {program: cpp if source.endswith(".cpp") else cc for program, source in sources.items()}
     build = [f"{cc} -O2 {sources[p]} -o {p} -L. -l{facts.name} -Wl,-rpath,'$ORIGIN'" for p, cc in compilers.items()]
     loop = "./generate 20" + "".join(f" {x.name}.raw" for x in network.inputs[1:])
     return README.format(

@@ -1,6 +1,6 @@
 """Gated recurrent units: reset after the product (torch, cuDNN) and before it (the paper); and kin with other gates."""
 
-from tvm_rnn import cell, relu, sigmoid, tanh
+from tvm_rnn import absolute, cell, matvec, maximum, relu, rms_norm, sigmoid, silu, stop_gradient, tanh
 
 
 @cell
@@ -94,3 +94,43 @@ def ugrnn(x: "I", h: "H", *, W: "2 H I", R: "2 H H", b: "2 H"):
     c, g = W @ x + R @ h + b
     g = sigmoid(g)
     return g * h + (1.0 - g) * tanh(c)
+
+
+@cell(output="y", init={"g": "ones", "g_z": "ones"})
+def block_gru(
+    x: "I",
+    a: "A",
+    h: "N? H",
+    *,
+    V: "P=H N?*H",
+    W: "P I",
+    M: "P A",
+    b: "3 P",
+    g: "3 P",
+    U: "N? H H",
+    C: "3 N? H P",
+    b_z: "N? H",
+    g_z: "N?*H",
+    R: "3 N? H H",
+    d: "3 N? H",
+):
+    """The block GRU of DreamerV3 (Hafner, Pasukonis, Ba & Lillicrap 2025), with one hidden layer, as the authors' code.
+
+    N blocks of H units (without N: one), P hidden units (H, if not given). x: the stochastic state; a: the action. h,
+    and so y, is the deterministic state. Order of b, g and C: h x a; of R and d: r c u. The blocks meet in V h and in
+    the norm of z, over all N H numbers. `reset=` begins an episode: x and a of that step are the caller's.
+
+        v = silu(g norm((V h, W x, M a) + b)), each apart, with a divided by max(1, |a|)
+        z = silu(g_z norm(U h + C v + b_z)),  norm(u) = u / sqrt(mean(u^2) + 1e-4)
+        r, c, u = R z + d
+        h' = sigmoid(u - 1) tanh(sigmoid(r) c) + (1 - sigmoid(u - 1)) h,  y = h'
+    """
+    a = a / stop_gradient(maximum(1.0, absolute(a)))
+    parts = V @ h.reshape(-1), W @ x, M @ a
+    v = [silu(rms_norm(part + b[k], g[k], 1e-4)) for k, part in enumerate(parts)]
+    z = matvec(U, h) + C[0] @ v[0] + C[1] @ v[1] + C[2] @ v[2] + b_z
+    z = silu(rms_norm(z.reshape(-1), g_z, 1e-4)).reshape(h.shape)
+    r, c, u = matvec(R, z) + d
+    u = sigmoid(u - 1.0)
+    h = u * tanh(sigmoid(r) * c) + (1.0 - u) * h
+    return h, h.reshape(-1)

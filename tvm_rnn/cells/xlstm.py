@@ -7,26 +7,28 @@ from tvm_rnn import absolute, cell, exp, layer_norm, log_sigmoid, matvec, maximu
 NOTHING_YET = -1e30
 
 
-@cell(states="h c n m", initial={"m": NOTHING_YET})
-def slstm(x: "I", h: "H", c: "H", n: "H", m: "H", *, W: "4 H I", R: "4 H H", b: "4 H"):
+@cell(states="h c n m", output="y", initial={"m": NOTHING_YET})
+def slstm(x: "I", h: "N? H", c: "N? H", n: "N? H", m: "N? H", *, W: "4 N? H I", R: "4 N? H H", b: "4 N? H"):
     """sLSTM (Beck, Poeppel, Spanring, Auer, Prudnikova, Kopp, Klambauer, Brandstetter & Hochreiter 2024, eq. 8-17).
 
-    Gate order i f z o; one head; f = sigmoid, i = exp. c and n are kept divided by exp(m), which cancels in h'. At
-    first c = n = 0 and m = -1e30, for log 0.
+    Gate order i f z o; f = sigmoid, i = exp. With N heads, each has states of its own, reads no other's, and is a part
+    of y; without N there is one. c and n are kept divided by exp(m), which cancels in h'. At first c = n = 0 and
+    m = -1e30, for log 0.
 
         i, f, z, o = W x + R h + b
         m' = max(log sigmoid(f) + m, i)
         c' = exp(log sigmoid(f) + m - m') c + exp(i - m') tanh(z)
         n' = exp(log sigmoid(f) + m - m') n + exp(i - m')
-        h' = sigmoid(o) c' / n'
+        y = h' = sigmoid(o) c' / n'
     """
-    i, f, z, o = W @ x + R @ h + b
+    i, f, z, o = W @ x + matvec(R, h) + b
     f = log_sigmoid(f) + m
     m = maximum(f, i)
     f, i = exp(f - m), exp(i - m)
     c = f * c + i * tanh(z)
     n = f * n + i
-    return sigmoid(o) * c / n, c, n, m
+    h = sigmoid(o) * c / n
+    return h, c, n, m, h.reshape(-1)
 
 
 @cell(states="C n m", output="h", initial={"m": NOTHING_YET})

@@ -21,11 +21,11 @@ from .options import Jobs, Json, Rows, Steps, grouped
 CPU_PEERS = "torch,onnxruntime,openvino,numpy"
 SUITE_HELP = (
     "Measure a suite. On this CPU: cpu-grid, streaming, audio, generate, fastrnns, deepbench, zoo, ablation or linear. "
-    "With --build or --modules on a GPU: gpu-grid, blog, deepbench, flashrnn, zoo, ablation or linear."
+    "With --build or --modules on a GPU: gpu-grid, generate, blog, deepbench, flashrnn, zoo, ablation or linear."
 )
 PEERS_HELP = (
     f"Peers, comma-separated. [{CPU_PEERS}; also torch-loop, torch-compile, torch-cuda-graph; of a GPU: torch, or any "
-    "of torch,cudnn,torch-compile,triton,flashrnn]"
+    "of torch,cudnn,torch-compile,triton,flashrnn, and of what generates torch-cuda and torch-cuda-graph]"
 )
 TRAINING_HELP = "Time forward and backward passes of MODULE, on CPU or GPU, and torch's."
 ONLY_HELP = "Points by words of their names: h256,b16,b64,lstm,bf16. Words of one kind are alternatives."
@@ -165,7 +165,7 @@ def _build(suite: SuiteOptions, folder: str, shown: Shown) -> None:
 
 def _suite(suite: SuiteOptions, timing: Timing, shown: Shown) -> None:
     """On this CPU, or modules on the GPU."""
-    from tvm_rnn.bench.run import gpu_suite
+    from tvm_rnn.bench.run import generation_suite, gpu_suite
     from tvm_rnn.bench.run import plot as bench_plot
     from tvm_rnn.bench.run import tables as bench_report
     from tvm_rnn.bench.suites import cpu as suites_cpu
@@ -195,8 +195,10 @@ def _suite(suite: SuiteOptions, timing: Timing, shown: Shown) -> None:
             else:
                 found = cpu_suite.run(points, on_cpu, shown.records, every=every, progress=stage)
         else:
-            on_gpu = gpu_suite.Options(tuple(timing.peers("torch")), limit=suite.limit, rounds=timing.rounds)
-            found = gpu_suite.run(points, suite.modules, on_gpu, shown.records, every=every, progress=stage)
+            peers = tuple(timing.peers(suites.PEERS.get(name, "torch")))
+            on_gpu = gpu_suite.Options(peers, limit=suite.limit, rounds=timing.rounds)
+            of_kind = generation_suite if name == "generate" else gpu_suite
+            found = of_kind.run(points, suite.modules, on_gpu, shown.records, every=every, progress=stage)
     report = bench_report.report(found)
     if shown.plot:
         write_whole({shown.plot: text_writer(bench_plot.plot(report))})

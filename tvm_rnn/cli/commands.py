@@ -20,7 +20,7 @@ from .bench import bench
 from .console import print_json, print_written, progress, show
 from .explain import doctor, explain
 from .generate import generate
-from .options import Code, Json, ModuleFile, Outputs, Regularisers, Sizes, Spec, Tape, Values, Weights, grouped
+from .options import Code, Fixed, Json, ModuleFile, Outputs, Regularisers, Sizes, Spec, Tape, Values, Weights, grouped
 from .records import app as records
 from .tune import tune
 from .usage import MARKUP, SETTINGS, Command, Commands
@@ -53,6 +53,7 @@ def _options(
 def compile_cell(
     spec: Spec,
     sizes: Sizes,
+    fixed: Fixed,
     code: Code,
     tape: Tape,
     regularisers: Regularisers,
@@ -73,6 +74,8 @@ def compile_cell(
     $ tvm-rnn compile mycell.py:mycell -o my.so --input-size 8 --hidden-size 32 --size P=16 --seed 0 --dump stages
 
     $ tvm-rnn compile model.onnx -o model.so --bundle model_for_c
+
+    $ tvm-rnn compile silero_vad.onnx -o vad.so --given sr=16000 --shape input=B,576
     """
     from tvm_rnn.frontends.spec import is_model, parse_batch, parse_bytes, parse_names
 
@@ -87,7 +90,7 @@ def compile_cell(
     started = time.perf_counter()
     with progress(outputs.as_json) as stage:
         stage("tracing")
-        net = net_of(spec, sizes, regularisers.parsed(), values)
+        net = net_of(spec, sizes, fixed, regularisers.parsed(), values)
         stage("loading the compiler")
         from tvm_rnn.compiler.compile import compile
 
@@ -188,6 +191,7 @@ def run_module(
 def show_stages(
     spec: Spec,
     sizes: Sizes,
+    fixed: Fixed,
     code: Code,
     regularisers: Regularisers,
     stage: Annotated[
@@ -218,7 +222,7 @@ def show_stages(
     known = ["trace", "differentiate" if code.training else "normalise", *PASS_NAMES, *compiled, "all"]
     if stage not in known:
         raise ConfigError(message("no such stage", **unknown("stage", stage, known)))
-    net = looked_at(spec, sizes, regularisers.parsed())
+    net = looked_at(spec, sizes, fixed, regularisers.parsed())
     found, batch = [], parse_batch(code.batch)
     for number, own in enumerate(nets := getattr(net, "networks", [net])):
         first = f"{number} " if len(nets) > 1 else ""

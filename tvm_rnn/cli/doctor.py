@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from tvm_rnn.errors import TvmRnnError
+from tvm_rnn.errors import BuildError, TvmRnnError
 from tvm_rnn.explain.tables import plain_table, size_text
 from tvm_rnn.version import __version__
 
@@ -194,6 +194,16 @@ def _small_cell() -> Facts:
     return {"cell": net.cell.name, "error": error}
 
 
+def _no_compiler(triple: str) -> str | bool:
+    """Why nothing can be compiled for that system, or True."""
+    from tvm_rnn.cpu.c_compiler import find_compiler
+
+    try:
+        return bool(find_compiler(triple))
+    except BuildError as error:
+        return str(error).splitlines()[0]
+
+
 def _targets(cpu: Facts, compilers: Mapping[str, Facts], gpu: Facts) -> dict[str, Facts]:
     """For each name that `compile` takes: whether code can be made for it here, and run here; else why not."""
     from tvm_rnn.target import GPUS, TABLE, resolve
@@ -204,7 +214,10 @@ def _targets(cpu: Facts, compilers: Mapping[str, Facts], gpu: Facts) -> dict[str
         lacking = sorted({*resolve(name).features} - {*cpu["features"]})
         other = f"this machine is {platform.machine()}" if row.machine != platform.machine() else ""
         runs = other or (f"this CPU has no {', '.join(lacking)}" if lacking else "")
-        found[name] = {"compiles": other or cxx or True, "runs": runs or cxx or True}
+        found[name] = {
+            "compiles": _no_compiler(row.elsewhere) if row.elsewhere else cxx or True,
+            "runs": runs or cxx or True,
+        }
     for name in ("cuda", *GPUS):
         able: str | bool = cuda or cxx or True
         none = "there is no NVIDIA GPU here" if "missing" in gpu else ""

@@ -12,13 +12,14 @@ from typing import Annotated
 import typer
 
 from .console import progress, show
-from .options import Code, Json, Regularisers, Sizes, Tape, grouped
+from .options import Code, Fixed, Json, Regularisers, Sizes, Tape, grouped
 
 
 @grouped
 def explain(
     spec: Annotated[str, typer.Argument(metavar="SPEC|MODULE", help="A cell, a network, or a .so file.")],
     sizes: Sizes,
+    fixed: Fixed,
     code: Code,
     tape: Tape,
     regularisers: Regularisers,
@@ -63,7 +64,7 @@ def explain(
         stage("looking at what is decided")
         module = spec.endswith(".so")
         found = explained(
-            spec if module else looked_at(spec, sizes, regularisers.parsed()),
+            spec if module else looked_at(spec, sizes, fixed, regularisers.parsed()),
             "llvm" if module else code.target,
             batch=parse_batch(code.batch),
             steps=steps,

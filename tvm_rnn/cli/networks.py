@@ -13,7 +13,15 @@ import typer
 
 from tvm_rnn.errors import ConfigError, message, unknown
 from tvm_rnn.explain.tables import size_text
-from tvm_rnn.frontends.spec import build_net, find_cell, is_model, parse_sizes, read_model
+from tvm_rnn.frontends.spec import (
+    build_net,
+    find_cell,
+    is_model,
+    parse_shapes,
+    parse_sizes,
+    parse_values,
+    read_model,
+)
 from tvm_rnn.module_file.schema import GpuNetwork, SeveralNetworks, read
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.origin import sha256_of
@@ -22,24 +30,34 @@ from tvm_rnn.npy_files import npy_writer, npz_writer, read_npy, write_whole
 from tvm_rnn.runtime.runtime import Module
 
 from .console import print_json, print_written
-from .options import Outputs, Sizes, Values
+from .options import Fixed, Outputs, Sizes, Values
 
 Given = Mapping[str, float | Mapping[str, float]]  # regularisers, as RNN takes them
 
 
 def net_of(
-    spec: str, sizes: Sizes, regularisers: Given, values: Values | None = None, fill: int | None = None
+    spec: str,
+    sizes: Sizes,
+    fixed: Fixed,
+    regularisers: Given,
+    values: Values | None = None,
+    fill: int | None = None,
 ) -> RNN | Model:
     """The network that a SPEC names: a cell with sizes, or a file of a whole network, which says them itself.
 
-    Parameters and errors: see `rnn_of`.
+    fixed: inputs of such a file. Other parameters and errors: see `rnn_of`.
     """
+    given, shapes = parse_values(fixed.given or []), parse_shapes(fixed.shape or [])
     if not is_model(spec):
+        if given or shapes:
+            do = "leave --given and --shape out: they are for .onnx files"
+            raise ConfigError(message("this is a cell", got=repr(spec), do=do))
         return rnn_of(spec, sizes, regularisers, values, fill)
     said: dict[str, object] = {**asdict(sizes), **regularisers, **asdict(values or Values())}
     said |= {"layers": None if sizes.layers == 1 else sizes.layers, "size": sizes.size or None}
     said |= {"bidirectional": sizes.bidirectional or None}
-    return read_model(spec, [f"--{name.replace('_', '-')}" for name, value in said.items() if value is not None])
+    options = [f"--{name.replace('_', '-')}" for name, value in said.items() if value is not None]
+    return read_model(spec, options, given, shapes)
 
 
 def rnn_of(spec: str, sizes: Sizes, regularisers: Given, values: Values | None = None, fill: int | None = None) -> RNN:
@@ -68,13 +86,13 @@ def rnn_of(spec: str, sizes: Sizes, regularisers: Given, values: Values | None =
     return net
 
 
-def looked_at(spec: str, sizes: Sizes, regularisers: Given) -> RNN | Model:
+def looked_at(spec: str, sizes: Sizes, fixed: Fixed, regularisers: Given) -> RNN | Model:
     """As `net_of`, for what is only looked at: axes that got no size get a small one."""
     if not is_model(spec):
         given = any(word.startswith("H=") for word in sizes.size or [])
         hidden = None if given else sizes.hidden_size or 16
         sizes = replace(sizes, input_size=sizes.input_size or 8, hidden_size=hidden)
-    return net_of(spec, sizes, regularisers, fill=4)
+    return net_of(spec, sizes, fixed, regularisers, fill=4)
 
 
 def check_outputs(output: str | None, bundle: str | None, weights: bool) -> None:

@@ -40,6 +40,18 @@ class Sizes:
 
 
 @dataclass(frozen=True)
+class Fixed:
+    """Inputs of an ONNX model that are fixed."""
+
+    given: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="ONNX: an input that is a constant. Repeatable.")
+    ] = None
+    shape: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=SIZES", help="ONNX: an input's sizes, B,576. Repeatable.")
+    ] = None
+
+
+@dataclass(frozen=True)
 class Regularisers:
     """A network's regularisers, each as the user writes it."""
 

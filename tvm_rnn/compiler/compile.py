@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tvm_rnn.cpu.lower_direct import direct_of
-from tvm_rnn.cpu.lower_generation import GenerationLowering, check_generation
+from tvm_rnn.cpu.lower_generation import GenerationLowering
 from tvm_rnn.cpu.lower_network import Lowering
 from tvm_rnn.cpu.training.add_entry_points import add_training, check_training
 from tvm_rnn.decisions import about, recording
@@ -27,6 +27,7 @@ from tvm_rnn.dtypes import check_fit
 from tvm_rnn.errors import BuildError, ConfigError, message
 from tvm_rnn.module_file import manifest
 from tvm_rnn.module_file.facts import blob
+from tvm_rnn.network.closed_loop import check_generation
 from tvm_rnn.network.model import Model, widened
 from tvm_rnn.network.rnn import RNN, no_network
 from tvm_rnn.options import Options, asked
@@ -84,7 +85,7 @@ def compile(
             behind either halves the bytes of what no product reads. None: "values" on CPUs; on GPUs the choice that is
             predicted to be faster. See `plan_memory`.
         max_bytes: training: the module's `max_bytes` at first, in bytes; whether a call fits is forward_train's to say.
-        generate: CPUs: add `Module.generate`, in which the output of a step is the input of the next. A network that
+        generate: add `Module.generate`, in which the output of a step is the input of the next. A network that
             draws random numbers needs this or training.
         precision: what products are computed in. None: the network's dtype. "tf32": float32 networks on GPUs, with 10
             bits of mantissa. "float32": a network of 16 bits computes in float32, with the same weights, so that it
@@ -178,13 +179,14 @@ def networks_of(net: RNN | Model, options: Options) -> list[RNN]:
 def _check_drawing(net: RNN, options: Options, inside: bool) -> None:
     """Raises ConfigError where no function could be called. inside: of a model."""
     gpu = options.target.kind == "cuda"
-    if options.generate and (gpu or inside):
-        got, do = options.target.name if gpu else "a model of several networks", "compile a network for a CPU"
-        raise ConfigError(message("generation is for networks on CPUs", got=got, do=do))
+    if options.generate and inside:
+        got, do = "a model of several networks", "compile one network"
+        raise ConfigError(message("generation is for networks", got=got, do=do))
     if options.generate:
         check_generation(net)
-    if net.draws and (gpu or inside or not (options.generate or options.training)):
-        got, do = ", ".join(net.draws), "rnn.compile(net, generate=True) for a CPU; or training=True"
+    able = (options.generate and not (gpu and options.training)) or (options.training and not gpu)
+    if net.draws and (inside or not able):
+        got, do = ", ".join(net.draws), "rnn.compile(net, generate=True); or training=True for a CPU"
         raise ConfigError(message("these equations draw random numbers, which need a seed", got=got, do=do))
 
 
@@ -217,8 +219,8 @@ def _for_a_cpu(own: Passed, around: Functions, folder: Path, tell: Progress) -> 
     path = os.path.join(folder, "module.so")
     manifest.write_container(elf, facts, arrays, path)
     tell("loading")
-    module = runtime.load(path)
-    if options.stored and net.weights:
+    module = runtime.load(path, anywhere=True)
+    if options.stored and net.weights and not module.is_elsewhere:
         tell("measuring the error of stored weights")
         module.manifest["weight_error"] = weight_error(net, module)
     return module
@@ -231,7 +233,7 @@ def _for_a_model(model: Model, networks: Sequence[Passed], around: Functions, fo
         raise ConfigError(message("a model of several networks is for CPUs", got=machine.name, do=do))
     path = write_model(model, networks, around, folder, tell)
     tell("loading")
-    return runtime.load(path)
+    return runtime.load(path, anywhere=True)
 
 
 def _for_gpus(own: Passed, folder: Path, tell: Progress) -> Module:

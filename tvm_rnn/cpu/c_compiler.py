@@ -1,4 +1,4 @@
-"""The C++ compiler of this machine: it links what TVM generates, and compiles the C files of this package.
+"""The C++ compiler of this machine, or one for another: it links what TVM generates, and compiles this package's C.
 
 In: names of C files, from compiler/compile.py, bundle/ and tune/rpc.py. Out: object files and shared objects. Needs
 tvm_ffi for its headers, not the compiler of tensor programs.
@@ -7,26 +7,53 @@ tvm_ffi for its headers, not the compiler of tensor programs.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tvm_rnn.errors import BuildError, message
 from tvm_rnn.locations import PACKAGE
 
 
-def find_compiler() -> tuple[str, ...]:
-    """The words of the command that compiles and links: $CXX may have several, such as "ccache g++"."""
-    commands = [tuple(shlex.split(c)) for c in (os.environ.get("CXX", ""), "g++", "clang++", "c++")]
-    for command in commands:
+def find_compiler(triple: str = "") -> tuple[str, ...]:
+    """The words of the command that compiles and links: $CXX may have several, such as "ccache g++".
+
+    triple: of the system to compile for, such as "aarch64-linux-gnu"; empty: this one."""
+    variable = f"CXX_{triple.replace('-', '_')}" if triple else "CXX"
+    own = tuple(shlex.split(os.environ.get(variable, "")))
+    for command in (own, *(_for_another(triple) if triple else _OWN)):
         if command and shutil.which(command[0]):
             return command
-    got = "none of $CXX, g++, clang++, c++"
-    raise BuildError(message("no C++ compiler to link with", got=got, do="install g++"))
+    if triple:
+        what = f"no C compiler for {triple}"
+        got, do = f"none of ${variable}, {triple}-g++, ziglang, clang++", _INSTALL.get(triple, "pip install ziglang")
+    else:
+        what, got, do = "no C++ compiler to link with", "none of $CXX, g++, clang++, c++", "install g++"
+    raise BuildError(message(what, got=got, do=do))
+
+
+_OWN = (("g++",), ("clang++",), ("c++",))
+_NDK = "toolchains/llvm/prebuilt/*/bin/{triple}[0-9]*-clang++"
+_INSTALL = {"aarch64-linux-android": "install Android's NDK and set ANDROID_NDK_HOME to its folder"}
+
+
+def _for_another(triple: str) -> Iterator[tuple[str, ...]]:
+    """The distribution's, Android's, Zig's, then clang, which needs the other system's headers."""
+    yield (f"{triple}-g++",)
+    yield (f"{triple}-clang++",)
+    if "android" in triple:  # whose C library Zig does not have
+        oldest = sorted(Path(os.environ.get("ANDROID_NDK_HOME", os.devnull)).glob(_NDK.format(triple=triple)))
+        yield from ((str(path),) for path in oldest[:1])
+        return
+    zig = (sys.executable, "-m", "ziglang") if importlib.util.find_spec("ziglang") else ("zig",)
+    yield (*zig, "cc", "-target", triple)  # what is linked is C; its c++ would build a library of C++ first
+    yield ("clang++", f"--target={triple}")
 
 
 @functools.cache

@@ -12,10 +12,7 @@ from typing import ClassVar
 
 from tvm import tirx
 
-from tvm_rnn.errors import ConfigError, message
-from tvm_rnn.graph.ops import Shape
-from tvm_rnn.module_file.schema import Generation
-from tvm_rnn.network.rnn import RNN
+from tvm_rnn.module_file.schema import CpuGeneration
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import buffer, loop, sequence, store, variable, when
@@ -23,22 +20,6 @@ from tvm_rnn.tir.statements import load as loaded
 
 from .lower_network import Given, Lowering, Run, Tile, verify
 from .workspace import Array
-
-
-def size_of(shape: Shape) -> str:
-    return " x ".join(map(str, shape))
-
-
-def check_generation(net: RNN) -> None:
-    """Raises ConfigError where an output cannot be an input."""
-    if net.num_directions > 1 or net.reverse:
-        got, do = "a network that goes backwards", "generate with a forward network"
-        raise ConfigError(message("generation goes forward in time", got=got, do=do))
-    shape = next(iter(net.input_shapes.values()))
-    if net.output_shape != shape:
-        got = f"outputs of {size_of(net.output_shape)}, inputs of {size_of(shape)}"
-        do = 'emit what the cell takes: of a token, x: "1", a place such as sample(logits, keepdims=True)'
-        raise ConfigError(message("generation: an output is the next input", got=got, expected="one shape", do=do))
 
 
 class GenerationLowering(Lowering):
@@ -55,9 +36,9 @@ class GenerationLowering(Lowering):
         verify(found[self.name])
         return found
 
-    def facts(self) -> Generation:
+    def facts(self) -> CpuGeneration:
         """What the runtime must know to call the function."""
-        return Generation(workspace=self.memory.sizes(), tokens=self.net.tokens)
+        return CpuGeneration(workspace=self.memory.sizes(), tokens=self.net.tokens)
 
     def _sequence(self) -> tirx.PrimFunc:
         self.given, self.has_stop, self.stop = variable("given"), variable("has_stop"), tirx.Var("stop", "float64")

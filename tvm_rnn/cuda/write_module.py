@@ -18,11 +18,13 @@ from tvm_rnn.cuda.layer.pointers import storage
 from tvm_rnn.errors import BuildError, message
 from tvm_rnn.module_file import manifest
 from tvm_rnn.module_file.facts import blob, common_facts
-from tvm_rnn.module_file.schema import GpuNetwork, Kernel, Variant
+from tvm_rnn.module_file.schema import Generation, GpuNetwork, GpuProgram, Kernel, Variant
 from tvm_rnn.passes.passed import Passed
 
 from .codegen import cuda_text, nvcc
+from .plan import generation
 from .plan import network as plan
+from .plan.generation import GenerationPlan
 from .training import add_entry_points
 
 EXACT = ("float32", "float64")  # precisions whose kernels must keep subnormals
@@ -33,11 +35,14 @@ def write_module(passed: Passed, folder: Path, tell: Callable[[str], None]) -> s
     BuildError."""
     net, options = passed.net, passed.options
     tell("planning")
-    programs = [plan.plan(passed, target) for target in options.targets]
+    loops = generation.plans(passed, options.targets) if options.generate else []
+    alone = bool(net.draws)  # then the loops are all that there is
+    programs = [own.program for own in loops] if alone else [plan.plan(passed, t) for t in options.targets]
     trained = [add_entry_points.plan(passed, target) for target in options.targets if options.training]
     tell("code generation")
     pairs = [*zip(programs, options.targets, strict=True)]
     pairs += [(own, t) for found, t in zip(trained, options.targets, strict=False) for own in found.programs]
+    pairs += [] if alone else [(own.program, t) for own, t in zip(loops, options.targets, strict=False)]
     sources = [cuda_text.generate(program, target) for program, target in pairs]
     tell("compiling kernels")
     elf, taken, compiler = nvcc.build(sources, folder, options.precision not in EXACT)
@@ -50,6 +55,9 @@ def write_module(passed: Passed, folder: Path, tell: Callable[[str], None]) -> s
         if facts.memory is not None:
             facts.memory.max_bytes = options.max_bytes
         arrays |= trained[0].constants()
+    if loops:
+        describe_generation(facts, loops, taken)
+        arrays |= loops[0].constants()
     path = os.path.join(folder, "module.so")
     manifest.write_container(elf, facts, arrays, path)
     return path
@@ -80,6 +88,22 @@ def describe(passed: Passed, programs: Sequence[Program], taken: Mapping[str, li
         templates=variants[0].templates,
         variants=variants,
     )
+
+
+def describe_generation(
+    facts: GpuNetwork, loops: Sequence[GenerationPlan], taken: Mapping[str, list[dict[str, object]]]
+) -> None:
+    """Add to the manifest's facts: of each variant the program of the loop, where that is not its first."""
+    net = loops[0].loop.of
+    facts.generation = Generation(tokens=net.tokens)
+    facts.entry_points = [*facts.entry_points, generation.WAY]
+    for variant, own in zip(facts.variants, loops if not net.draws else (), strict=False):
+        variant.generate = GpuProgram(
+            packed_bytes=own.program.packed_bytes,
+            parameters=own.program.parameters,
+            kernels=[_with_threads(row, own.program) for row in taken.get(f"{variant.arch}_{generation.WAY}", [])],
+            templates=own.program.facts.get("templates", []),
+        )
 
 
 def _with_threads(row: dict[str, Any], program: Program) -> Kernel:

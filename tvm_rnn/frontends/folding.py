@@ -134,10 +134,16 @@ class Steps:
         self.constants.update(zip(step.outputs, made, strict=False))
         self.made.update(step.outputs)
 
-    def compute(self, op: str, values: Sequence[Array | None], attributes: Fields) -> list[Array]:
-        """What an operation of the table makes of arrays that are known now. Raises Unreadable."""
+    def compute(
+        self, op: str, values: Sequence[Array | None], attributes: Fields, most: float = math.inf
+    ) -> list[Array]:
+        """What an operation of the table makes of arrays that are known now. Raises Unreadable, also where that has
+        more elements than `most`."""
         try:
-            self.make(op, _elements(op, values, attributes))
+            elements = _elements(op, values, attributes)
+            if elements > most:
+                raise Unreadable(f"{op} makes {elements} elements")
+            self.make(op, elements)
             with np.errstate(all="ignore"):
                 made = OPERATIONS[op](values, attributes)
         except (ValueError, IndexError, TypeError, KeyError, ArithmeticError, MemoryError, AttributeError) as reason:

@@ -18,7 +18,9 @@ from tvm_rnn.network.rnn import RNN
 from ..errors import ConfigError, message
 from .fields import Unreadable, Wrong
 from .folding import Recurrent
+from .onnx_branches import undecided, without_branches
 from .onnx_file import Source, import_onnx, read_model
+from .onnx_given import Shapes, Values, with_given
 from .onnx_linear_attention import read_linear_attention
 from .onnx_loop import read_loop
 from .onnx_nodes import ATTENTION, BODIES, RECURRENT, GraphSteps, add_node, bodies, label
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 OLDEST = 7  # operator set: RNN, LSTM and GRU have had their present inputs since
 
 
-def from_onnx(source: object) -> RNN | Model:
+def from_onnx(source: object, *, given: Values | None = None, shapes: Shapes | None = None) -> RNN | Model:
     """The recurrent network of an ONNX model, with its weights and with everything around it.
 
     RNN, LSTM and GRU nodes with every attribute, of operator set 7 on, stacks of which become the layers of one
@@ -43,6 +45,10 @@ def from_onnx(source: object) -> RNN | Model:
 
     Args:
         source: the path of an .onnx file, its bytes, or an onnx.ModelProto.
+        given: values of inputs that are constants from now on, by name: {"sr": 16000}. An `If` needs a condition that
+            is known; the branch that it takes is put in its place.
+        shapes: sizes of inputs, by name, where the file does not say them: {"input": ["B", 576]}; names and None are
+            any size.
 
     Returns:
         An RNN (time-major, as always; `.program` is the whole model), or a Model of several RNNs where layers differ in
@@ -52,7 +58,7 @@ def from_onnx(source: object) -> RNN | Model:
     Raises:
         ConfigError: the file is damaged or not supported; it says everything in it that is not.
     """
-    found = read_model(source)
+    found = without_branches(with_given(read_model(source), given or {}, shapes or {}))
     steps = GraphSteps(found)
     problems = [*_version(found), *_order(steps), *steps.problems]
     layers: list[Recurrent] = []
@@ -134,7 +140,8 @@ def _read_nodes(steps: GraphSteps, layers: list[Recurrent]) -> Wrong:
             elif refused.isdisjoint(node.input[1:4]):  # of its weights nothing is known then
                 read_recurrent(steps, node, layers)
         except Unreadable as reason:
-            problems.append(f"{label(node)}: {reason}")
+            why = f"{undecided(steps.graph, node)}; " if node.op_type == "If" else ""
+            problems.append(f"{label(node)}: {why}{reason}")
             refused.update(node.output)
             steps.made.update(node.output)
     for name in [*(name for step in steps.steps for name in step.inputs), *(d.name for d in steps.outputs)]:

@@ -49,13 +49,22 @@ def is_model(spec: str) -> bool:
     return os.path.splitext(spec)[1] in MODELS
 
 
-def read_model(spec: str, given: Sequence[str] = ()) -> RNN | Model:
-    """The network in a file. given: options that say something of a network, which such a file says itself: refused.
+def read_model(
+    spec: str,
+    options: Sequence[str] = (),
+    given: Mapping[str, float | list[float]] | None = None,
+    shapes: Mapping[str, list[int | str]] | None = None,
+) -> RNN | Model:
+    """The network in a file. options: those that say something of a network, which such a file says itself: refused.
+    given, shapes: inputs of an ONNX model that are fixed.
 
     Raises ConfigError, as from_onnx does.
     """
-    if given:
-        got, do = ", ".join(given), "leave them out: sizes, dtype and weights are in the file"
+    if spec.endswith(".keras"):
+        fixed = {"--given": given, "--shape": shapes}
+        options = [*options, *(name for name, value in fixed.items() if value)]
+    if options:
+        got, do = ", ".join(options), "leave them out: sizes, dtype and weights are in the file"
         raise ConfigError(message("this file is a whole network", where=spec, got=got, do=do))
     if spec.endswith(".keras"):
         from .keras import from_keras
@@ -63,7 +72,7 @@ def read_model(spec: str, given: Sequence[str] = ()) -> RNN | Model:
         return from_keras(spec)
     from .onnx import from_onnx
 
-    return from_onnx(spec)
+    return from_onnx(spec, given=given, shapes=shapes)
 
 
 def _run(path: str) -> ModuleType:
@@ -116,6 +125,33 @@ def parse_sizes(words: Sequence[str]) -> dict[str, Sizes]:
             raise ConfigError(message("--size", got=repr(word), expected="NAME=INT, or NAME=INT,INT,... per layer"))
         sizes[name] = values if len(values) > 1 else values[0]
     return sizes
+
+
+def parse_values(words: Sequence[str]) -> dict[str, float | list[float]]:
+    """["sr=16000", "scale=0.5,2"] as values by name. Raises ConfigError."""
+    found: dict[str, float | list[float]] = {}
+    for word in words:
+        name, _, text = word.partition("=")
+        try:
+            values = [float(part) if {*part} & {*".einfa"} else int(part) for part in text.lower().split(",")]
+        except ValueError:
+            values = []
+        if not name or not values:
+            raise ConfigError(message("--given", got=repr(word), expected="NAME=NUMBER, or NAME=NUMBER,NUMBER,..."))
+        found[name] = values if len(values) > 1 else values[0]
+    return found
+
+
+def parse_shapes(words: Sequence[str]) -> dict[str, list[int | str]]:
+    """["input=B,576"] as sizes and names of axes by the input's name. Raises ConfigError."""
+    found: dict[str, list[int | str]] = {}
+    for word in words:
+        name, _, text = word.partition("=")
+        axes = [part.strip() for part in text.split(",")]
+        if not name or not all(axis.isdecimal() or axis.isidentifier() for axis in axes):
+            raise ConfigError(message("--shape", got=repr(word), expected="NAME=AXIS,AXIS,..., each a size or a name"))
+        found[name] = [int(axis) if axis.isdecimal() else axis for axis in axes]
+    return found
 
 
 def parse_numbers(text: str) -> list[int]:

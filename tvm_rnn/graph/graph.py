@@ -54,8 +54,12 @@ class Node:
 
     @property
     def random(self) -> bool:
-        """A mask: it reads nothing, and is made again wherever it is needed."""
+        """A mask, or numbers: it reads nothing, and is made again wherever it is needed."""
         return not self.leaf and TABLE[self.op].kind == "random"
+
+    @property
+    def mask(self) -> bool:
+        return self.op == "mask"
 
     @property
     def boolean(self) -> bool:

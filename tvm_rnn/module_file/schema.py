@@ -128,11 +128,16 @@ class CpuTraining(Struct):
     tape: CpuTape
 
 
-class Generation(Struct, omit_defaults=True):
-    """What a call of generate on a CPU needs. tokens: how many there are, where the first input is one."""
+class Generation(Struct, kw_only=True, omit_defaults=True):
+    """What a call of generate needs. tokens: how many there are, where the first input is one."""
+
+    tokens: Count | None = None
+
+
+class CpuGeneration(Generation, kw_only=True):
+    """The same on a CPU."""
 
     workspace: Workspace
-    tokens: Count | None = None
 
 
 class Kernel(Struct, kw_only=True, omit_defaults=True):
@@ -166,11 +171,12 @@ class Variant(GpuProgram, kw_only=True):
     templates: list[Row]
     forward_train: GpuProgram | None = None
     backward: GpuProgram | None = None
+    generate: GpuProgram | None = None
 
     @property
     def programs(self) -> list[GpuProgram]:
-        """That of inference, and those of training where there are any."""
-        return [self, *(own for own in (self.forward_train, self.backward) if own is not None)]
+        """That of inference, and those of training and generation where there are any."""
+        return [self, *(own for own in (self.forward_train, self.backward, self.generate) if own is not None)]
 
 
 class TimeParts(Struct, omit_defaults=True):
@@ -302,7 +308,7 @@ class CpuNetwork(Network, kw_only=True):
     templates: list[Row]
     weight_dtype: WeightDtype | None = None
     training: CpuTraining | None = None
-    generation: Generation | None = None
+    generation: CpuGeneration | None = None
     sequence: Name = "sequence"
     direct: Direct | None = None
 
@@ -324,6 +330,7 @@ class GpuNetwork(Network, kw_only=True):
     variants: Annotated[list[Variant], Meta(min_length=1)]
     tape: list[Annotated[list[Size], Meta(min_length=2, max_length=3)]] | None = None
     gradients: list[str] | None = None
+    generation: Generation | None = None
     reads_inputs: bool | None = None
     reads_output: bool | None = None
     parts: TimeParts | None = None

@@ -251,9 +251,9 @@ class Steps:
 
         program, kept, way = self.made[place[0]], self.kept[place], place[1] + self.net.reverse
         (steps, batch), states = inputs[0].shape[:2], program.graph.states
-        first = [self._tensor(self.net.cell.initial.get(s.name, 0.0)) for s in states]
+        first = [self.like.new_full((), self.net.cell.initial.get(s.name, 0.0)) for s in states]  # made on the device
         handed = program.early(kept, [*inputs, *self._drawn(program, place, (steps, batch), rows)])
-        shape, zero = (batch, *program.graph.output.shape), self._tensor(0.0)
+        shape, zero = (batch, *program.graph.output.shape), self.like.new_zeros(())
         y: list[Tensor] = [zero] * steps
         for t in range(steps)[:: -1 if way else 1]:
             if rows.reset is not None and t + way < steps:  # backwards, a flag is behind what was processed

@@ -33,7 +33,7 @@ class CombineGemms(Pass):
     name = "combine_gemms"
 
     def apply(self, graph: Graph, net: RNN, target: Target) -> Graph:
-        return _stack(_merge_sums(graph))
+        return combined(graph)
 
     def ensures(self, graph: Graph) -> None:
         seen: dict[tuple[object, ...], Node] = {}
@@ -43,6 +43,11 @@ class CombineGemms(Pass):
             key = (graph.region_of(node), node.args[1::2], node.shape[-1])
             self.check(key not in seen, "two products of one level still read the same operand", graph)
             seen[key] = node
+
+
+def combined(graph: Graph) -> Graph:
+    """The graph with the products of each level combined."""
+    return _stack(_merge_sums(graph))
 
 
 def _merge_sums(graph: Graph) -> Graph:

@@ -127,7 +127,8 @@ def choice(training: bool | str) -> Choice:
 
 def _tell(graph: Graph, read: Sequence[Node], kept: Sequence[Node]) -> None:
     for state in graph.states:
-        tell(True, f"keep state {state.name} before each step", "gradients begin from it", elements=prod(state.shape))
+        why = "gradients begin from it, at each step where parallelise_time does not make it again"
+        tell(True, f"keep state {state.name}", why, elements=prod(state.shape))
     pointwise = {*cheapest_cut(graph, read)} <= {*kept}
     again = "what is kept, by pointwise work" if pointwise else "states and inputs, products too"
     for node in (n for n in graph.nodes() if n.random):

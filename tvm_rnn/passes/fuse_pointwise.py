@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 FUNCTION = 10  # an op of so many FLOPs is a function (exp, tanh, ...), not arithmetic
 DEEPEST_INLINED = 4
+WITH_POLES = ("div", "log", "mod", "power")  # no number, or none that is finite, where an operand is 0
 MATRICES = ("scan_matrix", "rescan")
 WITHOUT_EPILOGUE = {"reduce": "reduction", "random": "mask"}
 
@@ -55,14 +56,7 @@ class FusePointwise(Pass):
     enabled: bool = True
 
     def apply(self, graph: Graph, net: RNN, target: Target) -> Graph:
-        graph = _own_windows(_own_results(graph))
-        nodes = graph.nodes()
-        leaves = depends(nodes)
-        groups: list[Group] = []
-        for region in ("before", "step", "after"):
-            own = [n for n in nodes if _is_work(n, leaves) and graph.region_of(n) == region]
-            groups += _Grouping(graph, region, own, self.enabled, leaves).run()
-        return replace(graph, groups=tuple(groups))
+        return grouped(graph, self.enabled, scans=self.enabled and target.kind == "cuda")
 
     def ensures(self, graph: Graph) -> None:
         ready: set[Node] = set()
@@ -83,6 +77,18 @@ class FusePointwise(Pass):
         for node in read_at_last(graph):
             stored = node in ready or node.leaf
             self.check(stored, f"{node.op} is read after all steps, and stored by no group", graph)
+
+
+def grouped(graph: Graph, enabled: bool = True, scans: bool = False) -> Graph:
+    """The graph with groups. enabled=False: one per node. scans: those of recurrences take what they read first."""
+    graph = _own_windows(_own_results(graph))
+    nodes = graph.nodes()
+    leaves = depends(nodes)
+    groups: list[Group] = []
+    for region in ("before", "step", "after"):
+        own = [n for n in nodes if _is_work(n, leaves) and graph.region_of(n) == region]
+        groups += _Grouping(graph, region, own, enabled, leaves, scans=scans).run()
+    return replace(graph, groups=tuple(groups))
 
 
 def _is_work(node: Node, leaves: Mapping[Node, frozenset[str]]) -> bool:
@@ -110,6 +116,13 @@ def read_at_last(graph: Graph) -> list[Node]:
     read = {b for n in nodes if graph.region_of(n) == "after" for a in n.args for b in bases(a)}
     wanted = ends | {b for b in read if graph.region_of(b) != "after"}
     return [n for n in nodes if n in wanted and (_is_work(n, leaves) or n.op == "state")]
+
+
+def quotients(groups: Sequence[Group]) -> list[Node]:
+    """What groups of `after` store where they divide: in rows that have ended all that they read is 0, and 0 / 0 would
+    reach the sums over rows."""
+    divides = any(node.op in WITH_POLES for group in groups for node in group.nodes)
+    return [node for group in groups for node in group.stored] if divides else []
 
 
 def _own_results(graph: Graph) -> Graph:
@@ -188,9 +201,17 @@ class _Grouping:
     """Forms the groups of one region."""
 
     def __init__(
-        self, graph: Graph, region: str, nodes: list[Node], enabled: bool, leaves: Mapping[Node, frozenset[str]]
+        self,
+        graph: Graph,
+        region: str,
+        nodes: list[Node],
+        enabled: bool,
+        leaves: Mapping[Node, frozenset[str]],
+        *,
+        scans: bool = False,
     ) -> None:
         self.graph, self.region, self.nodes, self.enabled, self.leaves = graph, region, nodes, enabled, leaves
+        self.scans = scans
         self.users = graph.users()
         self.inside = set(nodes)
         self.home: dict[Node, int] = {}
@@ -223,7 +244,34 @@ class _Grouping:
             self._need(node)
         for root in _finals(self.graph, self.region):
             self._need(root, final=True)
+        if self.scans:
+            self._into_recurrences()
         return self._finish()
+
+    def _into_recurrences(self) -> None:
+        """Pointwise work that a recurrence reads element by element, and nobody before it, joins its loop: what is read
+        there is less than what is made of it, which would be stored in the dtype of arithmetic."""
+        for scan in [d for d in self.drafts if d.root is not None and d.kind == "scan" and d.root.op not in MATRICES]:
+            for draft in reversed(self.drafts[: self._index(scan)]):
+                index, at = self._index(draft), self._index(scan)
+                own = draft.kind == "pointwise" and draft.space == scan.space and all(n.pointwise for n in draft.nodes)
+                read = [self._reads(d, index) for d in self.drafts[index + 1 : at]]
+                if own and self._reads(scan, index) and not any(read) and not self._misreads(scan, index):
+                    scan.nodes[:0] = draft.nodes
+                    self.home.update(dict.fromkeys(draft.nodes, at))
+                    del self.drafts[index]
+                    self.home = {n: h - (h > index) for n, h in self.home.items()}
+
+    def _reads(self, draft: _Draft, index: int) -> bool:
+        """Whether it reads what group `index` computes."""
+        args = (a for n in draft.nodes for a in (n.args or (n,)))
+        return any(self.home.get(b) == index for a in args for b in self._through(a))
+
+    def _misreads(self, draft: _Draft, index: int) -> bool:
+        """Whether it reads what group `index` computes at another element than its own."""
+        read = [a for n in draft.nodes for a in n.args if a not in draft.nodes and self.home.get(a) != index]
+        others = [a for a in read if not (is_truth(a) and a.shape == draft.space and self._misread(a, index) is None)]
+        return any(self.home.get(b) == index for a in others for b in self._through(a))
 
     def _ordered(self) -> list[Node]:
         """Arguments first; what any row of a recurrence reads comes before all of its rows."""

@@ -55,6 +55,7 @@ class HoistGemms(Pass):
         moved = _hanging_on_products(nodes, early) if looped else early
         sunk = _sunk(graph, moved) if looped else {}
         moved |= {n for n in nodes if n.random}  # made for all rows of a tile at once
+        moved |= {n for n in downstream(nodes, lambda n: n.op == "uniform") & early if not _grows(n)}
         late = _after(graph, moved) if graph.kind == "backward" else set()
         masked = _masked_operands(graph, early, moved) if graph.kind == "backward" else set[Node]()
         moved |= masked
@@ -151,11 +152,11 @@ def _masked_operands(graph: Graph, early: set[Node], moved: set[Node]) -> set[No
 
 
 def _multiples(nodes: list[Node]) -> set[Node]:
-    """What is computed from masks and numbers alone."""
+    """What is computed from masks and constants alone."""
     found: set[Node] = set()
     for node in nodes:
-        constant = all(a in found or a.random or a.scalar is not None for a in node.args)
-        if node.pointwise and constant and any(a.random or a in found for a in node.args):
+        constant = all(a in found or a.mask or a.scalar is not None for a in node.args)
+        if node.pointwise and constant and any(a.mask or a in found for a in node.args):
             found.add(node)
     return found
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 # What each kind of target runs over all time, and what it does in training.
 VECTORS = frozenset({"scan", "scan_max", "delay"})
 ROWS: Mapping[str, frozenset[str]] = {"llvm": VECTORS | {"scan_matrix"}, "cuda": VECTORS | {"scan_matrix"}}
-TRAINED: Mapping[str, frozenset[str]] = {"llvm": VECTORS | {"scan_matrix"}, "cuda": frozenset()}
+TRAINED: Mapping[str, frozenset[str]] = {"llvm": VECTORS | {"scan_matrix"}, "cuda": VECTORS}
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,8 @@ class _Work:
             elif {new.op for new in solved.new} <= self.rows:
                 self._write(solved)
             else:
-                self._say(False, states, f"{solved.kind}: this target runs it one step after the other")
+                where = "in training this target" if self.rows < ROWS[self.target.kind] else "this target"
+                self._say(False, states, f"{solved.kind}: {where} runs it one step after the other")
 
     def _say(self, done: bool, states: Sequence[Node], why: str) -> None:
         self.told.append((done, _names(states), why, {}))

@@ -397,15 +397,38 @@ def cpu_features() -> set[str] | None:
     return None
 
 
-def _check_machine(path: str, target: Machine) -> None:
+def _other_machine(path: str, target: Machine) -> Exception | None:
+    """Why a module of that target cannot run here; None: it can."""
     do = f"compile for this machine; it was compiled for {target.name!r}"
     machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
     if target.machine != machine:
-        raise _error(LoadError, f"{path!r} is for another machine", target.machine, machine, do)
+        return _error(LoadError, f"{path!r} is for another machine", target.machine, machine, do)
     known = cpu_features()
     names = {feature: feature.replace("_", "").replace(".", "").replace("-", "") for feature in target.features}
-    if missing := [f for f, name in names.items() if known is not None and not {name, KERNEL_NAMES.get(name)} & known]:
-        raise _error(LoadError, f"{path!r} needs a CPU with more features", f"without {missing}", target.features, do)
+    missing = [f for f, name in names.items() if known is not None and not {name, KERNEL_NAMES.get(name)} & known]
+    needs = f"{path!r} needs a CPU with more features"
+    return _error(LoadError, needs, f"without {missing}", target.features, do) if missing else None
+
+
+def _check_machine(path: str, target: Machine) -> None:
+    """Raises LoadError where a module of that target cannot run here."""
+    if (reason := _other_machine(path, target)) is not None:
+        raise reason
+
+
+class Absent:
+    """Stands for the code of a module for another machine, which can be exported: a call of a function says why."""
+
+    def __init__(self, reason: Exception) -> None:
+        self.sequence = self.forward_train = self.pool_size = self.pool_resize = self._refuse
+        self._reason = reason
+
+    def get_function(self, name: str) -> Function:
+        """The function of that name."""
+        return self._refuse
+
+    def _refuse(self, *_arguments: object) -> NoReturn:
+        raise self._reason
 
 
 def _is_now(path: str, signature: tuple[int, ...]) -> bool:
@@ -548,15 +571,23 @@ class Module:
     _source: Module  # of a copy: what it is one of
     _packs: Sequence[Pack] = ()
     _packed_elements = 0
+    _generation = ".runtime_generate"  # the file that generates
 
-    def __init__(self, path: str | os.PathLike[str], opened: Opened | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], opened: Opened | None = None, anywhere: bool = False) -> None:
+        """anywhere: also where its code cannot run: the module can then be exported, not called."""
         self.path, self._file, self.manifest, arrays, self._elf_size = opened or _open_container(path)
         try:
             self._read_manifest(self.manifest)
-            _check_machine(self.path, self.manifest.target)
+            reason = _other_machine(self.path, self.manifest.target)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise _error(LoadError, f"{self.path!r} has an unusable manifest", error, do="export it again") from None
-        self._library = _open_library(self.path, self._file, self._elf_size)
+        if reason is not None and not anywhere:
+            raise reason
+        self._library: Library
+        if reason is None:
+            self._library = _open_library(self.path, self._file, self._elf_size)
+        else:  # weights are laid out where the code runs
+            self._library, self._packs = Absent(reason), ()
         self._tensor: Callable[[np.ndarray], tvm_ffi.Tensor] = sys.modules["tvm_ffi"].from_dlpack
         self._sequence: Function = _no_seed if self.manifest.get("draws") else self._library.sequence
         self._no_rows: list[Array] = [self._tensor(np.zeros(1, dtype)) for dtype in (np.int64, np.uint8)]
@@ -590,7 +621,7 @@ class Module:
     def __deepcopy__(self, memo: object) -> Module:
         """A module with weights and settings of its own, and the same code, which this one's file has."""
         arrays, manifest = {**self.weights, **self._constants}, Manifest(self.manifest)
-        copied = type(self)(self.path, Opened(self.path, self._file, manifest, arrays, self._elf_size))
+        copied = type(self)(self.path, Opened(self.path, self._file, manifest, arrays, self._elf_size), True)
         copied._source = self  # whoever made the file removes it after the module that it was made for
         pairs = zip(getattr(self, "networks", [self]), getattr(copied, "networks", [copied]), strict=True)
         for own, other in pairs:
@@ -603,6 +634,11 @@ class Module:
     def __reduce__(self) -> NoReturn:
         do = "mod.export(path), and rnn.load(path) there; of a layer of to_torch, save layer.state_dict()"
         raise _error(TvmRnnError, "compiled code cannot be pickled", repr(self), "a file", do)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether its code is for another machine: it can be exported, not called."""
+        return isinstance(self._library, Absent)
 
     def _runs_on(self) -> str:
         """The dtype and the target, for people."""
@@ -775,7 +811,7 @@ class Module:
         module that was not compiled with generate=True."""
         if self._held:
             _, state, inputs = self.hold(None, state, inputs)
-        found: tuple[Array, State, Array] = importlib.import_module(".runtime_generate", __package__).run(
+        found: tuple[Array, State, Array] = importlib.import_module(self._generation, __package__).run(
             self,
             steps,
             state,
@@ -1174,12 +1210,13 @@ def _check_fit(weights: Mapping[str, np.ndarray], dtype: str) -> None:
             raise _error(WeightError, f"weight {name} would be infinite in {dtype}", got, expected, "scale it")
 
 
-def load(path: str | os.PathLike[str], *, sha256: str | None = None) -> Module:
+def load(path: str | os.PathLike[str], *, sha256: str | None = None, anywhere: bool = False) -> Module:
     """The module in a file that `Module.export` wrote. Such a file is code, which runs here: load only what you made or
     trust, or say its digest. The checksum inside a file finds damage, not intent.
 
     path: of the file.
     sha256: 64 hexadecimal digits, as `tvm-rnn compile` prints them: any other file is refused. None: it is trusted.
+    anywhere: also where its code cannot run: such a module can be given weights and exported, not called.
 
     Returns a Module, or its subclass for training, GPUs, or models of several networks. Raises LoadError, before any of
     its code runs, where the file is not that one, damaged, newer, or for another machine."""
@@ -1192,7 +1229,7 @@ def load(path: str | os.PathLike[str], *, sha256: str | None = None) -> Module:
             kind = getattr(importlib.import_module(f".{file}", __package__), name)
             break
     try:
-        return kind(path, opened)
+        return kind(path, opened, anywhere)
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError, MemoryError) as error:
         what = f"{opened.path!r} has an unusable manifest"
         raise _error(

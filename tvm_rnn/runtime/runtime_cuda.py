@@ -120,7 +120,8 @@ class Device:
         if self.functions["capturing"](number, stream):
             got, do = "the first call on this GPU", "call it once, then capture: kernels and weights are loaded then"
             raise runtime._error(DeviceError, "the module cannot be captured into a graph yet", got, do=do)
-        self.parts = {way or "sequence": Program(self, module, way, stream) for way in self.ways}
+        ways = (*self.ways, *(["generate"] if hasattr(self.variant, "generate") else []))
+        self.parts = {way or "sequence": Program(self, module, way, stream) for way in ways}
         self._kept: dict[tuple[int, int], tuple[int, int]] = {}  # (state, B): address, bytes
         self._lock = threading.Lock()
 
@@ -141,6 +142,15 @@ class Device:
         """Write the weights of plain calls, after all work that may still read the old ones."""
         self.functions["settle"](self.number)
         self.parts["sequence"].pack_arrays(sources)
+        self.parts.get("generate", self.parts["sequence"]).stale = "generate" in self.parts
+
+    def loop(self, sources: Mapping[str, np.ndarray]) -> Program:
+        """The program of generation, with weights: the first where there is no other."""
+        found = self.parts.get("generate", self.parts["sequence"])
+        if found.stale:
+            self.functions["settle"](self.number)
+            found.pack_arrays(sources)
+        return found
 
     def initial(self, module: CudaModule, index: int, B: int, stream: int) -> int | None:
         """The address of a state's initial values, or None where they are not kept: a recorded graph must not be the
@@ -173,6 +183,7 @@ class CudaModule(Module):
     not being captured waits for its end, and raises DeviceError where that takes longer."""
 
     device_type = Device
+    _generation = ".runtime_cuda_generate"
 
     def __init__(self, path: str | os.PathLike[str], opened: Opened | None = None, anywhere: bool = False) -> None:
         """anywhere: also where no GPU fits: the module can then be exported, not called."""
@@ -193,6 +204,7 @@ class CudaModule(Module):
         seconds = os.environ.get("TVM_RNN_WATCHDOG_SECONDS", "")
         self.watchdog_seconds: float | None = float(seconds) if seconds else None
         self._begin(arrays)
+        self._draws = bool(m.get("draws"))
         ask = self._library.get_function(f"capability_{self._first}")
         found = [int(ask(i)) for i in range(self._library.get_function(f"devices_{self._first}")())]
         if not anywhere and not any(fits(v.arch, capability) for v in m.variants for capability in found):
@@ -280,6 +292,8 @@ class CudaModule(Module):
         values = self._name_inputs(x, named)
         if not self.weights and self._weight_shapes:
             raise self._weightless()
+        if self._draws:
+            runtime._no_seed()
         return values
 
     def _on_device(self, x: object, run: Callable[[Arrays], Result]) -> Result:

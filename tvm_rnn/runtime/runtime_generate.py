@@ -138,14 +138,25 @@ def _prompt(net: Network, prompt: object) -> np.ndarray:
     return array[..., None].astype(net.dtype)
 
 
-def network(manifest: runtime.Manifest) -> Network:
+def network(module: Module) -> Network:
     """Of a module. Raises InputError for one that was not compiled to generate."""
+    manifest = module.manifest
     facts = manifest.get("generation")
     if facts is None:
         do = "rnn.compile(net, generate=True)"
         raise _error("this module cannot generate", "a module for given inputs", "one for generation", do)
     tokens, draws = facts.get("tokens"), manifest.get("draws") or []
-    return Network(tokens, tuple(manifest.inputs[0].shape), np.dtype(manifest.dtype), [*draws])
+    return Network(tokens, tuple(manifest.inputs[0].shape), module._dtype, [*draws])
+
+
+def others(module: Module, ask: Request, named: Mapping[str, object]) -> list[np.ndarray]:
+    """The cell's inputs after the first, flat. Raises InputError where they are not all there, or do not fit."""
+    wanted = [name for name, _ in module._inputs[1:]]
+    if sorted(named) != sorted(wanted):
+        do = f"give each other input once, [{ask.total}, B, ...]: the prompt's steps but the last, and {ask.steps} more"
+        raise _error("the inputs are not the module's", [*named], wanted, do)
+    lead = ask.total, ask.rows
+    return [module._flat(name, named[name], (*lead, *shape), "[T, B, ...]") for name, shape in module._inputs[1:]]
 
 
 def run(
@@ -153,7 +164,7 @@ def run(
 ) -> tuple[Array, State, Array]:
     """What `Module.generate` does. options: seed, first_step, stop, inputs."""
     m = module.manifest
-    net = network(m)
+    net = network(module)
     if module._packed is None:
         raise module._weightless()
     ask = requested(net, steps, prompt, _rows_of(state), options)
@@ -161,13 +172,7 @@ def run(
     x = np.zeros((T, B, *net.shape), net.dtype)
     x[: len(ask.prompt)] = ask.prompt[:T]
     like: Callable[[np.ndarray], Array] | None = None if prompt is None else runtime._like(type(prompt))
-    others, named = [], dict(options["inputs"])
-    wanted = [name for name, _ in module._inputs[1:]]
-    if sorted(named) != sorted(wanted):
-        do = f"give each other input once, [{T}, B, ...]: the steps of the prompt but the last, and {ask.steps} more"
-        raise _error("the inputs are not the module's", [*named], wanted, do)
-    for name, shape in module._inputs[1:]:
-        others.append(module._flat(name, named[name], (T, B, *shape), "[T, B, ...]"))
+    given = others(module, ask, options["inputs"])
     before = module._read_states(state, B)
     after, y, ends = [a.copy() for a in before], np.zeros(x.shape, net.dtype), np.full(B, T, np.int64)
     if B:
@@ -181,7 +186,7 @@ def run(
         stop = (0, 0.0) if ask.stop is None else (1, ask.stop)
         rows = (ends, np.zeros(1, np.uint8), module._packed, work)
         function = module._library.get_function("generate")
-        arrays = (x.ravel(), *others, y.ravel(), *before, *after)
+        arrays = (x.ravel(), *given, y.ravel(), *before, *after)
         function(*numbers, *arrays, *rows, len(ask.prompt), *stop, progress, *drawn)
     new, lengths = ask.results(y, ends)
     made = new if like is None else like(new)
@@ -199,4 +204,4 @@ def _rows_of(state: object) -> int | None:
     return int(shape[1]) if len(shape) > 1 else None
 
 
-__all__ = ["Network", "Request", "network", "requested", "run"]
+__all__ = ["Network", "Request", "network", "others", "requested", "run"]

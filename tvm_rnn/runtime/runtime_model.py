@@ -244,18 +244,24 @@ class ModelModule(runtime.Module):
 
     `weights` and `load_weights` have the names of all of them, after the number of the network: "0.W_l0"."""
 
-    def __init__(self, path: str | os.PathLike[str], opened: Opened | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], opened: Opened | None = None, anywhere: bool = False) -> None:
+        """anywhere: as of Module."""
         self.path, self._file, self.manifest, arrays, self._elf_size = opened or runtime._open_container(path)
         self._constants = {name: arrays[name] for name in arrays if name.startswith(runtime.CONSTANT)}
         self.networks: list[Module] = []
         for i, own in enumerate(self.manifest.networks):
             mine = {name.partition(".")[2]: value for name, value in arrays.items() if name.startswith(f"{i}.")}
             manifest = runtime.Manifest({**self.manifest, **own})
-            network = runtime.Module(path, Opened(self.path, self._file, manifest, mine, self._elf_size))
+            network = runtime.Module(path, Opened(self.path, self._file, manifest, mine, self._elf_size), anywhere)
             network._sequence = network._library.get_function(own.sequence)
             self.networks.append(network)
             self._constants |= {f"{i}.{name}": value for name, value in network._constants.items()}  # export's too
         self._gather()
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """As of Module."""
+        return any(network.is_elsewhere for network in self.networks)
 
     def _gather(self) -> None:
         own = enumerate(net.weights for net in self.networks)

@@ -26,6 +26,7 @@ def peaks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_suite, "ceilings_of", lambda precision, size, threads: known)
 
 
+@pytest.mark.broad
 @pytest.mark.usefixtures("children_without_torch")
 def test_a_point_becomes_a_record_of_everyone(tmp_path: Path) -> None:
     told: list[str] = []

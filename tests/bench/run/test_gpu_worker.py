@@ -179,6 +179,7 @@ def candidates(folder: Path, *files: str, **more: Any) -> dict[str, Any]:
     return {"point": point().as_dict(), "folder": str(folder), "files": list(files), "rounds": 3, **more}
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("final", [False, True])
 def test_right_candidates_are_timed_and_others_say_why(folder: Path, final: bool) -> None:
     told: list[dict[str, Any]] = []

@@ -24,6 +24,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
+@pytest.mark.broad
 def test_a_module_beside_torch(path: Path) -> None:
     pytest.importorskip("torch")
     words = ["bench", str(path), "--training", "--steps", "5", "--batch", "3", "--rounds", "2", "--json"]

@@ -25,6 +25,7 @@ def check(net: rnn.RNN, steps: int = 3, batch: int = 3) -> None:
         assert_close(found[2], expected[2], net.dtype, steps)
 
 
+@pytest.mark.broad
 def test_images() -> None:
     check(rnn.RNN(images, 2, 3, Y=3, X=5, U=3, V=2).init(1))
 

@@ -45,6 +45,7 @@ def test_buffers_follow_each_other() -> None:
         ("-1 + int64_t(T) * 2", 17),
         ("(T > 3) & 1", 1),
         ("max<int64_t>(min<int64_t>(T, B), 2)", 3),
+        ("std::max<int64_t>({std::min<int64_t>(sms * 2, T / 3), int64_t(0)}) + std::max<int64_t>({B})", 6),
     ],
 )
 def test_expressions(expression: str, value: int) -> None:
@@ -52,14 +53,14 @@ def test_expressions(expression: str, value: int) -> None:
     assert found(9, 3) == -(-1000 * value // 256) * 256
 
 
-@pytest.mark.parametrize("expression", ["f(T)", "T T", "1 @ 2", "(1", "T ? 1"])
+@pytest.mark.parametrize("expression", ["f(T)", "T T", "1 @ 2", "(1", "T ? 1", "max<int64_t>({1)"])
 def test_what_is_not_known(expression: str) -> None:
     for line in (f"const int64_t x = {expression};", "int x = 1; T + 1"):
         with pytest.raises(BuildError, match="a layout of memory cannot be computed here"):
             of(line)
 
 
-@pytest.mark.parametrize("cell", ["lstm", "mlstm", "lstm_layer_norm"])
+@pytest.mark.parametrize("cell", ["lstm", "mlstm", "lstm_layer_norm", "min_gru"])
 def test_every_layout_is_read(cell: str) -> None:
     _, plans = trained(cell, precision="bfloat16")
     own = working(plans, resolve("nvidia-h200"))
@@ -69,9 +70,10 @@ def test_every_layout_is_read(cell: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_compiled_function_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cell", ["gru", "min_gru"])
+def test_the_compiled_function_says_the_same(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_GPUS", "90")
-    net = network("gru", 7, 7)
+    net = network(cell, 7, 7)
     module = emulator.compile(net, training=True, keep="states")
     module.memory_sizes(1, 1)
     (device,) = module._devices.values()

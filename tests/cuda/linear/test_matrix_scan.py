@@ -18,7 +18,8 @@ def test_few_steps_go_one_after_the_other() -> None:
     lines = [line.strip() for line in program.sequence.lines]
     steps = [i for i, line in enumerate(lines) if "_scan_steps" in line]
     chunks = [i for i, line in enumerate(lines) if "_scan_chunks" in line]
-    assert len(steps) == len(chunks) == 2  # without and with lengths and resets
+    before = [i for i, line in enumerate(lines) if "_scan_compose" in line]
+    assert len(steps) == len(before) == len(chunks) / 2 == 2  # without and with lengths and resets; in segments or not
     assert all(lines[i - 1].endswith(f"<= {FEW}) {{") for i in steps)
     (row,) = [row for row in program.facts["templates"] if row["template"] == "chunk_scan_cuda"]
     assert row["unit"] == "before scan_matrix 1x16x16, all of T in chunks of 64 steps, any B"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -9,8 +11,10 @@ import pytest
 from emulated import POISON, run
 from linear_steps import SMALL, TOLERANCE, Steps, recurrence, scan
 
+from tvm_rnn.cuda.codegen.host_program import Program
+from tvm_rnn.cuda.linear.chunk_tile import ChunkTile
 from tvm_rnn.cuda.linear.recurrence import DECAYED
-from tvm_rnn.cuda.linear.segments import Compose, SegmentEnds, count
+from tvm_rnn.cuda.linear.segments import Compose, SegmentEnds, Segments
 
 
 def error(case: Steps, span: int) -> float:
@@ -50,7 +54,29 @@ def test_lengths_and_resets_in_segments() -> None:
     assert error(case, 32) < 1
 
 
-def test_how_many() -> None:
-    """What fills the GPU, no more than there are chunks to a segment; few are not worth it."""
-    assert [count(256, blocks, 132) for blocks in (4, 16, 40, 64, 500)] == [16, 8, 3, 1, 1]
-    assert count(1, 1, 132) == 1
+def test_memory_is_enough_for_any_call() -> None:
+    """Where segments are worth it, on a small GPU and a large one."""
+    rng, used = np.random.default_rng(0), 0
+    for sms, batch, heads, steps in rng.integers((8, 1, 1, 1), (140, 9, 4, 9000), (500, 4)):
+        own = Segments("own", recurrence(int(heads), 32, 24, erase=DECAYED), ChunkTile(chunk=64))
+        program = Program()
+        name = own.span(program.sequence, int(steps))
+        space = {"B": int(batch), "sms": int(sms), "rows": int(batch * steps)}
+        for line in program.sequence.lines:
+            if found := re.search(r"int64_t (\w+) = (.*);", line):
+                space[found[1]] = eval(_plain(found[2]), {"math": math, **space})
+        span = space[name]
+        many = -(-int(steps) // span)
+        assert span % 64 == 0 and (many == 1 or many >= 2)
+        if many > 1:
+            used += 1
+            numbers = (many * 2 * own.sizes[0] + (many - 1) * own.sizes[1]) * int(batch * heads)
+            assert numbers <= eval(_plain(own.memory_size("rows")), dict(space)), space
+    assert used > 50
+
+
+def _plain(text: str) -> str:
+    """C++ as Python."""
+    text = re.sub(r"std::min<int64_t>|static_cast<int64_t>", lambda m: "min" if "min" in m[0] else "int", text)
+    text = text.replace("std::sqrt", "math.sqrt").replace("/", "//")
+    return re.sub(r"\((.*?) \? (.*?) : (.*)\) \* 64", r"((\2) if \1 else (\3)) * 64", text)

@@ -90,6 +90,7 @@ def test_what_was_measured_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert geometry_beside(step, H200, "bfloat16", 64, 4) is measured
 
 
+@pytest.mark.broad
 def test_room_for_two_is_of_whole_teams() -> None:
     """Of 15 clusters of 8 blocks there is room for, though not for 16 of them, which are 128 blocks."""
     regimes = trained("lstm", 256, "bfloat16")[1].backward.code[0].regimes

@@ -21,7 +21,18 @@ PRECISIONS = ["bfloat16", *(pytest.param(p, marks=pytest.mark.slow) for p in ("f
 
 # Zoo cells that run step by step, with the reason.
 DELTA = ("delta_net", "gated_delta_net", "gated_delta_net_conv", "rwkv7")
-MATRICES = (*DELTA, "gla", "hgrn2", "mamba2", "mamba2_conv", "mlstm", "mlstm_capped", "retnet", "retnet_rotary")
+MATRICES = (
+    *DELTA,
+    "gla",
+    "hgrn2",
+    "m2rnn",
+    "mamba2",
+    "mamba2_conv",
+    "mlstm",
+    "mlstm_capped",
+    "retnet",
+    "retnet_rotary",
+)
 IMAGES = ("conv_lstm", "conv_lstm_peephole", "conv_gru", "conv_gru_separable")
 ATTENTION = ("gru_attention", "lstm_attention", "transducer")
 STEP_BY_STEP = dict.fromkeys((*MATRICES, *IMAGES, *ATTENTION), "a state is not a vector")

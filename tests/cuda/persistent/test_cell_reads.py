@@ -65,6 +65,7 @@ def test_a_pipeline_asks_for_a_steps_own_values_between_products() -> None:
     assert body.index("wgmma") < body.index("prefetch_global_L2")
 
 
+@pytest.mark.broad
 def test_the_values_of_a_later_step_are_asked_for_as_soon_as_a_phase_has_read_its_own() -> None:
     """Not at the step's end: what is loaded then, the next step would wait for as it begins."""
     (back,) = trained("lstm", 64, "bfloat16")[1].backward.backs
@@ -167,7 +168,7 @@ GEOMETRIES = [cluster(2, 16, warps_k=2), grid(3, 16, warps_k=2), grid(2, 16, war
 USUAL = ((0, 1), (0, 7), (1, 2), (2, 7))  # the others with the slow tests
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("geometry", "steps"),
     [

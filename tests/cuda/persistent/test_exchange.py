@@ -79,7 +79,7 @@ def test_one_step_from_given_states(precision: str, geometry: dict[str, Any]) ->
     assert persistent_error(Case("gru", 20, 5, 1, precision), geometry) < tolerance(precision, 1)
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("geometry", [cluster(2, 8), grid(2, 8, warps_k=2)], ids=["cluster", "grid"])
 def test_a_reset_before_the_first_step(geometry: dict[str, Any]) -> None:
     case = Case("slstm", 20, 9, 1, "bfloat16")

@@ -62,6 +62,7 @@ def test_a_slow_warp_finds_its_rows(exchange: Any, seed: int) -> None:
     assert persistent_error(case, exchange(2, 16, warps_u=2, warps_k=2), seed=seed) < tolerance("bfloat16", 6)
 
 
+@pytest.mark.broad
 def test_without_tensor_cores() -> None:
     case = Case("lstm", 24, 9, 4, "float32", inputs=20)
     assert persistent_error(case, cluster(3, 8, warps_k=2)) < tolerance("float32", 4)
@@ -99,7 +100,7 @@ def test_operands_are_copied(geometry: dict[str, Any]) -> None:
         assert persistent_error(case, geometry) < 10 * tolerance(precision, 4)
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("seed", range(3))
 def test_inputs_are_copied_a_step_early(seed: int) -> None:
     case = Case("gru_reset_before", 40, 20, 5, "bfloat16", inputs=72)

@@ -30,6 +30,7 @@ def text(plan: Plan) -> str:
     return "\n".join(line.strip() for line in plan.program.sequence.lines)
 
 
+@pytest.mark.broad
 def test_layers_follow_each_other() -> None:
     plan = planned("lstm", 256, (64,), num_layers=3, inputs=64)
     assert plan.together is not None
@@ -43,6 +44,7 @@ def test_layers_follow_each_other() -> None:
     assert row["layers"] == [0, 1, 2] and row["most"] == plan.together.limits[0] and row["least_steps"] == 4
 
 
+@pytest.mark.broad
 def test_layers_of_one_size_share_a_kernel() -> None:
     plan = planned("gru", 256, num_layers=2)
     assert plan.together is not None and len([name for name in plan.program.kernels if name.startswith("wave_")]) == 1
@@ -65,6 +67,7 @@ def test_strict_float32_has_waves_of_its_own(cell: str) -> None:
     assert 4 * regime.geometry.ctas * -(-64 // regime.geometry.rows) <= GPU.sms
 
 
+@pytest.mark.broad
 def test_few_rows_are_left_to_layers_side_by_side() -> None:
     plan = planned("lstm", 512, (1, 16, 64), "float32", num_layers=4)
     assert plan.together is not None and plan.together.floors == [1, 0]

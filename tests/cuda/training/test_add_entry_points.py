@@ -62,3 +62,12 @@ def test_what_is_kept_where_nobody_says(monkeypatch: pytest.MonkeyPatch) -> None
         assert planned(net, target, True).training == "values"
     assert {d.what for d in told if d.what.startswith("keep=")} == {'keep="values"'}
     assert planned(net, target, "states").training == "states"
+
+
+def test_recurrences_over_all_time_keep_values() -> None:
+    """They are read sooner than made again; who asks for states has them."""
+    net, target = network("min_gru", 8, 8), resolve("nvidia-h200")
+    assert planned(net, target, True).training == "values"
+    assert planned(net, target, "states").training == "states"
+    options = Options(target, (4,), ("parallelise_time",), precision="float32", training=True)
+    assert plan(passed(net, options), target).training == "states"

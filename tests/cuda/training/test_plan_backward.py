@@ -170,3 +170,25 @@ def test_whole_sequences_are_two_however_many_layers() -> None:
     # The caller's, of a part: from the part's first step on.
     given = Sequences(net, Program("float32"), TimeSegment(2, "whole", "first", given=True), Pointer("input[9]"))
     assert "first * B * 14" in given.place(2, "0", 0, 14).text
+
+
+def test_linear_states_have_no_steps_in_either_pass() -> None:
+    """Backward is a scan too, against time; a product writes the gradient of x where it goes, and rows that ended are
+    blanked there."""
+    _, plans = trained("min_gru", precision="bfloat16")
+    texts = ["\n".join(program.sequence.lines) for program in plans.programs]
+    for way, text, facts in zip(("0, ", "1, "), texts, (p.facts["templates"] for p in plans.programs), strict=True):
+        assert "_apply" in text and "_ends" in text and " s_" not in text, way
+        assert "vector_scan_cuda" in {row["template"] for row in facts}
+    (back,) = plans.backward.backs
+    assert back.direct and not back.layer.layout.has_steps and back.layer.graph.output in back.early
+    assert "_blank" not in "".join(plans.programs[1].kernels)  # the forward output's
+
+
+def test_a_gradient_that_goes_back_in_time_is_cut_with_what_scans_carry() -> None:
+    """Also between parts of the time."""
+    _, plans = trained("min_gru", bidirectional=True)
+    kernels = [program.kernels for program in plans.programs]
+    forward = next(k for name, k in kernels[0].items() if name.endswith("restart_all"))
+    back = next(k for name, k in kernels[1].items() if name.endswith("cut"))
+    assert "state0" in dict(forward.pointers) and "state0" in dict(back.pointers)

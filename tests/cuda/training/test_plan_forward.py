@@ -7,11 +7,21 @@ import pytest
 from emulated import run
 from training_plans import trained
 
+from tvm_rnn import cell
 from tvm_rnn.cuda.codegen.host_program import Pointer
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.training.plan_forward import Blank, blank_kernel
+from tvm_rnn.cuda.training.tape_layout import kept_nodes
 
 T, B, SIZE = 6, 3, 5
+
+
+@cell(states="h", output="y")
+def unread(x: "H", h: "H"):
+    """Only the next step reads the new state."""
+    return 0.5 * h + x, h * x
+
+
 LENGTHS, RESET = np.array([6, 2, 0]), np.zeros((T, B), "u1")
 RESET[3, 0] = RESET[1, 1] = RESET[4, 1] = 1  # the last one in a row's padding
 
@@ -50,3 +60,14 @@ def test_layers_hand_on_what_the_tape_keeps() -> None:
     lines = [line.strip() for line in program.sequence.lines]
     copies = [i for i, line in enumerate(lines) if line.startswith("RUN(copy(")]
     assert len(copies) == 1 and lines[copies[0] - 1] == "if (has_lengths || has_reset) {"  # else x is read where it is
+
+
+def test_a_recurrence_writes_its_states_to_the_tape() -> None:
+    _, plans = trained(unread, precision="bfloat16")
+    (code,) = plans.forward.code
+    (state,) = kept_nodes(code.graph)
+    assert not code.layout.has_steps
+    assert [target.kind for target in code.layout.targets(state, "before")] == ["kept"]
+    assert any(argument.node is state for scan in code.scans for argument in scan.arguments)
+    layout = trained("min_gru", precision="bfloat16")[1].forward.code[0].layout
+    assert [target.kind for target in layout.targets(layout.graph.output, "before")] == ["kept", "output"]

@@ -58,6 +58,7 @@ def test_the_last_layer_s_state_is_found_in_y(reverse: bool) -> None:
     assert texts[0].endswith(" : output)") if reverse else "(output + int64_t(4 * int64_t((0 - B * 8))))" in texts[0]
 
 
+@pytest.mark.broad
 def test_tapes_of_float32_may_be_narrower_but_for_what_products_read() -> None:
     """Gates and c in bfloat16, h, which the gradient of R reads, as it is."""
     net = network("lstm", 8, 8, num_layers=2)
@@ -71,6 +72,7 @@ def test_tapes_of_float32_may_be_narrower_but_for_what_products_read() -> None:
     assert sum(row for row, *_ in forward.tape.sizes()) == sum(row for row, *_ in whole) - 2 * 5 * 16
 
 
+@pytest.mark.broad
 def test_calls_for_a_part_have_what_layers_hand_on_of_all_steps() -> None:
     _, plans = trained("gru", num_layers=2, bidirectional=True)
     program = Program()

@@ -62,6 +62,7 @@ def structure(report: Path) -> Structure:
     return Structure(report.read_text())
 
 
+@pytest.mark.broad
 def test_elements_nest_and_ids_are_unique(structure: Structure) -> None:
     assert not structure.faults and not structure.open
     ids = [attrs["id"] for tag, attrs in structure.found if "id" in attrs and tag not in ("clippath", "clipPath")]

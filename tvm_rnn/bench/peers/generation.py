@@ -122,8 +122,8 @@ def write_torch(problem: Problem, compiled: bool = False) -> Prepared:
     return Prepared(torch.__version__, runs)
 
 
-def write_torch_cuda_graph(problem: Problem) -> Prepared:
-    """torch on a GPU: a CUDA graph of one step."""
+def write_torch_cuda(problem: Problem, graph: bool = False) -> Prepared:
+    """torch on a GPU, eager. graph: a CUDA graph of one step."""
     _drawn(problem)
     with models.imported("torch"):
         import torch
@@ -131,7 +131,9 @@ def write_torch_cuda_graph(problem: Problem) -> Prepared:
         raise Unsupported("torch has no GPU here")
     writer = TorchWriter(problem, "cuda")
     version = f"{torch.__version__}, {torch.cuda.get_device_name()}"
-    return Prepared(version, {"a graph of one step": writer.graph()})
+    if graph:
+        return Prepared(version, {"a graph of one step": writer.graph()})
+    return Prepared(version, {"eager": partial(writer.loop, writer.step, problem.threads)})
 
 
 def write_numpy(problem: Problem) -> Prepared:
@@ -160,7 +162,8 @@ WRITERS: dict[str, Callable[[Problem], Prepared]] = {
     "tvm_rnn": write_tvm_rnn,
     "torch": write_torch,
     "torch-compile": partial(write_torch, compiled=True),
-    "torch-cuda-graph": write_torch_cuda_graph,
+    "torch-cuda": write_torch_cuda,
+    "torch-cuda-graph": partial(write_torch_cuda, graph=True),
     "numpy": write_numpy,
 }
 

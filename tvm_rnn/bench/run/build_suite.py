@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tvm_rnn.bench.suites import writers
 from tvm_rnn.bench.suites.gpu import Point, batches, network
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.locations import PACKAGE
@@ -145,6 +146,7 @@ def build_one(request: Request) -> Reply:
 
     point = Point.from_dict(dict(request["network"]))
     options: Reply = {} if point.precision == point.dtype else {"precision": point.precision}
+    options |= {"generate": True} if point.cell in writers.CELLS else {}
     result: Reply = {}
     try:
         module = compile(network(point), request["target"], tuple(request["batches"]), without=point.without, **options)

@@ -14,7 +14,7 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ import numpy as np
 from tvm_rnn.bench.peers.generation import SEED, WRITERS
 from tvm_rnn.bench.peers.models import Unsupported, net_of
 from tvm_rnn.bench.peers.worker import FRAMEWORKS
+from tvm_rnn.bench.suites.gpu import Point
 from tvm_rnn.errors import ConfigError, TvmRnnError, WeightError, message, unknown
 from tvm_rnn.oracle.reference import reference
 from tvm_rnn.oracle.tolerance import relative_error, tolerance
@@ -334,6 +335,21 @@ class Contender:
         figures = (us, spread(self.seconds[config]), flops / us * 1e-3, us / (ours_us or us), self.errors[config])
         tail_us = tuple(1e6 * statistics.median(values) for values in tails)
         return Row(self.name, self.version, config, *figures, configs=medians, tail_us=tail_us)
+
+
+def records_of(report: Report, point: Point, ours: Reply, writes: bool) -> Iterator[Reply]:
+    """A suite's record of each framework. ours: what the first one's says besides. writes: whether it generates."""
+    for row in report.rows:
+        record: Reply = {**point.record, **(ours if row.name == OURS else {}), "framework": row.name}
+        if row.median_us is None:
+            yield {**record, "reason": row.reason}
+            continue
+        record |= {"version": row.version, "us_per_step": row.median_us, "us": row.median_us * point.steps}
+        record |= {"spread": row.spread, "config": row.config}
+        record |= {"tokens_per_second": point.batch / row.median_us * 1e6} if writes else {}
+        record |= {"tail_us": list(row.tail_us)} if row.tail_us else {}
+        record |= {} if row.error is None else {"error": row.error}
+        yield {**record, "configs": dict(row.configs)}
 
 
 def spread(times: Sequence[float]) -> float:

@@ -27,7 +27,7 @@ from tvm_rnn.network.rnn import RNN
 from tvm_rnn.passes import pipeline
 from tvm_rnn.target import host
 
-from .compare import OURS, check, compare, cpu_facts
+from .compare import OURS, check, compare, cpu_facts, records_of
 from .gpu_suite import Progress, Record, Run, writing
 
 STREAM_STEPS = 64  # different inputs, over and over
@@ -100,20 +100,11 @@ def _measure(point: Point, sizes: Sequence[int], peers: Sequence[str], options: 
     flops = module.manifest.flops_per_row
     known = {"flops_per_row": flops, "bytes": each_step * point.steps + once}
     ceilings = ceilings_of(point.precision, each_step, options.threads or 1)
-    for row in report.rows:
-        own = {"compile_seconds": seconds, "ceilings": ceilings, **known} if row.name == OURS else {}
-        record: Record = {**base, **own, "framework": row.name}
-        if row.median_us is None:
-            yield {**record, "reason": row.reason}
-            continue
-        record |= {"version": row.version, "us_per_step": row.median_us, "us": row.median_us * point.steps}
-        record |= {"spread": row.spread, "config": row.config}
-        record |= {"tokens_per_second": point.batch / row.median_us * 1e6} if writes else {}
-        record |= {"tail_us": list(row.tail_us)} if row.tail_us else {}
-        record |= {} if row.error is None else {"error": row.error}
-        record["configs"] = dict(row.configs)
+    ours = {"compile_seconds": seconds, "ceilings": ceilings, **known}
+    for record in records_of(report, point, ours, writes):
         everything = {**record, "flops": flops * point.batch * point.steps}
-        yield {**record, **(shares(everything, ceilings) if row.name == OURS else {})}
+        timed = record["framework"] == OURS and "us" in record
+        yield {**record, **(shares(everything, ceilings) if timed else {})}
 
 
 def product_bytes(net: RNN, without: Sequence[str] = ()) -> tuple[int, int]:

@@ -142,9 +142,9 @@ def zoo() -> list[Point]:
     points = []
     for cell in (cell for _, cell in sorted(cells.ZOO.items()) if not cell.constants):
         name = cell.name
-        matrix = any(len(state.dims.axes) > 1 for state in cell.states)
+        matrix = any(len(state.dims.present({}).axes) > 1 for state in cell.states)
         hidden = 64 if matrix else 512
-        own = {"P": hidden // 2, "depth": 3, "Y": 16}
+        own = {"P": hidden // 2, "depth": 3, "Y": 16, "A": 8}
         sizes = tuple((axis, own[axis]) for axis in cell.size_names if axis in own)
         points.append(Point(name, hidden, hidden, 64, 64, sizes=sizes))
     return points
@@ -165,8 +165,20 @@ def linear() -> list[Point]:
     return [replace(point, without=off) for point in points for off in ((), IN_STEPS)]
 
 
+def generate() -> list[Point]:
+    """An LSTM that writes, token after token, of a small vocabulary and of a large one, as on CPUs, in more steps."""
+    steps = {(256, 1): 1000, (256, 16): 1000, (256, 256): 100, (32000, 1): 200, (32000, 16): 50, (32000, 256): 10}
+    return [
+        Point(cell, 1, 512, count, batch, "float32", sizes=(("V", tokens),))
+        for cell in writers.CELLS
+        for (tokens, batch), count in steps.items()
+    ]
+
+
+PEERS = {"generate": "torch-cuda,torch-cuda-graph"}  # of suites that other peers run than torch's layers
 Suites = Mapping[str, Callable[[], list[Point]]]
-SUITES: Suites = {f.__name__.replace("_", "-"): f for f in (gpu_grid, blog, deepbench, flashrnn, zoo, ablation, linear)}
+EVERY = (gpu_grid, blog, deepbench, flashrnn, zoo, ablation, linear, generate)
+SUITES: Suites = {f.__name__.replace("_", "-"): f for f in EVERY}
 
 
 def network(point: Point) -> RNN:

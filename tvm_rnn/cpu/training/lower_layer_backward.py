@@ -18,10 +18,10 @@ from tvm_rnn.cpu.lower_layer import Context, Step, Visit, ended, ended_in_tile, 
 from tvm_rnn.cpu.register_tile import Places
 from tvm_rnn.cpu.walk_through_time import Again, Walk
 from tvm_rnn.cpu.workspace import Array, each_element, strides_of
-from tvm_rnn.graph.graph import Node, sums_rows
+from tvm_rnn.graph.graph import Group, Node, sums_rows
 from tvm_rnn.graph.recurrences import KEPT_EVERY
 from tvm_rnn.graph.tensor_expressions import Index, element
-from tvm_rnn.passes.fuse_pointwise import read_at_last
+from tvm_rnn.passes.fuse_pointwise import quotients, read_at_last
 from tvm_rnn.tir.expr import Expr, Stmt
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import Block, load, loop, sequence, store, when
@@ -158,17 +158,26 @@ class BackwardLayer(TapeLayer):
         done for all steps at once."""
         assert isinstance(visit, BackwardVisit)
         arrays = [self._hoisted(n, visit, int64(0), ctx) for n in (*self.early, *self.last, *self.carried)]
+        after = [g for g in self.graph.groups if g.region == "after"]
+        return [
+            self._blank(ctx, visit, arrays),
+            [part for g in after for part in (self.emitter.group(g, rows, places), self._defined(ctx, visit, g))],
+            [accumulate(self.emitter, n, rows, places, self.finish.place(n, visit.sums_at)) for n in self.sums],
+            [self._give(ctx, visit, number, places) for number in range(len(self.gradients))],
+        ]
+
+    def _defined(self, ctx: Context, visit: Visit, group: Group) -> Block:
+        """The same for what a group has divided."""
+        divided = [self._hoisted(n, visit, int64(0), ctx) for n in quotients([group])]
+        return self._blank(ctx, visit, divided) if divided else None
+
+    def _blank(self, ctx: Context, visit: Visit, arrays: list[Array]) -> Stmt:
         zero = tirx.const(0.0, self.graph.dtype)
 
         def blank(t: Expr, b: Expr) -> list[Stmt]:
             return [fill_row(ctx.buffers, array, zero, t * ctx.batch + b) for array in arrays]
 
-        return [
-            ended_in_tile(ctx, visit.start, visit.count, blank),
-            [self.emitter.group(g, rows, places) for g in self.graph.groups if g.region == "after"],
-            [accumulate(self.emitter, n, rows, places, self.finish.place(n, visit.sums_at)) for n in self.sums],
-            [self._give(ctx, visit, number, places) for number in range(len(self.gradients))],
-        ]
+        return ended_in_tile(ctx, visit.start, visit.count, blank)
 
     def _written(self, ctx: Context, visit: Visit, t: Expr) -> dict[Node, list[Array]]:
         return super()._written(ctx, visit, t) | {n: [self._hoisted(n, visit, t, ctx)] for n in self.last}

@@ -15,11 +15,12 @@ from tvm_rnn.errors import BuildError, message
 from .host_program import ALIGNMENT, Program
 
 LINE = re.compile(r"(?:const int64_t )?(\w+) = (.*);")
-TOKEN = re.compile(r"\s*(\w+(?:<int64_t>)?|<=|>=|==|!=|&&|\|\||[-+*/%()<>?:,!&])")
-CALL = re.compile(r"(\w+(?:<int64_t>)?)\s*\(")
+TOKEN = re.compile(r"\s*((?:std::)?\w+(?:<int64_t>)?|<=|>=|==|!=|&&|\|\||[-+*/%(){}<>?:,!&])")
+CALL = re.compile(r"((?:std::)?\w+(?:<int64_t>)?)\s*\(")
 # What Python writes for a word. Where precedences differ (& and comparisons), layouts have brackets.
 WORDS = {"||": "or", "&&": "and", "!": "not", "/": "//"}
 CALLS = {"min<int64_t>": "min", "max<int64_t>": "max", "int64_t": "int", "reserve": "reserve"}
+CALLS |= {f"std::{name}": CALLS[name] for name in ("min<int64_t>", "max<int64_t>")}  # of {several}, too: a set here
 
 
 def working_memory(program: Program, sms: int) -> Callable[[int, int], int]:
@@ -68,13 +69,13 @@ def _python(text: str) -> str:
 def _choice(tokens: list[str]) -> str:
     """A condition with ? and :, or less, taken from the end of the list."""
     parts = list[str]()
-    while tokens and tokens[-1] not in (")", ":", ","):
+    while tokens and tokens[-1] not in (")", "}", ":", ","):
         token = tokens.pop()
         if token == "?":
             yes, _, no = _choice(tokens), tokens.pop(), _choice(tokens)
             return f"({yes} if {' '.join(parts)} else {no})"
         parts.append({**WORDS, **CALLS}.get(token, token))
-        if token == "(":
+        if token in ("(", "{"):
             parts.append(_choice(tokens))
             while tokens[-1] == ",":
                 parts += [tokens.pop(), _choice(tokens)]

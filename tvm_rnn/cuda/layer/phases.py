@@ -72,6 +72,7 @@ class Step:
     domain: dict[Node, int] = field(default_factory=dict)  # width of each value that units own; 1: a row scalar
     whole: frozenset[Node] = frozenset()  # inputs whose rows are made of 16-byte pieces, in the storage dtype
     shown: dict[Node, Node] = field(default_factory=dict)  # of a state: what products read in its place, made of it
+    heads: int = 1  # of the layer, each of which takes this step by itself
 
     @property
     def param_nodes(self) -> list[Node]:

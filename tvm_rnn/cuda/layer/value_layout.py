@@ -19,7 +19,7 @@ from functools import cached_property
 from math import gcd, prod
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES
-from tvm_rnn.graph.graph import Graph, Group, Node, has_steps, is_scan
+from tvm_rnn.graph.graph import Graph, Group, Node, downstream, has_steps, is_scan
 
 from .matrix_operands import MatrixOperands
 from .pointers import Place, arithmetic, storage
@@ -54,6 +54,7 @@ class Layout:
     given: Mapping[int, Place] = field(default_factory=dict)
     narrow: Mapping[Node, str] = field(default_factory=dict)
     matrices: Sequence[MatrixOperands] = ()  # of recurrences
+    heads: int = 1  # of the layer, where this is the layout of one of them (`one_head.py`)
 
     @property
     def arithmetic(self) -> str:
@@ -118,6 +119,19 @@ class Layout:
             return self.given[number]
         return Place(self.dtype, prod(self.graph.inputs[number].shape), ITEM_BYTES[self.dtype])
 
+    def of_layer(self, node: Node) -> Node:
+        """The layer's value that a value is, or is a part of."""
+        return node
+
+    def side_by_side(self, node: Node) -> int:
+        """How many elements of one head lie side by side in a value of all; 0: it is the same for all heads."""
+        return prod(node.shape)
+
+    def offset(self, node: Node, at: int) -> int:
+        """Where element `at` of a head's part of a value lies, of the first head's."""
+        inner = self.side_by_side(node) if self.heads > 1 else 0
+        return at // inner * inner * self.heads + at % inner if inner else at
+
     def rows(self, node: Node) -> Place:
         """Of an input or a hoisted value."""
         return self.input(self.graph.inputs.index(node)) if node.op == "input" else self.hoisted(node)
@@ -165,9 +179,9 @@ class Layout:
 
     @cached_property
     def written_last(self) -> bool:
-        """Whether a group of `after` writes the output straight to where it goes."""
+        """Whether a product over all steps writes a backward graph's output straight to where it goes."""
         home = self.home.get(self.graph.output)
-        return not self.emits and home is not None and home.region == "after" and home.kind == "gemm"
+        return not self.emits and home is not None and home.region != "step" and home.kind == "gemm"
 
     def kept_place(self, node: Node) -> Place:
         """Rows of a kept value: 16-bit where products are, but for what is one number per row. What the steps read
@@ -182,6 +196,8 @@ class Layout:
     def hoisted(self, node: Node) -> Place:
         if self.kept_number(node) is not None:
             return self.kept_place(node)
+        if node in self._drawn:
+            return self._padded(node, self.arithmetic)  # rounded to 16 bits, a number below 1 would be 1
         vector = prod(node.shape) > 1 and "step" in self.read_by.get(node, ())
         operand = any(node in read for read in self.operands.values())
         operand = operand or node in self._of_matrices
@@ -190,6 +206,11 @@ class Layout:
         home = self.home.get(node)
         vector = vector or (node.shape[-1:] > (1,) and home is not None and home.kind == "gemm" and home.root is node)
         return self._padded(node, self.storage if vector or operand else self.arithmetic)
+
+    @cached_property
+    def _drawn(self) -> set[Node]:
+        """Random numbers, and what is made of them alone."""
+        return downstream(self.graph.nodes(), lambda node: node.op == "uniform") & {*self.home}
 
     @cached_property
     def _of_matrices(self) -> set[Node]:
@@ -240,9 +261,9 @@ class Layout:
         kept = [Target("kept", self.kept_place(node), i) for i, other in enumerate(self.kept) if other is node]
         if region != "step":
             if node is self.graph.output and self.written_first:
-                own = [Target("hoisted", self.hoisted(node))] if self._read_again else []
+                own = kept or ([Target("hoisted", self.hoisted(node))] if self._read_again else [])
                 return [*own, Target("output", self.output)]
-            last = region == "after" and node is self.graph.output and self.written_last
+            last = node is self.graph.output and self.written_last
             return [Target("output", self.output)] if last else kept or [Target("hoisted", self.hoisted(node))]
         found = []
         for number, result in enumerate(self.graph.results):

@@ -24,6 +24,7 @@ from tvm_rnn.target import Target
 from .choose_tile import ChosenTile, choose
 from .chunk_scan import ChunkScan
 from .recurrence import AFTER, BEFORE, Erase, Read, Recurrence, Rows
+from .segments import Segments
 from .step_by_step import Steps
 
 FEW = 8  # steps that take less one after the other than a chunk does
@@ -61,12 +62,16 @@ class MatrixScan:
         }
 
     def ends_size(self, rows: HostExpr) -> str:
-        """Numbers that chunks leave for others: none, as a block goes through all of them."""
-        return "int64_t(0)"
+        """Numbers, at most, that segments of so many rows of steps leave for others."""
+        return self.segments.memory_size(rows)
 
     @cached_property
     def chunks(self) -> ChunkScan:
         return ChunkScan(f"{self.name}_chunks", self.recurrence, self.chosen.tile)
+
+    @cached_property
+    def segments(self) -> Segments:
+        return Segments(self.name, self.recurrence, self.chosen.tile)
 
     @cached_property
     def steps(self) -> Steps:
@@ -81,28 +86,31 @@ class MatrixScan:
         tile: Tile,
         lean: bool = False,
     ) -> None:
-        """All steps of a tile. values: of `arguments`; states: each before and after; lean: there are never lengths or
-        resets."""
+        """All steps of a tile. values: of `arguments`; states: each before and after; ends: memory for `ends_size`;
+        lean: there are never lengths or resets."""
         ((before, after),) = states
         pointers = {a.name: p for a, p in zip(self.arguments, values, strict=True)}
         pointers |= {"state_in": before, "state_out": after}
         pointers |= {"lengths": host.program.lengths, "reset": host.program.reset}
-        chunk = self.chosen.tile.chunk
-        span = f"({tile.count} + {chunk - 1}) / {chunk} * {chunk}"
+        span = self.segments.span(host, tile.count)
+        count = host.let("segments", f"({tile.count} + {span} - 1) / {span}")
         scalars: dict[str, HostExpr] = {"steps": tile.count, "batch": "B", "span": span, "start": tile.start}
-        scalars |= {"total": "T", "has_lengths": "has_lengths", "has_reset": "has_reset"}
+        scalars |= {"total": "T", "has_lengths": "has_lengths", "has_reset": "has_reset", "segments": count}
 
-        def launch(kernel: Kernel) -> None:
-            own = {name: pointers[name] for name, _ in kernel.pointers}
+        def launch(kernel: Kernel, **other: Pointer) -> None:
+            own = {name: {**pointers, **other}[name] for name, _ in kernel.pointers}
             host.launch(kernel, own, {name: scalars[name] for name, _ in kernel.scalars})
 
         cases = ("!has_lengths && !has_reset", "has_lengths || has_reset")
-        for masked in (0,) if lean else (0, 1):
+        for masked in (False,) if lean else (False, True):
             with nullcontext() if lean else host.when(cases[masked]):
                 with host.when(f"{tile.count} <= {FEW}"):
                     launch(self.steps.kernels[masked])
-                with host.otherwise():
+                with host.otherwise(), host.when(f"{count} == 1"):
                     launch(self.chunks.kernels[masked])
+                with host.when(f"{count} > 1"):
+                    starts = self.segments.launch(host, pointers, scalars, ends, masked)
+                    launch(self.chunks.kernels[masked], state_in=starts)
 
 
 def matrix_scan(

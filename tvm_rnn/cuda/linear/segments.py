@@ -1,22 +1,23 @@
 """Few states, many steps: time in segments that run at once. Each does to the states S -> M S + N, which is composed.
 
-In: a `Recurrence` and a tile. Out: `SegmentEnds`, a chunk scan of all segments but the last that begins with no states
-and leaves N, and with one key of each value's and leaves the columns of M, of as many further values; where nothing is
-erased M is a number; and `Compose`, a kernel that leaves the states before each segment, for `ChunkScan`.
+In: a `Recurrence` and a tile. Out: `Segments`, which says how many there are and launches what finds the states before
+each, for `ChunkScan`: `SegmentEnds`, a chunk scan of all segments but the last that begins with no states and leaves N,
+and with one key of each value's and leaves the columns of M, of as many further values; where nothing is erased M is a
+number; and `Compose`, which goes through the segments.
 
 Rewrite: for all steps: S = M_t S + N_t  -->  for each segment: M, N; for segments: S = M S + N; for each segment: steps
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
-from math import isqrt
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
 from tvm_rnn.tir.expr import TirExpr
@@ -25,18 +26,12 @@ from tvm_rnn.tir.index import wide
 from .chunk_block import Block
 from .chunk_scan import ChunkScan
 from .chunk_states import States
+from .chunk_tile import ChunkTile
 from .recurrence import Recurrence
 
 LEAST = 3  # segments that are worth it: all but the last are run twice
 VALUES = 8  # of a block that composes
 HELD = 128  # elements of the next M that a thread has, or has asked for
-
-
-def count(chunks: int, blocks: int, sms: int) -> int:
-    """Segments of so many chunks, where one takes so many blocks of `SegmentEnds`: what the GPU has room for, but no
-    more than the square root of the chunks, because composing takes about as long as a segment has chunks."""
-    found = min(sms // max(1, blocks), isqrt(chunks))
-    return found if found >= LEAST else 1
 
 
 @dataclass(frozen=True)
@@ -188,3 +183,60 @@ class Compose:
                     for v in range(VALUES):
                         w.store(state, state[v] + now * states[i * VALUES + v], v)
                     ask(after, i)
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The segments of a chunk scan. Their memory, float32: N of all but the last, their M, the states before each."""
+
+    name: str
+    recurrence: Recurrence
+    tile: ChunkTile
+
+    @cached_property
+    def ends(self) -> SegmentEnds:
+        return SegmentEnds(f"{self.name}_ends", replace(self.recurrence, reads=()), self.tile)
+
+    @cached_property
+    def compose(self) -> Compose:
+        return Compose(f"{self.name}_compose", self.recurrence)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Numbers of N and M."""
+        own = self.recurrence
+        return own.keys * own.values, 1 if own.erase is None else own.keys**2
+
+    def memory_size(self, rows: HostExpr) -> str:
+        """Numbers, at most, for so many rows of steps. LEAST segments have more than LEAST - 1 of LEAST chunks each."""
+        (states, maps), heads = self.sizes, self.recurrence.heads
+        most = f"{rows} * {heads} / {(LEAST - 1) * self.tile.chunk}"
+        return f"std::min<int64_t>(sms / {self.ends.tiles}, {most}) * {2 * states + maps}"
+
+    def span(self, host: Host, steps: HostExpr) -> str:
+        """Steps of a segment: there are as many as the GPU has room for, but no more than the square root of the
+        chunks, because composing takes about as long as a segment has chunks."""
+        chunk, blocks = self.tile.chunk, self.ends.tiles * self.recurrence.heads
+        chunks = host.let("chunks", f"({steps} + {chunk - 1}) / {chunk}")
+        root = f"static_cast<int64_t>(std::sqrt({chunks}))"
+        most = host.let("segments", f"std::min<int64_t>(sms / (B * {blocks}), {root})")
+        return host.let("span", f"({most} < {LEAST} ? {chunks} : ({chunks} + {most} - 1) / {most}) * {chunk}")
+
+    def launch(
+        self,
+        host: Host,
+        pointers: Mapping[str, Pointer],
+        scalars: Mapping[str, HostExpr],
+        memory: Pointer,
+        masked: bool,
+    ) -> Pointer:
+        """What finds the states before each segment, which it returns. pointers, scalars: those of the chunk scan, and
+        segments."""
+        states, count = self.sizes[0], f"{scalars['segments']} * B * {self.recurrence.heads}"
+        places = {"ends": memory, "starts": memory.at(f"{count} * {states}")}
+        places["maps"] = memory.at(f"{count} * {2 * states}")
+        before = dict(scalars) | {"steps": f"({scalars['segments']} - 1) * {scalars['span']}"}
+        for kernel in (self.ends.kernels[masked], self.compose.kernel):
+            own = {name: {**pointers, **places}[name] for name, _ in kernel.pointers}
+            host.launch(kernel, own, {name: before[name] for name, _ in kernel.scalars})
+        return places["starts"]

@@ -46,6 +46,7 @@ class RecurrentUnit(Unit):
             phases.append([phase.kind, phase.gates, len(phase.operands), given, len(phase.published)])
             sizes += [phase.width, *(operand.depth for operand in phase.operands)]
         shape = [self.kind, " ".join(filter(None, [alike(self.precision), self.stored])), self.layers, phases]
+        shape += [f"{self.step.heads} heads"] if self.step.heads > 1 else []
         return {"shape": shape, "sizes": {"phases": sizes, "batch": [self.batch]}}
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointer
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
+from tvm_rnn.cuda.layer.one_head import Coupled, HeadLayout, PackIndex, one_head
 from tvm_rnn.cuda.layer.packed_layout import Pack
 from tvm_rnn.cuda.layer.phases import NotPersistent, Step, phases
 from tvm_rnn.cuda.layer.regime import LayerSteps, Regime, launch_either
@@ -54,7 +55,7 @@ class Persistent:
 
     @property
     def words(self) -> Sequence[Node]:
-        return [node for node in self.geometry.step.read_nodes if node.random]
+        return [node for node in self.geometry.step.read_nodes if node.mask]
 
     @property
     def applies(self) -> str:
@@ -81,8 +82,10 @@ class Persistent:
         found, geometry = list[Pack](), self.geometry
         for phase, share in geometry.weights:
             node, elements = share.operand.weight, geometry.weight_elements(phase, share)
-            index = partial(geometry.weight_index, phase, share)
+            index: PackIndex = partial(geometry.weight_index, phase, share)
             key = (node, geometry.stored or geometry.storage, "fragments", *geometry.packing(phase, share))
+            if isinstance(self.layout, HeadLayout):
+                node, elements, index = self.layout.packed(node, elements, index)
             if geometry.stored:
                 found.append(Pack(node, "uint32", elements // 4, index, key, coded=geometry.precision))
             else:
@@ -91,7 +94,8 @@ class Persistent:
 
     @property
     def _groups(self) -> str:
-        return f"((B + {self.geometry.rows - 1}) / {self.geometry.rows})"
+        slices = f"((B + {self.geometry.rows - 1}) / {self.geometry.rows})"
+        return slices if self.layout.heads == 1 else f"({slices} * {self.layout.heads})"
 
     @property
     def blocks(self) -> HostExpr:
@@ -153,13 +157,14 @@ class Persistent:
         self, layer_steps: LayerSteps, row0: HostExpr, groups: HostExpr, extra: list[Pointer], follows: bool
     ) -> tuple[list[Pointer], list[HostExpr]]:
         def read(node: Node) -> Pointer:
+            node = self.layout.of_layer(node)
             if node.op == "input":
-                return layer_steps.inputs[self.layout.graph.inputs.index(node)]
-            return layer_steps.words[node] if node.random else layer_steps.hoisted[node]
+                return layer_steps.inputs[layer_steps.layout.graph.inputs.index(node)]
+            return layer_steps.words[node] if node.mask else layer_steps.hoisted[node]
 
         pointers = [layer_steps.weights[pack.key] for pack in self.packs]
         pointers += [layer_steps.weights[scales_of(pack.node)] for pack in self.packs if pack.coded]
-        pointers += [layer_steps.weights[node] for node in self.geometry.step.param_nodes]
+        pointers += [layer_steps.weights[self.layout.of_layer(node)] for node in self.geometry.step.param_nodes]
         pointers += [read(node) for node in self.geometry.step.read_nodes]
         pointers += [layer_steps.inputs[number] for number in self._inputs]
         kept = [layer_steps.kept[number] for number, _ in stores(self.layout)]
@@ -182,7 +187,26 @@ def step_of(layout: Layout) -> Step:
     # The inputs, not a user's x, whose rows are made of 16-byte pieces of the storage dtype.
     found = [(n, place) for n, place in layout.given.items() if place.dtype == layout.storage and place.align % 16 == 0]
     whole = [layout.graph.inputs[n] for n, p in found if p.row_stride * ITEM_BYTES[p.dtype] % 16 == 0]
-    return replace(step, whole=frozenset(whole))
+    if layout.heads > 1 and step.given:
+        raise NotPersistent("a product of one head reads an input")
+    return replace(step, whole=frozenset(whole), heads=layout.heads)
+
+
+def planned(layout: Layout) -> tuple[Layout, Step]:
+    """The layer's layout and step; or, where heads read nothing of one another, those of one head. Raises
+    NotPersistent."""
+    try:
+        return layout, step_of(layout)
+    except NotPersistent as reason:
+        try:
+            head = one_head(layout)
+        except Coupled as coupled:
+            raise NotPersistent(f"{reason}, and heads are not apart: {coupled}") from None
+        if head is None:
+            raise
+        step = step_of(head)
+        tell(True, f"{head.heads} heads apart", "a step reads nothing of other heads: each has blocks of its own")
+        return head, step
 
 
 def choose(
@@ -204,7 +228,7 @@ def choose(
         tell(False, "persistent kernels", wanted)
         return []
     try:
-        step = step_of(layout)
+        own, step = planned(layout)
     except NotPersistent as reason:
         tell(False, "persistent kernels", str(reason))
         _tell_rest(layout, [], precision, batches, target)
@@ -227,7 +251,7 @@ def choose(
             continue
         name = f"persistent_{layout.weights.number}_d{layout.directions}_b{batch}"
         at_once = resident_groups(geometry, target)
-        found.append(Persistent(layout, geometry, template, name, most, at_once, us, initial, record, knobs))
+        found.append(Persistent(own, geometry, template, name, most, at_once, us, initial, record, knobs))
     _tell_rest(layout, found, precision, batches, target)
     return list(reversed(found))
 

@@ -62,6 +62,8 @@ def lacking(geometry: Geometry, target: Target) -> Lack:
     where = f"{geometry.ctas} blocks of {geometry.threads} threads, {geometry.rows} rows"
     if geometry.threads > 1024:
         return Lack(f"{where}: 1024 threads are the most", 1 << 40, 0)
+    if geometry.step.heads > 1 and geometry.exchange.in_memory:
+        return Lack(f"{where}: a head's blocks are those of a cluster", 1 << 40, 0)
     if not resident_groups(geometry, target):
         return Lack(f"{where}: this GPU runs {target.sms} blocks at once", 1 << 40, 0)
     held = sum(s.registers + s.shared for parts in geometry.shares.values() for s in parts)
@@ -85,6 +87,8 @@ def able_to_run(geometry: Geometry, target: Target) -> bool:
     products take longer than that."""
     if geometry.threads > 1024 or not resident_groups(geometry, target):
         return False
+    if geometry.step.heads > 1 and geometry.exchange.in_memory:  # whose launches take slices of the batch alone
+        return False
     # A quick look at what a lane may keep, for most geometries the last one.
     holds = geometry.streams or _words(geometry) <= geometry.register_words + geometry.shared_words
     if not geometry.streams and (not holds or any(share.streamed for _, share in geometry.weights)):
@@ -99,7 +103,7 @@ def _words(geometry: Geometry) -> int:
 
 def predict(geometry: Geometry, batch: int, target: Target) -> float:
     """Microseconds per step for B = batch rows."""
-    groups = ceil(batch / geometry.rows)
+    groups = ceil(batch / geometry.rows) * geometry.step.heads
     rounds = ceil(groups / max(1, resident_groups(geometry, target)))
     us = rounds * sum(_phase(geometry, phase) for phase in geometry.step.phases)
     us += geometry.extra_us(min(groups, resident_groups(geometry, target)))

@@ -33,7 +33,7 @@ PREFETCH_AHEAD = 6  # steps from a value's prefetch into L2 to its load, where r
 
 def place_of(layout: Layout, node: Node) -> Place:
     """Where an input or a hoisted value lies; of a mask, its words."""
-    return Place(WORD, prod(node.shape)) if node.random else layout.rows(node)
+    return Place(WORD, prod(node.shape)) if node.mask else layout.rows(node)
 
 
 class CellReads:
@@ -53,20 +53,20 @@ class CellReads:
 
     def load_params(self) -> None:
         """Once, at the kernel's start."""
-        k = self.k
+        k, layout = self.k, self.body.layout
         widths = {w for w in self.step.domain.values() if w > 1}
         for node, slot in self.step.params:
             source = k[f"param_{self.step.param_nodes.index(node)}"]
             if slot < 0:
                 register = k.local(1)
-                k.store(register, source[tirx.const(~slot, "int64")], 0)
+                k.store(register, source[tirx.const(layout.offset(node, ~slot), "int64")], 0)
                 self.params[(node, slot, 0)] = register[0]
                 continue
             width = next(w for w in sorted(widths) if node.shape[-1] % w == 0)
             register = k.local(self.geometry.blocks(width))
             for block in range(self.geometry.blocks(width)):
                 unit = tirx.Min(self.body.cells.unit(width, block), tirx.const(width - 1, "int32"))
-                k.store(register, source[tirx.Cast("int64", slot * width + unit)], block)
+                k.store(register, source[tirx.Cast("int64", layout.offset(node, slot * width) + unit)], block)
                 self.params[(node, slot, block)] = register[block]
 
     def prepare(self) -> None:
@@ -77,7 +77,7 @@ class CellReads:
             for phase, reads in zip(self.step.phases, self.step.reads, strict=True):
                 cells = list(self.body.cells.each(phase.width))
                 for node, slot in reads:
-                    if node.random or self.geometry.prefetches(phase, node, slot):
+                    if node.mask or self.geometry.prefetches(phase, node, slot):
                         continue
                     dtype = place_of(self.body.layout, node).dtype
                     registers = k.local(len(cells), dtype)
@@ -119,7 +119,8 @@ class CellReads:
             first = k.keep(row + unit)
             for key in keys:
                 slot, block = key[2:4]
-                at = row + ~slot if slot < 0 else first + (slot * phase.width + block * 8)
+                begin = body.layout.offset(node, ~slot if slot < 0 else slot * phase.width)
+                at = row + begin if slot < 0 else first + (begin + block * 8)
                 with k.when(body.cells.inside(phase.width if slot >= 0 else 1, block, j, e)):
                     if not prefetch:
                         registers, number = self.coming[0][key]
@@ -137,7 +138,8 @@ class CellReads:
             time = k.bind(body.time(t))
             for (phase, node, slot, block, j, e), (registers, at) in wanted.items():
                 stride = place_of(body.layout, node).row_stride
-                offset: Expr = ~slot if slot < 0 else slot * phase.width + body.cells.unit(phase.width, block)
+                offset: Expr = body.layout.offset(node, ~slot if slot < 0 else slot * phase.width)
+                offset = offset if slot < 0 else offset + body.cells.unit(phase.width, block)
                 row = time + body.cells.row(j, e)
                 with body.cells.own_tile(j), k.when(body.cells.inside(phase.width if slot >= 0 else 1, block, j, e)):
                     k.store(registers, k[f"read_{self.numbers[node]}"][row * stride + offset], at)
@@ -159,7 +161,7 @@ class CellReads:
             if node.leaf and node.op not in ("input", "param") and node.scalar is not None:
                 return None
             number = component(node, index, phase.width)
-            if node.random:
+            if node.mask:
                 return self.words.value((node, number, phase.width, block, j, e))
             if (node, number, block if number >= 0 else 0) in self.params:
                 return self.params[(node, number, block if number >= 0 else 0)]
@@ -188,7 +190,7 @@ class MaskWords:
         found: dict[Key, None] = {}
         for phase, reads in zip(self.step.phases, self.step.reads, strict=True):
             for node, slot in reads:
-                if node.random:
+                if node.mask:
                     found |= {(node, slot, phase.width, *cell): None for cell in self.body.cells.each(phase.width)}
         for whole in (True, False):
             own = [key for key in found if _whole(key[0]) == whole]
@@ -284,7 +286,7 @@ class MaskWords:
         def read(inner: Node, index: Index) -> Expr | None:
             if inner is state:
                 return own
-            if not inner.random:
+            if not inner.mask:
                 return None
             return mask(inner, component(inner, index, width))
 
@@ -367,7 +369,7 @@ class Prefetch:
             with k.when(entry == n):
                 # Units past the last one are never looked at: any will do.
                 within = tirx.Min(body.cells.first_unit(phase.width, block), tirx.const(phase.width - 8, "int32"))
-                k.store(unit, slot * phase.width + within, 0)
+                k.store(unit, body.layout.offset(node, slot * phase.width) + within, 0)
                 k.store(tile, body.cells.tile(j), 0)
         row = k["row0"] + body.ids.group * geometry.rows + tile[0] * 8 + row
         row = tirx.Cast("int64", tirx.Min(row, k["batch"] - 1))

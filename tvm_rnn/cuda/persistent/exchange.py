@@ -333,7 +333,8 @@ class Cluster(Exchanger):
                 row, unit = tirx.floordiv(flat, width), tirx.floormod(flat, width)
                 batch_row = k["row0"] + ids.group * geometry.rows + row
                 with k.when(tirx.And(flat < elements, batch_row < k["batch"])):
-                    value: Expr = k[f"old_{n}"][tirx.Cast("int64", batch_row) * width + unit]
+                    stride = width * body.layout.heads
+                    value: Expr = k[f"old_{n}"][tirx.Cast("int64", batch_row) * stride + unit]
                     if body.masks is not None:
                         value = body.masks.restarted(state, batch_row, value)
                     value = body.reads.words.masked_state_at(state, value, batch_row, unit)

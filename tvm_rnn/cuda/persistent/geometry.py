@@ -573,7 +573,7 @@ class Geometry(ABC):
         for number, phase in enumerate(self.step.phases):
             cells = self.blocks(phase.width) * self.own_tiles * 2
             reads = self.step.reads[number]
-            early = [self.reads_in_step or node.random or self.prefetches(phase, node, slot) for node, slot in reads]
+            early = [self.reads_in_step or node.mask or self.prefetches(phase, node, slot) for node, slot in reads]
             total += (2 * len(reads) - sum(map(bool, early))) * cells
         for state in self.step.graph.states:
             total += self.blocks(state.shape[0]) * self.own_tiles * 2
@@ -734,8 +734,9 @@ class Geometry(ABC):
         (`cell_reads.py`). Masks are words."""
         # Inputs: on an H200 6.6 us in place of 7.2 in a grid (GRU 1024 backwards, B = 32), 2.15 in place of 1.84 in
         # clusters (LSTM 256).
-        whole = node.op != "input" or (self.exchange.in_memory and node in self.step.whole)
-        return not self.reads_in_step and whole and slot >= 0 and phase.width % 8 == 0 and not node.random
+        aligned = node in self.step.whole and (self.exchange.in_memory or self.step.heads > 1)
+        whole = node.op != "input" or aligned
+        return not self.reads_in_step and whole and slot >= 0 and phase.width % 8 == 0 and not node.mask
 
     @property
     def prefetching_warps(self) -> int:

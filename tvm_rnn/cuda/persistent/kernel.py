@@ -55,6 +55,16 @@ def pointers(geometry: Geometry, layout: Layout, masked: bool = False) -> list[t
     return [*found, *(MASK_POINTERS if masked else ())]
 
 
+def strides_of_heads(geometry: Geometry, layout: Layout) -> dict[str, int]:
+    """Elements from one head to the next, by pointer."""
+    step = geometry.step
+    found = {f"weight_{n}": geometry.weight_elements(*own) for n, own in enumerate(geometry.weights)}
+    found |= {f"param_{n}": layout.side_by_side(node) for n, node in enumerate(step.param_nodes)}
+    found |= {f"read_{n}": layout.side_by_side(node) for n, node in enumerate(step.read_nodes)}
+    found |= {f"{way}_{n}": s.shape[0] for way in ("old", "new") for n, s in enumerate(step.graph.states)}
+    return found | {"y": step.graph.output.shape[0]}
+
+
 def kernel(name: str, geometry: Geometry, layout: Layout, initial: Mapping[str, float] | None = None) -> Kernel:
     """The kernel of a geometry. The scalar "teams" counts its groups of blocks; blocks of a grid must all be resident.
     initial: what states are after a reset, for a kernel that knows lengths and resets; None for one that does not."""
@@ -133,6 +143,8 @@ class KernelBody:
         geometry, k = self.geometry, self.k
         place = geometry.exchange.place(k, geometry)
         thread = I.thread_id([geometry.threads])
+        if self.layout.heads > 1:
+            place = self._of_head(*place)
         self.first: Buffer = k.local(1, "int32")
         k.store(self.first, tirx.Select(k["direction"] < 0, k["steps"] - 1, tirx.const(0, "int32")), 0)
         pinned = k.local(3, "int32")
@@ -143,10 +155,20 @@ class KernelBody:
         g, q = tirx.floordiv(tirx.floormod(thread, LANES), 4), tirx.floormod(thread, 4)
         return ThreadIds(group, rank, thread, warp, lane, g, q, *geometry.warp_place(warp))
 
+    def _of_head(self, team: Expr, rank: Expr) -> tuple[Expr, Expr]:
+        """Heads lie beside each other in all that the kernel reads and writes: its pointers become those of this head.
+        What is left of the group's number is that of its batch rows."""
+        k, heads, layout = self.k, self.layout.heads, self.layout
+        head = k.keep(tirx.floormod(team, heads))
+        for name, elements in strides_of_heads(self.geometry, layout).items():
+            whole = k[name]
+            k.arguments[name] = I.decl_buffer(whole.shape, whole.dtype, data=whole.data, elem_offset=head * elements)
+        return tirx.floordiv(team, heads), rank
+
     # --- start and end -----------------------------------------------------------------------------------------------
 
     def _state_at(self, width: int, block: int, j: int, e: int) -> Expr:
-        return tirx.Cast("int64", self.cells.row(j, e)) * width + self.cells.unit(width, block)
+        return tirx.Cast("int64", self.cells.row(j, e)) * (width * self.layout.heads) + self.cells.unit(width, block)
 
     def _load_states(self) -> None:
         for n, state in enumerate(self.step.graph.states):

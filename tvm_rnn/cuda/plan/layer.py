@@ -8,7 +8,7 @@ directions that share a graph share the kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -32,7 +32,7 @@ from tvm_rnn.cuda.rowwise.chained_groups import chained_groups, chained_groups_k
 from tvm_rnn.cuda.rowwise.dropout_masks import BITS, WORD, MaskRows, mask_kernel
 from tvm_rnn.cuda.rowwise.state_moves import Buffers, StateKernels, Step, Tile
 from tvm_rnn.decisions import about
-from tvm_rnn.graph.graph import Graph, Group, Node
+from tvm_rnn.graph.graph import Graph, Group, Node, is_scan
 from tvm_rnn.options import Options
 from tvm_rnn.target import Target as Machine
 
@@ -62,6 +62,7 @@ class Layer:
 
     def __post_init__(self) -> None:
         self.precision, self.batches = self.options.precision, self.options.batches
+        self.graph = _with_kept(self.graph, self.kept)
         self.weights = Weights(self.graph, self.number, self.precision, self.options.stored)
         self.graph, matrices = prepared(self.graph, lambda node: self.weights.place(node) is not None)
         common = (self.dtype, self.directions, self.kept, self.given, self.narrow, matrices)
@@ -233,8 +234,9 @@ class Layer:
     def before(self, host: Host, buffers: Buffers, tile: Tile) -> None:
         self._launch(host, "before", f"({tile.count} * B)", buffers, self.rows_of(buffers, tile), tile)
 
-    def after(self, host: Host, buffers: Buffers, tile: Tile) -> None:
-        self._launch(host, "after", f"({tile.count} * B)", buffers, self.rows_of(buffers, tile))
+    def after(self, host: Host, buffers: Buffers, tile: Tile, done: Callable[[list[Group]], None]) -> None:
+        """done: called behind each launch, with its groups."""
+        self._launch(host, "after", f"({tile.count} * B)", buffers, self.rows_of(buffers, tile), done=done)
 
     def rows_of(self, buffers: Buffers, tile: Tile) -> Callable[[Target, Node], Pointer]:
         """Where the tile's rows of a value begin."""
@@ -257,7 +259,7 @@ class Layer:
     def recurrence(self, host: Host, buffers: Buffers, tile: Tile) -> None:
         """The steps of the tile: by the regime that applies, else step by step."""
         if not self.layout.has_steps:
-            if not any(self._zeroed & {*scan.stored} for scan in self.scans):
+            if self.layout.emits and not any(self._zeroed & {*scan.stored} for scan in self.scans):
                 self.states.blank(host, tile)
             return
         parity = host.let("parity", tile.parity)
@@ -318,8 +320,10 @@ class Layer:
         buffers: Buffers,
         find: Callable[[Target, Node], Pointer],
         tile: Tile | None = None,
+        *,
+        done: Callable[[list[Group]], None] = lambda groups: None,
     ) -> None:
-        """The groups of a region. tile: of those that know time."""
+        """The groups of a region. tile: of those that know time. done: see `after`."""
         steps: tuple[HostExpr, HostExpr] = (1, 0) if tile is None else (tile.count, tile.start)
         for groups, work in self.groups:
             if groups[0].region != region:
@@ -349,6 +353,17 @@ class Layer:
                 host.launch(work.kernel, pointers, [rows])
             else:
                 launch_variant(host, work, pointers, rows)
+            done(groups)
+
+
+def _with_kept(graph: Graph, kept: Collection[Node]) -> Graph:
+    """The graph, whose recurrences over all time store what is kept of them."""
+
+    def own(group: Group) -> Group:
+        more = tuple(n for n in group.nodes if is_scan(n) and n in kept and n not in group.stored)
+        return replace(group, stored=(*group.stored, *more)) if more else group
+
+    return replace(graph, groups=tuple(map(own, graph.groups)))
 
 
 def picked(host: Host, parity: str, pair: tuple[Pointer, Pointer]) -> tuple[Pointer, Pointer]:

@@ -38,6 +38,7 @@ from tvm_rnn.tir.index import wide
 
 JOINED = ("pointwise", "reduce")  # kinds of groups
 MOST_WORK = 1 << 14  # elements of a group per row: beyond, one block per row leaves too much of the GPU idle
+FEW = 2  # results of a reduction that the whole block makes
 MOST_THREADS, ELEMENTS_PER_THREAD = 1024, 4
 
 
@@ -52,14 +53,19 @@ def chained_groups(groups: Sequence[Group]) -> list[list[Group]]:
     """The groups in order, consecutive ones of one region together where one kernel may run them."""
     found: list[list[Group]] = []
     for group in groups:
-        small = group.kind in JOINED and work_of(group) <= MOST_WORK
         last = found[-1] if found else []
-        joins = last and last[-1].kind in JOINED and work_of(last[-1]) <= MOST_WORK
-        if small and joins and last[-1].region == group.region:
+        if _joins(group) and last and _joins(last[-1]) and last[-1].region == group.region:
             last.append(group)
         else:
             found.append([group])
     return found
+
+
+def _joins(group: Group) -> bool:
+    """Whether a block can have a row of it for itself: where there is little to do for one, and where all of it makes
+    a number or two, for which the other way is a warp."""
+    few = group.kind == "reduce" and group.root is not None and prod(group.root.shape) <= FEW
+    return few or (group.kind in JOINED and work_of(group) <= MOST_WORK)
 
 
 @dataclass
@@ -153,7 +159,7 @@ class _ChainedGroups:
         if not runs_along(root) and outputs >= WARP:  # a thread for each result: neighbours read neighbours
             with self._each(writer, outputs, self.thread, self.threads) as j:
                 finish(j, self._sum(writer, job, j, tirx.const(0, "int32"), 1)[0])
-        elif outputs <= 2:  # the whole block for each
+        elif outputs <= FEW:  # the whole block for each
             for j in range(outputs):
                 total = self._sum(writer, job, j, self.thread, self.threads)
                 self._over_block(writer, root, total)

@@ -29,7 +29,7 @@ from tvm_rnn.cuda.layer.row_kernels import THREADS, elements
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.network.layer import weight_name
 from tvm_rnn.runtime import runtime_random
-from tvm_rnn.tir.expr import Expr
+from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import int64, wide
 
 WORD = "uint32"
@@ -56,7 +56,7 @@ class MaskRows:
     kernel: Kernel
     arguments: tuple[Argument, ...]
     at: int
-    words: Kernel
+    words: Kernel | None  # of masks alone
     every: str
 
     def fill(
@@ -82,6 +82,7 @@ class MaskRows:
 
     def launch_words(self, host: Host, words: Pointer, keys: MaskKeys, steps: HostExpr, start: HostExpr) -> None:
         """The words of these steps."""
+        assert self.words is not None
         rows = "B" if self.every == "sequence" else _groups(steps)
         host.launch(self.words, [words, keys.keys.at(self.at)], [rows, "B", f"{keys.first} + {start}"])
 
@@ -177,32 +178,32 @@ def keys_kernel(streams: Sequence[str], layers: int, directions: int) -> Kernel:
 
 
 def mask_kernel(name: str, node: Node, writes: Callable[[Node], Sequence[Place]], streams: Sequence[str]) -> MaskRows:
-    """The kernels of a mask: the one that fills its rows, and the one that makes words of them."""
+    """The kernels of a mask: what fills its rows, and what makes words of them; of numbers the first."""
     places, every = writes(node), node.attrs["every"]
 
-    def store(w: Writer, drawn: Expr, row: Expr, j: Expr) -> None:
+    def store(w: Writer, word: Expr, row: Expr, j: Expr) -> None:
         for i, place in enumerate(places):
-            one, zero = (tirx.const(value, place.dtype) for value in (1.0, 0.0))
-            w.store(w[f"w{i}"], tirx.Select(drawn, one, zero), address(place, row, j))
+            w.store(w[f"w{i}"], _value(node, word, place.dtype), address(place, row, j))
 
     def each_step(w: Writer, row: Expr, j: Expr) -> None:
         """One thread for each element of each step."""
         unit = _unit(w, node, row, j)
         step = w.keep(tirx.Cast(WORD, w["start"] + tirx.truncdiv(row, w["batch"])))
-        store(w, _drawn(w, node, _key(w), unit, step), row, j)
+        store(w, threefry(w, _key(w), unit, step)[0], row, j)
 
     def whole(w: Writer, row: Expr, j: Expr) -> None:
         """One thread for an element of 32 steps, which all have the same mask."""
-        drawn = _drawn(w, node, _key(w), _unit(w, node, row, j), tirx.const(0, WORD))
+        word, _ = threefry(w, _key(w), _unit(w, node, row, j), tirx.const(0, WORD))
         first, b = w.keep(tirx.truncdiv(row, w["batch"]) * BITS), w.keep(tirx.truncmod(row, w["batch"]))
         with w.loop(BITS) as i, w.when(first + wide(i) < w["steps"]):
-            store(w, drawn, (first + wide(i)) * w["batch"] + b, j)
+            store(w, word, (first + wide(i)) * w["batch"] + b, j)
 
     pointers = [(f"w{i}", place.dtype) for i, place in enumerate(places)]
     kernel = _kernel(name, node, pointers, *(("steps", whole) if every == "sequence" else ("start", each_step)))
     arguments = tuple(Argument(f"w{i}", "write", node, i) for i in range(len(places)))
     at = 2 * list(streams).index(node.attrs["stream"])
-    return MaskRows(kernel, arguments, at, words_kernel(f"{name}_words", node), every)
+    words = words_kernel(f"{name}_words", node) if node.op == "mask" else None
+    return MaskRows(kernel, arguments, at, words, every)
 
 
 def words_kernel(name: str, node: Node) -> Kernel:
@@ -238,6 +239,15 @@ def _kernel(
 
     scalars = [("rows", "int64"), ("batch", "int64"), (number, "int64")]
     return write(name, [*pointers, ("keys", WORD)], scalars, body, threads=THREADS)
+
+
+def _value(node: Node, word: Expr, dtype: str) -> TirExpr:
+    """An element of a mask, or a number, an odd one of 24 bits over 2**24."""
+    if node.op == "mask":
+        drawn = word < tirx.const(runtime_random.threshold(node.attrs["keep"]), WORD)
+        return tirx.Select(drawn, tirx.const(1.0, dtype), tirx.const(0.0, dtype))
+    odd = (word >> tirx.const(9, WORD)) * tirx.const(2, WORD) + tirx.const(1, WORD)
+    return tirx.Cast(dtype, odd) * tirx.const(2.0**-24, dtype)
 
 
 def _drawn(w: Writer, node: Node, key: Sequence[Expr], unit: Expr, step: Expr) -> Expr:

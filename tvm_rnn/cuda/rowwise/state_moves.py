@@ -136,6 +136,11 @@ class StateKernels:
         found = {i: self.layout.shadow(i) for i in range(len(self._sizes))}
         return {i: place for i, place in found.items() if place is not None}
 
+    @property
+    def _all(self) -> list[tuple[str, Place, int]]:
+        """(pointer, place, number) of every state."""
+        return [(f"state{i}", self.layout.state(i), i) for i in range(len(self._sizes))]
+
     def _copies(self, state: str, shadow: str) -> list[tuple[str, Place, int]]:
         """(pointer, place, number) of every state that changes step by step, then of every shadow."""
         states = [(f"{state}{i}", self.layout.state(i), i) for i in self.layout.stepped]
@@ -202,12 +207,21 @@ class StateKernels:
 
     # --- within the loop over time ---------------------------------------------------------------------------------
 
-    @cached_property
-    def _restart(self) -> Kernel:
+    def _restarts(self, name: str, copies: Sequence[tuple[str, Place, int]]) -> Kernel:
         def unfinished(writer: Writer, row: Expr) -> Expr:
             return writer["time"] < writer["lengths"][row]
 
-        return self._reset("restart", self._copies("state", "shadow"), [("time", "int64")], unfinished, self.initial)
+        return self._reset(name, copies, [("time", "int64")], unfinished, self.initial)
+
+    @cached_property
+    def _restart(self) -> Kernel:
+        return self._restarts("restart", self._copies("state", "shadow"))
+
+    @cached_property
+    def _restart_all(self) -> Kernel:
+        """Of recurrences over all time too."""
+        shadows = ((f"shadow{i}", place, i) for i, place in self._shadows.items())
+        return self._restarts("restart_all", [*self._all, *shadows]) if self.layout.solved else self._restart
 
     @cached_property
     def _freeze(self) -> Kernel:
@@ -242,7 +256,7 @@ class StateKernels:
         """Rows whose flag after the last step is set: a segment of time that is gone through backwards."""
         first = [*(pair[0] for pair in buffers.states), *(pair[0] for pair in buffers.shadows.values())]
         pointers = [*first, host.program.reset.at("T * B"), host.program.lengths]
-        host.launch(self._restart, pointers, ["B", "T", "has_lengths ? 1 : 0"])
+        host.launch(self._restart_all, pointers, ["B", "T", "has_lengths ? 1 : 0"])
 
     def freeze(self, host: Host, step: Step) -> None:
         """Rows that have ended: the new states are the old ones, the output is 0."""
@@ -278,7 +292,7 @@ class StateKernels:
         def counts(writer: Writer, row: Expr) -> Expr:
             return writer["lengths"][row] > tirx.const(0, "int64")
 
-        return self._reset("cut", self._copies("state", "shadow")[: len(self.layout.stepped)], [], counts, {})
+        return self._reset("cut", self._all, [], counts, {})
 
     def cut(self, host: Host, states: list[Pointer], reset: Pointer) -> None:
         """Rows that have a flag in `reset` [B], and a step at all, get zeros."""

@@ -17,7 +17,7 @@ from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Program
 from tvm_rnn.cuda.codegen.workspace_size import working_memory
 from tvm_rnn.decisions import about, forget, recording, told
 from tvm_rnn.dtypes import held_dtype
-from tvm_rnn.graph.graph import Layers
+from tvm_rnn.graph.graph import Layers, has_steps
 from tvm_rnn.module_file.facts import memory_facts
 from tvm_rnn.module_file.schema import GpuNetwork, GpuProgram, Kernel, Masks, TimeParts
 from tvm_rnn.network.rnn import RNN, named_constants
@@ -56,8 +56,9 @@ class Trained:
 
 def plan(passed: Passed, target: Target) -> Trained:
     """Both programs of training for one target. What is kept is as the options say, by name; True: "auto", which is
-    "values" in any case where steps that read values have a persistent kernel, and those with "states" none."""
-    training, before = passed.options.training, told()
+    "values" in any case where steps that read values have a persistent kernel, and those with "states" none, and where
+    recurrences over all time leave no steps: to read a value takes less than to read what it is made of."""
+    training, before = _kept(passed, target), told()
     with about("", training=True):
         found = _plan(passed, target, training)
         if not found.training == "states" != training or target.arch != PERSISTENT or _persistent(found):
@@ -70,9 +71,19 @@ def plan(passed: Passed, target: Target) -> Trained:
         return found
 
 
+def _kept(passed: Passed, target: Target) -> bool | str:
+    """What is kept, as the options say; "values" where they say nothing and nothing is left of backward's steps."""
+    training, options = passed.options.training, passed.options
+    if not keep_choice.chosen(training, passed.net, target, options.batches, options.precision) == "states" != training:
+        return training
+    with recording(False):
+        graphs = passed.training("values")[-1][1].graphs
+    return training if any(has_steps(g.backward) for g in graphs if g.backward is not None) else "values"
+
+
 def _persistent(trained: Trained) -> bool:
-    """Whether all steps of backward may run in one kernel."""
-    return all(code.regimes for code in trained.backward.code)
+    """Whether all steps of backward, where there are some, may run in one kernel."""
+    return all(code.regimes or not code.layout.has_steps for code in trained.backward.code)
 
 
 def _plan(passed: Passed, target: Target, training: bool | str) -> Trained:

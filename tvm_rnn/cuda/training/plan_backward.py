@@ -21,6 +21,7 @@ The gradient of the last layer's output is the user's; a copy of it lies beside 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import gcd, prod
@@ -30,16 +31,16 @@ from tvm_rnn.cuda.codegen.host_program import ALIGNMENT, ITEM_BYTES, Host, HostE
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.time_segments import TimeSegment
-from tvm_rnn.cuda.layer.value_layout import Layout
+from tvm_rnn.cuda.layer.value_layout import Layout, Target
 from tvm_rnn.cuda.model.choose_backward_lanes import WAVE_TILES, least_steps, room_for_two
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
 from tvm_rnn.cuda.plan.layer import Layer
 from tvm_rnn.cuda.plan.network import HOISTED_BYTES, STREAMS, Plan, Visit
 from tvm_rnn.cuda.rowwise.state_moves import Tile
-from tvm_rnn.graph.graph import Graph, Node, sums_rows
+from tvm_rnn.graph.graph import Graph, Group, Node, sums_rows
 from tvm_rnn.network.layer import weight_name
 from tvm_rnn.network.rnn import RNN
-from tvm_rnn.passes.fuse_pointwise import read_at_last
+from tvm_rnn.passes.fuse_pointwise import quotients, read_at_last
 
 from .gradient_kernels import FinishKernels, InputGradient
 from .plan_forward import Blank, ForwardTrain, blank_kernel
@@ -338,7 +339,7 @@ class BackwardPlan(Plan):
         parity = f"({code.regime} >= 0 ? {number} : {done}) & 1" if code.regimes else f"{done} & 1"
         copy, output = self._copy(visit), own.last_rows or self._destination(visit, 0, number, start)
         kept_rows = [rows if copy == 0 else rows.at(f"({copy}) * {size}") for rows, size in own.kept_rows]
-        return Tile(found, output, start, count, self._back(visit), parity, kept_rows)
+        return Tile(found, output, start, count, self._back(visit), parity, kept_rows, number)
 
     def _copy(self, visit: Visit) -> HostExpr:
         """Which copy is its own of what layers of one graph have for a tile."""
@@ -362,16 +363,28 @@ class BackwardPlan(Plan):
         code.before(host, visit.buffers, work)
         code.recurrence(host, visit.buffers, work)
         find = code.rows_of(visit.buffers, work)
-        with host.when("has_lengths"):
-            blank = [(p, layout.kept_place(n), n) for n, p in zip(layout.kept, work.kept, strict=True)]
-            blank += [(visit.buffers.hoisted[n], layout.hoisted(n), n) for n in back.early]
-            self._blank(host, f"rows{index}", [Blank(p, place, prod(n.shape)) for p, place, n in blank], start, count)
-        code.after(host, visit.buffers, work)
 
-        def place(node: Node, product: bool) -> Pointer:
+        def source(node: Node, product: bool) -> Target:
             target = layout.source(node, product, "after")
             assert target is not None
-            return find(target, node)
+            return target
+
+        def place(node: Node, product: bool) -> Pointer:
+            return find(source(node, product), node)
+
+        with host.when("has_lengths"):
+            blank = [Blank(p, layout.kept_place(n), prod(n.shape)) for n, p in zip(layout.kept, work.kept, strict=True)]
+            blank += [Blank(place(n, False), source(n, False).place, prod(n.shape)) for n in back.early]
+            self._blank(host, f"rows{index}", blank, start, count)
+
+        def blank_quotients(groups: list[Group]) -> None:
+            found = [(n, t) for n in quotients(groups) for t in layout.targets(n, "after")]
+            with host.when("has_lengths") if found else nullcontext():
+                names = f"quotients{index}_{'_'.join(str(layout.graph.groups.index(g)) for g in groups)}"
+                own = [Blank(find(t, n), t.place, prod(n.shape)) for n, t in found]
+                self._blank(host, names, own, start, count)
+
+        code.after(host, visit.buffers, work, blank_quotients)
 
         for at, gradient in enumerate(back.input_gradients, int(back.direct)):
             add = not first if at else bool(visit.direction)

@@ -82,6 +82,7 @@ def check(cell: str, hidden: int, batch: int, inputs: int, geometry: dict[str, A
     assert persistent_error(case, geometry, **how) < tolerance("float32", steps)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("cell", "hidden", "batch", "inputs", "geometry"),
     [

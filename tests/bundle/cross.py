@@ -1,0 +1,79 @@
+"""Bundles for other machines, run here by an emulator: its programs, and what they print.
+
+In: a bundle `far` of `rnn.compile(net, target)`, which cannot be called here. Out: its outputs, as its example.c makes
+them. A compiler (`find_compiler`), qemu's user mode, and the other system's C library have to be there; where they are
+not, `tools` says which.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tvm_rnn.bundle.facts import TAKEN
+from tvm_rnn.cpu.c_compiler import find_compiler
+from tvm_rnn.errors import BuildError
+from tvm_rnn.names import identifiers
+from tvm_rnn.target import TABLE
+
+
+@dataclass(frozen=True)
+class Tools:
+    """How programs of a target are built and run here."""
+
+    compiler: tuple[str, ...]
+    emulator: tuple[str, ...]
+
+
+def tools(target: str) -> Tools | str:
+    """The tools, or what is missing. $TVM_RNN_SYSROOTS: a folder with the systems' folders, if not /usr."""
+    row = TABLE[target]
+    try:
+        compiler = find_compiler(row.elsewhere)
+    except BuildError as error:
+        return str(error)
+    names = [f"qemu-{row.machine}", f"qemu-{row.machine}-static"]
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        return f"no {names[0]}: apt-get install qemu-user"
+    if row.isa == "rvv" and not _knows_vectors(found):
+        return f"{found} is older than 8.1, which stops at vectors"
+    root = Path(os.environ.get("TVM_RNN_SYSROOTS", "/usr"), row.triple)
+    if not (root / "lib").is_dir():
+        return (
+            f"no C library of {row.triple} in {root}: apt-get install libc6-{row.machine.replace('aarch', 'arm')}-cross"
+        )
+    return Tools(compiler, (found, *(["-cpu", "rv64,v=true"] if row.isa == "rvv" else []), "-L", str(root)))
+
+
+def _knows_vectors(qemu: str) -> bool:
+    """Whether it is at least 8.1: those before it fail in an assertion."""
+    said = subprocess.run([qemu, "--version"], capture_output=True, text=True, check=True).stdout
+    major, minor = said.split("version ")[1].split(".")[:2]
+    return (int(major), int(minor)) >= (8, 1)
+
+
+def example(own: Tools, bundle: Path, inputs: Mapping[str, np.ndarray], constants: Sequence[str] = ()) -> np.ndarray:
+    """All outputs of the bundle's example.c, flat. constants: states that nobody has given; here they are zeros."""
+    folder, source = bundle.parent, bundle / "example.c"
+    named = identifiers(constants, TAKEN)
+    zeros = "".join(f"  for (int64_t i = 0; i < batch * FAR_{n.upper()}_PER_ROW; ++i) {n}[i] = 0;\n" for n in named)
+    source.write_text(source.read_text().replace("  CHECK(far_sequence", f"{zeros}  CHECK(far_sequence", 1))
+    words = [*own.compiler, "-O2", "example.c", "-o", "example", "-L.", f"-l{bundle.name}", "-Wl,-rpath,$ORIGIN"]
+    subprocess.run(words, cwd=bundle, check=True, capture_output=True)
+    files = []
+    for name, value in inputs.items():
+        value.tofile(folder / f"{name}.raw")
+        files.append(str(folder / f"{name}.raw"))
+    batch = str(next(iter(inputs.values())).shape[1])
+    command = [*own.emulator, str(bundle / "example"), "--batch", batch, "--output", str(folder / "y.raw"), *files]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.returncode}\n{done.stdout}{done.stderr}")
+    return np.fromfile(folder / "y.raw", next(iter(inputs.values())).dtype)

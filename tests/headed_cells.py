@@ -1,0 +1,54 @@
+"""Cells with heads, written from their equations: those whose heads read nothing of one another, and others."""
+
+from __future__ import annotations
+
+import tvm_rnn as rnn
+
+
+@rnn.cell(states="h c")
+def lstm(x: "I", h: "N D", c: "N D", *, W: "4 N D I", R: "4 N D D", p: "3 N D", b: "4 N D"):
+    i, f, g, o = W @ x + rnn.einsum("gnij,nj->gni", R, h) + b
+    c = rnn.sigmoid(f + p[1] * c) * c + rnn.sigmoid(i + p[0] * c) * rnn.tanh(g)
+    return rnn.sigmoid(o + p[2] * c) * rnn.tanh(c), c
+
+
+@rnn.cell
+def gru(x: "I", h: "N*D", *, W: "3 N*D I", R: "N 3 D D", b: "3 N*D", r: "N D"):
+    """A flat state, heads before gates in the parameter, and the reset before the product."""
+    z, f, n = W @ x + b
+    own = h.reshape(r.shape)
+    z, f = (rnn.sigmoid(u.reshape(r.shape) + rnn.matvec(R[:, k], own)) for k, u in enumerate((z, f)))
+    n = rnn.tanh(n.reshape(r.shape) + rnn.matvec(R[:, 2], f * own) + r)
+    return ((1.0 - z) * n + z * own).reshape(-1)
+
+
+@rnn.cell(states="h", output="y")
+def normed(x: "I", h: "N D", *, W: "N D I", R: "N D D", w: "N I", g: "D"):
+    """A norm of each head, a number of each head, and a gain that all heads share."""
+    h = rnn.layer_norm(rnn.tanh(W @ x + rnn.matvec(R, h)), g) * (w @ x)[:, None]
+    return h, h.reshape(-1)
+
+
+@rnn.cell
+def shared(x: "I", h: "N D", *, W: "N D I", R: "D D"):
+    """All heads have one matrix; nothing says so but the product."""
+    return rnn.tanh(W @ x + rnn.einsum("nj,ij->ni", h, R))
+
+
+@rnn.cell
+def mixed(x: "I", h: "N D", *, W: "N D I", R: "N D D", V: "D N*D"):
+    return rnn.tanh(W @ x + rnn.matvec(R, h) + V @ h.reshape(-1))
+
+
+@rnn.cell
+def normed_together(x: "I", h: "N D", *, W: "N D I", R: "N D D"):
+    return rnn.layer_norm(rnn.tanh(W @ x + rnn.matvec(R, h)).reshape(-1)).reshape(h.shape)
+
+
+@rnn.cell
+def turned(x: "I", h: "N D", *, W: "N D I", R: "N D D"):
+    """Each head reads its neighbour."""
+    return rnn.tanh(W @ x + rnn.matvec(R, rnn.flip(h, 0)))
+
+
+APART, TOGETHER = (lstm, gru, normed), (mixed, normed_together, turned)

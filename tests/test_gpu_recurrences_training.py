@@ -1,0 +1,153 @@
+"""Training of recurrences over all time on a GPU without one: gradients beside the oracle's, in chunks and tiles.
+
+In: cells whose states are linear, all of them or some, in layers, both ways, in parts of the time. Out: the oracle's
+outputs, last states and gradients, with lengths, resets and states given; the same bits from one tape.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import emulator
+import numpy as np
+import pytest
+from derivatives import draw, named, oracle
+from linear_cells import OWN, exact
+from networks import flags
+from test_gpu_recurrences import led
+
+import tvm_rnn as rnn
+from tests.runtime.test_runtime_cuda_training import LIMITS, cast, check, error, gradients
+from tvm_rnn import cell, sigmoid, tanh
+from tvm_rnn.cuda.linear import vector_scan
+from tvm_rnn.cuda.plan import network as plan
+from tvm_rnn.cuda.training import plan_backward
+from tvm_rnn.runtime.runtime_cuda_training import CudaSegmentedTape
+from tvm_rnn.runtime.runtime_memory import plan_of
+
+
+@cell(states="h c", output="c")
+def summing(x: "I", h: "H", c: "H", *, W: "2 H I", R: "H H"):
+    """A state that goes step by step drives a linear one: forward neither leaves the loop, backward the linear one."""
+    f, u = W @ x
+    h = tanh(u + R @ h)
+    return h, sigmoid(f) * c + h
+
+
+MINE = {"led": led, "driven": OWN["driven"][0], "summing": summing}
+EVERY = {"dropout": 0.4, "zoneout": 0.2}
+
+
+@pytest.fixture(autouse=True)
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_GPUS", "90")
+    monkeypatch.setattr(vector_scan, "LEAST_SPAN", 3)  # chunks of few steps
+
+
+def network(name: str, dtype: str = "float32", width: int = 7, **options: Any) -> rnn.RNN:
+    own = MINE.get(name) or rnn.cells.get(name)
+    sizes = {axis: 2 for axis in ("N", "P") if axis in own.size_names}
+    return exact(rnn.RNN(own, 5 if "I" in own.size_names else width, width, dtype=dtype, **sizes, **options).init(2))
+
+
+def scans(module: Any) -> list[list[str]]:
+    """What runs over all time in forward_train and in backward."""
+    variant = module.manifest["variants"][0]
+    return [
+        [row["unit"] for row in variant[way]["templates"] if row["template"] == "vector_scan_cuda"]
+        for way in ("forward_train", "backward")
+    ]
+
+
+def trained(name: str, dtype: str = "float32", steps: int = 41) -> list[list[str]]:
+    """Every result and gradient is the oracle's. Returns what runs over all time."""
+    net = network(name, dtype)
+    module = emulator.compile(net, training=True)
+    check(net, module, dtype, steps)
+    return scans(module)
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize(("name", "dtype"), [("min_gru", "float32"), ("lru", "bfloat16")])
+def test_gradients(name: str, dtype: str) -> None:
+    assert all(trained(name, dtype))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["min_gru", "min_lstm", "t_rnn", "rg_lru", "lru", "s5", *MINE, "mlstm"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+def test_gradients_of_every_cell(name: str, dtype: str) -> None:
+    """Some states of the last four stay in the loop, in either pass."""
+    forward, backward = trained(name, dtype, steps=23)
+    assert bool(forward) == (name != "summing") and bool(backward) == (name not in ("led", "mlstm"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keep", ["states", "values", "values:bfloat16"])
+def test_what_is_kept(keep: str) -> None:
+    net = network("min_gru")
+    module = emulator.compile(net, training=True, keep=keep)
+    for rows in ({}, flags(23, 3)):
+        case = draw(net, 23, 3, **rows)
+        found = gradients(net, module, case)[2]
+        for name, value in oracle(net, case).items():
+            assert error(found[name], value) < LIMITS["bfloat16" if "bfloat16" in keep else "float32"], name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_layers": 2, "bidirectional": True},
+        {"num_layers": 2, "reverse": True},
+        {"num_layers": 3},
+        {"width": 8, "num_layers": 2},  # y is a tape of states
+        {"num_layers": 2, **EVERY},
+    ],
+    ids=["both", "reverse", "layers", "shared", "masks"],
+)
+@pytest.mark.parametrize("name", ["min_gru", "lru"])
+def test_layers(name: str, options: dict[str, Any]) -> None:
+    net = network(name, **options)
+    module = emulator.compile(net, training=True)
+    assert all(scans(module))
+    more = {"seed": 7, "first_step": 3} if net.regularisers else {}
+    for rows in ({}, flags(23, 3)):
+        case = draw(net, 23, 3, **rows)
+        case.training.update(more)
+        y, _, found = gradients(net, module, case)
+        assert error(y, rnn.reference(net, **case.training)(case.x, case.state, **rows)[0]) < LIMITS["float32"]
+        for name, value in oracle(net, case).items():
+            assert error(found[name], value) < LIMITS["float32"], name
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("name", ["driven"])
+def test_tiles_hand_gradients_on(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(plan, "HOISTED_BYTES", 1 << 11)
+    monkeypatch.setattr(plan_backward, "HOISTED_BYTES", 1 << 11)
+    assert all(trained(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"reverse": True}, {"bidirectional": True, "num_layers": 2}])
+def test_parts_of_the_time(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    """Resets between two parts: what goes back in time begins anew there."""
+    net = network("min_gru", **options)
+    module = emulator.compile(net, training=True)
+    from tests.test_gpu_training_segments import sizes
+
+    for rows in ({}, flags(11, 3), {"reset": np.random.default_rng(1).random((11, 3)) < 0.4}):
+        case = draw(net, 11, 3, **rows)
+        wanted = oracle(net, case)
+        for segment in (1, 4):
+            with monkeypatch.context() as patch:
+                patch.setattr(module, "_in_parts", lambda own, T, B, _, s=segment: plan_of(sizes(module, T, B), s))
+                found = gradients(net, module, case)[2]
+                x = cast(case.x["x"], net.dtype)
+                _, _, tape = module.forward_train(x, cast(case.state, net.dtype), **rows)
+                assert isinstance(tape, CudaSegmentedTape)
+                again = named(*module.backward(tape, cast(case.gy, net.dtype), cast(case.gstate, net.dtype)))
+            for name, value in wanted.items():
+                assert error(found[name], value) < LIMITS["float32"], (segment, name)
+                assert np.array_equal(found[name], again[name])

@@ -1,0 +1,60 @@
+"""Layers of heads on a real GPU, against the oracle: outputs poisoned, the same bits each time."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import headed_cells as own
+import numpy as np
+import pytest
+from gpu_modules import gpu_module
+
+import tvm_rnn as rnn
+from tvm_rnn.bench.measure.gpu_graphs import run_poisoned
+from tvm_rnn.oracle.tolerance import assert_close
+
+pytestmark = pytest.mark.gpu
+torch = pytest.importorskip("torch")
+REPEATS, BYTES = 20, 1 << 26
+# Cell, dtype, sizes, and the B that the module is compiled for: those of FlashRNN's and XMA's figures, and odd ones.
+KINDS: dict[str, tuple[rnn.Cell, str, dict[str, int], int]] = {
+    "lstm_24x32": (own.lstm, "bfloat16", {"N": 24, "D": 32}, 16),
+    "lstm_12x64": (own.lstm, "bfloat16", {"N": 12, "D": 64}, 16),
+    "lstm_6x128": (own.lstm, "float16", {"N": 6, "D": 128}, 16),
+    "slstm_12x64": (rnn.cells.slstm, "bfloat16", {"N": 12, "H": 64}, 16),
+    "gru_8x64": (own.gru, "bfloat16", {"N": 8, "D": 64}, 16),
+    "shared_64x16": (own.shared, "bfloat16", {"N": 64, "D": 16}, 16),
+    "norm_5x24": (own.normed, "float32", {"N": 5, "D": 24}, 3),
+    "lstm_3x9": (own.lstm, "float32", {"N": 3, "D": 9}, 40),
+}
+
+
+def plain(value: Any) -> np.ndarray:
+    return np.asarray(value.double().cpu().numpy())
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_against_the_oracle(name: str) -> None:
+    cell, dtype, sizes, rows = KINDS[name]
+    net = rnn.RNN(cell, 32, dtype=dtype, **sizes).init(seed=1)
+    module = gpu_module(f"heads_{name}_{dtype}", net, batch=[rows])
+    assert "persistent_cluster_cuda" in {row["template"] for row in module.manifest.templates}
+    generator, reference = torch.Generator(device="cuda").manual_seed(2), rnn.reference(net)
+
+    def drawn(*shape: int) -> Any:
+        return torch.randn(shape, generator=generator, device="cuda").to(getattr(torch, dtype))
+
+    for steps, batch, ragged in ((1, 3, False), (37, rows, True), (300, rows, False), (20, rows + 9, True)):
+        x = drawn(steps, batch, 32)
+        more: dict[str, Any] = {}
+        if ragged:
+            more["lengths"] = torch.arange(steps, steps - batch, -1, device="cuda").clamp(min=0)
+            more["reset"] = torch.rand(steps, batch, generator=generator, device="cuda") < 0.05
+        found = [run_poisoned(partial(module, x, **more), BYTES) for _ in range(REPEATS)]
+        (y, last), *others = found
+        for again, ends in others:
+            assert torch.equal(y, again) and all(torch.equal(last[key], value) for key, value in ends.items())
+        expected, states = reference(plain(x), **{key: value.cpu().numpy() for key, value in more.items()})
+        assert_close(plain(y), expected, dtype, steps, "y")
+        assert_close({key: plain(value) for key, value in last.items()}, states, dtype, steps, "state")

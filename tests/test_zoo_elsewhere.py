@@ -1,0 +1,54 @@
+"""Every cell of the zoo, compiled here for other machines, is the oracle: its bundle's example runs under an emulator.
+
+What is not installed (a compiler, qemu, the other system's C library) is skipped and named. `cross.tools` says where it
+looks.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import cross
+import numpy as np
+import pytest
+from networks import arguments, constants, network
+
+import tvm_rnn as rnn
+from tvm_rnn import cells
+from tvm_rnn.compiler import stage_texts
+from tvm_rnn.oracle.tolerance import assert_close
+
+STEPS, BATCH = 20, 3
+
+
+@pytest.mark.broad_after(1)
+@pytest.mark.parametrize(
+    ("target", "product"),
+    [
+        ("aarch64-linux-gnu", r"fmla\s+v\d+\.4s"),
+        ("aarch64-linux-android", r"fmla\s+v\d+\.4s"),
+        ("riscv64-linux-gnu", r"vfmacc\.v[fv]"),
+        ("riscv64gc-linux-gnu", r"fmadd\.s"),
+    ],
+)
+def test_products_use_the_vectors_of_the_target(target: str, product: str) -> None:
+    code = dict(stage_texts.stages(network("gru", 2, 4), target))["asm"]
+    assert re.search(product, code)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", cells.names())
+@pytest.mark.parametrize("target", ["aarch64-linux-gnu", "riscv64gc-linux-gnu", "riscv64-linux-gnu"])
+def test_every_cell_runs_elsewhere(target: str, name: str, tmp_path: Path) -> None:
+    own = cross.tools(target)
+    if isinstance(own, str):
+        pytest.skip(own)
+    net = network(name, 5, 7)
+    module = rnn.compile(net, target)
+    assert module.is_elsewhere
+    module.export(bundle=tmp_path / "far")
+    x, held = arguments(net, STEPS, BATCH)[0], {n: np.zeros_like(v) for n, v in constants(net, BATCH).items()}
+    expected, _ = rnn.reference(net)(x, **held)
+    found = cross.example(own, tmp_path / "far", x, [*held]).reshape(expected.shape)
+    assert_close((found, {}), (expected, {}), net.dtype, STEPS)

@@ -1,0 +1,79 @@
+"""Run a suite of networks that generate on the GPU: every module beside its peers, as `compare.py` times them.
+
+In: points of a suite, a folder of modules that `build_suite.py` compiled. Out: records, one per point and framework,
+written to a file as they come. What is timed is a call: unlike a sequence's (`gpu_suite.py`) it ends on the CPU, with
+all tokens there, and a peer's loop is one of Python's. Needs torch, tvm_ffi and a GPU, and no compiler.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+
+from tvm_rnn.bench.peers.gpu import regime
+from tvm_rnn.bench.suites.gpu import Point, batches, beside_peers, network
+from tvm_rnn.errors import ConfigError, TvmRnnError, message
+from tvm_rnn.runtime.runtime import Manifest, load
+
+from .build_suite import module_file
+from .compare import OURS, PEERS, check, compare, cpu_facts, records_of
+from .gpu_suite import Options, Progress, Record, Run, writing
+
+ROUND_SECONDS = 0.1
+
+
+def run(
+    points: Sequence[Point],
+    modules: str | os.PathLike[str],
+    options: Options,
+    records: str | os.PathLike[str] | None = None,
+    *,
+    every: Sequence[Point] = (),
+    progress: Progress | None = None,
+) -> list[Record]:
+    """Measure the points and return the records; arguments and errors are those of `gpu_suite.run`."""
+    check(options.against, PEERS)
+    if not os.path.isdir(modules):
+        do = "compile them first: tvm-rnn bench --suite generate --build DIR"
+        raise ConfigError(message("--modules: no such folder", got=repr(os.fspath(modules)), do=do))
+    found, sizes, with_peers = list[Record](), batches(every or points), beside_peers(points)
+    with writing(found, records) as write:
+        write({"kind": "facts", **cpu_facts(1), "device": _device()})
+        for point in Run(write, options.limit, progress).each(points):
+            path, seconds = module_file(modules, point.network, sizes[point.network])
+            peers = options.against if point in with_peers else ()
+            for record in _measure(point, path, peers, options.rounds):
+                own = {"compile_seconds": seconds} if record["framework"] == OURS and seconds is not None else {}
+                write({**own, **record})
+    return found
+
+
+def _device() -> str:
+    import torch
+
+    return str(torch.cuda.get_device_name()) if torch.cuda.is_available() else "no GPU that torch finds"
+
+
+def _measure(point: Point, path: str, peers: Sequence[str], rounds: int) -> Iterator[Record]:
+    """Modules are built without weights: a large vocabulary's are larger than all code."""
+    try:
+        module = load(path)
+        module.load_weights(network(point).init(0).weights)
+        ran = regime(_loop_of(module.manifest), point.batch, point.steps)
+        with tempfile.TemporaryDirectory(prefix="tvm_rnn-suite-") as folder:
+            own = os.path.join(folder, "module.so")
+            module.export(own)
+            steps, batch = point.steps, point.batch
+            report = compare(own, peers, steps=steps, batch=batch, rounds=rounds, round_seconds=ROUND_SECONDS)
+    except TvmRnnError as reason:
+        yield {**point.record, "framework": OURS, "reason": " ".join(str(reason).split())}
+        return
+    ours = {"regime": ran, "flops_per_row": module.manifest.flops_per_row}
+    yield from records_of(report, point, ours, writes=True)
+
+
+def _loop_of(manifest: Manifest) -> Manifest:
+    """What a manifest says of the program of the loop."""
+    first = manifest.variants[0]
+    return Manifest(templates=first.get("generate", first).templates)
