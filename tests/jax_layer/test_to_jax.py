@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import platform
 import re
 import sys
 from importlib.util import find_spec
@@ -26,8 +27,9 @@ def test_what_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
         rnn.to_jax(object())  # type: ignore[arg-type]
     with pytest.raises(WeightError, match="no weights"):
         rnn.to_jax(rnn.RNN(rnn.cells.gru, 3, 4))
-    with pytest.raises(ConfigError, match="code for JAX runs on CPUs"):
-        rnn.to_jax(network("gru", 3, 4), "nvidia-h100")
+    for target in ("nvidia-h100", "aarch64" if platform.machine() == "x86_64" else "x86-64"):
+        with pytest.raises(ConfigError, match="code for JAX runs on this machine's CPU"):
+            rnn.to_jax(network("gru", 3, 4), target)
     monkeypatch.setitem(sys.modules, "jax_tvm_ffi", None)
     for name in ("layer", "primitives"):
         monkeypatch.delitem(sys.modules, f"tvm_rnn.jax_layer.{name}", raising=False)

@@ -5,6 +5,7 @@ In: an RNN with weights, and a target. Out: a function whose class needs JAX, an
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ def to_jax(
 
     Args:
         net: an RNN with weights.
-        target: as for `compile`, of a CPU.
+        target: as for `compile`, of this machine's CPU.
         batch: as for `compile`: one or more batch sizes to be quickest at.
         keep: as for `compile`: "states" takes less memory for gradients, and more time.
 
@@ -41,7 +42,7 @@ def to_jax(
         The function, a `JaxLayer`.
 
     Raises:
-        ConfigError: the target is no CPU, or jax or jax-tvm-ffi is not installed.
+        ConfigError: the target is another machine, or jax or jax-tvm-ffi is not installed.
         WeightError: the net has no weights.
     """
     if not isinstance(net, RNN):
@@ -50,9 +51,9 @@ def to_jax(
         raise WeightError(message("the RNN has no weights", do="call net.init(seed=0) or net.load(...) first"))
     net.check_weights()
     found = resolve(target)
-    if found.kind != "llvm":
+    if found.kind != "llvm" or found.machine != platform.machine():
         do = 'leave out target; rnn.to_torch(net, "cuda") trains on a GPU'
-        raise ConfigError(message("to_jax: code for JAX runs on CPUs", got=found.name, do=do))
+        raise ConfigError(message("to_jax: code for JAX runs on this machine's CPU", got=found.name, do=do))
     try:
         from .layer import JaxLayer
     except ImportError as error:
