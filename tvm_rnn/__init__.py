@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds when a name is first used, for typ
     from .frontends.onnx_export import to_onnx
     from .frontends.torch import from_torch, state_dict, to_torch_layer
     from .graph.tensor_expressions import te
+    from .jax_layer.to_jax import to_jax
     from .language.functions import *
     from .network.rnn import RNN
     from .records import Record
@@ -63,6 +64,7 @@ _HOME = {
     "to_onnx": "frontends.onnx_export",
     "to_torch_layer": "frontends.torch",
     "te": "graph.tensor_expressions",
+    "to_jax": "jax_layer.to_jax",
     "to_torch": "torch_layer.to_torch",
     "accelerate": "torch_layer.accelerate",
 }
@@ -167,6 +169,7 @@ __all__ = [
     "take",
     "tanh",
     "te",
+    "to_jax",
     "to_onnx",
     "to_torch",
     "to_torch_layer",

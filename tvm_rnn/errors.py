@@ -65,7 +65,15 @@ def message(
 
 # What optional parts need, as pip takes it: the packages of an extra of pyproject.toml together.
 _DRAWING = "'grandalf>=0.8' 'vl-convert-python>=1.6'"
-_INSTALL = {"onnx": "'onnx>=1.16'", "h5py": "'h5py>=3.10'", "grandalf": _DRAWING, "vl-convert-python": _DRAWING}
+_JAX = "'jax>=0.10' 'jax-tvm-ffi>=0.1.3'"
+_INSTALL = {
+    "onnx": "'onnx>=1.16'",
+    "h5py": "'h5py>=3.10'",
+    "grandalf": _DRAWING,
+    "vl-convert-python": _DRAWING,
+    "jax": _JAX,
+    "jax_tvm_ffi": _JAX,
+}
 
 
 def not_installed(package: str, more: str = "") -> str:

@@ -508,6 +508,8 @@ def _repeated(value: Array, rows: int) -> Array:
     """An array [B, ...] as [rows, B, ...], the same in every row: a view."""
     if hasattr(value, "expand"):  # a tensor of torch: gradients are summed over the rows
         return value[None].expand(rows, *value.shape)
+    if hasattr(value, "aval"):  # an array of JAX, the same
+        return value[None].repeat(rows, 0)
     return np.broadcast_to(value, (rows, *np.shape(value)))
 
 
