@@ -20,6 +20,7 @@ CHUNKS = (32, 64)
 WARPS = (1, 2, 3, 4, 8)
 STAGES = (3, 4)
 FULL = 0.9  # of the multiprocessors, with a block each
+SEGMENTS = 16  # at once: more take longer to compose than they spare
 
 
 @template("chunk_scan_cuda", kinds=("chunks",), targets=("cuda",))
@@ -29,14 +30,14 @@ class ChunkScanCuda:
 
     @staticmethod
     def configure(unit: ChunkUnit, target: Target, knob: Knobs) -> Config:
-        """As many warps as still leave a block for nearly every multiprocessor."""
+        """As many warps as still leave a block for nearly every multiprocessor. Where there are too few rows and heads,
+        long sequences go in segments: few warps, if the GPU has room for SEGMENTS of them, else many."""
 
         def possible(**knobs: int) -> bool:
             return unit.layout(ChunkTile(**knobs)).possible
 
-        def fills(warps: int) -> bool:
-            blocks = unit.layout(ChunkTile(warps=warps)).blocks(max(unit.batches, default=1))
-            return blocks >= FULL * target.sms
+        def blocks(warps: int) -> int:
+            return unit.layout(ChunkTile(warps=warps)).blocks(max(unit.batches, default=1))
 
         chunks = [c for c in CHUNKS if possible(chunk=c, warps=1)]
         if not chunks:
@@ -46,8 +47,10 @@ class ChunkScanCuda:
         chunk = knob("chunk", chunks, max(chunks))
         most = -(-unit.recurrence.values // 16)
         fitting = [n for n in WARPS if possible(chunk=chunk, warps=n) and (n == 1 or n <= most)]
-        full = [n for n in fitting if fills(n) and n != 3]
-        warps = knob("warps", fitting, max(full, default=min(2, fitting[-1])))
+        full = [n for n in fitting if blocks(n) >= FULL * target.sms and n != 3]
+        usual = [n for n in fitting if n in (2, 4)] or fitting[:1]
+        roomy = [n for n in usual if blocks(n) * SEGMENTS <= target.sms]
+        warps = knob("warps", fitting, max(full) if full else min(roomy, default=usual[-1]))
         stages = [s for s in STAGES if possible(chunk=chunk, warps=warps, stages=s)]
         return {"chunk": chunk, "warps": warps, "stages": knob("stages", stages, max(stages))}
 

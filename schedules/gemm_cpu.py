@@ -35,10 +35,10 @@ class GemmCpu:
         """The largest tile whose accumulators leave registers for one weight vector per gate and a broadcast."""
         lanes = target.lanes(unit.dtype)
         all_panels = -(-unit.width // lanes)
-        accumulators = target.vector_registers * 3 // 4
+        accumulators = target.accumulators
         rows = max(r for r in DEFAULT_ROWS if r == 1 or r * unit.gates <= accumulators)
         # One row alone is bound by the latency of its chain of additions: two FMA pipes of four cycles want CHAINS.
-        single = max(p for p in PANELS if p == 1 or (p <= all_panels and p * unit.gates <= CHAINS))
+        single = max(p for p in PANELS if p == 1 or (p <= all_panels and p * unit.gates <= min(CHAINS, accumulators)))
         # Whatever batch sizes are named: at B = 1 the loops for taller tiles cost nothing (lstm and elman, H 130 to
         # 512, within noise), and without them B = 64 took 1.5 to 2 times as long.
         tall = [r for r in ROWS if r <= rows or (r + 1) * unit.gates < target.vector_registers]

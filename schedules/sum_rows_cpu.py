@@ -29,8 +29,8 @@ class SumRowsCpu:
     def configure(unit: Unit, target: Target, knob: Knobs) -> Config:
         """Two vectors by as many elements as leave registers for the vectors and one broadcast."""
         (height,), vectors = unit.depths, -(-unit.width // target.lanes(unit.dtype))
-        sums = target.vector_registers * 3 // 4
-        most = CHAINS if height == 1 else 2
+        sums = target.accumulators
+        most = min(CHAINS, sums) if height == 1 else 2
         panels = max(p for p in PANELS if p == 1 or (p <= vectors and p <= most))
         rows = max(r for r in ROWS if r == 1 or (r <= height and r * panels <= sums))
         return {"rows": knob("rows", ROWS, rows), "panels": knob("panels", PANELS, panels)}

@@ -89,6 +89,11 @@ class Target:
         """What records are filed under: the kind of CPU where this one was detected, else the target's name."""
         return self.mcpu if self.name == "llvm" else self.name
 
+    @property
+    def accumulators(self) -> int:
+        """Vector registers that a tile's sums may take: operands need some too."""
+        return min(self.vector_registers * 3 // 4, self.vector_registers - 4)
+
     def lanes(self, dtype: str) -> int:
         """Elements of one vector register."""
         return self.vector_bytes // np.dtype(dtype).itemsize
