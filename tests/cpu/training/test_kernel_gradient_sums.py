@@ -35,7 +35,6 @@ def test_several_channels_strips_and_ranges_of_results() -> None:
     check(rnn.RNN(images, 16, 5, Y=70, X=37, U=3, V=3).init(1), steps=2, batch=2)
 
 
-@pytest.mark.broad
 def test_lines() -> None:
     check(rnn.RNN(lines, 2, 3, L=9).init(1))
 
