@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tvm_rnn.compiler.compiled_files import kept
-from tvm_rnn.errors import ConfigError, InputError, message
+from tvm_rnn.errors import ConfigError, InputError, WeightError, message
 from tvm_rnn.runtime import runtime
 from tvm_rnn.runtime.runtime import Module
 from tvm_rnn.runtime.runtime_training import TrainingModule, tape_elements
@@ -84,8 +84,7 @@ class Code:
             self._own = copy.copy(self._given)
             if isinstance(self._own, TrainingModule):
                 self._own.tape_memory = _zeros  # the tape is a result: the same one for the same call
-        own, values = self._own, (value.detach().numpy() for value in weights)
-        named = dict(zip(self.weights, values, strict=True))
+        own, named = self._own, {n: array_of(n, value) for n, value in zip(self.weights, weights, strict=True)}
         held = own.weights
         if not all(name in held and np.array_equal(value, held[name]) for name, value in named.items()):
             own.load_weights(named)
@@ -106,6 +105,15 @@ class Code:
             rows = directions if self.lists[name] else directions * len(layers)
             found += [(rows, batch, *shape) for shape in each]
         return found
+
+
+def array_of(name: str, weight: Tensor) -> np.ndarray:
+    """A weight's memory, for a moment: after `numpy()` torch could not free it any more, as FSDP does between calls.
+    Raises WeightError."""
+    try:
+        return np.from_dlpack(weight.detach())
+    except (AttributeError, BufferError, RuntimeError, TypeError):
+        return runtime._numpy(name, weight, WeightError)  # which says what it is
 
 
 def _in_graph(name: str) -> Code:
