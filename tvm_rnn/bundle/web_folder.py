@@ -16,6 +16,7 @@ from pathlib import Path
 
 import tvm_rnn
 from tvm_rnn.cpu.c_compiler import compile_c, find_compiler, object_of, run
+from tvm_rnn.module_file.schema import State
 from tvm_rnn.names import c_string
 from tvm_rnn.runtime import runtime
 from tvm_rnn.runtime.runtime import Module
@@ -117,7 +118,7 @@ def _link(facts: Facts, data: bytes, folder: Path) -> None:
     compiler = find_compiler(row.elsewhere)
     _, _, _, code_bytes, start, size, _ = runtime.FOOTER.unpack(data[-runtime.FOOTER.size :])
     weights = data[start + 8 + facts.header_bytes : start + size]
-    (folder / "code.o").write_bytes(data[: object_bytes(data[:code_bytes])])
+    (folder / "code.o").write_bytes(object_file(data[:code_bytes]))
     (folder / "weights.bin").write_bytes(weights)
     (folder / f"{name}.h").write_text(header_text(facts), encoding="utf-8")
     (folder / "module.c").write_text(source_text(facts, linked=True), encoding="utf-8")
@@ -139,20 +140,17 @@ def _link(facts: Facts, data: bytes, folder: Path) -> None:
         path_of.unlink()
 
 
-def object_bytes(code: bytes) -> int:
-    """The size of the object file of WebAssembly that `code` begins with: what follows its last section is ours."""
-    at = 8
-    while at < len(code) and code[at : at + 2] != b"\0\0":  # a section without a name is none
-        size = shift = 0
-        at += 1
-        while True:
-            byte, at = code[at], at + 1
-            size |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                break
-        at += size
-    return min(at, len(code))
+def object_file(code: bytes) -> bytes:
+    """The object file of WebAssembly that a module's code begins with. Behind it: zeros, and what code says of itself.
+    Linkers want it to end with its last section."""
+    facts, arrays, _ = runtime.CARRIED.unpack(code[-runtime.CARRIED.size :])
+    own, at = code[: len(code) - runtime.CARRIED.size - facts - arrays], 8
+    while own[at:].strip(b"\0"):  # sections: a byte for the kind, the size in 7 bits a byte, the lowest first
+        digits = 1
+        while own[at + digits] > 127:
+            digits += 1
+        at += 1 + digits + sum((byte & 127) << 7 * i for i, byte in enumerate(own[at + 1 : at + 1 + digits]))
+    return own[:at]
 
 
 def texts_of(facts: Facts) -> Mapping[str, str]:
@@ -186,12 +184,9 @@ def js_facts(facts: Facts) -> Mapping[str, object]:
     (network,) = facts.networks
     m = network.manifest
     inputs = [_shape(own, said.name, said.shape) for own, said in zip(network.inputs, m.inputs, strict=True)]
-    states = []
-    for own, said in zip(network.states, m.states, strict=True):
-        first = None if math.isnan(own.initial) else own.initial
-        same = len({*map(tuple, said.shapes)}) == 1
-        shape = [m.num_directions * m.num_layers, *said.shapes[0]] if same else [own.per_row]
-        states.append({**_shape(own, said.name, shape), "initial": first})
+    states = [
+        _state(own, said, m.num_directions * m.num_layers) for own, said in zip(network.states, m.states, strict=True)
+    ]
     return {
         "name": facts.name,
         "title": network.title,
@@ -201,6 +196,21 @@ def js_facts(facts: Facts) -> Mapping[str, object]:
         "output": _shape(network.output, "y", _output_shape(network)),
         "canStep": network.can_step,
     }
+
+
+def _state(own: Array, said: State, parts: int) -> dict[str, object]:
+    """parts: layers and directions. A constant is given once, and is the same in all of them."""
+    if math.isnan(own.initial):
+        return {
+            "name": said.name,
+            "shape": said.shapes[0],
+            "size": own.per_row // parts,
+            "initial": None,
+            "copies": parts,
+        }
+    same = len({*map(tuple, said.shapes)}) == 1
+    shape = [parts, *said.shapes[0]] if same else [own.per_row]
+    return {**_shape(own, said.name, shape), "initial": own.initial, "copies": 1}
 
 
 def _shape(own: Array, name: str, shape: object) -> dict[str, object]:

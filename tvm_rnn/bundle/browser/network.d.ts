@@ -7,6 +7,8 @@ export interface Shape {
   readonly size: number;
   /** Of a state: what every number is before the first step; null: a constant, which `reset` is given. */
   readonly initial?: number | null;
+  /** Of a state: 1; of a constant the layers and directions that have a copy. */
+  readonly copies?: number;
 }
 
 export declare const facts: {

@@ -1,7 +1,7 @@
 // @NAME@.js: @TITLE@.
 // Written by tvm_rnn @VERSION@; made again, not edited. What it offers is described in @NAME@.d.ts.
 
-/** What this network is. Sizes are of one row; the first state before the first step is `initial`, null: a constant. */
+// What this network is. Sizes are of one row; states begin as `initial`; null: a constant, of which each layer has a copy.
 export const facts = @FACTS@;
 
 const Numbers = facts.dtype === "float64" ? Float64Array : Float32Array;
@@ -60,7 +60,7 @@ export class Network {
     this.#handle = new Int32Array(this.#code.memory.buffer, place, 1)[0];
     this.#code.free(place);
     this.#check(status);
-    this.#states = facts.states.map((own) => this.#array(own.name, own.size * rows));
+    this.#states = facts.states.map((own) => ({ ...this.#array(own.name, own.copies * own.size * rows), copies: own.copies }));
     this.#make(1);
     this.#check(this.#code.@NAME@_reserve(this.#handle, 1n, this.#rows));
     this.#init();
@@ -98,15 +98,16 @@ export class Network {
 
   /** The states as they are now, copied: {name: [layers and directions][rows][...]}. */
   get states() {
-    return Object.fromEntries(this.#states.map((own) => [own.name, this.#view(own).slice()]));
+    return Object.fromEntries(this.#states.map((own) => [own.name, this.#view(own).slice(0, own.count / own.copies)]));
   }
 
   set states(given) {
     for (const [name, values] of Object.entries(given)) {
       const own = this.#states.find((state) => state.name === name);
       if (!own) throw new TypeError(`@NAME@: no state ${name}: ${facts.states.map((state) => state.name).join(", ")}`);
-      if (values.length !== own.count) throw new RangeError(`@NAME@: ${name} has ${values.length} numbers, not ${own.count}`);
-      this.#view(own).set(values);
+      const count = own.count / own.copies;
+      if (values.length !== count) throw new RangeError(`@NAME@: ${name} has ${values.length} numbers, not ${count}`);
+      for (let i = 0; i < own.copies; ++i) this.#view(own).set(values, i * count);
     }
   }
 
