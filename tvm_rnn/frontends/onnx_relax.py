@@ -142,8 +142,7 @@ def _compiled(values: GraphSteps, types: _Types, region: Region, steps: Sequence
     outputs = tuple(name for name in region.made if name in used)
     inputs = tuple(name for name in region.read if not values.is_constant(name))
     graph = _graph(values, types, region, inputs, outputs)
-    constants = tuple(values.keep(value.array, value.dtype) for value in graph.constants)
-    return Step(COMPILED, (*inputs, *constants), outputs, {"graph": graph}, region.label)
+    return Step(COMPILED, inputs, outputs, {"graph": graph}, region.label)
 
 
 def _graph(values: GraphSteps, types: _Types, region: Region, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:

@@ -18,6 +18,7 @@ PASSES = (
     relax.transform.DecomposeOpsForInference,
     relax.transform.CanonicalizeBindings,
     relax.transform.LegalizeOps,
+    relax.transform.FoldConstant,
     relax.transform.AnnotateTIROpPattern,
     relax.transform.FuseOps,
     relax.transform.FuseTIR,
@@ -61,12 +62,6 @@ class Graph:
     inputs: list[Value]
     outputs: list[Value] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
-
-    @property
-    def constants(self) -> list[Value]:
-        """Those that calls read, each once."""
-        read = [value for call in self.calls for value in call.inputs] + self.outputs
-        return list(dict.fromkeys(value for value in read if value.constant is not None))
 
 
 def calls_of(module: tvm.IRModule) -> Graph:
