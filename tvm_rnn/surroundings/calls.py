@@ -67,10 +67,22 @@ class Graph:
 def calls_of(module: tvm.IRModule) -> Graph:
     """The calls that a Relax module's main function comes to. Raises Unsupported."""
     try:
+        module["main"] = _Clipped(module).visit_expr(module["main"])
         module = tvm.transform.Sequential([make() for make in PASSES])(module)
     except Exception as reason:  # TVM raises many classes, none of them meant for users
         raise Unsupported(_last_line(reason)) from None
     return _Reader(module).graph
+
+
+@relax.expr_functor.mutator
+class _Clipped(relax.PyExprMutator):  # type: ignore[misc]  # TVM's are not typed
+    """Takes elements at places inside of the array, whatever the indices are."""
+
+    def visit_call_(self, call: tvm.ir.Call) -> relax.Expr:
+        call = super().visit_call_(call)
+        if call.op == tvm.ir.Op.get("relax.take"):
+            return relax.op.take(*call.args, axis=call.attrs.axis, mode="clip")
+        return call
 
 
 def _last_line(reason: Exception) -> str:

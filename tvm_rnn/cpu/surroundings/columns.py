@@ -81,8 +81,7 @@ def _laid(nest: Nest, own: tirx.For, along: Along) -> Nest | None:
                 return tirx.BufferLoad(laid, [*indices[:axis], *indices[axis + 1 :], indices[axis]])
         return load
 
-    if not loads:
-        return None
+    if not places:
+        return nest if loads else None
     value = tvm_ffi.structural_map(nest.store.value, (tvm.ir.TensorLoad, moved))
     return replace(nest, store=tirx.BufferStore(nest.store.buffer, value, nest.store.indices))
-

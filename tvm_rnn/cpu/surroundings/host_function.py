@@ -139,7 +139,7 @@ class HostFunction:
             if value is None:
                 return None
             found = self.constants.along(value, axis)
-            into = tirx.decl_buffer([int64(n) for n in found.array.shape], found.dtype, name=buffer.name)
+            into = tirx.decl_buffer([int64(n) for n in found.array.shape], found.dtype, name="w")
             laid[into] = found
             return into
 
@@ -147,7 +147,7 @@ class HostFunction:
         tiles = Tiles(self.lanes, self.threads, along)
         done = tiles.scheduled(nests, lambda b: any(b.same_as(o) for o in own))
         there = [*zip(params, values, strict=True), *laid.items()]
-        read = [(param, value) for param, value in there if value.constant is None or any(reads(s, param) for s in done)]
+        read = [own for own in there if own[1].constant is None or any(reads(s, own[0]) for s in done)]
         places = [(param, self._at(value)) for param, value in read]
         for buffer in own:
             shape = tuple(replaced(axis, names) for axis in buffer.shape)
