@@ -168,13 +168,15 @@ class Problem:
 
 @dataclass(frozen=True)
 class GpuProblem:
-    """What everyone computes. inputs: torch tensors [T, B, *shape] of the point's dtype. module: our .so, or None."""
+    """What everyone computes. inputs: torch tensors [T, B, *shape] of the point's dtype. module: our .so, or None.
+    lengths: int32 [B], the longest first, which is T; None: every row has T steps."""
 
     point: Point
     net: RNN
     inputs: tuple[torch.Tensor, ...]
     module: str | None = None
     compile_seconds: float = 60.0
+    lengths: torch.Tensor | None = None
 
     @property
     def dtype(self) -> torch.dtype:
