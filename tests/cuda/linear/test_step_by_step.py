@@ -31,6 +31,9 @@ CASES: dict[str, dict[str, Any]] = {
     "by key": {"erase": DECAYED, "decay": 24, "keys": 24},
     "by key, logs": {"decay": 20, "keys": 20, "log_decay": True, "keys_last": True},
     "odd": {"erase": DECAYED, "keys": 17, "values": 33},
+    "few keys, last": {"keys": 6, "values": 40, "keys_last": True, "decay": 6},
+    "half a warp, last": {"keys": 64, "values": 32, "keys_last": True, "erase": BEFORE, "reads": (BEFORE, AFTER)},
+    "eight lanes, last": {"keys": 29, "values": 35, "keys_last": True},
     "float32, two more": {"precision": "float32", "others": ("vector", "value"), "keys": 17, "decay": 17},
     "all erased": {"others": ("vector", "vector"), "erase": BEFORE, "keys_last": True, "reads": (BEFORE, AFTER)},
 }

@@ -65,8 +65,8 @@ class Steps:
 class _Body:
     """A thread has some values and some keys: `values` and `keys` are their numbers, state[key, value] a register.
 
-    Values side by side: a lane has 4 of them, and every 16th key. Keys side by side: a lane has four of each 128, a
-    warp eight values."""
+    Values side by side: a lane has 4 of them, and every 16th key. Keys side by side: as many lanes as it takes have
+    four of them each, and share some values; those of 128 keys are a warp."""
 
     def __init__(self, w: Writer, steps: Steps, masked: bool) -> None:
         self.w, self.steps, self.recurrence, self.masked = w, steps, steps.recurrence, masked
@@ -107,15 +107,20 @@ class _Body:
         self.turns: tuple[int, ...]
         self.parts: Buffer | None = None
         if own.keys_last:
-            self.values = [w.bind(first + warp + WARPS * i) for i in range(VALUES // WARPS)]
-            groups = range(ceil_div(own.keys, 32 * VECTOR))
-            self.keys = [w.bind(g * 32 * VECTOR + lane * VECTOR + i) for g in groups for i in range(VECTOR)]
-            self.turns = 1, 2, 4, 8, 16
+            across = next(n for n in (4, 8, 16, 32) if n == 32 or n * VECTOR >= own.keys)
+            self.apart = 32 // across * WARPS
+            begin = w.bind(first + warp * (32 // across) + lane // across)
+            self.values = [w.bind(begin + self.apart * i) for i in range(VALUES // self.apart)]
+            groups = range(ceil_div(own.keys, across * VECTOR))
+            at = w.bind(lane % across * VECTOR)
+            self.keys = [w.bind(at + (g * across * VECTOR + i)) for g in groups for i in range(VECTOR)]
+            self.turns = tuple(n for n in (1, 2, 4, 8, 16) if n < across)
+            self.key_step = across * VECTOR
         else:
             self.values = [w.bind(first + lane % ACROSS * VECTOR + i) for i in range(VECTOR)]
-            apart = 32 // ACROSS * WARPS
+            self.apart, self.key_step = 1, 32 // ACROSS * WARPS
             number = w.bind(thread // ACROSS)
-            self.keys = [w.bind(i * apart + number) for i in range(ceil_div(own.keys, apart))]
+            self.keys = [w.bind(i * self.key_step + number) for i in range(ceil_div(own.keys, self.key_step))]
             self.turns = 8, 16
             self.parts = I.alloc_buffer((2 * WARPS * VALUES,), "float32", scope="shared")
         self.lane, self.warp = lane, warp
@@ -204,7 +209,7 @@ class _Body:
             return True
         if name in own.written:
             return own.values % VALUES == 0
-        return own.keys % (32 * VECTOR if own.keys_last else 32 // ACROSS * WARPS) == 0
+        return own.keys % self.key_step == 0
 
     def _step(self, slot: _Slot, step: TirExpr) -> None:
         w, own, erase = self.w, self.recurrence, self.recurrence.erase
@@ -224,7 +229,7 @@ class _Body:
                 erased = self._sums(now[erase_name(erase)])
             for i, read in enumerate(own.reads):
                 if read.of == of:
-                    self._result(i, step, self._sums(now[f"read_{i}"]))
+                    self._read(i, step, now[f"read_{i}"])
 
     def _decay(self, decays: list[TirExpr]) -> None:
         w = self.w
@@ -252,26 +257,17 @@ class _Body:
 
     def _sums(self, vector: list[TirExpr]) -> list[TirExpr]:
         """Over keys, of each value of the thread: in all threads that have it."""
-        w = self.w
-        sums = w.local(len(self.values))
-        for v in range(len(self.values)):
-            total: TirExpr = vector[0] * self.state[0, v][0]
-            for k in range(1, len(self.keys)):
-                total = total + vector[k] * self.state[k, v][0]
-            w.store(sums, total, v)
-        everyone = tirx.const(0xFFFFFFFF, "uint32")
-        for turn in self.turns:
-            for v in range(len(self.values)):
-                other = I.tvm_warp_shuffle_xor(everyone, sums[v], turn, 32, 32)
-                w.store(sums, sums[v] + other, v)
+        w, everyone = self.w, tirx.const(0xFFFFFFFF, "uint32")
+        parts = self._products(vector)
         if self.parts is None:
-            return [w.keep(sums[v]) for v in range(len(self.values))]
+            for turn in self.turns:
+                parts = [w.keep(part + I.tvm_warp_shuffle_xor(everyone, part, turn, 32, 32)) for part in parts]
+            return parts
         own = self.use % 2 * (WARPS * VALUES)  # of two halves in turn: one barrier is enough
         self.use += 1
         at = w.bind(self.lane % ACROSS * VECTOR)
-        with w.when(self.lane < ACROSS):
-            for v in range(VECTOR):
-                w.store(self.parts, sums[v], own + self.warp * VALUES + at + v)
+        total, number = self._shared(parts)
+        w.store(self.parts, total, own + self.warp * VALUES + at + number)
         w.do(I.cuda.cta_sync())
         found = []
         for v in range(VECTOR):
@@ -283,6 +279,34 @@ class _Body:
             w.do(I.cuda.cta_sync())  # the next turn begins with the half that was just read
         return found
 
+    def _products(self, vector: list[TirExpr]) -> list[TirExpr]:
+        """With this thread's part of the states."""
+        found = []
+        for v in range(len(self.values)):
+            total: TirExpr = vector[0] * self.state[0, v][0]
+            for k in range(1, len(self.keys)):
+                total = total + vector[k] * self.state[k, v][0]
+            found.append(self.w.keep(total))
+        return found
+
+    def _shared(self, parts: list[TirExpr]) -> tuple[TirExpr, TirExpr]:
+        """The sum over lanes of one of the values of the thread, and which: lanes halve the values between them as long
+        as there are several."""
+        w, everyone = self.w, tirx.const(0xFFFFFFFF, "uint32")
+        number: TirExpr = tirx.const(0, "int32")
+        for turn in self.turns:
+            sent, half = parts, len(parts) // 2
+            if half:
+                high = w.bind(tirx.NE(self.lane & turn, 0))
+                low, rest = parts[:half], parts[half:]
+                sent = [tirx.Select(high, a, b) for a, b in zip(low, rest, strict=True)]
+                parts = [tirx.Select(high, b, a) for a, b in zip(low, rest, strict=True)]
+                number = w.bind(number + tirx.Select(high, half, 0))
+            sent = [w.keep(part) for part in sent]
+            other = [I.tvm_warp_shuffle_xor(everyone, part, turn, 32, 32) for part in sent]
+            parts = [w.keep(a + b) for a, b in zip(parts, other, strict=True)]
+        return parts[0], number
+
     @property
     def _uses(self) -> int:
         """Sums of a step."""
@@ -290,15 +314,27 @@ class _Body:
         products = sum(other.vector is not None for other in own.others)
         return len(own.reads) + (own.erase is not None) + products
 
+    def _read(self, i: int, step: TirExpr, vector: list[TirExpr]) -> None:
+        """A result of a step, stored."""
+        if self.parts is not None:
+            return self._result(i, step, self._sums(vector))
+        total, number = self._shared(self._products(vector))
+        once = sum(turn for turn in self.turns[len(self.values).bit_length() - 1 :])  # lanes that have the same
+        with self.w.when(tirx.EQ(self.lane & once, 0)):
+            self._put(i, step, self.w.bind(self.values[0] + number * self.apart), total)
+        return None
+
     def _result(self, i: int, step: TirExpr, sums: list[TirExpr]) -> None:
         """Stored by the first of the threads that have it."""
-        w, output = self.w, self.recurrence.reads[i].output
-        first = tirx.EQ(self.lane, 0) if self.parts is None else tirx.And(tirx.EQ(self.warp, 0), self.lane < ACROSS)
-        with w.when(first):
+        first = tirx.EQ(self.lane & sum(self.turns), 0)
+        with self.w.when(first if self.parts is None else tirx.And(tirx.EQ(self.warp, 0), first)):
             for v, value in zip(self.values, sums, strict=True):
-                with w.when(v < output.width):
-                    at = self._element(output, step, v)
-                    w.store(w[f"output_{i}"], converted(value, output.dtype), at)
+                self._put(i, step, v, value)
+
+    def _put(self, i: int, step: TirExpr, v: TirExpr, value: TirExpr) -> None:
+        output = self.recurrence.reads[i].output
+        with nullcontext() if self._whole("value") else self.w.when(v < output.width):
+            self.w.store(self.w[f"output_{i}"], converted(value, output.dtype), self._element(output, step, v))
 
 
 def _floats(w: Writer, raw: Buffer, count: int) -> list[TirExpr]:
