@@ -81,6 +81,9 @@ def write_web(module: Module, path: str | os.PathLike[str], name: str | None = N
     if "networks" in module.manifest or module.manifest.get("model"):
         do = "compile model.networks one by one, and do in JavaScript what is around them"
         raise ConfigError(message("web: only networks alone", got="a model with operators around them", do=do))
+    if module.manifest.get("draws"):
+        do = "compile a cell that emits what is drawn from, and draw in JavaScript"
+        raise ConfigError(message("web: a network that draws random numbers", got=module.manifest["cell"], do=do))
     folder, own = check_web(path, name)
     try:
         with whole_folder(folder) as work:
