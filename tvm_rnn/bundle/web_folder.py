@@ -14,7 +14,6 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import tvm_rnn
 from tvm_rnn.cpu.c_compiler import compile_c, find_compiler, object_of, run
 from tvm_rnn.module_file.schema import State
 from tvm_rnn.names import c_string
@@ -242,7 +241,7 @@ def package_text(facts: Facts) -> str:
         },
         "files": [f"{name}.wasm", f"{name}.js", f"{name}.d.ts", f"{name}.worklet.js", "index.html"],
         "sideEffects": [f"./{name}.worklet.js"],
-        "generator": f"tvm_rnn {tvm_rnn.__version__}",
+        "generator": f"tvm_rnn {facts.manifest.versions['tvm_rnn']}",
     }
     return json.dumps(package, indent=2) + "\n"
 
