@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import javascript
 import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
@@ -94,9 +95,19 @@ def test_the_program_in_c_is_one(tmp_path: Path) -> None:
     assert subprocess.run([tmp_path / "main"], capture_output=True, check=True).stdout == b"4\n"
 
 
+@pytest.mark.slow
+def test_the_program_in_javascript_is_one(tmp_path: Path) -> None:
+    if javascript.missing():
+        pytest.skip(javascript.missing())
+    (program,) = [text for language, text in BLOCKS if language == "js"]
+    rnn.compile(rnn.RNN(rnn.cells.lstm, 1, 4).init(seed=0), "wasm32", batch=1).export(web=tmp_path / "amp")
+    (tmp_path / "amp" / "main.mjs").write_text(f"{program}\nconsole.log(y.length);\n")
+    assert javascript.node(tmp_path / "amp" / "main.mjs") == "4\n"
+
+
 def test_every_kind_of_block_has_its_test() -> None:
-    """Python, with torch, for a GPU; what they print; commands, for a GPU, elsewhere; a program; a diagram."""
-    assert {kind for kind, _ in BLOCKS} == {"python", "py3", "py", "text", "bash", "console", "sh", "c", ""}
+    """Python, with torch, for a GPU; what they print; commands, for a GPU, elsewhere; programs; a diagram."""
+    assert {kind for kind, _ in BLOCKS} == {"python", "py3", "py", "text", "bash", "console", "sh", "c", "js", ""}
 
 
 def test_what_a_block_needs_is_said_before_it() -> None:

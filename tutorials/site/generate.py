@@ -203,7 +203,8 @@ def generate(folder: Path) -> None:
         lessons.append((text.split("\n")[0].removeprefix("# "), write(f"tutorials/{path.stem}.md", text)))
     reference: Nav = [("The cell language", write("language.md", language()))]
     reference += [(title, write(f"reference/{name}.md", readme(title))) for name, title in SECTIONS.items()]
-    reference += [("Numerics", write("numerics.md", numerics())), ("Benchmarks", "benchmarks.md")]
+    reference += [("Numerics", write("numerics.md", numerics()))]
+    reference += [("Benchmarks", "benchmarks.md"), ("Platforms", "platforms.md")]
     cells: Nav = [(name, write(f"zoo/{name}.md", zoo(name))) for name in rnn.cells.names()]
     works: Nav = [(name, write(f"how/{file}.md", text)) for name, file, text in stages()]
     write("contributing/index.md", (ROOT / ".github" / "CONTRIBUTING.md").read_text())
