@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from .onnx_nodes import GraphSteps
 
-DTYPES = ("float32", "float64", "int64", "int32", "bool")
+DTYPES = ("float32", "float64", "int64", "int32", "bool", "int8", "uint8")
 FLOATS = DTYPES[:2]  # of operators that the runtime's table has not
 # Rows of the runtime's table that Relax reads otherwise: the sign of a remainder, and the extremum of nothing.
 OTHERWISE = {"Mod", "ReduceMax", "ReduceMin"}
@@ -65,7 +65,7 @@ def with_regions(
     values: GraphSteps, steps: Sequence[Step], wanted: Iterable[str], layers: Layers
 ) -> tuple[list[Step], Wrong]:
     """The steps with a Graph in each COMPILED one, and what Relax cannot do. layers: of each network."""
-    if not any(step.op == COMPILED for step in steps):
+    if layers and not any(step.op == COMPILED for step in steps):
         return list(steps), Wrong()
     return _Regions(values, [*steps], [*wanted], Types(values, steps, layers)).compiled()
 
