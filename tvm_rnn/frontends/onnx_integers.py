@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from .fields import Unreadable
+from .folding import Steps
 from .onnx_file import import_onnx
 
 if TYPE_CHECKING:
     from onnx import NodeProto
-
-    from .onnx_nodes import GraphSteps
 
 INT32, FLOAT = 6, 1
 
@@ -25,7 +24,7 @@ INT32, FLOAT = 6, 1
 class _Nodes:
     """The nodes so far; each call adds one and returns the name of what it makes."""
 
-    def __init__(self, steps: GraphSteps, origin: NodeProto) -> None:
+    def __init__(self, steps: Steps, origin: NodeProto) -> None:
         self.steps, self.origin = steps, origin
         self.inputs = [*origin.input, *[""] * 9]
         self.made: list[NodeProto] = []
@@ -83,7 +82,7 @@ FORMS: dict[str, Callable[[_Nodes], None]] = {
 }
 
 
-def as_others(steps: GraphSteps, node: NodeProto) -> list[NodeProto]:
+def as_others(steps: Steps, node: NodeProto) -> list[NodeProto]:
     """Nodes in the place of one whose operator is in FORMS. Raises Unreadable."""
     nodes = _Nodes(steps, node)
     FORMS[node.op_type](nodes)
