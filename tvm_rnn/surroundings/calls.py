@@ -7,7 +7,6 @@ values that each reads and makes; or Unsupported, which says what Relax leaves f
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import tvm
@@ -75,7 +74,7 @@ def calls_of(module: tvm.IRModule) -> Graph:
     return _Reader(module).graph
 
 
-def _visit_call(mutator: Any, call: tvm.ir.Call) -> relax.Expr:
+def _visit_call(mutator: relax.PyExprMutator, call: tvm.ir.Call) -> relax.Expr:
     """Elements are taken at places inside of the array, whatever the indices are."""
     call = mutator.visit_expr_post_order(call)
     if call.op == tvm.ir.Op.get("relax.take"):
