@@ -40,28 +40,36 @@ class _Nodes:
         self(op, *inputs, into=into)
         self.made[-1].attribute.extend(self.origin.attribute)
 
-    def whole(self, value: str, zero: str, axes: Sequence[int] = ()) -> str:
-        """The value without its zero point, in int32. axes: those behind the one that zero points lie along."""
+    def whole(self, value: str, zero: str, behind: int = 0) -> str:
+        """The value without its zero point, in int32. behind: how many axes are behind that of the zero points."""
         value = self("Cast", value, to=INT32)
-        if not zero:
-            return value
-        if (points := self.steps.constant(zero)) is not None and points.size > 1:
-            zero = self("Reshape", zero, self.steps.keep([-1] + [1] * len(axes)))
-        return self("Sub", value, self("Cast", zero, to=INT32))
+        return self("Sub", value, self("Cast", self.beside(zero, behind), to=INT32)) if zero else value
+
+    def beside(self, numbers: str, behind: int) -> str:
+        """Numbers along an axis, or one number, for arithmetic with an array that has more axes behind that."""
+        if (known := self.steps.constant(numbers)) is None or known.size == 1:
+            return numbers
+        return self("Reshape", numbers, self.steps.keep([-1] + [1] * behind))
+
+    def behind(self, weights: str) -> int:
+        """How many axes a filter has."""
+        shape = self.steps.shape(weights)
+        if shape is None:
+            raise Unreadable(f"the shape of {weights!r} is not known")
+        return len(shape) - 1
 
 
 def _conv_integer(nodes: _Nodes) -> None:
     x, w, x_zero, w_zero = nodes.inputs[:4]
-    weights = nodes.steps.shape(w)
-    if weights is None:
-        raise Unreadable(f"the shape of {w!r} is not known")
-    shifted = [nodes.whole(x, x_zero), nodes.whole(w, w_zero, range(1, len(weights)))]
+    shifted = [nodes.whole(x, x_zero), nodes.whole(w, w_zero, nodes.behind(w))]
     nodes.last("Conv", shifted, nodes.origin.output[0])
 
 
 def _linear_conv(nodes: _Nodes) -> None:
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = nodes.inputs[:9]
-    own = [nodes("DequantizeLinear", x, x_scale, x_zero), nodes("DequantizeLinear", w, w_scale, w_zero, axis=0)]
+    behind = nodes.behind(w)
+    filters = nodes("Mul", nodes("Cast", nodes.whole(w, w_zero, behind), to=FLOAT), nodes.beside(w_scale, behind))
+    own = [nodes("DequantizeLinear", x, x_scale, x_zero), filters]
     if bias:
         own.append(nodes("Mul", nodes("Cast", bias, to=FLOAT), nodes("Mul", x_scale, w_scale)))
     made = nodes.steps.fresh(nodes.origin.output[0])

@@ -135,6 +135,8 @@ class _Regions:
             return False
         if step.op == "Gather" and not self.is_inside(step):
             return False
+        if step.op == "LayerNormalization" and any(step.outputs[1:]):  # its mean has other axes in Relax
+            return False
         names = [name for name in (*step.inputs, *step.outputs) if name]
         known = (self.values.is_constant(name) or self.types.shape(name) is not None for name in names)
         return all(self.types.dtype(name) in DTYPES for name in names) and all(known)
