@@ -9,6 +9,7 @@ In: a graph with groups, a precision. Out: `Layout`: how kernels read each node,
                            read also two in the storage dtype ("shadows"), if that is another
     step values            one copy; in the storage dtype where a product reads them
     kept values            what training reads later: rows for all steps, vectors in the storage dtype
+    copies of inputs       of those that products of all rows read and whose rows begin between multiples of 4 bytes
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ ROW_BYTES = 16  # rows that products read begin at multiples of this, as their f
 @dataclass(frozen=True)
 class Target:
     """Where a stored value goes. kind: "hoisted", "step" (number 0 or, a storage copy, 1), "state" and "shadow" (of
-    state `number`), "kept" (number among `Layout.kept`), "output"."""
+    state `number`), "kept" (number among `Layout.kept`), "output"; read alone, "copy" (of input `number`)."""
 
     kind: str
     place: Place
@@ -131,6 +132,17 @@ class Layout:
         if number in self.given:
             return self.given[number]
         return Place(self.dtype, prod(self.graph.inputs[number].shape), ITEM_BYTES[self.dtype])
+
+    @cached_property
+    def copied(self) -> dict[int, Place]:
+        """Inputs whose rows the hardware cannot copy to shared memory (their width is odd, in 16 bits; or they are of
+        another dtype), by number: how copies lie that products of all rows read in their place."""
+        places = ((n, node, self.input(n)) for n, node in enumerate(self.graph.inputs))
+        whole = {n: p.dtype == self.storage and p.row_stride * ITEM_BYTES[p.dtype] % 4 == 0 for n, _, p in places}
+        short = ITEM_BYTES[self.storage] == 2
+        read = self.operands["before"] if short and self.graph.kind == "forward" else set()
+        inputs = enumerate(self.graph.inputs)
+        return {n: self._padded(node, self.storage) for n, node in inputs if node in read and not whole[n]}
 
     def of_layer(self, node: Node) -> Node:
         """The layer's value that a value is, or is a part of."""
@@ -315,6 +327,8 @@ class Layout:
             return Target("kept", self.kept_place(node), number)
         if node.op == "input":
             number = self.graph.inputs.index(node)
+            if product and region == "before" and number in self.copied:
+                return Target("copy", self.copied[number], number)
             return Target("input", self.input(number), number)
         if node.op == "state":
             number = self.graph.states.index(node)
