@@ -13,11 +13,12 @@ from typing import Any
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointer
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
-from tvm_rnn.cuda.layer.one_head import Coupled, HeadLayout, PackIndex, one_head
+from tvm_rnn.cuda.layer.one_head import Coupled, one_head
+from tvm_rnn.cuda.layer.one_vector import NoVector, one_vector
 from tvm_rnn.cuda.layer.packed_layout import Pack
 from tvm_rnn.cuda.layer.phases import NotPersistent, Step, phases
 from tvm_rnn.cuda.layer.regime import LayerSteps, Regime, launch_either
-from tvm_rnn.cuda.layer.value_layout import Layout
+from tvm_rnn.cuda.layer.value_layout import Layout, PackIndex
 from tvm_rnn.cuda.layer.weight_packing import scales_of
 from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.cell_epilogue import check_kept
@@ -90,8 +91,7 @@ class Persistent:
             node, elements = share.operand.weight, geometry.weight_elements(phase, share)
             index: PackIndex = partial(geometry.weight_index, phase, share)
             key = (node, geometry.stored or geometry.storage, "fragments", *geometry.packing(phase, share))
-            if isinstance(self.layout, HeadLayout):
-                node, elements, index = self.layout.packed(node, elements, index)
+            node, elements, index = self.layout.packed(node, elements, index)
             if geometry.stored:
                 found.append(Pack(node, "uint32", elements // 4, index, key, coded=geometry.precision))
             else:
@@ -193,26 +193,37 @@ def step_of(layout: Layout) -> Step:
     # The inputs, not a user's x, whose rows are made of 16-byte pieces of the storage dtype.
     found = [(n, place) for n, place in layout.given.items() if place.dtype == layout.storage and place.align % 16 == 0]
     whole = [layout.graph.inputs[n] for n, p in found if p.row_stride * ITEM_BYTES[p.dtype] % 16 == 0]
-    if layout.heads > 1 and step.given:
-        raise NotPersistent("a product of one head reads an input")
+    if any(layout.of_layer(node) is not node for node in step.given):
+        raise NotPersistent("a product of heads reads an input")
     return replace(step, whole=frozenset(whole), heads=layout.heads)
 
 
 def planned(layout: Layout) -> tuple[Layout, Step]:
-    """The layer's layout and step; or, where heads read nothing of one another, those of one head. Raises
-    NotPersistent."""
+    """The layer's layout and step; or, where heads read nothing of one another, those of one head; or, where they do,
+    those of a layer without heads. Raises NotPersistent."""
     try:
         return layout, step_of(layout)
     except NotPersistent as reason:
         try:
             head = one_head(layout)
         except Coupled as coupled:
-            raise NotPersistent(f"{reason}, and heads are not apart: {coupled}") from None
+            return _as_vectors(layout, f"{reason}, and heads are not apart: {coupled}")
         if head is None:
             raise
         step = step_of(head)
         tell(True, f"{head.heads} heads apart", "a step reads nothing of other heads: each has blocks of its own")
         return head, step
+
+
+def _as_vectors(layout: Layout, reason: str) -> tuple[Layout, Step]:
+    """All heads as one vector, for that reason."""
+    try:
+        own = one_vector(layout)
+        step = step_of(own)
+    except (NoVector, NotPersistent) as other:
+        raise NotPersistent(f"{reason}; as one vector: {other}") from None
+    tell(True, "heads as one vector", f"{reason}: products of heads are dense, with 0 between them")
+    return own, step
 
 
 def choose(

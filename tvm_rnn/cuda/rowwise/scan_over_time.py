@@ -145,7 +145,7 @@ class Body:
         """Parameters, states, how long the row is, and the values of the first steps."""
         k = self.k
         self.params = {}
-        for node, slot in self.step.params:
+        for node, slot, _ in self.step.params:
             at = tirx.const(~slot, "int64") if slot < 0 else tirx.Cast("int64", slot * self.width + self.unit)
             self.params[(node, slot)] = k.keep(k[f"param_{self.step.param_nodes.index(node)}"][at])
         self.states = [k.local(1, self.dtype) for _ in self.step.graph.states]
