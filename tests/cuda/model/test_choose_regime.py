@@ -13,6 +13,7 @@ import tvm_rnn as rnn
 from tvm_rnn.cuda.codegen.host_program import Pointer, Program
 from tvm_rnn.cuda.layer.phases import NotPersistent
 from tvm_rnn.cuda.layer.regime import LayerSteps, Regime
+from tvm_rnn.cuda.model.batch_ladder import BATCHES
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES, Persistent, choose, step_of
 from tvm_rnn.target import resolve
 
@@ -50,9 +51,9 @@ def check_ranges(found: list[Any], largest: int = max(EXPECTED_BATCHES)) -> None
     ends = [float("inf") if regime.most is None else regime.most for regime in found]
     assert ends == sorted(set(ends)) and ends[-1] >= largest
     for regime in found:
-        limit = re.search(r"B <= (\d+)(?: &&|$)", regime.applies)
+        limit = re.search(r"B <= (\d+)(?: &&|$)", regime.applies())
         assert (int(limit.group(1)) if limit else None) == regime.most
-    assert found[-1].applies == ("true" if found[-1].most is None else f"B <= {found[-1].most}")
+    assert found[-1].applies() == ("true" if found[-1].most is None else f"B <= {found[-1].most}")
 
 
 @pytest.mark.broad
@@ -69,7 +70,7 @@ def test_lstm_and_gru_stay_on_the_chip(name: str, hidden: int, precision: str) -
     found = regimes(name, hidden, precision)
     assert found and all(isinstance(regime, Persistent) for regime in found)
     check_ranges(found)
-    assert {regime.most for regime in found[:-1]} <= {*EXPECTED_BATCHES}
+    assert len(found) < 13 and {regime.most for regime in found[:-1]} <= {*BATCHES}
     assert all(regime.geometry.precision == precision and regime.predicted_us > 0 for regime in found)
     exchanges = {regime.geometry.exchange.name for regime in found}
     if hidden == 256:
@@ -193,7 +194,7 @@ def launched(regime: Any) -> str:
 def test_a_cluster_is_launched_once_for_all_teams() -> None:
     (regime,) = regimes("lstm", 64, "bfloat16", [4])
     text = launched(regime)
-    assert regime.work_bytes == regime.zero_bytes == 0
+    assert regime.work_bytes == 0
     assert text.count(f"{regime.name}_masked") == 1 and "slice" not in text
 
 

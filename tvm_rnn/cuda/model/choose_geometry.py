@@ -23,6 +23,7 @@ from .persistent_step_time import able_to_run, predict
 
 # What a record names in place of a template: one launch per group and step; layers one after the other, in no wave.
 STEP_BY_STEP, LAYER_BY_LAYER = "step_by_step", "layer_by_layer"
+ANY = 0  # a batch size: none in particular, every number of rows of a group is asked for
 # A nearest record's geometry is taken unless the model says that it is slower than the best by more than it errs.
 MODEL_ERROR = 1.15
 

@@ -101,13 +101,24 @@ def _words(geometry: Geometry) -> int:
     return sum(geometry.block_words(p) * (geometry.depth_blocks(o.source) // geometry.k_parts) for p, o in operands)
 
 
+class StepTime:
+    """The time of a geometry's steps on a GPU, for any batch size. at_once: batch rows of one round."""
+
+    def __init__(self, geometry: Geometry, target: Target) -> None:
+        self.geometry, self.resident = geometry, resident_groups(geometry, target)
+        self.at_once = self.resident // geometry.step.heads * geometry.rows
+        self._round = sum(_phase(geometry, phase) for phase in geometry.step.phases)
+
+    def us(self, batch: int) -> float:
+        """Microseconds per step for B = batch rows."""
+        groups = ceil(batch / self.geometry.rows) * self.geometry.step.heads
+        rounds = ceil(groups / max(1, self.resident))
+        return (rounds * self._round + self.geometry.extra_us(min(groups, self.resident))) * self.geometry.slowdown
+
+
 def predict(geometry: Geometry, batch: int, target: Target) -> float:
     """Microseconds per step for B = batch rows."""
-    groups = ceil(batch / geometry.rows) * geometry.step.heads
-    rounds = ceil(groups / max(1, resident_groups(geometry, target)))
-    us = rounds * sum(_phase(geometry, phase) for phase in geometry.step.phases)
-    us += geometry.extra_us(min(groups, resident_groups(geometry, target)))
-    return us * geometry.slowdown
+    return StepTime(geometry, target).us(batch)
 
 
 def exchange_us(geometry: Geometry) -> float:
