@@ -29,7 +29,8 @@ class Time:
 
 
 def rung(rows: int, most: int | None, record: str = "default") -> Any:
-    return Rung(rows, most, ChosenGeometry(0.0, str(rows), None, record), Time(rows))  # type: ignore[arg-type]
+    time: Any = Time(rows)
+    return Rung(rows, most, ChosenGeometry(0.0, str(rows), None, record), time)
 
 
 def test_what_whole_rounds_leave_takes_the_rung_of_so_many_rows() -> None:

@@ -10,6 +10,7 @@ import pytest
 from persistent_layers import GPU, layout_of
 
 import tvm_rnn as rnn
+from tvm_rnn.cuda.codegen.cuda_text import compile_kernels
 from tvm_rnn.cuda.codegen.host_program import Pointer, Program
 from tvm_rnn.cuda.layer.phases import NotPersistent
 from tvm_rnn.cuda.layer.regime import LayerSteps, Regime
@@ -109,9 +110,19 @@ def test_small_layers_stay_on_the_chip_for_larger_batches() -> None:
     assert regimes("lstm", 256, "bfloat16", [16])[-1].most >= 512
 
 
+@pytest.mark.parametrize("name", ["nvidia-a100", pytest.param("nvidia-rtx-5090", marks=pytest.mark.slow)])
+def test_gpus_without_clusters_have_grids_of_blocks(name: str) -> None:
+    found = regimes("lstm", 64, "bfloat16", [16], target=resolve(name))
+    assert [regime.template for regime in found] == ["persistent_grid_cuda"]
+    geometry = found[0].geometry
+    assert not geometry.hopper and geometry.cluster == 1 and geometry.shared_bytes <= resolve(name).shared_bytes
+    text, _ = compile_kernels({"k": found[0].kernels[1].func}, resolve(name))
+    assert not [word for word in ("griddepcontrol", "cluster", "mbarrier", "wgmma", "bulk") if word in text]
+
+
 def test_what_does_not_run() -> None:
     assert regimes("lstm", 64, "float64", [16]) == []
-    assert regimes("lstm", 64, "bfloat16", [16], target=resolve("nvidia-a100")) == []  # no clusters
+    assert regimes("lstm", 64, "float32", [16], target=resolve("nvidia-a100")) == []  # no clusters
     assert regimes("lstm", 8192, "bfloat16", [16]) == []  # 537 MB of weights
 
 

@@ -1,10 +1,10 @@
 """Which batch sizes have a kernel of their own where the caller names none: the rungs of a ladder.
 
-In: a layer's time loop, the rungs that it has already (of the batch sizes to expect), a GPU. Out: those and as many more
-as it takes until, by the model, every B up to 512 runs nearly as fast as if the module had been compiled for it.
+In: a layer's time loop, the rungs that it has already (of the batch sizes to expect), a GPU. Out: those and as many
+more as it takes until, by the model, every B up to 512 runs nearly as fast as if the module had been compiled for it.
 
-A call takes the first rung that reaches its B. Where B is more than that rung's kernel has room for at once, whole rounds
-of it are followed by what is left of the batch, on the rung of so many rows: one row more is no round more.
+A call takes the first rung that reaches its B. Where B is more than that rung's kernel has room for at once, whole
+rounds of it are followed by what is left of the batch, on the rung of so many rows: one row more is no round more.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tvm_rnn.cuda.persistent.geometry import Geometry
 from tvm_rnn.schedule.schedule_template import DEFAULT, templates
 from tvm_rnn.target import Target
 
-from .choose_geometry import ANY, ChosenGeometry, RecurrentUnit
+from .choose_geometry import ANY, ChosenGeometry, RecurrentUnit, geometry_of
 from .persistent_step_time import StepTime
 
 BATCHES = (1, *range(8, 513, 8))  # that are looked at: tiles have 8 rows
@@ -96,9 +95,8 @@ def _best(unit: RecurrentUnit, target: Target) -> Iterator[tuple[ChosenGeometry,
     found: dict[tuple[int, int], tuple[float, ChosenGeometry, StepTime]] = {}
     for template in templates().values():
         if template.applies(unit, target) and template.every is not None:
-            schedule: Callable[..., Geometry] = template.schedule  # type: ignore[assignment]
             for config in template.every(unit, target):
-                made = schedule(None, unit, config)
+                made = geometry_of(template, unit, config)
                 time = StepTime(made, target)
                 us, key = time.us(time.at_once), (made.rows, time.resident)
                 if key not in found or us < found[key][0]:

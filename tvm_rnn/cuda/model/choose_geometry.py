@@ -130,6 +130,13 @@ def choose_geometry(
     return taken
 
 
+def geometry_of(template: Template, unit: RecurrentUnit, config: Mapping[str, int]) -> Geometry:
+    """What a template's configuration is."""
+    schedule: Any = template.schedule
+    made: Geometry = schedule(None, unit, config)
+    return made
+
+
 def _made(template: Template, unit: RecurrentUnit, target: Target, knobs: Knobs, note: str) -> ChosenGeometry | None:
     """What a template makes of knobs; None where it has nothing of the kind."""
     try:
@@ -138,6 +145,5 @@ def _made(template: Template, unit: RecurrentUnit, target: Target, knobs: Knobs,
         return None
     if not config:
         return None
-    schedule: Any = template.schedule
-    made: Geometry = schedule(None, unit, config)
+    made = geometry_of(template, unit, config)
     return ChosenGeometry(predict(made, unit.batch, target), template.name, made, note, config)

@@ -27,7 +27,7 @@ from tvm_rnn.cuda.rowwise.scan_over_time import scan
 from tvm_rnn.decisions import about, listening, tell
 from tvm_rnn.graph.graph import Node, stepped
 from tvm_rnn.schedule.schedule_template import DEFAULT
-from tvm_rnn.target import Target
+from tvm_rnn.target import HOPPER, Target
 
 from .batch_ladder import Rung, ladder
 from .choose_backward_lanes import geometry_beside
@@ -225,13 +225,17 @@ def choose(
     """The regimes of one layer, in the order in which they are to be tried: by rising batch size. initial: what states
     are after a reset, by name, where it is not 0. layers: so many may run at the same time."""
     # Compiled for any batch. Of layers side by side, and in training, three kernels of each size would be many.
-    any_batch = not batches and layers < 2 and not layout.kept and layout.emits and not target.records.lean
+    training = bool(layout.kept) or not layout.emits
+    any_batch = not batches and layers < 2 and not training and not target.records.lean
     batches = batches or EXPECTED_BATCHES
     scans = [] if layout.kept else scan(layout, target, batches, initial)
     if scans:
         return list(scans)
-    if precision not in (*MMA, "float32") or target.arch != "sm_90a":
-        wanted = f"{target.arch} is not sm_90a" if target.arch != "sm_90a" else f"there are none in {precision}"
+    if precision not in (*MMA, "float32") or (training and target.arch != HOPPER):
+        known = precision in (*MMA, "float32")
+        wanted = (
+            f"in training they are for {HOPPER}, not for {target.arch}" if known else f"there are none in {precision}"
+        )
         tell(False, "persistent kernels", wanted)
         return []
     try:
@@ -261,7 +265,7 @@ def choose(
         found = _ladder(layout, found, unit_of(step, precision, ANY, stored=layout.weights.stored), target)
     regimes = [_persistent(own, rung, initial) for rung in found]
     _tell_rest(layout, regimes, precision, batches, target)
-    return regimes
+    return list(regimes)
 
 
 def _ladder(layout: Layout, rungs: Sequence[Rung], unit: RecurrentUnit, target: Target) -> list[Rung]:

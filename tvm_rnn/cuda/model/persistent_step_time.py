@@ -17,7 +17,7 @@ from math import ceil
 from tvm_rnn.cuda.layer.phases import Phase
 from tvm_rnn.cuda.persistent.geometry import Geometry
 from tvm_rnn.decisions import listening, tell
-from tvm_rnn.target import Target
+from tvm_rnn.target import HOPPER, Target
 
 LIGHT_US = 0.04  # of a phase without a product
 # Clusters that can be resident on the 132 multiprocessors of an H200 with one block on each.
@@ -62,6 +62,8 @@ def lacking(geometry: Geometry, target: Target) -> Lack:
     where = f"{geometry.ctas} blocks of {geometry.threads} threads, {geometry.rows} rows"
     if geometry.threads > 1024:
         return Lack(f"{where}: 1024 threads are the most", 1 << 40, 0)
+    if geometry.hopper and target.arch != HOPPER:
+        return Lack(f"{where}: {target.arch} lacks clusters, or wgmma", 1 << 40, 0)
     if geometry.step.heads > 1 and geometry.exchange.in_memory:
         return Lack(f"{where}: a head's blocks are those of a cluster", 1 << 40, 0)
     if not resident_groups(geometry, target):
@@ -85,7 +87,7 @@ def able_to_run(geometry: Geometry, target: Target) -> bool:
     """Whether it fits with all weights on the chip: reading some from L2 in every step was slower than one launch per
     step (H 2048, B 64: 42 us against 15; through a pipeline, H 2560, B 64: 31 against 23). Not so in float32, where
     products take longer than that."""
-    if geometry.threads > 1024 or not resident_groups(geometry, target):
+    if geometry.threads > 1024 or (geometry.hopper and target.arch != HOPPER) or not resident_groups(geometry, target):
         return False
     if geometry.step.heads > 1 and geometry.exchange.in_memory:  # whose launches take slices of the batch alone
         return False

@@ -205,7 +205,7 @@ class Layer:
         return bool(self.layout.read_by.get(mask, set()) - {"step"}) or mask in sources(last, self.layout.stored)
 
     def choose_regime(self, host: Host) -> None:
-        """Decide, in each call, which regime runs, and which one takes the rows that are left after its whole rounds."""
+        """Decide, in each call, which regime runs, and which one takes the rows that its whole rounds leave."""
 
         def fitting(rows: HostExpr) -> str:
             return "".join(f"({r.applies(rows)}) ? {i} : " for i, r in enumerate(self.regimes)) + "-1"
