@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SITE = ROOT / "tutorials" / "site"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 WRITTEN = sorted([*SITE.glob("*.md"), *SITE.glob("pages/**/*.md")])
-LONG = ("deploy", "deploy_c", "generate", "import", "train", "tune")  # more than a few seconds each
+LONG = ("browser", "deploy", "deploy_c", "generate", "import", "train", "tune")  # more than a few seconds each
 # One process for all pages: to import TVM takes longer than most pages do.
 RUNNER = """
 import contextlib, io, json, os, runpy

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -130,7 +130,7 @@ def _module(module: str, timing: Timing, shown: Shown) -> None:
     from tvm_rnn.bench.run.compare import compare
     from tvm_rnn.bench.run.training import compare_training
 
-    sizes = {"steps": timing.steps, "batch": timing.batch, "rounds": timing.rounds}
+    sizes: dict[str, Any] = {"steps": timing.steps, "batch": timing.batch, "rounds": timing.rounds}
     with progress(shown.as_json) as stage:
         if timing.training:
             report = compare_training(module, threads=timing.threads, progress=stage, **sizes)

@@ -41,6 +41,17 @@ class Target:
 
 
 @dataclass(frozen=True)
+class Taped:
+    """A kept value that the steps themselves write: its number among `Layout.kept`, and the node that they compute.
+    apart: elements of one head that lie side by side."""
+
+    number: int
+    node: Node
+    place: Place
+    apart: int
+
+
+@dataclass(frozen=True)
 class Layout:
     """All places of one layer. kept: values of the step (or a state, as it is before the step) that have rows for all
     steps. given: how inputs lie that are not as the user has x. narrow: dtypes of kept values that are not the storage
@@ -135,13 +146,20 @@ class Layout:
         """The layer's value that a value is, or is a part of."""
         return node
 
+    def is_first_input(self, node: Node) -> bool:
+        return self.of_layer(node) is self.graph.inputs[0]
+
     def side_by_side(self, node: Node) -> int:
         """How many elements of one head lie side by side in a value of all; 0: it is the same for all heads."""
         return prod(node.shape)
 
     def offset(self, node: Node, at: int) -> int:
         """Where element `at` of a head's part of a value lies, of the first head's."""
-        inner = self.side_by_side(node) if self.heads > 1 else 0
+        return self.spread(self.side_by_side(node), at)
+
+    def spread(self, apart: int, at: int) -> int:
+        """The same where so many elements of a head lie side by side."""
+        inner = apart if self.heads > 1 else 0
         return at // inner * inner * self.heads + at % inner if inner else at
 
     def rows(self, node: Node) -> Place:
@@ -201,6 +219,13 @@ class Layout:
         if node in self.narrow and (node not in self.home or self.home[node].region == "step"):
             return self._padded(node, self.narrow[node])
         return self._padded(node, self.storage if prod(node.shape) > 1 else self.arithmetic)
+
+    @cached_property
+    def taped(self) -> Sequence[Taped]:
+        """Of what is kept, what no group from before the steps has written."""
+        early = {n for n, group in self.home.items() if group.region == "before"}
+        own = [(i, node) for i, node in enumerate(self.kept) if node not in early]
+        return [Taped(i, node, self.kept_place(node), prod(node.shape)) for i, node in own]
 
     def kept_number(self, node: Node) -> int | None:
         return next((i for i, other in enumerate(self.kept) if other is node), None)
