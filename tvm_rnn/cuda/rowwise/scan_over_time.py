@@ -46,10 +46,12 @@ class Scan:
     initial: Mapping[str, float] = field(default_factory=dict)
     record: str = DEFAULT  # where the knobs are from
     most: int | None = None
-    applies: str = "true"
+    at_once: int | None = None
     packs: Sequence[Pack] = ()
     work_bytes: HostExpr = 0
-    zero_bytes: HostExpr = 0
+
+    def applies(self, rows: HostExpr = "B") -> str:
+        return "true"
 
     @property
     def width(self) -> int:
