@@ -14,7 +14,6 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import tvm_rnn
 from tvm_rnn.cpu.c_compiler import compile_c, find_compiler, object_of, run
 from tvm_rnn.module_file.schema import State
 from tvm_rnn.names import c_string
@@ -24,6 +23,7 @@ from tvm_rnn.target import TABLE, Target
 
 from ..errors import ConfigError, message
 from ..locations import PACKAGE
+from ..version import __version__
 from ..whole_files import whole_folder
 from .facts import Array, Facts, Network, read_facts
 from .folder import check_folder, unwritable
@@ -239,7 +239,7 @@ def package_text(facts: Facts) -> str:
         },
         "files": [f"{name}.wasm", f"{name}.js", f"{name}.d.ts", f"{name}.worklet.js", "index.html"],
         "sideEffects": [f"./{name}.worklet.js"],
-        "generator": f"tvm_rnn {tvm_rnn.__version__}",
+        "generator": f"tvm_rnn {__version__}",
     }
     return json.dumps(package, indent=2) + "\n"
 
