@@ -242,3 +242,29 @@ def test_the_search_needs_nothing_from_elsewhere() -> None:
 def test_docstrings_are_prose_but_for_what_is_set_in_columns(site: ModuleType) -> None:
     text = site.prose("One line\nand `a_b` more, a*b.\n\n    indented\n\nname   what")
     assert text == "One line and `a_b` more, a\\*b.\n\n```text\n    indented\n```\n\n```text\nname   what\n```"
+
+
+@pytest.mark.parametrize("paper", ["light", "dark"])
+def test_the_figure_of_the_readme_is_drawn_from_stored_records(site: ModuleType, paper: str) -> None:
+    drawn = (SITE / "pages" / "images" / f"speed_{paper}.svg").read_text()
+    files = [(path, one) for path, one in site.benchmarks.stored() if path.stem.startswith("zoo")]
+    assert files
+    for _, one in files:
+        assert one.facts["date"][:10] in drawn and one.facts["device"] in drawn
+        for line in (line for line in one.lines if line.ours["cell"] in site.benchmarks.FIRST):
+            ratios = [ratio for peer in one.peers if (ratio := line.ratio(peer)) is not None]
+            assert ratios and all(f">{ratio:.1f}<" in drawn for ratio in ratios)
+
+
+def test_the_page_of_benchmarks_names_every_miss(site: ModuleType) -> None:
+    text = site.benchmarks.page((SITE / "pages" / "benchmarks.md").read_text())
+    assert not re.search(r"<!-- \w+ -->", text)
+    rows = site.benchmarks.rows()
+    slower = [row for row in rows if row["ratio"] is not None and row["ratio"] < 1]
+    assert len(rows) > 10 and f"slower in {len(slower)}." in text
+    for row in slower:
+        assert f"| {row['point']} | " in text and f"| {row['ratio']:.2f} | " in text
+    for spec in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', text):
+        assert json.loads(spec)["data"]["values"]
+    made_up = [{**rows[0], "framework": "torch", "ratio": 0.5, "us": 1.0}]
+    assert any("0.50" in line for line in site.benchmarks.misses(made_up))

@@ -338,7 +338,18 @@ def runs() -> Iterator[str]:
         yield f"{facts['date'][:16].replace('T', ' ')} UTC, load average {facts['load']:.1f} at the beginning. As data:"
         yield f"[{path.name}](records/{path.name}).\n\n```console\n$ {facts['command']}\n```\n"
         yield '<div class="wide" markdown>\n'
-        yield f"{one.markdown()}\n\n</div>\n"
+        yield f"{_table(one)}\n\n</div>\n"
+
+
+def _table(one: Report) -> str:
+    """Microseconds per step of everyone, with the ratio; "-" where a framework has no such layer."""
+    lines = [f"| point | {OURS} | spread | {' | '.join(one.peers)} |", "|---|---:|---:|" + "---:|" * len(one.peers)]
+    for line in one.lines:
+        theirs = [f"{line.us(name):.4g} ({line.ratio(name):.2f})" if line.ratio(name) else "-" for name in one.peers]
+        ours = line.us(OURS)
+        own = "- | -" if ours is None else f"{ours:.4g} | {line.ours['spread']:.0%}"
+        lines.append(f"| {line.point} | {own} | {' | '.join(theirs)} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

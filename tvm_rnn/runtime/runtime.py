@@ -96,7 +96,7 @@ class State(dict[str, Array]):
     A dict that unpacks as torch's tuples do, `h, c = state`, and has attributes and places: `state.c`, `state[0]`.
     Pickles and copies of it are dicts."""
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Array]:
         frame = sys._getframe(1)
         unpacked = dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("UNPACK")
         return iter(self.values() if unpacked else self.keys())
