@@ -113,7 +113,7 @@ def first(paper: str) -> Spec:
     text = dict.fromkeys(("labelColor", "titleColor"), ink)
     return {
         "background": background,
-        "padding": 16,
+        "padding": {"left": 40, "right": 16, "top": 16, "bottom": 16},
         "title": {
             "text": "How many times as long others take: the line at 1 is tvm_rnn",
             "subtitle": notes,
@@ -170,8 +170,8 @@ def _bar(cell: str, peer: str, ratio: float | None) -> Row:
 
 def _versions(one: Report) -> Mapping[str, str]:
     """Of what was measured."""
-    found = {row["framework"].partition("-")[0]: row.get("version") for line in one.lines for row in line.rows.values()}
-    return {name: version for name, version in {**one.facts["versions"], **found}.items() if version and name in found}
+    every = [row for line in one.lines for row in line.rows.values() if row.get("version")]
+    return {str(row["framework"]).partition("-")[0]: str(row["version"]) for row in every}
 
 
 def _sizes(one: Report) -> str:
@@ -268,7 +268,7 @@ def compared(data: Sequence[Row]) -> Spec:
         "transform": kept,
         "layer": [
             {
-                "mark": {"type": "rule", "strokeDash": [4, 3], "color": GREY},
+                "mark": {"type": "rule", "strokeDash": [4, 3], "color": GREY, "aria": False},
                 "encoding": {"x": {"datum": 1, "type": "quantitative"}},
             },
             {
@@ -337,7 +337,7 @@ def runs() -> Iterator[str]:
         yield f"{facts['device']}; {', '.join(f'{name} {version}' for name, version in _versions(one).items())}; on"
         yield f"{facts['date'][:16].replace('T', ' ')} UTC, load average {facts['load']:.1f} at the beginning. As data:"
         yield f"[{path.name}](records/{path.name}).\n\n```console\n$ {facts['command']}\n```\n"
-        yield '<div class="wide" markdown>\n'
+        yield '<div class="wide" tabindex="0" markdown>\n'
         yield f"{_table(one)}\n\n</div>\n"
 
 
