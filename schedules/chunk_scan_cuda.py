@@ -39,10 +39,10 @@ class ChunkScanCuda:
         def blocks(warps: int) -> int:
             return unit.layout(ChunkTile(warps=warps)).blocks(max(unit.batches, default=1))
 
+        own = unit.recurrence
         chunks = [c for c in CHUNKS if possible(chunk=c, warps=1)]
-        if not chunks:
-            own = unit.recurrence
-            got = f"{own.keys} keys, {len(own.vectors)} vectors of a step, decays by key: {own.decays_by_key}"
+        if own.in_chunks or not chunks:
+            got = own.in_chunks or f"{own.keys} keys, {len(own.vectors)} vectors of a step"
             raise ConfigError(message("no chunk kernel takes this recurrence", got=got, do="run it step by step"))
         chunk = knob("chunk", chunks, max(chunks))
         most = -(-unit.recurrence.values // 16)

@@ -2,7 +2,7 @@
 which cases of a sweep are quick, and which files have a quick test.
 
 A test is quick (`make test`) unless it is marked `broad` or `slow`. `@pytest.mark.broad_after(2)` leaves the first two
-cases of a parametrised test quick and marks the others `broad`.
+cases of a parametrised test quick and marks the others `broad`; `slow_after(n)` marks all but the first n `slow`.
 """
 
 import gc
@@ -37,14 +37,13 @@ def pytest_collection() -> Generator[None]:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    sweep = item.get_closest_marker("broad_after")
+    cases, test = item.config.stash[CASES], item.nodeid.partition("[")[0]
+    cases[test] += 1
+    for tier in LEFT_OUT:
+        sweep = item.get_closest_marker(f"{tier}_after")
+        if sweep is not None and cases[test] > sweep.args[0]:
+            item.add_marker(tier)
     quick = not any(map(item.get_closest_marker, LEFT_OUT))
-    if sweep is not None and quick:
-        cases, test = item.config.stash[CASES], item.nodeid.partition("[")[0]
-        cases[test] += 1
-        quick = cases[test] <= sweep.args[0]
-        if not quick:
-            item.add_marker("broad")
     files = item.config.stash[FILES]
     files[item.path] = files.get(item.path, False) or quick
 

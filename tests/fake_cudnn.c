@@ -76,9 +76,9 @@ int cudnnBuildRNNDynamic(void* handle, Layers* r, int rows) { return r->planned 
 int cudnnSetRNNDataDescriptor(Data* d, int type, int layout, int steps, int rows, int features, const int* lengths,
                               void* fill) {
   for (int b = 0; b < rows; ++b)
-    if (lengths[b] != steps) return refuse(BAD_PARAM, "a length");
+    if (lengths[b] != steps && (layout == 1 || !fill || *(double*)fill)) return refuse(BAD_PARAM, "a length");
   *d = (Data){type, layout, steps, rows, features};
-  return fill ? BAD_PARAM : OK;
+  return OK;
 }
 
 static int bytes(int type) { return type == FLOAT ? 4 : 2; }
@@ -196,9 +196,9 @@ int cudnnRNNForward(void* handle, Layers* r, int mode, const int32_t* lengths, D
       for (int b = 0; b < B; ++b) {
         float *h = calloc(P, sizeof(float)), *c = calloc(H, sizeof(float));
         const size_t row = (size_t)(layer * D + d) * B + b;
-        if (lengths[b] != T) return refuse(BAD_PARAM, "lengths");
-        for (int s = 0; s < T; ++s) {
-          const int t = d ? T - 1 - s : s;
+        if (lengths[b] != T && xd->layout == 1) return refuse(BAD_PARAM, "lengths");
+        for (int s = 0; s < lengths[b]; ++s) {
+          const int t = d ? lengths[b] - 1 - s : s;
           step(r, w, layer * D + d, in + ((size_t)t * B + b) * width, h, c);
           memcpy(out + ((size_t)t * B + b) * D * P + d * P, h, sizeof(float) * P);
         }

@@ -49,4 +49,5 @@ def problem(of: Point, torch: Any, module: str | None = None) -> GpuProblem:
     shapes = list(net.input_shapes.values())
     dtype = getattr(torch, of.dtype)
     inputs = tuple((torch.rand(of.steps, of.batch, *shape) * 2 - 1).to(dtype) for shape in shapes)
-    return GpuProblem(of, net, inputs, module)
+    lengths = gpu_worker.lengths_of(of, torch.Generator()) if of.lengths else None
+    return GpuProblem(of, net, inputs, module, lengths=lengths)

@@ -285,8 +285,8 @@ def test_a_wave_in_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     check(net, mod, "bfloat16")
 
 
-@pytest.mark.broad
-@pytest.mark.parametrize("cell", ["lstm", pytest.param("gru_reset_before", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", ["lstm", "gru_reset_before"])
 def test_a_wave_in_strict_float32(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Units that only fill up a block, blocks of K that end early, a slice of rows past the batch."""
 

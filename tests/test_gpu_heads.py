@@ -21,7 +21,7 @@ CASES: dict[str, tuple[rnn.Cell, str, dict[str, Any]]] = {
     "slstm-bfloat16": (rnn.cells.slstm, "bfloat16", {"H": 16, "num_layers": 2}),
     "slstm-tf32": (rnn.cells.slstm, "float32", {"H": 16, "precision": "tf32"}),
 }
-BROAD = ("lstm-bfloat16", "lstm-odd")
+BROAD = ("lstm-odd",)
 
 
 @pytest.fixture(autouse=True)

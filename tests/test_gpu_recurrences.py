@@ -39,7 +39,8 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check(own: Any, dtype: str = "float32", steps: int = 41, **options: Any) -> Any:
     """Plain calls of one step and of many, and ragged ones with resets, from a state that is given."""
-    own = rnn.cells.get(own) if isinstance(own, str) else own
+    if isinstance(own, str):
+        own = OWN[own][0] if own in OWN else rnn.cells.get(own)
     sizes = {axis: 2 for axis in ("N", "P") if axis in own.size_names}
     net = exact(rnn.RNN(own, 5 if "I" in own.size_names else 7, 7, dtype=dtype, **sizes, **options).init(2))
     module, rng = emulator.compile(net), np.random.default_rng(steps)
@@ -59,14 +60,14 @@ def check(own: Any, dtype: str = "float32", steps: int = 41, **options: Any) -> 
 
 
 CELLS = ("min_gru", "min_lstm", "t_rnn", "rg_lru", "lru", "s5")
-# Matrices in chunks where they are stored in 16 bits, else step by step, beside vectors that are known.
+# Matrices in chunks where they are stored in 16 bits and decay by head, else step by step in one launch.
 MATRICES = ("delta_net", "gated_delta_net", "gated_delta_net_conv", "mamba2", "mamba2_conv", "mlstm", "mlstm_capped")
-MATRICES += ("retnet", "retnet_rotary", "rwkv7")
+MATRICES += ("retnet", "retnet_rotary", "rwkv7", "gla", "hgrn2", "corrected_twice")
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("min_gru", "float32"), ("lru", "bfloat16"), ("gated_delta_net_conv", "float32")]
+    ("name", "dtype"), [("min_gru", "float32"), ("gla", "bfloat16"), ("corrected_twice", "float32")]
 )
 def test_cells(name: str, dtype: str) -> None:
     check(name, dtype)
@@ -86,14 +87,14 @@ def test_matrices(name: str, dtype: str) -> None:
     assert "chunk_scan_cuda" in {row["template"] for row in module.manifest["templates"]}
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), [("gated_delta_net", "bfloat16"), ("mlstm", "float16")])
 def test_matrices_in_segments(monkeypatch: pytest.MonkeyPatch, name: str, dtype: str) -> None:
     monkeypatch.setattr(segments, "LEAST", 2)
     check(name, dtype, steps=4 * 64 + 5)
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_layers_both_ways() -> None:
     check("min_gru", num_layers=2, bidirectional=True)
 
@@ -104,9 +105,9 @@ def test_layers(options: dict[str, Any]) -> None:
     check("lru", **options)
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 @pytest.mark.parametrize("own", ["lru", "led", "driven"])
 def test_tiles_hand_states_on(monkeypatch: pytest.MonkeyPatch, own: str) -> None:
     """A tile of an even and of an odd number of steps: of 16 for one row, of 5 for three."""
     monkeypatch.setattr(plan, "HOISTED_BYTES", 1 << 11)
-    check({"led": led, "driven": OWN["driven"][0]}.get(own, own))
+    check(led if own == "led" else own)

@@ -68,6 +68,7 @@ def trained(name: str, dtype: str = "float32", steps: int = 41) -> list[list[str
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("name", "dtype"), [("min_gru", "float32"), ("lru", "bfloat16")])
 def test_gradients(name: str, dtype: str) -> None:
     assert all(trained(name, dtype))
@@ -121,7 +122,7 @@ def test_layers(name: str, options: dict[str, Any]) -> None:
             assert error(found[name], value) < LIMITS["float32"], name
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["driven"])
 def test_tiles_hand_gradients_on(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(plan, "HOISTED_BYTES", 1 << 11)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from derivatives import draw, named, oracle
 from gpu_modules import gpu_module
-from linear_cells import exact
+from linear_cells import OWN, exact
 from networks import flags
 from test_on_gpu_training import LIMITS, poison, there
 
@@ -23,17 +23,24 @@ from tvm_rnn.oracle.tolerance import assert_close
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
 REPEATS, BYTES = 20, 1 << 26
-KINDS = {
-    "min_gru": "float32",
-    "t_rnn": "float64",
-    "lru": "bfloat16",
-    "rg_lru": "float16",
-    "gated_delta_net": "bfloat16",
-    "delta_net": "float16",
-    "retnet": "bfloat16",
-    "mlstm": "bfloat16",
-    "mamba2": "bfloat16",
-}
+KINDS = [
+    ("min_gru", "float32"),
+    ("t_rnn", "float64"),
+    ("lru", "bfloat16"),
+    ("rg_lru", "float16"),
+    # matrices, in chunks of time
+    ("gated_delta_net", "bfloat16"),
+    ("delta_net", "float16"),
+    ("retnet", "bfloat16"),
+    ("mlstm", "bfloat16"),
+    ("mamba2", "bfloat16"),
+    # and step by step, in one launch
+    ("gated_delta_net", "float32"),
+    ("gla", "bfloat16"),
+    ("hgrn2", "float32"),
+    ("rwkv7", "float16"),
+    ("corrected_twice", "bfloat16"),
+]
 
 
 def plain(value: Any) -> np.ndarray:
@@ -41,11 +48,11 @@ def plain(value: Any) -> np.ndarray:
 
 
 @pytest.mark.broad_after(1)
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(("name", "dtype"), KINDS)
 @pytest.mark.parametrize("ragged", [False, True])
-def test_against_the_oracle(name: str, ragged: bool) -> None:
-    dtype = KINDS[name]
-    net = exact(rnn.RNN(rnn.cells.get(name), 24, 64, dtype=dtype).init(seed=1))
+def test_against_the_oracle(name: str, dtype: str, ragged: bool) -> None:
+    cell = OWN[name][0] if name in OWN else rnn.cells.get(name)
+    net = exact(rnn.RNN(cell, 24, 64, dtype=dtype).init(seed=1))
     module = gpu_module(f"recurrence_{name}_{dtype}", net)
     generator = torch.Generator(device="cuda").manual_seed(2)
 

@@ -79,6 +79,41 @@ def test_both_passes_in_a_graph() -> None:
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+def test_a_whole_step_of_training_in_a_graph() -> None:
+    """A layer among others, its loss and its optimiser: replays are the steps that torch makes one after the other."""
+    from tvm_rnn.torch_layer.autograd import TorchLayer
+
+    net = network("lstm", 64, 64, num_layers=2)
+    module = gpu_module("training_whole_step", net, training=True)
+    x, found = torch.randn(20, 8, 64, device="cuda"), []
+    for captured in (False, True):
+        torch.manual_seed(0)
+        layer, readout = TorchLayer(net, module, "net"), torch.nn.Linear(64, 1).cuda()
+        weights = [*layer.parameters(), *readout.parameters()]
+        optimiser = torch.optim.Adam(weights, 1e-2, capturable=True)
+
+        def step(layer: Any = layer, readout: Any = readout, optimiser: Any = optimiser) -> None:
+            optimiser.zero_grad(set_to_none=True)
+            (readout(layer(x)[0]) - 1.0).square().mean().backward()
+            optimiser.step()
+
+        aside = torch.cuda.Stream()
+        with torch.cuda.stream(aside):  # what is allocated once, is before the capture
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        if captured:
+            with torch.cuda.graph(graph):
+                step()
+        for _ in range(5):
+            graph.replay() if captured else step()
+        torch.cuda.synchronize()
+        found.append([value.detach().clone() for value in weights])
+    for eager, replayed in zip(*found, strict=True):
+        assert float((eager - replayed).norm()) < LIMITS["float32"] * float(eager.norm())
+
+
 @pytest.mark.parametrize("keep", ["values", "states"])
 def test_a_budget_of_memory(keep: str) -> None:
     """Gradients under every plan, peaks as predicted, and a graph that has all parts of both passes."""

@@ -116,16 +116,18 @@ def test_layers_of_torch_have_dropout_alone() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("way", ["replicated", "sharded"])
 @pytest.mark.parametrize("regularised", [False, True], ids=["plain", "regularised"])
-def test_data_parallel_training_over_gloo(regularised: bool, tmp_path: Path) -> None:
-    """Two processes with half of the rows each: their parameters after some steps of SGD are, bit for bit, each
-    other's, and those of one process with all rows; with masks those of one process that runs both halves."""
+def test_data_parallel_training_over_gloo(regularised: bool, way: str, tmp_path: Path) -> None:
+    """Two processes with half of the rows each, in DistributedDataParallel and in FSDP2: their parameters after some
+    steps of SGD are, bit for bit, each other's, and those of one process with all rows; with masks those of one process
+    that runs both halves."""
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         pytest.skip("this torch has no torch.distributed with gloo")
     from train_parallel import WORK, alone, spawn
 
     first, expected = WORK["gloo"].net(regularised).weights, alone("gloo", regularised, 2)
-    found = spawn("gloo", tmp_path, regularised)
+    found = spawn("gloo", tmp_path, regularised, way=way)
     for name, value in expected.items():
         assert torch.equal(found[0][name], found[1][name])
         assert_close(found[0][name].numpy(), value.numpy(), "float64", T, name)

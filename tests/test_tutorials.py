@@ -32,7 +32,11 @@ LONG = (
     "12_write_text",
     "13_accelerate_a_model",
     "14_attend",
+    "15_learn_by_reward",
+    "16_torchrl",
+    "17_flax",
 )
+NEEDS = {"16_torchrl": "torchrl", "17_flax": "flax"}  # beside what tests have
 TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
 
 # Parts of lines that each must print; figures are left out.
@@ -117,6 +121,13 @@ PRINTED = {
         "of 500 new rows are written without a fault",
         "\n.   ",
     ],
+    "15_learn_by_reward": [
+        "update  30   ",
+        "as a loop with states cleared by hand: True",
+        "without resets it is another: True",
+    ],
+    "16_torchrl": ["update   5 ", "update  20 "],
+    "17_flax": ["step  600   loss 0.", "the file does what the model does: True"],
     "08_bring_your_model": [
         "<RNN lstm H=16, I=8 layers=2 directions=1 float32> with ['Network', ",
         "classes (4, 3) each row sums to 1: True",
@@ -162,6 +173,8 @@ def test_it_runs_and_prints_what_matters(name: str, tmp_path: Path) -> None:
             nvcc.find()
         except rnn.BuildError:
             pytest.skip("needs a CUDA compiler")
+    if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
+        pytest.skip(f"needs {NEEDS[name]}")
     printed = output(tmp_path, str(ROOT / "tutorials" / f"{name}.py"))
     for part in PRINTED[name]:
         assert part in printed, f"{part!r} in:\n{printed}"

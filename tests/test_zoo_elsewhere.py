@@ -1,15 +1,17 @@
 """Every cell of the zoo, compiled here for other machines, is the oracle: its bundle's example runs under an emulator.
 
 What is not installed (a compiler, qemu, the other system's C library) is skipped and named. `cross.tools` says where it
-looks.
+looks. WebAssembly runs in node.
 """
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import cross
+import javascript
 import numpy as np
 import pytest
 from networks import arguments, constants, network
@@ -30,6 +32,7 @@ STEPS, BATCH = 20, 3
         ("aarch64-linux-android", r"fmla\s+v\d+\.4s"),
         ("riscv64-linux-gnu", r"vfmacc\.v[fv]"),
         ("riscv64gc-linux-gnu", r"fmadd\.s"),
+        ("wasm32", r"f32x4\.mul"),
     ],
 )
 def test_products_use_the_vectors_of_the_target(target: str, product: str) -> None:
@@ -52,3 +55,18 @@ def test_every_cell_runs_elsewhere(target: str, name: str, tmp_path: Path) -> No
     expected, _ = rnn.reference(net)(x, **held)
     found = cross.example(own, tmp_path / "far", x, [*held]).reshape(expected.shape)
     assert_close((found, {}), (expected, {}), net.dtype, STEPS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}], ids=["one", "both"])
+@pytest.mark.parametrize("name", cells.names())
+def test_every_cell_runs_in_node(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    if javascript.missing():
+        pytest.skip(javascript.missing())
+    net = network(name, 5, 7, **options)
+    rnn.compile(net, "wasm32", batch=1).export(web=tmp_path / "far")
+    for rows in (1, BATCH):
+        x, held = arguments(net, STEPS, rows)[0], {n: np.zeros_like(v) for n, v in constants(net, rows).items()}
+        expected, _ = rnn.reference(net)(x, **held)
+        for found in javascript.results(tmp_path / "far", net, x, held):
+            assert_close((found, {}), (expected, {}), net.dtype, STEPS)

@@ -6,8 +6,8 @@ processes; by hand, on a machine with two GPUs, with the networks compiled there
 
     torchrun --nproc-per-node 2 tests/train_parallel.py nccl FOLDER 1
 
-Each process takes its rows of one batch, and DistributedDataParallel averages the gradients. Seeds of masks differ from
-process to process.
+Each process takes its rows of one batch, and DistributedDataParallel averages the gradients; or FSDP2 does, which gives
+each process a part of every parameter. Seeds of masks differ from process to process.
 """
 
 from __future__ import annotations
@@ -90,22 +90,25 @@ def alone(backend: str, regularised: bool, world: int) -> dict[str, Any]:
     return {name: value.detach().cpu() for name, value in layer.named_parameters()}
 
 
-def spawn(backend: str, folder: Path, regularised: bool, world: int = 2) -> list[dict[str, Any]]:
-    """The parameters of each process after training in several. Raises AssertionError where one of them fails."""
+def spawn(
+    backend: str, folder: Path, regularised: bool, world: int = 2, way: str = "replicated"
+) -> list[dict[str, Any]]:
+    """The parameters of each process after training in several. way: of WAYS. Raises AssertionError where one of them
+    fails."""
     with socket.socket() as own:
         own.bind(("127.0.0.1", 0))
         port = int(own.getsockname()[1])
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
     paths = [str(Path(rnn.__file__).parent.parent), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     address["PYTHONPATH"] = os.pathsep.join(paths)
-    command = [sys.executable, __file__, backend, str(folder), str(int(regularised))]
+    command = [sys.executable, __file__, backend, str(folder), str(int(regularised)), way]
     workers = [
         subprocess.Popen(command, env={**os.environ, **address, "RANK": str(rank)}, stderr=subprocess.PIPE)
         for rank in range(world)
     ]
     try:
         for worker in workers:
-            _, errors = worker.communicate(timeout=240)
+            _, errors = worker.communicate(timeout=900)
             assert worker.returncode == 0, errors.decode()[-3000:]
     finally:
         for worker in workers:
@@ -113,7 +116,24 @@ def spawn(backend: str, folder: Path, regularised: bool, world: int = 2) -> list
     return [torch.load(folder / f"parameters_{rank}.pt") for rank in range(world)]
 
 
-def main(backend: str, folder: str, regularised: bool) -> None:
+def replicated(layer: Any) -> Any:
+    """Every process has all parameters."""
+    return torch.nn.parallel.DistributedDataParallel(layer)
+
+
+def sharded(layer: Any) -> Any:
+    """Every process has a part of each parameter; a call gathers them."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(next(layer.parameters()).device.type, (torch.distributed.get_world_size(),))
+    return fully_shard(layer, mesh=mesh)
+
+
+WAYS = {"replicated": replicated, "sharded": sharded}
+
+
+def main(backend: str, folder: str, regularised: bool, way: str = "replicated") -> None:
     """One process."""
     rank, world, work = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), WORK[backend]
     device = work.device(rank)
@@ -121,15 +141,16 @@ def main(backend: str, folder: str, regularised: bool) -> None:
         torch.cuda.set_device(rank)
     torch.distributed.init_process_group(backend)
     layer = work.layer(regularised, rank)
-    parallel = torch.nn.parallel.DistributedDataParallel(layer)
+    parallel = WAYS[way](layer)
     optimiser = torch.optim.SGD(parallel.parameters(), RATE)
     for step in range(STEPS):
         optimiser.zero_grad()
         work.loss(parallel, regularised, step, rank, world, device).backward()
         optimiser.step()
-    torch.save({n: v.detach().cpu() for n, v in layer.named_parameters()}, f"{folder}/parameters_{rank}.pt")
+    whole = {n: v.full_tensor() if hasattr(v, "full_tensor") else v for n, v in layer.named_parameters()}
+    torch.save({n: v.detach().cpu() for n, v in whole.items()}, f"{folder}/parameters_{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3] == "1")
+    main(sys.argv[1], sys.argv[2], sys.argv[3] == "1", *sys.argv[4:])

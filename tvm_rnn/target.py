@@ -45,6 +45,7 @@ FEATURES = {
     ),
     "aarch64": ("neon", "sve"),
     "riscv64": ("v",),
+    "wasm32": ("simd128",),
 }
 
 
@@ -53,8 +54,8 @@ class Target:
     """A machine that code is compiled for.
 
     name: what the user says. kind: TVM's ("llvm"). mcpu: LLVM's name of the CPU. isa: "avx512", "avx2", "neon",
-    "rvv" or "plain". vector_bytes, vector_registers: what a register tile is made of. l1_bytes, l2_bytes: per core.
-    features: what the code needs from the CPU, by LLVM's names. machine: as platform.machine() says it.
+    "rvv", "simd128" or "plain". vector_bytes, vector_registers: what a register tile is made of. l1_bytes, l2_bytes:
+    per core. features: what the code needs from the CPU, by LLVM's names. machine: as platform.machine() says it.
     triple: what compilers for it call it; empty: this machine. attributes, abi: what LLVM has to be told besides.
 
     GPUs (kind "cuda"): arch: as nvcc has it. sms: multiprocessors. shared_bytes: what one block may have of shared
@@ -104,13 +105,15 @@ class Target:
 
         if self.kind == "cuda":
             return tvm.target.Target({"kind": "cuda", "arch": self.arch}, host="cuda_host")
-        options: dict[str, str | list[str]] = {"kind": self.kind, "mcpu": self.mcpu}
+        options: dict[str, str | int | list[str]] = {"kind": self.kind, "mcpu": self.mcpu}
         if self.elsewhere:
             options["mtriple"] = self.elsewhere
         if self.attributes:
             options["mattr"] = list(self.attributes)
         if self.abi:
             options["mabi"] = self.abi
+        if self.isa == "simd128":  # of which TVM knows nothing
+            options["vector-width"] = 8 * self.vector_bytes
         return tvm.target.Target(options)
 
     @property
@@ -118,6 +121,11 @@ class Target:
         """What compilers call its system, where that is not this machine's; else empty."""
         here = self.machine == platform.machine() and self.triple in ("", f"{self.machine}-linux-gnu")
         return "" if here else self.triple or f"{self.machine}-linux-gnu"
+
+    @property
+    def loads_code(self) -> bool:
+        """Whether its system loads shared objects. Elsewhere code is an object file, and is linked to what uses it."""
+        return self.machine != "wasm32"
 
 
 def _arm(triple: str) -> Target:
@@ -151,6 +159,7 @@ _ROWS = (
     _arm("aarch64-linux-android"),
     _riscv("riscv64-linux-gnu", "rvv", 32, ("+v",)),
     _riscv("riscv64gc-linux-gnu", "plain", 8, ()),
+    Target("wasm32", mcpu="generic", machine="wasm32", isa="simd128", triple="wasm32-wasi", attributes=("+simd128",)),
 )
 
 

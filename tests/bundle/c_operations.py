@@ -60,7 +60,7 @@ class Work(ctypes.Structure):
 def library() -> Any:
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "operations.so")
-        sources = [str(FOLDER / name) for name in ("operations.c", "engine.c")]
+        sources = [str(FOLDER / name) for name in ("operations.c", "engine.c", "code_file.c")]
         options = ["-std=gnu11", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", *include_flags()]
         subprocess.run(["gcc", *options, *sources, "-o", str(output), "-lm", "-ldl"], check=True)
         found = ctypes.CDLL(str(output))

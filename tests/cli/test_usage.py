@@ -61,7 +61,7 @@ def test_wrong_usage_exits_with_2(words: list[str]) -> None:
         (["compile", "lstm", "-o", "x.so", *SIZES, "--dtype", "fp32"], "did you mean 'float32'"),
         (["compile", "lstm", "-o", "x.so", *SIZES, "--target", "h200"], "did you mean 'nvidia-h200'"),
         (["compile", "lstm", "-o", "x.so", *SIZES, "--target", "znver3"], "llvm is this CPU"),
-        (["compile", "lstm", *SIZES], "neither --output nor --bundle"),
+        (["compile", "lstm", *SIZES], "none of --output, --bundle and --web"),
         (["show", "lstm", "--stage", "tile"], "did you mean 'tile_layers_and_time'"),
         (["tune", "lstm"], "no --input-size"),
     ],

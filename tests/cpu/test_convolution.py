@@ -55,6 +55,7 @@ def test_a_kernel_made_in_the_step() -> None:
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(10)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("size", [(1, 1), (16, 8), (33, 7), (65, 2), (130, 3)], ids=str)
 @pytest.mark.parametrize("kernel", [(1, 1), (5, 4)], ids=str)

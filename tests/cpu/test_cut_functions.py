@@ -76,6 +76,7 @@ def compiled_in_parts(monkeypatch: pytest.MonkeyPatch, net: rnn.RNN, **options: 
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("name", "layers"), [("lstm_layer_norm", 2), ("rwkv7", 1)])
 def test_parts_have_the_same_gradients(monkeypatch: pytest.MonkeyPatch, name: str, layers: int) -> None:
     net = network(name, 4, 5, num_layers=layers)

@@ -88,7 +88,8 @@ def test_a_tape_has_one_matrix_in_sixteen_steps() -> None:
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("c", [rnn.cells.mlstm, rnn.cells.gla, rnn.cells.rwkv7], ids=lambda c: c.name)
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize("c", [rnn.cells.gla, rnn.cells.mlstm, rnn.cells.rwkv7], ids=lambda c: c.name)
 def test_lengths_resets_and_parts_that_are_not_full(c: rnn.Cell) -> None:
     compare(rnn.RNN(c, 5, 7, N=2).init(1), NEAR, torch=True)
 

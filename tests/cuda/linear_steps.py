@@ -13,7 +13,7 @@ from emulated import POISON, decoded, encoded, run
 
 from tvm_rnn.cuda.linear.chunk_scan import ChunkScan
 from tvm_rnn.cuda.linear.chunk_tile import ChunkTile
-from tvm_rnn.cuda.linear.recurrence import AFTER, BEFORE, DECAYED, Erase, Read, Recurrence, Rows
+from tvm_rnn.cuda.linear.recurrence import AFTER, BEFORE, DECAYED, Erase, Outer, Read, Recurrence, Rows
 
 Arrays = dict[str, np.ndarray]
 SPARE = 8  # elements between the rows of neighbours
@@ -37,9 +37,10 @@ def recurrence(
     group: int = 1,
     spare: int = SPARE,
     keys_last: bool = False,
+    others: tuple[str, ...] = (),
 ) -> Recurrence:
     """A recurrence whose operands lie in rows of their own. decay: numbers of a head, 0 for none; erase: of which
-    states, "" for none; own: by a vector of its own."""
+    states, "" for none; own: by a vector of its own; others: "value" or "vector" of each."""
 
     def rows(width: int, dtype: str, group: int = 1) -> Rows:
         heads_of = heads // group
@@ -67,6 +68,12 @@ def recurrence(
         rows(decay, "float32") if decay else None,
         log_decay,
         keys_last,
+        tuple(
+            Outer(rows(keys, precision), rows(values, precision))
+            if kind == "value"
+            else Outer(rows(keys, precision), None, rows(keys, precision))
+            for kind in others
+        ),
     )
 
 
@@ -86,7 +93,7 @@ class Steps:
 
     def __post_init__(self) -> None:
         rng, own = np.random.default_rng(self.seed), self.own
-        every = {**own.vectors, "value": own.value, **own.numbers}
+        every = {**own.vectors, **own.written, **own.numbers}
         if own.decay is not None:
             every["decay"] = own.decay
         self.rows = every
@@ -94,7 +101,7 @@ class Steps:
         for name, rows in every.items():
             shape = (self.steps, self.batch, own.heads // rows.group, rows.width)
             found = rng.standard_normal(shape)
-            if name in ("key", "erase"):
+            if name in ("key", "erase") or name.startswith(("column", "vector")):
                 if self.repeat:
                     found[:] = found[:1]
                 found /= np.linalg.norm(found, axis=-1, keepdims=True)
@@ -178,6 +185,12 @@ class Steps:
                     )
                     u = u + z * (at("erase_scale", t, b) if own.erase.scale is not None else 1)
                 s = s + at("key", t, b)[:, :, None] * u[:, None, :]
+                for i, other in enumerate(own.others):
+                    if other.value is not None:
+                        u = at(f"value_{i}", t, b)
+                    else:
+                        u = np.einsum("nk,nkv->nv", at(f"vector_{i}", t, b), seen[BEFORE])
+                    s = s + at(f"column_{i}", t, b)[:, :, None] * u[:, None, :]
                 seen[AFTER] = s
                 for i, read in enumerate(own.reads):
                     outputs[i][t, b] = np.einsum("nk,nkv->nv", at(f"read_{i}", t, b), seen[read.of])

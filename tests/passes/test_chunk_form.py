@@ -1,4 +1,4 @@
-"""Which matrix recurrences GPUs run in chunks, and what `explain` says of the others."""
+"""Which matrix recurrences GPUs run over all steps at once, in what form, and what `explain` says of the others."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import pytest
 
 import tvm_rnn as rnn
 from tests.linear_cells import OWN
-from tvm_rnn.cuda.linear.choose_tile import choose
-from tvm_rnn.cuda.linear.recurrence import AFTER, BEFORE, Erase, Read, Recurrence, Rows
 from tvm_rnn.decisions import recording
 from tvm_rnn.graph.graph import is_scan
 from tvm_rnn.passes import pipeline
-from tvm_rnn.passes.chunk_form import MOST_KEYS, MOST_READS
+from tvm_rnn.passes.chunk_form import MOST_KEYS
 from tvm_rnn.target import resolve
 
 GPU = resolve("nvidia-h200")
@@ -30,32 +28,26 @@ def decided(name: str, dtype: str = "bfloat16", target: str = "nvidia-h200", **o
     return whole, " ".join(d.why for d in found if d.what == f"state {matrix.name}")
 
 
-@pytest.mark.parametrize("name", ["gated_delta_net", "delta_net", "mlstm", "retnet", "mamba2"])
-def test_in_chunks(name: str) -> None:
+@pytest.mark.parametrize("name", ["gated_delta_net", "delta_net", "mlstm", "retnet", "mamba2", "gla", "corrected_twice"])
+def test_all_steps_at_once(name: str) -> None:
     assert decided(name)[0] and decided(name, N=2)[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "why"),
-    [
-        ("gated_delta_net", {"dtype": "float32"}, "not for float32"),
-        ("gated_delta_net", {"target": "nvidia-a100"}, "not for sm_80"),
-        ("gated_delta_net", {"bidirectional": True}, "go forward in time"),
-        ("gla", {}, "each key decays by itself"),
-        ("corrected_twice", {"K": 5}, "one product that is written"),
-    ],
-)
-def test_the_others_say_why(name: str, options: dict[str, Any], why: str) -> None:
-    whole, reason = decided(name, **options)
-    assert not whole and why in reason
+@pytest.mark.parametrize("options", [{"dtype": "float32"}, {"target": "nvidia-a100"}])
+def test_for_any_dtype_and_gpu(options: dict[str, Any]) -> None:
+    assert decided("gated_delta_net", **options)[0]
 
 
-def test_there_are_kernels_for_all_that_is_let_through() -> None:
-    def rows(width: int) -> Rows:
-        return Rows(width, width, "bfloat16")
+def test_the_others_say_why() -> None:
+    whole, reason = decided("gated_delta_net", bidirectional=True)
+    assert not whole and "go forward in time" in reason
+    whole, reason = decided("corrected_twice", K=MOST_KEYS + 1)
+    assert not whole and f"up to {MOST_KEYS} keys" in reason
 
-    key = rows(MOST_KEYS)
-    reads = tuple(Read(key, rows(64), of) for of in (BEFORE, AFTER)[:MOST_READS])
-    erase, decay = Erase(key, None, BEFORE), Rows(1, 1, "float32")
-    own = Recurrence(1, MOST_KEYS, 64, "bfloat16", key, rows(64), reads, None, erase, decay)
-    assert choose(own, (1,), GPU).tile.chunk
+
+@pytest.mark.parametrize(("name", "along_key"), [("gated_delta_net", True), ("corrected_twice", False)])
+def test_one_key_where_there_is_one(name: str, along_key: bool) -> None:
+    cell = OWN[name][0] if name in OWN else rnn.cells.get(name)
+    graph = pipeline.run(rnn.RNN(cell, 5, 8, dtype="bfloat16"), GPU, precision="bfloat16")[-1][1].graphs[0]
+    new = next(result for result in graph.results if result.op == "scan_matrix")
+    assert all(column is new.args[2] for column in new.args[4::2]) == along_key

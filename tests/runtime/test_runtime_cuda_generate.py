@@ -76,6 +76,7 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_samples_are_the_oracles(one_gpu: None, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     monkeypatch.setattr(runtime_cuda_generate, "CHUNK", 5)
@@ -111,7 +112,7 @@ def test_layers_frames_and_inputs_of_every_step(one_gpu: None) -> None:
         module.generate(7, prompt=prompt, seed=3)
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_beside_plain_calls_new_weights_and_constants(one_gpu: None) -> None:
     net = rnn.RNN(rnn.cells.gru_attention, 4, 4, S=3).init(0)
     module, rng = emulator.compile(net, generate=True, batch=2), np.random.default_rng(1)

@@ -38,5 +38,5 @@ def test_too_many_keys() -> None:
 
 def test_decays_by_key() -> None:
     own = recurrence(1, 64, 64, decay=64)
-    with pytest.raises(ConfigError, match="decays by key: True"):
+    with pytest.raises(ConfigError, match="each key decays by itself"):
         best(ChunkUnit("chunks", "before", "bfloat16", recurrence=own), GPU)

@@ -28,16 +28,27 @@ def graph_of(*made: Any, x: Any = None) -> Graph:
 
 def test_pointwise_operations_are_one_call() -> None:
     graph = graph_of(relax.op.tanh, relax.op.exp)
-    assert len(graph.calls) == 1 and not graph.constants
+    assert len(graph.calls) == 1
     (call,) = graph.calls
     assert call.inputs == graph.inputs and call.outputs == graph.outputs
     assert graph.outputs[0].shape[1] == 4 and str(graph.outputs[0].shape[0]) == "n"
 
 
-def test_constants_are_there_once() -> None:
+def test_constants_are_values() -> None:
     weights = relax.const(np.ones((4, 4), "f4"))
     graph = graph_of(lambda x: relax.op.matmul(x, weights), lambda x: relax.op.matmul(x, weights))
-    assert [value.array.shape for value in graph.constants] == [(4, 4)]
+    assert [value.array.shape for call in graph.calls for value in call.inputs[1:]] == [(4, 4)] * 2
+
+
+def test_what_constants_make_is_computed_before() -> None:
+    weights = relax.const(np.arange(8, dtype="f4").reshape(2, 4))
+    (call,) = graph_of(lambda x: relax.op.matmul(x, relax.op.permute_dims(weights))).calls
+    np.testing.assert_array_equal(call.inputs[1].array, np.arange(8).reshape(2, 4).T)
+
+
+def test_places_are_inside_of_the_array() -> None:
+    (call,) = graph_of(lambda x: relax.op.take(x, relax.const(np.array([1, 9])), 1)).calls
+    assert "T.min" in call.function.script()
 
 
 def test_results_that_a_tuple_has() -> None:

@@ -89,6 +89,30 @@ def test_with_the_batch_first(layer: Any) -> None:
     close(other(x[0])[0], other(x)[0][0])
 
 
+def test_torch_may_free_parameters_after_a_call(layer: Any) -> None:
+    """As FSDP does between calls."""
+    own, x = copy.deepcopy(layer), drawn(T, B, X)
+    own(x)[0].sum().backward()
+    assert all(value.untyped_storage().resizable() for value in own.parameters())
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_packed_rows(layer: Any, batch_first: bool) -> None:
+    """Not in the order of their lengths, from states of their own."""
+    own, x, lengths = made(batch_first=batch_first), drawn(T, 3, X), torch.tensor([2, 5, 2])
+    state = drawn(1, 3, H), drawn(1, 3, H)
+    given = x.transpose(0, 1) if batch_first else x
+    packed = torch.nn.utils.rnn.pack_padded_sequence(given, lengths, batch_first, enforce_sorted=False)
+    y, last = own(packed, state)
+    found, _ = torch.nn.utils.rnn.pad_packed_sequence(y)
+    expected, wanted = layer(x, state, lengths=lengths)
+    for one, two in zip((found, *last), (expected, *wanted), strict=True):
+        close(one, two)
+    assert torch.equal(y.sorted_indices, packed.sorted_indices)
+    with pytest.raises(rnn.InputError, match="packed x has its lengths"):
+        own(packed, state, lengths=lengths)
+
+
 def test_copies_and_pickles(layer: Any) -> None:
     file, x = io.BytesIO(), drawn(T, B, X)
     torch.save(layer, file)

@@ -91,12 +91,12 @@ def test_opcheck(layers: dict[str, Any], stated: bool) -> None:
     state = [torch.randn(1, B, H, dtype=torch.float64).requires_grad_()] * stated
     lengths, reset = (torch.tensor([5, 3, 2]), torch.rand(T, B) < 0.2) if stated else (None, None)
     rows, numbers = [value for value in (lengths, reset) if value is not None], [int(stated), int(stated), 0, 0]
-    call = (layer._code.name, [given()], state, weights, rows, numbers)
-    torch.library.opcheck(graph_ops.steps_recorded, call)
-    plain = [[value.detach() for value in part] for part in call[1:4]]
-    torch.library.opcheck(graph_ops.steps, (call[0], *plain, rows, numbers))
-    y, h, tape = graph_ops.steps_recorded(call[0], *plain, rows, numbers)
-    torch.library.opcheck(graph_ops.gradients, (call[0], tape, [y, h], plain[2], rows, [*numbers, T, B]))
+    name, tensors = layer._code.name, [given(), *state, *weights, *rows]
+    torch.library.opcheck(graph_ops.steps_recorded, (name, tensors, numbers))
+    plain = [value.detach() for value in tensors]
+    torch.library.opcheck(graph_ops.steps, (name, plain, numbers))
+    y, h, tape = graph_ops.steps_recorded(name, plain, numbers)
+    torch.library.opcheck(graph_ops.gradients, (name, tape, [y, h], plain[1 + stated :], [*numbers, T, B]))
 
 
 @pytest.mark.broad
@@ -105,6 +105,16 @@ def test_opcheck(layers: dict[str, Any], stated: bool) -> None:
 def test_compile_without_a_break(layers: dict[str, Any], dynamo: None, kind: str, backend: str) -> None:
     model = Model(layers[kind])
     compare(torch.compile(model, backend=backend, fullgraph=True), model, given())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_aotinductor_makes_runs_here(layers: dict[str, Any], dynamo: None, kind: str, tmp_path: Path) -> None:
+    """In a process of Python: the steps are an operation that Python registers."""
+    model, x = Model(layers[kind]).eval(), given().detach()
+    program = torch.export.export(model, (x,), strict=False)
+    path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+    assert_close(torch._inductor.aoti_load_package(path)(2 * x), model(2 * x).detach(), "float64", T)
 
 
 @pytest.mark.broad
@@ -215,4 +225,4 @@ def test_code_that_is_gone_is_named() -> None:
     from tvm_rnn.torch_layer import graph_ops
 
     with pytest.raises(ConfigError, match=r"not here[\s\S]*got: +another[\s\S]*do:"):
-        graph_ops.steps("another", [given().detach()], [], [], [], [0, 0, 0, 0])
+        graph_ops.steps("another", [given().detach()], [0, 0, 0, 0])

@@ -229,6 +229,21 @@ def test_what_compiled_code_does_not_serve_is_torchs_own(run: Any, why: str) -> 
         assert torch.equal(found, run(theirs, x))
 
 
+@pytest.mark.filterwarnings("ignore:.*own code ran:UserWarning")
+def test_an_ensemble_of_weights() -> None:
+    """torch.func.vmap over parameters, for which torch's own layers have no rule."""
+    layer, x = ours_of(torch.nn.LSTM(X, H, dtype=torch.float64)), torch.randn(T, B, X, dtype=torch.float64)
+    members = {name: torch.stack([value, value / 2]) for name, value in layer.named_parameters()}
+
+    def run(own: Any) -> Any:
+        return torch.func.functional_call(layer, own, (x,))[0]
+
+    found = torch.func.vmap(run)(members)
+    for number, y in enumerate(found):
+        expected = run({name: value[number] for name, value in members.items()})
+        assert_close(y.detach(), expected.detach(), "float64", T)
+
+
 def test_wrong_calls_are_torchs_errors() -> None:
     theirs = torch.nn.LSTM(X, H)
     ours, x, h = ours_of(theirs), torch.randn(T, B, X), torch.zeros(1, B, H)

@@ -1,33 +1,21 @@
-/* Load a module's file and call its functions, with the C library alone.
+/* Call the functions of a module, with the C library alone.
 
-   In: a file as Module.export writes it (ELF, weights, manifest, footer) and what its generated source says of it. Out:
-   results in the caller's arrays. A file is compared with what the source says before its code is loaded, and the code
-   that was loaded with the file before a function of it is called. A call of a
-   step takes no memory and no lock, starts no thread and makes no system call; what it needs was taken by `open` and
-   `reserve`. C11 with GNU extensions. */
+   In: its code and weights (code_file.c, code_linked.c) and what its generated source says of them. Out: results in the
+   caller's arrays. A call of a step takes no memory and no lock, starts no thread and makes no system call; what it needs
+   was taken by `open` and `reserve`. C11 with GNU extensions. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
 #include "engine.h"
 
-#include <dlfcn.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <link.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/auxv.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/utsname.h>
-#include <unistd.h>
 
 #include <tvm/ffi/c_api.h>
 
-enum { FOOTER_BYTES = 48, CONTAINER_VERSION = 1, ALIGNMENT = 64, MOST_THREADS = 256, MOST_PATH = 4096 };
-static const uint8_t MAGIC[8] = {'T', 'V', 'M', 'R', 'N', 'N', 0, 1};
+enum { ALIGNMENT = 64, MOST_THREADS = 256 };
 
 typedef TVMFFISafeCallType Function;
 
@@ -35,10 +23,7 @@ typedef TVMFFISafeCallType Function;
 struct loaded {
   const struct engine_module* module;
   int references;
-  void* library;
-  const uint8_t* file;
-  size_t file_bytes;
-  const uint8_t* data; /* the first array */
+  struct engine_code code;
   int (*pool_resize)(void*, const TVMFFIAny*, int32_t, TVMFFIAny*);
   int (*pool_size)(void*, const TVMFFIAny*, int32_t, TVMFFIAny*);
   void (*last_error)(char*, int64_t);
@@ -81,123 +66,6 @@ int64_t engine_times(int64_t a, int64_t b) {
   return a < 0 || b < 0 || __builtin_mul_overflow(a, b, &result) ? -1 : result;
 }
 
-/* --- the file --- */
-
-static uint32_t crc_table[256];
-
-__attribute__((constructor)) static void make_crc_table(void) {
-  for (uint32_t i = 0; i < 256; ++i) {
-    uint32_t value = i;
-    for (int bit = 0; bit < 8; ++bit) value = value & 1 ? 0xedb88320u ^ (value >> 1) : value >> 1;
-    crc_table[i] = value;
-  }
-}
-
-static uint32_t crc_of(uint32_t crc, const uint8_t* data, size_t size) {
-  crc = ~crc;
-  for (size_t i = 0; i < size; ++i) crc = crc_table[(crc ^ data[i]) & 255] ^ (crc >> 8);
-  return ~crc;
-}
-
-static uint64_t number(const uint8_t* at, int bytes) {
-  uint64_t value = 0;
-  for (int i = bytes - 1; i >= 0; --i) value = value << 8 | at[i];
-  return value;
-}
-
-/* Where each array of the source's tables lies in the file, after every size was compared with the file's. */
-static int32_t check_file(struct loaded* own, const char* path) {
-  const struct engine_module* m = own->module;
-  const uint8_t *file = own->file, *footer = file + own->file_bytes - FOOTER_BYTES;
-  if (own->file_bytes < FOOTER_BYTES || memcmp(footer, MAGIC, sizeof MAGIC))
-    FAIL(BAD_FILE, "%s is not a complete tvm_rnn module: copy it again", path);
-  uint64_t end = own->file_bytes - FOOTER_BYTES, version = number(footer + 8, 4), crc = number(footer + 12, 4);
-  uint64_t code = number(footer + 16, 8), start = number(footer + 24, 8), size = number(footer + 32, 8);
-  uint64_t manifest = number(footer + 40, 8);
-  if (version != CONTAINER_VERSION)
-    FAIL(BAD_FILE, "%s has container version %d, this library reads %d", path, (int)version, CONTAINER_VERSION);
-  if (code > end || start < code || start > end || size > end - start || manifest != end - start - size)
-    FAIL(BAD_FILE, "%s is damaged: its parts do not fill it", path);
-  uint32_t code_crc = crc_of(0, file, code);
-  if (crc_of(code_crc, file + code, end - code) != crc)
-    return engine_fail(ENGINE_BAD_FILE, "%s is damaged: its checksum is wrong; copy it again", path);
-  if ((int64_t)code != m->code_bytes || code_crc != m->code_crc)
-    FAIL(BAD_FILE, "%s is another module than the one this library was made for: bundle it again", path);
-  uint64_t header = size < 8 ? 0 : number(file + start, 8);
-  if (!size && !m->header_bytes) return ENGINE_OK; /* all weights are a model's inputs */
-  if (size < 8 || header > size - 8 || (int64_t)header != m->header_bytes ||
-      crc_of(0, file + start + 8, header) != m->header_crc)
-    FAIL(BAD_FILE, "%s has other weights than this library was made for, or none", path);
-  own->data = file + start + 8 + header;
-  for (int32_t i = 0; i < m->arrays; ++i) {
-    if (m->array[i].offset < 0) continue;
-    uint64_t bytes = (uint64_t)m->array[i].elements * m->array[i].bits / 8, offset = (uint64_t)m->array[i].offset;
-    if (offset > size - 8 - header || bytes > size - 8 - header - offset)
-      FAIL(BAD_FILE, "%s is damaged: array %d lies beyond its end", path, (int)i);
-  }
-  return ENGINE_OK;
-}
-
-static int32_t map_file(struct loaded* own, const char* path, int file) {
-  struct stat about;
-  if (fstat(file, &about)) FAIL(BAD_FILE, "cannot read %s: %s", path, strerror(errno));
-  if (!S_ISREG(about.st_mode) || about.st_size < FOOTER_BYTES)
-    FAIL(BAD_FILE, "%s is not a complete tvm_rnn module", path);
-  void* mapped = mmap(0, (size_t)about.st_size, PROT_READ, MAP_PRIVATE, file, 0);
-  if (mapped == MAP_FAILED) FAIL(NO_MEMORY, "cannot map %s: %s", path, strerror(errno));
-  own->file = mapped;
-  own->file_bytes = (size_t)about.st_size;
-  return check_file(own, path);
-}
-
-/* --- the machine --- */
-
-/* Whether a name is one of the words of a line; underscores of the line do not count. */
-static int has_word(const char* line, const char* name) {
-  const char* at = strchr(line, ':');
-  while (at && *at) {
-    while (*at == ':' || *at == ' ' || *at == '\t') ++at;
-    const char* letter = name;
-    while (*letter && (*at == *letter || *at == '_')) letter += *at++ != '_';
-    while (*at == '_') ++at;
-    if (!*letter && (*at == ' ' || *at == '\n' || !*at)) return 1;
-    at = strchr(at, ' ');
-  }
-  return 0;
-}
-
-/* The CPU's features, as words of a line; "" where the system does not say. */
-static void read_features(char* line, int size) {
-  line[0] = 0;
-#if defined(__aarch64__) || defined(__riscv)
-  unsigned long has = getauxval(AT_HWCAP);
-#ifdef __riscv
-  snprintf(line, (size_t)size, ":%s", has >> ('v' - 'a') & 1 ? " v" : "");
-#else
-  snprintf(line, (size_t)size, ":%s%s", has >> 1 & 1 ? " neon" : "", has >> 22 & 1 ? " sve" : "");
-#endif
-#else
-  FILE* file = fopen("/proc/cpuinfo", "r");
-  if (!file) return;
-  while (fgets(line, size, file) && strncmp(line, "flags", 5)) line[0] = 0;
-  fclose(file);
-#endif
-}
-
-static int32_t check_machine(const struct engine_module* m) {
-  struct utsname here;
-  char line[16384];
-  if (!uname(&here) && strcmp(here.machine, m->machine))
-    FAIL(BAD_FILE, "the module is for %s, this machine is %s", m->machine, here.machine);
-  read_features(line, sizeof line);
-  for (int32_t i = 0; line[0] && i < m->features; ++i) {
-    const struct engine_feature* f = &m->feature[i];
-    if (!has_word(line, f->name) && !(f->other && has_word(line, f->other)))
-      FAIL(BAD_FILE, "the module needs a CPU with %s: compile it for this one", f->name);
-  }
-  return ENGINE_OK;
-}
-
 /* --- calls of compiled functions --- */
 
 static const int64_t ONE_STRIDE[1] = {1};
@@ -237,15 +105,9 @@ static int32_t called(const struct loaded* own, int status) {
   FAIL(FAILED, "the compiled code failed: %s", said[0] ? said : "it says nothing");
 }
 
-static void* symbol(const struct loaded* own, const char* first, const char* name) {
-  char whole[256];
-  int length = snprintf(whole, sizeof whole, "%s%s", first, name);
-  return length < 0 || length >= (int)sizeof whole ? 0 : dlsym(own->library, whole);
-}
-
 static void* aligned(int64_t elements, int64_t bytes) {
   int64_t size = engine_times(elements < 1 ? 1 : elements, bytes);
-  if (size < 0 || size > INT64_MAX - ALIGNMENT) return 0;
+  if (size < 0 || (uint64_t)size > SIZE_MAX - ALIGNMENT) return 0;
   size_t whole = ((size_t)size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
   void* memory = 0; /* not by aligned_alloc, which Android has had since 2018 alone */
   if (posix_memalign(&memory, ALIGNMENT, whole)) return 0;
@@ -266,7 +128,7 @@ static int32_t pack_weights(struct loaded* own, struct layout layout, uint8_t bi
   if (!packed) FAIL(NO_MEMORY, "no memory for the weights");
   for (int32_t p = 0; p < layout.packs; ++p) {
     const struct engine_pack* pack = &layout.pack[p];
-    Function function = (Function)symbol(own, "__tvm_ffi_", pack->function);
+    Function function = (Function)engine_symbol(&own->code, "__tvm_ffi_", pack->function);
     DLTensor* tensors = calloc((size_t)pack->count + 1, sizeof *tensors);
     TVMFFIAny *arguments = calloc((size_t)pack->count + 2, sizeof *arguments), result = {0};
     int32_t status = ENGINE_OK;
@@ -275,7 +137,7 @@ static int32_t pack_weights(struct loaded* own, struct layout layout, uint8_t bi
     else {
       for (int32_t i = 0; i < pack->count; ++i) {
         const struct engine_array* a = &own->module->array[pack->arrays[i]];
-        const void* data = a->offset < 0 ? given[-1 - a->offset] : own->data + a->offset;
+        const void* data = a->offset < 0 ? given[-1 - a->offset] : own->code.data + a->offset;
         flat(&tensors[i], &arguments[i], data, &a->elements, a->code, a->bits);
       }
       flat(&tensors[pack->count], &arguments[pack->count], packed, &layout.elements, kDLFloat, bits);
@@ -289,46 +151,17 @@ static int32_t pack_weights(struct loaded* own, struct layout layout, uint8_t bi
   return ENGINE_OK;
 }
 
-/* Whether the library is the code of the file that was checked: every byte of it that is not written at load. */
-static int is_checked(const struct loaded* own) {
-  Dl_info info;
-  const void* known = dlsym(own->library, "tvm_rnn_last_error");
-  if (!known || !dladdr(known, &info)) return 0;
-  const ElfW(Ehdr)* head = (const void*)own->file;
-  const ElfW(Phdr)* part = (const void*)(own->file + head->e_phoff);
-  for (int i = 0; i < head->e_phnum; ++i)
-    if (part[i].p_type == PT_LOAD && !(part[i].p_flags & PF_W) &&
-        memcmp((const uint8_t*)info.dli_fbase + part[i].p_vaddr, own->file + part[i].p_offset, part[i].p_filesz))
-      return 0;
-  return 1;
-}
-
-/* dlopen takes a path, which may be another file by now, and finds older code by its path alone: then the descriptor's
-   own name is next. The path is first, since debuggers and profilers look for it. */
-static int32_t open_code(struct loaded* own, const char* path, int file) {
-  char name[64];
-  snprintf(name, sizeof name, "/proc/self/fd/%d", file);
-  for (int i = 0; i < 2; ++i) {
-    /* now: nothing is looked up in the middle of a step */
-    own->library = dlopen(i ? name : path, RTLD_NOW | RTLD_LOCAL);
-    if (own->library && is_checked(own)) return ENGINE_OK;
-    if (own->library) dlclose(own->library);
-    else if (i) FAIL(BAD_FILE, "cannot load %s: %s", path, dlerror());
-    own->library = 0;
-  }
-  FAIL(BAD_FILE, "%s was replaced while it was opened, or older code of this path is in use: open it again", path);
-}
-
 static struct layout whole_layout(const struct engine_network* n) {
   return (struct layout){n->pack, n->packs, n->packed_elements};
 }
 
-static int32_t load_network(struct loaded* own, int32_t number, const char* path) {
+static int32_t load_network(struct loaded* own, int32_t number) {
+  const char* path = own->module->file;
   const struct engine_network* n = &own->module->network[number];
   struct network* loaded = &own->network[number];
-  if (n->sequence) loaded->sequence = (Function)symbol(own, "__tvm_ffi_", n->sequence);
-  if (n->generation) loaded->generate = (Function)symbol(own, "__tvm_ffi_", n->generation->function);
-  if (n->direct) *(void**)&loaded->direct = symbol(own, "", n->direct);
+  if (n->sequence) loaded->sequence = (Function)engine_symbol(&own->code, "__tvm_ffi_", n->sequence);
+  if (n->generation) loaded->generate = (Function)engine_symbol(&own->code, "__tvm_ffi_", n->generation->function);
+  if (n->direct) *(void**)&loaded->direct = engine_symbol(&own->code, "", n->direct);
   if ((n->sequence && !loaded->sequence) || (n->direct && !loaded->direct))
     FAIL(BAD_FILE, "%s has no sequence function, or no step", path);
   if (n->generation && !loaded->generate) FAIL(BAD_FILE, "%s has no function that generates", path);
@@ -339,17 +172,17 @@ static int32_t load_network(struct loaded* own, int32_t number, const char* path
   return pack_weights(own, direct, n->bits, 0, &loaded->direct_packed);
 }
 
-static int32_t load_code(struct loaded* own, const char* path, int file) {
-  TRY(open_code(own, path, file));
-  Function install = (Function)symbol(own, "__tvm_ffi_", "pool_install");
-  *(void**)&own->pool_resize = symbol(own, "__tvm_ffi_", "pool_resize");
-  *(void**)&own->pool_size = symbol(own, "__tvm_ffi_", "pool_size");
-  *(void**)&own->last_error = symbol(own, "", "tvm_rnn_last_error");
+static int32_t load_code(struct loaded* own, const char* path) {
+  TRY(engine_code_open(path, &own->code));
+  Function install = (Function)engine_symbol(&own->code, "__tvm_ffi_", "pool_install");
+  *(void**)&own->pool_resize = engine_symbol(&own->code, "__tvm_ffi_", "pool_resize");
+  *(void**)&own->pool_size = engine_symbol(&own->code, "__tvm_ffi_", "pool_size");
+  *(void**)&own->last_error = engine_symbol(&own->code, "", "tvm_rnn_last_error");
   if (!install || !own->pool_resize || !own->pool_size || !own->last_error)
-    FAIL(BAD_FILE, "%s has no functions of tvm_rnn", path);
+    FAIL(BAD_FILE, "%s has no functions of tvm_rnn", own->module->file);
   TVMFFIAny result = {0};
   int32_t status = called(own, install(0, 0, 0, &result));
-  for (int32_t i = 0; !status && i < own->module->networks; ++i) status = load_network(own, i, path);
+  for (int32_t i = 0; !status && i < own->module->networks; ++i) status = load_network(own, i);
   return status;
 }
 
@@ -361,19 +194,8 @@ static void release(struct loaded* own) {
     free(own->network[i].packed);
     free(own->network[i].direct_packed);
   }
-  if (own->library) dlclose(own->library);
-  if (own->file) munmap((void*)own->file, own->file_bytes);
+  engine_code_close(&own->code);
   free(own);
-}
-
-/* The module's file beside this library. */
-static int beside(const char* name, char* path) {
-  Dl_info info;
-  if (!dladdr((void*)&engine_open, &info) || !info.dli_fname) return 0;
-  const char* slash = strrchr(info.dli_fname, '/');
-  int folder = slash ? (int)(slash - info.dli_fname) + 1 : 0;
-  int length = snprintf(path, MOST_PATH, "%s%.*s%s", folder ? "" : "./", folder, info.dli_fname, name);
-  return length > 0 && length < MOST_PATH;
 }
 
 static int32_t handle_of(struct loaded* own, struct engine** out) {
@@ -396,27 +218,14 @@ static int32_t handle_of(struct loaded* own, struct engine** out) {
 }
 
 int32_t engine_open(const struct engine_module* module, const char* path, struct engine** out) {
-  char found[MOST_PATH];
   if (!out) FAIL(BAD_ARGUMENT, "open: no place for the handle");
   *out = 0;
-  if (!path && !beside(module->file, found))
-    FAIL(BAD_FILE, "cannot tell where this library lies: give the path of %s", module->file);
-  if (path) { /* dlopen looks elsewhere for a name without a slash */
-    int length = snprintf(found, sizeof found, "%s%s", strchr(path, '/') ? "" : "./", path);
-    if (length < 0 || length >= (int)sizeof found) FAIL(BAD_FILE, "the path is too long");
-  }
-  TRY(check_machine(module));
   struct loaded* own = calloc(1, sizeof *own + (size_t)module->networks * sizeof own->network[0]);
   if (!own) FAIL(NO_MEMORY, "no memory for a module");
-  own->module = module;
+  own->module = own->code.module = module;
   own->references = 1;
-  int32_t status = ENGINE_OK;
-  int file = open(found, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* not to wait for the other end of a pipe */
-  if (file < 0) status = engine_fail(ENGINE_BAD_FILE, "cannot open %s: %s", found, strerror(errno));
-  if (!status) status = map_file(own, found, file);
-  if (!status) status = load_code(own, found, file);
+  int32_t status = load_code(own, path);
   if (!status) status = handle_of(own, out);
-  if (file >= 0) close(file);
   release(own);
   return status;
 }
@@ -472,7 +281,7 @@ int32_t engine_call(struct engine* handle, const char* name, const char* suffix,
                     const struct engine_tensor* tensors) {
   char whole[256];
   int length = snprintf(whole, sizeof whole, "%s%s", name, suffix);
-  Function function = length < 0 || length >= (int)sizeof whole ? 0 : (Function)symbol(handle->loaded, "__tvm_ffi_", whole);
+  Function function = length < 0 || length >= (int)sizeof whole ? 0 : (Function)engine_symbol(&handle->loaded->code, "__tvm_ffi_", whole);
   if (!function) FAIL(BAD_FILE, "the module has no function %s", name);
   if (count > ENGINE_MOST_TENSORS) FAIL(BAD_ARGUMENT, "%d arrays", (int)count);
   struct shaped* own = calloc((size_t)count + 1, sizeof *own);
@@ -494,7 +303,7 @@ int32_t engine_weights(struct engine* handle, int32_t network, const void* const
 }
 
 const void* engine_array_data(const struct engine* handle, int32_t number) {
-  return handle->loaded->data + handle->loaded->module->array[number].offset;
+  return handle->loaded->code.data + handle->loaded->module->array[number].offset;
 }
 
 int32_t engine_threads(struct engine* handle, int32_t threads) {

@@ -4,6 +4,7 @@
    functions of the bundle's header call. Everything here is hidden in the library; nothing throws, nothing exits. */
 #ifndef TVM_RNN_BUNDLE_ENGINE_H
 #define TVM_RNN_BUNDLE_ENGINE_H
+#include <stddef.h>
 #include <stdint.h>
 
 enum { ENGINE_OK = 0, ENGINE_BAD_ARGUMENT = 1, ENGINE_BAD_FILE = 2, ENGINE_NO_MEMORY = 3, ENGINE_FAILED = 4 };
@@ -72,6 +73,12 @@ struct engine_feature {
   const char *name, *other;
 };
 
+/* A function of a module whose code is linked to the library, by its name. */
+struct engine_linked {
+  const char* name;
+  void (*function)(void);
+};
+
 struct engine_module {
   const char *file, *machine; /* the module's file beside the library; what uname says of the machine */
   int64_t code_bytes, header_bytes;
@@ -80,7 +87,21 @@ struct engine_module {
   const struct engine_network* network;
   const struct engine_array* array;
   const struct engine_feature* feature;
+  const struct engine_linked* linked; /* the last one's name is null; null where code and weights are in a file */
+  const uint8_t* weights;             /* of the file from the first array on, where code is linked */
 };
+
+/* The code and the weights of a module. code_file.c loads them from its file; code_linked.c has them in the same program.
+   data: the first array. */
+struct engine_code {
+  const struct engine_module* module;
+  const uint8_t *data, *file;
+  size_t file_bytes;
+  void* library;
+};
+int32_t engine_code_open(const char* path, struct engine_code* own); /* own: zeros but for the module */
+void engine_code_close(struct engine_code* own);
+void* engine_symbol(const struct engine_code* own, const char* first, const char* name); /* null where there is none */
 
 struct engine; /* a handle: one thread at a time; the loaded code and weights are shared */
 

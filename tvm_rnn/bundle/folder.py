@@ -6,7 +6,7 @@ In: a Module for a CPU with weights, from `Module.export`. Out: a folder, whole 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tvm_rnn.cpu.c_compiler import compile_c, find_compiler, object_of, run
@@ -92,35 +92,48 @@ def write_bundle(module: Module, path: str | os.PathLike[str], name: str | None 
     if manifest["target"]["kind"] != "llvm":
         do = "compile it for a CPU"
         raise ConfigError(message("bundle: only modules for CPUs", got=manifest["target"]["name"], do=do))
+    if not TABLE.get(manifest["target"]["name"], Target("")).loads_code:
+        do = 'mod.export(web="folder")'
+        raise ConfigError(message("bundle: only systems that load code", got=manifest["target"]["name"], do=do))
     folder, own = check_place(path, name)
     try:
         with whole_folder(folder) as work:
             _fill(module, Path(work), own)
     except OSError as error:
-        raise _unwritable(folder, error) from None
+        raise unwritable("the bundle", folder, error) from None
 
 
 def check_place(path: str | os.PathLike[str], name: str | None = None) -> tuple[str, str]:
     """The folder and the name of a bundle, if it may be written there. Raises ConfigError."""
+    files = ("README.md", "CMakeLists.txt", *EXAMPLES)
+    return check_folder("bundle", path, name, lambda own: {f"{own}.h", f"{own}.so", f"lib{own}.so", *files})
+
+
+def check_folder(
+    kind: str, path: str | os.PathLike[str], name: str | None, files: Callable[[str], set[str]]
+) -> tuple[str, str]:
+    """The absolute path and the name of a folder of that kind, if one may be written there. Raises ConfigError.
+
+    name: what names in it begin with; None: the folder's. files: of a name, those that such a folder has."""
     try:
         folder = os.path.abspath(path_of(path))
     except OSError as error:
-        raise ConfigError(message("bundle: no such folder can be", got=error.strerror, do="give a folder")) from None
+        raise ConfigError(message(f"{kind}: no such folder can be", got=error.strerror, do="give a folder")) from None
     own = c_name(name if name is not None else os.path.basename(folder).replace("-", "_").replace(".", "_"))
     if os.path.lexists(folder):
-        known = {f"{own}.h", f"{own}.so", f"lib{own}.so", "README.md", "CMakeLists.txt", *EXAMPLES}
         is_folder = os.path.isdir(folder)
-        strange = sorted(set(os.listdir(folder)) - known) if is_folder else []
+        strange = sorted(set(os.listdir(folder)) - files(own)) if is_folder else []
         if strange or not is_folder:
             got = f"{strange[0]!r} is in it" if is_folder else "it is no folder"
             do = "give another folder, or remove it first"
-            raise ConfigError(message(f"bundle: {folder!r} is not a bundle of this name", got=got, do=do))
+            raise ConfigError(message(f"{kind}: {folder!r} is not a {kind} of this name", got=got, do=do))
     return folder, own
 
 
-def _unwritable(folder: str, error: OSError) -> BuildError:
+def unwritable(what: str, folder: str, error: OSError) -> BuildError:
+    """The error to raise where a folder cannot be written. what: it is."""
     do = "give a folder in an existing one that you may write to"
-    return BuildError(message(f"cannot write the bundle {folder!r}", got=error.strerror or str(error), do=do))
+    return BuildError(message(f"cannot write {what} {folder!r}", got=error.strerror or str(error), do=do))
 
 
 def _fill(module: Module, folder: Path, name: str) -> None:
@@ -167,7 +180,7 @@ def _compile(facts: Facts, folder: Path) -> None:
     wide = ["-O3", *(f"-m{name}" for name in WIDE if name in facts.manifest.target.features)]
     loops = any(network.manifest.generation is not None for network in facts.networks)
     more_parts = [*["generate"] * loops, *["program", "operations"] * (facts.manifest.model is not None)]
-    for name in ("engine", *more_parts):
+    for name in ("engine", "code_file", *more_parts):
         parts.append(folder / f"{name}.o")
         more = wide if name == "operations" else ()
         parts[-1].write_bytes(object_of(f"bundle/{name}", compiler, *options, *more))

@@ -104,15 +104,17 @@ int32_t {network}_generate({name} *handle, {parameters}) {{
 """
 
 
-def source_text(facts: Facts, program: str = "") -> str:
-    """The C file. program: tables and functions of the model around the networks, which program.py writes."""
+def source_text(facts: Facts, program: str = "", linked: bool = False) -> str:
+    """The C file. program: tables and functions of the model around the networks, which program.py writes. linked: the
+    module's code and weights are linked to the same program, not loaded from its file: with a table of functions."""
     about = c_string("\n".join(about_lines(facts)))
     parts = [f"/* Tables and functions of {facts.name}, made from its module. */\n"]
     parts.append(f'#include <math.h>\n\n#include "{facts.name}.h"\n#include "operations.h"\n')
     parts.append("enum { MOST_BLOCK = 1 << 20 }; /* steps: their sizes in bytes are none that overflow */\n")
     parts.append(_tables(facts))
     parts += [_network_tables(network, i) for i, network in enumerate(facts.networks)]
-    parts.append(_module(facts))
+    parts += [_linked(facts)] * linked
+    parts.append(_module(facts, linked))
     parts.append(FUNCTIONS.format(name=facts.name, about=about))
     parts += [_functions(facts, network, i) for i, network in enumerate(facts.networks) if not network.given]
     return "\n".join([*parts, *[program] * bool(program)])
@@ -173,7 +175,39 @@ def _pack_tables(name: str, packs: Sequence[Pack], packed: Sequence[Sequence[int
     return [*parts, f"static const struct engine_pack {name}s[] = {{{', '.join([*rows, '{0, 0, 0, 0}'])}}};"]
 
 
-def _module(facts: Facts) -> str:
+# Of every module.
+POOL = ("pool_install", "pool_size", "pool_resize")
+
+
+def _linked(facts: Facts) -> str:
+    """Declarations and the table of the functions that engine.c asks for by name. WebAssembly compares the types of
+    what is called, so these are whole."""
+    packed, plain = dict.fromkeys(POOL), {"tvm_rnn_last_error": "char *, int64_t"}
+    for network in facts.networks:
+        m = network.manifest
+        packs = [*m.packs, *(network.direct.packs if network.direct else [])]
+        packed |= dict.fromkeys([*[m.sequence] * network.can_run, *(pack.function for pack in packs)])
+        packed |= dict.fromkeys(["generate"] * (m.generation is not None))
+        if network.direct is not None:
+            pointers = "".join("void *, " for _ in network.arrays)
+            plain[network.direct.function] = f"{pointers}const void *"
+    functions = {f"__tvm_ffi_{name}": "void *, const void *, int32_t, void *" for name in packed if name}
+    texts = [f"int32_t {name}({kinds});" for name, kinds in functions.items()]
+    texts += [f"void {name}({kinds});" for name, kinds in plain.items()]
+    rows = [f"  {{{c_string(name)}, (void (*)(void)){name}}}," for name in (*functions, *plain)]
+    return "\n".join(
+        [
+            *texts,
+            f"extern const uint8_t {facts.name}_weights[];",
+            "static const struct engine_linked linked[] = {",
+            *rows,
+            "  {0, 0}",
+            "};\n",
+        ]
+    )
+
+
+def _module(facts: Facts, linked: bool) -> str:
     rows = []
     for i, n in enumerate(facts.networks):
         m, counts = n.manifest, f"{len(n.inputs)}, {len(n.states)}, {len(n.packed)}"
@@ -194,7 +228,7 @@ def _module(facts: Facts) -> str:
             "static const struct engine_module module = {",
             f"  {c_string(f'{facts.name}.so')}, {c_string(facts.manifest.target.machine)},",
             f"  {facts.code_bytes}, {facts.header_bytes}, {facts.code_crc}u, {facts.header_crc}u,",
-            f"  {counts}, networks, arrays, features",
+            f"  {counts}, networks, arrays, features, {f'linked, {facts.name}_weights' if linked else '0, 0'}",
             "};\n",
         ]
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,7 +21,7 @@ from .options import Jobs, Json, Rows, Steps, grouped
 CPU_PEERS = "torch,onnxruntime,openvino,numpy"
 SUITE_HELP = (
     "Measure a suite. On this CPU: cpu-grid, streaming, audio, generate, fastrnns, deepbench, zoo, ablation or linear. "
-    "With --build or --modules on a GPU: gpu-grid, generate, blog, deepbench, flashrnn, zoo, ablation or linear."
+    "With --build or --modules on a GPU: gpu-grid, random, generate, blog, deepbench, flashrnn, zoo, ablation, linear."
 )
 PEERS_HELP = (
     f"Peers, comma-separated. [{CPU_PEERS}; also torch-loop, torch-compile, torch-cuda-graph; of a GPU: torch, or any "
@@ -60,6 +60,7 @@ class SuiteOptions:
     build: Annotated[str | None, typer.Option(metavar="DIR", help="Compile the suite's modules.")] = None
     modules: Annotated[str | None, typer.Option(metavar="DIR", help="Measure the modules there.")] = None
     only: Annotated[str, typer.Option(metavar="WORDS", help=ONLY_HELP)] = ""
+    seed: Annotated[int | None, typer.Option(help="Of the networks that --suite random draws. [0]")] = None
     limit: Annotated[float | None, typer.Option(min=1, help="Seconds for the run, or per module.")] = None
     target: Annotated[str, typer.Option(help="The GPU that --build compiles for.")] = "nvidia-h200"
     jobs: Jobs = None
@@ -104,6 +105,8 @@ def bench(
     $ tvm-rnn bench --suite gpu-grid --build modules --only lstm,bf16
 
     $ tvm-rnn bench --suite gpu-grid --modules modules --only lstm,bf16 --records grid.jsonl --limit 300
+
+    $ tvm-rnn bench --suite random --seed 1 --modules modules --limit 300
     """
     if suite.rtneural is not None and suite.suite != "audio":
         raise typer.BadParameter("--rtneural DIR is for --suite audio")
@@ -126,7 +129,7 @@ def _module(module: str, timing: Timing, shown: Shown) -> None:
     from tvm_rnn.bench.run.compare import compare
     from tvm_rnn.bench.run.training import compare_training
 
-    sizes = {"steps": timing.steps, "batch": timing.batch, "rounds": timing.rounds}
+    sizes: dict[str, Any] = {"steps": timing.steps, "batch": timing.batch, "rounds": timing.rounds}
     with progress(shown.as_json) as stage:
         if timing.training:
             report = compare_training(module, threads=timing.threads, progress=stage, **sizes)
@@ -142,7 +145,7 @@ def _build(suite: SuiteOptions, folder: str, shown: Shown) -> None:
     from tvm_rnn.bench.suites import gpu as suites
     from tvm_rnn.explain.tables import plain_table
 
-    every, started = suites.suite(str(suite.suite)), time.perf_counter()
+    every, started = suites.suite(str(suite.suite), seed=suite.seed), time.perf_counter()
     with progress(shown.as_json) as stage:
         index = build(
             suites.select(every, suite.only),
@@ -176,7 +179,7 @@ def _suite(suite: SuiteOptions, timing: Timing, shown: Shown) -> None:
     if shown.plot:
         check_plot(shown.plot)
     name = str(suite.suite)
-    every = suites.suite(name, suites_cpu.SUITES if suite.modules is None else suites.SUITES)
+    every = suites.suite(name, suites_cpu.SUITES if suite.modules is None else suites.SUITES, suite.seed)
     points = suites.select(every, suite.only)
     with progress(shown.as_json) as stage:
         if suite.modules is None:
@@ -199,7 +202,7 @@ def _suite(suite: SuiteOptions, timing: Timing, shown: Shown) -> None:
             on_gpu = gpu_suite.Options(peers, limit=suite.limit, rounds=timing.rounds)
             of_kind = generation_suite if name == "generate" else gpu_suite
             found = of_kind.run(points, suite.modules, on_gpu, shown.records, every=every, progress=stage)
-    report = bench_report.report(found)
+    report = bench_report.report(found, worst_first=name in suites.DRAWN)
     if shown.plot:
         write_whole({shown.plot: text_writer(bench_plot.plot(report))})
     if shown.markdown and not shown.as_json:

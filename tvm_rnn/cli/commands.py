@@ -65,7 +65,7 @@ def compile_cell(
     """Compile a cell over time, or a network of another framework, to a shared object.
 
     Without --weights and --seed the file of a cell holds no weights: give them to it when it is run. A .onnx file says
-    its own sizes and weights, and is compiled whole. Give --output, --bundle or both.
+    its own sizes and weights, and is compiled whole. Give one of --output, --bundle and --web.
 
     **Examples**
 
@@ -74,6 +74,8 @@ def compile_cell(
     $ tvm-rnn compile mycell.py:mycell -o my.so --input-size 8 --hidden-size 32 --size P=16 --seed 0 --dump stages
 
     $ tvm-rnn compile model.onnx -o model.so --bundle model_for_c
+
+    $ tvm-rnn compile lstm --web amp --target wasm32 --batch 1 --input-size 1 --hidden-size 16 --weights w.safetensors
 
     $ tvm-rnn compile silero_vad.onnx -o vad.so --given sr=16000 --shape input=B,576
     """
@@ -86,7 +88,7 @@ def compile_cell(
     if sizes.input_size is None and not is_model(spec):
         raise typer.BadParameter("--input-size is needed for a cell")
     filled = values.weights is not None or values.seed is not None
-    check_outputs(outputs.output, outputs.bundle, filled or is_model(spec))
+    check_outputs(outputs, code.target, filled or is_model(spec))
     started = time.perf_counter()
     with progress(outputs.as_json) as stage:
         stage("tracing")
@@ -109,8 +111,8 @@ def compile_cell(
             dump=outputs.dump,
             progress=stage,
         )
-        stage(f"writing {outputs.output or outputs.bundle}")
-        module.export(outputs.output, bundle=outputs.bundle)
+        stage(f"writing {outputs.output or outputs.bundle or outputs.web}")
+        module.export(outputs.output, bundle=outputs.bundle, web=outputs.web)
     report_compiled(outputs, module.manifest, time.perf_counter() - started, bool(net.weights))
 
 

@@ -22,12 +22,13 @@ from tvm_rnn.frontends.spec import (
     parse_values,
     read_model,
 )
-from tvm_rnn.module_file.schema import GpuNetwork, SeveralNetworks, read
+from tvm_rnn.module_file.schema import CpuNetwork, GpuNetwork, SeveralNetworks, read
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.origin import sha256_of
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.npy_files import npy_writer, npz_writer, read_npy, write_whole
 from tvm_rnn.runtime.runtime import Module
+from tvm_rnn.target import TABLE, Target
 
 from .console import print_json, print_written
 from .options import Fixed, Outputs, Sizes, Values
@@ -95,22 +96,30 @@ def looked_at(spec: str, sizes: Sizes, fixed: Fixed, regularisers: Given) -> RNN
     return net_of(spec, sizes, fixed, regularisers, fill=4)
 
 
-def check_outputs(output: str | None, bundle: str | None, weights: bool) -> None:
-    """Whether what `compile` writes has a place, and a bundle weights: said before the compilation. Raises ConfigError,
+def check_outputs(outputs: Outputs, target: str, weights: bool) -> None:
+    """Whether what `compile` writes has a place, and a folder weights: said before the compilation. Raises ConfigError,
     and BadParameter where there are none."""
-    if bundle is not None and not weights:
-        raise typer.BadParameter("--bundle needs weights: give --weights or --seed")
-    if output is None and bundle is None:
-        do = "-o FILE, --bundle DIR, or both"
-        raise ConfigError(message("compile: nothing to write", got="neither --output nor --bundle", do=do))
-    for option, path in (("--output", output), ("--bundle", bundle)):
+    folders = {"--bundle": outputs.bundle, "--web": outputs.web}
+    for option, path in folders.items():
+        if path is not None and not weights:
+            raise typer.BadParameter(f"{option} needs weights: give --weights or --seed")
+    paths = {"--output": outputs.output} | folders
+    if all(path is None for path in paths.values()):
+        do = "-o FILE, --bundle DIR, --web DIR, or several"
+        raise ConfigError(message("compile: nothing to write", got="none of --output, --bundle and --web", do=do))
+    if outputs.web is not None and target != "wasm32":
+        raise ConfigError(message("--web is for WebAssembly", got=f"--target {target}", do="--target wasm32"))
+    for option, path in paths.items():
         folder = os.path.dirname(os.path.abspath(path or ""))
         if not os.path.isdir(folder):
             raise ConfigError(message(f"{option}: no such folder", got=repr(folder), do="make it first"))
-    if bundle is not None:
-        from tvm_rnn.bundle import check_place
+    if outputs.bundle is not None or outputs.web is not None:
+        from tvm_rnn.bundle import check_place, check_web
 
-        check_place(bundle)
+        if outputs.bundle is not None:
+            check_place(outputs.bundle)
+        if outputs.web is not None:
+            check_web(outputs.web)
 
 
 def report_compiled(outputs: Outputs, manifest: Mapping[str, object], seconds: float, filled: bool) -> None:
@@ -118,13 +127,14 @@ def report_compiled(outputs: Outputs, manifest: Mapping[str, object], seconds: f
 
     outputs: what was written. seconds: that it took. filled: whether the module has weights.
     """
-    output, bundle = outputs.output, outputs.bundle
-    file_bytes = 0 if output is None else os.path.getsize(output)
-    library_bytes = 0 if bundle is None else sum(entry.stat().st_size for entry in os.scandir(bundle))
+    output, folders = outputs.output, {"bundle": outputs.bundle, "web": outputs.web}
+    sizes = {} if output is None else {output: os.path.getsize(output)}
+    sizes |= {path: sum(entry.stat().st_size for entry in os.scandir(path)) for path in folders.values() if path}
     digest = {} if output is None else {"sha256": sha256_of(output)}  # for `load(path, sha256=...)`
     if outputs.as_json:
-        facts = {"output": output, "bytes": file_bytes} | digest | ({} if bundle is None else {"bundle": bundle})
-        facts |= {} if bundle is None else {"bundle_bytes": library_bytes}
+        facts: dict[str, object] = {"output": output, "bytes": 0 if output is None else sizes[output], **digest}
+        for word, path in folders.items():
+            facts |= {} if path is None else {word: path, f"{word}_bytes": sizes[path]}
         print_json({**facts, "seconds": round(seconds, 3), "manifest": manifest})
         return
     said = read(manifest)
@@ -132,20 +142,31 @@ def report_compiled(outputs: Outputs, manifest: Mapping[str, object], seconds: f
     if isinstance(said, GpuNetwork):
         machine = f"{', '.join(v.arch for v in said.variants)} in {said.precision}"
     own = " and ".join(part.cell for part in (said.networks if isinstance(said, SeveralNetworks) else [said]))
-    for path, count in ((output, file_bytes), (bundle, library_bytes)):
-        if path is not None:
-            print(f"wrote {path}: {own} for {machine}, {size_text(count)}, {seconds:.1f} s")
+    for path, count in sizes.items():
+        print(f"wrote {path}: {own} for {machine}, {size_text(count)}, {seconds:.1f} s")
     for name in digest.values():
         print(f"SHA-256 {name}")
-    if output is None:
-        print(f"next: read {os.path.join(bundle or '', 'README.md')}")
-    elif said.model is not None:
+    print(f"next: {_next(outputs, said, filled)}")
+
+
+def _next(outputs: Outputs, said: CpuNetwork | GpuNetwork | SeveralNetworks, filled: bool) -> str:
+    """What can be done now with what was written."""
+    output, bundle = outputs.output, outputs.bundle
+    row = TABLE.get(said.target.name, Target(""))
+    if outputs.web is not None:
+        return f"python3 -m http.server --directory {outputs.web}; the page is http://localhost:8000"
+    if not row.loads_code:
+        return f"""python -c 'import tvm_rnn as rnn; rnn.load("{output}", anywhere=True).export(web="DIR")'"""
+    if bundle is not None and (output is None or row.elsewhere):
+        return f"read {os.path.join(bundle, 'README.md')}"
+    if row.elsewhere and row.name != "aarch64-linux-gnu":  # no Python of TVM's there
+        return f"""python -c 'import tvm_rnn as rnn; rnn.load("{output}", anywhere=True).export(bundle="DIR")'"""
+    if said.model is not None:
         given = " ".join(f"--input {item.name}=FILE.npy" for item in said.model.inputs)
-        print(f"next: tvm-rnn run {output} {given} --output results.npz")
+        run = f"tvm-rnn run {output} {given} --output results.npz"
     else:
-        print(
-            f"next: tvm-rnn run {output} --input x.npy --output y.npy" + ("" if filled else " --weights w.safetensors")
-        )
+        run = f"tvm-rnn run {output} --input x.npy --output y.npy" + ("" if filled else " --weights w.safetensors")
+    return f"{f'on {row.name}: ' if row.elsewhere else ''}{run}"
 
 
 def run_model(loaded: Module, words: list[str], output: str, options: list[str]) -> None:

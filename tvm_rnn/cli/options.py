@@ -112,6 +112,9 @@ class Outputs:
     bundle: Annotated[
         str | None, typer.Option(metavar="DIR", help="A folder to write for programs without Python (CPUs).")
     ] = None
+    web: Annotated[
+        str | None, typer.Option(metavar="DIR", help="A folder to write for browsers and node (--target wasm32).")
+    ] = None
     dump: Annotated[str | None, typer.Option(metavar="DIR", help="Write every stage to this folder.")] = None
     as_json: Json = False
 

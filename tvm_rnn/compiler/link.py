@@ -1,12 +1,13 @@
 """Code generation and linking for CPUs: from an IRModule to the bytes of a shared object.
 
 In: an IRModule of functions, a CPU. Out: TVM's executable (LLVM machine code), and that with the thread pool and what
-stands in for tvm_ffi as one ELF file.
+stands in for tvm_ffi as one ELF file; for systems that load no code, an object file.
 """
 
 from __future__ import annotations
 
 import functools
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -37,7 +38,11 @@ def with_more(module: tvm.IRModule, functions: Mapping[str, tirx.PrimFunc]) -> t
 
 
 def link(executable: tvm.runtime.Executable, folder: Path, target: Target) -> bytes:
-    """The code, the thread pool and what stands in for tvm_ffi as one shared object. Raises BuildError."""
+    """The code, the thread pool and what stands in for tvm_ffi as one shared object; the code alone as an object file,
+    where the target's system loads none. Raises BuildError."""
+    if not target.loads_code:
+        executable.export_library(str(folder / "code.o"), fcompile=_object)
+        return (folder / "code.o").read_bytes()
     compiler = c_compiler.find_compiler(target.elsewhere)
     linked, addons = folder / "code.so", []
     for name in LINKED:
@@ -55,3 +60,9 @@ def link(executable: tvm.runtime.Executable, folder: Path, target: Target) -> by
 def _shared_object(compiler: Sequence[str], output: str, objects: Sequence[str], **options: object) -> None:
     """What TVM calls to link. options: TVM's own, of which a compiler named by us wants none."""
     c_compiler.run([*compiler, "-shared", "-fPIC", "-o", output, *objects])
+
+
+def _object(output: str, objects: Sequence[str], **options: object) -> None:
+    """What TVM calls to link, where there is nothing to link with yet: a module for CPUs is one object file."""
+    (own,) = objects
+    shutil.copyfile(own, output)

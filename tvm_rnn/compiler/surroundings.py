@@ -30,15 +30,17 @@ def with_functions(net: RNN | Model, target: Target) -> tuple[RNN | Model, Funct
         operators = ", ".join(step.node for step in program.steps if step.op == COMPILED)
         do = "compile the model for a CPU, or its networks one by one for a GPU"
         raise ConfigError(message("these operators around a network are for CPUs", got=operators, do=do))
-    functions, steps = Functions(), list[Step]()
+    functions, steps, constants = Functions(), list[Step](), dict(program.constants)
     for step in program.steps:
         if step.op == COMPILED:
             made = _function(step, f"around_{len(functions) // 2}", target)
             functions |= made.functions
-            step = replace(step, attributes=_attributes(made))
+            own = {f"{made.name}.{i}": value.array for i, value in enumerate(made.constants.buffers)}
+            constants |= own
+            step = replace(step, inputs=(*step.inputs, *own), attributes=_attributes(made))
         steps.append(step)
     found = copy.copy(net)
-    found.program = replace(program, steps=tuple(steps))
+    found.program = replace(program, steps=tuple(steps), constants=constants)
     return found, functions
 
 
@@ -53,7 +55,7 @@ def _attributes(made: HostFunction) -> dict[str, object]:
     outputs = made.graph.outputs
     return {
         "function": made.name,
-        "constants": len(made.graph.constants),
+        "constants": len(made.constants.buffers),
         "axes": [len(value.shape) for value in outputs],
         "dtypes": [value.dtype for value in outputs],
         "memory": list(made.works),

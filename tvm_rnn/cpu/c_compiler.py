@@ -32,7 +32,7 @@ def find_compiler(triple: str = "") -> tuple[str, ...]:
             return command
     if triple:
         what = f"no C compiler for {triple}"
-        got, do = f"none of ${variable}, {triple}-g++, ziglang, clang++", _INSTALL.get(triple, "pip install ziglang")
+        got, do = f"none of ${variable}, {triple}-g++, ziglang, clang", _INSTALL.get(triple, "pip install ziglang")
     else:
         what, got, do = "no C++ compiler to link with", "none of $CXX, g++, clang++, c++", "install g++"
     raise BuildError(message(what, got=got, do=do))
@@ -53,7 +53,7 @@ def _for_another(triple: str) -> Iterator[tuple[str, ...]]:
         return
     zig = (sys.executable, "-m", "ziglang") if importlib.util.find_spec("ziglang") else ("zig",)
     yield (*zig, "cc", "-target", triple)  # what is linked is C; its c++ would build a library of C++ first
-    yield ("clang++", f"--target={triple}")
+    yield ("clang", f"--target={triple}")
 
 
 @functools.cache

@@ -72,7 +72,8 @@ def from_onnx(source: object, *, given: Values | None = None, shapes: Shapes | N
         got = ", ".join(sorted({n.op_type for n in steps.graph.node})) or "no node"
         expected = f"a node of {', '.join((*RECURRENT, *ATTENTION, *BODIES))} that an output needs"
         raise ConfigError(message("from_onnx: no recurrent node", where=found.path, got=got, expected=expected))
-    stacks.steps, problems = with_regions(steps, stacks.steps, stacks.wanted)
+    own = {number: [layers[i] for i in group] for number, group in stacks.groups.items()}
+    stacks.steps, problems = with_regions(steps, stacks.steps, stacks.wanted, own)
     if problems:
         raise _refused(steps, problems)
     return build_networks(steps, layers, stacks, Origin("onnx", "", found.path, found.sha256))

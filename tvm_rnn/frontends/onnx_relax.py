@@ -1,9 +1,9 @@
-"""ONNX operators that the runtime's table has not, with their neighbours: graphs that TVM's Relax compiles.
+"""ONNX operators that the runtime's table has not, with all that is around them: graphs that TVM's Relax compiles.
 
 In: a model's steps, where such operators are steps of their own (COMPILED, one node each). Out: the same steps, where
 what lies together is one step with a `Graph` of calls, as `tvm_rnn/surroundings/` has it; or problems in words.
 
-Neighbours go along if they are arithmetic on floats: what computes shapes stays with the runtime's table.
+What Relax cannot read, or reads otherwise than the standard says, stays with the runtime's table.
 """
 
 from __future__ import annotations
@@ -12,26 +12,29 @@ import contextlib
 import io
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from tvm_rnn.network.program import COMPILED, Step
 from tvm_rnn.surroundings.calls import Graph, Unsupported, calls_of
 
-from .fields import Unreadable, Wrong
-from .onnx_file import TYPES, import_onnx
+from .fields import Unreadable, Wrong, integer
+from .onnx_again import OPSET, code_of, renamed
+from .onnx_file import import_onnx
+from .onnx_types import Layers, Types
 from .stacks import needed, ordered
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto, TypeProto
+    from onnx import ModelProto
 
     from .onnx_nodes import GraphSteps
 
-FLOATS = ("float32", "float64")
-# Operators of the runtime's table that go along: compared with ONNX's own tests too.
-NEIGHBOURS = {"Add", "Sub", "Mul", "Div", "Abs", "Neg", "Sqrt", "Exp", "Reciprocal", "Clip", "Transpose", "Concat"}
-NEIGHBOURS |= {"Relu", "LeakyRelu", "PRelu", "Elu", "Selu", "Sigmoid", "Tanh", "HardSigmoid", "HardSwish", "Softsign"}
-NEIGHBOURS |= {"BatchNormalization", "Squeeze", "Unsqueeze", "MatMul", "Gemm"}
+DTYPES = ("float32", "float64", "int64", "int32", "bool")
+FLOATS = DTYPES[:2]  # of operators that the runtime's table has not
+# Rows of the runtime's table that Relax reads otherwise: the sign of a remainder, and the extremum of nothing.
+OTHERWISE = {"Mod", "ReduceMax", "ReduceMin"}
 
 
 @dataclass
@@ -51,124 +54,140 @@ class Region:
 
     @property
     def label(self) -> str:
-        return next(step.node for step in self.steps if step.op == COMPILED)
+        compiled = (step.node for step in self.steps if step.op == COMPILED)
+        return next(compiled, self.steps[0].node)
+
+    def count(self, op: str) -> int:
+        return sum(step.op == op for step in self.steps)
 
 
-def with_regions(values: GraphSteps, steps: Sequence[Step], wanted: Iterable[str]) -> tuple[list[Step], Wrong]:
-    """The steps with a Graph in each COMPILED one, and what Relax cannot do."""
-    problems, result, outputs = Wrong(), list(steps), [*wanted]
+def with_regions(
+    values: GraphSteps, steps: Sequence[Step], wanted: Iterable[str], layers: Layers
+) -> tuple[list[Step], Wrong]:
+    """The steps with a Graph in each COMPILED one, and what Relax cannot do. layers: of each network."""
     if not any(step.op == COMPILED for step in steps):
-        return result, problems
-    types = _Types(values, steps)
-    large = _regions(values, types, result)
-    for region in large:
+        return list(steps), Wrong()
+    return _Regions(values, [*steps], [*wanted], Types(values, steps, layers)).compiled()
+
+
+@dataclass
+class _Regions:
+    """A model's steps, and which of them Relax may have. refused: by what they make first."""
+
+    values: GraphSteps
+    steps: list[Step]
+    wanted: list[str]
+    types: Types
+    refused: set[str] = field(default_factory=set)
+
+    def compiled(self) -> tuple[list[Step], Wrong]:
+        problems, result = Wrong(), self.steps
+        for region in self.found():
+            for part in self.readable(region, problems):
+                gone = {id(step) for step in part.region.steps}
+                result = ordered([*(step for step in result if id(step) not in gone), part.step])
+        return needed(ordered(result), self.wanted), problems
+
+    def readable(self, region: Region, problems: Wrong) -> list[Part]:
+        """The region as a step; as several where Relax does not read all of it."""
         try:
-            result = _put(result, region, _compiled(values, types, region, result, outputs))
-        except Unreadable:  # what is refused may be a neighbour: without them
-            for step in (own for own in region.steps if own.op == COMPILED):
-                with problems.noting():
-                    alone = Region([step])
-                    result = _put(result, alone, _compiled(values, types, alone, result, outputs))
-    return needed(ordered(result), outputs), problems
+            return [Part(region, self.step(region))]
+        except Unreadable as reason:
+            kept = [step for step in region.steps if step.op != COMPILED and not self.refuses(step)]
+            if len(region.steps) == 1:
+                problems.append(str(reason))
+                return []
+            if len(kept) + region.count(COMPILED) == len(region.steps):  # each by itself is well: numbers are not
+                kept = [step for step in kept if self.is_float(step)]
+            if len(kept) + region.count(COMPILED) == len(region.steps):
+                kept = []
+        self.refused |= {own.outputs[0] for own in region.steps if own.op != COMPILED and own not in kept}
+        inside = {id(step) for step in region.steps}
+        return [part for own in self.found(inside) for part in self.readable(own, problems)]
 
-
-def _put(steps: Sequence[Step], region: Region, one: Step) -> list[Step]:
-    gone = {id(step) for step in region.steps}
-    return ordered([*(step for step in steps if id(step) not in gone), one])
-
-
-class _Types:
-    """The types of the model's values by name, as far as ONNX's shape inference says."""
-
-    def __init__(self, values: GraphSteps, steps: Sequence[Step]) -> None:
-        onnx, model = import_onnx(), values.source.model
-        with contextlib.suppress(Exception):  # of a model that is too large; of another class in each version
-            model = onnx.shape_inference.infer_shapes(model, data_prop=True)
-        graph = model.graph
-        self.types: dict[str, TypeProto] = {v.name: v.type for v in (*graph.input, *graph.output, *graph.value_info)}
-        self.axes: dict[str, str] = {}
-        for step in steps:  # a step's values may have other names by now
-            node = next((values.nodes[name] for name in step.outputs if name in values.nodes), None)
-            for own, name in zip(step.inputs, node.input if node is not None else (), strict=False):
-                if name in self.types:
-                    self.types.setdefault(own, self.types[name])
-
-    def dtype(self, name: str) -> str:
-        own = self.types.get(name)
-        return TYPES.get(own.tensor_type.elem_type, ("",))[0] if own is not None else ""
-
-    def shape(self, name: str) -> list[int | str] | None:
-        """Sizes and names; None: how many axes there are is not known."""
-        own = self.types.get(name)
-        if own is None or not own.tensor_type.HasField("shape"):
-            return None
-        return [
-            int(d.dim_value)
-            if d.HasField("dim_value") and d.dim_value >= 0
-            else self._axis(d.dim_param or f"{name}.{i}")
-            for i, d in enumerate(own.tensor_type.shape.dim)
-        ]
-
-    def _axis(self, name: str) -> str:
-        return self.axes.setdefault(name, f"n{len(self.axes)}")
-
-
-def _regions(values: GraphSteps, types: _Types, steps: Sequence[Step]) -> list[Region]:
-    """What can be one function each: no way leads from a region to itself through other steps."""
-    makers = {output: step for step in steps for output in step.outputs}
-    inside = {id(step): step.op == COMPILED or _goes_along(values, types, step) for step in steps}
-    level: dict[int, int] = {}
-    for step in ordered(steps):
-        before = [makers[name] for name in step.inputs if name in makers]
-        level[id(step)] = max((level[id(p)] + (inside[id(p)] != inside[id(step)]) for p in before), default=0)
-    found: dict[int, list[Step]] = {}
-    for step in ordered(steps):
-        if inside[id(step)]:
-            found.setdefault(level[id(step)], []).append(step)
-    return [Region(part) for part in found.values() if any(step.op == COMPILED for step in part)]
-
-
-def _goes_along(values: GraphSteps, types: _Types, step: Step) -> bool:
-    """Whether a step of the runtime's table may be part of a region."""
-    if step.op not in NEIGHBOURS or not all(name in values.nodes for name in step.outputs):
+    def refuses(self, step: Step) -> bool:
+        try:
+            self.step(Region([step]))
+        except Unreadable:
+            return True
         return False
-    read = [name for name in step.inputs if name and not values.is_constant(name)]
-    return bool(read) and all(types.dtype(name) in FLOATS for name in (*read, *step.outputs))
+
+    def found(self, among: set[int] | None = None) -> list[Region]:
+        """What can be one function each: no way leads from a region to itself through other steps."""
+        makers = {output: step for step in self.steps for output in step.outputs}
+        inside = {id(step): self.goes_along(step) and (among is None or id(step) in among) for step in self.steps}
+        level: dict[int, int] = {}
+        for step in ordered(self.steps):
+            before = [makers[name] for name in step.inputs if name in makers]
+            level[id(step)] = max((level[id(p)] + (inside[id(p)] != inside[id(step)]) for p in before), default=0)
+        found: dict[int, list[Step]] = {}
+        for step in ordered(self.steps):
+            if inside[id(step)]:
+                found.setdefault(level[id(step)], []).append(step)
+        return [Region(part) for part in found.values()]
+
+    def goes_along(self, step: Step) -> bool:
+        """Whether a step may be part of a region."""
+        if step.op == COMPILED:
+            return True
+        first = next(filter(None, step.outputs))
+        if step.op in OTHERWISE or self.types.nodes.get(first) is None or step.outputs[0] in self.refused:
+            return False
+        if step.op == "Gather" and not self.is_inside(step):
+            return False
+        names = [name for name in (*step.inputs, *step.outputs) if name]
+        known = (self.values.is_constant(name) or self.types.shape(name) is not None for name in names)
+        return all(self.types.dtype(name) in DTYPES for name in names) and all(known)
+
+    def is_inside(self, gather: Step) -> bool:
+        """Whether all places are known to be there: compiled code reads memory wherever it is told to."""
+        places, shape = self.values.constant(gather.inputs[1]), self.types.shape(gather.inputs[0])
+        axis = integer(gather.attributes, "axis", 0)
+        size = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
+        return places is not None and isinstance(size, int) and bool(np.all((places >= -size) & (places < size)))
+
+    def is_float(self, step: Step) -> bool:
+        names = [name for name in (*step.inputs, *step.outputs) if name and not self.values.is_constant(name)]
+        return all(self.types.dtype(name) in FLOATS for name in names)
+
+    def step(self, region: Region) -> Step:
+        """Raises Unreadable."""
+        own = {id(step) for step in region.steps}
+        used = {name for step in self.steps if id(step) not in own for name in step.inputs} | {*self.wanted}
+        outputs = tuple(name for name in region.made if name in used)
+        inputs = tuple(name for name in region.read if not self.values.is_constant(name))
+        graph = self.graph(region, inputs, outputs)
+        return Step(COMPILED, inputs, outputs, {"graph": graph}, region.label)
+
+    def graph(self, region: Region, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
+        """The region as a Graph. Raises Unreadable."""
+        onnx, helper = import_onnx(), import_onnx().helper
+        nodes = [self.types.nodes[next(filter(None, step.outputs))] for step in region.steps]
+        read = dict.fromkeys(name for node in nodes if node is not None for name in node.input if name)
+        names = {name: f"v{i}" for i, name in enumerate({**read, **dict.fromkeys(region.made)})}
+        given = []
+        for name in inputs:
+            shape, dtype = self.types.shape(name), self.types.dtype(name)
+            if shape is None or not dtype:
+                raise Unreadable(f"{region.label}: how many axes {name!r} has is not known")
+            if dtype not in DTYPES:
+                raise Unreadable(f"{region.label}: {name!r} is {dtype}; {' and '.join(FLOATS)} are supported")
+            given.append(helper.make_tensor_value_info(names[name], code_of(dtype), shape))
+        made = [helper.make_tensor_value_info(names[name], 0, None) for name in outputs]
+        known = [(name, self.values.constant(name)) for name in read]
+        fixed = [onnx.numpy_helper.from_array(value, names[name]) for name, value in known if value is not None]
+        again = [renamed(node, names) for node in nodes if node is not None]
+        whole = helper.make_graph(again, "region", given, made, fixed)
+        opset = max(OPSET, self.values.source.opset)
+        return read_graph(helper.make_model(whole, opset_imports=[helper.make_opsetid("", opset)]), region.label)
 
 
-def _compiled(values: GraphSteps, types: _Types, region: Region, steps: Sequence[Step], wanted: Sequence[str]) -> Step:
-    own = {id(step) for step in region.steps}
-    used = {name for step in steps if id(step) not in own for name in step.inputs} | {*wanted}
-    outputs = tuple(name for name in region.made if name in used)
-    inputs = tuple(name for name in region.read if not values.is_constant(name))
-    graph = _graph(values, types, region, inputs, outputs)
-    constants = tuple(values.keep(value.array, value.dtype) for value in graph.constants)
-    return Step(COMPILED, (*inputs, *constants), outputs, {"graph": graph}, region.label)
+@dataclass
+class Part:
+    """A region, and the step that it becomes."""
 
-
-def _graph(values: GraphSteps, types: _Types, region: Region, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
-    """The region as a Graph. Raises Unreadable."""
-    onnx = import_onnx()
-    helper, names = onnx.helper, {name: f"v{i}" for i, name in enumerate([*region.read, *region.made])}
-    given = []
-    for name in inputs:
-        shape, dtype = types.shape(name), types.dtype(name)
-        if shape is None or not dtype:
-            raise Unreadable(f"{region.label}: how many axes {name!r} has is not known")
-        if dtype not in FLOATS:
-            raise Unreadable(f"{region.label}: {name!r} is {dtype}; {' and '.join(FLOATS)} are supported")
-        code = next(code for code, (own, _) in TYPES.items() if own == dtype)
-        given.append(helper.make_tensor_value_info(names[name], code, shape))
-    made = [helper.make_tensor_value_info(names[name], 0, None) for name in outputs]
-    fixed = [
-        onnx.numpy_helper.from_array(values.constant(name), names[name])
-        for name in region.read
-        if values.is_constant(name)
-    ]
-    nodes = [_renamed(values.nodes[next(filter(None, step.outputs))], step, names) for step in region.steps]
-    graph = helper.make_graph(nodes, "region", given, made, fixed)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", values.source.opset)])
-    return read_graph(model, region.label)
+    region: Region
+    step: Step
 
 
 def read_graph(model: ModelProto, label: str) -> Graph:
@@ -184,12 +203,3 @@ def read_graph(model: ModelProto, label: str) -> Graph:
     except Exception as reason:  # of many classes, of TVM and of Python
         text = (str(reason).strip().splitlines() or [type(reason).__name__])[-1]
         raise Unreadable(f"{label}: TVM does not read it: {text:.200}") from None
-
-
-def _renamed(node: NodeProto, step: Step, names: dict[str, str]) -> NodeProto:
-    own = type(node)()
-    own.CopyFrom(node)
-    del own.input[:], own.output[:]
-    own.input.extend(names.get(name, "") for name in step.inputs)
-    own.output.extend(names.get(name, "") for name in step.outputs)
-    return own

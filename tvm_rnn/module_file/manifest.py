@@ -139,11 +139,15 @@ def with_facts(elf: bytes, facts: Mapping[str, object], arrays: Mapping[str, np.
 Path = str | os.PathLike[str]
 
 
-def export(module: Module, path: Path | None, bundle: Path | None, name: str | None) -> None:
+def export(module: Module, path: Path | None, bundle: Path | None, web: Path | None, name: str | None) -> None:
     """What `Module.export` does. Raises ConfigError where it is not told what to write, and what the writers raise."""
-    if path is None and bundle is None:
+    if path is None and bundle is None and web is None:
         do = 'mod.export("m.so"), or mod.export(bundle="folder")'
         raise ConfigError(message("export: nothing to write", got="neither a path nor a bundle", do=do))
+    if web is not None:
+        from tvm_rnn.bundle import write_web
+
+        write_web(module, web, name)
     if bundle is not None:
         from tvm_rnn.bundle import write_bundle
 
@@ -177,8 +181,9 @@ def write_container(
     if not isinstance(elf, bytes):
         with open(elf, "rb") as file:
             elf = file.read()
-    if elf[:4] != b"\x7fELF":
-        raise BuildError(message("there is no shared object to write", got=repr(elf[:8]), expected="an ELF file"))
+    if elf[:4] not in runtime.CODE_BEGINS:
+        expected = "an ELF file, or one of WebAssembly"
+        raise BuildError(message("there is no code to write", got=repr(elf[:8]), expected=expected))
     blob = serialize_weights(facts, weights or {})
     elf = with_facts(elf, facts, weights or {})
     check()

@@ -305,5 +305,8 @@ class TorchModel:
         weights = {name: torch.tensor(array, dtype=dtype, device=device) for name, array in net.weights.items()}
         self.steps = Steps(net, programs(net, wrap), weights, like)
 
-    def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, dict[str, Tensor | list[Tensor]]]:
-        return self.steps(inputs)
+    def __call__(
+        self, inputs: Sequence[Tensor], lengths: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor | list[Tensor]]]:
+        """lengths: [B], how many steps each row has."""
+        return self.steps(inputs, rows=Rows(lengths))

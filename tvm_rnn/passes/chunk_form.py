@@ -1,4 +1,4 @@
-"""The form in which GPUs run a recurrence of a matrix: what is written and what is taken away lie along one key.
+"""The form in which GPUs run a recurrence of a matrix: where it can be, all that a step writes lies along one key.
 
 In: a graph with a `scan_matrix`. Out: the same, with the numbers that scale the key moved to the values and to the
 vectors that are multiplied with the state; or why no kernel of a GPU takes it.
@@ -10,32 +10,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tvm_rnn.graph.graph import Graph, Node, make, rewrite, topological, with_args
+from tvm_rnn.graph.graph import Graph, Node, make, rewrite, with_args
 
 from .matrix_recurrence import Solved
 
 if TYPE_CHECKING:
     from tvm_rnn.network.rnn import RNN
 
-    from ..target import Target
-
-MOST_KEYS, MOST_READS = 256, 2  # that shared memory has room for
-STORED = ("bfloat16", "float16")
+MOST_KEYS = 256  # that registers have room for
 
 
-def chunk_form(graph: Graph, name: str) -> Graph | str:
-    """The graph with the recurrence of the state of that name in the form that chunks take, or why it has none.
+def chunk_form(graph: Graph, name: str) -> Graph:
+    """The graph with the recurrence of the state of that name in the form that chunks take, if it has that.
 
     graph: normalised, so that equal vectors are one.
     """
     new = next(r for s, r in zip(graph.states, graph.results, strict=True) if s.name == name)
     state, decay, key, value, *product = new.args
-    if not product:
+    if len(product) != 2 or new.attrs["writes"] != 1:
         return graph
     erased, vector = product
     (key, scales), (other, others) = (_scaled(node, new.attrs["key"]) for node in (key, erased))
     if _viewed(key) is not _viewed(other) or key.shape != other.shape:
-        return "what is taken away does not lie along the key that is written"
+        return graph
     for number in scales:
         value = make("mul", value, number)
     for number in others:
@@ -47,25 +44,17 @@ def chunk_form(graph: Graph, name: str) -> Graph | str:
     return rewrite(graph, mapped)
 
 
-def refused(solved: Solved, net: RNN, target: Target) -> str:
-    """Why no kernel of a GPU takes a recurrence of a matrix, whatever its form is; "" where one may."""
+def refused(solved: Solved, net: RNN) -> str:
+    """Why no kernel of a GPU takes a recurrence of a matrix, whatever its form is; "" where one does."""
     (new,), (state,) = solved.new, solved.states
-    along, products = new.attrs["key"], len(new.args) // 2 - 1 - new.attrs["writes"]
-    outputs = {n for found in solved.reads.values() for n in topological([found]) if n.op == "read_out"}
-    if target.arch != "sm_90a":
-        return f"chunks are for sm_90a, not for {target.arch}"
-    if net.dtype not in STORED:
-        return f"chunks are for {' and '.join(STORED)}, not for {net.dtype}"
     if net.reverse or net.num_directions > 1:
-        return "chunks go forward in time alone"
+        return "its kernels go forward in time alone"
     if net.cell.initial.get(state.name, 0.0) != 0.0:
         return "it does not begin at 0"
-    if new.attrs["writes"] != 1 or products > 1:
-        return "chunks have one product that is written, and one that is taken away"
-    if new.args[1].shape[along] != 1:
-        return "each key decays by itself"
-    if state.shape[along] > MOST_KEYS or len(outputs) > MOST_READS:
-        return f"chunks have up to {MOST_KEYS} keys and {MOST_READS} read-outs"
+    if not new.attrs["writes"]:
+        return "nothing is written to it"
+    if state.shape[new.attrs["key"]] > MOST_KEYS:
+        return f"its kernels have up to {MOST_KEYS} keys"
     return ""
 
 

@@ -116,11 +116,14 @@ class _Work:
         self.told.append((done, _names(states), why, {}))
 
     def _write(self, solved: Solved) -> None:
-        written = self.refused.get(solved.states[0].name) or _for_target(self.graph, solved, self.net, self.target)
-        if isinstance(written, str):
-            self._say(False, solved.states, f"{solved.kind}, one step after the other: {written}")
+        name = solved.states[0].name
+        on_gpu = self.target.kind == "cuda" and solved.new[0].op == "scan_matrix"
+        if why := self.refused.get(name) or (refused(solved, self.net) if on_gpu else ""):
+            self._say(False, solved.states, f"{solved.kind}, one step after the other: {why}")
             return
-        self.graph = written
+        self.graph = _written(self.graph, solved)
+        if on_gpu:
+            self.graph = chunk_form(normalise(self.graph), name)
         self._say(True, solved.states, f"{solved.kind}: known for all steps before what reads it")
         if solved.new[0].op == "scan_matrix":
             self.matrices.append(solved)
@@ -249,13 +252,6 @@ def _scan(states: Sequence[Node], form: Form) -> Node:
         factors.append(total([product(replace(t, state=None, axes=()), form.axes) for t in terms], len(form.axes)))
     rest = total([product(t, form.axes) for t in form.known], len(form.axes))
     return make("scan", *states, *factors, rest)
-
-
-def _for_target(graph: Graph, solved: Solved, net: RNN, target: Target) -> Graph | str:
-    """The graph with the recurrences in the place of the steps, as the target runs them, or why it does not."""
-    if target.kind != "cuda" or solved.new[0].op != "scan_matrix":
-        return _written(graph, solved)
-    return refused(solved, net, target) or chunk_form(normalise(_written(graph, solved)), solved.states[0].name)
 
 
 def _written(graph: Graph, solved: Solved) -> Graph:

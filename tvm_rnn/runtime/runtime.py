@@ -58,6 +58,7 @@ MOST_AXES = 32  # of an array in a file
 ALIGNMENT = 64  # generated code moves whole cache lines to and from its own buffers
 CARRIED = struct.Struct("<QQ8s")  # the end of code: bytes of what it says of its manifest, of its arrays, and this mark
 CARRIED_MARK = b"TVMFACTS"
+CODE_BEGINS = (b"\x7fELF", b"\0asm")  # what systems load, and what is linked to a program
 FOR_PEOPLE = frozenset(("created", "decisions", "templates", "weight_error"))  # of a manifest: no code depends on these
 SAFETENSORS = {f"{kind}{8 * size}": f"{kind.lower()}{size}" for kind in "FIU" for size in (1, 2, 4, 8)} | {"BOOL": "?"}
 # Where LLVM's name of a CPU feature is not the kernel's.
@@ -270,7 +271,7 @@ def _open_container(path: str | os.PathLike[str], copied: bool = False) -> Opene
     data = _map_file(path := os.fsdecode(path), LoadError, copied)
     end = len(data) - FOOTER.size
     magic, version, crc, elf_size, start, size, text = FOOTER.unpack(data[-FOOTER.size :].ljust(FOOTER.size))
-    if data[:4] != b"\x7fELF" or magic != MAGIC:
+    if data[:4] not in CODE_BEGINS or magic != MAGIC:
         got = f"{len(data)} bytes that begin {data[:4]!r} and do not end with its footer"
         raise _error(LoadError, f"{path!r} is not a complete tvm_rnn module", got, "a .so as exported", "copy it again")
     newer, do = f"{path!r} was made by a newer tvm_rnn", "upgrade tvm_rnn (or the copied runtime.py) here"
@@ -1046,13 +1047,15 @@ class Module:
         path: str | os.PathLike[str] | None = None,
         *,
         bundle: str | os.PathLike[str] | None = None,
+        web: str | os.PathLike[str] | None = None,
         name: str | None = None,
     ) -> None:
         """Write this module with its present weights, whole or not at all.
 
         path: of a .so file, for `load`.
         bundle: of a folder for programs without Python: a library with a C API, header, examples.
-        name: what the bundle's C names begin with; None: the folder's name.
+        web: of a folder for browsers and node: WebAssembly, an ES module, an AudioWorklet, a page. For target "wasm32".
+        name: what names in these folders begin with; None: the folder's name.
 
         Raises ConfigError where it is not told what to write, and BuildError where it cannot be written."""
         try:
@@ -1060,7 +1063,7 @@ class Module:
         except ImportError as error:
             what, do = "runtime.py alone cannot export", "use it with tvm_rnn installed"
             raise _error(TvmRnnError, what, error, "tvm_rnn installed", do) from None
-        export(self, path, bundle, name)
+        export(self, path, bundle, web, name)
 
 
 def _no_seed(*_arguments: object) -> NoReturn:

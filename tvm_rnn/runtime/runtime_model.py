@@ -10,9 +10,10 @@ import contextlib
 import itertools
 import math
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
@@ -37,6 +38,7 @@ class Network(Protocol):
         """Replace all weights."""
 
 
+MOST_READY = 64  # shapes of inputs whose sizes are remembered
 Runner = Callable[[Sequence[Array], Facts], list[Array]]  # of a step that is a network
 # What NumPy, or a network that is given what does not fit, may say of a model's arrays.
 FAILURES = (ValueError, IndexError, TypeError, KeyError, ZeroDivisionError, OverflowError, MemoryError, AttributeError)
@@ -48,6 +50,7 @@ class Plan:
     def __init__(self, model: Facts, constants: Mapping[str, np.ndarray]) -> None:
         self.inputs, self.outputs = list(model["inputs"]), [item["name"] for item in model["outputs"]]
         self.constants = {item["name"]: constants[item["array"]] for item in model["constants"]}
+        self.lasting = frozenset(map(id, self.constants.values()))
         self.steps = list(model["steps"])
         strange = {step["op"] for step in self.steps} - runtime_ops.OPERATIONS.keys() - {"Network", "Compiled"}
         if strange:
@@ -115,7 +118,13 @@ def run(module: Module, inputs: Mapping[str, object]) -> dict[str, Array]:
     )
     kinds: list[type] = [type(inputs[item["name"]]) for item in plan.inputs]
     like = runtime._like(kinds[0]) if kinds else None
-    return {name: np.array(value) if like is None else like(np.array(value)) for name, value in results.items()}
+    taken = {*plan.lasting, *map(id, arrays.values())}
+    found = {}
+    for name, value in results.items():
+        own = value if value.flags.owndata and id(value) not in taken else np.array(value)  # nobody else's memory
+        taken.add(id(own))
+        found[name] = own if like is None else like(own)
+    return found
 
 
 def check_inputs(declared: Sequence[Facts], inputs: Facts) -> dict[str, Array]:
@@ -178,30 +187,79 @@ def call(module: Network, given: Sequence[Array], attributes: Facts) -> list[Arr
 
 
 def call_compiled(module: Module, given: Sequence[Array], attributes: Facts) -> list[Array]:
-    """One step that is a function of the module's file: how large its results and its memory are, then these."""
-    arrays = [_dense(np.ascontiguousarray(value)) for value in given]
-    inputs, axes, name = (
-        arrays[: len(arrays) - int(attributes["constants"])],
-        attributes["axes"],
-        attributes["function"],
-    )
-    sizes = np.zeros(sum(axes) + len(attributes["memory"]), np.int64)
-    library = module._library
-    try:
-        library.get_function(f"{name}_sizes")(*inputs, sizes)
-        ends = [*itertools.accumulate(axes, initial=0)]
-        shapes = [sizes[begin:end].tolist() for begin, end in itertools.pairwise(ends)]
-        made = [_dense(np.empty(shape, dtype)) for shape, dtype in zip(shapes, attributes["dtypes"], strict=True)]
-        memory = [
-            runtime._aligned(max(1, int(n)), np.dtype(dtype))
-            for n, dtype in zip(sizes[ends[-1] :], attributes["memory"], strict=True)
-        ]
-        library.get_function(name)(module.threads, *arrays, *made, *memory)
-    except (*FAILURES, RuntimeError) as error:
-        got = ", ".join(f"{v.dtype}{list(v.shape)}" for v in inputs)
-        what = f"a part of this model cannot be computed ({name})"
-        raise runtime._error(InputError, what, f"{got}: {error}", do="check the shapes of the inputs") from None
-    return made
+    """One step that is a function of the module's file."""
+    known: dict[str, Function] = vars(module).setdefault("_around", {})
+    name = attributes["function"]
+    if name not in known:
+        known[name] = Function(module._library, attributes)
+    return known[name](given, module.threads)
+
+
+class Ready(NamedTuple):
+    """What a function needs for inputs of some shapes: their strides; shapes of results; elements of its memory."""
+
+    strides: list[tuple[int, ...]]
+    shapes: list[tuple[int, ...]]
+    memory: list[int]
+
+
+class Function:
+    """A function of the module's file. It is asked once how large results and memory are for inputs of some shapes;
+    its memory stays with the thread."""
+
+    def __init__(self, library: runtime.Library, attributes: Facts) -> None:
+        self.name, self.axes, self.inner = attributes["function"], attributes["axes"], attributes["memory"]
+        self.dtypes = [np.dtype(dtype) for dtype in attributes["dtypes"]]
+        self.constants = int(attributes["constants"])
+        self.arrays: list[Array] | None = None
+        self.run, self.sizes = library.get_function(self.name), library.get_function(f"{self.name}_sizes")
+        self.ready: dict[tuple[tuple[int, ...], ...], Ready] = {}
+        self.local = threading.local()
+
+    def __call__(self, given: Sequence[Array], threads: int) -> list[Array]:
+        count = len(given) - self.constants
+        if (constants := self.arrays) is None:
+            tensor = sys.modules["tvm_ffi"].from_dlpack
+            self.arrays = constants = [tensor(_writable(_dense(np.asarray(v, order="C")))) for v in given[count:]]
+        arrays = [np.asarray(value) for value in given[:count]]
+        key = tuple([array.shape for array in arrays])
+        try:
+            ready = self.ready.get(key) or self._prepared(key, arrays)
+            for i, strides in enumerate(ready.strides):
+                if arrays[i].strides != strides or not arrays[i].flags.writeable:
+                    arrays[i] = _writable(_dense(np.asarray(arrays[i], order="C")))
+            made = [np.empty(shape, dtype) for shape, dtype in zip(ready.shapes, self.dtypes, strict=True)]
+            results = made if all(array.size for array in made) else [_dense(array) for array in made]
+            self.run(threads, *arrays, *constants, *results, *self._memory(ready.memory))
+        except (*FAILURES, RuntimeError) as error:
+            got = ", ".join(f"{v.dtype}{list(v.shape)}" for v in arrays)
+            what = f"a part of this model cannot be computed ({self.name})"
+            raise runtime._error(InputError, what, f"{got}: {error}", do="check the shapes of the inputs") from None
+        return made
+
+    def _prepared(self, key: tuple[tuple[int, ...], ...], arrays: Sequence[np.ndarray]) -> Ready:
+        sizes = np.zeros(sum(self.axes) + len(self.inner), np.int64)
+        inputs = [_writable(_dense(np.asarray(array, order="C"))) for array in arrays]
+        self.sizes(*inputs, sizes)
+        ends, numbers = [*itertools.accumulate(self.axes, initial=0)], [int(n) for n in sizes]
+        shapes = [tuple(numbers[begin:end]) for begin, end in itertools.pairwise(ends)]
+        found = Ready([array.strides for array in inputs], shapes, numbers[ends[-1] :])
+        self.ready = {**self.ready, key: found} if len(self.ready) < MOST_READY else {key: found}
+        return found
+
+    def _memory(self, elements: Sequence[int]) -> Sequence[Array]:
+        held, tensors = getattr(self.local, "memory", (None, ()))
+        if held is None or any(own < needed for own, needed in zip(held, elements, strict=True)):
+            tensor = sys.modules["tvm_ffi"].from_dlpack
+            pairs = zip(elements, self.inner, strict=True)
+            tensors = [tensor(runtime._aligned(max(1, n), np.dtype(dtype))) for n, dtype in pairs]
+            self.local.memory = (elements, tensors)
+        return tensors
+
+
+def _writable(array: np.ndarray) -> np.ndarray:
+    """The array as DLPack hands it on, which read-only ones are not."""
+    return array if array.flags.writeable else array.copy()
 
 
 def _dense(array: np.ndarray) -> np.ndarray:
@@ -215,7 +273,10 @@ def _dense(array: np.ndarray) -> np.ndarray:
 
 def _joined(module: Network, names: Sequence[str], given: Sequence[Array], batch: int) -> dict[str, Array]:
     """A state as the module takes it, of its parts by layer."""
-    first, layers = module.init_state(batch), int(module.manifest["num_layers"])
+    layers = int(module.manifest["num_layers"])
+    if len(given) == len(names) and layers == 1 and all(part is not None for part in given):
+        return dict(zip(names, given, strict=True))
+    first = module.init_state(batch)
     state = {}
     for i, name in enumerate(names):
         at_first = first[name] if isinstance(first[name], list) else np.split(first[name], layers)
@@ -232,11 +293,12 @@ def _joined(module: Network, names: Sequence[str], given: Sequence[Array], batch
 def _parts(module: Network, names: Sequence[str], result: tuple[Array, Facts]) -> list[Array]:
     """y and each state of each layer; as numpy arrays."""
     y, state = result
-    layers = int(module.manifest["num_layers"])
-    return [
-        y,
-        *(part for n in names for part in (state[n] if isinstance(state[n], list) else np.split(state[n], layers))),
-    ]
+    layers, found = int(module.manifest["num_layers"]), [y]
+    for name in names:
+        whole = state[name]
+        rows = 0 if isinstance(whole, list) else len(whole) // layers
+        found += whole if isinstance(whole, list) else [whole[i * rows : (i + 1) * rows] for i in range(layers)]
+    return found
 
 
 class ModelModule(runtime.Module):

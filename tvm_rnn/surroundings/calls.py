@@ -18,6 +18,7 @@ PASSES = (
     relax.transform.DecomposeOpsForInference,
     relax.transform.CanonicalizeBindings,
     relax.transform.LegalizeOps,
+    relax.transform.FoldConstant,
     relax.transform.AnnotateTIROpPattern,
     relax.transform.FuseOps,
     relax.transform.FuseTIR,
@@ -62,20 +63,26 @@ class Graph:
     outputs: list[Value] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
 
-    @property
-    def constants(self) -> list[Value]:
-        """Those that calls read, each once."""
-        read = [value for call in self.calls for value in call.inputs] + self.outputs
-        return list(dict.fromkeys(value for value in read if value.constant is not None))
-
 
 def calls_of(module: tvm.IRModule) -> Graph:
     """The calls that a Relax module's main function comes to. Raises Unsupported."""
     try:
+        module["main"] = _Clipped(module).visit_expr(module["main"])
         module = tvm.transform.Sequential([make() for make in PASSES])(module)
     except Exception as reason:  # TVM raises many classes, none of them meant for users
         raise Unsupported(_last_line(reason)) from None
     return _Reader(module).graph
+
+
+@relax.expr_functor.mutator
+class _Clipped(relax.PyExprMutator):  # type: ignore[misc]  # TVM's are not typed
+    """Takes elements at places inside of the array, whatever the indices are."""
+
+    def visit_call_(self, call: tvm.ir.Call) -> relax.Expr:
+        call = super().visit_call_(call)
+        if call.op == tvm.ir.Op.get("relax.take"):
+            return relax.op.take(*call.args, axis=call.attrs.axis, mode="clip")
+        return call
 
 
 def _last_line(reason: Exception) -> str:

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tvm_rnn.errors import ConfigError, InputError, WeightError, message
+from tvm_rnn.errors import ConfigError, InputError, message
 from tvm_rnn.frontends.torch import form_of, state_arrays
 from tvm_rnn.frontends.torch_names import Form
 from tvm_rnn.network.layer import weight_name
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.runtime import runtime
 
-from .graph_ops import Code, Shape, for_others, steps_in_graph, unserved
+from .graph_ops import Code, Shape, array_of, for_others, steps_in_graph, unserved
 from .in_torch import InTorch
 
 State = Mapping[str, Tensor | list[Tensor]]
@@ -237,11 +237,9 @@ def _moved(module: Compiled, device: torch.device, weights: Mapping[str, Tensor]
 
 def _present(module: Compiled, found: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """The weights as tensors, after the module was given them if they are not what it has."""
-    for name, tensor in found.items():
-        array, held = runtime._numpy(name, tensor, WeightError), module.weights.get(name)
-        if held is None or array.dtype != held.dtype or not np.array_equal(array, held):
-            module.load_weights({n: t.detach() for n, t in found.items()})
-            break
+    arrays, held = {name: array_of(name, tensor) for name, tensor in found.items()}, module.weights
+    if not all(n in held and a.dtype == held[n].dtype and np.array_equal(a, held[n]) for n, a in arrays.items()):
+        module.load_weights(arrays)
     return found
 
 

@@ -12,12 +12,12 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from tvm_rnn.compiler.compiled_files import compiled_once
 from tvm_rnn.errors import ConfigError, InputError, message
 from tvm_rnn.language.cell import Cell as Equations
 from tvm_rnn.network.rnn import RNN as Network
-from tvm_rnn.runtime.runtime import PACKED
 
 from .autograd import Compiled, State, TorchLayer, drawn_seed, each, flat
 from .graph_ops import Code
@@ -30,6 +30,13 @@ SERVED = {
 }
 TARGETS = {"cpu": "llvm", "cuda": "cuda"}
 _compiling = threading.RLock()
+
+
+def packed_as(x: PackedSequence, y: Tensor, lengths: Tensor) -> PackedSequence:
+    """y [T, B, ...] and lengths [B], in the order of x before its rows were sorted, packed as x is."""
+    if x.sorted_indices is not None:
+        y, lengths = y.index_select(1, x.sorted_indices), lengths[x.sorted_indices.cpu()]
+    return PackedSequence(pack_padded_sequence(y, lengths).data, *x[1:])
 
 
 class Cell(TorchLayer):
@@ -89,7 +96,7 @@ class Cell(TorchLayer):
 
     def forward(
         self,
-        x: Tensor,
+        x: Tensor | PackedSequence,
         state: Hidden | State | None = None,
         *,
         lengths: object = None,
@@ -97,14 +104,22 @@ class Cell(TorchLayer):
         seed: int | None = None,
         first_step: int = 0,
         **inputs: Tensor,
-    ) -> tuple[Tensor, Compiled]:
+    ) -> tuple[Tensor | PackedSequence, Compiled]:
         """All steps: y, then the last state, or a tuple of the last states in the cell's order.
 
-        x: [T, B, ...], with batch_first [B, T, ...], or one row without B. state: of that form too, also by name.
-        inputs: further inputs of the cell and its constants, by name. The rest: as of `to_torch`'s layers."""
+        x: [T, B, ...], with batch_first [B, T, ...], or one row without B; or packed, as y is then, with all else in
+        the order of its rows before they were sorted. state: of the form of x too, also by name. inputs: further inputs
+        of the cell and its constants, by name. The rest: as of `to_torch`'s layers."""
+        more: dict[str, Any] = {"reset": reset, "seed": seed, "first_step": first_step, **inputs}
+        if isinstance(x, PackedSequence):
+            if lengths is not None:
+                raise InputError(message("a packed x has its lengths", got="lengths= too", do="leave out lengths="))
+            values, lengths = pad_packed_sequence(x, self.batch_first)
+            y, last = self.forward(values, state, lengths=lengths, **more)
+            return packed_as(x, y.transpose(0, 1) if self.batch_first else y, lengths), last
         state = self._named(state)
         if not isinstance(x, Tensor):
-            do = PACKED if type(x).__name__ == "PackedSequence" else "torch.from_numpy(x)"
+            do = "torch.from_numpy(x)"
             raise InputError(message("this layer takes tensors", got=type(x).__name__, expected="torch.Tensor", do=do))
         self._ready([x, *flat(state), *inputs.values()])
         rows, constants = 0 if self.batch_first else 1, self._code.constants
@@ -114,12 +129,10 @@ class Cell(TorchLayer):
             value = value.unsqueeze(rows) if single else value
             return value.transpose(0, 1) if self.batch_first else value
 
-        more = {n: (v.unsqueeze(0) if single else v) if n in constants else steps(v) for n, v in inputs.items()}
-        again = None if reset is None else steps(torch.as_tensor(reset))
+        more |= {n: (v.unsqueeze(0) if single else v) if n in constants else steps(v) for n, v in inputs.items()}
+        more["reset"] = None if reset is None else steps(torch.as_tensor(reset))
         state = each(state, lambda part: part.unsqueeze(1)) if single else state
-        y, found = super().forward(
-            steps(x), state, lengths=lengths, reset=again, seed=seed, first_step=first_step, **more
-        )
+        y, found = super().forward(steps(x), state, lengths=lengths, **more)
         y = y.transpose(0, 1) if self.batch_first else y
         last = each(found, lambda part: part.squeeze(1)) if single else found
         assert last is not None

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tvm_rnn.compiler.compiled_files import kept
-from tvm_rnn.errors import ConfigError, InputError, message
+from tvm_rnn.errors import ConfigError, InputError, WeightError, message
 from tvm_rnn.runtime import runtime
 from tvm_rnn.runtime.runtime import Module
 from tvm_rnn.runtime.runtime_training import TrainingModule, tape_elements
@@ -72,14 +72,19 @@ class Code:
             raise InputError(message("the inputs are not the module's", got=[*given], expected=self.inputs))
         return [given[name] for name in self.inputs]
 
+    def split(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> tuple[Sequence[Tensor], ...]:
+        """Inputs, first states or none, weights, and what rows have, of all tensors of an operation."""
+        first, last = len(self.inputs), len(tensors) - sum(numbers[:3])
+        weights = last - len(self.weights)
+        return tensors[:first], tensors[first:weights], tensors[weights:last], tensors[last:]
+
     def module(self, weights: Sequence[Tensor]) -> Module:
         """A module of its own with these weights; the caller has the lock."""
         if self._own is None:
             self._own = copy.copy(self._given)
             if isinstance(self._own, TrainingModule):
                 self._own.tape_memory = _zeros  # the tape is a result: the same one for the same call
-        own, values = self._own, (value.detach().numpy() for value in weights)
-        named = dict(zip(self.weights, values, strict=True))
+        own, named = self._own, {n: array_of(n, value) for n, value in zip(self.weights, weights, strict=True)}
         held = own.weights
         if not all(name in held and np.array_equal(value, held[name]) for name, value in named.items()):
             own.load_weights(named)
@@ -100,6 +105,15 @@ class Code:
             rows = directions if self.lists[name] else directions * len(layers)
             found += [(rows, batch, *shape) for shape in each]
         return found
+
+
+def array_of(name: str, weight: Tensor) -> np.ndarray:
+    """A weight's memory, for a moment: after `numpy()` torch could not free it any more, as FSDP does between calls.
+    Raises WeightError."""
+    try:
+        return np.from_dlpack(weight.detach())
+    except (AttributeError, BufferError, RuntimeError, TypeError):
+        return runtime._numpy(name, weight, WeightError)  # which says what it is
 
 
 def _in_graph(name: str) -> Code:
@@ -193,45 +207,38 @@ def steps_in_graph(
     mode."""
     given = [rows.get(name) for name in ("lengths", "reset", "seed")]
     present = [torch.as_tensor(value) for value in given if value is not None]
+    tensors = [*inputs, *state, *weights, *present]
     numbers = [*(int(value is not None) for value in given), rows["first_step"] if "seed" in rows else 0]
     if "seed" in rows or records((*inputs, *state, *weights), training):
-        y, *last, _ = steps_recorded(code.name, inputs, state, weights, present, numbers)
+        y, *last, _ = steps_recorded(code.name, tensors, numbers)
     else:
-        y, *last = steps(code.name, inputs, state, weights, present, numbers)
+        y, *last = steps(code.name, tensors, numbers)
     return y, code.named(last)
 
 
 # --- the operations ---------------------------------------------------------------------------------------------------
+#
+# tensors: inputs, first states or none, weights, and of lengths, reset and seed those that there are; one list, as that
+# of AOTInductor may not be empty. numbers: for each of the last three whether it is there, then that of the first step.
 
 
 @torch.library.custom_op("tvm_rnn::steps", mutates_args=(), device_types="cpu")
-def steps(
-    code: str,
-    inputs: Sequence[Tensor],
-    state: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    rows: Sequence[Tensor],
-    numbers: Sequence[int],
-) -> list[Tensor]:
-    """All steps, without gradients: y, then the last states. rows: of lengths, reset and seed those that there are;
-    numbers: for each of these whether it is there, then the number of the first step."""
-    own, (lengths, reset, _) = _in_graph(code), _present(rows, numbers)
+def steps(code: str, tensors: Sequence[Tensor], numbers: Sequence[int]) -> list[Tensor]:
+    """All steps, without gradients: y, then the last states."""
+    own = _in_graph(code)
+    inputs, state, weights, rows = own.split(tensors, numbers)
+    lengths, reset, _ = _present(rows, numbers)
     with own.lock:
         found = own.module(weights)(_inputs(inputs), _arrays(own, state), lengths=lengths, reset=reset)
     return _tensors(*found)
 
 
 @torch.library.custom_op("tvm_rnn::steps_recorded", mutates_args=(), device_types="cpu")
-def steps_recorded(
-    code: str,
-    inputs: Sequence[Tensor],
-    state: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    rows: Sequence[Tensor],
-    numbers: Sequence[int],
-) -> list[Tensor]:
+def steps_recorded(code: str, tensors: Sequence[Tensor], numbers: Sequence[int]) -> list[Tensor]:
     """All steps, with gradients: y, then the last states, then the tape."""
-    own, (lengths, reset, seed) = _in_graph(code), _present(rows, numbers)
+    own = _in_graph(code)
+    inputs, state, weights, rows = own.split(tensors, numbers)
+    lengths, reset, seed = _present(rows, numbers)
     x, first, step = _inputs(inputs), _arrays(own, state), numbers[3]
     with own.lock:
         module = own.module(weights)
@@ -245,12 +252,14 @@ def gradients(
     code: str,
     tape: Tensor,
     above: Sequence[Tensor | None],
-    weights: Sequence[Tensor],
-    rows: Sequence[Tensor],
+    tensors: Sequence[Tensor],
     numbers: Sequence[int],
 ) -> list[Tensor]:
-    """Of inputs, first states and weights. above: of y and the last states; numbers: those above, then T and B."""
-    own, (lengths, reset, seed), (first_step, T, B) = _code(code), _present(rows, numbers), numbers[3:]
+    """Of inputs, first states and weights. above: of y and the last states; tensors: those behind the states; numbers:
+    those above, then T and B."""
+    own, (first_step, T, B) = _code(code), numbers[3:]
+    weights, rows = tensors[: len(own.weights)], tensors[len(own.weights) :]
+    lengths, reset, seed = _present(rows, numbers)
     d_y, *d_last = [None if d is None else d.detach() for d in above]
     pairs = zip(d_last, own.shapes(B), strict=True)
     whole = [tape.new_zeros(shape) if d is None else d for d, shape in pairs]
@@ -274,17 +283,17 @@ def _present(rows: Sequence[Tensor], numbers: Sequence[int]) -> tuple[Plain, Pla
 
 
 @steps.register_fake
-def _steps_shapes(code: str, inputs: Sequence[Tensor], *given: object) -> list[Tensor]:
-    own, x = _in_graph(code), inputs[0]
+def _steps_shapes(code: str, tensors: Sequence[Tensor], numbers: Sequence[int]) -> list[Tensor]:
+    own, x = _in_graph(code), tensors[0]
     T, B = x.shape[:2]
     return [x.new_empty((T, B, *own.facts._output)), *(x.new_empty(shape) for shape in own.shapes(B))]
 
 
 @steps_recorded.register_fake
-def _recorded_shapes(code: str, inputs: Sequence[Tensor], *given: object) -> list[Tensor]:
-    x, manifest = inputs[0], _in_graph(code).facts.manifest
+def _recorded_shapes(code: str, tensors: Sequence[Tensor], numbers: Sequence[int]) -> list[Tensor]:
+    x, manifest = tensors[0], _in_graph(code).facts.manifest
     T, B = x.shape[:2]
-    return [*_steps_shapes(code, inputs), x.new_empty((tape_elements(manifest, T, B, T),))]
+    return [*_steps_shapes(code, tensors, numbers), x.new_empty((tape_elements(manifest, T, B, T),))]
 
 
 @gradients.register_fake
@@ -294,22 +303,24 @@ def _gradients_shapes(code: str, tape: Tensor, *given: Sequence[int]) -> list[Te
     return [tape.new_empty(shape) for shape in [*shapes, *own.weights.values()]]
 
 
-Op: TypeAlias = "tuple[str, Sequence[Tensor], Sequence[Tensor], Sequence[Tensor], Sequence[Tensor], Sequence[int]]"
+Op: TypeAlias = "tuple[str, Sequence[Tensor], Sequence[int]]"
 
 
 def _save(ctx: torch.autograd.function.FunctionCtx, inputs: Op, output: Sequence[Tensor]) -> None:
-    code, x, state, weights, rows, numbers = inputs
-    ctx.code, ctx.stated, ctx.numbers = code, bool(state), [*numbers, *x[0].shape[:2]]
-    ctx.save_for_backward(output[-1], *rows, *weights)
+    code, tensors, numbers = inputs
+    _, state, weights, rows = _code(code).split(tensors, numbers)
+    ctx.code, ctx.stated, ctx.numbers = code, bool(state), [*numbers, *tensors[0].shape[:2]]
+    ctx.save_for_backward(output[-1], *weights, *rows)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: torch.autograd.function.FunctionCtx, d: Sequence[Tensor | None]) -> tuple[object, ...]:
     own, (tape, *rest), count = _code(ctx.code), ctx.saved_tensors, sum(ctx.numbers[:3])
-    found = gradients(own.name, tape, list(d[:-1]), rest[count:], rest[:count], ctx.numbers)
+    found = gradients(own.name, tape, list(d[:-1]), rest, ctx.numbers)
     one = len(own.inputs)
     two = one + len(d) - 2
-    return None, found[:one], found[one:two] if ctx.stated else [], found[two:], [None] * count, None
+    states = found[one:two] if ctx.stated else []
+    return None, [*found[:one], *states, *found[two:], *[None] * count], None
 
 
 steps_recorded.register_autograd(_backward, setup_context=_save)

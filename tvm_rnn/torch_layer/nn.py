@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from tvm_rnn.compiler.compiled_files import compiled_once, name_of
 from tvm_rnn.errors import TvmRnnError, message
@@ -28,12 +28,13 @@ from tvm_rnn.frontends.torch_names import Form
 from tvm_rnn.network.rnn import RNN as Network
 
 from .autograd import Compiled, State, drawn_seed, flat, looked_into, net_weights, run, torch_weights
-from .cell import SERVED, TARGETS
+from .cell import SERVED, TARGETS, packed_as
 from .cell import Cell as Cell
 from .graph_ops import IN_GRAPHS, Code, put_in_graphs, records, steps_in_graph
 from .in_torch import InTorch
 
-Made: TypeAlias = "tuple[Network, Compiled] | Code"  # the latter in graphs
+# A network with code; in graphs the code; a network alone: its equations, in torch's operations.
+Made: TypeAlias = "tuple[Network, Compiled] | Code | Network"
 FORM = [item.name for item in fields(Form)]
 Hidden: TypeAlias = "Tensor | tuple[Tensor, Tensor] | None"  # an LSTM has two
 
@@ -74,7 +75,10 @@ class DropIn(torch.nn.RNNBase):
         values = input.data if packed else input
         given = () if hx is None else hx if isinstance(hx, tuple | list) else (hx,)
         why = _unserved(self, values, given, input.batch_sizes if packed else None)
-        made = _made(self, values, given) if why is None else why
+        made: Made | str = _made(self, values, given) if why is None else why
+        if why and any(map(torch._C._functorch.is_batchedtensor, (values, *given, *self._flat_weights))):
+            made = _equations(self, values)  # of torch's own code there are no rules for batches of layers
+            _tell(self, why)
         if isinstance(made, str):
             result = theirs(input, hx)  # raises torch's own error where the call is wrong
             _tell(self, made)
@@ -220,6 +224,12 @@ def _network(form: Form, use: Use) -> Network:
     return make(dropout=use.dropout, P=form.proj_size) if form.proj_size else make(dropout=use.dropout)
 
 
+def _equations(layer: DropIn, values: Tensor) -> Network:
+    """The network for a call, without code."""
+    form = form_of_layer(layer, layer.torchs.__name__)
+    return _network(form, Use(values.device.type, values.dtype, layer.training, _dropout(layer)))
+
+
 def _graphed(layer: DropIn, values: Tensor, given: Sequence[Tensor]) -> Code | None:
     """The code for a graph; None: torch's own takes the call."""
     own = [getattr(layer, name) for name in layer._flat_weights_names]
@@ -279,23 +289,17 @@ def _dense(layer: DropIn, made: Made, values: Tensor, given: Sequence[Tensor]) -
 
 
 def _packed(
-    layer: DropIn, made: tuple[Network, Compiled], input: PackedSequence, given: Sequence[Tensor]
+    layer: DropIn, made: Made, input: PackedSequence, given: Sequence[Tensor]
 ) -> tuple[PackedSequence, list[Tensor]]:
-    """Rows of several lengths, the longest first; states are in the caller's order."""
-    x, lengths = pad_packed_sequence(PackedSequence(input.data, input.batch_sizes))
-    there, back = input.sorted_indices, input.unsorted_indices
-    y, last = _steps(layer, made, x, [_in_order(part, there) for part in given], lengths)
-    data = pack_padded_sequence(y, lengths).data
-    return PackedSequence(data, input.batch_sizes, there, back), [_in_order(part, back) for part in last]
-
-
-def _in_order(state: Tensor, rows: Tensor | None) -> Tensor:
-    return state if rows is None else state.index_select(1, rows)
+    """Rows of several lengths; states are in the caller's order."""
+    x, lengths = pad_packed_sequence(input)
+    y, last = _steps(layer, made, x, given, lengths)
+    return packed_as(input, y, lengths), last
 
 
 def _steps(
     layer: DropIn,
-    made: tuple[Network, Compiled] | Code,
+    made: Made,
     x: Tensor,
     given: Sequence[Tensor],
     lengths: Tensor | None = None,
@@ -309,19 +313,22 @@ def _steps(
         weights = net_weights(made.weights, form, {name: getattr(layer, name) for name in layer._flat_weights_names})
         y, last = steps_in_graph(made, [x], given, [*weights.values()], rows, layer.training)
         return y, flat(last)
-    net, module = made
+    net = made if isinstance(made, Network) else made[0]
     names = [item.name for item in net.cell.states]
     own = dict(zip(layer._flat_weights_names, layer._flat_weights, strict=True))
-    again = InTorch(net, rows) if dropping else partial(_again, net, form, lengths)
+    again = InTorch(net, rows) if dropping or lengths is not None else partial(_again, net, form)
     state = dict(zip(names, given, strict=True)) if given else None
-    y, last = run(module, [x], state, net_weights(net.weight_shapes, form, own), rows, again)
+    weights = net_weights(net.weight_shapes, form, own)
+    if isinstance(made, Network):
+        y, last = InTorch(net, rows)([x], state, [*weights.values()])
+    else:
+        y, last = run(made[1], [x], state, weights, rows, again)
     return y, flat({name: last[name] for name in names})
 
 
 def _again(
     net: Network,
     form: Form,
-    lengths: Tensor | None,
     inputs: Sequence[Tensor],
     state: State | None,
     weights: Sequence[Tensor],
@@ -335,10 +342,5 @@ def _again(
     given = tuple(state[name] for name in names) if len(names) > 1 else state[names[0]]
     own = [w.to(x.dtype) for w in torch_weights(net, form, dict(zip(net.weight_shapes, weights, strict=True)))]
     function = getattr(torch, form.kind.lower() + f"_{form.nonlinearity}" * (form.kind == "RNN"))
-    options = (own, True, form.num_layers, 0.0, False, form.bidirectional)
-    if lengths is None:
-        y, *last = function(x, given, *options, False)
-        return y, dict(zip(names, last, strict=True))
-    data, batch_sizes, *_ = pack_padded_sequence(x, lengths)
-    y, *last = function(data, batch_sizes, given, *options)
-    return pad_packed_sequence(PackedSequence(y, batch_sizes))[0], dict(zip(names, last, strict=True))
+    y, *last = function(x, given, own, True, form.num_layers, 0.0, False, form.bidirectional, False)
+    return y, dict(zip(names, last, strict=True))

@@ -36,7 +36,7 @@ def cudnn(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> ap
 
 
 def oracle(given: GpuProblem) -> Any:
-    return TorchModel(given.net, torch.float64, "cpu")([x.double() for x in given.inputs])
+    return TorchModel(given.net, torch.float64, "cpu")([x.double() for x in given.inputs], given.lengths)
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru", "elman", "elman_relu", "lstm_projection"])
@@ -48,6 +48,14 @@ def test_it_has_our_weights_and_gives_our_states(cell: str, form: dict[str, Any]
         y, state = api.models(given)["STANDARD"]()
         assert set(state) == {s.name for s in given.net.cell.states}
         assert errors((y, state), oracle(given))[0] < 1e-5
+
+
+def test_rows_with_lengths_are_padded() -> None:
+    given = problem(point(layers=2, directions=2, batch=4, lengths=True), torch)
+    runs = api.models(given)
+    assert set(runs) == {f"{name}, unpacked" for name in api.ALGORITHMS}
+    with torch.no_grad():
+        assert errors(runs["STANDARD, unpacked"](), oracle(given))[0] < 1e-5
 
 
 def test_every_algorithm_is_a_configuration() -> None:

@@ -29,12 +29,13 @@ pytestmark = pytest.mark.peers
 
 
 def oracle(given: GpuProblem) -> Any:
-    return TorchModel(given.net, torch.float64, "cpu")([x.double() for x in given.inputs])
+    return TorchModel(given.net, torch.float64, "cpu")([x.double() for x in given.inputs], given.lengths)
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru", "elman", "elman_relu"])
-def test_torch_has_our_weights(cell: str) -> None:
-    given = problem(point(cell, layers=2, directions=2), torch)
+@pytest.mark.parametrize("lengths", [False, True])
+def test_torch_has_our_weights(cell: str, lengths: bool) -> None:
+    given = problem(point(cell, layers=2, directions=2, lengths=lengths), torch)
     with torch.no_grad():
         (run,) = prepare_torch(given).runs.values()
         assert errors(run(), oracle(given))[0] < 1e-5

@@ -124,7 +124,7 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> str:
 def request_for(module: str, folder: Path) -> dict[str, Any]:
     x = np.random.default_rng(0).uniform(-1, 1, (5, 2, 4)).astype(np.float32)
     np.save(folder / "x.npy", x)
-    given = {"path": module, "inputs": {"x": str(folder / "x.npy")}, "folder": str(folder)}
+    given = {"path": module, "inputs": {"x": str(folder / "x.npy")}, "weights": {}, "folder": str(folder)}
     return {**given, "threads": 1, "way": "sequence", "steps": 0}
 
 

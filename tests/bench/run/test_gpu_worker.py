@@ -53,6 +53,14 @@ def test_ours_and_torch_are_compared_with_float64_and_timed(module: str) -> None
     assert [t for t in told if t["framework"] == "torch"]
 
 
+def test_lengths_are_everyones_and_a_call_without_a_graph_is_a_call(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_graphs, "capture", lambda run: pytest.fail("a graph"))
+    rows = Bench(lambda told: None).measure(request(point(lengths=True, eager=True), module, "tvm_rnn", "torch"))
+    assert all(row["us_per_step"] and row["error"] < 1e-5 for row in rows)
+
+
 def test_a_point_without_a_module_is_measured_for_its_peers() -> None:
     ours, theirs = Bench(lambda told: None).measure(request(point("gru"), None, "tvm_rnn", "torch"))
     assert ours["reason"] == "no module was built for it" and "us_per_step" not in ours
@@ -75,7 +83,7 @@ def test_an_element_that_nobody_writes_is_noticed(monkeypatch: pytest.MonkeyPatc
     y = torch.zeros(5, 3, 8)
     monkeypatch.setitem(peers_gpu.FRAMEWORKS, "torch", lambda p: Prepared("0", {"lazy": lambda: (y, None)}))
     monkeypatch.setattr(gpu_graphs, "poison", lambda result: result[0].fill_(float("nan")))
-    monkeypatch.setattr(gpu_graphs, "capture", lambda run: type("C", (), {"graph": Idle(), "result": run()})())
+    monkeypatch.setattr(gpu_graphs, "capture", lambda run: gpu_graphs.Captured(Idle(), run()))
     (row,) = Bench(lambda told: None).measure(request(point(), None, "torch"))
     assert "error inf" in row["reason"]
 
@@ -214,5 +222,6 @@ def test_the_oracle_is_computed_once_for_all_candidates_of_a_point(folder: Path)
 
 def test_nothing_here_imports_the_compiler() -> None:
     names = ("bench.run.gpu_worker", "bench.run.gpu_suite", "bench.run.tables", "bench.run.build_suite", "cli")
-    code = f"import sys, {', '.join(f'tvm_rnn.{name}' for name in names)}; assert 'tvm' not in sys.modules"
+    loaded = ", ".join(f"tvm_rnn.{name}" for name in names)
+    code = f"import sys, {loaded}; assert not {{'tvm', 'msgspec'}} & {{*sys.modules}}"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -47,6 +47,13 @@ def test_ratios_and_means_are_of_points_that_have_both() -> None:
     ]
 
 
+def test_the_worst_of_all_points_beside_the_best_of_their_peers_comes_first() -> None:
+    found = report([*RECORDS, record("a", "triton", 3.0)], worst_first=True)
+    assert [(line.point, line.best) for line in found.lines] == [("b", 1.0), ("a", 3.0), ("c", None)]
+    assert ("all", "the best of them", pytest.approx(3**0.5), 1.0, 2) in found.means()
+    assert "of 2 points 0 below 1.0, 0 below 0.9" in found.notes()
+
+
 def test_the_share_is_of_the_slower_floor() -> None:
     found = report(RECORDS)
     # 8e6 bytes at 4 TB/s are 2 us, 2e6 x 2 x 10 FLOPs at 800 TFLOP/s far less; ours takes 10 us

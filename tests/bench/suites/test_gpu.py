@@ -76,6 +76,16 @@ def test_a_record_has_all_of_a_point_and_one_of_each_network_has_the_peers() -> 
     assert beside_peers(points) == {points[-1]} and beside_peers(points[:2]) == {points[1]}
 
 
+def test_a_seed_draws_networks_of_all_kinds() -> None:
+    points = suite("random")
+    assert suite("random", seed=0) == points != suite("random", seed=1) and len(points) == 200
+    assert batches(points[:3]) == {point.network: () for point in points[:3]}
+    assert points[0].network == replace(points[0], lengths=True, eager=True).network
+    assert "-lengths-eager-" in next(point.name for point in points if point.lengths and point.eager)
+    with pytest.raises(rnn.ConfigError, match="not drawn"):
+        suite("blog", seed=1)
+
+
 def test_tf32_is_a_way_to_multiply_float32() -> None:
     assert Point("lstm", 4, 4, 1, 1, "tf32").dtype == "float32"
     assert Point("lstm", 4, 4, 1, 1, "float16").dtype == "float16"

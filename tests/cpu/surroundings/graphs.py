@@ -36,10 +36,10 @@ def compiled(graph: Graph, folder: Any, lanes: int = 8) -> Callable[..., list[np
     library = tvm.runtime.load_module(path)
     attributes = {
         "function": "around",
-        "constants": len(graph.constants),
+        "constants": len(made.constants.buffers),
         "axes": [len(value.shape) for value in graph.outputs],
         "dtypes": [value.dtype for value in graph.outputs],
         "memory": list(made.works),
     }
     module = type("Fake", (), {"_library": type("Fake", (), {"get_function": library.get_function})(), "threads": 2})()
-    return lambda x: call_compiled(module, [x, *(value.array for value in graph.constants)], attributes)
+    return lambda x: call_compiled(module, [x, *(value.array for value in made.constants.buffers)], attributes)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
 import pytest
-from headed_cells import APART, TOGETHER, shared
+from headed_cells import APART, TOGETHER, gru, lstm, shared
 
 import tvm_rnn as rnn
 from tvm_rnn.cuda.layer.one_head import Coupled, HeadLayout, one_head
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.model.choose_regime import planned
+from tvm_rnn.cuda.training.add_entry_points import plan
 from tvm_rnn.graph.graph import Node, topological
+from tvm_rnn.options import Options
 from tvm_rnn.oracle.reference import evaluate
 from tvm_rnn.passes import pipeline
+from tvm_rnn.passes.pipeline import passed
 from tvm_rnn.target import resolve
 
 GPU = resolve("nvidia-h200")
@@ -47,18 +51,42 @@ def part(layout: HeadLayout, node: Node, value: np.ndarray, head: int) -> np.nda
 def test_a_head_computes_its_part(cell: rnn.Cell) -> None:
     """With weights and hoisted values at the offsets that kernels read them at."""
     net, layout, head = made(cell)
+    check_parts(net, layout, head)
+
+
+def check_parts(net: rnn.RNN, layout: Layout, head: HeadLayout) -> None:
+    """Results, the output, and what is kept, of every head, with all else where kernels find it."""
     rng, graph = np.random.default_rng(0), layout.graph
     values: dict[Node, np.ndarray] = {p: net.weights[f"{p.name}_l0"].astype(float) for p in graph.params}
-    values |= {n: rng.normal(size=(2, *n.shape)) for n in (*graph.inputs, *graph.states)}
-    evaluate(list(topological([*graph.roots, *(head.of_layer(n) for n in head.origin)])), values)
+    values |= {n: rng.uniform(0.1, 0.9, size=(2, *n.shape)) for n in (*graph.inputs, *graph.states)}
+    kept = list(zip(head.taped, layout.taped, strict=True))
+    wanted = (*graph.results, *([graph.output] if layout.emits else []), *(whole.node for _, whole in kept))
+    evaluate(list(topological([*wanted, *(head.of_layer(n) for n in head.origin)])), values)
     for number in range(N):
         own = {n: part(head, n, values[head.of_layer(n)], number) for n in head.origin}
         pairs = list(zip(head.graph.states, graph.states, strict=True))
         own |= {s: values[w].reshape(2, N, -1)[:, number] for s, w in pairs}
         evaluate(list(topological(head.graph.roots)), own)
-        pairs = list(zip(head.graph.roots, graph.roots, strict=True))
+        pairs = list(zip(head.graph.results, graph.results, strict=True))
+        pairs += [(head.graph.output, graph.output)] if layout.emits else []
         for mine, whole in pairs:
             np.testing.assert_allclose(own[mine], values[whole].reshape(2, N, -1)[:, number], rtol=1e-12)
+        for mine, whole in kept:
+            at = [head.spread(mine.apart, i) + number * mine.apart for i in range(prod(mine.node.shape))]
+            expected = values[whole.node].reshape(2, -1)[:, at]
+            np.testing.assert_allclose(own[mine.node].reshape(2, -1), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("cell", [pytest.param(lstm), pytest.param(gru, marks=pytest.mark.broad)])
+def test_a_head_is_trained_by_itself(cell: rnn.Cell) -> None:
+    """Both passes of training, with what they keep where those find it who read it after all steps."""
+    net = rnn.RNN(cell, 5, N=N, D=D).init(2)
+    plans = plan(passed(net, Options(GPU, (3,), precision="float32", training="values")), GPU)
+    for layout in (plans.forward.code[0].layout, plans.backward.code[0].layout):
+        head = one_head(layout)
+        assert head is not None and head.taped
+        check_parts(net, layout, head)
+    assert all(regime.layout.heads == N for way in (plans.forward, plans.backward) for regime in way.code[0].regimes)
 
 
 @pytest.mark.parametrize("cell", APART, ids=lambda c: c.name)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from linear_steps import recurrence
 
 from tvm_rnn import target
-from tvm_rnn.cuda.linear.choose_tile import ChunkUnit, choose
+from tvm_rnn.cuda.linear.choose_tile import ChunkUnit, choose, refused
 from tvm_rnn.cuda.linear.chunk_tile import ChunkTile
-from tvm_rnn.cuda.linear.recurrence import DECAYED
+from tvm_rnn.cuda.linear.recurrence import AFTER, BEFORE, DECAYED
 
 GPU = target.resolve("nvidia-h200")
 
@@ -21,3 +21,18 @@ def test_keys() -> None:
     every = [recurrence(), recurrence(erase=DECAYED), recurrence(erase=DECAYED, own=True), recurrence(decay=0)]
     keys = [str(ChunkUnit("chunks", "before", "bfloat16", recurrence=own).key) for own in every]
     assert len(set(keys)) == len(keys)
+
+
+def test_what_goes_step_by_step_says_why() -> None:
+    assert refused(recurrence(erase=DECAYED), GPU) == ""
+    assert "each key decays by itself" in refused(recurrence(decay=16), GPU)
+    assert "along one key" in refused(recurrence(others=("vector",)), GPU)
+    assert "not float32" in refused(recurrence(precision="float32"), GPU)
+    assert "not for sm_80" in refused(recurrence(), target.resolve("nvidia-a100"))
+    assert "shared memory" in refused(recurrence(1, 1024, 16), GPU)
+
+
+def test_there_are_tiles_for_all_that_is_let_through() -> None:
+    for keys in range(16, 1024, 48):
+        own = recurrence(1, keys, 64, erase=DECAYED, own=True, reads=(BEFORE, AFTER))
+        assert refused(own, GPU) or choose(own, (1,), GPU).tile.chunk

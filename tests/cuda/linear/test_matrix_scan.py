@@ -23,3 +23,13 @@ def test_few_steps_go_one_after_the_other() -> None:
     assert all(lines[i - 1].endswith(f"<= {FEW}) {{") for i in steps)
     (row,) = [row for row in program.facts["templates"] if row["template"] == "chunk_scan_cuda"]
     assert row["unit"] == "before scan_matrix 1x16x16, all of T in chunks of 64 steps, any B"
+
+
+def test_what_has_no_chunks_goes_step_by_step_in_one_launch() -> None:
+    for name, gpu in (("rwkv7", "nvidia-h200"), ("retnet", "nvidia-a100")):
+        target = resolve(gpu)
+        net = rnn.RNN(rnn.cells.get(name), 5, 16)
+        program = plan(passed(net, Options(target, precision="float32")), target)
+        lines = [line for line in program.sequence.lines if "_scan_" in line]
+        assert len([line for line in lines if "_scan_steps" in line]) == 2 and not any("_chunks" in x for x in lines)
+        assert any(row["unit"].endswith("all of T step by step, any B") for row in program.facts["templates"])

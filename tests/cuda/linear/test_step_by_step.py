@@ -13,9 +13,9 @@ from tvm_rnn.cuda.linear import step_by_step
 from tvm_rnn.cuda.linear.recurrence import AFTER, BEFORE, DECAYED
 
 
-def error(case: Steps) -> float:
+def error(case: Steps, ahead: int = 1) -> float:
     """Of a kernel's run."""
-    found = step_by_step.Steps("k", case.own)
+    found = step_by_step.Steps("k", case.own, ahead)
     arrays = case.arrays()
     scalars = {"steps": case.steps, "batch": case.batch, **case.masks}
     run(found.kernels[case.masked], arrays, scalars, found.blocks(case.batch))
@@ -31,6 +31,11 @@ CASES: dict[str, dict[str, Any]] = {
     "by key": {"erase": DECAYED, "decay": 24, "keys": 24},
     "by key, logs": {"decay": 20, "keys": 20, "log_decay": True, "keys_last": True},
     "odd": {"erase": DECAYED, "keys": 17, "values": 33},
+    "few keys, last": {"keys": 6, "values": 40, "keys_last": True, "decay": 6},
+    "half a warp, last": {"keys": 64, "values": 32, "keys_last": True, "erase": BEFORE, "reads": (BEFORE, AFTER)},
+    "eight lanes, last": {"keys": 29, "values": 35, "keys_last": True},
+    "float32, two more": {"precision": "float32", "others": ("vector", "value"), "keys": 17, "decay": 17},
+    "all erased": {"others": ("vector", "vector"), "erase": BEFORE, "keys_last": True, "reads": (BEFORE, AFTER)},
 }
 
 
@@ -41,8 +46,16 @@ def test_against_a_loop(name: str) -> None:
     assert error(Steps(own, 3, decays=(0.0, 0.9))) < 4e-3
 
 
+@pytest.mark.broad_after(1)
+@pytest.mark.parametrize("steps", [9, 1, 3, 4, 8])
+def test_loads_ahead(steps: int) -> None:
+    own = recurrence(1, decay=16, others=("vector",), reads=(AFTER,))
+    assert error(Steps(own, steps, decays=(0.0, 0.9)), 4) < 4e-3
+
+
 @pytest.mark.broad
-def test_lengths_and_resets() -> None:
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_lengths_and_resets(ahead: int) -> None:
     own = recurrence(1, erase=BEFORE, reads=(AFTER, BEFORE))
     reset = np.random.default_rng(1).random((7, 3)) < 0.3
-    assert error(Steps(own, 7, 3, lengths=np.array([0, 3, 7]), reset=reset)) < 4e-3
+    assert error(Steps(own, 7, 3, lengths=np.array([0, 3, 7]), reset=reset), ahead) < 4e-3

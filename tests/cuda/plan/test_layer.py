@@ -41,7 +41,18 @@ def test_every_group_has_a_kernel(name: str) -> None:
 
 def test_memory_of_hoisted_values_is_counted_with_its_padding() -> None:
     layer = layer_of("elman", "bfloat16")
-    assert layer.bytes_per_row == 16  # 7 numbers of 2 bytes
+    assert layer.bytes_per_row == 16 + 16  # 7 numbers of 2 bytes, and the copy of an input of 5
+
+
+def test_inputs_of_odd_width_are_copied_for_products_in_16_bits_alone() -> None:
+    layer = layer_of("elman", "bfloat16")
+    assert {n: (p.dtype, p.row_stride) for n, p in layer.layout.copied.items()} == {0: ("bfloat16", 8)}
+    assert [kernel.name for kernel in layer.copies.values()] == ["g0_copy0"]
+    (_, product), *_ = layer.groups
+    (operand,) = [a for a in product.arguments if a.role == "operand"]
+    found = layer.layout.source(operand.node, True, "before")
+    assert found is not None and found.kind == "copy"
+    assert not layer_of("elman").layout.copied and not layer_of("elman", "float64").layout.copied
 
 
 def test_copies_of_one_buffer_do_not_overlap() -> None:

@@ -33,6 +33,36 @@ class Captured:
     result: Result
     run: Run | None = None
 
+    def again(self) -> Result:
+        """The result of another replay, which writes everything."""
+        poison(self.result)
+        self.graph.replay()
+        return self.result
+
+    def replay(self) -> None:
+        """Run it, as it is timed."""
+        self.graph.replay()
+
+
+@dataclass(frozen=True)
+class Called:
+    """A function that is called each time, after two calls in which it may compile, choose and allocate."""
+
+    run: Run
+
+    def again(self) -> Result:
+        return self.run()
+
+    def replay(self) -> None:
+        self.run()
+
+
+def called(run: Run) -> Called:
+    """The function, ready to be timed without a graph."""
+    for _ in range(2):
+        run()
+    return Called(run)
+
 
 def capture(run: Run) -> Captured:
     """The function as CUDA graph, after two ordinary calls in which it may compile, choose and allocate."""
@@ -50,24 +80,25 @@ def capture(run: Run) -> Captured:
     return Captured(graph, result, run)
 
 
-def replay_us(captured: Captured, count: int) -> float:
+def replay_us(captured: Captured | Called, count: int) -> float:
     """Microseconds per replay, of `count` replays one after the other.
 
-    A replay before them keeps the device busy while they are submitted: what is measured is the device's time.
+    A replay before them keeps the device busy while they are submitted: what is measured is the device's time, and of
+    calls without a graph the host's, where that is longer.
     """
     import torch
 
     before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    captured.graph.replay()
+    captured.replay()
     before.record()
     for _ in range(count):
-        captured.graph.replay()
+        captured.replay()
     after.record()
     after.synchronize()
     return float(before.elapsed_time(after)) * 1e3 / count
 
 
-def rounds_us(graphs: Mapping[str, Captured], rounds: int) -> dict[str, list[float]]:
+def rounds_us(graphs: Mapping[str, Captured | Called], rounds: int) -> dict[str, list[float]]:
     """Microseconds per replay of each graph in each round. Everyone has a turn in every round, after one to warm up."""
     counts = {name: max(1, math.ceil(ROUND_US / max(1.0, replay_us(g, 1)))) for name, g in graphs.items()}
     found: dict[str, list[float]] = {name: [] for name in graphs}

@@ -188,7 +188,8 @@ PROJECTION = 8  # the product of an LSTM that comes after those of its gates
 
 
 def models(problem: GpuProblem) -> dict[str, CudnnModel]:
-    """All configurations by name. Raises Unsupported for a cell or precision that cuDNN has not, or without cuDNN."""
+    """All configurations by name; with lengths, those whose rows are padded. Raises Unsupported for a cell or precision
+    that cuDNN has not, or without cuDNN."""
     point = problem.point
     if point.cell not in MODES:
         raise Unsupported(f"it has no cell {point.cell}")
@@ -200,6 +201,7 @@ def models(problem: GpuProblem) -> dict[str, CudnnModel]:
         for algorithm in ALGORITHMS
         for converted, math_type in MATHS[point.precision]
         for unpacked, layout in LAYOUTS
+        if problem.lengths is None or layout == UNPACKED
     }
 
 
@@ -246,7 +248,8 @@ class CudnnModel:
         h = torch.empty(rows, point.batch, self.width, **options)
         c = torch.empty(rows, point.batch, point.hidden, **options)
         self.states = {"h": h, "c": c} if "lstm" in point.cell else {"h": h}
-        lengths = torch.full((point.batch,), point.steps, dtype=torch.int32, device=self.problem.device)
+        whole = torch.full((point.batch,), point.steps, dtype=torch.int32, device=self.problem.device)
+        lengths = whole if self.problem.lengths is None else self.problem.lengths
         self.kept = (x, weights, workspace, lengths)  # cuDNN knows their addresses alone
         last_c = c.data_ptr() if "c" in self.states else None
         return [
@@ -271,9 +274,11 @@ class CudnnModel:
         """What an array [T, B, features] is to cuDNN."""
         point = self.point
         made = self.cudnn.descriptor("RNNData", self)
-        lengths = integers([point.steps] * point.batch)
+        given = self.problem.lengths
+        lengths = integers([point.steps] * point.batch if given is None else given.tolist())
         sizes = (point.steps, point.batch, features)
-        self.cudnn.call("cudnnSetRNNDataDescriptor", made, DATA[point.dtype], self.layout, *sizes, lengths, None)
+        padding = None if given is None else ctypes.byref(ctypes.c_double(0.0))  # which is 0 in any dtype
+        self.cudnn.call("cudnnSetRNNDataDescriptor", made, DATA[point.dtype], self.layout, *sizes, lengths, padding)
         return made
 
     def _state(self, width: int) -> c_void_p:

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tvm_rnn.runtime.runtime import load
-
 from . import models
 from .models import Prepared, Problem, Unsupported
 
@@ -26,8 +24,7 @@ SEED = 0
 
 def write_tvm_rnn(problem: Problem) -> Prepared:
     """This project's module: all steps in one call."""
-    module = load(problem.path)
-    run = partial(module.generate, problem.steps, prompt=problem.x, seed=SEED)
+    run = partial(problem.module().generate, problem.steps, prompt=problem.x, seed=SEED)
     return Prepared(problem.manifest.versions["tvm_rnn"], {"compiled": lambda: run()[0]})
 
 

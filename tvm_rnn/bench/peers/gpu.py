@@ -65,7 +65,7 @@ def prepare_tvm_rnn(problem: GpuProblem) -> Prepared:
     manifest = module.manifest
     ran = regime(manifest, problem.point.batch, problem.point.steps)
     facts = {"regime": ran, "flops_per_row": manifest.get("flops_per_row")}
-    return Prepared(manifest.versions["tvm_rnn"], {"compiled": lambda: module(x)}, facts)
+    return Prepared(manifest.versions["tvm_rnn"], {"compiled": lambda: module(x, lengths=problem.lengths)}, facts)
 
 
 def regime(manifest: Mapping[str, Any], batch: int, steps: int) -> str:
@@ -94,8 +94,9 @@ def regime(manifest: Mapping[str, Any], batch: int, steps: int) -> str:
 
 
 def prepare_torch(problem: GpuProblem) -> Prepared:
-    """torch.nn, which calls cuDNN, in evaluation mode."""
+    """torch.nn, which calls cuDNN, in evaluation mode. Lengths: rows are packed before, and y is padded behind it."""
     import torch
+    from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
     point, net = problem.point, problem.net
     if point.cell not in TORCH_CELLS:
@@ -103,8 +104,11 @@ def prepare_torch(problem: GpuProblem) -> Prepared:
     layer = torch_layer(net).to(problem.device)
     layer.flatten_parameters()
 
+    (x, *_), lengths = problem.inputs, None if problem.lengths is None else problem.lengths.cpu()
+
     def run() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        y, last = layer(problem.inputs[0])
+        y, last = layer(x if lengths is None else pack_padded_sequence(x, lengths))
+        y = y if lengths is None else pad_packed_sequence(y)[0]
         states = [state.name for state in net.cell.states]
         return y, dict(zip(states, last if isinstance(last, tuple) else (last,), strict=True))
 
@@ -128,7 +132,7 @@ def prepare_torch_compile(problem: GpuProblem) -> Prepared:
     torch._dynamo.reset()
     compiled = partial(torch.compile, dynamic=False, fullgraph=True)
     model = TorchModel(problem.net, problem.dtype, problem.device, compiled)
-    runs = {"input product hoisted": lambda: model(problem.inputs)}
+    runs = {"input product hoisted": lambda: model(problem.inputs, problem.lengths)}
     return Prepared(torch.__version__, runs, compiling=tuple(runs))
 
 
@@ -140,6 +144,8 @@ def prepare_triton(problem: GpuProblem) -> Prepared:
         from .triton import CELLS, TritonModel
     if problem.point.cell not in CELLS:
         raise Unsupported(f"nobody has written a kernel for {problem.point.cell}")
+    if problem.lengths is not None:
+        raise Unsupported("its kernels know no lengths")
     model = TritonModel(problem)
     fitting = [tile for tile in TRITON_TILES if tile[0] <= max(16, problem.point.batch)]
     names = {f"tile {'x'.join(map(str, tile))}": tile for tile in fitting}
@@ -154,8 +160,9 @@ def prepare_flashrnn(problem: GpuProblem) -> Prepared:
     with imported("flashrnn"):
         from flashrnn import flashrnn
     point = problem.point
-    if point.cell not in ("lstm", "elman") or point.layers > 1 or point.directions > 1:
-        raise Unsupported("it has one layer, in one direction, of an LSTM or Elman's network")
+    whole = problem.lengths is None and point.layers == point.directions == 1
+    if point.cell not in ("lstm", "elman") or not whole:
+        raise Unsupported("it has one layer, in one direction, of an LSTM or Elman's network, without lengths")
     gates, hidden = (4 if point.cell == "lstm" else 1), point.hidden
     W, R, b = (problem.weight(name, 0, 0) for name in "WRb")
     R, b = R.reshape(gates, 1, hidden, hidden), b.reshape(gates, 1, hidden)

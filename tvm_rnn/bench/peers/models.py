@@ -28,7 +28,7 @@ from tvm_rnn.oracle.reference import evaluate
 from tvm_rnn.passes.combine_gemms import CombineGemms
 from tvm_rnn.passes.hoist_gemms import HoistGemms
 from tvm_rnn.passes.normalise import normalise
-from tvm_rnn.runtime.runtime import Manifest
+from tvm_rnn.runtime.runtime import Manifest, Module, load
 from tvm_rnn.target import TABLE
 
 if TYPE_CHECKING:
@@ -130,6 +130,13 @@ class Problem:
     def hidden_size(self) -> int:
         return int(self.weight("b", 0, 0).shape[-1])
 
+    def module(self) -> Module:
+        """This project's, with these weights where its file has none."""
+        module = load(self.path)
+        if not module.weights:
+            module.load_weights({item.name: self.weights[item.name] for item in self.manifest.weights})
+        return module
+
     def weight(self, name: str, layer: int, direction: int) -> Array:
         return self.weights[weight_name(name, layer, direction)]
 
@@ -161,13 +168,15 @@ class Problem:
 
 @dataclass(frozen=True)
 class GpuProblem:
-    """What everyone computes. inputs: torch tensors [T, B, *shape] of the point's dtype. module: our .so, or None."""
+    """What everyone computes. inputs: torch tensors [T, B, *shape] of the point's dtype. module: our .so, or None.
+    lengths: int32 [B], the longest first, which is T; None: every row has T steps."""
 
     point: Point
     net: RNN
     inputs: tuple[torch.Tensor, ...]
     module: str | None = None
     compile_seconds: float = 60.0
+    lengths: torch.Tensor | None = None
 
     @property
     def dtype(self) -> torch.dtype:

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvm_rnn.runtime.runtime import load
-
 from . import models
 from .models import Prepared, Problem, Unsupported
 
@@ -27,7 +25,7 @@ LEAST = 2000  # calls of a round: of fewer there is no 99.9th percentile
 
 def stream_tvm_rnn(problem: Problem) -> Prepared:
     """This project's module: `step` into arrays that exist, and as most people call it."""
-    module, values = load(problem.path), [*zip(*problem.inputs.values(), strict=True)]
+    module, values = problem.module(), [*zip(*problem.inputs.values(), strict=True)]
     if module.manifest.num_directions != 1 or "step" not in module.manifest.entry_points:
         raise Unsupported("it reads the future: both directions, or reverse")
     steps = [value if len(value) > 1 else value[0] for value in values]

@@ -19,7 +19,7 @@ from functools import partial
 import numpy as np
 
 from tvm_rnn.oracle.torch_graph import TorchModel
-from tvm_rnn.runtime.runtime import load, read_container
+from tvm_rnn.runtime.runtime import read_container
 from tvm_rnn.worker_process import Reply, channel
 
 from . import generation, models
@@ -32,7 +32,7 @@ Clock = Callable[[], float]
 
 def prepare_tvm_rnn(problem: Problem) -> Prepared:
     """This project's module, called as its user calls it."""
-    module, inputs = load(problem.path), tuple(problem.inputs.values())
+    module, inputs = problem.module(), tuple(problem.inputs.values())
     x = inputs if len(inputs) > 1 else inputs[0]
     return Prepared(problem.manifest.versions["tvm_rnn"], {"compiled": lambda: module(x)[0]})
 
@@ -163,13 +163,16 @@ def clock_of(threads: int) -> Clock:
 def serve(name: str, requests: Iterator[str], reply: Callable[[Reply], None]) -> None:
     """Answer requests, one line of JSON each: the first prepares, every other times one configuration.
 
-    The first: path: a module's file; inputs: .npy files by name, in order; threads; way: of WAYS, steps: of generation;
-    folder: for results.
+    The first: path: a module's file; inputs: .npy files by name, in order; weights: the same, of what the file lacks;
+    threads; way: of WAYS, steps: of generation; folder: for results.
     """
     request, results = json.loads(next(requests)), {}
     manifest, weights = read_container(request["path"])
-    inputs = {name: np.load(path, allow_pickle=False) for name, path in request["inputs"].items()}
-    problem = Problem(request["path"], manifest, weights, inputs, request["threads"], request["steps"])
+    inputs, others = (
+        {name: np.load(path, allow_pickle=False) for name, path in files.items()}
+        for files in (request["inputs"], request["weights"])
+    )
+    problem = Problem(request["path"], manifest, {**weights, **others}, inputs, request["threads"], request["steps"])
     way = request["way"]
     stream = way == "stream"
     try:

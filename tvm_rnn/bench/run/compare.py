@@ -33,6 +33,7 @@ from tvm_rnn.worker_process import Lost, Reply, Request, WorkerProcess
 if TYPE_CHECKING:
     from rich.table import Table
 
+Weights = Mapping[str, np.ndarray]
 OURS = "tvm_rnn"
 PEERS = tuple(name for name in dict.fromkeys((*FRAMEWORKS, *WRITERS)) if name != OURS)
 USUAL = ("torch", "onnxruntime", "openvino", "numpy")
@@ -128,9 +129,10 @@ class Report:
         return "\n".join(lines)
 
 
-def _with_weights(path: str) -> tuple[Manifest, Mapping[str, np.ndarray]]:
-    """What is in a file that can be compared: one network, with its weights."""
+def _with_weights(path: str, others: Weights) -> tuple[Manifest, Weights]:
+    """What is in a file that can be compared: one network, with its weights, or others that were given."""
     manifest, weights = read_container(path)
+    weights = {**weights, **others}
     if "networks" in manifest:
         got, do = f"a model of {len(manifest.networks)}", "time a module of each: rnn.compile(model.networks[0])"
         raise ConfigError(message("one network is compared at a time", where=path, got=got, do=do))
@@ -143,9 +145,7 @@ def _with_weights(path: str) -> tuple[Manifest, Mapping[str, np.ndarray]]:
     return manifest, weights
 
 
-def _expected(
-    manifest: Manifest, weights: Mapping[str, np.ndarray], inputs: dict[str, np.ndarray], new_steps: int
-) -> np.ndarray | None:
+def _expected(manifest: Manifest, weights: Weights, inputs: dict[str, np.ndarray], new_steps: int) -> np.ndarray | None:
     """The oracle's y, of generation where there are new steps; None for a user's own cell, of which only the module
     itself is timed."""
     try:
@@ -189,6 +189,7 @@ def compare(
     rounds: int = 7,
     round_seconds: float = 0.2,
     stream: bool = False,
+    weights: Weights | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Report:
     """Time a module and the frameworks named in `against`, on inputs [steps, batch, ...] of random numbers in -1..1.
@@ -196,8 +197,9 @@ def compare(
     threads: for each framework; None: the CPUs that this process may use. A round times every configuration for
     `round_seconds`. stream: one step a call, the state carried from call to call, over and over through `steps` steps;
     figures are of one call. Otherwise a module that was compiled to generate makes `steps` steps from a prompt of one,
-    and figures are of one step. progress is told what is being done. A framework that is not installed, has no such
-    cell, fails, or whose result differs from the oracle gets a row with the reason and no figures.
+    and figures are of one step. weights: by name, for a file without them. progress is told what is being done. A
+    framework that is not installed, has no such cell, fails, or whose result differs from the oracle gets a row with
+    the reason and no figures.
 
     Raises ConfigError for wrong arguments, LoadError for the file, WeightError for a module without weights, and
     TvmRnnError where the module itself fails or differs from the oracle.
@@ -209,14 +211,12 @@ def compare(
         path = os.path.join(folder, "module.so") if isinstance(module, Module) else os.path.abspath(os.fspath(module))
         if isinstance(module, Module):
             module.export(path)
-        manifest, weights = _with_weights(path)
+        manifest, weights = _with_weights(path, own := weights or {})
         way = _way(manifest, stream)
         inputs = _inputs(manifest, steps, batch, way)
-        paths = {name: os.path.join(folder, f"input_{number}.npy") for number, name in enumerate(inputs, 1)}
-        for name, array in inputs.items():
-            np.save(paths[name], array)
+        files = {"inputs": _saved(folder, "input", inputs), "weights": _saved(folder, "weight", own)}
         new_steps = steps if way == "generation" else 0
-        request = {"path": path, "inputs": paths, "folder": folder, "threads": threads, "way": way, "steps": new_steps}
+        request = {"path": path, **files, "folder": folder, "threads": threads, "way": way, "steps": new_steps}
         tell("computing the oracle")
         expected = _expected(manifest, weights, inputs, new_steps)
         load = [os.getloadavg()[0]]
@@ -236,6 +236,14 @@ def compare(
     flops, each = manifest.flops_per_row * batch, 1 if stream else steps
     ours = contenders[0].row(each, flops, None)
     return Report((ours, *(c.row(each, flops, ours.median_us) for c in contenders[1:])), facts)
+
+
+def _saved(folder: str, kind: str, arrays: Weights) -> dict[str, str]:
+    """Arrays by name as .npy files, whose paths have the same names."""
+    paths = {name: os.path.join(folder, f"{kind}_{number}.npy") for number, name in enumerate(arrays, 1)}
+    for name, array in arrays.items():
+        np.save(paths[name], array)
+    return paths
 
 
 def check(against: Sequence[str], peers: Sequence[str] = PEERS, **counts: int) -> None:

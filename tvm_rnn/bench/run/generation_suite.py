@@ -8,13 +8,12 @@ all tokens there, and a peer's loop is one of Python's. Needs torch, tvm_ffi and
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 
 from tvm_rnn.bench.peers.gpu import regime
 from tvm_rnn.bench.suites.gpu import Point, batches, beside_peers, network
 from tvm_rnn.errors import ConfigError, TvmRnnError, message
-from tvm_rnn.runtime.runtime import Manifest, load
+from tvm_rnn.runtime.runtime import Manifest, read_container
 
 from .build_suite import module_file
 from .compare import OURS, PEERS, check, compare, cpu_facts, records_of
@@ -58,18 +57,21 @@ def _device() -> str:
 def _measure(point: Point, path: str, peers: Sequence[str], rounds: int) -> Iterator[Record]:
     """Modules are built without weights: a large vocabulary's are larger than all code."""
     try:
-        module = load(path)
-        module.load_weights(network(point).init(0).weights)
-        ran = regime(_loop_of(module.manifest), point.batch, point.steps)
-        with tempfile.TemporaryDirectory(prefix="tvm_rnn-suite-") as folder:
-            own = os.path.join(folder, "module.so")
-            module.export(own)
-            steps, batch = point.steps, point.batch
-            report = compare(own, peers, steps=steps, batch=batch, rounds=rounds, round_seconds=ROUND_SECONDS)
+        manifest, _ = read_container(path)
+        report = compare(
+            path,
+            peers,
+            steps=point.steps,
+            batch=point.batch,
+            rounds=rounds,
+            round_seconds=ROUND_SECONDS,
+            weights=network(point).init(0).weights,
+        )
     except TvmRnnError as reason:
         yield {**point.record, "framework": OURS, "reason": " ".join(str(reason).split())}
         return
-    ours = {"regime": ran, "flops_per_row": module.manifest.flops_per_row}
+    ran = regime(_loop_of(manifest), point.batch, point.steps)
+    ours = {"regime": ran, "flops_per_row": manifest.flops_per_row}
     yield from records_of(report, point, ours, writes=True)
 
 

@@ -53,7 +53,7 @@ class Contender:
     version: str = ""
     reason: str = ""
     facts: Reply = field(default_factory=dict)
-    graphs: dict[str, gpu_graphs.Captured] = field(default_factory=dict)
+    graphs: dict[str, gpu_graphs.Captured | gpu_graphs.Called] = field(default_factory=dict)
     errors: dict[str, tuple[float, float]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -188,7 +188,8 @@ class Bench:
         shapes = list(self.net.input_shapes.values())
         options = {"generator": generator, "device": self.device}
         inputs = [torch.rand(point.steps, point.batch, *shape, **options).mul_(2).sub_(1).to(dtype) for shape in shapes]
-        return GpuProblem(point, self.net, tuple(inputs), request["module"], request["compile_seconds"])
+        given = (point, self.net, tuple(inputs), request["module"], request["compile_seconds"])
+        return GpuProblem(*given, lengths_of(point, generator) if point.lengths else None)
 
     def _oracle(self, problem: GpuProblem) -> Exact:
         """(y, state) by the graph in float64, from the weights and inputs that everyone gets."""
@@ -197,7 +198,7 @@ class Bench:
         self._stage("computing the oracle", "")
         model = TorchModel(problem.net, torch.float64, problem.device)
         with torch.no_grad():
-            return model([x.double() for x in problem.inputs])
+            return model([x.double() for x in problem.inputs], problem.lengths)
 
     def _prepare(self, contender: Contender, problem: GpuProblem, expected: Exact, skip: Mapping[str, str]) -> None:
         """Compare and capture every configuration. What is wrong becomes the contender's reason, or leaves out one."""
@@ -219,27 +220,45 @@ class Bench:
             with torch.no_grad(), _reasons(contender.left_out, config):
                 if config in prepared.compiling:
                     contender.seconds[config] = _first_call(run, problem.compile_seconds)
-                self._check(contender, config, run, expected, limit, repeatedly=contender.name == OURS)
+                ours = contender.name == OURS
+                self._check(contender, config, run, expected, limit, repeatedly=ours, eager=problem.point.eager)
 
     def _check(
-        self, contender: Contender, config: str, run: gpu_graphs.Run, expected: Exact, limit: float, *, repeatedly: bool
+        self,
+        contender: Contender,
+        config: str,
+        run: gpu_graphs.Run,
+        expected: Exact,
+        limit: float,
+        *,
+        repeatedly: bool,
+        eager: bool = False,
     ) -> None:
         if repeatedly:
             contender.facts["memory_bytes"] = memory = gpu_graphs.memory_of(run)
             first = gpu_graphs.run_poisoned(run, memory)
             equal = all(gpu_graphs.same_bits(first, gpu_graphs.run_poisoned(run, memory)) for _ in range(REPEATS))
             contender.facts["repeats_equal"] = equal
-        captured = gpu_graphs.capture(run)
-        gpu_graphs.poison(captured.result)
-        captured.graph.replay()
+        captured = gpu_graphs.called(run) if eager else gpu_graphs.capture(run)
+        result = captured.again()
         if repeatedly:
-            contender.facts["repeats_equal"] = equal and gpu_graphs.same_bits(first, captured.result)
-        largest, relative = errors(captured.result, expected)
+            contender.facts["repeats_equal"] = equal and gpu_graphs.same_bits(first, result)
+        largest, relative = errors(result, expected)
         if not relative <= limit:  # not the largest: one unit of a bistable cell may end on the other side
             contender.left_out[config] = f"error {relative:.2g}, at most {limit:.2g} is allowed"
             contender.facts.setdefault("wrong", {})[config] = [largest, relative]
             return
         contender.graphs[config], contender.errors[config] = captured, (largest, relative)
+
+
+def lengths_of(point: Point, generator: torch.Generator) -> torch.Tensor:
+    """How many steps each row has, the longest first: one has all of them."""
+    import torch
+
+    options = {"generator": generator, "device": generator.device}
+    found = torch.randint(1, point.steps + 1, (point.batch,), **options).sort(descending=True).values.int()
+    found[0] = point.steps
+    return found
 
 
 @contextlib.contextmanager

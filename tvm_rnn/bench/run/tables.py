@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 ALL_PASSES = "all passes"
-NETWORK = ("cell", "input", "hidden", "layers", "directions", "sizes", "steps", "batch", "precision")
+SIZES = ("input", "hidden", "layers", "directions", "sizes", "steps", "batch")
+NETWORK = ("cell", *SIZES, "precision", "lengths", "eager")
+BEST = "the best of them"
+BOUNDS = (1.0, 0.9)  # ratios below which points are counted
 SHARES = {"byte_share": "bytes", "flop_share": "FLOPs"}
 RATE = "x 48 kHz"
 LEFT = ("point", "config", "regime", "note")  # columns of words
@@ -54,6 +57,12 @@ class Line:
         """That framework's time / ours: above 1 where ours is faster."""
         theirs, ours = self.us(framework), self.us(OURS)
         return theirs / ours if theirs and ours else None
+
+    @property
+    def best(self) -> float | None:
+        """The ratio of the quickest of the others."""
+        ratios = [ratio for name in self.rows if name not in (OURS, ALL_PASSES) and (ratio := self.ratio(name))]
+        return min(ratios, default=None)
 
 
 @dataclass(frozen=True)
@@ -88,15 +97,17 @@ class Report:
         return None if kind is None else (found[kind], SHARES[kind])
 
     def means(self) -> list[tuple[str, str, float, float, int]]:
-        """(precision, peer, geometric mean of ratios, smallest ratio, points); precision "all" are all together."""
+        """(precision, peer, geometric mean of ratios, smallest ratio, points); precision "all" are all together; of
+        several peers also the best of them at each point."""
         found = []
         precisions = list(dict.fromkeys(line.precision for line in self.lines))
-        for peer in self.peers:
-            if peer == ALL_PASSES:
-                continue
+        peers = [peer for peer in self.peers if peer != ALL_PASSES]
+        timed = [peer for peer in peers if any(line.ratio(peer) for line in self.lines)]
+        for peer in [*peers, *([BEST] if len(timed) > 1 else [])]:
             for precision in [*precisions, *(["all"] if len(precisions) > 1 else [])]:
                 lines = [line for line in self.lines if precision in (line.precision, "all")]
-                ratios = [ratio for line in lines if (ratio := line.ratio(peer)) is not None]
+                each = (line.best if peer == BEST else line.ratio(peer) for line in lines)
+                ratios = [ratio for ratio in each if ratio is not None]
                 if ratios:
                     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
                     found.append((precision, peer, mean, min(ratios), len(ratios)))
@@ -156,6 +167,9 @@ class Report:
             f"{SHORT.get(name, name)}: {mean:.2f} x {peer} (geometric mean, least {least:.2f}, {_points(count)})"
             for name, peer, mean, least, count in self.means()
         ]
+        ratios = [line.best for line in self.lines if line.best is not None]
+        few = [f"{sum(ratio < bound for ratio in ratios)} below {bound}" for bound in BOUNDS]
+        lines += [f"of {_points(len(ratios))} {', '.join(few)}"] if self.peers and ratios else []
         facts = self.facts
         if facts:
             versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
@@ -198,8 +212,9 @@ class Report:
         return "\n".join([*lines, "", *(f"- {markdown(note)}" for note in self.notes()), ""])
 
 
-def report(records: Iterable[Record]) -> Report:
-    """The Report of a run's records; of a point that was measured twice the later ones count."""
+def report(records: Iterable[Record], *, worst_first: bool = False) -> Report:
+    """The Report of a run's records; of a point that was measured twice the later ones count. worst_first: points by
+    the ratio of the quickest of the others, in place of the order of the run; those without one at the end."""
     facts: Record = {}
     stopped: Record | None = None
     lines: dict[str, dict[str, Record]] = {}
@@ -211,7 +226,10 @@ def report(records: Iterable[Record]) -> Report:
         else:
             lines.setdefault(record["point"], {})[record["framework"]] = record
     _compare_passes(lines.values())
-    return Report(facts, tuple(Line(point, rows) for point, rows in lines.items()), stopped)
+    found = [Line(point, rows) for point, rows in lines.items()]
+    if worst_first:
+        found.sort(key=lambda line: math.inf if line.best is None else line.best)
+    return Report(facts, tuple(found), stopped)
 
 
 def _compare_passes(lines: Iterable[dict[str, Record]]) -> None:

@@ -1,2 +1,2 @@
 """What benchmarks measure, as data: `gpu.py` has the suites of GPUs and what a point is, `cpu.py` those of CPUs,
-`writers.py` cells that generate."""
+`writers.py` cells that generate, `random_networks.py` networks as chance has them."""

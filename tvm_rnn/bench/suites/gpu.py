@@ -17,6 +17,7 @@ from tvm_rnn.frontends.spec import find_cell
 from tvm_rnn.network.rnn import RNN, check_without_constants
 
 from . import writers
+from .random_networks import random_networks
 
 Facts = dict[str, Any]  # what JSON says of a point
 # What `compile` calls a precision, and how a point's name and a table abbreviate it.
@@ -35,7 +36,8 @@ class Point:
     """One network at one T and B.
 
     cell: of the zoo, of `writers.py`, or "file.py:function". precision: of products, a key of SHORT. sizes: other axes
-    of the cell, (name, size). without: passes left out.
+    of the cell, (name, size). without: passes left out. lengths: rows have lengths of their own. eager: calls are no
+    CUDA graph. any_batch: the module is compiled for no batch size in particular.
     """
 
     cell: str
@@ -48,6 +50,9 @@ class Point:
     directions: int = 1
     sizes: tuple[tuple[str, int], ...] = ()
     without: tuple[str, ...] = ()
+    lengths: bool = False
+    eager: bool = False
+    any_batch: bool = False
 
     @property
     def dtype(self) -> str:
@@ -56,8 +61,8 @@ class Point:
 
     @property
     def network(self) -> Point:
-        """The same network without T and B: what is compiled."""
-        return replace(self, steps=0, batch=0)
+        """The same network without T and B, however it is called: what is compiled."""
+        return replace(self, steps=0, batch=0, lengths=False, eager=False)
 
     @property
     def network_name(self) -> str:
@@ -74,7 +79,8 @@ class Point:
     def name(self) -> str:
         """Such as lstm-h512-i64-l3-b64-t100-bf16. Its words choose points; no two points of a suite share one."""
         network, _, precision = self.network_name.rpartition("-")
-        return f"{network}-b{self.batch}-t{self.steps}-{precision}"
+        ways = "-lengths" * self.lengths + "-eager" * self.eager
+        return f"{network}-b{self.batch}-t{self.steps}{ways}-{precision}"
 
     def as_dict(self) -> Facts:
         return asdict(self)
@@ -158,11 +164,12 @@ def ablation() -> list[Point]:
 
 def linear() -> list[Point]:
     """Linear recurrences over long sequences, each with and without the pass that runs them over all time."""
-    cells = (("gated_delta_net", 64), ("mlstm", 64), ("min_gru", 512), ("sru", 512))
+    cells = (("gated_delta_net", 64), ("mlstm", 64), ("gla", 64), ("rwkv7", 64), ("min_gru", 512), ("sru", 512))
     points = [
         Point(cell, h, h, 16384, batch, precision) for cell, h in cells for batch in (1, 8) for precision in ALL[::3]
     ]
-    return [replace(point, without=off) for point in points for off in ((), IN_STEPS)]
+    heads = [Point(cell, 64, 128, 4096, 8, "bfloat16", sizes=(("N", 16),)) for cell in ("gla", "gated_delta_net")]
+    return [replace(point, without=off) for point in (*points, *heads) for off in ((), IN_STEPS)]
 
 
 def generate() -> list[Point]:
@@ -175,9 +182,16 @@ def generate() -> list[Point]:
     ]
 
 
-PEERS = {"generate": "torch-cuda,torch-cuda-graph"}  # of suites that other peers run than torch's layers
-Suites = Mapping[str, Callable[[], list[Point]]]
-EVERY = (gpu_grid, blog, deepbench, flashrnn, zoo, ablation, linear, generate)
+def random(seed: int = 0) -> list[Point]:
+    """200 networks as chance has them."""
+    return [Point.from_dict(facts) for facts in random_networks(seed)]
+
+
+# Of suites that other peers run than torch's layers.
+PEERS = {"random": "torch,cudnn", "generate": "torch-cuda,torch-cuda-graph"}
+Suites = Mapping[str, Callable[..., list[Point]]]
+EVERY = (gpu_grid, blog, deepbench, flashrnn, zoo, ablation, linear, generate, random)
+DRAWN = ("random",)  # suites that are drawn by a seed
 SUITES: Suites = {f.__name__.replace("_", "-"): f for f in EVERY}
 
 
@@ -197,11 +211,17 @@ def tamed(net: RNN) -> RNN:
     return net.load({**net.weights, **own}) if own else net
 
 
-def suite(name: str, known: Suites = SUITES) -> list[Point]:
-    """All points of a suite; known: SUITES, or those of CPUs. Raises ConfigError for a name that is none."""
+def suite(name: str, known: Suites = SUITES, seed: int | None = None) -> list[Point]:
+    """All points of a suite; known: SUITES, or those of CPUs; seed: of one that is drawn. Raises ConfigError for a name
+    that is none, and for the seed of a suite that has none."""
     if name not in known:
         raise ConfigError(message("--suite: no such suite", **unknown("suite", name, known)))
-    return known[name]()
+    if seed is None:
+        return known[name]()
+    if name not in DRAWN:
+        do = f"leave it out, or name one of these: {', '.join(DRAWN)}"
+        raise ConfigError(message("--seed: this suite is not drawn", got=name, do=do))
+    return known[name](seed)
 
 
 def select(points: Sequence[Point], only: str) -> list[Point]:
@@ -246,10 +266,10 @@ def _kind(word: str) -> str:
 
 
 def batches(points: Iterable[Point]) -> dict[Point, tuple[int, ...]]:
-    """For each network the batch sizes that its module is to be quickest at."""
+    """For each network the batch sizes that its module is to be quickest at; none: at all of them."""
     found: dict[Point, set[int]] = {}
     for point in points:
-        found.setdefault(point.network, set()).add(point.batch)
+        found.setdefault(point.network, set()).update([] if point.any_batch else [point.batch])
     return {network: tuple(sorted(sizes)) for network, sizes in found.items()}
 
 

@@ -21,8 +21,10 @@ from tvm_rnn.tir.index import int64, wide
 from tvm_rnn.tir.statements import buffer as flat_buffer
 from tvm_rnn.tir.statements import function, loop, sequence, store, variable
 
+from .constants import Constants, with_numbers
 from .memory import Memory, Room
-from .schedule import Tiles, loops_of, replaced
+from .nest import reads, replaced
+from .schedule import Tiles, loops_of
 
 
 @dataclass(frozen=True)
@@ -43,34 +45,41 @@ class Place:
 
 @dataclass
 class HostFunction:
-    """functions: by name. works: the dtypes of the flat arrays. Made by `host_function`."""
+    """functions: by name. constants: those that the first one takes. works: the dtypes of the flat arrays."""
 
     name: str
     graph: Graph
     lanes: int
     places: dict[Value, Place] = field(default_factory=dict)
+    constants: Constants = field(default_factory=Constants)
     memory: Memory = field(default_factory=Memory)
     works: dict[str, Buffer] = field(default_factory=dict)
     functions: dict[str, tirx.PrimFunc] = field(default_factory=dict)
     threads: tirx.Var = field(default_factory=lambda: variable("threads"))
 
     def __post_init__(self) -> None:
-        graph, args = self.graph, list[Buffer]()
-        for kind, values in (("x", graph.inputs), ("w", graph.constants), ("y", graph.outputs)):
-            for i, value in enumerate(values):
-                args.append(_argument(f"{kind}{i}", value))
-                self.places.setdefault(value, Place(args[-1]))
-        outputs = args[len(args) - len(graph.outputs) :]
+        inputs, outputs = self._arguments("x", self.graph.inputs), self._arguments("y", self.graph.outputs)
         body = [*self._calls(), *self._copies(outputs)]
-        args = [self.threads, *args, *self.works.values()]
+        args = [self.threads, *inputs, *self.constants.buffers.values(), *outputs, *self.works.values()]
         self.functions[self.name] = function(self.name, args, sequence(self.memory.bound, body))
         self.functions[f"{self.name}_sizes"] = self._sizes()
+
+    def _arguments(self, kind: str, values: Sequence[Value]) -> list[Buffer]:
+        found = [_argument(f"{kind}{i}", value) for i, value in enumerate(values)]
+        for value, buffer in zip(values, found, strict=True):
+            if value.constant is None:
+                self.places.setdefault(value, Place(buffer))
+        return found
+
+    def _at(self, value: Value) -> Place:
+        """Where a value lies that is known or was made."""
+        return self.places[value] if value.constant is None else Place(self.constants.buffer(value))
 
     def _copies(self, outputs: Sequence[Buffer]) -> list[Stmt]:
         """Of results that are inputs or constants, or that are there twice."""
         found = []
         for value, into in zip(self.graph.outputs, outputs, strict=True):
-            place = self.places[value]
+            place = self._at(value)
             if not place.buffer.same_as(into):
                 found.append(_copy(place.buffer, into))
         return found
@@ -95,7 +104,8 @@ class HostFunction:
                     self.places[value] = self._place(value)
             done += self._body(call, loops)
             for value in {*call.inputs, *call.outputs}:
-                self._leave(self.places[value], last[value] == i)
+                if value.constant is None:
+                    self._leave(self.places[value], last[value] == i)
         return done
 
     def _place(self, value: Value) -> Place:
@@ -121,14 +131,30 @@ class HostFunction:
         nests = list(loops.body.seq) if isinstance(loops.body, tirx.SeqStmt) else [loops.body]
         own = [s.buffer for s in nests if isinstance(s, tirx.AllocBuffer)]
         nests = [s for s in nests if not isinstance(s, tirx.AllocBuffer)]
-        done = Tiles(self.lanes, self.threads).scheduled(nests, lambda b: any(b.same_as(o) for o in own))
-        places = [(param, self.places[value]) for param, value in zip(params, values, strict=True)]
+        known = {param: value for param, value in zip(params, values, strict=True) if value.constant is not None}
+        laid = dict[Buffer, Value]()
+
+        def along(buffer: Buffer, axis: int) -> Buffer | None:
+            value = next((value for param, value in known.items() if param.same_as(buffer)), None)
+            if value is None:
+                return None
+            found = self.constants.along(value, axis)
+            into = tirx.decl_buffer([int64(n) for n in found.array.shape], found.dtype, name="w")
+            laid[into] = found
+            return into
+
+        nests = [with_numbers(nest, known) for nest in nests]
+        tiles = Tiles(self.lanes, self.threads, along)
+        done = tiles.scheduled(nests, lambda b: any(b.same_as(o) for o in own))
+        there = [*zip(params, values, strict=True), *laid.items()]
+        read = [own for own in there if own[1].constant is None or any(reads(s, own[0]) for s in done)]
+        places = [(param, self._at(value)) for param, value in read]
         for buffer in own:
             shape = tuple(replaced(axis, names) for axis in buffer.shape)
             dtype = str(buffer.dtype)
             places.append((buffer, Place(self._work(dtype), self.memory.take(shape, dtype))))
         moved = [replaced(_moved(s, places), names) for s in done]
-        for _, place in places[len(params) :]:
+        for _, place in places[len(read) :]:
             self._leave(place, True)
         return moved
 

@@ -2,7 +2,8 @@
 
 In: functions of blocks, as `calls.py` has them of Relax. Out: statements, one loop nest after the other, with arrays
 that they need meanwhile. A product of matrices or a convolution becomes tiles of rows and vectors; a row is a row of
-the left matrix, or a filter. What no rule knows stays as it is: plain loops.
+the left matrix, a filter, or, where vectors run along filters, a position. What no rule knows stays as it is: plain
+loops.
 
 Rewrite: for s: for r: y[s] += f(s, r); for s: z[s] = g(y[s])  -->  parallel for tiles: registers = sum of f; z = g
 """
@@ -10,9 +11,9 @@ Rewrite: for s: for r: y[s] += f(s, r); for s: z[s] = g(y[s])  -->  parallel for
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import tvm
 import tvm_ffi
@@ -21,6 +22,9 @@ from tvm import s_tir, tirx
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import loop, sequence, variable, when
+
+from .columns import Along, columns_of
+from .nest import Nest, mentions, nest_of, reads, replaced
 
 LOWER = (
     s_tir.transform.LowerInitBlock,
@@ -33,6 +37,7 @@ LOWER = (
     s_tir.transform.ConvertSSA,
 )
 REDUCED = 2  # the kind of a block's axis that is summed over
+WORTH = 1 << 17  # products that are worth a second thread, where their number is known
 
 
 def loops_of(functions: Sequence[tirx.PrimFunc]) -> list[tirx.PrimFunc]:
@@ -62,81 +67,13 @@ def _sums(schedule: s_tir.Schedule, block: object) -> bool:
 
 
 @dataclass
-class Nest:
-    """Loops around one store, and where it adds up, what it begins with."""
-
-    loops: list[tirx.For]
-    store: tirx.BufferStore
-    first: TirExpr | None
-
-    @property
-    def own(self) -> list[tirx.For]:
-        """The loops over the result's elements, in the order of its axes."""
-        by_var = {own.loop_var: own for own in self.loops}
-        return [by_var[i] for i in self.store.indices if i in by_var]
-
-    @property
-    def summed(self) -> list[tirx.For]:
-        return [own for own in self.loops if own not in self.own]
-
-
-def nest_of(statement: Stmt) -> Nest | None:
-    """The statement as a nest; None: it is no such thing."""
-    loops = []
-    while isinstance(statement, tirx.For):
-        if statement.kind != tirx.ForKind.SERIAL or not _is(statement.min, 0):
-            return None
-        loops.append(statement)
-        statement = statement.body
-    first = None
-    if isinstance(statement, tirx.SeqStmt) and len(statement.seq) == 2:
-        begin, statement = statement.seq
-        begin = begin.then_case if isinstance(begin, tirx.IfThenElse) else begin
-        if not isinstance(begin, tirx.BufferStore) or not isinstance(statement, tirx.BufferStore):
-            return None
-        if not begin.buffer.same_as(statement.buffer):
-            return None
-        first = begin.value
-    if not isinstance(statement, tirx.BufferStore) or not loops:
-        return None
-    nest = Nest(loops, statement, first)
-    plain = all(
-        isinstance(i, tirx.IntImm) or any(i.same_as(own.loop_var) for own in nest.own) for i in statement.indices
-    )
-    distinct = len({own.loop_var for own in nest.own}) == len(nest.own)
-    return nest if plain and distinct and bool(nest.summed) == (first is not None) else None
-
-
-def _is(value: Expr, number: int) -> bool:
-    return isinstance(value, tirx.IntImm) and int(value) == number
-
-
-Node = TypeVar("Node")
-
-
-def replaced(node: Node, values: Mapping[tirx.Var, Expr]) -> Node:
-    """The statement or expression with other values in the place of variables."""
-    return tvm_ffi.structural_map(node, (tirx.Var, lambda var: values.get(var, var)))
-
-
-def reads(node: Stmt | Expr, buffer: Buffer) -> list[tvm.ir.TensorLoad]:
-    """Where it reads an array."""
-    found = []
-
-    def note(load: tvm.ir.TensorLoad) -> None:
-        if load.source.same_as(buffer):
-            found.append(load)
-
-    tvm_ffi.structural_walk(node, (tvm.ir.TensorLoad, note))
-    return found
-
-
-@dataclass
 class Tiles:
-    """Statements for nests on a CPU with vectors of so many elements. threads: how many share the work."""
+    """Statements for nests on a CPU with vectors of so many elements. threads: how many share the work. along: a
+    constant, laid out with another axis as its last one."""
 
     lanes: int
     threads: TirExpr
+    along: Along = lambda buffer, axis: None
 
     def scheduled(self, nests: Sequence[Stmt], temporary: Callable[[Buffer], bool]) -> list[Stmt]:
         """The statements in order. temporary: whether an array is read by these statements alone."""
@@ -214,18 +151,13 @@ class Tiles:
         loads = list[tvm.ir.TensorLoad]()
         tvm_ffi.structural_walk(store.value, (tvm.ir.TensorLoad, loads.append))
         places = [store.indices, *(own.indices for own in loads)]
-        return not refused and all(not _mentions(i, var) for place in places for i in list(place)[:-1])
+        return not refused and all(not mentions(i, var) for place in places for i in list(place)[:-1])
 
     def sum(self, nest: Nest, after: Nest | None) -> Stmt:
         """Tiles of rows and vectors, each summed in registers, and stored by `after` where there is one."""
         store = None if after is None else replaced(after.store, self._renaming(nest, after) or {})
-        return _Sum(nest, store, self.lanes, self.threads).statement()
-
-
-def _mentions(node: Expr, var: tirx.Var) -> bool:
-    found = []
-    tvm_ffi.structural_walk(node, (tirx.Var, lambda own: found.append(own) if own.same_as(var) else None))
-    return bool(found)
+        laid, columns = columns_of(nest, self.lanes, self.along)
+        return _Sum(laid, store, columns, self.lanes, self.threads).statement()
 
 
 def _vector(lanes: int, body: Callable[[tirx.Var], Stmt]) -> Stmt:
@@ -251,17 +183,20 @@ def _is_multiple(extent: Expr, of: int) -> bool:
 
 @dataclass
 class _Sum:
-    """A sum in tiles. after: what stores it, where that is not the nest's own store."""
+    """A sum in tiles. after: what stores it, where that is not the nest's own store. columns: the loop that becomes
+    vectors."""
 
     nest: Nest
     after: tirx.BufferStore | None
+    columns: tirx.For
     lanes: int
     threads: TirExpr
 
     def statement(self) -> Stmt:
         """Loops that threads share around tiles: those of the result's first axes, and of rows where these are a known
         number; a product without such loops shares its columns."""
-        *outer, last = self.nest.own
+        last = self.columns
+        outer = [own for own in self.nest.own if own is not last]
         row = self._row(outer, last)
         outer = [own for own in outer if own is not row]
         most = self._rows(row)
@@ -295,13 +230,13 @@ class _Sum:
 
         def note(load: tvm.ir.TensorLoad) -> None:
             if not load.source.same_as(self.nest.store.buffer) and any(
-                _mentions(i, last.loop_var) for i in load.indices
+                mentions(i, last.loop_var) for i in load.indices
             ):
                 vectors.append(load)
 
         tvm_ffi.structural_walk(self.nest.store.value, (tvm.ir.TensorLoad, note))
         for own in reversed(outer):
-            if vectors and not any(_mentions(i, own.loop_var) for load in vectors for i in load.indices):
+            if vectors and not any(mentions(i, own.loop_var) for load in vectors for i in load.indices):
                 return own
         return None
 
@@ -314,9 +249,21 @@ class _Sum:
             [n for n in range(most // 2, most + 1) if int(row.extent) % n == 0], default=min(most, int(row.extent))
         )
 
+    def _vectors(self) -> list[int]:
+        """How many vectors a tile may be wide, most first: few rows leave registers for more of them."""
+        row = self._row([own for own in self.nest.own if own is not self.columns], self.columns)
+        known = 1 if row is None else int(row.extent) if isinstance(row.extent, tirx.IntImm) else self._rows(row)
+        most = 8 if known < 2 else 4 if known < 3 else 2
+        return [n for n in (8, 4, 2, 1) if n <= most]
+
     def share(self, loops: Sequence[tuple[tirx.Var, Expr]], body: Stmt) -> Stmt:
-        """The loops as one, a piece of which each thread has."""
+        """The loops as one, a piece of which each thread has; as they are where their work is known to be little."""
         if not loops:
+            return body
+        extents = [own.extent for own in self.nest.loops]
+        if all(isinstance(n, tirx.IntImm) for n in extents) and math.prod(map(int, extents)) < WORTH:
+            for var, extent in reversed(loops):
+                body = tirx.For(var, int64(0), extent, tirx.ForKind.SERIAL, body)
             return body
         count = functools.reduce(lambda a, b: a * b, (extent for _, extent in loops))
 
@@ -341,16 +288,20 @@ class _Sum:
         share: Callable[[Sequence[tuple[tirx.Var, Expr]], Stmt], Stmt] | None = None,
     ) -> Stmt:
         """All columns. Of a size that is known: as many wide tiles as there are, which threads may share, then narrower
-        ones. Else the last tile ends at the last column, and computes some again."""
+        ones. The last tile ends at the last column, and may compute some again."""
         if isinstance(extent, tirx.IntImm):
-            parts, at = list[Stmt](), 0
-            for width in (2 * self.lanes, self.lanes, self.lanes // 2, 1):
+            parts, at, least = list[Stmt](), 0, self.lanes // 2
+            for width in (*(self.lanes * n for n in self._vectors()), least):
                 count, tile = (int(extent) - at) // width, variable("c")
                 if count:
                     body = columns(width, int64(at) + tile * int64(width))
                     plain = tirx.For(tile, int64(0), int64(count), tirx.ForKind.SERIAL, body)
                     parts.append(plain if share is None else share([(tile, int64(count))], body))
                 at += count * width
+            if at < int(extent) and least <= int(extent):
+                parts.append(columns(least, int64(int(extent) - least)))
+            elif at < int(extent):
+                parts.append(loop("c", int(extent) - at, lambda c: columns(1, int64(at) + c)))
             return sequence(parts)
 
         def overlapping(width: int) -> Stmt:
@@ -366,7 +317,7 @@ class _Sum:
         nest = self.nest
         lanes = min(self.lanes, width)
         vectors = width // lanes
-        last = nest.own[-1].loop_var
+        last = self.columns.loop_var
         kind = str(nest.store.buffer.dtype)
         sums = tirx.decl_buffer((rows * width,), kind, name="sums", scope="local")
 

@@ -28,7 +28,8 @@ PIECES = (16, 8, 4)  # bytes that the hardware copies at a time
 @dataclass(frozen=True)
 class Operand:
     """One left operand. base: the value in memory; offset: of k = 0 in its row, None where k is not consecutive. told:
-    its first row begins where its place says, and nobody asks when the kernel runs."""
+    its first row begins where its place says, and nobody asks when the kernel runs. apart, step: elements from one
+    head's vector to the next, and between vectors of a row that a product sums over."""
 
     node: Node
     base: Node
@@ -37,6 +38,8 @@ class Operand:
     offset: int | None
     name: str
     told: bool = False
+    apart: int = 0
+    step: int = 0
 
     def rows_of(self, dtype: str) -> bool:
         """Whether rows are consecutive elements of that dtype, 16 bytes aligned if the pointer is."""
@@ -47,7 +50,7 @@ class Operand:
         begins at a multiple of if the pointer is one, 16, else 4, of float64 8. 0: there is no such copy."""
         if self.offset is None or self.place.dtype != dtype:
             return 0
-        starts = [self.place.row_stride * SIZES[dtype], self.offset * SIZES[dtype]]
+        starts = [n * SIZES[dtype] for n in (self.place.row_stride, self.offset, self.apart, self.step)]
         starts += [self.place.align] if self.told else []
         able = [size for size in PIECES if size != (4 if SIZES[dtype] == 8 else 8)]
         return next((size for size in able if not any(start % size for start in starts)), 0)
@@ -70,26 +73,27 @@ class Operand:
             source = w[self.name].ptr_to([at + first // SIZES[dtype]])
             w.do(I.ptx[COPY_PIECE](target + uint32(first), source, piece, part))
 
-    def gather(self, w: Writer, dtype: str, target: TirExpr, row: TirExpr, first: TirExpr) -> None:
+    def gather(self, w: Writer, dtype: str, target: TirExpr, row: TirExpr, first: TirExpr, shift: Expr = 0) -> None:
         """16 bytes of a row from element `first` on into shared memory, in that dtype, read one by one; zeros where
-        there are none."""
+        there are none. shift: elements that the vector begins later."""
         wide, count, valid = arithmetic(dtype), 16 // SIZES[dtype], row < w["rows"]
         row = w.keep(tirx.min(row, w["rows"] - 1))
         values = []
         for i in range(count):
             k = w.bind(tirx.Cast("int64", first) + i)
             at = tirx.Select(k < self.depth, k, tirx.const(0, "int64"))
-            value = element(self.node, (at,), lambda node, index: self._load(w, node, index, row, wide), wide)
+            value = element(self.node, (at,), lambda node, index: self._load(w, node, index, (row, shift), wide), wide)
             values.append(w.bind(tirx.Select(tirx.And(valid, k < self.depth), value, tirx.const(0.0, wide))))
         if count == 8:
             w.do(I.ptx["st.shared.v4.b32"](target, *pack(w, values, dtype)))
         else:
             w.do(I.ptx["st.shared.v4.f32" if count == 4 else "st.shared.v2.f64"](target, *values))
 
-    def _load(self, w: Writer, node: Node, index: Index, row: TirExpr, dtype: str) -> Expr | None:
+    def _load(self, w: Writer, node: Node, index: Index, start: tuple[Expr, Expr], dtype: str) -> Expr | None:
         if node is not self.base:
             return None
-        at = linear(node, index) + row * self.place.row_stride
+        row, shift = start
+        at = linear(node, index) + row * self.place.row_stride + shift
         return tirx.Cast(dtype, tirx.BufferLoad(w[self.name], [at]))
 
 

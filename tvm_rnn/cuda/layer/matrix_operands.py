@@ -56,10 +56,18 @@ class MatrixOperands:
     def value(self) -> Node:
         return self.root.args[3]
 
+    @cached_property
+    def others(self) -> list[tuple[Node, Node, bool]]:
+        """Of what a step writes beside key and value: the column, a row, and whether the row is multiplied with the
+        state."""
+        args, writes = self.root.args, int(self.root.attrs["writes"])
+        pairs = list(zip(args[2::2], args[3::2], strict=True))
+        return [(column, row, number >= writes) for number, (column, row) in enumerate(pairs) if number]
+
     @property
     def erase(self) -> Node | None:
-        """What is multiplied with the state, and taken away along the key."""
-        return self.root.args[5] if len(self.root.args) > 4 else None
+        """What is multiplied with the state, and written along the key."""
+        return next((row for column, row, product in self.others if product and column is self.key), None)
 
     @property
     def reads(self) -> list[Node]:
@@ -73,12 +81,12 @@ class MatrixOperands:
     @property
     def vectors(self) -> list[Node]:
         """Of every step, in the dtype of what products read."""
-        found = [self.key, self.value, *(n.args[1] for n in self.reads)]
-        return list(dict.fromkeys([*found, *([self.erase] if self.erase is not None else [])]))
+        others = [node for column, row, _ in self.others for node in (column, row)]
+        return list(dict.fromkeys([self.key, self.value, *(n.args[1] for n in self.reads), *others]))
 
     @property
     def numbers(self) -> list[Node]:
-        """Of every step and head, in the dtype of arithmetic."""
+        """Of every step and head, or each of its keys, in the dtype of arithmetic."""
         return [self.decay] if self.decay is not None else []
 
     def located(self, node: Node) -> Place:

@@ -12,7 +12,8 @@ Rewrite: z[g, n, a] = sum_k R[g, n, a, k] h[n, k]  -->  for each n: z[g, a] = su
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import gcd, prod
 
@@ -29,7 +30,7 @@ from tvm_rnn.passes.normalise import normalise
 from tvm_rnn.tir.expr import Expr
 
 from .pointers import Place
-from .value_layout import Layout
+from .value_layout import Layout, Taped
 from .weight_packing import Weights
 
 PackIndex = Callable[[Expr], tuple[tuple[Expr, ...], Expr]]
@@ -43,14 +44,22 @@ class Coupled(Exception):
 @dataclass(frozen=True)
 class HeadLayout(Layout):
     """The layout of one of `heads` heads. whole: the layer's; origin: of an input or a parameter of the head's graph
-    the layer's value, and how that is cut."""
+    the layer's value, and how that is cut. parts: of what is kept, what the steps write."""
 
     whole: Layout | None = None
     origin: Mapping[Node, tuple[Node, Cut]] = field(default_factory=dict)
     lifted: Mapping[Node, Node] = field(default_factory=dict)  # of a product's parameter: [N, *shape], of all heads
+    parts: Sequence[Taped] = ()
+
+    @property
+    def taped(self) -> Sequence[Taped]:
+        return self.parts
 
     def of_layer(self, node: Node) -> Node:
         return self.origin[node][0]
+
+    def is_first_input(self, node: Node) -> bool:
+        return self.whole is not None and self.whole.is_first_input(self.of_layer(node))
 
     def packed(self, node: Node, elements: int, index: PackIndex) -> tuple[Node, int, PackIndex]:
         """A product's parameter of all heads in the order that each has it in: which, how many elements, and where the
@@ -65,8 +74,11 @@ class HeadLayout(Layout):
     def side_by_side(self, node: Node) -> int:
         if node not in self.origin:
             return prod(node.shape)
-        value, cut = self.origin[node]
-        return 0 if cut is None else prod(value.shape[cut:]) // self.heads
+        return _side_by_side(*self.origin[node], self.heads)
+
+
+def _side_by_side(value: Node, cut: Cut, heads: int) -> int:
+    return 0 if cut is None else prod(value.shape[cut:]) // heads
 
 
 def one_head(layout: Layout) -> HeadLayout | None:
@@ -96,26 +108,34 @@ def _counts(graph: Graph) -> list[int]:
 
 
 def _made(layout: Layout, heads: int) -> HeadLayout:
-    if layout.kept:
-        raise Coupled("training keeps values of all heads")
     if layout.weights.stored:
         raise Coupled("weights in 8 bits have scales of all heads")
     graph = stepped(layout.graph)
     cut = _Cutting(layout, heads)
     results = tuple(cut.value(r, cut.of_state(s)) for s, r in zip(graph.states, graph.results, strict=True))
-    output = cut.value(graph.output, cut.of_state(graph.output))
+    taped = {own: cut.of_kept(own.node) for own in layout.taped}
+    emitted = tuple(cut.value(own.node, at) for own, at in taped.items())
+    # A backward graph's output is no value of the step.
+    output = cut.value(graph.output, cut.of_state(graph.output)) if layout.emits else results[0]
     leaves = {kind: tuple(n for n in cut.origin if n.op == kind) for kind in ("input", "param")}
     states = tuple(cut.states[s] for s in graph.states)
     own = Graph(graph.cell, graph.dtype, leaves["input"], states, leaves["param"], results, output, graph.output_name)
+    own = replace(own, kind=graph.kind, emitted=emitted)
     with recording(listen=False):  # what the passes say of it is no news: they said it of the layer
         own = grouped(combined(normalise(own)))
+    if not layout.emits:
+        own = replace(own, output=own.inputs[0])
     weights = Weights(own, layout.weights.number, layout.precision, layout.weights.stored)
     if strange := [n for n in weights.kept if n not in cut.origin]:
         raise Coupled(f"a value of parameters is made of {in_words(strange[0])}")
     products = [g.root for g in own.groups if g.kind == "gemm" and g.root is not None]
     lifted = {w: _lifted(w, cut.origin, heads) for root in products for w in root.args[::2]}
     found = HeadLayout(own, layout.precision, weights, layout.dtype, layout.directions * heads)
-    found = replace(found, whole=layout, heads=heads, origin=cut.origin, lifted=lifted)
+    parts = [
+        replace(whole, node=node, apart=_side_by_side(whole.node, at, heads))
+        for (whole, at), node in zip(taped.items(), own.emitted, strict=True)
+    ]
+    found = replace(found, whole=layout, heads=heads, origin=cut.origin, lifted=lifted, parts=parts)
     given = {number: _place(found, node) for number, node in enumerate(own.inputs)}
     return replace(found, given=given)
 
@@ -132,7 +152,7 @@ class _Cutting:
 
     def __init__(self, layout: Layout, heads: int) -> None:
         self.layout, self.heads = layout, heads
-        self.hoisted = frozenset(layout.hoisted_nodes)
+        self.hoisted = frozenset(n for n, group in layout.home.items() if group.region == "before")
         self.states: dict[Node, Node] = {}
         self.origin: dict[Node, tuple[Node, Cut]] = {}
         self.made: dict[tuple[Node, Cut], Node] = {}
@@ -144,6 +164,17 @@ class _Cutting:
         if not axes:
             raise Coupled(f"{in_words(node)} has no axis of {self.heads} heads")
         return axes[0]
+
+    def of_kept(self, node: Node) -> int:
+        """Where a value that is kept for later has its heads."""
+        known = [cut for other, cut in self.made if other is node and cut is not None]
+        axes = [a for a, size in enumerate(node.shape) if size == self.heads]
+        axes += [a for a, size in enumerate(node.shape) if size % self.heads == 0 and size != self.heads]
+        for axis in (*known, *axes):
+            with suppress(Coupled):
+                self.value(node, axis)
+                return axis
+        raise Coupled(f"{in_words(node)}, which training keeps, reads all heads")
 
     def value(self, node: Node, cut: Cut) -> Node:
         if (node, cut) not in self.made:

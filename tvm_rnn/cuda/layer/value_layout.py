@@ -9,6 +9,7 @@ In: a graph with groups, a precision. Out: `Layout`: how kernels read each node,
                            read also two in the storage dtype ("shadows"), if that is another
     step values            one copy; in the storage dtype where a product reads them
     kept values            what training reads later: rows for all steps, vectors in the storage dtype
+    copies of inputs       of those that products of all rows read and whose rows begin between multiples of 4 bytes
 """
 
 from __future__ import annotations
@@ -32,11 +33,22 @@ ROW_BYTES = 16  # rows that products read begin at multiples of this, as their f
 @dataclass(frozen=True)
 class Target:
     """Where a stored value goes. kind: "hoisted", "step" (number 0 or, a storage copy, 1), "state" and "shadow" (of
-    state `number`), "kept" (number among `Layout.kept`), "output"."""
+    state `number`), "kept" (number among `Layout.kept`), "output"; read alone, "copy" (of input `number`)."""
 
     kind: str
     place: Place
     number: int = 0
+
+
+@dataclass(frozen=True)
+class Taped:
+    """A kept value that the steps themselves write: its number among `Layout.kept`, and the node that they compute.
+    apart: elements of one head that lie side by side."""
+
+    number: int
+    node: Node
+    place: Place
+    apart: int
 
 
 @dataclass(frozen=True)
@@ -119,9 +131,23 @@ class Layout:
             return self.given[number]
         return Place(self.dtype, prod(self.graph.inputs[number].shape), ITEM_BYTES[self.dtype])
 
+    @cached_property
+    def copied(self) -> dict[int, Place]:
+        """Inputs whose rows the hardware cannot copy to shared memory (their width is odd, in 16 bits; or they are of
+        another dtype), by number: how copies lie that products of all rows read in their place."""
+        places = ((n, node, self.input(n)) for n, node in enumerate(self.graph.inputs))
+        whole = {n: p.dtype == self.storage and p.row_stride * ITEM_BYTES[p.dtype] % 4 == 0 for n, _, p in places}
+        short = ITEM_BYTES[self.storage] == 2
+        read = self.operands["before"] if short and self.graph.kind == "forward" else set()
+        inputs = enumerate(self.graph.inputs)
+        return {n: self._padded(node, self.storage) for n, node in inputs if node in read and not whole[n]}
+
     def of_layer(self, node: Node) -> Node:
         """The layer's value that a value is, or is a part of."""
         return node
+
+    def is_first_input(self, node: Node) -> bool:
+        return self.of_layer(node) is self.graph.inputs[0]
 
     def side_by_side(self, node: Node) -> int:
         """How many elements of one head lie side by side in a value of all; 0: it is the same for all heads."""
@@ -129,7 +155,11 @@ class Layout:
 
     def offset(self, node: Node, at: int) -> int:
         """Where element `at` of a head's part of a value lies, of the first head's."""
-        inner = self.side_by_side(node) if self.heads > 1 else 0
+        return self.spread(self.side_by_side(node), at)
+
+    def spread(self, apart: int, at: int) -> int:
+        """The same where so many elements of a head lie side by side."""
+        inner = apart if self.heads > 1 else 0
         return at // inner * inner * self.heads + at % inner if inner else at
 
     def rows(self, node: Node) -> Place:
@@ -189,6 +219,13 @@ class Layout:
         if node in self.narrow and (node not in self.home or self.home[node].region == "step"):
             return self._padded(node, self.narrow[node])
         return self._padded(node, self.storage if prod(node.shape) > 1 else self.arithmetic)
+
+    @cached_property
+    def taped(self) -> Sequence[Taped]:
+        """Of what is kept, what no group from before the steps has written."""
+        early = {n for n, group in self.home.items() if group.region == "before"}
+        own = [(i, node) for i, node in enumerate(self.kept) if node not in early]
+        return [Taped(i, node, self.kept_place(node), prod(node.shape)) for i, node in own]
 
     def kept_number(self, node: Node) -> int | None:
         return next((i for i, other in enumerate(self.kept) if other is node), None)
@@ -284,6 +321,8 @@ class Layout:
             return Target("kept", self.kept_place(node), number)
         if node.op == "input":
             number = self.graph.inputs.index(node)
+            if product and region == "before" and number in self.copied:
+                return Target("copy", self.copied[number], number)
             return Target("input", self.input(number), number)
         if node.op == "state":
             number = self.graph.states.index(node)

@@ -17,6 +17,8 @@ from .chunk_layout import ChunkLayout
 from .chunk_tile import ChunkTile
 from .recurrence import Recurrence
 
+SMALLEST = ChunkTile(chunk=32, warps=1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkUnit(Unit):
@@ -44,6 +46,16 @@ class ChosenTile(NamedTuple):
     template: str
     knobs: Config
     record: str
+
+
+def refused(recurrence: Recurrence, target: Target) -> str:
+    """Why no chunk kernel takes a recurrence; "" where one does."""
+    if target.arch != "sm_90a":
+        return f"chunks are for sm_90a, not for {target.arch}"
+    if not recurrence.in_chunks and not ChunkLayout("tile", recurrence, SMALLEST).possible:
+        own = recurrence
+        return f"shared memory does not hold a chunk of {own.keys} keys, {len(own.vectors)} vectors a step"
+    return recurrence.in_chunks
 
 
 def choose(recurrence: Recurrence, batches: Sequence[int], target: Target) -> ChosenTile:

@@ -41,10 +41,10 @@ class ChunkLayout:
 
     @property
     def possible(self) -> bool:
-        """Whether shared memory holds it, and heads decay as a whole."""
+        """Whether shared memory holds it."""
         numbers = 4 * 3 * self.tile.chunk * (NUMBERS + len(self.recurrence.reads))
         beside = numbers + 4 * self.tile.chunk * TRIANGLE_PITCH  # what is not in `shared_bytes`
-        return self.shared_bytes + beside <= MOST_SHARED and not self.recurrence.decays_by_key
+        return self.shared_bytes + beside <= MOST_SHARED
 
     # --- shared memory: stages of operands, then two sets of scores, then results on their way out -----------------
 

@@ -18,27 +18,30 @@ from tvm_rnn.cuda.layer.matrix_operands import MatrixOperands
 from tvm_rnn.cuda.layer.pointers import Argument, Place
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.rowwise.state_moves import Tile
+from tvm_rnn.decisions import tell
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.target import Target
 
-from .choose_tile import ChosenTile, choose
+from .choose_tile import ChosenTile, choose, refused
 from .chunk_scan import ChunkScan
-from .recurrence import AFTER, BEFORE, Erase, Read, Recurrence, Rows
+from .recurrence import AFTER, BEFORE, Erase, Outer, Read, Recurrence, Rows
 from .segments import Segments
 from .step_by_step import Steps
 
 FEW = 8  # steps that take less one after the other than a chunk does
+AHEAD = 4  # steps that what a step reads is loaded before it, where all steps go one after the other
 
 
 @dataclass(frozen=True, eq=False)
 class MatrixScan:
-    """The kernels of one group. arguments: what `values` of `launch` are, in the order of the kernels' pointers."""
+    """The kernels of one group. arguments: what `values` of `launch` are, in the order of the kernels' pointers;
+    chosen: None where no chunk kernel takes the recurrence."""
 
     name: str
     operands: MatrixOperands
     recurrence: Recurrence
     arguments: tuple[Argument, ...]
-    chosen: ChosenTile
+    chosen: ChosenTile | None
 
     @property
     def states(self) -> list[Node]:
@@ -51,9 +54,11 @@ class MatrixScan:
     @property
     def fact(self) -> dict[str, object]:
         """A row of the manifest's templates."""
-        own, tile = self.recurrence, self.chosen.tile
-        shape = f"{own.heads}x{own.keys}x{own.values}"
-        unit = f"before scan_matrix {shape}, all of T in chunks of {tile.chunk} steps, any B"
+        own = self.recurrence
+        unit = f"before scan_matrix {own.heads}x{own.keys}x{own.values}, all of T"
+        if self.chosen is None:
+            return {"unit": f"{unit} step by step, any B", "template": "step_by_step", "knobs": {}, "record": "model"}
+        unit = f"{unit} in chunks of {self.chosen.tile.chunk} steps, any B"
         return {
             "unit": unit,
             "template": self.chosen.template,
@@ -63,19 +68,19 @@ class MatrixScan:
 
     def ends_size(self, rows: HostExpr) -> str:
         """Numbers, at most, that segments of so many rows of steps leave for others."""
-        return self.segments.memory_size(rows)
+        return "int64_t(0)" if self.segments is None else self.segments.memory_size(rows)
 
     @cached_property
-    def chunks(self) -> ChunkScan:
-        return ChunkScan(f"{self.name}_chunks", self.recurrence, self.chosen.tile)
+    def chunks(self) -> ChunkScan | None:
+        return self.chosen and ChunkScan(f"{self.name}_chunks", self.recurrence, self.chosen.tile)
 
     @cached_property
-    def segments(self) -> Segments:
-        return Segments(self.name, self.recurrence, self.chosen.tile)
+    def segments(self) -> Segments | None:
+        return self.chosen and Segments(self.name, self.recurrence, self.chosen.tile)
 
     @cached_property
     def steps(self) -> Steps:
-        return Steps(f"{self.name}_steps", self.recurrence)
+        return Steps(f"{self.name}_steps", self.recurrence, 1 if self.chosen else AHEAD)
 
     def launch(
         self,
@@ -92,10 +97,13 @@ class MatrixScan:
         pointers = {a.name: p for a, p in zip(self.arguments, values, strict=True)}
         pointers |= {"state_in": before, "state_out": after}
         pointers |= {"lengths": host.program.lengths, "reset": host.program.reset}
-        span = self.segments.span(host, tile.count)
-        count = host.let("segments", f"({tile.count} + {span} - 1) / {span}")
-        scalars: dict[str, HostExpr] = {"steps": tile.count, "batch": "B", "span": span, "start": tile.start}
-        scalars |= {"total": "T", "has_lengths": "has_lengths", "has_reset": "has_reset", "segments": count}
+        scalars: dict[str, HostExpr] = {"steps": tile.count, "batch": "B", "start": tile.start}
+        scalars |= {"total": "T", "has_lengths": "has_lengths", "has_reset": "has_reset"}
+        chunks, segments, count = self.chunks, self.segments, ""
+        if segments is not None:
+            span = segments.span(host, tile.count)
+            count = host.let("segments", f"({tile.count} + {span} - 1) / {span}")
+            scalars |= {"span": span, "segments": count}
 
         def launch(kernel: Kernel, **other: Pointer) -> None:
             own = {name: {**pointers, **other}[name] for name, _ in kernel.pointers}
@@ -104,13 +112,16 @@ class MatrixScan:
         cases = ("!has_lengths && !has_reset", "has_lengths || has_reset")
         for masked in (False,) if lean else (False, True):
             with nullcontext() if lean else host.when(cases[masked]):
+                if chunks is None or segments is None:
+                    launch(self.steps.kernels[masked])
+                    continue
                 with host.when(f"{tile.count} <= {FEW}"):
                     launch(self.steps.kernels[masked])
                 with host.otherwise(), host.when(f"{count} == 1"):
-                    launch(self.chunks.kernels[masked])
+                    launch(chunks.kernels[masked])
                 with host.when(f"{count} > 1"):
-                    starts = self.segments.launch(host, pointers, scalars, ends, masked)
-                    launch(self.chunks.kernels[masked], state_in=starts)
+                    starts = segments.launch(host, pointers, scalars, ends, masked)
+                    launch(chunks.kernels[masked], state_in=starts)
 
 
 def matrix_scan(
@@ -133,8 +144,15 @@ def matrix_scan(
         width = prod(node.shape[len(operands.heads) :])
         return Rows(width, source.place.row_stride, source.place.dtype, offset, operands.group_size(node))
 
+    def outer(number: int, column: Node, row: Node, product: bool) -> Outer:
+        along_key = rows(f"column_{number}", column)
+        if product:
+            return Outer(along_key, None, rows(f"vector_{number}", row))
+        return Outer(along_key, rows(f"value_{number}", row))
+
     key, erase = rows("key", operands.key), operands.erase
     taken = None if erase is None else Erase(rows("erase", erase), None, BEFORE)
+    rest = [(column, row, product) for column, row, product in operands.others if row is not erase]
     reads: list[tuple[Read, Node, int]] = []
     for node in operands.reads:
         for number, place in enumerate(writes(node)):
@@ -153,6 +171,10 @@ def matrix_scan(
         taken,
         None if operands.decay is None else rows("decay", operands.decay),
         keys_last=along == -1,
+        others=tuple(outer(number, *other) for number, other in enumerate(rest)),
     )
     arguments += [Argument(f"output_{i}", "write", node, number) for i, (_, node, number) in enumerate(reads)]
-    return MatrixScan(name, operands, own, tuple(arguments), choose(own, batches, target))
+    why = refused(own, target)
+    tell(not why, f"{state.name} in chunks of time", why and f"step by step in one launch: {why}")
+    chosen = None if why else choose(own, batches, target)
+    return MatrixScan(name, operands, own, tuple(arguments), chosen)

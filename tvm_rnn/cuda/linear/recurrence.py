@@ -4,7 +4,7 @@ In: sizes, places in memory. Out: `Recurrence`: heads of states S [keys, values]
 
     S = decay * S                                      decay: a number of a head, or of each key of it
     u = value_scale * value + erase.scale * sum over keys of (erase.vector * S)       the sum if there is `erase`
-    S = S + key * u
+    S = S + key * u + sum over `others` of column * (value, or sum over keys of (vector * S before the step))
     output = sum over keys of (read.vector * S)        for each of `reads`
 
 `Read.of` and `Erase.of` say which S they multiply: that BEFORE the step, DECAYED but not yet written to, or AFTER it.
@@ -49,8 +49,18 @@ class Erase:
 
 
 @dataclass(frozen=True)
+class Outer:
+    """Another outer product that a step adds. column: of `keys` numbers; value: what it is multiplied with, of `values`
+    numbers; vector: of `keys` numbers, where that is a product with the states before the step."""
+
+    column: Rows
+    value: Rows | None = None
+    vector: Rows | None = None
+
+
+@dataclass(frozen=True)
 class Recurrence:
-    """The recurrence above. precision: "bfloat16" or "float16", of vectors, as products take them; numbers are float32.
+    """The recurrence above. precision: of vectors, as products take them; numbers are float32.
 
     States are float32, [B, heads, keys, values], or [B, heads, values, keys] if `keys_last`. log_decay: `decay` holds
     natural logarithms. A decay is never negative.
@@ -68,6 +78,7 @@ class Recurrence:
     decay: Rows | None = None
     log_decay: bool = False
     keys_last: bool = False
+    others: tuple[Outer, ...] = ()
 
     @property
     def vectors(self) -> dict[str, Rows]:
@@ -75,7 +86,15 @@ class Recurrence:
         found = {"key": self.key}
         if self.erase is not None and self.erase.vector is not None:
             found["erase"] = self.erase.vector
-        return found | {f"read_{i}": read.vector for i, read in enumerate(self.reads)}
+        found |= {f"read_{i}": read.vector for i, read in enumerate(self.reads)}
+        found |= {f"column_{i}": other.column for i, other in enumerate(self.others)}
+        return found | {f"vector_{i}": other.vector for i, other in enumerate(self.others) if other.vector is not None}
+
+    @property
+    def written(self) -> dict[str, Rows]:
+        """Of every step, by their names as pointers: those of `values` numbers."""
+        others = {f"value_{i}": other.value for i, other in enumerate(self.others) if other.value is not None}
+        return {"value": self.value, **others}
 
     @property
     def numbers(self) -> dict[str, Rows]:
@@ -87,13 +106,24 @@ class Recurrence:
 
     @property
     def decays_by_key(self) -> bool:
-        """Whether every key decays by itself: only `step_by_step.py` has a kernel for that."""
+        """Whether every key decays by itself."""
         return self.decay is not None and self.decay.width > 1
+
+    @property
+    def in_chunks(self) -> str:
+        """Why no chunk kernel takes it, whatever its sizes are; "" where one may."""
+        if self.decays_by_key:
+            return "each key decays by itself"
+        if self.others:
+            return "what is taken away, or written, does not lie along one key"
+        if self.precision not in ("bfloat16", "float16"):
+            return f"products of chunks take bfloat16 or float16, not {self.precision}"
+        return ""
 
     @property
     def operands(self) -> tuple[tuple[str, str], ...]:
         """Pointers of what steps read, with their dtypes."""
-        every = {**self.vectors, "value": self.value, **self.numbers}
+        every = {**self.vectors, **self.written, **self.numbers}
         if self.decay is not None:
             every["decay"] = self.decay
         return tuple((name, rows.dtype) for name, rows in every.items())

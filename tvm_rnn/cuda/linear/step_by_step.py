@@ -1,4 +1,4 @@
-"""Few steps of a linear recurrence of matrices, one after the other: the states are read and written once.
+"""Steps of a linear recurrence of matrices, one after the other: the states are read and written once.
 
 In: a `Recurrence`. Out: `Steps`, whose kernel has a block for each batch row, head and 32 values. States stay in the
 registers of its threads, four elements side by side in memory to a load; sums over keys go by shuffles, and where
@@ -7,6 +7,7 @@ warps share keys, by shared memory. In float32 throughout: this is what a step o
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,19 +21,23 @@ from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.expr import Buffer, TirExpr
 from tvm_rnn.tir.index import wide
 
-from .recurrence import AFTER, BEFORE, DECAYED, Recurrence, Rows
+from .recurrence import AFTER, BEFORE, DECAYED, Recurrence, Rows, erase_name
 
 VALUES, WARPS = 32, 4  # of a block
 VECTOR = 4
 ACROSS = VALUES // VECTOR  # lanes side by side where values lie side by side
 
+_Slot = dict[str, Buffer]  # what a step reads, in registers, by name
+
 
 @dataclass(frozen=True)
 class Steps:
-    """Its kernels take the recurrence's pointers, then steps and batch."""
+    """Its kernels take the recurrence's pointers, then steps and batch. ahead: how many steps what a step reads is
+    loaded before it."""
 
     name: str
     recurrence: Recurrence
+    ahead: int = 1
 
     @property
     def tiles(self) -> int:
@@ -60,8 +65,8 @@ class Steps:
 class _Body:
     """A thread has some values and some keys: `values` and `keys` are their numbers, state[key, value] a register.
 
-    Values side by side: a lane has 4 of them, and every 16th key. Keys side by side: a lane has four of each 128, a
-    warp eight values."""
+    Values side by side: a lane has 4 of them, and every 16th key. Keys side by side: as many lanes as it takes have
+    four of them each, and share some values; those of 128 keys are a warp."""
 
     def __init__(self, w: Writer, steps: Steps, masked: bool) -> None:
         self.w, self.steps, self.recurrence, self.masked = w, steps, steps.recurrence, masked
@@ -71,13 +76,25 @@ class _Body:
         self._place()
         self.state = w.tile(len(self.keys), len(self.values), 1)
         self._move("state_in", store=False)
-        with w.loop(w["steps"]) as t:
-            step = w.keep(t)
-            if self.masked:
-                self._masked(step)
-            else:
-                self._step(step)
+        ahead, steps = self.steps.ahead, w["steps"]
+        slots = [self._slot() for _ in range(ahead)]
+        for number, slot in enumerate(slots):
+            with w.when(number < steps):
+                self._prefetch(slot, tirx.const(number, "int32"))
+        with w.loop(tirx.truncdiv(steps + (ahead - 1), ahead)) as turn:
+            for number, slot in enumerate(slots):
+                step = w.keep(turn * ahead + number)
+                with nullcontext() if ahead == 1 else w.when(step < steps):
+                    if self.masked:
+                        self._masked(slot, step)
+                    else:
+                        self._step(slot, step)
+                    with w.when(step + ahead < steps):
+                        self._prefetch(slot, w.bind(step + ahead))
         self._move("state_out", store=True)
+
+    def _slot(self) -> _Slot:
+        return {name: self.w.local(len(at), rows.dtype) for name, (rows, at) in self.operands.items()}
 
     def _place(self) -> None:
         w, own, steps = self.w, self.recurrence, self.steps
@@ -90,19 +107,28 @@ class _Body:
         self.turns: tuple[int, ...]
         self.parts: Buffer | None = None
         if own.keys_last:
-            self.values = [w.bind(first + warp + WARPS * i) for i in range(VALUES // WARPS)]
-            groups = range(ceil_div(own.keys, 32 * VECTOR))
-            self.keys = [w.bind(g * 32 * VECTOR + lane * VECTOR + i) for g in groups for i in range(VECTOR)]
-            self.turns = 1, 2, 4, 8, 16
+            across = next(n for n in (4, 8, 16, 32) if n == 32 or n * VECTOR >= own.keys)
+            self.apart = 32 // across * WARPS
+            begin = w.bind(first + warp * (32 // across) + lane // across)
+            self.values = [w.bind(begin + self.apart * i) for i in range(VALUES // self.apart)]
+            groups = range(ceil_div(own.keys, across * VECTOR))
+            at = w.bind(lane % across * VECTOR)
+            self.keys = [w.bind(at + (g * across * VECTOR + i)) for g in groups for i in range(VECTOR)]
+            self.turns = tuple(n for n in (1, 2, 4, 8, 16) if n < across)
+            self.key_step = across * VECTOR
         else:
             self.values = [w.bind(first + lane % ACROSS * VECTOR + i) for i in range(VECTOR)]
-            apart = 32 // ACROSS * WARPS
+            self.apart, self.key_step = 1, 32 // ACROSS * WARPS
             number = w.bind(thread // ACROSS)
-            self.keys = [w.bind(i * apart + number) for i in range(ceil_div(own.keys, apart))]
+            self.keys = [w.bind(i * self.key_step + number) for i in range(ceil_div(own.keys, self.key_step))]
             self.turns = 8, 16
             self.parts = I.alloc_buffer((2 * WARPS * VALUES,), "float32", scope="shared")
         self.lane, self.warp = lane, warp
         self.use = 0
+        by_key = {"decay": own.decay} if own.decay is not None and own.decays_by_key else {}
+        self.operands = {name: (rows, self.keys) for name, rows in (own.vectors | by_key).items()}
+        self.operands |= {name: (rows, self.values) for name, rows in own.written.items()}
+        self.operands |= {name: (rows, [tirx.const(0, "int32")]) for name, rows in own.numbers.items()}
 
     def _move(self, name: str, store: bool) -> None:
         """All states of the thread from or to memory."""
@@ -140,7 +166,7 @@ class _Body:
 
     # --- a step ----------------------------------------------------------------------------------------------------
 
-    def _masked(self, step: TirExpr) -> None:
+    def _masked(self, slot: _Slot, step: TirExpr) -> None:
         """A row that has ended keeps its states and has zeros for results."""
         w = self.w
         there = w.local(1, "int32")
@@ -154,7 +180,7 @@ class _Body:
                 self.state.fill(tirx.const(0.0, "float32"))
         with I.If(tirx.NE(there[0], zero)):
             with I.Then():
-                self._step(step)
+                self._step(slot, step)
             with I.Else():
                 for i in range(len(self.recurrence.reads)):
                     self._result(i, step, [tirx.const(0.0, "float32")] * len(self.values))
@@ -163,90 +189,85 @@ class _Body:
         at = self.w.bind((wide(step) * wide(self.w["batch"]) + wide(self.row)) * rows.stride + rows.offset)
         return at + wide(tirx.truncdiv(self.head, rows.group) * rows.width + within)
 
-    def _vector(self, name: str, rows: Rows, step: TirExpr, at: list[TirExpr]) -> Buffer:
-        """Elements of a vector, in float32; 0 behind its end."""
+    def _prefetch(self, slot: _Slot, step: TirExpr) -> None:
+        """What a step reads, as it is in memory; 0 behind a vector's end."""
         w = self.w
-        found = w.local(len(at))
-        for i, within in enumerate(at):
-            w.store(found, tirx.const(0.0, "float32"), i)
-            with w.when(within < rows.width):
-                w.store(found, tirx.Cast("float32", w[name][self._element(rows, step, within)]), i)
-        return found
+        for name, raw in slot.items():
+            rows, at = self.operands[name]
+            for i, within in enumerate(at):
+                if self._whole(name):
+                    w.store(raw, w[name][self._element(rows, step, within)], i)
+                    continue
+                w.store(raw, tirx.const(0.0, rows.dtype), i)
+                with w.when(within < rows.width):
+                    w.store(raw, w[name][self._element(rows, step, within)], i)
 
-    def _number(self, name: str, rows: Rows, step: TirExpr) -> TirExpr:
-        return self.w.keep(self.w[name][self._element(rows, step, 0)])
+    def _whole(self, name: str) -> bool:
+        """Whether every thread's elements are there."""
+        own = self.recurrence
+        if name in own.numbers:
+            return True
+        if name in own.written:
+            return own.values % VALUES == 0
+        return own.keys % self.key_step == 0
 
-    def _step(self, step: TirExpr) -> None:
-        own, erase = self.recurrence, self.recurrence.erase
-        key = self._vector("key", own.key, step, self.keys)
-        value = self._vector("value", own.value, step, self.values)
-        reads = [self._vector(f"read_{i}", r.vector, step, self.keys) for i, r in enumerate(own.reads)]
-        eraser = key
-        if erase is not None and erase.vector is not None:
-            eraser = self._vector("erase", erase.vector, step, self.keys)
-        numbers = {name: self._number(name, rows, step) for name, rows in own.numbers.items() if name != "decay"}
-        decays = self._decays(own.decay, step) if own.decay is not None else []
+    def _step(self, slot: _Slot, step: TirExpr) -> None:
+        w, own, erase = self.w, self.recurrence, self.recurrence.erase
+        now = {name: _floats(w, raw, len(self.operands[name][1])) for name, raw in slot.items()}
         erased: list[TirExpr] | None = None
+        products = dict[int, list[TirExpr]]()
         for of in (BEFORE, DECAYED, AFTER):
-            if of == DECAYED and decays:
-                self._decay(decays)
+            if of == BEFORE:
+                products = {i: self._sums(now[f"vector_{i}"]) for i, o in enumerate(own.others) if o.vector is not None}
+            if of == DECAYED and own.decay is not None:
+                self._decay(now["decay"])
             if of == AFTER:
-                self._write(key, value, erased, numbers)
+                self._write(now["key"], self._written(now, erased))
+                for i in range(len(own.others)):
+                    self._write(now[f"column_{i}"], products.get(i) or now[f"value_{i}"])
             if erase is not None and erase.of == of:
-                erased = self._sums(eraser)
+                erased = self._sums(now[erase_name(erase)])
             for i, read in enumerate(own.reads):
                 if read.of == of:
-                    self._result(i, step, self._sums(reads[i]))
-
-    def _decays(self, rows: Rows, step: TirExpr) -> list[TirExpr]:
-        """Of each key of the thread."""
-        w = self.w
-        if rows.width == 1:
-            found = [self._number("decay", rows, step)]
-        else:
-            given = self._vector("decay", rows, step, self.keys)
-            found = [given[k] for k in range(len(self.keys))]
-        if self.recurrence.log_decay:
-            found = [w.keep(tirx.call_pure_extern("float32", "expf", log)) for log in found]
-        return found * (len(self.keys) // len(found))
+                    self._read(i, step, now[f"read_{i}"])
 
     def _decay(self, decays: list[TirExpr]) -> None:
-        for k, decay in enumerate(decays):
+        w = self.w
+        if self.recurrence.log_decay:
+            decays = [w.keep(tirx.call_pure_extern("float32", "expf", log)) for log in decays]
+        for k, decay in enumerate(decays * (len(self.keys) // len(decays))):
             for v in range(len(self.values)):
                 self.state.store(self.state[k, v][0] * decay, k, v, 0)
 
-    def _write(self, key: Buffer, value: Buffer, erased: list[TirExpr] | None, numbers: dict[str, TirExpr]) -> None:
-        w = self.w
-        for v in range(len(self.values)):
-            u = value[v] * numbers["value_scale"] if "value_scale" in numbers else value[v]
-            if erased is not None:
-                u = u + (erased[v] * numbers["erase_scale"] if "erase_scale" in numbers else erased[v])
-            u = w.keep(u)
-            for k in range(len(self.keys)):
-                self.state.store(self.state[k, v][0] + key[k] * u, k, v, 0)
+    def _written(self, now: dict[str, list[TirExpr]], erased: list[TirExpr] | None) -> list[TirExpr]:
+        """u, of each value of the thread."""
+        found = now["value"]
+        if "value_scale" in now:
+            found = [value * now["value_scale"][0] for value in found]
+        if erased is not None:
+            scaled = [e * now["erase_scale"][0] for e in erased] if "erase_scale" in now else erased
+            found = [value + e for value, e in zip(found, scaled, strict=True)]
+        return found
 
-    def _sums(self, vector: Buffer) -> list[TirExpr]:
+    def _write(self, column: list[TirExpr], row: list[TirExpr]) -> None:
+        for v, value in enumerate(row):
+            u = self.w.keep(value)
+            for k, key in enumerate(column):
+                self.state.store(self.state[k, v][0] + key * u, k, v, 0)
+
+    def _sums(self, vector: list[TirExpr]) -> list[TirExpr]:
         """Over keys, of each value of the thread: in all threads that have it."""
-        w = self.w
-        sums = w.local(len(self.values))
-        for v in range(len(self.values)):
-            total: TirExpr = vector[0] * self.state[0, v][0]
-            for k in range(1, len(self.keys)):
-                total = total + vector[k] * self.state[k, v][0]
-            w.store(sums, total, v)
-        everyone = tirx.const(0xFFFFFFFF, "uint32")
-        for turn in self.turns:
-            for v in range(len(self.values)):
-                other = I.tvm_warp_shuffle_xor(everyone, sums[v], turn, 32, 32)
-                w.store(sums, sums[v] + other, v)
+        w, everyone = self.w, tirx.const(0xFFFFFFFF, "uint32")
+        parts = self._products(vector)
         if self.parts is None:
-            return [w.keep(sums[v]) for v in range(len(self.values))]
+            for turn in self.turns:
+                parts = [w.keep(part + I.tvm_warp_shuffle_xor(everyone, part, turn, 32, 32)) for part in parts]
+            return parts
         own = self.use % 2 * (WARPS * VALUES)  # of two halves in turn: one barrier is enough
         self.use += 1
         at = w.bind(self.lane % ACROSS * VECTOR)
-        with w.when(self.lane < ACROSS):
-            for v in range(VECTOR):
-                w.store(self.parts, sums[v], own + self.warp * VALUES + at + v)
+        total, number = self._shared(parts)
+        w.store(self.parts, total, own + self.warp * VALUES + at + number)
         w.do(I.cuda.cta_sync())
         found = []
         for v in range(VECTOR):
@@ -254,21 +275,67 @@ class _Body:
             for warp in range(1, WARPS):
                 total = total + self.parts[own + warp * VALUES + at + v]
             found.append(w.keep(total))
-        if self.use == self._uses and self.use % 2:
-            w.do(I.cuda.cta_sync())  # the next step begins with the half that was just read
+        if self.use == self._uses * self.steps.ahead and self.use % 2:
+            w.do(I.cuda.cta_sync())  # the next turn begins with the half that was just read
         return found
+
+    def _products(self, vector: list[TirExpr]) -> list[TirExpr]:
+        """With this thread's part of the states."""
+        found = []
+        for v in range(len(self.values)):
+            total: TirExpr = vector[0] * self.state[0, v][0]
+            for k in range(1, len(self.keys)):
+                total = total + vector[k] * self.state[k, v][0]
+            found.append(self.w.keep(total))
+        return found
+
+    def _shared(self, parts: list[TirExpr]) -> tuple[TirExpr, TirExpr]:
+        """The sum over lanes of one of the values of the thread, and which: lanes halve the values between them as long
+        as there are several."""
+        w, everyone = self.w, tirx.const(0xFFFFFFFF, "uint32")
+        number: TirExpr = tirx.const(0, "int32")
+        for turn in self.turns:
+            sent, half = parts, len(parts) // 2
+            if half:
+                high = w.bind(tirx.NE(self.lane & turn, 0))
+                low, rest = parts[:half], parts[half:]
+                sent = [tirx.Select(high, a, b) for a, b in zip(low, rest, strict=True)]
+                parts = [tirx.Select(high, b, a) for a, b in zip(low, rest, strict=True)]
+                number = w.bind(number + tirx.Select(high, half, 0))
+            sent = [w.keep(part) for part in sent]
+            other = [I.tvm_warp_shuffle_xor(everyone, part, turn, 32, 32) for part in sent]
+            parts = [w.keep(a + b) for a, b in zip(parts, other, strict=True)]
+        return parts[0], number
 
     @property
     def _uses(self) -> int:
         """Sums of a step."""
-        return len(self.recurrence.reads) + (self.recurrence.erase is not None)
+        own = self.recurrence
+        products = sum(other.vector is not None for other in own.others)
+        return len(own.reads) + (own.erase is not None) + products
+
+    def _read(self, i: int, step: TirExpr, vector: list[TirExpr]) -> None:
+        """A result of a step, stored."""
+        if self.parts is not None:
+            return self._result(i, step, self._sums(vector))
+        total, number = self._shared(self._products(vector))
+        once = sum(turn for turn in self.turns[len(self.values).bit_length() - 1 :])  # lanes that have the same
+        with self.w.when(tirx.EQ(self.lane & once, 0)):
+            self._put(i, step, self.w.bind(self.values[0] + number * self.apart), total)
+        return None
 
     def _result(self, i: int, step: TirExpr, sums: list[TirExpr]) -> None:
         """Stored by the first of the threads that have it."""
-        w, output = self.w, self.recurrence.reads[i].output
-        first = tirx.EQ(self.lane, 0) if self.parts is None else tirx.And(tirx.EQ(self.warp, 0), self.lane < ACROSS)
-        with w.when(first):
+        first = tirx.EQ(self.lane & sum(self.turns), 0)
+        with self.w.when(first if self.parts is None else tirx.And(tirx.EQ(self.warp, 0), first)):
             for v, value in zip(self.values, sums, strict=True):
-                with w.when(v < output.width):
-                    at = self._element(output, step, v)
-                    w.store(w[f"output_{i}"], converted(value, output.dtype), at)
+                self._put(i, step, v, value)
+
+    def _put(self, i: int, step: TirExpr, v: TirExpr, value: TirExpr) -> None:
+        output = self.recurrence.reads[i].output
+        with nullcontext() if self._whole("value") else self.w.when(v < output.width):
+            self.w.store(self.w[f"output_{i}"], converted(value, output.dtype), self._element(output, step, v))
+
+
+def _floats(w: Writer, raw: Buffer, count: int) -> list[TirExpr]:
+    return [w.keep(tirx.Cast("float32", raw[i])) for i in range(count)]

@@ -20,7 +20,8 @@ from tvm_rnn.cuda.layer.regime import LayerSteps, Regime, launch_either
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import scales_of
 from tvm_rnn.cuda.persistent import kernel as persistent
-from tvm_rnn.cuda.persistent.cell_epilogue import check_kept, stores
+from tvm_rnn.cuda.persistent.cell_epilogue import check_kept
+from tvm_rnn.cuda.persistent.cell_reads import prefetched
 from tvm_rnn.cuda.persistent.geometry import COUNTER_WORDS, MMA, Geometry
 from tvm_rnn.cuda.persistent.lengths_and_resets import resettable
 from tvm_rnn.cuda.rowwise.scan_over_time import scan
@@ -62,9 +63,14 @@ class Persistent:
         able = [] if resettable(self.geometry.step) else ["!has_reset"]
         able += [f"B <= {self.most}"] if self.most is not None else []
         # Of what the caller gives: a backward graph reads the gradient of y, all else is on the tape.
-        users = [*self._inputs, *([0] if 0 in self.layout.given and self.geometry.exchange.in_memory else [])]
+        users = [*self._inputs, *([0] if self._copies_first else [])]
         able += [f"reinterpret_cast<uintptr_t>(input[{n}]) % 16 == 0" for n in users]
         return " && ".join(able) or "true"
+
+    @property
+    def _copies_first(self) -> bool:
+        """Whether the layer's first input is copied to shared memory, 16 bytes at a time."""
+        return any(self.layout.is_first_input(node) for _, node, _ in prefetched(self.geometry))
 
     @property
     def _inputs(self) -> list[int]:
@@ -167,7 +173,7 @@ class Persistent:
         pointers += [layer_steps.weights[self.layout.of_layer(node)] for node in self.geometry.step.param_nodes]
         pointers += [read(node) for node in self.geometry.step.read_nodes]
         pointers += [layer_steps.inputs[number] for number in self._inputs]
-        kept = [layer_steps.kept[number] for number, _ in stores(self.layout)]
+        kept = [layer_steps.kept[own.number] for own in self.layout.taped]
         pointers += [*layer_steps.before, *layer_steps.after, layer_steps.output, *kept, *extra]
         scalars = [layer_steps.count, -1 if layer_steps.reverse else 1, "B", row0, groups, int(follows)]
         return pointers, scalars

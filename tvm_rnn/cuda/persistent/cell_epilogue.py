@@ -16,7 +16,7 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cuda.codegen.kernel_writer import converted
 from tvm_rnn.cuda.layer.phases import NotPersistent, Phase, Step, components
 from tvm_rnn.cuda.layer.pointers import Place
-from tvm_rnn.cuda.layer.value_layout import Layout
+from tvm_rnn.cuda.layer.value_layout import Layout, Taped
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.tensor_expressions import Index, element
 from tvm_rnn.tir.expr import Expr
@@ -164,21 +164,18 @@ def pairs(place: Place, width: int) -> bool:
 
 def pointers(layout: Layout) -> list[tuple[str, str]]:
     """The kernel's pointers to kept values, with dtypes."""
-    return [(f"kept_{number}", place.dtype) for number, place in stores(layout)]
+    return [(name_of(own), own.place.dtype) for own in layout.taped]
 
 
-def stores(layout: Layout) -> list[tuple[int, Place]]:
-    """(number among the kept values, place) of those that the kernel writes, in the order of its pointers: no group
-    from before the steps has written them."""
-    early = {n for n, group in layout.home.items() if group.region == "before"}
-    return [(number, layout.kept_place(node)) for number, node in enumerate(layout.kept) if node not in early]
+def name_of(own: Taped) -> str:
+    """Of the kernel's pointer to a kept value."""
+    return f"kept_{own.number}"
 
 
 def check_kept(step: Step, layout: Layout) -> None:
     """Raises NotPersistent where a kept value is not one that units have."""
     roots = {root for phase in step.phases for root in (phase.root, *phase.roots)}
-    for number, _ in stores(layout):
-        node = layout.kept[number]
+    for node in (own.node for own in layout.taped):
         if node not in step.domain or not (node.op == "state" or node.pointwise or node in roots):
             raise NotPersistent("a value that training reads later is a view")
         list(components(node, step.domain[node]))
@@ -189,20 +186,19 @@ class TapeStores:
 
     def __init__(self, body: Body) -> None:
         self.body, self.k, self.layout, self.step = body, body.k, body.layout, body.step
-        self.own = [(f"kept_{number}", self.layout.kept[number], place) for number, place in stores(self.layout)]
 
     def before(self) -> None:
         """States as they are when the step begins."""
-        for name, node, place in self.own:
-            if node.op == "state":
-                self._store(name, node, place)
+        for own in self.layout.taped:
+            if own.node.op == "state":
+                self._store(own)
 
     def phase(self, phase: Phase) -> None:
         """What the phase has computed."""
         made = {*phase.nodes, *phase.roots, phase.root}
-        for name, node, place in self.own:
-            if node in made and node.op != "state":
-                self._store(name, node, place)
+        for own in self.layout.taped:
+            if own.node in made and own.node.op != "state":
+                self._store(own)
 
     def _value(self, node: Node, number: int, block: int, j: int, e: int) -> Expr:
         if node.op == "state":
@@ -210,7 +206,8 @@ class TapeStores:
             return registers[at]
         return self.body.held[(node, number, block, j, e)]
 
-    def _store(self, name: str, node: Node, place: Place) -> None:
+    def _store(self, own: Taped) -> None:
+        node, place, name = own.node, own.place, name_of(own)
         body, geometry, width = self.body, self.body.geometry, self.step.domain[node]
         blocks = 1 if width == 1 else geometry.blocks(width)
         for j in range(geometry.own_tiles):
@@ -218,29 +215,30 @@ class TapeStores:
                 for number, _ in components(node, width):
                     for block in range(blocks):
                         values = [self._value(node, number, block, j, e) for e in range(2)]
+                        cell = (self.layout.spread(own.apart, number * width), block, j)
                         if width > 1 and pairs(place, width):
-                            self.pair(name, place, values, (number, block, j), width)
+                            self.pair(name, place, values, cell, width)
                         else:
-                            self._each(name, place, values, (number, block, j), width)
+                            self._each(name, place, values, cell, width)
 
     def _at(self, place: Place, j: int, e: Expr, offset: Expr) -> Expr:
         row = self.body.time(self.body.t) + self.body.cells.row(j, e)
         return row * place.row_stride + tirx.Cast("int64", offset)
 
     def _each(self, name: str, place: Place, values: Sequence[Expr], of: tuple[int, int, int], width: int) -> None:
-        """Of one number per row: the first unit's lanes store it."""
-        (number, block, j), body, ids = of, self.body, self.body.ids
+        """of: where the component begins, block, own tile. Of one number per row, the first unit's lanes store it."""
+        (first_at, block, j), body, ids = of, self.body, self.body.ids
         first = tirx.And(tirx.EQ(ids.g, 0), tirx.And(tirx.EQ(ids.rank, 0), tirx.EQ(ids.warp_u, 0)))
         for e, value in enumerate(values):
             inside = body.cells.inside(width, block, j, e)
             with self.k.when(inside if width > 1 else tirx.And(first, inside)):
-                offset = number * width + body.cells.unit(width, block) if width > 1 else 0
+                offset = first_at + body.cells.unit(width, block) if width > 1 else first_at
                 self.k.store(self.k[name], converted(value, place.dtype), self._at(place, j, e, offset))
 
     def pair(self, name: str, place: Place, values: Sequence[Expr], of: tuple[int, int, int], width: int) -> None:
         """Lanes of even units store two units of the first row, those of odd units of the second. name: of a pointer;
-        of: component, block, own tile."""
-        (number, block, j), body, k = of, self.body, self.k
+        of: as for `_each`."""
+        (first_at, block, j), body, k = of, self.body, self.k
         odd = tirx.NE(tirx.floormod(body.ids.g, 2), 0)
         mine = k.keep(tirx.Select(odd, values[1], values[0]))
         given = k.keep(tirx.Select(odd, values[0], values[1]))
@@ -254,5 +252,5 @@ class TapeStores:
         unit = k.keep(body.cells.unit(width, block) - tirx.floormod(body.ids.g, 2))
         inside = body.cells.row(j, 0) + e < k["batch"]
         with k.when(tirx.And(inside, unit < width)):
-            at = self._at(place, j, e, number * width + unit)
+            at = self._at(place, j, e, first_at + unit)
             k.do(I.ptx["st.global.b32"](k[name].ptr_to([at]), word[0]))

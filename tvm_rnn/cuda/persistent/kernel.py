@@ -23,7 +23,7 @@ from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.expr import Buffer, Expr
 
-from .cell_epilogue import Epilogue, TapeStores
+from .cell_epilogue import Epilogue, TapeStores, name_of
 from .cell_epilogue import pointers as kept_pointers
 from .cell_reads import CellReads, place_of
 from .geometry import LANES, Geometry, Held, Share, ThreadIds
@@ -62,7 +62,8 @@ def strides_of_heads(geometry: Geometry, layout: Layout) -> dict[str, int]:
     found |= {f"param_{n}": layout.side_by_side(node) for n, node in enumerate(step.param_nodes)}
     found |= {f"read_{n}": layout.side_by_side(node) for n, node in enumerate(step.read_nodes)}
     found |= {f"{way}_{n}": s.shape[0] for way in ("old", "new") for n, s in enumerate(step.graph.states)}
-    return found | {"y": step.graph.output.shape[0]}
+    found |= {name_of(own): own.apart for own in layout.taped}
+    return found | ({"y": step.graph.output.shape[0]} if layout.emits else {})
 
 
 def kernel(name: str, geometry: Geometry, layout: Layout, initial: Mapping[str, float] | None = None) -> Kernel:

@@ -16,6 +16,7 @@ from math import prod
 from typing import Any
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointer, Program
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.gemm.group_kernels import gemm
 from tvm_rnn.cuda.layer.matrix_operands import is_matrix, prepared
 from tvm_rnn.cuda.layer.pointers import Argument, Place
@@ -30,6 +31,7 @@ from tvm_rnn.cuda.model.launched_step_time import predict_steps
 from tvm_rnn.cuda.model.persistent_step_time import predict
 from tvm_rnn.cuda.rowwise.chained_groups import chained_groups, chained_groups_kernel
 from tvm_rnn.cuda.rowwise.dropout_masks import BITS, WORD, MaskRows, mask_kernel
+from tvm_rnn.cuda.rowwise.row_copies import row_copy
 from tvm_rnn.cuda.rowwise.state_moves import Buffers, StateKernels, Step, Tile
 from tvm_rnn.decisions import about
 from tvm_rnn.graph.graph import Graph, Group, Node, is_scan
@@ -79,6 +81,15 @@ class Layer:
             self.regimes = choose(self.layout, self.machine, self.precision, self.batches, self.initial, self.together)
         for pack in (pack for regime in self.regimes for pack in regime.packs):
             self.weights.want(pack)
+
+    @cached_property
+    def copies(self) -> dict[int, Kernel]:
+        """What copies inputs for products of all rows."""
+        found, layout = {}, self.layout
+        for number, place in layout.copied.items():
+            width = prod(self.graph.inputs[number].shape)
+            found[number] = row_copy(f"g{self.number}_copy{number}", layout.input(number), place, width)
+        return found
 
     @cached_property
     def states(self) -> StateKernels:
@@ -132,8 +143,8 @@ class Layer:
 
     @property
     def bytes_per_row(self) -> int:
-        """Of hoisted values, for one row of a tile."""
-        places = [self.layout.hoisted(n) for n in self.layout.hoisted_nodes]
+        """Of hoisted values and copies of inputs, for one row of a tile."""
+        places = [*map(self.layout.hoisted, self.layout.hoisted_nodes), *self.layout.copied.values()]
         return sum(p.row_stride * ITEM_BYTES[p.dtype] for p in places)
 
     def state_buffers(
@@ -153,8 +164,8 @@ class Layer:
         return states, shadows
 
     def work_buffers(self, program: Program, rows: HostExpr, copies: HostExpr, copy: HostExpr) -> dict[str, Any]:
-        """Fields of Buffers: hoisted values for `rows` rows, the values of one step, what the regimes ask for, masks as
-        words: of `copies` copies of each, number `copy`."""
+        """Fields of Buffers: hoisted values and copies of inputs for `rows` rows, the values of one step, what the
+        regimes ask for, masks as words: of `copies` copies of each, number `copy`."""
 
         def reserve(name: str, count: HostExpr, dtype: str) -> Pointer:
             if (name, dtype) not in self.reserved:
@@ -172,7 +183,9 @@ class Layer:
         regimes = [reserve(f"regime{i}", r.work_bytes, "uint8") for i, r in enumerate(self.regimes)]
         least = f"({rows} / {BITS} + B)"  # a word of each element of a batch row for every 32 steps
         words = {n: reserve(f"words{i}", f"{least} * {prod(n.shape)}", WORD) for i, n in enumerate(self.worded)}
-        found = {"hoisted": hoisted, "step": step, "regimes": regimes, "words": words}
+        copied = self.layout.copied.items()
+        inputs = {n: reserve(f"copy{n}", f"{rows} * {place.row_stride}", place.dtype) for n, place in copied}
+        found = {"hoisted": hoisted, "step": step, "regimes": regimes, "words": words, "copies": inputs}
         if self.scans:
             most = "std::max<int64_t>({" + ", ".join(scan.ends_size(rows) for scan in self.scans) + "})"
             found["chunk_ends"] = reserve("chunk_ends", most, self.layout.arithmetic)
@@ -232,6 +245,9 @@ class Layer:
     # --- statements ------------------------------------------------------------------------------------------------
 
     def before(self, host: Host, buffers: Buffers, tile: Tile) -> None:
+        for number in self.layout.copied:
+            pointers = [tile.inputs[number], buffers.copies[number]]
+            host.launch(self.copies[number], pointers, [f"({tile.count} * B)"])
         self._launch(host, "before", f"({tile.count} * B)", buffers, self.rows_of(buffers, tile), tile)
 
     def after(self, host: Host, buffers: Buffers, tile: Tile, done: Callable[[list[Group]], None]) -> None:
@@ -244,8 +260,8 @@ class Layer:
         def find(target: Target, node: Node) -> Pointer:
             if target.kind in ("input", "kept"):
                 return (tile.inputs if target.kind == "input" else tile.kept)[target.number]
-            if target.kind == "output":
-                return tile.output
+            if target.kind in ("output", "copy"):
+                return tile.output if target.kind == "output" else buffers.copies[target.number]
             return buffers.weights[node] if target.kind == "weights" else self.hoisted_at(buffers, tile)[node]
 
         return find

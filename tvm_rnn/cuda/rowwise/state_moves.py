@@ -37,7 +37,7 @@ class Buffers:
     """The memory of one layer and direction, or what several share.
 
     states, shadows: for each state its two copies, by parity. hoisted: each value for all rows of a tile. step: each
-    value's copies.
+    value's copies. copies: of inputs by number, for all rows of a tile.
     """
 
     weights: Mapping[Any, Pointer]
@@ -49,6 +49,7 @@ class Buffers:
     mask_keys: MaskKeys | None = None  # what masks are made of
     words: dict[Node, Pointer] = field(default_factory=dict)  # masks as persistent kernels read them
     chunk_ends: Pointer | None = None  # what chunks of a recurrence do to its states
+    copies: dict[int, Pointer] = field(default_factory=dict)
 
 
 @dataclass

@@ -25,13 +25,18 @@ from tvm_rnn.tir.index import int64, uint32, wide
 
 @dataclass(frozen=True)
 class WeightGradientTile(BlockTile):
-    """high x wide: lines and columns of the result that a block has; resident: blocks on a multiprocessor at once."""
+    """high x wide: lines and columns of the result that a block has; resident: blocks on a multiprocessor at once;
+    heads: results that lie beside each other, as their operands do; vectors: of a row of either operand, over which a
+    product sums as it does over rows; turned: results are stored with a line for each column."""
 
     precision: str
     high: int
     wide: int
     _: KW_ONLY
     resident: int = 1
+    heads: int = 1
+    vectors: int = 1
+    turned: bool = False
 
     @property
     def compute(self) -> str:
@@ -49,7 +54,7 @@ class WeightGradientTile(BlockTile):
 
     def tiles(self, lefts: int, height: int, width: int) -> int:
         """Of one part of the rows."""
-        return lefts * ceil_div(height, self.high) * ceil_div(width, self.wide)
+        return lefts * self.heads * ceil_div(height, self.high) * ceil_div(width, self.wide)
 
     @abstractmethod
     def body(self, w: Writer, lefts: Sequence[Operand], right: Operand) -> WeightGradientBlock: ...
@@ -59,7 +64,7 @@ class WeightGradientTile(BlockTile):
         return [(one.name, one.place.dtype) for one in (*lefts, right)]
 
     def kernel(self, name: str, lefts: Sequence[Operand], right: Operand) -> Kernel:
-        """parts[part, left, m, n] of `lefts` (of one depth) with `right`, for all rows; scalars: rows, parts."""
+        """parts[part, left, head, m, n] of `lefts` (of one depth) with `right`, for all rows; scalars: rows, parts."""
         pointers = [*self.pointers(lefts, right), ("sums", arithmetic(self.precision))]
         scalars = [("rows", "int64"), ("parts", "int64")]
         return self.write(name, self.precision, pointers, scalars, lambda w: self.body(w, lefts, right))
@@ -85,29 +90,35 @@ class WeightGradientBlock(Stages):
         """Multiply, and store the sums."""
 
     def _locate(self) -> None:
-        """Blocks are numbered across, then down, then by operands, then by parts."""
+        """Blocks are numbered across, then down, then by heads, then by operands, then by parts."""
         w, tile = self.w, self.tile
         down, across = ceil_div(self.height, tile.high), ceil_div(self.width, tile.wide)
-        blocks = w["parts"] * (self.lefts * down * across)
+        blocks = w["parts"] * (self.lefts * tile.heads * down * across)
         cta = w.keep(I.cta_id([tirx.Cast("int32", blocks)]))
         self.column = w.keep(tirx.truncmod(cta, across) * tile.wide)
         self.line = w.keep(tirx.truncmod(tirx.truncdiv(cta, across), down) * tile.high)
-        self.left = w.keep(tirx.truncmod(tirx.truncdiv(cta, across * down), self.lefts))
-        self.part = w.keep(wide(tirx.truncdiv(cta, across * down * self.lefts)))
+        self.head: TirExpr = tirx.const(0, "int32")
+        if tile.heads > 1:
+            self.head = w.keep(tirx.truncmod(tirx.truncdiv(cta, across * down), tile.heads))
+        results = across * down * tile.heads
+        self.left = w.keep(tirx.truncmod(tirx.truncdiv(cta, results), self.lefts))
+        self.part = w.keep(wide(tirx.truncdiv(cta, results * self.lefts)))
         self.there: TirExpr = tirx.const(True, "bool")  # whether the tile is one of the result
 
     def _share_rows(self) -> None:
         """Shared memory, and the stages of this block's part: `count` from `first` on."""
         w, deep = self.w, self.tile.deep
         self._allocate()
-        stages = tirx.truncdiv(w["rows"] + (deep - 1), int64(deep))
+        self.rows = w["rows"] if self.tile.vectors == 1 else w.keep(w["rows"] * self.tile.vectors)
+        stages = tirx.truncdiv(self.rows + (deep - 1), int64(deep))
         each = w.keep(tirx.truncdiv(stages + w["parts"] - 1, w["parts"]))
         self.first = w.keep(self.part * each)
         self.count = w.keep(tirx.Cast("int32", tirx.max(tirx.min(stages - self.first, each), 0)))
 
     def _result(self) -> TirExpr:
         """Which matrix of `sums` this block writes to."""
-        return self.part * self.lefts + wide(self.left)
+        found = self.part * self.lefts + wide(self.left)
+        return found if self.tile.heads == 1 else found * self.tile.heads + wide(self.head)
 
     def _copy_both(self, stage: TirExpr, row0: TirExpr) -> None:
         """Start the copies of a stage: rows from where they lie."""

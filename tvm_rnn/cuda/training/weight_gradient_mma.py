@@ -24,9 +24,10 @@ from tvm_rnn.cuda.gemm.mma_sync import MmaProduct
 from tvm_rnn.cuda.gemm.operands import COPY, Operand
 from tvm_rnn.cuda.layer.packed_layout import SIZES, ceil_div
 from tvm_rnn.cuda.layer.pointers import arithmetic
-from tvm_rnn.tir.expr import TirExpr
-from tvm_rnn.tir.index import uint32, wide
+from tvm_rnn.tir.expr import Expr, TirExpr
+from tvm_rnn.tir.index import int64, uint32, wide
 
+from .row_product import RowProduct
 from .weight_gradient_block import WeightGradientBlock, WeightGradientTile
 
 THREADS, WARPS_DOWN, WARPS_ACROSS = 256, 2, 4
@@ -74,10 +75,12 @@ class MmaWeightGradientTile(WeightGradientTile):
         return (_OnTensorCores if self.tensor else _WithoutTensorCores)(w, self, lefts, right)
 
 
-def tile_for(precision: str, height: int, width: int) -> MmaWeightGradientTile:
+def tile_for(precision: str, product: RowProduct) -> MmaWeightGradientTile:
     """The largest that the result fills."""
     most = 64 if precision == "float64" else 128
-    return MmaWeightGradientTile(precision, *(min(most, 64 if size <= 64 else 128) for size in (height, width)))
+    high, wide = (min(most, 64 if side.depth <= 64 else 128) for side in (product.left, product.right))
+    heads, vectors = product.heads, product.vectors
+    return MmaWeightGradientTile(precision, high, wide, heads=heads, vectors=vectors, turned=product.turned)
 
 
 class _Staged(WeightGradientBlock):
@@ -135,20 +138,29 @@ class _Staged(WeightGradientBlock):
                 if operand.rows_of(tile.compute):
                     assert operand.offset is not None
                     reach = tirx.max(tirx.min(operand.depth - at, chunk), 0) * tile.size
-                    size = w.bind(tirx.Cast("uint32", tirx.Select(row < w["rows"], reach, 0)))
+                    size = w.bind(tirx.Cast("uint32", tirx.Select(row < self.rows, reach, 0)))
                     inside = tirx.Select(size > uint32(0), row, tirx.const(0, "int64"))
                     start = tirx.Select(size > uint32(0), at, tirx.const(0, "int32"))
-                    place = inside * operand.place.row_stride + wide(start) + operand.offset
+                    own, shift = self._vector(operand, inside)
+                    place = own * operand.place.row_stride + wide(start) + operand.offset + shift
                     w.do(I.ptx[COPY](into, w[operand.name].ptr_to([place]), 16, size))
                 else:
-                    operand.gather(w, tile.compute, into, row, at)
+                    own, shift = self._vector(operand, row)
+                    operand.gather(w, tile.compute, into, own, at, shift)
+
+    def _vector(self, operand: Operand, row: TirExpr) -> tuple[TirExpr, Expr]:
+        """Which row a vector lies in, and how many elements after that of the first head and vector."""
+        vectors, shift = self.tile.vectors, wide(self.head) * operand.apart
+        if vectors == 1:
+            return row, shift
+        return tirx.truncdiv(row, int64(vectors)), shift + tirx.truncmod(row, int64(vectors)) * operand.step
 
     def _store(self, line: TirExpr, column: TirExpr, value: TirExpr) -> None:
         w = self.w
         line, column = w.bind(self.line + line), w.bind(self.column + column)
         with w.when(tirx.And(line < self.height, column < self.width)):
-            at = self._result() * (self.height * self.width)
-            at = at + wide(line) * self.width + wide(column)
+            outer, size, inner = (column, self.height, line) if self.tile.turned else (line, self.width, column)
+            at = self._result() * (self.height * self.width) + wide(outer) * size + wide(inner)
             w.store(w["sums"], value, at)
 
 

@@ -4,8 +4,8 @@ In: a backward graph's nodes that sum over T and B, and where their operands lie
 that write sums of parts of the rows, a kernel that adds the parts up in order, and the statements that launch them.
 The order of additions depends on sizes alone: results are deterministic.
 
-Products of two rows are GEMMs over all rows (`weight_gradient_mma.py`, `weight_gradient_wgmma.py`), those with one
-right operand and one shape in one launch; of large ones the operands are put in order first. All else is
+Products of two rows (`row_product.py`) are GEMMs over all rows (`weight_gradient_mma.py`, `weight_gradient_wgmma.py`),
+those with one right operand and one shape in one launch; of large ones the operands are put in order first. All else is
 summed column by column.
 """
 
@@ -21,7 +21,6 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cuda.codegen.host_program import ALIGNMENT, ITEM_BYTES, Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.gemm.operands import Operand
-from tvm_rnn.cuda.gemm.operands import operand_of as resolve
 from tvm_rnn.cuda.gemm.wgmma import SQUARE_BYTES
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
 from tvm_rnn.cuda.layer.pointers import Argument, arithmetic, storage
@@ -32,6 +31,8 @@ from tvm_rnn.tir.expr import Buffer, Expr
 from tvm_rnn.tir.index import int64, wide
 
 from . import weight_gradient_wgmma as wgmma
+from .row_product import RowProduct, row_product
+from .weight_gradient_block import WeightGradientTile
 from .weight_gradient_mma import tile_for
 
 Find = Callable[[Node, bool], Pointer]
@@ -85,15 +86,14 @@ class WeightGradients:
     def __post_init__(self) -> None:
         self.dtype = arithmetic(self.precision)
         self.packers: dict[tuple[object, ...], Kernel] = {}
-        products: dict[tuple[object, ...], list[tuple[Node, Operand, Operand]]] = {}
+        products: dict[tuple[object, ...], list[tuple[Node, RowProduct]]] = {}
         columns: dict[tuple[object, ...], list[Node]] = {}
         for node in self.nodes:
             found = self._product(node)
             if found is None:
                 columns.setdefault((node.shape, node.op == "sum_rows" or node), []).append(node)
             else:
-                key = (node.shape, found[1].base, found[1].offset, found[1].node)
-                products.setdefault(key, []).append((node, *found))
+                products.setdefault((node.shape, *found.of_right), []).append((node, found))
         for group in products.values():
             self._add_products(group)
         for nodes in columns.values():
@@ -103,29 +103,24 @@ class WeightGradients:
 
     # --- kernels ---------------------------------------------------------------------------------------------------
 
-    def _product(self, node: Node) -> tuple[Operand, Operand] | None:
-        """Both operands, where the sum is one of products of two rows."""
-        if node.op != "einsum_rows" or not all(len(a.shape) == 1 for a in node.args):
-            return None
-        inputs, out = node.attrs["spec"].split("->")
-        if inputs.replace(",", "") != out:
-            return None
+    def _product(self, node: Node) -> RowProduct | None:
+        """The product of two rows that is summed, where there is one."""
         try:
-            found = [replace(resolve(a, n, self.operand_places), told=True) for n, a in enumerate(node.args)]
-        except ValueError:  # made of several values: not an array
+            return row_product(node, self.operand_places)
+        except ValueError:  # an operand is made of several values: not an array
             return None
-        return found[0], found[1]
 
-    def _add_products(self, group: Sequence[tuple[Node, Operand, Operand]]) -> None:
-        nodes, right = tuple(node for node, _, _ in group), group[0][2]
-        lefts = [replace(left, name=f"a{i}") for i, (_, left, _) in enumerate(group)]
-        height, width = nodes[0].shape
+    def _add_products(self, group: Sequence[tuple[Node, RowProduct]]) -> None:
+        nodes, (_, first) = tuple(node for node, _ in group), group[0]
+        right = first.right
+        lefts = [replace(product.left, name=f"a{i}") for i, (_, product) in enumerate(group)]
+        height, width = lefts[0].depth, right.depth
         found = tuple(Argument(o.name, "operand", o.base) for o in (*lefts, right))
-        tile = (
-            wgmma.packed_tile_for(self.precision, lefts, right, self.arch, self.sms)
-            or wgmma.wgmma_tile_for(self.precision, lefts, right, self.arch)
-            or tile_for(self.precision, height, width)
-        )
+        tile: WeightGradientTile | None = None
+        if first.heads == first.vectors == 1 and not first.turned:
+            tile = wgmma.packed_tile_for(self.precision, lefts, right, self.arch, self.sms)
+            tile = tile or wgmma.wgmma_tile_for(self.precision, lefts, right, self.arch)
+        tile = tile or tile_for(self.precision, first)
         kernel = tile.kernel(f"{self.name}_totals{len(self.launches)}", lefts, right)
         packed = isinstance(tile, wgmma.PackedWeightGradientTile)
         sides = (self._packed(0, lefts), self._packed(len(lefts), [right])) if packed else ()

@@ -1,0 +1,42 @@
+"""Steps as nodes of one operator set: lists and bounds are inputs, whatever version they came from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tvm_rnn.frontends.folding import Steps
+from tvm_rnn.frontends.onnx_again import node_of, renamed
+from tvm_rnn.network.program import Step
+
+
+def made(op: str, *inputs: str, outputs: tuple[str, ...] = ("y",), **attributes: Any) -> tuple[Any, Steps]:
+    values: Any = Steps()
+    return node_of(values, Step(op, inputs or ("x",), outputs, attributes), "float32"), values
+
+
+def test_lists_and_bounds_become_inputs() -> None:
+    node, values = made("Slice", starts=[1], ends=[5])
+    assert [values.constant(name).tolist() for name in node.input[1:]] == [[1], [5]]
+    assert all(values.constant(name).dtype == np.int64 for name in node.input[1:])
+    node, values = made("Clip", max=6.0)
+    assert node.input[1] == "" and values.constant(node.input[2]) == np.float32(6)
+    assert made("ReduceSum", "x", "axes", keepdims=0)[0].input == ["x", "axes"]
+
+
+def test_what_has_another_form() -> None:
+    assert made("Cast", dtype="int32")[0].attribute[0].i == 6
+    assert made("ConstantOfShape", value=2.0, dtype="float64")[0].attribute[0].t.data_type == 11
+    assert made("Dropout", outputs=("y", ""))[0].op_type == "Identity"
+
+
+@pytest.mark.parametrize(("op", "attributes"), (("HoldLast", {}), ("Softmax", {"flatten": 1}), ("Network", {})))
+def test_what_has_none(op: str, attributes: dict[str, Any]) -> None:
+    assert made(op, **attributes)[0] is None
+
+
+def test_other_names() -> None:
+    node = renamed(made("Add", "a", "b")[0], {"a": "v0", "y": "v1"})
+    assert node.input == ["v0", ""] and node.output == ["v1"]

@@ -1,0 +1,63 @@
+"""Training of layers of heads on a real GPU: the oracle's gradients, memory poisoned, the same bits each time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import headed_cells as own
+import numpy as np
+import pytest
+from derivatives import draw, named, oracle
+from gpu_modules import gpu_module
+from networks import flags
+
+import tvm_rnn as rnn
+from tests.test_on_gpu_training import LIMITS, poison, there
+
+pytestmark = pytest.mark.gpu
+torch = pytest.importorskip("torch")
+REPEATS = 20
+# Cell, dtype, sizes, and the B that the module is compiled for: those of FlashRNN's and XMA's figures, and odd ones.
+KINDS: dict[str, tuple[rnn.Cell, str, dict[str, Any], int]] = {
+    "lstm_24x32": (own.lstm, "bfloat16", {"N": 24, "D": 32}, 16),
+    "lstm_12x64": (own.lstm, "bfloat16", {"N": 12, "D": 64}, 16),
+    "lstm_6x128": (own.lstm, "bfloat16", {"N": 6, "D": 128}, 16),
+    "slstm_12x64": (rnn.cells.slstm, "bfloat16", {"N": 12, "H": 64}, 16),
+    "gru_8x64": (own.gru, "bfloat16", {"N": 8, "D": 64}, 16),
+    "shared_64x16": (own.shared, "bfloat16", {"N": 64, "D": 16}, 16),
+    "gru_5x24": (own.gru, "float16", {"N": 5, "D": 24, "num_layers": 2}, 3),
+    "lstm_3x9": (own.lstm, "float32", {"N": 3, "D": 9, "bidirectional": True}, 20),
+}
+
+
+def headed(name: str) -> Any:
+    """The module, and its network."""
+    cell, dtype, sizes, rows = KINDS[name]
+    net = rnn.RNN(cell, 32, dtype=dtype, **sizes).init(seed=1)
+    return gpu_module(f"heads_training_{name}", net, batch=[rows], training=True), net
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("name", KINDS)
+def test_gradients_are_the_oracle_s_every_time(name: str, ragged: bool) -> None:
+    module, net = headed(name)
+    variant, rows = module.manifest["variants"][0], KINDS[name][3]
+    for way in ("forward_train", "backward"):
+        assert any(row["template"].startswith("persistent") for row in variant[way]["templates"]), way
+    for steps, batch in ((24, rows), (7, rows + 5)):
+        kind, given = getattr(torch, net.dtype), flags(steps, batch) if ragged else {}
+        case, last = draw(net, steps, batch, **given), None
+        x, state = there(next(iter(case.x.values())), kind), there(case.state, kind)
+        gy, gstate = there(case.gy, kind), there(case.gstate, kind)
+        for _ in range(REPEATS):
+            poison()
+            y, _, tape = module.forward_train(x, state, **given)
+            poison()
+            found = {**named(*module.backward(tape, gy, gstate)), "y": y}
+            assert last is None or all(torch.equal(found[key], last[key]) for key in found)
+            last = {key: value.clone() for key, value in found.items()}
+        assert last is not None
+        expected = {**oracle(net, case), "y": rnn.reference(net)(case.x, case.state, **given)[0]}
+        for key, value in expected.items():
+            difference = np.linalg.norm(last[key].double().cpu().numpy() - value)
+            assert difference < LIMITS[net.dtype] * max(float(np.linalg.norm(value)), 1e-30), key

@@ -1,0 +1,73 @@
+"""A graph's constants: numbers become part of the code, arrays are laid out as vectors read them.
+
+In: constants of a graph, and which axis loops want to be the last one. Out: the arrays that a function is given, in the
+order of its arguments, as buffers; loads of single numbers as these numbers.
+
+Rewrite: w[f, k] along f  -->  w'[k, f];  pow(x, two[()])  -->  x * x
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from tvm_rnn.surroundings.calls import Value
+from tvm_rnn.tir.expr import Buffer, Expr, Stmt
+from tvm_rnn.tir.index import int64
+
+
+@dataclass
+class Constants:
+    """Those that functions read so far, in order, each with its argument."""
+
+    buffers: dict[Value, Buffer] = field(default_factory=dict)
+    turned: dict[tuple[Value, int], Value] = field(default_factory=dict)
+
+    def buffer(self, value: Value) -> Buffer:
+        """The argument that has a constant's elements."""
+        if value not in self.buffers:
+            shape = [int64(axis) for axis in value.array.shape]
+            name = f"w{len(self.buffers)}"
+            self.buffers[value] = tirx.decl_buffer(shape, value.dtype, name=name, data_alignment=1)
+        return self.buffers[value]
+
+    def along(self, value: Value, axis: int) -> Value:
+        """The constant with this axis as its last one."""
+        if axis == len(value.shape) - 1:
+            return value
+        if (value, axis) not in self.turned:
+            array = np.ascontiguousarray(np.moveaxis(value.array, axis, -1))
+            self.turned[value, axis] = Value(tuple(array.shape), value.dtype, array)
+        return self.turned[value, axis]
+
+
+def with_numbers(statement: Stmt, numbers: Mapping[Buffer, Value]) -> Stmt:
+    """The statement with numbers where it loads from constants of one element; squares are products."""
+    known = [(buffer, number) for buffer, value in numbers.items() if (number := _number(value)) is not None]
+
+    def load(own: tvm.ir.TensorLoad) -> Expr:
+        return next((number for buffer, number in known if own.source.same_as(buffer)), own)
+
+    def power(own: tvm.ir.Call) -> Expr:
+        if own.op.same_as(_POWER) and isinstance(own.args[1], tirx.FloatImm) and own.args[1].value == 2:
+            return own.args[0] * own.args[0]
+        return own
+
+    found = tvm_ffi.structural_map(statement, (tvm.ir.TensorLoad, load)) if known else statement
+    return tvm_ffi.structural_map(found, (tvm.ir.Call, power))
+
+
+_POWER = tvm.ir.Op.get("tirx.pow")
+
+
+def _number(value: Value) -> Expr | None:
+    if value.constant is None or value.array.size != 1 or not np.isfinite(value.array).all():
+        return None
+    if value.array.dtype.kind == "f":
+        return tirx.FloatImm(value.dtype, float(value.array.reshape(())))
+    return tirx.IntImm(value.dtype, int(value.array.reshape(())))
