@@ -28,7 +28,18 @@ SITE = ROOT / "tutorials" / "site"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 GPUS = SITE / "pages" / "reference" / "gpus.md"
 WRITTEN = sorted([*SITE.glob("*.md"), *SITE.glob("pages/**/*.md")])
-LONG = ("browser", "deploy", "deploy_c", "frameworks", "generate", "import", "rl", "train", "training", "tune")  # seconds each
+LONG = (
+    "browser",
+    "deploy",
+    "deploy_c",
+    "frameworks",
+    "generate",
+    "import",
+    "rl",
+    "train",
+    "training",
+    "tune",
+)  # of seconds
 # What blocks need that `pip install .` does not bring, and how the page says so, before them or in them.
 NEEDS = {"torch": "`pip install torch`", "onnx": '`pip install ".[onnx]"`', "--html": '`pip install ".[report]"`'}
 # One process for all pages: to import TVM takes longer than most pages do.

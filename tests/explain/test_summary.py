@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import tvm_rnn as rnn
+from tvm_rnn.explain.facts import NetworkFacts
 from tvm_rnn.explain.summary import summary
 
 NETWORK = {
@@ -28,7 +29,7 @@ BY_STEP = [
 
 
 def of(network: dict[str, Any], *work: dict[str, Any]) -> Any:
-    return summary({**NETWORK, **network, "work": work})  # type: ignore[typeddict-item]
+    return summary(cast(NetworkFacts, {**NETWORK, **network, "work": work}))
 
 
 def test_the_four_sentences() -> None:
