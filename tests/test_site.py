@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import javascript
 import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
@@ -155,6 +156,16 @@ def test_the_gpu_page_compiles(tmp_path: Path) -> None:
     words = [shlex.split(line)[2:] for text in blocks(GPUS, "console") for line in text.splitlines()]
     said = f"from tvm_rnn.cli import app\nfor words in {words}: app(words, standalone_mode=False)"
     assert run(tmp_path, "-c", said).returncode == 0 and (tmp_path / "lstm_gpu.so").exists()
+
+
+@pytest.mark.slow
+def test_the_program_in_javascript_is_one(tmp_path: Path) -> None:
+    if javascript.missing():
+        pytest.skip(javascript.missing())
+    (program,) = blocks(SITE / "pages" / "reference" / "bundles.md", "js")
+    rnn.compile(rnn.RNN(rnn.cells.lstm, 1, 4).init(seed=0), "wasm32", batch=1).export(web=tmp_path / "amp")
+    (tmp_path / "amp" / "main.mjs").write_text(f"{program}\nconsole.log(y.length);\n")
+    assert javascript.node(tmp_path / "amp" / "main.mjs") == "4\n"
 
 
 def test_the_schedules_of_the_gpu_table_exist() -> None:

@@ -28,7 +28,9 @@ def decided(name: str, dtype: str = "bfloat16", target: str = "nvidia-h200", **o
     return whole, " ".join(d.why for d in found if d.what == f"state {matrix.name}")
 
 
-@pytest.mark.parametrize("name", ["gated_delta_net", "delta_net", "mlstm", "retnet", "mamba2", "gla", "corrected_twice"])
+@pytest.mark.parametrize(
+    "name", ["gated_delta_net", "delta_net", "mlstm", "retnet", "mamba2", "gla", "corrected_twice"]
+)
 def test_all_steps_at_once(name: str) -> None:
     assert decided(name)[0] and decided(name, N=2)[0]
 

@@ -43,6 +43,7 @@ KINDS = {
     "scan": "Recurrences over all time; the compiler writes them",
     "random": "Made of counters: masks, which options of an RNN write, and numbers, which cells draw",
 }
+PLATFORMS = ("Platforms", "platforms.md")
 CHANGING = (("What TVM does", "contributing/tvm.md"), ("A first day", "contributing/newcomer.md"))
 Nav = list[tuple[str, str]]
 
@@ -200,7 +201,7 @@ def generate(folder: Path) -> None:
     write("contributing/index.md", (ROOT / ".github" / "CONTRIBUTING.md").read_text())
     write("benchmarks.md", benchmarks.page((pages / "benchmarks.md").read_text()))
     (pages / "vega.js").write_text(benchmarks.script())
-    reference = [("The cell language", "language.md"), *_titled("reference"), ("Numerics", "numerics.md")]
+    reference = [("The cell language", "language.md"), *_titled("reference"), ("Numerics", "numerics.md"), PLATFORMS]
     guides = [page for name, page in own.items() if name not in (*FOR_CONTRIBUTORS, *EXPLAINED)]
     nav = navigation(
         [
