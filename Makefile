@@ -30,7 +30,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-broad test-all fast lint format golden docs docs-serve hooks doctor bench lock audit dist clean distclean
+.PHONY: help demo test test-broad test-all fast lint format golden docs docs-serve figures hooks doctor bench lock audit dist clean distclean
 
 help: ## List these targets
 	@echo "usage: make TARGET"
@@ -76,6 +76,9 @@ docs-serve: docs ## Show the documentation in a browser
 hooks: $(VENV)/.installed-test ## Check style, types and house rules before each commit
 	$(INSTALL) 'pre-commit>=3.7'
 	$(BIN)/pre-commit install
+
+figures: $(VENV)/.installed-docs ## Draw the README's figure from the records of benchmarks
+	$(BIN)/python tutorials/site/benchmarks.py
 
 doctor: $(VENV)/.installed-test ## Say what is installed and which targets work here
 	$(BIN)/tvm-rnn doctor
