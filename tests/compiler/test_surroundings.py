@@ -47,6 +47,20 @@ def test_other_networks_stay_as_they_are() -> None:
     assert with_functions(net, resolve("llvm")) == (net, {})
 
 
+def test_a_model_without_networks_is_one_function() -> None:
+    nodes = [node("MatMul", ["x", "w"], ["m"]), node("Relu", ["m"], ["y"])]
+    made = model_of(nodes, {"x": ("f4", ["B", 3])}, {"y": "f4"}, {"w": random(3, 5)})
+    net = rnn.from_onnx(made)
+    assert net.networks == [] and [step.op for step in net.program.steps] == ["Compiled"]
+    mod, feeds = rnn.compile(net), {"x": random(7, 3)}
+    np.testing.assert_allclose(mod.run(feeds)["y"], onnx_runtime(made, feeds)["y"], rtol=1e-5, atol=1e-6)
+    assert repr(mod) == "<ModelModule x -> y, on llvm: no networks>"
+    with pytest.raises(ConfigError, match="no recurrent network is in this model"):
+        rnn.explain(mod)
+    mod.threads = 1
+    assert mod.threads == 1
+
+
 def test_gpus_have_no_such_functions_yet() -> None:
     with pytest.raises(ConfigError, match="these operators around a network are for CPUs"):
         with_functions(rnn.from_onnx(speech()), resolve("nvidia-h200"))

@@ -107,7 +107,6 @@ def model() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("path", "new"),
     [
-        ("networks", []),
         ("networks", {}),
         ("networks.1.packs.0.offset", -1),
         ("networks.1.packs.0.weights.0", "constant.9"),

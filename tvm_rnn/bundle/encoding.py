@@ -15,6 +15,7 @@ from tvm_rnn.module_file.schema import CpuNetwork, ModelStep
 
 NETWORK, COMPILED = "Network", "Compiled"
 DTYPES = {"bool": 0, "int32": 1, "int64": 2, "float32": 3, "float64": 4}  # IS_BOOL, ... of operations.h
+INNER = {**DTYPES, "uint8": 5, "int8": 6}  # IS_UINT8, IS_INT8: inside of a model
 MOST_AXES, MOST_VALUES = 8, 256
 
 # In the order of operations.c.
@@ -85,10 +86,10 @@ def _binary(name: str, function: str = "binary", *more: int) -> Encoder:
     return _form(function, BINARY.index(name), *more)
 
 
-def _dtype(name: object) -> int:
-    if name not in DTYPES:
+def _dtype(name: object, among: Mapping[str, int] = DTYPES) -> int:
+    if name not in among:
         raise Impossible(f"dtype {name}")
-    return DTYPES[name]
+    return among[str(name)]
 
 
 def _softmax(logarithm: bool) -> Encoder:
@@ -164,7 +165,7 @@ def encode(step: ModelStep, networks: Sequence[CpuNetwork]) -> Encoded:
     if max(len(step.inputs), len(step.outputs)) > MOST_VALUES:
         raise Impossible(f"more than {MOST_VALUES} inputs or outputs")
     if step.op == COMPILED:
-        kinds, memory = [_dtype(name) for name in a["dtypes"]], [_dtype(name) for name in a["memory"]]
+        kinds, memory = [_dtype(name, INNER) for name in a["dtypes"]], [_dtype(name, INNER) for name in a["memory"]]
         if max(a["axes"], default=0) > MOST_AXES:
             raise Impossible(f"a result of {max(a['axes'])} axes")
         numbers = (len(step.inputs) - int(a["constants"]), *a["axes"], *kinds, len(memory), *memory)

@@ -158,11 +158,12 @@ def _fill(module: Module, folder: Path, name: str) -> None:
 
 def _examples(facts: Facts) -> dict[str, str]:
     """The programs' texts by their files."""
+    files = ("example.c", "example.cpp") if facts.manifest.model else ()
+    whole = {file: examples.model_example(facts, file.endswith("cpp")) for file in files}
+    if not facts.networks:
+        return whole
     first = facts.networks[0]
-    if facts.manifest.model:
-        found = {"example.c": examples.model_example(facts, False), "example.cpp": examples.model_example(facts, True)}
-    else:
-        found = {"example.c": examples.example_c(facts), "example.cpp": examples.example_cpp(facts)}
+    found = whole or {"example.c": examples.example_c(facts), "example.cpp": examples.example_cpp(facts)}
     found = found if first.can_run else {}
     found |= {"stream.c": examples.stream_c(facts)} if first.can_step else {}
     return found | ({"generate.c": examples.generate_c(facts)} if first.manifest.generation is not None else {})
@@ -201,21 +202,21 @@ def readme_text(facts: Facts, sources: Mapping[str, str]) -> str:
     """README.md. sources: the programs' files by the programs' names."""
     gone = {*EXAMPLES} - {*sources.values()}
     files = {key.format(name=facts.name): text for key, text in FILES.items() if key.split(",")[0] not in gone}
-    network = facts.networks[0]
-    inputs = "".join(f" {x.name}.raw" for x in network.inputs)
-    inputs = examples.arguments(facts) if facts.manifest.model else inputs
+    network = facts.networks[0] if facts.networks else None
+    given = [f" {x.name}.raw" for x in network.inputs] if network is not None else []
+    inputs = examples.arguments(facts) if facts.manifest.model else "".join(given)
     triple = _elsewhere(facts)
     cc, cpp = (f"{triple}-gcc", f"{triple}-g++") if triple else ("cc", "c++")
     compilers = {program: cpp if source.endswith(".cpp") else cc for program, source in sources.items()}
     build = [f"{cc} -O2 {sources[p]} -o {p} -L. -l{facts.name} -Wl,-rpath,'$ORIGIN'" for p, cc in compilers.items()]
-    loop = "./generate 20" + "".join(f" {x.name}.raw" for x in network.inputs[1:])
+    loop = "./generate 20" + "".join(given[1:])
     return README.format(
         name=facts.name,
         about="\n\n".join(map(markdown, about_lines(facts))),
         files="\n".join(f"| `{key}` | {text} |" for key, text in files.items()),
         build="\n".join(build),
         example=f"./example_c --time 1000{inputs}" if "example_c" in sources else loop,
-        kind="number" if facts.manifest.model else network.c_type,
+        kind="number" if facts.manifest.model or network is None else network.c_type,
     )
 
 

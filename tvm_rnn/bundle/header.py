@@ -162,7 +162,7 @@ def _about(facts: Facts) -> str:
 def about_lines(facts: Facts) -> list[str]:
     """What `NAME_about` says."""
     m, target = facts.manifest, facts.manifest.target
-    lines = ["; ".join(network.title for network in facts.networks)]
+    lines = ["; ".join(network.title for network in facts.networks) or "A model without recurrent networks"]
     if m.origin is not None:
         lines.append(f"Made from: {origin_text(plain(m.origin))}.")
     needs = ", ".join(target.features)

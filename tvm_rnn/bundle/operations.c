@@ -13,11 +13,11 @@
 /* --- arrays --- */
 
 int64_t value_size(int dtype) {
-  static const int64_t sizes[] = {1, 4, 8, 4, 8};
+  static const int64_t sizes[] = {1, 4, 8, 4, 8, 1, 1};
   return sizes[dtype];
 }
 
-static int is_float(const struct value* v) { return v->dtype >= IS_FLOAT32; }
+static int is_float(const struct value* v) { return v->dtype == IS_FLOAT32 || v->dtype == IS_FLOAT64; }
 
 int32_t value_make(struct value* v, int dtype, int rank, const int64_t* shape) {
   int64_t count = 1;
@@ -48,6 +48,8 @@ static double get(const struct value* v, int64_t i) {
     case IS_INT32: return ((const int32_t*)v->data)[i];
     case IS_INT64: return (double)((const int64_t*)v->data)[i];
     case IS_FLOAT32: return ((const float*)v->data)[i];
+    case IS_UINT8: return ((const uint8_t*)v->data)[i];
+    case IS_INT8: return ((const int8_t*)v->data)[i];
     default: return ((const double*)v->data)[i];
   }
 }
@@ -57,6 +59,8 @@ int64_t value_int(const struct value* v, int64_t i) {
     case IS_BOOL: return ((const uint8_t*)v->data)[i] != 0;
     case IS_INT32: return ((const int32_t*)v->data)[i];
     case IS_INT64: return ((const int64_t*)v->data)[i];
+    case IS_UINT8: return ((const uint8_t*)v->data)[i];
+    case IS_INT8: return ((const int8_t*)v->data)[i];
     default: return whole(get(v, i));
   }
 }
@@ -67,6 +71,8 @@ static void put_int(struct value* v, int64_t i, int64_t x) {
     case IS_INT32: ((int32_t*)v->data)[i] = (int32_t)x; break;
     case IS_INT64: ((int64_t*)v->data)[i] = x; break;
     case IS_FLOAT32: ((float*)v->data)[i] = (float)x; break;
+    case IS_UINT8: ((uint8_t*)v->data)[i] = (uint8_t)x; break;
+    case IS_INT8: ((int8_t*)v->data)[i] = (int8_t)x; break;
     default: ((double*)v->data)[i] = (double)x;
   }
 }

@@ -12,7 +12,7 @@ from tvm_rnn.module_file.schema import Declared, Model
 
 from ..errors import ConfigError, message
 from ..names import c_comment, c_string
-from .encoding import DTYPES, MOST_AXES, MOST_VALUES, Impossible, encode
+from .encoding import DTYPES, INNER, MOST_AXES, MOST_VALUES, Impossible, encode
 from .facts import Facts, initialiser, listed
 
 HEADER = """\
@@ -49,11 +49,12 @@ def check_program(facts: Facts) -> None:
         except Impossible as reason:
             problems.append(f"{step.node or step.op}: {reason}")
     arrays = [(repr(item.name), item.dtype, len(item.shape or ())) for item in (*model.inputs, *model.outputs)]
-    stored = {array.name: array for array in facts.arrays}
+    stored, inner = {array.name: array for array in facts.arrays}, list[tuple[str, str, int]]()
     for constant in model.constants:
         array = stored[constant.array]
-        arrays.append((f"constant {constant.name!r}", array.dtype, len(array.shape)))
+        inner.append((f"constant {constant.name!r}", array.dtype, len(array.shape)))
     unfit = [own for own in arrays if own[1] not in DTYPES or own[2] > MOST_AXES]
+    unfit += [own for own in inner if own[1] not in INNER or own[2] > MOST_AXES]
     problems += [f"{name}: {dtype} of {axes} axes" for name, dtype, axes in unfit]
     if problems:
         expected = f"arrays of {listed(list(DTYPES))} of at most {MOST_AXES} axes"
@@ -162,6 +163,6 @@ def _constants(facts: Facts, model: Model, number: Callable[[str], int]) -> str:
     for i, item in enumerate(model.constants):
         array = facts.arrays[facts.number[item.array]]
         parts.append(f"static const int64_t constant_{i}[] = {{{initialiser(array.shape)}}};")
-        row = f"{number(item.name)}, {facts.number[item.array]}, {DTYPES[array.dtype]}, {len(array.shape)}"
+        row = f"{number(item.name)}, {facts.number[item.array]}, {INNER[array.dtype]}, {len(array.shape)}"
         rows.append(f"  {{{row}, constant_{i}}},")
     return "\n".join([*parts, "static const struct program_constant constants[] = {", *rows, "  {0}\n};"])

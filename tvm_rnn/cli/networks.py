@@ -141,7 +141,8 @@ def report_compiled(outputs: Outputs, manifest: Mapping[str, object], seconds: f
     machine = f"{said.target.machine} {said.target.mcpu}".strip()
     if isinstance(said, GpuNetwork):
         machine = f"{', '.join(v.arch for v in said.variants)} in {said.precision}"
-    own = " and ".join(part.cell for part in (said.networks if isinstance(said, SeveralNetworks) else [said]))
+    cells = [part.cell for part in (said.networks if isinstance(said, SeveralNetworks) else [said])]
+    own = " and ".join(cells) or "a model without recurrent networks"
     for path, count in sizes.items():
         print(f"wrote {path}: {own} for {machine}, {size_text(count)}, {seconds:.1f} s")
     for name in digest.values():

@@ -139,17 +139,20 @@ def compile(
         for number, (own, how) in enumerate(zip(networks, each, strict=True) if dump is not None else ()):
             _dump(os.path.join(dump or "", str(number) if len(networks) > 1 else ""), texts(own, how))
         with recording(not machine.records.lean):
-            return _compiled(net, [passed(own, how) for own, how in zip(networks, each, strict=True)], around, tell)
+            every = [passed(own, how) for own, how in zip(networks, each, strict=True)]
+            return _compiled(net, every, around, options, tell)
 
 
-def _compiled(net: RNN | Model, networks: Sequence[Passed], around: Functions, tell: Progress) -> Module:
+def _compiled(
+    net: RNN | Model, networks: Sequence[Passed], around: Functions, options: Options, tell: Progress
+) -> Module:
     for number, own in enumerate(networks):
         with about("", **({"network": number} if len(networks) > 1 else {})):
             own.run()
     folder = tempfile.mkdtemp(prefix="tvm_rnn_")
     try:
         if isinstance(net, Model):
-            module = _for_a_model(net, networks, around, Path(folder), tell)
+            module = _for_a_model(net, networks, around, options, Path(folder), tell)
         elif networks[0].options.target.kind == "cuda":
             module = _for_gpus(networks[0], Path(folder), tell)
         else:
@@ -226,12 +229,14 @@ def _for_a_cpu(own: Passed, around: Functions, folder: Path, tell: Progress) -> 
     return module
 
 
-def _for_a_model(model: Model, networks: Sequence[Passed], around: Functions, folder: Path, tell: Progress) -> Module:
-    machine = networks[0].options.target
+def _for_a_model(
+    model: Model, networks: Sequence[Passed], around: Functions, options: Options, folder: Path, tell: Progress
+) -> Module:
+    machine = options.target
     if machine.kind != "llvm":
         do = "compile model.networks one by one for it, or the whole model for a CPU"
         raise ConfigError(message("a model of several networks is for CPUs", got=machine.name, do=do))
-    path = write_model(model, networks, around, folder, tell)
+    path = write_model(model, networks, around, options, folder, tell)
     tell("loading")
     return runtime.load(path, anywhere=True)
 

@@ -1,4 +1,4 @@
-"""A Model of several networks to one file: their functions side by side in one shared object, one manifest over all.
+"""A Model of any number of networks to one file: their functions side by side in one shared object, one manifest.
 
 In: a Model, its networks' layers after the passes, a CPU, from compile.py. Out: a container file that runtime_model.py
 loads. Function names begin with the number of the network, but for the first one's: sequence, pack_0, n1_sequence.
@@ -15,20 +15,23 @@ from msgspec import convert, structs
 
 from tvm_rnn.cpu.lower_network import Lowering
 from tvm_rnn.module_file import manifest, schema
-from tvm_rnn.module_file.facts import blob
-from tvm_rnn.module_file.schema import SHARED, CpuNetwork, Origin, SeveralNetworks
+from tvm_rnn.module_file.facts import blob, shared_facts
+from tvm_rnn.module_file.schema import CpuNetwork, Origin, SeveralNetworks
 from tvm_rnn.network.model import Model
+from tvm_rnn.options import Options
 from tvm_rnn.passes.passed import Passed
 
 from .link import generate, link
 from .surroundings import Functions
 
+Tell = Callable[[str], None]
+
 
 def write_model(
-    model: Model, networks: Sequence[Passed], around: Functions, folder: Path, tell: Callable[[str], None]
+    model: Model, networks: Sequence[Passed], around: Functions, options: Options, folder: Path, tell: Tell
 ) -> str:
-    """Compile every network for one CPU; returns the path of the file. Raises BuildError."""
-    machine = networks[0].options.target
+    """Compile every network, and what is around them, for one CPU; returns the file's path. Raises BuildError."""
+    machine = options.target
     tell("lowering")
     lowered = [Lowering(own.net, own.layers, own.options).run() for own in networks]
     tell("code generation")
@@ -42,7 +45,7 @@ def write_model(
     elf = link(executable, folder, machine)
     facts = [code.describe() for code in lowered]
     whole = SeveralNetworks(
-        **{name: getattr(facts[0], name) for name in SHARED},
+        **structs.asdict(shared_facts(machine, options.batches, options.without)),
         entry_points=["run"],
         origin=convert(model.origin.facts(), Origin),
         model=convert(model.program.facts(), schema.Model),

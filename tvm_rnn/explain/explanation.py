@@ -126,6 +126,8 @@ def explain(
         LoadError: the file of a module is bad.
     """
     without = tuple(without)
+    if isinstance(net_or_module, Model) and not net_or_module.networks:
+        raise _nothing(net_or_module)
     machine, module = None, None
     looked: list[Looked | None] = []
     if isinstance(net_or_module, RNN | Model):
@@ -143,6 +145,8 @@ def explain(
             manifest = {**module.manifest, **{name: manifest[name] for name in ("working",) if name in manifest}}
     else:
         manifest, module = _read(net_or_module, bool(batch or without or precision or weights or training), measure)
+    if manifest.get("networks") == []:
+        raise _nothing(net_or_module)
     nets: Sequence[RNN] = getattr(net_or_module, "networks", [])
     nets = [net_or_module] if isinstance(net_or_module, RNN) else nets
     shared = {name: value for name, value in manifest.items() if name != "networks"}
@@ -162,6 +166,11 @@ def explain(
             seen = looked[0] if keep is None and isinstance(net_or_module, RNN) else None
             network["training"] |= _plans({**shared, **facts}, seen, module, steps, max_bytes)
     return Explanation({"networks": explained, "versions": dict(manifest["versions"])}, tuple(looked))
+
+
+def _nothing(model: object) -> ConfigError:
+    do = "tvm-rnn inspect FILE says what a module takes and gives"
+    return ConfigError(message("explain: no recurrent network is in this model", got=f"{model!r:.80}", do=do))
 
 
 def _read(source: Any, options: bool, measure: bool) -> tuple[dict[str, Any], Any]:

@@ -82,7 +82,9 @@ def manifest_page(path: str, manifest: Figures, weights: Mapping[str, np.ndarray
         facts.add_row(Text(name, "bold"), Text(value))
     shared = {key: value for key, value in manifest.items() if key != "networks"}
     own = manifest.get("networks")
-    parts = [_arrays({**shared, **m}, f"network {i}") for i, m in enumerate(own or ())] or [_arrays(manifest)]
+    parts = (
+        [_arrays(manifest)] if own is None else [_arrays({**shared, **m}, f"network {i}") for i, m in enumerate(own)]
+    )
     return Group(facts, *_model(manifest), *(piece for part in parts for piece in part))
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.origin import Origin
+from tvm_rnn.network.program import COMPILED, NETWORK
 from tvm_rnn.network.rnn import RNN
 
 from ..errors import ConfigError, message
@@ -68,14 +69,16 @@ def from_onnx(source: object, *, given: Values | None = None, shapes: Shapes | N
         raise _refused(steps, problems)
     stacks = Stacks(steps, layers)
     stacks.merge()
-    if not stacks.groups:
-        got = ", ".join(sorted({n.op_type for n in steps.graph.node})) or "no node"
-        expected = f"a node of {', '.join((*RECURRENT, *ATTENTION, *BODIES))} that an output needs"
-        raise ConfigError(message("from_onnx: no recurrent node", where=found.path, got=got, expected=expected))
     own = {number: [layers[i] for i in group] for number, group in stacks.groups.items()}
     stacks.steps, problems = with_regions(steps, stacks.steps, stacks.wanted, own)
     if problems:
         raise _refused(steps, problems)
+    if not any(step.op in (NETWORK, COMPILED) for step in stacks.steps):
+        got = ", ".join(sorted({n.op_type for n in steps.graph.node})) or "no node"
+        expected = (
+            f"a node of {', '.join((*RECURRENT, *ATTENTION, *BODIES))} that an output needs, or others that compile"
+        )
+        raise ConfigError(message("from_onnx: nothing to compile", where=found.path, got=got, expected=expected))
     return build_networks(steps, layers, stacks, Origin("onnx", "", found.path, found.sha256))
 
 

@@ -18,6 +18,7 @@ from tvm_rnn.runtime.runtime_ops import OPERATIONS
 from .fields import Fields, Unreadable, integer
 from .folding import Steps
 from .onnx_file import Array, Source, import_onnx, tensor_array, type_name
+from .onnx_integers import FORMS, as_others
 
 if TYPE_CHECKING:
     from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoProto
@@ -33,6 +34,9 @@ COMPILES = {
     **dict.fromkeys(("GlobalMaxPool", "GlobalAveragePool", "InstanceNormalization", "DepthToSpace"), 7),
     **dict.fromkeys(("LRN", "MeanVarianceNormalization"), 9),
     **{"Mish": 18, "GroupNormalization": 21, "RMSNormalization": 23},
+    **dict.fromkeys(("Acos", "Asin", "Atan", "Cosh", "Sinh", "Tan"), 7),
+    **dict.fromkeys(("Acosh", "Asinh", "Atanh"), 9),
+    **{"Einsum": 12, "QuantizeLinear": 10, "DequantizeLinear": 10, "DynamicQuantizeLinear": 11, "MatMulInteger": 10},
 }
 BODIES = ("Scan", "Loop")  # nodes with one step of a recurrence in them
 
@@ -158,6 +162,11 @@ def add_node(steps: GraphSteps, node: NodeProto) -> None:
     if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
         steps.constants[node.output[0]], steps.dtypes[node.output[0]] = constant_of(steps, node)
         return
+    if node.op_type in FORMS and node.domain in ("", "ai.onnx"):
+        attributes_of(node, steps.source.opset)
+        for own in as_others(steps, node):
+            add_node(steps, own)
+        return
     steps.nodes.update(dict.fromkeys(node.output, node))
     if is_compiled(node, steps.source.opset):
         if "output_shape" in attributes_of(node, steps.source.opset):
@@ -173,7 +182,7 @@ def ordinary_attributes(steps: GraphSteps, node: NodeProto, known: Collection[st
     if node.domain not in ("", "ai.onnx"):
         raise Unreadable(f"operator {node.domain}.{node.op_type} is not of the standard set")
     if node.op_type not in known:
-        elsewhere = (*known, *COMPILES, *RECURRENT, *BODIES, *ATTENTION)
+        elsewhere = (*known, *COMPILES, *FORMS, *RECURRENT, *BODIES, *ATTENTION)
         below = Counter(own.op_type for own in nodes_below(node) if own.op_type not in elsewhere)
         more = ", ".join(f"{name} ({count})" for name, count in sorted(below.items()) if name != "Constant")
         more = f"; nor is, in its branches: {more}" if more else ""

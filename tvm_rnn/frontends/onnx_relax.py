@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from .onnx_nodes import GraphSteps
 
-DTYPES = ("float32", "float64", "int64", "int32", "bool")
+DTYPES = ("float32", "float64", "int64", "int32", "bool", "int8", "uint8")
 FLOATS = DTYPES[:2]  # of operators that the runtime's table has not
 # Rows of the runtime's table that Relax reads otherwise: the sign of a remainder, and the extremum of nothing.
 OTHERWISE = {"Mod", "ReduceMax", "ReduceMin"}
@@ -65,7 +65,7 @@ def with_regions(
     values: GraphSteps, steps: Sequence[Step], wanted: Iterable[str], layers: Layers
 ) -> tuple[list[Step], Wrong]:
     """The steps with a Graph in each COMPILED one, and what Relax cannot do. layers: of each network."""
-    if not any(step.op == COMPILED for step in steps):
+    if layers and not any(step.op == COMPILED for step in steps):
         return list(steps), Wrong()
     return _Regions(values, [*steps], [*wanted], Types(values, steps, layers)).compiled()
 
@@ -134,6 +134,8 @@ class _Regions:
         if step.op in OTHERWISE or self.types.nodes.get(first) is None or step.outputs[0] in self.refused:
             return False
         if step.op == "Gather" and not self.is_inside(step):
+            return False
+        if step.op == "LayerNormalization" and any(step.outputs[1:]):  # its mean has other axes in Relax
             return False
         names = [name for name in (*step.inputs, *step.outputs) if name]
         known = (self.values.is_constant(name) or self.types.shape(name) is not None for name in names)

@@ -222,7 +222,7 @@ def build_networks(steps: Steps, layers: Sequence[Recurrent], stacks: Stacks, so
         networks[0].program = program
         return networks[0]
     names = "; ".join(net.origin.layer for net in networks if net.origin is not None)
-    return Model(networks, program, replace(source, layer=names))
+    return Model(networks, program, replace(source, layer=names or "the whole model"))
 
 
 def _with_weights(step: Step, changed: dict[int, dict[str, str]]) -> Step:

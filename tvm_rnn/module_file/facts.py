@@ -10,7 +10,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from msgspec import convert
+from msgspec import convert, structs
 
 from tvm_rnn.decisions import heard
 from tvm_rnn.dtypes import held_dtype
@@ -23,7 +23,7 @@ from tvm_rnn.target import Target
 from tvm_rnn.version import __version__
 
 from . import schema
-from .schema import Array, Machine, Memory, Network, Origin, State
+from .schema import Array, Machine, Memory, Network, Origin, Shared, State
 
 
 def blob(net: RNN, layers: Layers) -> dict[str, Any]:
@@ -41,8 +41,7 @@ def common_facts(net: RNN, target: Target, batches: tuple[int, ...], without: tu
     initial = [float(net.cell.initial.get(s.name, 0.0)) for s in net.cell.states]
     step, run = [] if net.reverse else ["step"], [] if net.program is None else ["run"]
     return Network(
-        format=MANIFEST_FORMAT,
-        versions={"tvm_rnn": __version__, "tvm": tvm.__version__, "tvm_ffi": tvm_ffi.__version__},
+        **structs.asdict(shared_facts(target, batches, without)),
         origin=None if net.origin is None else convert(net.origin.facts(), Origin),
         model=None if net.program is None else convert(net.program.facts(), schema.Model),
         cell=net.cell.name,
@@ -57,14 +56,22 @@ def common_facts(net: RNN, target: Target, batches: tuple[int, ...], without: tu
             for s, own, at in zip(net.cell.states, shapes, initial, strict=True)
         ],
         weights=[Array(name, list(shape)) for name, shape in net.weight_shapes.items()],
-        target=Machine(target.name, target.kind, target.mcpu, target.machine, list(target.features)),
         reverse=net.reverse,
         regularisers=net.regularisers.facts() or None,
         draws=net.draws or None,
         entry_points=["sequence", *step, "init_state", *run],
+        decisions=heard(),
+    )
+
+
+def shared_facts(target: Target, batches: tuple[int, ...], without: tuple[str, ...]) -> Shared:
+    """What a file says once, however many networks are in it."""
+    return Shared(
+        format=MANIFEST_FORMAT,
+        versions={"tvm_rnn": __version__, "tvm": tvm.__version__, "tvm_ffi": tvm_ffi.__version__},
+        target=Machine(target.name, target.kind, target.mcpu, target.machine, list(target.features)),
         batch=list(batches),
         passes=[name for name in PASS_NAMES if name not in without],
-        decisions=heard(),
         created=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
     )
 

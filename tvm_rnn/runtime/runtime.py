@@ -1016,6 +1016,8 @@ class Module:
             raise _error(InputError, "the number of threads is wrong", repr(count), "an integer from 1 to 256, or None")
         self._threads = int(count or 0)
         self._library.pool_resize(max(self._threads, self._library.pool_size()))  # it grows, for all modules
+        for network in getattr(self, "networks", ()):
+            network._threads = self._threads
 
     def export(
         self,

@@ -104,7 +104,7 @@ WITHIN = {
     "training.backward.packs[].offset": "training.backward.packed_elements",
     "training.backward.finishes[].offset": "training.backward.totals_elements",
 }
-NOT_EMPTY = ("inputs", "variants", "networks")
+NOT_EMPTY = ("inputs", "variants")
 
 
 def problem_of(manifest: Facts, arrays: Mapping[str, np.ndarray]) -> Problem | None:

@@ -114,7 +114,7 @@ def run(module: Module, inputs: Mapping[str, object]) -> dict[str, Array]:
     results = plan.run(
         arrays,
         lambda given, attributes: call(networks[int(attributes["network"])], given, attributes),
-        lambda given, attributes: call_compiled(networks[0], given, attributes),
+        lambda given, attributes: call_compiled(module, given, attributes),
     )
     kinds: list[type] = [type(inputs[item["name"]]) for item in plan.inputs]
     like = runtime._like(kinds[0]) if kinds else None
@@ -302,7 +302,8 @@ def _parts(module: Network, names: Sequence[str], result: tuple[Array, Facts]) -
 
 
 class ModelModule(runtime.Module):
-    """A model of several networks in one file: `run` is how it is called; `networks` are its parts, each a Module.
+    """A model of several networks, or of none, in one file: `run` is how it is called; `networks` are its parts, each a
+    Module.
 
     `weights` and `load_weights` have the names of all of them, after the number of the network: "0.W_l0"."""
 
@@ -311,6 +312,14 @@ class ModelModule(runtime.Module):
         self.path, self._file, self.manifest, arrays, self._elf_size = opened or runtime._open_container(path)
         self._constants = {name: arrays[name] for name in arrays if name.startswith(runtime.CONSTANT)}
         self.networks: list[Module] = []
+        reason = runtime._other_machine(self.path, self.manifest.target)
+        if reason is not None and not anywhere:
+            raise reason
+        if reason is None:
+            self._library = runtime._open_library(self.path, self._file, self._elf_size)
+        else:
+            self._library = runtime.Absent(reason)
+        self._threads = 0
         for i, own in enumerate(self.manifest.networks):
             mine = {name.partition(".")[2]: value for name, value in arrays.items() if name.startswith(f"{i}.")}
             manifest = runtime.Manifest({**self.manifest, **own})
@@ -320,10 +329,11 @@ class ModelModule(runtime.Module):
             self._constants |= {f"{i}.{name}": value for name, value in network._constants.items()}  # export's too
         self._gather()
 
-    @property
-    def is_elsewhere(self) -> bool:
-        """As of Module."""
-        return any(network.is_elsewhere for network in self.networks)
+    def __repr__(self) -> str:
+        model = self.manifest["model"]
+        names = [", ".join(item["name"] for item in model[kind]) for kind in ("inputs", "outputs")]
+        parts = "; ".join(repr(network).strip("<>") for network in self.networks) or "no networks"
+        return f"<{type(self).__name__} {names[0]} -> {names[1]}, on {self.manifest.target.name}: {parts}>"
 
     def _gather(self) -> None:
         own = enumerate(net.weights for net in self.networks)
@@ -356,16 +366,6 @@ class ModelModule(runtime.Module):
         raise runtime._error(InputError, f"a model of {len(self.networks)} networks is not one", "mod(x)", expected, do)
 
     step = init_state = __call__
-
-    @property
-    def threads(self) -> int:
-        """The most threads that one network uses, as Module.threads."""
-        return self.networks[0].threads
-
-    @threads.setter
-    def threads(self, count: int | None) -> None:
-        for network in self.networks:
-            network.threads = count
 
 
 __all__ = ["ModelModule", "Plan", "call", "check_inputs", "run"]

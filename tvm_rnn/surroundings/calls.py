@@ -74,15 +74,15 @@ def calls_of(module: tvm.IRModule) -> Graph:
     return _Reader(module).graph
 
 
-@relax.expr_functor.mutator
-class _Clipped(relax.PyExprMutator):  # type: ignore[misc]  # TVM's are not typed
-    """Takes elements at places inside of the array, whatever the indices are."""
+def _visit_call(mutator: relax.PyExprMutator, call: tvm.ir.Call) -> relax.Expr:
+    """Elements are taken at places inside of the array, whatever the indices are."""
+    call = mutator.visit_expr_post_order(call)
+    if call.op == tvm.ir.Op.get("relax.take"):
+        return relax.op.take(*call.args, axis=call.attrs.axis, mode="clip")
+    return call
 
-    def visit_call_(self, call: tvm.ir.Call) -> relax.Expr:
-        call = super().visit_call_(call)
-        if call.op == tvm.ir.Op.get("relax.take"):
-            return relax.op.take(*call.args, axis=call.attrs.axis, mode="clip")
-        return call
+
+_Clipped = relax.expr_functor.mutator(type("_Clipped", (relax.PyExprMutator,), {"visit_call_": _visit_call}))
 
 
 def _last_line(reason: Exception) -> str:
