@@ -30,7 +30,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-broad test-all fast lint format golden docs docs-serve hooks doctor bench lock audit clean distclean
+.PHONY: help demo test test-broad test-all fast lint format golden docs docs-serve figures hooks doctor bench lock audit dist clean distclean
 
 help: ## List these targets
 	@echo "usage: make TARGET"
@@ -77,6 +77,9 @@ hooks: $(VENV)/.installed-test ## Check style, types and house rules before each
 	$(INSTALL) 'pre-commit>=3.7'
 	$(BIN)/pre-commit install
 
+figures: $(VENV)/.installed-docs ## Draw the README's figure from the records of benchmarks
+	$(BIN)/python tutorials/site/benchmarks.py
+
 doctor: $(VENV)/.installed-test ## Say what is installed and which targets work here
 	$(BIN)/tvm-rnn doctor
 
@@ -101,6 +104,28 @@ lock: build/lock ## Resolve all dependencies anew: versions and digests for deve
 
 audit: build/lock ## Compare the locked dependencies with the known advisories
 	build/lock/bin/pip-audit --disable-pip --require-hashes -r $(LOCKED)
+
+# What git has of the package is in the wheel, and nothing else is.
+SAME_FILES := import glob, subprocess, zipfile; (wheel,) = glob.glob("dist/*.whl"); \
+	ours = {n.replace("schedules/", "tvm_rnn/schedules/", 1) if n.startswith("schedules/") else n \
+		for n in subprocess.check_output(["git", "ls-files", "tvm_rnn", "schedules"], text=True).split()}; \
+	there = {n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in n}; \
+	assert ours == there, f"only in one of git and {wheel}: {sorted(ours ^ there)}"; print(f"{wheel}: {len(there)} files")
+
+dist: build/dist-tools ## Build the wheel and the sdist into dist/, and try the wheel in an environment of its own
+	rm -rf dist build/dist-check
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) build/dist-tools/bin/python -m build --quiet --outdir dist .
+	build/dist-tools/bin/python -m twine check --strict dist/*
+	$(BIN)/python -c '$(SAME_FILES)'
+	$(BIN)/python -m venv build/dist-check
+	build/dist-check/bin/python -m pip install --quiet dist/*.whl
+	cd build/dist-check && bin/tvm-rnn compile lstm --input-size 2 --hidden-size 3 --seed 0 -o lstm.so --bundle lstm \
+		&& bin/python -c 'import numpy; numpy.save("x.npy", numpy.ones((4, 1, 2), "f4"))' \
+		&& bin/tvm-rnn run lstm.so --input x.npy --output y.npy
+
+build/dist-tools: | $(BIN)/python
+	$(BIN)/python -m venv build/dist-tools
+	build/dist-tools/bin/python -m pip install --quiet 'build>=1.2' 'twine>=6'
 
 build/lock: | $(BIN)/python
 	$(BIN)/python -m venv build/lock

@@ -48,7 +48,7 @@ class PersistentCluster(PersistentTemplate):
         if unit.precision == "float32" and unit.layers > 1:
             return  # a lane would read every row of two operands
         for ctas, rows in product(allowed(record, "ctas", CTAS), allowed(record, "rows", ROWS)):
-            if rows > 8 and rows >= unit.batch + 8:
+            if rows > 8 and unit.batch and rows >= unit.batch + 8:
                 continue
             for shape in _shapes(ctas, rows, width_of(unit), record):
                 tiles = rows // (8 * shape["warps_n"])

@@ -131,7 +131,7 @@ def _pipelines(unit: RecurrentUnit, target: Target, fixed: Mapping[str, int]) ->
         blocks = -(-width // (8 * ctas))
         warps_u = next(n for n in (4, 2, 1) if blocks % n == 0)
         slices = {*rows_per_group(unit.batch, target.sms // ctas), min(64, -(-unit.batch // 8) * 8)}  # or in rounds
-        for rows in allowed(fixed, "rows", sorted(slices)):
+        for rows in allowed(fixed, "rows", sorted(slices - {0})):
             stages = TIMED_WITH_MANY_ROWS if rows > MANY_ROWS else TIMED_RINGS
             for ring in allowed(fixed, "ring", stages):
                 for words in RING_REGISTER_WORDS:

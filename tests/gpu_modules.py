@@ -32,7 +32,8 @@ def gpu_module(name: str, net: rnn.RNN, **how: Any) -> Any:
         if not (keep or _has_gpu()):
             pytest.skip("needs an NVIDIA GPU")
         path.parent.mkdir(parents=True, exist_ok=True)
-        rnn.compile(net, os.environ.get("TVM_RNN_GPU") or ("cuda" if _has_gpu() else "nvidia-h200"), **how).export(path)
+        usual = os.environ.get("TVM_RNN_GPU") or ("cuda" if _has_gpu() else "nvidia-h200")
+        rnn.compile(net, how.pop("target", usual), **how).export(path)
     try:
         return rnn.load(path)
     except LoadError as reason:

@@ -51,4 +51,36 @@ def turned(x: "I", h: "N D", *, W: "N D I", R: "N D D"):
     return rnn.tanh(W @ x + rnn.matvec(R, rnn.flip(h, 0)))
 
 
+@rnn.cell(states="h s", output="y")
+def coupled(
+    x: "I",
+    h: "N D",
+    s: "P",
+    *,
+    W: "N D I",
+    R: "2 N D D",
+    V: "P N*D",
+    S: "P P",
+    C: "N*D P",
+    g: "N*D",
+    b: "2 N D",
+):
+    """Blocks of unequal coupling: a few units read all heads, each head itself, these units, and a norm of all."""
+    s = rnn.tanh(S @ s + V @ h.reshape(-1))
+    u = rnn.rms_norm((W @ x).reshape(-1) + C @ s, g).reshape(h.shape)
+    f = rnn.sigmoid(rnn.matvec(R[0], h) + b[0])
+    h = f * h + (1.0 - f) * rnn.tanh(u + rnn.matvec(R[1], h) + b[1])
+    return h, s, h.reshape(-1)
+
+
+@rnn.cell(states="S h", output="h")
+def both_ways(x: "I", S: "K V", h: "H", *, W: "H I", R: "H H", C: "H V", Q: "3 K H", U: "V H", T: "V V"):
+    """A matrix and a vector that read each other: h writes S where it looks, and reads it where it looks next."""
+    read, write, fade = Q @ h
+    S = rnn.sigmoid(fade)[:, None] * S + rnn.outer(rnn.softmax(write), U @ h)
+    S = rnn.tanh(S + rnn.matvec(T, rnn.sum(S, 0))[None])
+    h = rnn.tanh(W @ x + R @ h + C @ rnn.vecmat(rnn.softmax(read), S))
+    return S, h
+
+
 APART, TOGETHER = (lstm, gru, normed), (mixed, normed_together, turned)

@@ -126,6 +126,28 @@ def test_a_persistent_geometry_is_right(name: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.broad
+@pytest.mark.parametrize("exchange", ["cluster", pytest.param("grid", marks=pytest.mark.slow)])
+def test_what_whole_rounds_leave_of_a_batch_runs_in_a_smaller_kernel(
+    exchange: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 20 rows 16 in one round of two groups; 4 by the kernel for up to 8 rows, which has a product of its own."""
+
+    def choose(layout: Any, target: Any, precision: str, batches: Any, initial: Any, *_: Any) -> list[Any]:
+        def made(name: str, most: int | None, warps: int) -> Any:
+            shape = {"ctas": 2, "rows": 8, "warps_u": 2, "warps_n": 1, "warps_k": warps, "register_words": 64}
+            geometry = geometry_of(choose_regime.step_of(layout), precision, exchange, **shape)
+            return choose_regime.Persistent(layout, geometry, "forced", name, most, 2, 0.0, initial)
+
+        return [made("small", 8, 2), made("large", None, 1)]
+
+    monkeypatch.setattr(steps, "choose", choose)
+    net = network("lstm", 32, "bfloat16")
+    mod = emulator.compile(net)
+    check(net, mod, "bfloat16", rows=20)
+    check(net, mod, "bfloat16", rows=3)
+
+
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("dtype", "width", "inputs"),
     [("float64", 7, 5), *(pytest.param(d, 33, 7, marks=pytest.mark.slow) for d in ("float64", "float32", "bfloat16"))],

@@ -1,4 +1,4 @@
-"""Layers of heads that read nothing of one another, all steps in one launch: the oracle's, run by emulator.py."""
+"""Layers of heads, all steps in one launch: the oracle's, run by emulator.py."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ CASES: dict[str, tuple[rnn.Cell, str, dict[str, Any]]] = {
     "norm-float16": (own.normed, "float16", {"D": 16}),
     "shared-bfloat16": (own.shared, "bfloat16", {"D": 16}),
     "slstm-bfloat16": (rnn.cells.slstm, "bfloat16", {"H": 16, "num_layers": 2}),
+    "normed_together-float32": (own.normed_together, "float32", {"D": 8}),
+    "block_gru-bfloat16": (rnn.cells.block_gru, "bfloat16", {"H": 16, "P": 24, "A": 4}),
     "slstm-tf32": (rnn.cells.slstm, "float32", {"H": 16, "precision": "tf32"}),
 }
 BROAD = ("lstm-odd",)
@@ -38,7 +40,7 @@ def test_against_the_oracle(name: str) -> None:
     sizes = {key: value for key, value in options.items() if key != "precision"}
     net = rnn.RNN(cell, 7, dtype=dtype, N=3, **sizes).init(seed=1)
     module = emulator.compile(net, batch=[3], precision=precision)
-    assert "persistent_cluster_cuda" in {row["template"] for row in module.manifest.templates}
+    assert any(row["template"].startswith("persistent") for row in module.manifest.templates)
     check(net, module, precision or dtype, rows=3)
 
 

@@ -1,4 +1,4 @@
-"""Training of layers of heads that read nothing of one another, in persistent kernels: the oracle's gradients."""
+"""Training of layers of heads in persistent kernels: the oracle's gradients, run by emulator.py."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ CASES: dict[str, tuple[rnn.Cell, str, dict[str, Any]]] = {
     "gru-bfloat16": (own.gru, "bfloat16", {"D": 16, "bidirectional": True}),
     "shared-bfloat16": (own.shared, "bfloat16", {"D": 16}),
     "slstm-bfloat16": (rnn.cells.slstm, "bfloat16", {"H": 16, "num_layers": 2}),
+    "normed_together-bfloat16": (own.normed_together, "bfloat16", {"D": 16}),
+    "block_gru-bfloat16": (rnn.cells.block_gru, "bfloat16", {"H": 16, "P": 24, "A": 4}),
+    "coupled-bfloat16": (own.coupled, "bfloat16", {"D": 16, "P": 24}),
     "slstm-tf32": (rnn.cells.slstm, "float32", {"H": 16, "precision": "tf32"}),
 }
 BROAD = ("lstm-bfloat16",)

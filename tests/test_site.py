@@ -12,16 +12,37 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import javascript
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 
 import tvm_rnn as rnn
+from tvm_rnn.cli import app
+from tvm_rnn.cuda.codegen import nvcc
 from tvm_rnn.graph.ops import TABLE
+from tvm_rnn.options import PASS_NAMES
+from tvm_rnn.schedule.schedule_template import templates
 
 ROOT = Path(__file__).resolve().parent.parent
 SITE = ROOT / "tutorials" / "site"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+GPUS = SITE / "pages" / "reference" / "gpus.md"
 WRITTEN = sorted([*SITE.glob("*.md"), *SITE.glob("pages/**/*.md")])
-LONG = ("browser", "deploy", "deploy_c", "generate", "import", "train", "tune")  # more than a few seconds each
+LONG = (
+    "browser",
+    "deploy",
+    "deploy_c",
+    "frameworks",
+    "generate",
+    "import",
+    "rl",
+    "train",
+    "training",
+    "tune",
+)  # of seconds
+# What blocks need that `pip install .` does not bring, and how the page says so, before them or in them.
+NEEDS = {"torch": "`pip install torch`", "onnx": '`pip install ".[onnx]"`', "--html": '`pip install ".[report]"`'}
 # One process for all pages: to import TVM takes longer than most pages do.
 RUNNER = """
 import contextlib, io, json, os, runpy
@@ -52,10 +73,12 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def site() -> ModuleType:
     for needed in ("grandalf", "vl_convert"):
         pytest.importorskip(needed)
+    sys.path.insert(0, str(SITE))
     spec = importlib.util.spec_from_file_location("generate", SITE / "generate.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    sys.path.remove(str(SITE))
     return module
 
 
@@ -83,9 +106,92 @@ def test_the_code_of_every_page_runs_and_prints_what_is_said(tmp_path: Path, lon
             assert line in [part.rstrip() for part in said.splitlines()], (name, said)
 
 
-def test_commands_that_are_only_shown_exist() -> None:
-    from tvm_rnn.cli.commands import app
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in WRITTEN if blocks(page, "py3")], ids=lambda page: str(page.stem))
+def test_the_code_with_torch_runs_in_order(tmp_path: Path, page: Path) -> None:
+    pytest.importorskip("torch")
+    in_order = [text for kind, text in BLOCK.findall(page.read_text()) if kind in ("python", "py3")]
+    (tmp_path / "page.py").write_text("\n".join(in_order))
+    done = run(tmp_path, "page.py")
+    assert done.returncode == 0, done.stderr
 
+
+@pytest.mark.parametrize("page", sorted(SITE.glob("pages/reference/*.md")), ids=lambda page: str(page.stem))
+def test_what_a_block_needs_is_said_before_it(page: Path) -> None:
+    text = page.read_text()
+    for found in re.finditer(r"^```(python|py3|bash)\n(.*?)^```$", text, re.M | re.S):
+        code = re.sub(r"#.*|torch-loop|--against \S+", "", found[2])  # comments name what is elsewhere
+        for word, advice in NEEDS.items():
+            chapter = text[: found.start()].rpartition("\n## ")[2]
+            assert word not in code or advice in chapter, f"{word}:\n{found[2]}"
+
+
+ELSEWHERE = [
+    line for page in WRITTEN for kind in ("sh", "console") for text in blocks(page, kind) for line in text.splitlines()
+]
+
+
+@pytest.mark.parametrize("line", sorted({line.removeprefix("$ ") for line in ELSEWHERE if "tvm-rnn " in line}))
+def test_commands_that_run_elsewhere_have_options_that_there_are(line: str) -> None:
+    """Their words are read as typer reads them; nothing is run."""
+    name, *words = shlex.split(line, comments=True)[1:]
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
+    with group.make_context("tvm-rnn", [name], resilient_parsing=True) as context:
+        group.commands[name].make_context(name, words, parent=context)
+
+
+@pytest.mark.slow
+def test_the_gpu_page_compiles(tmp_path: Path) -> None:
+    """Without a GPU: its Python up to the call, then its commands."""
+    try:
+        nvcc.find()
+    except rnn.BuildError:
+        pytest.skip("needs a CUDA compiler")
+    (program,) = blocks(GPUS, "py")
+    lines = [line for line in program.splitlines() if not line.startswith("y, state")]
+    (tmp_path / "gpu.py").write_text("\n".join(["import tvm_rnn as rnn", *lines]).replace('"cuda"', '"nvidia-h200"'))
+    assert run(tmp_path, "gpu.py").returncode == 0
+    (tmp_path / "lstm_gpu.so").unlink()
+    words = [shlex.split(line)[2:] for text in blocks(GPUS, "console") for line in text.splitlines()]
+    said = f"from tvm_rnn.cli import app\nfor words in {words}: app(words, standalone_mode=False)"
+    assert run(tmp_path, "-c", said).returncode == 0 and (tmp_path / "lstm_gpu.so").exists()
+
+
+@pytest.mark.slow
+def test_the_program_in_javascript_is_one(tmp_path: Path) -> None:
+    if javascript.missing():
+        pytest.skip(javascript.missing())
+    (program,) = blocks(SITE / "pages" / "reference" / "bundles.md", "js")
+    rnn.compile(rnn.RNN(rnn.cells.lstm, 1, 4).init(seed=0), "wasm32", batch=1).export(web=tmp_path / "amp")
+    (tmp_path / "amp" / "main.mjs").write_text(f"{program}\nconsole.log(y.length);\n")
+    assert javascript.node(tmp_path / "amp" / "main.mjs") == "4\n"
+
+
+def test_the_schedules_of_the_gpu_table_exist() -> None:
+    named = re.findall(r"^\| `(\w+)` \| one launch|^\| `(\w+)` \| the same", GPUS.read_text(), re.M)
+    assert {a or b for a, b in named} == {n for n, t in templates().items() if "cuda" in t.targets} - {"gemm_cuda"}
+
+
+def test_every_command_of_the_command_line_is_shown() -> None:
+    known = {c.name or (c.callback.__name__ if c.callback else "") for c in app.registered_commands}
+    known |= {group.name or "" for group in app.registered_groups}
+    (commands,) = blocks(SITE / "pages" / "reference" / "commands.md", "bash")
+    assert {line.split()[1] for line in commands.splitlines()} == known
+
+
+def test_the_table_of_the_zoo_is_complete() -> None:
+    text = (SITE / "pages" / "reference" / "zoo.md").read_text()
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == rnn.cells.names()
+
+
+def test_every_pass_is_explained() -> None:
+    rows = re.findall(r"^\| (\w+) \|", (SITE / "pages" / "explanation" / "pipeline.md").read_text(), re.M)
+    assert [row for row in rows if row in PASS_NAMES] == list(PASS_NAMES)
+
+
+def test_commands_that_are_only_shown_exist() -> None:
     known = {c.name for c in app.registered_commands} | {g.name for g in app.registered_groups}
     makefile = (ROOT / "Makefile").read_text()
     for path in (*WRITTEN, ROOT / ".github" / "CONTRIBUTING.md"):
@@ -158,3 +264,29 @@ def test_the_search_needs_nothing_from_elsewhere() -> None:
 def test_docstrings_are_prose_but_for_what_is_set_in_columns(site: ModuleType) -> None:
     text = site.prose("One line\nand `a_b` more, a*b.\n\n    indented\n\nname   what")
     assert text == "One line and `a_b` more, a\\*b.\n\n```text\n    indented\n```\n\n```text\nname   what\n```"
+
+
+@pytest.mark.parametrize("paper", ["light", "dark"])
+def test_the_figure_of_the_readme_is_drawn_from_stored_records(site: ModuleType, paper: str) -> None:
+    drawn = (SITE / "pages" / "images" / f"speed_{paper}.svg").read_text()
+    files = [(path, one) for path, one in site.benchmarks.stored() if path.stem.startswith("zoo")]
+    assert files
+    for _, one in files:
+        assert one.facts["date"][:10] in drawn and one.facts["device"] in drawn
+        for line in (line for line in one.lines if line.ours["cell"] in site.benchmarks.FIRST):
+            ratios = [ratio for peer in one.peers if (ratio := line.ratio(peer)) is not None]
+            assert ratios and all(f">{ratio:.1f}<" in drawn for ratio in ratios)
+
+
+def test_the_page_of_benchmarks_names_every_miss(site: ModuleType) -> None:
+    text = site.benchmarks.page((SITE / "pages" / "benchmarks.md").read_text())
+    assert not re.search(r"<!-- \w+ -->", text)
+    rows = site.benchmarks.rows()
+    slower = [row for row in rows if row["ratio"] is not None and row["ratio"] < 1]
+    assert len(rows) > 10 and f"slower in {len(slower)}." in text
+    for row in slower:
+        assert f"| {row['point']} | " in text and f"| {row['ratio']:.2f} | " in text
+    for spec in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', text):
+        assert json.loads(spec)["data"]["values"]
+    made_up = [{**rows[0], "framework": "torch", "ratio": 0.5, "us": 1.0}]
+    assert any("0.50" in line for line in site.benchmarks.misses(made_up))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import headed_cells as headed
 import numpy as np
 import pytest
 from derivatives import Case, autograd, draw, named, oracle
@@ -205,6 +206,23 @@ def m2rnn_torch(x: Any, S: Any, w: dict[str, Any]) -> tuple[Any, Any]:
     return S, (q[..., None, :] @ S).flatten(1)
 
 
+def coupled_torch(x: Any, h: Any, s: Any, w: dict[str, Any]) -> tuple[Any, Any, Any]:
+    s = torch.tanh(s @ w["S"].T + h.flatten(1) @ w["V"].T)
+    u = x @ w["W"].flatten(0, 1).T + s @ w["C"].T
+    u = (u * torch.rsqrt(u.square().mean(-1, keepdim=True) + 1e-6) * w["g"]).unflatten(1, h.shape[1:])
+    gate, new = torch.einsum("gnij,bnj->gbni", w["R"], h) + w["b"][:, None]
+    h = torch.lerp(torch.tanh(u + new), h, torch.sigmoid(gate))
+    return h, s, h.flatten(1)
+
+
+def both_ways_torch(x: Any, S: Any, h: Any, w: dict[str, Any]) -> tuple[Any, Any]:
+    read, write, fade = torch.einsum("gkh,bh->gbk", w["Q"], h)
+    S = torch.sigmoid(fade)[..., None] * S + torch.softmax(write, -1)[..., None] * (h @ w["U"].T)[:, None]
+    S = torch.tanh(S + (S.sum(1) @ w["T"].T)[:, None])
+    seen = (torch.softmax(read, -1)[:, None] @ S)[:, 0]
+    return S, torch.tanh(x @ w["W"].T + h @ w["R"].T + seen @ w["C"].T)
+
+
 EAGER: dict[str, tuple[rnn.Cell, Any, int, dict[str, int]]] = {
     "lif": (cells.get("lif"), lif_torch, 0, {}),
     "alif": (cells.get("alif"), alif_torch, 0, {}),
@@ -215,6 +233,8 @@ EAGER: dict[str, tuple[rnn.Cell, Any, int, dict[str, int]]] = {
     "slstm": (cells.get("slstm"), slstm_torch, 4, {"N": 3}),
     "block_gru": (cells.get("block_gru"), block_gru_torch, 1, {"N": 3, "P": 5}),
     "m2rnn": (cells.get("m2rnn"), m2rnn_torch, 1, {"N": 3, "K": 5}),
+    "coupled": (headed.coupled, coupled_torch, 2, {"N": 3, "D": 4, "P": 5}),
+    "both_ways": (headed.both_ways, both_ways_torch, 1, {"K": 3, "V": 2}),
 }
 
 

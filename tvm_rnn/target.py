@@ -179,7 +179,10 @@ def _gpu(name: str, arch: str, sms: int, shared_kb: tuple[int, int], l2_mb: int)
     )
 
 
-# Source: CUDA C++ Programming Guide, technical specifications per compute capability; NVIDIA's data sheets.
+HOPPER = "sm_90a"  # the arch that has clusters with bulk copies between them, and wgmma
+# Sources: CUDA C++ Programming Guide, technical specifications per compute capability; NVIDIA's data sheets and, of the
+# GeForce cards, its whitepapers on GA102, Ada and RTX Blackwell. B200: 148 multiprocessors in two dies and its L2 as
+# chipsandcheese.com/p/nvidias-b200-keeping-the-cuda-juggernaut has them. Only the H200's row was ever run.
 _GPUS = (
     _gpu("nvidia-h200", "sm_90a", 132, (227, 228), 50),
     _gpu("nvidia-h100", "sm_90a", 132, (227, 228), 50),
@@ -191,6 +194,8 @@ _GPUS = (
     _gpu("nvidia-l40s", "sm_89", 142, (99, 100), 96),
     _gpu("nvidia-l4", "sm_89", 58, (99, 100), 48),
     _gpu("nvidia-rtx-4090", "sm_89", 128, (99, 100), 72),
+    _gpu("nvidia-b200", "sm_100", 148, (227, 228), 126),
+    _gpu("nvidia-rtx-5090", "sm_120", 170, (99, 100), 96),
 )
 TABLE = {row.name: row for row in _ROWS}
 SHORT = {"aarch64": "aarch64-linux-gnu", "riscv64": "riscv64-linux-gnu"}
@@ -275,7 +280,7 @@ def gpu(number: int = 0) -> Target:
     if major < 8:
         raise ConfigError(message("this GPU is too old", got=f"compute capability {major}.{minor}", expected="8.0 on"))
     # Only sm_90a has Hopper's matrix and bulk copy instructions; later GPUs do not run it.
-    arch = "sm_90a" if (major, minor) == (9, 0) else f"sm_{major}{minor}"
+    arch = HOPPER if (major, minor) == (9, 0) else f"sm_{major}{minor}"
     name = text.value.decode(errors="replace").lower().replace(" ", "-")
     return Target(
         name,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from html import escape
 
 from .errors import ConfigError, message, not_installed
 
@@ -43,7 +44,7 @@ def svg(spec: Mapping[str, object], title: str) -> str:
         raise ConfigError(not_installed("vl-convert-python")) from None
     whole = {"$schema": SCHEMA, "config": CONFIG, "description": title, **spec}
     drawn: str = vl_convert.vegalite_to_svg(json.dumps(whole))
-    return drawn.replace("<svg ", '<svg role="img" ', 1)
+    return drawn.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
 
 
 def check_plot(path: str) -> None:

@@ -38,20 +38,40 @@ say(() => (network.states = { k: [1] }));
 say(() => (network.states = { h: [1] }));
 """
 
-# What the AudioWorklet makes of samples, in a graph that is computed faster than time.
+# What the AudioWorklet makes of samples, in a graph that is computed faster than time: both channels, and what it says.
 RENDER = """
-(async (samples) => {
+(async (samples, inputs) => {
   const { compile } = await import("./amp.js");
-  const context = new OfflineAudioContext(1, samples.length, 48000);
+  const context = new OfflineAudioContext(2, samples.length, 48000), values = [];
   await context.audioWorklet.addModule("./amp.worklet.js");
-  const node = new AudioWorkletNode(context, "amp", { processorOptions: { module: await compile() } });
+  const processorOptions = { module: await compile() };
+  const node = new AudioWorkletNode(context, "amp", { processorOptions, outputChannelCount: [2] });
+  node.port.onmessage = ({ data }) => data.y && values.push(...data.y);
+  node.port.postMessage({ inputs });
+  await new Promise((done) => setTimeout(done, 300));
   const from = context.createBufferSource();
   from.buffer = context.createBuffer(1, samples.length, 48000);
   from.buffer.copyToChannel(new Float32Array(samples), 0);
   from.connect(node).connect(context.destination);
   from.start();
-  return Array.from((await context.startRendering()).getChannelData(0));
+  const made = await context.startRendering();
+  await new Promise((done) => setTimeout(done, 300));
+  return [Array.from(made.getChannelData(0)), Array.from(made.getChannelData(1)), values];
 })"""
+READY = "document.documentElement?.dataset.ready || document.getElementById('said')?.textContent"
+SAMPLES = np.random.default_rng(0).uniform(-1, 1, 128 * 30).astype("f4")
+
+
+@rnn.cell(states="h", output="y")
+def knob(x: "1", g: "", h: "H", *, W: "H 1", R: "H H", V: "2 H"):
+    """Two channels, as loud as g says."""
+    h = rnn.tanh(W @ x + R @ h) * g
+    return h, V @ h
+
+
+def rendered(page: chromium.Page, inputs: dict[str, list[float]]) -> list[np.ndarray]:
+    """The two channels, and the values that come as messages."""
+    return [np.array(v) for v in page.evaluate(f"{RENDER}({SAMPLES.tolist()}, {json.dumps(inputs)})")]
 
 
 @pytest.fixture(scope="module")
@@ -94,18 +114,17 @@ def test_what_does_not_fit_is_said(amp: tuple[rnn.RNN, Path]) -> None:
 
 @pytest.mark.slow
 def test_chromium_plays_it(amp: tuple[rnn.RNN, Path], tmp_path: Path) -> None:
-    """The worklet gives the first output of each sample; the page shows it, plays it, and says how long that takes."""
+    """The worklet gives the first outputs of each sample; the page shows it, plays it, and says how long that takes."""
     if chromium.missing():
         pytest.skip(chromium.missing())
     net, path = amp
-    x = np.random.default_rng(0).uniform(-1, 1, (128 * 50, 1, 1)).astype("f4")
     with chromium.page(path, tmp_path / "profile") as page:
-        page.until("document.documentElement?.dataset.ready || document.getElementById('said')?.textContent")
-        assert page.evaluate("document.documentElement.dataset.ready") == "yes", page.evaluate(
-            "document.body.innerText"
-        )
-        found = page.evaluate(f"{RENDER}({x.ravel().tolist()})")
-        assert np.abs(np.array(found) - rnn.reference(net)(x)[0][:, 0, 0]).max() < 1e-5
+        page.until(READY)
+        said = page.evaluate("document.body.innerText")
+        assert page.evaluate("document.documentElement.dataset.ready") == "yes", said
+        expected = rnn.reference(net)(SAMPLES.reshape(-1, 1, 1))[0][:, 0]
+        for channel, found in enumerate(rendered(page, {})[:2]):
+            assert np.abs(found - expected[:, channel]).max() < 1e-5
         for source in ("oscillator", "microphone"):
             page.evaluate(f"document.getElementById('source').value = '{source}'")
             page.evaluate("document.getElementById('play').click()")
@@ -114,6 +133,27 @@ def test_chromium_plays_it(amp: tuple[rnn.RNN, Path], tmp_path: Path) -> None:
         assert page.evaluate("document.getElementById('said').textContent") == ""
         page.picture(tmp_path / "page.png")
     assert (tmp_path / "page.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["frames to values", "frames to frames", "a knob, two channels"])
+def test_frames_values_and_knobs_in_chromium(kind: str, tmp_path: Path) -> None:
+    if missing := javascript.missing() or chromium.missing():
+        pytest.skip(missing)
+    net = {"frames to values": network("gru", 16, 1), "frames to frames": network("gru", 16, 16)}.get(kind)
+    net = net or network(knob, 1, 8)
+    rnn.compile(net, "wasm32", batch=1).export(web=tmp_path / "amp")
+    with chromium.page(tmp_path / "amp", tmp_path / "profile") as page:
+        page.until(READY)
+        left, right, values = rendered(page, {"g": [0.5]})
+    x = {"x": SAMPLES.reshape(-1, 1, net.input_size), "g": np.full((len(SAMPLES), 1), 0.5, "f4")}
+    y = rnn.reference(net)({name: x[name] for name in net.input_shapes})[0][:, 0]
+    if kind == "frames to values":
+        assert (left == SAMPLES).all() and np.abs(values - y.ravel()).max() < 1e-5
+    elif kind == "frames to frames":  # a frame late
+        assert np.abs(left[16:] - y.ravel()[:-16]).max() < 1e-5 and not left[:16].any()
+    else:
+        assert np.abs(left - y[:, 0]).max() < 1e-5 and np.abs(right - y[:, 1]).max() < 1e-5
 
 
 def test_only_modules_for_wasm32_with_weights(tmp_path: Path, amp: tuple[rnn.RNN, Path]) -> None:

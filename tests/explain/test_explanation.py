@@ -181,7 +181,6 @@ def test_how_much_of_a_large_layer_stays_on_the_chip() -> None:
     ("net", "target", "what", "why"),
     [
         (zoo("mlstm", 16, dtype="float32"), GPU, "persistent kernels", "a state is not a vector"),
-        (zoo("gru", 16, dtype="bfloat16"), "nvidia-a100", "persistent kernels", "sm_80 is not sm_90a"),
         (zoo("gru", 16, dtype="float64"), GPU, "persistent kernels", "there are none in float64"),
         (zoo("gru", 16, dtype="float16"), GPU, "scan_cuda", "more than pointwise work on a row of units"),
         (zoo("gru", 16, dtype="float16"), GPU, "layers in a wave", "there is one layer"),

@@ -97,6 +97,20 @@ def test_steps_and_pieces_are_the_sequence(make: Make, tiny: Tiny) -> None:
     np.testing.assert_array_equal(module.step(x[0])[0], y[0])
 
 
+def test_a_state_is_a_dict_that_unpacks_as_torchs() -> None:
+    state = runtime.State(h=1, c=2)
+    h, c = state
+    assert (h, c) == (1, 2) == (state.h, state["c"]) == (state[0], state[-1])
+    assert list(state) == ["h", "c"] and {**state} == dict(state) == state
+    for (a, b), name in zip([state], state, strict=False):
+        assert (a, b, name) == (1, 2, "h")
+    assert type(pickle.loads(pickle.dumps(state))) is dict and not hasattr(state, "k")
+    with pytest.raises(KeyError):
+        state["k"]
+    with pytest.raises(ValueError, match="unpack"):
+        h, c, _ = state
+
+
 @pytest.mark.parametrize(("T", "B"), [(0, 3), (4, 0), (0, 0)])
 def test_nothing_to_do_runs_no_code(make: Make, T: int, B: int) -> None:
     module, h = make(FORMS[2]), numbers(2, B, H)
@@ -260,7 +274,7 @@ WRONG_CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "state dtype": ("h has the wrong dtype", (X, {"h": STATE["h"].astype("f8")}), {}),
     "state list": ("h is not an array", (X, {"h": STATE["h"].tolist()}), {}),
     "state tuple": (r"tuple(.|\n)*\['h'\](.|\n)*dict of all states, such as", (X, (STATE["h"], STATE["h"])), {}),
-    "state text": (r"h is not an array(.|\n)*state\['h'\]: to unpack", (X, {"h": "h"}), {}),
+    "state text": (r"h is not an array(.|\n)*state\['h'\], or by h, c", (X, {"h": "h"}), {}),
     "state missing": (r"state is not the module's(.|\n)*init_state", (X, {}), {}),
     "state unknown": ("state is not the module's", (X, {**STATE, "c": STATE["h"]}), {}),
     "state array": ("ndarray", (X, STATE["h"]), {}),

@@ -283,19 +283,17 @@ def test_autocast_has_the_layers_dtype(layer: Any) -> None:
     assert all(v.grad is not None for v in x.values())
 
 
-def test_a_state_is_a_dict_that_is_not_unpacked(layer: Any) -> None:
+def test_a_state_is_a_dict_that_unpacks_as_torchs(layer: Any) -> None:
     x = tensors(draw(NET, T, B).x)
     for record in (True, False):
         with torch.set_grad_enabled(record):
             _, state = layer(x)
         assert list(state) == [n for n, _ in state.items()] == ["h", "c"] and state == {**state} == dict(state)
         assert list(zip(state, range(2), strict=True)) == [("h", 0), ("c", 1)]
-        with pytest.raises(InputError, match=r"unpack it gives its names[\s\S]*h, c = state\.values\(\)"):
-            _, (_, _) = layer(x, state)
-        with pytest.raises(InputError, match="unpack"):
-            _, *_ = state
-        h, c = state.values()
-        assert h is state["h"] and c is state["c"]
+        _, (h, c) = layer(x, state)
+        assert type(h) is type(state["h"]) and type(c) is type(state["c"])
+        h, *rest = state
+        assert h is state["h"] is state.h is state[0] and rest[0] is state["c"] is state[-1]
     assert type(copy.deepcopy(state)) is type(pickle.loads(pickle.dumps(state))) is dict
 
 

@@ -1,6 +1,6 @@
 """The pages of the documentation site: those written by hand, and those made from the sources they speak of.
 
-In: `pages/` beside this file, the op table, the zoo, module docstrings, tutorials, README.md. Out: a folder that mkdocs
+In: `pages/` beside this file, the op table, the zoo, module docstrings, tutorials. Out: a folder that mkdocs
 builds: `python tutorials/site/generate.py build/docs && mkdocs build -f build/docs/mkdocs.yml`.
 """
 
@@ -10,8 +10,10 @@ import ast
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+import benchmarks
 
 import tvm_rnn as rnn
 from tvm_rnn.explain.html.drawing import draw
@@ -28,17 +30,10 @@ from tvm_rnn.target import resolve
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 SIZES = {"H": 16, "P": 4, "depth": 2, "Y": 4, "X": 4, "S": 4, "A": 3}  # of the networks that pages show
-# Sections of README.md that are pages here.
-SECTIONS = {
-    "python": "The Python interface",
-    "commands": "The command line",
-    "gpus": "On a GPU",
-    "tuning": "Tuning",
-    "training": "Training",
-    "frameworks": "From PyTorch, ONNX and Keras",
-    "speed": "Speed",
-    "limits": "Limits",
-}
+# What people do who change the compiler, and pages of `howto/` that explain rather than instruct.
+FOR_CONTRIBUTORS = ("cell", "operation", "schedule", "gpu")
+EXPLAINED = ("linear",)
+ENTRANCES = ("pytorch", "jax", "keras", "onnx", "audio", "rl")
 KINDS = {
     "pointwise": "Element by element",
     "move": "Views: no arithmetic, no memory",
@@ -48,15 +43,9 @@ KINDS = {
     "scan": "Recurrences over all time; the compiler writes them",
     "random": "Made of counters: masks, which options of an RNN write, and numbers, which cells draw",
 }
+PLATFORMS = ("Platforms", "platforms.md")
+CHANGING = (("What TVM does", "contributing/tvm.md"), ("A first day", "contributing/newcomer.md"))
 Nav = list[tuple[str, str]]
-
-
-def readme(title: str) -> str:
-    """One section of README.md, with its links as this site has them."""
-    text = (ROOT / "README.md").read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
-    text = re.sub(r"\]\(tutorials/(\w+)\.py\)", r"](../tutorials/\1.md)", text)
-    text = re.sub(r"\[([^]]*)\]\((?:tvm_rnn/cells|CHANGELOG\.md|LICENSE)\)", r"`\1`", text)
-    return f"# {title}\n{text}"
 
 
 def tutorial(path: Path) -> str:
@@ -150,8 +139,8 @@ def prose(text: str) -> str:
 
 
 def stages() -> Iterator[tuple[str, str, str]]:
-    """One page per row of the README's table of stages: (name, file name, text)."""
-    table = (ROOT / "README.md").read_text().split("\n## How it works\n")[1].split("\n## ")[0]
+    """One page per row of the table of stages: (name, file name, text)."""
+    table = (HERE / "pages" / "explanation" / "pipeline.md").read_text()
     shown = dict(pipeline.run(rnn.RNN(rnn.cells.lstm, 8, 16), resolve("x86-64-v4")))
     for name, what, file in re.findall(r"^\| ([\w ]+) \| (.*?) \| `([\w/.]+)`.*\|$", table, re.M):
         doc = ast.get_docstring(ast.parse((ROOT / file).read_text())) or ""
@@ -201,24 +190,53 @@ def generate(folder: Path) -> None:
     for path in sorted((ROOT / "tutorials").glob("[0-9]*.py")):
         text = tutorial(path)
         lessons.append((text.split("\n")[0].removeprefix("# "), write(f"tutorials/{path.stem}.md", text)))
-    reference: Nav = [("The cell language", write("language.md", language()))]
-    reference += [(title, write(f"reference/{name}.md", readme(title))) for name, title in SECTIONS.items()]
-    reference += [("Numerics", write("numerics.md", numerics())), ("Benchmarks", "benchmarks.md")]
-    cells: Nav = [(name, write(f"zoo/{name}.md", zoo(name))) for name in rnn.cells.names()]
+    pipeline, reading = "explanation/pipeline.md", "reference/zoo.md"
+    own = {path.stem: (_title(path), f"howto/{path.name}") for path in sorted((HERE / "pages/howto").glob("*.md"))}
     works: Nav = [(name, write(f"how/{file}.md", text)) for name, file, text in stages()]
+    write(pipeline, linked((pages / pipeline).read_text(), {name: f"../{path}" for name, path in works}))
+    cells: Nav = [(name, write(f"zoo/{name}.md", zoo(name))) for name in rnn.cells.names()]
+    write(reading, linked((pages / reading).read_text(), {f"`{name}`": f"../{path}" for name, path in cells}))
+    write("language.md", language())
+    write("numerics.md", numerics())
     write("contributing/index.md", (ROOT / ".github" / "CONTRIBUTING.md").read_text())
-    pages = [("What TVM does", "contributing/tvm.md"), ("A first day", "contributing/newcomer.md")]
+    write("benchmarks.md", benchmarks.page((pages / "benchmarks.md").read_text()))
+    (pages / "vega.js").write_text(benchmarks.script())
+    reference = [("The cell language", "language.md"), *_titled("reference"), ("Numerics", "numerics.md"), PLATFORMS]
+    guides = [page for name, page in own.items() if name not in (*FOR_CONTRIBUTORS, *EXPLAINED)]
     nav = navigation(
         [
-            ("Start", [("Start here", "index.md"), *lessons]),
-            ("How to", [(_title(path), f"howto/{path.name}") for path in sorted((HERE / "pages/howto").glob("*.md"))]),
+            ("Start", [("Start here", "index.md"), *(_page("start", name) for name in ENTRANCES)]),
+            ("Tutorials", lessons),
+            ("How to", guides),
             ("Reference", reference),
+            ("Explanation", [*_titled("explanation"), *(own[name] for name in EXPLAINED)]),
+            ("Benchmarks", [("Benchmarks", "benchmarks.md")]),
             ("The zoo", cells),
-            ("How it works", works),
-            ("Contributing", [("Contributing", "contributing/index.md"), *pages]),
+            ("Stage by stage", works),
+            (
+                "Contributing",
+                [("Contributing", "contributing/index.md"), *(own[name] for name in FOR_CONTRIBUTORS), *CHANGING],
+            ),
         ]
     )
     (folder / "mkdocs.yml").write_text((HERE / "mkdocs.yml").read_text() + nav)
+
+
+def linked(text: str, pages: Mapping[str, str]) -> str:
+    """Tables whose cells name pages, with links to these: whole cells, or names in backquotes."""
+    for name, path in pages.items():
+        whole = re.escape(name) if name.startswith("`") else rf"(?<=^\| ){re.escape(name)}(?= \|)"
+        text = re.sub(whole, lambda found, path=path: f"[{found[0]}]({path})", text, flags=re.M)
+    return text
+
+
+def _titled(folder: str) -> Nav:
+    """The pages of a folder in the order of their titles."""
+    return sorted(_page(folder, path.stem) for path in (HERE / "pages" / folder).glob("*.md"))
+
+
+def _page(folder: str, name: str) -> tuple[str, str]:
+    return _title(HERE / "pages" / folder / f"{name}.md"), f"{folder}/{name}.md"
 
 
 def _title(path: Path) -> str:

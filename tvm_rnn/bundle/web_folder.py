@@ -23,7 +23,6 @@ from tvm_rnn.target import TABLE, Target
 
 from ..errors import ConfigError, message
 from ..locations import PACKAGE
-from ..version import __version__
 from ..whole_files import whole_folder
 from .facts import Array, Facts, Network, read_facts
 from .folder import check_folder, unwritable
@@ -81,6 +80,9 @@ def write_web(module: Module, path: str | os.PathLike[str], name: str | None = N
     if "networks" in module.manifest or module.manifest.get("model"):
         do = "compile model.networks one by one, and do in JavaScript what is around them"
         raise ConfigError(message("web: only networks alone", got="a model with operators around them", do=do))
+    if module.manifest.get("draws"):
+        do = "compile a cell that emits what is drawn from, and draw in JavaScript"
+        raise ConfigError(message("web: a network that draws random numbers", got=module.manifest["cell"], do=do))
     folder, own = check_web(path, name)
     try:
         with whole_folder(folder) as work:
@@ -239,7 +241,7 @@ def package_text(facts: Facts) -> str:
         },
         "files": [f"{name}.wasm", f"{name}.js", f"{name}.d.ts", f"{name}.worklet.js", "index.html"],
         "sideEffects": [f"./{name}.worklet.js"],
-        "generator": f"tvm_rnn {__version__}",
+        "generator": f"tvm_rnn {facts.manifest.versions['tvm_rnn']}",
     }
     return json.dumps(package, indent=2) + "\n"
 

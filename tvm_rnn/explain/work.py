@@ -195,7 +195,7 @@ def _measured(
 
 
 def _time(module: Module, batch: int, steps: int) -> float:
-    """The median of rounds of calls on one thread, as the floor is one thread's, microseconds."""
+    """The median of rounds of calls on one thread, as the floor is one thread's, microseconds of CPU time."""
     threads, module.threads = module.threads, 1
     dtype, rng = module.manifest["dtype"], np.random.default_rng(0)
     if not getattr(module, "weights", None):
@@ -206,11 +206,11 @@ def _time(module: Module, batch: int, steps: int) -> float:
     x |= {name: rng.normal(size=(batch, *shape)).astype(dtype) for name, shape in held.items()}
     rounds = []
     for _ in range(ROUNDS):
-        begun, calls = time.perf_counter(), 0
-        while time.perf_counter() - begun < SECONDS or not calls:
+        begun, calls = time.process_time(), 0
+        while time.process_time() - begun < SECONDS or not calls:
             module(x)
             calls += 1
-        rounds.append((time.perf_counter() - begun) / calls)
+        rounds.append((time.process_time() - begun) / calls)
     module.threads = threads
     return median(rounds) * 1e6
 

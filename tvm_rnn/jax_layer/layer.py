@@ -20,6 +20,13 @@ from tvm_rnn.runtime.runtime_training import TrainingModule
 from .calls import Code, Form
 from .primitives import steps_p
 
+# A module's states are dicts to JAX, as a layer's are.
+jax.tree_util.register_pytree_node(
+    State,
+    lambda state: ([*state.values()], (*state.keys(),)),
+    lambda names, values: dict(zip(names, values, strict=True)),
+)
+
 
 class JaxLayer:
     """A network as a pure function; see `tvm_rnn.to_jax`.
@@ -49,7 +56,7 @@ class JaxLayer:
         seed: Array | int | None = None,
         first_step: Array | int = 0,
         **inputs: Array,
-    ) -> tuple[Array, State]:
+    ) -> tuple[Array, dict[str, Array]]:
         """All steps: (y [T, B, D*H], {name: state after the last step}).
 
         weights: {name: array}, as `self.weights`. seed: an integer, of which all masks and random numbers are made;

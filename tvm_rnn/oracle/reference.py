@@ -25,6 +25,7 @@ from tvm_rnn.network.model import Model
 from tvm_rnn.network.program import Program
 from tvm_rnn.network.rnn import RNN, no_network
 from tvm_rnn.runtime import runtime_generate, runtime_random
+from tvm_rnn.runtime.runtime import State
 from tvm_rnn.runtime.runtime_model import Plan, call, check_inputs
 
 
@@ -70,7 +71,6 @@ Array = np.ndarray
 Inputs = ArrayLike | Mapping[str, ArrayLike] | Sequence[ArrayLike]  # one array, or one for each input of the cell
 # Each state by its name: one array of all layers, or a list of one for each layer where layers differ in shape.
 GivenState = Mapping[str, ArrayLike | Sequence[ArrayLike]]
-State = dict[str, Array | list[Array]]
 Place = tuple[int, int]  # layer, direction
 Ends = tuple[Array, Array]  # rows' lengths, and their reset flags
 Tape = dict[int, list[Array]]  # for each step: inputs, states before it, what the graph emits
@@ -289,7 +289,7 @@ class Reference:
 
     def _joined(self, states: Mapping[str, list[Array]]) -> State:
         whole = self.net._first_states(0)
-        return {n: parts if isinstance(whole[n], list) else np.concatenate(parts) for n, parts in states.items()}
+        return State((n, parts if isinstance(whole[n], list) else np.concatenate(parts)) for n, parts in states.items())
 
     def _with_gradients(self, graph: Graph) -> Graph:
         if graph.backward is not None:
@@ -474,7 +474,8 @@ class _Oracle:
 
     def init_state(self, batch: int) -> State:
         state = self.net.initial_state(batch)
-        return {n: [p.astype(float) for p in v] if isinstance(v, list) else v.astype(float) for n, v in state.items()}
+        wide = ([p.astype(float) for p in v] if isinstance(v, list) else v.astype(float) for v in state.values())
+        return State(zip(state, wide, strict=True))
 
     def load_weights(self, weights: Mapping[str, Array]) -> None:
         self.net.load(weights)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import dis
 import functools
 import hashlib
 import importlib
@@ -85,10 +86,34 @@ STATES = {
 }
 
 Array = Any  # of any library: results are of the kind of x
-State = dict[str, Array]  # by name; a list of one by layer where layers differ in shape
 Facts = Mapping[str, Any]  # a manifest, or a part of one, read by its keys
 Shape = tuple[int, ...]
 Function = Callable[..., Any]  # of a compiled library; most return nothing
+
+
+class State(dict[str, Array]):
+    """States by name, in the order of the cell; of layers that differ in shape a list of arrays each.
+
+    A dict that unpacks as torch's tuples do, `h, c = state`, and has attributes and places: `state.c`, `state[0]`.
+    Pickles and copies of it are dicts."""
+
+    def __iter__(self) -> Iterator[Array]:
+        frame = sys._getframe(1)
+        unpacked = dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("UNPACK")
+        return iter(self.values() if unpacked else self.keys())
+
+    def __missing__(self, place: object) -> Array:
+        if isinstance(place, int):
+            return [*self.values()][place]
+        raise KeyError(place)
+
+    def __getattr__(self, name: str) -> Array:
+        if name in self:
+            return self[name]
+        raise AttributeError(f"no state {name!r}: there are {', '.join(self.keys())}")
+
+    def __reduce__(self) -> tuple[type[dict[str, Array]], tuple[dict[str, Array]]]:
+        return dict, ({**self},)
 
 
 class Library(Protocol):
@@ -492,7 +517,7 @@ def _converted(what: str, value: Array) -> str:
     if type(value).__name__ == "PackedSequence":
         return PACKED
     if isinstance(value, str):
-        return "take arrays out of a dict by name, state['h']: to unpack it gives the names"
+        return "take arrays out of the state by name, state['h'], or by h, c = state; to loop over it gives names"
     if hasattr(value, "detach"):  # torch's, of a dtype that NumPy lacks, or without memory
         return f"cast it: {what}.float(); torch.func, torch.export and torch.jit cannot look into compiled code"
     return f"convert it: numpy.asarray({what}, dtype=...)"
@@ -774,7 +799,7 @@ class Module:
         if not isinstance(batch, int | np.integer) or batch < 0:
             raise _error(InputError, "the batch size is wrong", repr(batch), "an integer, at least 0")
         first = self._shape_states(self._read_states(None, int(batch)), int(batch), None)
-        return {name: value for name, value in first.items() if name not in self._held}
+        return State((name, value) for name, value in first.items() if name not in self._held)
 
     def run(self, inputs: Mapping[str, object]) -> dict[str, Array]:
         """All of the ONNX or Keras model that this module was made from.
@@ -946,7 +971,7 @@ class Module:
         return found
 
     def _shape_states(self, flat: list[np.ndarray], B: int, like: Callable[[np.ndarray], Array] | None) -> State:
-        result: State = {}
+        result = State()
         for array, (name, _, _, parts, _) in zip(flat, self._plan(B), strict=True):
             if len(parts) == 1:
                 own = array.reshape(parts[0][1])

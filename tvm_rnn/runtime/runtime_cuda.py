@@ -227,7 +227,7 @@ class CudaModule(Module):
     def init_state(self, batch: int) -> State:
         """The initial state for that many rows, as numpy arrays, which a call with any kind of x takes."""
         dtype = np.float16 if self._kind == "float16" else self._dtype
-        found: State = {}
+        found = State()
         for name, value in super().init_state(batch).items():
             found[name] = [v.astype(dtype) for v in value] if isinstance(value, list) else value.astype(dtype)
         return found
@@ -415,7 +415,7 @@ class CudaModule(Module):
         return result
 
     def _shaped(self, arrays: Arrays, flat: Sequence[Array], B: int) -> State:
-        result: State = {}
+        result = State()
         for array, (name, _, _, parts, _) in zip(flat, self._plan(B), strict=True):
             if len(parts) == 1:
                 result[name] = arrays.result(array, parts[0][1])

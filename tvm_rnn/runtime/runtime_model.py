@@ -28,7 +28,7 @@ class Network(Protocol):
     def manifest(self) -> Facts:
         """Of which the states and the number of layers are read."""
 
-    def __call__(self, x: Array, state: State | None, *, lengths: Array) -> tuple[Array, State]:
+    def __call__(self, x: Array, state: Facts | None, *, lengths: Array) -> tuple[Array, State]:
         """All steps."""
 
     def init_state(self, batch: int) -> State:

@@ -7,10 +7,8 @@ module's own arrays. Imported only by `to_torch.py`, because it imports torch.
 from __future__ import annotations
 
 import copy
-import dis
-import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -175,22 +173,6 @@ class Inference(torch.autograd.Function):
         raise ConfigError(message(what, got="results of eval mode", do=do))
 
 
-class LastState(dict[str, Tensor | list[Tensor]]):
-    """The last states by name: a dict, which is also what pickles and copies of it are. To unpack it as torch's,
-    `y, (h, c) = layer(x)`, would give the names, and is an error."""
-
-    def __iter__(self) -> Iterator[str]:
-        frame = sys._getframe(1)
-        if dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("UNPACK"):
-            names = ", ".join(self.keys())
-            do = f"{names} = state.values(), or state[{next(iter(self.keys()))!r}]"
-            raise InputError(message("the state is a dict: to unpack it gives its names", got=names, do=do))
-        return super().__iter__()
-
-    def __reduce__(self) -> tuple[type[dict[str, object]], tuple[dict[str, object]]]:
-        return dict, ({**self},)
-
-
 def looked_into(tensors: Iterable[Tensor]) -> str:
     """By what torch looks into what runs, which for compiled code it cannot: tensors of torch.func have no
     memory, and a forward-mode tangent would be lost. "": by nothing."""
@@ -307,16 +289,16 @@ class TorchLayer(torch.nn.Module):
             rows |= {"seed": drawn_seed(in_graph) if seed is None else seed, "first_step": first_step}
         if in_graph:
             y, last = steps_in_graph(self._code, values, flat(state), [*weights.values()], rows, self.training)
-            return y, last if for_others() else LastState(last)  # programs know torch's own kinds of results
+            return y, last if for_others() else runtime.State(last)  # programs know torch's own kinds of results
         again = InTorch(self.net, rows)
         if why:
             return self._in_torch(why, again, (values, state, [*weights.values()]))
         y, last = run(module, values, state, weights, rows, again)
-        return y, LastState(last)
+        return y, runtime.State(last)
 
     def _in_torch(
         self, why: str, steps: InTorch, given: tuple[Sequence[Tensor], State | None, Sequence[Tensor]]
-    ) -> tuple[Tensor, LastState]:
+    ) -> tuple[Tensor, runtime.State]:
         """forward() where torch looks into it, for a reason that is told once. given: inputs, state and weights."""
         steps.check(self._module, *given[:2])
         if why not in self._told:
@@ -325,7 +307,7 @@ class TorchLayer(torch.nn.Module):
             warnings.warn(text, stacklevel=5)
         kind = given[0][0].dtype
         y, last = steps(*given)
-        return y.to(kind), LastState(each(last, lambda part: part.to(kind)) or {})
+        return y.to(kind), runtime.State(each(last, lambda part: part.to(kind)) or {})
 
     @torch._disable_dynamo  # as torch.compiler.disable, which would import Dynamo now
     def _outside(self, *given: Any, **named: Any) -> tuple[Tensor, dict[str, Tensor | list[Tensor]]]:

@@ -109,8 +109,9 @@ def test_the_time_is_the_median_of_at_least_three_calls(monkeypatch: pytest.Monk
     def run() -> None:
         clock[0] += next(left)
 
-    assert peers.median_seconds(run, 0.0) == 4.0
+    assert peers.median_seconds(run, 0.0, lambda: clock[0]) == 4.0
     assert list(left) == takes[4:]
+    assert peers.clock_of(1) is peers.time.process_time
 
 
 @pytest.fixture(scope="module")

@@ -20,18 +20,21 @@ from tvm_rnn.target import resolve
 class Noted:
     """A regime that writes down where it was launched."""
 
-    applies, most, blocks = "B <= 8", 8, "4"
+    most, at_once, blocks = 8, None, "4"
     packs: Sequence[Pack] = ()
     words: Sequence[Node] = ()
     work_bytes: HostExpr = "B * 64"
-    zero_bytes: HostExpr = 64
 
     def __init__(self) -> None:
         self.fact = {"unit": "step", "template": "noted", "knobs": {}, "record": "default"}
         self.seen: list[LayerSteps] = []
 
+    def applies(self, rows: HostExpr = "B") -> str:
+        return f"{rows} <= 8"
+
     def launch(self, host: Host, layer_steps: LayerSteps) -> None:
         self.seen.append(layer_steps)
+        host.memset(layer_steps.work, 64)
         host.code(f"noted({layer_steps.count});")
 
 

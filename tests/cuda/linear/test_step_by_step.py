@@ -34,6 +34,8 @@ CASES: dict[str, dict[str, Any]] = {
     "few keys, last": {"keys": 6, "values": 40, "keys_last": True, "decay": 6},
     "half a warp, last": {"keys": 64, "values": 32, "keys_last": True, "erase": BEFORE, "reads": (BEFORE, AFTER)},
     "eight lanes, last": {"keys": 29, "values": 35, "keys_last": True},
+    "whole": {"keys": 32, "values": 32, "erase": BEFORE, "group": 2},
+    "float32, last": {"keys": 32, "values": 32, "precision": "float32", "keys_last": True, "others": ("vector",)},
     "float32, two more": {"precision": "float32", "others": ("vector", "value"), "keys": 17, "decay": 17},
     "all erased": {"others": ("vector", "vector"), "erase": BEFORE, "keys_last": True, "reads": (BEFORE, AFTER)},
 }

@@ -56,7 +56,7 @@ def test_what_is_no_scan() -> None:
 
 def test_it_takes_any_batch_and_no_memory() -> None:
     found = regime("sru")
-    assert (found.applies, found.most, found.work_bytes, list(found.packs)) == ("true", None, 0, [])
+    assert (found.applies(), found.most, found.work_bytes, list(found.packs)) == ("true", None, 0, [])
     assert found.fact["template"] == "scan_cuda" and "B * 20" in str(found.blocks)
     assert found.room == f"(2 * {found.blocks} <= sms)"
 

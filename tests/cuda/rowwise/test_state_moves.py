@@ -59,5 +59,5 @@ def test_moves_of_several_layers_are_one_launch() -> None:
 def test_what_has_to_be_said() -> None:
     x, y = Pointer("x", "float32"), Pointer("y", "float32")
     tile = Tile([x], y, "start", "count", False, 0)
-    assert tile.kept == [] and Buffers({}, [(x, y)], {}, {}, {}, []).mask_keys is None
+    assert tile.kept == [] and Buffers({}, [(x, y)], {}, {}, {}).mask_keys is None
     assert Step(tile, "t", [x], [y], {}, {}).tile is tile

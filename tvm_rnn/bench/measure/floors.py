@@ -47,5 +47,8 @@ DATA_SHEETS: Mapping[str, Mapping[str, float]] = {
     "nvidia-a100": _sheet(2.04, 312.0, 156.0, 19.5, 9.7),
     "nvidia-l40s": _sheet(0.864, 362.0, 183.0, 91.6, 1.4),
     "nvidia-l4": _sheet(0.3, 121.0, 60.0, 30.3, 0.47),
+    "nvidia-rtx-3090": _sheet(0.936, 71.0, 35.6, 35.6, 0.56),
     "nvidia-rtx-4090": _sheet(1.008, 165.2, 82.6, 82.6, 1.3),
+    "nvidia-rtx-5090": _sheet(1.792, 209.5, 104.8, 104.8, 1.6),
+    "nvidia-b200": _sheet(8.0, 2250.0, 1125.0, 75.0, 37.0),
 }

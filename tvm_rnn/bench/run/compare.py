@@ -113,11 +113,13 @@ class Report:
         facts = self.facts
         shapes = [f"{name} {shape}" for name, shape in facts["inputs"].items()]
         shapes += [f"{name} {list_of[0]}" for name, list_of in facts["states"].items()]
+        on_cpu = facts["threads"] == 1 and not any(row.tail_us for row in self.rows)
+        rounds = f"{facts['rounds']} rounds{', CPU time' if on_cpu else ''}"
         lines = [
             "",
             f"{facts['module']}: {facts['cell']} {facts['dtype']}, {', '.join(shapes)}, "
             f"layers {facts['num_layers']}, directions {facts['num_directions']}",
-            f"T {facts['steps']}, B {facts['batch']}, threads {facts['threads']}; medians of {facts['rounds']} rounds; "
+            f"T {facts['steps']}, B {facts['batch']}, threads {facts['threads']}; medians of {rounds}; "
             "ratio: this framework's time / tvm_rnn's",
             f"{facts['cpu']} (compiled for {facts['target']}), load average "
             + " to ".join(f"{load:.2f}" for load in facts["load"]),

@@ -63,7 +63,8 @@ def run(
     check(options.against, threads=threads, rounds=options.rounds)
     found, sizes, with_peers = list[Record](), batches(every or points), beside_peers(points)
     with writing(found, records) as write:
-        write({"kind": "facts", **cpu_facts(threads)})
+        clock = "CPU time of the process" if threads == 1 and not options.stream else "wall time"
+        write({"kind": "facts", **cpu_facts(threads), "target": host().mcpu, "clock": clock})
         for point in Run(write, options.limit, progress).each(points):
             peers = options.against if point in with_peers else ()
             for record in _measure(point, sizes[point.network], peers, replace(options, threads=threads)):

@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -128,11 +130,18 @@ def writing(found: list[Record], path: str | os.PathLike[str] | None) -> Iterato
     with contextlib.nullcontext() if path is None else open(path, "w") as file:
 
         def write(record: Record) -> None:
+            record = {**record, **_made()} if record["kind"] == "facts" else record
             found.append(record)
             if file is not None:
                 print(json.dumps(record), file=file, flush=True)
 
         yield write
+
+
+def _made() -> Record:
+    """When and how records are made, and what else the machine did then."""
+    command = shlex.join([os.path.basename(sys.argv[0]), *sys.argv[1:]])
+    return {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "command": command, "load": os.getloadavg()[0]}
 
 
 def _measure(worker: WorkerProcess, request: Request, options: Options, this: Run, ended: Counter[str]) -> list[Record]:

@@ -113,6 +113,17 @@ def gpu_grid() -> list[Point]:
     ]
 
 
+def any_batch() -> list[Point]:
+    """LSTM and GRU compiled for no batch size in particular, at batch sizes on and off the usual ones."""
+    rows = (1, 8, 17, 33, 64, 65, 100, 128, 129, 200, 256, 257, 384, 512)
+    return [
+        Point(cell, hidden, hidden, 128, batch, any_batch=True)
+        for cell in ("lstm", "gru")
+        for hidden in (512, 1024, 2048)
+        for batch in rows
+    ]
+
+
 def blog() -> list[Point]:
     """The networks of the cuDNN articles (Appleyard 2016 and its sample code), and FlashRNN's longest sequence."""
     networks = (
@@ -190,7 +201,7 @@ def random(seed: int = 0) -> list[Point]:
 # Of suites that other peers run than torch's layers.
 PEERS = {"random": "torch,cudnn", "generate": "torch-cuda,torch-cuda-graph"}
 Suites = Mapping[str, Callable[..., list[Point]]]
-EVERY = (gpu_grid, blog, deepbench, flashrnn, zoo, ablation, linear, generate, random)
+EVERY = (gpu_grid, any_batch, blog, deepbench, flashrnn, zoo, ablation, linear, generate, random)
 DRAWN = ("random",)  # suites that are drawn by a seed
 SUITES: Suites = {f.__name__.replace("_", "-"): f for f in EVERY}
 

@@ -12,7 +12,7 @@ Rewrite: z[g, n, a] = sum_k R[g, n, a, k] h[n, k]  -->  for each n: z[g, a] = su
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import gcd, prod
@@ -30,10 +30,9 @@ from tvm_rnn.passes.normalise import normalise
 from tvm_rnn.tir.expr import Expr
 
 from .pointers import Place
-from .value_layout import Layout, Taped
+from .value_layout import Layout, PackIndex, Taped
 from .weight_packing import Weights
 
-PackIndex = Callable[[Expr], tuple[tuple[Expr, ...], Expr]]
 Cut = int | None  # the axis of a value in which heads are outermost; None: it is the same for all heads
 
 
@@ -62,8 +61,7 @@ class HeadLayout(Layout):
         return self.whole is not None and self.whole.is_first_input(self.of_layer(node))
 
     def packed(self, node: Node, elements: int, index: PackIndex) -> tuple[Node, int, PackIndex]:
-        """A product's parameter of all heads in the order that each has it in: which, how many elements, and where the
-        i-th is from."""
+        """Of all heads, in the order that each has it in."""
 
         def of_heads(at: Expr) -> tuple[tuple[Expr, ...], Expr]:
             found, valid = index(tirx.floormod(at, elements))

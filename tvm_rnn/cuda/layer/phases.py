@@ -62,13 +62,14 @@ class Phase:
 class Step:
     """phases in order; states with their new values; which hoisted values and parameters the phases read.
 
-    reads: (node, component) of hoisted values, per phase index. params: the same for values made of parameters.
+    reads: (node, component) of hoisted values, per phase index. params: (node, component, units of
+    the phase, or 0 of what all units share) of values made of parameters.
     """
 
     graph: Graph
     phases: tuple[Phase, ...]
     reads: tuple[tuple[tuple[Node, int], ...], ...]
-    params: tuple[tuple[Node, int], ...]
+    params: tuple[tuple[Node, int, int], ...]
     domain: dict[Node, int] = field(default_factory=dict)  # width of each value that units own; 1: a row scalar
     whole: frozenset[Node] = frozenset()  # inputs whose rows are made of 16-byte pieces, in the storage dtype
     shown: dict[Node, Node] = field(default_factory=dict)  # of a state: what products read in its place, made of it
@@ -77,7 +78,7 @@ class Step:
     @property
     def param_nodes(self) -> list[Node]:
         """What cells read of `params`, in the order of a kernel's pointers."""
-        return list(dict.fromkeys(node for node, _ in self.params))
+        return list(dict.fromkeys(node for node, _, _ in self.params))
 
     @property
     def read_nodes(self) -> list[Node]:
@@ -298,7 +299,7 @@ def _with_reads(step: Step, kept: Callable[[Node], bool], hoisted: Callable[[Nod
 
     graph = step.graph
     unknown = tirx.Var("value", graph.dtype)  # what is folded of a constant may be a division by 0
-    params: dict[tuple[Node, int], None] = {}
+    params: dict[tuple[Node, int, int], None] = {}
     reads = []
     known: set[Node] = set(graph.states)
     for phase in step.phases:
@@ -313,7 +314,8 @@ def _with_reads(step: Step, kept: Callable[[Node], bool], hoisted: Callable[[Nod
             if node.scalar is not None:
                 return None
             if kept(node):
-                params[(node, component(node, index, phase.width))] = None
+                number = component(node, index, phase.width)
+                params[(node, number, phase.width if number >= 0 else 0)] = None
             elif node.op == "input" or hoisted(node):
                 found[(node, component(node, index, phase.width))] = None
             elif TABLE[node.op].kind in ("contract", "reduce"):

@@ -48,21 +48,23 @@ class LayerSteps:
     lean: bool = False  # there are never lengths or resets
     kept: Sequence[Pointer] = ()  # rows of what training reads later, as layout.kept_place says
     words: Mapping[Node, Pointer] = field(default_factory=dict)  # masks as words (`cuda/rowwise/dropout_masks.py`)
+    first: HostExpr = 0  # of the batch rows that are worked on
+    rows: HostExpr = "B"  # how many these are
 
 
 class Regime(Protocol):
     """One way to run a layer's steps.
 
-    applies: a C++ condition in B, T, has_lengths, has_reset; of several regimes the first that applies runs. packs:
-    parameters it wants packed. work_bytes: a C++ expression in B; the first zero_bytes of it are set to 0 before each
-    launch. most: the largest B that it applies to (None: any). blocks: a C++ expression in B: how many blocks run at
+    applies(rows): a C++ condition in that expression, T, has_lengths, has_reset; of several regimes the first that
+    applies runs. packs: parameters it wants packed. work_bytes: a C++ expression in B. most: the largest B that it
+    applies to (None: any). at_once: so many rows take no longer than one; what is more takes as long again (None: any
+    number; then `launch` looks at no rows of its own). blocks: a C++ expression in B: how many blocks run at
     once, each on a multiprocessor of its own. room: a C++ condition in B and sms: two launches have room on the GPU at
     the same time. words: the masks that it reads as words, not as rows. fact: a row for the manifest's templates, with
     `most`, and `phases` where a step has some.
     """
 
-    @property
-    def applies(self) -> str: ...
+    def applies(self, rows: HostExpr = "B") -> str: ...
 
     @property
     def packs(self) -> Sequence[Pack]: ...
@@ -71,10 +73,10 @@ class Regime(Protocol):
     def work_bytes(self) -> HostExpr: ...
 
     @property
-    def zero_bytes(self) -> HostExpr: ...
+    def most(self) -> int | None: ...
 
     @property
-    def most(self) -> int | None: ...
+    def at_once(self) -> int | None: ...
 
     @property
     def blocks(self) -> HostExpr: ...

@@ -14,19 +14,21 @@ In: a graph with groups, a precision. Out: `Layout`: how kernels read each node,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import gcd, prod
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES
 from tvm_rnn.graph.graph import Graph, Group, Node, downstream, has_steps, is_scan
+from tvm_rnn.tir.expr import Expr
 
 from .matrix_operands import MatrixOperands
 from .pointers import Place, arithmetic, storage
 from .row_kernels import sources
 from .weight_packing import Weights
 
+PackIndex = Callable[[Expr], tuple[tuple[Expr, ...], Expr]]
 ROW_BYTES = 16  # rows that products read begin at multiples of this, as their fast loads want
 
 
@@ -145,6 +147,10 @@ class Layout:
     def of_layer(self, node: Node) -> Node:
         """The layer's value that a value is, or is a part of."""
         return node
+
+    def packed(self, node: Node, elements: int, index: PackIndex) -> tuple[Node, int, PackIndex]:
+        """Of a product's parameter what kernels read: which value, how many elements, and where the i-th is from."""
+        return node, elements, index
 
     def is_first_input(self, node: Node) -> bool:
         return self.of_layer(node) is self.graph.inputs[0]

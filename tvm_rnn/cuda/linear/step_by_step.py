@@ -15,12 +15,13 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
-from tvm_rnn.cuda.layer.packed_layout import ceil_div
+from tvm_rnn.cuda.layer.packed_layout import SIZES, ceil_div
 from tvm_rnn.cuda.layer.regime import MASK_POINTERS, MASK_SCALARS
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.expr import Buffer, TirExpr
 from tvm_rnn.tir.index import wide
 
+from .chunk_tile import unpack
 from .recurrence import AFTER, BEFORE, DECAYED, Recurrence, Rows, erase_name
 
 VALUES, WARPS = 32, 4  # of a block
@@ -94,7 +95,11 @@ class _Body:
         self._move("state_out", store=True)
 
     def _slot(self) -> _Slot:
-        return {name: self.w.local(len(at), rows.dtype) for name, (rows, at) in self.operands.items()}
+        found = {}
+        for name, (rows, at) in self.operands.items():
+            words = self._in_words(name) and SIZES[rows.dtype] == 2
+            found[name] = self.w.local(len(at) // 2, "uint32") if words else self.w.local(len(at), rows.dtype)
+        return found
 
     def _place(self) -> None:
         w, own, steps = self.w, self.recurrence, self.steps
@@ -194,6 +199,12 @@ class _Body:
         w = self.w
         for name, raw in slot.items():
             rows, at = self.operands[name]
+            if self._in_words(name):
+                kind, each = ("ld.global.v2.b32", 2) if SIZES[rows.dtype] == 2 else ("ld.global.v4.f32", 4)
+                for i in range(len(at) // VECTOR):
+                    place = w[name].ptr_to([self._element(rows, step, at[i * VECTOR])])
+                    w.do(I.ptx[kind](*(raw[i * each + j] for j in range(each)), place))
+                continue
             for i, within in enumerate(at):
                 if self._whole(name):
                     w.store(raw, w[name][self._element(rows, step, within)], i)
@@ -201,6 +212,20 @@ class _Body:
                 w.store(raw, tirx.const(0.0, rows.dtype), i)
                 with w.when(within < rows.width):
                     w.store(raw, w[name][self._element(rows, step, within)], i)
+
+    def _in_words(self, name: str) -> bool:
+        """Whether a thread loads four elements at a time: they lie side by side, and begin at a multiple of four."""
+        rows, at = self.operands[name]
+        beside = at is (self.keys if self.recurrence.keys_last else self.values)
+        places = (rows.width, rows.stride, rows.offset)
+        return beside and self._whole(name) and SIZES[rows.dtype] in (2, 4) and not any(n % VECTOR for n in places)
+
+    def _floats(self, name: str, raw: Buffer) -> list[TirExpr]:
+        rows, at = self.operands[name]
+        if self._in_words(name) and SIZES[rows.dtype] == 2:
+            pairs = [unpack(rows.dtype, raw[i]) for i in range(len(at) // 2)]
+            return [self.w.keep(value) for pair in pairs for value in pair]
+        return [self.w.keep(tirx.Cast("float32", raw[i])) for i in range(len(at))]
 
     def _whole(self, name: str) -> bool:
         """Whether every thread's elements are there."""
@@ -212,8 +237,8 @@ class _Body:
         return own.keys % self.key_step == 0
 
     def _step(self, slot: _Slot, step: TirExpr) -> None:
-        w, own, erase = self.w, self.recurrence, self.recurrence.erase
-        now = {name: _floats(w, raw, len(self.operands[name][1])) for name, raw in slot.items()}
+        own, erase = self.recurrence, self.recurrence.erase
+        now = {name: self._floats(name, raw) for name, raw in slot.items()}
         erased: list[TirExpr] | None = None
         products = dict[int, list[TirExpr]]()
         for of in (BEFORE, DECAYED, AFTER):
@@ -335,7 +360,3 @@ class _Body:
         output = self.recurrence.reads[i].output
         with nullcontext() if self._whole("value") else self.w.when(v < output.width):
             self.w.store(self.w[f"output_{i}"], converted(value, output.dtype), self._element(output, step, v))
-
-
-def _floats(w: Writer, raw: Buffer, count: int) -> list[TirExpr]:
-    return [w.keep(tirx.Cast("float32", raw[i])) for i in range(count)]

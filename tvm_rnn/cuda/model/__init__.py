@@ -1,6 +1,7 @@
 """Predicted times, and the choices that rest on them.
 
 In: a step's phases, a batch size, a GPU. Out: which kernel runs a layer, in which geometry. `choose_regime.py` asks
-`choose_geometry.py`, which asks every template (`template_base.py`); `persistent_step_time.py` and
-`launched_step_time.py` predict; `choose_backward_lanes.py` is for layers of backward side by side.
+`choose_geometry.py`, which asks every template (`template_base.py`), and `batch_ladder.py` for more batch sizes where
+nobody named any; `persistent_step_time.py` and `launched_step_time.py` predict; `choose_backward_lanes.py` is for
+layers of backward side by side.
 """

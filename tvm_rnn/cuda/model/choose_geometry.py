@@ -23,6 +23,7 @@ from .persistent_step_time import able_to_run, predict
 
 # What a record names in place of a template: one launch per group and step; layers one after the other, in no wave.
 STEP_BY_STEP, LAYER_BY_LAYER = "step_by_step", "layer_by_layer"
+ANY = 0  # a batch size: none in particular, every number of rows of a group is asked for
 # A nearest record's geometry is taken unless the model says that it is slower than the best by more than it errs.
 MODEL_ERROR = 1.15
 
@@ -129,6 +130,13 @@ def choose_geometry(
     return taken
 
 
+def geometry_of(template: Template, unit: RecurrentUnit, config: Mapping[str, int]) -> Geometry:
+    """What a template's configuration is."""
+    schedule: Any = template.schedule
+    made: Geometry = schedule(None, unit, config)
+    return made
+
+
 def _made(template: Template, unit: RecurrentUnit, target: Target, knobs: Knobs, note: str) -> ChosenGeometry | None:
     """What a template makes of knobs; None where it has nothing of the kind."""
     try:
@@ -137,6 +145,5 @@ def _made(template: Template, unit: RecurrentUnit, target: Target, knobs: Knobs,
         return None
     if not config:
         return None
-    schedule: Any = template.schedule
-    made: Geometry = schedule(None, unit, config)
+    made = geometry_of(template, unit, config)
     return ChosenGeometry(predict(made, unit.batch, target), template.name, made, note, config)

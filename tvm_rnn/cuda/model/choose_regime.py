@@ -13,11 +13,12 @@ from typing import Any
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointer
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
-from tvm_rnn.cuda.layer.one_head import Coupled, HeadLayout, PackIndex, one_head
+from tvm_rnn.cuda.layer.one_head import Coupled, one_head
+from tvm_rnn.cuda.layer.one_vector import NoVector, one_vector
 from tvm_rnn.cuda.layer.packed_layout import Pack
 from tvm_rnn.cuda.layer.phases import NotPersistent, Step, phases
 from tvm_rnn.cuda.layer.regime import LayerSteps, Regime, launch_either
-from tvm_rnn.cuda.layer.value_layout import Layout
+from tvm_rnn.cuda.layer.value_layout import Layout, PackIndex
 from tvm_rnn.cuda.layer.weight_packing import scales_of
 from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.cell_epilogue import check_kept
@@ -28,12 +29,13 @@ from tvm_rnn.cuda.rowwise.scan_over_time import scan
 from tvm_rnn.decisions import about, listening, tell
 from tvm_rnn.graph.graph import Node, stepped
 from tvm_rnn.schedule.schedule_template import DEFAULT
-from tvm_rnn.target import Target
+from tvm_rnn.target import HOPPER, Target
 
+from .batch_ladder import Rung, ladder
 from .choose_backward_lanes import geometry_beside
-from .choose_geometry import ChosenGeometry
+from .choose_geometry import ANY, ChosenGeometry, RecurrentUnit, unit_of
 from .launched_step_time import predict_steps
-from .persistent_step_time import exchange_us, predict, resident_groups
+from .persistent_step_time import StepTime, exchange_us, predict, resident_groups
 
 MOST_TURNS = 16  # of slices of a batch, beyond which a comparison with step by step says nothing new
 EXPECTED_BATCHES = (1, 16, 64, 128)  # where the caller names none
@@ -58,10 +60,9 @@ class Persistent:
     def words(self) -> Sequence[Node]:
         return [node for node in self.geometry.step.read_nodes if node.mask]
 
-    @property
-    def applies(self) -> str:
+    def applies(self, rows: HostExpr = "B") -> str:
         able = [] if resettable(self.geometry.step) else ["!has_reset"]
-        able += [f"B <= {self.most}"] if self.most is not None else []
+        able += [f"{rows} <= {self.most}"] if self.most is not None else []
         # Of what the caller gives: a backward graph reads the gradient of y, all else is on the tape.
         users = [*self._inputs, *([0] if self._copies_first else [])]
         able += [f"reinterpret_cast<uintptr_t>(input[{n}]) % 16 == 0" for n in users]
@@ -90,18 +91,24 @@ class Persistent:
             node, elements = share.operand.weight, geometry.weight_elements(phase, share)
             index: PackIndex = partial(geometry.weight_index, phase, share)
             key = (node, geometry.stored or geometry.storage, "fragments", *geometry.packing(phase, share))
-            if isinstance(self.layout, HeadLayout):
-                node, elements, index = self.layout.packed(node, elements, index)
+            node, elements, index = self.layout.packed(node, elements, index)
             if geometry.stored:
                 found.append(Pack(node, "uint32", elements // 4, index, key, coded=geometry.precision))
             else:
                 found.append(Pack(node, geometry.storage, elements, index, key, tf32=geometry.precision == "tf32"))
         return found
 
+    def _groups_of(self, rows: HostExpr) -> str:
+        slices = f"(({rows} + {self.geometry.rows - 1}) / {self.geometry.rows})"
+        return slices if self.layout.heads == 1 else f"({slices} * {self.layout.heads})"
+
     @property
     def _groups(self) -> str:
-        slices = f"((B + {self.geometry.rows - 1}) / {self.geometry.rows})"
-        return slices if self.layout.heads == 1 else f"({slices} * {self.layout.heads})"
+        return self._groups_of("B")
+
+    @property
+    def at_once(self) -> int:
+        return self.resident // self.layout.heads * self.geometry.rows
 
     @property
     def blocks(self) -> HostExpr:
@@ -119,10 +126,6 @@ class Persistent:
     def values_in(self, steps: HostExpr) -> HostExpr:
         """Of what all groups of a wave exchange in so many steps."""
         return self.geometry.exchange.value_bytes(self._groups, self.geometry.exchange_words, steps)
-
-    @property
-    def zero_bytes(self) -> HostExpr:
-        return self.geometry.exchange.zero_bytes(self._groups)
 
     @property
     def work_bytes(self) -> HostExpr:
@@ -144,10 +147,12 @@ class Persistent:
 
     def launch(self, host: Host, layer_steps: LayerSteps) -> None:
         """All groups, in as many launches as it takes to have them on the GPU at once."""
-        exchange = self.geometry.exchange
+        exchange, groups, first = self.geometry.exchange, self._groups_of(layer_steps.rows), layer_steps.first
+        host.memset(layer_steps.work, exchange.zero_bytes(groups))
         for row0, count, extra in exchange.launches(
-            host, self.geometry, self._groups, self.resident, layer_steps.work, layer_steps.count
+            host, self.geometry, groups, self.resident, layer_steps.work, layer_steps.count
         ):
+            row0 = row0 if first == 0 else f"{first} + {row0}"
             arguments = self._arguments(layer_steps, row0, count, extra, False)
             launch_either(host, self.kernels, *arguments, layer_steps)
 
@@ -193,26 +198,37 @@ def step_of(layout: Layout) -> Step:
     # The inputs, not a user's x, whose rows are made of 16-byte pieces of the storage dtype.
     found = [(n, place) for n, place in layout.given.items() if place.dtype == layout.storage and place.align % 16 == 0]
     whole = [layout.graph.inputs[n] for n, p in found if p.row_stride * ITEM_BYTES[p.dtype] % 16 == 0]
-    if layout.heads > 1 and step.given:
-        raise NotPersistent("a product of one head reads an input")
+    if any(layout.of_layer(node) is not node for node in step.given):
+        raise NotPersistent("a product of heads reads an input")
     return replace(step, whole=frozenset(whole), heads=layout.heads)
 
 
 def planned(layout: Layout) -> tuple[Layout, Step]:
-    """The layer's layout and step; or, where heads read nothing of one another, those of one head. Raises
-    NotPersistent."""
+    """The layer's layout and step; or, where heads read nothing of one another, those of one head; or, where they do,
+    those of a layer without heads. Raises NotPersistent."""
     try:
         return layout, step_of(layout)
     except NotPersistent as reason:
         try:
             head = one_head(layout)
         except Coupled as coupled:
-            raise NotPersistent(f"{reason}, and heads are not apart: {coupled}") from None
+            return _as_vectors(layout, f"{reason}, and heads are not apart: {coupled}")
         if head is None:
             raise
         step = step_of(head)
         tell(True, f"{head.heads} heads apart", "a step reads nothing of other heads: each has blocks of its own")
         return head, step
+
+
+def _as_vectors(layout: Layout, reason: str) -> tuple[Layout, Step]:
+    """All heads as one vector, for that reason."""
+    try:
+        own = one_vector(layout)
+        step = step_of(own)
+    except (NoVector, NotPersistent) as other:
+        raise NotPersistent(f"{reason}; as one vector: {other}") from None
+    tell(True, "heads as one vector", f"{reason}: products of heads are dense, with 0 between them")
+    return own, step
 
 
 def choose(
@@ -225,12 +241,18 @@ def choose(
 ) -> list[Regime]:
     """The regimes of one layer, in the order in which they are to be tried: by rising batch size. initial: what states
     are after a reset, by name, where it is not 0. layers: so many may run at the same time."""
+    # Compiled for any batch. Of layers side by side, and in training, three kernels of each size would be many.
+    training = bool(layout.kept) or not layout.emits
+    any_batch = not batches and layers < 2 and not training and not target.records.lean
     batches = batches or EXPECTED_BATCHES
     scans = [] if layout.kept else scan(layout, target, batches, initial)
     if scans:
         return list(scans)
-    if precision not in (*MMA, "float32") or target.arch != "sm_90a":
-        wanted = f"{target.arch} is not sm_90a" if target.arch != "sm_90a" else f"there are none in {precision}"
+    if precision not in (*MMA, "float32") or (training and target.arch != HOPPER):
+        known = precision in (*MMA, "float32")
+        wanted = (
+            f"in training they are for {HOPPER}, not for {target.arch}" if known else f"there are none in {precision}"
+        )
         tell(False, "persistent kernels", wanted)
         return []
     try:
@@ -239,27 +261,46 @@ def choose(
         tell(False, "persistent kernels", str(reason))
         _tell_rest(layout, [], precision, batches, target)
         return []
-    found: list[Persistent] = []
+    found: list[Rung] = []
     bounded = False
     for batch in sorted(set(batches), reverse=True):
         with about("", batch=batch):
             best = geometry_beside(step, target, precision, batch, layers, layout.weights.stored)
             if best is None:
                 continue  # a smaller batch's geometry takes such a batch in slices
-            us, template, geometry, record, knobs = best
-            if geometry is None:
+            if best.geometry is None:
                 bounded = True  # step by step for this batch: no smaller one's geometry reaches it
                 continue
-            most = batch if found or bounded else _reach(layout, geometry, batch, target, best.recorded)
+            most = batch if found or bounded else _reach(layout, best, batch, target)
             if listening():
                 _tell(layout, best, batch, most, target)
-        if most == 0 or (found and found[-1].geometry == geometry):
+        if most == 0 or (found and found[-1].chosen.geometry == best.geometry):
             continue
-        name = f"persistent_{layout.weights.number}_d{layout.directions}_b{batch}"
-        at_once = resident_groups(geometry, target)
-        found.append(Persistent(own, geometry, template, name, most, at_once, us, initial, record, knobs))
-    _tell_rest(layout, found, precision, batches, target)
-    return list(reversed(found))
+        found.append(Rung(batch, most, best, StepTime(best.geometry, target)))
+    found.reverse()
+    if any_batch and not bounded:
+        found = _ladder(layout, found, unit_of(step, precision, ANY, stored=layout.weights.stored), target)
+    regimes = [_persistent(own, rung, initial) for rung in found]
+    _tell_rest(layout, regimes, precision, batches, target)
+    return list(regimes)
+
+
+def _ladder(layout: Layout, rungs: Sequence[Rung], unit: RecurrentUnit, target: Target) -> list[Rung]:
+    """With the rungs that are missing for other batch sizes than those to expect."""
+    steps = partial(predict_steps, layout, unit.precision, target=target)
+    found = ladder(rungs, unit, target, partial(_reach, layout, target=target), steps)
+    for rung in found if listening() else ():
+        if rung not in rungs:
+            with about("", batch=rung.batch):
+                _tell(layout, rung.chosen, rung.batch, rung.most, target)
+    return found
+
+
+def _persistent(layout: Layout, rung: Rung, initial: Mapping[str, float]) -> Persistent:
+    us, template, geometry, record, knobs = rung.chosen
+    assert geometry is not None
+    name = f"persistent_{layout.weights.number}_d{layout.directions}_b{rung.batch}"
+    return Persistent(layout, geometry, template, name, rung.most, rung.time.resident, us, initial, record, knobs)
 
 
 def _tell(layout: Layout, best: ChosenGeometry, batch: int, most: int | None, target: Target) -> None:
@@ -296,12 +337,15 @@ def _tell_rest(
                 tell(True, "step by step", f"{us:.2f} us per step predicted, one launch per group and step", **facts)
 
 
-def _reach(layout: Layout, geometry: Geometry, batch: int, target: Target, recorded: bool) -> int | None:
+def _reach(layout: Layout, chosen: ChosenGeometry, batch: int, target: Target) -> int | None:
     """The largest B for which no step by step is quicker: slices of the batch take turns. 0: quicker already at
-    `batch`; None: never quicker. recorded: at `batch` it was measured not to be.
+    `batch`, where no record was measured; None: never quicker.
 
     Measured: 2048 units, bf16, B = 128: LSTM 23.7 us in two slices, 19.6 step by step; GRU 27.0 and 15.5.
     """
+
+    geometry, recorded = chosen.geometry, chosen.recorded
+    assert geometry is not None
 
     def quicker(rows: int) -> bool:
         return predict(geometry, rows, target) > predict_steps(layout, geometry.precision, rows, target)

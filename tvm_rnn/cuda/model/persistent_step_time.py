@@ -17,7 +17,7 @@ from math import ceil
 from tvm_rnn.cuda.layer.phases import Phase
 from tvm_rnn.cuda.persistent.geometry import Geometry
 from tvm_rnn.decisions import listening, tell
-from tvm_rnn.target import Target
+from tvm_rnn.target import HOPPER, Target
 
 LIGHT_US = 0.04  # of a phase without a product
 # Clusters that can be resident on the 132 multiprocessors of an H200 with one block on each.
@@ -62,6 +62,8 @@ def lacking(geometry: Geometry, target: Target) -> Lack:
     where = f"{geometry.ctas} blocks of {geometry.threads} threads, {geometry.rows} rows"
     if geometry.threads > 1024:
         return Lack(f"{where}: 1024 threads are the most", 1 << 40, 0)
+    if geometry.hopper and target.arch != HOPPER:
+        return Lack(f"{where}: {target.arch} lacks clusters, or wgmma", 1 << 40, 0)
     if geometry.step.heads > 1 and geometry.exchange.in_memory:
         return Lack(f"{where}: a head's blocks are those of a cluster", 1 << 40, 0)
     if not resident_groups(geometry, target):
@@ -85,7 +87,7 @@ def able_to_run(geometry: Geometry, target: Target) -> bool:
     """Whether it fits with all weights on the chip: reading some from L2 in every step was slower than one launch per
     step (H 2048, B 64: 42 us against 15; through a pipeline, H 2560, B 64: 31 against 23). Not so in float32, where
     products take longer than that."""
-    if geometry.threads > 1024 or not resident_groups(geometry, target):
+    if geometry.threads > 1024 or (geometry.hopper and target.arch != HOPPER) or not resident_groups(geometry, target):
         return False
     if geometry.step.heads > 1 and geometry.exchange.in_memory:  # whose launches take slices of the batch alone
         return False
@@ -101,13 +103,24 @@ def _words(geometry: Geometry) -> int:
     return sum(geometry.block_words(p) * (geometry.depth_blocks(o.source) // geometry.k_parts) for p, o in operands)
 
 
+class StepTime:
+    """The time of a geometry's steps on a GPU, for any batch size. at_once: batch rows of one round."""
+
+    def __init__(self, geometry: Geometry, target: Target) -> None:
+        self.geometry, self.resident = geometry, resident_groups(geometry, target)
+        self.at_once = self.resident // geometry.step.heads * geometry.rows
+        self._round = sum(_phase(geometry, phase) for phase in geometry.step.phases)
+
+    def us(self, batch: int) -> float:
+        """Microseconds per step for B = batch rows."""
+        groups = ceil(batch / self.geometry.rows) * self.geometry.step.heads
+        rounds = ceil(groups / max(1, self.resident))
+        return (rounds * self._round + self.geometry.extra_us(min(groups, self.resident))) * self.geometry.slowdown
+
+
 def predict(geometry: Geometry, batch: int, target: Target) -> float:
     """Microseconds per step for B = batch rows."""
-    groups = ceil(batch / geometry.rows) * geometry.step.heads
-    rounds = ceil(groups / max(1, resident_groups(geometry, target)))
-    us = rounds * sum(_phase(geometry, phase) for phase in geometry.step.phases)
-    us += geometry.extra_us(min(groups, resident_groups(geometry, target)))
-    return us * geometry.slowdown
+    return StepTime(geometry, target).us(batch)
 
 
 def exchange_us(geometry: Geometry) -> float:

@@ -13,7 +13,7 @@ from tvm_rnn.cuda.persistent.geometry import Geometry
 from tvm_rnn.schedule.schedule_template import Config, Knobs
 from tvm_rnn.target import Target
 
-from .choose_geometry import RecurrentUnit
+from .choose_geometry import ANY, RecurrentUnit
 from .persistent_step_time import able_to_run, cheapest, predict
 
 MOST_ROWS = 128  # of a group
@@ -48,11 +48,13 @@ class PersistentTemplate(ABC):
     def every(cls, unit: RecurrentUnit, target: Target) -> Iterator[Config]:
         seen = set()
         for geometry in cls.geometries(unit, target, {}):
+            if not able_to_run(geometry, target):
+                continue
             # Those that only offer weights more room than is used are the same.
             kept = tuple((s.registers, s.shared) for parts in geometry.shares.values() for s in parts)
             knobs = cls.knobs(geometry)
             key = (kept, *(value for name, value in knobs.items() if not name.endswith("_words")))
-            if key not in seen and able_to_run(geometry, target):
+            if key not in seen:
                 seen.add(key)
                 yield knobs
 
@@ -80,6 +82,8 @@ def width_of(unit: RecurrentUnit) -> int:
 
 
 def rows_per_group(batch: int, most: int) -> list[int]:
-    """Rows per group when the batch is one slice, two, ... as many as can be resident."""
+    """Rows per group when the batch is one slice, two, ... as many as can be resident; of ANY batch: all there are."""
+    if batch == ANY:
+        return list(range(8, MOST_ROWS + 1, 8))
     tiles = -(-batch // 8)
     return sorted({min(MOST_ROWS, -(-tiles // slices) * 8) for slices in range(1, max(1, most) + 1)})

@@ -46,7 +46,7 @@ class CellReads:
         self.body, self.k, self.geometry, self.step = body, body.k, body.geometry, body.step
         self.numbers = {node: n for n, node in enumerate(self.step.read_nodes)}  # of pointers
         self.prefetch, self.words = Prefetch(body, at, self.numbers), MaskWords(body, self.numbers)
-        self.params: dict[tuple[Node, int, int], Expr] = {}
+        self.params: dict[tuple[Node, int, int, int], Expr] = {}  # with width and block
         self.ahead = 1 if self.geometry.reads_in_step else 2  # steps
         self.late = self.geometry.reads_in_step and self.step.phases[0].kind == "gemm"
         self.coming: list[dict[Coming, tuple[Buffer, int]]] = [{} for _ in range(self.ahead)]
@@ -54,20 +54,18 @@ class CellReads:
     def load_params(self) -> None:
         """Once, at the kernel's start."""
         k, layout = self.k, self.body.layout
-        widths = {w for w in self.step.domain.values() if w > 1}
-        for node, slot in self.step.params:
+        for node, slot, width in self.step.params:
             source = k[f"param_{self.step.param_nodes.index(node)}"]
             if slot < 0:
                 register = k.local(1)
                 k.store(register, source[tirx.const(layout.offset(node, ~slot), "int64")], 0)
-                self.params[(node, slot, 0)] = register[0]
+                self.params[(node, slot, width, 0)] = register[0]
                 continue
-            width = next(w for w in sorted(widths) if node.shape[-1] % w == 0)
             register = k.local(self.geometry.blocks(width))
             for block in range(self.geometry.blocks(width)):
                 unit = tirx.Min(self.body.cells.unit(width, block), tirx.const(width - 1, "int32"))
                 k.store(register, source[tirx.Cast("int64", layout.offset(node, slot * width) + unit)], block)
-                self.params[(node, slot, block)] = register[block]
+                self.params[(node, slot, width, block)] = register[block]
 
     def prepare(self) -> None:
         """Registers for loads in flight; loads the first two steps' values."""
@@ -163,8 +161,9 @@ class CellReads:
             number = component(node, index, phase.width)
             if node.mask:
                 return self.words.value((node, number, phase.width, block, j, e))
-            if (node, number, block if number >= 0 else 0) in self.params:
-                return self.params[(node, number, block if number >= 0 else 0)]
+            key = (node, number, phase.width, block) if number >= 0 else (node, number, 0, 0)
+            if key in self.params:
+                return self.params[key]
             for loaded in (self.prefetch.now, self.coming[body.par % self.ahead]):
                 if (phase, node, number, block, j, e) in loaded:
                     registers, at = loaded[(phase, node, number, block, j, e)]

@@ -562,6 +562,11 @@ class Geometry(ABC):
         """Of a whole step."""
         return 1.0
 
+    @property
+    def hopper(self) -> bool:
+        """Whether it takes what Hopper GPUs alone have: clusters, wgmma, bulk copies."""
+        return True
+
     def fits(self, registers: int = 255, shared_bytes: int = 232448) -> bool:
         """Whether a block fits on an SM. 255 registers per thread, 64 K per SM."""
         most = min(registers, (1 << 16) // self.threads // 8 * 8)

@@ -61,6 +61,8 @@ class Layer:
     regimes: list[Regime] = field(default_factory=list)
     reserved: dict[tuple[str, str], tuple[Pointer, str]] = field(default_factory=dict)
     regime: str = "-1"  # C++ expression: which of `regimes` runs in this call; below 0: none
+    whole: str = "B"  # C++ expression: rows that it takes; `rest` takes the others, as `regime` says
+    rest: str = "-1"
 
     def __post_init__(self) -> None:
         self.precision, self.batches = self.options.precision, self.options.batches
@@ -180,12 +182,14 @@ class Layer:
             hoisted[node] = reserve(f"hoisted{i}", f"{rows} * {place.row_stride}", place.dtype)
         for i, (node, places) in enumerate(self.layout.step_nodes.items()):
             step[node] = [reserve(f"step{i}", f"B * {p.row_stride}", p.dtype) for p in places]
-        regimes = [reserve(f"regime{i}", r.work_bytes, "uint8") for i, r in enumerate(self.regimes)]
+        # Of regimes that one call may use one after the other: the memory is that of the one which needs most.
+        most = ", ".join(f"int64_t({r.work_bytes})" for r in self.regimes)
+        regime = reserve("regime", f"std::max<int64_t>({{{most}, 0}})", "uint8") if self.regimes else None
         least = f"({rows} / {BITS} + B)"  # a word of each element of a batch row for every 32 steps
         words = {n: reserve(f"words{i}", f"{least} * {prod(n.shape)}", WORD) for i, n in enumerate(self.worded)}
         copied = self.layout.copied.items()
         inputs = {n: reserve(f"copy{n}", f"{rows} * {place.row_stride}", place.dtype) for n, place in copied}
-        found = {"hoisted": hoisted, "step": step, "regimes": regimes, "words": words, "copies": inputs}
+        found = {"hoisted": hoisted, "step": step, "regime": regime, "words": words, "copies": inputs}
         if self.scans:
             most = "std::max<int64_t>({" + ", ".join(scan.ends_size(rows) for scan in self.scans) + "})"
             found["chunk_ends"] = reserve("chunk_ends", most, self.layout.arithmetic)
@@ -201,9 +205,18 @@ class Layer:
         return bool(self.layout.read_by.get(mask, set()) - {"step"}) or mask in sources(last, self.layout.stored)
 
     def choose_regime(self, host: Host) -> None:
+        """Decide, in each call, which regime runs, and which one takes the rows that its whole rounds leave."""
+
+        def fitting(rows: HostExpr) -> str:
+            return "".join(f"({r.applies(rows)}) ? {i} : " for i, r in enumerate(self.regimes)) + "-1"
+
         if self.regimes:
-            cases = "".join(f"({r.applies}) ? {i} : " for i, r in enumerate(self.regimes))
-            self.regime = host.let("regime", f"{cases}-1")
+            self.regime = host.let("regime", fitting("B"))
+        if len(self.regimes) > 1 and self.regimes[-1].at_once is not None:
+            sizes = "".join(f"{self.regime} == {i} ? {r.at_once} : " for i, r in enumerate(self.regimes))
+            at_once = host.let("at_once", f"{sizes}B")
+            self.whole = host.let("whole", f"B > {at_once} ? B / {at_once} * {at_once} : B")
+            self.rest = host.let("rest", f"{self.whole} < B ? {fitting(f'(B - {self.whole})')} : -1")
 
     @property
     def blocks(self) -> HostExpr:
@@ -279,20 +292,34 @@ class Layer:
                 self.states.blank(host, tile)
             return
         parity = host.let("parity", tile.parity)
-        for number, (regime, work) in enumerate(zip(self.regimes, buffers.regimes, strict=True)):
-            with host.when(f"{self.regime} == {number}"):
-                host.memset(work, regime.zero_bytes)
-                pairs = [picked(host, parity, buffers.states[i]) for i in self.layout.stepped]
-                before, after = [old for old, _ in pairs], [new for _, new in pairs]
-                given = (tile.inputs, self.hoisted_at(buffers, tile), buffers.weights)
-                span = (tile.start, tile.count, tile.reverse)
-                layer_steps = LayerSteps(self.layout, *span, *given, before, after, tile.output, work)
-                lean = self.machine.records.lean
-                regime.launch(host, replace(layer_steps, lean=lean, kept=tile.kept, words=buffers.words))
+        self._regimes(host, buffers, tile, parity)
         if self.regimes and self.machine.records.lean:
             return  # what is measured runs by a regime
         with host.when(f"{self.regime} < 0") if self.regimes else nullcontext():
             self._steps(host, buffers, tile, parity)
+
+    def _regimes(self, host: Host, buffers: Buffers, tile: Tile, parity: str) -> None:
+        """Whole rounds of the regime that applies, then what is left of the batch."""
+        if buffers.regime is None:
+            return
+        pairs = [picked(host, parity, buffers.states[i]) for i in self.layout.stepped]
+        before, after = [old for old, _ in pairs], [new for _, new in pairs]
+        given = (tile.inputs, self.hoisted_at(buffers, tile), buffers.weights)
+        span = (tile.start, tile.count, tile.reverse)
+        steps = LayerSteps(self.layout, *span, *given, before, after, tile.output, buffers.regime)
+        steps = replace(steps, lean=self.machine.records.lean, kept=tile.kept, words=buffers.words)
+        if self.rest == "-1":
+            for number, regime in enumerate(self.regimes):
+                with host.when(f"{self.regime} == {number}"):
+                    regime.launch(host, steps)
+            return
+        with host.loop(f"{self.rest} >= 0 ? 2 : 1", "part") as part:
+            own = host.let("own", f"{part} ? {self.rest} : {self.regime}")
+            first = host.let("first", f"{part} ? {self.whole} : 0")
+            rows = host.let("rows", f"{part} ? B - {self.whole} : {self.whole}")
+            for number, regime in enumerate(self.regimes):
+                with host.when(f"{own} == {number}"):
+                    regime.launch(host, replace(steps, first=first, rows=rows))
 
     def _steps(self, host: Host, buffers: Buffers, tile: Tile, first: str) -> None:
         with host.loop(tile.count, "s") as s:

@@ -46,10 +46,12 @@ class Scan:
     initial: Mapping[str, float] = field(default_factory=dict)
     record: str = DEFAULT  # where the knobs are from
     most: int | None = None
-    applies: str = "true"
+    at_once: int | None = None
     packs: Sequence[Pack] = ()
     work_bytes: HostExpr = 0
-    zero_bytes: HostExpr = 0
+
+    def applies(self, rows: HostExpr = "B") -> str:
+        return "true"
 
     @property
     def width(self) -> int:
@@ -145,7 +147,7 @@ class Body:
         """Parameters, states, how long the row is, and the values of the first steps."""
         k = self.k
         self.params = {}
-        for node, slot in self.step.params:
+        for node, slot, _ in self.step.params:
             at = tirx.const(~slot, "int64") if slot < 0 else tirx.Cast("int64", slot * self.width + self.unit)
             self.params[(node, slot)] = k.keep(k[f"param_{self.step.param_nodes.index(node)}"][at])
         self.states = [k.local(1, self.dtype) for _ in self.step.graph.states]

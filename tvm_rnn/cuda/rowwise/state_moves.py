@@ -45,7 +45,7 @@ class Buffers:
     shadows: dict[int, tuple[Pointer, Pointer]]
     hoisted: dict[Node, Pointer]
     step: dict[Node, list[Pointer]]
-    regimes: list[Pointer]  # each regime's own memory
+    regime: Pointer | None = None  # memory of whatever regime runs
     mask_keys: MaskKeys | None = None  # what masks are made of
     words: dict[Node, Pointer] = field(default_factory=dict)  # masks as persistent kernels read them
     chunk_ends: Pointer | None = None  # what chunks of a recurrence do to its states

@@ -1,8 +1,8 @@
 """The report as one HTML file: nothing is fetched, and all of it can be read without scripts.
 
-In: an `Explanation`, records of an ablation, outcomes of tuning. Out: the text of a page: what was decided, equations,
-the graph at every stage behind a slider, layers over time, roofline, bars, generated code. Style and script are
-`page.css` and `page.js`, written into it.
+In: an `Explanation`, records of an ablation, outcomes of tuning. Out: the text of a page: a summary, what was decided,
+equations, the graph at every stage behind a slider, layers over time, roofline, bars, generated code. Style and script
+are `page.css` and `page.js`, written into it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from tvm_rnn.decisions import DecisionFacts
 from tvm_rnn.explain.facts import ExplanationFacts, KernelFacts, NetworkFacts, PassFacts
+from tvm_rnn.explain.summary import summary
 from tvm_rnn.explain.text import cpu_text, in_turn_text, percent, phase_text, subject_text, text
 from tvm_rnn.graph.equations import equations, math
 from tvm_rnn.tune.plot import history as trials
@@ -40,7 +41,8 @@ def page(
     ablation: without, us. history: speed over the defaults by trial."""
     networks = facts["networks"]
     title = " and ".join(f"{own['cell']} for {_where(own)}" for own in networks)
-    body = [f"<h1>{escape(title)}</h1>", _contents(bool(looked and looked[0]), bool(ablation), bool(history))]
+    body = [f"<h1>{escape(title)}</h1>", *map(_summary, networks)]
+    body += [_contents(bool(looked and looked[0]), bool(ablation), bool(history))]
     for number, own in enumerate(networks):
         net = looked[number] if number < len(looked) else None
         body += _network(own, net, number)
@@ -61,6 +63,25 @@ def page(
         f'<!DOCTYPE html>\n<html lang="en"><head>{head}<title>{escape(title)}</title><style>{style}</style></head>'
         f"<body>{inside}</body></html>\n"
     )
+
+
+def _summary(own: NetworkFacts) -> str:
+    """What a reader in a hurry wants: four answers, and a bar as long as the share of the roof."""
+    found = summary(own)
+    bar = "" if found.share is None else _meter(found.share)
+    answers = {
+        "What it is": escape(found.what),
+        "How fast": escape(found.speed),
+        "How far from the roof": bar + escape(found.distance),
+        "What to change first": escape(found.change),
+    }
+    cards = "".join(f"<div><dt>{words}</dt><dd>{answer}</dd></div>" for words, answer in answers.items())
+    return f'<dl class="summary">{cards}</dl>'
+
+
+def _meter(share: float) -> str:
+    words = f"{percent(share)} of the roof"
+    return f'<meter min="0" max="1" value="{min(1.0, share):.3f}" aria-label="{words}">{words}</meter>'
 
 
 def _where(own: NetworkFacts) -> str:

@@ -87,6 +87,10 @@ class MmaSync(Geometry):
         return Emitters(exchange, inputs, pieces, MmaSyncProduct(body, self, exchange, inputs))
 
     @property
+    def hopper(self) -> bool:
+        return not self.exchange.in_memory
+
+    @property
     def possible(self) -> bool:
         """Where values are polled for: every word of an operand is written in every step, and all of it is asked for at
         once. Where a part came later, it was missing again, and a counter was quicker: LSTM 1024 bf16, B = 64, in two

@@ -1,0 +1,356 @@
+"""Charts and tables of stored benchmarks: the README's figure, and the page with filters.
+
+In: `pages/records/*.jsonl`, which `tvm-rnn bench --suite NAME --records FILE` writes, and the records of tuning that
+ship. Out: `pages/images/speed_light.svg` and `speed_dark.svg` (`python tutorials/site/benchmarks.py`, which is `make
+figures`), and what `generate.py` puts into the page of benchmarks. Every figure in either is in these files.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tvm_rnn.bench.run.tables import Report, report
+from tvm_rnn.bench.suites.gpu import SHORT
+from tvm_rnn.schedule.record_files import read
+from tvm_rnn.vega_lite import BLUE, CONFIG, GREEN, GREY, ORANGE, PURPLE, RED, SCHEMA, Spec, svg
+
+HERE = Path(__file__).resolve().parent
+RECORDS = HERE / "pages" / "records"
+TUNED = HERE.parent.parent / "schedules" / "records"
+OURS = "tvm_rnn"
+BUSY = 1.0  # programs at work beside the benchmark
+# Cells of the README's figure, and what people call them; frameworks, in the order and colours of all charts.
+FIRST = {
+    "lstm": "LSTM",
+    "gru": "GRU",
+    "lstm_layer_norm": "layer-norm LSTM",
+    "lem": "LEM",
+    "multiplicative_lstm": "multiplicative LSTM",
+    "gated_delta_net": "gated delta net",
+}
+PEERS = {
+    "torch": ("PyTorch, its layer", ORANGE),
+    "torch-loop": ("PyTorch, step by step", RED),
+    "torch-compile": ("torch.compile", PURPLE),
+    "onnxruntime": ("ONNX Runtime", GREEN),
+    "openvino": ("OpenVINO", "#b59a00"),
+    "numpy": ("NumPy", GREY),
+    OURS: (OURS, BLUE),
+}
+PAPERS = {"light": ("#ffffff", "#1f2328"), "dark": ("#0d1117", "#e6edf3")}  # GitHub's own: background, ink
+Row = dict[str, Any]
+
+
+def stored() -> Iterator[tuple[Path, Report]]:
+    """Every file of records, the newest first."""
+    found = []
+    for path in RECORDS.glob("*.jsonl"):
+        found.append((path, report([json.loads(line) for line in path.read_text().splitlines()])))
+    yield from sorted(found, key=lambda pair: (pair[1].facts["date"], pair[0].name), reverse=True)
+
+
+def rows() -> list[Row]:
+    """A row per point and framework that was measured, with how many times as long it takes as tvm_rnn."""
+    found = []
+    for path, one in stored():
+        for line in one.lines:
+            for name, record in line.rows.items():
+                if "us_per_step" in record:
+                    found.append(
+                        {
+                            **{key: record[key] for key in ("point", "cell", "hidden", "steps", "batch")},
+                            "dtype": SHORT[record["precision"]],
+                            "device": one.facts["device"],
+                            "date": one.facts["date"][:10],
+                            "suite": path.stem,
+                            "framework": name,
+                            "us": float(f"{record['us_per_step']:.4g}"),
+                            "spread": round(record.get("spread") or 0.0, 3),
+                            "ratio": None if name == OURS else rounded(line.ratio(name)),
+                        }
+                    )
+    return found
+
+
+def rounded(ratio: float | None) -> float | None:
+    """A ratio with the digits that are worth reading."""
+    return None if ratio is None else float(f"{ratio:.3g}")
+
+
+def tuned() -> list[Row]:
+    """What `tvm-rnn tune` recorded, without peers: the best that was found, beside the defaults."""
+    found = []
+    for folder in sorted(path for path in TUNED.iterdir() if path.is_dir()):
+        for record in read([TUNED], folder.name).records:
+            work = record.workload
+            if work.get("steps"):
+                known = {key: work[key] for key in ("cell", "hidden", "steps", "batch")}
+                known |= {"dtype": SHORT[work["precision"]], "device": folder.name, "date": record.date[:10]}
+                known["point"] = f"{record.name}, T {work['steps']}"
+                found.append({**known, "framework": "best found", "us": record.median_us / work["steps"]})
+                found.append({**known, "framework": "defaults", "us": record.default_us / work["steps"]})
+    return found
+
+
+# --- the README's figure ---------------------------------------------------------------------------------------------
+
+
+def first(paper: str) -> Spec:
+    """A group of bars for each cell and device: how many times as long each peer takes. paper: a key of PAPERS."""
+    background, ink = PAPERS[paper]
+    parts, notes = [], []
+    for path, one in stored():
+        if path.stem.startswith("zoo"):
+            parts.append(_group(one))
+            versions = ", ".join(f"{name} {v}" for name, v in _versions(one).items())
+            load = one.facts["load"]
+            busy = f"; the machine was busy, load average {load:.0f}: ratios are rough" if load > BUSY else ""
+            notes += [f"{one.facts['device']}, {_sizes(one)}", f"{one.facts['date'][:10]}, {versions}{busy}"]
+    text = dict.fromkeys(("labelColor", "titleColor"), ink)
+    return {
+        "background": background,
+        "padding": {"left": 40, "right": 16, "top": 16, "bottom": 16},
+        "title": {
+            "text": "How many times as long others take: the line at 1 is tvm_rnn",
+            "subtitle": notes,
+            "anchor": "start",
+            "color": ink,
+            "subtitleColor": ink,
+            "offset": 12,
+        },
+        "config": {**CONFIG, "axis": {**CONFIG["axis"], **text}, "legend": text, "text": {"color": ink, "fill": ink}},
+        "vconcat": parts,
+    }
+
+
+def _group(one: Report) -> Spec:
+    """One device: bars from 1, the time of tvm_rnn, on a logarithmic axis; to the right where the other is slower."""
+    lines = {line.ours.get("cell"): line for line in one.lines}
+    peers = [name for name in PEERS if name not in (OURS, "numpy") and name in one.peers]
+    values = [
+        _bar(words, name, lines[cell].ratio(name)) for cell, words in FIRST.items() if cell in lines for name in peers
+    ]
+    ratios = [float(row["ratio"]) for row in values]
+    names, colours = zip(*(PEERS[name] for name in peers), strict=True)
+    scale = {"type": "log", "domain": [min(0.5, *ratios) * 0.9, 1.6 * max(ratios)], "nice": False}
+    x = {"field": "ratio", "type": "quantitative", "title": None, "scale": scale}
+    x |= {"axis": {"values": [0.5, 1, 2, 5, 10, 20, 50, 100], "format": "~g"}}
+    y = {"field": "cell", "type": "nominal", "sort": list(FIRST.values()), "title": None}
+    y |= {"axis": {"labelFontSize": 12, "labelLimit": 0, "ticks": False, "domain": False, "labelPadding": 8}}
+    offset = {"field": "peer", "type": "nominal", "sort": list(names)}
+    colour = {"field": "peer", "type": "nominal", "sort": list(names), "title": None}
+    colour |= {"legend": {"orient": "bottom", "labelLimit": 0, "columnPadding": 20}}
+    colour |= {"scale": {"domain": list(names), "range": list(colours)}}
+    line = {"mark": {"type": "rule", "color": BLUE, "strokeWidth": 2}, "encoding": {"x": {"datum": 1.0}}}
+    label = {"mark": {"type": "text", "align": "left", "dx": 4, "fontSize": 10}}
+    return {
+        "width": 560,
+        "height": {"step": 13, "for": "offset"},
+        "data": {"values": values},
+        "layer": [
+            {
+                "mark": {"type": "bar"},
+                "encoding": {"y": y, "yOffset": offset, "x": x, "x2": {"datum": 1.0}, "color": colour},
+            },
+            {**label, "encoding": {"y": y, "yOffset": offset, "x": x, "text": {"field": "text"}}},
+            line,
+        ],
+    }
+
+
+def _bar(cell: str, peer: str, ratio: float | None) -> Row:
+    """A bar and its label; where the peer has no such cell the label says so."""
+    text = "no such layer" if ratio is None else f"{ratio:.1f}"
+    return {"cell": cell, "peer": PEERS[peer][0], "ratio": ratio or 1.0, "text": text}
+
+
+def _versions(one: Report) -> Mapping[str, str]:
+    """Of what was measured."""
+    every = [row for line in one.lines for row in line.rows.values() if row.get("version")]
+    return {str(row["framework"]).partition("-")[0]: str(row["version"]) for row in every}
+
+
+def _sizes(one: Report) -> str:
+    """Of the points, which have one T, B and dtype, and one or two H."""
+    every = [line.ours for line in one.lines if "us_per_step" in line.ours]
+    large, small = (pick(every, key=lambda row: row["hidden"]) for pick in (max, min))
+    words = f"I = H = {large['hidden']}"
+    words += (
+        f" ({FIRST.get(small['cell'], small['cell'])}: {small['hidden']})" if small["hidden"] < large["hidden"] else ""
+    )
+    return f"{words}, T = {large['steps']}, B = {large['batch']}, {SHORT[large['precision']]}"
+
+
+def figures() -> None:
+    """Write the README's figure, for light and dark pages."""
+    for paper in PAPERS:
+        drawn = svg(first(paper), "How many times as long other frameworks take as tvm_rnn, by cell")
+        (HERE / "pages" / "images" / f"speed_{paper}.svg").write_text(drawn + "\n")
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+
+def script() -> str:
+    """Vega, Vega-Lite and what draws the page's charts with them: one file, nothing is fetched."""
+    import vl_convert
+
+    library: str = vl_convert.javascript_bundle()
+    return library + (HERE / "benchmarks.js").read_text()
+
+
+def page(text: str) -> str:
+    """The page of benchmarks: what was written by hand, with charts and tables at its marks."""
+    measured, own = rows(), tuned()
+    parts = {
+        "compared": embedded("compared", compared(measured), "how many times as long others take"),
+        "times": embedded("times", times(measured), "microseconds per step"),
+        "tuned": embedded(
+            "tuned", times(own, device="nvidia-h200", cell="lstm"), "microseconds per step, as tuning recorded them"
+        ),
+        "misses": "\n".join(misses(measured)),
+        "runs": "\n".join(runs()),
+    }
+    for name, part in parts.items():
+        text = text.replace(f"<!-- {name} -->", part)
+    return text
+
+
+def embedded(name: str, spec: Spec, words: str) -> str:
+    """A chart that the page's script draws; without scripts the tables below it say the same."""
+    whole = json.dumps({"$schema": SCHEMA, "config": CONFIG, "description": words, **spec}).replace("<", "\\u003c")
+    return (
+        f'<div class="filters" id="{name}-filters"></div>\n'
+        f'<div class="vega"><div id="{name}" role="figure" aria-label="{words}"></div></div>\n'
+        f'<script type="application/json" data-for="{name}">{whole}</script>'
+    )
+
+
+def _filters(data: Sequence[Row], chosen: Mapping[str, str]) -> tuple[list[Spec], list[Spec]]:
+    """A list to choose from for each column, and what it leaves. chosen: at first; else all."""
+    params, kept = list[Spec](), list[Spec]()
+    for field, words in {"device": "device", "cell": "cell", "hidden": "H", "batch": "B", "dtype": "dtype"}.items():
+        values = sorted({row[field] for row in data})
+        bind = {
+            "input": "select",
+            "options": [None, *values],
+            "labels": ["all", *map(str, values)],
+            "name": f"{words} ",
+        }
+        params.append({"name": f"only_{field}", "value": chosen.get(field), "bind": bind})
+        kept.append({"filter": f"only_{field} == null || datum.{field} == only_{field}"})
+    return params, kept
+
+
+def compared(data: Sequence[Row]) -> Spec:
+    """Dots on a logarithmic axis, right of 1 where tvm_rnn is faster, left of it where it is slower."""
+    params, kept = _filters(data, {})
+    known = [row for row in data if row["ratio"] is not None]
+    peers = [name for name in PEERS if any(row["framework"] == name for row in known)]
+    x = {"field": "ratio", "type": "quantitative", "scale": {"type": "log"}}
+    x |= {
+        "title": "time of the other / time of tvm_rnn (right of the line: tvm_rnn is faster)",
+        "axis": {"format": "~g"},
+    }
+    colour = {"field": "framework", "type": "nominal", "title": None, "legend": {"orient": "top"}}
+    colour |= {"scale": {"domain": peers, "range": [PEERS[name][1] for name in peers]}}
+    tips = [{"field": name} for name in ("framework", "ratio", "us", "spread", "device", "date")]
+    y = {"field": "point", "type": "nominal", "title": None, "axis": {"labelLimit": 190}}
+    return {
+        "width": "container",
+        "height": {"step": 16},
+        "params": params,
+        "data": {"values": known},
+        "transform": kept,
+        "layer": [
+            {
+                "mark": {"type": "rule", "strokeDash": [4, 3], "color": GREY, "aria": False},
+                "encoding": {"x": {"datum": 1, "type": "quantitative"}},
+            },
+            {
+                "mark": {"type": "point", "filled": True, "size": 70, "opacity": 0.9},
+                "encoding": {
+                    "x": x,
+                    "y": {**y, "sort": {"op": "max", "field": "ratio", "order": "descending"}},
+                    "color": colour,
+                    "shape": {"condition": {"test": "datum.ratio < 1", "value": "cross"}, "value": "circle"},
+                    "tooltip": tips,
+                },
+            },
+        ],
+    }
+
+
+def times(data: Sequence[Row], **chosen: str) -> Spec:
+    """Microseconds per step of every framework. chosen: what the filters leave at first."""
+    params, kept = _filters(data, chosen)
+    names = [name for name in (*PEERS, "defaults", "best found") if any(row["framework"] == name for row in data)]
+    colours = [{**{n: c for n, (_, c) in PEERS.items()}, "defaults": GREY, "best found": BLUE}[name] for name in names]
+    tips = [{"field": name} for name in ("framework", "us", "device", "date")]
+    x = {"field": "us", "type": "quantitative", "scale": {"type": "log"}, "title": "microseconds per step"}
+    return {
+        "width": "container",
+        "height": {"step": 16},
+        "params": params,
+        "data": {"values": list(data)},
+        "transform": kept,
+        "mark": {"type": "tick", "thickness": 3, "bandSize": 13},
+        "encoding": {
+            "x": {**x, "axis": {"format": "~g"}},
+            "y": {"field": "point", "type": "nominal", "title": None, "axis": {"labelLimit": 190}},
+            "color": {
+                **{"field": "framework", "type": "nominal", "title": None, "legend": {"orient": "top"}},
+                "scale": {"domain": names, "range": colours},
+            },
+            "tooltip": tips,
+        },
+    }
+
+
+def misses(data: Sequence[Row]) -> Iterator[str]:
+    """How often tvm_rnn is faster, and every comparison in which it is not."""
+    known = sorted((row for row in data if row["ratio"] is not None), key=lambda row: float(row["ratio"]))
+    slower = [row for row in known if row["ratio"] < 1]
+    faster = len(known) - len(slower)
+    yield f"Of {len(known)} comparisons tvm_rnn is faster in {faster}, slower in {len(slower)}.\n"
+    for name in (name for name in PEERS if any(row["framework"] == name for row in known)):
+        ratios = [row["ratio"] for row in known if row["framework"] == name]
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        yield f"- {PEERS[name][0]}: geometric mean {mean:.2f}, least {min(ratios):.2f}, over {len(ratios)}."
+    if slower:
+        yield "\n| where others are faster | framework | its time / ours | spread of ours |\n|---|---|---:|---:|"
+        ours = {(row["suite"], row["point"]): row["spread"] for row in data if row["framework"] == OURS}
+        for row in slower:
+            noise = ours.get((row["suite"], row["point"]), 0.0)
+            yield f"| {row['point']} | {PEERS[row['framework']][0]} | {row['ratio']:.2f} | {noise:.0%} |"
+
+
+def runs() -> Iterator[str]:
+    """Where each file was made, and what was left out, with the reason."""
+    for path, one in stored():
+        facts = one.facts
+        yield f"### {path.stem}\n"
+        yield f"{facts['device']}; {', '.join(f'{name} {version}' for name, version in _versions(one).items())}; on"
+        yield f"{facts['date'][:16].replace('T', ' ')} UTC, load average {facts['load']:.1f} at the beginning. As data:"
+        yield f"[{path.name}](records/{path.name}).\n\n```console\n$ {facts['command']}\n```\n"
+        yield '<div class="wide" tabindex="0" markdown>\n'
+        yield f"{_table(one)}\n\n</div>\n"
+
+
+def _table(one: Report) -> str:
+    """Microseconds per step of everyone, with the ratio; "-" where a framework has no such layer."""
+    lines = [f"| point | {OURS} | spread | {' | '.join(one.peers)} |", "|---|---:|---:|" + "---:|" * len(one.peers)]
+    for line in one.lines:
+        theirs = [f"{line.us(name):.4g} ({line.ratio(name):.2f})" if line.ratio(name) else "-" for name in one.peers]
+        ours = line.us(OURS)
+        own = "- | -" if ours is None else f"{ours:.4g} | {line.ours['spread']:.0%}"
+        lines.append(f"| {line.point} | {own} | {' | '.join(theirs)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    figures()

@@ -1,0 +1,105 @@
+"""An explanation in four sentences: what was compiled, how fast it is, how far from the roof, the one thing to change.
+
+In: the facts of one network. Out: a `Summary`, which the report begins with. It only picks among what was measured,
+predicted and decided; nothing is estimated here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from .facts import NetworkFacts, WorkFacts
+from .text import percent
+
+NEAR = 0.75  # of the roof: passes, schedules and knobs have little left to find
+WAITING = 0.3  # of the time
+FLOORS = {"memory": "moving bytes", "arithmetic": "arithmetic"}
+
+
+class Summary(NamedTuple):
+    """Each a sentence or two. share: of the roof, None where no time is known."""
+
+    what: str
+    speed: str
+    distance: str
+    change: str
+    share: float | None
+
+
+def summary(own: NetworkFacts) -> Summary:
+    """The summary of one network, by its largest batch size that has a time."""
+    timed = [row for row in own["work"] if _us(row) is not None]
+    row = max(timed or own["work"], key=lambda row: row["batch"])
+    distance = _distance(row)
+    return Summary(_what(own), _speed(timed), distance, next(_changes(own, row)), row.get("share"))
+
+
+def _us(row: WorkFacts) -> float | None:
+    return row["measured_us"] if "measured_us" in row else row.get("predicted_us")
+
+
+def _number(value: float) -> str:
+    """Three digits that count."""
+    return f"{float(f'{value:.3g}'):,.12g}"
+
+
+def _source(row: WorkFacts) -> str:
+    return "measured" if "measured_us" in row else "predicted"
+
+
+def _what(own: NetworkFacts) -> str:
+    layers = f"{own['layers']} layers" if own["layers"] > 1 else "One layer"
+    both = ", both directions" if own["directions"] == 2 else ""
+    stored = "" if own["weights"] in (own["precision"], own["dtype"]) else f", weights in {own['weights']}"
+    where = ", ".join(own["target"]["archs"]) or own["target"]["mcpu"]
+    kind = f"{own['memory']['parameters']:,} parameters, {own['precision']}{stored}"
+    return f"{layers} of {own['cell']}{both}: {kind}, for {where}."
+
+
+def _speed(timed: list[WorkFacts]) -> str:
+    if not timed:
+        return "No time is known yet."
+    each = [f"{_number((_us(row) or 0.0) / row['steps'])} us per step at B = {row['batch']}" for row in timed]
+    rows = max(timed, key=lambda row: row["batch"])
+    rate = 1e6 * rows["batch"] * rows["steps"] / (_us(rows) or 1.0)
+    return f"{', '.join(each)}, {_source(rows)}; {_number(rate)} steps of a row a second."
+
+
+def _distance(row: WorkFacts) -> str:
+    floors = row.get("floor_us", {})
+    if not floors:
+        return "What this device does at best is not known."
+    worst = max(floors, key=lambda name: floors[name])
+    least = f"{_number(floors[worst] / row['steps'])} us per step, by {FLOORS.get(worst, worst)}"
+    if "share" not in row:
+        return f"At best it could take {least}."
+    return f"{percent(row['share'])} of the roof at B = {row['batch']}: at best it could take {least}."
+
+
+def _changes(own: NetworkFacts, row: WorkFacts) -> Iterator[str]:
+    """What to change, the first thing first."""
+    us, floors, share = _us(row), row.get("floor_us", {}), row.get("share", 0.0)
+    on_gpu = bool(own["target"]["archs"])
+    if us is None:
+        do = "tvm-rnn bench times it where the GPU is" if on_gpu else "--measure times it on this CPU"
+        yield f"First measure it: {do}."
+        return
+    if "busy" in row["ceilings_from"]:
+        yield "First measure it on an idle machine: this one was busy, and its roof is too low."
+    if share >= NEAR:
+        yield "Nothing in the compiler: little is left to gain but fewer operations, fewer bits or a larger machine."
+    if on_gpu:
+        refused = [d for d in own["regimes"] if not d["done"] and "persistent" in d["what"] and d.get("why")]
+        alone = any(d["done"] and d["what"] == "step by step" for d in own["regimes"])
+        if alone and refused:
+            kernel, why = refused[-1]["what"], refused[-1]["why"]
+            yield f"Steps are launches of their own. {kernel} would be one launch, but: {why}."
+        if row.get("in_turn_us", 0.0) > WAITING * us:
+            waits = percent(row["in_turn_us"] / us)
+            yield f"More rows or layers at once: for {waits} of the time blocks wait for each other's values."
+    elif floors and floors.get("memory", 0.0) >= max(floors.values()) and own["weights"] == own["dtype"]:
+        yield 'Fewer bytes: weights="int8_dynamic" or "int8", as each step takes as long as reading its weights.'
+    if all(row.get("record") == "default" for row in own["templates"]):
+        yield "Try tuning: every schedule has its default knobs (tvm-rnn tune)."
+    yield "A larger batch: what each step costs once is shared by more rows."
