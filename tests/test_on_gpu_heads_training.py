@@ -39,10 +39,12 @@ def headed(name: str) -> Any:
     return gpu_module(f"heads_training_{name}", net, batch=[rows], training=True), net
 
 
-def with_reached_states(net: rnn.RNN, case: Case, batch: int) -> Case:
-    """States that belong together, as a normaliser and what it divides."""
+def fitting_case(net: rnn.RNN, case: Case, batch: int) -> Case:
+    """States that belong together, as a normaliser and what it divides; and small inputs: where they are large, what
+    they are rounded to decides which side of a stabiliser's maximum has the gradient."""
     before = draw(net, 8, batch, seed=1)
-    return replace(case, state=rnn.reference(net)(before.x)[1])
+    x = {name: (0.25 * value).astype(value.dtype) for name, value in case.x.items()}
+    return replace(case, x=x, state=rnn.reference(net)(before.x)[1])
 
 
 @pytest.mark.parametrize("ragged", [False, True])
@@ -54,7 +56,7 @@ def test_gradients_are_the_oracle_s_every_time(name: str, ragged: bool) -> None:
         assert any(row["template"].startswith("persistent") for row in variant[way]["templates"]), way
     for steps, batch in ((24, rows), (7, rows + 5)):
         kind, given = getattr(torch, net.dtype), flags(steps, batch) if ragged else {}
-        case, last = with_reached_states(net, draw(net, steps, batch, **given), batch), None
+        case, last = fitting_case(net, draw(net, steps, batch, **given), batch), None
         x, state = there(case.x, kind), there(case.state, kind)
         x = x if len(x) > 1 else next(iter(x.values()))
         gy, gstate = there(case.gy, kind), there(case.gstate, kind)
