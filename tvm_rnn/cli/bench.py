@@ -130,24 +130,18 @@ def _module(module: str, timing: Timing, shown: Shown) -> None:
     from tvm_rnn.bench.run.compare import compare
     from tvm_rnn.bench.run.training import compare_training
 
+    steps, batch, rounds, threads = timing.steps, timing.batch, timing.rounds, timing.threads
     with progress(shown.as_json) as stage:
         if timing.training:
-            report = compare_training(
-                module,
-                steps=timing.steps,
-                batch=timing.batch,
-                threads=timing.threads,
-                rounds=timing.rounds,
-                progress=stage,
-            )
+            report = compare_training(module, steps=steps, batch=batch, threads=threads, rounds=rounds, progress=stage)
         else:
             report = compare(
                 module,
                 timing.peers(CPU_PEERS),
-                steps=timing.steps,
-                batch=timing.batch,
-                threads=timing.threads,
-                rounds=timing.rounds,
+                steps=steps,
+                batch=batch,
+                threads=threads,
+                rounds=rounds,
                 stream=timing.stream,
                 progress=stage,
             )
