@@ -110,12 +110,13 @@ class Cell(TorchLayer):
         x: [T, B, ...], with batch_first [B, T, ...], or one row without B; or packed, as y is then, with all else in
         the order of its rows before they were sorted. state: of the form of x too, also by name. inputs: further inputs
         of the cell and its constants, by name. The rest: as of `to_torch`'s layers."""
-        more: dict[str, Any] = {"reset": reset, "seed": seed, "first_step": first_step, **inputs}
         if isinstance(x, PackedSequence):
             if lengths is not None:
                 raise InputError(message("a packed x has its lengths", got="lengths= too", do="leave out lengths="))
             values, lengths = pad_packed_sequence(x, self.batch_first)
-            y, last = self.forward(values, state, lengths=lengths, **more)
+            y, last = self.forward(
+                values, state, lengths=lengths, reset=reset, seed=seed, first_step=first_step, **inputs
+            )
             return packed_as(x, y.transpose(0, 1) if self.batch_first else y, lengths), last
         state = self._named(state)
         if not isinstance(x, Tensor):
@@ -129,10 +130,12 @@ class Cell(TorchLayer):
             value = value.unsqueeze(rows) if single else value
             return value.transpose(0, 1) if self.batch_first else value
 
-        more |= {n: (v.unsqueeze(0) if single else v) if n in constants else steps(v) for n, v in inputs.items()}
-        more["reset"] = None if reset is None else steps(torch.as_tensor(reset))
+        more = {n: (v.unsqueeze(0) if single else v) if n in constants else steps(v) for n, v in inputs.items()}
+        again = None if reset is None else steps(torch.as_tensor(reset))
         state = each(state, lambda part: part.unsqueeze(1)) if single else state
-        y, found = super().forward(steps(x), state, lengths=lengths, **more)
+        y, found = super().forward(
+            steps(x), state, lengths=lengths, reset=again, seed=seed, first_step=first_step, **more
+        )
         y = y.transpose(0, 1) if self.batch_first else y
         last = each(found, lambda part: part.squeeze(1)) if single else found
         assert last is not None
