@@ -108,8 +108,8 @@ def first(paper: str) -> Spec:
             parts.append(_group(one))
             versions = ", ".join(f"{name} {v}" for name, v in _versions(one).items())
             load = one.facts["load"]
-            busy = f"; the machine was busy, load average {load:.0f}: ratios are rough" if load > BUSY else ""
-            notes += [f"{one.facts['device']}, {_sizes(one)}", f"{one.facts['date'][:10]}, {versions}{busy}"]
+            notes += [f"{one.facts['device']}, {_sizes(one)}", f"{one.facts['date'][:10]}, {versions}"]
+            notes += [f"The machine was busy, load average {load:.0f}: ratios are rough."] * (load > BUSY)
     text = dict.fromkeys(("labelColor", "titleColor"), ink)
     return {
         "background": background,
