@@ -10,10 +10,10 @@ import pytest
 import tvm_rnn as rnn
 from tests.runtime.test_runtime_model import WIDTH, B, T, two
 from tvm_rnn.compiler import compile as build
-from tvm_rnn.compiler.compile_model import SHARED
 from tvm_rnn.errors import BuildError, ConfigError
 from tvm_rnn.explain.tables import has_weights, manifest_page
 from tvm_rnn.module_file.manifest import validate
+from tvm_rnn.module_file.schema import SHARED
 from tvm_rnn.runtime.runtime import read_container
 
 

@@ -18,6 +18,12 @@ def test_a_network_for_a_gpu() -> None:
     assert "B = 16: steps take turns, and their blocks wait for each other 1 time in each: " in " ".join(page.split())
 
 
+def test_where_heads_lie() -> None:
+    net = rnn.RNN(rnn.cells.slstm, 16, dtype="bfloat16", H=16, N=3)
+    page = " ".join(str(explain(net, "nvidia-h200", batch=8)).split())
+    assert "3 heads apart: a step reads nothing of other heads" in page and "for 8 rows of each of 3 heads" in page
+
+
 def test_a_network_for_a_cpu() -> None:
     page = " ".join(str(explain(rnn.RNN(rnn.cells.lstm, 64, 64), "x86-64-v4")).split())
     assert (

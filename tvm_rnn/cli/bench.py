@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -130,13 +130,21 @@ def _module(module: str, timing: Timing, shown: Shown) -> None:
     from tvm_rnn.bench.run.compare import compare
     from tvm_rnn.bench.run.training import compare_training
 
-    sizes: dict[str, Any] = {"steps": timing.steps, "batch": timing.batch, "rounds": timing.rounds}
+    steps, batch, rounds, threads = timing.steps, timing.batch, timing.rounds, timing.threads
     with progress(shown.as_json) as stage:
         if timing.training:
-            report = compare_training(module, threads=timing.threads, progress=stage, **sizes)
+            report = compare_training(module, steps=steps, batch=batch, threads=threads, rounds=rounds, progress=stage)
         else:
-            peers, stream = timing.peers(CPU_PEERS), timing.stream
-            report = compare(module, peers, threads=timing.threads, stream=stream, progress=stage, **sizes)
+            report = compare(
+                module,
+                timing.peers(CPU_PEERS),
+                steps=steps,
+                batch=batch,
+                threads=threads,
+                rounds=rounds,
+                stream=timing.stream,
+                progress=stage,
+            )
     show(shown.as_json, report.as_dict(), report.table())
 
 

@@ -16,6 +16,7 @@ from tvm_rnn.errors import ConfigError, TvmRnnError
 
 # --input_size is --input-size: Python's names of the same arguments have underscores.
 SETTINGS = {"help_option_names": ["-h", "--help"], "token_normalize_func": lambda word: word.replace("_", "-")}
+Click = Any  # its contexts and parameters: which click that is, is typer's own affair
 MARKUP: Literal["markdown"] = (
     "markdown"  # of help: rich's own would take "[no limit]" for a style, and break lines where sources do
 )
@@ -24,17 +25,17 @@ MARKUP: Literal["markdown"] = (
 class Command(TyperCommand):
     """A command of `tvm-rnn`."""
 
-    def get_params(self, ctx: Any) -> Any:
+    def get_params(self, ctx: Click) -> Click:
         return _with_flags(super().get_params(ctx))
 
 
 class Commands(TyperGroup):
     """All commands; what goes wrong in one becomes a message on stderr and an exit code."""
 
-    def get_params(self, ctx: Any) -> Any:
+    def get_params(self, ctx: Click) -> Click:
         return _with_flags(super().get_params(ctx))
 
-    def invoke(self, ctx: Any) -> Any:
+    def invoke(self, ctx: Click) -> Click:
         try:
             return super().invoke(ctx)
         except TvmRnnError as error:
@@ -44,7 +45,7 @@ class Commands(TyperGroup):
             raise typer.Exit(130) from None
 
 
-def _with_flags(params: Any) -> Any:
+def _with_flags(params: Click) -> Click:
     """The parameters, of which flags take no value: help would say <bool>."""
     for param in params:
         if getattr(param, "is_flag", False):

@@ -133,7 +133,8 @@ def _regimes(facts: NetworkFacts) -> Iterator[RenderableType]:
         chip = row.get("facts", {})
         if "weights_in_registers_bytes" in chip:
             near, far = (size_text(chip[f"weights_in_{place}_bytes"]) for place in ("registers", "shared"))
-            words = f"{chip['blocks']} blocks of {chip['threads']} threads for {chip['rows']} rows; weights: {near} in"
+            slices = f"{chip['rows']} rows" + (f" of each of {chip['heads']} heads" if "heads" in chip else "")
+            words = f"{chip['blocks']} blocks of {chip['threads']} threads for {slices}; weights: {near} in"
             words += f" registers, {far} in shared memory; a block has {size_text(chip['shared_bytes'])} of that, "
             yield Padding(Text(words + f"a thread about {chip['registers_estimated']} registers"), (0, 0, 0, 6))
 

@@ -15,14 +15,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from tvm_rnn.network.program import COMPILED, Step
 from tvm_rnn.surroundings.calls import Graph, Unsupported, calls_of
 
-from .fields import Unreadable, Wrong, integer
+from .fields import Unreadable, Wrong
 from .onnx_again import OPSET, code_of, renamed
 from .onnx_file import import_onnx
+from .onnx_fit import Fit
 from .onnx_types import Layers, Types
 from .stacks import needed, ordered
 
@@ -133,20 +132,13 @@ class _Regions:
         first = next(filter(None, step.outputs))
         if step.op in OTHERWISE or self.types.nodes.get(first) is None or step.outputs[0] in self.refused:
             return False
-        if step.op == "Gather" and not self.is_inside(step):
+        if not Fit(self.types.shape, self.values.constant)(step):
             return False
         if step.op == "LayerNormalization" and any(step.outputs[1:]):  # its mean has other axes in Relax
             return False
         names = [name for name in (*step.inputs, *step.outputs) if name]
         known = (self.values.is_constant(name) or self.types.shape(name) is not None for name in names)
         return all(self.types.dtype(name) in DTYPES for name in names) and all(known)
-
-    def is_inside(self, gather: Step) -> bool:
-        """Whether all places are known to be there: compiled code reads memory wherever it is told to."""
-        places, shape = self.values.constant(gather.inputs[1]), self.types.shape(gather.inputs[0])
-        axis = integer(gather.attributes, "axis", 0)
-        size = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
-        return places is not None and isinstance(size, int) and bool(np.all((places >= -size) & (places < size)))
 
     def is_float(self, step: Step) -> bool:
         names = [name for name in (*step.inputs, *step.outputs) if name and not self.values.is_constant(name)]

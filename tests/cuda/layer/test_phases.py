@@ -75,7 +75,7 @@ def test_two_carried_states_of_one_value_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("cell", "hidden", "says"),
-    [("sru", 8, "no product"), ("gla", 8, "not a vector"), ("lstm", 1, "one unit")],
+    [("sru", 8, "no product"), ("m2rnn", 8, "not a vector"), ("lstm", 1, "one unit")],
 )
 def test_what_is_refused(cell: str, hidden: int, says: str) -> None:
     with pytest.raises(NotPersistent, match=says):

@@ -28,7 +28,7 @@ def test_states_of_16_bit_networks_have_a_copy_for_products() -> None:
 
 
 def test_hoisted_vectors_are_stored_small_and_numbers_whole() -> None:
-    layout = layout_of(graph_of("mlstm"))
+    layout = layout_of(graph_of("m2rnn"))
     dtypes = {prod(n.shape) > 1: layout.hoisted(n).dtype for n in layout.hoisted_nodes if "step" in layout.read_by[n]}
     assert dtypes == {True: "bfloat16", False: "float32"}
 
