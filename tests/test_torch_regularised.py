@@ -51,6 +51,7 @@ def test_gradients_in_training_are_the_oracles(layer: Any) -> None:
     assert_close(found, {name: expected[name] for name in found}, "float64", T)
 
 
+@pytest.mark.broad
 def test_eval_mode_is_inference(layer: Any) -> None:
     case = draw(NET, T, B)
     layer.eval()
@@ -82,6 +83,7 @@ def test_seeds_come_from_torchs_generator(layer: Any) -> None:
     np.testing.assert_array_equal(*(layer(x, seed=3)[0].detach().numpy() for _ in range(2)))
 
 
+@pytest.mark.broad
 def test_checkpoints_make_the_same_masks_again(layer: Any) -> None:
     from torch.utils.checkpoint import checkpoint
 

@@ -73,7 +73,7 @@ def check(name: str, steps: int, batch: int, seed: int = 0, **rows: Any) -> None
     assert len(plans) > 2 or steps < 5
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("name", [n if n in FEW else pytest.param(n, marks=pytest.mark.slow) for n in NETS])
 def test_gradients_under_every_plan_are_the_oracle_s(name: str) -> None:
     check(name, 23, 3)

@@ -330,6 +330,7 @@ def test_steps_of_a_real_time_thread(lstm: Path, tmp_path: Path) -> None:
     assert run(program, lstm).decode().split("\n")[:2] == ["steps: 0", "control: 1"]
 
 
+@pytest.mark.broad
 def test_a_fork_and_two_threads_at_once(lstm: Path, tmp_path: Path) -> None:
     program = build(HERE / "threads.c", tmp_path / "threads", lstm, "-lpthread", "-D_GNU_SOURCE")
     assert run(program, lstm).decode() == "same\n"

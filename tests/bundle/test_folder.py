@@ -91,6 +91,7 @@ def test_a_stream_of_steps_and_its_times(lstm: Any, lstm_bundle: Path, tmp_path:
     assert 0 < numbers[0] <= numbers[1] <= numbers[2]
 
 
+@pytest.mark.broad
 def test_examples_say_what_is_wrong(lstm_bundle: Path, tmp_path: Path) -> None:
     np.ones(7, "f4").tofile(tmp_path / "x.raw")
     example = build(lstm_bundle / "example.c", tmp_path / "example", lstm_bundle)

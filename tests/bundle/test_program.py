@@ -108,6 +108,7 @@ def test_a_model_of_two_networks(two: tuple[Any, Path], sizes: tuple[int, int]) 
         np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.broad
 def test_an_output_is_an_input_of_the_next_run(two: tuple[Any, Path]) -> None:
     """h0_last is h0 as it was given: the memory of a run's outputs is needed until the next run has made its own."""
     given, library = feeds(5, 3), Library(two[1])

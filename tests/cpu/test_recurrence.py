@@ -66,7 +66,7 @@ def test_recurrences_are_those_of_the_oracle(c: rnn.Cell, net: dict[str, int]) -
                 assert_close(got[1][name], value, "float32", steps)
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("net", [{}, {"reverse": True}, {"bidirectional": True}], ids=str)
 @pytest.mark.parametrize("c", [turning, mixed], ids=lambda c: c.name)
 def test_gradients_of_recurrences_are_those_of_the_oracle(c: rnn.Cell, net: dict[str, int]) -> None:

@@ -177,10 +177,14 @@ def test_how_much_of_a_large_layer_stays_on_the_chip() -> None:
     assert 0.2 * every < kept["weights_in_registers_bytes"] < 0.5 * every
 
 
+APART = "a state is not a vector, and heads are not apart: a value of one head reads S of all; "
+APART += "as one vector: [W V] @ x is broadcast along heads or their units"
+
+
 @pytest.mark.parametrize(
     ("net", "target", "what", "why"),
     [
-        (zoo("mlstm", 16, dtype="float32"), GPU, "persistent kernels", "a state is not a vector"),
+        (zoo("m2rnn", 16, dtype="float32"), GPU, "persistent kernels", APART),
         (zoo("gru", 16, dtype="float64"), GPU, "persistent kernels", "there are none in float64"),
         (zoo("gru", 16, dtype="float16"), GPU, "scan_cuda", "more than pointwise work on a row of units"),
         (zoo("gru", 16, dtype="float16"), GPU, "layers in a wave", "there is one layer"),

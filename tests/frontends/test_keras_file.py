@@ -254,6 +254,7 @@ def configs(draw: Any) -> Any:
     return config
 
 
+@pytest.mark.broad
 @given(configs())
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_changed_configs(tmp_path_factory: pytest.TempPathFactory, config: Any) -> None:

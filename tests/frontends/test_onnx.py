@@ -54,6 +54,7 @@ def test_a_classifier_of_any_version(opset: int) -> None:
     assert_close(rnn.reference(rnn.from_onnx(made)).run(words()), onnx_runtime(made, words()), "float32", 7)
 
 
+@pytest.mark.broad
 def test_a_classifier_in_one_file(tmp_path: Path) -> None:
     onnx.save(classifier(), tmp_path / "m.onnx")
     model = rnn.from_onnx(tmp_path / "m.onnx")

@@ -243,6 +243,7 @@ def mutations(draw: Draw) -> bytes:
     return model.SerializeToString()
 
 
+@pytest.mark.broad
 @given(mutations())
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_changed_models(data: bytes) -> None:

@@ -75,6 +75,7 @@ def test_forms_and_dtypes(module: TrainingModule) -> None:
     assert_close((y, state), module(case.x, case.state), "float32", T)
 
 
+@pytest.mark.broad
 def test_a_tape_may_be_read_often_and_says_what_it_holds(module: TrainingModule) -> None:
     case = draw(NET, T, B, **flags(T, B))
     _, _, tape = module.forward_train(case.x, case.state, **case.rows)

@@ -78,6 +78,7 @@ def test_a_gradient_penalty_is_that_of_a_loop_by_hand(layer: Any, x: Any) -> Non
     assert_close([g.numpy() for g in ours], [g.numpy() for g in theirs], "float64", T)
 
 
+@pytest.mark.broad
 def test_rows_states_and_many_gradients_at_once(layer: Any, x: Any) -> None:
     """torch's own check of second derivatives; arrays that change after the call change nothing."""
     case = draw(layer.net, T, B, **flags(T, B))

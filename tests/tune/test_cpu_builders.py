@@ -121,6 +121,7 @@ def test_a_cell_that_does_not_forget_is_compared_over_fewer_steps() -> None:
         assert len(np.load(backend.folder / "expected.npz")["y"]) < 300
 
 
+@pytest.mark.broad
 def test_a_compiler_that_cannot_start_is_the_reason(tmp_path: Path) -> None:
     process = worker("build", {"net": str(tmp_path / "missing")}, tmp_path)
     with pytest.raises(Ended, match="FileNotFoundError"):

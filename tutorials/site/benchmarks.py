@@ -36,6 +36,7 @@ PEERS = {
     "torch": ("PyTorch, its layer", ORANGE),
     "torch-loop": ("PyTorch, step by step", RED),
     "torch-compile": ("torch.compile", PURPLE),
+    "cudnn": ("cuDNN's own API", "#8a5a44"),
     "onnxruntime": ("ONNX Runtime", GREEN),
     "openvino": ("OpenVINO", "#b59a00"),
     "numpy": ("NumPy", GREY),
@@ -59,7 +60,7 @@ def rows() -> list[Row]:
     for path, one in stored():
         for line in one.lines:
             for name, record in line.rows.items():
-                if "us_per_step" in record:
+                if "us_per_step" in record and name in PEERS:  # not the best of them
                     found.append(
                         {
                             **{key: record[key] for key in ("point", "cell", "hidden", "steps", "batch")},

@@ -57,6 +57,7 @@ def test_torch_has_our_weights_in_16_bits() -> None:
         assert y.dtype == torch.bfloat16 and errors((y, None), oracle(given))[0] < 1e-2
 
 
+@pytest.mark.broad
 def test_the_equations_are_compiled_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
 

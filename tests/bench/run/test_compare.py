@@ -38,6 +38,7 @@ def printed(report: compare.Report) -> str:
     return out.getvalue()
 
 
+@pytest.mark.broad
 @pytest.mark.usefixtures("children_without_torch")
 def test_a_module_file_beside_numpy(lstm_file: str) -> None:
     told: list[str] = []

@@ -199,6 +199,7 @@ def test_right_candidates_are_timed_and_others_say_why(folder: Path, final: bool
     assert ("preparing", "broken.so") in {(t["stage"], t["config"]) for t in told}
 
 
+@pytest.mark.broad
 def test_a_wrong_candidate_is_not_timed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_worker, "tolerance", lambda precision, steps: 0.0)
     (row,) = Bench(lambda told: None).candidates(candidates(folder, "a.so"))

@@ -37,6 +37,7 @@ def test_a_module_beside_torch(path: Path) -> None:
     assert rows[0]["error"] < 1e-5 and rows[1]["ratio"] == pytest.approx(rows[1]["median_us"] / rows[0]["median_us"])
 
 
+@pytest.mark.broad
 def test_wrong_gradients_are_not_timed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "_flat", lambda found: [np.array([1.0 if isinstance(found, dict) else 2.0])])
     monkeypatch.setattr(training, "_error", lambda got, expected: 0.5)

@@ -95,7 +95,7 @@ def packed(precision: str, given: np.ndarray) -> tuple[np.ndarray, np.ndarray, n
     return scales, words, decoded(wide, precision).reshape(ROWS, DEPTH)
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_codes_and_16_bit_weights_are_the_same_numbers(precision: str) -> None:
     given = matrix(precision)

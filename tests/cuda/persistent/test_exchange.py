@@ -51,6 +51,7 @@ def test_any_number_of_blocks(ctas: int, exchange: Any) -> None:
     assert persistent_error(case, exchange(ctas, 8, warps_k=2)) < tolerance("tf32", 4)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("seed", range(4))
 def test_a_slow_warp_still_sends_what_the_step_staged(seed: int) -> None:
     """The rest of its block may be a step ahead of it by then."""

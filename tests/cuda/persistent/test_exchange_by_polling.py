@@ -14,7 +14,7 @@ from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.oracle.tolerance import tolerance
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     ("cell", "precision", "hidden", "batch", "geometry"),
@@ -43,7 +43,7 @@ def test_a_warp_that_is_a_step_ahead_does_not_meet_for_its_neighbour(cell: str, 
     assert persistent_error(case, geometry, seed=seed) < tolerance("bfloat16", 6)
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("options", [{"lengths": True}, {"reset": True, "reverse": True}])
 @pytest.mark.usefixtures("short_turns")
 def test_also_with_lengths_and_resets(options: dict[str, bool]) -> None:

@@ -23,7 +23,7 @@ GEOMETRIES = [cluster(2, 8), cluster(2, 16, warps_k=2), either(3, 8, warps_k=2),
 USUAL = ((0, True), (2, False))  # the others with the slow tests
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("geometry", "follows"),
     [

@@ -69,7 +69,7 @@ def test_masks_are_numpys(every: str, shape: tuple[int, ...], steps: int, dtype:
         np.testing.assert_array_equal(found[t, :, :size].reshape(batch, *shape), expected)
 
 
-@pytest.mark.broad_after(2)
+@pytest.mark.broad
 @pytest.mark.parametrize("every", ["step", "sequence"])
 @pytest.mark.parametrize(("shape", "batch", "steps"), [((33,), 5, 70), ((130,), 1, 32), ((1,), 7, 1), ((2, 3), 3, 65)])
 def test_words_hold_32_steps(every: str, shape: tuple[int, ...], batch: int, steps: int) -> None:

@@ -131,7 +131,7 @@ def packed_sums(
     return arrays["sums"].sum(0), np.stack([left.T @ values[-1] for left in values[:-1]])
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("precision", "shape", "lefts", "height", "width", "rows", "parts"),
     [

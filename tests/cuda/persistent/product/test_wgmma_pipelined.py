@@ -94,7 +94,7 @@ def test_every_tile_is_multiplied_once(register_words: int, kinds: str) -> None:
     assert {kind for kind in ("rs", "ss") if calls(code, f"wgmma_bf16_{kind}")} == set(kinds.split())
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("name", "hidden", "batch", "precision", "geometry"),
     [
