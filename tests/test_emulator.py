@@ -147,7 +147,7 @@ def test_what_whole_rounds_leave_of_a_batch_runs_in_a_smaller_kernel(
     check(net, mod, "bfloat16", rows=3)
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "width", "inputs"),
     [("float64", 7, 5), *(pytest.param(d, 33, 7, marks=pytest.mark.slow) for d in ("float64", "float32", "bfloat16"))],
@@ -238,7 +238,7 @@ def looking_up(x: "I", h: "H", *, E: "I D", W: "H D", R: "H H", S: "H H", b: "H"
     return rnn.tanh(W @ E[rnn.argmax(x)] + R @ S[place] + 0.5 * h + b[place] * S[place])
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_rows_of_tables(dtype: str) -> None:
     net = rnn.RNN(looking_up, 5, 9, D=4, dtype=dtype).init(seed=2)
@@ -323,7 +323,7 @@ def test_a_wave_in_strict_float32(cell: str, monkeypatch: pytest.MonkeyPatch) ->
     check(net, mod, "float32")
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cell", "width", "shape"),
     [

@@ -32,6 +32,7 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", [n if n in BROAD else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
 def test_against_the_oracle(name: str) -> None:
     """With lengths and resets, from given states; 3 rows of 8, and 3 heads."""

@@ -66,6 +66,7 @@ MATRICES += ("retnet", "retnet_rotary", "rwkv7", "gla", "hgrn2", "corrected_twic
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     ("name", "dtype"), [("min_gru", "float32"), ("gla", "bfloat16"), ("corrected_twice", "float32")]
 )
@@ -81,6 +82,7 @@ def test_every_cell(name: str, dtype: str) -> None:
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("name", "dtype"), [("gated_delta_net", "float16"), ("retnet", "bfloat16")])
 def test_matrices(name: str, dtype: str) -> None:
     module = check(name, dtype, steps=75)  # a chunk, and a part of one

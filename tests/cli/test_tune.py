@@ -32,7 +32,7 @@ def test_a_search_prints_a_table_and_draws_a_picture(tmp_path: Path) -> None:
     assert picture.read_text().startswith("<svg ") and list(records.glob("*/elman.jsonl"))
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_a_search_that_is_asked_for_again_has_nothing_left_to_measure(tmp_path: Path) -> None:
     records = tmp_path / "records"
     call("elman", *SMALL, "--records", str(records))

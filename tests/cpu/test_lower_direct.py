@@ -78,7 +78,7 @@ def test_a_step_is_the_oracles(cell: str, sizes: tuple[int, int], tmp_path: Path
 
 
 @pytest.mark.broad
-@pytest.mark.slow_after(12)
+@pytest.mark.slow_after(8)
 @pytest.mark.parametrize("cell", sorted(CELLS, key=lambda name: name[::-1]))
 def test_of_every_cell(cell: str, tmp_path: Path) -> None:
     check(network(cell, 3, 5), tmp_path)
@@ -86,7 +86,7 @@ def test_of_every_cell(cell: str, tmp_path: Path) -> None:
 
 # Vectors of 16, 32 and 64 bytes, whole ones and what is left of them; states that are matrices, vectors, images.
 @pytest.mark.broad
-@pytest.mark.slow_after(5)
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("sizes", [(7, 24), (2, 33), (4, 4), (8, 8), (16, 16)], ids=str)
 @pytest.mark.parametrize("cell", ["lstm", "gru_reset_before", "mlstm", "rg_lru"])
 def test_of_other_sizes(cell: str, sizes: tuple[int, int], tmp_path: Path) -> None:

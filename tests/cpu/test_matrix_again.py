@@ -94,7 +94,7 @@ def test_lengths_resets_and_parts_that_are_not_full(c: rnn.Cell) -> None:
     compare(rnn.RNN(c, 5, 7, N=2).init(1), NEAR, torch=True)
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ways", [{"reverse": True}, {"bidirectional": True, "num_layers": 2}, {"num_layers": 3}], ids=str
 )
@@ -102,14 +102,14 @@ def test_directions_and_layers(ways: dict[str, Any]) -> None:
     compare(rnn.RNN(rnn.cells.gated_delta_net, 5, 19, **ways).init(1), NEAR)
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_matrices_that_others_drive_and_heads_that_share_keys() -> None:
     compare(rnn.RNN(driven, 5, H=7).init(1), NEAR, torch=True)
     compare(rnn.RNN(shared, 5, V=5, K=9).init(1), NEAR, torch=True)
     compare(rnn.RNN(rnn.cells.mamba2, 5, H=6, K=4, N=2, M=3).init(1), NEAR, torch=True)
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_float64_other_vectors_and_many_rows() -> None:
     compare(rnn.RNN(both_ways, 5, K=18, V=6, dtype="float64").init(1), NEAR, torch=True)
     compare(rnn.RNN(rnn.cells.gated_delta_net, 5, 19).init(1), [(KEPT_EVERY + 4, 2)], target="x86-64-v3")
@@ -117,6 +117,7 @@ def test_float64_other_vectors_and_many_rows() -> None:
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(3)
 @pytest.mark.peers
 @pytest.mark.parametrize("name", ["delta_net", "gated_delta_net", "mlstm", "gla", "mamba2", "hgrn2"])
 @pytest.mark.parametrize("sizes", [{}, {"N": 2}], ids=str)

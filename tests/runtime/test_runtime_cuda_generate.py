@@ -99,7 +99,7 @@ def test_samples_are_the_oracles(one_gpu: None, monkeypatch: pytest.MonkeyPatch,
             call()
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_layers_frames_and_inputs_of_every_step(one_gpu: None) -> None:
     module, reference = generated(rnn.RNN(noisy, 5, 5, num_layers=2).init(3))
     rng = np.random.default_rng(0)

@@ -84,7 +84,7 @@ def test_a_record_is_replayed() -> None:
     assert chosen("lstm", 2560, 64, together=4, register_words=0).together == 4
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "hidden", "batch", "precision"),
     [

@@ -196,7 +196,7 @@ def test_modules_without_layers_in_their_rows_run_step_by_step() -> None:
     assert regime({"templates": rows}, 1, 1) == "step by step: panels" and regime({"templates": []}, 1, 1) == ""
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_the_regime_of_a_real_plan() -> None:
     pytest.importorskip("tvm")  # the rest of this file needs no compiler
     from tvm_rnn.cuda.plan.network import plan

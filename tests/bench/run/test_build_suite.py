@@ -21,7 +21,7 @@ from tvm_rnn.runtime.runtime import read_container
 CPU = {"target": "llvm"}
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_a_point_is_compiled_for_all_batches_of_its_suite(tmp_path: Path) -> None:
     every, told = [point(batch=1), point(batch=4)], list[str]()
     index = build(every[:1], tmp_path, every=every, progress=told.append, **CPU)

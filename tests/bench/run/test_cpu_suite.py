@@ -44,7 +44,7 @@ def test_a_point_becomes_a_record_of_everyone(tmp_path: Path) -> None:
     assert report.markdown().startswith("| point |") and len(report.cells(report.lines[0])) == len(report.header())
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_peers_run_once_where_passes_alone_differ() -> None:
     points = [replace(TINY, without=PASSES[done:]) for done in (0, len(PASSES))]
     found = run(points, QUICK)
