@@ -235,6 +235,7 @@ def _moved(module: Compiled, device: torch.device, weights: Mapping[str, Tensor]
     return {name: tensor.to(device, kind).contiguous() for name, tensor in weights.items()}
 
 
+@torch._disable_dynamo  # what is no tensor cannot be in a graph; torch.compiler.disable would import Dynamo now
 def _present(module: Compiled, found: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """The weights as tensors, after the module was given them if they are not what it has."""
     arrays, held = {name: array_of(name, tensor) for name, tensor in found.items()}, module.weights
