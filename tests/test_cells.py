@@ -68,6 +68,7 @@ def test_a_cell_is_a_few_lines(zoo_cell: Cell) -> None:
     assert (statements[-1].end_lineno or 0) - statements[0].lineno < 13
 
 
+@pytest.mark.broad_after(60)
 @EVERY_CELL
 @pytest.mark.broad_after(2 * len(cells.ZOO))
 @pytest.mark.parametrize(("input_size", "hidden_size"), [(1, 7), (13, 3), (1, 1), (7, 1), (5, 11)])

@@ -27,6 +27,7 @@ def gradients(net: RNN, case: Case, **rows: Any) -> Any:
     return rnn.reference(net).gradients(case.x, case.state, case.gy, case.gstate, **{**case.rows, **rows})
 
 
+@pytest.mark.broad_after(2)
 def test_they_are_slopes(net: RNN) -> None:
     """Layers, directions, lengths and resets, states that begin elsewhere than at 0, inputs that every layer reads."""
     assert_slopes(net, draw(net, T, B))

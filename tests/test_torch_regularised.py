@@ -66,6 +66,7 @@ def test_eval_mode_is_inference(layer: Any) -> None:
     layer.train()
 
 
+@pytest.mark.broad
 def test_seeds_come_from_torchs_generator(layer: Any) -> None:
     x = x_of(draw(NET, T, B))
     layer.train()

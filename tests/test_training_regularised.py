@@ -52,7 +52,7 @@ def check(
     assert_close(found, oracle(net, case), net.dtype, max(steps, 1))
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("name", QUICK)
 def test_training_is_the_oracles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net, module = trained(name)

@@ -83,6 +83,7 @@ def test_gradients_under_every_plan_are_the_oracle_s(name: str) -> None:
     check(name, 24, 33, 2, reset=np.random.default_rng(3).random((24, 33)) < 0.3)
 
 
+@pytest.mark.broad
 def test_a_tape_is_read_twice_and_by_many_threads() -> None:
     """The second backward makes the last part's values again as well."""
     net, module = trained("lstm")

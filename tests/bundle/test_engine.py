@@ -336,6 +336,7 @@ def test_a_fork_and_two_threads_at_once(lstm: Path, tmp_path: Path) -> None:
     assert run(program, lstm).decode() == "same\n"
 
 
+@pytest.mark.broad
 def test_a_library_knows_where_its_module_is(lstm: Path, tmp_path: Path) -> None:
     program = build(lstm / "example.c", tmp_path / "example", lstm)
     np.ones((3, 8), "f4").tofile(tmp_path / "x.raw")

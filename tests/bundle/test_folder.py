@@ -101,6 +101,7 @@ def test_examples_say_what_is_wrong(lstm_bundle: Path, tmp_path: Path) -> None:
     assert b"does not fit the batch size" in run(cpp, lstm_bundle, tmp_path / "x.raw", code=1)
 
 
+@pytest.mark.broad
 def test_the_lines_of_the_readme_build_it(lstm_bundle: Path, tmp_path: Path) -> None:
     shutil.copytree(lstm_bundle, tmp_path / "copy")
     text = (lstm_bundle / "README.md").read_text()

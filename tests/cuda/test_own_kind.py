@@ -32,6 +32,7 @@ def own_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(discovery, "_found", None)
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.usefixtures("own_folder")
 @pytest.mark.parametrize(("cell", "hidden", "options"), [("lstm", 40, {}), ("gru_reset_before", 24, {"reverse": True})])
 def test_it_is_chosen_as_the_cheapest_and_computes(cell: str, hidden: int, options: dict[str, bool]) -> None:

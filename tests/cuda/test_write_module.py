@@ -58,6 +58,7 @@ def test_the_manifest_says_what_is_inside(gru: Any, tmp_path: Path, monkeypatch:
     assert rnn.load(tmp_path / "m.so").manifest == m
 
 
+@pytest.mark.broad
 def test_a_call_reaches_the_kernels(gru: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_GPUS", "90")
     y, state = gru(np.zeros((3, 2, 5), "f4"))

@@ -196,6 +196,7 @@ def test_what_cannot_be_kept_is_refused() -> None:
 # --- gradients are slopes --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.broad_after(20)
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in SPIKING])  # spikes have no slope
 def test_every_cell_has_the_slope_of_its_loss(name: str) -> None:
     net = network(name, 3, 4, dtype="float64")

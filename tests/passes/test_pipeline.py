@@ -45,6 +45,7 @@ def test_every_stage_means_the_same(name: str, off: tuple[str, ...]) -> None:
 QUICK = ("lstm", "gru_reset_before", "lstm_layer_norm", "mlstm", "delta_net", "augru")
 
 
+@pytest.mark.broad_after(15)
 @pytest.mark.parametrize("off", OFF, ids=lambda off: "+".join(off) or "all on")
 @pytest.mark.parametrize(
     "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in rnn.cells.names()]

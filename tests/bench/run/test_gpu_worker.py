@@ -206,6 +206,7 @@ def test_a_wrong_candidate_is_not_timed(folder: Path, monkeypatch: pytest.Monkey
     assert "us" not in row and row["reason"].startswith("error")
 
 
+@pytest.mark.broad
 def test_a_candidate_whose_result_moves_is_not_timed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_graphs, "same_bits", lambda one, other: False)
     bench = Bench(lambda told: None)

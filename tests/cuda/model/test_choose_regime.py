@@ -85,7 +85,7 @@ def test_strict_float32_while_it_fits(hidden: int, runs: bool) -> None:
     assert bool(regimes("lstm", hidden, "float32", [16])) is runs
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_large_layers_take_slices_while_steps_are_not_quicker(cell: str) -> None:
     """H200, B = 128: LSTM 16.5 us where clusters share K, 19.6 step by step; GRU 14.1, 15.6."""
