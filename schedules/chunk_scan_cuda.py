@@ -41,8 +41,8 @@ class ChunkScanCuda:
 
         own = unit.recurrence
         chunks = [c for c in CHUNKS if possible(chunk=c, warps=1)]
-        if own.in_chunks or not chunks:
-            got = own.in_chunks or f"{own.keys} keys, {len(own.vectors)} vectors of a step"
+        if own.why_no_chunks or not chunks:
+            got = own.why_no_chunks or f"{own.keys} keys, {len(own.vectors)} vectors of a step"
             raise ConfigError(message("no chunk kernel takes this recurrence", got=got, do="run it step by step"))
         chunk = knob("chunk", chunks, max(chunks))
         most = -(-unit.recurrence.values // 16)

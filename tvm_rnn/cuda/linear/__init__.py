@@ -1,10 +1,10 @@
 """Kernels of states that are matrices and linear in themselves: delta rules, gated linear attention, mLSTM's memory.
 
-In: a `Recurrence` (`recurrence.py`). Out: kernels. `step_by_step.py` runs few steps, reading and writing the states
-once. `chunk_scan.py` runs all steps in chunks, on tensor cores: `chunk_tile.py` and `chunk_layout.py` say what a block
-is made of, `choose_tile.py` which, `chunk_block.py` what it has; `chunk_loads.py`, `chunk_scores.py` and
-`chunk_states.py` are its three kinds of warps. `segments.py` runs parts of the time at once, where there are few
-states.
+In: a `Recurrence` (`recurrence.py`). Out: kernels. `step_by_step.py` runs steps one after the other, reading and
+writing the states once: few steps, and all steps of what has no chunks. `chunk_scan.py` runs all in chunks, on tensor
+cores: `chunk_tile.py` and `chunk_layout.py` say what a block is made of, `choose_tile.py` which, `chunk_block.py` what
+it has; `chunk_loads.py`, `chunk_scores.py` and `chunk_states.py` are its three kinds of warps. `segments.py` runs parts
+of the time at once, where there are few states.
 
 Groups of kind "scan" in, kernels over chunks of time out: `vector_scan.py` for vectors; `matrix_scan.py` for matrices,
 which has those of above launched.

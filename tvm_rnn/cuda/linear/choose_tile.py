@@ -52,10 +52,10 @@ def refused(recurrence: Recurrence, target: Target) -> str:
     """Why no chunk kernel takes a recurrence; "" where one does."""
     if target.arch != "sm_90a":
         return f"chunks are for sm_90a, not for {target.arch}"
-    if not recurrence.in_chunks and not ChunkLayout("tile", recurrence, SMALLEST).possible:
+    if not recurrence.why_no_chunks and not ChunkLayout("tile", recurrence, SMALLEST).possible:
         own = recurrence
         return f"shared memory does not hold a chunk of {own.keys} keys, {len(own.vectors)} vectors a step"
-    return recurrence.in_chunks
+    return recurrence.why_no_chunks
 
 
 def choose(recurrence: Recurrence, batches: Sequence[int], target: Target) -> ChosenTile:

@@ -1,7 +1,7 @@
 """Recurrences of matrices over all time: a group of kind "scan" whose root is a `scan_matrix`.
 
-In: the group's operands, and where its values lie. Out: `MatrixScan`: the kernels of `chunk_scan.py`, and those of
-`step_by_step.py` for few steps, with the statements that launch them.
+In: the group's operands, and where its values lie. Out: a `MatrixScan`, the kernels of `step_by_step.py`, or a
+`ChunkedScan`, those of `chunk_scan.py` too, with the statements that launch them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.rowwise.state_moves import Tile
 from tvm_rnn.decisions import tell
 from tvm_rnn.graph.graph import Node
+from tvm_rnn.schedule.schedule_template import DEFAULT
 from tvm_rnn.target import Target
 
 from .choose_tile import ChosenTile, choose, refused
@@ -32,16 +33,32 @@ FEW = 8  # steps that take less one after the other than a chunk does
 AHEAD = 4  # steps that what a step reads is loaded before it, where all steps go one after the other
 
 
+class Launches:
+    """What a tile's kernels are launched with, by the names of their pointers and scalars."""
+
+    def __init__(self, host: Host, tile: Tile, pointers: dict[str, Pointer]) -> None:
+        self.host, self.tile = host, tile
+        self.pointers = pointers | {"lengths": host.program.lengths, "reset": host.program.reset}
+        self.scalars: dict[str, HostExpr] = {"steps": tile.count, "batch": "B", "start": tile.start, "total": "T"}
+        self.scalars |= {"has_lengths": "has_lengths", "has_reset": "has_reset"}
+
+    def __call__(self, kernel: Kernel, **other: Pointer) -> None:
+        """other: pointers in place of those of the tile."""
+        own = {name: {**self.pointers, **other}[name] for name, _ in kernel.pointers}
+        self.host.launch(kernel, own, {name: self.scalars[name] for name, _ in kernel.scalars})
+
+
 @dataclass(frozen=True, eq=False)
 class MatrixScan:
-    """The kernels of one group. arguments: what `values` of `launch` are, in the order of the kernels' pointers;
-    chosen: None where no chunk kernel takes the recurrence."""
+    """The kernels of one group: all steps one after the other, in a launch.
+
+    arguments: what `values` of `launch` are, in the order of the kernels' pointers.
+    """
 
     name: str
     operands: MatrixOperands
     recurrence: Recurrence
     arguments: tuple[Argument, ...]
-    chosen: ChosenTile | None
 
     @property
     def states(self) -> list[Node]:
@@ -54,33 +71,21 @@ class MatrixScan:
     @property
     def fact(self) -> dict[str, object]:
         """A row of the manifest's templates."""
+        unit = f"{self._unit} step by step, any B"
+        return {"unit": unit, "template": "step_by_step", "knobs": {}, "record": DEFAULT}
+
+    @property
+    def _unit(self) -> str:
         own = self.recurrence
-        unit = f"before scan_matrix {own.heads}x{own.keys}x{own.values}, all of T"
-        if self.chosen is None:
-            return {"unit": f"{unit} step by step, any B", "template": "step_by_step", "knobs": {}, "record": "model"}
-        unit = f"{unit} in chunks of {self.chosen.tile.chunk} steps, any B"
-        return {
-            "unit": unit,
-            "template": self.chosen.template,
-            "knobs": dict(self.chosen.knobs),
-            "record": self.chosen.record,
-        }
+        return f"before scan_matrix {own.heads}x{own.keys}x{own.values}, all of T"
 
     def ends_size(self, rows: HostExpr) -> str:
         """Numbers, at most, that segments of so many rows of steps leave for others."""
-        return "int64_t(0)" if self.segments is None else self.segments.memory_size(rows)
-
-    @cached_property
-    def chunks(self) -> ChunkScan | None:
-        return self.chosen and ChunkScan(f"{self.name}_chunks", self.recurrence, self.chosen.tile)
-
-    @cached_property
-    def segments(self) -> Segments | None:
-        return self.chosen and Segments(self.name, self.recurrence, self.chosen.tile)
+        return "int64_t(0)"
 
     @cached_property
     def steps(self) -> Steps:
-        return Steps(f"{self.name}_steps", self.recurrence, 1 if self.chosen else AHEAD)
+        return Steps(f"{self.name}_steps", self.recurrence, AHEAD)
 
     def launch(
         self,
@@ -95,33 +100,61 @@ class MatrixScan:
         lean: there are never lengths or resets."""
         ((before, after),) = states
         pointers = {a.name: p for a, p in zip(self.arguments, values, strict=True)}
-        pointers |= {"state_in": before, "state_out": after}
-        pointers |= {"lengths": host.program.lengths, "reset": host.program.reset}
-        scalars: dict[str, HostExpr] = {"steps": tile.count, "batch": "B", "start": tile.start}
-        scalars |= {"total": "T", "has_lengths": "has_lengths", "has_reset": "has_reset"}
-        chunks, segments, count = self.chunks, self.segments, ""
-        if segments is not None:
-            span = segments.span(host, tile.count)
-            count = host.let("segments", f"({tile.count} + {span} - 1) / {span}")
-            scalars |= {"span": span, "segments": count}
-
-        def launch(kernel: Kernel, **other: Pointer) -> None:
-            own = {name: {**pointers, **other}[name] for name, _ in kernel.pointers}
-            host.launch(kernel, own, {name: scalars[name] for name, _ in kernel.scalars})
-
+        work = Launches(host, tile, pointers | {"state_in": before, "state_out": after})
+        self._begin(work)
         cases = ("!has_lengths && !has_reset", "has_lengths || has_reset")
         for masked in (False,) if lean else (False, True):
             with nullcontext() if lean else host.when(cases[masked]):
-                if chunks is None or segments is None:
-                    launch(self.steps.kernels[masked])
-                    continue
-                with host.when(f"{tile.count} <= {FEW}"):
-                    launch(self.steps.kernels[masked])
-                with host.otherwise(), host.when(f"{count} == 1"):
-                    launch(chunks.kernels[masked])
-                with host.when(f"{count} > 1"):
-                    starts = segments.launch(host, pointers, scalars, ends, masked)
-                    launch(chunks.kernels[masked], state_in=starts)
+                self._run(work, ends, masked)
+
+    def _begin(self, work: Launches) -> None:
+        """What all cases share."""
+
+    def _run(self, work: Launches, ends: Pointer, masked: bool) -> None:
+        work(self.steps.kernels[masked])
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkedScan(MatrixScan):
+    """In chunks of time, and in segments of chunks where there are few rows; few steps one after the other."""
+
+    chosen: ChosenTile
+
+    @property
+    def fact(self) -> dict[str, object]:
+        unit = f"{self._unit} in chunks of {self.chosen.tile.chunk} steps, any B"
+        own = self.chosen
+        return {"unit": unit, "template": own.template, "knobs": dict(own.knobs), "record": own.record}
+
+    def ends_size(self, rows: HostExpr) -> str:
+        return self.segments.memory_size(rows)
+
+    @cached_property
+    def chunks(self) -> ChunkScan:
+        return ChunkScan(f"{self.name}_chunks", self.recurrence, self.chosen.tile)
+
+    @cached_property
+    def segments(self) -> Segments:
+        return Segments(self.name, self.recurrence, self.chosen.tile)
+
+    @cached_property
+    def steps(self) -> Steps:
+        return Steps(f"{self.name}_steps", self.recurrence)
+
+    def _begin(self, work: Launches) -> None:
+        span = self.segments.span(work.host, work.tile.count)
+        count = work.host.let("segments", f"({work.tile.count} + {span} - 1) / {span}")
+        work.scalars |= {"span": span, "segments": count}
+
+    def _run(self, work: Launches, ends: Pointer, masked: bool) -> None:
+        host, count = work.host, work.scalars["segments"]
+        with host.when(f"{work.tile.count} <= {FEW}"):
+            work(self.steps.kernels[masked])
+        with host.otherwise(), host.when(f"{count} == 1"):
+            work(self.chunks.kernels[masked])
+        with host.when(f"{count} > 1"):
+            starts = self.segments.launch(host, work.pointers, work.scalars, ends, masked)
+            work(self.chunks.kernels[masked], state_in=starts)
 
 
 def matrix_scan(
@@ -176,5 +209,6 @@ def matrix_scan(
     arguments += [Argument(f"output_{i}", "write", node, number) for i, (_, node, number) in enumerate(reads)]
     why = refused(own, target)
     tell(not why, f"{state.name} in chunks of time", why and f"step by step in one launch: {why}")
-    chosen = None if why else choose(own, batches, target)
-    return MatrixScan(name, operands, own, tuple(arguments), chosen)
+    if why:
+        return MatrixScan(name, operands, own, tuple(arguments))
+    return ChunkedScan(name, operands, own, tuple(arguments), choose(own, batches, target))

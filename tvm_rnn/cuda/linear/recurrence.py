@@ -110,7 +110,7 @@ class Recurrence:
         return self.decay is not None and self.decay.width > 1
 
     @property
-    def in_chunks(self) -> str:
+    def why_no_chunks(self) -> str:
         """Why no chunk kernel takes it, whatever its sizes are; "" where one may."""
         if self.decays_by_key:
             return "each key decays by itself"

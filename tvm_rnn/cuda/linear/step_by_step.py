@@ -97,7 +97,7 @@ class _Body:
     def _slot(self) -> _Slot:
         found = {}
         for name, (rows, at) in self.operands.items():
-            words = self._in_words(name) and SIZES[rows.dtype] == 2
+            words = self._vectorised(name) and SIZES[rows.dtype] == 2
             found[name] = self.w.local(len(at) // 2, "uint32") if words else self.w.local(len(at), rows.dtype)
         return found
 
@@ -199,7 +199,7 @@ class _Body:
         w = self.w
         for name, raw in slot.items():
             rows, at = self.operands[name]
-            if self._in_words(name):
+            if self._vectorised(name):
                 kind, each = ("ld.global.v2.b32", 2) if SIZES[rows.dtype] == 2 else ("ld.global.v4.f32", 4)
                 for i in range(len(at) // VECTOR):
                     place = w[name].ptr_to([self._element(rows, step, at[i * VECTOR])])
@@ -213,7 +213,7 @@ class _Body:
                 with w.when(within < rows.width):
                     w.store(raw, w[name][self._element(rows, step, within)], i)
 
-    def _in_words(self, name: str) -> bool:
+    def _vectorised(self, name: str) -> bool:
         """Whether a thread loads four elements at a time: they lie side by side, and begin at a multiple of four."""
         rows, at = self.operands[name]
         beside = at is (self.keys if self.recurrence.keys_last else self.values)
@@ -222,7 +222,7 @@ class _Body:
 
     def _floats(self, name: str, raw: Buffer) -> list[TirExpr]:
         rows, at = self.operands[name]
-        if self._in_words(name) and SIZES[rows.dtype] == 2:
+        if self._vectorised(name) and SIZES[rows.dtype] == 2:
             pairs = [unpack(rows.dtype, raw[i]) for i in range(len(at) // 2)]
             return [self.w.keep(value) for pair in pairs for value in pair]
         return [self.w.keep(tirx.Cast("float32", raw[i])) for i in range(len(at))]
@@ -291,7 +291,7 @@ class _Body:
         own = self.use % 2 * (WARPS * VALUES)  # of two halves in turn: one barrier is enough
         self.use += 1
         at = w.bind(self.lane % ACROSS * VECTOR)
-        total, number = self._shared(parts)
+        total, number = self._reduce_scatter(parts)
         w.store(self.parts, total, own + self.warp * VALUES + at + number)
         w.do(I.cuda.cta_sync())
         found = []
@@ -314,7 +314,7 @@ class _Body:
             found.append(self.w.keep(total))
         return found
 
-    def _shared(self, parts: list[TirExpr]) -> tuple[TirExpr, TirExpr]:
+    def _reduce_scatter(self, parts: list[TirExpr]) -> tuple[TirExpr, TirExpr]:
         """The sum over lanes of one of the values of the thread, and which: lanes halve the values between them as long
         as there are several."""
         w, everyone = self.w, tirx.const(0xFFFFFFFF, "uint32")
@@ -343,7 +343,7 @@ class _Body:
         """A result of a step, stored."""
         if self.parts is not None:
             return self._result(i, step, self._sums(vector))
-        total, number = self._shared(self._products(vector))
+        total, number = self._reduce_scatter(self._products(vector))
         once = sum(turn for turn in self.turns[len(self.values).bit_length() - 1 :])  # lanes that have the same
         with self.w.when(tirx.EQ(self.lane & once, 0)):
             self._put(i, step, self.w.bind(self.values[0] + number * self.apart), total)
