@@ -94,6 +94,17 @@ def test_numbers_as_numpy_has_them(dtype: str) -> None:
                 np.testing.assert_allclose(run(step(name), [a, b])[0], expected, rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.parametrize(
+    "shapes", [((), ()), ((), (7,)), ((4, 1), (1, 5)), ((2, 3, 1), (5,)), ((3, 0), (1,)), ((0, 3), (3,)), ((6, 9), (9,))]
+)
+def test_rows_of_floats(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    a, b = (RNG.normal(size=shape).astype("f4") for shape in shapes)
+    for name in ("Add", "Sub", "Mul", "Div"):
+        (found,) = run(step(name), [a, b])
+        assert found.shape == np.broadcast_shapes(*shapes)
+        np.testing.assert_array_equal(found, OPERATIONS[name]([a, b], {}))
+
+
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_whole_numbers(dtype: str) -> None:
     most = np.iinfo(dtype).max

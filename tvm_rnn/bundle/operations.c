@@ -660,6 +660,16 @@ static int64_t binary_int(int kind, int64_t a, int64_t b) {
   }
 }
 
+/* One row of float32, of ADD to DIV. Strides are 0 or 1. */
+static void combine_row(int kind, int64_t n, float* out, const float* a, int64_t sa, const float* b, int64_t sb) {
+#define EACH(OP) for (int64_t i = 0; i < n; ++i) out[i] = a[i * sa] OP b[i * sb]
+  if (kind == ADD) EACH(+);
+  else if (kind == SUB) EACH(-);
+  else if (kind == MUL) EACH(*);
+  else EACH(/);
+#undef EACH
+}
+
 static int32_t combined(struct value* out, int kind, const struct value* a, const struct value* b) {
   int64_t shape[MOST_AXES], strides[2][MOST_AXES];
   int rank, dtype = together(a->dtype, b->dtype), whole_numbers = !is_float(a) && !is_float(b);
@@ -669,6 +679,15 @@ static int32_t combined(struct value* out, int kind, const struct value* a, cons
   TRY(spread(a, rank, shape, strides[0]));
   TRY(spread(b, rank, shape, strides[1]));
   TRY(value_make(out, kind >= EQUAL ? IS_BOOL : kind == POW ? a->dtype : dtype, rank, shape));
+  if (rank && kind <= DIV && a->dtype == IS_FLOAT32 && b->dtype == IS_FLOAT32) {
+    int64_t n = shape[rank - 1], sa = strides[0][rank - 1], sb = strides[1][rank - 1];
+    for (int64_t i = 0; i < out->count; i += n) {
+      const float *one = (const float*)a->data + walk.at[0], *two = (const float*)b->data + walk.at[1];
+      combine_row(kind, n, (float*)out->data + i, one, sa, two, sb);
+      next(&walk, rank - 1, shape, 2, strides);
+    }
+    return ENGINE_OK;
+  }
   for (int64_t i = 0; i < out->count; ++i) {
     if (!whole_numbers) {
       put(out, i, binary(kind, get(a, walk.at[0]), get(b, walk.at[1])));
