@@ -95,7 +95,8 @@ def test_numbers_as_numpy_has_them(dtype: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "shapes", [((), ()), ((), (7,)), ((4, 1), (1, 5)), ((2, 3, 1), (5,)), ((3, 0), (1,)), ((0, 3), (3,)), ((6, 9), (9,))]
+    "shapes",
+    [((), ()), ((), (7,)), ((4, 1), (1, 5)), ((2, 3, 1), (5,)), ((3, 0), (1,)), ((0, 3), (3,)), ((6, 9), (9,))],
 )
 def test_rows_of_floats(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     a, b = (RNG.normal(size=shape).astype("f4") for shape in shapes)
