@@ -66,7 +66,7 @@ def landscape(k: dict[str, int]) -> float:
     return 0.72 + bowl + far + 0.02 * abs(math.log2(k["rows64"] / 2))
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("seed", (1, 0, 2))
 def test_a_large_space_is_searched_in_few_trials(seed: int) -> None:
     noise = np.random.default_rng(seed)
