@@ -66,8 +66,9 @@ format: $(VENV)/.installed-test ## Rewrite the sources in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.installed-docs ## Build the documentation (build/docs/html/index.html); every link is checked
-	$(BIN)/python tutorials/site/generate.py build/docs
+docs: $(VENV)/.installed-docs $(VENV)/.installed-notebooks ## Run the tutorials, build the documentation (build/docs/html/index.html) and check its links
+	$(BIN)/python tutorials/site/notebooks.py build/notebooks
+	$(BIN)/python tutorials/site/generate.py build/docs build/notebooks
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -f build/docs/mkdocs.yml
 
 docs-serve: docs ## Show the documentation in a browser

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Any
+
 import tvm_rnn as rnn
 
 
@@ -84,3 +87,42 @@ def both_ways(x: "I", S: "K V", h: "H", *, W: "H I", R: "H H", C: "H V", Q: "3 K
 
 
 APART, TOGETHER = (lstm, gru, normed), (mixed, normed_together, turned)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A cell of heads with sizes. rows: the batch that a module is compiled for; more: sizes, and what RNN takes."""
+
+    cell: rnn.Cell
+    dtype: str
+    rows: int
+    more: dict[str, Any] = field(default_factory=dict)
+    precision: str | None = None
+
+    def net(self, inputs: int) -> rnn.RNN:
+        return rnn.RNN(self.cell, inputs, dtype=self.dtype, **self.more).init(seed=1)
+
+
+def small(cell: rnn.Cell, dtype: str, precision: str | None = None, **more: Any) -> Layer:
+    return Layer(cell, dtype, 3, {"N": 3, **more}, precision)
+
+
+# For the emulator, in inference and training: 3 heads, 3 rows of the 8 that a tile has.
+SMALL = {
+    "lstm-bfloat16": small(lstm, "bfloat16", D=16),
+    "lstm-float32": small(lstm, "float32", D=8),
+    "lstm-odd": small(lstm, "float16", D=9),
+    "gru-bfloat16": small(gru, "bfloat16", D=16, bidirectional=True),
+    "shared-bfloat16": small(shared, "bfloat16", D=16),
+    "slstm-bfloat16": small(rnn.cells.slstm, "bfloat16", H=16, num_layers=2),
+    "block_gru-bfloat16": small(rnn.cells.block_gru, "bfloat16", H=16, P=24, A=4),
+    "slstm-tf32": small(rnn.cells.slstm, "float32", "tf32", H=16),
+}
+# For GPUs: the sizes of FlashRNN's and XMA's figures.
+WIDE = {
+    "lstm_24x32": Layer(lstm, "bfloat16", 16, {"N": 24, "D": 32}),
+    "lstm_12x64": Layer(lstm, "bfloat16", 16, {"N": 12, "D": 64}),
+    "slstm_12x64": Layer(rnn.cells.slstm, "bfloat16", 16, {"N": 12, "H": 64}),
+    "gru_8x64": Layer(gru, "bfloat16", 16, {"N": 8, "D": 64}),
+    "shared_64x16": Layer(shared, "bfloat16", 16, {"N": 64, "D": 16}),
+}

@@ -17,16 +17,11 @@ from tvm_rnn.oracle.tolerance import assert_close
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
 REPEATS, BYTES = 20, 1 << 26
-# Cell, dtype, sizes, and the B that the module is compiled for: those of FlashRNN's and XMA's figures, and odd ones.
-KINDS: dict[str, tuple[rnn.Cell, str, dict[str, int], int]] = {
-    "lstm_24x32": (own.lstm, "bfloat16", {"N": 24, "D": 32}, 16),
-    "lstm_12x64": (own.lstm, "bfloat16", {"N": 12, "D": 64}, 16),
-    "lstm_6x128": (own.lstm, "float16", {"N": 6, "D": 128}, 16),
-    "slstm_12x64": (rnn.cells.slstm, "bfloat16", {"N": 12, "H": 64}, 16),
-    "gru_8x64": (own.gru, "bfloat16", {"N": 8, "D": 64}, 16),
-    "shared_64x16": (own.shared, "bfloat16", {"N": 64, "D": 16}, 16),
-    "norm_5x24": (own.normed, "float32", {"N": 5, "D": 24}, 3),
-    "lstm_3x9": (own.lstm, "float32", {"N": 3, "D": 9}, 40),
+KINDS = {
+    **own.WIDE,
+    "lstm_6x128": own.Layer(own.lstm, "float16", 16, {"N": 6, "D": 128}),
+    "norm_5x24": own.Layer(own.normed, "float32", 3, {"N": 5, "D": 24}),
+    "lstm_3x9": own.Layer(own.lstm, "float32", 40, {"N": 3, "D": 9}),
 }
 
 
@@ -36,8 +31,7 @@ def plain(value: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_against_the_oracle(name: str) -> None:
-    cell, dtype, sizes, rows = KINDS[name]
-    net = rnn.RNN(cell, 32, dtype=dtype, **sizes).init(seed=1)
+    dtype, rows, net = KINDS[name].dtype, KINDS[name].rows, KINDS[name].net(32)
     module = gpu_module(f"heads_{name}_{dtype}", net, batch=[rows])
     assert "persistent_cluster_cuda" in {row["template"] for row in module.manifest.templates}
     generator, reference = torch.Generator(device="cuda").manual_seed(2), rnn.reference(net)

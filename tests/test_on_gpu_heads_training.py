@@ -18,25 +18,19 @@ from tests.test_on_gpu_training import LIMITS, poison, there
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
 REPEATS = 20
-# Cell, dtype, sizes, and the B that the module is compiled for: those of FlashRNN's and XMA's figures, and odd ones.
-KINDS: dict[str, tuple[rnn.Cell, str, dict[str, Any], int]] = {
-    "lstm_24x32": (own.lstm, "bfloat16", {"N": 24, "D": 32}, 16),
-    "lstm_12x64": (own.lstm, "bfloat16", {"N": 12, "D": 64}, 16),
-    "lstm_6x128": (own.lstm, "bfloat16", {"N": 6, "D": 128}, 16),
-    "slstm_12x64": (rnn.cells.slstm, "bfloat16", {"N": 12, "H": 64}, 16),
-    "gru_8x64": (own.gru, "bfloat16", {"N": 8, "D": 64}, 16),
-    "shared_64x16": (own.shared, "bfloat16", {"N": 64, "D": 16}, 16),
-    "block_gru_8x64": (rnn.cells.block_gru, "bfloat16", {"N": 8, "H": 64, "P": 512, "A": 8}, 16),
-    "gru_5x24": (own.gru, "float16", {"N": 5, "D": 24, "num_layers": 2}, 3),
-    "lstm_3x9": (own.lstm, "float32", {"N": 3, "D": 9, "bidirectional": True}, 20),
+KINDS = {
+    **own.WIDE,
+    "lstm_6x128": own.Layer(own.lstm, "bfloat16", 16, {"N": 6, "D": 128}),
+    "block_gru_8x64": own.Layer(rnn.cells.block_gru, "bfloat16", 16, {"N": 8, "H": 64, "P": 512, "A": 8}),
+    "gru_5x24": own.Layer(own.gru, "float16", 3, {"N": 5, "D": 24, "num_layers": 2}),
+    "lstm_3x9": own.Layer(own.lstm, "float32", 20, {"N": 3, "D": 9, "bidirectional": True}),
 }
 
 
 def headed(name: str) -> Any:
     """The module, and its network."""
-    cell, dtype, sizes, rows = KINDS[name]
-    net = rnn.RNN(cell, 32, dtype=dtype, **sizes).init(seed=1)
-    return gpu_module(f"heads_training_{name}", net, batch=[rows], training=True), net
+    net = KINDS[name].net(32)
+    return gpu_module(f"heads_training_{name}", net, batch=[KINDS[name].rows], training=True), net
 
 
 def fitting_case(net: rnn.RNN, case: Case, batch: int) -> Case:
@@ -51,7 +45,7 @@ def fitting_case(net: rnn.RNN, case: Case, batch: int) -> Case:
 @pytest.mark.parametrize("name", KINDS)
 def test_gradients_are_the_oracle_s_every_time(name: str, ragged: bool) -> None:
     module, net = headed(name)
-    variant, rows = module.manifest["variants"][0], KINDS[name][3]
+    variant, rows = module.manifest["variants"][0], KINDS[name].rows
     for way in ("forward_train", "backward"):
         assert any(row["template"].startswith("persistent") for row in variant[way]["templates"]), way
     for steps, batch in ((24, rows), (7, rows + 5)):

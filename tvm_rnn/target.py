@@ -182,7 +182,8 @@ def _gpu(name: str, arch: str, sms: int, shared_kb: tuple[int, int], l2_mb: int)
 HOPPER = "sm_90a"  # the arch that has clusters with bulk copies between them, and wgmma
 # Sources: CUDA C++ Programming Guide, technical specifications per compute capability; NVIDIA's data sheets and, of the
 # GeForce cards, its whitepapers on GA102, Ada and RTX Blackwell. B200: 148 multiprocessors in two dies and its L2 as
-# chipsandcheese.com/p/nvidias-b200-keeping-the-cuda-juggernaut has them. Only the H200's row was ever run.
+# chipsandcheese.com/p/nvidias-b200-keeping-the-cuda-juggernaut has them (other pages say 65 and 96 MB). Only
+# the rows of Hopper were ever run.
 _GPUS = (
     _gpu("nvidia-h200", "sm_90a", 132, (227, 228), 50),
     _gpu("nvidia-h100", "sm_90a", 132, (227, 228), 50),

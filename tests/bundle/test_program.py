@@ -317,3 +317,24 @@ def test_a_convolution_before_a_network(tmp_path: Path) -> None:
         for value, wanted in zip(ran(library, [x], 2), expected.values(), strict=True):
             assert value.shape == wanted.shape
             np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_sizes_of_different_names_are_compared(tmp_path: Path) -> None:
+    info = onnx.helper.make_tensor_value_info
+    filters = onnx.numpy_helper.from_array(RNG.normal(size=(4, 2, 3)).astype("f4"), "k")
+    inputs = [info("x", 1, ["B", 2, "T"]), info("z", 1, ["frames", 5])]
+    graph = onnx.helper.make_graph(
+        [node("Conv", "x k", "c"), node("MatMul", "c z", "y")], "g", inputs, [info("y", 1, None)], [filters]
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    module = rnn.compile(rnn.from_onnx(model))
+    module.export(bundle=tmp_path / "sizes")
+    library = Library(tmp_path / "sizes")
+    x, z = (RNG.normal(size=shape).astype("f4") for shape in ((2, 2, 9), (7, 5)))
+    np.testing.assert_allclose(ran(library, [x, z], 1)[0], module.run({"x": x, "z": z})["y"], rtol=1e-5, atol=1e-6)
+    for frames in (6, 8):
+        other = np.ones((frames, 5), "f4")
+        given, made = (Array * 2)(array_of(x), array_of(other)), (Array * 1)()
+        assert library.of("run", given, made) == BAD_ARGUMENT
+        assert "needed is T - 2 = frames" in library.error
+        assert f"got [2, 2, 9] [{frames}, 5]: check the shapes of the inputs" in library.error

@@ -35,7 +35,7 @@ def added(made: Any, opset: int = 17, constants: dict[str, Any] | None = None) -
         (node("ConstantOfShape", ["x"], ["y"]), 9, {"value": 0.0, "dtype": "float32"}),
         (node("Dropout", ["x"], ["y"], ratio=0.5), 10, {}),
         (node("Dropout", ["x"], ["y"], ratio=0.5), 7, {}),
-        (node("Gelu", ["x"], ["y"], approximate="tanh"), 20, {"approximate": "tanh"}),
+        (node("Elu", ["x"], ["y"], alpha=0.5), 20, {"alpha": 0.5}),
         (node("Clip", ["x"], ["y"], min=0.0, max=1.0), 6, {"min": 0.0, "max": 1.0}),
     ],
     ids=lambda value: value.op_type if isinstance(value, onnx.NodeProto) else None,

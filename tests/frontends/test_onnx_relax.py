@@ -12,7 +12,7 @@ from graphs import compiled
 from onnx_models import model_of, node, onnx_runtime, weights
 
 import tvm_rnn as rnn
-from tvm_rnn.errors import ConfigError
+from tvm_rnn.errors import ConfigError, InputError
 from tvm_rnn.frontends.onnx_relax import read_graph
 
 RNG = np.random.default_rng(0)
@@ -143,3 +143,20 @@ def test_an_attribute_of_another_version() -> None:
     made.graph.node[0].attribute[0].name = "padding"
     with pytest.raises(ConfigError, match="attribute 'padding' is not one of Conv's"):
         rnn.from_onnx(made)
+
+
+def test_sizes_of_different_names_are_compared_when_a_model_runs() -> None:
+    nodes = [node("Conv", ["x", "k"], ["c"]), node("MatMul", ["c", "z"], ["m"]), node("Add", ["m", "s"], ["y"])]
+    shapes = {"x": ("f4", ["B", 2, "T"]), "z": ("f4", ["frames", "U"]), "s": ("f4", ["rows", "U"])}
+    made = model_of(nodes, shapes, {"y": "f4"}, {"k": random(4, 2, 3)})
+    mod = rnn.compile(rnn.from_onnx(made), progress=False)
+    for frames, rows in ((7, 4), (7, 1)):  # one row goes with every row
+        feeds = {"x": random(2, 2, 9), "z": random(frames, 5), "s": random(rows, 5)}
+        np.testing.assert_allclose(mod.run(feeds)["y"], onnx_runtime(made, feeds)["y"], rtol=1e-4, atol=1e-5)
+    for frames, rows, text in ((8, 4, "needed is T - 2 = frames"), (6, 4, "T - 2 = frames"), (7, 3, "Add 'y'")):
+        feeds = {"x": random(2, 2, 9), "z": random(frames, 5), "s": random(rows, 5)}
+        with pytest.raises(InputError, match=text) as caught:
+            mod.run(feeds)
+        assert f"float32[{frames}, 5]" in str(caught.value) or text == "Add 'y'"
+    with pytest.raises(InputError, match="needed is T - 2 >= 0"):
+        mod.run({"x": random(2, 2, 1), "z": random(0, 5), "s": random(4, 5)})

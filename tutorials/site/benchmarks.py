@@ -103,40 +103,34 @@ def tuned() -> list[Row]:
 def first(paper: str) -> Spec:
     """A group of bars for each cell and device: how many times as long each peer takes. paper: a key of PAPERS."""
     background, ink = PAPERS[paper]
-    parts, notes = [], []
-    for path, one in stored():
-        if path.stem.startswith("zoo"):
-            parts.append(_group(one))
-            versions = ", ".join(f"{name} {v}" for name, v in _versions(one).items())
-            load = one.facts["load"]
-            notes += [f"{one.facts['device']}, {_sizes(one)}", f"{one.facts['date'][:10]}, {versions}"]
-            notes += [f"The machine was busy, load average {load:.0f}: ratios are rough."] * (load > BUSY)
+    zoos = [one for path, one in stored() if path.stem.startswith("zoo")]
+    peers = [name for name in PEERS if name not in (OURS, "numpy") and any(name in one.peers for one in zoos)]
     text = dict.fromkeys(("labelColor", "titleColor"), ink)
     return {
         "background": background,
         "padding": {"left": 40, "right": 16, "top": 16, "bottom": 16},
         "title": {
             "text": "How many times as long others take: the line at 1 is tvm_rnn",
-            "subtitle": notes,
             "anchor": "start",
             "color": ink,
-            "subtitleColor": ink,
             "offset": 12,
         },
         "config": {**CONFIG, "axis": {**CONFIG["axis"], **text}, "legend": text, "text": {"color": ink, "fill": ink}},
-        "vconcat": parts,
+        "vconcat": [_group(one, peers, ink) for one in zoos],
+        "resolve": {"scale": {"yOffset": "independent"}},
     }
 
 
-def _group(one: Report) -> Spec:
-    """One device: bars from 1, the time of tvm_rnn, on a logarithmic axis; to the right where the other is slower."""
+def _group(one: Report, every: Sequence[str], ink: str) -> Spec:
+    """One device: bars from 1, the time of tvm_rnn, on a logarithmic axis; to the right where the other is slower.
+    every: the peers of all devices, which have one legend. ink: the colour of words."""
     lines = {line.ours.get("cell"): line for line in one.lines}
-    peers = [name for name in PEERS if name not in (OURS, "numpy") and name in one.peers]
+    peers = [name for name in every if name in one.peers]
     values = [
         _bar(words, name, lines[cell].ratio(name)) for cell, words in FIRST.items() if cell in lines for name in peers
     ]
     ratios = [float(row["ratio"]) for row in values]
-    names, colours = zip(*(PEERS[name] for name in peers), strict=True)
+    names, colours = zip(*(PEERS[name] for name in every), strict=True)
     scale = {"type": "log", "domain": [min(0.5, *ratios) * 0.9, 1.6 * max(ratios)], "nice": False}
     x = {"field": "ratio", "type": "quantitative", "title": None, "scale": scale}
     x |= {"axis": {"values": [0.5, 1, 2, 5, 10, 20, 50, 100], "format": "~g"}}
@@ -149,6 +143,14 @@ def _group(one: Report) -> Spec:
     line = {"mark": {"type": "rule", "color": BLUE, "strokeWidth": 2}, "encoding": {"x": {"datum": 1.0}}}
     label = {"mark": {"type": "text", "align": "left", "dx": 4, "fontSize": 10}}
     return {
+        "title": {
+            "text": f"{one.facts['device']}, {_sizes(one)}",
+            "subtitle": _made_with(one),
+            "anchor": "start",
+            "color": ink,
+            "subtitleColor": ink,
+            "fontSize": 12,
+        },
         "width": 560,
         "height": {"step": 13, "for": "offset"},
         "data": {"values": values},
@@ -161,6 +163,14 @@ def _group(one: Report) -> Spec:
             line,
         ],
     }
+
+
+def _made_with(one: Report) -> list[str]:
+    """Date and versions; and a warning where the CPU that was measured had other work."""
+    found = [f"{one.facts['date'][:10]}, {', '.join(f'{name} {v}' for name, v in _versions(one).items())}"]
+    load, on_gpu = one.facts["load"], "sms" in one.facts
+    busy = f"The machine was busy, load average {load:.0f}: ratios are rough."
+    return [*found, busy] if load > BUSY and not on_gpu else found
 
 
 def _bar(cell: str, peer: str, ratio: float | None) -> Row:

@@ -1,12 +1,13 @@
 """The pages of the documentation site: those written by hand, and those made from the sources they speak of.
 
 In: `pages/` beside this file, the op table, the zoo, module docstrings, tutorials. Out: a folder that mkdocs
-builds: `python tutorials/site/generate.py build/docs && mkdocs build -f build/docs/mkdocs.yml`.
+builds: `python tutorials/site/generate.py build/docs build/notebooks && mkdocs build -f build/docs/mkdocs.yml`.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shutil
 import sys
@@ -58,8 +59,29 @@ def tutorial(path: Path) -> str:
             found.append("\n".join(line.removeprefix("#").removeprefix(" ") for line in body.splitlines()))
         elif body:
             found.append(f"```python\n{body}\n```")
-    text = re.sub(r"\]\((\d\d_\w+)\.py\)", r"](\1.md)", "\n\n".join(found))
-    return f"{text}\n\nThis page is the file `tutorials/{path.name}`: run it, change it.\n"
+    return "\n\n".join(found)
+
+
+def lesson(path: Path, notebooks: Path | None, pages: Path) -> str:
+    """The page of a tutorial, with its pictures beside it: of its notebook, which has what each cell printed, else of
+    its source."""
+    about = f"This page is the file `tutorials/{path.name}`: run it, change it."
+    if notebooks is None:
+        text = tutorial(path)
+    else:
+        from nbconvert import MarkdownExporter
+
+        notebook = notebooks / f"{path.stem}.ipynb"
+        text, resources = MarkdownExporter().from_filename(notebook, {"output_files_dir": f"{path.stem}_files"})
+        pages.mkdir(parents=True, exist_ok=True)
+        shutil.copy(notebook, pages)
+        for name, data in resources["outputs"].items():
+            (pages / name).parent.mkdir(exist_ok=True)
+            (pages / name).write_bytes(data)
+        about += f" [As a notebook]({path.stem}.ipynb)"
+        lacks = json.loads(notebook.read_text())["metadata"]["tvm_rnn"]["lacks"]
+        about += f", not run here: it needs {', '.join(lacks)}." if lacks else ", with its results."
+    return re.sub(r"\]\((\d\d_\w+)\.py\)", r"](\1.md)", text.strip("\n")) + f"\n\n{about}\n"
 
 
 def language() -> str:
@@ -175,8 +197,10 @@ def navigation(parts: Sequence[tuple[str, Nav]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def generate(folder: Path) -> None:
-    """Write the pages and mkdocs.yml to an empty or missing folder, or one that this wrote before."""
+def generate(folder: Path, notebooks: Path | None = None) -> None:
+    """Write the pages and mkdocs.yml to an empty or missing folder, or one that this wrote before.
+
+    notebooks: the folder that `notebooks.py` wrote; None: pages of tutorials show no results."""
     shutil.rmtree(folder, ignore_errors=True)
     pages = folder / "pages"
     shutil.copytree(HERE / "pages", pages)
@@ -188,7 +212,7 @@ def generate(folder: Path) -> None:
 
     lessons: Nav = []
     for path in sorted((ROOT / "tutorials").glob("[0-9]*.py")):
-        text = tutorial(path)
+        text = lesson(path, notebooks, pages / "tutorials")
         lessons.append((text.split("\n")[0].removeprefix("# "), write(f"tutorials/{path.stem}.md", text)))
     pipeline, reading = "explanation/pipeline.md", "reference/zoo.md"
     own = {path.stem: (_title(path), f"howto/{path.name}") for path in sorted((HERE / "pages/howto").glob("*.md"))}
@@ -244,4 +268,4 @@ def _title(path: Path) -> str:
 
 
 if __name__ == "__main__":
-    generate(Path(sys.argv[1]))
+    generate(*map(Path, sys.argv[1:]))

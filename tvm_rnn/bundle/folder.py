@@ -96,11 +96,16 @@ def write_bundle(module: Module, path: str | os.PathLike[str], name: str | None 
         do = 'mod.export(web="folder")'
         raise ConfigError(message("bundle: only systems that load code", got=manifest["target"]["name"], do=do))
     folder, own = check_place(path, name)
+    write_whole("the bundle", folder, lambda work: _fill(module, work, own))
+
+
+def write_whole(what: str, folder: str, fill: Callable[[Path], None]) -> None:
+    """A folder that is there whole or not at all. fill: writes into the folder that it is given. Raises BuildError."""
     try:
         with whole_folder(folder) as work:
-            _fill(module, Path(work), own)
+            fill(Path(work))
     except OSError as error:
-        raise unwritable("the bundle", folder, error) from None
+        raise unwritable(what, folder, error) from None
 
 
 def check_place(path: str | os.PathLike[str], name: str | None = None) -> tuple[str, str]:

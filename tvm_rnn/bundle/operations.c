@@ -571,10 +571,8 @@ OPERATION(reverse_sequence, 2) {
 /* --- element by element --- */
 
 /* In the order of program.py's UNARY. */
-enum { TANH, EXP, LOG, SQRT, FLOOR, CEIL, SIN, COS, ABS, NEG, SIGN, ROUND, RECIPROCAL, RELU, SIGMOID, SOFTPLUS, SOFTSIGN,
-       ERF, HARD_SWISH, GELU, GELU_TANH, ELU, SELU, LEAKY_RELU, THRESHOLDED_RELU, HARD_SIGMOID, NOT };
-
-static double bounded(double x, double low, double high) { return x < low ? low : x > high ? high : x; }
+enum { TANH, EXP, LOG, SQRT, FLOOR, CEIL, SIN, COS, ABS, NEG, SIGN, ROUND, RECIPROCAL, RELU, SIGMOID, SOFTPLUS, ERF,
+       ELU, LEAKY_RELU, NOT };
 
 static double unary(int kind, double x, const double* p) {
   switch (kind) {
@@ -594,16 +592,9 @@ static double unary(int kind, double x, const double* p) {
     case RELU: return x > 0 ? x : x != x ? x : 0;
     case SIGMOID: return x >= 0 ? 1 / (1 + exp(-x)) : exp(x) / (1 + exp(x));
     case SOFTPLUS: return x != x ? x : (x > 0 ? x : 0) + log1p(exp(-fabs(x)));
-    case SOFTSIGN: return x / (1 + fabs(x));
     case ERF: return erf(x);
-    case HARD_SWISH: return x * bounded(x / 6 + 0.5, 0, 1);
-    case GELU: return 0.5 * x * (1 + erf(x * sqrt(0.5)));
-    case GELU_TANH: return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
     case ELU: return x > 0 ? x : p[0] * expm1(x);
-    case SELU: return p[1] * (x > 0 ? x : p[0] * expm1(x));
     case LEAKY_RELU: return x >= 0 ? x : p[0] * x;
-    case THRESHOLDED_RELU: return x > p[0] ? x : 0 * x;
-    case HARD_SIGMOID: return bounded(p[0] * x + p[1], 0, 1);
     default: return x == 0;
   }
 }
@@ -624,7 +615,7 @@ OPERATION(unary, 1) {
 }
 
 /* In the order of program.py's BINARY. */
-enum { ADD, SUB, MUL, DIV, MOD, FMOD, POW, MAXIMUM, MINIMUM, PRELU, EQUAL, GREATER, GREATER_OR_EQUAL, LESS, LESS_OR_EQUAL,
+enum { ADD, SUB, MUL, DIV, MOD, FMOD, POW, MAXIMUM, MINIMUM, EQUAL, GREATER, GREATER_OR_EQUAL, LESS, LESS_OR_EQUAL,
        AND, OR, XOR };
 
 static double binary(int kind, double a, double b) {
@@ -638,7 +629,6 @@ static double binary(int kind, double a, double b) {
     case POW: return pow(a, b);
     case MAXIMUM: return a != a ? a : b != b ? b : a > b ? a : b;
     case MINIMUM: return a != a ? a : b != b ? b : a < b ? a : b;
-    case PRELU: return a >= 0 ? a : a * b;
     case EQUAL: return a == b;
     case GREATER: return a > b;
     case GREATER_OR_EQUAL: return a >= b;
@@ -655,7 +645,7 @@ static int64_t binary_int(int kind, int64_t a, int64_t b) {
   switch (kind) {
     case ADD: return (int64_t)(x + y);
     case SUB: return (int64_t)(x - y);
-    case MUL: case PRELU: return kind == PRELU && a >= 0 ? a : (int64_t)(x * y);
+    case MUL: return (int64_t)(x * y);
     case DIV: return b == -1 ? (int64_t)(0 - x) : a / b;
     case MOD: { int64_t r = b == -1 ? 0 : a % b; return r && (r < 0) != (b < 0) ? r + b : r; }
     case FMOD: return b == -1 ? 0 : a % b;
@@ -670,6 +660,16 @@ static int64_t binary_int(int kind, int64_t a, int64_t b) {
   }
 }
 
+/* One row of float32, of ADD to DIV. Strides are 0 or 1. */
+static void combine_row(int kind, int64_t n, float* out, const float* a, int64_t sa, const float* b, int64_t sb) {
+#define EACH(OP) for (int64_t i = 0; i < n; ++i) out[i] = a[i * sa] OP b[i * sb]
+  if (kind == ADD) EACH(+);
+  else if (kind == SUB) EACH(-);
+  else if (kind == MUL) EACH(*);
+  else EACH(/);
+#undef EACH
+}
+
 static int32_t combined(struct value* out, int kind, const struct value* a, const struct value* b) {
   int64_t shape[MOST_AXES], strides[2][MOST_AXES];
   int rank, dtype = together(a->dtype, b->dtype), whole_numbers = !is_float(a) && !is_float(b);
@@ -679,6 +679,15 @@ static int32_t combined(struct value* out, int kind, const struct value* a, cons
   TRY(spread(a, rank, shape, strides[0]));
   TRY(spread(b, rank, shape, strides[1]));
   TRY(value_make(out, kind >= EQUAL ? IS_BOOL : kind == POW ? a->dtype : dtype, rank, shape));
+  if (rank && kind <= DIV && a->dtype == IS_FLOAT32 && b->dtype == IS_FLOAT32) {
+    int64_t n = shape[rank - 1], sa = strides[0][rank - 1], sb = strides[1][rank - 1];
+    for (int64_t i = 0; i < out->count; i += n) {
+      const float *one = (const float*)a->data + walk.at[0], *two = (const float*)b->data + walk.at[1];
+      combine_row(kind, n, (float*)out->data + i, one, sa, two, sb);
+      next(&walk, rank - 1, shape, 2, strides);
+    }
+    return ENGINE_OK;
+  }
   for (int64_t i = 0; i < out->count; ++i) {
     if (!whole_numbers) {
       put(out, i, binary(kind, get(a, walk.at[0]), get(b, walk.at[1])));
@@ -695,20 +704,6 @@ static int32_t combined(struct value* out, int kind, const struct value* a, cons
 
 OPERATION(binary, 2) {
   return combined(out, (int)w->ints[0], x, w->in[1]);
-}
-
-/* ints: how two become one; whether the sum is divided by their number. */
-OPERATION(fold, w->ins < 1 ? 1 : w->ins) {
-  TRY(op_identity(w));
-  for (int i = 1; i < w->ins; ++i) {
-    struct value made;
-    int32_t status = combined(&made, (int)w->ints[0], out, w->in[i]);
-    value_free(out);
-    *out = made;
-    if (status) return status;
-  }
-  for (int64_t i = 0; w->ints[1] && i < out->count; ++i) put(out, i, get(out, i) / w->ins);
-  return ENGINE_OK;
 }
 
 OPERATION(where, 3) {
@@ -868,31 +863,6 @@ OPERATION(matmul, 2) {
   return ENGINE_OK;
 }
 
-/* ints: transA, transB. floats: alpha, beta. */
-OPERATION(gemm, 2) {
-  int64_t shape[2], strides[MOST_AXES];
-  const struct value *a = x, *b = w->in[1], *c = w->ins > 2 ? w->in[2] : 0;
-  if (a->rank != 2 || b->rank != 2) REFUSE("a product of arrays of %d and %d axes", (int)a->rank, (int)b->rank);
-  int ta = w->ints[0] != 0, tb = w->ints[1] != 0;
-  int64_t K = a->shape[!ta], sa[2] = {a->shape[1], 1}, sb[2] = {b->shape[1], 1};
-  if (ta) sa[0] = 1, sa[1] = a->shape[1];
-  if (tb) sb[0] = 1, sb[1] = b->shape[1];
-  shape[0] = a->shape[ta], shape[1] = b->shape[!tb];
-  if (b->shape[tb] != K) REFUSE("a product over %lld and %lld", (long long)K, (long long)b->shape[tb]);
-  TRY(value_make(out, together(a->dtype, b->dtype), 2, shape));
-  const struct product own = {out, a, b, 0, 0, 0, {sa[0], sa[1]}, {sb[0], sb[1]}, shape[0], K, shape[1]};
-  TRY(multiply(&own));
-  if (c) TRY(spread(c, 2, shape, strides));
-  for (int64_t i = 0; i < out->count; ++i) {
-    int64_t at = c ? i / shape[1] * strides[0] + i % shape[1] * strides[1] : 0;
-    if (is_float(out))
-      put(out, i, w->floats[0] * get(out, i) + (c ? w->floats[1] * get(c, at) : 0));
-    else
-      put_int(out, i, whole(w->floats[0]) * value_int(out, i) + (c ? whole(w->floats[1]) * value_int(c, at) : 0));
-  }
-  return ENGINE_OK;
-}
-
 /* --- over axes --- */
 
 /* ints: axis, whether the axes from it on are one, whether the logarithm is meant. */
@@ -923,20 +893,10 @@ OPERATION(softmax, 1) {
 }
 
 /* In the order of program.py's REDUCTIONS. */
-enum { SUM, MEAN, MAX, MIN, PROD, SUM_SQUARE, L1, L2, LOG_SUM_EXP };
+enum { SUM, MEAN, MAX, MIN, PROD, LOG_SUM_EXP };
 
-/* How each takes one more value, after squares or magnitudes. */
-static const uint8_t JOINS[] = {ADD, ADD, MAXIMUM, MINIMUM, MUL, ADD, ADD, ADD, ADD};
-
-static double joined(int kind, double so_far, double x) {
-  if (kind == SUM_SQUARE || kind == L2) x *= x;
-  return binary(JOINS[kind], so_far, kind == L1 ? fabs(x) : x);
-}
-
-static int64_t joined_int(int kind, int64_t so_far, int64_t x) {
-  if (kind == SUM_SQUARE || kind == L2) x = binary_int(MUL, x, x);
-  return binary_int(JOINS[kind], so_far, kind == L1 && x < 0 ? binary_int(SUB, 0, x) : x);
-}
+/* How each takes one more value. */
+static const uint8_t JOINS[] = {ADD, ADD, MAXIMUM, MINIMUM, MUL, ADD};
 
 static int64_t first_int(int kind, int dtype) {
   int64_t least = dtype == IS_BOOL ? 0 : dtype == IS_INT32 ? INT32_MIN : INT64_MIN;
@@ -974,7 +934,7 @@ OPERATION(reduce, 1) {
     free(totals);
     FAIL(NO_MEMORY, "no memory for a reduction");
   }
-  int exact = !is_float(x) && kind != MEAN && kind != L2 && kind != LOG_SUM_EXP;
+  int exact = !is_float(x) && kind != MEAN && kind != LOG_SUM_EXP;
   for (int64_t i = 0; i < out->count; ++i) {
     sums[2 * i] = kind == MAX ? -INFINITY : kind == MIN ? INFINITY : kind == PROD;
     sums[2 * i + 1] = -INFINITY;
@@ -986,15 +946,15 @@ OPERATION(reduce, 1) {
       int64_t at = walk.at[0];
       double v = get(x, i), *top = &sums[2 * at + 1];
       if (!pass) *top = binary(MAXIMUM, *top, v);
-      else if (exact) totals[at] = joined_int(kind, totals[at], value_int(x, i));
-      else sums[2 * at] = joined(kind, sums[2 * at], kind == LOG_SUM_EXP ? exp(v - (isfinite(*top) ? *top : 0)) : v);
+      else if (exact) totals[at] = binary_int(JOINS[kind], totals[at], value_int(x, i));
+      else sums[2 * at] = binary(JOINS[kind], sums[2 * at], kind == LOG_SUM_EXP ? exp(v - (isfinite(*top) ? *top : 0)) : v);
       next(&walk, x->rank, x->shape, 1, &strides);
     }
   }
   for (int64_t i = 0; i < out->count; ++i) {
     double v = sums[2 * i], top = isfinite(sums[2 * i + 1]) ? sums[2 * i + 1] : 0;
     if (exact) put_int(out, i, totals[i]);
-    else put(out, i, kind == MEAN ? v / (double)many : kind == L2 ? sqrt(v) : kind == LOG_SUM_EXP ? top + log(v) : v);
+    else put(out, i, kind == MEAN ? v / (double)many : kind == LOG_SUM_EXP ? top + log(v) : v);
   }
   free(sums);
   free(totals);

@@ -75,8 +75,8 @@ OPERATION(op_identity) OPERATION(op_dropout) OPERATION(op_transpose) OPERATION(o
 OPERATION(op_size) OPERATION(op_cast) OPERATION(op_reshape) OPERATION(op_flatten) OPERATION(op_squeeze)
 OPERATION(op_unsqueeze) OPERATION(op_expand) OPERATION(op_slice) OPERATION(op_split) OPERATION(op_shape)
 OPERATION(op_constant_of_shape) OPERATION(op_range) OPERATION(op_pad) OPERATION(op_gather)
-OPERATION(op_reverse_sequence) OPERATION(op_unary) OPERATION(op_binary) OPERATION(op_fold) OPERATION(op_where)
-OPERATION(op_clip) OPERATION(op_matmul) OPERATION(op_gemm) OPERATION(op_softmax) OPERATION(op_reduce)
+OPERATION(op_reverse_sequence) OPERATION(op_unary) OPERATION(op_binary) OPERATION(op_where)
+OPERATION(op_clip) OPERATION(op_matmul) OPERATION(op_softmax) OPERATION(op_reduce)
 OPERATION(op_extremum) OPERATION(op_batch_normalization) OPERATION(op_layer_normalization)
 OPERATION(op_lengths_of_mask) OPERATION(op_hold_last)
 #undef OPERATION

@@ -4,6 +4,7 @@
    with GNU extensions. */
 #include "operations.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -174,6 +175,19 @@ static struct engine_tensor tensor_of(const struct value* v) {
   return t;
 }
 
+/* What was said of sizes, with the shapes of the arrays that came. */
+static int32_t with_shapes(int32_t status, const struct work* w, int32_t inputs) {
+  char text[512];
+  int used = snprintf(text, sizeof text, "%s; got", engine_error());
+  for (int32_t i = 0; i < inputs; ++i)
+    for (int axis = 0; axis <= w->in[i]->rank && used < (int)sizeof text; ++axis) {
+      int64_t size = axis < w->in[i]->rank ? w->in[i]->shape[axis] : 0;
+      const char* form = axis == w->in[i]->rank ? (axis ? "]" : " []") : axis ? ", %lld" : " [%lld";
+      used += snprintf(text + used, sizeof text - (size_t)used, form, (long long)size);
+    }
+  return engine_fail(status == ENGINE_FAILED ? ENGINE_BAD_ARGUMENT : status, "%s: check the shapes of the inputs", text);
+}
+
 /* A function: first how large its results and its memory are, then these. ints: inputs that are no constants, each
    result's axes, its dtype, then how much memory it takes and the dtypes of that. */
 static int32_t run_compiled(struct engine* handle, const char* name, const struct work* w) {
@@ -196,7 +210,7 @@ static int32_t run_compiled(struct engine* handle, const char* name, const struc
   last->data = sizes;
   last->shape = numbers;
   last->rank = 1;
-  TRY(engine_call(handle, name, "_sizes", 0, inputs + 1, tensors));
+  if ((status = engine_call(handle, name, "_sizes", 0, inputs + 1, tensors))) return with_shapes(status, w, inputs);
   *last = kept;
   for (int32_t i = 0; !status && i < w->outs; size += ranks[i++]) {
     struct value* out = w->out[i];

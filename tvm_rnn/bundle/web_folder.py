@@ -23,9 +23,8 @@ from tvm_rnn.target import TABLE, Target
 
 from ..errors import ConfigError, message
 from ..locations import PACKAGE
-from ..whole_files import whole_folder
 from .facts import Array, Facts, Network, read_facts
-from .folder import check_folder, unwritable
+from .folder import check_folder, write_whole
 from .header import about_lines, header_text
 from .source import source_text
 
@@ -84,11 +83,7 @@ def write_web(module: Module, path: str | os.PathLike[str], name: str | None = N
         do = "compile a cell that emits what is drawn from, and draw in JavaScript"
         raise ConfigError(message("web: a network that draws random numbers", got=module.manifest["cell"], do=do))
     folder, own = check_web(path, name)
-    try:
-        with whole_folder(folder) as work:
-            _fill(module, Path(work), own)
-    except OSError as error:
-        raise unwritable("the folder", folder, error) from None
+    write_whole("the folder", folder, lambda work: _fill(module, work, own))
 
 
 def check_web(path: str | os.PathLike[str], name: str | None = None) -> tuple[str, str]:

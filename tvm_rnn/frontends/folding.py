@@ -19,6 +19,7 @@ from tvm_rnn.runtime.runtime_ops import MOVES, OPERATIONS
 
 from ..budget import Spending
 from ..dtypes import check_fit
+from .composed import as_others, is_composed
 from .fields import Fields, Unreadable, integer, number
 
 Array = np.ndarray
@@ -89,6 +90,8 @@ class Steps:
             value = self.constant(name)
             known = self.dtypes.get(name) or ("" if value is None else value.dtype.name)
             step = makers.get(name)
+            if not known and name in self.declared:
+                known = self.declared[name].dtype
             if known or step is None:
                 return known
             if "dtype" in step.attributes or step.op in DTYPE_OF_RESULT:
@@ -121,7 +124,10 @@ class Steps:
         self.add(Step(op, tuple(inputs), (name,), attributes, node))
 
     def add(self, step: Step) -> None:
-        """Add a step, or make its results now."""
+        """Add a step, or make its results now; or those that it comes to."""
+        if (last := as_others(self, step)) is not None:
+            self.add(last)
+            return
         if step.op in OPERATIONS and all(name == "" or self.is_constant(name) for name in step.inputs):
             self._fold(step)
             return
@@ -139,6 +145,8 @@ class Steps:
     ) -> list[Array]:
         """What an operation of the table makes of arrays that are known now. Raises Unreadable, also where that has
         more elements than `most`."""
+        if is_composed(op, len(values)):
+            return self._composed(op, values, attributes, most)
         try:
             elements = _elements(op, values, attributes)
             if elements > most:
@@ -149,6 +157,16 @@ class Steps:
         except (ValueError, IndexError, TypeError, KeyError, ArithmeticError, MemoryError, AttributeError) as reason:
             raise Unreadable(f"it cannot be computed: {reason}") from None
         return [np.asarray(value) for value in (made if isinstance(made, list) else [made])]
+
+    def _composed(self, op: str, values: Sequence[Array | None], attributes: Fields, most: float) -> list[Array]:
+        """What an operation that comes to others makes."""
+        steps = Steps(spending=self.spending)
+        steps.constants = {f"x{i}": value for i, value in enumerate(values) if value is not None}
+        names = [f"x{i}" if f"x{i}" in steps.constants else "" for i in range(len(values))]
+        steps.add_named(op, names, "y", op, **attributes)
+        if steps.constants["y"].size > most:
+            raise Unreadable(f"{op} makes {steps.constants['y'].size} elements")
+        return [steps.constants["y"]]
 
     def make(self, op: str, elements: int) -> None:
         """Count the elements of a constant that an operation makes, before it does."""
@@ -190,7 +208,7 @@ def _elements(op: str, values: Sequence[Array | None], attributes: Fields) -> in
     if op == "Gather":
         axis = integer(attributes, "axis", 0)
         return sizes[1] * (sizes[0] // max(1, shapes[0][axis]))
-    if op in ("MatMul", "Gemm"):
+    if op == "MatMul":
         return sizes[0] * sizes[1]
     if op in ("Concat", "Shape", "Size"):
         return sum(sizes)

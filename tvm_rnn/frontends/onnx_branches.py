@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tvm_rnn.runtime.runtime_ops import MOVES, OPERATIONS
+from tvm_rnn.runtime.runtime_ops import MOVES
 
 from .fields import Unreadable, integer
 from .onnx_file import Array, Source, import_onnx, tensor_array, type_name
-from .onnx_nodes import GraphSteps, attributes_of, bodies, constant_of, label, nodes_below, ordinary_attributes
+from .onnx_nodes import KNOWN, GraphSteps, attributes_of, bodies, constant_of, label, nodes_below, ordinary_attributes
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
@@ -154,7 +154,7 @@ class _Values:
             return None if found is None else [found]
         if node.op_type in ("Shape", "Size"):
             return self._sizes(node)
-        if node.op_type not in OPERATIONS:
+        if node.op_type not in KNOWN:
             return None
         values = [self._value(name) if name else None for name in node.input]
         if any(name and value is None for name, value in zip(node.input, values, strict=True)):

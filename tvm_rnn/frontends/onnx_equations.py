@@ -13,12 +13,13 @@ import numpy as np
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.language import functions as f
 from tvm_rnn.language.trace import Value, apply
-from tvm_rnn.runtime.runtime_ops import OPERATIONS, reshaped
+from tvm_rnn.runtime.runtime_ops import reshaped
 
 from ..errors import CellError
 from .fields import Fields, Unreadable, integer, integers, number, text
 from .folding import Steps
 from .onnx_body import SAME
+from .onnx_nodes import KNOWN as ORDINARY
 from .onnx_rows import (
     BATCH,
     MOST_ELEMENTS,
@@ -463,4 +464,4 @@ POINTWISE: dict[str, Callable[..., Data]] = {
 }
 
 # Of these, what has no row of its own here may only make what is known before the model runs.
-KNOWN = OPERATIONS.keys() | POINTWISE.keys() | OTHERS.keys() | {"Shape"}
+KNOWN = ORDINARY | POINTWISE.keys() | OTHERS.keys() | {"Shape"}

@@ -15,6 +15,7 @@ import numpy as np
 from tvm_rnn.network.program import COMPILED, Declared, Step
 from tvm_rnn.runtime.runtime_ops import OPERATIONS
 
+from .composed import COMPOSED
 from .fields import Fields, Unreadable, integer
 from .folding import Steps
 from .onnx_file import Array, Source, import_onnx, tensor_array, type_name
@@ -38,6 +39,7 @@ COMPILES = {
     **dict.fromkeys(("Acosh", "Asinh", "Atanh"), 9),
     **{"Einsum": 12, "QuantizeLinear": 10, "DequantizeLinear": 10, "DynamicQuantizeLinear": 11, "MatMulInteger": 10},
 }
+KNOWN = OPERATIONS.keys() | COMPOSED.keys()  # what steps can be made of
 BODIES = ("Scan", "Loop")  # nodes with one step of a recurrence in them
 
 
@@ -171,13 +173,27 @@ def add_node(steps: GraphSteps, node: NodeProto) -> None:
     if is_compiled(node, steps.source.opset):
         if "output_shape" in attributes_of(node, steps.source.opset):
             raise Unreadable("attribute 'output_shape' is not supported")
+        steps.dtypes.update(dtypes_of(steps, node))
         steps.add(Step(COMPILED, tuple(node.input), tuple(node.output), {}, label(node)))
         return
     attributes = ordinary_attributes(steps, node)
     steps.add(Step(node.op_type, tuple(node.input), tuple(node.output), attributes, label(node)))
 
 
-def ordinary_attributes(steps: GraphSteps, node: NodeProto, known: Collection[str] = OPERATIONS.keys()) -> Fields:
+def dtypes_of(steps: Steps, node: NodeProto) -> dict[str, str]:
+    """Of what a compiled node makes, where that is not of its first input's dtype."""
+    if node.op_type == "DequantizeLinear":
+        return {node.output[0]: steps.dtype(node.input[1])}
+    quantised = steps.dtype(node.input[2]) if len(node.input) > 2 and node.input[2] else "uint8"
+    dtypes = {
+        "QuantizeLinear": (quantised,),
+        "DynamicQuantizeLinear": ("uint8", "float32", "uint8"),
+        "MatMulInteger": ("int32",),
+    }
+    return dict(zip(node.output, dtypes.get(node.op_type, ()), strict=False))
+
+
+def ordinary_attributes(steps: GraphSteps, node: NodeProto, known: Collection[str] = KNOWN) -> Fields:
     """The attributes, as `runtime_ops.py` wants them, of a node of a known operator. Raises Unreadable."""
     if node.domain not in ("", "ai.onnx"):
         raise Unreadable(f"operator {node.domain}.{node.op_type} is not of the standard set")

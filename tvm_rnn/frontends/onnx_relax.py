@@ -12,7 +12,7 @@ import contextlib
 import io
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tvm_rnn.network.program import COMPILED, Step
@@ -173,7 +173,9 @@ class _Regions:
         again = [renamed(node, names) for node in nodes if node is not None]
         whole = helper.make_graph(again, "region", given, made, fixed)
         opset = max(OPSET, self.values.source.opset)
-        return read_graph(helper.make_model(whole, opset_imports=[helper.make_opsetid("", opset)]), region.label)
+        graph = read_graph(helper.make_model(whole, opset_imports=[helper.make_opsetid("", opset)]), region.label)
+        graph.demands = [replace(own, text=self.types.said(own.text)) for own in graph.demands]
+        return graph
 
 
 @dataclass

@@ -7,6 +7,7 @@ network makes follows from what it reads.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -63,6 +64,11 @@ class Types:
 
     def _axis(self, name: str) -> str:
         return self.axes.setdefault(name, f"n{len(self.axes)}")
+
+    def said(self, text: str) -> str:
+        """A text about sizes with the names that the file has for them."""
+        names = {own: name for name, own in self.axes.items()}
+        return re.sub(r"\bn\d+\b", lambda found: names.get(found[0], found[0]), text)
 
     def _note(self, model: ModelProto) -> None:
         graph = model.graph

@@ -8,7 +8,6 @@ A model's file names rows of this table and gives them attributes: numbers, word
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -138,12 +137,6 @@ def _erf(x: Array) -> Array:
     return np.array([math.erf(v) for v in np.asarray(x, np.float64).flat], np.asarray(x).dtype).reshape(np.shape(x))
 
 
-def _gelu(x: Array, *, approximate: str = "none") -> Array:
-    if approximate == "tanh":
-        return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-    return 0.5 * x * (1 + _erf(x * math.sqrt(0.5)))
-
-
 def _elu(x: Array, *, alpha: Number = 1.0) -> Array:
     return np.where(x > 0, x, float(alpha) * np.expm1(np.minimum(x, 0)))
 
@@ -152,21 +145,6 @@ def _clip(x: Array, min: Bound = None, max: Bound = None) -> Array:
     low, high = (float(v) if isinstance(v, str) else v for v in (min, max))
     found = x if low is None else np.maximum(x, low)
     return np.asarray(found if high is None else np.minimum(found, high), x.dtype)
-
-
-def _gemm(
-    x: Array,
-    y: Array,
-    z: Array | None = None,
-    *,
-    transA: int = 0,
-    transB: int = 0,
-    alpha: Number = 1.0,
-    beta: Number = 1.0,
-) -> Array:
-    result = (x.T if transA else x) @ (y.T if transB else y)
-    result = result if float(alpha) == 1 else float(alpha) * result
-    return result if z is None else result + (z if float(beta) == 1 else float(beta) * z)
 
 
 def _two_dimensional(x: Array, axis: int | None, flatten: int) -> tuple[Array, int]:
@@ -240,11 +218,6 @@ def _layer_normalization(
     return [y if bias is None else y + bias, mean, inverse]
 
 
-def _fold(function: Callable[..., Array]) -> Callable[..., Array]:
-    """Of any number of arrays, two by two."""
-    return lambda *arrays: functools.reduce(function, arrays[1:], np.asarray(arrays[0]))
-
-
 def _operation(function: Callable[..., Any]) -> Operation:
     """What calls a function with a step's inputs and those of its attributes that it has a parameter for, as far as
     no input is there for that. Functions of NumPy take inputs alone."""
@@ -295,16 +268,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Relu": lambda x: np.maximum(x, 0),
     "Sigmoid": _sigmoid,
     "Softplus": lambda x: np.logaddexp(x, np.zeros((), x.dtype)),
-    "Softsign": lambda x: x / (1 + np.abs(x)),
     "Erf": _erf,
-    "HardSwish": lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
-    "Gelu": _gelu,
     "Elu": _elu,
-    "Selu": lambda x, *, alpha=1.6732632423543772, gamma=1.0507009873554805: float(gamma) * _elu(x, alpha=alpha),
     "LeakyRelu": lambda x, *, alpha=0.01: np.where(x >= 0, x, float(alpha) * x),
-    "PRelu": lambda x, slope: np.where(x >= 0, x, slope * x),
-    "ThresholdedRelu": lambda x, *, alpha=1.0: np.where(x > float(alpha), x, 0 * x),
-    "HardSigmoid": lambda x, *, alpha=0.2, beta=0.5: np.clip(float(alpha) * x + float(beta), 0, 1),
     "Clip": _clip,
     "Add": np.add,
     "Sub": np.subtract,
@@ -312,10 +278,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Div": _divide,
     "Mod": lambda x, y, *, fmod=0: (np.fmod if fmod else np.mod)(x, y),
     "Pow": lambda x, exponent: np.asarray(np.power(x, exponent), np.asarray(x).dtype),
-    "Max": _fold(np.maximum),
-    "Min": _fold(np.minimum),
-    "Sum": _fold(np.add),
-    "Mean": lambda *arrays: _fold(np.add)(*arrays) / len(arrays),
+    "Max": lambda x, y: np.maximum(x, y),
+    "Min": lambda x, y: np.minimum(x, y),
     "Equal": np.equal,
     "Greater": np.greater,
     "GreaterOrEqual": np.greater_equal,
@@ -327,7 +291,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Not": np.logical_not,
     "Where": np.where,
     "MatMul": np.matmul,
-    "Gemm": _gemm,
     "Softmax": _softmax,
     "LogSoftmax": _log_softmax,
     "ReduceSum": _reduction(np.sum),
@@ -335,9 +298,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ReduceMax": _reduction(_largest),
     "ReduceMin": _reduction(_smallest),
     "ReduceProd": _reduction(np.prod),
-    "ReduceSumSquare": _reduction(lambda x, axis, keepdims: np.sum(x * x, axis=axis, keepdims=keepdims)),
-    "ReduceL1": _reduction(lambda x, axis, keepdims: np.sum(np.abs(x), axis=axis, keepdims=keepdims)),
-    "ReduceL2": _reduction(lambda x, axis, keepdims: np.sqrt(np.sum(x * x, axis=axis, keepdims=keepdims))),
     "ReduceLogSumExp": _reduction(_log_sum_exp),
     "ArgMax": _extremum(np.argmax),
     "ArgMin": _extremum(np.argmin),

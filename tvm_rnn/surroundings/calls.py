@@ -14,6 +14,8 @@ from tvm import relax, tirx
 
 from tvm_rnn.tir.expr import Expr
 
+from .demands import Demand, Unequal, demands_of
+
 PASSES = (
     relax.transform.DecomposeOpsForInference,
     relax.transform.CanonicalizeBindings,
@@ -57,21 +59,27 @@ class Call:
 
 @dataclass
 class Graph:
-    """Calls in order, each after those that make its inputs."""
+    """Calls in order, each after those that make its inputs. demands: what they need of the inputs' sizes."""
 
     inputs: list[Value]
     outputs: list[Value] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
+    demands: list[Demand] = field(default_factory=list)
 
 
 def calls_of(module: tvm.IRModule) -> Graph:
     """The calls that a Relax module's main function comes to. Raises Unsupported."""
     try:
         module["main"] = _Clipped(module).visit_expr(module["main"])
+        demands = demands_of(module)
         module = tvm.transform.Sequential([make() for make in PASSES])(module)
+    except Unequal as reason:
+        raise Unsupported(str(reason)) from None
     except Exception as reason:  # TVM raises many classes, none of them meant for users
         raise Unsupported(_last_line(reason)) from None
-    return _Reader(module).graph
+    graph = _Reader(module).graph
+    graph.demands = demands
+    return graph
 
 
 def _visit_call(mutator: relax.PyExprMutator, call: tvm.ir.Call) -> relax.Expr:

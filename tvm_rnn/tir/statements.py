@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+import tvm
 from tvm import tirx
 
 from .expr import Buffer, Expr, Stmt, TirExpr
@@ -75,6 +76,12 @@ class Named:
         var, statement = bind(name, value)
         self.sets.append(statement)
         return var
+
+
+def demanded(condition: Expr, text: str) -> Stmt:
+    """Ends the call with an error that says this where the condition does not hold."""
+    kind, parts = tvm.ir.StringImm("ValueError"), [tvm.ir.StringImm(text)]
+    return tirx.AssertStmt(condition, kind, parts)  # in the order of TVM's own constructor: its Python names are not
 
 
 def when(condition: Expr, then: Block, otherwise: Block = None) -> Stmt:

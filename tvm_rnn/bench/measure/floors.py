@@ -39,7 +39,10 @@ def shares(facts: Mapping[str, Any], found: Mapping[str, float]) -> dict[str, fl
 
 
 # What NVIDIA's data sheets say of a GPU at best: memory in TB/s; TFLOP/s of dense products, on tensor cores but for
-# float32 and float64, which are FMA's. A measured ceiling, as a benchmark's records have them, is nearer to the truth.
+# float32 and float64, which are FMA's. GeForce: 16 bits with float32 sums; a published 838 of the RTX 5090 is four
+# times as much, with sparsity and sums in 16 bits. B200: as part of HGX, at 1000 W. The rows of cards that were not at
+# hand were compared with public pages, not measured. A measured ceiling, as a benchmark's records have them, is nearer
+# to the truth.
 DATA_SHEETS: Mapping[str, Mapping[str, float]] = {
     "nvidia-h200": _sheet(4.8, 989.4, 494.7, 66.9, 33.5),
     "nvidia-h100": _sheet(3.35, 989.4, 494.7, 66.9, 33.5),

@@ -7,7 +7,8 @@
 
 #include <tvm/ffi/c_api.h>
 
-enum { MOST_TEXT = 512 };
+#include "raised.h"
+
 typedef struct { void* sync_handle; int32_t num_task; } TVMParallelGroupEnv;
 typedef int (*Body)(int task_id, TVMParallelGroupEnv* env, void* data);
 
@@ -16,18 +17,8 @@ extern __attribute__((weak)) void* __TVMBackendParallelLaunch;
 
 static char raised[MOST_TEXT];
 
-static void append(const char* text) {
-  size_t used = strlen(raised), more = text ? strlen(text) : 0;
-  if (more > MOST_TEXT - 1 - used) more = MOST_TEXT - 1 - used;
-  if (more) memcpy(raised + used, text, more);
-  raised[used + more] = 0;
-}
-
 void TVMFFIErrorSetRaisedFromCStrParts(const char* kind, const char** parts, int32_t count) {
-  raised[0] = 0;
-  append(kind);
-  append(": ");
-  for (int32_t i = 0; i < count; ++i) append(parts[i]);
+  raise_parts(raised, kind, parts, count);
 }
 
 void TVMFFIErrorSetRaisedFromCStr(const char* kind, const char* message) {

@@ -16,7 +16,7 @@
 #define TVM_FFI_DLL_EXPORT
 #include <tvm/ffi/c_api.h>
 
-enum { MOST_TEXT = 512 };
+#include "raised.h"
 
 /* One row per function: its name there, and its type. */
 #define FUNCTIONS(ROW)                                                                                  \
@@ -44,22 +44,12 @@ __attribute__((constructor(101))) static void find(void) {
   if (missing) memset(&there, 0, sizeof there);
 }
 
-static void append(const char* text) {
-  size_t used = strlen(raised), more = text ? strlen(text) : 0;
-  if (more > MOST_TEXT - 1 - used) more = MOST_TEXT - 1 - used;
-  if (more) memcpy(raised + used, text, more);
-  raised[used + more] = 0;
-}
-
 void TVMFFIErrorSetRaisedFromCStrParts(const char* kind, const char** parts, int32_t count) {
   if (there.ErrorSetRaisedFromCStrParts) {
     there.ErrorSetRaisedFromCStrParts(kind, parts, count);
     return;
   }
-  raised[0] = 0;
-  append(kind);
-  append(": ");
-  for (int32_t i = 0; i < count; ++i) append(parts[i]);
+  raise_parts(raised, kind, parts, count);
 }
 
 void TVMFFIErrorSetRaisedFromCStr(const char* kind, const char* message) {
@@ -83,7 +73,7 @@ void TVMFFIErrorSetRaised(TVMFFIObjectHandle error) {
     return;
   }
   raised[0] = 0;
-  append((const char*)error);
+  append(raised, (const char*)error);
 }
 
 int TVMFFIObjectDecRef(TVMFFIObjectHandle object) {

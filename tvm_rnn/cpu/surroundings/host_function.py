@@ -3,7 +3,7 @@
 In: a graph of calls. Out: PrimFuncs, and what the first takes: a number of threads, then arrays: the graph's inputs,
 constants, results, then one flat array per dtype for what is needed meanwhile. NAME_sizes takes the inputs, and an
 array that it fills: all axes of all results, then the elements of each flat array. Both check the shapes of what they
-are given.
+are given; the sizes that the graph demands are looked at by NAME_sizes, which is called first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tvm_rnn.surroundings.calls import Call, Graph, Value
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt
 from tvm_rnn.tir.index import int64, wide
 from tvm_rnn.tir.statements import buffer as flat_buffer
-from tvm_rnn.tir.statements import function, loop, sequence, store, variable
+from tvm_rnn.tir.statements import demanded, function, loop, sequence, store, variable
 
 from .constants import Constants, with_numbers
 from .memory import Memory, Room
@@ -91,7 +91,8 @@ class HostFunction:
         values = [*axes, *(self.memory.sizes[dtype] for dtype in self.works)]
         stores = [store(into, int64(i), replaced(wide(value), names)) for i, value in enumerate(values)]
         own = [_argument(f"x{i}", value, names) for i, value in enumerate(self.graph.inputs)]
-        return function(f"{self.name}_sizes", [*own, into], sequence(stores))
+        met = [demanded(replaced(own.condition, names), f"needed is {own.text}") for own in self.graph.demands]
+        return function(f"{self.name}_sizes", [*own, into], sequence(met, stores))
 
     def _calls(self) -> list[Stmt]:
         calls = self.graph.calls

@@ -1,0 +1,71 @@
+"""Tutorials as notebooks, with what they print and draw.
+
+In: `tutorials/[0-9]*.py`. Out: a notebook for each in the folder given, run from its first cell to its last in a folder
+of its own: `python tutorials/site/notebooks.py build/notebooks`. One that is there and was made of the same text by the
+same version is kept. Of a tutorial that imports what is not installed the notebook has no outputs, and says what lacks.
+`generate.py` makes pages of them.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jupytext
+import nbformat
+from nbclient import NotebookClient
+
+import tvm_rnn as rnn
+
+TUTORIALS = Path(__file__).resolve().parent.parent
+KEY, SECONDS = "tvm_rnn", 900  # in a notebook's metadata; of a cell
+
+
+def lacking(program: str) -> list[str]:
+    """Packages that a program imports and that are not installed."""
+    found = set[str]()
+    for node in ast.walk(ast.parse(program)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return sorted(name for name in found if importlib.util.find_spec(name) is None)
+
+
+def run(path: Path, folder: Path) -> Path:
+    """The notebook of a tutorial. Raises CellExecutionError where a cell fails."""
+    program, target = path.read_text(), folder / f"{path.stem}.ipynb"
+    made_of = {"digest": hashlib.sha256(f"{rnn.__version__} {program}".encode()).hexdigest(), "lacks": lacking(program)}
+    if target.exists() and nbformat.read(target, 4).metadata.get(KEY) == made_of:
+        return target
+    notebook: Any = jupytext.read(path)
+    notebook.metadata[KEY] = made_of
+    if "__file__" in program:
+        words = "a notebook has no file; this one is to lie beside the folder `data` of the tutorials"
+        notebook.cells.insert(1, nbformat.v4.new_code_cell(f"__file__ = {path.name!r}  # {words}"))
+    if not made_of["lacks"]:
+        print(f"run {path.name}", flush=True)
+        with tempfile.TemporaryDirectory() as place:
+            (Path(place) / "data").symlink_to(TUTORIALS / "data")
+            where = {"metadata": {"path": place}}
+            NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", resources=where).execute()
+    folder.mkdir(parents=True, exist_ok=True)
+    nbformat.write(notebook, target)
+    return target
+
+
+def main(folder: Path) -> None:
+    """Every tutorial's notebook. The line that says what a compiler is at is for those who wait."""
+    os.environ["TVM_RNN_PROGRESS"] = "0"
+    for path in sorted(TUTORIALS.glob("[0-9]*.py")):
+        run(path, folder)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
