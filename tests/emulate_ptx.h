@@ -134,6 +134,7 @@ inline void tvm_builtin_ptx_ld_vec_global_v4_b32(W& a, W& b, W& c, W& d, const v
 inline void tvm_builtin_ptx_ld_vec_global_v2_f32(float& a, float& b, const void* p) { emu::get(GLOBAL(p, 8), a, b); }
 inline void tvm_builtin_ptx_ld_vec_global_v4_f32(float& a, float& b, float& c, float& d, const void* p) { emu::get(GLOBAL(p, 16), a, b, c, d); }
 inline void tvm_builtin_ptx_ld_shared_f32(float& a, W p) { emu::get(emu::at(p, 4), a); }
+inline void tvm_builtin_ptx_ld_shared_b32(W& a, W p) { emu::get(emu::at(p, 4), a); }
 inline void tvm_builtin_ptx_ld_vec_shared_v2_f32(float& a, float& b, W p) { emu::get(emu::at(p, 8), a, b); }
 inline void tvm_builtin_ptx_ld_vec_shared_v2_f64(double& a, double& b, W p) { emu::get(emu::at(p, 16), a, b); }
 inline void tvm_builtin_ptx_ld_vec_shared_v2_b32(W& a, W& b, W p) { emu::get(emu::at(p, 8), a, b); }

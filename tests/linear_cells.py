@@ -51,6 +51,24 @@ def _corrected_twice(w: Weights, x: Array, S: Array) -> tuple[Array, ...]:
     return S.dot(q) / (1 + np.exp(-o)), S
 
 
+@cell(states="S", output="y")
+def delta_by_key(x: "I", S: "N? H K=H", *, W: "3 N? K I", v: "N? H I", w: "N? I"):
+    """A delta rule whose keys' features decay each at its own rate. Order of W: q k d; w: how much is corrected."""
+    q, k, d = W @ x
+    k = k / sqrt(vecdot(k, k) + 1e-6)[..., None]
+    S = S * sigmoid(d)[..., None, :]
+    S = S + outer(sigmoid(w @ x)[..., None] * (v @ x - matvec(S, k)), k)
+    return S, matvec(S, q).reshape(-1)
+
+
+def _delta_by_key(w: Weights, x: Array, S: Array) -> tuple[Array, ...]:
+    q, k, d = (M.dot(x) for M in w["W"])
+    k = k / np.sqrt(k.dot(k) + 1e-6)
+    S = S / (1 + np.exp(-d))
+    S = S + np.outer(w["v"].dot(x) - S.dot(k), k) / (1 + np.exp(-w["w"].dot(x)))
+    return S.dot(q), S
+
+
 @cell(states="a c", output="c")
 def driven(x: "I", a: "H", c: "H", *, W: "3 H I", b: "3 H"):
     """A linear state that drives another: c is linear in itself once all of a are known. Order: decay, input, gate."""
@@ -69,5 +87,6 @@ def _driven(w: Weights, x: Array, a: Array, c: Array) -> tuple[Array, ...]:
 
 OWN: dict[str, tuple[rnn.Cell, Callable[..., tuple[Array, ...]]]] = {
     "corrected_twice": (corrected_twice, _corrected_twice),
+    "delta_by_key": (delta_by_key, _delta_by_key),
     "driven": (driven, _driven),
 }

@@ -60,15 +60,15 @@ def check(own: Any, dtype: str = "float32", steps: int = 41, **options: Any) -> 
 
 
 CELLS = ("min_gru", "min_lstm", "t_rnn", "rg_lru", "lru", "s5")
-# Matrices in chunks where they are stored in 16 bits and decay by head, else step by step in one launch.
+# Matrices in chunks where they are stored in 16 bits and written along one key, else step by step in one launch.
 MATRICES = ("delta_net", "gated_delta_net", "gated_delta_net_conv", "mamba2", "mamba2_conv", "mlstm", "mlstm_capped")
-MATRICES += ("retnet", "retnet_rotary", "rwkv7", "gla", "hgrn2", "corrected_twice")
+MATRICES += ("retnet", "retnet_rotary", "rwkv7", "gla", "hgrn2", "delta_by_key", "corrected_twice")
 
 
 @pytest.mark.broad
 @pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("min_gru", "float32"), ("gla", "bfloat16"), ("corrected_twice", "float32")]
+    ("name", "dtype"), [("min_gru", "float32"), ("gla", "float32"), ("corrected_twice", "float32")]
 )
 def test_cells(name: str, dtype: str) -> None:
     check(name, dtype)
@@ -82,15 +82,24 @@ def test_every_cell(name: str, dtype: str) -> None:
 
 
 @pytest.mark.broad
-@pytest.mark.slow_after(1)
-@pytest.mark.parametrize(("name", "dtype"), [("gated_delta_net", "float16"), ("retnet", "bfloat16")])
+@pytest.mark.slow_after(2)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("gated_delta_net", "float16"),
+        ("gla", "bfloat16"),
+        ("retnet", "bfloat16"),
+        ("hgrn2", "float16"),
+        ("delta_by_key", "bfloat16"),
+    ],
+)
 def test_matrices(name: str, dtype: str) -> None:
     module = check(name, dtype, steps=75)  # a chunk, and a part of one
     assert "chunk_scan_cuda" in {row["template"] for row in module.manifest["templates"]}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "dtype"), [("gated_delta_net", "bfloat16"), ("mlstm", "float16")])
+@pytest.mark.parametrize(("name", "dtype"), [("gated_delta_net", "bfloat16"), ("mlstm", "float16"), ("gla", "float16")])
 def test_matrices_in_segments(monkeypatch: pytest.MonkeyPatch, name: str, dtype: str) -> None:
     monkeypatch.setattr(segments, "LEAST", 2)
     check(name, dtype, steps=4 * 64 + 5)

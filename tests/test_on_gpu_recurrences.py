@@ -34,9 +34,12 @@ KINDS = [
     ("retnet", "bfloat16"),
     ("mlstm", "bfloat16"),
     ("mamba2", "bfloat16"),
+    ("gla", "bfloat16"),
+    ("hgrn2", "float16"),
+    ("delta_by_key", "bfloat16"),
     # and step by step, in one launch
     ("gated_delta_net", "float32"),
-    ("gla", "bfloat16"),
+    ("gla", "float32"),
     ("hgrn2", "float32"),
     ("rwkv7", "float16"),
     ("corrected_twice", "bfloat16"),

@@ -37,6 +37,13 @@ def test_too_many_keys() -> None:
 
 
 def test_decays_by_key() -> None:
-    own = recurrence(1, 64, 64, decay=64)
-    with pytest.raises(ConfigError, match="each key decays by itself"):
+    """Their decays lie in shared memory too: of 128 keys it holds half as many steps."""
+    for keys, chunk in ((64, 64), (128, 32)):
+        own = recurrence(16, keys, keys, decay=keys)
+        assert best(ChunkUnit("chunks", "before", "bfloat16", batches=(8,), recurrence=own), GPU)[1]["chunk"] == chunk
+
+
+def test_what_has_no_chunks() -> None:
+    own = recurrence(1, 64, 64, others=("vector",))
+    with pytest.raises(ConfigError, match="along one key"):
         best(ChunkUnit("chunks", "before", "bfloat16", recurrence=own), GPU)

@@ -18,14 +18,16 @@ def test_a_tile() -> None:
 
 
 def test_keys() -> None:
-    every = [recurrence(), recurrence(erase=DECAYED), recurrence(erase=DECAYED, own=True), recurrence(decay=0)]
+    every = [recurrence(decay=decay) for decay in (0, 1, 16)]
+    every += [recurrence(erase=DECAYED), recurrence(erase=DECAYED, own=True)]
     keys = [str(ChunkUnit("chunks", "before", "bfloat16", recurrence=own).key) for own in every]
     assert len(set(keys)) == len(keys)
 
 
 def test_what_goes_step_by_step_says_why() -> None:
     assert refused(recurrence(erase=DECAYED), GPU) == ""
-    assert "each key decays by itself" in refused(recurrence(decay=16), GPU)
+    assert refused(recurrence(decay=16, erase=BEFORE, own=True), GPU) == ""
+    assert "each key decays by itself" in refused(recurrence(decay=16, erase=BEFORE), GPU)
     assert "along one key" in refused(recurrence(others=("vector",)), GPU)
     assert "not float32" in refused(recurrence(precision="float32"), GPU)
     assert "not for sm_80" in refused(recurrence(), target.resolve("nvidia-a100"))
@@ -34,5 +36,6 @@ def test_what_goes_step_by_step_says_why() -> None:
 
 def test_there_are_tiles_for_all_that_is_let_through() -> None:
     for keys in range(16, 1024, 48):
-        own = recurrence(1, keys, 64, erase=DECAYED, own=True, reads=(BEFORE, AFTER))
-        assert refused(own, GPU) or choose(own, (1,), GPU).tile.chunk
+        for decay in (1, keys):
+            own = recurrence(1, keys, 64, decay=decay, erase=DECAYED, own=True, reads=(BEFORE, AFTER))
+            assert refused(own, GPU) or choose(own, (1,), GPU).tile.chunk

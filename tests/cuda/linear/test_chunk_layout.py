@@ -21,6 +21,13 @@ def test_parts_follow_each_other() -> None:
     assert found.blocks(3, 5) == 2 * 2 * 3 * 5
 
 
+def test_decays_of_keys_lie_behind_values() -> None:
+    found = ChunkLayout("k", recurrence(2, 20, 40, decay=20), ChunkTile())
+    assert found.part == 16 and layout(20, 40).part == 64
+    assert found.decay_at == found.value_at + 64 * found.value_pitch
+    assert found.stage_bytes == found.decay_at + 64 * (32 * 4 + 16)
+
+
 def test_what_fits() -> None:
     assert layout(128, 128, warps=8).possible
     assert not layout(256, 128).possible

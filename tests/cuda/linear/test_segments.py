@@ -13,8 +13,8 @@ from linear_steps import SMALL, TOLERANCE, Steps, recurrence, scan
 
 from tvm_rnn.cuda.codegen.host_program import Program
 from tvm_rnn.cuda.linear.chunk_tile import ChunkTile
-from tvm_rnn.cuda.linear.recurrence import DECAYED
-from tvm_rnn.cuda.linear.segments import Compose, SegmentEnds, Segments
+from tvm_rnn.cuda.linear.recurrence import BEFORE, DECAYED
+from tvm_rnn.cuda.linear.segments import Compose, SegmentEnds, Segments, map_size
 
 
 def error(case: Steps, span: int) -> float:
@@ -24,8 +24,7 @@ def error(case: Steps, span: int) -> float:
     state = arrays["state_in"]
     for name, many in (("ends", segments - 1), ("starts", segments)):
         arrays[name] = np.full((many, *state.shape), POISON, "f4")
-    maps = (own.keys, own.keys) if own.erase is not None else ()
-    arrays["maps"] = np.full((segments - 1, batch, own.heads, *maps), POISON, "f4")
+    arrays["maps"] = np.full((segments - 1, batch, own.heads, map_size(own)), POISON, "f4")
     scalars = {"steps": (segments - 1) * span, "batch": batch, "span": span, "segments": segments, **case.masks}
     ends = SegmentEnds("ends", replace(own, reads=()), SMALL)
     run(ends.kernels[case.masked], arrays, scalars, ends.blocks(batch, segments - 1))
@@ -40,6 +39,16 @@ def error(case: Steps, span: int) -> float:
 @pytest.mark.parametrize("erase", ["", DECAYED])
 def test_segments(erase: str) -> None:
     assert error(Steps(recurrence(1, 24, 20, erase=erase), 70), 32) < 1
+
+
+@pytest.mark.broad
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize(("erase", "heads"), [("", 2), (BEFORE, 1)])
+def test_segments_where_each_key_decays_by_itself(erase: str, heads: int) -> None:
+    own = recurrence(heads, 24, 20, decay=24, erase=erase, own=bool(erase))
+    reset = np.random.default_rng(1).random((100, 3)) < 0.05
+    assert error(Steps(own, 70), 32) < 1
+    assert error(Steps(own, 100, 3, lengths=np.array([10, 64, 90]), reset=reset), 32) < 1
 
 
 @pytest.mark.slow

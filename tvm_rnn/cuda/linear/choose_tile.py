@@ -30,7 +30,8 @@ class ChunkUnit(Unit):
     def key(self) -> UnitKey:
         own = self.recurrence
         erases = "none" if own.erase is None else "own" if own.erase.vector else "key"
-        shape: list[object] = [self.kind, alike(self.dtype), own.decay is not None, erases, len(own.reads)]
+        decays = "by key" if own.decays_by_key else own.decay is not None
+        shape: list[object] = [self.kind, alike(self.dtype), decays, erases, len(own.reads)]
         sizes = {"heads": [own.heads], "keys": [own.keys], "values": [own.values], "batch": list(self.batches)}
         return {"shape": shape, "sizes": sizes}
 

@@ -20,12 +20,15 @@ from .recurrence import Rows
 
 class Block:
     """row, head, value0, first: this block's; limit: steps of the segment that the row has, from `first` on; number:
-    of its row among those of all segments; weighted: states decay, or are reset."""
+    of its row among those of all segments; weighted: products are multiplied by numbers of steps, because states decay
+    by head, or are reset. Where they decay by key, operands are, and `keep` is 0 where a step begins with no states."""
 
     def __init__(self, w: Writer, scan: ChunkLayout, masked: bool) -> None:
         self.w, self.scan, self.masked = w, scan, masked
         self.recurrence, self.tile = scan.recurrence, scan.tile
-        self.weighted = masked or scan.recurrence.decay is not None
+        by_key = scan.recurrence.decays_by_key
+        self.weighted = not by_key and (masked or scan.recurrence.decay is not None)
+        self.keeps = by_key and masked
         self._place()
         self.numbers = Numbers(w, self._names(), self.tile.chunk)
 
@@ -34,6 +37,7 @@ class Block:
         writing; read_i, erase: what of S a step's result has; scale: of what is erased."""
         own, erase = self.recurrence, self.recurrence.erase
         found = ["value_scale"] if own.value_scale is not None else []
+        found += ["keep"] if self.keeps else []
         if self.weighted:
             found += ["before", "after", "carried", "ends", *(f"read_{i}" for i in range(len(own.reads)))]
         if erase is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
 
-from .chunk_tile import BLOCK, TRIANGLE_PITCH, ChunkTile
+from .chunk_tile import BLOCK, HALVES_PITCH, TRIANGLE_PITCH, ChunkTile
 from .recurrence import Recurrence
 
 PAD = 16  # bytes behind a row of shared memory: the next row begins in other banks
@@ -40,10 +40,16 @@ class ChunkLayout:
         return self.tiles * self.recurrence.heads * batch * segments
 
     @property
+    def part(self) -> int:
+        """Steps that states are taken through at once; where each key decays by itself, an instruction's."""
+        return BLOCK if self.recurrence.decays_by_key else self.tile.chunk
+
+    @property
     def possible(self) -> bool:
         """Whether shared memory holds it."""
         numbers = 4 * 3 * self.tile.chunk * (NUMBERS + len(self.recurrence.reads))
         beside = numbers + 4 * self.tile.chunk * TRIANGLE_PITCH  # what is not in `shared_bytes`
+        beside += self.tile.chunk * HALVES_PITCH if self.recurrence.decays_by_key else 0
         return self.shared_bytes + beside <= MOST_SHARED
 
     # --- shared memory: stages of operands, then two sets of scores, then results on their way out -----------------
@@ -69,8 +75,17 @@ class ChunkLayout:
         return len(self.recurrence.vectors) * self.tile.chunk * self.key_pitch
 
     @property
-    def stage_bytes(self) -> int:
+    def decay_at(self) -> int:
+        """Where decays begin, of every step and key."""
         return self.value_at + self.tile.chunk * self.value_pitch
+
+    @property
+    def decay_pitch(self) -> int:
+        return 4 * self.keys + PAD
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.decay_at + (self.tile.chunk * self.decay_pitch if self.recurrence.decays_by_key else 0)
 
     @property
     def score_sets(self) -> int:

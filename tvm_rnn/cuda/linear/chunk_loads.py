@@ -13,7 +13,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.gemm.operands import COPY, COPY_PIECE
-from tvm_rnn.cuda.layer.packed_layout import ceil_div
+from tvm_rnn.cuda.layer.packed_layout import SIZES, ceil_div
 from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import wide
 
@@ -80,12 +80,15 @@ class Loads:
             self._copy(name, rows, place, step0, tirx.const(0, "int32"))
         target = stage + scan.value_at, scan.value_pitch, self.tile.values
         self._copy("value", self.recurrence.value, target, step0, self.body.value0)
+        if self.recurrence.decays_by_key and (decay := self.recurrence.decay) is not None:
+            target = stage + scan.decay_at, scan.decay_pitch, scan.keys
+            self._copy("decay", decay, target, step0, tirx.const(0, "int32"))
 
     def _copy(self, name: str, rows: Rows, target: tuple[TirExpr, int, int], step0: TirExpr, column0: TirExpr) -> None:
         """A tile of `chunk` rows. target: where, its pitch, its columns."""
         piece = piece_bytes(rows)
         size = max(piece, 2)
-        across = 2 * target[2] // size
+        across = SIZES[rows.dtype] * target[2] // size
         threads = 32 * self.tile.loaders
         pieces = self.tile.chunk * across
         turns = ceil_div(pieces, threads)
@@ -111,9 +114,10 @@ class Loads:
         """What is copied at a time. place: the chunk's first step, and which of it; across: likewise."""
         w, (name, rows), (at, pitch, _) = self.w, what, target
         piece = piece_bytes(rows)
-        size = max(piece, 2)
-        step, column = w.bind(place[0] + place[1]), w.bind(across[0] + across[1] * (size // 2))
-        left: Expr = tirx.max(tirx.min((rows.width - column) * 2, size), 0)
+        each = SIZES[rows.dtype]
+        size = max(piece, each)
+        step, column = w.bind(place[0] + place[1]), w.bind(across[0] + across[1] * (size // each))
+        left: Expr = tirx.max(tirx.min((rows.width - column) * each, size), 0)
         inside = w.bind(tirx.Select(step < self.body.limit, left, 0))
         there = inside > 0
         source = self.body.element(rows, tirx.Select(there, step, 0), tirx.Select(there, column, 0))
@@ -154,6 +158,9 @@ class Loads:
             if name in numbers.buffers:
                 for e, step in enumerate(steps):
                     numbers.store(name, self.raw[source][e], number, step)
+        if self.body.keeps:
+            for e, step in enumerate(steps):
+                numbers.store("keep", 1.0 - self.raw["reset"][e], number, step)
         if self.body.weighted:
             self._decays(number, steps)
         elif "erase" in numbers.buffers:

@@ -11,7 +11,8 @@ With g the sum of a chunk's log decays up to a step, S the states before the chu
     S = e^g S + sum over s of e^(g - g_s) key_s u_s
 
 Scores are what multiplies u_s. A decay of 0, and a reset, count as 2^-160: nothing of what is before is left of it in
-float32, and no difference is infinity - infinity.
+float32, and no difference is infinity - infinity. Where each key decays by itself, vectors and keys are multiplied by
+decays before they are used, and the sums are of 16 steps at a time instead of a chunk's (`chunk_key_scores.py`).
 
 Source: Yang et al. 2024, "Parallelizing Linear Transformers with the Delta Rule over Sequence Length", NeurIPS.
 """
@@ -30,6 +31,7 @@ from tvm_rnn.tir.expr import TirExpr
 from tvm_rnn.tir.index import uint32
 
 from .chunk_block import Block
+from .chunk_key_scores import KeyScorers
 from .chunk_layout import ChunkLayout
 from .chunk_loads import Loads
 from .chunk_scores import Scorers
@@ -82,7 +84,7 @@ class _Body:
     def run(self) -> None:
         w, scan, tile = self.w, self.scan, self.tile
         warp = w.keep(self.block.tx // 32)
-        scorers = Scorers(self.block, warp)
+        scorers = (KeyScorers if scan.recurrence.decays_by_key else Scorers)(self.block, warp)
         states = scan.states(self.block, w.bind(warp - tile.scorers))
         loads = Loads(self.block, w.bind(warp - tile.scorers - tile.warps))
         with I.If(warp < tile.scorers):

@@ -55,16 +55,20 @@ class Scorers:
     def make(self, number: TirExpr) -> None:
         """Scores of a chunk."""
         w, erase = self.w, self.recurrence.erase
-        self.number = number
-        self.stage = w.keep(self.body.base + tirx.Cast("uint32", self.body.slot(number)))
-        begin = number % 2 * (self.scan.score_sets * self.scan.score_bytes) + self.scan.scores_at
-        scores = w.keep(self.body.base + tirx.Cast("uint32", begin))
+        scores = self._enter(number)
         if erase is not None:
             self._rows(erase_name(erase), erase.of, self._where(scores, self.warp, erase.of, True), True)
         backwards = w.bind((self.tile.scorers - 1) - self.warp)
         for i, read in enumerate(self.recurrence.reads):
             own = w.bind(scores + uint32((i + (erase is not None)) * self.scan.score_bytes))
             self._rows(f"read_{i}", read.of, self._where(own, backwards, read.of, False), False)
+
+    def _enter(self, number: TirExpr) -> TirExpr:
+        """Where the scores of a chunk go."""
+        self.number = number
+        self.stage = self.w.keep(self.body.base + tirx.Cast("uint32", self.body.slot(number)))
+        begin = number % 2 * (self.scan.score_sets * self.scan.score_bytes) + self.scan.scores_at
+        return self.w.keep(self.body.base + tirx.Cast("uint32", begin))
 
     def _where(self, at: TirExpr, block: TirExpr, of: str, erases: bool) -> _Scores:
         w, numbers = self.w, self.body.numbers

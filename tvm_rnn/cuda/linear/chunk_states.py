@@ -9,14 +9,14 @@ Source: sums as operands: Dao 2023, "FlashAttention-2"; what a step writes, by b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.register_tile import RegisterTile
 from tvm_rnn.cuda.gemm.mma_sync import INSTRUCTIONS, LDMATRIX
-from tvm_rnn.tir.expr import TirExpr
+from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import uint32, wide
 
 from .chunk_block import Block
@@ -34,7 +34,7 @@ class States:
     def __init__(self, block: Block, warp: TirExpr) -> None:
         self.body, self.w, self.scan, self.warp = block, block.w, block.scan, warp
         self.recurrence, self.tile, self.precision = block.recurrence, block.tile, block.recurrence.precision
-        self.deep, self.blocks = self.scan.keys // BLOCK, self.tile.chunk // BLOCK
+        self.deep, self.blocks = self.scan.keys // BLOCK, self.scan.part // BLOCK
         self.lane = block.lane
         self.state = self.w.tile(self.scan.keys // 8, 4)
 
@@ -77,7 +77,7 @@ class States:
 
     def advance(self, number: TirExpr) -> None:
         """Results of a chunk, and the states after it."""
-        w, body, erase = self.w, self.body, self.recurrence.erase
+        w, body = self.w, self.body
         self.number = number
         self.stage = w.keep(body.base + tirx.Cast("uint32", body.slot(number)))
         parity = number % 2 * (self.scan.score_sets * self.scan.score_bytes) + self.scan.scores_at
@@ -85,6 +85,16 @@ class States:
         key_line = self.lane // 16 * 8 + self.lane % 8  # of right operands whose rows are columns of the product
         self.key_at = w.bind(tirx.Cast("uint32", key_line * self.scan.key_pitch + self.lane // 8 % 2 * 16))
         self.score_at = w.bind(tirx.Cast("uint32", key_line * self.scan.score_pitch + self.lane // 8 % 2 * 16))
+        if self.scan.part == self.tile.chunk:
+            self._part(0)
+            return
+        with w.loop(self.tile.chunk // self.scan.part) as part:
+            self._part(w.keep(part * self.scan.part))
+
+    def _part(self, first: Expr) -> None:
+        """The same of some of its steps, from `first` on."""
+        w, erase = self.w, self.recurrence.erase
+        self.first = first
         self.old = self._operand(self.state, self.deep)
         sums = w.tile(2 * self.blocks, 4)
         if erase is not None:
@@ -118,7 +128,7 @@ class States:
     def _of_states(self, sums: RegisterTile, vector: str) -> Iterator[None]:
         """<vector, S> of all steps of the chunk: one step of K after the other."""
         w, scan = self.w, self.scan
-        at = w.bind(self.stage + self.key_at + uint32(scan.vector_at(vector)))
+        at = w.bind(self.stage + self.key_at + self._offset(scan.vector_at(vector), scan.key_pitch))
         b = w.tile(2, self.blocks, 2, 2, dtype="uint32")
         sums.fill(tirx.const(0.0, "float32"))
 
@@ -135,10 +145,14 @@ class States:
                 self._multiply(sums[n], self.old[k], b[k % 2, n // 2, n % 2])
             yield
 
+    def _offset(self, at: int, pitch: int) -> TirExpr:
+        """Where rows of the first step of the part begin."""
+        return tirx.Cast("uint32", self.first * pitch + at)
+
     def _scaled(self, name: str, n: int) -> list[TirExpr]:
         """A number of the steps of a tile's two columns."""
         numbers = self.body.numbers
-        step = self.w.bind(8 * n + self.lane % 4 * 2)
+        step = self.w.bind(self.first + 8 * n + self.lane % 4 * 2)
         return [self.w.keep(numbers.load(name, self.number, step + odd)) for odd in range(2)]
 
     def _add_values(self, sums: RegisterTile) -> None:
@@ -147,10 +161,10 @@ class States:
         words = w.tile(2, 2, dtype="uint32")
         line = self.lane // 16 * 8 + self.lane % 8
         column = self.warp * BLOCK + self.lane // 8 % 2 * 8
-        at = w.bind(self.stage + tirx.Cast("uint32", scan.value_at + line * scan.value_pitch + column * 2))
+        own = self._offset(scan.value_at, scan.value_pitch)
+        at = w.bind(self.stage + own + tirx.Cast("uint32", line * scan.value_pitch + column * 2))
         for block in range(self.blocks):
-            own = uint32(block * BLOCK * scan.value_pitch)
-            w.do(I.ptx[TURNED](*words[0], *words[1], at + own))
+            w.do(I.ptx[TURNED](*words[0], *words[1], at + uint32(block * BLOCK * scan.value_pitch)))
             for half in range(2):
                 n = 2 * block + half
                 scale = self._scaled("value_scale", n) if "value_scale" in names else None
@@ -207,7 +221,8 @@ class States:
         w, scan = self.w, self.scan
         b = w.tile(2, 2, dtype="uint32")
         own = which * scan.score_bytes + block * BLOCK * scan.score_pitch + other * BLOCK * 2
-        w.do(I.ptx[LDMATRIX.format("x4")](*b[0], *b[1], self.scores + self.score_at + uint32(own)))
+        at = self.scores + self.score_at + self._offset(own, scan.score_pitch + 2)
+        w.do(I.ptx[LDMATRIX.format("x4")](*b[0], *b[1], at))
         return b
 
     def _add(self, sums: RegisterTile, a: tuple[TirExpr, ...], block: int, b: RegisterTile) -> None:
@@ -243,7 +258,8 @@ class States:
         for block in range(self.blocks):
             w.do(I.ptx[STORE_TURNED](into + uint32(block * BLOCK * pitch), *words[block]))
         w.do(I.cuda.warp_sync())
-        step0, value0 = w.bind(self.number * self.tile.chunk), w.bind(body.value0 + self.warp * BLOCK)
+        step0 = w.bind(self.number * self.tile.chunk + self.first)
+        value0 = w.bind(body.value0 + self.warp * BLOCK)
         if piece_bytes(output) == 16:
             four = w.tile(1, 4, dtype="uint32")
             for turn in range(self.blocks):
@@ -255,7 +271,7 @@ class States:
                     to = w[f"output_{i}"].ptr_to([body.element(output, step0 + line, value)])
                     w.do(I.ptx["st.global.v4.b32"](to, *four[0]))
             return
-        with w.loop(self.tile.chunk // 2) as pair:
+        with w.loop(scan.part // 2) as pair:
             line, column = w.bind(pair * 2 + lane // 16), w.bind(lane % 16)
             value = w.bind(value0 + column)
             with w.when(tirx.And(step0 + line < body.count, value < output.width)):
@@ -263,16 +279,13 @@ class States:
                 w.store(w[f"output_{i}"], found, body.element(output, step0 + line, value))
 
     def _carry(self, ending: RegisterTile) -> None:
-        """The states at the end of the chunk."""
+        """The states at the end of the part."""
         w, scan = self.w, self.scan
-        if self.body.weighted:
-            left = w.keep(self.body.numbers.load("carried", self.number, 0))
-            for n in range(scan.keys // 8):
-                for i in range(4):
-                    self.state.store(self.state[n][i] * left, n, i)
-        line = self.lane % 16
-        own = scan.vector_at("key") + line * scan.key_pitch + self.lane // 16 * 16
-        at = w.bind(self.stage + tirx.Cast("uint32", own))
+        for n, left in self._left():
+            for i in range(4):
+                self.state.store(self.state[n][i] * left[i % 2], n, i)
+        own = self._offset(scan.vector_at("key"), scan.key_pitch)
+        at = w.bind(self.stage + own + tirx.Cast("uint32", self.lane % 16 * scan.key_pitch + self.lane // 16 * 16))
         b = w.tile(2, 2, 2, dtype="uint32")
         pairs = [(k, block) for block in range(self.blocks) for k in range(self.deep)]
 
@@ -287,6 +300,20 @@ class States:
                 load(number + 1)
             for n in range(2):
                 self._multiply(self.state[2 * k + n], ending[block], b[number % 2, n])
+
+    def _left(self) -> Iterator[tuple[int, Sequence[TirExpr]]]:
+        """Of 8 keys each: what the part leaves of a lane's two; nothing where that is all."""
+        w, scan = self.w, self.scan
+        if self.body.weighted:
+            left = w.keep(self.body.numbers.load("carried", self.number, 0))
+            yield from ((n, (left, left)) for n in range(scan.keys // 8))
+        if self.recurrence.decays_by_key:
+            own = self._offset(scan.decay_at, scan.decay_pitch)
+            at = w.bind(self.stage + own + tirx.Cast("uint32", self.lane % 4 * 8))
+            for n in range(scan.keys // 8):
+                two = w.tile(1, 2)
+                w.do(I.ptx["ld.shared.v2.f32"](*two[0], at + uint32(32 * n)))
+                yield n, two[0]
 
 
 def run(statements: Iterator[None]) -> None:

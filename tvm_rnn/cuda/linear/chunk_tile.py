@@ -21,6 +21,8 @@ from .recurrence import AFTER, Rows
 BLOCK = 16  # steps, keys or values that an instruction takes at a time
 TRIANGLE_PITCH = 20  # float32 numbers from a column of a block to be inverted to the next
 FEW = 8  # warps whose threads may have all registers that a thread can have
+SLICE = 64  # keys, two of a lane, that decay by themselves, which are worked on at once
+HALVES_PITCH = 2 * SLICE + 16  # bytes from a step to the next of a block whose halves are multiplied with each other
 # By warps of scores and of states: of scores, of states, of loads. All together what the block begins with.
 REGISTERS = {(4, 4): (160, 240, 104), (4, 8): (128, 176, 32)}
 

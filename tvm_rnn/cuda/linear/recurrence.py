@@ -112,8 +112,8 @@ class Recurrence:
     @property
     def why_no_chunks(self) -> str:
         """Why no chunk kernel takes it, whatever its sizes are; "" where one may."""
-        if self.decays_by_key:
-            return "each key decays by itself"
+        if self.decays_by_key and self.erase is not None and self.erase.vector is None:
+            return "each key decays by itself, and erases by itself too"
         if self.others:
             return "what is taken away, or written, does not lie along one key"
         if self.precision not in ("bfloat16", "float16"):

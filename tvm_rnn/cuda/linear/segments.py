@@ -3,14 +3,14 @@
 In: a `Recurrence` and a tile. Out: `Segments`, which says how many there are and launches what finds the states before
 each, for `ChunkScan`: `SegmentEnds`, a chunk scan of all segments but the last that begins with no states and leaves N,
 and with one key of each value's and leaves the columns of M, of as many further values; where nothing is erased M is a
-number; and `Compose`, which goes through the segments.
+number, or one of each key; and `Compose`, which goes through the segments.
 
 Rewrite: for all steps: S = M_t S + N_t  -->  for each segment: M, N; for segments: S = M S + N; for each segment: steps
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -34,10 +34,17 @@ VALUES = 8  # of a block that composes
 HELD = 128  # elements of the next M that a thread has, or has asked for
 
 
+def map_size(recurrence: Recurrence) -> int:
+    """Numbers of M: of each two keys, of each key, or one."""
+    if recurrence.erase is not None:
+        return recurrence.keys**2
+    return recurrence.keys if recurrence.decays_by_key else 1
+
+
 @dataclass(frozen=True)
 class SegmentEnds(ChunkScan):
     """A recurrence without read-outs. Pointers: operands, then ends [segments, B, heads, states] and maps [segments, B,
-    heads, keys of S before, keys], or [segments, B, heads]; steps: of all segments but the last."""
+    heads, keys of S before, keys], or [segments, B, heads, 1 or keys]; steps: of all segments but the last."""
 
     @property
     def tiles(self) -> int:
@@ -63,19 +70,21 @@ class _Ends(States):
         super().__init__(block, warp)
         self.map0 = scan.map0
         self.erases = scan.recurrence.erase is not None
-        self.total = self.w.local(1)
+        self.total = self.w.tile(self.scan.keys // 8, 2)  # of M where nothing is erased: of a lane's keys
 
     def begin(self) -> None:
         w = self.w
-        w.store(self.total, tirx.const(1.0, "float32"), 0)
+        self.total.fill(tirx.const(1.0, "float32"))
         for number, value, key in self._places():
             one = tirx.EQ(value - self.map0, key)
             w.store(self.state.buffer, tirx.Select(one, tirx.const(1.0, "float32"), tirx.const(0.0, "float32")), number)
 
-    def advance(self, number: TirExpr) -> None:
-        super().advance(number)
-        if self.body.weighted and not self.erases:
-            self.w.store(self.total, self.total[0] * self.body.numbers.load("carried", number, 0), 0)
+    def _left(self) -> Iterator[tuple[int, Sequence[TirExpr]]]:
+        for n, left in super()._left():
+            if not self.erases:
+                for i in range(2):
+                    self.total.store(self.total[n][i] * left[i], n, i)
+            yield n, left
 
     def finish(self) -> None:
         w, own = self.w, self.recurrence
@@ -84,9 +93,12 @@ class _Ends(States):
                 w.store(w["ends"], self.state.flat[number], at)
         array = w.keep(wide(self.body.number) * own.heads + wide(self.body.head))
         if not self.erases:
-            first = tirx.And(tirx.EQ(self.body.value0 + self.warp, 0), tirx.EQ(self.lane, 0))
-            with w.when(first):
-                w.store(w["maps"], self.total[0], array)
+            size = map_size(own)
+            first = w.bind(tirx.And(tirx.EQ(self.body.value0 + self.warp, 0), self.lane < 4))
+            for number, total in enumerate(self.total.flat):
+                key = w.bind(8 * (number // 2) + self.lane * 2 + number % 2)
+                with w.when(tirx.And(first, key < size)):
+                    w.store(w["maps"], total, array * size + wide(key))
             return
         for number, value, key in self._places():
             column = w.bind(value - self.map0)
@@ -165,7 +177,8 @@ class Compose:
             with w.when(segment + 1 < w["segments"]):
                 each(lambda v: w.store(end, w["ends"][place(number, v)], v))
                 if not erases:
-                    left = w.keep(w["maps"][number])
+                    size = map_size(own)
+                    left = w.keep(w["maps"][number * size + wide(tirx.min(here, size - 1))])
                     for v in range(VALUES):
                         w.store(state, state[v] * left + end[v], v)
                     return
@@ -204,8 +217,7 @@ class Segments:
     @property
     def sizes(self) -> tuple[int, int]:
         """Numbers of N and M."""
-        own = self.recurrence
-        return own.keys * own.values, 1 if own.erase is None else own.keys**2
+        return self.recurrence.keys * self.recurrence.values, map_size(self.recurrence)
 
     def memory_size(self, rows: HostExpr) -> str:
         """Numbers, at most, for so many rows of steps. LEAST segments have more than LEAST - 1 of LEAST chunks each."""
