@@ -16,13 +16,29 @@ def test_few_steps_go_one_after_the_other() -> None:
     net = rnn.RNN(rnn.cells.retnet, 5, 16, dtype="bfloat16")
     program = plan(passed(net, Options(GPU, precision="bfloat16")), GPU)
     lines = [line.strip() for line in program.sequence.lines]
-    steps = [i for i, line in enumerate(lines) if "_scan_steps" in line]
+    steps = [i for i, line in enumerate(lines) if "_scan_in_place" in line]
     chunks = [i for i, line in enumerate(lines) if "_scan_chunks" in line]
     before = [i for i, line in enumerate(lines) if "_scan_compose" in line]
     assert len(steps) == len(before) == len(chunks) / 2 == 2  # without and with lengths and resets; in segments or not
-    assert all(lines[i - 1].endswith(f"<= {FEW}) {{") for i in steps)
+    (when,) = [line for line in lines if line.startswith("const int64_t in_place")]
+    assert f"T <= {FEW} && tile_steps_1 >= T" in when and when.endswith("% 8 == 0;")  # four elements at once
+    assert lines[steps[0] - 2] == "if (in_place_1) {"
     (row,) = [row for row in program.facts["templates"] if row["template"] == "chunk_scan_cuda"]
     assert row["unit"] == "before scan_matrix 1x16x16, all of T in chunks of 64 steps, any B"
+
+
+def test_states_are_copied_where_no_recurrence_takes_the_users() -> None:
+    for dtype, kind in (("bfloat16", "bfloat16"), ("float32", "float32"), ("float16", "float16")):
+        net = rnn.RNN(rnn.cells.gated_delta_net, 5, 17, dtype=dtype)
+        program = plan(passed(net, Options(GPU, precision=dtype)), GPU)
+        lines = [line.strip() for line in program.sequence.lines]
+        for name in ("load0", "save0"):
+            (at,) = [i for i, line in enumerate(lines) if f"::{name}," in line]
+            assert lines[at - 1] == "if (!in_place_1) {"
+        (when,) = [line for line in lines if line.startswith("const int64_t in_place")]
+        assert f"% {4 if kind == 'float32' else 2} == 0" in when  # of 17 values, one element at a time
+    program = plan(passed(rnn.RNN(rnn.cells.lstm, 5, 16), Options(GPU, precision="float32")), GPU)
+    assert not any("in_place" in line for line in program.sequence.lines)
 
 
 def test_what_has_no_chunks_goes_step_by_step_in_one_launch() -> None:
@@ -31,5 +47,8 @@ def test_what_has_no_chunks_goes_step_by_step_in_one_launch() -> None:
         net = rnn.RNN(rnn.cells.get(name), 5, 16)
         program = plan(passed(net, Options(target, precision="float32")), target)
         lines = [line for line in program.sequence.lines if "_scan_" in line]
-        assert len([line for line in lines if "_scan_steps" in line]) == 2 and not any("_chunks" in x for x in lines)
+        assert len([line for line in lines if "_scan_steps" in line]) == 4 and not any("_chunks" in x for x in lines)
+        assert (
+            len([name for name in program.kernels if "_scan_steps" in name]) == 2
+        )  # in place, or states of earlier tiles
         assert any(row["unit"].endswith("all of T step by step, any B") for row in program.facts["templates"])

@@ -6,19 +6,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emulated import run
+from emulated import decoded, encoded, rounded, run
 from linear_steps import Steps, recurrence
 
 from tvm_rnn.cuda.linear import step_by_step
 from tvm_rnn.cuda.linear.recurrence import AFTER, BEFORE, DECAYED
+from tvm_rnn.cuda.linear.step_by_step import STATES
 
 
-def error(case: Steps, ahead: int = 1) -> float:
-    """Of a kernel's run."""
-    found = step_by_step.Steps("k", case.own, ahead)
+def error(case: Steps, ahead: int = 1, dtype: str = "float32") -> float:
+    """Of a kernel's run, with states in memory of that dtype."""
+    found = step_by_step.Steps("k", case.own, ahead, dtype)
+    case.before = rounded(case.before, dtype).astype("f8")
     arrays = case.arrays()
+    for name in STATES:
+        arrays[name] = encoded(arrays[name], dtype)
     scalars = {"steps": case.steps, "batch": case.batch, **case.masks}
     run(found.kernels[case.masked], arrays, scalars, found.blocks(case.batch))
+    arrays["state_out"] = decoded(arrays["state_out"], dtype)
     return case.error(arrays)
 
 
@@ -46,6 +51,16 @@ CASES: dict[str, dict[str, Any]] = {
 def test_against_a_loop(name: str) -> None:
     own = recurrence(**CASES[name])
     assert error(Steps(own, 3, decays=(0.0, 0.9))) < 4e-3
+
+
+@pytest.mark.broad_after(2)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("whole", "bfloat16"), ("odd", "float16"), ("keys last", "float16"), ("few keys, last", "bfloat16")],
+)
+def test_states_of_16_bits(name: str, dtype: str) -> None:
+    own = recurrence(**CASES[name])
+    assert error(Steps(own, 3, decays=(0.0, 0.9)), dtype=dtype) < 4e-3 + {"bfloat16": 2**-8, "float16": 2**-11}[dtype]
 
 
 @pytest.mark.broad_after(1)

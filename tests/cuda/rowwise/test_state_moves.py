@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from compiled_kernels import layers_of, text_of
+from emulated import POISON, decoded, encoded, rounded, run
 
 from tvm_rnn.cuda.codegen.host_program import Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
@@ -61,3 +63,33 @@ def test_what_has_to_be_said() -> None:
     tile = Tile([x], y, "start", "count", False, 0)
     assert tile.kept == [] and Buffers({}, [(x, y)], {}, {}, {}).mask_keys is None
     assert Step(tile, "t", [x], [y], {}, {}).tile is tile
+
+
+def test_several_elements_at_a_time_where_addresses_allow_it() -> None:
+    """Of all copies of a launch: whose sizes do not allow it have no such kernel."""
+    for size, dtype, wide in ((12, "bfloat16", True), (10, "bfloat16", False), (12, "float64", False)):
+        program = Program(dtype)
+        kind = "float64" if dtype == "float64" else "float32"
+        copies = [StateCopy(Pointer("a", dtype), Pointer("b", kind), n, Place(kind, 16)) for n in (4, size)]
+        copy_states(program.sequence, "load", copies)
+        assert sorted(program.kernels) == (["load0", "load0_wide"] if wide else ["load0"])
+        assert any("% 8 == 0 && " in line for line in program.sequence.lines) == wide
+
+
+@pytest.mark.broad_after(1)
+@pytest.mark.parametrize(("source", "target"), [("bfloat16", "float32"), ("float32", "float16")])
+def test_what_is_moved(source: str, target: str) -> None:
+    """Rows of two states, the targets' further apart; what lies between is left alone."""
+    rows, sizes, stride = 3, (520, 4), 528
+    program, rng = Program(source), np.random.default_rng(0)
+    pairs = [(Pointer("a", source), Pointer("b", target), size) for size in sizes]
+    copy_states(program.sequence, "load", [StateCopy(a, b, size, Place(target, stride)) for a, b, size in pairs])
+    values = [rng.normal(size=(rows, size)) for size in sizes]
+    for name, blocks in (("load0", rows * 5), ("load0_wide", rows * 2)):
+        arrays = {f"from{n}": encoded(value, source) for n, value in enumerate(values)}
+        arrays |= {f"to{n}": encoded(np.full((rows, stride), POISON), target) for n in range(2)}
+        run(program.kernels[name], arrays, {"rows": rows}, blocks)
+        for n, value in enumerate(values):
+            found = decoded(arrays[f"to{n}"], target)
+            np.testing.assert_array_equal(found[:, : sizes[n]], rounded(rounded(value, source), target))
+            assert np.isnan(found[:, sizes[n] :]).all()

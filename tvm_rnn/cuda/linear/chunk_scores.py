@@ -16,12 +16,13 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.register_tile import RegisterTile
+from tvm_rnn.cuda.codegen.vector_access import pack
 from tvm_rnn.cuda.gemm.mma_sync import INSTRUCTIONS, LDMATRIX
 from tvm_rnn.tir.expr import TirExpr
 from tvm_rnn.tir.index import uint32
 
 from .chunk_block import Block
-from .chunk_tile import BLOCK, TRIANGLE_PITCH, exp2, pack, turned
+from .chunk_tile import BLOCK, TRIANGLE_PITCH, exp2, turned
 from .recurrence import erase_name, sum_name
 
 NEVER = -1000.0  # log2 of 0, once

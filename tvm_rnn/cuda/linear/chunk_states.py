@@ -15,12 +15,13 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.register_tile import RegisterTile
+from tvm_rnn.cuda.codegen.vector_access import pack, unpack
 from tvm_rnn.cuda.gemm.mma_sync import INSTRUCTIONS, LDMATRIX
 from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import uint32, wide
 
 from .chunk_block import Block
-from .chunk_tile import BLOCK, pack, piece_bytes, unpack
+from .chunk_tile import BLOCK, piece_bytes
 from .recurrence import Rows, erase_name
 
 TURNED = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16"

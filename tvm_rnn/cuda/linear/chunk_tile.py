@@ -1,4 +1,4 @@
-"""What the parts of a chunk scan share: its tile, numbers of steps in shared memory, words of two 16-bit numbers.
+"""What the parts of a chunk scan share: its tile, numbers of steps in shared memory.
 
 In: knobs. Out: `ChunkTile`, `Numbers`, and functions that emit a few instructions.
 """
@@ -14,7 +14,6 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.cuda.layer.packed_layout import SIZES
 from tvm_rnn.tir.expr import Expr, TirExpr
-from tvm_rnn.tir.index import uint32
 
 from .recurrence import AFTER, Rows
 
@@ -82,22 +81,6 @@ def piece_bytes(rows: Rows) -> int:
     """Bytes of a row of 16-bit numbers that are copied at a time: what every row begins at a multiple of."""
     size = SIZES[rows.dtype]
     return min(16, gcd(16, rows.width * size, rows.stride * size, rows.offset * size))
-
-
-def pack(w: Writer, precision: str, into: Expr, low: Expr, high: Expr) -> None:
-    """Two float32 numbers in a word."""
-    kind = "bf16x2" if precision == "bfloat16" else "f16x2"
-    w.do(I.ptx[f"cvt.rn.{kind}.f32"](into, high, low))
-
-
-def unpack(precision: str, word: TirExpr) -> tuple[TirExpr, TirExpr]:
-    """The other way."""
-    if precision == "bfloat16":
-        high = word & tirx.const(0xFFFF0000, "uint32")
-        return tirx.reinterpret("float32", word << uint32(16)), tirx.reinterpret("float32", high)
-    halves = tirx.Cast("uint16", word & uint32(0xFFFF)), tirx.Cast("uint16", word >> uint32(16))
-    low, high = (tirx.Cast("float32", tirx.reinterpret("float16", half)) for half in halves)
-    return low, high
 
 
 def exp2(x: TirExpr) -> TirExpr:

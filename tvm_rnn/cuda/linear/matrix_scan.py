@@ -7,13 +7,13 @@ In: the group's operands, and where its values lie. Out: a `MatrixScan`, the ker
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
 from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
+from tvm_rnn.cuda.codegen.vector_access import DTYPES
 from tvm_rnn.cuda.layer.matrix_operands import MatrixOperands
 from tvm_rnn.cuda.layer.pointers import Argument, Place
 from tvm_rnn.cuda.layer.value_layout import Layout
@@ -27,7 +27,7 @@ from .choose_tile import ChosenTile, choose, refused
 from .chunk_scan import ChunkScan
 from .recurrence import AFTER, BEFORE, Erase, Outer, Read, Recurrence, Rows
 from .segments import Segments
-from .step_by_step import Steps
+from .step_by_step import STATES, Steps
 
 FEW = 8  # steps that take less one after the other than a chunk does
 AHEAD = 4  # steps that what a step reads is loaded before it, where all steps go one after the other
@@ -52,13 +52,14 @@ class Launches:
 class MatrixScan:
     """The kernels of one group: all steps one after the other, in a launch.
 
-    arguments: what `values` of `launch` are, in the order of the kernels' pointers.
+    arguments: what `values` of `launch` are, in the order of the kernels' pointers. dtype: of the user's states.
     """
 
     name: str
     operands: MatrixOperands
     recurrence: Recurrence
     arguments: tuple[Argument, ...]
+    dtype: str
 
     @property
     def states(self) -> list[Node]:
@@ -87,6 +88,40 @@ class MatrixScan:
     def steps(self) -> Steps:
         return Steps(f"{self.name}_steps", self.recurrence, AHEAD)
 
+    @cached_property
+    def in_place(self) -> Steps | None:
+        """Kernels that read and write the user's states where they are: copies there and back would move as much again.
+        None: no kernel takes their dtype."""
+        if self.dtype == self.steps.dtype:
+            return self.steps
+        own = Steps(f"{self.name}_in_place", self.recurrence, self.steps.ahead, self.dtype)
+        return own if self.dtype in DTYPES else None
+
+    @property
+    def most_in_place(self) -> int | None:
+        """Steps of a call; None: any number."""
+        return None
+
+    def launch_in_place(
+        self, host: Host, values: Sequence[Pointer], states: tuple[Pointer, Pointer], tile: Tile, lean: bool = False
+    ) -> None:
+        """All steps of a tile that is the whole call. values, lean: as of `launch`; states: the user's."""
+        assert self.in_place is not None
+        work = self._work(host, values, states, tile)
+        for masked, case in self._cases(lean):
+            with host.when(case):
+                work(self.in_place.kernels[masked])
+
+    def _work(self, host: Host, values: Sequence[Pointer], states: tuple[Pointer, Pointer], tile: Tile) -> Launches:
+        pointers = {a.name: p for a, p in zip(self.arguments, values, strict=True)}
+        return Launches(host, tile, pointers | dict(zip(STATES, states, strict=True)))
+
+    def _cases(self, lean: bool) -> list[tuple[bool, str]]:
+        """Whether the kernels know lengths and resets, and when they run."""
+        return (
+            [(False, "true")] if lean else [(False, "!has_lengths && !has_reset"), (True, "has_lengths || has_reset")]
+        )
+
     def launch(
         self,
         host: Host,
@@ -98,13 +133,11 @@ class MatrixScan:
     ) -> None:
         """All steps of a tile. values: of `arguments`; states: each before and after; ends: memory for `ends_size`;
         lean: there are never lengths or resets."""
-        ((before, after),) = states
-        pointers = {a.name: p for a, p in zip(self.arguments, values, strict=True)}
-        work = Launches(host, tile, pointers | {"state_in": before, "state_out": after})
+        (both,) = states
+        work = self._work(host, values, both, tile)
         self._begin(work)
-        cases = ("!has_lengths && !has_reset", "has_lengths || has_reset")
-        for masked in (False,) if lean else (False, True):
-            with nullcontext() if lean else host.when(cases[masked]):
+        for masked, case in self._cases(lean):
+            with host.when(case):
                 self._run(work, ends, masked)
 
     def _begin(self, work: Launches) -> None:
@@ -116,7 +149,8 @@ class MatrixScan:
 
 @dataclass(frozen=True, eq=False)
 class ChunkedScan(MatrixScan):
-    """In chunks of time, and in segments of chunks where there are few rows; few steps one after the other."""
+    """In chunks of time, and in segments of chunks where there are few rows; the few steps of a short call one after
+    the other, in place."""
 
     chosen: ChosenTile
 
@@ -141,6 +175,10 @@ class ChunkedScan(MatrixScan):
     def steps(self) -> Steps:
         return Steps(f"{self.name}_steps", self.recurrence)
 
+    @property
+    def most_in_place(self) -> int | None:
+        return FEW
+
     def _begin(self, work: Launches) -> None:
         span = self.segments.span(work.host, work.tile.count)
         count = work.host.let("segments", f"({work.tile.count} + {span} - 1) / {span}")
@@ -148,9 +186,7 @@ class ChunkedScan(MatrixScan):
 
     def _run(self, work: Launches, ends: Pointer, masked: bool) -> None:
         host, count = work.host, work.scalars["segments"]
-        with host.when(f"{work.tile.count} <= {FEW}"):
-            work(self.steps.kernels[masked])
-        with host.otherwise(), host.when(f"{count} == 1"):
+        with host.when(f"{count} == 1"):
             work(self.chunks.kernels[masked])
         with host.when(f"{count} > 1"):
             starts = self.segments.launch(host, work.pointers, work.scalars, ends, masked)
@@ -209,6 +245,5 @@ def matrix_scan(
     arguments += [Argument(f"output_{i}", "write", node, number) for i, (_, node, number) in enumerate(reads)]
     why = refused(own, target)
     tell(not why, f"{state.name} in chunks of time", why and f"step by step in one launch: {why}")
-    if why:
-        return MatrixScan(name, operands, own, tuple(arguments))
-    return ChunkedScan(name, operands, own, tuple(arguments), choose(own, batches, target))
+    given = name, operands, own, tuple(arguments), layout.dtype
+    return MatrixScan(*given) if why else ChunkedScan(*given, choose(own, batches, target))

@@ -7,6 +7,7 @@ warps share keys, by shared memory. In float32 throughout: this is what a step o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,18 +16,19 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
+from tvm_rnn.cuda.codegen.vector_access import LoadedLanes, store_lanes, unpack
 from tvm_rnn.cuda.layer.packed_layout import SIZES, ceil_div
 from tvm_rnn.cuda.layer.regime import MASK_POINTERS, MASK_SCALARS
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.expr import Buffer, TirExpr
 from tvm_rnn.tir.index import wide
 
-from .chunk_tile import unpack
 from .recurrence import AFTER, BEFORE, DECAYED, Recurrence, Rows, erase_name
 
 VALUES, WARPS = 32, 4  # of a block
 VECTOR = 4
 ACROSS = VALUES // VECTOR  # lanes side by side where values lie side by side
+STATES = ("state_in", "state_out")  # pointers
 
 _Slot = dict[str, Buffer]  # what a step reads, in registers, by name
 
@@ -34,11 +36,18 @@ _Slot = dict[str, Buffer]  # what a step reads, in registers, by name
 @dataclass(frozen=True)
 class Steps:
     """Its kernels take the recurrence's pointers, then steps and batch. ahead: how many steps what a step reads is
-    loaded before it."""
+    loaded before it. dtype: of the states in memory, before and after: float32, float16 or bfloat16."""
 
     name: str
     recurrence: Recurrence
     ahead: int = 1
+    dtype: str = "float32"
+
+    @property
+    def lanes(self) -> int:
+        """Elements of the states that are accessed at once."""
+        own = self.recurrence
+        return VECTOR if (own.keys if own.keys_last else own.values) % VECTOR == 0 else 1
 
     @property
     def tiles(self) -> int:
@@ -57,7 +66,8 @@ class Steps:
             with flavour(self.recurrence.precision):
                 _Body(w, self, masked).run()
 
-        pointers = (*self.recurrence.pointers, *(MASK_POINTERS if masked else ()))
+        pointers = [(n, self.dtype if n in STATES else kind) for n, kind in self.recurrence.pointers]
+        pointers += MASK_POINTERS if masked else ()
         scalars = (("steps", "int32"), ("batch", "int32"), *(MASK_SCALARS if masked else ()))
         name = f"{self.name}_masked" if masked else self.name
         return write(name, pointers, scalars, run, threads=32 * WARPS)
@@ -76,7 +86,7 @@ class _Body:
         w = self.w
         self._place()
         self.state = w.tile(len(self.keys), len(self.values), 1)
-        self._move("state_in", store=False)
+        self._load()
         ahead, steps = self.steps.ahead, w["steps"]
         slots = [self._slot() for _ in range(ahead)]
         for number, slot in enumerate(slots):
@@ -92,7 +102,7 @@ class _Body:
                         self._step(slot, step)
                     with w.when(step + ahead < steps):
                         self._prefetch(slot, w.bind(step + ahead))
-        self._move("state_out", store=True)
+        self._store()
 
     def _slot(self) -> _Slot:
         found = {}
@@ -135,39 +145,34 @@ class _Body:
         self.operands |= {name: (rows, self.values) for name, rows in own.written.items()}
         self.operands |= {name: (rows, [tirx.const(0, "int32")]) for name, rows in own.numbers.items()}
 
-    def _move(self, name: str, store: bool) -> None:
-        """All states of the thread from or to memory."""
+    def _parts(self) -> Iterator[tuple[list[tuple[int, int]], TirExpr, TirExpr]]:
+        """(numbers of states that are accessed at once, whether they are there, where the first lies)."""
         w, own = self.w, self.recurrence
         base = w.keep((wide(self.row) * own.heads + wide(self.head)) * (own.keys * own.values))
-        last = own.keys if own.keys_last else own.values
-        whole = last % VECTOR == 0
+        last, limit = (own.keys, own.values) if own.keys_last else (own.values, own.keys)
         outer, inner = (self.values, self.keys) if own.keys_last else (self.keys, self.values)
+        each = self.steps.lanes
         for o, far in enumerate(outer):
-            for i in range(0, len(inner), VECTOR):
-                group = list(range(i, i + VECTOR))
-                numbers = [(j, o) if own.keys_last else (o, j) for j in group]
-                far_limit = own.values if own.keys_last else own.keys
-                registers = [self.state[n][0] for n in numbers]
-                if not store:
-                    for n in numbers:
-                        self.state.store(tirx.const(0.0, "float32"), *n, 0)
-                parts = [group] if whole else [[j] for j in group]
-                for part in parts:
-                    with w.when(tirx.And(far < far_limit, inner[part[0]] < last)):
-                        at = base + wide(far * last + inner[part[0]])
-                        chosen = [registers[j - i] for j in part]
-                        if store:
-                            self._store(name, at, chosen)
-                        else:
-                            self._load(name, at, chosen)
+            for i in range(0, len(inner), each):
+                numbers = [(j, o) if own.keys_last else (o, j) for j in range(i, i + each)]
+                yield numbers, tirx.And(far < limit, inner[i] < last), base + wide(far * last + inner[i])
 
-    def _load(self, name: str, at: TirExpr, registers: list[TirExpr]) -> None:
-        kind = "ld.global.v4.f32" if len(registers) == VECTOR else "ld.global.f32"
-        self.w.do(I.ptx[kind](*registers, self.w[name].ptr_to([at])))
+    def _load(self) -> None:
+        """All states of the thread, all of whose loads begin before the first is awaited; 0 where there are none."""
+        found = []
+        for numbers, there, at in self._parts():
+            lanes = LoadedLanes(self.w, self.steps.dtype, len(numbers))
+            with self.w.when(there):
+                lanes.load("state_in", at)
+            found.append((numbers, lanes))
+        for numbers, lanes in found:
+            for number, value in zip(numbers, lanes.values(), strict=True):
+                self.state.store(converted(value, "float32"), *number, 0)
 
-    def _store(self, name: str, at: TirExpr, registers: list[TirExpr]) -> None:
-        kind = "st.global.v4.f32" if len(registers) == VECTOR else "st.global.f32"
-        self.w.do(I.ptx[kind](self.w[name].ptr_to([at]), *registers))
+    def _store(self) -> None:
+        for numbers, there, at in self._parts():
+            with self.w.when(there):
+                store_lanes(self.w, "state_out", self.steps.dtype, at, [self.state[n][0] for n in numbers])
 
     # --- a step ----------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ directions that share a graph share the kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -17,6 +17,7 @@ from typing import Any
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
+from tvm_rnn.cuda.codegen.vector_access import aligned
 from tvm_rnn.cuda.gemm.group_kernels import gemm
 from tvm_rnn.cuda.layer.matrix_operands import is_matrix, prepared
 from tvm_rnn.cuda.layer.pointers import Argument, Place
@@ -32,7 +33,7 @@ from tvm_rnn.cuda.model.persistent_step_time import predict
 from tvm_rnn.cuda.rowwise.chained_groups import chained_groups, chained_groups_kernel
 from tvm_rnn.cuda.rowwise.dropout_masks import BITS, WORD, MaskRows, mask_kernel
 from tvm_rnn.cuda.rowwise.row_copies import row_copy
-from tvm_rnn.cuda.rowwise.state_moves import Buffers, StateKernels, Step, Tile
+from tvm_rnn.cuda.rowwise.state_moves import Buffers, InPlace, StateKernels, Step, Tile
 from tvm_rnn.decisions import about
 from tvm_rnn.graph.graph import Graph, Group, Node, is_scan
 from tvm_rnn.options import Options
@@ -193,6 +194,20 @@ class Layer:
         if self.scans:
             most = "std::max<int64_t>({" + ", ".join(scan.ends_size(rows) for scan in self.scans) + "})"
             found["chunk_ends"] = reserve("chunk_ends", most, self.layout.arithmetic)
+        return found
+
+    def in_place(self, host: Host, user: Sequence[tuple[Pointer, Pointer]], whole: str) -> dict[int, InPlace]:
+        """The states, by number, that recurrences may read and write where the user has them. whole: a C++ condition:
+        a tile has all steps of the call."""
+        found = {}
+        for scan in self.scans:
+            if not isinstance(scan, MatrixScan) or scan.in_place is None:
+                continue
+            number, most = self.graph.states.index(scan.operands.state), scan.most_in_place
+            before, after = (host.pointer("users", pointer) for pointer in user[number])
+            few = "" if most is None else f"T <= {most} && "
+            when = host.let("in_place", f"{few}{whole} && {aligned([before, after], scan.in_place.lanes)}")
+            found[number] = InPlace(before, after, when)
         return found
 
     @cached_property
@@ -388,15 +403,27 @@ class Layer:
                 work.fill(
                     host, pointers, buffers.words.get(mask), buffers.mask_keys, steps, (when, f"{self.regime} >= 0")
                 )
-            elif isinstance(work, VectorScan | MatrixScan) and tile is not None and buffers.chunk_ends is not None:
-                numbers = [self.graph.states.index(state) for state in work.states]
-                states = [picked(host, f"({tile.number} & 1)", buffers.states[i]) for i in numbers]
-                work.launch(host, pointers, states, buffers.chunk_ends, tile, self.machine.records.lean)
+            elif isinstance(work, VectorScan | MatrixScan) and tile is not None:
+                self._scan(host, work, pointers, buffers, tile)
             elif not hasattr(work, "variants"):
                 host.launch(work.kernel, pointers, [rows])
             else:
                 launch_variant(host, work, pointers, rows)
             done(groups)
+
+    def _scan(
+        self, host: Host, work: VectorScan | MatrixScan, pointers: list[Pointer], buffers: Buffers, tile: Tile
+    ) -> None:
+        """A recurrence over all steps of a tile."""
+        assert buffers.chunk_ends is not None
+        numbers, lean = [self.graph.states.index(state) for state in work.states], self.machine.records.lean
+        own = buffers.in_place.get(numbers[0])
+        if own is not None and isinstance(work, MatrixScan):
+            with host.when(own.when):
+                work.launch_in_place(host, pointers, (own.before, own.after), tile, lean)
+        with host.otherwise() if own is not None else nullcontext():
+            states = [picked(host, f"({tile.number} & 1)", buffers.states[i]) for i in numbers]
+            work.launch(host, pointers, states, buffers.chunk_ends, tile, lean)
 
 
 def _with_kept(graph: Graph, kept: Collection[Node]) -> Graph:

@@ -90,6 +90,8 @@ class Plan:
         self._tile_sizes()
         self.visits = self._visits()
         self.together = self._wave()
+        for visit in self.visits if self.together is None else ():
+            visit.buffers.in_place = visit.code.in_place(host, visit.user, f"{self.steps} >= T")
         self._copy_states(host, "load", self._load)
         if self.together is not None:
             with host.when(f"{self.together.choose(host)} >= 0"):
@@ -127,7 +129,7 @@ class Plan:
 
     def _save(self, visit: Visit) -> list[StateCopy]:
         last = self._last(self.program.sequence, visit)
-        return visit.code.states.save(last, [after for _, after in visit.user])
+        return visit.code.states.save(visit.buffers, last, [after for _, after in visit.user])
 
     def _copy_states(self, host: Host, name: str, copies: Callable[[Visit], list[StateCopy]]) -> None:
         """States in or out, of the layers and directions that the call is for."""

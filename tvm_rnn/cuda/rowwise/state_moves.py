@@ -7,7 +7,8 @@ flags in the padding of a row mean nothing; rows that have ended keep their stat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -17,6 +18,7 @@ from tvm import tirx
 
 from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
+from tvm_rnn.cuda.codegen.vector_access import DTYPES, LANES, LoadedLanes, aligned, store_lanes
 from tvm_rnn.cuda.layer.pointers import Place, address
 from tvm_rnn.cuda.layer.row_kernels import THREADS, elements
 from tvm_rnn.cuda.layer.value_layout import Layout
@@ -32,12 +34,21 @@ COPIES = 32  # of one launch
 # --- the memory that a layer's kernels work on: of a layer and direction, of a tile of time, of a step ---------------
 
 
+@dataclass(frozen=True)
+class InPlace:
+    """A state that is read and written where the user has it, in calls for which `when`, a C++ condition, holds."""
+
+    before: Pointer
+    after: Pointer
+    when: str
+
+
 @dataclass
 class Buffers:
     """The memory of one layer and direction, or what several share.
 
     states, shadows: for each state its two copies, by parity. hoisted: each value for all rows of a tile. step: each
-    value's copies. copies: of inputs by number, for all rows of a tile.
+    value's copies. copies: of inputs by number, for all rows of a tile. in_place: states by number.
     """
 
     weights: Mapping[Any, Pointer]
@@ -50,6 +61,7 @@ class Buffers:
     words: dict[Node, Pointer] = field(default_factory=dict)  # masks as persistent kernels read them
     chunk_ends: Pointer | None = None  # what chunks of a recurrence do to its states
     copies: dict[int, Pointer] = field(default_factory=dict)
+    in_place: dict[int, InPlace] = field(default_factory=dict)
 
 
 @dataclass
@@ -83,37 +95,69 @@ class Step:
 
 @dataclass(frozen=True)
 class StateCopy:
-    """[B, size] dense to [B, size] as `place` says, converted. visit: the number of the layer and direction."""
+    """[B, size] dense to [B, size] as `place` says, converted. visit: the number of the layer and direction. unless: a
+    C++ condition, under which nobody needs it ("": somebody always does)."""
 
     source: Pointer
     target: Pointer
     size: int
     place: Place
     visit: int = 0
+    unless: str = ""
 
 
 def copy_states(host: Host, name: str, copies: Sequence[StateCopy], visit: str = "") -> None:
     """All of them in as few launches as kernels' parameters allow: each launch costs as much as a step. visit: an
     expression: only those of that layer and direction, of all if it is negative."""
-    for first in range(0, len(copies), COPIES):
-        part = copies[first : first + COPIES]
+    scalars: list[HostExpr] = ["B", *([visit] if visit else [])]
+    for number, part in enumerate(_launched_together(copies)):
         pointers = [pointer for m in part for pointer in (m.source, m.target)]
-        kernel = _copy_kernel(f"{name}{first // COPIES}", part, bool(visit))
-        host.launch(kernel, pointers, ["B", *([visit] if visit else [])])
+        with host.when(f"!{part[0].unless}") if part[0].unless else nullcontext():
+            wide = all(_wide(m) for m in part)
+            if wide:
+                with host.when(aligned(pointers)):
+                    host.launch(_copy_kernel(f"{name}{number}_wide", part, bool(visit), LANES), pointers, scalars)
+            with host.otherwise() if wide else nullcontext():
+                host.launch(_copy_kernel(f"{name}{number}", part, bool(visit)), pointers, scalars)
 
 
-def _copy_kernel(name: str, copies: Sequence[StateCopy], chosen: bool = False) -> Kernel:
-    def run(writer: Writer) -> None:
-        row, j, inside = elements(writer, max(m.size for m in copies))
-        with writer.when(inside):
+def _wide(copy: StateCopy) -> bool:
+    """Whether several elements may be moved at a time, if addresses allow it."""
+    whole = copy.size % LANES == 0 and copy.place.row_stride % LANES == 0
+    return whole and {copy.source.dtype, copy.place.dtype} <= {*DTYPES}
+
+
+def _launched_together(copies: Sequence[StateCopy]) -> Iterator[list[StateCopy]]:
+    for unless in dict.fromkeys(m.unless for m in copies):
+        own = [m for m in copies if m.unless == unless]
+        yield from (own[first : first + COPIES] for first in range(0, len(own), COPIES))
+
+
+def _elsewhere(buffers: Buffers, number: int) -> str:
+    """When a state of the user's is not copied."""
+    return buffers.in_place[number].when if number in buffers.in_place else ""
+
+
+def _copy_kernel(name: str, copies: Sequence[StateCopy], chosen: bool = False, lanes: int = 1) -> Kernel:
+    """lanes: elements that a thread moves."""
+
+    def run(w: Writer) -> None:
+        row, number, inside = elements(w, max(m.size for m in copies) // lanes)
+        with w.when(inside):
+            j = w.keep(number * lanes)
+            found = []
             for n, m in enumerate(copies):
                 own = j < m.size
                 if chosen:
-                    called = tirx.Or(writer["visit"] < 0, tirx.EQ(writer["visit"], tirx.const(m.visit, "int32")))
+                    called = tirx.Or(w["visit"] < 0, tirx.EQ(w["visit"], tirx.const(m.visit, "int32")))
                     own = tirx.And(own, called)
-                with writer.when(own):
-                    value = writer[f"from{n}"][address(Place(m.source.dtype, m.size), row, j)]
-                    writer.store(writer[f"to{n}"], converted(value, m.place.dtype), address(m.place, row, j))
+                moved = LoadedLanes(w, m.source.dtype, lanes)
+                with w.when(own):
+                    moved.load(f"from{n}", address(Place(m.source.dtype, m.size), row, j))
+                found.append((own, moved))
+            for n, (m, (own, moved)) in enumerate(zip(copies, found, strict=True)):
+                with w.when(own):
+                    store_lanes(w, f"to{n}", m.place.dtype, address(m.place, row, j), moved.values())
 
     pairs = [((f"from{n}", m.source.dtype), (f"to{n}", m.place.dtype)) for n, m in enumerate(copies)]
     scalars = [("rows", "int64"), *([("visit", "int32")] if chosen else [])]
@@ -194,17 +238,18 @@ class StateKernels:
     def load(self, buffers: Buffers, user: list[Pointer]) -> list[StateCopy]:
         """The user's states of one layer and direction become the copies of parity 0."""
         copies = [
-            StateCopy(user[i], first, self._sizes[i], self.layout.state(i))
+            StateCopy(user[i], first, self._sizes[i], self.layout.state(i), unless=_elsewhere(buffers, i))
             for i, (first, _) in enumerate(buffers.states)
         ]
         shadows = buffers.shadows.items()
         return copies + [StateCopy(user[i], first, self._sizes[i], self._shadows[i]) for i, (first, _) in shadows]
 
-    def save(self, states: list[Pointer], user: list[Pointer]) -> list[StateCopy]:
+    def save(self, buffers: Buffers, states: list[Pointer], user: list[Pointer]) -> list[StateCopy]:
         """The states after the last step become the user's."""
-        user_place = [Place(self.layout.dtype, size) for size in self._sizes]
-        pairs = zip(states, user, user_place, strict=True)
-        return [StateCopy(s, u, size, place) for (s, u, place), size in zip(pairs, self._sizes, strict=True)]
+        return [
+            StateCopy(state, after, size, Place(self.layout.dtype, size), unless=_elsewhere(buffers, i))
+            for i, (state, after, size) in enumerate(zip(states, user, self._sizes, strict=True))
+        ]
 
     # --- within the loop over time ---------------------------------------------------------------------------------
 
