@@ -21,13 +21,14 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.register_tile import RegisterTile
+from tvm_rnn.cuda.codegen.vector_access import pack, unpack
 from tvm_rnn.cuda.gemm.mma_sync import INSTRUCTIONS, LDMATRIX
 from tvm_rnn.tir.expr import Buffer, TirExpr
 from tvm_rnn.tir.index import uint32
 
 from .chunk_block import Block
 from .chunk_scores import Scorers, Sums
-from .chunk_tile import BLOCK, HALVES_PITCH, SLICE, pack, turned, unpack
+from .chunk_tile import BLOCK, HALVES_PITCH, SLICE, turned
 from .recurrence import BEFORE, erase_name
 
 HALVES = (1, 2, 4, 8)  # steps of a half
