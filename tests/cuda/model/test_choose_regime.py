@@ -27,7 +27,6 @@ MATRICES = (
     *DELTA,
     "gla",
     "hgrn2",
-    "m2rnn",
     "mamba2",
     "mamba2_conv",
     "mlstm",
