@@ -1,7 +1,7 @@
 """A block of a kernel of matrix states: which row and head it has, its shared memory, and where its values lie.
 
-In: a kernel's writer, a `MatrixStep`. Out: `SharedPlan`, what lies where in shared memory, and `Block`, which both kinds of
-warps read: those that have elements (`kernel.py`) and the one that loads and stores (`streams.py`).
+In: a kernel's writer, a `MatrixStep`. Out: `SharedPlan`, what lies where in shared memory, and `Block`, which both kinds
+of warps read: those that have elements (`kernel.py`) and the one that loads and stores (`streams.py`).
 
 Shared memory: three stages of what steps read, of which one is read, one is filled, and one is read by who stores what
 a step emits; parts of sums over rows, of two steps in turn; parameters of products.
@@ -214,7 +214,8 @@ class Block:
 
     def whole(self, node: Node, index: Index, local: TirExpr) -> TirExpr:
         """An element of a matrix of every step."""
-        found = self.guarded(self.streamed(node, flat(node, index), local), self.layout.rows(node).dtype, self.inside(index))
+        value, dtype = self.streamed(node, flat(node, index), local), self.layout.rows(node).dtype
+        found = self.guarded(value, dtype, self.inside(index))
         return self.w.keep(tirx.Cast("float32", found))
 
     def state_at(self, state: Node, index: Index) -> Expr:
@@ -259,6 +260,7 @@ class Block:
 
 
 def flat(node: Node, index: Index) -> Expr:
+    """The row-major offset of an element of a value."""
     at = flattened(node.shape, index)
     return at.expression if isinstance(at, ElementIndex) else at
 

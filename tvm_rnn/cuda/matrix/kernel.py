@@ -1,7 +1,7 @@
 """A kernel of matrix states: all steps of a layer in one launch, a block for each batch row and head.
 
-In: a `SharedPlan`. Out: a `Kernel`. States stay in registers, as tensor cores leave sums; warps have rows of them. For every
-step: phases one after the other, each for all elements of a lane; then all warps meet once, and states are the new ones.
+In: a `SharedPlan`. Out: a `Kernel`. States stay in registers, as tensor cores leave sums; warps have rows of them. For
+every step: phases one after the other, each for all elements of a lane; then all warps meet once.
 
 Rewrite: for t: for group: launch  -->  one launch: for t in block: phases
 """
@@ -35,7 +35,7 @@ OVER_ROWS, OVER_COLUMNS = (4, 8, 16), (1, 2)  # distances between lanes that sha
 
 
 def kernel(name: str, plan: SharedPlan, initial: Mapping[str, float] | None = None) -> Kernel:
-    """initial: what states are after a reset, for a kernel that knows lengths and resets; None for one that does not."""
+    """initial: what states are after a reset, for a kernel that knows lengths and resets; else None."""
     step, masked = plan.step, initial is not None
     pointers = [(f"param_{n}", "float32") for n in range(len(step.param_nodes))]
     pointers += [(f"read_{n}", step.layout.rows(node).dtype) for n, node in enumerate(step.read_nodes)]
@@ -93,13 +93,16 @@ class _Elements:
 
         def element(k: Expr, n: Expr) -> TirExpr:
             """0 beyond the matrix."""
-            place = {True: Along(COLUMN, 0, self.tile.columns, value=k), False: Along(COLUMN, 1, self.tile.columns, value=n)}
-            index = tuple(of(place[letter == summed]) for letter in texts[weight])
+            wide = self.tile.columns
+            along = {letter: Along(COLUMN, 1, wide, value=n) for letter in texts[weight]}
+            along[summed] = Along(COLUMN, 0, wide, value=k)
+            index = tuple(of(along[letter]) for letter in texts[weight])
             return block.constant(weight, index)
 
         if plan.precision in TENSOR:
             memory = None if plan.in_registers else block.words
-            product: TensorProduct | PlainProduct = TensorProduct(self.w, self.tile, own, plan.precision, (memory, first))
+            product: TensorProduct | PlainProduct
+            product = TensorProduct(self.w, self.tile, own, plan.precision, (memory, first))
         else:
             product = PlainProduct(self.w, self.tile, own, block.floats, first)
         product.load(element)

@@ -57,7 +57,8 @@ def matrix_axes(graph: Graph, turned: bool) -> MatrixAxes:
     for _ in range(len(vectors) + 1):
         walk = _Walk(graph, MatrixAxes(graph, rows, columns, turned), vectors, matrix)
         found = walk.run()
-        news = {s: _merged(vectors[s], walk.roles.get(r), s) for s, r in zip(graph.states, graph.results) if s in vectors}
+        results = dict(zip(graph.states, graph.results, strict=True))
+        news = {s: _merged(own, walk.roles.get(results[s]), s) for s, own in vectors.items()}
         if news == vectors:
             break
         vectors = news

@@ -45,7 +45,7 @@ class Demands:
 
 @dataclass(frozen=True, eq=False)
 class MatrixStep:
-    """phases: what is computed for all of a lane's elements before the next begins: products, sums, values of states."""
+    """phases: what is computed for all of a lane's elements before the next: products, sums, values of states."""
 
     layout: Layout
     axes: MatrixAxes
@@ -130,7 +130,8 @@ class MatrixStep:
 
     def _storing(self) -> _DryRun:
         lane = tirx.Var("lane", "int32")
-        spread = {r: tuple(self.tile.spread(r, lane, i) for i in range(self.tile.spread_count(r))) for r in (ROW, COLUMN)}
+        tile = self.tile
+        spread = {r: tuple(tile.spread(r, lane, i) for i in range(tile.spread_count(r))) for r in (ROW, COLUMN)}
         return _DryRun(self, spread)
 
     @cached_property

@@ -1,7 +1,7 @@
 """How the lanes of a block share a matrix: as tensor cores leave sums, so that products read what products left.
 
-In: sizes. Out: `MatrixTile`: a warp has 16 rows, or several times 16, and all columns; a lane has two rows of 16 and two
-columns of 8. One more warp loads what steps read, and stores what they emit.
+In: sizes. Out: `MatrixTile`: a warp has 16 rows, or several times 16, and all columns; a lane has two rows of 16 and
+two columns of 8. One more warp loads what steps read, and stores what they emit.
 """
 
 from __future__ import annotations
