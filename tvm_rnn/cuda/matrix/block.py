@@ -1,7 +1,7 @@
 """A block of a kernel of matrix states: which row and head it has, its shared memory, and where its values lie.
 
-In: a kernel's writer, a `MatrixStep`. Out: `SharedPlan`, what lies where in shared memory, and `Block`, which both kinds
-of warps read: those that have elements (`kernel.py`) and the one that loads and stores (`streams.py`).
+In: a kernel's writer, a `MatrixStep`. Out: `SharedPlan`, what lies where in shared memory, and `Block`, which both
+kinds of warps read: those that have elements (`kernel.py`) and the one that loads and stores (`streams.py`).
 
 Shared memory: three stages of what steps read, of which one is read, one is filled, and one is read by who stores what
 a step emits; parts of sums over rows, of two steps in turn; parameters of products.
