@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 
-import tvm_rnn as rnn
 from emulated import Case, error, layer, run
+
+import tvm_rnn as rnn
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.matrix.block import SharedPlan

@@ -59,7 +59,7 @@ class Streams:
             with w.when(number < steps):
                 self._ask(number, tirx.const(number, "int32"))
         self._put(0, tirx.const(0, "int32"))
-        with w.when(AHEAD < steps):
+        with w.when(steps > AHEAD):
             self._ask(0, tirx.const(AHEAD, "int32"))
         self.block.meet(self.tile.warps + 1, 0)
         with w.loop(tirx.truncdiv(steps + (AHEAD - 1), AHEAD)) as turn:
