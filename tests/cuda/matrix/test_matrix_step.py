@@ -48,4 +48,4 @@ def of_inputs(x: "I", S: "K V", *, W: "V V I", U: "K I"):
 
 def test_a_matrix_of_every_step_is_no_parameter() -> None:
     with pytest.raises(NotOnChip, match="none of the parameters"):
-        matrix_step(layout_of(of_inputs, K=6, V=8)).lanes
+        _ = matrix_step(layout_of(of_inputs, K=6, V=8)).lanes

@@ -49,7 +49,7 @@ class SharedPlan:
         found, at = dict[Streamed, int](), 2  # first the flag of a reset
         for own in self.step.streamed:
             found[own] = at
-            at += 2 if own.role is None else self.step.tile.padded_extent(own.role)
+            at += 2 if own.role is None else self.length(own)
         return found
 
     @cached_property
@@ -58,10 +58,10 @@ class SharedPlan:
         return max([2, *ends])
 
     def length(self, own: Streamed) -> int:
-        return 1 if own.role is None else self.step.tile.padded_extent(own.role)
+        return 1 if own.role is None else self.step.tile.shared_extent(own.role)
 
     def part_width(self, node: Node) -> int:
-        return self.step.tile.padded_columns if COLUMN in self.step.axes.roles[node] else 1
+        return self.step.tile.shared_extent(COLUMN) if COLUMN in self.step.axes.roles[node] else 1
 
     @cached_property
     def part_places(self) -> Mapping[tuple[Node, tuple[int, ...]], int]:

@@ -74,6 +74,10 @@ class MatrixTile:
     def padded_extent(self, role: str) -> int:
         return self.padded_rows if role == ROW else self.padded_columns
 
+    def shared_extent(self, role: str) -> int:
+        """Elements that a vector along it has in shared memory: what a warp reads that spreads it over its lanes."""
+        return ceil_div(self.padded_extent(role), LANES) * LANES
+
     def row(self, warp: Expr, lane: TirExpr, number: int) -> Along:
         value = warp * (16 * self.high) + lane // 4 + (number // 2 * 16 + number % 2 * 8)
         return Along(ROW, number, self.padded_rows, value=value)
