@@ -27,7 +27,6 @@ MATRICES = (
     *DELTA,
     "gla",
     "hgrn2",
-    "m2rnn",
     "mamba2",
     "mamba2_conv",
     "mlstm",
@@ -40,6 +39,8 @@ ATTENTION = ("gru_attention", "lstm_attention", "transducer")
 STEP_BY_STEP = dict.fromkeys((*MATRICES, *IMAGES, *ATTENTION), "a state is not a vector")
 # Cells without a product in the step: one thread per unit, in every precision.
 SCANS = {"brc", "indrnn", "sru"}
+# Cells whose matrices stay on the chip, with a nonlinearity around them.
+ON_CHIP = {"m2rnn"}
 
 
 def regimes(name: str, hidden: int, precision: str, batches: Sequence[int] = (), **how: Any) -> list[Any]:
@@ -140,12 +141,15 @@ def test_every_zoo_cell_has_a_regime_or_a_reason(name: str, precision: str) -> N
             step_of(layout)
         return
     check_ranges(found)
+    if name in ON_CHIP:
+        assert [type(regime).__name__ for regime in found] == ["OnChip"]
+        return
     assert {type(regime).__name__ for regime in found} == {"Scan" if name in SCANS else "Persistent"}
 
 
 def test_only_cells_with_states_of_more_axes_run_step_by_step() -> None:
     ranks = {name: {len(s.shape) for s in layout_of(name, 16).graph.states} for name in rnn.cells.names()}
-    assert {name for name, found in ranks.items() if found != {1}} == set(STEP_BY_STEP)
+    assert {name for name, found in ranks.items() if found != {1}} == {*STEP_BY_STEP, *ON_CHIP}
 
 
 @pytest.mark.broad

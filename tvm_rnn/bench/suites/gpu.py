@@ -174,13 +174,15 @@ def ablation() -> list[Point]:
 
 
 def linear() -> list[Point]:
-    """Linear recurrences over long sequences, each with and without the pass that runs them over all time."""
+    """Linear recurrences over long sequences, each with and without the pass that runs them over all time; and matrices
+    with a nonlinearity, which take one step after the other."""
     cells = (("gated_delta_net", 64), ("mlstm", 64), ("gla", 64), ("rwkv7", 64), ("min_gru", 512), ("sru", 512))
     points = [
         Point(cell, h, h, 16384, batch, precision) for cell, h in cells for batch in (1, 8) for precision in ALL[::3]
     ]
     heads = [Point(cell, 64, 128, 4096, 8, "bfloat16", sizes=(("N", 16),)) for cell in ("gla", "gated_delta_net")]
-    return [replace(point, without=off) for point in (*points, *heads) for off in ((), IN_STEPS)]
+    strict = [Point("m2rnn", 512, 64, 4096, batch, sizes=(("N", 8),)) for batch in (1, 16, 64)]
+    return [replace(point, without=off) for point in (*points, *heads) for off in ((), IN_STEPS)] + strict
 
 
 def generate() -> list[Point]:

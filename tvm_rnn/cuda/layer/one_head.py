@@ -84,7 +84,7 @@ def one_head(layout: Layout) -> HeadLayout | None:
     reason: Coupled | None = None
     for heads in _counts(layout.graph):
         try:
-            return _made(layout, heads)
+            return of_heads(layout, heads)
         except Coupled as found:
             reason = reason or found
     if reason is not None:
@@ -105,7 +105,8 @@ def _counts(graph: Graph) -> list[int]:
     return sorted(found, reverse=True)
 
 
-def _made(layout: Layout, heads: int) -> HeadLayout:
+def of_heads(layout: Layout, heads: int) -> HeadLayout:
+    """The layout of one of so many heads. Raises Coupled."""
     if layout.weights.stored:
         raise Coupled("weights in 8 bits have scales of all heads")
     graph = stepped(layout.graph)

@@ -20,6 +20,7 @@ from tvm_rnn.cuda.layer.phases import NotPersistent, Step, phases
 from tvm_rnn.cuda.layer.regime import LayerSteps, Regime, launch_either
 from tvm_rnn.cuda.layer.value_layout import Layout, PackIndex
 from tvm_rnn.cuda.layer.weight_packing import scales_of
+from tvm_rnn.cuda.matrix.on_chip import on_chip
 from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.cell_epilogue import check_kept
 from tvm_rnn.cuda.persistent.cell_reads import prefetched
@@ -260,8 +261,10 @@ def choose(
         own, step = planned(layout)
     except NotPersistent as reason:
         tell(False, "persistent kernels", str(reason))
-        _tell_rest(layout, [], precision, batches, target)
-        return []
+        matrices = on_chip(layout, target, initial)
+        if not matrices:
+            _tell_rest(layout, [], precision, batches, target)
+        return list(matrices)
     found: list[Rung] = []
     bounded = False
     for batch in sorted(set(batches), reverse=True):

@@ -1,0 +1,206 @@
+"""Which axis of each value of a step runs along the rows of the matrix states, and which along their columns.
+
+In: the graph of a layer, or of one head of it, whose states are matrices of one shape, and vectors. Out: `MatrixAxes`,
+for every value that is made of states; or `NotOnChip`, with what mixes rows and columns. A product may multiply rows of
+a matrix with a parameter; where the graph multiplies columns, rows and columns change places (`turned`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+from tvm_rnn.graph.graph import Graph, Node, downstream
+from tvm_rnn.graph.node_text import in_words
+
+from .element_index import COLUMN, ROW, NotOnChip
+
+Role = str | None  # ROW, COLUMN, or None: along neither, or not known from states
+Roles = tuple[Role, ...]
+FEW = 8  # numbers along an axis that is neither: each has registers of its own
+
+
+@dataclass(frozen=True)
+class MatrixAxes:
+    """rows, columns: of the states, as kernels have them: [columns, rows] in memory where `turned`. roles: of each axis
+    of what is made of states; summed: of each axis that an einsum or reduction sums, by its letter ("k" of a sum)."""
+
+    graph: Graph
+    rows: int
+    columns: int
+    turned: bool
+    roles: Mapping[Node, Roles] = field(default_factory=dict)
+    summed: Mapping[Node, Mapping[str, Role]] = field(default_factory=dict)
+
+    def size(self, role: str) -> int:
+        return self.rows if role == ROW else self.columns
+
+    def by_size(self, size: int) -> Role:
+        """What an axis of which nothing else is known runs along."""
+        return COLUMN if size == self.columns else ROW if size == self.rows else None
+
+
+def matrix_axes(graph: Graph, turned: bool) -> MatrixAxes:
+    """The axes of a step. Raises NotOnChip."""
+    shapes = {s.shape for s in graph.states if len(s.shape) > 1}
+    if not shapes:
+        raise NotOnChip("no state is a matrix")
+    if len(shapes) > 1 or len(next(iter(shapes))) != 2:
+        raise NotOnChip(f"states of shapes {' and '.join(str(list(s)) for s in sorted(shapes))}")
+    ((first, second),) = shapes
+    if min(first, second) == 1:
+        raise NotOnChip("a matrix with one row or column")
+    rows, columns = (second, first) if turned else (first, second)
+    vectors: dict[Node, Roles] = {s: (None,) * len(s.shape) for s in graph.states if len(s.shape) < 2}
+    matrix: Roles = (COLUMN, ROW) if turned else (ROW, COLUMN)
+    for _ in range(len(vectors) + 1):
+        walk = _Walk(graph, MatrixAxes(graph, rows, columns, turned), vectors, matrix)
+        found = walk.run()
+        results = dict(zip(graph.states, graph.results, strict=True))
+        news = {s: _merged(own, walk.roles.get(results[s]), s) for s, own in vectors.items()}
+        if news == vectors:
+            break
+        vectors = news
+    for state, own in vectors.items():
+        if own == (None,):
+            vectors[state] = (found.by_size(state.shape[0]),)
+            if vectors[state] == (None,) and state.shape[0] > FEW:
+                raise NotOnChip(f"{in_words(state)} runs neither along rows nor along columns")
+    walk = _Walk(graph, MatrixAxes(graph, rows, columns, turned), vectors, matrix)
+    found = walk.run()
+    for state, result in zip(graph.states, graph.results, strict=True):
+        _merged(found.roles[state], found.roles.get(result), result)
+    return found
+
+
+def _merged(own: Roles, other: Roles | None, node: Node) -> Roles:
+    if other is None:
+        return own
+    pairs = list(zip(own, other, strict=True))
+    if any(a is not None and b is not None and a != b for a, b in pairs):
+        raise NotOnChip(f"{in_words(node)} has rows of the states along their columns")
+    return tuple(b if a is None else a for a, b in pairs)
+
+
+class _Walk:
+    """Over all nodes, arguments first."""
+
+    def __init__(self, graph: Graph, own: MatrixAxes, vectors: Mapping[Node, Roles], matrix: Roles) -> None:
+        self.graph, self.own = graph, own
+        self.roles: dict[Node, Roles] = {s: vectors.get(s, matrix) for s in graph.states}
+        self.summed: dict[Node, dict[str, Role]] = {}
+
+    def run(self) -> MatrixAxes:
+        nodes = self.graph.nodes()
+        late = downstream(nodes, lambda n: n.op == "state")
+        for node in nodes:
+            if node in late and node.op != "state":
+                self.roles[node] = self._of(node)
+        own = self.own
+        return MatrixAxes(own.graph, own.rows, own.columns, own.turned, self.roles, self.summed)
+
+    def _of(self, node: Node) -> Roles:
+        if node.pointwise:
+            found: Roles = (None,) * len(node.shape)
+            for arg in node.args:
+                found = _merged(found, self.roles.get(arg), node)
+            return found
+        if node.op in ("sum", "max"):
+            return self._reduced(node)
+        if node.op in ("einsum", "gemm"):
+            return self._contracted(node)
+        own = self.roles.get(node.args[0])
+        if node.op == "reshape" and own is not None:
+            return self._reshaped(node, own)
+        if node.op == "transpose" and own is not None:
+            return tuple(own[axis] for axis in node.attrs["axes"])
+        if node.op == "broadcast" and own is not None:
+            return own
+        if node.op in ("index", "slice", "concat"):
+            return self._part(node)
+        raise NotOnChip(f"a step has {in_words(node)}")
+
+    def _part(self, node: Node) -> Roles:
+        """An axis of which parts are taken, or joined, runs along neither."""
+        found: Roles = (None,) * len(node.args[0].shape)
+        for arg in node.args:
+            found = _merged(found, self.roles.get(arg), node)
+        axis = len(found) + node.attrs["axis"]
+        if found[axis] is not None:
+            raise NotOnChip(f"{in_words(node)} is a part of the rows or columns of the states")
+        return (*found[:axis], *found[axis + 1 :]) if node.op == "index" else found
+
+    def _reshaped(self, node: Node, own: Roles) -> Roles:
+        arg = node.args[0]
+        rest = iter(role for role, size in zip(own, arg.shape, strict=True) if size != 1)
+        if [s for s in arg.shape if s != 1] == [s for s in node.shape if s != 1]:
+            return tuple(None if size == 1 else next(rest) for size in node.shape)
+        if all(role is None for role in own) or is_output(node, self.graph):
+            return (None,) * len(node.shape)
+        raise NotOnChip(f"a view mixes rows and columns of {in_words(arg)}")
+
+    def _reduced(self, node: Node) -> Roles:
+        own = self.roles[node.args[0]]
+        axis = len(own) + node.attrs["axis"]
+        self.summed[node] = {"k": own[axis] or self._whole(node.args[0].shape[axis], node)}
+        return (*own[:axis], None, *own[axis + 1 :]) if node.attrs["keepdims"] else (*own[:axis], *own[axis + 1 :])
+
+    def _whole(self, size: int, node: Node) -> Role:
+        found = self.own.by_size(size)
+        if found is None and size > FEW:
+            raise NotOnChip(f"{in_words(node)} sums what runs neither along rows nor along columns")
+        return found
+
+    def _contracted(self, node: Node) -> Roles:
+        if node.op == "gemm":
+            raise NotOnChip(f"{in_words(node)} multiplies a vector of the step with a parameter")
+        inputs, out = node.attrs["spec"].split("->")
+        letters = dict[str, Role]()
+        for text, arg in zip(inputs.split(","), node.args, strict=True):
+            for letter, role in zip(text, self.roles.get(arg, (None,) * len(text)), strict=True):
+                letters[letter] = _merged((letters.get(letter),), (role,), node)[0]
+        sizes = {
+            t: size
+            for text, arg in zip(inputs.split(","), node.args, strict=True)
+            for t, size in zip(text, arg.shape, strict=True)
+        }
+        gone = [letter for letter in letters if letter not in out]
+        if gone:
+            self.summed[node] = {t: letters[t] or self._whole(sizes[t], node) for t in gone}
+        if is_product(node, self.roles):
+            letters |= self._product(node, letters, sizes)
+        return tuple(letters[t] for t in out)
+
+    def _product(self, node: Node, letters: Mapping[str, Role], sizes: Mapping[str, int]) -> dict[str, Role]:
+        """Of the letter that a parameter brings: it takes the place of the one that is summed."""
+        (gone,) = self.summed[node]
+        new = [t for t in node.attrs["spec"].split("->")[1] if letters[t] is None]
+        if len(new) != 1 or sizes[new[0]] != sizes[gone]:
+            raise NotOnChip(f"{in_words(node)} has another shape than the states")
+        if letters[gone] != COLUMN:
+            raise NotOnChip(f"{in_words(node)} multiplies columns, another product rows")
+        return {new[0]: COLUMN}
+
+
+def is_product(node: Node, roles: Mapping[Node, Roles]) -> bool:
+    """Whether a node multiplies a matrix of the step with a matrix that is none."""
+    if node.op != "einsum":
+        return False
+    inputs, out = node.attrs["spec"].split("->")
+    late = [arg in roles and None not in roles[arg] and len(arg.shape) == 2 for arg in node.args]
+    gone = {t for t in inputs.replace(",", "") if t not in out}
+    return sum(late) == 1 and len(gone) == 1 and len(out) == 2 and all(len(arg.shape) == 2 for arg in node.args)
+
+
+def is_output(node: Node, graph: Graph) -> bool:
+    """Whether a view is what the layer emits, and nothing else."""
+    return node is graph.output and node not in graph.results and not any(node in n.args for n in graph.nodes())
+
+
+def output_of(graph: Graph) -> Node:
+    """What the layer emits, as it is before views flatten it."""
+    node = graph.output
+    while node.op == "reshape" and prod(node.shape) == prod(node.args[0].shape):
+        node = node.args[0]
+    return node

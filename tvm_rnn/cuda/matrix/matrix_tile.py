@@ -1,0 +1,93 @@
+"""How the lanes of a block share a matrix: as tensor cores leave sums, so that products read what products left.
+
+In: sizes. Out: `MatrixTile`: a warp has 16 rows, or several times 16, and all columns; a lane has two rows of 16 and
+two columns of 8. One more warp loads what steps read, and stores what they emit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm_rnn.cuda.layer.packed_layout import ceil_div
+from tvm_rnn.tir.expr import Expr, TirExpr
+
+from .element_index import COLUMN, ROW, Along
+
+LANES = 32
+WARPS = 16  # that have rows, at most
+DEEP = 16  # columns that a product reads at a time
+
+
+@dataclass(frozen=True)
+class MatrixTile:
+    """rows, columns: of a matrix."""
+
+    rows: int
+    columns: int
+
+    @property
+    def high(self) -> int:
+        """Tiles of 16 rows of a warp."""
+        return ceil_div(self.rows, 16 * WARPS)
+
+    @property
+    def warps(self) -> int:
+        return ceil_div(self.rows, 16 * self.high)
+
+    @property
+    def broad(self) -> int:
+        """Tiles of 8 columns: two to a step of a product."""
+        return ceil_div(self.columns, DEEP) * 2
+
+    @property
+    def threads(self) -> int:
+        return LANES * (self.warps + 1)
+
+    @property
+    def lane_rows(self) -> int:
+        return 2 * self.high
+
+    @property
+    def lane_columns(self) -> int:
+        return 2 * self.broad
+
+    @property
+    def elements(self) -> int:
+        """Of a lane."""
+        return self.lane_rows * self.lane_columns
+
+    @property
+    def padded_columns(self) -> int:
+        return 8 * self.broad
+
+    @property
+    def padded_rows(self) -> int:
+        return 16 * self.high * self.warps
+
+    def padded(self, role: str) -> bool:
+        """Whether some lanes have rows, or columns, that no matrix has."""
+        return self.rows != self.padded_rows if role == ROW else self.columns != self.padded_columns
+
+    def extent(self, role: str) -> int:
+        return self.rows if role == ROW else self.columns
+
+    def padded_extent(self, role: str) -> int:
+        return self.padded_rows if role == ROW else self.padded_columns
+
+    def shared_extent(self, role: str) -> int:
+        """Elements that a vector along it has in shared memory: what a warp reads that spreads it over its lanes."""
+        return ceil_div(self.padded_extent(role), LANES) * LANES
+
+    def row(self, warp: Expr, lane: TirExpr, number: int) -> Along:
+        value = warp * (16 * self.high) + lane // 4 + (number // 2 * 16 + number % 2 * 8)
+        return Along(ROW, number, self.padded_rows, value=value)
+
+    def column(self, lane: TirExpr, number: int) -> Along:
+        return Along(COLUMN, number, self.padded_columns, value=lane % 4 * 2 + (number // 2 * 8 + number % 2))
+
+    def spread(self, role: str, lane: Expr, number: int) -> Along:
+        """The same over 32 lanes one after the other."""
+        return Along(role, number, self.padded_extent(role), True, lane + number * LANES)
+
+    def spread_count(self, role: str) -> int:
+        return ceil_div(self.extent(role), LANES)

@@ -1,0 +1,130 @@
+"""The regime of matrix states: all steps in one launch, the states of each batch row and head in a block's registers.
+
+In: a layer's layout. Out: `OnChip`, a Regime for any batch size, or none, and `explain` says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel
+from tvm_rnn.cuda.layer.one_head import Coupled, of_heads
+from tvm_rnn.cuda.layer.packed_layout import Pack
+from tvm_rnn.cuda.layer.regime import LayerSteps, launch_either
+from tvm_rnn.cuda.layer.value_layout import Layout
+from tvm_rnn.decisions import tell
+from tvm_rnn.graph.graph import Node, stepped
+from tvm_rnn.schedule.schedule_template import DEFAULT
+from tvm_rnn.target import Target
+
+from .block import RESERVED, TENSOR, SharedPlan
+from .element_index import NotOnChip
+from .kernel import kernel
+from .matrix_step import matrix_step
+
+WHAT = "matrix states on the chip"
+
+
+@dataclass(frozen=True, eq=False)
+class OnChip:
+    """One layer's steps. layout: of the layer."""
+
+    layout: Layout
+    plan: SharedPlan
+    name: str
+    initial: Mapping[str, float] = field(default_factory=dict)
+    most: int | None = None
+    at_once: int | None = None
+    packs: Sequence[Pack] = ()
+    work_bytes: HostExpr = 0
+
+    def applies(self, rows: HostExpr = "B") -> str:
+        return "true"
+
+    @property
+    def words(self) -> Sequence[Node]:
+        return []
+
+    @property
+    def blocks(self) -> HostExpr:
+        return f"(B * {self.plan.step.layout.heads})"
+
+    @property
+    def room(self) -> str:
+        return f"(2 * {self.blocks} <= sms)"
+
+    @property
+    def fact(self) -> dict[str, Any]:
+        tile, heads = self.plan.step.tile, self.plan.step.layout.heads
+        return {
+            "unit": f"step, all of T in one kernel, {heads} heads of {tile.rows}x{tile.columns}, any B",
+            "template": "matrix_on_chip",
+            "knobs": {},
+            "record": DEFAULT,
+            "most": self.most,
+            "phases": len(self.plan.step.phases),
+        }
+
+    @cached_property
+    def kernels(self) -> tuple[Kernel, Kernel]:
+        """Without and with lengths and resets."""
+        return kernel(self.name, self.plan), kernel(f"{self.name}_masked", self.plan, self.initial)
+
+    def launch(self, host: Host, layer_steps: LayerSteps) -> None:
+        """One launch of one of the two kernels."""
+        step = self.plan.step
+
+        def read(node: Node) -> Pointer:
+            node = step.layout.of_layer(node)
+            if node.op == "input":
+                return layer_steps.inputs[self.layout.graph.inputs.index(node)]
+            return layer_steps.hoisted[node]
+
+        pointers = [layer_steps.weights[step.layout.of_layer(node)] for node in step.param_nodes]
+        pointers += [read(node) for node in step.read_nodes]
+        pointers += [*layer_steps.before, *layer_steps.after, layer_steps.output]
+        scalars = [layer_steps.count, int(layer_steps.reverse), "B"]
+        launch_either(host, self.kernels, pointers, scalars, layer_steps)
+
+
+def on_chip(layout: Layout, target: Target, initial: Mapping[str, float]) -> list[OnChip]:
+    """The regime, where it is one for this layer. initial: as `choose_regime.choose` has it."""
+    if all(len(state.shape) < 2 for state in stepped(layout.graph).states):
+        return []
+    try:
+        plan = _plan(layout, target)
+    except (NotOnChip, Coupled) as reason:
+        tell(False, WHAT, str(reason))
+        return []
+    step, tile = plan.step, plan.step.tile
+    facts = {"heads": step.layout.heads, "rows": tile.rows, "columns": tile.columns, "threads": tile.threads}
+    facts |= {"phases": len(step.phases), "shared_bytes": 4 * plan.words, "registers_estimated": plan.values + RESERVED}
+    why = "a block for each batch row and head keeps its states in registers; all of T in one launch"
+    tell(True, WHAT, why, **facts)
+    return [OnChip(layout, plan, f"matrix_{layout.weights.number}_d{layout.directions}", initial)]
+
+
+def _plan(layout: Layout, target: Target) -> SharedPlan:
+    """Raises NotOnChip, Coupled."""
+    if layout.kept or not layout.emits:
+        raise NotOnChip("in training, steps keep what the backward pass reads")
+    if layout.precision not in (*TENSOR, "float32", "tf32"):
+        raise NotOnChip(f"there is no such kernel in {layout.precision}")
+    states = stepped(layout.graph).states
+    if any(len(state.shape) > 3 for state in states):
+        raise NotOnChip("a state has more than two axes beside that of heads")
+    heads = {state.shape[0] for state in states if len(state.shape) == 3}
+    if len(heads) > 1:
+        raise NotOnChip(f"states have {' and '.join(map(str, sorted(heads)))} heads")
+    own = of_heads(layout, *heads) if heads else layout
+    plan = SharedPlan(matrix_step(own), layout.precision, target.registers)
+    if 4 * plan.words > target.shared_bytes:
+        raise NotOnChip(f"a block would need {4 * plan.words} bytes of shared memory")
+    if plan.values + RESERVED > plan.lane_registers:
+        most = plan.lane_registers
+        raise NotOnChip(f"a thread would need {plan.values + RESERVED} registers, and has {most}: too large a matrix")
+    return plan
