@@ -17,9 +17,9 @@ from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.cuda.codegen.register_tile import RegisterTile
+from tvm_rnn.cuda.codegen.vector_access import pack
 from tvm_rnn.cuda.gemm.mma_sync import INSTRUCTIONS
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
-from tvm_rnn.cuda.linear.chunk_tile import pack
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 
 from .matrix_tile import DEEP, LANES, MatrixTile
