@@ -99,6 +99,12 @@ def test_matrices(name: str, dtype: str) -> None:
 
 
 @pytest.mark.slow
+def test_matrices_in_float64() -> None:
+    """One step after the other: kernels over all time compute in float32."""
+    check("retnet", "float64", steps=9)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), [("gated_delta_net", "bfloat16"), ("mlstm", "float16"), ("gla", "float16")])
 def test_matrices_in_segments(monkeypatch: pytest.MonkeyPatch, name: str, dtype: str) -> None:
     monkeypatch.setattr(segments, "LEAST", 2)

@@ -43,6 +43,8 @@ def test_for_any_dtype_and_gpu(options: dict[str, Any]) -> None:
 def test_the_others_say_why() -> None:
     whole, reason = decided("gated_delta_net", bidirectional=True)
     assert not whole and "go forward in time" in reason
+    whole, reason = decided("retnet", dtype="float64")
+    assert not whole and "in float32" in reason
     whole, reason = decided("corrected_twice", K=MOST_KEYS + 1)
     assert not whole and f"up to {MOST_KEYS} keys" in reason
 

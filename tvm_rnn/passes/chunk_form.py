@@ -53,6 +53,8 @@ def refused(solved: Solved, net: RNN) -> str:
         return "it does not begin at 0"
     if not new.attrs["writes"]:
         return "nothing is written to it"
+    if net.dtype == "float64":
+        return "its kernels compute in float32"
     if state.shape[new.attrs["key"]] > MOST_KEYS:
         return f"its kernels have up to {MOST_KEYS} keys"
     return ""
