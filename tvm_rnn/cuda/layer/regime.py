@@ -93,6 +93,31 @@ class Regime(Protocol):
     def launch(self, host: Host, layer_steps: LayerSteps) -> None: ...
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AnyBatch:
+    """What regimes share that take any number of rows in one launch and want no parameter packed."""
+
+    most: int | None = None
+    at_once: int | None = None
+    packs: Sequence[Pack] = ()
+    work_bytes: HostExpr = 0
+
+    def applies(self, rows: HostExpr = "B") -> str:
+        return "true"
+
+    @property
+    def words(self) -> Sequence[Node]:
+        return []
+
+    @property
+    def blocks(self) -> HostExpr:
+        raise NotImplementedError
+
+    @property
+    def room(self) -> str:
+        return f"(2 * {self.blocks} <= sms)"
+
+
 def by_batch(regimes: Sequence[Regime], say: Callable[[Regime], HostExpr], otherwise: HostExpr) -> HostExpr:
     """A C++ expression in B: what is said of the first regime for so large a batch."""
     for regime in reversed(regimes):

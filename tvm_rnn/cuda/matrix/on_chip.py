@@ -5,7 +5,7 @@ In: a layer's layout. Out: `OnChip`, a Regime for any batch size, or none, and `
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,8 +13,7 @@ from typing import Any
 from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.layer.one_head import Coupled, of_heads
-from tvm_rnn.cuda.layer.packed_layout import Pack
-from tvm_rnn.cuda.layer.regime import LayerSteps, launch_either
+from tvm_rnn.cuda.layer.regime import AnyBatch, LayerSteps, launch_either
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.decisions import tell
 from tvm_rnn.graph.graph import Node, stepped
@@ -30,32 +29,17 @@ WHAT = "matrix states on the chip"
 
 
 @dataclass(frozen=True, eq=False)
-class OnChip:
+class OnChip(AnyBatch):
     """One layer's steps. layout: of the layer."""
 
     layout: Layout
     plan: SharedPlan
     name: str
     initial: Mapping[str, float] = field(default_factory=dict)
-    most: int | None = None
-    at_once: int | None = None
-    packs: Sequence[Pack] = ()
-    work_bytes: HostExpr = 0
-
-    def applies(self, rows: HostExpr = "B") -> str:
-        return "true"
-
-    @property
-    def words(self) -> Sequence[Node]:
-        return []
 
     @property
     def blocks(self) -> HostExpr:
         return f"(B * {self.plan.step.layout.heads})"
-
-    @property
-    def room(self) -> str:
-        return f"(2 * {self.blocks} <= sms)"
 
     @property
     def fact(self) -> dict[str, Any]:

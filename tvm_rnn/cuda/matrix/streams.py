@@ -6,6 +6,7 @@ shared memory; a step later, while others work on the next one, it adds up their
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -78,15 +79,22 @@ class Streams:
         if self.step.stored_apart:
             self._emit(step)
 
-    def _ask(self, number: int, step: TirExpr) -> None:
-        w, block = self.w, self.block
-        local = block.local(step)
+    def _elements(self, number: int) -> Iterator[tuple[Streamed, Buffer, int, TirExpr]]:
+        """(vector, its registers, number of the register, element) of all that this lane has of a step; what is done
+        with one is done where it is there."""
+        w = self.w
         for own, registers in self.asked[number].vectors.items():
             extent = 1 if own.role is None else self.tile.extent(own.role)
             for m in range(self._count(own)):
-                at = w.keep(block.lane + m * LANES)
+                at = w.keep(self.block.lane + m * LANES)
                 with w.when(at < extent):
-                    w.store(registers, block.streamed(own.node, at * own.factor + own.first, local), m)
+                    yield own, registers, m, at
+
+    def _ask(self, number: int, step: TirExpr) -> None:
+        w, block = self.w, self.block
+        local = block.local(step)
+        for own, registers, m, at in self._elements(number):
+            w.store(registers, block.streamed(own.node, at * own.factor + own.first, local), m)
         flag = self.asked[number].flag
         if flag is None:
             return
@@ -100,13 +108,8 @@ class Streams:
     def _put(self, number: int, step: TirExpr) -> None:
         w, block = self.w, self.block
         stage = block.stage(step)
-        for own, registers in self.asked[number].vectors.items():
-            extent = 1 if own.role is None else self.tile.extent(own.role)
-            for m in range(self._count(own)):
-                at = w.keep(block.lane + m * LANES)
-                with w.when(at < extent):
-                    place = stage + (at + block.plan.slots[own])
-                    w.store(block.floats, tirx.Cast("float32", registers[m]), place)
+        for own, registers, m, at in self._elements(number):
+            w.store(block.floats, tirx.Cast("float32", registers[m]), stage + (at + block.plan.slots[own]))
         flag = self.asked[number].flag
         if flag is not None:
             with w.when(tirx.EQ(block.lane, 0)):

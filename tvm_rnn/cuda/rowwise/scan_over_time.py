@@ -19,9 +19,8 @@ from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
-from tvm_rnn.cuda.layer.packed_layout import Pack
 from tvm_rnn.cuda.layer.phases import NotPersistent, Phase, Step, component, components, phases, place
-from tvm_rnn.cuda.layer.regime import FOREVER, MASK_POINTERS, MASK_SCALARS, LayerSteps, launch_either
+from tvm_rnn.cuda.layer.regime import FOREVER, MASK_POINTERS, MASK_SCALARS, AnyBatch, LayerSteps, launch_either
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.decisions import tell
 from tvm_rnn.graph.graph import Node, stepped
@@ -35,7 +34,7 @@ SCALARS = (("steps", "int32"), ("reverse", "int32"), ("batch", "int32"))
 
 
 @dataclass(frozen=True, eq=False)
-class Scan:
+class Scan(AnyBatch):
     """One layer's steps."""
 
     layout: Layout
@@ -45,29 +44,14 @@ class Scan:
     knobs: Config
     initial: Mapping[str, float] = field(default_factory=dict)
     record: str = DEFAULT  # where the knobs are from
-    most: int | None = None
-    at_once: int | None = None
-    packs: Sequence[Pack] = ()
-    work_bytes: HostExpr = 0
-
-    def applies(self, rows: HostExpr = "B") -> str:
-        return "true"
 
     @property
     def width(self) -> int:
         return self.step.phases[0].width
 
     @property
-    def words(self) -> Sequence[Node]:
-        return []
-
-    @property
     def blocks(self) -> HostExpr:
         return f"((B * {self.width} + {self.knobs['threads'] - 1}) / {self.knobs['threads']})"
-
-    @property
-    def room(self) -> str:
-        return f"(2 * {self.blocks} <= sms)"
 
     @property
     def fact(self) -> dict[str, Any]:
