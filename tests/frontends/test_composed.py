@@ -39,7 +39,7 @@ POINTWISE: list[tuple[str, dict[str, Any], Callable[[Array], Array]]] = [
     ("HardSigmoid", {"alpha": 0.3}, lambda x: np.clip(0.3 * x + 0.5, 0, 1)),
     ("HardSwish", {}, lambda x: x * np.clip(x / 6 + 0.5, 0, 1)),
     ("Softsign", {}, lambda x: x / (1 + np.abs(x))),
-    ("ThresholdedRelu", {"alpha": 0.5}, lambda x: np.where(x > 0.5, x, 0 * x)),
+    ("ThresholdedRelu", {"alpha": 0.5}, lambda x: np.where(x <= 0.5, 0, x)),
     ("Gelu", {}, lambda x: 0.5 * x * (1 + OPERATIONS["Erf"]([x * np.sqrt(0.5)], {}))),
     ("Gelu", {"approximate": "tanh"}, lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))),
     ("Selu", {}, lambda x: 1.0507009873554805 * np.where(x > 0, x, 1.6732632423543772 * np.expm1(np.minimum(x, 0)))),

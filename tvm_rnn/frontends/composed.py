@@ -154,8 +154,8 @@ def _prelu(form: _Form, x: str, slope: str) -> Step:
 
 
 def _thresholded(form: _Form, x: str) -> Step:
-    above = form("Greater", x, number(form.attributes, "alpha", 1.0))
-    return form.last("Where", above, x, form("Mul", x, 0.0))
+    below = form("LessOrEqual", x, number(form.attributes, "alpha", 1.0))
+    return form.last("Where", below, 0.0, x)  # NaN stays
 
 
 IN_PAIRS = {"Max", "Min"}  # rows of the table, of two operands
