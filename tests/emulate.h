@@ -22,6 +22,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <csignal>
 #include <sys/mman.h>
 #include <vector>
 
@@ -42,7 +43,34 @@ struct nv_bfloat16 {
 };
 
 namespace emu {
-constexpr size_t kStack = 256 << 10, kShared = 240 << 10;
+constexpr size_t kStack = 256 << 10, kShared = 240 << 10, kPage = 4096;
+
+// A block's shared memory: dynamic memory of `size` bytes from `begin` on, arrays of fixed size before `end`. Pages
+// between the two refuse every access; dynamic memory ends where a page ends.
+class Arena {
+ public:
+  explicit Arena(size_t size) : head_(whole_pages(size)) {
+    pages_ = (char*)mmap(nullptr, kWhole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    begin = pages_ + head_ - (size + 15) / 16 * 16;
+    end = begin + kEnd;
+    // Of the 48 KB that arrays of fixed size may have at most, what leaves a page between.
+    char* const fixed = std::max(pages_ + head_ + kPage, pages_ + whole_pages(end - pages_ - kFixed));
+    mprotect(pages_, head_, PROT_READ | PROT_WRITE);
+    mprotect(fixed, pages_ + kWhole - fixed, PROT_READ | PROT_WRITE);
+    std::memset(begin, 0xFF, size);
+    std::memset(fixed, 0xFF, end - fixed);
+  }
+  Arena(const Arena&) = delete;
+  ~Arena() { munmap(pages_, kWhole); }
+  bool has(const void* place) const { return place >= pages_ && place < pages_ + kWhole; }
+  char *begin, *end;
+
+ private:
+  static constexpr size_t kEnd = 256 << 10, kFixed = 48 << 10, kWhole = kEnd + kPage;
+  static size_t whole_pages(size_t size) { return (size + kPage - 1) / kPage * kPage; }
+  size_t head_;
+  char* pages_;
+};
 
 struct Index { int x = 0, y = 0, z = 0; };
 struct Warp {
@@ -58,13 +86,14 @@ struct Barrier { long pending = 0, count = 0, bytes = 0; uint64_t phase = 0; };
 struct Block {
   int rank = 0, threads = 0;
   Index index;
-  std::unique_ptr<char[]> arena{new char[kShared]};
+  Arena arena;
   size_t fixed = 0, dynamic = 0;
   std::map<const void*, char*> places;
   Named named[16];
   std::map<uint32_t, Barrier> barriers;
   std::vector<Warp> warps;
   struct Cluster* cluster = nullptr;
+  explicit Block(size_t size) : arena(size), dynamic(size) {}
 };
 struct Cluster {
   int id = 0;
@@ -179,8 +208,30 @@ inline void run(std::vector<Block*>& blocks) {
   under_way.clear();
 }
 
+// While it lives, an access between the arrays of a block's shared memory ends the launch instead of the process.
+class Guard {
+ public:
+  Guard() {
+    struct sigaction own = {};
+    own.sa_sigaction = caught, own.sa_flags = SA_SIGINFO | SA_NODEFER;
+    sigaction(SIGSEGV, &own, &before);
+  }
+  Guard(const Guard&) = delete;
+  ~Guard() { sigaction(SIGSEGV, &before, nullptr); }
+
+ private:
+  static void caught(int, siginfo_t* what, void*) {
+    if (now)
+      for (const Block* block : now->block->cluster->blocks)
+        if (block->arena.has(what->si_addr)) fail("shared memory: an access out of bounds");
+    sigaction(SIGSEGV, &before, nullptr);
+  }
+  inline static struct sigaction before = {};
+};
+
 // grid blocks of `threads`, in clusters; together: all at once. What went wrong, or null.
 inline const char* launch(int grid, int threads, size_t shared, int cluster, bool together, std::function<void()> kernel) {
+  const Guard guard;
   body = std::move(kernel);
   failure = shared > kShared ? "too much shared memory" : "";
   for (int first = 0; first < grid && failure.empty();) {
@@ -189,10 +240,9 @@ inline const char* launch(int grid, int threads, size_t shared, int cluster, boo
     std::vector<std::unique_ptr<Cluster>> clusters;
     std::vector<Block*> all;
     for (int i = 0; i < count; ++i) {
-      auto block = std::make_unique<Block>();
+      auto block = std::make_unique<Block>(shared);
       if (i % cluster == 0) clusters.push_back(std::make_unique<Cluster>()), clusters.back()->id = (first + i) / cluster;
-      std::memset(block->arena.get(), 0xFF, kShared);
-      block->rank = i % cluster, block->threads = threads, block->dynamic = shared, block->index.x = first + i;
+      block->rank = i % cluster, block->threads = threads, block->index.x = first + i;
       block->warps.resize((threads + 31) / 32);
       block->cluster = clusters.back().get();
       clusters.back()->blocks.push_back(block.get());
@@ -206,13 +256,14 @@ inline const char* launch(int grid, int threads, size_t shared, int cluster, boo
 }
 
 // --- shared memory: an address is the offset in a block's arena, with the block's rank + 1 above for another block's ----
-inline void* dynamic() { return now->block->arena.get(); }
+inline void* dynamic() { return now->block->arena.begin; }
 inline void* fixed(const void* key, size_t size) {
   Block* block = now->block;
   auto& place = block->places[key];
   if (!place) {
     block->fixed += (size + 127) / 128 * 128;
-    place = block->arena.get() + kShared - block->fixed;
+    if (block->dynamic + block->fixed > kShared) fail("too much shared memory");
+    place = block->arena.end - block->fixed;
   }
   return place;
 }
@@ -223,9 +274,10 @@ inline Block* owner(uint32_t address) {
 inline char* at(uint32_t address, size_t size) {
   const size_t offset = address & 0xFFFFFF;
   const Block* block = owner(address);
-  if (offset + size > block->dynamic && (offset < kShared - block->fixed || offset + size > kShared)) fail("shared memory: out of bounds");
+  const size_t end = block->arena.end - block->arena.begin;
+  if (offset + size > block->dynamic && (offset < end - block->fixed || offset + size > end)) fail("shared memory: out of bounds");
   if (address % std::min<size_t>(size, 16)) fail("shared memory: misaligned");
-  return owner(address)->arena.get() + (address & 0xFFFFFF);
+  return block->arena.begin + offset;
 }
 inline const char* aligned(const void* place, size_t size) {
   if ((uintptr_t)place % size) fail("global memory: misaligned");

@@ -114,7 +114,7 @@ inline void wgmma(std::vector<float*> d, const char* kind, uint64_t a, uint64_t 
                   bool turned_a = false, bool turned_b = false) {
   if (a >> 62 == 0 || a >> 62 == 3 || b >> 62 == 0 || b >> 62 == 3) fail("wgmma: a descriptor of another swizzle");
   const bool wide = !std::strcmp(kind, "tf32");
-  const char* memory = now->block->arena.get();
+  const char* memory = now->block->arena.begin;
   now->products.push_back(
       {std::move(d), now->tid.x % 128, wide ? 8 : 16, !std::strcmp(kind, "bf16"), add, memory, a, b, std::move(fragment), turned_a, turned_b});
 }

@@ -47,7 +47,7 @@ template <class T> T __shfl_up_sync(unsigned mask, T v, int n, int = 32) {
 #define GLOBAL(x, n) emu::aligned(x, n)
 inline int32_t tvm_builtin_ptx_fetch_register_clusterid_x() { return emu::now->block->cluster->id; }
 inline unsigned tvm_builtin_cluster_ctaid_x() { return emu::now->block->rank; }
-inline unsigned tvm_builtin_cuda_cvta_generic_to_shared(const void* p) { return unsigned((char*)p - emu::now->block->arena.get()); }
+inline unsigned tvm_builtin_cuda_cvta_generic_to_shared(const void* p) { return unsigned((char*)p - emu::now->block->arena.begin); }
 inline void tvm_builtin_cuda_cta_sync() { __syncthreads(); }
 inline void tvm_builtin_cuda_warp_sync() { emu::warp_sync(); }
 inline void tvm_builtin_cuda_mbarrier_wait_acquire_cluster(void* b, int phase) {
