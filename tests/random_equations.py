@@ -25,7 +25,9 @@ Shape = tuple[int, ...]
 Draw = Callable[[Any], Any]
 SIZES = (1, 2, 3, 4, 7, 8, 9, 16, 17)
 LARGEST = 300  # elements of a value
-KINK = re.compile(r"\b(abs|relu|maximum|minimum|max|min|sign|where|floor|mod|argmax|sort|topk|\w+_spike|logsumexp)\(")
+KINK = re.compile(
+    r"\b(abs|relu|maximum|minimum|max|min|sign|where|floor|round|mod|argmax|sort|topk|\w+_spike|logsumexp)\("
+)
 FUNCTIONS = "tanh sigmoid softplus exp log log1p sqrt erf sin cos silu gelu mean var softmax layer_norm logsumexp"
 ROUNDS = re.compile(rf"/|\*\*|\b({FUNCTIONS.replace(' ', '|')})\(")
 
@@ -200,6 +202,7 @@ class Writer:
             f"stop_gradient({n})": b,
             f"sign({n})": 1.0,
             f"floor({n})": b + 1,
+            f"round({n})": b + 0.5,
             f"mod({n}, 0.75)": 0.75,
             f"fast_sigmoid_spike({n})": 1.0,
             f"atan_spike({n})": 1.0,

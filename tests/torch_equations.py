@@ -109,7 +109,7 @@ def conv(x: Tensor, kernel: Tensor, padding: str | int, dilation: int) -> Tensor
     return found.reshape(*kernel.shape[: -rank - 1], *found.shape[1:])
 
 
-ONE = ("exp", "log", "log1p", "sqrt", "tanh", "sigmoid", "relu", "erf", "sin", "cos", "sign", "abs", "floor")
+ONE = ("exp", "log", "log1p", "sqrt", "tanh", "sigmoid", "relu", "erf", "sin", "cos", "sign", "abs", "floor", "round")
 NAMES: dict[str, Any] = {
     **{n: _of_one(getattr(torch, n)) for n in ONE},
     "absolute": torch.abs,

@@ -148,6 +148,7 @@ __all__ = [
     "rename",
     "reshape",
     "rms_norm",
+    "round",
     "sample",
     "sigmoid",
     "sign",

@@ -31,6 +31,7 @@ UNARY: dict[str, tuple[Function, Function]] = {
     "softplus": (rnn.softplus, torch.nn.functional.softplus),
     "erf": (rnn.erf, torch.erf),
     "floor": (rnn.floor, torch.floor),
+    "round": (rnn.round, torch.round),
     "stop_gradient": (lambda x: x * rnn.stop_gradient(x), lambda x: x * x.detach()),
     "straight through": (lambda x: rnn.surrogate(rnn.floor(x + 0.5), x), lambda x: x),
     "clip": (lambda x: clip(x, -1.0, 0.5), lambda x: x.clamp(-1.0, 0.5)),

@@ -74,6 +74,7 @@ UNARY: dict[str, Function] = {
     "expm1": np.expm1,
     "fast_sigmoid_spike": lambda x: np.heaviside(x, 0),
     "floor": lambda x: np.trunc(x) - (x < 0),
+    "round": np.rint,
     "gelu": lambda x: x * (1 + np.vectorize(math.erf)(x / np.sqrt(2))) / 2,
     "hard_sigmoid": lambda x: np.clip(x / 5 + 0.5, 0, 1),
     "hard_tanh": lambda x: np.clip(x, -1, 1),

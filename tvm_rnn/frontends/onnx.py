@@ -25,6 +25,7 @@ from .onnx_given import Shapes, Values, with_given
 from .onnx_linear_attention import read_linear_attention
 from .onnx_loop import read_loop
 from .onnx_nodes import ATTENTION, BODIES, RECURRENT, GraphSteps, add_node, bodies, label
+from .onnx_quantised_lstm import is_quantised_lstm, read_quantised_lstm
 from .onnx_recurrent import read_recurrent
 from .onnx_relax import with_regions
 from .onnx_scan import read_scan
@@ -133,7 +134,9 @@ def _read_nodes(steps: GraphSteps, layers: list[Recurrent]) -> Wrong:
     refused: set[str] = set()  # values that are not made, so that what reads them can still be looked at
     for node in _needed(steps):
         try:
-            if node.op_type not in (*RECURRENT, *ATTENTION, *BODIES) or node.domain not in ("", "ai.onnx"):
+            if is_quantised_lstm(node):
+                read_quantised_lstm(steps, node, layers)
+            elif node.op_type not in (*RECURRENT, *ATTENTION, *BODIES) or node.domain not in ("", "ai.onnx"):
                 add_node(steps, node)
             elif node.op_type in BODIES:
                 if refused.isdisjoint(_read_by(node)):

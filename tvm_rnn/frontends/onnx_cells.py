@@ -73,7 +73,8 @@ DEFAULTS = {
 class Form:
     """What decides a node's equations. activations: one tuple, or two where the directions differ in them.
 
-    reset_after: `linear_before_reset` of a GRU. peepholes: whether an LSTM has the input P.
+    reset_after: `linear_before_reset` of a GRU. peepholes: whether an LSTM has the input P. quantised: an LSTM's
+    products read h in 8 bits.
     """
 
     kind: str
@@ -82,6 +83,7 @@ class Form:
     input_forget: bool = False
     reset_after: bool = False
     peepholes: bool = False
+    quantised: bool = False
 
     def __post_init__(self) -> None:
         own = self.activations or (DEFAULTS[self.kind],)
@@ -91,7 +93,7 @@ class Form:
 def standard(form: Form) -> Cell | None:
     """The zoo's cell with exactly these equations, if there is one."""
     plain = Form(form.kind, clip=form.clip, input_forget=form.input_forget)
-    if form.clip is not None or form.input_forget:
+    if form.clip is not None or form.input_forget or form.quantised:
         return None
     if form.kind == "RNN" and len(form.activations) == 1:
         return {"Tanh": cells.elman, "Relu": cells.elman_relu}.get(form.activations[0][0].name)
@@ -116,6 +118,7 @@ def cell_of(form: Form) -> Cell:
         reset_after=form.reset_after,
         input_forget=form.input_forget,
         peepholes=form.peepholes,
+        read=in_8_bits if form.quantised else None,
         more={"backward": ""} if len(form.activations) > 1 else {},
     )
     _forms[made] = form
@@ -142,8 +145,17 @@ def doc_of(form: Form) -> str:
     """One line that says what is special about a cell."""
     special = [" | ".join(", ".join(map(str, own)) for own in form.activations)]
     special += [f"clip {form.clip:g}"] if form.clip is not None else []
-    special += [word for word in ("input_forget", "reset_after", "peepholes") if getattr(form, word)]
+    special += [word for word in ("input_forget", "reset_after", "peepholes", "quantised") if getattr(form, word)]
     return f"{form.kind} of ONNX with {', '.join(special)}."
+
+
+def in_8_bits(h: Value) -> Value:
+    """What is left of a row in whole numbers from 0 to 255, with a scale and a zero point of its own (as
+    DynamicQuantizeLinear has them of a tensor)."""
+    low, high = f.minimum(f.min(h, keepdims=True), 0.0), f.maximum(f.max(h, keepdims=True), 0.0)
+    scale = f.where(high == low, 1.0, (high - low) / 255.0)
+    zero = f.round(f.clip(-low / scale, 0.0, 255.0))
+    return (f.clip(f.round(h / scale) + zero, 0.0, 255.0) - zero) * scale
 
 
 def _apply(form: Form, which: int, x: Value, values: Values) -> Value:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,13 +38,16 @@ MOST_BROUGHT = 1 << 28  # elements of weights that a file only declares
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 
-def read_recurrent(steps: GraphSteps, node: NodeProto, found: list[Recurrent]) -> None:
-    """Add a recurrent node: its layer to `found`, its steps to `steps`. Raises Unreadable with all that is wrong."""
+def read_recurrent(steps: GraphSteps, node: NodeProto, found: list[Recurrent], quantised: bool = False) -> None:
+    """Add a recurrent node: its layer to `found`, its steps to `steps`. Raises Unreadable with all that is wrong.
+
+    quantised: as of `Form`.
+    """
     attributes = attributes_of(node, steps.source.opset)
     given = {name: value for name, value in zip(INPUTS, node.input, strict=False) if value}
     wrong, direction = Wrong(), text(attributes, "direction", "forward")
     count = 2 if direction == "bidirectional" else 1
-    form = _form(node.op_type, attributes, count, "P" in given, wrong)
+    form = replace(_form(node.op_type, attributes, count, "P" in given, wrong), quantised=quantised)
     if direction not in DIRECTIONS:
         wrong.append(f"direction {direction!r} is none of {', '.join(DIRECTIONS)}")
     hidden_size = integer(attributes, "hidden_size") if "hidden_size" in attributes else None

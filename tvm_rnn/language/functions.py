@@ -126,6 +126,15 @@ def power(a: Array, b: Array) -> Array:
     return _pointwise("power", a, b)
 
 
+def round(x: Array) -> Array:
+    """The nearest whole number, the even one of two that are equally near; its gradient is 0."""
+    if not _traced(x):
+        return np.round(x)
+    below = floor(x)
+    rest = x - below  # exact; NaN of what is infinite, which stays as it is
+    return below + where(rest == 0.5, mod(below, 2.0), where(rest > 0.5, 1.0, 0.0))
+
+
 def square(x: Array) -> Array:
     """x x."""
     return x * x

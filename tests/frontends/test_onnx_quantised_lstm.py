@@ -1,0 +1,97 @@
+"""DynamicQuantizeLSTM: its weights in float32, the state in 8 bits, and compiled models against ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx_models import model_of, node, onnx_runtime
+
+import tvm_rnn as rnn
+from tvm_rnn.frontends.onnx_cells import Form, cell_of, in_8_bits
+
+RNG = np.random.default_rng(0)
+
+
+def quantised(inputs: int = 3, width: int = 5, count: int = 1, **changed: Any) -> Any:
+    """A model of one node. changed: constants in the place of the usual ones, attributes of the node, or `last`: how
+    many of its inputs it has."""
+    constants = {
+        "W": RNG.integers(-128, 128, (count, inputs, 4 * width)).astype("i1"),
+        "R": RNG.integers(-128, 128, (count, width, 4 * width)).astype("i1"),
+        "b": RNG.normal(size=(count, 8 * width)).astype("f4"),
+        "W_s": RNG.uniform(0.003, 0.006, (count, 4 * width)).astype("f4"),
+        "W_z": np.zeros((count, 4 * width), "i1"),
+        "R_s": RNG.uniform(0.003, 0.006, count).astype("f4"),
+        "R_z": RNG.integers(-20, 20, count).astype("i1"),
+    }
+    attributes = {"hidden_size": width, "direction": "bidirectional" if count == 2 else "forward"}
+    last = changed.pop("last", 12)
+    held = {name: changed.pop(name) for name in constants.keys() & changed.keys()}
+    names = ["x", "W", "R", "b", "", "h", "c", "", "W_s", "W_z", "R_s", "R_z"][:last]
+    one = node("DynamicQuantizeLSTM", names, ["Y", "Y_h", "Y_c"], domain="com.microsoft", **{**attributes, **changed})
+    given = {"x": ("f4", ["T", "B", inputs]), "h": ("f4", [count, "B", width]), "c": ("f4", [count, "B", width])}
+    made = model_of([one], given, dict.fromkeys(("Y", "Y_h", "Y_c"), "f4"), constants | held)
+    made.opset_import.add(domain="com.microsoft", version=1)
+    return made
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize(("inputs", "width", "count"), [(3, 5, 1), (37, 22, 2)])
+def test_one_row_is_onnx_runtimes(inputs: int, width: int, count: int) -> None:
+    made = quantised(inputs, width, count)
+    feeds = {
+        "x": RNG.normal(size=(23, 1, inputs)).astype("f4"),
+        "h": RNG.normal(size=(count, 1, width)).astype("f4"),
+        "c": RNG.normal(size=(count, 1, width)).astype("f4"),
+    }
+    got, expected = rnn.compile(rnn.from_onnx(made)).run(feeds), onnx_runtime(made, feeds)
+    for name, value in expected.items():
+        np.testing.assert_allclose(got[name], value, atol=3e-6, err_msg=name)
+
+
+def test_weights_are_whole_numbers_less_zero_times_scale() -> None:
+    made = quantised()
+    held = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in made.graph.initializer}
+    expected = (held["R"].reshape(5, 4, 5).astype("f4") - held["R_z"].astype("f4")) * held["R_s"]
+    own = rnn.from_onnx(made).weights["R_l0"].reshape(4, 5, 5)  # gates i f g o of ours, i o f c of theirs
+    np.testing.assert_array_equal(own, expected.transpose(1, 2, 0)[[0, 2, 3, 1]])
+
+
+def test_a_state_of_256_values() -> None:
+    """As the standard's DynamicQuantizeLinear, row by row; a row of zeros, of one sign, and of ties."""
+    rows = np.float32([[0, 0, 0, 0], [1, 2, 3, 255], [-0.5, -1.3, -2, 0], [-1.5, 2.5, 253.5, 3.5]])
+    low, high = np.minimum(rows.min(-1, keepdims=True), 0), np.maximum(rows.max(-1, keepdims=True), 0)
+    scale = np.where(high == low, 1, (high - low) / np.float32(255))
+    zero = np.rint(np.clip(-low / scale, 0, 255))
+    expected = (np.clip(np.rint(rows / scale) + zero, 0, 255) - zero) * scale
+
+    @rnn.cell
+    def read(x: "I", h: "I"):
+        return in_8_bits(x) + 0.0 * h
+
+    y, _ = rnn.reference(rnn.RNN(read, 4))(rows[None])
+    np.testing.assert_allclose(y[0], expected, rtol=1e-6)
+
+
+def test_it_is_a_cell_of_its_own() -> None:
+    plain, own = Form("LSTM"), Form("LSTM", quantised=True)
+    assert cell_of(plain) is rnn.cells.lstm and cell_of(own) is cell_of(own) is not rnn.cells.lstm
+    assert "quantised" in (cell_of(own).doc or "")
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"W": np.zeros((1, 3, 20), "f4")}, "W is float32 .1, 3, 20., expected int8 or uint8 with three axes"),
+        ({"R_s": np.ones((1, 3), "f4")}, "R_scale has shape .1, 3., expected .1. or .1, 20."),
+        ({"R_z": np.zeros(1, "u1")}, "R_zero_point is uint8, R is int8"),
+        ({"last": 11}, "it has 11 inputs, DynamicQuantizeLSTM has 12"),
+        ({"hidden_size": 6}, "hidden_size is 6, R is for 5"),
+    ],
+)
+def test_what_is_refused(changed: dict[str, Any], expected: str) -> None:
+    with pytest.raises(rnn.errors.ConfigError, match=expected):
+        rnn.from_onnx(quantised(**changed))
