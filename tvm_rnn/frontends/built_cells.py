@@ -59,7 +59,8 @@ def build_recurrent(
 
     apply: function number n of a value, as ONNX counts them: of the gates, of the candidate, of an LSTM's memory. It
     sees all arguments. reset_after: whether r multiplies a GRU's product of h, with a bias of its own, or h.
-    input_forget: f is 1 - i. read: what an LSTM's products read of h. more: dims of further parameters, which functions read.
+    input_forget: f is 1 - i. read: what an LSTM's products read of h. more: dims of further
+    parameters, which functions read.
     """
 
     def rnn(v: Values) -> tuple[Value, ...]:
