@@ -56,6 +56,11 @@ def page(
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     body += [_h2("made", "How this page was made"), f"<pre>{escape(command)}</pre>" if command else ""]
     body += [f'<p class="soft">{escape(versions)}. Charts by Vega-Lite, layout of graphs by grandalf.</p>']
+    return document(title, body)
+
+
+def document(title: str, body: Sequence[str]) -> str:
+    """A page with the style and the script in it."""
     style, script = ((HERE / name).read_text() for name in ("page.css", "page.js"))
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
     inside = f"<main>{''.join(body)}</main><script>{script}</script>"
@@ -125,7 +130,7 @@ def _network(own: NetworkFacts, net: Looked | None, number: int) -> Iterator[str
     yield _h2(f"time{more}", "Layers and time")
     yield from _time(own, f"turns{number}")
     yield _h2(f"work{more}", "Work, and the least time for it")
-    yield from _work(own)
+    yield from work(own)
     yield f"<details><summary>All of it as text</summary><pre>{escape(text({'networks': [own]}))}</pre></details>"
 
 
@@ -219,7 +224,8 @@ def _time(own: NetworkFacts, at: str) -> Iterator[str]:
     yield _chart(charts.wavefront(turns, f"colours: {count} x {tile}"), f"layers over time: {words}", at)
 
 
-def _work(own: NetworkFacts) -> Iterator[str]:
+def work(own: NetworkFacts) -> Iterator[str]:
+    """A roofline for each batch size."""
     for row in own["work"]:
         peak = row["ceilings"].get(f"{row['precision']}_tflops")
         if not peak or not row["kernels"]:
