@@ -54,7 +54,7 @@ class Beside:
         from tvm_rnn.explain.html.beside_page import page
         from tvm_rnn.npy_files import write_whole
 
-        whole = page(self, command).encode(errors="replace")
+        whole = page(self.facts, (self.first.facts, self.second.facts), command).encode(errors="replace")
         write_whole({path: lambda file: file.write(whole)})
 
 

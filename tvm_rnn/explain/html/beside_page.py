@@ -1,43 +1,39 @@
 """Two explanations side by side as one HTML file, with the style of a report.
 
-In: a `Beside`. Out: the text of a page: a table for each section, whose rows that differ stand out, and a column of
+In: the facts of a `Beside` and of both explanations. Out: the text of a page: a table for each section, whose rows that differ stand out, and a column of
 rooflines for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
-from tvm_rnn.explain.facts import PairFacts, SectionFacts
+from tvm_rnn.explain.facts import BesideFacts, ExplanationFacts, PairFacts, SectionFacts
 
 from .page import document, work
 
-if TYPE_CHECKING:
-    from tvm_rnn.explain.beside import Beside
 
-
-def page(found: Beside, command: str = "") -> str:
-    """The whole page. command: what made it."""
-    title = " beside ".join(found.names)
+def page(found: BesideFacts, both: Sequence[ExplanationFacts], command: str = "") -> str:
+    """The whole page. both: the explanations that are side by side. command: what made the page."""
+    title = " beside ".join(found["names"])
     body = [f"<h1>{escape(title)}</h1>"]
-    for network in found.facts["networks"]:
+    for network in found["networks"]:
         for section in network:
-            body += _section(section, found.names)
+            body += _section(section, found["names"])
     body.append("<h2>Work, and the least time for it</h2>")
     columns = [
-        f"<div><h3>{escape(name)}</h3>{''.join(part for own in one.facts['networks'] for part in work(own))}</div>"
-        for name, one in zip(found.names, (found.first, found.second), strict=True)
+        f"<div><h3>{escape(name)}</h3>{''.join(part for own in one['networks'] for part in work(own))}</div>"
+        for name, one in zip(found["names"], both, strict=True)
     ]
     body.append(f'<div class="columns">{"".join(columns)}</div>')
-    versions = {f"{name} {v}": 0 for one in (found.first, found.second) for name, v in one.facts["versions"].items()}
+    versions = {f"{name} {v}": 0 for one in both for name, v in one["versions"].items()}
     body += ["<h2>How this page was made</h2>", f"<pre>{escape(command)}</pre>" if command else ""]
     body += [f'<p class="soft">{escape(", ".join(versions))}. Charts by Vega-Lite.</p>']
     return document(title, body)
 
 
-def _section(section: SectionFacts, names: tuple[str, str]) -> Iterator[str]:
+def _section(section: SectionFacts, names: Sequence[str]) -> Iterator[str]:
     title = section["title"]
     yield f"<h2>{escape(title[0].upper() + title[1:])}</h2>"
     if not section["rows"]:
