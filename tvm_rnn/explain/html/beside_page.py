@@ -1,7 +1,7 @@
 """Two explanations side by side as one HTML file, with the style of a report.
 
-In: the facts of a `Beside` and of both explanations. Out: the text of a page: a table for each section, whose rows that differ stand out, and a column of
-rooflines for each.
+In: the facts of a `Beside` and of both explanations. Out: the text of a page: a table for each section, whose rows that
+differ stand out, and a column of rooflines for each.
 """
 
 from __future__ import annotations
