@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn.explain import Beside, Explanation
-from tvm_rnn.explain.facts import PairFacts
+from tvm_rnn.explain.facts import ExplanationFacts, PairFacts
 
 NETWORK: dict[str, Any] = {
     **{"cell": "lstm", "layers": 1, "directions": 1, "dtype": "float32", "precision": "float32", "weights": "float32"},
@@ -28,7 +28,8 @@ WORK: dict[str, Any] = {
 
 
 def explanation(*networks: dict[str, Any]) -> Explanation:
-    return Explanation({"networks": [{**NETWORK, "work": [WORK], **own} for own in networks], "versions": {}})  # type: ignore[typeddict-item]
+    facts = {"networks": [{**NETWORK, "work": [WORK], **own} for own in networks], "versions": {}}
+    return Explanation(cast(ExplanationFacts, facts))
 
 
 def rows(first: Explanation, second: Explanation, number: int = 0) -> dict[str, PairFacts]:

@@ -117,8 +117,10 @@ def _work(first: NetworkFacts, second: NetworkFacts) -> Iterator[PairFacts]:
         yield _figures(f"{at}floor", floors, ["" if us is None else f"{us:.4g} us" for us in floors])
         yield _pair(f"{at}share of the roof", *(percent(row["share"]) if "share" in row else "" for row in rows))
         yield _figures(f"{at}MFLOP", [row["flops"] for row in rows], [f"{row['flops'] / 1e6:.4g}" for row in rows])
-        for key, words in (("bytes", "bytes moved"), ("step_bytes", "weights read in each step")):
-            sizes = [float(row.get(key, 0.0)) for row in rows]  # type: ignore[arg-type]
+        for sizes, words in (
+            ([row["bytes"] for row in rows], "bytes moved"),
+            ([row["step_bytes"] for row in rows], "weights read in each step"),
+        ):
             yield _figures(f"{at}{words}", sizes, [size_text(int(size)) for size in sizes])
 
 
