@@ -319,3 +319,22 @@ def test_the_history_of_records_is_what_git_has(site: ModuleType, tmp_path: Path
     assert [row["us"] for row in history.rows(found)] == [4.0, 2.0]
     assert len({row["commit"] for row in history.rows(found)}) == 2
     assert "| 0.50 over 1 |" in [*history.table(found)][-1]
+
+
+def test_pages_of_explanation_have_their_pictures(site: ModuleType) -> None:
+    """Every mark names a picture; those of turns and steps are drawn here."""
+    pages = [path.read_text() for path in sorted((SITE / "pages" / "explanation").glob("*.md"))]
+    marks = [mark for text in pages for mark in site.pictures.MARK.findall(text)]
+    assert {kind for kind, _ in marks} == {"graph", "step", "turns", "steps"}
+    assert all(name in ("trace", *PASS_NAMES) for kind, name in marks if kind == "graph")
+    for kind, name in marks:
+        if kind in ("turns", "steps"):
+            assert "<svg" in site.pictures.illustrated(f"<!-- {kind} {name} -->")
+    with pytest.raises(KeyError):
+        site.pictures.illustrated("<!-- steps of-nobody -->")
+
+
+@pytest.mark.broad
+def test_pictures_that_the_compiler_draws(site: ModuleType) -> None:
+    drawn = site.pictures.illustrated("<!-- step lstm -->\n<!-- graph hoist_gemms -->")
+    assert drawn.count("<svg") == 2 and "512 units" in drawn

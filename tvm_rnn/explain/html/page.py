@@ -129,6 +129,7 @@ def _network(own: NetworkFacts, net: Looked | None, number: int) -> Iterator[str
         yield f"<p>{escape(own['not_drawn'])}.</p>"
     yield _h2(f"time{more}", "Layers and time")
     yield from _time(own, f"turns{number}")
+    yield from _steps(own, more)
     yield _h2(f"work{more}", "Work, and the least time for it")
     yield from work(own)
     yield f"<details><summary>All of it as text</summary><pre>{escape(text({'networks': [own]}))}</pre></details>"
@@ -222,6 +223,19 @@ def _time(own: NetworkFacts, at: str) -> Iterator[str]:
     yield f'<p><button class="play" data-of="{at}" type="button">Play once</button></p>'
     turns = charts.turns(own["layers"], shown, order)
     yield _chart(charts.wavefront(turns, f"colours: {count} x {tile}"), f"layers over time: {words}", at)
+
+
+def _steps(own: NetworkFacts, more: str) -> Iterator[str]:
+    """One step of each persistent kernel over time."""
+    rows = [row for row in own["regimes"] if row["done"] and "phase_times" in row.get("facts", {})]
+    if rows:
+        yield _h2(f"step{more}", "One step on the GPU")
+        words = "By the model of time that chose this kernel. All steps run in one launch: this repeats T times."
+        yield f'<p class="soft">{words}</p>'
+    for row in rows:
+        title = f"{row['what']}{subject_text(row, own['graphs'])}"
+        yield f"<h3>{escape(title)}</h3>"
+        yield _chart(charts.step_timeline(row["facts"]["phase_times"]), f"one step of {title}")
 
 
 def work(own: NetworkFacts) -> Iterator[str]:
