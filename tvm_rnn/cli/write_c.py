@@ -29,16 +29,16 @@ class FixedPoint:
     ] = None
 
 
+@dataclass(frozen=True)
+class Folder:
+    """What is written, and said."""
+
+    output: Annotated[str, typer.Option("--output", "-o", metavar="DIR", help="The folder to write.")]
+    as_json: Json = False
+
+
 @grouped
-def write_c(
-    spec: Spec,
-    sizes: Sizes,
-    fixed: Fixed,
-    values: Values,
-    output: Annotated[str, typer.Option("--output", "-o", metavar="DIR", help="The folder to write.")],
-    fixed_point: FixedPoint,
-    as_json: Json = False,
-) -> None:
+def write_c(spec: Spec, sizes: Sizes, fixed: Fixed, values: Values, folder: Folder, fixed_point: FixedPoint) -> None:
     """Write a network as plain C99: math.h alone, no memory taken, for microcontrollers and whatever has a C compiler.
 
     With --bits numbers are integers: scales come from --samples, and the error over them is said and written down.
@@ -56,6 +56,7 @@ def write_c(
 
     from .networks import name_inputs, net_of
 
+    output = folder.output
     check_c(output)
     net = net_of(spec, sizes, fixed, {}, values)
     if not isinstance(net, RNN):
@@ -65,7 +66,7 @@ def write_c(
     given = name_inputs(fixed_point.samples or [], names)
     samples = {name: read_npy(path) for name, path in given.items()} or None
     written = write(net, output, bits=fixed_point.bits, samples=samples)
-    if as_json:
+    if folder.as_json:
         print_json(asdict(written))
         return
     kind = f"weights in {written.bits} bits" if written.bits else net.dtype
