@@ -80,18 +80,28 @@ def test_against_the_oracle(name: str, dtype: str, ragged: bool) -> None:
         assert_close({key: plain(value) for key, value in last.items()}, states, dtype, steps, "state")
 
 
-TRAINED = {"min_gru": "float32", "lru": "bfloat16", "rg_lru": "float16", "mlstm": "float32"}
+VECTORS = {"min_gru": "float32", "lru": "bfloat16", "rg_lru": "float16"}
+MATRICES = {
+    "mlstm": "float32",
+    "gated_delta_net": "bfloat16",
+    "rwkv7": "float16",
+    "gla": "float16",
+    "mamba2": "bfloat16",
+    "corrected_twice": "float32",
+}
+TRAINED = VECTORS | MATRICES
 
 
 @pytest.mark.parametrize("name", TRAINED)
 @pytest.mark.parametrize("ragged", [False, True])
 def test_gradients_against_the_oracle(name: str, ragged: bool) -> None:
-    """Both passes; the matrix of mlstm goes step by step."""
+    """Both passes, in a number of launches that does not grow with the time."""
     dtype = TRAINED[name]
-    net = exact(rnn.RNN(rnn.cells.get(name), 24, 64, dtype=dtype).init(seed=1))
+    cell = OWN[name][0] if name in OWN else rnn.cells.get(name)
+    net = exact(rnn.RNN(cell, 24, 64, dtype=dtype).init(seed=1))
     module = gpu_module(f"recurrence_training_{name}_{dtype}", net, training=True)
     kind = getattr(torch, dtype)
-    for steps, batch in ((1, 3), (37, 5), (400 if name == "mlstm" else 1500, 2)):
+    for steps, batch in ((1, 3), (37, 5), (400 if name in MATRICES else 1500, 2)):
         rows = flags(steps, batch) if ragged else {}
         case = draw(net, steps, batch, seed=int(torch.seed() % 1000), **rows)
         x, state, gy, gstate = (there(value, kind) for value in (case.x["x"], case.state, case.gy, case.gstate))

@@ -59,8 +59,10 @@ def tape_bytes(manifest: Facts, steps: int, batch: int, flagged: bool, whole: in
     lasting = int(manifest["parts"]["whole_arrays"]) if by_visit(manifest) else 0
     total = 0
     for number, (row, more, *only) in enumerate(manifest["tape"]):
-        if flagged or not only:
-            total += rounded(((max(steps, whole) if number < lasting else steps) + more) * batch * row)
+        every = only[1] if len(only) > 1 else 1  # steps that share a row
+        if flagged or not only or not only[0]:
+            rows = -(-(max(steps, whole) if number < lasting else steps) // every)
+            total += rounded((rows + more) * batch * row)
     return total
 
 

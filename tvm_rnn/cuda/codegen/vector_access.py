@@ -23,7 +23,7 @@ DTYPES = ("float32", "float16", "bfloat16")  # of what can be accessed so
 
 class LoadedLanes:
     """Registers for `lanes` elements as they are in memory, zeros at first: all loads may be on their way before the
-    first value is taken. lanes: 4 or 8; or 1, then of any dtype."""
+    first value is taken. lanes: 2, 4 or 8; or 1, then of any dtype."""
 
     def __init__(self, w: Writer, dtype: str, lanes: int = LANES) -> None:
         self.w, self.dtype, self.lanes = w, dtype, lanes
@@ -42,7 +42,8 @@ class LoadedLanes:
         kind = "b32" if self.words else "f32"
         for i in range(0, self.count, 4):  # words of 16-bit elements are four at most
             part = [self.raw[j] for j in range(i, min(i + 4, self.count))]
-            self.w.do(I.ptx[f"ld.global.v{len(part)}.{kind}"](*part, self.w[name].ptr_to([at + i])))
+            many = f"v{len(part)}." if len(part) > 1 else ""
+            self.w.do(I.ptx[f"ld.global.{many}{kind}"](*part, self.w[name].ptr_to([at + i])))
 
     def values(self) -> list[TirExpr]:
         """In the order of memory: float32, or a single one as it is there."""

@@ -23,7 +23,7 @@ from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES
 from tvm_rnn.graph.graph import Graph, Group, Node, downstream, has_steps, is_scan
 from tvm_rnn.tir.expr import Expr
 
-from .matrix_operands import MatrixOperands
+from .matrix_operands import RowOperands
 from .pointers import Place, arithmetic, storage
 from .row_kernels import sources
 from .weight_packing import Weights
@@ -67,7 +67,7 @@ class Layout:
     kept: tuple[Node, ...] = ()
     given: Mapping[int, Place] = field(default_factory=dict)
     narrow: Mapping[Node, str] = field(default_factory=dict)
-    matrices: Sequence[MatrixOperands] = ()  # of recurrences
+    matrices: Sequence[RowOperands] = ()  # of recurrences
     heads: int = 1  # of the layer, where this is the layout of one of them (`one_head.py`)
 
     @property
@@ -258,7 +258,7 @@ class Layout:
     @cached_property
     def _of_matrices(self) -> set[Node]:
         """Vectors of every step that recurrences of matrices read, and what is read of them."""
-        read = {own.located(node)[0] for own in self.matrices for node in own.vectors}
+        read = {own.located(operand)[0] for own in self.matrices for operand in own.vectors}
         return read | {node for own in self.matrices for node in own.reads}
 
     @cached_property

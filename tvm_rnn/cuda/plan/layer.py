@@ -19,13 +19,15 @@ from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointe
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.codegen.vector_access import aligned
 from tvm_rnn.cuda.gemm.group_kernels import gemm
-from tvm_rnn.cuda.layer.matrix_operands import is_matrix, prepared
+from tvm_rnn.cuda.layer.matrix_operands import AgainOperands, MatrixOperands, is_again, is_matrix, marked, prepared
 from tvm_rnn.cuda.layer.pointers import Argument, Place
 from tvm_rnn.cuda.layer.regime import LayerSteps, Regime, by_batch
 from tvm_rnn.cuda.layer.row_kernels import Job, rows_kernel, sources
 from tvm_rnn.cuda.layer.value_layout import Layout, Target
 from tvm_rnn.cuda.layer.weight_packing import Weights
+from tvm_rnn.cuda.linear.matrix_again import MatrixAgain, matrix_again
 from tvm_rnn.cuda.linear.matrix_scan import MatrixScan, matrix_scan
+from tvm_rnn.cuda.linear.steps_again import EVERY
 from tvm_rnn.cuda.linear.vector_scan import VectorScan, vector_scan
 from tvm_rnn.cuda.model.choose_regime import Persistent, choose
 from tvm_rnn.cuda.model.launched_step_time import predict_steps
@@ -39,6 +41,7 @@ from tvm_rnn.graph.graph import Graph, Group, Node, is_scan
 from tvm_rnn.options import Options
 from tvm_rnn.target import Target as Machine
 
+MARKS = "float32"  # of matrices that are kept
 STEP_US = 6.0  # a product and a row kernel, each with a launch
 
 
@@ -121,9 +124,12 @@ class Layer:
 
             few = not layout.has_steps
             return gemm(name, first, target=self.machine, operands=operands, batches=self.batches, few=few, **own)
-        if is_matrix(first):
+        if is_matrix(first) or is_again(first):
             matrix = next(found for found in layout.matrices if found.group is first)
-            return matrix_scan(name, matrix, layout, own["writes"], self.batches, self.machine)
+            if isinstance(matrix, MatrixOperands):
+                return matrix_scan(name, matrix, layout, own["writes"], self.batches, self.machine)
+            assert isinstance(matrix, AgainOperands)
+            return matrix_again(name, matrix, layout, own["writes"])
         if first.kind == "scan":
             job = Job(name, first, own["precision"], own["reads"], own["writes"], layout.elsewhere(first))
             replaced = {row: self.graph.states[i] for row, i in layout.solved.items() if row in first.nodes}
@@ -146,9 +152,20 @@ class Layer:
 
     @property
     def bytes_per_row(self) -> int:
-        """Of hoisted values and copies of inputs, for one row of a tile."""
+        """Of hoisted values, copies of inputs and gradients of matrices, for one row of a tile."""
         places = [*map(self.layout.hoisted, self.layout.hoisted_nodes), *self.layout.copied.values()]
-        return sum(p.row_stride * ITEM_BYTES[p.dtype] for p in places)
+        marks = sum(prod(node.shape) for node in self._marked_here) * ITEM_BYTES[MARKS] // EVERY
+        return sum(p.row_stride * ITEM_BYTES[p.dtype] for p in places) + marks
+
+    @cached_property
+    def marked(self) -> list[int]:
+        """The numbers of the states that are matrices and kept before the parts of the time alone."""
+        return marked(self.graph)
+
+    @property
+    def _marked_here(self) -> list[Node]:
+        """The gradients of matrices that are kept so: in a tile's own memory."""
+        return [self.graph.states[n] for n in self.marked] if self.graph.kind == "backward" else []
 
     def state_buffers(
         self, program: Program
@@ -190,7 +207,11 @@ class Layer:
         words = {n: reserve(f"words{i}", f"{least} * {prod(n.shape)}", WORD) for i, n in enumerate(self.worded)}
         copied = self.layout.copied.items()
         inputs = {n: reserve(f"copy{n}", f"{rows} * {place.row_stride}", place.dtype) for n, place in copied}
-        found = {"hoisted": hoisted, "step": step, "regime": regime, "words": words, "copies": inputs}
+        marks = {
+            node: reserve(f"marks{i}", f"{rows} / {EVERY} * {prod(node.shape)}", MARKS)
+            for i, node in enumerate(self._marked_here)
+        }
+        found = {"hoisted": hoisted, "step": step, "regime": regime, "words": words, "copies": inputs, "marks": marks}
         if self.scans:
             most = "std::max<int64_t>({" + ", ".join(scan.ends_size(rows) for scan in self.scans) + "})"
             found["chunk_ends"] = reserve("chunk_ends", most, self.layout.arithmetic)
@@ -256,7 +277,7 @@ class Layer:
     def facts(self) -> list[dict[str, Any]]:
         found = [regime.fact for regime in self.regimes]
         for groups, work in self.groups:
-            if isinstance(work, VectorScan | MatrixScan):
+            if isinstance(work, VectorScan | MatrixScan | MatrixAgain):
                 found.append(work.fact)
                 continue
             if hasattr(work, "unit"):
@@ -405,6 +426,8 @@ class Layer:
                 )
             elif isinstance(work, VectorScan | MatrixScan) and tile is not None:
                 self._scan(host, work, pointers, buffers, tile)
+            elif isinstance(work, MatrixAgain) and tile is not None:
+                work.launch(host, pointers, _with_marks(tile, buffers), self.machine.records.lean)
             elif not hasattr(work, "variants"):
                 host.launch(work.kernel, pointers, [rows])
             else:
@@ -423,7 +446,12 @@ class Layer:
                 work.launch_in_place(host, pointers, (own.before, own.after), tile, lean)
         with host.otherwise() if own is not None else nullcontext():
             states = [picked(host, f"({tile.number} & 1)", buffers.states[i]) for i in numbers]
-            work.launch(host, pointers, states, buffers.chunk_ends, tile, lean)
+            work.launch(host, pointers, states, buffers.chunk_ends, _with_marks(tile, buffers), lean)
+
+
+def _with_marks(tile: Tile, buffers: Buffers) -> Tile:
+    """A tile that knows where gradients of matrices are kept too."""
+    return replace(tile, marks={**tile.marks, **buffers.marks})
 
 
 def _with_kept(graph: Graph, kept: Collection[Node]) -> Graph:
