@@ -7,6 +7,7 @@ module's own arrays. Imported only by `to_torch.py`, because it imports torch.
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -312,7 +313,7 @@ def run(
     tensors. rows: lengths, reset, and in training with regularisers seed and first_step. again: as of a `Call`."""
     device = inputs[0].device
     there = device.type == "cuda" and hasattr(module, "use_there")
-    weights = _moved(module, device, weights) if there else _present(module, weights)
+    weights = _moved(module, device, weights) if there else present(module, weights)
     tensors = [*inputs, *flat(state), *weights.values()]
     dropping = "seed" in rows
     gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
@@ -342,13 +343,20 @@ def _moved(module: Compiled, device: torch.device, weights: Mapping[str, Tensor]
     return {name: tensor.to(device, kind).contiguous() for name, tensor in weights.items()}
 
 
-@torch._disable_dynamo  # what is no tensor cannot be in a graph; torch.compiler.disable would import Dynamo now
-def _present(module: Compiled, found: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def present(module: Compiled, found: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """The weights as tensors, after the module was given them if they are not what it has."""
+    return (_present_apart if "torch._dynamo" in sys.modules else _present)(module, found)
+
+
+def _present(module: Compiled, found: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     arrays, held = {name: array_of(name, tensor) for name, tensor in found.items()}, module.weights
     if not all(n in held and a.dtype == held[n].dtype and np.array_equal(a, held[n]) for n, a in arrays.items()):
         module.load_weights(arrays)
     return found
+
+
+# What is no tensor cannot be in a graph. Its first call imports Dynamo, which takes longer than all else of that call.
+_present_apart = torch._disable_dynamo(_present)
 
 
 class TorchLayer(torch.nn.Module):
@@ -440,7 +448,7 @@ class TorchLayer(torch.nn.Module):
 
     def compiled(self) -> Compiled:
         """The compiled module with the present weights: to call without torch, or to export."""
-        _present(self._module, self.weights())
+        present(self._module, self.weights())
         return self._module
 
     def __prepare_scriptable__(self) -> NoReturn:
