@@ -25,6 +25,7 @@ from .options import Code, Fixed, Json, ModuleFile, Outputs, Regularisers, Sizes
 from .records import app as records
 from .tune import tune
 from .usage import MARKUP, SETTINGS, Command, Commands
+from .write_c import write_c
 
 app = typer.Typer(
     cls=Commands,
@@ -299,6 +300,7 @@ app.command("bench", cls=Command)(bench)
 app.command("tune", cls=Command)(tune)
 app.command("generate", cls=Command)(generate)
 app.command("fill-cache", cls=Command)(fill_cache)
+app.command("write-c", cls=Command)(write_c)
 app.add_typer(records, name="records")
 
 
