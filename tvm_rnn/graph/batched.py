@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import string
 from dataclasses import replace
-from typing import Any
 
-from .graph import Graph, Node, make
+from .graph import Attributes, Graph, Node, make
 from .ops import TABLE, Shape
 
 
@@ -80,7 +79,7 @@ def _lifted(node: Node, args: list[Node], count: int) -> Node:
     if node.op == "const":
         assert node.value is not None
         return replace(node, shape=(1, *node.shape), value=node.value.reshape(1, *node.shape))
-    attrs: dict[str, Any] = dict(node.attrs)
+    attrs: Attributes = {**node.attrs}
     kind = TABLE[node.op].kind
     if node.op == "einsum":
         return _product(node, args)

@@ -7,7 +7,7 @@ axis (`graph/batched.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 from tvm_rnn.graph.batched import NoMembers, batched
 from tvm_rnn.graph.graph import Graph
@@ -24,7 +24,7 @@ class Ensemble(Cell):
     """A cell of many members. base: that of one; parts: directions of the layer below, whose outputs are the first
     input, one after the other."""
 
-    base: Cell = None  # type: ignore[assignment]  # dataclasses want a default behind those of Cell
+    base: Cell = field(kw_only=True)
     parts: int = 1
 
     def lead(self, sizes: Mapping[str, int]) -> Shape:

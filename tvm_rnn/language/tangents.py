@@ -9,7 +9,7 @@ derivative of the network along u, weighted with v (Pearlmutter, Fast Exact Mult
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 from tvm_rnn.graph.graph import Graph, Node, constant, make, with_args
 from tvm_rnn.graph.ops import TABLE, Shape
@@ -31,7 +31,7 @@ class Tangents(Cell):
     """A cell with tangents. base: the cell; parts: directions of the layer below, whose outputs are the first input,
     one after the other."""
 
-    base: Cell = None  # type: ignore[assignment]  # dataclasses want a default behind those of Cell
+    base: Cell = field(kw_only=True)
     parts: int = 1
 
     def lead(self, sizes: Mapping[str, int]) -> Shape:

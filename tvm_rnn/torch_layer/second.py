@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -43,18 +43,11 @@ def second_of(net: RNN, rows: Mapping[str, object]) -> Second | None:
 
 def with_tangents(net: RNN) -> RNN:
     """The network whose cell has tangents. Raises NoTangents."""
-    names = net.sizes[0]
-    sizes: dict[str, Any] = {name: [layer[name] for layer in net.sizes] for name in names}
-    return RNN(
-        tangents(net.cell),
-        net.input_size,
-        None,
-        net.num_layers,
-        net.bidirectional,
-        net.dtype,
-        reverse=net.reverse,
-        **sizes,
-    )
+    make: Callable[..., RNN] = RNN
+    sizes: dict[str, object] = {name: [layer[name] for layer in net.sizes] for name in net.sizes[0]}
+    sizes |= {} if net.members is None else {"members": net.members}
+    own = (net.input_size, None, net.num_layers, net.bidirectional, net.dtype)
+    return make(tangents(net.cell), *own, reverse=net.reverse, **sizes)
 
 
 class Point(NamedTuple):
@@ -78,7 +71,7 @@ class Second:
         self.others = [name for name in module._weight_shapes if END in name]
 
     def __call__(
-        self, at: Point, along: Point, above: tuple[Tensor | None, State | None], rows: Mapping[str, Any]
+        self, at: Point, along: Point, above: tuple[Tensor | None, State | None], rows: Mapping[str, object]
     ) -> tuple[Tensor, dict[str, Part], Point]:
         """How <above, results> changes along a direction, differentiated by `above` (so the tangents of y and of the
         last states) and by the point.
@@ -91,7 +84,8 @@ class Second:
         with self.lock:
             pairs = (*zip(self.own, at.weights, strict=True), *zip(self.others, along.weights, strict=True))
             self.module.load_weights(dict(pairs))
-            y, last, tape = self.module.forward_train(x, state, **rows, **more)
+            lengths, reset = rows["lengths"], rows["reset"]
+            y, last, tape = self.module.forward_train(x, state, lengths=lengths, reset=reset, **more)
             apart = y.reshape(*y.shape[:2], self.net.num_directions, 2, -1)
             gradient = carried = None
             if d_y is not None:
