@@ -26,6 +26,7 @@ from tvm_rnn.graph.ops import TABLE
 from ..decisions import listening, tell
 from . import Pass
 from .min_cut import HEAVY, cheapest_cut
+from .product_tables import with_product_tables
 
 if TYPE_CHECKING:
     from tvm_rnn.network.rnn import RNN
@@ -40,7 +41,7 @@ class HoistGemms(Pass):
     name = "hoist_gemms"
 
     def apply(self, graph: Graph, net: RNN, target: Target) -> Graph:
-        graph = _regroup_sums(graph)
+        graph = _regroup_sums(with_product_tables(graph, target))
         nodes = graph.nodes()
         leaves = depends(nodes)
         early = {n for n in nodes if leaves[n] == {"input"} and not n.leaf}
