@@ -59,6 +59,7 @@ def test_a_table_is_no_larger_than_the_matrix(tokens: int, left: int) -> None:
     assert len(products(with_product_tables(graph, GPU))) == left
 
 
+@pytest.mark.broad
 def test_weights_that_come_later_make_the_table() -> None:
     @rnn.cell(states="h")
     def reading(x: "1", h: "H", *, E: "V H", W: "H H", R: "H H"):

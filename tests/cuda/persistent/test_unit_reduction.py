@@ -59,7 +59,7 @@ def choosing(x: "I", h: "H", *, W: "H I", R: "H H", Q: "V H", s: "V"):
     return h, rnn.argmax((Q @ h) * s, keepdims=True)
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("places", "hidden", "precision", "geometry"),
     [

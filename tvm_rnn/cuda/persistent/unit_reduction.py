@@ -251,13 +251,13 @@ class Reduction:
         sums: Mapping[Sum, tuple[str, Buffer, int]],
     ) -> None:
         k = self.k
-        for root, centre in self._joined("max"):  # before the maximum itself
+        for own, maximum in self._joined("max"):  # before the maximum itself
             for e in range(2):
-                top, (_, best, _) = values[centre][e], sums[(root, e)]
-                so_far = sums[(centre, e)][1][0]
+                top, (_, best, _) = values[maximum][e], sums[(own, e)]
+                so_far = sums[(maximum, e)][1][0]
                 higher = tirx.Or(top > so_far, tirx.And(tirx.isnan(top), tirx.Not(tirx.isnan(so_far))))
-                first = tirx.Select(alike(top, so_far), tirx.Max(best[0], values[root][e]), best[0])
-                k.store(best, tirx.Select(higher, values[root][e], first), 0)
+                first = tirx.Select(alike(top, so_far), tirx.Max(best[0], values[own][e]), best[0])
+                k.store(best, tirx.Select(higher, values[own][e], first), 0)
         for root, centre in zip(self.phase.roots, self.phase.centres, strict=True):
             for e in range(2):
                 if centre is None:
