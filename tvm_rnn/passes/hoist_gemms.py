@@ -4,7 +4,7 @@ In: the normalised graph, everything in `step`. Out: nodes that depend on inputs
 a product or reduction, are in `before`, as are masks; nodes that depend on parameters alone are in `weights`. In a
 backward graph products that the carried gradients do not depend on, and all that is made of them, are in `after`, as
 are sums over rows; what these read of inputs with masks is in `before`. Steps read the fewest values of `before`
-that will do.
+that will do. Products of a table's rows leave the loop first, with the table (`product_tables.py`).
 
 Rewrite: step: z = W x_t + R h + b   -->   before: xw = W x + b (all T at once);  step: z = xw[t] + R h
          step: dx_t = W^T dz         -->   after: dx = W^T dz (all T at once)

@@ -88,6 +88,7 @@ def writing(tokens: int, hidden: int, batch: int, precision: str) -> Case:
         (19, 32, "bfloat16", grid(2, 8, warps_k=2)),
         (70, 20, "tf32", grid(3, 16, warps_k=2)),  # rows of the table are exchanged
         (70, 20, "float32", cluster(3, 16, warps_u=2, passes=2)),
+        pytest.param(40, 64, "tf32", grid(4, 8, warps_u=2, warps_k=4, ring=2), marks=pytest.mark.slow),
     ],
 )
 def test_all_steps_of_a_loop_are_one_launch(
