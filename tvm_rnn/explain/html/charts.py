@@ -128,7 +128,7 @@ def step_timeline(phases: Sequence[PhaseRow]) -> Spec:
             "y": {"field": "phase", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 0}},
             "x": x,
             "x2": {"field": "to"},
-            "color": {**colour, "legend": {"orient": "bottom", "labelLimit": 0}},
+            "color": {**colour, "legend": {"orient": "bottom", "labelLimit": 0, "columnPadding": 32}},
         },
     }
 
