@@ -78,7 +78,7 @@ def writing(tokens: int, hidden: int, batch: int, precision: str) -> Case:
     return case
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("tokens", "hidden", "precision", "geometry"),
     [
