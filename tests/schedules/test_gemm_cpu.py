@@ -24,8 +24,10 @@ def test_the_default_tile_stays_in_registers(machine: target.Target, dtype: str,
 
 @pytest.mark.parametrize(
     ("gates", "batches", "rows"),
-    [(4, (), 4), (4, (1,), 4), (4, (2, 1), 4), (4, (3,), 3), (4, (5,), 5), (4, (6, 12), 6), (4, (64,), 6)]
-    + [(3, (), 8), (3, (1,), 8), (3, (7,), 7), (3, (11,), 7), (3, (1, 16), 8)],
+    [
+        *[(4, (), 4), (4, (1,), 4), (4, (2, 1), 4), (4, (3,), 3), (4, (5,), 5), (4, (6, 12), 6), (4, (64,), 6)],
+        *[(3, (), 8), (3, (1,), 8), (3, (7,), 7), (3, (11,), 7), (3, (1, 16), 8)],
+    ],
     ids=str,
 )
 def test_a_named_batch_reads_weights_as_rarely_as_can_be(gates: int, batches: tuple[int, ...], rows: int) -> None:
