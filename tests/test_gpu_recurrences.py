@@ -91,6 +91,7 @@ def test_every_cell(name: str, dtype: str) -> None:
         ("retnet", "bfloat16"),
         ("hgrn2", "float16"),
         ("delta_by_key", "bfloat16"),
+        ("gated_delta_net_conv", "float16"),
     ],
 )
 def test_matrices(name: str, dtype: str) -> None:
