@@ -23,7 +23,7 @@ from tvm_rnn.cuda.layer.matrix_operands import is_matrix, prepared
 from tvm_rnn.cuda.layer.pointers import Argument, Place
 from tvm_rnn.cuda.layer.regime import LayerSteps, Regime, by_batch
 from tvm_rnn.cuda.layer.row_kernels import Job, rows_kernel, sources
-from tvm_rnn.cuda.layer.value_layout import Layout, Target
+from tvm_rnn.cuda.layer.value_layout import ROW_BYTES, Layout, Target
 from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.linear.matrix_scan import MatrixScan, matrix_scan
 from tvm_rnn.cuda.linear.vector_scan import VectorScan, vector_scan
@@ -37,6 +37,7 @@ from tvm_rnn.cuda.rowwise.state_moves import Buffers, InPlace, StateKernels, Ste
 from tvm_rnn.decisions import about
 from tvm_rnn.graph.graph import Graph, Group, Node, is_scan
 from tvm_rnn.options import Options
+from tvm_rnn.target import HOPPER
 from tvm_rnn.target import Target as Machine
 
 STEP_US = 6.0  # a product and a row kernel, each with a launch
@@ -131,6 +132,7 @@ class Layer:
         if len(groups) == 1:
             return rows_kernel(name, first, elsewhere=layout.elsewhere(first), **own)
         places: dict[str, Any] = {"reads": reads, "writes": writes, "elsewhere": layout.elsewhere}
+        places["early"] = self.machine.arch == HOPPER
         return chained_groups_kernel(name, groups, precision=self.precision, **places)
 
     @property
@@ -276,7 +278,33 @@ class Layer:
         for number in self.layout.copied:
             pointers = [tile.inputs[number], buffers.copies[number]]
             host.launch(self.copies[number], pointers, [f"({tile.count} * B)"])
-        self._launch(host, "before", f"({tile.count} * B)", buffers, self.rows_of(buffers, tile), tile)
+        find, rows = self.rows_of(buffers, tile), f"({tile.count} * B)"
+        read = self.passed_on
+        if read is None:
+            self._launch(host, "before", rows, buffers, find, tile)
+            return
+        there = host.let("there", aligned([tile.output], ROW_BYTES // ITEM_BYTES[tile.output.dtype]))
+        own = self.hoisted_at(buffers, tile)[read]
+        place = host.pointer("read", Pointer(f"({there} ? {tile.output.text} : {own.text})", own.dtype))
+        self._launch(host, "before", rows, buffers, lambda t, n: place if n is read else find(t, n), tile)
+        _, copy = self.groups[-1]
+        with host.when(f"!{there}"):
+            host.launch(copy.kernel, [place, tile.output], [rows])
+
+    @cached_property
+    def passed_on(self) -> Node | None:
+        """What a recurrence of a matrix reads of it, where that is the output but for its shape: it goes to where the
+        output does, if the address allows it, and what the last group would copy is there."""
+        output, layout = self.graph.output, self.layout
+        last = [node for groups, _ in self.groups[-1:] for group in groups for node in group.nodes]
+        if not layout.written_first or output.op != "reshape" or last != [output]:
+            return None
+        read = output.args[0]
+        if read.op != "read_out" or read not in layout.home or self.graph.users()[read] != [output]:
+            return None
+        places = [layout.targets(node, "before") for node in (read, output)]
+        alike = {(t.place.dtype, t.place.row_stride) for targets in places for t in targets}
+        return read if [len(targets) for targets in places] == [1, 1] and len(alike) == 1 else None
 
     def after(self, host: Host, buffers: Buffers, tile: Tile, done: Callable[[list[Group]], None]) -> None:
         """done: called behind each launch, with its groups."""
@@ -383,7 +411,7 @@ class Layer:
     ) -> None:
         """The groups of a region. tile: of those that know time. done: see `after`."""
         steps: tuple[HostExpr, HostExpr] = (1, 0) if tile is None else (tile.count, tile.start)
-        for groups, work in self.groups:
+        for groups, work in self.groups if self.passed_on is None else self.groups[:-1]:
             if groups[0].region != region:
                 continue
 
