@@ -70,8 +70,8 @@ KINDS = {"linear": linear, "pair": pair, "maximum": maximum, "delay": delay}
 
 
 def errors(scan: VectorScan, output: Node, steps: int, span: int, mode: str = "", backwards: bool = False) -> float:
-    """The largest difference of outputs and last states between kernels and oracle, relative above 1. mode: letters of lengths
-    (l), resets (r), an infinity in the first state (i)."""
+    """The largest difference of outputs and last states between kernels and oracle, relative above 1. mode: letters of
+    lengths (l), resets (r), an infinity in the first state (i)."""
     rng = np.random.default_rng(steps)
     leaves = [a.node for a in scan.arguments if a.role == "read"]
     inputs = {n: rng.standard_normal((steps, BATCH, WIDTH)).astype("float32") for n in leaves}

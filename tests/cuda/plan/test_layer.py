@@ -130,3 +130,18 @@ def test_the_output_is_written_where_it_goes() -> None:
         output = layer.graph.output
         assert [[t.kind for t in layer.layout.targets(output, "before")]] == kinds
         assert output not in layer.layout.hoisted_nodes
+
+
+def test_what_is_read_of_a_matrix_goes_to_the_output() -> None:
+    """Unless the address does not allow it: the last group copies it then."""
+    layer, program = layer_of("gated_delta_net", "bfloat16"), Program("bfloat16")
+    assert layer.passed_on is not None and layer.passed_on.op == "read_out"
+    assert layer_of("rwkv7", "bfloat16").passed_on is None and layer_of("min_gru").passed_on is None
+    buffers = layer.work_buffers(program, "T * B", 1, 0)
+    states = layer.state_buffers(program)
+    own = steps.Buffers({n: Pointer("w", "bfloat16") for n in layer.weights.packs}, *states, **buffers)
+    tile = steps.Tile([Pointer("x", "bfloat16")], Pointer("y", "bfloat16"), 0, "T", False, 0)
+    layer.before(program.sequence, own, tile)
+    lines = [line.strip() for line in program.sequence.lines]
+    assert lines[-3].startswith("if (!there") and "_pointwise, " in lines[-2]
+    assert any(line.startswith("char* const read") and "? y : " in line for line in lines)

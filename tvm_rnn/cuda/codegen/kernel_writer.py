@@ -149,4 +149,5 @@ def write(
             writer.do(I.ptx.griddepcontrol.wait())
         body(writer)
     given = tuple(pointers), tuple(scalars), threads
-    return Kernel(name, builder.get(), *given, shared_bytes, cluster, resident, shares)
+    # Loads of `restrict` pointers may go past the caches' coherence, on which what starts early depends.
+    return Kernel(name, builder.get(), *given, shared_bytes, cluster, resident, shares or early)

@@ -178,7 +178,8 @@ class VectorScan:
         scalars = (*SCALARS, *(MASK_SCALARS if masked else ()))
         name = f"{self.job.name}_{kind}{'_masked' if masked else ''}"
         with flavour(self.job.precision):
-            return write(name, pointers, scalars, lambda w: body(w, self, masked).emit(), threads=self.threads(kind))
+            given = name, pointers, scalars, lambda w: body(w, self, masked).emit()
+            return write(*given, threads=self.threads(kind), early=self.job.early)
 
     def threads(self, kind: str) -> int:
         """Of a block."""

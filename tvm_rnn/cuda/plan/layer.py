@@ -110,8 +110,9 @@ class Layer:
             return None if found is None else found.place
 
         first = groups[0]
-        own: dict[str, Any] = {"reads": partial(reads, first), "writes": partial(writes, first)}
-        own["precision"] = self.precision
+        own: dict[str, Any] = {"precision": self.precision}
+        own |= {"reads": partial(reads, first), "writes": partial(writes, first)}
+        early = self.machine.arch == HOPPER and first.region == "before"
         if first.kind == "random":
             return mask_kernel(name, first.nodes[0], partial(writes, first), self.streams)
         if first.kind == "gemm":
@@ -126,13 +127,13 @@ class Layer:
             matrix = next(found for found in layout.matrices if found.group is first)
             return matrix_scan(name, matrix, layout, own["writes"], self.batches, self.machine)
         if first.kind == "scan":
-            job = Job(name, first, own["precision"], own["reads"], own["writes"], layout.elsewhere(first))
+            job = Job(name, first, elsewhere=layout.elsewhere(first), early=early, **own)
             replaced = {row: self.graph.states[i] for row, i in layout.solved.items() if row in first.nodes}
             return vector_scan(job, replaced, self.initial, self._zeroed & {*first.stored}, self.machine)
         if len(groups) == 1:
-            return rows_kernel(name, first, elsewhere=layout.elsewhere(first), **own)
+            return rows_kernel(name, first, elsewhere=layout.elsewhere(first), early=early, **own)
         places: dict[str, Any] = {"reads": reads, "writes": writes, "elsewhere": layout.elsewhere}
-        places["early"] = self.machine.arch == HOPPER
+        places["early"] = early
         return chained_groups_kernel(name, groups, precision=self.precision, **places)
 
     @property
