@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from compiled_kernels import layers_of
 
+import tvm_rnn as rnn
 from tvm_rnn.cuda.codegen.host_program import Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.layer.pointers import Argument
@@ -17,6 +18,7 @@ from tvm_rnn.cuda.plan import layer as steps
 from tvm_rnn.cuda.plan.layer import Layer, launch_variant
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.options import Options
+from tvm_rnn.passes import pipeline
 from tvm_rnn.target import resolve
 
 GPU = resolve("nvidia-h200")
@@ -134,7 +136,10 @@ def test_the_output_is_written_where_it_goes() -> None:
 
 def test_what_is_read_of_a_matrix_goes_to_the_output() -> None:
     """Unless the address does not allow it: the last group copies it then."""
-    layer, program = layer_of("gated_delta_net", "bfloat16"), Program("bfloat16")
+    net = rnn.RNN(rnn.cells.gated_delta_net, 5, 16, dtype="bfloat16", N=2)
+    graph = pipeline.run(net, GPU, precision="bfloat16")[-1][1].graphs[0]
+    layer = Layer(graph, 0, "bfloat16", Options(GPU, precision="bfloat16"), GPU, net.cell.initial)
+    program = Program("bfloat16")
     assert layer.passed_on is not None and layer.passed_on.op == "read_out"
     assert layer_of("rwkv7", "bfloat16").passed_on is None and layer_of("min_gru").passed_on is None
     buffers = layer.work_buffers(program, "T * B", 1, 0)

@@ -233,12 +233,12 @@ class _Loaded(Values):
 
 @dataclass(frozen=True)
 class _Step:
-    """Its values; whether it is one of the chunk and the thread has an element, and whether the row has not ended
-    either; whether the row begins anew."""
+    """Its values; whether the chunk has it, whether it counts (the row has not ended either), and whether the row
+    begins anew; None: yes, yes, no."""
 
     values: Values
-    inside: Expr
-    active: Expr
+    inside: Expr | None
+    active: Expr | None
     restart: Expr | None
 
 
@@ -267,7 +267,7 @@ class _Walk:
         flat = w.keep(tirx.truncmod(block, tiles) * each + wide(self.column))
         self.first = w.keep(self.chunk * w["span"])
         self.stop = w.keep(tirx.Min(self.first + w["span"], w["steps"]))
-        self.own_stop = w.keep(tirx.Select(flat < self.lanes, self.stop, self.first))  # no element: no step, no store
+        self.there = tirx.NE(w.keep(tirx.Cast("int32", flat < self.lanes)), tirx.const(0, "int32"))  # an element
         self.flat = w.keep(tirx.Min(flat, self.lanes - 1))
         self.batch_row = w.keep(tirx.truncdiv(self.flat, tirx.const(scan.width, "int64")))
         element = w.keep(tirx.Cast("int32", tirx.truncmod(self.flat, tirx.const(scan.width, "int64"))))
@@ -277,7 +277,7 @@ class _Walk:
         self._lengths()
         self.begin()
         self._rounds()
-        with w.when(tirx.And(tirx.EQ(self.part, 0), self.own_stop > self.first)):
+        with w.when(tirx.And(tirx.EQ(self.part, 0), self.there)):
             self.finish()
 
     def begin(self) -> None:
@@ -300,29 +300,48 @@ class _Walk:
                 w.store(self.end, tirx.Cast("int32", most), 0)
 
     def _rounds(self) -> None:
-        """The chunk's steps: while some are done, the operands of the next ones are on their way."""
+        """The chunk's steps: while some are done, the operands of the next ones are on their way. Whole rounds ask of
+        no step whether there is one; the last one may have fewer steps."""
         w, ahead = self.w, self.scan.ahead
         each = self.warps * ahead
-        rounds = w.keep(tirx.truncdiv(self.stop - self.first + (each - 1), each))
+        whole = w.keep(tirx.truncdiv(self.stop - self.first, each))
         mine = w.keep(self.first + self.part * ahead)
-        loads = [_Loads(w, self.dtype) for _ in range(ahead)]
-        for s, own in enumerate(loads):  # what is made of them here is not used
-            self._operands(self._values(self._local(mine + s), own))
-        with w.loop(rounds) as i:
-            at = w.keep(mine + i * each)
+        if not self.few:
+            self._whole_rounds(whole, mine)
+        at = w.keep(mine + whole * each)
+        with w.when(self.first + whole * each < self.stop):
+            loads = self._loads(at, last=True)
             for own in loads:
                 own.take()
-            with w.when(i + 1 < rounds):
-                for s, own in enumerate(loads):
-                    own.ask(self._values(self._local(at + (each + s)), own))
-            self.round(i, [self._load(at + s, own) for s, own in enumerate(loads)])
+            self.round(whole, [self._load(at + s, own, last=True) for s, own in enumerate(loads)])
 
-    def _local(self, t: Expr) -> Expr:
-        """The place in time of the t-th step; of the last one, if there are fewer."""
-        last = self.w["steps"] - 1
-        t = tirx.Min(t, last)
-        backwards = tirx.NE(self.w["reverse"], tirx.const(0, "int32"))
-        return self.w.keep(tirx.Select(backwards, last - t, t))
+    def _whole_rounds(self, count: Expr, mine: Expr) -> None:
+        w, ahead = self.w, self.scan.ahead
+        each = self.warps * ahead
+        with w.when(count > 0):
+            loads = self._loads(mine, last=False)
+            with w.loop(count) as i:
+                at = w.keep(mine + i * each)
+                for own in loads:
+                    own.take()
+                with w.when(i + 1 < count):
+                    for s, own in enumerate(loads):
+                        own.ask(self._values(self._local(at + (each + s), last=False), own))
+                self.round(i, [self._load(at + s, own, last=False) for s, own in enumerate(loads)])
+
+    def _loads(self, at: Expr, last: bool) -> list[_Loads]:
+        """What a warp's steps of a round read, from step `at` on, on its way."""
+        loads = [_Loads(self.w, self.dtype) for _ in range(self.scan.ahead)]
+        for s, own in enumerate(loads):  # what is made of them here is not used
+            self._operands(self._values(self._local(at + s, last), own))
+        return loads
+
+    def _local(self, t: Expr, last: bool) -> Expr:
+        """The place in time of the t-th step. last: there may be fewer, and the last one takes its place."""
+        w, end = self.w, self.w["steps"] - 1
+        t = tirx.Min(t, end) if last else t
+        backwards = tirx.NE(w["reverse"], tirx.const(0, "int32"))
+        return w.keep(tirx.Select(backwards, end - t, t))
 
     def _values(self, local: Expr, loads: _Loads) -> _Loaded:
         w, scan = self.w, self.scan
@@ -334,25 +353,28 @@ class _Walk:
             for operand in row.args[len(recurrence_states(row)) :]:
                 values.at(operand, fit(operand.shape, self.index))
 
-    def _load(self, t: Expr, loads: _Loads) -> _Step:
-        """The t-th step, whose operands are there."""
+    def _load(self, t: Expr, loads: _Loads, last: bool) -> _Step:
+        """The t-th step, whose operands are there. last: as of `_local`."""
         w = self.w
-        local = self._local(t)
+        local = self._local(t, last)
         values = self._values(local, loads)
         self._operands(values)
         none = tirx.const(0, "int32")
-        inside = tirx.NE(w.keep(tirx.Cast("int32", t < self.own_stop)), none)
+        inside = tirx.NE(w.keep(tirx.Cast("int32", t < self.stop)), none) if last else None
         if not self.masked:
             return _Step(values, inside, inside, None)
-        active = w.keep(tirx.Cast("int32", tirx.And(inside, w["start"] + local < self.end[0])))
-        restart = w.local(1, "int32")
-        w.store(restart, none, 0)
+        active = w["start"] + local < self.end[0]
+        active = active if inside is None else tirx.And(inside, active)
         # Backwards, a flag at t + 1 separates t from what was just processed; flags past a row's end mean nothing.
         flag = w.keep(w["start"] + local + w["reverse"])
-        known = tirx.And(inside, tirx.And(flag < w["total"], flag < self.end[0]))
+        known = tirx.And(flag < w["total"], flag < self.end[0])
+        known = known if inside is None else tirx.And(inside, known)
+        restart = w.local(1, "int32")
+        w.store(restart, none, 0)
         with w.when(tirx.And(tirx.NE(w["has_reset"], none), known)):
             w.store(restart, tirx.Cast("int32", w["reset"][wide(flag) * wide(w["batch"]) + self.batch_row]), 0)
-        return _Step(values, inside, tirx.NE(active, none), tirx.NE(w.keep(restart[0]), none))
+        held = w.keep(tirx.Cast("int32", active))
+        return _Step(values, inside, tirx.NE(held, none), tirx.NE(w.keep(restart[0]), none))
 
     def initial(self, state: Node) -> TirExpr:
         return tirx.const(self.scan.initial.get(state.name, 0.0), self.dtype)
@@ -456,8 +478,8 @@ class _Effect:
         cut = tirx.NE(words[0], tirx.const(0.0, self.dtype))
         w.store(self.cut, tirx.Select(cut, tirx.const(1.0, self.dtype), self.cut[0]), 0)
 
-    def _kept(self, register: Buffer, value: TirExpr, active: Expr) -> None:
-        self.w.store(register, tirx.Select(active, value, register[0]), 0)
+    def _kept(self, register: Buffer, value: TirExpr, active: Expr | None) -> None:
+        self.w.store(register, value if active is None else tirx.Select(active, value, register[0]), 0)
 
     def _column(self, row: Node, values: Values, column: Sequence[TirExpr]) -> TirExpr:
         """One number of the matrix after a row; of `scan_max` the sum so far."""
@@ -530,17 +552,18 @@ class _Apply(_Walk):
         carried = {n: old[n.args[1]] for n in job.group.nodes if n.op == "carried"}
         for node, known in {**made, **carried}.items():
             values.known[(node, self.index)] = known
-        with w.when(step.inside):
+        with w.when(self.there if step.inside is None else tirx.And(step.inside, self.there)):
             inner = values.inner()
             for node in job.group.stored:
                 self._store(inner, node, step.active)
         for row, register in zip(scan.rows, held, strict=True):
-            w.store(register, tirx.Select(step.active, made[row], register[0]), 0)
+            new = made[row] if step.active is None else tirx.Select(step.active, made[row], register[0])
+            w.store(register, new, 0)
 
-    def _store(self, values: Values, node: Node, active: Expr) -> None:
+    def _store(self, values: Values, node: Node, active: Expr | None) -> None:
         index: Index = self.index if node.shape else ()
         found = values.at(node, index)
-        if self.masked and node in self.scan.zeroed:
+        if self.masked and active is not None and node in self.scan.zeroed:
             found = tirx.Select(active, found, tirx.const(0.0, self.dtype))
         self.scan.job.store(self.w, self.scan.arguments, node, values.row, index, found)
 

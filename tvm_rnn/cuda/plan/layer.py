@@ -133,7 +133,7 @@ class Layer:
         if len(groups) == 1:
             return rows_kernel(name, first, elsewhere=layout.elsewhere(first), early=early, **own)
         places: dict[str, Any] = {"reads": reads, "writes": writes, "elsewhere": layout.elsewhere}
-        places["early"] = early
+        places |= {"early": early, "needed": lambda n: first.region == "step" or layout.is_needed(n, groups)}
         return chained_groups_kernel(name, groups, precision=self.precision, **places)
 
     @property

@@ -38,12 +38,12 @@ from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import wide
 
 from .parts_of_rows import parts_of_rows
+from .warp_rows import WARPS, WarpRows, fits
 
 JOINED = ("pointwise", "reduce")  # kinds of groups
 MOST_WORK = 1 << 14  # elements of a group per row: beyond, one block per row leaves too much of the GPU idle
 FEW = 2  # results of a reduction that the whole block makes
 MOST_THREADS, ELEMENTS_PER_THREAD = 1024, 4
-WARPS = 4  # of a block whose warps have a row each
 
 
 def work_of(group: Group) -> int:
@@ -105,13 +105,26 @@ class _ChainedGroups:
         found = min(MOST_THREADS, -(-most // (ELEMENTS_PER_THREAD * WARP)) * WARP)
         self.threads = WARP if found <= 2 * WARP else found  # of a row
 
-    def kernel(self) -> Rows:
+    def kernel(self, needed: Callable[[Node], bool]) -> Rows:
+        """needed: whether a value is read by others than the chain."""
         precision = self.jobs[0].precision
+        if fits([job.group for job in self.jobs], self.parts) and not any(job.elsewhere for job in self.jobs):
+            return self._in_registers([a for a in self.writes if needed(a.node)])
         with flavour(precision):
             threads = self.threads * (WARPS if self.threads == WARP else 1)
             given = self.name, self.pointers, [("rows", "int64")], self._body
             made = write(*given, threads=threads, shares=True, early=self.early)
         return Rows(made, self.arguments)
+
+    def _in_registers(self, writes: Sequence[Argument]) -> Rows:
+        """The kernel where a warp holds all of a part. writes: what is stored."""
+        names = {node: a.name for node, a in self.reads.items()}
+        own = WarpRows(self.jobs, self.parts, names, writes)
+        dtypes = dict(self.pointers)
+        arguments = (*self.reads.values(), *writes)
+        given = self.name, [(a.name, dtypes[a.name]) for a in arguments], [("rows", "int64")], own.body
+        with flavour(self.jobs[0].precision):
+            return Rows(write(*given, threads=WARPS * WARP, early=self.early), arguments)
 
     def _body(self, writer: Writer) -> None:
         if self.threads == WARP:
@@ -258,12 +271,13 @@ def chained_groups_kernel(
     reads: Callable[[Group, Node], Place | None],
     writes: Callable[[Group, Node], Sequence[Place]],
     elsewhere: Callable[[Group], frozenset[Node]],
+    needed: Callable[[Node], bool] = lambda node: True,
     early: bool = False,
 ) -> Rows:
-    """The kernel of several groups in order. reads, writes, elsewhere: as of `rows_kernel`, for each group; early: as
-    of `write`."""
+    """The kernel of several groups in order. reads, writes, elsewhere: as of `rows_kernel`, for each group; needed:
+    whether others read a value that they store; early: as of `write`."""
 
     def job(group: Group) -> Job:
         return Job(name, group, precision, lambda n: reads(group, n), lambda n: writes(group, n), elsewhere(group))
 
-    return _ChainedGroups(name, [job(group) for group in groups], early).kernel()
+    return _ChainedGroups(name, [job(group) for group in groups], early).kernel(needed)
