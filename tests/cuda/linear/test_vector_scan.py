@@ -8,12 +8,18 @@ import numpy as np
 import pytest
 from emulated import POISON, run
 
+import tvm_rnn as rnn
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.row_kernels import WARP, Job
 from tvm_rnn.cuda.linear.vector_scan import VectorScan
+from tvm_rnn.cuda.plan.network import plan
 from tvm_rnn.graph.graph import Group, Node, make
+from tvm_rnn.options import Options
 from tvm_rnn.oracle.reference import evaluate
+from tvm_rnn.passes.pipeline import passed
+from tvm_rnn.target import resolve
 
+GPU = resolve("nvidia-h200")
 WIDTH, BATCH = 13, 3  # elements: those of a block, and some of another
 INITIAL = {"h0": 0.5, "h1": -0.25}
 Arrays = dict[str, np.ndarray]
@@ -148,3 +154,14 @@ def test_any_number_of_steps_and_chunks(steps: int, span: int) -> None:
 @pytest.mark.parametrize("kind", ["linear", "maximum"])
 def test_a_reset_ends_an_infinity(kind: str) -> None:
     assert errors(*KINDS[kind](), steps=13, span=4, mode="ir") < 3e-4
+
+
+def test_states_are_the_users_where_nobody_else_reads_them() -> None:
+    """In one direction, in the dtype of arithmetic, and where they are not replaced."""
+    for dtype, options, own in (("float32", {}, True), ("bfloat16", {}, False), ("float32", {"reverse": True}, False)):
+        net = rnn.RNN(rnn.cells.min_gru, 5, 7, dtype=dtype, **options)
+        lines = [line.strip() for line in plan(passed(net, Options(GPU, precision=dtype)), GPU).sequence.lines]
+        found = [line for line in lines if line.startswith("const int64_t in_place")]
+        assert bool(found) == own and all("tile_steps_1 >= T && users" in line and "!= users" in line for line in found)
+        if own:
+            assert lines[next(i for i, line in enumerate(lines) if "::load0," in line) - 1] == "if (!in_place_1) {"

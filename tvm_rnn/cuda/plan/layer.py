@@ -199,18 +199,24 @@ class Layer:
             found["chunk_ends"] = reserve("chunk_ends", most, self.layout.arithmetic)
         return found
 
-    def in_place(self, host: Host, user: Sequence[tuple[Pointer, Pointer]], whole: str) -> dict[int, InPlace]:
+    def in_place(
+        self, host: Host, user: Sequence[tuple[Pointer, Pointer]], whole: str, vectors: bool
+    ) -> dict[int, InPlace]:
         """The states, by number, that recurrences may read and write where the user has them. whole: a C++ condition:
-        a tile has all steps of the call."""
+        a tile has all steps of the call; vectors: also those of vectors, which nobody else changes."""
         found = {}
         for scan in self.scans:
-            if not isinstance(scan, MatrixScan) or scan.in_place is None:
+            own = scan.in_place if isinstance(scan, MatrixScan) else None
+            if own is None and (isinstance(scan, MatrixScan) or not vectors or self.dtype != self.layout.arithmetic):
                 continue
-            number, most = self.graph.states.index(scan.operands.state), scan.most_in_place
-            before, after = (host.pointer("users", pointer) for pointer in user[number])
-            few = "" if most is None else f"T <= {most} && "
-            when = host.let("in_place", f"{few}{whole} && {aligned([before, after], scan.in_place.lanes)}")
-            found[number] = InPlace(before, after, when)
+            for number in (self.graph.states.index(state) for state in scan.states):
+                before, after = (host.pointer("users", pointer) for pointer in user[number])
+                if own is not None and isinstance(scan, MatrixScan):
+                    few = "" if scan.most_in_place is None else f"T <= {scan.most_in_place} && "
+                    when = f"{few}{whole} && {aligned([before, after], own.lanes)}"
+                else:  # other chunks of time read what the last one would replace
+                    when = f"{whole} && {before.text} != {after.text}"
+                found[number] = InPlace(before, after, host.let("in_place", when))
         return found
 
     @cached_property
@@ -447,12 +453,28 @@ class Layer:
         assert buffers.chunk_ends is not None
         numbers, lean = [self.graph.states.index(state) for state in work.states], self.machine.records.lean
         own = buffers.in_place.get(numbers[0])
-        if own is not None and isinstance(work, MatrixScan):
-            with host.when(own.when):
-                work.launch_in_place(host, pointers, (own.before, own.after), tile, lean)
-        with host.otherwise() if own is not None else nullcontext():
-            states = [picked(host, f"({tile.number} & 1)", buffers.states[i]) for i in numbers]
+        parity = f"({tile.number} & 1)"
+        if own is None or isinstance(work, VectorScan):
+            states = [self._pair(host, parity, buffers, i) for i in numbers]
             work.launch(host, pointers, states, buffers.chunk_ends, tile, lean)
+            return
+        with host.when(own.when):
+            work.launch_in_place(host, pointers, (own.before, own.after), tile, lean)
+        with host.otherwise():
+            work.launch(
+                host, pointers, [picked(host, parity, buffers.states[numbers[0]])], buffers.chunk_ends, tile, lean
+            )
+
+    @staticmethod
+    def _pair(host: Host, parity: str, buffers: Buffers, number: int) -> tuple[Pointer, Pointer]:
+        """A state before and after a tile: the user's, where that is allowed."""
+        old, new = picked(host, parity, buffers.states[number])
+        own = buffers.in_place.get(number)
+        if own is None:
+            return old, new
+        pairs = ((own.before, old), (own.after, new))
+        first, last = (Pointer(f"({own.when} ? {user.text} : {copy.text})", copy.dtype) for user, copy in pairs)
+        return host.pointer("before", first), host.pointer("after", last)
 
 
 def _with_kept(graph: Graph, kept: Collection[Node]) -> Graph:
