@@ -16,9 +16,10 @@ from tvm_rnn.cuda.layer.pointers import Argument
 from tvm_rnn.cuda.model import choose_regime
 from tvm_rnn.cuda.plan import layer as steps
 from tvm_rnn.cuda.plan.layer import Layer, launch_variant
+from tvm_rnn.cuda.plan.network import plan
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.options import Options
-from tvm_rnn.passes import pipeline
+from tvm_rnn.passes.pipeline import passed
 from tvm_rnn.target import resolve
 
 GPU = resolve("nvidia-h200")
@@ -137,16 +138,9 @@ def test_the_output_is_written_where_it_goes() -> None:
 def test_what_is_read_of_a_matrix_goes_to_the_output() -> None:
     """Unless the address does not allow it: the last group copies it then."""
     net = rnn.RNN(rnn.cells.gated_delta_net, 5, 16, dtype="bfloat16", N=2)
-    graph = pipeline.run(net, GPU, precision="bfloat16")[-1][1].graphs[0]
-    layer = Layer(graph, 0, "bfloat16", Options(GPU, precision="bfloat16"), GPU, net.cell.initial)
-    program = Program("bfloat16")
-    assert layer.passed_on is not None and layer.passed_on.op == "read_out"
+    lines = [line.strip() for line in plan(passed(net, Options(GPU, precision="bfloat16")), GPU).sequence.lines]
+    (at,) = [i for i, line in enumerate(lines) if line.startswith("if (!there")]
+    assert "_pointwise, Array<4, 16>{read" in lines[at + 1]
+    scans = [line for line in lines if "_scan_" in line and "_ends" not in line and "_compose" not in line]
+    assert scans and all("{read_" in line for line in scans)
     assert layer_of("rwkv7", "bfloat16").passed_on is None and layer_of("min_gru").passed_on is None
-    buffers = layer.work_buffers(program, "T * B", 1, 0)
-    states = layer.state_buffers(program)
-    own = steps.Buffers({n: Pointer("w", "bfloat16") for n in layer.weights.packs}, *states, **buffers)
-    tile = steps.Tile([Pointer("x", "bfloat16")], Pointer("y", "bfloat16"), 0, "T", False, 0)
-    layer.before(program.sequence, own, tile)
-    lines = [line.strip() for line in program.sequence.lines]
-    assert lines[-3].startswith("if (!there") and "_pointwise, " in lines[-2]
-    assert any(line.startswith("char* const read") and "? y : " in line for line in lines)
