@@ -76,7 +76,7 @@ def test_cells(name: str, dtype: str) -> None:
 
 @pytest.mark.broad
 @pytest.mark.slow_after(1)
-@pytest.mark.parametrize("name", ["gated_delta_net", "gated_delta_net_conv"])
+@pytest.mark.parametrize("name", MATRICES[1:])
 def test_heads_in_registers(name: str) -> None:
     """Of 32 elements: what is made of them before and after the steps stays in a warp."""
     check(name, steps=9, width=32)

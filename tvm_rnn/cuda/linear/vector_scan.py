@@ -178,8 +178,8 @@ class VectorScan:
         scalars = (*SCALARS, *(MASK_SCALARS if masked else ()))
         name = f"{self.job.name}_{kind}{'_masked' if masked else ''}"
         with flavour(self.job.precision):
-            given = name, pointers, scalars, lambda w: body(w, self, masked).emit()
-            return write(*given, threads=self.threads(kind), early=self.job.early)
+            what = name, pointers, scalars, lambda w: body(w, self, masked).emit()
+            return write(*what, threads=self.threads(kind), early=self.job.early)
 
     def threads(self, kind: str) -> int:
         """Of a block."""
@@ -396,7 +396,7 @@ class _Walk:
         """Where a chunk's number lies."""
         return (wide(chunk) * self.scan.words + number) * self.lanes + self.flat
 
-    def effects(self, number: Expr, steps: Sequence[_Step]) -> list[list[Expr]]:
+    def effects(self, number: Expr, steps: Sequence[_Step]) -> Sequence[Sequence[Expr]]:
         """What the steps of each warp do in a round, in order of time."""
         w, words, own = self.w, self.scan.words, _Effect(self)
         for step in steps:

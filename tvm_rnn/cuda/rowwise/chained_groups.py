@@ -34,7 +34,7 @@ from tvm_rnn.cuda.layer.row_kernels import (
 from tvm_rnn.graph.graph import Group, Node, reduced_axes, runs_along
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.graph.tensor_expressions import Index
-from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
+from tvm_rnn.tir.expr import Buffer, Expr
 from tvm_rnn.tir.index import wide
 
 from .parts_of_rows import parts_of_rows
@@ -144,9 +144,10 @@ class _ChainedGroups:
             self.partial = I.alloc_buffer((self.threads // WARP,), dtype, scope="shared")
         self._groups(writer)
 
-    def _place(self, writer: Writer, item: TirExpr) -> None:
+    def _place(self, writer: Writer, item: Expr) -> None:
         """The row, and the part of it."""
-        self.row, self.part = item, tirx.const(0, "int32")
+        self.row: Expr = item
+        self.part: Expr = tirx.const(0, "int32")
         if self.parts > 1:
             parts = tirx.const(self.parts, "int64")
             self.row = writer.keep(tirx.truncdiv(item, parts))
