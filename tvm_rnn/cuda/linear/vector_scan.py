@@ -304,9 +304,10 @@ class _Walk:
         no step whether there is one; the last one may have fewer steps."""
         w, ahead = self.w, self.scan.ahead
         each = self.warps * ahead
-        whole = w.keep(tirx.truncdiv(self.stop - self.first, each))
         mine = w.keep(self.first + self.part * ahead)
+        whole: Expr = 0  # few steps are not worth a loop
         if not self.few:
+            whole = w.keep(tirx.truncdiv(self.stop - self.first, each))
             self._whole_rounds(whole, mine)
         at = w.keep(mine + whole * each)
         with w.when(self.first + whole * each < self.stop):
