@@ -21,7 +21,7 @@ from tvm_rnn.cuda.rowwise.state_moves import Tile
 from tvm_rnn.decisions import tell
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.schedule.schedule_template import DEFAULT
-from tvm_rnn.target import Target
+from tvm_rnn.target import HOPPER, Target
 
 from .choose_tile import ChosenTile, choose, refused
 from .chunk_marks import MarkedChunkScan
@@ -56,6 +56,7 @@ class MatrixScan:
 
     arguments: what `values` of `launch` are, in the order of the kernels' pointers. dtype: of the user's states.
     reverse: from the last step to the first. marked: states before the parts of the time are kept, where a tile says.
+    early: as of `write`, of kernels that go step by step.
     """
 
     name: str
@@ -65,6 +66,7 @@ class MatrixScan:
     dtype: str
     reverse: bool
     marked: bool
+    early: bool
 
     @property
     def states(self) -> list[Node]:
@@ -92,7 +94,7 @@ class MatrixScan:
     @cached_property
     def steps(self) -> Steps:
         every = EVERY if self.marked else 0
-        return Steps(f"{self.name}_steps", self.recurrence, AHEAD, reverse=self.reverse, every=every)
+        return Steps(f"{self.name}_steps", self.recurrence, AHEAD, early=self.early, reverse=self.reverse, every=every)
 
     @cached_property
     def in_place(self) -> Steps | None:
@@ -100,7 +102,7 @@ class MatrixScan:
         None: no kernel takes their dtype."""
         if self.dtype == self.steps.dtype:
             return self.steps
-        own = Steps(f"{self.name}_in_place", self.recurrence, self.steps.ahead, self.dtype)
+        own = replace(self.steps, name=f"{self.name}_in_place", dtype=self.dtype)
         return own if self.dtype in DTYPES else None
 
     @property
@@ -183,7 +185,7 @@ class ChunkedScan(MatrixScan):
 
     @cached_property
     def steps(self) -> Steps:
-        return Steps(f"{self.name}_steps", self.recurrence)
+        return Steps(f"{self.name}_steps", self.recurrence, early=self.early)
 
     @property
     def most_in_place(self) -> int | None:
@@ -264,7 +266,7 @@ def matrix_scan(
     own = replace(recurrence, same=_same(recurrence, places))
     why = refused(own, target)
     tell(not why, f"{state.name} in chunks of time", why and f"step by step in one launch: {why}")
-    given = name, operands, own, tuple(arguments), layout.dtype, reverse, kept
+    given = name, operands, own, tuple(arguments), layout.dtype, reverse, kept, target.arch == HOPPER
     return MatrixScan(*given) if why else ChunkedScan(*given, choose(own, batches, target))
 
 

@@ -39,7 +39,8 @@ class Steps:
     """Its kernels take the recurrence's pointers, then steps and batch. ahead: how many steps what a step reads is
     loaded before it. dtype: of the states in memory, before and after: float32, float16 or bfloat16. reverse: from the
     last step to the first. every: steps of the part of time, of those that begin at a multiple of it, whose states
-    before it (in the order of the steps) go to another pointer, `marks`: [parts, B, ...], float32; 0: there is none."""
+    before it (in the order of the steps) go to another pointer, `marks`: [parts, B, ...], float32; 0: there is none.
+    early: as of `write`."""
 
     name: str
     recurrence: Recurrence
@@ -47,6 +48,7 @@ class Steps:
     dtype: str = "float32"
     reverse: bool = False
     every: int = 0
+    early: bool = False
 
     @property
     def lanes(self) -> int:
@@ -76,7 +78,7 @@ class Steps:
         pointers += MASK_POINTERS if masked else ()
         scalars = (("steps", "int32"), ("batch", "int32"), *(MASK_SCALARS if masked else ()))
         name = f"{self.name}_masked" if masked else self.name
-        return write(name, pointers, scalars, run, threads=32 * WARPS)
+        return write(name, pointers, scalars, run, threads=32 * WARPS, early=self.early)
 
 
 class _Body:
