@@ -37,6 +37,7 @@ KINDS = [
     ("gla", "bfloat16"),
     ("hgrn2", "float16"),
     ("delta_by_key", "bfloat16"),
+    ("gated_delta_net_conv", "float16"),
     # and step by step, in one launch
     ("gated_delta_net", "float32"),
     ("gla", "float32"),
@@ -44,6 +45,8 @@ KINDS = [
     ("rwkv7", "float16"),
     ("corrected_twice", "bfloat16"),
 ]
+
+SIZES = {"gated_delta_net_conv": {"N": 2, "M": 2}}  # heads, of which some share a key
 
 
 def plain(value: Any) -> np.ndarray:
@@ -55,7 +58,7 @@ def plain(value: Any) -> np.ndarray:
 @pytest.mark.parametrize("ragged", [False, True])
 def test_against_the_oracle(name: str, dtype: str, ragged: bool) -> None:
     cell = OWN[name][0] if name in OWN else rnn.cells.get(name)
-    net = exact(rnn.RNN(cell, 24, 64, dtype=dtype).init(seed=1))
+    net = exact(rnn.RNN(cell, 24, 64, dtype=dtype, **SIZES.get(name, {})).init(seed=1))
     module = gpu_module(f"recurrence_{name}_{dtype}", net)
     generator = torch.Generator(device="cuda").manual_seed(2)
 

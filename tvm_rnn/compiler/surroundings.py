@@ -27,7 +27,8 @@ Functions = dict[str, tirx.PrimFunc]
 def with_functions(net: RNN | Model, target: Target) -> tuple[RNN | Model, Functions]:
     """The network with a program that a manifest can hold. Raises ConfigError."""
     program = net.program if isinstance(net, RNN | Model) else None  # what else it may be is said elsewhere
-    if program is None:
+    networks = net.networks if isinstance(net, Model) else [net]
+    if program is None or not all(isinstance(own, RNN) for own in networks):
         return net, {}
     if target.kind != "llvm":
         if strange := [step.node for step in program.steps if step.op not in {*OPERATIONS, NETWORK}]:
@@ -35,7 +36,7 @@ def with_functions(net: RNN | Model, target: Target) -> tuple[RNN | Model, Funct
             raise ConfigError(message("these operators around a network are for CPUs", got=", ".join(strange), do=do))
         return net, {}
     found, functions = copy.copy(net), Functions()
-    found.program = _compiled(program, net.networks if isinstance(net, Model) else [net], functions, target)
+    found.program = _compiled(program, networks, functions, target)
     return found, functions
 
 

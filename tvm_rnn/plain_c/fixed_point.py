@@ -47,17 +47,17 @@ NO_ROW = ("mod", "take")  # operations with more operands, of which ROWS has not
 # An int of 32 bits, and >> that keeps the sign: C leaves both open. The functions compute what fixed_rows.py does.
 HELPERS = {
     "int_is_as_expected": "typedef char int_is_as_expected[sizeof(int) >= 4 && -1 >> 1 == -1 ? 1 : -1];",
-    "cut": "static int32_t cut(int64_t v) { return v > 32767 ? 32767 : v < -32768 ? -32768 : (int32_t)v; }",
+    "cut": "static int32_t cut(int32_t v) { return v > 32767 ? 32767 : v < -32768 ? -32768 : v; }",
+    "cut64": "static int32_t cut64(int64_t v) { return v > 32767 ? 32767 : v < -32768 ? -32768 : (int32_t)v; }",
     "fit": """\
 static int32_t fit(int64_t v, int right) {
-  return right > 62 ? 0 : cut((v + ((int64_t)1 << right >> 1)) >> right);
+  return right > 62 ? 0 : cut64((v + ((int64_t)1 << right >> 1)) >> right);
 }""",
     "fit32": """\
 static int32_t fit32(int32_t v, int right) {
-  const int32_t moved = (v + ((int32_t)1 << right >> 1)) >> right;
-  return moved > 32767 ? 32767 : moved < -32768 ? -32768 : moved;
+  return cut((v + ((int32_t)1 << right >> 1)) >> right);
 }""",
-    "grown": "static int32_t grown(int32_t v, int left) { return cut((int64_t)v * ((int32_t)1 << left)); }",
+    "grown": "static int32_t grown(int32_t v, int left) { return cut64((int64_t)v * ((int32_t)1 << left)); }",
     "absolute": "static int32_t absolute(int32_t a) { return a < 0 ? -a : a; }",
     "positive": "static int32_t positive(int32_t a) { return a < 0 ? 0 : a; }",
     "sign_of": "static int32_t sign_of(int32_t a) { return (a > 0) - (a < 0); }",
@@ -69,7 +69,7 @@ static int32_t ratio(int32_t a, int32_t b, int left) {
   const int64_t above = (int64_t)absolute(a) << (left > 0 ? left : 0);
   const int64_t below = (int64_t)absolute(b) << (left < 0 ? -left : 0);
   const int64_t size = below ? (above + (below >> 1)) / below : 32768;
-  return !a ? 0 : cut((a < 0) != (b < 0) ? -size : size);
+  return !a ? 0 : cut64((a < 0) != (b < 0) ? -size : size);
 }""",
     "line": """\
 /* A function between the entries of its table. */
@@ -77,32 +77,87 @@ static int32_t line(const int16_t *table, int32_t a) {
   const int32_t at = (a + 32768) >> 7, rest = (a + 32768) & 127;
   return table[at] + (((table[at + 1] - table[at]) * rest + 64) >> 7);
 }""",
+    "scaled": """\
+/* v 2**-shift, rounded, of at most 30 bits. */
+static int32_t scaled(int64_t v, int shift) {
+  const int32_t most = 536870912;
+  v += (int64_t)1 << shift >> 1;
+  if (shift < 32) return v >> shift > most ? most : v >> shift < -most ? -most : (int32_t)(v >> shift);
+  const int32_t moved = (int32_t)(v >> 32) >> (shift - 32);
+  return moved > most ? most : moved < -most ? -most : moved;
+}""",
     "finish": """\
 /* The end of a sum of products. */
 static void finish(const int32_t *sums, int count, int16_t *y) {
-  for (int i = 0; i < count; ++i) y[i] = (int16_t)fit(sums[i], 8);
+  for (int i = 0; i < count; ++i) y[i] = (int16_t)fit32(sums[i], 8);
 }""",
 }
-# w: as blocks of rows; m: what a row's sum is multiplied with, 2**-shift times.
+# Four rows at a time; m: what a row's sum is multiplied with, 2**-shift times.
 PRODUCT = """\
 static void {name}(const {w} *w, const int32_t *m, const int16_t *x, int rows, int columns, int shift, int add,
                    int32_t *sums) {{
   for (int r = 0; r < rows; r += 4) {{
-    {sum} own[4] = {{0, 0, 0, 0}};
-    for (int k = 0; k < columns; ++k, w += 4) {{
-      const {v} v = x[k];
-      own[0] += w[0] * v;
-      own[1] += w[1] * v;
-      own[2] += w[2] * v;
-      own[3] += w[3] * v;
+    {sum} s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+    const {w} *const row = w + r * columns;
+    int k = 0;
+#ifdef TWO_AT_ONCE
+    for (; k + 1 < columns; k += 2) {{
+      const int32_t v = two(x + k);
+{pairs}
     }}
+#endif
+    for (; k < columns; ++k) {{
+      const int32_t v = x[k];
+{single}
+    }}
+    const {sum} own[4] = {{s0, s1, s2, s3}};
     for (int i = 0; i < 4 && r + i < rows; ++i) {{
-      const int64_t scaled = (own[i] * (int64_t)m[r + i] + ((int64_t)1 << shift >> 1)) >> shift;
-      const int32_t kept = scaled > 536870912 ? 536870912 : scaled < -536870912 ? -536870912 : (int32_t)scaled;
+      const int32_t kept = scaled(own[i] * (int64_t)m[r + i], shift);
       sums[r + i] = add ? sums[r + i] + kept : kept;
     }}
   }}
 }}"""
+# Arm's instructions that multiply two pairs of 16 bits and add: weights of 8 bits lie so that a word has two columns of
+# two rows, and one instruction makes a pair of 16 bits of it. __smlad of arm_acle.h, Arm's C Language Extensions.
+TWO = """\
+#if defined(__ARM_FEATURE_DSP) && !defined(__ARM_BIG_ENDIAN)
+#define TWO_AT_ONCE
+#include <arm_acle.h>
+#include <string.h>
+static inline int32_t two(const void *at) {{
+  int32_t v;
+  memcpy(&v, at, sizeof v);
+  return v;
+}}
+#endif""".replace("{{", "{").replace("}}", "}")
+
+
+def _product(bits: int, wide: bool) -> str:
+    """The function in C. wide: with sums of 64 bits."""
+    add = "__smlald" if wide else "__smlad"
+    pairs, single = [], []
+    if bits == 8:
+        for i in (0, 2):
+            pairs.append(f"const uint32_t w{i} = (uint32_t)two(row + {i} * columns + 2 * k);")
+            halves = (f"w{i}", f"w{i} >> 8 | w{i} << 24")
+            pairs += [f"s{i + n} = {add}(v, __sxtb16((int32_t)({half})), s{i + n});" for n, half in enumerate(halves)]
+            single += [f"s{i + n} += row[{i} * columns + 2 * k + {n}] * v;" for n in (0, 1)]
+    else:
+        pairs = [f"s{i} = {add}(v, two(row + {i} * columns + k), s{i});" for i in range(BLOCK)]
+        product = "(int64_t)row" if wide else "row"
+        single = [f"s{i} += {product}[{i} * columns + k] * v;" for i in range(BLOCK)]
+    name, kinds = (
+        f"product{bits}{'_wide' if wide else ''}",
+        {"w": f"int{bits}_t", "sum": "int64_t" if wide else "int32_t"},
+    )
+    lines = {"pairs": "\n".join(f"      {t}" for t in pairs), "single": "\n".join(f"      {t}" for t in single)}
+    return PRODUCT.format(name=name, **kinds, **lines)
+
+
+def _laid_out(w: Ints, bits: int) -> Ints:
+    """Weights as that function reads them: rows, in 8 bits pairs of rows with their columns side by side."""
+    rows = np.concatenate([w, np.zeros((-len(w) % BLOCK, w.shape[1]), w.dtype)])
+    return blocked(rows, 2) if bits == 8 else rows
 
 
 def exponent_of(most: float) -> int:
@@ -221,7 +276,7 @@ class FixedPoint:
         right = sum(e.of) - e.out
         end = f"(int16_t)fit({{sum}}, {min(right, 63)})"
         if right < 0:
-            end = f"(int16_t)grown(cut({{sum}}), {min(-right, MOST_LEFT)})"
+            end = f"(int16_t)grown(cut64({{sum}}), {min(-right, MOST_LEFT)})"
         return Sum("int64_t", "0", add, end)
 
     def product(self, node: Node, matrices: Sequence[np.ndarray]) -> Product:
@@ -229,7 +284,7 @@ class FixedPoint:
         lines = ["{{", f"  int32_t sums[{rows}];"]
         for i, own in enumerate(self._matrices(node, matrices)):
             name = f"product{self.bits}{'_wide' if own.wide else ''}"
-            w = [str(v) for v in blocked(own.w, BLOCK).ravel()]
+            w = [str(v) for v in _laid_out(own.w, self.bits).ravel()]
             arrays[f"w{i}"] = Array(f"int{self.bits}_t", w, self.bits // 8)
             arrays[f"m{i}"] = Array("int32_t", [str(v) for v in own.m], 4)
             facts = f"{rows}, {own.w.shape[1]}, {own.shift}, {int(i > 0)}"
@@ -241,12 +296,8 @@ class FixedPoint:
         return [matrix(w, self.bits, self._of(node, x)) for w, x in zip(weights, vectors, strict=True)]
 
     def helpers(self) -> dict[str, str]:
-        found = dict(HELPERS)
-        for bits in (8, 16):
-            for end, kind in (("", "int32_t"), ("_wide", "int64_t")):
-                name = f"product{bits}{end}"
-                found[name] = PRODUCT.format(name=name, w=f"int{bits}_t", v="int32_t", sum=kind)
-        return found
+        products = {f"product{b}{'_wide' * wide}": _product(b, wide) for b in (8, 16) for wide in (False, True)}
+        return HELPERS | {"two": TWO} | products
 
     def tables(self) -> dict[str, Array]:
         return {n: Array(self.kind, [str(v) for v in table], self.bytes) for n, table in self.lines.items()}

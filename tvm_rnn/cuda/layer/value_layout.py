@@ -113,6 +113,22 @@ class Layout:
                     found.setdefault(node, set()).add(group.region)
         return found
 
+    @cached_property
+    def _read_of(self) -> dict[Group, set[Node]]:
+        """The stored values that each group reads."""
+        return {g: {*sources([a for n in g.nodes for a in (n.args or (n,))], self.stored)} for g in self.graph.groups}
+
+    @cached_property
+    def _read_outside(self) -> set[Node]:
+        """What is read by others than groups, or by matrices under another name."""
+        graph, read = self.graph, {own.located(n)[0] for own in self.matrices for n in (*own.vectors, *own.numbers)}
+        return {*read, *graph.roots, *graph.results, *self.kept}
+
+    def is_needed(self, node: Node, chain: Sequence[Group]) -> bool:
+        """Whether a value that the groups of a chain store is read by anybody else."""
+        others = (read for group, read in self._read_of.items() if group not in chain)
+        return node in self._read_outside or any(node in read for read in others)
+
     def stored(self, node: Node) -> bool:
         """Whether the node is an array of its own somewhere."""
         return node.op in ("input", "state") or node in self.home or self.weights.place(node) is not None

@@ -7,7 +7,7 @@ In: the group's operands, and where its values lie. Out: a `MatrixScan`, the ker
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -21,7 +21,7 @@ from tvm_rnn.cuda.rowwise.state_moves import Tile
 from tvm_rnn.decisions import tell
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.schedule.schedule_template import DEFAULT
-from tvm_rnn.target import Target
+from tvm_rnn.target import HOPPER, Target
 
 from .choose_tile import ChosenTile, choose, refused
 from .chunk_scan import ChunkScan
@@ -53,6 +53,7 @@ class MatrixScan:
     """The kernels of one group: all steps one after the other, in a launch.
 
     arguments: what `values` of `launch` are, in the order of the kernels' pointers. dtype: of the user's states.
+    early: as of `write`, of kernels that go step by step.
     """
 
     name: str
@@ -60,6 +61,7 @@ class MatrixScan:
     recurrence: Recurrence
     arguments: tuple[Argument, ...]
     dtype: str
+    early: bool
 
     @property
     def states(self) -> list[Node]:
@@ -86,7 +88,7 @@ class MatrixScan:
 
     @cached_property
     def steps(self) -> Steps:
-        return Steps(f"{self.name}_steps", self.recurrence, AHEAD)
+        return Steps(f"{self.name}_steps", self.recurrence, AHEAD, early=self.early)
 
     @cached_property
     def in_place(self) -> Steps | None:
@@ -94,7 +96,7 @@ class MatrixScan:
         None: no kernel takes their dtype."""
         if self.dtype == self.steps.dtype:
             return self.steps
-        own = Steps(f"{self.name}_in_place", self.recurrence, self.steps.ahead, self.dtype)
+        own = replace(self.steps, name=f"{self.name}_in_place", dtype=self.dtype)
         return own if self.dtype in DTYPES else None
 
     @property
@@ -173,7 +175,7 @@ class ChunkedScan(MatrixScan):
 
     @cached_property
     def steps(self) -> Steps:
-        return Steps(f"{self.name}_steps", self.recurrence)
+        return Steps(f"{self.name}_steps", self.recurrence, early=self.early)
 
     @property
     def most_in_place(self) -> int | None:
@@ -245,5 +247,5 @@ def matrix_scan(
     arguments += [Argument(f"output_{i}", "write", node, number) for i, (_, node, number) in enumerate(reads)]
     why = refused(own, target)
     tell(not why, f"{state.name} in chunks of time", why and f"step by step in one launch: {why}")
-    given = name, operands, own, tuple(arguments), layout.dtype
+    given = name, operands, own, tuple(arguments), layout.dtype, target.arch == HOPPER
     return MatrixScan(*given) if why else ChunkedScan(*given, choose(own, batches, target))

@@ -36,12 +36,14 @@ _Slot = dict[str, Buffer]  # what a step reads, in registers, by name
 @dataclass(frozen=True)
 class Steps:
     """Its kernels take the recurrence's pointers, then steps and batch. ahead: how many steps what a step reads is
-    loaded before it. dtype: of the states in memory, before and after: float32, float16 or bfloat16."""
+    loaded before it. dtype: of the states in memory, before and after: float32, float16 or bfloat16. early: as of
+    `write`."""
 
     name: str
     recurrence: Recurrence
     ahead: int = 1
     dtype: str = "float32"
+    early: bool = False
 
     @property
     def lanes(self) -> int:
@@ -70,7 +72,7 @@ class Steps:
         pointers += MASK_POINTERS if masked else ()
         scalars = (("steps", "int32"), ("batch", "int32"), *(MASK_SCALARS if masked else ()))
         name = f"{self.name}_masked" if masked else self.name
-        return write(name, pointers, scalars, run, threads=32 * WARPS)
+        return write(name, pointers, scalars, run, threads=32 * WARPS, early=self.early)
 
 
 class _Body:

@@ -23,7 +23,7 @@ from tvm_rnn.cuda.layer.matrix_operands import is_matrix, prepared
 from tvm_rnn.cuda.layer.pointers import Argument, Place
 from tvm_rnn.cuda.layer.regime import LayerSteps, Regime, by_batch
 from tvm_rnn.cuda.layer.row_kernels import Job, rows_kernel, sources
-from tvm_rnn.cuda.layer.value_layout import Layout, Target
+from tvm_rnn.cuda.layer.value_layout import ROW_BYTES, Layout, Target
 from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.linear.matrix_scan import MatrixScan, matrix_scan
 from tvm_rnn.cuda.linear.vector_scan import VectorScan, vector_scan
@@ -37,6 +37,7 @@ from tvm_rnn.cuda.rowwise.state_moves import Buffers, InPlace, StateKernels, Ste
 from tvm_rnn.decisions import about
 from tvm_rnn.graph.graph import Graph, Group, Node, is_scan
 from tvm_rnn.options import Options
+from tvm_rnn.target import HOPPER
 from tvm_rnn.target import Target as Machine
 
 STEP_US = 6.0  # a product and a row kernel, each with a launch
@@ -58,6 +59,7 @@ class Layer:
     streams: tuple[str, ...] = ()  # the names of masks, in the order of their keys
     narrow: Mapping[Node, str] = field(default_factory=dict)  # dtypes of kept values that are not the storage dtype
     together: int = 1  # layers that may run at the same time
+    looped: bool = False  # the graph is a closed loop: there are never lengths or resets
     groups: list[tuple[list[Group], Any]] = field(default_factory=list)  # what one launch does, in order
     regimes: list[Regime] = field(default_factory=list)
     reserved: dict[tuple[str, str], tuple[Pointer, str]] = field(default_factory=dict)
@@ -85,6 +87,11 @@ class Layer:
         for pack in (pack for regime in self.regimes for pack in regime.packs):
             self.weights.want(pack)
 
+    @property
+    def _lean(self) -> bool:
+        """Whether kernels that know lengths and resets are left out."""
+        return self.looped or self.machine.records.lean
+
     @cached_property
     def copies(self) -> dict[int, Kernel]:
         """What copies inputs for products of all rows."""
@@ -109,8 +116,9 @@ class Layer:
             return None if found is None else found.place
 
         first = groups[0]
-        own: dict[str, Any] = {"reads": partial(reads, first), "writes": partial(writes, first)}
-        own["precision"] = self.precision
+        own: dict[str, Any] = {"precision": self.precision}
+        own |= {"reads": partial(reads, first), "writes": partial(writes, first)}
+        early = self.machine.arch == HOPPER and first.region == "before"
         if first.kind == "random":
             return mask_kernel(name, first.nodes[0], partial(writes, first), self.streams)
         if first.kind == "gemm":
@@ -125,12 +133,13 @@ class Layer:
             matrix = next(found for found in layout.matrices if found.group is first)
             return matrix_scan(name, matrix, layout, own["writes"], self.batches, self.machine)
         if first.kind == "scan":
-            job = Job(name, first, own["precision"], own["reads"], own["writes"], layout.elsewhere(first))
+            job = Job(name, first, elsewhere=layout.elsewhere(first), early=early, **own)
             replaced = {row: self.graph.states[i] for row, i in layout.solved.items() if row in first.nodes}
             return vector_scan(job, replaced, self.initial, self._zeroed & {*first.stored}, self.machine)
         if len(groups) == 1:
-            return rows_kernel(name, first, elsewhere=layout.elsewhere(first), **own)
+            return rows_kernel(name, first, elsewhere=layout.elsewhere(first), early=early, **own)
         places: dict[str, Any] = {"reads": reads, "writes": writes, "elsewhere": layout.elsewhere}
+        places |= {"early": early, "needed": lambda n: first.region == "step" or layout.is_needed(n, groups)}
         return chained_groups_kernel(name, groups, precision=self.precision, **places)
 
     @property
@@ -196,18 +205,24 @@ class Layer:
             found["chunk_ends"] = reserve("chunk_ends", most, self.layout.arithmetic)
         return found
 
-    def in_place(self, host: Host, user: Sequence[tuple[Pointer, Pointer]], whole: str) -> dict[int, InPlace]:
+    def in_place(
+        self, host: Host, user: Sequence[tuple[Pointer, Pointer]], whole: str, vectors: bool
+    ) -> dict[int, InPlace]:
         """The states, by number, that recurrences may read and write where the user has them. whole: a C++ condition:
-        a tile has all steps of the call."""
+        a tile has all steps of the call; vectors: also those of vectors, which nobody else changes."""
         found = {}
         for scan in self.scans:
-            if not isinstance(scan, MatrixScan) or scan.in_place is None:
+            own = scan.in_place if isinstance(scan, MatrixScan) else None
+            if own is None and (isinstance(scan, MatrixScan) or not vectors or self.dtype != self.layout.arithmetic):
                 continue
-            number, most = self.graph.states.index(scan.operands.state), scan.most_in_place
-            before, after = (host.pointer("users", pointer) for pointer in user[number])
-            few = "" if most is None else f"T <= {most} && "
-            when = host.let("in_place", f"{few}{whole} && {aligned([before, after], scan.in_place.lanes)}")
-            found[number] = InPlace(before, after, when)
+            for number in (self.graph.states.index(state) for state in scan.states):
+                before, after = (host.pointer("users", pointer) for pointer in user[number])
+                if own is not None and isinstance(scan, MatrixScan):
+                    few = "" if scan.most_in_place is None else f"T <= {scan.most_in_place} && "
+                    when = f"{few}{whole} && {aligned([before, after], own.lanes)}"
+                else:  # other chunks of time read what the last one would replace
+                    when = f"{whole} && {before.text} != {after.text}"
+                found[number] = InPlace(before, after, host.let("in_place", when))
         return found
 
     @cached_property
@@ -276,7 +291,33 @@ class Layer:
         for number in self.layout.copied:
             pointers = [tile.inputs[number], buffers.copies[number]]
             host.launch(self.copies[number], pointers, [f"({tile.count} * B)"])
-        self._launch(host, "before", f"({tile.count} * B)", buffers, self.rows_of(buffers, tile), tile)
+        find, rows = self.rows_of(buffers, tile), f"({tile.count} * B)"
+        read = self.passed_on
+        if read is None:
+            self._launch(host, "before", rows, buffers, find, tile)
+            return
+        there = host.let("there", aligned([tile.output], ROW_BYTES // ITEM_BYTES[tile.output.dtype]))
+        own = self.hoisted_at(buffers, tile)[read]
+        place = host.pointer("read", Pointer(f"({there} ? {tile.output.text} : {own.text})", own.dtype))
+        self._launch(host, "before", rows, buffers, lambda t, n: place if n is read else find(t, n), tile)
+        _, copy = self.groups[-1]
+        with host.when(f"!{there}"):
+            host.launch(copy.kernel, [place, tile.output], [rows])
+
+    @cached_property
+    def passed_on(self) -> Node | None:
+        """What a recurrence of a matrix reads of it, where that is the output but for its shape: it goes to where the
+        output does, if the address allows it, and what the last group would copy is there."""
+        output, layout = self.graph.output, self.layout
+        last = [node for groups, _ in self.groups[-1:] for group in groups for node in group.nodes]
+        if not layout.written_first or output.op != "reshape" or last != [output]:
+            return None
+        read = output.args[0]
+        if read.op != "read_out" or read not in layout.home or self.graph.users()[read] != [output]:
+            return None
+        places = [layout.targets(node, "before") for node in (read, output)]
+        alike = {(t.place.dtype, t.place.row_stride) for targets in places for t in targets}
+        return read if [len(targets) for targets in places] == [1, 1] and len(alike) == 1 else None
 
     def after(self, host: Host, buffers: Buffers, tile: Tile, done: Callable[[list[Group]], None]) -> None:
         """done: called behind each launch, with its groups."""
@@ -322,7 +363,7 @@ class Layer:
         given = (tile.inputs, self.hoisted_at(buffers, tile), buffers.weights)
         span = (tile.start, tile.count, tile.reverse)
         steps = LayerSteps(self.layout, *span, *given, before, after, tile.output, buffers.regime)
-        steps = replace(steps, lean=self.machine.records.lean, kept=tile.kept, words=buffers.words)
+        steps = replace(steps, lean=self._lean, kept=tile.kept, words=buffers.words)
         if self.rest == "-1":
             for number, regime in enumerate(self.regimes):
                 with host.when(f"{self.regime} == {number}"):
@@ -383,7 +424,7 @@ class Layer:
     ) -> None:
         """The groups of a region. tile: of those that know time. done: see `after`."""
         steps: tuple[HostExpr, HostExpr] = (1, 0) if tile is None else (tile.count, tile.start)
-        for groups, work in self.groups:
+        for groups, work in self.groups if self.passed_on is None else self.groups[:-1]:
             if groups[0].region != region:
                 continue
 
@@ -416,14 +457,30 @@ class Layer:
     ) -> None:
         """A recurrence over all steps of a tile."""
         assert buffers.chunk_ends is not None
-        numbers, lean = [self.graph.states.index(state) for state in work.states], self.machine.records.lean
+        numbers, lean = [self.graph.states.index(state) for state in work.states], self._lean
         own = buffers.in_place.get(numbers[0])
-        if own is not None and isinstance(work, MatrixScan):
-            with host.when(own.when):
-                work.launch_in_place(host, pointers, (own.before, own.after), tile, lean)
-        with host.otherwise() if own is not None else nullcontext():
-            states = [picked(host, f"({tile.number} & 1)", buffers.states[i]) for i in numbers]
+        parity = f"({tile.number} & 1)"
+        if own is None or isinstance(work, VectorScan):
+            states = [self._pair(host, parity, buffers, i) for i in numbers]
             work.launch(host, pointers, states, buffers.chunk_ends, tile, lean)
+            return
+        with host.when(own.when):
+            work.launch_in_place(host, pointers, (own.before, own.after), tile, lean)
+        with host.otherwise():
+            work.launch(
+                host, pointers, [picked(host, parity, buffers.states[numbers[0]])], buffers.chunk_ends, tile, lean
+            )
+
+    @staticmethod
+    def _pair(host: Host, parity: str, buffers: Buffers, number: int) -> tuple[Pointer, Pointer]:
+        """A state before and after a tile: the user's, where that is allowed."""
+        old, new = picked(host, parity, buffers.states[number])
+        own = buffers.in_place.get(number)
+        if own is None:
+            return old, new
+        pairs = ((own.before, old), (own.after, new))
+        first, last = (Pointer(f"({own.when} ? {user.text} : {copy.text})", copy.dtype) for user, copy in pairs)
+        return host.pointer("before", first), host.pointer("after", last)
 
 
 def _with_kept(graph: Graph, kept: Collection[Node]) -> Graph:

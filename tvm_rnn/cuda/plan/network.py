@@ -91,7 +91,7 @@ class Plan:
         self.visits = self._visits()
         self.together = self._wave()
         for visit in self.visits if self.together is None else ():
-            visit.buffers.in_place = visit.code.in_place(host, visit.user, f"{self.steps} >= T")
+            visit.buffers.in_place = visit.code.in_place(host, visit.user, f"{self.steps} >= T", not self.whole)
         self._copy_states(host, "load", self._load)
         if self.together is not None:
             with host.when(f"{self.together.choose(host)} >= 0"):
