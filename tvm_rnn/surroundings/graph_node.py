@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import tvm
@@ -19,9 +18,9 @@ from tvm_rnn.tir.expr import Expr
 from tvm_rnn.tir.index import int64, wide
 
 from .demands import Demand, text_of
-from .sizes import Sizes, sizes_of
+from .sizes import Number, Sizes, sizes_of
 
-Item = Any  # a Relax expression, or Sizes
+Item = Number  # a Relax expression, or Sizes
 
 
 @dataclass
@@ -89,7 +88,7 @@ class Node:
     asked: Asked
     op: str
     inputs: Sequence[Item]
-    attributes: dict[str, Any]
+    attributes: dict[str, Item]
 
     @property
     def bb(self) -> relax.BlockBuilder:

@@ -10,7 +10,7 @@ whose sizes have different names are aligned, as a size of 1 goes with every oth
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tvm
@@ -45,17 +45,17 @@ class Imported:
 
 def imported(model: ModelProto) -> Imported:
     """A model as a Relax module. Raises what TVM raises, of many classes."""
-    own = Importer({}, "float32")
+    own = Importer()
     module = own.from_onnx(model.graph, max(entry.version for entry in model.opset_import))
     asked, places = own.asked, [name for name, _ in own.asked.given]
     return Imported(module, asked.bounds, asked.demands, {places.index(name): n for name, n in asked.numbers.items()})
 
 
-class Importer(ONNXGraphImporter):  # type: ignore[misc]
+class Importer(ONNXGraphImporter):
     """Reads one graph."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self) -> None:
+        super().__init__({}, "float32")
         self.asked = Asked(self.bb)
 
     def _check_for_unsupported_ops(self, graph: GraphProto) -> None:

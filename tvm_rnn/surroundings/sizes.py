@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from tvm import tirx
@@ -18,6 +18,7 @@ from tvm_rnn.tir.expr import Expr
 from tvm_rnn.tir.index import wide
 
 Sizes = np.ndarray  # of dtype object: ints and expressions
+Number: TypeAlias = Any  # an int, of NumPy too, or an expression
 
 
 def sizes_of(values: Sequence[Expr | int]) -> Sizes:
@@ -27,7 +28,7 @@ def sizes_of(values: Sequence[Expr | int]) -> Sizes:
     return found
 
 
-def computed(op: str, inputs: Sequence[np.ndarray | None], attributes: Mapping[str, Any]) -> Sizes | None:
+def computed(op: str, inputs: Sequence[np.ndarray | None], attributes: Mapping[str, Number]) -> Sizes | None:
     """What an operator makes of sizes and of whole numbers."""
     if op in ARITHMETIC:
         return np.asarray(np.frompyfunc(ARITHMETIC[op], len(inputs), 1)(*inputs), object)
@@ -41,26 +42,28 @@ def computed(op: str, inputs: Sequence[np.ndarray | None], attributes: Mapping[s
     return np.asarray(OPERATIONS[op](plain, attributes), object)
 
 
-def _quotient(a: Any, b: Any) -> Any:
+def _quotient(a: Number, b: Number) -> Number:
     """Of sizes, of which none is negative."""
     if isinstance(a, int | np.integer) and isinstance(b, int | np.integer):
         return int(a) // int(b)
     return tirx.floordiv(wide(a), wide(b))
 
 
-def _extremum(plain: Callable[[int, int], int], form: Callable[[Expr, Expr], Expr]) -> Callable[[Any, Any], Any]:
-    def chosen(a: Any, b: Any) -> Any:
+def _extremum(
+    plain: Callable[[int, int], int], form: Callable[[Expr, Expr], Expr]
+) -> Callable[[Number, Number], Number]:
+    def chosen(a: Number, b: Number) -> Number:
         known = isinstance(a, int | np.integer) and isinstance(b, int | np.integer)
         return plain(int(a), int(b)) if known else form(wide(a), wide(b))
 
     return chosen
 
 
-def _number(value: Any) -> Any:
+def _number(value: Number) -> Number:
     return int(value) if isinstance(value, np.integer) else value
 
 
-ARITHMETIC: dict[str, Callable[..., Any]] = {
+ARITHMETIC: dict[str, Callable[..., Number]] = {
     "Add": lambda a, b: _number(a) + _number(b),
     "Sub": lambda a, b: _number(a) - _number(b),
     "Mul": lambda a, b: _number(a) * _number(b),
