@@ -23,6 +23,7 @@ torch = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The CUDA Graph is empty"),
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
 ]
 
 X, H, T, B = 24, 40, 9, 5

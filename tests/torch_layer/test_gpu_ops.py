@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emulated_gpu import module, stand_in
+from emulated_torch import module, stand_in
 
 import tvm_rnn as rnn
 

@@ -212,7 +212,7 @@ def random(seed: int = 0) -> list[Point]:
 
 
 # Of suites that other peers run than torch's layers.
-PEERS = {"random": "torch,cudnn", "generate": "torch-cuda,torch-cuda-graph"}
+PEERS = {"random": "torch,cudnn", "generate": "torch-cuda,torch-cuda-compile,torch-cuda-graph"}
 Suites = Mapping[str, Callable[..., list[Point]]]
 EVERY = (gpu_grid, any_batch, blog, deepbench, flashrnn, zoo, ablation, linear, generate, random)
 DRAWN = ("random", "cpu-random")  # suites that are drawn by a seed

@@ -69,7 +69,7 @@ class ChosenGeometry(NamedTuple):
 
 def unit_of(step: Step, precision: str, batch: int, layers: int = 1, stored: str = "") -> RecurrentUnit:
     """What templates are asked about, and what records are found by."""
-    width = step.graph.states[0].shape[0]
+    width = max(state.shape[0] for state in step.graph.states)
     return RecurrentUnit(
         kind="recurrent",
         region="step",

@@ -201,6 +201,8 @@ def step_of(layout: Layout) -> Step:
     whole = [layout.graph.inputs[n] for n, p in found if p.row_stride * ITEM_BYTES[p.dtype] % 16 == 0]
     if any(layout.of_layer(node) is not node for node in step.given):
         raise NotPersistent("a product of heads reads an input")
+    if step.tables and layout.heads > 1:
+        raise NotPersistent("heads read rows of a table at computed places")
     return replace(step, whole=frozenset(whole), heads=layout.heads)
 
 

@@ -59,6 +59,7 @@ class Layer:
     streams: tuple[str, ...] = ()  # the names of masks, in the order of their keys
     narrow: Mapping[Node, str] = field(default_factory=dict)  # dtypes of kept values that are not the storage dtype
     together: int = 1  # layers that may run at the same time
+    looped: bool = False  # the graph is a closed loop: there are never lengths or resets
     groups: list[tuple[list[Group], Any]] = field(default_factory=list)  # what one launch does, in order
     regimes: list[Regime] = field(default_factory=list)
     reserved: dict[tuple[str, str], tuple[Pointer, str]] = field(default_factory=dict)
@@ -85,6 +86,11 @@ class Layer:
             self.regimes = choose(self.layout, self.machine, self.precision, self.batches, self.initial, self.together)
         for pack in (pack for regime in self.regimes for pack in regime.packs):
             self.weights.want(pack)
+
+    @property
+    def _lean(self) -> bool:
+        """Whether kernels that know lengths and resets are left out."""
+        return self.looped or self.machine.records.lean
 
     @cached_property
     def copies(self) -> dict[int, Kernel]:
@@ -357,7 +363,7 @@ class Layer:
         given = (tile.inputs, self.hoisted_at(buffers, tile), buffers.weights)
         span = (tile.start, tile.count, tile.reverse)
         steps = LayerSteps(self.layout, *span, *given, before, after, tile.output, buffers.regime)
-        steps = replace(steps, lean=self.machine.records.lean, kept=tile.kept, words=buffers.words)
+        steps = replace(steps, lean=self._lean, kept=tile.kept, words=buffers.words)
         if self.rest == "-1":
             for number, regime in enumerate(self.regimes):
                 with host.when(f"{self.regime} == {number}"):
@@ -451,7 +457,7 @@ class Layer:
     ) -> None:
         """A recurrence over all steps of a tile."""
         assert buffers.chunk_ends is not None
-        numbers, lean = [self.graph.states.index(state) for state in work.states], self.machine.records.lean
+        numbers, lean = [self.graph.states.index(state) for state in work.states], self._lean
         own = buffers.in_place.get(numbers[0])
         parity = f"({tile.number} & 1)"
         if own is None or isinstance(work, VectorScan):
