@@ -42,7 +42,7 @@ def with_functions(net: RNN | Model, target: Target) -> tuple[RNN | Model, Funct
 
 def _compiled(program: Program, networks: Sequence[RNN], functions: Functions, target: Target) -> Program:
     """The program on functions, which are added."""
-    regions, problems = with_regions(program, networks, OPERATIONS)
+    regions, problems = with_regions(program, networks)
     if problems:
         got, do = "\n            ".join(dict.fromkeys(problems)), "leave these parts out of what is exported"
         raise ConfigError(message("compile: operators around networks that cannot be compiled", got=got, do=do))
@@ -66,7 +66,8 @@ def _function(step: Step, name: str, target: Target) -> HostFunction:
 
 
 def _attributes(made: HostFunction) -> dict[str, object]:
-    """What a runtime must know: the function, axes and dtype of each result, dtypes of the memory it needs."""
+    """What a runtime must know: the function, axes and dtype of each result, dtypes of the memory it needs, and which
+    inputs have sizes for elements."""
     outputs = made.graph.outputs
     return {
         "function": made.name,
@@ -74,4 +75,5 @@ def _attributes(made: HostFunction) -> dict[str, object]:
         "axes": [len(value.shape) for value in outputs],
         "dtypes": [value.dtype for value in outputs],
         "memory": list(made.works),
+        "numbers": list(made.graph.numbers),
     }

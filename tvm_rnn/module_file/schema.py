@@ -234,7 +234,7 @@ class ModelConstant(Struct):
 
 
 class ModelStep(Struct):
-    """One operation of runtime_ops.py, or a network. node: its name in the model's file."""
+    """A network, a function of the file, or one operation of runtime_ops.py. node: its name in the model's file."""
 
     op: Name
     inputs: list[str]

@@ -9,7 +9,7 @@ In: a graph with groups, a precision. Out: `Layout`: how kernels read each node,
                            read also two in the storage dtype ("shadows"), if that is another
     step values            one copy; in the storage dtype where a product reads them
     kept values            what training reads later: rows for all steps, vectors in the storage dtype
-    copies of inputs       of those that products of all rows read and whose rows begin between multiples of 4 bytes
+    copies of inputs       of those that products of all rows read and whose rows begin between multiples of 16 bytes
 """
 
 from __future__ import annotations
@@ -151,10 +151,13 @@ class Layout:
 
     @cached_property
     def copied(self) -> dict[int, Place]:
-        """Inputs whose rows the hardware cannot copy to shared memory (their width is odd, in 16 bits; or they are of
-        another dtype), by number: how copies lie that products of all rows read in their place."""
+        """Inputs whose rows the hardware cannot copy to shared memory 16 bytes at a time (their width is no multiple of
+        8, in 16 bits; or they are of another dtype), by number: how copies lie that products of all rows read in their
+        place. LSTM 502 of 156 inputs, 256 rows, H200: 16 us where it copied 4 bytes at a time."""
         places = ((n, node, self.input(n)) for n, node in enumerate(self.graph.inputs))
-        whole = {n: p.dtype == self.storage and p.row_stride * ITEM_BYTES[p.dtype] % 4 == 0 for n, _, p in places}
+        whole = {
+            n: p.dtype == self.storage and p.row_stride * ITEM_BYTES[p.dtype] % ROW_BYTES == 0 for n, _, p in places
+        }
         short = ITEM_BYTES[self.storage] == 2
         read = self.operands["before"] if short and self.graph.kind == "forward" else set()
         inputs = enumerate(self.graph.inputs)
