@@ -127,7 +127,7 @@ def _share(unit: Unit, target: Target, block: int, knob: Knobs) -> Config:
     and 19.7 at B = 1 and 16 by those for 16 rows); bf16 12.7 against 28.4 at B = 64. K over one block or four instead
     of two: 30.1 or 38.9 us against 29.2 (tf32, B = 64).
 
-    Hoisted products of 16 rows, H200: GRU 1024 of 512 inputs fp16 3.8 us, by the many_* tile, whose blocks are few and
+    Hoisted products of 16 rows, H100: GRU 1024 of 512 inputs fp16 3.8 us, by the many_* tile, whose blocks are few and
     go through all of K, 6.9; of 256 rows 8.2 and 7.2. A step of 16 rows: GRU 1024 fp16 5.6 us (few_* 8.1), LSTM 502
     bf16 4.2 (5.8); of 256 rows, in four tiles, GRU 1024 22 (many_* 17).
     """

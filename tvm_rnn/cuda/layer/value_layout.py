@@ -153,7 +153,7 @@ class Layout:
     def copied(self) -> dict[int, Place]:
         """Inputs whose rows the hardware cannot copy to shared memory 16 bytes at a time (their width is no multiple of
         8, in 16 bits; or they are of another dtype), by number: how copies lie that products of all rows read in their
-        place. LSTM 502 of 156 inputs, 256 rows, H200: 16 us where it copied 4 bytes at a time."""
+        place. LSTM 502 of 156 inputs, 256 rows, H100: 16 us where it copied 4 bytes at a time."""
         places = ((n, node, self.input(n)) for n, node in enumerate(self.graph.inputs))
         whole = {
             n: p.dtype == self.storage and p.row_stride * ITEM_BYTES[p.dtype] % ROW_BYTES == 0 for n, _, p in places
