@@ -123,7 +123,7 @@ def _directs(unit: RecurrentUnit, target: Target, fixed: Mapping[str, int]) -> I
 def _in_lanes(unit: RecurrentUnit, target: Target, fixed: Mapping[str, int]) -> Iterator[MmaSync]:
     """In float32 without tensor cores: every lane reads all rows of a tile from L2, of a small part of K. The layer is
     alone, and its product reads no input: lanes would read two operands so."""
-    if unit.layers > 1 or unit.step.given or unit.stored:
+    if max(unit.layers, unit.beside) > 1 or unit.step.given or unit.stored:
         return
     width = width_of(unit)
     for ctas in allowed(fixed, "ctas", sorted({-(-width // (8 * n)) for n in BLOCKS})):

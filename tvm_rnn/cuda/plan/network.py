@@ -83,8 +83,14 @@ class Plan:
         self.code = [self._layer(graph, i) for i, graph in enumerate(self.layers.graphs)]
 
     def _layer(self, graph: Graph, number: int) -> Layer:
-        net = self.net
-        return Layer(graph, number, net.dtype, self.options, self.target, net.cell.initial, directions=self.directions)
+        own = (graph, number, self.net.dtype, self.options, self.target, self.net.cell.initial)
+        return Layer(*own, directions=self.directions, together=self._side_by_side())
+
+    def _side_by_side(self) -> int:
+        """Layers, or directions of one, that share the GPU. In strict float32 one layer may take all of it, and then
+        the others wait; in fewer bits stacks run as waves, and layers are chosen as if alone."""
+        beside = self.directions if self.whole else self.net.num_layers
+        return beside if self.options.precision == "float32" else 1
 
     def run(self) -> Program:
         program, host = self.program, self.program.sequence

@@ -63,7 +63,7 @@ class ForwardTrain(Plan):
         net = self.net
         own = graph, self.number + number, net.dtype, self.options, self.target, net.cell.initial, self.directions
         streams, narrow = tuple(net.regularisers.streams), narrowed(graph, self.narrow)
-        return Layer(*own, kept=kept_nodes(graph), streams=streams, narrow=narrow)
+        return Layer(*own, kept=kept_nodes(graph), streams=streams, narrow=narrow, together=self._side_by_side())
 
     def run(self) -> Program:
         """The program."""
