@@ -114,3 +114,96 @@ def test_what_torchs_operations_make(counted: list[str]) -> None:
     (slope,) = torch.autograd.grad(layer(x, seed=1)[0].square().sum(), [x], create_graph=True)
     slope.square().sum().backward()
     assert counted == ["torch"] and x.grad.isfinite().all()
+
+
+CELLS: dict[str, dict[str, int]] = {
+    "elman": {},
+    "lstm": {},
+    "gru": {},
+    "lstm_peephole": {},
+    "lstm_coupled": {},
+    "lstm_layer_norm": {},
+    "lstm_projection": {"P": 2},
+    "mgu": {},
+    "fastgrnn": {},
+    "lem": {},
+    "slstm": {"N": 3},
+    "mlstm": {},
+}
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("name", CELLS)
+def test_cells_beside_differences_and_torch(name: str, counted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What compiled code makes is how compiled gradients change, in float64, and what torch makes of a loop."""
+    net = rnn.RNN(getattr(rnn.cells, name), X, H, dtype="float64", **CELLS[name]).init(2)
+    layer, draw = rnn.to_torch(net), torch.Generator().manual_seed(1)
+    x = torch.randn(T, B, *net.input_shapes["x"], dtype=torch.float64, generator=draw).requires_grad_()
+    leaves = [x, *layer.parameters()]
+    ways = [torch.randn(leaf.shape, dtype=torch.float64, generator=draw) for leaf in leaves]
+
+    def total(create: bool) -> Any:
+        y, last = layer(x)
+        loss = y.sin().sum() + sum(part.tanh().sum() for part in autograd.flat(last))
+        slopes = torch.autograd.grad(loss, leaves, create_graph=create)
+        return sum((slope * slope.cos()).sum() for slope in slopes)
+
+    ours = torch.autograd.grad(total(True), leaves)
+    assert counted == ["compiled"]
+    along, step, sums = sum(float((one * way).sum()) for one, way in zip(ours, ways, strict=True)), 1e-5, []
+    for sign in (1, -1):
+        with torch.no_grad():
+            for leaf, way in zip(leaves, ways, strict=True):
+                leaf += sign * step * way
+        sums.append(float(total(False)))
+        with torch.no_grad():
+            for leaf, way in zip(leaves, ways, strict=True):
+                leaf -= sign * step * way
+    differences = (sums[0] - sums[1]) / (2 * step)
+    assert abs(along - differences) <= 1e-6 * max(1.0, abs(differences))
+    monkeypatch.setattr(autograd, "second_of", lambda net, rows: None)
+    theirs = torch.autograd.grad(total(True), leaves)
+    for one, two in zip(ours, theirs, strict=True):
+        assert_close(one, two, "float64", T)
+
+
+@pytest.mark.broad
+def test_a_critic_whose_gradients_are_penalised_trains(counted: list[str]) -> None:
+    """WGAN-GP on short waves of one amplitude and offset: the generator's come to have them, and every penalty is of
+    compiled code."""
+    torch.manual_seed(3)
+    steps, rows, noise = 8, 32, 3
+    generator, critic = (rnn.nn.Cell(rnn.cells.gru, size, 12, dtype=torch.float64) for size in (noise, 1))
+    out, judge = (torch.nn.Linear(12, 1, dtype=torch.float64) for _ in range(2))
+    own, others = [*generator.parameters(), *out.parameters()], [*critic.parameters(), *judge.parameters()]
+    optimisers = [torch.optim.Adam(parameters, 1e-2, betas=(0.0, 0.9)) for parameters in (own, others)]
+
+    def real() -> Any:
+        phase = 6.3 * torch.rand(1, rows, 1, dtype=torch.float64)
+        return 1.5 + torch.sin(torch.arange(steps, dtype=torch.float64)[:, None, None] + phase)
+
+    def made() -> Any:
+        return out(generator(torch.randn(steps, rows, noise, dtype=torch.float64))[0])
+
+    def judged(x: Any) -> Any:
+        return judge(critic(x)[0]).mean(0)
+
+    def distance() -> float:
+        with torch.no_grad():
+            return abs(float(made().mean()) - 1.5)
+
+    before = distance()
+    for _ in range(60):
+        for _ in range(2):
+            true, false = real(), made().detach()
+            mixed = torch.lerp(true, false, torch.rand(1, rows, 1, dtype=torch.float64)).requires_grad_()
+            (slope,) = torch.autograd.grad(judged(mixed).sum(), [mixed], create_graph=True)
+            penalty = (slope.flatten(2).norm(dim=(0, 2)) - 1).square().mean()
+            optimisers[1].zero_grad()
+            (judged(false).mean() - judged(true).mean() + 10 * penalty).backward()
+            optimisers[1].step()
+        optimisers[0].zero_grad()
+        (-judged(made()).mean()).backward()
+        optimisers[0].step()
+    assert {*counted} == {"compiled"} and len(counted) == 120
+    assert before > 1.0 and distance() < 0.5 * before and float(penalty) < 0.2
