@@ -180,6 +180,7 @@ def test_arrays_that_are_none(two: tuple[Any, Path]) -> None:
     assert library("run", None, None, None) == BAD_ARGUMENT and "no handle" in library.error
 
 
+@pytest.mark.broad
 def test_what_a_bundle_cannot_do_is_said_all_at_once(tmp_path: Path) -> None:
     model = tagger(("RNN",))
     model.graph.node.extend([node("Cast", "z", "z16", to=10), node("Cast", "z", "u", to=2)])

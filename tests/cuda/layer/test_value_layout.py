@@ -53,6 +53,7 @@ def test_products_read_the_storage_copy() -> None:
     assert plain is not None and plain.kind == "old"
 
 
+@pytest.mark.few_cells
 @pytest.mark.parametrize("name", rnn.cells.names())
 def test_what_groups_read_has_a_place(name: str) -> None:
     _, layers = layers_of(name)

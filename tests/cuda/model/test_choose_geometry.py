@@ -76,6 +76,7 @@ def test_the_nearest_record_counts_where_the_model_has_nothing_against_it() -> N
     assert choose_geometry(step("lstm", 1024, "bfloat16"), near, "bfloat16", 128).record == "default"
 
 
+@pytest.mark.broad
 def test_layers_of_a_wave_have_records_of_their_own() -> None:
     choice = grid_choice(256, 16)
     part = replace(machine(choice), sms=GPU.sms // 3)
