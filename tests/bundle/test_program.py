@@ -228,6 +228,7 @@ def test_weights_that_are_inputs(weightless: tuple[Any, Path]) -> None:
     assert not (bundle / "stream.c").exists()
 
 
+@pytest.mark.broad
 def test_weights_of_another_shape(weightless: tuple[Any, Path]) -> None:
     _, bundle = weightless
     library, weights = Library(bundle), {name: np.zeros(shape, "f4") for name, shape in GIVEN.items()}

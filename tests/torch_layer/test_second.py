@@ -57,7 +57,7 @@ def second_derivatives(layer: Any, ragged: bool) -> list[Any]:
     return [*torch.autograd.grad(sum(s.square().sum() for s in slopes), leaves), *slopes]
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("name", ["elman", *(pytest.param(n, marks=pytest.mark.broad) for n in CASES if n != "elman")])
 def test_every_kind_of_call(name: str, ragged: bool, counted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
