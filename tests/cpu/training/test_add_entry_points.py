@@ -37,8 +37,8 @@ ODD = {name: value for name, value in vars(odd).items() if isinstance(value, rnn
 # Between them: every kind of group and of sum, both dtypes, layers and directions, and inputs that all layers read.
 # Layers share a graph (I = H, or 2 H where both directions are read): that halves the code.
 QUICK: dict[str, tuple[int, dict[str, Any]]] = {
-    "gru": (7, {"num_layers": 2, "dtype": "float64"}),
     "lstm": (14, {"num_layers": 3, "bidirectional": True}),
+    "gru": (7, {"num_layers": 2, "dtype": "float64"}),
     "mlstm": (5, {"dtype": "float64"}),
 }
 
