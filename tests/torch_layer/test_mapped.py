@@ -11,10 +11,10 @@ import pytest
 import tvm_rnn as rnn
 
 torch = pytest.importorskip("torch")
-from torch.func import functional_call, grad, jacrev, jvp, vmap  # noqa: E402
-
-from tvm_rnn.torch_layer import mapped  # noqa: E402
-
+mapped = pytest.importorskip("tvm_rnn.torch_layer.mapped")
+functional_call, grad, jacrev, jvp, vmap = (
+    getattr(torch.func, name) for name in ("functional_call", "grad", "jacrev", "jvp", "vmap")
+)
 N, T, B, X, H = 3, 5, 2, 3, 4
 KIND = torch.float64
 LAYERS: dict[str, Callable[[], Any]] = {

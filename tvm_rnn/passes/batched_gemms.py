@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,6 @@ from tvm_rnn.graph.ops import TABLE, Shape
 from ..decisions import tell
 from .normalise import Builder
 
-Array = Any
 LEAST = 8  # units, and summed elements, of a member: smaller products leave most of a tile empty
 
 
@@ -118,8 +116,9 @@ def distance(operand: Node) -> int | None:
     return int(steps[0]) if steps.size == 1 and steps[0] >= 0 else None
 
 
-def _places(node: Node) -> Array:
+def _places(node: Node) -> np.ndarray:
     """Where each element lies in the value that a view is of. What is joined becomes an array."""
     if not is_move(node) or node.op == "concat":
         return np.arange(prod(node.shape)).reshape(node.shape)
-    return TABLE[node.op].numpy(_places(node.args[0]), **node.attrs)
+    found: np.ndarray = TABLE[node.op].numpy(_places(node.args[0]), **node.attrs)
+    return found

@@ -12,11 +12,12 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 from torch._C import _functorch as functorch
+from torch.autograd.function import FunctionCtx
 
 from tvm_rnn.compiler.compiled_files import compiled_once, name_here
 from tvm_rnn.errors import ConfigError, TvmRnnError, message
@@ -34,6 +35,12 @@ TARGETS = {"cpu": "llvm", "cuda": "cuda"}
 
 _codes = weakref.WeakKeyDictionary[RNN, Code]()
 _members = weakref.WeakKeyDictionary[RNN, "dict[int, tuple[RNN, Code] | None]"]()
+
+
+class Info(Protocol):
+    """What torch.func says of a vmap."""
+
+    batch_size: int
 
 
 @dataclass(frozen=True)
@@ -194,9 +201,9 @@ class OfMembers:
         axis = 0 if kind == "weight" else 2
         return (value.unflatten(axis, (self.count, -1)) if self.nested else value), axis
 
-    @property
-    def call(self) -> dict[str, Any]:
-        return {"net": self.many[0], "code": self.many[1]}
+    def call(self, one: Mapped) -> Mapped:
+        """The call of many."""
+        return replace(one, net=self.many[0], code=self.many[1])
 
 
 @dataclass(frozen=True)
@@ -226,9 +233,9 @@ class OfRows:
         """A state, or a gradient, by member, and where their axis is."""
         return (value, None) if kind == "weight" else (value.unflatten(1, (self.count, -1)), 1)
 
-    @property
-    def call(self) -> dict[str, Any]:
-        return {}
+    def call(self, one: Mapped) -> Mapped:
+        """The same call."""
+        return one
 
 
 def _one_by_one(
@@ -259,7 +266,7 @@ class Recorded(torch.autograd.Function):
         return tuple(run(call.code.name, [value.detach() for value in tensors], [*call.numbers]))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    def setup_context(ctx: FunctionCtx, inputs: Sequence[Tensor], output: tuple[Tensor, ...]) -> None:
         """What is kept goes with the call's tensors."""
         call, *tensors = inputs
         kept = output[call.results :]
@@ -269,7 +276,7 @@ class Recorded(torch.autograd.Function):
         ctx.save_for_backward(*kept, *tensors)
 
     @staticmethod
-    def backward(ctx: Any, *above: Tensor | None) -> Results:
+    def backward(ctx: FunctionCtx, *above: Tensor | None) -> Results:
         """Runs backward on what was kept."""
         call, present = ctx.call, [d is not None for d in above[: ctx.call.results]]
         given = [d for d in above[: ctx.call.results] if d is not None]
@@ -278,7 +285,7 @@ class Recorded(torch.autograd.Function):
         return None, *found, *[None] * sum(call.numbers[:2])
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], call: Mapped, *tensors: Tensor) -> tuple[Any, Any]:
+    def vmap(info: Info, in_dims: Dims, call: Mapped, *tensors: Tensor) -> tuple[Results, Dims]:
         """As members, as rows, or one after the other."""
         dims, count, kinds = in_dims[1:], info.batch_size, call.kinds()
         mapped = {kind for kind, dim in zip(kinds, dims, strict=True) if dim is not None}
@@ -289,7 +296,7 @@ class Recorded(torch.autograd.Function):
                 return _one_by_one(Recorded.apply, [call], tensors, dims, count)
             way = OfMembers(many, call.code, count, bool(call.net.members))
         own = [way.taken(*one) for one in zip(kinds, tensors, dims, strict=True)]
-        y, *rest = Recorded.apply(replace(call, **way.call), *own)
+        y, *rest = Recorded.apply(way.call(call), *own)
         last, kept = rest[: call.results - 1], rest[call.results - 1 :]
         pairs = [way.of_each("state", value) for value in last]
         marked = [value.unsqueeze(0).expand(way.mark, *value.shape) for value in kept[:1]] + kept[1:]
@@ -315,7 +322,7 @@ class Gradients(torch.autograd.Function):
         return (*found[: inputs + states], *found[inputs + call.results - 1 :])
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
+    def setup_context(ctx: FunctionCtx, inputs: Sequence[Tensor], output: Results) -> None:
         """For gradients of these."""
         ctx.call, lead, ctx.present, *tensors = inputs
         ctx.kept = lead[2]
@@ -323,7 +330,7 @@ class Gradients(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
 
     @staticmethod
-    def backward(ctx: Any, *along: Tensor | None) -> Results:
+    def backward(ctx: FunctionCtx, *along: Tensor | None) -> Results:
         """In torch's operations. Raises ConfigError where torch.func looks into it."""
         call = ctx.call
         if torch._C._are_functorch_transforms_active():
@@ -339,13 +346,13 @@ class Gradients(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any,
-        in_dims: tuple[Any, ...],
+        info: Info,
+        in_dims: Dims,
         call: Mapped,
         lead: tuple[int, int, int],
         present: list[bool],
         *given: Tensor,
-    ) -> tuple[Any, Any]:
+    ) -> tuple[Results, Dims]:
         """As the call was made; or, where only these gradients differ, one after the other."""
         dims, count = in_dims[3:], info.batch_size
         (tape, *kept), own, above = _parts(call, lead[2], given)
@@ -363,7 +370,7 @@ class Gradients(torch.autograd.Function):
         from_above = [way.above(*one) for one in zip(numbers, above, of_above, strict=True)]
         T, B, size = lead
         within = (T, B * count if way.mark == ROWS else B, size)
-        found = Gradients.apply(replace(call, **way.call), within, present, tape[0], *kept, *taken, *from_above)
+        found = Gradients.apply(way.call(call), within, present, tape[0], *kept, *taken, *from_above)
         pairs = [way.of_each(kind, value) for kind, value in zip(kinds, found, strict=False)]
         return tuple(value for value, _ in pairs), tuple(dim for _, dim in pairs)
 

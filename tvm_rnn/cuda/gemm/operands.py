@@ -114,6 +114,13 @@ def linear(node: Node, index: Index) -> Expr:
     return total
 
 
+def known(node: Node, index: Index) -> int:
+    """The same of an index of numbers."""
+    at = linear(node, index)
+    assert isinstance(at, int)
+    return at
+
+
 def operands(root: Node, places: Callable[[Node], Place | None]) -> list[Operand]:
     """The operands of a gemm node; of a batched one those of the first member, and how far others' lie apart."""
     own = enumerate(root.args[1::2])
@@ -129,7 +136,7 @@ def _of_members(node: Node, number: int, places: Callable[[Node], Place | None])
     def read(n: Node, index: Index) -> Expr | None:
         if places(n) is None:
             return None
-        starts.append(int(linear(n, index)))  # type: ignore[arg-type]
+        starts.append(known(n, index))
         return tirx.const(0.0, "float32")
 
     for member in range(2):

@@ -23,7 +23,7 @@ from tvm_rnn.graph.tensor_expressions import Index, element
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import wide
 
-from .operands import Operand, linear, pack
+from .operands import Operand, known, linear, pack
 
 
 @dataclass(frozen=True)
@@ -191,10 +191,7 @@ class _Span:
         if key in self.loaded:
             return self.loaded[key]
         own, size = self.problem, SIZES[place.dtype]
-        first, second = (
-            int(linear(node, (*(i if isinstance(i, int) else member for i in lead), 0)))  # type: ignore[arg-type]
-            for member in range(2)
-        )
+        first, second = (known(node, (*(i if isinstance(i, int) else member for i in lead), 0)) for member in range(2))
         at = self._address(place, self.unit + (first + own.further(second - first)))
         buffer = self.w[own.names["read", node, 0]]
         size_at_once = self._bytes(place, first, second - first)
