@@ -51,8 +51,7 @@ class HoistGemms(Pass):
         again = not looped and any(n.op == "rescan" for n in nodes)
         # The states before each step are inputs, but for matrices made again: they would be kept for all steps.
         if graph.kind == "backward" and not again:
-            vector = prod(graph.inputs[0].shape)
-            large = downstream(nodes, lambda n: bool(leaves[n]) and len(n.shape) > 1 and prod(n.shape) > vector) & early
+            large = downstream(nodes, lambda n: bool(leaves[n]) and _is_matrix(n, graph, leaves)) & early
             large -= {*topological(n for n in nodes if is_scan(n))}
         early -= large
         moved = _hanging_on_products(nodes, early) if looped else early
@@ -78,6 +77,15 @@ class HoistGemms(Pass):
             self.check(not (inside and late), f"{node.op} in `before` reads a value of `step`", graph)
             early = graph.region_of(node) != "after" and any(graph.region_of(a) == "after" for a in node.args)
             self.check(not early, f"{node.op} reads a value of `after` too early", graph)
+
+
+def _is_matrix(node: Node, graph: Graph, leaves: Mapping[Node, frozenset[str]]) -> bool:
+    """Whether a value is larger than a vector, or a product that is no GEMM; vectors of members are neither."""
+    if len(node.shape) < 2:
+        return False
+    free = {a for a in node.args if not leaves[a]}
+    product = node.op == "einsum" and batched_product(node, free) is None
+    return product or prod(node.shape) > prod(graph.inputs[0].shape)
 
 
 def _terms(node: Node, users: dict[Node, list[Node]], top: bool = True) -> list[Node]:
