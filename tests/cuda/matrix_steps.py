@@ -11,7 +11,10 @@ from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.matrix.block import SharedPlan
 from tvm_rnn.cuda.matrix.kernel import kernel
-from tvm_rnn.cuda.matrix.matrix_step import matrix_step
+from tvm_rnn.cuda.matrix.matrix_axes import matrix_shape
+from tvm_rnn.cuda.matrix.matrix_step import MatrixStep, matrix_step
+from tvm_rnn.cuda.training.add_entry_points import plan
+from tvm_rnn.options import Options
 from tvm_rnn.passes import pipeline
 from tvm_rnn.target import resolve
 
@@ -26,11 +29,23 @@ def layout_of(cell: rnn.Cell, dtype: str = "float32", **sizes: int) -> Layout:
     return Layout(graph, dtype, Weights(graph, 0, dtype), dtype)
 
 
+def backward_of(cell: rnn.Cell, **sizes: int) -> Layout:
+    """Of the same layer's backward pass, whose tape has states alone."""
+    net = rnn.RNN(cell, 5, dtype="bfloat16", **sizes)
+    passed = pipeline.passed(net, Options(target=resolve("nvidia-h200"), training="states", precision=net.dtype))
+    return plan(passed, passed.options.target).backward.code[0].layout
+
+
+def step_of(layout: Layout) -> MatrixStep:
+    """Of a layer without heads, or of one head."""
+    return matrix_step(layout, matrix_shape(state.shape for state in layout.graph.states))
+
+
 @functools.cache
 def plan_of(of: tuple[str, int, str], registers: int = REGISTERS) -> SharedPlan:
     """Of a zoo cell without heads."""
     _, layout = layer(*of)
-    return SharedPlan(matrix_step(layout), layout.precision, registers)
+    return SharedPlan(step_of(layout), layout.precision, registers)
 
 
 def matrix_error(

@@ -1,4 +1,4 @@
-"""Several elements that lie side by side in memory, in one instruction of 8 or 16 bytes.
+"""Several elements that lie side by side in memory, in one instruction of 4, 8 or 16 bytes.
 
 In: the name of a kernel's pointer, and where the first element lies. Out: float32 values in registers, or statements
 that store such values, rounded. 16-bit numbers travel as words of two.
@@ -23,7 +23,7 @@ DTYPES = ("float32", "float16", "bfloat16")  # of what can be accessed so
 
 class LoadedLanes:
     """Registers for `lanes` elements as they are in memory, zeros at first: all loads may be on their way before the
-    first value is taken. lanes: 4 or 8; or 1, then of any dtype."""
+    first value is taken. lanes: 4 or 8; of 16 bits also 2; or 1, then of any dtype."""
 
     def __init__(self, w: Writer, dtype: str, lanes: int = LANES) -> None:
         self.w, self.dtype, self.lanes = w, dtype, lanes
@@ -42,7 +42,7 @@ class LoadedLanes:
         kind = "b32" if self.words else "f32"
         for i in range(0, self.count, 4):  # words of 16-bit elements are four at most
             part = [self.raw[j] for j in range(i, min(i + 4, self.count))]
-            self.w.do(I.ptx[f"ld.global.v{len(part)}.{kind}"](*part, self.w[name].ptr_to([at + i])))
+            self.w.do(I.ptx[f"ld.global{_vector(len(part))}.{kind}"](*part, self.w[name].ptr_to([at + i])))
 
     def values(self) -> list[TirExpr]:
         """In the order of memory: float32, or a single one as it is there."""
@@ -63,7 +63,11 @@ def store_lanes(w: Writer, name: str, dtype: str, at: Expr, values: Sequence[Tir
         words = w.local(count // 2, "uint32")
         for i in range(count // 2):
             pack(w, dtype, words[i], values[2 * i], values[2 * i + 1])
-        w.do(I.ptx[f"st.global.v{count // 2}.b32"](place.ptr_to([at]), *(words[i] for i in range(count // 2))))
+        w.do(I.ptx[f"st.global{_vector(count // 2)}.b32"](place.ptr_to([at]), *(words[i] for i in range(count // 2))))
+
+
+def _vector(count: int) -> str:
+    return f".v{count}" if count > 1 else ""
 
 
 def aligned(pointers: Sequence[Pointer], lanes: int = LANES) -> str:

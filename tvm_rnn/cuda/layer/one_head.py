@@ -115,7 +115,7 @@ def of_heads(layout: Layout, heads: int) -> HeadLayout:
     taped = {own: cut.of_kept(own.node) for own in layout.taped}
     emitted = tuple(cut.value(own.node, at) for own, at in taped.items())
     # A backward graph's output is no value of the step.
-    output = cut.value(graph.output, cut.of_state(graph.output)) if layout.emits else results[0]
+    output = cut.value(graph.output, cut.of_state(graph.output)) if layout.emits else (*results, *emitted)[0]
     leaves = {kind: tuple(n for n in cut.origin if n.op == kind) for kind in ("input", "param")}
     states = tuple(cut.states[s] for s in graph.states)
     own = Graph(graph.cell, graph.dtype, leaves["input"], states, leaves["param"], results, output, graph.output_name)

@@ -9,7 +9,7 @@ a step emits; parts of sums over rows, of two steps in turn; parameters of produ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +17,9 @@ from functools import cached_property
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Writer, converted
+from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES
+from tvm_rnn.cuda.codegen.kernel_writer import Writer
+from tvm_rnn.cuda.codegen.vector_access import store_lanes
 from tvm_rnn.cuda.layer.regime import FOREVER
 from tvm_rnn.cuda.layer.row_kernels import combiner
 from tvm_rnn.graph.graph import Node
@@ -26,7 +28,7 @@ from tvm_rnn.tir.index import uint32, wide
 
 from .element_index import COLUMN, Along, ElementIndex, flattened
 from .lane_values import Index
-from .matrix_step import MatrixStep, Streamed
+from .matrix_step import Left, MatrixStep, Streamed
 from .matrix_tile import LANES
 from .products import PlainProduct, TensorProduct
 
@@ -94,10 +96,10 @@ class SharedPlan:
 
     @cached_property
     def values(self) -> int:
-        """Registers of a lane for states, for what a step makes of them, and for constants."""
-        tile, roles = self.step.tile, self.step.axes.roles
-        matrices = [n for n in (*self.step.states, *self.step.phases) if len(roles[n]) > 1 and None not in roles[n]]
-        return len(matrices) * tile.elements + len(self.step.lanes.constant) + tile.lane_columns
+        """Registers of a lane for states, for what a step makes of them, for what is asked for ahead, and constants."""
+        tile, demands = self.step.tile, self.step.lanes
+        ahead = sum(ITEM_BYTES[self.step.layout.rows(node).dtype] for node, _ in demands.whole) // 4
+        return self.step.graph.matrices_at_once * tile.elements + ahead + len(demands.constant) + tile.lane_columns
 
     @cached_property
     def in_registers(self) -> bool:
@@ -193,30 +195,31 @@ class Block:
             w.store(found, value, 0)
         return found[0]
 
-    def _of_head(self, node: Node, at: Expr) -> Expr:
-        """Element `at` of this head's part of a value."""
-        apart = self.layout.side_by_side(node) if self.layout.heads > 1 else 0
-        within = at if not apart or self.layout.heads == 1 else _spread(apart, at, self.layout.heads)
-        return within + self.head * apart if apart else within
+    def _of_head(self, apart: int, at: Expr) -> Expr:
+        """Element `at` of this head's part of a value. apart: elements of one head that lie side by side."""
+        if not apart or self.layout.heads == 1:
+            return at
+        return _spread(apart, at, self.layout.heads) + self.head * apart
 
     def constant(self, node: Node, index: Index) -> TirExpr:
         """An element of what is made of parameters."""
         source = self.w[f"param_{self.step.param_nodes.index(node)}"]
-        at = self._of_head(node, flat(node, index))
+        at = self._of_head(self.layout.side_by_side(node), flat(node, index))
         return self.guarded(source[wide(at)], "float32", self.inside(index))
+
+    def read_name(self, node: Node) -> str:
+        """Of the pointer to a value of every step."""
+        return f"read_{self.step.read_nodes.index(node)}"
+
+    def read_at(self, node: Node, at: Expr, local: TirExpr) -> TirExpr:
+        """Where element `at` of a value of every step lies."""
+        row = wide(local) * wide(self.w["batch"]) + wide(self.row)
+        own = self._of_head(self.layout.side_by_side(node), at)
+        return row * self.layout.rows(node).row_stride + wide(own)
 
     def streamed(self, node: Node, at: Expr, local: TirExpr) -> TirExpr:
         """Element `at` of a value of every step, as it is in memory."""
-        place, w = self.layout.rows(node), self.w
-        row = wide(local) * wide(w["batch"]) + wide(self.row)
-        source = w[f"read_{self.step.read_nodes.index(node)}"]
-        return source[row * place.row_stride + wide(self._of_head(node, at))]
-
-    def whole(self, node: Node, index: Index, local: TirExpr) -> TirExpr:
-        """An element of a matrix of every step."""
-        value, dtype = self.streamed(node, flat(node, index), local), self.layout.rows(node).dtype
-        found = self.guarded(value, dtype, self.inside(index))
-        return self.w.keep(tirx.Cast("float32", found))
+        return self.w[self.read_name(node)][self.read_at(node, at, local)]
 
     def state_at(self, state: Node, index: Index) -> Expr:
         size = 1
@@ -245,18 +248,19 @@ class Block:
         alongs = [along for i in index if isinstance(i, ElementIndex) for along, _ in i.terms]
         return self.floats[stage + (self.plan.slots[own] + (alongs[0].value if alongs else 0))]
 
-    def emit(self, index: Index, value: TirExpr, local: TirExpr, owner: TirExpr | None) -> None:
-        """Store an element of the output. owner: of several lanes that have it, who stores it."""
-        place, w = self.layout.output, self.w
-        if self.masked:
-            value = w.keep(tirx.Select(tirx.NE(self.active(local), 0), value, tirx.const(0.0, "float32")))
-        width = self.layout.graph.output.shape[0]
+    def leave(self, own: Left, index: Index, values: Sequence[TirExpr], local: TirExpr, owner: TirExpr | None) -> None:
+        """Store an element that a step leaves, or two that lie side by side. owner: of several lanes that have it, who
+        stores it."""
+        w, place = self.w, own.place
+        if self.masked and own is self.step.output:
+            zero, active = tirx.const(0.0, "float32"), tirx.NE(self.active(local), 0)
+            values = [w.keep(tirx.Select(active, value, zero)) for value in values]
         row = wide(local) * wide(w["batch"]) + wide(self.row)
-        at = row * place.row_stride + wide(flat(self.step.output, index) + self.head * width)
+        at = row * place.row_stride + wide(self._of_head(own.apart, flat(own.node, index)))
         inside = self.inside(index)
         when = inside if owner is None else owner if inside is None else tirx.And(owner, inside)
         with nullcontext() if when is None else w.when(when):
-            w.store(w["y"], converted(value, place.dtype), at)
+            store_lanes(w, own.pointer, place.dtype, at, values)
 
 
 def flat(node: Node, index: Index) -> Expr:

@@ -8,7 +8,7 @@ Rewrite: for t: for group: launch  -->  one launch: for t in block: phases
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 from tvm import tirx
@@ -25,9 +25,10 @@ from .block import TENSOR, Block, SharedPlan
 from .element_index import COLUMN, ROW, Along, of
 from .lane_values import Index, LaneValues, placed
 from .matrix_axes import Roles
-from .matrix_step import streamed
+from .matrix_step import Left, streamed
 from .products import Lane, PlainProduct, TensorProduct
 from .streams import Streams
+from .whole_matrices import WholeMatrices, pairs
 
 SCALARS = (("steps", "int32"), ("reverse", "int32"), ("batch", "int32"))
 MEETING, SUMMING = 0, 1  # barriers: of all warps, and of those with elements
@@ -40,7 +41,8 @@ def kernel(name: str, plan: SharedPlan, initial: Mapping[str, float] | None = No
     pointers = [(f"param_{n}", "float32") for n in range(len(step.param_nodes))]
     pointers += [(f"read_{n}", step.layout.rows(node).dtype) for n, node in enumerate(step.read_nodes)]
     pointers += [(f"{way}_{n}", "float32") for way in ("old", "new") for n in range(len(step.states))]
-    pointers += [("y", step.layout.output.dtype), *(MASK_POINTERS if masked else ())]
+    pointers += [("y", step.layout.output.dtype), *((own.pointer, own.place.dtype) for own in step.kept)]
+    pointers += MASK_POINTERS if masked else ()
 
     def body(w: Writer) -> None:
         with I.attr({"tirx.launch_bounds_min_blocks_per_sm": 1}):
@@ -74,6 +76,9 @@ class _Elements:
         self.constants = {(n, i): block.constant(n, placed(i, self.lanes)) for n, i in found}
         self.products = [self._product(n) for n in range(len(self.step.products))]
         self.states = {state: self._load(n, state) for n, state in enumerate(self.step.states)}
+        self.matrices = WholeMatrices(block, self.lanes)
+        with w.when(w["steps"] > 0):
+            self.matrices.ask(tirx.const(0, "int32"))
         block.meet(self.tile.warps + 1, MEETING)
         with w.loop(w["steps"]) as t:
             self._step(w.keep(t))
@@ -142,25 +147,34 @@ class _Elements:
                     first = tirx.const(self.initial.get(state.name, 0.0), "float32")
                     for at in range(len(list(self.values.indices(state)))):
                         w.store(registers, first, at)
-        self.values = LaneValues(step.axes, self.lanes, self._leaf(t, local, stage), w.keep)
+        self.values = LaneValues(step.axes, self.lanes, self._leaf(t, stage), w.keep)
+        self.values.held |= self.matrices.take()
+        with w.when(t + 1 < w["steps"]):
+            self.matrices.ask(w.keep(t + 1))
         for state, registers in self.states.items():
             for at, index in enumerate(self.values.indices(state)):
                 self.values.held[state, index] = registers[at]
         for node in step.phases:
             self._phase(node, t)
+            self._leave([own for own in step.by_lanes if own.node is node], local)
         pairs = zip(step.states, step.results, strict=True)
         news = [[w.keep(self.values.at(result, i)) for i in self.values.indices(state)] for state, result in pairs]
-        if not step.stored_apart:
-            for index in step.output_indices(self.values):
-                value = self.values.at(step.output, index)
-                block.emit(index, value, local, self._who(step.output_roles))
+        self._leave([own for own in step.by_lanes if own.node not in step.phases], local)
         block.meet(self.tile.warps + 1, MEETING)
         with nullcontext() if not block.masked else w.when(tirx.NE(block.active(local), 0)):
             for registers, values in zip(self.states.values(), news, strict=True):
                 for at, value in enumerate(values):
                     w.store(registers, value, at)
 
-    def _leaf(self, t: TirExpr, local: TirExpr, stage: TirExpr) -> Callable[[Node, Index], TirExpr | None]:
+    def _leave(self, left: Iterable[Left], local: TirExpr) -> None:
+        """Store what this lane has of what the step leaves."""
+        for own in left:
+            indices = self.values.along(own.roles, own.node)
+            for index, second in pairs(own.node, indices, own.place, own.apart):
+                found = [self.values.at(own.node, i) for i in (index, second) if i is not None]
+                self.block.leave(own, index, found, local, self._who(own.roles))
+
+    def _leaf(self, t: TirExpr, stage: TirExpr) -> Callable[[Node, Index], TirExpr | None]:
         block, step = self.block, self.step
 
         def leaf(node: Node, index: Index) -> TirExpr | None:
@@ -171,9 +185,7 @@ class _Elements:
             if not step.is_streamed(node):
                 return None
             own = streamed(node, index)
-            if own is not None:
-                return block.of_stage(own, index, stage)
-            return block.whole(node, index, local)
+            return None if own is None else block.of_stage(own, index, stage)
 
         return leaf
 

@@ -1,4 +1,4 @@
-"""What a kernel of matrix states has to know of a step: its phases, what they read, and who stores what is emitted.
+"""What a kernel of matrix states has to know of a step: its phases, what they read, and who stores what it leaves.
 
 In: the layout of a layer, or of one head of it. Out: `MatrixStep`, or `NotOnChip` with the reason. A dry run demands
 every element that lanes will demand, and takes down the leaves behind them.
@@ -6,21 +6,24 @@ every element that lanes will demand, and takes down the leaves behind them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from tvm import tirx
 
+from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.value_layout import Layout
-from tvm_rnn.graph.graph import Node, stepped
+from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.node_text import in_words
+from tvm_rnn.graph.ops import Shape
 from tvm_rnn.tir.expr import TirExpr
 
 from .element_index import COLUMN, ROW, Along, ElementIndex, NotOnChip, flattened
 from .lane_values import Index, LaneValues
-from .matrix_axes import MatrixAxes, Roles, is_product, matrix_axes, output_of
+from .matrix_axes import MatrixAxes, Roles, is_product
 from .matrix_tile import MatrixTile
+from .phases import StepGraph, step_graph
 
 
 @dataclass(frozen=True)
@@ -38,19 +41,38 @@ class Demands:
     """What a dry run has found. constant: elements of parameters; waited: sums over rows that lanes read again."""
 
     streamed: tuple[Streamed, ...]
-    whole: tuple[Node, ...]  # matrices of every step
+    whole: tuple[tuple[Node, Index], ...]  # elements of matrices of every step
     constant: tuple[tuple[Node, Index], ...]
     waited: frozenset[Node]
 
 
 @dataclass(frozen=True, eq=False)
+class Left:
+    """What a step leaves in memory, as it is before views flatten it. pointer: the kernel's. apart: elements of one
+    head that lie side by side."""
+
+    node: Node
+    roles: Roles
+    pointer: str
+    place: Place
+    apart: int
+
+
+@dataclass(frozen=True, eq=False)
 class MatrixStep:
-    """phases: what is computed for all of a lane's elements before the next: products, sums, values of states."""
+    """graph: with the axes and phases of a step."""
 
     layout: Layout
-    axes: MatrixAxes
+    graph: StepGraph
     tile: MatrixTile
-    phases: tuple[Node, ...]
+
+    @property
+    def axes(self) -> MatrixAxes:
+        return self.graph.axes
+
+    @property
+    def phases(self) -> tuple[Node, ...]:
+        return self.graph.phases
 
     @property
     def states(self) -> tuple[Node, ...]:
@@ -74,19 +96,45 @@ class MatrixStep:
         return next(a for a in node.args if a not in self.axes.roles)
 
     @cached_property
-    def output(self) -> Node:
-        return output_of(self.axes.graph)
+    def output(self) -> Left:
+        """What the layer emits."""
+        node, layout = self.graph.output, self.layout
+        return Left(node, self._roles(node), "y", layout.output, layout.graph.output.shape[0])
 
     @cached_property
-    def output_roles(self) -> Roles:
-        own = self.axes.roles.get(self.output, (None,) * len(self.output.shape))
-        return tuple(
-            role or (self.axes.by_size(size) if size > 1 else None)
-            for role, size in zip(own, self.output.shape, strict=True)
-        )
+    def left(self) -> list[Left]:
+        """The output, of a layer that has one, and what is kept for later."""
+        return [self.output, *self.kept] if self.layout.emits else self.kept
 
-    def output_indices(self, values: LaneValues) -> Iterator[Index]:
-        return values.along(self.output_roles, self.output)
+    @cached_property
+    def kept(self) -> list[Left]:
+        pairs = zip(self.layout.taped, self.graph.kept, strict=True)
+        return [Left(n, self._roles(n), f"kept_{own.number}", own.place, own.apart) for own, n in pairs]
+
+    def _roles(self, node: Node) -> Roles:
+        own = self.axes.roles.get(node, (None,) * len(node.shape))
+        pairs = zip(own, node.shape, strict=True)
+        return tuple(role or (self.axes.by_size(size) if size > 1 else None) for role, size in pairs)
+
+    @cached_property
+    def by_warp(self) -> list[Left]:
+        """What can be made of sums over rows and what is streamed, and is stored by the warp that loads."""
+        return [own for own in self.left if self._stored_apart(own)]
+
+    @cached_property
+    def by_lanes(self) -> list[Left]:
+        """What lanes with elements store."""
+        return [own for own in self.left if own not in self.by_warp]
+
+    def _stored_apart(self, own: Left) -> bool:
+        if ROW in own.roles:
+            return False
+        run = self._storing()
+        try:
+            run.leave(own)
+        except NotOnChip:
+            return False
+        return not run.whole
 
     def is_constant(self, node: Node) -> bool:
         return self.layout.weights.place(node) is not None
@@ -107,26 +155,17 @@ class MatrixStep:
         rows = tuple(tile.row(0, lane, i) for i in range(tile.lane_rows))
         run = _DryRun(self, {ROW: rows, COLUMN: tuple(tile.column(lane, j) for j in range(tile.lane_columns))})
         run.steps()
-        if not self.stored_apart:
-            run.output()
+        for own in self.by_lanes:
+            run.leave(own)
         return run.found
 
     @cached_property
     def stores(self) -> Demands:
-        """What the warp demands that stores the output; nothing where lanes with elements do."""
+        """What the warp demands that loads, for what it stores."""
         run = self._storing()
-        if self.stored_apart:
-            run.output()
+        for own in self.by_warp:
+            run.leave(own)
         return run.found
-
-    @cached_property
-    def stored_apart(self) -> bool:
-        """Whether the output can be made of sums over rows and what is streamed, by the warp that loads."""
-        try:
-            self._storing().output()
-        except NotOnChip:
-            return False
-        return ROW not in self.output_roles
 
     def _storing(self) -> _DryRun:
         lane = tirx.Var("lane", "int32")
@@ -141,7 +180,7 @@ class MatrixStep:
     @cached_property
     def read_nodes(self) -> list[Node]:
         """Pointers to what is of every step."""
-        return list(dict.fromkeys([*(s.node for s in self.streamed), *self.lanes.whole, *self.stores.whole]))
+        return list(dict.fromkeys([*(s.node for s in self.streamed), *(node for node, _ in self.lanes.whole)]))
 
     @cached_property
     def param_nodes(self) -> list[Node]:
@@ -164,10 +203,10 @@ def streamed(node: Node, index: Index) -> Streamed | None:
 class _DryRun:
     """One kind of lanes: `values` with names for registers."""
 
-    def __init__(self, step: MatrixStep, lanes: dict[str, tuple[Along, ...]]) -> None:
+    def __init__(self, step: MatrixStep, lanes: Mapping[str, tuple[Along, ...]]) -> None:
         self.step = step
         self.values = LaneValues(step.axes, lanes, self._leaf, self._name)
-        self.streamed, self.whole = dict[Streamed, None](), dict[Node, None]()
+        self.streamed, self.whole = dict[Streamed, None](), dict[tuple[Node, Index], None]()
         self.constant, self.waited = dict[tuple[Node, Index], None](), set[Node]()
 
     @property
@@ -194,9 +233,9 @@ class _DryRun:
             for index in values.indices(state):
                 values.at(result, index)
 
-    def output(self) -> None:
-        for index in self.step.output_indices(self.values):
-            self.values.at(self.step.output, index)
+    def leave(self, own: Left) -> None:
+        for index in self.values.along(own.roles, own.node):
+            self.values.at(own.node, index)
 
     def _matrix(self, node: Node) -> None:
         (matrix,) = (a for a in node.args if a in self.step.axes.roles)
@@ -219,7 +258,7 @@ class _DryRun:
         elif step.is_streamed(node):
             own = streamed(node, index)
             if own is None:
-                self.whole[node] = None
+                self.whole[node, index] = None
             else:
                 self.streamed[own] = None
         else:
@@ -233,26 +272,11 @@ class _DryRun:
         return tirx.Var("value", "float32")
 
 
-def matrix_step(layout: Layout) -> MatrixStep:
-    """The step of a layer, or of one head. Raises NotOnChip."""
-    graph = stepped(layout.graph)
-    try:
-        axes = matrix_axes(graph, turned=False)
-    except NotOnChip as reason:
-        try:
-            axes = matrix_axes(graph, turned=True)
-        except NotOnChip:
-            raise reason from None
-    stored = {n for group in layout.graph.groups if group.region == "step" for n in group.stored}
-    phases = [n for n in graph.nodes() if n in axes.summed or (n in stored and n in axes.roles and worth(n, axes))]
-    step = MatrixStep(layout, axes, MatrixTile(axes.rows, axes.columns), tuple(phases))
+def matrix_step(layout: Layout, shape: Shape) -> MatrixStep:
+    """The step of a layer, or of one head. shape: of the matrices. Raises NotOnChip."""
+    graph = step_graph(layout, shape)
+    step = MatrixStep(layout, graph, MatrixTile(graph.axes.rows, graph.axes.columns))
     for demands in (step.lanes, step.stores):
         if random := [s.node for s in demands.streamed if s.node.mask]:
             raise NotOnChip(f"{in_words(random[0])} is drawn for every step")
     return step
-
-
-def worth(node: Node, axes: MatrixAxes) -> bool:
-    """Whether a value is kept in registers: views are not, nor what lanes do not have as it is."""
-    sizes = zip(axes.roles[node], node.shape, strict=True)
-    return node.pointwise and not node.boolean and not any(role is None and size > 1 for role, size in sizes)

@@ -5,7 +5,7 @@ In: a layer's layout. Out: `OnChip`, a Regime for any batch size, or none, and `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -23,6 +23,7 @@ from tvm_rnn.target import Target
 from .block import RESERVED, TENSOR, SharedPlan
 from .element_index import NotOnChip
 from .kernel import kernel
+from .matrix_axes import matrix_shape
 from .matrix_step import matrix_step
 
 WHAT = "matrix states on the chip"
@@ -71,13 +72,14 @@ class OnChip(AnyBatch):
         pointers = [layer_steps.weights[step.layout.of_layer(node)] for node in step.param_nodes]
         pointers += [read(node) for node in step.read_nodes]
         pointers += [*layer_steps.before, *layer_steps.after, layer_steps.output]
+        pointers += [layer_steps.kept[own.number] for own in step.layout.taped]
         scalars = [layer_steps.count, int(layer_steps.reverse), "B"]
         launch_either(host, self.kernels, pointers, scalars, layer_steps)
 
 
 def on_chip(layout: Layout, target: Target, initial: Mapping[str, float]) -> list[OnChip]:
     """The regime, where it is one for this layer. initial: as `choose_regime.choose` has it."""
-    if all(len(state.shape) < 2 for state in stepped(layout.graph).states):
+    if all(len(state.shape) < 2 for state in _states(layout)):
         return []
     try:
         plan = _plan(layout, target)
@@ -92,20 +94,24 @@ def on_chip(layout: Layout, target: Target, initial: Mapping[str, float]) -> lis
     return [OnChip(layout, plan, f"matrix_{layout.weights.number}_d{layout.directions}", initial)]
 
 
+def _states(layout: Layout) -> Sequence[Node]:
+    """Those whose matrices a step reads: backward also those that recurrences over all time have made."""
+    return stepped(layout.graph).states if layout.emits else layout.graph.states
+
+
 def _plan(layout: Layout, target: Target) -> SharedPlan:
     """Raises NotOnChip, Coupled."""
-    if layout.kept or not layout.emits:
-        raise NotOnChip("in training, steps keep what the backward pass reads")
     if layout.precision not in (*TENSOR, "float32", "tf32"):
         raise NotOnChip(f"there is no such kernel in {layout.precision}")
-    states = stepped(layout.graph).states
+    states = _states(layout)
     if any(len(state.shape) > 3 for state in states):
         raise NotOnChip("a state has more than two axes beside that of heads")
     heads = {state.shape[0] for state in states if len(state.shape) == 3}
     if len(heads) > 1:
         raise NotOnChip(f"states have {' and '.join(map(str, sorted(heads)))} heads")
     own = of_heads(layout, *heads) if heads else layout
-    plan = SharedPlan(matrix_step(own), layout.precision, target.registers)
+    shape = matrix_shape(s.shape[1:] if heads else s.shape for s in states if len(s.shape) > len(heads))
+    plan = SharedPlan(matrix_step(own, shape), layout.precision, target.registers)
     if 4 * plan.words > target.shared_bytes:
         raise NotOnChip(f"a block would need {4 * plan.words} bytes of shared memory")
     if plan.values + RESERVED > plan.lane_registers:

@@ -1,4 +1,4 @@
-"""The warp that loads what steps read, some steps ahead, and stores what they emit, where that is made of sums.
+"""The warp that loads what steps read, some steps ahead, and stores what they leave, where that is made of sums.
 
 In: a `Block`. Out: its part of the kernel: registers are asked for `AHEAD` steps before they are put into a stage of
 shared memory; a step later, while others work on the next one, it adds up their parts of the sums over rows.
@@ -76,8 +76,8 @@ class Streams:
             with w.when(step + (1 + AHEAD) < steps):
                 self._ask(following, w.keep(step + (1 + AHEAD)))
         self.block.meet(self.tile.warps + 1, 0)
-        if self.step.stored_apart:
-            self._emit(step)
+        if self.step.by_warp:
+            self._leave(step)
 
     def _elements(self, number: int) -> Iterator[tuple[Streamed, Buffer, int, TirExpr]]:
         """(vector, its registers, number of the register, element) of all that this lane has of a step; what is done
@@ -115,7 +115,7 @@ class Streams:
             with w.when(tirx.EQ(block.lane, 0)):
                 w.store(block.floats, tirx.Cast("float32", flag[0]), stage)
 
-    def _emit(self, step: TirExpr) -> None:
+    def _leave(self, step: TirExpr) -> None:
         w, block = self.w, self.block
         local, stage = block.local(step), block.stage(step)
 
@@ -128,7 +128,8 @@ class Streams:
             return None if own is None else block.of_stage(own, index, stage)
 
         values = LaneValues(self.step.axes, self.lanes, leaf, w.keep)
-        for index in self.step.output_indices(values):
-            value = values.at(self.step.output, index)
-            alone = all(isinstance(i, int) for i in index)
-            block.emit(index, value, local, tirx.EQ(block.lane, 0) if alone else None)
+        for left in self.step.by_warp:
+            for index in values.along(left.roles, left.node):
+                alone = all(isinstance(i, int) for i in index)
+                found = values.at(left.node, index)
+                block.leave(left, index, [found], local, tirx.EQ(block.lane, 0) if alone else None)

@@ -308,10 +308,15 @@ class Layer:
             return
         parity = host.let("parity", tile.parity)
         self._regimes(host, buffers, tile, parity)
-        if self.regimes and self.machine.records.lean:
+        if self._never_in_steps or (self.regimes and self.machine.records.lean):
             return  # what is measured runs by a regime
         with host.when(f"{self.regime} < 0") if self.regimes else nullcontext():
             self._steps(host, buffers, tile, parity)
+
+    @property
+    def _never_in_steps(self) -> bool:
+        """Whether a regime takes every call."""
+        return any(regime.most is None and regime.applies() == "true" for regime in self.regimes)
 
     def _regimes(self, host: Host, buffers: Buffers, tile: Tile, parity: str) -> None:
         """Whole rounds of the regime that applies, then what is left of the batch."""
