@@ -1,4 +1,4 @@
-"""Training of matrix states with a nonlinearity, both passes in one launch: the oracle's gradients, by emulator.py."""
+"""Training of matrix states, each pass in one launch: the oracle's gradients, run by emulator.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ CASES: dict[str, tuple[rnn.Cell, str, dict[str, int]]] = {
     "keys_multiplied-bfloat16": (own.keys_multiplied, "bfloat16", {"N": 2, "K": 20, "V": 9}),
     "keys_multiplied-float32": (own.keys_multiplied, "float32", {"N": 3, "K": 16, "V": 16}),
     "shown-float32": (own.shown, "float32", {"K": 18, "V": 8}),
+    # linear in themselves, and in the loop in training
+    "mlstm-bfloat16": (rnn.cells.mlstm, "bfloat16", {"H": 12}),
+    "gated_delta_net-float16": (rnn.cells.gated_delta_net, "float16", {"N": 2, "H": 20}),
+    "gla-float32": (rnn.cells.gla, "float32", {"N": 2, "H": 9}),
 }
+BROAD = ("m2rnn-bfloat16",)
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +33,7 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [n if n in BROAD else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
 def test_against_the_oracle(name: str) -> None:
     """With lengths and resets."""
     cell, dtype, sizes = CASES[name]

@@ -1,4 +1,4 @@
-"""Training of matrix states with a nonlinearity on a real GPU: the oracle's gradients, the same bits each time."""
+"""Training of matrix states on a real GPU, each pass in one launch: the oracle's gradients, the same bits each time."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ KINDS: dict[str, tuple[rnn.Cell, str, dict[str, int]]] = {
     "gated_24x40": (own.gated, "float16", {"K": 24, "V": 40}),
     "keys_multiplied_3x20x9": (own.keys_multiplied, "bfloat16", {"N": 3, "K": 20, "V": 9}),
     "shown_18x8": (own.shown, "float32", {"K": 18, "V": 8}),
+    "mlstm_48": (rnn.cells.mlstm, "bfloat16", {"H": 48}),
+    "gated_delta_net_4x64": (rnn.cells.gated_delta_net, "bfloat16", {"N": 4, "H": 64}),
 }
 
 

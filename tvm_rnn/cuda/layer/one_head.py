@@ -21,7 +21,7 @@ from tvm import tirx
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES
 from tvm_rnn.decisions import recording
-from tvm_rnn.graph.graph import Graph, Node, depends, make, stepped
+from tvm_rnn.graph.graph import Graph, Node, constant, depends, make, stepped
 from tvm_rnn.graph.node_text import in_words
 from tvm_rnn.graph.ops import TABLE, Shape
 from tvm_rnn.passes.combine_gemms import combined
@@ -192,7 +192,7 @@ class _Cutting:
                 raise Coupled(f"a value of one head reads {node.name} of all")
             return self.states.setdefault(node, Node("state", shape=self._shape(node.shape, cut), name=node.name))
         if node.scalar is not None:
-            return node
+            return constant(node.scalar, len(self._shape(node.shape, cut)))
         if node.mask:
             raise Coupled("a mask has words of all heads")
         kept = node.op == "param" or self.layout.weights.place(node) is not None

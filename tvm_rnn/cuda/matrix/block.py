@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -195,16 +196,17 @@ class Block:
             w.store(found, value, 0)
         return found[0]
 
-    def _of_head(self, apart: int, at: Expr) -> Expr:
+    def _of_head(self, node: Node, apart: int, at: Expr) -> Expr:
         """Element `at` of this head's part of a value. apart: elements of one head that lie side by side."""
         if not apart or self.layout.heads == 1:
             return at
-        return _spread(apart, at, self.layout.heads) + self.head * apart
+        own = at if prod(node.shape) <= apart else _spread(apart, at, self.layout.heads)
+        return own + self.head * apart
 
     def constant(self, node: Node, index: Index) -> TirExpr:
         """An element of what is made of parameters."""
         source = self.w[f"param_{self.step.param_nodes.index(node)}"]
-        at = self._of_head(self.layout.side_by_side(node), flat(node, index))
+        at = self._of_head(node, self.layout.side_by_side(node), flat(node, index))
         return self.guarded(source[wide(at)], "float32", self.inside(index))
 
     def read_name(self, node: Node) -> str:
@@ -214,7 +216,7 @@ class Block:
     def read_at(self, node: Node, at: Expr, local: TirExpr) -> TirExpr:
         """Where element `at` of a value of every step lies."""
         row = wide(local) * wide(self.w["batch"]) + wide(self.row)
-        own = self._of_head(self.layout.side_by_side(node), at)
+        own = self._of_head(node, self.layout.side_by_side(node), at)
         return row * self.layout.rows(node).row_stride + wide(own)
 
     def streamed(self, node: Node, at: Expr, local: TirExpr) -> TirExpr:
@@ -256,7 +258,7 @@ class Block:
             zero, active = tirx.const(0.0, "float32"), tirx.NE(self.active(local), 0)
             values = [w.keep(tirx.Select(active, value, zero)) for value in values]
         row = wide(local) * wide(w["batch"]) + wide(self.row)
-        at = row * place.row_stride + wide(self._of_head(own.apart, flat(own.node, index)))
+        at = row * place.row_stride + wide(self._of_head(own.node, own.apart, flat(own.node, index)))
         inside = self.inside(index)
         when = inside if owner is None else owner if inside is None else tirx.And(owner, inside)
         with nullcontext() if when is None else w.when(when):

@@ -277,6 +277,7 @@ def matrix_step(layout: Layout, shape: Shape) -> MatrixStep:
     graph = step_graph(layout, shape)
     step = MatrixStep(layout, graph, MatrixTile(graph.axes.rows, graph.axes.columns))
     for demands in (step.lanes, step.stores):
-        if random := [s.node for s in demands.streamed if s.node.mask]:
+        read = [*(own.node for own in demands.streamed), *(node for node, _ in demands.whole)]
+        if random := [node for node in read if node.mask]:
             raise NotOnChip(f"{in_words(random[0])} is drawn for every step")
     return step
