@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from headed_cells import both_ways
 from matrix_cells import gated, shown
 from matrix_steps import layout_of
 
@@ -29,6 +28,12 @@ def from_both_sides(x: "I", S: "K V", *, W: "K I", V: "V I", R: "K K", Q: "V V")
 def turned(x: "I", S: "K K", *, W: "K I", V: "K I"):
     S = rnn.tanh(rnn.transpose(S) + rnn.outer(W @ x, V @ x))
     return S, rnn.sum(S, 1)
+
+
+@rnn.cell(states="S h", output="h")
+def with_norm(x: "I", S: "K V", h: "H", *, W: "K I", V: "V I", U: "H I"):
+    S = rnn.tanh(S * rnn.sum(h) + rnn.outer(W @ x, V @ x))
+    return S, rnn.tanh(h + U @ x + rnn.sum(S))
 
 
 @rnn.cell(states="S T", output="y")
@@ -67,7 +72,7 @@ def test_equal_sizes_are_told_apart() -> None:
         (from_both_sides, {"K": 6, "V": 4}, "multiplies columns"),
         (turned, {"K": 6}, "along their columns"),
         (unequal, {"K": 6, "V": 4}, "states of shapes"),
-        (both_ways, {"K": 6, "V": 4, "H": 10}, "a vector of the step"),
+        (with_norm, {"K": 6, "V": 4, "H": 10}, "sums what runs neither"),
         (gated, {"K": 1, "V": 4}, "one row or column"),
     ],
     ids=lambda value: getattr(value, "name", ""),

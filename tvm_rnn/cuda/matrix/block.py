@@ -21,13 +21,14 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.cuda.codegen.vector_access import store_lanes
+from tvm_rnn.cuda.layer.packed_layout import ceil_div
 from tvm_rnn.cuda.layer.regime import FOREVER
 from tvm_rnn.cuda.layer.row_kernels import combiner
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import uint32, wide
 
-from .element_index import COLUMN, Along, ElementIndex, flattened
+from .element_index import COLUMN, UNIT, Along, ElementIndex, flattened
 from .lane_values import Index
 from .matrix_step import Left, MatrixStep, Streamed
 from .matrix_tile import LANES
@@ -79,8 +80,26 @@ class SharedPlan:
         return found
 
     @cached_property
-    def part_words(self) -> int:
+    def sum_words(self) -> int:
         return sum(self.step.tile.warps * self.part_width(node) for node, _ in self.part_places)
+
+    @cached_property
+    def dense_places(self) -> Mapping[tuple[Node, int], int]:
+        """Behind the parts: where vectors of dense products begin: operands by their number, results (-1)."""
+        found, at = dict[tuple[Node, int], int](), self.sum_words + self.sum_words % 2
+        for node in self.step.dense:
+            for number, value in ((-1, node), *enumerate(node.args[1::2])):
+                found[node, number] = at
+                at += ceil_div(prod(value.shape), LANES) * LANES
+        return found
+
+    @cached_property
+    def part_words(self) -> int:
+        """Of a step."""
+        vectors = [
+            at + prod((node if n < 0 else node.args[1 + 2 * n]).shape) for (node, n), at in self.dense_places.items()
+        ]
+        return ceil_div(max([self.sum_words, *vectors]), LANES) * LANES
 
     @property
     def first_part(self) -> int:
@@ -181,9 +200,8 @@ class Block:
 
     def beyond(self, along: Along) -> bool:
         """Whether some lanes have a row or column there that no matrix has."""
-        if along.spread:
-            return (along.number + 1) * LANES > self.tile.extent(along.role)
-        return self.tile.padded(along.role)
+        each = LANES if along.spread else self.tile.members if along.role == UNIT else 0
+        return (along.number + 1) * each > self.tile.extent(along.role) if each else self.tile.padded(along.role)
 
     def guarded(self, value: TirExpr, dtype: str, inside: Expr | None) -> TirExpr:
         """What lies in memory, 0 where there is nothing."""
@@ -245,6 +263,16 @@ class Block:
         for part in parts[1:]:
             total = self.w.keep(combine(total, part))
         return total
+
+    def dense_at(self, node: Node, number: int, step: TirExpr) -> TirExpr:
+        """Where a vector of a dense product begins."""
+        parity = tirx.truncmod(step, PARITIES) * self.plan.part_words
+        return parity + (self.plan.first_part + self.plan.dense_places[node, number])
+
+    def dense_of(self, node: Node, index: Index, step: TirExpr) -> TirExpr:
+        """An element of a dense product's result. Lanes that have no such element read another."""
+        at = tirx.Min(flat(node, index), prod(node.shape) - 1)
+        return self.floats[self.dense_at(node, -1, step) + at]
 
     def of_stage(self, own: Streamed, index: Index, stage: TirExpr) -> TirExpr:
         alongs = [along for i in index if isinstance(i, ElementIndex) for along, _ in i.terms]

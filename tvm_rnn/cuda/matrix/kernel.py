@@ -10,22 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from math import prod
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.layer.packed_layout import Pack, ceil_div
 from tvm_rnn.cuda.layer.regime import MASK_POINTERS, MASK_SCALARS
 from tvm_rnn.cuda.layer.row_kernels import combiner
+from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 
-from .block import TENSOR, Block, SharedPlan
-from .element_index import COLUMN, ROW, Along, of
+from .block import TENSOR, Block, SharedPlan, flat
+from .element_index import COLUMN, ROW, UNIT, Along, of
 from .lane_values import Index, LaneValues, placed
 from .matrix_axes import Roles
-from .matrix_step import Left, streamed
+from .matrix_step import Left, MatrixStep, streamed
+from .matrix_tile import LANES
 from .products import Lane, PlainProduct, TensorProduct
 from .streams import Streams
 from .whole_matrices import WholeMatrices, pairs
@@ -39,6 +43,7 @@ def kernel(name: str, plan: SharedPlan, initial: Mapping[str, float] | None = No
     """initial: what states are after a reset, for a kernel that knows lengths and resets; else None."""
     step, masked = plan.step, initial is not None
     pointers = [(f"param_{n}", "float32") for n in range(len(step.param_nodes))]
+    pointers += [(f"dense_{n}", "float32") for n in range(len(dense_weights(step)))]
     pointers += [(f"read_{n}", step.layout.rows(node).dtype) for n, node in enumerate(step.read_nodes)]
     pointers += [(f"{way}_{n}", "float32") for way in ("old", "new") for n in range(len(step.states))]
     pointers += [("y", step.layout.output.dtype), *((own.pointer, own.place.dtype) for own in step.kept)]
@@ -58,16 +63,33 @@ def kernel(name: str, plan: SharedPlan, initial: Mapping[str, float] | None = No
         return write(name, pointers, scalars, body, threads=step.tile.threads, shared_bytes=4 * plan.words)
 
 
+def dense_weights(step: MatrixStep) -> list[Node]:
+    """Parameters of dense products, in the order of the kernel's pointers."""
+    return list(dict.fromkeys(weight for node in step.dense for weight in node.args[::2]))
+
+
+def packed_by_column(layout: Layout, weight: Node) -> Pack:
+    """Such a parameter, [..., K], with K outermost: threads read neighbours."""
+    *outer, deep = weight.shape
+    size = prod(outer)
+
+    def index(at: Expr) -> tuple[tuple[Expr, ...], Expr]:
+        rest, found = tirx.floormod(at, size), list[Expr]()
+        for extent in reversed(outer):
+            found.insert(0, tirx.floormod(rest, extent))
+            rest = tirx.floordiv(rest, extent)
+        return (*found, tirx.floordiv(at, size)), at < size * deep
+
+    node, elements, own = layout.packed(weight, size * deep, index)
+    return Pack(node, "float32", elements, own, (weight, "float32", "by column"))
+
+
 class _Elements:
     """Emits what warps do that have elements."""
 
     def __init__(self, block: Block, initial: Mapping[str, float]) -> None:
         self.block, self.w, self.step, self.tile, self.initial = block, block.w, block.step, block.tile, initial
-        tile, lane = self.tile, block.lane
-        self.lanes: dict[str, tuple[Along, ...]] = {
-            ROW: tuple(tile.row(block.warp, lane, i) for i in range(tile.lane_rows)),
-            COLUMN: tuple(tile.column(lane, j) for j in range(tile.lane_columns)),
-        }
+        self.lanes = self.tile.lanes(block.warp, block.lane)
         self.values = LaneValues(self.step.axes, self.lanes, lambda node, index: None, self.w.keep)
 
     def run(self) -> None:
@@ -132,6 +154,8 @@ class _Elements:
     def _who(self, roles: Roles) -> TirExpr | None:
         block = self.block
         first = tirx.And(tirx.EQ(block.warp, 0), block.lane < 4)
+        if UNIT in roles:
+            return None
         if ROW in roles:
             return None if COLUMN in roles else tirx.EQ(block.lane % 4, 0)
         return first if COLUMN in roles else tirx.And(first, tirx.EQ(block.lane, 0))
@@ -180,6 +204,8 @@ class _Elements:
         def leaf(node: Node, index: Index) -> TirExpr | None:
             if node in step.row_sums:
                 return block.sum_of(node, index, t)
+            if node in step.dense:
+                return block.dense_of(node, index, t)
             if step.is_constant(node):
                 return self.constants[node, index]
             if not step.is_streamed(node):
@@ -192,6 +218,8 @@ class _Elements:
     def _phase(self, node: Node, t: TirExpr) -> None:
         if node in self.step.products:
             self._multiply(node)
+        elif node in self.step.dense:
+            self._multiply_vectors(node, t)
         elif node in self.step.axes.summed:
             self._add_up(node, t)
         else:
@@ -214,6 +242,33 @@ class _Elements:
         for i in range(self.tile.lane_rows):
             for j in range(self.tile.lane_columns):
                 self.values.held[node, self._index(roles[node], i, j)] = sums[i // 2, j // 2, i % 2][j % 2]
+
+    def _multiply_vectors(self, node: Node, t: TirExpr) -> None:
+        """A dense product: a thread for each element of the result. Operands go to shared memory first."""
+        w, block, vectors, members = self.w, self.block, node.args[1::2], self.tile.members
+        for number, vector in enumerate(vectors):
+            first, roles = block.dense_at(node, number, t), self.step.roles_of(vector)
+            for index in self.values.along(roles, vector):
+                value = self.values.at(vector, index)
+                with self._owner(roles, index):
+                    w.store(block.floats, value, first + flat(vector, index))
+        block.meet(self.tile.warps, SUMMING)
+        size, thread = prod(node.shape), block.warp * LANES + block.lane
+        for turn in range(ceil_div(size, members)):
+            at = w.keep(thread + turn * members)
+            with w.when(at < size):
+                total = w.local(1)
+                w.store(total, tirx.const(0.0, "float32"), 0)
+                for number, (weight, vector) in enumerate(zip(node.args[::2], vectors, strict=True)):
+                    weights, first = (
+                        w[f"dense_{dense_weights(self.step).index(weight)}"],
+                        block.dense_at(node, number, t),
+                    )
+                    own = w.keep(block.head * (size * vector.shape[0]) + at)
+                    with w.loop(vector.shape[0]) as k:
+                        w.store(total, total[0] + weights[own + k * size] * block.floats[first + k], 0)
+                w.store(block.floats, total[0], block.dense_at(node, -1, t) + at)
+        block.meet(self.tile.warps, SUMMING)
 
     def _index(self, roles: Roles, row: int, column: int) -> Index:
         return tuple(of(self.lanes[ROW][row] if role == ROW else self.lanes[COLUMN][column]) for role in roles)

@@ -9,7 +9,7 @@ the graph multiplies columns, rows and columns change places (`turned`).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from tvm_rnn.graph.graph import Graph, Node
@@ -17,9 +17,9 @@ from tvm_rnn.graph.node_text import in_words
 from tvm_rnn.graph.ops import TABLE, Shape
 from tvm_rnn.passes.min_cut import HEAVY
 
-from .element_index import COLUMN, ROW, NotOnChip
+from .element_index import COLUMN, ROW, UNIT, NotOnChip
 
-Role = str | None  # ROW, COLUMN, or None: along neither, or not known from states
+Role = str | None  # ROW, COLUMN, UNIT, or None: along neither, or not known from states
 Roles = tuple[Role, ...]
 FEW = 8  # numbers along an axis that is neither: each has registers of its own
 
@@ -33,15 +33,13 @@ class MatrixAxes:
     rows: int
     columns: int
     turned: bool
+    units: int = 0  # elements of vectors that run along neither
     roles: Mapping[Node, Roles] = field(default_factory=dict)
     summed: Mapping[Node, Mapping[str, Role]] = field(default_factory=dict)
 
-    def size(self, role: str) -> int:
-        return self.rows if role == ROW else self.columns
-
     def by_size(self, size: int) -> Role:
         """What an axis of which nothing else is known runs along."""
-        return COLUMN if size == self.columns else ROW if size == self.rows else None
+        return {self.units: UNIT, self.rows: ROW, self.columns: COLUMN}.get(size)
 
 
 def matrix_shape(states: Iterable[Shape]) -> Shape:
@@ -66,24 +64,31 @@ def matrix_axes(graph: Graph, shape: Shape, turned: bool, known: Collection[Node
     matrix: Roles = (COLUMN, ROW) if turned else (ROW, COLUMN)
     given = {node: matrix for node in graph.nodes() if (node.op == "input" or node in known) and node.shape == shape}
     given |= dict.fromkeys((s for s in graph.states if s not in vectors), matrix)
+    own = MatrixAxes(graph, rows, columns, turned, _units(vectors, shape))
     for _ in range(len(vectors) + 1):
-        walk = _Walk(graph, MatrixAxes(graph, rows, columns, turned), {**given, **vectors}, known)
+        walk = _Walk(graph, own, {**given, **vectors}, known)
         found = walk.run()
         results = dict(zip(graph.states, graph.results, strict=True))
         news = {s: _merged(own, walk.roles.get(results[s]), s) for s, own in vectors.items()}
         if news == vectors:
             break
         vectors = news
-    for state, own in vectors.items():
-        if own == (None,):
+    for state, roles in vectors.items():
+        if roles == (None,):
             vectors[state] = (found.by_size(state.shape[0]),)
-            if vectors[state] == (None,) and state.shape[0] > FEW:
-                raise NotOnChip(f"{in_words(state)} runs neither along rows nor along columns")
-    walk = _Walk(graph, MatrixAxes(graph, rows, columns, turned), {**given, **vectors}, known)
+    walk = _Walk(graph, own, {**given, **vectors}, known)
     found = walk.run()
     for state, result in zip(graph.states, graph.results, strict=True):
         _merged(found.roles[state], found.roles.get(result), result)
     return found
+
+
+def _units(vectors: Iterable[Node], shape: Shape) -> int:
+    """The one size of vectors among states that run neither along rows nor along columns; 0 where there is none."""
+    sizes = {s.shape[0] for s in vectors if s.shape and s.shape[0] > FEW and s.shape[0] not in shape}
+    if len(sizes) > 1:
+        raise NotOnChip(f"vectors of {' and '.join(map(str, sorted(sizes)))} elements beside the matrices")
+    return max(sizes, default=0)
 
 
 def _merged(own: Roles, other: Roles | None, node: Node) -> Roles:
@@ -110,8 +115,7 @@ class _Walk:
             if node not in self.roles and (sums or any(a in self.roles for a in node.args)):
                 self.roles[node] = self._of(node)
                 self._check(node)
-        own = self.own
-        return MatrixAxes(own.graph, own.rows, own.columns, own.turned, self.roles, self.summed)
+        return replace(self.own, roles=self.roles, summed=self.summed)
 
     def _check(self, node: Node) -> None:
         along = [role for role, size in zip(self.roles[node], node.shape, strict=True) if role is not None and size > 1]
@@ -161,18 +165,21 @@ class _Walk:
     def _reduced(self, node: Node) -> Roles:
         own = self.roles.get(node.args[0], (None,) * len(node.args[0].shape))
         axis = len(own) + node.attrs["axis"]
-        self.summed[node] = {"k": own[axis] or self._whole(node.args[0].shape[axis], node)}
+        self.summed[node] = {"k": self._of_sum(own[axis], node.args[0].shape[axis], node)}
         return (*own[:axis], None, *own[axis + 1 :]) if node.attrs["keepdims"] else (*own[:axis], *own[axis + 1 :])
 
-    def _whole(self, size: int, node: Node) -> Role:
-        found = self.own.by_size(size)
-        if found is None and size > FEW:
+    def _of_sum(self, role: Role, size: int, node: Node) -> Role:
+        """What an axis runs along that is summed."""
+        found = role or self.own.by_size(size)
+        if found == UNIT or (found is None and size > FEW):
             raise NotOnChip(f"{in_words(node)} sums what runs neither along rows nor along columns")
         return found
 
     def _contracted(self, node: Node) -> Roles:
         if node.op == "gemm":
-            raise NotOnChip(f"{in_words(node)} multiplies a vector of the step with a parameter")
+            if any(len(vector.shape) != 1 for vector in node.args[1::2]):
+                raise NotOnChip(f"{in_words(node)} multiplies more than a vector with a parameter")
+            return (None,) * len(node.shape)
         inputs, out = node.attrs["spec"].split("->")
         letters = dict[str, Role]()
         for text, arg in zip(inputs.split(","), node.args, strict=True):
@@ -185,7 +192,7 @@ class _Walk:
         }
         gone = [letter for letter in letters if letter not in out]
         if gone:
-            self.summed[node] = {t: letters[t] or self._whole(sizes[t], node) for t in gone}
+            self.summed[node] = {t: self._of_sum(letters[t], sizes[t], node) for t in gone}
         if is_product(node, self.roles):
             letters |= self._product(node, letters, sizes)
         return tuple(letters[t] for t in out)

@@ -19,7 +19,7 @@ from tvm_rnn.graph.node_text import in_words
 from tvm_rnn.graph.ops import Shape
 from tvm_rnn.tir.expr import TirExpr
 
-from .element_index import COLUMN, ROW, Along, ElementIndex, NotOnChip, flattened
+from .element_index import ROW, Along, ElementIndex, NotOnChip, flattened
 from .lane_values import Index, LaneValues
 from .matrix_axes import MatrixAxes, Roles, is_product
 from .matrix_tile import MatrixTile
@@ -91,6 +91,11 @@ class MatrixStep:
         """Sums over rows, which several warps have."""
         return [n for n in self.phases if n not in self.products and ROW in self.axes.summed.get(n, {}).values()]
 
+    @cached_property
+    def dense(self) -> list[Node]:
+        """Products of vectors with parameters."""
+        return [n for n in self.phases if n.op == "gemm"]
+
     def weight(self, node: Node) -> Node:
         """The parameter of a product."""
         return next(a for a in node.args if a not in self.axes.roles)
@@ -99,7 +104,7 @@ class MatrixStep:
     def output(self) -> Left:
         """What the layer emits."""
         node, layout = self.graph.output, self.layout
-        return Left(node, self._roles(node), "y", layout.output, layout.graph.output.shape[0])
+        return Left(node, self.roles_of(node), "y", layout.output, layout.graph.output.shape[0])
 
     @cached_property
     def left(self) -> list[Left]:
@@ -109,9 +114,10 @@ class MatrixStep:
     @cached_property
     def kept(self) -> list[Left]:
         pairs = zip(self.layout.taped, self.graph.kept, strict=True)
-        return [Left(n, self._roles(n), f"kept_{own.number}", own.place, own.apart) for own, n in pairs]
+        return [Left(n, self.roles_of(n), f"kept_{own.number}", own.place, own.apart) for own, n in pairs]
 
-    def _roles(self, node: Node) -> Roles:
+    def roles_of(self, node: Node) -> Roles:
+        """Also of what is made of no state."""
         own = self.axes.roles.get(node, (None,) * len(node.shape))
         pairs = zip(own, node.shape, strict=True)
         return tuple(role or (self.axes.by_size(size) if size > 1 else None) for role, size in pairs)
@@ -151,9 +157,7 @@ class MatrixStep:
     @cached_property
     def lanes(self) -> Demands:
         """What lanes with elements demand."""
-        tile, lane = self.tile, tirx.Var("lane", "int32")
-        rows = tuple(tile.row(0, lane, i) for i in range(tile.lane_rows))
-        run = _DryRun(self, {ROW: rows, COLUMN: tuple(tile.column(lane, j) for j in range(tile.lane_columns))})
+        run = _DryRun(self, self.tile.lanes(0, tirx.Var("lane", "int32")))
         run.steps()
         for own in self.by_lanes:
             run.leave(own)
@@ -168,10 +172,7 @@ class MatrixStep:
         return run.found
 
     def _storing(self) -> _DryRun:
-        lane = tirx.Var("lane", "int32")
-        tile = self.tile
-        spread = {r: tuple(tile.spread(r, lane, i) for i in range(tile.spread_count(r))) for r in (ROW, COLUMN)}
-        return _DryRun(self, spread)
+        return _DryRun(self, self.tile.spread_lanes(tirx.Var("lane", "int32")))
 
     @cached_property
     def streamed(self) -> list[Streamed]:
@@ -221,6 +222,9 @@ class _DryRun:
         for node in step.phases:
             if node in step.products:
                 self._matrix(node)
+            elif node in step.dense:
+                for vector in node.args[1::2]:
+                    self.demand(vector, step.roles_of(vector))
             elif node in step.axes.summed:
                 for index in values.indices(node):
                     list(values.summands(node, index))
@@ -234,8 +238,11 @@ class _DryRun:
                 values.at(result, index)
 
     def leave(self, own: Left) -> None:
-        for index in self.values.along(own.roles, own.node):
-            self.values.at(own.node, index)
+        self.demand(own.node, own.roles)
+
+    def demand(self, node: Node, roles: Roles) -> None:
+        for index in self.values.along(roles, node):
+            self.values.at(node, index)
 
     def _matrix(self, node: Node) -> None:
         (matrix,) = (a for a in node.args if a in self.step.axes.roles)
@@ -249,6 +256,8 @@ class _DryRun:
 
     def _leaf(self, node: Node, index: Index) -> TirExpr | None:
         step = self.step
+        if node in step.dense:
+            return self._fresh()
         if node in step.row_sums:
             if any(isinstance(i, ElementIndex) and i.alone is None for i in index):
                 raise NotOnChip(f"{in_words(node)} is read at other columns")
@@ -275,7 +284,7 @@ class _DryRun:
 def matrix_step(layout: Layout, shape: Shape) -> MatrixStep:
     """The step of a layer, or of one head. shape: of the matrices. Raises NotOnChip."""
     graph = step_graph(layout, shape)
-    step = MatrixStep(layout, graph, MatrixTile(graph.axes.rows, graph.axes.columns))
+    step = MatrixStep(layout, graph, MatrixTile(graph.axes.rows, graph.axes.columns, graph.axes.units))
     for demands in (step.lanes, step.stores):
         read = [*(own.node for own in demands.streamed), *(node for node, _ in demands.whole)]
         if random := [node for node in read if node.mask]:

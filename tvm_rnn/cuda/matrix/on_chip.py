@@ -22,7 +22,7 @@ from tvm_rnn.target import Target
 
 from .block import RESERVED, TENSOR, SharedPlan
 from .element_index import NotOnChip
-from .kernel import kernel
+from .kernel import dense_weights, kernel, packed_by_column
 from .matrix_axes import matrix_shape
 from .matrix_step import matrix_step
 
@@ -70,6 +70,7 @@ class OnChip(AnyBatch):
             return layer_steps.hoisted[node]
 
         pointers = [layer_steps.weights[step.layout.of_layer(node)] for node in step.param_nodes]
+        pointers += [layer_steps.weights[pack.key] for pack in self.packs]
         pointers += [read(node) for node in step.read_nodes]
         pointers += [*layer_steps.before, *layer_steps.after, layer_steps.output]
         pointers += [layer_steps.kept[own.number] for own in step.layout.taped]
@@ -91,7 +92,8 @@ def on_chip(layout: Layout, target: Target, initial: Mapping[str, float]) -> lis
     facts |= {"phases": len(step.phases), "shared_bytes": 4 * plan.words, "registers_estimated": plan.values + RESERVED}
     why = "a block for each batch row and head keeps its states in registers; all of T in one launch"
     tell(True, WHAT, why, **facts)
-    return [OnChip(layout, plan, f"matrix_{layout.weights.number}_d{layout.directions}", initial)]
+    packs = [packed_by_column(step.layout, weight) for weight in dense_weights(step)]
+    return [OnChip(layout, plan, f"matrix_{layout.weights.number}_d{layout.directions}", initial, packs=packs)]
 
 
 def _states(layout: Layout) -> Sequence[Node]:

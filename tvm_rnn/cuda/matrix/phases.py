@@ -67,11 +67,15 @@ def step_graph(layout: Layout, shape: Shape) -> StepGraph:
         graph, stored = rewrite(graph, turned), {turned.get(n, n) for n in stored}
         axes = _either_way(graph, shape, known)
     own = in_step(graph, known)
-    phases = [n for n in own if n in axes.summed or (n in stored and n in axes.roles and _worth(n, axes))]
+    phases = [n for n in own if _is_phase(n, axes) or (n in stored and n in axes.roles and _worth(n, axes))]
     there = {*phases, *known}
-    phases = [n for n in phases if n in axes.summed or not _late(n, phases, there, graph)]
+    phases = [n for n in phases if _is_phase(n, axes) or not _late(n, phases, there, graph)]
     reads = {n: frozenset(behind(n, {*phases, *known})) for n in phases}
     return StepGraph(axes, _ordered(phases, reads, axes), reads, dense_of(graph.output), graph.emitted, known)
+
+
+def _is_phase(node: Node, axes: MatrixAxes) -> bool:
+    return node in axes.summed or (node in axes.roles and node.op == "gemm")
 
 
 def _either_way(graph: Graph, shape: Shape, known: Collection[Node]) -> MatrixAxes:

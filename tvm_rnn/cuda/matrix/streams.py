@@ -16,7 +16,6 @@ from tvm_rnn.tir.expr import Buffer, TirExpr
 from tvm_rnn.tir.index import wide
 
 from .block import Block
-from .element_index import COLUMN, ROW
 from .lane_values import Index, LaneValues, placed
 from .matrix_step import Streamed, streamed
 from .matrix_tile import LANES
@@ -38,11 +37,7 @@ class Streams:
     def __init__(self, block: Block) -> None:
         self.block, self.w, self.step, self.tile = block, block.w, block.step, block.tile
         self.asked = [self._registers() for _ in range(AHEAD)]
-        lane = block.lane
-        self.lanes = {
-            role: tuple(self.tile.spread(role, lane, i) for i in range(self.tile.spread_count(role)))
-            for role in (ROW, COLUMN)
-        }
+        self.lanes = self.tile.spread_lanes(block.lane)
 
     def _registers(self) -> _Asked:
         w, layout = self.w, self.block.layout
@@ -122,6 +117,8 @@ class Streams:
         def leaf(node: Node, index: Index) -> TirExpr | None:
             if node in self.step.row_sums:
                 return block.sum_of(node, index, step)
+            if node in self.step.dense:
+                return block.dense_of(node, index, step)
             if self.step.is_constant(node):
                 return self.constants[node, index]
             own = streamed(node, index) if self.step.is_streamed(node) else None
