@@ -231,7 +231,7 @@ class Block:
         """Of the pointer to a value of every step."""
         return f"read_{self.step.read_nodes.index(node)}"
 
-    def read_at(self, node: Node, at: Expr, local: TirExpr) -> TirExpr:
+    def read_at(self, node: Node, at: Expr, local: TirExpr) -> Expr:
         """Where element `at` of a value of every step lies."""
         row = wide(local) * wide(self.w["batch"]) + wide(self.row)
         own = self._of_head(node, self.layout.side_by_side(node), at)
@@ -266,7 +266,7 @@ class Block:
 
     def dense_at(self, node: Node, number: int, step: TirExpr) -> TirExpr:
         """Where a vector of a dense product begins."""
-        parity = tirx.truncmod(step, PARITIES) * self.plan.part_words
+        parity: TirExpr = tirx.truncmod(step, PARITIES) * self.plan.part_words
         return parity + (self.plan.first_part + self.plan.dense_places[node, number])
 
     def dense_of(self, node: Node, index: Index, step: TirExpr) -> TirExpr:

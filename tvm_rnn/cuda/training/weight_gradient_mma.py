@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import ClassVar
 
 from tvm import tirx
@@ -82,8 +82,8 @@ def tile_for(precision: str, product: RowProduct) -> MmaWeightGradientTile:
     heads, vectors = product.heads, product.vectors
     # A small tile has little to do for each stage: four blocks wait for memory at the same time.
     resident = 4 if high == wide == 64 and storage(precision) in ("float16", "bfloat16") else 2
-    sizes: dict[str, int] = {"heads": heads, "vectors": vectors, "resident": resident}
-    return MmaWeightGradientTile(precision, high, wide, turned=product.turned, **sizes)
+    tile = MmaWeightGradientTile(precision, high, wide, heads=heads, vectors=vectors, turned=product.turned)
+    return replace(tile, resident=resident)
 
 
 class _Staged(WeightGradientBlock):
