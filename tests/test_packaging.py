@@ -51,6 +51,19 @@ def test_the_makefile_and_the_peers_extra_name_one_torch(project: dict[str, Any]
     assert pin and pin[1] in project["project"]["optional-dependencies"]["peers"]
 
 
+def test_the_conda_recipe_is_of_this_project(project: dict[str, Any]) -> None:
+    """Its version, command and dependencies; it was not built yet (documentation: Platforms)."""
+    recipe = (ROOT / ".github" / "conda" / "recipe.yaml").read_text()
+    assert f'version: "{tvm_rnn.__version__}"' in recipe
+    (command,) = project["project"]["scripts"]
+    assert f"- {command} compile" in recipe
+    for needed in map(Requirement, project["project"]["dependencies"]):
+        exact = str(needed.specifier).startswith("==")
+        assert (
+            f"{needed.name}{needed.specifier}" in recipe if exact else f"- {needed.name} {needed.specifier}" in recipe
+        )
+
+
 def test_every_target_of_the_makefile_is_explained() -> None:
     makefile = (ROOT / "Makefile").read_text()
     phony = re.search(r"^\.PHONY: (.*)$", makefile, re.M)

@@ -290,3 +290,51 @@ def test_the_page_of_benchmarks_names_every_miss(site: ModuleType) -> None:
         assert json.loads(spec)["data"]["values"]
     made_up = [{**rows[0], "framework": "torch", "ratio": 0.5, "us": 1.0}]
     assert any("0.50" in line for line in site.benchmarks.misses(made_up))
+
+
+def test_the_history_of_records_is_what_git_has(site: ModuleType, tmp_path: Path) -> None:
+    """Two runs of a file in two commits, and a third commit that changed no figure."""
+
+    def git(*words: str) -> None:
+        own = ("-c", "user.name=a", "-c", "user.email=a@b.example", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", *own, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    def run(date: str, us: float, more: str = "") -> None:
+        facts = {"kind": "facts", "date": date, "device": "a GPU", "load": 0.5, "versions": {}}
+        form = {"cell": "lstm", "input": 1, "hidden": 2, "layers": 1, "directions": 1, "sizes": [], "without": []}
+        point = {"kind": "point", "point": "lstm-h2", **form, "steps": 3, "batch": 4, "precision": "float32"}
+        point |= {"framework": "tvm_rnn", "us_per_step": us, "spread": 0.0, "lengths": False, "eager": False}
+        (tmp_path / "zoo.jsonl").write_text(f"{json.dumps(facts)}\n{json.dumps(point)}\n{more}")
+        git("add", ".")
+        git("commit", "-m", date)
+
+    history = site.benchmarks.history
+    assert not [*history.versions(tmp_path)]  # no checkout
+    git("init", "-q")
+    run("2026-01-01T00:00:00Z", 4.0)
+    assert not history.rows([*history.versions(tmp_path)])  # one run is no line
+    run("2026-01-02T00:00:00Z", 2.0)
+    run("2026-01-02T00:00:00Z", 2.0, more="\n")
+    found = [*history.versions(tmp_path)]
+    assert [row["us"] for row in history.rows(found)] == [4.0, 2.0]
+    assert len({row["commit"] for row in history.rows(found)}) == 2
+    assert "| 0.50 over 1 |" in [*history.table(found)][-1]
+
+
+def test_pages_of_explanation_have_their_pictures(site: ModuleType) -> None:
+    """Every mark names a picture; those of turns and steps are drawn here."""
+    pages = [path.read_text() for path in sorted((SITE / "pages" / "explanation").glob("*.md"))]
+    marks = [mark for text in pages for mark in site.pictures.MARK.findall(text)]
+    assert {kind for kind, _ in marks} == {"graph", "step", "turns", "steps"}
+    assert all(name in ("trace", *PASS_NAMES) for kind, name in marks if kind == "graph")
+    for kind, name in marks:
+        if kind in ("turns", "steps"):
+            assert "<svg" in site.pictures.illustrated(f"<!-- {kind} {name} -->")
+    with pytest.raises(KeyError):
+        site.pictures.illustrated("<!-- steps of-nobody -->")
+
+
+@pytest.mark.broad
+def test_pictures_that_the_compiler_draws(site: ModuleType) -> None:
+    drawn = site.pictures.illustrated("<!-- step lstm -->\n<!-- graph hoist_gemms -->")
+    assert drawn.count("<svg") == 2 and "512 units" in drawn

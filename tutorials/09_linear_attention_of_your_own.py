@@ -120,6 +120,21 @@ print(f"perplexity {first:.1f} at first, {last:.1f} at last")
 assert last < 14 < first
 
 # %% [markdown]
+# The loss of each step, in nats; its exponential is the perplexity.
+
+# %%
+try:
+    import matplotlib.pyplot as plt
+except ImportError:
+    print("no picture of the loss: pip install matplotlib")
+else:
+    plt.figure(figsize=(6, 2.5), layout="constrained")
+    plt.plot(losses)
+    plt.xlabel("step")
+    plt.ylabel("loss, nats a letter")
+    plt.savefig("loss.png")
+
+# %% [markdown]
 # ## Let it write
 #
 # One character a call: the module for it is compiled without training, for one row, and takes the trained weights.

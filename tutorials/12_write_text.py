@@ -93,6 +93,21 @@ print(f"{1e3 * (time.perf_counter() - started) / steps:.1f} ms a step of trainin
 assert np.mean(losses[-20:]) < 2.0
 
 # %% [markdown]
+# The loss of each step, in nats; its exponential is the perplexity.
+
+# %%
+try:
+    import matplotlib.pyplot as plt
+except ImportError:
+    print("no picture of the loss: pip install matplotlib")
+else:
+    plt.figure(figsize=(6, 2.5), layout="constrained")
+    plt.plot(losses)
+    plt.xlabel("step")
+    plt.ylabel("loss, nats a letter")
+    plt.savefig("loss.png")
+
+# %% [markdown]
 # ## Let it write
 #
 # With `generate=True` there is one more function in the module: all steps in one call, in which the output of a step is

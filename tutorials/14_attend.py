@@ -148,6 +148,21 @@ for step in range(1, steps + 1):
 print(f"{1e3 * (time.process_time() - started) / steps:.1f} ms of CPU time a step of training")
 
 # %% [markdown]
+# The loss of each step.
+
+# %%
+try:
+    import matplotlib.pyplot as plt
+except ImportError:
+    print("no picture of the loss: pip install matplotlib")
+else:
+    plt.figure(figsize=(6, 2.5), layout="constrained")
+    plt.plot(losses)
+    plt.xlabel("step")
+    plt.ylabel("loss")
+    plt.savefig("loss.png")
+
+# %% [markdown]
 # ## Write
 #
 # Now each letter is the one that it wrote itself. The state that a step returns has the constants too, so the next
@@ -181,6 +196,26 @@ for order in (1, 2):
         print(f"{WORDS[token]}   {' '.join(' .:-=+*#%@'[min(int(10 * p), 9)] for p in look[: lengths[row]].tolist())}")
         if token == END:
             break
+
+# %% [markdown]
+# The same as a picture.
+
+# %%
+try:
+    import matplotlib.pyplot as plt
+except ImportError:
+    print("no picture of the attention: pip install matplotlib")
+else:
+    figure, places = plt.subplots(1, 2, figsize=(7, 3.2), layout="constrained")
+    for order, place in zip((1, 2), places, strict=True):
+        row = int(torch.nonzero(source[0] == order)[0])
+        letters = [WORDS[token] for token in torch.stack(written)[:, row]]
+        ends = letters.index(WORDS[END]) + 1 if WORDS[END] in letters else T
+        place.imshow(torch.stack(looks)[:ends, row, : lengths[row]], cmap="Blues", vmin=0, vmax=1)
+        place.set_xticks(range(lengths[row]), [WORDS[token] for token in source[: lengths[row], row]])
+        place.set_yticks(range(ends), letters[:ends])
+        place.set(xlabel="source", ylabel="written")
+    figure.savefig("attention.png")
 
 # %% [markdown]
 # ## What to read next

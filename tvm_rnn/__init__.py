@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds when a name is first used, for typ
     from .jax_layer.to_jax import to_jax
     from .language.functions import *
     from .network.rnn import RNN
+    from .plain_c import write_c
     from .records import Record
     from .runtime.runtime import Module, load
     from .target import Target
@@ -64,6 +65,7 @@ _HOME = {
     "to_onnx": "frontends.onnx_export",
     "to_torch_layer": "frontends.torch",
     "te": "graph.tensor_expressions",
+    "write_c": "plain_c.folder",
     "to_jax": "jax_layer.to_jax",
     "to_torch": "torch_layer.to_torch",
     "accelerate": "torch_layer.accelerate",
@@ -182,6 +184,7 @@ __all__ = [
     "vecdot",
     "vecmat",
     "where",
+    "write_c",
 ]
 
 

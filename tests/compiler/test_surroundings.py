@@ -51,7 +51,8 @@ def test_a_model_without_networks_is_one_function() -> None:
     nodes = [node("MatMul", ["x", "w"], ["m"]), node("Relu", ["m"], ["y"])]
     made = model_of(nodes, {"x": ("f4", ["B", 3])}, {"y": "f4"}, {"w": random(3, 5)})
     net = rnn.from_onnx(made)
-    assert net.networks == [] and [step.op for step in net.program.steps] == ["Compiled"]
+    assert net.networks == [] and [step.op for step in net.program.steps] == ["MatMul", "Relu"]
+    assert [step.op for step in with_functions(net, resolve("llvm"))[0].program.steps] == ["Compiled"]
     mod, feeds = rnn.compile(net), {"x": random(7, 3)}
     np.testing.assert_allclose(mod.run(feeds)["y"], onnx_runtime(made, feeds)["y"], rtol=1e-5, atol=1e-6)
     assert repr(mod) == "<ModelModule x -> y, on llvm: no networks>"
@@ -66,9 +67,12 @@ def test_gpus_have_no_such_functions_yet() -> None:
         with_functions(rnn.from_onnx(speech()), resolve("nvidia-h200"))
 
 
-def test_other_dtypes_are_refused() -> None:
-    with pytest.raises(ConfigError, match="operators that have no form in float64"):
-        rnn.reference(rnn.from_onnx(speech())).run({"x": np.zeros((1, 2, 8), "f4")})
+def test_what_relax_reads_is_compiled_whatever_is_around_it() -> None:
+    """A head of a model without any operator that must be compiled."""
+    own = weights("GRU", 1, 4, 3, RNG)
+    nodes = [node("GRU", ["x", "W", "R", "B"], ["y"], hidden_size=3), node("Softmax", ["y"], ["p"], axis=-1)]
+    net = rnn.from_onnx(model_of(nodes, {"x": ("f4", ["T", "B", 4])}, {"p": "f4"}, {n: own[n] for n in "WRB"}))
+    assert [step.op for step in with_functions(net, resolve("llvm"))[0].program.steps] == ["Network", "Compiled"]
 
 
 @pytest.mark.broad

@@ -198,8 +198,8 @@ def test_broken_graphs(change: Any, text: str) -> None:
 
 
 def test_models_without_a_recurrent_node_or_of_another_version() -> None:
-    plain = model_of([node("Mod", ["x", "x"], ["y"])], {"x": ("i4", [1])}, {"y": "i4"})
-    assert "nothing to compile" in refused(plain) and "Mod" in refused(plain)
+    plain = model_of([], {"x": ("i4", [1])}, {"x": "i4"})
+    assert "nothing to compile" in refused(plain) and "no node" in refused(plain)
     for opset in (6, 9999, 0):
         made = classifier()
         made.opset_import[0].version = opset

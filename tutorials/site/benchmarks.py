@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import history
+
 from tvm_rnn.bench.run.tables import Report, report
 from tvm_rnn.bench.suites.gpu import SHORT
 from tvm_rnn.schedule.record_files import read
@@ -216,13 +218,18 @@ def script() -> str:
 
 def page(text: str) -> str:
     """The page of benchmarks: what was written by hand, with charts and tables at its marks."""
-    measured, own = rows(), tuned()
+    measured, own, found = rows(), tuned(), [*history.versions(RECORDS)]
+    again = history.rows(found)
     parts = {
         "compared": embedded("compared", compared(measured), "how many times as long others take"),
         "times": embedded("times", times(measured), "microseconds per step"),
         "tuned": embedded(
             "tuned", times(own, device="nvidia-h200", cell="lstm"), "microseconds per step, as tuning recorded them"
         ),
+        "history": embedded("history", history.chart(again, *_filters(again, {})), "microseconds per step, run by run")
+        if again
+        else "",
+        "versions": "\n".join(history.table(found)),
         "misses": "\n".join(misses(measured)),
         "runs": "\n".join(runs()),
     }

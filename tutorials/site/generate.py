@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import benchmarks
+import pictures
 
 import tvm_rnn as rnn
 from tvm_rnn.explain.html.drawing import draw
@@ -220,6 +221,9 @@ def generate(folder: Path, notebooks: Path | None = None) -> None:
     write(pipeline, linked((pages / pipeline).read_text(), {name: f"../{path}" for name, path in works}))
     cells: Nav = [(name, write(f"zoo/{name}.md", zoo(name))) for name in rnn.cells.names()]
     write(reading, linked((pages / reading).read_text(), {f"`{name}`": f"../{path}" for name, path in cells}))
+    for path in sorted((HERE / "pages" / "explanation").glob("*.md")):
+        if path.name != Path(pipeline).name:
+            write(f"explanation/{path.name}", pictures.illustrated(path.read_text()))
     write("language.md", language())
     write("numerics.md", numerics())
     write("contributing/index.md", (ROOT / ".github" / "CONTRIBUTING.md").read_text())

@@ -20,9 +20,9 @@ from .options import Jobs, Json, Rows, Steps, grouped
 
 CPU_PEERS = "torch,onnxruntime,openvino,numpy"
 SUITE_HELP = (
-    "Measure a suite. On this CPU: cpu-grid, streaming, audio, generate, fastrnns, deepbench, zoo, ablation or linear. "
-    "With --build or --modules on a GPU: gpu-grid, any-batch, random, generate, blog, deepbench, flashrnn, zoo, "
-    "ablation or linear."
+    "Measure a suite. On this CPU: cpu-grid, cpu-random, streaming, audio, generate, fastrnns, deepbench, zoo, "
+    "ablation or linear. With --build or --modules on a GPU: gpu-grid, any-batch, random, generate, blog, deepbench, "
+    "flashrnn, zoo, ablation or linear."
 )
 PEERS_HELP = (
     f"Peers, comma-separated. [{CPU_PEERS}; also torch-loop, torch-compile, torch-cuda-graph; of a GPU: torch, or any "
@@ -61,7 +61,7 @@ class SuiteOptions:
     build: Annotated[str | None, typer.Option(metavar="DIR", help="Compile the suite's modules.")] = None
     modules: Annotated[str | None, typer.Option(metavar="DIR", help="Measure the modules there.")] = None
     only: Annotated[str, typer.Option(metavar="WORDS", help=ONLY_HELP)] = ""
-    seed: Annotated[int | None, typer.Option(help="Of the networks that --suite random draws. [0]")] = None
+    seed: Annotated[int | None, typer.Option(help="Of the networks that random and cpu-random draw. [0]")] = None
     limit: Annotated[float | None, typer.Option(min=1, help="Seconds for the run, or per module.")] = None
     target: Annotated[str, typer.Option(help="The GPU that --build compiles for.")] = "nvidia-h200"
     jobs: Jobs = None

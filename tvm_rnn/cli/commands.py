@@ -24,6 +24,7 @@ from .options import Code, Fixed, Json, ModuleFile, Outputs, Regularisers, Sizes
 from .records import app as records
 from .tune import tune
 from .usage import MARKUP, SETTINGS, Command, Commands
+from .write_c import write_c
 
 app = typer.Typer(
     cls=Commands,
@@ -297,6 +298,7 @@ app.command("doctor", cls=Command)(doctor)
 app.command("bench", cls=Command)(bench)
 app.command("tune", cls=Command)(tune)
 app.command("generate", cls=Command)(generate)
+app.command("write-c", cls=Command)(write_c)
 app.add_typer(records, name="records")
 
 

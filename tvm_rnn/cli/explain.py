@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .console import progress, show
 from .options import Code, Fixed, Json, Regularisers, Sizes, Tape, grouped
+
+if TYPE_CHECKING:
+    from tvm_rnn.explain.explanation import Explanation
 
 
 @grouped
@@ -36,6 +39,9 @@ def explain(
     cell: Annotated[
         str | None, typer.Option(metavar="SPEC", help="Of a module: its cell, for pictures, if not the zoo's.")
     ] = None,
+    beside: Annotated[
+        str | None, typer.Option(metavar="SPEC|MODULE", help="Another one, explained with the same options, beside it.")
+    ] = None,
 ) -> None:
     """Say what each pass did and why not more, who runs the steps and why nothing faster, and how far from the floor.
 
@@ -49,21 +55,26 @@ def explain(
     $ tvm-rnn explain gru --target nvidia-h200 --dtype bfloat16 --input-size 2048 --hidden-size 2048 --batch 16
 
     $ tvm-rnn explain lstm --layers 3 --batch 16 --html lstm.html
+
+    $ tvm-rnn explain before.so --beside after.so --measure --html both.html
     """
+    from tvm_rnn.explain.beside import Beside
     from tvm_rnn.explain.explanation import explain as explained
     from tvm_rnn.explain.html.charts import ablation_rows, gains
-    from tvm_rnn.explain.text import page
+    from tvm_rnn.explain.text import beside_page, page
     from tvm_rnn.frontends.spec import find_cell, parse_batch, parse_bytes
 
     from .networks import looked_at
 
     if cell is not None and not spec.endswith(".so"):
         raise typer.BadParameter("--cell is for modules: SPEC is the cell")
+    if beside is not None and (ablation or journal):
+        raise typer.BadParameter("--ablation and --journal are for the page of one network, not with --beside")
     own = None if cell is None else find_cell(cell)
-    with progress(as_json) as stage:
-        stage("looking at what is decided")
+
+    def explanation(spec: str) -> Explanation:
         module = spec.endswith(".so")
-        found = explained(
+        return explained(
             spec if module else looked_at(spec, sizes, fixed, regularisers.parsed()),
             "llvm" if module else code.target,
             batch=parse_batch(code.batch),
@@ -77,12 +88,23 @@ def explain(
             measure=measure,
             cell=own,
         )
+
+    command = shlex.join(["tvm-rnn", *sys.argv[1:]])
+    with progress(as_json) as stage:
+        stage("looking at what is decided")
+        found = explanation(spec)
+        both = None if beside is None else Beside(found, explanation(beside), (spec, beside))
         if html is not None:
             stage(f"writing {html}")
-            command = shlex.join(["tvm-rnn", *sys.argv[1:]])
-            times, trials = ablation_rows(ablation) if ablation else (), gains(journal) if journal else ()
-            found.write_html(html, command=command, ablation=times, history=trials)
-    show(as_json, found.facts, page(found.facts))
+            if both is not None:
+                both.write_html(html, command=command)
+            else:
+                times, trials = ablation_rows(ablation) if ablation else (), gains(journal) if journal else ()
+                found.write_html(html, command=command, ablation=times, history=trials)
+    if both is not None:
+        show(as_json, both.facts, beside_page(both.facts))
+    else:
+        show(as_json, found.facts, page(found.facts))
 
 
 def doctor(as_json: Json = False) -> None:

@@ -6,6 +6,7 @@ In: a network or a model with its program, a CPU. Out: the same whose program na
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tvm import tirx
@@ -13,9 +14,11 @@ from tvm import tirx
 from tvm_rnn.cpu.surroundings.host_function import HostFunction
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.network.model import Model
-from tvm_rnn.network.program import COMPILED, Step
+from tvm_rnn.network.program import COMPILED, NETWORK, Program, Step
 from tvm_rnn.network.rnn import RNN
+from tvm_rnn.runtime.runtime_ops import OPERATIONS
 from tvm_rnn.surroundings.calls import Graph
+from tvm_rnn.surroundings.regions import with_regions
 from tvm_rnn.target import Target
 
 Functions = dict[str, tirx.PrimFunc]
@@ -24,14 +27,26 @@ Functions = dict[str, tirx.PrimFunc]
 def with_functions(net: RNN | Model, target: Target) -> tuple[RNN | Model, Functions]:
     """The network with a program that a manifest can hold. Raises ConfigError."""
     program = net.program if isinstance(net, RNN | Model) else None  # what else it may be is said elsewhere
-    if program is None or not any(step.op == COMPILED for step in program.steps):
+    if program is None:
         return net, {}
     if target.kind != "llvm":
-        operators = ", ".join(step.node for step in program.steps if step.op == COMPILED)
-        do = "compile the model for a CPU, or its networks one by one for a GPU"
-        raise ConfigError(message("these operators around a network are for CPUs", got=operators, do=do))
-    functions, steps, constants = Functions(), list[Step](), dict(program.constants)
-    for step in program.steps:
+        if strange := [step.node for step in program.steps if step.op not in {*OPERATIONS, NETWORK}]:
+            do = "compile the model for a CPU, or its networks one by one for a GPU"
+            raise ConfigError(message("these operators around a network are for CPUs", got=", ".join(strange), do=do))
+        return net, {}
+    found, functions = copy.copy(net), Functions()
+    found.program = _compiled(program, net.networks if isinstance(net, Model) else [net], functions, target)
+    return found, functions
+
+
+def _compiled(program: Program, networks: Sequence[RNN], functions: Functions, target: Target) -> Program:
+    """The program on functions, which are added."""
+    regions, problems = with_regions(program, networks, OPERATIONS)
+    if problems:
+        got, do = "\n            ".join(dict.fromkeys(problems)), "leave these parts out of what is exported"
+        raise ConfigError(message("compile: operators around networks that cannot be compiled", got=got, do=do))
+    steps, constants = list[Step](), dict(program.constants)
+    for step in regions:
         if step.op == COMPILED:
             made = _function(step, f"around_{len(functions) // 2}", target)
             functions |= made.functions
@@ -39,9 +54,8 @@ def with_functions(net: RNN | Model, target: Target) -> tuple[RNN | Model, Funct
             constants |= own
             step = replace(step, inputs=(*step.inputs, *own), attributes=_attributes(made))
         steps.append(step)
-    found = copy.copy(net)
-    found.program = replace(program, steps=tuple(steps), constants=constants)
-    return found, functions
+    used = {name for step in steps for name in step.inputs} | {own.name for own in program.outputs}
+    return replace(program, steps=tuple(steps), constants={n: v for n, v in constants.items() if n in used})
 
 
 def _function(step: Step, name: str, target: Target) -> HostFunction:

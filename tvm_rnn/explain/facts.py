@@ -129,3 +129,30 @@ class ExplanationFacts(TypedDict, total=False):
 
     networks: list[NetworkFacts]
     versions: dict[str, str]
+
+
+class _Values(TypedDict):
+    """A row of two explanations side by side. values: both, as text; "-" where one has none."""
+
+    name: str
+    values: list[str]
+
+
+class PairFacts(_Values, total=False):
+    """ratio: of figures, the second over the first."""
+
+    ratio: float
+
+
+class SectionFacts(TypedDict):
+    """Rows of one kind."""
+
+    title: str
+    rows: list[PairFacts]
+
+
+class BesideFacts(TypedDict):
+    """Two explanations side by side: `tvm-rnn explain --beside --json`."""
+
+    names: list[str]
+    networks: list[list[SectionFacts]]

@@ -14,7 +14,16 @@ from rich.text import Text
 
 from tvm_rnn.decisions import DecisionFacts, Figures
 
-from .facts import ExplanationFacts, KernelFacts, NetworkFacts, PassFacts, TemplateFacts, WorkFacts
+from .facts import (
+    BesideFacts,
+    ExplanationFacts,
+    KernelFacts,
+    NetworkFacts,
+    PassFacts,
+    SectionFacts,
+    TemplateFacts,
+    WorkFacts,
+)
 from .tables import plain_table, regularisers_text, size_text
 
 WIDTH = 120
@@ -24,10 +33,14 @@ HOSTS = ("load", "save", "pack", "keep", "restart", "freeze")  # kernels around 
 
 def text(facts: ExplanationFacts) -> str:
     """The page as plain text."""
+    return _plain(page(facts)).rstrip()
+
+
+def _plain(renderable: RenderableType) -> str:
     console = Console(width=WIDTH, no_color=True, highlight=False)
     with console.capture() as capture:
-        console.print(page(facts))
-    return capture.get().rstrip()
+        console.print(renderable)
+    return capture.get()
 
 
 def page(facts: ExplanationFacts) -> RenderableType:
@@ -234,10 +247,7 @@ def _memory(facts: NetworkFacts) -> Iterator[RenderableType]:
 
 def plans_text(facts: Figures) -> str:
     """Plans of memory (`memory_plan.py`) as plain text."""
-    console = Console(width=WIDTH, no_color=True, highlight=False)
-    with console.capture() as capture:
-        console.print(Group(*_plans(facts)))
-    return capture.get().strip("\n")
+    return _plain(Group(*_plans(facts))).strip("\n")
 
 
 def _plans(facts: Figures) -> Iterator[RenderableType]:
@@ -256,3 +266,23 @@ def _plans(facts: Figures) -> Iterator[RenderableType]:
     if any(row.get("by_layer_and_direction") and row["segments"] > 1 for row in rows):
         how = "both directions: each layer and direction goes through parts for itself; what it hands on has all steps"
         yield _note(how)
+
+
+def beside_text(facts: BesideFacts) -> str:
+    """Two explanations side by side as plain text."""
+    return _plain(beside_page(facts)).rstrip()
+
+
+def beside_page(facts: BesideFacts) -> RenderableType:
+    """A table for each section: a row's name, both values, and of figures the second over the first."""
+    return Group(*(_section(section, facts["names"]) for network in facts["networks"] for section in network))
+
+
+def _section(section: SectionFacts, names: Sequence[str]) -> RenderableType:
+    table = plain_table("", *names, "ratio", title=section["title"])
+    for row in section["rows"]:
+        ratio = f"{row['ratio']:.3g}" if "ratio" in row else ""
+        table.add_row(Text(row["name"]), *map(Text, row["values"]), ratio)
+    if not section["rows"]:
+        table.add_row("nothing")
+    return Group(table, "")

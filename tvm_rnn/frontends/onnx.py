@@ -13,21 +13,20 @@ from typing import TYPE_CHECKING
 
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.origin import Origin
-from tvm_rnn.network.program import COMPILED, NETWORK
 from tvm_rnn.network.rnn import RNN
+from tvm_rnn.surroundings.nodes import import_onnx
 
 from ..errors import ConfigError, message
 from .fields import Unreadable, Wrong
 from .folding import Recurrent
 from .onnx_branches import undecided, without_branches
-from .onnx_file import Source, import_onnx, read_model
+from .onnx_file import Source, read_model
 from .onnx_given import Shapes, Values, with_given
 from .onnx_linear_attention import read_linear_attention
 from .onnx_loop import read_loop
 from .onnx_nodes import ATTENTION, BODIES, RECURRENT, GraphSteps, add_node, bodies, label
 from .onnx_quantised_lstm import is_quantised_lstm, read_quantised_lstm
 from .onnx_recurrent import read_recurrent
-from .onnx_relax import with_regions
 from .onnx_scan import read_scan
 from .stacks import Stacks, build_networks
 
@@ -70,11 +69,7 @@ def from_onnx(source: object, *, given: Values | None = None, shapes: Shapes | N
         raise _refused(steps, problems)
     stacks = Stacks(steps, layers)
     stacks.merge()
-    own = {number: [layers[i] for i in group] for number, group in stacks.groups.items()}
-    stacks.steps, problems = with_regions(steps, stacks.steps, stacks.wanted, own)
-    if problems:
-        raise _refused(steps, problems)
-    if not any(step.op in (NETWORK, COMPILED) for step in stacks.steps):
+    if not stacks.steps:
         got = ", ".join(sorted({n.op_type for n in steps.graph.node})) or "no node"
         expected = (
             f"a node of {', '.join((*RECURRENT, *ATTENTION, *BODIES))} that an output needs, or others that compile"

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tvm_rnn.runtime.runtime_ops import MOVES
+from tvm_rnn.surroundings.nodes import import_onnx
 
 from .fields import Unreadable, integer
-from .onnx_file import Array, Source, import_onnx, tensor_array, type_name
+from .onnx_file import Array, Source, tensor_array, type_name
 from .onnx_nodes import KNOWN, GraphSteps, attributes_of, bodies, constant_of, label, nodes_below, ordinary_attributes
 
 if TYPE_CHECKING:

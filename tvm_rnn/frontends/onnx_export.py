@@ -20,11 +20,12 @@ from numpy.typing import ArrayLike
 from tvm_rnn.network.layer import Layer, weight_name
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.npy_files import write_whole
+from tvm_rnn.surroundings.nodes import import_onnx
 
 from ..errors import ConfigError, WeightError, message
 from .onnx_body import Body, constants_of
 from .onnx_cells import DEFAULTS, PARAMETERS, STATES, Form, form_of
-from .onnx_file import Array, import_onnx
+from .onnx_file import Array
 from .onnx_recurrent import ORDER, PEEPHOLES
 from .torch import split_biases
 

@@ -11,13 +11,14 @@ import hashlib
 import math
 import os
 from dataclasses import dataclass, field, replace
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tvm_rnn.surroundings.nodes import import_onnx
+
 from ..budget import Spending, is_shape
-from ..errors import ConfigError, message, not_installed
+from ..errors import ConfigError, message
 from .fields import Unreadable
 
 if TYPE_CHECKING:
@@ -63,15 +64,6 @@ class Source:
         """The version of the standard operators."""
         own = [int(entry.version) for entry in self.model.opset_import if entry.domain in ("", "ai.onnx")]
         return own[0] if own else 0
-
-
-def import_onnx() -> ModuleType:
-    """The onnx package, or ConfigError where it is missing."""
-    try:
-        import onnx
-    except ImportError:
-        raise ConfigError(not_installed("onnx")) from None
-    return onnx
 
 
 def read_model(source: object) -> Source:

@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tvm_rnn.network.program import Axis
+from tvm_rnn.surroundings.nodes import import_onnx
 
 from ..errors import ConfigError, message, unknown
 from .fields import Unreadable
-from .onnx_file import Source, import_onnx, type_name
+from .onnx_file import Source, type_name
 
 if TYPE_CHECKING:
     from onnx import ModelProto, TensorProto, ValueInfoProto

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from tvm_rnn.surroundings.nodes import import_onnx
+
 from .fields import Unreadable
 from .folding import Steps
-from .onnx_file import import_onnx
 
 if TYPE_CHECKING:
     from onnx import NodeProto

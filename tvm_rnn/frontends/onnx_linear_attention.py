@@ -18,11 +18,11 @@ from tvm_rnn.language import functions as f
 from tvm_rnn.language.cell import Cell
 from tvm_rnn.language.trace import Value
 from tvm_rnn.network.program import Step
+from tvm_rnn.surroundings.nodes import import_onnx
 
 from .built_cells import Values, build_cell
 from .fields import Unreadable, Wrong, integer, number, text
 from .folding import Recurrent, add_network
-from .onnx_file import import_onnx
 from .onnx_nodes import GraphSteps, attributes_of, label
 
 if TYPE_CHECKING:

@@ -14,9 +14,11 @@ import functools
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from tvm_rnn.surroundings.nodes import import_onnx
+
 from .fields import Unreadable, Wrong, integer
 from .folding import Recurrent
-from .onnx_file import Array, import_onnx, tensor_array
+from .onnx_file import Array, tensor_array
 from .onnx_nodes import GraphSteps, attributes_of, bodies, constant_of, label, ordinary_attributes
 from .onnx_scan import read_scan
 from .onnx_scan_body import unsupported

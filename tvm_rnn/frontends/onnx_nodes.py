@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from tvm_rnn.network.program import COMPILED, Declared, Step
+from tvm_rnn.network.program import Declared, Step
 from tvm_rnn.runtime.runtime_ops import OPERATIONS
+from tvm_rnn.surroundings.nodes import import_onnx
 
 from .composed import COMPOSED
 from .fields import Fields, Unreadable, integer
 from .folding import Steps
-from .onnx_file import Array, Source, import_onnx, tensor_array, type_name
+from .onnx_file import Array, Source, tensor_array, type_name
 from .onnx_integers import FORMS, as_others
 
 if TYPE_CHECKING:
@@ -70,7 +71,6 @@ class GraphSteps(Steps):
         super().__init__(spending=source.spending)
         self.problems: list[str] = []
         self.tensors = {t.name: t for t in self.graph.initializer}
-        self.nodes: dict[str, NodeProto] = {}  # by what they make, as far as they became steps as they are
         self.inputs = self._declared(self.graph.input)
         self.outputs = self._declared(self.graph.output)
         self.taken = {name for n in self.graph.node for name in (*n.input, *n.output)} | {*self.tensors, *self.declared}
@@ -169,14 +169,13 @@ def add_node(steps: GraphSteps, node: NodeProto) -> None:
         for own in as_others(steps, node):
             add_node(steps, own)
         return
-    steps.nodes.update(dict.fromkeys(node.output, node))
     if is_compiled(node, steps.source.opset):
-        if "output_shape" in attributes_of(node, steps.source.opset):
+        attributes: Fields = attributes_of(node, steps.source.opset)
+        if "output_shape" in attributes:
             raise Unreadable("attribute 'output_shape' is not supported")
         steps.dtypes.update(dtypes_of(steps, node))
-        steps.add(Step(COMPILED, tuple(node.input), tuple(node.output), {}, label(node)))
-        return
-    attributes = ordinary_attributes(steps, node)
+    else:
+        attributes = ordinary_attributes(steps, node)
     steps.add(Step(node.op_type, tuple(node.input), tuple(node.output), attributes, label(node)))
 
 

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tvm_rnn.surroundings.nodes import import_onnx
+
 from .fields import Unreadable
 from .folding import Recurrent
-from .onnx_file import Array, import_onnx
+from .onnx_file import Array
 from .onnx_nodes import GraphSteps, add_node
 from .onnx_recurrent import read_recurrent
 

@@ -19,7 +19,7 @@ import numpy as np
 from tvm_rnn.network.layer import weight_name
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.origin import Origin
-from tvm_rnn.network.program import NETWORK, Program, Step
+from tvm_rnn.network.program import NETWORK, Program, Step, needed, ordered
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.runtime.runtime_ops import OPERATIONS
 
@@ -147,19 +147,6 @@ def _slice(steps: Sequence[Step], value: str, values: Steps, through: bool = Fal
     return [s for s in steps if id(s) in found], leaves
 
 
-def needed(steps: Sequence[Step], wanted: Iterable[str]) -> list[Step]:
-    """The steps that these values need, in the same order."""
-    makers = {output: step for step in steps for output in step.outputs}
-    found: set[int] = set()
-    stack = list(wanted)
-    while stack:
-        step = makers.get(stack.pop())
-        if step is not None and id(step) not in found:
-            found.add(id(step))
-            stack += step.inputs
-    return [s for s in steps if id(s) in found]
-
-
 def without_identities(steps: Sequence[Step], wanted: Sequence[str]) -> list[Step]:
     """The steps without those that only give a value another name, but for a value that the model has under two."""
     names: dict[str, str] = {}
@@ -181,24 +168,6 @@ def without_identities(steps: Sequence[Step], wanted: Sequence[str]) -> list[Ste
         return tuple(names.get(value, value) for value in values)
 
     return [replace(s, inputs=renamed(s.inputs), outputs=renamed(s.outputs)) for s in kept]
-
-
-def ordered(steps: Sequence[Step]) -> list[Step]:
-    """Each step after those that make its inputs, else in the same order."""
-    makers = {output: step for step in steps for output in step.outputs}
-    done: set[int] = set()
-    result: list[Step] = []
-    for first in steps:
-        stack = [(first, False)]
-        while stack:
-            step, ready = stack.pop()
-            if ready:
-                result.append(step)
-            elif id(step) not in done:
-                done.add(id(step))
-                stack.append((step, True))
-                stack += [(makers[name], False) for name in reversed(step.inputs) if name in makers]
-    return result
 
 
 def build_networks(steps: Steps, layers: Sequence[Recurrent], stacks: Stacks, source: Origin) -> RNN | Model:

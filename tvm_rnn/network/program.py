@@ -7,12 +7,10 @@ In: steps that a frontend read from a file. Out: `Program`, which `runtime_model
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-
-from ..errors import ConfigError, message
 
 Array = np.ndarray
 Axis = int | str | None  # a size, the name of a size that is equal wherever the name is, or any
@@ -96,10 +94,6 @@ class Program:
 
     def in_dtype(self, dtype: str) -> Program:
         """The same program on wider floats: "float64", as for the oracle, or "float32" in place of float16."""
-        if any(step.op == COMPILED for step in self.steps):
-            got = ", ".join(step.node for step in self.steps if step.op == COMPILED)
-            do = "compile the model in its own dtype, and compare with ONNX Runtime"
-            raise ConfigError(message(f"operators that have no form in {dtype}", got=got, do=do))
         floats = ("float16", "float32", "float64")
         wide = dict.fromkeys(floats[: floats.index(dtype)], dtype)
 
@@ -113,6 +107,37 @@ class Program:
         constants = {n: v.astype(wide.get(v.dtype.name, v.dtype)) for n, v in self.constants.items()}
         inputs, outputs = tuple(map(declared, self.inputs)), tuple(map(declared, self.outputs))
         return Program(inputs, outputs, tuple(map(step, self.steps)), constants)
+
+
+def needed(steps: Sequence[Step], wanted: Iterable[str]) -> list[Step]:
+    """The steps that these values need, in the same order."""
+    makers = {output: step for step in steps for output in step.outputs}
+    found: set[int] = set()
+    stack = list(wanted)
+    while stack:
+        step = makers.get(stack.pop())
+        if step is not None and id(step) not in found:
+            found.add(id(step))
+            stack += step.inputs
+    return [s for s in steps if id(s) in found]
+
+
+def ordered(steps: Sequence[Step]) -> list[Step]:
+    """Each step after those that make its inputs, else in the same order."""
+    makers = {output: step for step in steps for output in step.outputs}
+    done: set[int] = set()
+    result: list[Step] = []
+    for first in steps:
+        stack = [(first, False)]
+        while stack:
+            step, ready = stack.pop()
+            if ready:
+                result.append(step)
+            elif id(step) not in done:
+                done.add(id(step))
+                stack.append((step, True))
+                stack += [(makers[name], False) for name in reversed(step.inputs) if name in makers]
+    return result
 
 
 def _listed(shape: tuple[Axis, ...] | None) -> list[Axis] | None:

@@ -22,11 +22,13 @@ from tvm_rnn.graph.graph import Graph, Node, depends
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.network.layer import weight_name
 from tvm_rnn.network.model import Model
-from tvm_rnn.network.program import Program
+from tvm_rnn.network.program import NETWORK, Program
 from tvm_rnn.network.rnn import RNN, no_network
 from tvm_rnn.runtime import runtime_generate, runtime_random
 from tvm_rnn.runtime.runtime import State
 from tvm_rnn.runtime.runtime_model import Plan, call, check_inputs
+
+from .standard_operations import operations_of
 
 
 @dataclass(frozen=True)
@@ -490,7 +492,8 @@ def run_program(program: Program | None, networks: Sequence[RNN], inputs: Mappin
         do = "call it as a module: reference(net)(x)"
         raise InputError(message("this network has no model around it", do=do))
     wide, oracles = program.in_dtype("float64"), [_Oracle(net) for net in networks]
-    plan = Plan(wide.facts(), wide.arrays())
+    operators = [step.op for step in wide.steps if step.op != NETWORK]
+    plan = Plan(wide.facts(), wide.arrays(), operations_of(operators))
     real = {d.name for d in wide.inputs if d.dtype == "float64"}
     given = {name: _floats(f"input {name}", value) if name in real else value for name, value in inputs.items()}
     arrays = check_inputs(plan.inputs, given)

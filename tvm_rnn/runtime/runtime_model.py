@@ -47,12 +47,18 @@ FAILURES = (ValueError, IndexError, TypeError, KeyError, ZeroDivisionError, Over
 class Plan:
     """A model's steps, ready to run: which function makes what of which values, and when a value has served."""
 
-    def __init__(self, model: Facts, constants: Mapping[str, np.ndarray]) -> None:
+    def __init__(
+        self,
+        model: Facts,
+        constants: Mapping[str, np.ndarray],
+        operations: Mapping[str, runtime_ops.Operation] = runtime_ops.OPERATIONS,
+    ) -> None:
+        self.operations = operations
         self.inputs, self.outputs = list(model["inputs"]), [item["name"] for item in model["outputs"]]
         self.constants = {item["name"]: constants[item["array"]] for item in model["constants"]}
         self.lasting = frozenset(map(id, self.constants.values()))
         self.steps = list(model["steps"])
-        strange = {step["op"] for step in self.steps} - runtime_ops.OPERATIONS.keys() - {"Network", "Compiled"}
+        strange = {step["op"] for step in self.steps} - operations.keys() - {"Network", "Compiled"}
         if strange:
             raise ValueError(f"operations that are not known here: {', '.join(sorted(strange))}")
         last = {name: i for i, step in enumerate(self.steps) for name in step["inputs"]}
@@ -74,12 +80,11 @@ class Plan:
                     found.pop(name, None)
         return {name: found[name] for name in self.outputs}
 
-    @staticmethod
-    def _made(step: Facts, given: Sequence[Array], runners: Mapping[str, Runner | None]) -> Sequence[Array]:
+    def _made(self, step: Facts, given: Sequence[Array], runners: Mapping[str, Runner | None]) -> Sequence[Array]:
         if (runner := runners.get(step["op"])) is not None:
             return runner(given, step["attributes"])
         try:
-            made = runtime_ops.OPERATIONS[step["op"]](given, step["attributes"])
+            made = self.operations[step["op"]](given, step["attributes"])
         except FAILURES as error:
             what = f"{step['op']} of this model cannot be computed (node {step['node']!r})"
             got = ", ".join("nothing" if v is None else f"{np.asarray(v).dtype}{list(np.shape(v))}" for v in given)
@@ -238,12 +243,13 @@ class Function:
         return made
 
     def _prepared(self, key: tuple[tuple[int, ...], ...], arrays: Sequence[np.ndarray]) -> Ready:
-        sizes = np.zeros(sum(self.axes) + len(self.inner), np.int64)
+        sizes = np.zeros(max(1, sum(self.axes) + len(self.inner)), np.int64)  # of no elements there are no strides
         inputs = [_writable(_dense(np.asarray(array, order="C"))) for array in arrays]
         self.sizes(*inputs, sizes)
         ends, numbers = [*itertools.accumulate(self.axes, initial=0)], [int(n) for n in sizes]
         shapes = [tuple(numbers[begin:end]) for begin, end in itertools.pairwise(ends)]
-        found = Ready([array.strides for array in inputs], shapes, numbers[ends[-1] :])
+        memory = numbers[ends[-1] : ends[-1] + len(self.inner)]
+        found = Ready([array.strides for array in inputs], shapes, memory)
         self.ready = {**self.ready, key: found} if len(self.ready) < MOST_READY else {key: found}
         return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +168,20 @@ def test_a_machine_that_cannot_run_them_is_an_error(tmp_path: Path, monkeypatch:
 
 def test_every_peer_is_a_framework_of_the_worker() -> None:
     assert {"tvm_rnn", *PEERS} == FRAMEWORKS.keys()
+
+
+def test_records_name_the_commit_of_a_checkout(tmp_path: Path) -> None:
+    assert gpu_suite._commit(tmp_path) == ""
+
+    def git(*words: str) -> None:
+        own = ("-c", "user.name=a", "-c", "user.email=a@b.example", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", *own, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    git("init", "-q")
+    (tmp_path / "file").write_text("1")
+    git("add", ".")
+    git("commit", "-m", "first")
+    clean = gpu_suite._commit(tmp_path)
+    assert len(clean) >= 7 and clean.isalnum()
+    (tmp_path / "file").write_text("2")
+    assert gpu_suite._commit(tmp_path) == f"{clean}+"

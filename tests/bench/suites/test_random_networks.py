@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tvm_rnn.bench.suites.random_networks import CELLS, MOST_VALUES, MOST_WEIGHTS, random_networks
+from tvm_rnn.bench.suites.random_networks import CELLS, MOST_VALUES, MOST_WEIGHTS, random_networks, random_sizes
 
 
 def test_everything_is_drawn_and_nothing_is_too_large() -> None:
@@ -18,3 +18,11 @@ def test_everything_is_drawn_and_nothing_is_too_large() -> None:
     for facts in found:
         assert facts["hidden"] * facts["batch"] * facts["steps"] <= MOST_VALUES
         assert 2 * facts["hidden"] ** 2 * facts["layers"] <= 2 * MOST_WEIGHTS or facts["layers"] == 1
+
+
+def test_sizes_of_cpus_are_off_every_grid() -> None:
+    found = random_sizes(0)
+    assert found == random_sizes(0) != random_sizes(1) and len({*found}) == len(found) == 60
+    cells, inputs, hidden, batch = map(set, zip(*found, strict=True))
+    assert cells == {"lstm", "gru"} and 20 <= min(hidden) < 40 and 750 < max(hidden | inputs) <= 1500
+    assert {1, 2} <= batch and 20 < max(batch) <= 40 and any(i != h for _, i, h, _ in found)

@@ -32,6 +32,15 @@ def test_turns(order: str, last: int) -> None:
         assert tile == 0 or at[layer, tile] > at[layer, tile - 1]
 
 
+def test_phases_of_a_step_follow_each_other() -> None:
+    first = charts.PhaseRow(kind="gemm", units=512, exchange=0.5, product=1.0, cells=0.25)
+    second = charts.PhaseRow(kind="reduce", units=1, exchange=0.5, product=0.0, cells=0.04)
+    bars = charts.step_timeline([first, second])["data"]["values"]
+    assert [(bar["from"], bar["to"]) for bar in bars] == [(0, 0.5), (0.5, 1.5), (1.5, 1.75), (1.75, 2.25), (2.25, 2.29)]
+    assert bars[0]["phase"] == "1: product, 512 units" and bars[-1]["phase"] == "2: reduction, 1 units"
+    assert ElementTree.fromstring(svg(charts.step_timeline([first, second]), "a step")) is not None
+
+
 def test_no_kernel_is_above_the_roof() -> None:
     spec = charts.roofline([*KERNELS, KERNELS[0]], {"memory_tb_s": 2.0, "tflops": 100.0}, 5.0)
     points = {p["name"]: p for p in spec["layer"][1]["data"]["values"]}

@@ -16,7 +16,7 @@ import tvm_rnn as rnn
 from tests.cli.test_commands import call
 from tvm_rnn import explain
 from tvm_rnn.bench.run import cpu_suite
-from tvm_rnn.explain.html.page import _time, _work
+from tvm_rnn.explain.html.page import _time, work
 from tvm_rnn.options import PASS_NAMES
 
 for needed in ("grandalf", "vl_convert"):
@@ -123,7 +123,7 @@ def test_the_least_tile_of_the_layers_counts(tmp_path: Path) -> None:
 def test_points_on_the_roof_are_called_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     ceilings = {"memory_tb_s": 0.1, "float32_tflops": 0.2, "spread": 0.0, "load": 0.1}
     monkeypatch.setattr(cpu_suite, "ceilings_of", lambda *sizes: ceilings)
-    text = "".join(_work(explain(rnn.RNN(rnn.cells.lstm, 8, 16)).facts["networks"][0]))
+    text = "".join(work(explain(rnn.RNN(rnn.cells.lstm, 8, 16)).facts["networks"][0]))
     assert "a bound, not measured" in text and "load average 0.1 on" in text and "busy" not in text
 
 

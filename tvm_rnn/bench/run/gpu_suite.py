@@ -12,12 +12,14 @@ import contextlib
 import json
 import os
 import shlex
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tvm_rnn.bench.measure.floors import shares
 from tvm_rnn.bench.suites.gpu import Point, batches, beside_peers
@@ -139,9 +141,22 @@ def writing(found: list[Record], path: str | os.PathLike[str] | None) -> Iterato
 
 
 def _made() -> Record:
-    """When and how records are made, and what else the machine did then."""
+    """When and how records are made, of which commit where this is a checkout, and what else the machine did then."""
     command = shlex.join([os.path.basename(sys.argv[0]), *sys.argv[1:]])
-    return {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "command": command, "load": os.getloadavg()[0]}
+    made = {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "command": command, "load": os.getloadavg()[0]}
+    commit = _commit(Path(__file__).resolve().parents[3])
+    return {**made, "commit": commit} if commit else made
+
+
+def _commit(checkout: Path) -> str:
+    """The commit that is checked out, with a "+" where files differ from it; "" where this is no checkout."""
+    if not (checkout / ".git").exists():
+        return ""
+    words = ["git", "-C", str(checkout), "describe", "--always", "--dirty=+", "--exclude=*"]
+    try:
+        return subprocess.run(words, capture_output=True, text=True, check=False, timeout=10).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
 
 
 def _measure(worker: WorkerProcess, request: Request, options: Options, this: Run, ended: Counter[str]) -> list[Record]:

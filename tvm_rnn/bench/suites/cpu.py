@@ -10,6 +10,7 @@ from dataclasses import replace
 from . import gpu as suites
 from . import writers
 from .gpu import PASSES, Point
+from .random_networks import random_sizes
 
 DTYPE = "float32"
 
@@ -18,6 +19,11 @@ def cpu_grid() -> list[Point]:
     """LSTM and GRU from small to large, one row to many, T=50."""
     sizes = [(hidden, batch) for hidden in (64, 128, 256, 512, 1024, 2048) for batch in (1, 4, 16, 64)]
     return [Point(cell, h, h, 50, b, DTYPE) for cell in ("lstm", "gru") for h, b in sizes]
+
+
+def cpu_random(seed: int = 0) -> list[Point]:
+    """LSTMs and GRUs of sizes that no grid has, T=50."""
+    return [Point(cell, i, h, 50, b, DTYPE) for cell, i, h, b in random_sizes(seed)]
 
 
 def fastrnns() -> list[Point]:
@@ -82,5 +88,5 @@ def generate() -> list[Point]:
 
 PEERS = {"audio": "onnxruntime", "generate": "torch,torch-compile"}  # of suites that other peers run than usual
 STREAMS = ("streaming",)  # timed call by call
-EVERY = (cpu_grid, fastrnns, deepbench, zoo, ablation, linear, streaming, audio, generate)
+EVERY = (cpu_grid, cpu_random, fastrnns, deepbench, zoo, ablation, linear, streaming, audio, generate)
 SUITES: suites.Suites = {f.__name__.replace("_", "-"): f for f in EVERY}

@@ -204,7 +204,7 @@ def random(seed: int = 0) -> list[Point]:
 PEERS = {"random": "torch,cudnn", "generate": "torch-cuda,torch-cuda-graph"}
 Suites = Mapping[str, Callable[..., list[Point]]]
 EVERY = (gpu_grid, any_batch, blog, deepbench, flashrnn, zoo, ablation, linear, generate, random)
-DRAWN = ("random",)  # suites that are drawn by a seed
+DRAWN = ("random", "cpu-random")  # suites that are drawn by a seed
 SUITES: Suites = {f.__name__.replace("_", "-"): f for f in EVERY}
 
 

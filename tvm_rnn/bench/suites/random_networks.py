@@ -25,6 +25,17 @@ def random_networks(seed: int, count: int = COUNT) -> list[dict[str, object]]:
     return [_network(draw) for _ in range(count)]
 
 
+def random_sizes(seed: int, count: int = 60) -> list[tuple[str, int, int, int]]:
+    """(cell, inputs, hidden units, rows) of LSTMs and GRUs as CPUs run them: 20 to 1500 units, 1 to 40 rows; every
+    other one with inputs of a size of their own. Drawn evenly between logarithms, each once."""
+    draw, found = random.Random(f"sizes {seed}"), dict[tuple[str, int, int, int], None]()
+    while len(found) < count:
+        cell, hidden, batch = ("lstm", "gru")[len(found) % 2], _size(draw, 20, 1500), _size(draw, 1, 40)
+        inputs = _size(draw, 20, 1500) if draw.random() < 0.5 else hidden
+        found[cell, inputs, hidden, batch] = None
+    return list(found)
+
+
 def _network(draw: random.Random) -> dict[str, object]:
     cell, precision = draw.choice(CELLS), draw.choice(PRECISIONS)
     inputs, hidden = _size(draw, 16, 3000), _size(draw, 16, 3000)

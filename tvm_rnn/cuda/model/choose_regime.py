@@ -36,7 +36,7 @@ from .batch_ladder import Rung, ladder
 from .choose_backward_lanes import geometry_beside
 from .choose_geometry import ANY, ChosenGeometry, RecurrentUnit, unit_of
 from .launched_step_time import predict_steps
-from .persistent_step_time import StepTime, exchange_us, predict, resident_groups
+from .persistent_step_time import StepTime, exchange_us, phase_times, predict, resident_groups
 
 MOST_TURNS = 16  # of slices of a batch, beyond which a comparison with step by step says nothing new
 EXPECTED_BATCHES = (1, 16, 64, 128)  # where the caller names none
@@ -321,11 +321,16 @@ def _tell(layout: Layout, best: ChosenGeometry, batch: int, most: int | None, ta
         for share in parts:
             each = geometry.block_words(phase) * geometry.k_parts * geometry.part_lanes * 4 * geometry.ctas
             kept["registers"] += share.registers * each
-    chip: dict[str, float] = {"blocks": geometry.ctas, "rows": geometry.rows, "threads": geometry.threads}
+    chip: dict[str, Any] = {"blocks": geometry.ctas, "rows": geometry.rows, "threads": geometry.threads}
     chip |= {"heads": geometry.step.heads} if geometry.step.heads > 1 else {}
     chip["shared_bytes"] = geometry.shared_bytes
     chip |= {"exchanges": len(geometry.events), "exchange_us": round(exchange_us(geometry), 3)}
     chip |= {"registers_estimated": geometry.registers(), **{f"weights_in_{k}_bytes": v for k, v in kept.items()}}
+    chip["phase_times"] = [
+        {"kind": phase.kind, "units": phase.units}
+        | {name: round(getattr(phase, name) * geometry.slowdown, 4) for name in ("exchange", "product", "cells")}
+        for phase in phase_times(geometry)
+    ]
     reach = "any B" if most is None else f"B up to {most}"
     why = f"{us:.2f} us per step predicted, one launch per step {other:.2f}; {reach}; by {record}"
     tell(True, template, why, **facts, **chip)

@@ -109,7 +109,7 @@ class StepTime:
     def __init__(self, geometry: Geometry, target: Target) -> None:
         self.geometry, self.resident = geometry, resident_groups(geometry, target)
         self.at_once = self.resident // geometry.step.heads * geometry.rows
-        self._round = sum(_phase(geometry, phase) for phase in geometry.step.phases)
+        self._round = sum(phase.us for phase in phase_times(geometry))
 
     def us(self, batch: int) -> float:
         """Microseconds per step for B = batch rows."""
@@ -129,13 +129,34 @@ def exchange_us(geometry: Geometry) -> float:
     return len(geometry.events) * (rates.exchange + rates.per_cta * geometry.ctas)
 
 
-def _phase(geometry: Geometry, phase: Phase) -> float:
-    us, rates, product = 0.0, geometry.rates, phase.kind == "gemm"
-    if phase in geometry.events:
-        us += exchange_us(geometry) / len(geometry.events)
-    if product:
-        us += geometry.product_us(phase)
+@dataclass(frozen=True)
+class PhaseTime:
+    """Where the time of one phase of a step goes, in microseconds.
+
+    kind: of the phase; units: how many it computes. exchange: blocks wait for each other's values. product: the
+    products. cells: pointwise work, and publishing its values."""
+
+    kind: str
+    units: int
+    exchange: float
+    product: float
+    cells: float
+
+    @property
+    def us(self) -> float:
+        return self.exchange + self.product + self.cells
+
+
+def phase_times(geometry: Geometry) -> list[PhaseTime]:
+    """The phases of a step in the order in which they run, for one round of groups."""
+    return [_phase(geometry, phase) for phase in geometry.step.phases]
+
+
+def _phase(geometry: Geometry, phase: Phase) -> PhaseTime:
+    rates, product = geometry.rates, phase.kind == "gemm"
+    waits = exchange_us(geometry) / len(geometry.events) if phase in geometry.events else 0.0
     cells = geometry.blocks(phase.width) * geometry.own_tiles * 2
-    us += rates.cell if product else LIGHT_US
+    us = rates.cell if product else LIGHT_US
     us += rates.each * cells * len(phase.nodes) / 10 * ceil(geometry.warps / 4) / 2
-    return us + geometry.exchange.phase_us(geometry, phase, cells)
+    us += geometry.exchange.phase_us(geometry, phase, cells)
+    return PhaseTime(phase.kind, phase.width, waits, geometry.product_us(phase) if product else 0.0, us)

@@ -89,6 +89,50 @@ def roofline(
     }
 
 
+class PhaseRow(TypedDict):
+    """Where the time of one phase of a step goes, in microseconds, as the model of time has it."""
+
+    kind: str
+    units: int
+    exchange: float
+    product: float
+    cells: float
+
+
+PARTS = {"exchange": "waits for other blocks' values", "product": "products", "cells": "pointwise work, publishing"}
+PHASES = {"gemm": "product", "reduce": "reduction", "pointwise": "pointwise"}
+
+
+def step_timeline(phases: Sequence[PhaseRow]) -> Spec:
+    """One step of a persistent kernel over time: a row for each phase, a bar for each thing that it does."""
+    rows, at = [], 0.0
+    for number, phase in enumerate(phases, 1):
+        name = f"{number}: {PHASES.get(phase['kind'], phase['kind'])}, {phase['units']} units"
+        for part, us in (("exchange", phase["exchange"]), ("product", phase["product"]), ("cells", phase["cells"])):
+            rows.append({"phase": name, "part": PARTS[part], "from": at, "to": at + us, "us": round(us, 3)})
+            at += us
+    words = [*PARTS.values()]
+    x: Spec = {"field": "from", "type": "quantitative", "title": "microseconds of one step, predicted"}
+    colour = {
+        "field": "part",
+        "type": "nominal",
+        "title": None,
+        "scale": {"domain": words, "range": [GREY, BLUE, ORANGE]},
+    }
+    return {
+        "height": {"step": 28},
+        "padding": {"left": 48, "right": 8, "top": 4, "bottom": 4},  # labels are wider where fonts are
+        "data": {"values": [row for row in rows if row["us"]]},
+        "mark": {"type": "bar", "height": 18},
+        "encoding": {
+            "y": {"field": "phase", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 0}},
+            "x": x,
+            "x2": {"field": "to"},
+            "color": {**colour, "legend": {"orient": "bottom", "labelLimit": 0, "columnPadding": 32}},
+        },
+    }
+
+
 def wavefront(turns: Sequence[Turn], words: str) -> Spec:
     """Layers over the order in which they run. turns: turn, layer, tile, in order; words: what a tile is."""
     return {

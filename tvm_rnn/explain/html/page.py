@@ -56,6 +56,11 @@ def page(
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     body += [_h2("made", "How this page was made"), f"<pre>{escape(command)}</pre>" if command else ""]
     body += [f'<p class="soft">{escape(versions)}. Charts by Vega-Lite, layout of graphs by grandalf.</p>']
+    return document(title, body)
+
+
+def document(title: str, body: Sequence[str]) -> str:
+    """A page with the style and the script in it."""
     style, script = ((HERE / name).read_text() for name in ("page.css", "page.js"))
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
     inside = f"<main>{''.join(body)}</main><script>{script}</script>"
@@ -124,8 +129,9 @@ def _network(own: NetworkFacts, net: Looked | None, number: int) -> Iterator[str
         yield f"<p>{escape(own['not_drawn'])}.</p>"
     yield _h2(f"time{more}", "Layers and time")
     yield from _time(own, f"turns{number}")
+    yield from _steps(own, more)
     yield _h2(f"work{more}", "Work, and the least time for it")
-    yield from _work(own)
+    yield from work(own)
     yield f"<details><summary>All of it as text</summary><pre>{escape(text({'networks': [own]}))}</pre></details>"
 
 
@@ -219,7 +225,21 @@ def _time(own: NetworkFacts, at: str) -> Iterator[str]:
     yield _chart(charts.wavefront(turns, f"colours: {count} x {tile}"), f"layers over time: {words}", at)
 
 
-def _work(own: NetworkFacts) -> Iterator[str]:
+def _steps(own: NetworkFacts, more: str) -> Iterator[str]:
+    """One step of each persistent kernel over time."""
+    rows = [row for row in own["regimes"] if row["done"] and "phase_times" in row.get("facts", {})]
+    if rows:
+        yield _h2(f"step{more}", "One step on the GPU")
+        words = "By the model of time that chose this kernel. All steps run in one launch: this repeats T times."
+        yield f'<p class="soft">{words}</p>'
+    for row in rows:
+        title = f"{row['what']}{subject_text(row, own['graphs'])}"
+        yield f"<h3>{escape(title)}</h3>"
+        yield _chart(charts.step_timeline(row["facts"]["phase_times"]), f"one step of {title}")
+
+
+def work(own: NetworkFacts) -> Iterator[str]:
+    """A roofline for each batch size."""
     for row in own["work"]:
         peak = row["ceilings"].get(f"{row['precision']}_tflops")
         if not peak or not row["kernels"]:

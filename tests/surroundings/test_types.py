@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 from onnx_models import model_of, node, weights
 
-from tvm_rnn.frontends.onnx import _read_nodes
-from tvm_rnn.frontends.onnx_file import read_model
-from tvm_rnn.frontends.onnx_nodes import GraphSteps
-from tvm_rnn.frontends.onnx_types import Types
+import tvm_rnn as rnn
+from tvm_rnn.network.program import Program
+from tvm_rnn.surroundings.nodes import Values
+from tvm_rnn.surroundings.types import Types
 
 
-def types_of(made: Any) -> tuple[Types, GraphSteps]:
-    steps, layers = GraphSteps(read_model(made)), list[Any]()
-    assert not _read_nodes(steps, layers)
-    return Types(steps, steps.steps, {i: [layer] for i, layer in enumerate(layers)}), steps
+def types_of(made: Any) -> tuple[Types, Program]:
+    net = rnn.from_onnx(made)
+    return Types(Values(net.program), getattr(net, "networks", [net])), net.program
 
 
 def test_a_network_hands_its_sizes_on() -> None:
@@ -27,8 +26,8 @@ def test_a_network_hands_its_sizes_on() -> None:
         node("Cast", ["h"], ["z"], to=11),
     ]
     made = model_of(nodes, {"x": ("f4", ["B", "T", 4])}, {"y": "f4", "z": "f8"}, {n: own[n] for n in "WRB"})
-    types, steps = types_of(made)
-    (network,) = (step for step in steps.steps if step.op == "Network")
+    types, program = types_of(made)
+    (network,) = (step for step in program.steps if step.op == "Network")
     x, y, h = network.inputs[0], *network.outputs[:2]
     (T, B, width), seen = types.shape(x) or (), types.shape(y)
     assert width == 4 and isinstance(T, str) and isinstance(B, str) and T != B

@@ -1,7 +1,7 @@
-"""ONNX operators that the runtime's table has not, with all that is around them: graphs that TVM's Relax compiles.
+"""Operators around networks, what lies together in one function: graphs that TVM's Relax compiles.
 
-In: a model's steps, where such operators are steps of their own (COMPILED, one node each). Out: the same steps, where
-what lies together is one step with a `Graph` of calls, as `tvm_rnn/surroundings/` has it; or problems in words.
+In: a program, and the networks that it runs. Out: its steps, where what lies together is one step (COMPILED) with a
+`Graph` of calls; or problems in words.
 
 What Relax cannot read, or reads otherwise than the standard says, stays with the runtime's table.
 """
@@ -11,24 +11,20 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from tvm_rnn.network.program import COMPILED, Step
-from tvm_rnn.surroundings.calls import Graph, Unsupported, calls_of
+from tvm_rnn.network.program import COMPILED, NETWORK, Program, Step, needed, ordered
+from tvm_rnn.network.rnn import RNN
 
-from .fields import Unreadable, Wrong
-from .onnx_again import OPSET, code_of, renamed
-from .onnx_file import import_onnx
-from .onnx_fit import Fit
-from .onnx_types import Layers, Types
-from .stacks import needed, ordered
+from .calls import Graph, Unsupported, calls_of
+from .fit import Fit
+from .nodes import CODES, Values, import_onnx, opset_of, renamed
+from .types import Types
 
 if TYPE_CHECKING:
     from onnx import ModelProto
-
-    from .onnx_nodes import GraphSteps
 
 DTYPES = ("float32", "float64", "int64", "int32", "bool", "int8", "uint8")
 FLOATS = DTYPES[:2]  # of operators that the runtime's table has not
@@ -53,68 +49,70 @@ class Region:
 
     @property
     def label(self) -> str:
-        compiled = (step.node for step in self.steps if step.op == COMPILED)
-        return next(compiled, self.steps[0].node)
-
-    def count(self, op: str) -> int:
-        return sum(step.op == op for step in self.steps)
+        return self.steps[0].node or self.steps[0].op
 
 
-def with_regions(
-    values: GraphSteps, steps: Sequence[Step], wanted: Iterable[str], layers: Layers
-) -> tuple[list[Step], Wrong]:
-    """The steps with a Graph in each COMPILED one, and what Relax cannot do. layers: of each network."""
-    if layers and not any(step.op == COMPILED for step in steps):
-        return list(steps), Wrong()
-    return _Regions(values, [*steps], [*wanted], Types(values, steps, layers)).compiled()
+def with_regions(program: Program, networks: Sequence[RNN], table: Collection[str]) -> tuple[list[Step], list[str]]:
+    """The steps, each of which is a network, a COMPILED one with a Graph, or of the table; and what can be none."""
+    values = Values(program)
+    return _Regions(values, Types(values, networks), table).compiled()
 
 
 @dataclass
 class _Regions:
-    """A model's steps, and which of them Relax may have. refused: by what they make first."""
+    """A model's steps, and which of them Relax may have. table: what can stay as it is. problems: what is neither.
+    refused: by what they make first."""
 
-    values: GraphSteps
-    steps: list[Step]
-    wanted: list[str]
+    values: Values
     types: Types
+    table: Collection[str]
+    problems: list[str] = field(default_factory=list)
     refused: set[str] = field(default_factory=set)
 
-    def compiled(self) -> tuple[list[Step], Wrong]:
-        problems, result = Wrong(), self.steps
+    @property
+    def steps(self) -> Sequence[Step]:
+        return self.values.program.steps
+
+    @property
+    def wanted(self) -> list[str]:
+        return [own.name for own in self.values.program.outputs]
+
+    def compiled(self) -> tuple[list[Step], list[str]]:
+        result = [*self.steps]
         for region in self.found():
-            for part in self.readable(region, problems):
+            for part in self.readable(region):
                 gone = {id(step) for step in part.region.steps}
                 result = ordered([*(step for step in result if id(step) not in gone), part.step])
-        return needed(ordered(result), self.wanted), problems
+        return needed(ordered(result), self.wanted), self.problems
 
-    def readable(self, region: Region, problems: Wrong) -> list[Part]:
-        """The region as a step; as several where Relax does not read all of it."""
+    def readable(self, region: Region) -> list[Part]:
+        """The region as a step. Where Relax does not read all of it: without what it reads nowhere, or in halves."""
         try:
             return [Part(region, self.step(region))]
-        except Unreadable as reason:
-            kept = [step for step in region.steps if step.op != COMPILED and not self.refuses(step)]
-            if len(region.steps) == 1:
-                problems.append(str(reason))
-                return []
-            if len(kept) + region.count(COMPILED) == len(region.steps):  # each by itself is well: numbers are not
-                kept = [step for step in kept if self.is_float(step)]
-            if len(kept) + region.count(COMPILED) == len(region.steps):
-                kept = []
-        self.refused |= {own.outputs[0] for own in region.steps if own.op != COMPILED and own not in kept}
-        inside = {id(step) for step in region.steps}
-        return [part for own in self.found(inside) for part in self.readable(own, problems)]
+        except Unsupported:
+            if all(self.reads(step) for step in region.steps):
+                half = len(region.steps) // 2
+                parts = [Region(region.steps[:half]), Region(region.steps[half:])]
+            else:
+                inside = {id(step) for step in region.steps}
+                parts = [Region([step for step in own.steps if id(step) in inside]) for own in self.found()]
+                parts = [own for own in parts if own.steps]
+            return [own for part in parts for own in self.readable(part)]
 
-    def refuses(self, step: Step) -> bool:
+    def reads(self, step: Step) -> bool:
+        """Whether Relax reads a step by itself; what neither it does nor the table is a problem."""
         try:
             self.step(Region([step]))
-        except Unreadable:
-            return True
-        return False
+        except Unsupported as reason:
+            self.refused.add(step.outputs[0])
+            if step.op not in self.table:
+                self.problems.append(str(reason))
+        return step.outputs[0] not in self.refused
 
-    def found(self, among: set[int] | None = None) -> list[Region]:
+    def found(self) -> list[Region]:
         """What can be one function each: no way leads from a region to itself through other steps."""
         makers = {output: step for step in self.steps for output in step.outputs}
-        inside = {id(step): self.goes_along(step) and (among is None or id(step) in among) for step in self.steps}
+        inside = {id(step): self.goes_along(step) for step in self.steps}
         level: dict[int, int] = {}
         for step in ordered(self.steps):
             before = [makers[name] for name in step.inputs if name in makers]
@@ -127,34 +125,33 @@ class _Regions:
 
     def goes_along(self, step: Step) -> bool:
         """Whether a step may be part of a region."""
-        if step.op == COMPILED:
+        if step.op == NETWORK or step.outputs[0] in self.refused:
+            return False
+        if step.op not in self.table:
             return True
-        first = next(filter(None, step.outputs))
-        if step.op in OTHERWISE or self.types.nodes.get(first) is None or step.outputs[0] in self.refused:
+        if step.op in OTHERWISE or self.types.nodes.get(next(filter(None, step.outputs))) is None:
             return False
         if not Fit(self.types.shape, self.values.constant)(step):
             return False
         if step.op == "LayerNormalization" and any(step.outputs[1:]):  # its mean has other axes in Relax
             return False
         names = [name for name in (*step.inputs, *step.outputs) if name]
-        known = (self.values.is_constant(name) or self.types.shape(name) is not None for name in names)
-        return all(self.types.dtype(name) in DTYPES for name in names) and all(known)
+        return all(self.types.dtype(name) in DTYPES and self.types.shape(name) is not None for name in names)
 
-    def is_float(self, step: Step) -> bool:
-        names = [name for name in (*step.inputs, *step.outputs) if name and not self.values.is_constant(name)]
-        return all(self.types.dtype(name) in FLOATS for name in names)
+    def is_constant(self, name: str) -> bool:
+        return self.values.constant(name) is not None
 
     def step(self, region: Region) -> Step:
-        """Raises Unreadable."""
+        """Raises Unsupported."""
         own = {id(step) for step in region.steps}
         used = {name for step in self.steps if id(step) not in own for name in step.inputs} | {*self.wanted}
         outputs = tuple(name for name in region.made if name in used)
-        inputs = tuple(name for name in region.read if not self.values.is_constant(name))
+        inputs = tuple(name for name in region.read if not self.is_constant(name))
         graph = self.graph(region, inputs, outputs)
         return Step(COMPILED, inputs, outputs, {"graph": graph}, region.label)
 
     def graph(self, region: Region, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
-        """The region as a Graph. Raises Unreadable."""
+        """The region as a Graph. Raises Unsupported."""
         onnx, helper = import_onnx(), import_onnx().helper
         nodes = [self.types.nodes[next(filter(None, step.outputs))] for step in region.steps]
         read = dict.fromkeys(name for node in nodes if node is not None for name in node.input if name)
@@ -163,17 +160,17 @@ class _Regions:
         for name in inputs:
             shape, dtype = self.types.shape(name), self.types.dtype(name)
             if shape is None or not dtype:
-                raise Unreadable(f"{region.label}: how many axes {name!r} has is not known")
+                raise Unsupported(f"{region.label}: how many axes {name!r} has is not known")
             if dtype not in DTYPES:
-                raise Unreadable(f"{region.label}: {name!r} is {dtype}; {' and '.join(FLOATS)} are supported")
-            given.append(helper.make_tensor_value_info(names[name], code_of(dtype), shape))
+                raise Unsupported(f"{region.label}: {name!r} is {dtype}; {' and '.join(FLOATS)} are supported")
+            given.append(helper.make_tensor_value_info(names[name], CODES[dtype], shape))
         made = [helper.make_tensor_value_info(names[name], 0, None) for name in outputs]
         known = [(name, self.values.constant(name)) for name in read]
         fixed = [onnx.numpy_helper.from_array(value, names[name]) for name, value in known if value is not None]
         again = [renamed(node, names) for node in nodes if node is not None]
         whole = helper.make_graph(again, "region", given, made, fixed)
-        opset = max(OPSET, self.values.source.opset)
-        graph = read_graph(helper.make_model(whole, opset_imports=[helper.make_opsetid("", opset)]), region.label)
+        version = helper.make_opsetid("", opset_of([step.op for step in region.steps]))
+        graph = read_graph(helper.make_model(whole, opset_imports=[version]), region.label)
         graph.demands = [replace(own, text=self.types.said(own.text)) for own in graph.demands]
         return graph
 
@@ -187,7 +184,7 @@ class Part:
 
 
 def read_graph(model: ModelProto, label: str) -> Graph:
-    """A model without networks as a Graph. label: what messages name. Raises Unreadable."""
+    """A model without networks as a Graph. label: what messages name. Raises Unsupported."""
     from tvm.relax.frontend.onnx import from_onnx
 
     try:
@@ -195,7 +192,7 @@ def read_graph(model: ModelProto, label: str) -> Graph:
             warnings.simplefilter("ignore")
             return calls_of(from_onnx(model, keep_params_in_input=False))
     except Unsupported as reason:
-        raise Unreadable(f"{label}: {reason}") from None
+        raise Unsupported(f"{label}: {reason}") from None
     except Exception as reason:  # of many classes, of TVM and of Python
         text = (str(reason).strip().splitlines() or [type(reason).__name__])[-1]
-        raise Unreadable(f"{label}: TVM does not read it: {text:.200}") from None
+        raise Unsupported(f"{label}: TVM does not read it: {text:.200}") from None

@@ -15,8 +15,6 @@ import numpy as np
 
 from tvm_rnn.network.program import Step
 
-from .fields import integer
-
 Axis = int | str
 
 
@@ -79,5 +77,5 @@ class Fit:
 
     @staticmethod
     def size(step: Step, shape: Sequence[Axis], default: int) -> Axis | None:
-        axis = integer(step.attributes, "axis", default)
+        axis = int(str(step.attributes.get("axis", default)))
         return shape[axis] if -len(shape) <= axis < len(shape) else None

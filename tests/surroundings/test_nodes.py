@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvm_rnn.frontends.folding import Steps
-from tvm_rnn.frontends.onnx_again import node_of, renamed
-from tvm_rnn.network.program import Step
+from tvm_rnn.network.program import Program, Step
+from tvm_rnn.surroundings.nodes import Values, node_of, opset_of, renamed
 
 
-def made(op: str, *inputs: str, outputs: tuple[str, ...] = ("y",), **attributes: Any) -> tuple[Any, Steps]:
-    values: Any = Steps()
+def made(op: str, *inputs: str, outputs: tuple[str, ...] = ("y",), **attributes: Any) -> tuple[Any, Values]:
+    values = Values(Program((), (), (), {}))
     return node_of(values, Step(op, inputs or ("x",), outputs, attributes), "float32"), values
 
 
@@ -40,3 +39,7 @@ def test_what_has_none(op: str, attributes: dict[str, Any]) -> None:
 def test_other_names() -> None:
     node = renamed(made("Add", "a", "b")[0], {"a": "v0", "y": "v1"})
     assert node.input == ["v0", ""] and node.output == ["v1"]
+
+
+def test_the_oldest_set_that_has_all_operators() -> None:
+    assert opset_of(["Add", "Conv"]) == 21 and opset_of(["Add", "RMSNormalization"]) == 23

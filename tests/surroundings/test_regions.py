@@ -12,8 +12,10 @@ from graphs import compiled
 from onnx_models import model_of, node, onnx_runtime, weights
 
 import tvm_rnn as rnn
+from tvm_rnn.compiler.surroundings import with_functions
 from tvm_rnn.errors import ConfigError, InputError
-from tvm_rnn.frontends.onnx_relax import read_graph
+from tvm_rnn.surroundings.regions import read_graph
+from tvm_rnn.target import host
 
 RNG = np.random.default_rng(0)
 
@@ -37,15 +39,20 @@ def front(*after: Any, outputs: str = "y", constants: Any = None) -> Any:
     return model_of(nodes, {"x": ("f4", ["B", 2, "T"])}, dict.fromkeys(outputs.split(), "f4"), known)
 
 
+def program(made: Any) -> Any:
+    """With its functions, as a module for this CPU has it."""
+    return with_functions(rnn.from_onnx(made), host())[0].program
+
+
 def steps(made: Any) -> list[str]:
-    return [step.op for step in rnn.from_onnx(made).program.steps]
+    return [step.op for step in program(made).steps]
 
 
 def test_what_lies_together_is_one_step() -> None:
-    (first, *rest) = rnn.from_onnx(front()).program.steps
+    (first, *rest) = program(front()).steps
     assert first.op == "Compiled" and first.outputs == ("t",)
     assert [step.op for step in rest] == ["Network", "Compiled"]  # y has another layout than the network's
-    assert first.inputs == ("x",)
+    assert first.inputs[0] == "x"
 
 
 def test_no_way_leads_out_and_in_again() -> None:
@@ -59,16 +66,16 @@ def test_no_way_leads_out_and_in_again() -> None:
 
 
 def test_a_neighbour_that_relax_does_not_read_stays_with_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tvm_rnn.frontends import onnx_relax
+    from tvm_rnn.surroundings import regions
 
-    read = onnx_relax.read_graph
+    read = regions.read_graph
 
     def without_relu(model: Any, label: str) -> Any:
         if any(own.op_type == "Relu" for own in model.graph.node):
-            raise onnx_relax.Unreadable("a Relu")
+            raise regions.Unsupported("a Relu")
         return read(model, label)
 
-    monkeypatch.setattr(onnx_relax, "read_graph", without_relu)
+    monkeypatch.setattr(regions, "read_graph", without_relu)
     assert [op for op in steps(front()) if op in ("Compiled", "Relu", "Network")] == [
         *("Compiled", "Relu", "Compiled", "Network", "Compiled")
     ]
@@ -87,7 +94,7 @@ def test_what_relax_cannot_do_is_said_of_every_node() -> None:
     del made.graph.node[0].attribute[0]
     made.graph.node[0].attribute.append(onnx.helper.make_attribute("strides", [2]))
     with pytest.raises(ConfigError) as caught:
-        rnn.from_onnx(made)
+        program(made)
     assert "Conv 'c': TVM does not read it: " in str(caught.value)
     assert "MaxPool 'p': TVM does not read it: " in str(caught.value)
 
@@ -95,7 +102,7 @@ def test_what_relax_cannot_do_is_said_of_every_node() -> None:
 def test_other_dtypes_are_refused() -> None:
     made = front(node("Cast", ["x"], ["h"], to=10), node("LpPool", ["h"], ["l"], kernel_shape=[2]), outputs="y l")
     with pytest.raises(ConfigError, match="LpPool 'l': 'h' is float16; float32 and float64 are supported"):
-        rnn.from_onnx(made)
+        program(made)
 
 
 def test_an_output_shape_that_is_given() -> None:
@@ -135,7 +142,7 @@ def test_an_input_without_a_shape_is_refused() -> None:
     made = front()
     made.graph.input[0].type.tensor_type.ClearField("shape")
     with pytest.raises(ConfigError, match="Conv 'c': how many axes 'x' has is not known"):
-        rnn.from_onnx(made)
+        program(made)
 
 
 def test_an_attribute_of_another_version() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvm_rnn.frontends.onnx_fit import Fit
 from tvm_rnn.network.program import Step
+from tvm_rnn.surroundings.fit import Fit
 
 
 @pytest.mark.parametrize(
