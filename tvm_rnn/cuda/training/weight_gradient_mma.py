@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 from tvm import tirx
@@ -23,7 +23,7 @@ from tvm_rnn.cuda.gemm.cp_async_pipeline import cp_async_loop
 from tvm_rnn.cuda.gemm.mma_sync import MmaProduct
 from tvm_rnn.cuda.gemm.operands import COPY, Operand
 from tvm_rnn.cuda.layer.packed_layout import SIZES, ceil_div
-from tvm_rnn.cuda.layer.pointers import arithmetic, storage
+from tvm_rnn.cuda.layer.pointers import arithmetic
 from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import int64, uint32, wide
 
@@ -80,10 +80,7 @@ def tile_for(precision: str, product: RowProduct) -> MmaWeightGradientTile:
     most = 64 if precision == "float64" else 128
     high, wide = (min(most, 64 if side.depth <= 64 else 128) for side in (product.left, product.right))
     heads, vectors = product.heads, product.vectors
-    # A small tile has little to do for each stage: four blocks wait for memory at the same time.
-    resident = 4 if high == wide == 64 and storage(precision) in ("float16", "bfloat16") else 2
-    tile = MmaWeightGradientTile(precision, high, wide, heads=heads, vectors=vectors, turned=product.turned)
-    return replace(tile, resident=resident)
+    return MmaWeightGradientTile(precision, high, wide, heads=heads, vectors=vectors, turned=product.turned)
 
 
 class _Staged(WeightGradientBlock):
