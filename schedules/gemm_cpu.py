@@ -23,6 +23,12 @@ CHAINS = 8  # independent accumulators; 16 and 24 were no faster at H 128 to 512
 AHEAD = (0, 4, 8, 16, 32)  # vectors of all gates
 
 
+def _passes(batch: int, rows: int) -> int:
+    """How often so many batch rows read a panel of weights: once for each full tile, then for the powers of two that
+    make up the rest (`lower_group.py`)."""
+    return batch // rows + (batch % rows).bit_count()
+
+
 @template("gemm_cpu", kinds=("gemm",), targets=("llvm",), version=3)
 class GemmCpu:
     """Knobs: rows (batch rows of a full tile); broad (its vectors of units); panels (vectors taken together when there
@@ -37,6 +43,11 @@ class GemmCpu:
         all_panels = -(-unit.width // lanes)
         accumulators = target.accumulators
         rows = max(r for r in DEFAULT_ROWS if r == 1 or r * unit.gates <= accumulators)
+        fitting = [r for r in ROWS if r * unit.gates <= accumulators and (r + 1) * unit.gates < target.vector_registers]
+        if unit.region == "before":  # many rows, of all steps: a panel of weights passes the fewest tiles
+            rows = max([r for r in fitting if r <= max(DEFAULT_ROWS)], default=rows)
+        elif unit.batches:
+            rows = min([rows, *fitting], key=lambda r: sum(_passes(b, r) for b in unit.batches))
         # One row alone is bound by the latency of its chain of additions: two FMA pipes of four cycles want CHAINS.
         single = max(p for p in PANELS if p == 1 or (p <= all_panels and p * unit.gates <= min(CHAINS, accumulators)))
         # Whatever batch sizes are named: at B = 1 the loops for taller tiles cost nothing (lstm and elman, H 130 to

@@ -32,8 +32,9 @@ class GemmCuda:
     (slower in graphs of steps on an H200). For few_* and many_*: rows, columns, warps (down rows), along (warps along
     columns), split (parts of K in a block), cluster (parts of K over blocks), stages, pace (K tiles of a stage), blocks
     (on a multiprocessor); without tensor cores units (of a thread), across (threads along units), high (its rows).
-    share: up to so many rows, from share_from on, large steps share K over blocks (share_*, as few_*; kept: percent of
-    the weights that L2 is asked to keep; overlap: from so many times 64 rows on, as above, 0: never)."""
+    share: up to so many rows, from share_from on, blocks share K (share_*, as few_*; most: the last of these kernels
+    takes up to so many rows, in several tiles; kept: percent of the weights that L2 is asked to keep; overlap: from so
+    many times 64 rows on, as above, 0: never)."""
 
     @staticmethod
     def configure(unit: Unit, target: Target, knob: Knobs) -> Config:
@@ -119,20 +120,29 @@ def _tensor(unit: Unit, target: Target, knob: Knobs) -> Config:
 
 
 def _share(unit: Unit, target: Target, block: int, knob: Knobs) -> Config:
-    """For steps whose weights do not stay on the chip: as many columns as keep every multiprocessor at work once.
+    """For steps and for hoisted products of short calls: as many columns as keep every multiprocessor at work once.
 
     Measured on an H200, LSTM and GRU of 2048 and 2560 units, one step at a time, with the hoisted product: LSTM tf32 at
     B = 1, 16, 64, 128 18.6, 20.2, 25.3, 37.0 us against 48.2, 50.4, 53.1, 57.6 by the few_* tiles for 128 rows (18.1
     and 19.7 at B = 1 and 16 by those for 16 rows); bf16 12.7 against 28.4 at B = 64. K over one block or four instead
     of two: 30.1 or 38.9 us against 29.2 (tf32, B = 64).
+
+    Hoisted products of 16 rows, H100: GRU 1024 of 512 inputs fp16 3.8 us, by the many_* tile, whose blocks are few and
+    go through all of K, 6.9; of 256 rows 8.2 and 7.2. A step of 16 rows: GRU 1024 fp16 5.6 us (few_* 8.1), LSTM 502
+    bf16 4.2 (5.8); of 256 rows, in four tiles, GRU 1024 22 (many_* 17).
     """
-    cluster = knob("share_cluster", tuple(CLUSTERS), _sharing(unit, target, block))
-    each, along = _columns(unit, target, block, cluster, knob)
     blocks = -(-unit.width * unit.gates // block)
-    large = target.arch == "sm_90a" and sum(unit.depths) >= 1536 and each * block // along <= 256
-    large = large and unit.region == "step" and -(-blocks // each) * cluster >= 0.75 * target.sms
+    cluster = _sharing(unit, target, block)
+    each, along = _columns(unit, target, block, cluster)
+    large = unit.region == "step" and sum(unit.depths) >= 1536 and each * block // along <= 256
+    large = large and -(-blocks // each) * cluster >= 0.75 * target.sms
+    able = tuple(c for c in CLUSTERS if c <= _deep(unit))  # a block without a tile of K has no sums
+    cluster = knob("share_cluster", able, cluster if large else _spread(unit, target, block))
+    each, along = _columns(unit, target, block, cluster, knob)
+    fits = target.arch == "sm_90a" and each * block // along <= 256
     return {
-        "share": knob("share", (0, 64, 128), 128) if large else 0,
+        "share": knob("share", (0, 64, 128), 128 if large else 64) if fits else 0,
+        "share_most": 0 if unit.region == "step" else knob("share_most", (0, *POWERS), 128),
         "share_from": knob("share_from", (0, 16, 32), 0),
         "share_columns": knob("share_columns", [block * n for n in range(1, 65)], block * each),
         "share_along": along,
@@ -141,6 +151,24 @@ def _share(unit: Unit, target: Target, block: int, knob: Knobs) -> Config:
         "share_overlap": knob("share_overlap", (0, 1, 2), 2),
         "share_bytes": target.shared_bytes,
     }
+
+
+def _spread(unit: Unit, target: Target, block: int) -> int:
+    """Blocks of a cluster for a product of few rows: the fewest that keep most multiprocessors at work, each with a
+    tile of K at least."""
+    blocks = -(-unit.width * unit.gates // block)
+
+    def busy(cluster: int) -> int:
+        each, along = _columns(unit, target, block, cluster)
+        return -(-blocks // each) * cluster if each * block // along <= 256 else 0
+
+    return max((c for c in CLUSTERS if c <= _deep(unit)), key=lambda c: (busy(c), -c))
+
+
+def _deep(unit: Unit) -> int:
+    """Tiles of K, of 128 bytes each."""
+    size = 4 if unit.dtype == "tf32" else 2
+    return sum(-(-depth * size // 128) for depth in unit.depths)
 
 
 def _columns(unit: Unit, target: Target, block: int, cluster: int, knob: Knobs | None = None) -> tuple[int, int]:

@@ -4,6 +4,10 @@ In: a layer's phases, a batch size and a GPU. Out: a `MmaSync` or a `WgmmaPipeli
 are groups of their own.
 Weights stay in registers, then in shared memory; what does not fit is read from L2 in every step (streamed).
 
+In strict float32 lanes multiply without tensor cores, as in clusters, and read all rows of a tile from L2, each of its
+own part of K. LSTM 512, H100, us a step with the products of inputs, here and in a cluster: B = 1 4.24 and 4.91, B = 16
+5.27 and 5.48, B = 64 11.8 and 12.3 (CUDA 13.0, a CUDA graph of T = 200).
+
 Rewrite: for t: gemm; pointwise  -->  one kernel; units over all multiprocessors; a release and an acquire per phase
 
 Source: Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip", ICML.
@@ -24,10 +28,12 @@ from tvm_rnn.target import Target
 
 BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8)  # of 8 units, per CTA
 ROWS = tuple(range(8, MOST_ROWS + 1, 8))
-WARPS_U, WARPS_N, WARPS_K = (1, 2, 3, 4), (1, 2, 4), (1, 2, 4, 8)
+WARPS_U, WARPS_N, WARPS_K = (1, 2, 3, 4), (1, 2, 4), (1, 2, 4, 8, 16)
+TIMED_WARPS_K = (1, 2, 4, 8)
 TIMED_WARPS_U = (1, 2, 4)  # with weights in 16 bits; three share the 24 units of a block of H = 2560 and 3072 in 8
 REGISTER_WORDS = (0, 32, 64, 96, 112, 128, 160)
 SHARED_WORDS = (0, 32, 64, 96, 128, 144, 160, 192)
+IN_LANES_WARPS_K = (4, 8, 16)
 AHEAD = (0, 1, 3, 7)
 PASSES = (1, 2, 4)
 RINGS = (0, 2, 3, 4, 5, 6, 8)
@@ -73,9 +79,10 @@ class PersistentGrid(PersistentTemplate):
     @classmethod
     def geometries(cls, unit: RecurrentUnit, target: Target, record: Mapping[str, int]) -> Iterator[Geometry]:
         """Through a pipeline, then without one."""
-        if unit.precision == "float32":
-            return  # every lane would read all rows from L2
         fixed = {name: value for name, value in record.items() if name in ("ctas", *CHOICES)}
+        if unit.precision == "float32":
+            yield from _in_lanes(unit, target, fixed)
+            return
         plain = not unit.step.given and not unit.stored  # a pipeline has no weights for inputs, and none in 8 bits
         if fixed.get("ring", 1) and not fixed.get("polled") and not fixed.get("copied") and plain:
             yield from _pipelines(unit, target, fixed)
@@ -113,6 +120,23 @@ def _directs(unit: RecurrentUnit, target: Target, fixed: Mapping[str, int]) -> I
                                 yield from _exchanges(_direct(unit, {**knobs, **more, **fixed}), fixed)
 
 
+def _in_lanes(unit: RecurrentUnit, target: Target, fixed: Mapping[str, int]) -> Iterator[MmaSync]:
+    """In float32 without tensor cores: every lane reads all rows of a tile from L2, of a small part of K. The layer is
+    alone, and its product reads no input: lanes would read two operands so."""
+    if max(unit.layers, unit.beside) > 1 or unit.step.given or unit.stored:
+        return
+    width = width_of(unit)
+    for ctas in allowed(fixed, "ctas", sorted({-(-width // (8 * n)) for n in BLOCKS})):
+        if ctas > target.sms:
+            continue
+        for rows in allowed(fixed, "rows", [n for n in rows_per_group(unit.batch, target.sms // ctas) if n <= 32]):
+            for shape in _shapes(rows, -(-width // (8 * ctas)), TIMED_WARPS_U, IN_LANES_WARPS_K):
+                own = {"passes": rows // (8 * shape["warps_n"]), "ahead": 1, "polled": 0}
+                for words, near in TIMED_WORDS:
+                    knobs = {"ctas": ctas, "rows": rows, **shape, "register_words": words, "shared_words": near}
+                    yield _direct(unit, {**knobs, **own, **fixed})
+
+
 def _exchanges(geometry: MmaSync, fixed: Mapping[str, int]) -> Iterator[MmaSync]:
     """The geometry with a counter and, where it can do without, polled: then it asks for all of an operand at once."""
     if not fixed.get("polled"):
@@ -143,10 +167,12 @@ def _pipelines(unit: RecurrentUnit, target: Target, fixed: Mapping[str, int]) ->
                         yield _pipeline(unit, {**knobs, "register_words": words, "shared_words": near, **fixed})
 
 
-def _shapes(rows: int, blocks: int, across: tuple[int, ...]) -> Iterator[dict[str, int]]:
+def _shapes(
+    rows: int, blocks: int, across: tuple[int, ...], deep: tuple[int, ...] = TIMED_WARPS_K
+) -> Iterator[dict[str, int]]:
     for warps_u in across:
         for warps_n in WARPS_N:
-            for warps_k in WARPS_K:
+            for warps_k in deep:
                 fits = blocks % warps_u == 0 and rows % (8 * warps_n) == 0
                 if fits and 4 <= warps_u * warps_n * warps_k <= 16:
                     yield {"warps_u": warps_u, "warps_n": warps_n, "warps_k": warps_k}

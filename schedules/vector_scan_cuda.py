@@ -1,9 +1,9 @@
 """Linear recurrences of vectors in chunks of time, for cells such as minGRU, RG-LRU and S5.
 
-In: a recurrence and a GPU. Out: knob values, from which `tvm_rnn.cuda.linear.vector_scan` writes kernels. A thread has
-one element in one chunk; chunks are as many as fill the GPU, whatever T and B are.
+In: a recurrence and a GPU. Out: knob values, from which `tvm_rnn.cuda.linear.vector_scan` writes kernels. A block has
+32 elements, whose time its warps share; chunks of time are as many as fill the GPU, whatever T and B are.
 
-Rewrite: for t: h = a h + b  -->  for chunk: what it does to any h; for chunk: h from those before; for t: h = a h + b
+Rewrite: for t: h = a h + b  -->  for part: what it does to any h; for part: h from those before; for t: h = a h + b
 
 Source: Blelloch 1990, "Prefix sums and their applications".
 """
@@ -11,30 +11,30 @@ Source: Blelloch 1990, "Prefix sums and their applications".
 from tvm_rnn.schedule.schedule_template import Config, Knobs, Unit, template
 from tvm_rnn.target import Target
 
-THREADS = (64, 128, 256)
+WARPS = (1, 2, 4, 8, 16)
 AHEAD = (2, 4, 8, 16)
-RESIDENT = (512, 1024, 2048)
+RESIDENT = (2, 3, 4, 6)
 REGISTERS = 48  # of a thread, for values on their way
+SHARED_BYTES = 48 << 10  # of a block, for what its warps do to states, twice
 
 
-@template("vector_scan_cuda", kinds=("recurrence",), targets=("cuda",))
+@template("vector_scan_cuda", kinds=("recurrence",), targets=("cuda",), version=2)
 class VectorScanCuda:
-    """Knobs: threads (of a block), ahead (steps whose operands are loaded at once), resident (threads that all chunks
-    together have on each multiprocessor).
-
-    Measured on an H200, minGRU of 512 units in bfloat16, T 16384, with its product: B = 1 95, 92 us for 16 and 8 steps
-    ahead, 94, 95, 95 for 512, 1024 and 2048 threads; B = 8 487, 472, and 625, 487, 497.
-    """
+    """Knobs: warps (of a block), ahead (steps of a warp in a round), resident (blocks that all chunks together have on
+    each multiprocessor)."""
 
     @staticmethod
     def configure(unit: Unit, target: Target, knob: Knobs) -> Config:
-        """As many steps ahead as registers allow: `stages` values are read in each."""
-        words = (2 if unit.dtype == "float64" else 1) * max(1, unit.stages)
-        fitting = [a for a in AHEAD if a <= 8 and a * words <= REGISTERS]
+        """As many steps ahead as registers allow: `stages` values are read in each. As many warps as shared memory
+        holds matrices and vectors of `gates` states for."""
+        words = 2 if unit.dtype == "float64" else 1
+        fitting = [a for a in AHEAD if a <= 8 and a * words * max(1, unit.stages) <= REGISTERS]
+        each = 2 * 32 * 4 * words * (1 + unit.gates * (unit.gates + 1))
+        warps = [n for n in WARPS if n == 1 or n * each <= SHARED_BYTES]
         return {
-            "threads": knob("threads", THREADS, 128),
+            "warps": knob("warps", warps, max(n for n in warps if n <= 8)),
             "ahead": knob("ahead", AHEAD, max(fitting, default=AHEAD[0])),
-            "resident": knob("resident", RESIDENT, 1024),
+            "resident": knob("resident", RESIDENT, 3),
         }
 
     @staticmethod

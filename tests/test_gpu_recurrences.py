@@ -37,12 +37,12 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vector_scan, "LEAST_SPAN", 3)  # chunks of few steps
 
 
-def check(own: Any, dtype: str = "float32", steps: int = 41, **options: Any) -> Any:
+def check(own: Any, dtype: str = "float32", steps: int = 41, width: int = 7, **options: Any) -> Any:
     """Plain calls of one step and of many, and ragged ones with resets, from a state that is given."""
     if isinstance(own, str):
         own = OWN[own][0] if own in OWN else rnn.cells.get(own)
     sizes = {axis: 2 for axis in ("N", "P") if axis in own.size_names}
-    net = exact(rnn.RNN(own, 5 if "I" in own.size_names else 7, 7, dtype=dtype, **sizes, **options).init(2))
+    net = exact(rnn.RNN(own, 5 if "I" in own.size_names else width, width, dtype=dtype, **sizes, **options).init(2))
     module, rng = emulator.compile(net), np.random.default_rng(steps)
     for T, B, ragged in ((1, 2, False), (steps, 1, False), (steps, 3, True)):
         held = EXACT.get(dtype, dtype)
@@ -74,6 +74,14 @@ def test_cells(name: str, dtype: str) -> None:
     check(name, dtype)
 
 
+@pytest.mark.broad
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize("name", MATRICES[1:])
+def test_heads_in_registers(name: str) -> None:
+    """Of 32 elements: what is made of them before and after the steps stays in a warp."""
+    check(name, steps=9, width=32)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*CELLS, *MATRICES])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
@@ -91,6 +99,7 @@ def test_every_cell(name: str, dtype: str) -> None:
         ("retnet", "bfloat16"),
         ("hgrn2", "float16"),
         ("delta_by_key", "bfloat16"),
+        ("gated_delta_net_conv", "float16"),
     ],
 )
 def test_matrices(name: str, dtype: str) -> None:

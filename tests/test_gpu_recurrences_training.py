@@ -35,6 +35,7 @@ def summing(x: "I", h: "H", c: "H", *, W: "2 H I", R: "H H"):
 
 
 MINE = {"led": led, "driven": OWN["driven"][0], "summing": summing}
+OTHERS = {name: own for name, (own, _) in OWN.items()}
 EVERY = {"dropout": 0.4, "zoneout": 0.2}
 
 
@@ -45,7 +46,7 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def network(name: str, dtype: str = "float32", width: int = 7, **options: Any) -> rnn.RNN:
-    own = MINE.get(name) or rnn.cells.get(name)
+    own = MINE.get(name) or OTHERS.get(name) or rnn.cells.get(name)
     sizes = {axis: 2 for axis in ("N", "P") if axis in own.size_names}
     return exact(rnn.RNN(own, 5 if "I" in own.size_names else width, width, dtype=dtype, **sizes, **options).init(2))
 
@@ -78,9 +79,55 @@ def test_gradients(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("name", ["min_gru", "min_lstm", "t_rnn", "rg_lru", "lru", "s5", *MINE, "mlstm"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
 def test_gradients_of_every_cell(name: str, dtype: str) -> None:
-    """Some states of the last four stay in the loop, in either pass."""
+    """Some states of the last ones stay in the loop, in either pass."""
     forward, backward = trained(name, dtype, steps=23)
-    assert bool(forward) == (name != "summing") and bool(backward) == (name not in ("led", "mlstm"))
+    assert bool(forward) == (name != "summing") and bool(backward) == (name != "led")
+
+
+MATRICES = {
+    "gated_delta_net": "bfloat16",
+    "rwkv7": "float32",
+    "gla": "float16",
+    "mlstm": "float32",
+    "retnet": "bfloat16",
+    "mamba2": "float32",
+    "hgrn2": "float32",
+    "delta_net": "float32",
+    "corrected_twice": "float32",
+    "gated_delta_net_conv": "float32",
+    "mamba2_conv": "float32",
+}
+
+
+def without_steps(module: Any) -> bool:
+    """Whether matrices and what is made again of them go over all time, in both passes."""
+    units = [
+        row["unit"] for way in ("forward_train", "backward") for row in module.manifest["variants"][0][way]["templates"]
+    ]
+    recurrences, again = (sum(kind in unit for unit in units) for kind in ("scan_matrix", "rescan"))
+    return recurrences == 2 * again > 0 and not any(unit.startswith("step ") for unit in units)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MATRICES)
+def test_matrices(name: str) -> None:
+    """Two parts of the time, in each of which a matrix is kept."""
+    net = network(name, MATRICES[name])
+    module = emulator.compile(net, training=True)
+    assert without_steps(module)
+    check(net, module, net.dtype, 70)
+
+
+@pytest.mark.slow
+def test_matrices_in_layers_tiles_and_parts_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of the fewest steps that there are; then, of the same module, calls that go through time in parts."""
+    monkeypatch.setattr(plan, "HOISTED_BYTES", 1 << 11)
+    monkeypatch.setattr(plan_backward, "HOISTED_BYTES", 1 << 11)
+    net = network("gated_delta_net", num_layers=2)
+    module = emulator.compile(net, training=True)
+    assert without_steps(module)
+    check(net, module, net.dtype, 150, 2)
+    in_parts(monkeypatch, net, module, 90, 2, (40,))
 
 
 @pytest.mark.slow
@@ -135,13 +182,19 @@ def test_tiles_hand_gradients_on(monkeypatch: pytest.MonkeyPatch, name: str) -> 
 def test_parts_of_the_time(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
     """Resets between two parts: what goes back in time begins anew there."""
     net = network("min_gru", **options)
-    module = emulator.compile(net, training=True)
+    in_parts(monkeypatch, net, emulator.compile(net, training=True), 11, 3, (1, 4))
+
+
+def in_parts(
+    monkeypatch: pytest.MonkeyPatch, net: rnn.RNN, module: Any, steps: int, batch: int, segments: tuple[int, ...]
+) -> None:
+    """Gradients are the oracle's whatever part of the time a tape has room for."""
     from tests.test_gpu_training_segments import sizes
 
-    for rows in ({}, flags(11, 3), {"reset": np.random.default_rng(1).random((11, 3)) < 0.4}):
-        case = draw(net, 11, 3, **rows)
+    for rows in ({}, flags(steps, batch), {"reset": np.random.default_rng(1).random((steps, batch)) < 0.4}):
+        case = draw(net, steps, batch, **rows)
         wanted = oracle(net, case)
-        for segment in (1, 4):
+        for segment in segments:
             with monkeypatch.context() as patch:
                 patch.setattr(module, "_in_parts", lambda own, T, B, _, s=segment: plan_of(sizes(module, T, B), s))
                 found = gradients(net, module, case)[2]

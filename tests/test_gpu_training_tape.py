@@ -51,6 +51,12 @@ def module(**more: Any) -> Any:
 def test_arrays_are_rounded_up_and_those_of_flagged_calls_counted_there() -> None:
     assert tape_bytes(MANIFEST, 20, 7, False) == 1536 + 1024
     assert tape_bytes(MANIFEST, 20, 7, True) == 1536 + 1024 + 1280
+    now_and_then = {**MANIFEST, "tape": [[10, 0], [100, 0, 0, 64]]}  # a matrix before each 64th step
+    assert [tape_bytes(now_and_then, steps, 7, False) for steps in (20, 64, 65)] == [
+        1536 + 768,
+        4608 + 768,
+        4608 + 1536,
+    ]
     own = module()
     assert tape(own).nbytes == 2 * ALIGNMENT and tape(own, True).nbytes == 3 * ALIGNMENT
     assert tape(own, steps=100).nbytes == tape_bytes(MANIFEST, 100, 3, False)

@@ -37,6 +37,7 @@ KINDS = [
     ("gla", "bfloat16"),
     ("hgrn2", "float16"),
     ("delta_by_key", "bfloat16"),
+    ("gated_delta_net_conv", "float16"),
     # and step by step, in one launch
     ("gated_delta_net", "float32"),
     ("gla", "float32"),
@@ -44,6 +45,8 @@ KINDS = [
     ("rwkv7", "float16"),
     ("corrected_twice", "bfloat16"),
 ]
+
+SIZES = {"gated_delta_net_conv": {"N": 2, "M": 2}}  # heads, of which some share a key
 
 
 def plain(value: Any) -> np.ndarray:
@@ -55,7 +58,7 @@ def plain(value: Any) -> np.ndarray:
 @pytest.mark.parametrize("ragged", [False, True])
 def test_against_the_oracle(name: str, dtype: str, ragged: bool) -> None:
     cell = OWN[name][0] if name in OWN else rnn.cells.get(name)
-    net = exact(rnn.RNN(cell, 24, 64, dtype=dtype).init(seed=1))
+    net = exact(rnn.RNN(cell, 24, 64, dtype=dtype, **SIZES.get(name, {})).init(seed=1))
     module = gpu_module(f"recurrence_{name}_{dtype}", net)
     generator = torch.Generator(device="cuda").manual_seed(2)
 
@@ -80,18 +83,28 @@ def test_against_the_oracle(name: str, dtype: str, ragged: bool) -> None:
         assert_close({key: plain(value) for key, value in last.items()}, states, dtype, steps, "state")
 
 
-TRAINED = {"min_gru": "float32", "lru": "bfloat16", "rg_lru": "float16", "mlstm": "float32"}
+VECTORS = {"min_gru": "float32", "lru": "bfloat16", "rg_lru": "float16"}
+MATRICES = {
+    "mlstm": "float32",
+    "gated_delta_net": "bfloat16",
+    "rwkv7": "float16",
+    "gla": "float16",
+    "mamba2": "bfloat16",
+    "corrected_twice": "float32",
+}
+TRAINED = VECTORS | MATRICES
 
 
 @pytest.mark.parametrize("name", TRAINED)
 @pytest.mark.parametrize("ragged", [False, True])
 def test_gradients_against_the_oracle(name: str, ragged: bool) -> None:
-    """Both passes; the matrix of mlstm goes step by step."""
+    """Both passes, in a number of launches that does not grow with the time."""
     dtype = TRAINED[name]
-    net = exact(rnn.RNN(rnn.cells.get(name), 24, 64, dtype=dtype).init(seed=1))
+    cell = OWN[name][0] if name in OWN else rnn.cells.get(name)
+    net = exact(rnn.RNN(cell, 24, 64, dtype=dtype).init(seed=1))
     module = gpu_module(f"recurrence_training_{name}_{dtype}", net, training=True)
     kind = getattr(torch, dtype)
-    for steps, batch in ((1, 3), (37, 5), (400 if name == "mlstm" else 1500, 2)):
+    for steps, batch in ((1, 3), (37, 5), (400 if name in MATRICES else 1500, 2)):
         rows = flags(steps, batch) if ragged else {}
         case = draw(net, steps, batch, seed=int(torch.seed() % 1000), **rows)
         x, state, gy, gstate = (there(value, kind) for value in (case.x["x"], case.state, case.gy, case.gstate))

@@ -56,7 +56,7 @@ if installed("torch"):
 #
 # Here is one as exporters write it: two LSTM nodes with a squeeze between them, a linear layer on the last state, a
 # softmax. The two nodes become the two layers of one network, because what is between them comes to nothing. What is
-# around the network is kept as data in the same file, and runs in NumPy.
+# around the network is compiled too, into the same file.
 
 # %%
 if installed("onnx"):
@@ -204,6 +204,6 @@ print(subprocess.run(words, capture_output=True, check=True, env={}, text=True).
 # %% [markdown]
 # ## What to read next
 #
-# `tvm_rnn/frontends/onnx_recurrent.py` says how ONNX's layouts and gates become ours, `tvm_rnn/runtime/runtime_ops.py`
-# which operators may stand around a network, `tvm_rnn/bundle/engine.c` what a bundle's library does.
+# `tvm_rnn/frontends/onnx_recurrent.py` says how ONNX's layouts and gates become ours, `tvm_rnn/surroundings/`
+# what becomes of the operators around a network, `tvm_rnn/bundle/engine.c` what a bundle's library does.
 # `02_write_a_cell.py` is for cells that no framework has.

@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds when a name is first used, for typ
     from .target import Target
     from .torch_layer import nn
     from .torch_layer.accelerate import accelerate
+    from .torch_layer.fill_cache import fill_cache
     from .torch_layer.to_torch import to_torch
 
 # Where names are that are imported on first use; errors are in errors.py, all others in language/functions.py.
@@ -69,6 +70,7 @@ _HOME = {
     "to_jax": "jax_layer.to_jax",
     "to_torch": "torch_layer.to_torch",
     "accelerate": "torch_layer.accelerate",
+    "fill_cache": "torch_layer.fill_cache",
 }
 _MODULES = {"cells": "cells", "nn": "torch_layer.nn"}
 
@@ -111,6 +113,7 @@ __all__ = [
     "explain",
     "expm1",
     "fast_sigmoid_spike",
+    "fill_cache",
     "flip",
     "floor",
     "from_keras",

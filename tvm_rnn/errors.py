@@ -68,7 +68,7 @@ _DRAWING = "'grandalf>=0.8' 'vl-convert-python>=1.6'"
 _JAX = "'jax>=0.10' 'jax-tvm-ffi>=0.1.3'"
 _INSTALL = {
     "onnx": "'onnx>=1.16'",
-    "h5py": "'h5py>=3.10'",
+    "h5py": "'h5py>=3.10' 'onnx>=1.16'",
     "grandalf": _DRAWING,
     "vl-convert-python": _DRAWING,
     "jax": _JAX,

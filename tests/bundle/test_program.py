@@ -154,7 +154,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"words": np.zeros(5, "i8")}, "words has 1 axes, not 2"),
     ({"n": np.zeros(4, "i4")}, "n has size 4 along axis 0, words has 3 there"),
     ({"h0": np.zeros((2, 3, 4), "f4")}, "h0 has size 2 along axis 0, not 1"),
-    ({"words": np.full((5, 3), 9)}, "Gather 'e': index 9 of 9"),
+    ({"words": np.full((5, 3), 9)}, "an index of as many places"),
     ({"n": np.full(3, 6, "i4")}, "'y0'.*: lengths: 6 for row 0, not 0 to 5"),
 ]
 

@@ -89,9 +89,14 @@ def texts(kernel: Kernel) -> tuple[str, str]:
 
 
 @functools.cache
-def layer(cell: str, hidden: int, precision: str, inputs: int = 0, apart: bool = False) -> tuple[rnn.RNN, Layout]:
-    """A cell with random weights, and how its layer lies in memory. inputs: so many that the step multiplies; 0: the
-    product with 5 inputs is hoisted. apart: every gate's products are products of their own."""
+def layer(
+    cell: str | rnn.RNN, hidden: int, precision: str, inputs: int = 0, apart: bool = False
+) -> tuple[rnn.RNN, Layout]:
+    """A cell with random weights, or a network, and how its layer lies in memory. inputs: so many that the step
+    multiplies; 0: the product with 5 inputs is hoisted. apart: every gate's products are products of their own."""
+    if isinstance(cell, rnn.RNN):
+        graph = pipeline.run(cell, resolve("nvidia-h200"))[-1][1].graphs[0]
+        return cell, Layout(graph, precision, Weights(graph, 0, precision), cell.dtype)
     found = rnn.cells.get(cell)
     sizes = {axis: size for axis, size in SIZES.items() if axis in found.size_names}
     dtype = "float32" if precision == "tf32" else precision
@@ -206,7 +211,7 @@ class Case:
 
     def __init__(
         self,
-        cell: str,
+        cell: str | rnn.RNN,
         hidden: int,
         batch: int,
         steps: int,
@@ -250,7 +255,7 @@ class Case:
     def kept(self, node: Node) -> np.ndarray:
         values = dict(self.values)
         evaluate(list(topological([node])), values)
-        return np.broadcast_to(values[node], node.shape or (1,))
+        return np.ascontiguousarray(np.broadcast_to(values[node], node.shape or (1,)))
 
     def arrays(self, read: list[Node], kept: list[Node], place: Any) -> Arrays:
         """What every kernel has; results are poisoned."""

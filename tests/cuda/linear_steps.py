@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from emulated import POISON, decoded, encoded, run
 
+from tvm_rnn.cuda.linear.chunk_marks import MarkedChunkScan
 from tvm_rnn.cuda.linear.chunk_scan import ChunkScan
 from tvm_rnn.cuda.linear.chunk_tile import ChunkTile
 from tvm_rnn.cuda.linear.recurrence import AFTER, BEFORE, DECAYED, Erase, Outer, Read, Recurrence, Rows
@@ -38,9 +39,11 @@ def recurrence(
     spare: int = SPARE,
     keys_last: bool = False,
     others: tuple[str, ...] = (),
+    same: tuple[tuple[str, str], ...] = (),
 ) -> Recurrence:
     """A recurrence whose operands lie in rows of their own. decay: numbers of a head, 0 for none; erase: of which
-    states, "" for none; own: by a vector of its own; others: "value" or "vector" of each."""
+    states, "" for none; own: by a vector of its own; others: "value" or "vector" of each; same: vectors that lie where
+    others do."""
 
     def rows(width: int, dtype: str, group: int = 1) -> Rows:
         heads_of = heads // group
@@ -74,12 +77,14 @@ def recurrence(
             else Outer(rows(keys, precision), None, rows(keys, precision))
             for kind in others
         ),
+        same,
     )
 
 
 @dataclass
 class Steps:
-    """Random operands. decays: what a decay is drawn from; repeat: keys that come again."""
+    """Random operands. decays: what a decay is drawn from; repeat: keys that come again; reverse: steps go backwards;
+    every: kernels leave the states before the parts of so many steps, 0: they do not."""
 
     own: Recurrence
     steps: int
@@ -90,6 +95,8 @@ class Steps:
     zero: bool = False
     lengths: np.ndarray | None = None
     reset: np.ndarray | None = None
+    reverse: bool = False
+    every: int = 0
 
     def __post_init__(self) -> None:
         rng, own = np.random.default_rng(self.seed), self.own
@@ -117,13 +124,15 @@ class Steps:
             if self.zero and name in ("key", "value"):
                 found[self.steps // 2 :] = 0
             self.real[name] = decoded(encoded(found, rows.dtype), rows.dtype)
+        for name, other in own.same:
+            self.real[name] = self.real[other]
         shape = (self.batch, own.heads, own.keys, own.values)
         self.before = rng.standard_normal(shape).astype("f4").astype("f8")
 
     def arrays(self) -> Arrays:
         """As kernels take them; results, and all that no kernel may read, are poisoned."""
         own = self.own
-        found = {}
+        found = dict[str, np.ndarray]()
         for name, rows in self.rows.items():
             found[name] = self._rows(rows, self.real[name])
         for i, read in enumerate(own.reads):
@@ -131,6 +140,8 @@ class Steps:
         turned = self.before.swapaxes(2, 3) if own.keys_last else self.before
         found["state_in"] = np.ascontiguousarray(turned, "f4")
         found["state_out"] = np.full_like(found["state_in"], POISON)
+        if self.every:
+            found["marks"] = np.full((-(-self.steps // self.every), *found["state_in"].shape), POISON, "f4")
         lengths = np.zeros(self.batch) if self.lengths is None else self.lengths
         reset = np.zeros((self.steps, self.batch)) if self.reset is None else self.reset
         return found | {"lengths": lengths.astype("i8"), "reset": reset.astype("u1")}
@@ -152,25 +163,30 @@ class Steps:
             found.append(inside.reshape(self.steps, self.batch, self.own.heads, -1))
             memory[:, :, rows.offset : rows.offset + size] = np.nan
             assert np.isnan(memory).all(), "written beside the rows"
-        state = arrays["state_out"].astype("f8")
-        return [*found, state.swapaxes(2, 3) if self.own.keys_last else state]
+        states = [arrays[name].astype("f8") for name in ("state_out", "marks") if name in arrays]
+        return [*found, *(state.swapaxes(-1, -2) if self.own.keys_last else state for state in states)]
 
     def expected(self) -> list[np.ndarray]:
         """The same by the loop."""
         own, state = self.own, self.before.copy()
+        marks = [np.zeros((-(-self.steps // self.every), *state.shape))] if self.every else []
         outputs = [np.zeros((self.steps, self.batch, own.heads, own.values)) for _ in own.reads]
 
         def at(name: str, t: int, b: int) -> np.ndarray:
             return np.repeat(self.real[name][t, b], self.rows[name].group, axis=0)
 
         ends = np.full(self.batch, self.steps) if self.lengths is None else self.lengths
-        for t in range(self.steps):
+        for t in range(self.steps)[:: -1 if self.reverse else 1]:
             for b in range(self.batch):
+                flag = t + self.reverse
+                again = self.reset is not None and flag < min(self.steps, ends[b]) and self.reset[flag, b]
+                if again and t < ends[b]:
+                    state[b] = 0
+                if self.every and (flag % self.every == 0 or (self.reverse and flag == self.steps)):
+                    marks[0][t // self.every, b] = state[b]
                 if t >= ends[b]:
                     continue
                 s = state[b]
-                if self.reset is not None and self.reset[t, b]:
-                    s = np.zeros_like(s)
                 seen = {BEFORE: s}
                 if own.decay is not None:
                     d = at("decay", t, b)
@@ -195,7 +211,7 @@ class Steps:
                 for i, read in enumerate(own.reads):
                     outputs[i][t, b] = np.einsum("nk,nkv->nv", at(f"read_{i}", t, b), seen[read.of])
                 state[b] = s
-        return [*outputs, state]
+        return [*outputs, state, *marks]
 
     def error(self, arrays: Arrays) -> float:
         """The largest error of any result, relative to the largest that there is. NaN where poison is left."""
@@ -216,14 +232,17 @@ class Steps:
 
 
 @functools.cache
-def scan(own: Recurrence, tile: ChunkTile) -> ChunkScan:
+def scan(own: Recurrence, tile: ChunkTile, reverse: bool = False, marked: bool = False) -> ChunkScan:
     """Of one recurrence and tile, once."""
-    return ChunkScan("k", own, tile)
+    return (MarkedChunkScan if marked else ChunkScan)("k", own, tile, reverse)
 
 
 def chunk_error(case: Steps, tile: ChunkTile = SMALL) -> float:
     """Of a chunk scan in one segment, against what its precision allows: below 1 it is right."""
-    found, arrays = scan(case.own, tile), case.arrays()
-    scalars = {"steps": case.steps, "batch": case.batch, "span": case.steps + -case.steps % tile.chunk, **case.masks}
+    found, arrays = scan(case.own, tile, case.reverse, bool(case.every)), case.arrays()
+    padded = case.steps + -case.steps % tile.chunk
+    scalars = {"steps": case.steps, "batch": case.batch, "span": padded, **case.masks}
+    if case.reverse:
+        scalars |= {"steps": padded, "padded": padded, "real": case.steps}
     run(found.kernels[case.masked], arrays, scalars, found.blocks(case.batch))
     return case.error(arrays) / TOLERANCE[case.own.precision]

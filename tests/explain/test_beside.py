@@ -9,7 +9,8 @@ from typing import Any, cast
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn.explain import Beside, Explanation
+from tvm_rnn.explain import Explanation
+from tvm_rnn.explain.beside import Beside
 from tvm_rnn.explain.facts import ExplanationFacts, PairFacts
 
 NETWORK: dict[str, Any] = {

@@ -12,7 +12,7 @@ import tvm_rnn as rnn
 from tvm_rnn import target
 from tvm_rnn.errors import ConfigError
 from tvm_rnn.passes.normalise import normalise
-from tvm_rnn.passes.parallelise_time import VECTORS, ParalleliseTime
+from tvm_rnn.passes.parallelise_time import ParalleliseTime
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -142,9 +142,7 @@ def test_a_block_is_its_loop(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_all_of_its_states_are_recurrences_over_time(name: str) -> None:
     net = rnn.from_torch(CASES[name][0](), batch_first=False)
-    graph = ParalleliseTime(rows=VECTORS | {"scan_matrix"}).apply(
-        normalise(net.layers[0].graph), net, target.TABLE["x86-64-v4"]
-    )
+    graph = ParalleliseTime().apply(normalise(net.layers[0].graph), net, target.TABLE["x86-64-v4"])
     assert {n.op for n in graph.results} <= {"scan", "scan_max", "scan_matrix", "delay"}
 
 

@@ -49,9 +49,16 @@ def test_the_others_say_why() -> None:
     assert not whole and f"up to {MOST_KEYS} keys" in reason
 
 
-@pytest.mark.parametrize(("name", "along_key"), [("gated_delta_net", True), ("corrected_twice", False)])
-def test_one_key_where_there_is_one(name: str, along_key: bool) -> None:
+HEADS = {"N": 2, "M": 3}  # whose values are sums of products, as a convolution makes them
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "along_key"),
+    [("gated_delta_net", {}, True), ("gated_delta_net_conv", HEADS, True), ("corrected_twice", {}, False)],
+)
+def test_one_key_where_there_is_one(name: str, sizes: dict[str, int], along_key: bool) -> None:
     cell = OWN[name][0] if name in OWN else rnn.cells.get(name)
-    graph = pipeline.run(rnn.RNN(cell, 5, 8, dtype="bfloat16"), GPU, precision="bfloat16")[-1][1].graphs[0]
+    graph = pipeline.run(rnn.RNN(cell, 5, 8, dtype="bfloat16", **sizes), GPU, precision="bfloat16")[-1][1].graphs[0]
     new = next(result for result in graph.results if result.op == "scan_matrix")
+    assert new.attrs["writes"] == 1
     assert all(column is new.args[2] for column in new.args[4::2]) == along_key

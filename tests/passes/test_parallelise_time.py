@@ -28,13 +28,12 @@ from tvm_rnn.decisions import Decision, recording
 from tvm_rnn.graph.graph import Graph, Node, has_steps, is_scan, recurrence_states, topological
 from tvm_rnn.language.trace import Value
 from tvm_rnn.oracle.reference import Reference, evaluate
-from tvm_rnn.passes import parallelise_time, pipeline
+from tvm_rnn.passes import pipeline
 from tvm_rnn.passes.differentiate import differentiate
 from tvm_rnn.passes.normalise import normalise
-from tvm_rnn.passes.parallelise_time import VECTORS, ParalleliseTime
+from tvm_rnn.passes.parallelise_time import ParalleliseTime
 
 V4 = target.TABLE["x86-64-v4"]
-ALL = VECTORS | {"scan_matrix"}
 
 
 @cell
@@ -180,7 +179,7 @@ def found(c: rnn.Cell, graph: Graph | None = None) -> tuple[Graph, list[Decision
     net = network(c)
     given = normalise(net.layers[0].graph) if graph is None else graph
     with recording() as told:
-        return ParalleliseTime(rows=ALL).apply(given, net, V4), told
+        return ParalleliseTime().apply(given, net, V4), told
 
 
 def rows(graph: Graph) -> tuple[str, ...]:
@@ -344,8 +343,7 @@ def test_what_another_state_of_the_cell_hinders_stays() -> None:
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("c", [gated_sum, driven, delays, rnn.cells.mlstm, second_rank], ids=lambda c: c.name)
-def test_every_later_stage_means_the_same(c: rnn.Cell, training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallelise_time, "ROWS", {"llvm": ALL})
+def test_every_later_stage_means_the_same(c: rnn.Cell, training: bool) -> None:
     net = network(c)
     rng = np.random.default_rng(2)
     x, gy = rng.standard_normal((6, 2, 5)), rng.standard_normal((6, 2, net.output_size))
@@ -376,12 +374,24 @@ def test_nothing_is_left_of_the_loop_in_training(c: rnn.Cell) -> None:
     assert "keep state S before each 16th step alone" in [d.what for d in told if d.stage == "parallelise_time"]
 
 
-def test_gpus_train_vectors_over_all_time_and_say_what_they_do_not() -> None:
+def broad(x: "I", S: "V=1025 H", *, W: "2 H I", V: "V I"):
+    """More values than a warp has registers for."""
+    q, k = W @ x
+    S = S * 0.5 + outer(V @ x, k)
+    return S, S @ q
+
+
+def test_gpus_train_over_all_time_and_say_what_they_do_not() -> None:
     net = rnn.RNN(rnn.cells.mlstm, 8, 8)
     with recording() as told:
-        graph = pipeline.run(net, target.resolve("nvidia-h200"), training=True)[-1][1].graphs[0]
-    assert rows(graph) == ("step", "scan", "scan_max") and graph.backward is not None
-    assert any("in training this target runs it one step after the other" in d.why for d in told if d.what == "state C")
+        graph = pipeline.run(net, target.resolve("nvidia-h200"), training="values")[-1][1].graphs[0]
+    assert rows(graph) == ("scan_matrix", "scan", "scan_max") and graph.backward is not None
+    assert not has_steps(graph.backward)
+    assert "keep state C before each 64th step alone" in [d.what for d in told if d.stage == "parallelise_time"]
+    wide = rnn.RNN(cell(states="S", output="y")(broad), 4, 4)
+    with recording() as told:
+        pipeline.run(wide, target.resolve("nvidia-h200"), training="values")
+    assert any("up to 1024 values in training" in d.why for d in told if d.what == "state S")
     back = pipeline.run(rnn.RNN(rnn.cells.sru, 8, 8), target.resolve("nvidia-h200"), training=True)[-1][1].graphs[0]
     assert has_steps(back) and back.backward is not None and not has_steps(back.backward)
 
@@ -414,10 +424,9 @@ def test_it_is_left_out_with_what_it_needs() -> None:
     assert any(d.stage == "parallelise_time" and d.why == "needs hoist_gemms" for d in told)
 
 
-def test_a_target_that_runs_no_recurrence_keeps_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallelise_time, "ROWS", {"llvm": frozenset()})
+def test_a_target_that_runs_no_recurrence_keeps_the_loop() -> None:
     graph, net = normalise(network(rnn.cells.min_gru).layers[0].graph), network(rnn.cells.min_gru)
-    assert ParalleliseTime().apply(graph, net, V4) is graph
+    assert ParalleliseTime(rows=frozenset()).apply(graph, net, V4) is graph
 
 
 def test_columns_of_a_state_that_are_read_one_by_one_are_no_pointwise_recurrence() -> None:
@@ -427,7 +436,7 @@ def test_columns_of_a_state_that_are_read_one_by_one_are_no_pointwise_recurrence
 
     with recording() as told:
         net = rnn.RNN(swapped, 4, 4)
-        graph = ParalleliseTime(rows=ALL).apply(normalise(net.layers[0].graph), net, V4)
+        graph = ParalleliseTime().apply(normalise(net.layers[0].graph), net, V4)
     assert rows(graph) == ("step",) and not told[0].done
 
 
@@ -494,7 +503,5 @@ def test_a_recurrence_that_steps_read_does_not_go_back_into_the_loop() -> None:
     def scaled(x: "I", h: "H", s: "", *, W: "H I"):
         return sin(h) * s + tanh(W @ x), 0.5 * s + 0.1
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parallelise_time, "ROWS", {"llvm": ALL})
-        graph = pipeline.run(network(scaled), V4)[-1][1].graphs[0]
+    graph = pipeline.run(network(scaled), V4)[-1][1].graphs[0]
     assert {graph.region_of(n) for n in graph.nodes() if is_scan(n)} == {"before"}

@@ -1,5 +1,6 @@
 /* A stream over the numbers of the file x.raw, to y.raw, on a bare Cortex-M; the instructions of a step, by SysTick: its
-   clock is 25 MHz, and QEMU with -icount shift=0 runs an instruction in a nanosecond. -DHEADER, -DNAME: the network's. */
+   clock is 25 MHz, and QEMU with -icount shift=0 runs an instruction in a nanosecond. -DHEADER, -DNAME: the network's; -DGIVEN: its inputs, which
+   lie in x one after the other. */
 #include <stdio.h>
 
 #include HEADER
@@ -31,7 +32,7 @@ int main(void) {
   JOIN(NAME, _init)(&stream);
   while (fread(x, sizeof x, 1, in) == 1) {
     const unsigned begun = *current;
-    JOIN(NAME, _step)(&stream, x, y);
+    JOIN(NAME, _step)(&stream, GIVEN, y);
     ticks += (begun - *current) & 0xFFFFFF, ++steps;
     if (fwrite(y, sizeof y, 1, out) != 1) return 1;
   }

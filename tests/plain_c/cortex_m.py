@@ -38,8 +38,11 @@ def results(folder: Path, inputs: Mapping[str, np.ndarray], core: str) -> tuple[
     steps = len(arrays[0])
     (work / "x.raw").write_bytes(b"".join(x[t].tobytes() for t in range(steps) for x in arrays))
     kind = {"float32": "float", "float64": "double", "int16": "int16_t"}[arrays[0].dtype.name]
-    sizes = re.findall(r"^  [A-Z0-9_]+_([A-Z0-9]+) = (\d+),?$", (folder / f"{name}.h").read_text(), re.M)
-    facts = {"HEADER": f'"{name}.h"', "NAME": name, "NUMBER": kind, "INPUTS": sizes[0][1], "OUTPUTS": sizes[1][1]}
+    named = (folder / f"{name}.h").read_text().split("enum {")[1].split("}")[0]
+    *inputs, outputs = (int(size) for size in re.findall(r" = (\d+)", named))
+    given = ", ".join(f"x + {sum(inputs[:i])}" for i in range(len(inputs)))
+    facts = {"HEADER": f'"{name}.h"', "NAME": name, "NUMBER": kind, "GIVEN": given}
+    facts |= {"INPUTS": str(sum(inputs)), "OUTPUTS": str(outputs)}
     compiler = ["arm-none-eabi-gcc", f"-mcpu={core}", *options]
     subprocess.run([*compiler, *STRICT, "-c", str(folder / f"{name}.c"), "-o", str(work / "network.o")], check=True)
     defined = [f"-D{key}={value}" for key, value in facts.items()]

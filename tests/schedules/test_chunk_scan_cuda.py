@@ -44,6 +44,6 @@ def test_decays_by_key() -> None:
 
 
 def test_what_has_no_chunks() -> None:
-    own = recurrence(1, 64, 64, others=("vector",))
+    own = recurrence(1, 64, 64, others=("vector", "vector"))
     with pytest.raises(ConfigError, match="along one key"):
         best(ChunkUnit("chunks", "before", "bfloat16", recurrence=own), GPU)

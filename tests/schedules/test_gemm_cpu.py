@@ -22,10 +22,25 @@ def test_the_default_tile_stays_in_registers(machine: target.Target, dtype: str,
     assert config["panels"] <= -(-width // machine.lanes(dtype))
 
 
-@pytest.mark.parametrize("batches", [(), (1,), (2, 1), (3,), (64,)], ids=str)
-def test_other_batches_than_the_named_ones_keep_their_tall_tiles(batches: tuple[int, ...]) -> None:
-    unit = Unit("gemm", "step", "float32", 4, 64, (64,), 1, batches)
-    assert best(unit, target.TABLE["x86-64-v4"])[1]["rows"] == 4
+@pytest.mark.parametrize(
+    ("gates", "batches", "rows"),
+    [
+        *[(4, (), 4), (4, (1,), 4), (4, (2, 1), 4), (4, (3,), 3), (4, (5,), 5), (4, (6, 12), 6), (4, (64,), 6)],
+        *[(3, (), 8), (3, (1,), 8), (3, (7,), 7), (3, (11,), 7), (3, (1, 16), 8)],
+    ],
+    ids=str,
+)
+def test_a_named_batch_reads_weights_as_rarely_as_can_be(gates: int, batches: tuple[int, ...], rows: int) -> None:
+    """What does not fill a tile is made up of powers of two, each of which reads the weights again; other batches than
+    the named ones keep tall tiles."""
+    unit = Unit("gemm", "step", "float32", gates, 64, (64,), 1, batches)
+    assert best(unit, target.TABLE["x86-64-v4"])[1]["rows"] == rows
+
+
+@pytest.mark.parametrize(("name", "gates", "rows"), [("x86-64-v4", 4, 6), ("x86-64-v4", 3, 8), ("x86-64-v3", 4, 2)])
+def test_products_before_the_loop_fill_the_registers(name: str, gates: int, rows: int) -> None:
+    unit = Unit("gemm", "before", "float32", gates, 64, (64,), 1, (3,))
+    assert best(unit, target.TABLE[name])[1]["rows"] == rows
 
 
 def test_a_record_is_replayed() -> None:

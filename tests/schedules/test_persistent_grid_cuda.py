@@ -31,7 +31,13 @@ def test_the_default_fits(name: str, hidden: int, batch: int, precision: str) ->
 
 def test_nothing_fits() -> None:
     assert configured(NAME, unit_of("lstm", 4096, "bfloat16", 16))[0] == {}
-    assert configured(NAME, unit_of("lstm", 64, "float32", 16))[0] == {}  # without tensor cores: not written
+    assert configured(NAME, unit_of("lstm", 2048, "float32", 16))[0] == {}  # 67 MB of weights
+
+
+def test_in_float32_lanes_multiply_one_tile_of_rows_at_a_time() -> None:
+    config, _ = configured(NAME, unit_of("lstm", 64, "float32", 16))
+    geometry = geometry_by(NAME, unit_of("lstm", 64, "float32", 16), config)
+    assert geometry.pass_tiles == 1 and config["copied"] == config["polled"] == config["ring"] == 0
 
 
 @pytest.mark.broad

@@ -20,8 +20,13 @@ def test_many_values_are_loaded_for_fewer_steps() -> None:
     assert best(unit(6, "float64"), GPU)[1]["ahead"] == 4
 
 
+def test_as_many_warps_as_shared_memory_holds_effects_for() -> None:
+    warps = [best(Unit("recurrence", "before", "float32", gates=n, stages=2), GPU)[1]["warps"] for n in (1, 4, 6, 16)]
+    assert warps == [8, 8, 4, 1]
+
+
 def test_records() -> None:
-    template, knobs, _ = best(unit(2), GPU, {"threads": 64, "ahead": 4, "resident": 2048})
-    assert (template.name, knobs) == ("vector_scan_cuda", {"threads": 64, "ahead": 4, "resident": 2048})
+    template, knobs, _ = best(unit(2), GPU, {"warps": 4, "ahead": 4, "resident": 6})
+    assert (template.name, knobs) == ("vector_scan_cuda", {"warps": 4, "ahead": 4, "resident": 6})
     with pytest.raises(ConfigError, match="resident"):
         best(unit(2), GPU, {"resident": 5})

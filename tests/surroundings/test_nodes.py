@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
 from tvm_rnn.network.program import Program, Step
-from tvm_rnn.surroundings.nodes import Values, node_of, opset_of, renamed
+from tvm_rnn.surroundings.nodes import Values, as_inferred, node_of, opset_of, renamed
 
 
 def made(op: str, *inputs: str, outputs: tuple[str, ...] = ("y",), **attributes: Any) -> tuple[Any, Values]:
@@ -28,12 +27,17 @@ def test_lists_and_bounds_become_inputs() -> None:
 def test_what_has_another_form() -> None:
     assert made("Cast", dtype="int32")[0].attribute[0].i == 6
     assert made("ConstantOfShape", value=2.0, dtype="float64")[0].attribute[0].t.data_type == 11
-    assert made("Dropout", outputs=("y", ""))[0].op_type == "Identity"
+    assert made("Dropout", "x", "ratio", outputs=("y", ""))[0].input == ["x"]
 
 
-@pytest.mark.parametrize(("op", "attributes"), (("HoldLast", {}), ("Softmax", {"flatten": 1}), ("Network", {})))
-def test_what_has_none(op: str, attributes: dict[str, Any]) -> None:
-    assert made(op, **attributes)[0] is None
+def test_what_has_none() -> None:
+    assert made("Network")[0] is None
+
+
+def test_what_is_not_of_the_standard_has_the_type_of_others() -> None:
+    kinds = [[own.op_type for own in as_inferred(made(op)[0])] for op in ("HoldLast", "LengthsOfMask", "Abs")]
+    assert kinds == [["Identity"], ["Constant", "Cast", "ReduceSum"], ["Abs"]]
+    assert as_inferred(made("Softmax", flatten=1)[0])[0].op_type == "Identity"
 
 
 def test_other_names() -> None:

@@ -65,26 +65,28 @@ def test_no_way_leads_out_and_in_again() -> None:
     assert steps(made).count("Compiled") == 2
 
 
-def test_a_neighbour_that_relax_does_not_read_stays_with_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_relax_does_not_read_at_once_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     from tvm_rnn.surroundings import regions
 
     read = regions.read_graph
 
-    def without_relu(model: Any, label: str) -> Any:
-        if any(own.op_type == "Relu" for own in model.graph.node):
-            raise regions.Unsupported("a Relu")
+    def without_both(model: Any, label: str) -> Any:
+        if {"Relu", "MaxPool"} <= {own.op_type for own in model.graph.node}:
+            raise regions.Unsupported("a Relu and a MaxPool")
         return read(model, label)
 
-    monkeypatch.setattr(regions, "read_graph", without_relu)
-    assert [op for op in steps(front()) if op in ("Compiled", "Relu", "Network")] == [
-        *("Compiled", "Relu", "Compiled", "Network", "Compiled")
-    ]
+    monkeypatch.setattr(regions, "read_graph", without_both)
+    assert steps(front()) == ["Compiled", "Compiled", "Network", "Compiled"]
 
 
-def test_places_that_may_not_be_there_stay_with_the_table() -> None:
-    fixed, given = node("Gather", ["x", "at"], ["f"], axis=1), node("Gather", ["x", "at"], ["g"], axis=2)
-    made = front(fixed, given, outputs="y f g", constants={"at": np.array([1])})
-    assert steps(made).count("Gather") == 1
+def test_places_that_may_not_be_there_are_looked_at() -> None:
+    given = node("Gather", ["x", "at"], ["g"], axis=2)
+    made = front(given, outputs="y g", constants={"at": np.array([3])})
+    mod = rnn.compile(rnn.from_onnx(made), progress=False)
+    x = random(1, 2, 4)
+    np.testing.assert_array_equal(mod.run({"x": x})["g"], x[..., 3:])
+    with pytest.raises(InputError, match="needed is 3 < T"):
+        mod.run({"x": x[..., :3]})
 
 
 def test_what_relax_cannot_do_is_said_of_every_node() -> None:
@@ -97,12 +99,6 @@ def test_what_relax_cannot_do_is_said_of_every_node() -> None:
         program(made)
     assert "Conv 'c': TVM does not read it: " in str(caught.value)
     assert "MaxPool 'p': TVM does not read it: " in str(caught.value)
-
-
-def test_other_dtypes_are_refused() -> None:
-    made = front(node("Cast", ["x"], ["h"], to=10), node("LpPool", ["h"], ["l"], kernel_shape=[2]), outputs="y l")
-    with pytest.raises(ConfigError, match="LpPool 'l': 'h' is float16; float32 and float64 are supported"):
-        program(made)
 
 
 def test_an_output_shape_that_is_given() -> None:
@@ -160,10 +156,10 @@ def test_sizes_of_different_names_are_compared_when_a_model_runs() -> None:
     for frames, rows in ((7, 4), (7, 1)):  # one row goes with every row
         feeds = {"x": random(2, 2, 9), "z": random(frames, 5), "s": random(rows, 5)}
         np.testing.assert_allclose(mod.run(feeds)["y"], onnx_runtime(made, feeds)["y"], rtol=1e-4, atol=1e-5)
-    for frames, rows, text in ((8, 4, "needed is T - 2 = frames"), (6, 4, "T - 2 = frames"), (7, 3, "Add 'y'")):
+    for frames, rows, text in ((8, 4, "needed is T - 2 = frames"), (6, 4, "T - 2 = frames"), (7, 3, "needed is")):
         feeds = {"x": random(2, 2, 9), "z": random(frames, 5), "s": random(rows, 5)}
         with pytest.raises(InputError, match=text) as caught:
             mod.run(feeds)
-        assert f"float32[{frames}, 5]" in str(caught.value) or text == "Add 'y'"
+        assert f"float32[{frames}, 5]" in str(caught.value)
     with pytest.raises(InputError, match="needed is T - 2 >= 0"):
         mod.run({"x": random(2, 2, 1), "z": random(0, 5), "s": random(4, 5)})

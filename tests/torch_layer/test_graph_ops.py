@@ -96,7 +96,7 @@ def test_opcheck(layers: dict[str, Any], stated: bool) -> None:
     plain = [value.detach() for value in tensors]
     torch.library.opcheck(graph_ops.steps, (name, plain, numbers))
     y, h, tape = graph_ops.steps_recorded(name, plain, numbers)
-    torch.library.opcheck(graph_ops.gradients, (name, tape, [y, h], plain[1 + stated :], [*numbers, T, B]))
+    torch.library.opcheck(graph_ops.gradients, (name, [tape], [y, h], plain[1 + stated :], [*numbers, T, B]))
 
 
 @pytest.mark.broad
@@ -153,7 +153,7 @@ def test_what_graphs_do_not_serve(layers: dict[str, Any]) -> None:
     for layer in (limited, layers["drop-in"]):
         model = Model(layer)
         compare(torch.compile(model, backend="eager"), model, given())
-    with pytest.raises(ConfigError, match=r"compiled steps of CPUs[\s\S]*max_bytes"):
+    with pytest.raises(ConfigError, match=r"no compiled steps of this[\s\S]*max_bytes"):
         torch.jit.trace(Model(limited), given().detach())
 
 

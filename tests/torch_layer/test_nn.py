@@ -8,8 +8,11 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import subprocess
+import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -322,3 +325,18 @@ def test_dropout_between_layers(compiled: Any) -> None:
     with pytest.warns(UserWarning, match=r"dropout=1.0"):
         other = rnn.nn.LSTM(X, H, 2, dropout=1.0)
         other(torch.zeros(T, B, X))
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("layer", ["rnn.nn.LSTM(3, 4)", "rnn.nn.Cell(rnn.cells.lstm, 3, 4)"])
+def test_first_calls_of_the_next_process_import_little(layer: str, kept_code: Path) -> None:
+    """Neither a compiler nor Dynamo, each of which takes longer than all the rest."""
+    text = f"""
+import sys, torch, tvm_rnn as rnn
+y, _ = ({layer})(torch.zeros(2, 1, 3))
+y.sum().backward()
+print(*(name for name in ("tvm", "torch._dynamo") if name in sys.modules))
+"""
+    for _ in range(2):
+        found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert not found.stdout.split()

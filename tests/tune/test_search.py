@@ -133,7 +133,7 @@ def test_parts_are_ordered_by_the_work_in_them() -> None:
 def test_a_part_has_the_default_first() -> None:
     unit = Unit("gemm", "step", "float32", 4, 64, (64,), batches=(16,))
     found = part_of(unit, V4)
-    assert found.choices[0].knobs["rows"] == 4 and found.choices[0].knobs["turns"] == 1
+    assert found.choices[0].knobs["rows"] == 6 and found.choices[0].knobs["turns"] == 1
     assert len({str(c) for c in found.choices}) == len(found.choices) > 100
 
 

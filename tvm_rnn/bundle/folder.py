@@ -25,7 +25,6 @@ from .program import check_program, program_header, program_source
 from .source import source_text
 
 EXAMPLES = ("example.c", "example.cpp", "stream.c", "generate.c")
-WIDE = ("avx", "avx2", "fma", "avx512f")  # what a CPU may have for the products of operations.c
 MARK = b"tvm_rnn_last_error"  # a function that code has if it runs without tvm_ffi
 
 README = """\
@@ -183,13 +182,11 @@ def _compile(facts: Facts, folder: Path) -> None:
     compiler, options = find_compiler(_elsewhere(facts)), ("-std=gnu11", "-fvisibility=hidden", f"-I{here}")
     compile_c(made, folder / "module.o", "-c", *options, f"-I{folder}", compiler=compiler)
     parts = [folder / "module.o"]
-    wide = ["-O3", *(f"-m{name}" for name in WIDE if name in facts.manifest.target.features)]
     loops = any(network.manifest.generation is not None for network in facts.networks)
-    more_parts = [*["generate"] * loops, *["program", "operations"] * (facts.manifest.model is not None)]
+    more_parts = [*["generate"] * loops, *["program"] * (facts.manifest.model is not None)]
     for name in ("engine", "code_file", *more_parts):
         parts.append(folder / f"{name}.o")
-        more = wide if name == "operations" else ()
-        parts[-1].write_bytes(object_of(f"bundle/{name}", compiler, *options, *more))
+        parts[-1].write_bytes(object_of(f"bundle/{name}", compiler, *options))
     # now: nothing is looked up at the first call, which may be a real-time thread's. C alone: no library of C++.
     linker = ["-shared", "-s", "-Wl,-z,now", "-Wl,--as-needed", f"-Wl,-soname,{library}"]
     run([*compiler, *linker, *map(str, parts), "-o", str(folder / library), "-lm"])

@@ -1,12 +1,48 @@
-/* Run a model's steps: operations of operations.c and networks of engine.c, in order.
+/* Run a model's steps: functions of the module's file and networks of engine.c, in order.
 
    In: tables of steps and a caller's arrays. Out: the model's outputs, in memory of the handle, until its next run. C11
    with GNU extensions. */
-#include "operations.h"
+#include "program.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* --- arrays --- */
+
+static int64_t value_size(int dtype) {
+  static const int64_t sizes[] = {1, 4, 8, 4, 8, 1, 1};
+  return sizes[dtype];
+}
+
+static int32_t value_make(struct value* v, int dtype, int rank, const int64_t* shape) {
+  int64_t count = 1;
+  memset(v, 0, sizeof *v);
+  if (rank > MOST_AXES) FAIL(BAD_ARGUMENT, "an array of %d axes, at most %d are supported", rank, MOST_AXES);
+  for (int i = 0; i < rank; ++i) count = engine_times(count, v->shape[i] = shape[i]);
+  int64_t bytes = engine_times(count, value_size(dtype));
+  if (count < 0 || bytes < 0) FAIL(BAD_ARGUMENT, "a size that is negative or too large");
+  v->data = malloc(bytes ? (size_t)bytes : 1);
+  if (!v->data) FAIL(NO_MEMORY, "no memory for %lld bytes", (long long)bytes);
+  v->count = count;
+  v->rank = rank;
+  v->dtype = (uint8_t)dtype;
+  v->owned = v->there = 1;
+  return ENGINE_OK;
+}
+
+static void value_free(struct value* v) {
+  if (v->owned) free(v->data);
+  memset(v, 0, sizeof *v);
+}
+
+static int64_t value_int(const struct value* v, int64_t i) {
+  switch (v->dtype) {
+    case IS_BOOL: return ((const uint8_t*)v->data)[i] != 0;
+    case IS_INT32: return ((const int32_t*)v->data)[i];
+    default: return ((const int64_t*)v->data)[i];
+  }
+}
 
 /* Sizes that have a name, as seen so far. */
 struct sizes {
@@ -221,7 +257,7 @@ static int32_t run_compiled(struct engine* handle, const char* name, const struc
     status = value_make(&rooms[i], (int)memory[i], 1, size + i);
     if (!status) tensors[count++] = tensor_of(&rooms[i]);
   }
-  if (!status) status = engine_call(handle, name, "", 1, count, tensors);
+  if (!status && (status = engine_call(handle, name, "", 1, count, tensors))) status = with_shapes(status, w, inputs);
   for (int32_t i = 0; i < pieces; ++i) value_free(&rooms[i]);
   return status;
 }
@@ -230,16 +266,13 @@ static int32_t run_compiled(struct engine* handle, const char* name, const struc
 
 static int32_t run_step(struct engine* handle, const struct engine_module* module, const struct program_step* step,
                         struct value* values) {
-  struct work w = {.ins = step->ins, .outs = step->outs, .int_count = step->int_count, .ints = step->ints,
-                   .floats = step->floats};
+  struct work w = {.ins = step->ins, .outs = step->outs, .int_count = step->int_count, .ints = step->ints};
   for (int32_t i = 0; i < step->ins; ++i)
     w.in[i] = step->in[i] >= 0 && values[step->in[i]].there ? &values[step->in[i]] : 0;
   for (int32_t i = 0; i < step->outs; ++i) w.out[i] = step->out[i] >= 0 ? &values[step->out[i]] : 0;
   struct value unused = {0};
   if (step->outs && !w.out[0]) w.out[0] = &unused;
-  int32_t status = step->operation  ? step->operation(&w)
-                   : step->compiled ? run_compiled(handle, step->compiled, &w)
-                                    : run_network(handle, module, &w);
+  int32_t status = step->compiled ? run_compiled(handle, step->compiled, &w) : run_network(handle, module, &w);
   value_free(&unused);
   for (int32_t i = 0; i < step->drops; ++i) value_free(&values[step->drop[i]]);
   if (!status) return ENGINE_OK;

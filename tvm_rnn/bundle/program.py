@@ -5,7 +5,6 @@ In: `manifest.model` of a module. Out: C text; or ConfigError, with everything i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from tvm_rnn.module_file.schema import Declared, Model
@@ -104,13 +103,11 @@ def program_source(facts: Facts) -> str:
         for word, values in zip(("in", "out", "drop"), lists, strict=True):
             parts.append(f"static const int32_t step_{i}_{word}[] = {{{initialiser(values)}}};")
         parts.append(f"static const int64_t step_{i}_ints[] = {{{initialiser(map(_c_int, own.ints))}}};")
-        parts.append(f"static const double step_{i}_floats[] = {{{initialiser(map(_c_float, own.floats))}}};")
-        function = f"op_{own.function}" if own.function and not own.compiled else "0"
-        compiled = c_string(own.function) if own.compiled else "0"
+        compiled = c_string(own.function) if own.function else "0"
         counts = f"{len(lists[0])}, {len(lists[1])}, {len(own.ints)}, {len(lists[2])}"
         node = c_string(step.node or step.op)
-        arrays = ", ".join(f"step_{i}_{word}" for word in ("in", "out", "drop", "ints", "floats"))
-        rows.append(f"  {{{function}, {compiled}, {node}, {counts}, {arrays}}},")
+        arrays = ", ".join(f"step_{i}_{word}" for word in ("in", "out", "drop", "ints"))
+        rows.append(f"  {{{compiled}, {node}, {counts}, {arrays}}},")
     table = "static const struct program_step steps[] = {\n" + "\n".join([*rows, "  {0}"]) + "\n};"
     declared = [_declared(model, kind, number) for kind in ("inputs", "outputs")]
     constants = _constants(facts, model, number)
@@ -128,12 +125,6 @@ int32_t {name}_run({name} *handle, const {name}_array *inputs, {name}_array *out
 
 def _c_int(value: int) -> str:
     return f"INT64_C({value})" if value > -(1 << 63) else "INT64_MIN"
-
-
-def _c_float(value: float) -> str:
-    if math.isnan(value):
-        return "NAN"
-    return repr(value) if math.isfinite(value) else "INFINITY" if value > 0 else "-INFINITY"
 
 
 def _declared(model: Model, kind: str, number: Callable[[str], int]) -> str:

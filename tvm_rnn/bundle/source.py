@@ -109,7 +109,7 @@ def source_text(facts: Facts, program: str = "", linked: bool = False) -> str:
     module's code and weights are linked to the same program, not loaded from its file: with a table of functions."""
     about = c_string("\n".join(about_lines(facts)))
     parts = [f"/* Tables and functions of {facts.name}, made from its module. */\n"]
-    parts.append(f'#include <math.h>\n\n#include "{facts.name}.h"\n#include "operations.h"\n')
+    parts.append(f'#include <math.h>\n\n#include "{facts.name}.h"\n#include "program.h"\n')
     parts.append("enum { MOST_BLOCK = 1 << 20 }; /* steps: their sizes in bytes are none that overflow */\n")
     parts.append(_tables(facts))
     parts += [_network_tables(network, i) for i, network in enumerate(facts.networks)]

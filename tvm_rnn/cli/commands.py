@@ -19,6 +19,7 @@ from tvm_rnn.version import __version__
 from .bench import bench
 from .console import print_json, print_written, progress, show
 from .explain import doctor, explain
+from .fill_cache import fill_cache
 from .generate import generate
 from .options import Code, Fixed, Json, ModuleFile, Outputs, Regularisers, Sizes, Spec, Tape, Values, Weights, grouped
 from .records import app as records
@@ -298,6 +299,7 @@ app.command("doctor", cls=Command)(doctor)
 app.command("bench", cls=Command)(bench)
 app.command("tune", cls=Command)(tune)
 app.command("generate", cls=Command)(generate)
+app.command("fill-cache", cls=Command)(fill_cache)
 app.command("write-c", cls=Command)(write_c)
 app.add_typer(records, name="records")
 

@@ -1,7 +1,9 @@
 """Compiled modules kept on disk, so that the next process that wants the same one loads it and imports no compiler.
 
 In: a network and options of `compile`. Out: its module without weights, from a file that is named by everything that
-its code depends on: equations, sizes, options, the machine, records, and the versions of this package and of TVM.
+its code depends on: equations, sizes, options, the machine, records, and the versions of this package and of TVM. A
+file that `fill` wrote for another machine is named by what both machines know: the network and this package's sources.
+A machine that has no file of its own takes one of these whose code fits it.
 """
 
 from __future__ import annotations
@@ -23,11 +25,12 @@ from tvm_rnn.network.rnn import RNN, equations_digest
 from tvm_rnn.runtime import runtime
 from tvm_rnn.runtime.runtime import Module
 from tvm_rnn.schedule.record_files import folders
-from tvm_rnn.target import gpu
+from tvm_rnn.target import GPUS, TABLE, gpu, resolve
 from tvm_rnn.version import __version__
 
 VARIABLE = "TVM_RNN_CACHE"
 NONE = "none"  # in place of a folder: nothing is kept
+MARK = "-for-"  # in names of files for other machines
 MOST = 512  # files: the ones that were not used for longest go first
 CACHES = [name for name in os.sysconf_names if "CACHE_SIZE" in name]
 CPU = ("vendor", "cpu family", "model", "stepping", "CPU ")  # lines of /proc/cpuinfo that say which one it is
@@ -49,7 +52,7 @@ def compiled_once(net: RNN, target: str, training: bool) -> Module:
 
 
 def _read_or_made(name: str, net: RNN, target: str, training: bool) -> Module:
-    if (found := kept(name)) is not None:
+    if (found := kept(name)) is not None or (found := _filled(net, target, training)[1]) is not None:
         return found
     from .compile import compile
 
@@ -70,6 +73,44 @@ def kept(name: str) -> Module | None:
             os.utime(path)
             return runtime.load(path)
     return None
+
+
+def fill(net: RNN, target: str, folder: str | os.PathLike[str], training: bool = True) -> Path:
+    """Compile a network for another machine, into a folder that is TVM_RNN_CACHE there.
+
+    net: its weights are not looked at. target: a name of `tvm_rnn.target.names()`. folder: made if it is not there.
+    training: as for `compile`. Returns the file.
+
+    Raises what `compile` does, and BuildError where the file cannot be written."""
+    from .compile import compile
+
+    place = Path(folder)
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = place / f"{_shared_name(net, training)}{MARK}{resolve(target).name}.so"
+    compile(_bare(net), target, training=training, progress=False).export(path)
+    return path
+
+
+def name_here(net: RNN, target: str, training: bool) -> str:
+    """The name under which `kept` finds what `compiled_once` returned, in this process and the next ones."""
+    own = name_of(net, target, training)
+    path = _path(own)
+    return own if path is not None and path.exists() else _filled(net, target, training)[0] or own
+
+
+def _filled(net: RNN, target: str, training: bool) -> tuple[str, Module | None]:
+    """A file that was compiled elsewhere and whose code fits this machine, and its name; "", None: there is none.
+    Code for training also infers."""
+    folder = own_folder()
+    files = [] if folder is None else [path.stem for path in folder.glob(f"*{MARK}*.so")]
+    kind = TABLE if target == "llvm" else GPUS
+    for trains in (training, True) if files else ():
+        begin = f"{_shared_name(net, trains)}{MARK}"
+        fitting = sorted(name for name in files if name.startswith(begin) and name.removeprefix(begin) in kind)
+        for name in reversed(fitting):  # of several CPUs or archs the one that asks for most
+            if (found := kept(name)) is not None:
+                return name, found
+    return "", None
 
 
 def _path(name: str) -> Path | None:
@@ -105,10 +146,30 @@ def _bare(net: RNN) -> RNN:
 
 def name_of(net: RNN, target: str, training: bool) -> str:
     """The digest of all that the code depends on."""
+    return _digest(_facts(net, training), _machine(target), _records(), _package())
+
+
+def _shared_name(net: RNN, training: bool) -> str:
+    """The digest of what other machines know too."""
+    return _digest(_facts(net, training), _contents())
+
+
+def _digest(*facts: object) -> str:
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
+
+
+def _facts(net: RNN, training: bool) -> tuple[object, ...]:
     shape = (net.cell.name, net.num_layers, net.num_directions, net.reverse, net.dtype, net.regularisers.facts())
-    facts = (equations_digest(net), shape, [layer.sizes for layer in net.layers], training)
-    text = repr((facts, _machine(target), _records(), _package()))
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return equations_digest(net), shape, [layer.sizes for layer in net.layers], training
+
+
+@functools.cache
+def _contents() -> str:
+    """The version and the sources of this package."""
+    home, found = Path(__file__).parent.parent, hashlib.sha256(__version__.encode())
+    for path in sorted(home.rglob("*.py")):
+        found.update(path.relative_to(home).as_posix().encode() + path.read_bytes())
+    return found.hexdigest()
 
 
 @functools.cache

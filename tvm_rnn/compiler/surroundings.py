@@ -27,7 +27,8 @@ Functions = dict[str, tirx.PrimFunc]
 def with_functions(net: RNN | Model, target: Target) -> tuple[RNN | Model, Functions]:
     """The network with a program that a manifest can hold. Raises ConfigError."""
     program = net.program if isinstance(net, RNN | Model) else None  # what else it may be is said elsewhere
-    if program is None:
+    networks = net.networks if isinstance(net, Model) else [net]
+    if program is None or not all(isinstance(own, RNN) for own in networks):
         return net, {}
     if target.kind != "llvm":
         if strange := [step.node for step in program.steps if step.op not in {*OPERATIONS, NETWORK}]:
@@ -35,13 +36,13 @@ def with_functions(net: RNN | Model, target: Target) -> tuple[RNN | Model, Funct
             raise ConfigError(message("these operators around a network are for CPUs", got=", ".join(strange), do=do))
         return net, {}
     found, functions = copy.copy(net), Functions()
-    found.program = _compiled(program, net.networks if isinstance(net, Model) else [net], functions, target)
+    found.program = _compiled(program, networks, functions, target)
     return found, functions
 
 
 def _compiled(program: Program, networks: Sequence[RNN], functions: Functions, target: Target) -> Program:
     """The program on functions, which are added."""
-    regions, problems = with_regions(program, networks, OPERATIONS)
+    regions, problems = with_regions(program, networks)
     if problems:
         got, do = "\n            ".join(dict.fromkeys(problems)), "leave these parts out of what is exported"
         raise ConfigError(message("compile: operators around networks that cannot be compiled", got=got, do=do))
@@ -65,7 +66,8 @@ def _function(step: Step, name: str, target: Target) -> HostFunction:
 
 
 def _attributes(made: HostFunction) -> dict[str, object]:
-    """What a runtime must know: the function, axes and dtype of each result, dtypes of the memory it needs."""
+    """What a runtime must know: the function, axes and dtype of each result, dtypes of the memory it needs, and which
+    inputs have sizes for elements."""
     outputs = made.graph.outputs
     return {
         "function": made.name,
@@ -73,4 +75,5 @@ def _attributes(made: HostFunction) -> dict[str, object]:
         "axes": [len(value.shape) for value in outputs],
         "dtypes": [value.dtype for value in outputs],
         "memory": list(made.works),
+        "numbers": list(made.graph.numbers),
     }

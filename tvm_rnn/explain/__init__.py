@@ -6,7 +6,6 @@ it in four sentences, `text.py`, `tables.py` and html/ show it;
 `beside.py` has two of them side by side.
 """
 
-from .beside import Beside
 from .explanation import Explanation, explain
 
-__all__ = ["Beside", "Explanation", "explain"]
+__all__ = ["Explanation", "explain"]

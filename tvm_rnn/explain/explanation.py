@@ -312,6 +312,9 @@ def _training(manifest: Facts, decisions: Sequence[Decision], steps: int) -> Tra
         arrays = [part[:2] for part in manifest["tape"] if len(part) == 2]
         size, tape = 1, {"fixed": 0, "per_row": sum(row * more for row, more in arrays)}
         tape["per_sequence_row"] = sum(row for row, _ in arrays)
+        marks = [part for part in manifest["tape"] if len(part) == 4]
+        if marks:
+            tape |= {"per_mark": sum(part[0] for part in marks), "mark": max(part[3] for part in marks)}
     else:
         size, tape = ITEM_BYTES[manifest["dtype"]], dict(manifest["training"]["tape"])
     mark = tape.pop("mark", 1)

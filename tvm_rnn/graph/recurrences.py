@@ -15,7 +15,8 @@ Shape = tuple[int, ...]
 Array = np.ndarray  # with leading axes of batch
 Broadcast = Callable[..., Shape]
 T = TypeVar("T")
-KEPT_EVERY = 16  # steps between those before which a tape has a matrix
+KEPT_EVERY = 16  # steps between those before which a tape has a matrix, on CPUs
+KEPT_EVERY_ON_GPUS = 64  # those of a chunk
 
 
 def scanned_shape(broadcast: Broadcast) -> Callable[..., Shape]:

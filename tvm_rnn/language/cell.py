@@ -122,6 +122,14 @@ class Cell:
         """The sizes with those of axes that have a default ("K=H")."""
         return completed(sizes, {name: value for a in self.arguments for name, value in a.dims.defaults.items()})
 
+    def lead(self, sizes: Mapping[str, int]) -> Shape:
+        """Axes in front of those that one layer hands to the next: of members, or of values and tangents."""
+        return ()
+
+    def joined(self, parts: int) -> Cell:
+        """The cell that reads what so many directions of a layer of this cell emit, one after the other."""
+        return self
+
     def __call__(self, /, *args: object, **kwargs: object) -> Any:
         """Use this cell's equations inside another cell's."""
         active = _active.get()

@@ -379,10 +379,10 @@ def topk(x: Array, k: int, axis: int = -1) -> tuple[Array, Array]:
 
 def argmax(x: Array, axis: int | None = None, keepdims: bool = False) -> Array:
     """The place of the largest element as a number: the first of equal ones, the first NaN. It has no gradient."""
-    if axis is None:
+    if axis is None and len(x.shape) != 1:
         flat = argmax(reshape(x, (-1,)), -1)
         return reshape(flat, [1] * len(x.shape)) if keepdims else flat
-    axis = _one_axis("argmax", x, axis)
+    axis = _one_axis("argmax", x, -1 if axis is None else axis)
     hit = logical_or(x == max(x, axis, keepdims=True), x != x)
     return min(where(hit, _places(x.shape[axis], axis, x), float(x.shape[axis])), axis, keepdims)
 

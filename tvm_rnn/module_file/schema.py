@@ -234,7 +234,7 @@ class ModelConstant(Struct):
 
 
 class ModelStep(Struct):
-    """One operation of runtime_ops.py, or a network. node: its name in the model's file."""
+    """A network, a function of the file, or one operation of runtime_ops.py. node: its name in the model's file."""
 
     op: Name
     inputs: list[str]
@@ -321,14 +321,15 @@ class CpuNetwork(Network, kw_only=True):
 
 class GpuNetwork(Network, kw_only=True):
     """A network with code for GPUs. tape: of each array bytes of a row, steps beyond T, and with a third number, 1,
-    whether only calls with lengths or resets have it. gradients: names of weights, in the order of backward's."""
+    whether only calls with lengths or resets have it; with a fourth, how many steps share a row. gradients: names of
+    weights, in the order of backward's."""
 
     precision: Precision
     weight_dtype: WeightDtype
     flops_per_row: NotNegative
     templates: list[Row]
     variants: Annotated[list[Variant], Meta(min_length=1)]
-    tape: list[Annotated[list[Size], Meta(min_length=2, max_length=3)]] | None = None
+    tape: list[Annotated[list[Size], Meta(min_length=2, max_length=4)]] | None = None
     gradients: list[str] | None = None
     generation: Generation | None = None
     reads_inputs: bool | None = None

@@ -21,6 +21,7 @@ from tvm_rnn.graph.graph import Graph, constant, is_move
 from tvm_rnn.graph.graph_text import graph_text
 from tvm_rnn.graph.ops import Shape
 from tvm_rnn.language.cell import Cell
+from tvm_rnn.language.ensemble import AXIS, ensemble
 from tvm_rnn.network.program import Program
 
 from .layer import Layer, weight_name
@@ -52,6 +53,9 @@ class RNN:
             state: number}.
         weight_drop: probability for the elements of parameters that multiply states, drawn once per call. A number, or
             {name of a parameter: number}.
+        members: how many networks of this form there are, in one: each has inputs, states and weights of its own, x
+            [T, B, members, I], y [T, B, members, H], states [L*D, B, members, H], weights [members, ...]. None: one
+            network, without that axis. Directions are joined along the first axis: y [T, B, 2 members, H].
         **sizes: other axes of the cell by name: `RNN(cells.lstm_projection, 32, 64, P=16)`; an int, or one per layer.
             proj_size is P, as in torch. An axis "N?" is left out where N is not given; "K=H" is H then.
 
@@ -77,12 +81,16 @@ class RNN:
         recurrent_dropout: Probability = None,
         zoneout: Probability = None,
         weight_drop: Probability = None,
+        members: int | None = None,
         **sizes: Sizes,
     ) -> None:
         if not isinstance(cell, Cell):
             raise ConfigError(
                 message("RNN needs a cell", got=f"{cell!r:.80}", do="pass rnn.cells.lstm or your own @cell")
             )
+        self.members = None if members is None else _size("members", members)
+        if self.members is not None:
+            cell, sizes[AXIS] = cell if AXIS in cell.size_names else ensemble(cell), self.members
         if "proj_size" in sizes:  # torch's name for the axis P
             if "P" in sizes:
                 raise ConfigError(message("RNN: proj_size is another name of P", got="both", do="give one of them"))
@@ -204,22 +212,24 @@ class RNN:
         return layers
 
     def _trace(self) -> tuple[Layer, ...]:
-        first, layers = self.cell.inputs[0], list[Layer]()
-        shape: Shape = (self.input_size,)
-        cache: dict[tuple[tuple[str, int], ...], Graph] = {}
+        lead = self.cell.lead(self.sizes[0])
+        named, above = self.cell.inputs[0].dims.labels[len(lead)], self.cell.joined(self.num_directions)
+        layers, shape = list[Layer](), (*lead, self.input_size)
+        cache: dict[object, Graph] = {}
         for index, bound in enumerate(self.sizes):
-            named = first.dims.labels[0]
             if named is not None and named not in bound:  # the usual case: x: "I"
-                bound[named] = shape[0]
+                bound[named] = shape[len(lead)]
             bound.update(self.cell.completed(bound))
-            key = tuple(sorted(bound.items()))
+            cell = above if index else self.cell
+            key = cell, tuple(sorted(bound.items()))
             if key not in cache:
-                cache[key] = self.cell.trace(bound, held_dtype(self.dtype))
+                cache[key] = cell.trace(bound, held_dtype(self.dtype))
             graph = cache[key]
             layers.append(Layer(index, bound, graph, graph))
             self._check_inputs(layers, shape)
             self._check_constants(layers[0].graph, graph)
-            shape = (layers[-1].output_shape[0] * self.num_directions, *layers[-1].output_shape[1:])
+            first, *rest = layers[-1].output_shape[len(lead) :]
+            shape = (*lead, first * self.num_directions, *rest)
         return tuple(layers)
 
     def _check_inputs(self, layers: Sequence[Layer], shape: Shape) -> None:

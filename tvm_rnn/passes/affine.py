@@ -305,8 +305,8 @@ def spread(form: Form, known: bool = False) -> Form:
 
 def _spread(term: Term, axes: Axes, known: bool) -> list[Term]:
     alone = term.state is None
-    own = set() if alone else set(axes)
-    mixing = [f for f in term.factors if len(f.letters) > 1 and f.letters - own]
+    mixing = [f for f in term.factors if (_spans(f, axes) if alone else f.letters - {*axes})]
+    mixing = [f for f in mixing if len(f.letters) > 1]
     several = ((f, _written_out(f.node, len(f.letters) if alone else 0)) for f in mixing if known or not alone)
     inside, written = next(((f, w) for f, w in several if w is not None and len(w.terms) > 1), (None, None))
     if inside is None:
@@ -315,6 +315,11 @@ def _spread(term: Term, axes: Axes, known: bool) -> list[Term]:
     names = {a: b for a, b in zip(written.axes, inside.axes, strict=True) if a is not None}
     rest = replace(term, factors=tuple(f for f in term.factors if f is not inside))
     return [t for part in written.renamed(names).terms for t in _spread(rest.times(part), axes, known)]
+
+
+def _spans(factor: Factor, axes: Axes) -> bool:
+    """Whether it lies along both axes of a matrix, or is summed: a vector of each head is one value, sum or not."""
+    return {*axes[-2:]} <= factor.letters or bool(factor.letters - {*axes})
 
 
 def _written_out(node: Node, least: int = 0) -> Form | None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tvm_rnn.network.rnn import RNN
 
 MOST_KEYS = 256  # that registers have room for
+MOST_VALUES = 1024  # in training, likewise
 
 
 def chunk_form(graph: Graph, name: str) -> Graph:
@@ -44,8 +45,9 @@ def chunk_form(graph: Graph, name: str) -> Graph:
     return rewrite(graph, mapped)
 
 
-def refused(solved: Solved, net: RNN) -> str:
-    """Why no kernel of a GPU takes a recurrence of a matrix, whatever its form is; "" where one does."""
+def refused(solved: Solved, net: RNN, trained: bool = False) -> str:
+    """Why no kernel of a GPU takes a recurrence of a matrix, whatever its form is; "" where one does. trained: backward
+    has it again."""
     (new,), (state,) = solved.new, solved.states
     if net.reverse or net.num_directions > 1:
         return "its kernels go forward in time alone"
@@ -57,6 +59,8 @@ def refused(solved: Solved, net: RNN) -> str:
         return "its kernels compute in float32"
     if state.shape[new.attrs["key"]] > MOST_KEYS:
         return f"its kernels have up to {MOST_KEYS} keys"
+    if trained and state.shape[-3 - new.attrs["key"]] > MOST_VALUES:
+        return f"its kernels have up to {MOST_VALUES} values in training"
     return ""
 
 

@@ -287,7 +287,12 @@ class _Grouping:
                 stack.append((node, True))
                 rows = self.recurrences.get(node, (node,))
                 stack += [(a, False) for row in reversed(rows) for a in reversed(row.args) if a not in rows]
+                stack += [(n, False) for row in rows if row.op == "rescan" for n in self._gradients(row)]
         return list(found)
+
+    def _gradients(self, row: Node) -> list[Node]:
+        """The recurrence that goes before what is made again: on GPUs it leaves the gradients at borders of parts."""
+        return [n for n in self.nodes if n.op == "scan_matrix" and n.args[0] is row.args[0]]
 
     def _scan(self, node: Node) -> None:
         """A row of a recurrence: the first opens its group, behind what any of them reads."""

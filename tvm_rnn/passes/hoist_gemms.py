@@ -4,7 +4,7 @@ In: the normalised graph, everything in `step`. Out: nodes that depend on inputs
 a product or reduction, are in `before`, as are masks; nodes that depend on parameters alone are in `weights`. In a
 backward graph products that the carried gradients do not depend on, and all that is made of them, are in `after`, as
 are sums over rows; what these read of inputs with masks is in `before`. Steps read the fewest values of `before`
-that will do.
+that will do. Products of a table's rows leave the loop first, with the table (`product_tables.py`).
 
 Rewrite: step: z = W x_t + R h + b   -->   before: xw = W x + b (all T at once);  step: z = xw[t] + R h
          step: dx_t = W^T dz         -->   after: dx = W^T dz (all T at once)
@@ -26,6 +26,7 @@ from tvm_rnn.graph.ops import TABLE
 from ..decisions import listening, tell
 from . import Pass
 from .min_cut import HEAVY, cheapest_cut
+from .product_tables import with_product_tables
 
 if TYPE_CHECKING:
     from tvm_rnn.network.rnn import RNN
@@ -40,7 +41,7 @@ class HoistGemms(Pass):
     name = "hoist_gemms"
 
     def apply(self, graph: Graph, net: RNN, target: Target) -> Graph:
-        graph = _regroup_sums(graph)
+        graph = _regroup_sums(with_product_tables(graph, target))
         nodes = graph.nodes()
         leaves = depends(nodes)
         early = {n for n in nodes if leaves[n] == {"input"} and not n.leaf}

@@ -200,7 +200,7 @@ class Matrix:
                 raise NotLinear(together[0].node)
             (right if summed in letters else left).extend(together)
         inside = tuple(summed if a is out else a for a in axes)
-        into.add(replace(term, factors=tuple(left), state=None, axes=()), axes, right, inside)
+        into.add(contracted(replace(term, factors=tuple(left), state=None, axes=()), axes), axes, right, inside)
 
     def _outer(self, term: Term, key: int, into: _Pairs) -> None:
         """k and v of k v: what has the letter of the key, and the rest."""
@@ -213,7 +213,7 @@ class Matrix:
             if {along, free} <= letters:
                 raise NotLinear(factor[0].node)
             (values if free in letters else keys).extend(factor)
-        into.add(replace(term, factors=tuple(keys)), axes, values, axes)
+        into.add(contracted(replace(term, factors=tuple(keys)), axes), axes, values, axes)
 
     def _ends(self) -> list[Node] | None:
         """Where the matrix is read: values that have it no longer along both axes, of values that have. None where it

@@ -14,14 +14,14 @@ delta rule over sequence length".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING
 
 from tvm_rnn.graph.graph import Graph, Node, depends, downstream, is_scan, make, recurrence_states, rewrite, with_args
 from tvm_rnn.graph.node_text import in_words, joined
-from tvm_rnn.graph.recurrences import KEPT_EVERY
+from tvm_rnn.graph.recurrences import KEPT_EVERY, KEPT_EVERY_ON_GPUS
 
 from ..decisions import tell
 from . import Pass
@@ -37,25 +37,19 @@ if TYPE_CHECKING:
 
     from ..target import Target
 
-# What each kind of target runs over all time, and what it does in training.
-VECTORS = frozenset({"scan", "scan_max", "delay"})
-ROWS: Mapping[str, frozenset[str]] = {"llvm": VECTORS | {"scan_matrix"}, "cuda": VECTORS | {"scan_matrix"}}
-TRAINED: Mapping[str, frozenset[str]] = {"llvm": VECTORS | {"scan_matrix"}, "cuda": VECTORS}
+ROWS = frozenset({"scan", "scan_max", "delay", "scan_matrix"})  # what targets run over all time
 
 
 @dataclass(frozen=True)
 class ParalleliseTime(Pass):
-    """Applies to states that are linear in themselves, or a maximum of sums. rows: those that the back end runs; None:
-    by its kind."""
+    """Applies to states that are linear in themselves, or a maximum of sums. rows: those that the back end runs."""
 
     name = "parallelise_time"
     needs = ("hoist_gemms",)  # what recurrences read is made before them, out of the loop
-    rows: frozenset[str] | None = None
+    rows: frozenset[str] = ROWS
 
     def apply(self, graph: Graph, net: RNN, target: Target) -> Graph:
-        rows = ROWS[target.kind] if self.rows is None else self.rows
-        if graph.backward is not None or graph.kind == "backward":
-            rows &= TRAINED[target.kind]
+        rows = self.rows
         if graph.kind == "backward":
             rows -= {"scan_matrix"}  # solved with the matrix itself, or else the tape has one of each step
         refused: dict[str, str] = {}
@@ -109,8 +103,7 @@ class _Work:
             elif {new.op for new in solved.new} <= self.rows:
                 self._write(solved)
             else:
-                where = "in training this target" if self.rows < ROWS[self.target.kind] else "this target"
-                self._say(False, states, f"{solved.kind}: {where} runs it one step after the other")
+                self._say(False, states, f"{solved.kind}: this target runs it one step after the other")
 
     def _say(self, done: bool, states: Sequence[Node], why: str) -> None:
         self.told.append((done, _names(states), why, {}))
@@ -118,7 +111,8 @@ class _Work:
     def _write(self, solved: Solved) -> None:
         name = solved.states[0].name
         on_gpu = self.target.kind == "cuda" and solved.new[0].op == "scan_matrix"
-        if why := self.refused.get(name) or (refused(solved, self.net) if on_gpu else ""):
+        trained = self.graph.backward is not None
+        if why := self.refused.get(name) or (refused(solved, self.net, trained) if on_gpu else ""):
             self._say(False, solved.states, f"{solved.kind}, one step after the other: {why}")
             return
         self.graph = _written(self.graph, solved)
@@ -139,9 +133,10 @@ class _Work:
                 self.refused[state.name] = found
                 return
             self.graph = replace(self.graph, backward=found)
-            spared = prod(state.shape) - -(-prod(state.shape) // KEPT_EVERY)
+            every = KEPT_EVERY_ON_GPUS if self.target.kind == "cuda" else KEPT_EVERY
+            spared = prod(state.shape) - -(-prod(state.shape) // every)
             why = "its gradient is such a recurrence too, backwards in time; between, both are made again"
-            what = f"keep state {state.name} before each {KEPT_EVERY}th step alone"
+            what = f"keep state {state.name} before each {every}th step alone"
             self.told.append((True, what, why, {"spared": spared}))
 
 

@@ -139,7 +139,10 @@ class Device:
         return address
 
     def pack(self, sources: Mapping[str, np.ndarray]) -> None:
-        """Write the weights of plain calls, after all work that may still read the old ones."""
+        """Write the weights of plain calls, after all work that may still read the old ones; none of a module that has
+        none yet."""
+        if any(name not in sources for name, _ in self.parts["sequence"].variant.parameters):
+            return
         self.functions["settle"](self.number)
         self.parts["sequence"].pack_arrays(sources)
         self.parts.get("generate", self.parts["sequence"]).stale = "generate" in self.parts
@@ -290,11 +293,15 @@ class CudaModule(Module):
     def _asked(self, x: object, named: Mapping[str, object]) -> list[object]:
         """The inputs of a call, for which there must be weights."""
         values = self._name_inputs(x, named)
-        if not self.weights and self._weight_shapes:
+        if not self.weights and self._weight_shapes and not self._lent():
             raise self._weightless()
         if self._draws:
             runtime._no_seed()
         return values
+
+    def _lent(self) -> bool:
+        """Whether the caller's own tensors are the weights."""
+        return False
 
     def _on_device(self, x: object, run: Callable[[Arrays], Result]) -> Result:
         """What `run` returns, given what handles arrays like x on their GPU."""

@@ -19,7 +19,7 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
@@ -59,8 +59,10 @@ def tape_bytes(manifest: Facts, steps: int, batch: int, flagged: bool, whole: in
     lasting = int(manifest["parts"]["whole_arrays"]) if by_visit(manifest) else 0
     total = 0
     for number, (row, more, *only) in enumerate(manifest["tape"]):
-        if flagged or not only:
-            total += rounded(((max(steps, whole) if number < lasting else steps) + more) * batch * row)
+        every = only[1] if len(only) > 1 else 1  # steps that share a row
+        if flagged or not only or not only[0]:
+            rows = -(-(max(steps, whole) if number < lasting else steps) // every)
+            total += rounded((rows + more) * batch * row)
     return total
 
 
@@ -120,14 +122,15 @@ class CudaTape(Recorded):
         flagged: bool,
         *,
         steps: int | None = None,
+        array: Array = None,
     ) -> None:
         """sizes: T and B. flagged: there are lengths or resets. steps: that it has room for, where these are not
-        all."""
+        all. array: its memory, of an earlier call; None: new memory."""
         T, B = sizes
         super().__init__(module, T, B, x)
         self.weights = module.weights
         self.bytes = tape_bytes(module.manifest, T if steps is None else steps, B, flagged, T)
-        self.array = arrays.lasting(max(self.bytes, ALIGNMENT))
+        self.array = arrays.lasting(self.bytes or ALIGNMENT) if array is None else array
         whole = flagged and steps is None
         self.inputs: list[Array] = [None] * len(inputs) if whole else list(inputs)
         self.versions = [version_of(array) for array in self.inputs]
@@ -414,8 +417,8 @@ class TrainingDevice(Device):
             self.parts[way].stale = True
 
     def prepare(self, sources: Mapping[str, np.ndarray], stream: int) -> None:
-        """Weights in the order of both programs."""
-        if self.drops or not any(part.stale for part in self.parts.values()):
+        """Weights in the order of both programs, where they are the module's own."""
+        if self.drops or self.held or not any(part.stale for part in self.parts.values()):
             return
         if self.functions["capturing"](self.number, stream):
             got, do = "weights that were loaded meanwhile", "call forward_train once, then capture"
@@ -474,6 +477,9 @@ class CudaTrainingModule(Trainable[CudaTape], CudaModule):
         device.held = {**device.held, **dict.fromkeys(ways, weights)}  # nobody else gets their memory meanwhile
         device.used = {**device.used, **dict.fromkeys(ways, which)}
 
+    def _lent(self) -> bool:
+        return any(cast(TrainingDevice, device).held for device in self._devices.values())
+
     def _recorded(self, asked: Asked) -> tuple[Array, State, CudaTape]:
         call = Call(self._asked(asked.x, asked.inputs), asked.state, ("T", "B"), asked.lengths, asked.reset)
         return self._on_device(call.values[0], lambda arrays: self._forward_on(arrays, call, asked))
@@ -531,6 +537,38 @@ class CudaTrainingModule(Trainable[CudaTape], CudaModule):
     def _lasting(arrays: Arrays, row: Array) -> Array:
         """lengths or resets for as long as the tape: a caller's tensor may change before backward."""
         return None if row is None else arrays.copy(row)
+
+    def let_go(self) -> None:
+        """Forget which tensors were given by `use_there`: nothing keeps them, and the next ones are packed anew."""
+        for device in self._devices.values():
+            known = cast(TrainingDevice, device)
+            known.held, known.used = {}, {}
+
+    def tape_of(
+        self,
+        kept: Sequence[Array],
+        lead: tuple[int, int],
+        inputs: Sequence[Array],
+        rows: tuple[object, object],
+        *drawn: object,
+    ) -> CudaTape:
+        """The tape that has these arrays again, of a call of [T, B] = `lead` with the present weights.
+
+        kept: the tape's array and, where backward reads y, the memory that y was in, with the step more. inputs: of the
+        call, as torch tensors on the GPU. rows: lengths and reset; drawn: seed and first step: as forward_train was
+        given them."""
+        arrays, (T, B), (array, *whole) = gpu_arrays.kind_of(kept[0], self), lead, kept
+        lengths, reset = rows
+        own = [arrays.aligned(arrays.adopt(value), always=True) for value in inputs]
+        flagged, shape = lengths is not None or reset is not None, (T, B, *self._output)
+        tape = CudaTape(self, arrays, array, lead, own, flagged, array=array)
+        if whole:
+            step = ITEM_BYTES[self.manifest["dtype"]] * math.prod(shape[1:])
+            tape.output = arrays.within(whole[0], 0 if self.manifest.get("reverse", False) else step, shape)
+        counts = None if lengths is None else self._rows(arrays, "lengths", lengths, np.int64, (B,), T)
+        tape.rows = [counts, None if reset is None else self._rows(arrays, "reset", reset, bool, (T, B), T)]
+        tape.masks = self._drawn(arrays, *drawn)
+        return tape
 
     def _gradients(self, tape: CudaTape, gy: object, gstate: Mapping[str, object] | None) -> Gradients:
         return self._on_device(tape.like, lambda arrays: self._backward_on(arrays, tape, gy, gstate))

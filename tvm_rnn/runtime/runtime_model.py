@@ -1,4 +1,6 @@
-"""Run a whole model: its recurrent networks as compiled, what is around them in NumPy, by the model's own names.
+"""Run a whole model, by its own names: its recurrent networks, and compiled functions of what is around them.
+
+In modules for GPUs, and of earlier versions, what is around networks runs in NumPy.
 
 In: `manifest.model` of a module that was made from a model's file (steps, constants, what its inputs and outputs are),
 and arrays by name. Out: arrays by name. Works alone beside a .so, with runtime.py and runtime_ops.py.
@@ -39,6 +41,7 @@ class Network(Protocol):
 
 
 MOST_READY = 64  # shapes of inputs whose sizes are remembered
+Key = tuple[tuple[int, ...] | bytes, ...]  # shapes of inputs, and elements of those that say sizes
 Runner = Callable[[Sequence[Array], Facts], list[Array]]  # of a step that is a network
 # What NumPy, or a network that is given what does not fit, may say of a model's arrays.
 FAILURES = (ValueError, IndexError, TypeError, KeyError, ZeroDivisionError, OverflowError, MemoryError, AttributeError)
@@ -215,10 +218,10 @@ class Function:
     def __init__(self, library: runtime.Library, attributes: Facts) -> None:
         self.name, self.axes, self.inner = attributes["function"], attributes["axes"], attributes["memory"]
         self.dtypes = [np.dtype(dtype) for dtype in attributes["dtypes"]]
-        self.constants = int(attributes["constants"])
+        self.constants, self.numbers = int(attributes["constants"]), list(attributes.get("numbers", ()))
         self.arrays: list[Array] | None = None
         self.run, self.sizes = library.get_function(self.name), library.get_function(f"{self.name}_sizes")
-        self.ready: dict[tuple[tuple[int, ...], ...], Ready] = {}
+        self.ready: dict[Key, Ready] = {}
         self.local = threading.local()
 
     def __call__(self, given: Sequence[Array], threads: int) -> list[Array]:
@@ -227,7 +230,7 @@ class Function:
             tensor = sys.modules["tvm_ffi"].from_dlpack
             self.arrays = constants = [tensor(_writable(_dense(np.asarray(v, order="C")))) for v in given[count:]]
         arrays = [np.asarray(value) for value in given[:count]]
-        key = tuple([array.shape for array in arrays])
+        key = (*[array.shape for array in arrays], *[arrays[i].tobytes() for i in self.numbers])
         try:
             ready = self.ready.get(key) or self._prepared(key, arrays)
             for i, strides in enumerate(ready.strides):
@@ -242,7 +245,7 @@ class Function:
             raise runtime._error(InputError, what, f"{got}: {error}", do="check the shapes of the inputs") from None
         return made
 
-    def _prepared(self, key: tuple[tuple[int, ...], ...], arrays: Sequence[np.ndarray]) -> Ready:
+    def _prepared(self, key: Key, arrays: Sequence[np.ndarray]) -> Ready:
         sizes = np.zeros(max(1, sum(self.axes) + len(self.inner)), np.int64)  # of no elements there are no strides
         inputs = [_writable(_dense(np.asarray(array, order="C"))) for array in arrays]
         self.sizes(*inputs, sizes)

@@ -15,6 +15,7 @@ from tvm import relax, tirx
 from tvm_rnn.tir.expr import Expr
 
 from .demands import Demand, Unequal, demands_of
+from .ieee import as_ieee
 
 PASSES = (
     relax.transform.DecomposeOpsForInference,
@@ -58,13 +59,26 @@ class Call:
 
 
 @dataclass
+class Look:
+    """What must be true of a value's elements, whole numbers, when a model runs: low <= element < high."""
+
+    value: Value
+    low: Expr
+    high: Expr
+    text: str
+
+
+@dataclass
 class Graph:
-    """Calls in order, each after those that make its inputs. demands: what they need of the inputs' sizes."""
+    """Calls in order, each after those that make its inputs. demands: what they need of the inputs' sizes. looks: what
+    of values. numbers: names of sizes that are elements of an input, whose place is the key, in order."""
 
     inputs: list[Value]
     outputs: list[Value] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     demands: list[Demand] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
+    numbers: dict[int, list[tirx.Var]] = field(default_factory=dict)
 
 
 def calls_of(module: tvm.IRModule) -> Graph:
@@ -103,7 +117,8 @@ class _Reader:
 
     def __init__(self, module: tvm.IRModule) -> None:
         self.module, main = module, module["main"]
-        self.values: dict[object, list[Value]] = {param: [_declared(param.ty)] for param in main.params}
+        arrays = [param for param in main.params if not isinstance(param.ty, relax.ShapeType)]
+        self.values: dict[object, list[Value]] = {param: [_declared(param.ty)] for param in arrays}
         self.graph = Graph([value for values in self.values.values() for value in values])
         for block in main.body.blocks:
             for binding in block.bindings:
@@ -117,7 +132,8 @@ class _Reader:
         if isinstance(value, tvm.ir.Call) and value.op == tvm.ir.Op.get("relax.call_tir"):
             return self._call(value, binding.var.ty)
         if isinstance(value, tvm.ir.Call):
-            raise Unsupported("it has sizes that only a run shows, or no loops of TVM's")
+            name = str(getattr(value.op, "name", "a function")).removeprefix("relax.")
+            raise Unsupported(f"it has sizes that only a run shows, or no loops of TVM's ({name})")
         return self._of(value)
 
     def _call(self, call: tvm.ir.Call, kind: relax.Type) -> list[Value]:
@@ -129,7 +145,7 @@ class _Reader:
             else:
                 numbers.append(item)
         outputs = [_declared(own) for own in (kind.fields if isinstance(kind, relax.TupleType) else [kind])]
-        self.graph.calls.append(Call(self.module[target], inputs, numbers, outputs))
+        self.graph.calls.append(Call(as_ieee(self.module[target]), inputs, numbers, outputs))
         return outputs
 
     def _of(self, item: relax.Expr) -> list[Value]:

@@ -51,15 +51,16 @@ def demands_of(module: tvm.IRModule) -> list[Demand]:
         for one, two in PAIRS.get(operator, _none)(module, call):
             first, second = (analyzer.simplify(wide(size)) for size in (one, two))
             if isinstance(first, tirx.IntImm) and isinstance(second, tirx.IntImm) and int(first) != int(second):
-                raise Unequal(f"{operator}: sizes {_text(first)} and {_text(second)} differ")
-            need(tirx.EQ(first, second), f"{_text(first)} = {_text(second)}")
+                raise Unequal(f"{operator}: sizes {text_of(first)} and {text_of(second)} differ")
+            need(tirx.EQ(first, second), f"{text_of(first)} = {text_of(second)}")
         for size in _sizes(call):
             if not isinstance(size, tirx.Var | tirx.IntImm):
-                need(tirx.GE(wide(size), int64(0)), f"{_text(size)} >= 0")
+                need(tirx.GE(wide(size), int64(0)), f"{text_of(size)} >= 0")
     return [*found.values()]
 
 
-def _text(size: Expr) -> str:
+def text_of(size: Expr) -> str:
+    """A size in words."""
     return re.sub(r"T\.int64\((-?\d+)\)", r"\1", str(size)).replace("T.m", "m")
 
 
@@ -120,6 +121,7 @@ def _loops(module: tvm.IRModule, call: tvm.ir.Call) -> Pairs:
     """Of loops over several arrays: arrays that are read along one loop are as long as that. What is read under a
     condition is looked at by that."""
     given = [*call.args[1].fields] if isinstance(call.args[1], tvm.ir.Tuple) else [call.args[1]]
+    given = [value for value in given if hasattr(value.ty, "shape")]  # sizes come behind arrays
     if len(given) < 2:
         return
     function, names = module[call.args[0]], dict[tirx.Var, Expr]()

@@ -30,8 +30,6 @@ INPUTS = {
     "Clip": ("min", "max"),
 }
 VALUES = {"value", "min", "max"}  # of the first input's dtype; the others are whole numbers
-# No operators of the standard, or such as keep nothing of a training form.
-STRANGE = {NETWORK, "LengthsOfMask", "HoldLast", "Dropout"}
 # ONNX's number of an element type.
 CODES = {
     **{"float32": 1, "uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "int32": 6, "int64": 7, "bool": 9, "float16": 10},
@@ -74,13 +72,11 @@ def opset_of(operators: Sequence[str]) -> int:
 def node_of(values: Values, step: Step, dtype: str) -> NodeProto | None:
     """The step as a node. dtype: of its first input."""
     onnx = import_onnx()
-    if step.op == "Dropout" and not any(step.outputs[1:]):
-        return onnx.helper.make_node("Identity", [step.inputs[0]], [step.outputs[0]])
-    if step.op in STRANGE:
+    if step.op == NETWORK:
         return None
+    if step.op == "Dropout":
+        return onnx.helper.make_node(step.op, [step.inputs[0]], [*step.outputs])
     attributes = dict(step.attributes)
-    if attributes.pop("flatten", 0) and attributes.get("axis", 1) != -1:
-        return None
     inputs = _inputs(values, step, attributes, dtype)
     if step.op == "Cast":
         attributes = {"to": CODES[str(attributes["dtype"])]}
@@ -101,6 +97,25 @@ def _inputs(values: Values, step: Step, attributes: dict[str, object], dtype: st
         number = float(given) if isinstance(given, str) else given
         inputs[place] = values.keep(np.array(number, dtype if name in VALUES else "int64"))
     return inputs
+
+
+def as_inferred(node: NodeProto) -> list[NodeProto]:
+    """Nodes of the standard that make what has the same type: for those that are not of it."""
+    make = import_onnx().helper.make_node
+    if node.op_type == "HoldLast":
+        return [make("Identity", [*node.input][:1], [*node.output])]
+    if node.op_type == "LengthsOfMask":
+        (mask,), (name,) = node.input, node.output
+        axis, cast = f"{name}.axis", f"{name}.cast"
+        one = make("Constant", [], [axis], value_ints=[1])
+        return [
+            one,
+            make("Cast", [mask], [cast], to=CODES["int32"]),
+            make("ReduceSum", [cast, axis], [name], keepdims=0),
+        ]
+    if any(attribute.name == "flatten" for attribute in node.attribute):
+        return [make("Identity", [*node.input], [*node.output])]
+    return [node]
 
 
 def renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:

@@ -2,8 +2,6 @@
 
 In: a program, and the networks that it runs. Out: its steps, where what lies together is one step (COMPILED) with a
 `Graph` of calls; or problems in words.
-
-What Relax cannot read, or reads otherwise than the standard says, stays with the runtime's table.
 """
 
 from __future__ import annotations
@@ -11,25 +9,19 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tvm_rnn.network.program import COMPILED, NETWORK, Program, Step, needed, ordered
 from tvm_rnn.network.rnn import RNN
 
-from .calls import Graph, Unsupported, calls_of
-from .fit import Fit
+from .calls import Graph, Look, Unsupported, calls_of
 from .nodes import CODES, Values, import_onnx, opset_of, renamed
 from .types import Types
 
 if TYPE_CHECKING:
     from onnx import ModelProto
-
-DTYPES = ("float32", "float64", "int64", "int32", "bool", "int8", "uint8")
-FLOATS = DTYPES[:2]  # of operators that the runtime's table has not
-# Rows of the runtime's table that Relax reads otherwise: the sign of a remainder, and the extremum of nothing.
-OTHERWISE = {"Mod", "ReduceMax", "ReduceMin"}
 
 
 @dataclass
@@ -52,22 +44,19 @@ class Region:
         return self.steps[0].node or self.steps[0].op
 
 
-def with_regions(program: Program, networks: Sequence[RNN], table: Collection[str]) -> tuple[list[Step], list[str]]:
-    """The steps, each of which is a network, a COMPILED one with a Graph, or of the table; and what can be none."""
+def with_regions(program: Program, networks: Sequence[RNN]) -> tuple[list[Step], list[str]]:
+    """The steps, each of which is a network or a COMPILED one with a Graph; and what can be neither."""
     values = Values(program)
-    return _Regions(values, Types(values, networks), table).compiled()
+    return _Regions(values, Types(values, networks)).compiled()
 
 
 @dataclass
 class _Regions:
-    """A model's steps, and which of them Relax may have. table: what can stay as it is. problems: what is neither.
-    refused: by what they make first."""
+    """A model's steps in the making. problems: what Relax does not read."""
 
     values: Values
     types: Types
-    table: Collection[str]
     problems: list[str] = field(default_factory=list)
-    refused: set[str] = field(default_factory=set)
 
     @property
     def steps(self) -> Sequence[Step]:
@@ -78,65 +67,33 @@ class _Regions:
         return [own.name for own in self.values.program.outputs]
 
     def compiled(self) -> tuple[list[Step], list[str]]:
-        result = [*self.steps]
-        for region in self.found():
-            for part in self.readable(region):
-                gone = {id(step) for step in part.region.steps}
-                result = ordered([*(step for step in result if id(step) not in gone), part.step])
+        networks = [step for step in self.steps if step.op == NETWORK]
+        result = [*networks, *(step for region in self.found() for step in self.readable(region))]
         return needed(ordered(result), self.wanted), self.problems
 
-    def readable(self, region: Region) -> list[Part]:
-        """The region as a step. Where Relax does not read all of it: without what it reads nowhere, or in halves."""
+    def readable(self, region: Region) -> list[Step]:
+        """The region as a step; in halves where Relax does not read all of it at once, and theirs."""
         try:
-            return [Part(region, self.step(region))]
-        except Unsupported:
-            if all(self.reads(step) for step in region.steps):
-                half = len(region.steps) // 2
-                parts = [Region(region.steps[:half]), Region(region.steps[half:])]
-            else:
-                inside = {id(step) for step in region.steps}
-                parts = [Region([step for step in own.steps if id(step) in inside]) for own in self.found()]
-                parts = [own for own in parts if own.steps]
-            return [own for part in parts for own in self.readable(part)]
-
-    def reads(self, step: Step) -> bool:
-        """Whether Relax reads a step by itself; what neither it does nor the table is a problem."""
-        try:
-            self.step(Region([step]))
+            return [self.step(region)]
         except Unsupported as reason:
-            self.refused.add(step.outputs[0])
-            if step.op not in self.table:
+            half = len(region.steps) // 2
+            if not half:
                 self.problems.append(str(reason))
-        return step.outputs[0] not in self.refused
+                return []
+            return [own for part in (region.steps[:half], region.steps[half:]) for own in self.readable(Region(part))]
 
     def found(self) -> list[Region]:
-        """What can be one function each: no way leads from a region to itself through other steps."""
+        """What can be one function each: no way leads from a region to itself through a network."""
         makers = {output: step for step in self.steps for output in step.outputs}
-        inside = {id(step): self.goes_along(step) for step in self.steps}
         level: dict[int, int] = {}
-        for step in ordered(self.steps):
-            before = [makers[name] for name in step.inputs if name in makers]
-            level[id(step)] = max((level[id(p)] + (inside[id(p)] != inside[id(step)]) for p in before), default=0)
         found: dict[int, list[Step]] = {}
         for step in ordered(self.steps):
-            if inside[id(step)]:
+            before = [makers[name] for name in step.inputs if name in makers]
+            changes = ((own, (own.op == NETWORK) != (step.op == NETWORK)) for own in before)
+            level[id(step)] = max((level[id(own)] + change for own, change in changes), default=0)
+            if step.op != NETWORK:
                 found.setdefault(level[id(step)], []).append(step)
         return [Region(part) for part in found.values()]
-
-    def goes_along(self, step: Step) -> bool:
-        """Whether a step may be part of a region."""
-        if step.op == NETWORK or step.outputs[0] in self.refused:
-            return False
-        if step.op not in self.table:
-            return True
-        if step.op in OTHERWISE or self.types.nodes.get(next(filter(None, step.outputs))) is None:
-            return False
-        if not Fit(self.types.shape, self.values.constant)(step):
-            return False
-        if step.op == "LayerNormalization" and any(step.outputs[1:]):  # its mean has other axes in Relax
-            return False
-        names = [name for name in (*step.inputs, *step.outputs) if name]
-        return all(self.types.dtype(name) in DTYPES and self.types.shape(name) is not None for name in names)
 
     def is_constant(self, name: str) -> bool:
         return self.values.constant(name) is not None
@@ -161,8 +118,6 @@ class _Regions:
             shape, dtype = self.types.shape(name), self.types.dtype(name)
             if shape is None or not dtype:
                 raise Unsupported(f"{region.label}: how many axes {name!r} has is not known")
-            if dtype not in DTYPES:
-                raise Unsupported(f"{region.label}: {name!r} is {dtype}; {' and '.join(FLOATS)} are supported")
             given.append(helper.make_tensor_value_info(names[name], CODES[dtype], shape))
         made = [helper.make_tensor_value_info(names[name], 0, None) for name in outputs]
         known = [(name, self.values.constant(name)) for name in read]
@@ -175,24 +130,24 @@ class _Regions:
         return graph
 
 
-@dataclass
-class Part:
-    """A region, and the step that it becomes."""
-
-    region: Region
-    step: Step
-
-
 def read_graph(model: ModelProto, label: str) -> Graph:
     """A model without networks as a Graph. label: what messages name. Raises Unsupported."""
-    from tvm.relax.frontend.onnx import from_onnx
+    from .importer import imported
 
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):  # it prints what it cannot read
             warnings.simplefilter("ignore")
-            return calls_of(from_onnx(model, keep_params_in_input=False))
+            found = imported(model)
+            graph = calls_of(found.module)
     except Unsupported as reason:
         raise Unsupported(f"{label}: {reason}") from None
     except Exception as reason:  # of many classes, of TVM and of Python
         text = (str(reason).strip().splitlines() or [type(reason).__name__])[-1]
         raise Unsupported(f"{label}: TVM does not read it: {text:.200}") from None
+    count = len(graph.outputs) - len(found.bounds)
+    graph.outputs, looked_at = graph.outputs[:count], graph.outputs[count:]
+    pairs = zip(looked_at, found.bounds, strict=True)
+    graph.looks = [Look(value, own.low, own.high, f"{label}: needed is {own.text}") for value, own in pairs]
+    graph.demands += found.demands
+    graph.numbers = found.numbers
+    return graph

@@ -15,7 +15,7 @@ from tvm_rnn.dtypes import held_dtype
 from tvm_rnn.network.program import NETWORK, Step
 from tvm_rnn.network.rnn import RNN
 
-from .nodes import CODES, DTYPES, Values, import_onnx, node_of, opset_of
+from .nodes import CODES, DTYPES, Values, as_inferred, import_onnx, node_of, opset_of
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
@@ -47,13 +47,13 @@ class Types:
 
     def shape(self, name: str) -> list[int | str] | None:
         """Sizes and names; None: how many axes there are is not known."""
-        if (value := self.values.constant(name)) is not None:
-            return [*value.shape]
         dims = self._dims(name)
         return None if dims is None else [d if isinstance(d, int) else self._axis(d) for d in dims]
 
     def _dims(self, name: str) -> list[int | str] | None:
         """Sizes, and the names that ONNX's inference has for them."""
+        if (value := self.values.constant(name)) is not None:
+            return [*value.shape]
         own = self.types.get(name)
         if own is None or not own.tensor_type.HasField("shape"):
             return None
@@ -79,7 +79,7 @@ class Types:
             if self.nodes.get(name) is None:
                 self.nodes[name] = node_of(self.values, step, self.dtype(next(filter(None, step.inputs), "")))
             if (node := self.nodes[name]) is not None:
-                nodes.append(node)
+                nodes += as_inferred(node)
         made = {name for node in nodes for name in node.output}
         read = dict.fromkeys(n for node in nodes for n in node.input if n and n not in made)
         small = [name for name in read if (value := self.values.constant(name)) is not None and value.size <= SMALL]

@@ -7,10 +7,12 @@ module's own arrays. Imported only by `to_torch.py`, because it imports torch.
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -25,25 +27,40 @@ from tvm_rnn.network.rnn import RNN
 from tvm_rnn.runtime import runtime
 
 from .graph_ops import Code, Shape, array_of, for_others, steps_in_graph, unserved
-from .in_torch import InTorch
+from .in_torch import ENDS, InTorch
+from .second import Point, Second, second_of
 
 State = Mapping[str, Tensor | list[Tensor]]
-Again = Callable[[Sequence[Tensor], State | None, Sequence[Tensor]], tuple[Tensor, State]]
+
+
+class Again(Protocol):
+    """A network's steps in torch's operations."""
+
+    @property
+    def net(self) -> RNN: ...
+
+    def __call__(
+        self, inputs: Sequence[Tensor], state: State | None, weights: Sequence[Tensor]
+    ) -> tuple[Tensor, State]: ...
+
+
 Compiled = Any  # a TrainingModule or a CudaTrainingModule: what only one of them has is asked for first
 
 
 @dataclass
 class Call:
     """What one call is made of besides tensors. state: the user's, whose tensors are given apart; None: there is
-    none. again: makes the same results of inputs, state and weights in torch's operations, for gradients of
-    gradients."""
+    none. again: makes the same results of inputs, state and weights in torch's operations, for what torch looks into.
+    second: gives what differentiates gradients, or None."""
 
     module: Compiled
     inputs: int
     state: State | None
     rows: dict[str, object]
     again: Again
+    second: Callable[[], Second | None]
     names: tuple[str, ...] = ()  # of weights that are on the GPU; else the module has them already
+    shapes: Sequence[torch.Size] = ()  # of the last states, flat
 
     def use_weights(self, tensors: Sequence[Tensor], ways: tuple[str, ...], known: bool) -> None:
         """Give the module the weights of this call, where they are on the GPU. known: unless it has them still."""
@@ -94,6 +111,7 @@ class Steps(torch.autograd.Function):
         call.use_weights(weights, ("forward_train", "backward"), False)
         y, last, tape = call.module.forward_train(x if len(x) > 1 else x[0], state, **call.rows)
         ctx.call, ctx.tape, ctx.shapes = call, tape, [value.shape for value in flat(last)]
+        call.shapes = ctx.shapes
         ctx.numpy = isinstance(tape.array, np.ndarray)
         array = torch.from_numpy(tape.array) if ctx.numpy else tape.array
         ctx.set_materialize_grads(False)
@@ -111,12 +129,94 @@ class Steps(torch.autograd.Function):
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """Runs backward on the tape; where torch looks into it (gradients of its results, many gradients at once), what
-        `again` gives."""
+        `Gradients` or `again` gives."""
         saved = ctx.saved_tensors  # asked once: torch's checkpoints allow no more
-        several = any(d is not None and torch._C._functorch.is_legacy_batchedtensor(d) for d in gradients)
-        if torch.is_grad_enabled() or several:
-            return None, *_differentiable(ctx.call, saved[ctx.held + ctx.output :], gradients)
-        return None, *_gradients(ctx, saved, *gradients)
+        if not torch.is_grad_enabled() and not _several(gradients):
+            return None, *_gradients(ctx, saved, *gradients)
+        call, given = ctx.call, saved[ctx.held + ctx.output :]
+        if _several(gradients) or call.second() is None:
+            return None, *_differentiable(call, given, gradients)
+        present, first = [d is not None for d in gradients], partial(_gradients, ctx, saved)
+        return None, *Gradients.apply(call, first, present, *given, *(d for d in gradients if d is not None))
+
+
+def _several(gradients: Sequence[Tensor | None]) -> bool:
+    """Whether there are many gradients at once."""
+    return any(d is not None and torch._C._functorch.is_legacy_batchedtensor(d) for d in gradients)
+
+
+class Gradients(torch.autograd.Function):
+    """The gradients of a call, which torch differentiates again. Arguments: the call, what computes them of the
+    gradients of its results, which of these there are, then the call's tensors and these."""
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx,
+        call: Call,
+        first: Callable[..., list[Tensor | None]],
+        present: list[bool],
+        *tensors: Tensor,
+    ) -> tuple[Tensor | None, ...]:
+        """Runs backward on the tape."""
+        ctx.call, ctx.present, ctx.count = call, present, len(tensors) - sum(present)
+        ctx.save_for_backward(*tensors)
+        ctx.set_materialize_grads(False)
+        above = iter(tensors[ctx.count :])
+        return tuple(first(*(next(above).detach() if there else None for there in present)))
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *along: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Runs the network with tangents; where torch looks into that, torch's operations."""
+        saved, call = ctx.saved_tensors, ctx.call
+        tensors, rest = saved[: ctx.count], iter(saved[ctx.count :])
+        above = [next(rest) if there else None for there in ctx.present]
+        second = None if torch.is_grad_enabled() or _several(along) else call.second()
+        found = _third(call, tensors, above, along) if second is None else _second(call, second, tensors, above, along)
+        return None, None, None, *found
+
+
+def _second(
+    call: Call,
+    second: Second,
+    tensors: Sequence[Tensor],
+    above: Sequence[Tensor | None],
+    along: Sequence[Tensor | None],
+) -> list[Tensor | None]:
+    """Of compiled code."""
+    with torch.no_grad():
+        at = Point(*call.split(tensors))
+        pairs = zip(tensors, along, strict=True)
+        way = Point(*call.split([torch.zeros_like(t) if u is None else u for t, u in pairs]))
+        d_y, *d_last = above
+        state = None
+        if (one := next((d for d in d_last if d is not None), None)) is not None:
+            pairs_of_last = zip(d_last, call.shapes, strict=True)
+            state = call.named([one.new_zeros(s) if d is None else d for d, s in pairs_of_last])
+        ends = call.again.ends if isinstance(call.again, InTorch) else [None, None]  # copies: the caller's may change
+        rows = dict(zip(ENDS, ends, strict=True))
+        y, last, found = second(at, way, (d_y, state), rows)
+        pairs_of = zip([y, *flat(last)], above, strict=True)
+        changes = [value.reshape(d.shape) for value, d in pairs_of if d is not None]
+        return [*found.inputs, *flat(found.state), *found.weights, *changes]
+
+
+def _third(
+    call: Call, tensors: Sequence[Tensor], above: Sequence[Tensor | None], along: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """In torch's operations."""
+    further = torch.is_grad_enabled()
+    with torch.enable_grad():
+        tensors, held = _apart(tensors), _apart([d for d in above if d is not None])
+        rest = iter(held)
+        found = _differentiable(call, tensors, [None if d is None else next(rest) for d in above])
+        pairs = [(own, u) for own, u in zip(found, along, strict=True) if own is not None and u is not None]
+        wanted = [t for t in (*tensors, *held) if t.requires_grad]
+        outputs = [own for own, _ in pairs if own.requires_grad]
+        inner = [u for own, u in pairs if own.requires_grad]
+        if not outputs:
+            return [None] * (len(tensors) + len(held))
+        made = iter(torch.autograd.grad(outputs, wanted, inner, create_graph=further, allow_unused=True))
+    return [next(made) if t.requires_grad else None for t in (*tensors, *held)]
 
 
 def _gradients(
@@ -132,20 +232,26 @@ def _gradients(
     ways = ("forward_train", "backward") if hasattr(tape, "plan") else ("backward",)
     call.use_weights(saved[ctx.weights :], ways, True)
     above = None
-    if any(d is not None for d in d_last):
+    if (one := next((d for d in d_last if d is not None), None)) is not None:
         pairs = zip(d_last, ctx.shapes, strict=True)
-        above = call.named([torch.zeros(s, dtype=call.dtype) if d is None else d for d, s in pairs])
+        above = call.named([one.new_zeros(s, dtype=call.dtype) if d is None else d for d, s in pairs])
     d_x, d_first, d_weights = call.module._gradients(tape, d_y, above)
     inputs = list(d_x.values()) if isinstance(d_x, dict) else [d_x]
     first = flat({n: d_first[n] for n in call.state}) if isinstance(call.state, Mapping) else []
     return [*inputs, *first, *d_weights.values()]
 
 
+def _apart(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The same tensors, none made of another one: a state that was made of x is differentiated for itself."""
+    return [tensor.view_as(tensor) if tensor.requires_grad else tensor for tensor in tensors]
+
+
 def _differentiable(call: Call, tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Gradients that torch can look into, of inputs, states and weights."""
     further = torch.is_grad_enabled()
-    wanted = [tensor for tensor in tensors if tensor.requires_grad]
     with torch.enable_grad():
+        tensors = _apart(tensors)
+        wanted = [tensor for tensor in tensors if tensor.requires_grad]
         y, last = call.again(*call.split(tensors))
         pairs = zip([y, *flat(last)], gradients, strict=True)
         given = {value: d.to(value.dtype) for value, d in pairs if d is not None and value.requires_grad}
@@ -207,26 +313,28 @@ def run(
     tensors. rows: lengths, reset, and in training with regularisers seed and first_step. again: as of a `Call`."""
     device = inputs[0].device
     there = device.type == "cuda" and hasattr(module, "use_there")
-    weights = _moved(module, device, weights) if there else _present(module, weights)
+    weights = _moved(module, device, weights) if there else present(module, weights)
     tensors = [*inputs, *flat(state), *weights.values()]
     dropping = "seed" in rows
     gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     if not gradients and not dropping:
-        if there:
+        if there and weights:
             module.use_there({name: tensor.detach() for name, tensor in weights.items()}, ("sequence",))
         y, last = module(list(inputs) if len(inputs) > 1 else inputs[0], state, **rows)
         return y, last
-    call = Call(module, len(inputs), state, dict(rows), again, tuple(weights) if there else ())
+    second = partial(second_of, again.net, rows) if device.type == "cpu" else lambda: None
+    call = Call(module, len(inputs), state, dict(rows), again, second, tuple(weights) if there else ())
     steps = Steps if dropping or "masks" not in module.manifest else Inference
     y, *last = steps.apply(call, *tensors)
     return y, call.named(last)
 
 
-def drawn_seed(in_graph: bool = False) -> int | Tensor:
-    """A seed of torch's generator of the CPU, which torch.manual_seed sets. in_graph: a tensor, which each call of a
-    graph draws."""
-    drawn = torch.randint((1 << 63) - 1, (1,))
-    return drawn if in_graph else int(drawn)
+def drawn_seed(x: Tensor | None = None, in_graph: bool = False) -> int | Tensor:
+    """A seed of torch's generator of the CPU, which torch.manual_seed sets. in_graph: a tensor at the place of x, which
+    each call of a graph draws; so where a CUDA graph is captured."""
+    if x is not None and (in_graph or (x.is_cuda and torch.cuda.is_current_stream_capturing())):
+        return torch.randint((1 << 63) - 1, (1,), device=x.device)
+    return int(torch.randint((1 << 63) - 1, (1,)))
 
 
 def _moved(module: Compiled, device: torch.device, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -235,13 +343,20 @@ def _moved(module: Compiled, device: torch.device, weights: Mapping[str, Tensor]
     return {name: tensor.to(device, kind).contiguous() for name, tensor in weights.items()}
 
 
-@torch._disable_dynamo  # what is no tensor cannot be in a graph; torch.compiler.disable would import Dynamo now
-def _present(module: Compiled, found: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def present(module: Compiled, found: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """The weights as tensors, after the module was given them if they are not what it has."""
+    return (_present_apart if "torch._dynamo" in sys.modules else _present)(module, found)
+
+
+def _present(module: Compiled, found: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     arrays, held = {name: array_of(name, tensor) for name, tensor in found.items()}, module.weights
     if not all(n in held and a.dtype == held[n].dtype and np.array_equal(a, held[n]) for n, a in arrays.items()):
         module.load_weights(arrays)
     return found
+
+
+# What is no tensor cannot be in a graph. Its first call imports Dynamo, which takes longer than all else of that call.
+_present_apart = torch._disable_dynamo(_present)
 
 
 class TorchLayer(torch.nn.Module):
@@ -274,7 +389,7 @@ class TorchLayer(torch.nn.Module):
         of its `forward_train`: in training mode regularisers act, with a seed of torch's generator if none is given."""
         module = self._module
         in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()  # asked here: Dynamo compiles what is called
-        if in_graph and unserved(self._code.ordered(x, inputs)[0], self.max_bytes, bool(self._code.constants)):
+        if in_graph and unserved(self._code, self._code.ordered(x, inputs)[0], self.max_bytes):
             more = {"lengths": lengths, "reset": reset, "seed": seed, "first_step": first_step}
             return self._outside(x, state, **more, **inputs)
         if module._held:
@@ -287,7 +402,7 @@ class TorchLayer(torch.nn.Module):
             kind = getattr(torch, self.net.dtype)
             values, state = [value.to(kind) for value in values], each(state, lambda part: part.to(kind))
         if self.training if self.net.regularisers else self.net.draws:
-            rows |= {"seed": drawn_seed(in_graph) if seed is None else seed, "first_step": first_step}
+            rows |= {"seed": drawn_seed(values[0], in_graph) if seed is None else seed, "first_step": first_step}
         if in_graph:
             y, last = steps_in_graph(self._code, values, flat(state), [*weights.values()], rows, self.training)
             return y, last if for_others() else runtime.State(last)  # programs know torch's own kinds of results
@@ -333,7 +448,7 @@ class TorchLayer(torch.nn.Module):
 
     def compiled(self) -> Compiled:
         """The compiled module with the present weights: to call without torch, or to export."""
-        _present(self._module, self.weights())
+        present(self._module, self.weights())
         return self._module
 
     def __prepare_scriptable__(self) -> NoReturn:
@@ -354,7 +469,7 @@ def net_weights(shapes: Mapping[str, Shape], form: Form, own: Mapping[str, Tenso
         values = {"W": own[form.name("weight_ih", *place)], "R": own[form.name("weight_hh", *place)]}
         first, second = parts["bias_ih"], parts["bias_hh"]
         if first is None or second is None:
-            first = second = torch.zeros(len(values["W"]), dtype=values["W"].dtype)
+            first = second = values["W"].new_zeros(len(values["W"]))
         values["b"] = first + second
         if form.kind == "GRU":  # the reset gate comes between: the third of these does not add to the first
             width = 2 * form.hidden_size

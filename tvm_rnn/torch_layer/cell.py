@@ -6,6 +6,7 @@ or a tuple. `compiler/compiled_files.py` keeps its code on disk.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -201,9 +202,8 @@ class Cell(TorchLayer):
             raise InputError(message("the layer's tensors are on several devices", where=where, got=devices, do=do))
         use = own.device.type, own.dtype
         if use != self._use:
-            self._compile(*use)
+            (_compile_apart if "torch._dynamo" in sys.modules else Cell._compile)(self, *use)
 
-    @torch._disable_dynamo  # as torch.compiler.disable, which would import Dynamo now
     def _compile(self, device: str, kind: torch.dtype) -> None:
         if kind not in SERVED.get(device, ()):
             expected = "float32 or float64 on a CPU; these, float16 or bfloat16 on an NVIDIA GPU"
@@ -215,3 +215,6 @@ class Cell(TorchLayer):
             module: Compiled = compiled_once(self.net, TARGETS[device], True)
             module.max_bytes = self._budget
             self._module, self._code, self._use = module, Code(module), (device, kind)
+
+
+_compile_apart = torch._disable_dynamo(Cell._compile)  # its first call imports Dynamo

@@ -1,13 +1,16 @@
 """Compiled steps as operations of torch's: what torch.compile, torch.export and torch.jit.trace put into their graphs.
 
-In: tensors of the CPU, and the name of a `Code`. Out: `tvm_rnn::steps`, `tvm_rnn::steps_recorded` and, of the latter,
-`tvm_rnn::gradients`: new tensors. Without a graph `autograd.py` calls the modules itself, which takes less time.
+In: tensors of the CPU, or of a GPU, and the name of a `Code` for it. Out: `tvm_rnn::steps`, `tvm_rnn::steps_recorded`
+and, of the latter, `tvm_rnn::gradients`: new tensors. On a GPU work is enqueued on torch's current stream, the packing
+of weights too, so that CUDA graphs have it. Without a graph `autograd.py` calls the modules itself, which takes less
+time.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
+import math
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +24,7 @@ from tvm_rnn.compiler.compiled_files import kept
 from tvm_rnn.errors import ConfigError, InputError, WeightError, message
 from tvm_rnn.runtime import runtime
 from tvm_rnn.runtime.runtime import Module
+from tvm_rnn.runtime.runtime_cuda_training import ITEM_BYTES, CudaTrainingModule, reads_output, tape_bytes
 from tvm_rnn.runtime.runtime_training import TrainingModule, tape_elements
 
 Shape: TypeAlias = tuple[int, ...]
@@ -44,13 +48,18 @@ class Code:
     """A compiled module for graphs, which know it by `name`. Copies of a layer share it: each call gives its weights.
 
     inputs, constants: their names. weights: their shapes. lists: of each state, how many arrays it has where layers
-    differ in shape, else 0."""
+    differ in shape, else 0. device: "cpu" or "cuda". read: how many inputs backward reads again. kind, exact: torch's
+    dtypes of arrays, and of weights and their gradients."""
 
     def __init__(self, module: Module, name: str = "") -> None:
         self.name = name or f"{module.manifest.cell} {next(_numbers)}"
         self.inputs, self.constants = [name for name, _ in module._inputs], {*module._held}
         self.weights = {**module._weight_shapes}
         self.lists = {name: len(each) if len({*each}) > 1 else 0 for name, (_, _, each) in module._states.items()}
+        self.device = "cuda" if isinstance(module, CudaTrainingModule) else "cpu"
+        self.read = len(self.inputs) if self.device == "cuda" and module.manifest.get("reads_inputs", False) else 0
+        self.kind: torch.dtype = getattr(torch, str(module.manifest.dtype))
+        self.exact = torch.promote_types(self.kind, torch.float32)
         self.lock, self._given = threading.Lock(), module
         self._own: Module | None = None
         _known[self.name] = self
@@ -78,13 +87,26 @@ class Code:
         weights = last - len(self.weights)
         return tensors[:first], tensors[first:weights], tensors[weights:last], tensors[last:]
 
-    def module(self, weights: Sequence[Tensor]) -> Module:
-        """A module of its own with these weights; the caller has the lock."""
+    def _alone(self) -> Module:
+        """A module of its own."""
         if self._own is None:
             self._own = copy.copy(self._given)
             if isinstance(self._own, TrainingModule):
                 self._own.tape_memory = _zeros  # the tape is a result: the same one for the same call
-        own, named = self._own, {n: array_of(n, value) for n, value in zip(self.weights, weights, strict=True)}
+        return self._own
+
+    def there(self, weights: Sequence[Tensor], way: str) -> CudaTrainingModule:
+        """The same on a GPU, for one of its programs: "sequence", "forward_train" or "backward". The caller has the
+        lock, and calls `let_go` of it afterwards."""
+        own = self._alone()
+        assert isinstance(own, CudaTrainingModule)
+        if weights:
+            own.use_there(dict(zip(self.weights, (value.detach() for value in weights), strict=True)), (way,))
+        return own
+
+    def module(self, weights: Sequence[Tensor]) -> Module:
+        """A module of its own with these weights; the caller has the lock."""
+        own, named = self._alone(), {n: array_of(n, value) for n, value in zip(self.weights, weights, strict=True)}
         held = own.weights
         if not all(name in held and np.array_equal(value, held[name]) for name, value in named.items()):
             own.load_weights(named)
@@ -173,15 +195,17 @@ def _zeros(elements: int, dtype: np.dtype) -> np.ndarray:
     return array
 
 
-def unserved(x: Tensor, max_bytes: int | None, constants: bool) -> str:
-    """Why graphs cannot call a layer with x, that budget of memory and constants, if it has any; "": they can.
+def unserved(code: Code, x: Tensor, max_bytes: int | None) -> str:
+    """Why graphs cannot call a layer's code with x and that budget of memory; "": they can.
 
     Raises ConfigError where the graph is a program of its own."""
-    why = f"tensors on {x.device.type}" if not x.is_cpu else "max_bytes" if max_bytes is not None else ""
-    why = "a cell with constants" if constants else why
+    why = (
+        f"tensors on {x.device.type}" if x.device.type != code.device else "max_bytes" if max_bytes is not None else ""
+    )
+    why = "a cell with constants" if code.constants else why
     if why and for_others():
         do = "layer.max_bytes = None, or layer.compiled().export(path), which writes a file for any device"
-        raise ConfigError(message("torch.export and traces have compiled steps of CPUs", got=why, do=do))
+        raise ConfigError(message("torch.export and traces have no compiled steps of this", got=why, do=do))
     return why
 
 
@@ -207,13 +231,15 @@ def steps_in_graph(
     mode."""
     given = [rows.get(name) for name in ("lengths", "reset", "seed")]
     present = [torch.as_tensor(value) for value in given if value is not None]
+    if code.device == "cuda":
+        weights = [value.to(code.exact).contiguous() for value in weights]
     tensors = [*inputs, *state, *weights, *present]
     numbers = [*(int(value is not None) for value in given), rows["first_step"] if "seed" in rows else 0]
     if "seed" in rows or records((*inputs, *state, *weights), training):
-        y, *last, _ = steps_recorded(code.name, tensors, numbers)
+        y, *last = steps_recorded(code.name, tensors, numbers)
     else:
         y, *last = steps(code.name, tensors, numbers)
-    return y, code.named(last)
+    return y, code.named(last)  # what is kept for backward comes behind the states
 
 
 # --- the operations ---------------------------------------------------------------------------------------------------
@@ -235,7 +261,8 @@ def steps(code: str, tensors: Sequence[Tensor], numbers: Sequence[int]) -> list[
 
 @torch.library.custom_op("tvm_rnn::steps_recorded", mutates_args=(), device_types="cpu")
 def steps_recorded(code: str, tensors: Sequence[Tensor], numbers: Sequence[int]) -> list[Tensor]:
-    """All steps, with gradients: y, then the last states, then the tape."""
+    """All steps, with gradients: y, then the last states, then what is kept: the tape, and on a GPU, where backward
+    reads y, the memory that has it with a step more."""
     own = _in_graph(code)
     inputs, state, weights, rows = own.split(tensors, numbers)
     lengths, reset, seed = _present(rows, numbers)
@@ -250,20 +277,18 @@ def steps_recorded(code: str, tensors: Sequence[Tensor], numbers: Sequence[int])
 @torch.library.custom_op("tvm_rnn::gradients", mutates_args=(), device_types="cpu")
 def gradients(
     code: str,
-    tape: Tensor,
+    kept: Sequence[Tensor],
     above: Sequence[Tensor | None],
     tensors: Sequence[Tensor],
     numbers: Sequence[int],
 ) -> list[Tensor]:
-    """Of inputs, first states and weights. above: of y and the last states; tensors: those behind the states; numbers:
-    those above, then T and B."""
-    own, (first_step, T, B) = _code(code), numbers[3:]
+    """Of inputs, first states and weights. kept: as of `steps_recorded`; above: of y and the last states; tensors:
+    inputs that are read again, weights, and what rows have; numbers: those above, then T and B."""
+    own, (first_step, T, B), (tape,) = _code(code), numbers[3:], kept
     weights, rows = tensors[: len(own.weights)], tensors[len(own.weights) :]
     lengths, reset, seed = _present(rows, numbers)
-    d_y, *d_last = [None if d is None else d.detach() for d in above]
-    pairs = zip(d_last, own.shapes(B), strict=True)
-    whole = [tape.new_zeros(shape) if d is None else d for d, shape in pairs]
-    carried = _arrays(own, whole) if any(d is not None for d in d_last) else None
+    d_y, d_last = _above(own, above, B)
+    carried = _arrays(own, d_last) if d_last else None
     with own.lock:
         module = own.module(weights)
         assert isinstance(module, TrainingModule)
@@ -272,11 +297,105 @@ def gradients(
     return _tensors(d_x, d_first, d_weights)
 
 
-def _present(rows: Sequence[Tensor], numbers: Sequence[int]) -> tuple[Plain, Plain, int | None]:
+def _above(code: Code, above: Sequence[Tensor | None], batch: int) -> tuple[Tensor | None, list[Tensor]]:
+    """The gradient of y, and those of the last states, or none of them."""
+    d_y, *d_last = [None if d is None else d.detach() for d in above]
+    one = next((d for d in d_last if d is not None), None)
+    if one is None:
+        return d_y, []
+    pairs = zip(d_last, code.shapes(batch), strict=True)
+    return d_y, [one.new_zeros(shape) if d is None else d for d, shape in pairs]
+
+
+def _rows(rows: Sequence[Tensor], numbers: Sequence[int]) -> list[Tensor | None]:
     """lengths, reset and seed. Traces know no lists of what may be None."""
     values = iter(rows)
-    lengths, reset, seed = [next(values).numpy() if there else None for there in numbers[:3]]
+    return [next(values) if there else None for there in numbers[:3]]
+
+
+def _present(rows: Sequence[Tensor], numbers: Sequence[int]) -> tuple[Plain, Plain, int | None]:
+    """The same as modules for CPUs take them."""
+    lengths, reset, seed = map(_plain, _rows(rows, numbers))
     return lengths, reset, None if seed is None else int(seed.item())
+
+
+# --- the same on a GPU ------------------------------------------------------------------------------------------------
+
+
+@steps.register_kernel("cuda")
+def _steps_there(code: str, tensors: Sequence[Tensor], numbers: Sequence[int]) -> list[Tensor]:
+    own = _in_graph(code)
+    inputs, state, weights, rows = own.split(tensors, numbers)
+    lengths, reset, _ = _rows(rows, numbers)
+    with own.lock:
+        module = own.there(weights, "sequence")
+        y, last = module(_one(inputs), own.named(state) if state else None, lengths=lengths, reset=reset)
+        module.let_go()
+    return _apart(y, last)
+
+
+@steps_recorded.register_kernel("cuda")
+def _recorded_there(code: str, tensors: Sequence[Tensor], numbers: Sequence[int]) -> list[Tensor]:
+    own = _in_graph(code)
+    inputs, state, weights, rows = own.split(tensors, numbers)
+    lengths, reset, seed = _rows(rows, numbers)
+    first, more = own.named(state) if state else None, {"lengths": lengths, "reset": reset, "seed": _seed(seed)}
+    with own.lock:
+        module = own.there(weights, "forward_train")
+        y, last, tape = module.forward_train(_one(inputs), first, first_step=numbers[3], **more)
+        module.let_go()
+    counts = _kept_bytes(own, y.shape[0], y.shape[1], numbers)
+    none = torch.empty(0, dtype=torch.uint8, device=y.device)
+    whole = [none.clone().set_(y.untyped_storage(), 0, (count,)) for count in counts[1:]]
+    return [y.clone() if whole else y, *_apart(last), tape.array if counts[0] else none, *whole]
+
+
+@gradients.register_kernel("cuda")
+def _gradients_there(
+    code: str,
+    kept: Sequence[Tensor],
+    above: Sequence[Tensor | None],
+    tensors: Sequence[Tensor],
+    numbers: Sequence[int],
+) -> list[Tensor]:
+    own, (first_step, T, B) = _code(code), numbers[3:]
+    inputs, rest = tensors[: own.read], tensors[own.read :]
+    weights, (lengths, reset, seed) = rest[: len(own.weights)], _rows(rest[len(own.weights) :], numbers)
+    d_y, d_last = _above(own, above, B)
+    with own.lock:
+        module = own.there(weights, "backward")
+        tape = module.tape_of(kept, (T, B), inputs, (lengths, reset), _seed(seed), first_step)
+        found = module._gradients(tape, d_y, own.named(d_last) if d_last else None)
+        module.let_go()
+    return _apart(*found)
+
+
+def _kept_bytes(code: Code, T: int, B: int, numbers: Sequence[int]) -> list[int]:
+    """Of the tape, and where backward reads y, of the memory that has it with a step more."""
+    manifest, flagged = code.facts.manifest, any(numbers[:2])
+    y = ITEM_BYTES[manifest["dtype"]] * (T + 1) * B * math.prod(code.facts._output)
+    return [tape_bytes(manifest, T, B, flagged), *([y] if reads_output(manifest, flagged) else [])]
+
+
+def _one(inputs: Sequence[Tensor]) -> Tensor | list[Tensor]:
+    return [*inputs] if len(inputs) > 1 else inputs[0]
+
+
+def _seed(seed: Tensor | None) -> Tensor | int | None:
+    """One of the CPU as a number."""
+    return int(seed) if seed is not None and seed.is_cpu else seed
+
+
+def _apart(*results: object) -> list[Tensor]:
+    """Tensors, of those, lists of them, and dicts of both, each with memory of its own."""
+    found: list[Tensor] = []
+    for value in results:
+        if isinstance(value, Tensor):
+            shared = value.untyped_storage().nbytes() > value.nbytes
+            found.append(value.clone() if shared else value)
+        elif isinstance(value, Mapping | list):
+            found += _apart(*(value.values() if isinstance(value, Mapping) else value))
+    return found
 
 
 # --- their shapes and gradients ---------------------------------------------------------------------------------------
@@ -291,16 +410,20 @@ def _steps_shapes(code: str, tensors: Sequence[Tensor], numbers: Sequence[int]) 
 
 @steps_recorded.register_fake
 def _recorded_shapes(code: str, tensors: Sequence[Tensor], numbers: Sequence[int]) -> list[Tensor]:
-    x, manifest = tensors[0], _in_graph(code).facts.manifest
+    own, x = _in_graph(code), tensors[0]
     T, B = x.shape[:2]
-    return [*_steps_shapes(code, tensors, numbers), x.new_empty((tape_elements(manifest, T, B, T),))]
+    found = _steps_shapes(code, tensors, numbers)
+    if own.device == "cpu":
+        return [*found, x.new_empty((tape_elements(own.facts.manifest, T, B, T),))]
+    return [*found, *(x.new_empty((count,), dtype=torch.uint8) for count in _kept_bytes(own, T, B, numbers))]
 
 
 @gradients.register_fake
-def _gradients_shapes(code: str, tape: Tensor, *given: Sequence[int]) -> list[Tensor]:
+def _gradients_shapes(code: str, kept: Sequence[Tensor], *given: Sequence[int]) -> list[Tensor]:
     own, (*_, T, B) = _in_graph(code), given[-1]
     shapes = [(T, B, *shape) for _, shape in own.facts._inputs] + own.shapes(B)
-    return [tape.new_empty(shape) for shape in [*shapes, *own.weights.values()]]
+    rows = [kept[0].new_empty(shape, dtype=own.kind) for shape in shapes]
+    return [*rows, *(kept[0].new_empty(shape, dtype=own.exact) for shape in own.weights.values())]
 
 
 Op: TypeAlias = "tuple[str, Sequence[Tensor], Sequence[int]]"
@@ -308,17 +431,22 @@ Op: TypeAlias = "tuple[str, Sequence[Tensor], Sequence[int]]"
 
 def _save(ctx: torch.autograd.function.FunctionCtx, inputs: Op, output: Sequence[Tensor]) -> None:
     code, tensors, numbers = inputs
-    _, state, weights, rows = _code(code).split(tensors, numbers)
+    own = _code(code)
+    given, state, weights, rows = own.split(tensors, numbers)
     ctx.code, ctx.stated, ctx.numbers = code, bool(state), [*numbers, *tensors[0].shape[:2]]
-    ctx.save_for_backward(output[-1], *weights, *rows)
+    ctx.results = 1 + sum(count or 1 for count in own.lists.values())
+    kept = output[ctx.results :]
+    ctx.kept = len(kept)
+    ctx.save_for_backward(*kept, *given[: own.read], *weights, *rows)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: torch.autograd.function.FunctionCtx, d: Sequence[Tensor | None]) -> tuple[object, ...]:
-    own, (tape, *rest), count = _code(ctx.code), ctx.saved_tensors, sum(ctx.numbers[:3])
-    found = gradients(own.name, tape, list(d[:-1]), rest, ctx.numbers)
+    own, saved, count = _code(ctx.code), ctx.saved_tensors, sum(ctx.numbers[:3])
+    kept, rest = saved[: ctx.kept], saved[ctx.kept :]
+    found = gradients(own.name, [*kept], list(d[: ctx.results]), rest, ctx.numbers)
     one = len(own.inputs)
-    two = one + len(d) - 2
+    two = one + ctx.results - 1
     states = found[one:two] if ctx.stated else []
     return None, [*found[:one], *states, *found[two:], *[None] * count], None
 

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from tvm_rnn.compiler.compiled_files import compiled_once, name_of
+from tvm_rnn.compiler.compiled_files import compiled_once, name_here
 from tvm_rnn.errors import TvmRnnError, message
 from tvm_rnn.frontends.torch import form_of_layer
 from tvm_rnn.frontends.torch_names import Form
 from tvm_rnn.network.rnn import RNN as Network
 
-from .autograd import Compiled, State, drawn_seed, flat, looked_into, net_weights, run, torch_weights
+from .autograd import Again, Compiled, State, drawn_seed, flat, looked_into, net_weights, run, torch_weights
 from .cell import SERVED, TARGETS, packed_as
 from .cell import Cell as Cell
 from .graph_ops import IN_GRAPHS, Code, put_in_graphs, records, steps_in_graph
@@ -154,7 +154,7 @@ def _unserved(layer: DropIn, values: Tensor, given: Sequence[Tensor], batch_size
     layer._update_flat_weights()
     tensors = (values, *given, *layer._flat_weights)
     kinds = {type(tensor) for tensor in tensors}
-    if not all(issubclass(kind, Tensor) for kind in kinds) or len({(t.dtype, t.device) for t in tensors}) > 1:
+    if not all(issubclass(kind, Tensor) for kind in kinds) or not _together(tensors):
         return ""
     if why := looked_into(tensors):
         return why
@@ -162,12 +162,28 @@ def _unserved(layer: DropIn, values: Tensor, given: Sequence[Tensor], batch_size
         return ""
     if theirs := kinds - {Tensor, torch.nn.Parameter}:
         return f"tensors of a class of their own: {', '.join(sorted(kind.__name__ for kind in theirs))}"
-    device = values.device.type
-    if values.dtype not in SERVED.get(device, ()):
-        return f"{values.dtype} on {device}"
-    if torch.is_autocast_enabled(device):
+    device, kind = values.device.type, _kind(values)
+    if kind not in SERVED.get(device, ()):
+        return f"{kind} on {device}"
+    if device == "cpu" and torch.is_autocast_enabled(device):
         return "torch.autocast"
     return "dropout=1.0" if layer.training and layer.dropout == 1.0 and layer.num_layers > 1 else None
+
+
+def _kind(values: Tensor) -> torch.dtype:
+    """The dtype of a call: on GPUs, as torch's layers have it, that of torch.autocast."""
+    if values.is_cuda and values.dtype != torch.float64 and torch.is_autocast_enabled("cuda"):
+        return torch.get_autocast_dtype("cuda")
+    return values.dtype
+
+
+def _together(tensors: Sequence[Tensor]) -> bool:
+    """Whether they are at one place and, but where torch.autocast casts them, of one dtype."""
+    if any(tensor.device != tensors[0].device for tensor in tensors):
+        return False
+    cast = _kind(tensors[0]) != tensors[0].dtype or (tensors[0].is_cuda and torch.is_autocast_enabled("cuda"))
+    allowed = {torch.float32, torch.float16, torch.bfloat16} if cast else {tensors[0].dtype}
+    return all(tensor.dtype in allowed for tensor in tensors)
 
 
 def _fits(layer: DropIn, values: Tensor, given: Sequence[Tensor], batch_sizes: Tensor | None) -> bool:
@@ -203,7 +219,7 @@ def _made(layer: DropIn, values: Tensor, given: Sequence[Tensor]) -> tuple[Netwo
     asked = any(part.requires_grad for part in (values, *given, *layer._flat_weights))
     dropout = _dropout(layer)
     training = bool(dropout) or device == "cuda" or (torch.is_grad_enabled() and asked)
-    use, own = Use(device, values.dtype, training, dropout), _own.setdefault(layer, Own())
+    use, own = Use(device, _kind(values), training, dropout), _own.setdefault(layer, Own())
     found = own.made.get(use._replace(training=True)) or own.made.get(use)  # what trains also infers
     if found is None:
         with own.lock:
@@ -224,39 +240,47 @@ def _network(form: Form, use: Use) -> Network:
     return make(dropout=use.dropout, P=form.proj_size) if form.proj_size else make(dropout=use.dropout)
 
 
+def networks_of(layer: DropIn, device: str, kinds: Sequence[torch.dtype] = ()) -> list[Network]:
+    """Those that calls on a device need, in training and eval mode, in the layer's dtype and these."""
+    form = form_of_layer(layer, layer.torchs.__name__)
+    own = [getattr(layer, layer._flat_weights_names[0]).dtype, *kinds]
+    chances = [0.0, layer.dropout] if layer.dropout and layer.num_layers > 1 else [0.0]
+    return [_network(form, Use(device, kind, True, chance)) for kind in own for chance in chances if chance < 1.0]
+
+
 def _equations(layer: DropIn, values: Tensor) -> Network:
     """The network for a call, without code."""
     form = form_of_layer(layer, layer.torchs.__name__)
-    return _network(form, Use(values.device.type, values.dtype, layer.training, _dropout(layer)))
+    return _network(form, Use(values.device.type, _kind(values), layer.training, _dropout(layer)))
 
 
 def _graphed(layer: DropIn, values: Tensor, given: Sequence[Tensor]) -> Code | None:
     """The code for a graph; None: torch's own takes the call."""
     own = [getattr(layer, name) for name in layer._flat_weights_names]
     tensors = (values, *given, *own)
-    if not all(t.is_cpu and t.dtype == values.dtype for t in tensors):
+    device, kind = values.device.type, _kind(values)
+    if kind not in SERVED.get(device, ()) or not _together(tensors):
         return None
     if not (torch.jit.is_tracing() or _fits(layer, values, given, None)):  # a trace is of any sizes
         return None
-    if values.dtype not in SERVED["cpu"] or torch.is_autocast_enabled("cpu") or (layer.training and layer.dropout == 1):
+    if (device == "cpu" and torch.is_autocast_enabled("cpu")) or (layer.training and layer.dropout == 1):
         return None
     dropout = _dropout(layer)
     form = form_of_layer(layer, layer.torchs.__name__)
-    training = bool(dropout) or records(tensors, layer.training)
-    name = _code_of(*(getattr(form, item) for item in FORM), values.dtype, training, dropout)
+    training = bool(dropout) or device == "cuda" or records(tensors, layer.training)
+    name = _code_of(*(getattr(form, item) for item in FORM), device, kind, training, dropout)
     return getattr(IN_GRAPHS, name) if name else None
 
 
 def _code_of(*facts: Any) -> str:
-    """The name of the code of a form's fields, a dtype, whether it trains, and its dropout; "": there is none."""
-    *form, dtype, training, dropout = facts
-    use = Use("cpu", dtype, training, dropout)
+    """The name of the code of a form's fields, and of those of a `Use`; "": there is none."""
+    form, use = facts[: len(FORM)], Use(*facts[len(FORM) :])
     net = _network(Form(*form), use)
     try:
-        module = _once_apart(net, "llvm", training)
+        module = _once_apart(net, TARGETS[use.device], use.training)
     except TvmRnnError:
         return ""
-    name = name_of(net, "llvm", training)
+    name = name_here(net, TARGETS[use.device], use.training)
     put_in_graphs(name, module)
     return name
 
@@ -308,7 +332,9 @@ def _steps(
     form, dropping = form_of_layer(layer, layer.torchs.__name__), _dropout(layer) > 0.0
     rows: dict[str, object] = {"lengths": lengths, "reset": None}
     if dropping:
-        rows |= {"seed": drawn_seed(isinstance(made, Code)), "first_step": 0}
+        rows |= {"seed": drawn_seed(x, isinstance(made, Code)), "first_step": 0}
+    kind = _kind(x)
+    x, given = x.to(kind), [part.to(kind) for part in given]
     if isinstance(made, Code):
         weights = net_weights(made.weights, form, {name: getattr(layer, name) for name in layer._flat_weights_names})
         y, last = steps_in_graph(made, [x], given, [*weights.values()], rows, layer.training)
@@ -316,7 +342,8 @@ def _steps(
     net = made if isinstance(made, Network) else made[0]
     names = [item.name for item in net.cell.states]
     own = dict(zip(layer._flat_weights_names, layer._flat_weights, strict=True))
-    again = InTorch(net, rows) if dropping or lengths is not None else partial(_again, net, form)
+    plain = not dropping and lengths is None and kind.itemsize > 2  # of 16 bits torch's have no second derivatives
+    again: Again = TorchsOwn(net, form) if plain else InTorch(net, rows)
     state = dict(zip(names, given, strict=True)) if given else None
     weights = net_weights(net.weight_shapes, form, own)
     if isinstance(made, Network):
@@ -326,21 +353,25 @@ def _steps(
     return y, flat({name: last[name] for name in names})
 
 
-def _again(
-    net: Network,
-    form: Form,
-    inputs: Sequence[Tensor],
-    state: State | None,
-    weights: Sequence[Tensor],
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The same steps in torch's own layer. weights: the net's, in its order."""
-    (x,), names = inputs, [item.name for item in net.cell.states]
-    if state is None:
-        rows = form.num_layers * (1 + form.bidirectional)
-        widths = form.proj_size or form.hidden_size, form.hidden_size
-        state = {name: x.new_zeros(rows, x.shape[1], width) for name, width in zip(names, widths, strict=False)}
-    given = tuple(state[name] for name in names) if len(names) > 1 else state[names[0]]
-    own = [w.to(x.dtype) for w in torch_weights(net, form, dict(zip(net.weight_shapes, weights, strict=True)))]
-    function = getattr(torch, form.kind.lower() + f"_{form.nonlinearity}" * (form.kind == "RNN"))
-    y, *last = function(x, given, own, True, form.num_layers, 0.0, False, form.bidirectional, False)
-    return y, dict(zip(names, last, strict=True))
+@dataclass(frozen=True)
+class TorchsOwn:
+    """The same steps in torch's own layer. form: of that."""
+
+    net: Network
+    form: Form
+
+    def __call__(
+        self, inputs: Sequence[Tensor], state: State | None, weights: Sequence[Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """weights: the net's, in its order."""
+        net, form, (x,) = self.net, self.form, inputs
+        names = [item.name for item in net.cell.states]
+        if state is None:
+            rows = form.num_layers * (1 + form.bidirectional)
+            widths = form.proj_size or form.hidden_size, form.hidden_size
+            state = {name: x.new_zeros(rows, x.shape[1], width) for name, width in zip(names, widths, strict=False)}
+        given = tuple(state[name] for name in names) if len(names) > 1 else state[names[0]]
+        own = [w.to(x.dtype) for w in torch_weights(net, form, dict(zip(net.weight_shapes, weights, strict=True)))]
+        function = getattr(torch, form.kind.lower() + f"_{form.nonlinearity}" * (form.kind == "RNN"))
+        y, *last = function(x, given, own, True, form.num_layers, 0.0, False, form.bidirectional, False)
+        return y, dict(zip(names, last, strict=True))

@@ -33,6 +33,14 @@ def test_a_kernel_says_what_it_takes() -> None:
     assert made().cluster == 1 and not made().resident
 
 
+def test_a_kernel_that_starts_early_waits_before_all_else() -> None:
+    assert "griddepcontrol" not in text_of(made())
+    kernel = made(early=True)
+    text = text_of(kernel)
+    assert kernel.shares and text.rindex("griddepcontrol_wait") < text.rindex("_ptr[")
+    assert text.rindex("griddepcontrol_launch_dependents") < text.rindex("griddepcontrol_wait") < text.index("_ptr[")
+
+
 def test_pointers_and_scalars_in_order() -> None:
     def body(k: Writer) -> None:
         at = I.cta_id([1]) + I.thread_id([32])

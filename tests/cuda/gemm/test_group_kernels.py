@@ -30,8 +30,8 @@ def test_pointers_come_in_order_of_their_roles() -> None:
 @pytest.mark.parametrize(
     ("precision", "names"),
     [
-        ("bfloat16", ["few", "many"]),
-        ("tf32", ["few", "many"]),
+        ("bfloat16", ["share1", "few", "many"]),
+        ("tf32", ["share1", "few", "many"]),
         ("float32", ["few", "many"]),
         ("float64", ["few", "many"]),
     ],
@@ -39,12 +39,12 @@ def test_pointers_come_in_order_of_their_roles() -> None:
 def test_steps_have_a_kernel_for_few_rows(precision: str, names: list[str]) -> None:
     found = made(lstm_step(32, 32), precision, batches=(8,)).variants
     assert [v.kernel.name for v in found] == [f"kernel_{n}" for n in names]
-    assert found[0].condition.startswith("rows <= ") and found[-1].condition == "true"
+    assert found[-2].condition.startswith("rows <= ") and found[-1].condition == "true"
 
 
 def test_large_hoisted_products_have_kernels_for_hopper() -> None:
     names = [v.kernel.name for v in made(hoisted(4, 512, [256])).variants]
-    assert names == ["kernel_mid", "kernel_wide", "kernel_many"]
+    assert names == ["kernel_share1", "kernel_mid", "kernel_wide", "kernel_many"]
     assert [v.kernel.name for v in made(hoisted(4, 512), target="nvidia-a100").variants] == ["kernel_many"]
 
 
@@ -76,6 +76,8 @@ def run(torch: Any, found: Gemm, precision: str, rows: int, offset: int) -> floa
     expected = torch.einsum("mk,gnk->gmn", x.view(rows, depth).double(), weight.double()) + bias.double()[:, None]
     worst = 0.0
     for variant in found.variants:
+        if offset and "uintptr_t" in variant.condition:
+            continue  # nobody calls it so
         with target:
             module = tvm.IRModule({variant.kernel.name: variant.kernel.func})
             kernel = tvm.compile(module, target=target, tir_pipeline="tirx")[variant.kernel.name]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from compiled_kernels import text_of
-from gemm_groups import lstm_step, made
+from emulated import POISON, decoded, encoded, run
+from gemm_groups import hoisted, lstm_step, made
 
 from tvm_rnn.cuda.gemm.group_kernels import Variant
 from tvm_rnn.cuda.gemm.wgmma_split_k import SplitKTile
+from tvm_rnn.cuda.layer.packed_layout import Pack
+from tvm_rnn.cuda.layer.pointers import storage
 from tvm_rnn.target import resolve
 
 
@@ -37,9 +41,62 @@ def test_more_rows_have_a_kernel_of_their_own() -> None:
     assert conditions == ["rows > 0 && rows <= 64", "rows > 64 && rows <= 128"]
 
 
-@pytest.mark.parametrize(("width", "target"), [(1024, "nvidia-h200"), (2048, "nvidia-a100")])
-def test_other_steps_have_none(width: int, target: str) -> None:
-    assert not shared(width, target=target)
+def test_it_is_for_hopper() -> None:
+    assert not shared(2048, target="nvidia-a100")
+
+
+@pytest.mark.parametrize(
+    ("gates", "width", "depth", "precision", "cluster"),
+    [
+        (4, 502, 160, "bfloat16", 2),
+        (3, 512, 1024, "bfloat16", 4),
+        (4, 1312, 1312, "tf32", 4),
+        (4, 19, 40, "float16", 1),
+    ],
+)
+def test_products_of_few_rows_are_spread(gates: int, width: int, depth: int, precision: str, cluster: int) -> None:
+    """Over as many blocks as there are multiprocessors for, each with a tile of K; rows beyond 64 have more of them."""
+    (variant, *_), own = made(hoisted(gates, width, (depth,)), precision).variants, f"kernel_share1 {cluster}"
+    assert f"{variant.kernel.name} {variant.kernel.cluster}" == own
+    assert variant.condition == "rows > 0 && rows <= 128 && ((uintptr_t)x0 & 15) == 0"
+
+
+def whole_numbers(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """Eighths, which every dtype has exactly."""
+    return rng.integers(-8, 9, shape) / 8
+
+
+def in_order(pack: Pack, value: np.ndarray) -> np.ndarray:
+    """A weight as its kernel reads it."""
+    index, valid = pack.index(np.arange(pack.elements))
+    return np.where(valid, value[tuple(np.where(valid, i, 0) for i in index)], 0.0)
+
+
+@pytest.mark.broad_after(1)
+@pytest.mark.parametrize(
+    ("gates", "width", "depth", "precision", "rows", "cluster"),
+    [
+        (4, 70, 200, "bfloat16", 130, 4),
+        (3, 50, 72, "float16", 65, 2),
+        pytest.param(4, 40, 132, "tf32", 70, 2, marks=pytest.mark.slow),
+        pytest.param(3, 40, 1160, "tf32", 9, 8, marks=pytest.mark.slow),
+    ],
+)
+def test_hoisted_products_of_few_rows(
+    gates: int, width: int, depth: int, precision: str, rows: int, cluster: int
+) -> None:
+    found = made(hoisted(gates, width, (depth,)), precision, record={"share_cluster": cluster})
+    kernel, dtype, rng = found.variants[0].kernel, storage(precision), np.random.default_rng(rows)
+    weight, x, bias = (whole_numbers(rng, *shape) for shape in ((gates, width, depth), (rows, depth), (gates, width)))
+    arrays = {"w0": encoded(in_order(found.packs[0], weight), dtype), "x0": encoded(x, dtype)}
+    arrays |= {name: bias.astype(np.float32) for name, _ in kernel.pointers if name.startswith("r")}
+    results = [name for name, _ in kernel.pointers if name.startswith("y")]
+    arrays |= {name: encoded(np.full((rows, width), POISON), dtype) for name in results}
+    tiles = -(-rows // 64) * -(-width // (found.knobs["share_columns"] // gates))
+    run(kernel, arrays, {"rows": rows}, tiles * kernel.cluster)
+    wanted = np.einsum("rk,guk->gru", x, weight) + bias[:, None]
+    for name, expected in zip(results, wanted, strict=True):
+        assert np.allclose(decoded(arrays[name], dtype), expected, rtol=2**-8, atol=1e-6)
 
 
 def test_they_are_chosen_for_up_to_128_rows() -> None:

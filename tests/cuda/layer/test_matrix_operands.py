@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn.cuda.layer.matrix_operands import MatrixOperands, is_matrix, prepared
+from tvm_rnn.cuda.layer.matrix_operands import NUMBER, AgainOperands, MatrixOperands, is_matrix, marked, prepared
 from tvm_rnn.graph.graph import Graph
 from tvm_rnn.options import Options
 from tvm_rnn.passes.pipeline import passed
@@ -21,36 +21,65 @@ def graph_of(name: str, heads: int, **more: int) -> Graph:
 
 def operands_of(name: str, heads: int = 3, **more: int) -> MatrixOperands:
     _, (own,) = prepared(graph_of(name, heads, **more), lambda node: node.leaf)
+    assert isinstance(own, MatrixOperands)
     return own
 
 
 def test_parts_of_a_product_lie_where_it_is() -> None:
     own = operands_of("retnet")
-    found = [own.located(node) for node in (own.key, own.value, own.reads[0].args[1])]
+    found = [own.located(operand) for operand in own.vectors]
     assert not own.copies and {base.op for base, _ in found} == {"gemm"}
     assert len({offset for _, offset in found}) == 3 and all(offset % 24 == 0 for _, offset in found)
-    assert own.group_size(own.key) == 1
+    assert own.group_size((own.key, -1)) == 1
     assert own.erase is None and own.decay is not None and own.numbers == [own.decay]
 
 
 def test_a_key_of_several_heads() -> None:
     own = operands_of("mamba2", 2, M=3)
-    assert own.group_size(own.key) == 3 and own.group_size(own.value) == 1
+    assert own.group_size((own.key, -1)) == 3 and own.group_size((own.value, -2)) == 1
 
 
 def test_what_is_no_part_of_a_stored_value_is_copied() -> None:
     graph, (own,) = prepared(graph_of("retnet", 2), lambda node: False)
     (copy,) = own.copies.values()  # the decay, of which there is no array
     group = next(g for g in graph.groups if copy in g.stored)
-    assert own.located(own.numbers[0]) == (copy, 0) and group.nodes == (copy,)
+    assert own.located((own.numbers[0], NUMBER)) == (copy, 0) and group.nodes == (copy,)
     assert graph.groups.index(group) < next(i for i, g in enumerate(graph.groups) if is_matrix(g))
 
 
 @pytest.mark.parametrize("name", ["gated_delta_net", "delta_net"])
 def test_what_is_erased_has_a_vector_of_its_own(name: str) -> None:
     own = operands_of(name)
-    assert own.erase is not None and own.located(own.erase) != own.located(own.key)
+    assert own.erase is not None and own.located((own.erase, -1)) != own.located((own.key, -1))
     assert (own.decay is None) == (name == "delta_net")
+
+
+def test_a_sum_over_keys_is_read_by_a_vector_of_ones() -> None:
+    """What is one for all elements of an axis is copied, for each."""
+
+    @rnn.cell(states="S", output="y")
+    def summed(x: "I", S: "H K=H", *, W: "2 H I", V: "K I"):
+        v, o = W @ x
+        S = 0.5 * S + rnn.outer(v, V @ x)
+        return S, rnn.sum(S, axis=-1) * o
+
+    net = rnn.RNN(summed, 5, 8, K=3)
+    _, (own,) = prepared(passed(net, Options(GPU, precision="float32")).layers.graphs[0], lambda node: False)
+    (read,) = own.reads
+    assert read.args[1].shape != (1, 3) and own.copies[read.args[1], -1].shape == (1, 3)
+
+
+def test_what_training_makes_again() -> None:
+    net = rnn.RNN(rnn.cells.gated_delta_net, 5, 8)
+    (graph,) = passed(net, Options(GPU, precision="float32")).training("values")[-1][1].graphs
+    back = graph.backward
+    assert back is not None and marked(graph) == marked(back) == [0]
+    _, found = prepared(back, lambda node: False)
+    recurrence, again = found
+    assert isinstance(recurrence, MatrixOperands) and isinstance(again, AgainOperands)
+    assert {*again.made} == {back.states[0], back.inputs[1 + len(graph.inputs)]} and again.along == -2
+    assert recurrence.along == -1 and {*recurrence.copies.values()} & {*again.copies.values()}
+    assert not marked(passed(net, Options(GPU, precision="float32")).layers.graphs[0])
 
 
 def test_graphs_without_matrices_stay_as_they_are() -> None:

@@ -28,7 +28,9 @@ def test_what_goes_step_by_step_says_why() -> None:
     assert refused(recurrence(erase=DECAYED), GPU) == ""
     assert refused(recurrence(decay=16, erase=BEFORE, own=True), GPU) == ""
     assert "each key decays by itself" in refused(recurrence(decay=16, erase=BEFORE), GPU)
-    assert "along one key" in refused(recurrence(others=("vector",)), GPU)
+    assert "along one key" in refused(recurrence(others=("value",)), GPU)
+    assert "along one key" in refused(recurrence(others=("vector", "vector")), GPU)
+    assert not refused(recurrence(others=("vector",)), GPU)
     assert "not float32" in refused(recurrence(precision="float32"), GPU)
     assert "not for sm_80" in refused(recurrence(), target.resolve("nvidia-a100"))
     assert "shared memory" in refused(recurrence(1, 1024, 16), GPU)

@@ -17,6 +17,8 @@ CASES: dict[str, dict[str, Any]] = {
     "half": {"precision": "float16", "value_scale": True, "reads": (DECAYED,)},
     "erases what was before": {"erase": BEFORE, "own": True, "scaled": False},
     "erases what decayed": {"erase": DECAYED, "own": True, "reads": (BEFORE, AFTER)},
+    "two columns": {"others": ("vector",), "reads": (AFTER, BEFORE)},
+    "two columns, one read again": {"others": ("vector",), "reads": (BEFORE,), "same": (("read_0", "vector_0"),)},
     "shared keys": {"heads": 2, "group": 2, "keys_last": True},
 }
 

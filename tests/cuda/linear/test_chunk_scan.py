@@ -22,6 +22,13 @@ CASES: dict[str, dict[str, Any]] = {
     "old and new": {"reads": (BEFORE, AFTER), "erase": DECAYED},
     "decayed": {"reads": (DECAYED,)},
     "half": {"erase": DECAYED, "precision": "float16"},
+    "two columns": {"others": ("vector",), "reads": (BEFORE, AFTER)},
+    "two columns, one read again": {
+        "others": ("vector",),
+        "reads": (AFTER, BEFORE),
+        "same": (("read_0", "key"), ("read_1", "vector_0")),
+    },
+    "two columns, no decay": {"others": ("vector",), "decay": 0},
     "shared keys": {"erase": DECAYED, "group": 2, "keys_last": True},
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from linear_steps import recurrence
 
-from tvm_rnn.cuda.linear.recurrence import BEFORE, DECAYED, erase_name, sum_name
+from tvm_rnn.cuda.linear.recurrence import BEFORE, DECAYED, sum_name
 
 
 def test_pointers() -> None:
@@ -27,6 +27,5 @@ def test_pointers() -> None:
 
 def test_what_erases() -> None:
     for own, name in ((True, "erase"), (False, "key")):
-        found = recurrence(erase=DECAYED, own=own).erase
-        assert found is not None and erase_name(found) == name
+        assert recurrence(erase=DECAYED, own=own).erasing_vector == name
     assert (sum_name(BEFORE), sum_name(DECAYED)) == ("before", "after")

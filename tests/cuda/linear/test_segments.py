@@ -13,25 +13,29 @@ from linear_steps import SMALL, TOLERANCE, Steps, recurrence, scan
 
 from tvm_rnn.cuda.codegen.host_program import Program
 from tvm_rnn.cuda.linear.chunk_tile import ChunkTile
-from tvm_rnn.cuda.linear.recurrence import BEFORE, DECAYED
+from tvm_rnn.cuda.linear.recurrence import AFTER, BEFORE, DECAYED
 from tvm_rnn.cuda.linear.segments import Compose, SegmentEnds, Segments, map_size
+from tvm_rnn.cuda.linear.steps_again import EVERY
 
 
 def error(case: Steps, span: int) -> float:
     """Of three kernels' run, against what the precision allows."""
-    own, batch, segments = case.own, case.batch, -(-case.steps // span)
+    own, batch = case.own, case.batch
+    steps = case.steps + (-case.steps % SMALL.chunk if case.reverse else 0)
+    segments = -(-steps // span)
     arrays = case.arrays()
     state = arrays["state_in"]
     for name, many in (("ends", segments - 1), ("starts", segments)):
         arrays[name] = np.full((many, *state.shape), POISON, "f4")
     arrays["maps"] = np.full((segments - 1, batch, own.heads, map_size(own)), POISON, "f4")
     scalars = {"steps": (segments - 1) * span, "batch": batch, "span": span, "segments": segments, **case.masks}
-    ends = SegmentEnds("ends", replace(own, reads=()), SMALL)
+    scalars |= {"padded": steps, "real": case.steps}
+    ends = SegmentEnds("ends", replace(own, reads=()), SMALL, case.reverse)
     run(ends.kernels[case.masked], arrays, scalars, ends.blocks(batch, segments - 1))
     compose = Compose("compose", own)
     run(compose.kernel, arrays, scalars, compose.blocks(batch))
-    steps, found = scan(own, SMALL), arrays | {"state_in": arrays["starts"]}
-    run(steps.kernels[case.masked], found, scalars | {"steps": case.steps}, steps.blocks(batch, segments))
+    whole, found = scan(own, SMALL, case.reverse, bool(case.every)), arrays | {"state_in": arrays["starts"]}
+    run(whole.kernels[case.masked], found, scalars | {"steps": steps}, whole.blocks(batch, segments))
     return case.error(arrays) / TOLERANCE[own.precision]
 
 
@@ -39,6 +43,20 @@ def error(case: Steps, span: int) -> float:
 @pytest.mark.parametrize("erase", ["", DECAYED])
 def test_segments(erase: str) -> None:
     assert error(Steps(recurrence(1, 24, 20, erase=erase), 70), 32) < 1
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("reverse", [True, False])
+@pytest.mark.parametrize("decay", [1, 24])
+def test_segments_of_two_columns(reverse: bool, decay: int) -> None:
+    own = recurrence(1, 24, 20, others=("vector",), decay=decay, reads=(BEFORE, AFTER))
+    assert error(Steps(own, 117, 1, reverse=reverse, every=EVERY), 32) < 1
+
+
+@pytest.mark.broad
+def test_segments_backwards_with_lengths_and_resets() -> None:
+    own, reset = recurrence(1, 24, 20), np.random.default_rng(1).random((117, 3)) < 0.05
+    assert error(Steps(own, 117, 3, lengths=np.array([10, 64, 117]), reset=reset, reverse=True), 32) < 1
 
 
 @pytest.mark.broad

@@ -16,7 +16,7 @@ from tvm_rnn.cuda.linear.step_by_step import STATES
 
 def error(case: Steps, ahead: int = 1, dtype: str = "float32") -> float:
     """Of a kernel's run, with states in memory of that dtype."""
-    found = step_by_step.Steps("k", case.own, ahead, dtype)
+    found = step_by_step.Steps("k", case.own, ahead, dtype, case.reverse, case.every)
     case.before = rounded(case.before, dtype).astype("f8")
     arrays = case.arrays()
     for name in STATES:
@@ -68,6 +68,17 @@ def test_states_of_16_bits(name: str, dtype: str) -> None:
 def test_loads_ahead(steps: int) -> None:
     own = recurrence(1, decay=16, others=("vector",), reads=(AFTER,))
     assert error(Steps(own, steps, decays=(0.0, 0.9)), 4) < 4e-3
+
+
+@pytest.mark.broad_after(1)
+@pytest.mark.parametrize("reverse", [True, False])
+@pytest.mark.parametrize("masked", [True, False])
+def test_states_before_parts_of_the_time(reverse: bool, masked: bool) -> None:
+    own = recurrence(1, others=("vector",), reads=(AFTER, BEFORE), precision="float32", keys_last=True)
+    more: dict[str, Any] = {"reverse": reverse, "every": 8}
+    if masked:
+        more |= {"lengths": np.array([21, 9]), "reset": np.random.default_rng(1).random((21, 2)) < 0.2}
+    assert error(Steps(own, 21, **more), 4) < 4e-3
 
 
 @pytest.mark.broad

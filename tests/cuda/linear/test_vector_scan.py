@@ -8,13 +8,19 @@ import numpy as np
 import pytest
 from emulated import POISON, run
 
+import tvm_rnn as rnn
 from tvm_rnn.cuda.layer.pointers import Place
-from tvm_rnn.cuda.layer.row_kernels import Job
+from tvm_rnn.cuda.layer.row_kernels import WARP, Job
 from tvm_rnn.cuda.linear.vector_scan import VectorScan
+from tvm_rnn.cuda.plan.network import plan
 from tvm_rnn.graph.graph import Group, Node, make
+from tvm_rnn.options import Options
 from tvm_rnn.oracle.reference import evaluate
+from tvm_rnn.passes.pipeline import passed
+from tvm_rnn.target import resolve
 
-WIDTH, BATCH = 5, 3
+GPU = resolve("nvidia-h200")
+WIDTH, BATCH = 13, 3  # elements: those of a block, and some of another
 INITIAL = {"h0": 0.5, "h1": -0.25}
 Arrays = dict[str, np.ndarray]
 
@@ -40,7 +46,7 @@ def group(rows: Mapping[Node, Node]) -> tuple[VectorScan, Node]:
         return Place("float32", WIDTH) if node.op == "input" else None
 
     job = Job("k", own, "float32", reads, lambda n: [Place("float32", WIDTH + 2)])
-    return VectorScan(job, rows, INITIAL, frozenset({output}), threads=32, ahead=3), output
+    return VectorScan(job, rows, INITIAL, frozenset({output}), warps=2, ahead=3), output
 
 
 def linear() -> tuple[VectorScan, Node]:
@@ -70,8 +76,8 @@ KINDS = {"linear": linear, "pair": pair, "maximum": maximum, "delay": delay}
 
 
 def errors(scan: VectorScan, output: Node, steps: int, span: int, mode: str = "", backwards: bool = False) -> float:
-    """The largest difference of outputs and last states between the kernels and the oracle. mode: letters of lengths
-    (l), resets (r), an infinity in the first state (i)."""
+    """The largest difference of outputs and last states between kernels and oracle, relative above 1. mode: letters of
+    lengths (l), resets (r), an infinity in the first state (i)."""
     rng = np.random.default_rng(steps)
     leaves = [a.node for a in scan.arguments if a.role == "read"]
     inputs = {n: rng.standard_normal((steps, BATCH, WIDTH)).astype("float32") for n in leaves}
@@ -92,13 +98,13 @@ def errors(scan: VectorScan, output: Node, steps: int, span: int, mode: str = ""
     arrays |= {"lengths": np.zeros(BATCH, "int64") if lengths is None else lengths, "reset": reset.astype("uint8")}
     scalars = {"steps": steps, "reverse": int(backwards), "batch": BATCH, "chunks": chunks, "span": span}
     scalars |= {"start": 0, "total": steps, "has_lengths": int("l" in mode), "has_reset": int(bool(reset.any()))}
-    blocks = -(-BATCH * WIDTH // scan.threads)
-    for whole in (False, True) if chunks > 1 else (True,):
-        run(scan.kernel(whole, bool(mode)), arrays, scalars, blocks * chunks)
+    for kind in ("few",) if steps <= scan.ahead else ("ends", "apply") if chunks > 1 else ("apply",):
+        blocks = -(-BATCH * WIDTH // (scan.threads(kind) if kind == "few" else WARP))
+        run(scan.kernel(kind, bool(mode)), arrays, scalars, blocks * chunks)
     name = next(a.name for a in written if a.node is output)
     pairs = [(arrays[name][..., :WIDTH], expected), *((arrays[f"new_{n}"], v) for n, v in enumerate(last))]
     with np.errstate(invalid="ignore"):
-        return max(float(np.where(a == b, 0, np.abs(a - b)).max()) for a, b in pairs)
+        return max(float(np.where(a == b, 0, np.abs(a - b) / np.maximum(1, np.abs(b))).max()) for a, b in pairs)
 
 
 def by_oracle(
@@ -128,18 +134,18 @@ def by_oracle(
 @pytest.mark.broad_after(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_chunks_against_the_oracle(kind: str) -> None:
-    assert errors(*KINDS[kind](), steps=11, span=4) < 3e-4
+    assert errors(*KINDS[kind](), steps=23, span=9) < 3e-4
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("backwards", [False, True])
 def test_lengths_and_resets(kind: str, backwards: bool) -> None:
-    assert errors(*KINDS[kind](), steps=17, span=4, mode="lr", backwards=backwards) < 3e-4
+    assert errors(*KINDS[kind](), steps=29, span=8, mode="lr", backwards=backwards) < 3e-4
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize(("steps", "span"), [(1, 1), (7, 7), (5, 2), (9, 8)])
+@pytest.mark.parametrize(("steps", "span"), [(1, 1), (3, 3), (7, 7), (5, 2), (19, 8), (25, 25)])
 def test_any_number_of_steps_and_chunks(steps: int, span: int) -> None:
     assert errors(*linear(), steps=steps, span=span) < 3e-5
 
@@ -147,4 +153,15 @@ def test_any_number_of_steps_and_chunks(steps: int, span: int) -> None:
 @pytest.mark.broad
 @pytest.mark.parametrize("kind", ["linear", "maximum"])
 def test_a_reset_ends_an_infinity(kind: str) -> None:
-    assert errors(*KINDS[kind](), steps=13, span=3, mode="ir") < 3e-4
+    assert errors(*KINDS[kind](), steps=13, span=4, mode="ir") < 3e-4
+
+
+def test_states_are_the_users_where_nobody_else_reads_them() -> None:
+    """In one direction, in the dtype of arithmetic, and where they are not replaced."""
+    for dtype, options, own in (("float32", {}, True), ("bfloat16", {}, False), ("float32", {"reverse": True}, False)):
+        net = rnn.RNN(rnn.cells.min_gru, 5, 7, dtype=dtype, **options)
+        lines = [line.strip() for line in plan(passed(net, Options(GPU, precision=dtype)), GPU).sequence.lines]
+        found = [line for line in lines if line.startswith("const int64_t in_place")]
+        assert bool(found) == own and all("tile_steps_1 >= T && users" in line and "!= users" in line for line in found)
+        if own:
+            assert lines[next(i for i, line in enumerate(lines) if "::load0," in line) - 1] == "if (!in_place_1) {"

@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 from compiled_kernels import layers_of
 
+import tvm_rnn as rnn
 from tvm_rnn.cuda.codegen.host_program import Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.layer.pointers import Argument
 from tvm_rnn.cuda.model import choose_regime
 from tvm_rnn.cuda.plan import layer as steps
 from tvm_rnn.cuda.plan.layer import Layer, launch_variant
+from tvm_rnn.cuda.plan.network import plan
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.options import Options
+from tvm_rnn.passes.pipeline import passed
 from tvm_rnn.target import resolve
 
 GPU = resolve("nvidia-h200")
@@ -130,3 +133,14 @@ def test_the_output_is_written_where_it_goes() -> None:
         output = layer.graph.output
         assert [[t.kind for t in layer.layout.targets(output, "before")]] == kinds
         assert output not in layer.layout.hoisted_nodes
+
+
+def test_what_is_read_of_a_matrix_goes_to_the_output() -> None:
+    """Unless the address does not allow it: the last group copies it then."""
+    net = rnn.RNN(rnn.cells.gated_delta_net, 5, 16, dtype="bfloat16", N=2)
+    lines = [line.strip() for line in plan(passed(net, Options(GPU, precision="bfloat16")), GPU).sequence.lines]
+    (at,) = [i for i, line in enumerate(lines) if line.startswith("if (!there")]
+    assert "_pointwise, Array<4, 16>{read" in lines[at + 1]
+    scans = [line for line in lines if "_scan_" in line and "_ends" not in line and "_compose" not in line]
+    assert scans and all("{read_" in line for line in scans)
+    assert layer_of("rwkv7", "bfloat16").passed_on is None and layer_of("min_gru").passed_on is None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from math import prod
 
+import numpy as np
 import pytest
 from compiled_kernels import graph_of, text_of
+from emulated import POISON, run
 
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.row_kernels import Rows
@@ -105,3 +107,23 @@ def test_every_way_to_reduce(op: str, shapes: list[tuple[int, ...]], spec: str, 
     made = kernel_of([group(root, root=root), group(make("tanh", root))], precision)
     text_of(made.kernel)
     assert made.kernel.threads % 32 == 0
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize(("heads", "size"), [(3, 70), (2, 600)])
+def test_heads_are_rows_of_their_own(heads: int, size: int) -> None:
+    """Of a warp each, or of a block."""
+    h = leaf("h", heads, size)
+    first = make("mul", h, h)
+    total = make("sum", first, axis=-1, keepdims=False)
+    parts = make("div", first, make("reshape", total, rank=1, to=(heads, 1)))
+    last = make("reshape", parts, rank=2, to=(heads * size,))
+    made = kernel_of([group(first), group(total, root=total), group(last)])
+    rows, value = 5, np.random.default_rng(1).standard_normal((5, heads, size)).astype("float32")
+    arrays = {a.name: np.full((rows, *a.node.shape), POISON, "float32") for a in made.arguments}
+    arrays |= {a.name: value for a in made.arguments if a.node is h}
+    items = rows * heads
+    run(made.kernel, arrays, {"rows": rows}, -(-items // 4) if size < 256 else items)
+    expected = value.astype(float) ** 2 / (value.astype(float) ** 2).sum(-1, keepdims=True)
+    name = next(a.name for a in made.arguments if a.node is last)
+    assert np.abs(arrays[name].reshape(value.shape) - expected).max() < 1e-6

@@ -34,6 +34,17 @@ def test_an_lstm_keeps_its_gates_and_both_states() -> None:
     assert own.text.startswith("(has_lengths || has_reset ? ") and state.text in own.text
 
 
+def test_a_matrix_is_kept_before_some_steps_alone() -> None:
+    _, plans = trained("gated_delta_net", precision="float32")
+    tape, code = plans.forward.tape, plans.forward.code[0]
+    assert code.marked == [0] and not states_read(code.graph)
+    (array,) = [array for array in tape.arrays if array.every > 1]
+    assert tape.sizes()[tape.matrices[0, 0][0]] == [array.row_bytes, 0, 0, 64] == [4 * 8 * 8, 0, 0, 64]
+    assert array.size("T") == "(T + 63) / 64 * B * 256"
+    at = tape.matrix([Pointer(f"p{i}", "float32") for i in range(len(tape.arrays))], (0, 0), 0, "start")
+    assert "start / 64 * B * 64" in at.text
+
+
 @pytest.mark.broad
 def test_outputs_that_are_no_state_or_lie_otherwise_are_kept_apart() -> None:
     for options in ({"width": 7}, {"bidirectional": True}):

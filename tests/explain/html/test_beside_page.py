@@ -9,7 +9,7 @@ import pytest
 import tvm_rnn as rnn
 from tests.cli.test_commands import call
 from tests.explain.html.test_page import Structure
-from tvm_rnn.explain import Beside
+from tvm_rnn.explain.beside import Beside
 
 pytest.importorskip("vl_convert")
 

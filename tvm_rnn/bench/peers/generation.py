@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 SEED = 0
+COMPILED, GRAPH = "compiled", "a graph of one step"  # ways of torch on GPUs
 
 
 def write_tvm_rnn(problem: Problem) -> Prepared:
@@ -119,8 +120,8 @@ def write_torch(problem: Problem, compiled: bool = False) -> Prepared:
     return Prepared(torch.__version__, runs)
 
 
-def write_torch_cuda(problem: Problem, graph: bool = False) -> Prepared:
-    """torch on a GPU, eager. graph: a CUDA graph of one step."""
+def write_torch_cuda(problem: Problem, how: str = "eager") -> Prepared:
+    """torch on a GPU: "eager", "compiled" with torch.compile of one step, or "a graph of one step", a CUDA graph."""
     _drawn(problem)
     with models.imported("torch"):
         import torch
@@ -128,9 +129,10 @@ def write_torch_cuda(problem: Problem, graph: bool = False) -> Prepared:
         raise Unsupported("torch has no GPU here")
     writer = TorchWriter(problem, "cuda")
     version = f"{torch.__version__}, {torch.cuda.get_device_name()}"
-    if graph:
-        return Prepared(version, {"a graph of one step": writer.graph()})
-    return Prepared(version, {"eager": partial(writer.loop, writer.step, problem.threads)})
+    if how == GRAPH:
+        return Prepared(version, {how: writer.graph()})
+    step = torch.compile(writer.step, dynamic=False, fullgraph=True) if how == COMPILED else writer.step
+    return Prepared(version, {how: partial(writer.loop, step, problem.threads)})
 
 
 def write_numpy(problem: Problem) -> Prepared:
@@ -160,7 +162,8 @@ WRITERS: dict[str, Callable[[Problem], Prepared]] = {
     "torch": write_torch,
     "torch-compile": partial(write_torch, compiled=True),
     "torch-cuda": write_torch_cuda,
-    "torch-cuda-graph": partial(write_torch_cuda, graph=True),
+    "torch-cuda-compile": partial(write_torch_cuda, how=COMPILED),
+    "torch-cuda-graph": partial(write_torch_cuda, how=GRAPH),
     "numpy": write_numpy,
 }
 

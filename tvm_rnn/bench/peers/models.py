@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tvm_rnn import cells
-from tvm_rnn.bench.suites import writers
-from tvm_rnn.bench.suites.gpu import Point
+from tvm_rnn.bench.suites.gpu import CELLS, Point
 from tvm_rnn.errors import TvmRnnError
 from tvm_rnn.frontends.torch import state_arrays
 from tvm_rnn.graph.graph import Graph, Node, depends
@@ -201,7 +200,7 @@ def net_of(manifest: Manifest, cell: Cell | None = None) -> RNN:
 
     Raises Unsupported where the zoo has no such cell, or where the cell has other states, weights or equations.
     """
-    cell = cell or cells.ZOO.get(manifest.cell) or writers.CELLS.get(manifest.cell)
+    cell = cell or cells.ZOO.get(manifest.cell) or CELLS.get(manifest.cell)
     reason = f"{manifest.cell} is not a cell of the zoo: only its own module knows its equations"
     if cell is None:
         raise Unsupported(reason)

@@ -16,7 +16,7 @@ from tvm_rnn.errors import ConfigError, message, unknown
 from tvm_rnn.frontends.spec import find_cell
 from tvm_rnn.network.rnn import RNN, check_without_constants
 
-from . import writers
+from . import recurrences, writers
 from .random_networks import random_networks
 
 Facts = dict[str, Any]  # what JSON says of a point
@@ -28,6 +28,7 @@ ALL = ("bfloat16", "float16", "tf32", "float32")
 TAMED = {"lstm_layer_norm": ("a_h", 0.5)}
 # The passes of every network, in the order in which the ablation adds them again.
 PASSES = ("hoist_gemms", "combine_gemms", "fuse_pointwise", "tile_layers_and_time")
+CELLS = {**writers.CELLS, **recurrences.CELLS}  # that only benchmarks have
 IN_STEPS = ("parallelise_time",)  # left out, recurrences run one step after the other
 
 
@@ -35,7 +36,7 @@ IN_STEPS = ("parallelise_time",)  # left out, recurrences run one step after the
 class Point:
     """One network at one T and B.
 
-    cell: of the zoo, of `writers.py`, or "file.py:function". precision: of products, a key of SHORT. sizes: other axes
+    cell: of the zoo, of CELLS, or "file.py:function". precision: of products, a key of SHORT. sizes: other axes
     of the cell, (name, size). without: passes left out. lengths: rows have lengths of their own. eager: calls are no
     CUDA graph. any_batch: the module is compiled for no batch size in particular.
     """
@@ -174,15 +175,25 @@ def ablation() -> list[Point]:
 
 
 def linear() -> list[Point]:
-    """Linear recurrences over long sequences, each with and without the pass that runs them over all time; and matrices
-    with a nonlinearity, which take one step after the other."""
+    """Linear recurrences over long sequences, each with and without the pass that runs them over all time; recurrences
+    alone, one step of decoding among them; and matrices with a nonlinearity, which take one step after the other."""
     cells = (("gated_delta_net", 64), ("mlstm", 64), ("gla", 64), ("rwkv7", 64), ("min_gru", 512), ("sru", 512))
     points = [
         Point(cell, h, h, 16384, batch, precision) for cell, h in cells for batch in (1, 8) for precision in ALL[::3]
     ]
     heads = [Point(cell, 64, 128, 4096, 8, "bfloat16", sizes=(("N", 16),)) for cell in ("gla", "gated_delta_net")]
+    sums = [Point("gated_sum", 2 * h, h, t, b, p) for h, t, b in ((1536, 65536, 8), (512, 16384, 1)) for p in ALL[::3]]
+    n, m, h = 16, 2, 128
+    whole, delta = n * (2 * h + m * h + 2 * m), (("N", n), ("M", m))
+    alone = [Point("gated_delta", whole, h, t, b, sizes=delta) for t, b in ((1, 1), (1, 64), (32768, 1))]
+    layers = [Point("gated_delta_net_conv", 64, h, t, b, sizes=delta) for t, b in ((1, 1), (1, 64), (32768, 1))]
     strict = [Point("m2rnn", 512, 64, 4096, batch, sizes=(("N", 8),)) for batch in (1, 16, 64)]
-    return [replace(point, without=off) for point in (*points, *heads) for off in ((), IN_STEPS)] + strict
+    return [replace(point, without=off) for point in (*points, *heads) for off in ((), IN_STEPS)] + [
+        *sums,
+        *alone,
+        *layers,
+        *strict,
+    ]
 
 
 def generate() -> list[Point]:
@@ -201,7 +212,7 @@ def random(seed: int = 0) -> list[Point]:
 
 
 # Of suites that other peers run than torch's layers.
-PEERS = {"random": "torch,cudnn", "generate": "torch-cuda,torch-cuda-graph"}
+PEERS = {"random": "torch,cudnn", "generate": "torch-cuda,torch-cuda-compile,torch-cuda-graph"}
 Suites = Mapping[str, Callable[..., list[Point]]]
 EVERY = (gpu_grid, any_batch, blog, deepbench, flashrnn, zoo, ablation, linear, generate, random)
 DRAWN = ("random", "cpu-random")  # suites that are drawn by a seed
@@ -211,7 +222,7 @@ SUITES: Suites = {f.__name__.replace("_", "-"): f for f in EVERY}
 def network(point: Point) -> RNN:
     """The point's network, without weights."""
     sizes: Facts = dict(point.sizes)
-    cell, both = writers.CELLS.get(point.cell) or find_cell(point.cell), point.directions == 2
+    cell, both = CELLS.get(point.cell) or find_cell(point.cell), point.directions == 2
     net = RNN(cell, point.input, point.hidden, point.layers, both, point.dtype, **sizes)
     check_without_constants("bench", net)
     return net
@@ -273,7 +284,7 @@ def _kind(word: str) -> str:
     """What a word speaks of: "h" of "h256". Cells are one kind, and so are precisions."""
     if word in SHORT.values():
         return "precision"
-    if word in cells.ZOO or word in writers.CELLS:
+    if word in cells.ZOO or word in CELLS:
         return "cell"
     return word.rstrip("0123456789")
 

@@ -3,19 +3,20 @@
 In: a graph of calls. Out: PrimFuncs, and what the first takes: a number of threads, then arrays: the graph's inputs,
 constants, results, then one flat array per dtype for what is needed meanwhile. NAME_sizes takes the inputs, and an
 array that it fills: all axes of all results, then the elements of each flat array. Both check the shapes of what they
-are given; the sizes that the graph demands are looked at by NAME_sizes, which is called first.
+are given; the sizes that the graph demands are looked at by NAME_sizes, which is called first, elements by NAME. Sizes
+that are elements of an input are read by both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import tvm
 import tvm_ffi
 from tvm import tirx
 
-from tvm_rnn.surroundings.calls import Call, Graph, Value
+from tvm_rnn.surroundings.calls import Call, Graph, Look, Value
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt
 from tvm_rnn.tir.index import int64, wide
 from tvm_rnn.tir.statements import buffer as flat_buffer
@@ -23,7 +24,7 @@ from tvm_rnn.tir.statements import demanded, function, loop, sequence, store, va
 
 from .constants import Constants, with_numbers
 from .memory import Memory, Room
-from .nest import reads, replaced
+from .nest import mentions, reads, replaced
 from .schedule import Tiles, loops_of
 
 
@@ -59,17 +60,28 @@ class HostFunction:
 
     def __post_init__(self) -> None:
         inputs, outputs = self._arguments("x", self.graph.inputs), self._arguments("y", self.graph.outputs)
-        body = [*self._calls(), *self._copies(outputs)]
+        body = [*self._calls(), *self._looks(), *self._copies(outputs)]
         args = [self.threads, *inputs, *self.constants.buffers.values(), *outputs, *self.works.values()]
-        self.functions[self.name] = function(self.name, args, sequence(self.memory.bound, body))
+        self.functions[self.name] = function(
+            self.name, args, sequence(self._numbers(inputs, {}), self.memory.bound, body)
+        )
         self.functions[f"{self.name}_sizes"] = self._sizes()
 
     def _arguments(self, kind: str, values: Sequence[Value]) -> list[Buffer]:
-        found = [_argument(f"{kind}{i}", value) for i, value in enumerate(values)]
+        found = [_argument(f"{kind}{i}", self._open(value)) for i, value in enumerate(values)]
         for value, buffer in zip(values, found, strict=True):
             if value.constant is None:
                 self.places.setdefault(value, Place(buffer))
         return found
+
+    def _open(self, value: Value) -> Value:
+        """The value with new names for sizes that elements of inputs decide: those are bound in the function."""
+        numbers = [name for names in self.graph.numbers.values() for name in names]
+        axes = [
+            variable("n") if not isinstance(axis, int) and any(mentions(axis, own) for own in numbers) else axis
+            for axis in value.shape
+        ]
+        return Value(tuple(axes), value.dtype, value.constant)
 
     def _at(self, value: Value) -> Place:
         """Where a value lies that is known or was made."""
@@ -87,17 +99,44 @@ class HostFunction:
     def _sizes(self) -> tirx.PrimFunc:
         into = flat_buffer("sizes", "int64", alignment=8)
         axes = [axis for value in self.graph.outputs for axis in value.shape]
-        names = {own: tirx.Var(own.name, "int64") for own in _names([*self.graph.inputs])}
+        numbers = [name for names in self.graph.numbers.values() for name in names]
+        names = {own: tirx.Var(own.name, "int64") for own in [*_names([*self.graph.inputs]), *numbers]}
         values = [*axes, *(self.memory.sizes[dtype] for dtype in self.works)]
         stores = [store(into, int64(i), replaced(wide(value), names)) for i, value in enumerate(values)]
         own = [_argument(f"x{i}", value, names) for i, value in enumerate(self.graph.inputs)]
         met = [demanded(replaced(own.condition, names), f"needed is {own.text}") for own in self.graph.demands]
-        return function(f"{self.name}_sizes", [*own, into], sequence(met, stores))
+        return function(f"{self.name}_sizes", [*own, into], sequence(self._numbers(own, names), met, stores))
+
+    def _numbers(self, inputs: Sequence[Buffer], names: Mapping[tirx.Var, tirx.Var]) -> list[Stmt]:
+        """Sizes that are elements of an input get their names. None may be negative."""
+        done = list[Stmt]()
+        for place, own in self.graph.numbers.items():
+            for i, name in enumerate(own):
+                bound = names.get(name, name)
+                done.append(tirx.Bind(bound, tirx.BufferLoad(inputs[place], [int64(i)])))
+                done.append(demanded(tirx.GE(bound, int64(0)), "needed is a size of 0 or more"))
+        return done
+
+    def _looks(self) -> list[Stmt]:
+        """What must be true of elements."""
+        done = list[Stmt]()
+        for own in self.graph.looks:
+            place, shape = self._at(own.value), own.value.shape
+
+            def at(index: list[Expr], own: Look = own, place: Place = place, shape: Sequence[Expr] = shape) -> Stmt:
+                if len(index) < len(shape):
+                    return loop("i", wide(shape[len(index)]), lambda i: at([*index, i]))
+                element = tirx.BufferLoad(place.buffer, place.index(shape, index))
+                return demanded(tirx.And(tirx.GE(element, own.low), tirx.LT(element, own.high)), own.text)
+
+            done.append(at([]))
+        return done
 
     def _calls(self) -> list[Stmt]:
         calls = self.graph.calls
         lowered = loops_of([call.function for call in calls])
         last = {value: i for i, call in enumerate(calls) for value in (*call.inputs, *call.outputs)}
+        last |= {own.value: len(calls) for own in self.graph.looks}
         done = list[Stmt]()
         for i, (call, loops) in enumerate(zip(calls, lowered, strict=True)):
             for value in call.outputs:

@@ -22,6 +22,8 @@ from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 
 from .register_tile import RegisterTile
 
+DEPENDENT = "tirx.use_programtic_dependent_launch"  # as TVM spells it
+
 
 class Function(Protocol):
     """A finished function of TVM."""
@@ -123,10 +125,14 @@ def write(
     cluster: int = 1,
     resident: bool = False,
     shares: bool = False,
+    early: bool = False,
 ) -> Kernel:
     """Run `body` inside a new device function. It must call I.cta_id and I.thread_id (or the cluster forms) itself.
 
-    attributes: of the function, for TVM. What else there is: see `Kernel`."""
+    attributes: of the function, for TVM. early: the kernel is launched while the one before it runs, and begins when
+    that has ended: programmatic dependent launch, of Hopper and later. What else there is: see `Kernel`."""
+    if early:
+        attributes = {**(attributes or {}), "tirx.kernel_launch_params": [DEPENDENT]}
     with IRBuilder() as builder, I.prim_func():
         I.func_name(name)
         I.func_attr({"global_symbol": name, **(attributes or {})})
@@ -138,6 +144,10 @@ def write(
             size = tirx.Var(f"size_{pointer}", "int64")
             writer.arguments[pointer] = I.match_buffer(handle, (size,), dtype)
         I.device_entry()
+        if early:
+            writer.do(I.ptx.griddepcontrol.launch_dependents())
+            writer.do(I.ptx.griddepcontrol.wait())
         body(writer)
     given = tuple(pointers), tuple(scalars), threads
-    return Kernel(name, builder.get(), *given, shared_bytes, cluster, resident, shares)
+    # Loads of `restrict` pointers may go past the caches' coherence, on which what starts early depends.
+    return Kernel(name, builder.get(), *given, shared_bytes, cluster, resident, shares or early)

@@ -23,7 +23,7 @@ DTYPES = ("float32", "float16", "bfloat16")  # of what can be accessed so
 
 class LoadedLanes:
     """Registers for `lanes` elements as they are in memory, zeros at first: all loads may be on their way before the
-    first value is taken. lanes: 4 or 8; of 16 bits also 2; or 1, then of any dtype."""
+    first value is taken. lanes: 2, 4 or 8; or 1, then of any dtype."""
 
     def __init__(self, w: Writer, dtype: str, lanes: int = LANES) -> None:
         self.w, self.dtype, self.lanes = w, dtype, lanes

@@ -143,7 +143,7 @@ def _aligned(problem: Problem) -> str:
 
 
 def _split_k(name: str, problem: Problem, knobs: Config) -> list[Variant]:
-    """Kernels for large steps: one per 64 rows up to knobs["share"], of those that fit; without tensor cores one."""
+    """Kernels that share K: one per 64 rows up to knobs["share"], of those that fit; without tensor cores one."""
     found: list[Variant] = []
     if isinstance(problem.layout, Lanes):
         if knobs.get("share"):
@@ -161,7 +161,8 @@ def _split_k(name: str, problem: Problem, knobs: Config) -> list[Variant]:
         tile = replace(tile, stages=knobs["share_bytes"] // (tile.stage_bytes + 16))
         if not tile.fits:  # so many rows are the other kernels'
             continue
-        condition = f"rows > {64 * (high - 1) or knobs['share_from']} && rows <= {64 * high}{_aligned(problem)}"
+        most = max(64 * high, knobs["share_most"]) if 64 * (high + 1) > knobs["share"] else 64 * high
+        condition = f"rows > {64 * (high - 1) or knobs['share_from']} && rows <= {most}{_aligned(problem)}"
         found.append(Variant(_written(f"{name}_share{high}", problem, tile, WgmmaSplitKGemm), condition))
     return found
 

@@ -1,7 +1,8 @@
 """What recurrences of matrices read, as their kernels want it: rows of vectors and numbers, heads side by side.
 
-In: a graph with groups. Out: `MatrixOperands` of a group, and `prepared`: the graph with a group before such a
-recurrence for each operand that is no part of a stored value, which copies it.
+In: a graph with groups. Out: `MatrixOperands` of a recurrence, `AgainOperands` of a matrix and its gradient that are
+made again, and `prepared`: the graph with a group before such a one for each operand that is no part of a stored value,
+which copies it; and which matrices are kept before some steps alone.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from functools import cached_property
 from math import prod
 
 from tvm_rnn.graph.graph import Graph, Group, Node, make
+from tvm_rnn.graph.recurrences import matrix_operands
 
 Place = tuple[Node, int]  # a stored value, and the element at which an operand begins in it
+Operand = tuple[Node, int]  # a vector, and the axis of the matrix that it runs along; numbers, and NUMBER
+NUMBER = 0
 
 
 def is_matrix(group: Group) -> bool:
@@ -21,12 +25,29 @@ def is_matrix(group: Group) -> bool:
     return group.kind == "scan" and group.root is not None and group.root.op == "scan_matrix"
 
 
+def is_again(group: Group) -> bool:
+    """Whether a group makes a matrix, or its gradient, again."""
+    return group.kind == "scan" and group.root is not None and group.root.op == "rescan"
+
+
+def marked(graph: Graph) -> list[int]:
+    """The numbers of the states that are matrices, kept before some steps alone: in a forward graph of training those
+    that backward makes again, in a backward graph the gradients that it makes again itself."""
+    back = graph if graph.kind == "backward" else graph.backward
+    if back is None:
+        return []
+    begins = {n.args[0] for n in back.nodes() if n.op == "rescan"}
+    first = 1 + len(graph.inputs)
+    leaves = graph.states if back is graph else back.inputs[first : first + len(graph.states)]
+    return [number for number, leaf in enumerate(leaves) if leaf in begins]
+
+
 @dataclass(frozen=True)
-class MatrixOperands:
+class RowOperands:
     """Of a group. copies: what was copied, by operand."""
 
     group: Group
-    copies: dict[Node, Node] = field(default_factory=dict)
+    copies: dict[Operand, Node] = field(default_factory=dict)
 
     @cached_property
     def root(self) -> Node:
@@ -41,6 +62,90 @@ class MatrixOperands:
     def along(self) -> int:
         """The axis of keys."""
         return int(self.root.attrs["key"])
+
+    @property
+    def reads(self) -> list[Node]:
+        """The read-outs."""
+        return [n for n in self.group.nodes if n.op == "read_out"]
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        return self.state.shape[:-2]
+
+    @property
+    def vectors(self) -> list[Operand]:
+        """Of every step, in the dtype of what products read."""
+        raise NotImplementedError
+
+    @property
+    def operands(self) -> list[Operand]:
+        """Vectors and numbers."""
+        return [*self.vectors, *((node, NUMBER) for node in self.numbers)]
+
+    @property
+    def numbers(self) -> list[Node]:
+        """Of every step and head, or each of its keys, in the dtype of arithmetic."""
+        raise NotImplementedError
+
+    def located(self, operand: Operand) -> Place:
+        """Where an operand is."""
+        return _located(self.copies.get(operand, operand[0]))
+
+    def whole(self, operand: Operand) -> bool:
+        """Whether it has an element for each of the axis, and heads as the matrix has, or fewer that each serve
+        several."""
+        node, axis = operand
+        if axis != NUMBER and (len(node.shape) < 2 or node.shape[axis] != self.state.shape[axis]):
+            return False
+        return any(_shares(node.shape[: len(self.heads)], self.heads, i) for i in range(len(self.heads) + 1))
+
+    def spread(self, operand: Operand) -> tuple[int, ...]:
+        """The shape of a copy of an operand."""
+        node, axis = operand
+        last = list(node.shape[-2:]) if len(node.shape) > 1 else [1, 1]
+        if axis != NUMBER:
+            last[axis] = self.state.shape[axis]
+        return node.shape if self.whole(operand) else (*self.heads, *last)
+
+    def group_size(self, operand: Operand) -> int:
+        """How many heads share an operand."""
+        own = self.copies.get(operand, operand[0]).shape[: len(self.heads)]
+        return next(prod(self.heads[i:]) for i in range(len(own) + 1) if _shares(own, self.heads, i))
+
+
+@dataclass(frozen=True)
+class AgainOperands(RowOperands):
+    """Of a matrix, its gradient, or both, as `graph/recurrences.py` has them; `along`: the axis that sums run along."""
+
+    @cached_property
+    def made(self) -> dict[Node, Node]:
+        """What begins from each: by the matrix at the border of a part, the row that makes it again."""
+        return {n.args[0]: n for n in self.group.nodes if n.op == "rescan"}
+
+    def decay(self, row: Node) -> Node | None:
+        """None: 1."""
+        return None if row.args[1].scalar == 1.0 else row.args[1]
+
+    @property
+    def vectors(self) -> list[Operand]:
+        other = -3 - self.along
+        pairs = [pair for row in self.made.values() for pair in self.writes(row)]
+        written = [operand for value, key in pairs for operand in ((value, self.along), (key, other))]
+        read = [(n.args[1], self.along) for n in self.reads if n.args[1].op != "carried"]
+        return list(dict.fromkeys([*written, *read]))
+
+    def writes(self, row: Node) -> list[tuple[Node, Node]]:
+        """What a row writes: pairs of a vector of the axis that sums run along, and one of the other."""
+        return matrix_operands(row.args, int(row.attrs["writes"]))[0]
+
+    @property
+    def numbers(self) -> list[Node]:
+        return [d for row in self.made.values() if (d := self.decay(row)) is not None]
+
+
+@dataclass(frozen=True)
+class MatrixOperands(RowOperands):
+    """Of a recurrence."""
 
     @cached_property
     def decay(self) -> Node | None:
@@ -60,9 +165,9 @@ class MatrixOperands:
     def others(self) -> list[tuple[Node, Node, bool]]:
         """Of what a step writes beside key and value: the column, a row, and whether the row is multiplied with the
         state."""
-        args, writes = self.root.args, int(self.root.attrs["writes"])
-        pairs = list(zip(args[2::2], args[3::2], strict=True))
-        return [(column, row, number >= writes) for number, (column, row) in enumerate(pairs) if number]
+        written, products = matrix_operands(self.root.args, int(self.root.attrs["writes"]))
+        pairs = [*((*pair, False) for pair in written), *((*pair, True) for pair in products)]
+        return pairs[1:]
 
     @property
     def erase(self) -> Node | None:
@@ -70,33 +175,16 @@ class MatrixOperands:
         return next((row for column, row, product in self.others if product and column is self.key), None)
 
     @property
-    def reads(self) -> list[Node]:
-        """The read-outs."""
-        return [n for n in self.group.nodes if n.op == "read_out"]
-
-    @property
-    def heads(self) -> tuple[int, ...]:
-        return self.state.shape[:-2]
-
-    @property
-    def vectors(self) -> list[Node]:
-        """Of every step, in the dtype of what products read."""
-        others = [node for column, row, _ in self.others for node in (column, row)]
-        return list(dict.fromkeys([self.key, self.value, *(n.args[1] for n in self.reads), *others]))
+    def vectors(self) -> list[Operand]:
+        along, other = self.along, -3 - self.along
+        found = [(self.key, along), (self.value, other), *((n.args[1], along) for n in self.reads)]
+        for column, row, product in self.others:
+            found += [(column, along), (row, along if product else other)]
+        return list(dict.fromkeys(found))
 
     @property
     def numbers(self) -> list[Node]:
-        """Of every step and head, or each of its keys, in the dtype of arithmetic."""
         return [self.decay] if self.decay is not None else []
-
-    def located(self, node: Node) -> Place:
-        """Where an operand is."""
-        return _located(self.copies.get(node, node))
-
-    def group_size(self, node: Node) -> int:
-        """How many heads share an operand."""
-        own = node.shape[: len(self.heads)] if node not in self.copies else self.copies[node].shape[: len(self.heads)]
-        return next(prod(self.heads[i:]) for i in range(len(own) + 1) if _shares(own, self.heads, i))
 
 
 def _shares(own: tuple[int, ...], heads: tuple[int, ...], first: int) -> bool:
@@ -115,27 +203,34 @@ def _located(node: Node) -> Place:
         node = node.args[0]
 
 
-def prepared(graph: Graph, kept: Callable[[Node], bool]) -> tuple[Graph, list[MatrixOperands]]:
+def _of_matrices(group: Group) -> bool:
+    return is_matrix(group) or is_again(group)
+
+
+def prepared(graph: Graph, kept: Callable[[Node], bool]) -> tuple[Graph, list[RowOperands]]:
     """The graph with copies of operands that are no parts of stored values. kept: whether a node is an array made of
     parameters."""
-    groups, found, stored = list[Group](), list[MatrixOperands](), set[Node]()
+    groups, found, stored = list[Group](), list[RowOperands](), set[Node]()
     products = {n for g in graph.groups if g.kind == "gemm" and g.root is not None for n in g.root.args[1::2]}
     products = {_located(n)[0] for n in products}
-    vectors = {_located(n)[0] for g in graph.groups if is_matrix(g) for n in MatrixOperands(g).vectors}
+    every = {g: (MatrixOperands if is_matrix(g) else AgainOperands)(g) for g in graph.groups if _of_matrices(g)}
+    vectors = {_located(n)[0] for own in every.values() for n, _ in own.vectors}
+    copies: dict[Operand, Node] = {}
     for group in graph.groups:
-        if is_matrix(group):
-            own = MatrixOperands(group)
-            for node in (*own.vectors, *own.numbers):
+        if group in every:
+            own = every[group]
+            for operand in own.operands:
+                node, axis = operand
                 base, _ = _located(node)
-                number = node in own.numbers
+                number = axis == NUMBER
                 there = kept(base) if number and base.op != "input" else False
                 there = there or (base in stored and not (number and base in vectors | products))
-                whole = any(_shares(node.shape[: len(own.heads)], own.heads, i) for i in range(len(own.heads) + 1))
-                if not (there and whole):
-                    last = node.shape[len(own.heads) :]
-                    to = node.shape if whole else (*own.heads, *last)
-                    copy = own.copies[node] = make("broadcast", node, to=to)
+                if there and own.whole(operand):
+                    continue
+                if operand not in copies:
+                    copy = copies[operand] = make("broadcast", node, to=own.spread(operand))
                     groups.append(Group("pointwise", "before", 0, None, (copy,), (copy,)))
+                own.copies[operand] = copies[operand]
             found.append(own)
         groups.append(group)
         if group.region == "before":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 
 from tvm_rnn.graph.graph import Graph, Group, Node, is_move, topological
@@ -44,7 +44,7 @@ class Phase:
 
     nodes: pointwise values, in order. published: values that products read, in this step or (states) in the next.
     roots: sums and maxima over units that meet in one exchange. centres: for each of them None, or the sum among roots
-    around whose mean it sums squares.
+    around whose mean it sums squares, or the maximum among them whose place it finds.
     """
 
     kind: str  # "gemm" | "reduce" | "pointwise"
@@ -63,7 +63,8 @@ class Step:
     """phases in order; states with their new values; which hoisted values and parameters the phases read.
 
     reads: (node, component) of hoisted values, per phase index. params: (node, component, units of
-    the phase, or 0 of what all units share) of values made of parameters.
+    the phase, or 0 of what all units share) of values made of parameters. tables: of these, those of which a row is
+    read that the step computes.
     """
 
     graph: Graph
@@ -74,11 +75,12 @@ class Step:
     whole: frozenset[Node] = frozenset()  # inputs whose rows are made of 16-byte pieces, in the storage dtype
     shown: dict[Node, Node] = field(default_factory=dict)  # of a state: what products read in its place, made of it
     heads: int = 1  # of the layer, each of which takes this step by itself
+    tables: tuple[Node, ...] = ()
 
     @property
     def param_nodes(self) -> list[Node]:
-        """What cells read of `params`, in the order of a kernel's pointers."""
-        return list(dict.fromkeys(node for node, _, _ in self.params))
+        """What cells read of `params` and `tables`, in the order of a kernel's pointers."""
+        return list(dict.fromkeys([*(node for node, _, _ in self.params), *self.tables]))
 
     @property
     def read_nodes(self) -> list[Node]:
@@ -151,7 +153,8 @@ def phases(graph: Graph, kept: Callable[[Node], bool], hoisted: Callable[[Node],
     emitted = (graph.output,) if graph.kind == "forward" else ()  # a backward graph's output is no value of the step
     if any(len(n.shape) != 1 for n in (*graph.states, *emitted)):
         raise NotPersistent("a state is not a vector")
-    if any(n.shape[0] == 1 for n in (*graph.states, *emitted)):
+    ones = [n for n in (*graph.states, *emitted) if n.shape[0] == 1]
+    if ones and (not products or graph.kind != "forward" or {*graph.states} <= {*ones}):
         raise NotPersistent("a state of one unit is no row of units")
     drafts = [_phase(graph, g) for g in graph.groups if g.region == "step"]
     if products and not any(p.kind == "gemm" for p in drafts):
@@ -170,6 +173,10 @@ def phases(graph: Graph, kept: Callable[[Node], bool], hoisted: Callable[[Node],
         domain[state] = domain[result]
     if any(node not in domain or node.op == "state" for node in emitted):
         raise NotPersistent("the output is computed outside of the step")
+    if any(p.width == 1 and p.kind == "gemm" for p in drafts):
+        raise NotPersistent("a product of one unit")
+    if any(prod(o.source.shape) == 1 for p in drafts for o in p.operands):
+        raise NotPersistent("a product reads a state or a value of one unit")
     wanted = {o.source for p in drafts for o in p.operands if not o.given}
     carried = {step.result(s) for s in graph.states if s in wanted}
     if len(carried) < len([s for s in graph.states if s in wanted]):
@@ -182,7 +189,10 @@ def phases(graph: Graph, kept: Callable[[Node], bool], hoisted: Callable[[Node],
         raise NotPersistent("a product reads a value that no phase hands over")
     if any(n.shape != (p.width,) for p in drafts for n in p.published):
         raise NotPersistent("a product reads a value of which a unit has several numbers")
-    return _with_reads(replace(step, phases=tuple(drafts), domain=domain), kept, hoisted)
+    found = _with_reads(replace(step, phases=tuple(drafts), domain=domain), kept, hoisted)
+    if found.tables and not products:
+        raise NotPersistent("a step reads rows of a table at computed places")
+    return found
 
 
 def _show(graph: Graph, drafts: list[Phase]) -> tuple[list[Phase], dict[Node, Node]]:
@@ -219,8 +229,6 @@ def _own(phase: Phase) -> tuple[Node, ...]:
 
 def _phase(graph: Graph, group: Group) -> Phase:
     nodes = tuple(n for n in group.nodes if n is not group.root)
-    if any(n.op == "take" for n in group.nodes):
-        raise NotPersistent("a step reads rows of a table at computed places")
     if any(is_move(n) or n.leaf for n in group.stored):
         raise NotPersistent("a value of the step is a view or a copy")
     root = group.root
@@ -252,14 +260,14 @@ def _phase(graph: Graph, group: Group) -> Phase:
 
 def joined(drafts: list[Phase]) -> list[Phase]:
     """Reductions move to the first reduction of as many units where their values are known: one exchange serves all of
-    them. A sum of squares around a mean joins the sum that the mean is made of."""
+    them. A sum of squares around a mean joins the sum that the mean is made of, the place of a maximum the maximum."""
     found: list[Phase] = []
     for draft in drafts:
         for at, phase in enumerate(found if draft.kind == "reduce" else ()):
             if phase.kind != "reduce" or phase.width != draft.width:
                 continue
             root = draft.roots[0]
-            centre = next((r for r in phase.roots if is_spread(root, r)), None)
+            centre = next((r for r in phase.roots if is_spread(root, r) or is_place(root, r)), None)
             late = {n for p in found[at:] for n in (*p.nodes, *p.roots, p.root)}
             if centre is not None or not late & set(topological(root.args)):
                 roots, centres = (*phase.roots, root), (*phase.centres, centre)
@@ -284,6 +292,24 @@ def is_spread(node: Node, total: Node) -> bool:
     return factor is not None and abs(factor * prod(x.shape) - 1) < 1e-9
 
 
+def is_place(root: Node, top: Node) -> bool:
+    """Whether a node is minus the place where a maximum is: max(-where(x == m or x != x, places, their number)), where
+    `top` is m = max(x)."""
+    if root.op != "max" or top.op != "max" or root.args[0].op != "neg" or root.args[0].args[0].op != "where":
+        return False
+    x, (hit, places, none) = top.args[0], root.args[0].args[0].args
+    if hit.op != "logical_or" or none.scalar is None or places.value is None or places.shape != x.shape:
+        return False
+    equal, unequal = hit.args
+    both = equal.op == "equal" and unequal.op == "not_equal" and {*unequal.args} == {x}
+    return both and {*equal.args} == {x, top} and none.scalar >= float(places.value.max())
+
+
+def places_of(root: Node) -> Node:
+    """The places among which `is_place` finds one."""
+    return root.args[0].args[0].args[1]
+
+
 def _width(graph: Graph, group: Group, size: int) -> int:
     """Units of a phase: a value of 4H is four gates of H units where the cell has states of H."""
     own = {s.shape[0] for s in graph.states}
@@ -300,6 +326,7 @@ def _with_reads(step: Step, kept: Callable[[Node], bool], hoisted: Callable[[Nod
     graph = step.graph
     unknown = tirx.Var("value", graph.dtype)  # what is folded of a constant may be a division by 0
     params: dict[tuple[Node, int, int], None] = {}
+    tables: dict[Node, None] = {}
     reads = []
     known: set[Node] = set(graph.states)
     for phase in step.phases:
@@ -313,7 +340,10 @@ def _with_reads(step: Step, kept: Callable[[Node], bool], hoisted: Callable[[Nod
                 return unknown
             if node.scalar is not None:
                 return None
-            if kept(node):
+            if kept(node) and at_computed_row(index):
+                in_row(node, index, phase.width)
+                tables[node] = None
+            elif kept(node):
                 number = component(node, index, phase.width)
                 params[(node, number, phase.width if number >= 0 else 0)] = None
             elif node.op == "input" or hoisted(node):
@@ -328,19 +358,39 @@ def _with_reads(step: Step, kept: Callable[[Node], bool], hoisted: Callable[[Nod
             if phase.kind == "gemm" and phase.root is not None:
                 known.add(phase.root)
             for root, centre in zip(phase.roots, phase.centres, strict=True):
-                for _, index in components(root.args[0], phase.width) if centre is None else ():
-                    element(root.args[0], index, read, graph.dtype)
+                if centre is None or root.op == "max":
+                    own = root.args[0] if centre is None else places_of(root)
+                    for _, index in components(own, phase.width):
+                        element(own, index, read, graph.dtype)
             known.update(phase.roots)
             for state, node in step.shown.items():
                 if step.result(state) in phase.published:
                     element(node, next(iter(components(node, phase.width)))[1], read, graph.dtype)
             for node in phase.nodes:
                 for _, index in components(node, phase.width):
-                    if node.pointwise and not node.boolean:
+                    if node.op == "take":
+                        element(node, index, partial(_but, node, read), graph.dtype)
+                    elif node.pointwise and not node.boolean:
                         for arg in node.args:
                             element(arg, fit(arg.shape, index), read, graph.dtype)
                 known.add(node)
         except NotAligned as reason:
             raise NotPersistent(f"a unit reads another unit's value: {reason}") from None
         reads.append(tuple(found))
-    return replace(step, reads=tuple(reads), params=tuple(params))
+    return replace(step, reads=tuple(reads), params=tuple(params), tables=tuple(tables))
+
+
+def _but(node: Node, read: Callable[[Node, Index], object], inner: Node, index: Index) -> object:
+    """What is read of all nodes but one, which is computed."""
+    return None if inner is node else read(inner, index)
+
+
+def at_computed_row(index: Index) -> bool:
+    """Whether an index begins with a row that the step computes."""
+    return bool(index) and not isinstance(index[0], int | Lane)
+
+
+def in_row(table: Node, index: Index, width: int) -> tuple[int, bool]:
+    """`place` within the row of a table."""
+    shape = table.shape[1:]
+    return place(Node("const", shape=shape), index[1:], width) if shape else (0, False)

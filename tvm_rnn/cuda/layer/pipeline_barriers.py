@@ -18,14 +18,13 @@ from typing import ClassVar
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.codegen.kernel_writer import DEPENDENT, Kernel, Writer, write
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import uint32
 
 LAG = 2  # stages whose copies are under way when one is announced
 COPIERS = 128  # threads that copy
-DEPENDENT = "tirx.use_programtic_dependent_launch"  # as TVM spells it
 Pairs = Sequence[tuple[str, str]]
 
 

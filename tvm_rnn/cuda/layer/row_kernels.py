@@ -112,7 +112,8 @@ class Rows:
 class Job:
     """What every kernel of this file needs: the group, its values' places, and the arithmetic.
 
-    elsewhere: members of the group that lie somewhere already (leaves, values of other groups), and are copied.
+    elsewhere: members of the group that lie somewhere already (leaves, values of other groups), and are copied. early:
+    as of `write`.
     """
 
     name: str
@@ -121,6 +122,7 @@ class Job:
     reads: Reads
     writes: Writes
     elsewhere: frozenset[Node] = frozenset()
+    early: bool = False
 
     def arguments(self, nodes: Sequence[Node], *products: Argument) -> tuple[Argument, ...]:
         """Pointers to read what `nodes` are made of, then `products`, then the places of the stored nodes."""
@@ -135,7 +137,7 @@ class Job:
     def finish(self, body: Callable[[Writer], None], arguments: Sequence[Argument]) -> Rows:
         pointers = [(a.name, self.dtype(a)) for a in arguments]
         with flavour(self.precision):
-            kernel = write(self.name, pointers, [("rows", "int64")], body, threads=THREADS)
+            kernel = write(self.name, pointers, [("rows", "int64")], body, threads=THREADS, early=self.early)
         return Rows(kernel, tuple(arguments))
 
     def dtype(self, argument: Argument) -> str:
@@ -163,13 +165,14 @@ def rows_kernel(
     reads: Reads,
     writes: Writes,
     elsewhere: frozenset[Node] = frozenset(),
+    early: bool = False,
 ) -> Rows:
     """The kernel of a pointwise or reduce group.
 
     reads: how a node that is stored somewhere is read (None: computed inline). writes: where a stored node goes.
-    elsewhere: members of the group that are not computed but copied from where `reads` says.
+    elsewhere: members of the group that are not computed but copied from where `reads` says. early: as of `write`.
     """
-    job = Job(name, group, precision, reads, writes, elsewhere)
+    job = Job(name, group, precision, reads, writes, elsewhere, early)
     return _reduction(job) if group.kind == "reduce" else _pointwise(job)
 
 

@@ -1,12 +1,15 @@
-"""Kernels of states that are matrices and linear in themselves: delta rules, gated linear attention, mLSTM's memory.
+"""Kernels of states that are matrices and linear in themselves: delta rules, gated linear attention, mLSTM's memory; in
+training of their gradients too.
 
 In: a `Recurrence` (`recurrence.py`). Out: kernels. `step_by_step.py` runs steps one after the other, reading and
 writing the states once: few steps, and all steps of what has no chunks. `chunk_scan.py` runs all in chunks, on tensor
 cores: `chunk_tile.py` and `chunk_layout.py` say what a block is made of, `choose_tile.py` which, `chunk_block.py` what
 it has; `chunk_loads.py`, `chunk_scores.py` (where each key decays by itself, `chunk_key_scores.py`) and
-`chunk_states.py` are its three kinds of warps. `segments.py` runs parts of the time at once, where there are few
-states.
+`chunk_states.py` are its three kinds of warps, `chunk_marks.py` keeps states for training. `segments.py` runs parts of
+the time at once, where there are few states. `lane_sums.py` adds up over a warp.
 
-Groups of kind "scan" in, kernels over chunks of time out: `vector_scan.py` for vectors; `matrix_scan.py` for matrices,
-which has those of above launched.
+A `Pair` of a matrix and its gradient in: `steps_again.py` makes them again between the states that were kept.
+
+Groups of kind "scan" in, kernels over chunks of time out: `vector_scan.py` for vectors; `matrix_scan.py` for matrices
+and `matrix_again.py` for those made again, which have those of above launched.
 """

@@ -29,7 +29,7 @@ class ChunkUnit(Unit):
     @property
     def key(self) -> UnitKey:
         own = self.recurrence
-        erases = "none" if own.erase is None else "own" if own.erase.vector else "key"
+        erases = "none" if own.erasing is None else {"key": "key", "erase": "own"}.get(own.erasing_vector, "apart")
         decays = "by key" if own.decays_by_key else own.decay is not None
         shape: list[object] = [self.kind, alike(self.dtype), decays, erases, len(own.reads)]
         sizes = {"heads": [own.heads], "keys": [own.keys], "values": [own.values], "batch": list(self.batches)}

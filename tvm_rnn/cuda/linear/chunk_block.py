@@ -19,9 +19,12 @@ from .recurrence import Rows
 
 
 class Block:
-    """row, head, value0, first: this block's; limit: steps of the segment that the row has, from `first` on; number:
-    of its row among those of all segments; weighted: products are multiplied by numbers of steps, because states decay
-    by head, or are reset. Where they decay by key, operands are, and `keep` is 0 where a step begins with no states."""
+    """row, head, value0, first: this block's; number: of its row among those of all segments; weighted: products are
+    multiplied by numbers of steps, because states decay by head, or are reset. Where they decay by key, operands are,
+    and `keep` is 0 where a step begins with no states.
+
+    Steps are counted from `first` on. Backwards they end with the first one in time, and chunks begin where they do
+    forwards: at the first steps, up to `padded`, there is nothing."""
 
     def __init__(self, w: Writer, scan: ChunkLayout, masked: bool) -> None:
         self.w, self.scan, self.masked = w, scan, masked
@@ -35,7 +38,7 @@ class Block:
     def _names(self) -> tuple[str, ...]:
         """before, after: sums of log decays; carried: what is left of S at the end of the chunk; ends: of a step's
         writing; read_i, erase: what of S a step's result has; scale: of what is erased."""
-        own, erase = self.recurrence, self.recurrence.erase
+        own, erase = self.recurrence, self.recurrence.erasing
         found = ["value_scale"] if own.value_scale is not None else []
         found += ["keep"] if self.keeps else []
         if self.weighted:
@@ -66,18 +69,49 @@ class Block:
         self.count = w.keep(tirx.min(w["steps"] - self.first, w["span"]))
         self.last = w.bind(self.first + w["span"] >= w["steps"])
         self.chunks = w.keep(tirx.truncdiv(self.count + self.tile.chunk - 1, self.tile.chunk))
-        self.limit = self.count
+        most = w["real"] if scan.reverse else self.count + self.first
         if self.masked:
             ends = w.local(1, "int32")
             w.store(ends, tirx.const(FOREVER, "int32"), 0)
             with w.when(tirx.NE(w["has_lengths"], tirx.const(0, "int32"))):
-                most = tirx.Min(w["lengths"][wide(self.row)], tirx.const(FOREVER, "int64"))
-                w.store(ends, tirx.Cast("int32", most), 0)
-            self.limit = w.keep(tirx.max(tirx.min(self.count, ends[0] - w["start"] - self.first), 0))
+                own = tirx.Min(w["lengths"][wide(self.row)], tirx.const(FOREVER, "int64"))
+                w.store(ends, tirx.Cast("int32", own), 0)
+            self.ends = ends[0]
+            most = tirx.max(tirx.min(most, ends[0] - w["start"]), 0)
+        self.most = w.keep(most)  # steps of the row in order of time, as far as this block goes
+
+    def time(self, step: Expr) -> TirExpr:
+        """The place in time of a step."""
+        return self.w["padded"] - 1 - (self.first + step) if self.scan.reverse else self.first + step
+
+    def there(self, step: Expr) -> TirExpr:
+        """Whether the row has a step."""
+        inside = self.time(step) < self.most
+        return tirx.And(step < self.count, inside) if self.scan.reverse else inside
+
+    def stored(self, step: Expr) -> TirExpr:
+        """Whether there is such a step at all."""
+        inside = step < self.count
+        return tirx.And(inside, self.time(step) < self.w["real"]) if self.scan.reverse else inside
+
+    @property
+    def spare(self) -> TirExpr:
+        """A step that there is at any rate, if there are any."""
+        return self.count - 1 if self.scan.reverse else tirx.const(0, "int32")
+
+    def reset(self, step: Expr) -> tuple[TirExpr, Expr]:
+        """Of a step that the row has: whether it has a flag, and where. Backwards, one of the step after it in time
+        separates the two."""
+        w, at = self.w, self.w.bind(self.w["start"] + self.time(step) + int(self.scan.reverse))
+        known = tirx.NE(w["has_reset"], tirx.const(0, "int32"))
+        if self.scan.reverse:
+            known = tirx.And(known, tirx.And(at < w["total"], at < self.ends))
+        return known, wide(at) * wide(w["batch"]) + wide(self.row)
 
     def element(self, rows: Rows, step: Expr, within: Expr = 0) -> TirExpr:
         """Where an element of this block's head is; step: from `first` on."""
-        at = self.w.bind((wide(self.first + step) * wide(self.w["batch"]) + wide(self.row)) * rows.stride + rows.offset)
+        row = wide(self.time(step)) * wide(self.w["batch"]) + wide(self.row)
+        at = self.w.bind(row * rows.stride + rows.offset)
         return at + wide(tirx.truncdiv(self.head, rows.group) * rows.width + within)
 
     def slot(self, number: TirExpr) -> TirExpr:

@@ -29,7 +29,7 @@ from tvm_rnn.tir.index import uint32
 from .chunk_block import Block
 from .chunk_scores import Scorers, Sums
 from .chunk_tile import BLOCK, HALVES_PITCH, SLICE, turned
-from .recurrence import BEFORE, erase_name
+from .recurrence import BEFORE
 
 HALVES = (1, 2, 4, 8)  # steps of a half
 Put = Callable[[int, TirExpr], None]
@@ -48,18 +48,21 @@ class KeyScorers(Scorers):
     def make(self, number: TirExpr) -> None:
         """Scores and operands of a chunk."""
         own = self.recurrence
-        scores = self._enter(number)
-        erasing = [] if own.erase is None else [(erase_name(own.erase), own.erase.of, True)]
-        reading = [(f"read_{i}", read.of, False) for i, read in enumerate(own.reads)]
-        for which, (vector, of, erases) in enumerate(erasing + reading):
-            at = self.w.bind(scores + uint32(which * self.scan.score_bytes))
-            rows = self._where(at, self.warp, of, erases)
-            sums = self.w.tile(1 + len(HALVES), 2, 4)
-            sums.fill(tirx.const(0.0, "float32"))
+        scores, every = self._enter(number), len(own.columns)
+        for first in range(0, len(own.scores), every):
+            vector, of, _ = own.scores[first]
+            sums = {column: self.w.tile(1 + len(HALVES), 2, 4) for _, _, column in own.scores[first : first + every]}
+            for found in sums.values():
+                found.fill(tirx.const(0.0, "float32"))
             self._slices(partial(self._vectors, vector, of, sums))
-            found = self._chosen(sums, rows.own, rows.scale)
-            self._keep(self._inverse(found) if erases else found, rows, self.warp)
-        self._slices(self._keys)
+            for which, column in enumerate(sums, first):
+                at = self.w.bind(scores + uint32(which * self.scan.score_bytes))
+                solved = own.erasing is not None and not which
+                rows = self._where((column, at), self.warp, of, solved)
+                chosen = self._chosen(sums[column], rows.own, rows.scale)
+                self._keep(self._inverse(chosen) if solved else chosen, rows, self.warp)
+        for column in own.columns:
+            self._slices(partial(self._keys, column, column == own.columns[-1]))
 
     def _slices(self, body: Callable[[TirExpr, int], None]) -> None:
         """All keys. body: of the first of some keys, and how many."""
@@ -72,45 +75,50 @@ class KeyScorers(Scorers):
 
     # --- a slice of keys: two of them to a lane ----------------------------------------------------------------------
 
-    def _vectors(self, vector: str, of: str, sums: RegisterTile, column: TirExpr, width: int) -> None:
-        """What keys of a slice add to scores; vectors, scaled. sums: of steps with themselves, and of each half."""
-        w = self.w
-        read_at, key_at = self._block_at(vector, column), self._block_at("key", column)
-        if turned(of):
-            pitch = self.scan.key_pitch
-            self._multiply(sums, 0, (read_at + self._rows_at(pitch), key_at + self._columns_at(pitch)), width)
-        decays, reads, writes = w.tile(BLOCK, 2), w.local(BLOCK, "uint32"), w.local(BLOCK, "uint32")
+    def _vectors(self, vector: str, of: str, sums: dict[str, RegisterTile], key0: TirExpr, width: int) -> None:
+        """What keys of a slice, from `key0` on, add to scores; vectors, scaled. sums: by what was written along, of
+        steps with themselves, and of each half."""
+        w, pitch = self.w, self.scan.key_pitch
+        read_at = self._block_at(vector, key0)
+        decays, reads = w.tile(BLOCK, 2), w.local(BLOCK, "uint32")
         with self._lanes(width):
-            self._load_decays(decays, column)
+            self._load_decays(decays, key0)
             self._load(reads, read_at)
-            self._load(writes, key_at)
             if of == BEFORE and self.body.keeps:
                 for t in range(BLOCK):
                     keeps = self.body.numbers.load("keep", self.number, self.step0 + t) > 0
                     w.store(reads, tirx.Select(keeps, reads[t], uint32(0)), t)
-        for half, steps in enumerate(HALVES, 1):
-            w.do(I.cuda.warp_sync())
+        for column, found in sums.items():
+            key_at, writes = self._block_at(column, key0), w.local(BLOCK, "uint32")
+            if turned(of):
+                self._multiply(found, 0, (read_at + self._rows_at(pitch), key_at + self._columns_at(pitch)), width)
             with self._lanes(width):
-                put = self._putting(self.halves, HALVES_PITCH)
-                for middle in range(steps, BLOCK, 2 * steps):
-                    self._walk(writes, range(middle - 1, middle - 1 - steps, -1), decays, False, put)
-                    self._walk(reads, range(middle, middle + steps), decays, of != BEFORE, put)
-            w.do(I.cuda.warp_sync())
-            places = self.halves + self._rows_at(HALVES_PITCH), self.halves + self._columns_at(HALVES_PITCH)
-            self._multiply(sums, half, places, width)
+                self._load(writes, key_at)
+            for half, steps in enumerate(HALVES, 1):
+                w.do(I.cuda.warp_sync())
+                with self._lanes(width):
+                    put = self._putting(self.halves, HALVES_PITCH)
+                    for middle in range(steps, BLOCK, 2 * steps):
+                        self._walk(writes, range(middle - 1, middle - 1 - steps, -1), decays, False, put)
+                        self._walk(reads, range(middle, middle + steps), decays, of != BEFORE, put)
+                w.do(I.cuda.warp_sync())
+                places = self.halves + self._rows_at(HALVES_PITCH), self.halves + self._columns_at(HALVES_PITCH)
+                self._multiply(found, half, places, width)
         with self._lanes(width):
             self._walk(reads, range(BLOCK), decays, of != BEFORE, self._putting(read_at, self.scan.key_pitch))
 
-    def _keys(self, column: TirExpr, width: int) -> None:
-        """Keys of a slice, scaled, and what the block leaves of S."""
-        w, at = self.w, self._block_at("key", column)
+    def _keys(self, column: str, last: bool, key0: TirExpr, width: int) -> None:
+        """Keys of a slice, scaled, and of the last column, because decays are read before, what the block leaves of
+        S."""
+        w, at = self.w, self._block_at(column, key0)
         decays, writes = w.tile(BLOCK, 2), w.local(BLOCK, "uint32")
         with self._lanes(width):
-            self._load_decays(decays, column)
+            self._load_decays(decays, key0)
             self._load(writes, at)
             put = self._putting(at, self.scan.key_pitch)
             left = self._walk(writes, range(BLOCK - 1, -1, -1), decays, False, put)
-            w.do(I.ptx["st.shared.v2.f32"](self._decays_at(column), *left))
+            if last:
+                w.do(I.ptx["st.shared.v2.f32"](self._decays_at(key0), *left))
 
     def _walk(
         self, words: Buffer, steps: Iterable[int], decays: RegisterTile, own: bool, put: Put
@@ -212,4 +220,4 @@ class KeyScorers(Scorers):
                     value = tirx.call_pure_extern("float32", "expf", value)
                 if self.body.keeps:
                     value = value * self.body.numbers.load("keep", self.number, self.step0 + t)
-                decays.store(tirx.Select(first + t < self.body.limit, value, tirx.const(1.0, "float32")), t, i)
+                decays.store(tirx.Select(self.body.there(first + t), value, tirx.const(1.0, "float32")), t, i)

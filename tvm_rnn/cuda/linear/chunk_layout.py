@@ -19,11 +19,12 @@ NUMBERS = 7  # of a step, at most, beside one for each read-out
 
 @dataclass(frozen=True)
 class ChunkLayout:
-    """A recurrence in chunks of a tile."""
+    """A recurrence in chunks of a tile. reverse: from the last step to the first."""
 
     name: str
     recurrence: Recurrence
     tile: ChunkTile
+    reverse: bool = False
 
     @property
     def keys(self) -> int:
@@ -68,11 +69,13 @@ class ChunkLayout:
 
     def vector_at(self, name: str) -> int:
         """Where in a stage a tile of vectors begins."""
-        return list(self.recurrence.vectors).index(name) * self.tile.chunk * self.key_pitch
+        held = list(self.recurrence.held)
+        own = name if name in held else dict(self.recurrence.same)[name]
+        return held.index(own) * self.tile.chunk * self.key_pitch
 
     @property
     def value_at(self) -> int:
-        return len(self.recurrence.vectors) * self.tile.chunk * self.key_pitch
+        return len(self.recurrence.held) * self.tile.chunk * self.key_pitch
 
     @property
     def decay_at(self) -> int:
@@ -89,7 +92,7 @@ class ChunkLayout:
 
     @property
     def score_sets(self) -> int:
-        return len(self.recurrence.reads) + (self.recurrence.erase is not None)
+        return len(self.recurrence.scores)
 
     @property
     def scores_at(self) -> int:

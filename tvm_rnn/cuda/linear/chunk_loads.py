@@ -15,7 +15,6 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cuda.gemm.operands import COPY, COPY_PIECE
 from tvm_rnn.cuda.layer.packed_layout import SIZES, ceil_div
 from tvm_rnn.tir.expr import Expr, TirExpr
-from tvm_rnn.tir.index import wide
 
 from .chunk_block import Block
 from .chunk_tile import exp2, piece_bytes
@@ -75,7 +74,7 @@ class Loads:
         w, scan = self.w, self.scan
         stage = w.keep(self.body.slot(number))
         step0 = w.keep(number * self.tile.chunk)
-        for name, rows in self.recurrence.vectors.items():
+        for name, rows in self.recurrence.held.items():
             place = stage + scan.vector_at(name), scan.key_pitch, scan.keys
             self._copy(name, rows, place, step0, tirx.const(0, "int32"))
         target = stage + scan.value_at, scan.value_pitch, self.tile.values
@@ -118,9 +117,9 @@ class Loads:
         size = max(piece, each)
         step, column = w.bind(place[0] + place[1]), w.bind(across[0] + across[1] * (size // each))
         left: Expr = tirx.max(tirx.min((rows.width - column) * each, size), 0)
-        inside = w.bind(tirx.Select(step < self.body.limit, left, 0))
+        inside = w.bind(tirx.Select(self.body.there(step), left, 0))
         there = inside > 0
-        source = self.body.element(rows, tirx.Select(there, step, 0), tirx.Select(there, column, 0))
+        source = self.body.element(rows, tirx.Select(there, step, self.body.spare), tirx.Select(there, column, 0))
         to = at + place[1] * pitch + across[1] * size
         if piece < 4:
             value = w.local(1, rows.dtype)
@@ -143,12 +142,12 @@ class Loads:
             for name in self.raw:
                 neutral = 1.0 if name == "decay" and not self.recurrence.log_decay else 0.0
                 w.store(self.raw[name], tirx.const(neutral, "float32"), e)
-            with w.when(step < body.limit):
+            with w.when(body.there(step)):
                 for name, rows in self.recurrence.numbers.items():
                     w.store(self.raw[name], w[name][body.element(rows, step)], e)
                 if body.masked:
-                    with w.when(tirx.NE(w["has_reset"], tirx.const(0, "int32"))):
-                        at = wide(w["start"] + body.first + step) * wide(w["batch"]) + wide(body.row)
+                    known, at = body.reset(step)
+                    with w.when(known):
                         w.store(self.raw["reset"], tirx.Cast("float32", w["reset"][at]), e)
 
     def _numbers(self, number: TirExpr) -> None:
@@ -191,7 +190,7 @@ class Loads:
             found = {**g, "ends": exp2(end - g["after"]), "carried": exp2(end)}
             for i, read in enumerate(self.recurrence.reads):
                 found[f"read_{i}"] = exp2(g[sum_name(read.of)])
-            if (erase := self.recurrence.erase) is not None:
+            if (erase := self.recurrence.erasing) is not None:
                 what = exp2(g[sum_name(erase.of)])
                 found["erase"] = what if erase.scale is None else what * self.raw["erase_scale"][e]
             for name, value in found.items():

@@ -38,6 +38,7 @@ from .chunk_scores import Scorers
 from .chunk_states import States
 
 SCALARS = (("steps", "int32"), ("batch", "int32"), ("span", "int32"))
+BACK_SCALARS = (("padded", "int32"), ("real", "int32"))
 ALL_REGISTERS = 65536
 
 
@@ -45,7 +46,7 @@ ALL_REGISTERS = 65536
 class ChunkScan(ChunkLayout):
     """Its kernels take the recurrence's pointers, then steps, batch and span, the steps of a segment, a multiple of the
     chunk. With several segments state_in has the states before each, [segments, B, ...]; all outputs must be theirs
-    alone."""
+    alone. Backwards steps are those of whole chunks, which are `padded` in all, and of these there are `real` ones."""
 
     @property
     def pointers(self) -> tuple[tuple[str, str], ...]:
@@ -69,7 +70,7 @@ class ChunkScan(ChunkLayout):
                 _Body(w, self, masked).run()
 
         pointers = (*self.pointers, *(MASK_POINTERS if masked else ()))
-        scalars = (*SCALARS, *(MASK_SCALARS if masked else ()))
+        scalars = (*SCALARS, *(BACK_SCALARS if self.reverse else ()), *(MASK_SCALARS if masked else ()))
         name = f"{self.name}_masked" if masked else self.name
         return write(name, pointers, scalars, run, threads=self.tile.threads, shared_bytes=self.shared_bytes)
 

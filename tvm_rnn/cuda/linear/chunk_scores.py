@@ -23,7 +23,7 @@ from tvm_rnn.tir.index import uint32
 
 from .chunk_block import Block
 from .chunk_tile import BLOCK, TRIANGLE_PITCH, exp2, turned
-from .recurrence import erase_name, sum_name
+from .recurrence import sum_name
 
 NEVER = -1000.0  # log2 of 0, once
 Sums = Sequence[Sequence[TirExpr]]  # [tile of 8 columns][4]
@@ -31,9 +31,10 @@ Sums = Sequence[Sequence[TirExpr]]  # [tile of 8 columns][4]
 
 @dataclass(frozen=True)
 class _Scores:
-    """16 rows of scores. at: where scores go; block: which rows; row: a lane's two; g, scale: theirs, if any; own: a
-    step sees what it writes itself."""
+    """16 rows of scores. column: what was written along; at: where scores go; block: which rows; row: a lane's two;
+    g, scale: theirs, if any; own: a step sees what it writes itself."""
 
+    column: str
     at: TirExpr
     block: TirExpr
     row: Sequence[TirExpr]
@@ -49,20 +50,20 @@ class Scorers:
         self.body, self.w, self.scan, self.warp = block, block.w, block.scan, warp
         self.recurrence, self.tile, self.precision = block.recurrence, block.tile, block.recurrence.precision
         self.q = block.lane % 4 * 2  # the first of a lane's columns, of eight
-        if self.recurrence.erase is not None:
+        if self.recurrence.erasing is not None:
             count = self.tile.scorers * BLOCK * TRIANGLE_PITCH
             self.triangle = I.alloc_buffer((count,), "float32", scope="shared", align=16)
 
     def make(self, number: TirExpr) -> None:
         """Scores of a chunk."""
-        w, erase = self.w, self.recurrence.erase
+        w, solves, several = self.w, self.recurrence.erasing is not None, len(self.recurrence.columns) > 1
         scores = self._enter(number)
-        if erase is not None:
-            self._rows(erase_name(erase), erase.of, self._where(scores, self.warp, erase.of, True), True)
         backwards = w.bind((self.tile.scorers - 1) - self.warp)
-        for i, read in enumerate(self.recurrence.reads):
-            own = w.bind(scores + uint32((i + (erase is not None)) * self.scan.score_bytes))
-            self._rows(f"read_{i}", read.of, self._where(own, backwards, read.of, False), False)
+        for i, (vector, of, column) in enumerate(self.recurrence.scores):
+            forwards = i % 2 == 0 if several else solves and not i
+            own = scores if not i else w.bind(scores + uint32(i * self.scan.score_bytes))
+            found = self._where((column, own), self.warp if forwards else backwards, of, solves and not i)
+            self._rows(vector, found, solves and not i)
 
     def _enter(self, number: TirExpr) -> TirExpr:
         """Where the scores of a chunk go."""
@@ -71,7 +72,7 @@ class Scorers:
         begin = number % 2 * (self.scan.score_sets * self.scan.score_bytes) + self.scan.scores_at
         return self.w.keep(self.body.base + tirx.Cast("uint32", begin))
 
-    def _where(self, at: TirExpr, block: TirExpr, of: str, erases: bool) -> _Scores:
+    def _where(self, what: tuple[str, TirExpr], block: TirExpr, of: str, erases: bool) -> _Scores:
         w, numbers = self.w, self.body.numbers
         row = [w.bind(block * BLOCK + self.body.lane // 4 + 8 * half) for half in range(2)]
         g, scale = None, None
@@ -79,9 +80,9 @@ class Scorers:
             g = [w.keep(numbers.load(sum_name(of), self.number, r)) for r in row]
         if erases and "scale" in numbers.buffers:
             scale = [w.keep(numbers.load("scale", self.number, r)) for r in row]
-        return _Scores(at, block, row, g, scale, turned(of))
+        return _Scores(*what, block, row, g, scale, turned(of))
 
-    def _rows(self, vector: str, of: str, scores: _Scores, erases: bool) -> None:
+    def _rows(self, vector: str, scores: _Scores, erases: bool) -> None:
         """All blocks of 16 rows: those below the diagonal, and that on it."""
         w, scan, lane = self.w, self.scan, self.body.lane
         deep = scan.keys // BLOCK
@@ -91,7 +92,7 @@ class Scorers:
         for k in range(deep):
             w.do(I.ptx[LDMATRIX.format("x4")](*a[k], at + uint32(32 * k)))
         line = lane // 16 * 8 + lane % 8
-        own = scan.vector_at("key") + line * scan.key_pitch + lane // 8 % 2 * 16
+        own = scan.vector_at(scores.column) + line * scan.key_pitch + lane // 8 % 2 * 16
         keys = w.bind(self.stage + tirx.Cast("uint32", own))
         with w.loop(scores.block) as other:
             sums = self._product(a, w.bind(keys + tirx.Cast("uint32", other * (BLOCK * scan.key_pitch))))

@@ -22,7 +22,7 @@ from tvm_rnn.tir.index import uint32, wide
 
 from .chunk_block import Block
 from .chunk_tile import BLOCK, piece_bytes
-from .recurrence import Rows, erase_name
+from .recurrence import Rows
 
 TURNED = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16"
 FEW = 4  # warps of states, whose registers are enough for two products at a time
@@ -94,22 +94,33 @@ class States:
 
     def _part(self, first: Expr) -> None:
         """The same of some of its steps, from `first` on."""
-        w, erase = self.w, self.recurrence.erase
+        w, own = self.w, self.recurrence
         self.first = first
         self.old = self._operand(self.state, self.deep)
         sums = w.tile(2 * self.blocks, 4)
-        if erase is not None:
-            run(self._of_states(sums, erase_name(erase)))
-        self._add_values(sums)
-        reads = [w.tile(2 * self.blocks, 4) for _ in self.recurrence.reads]
-        products = [self._of_states(found, f"read_{i}") for i, found in enumerate(reads)]
+        if own.erasing is not None:
+            run(self._of_states(sums, own.erasing_vector))
+        written: dict[str, tuple[RegisterTile, RegisterTile]] = {}
+        if len(own.columns) > 1:
+            self._scale(sums, "erase")
+            values = w.tile(2 * self.blocks, 4)
+            self._add_values(values, False)
+            written["key"] = self._known(values)
+            self._add_known(sums, written["key"][0])
+        else:
+            self._add_values(sums, own.erasing is not None)
+        reads = {i: w.tile(2 * self.blocks, 4) for i in range(len(own.reads)) if not own.solved(i)}
+        products = {i: self._of_states(found, f"read_{i}") for i, found in reads.items()}
         # The first read-out's products fill the gaps of what steps write, where registers hold both.
-        between = products[0] if self.tile.warps <= FEW and products else iter(())
-        written, ending = self._write(sums, between)
-        for i, (read, found) in enumerate(zip(self.recurrence.reads, reads, strict=True)):
+        between = next(iter(products.values())) if self.tile.warps <= FEW and products else iter(())
+        written[own.columns[-1]] = self._write(sums, between)
+        for i, read in enumerate(own.reads):
+            if i not in reads:
+                self._store(i, read.output, written[own.columns[-1]][0])
+                continue
             run(products[i])
-            self._read(i, read.output, found, written)
-        self._carry(ending)
+            self._read(i, read.output, reads[i], {column: both[0] for column, both in written.items()})
+        self._carry({column: both[1] for column, both in written.items()})
 
     def _operand(self, sums: RegisterTile, count: int) -> RegisterTile:
         """Sums [2 count tiles of 8 columns] as the left operand of `count` steps of K."""
@@ -156,8 +167,9 @@ class States:
         step = self.w.bind(self.first + 8 * n + self.lane % 4 * 2)
         return [self.w.keep(numbers.load(name, self.number, step + odd)) for odd in range(2)]
 
-    def _add_values(self, sums: RegisterTile) -> None:
-        """What steps write, but for what they write of each other: values, and what they erase of S."""
+    def _add_values(self, sums: RegisterTile, erases: bool) -> None:
+        """What steps write, but for what they write of each other: values, and, if some is there, what they erase of
+        S."""
         w, scan, names = self.w, self.scan, self.body.numbers.buffers
         words = w.tile(2, 2, dtype="uint32")
         line = self.lane // 16 * 8 + self.lane % 8
@@ -174,7 +186,7 @@ class States:
                     for odd, value in enumerate(unpack(self.precision, words[half][high])):
                         i = 2 * high + odd
                         value = value if scale is None else value * scale[odd]
-                        if self.recurrence.erase is not None:
+                        if erases:
                             before = sums[n][i] if erased is None else sums[n][i] * erased[odd]
                             value = before + value
                         sums.store(value, n, i)
@@ -182,7 +194,7 @@ class States:
     def _write(self, sums: RegisterTile, between: Iterator[None]) -> tuple[RegisterTile, RegisterTile]:
         """What steps write, as operands: as it is, and what is left of it at the end of the chunk. between: other
         products, of which some are started while those here are under way."""
-        w, erases = self.w, self.recurrence.erase is not None
+        w, erases = self.w, self.recurrence.erasing is not None
         written = w.tile(self.blocks, 4, dtype="uint32")
         ending = w.tile(self.blocks, 4, dtype="uint32") if self.body.weighted else written
         for block in range(self.blocks):
@@ -196,6 +208,30 @@ class States:
                 for later in range(block + 1, self.blocks):
                     self._add(sums, written[block], later, self._scores(later, block, 0))
         return written, ending
+
+    def _known(self, values: RegisterTile) -> tuple[RegisterTile, RegisterTile]:
+        """What steps write that nothing is solved for, likewise."""
+        written, ending = self._operand(values, self.blocks), None
+        if self.body.weighted:
+            ending = self.w.tile(self.blocks, 4, dtype="uint32")
+            for block in range(self.blocks):
+                self._pack_block(ending, block, self._ending([values[2 * block], values[2 * block + 1]], block))
+        return written, written if ending is None else ending
+
+    def _add_known(self, sums: RegisterTile, written: RegisterTile) -> None:
+        """To what is to be solved: what it reads of what is known."""
+        for block in range(self.blocks):
+            for other in range(block + 1):
+                self._add(sums, written[other], block, self._scores(block, other, 1))
+
+    def _scale(self, sums: RegisterTile, name: str) -> None:
+        """Times a number of each step, if they have one."""
+        if name not in self.body.numbers.buffers:
+            return
+        for n in range(2 * self.blocks):
+            scale = self._scaled(name, n)
+            for j in range(4):
+                sums.store(sums[n][j] * scale[j % 2], n, j)
 
     def _ending(self, tiles: list[tuple[TirExpr, ...]], block: int) -> list[tuple[TirExpr, ...]]:
         """What steps of a block wrote, times what is left of it."""
@@ -231,21 +267,22 @@ class States:
         for n in range(2):
             self._multiply(sums[2 * block + n], a, b[n])
 
-    def _read(self, i: int, output: Rows, sums: RegisterTile, written: RegisterTile) -> None:
-        """A read-out of all steps, stored."""
-        if self.body.weighted:
-            for n in range(2 * self.blocks):
-                scale = self._scaled(f"read_{i}", n)
-                for j in range(4):
-                    sums.store(sums[n][j] * scale[j % 2], n, j)
-        which = i + (self.recurrence.erase is not None)
-        pairs = [(block, other) for other in range(self.blocks) for block in range(other, self.blocks)]
-        loaded = self._scores(*pairs[0], which)
-        for number, (block, other) in enumerate(pairs):
+    def _read(self, i: int, output: Rows, sums: RegisterTile, written: dict[str, RegisterTile]) -> None:
+        """A read-out of all steps, stored. written: by what it was written along."""
+        self._scale(sums, f"read_{i}")
+        whose = {(vector, column): n for n, (vector, _, column) in enumerate(self.recurrence.scores)}
+        pairs = [
+            (block, other, whose[f"read_{i}", column], own)
+            for column, own in written.items()
+            for other in range(self.blocks)
+            for block in range(other, self.blocks)
+        ]
+        loaded = self._scores(*pairs[0][:3])
+        for number, (block, other, _, own) in enumerate(pairs):
             now = loaded
             if number + 1 < len(pairs):
-                loaded = self._scores(*pairs[number + 1], which)
-            self._add(sums, written[other], block, now)
+                loaded = self._scores(*pairs[number + 1][:3])
+            self._add(sums, own[other], block, now)
         self._store(i, output, self._operand(sums, self.blocks))
 
     def _store(self, i: int, output: Rows, words: RegisterTile) -> None:
@@ -268,24 +305,29 @@ class States:
                 at = body.base + tirx.Cast("uint32", begin + line * pitch + half * 16)
                 w.do(I.ptx["ld.shared.v4.b32"](*four[0], at))
                 value = w.bind(value0 + half * 8)
-                with w.when(tirx.And(step0 + line < body.count, value < output.width)):
+                with w.when(tirx.And(body.stored(step0 + line), value < output.width)):
                     to = w[f"output_{i}"].ptr_to([body.element(output, step0 + line, value)])
                     w.do(I.ptx["st.global.v4.b32"](to, *four[0]))
             return
         with w.loop(scan.part // 2) as pair:
             line, column = w.bind(pair * 2 + lane // 16), w.bind(lane % 16)
             value = w.bind(value0 + column)
-            with w.when(tirx.And(step0 + line < body.count, value < output.width)):
+            with w.when(tirx.And(body.stored(step0 + line), value < output.width)):
                 found = body.words[tirx.truncdiv(begin + line * pitch, 2) + column]
                 w.store(w[f"output_{i}"], found, body.element(output, step0 + line, value))
 
-    def _carry(self, ending: RegisterTile) -> None:
-        """The states at the end of the part."""
-        w, scan = self.w, self.scan
+    def _carry(self, ending: dict[str, RegisterTile]) -> None:
+        """The states at the end of the part. ending: by what it was written along."""
         for n, left in self._left():
             for i in range(4):
                 self.state.store(self.state[n][i] * left[i % 2], n, i)
-        own = self._offset(scan.vector_at("key"), scan.key_pitch)
+        for column, own in ending.items():
+            self._add_outer(column, own)
+
+    def _add_outer(self, column: str, ending: RegisterTile) -> None:
+        """What was written along a column."""
+        w, scan = self.w, self.scan
+        own = self._offset(scan.vector_at(column), scan.key_pitch)
         at = w.bind(self.stage + own + tirx.Cast("uint32", self.lane % 16 * scan.key_pitch + self.lane // 16 * 16))
         b = w.tile(2, 2, 2, dtype="uint32")
         pairs = [(k, block) for block in range(self.blocks) for k in range(self.deep)]

@@ -7,27 +7,29 @@ In: the group's operands, and where its values lie. Out: a `MatrixScan`, the ker
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
 from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.codegen.vector_access import DTYPES
-from tvm_rnn.cuda.layer.matrix_operands import MatrixOperands
+from tvm_rnn.cuda.layer.matrix_operands import NUMBER, MatrixOperands, marked
 from tvm_rnn.cuda.layer.pointers import Argument, Place
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.rowwise.state_moves import Tile
 from tvm_rnn.decisions import tell
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.schedule.schedule_template import DEFAULT
-from tvm_rnn.target import Target
+from tvm_rnn.target import HOPPER, Target
 
 from .choose_tile import ChosenTile, choose, refused
+from .chunk_marks import MarkedChunkScan
 from .chunk_scan import ChunkScan
 from .recurrence import AFTER, BEFORE, Erase, Outer, Read, Recurrence, Rows
 from .segments import Segments
 from .step_by_step import STATES, Steps
+from .steps_again import EVERY
 
 FEW = 8  # steps that take less one after the other than a chunk does
 AHEAD = 4  # steps that what a step reads is loaded before it, where all steps go one after the other
@@ -53,6 +55,8 @@ class MatrixScan:
     """The kernels of one group: all steps one after the other, in a launch.
 
     arguments: what `values` of `launch` are, in the order of the kernels' pointers. dtype: of the user's states.
+    reverse: from the last step to the first. marked: states before the parts of the time are kept, where a tile says.
+    early: as of `write`, of kernels that go step by step.
     """
 
     name: str
@@ -60,6 +64,9 @@ class MatrixScan:
     recurrence: Recurrence
     arguments: tuple[Argument, ...]
     dtype: str
+    reverse: bool
+    marked: bool
+    early: bool
 
     @property
     def states(self) -> list[Node]:
@@ -72,7 +79,7 @@ class MatrixScan:
     @property
     def fact(self) -> dict[str, object]:
         """A row of the manifest's templates."""
-        unit = f"{self._unit} step by step, any B"
+        unit = f"{self._unit} step by step{', backwards' * self.reverse}, any B"
         return {"unit": unit, "template": "step_by_step", "knobs": {}, "record": DEFAULT}
 
     @property
@@ -86,7 +93,8 @@ class MatrixScan:
 
     @cached_property
     def steps(self) -> Steps:
-        return Steps(f"{self.name}_steps", self.recurrence, AHEAD)
+        every = EVERY if self.marked else 0
+        return Steps(f"{self.name}_steps", self.recurrence, AHEAD, early=self.early, reverse=self.reverse, every=every)
 
     @cached_property
     def in_place(self) -> Steps | None:
@@ -94,7 +102,7 @@ class MatrixScan:
         None: no kernel takes their dtype."""
         if self.dtype == self.steps.dtype:
             return self.steps
-        own = Steps(f"{self.name}_in_place", self.recurrence, self.steps.ahead, self.dtype)
+        own = replace(self.steps, name=f"{self.name}_in_place", dtype=self.dtype)
         return own if self.dtype in DTYPES else None
 
     @property
@@ -135,6 +143,8 @@ class MatrixScan:
         lean: there are never lengths or resets."""
         (both,) = states
         work = self._work(host, values, both, tile)
+        if self.marked:
+            work.pointers["marks"] = tile.marks[self.operands.state]
         self._begin(work)
         for masked, case in self._cases(lean):
             with host.when(case):
@@ -156,7 +166,8 @@ class ChunkedScan(MatrixScan):
 
     @property
     def fact(self) -> dict[str, object]:
-        unit = f"{self._unit} in chunks of {self.chosen.tile.chunk} steps, any B"
+        back = ", backwards" * self.reverse
+        unit = f"{self._unit} in chunks of {self.chosen.tile.chunk} steps{back}, any B"
         own = self.chosen
         return {"unit": unit, "template": own.template, "knobs": dict(own.knobs), "record": own.record}
 
@@ -165,15 +176,16 @@ class ChunkedScan(MatrixScan):
 
     @cached_property
     def chunks(self) -> ChunkScan:
-        return ChunkScan(f"{self.name}_chunks", self.recurrence, self.chosen.tile)
+        kind = MarkedChunkScan if self.marked else ChunkScan
+        return kind(f"{self.name}_chunks", self.recurrence, self.chosen.tile, self.reverse)
 
     @cached_property
     def segments(self) -> Segments:
-        return Segments(self.name, self.recurrence, self.chosen.tile)
+        return Segments(self.name, self.recurrence, self.chosen.tile, self.reverse)
 
     @cached_property
     def steps(self) -> Steps:
-        return Steps(f"{self.name}_steps", self.recurrence)
+        return Steps(f"{self.name}_steps", self.recurrence, early=self.early)
 
     @property
     def most_in_place(self) -> int | None:
@@ -183,6 +195,10 @@ class ChunkedScan(MatrixScan):
         span = self.segments.span(work.host, work.tile.count)
         count = work.host.let("segments", f"({work.tile.count} + {span} - 1) / {span}")
         work.scalars |= {"span": span, "segments": count}
+        if self.reverse:
+            chunk = self.chosen.tile.chunk
+            padded = work.host.let("padded", f"({work.tile.count} + {chunk - 1}) / {chunk} * {chunk}")
+            work.scalars |= {"steps": padded, "padded": padded, "real": work.tile.count}
 
     def _run(self, work: Launches, ends: Pointer, masked: bool) -> None:
         host, count = work.host, work.scalars["segments"]
@@ -203,21 +219,23 @@ def matrix_scan(
 ) -> MatrixScan:
     """The kernels of a group. writes: where a read-out goes."""
     state, along = operands.state, operands.along
-    arguments = list[Argument]()
+    arguments, places = list[Argument](), dict[str, object]()
 
-    def rows(name: str, node: Node) -> Rows:
-        base, offset = operands.located(node)
+    def rows(name: str, node: Node, axis: int = along) -> Rows:
+        base, offset = operands.located((node, axis))
         source = layout.source(base, False, "before")
         assert source is not None
         arguments.append(Argument(name, "read", base))
-        width = prod(node.shape[len(operands.heads) :])
-        return Rows(width, source.place.row_stride, source.place.dtype, offset, operands.group_size(node))
+        width = prod(node.shape[len(operands.heads) :]) if axis == NUMBER else state.shape[axis]
+        group = operands.group_size((node, axis))
+        places[name] = base, offset, width, group
+        return Rows(width, source.place.row_stride, source.place.dtype, offset, group)
 
     def outer(number: int, column: Node, row: Node, product: bool) -> Outer:
         along_key = rows(f"column_{number}", column)
         if product:
             return Outer(along_key, None, rows(f"vector_{number}", row))
-        return Outer(along_key, rows(f"value_{number}", row))
+        return Outer(along_key, rows(f"value_{number}", row, -3 - along))
 
     key, erase = rows("key", operands.key), operands.erase
     taken = None if erase is None else Erase(rows("erase", erase), None, BEFORE)
@@ -228,22 +246,34 @@ def matrix_scan(
             of = AFTER if node.args[0].op == "scan_matrix" else BEFORE
             output = Rows(node.shape[-1], place.row_stride, place.dtype)
             reads.append((Read(rows(f"read_{len(reads)}", node.args[1]), output, of), node, number))
-    own = Recurrence(
+    recurrence = Recurrence(
         prod(operands.heads),
         state.shape[along],
         state.shape[-3 - along],
         layout.storage,
         key,
-        rows("value", operands.value),
+        rows("value", operands.value, -3 - along),
         tuple(read for read, _, _ in reads),
         None,
         taken,
-        None if operands.decay is None else rows("decay", operands.decay),
+        None if operands.decay is None else rows("decay", operands.decay, NUMBER),
         keys_last=along == -1,
         others=tuple(outer(number, *other) for number, other in enumerate(rest)),
     )
     arguments += [Argument(f"output_{i}", "write", node, number) for i, (_, node, number) in enumerate(reads)]
+    graph = layout.graph
+    reverse, kept = graph.kind == "backward", graph.states.index(state) in marked(graph)
+    own = replace(recurrence, same=_same(recurrence, places))
     why = refused(own, target)
     tell(not why, f"{state.name} in chunks of time", why and f"step by step in one launch: {why}")
-    given = name, operands, own, tuple(arguments), layout.dtype
+    given = name, operands, own, tuple(arguments), layout.dtype, reverse, kept, target.arch == HOPPER
     return MatrixScan(*given) if why else ChunkedScan(*given, choose(own, batches, target))
+
+
+def _same(recurrence: Recurrence, places: dict[str, object]) -> tuple[tuple[str, str], ...]:
+    """Vectors that lie where others do. places: of operands, by name."""
+    first, found = dict[object, str](), list[tuple[str, str]]()
+    for name in sorted(recurrence.vectors, key=lambda name: name.startswith("read_")):
+        other = first.setdefault(places[name], name)
+        found += [(name, other)] if other != name else []
+    return tuple(found)

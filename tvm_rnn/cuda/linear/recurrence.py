@@ -60,7 +60,8 @@ class Outer:
 
 @dataclass(frozen=True)
 class Recurrence:
-    """The recurrence above. precision: of vectors, as products take them; numbers are float32.
+    """The recurrence above. precision: of vectors, as products take them; numbers are float32. same: pairs of names of
+    vectors that are one, the other of which no `reads` has.
 
     States are float32, [B, heads, keys, values], or [B, heads, values, keys] if `keys_last`. log_decay: `decay` holds
     natural logarithms. A decay is never negative.
@@ -79,6 +80,19 @@ class Recurrence:
     log_decay: bool = False
     keys_last: bool = False
     others: tuple[Outer, ...] = ()
+    same: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def held(self) -> dict[str, Rows]:
+        """Of `vectors` those that chunks have in shared memory: one of those that are the same, but where decays of
+        each key are multiplied with them there."""
+        twice = set() if self.decays_by_key else {name for name, _ in self.same}
+        return {name: rows for name, rows in self.vectors.items() if name not in twice}
+
+    def solved(self, read: int) -> bool:
+        """Whether a result is what chunks solve."""
+        own = self.erase is None and bool(self.others) and self.reads[read].of == BEFORE
+        return own and (f"read_{read}", "vector_0") in self.same
 
     @property
     def vectors(self) -> dict[str, Rows]:
@@ -105,6 +119,33 @@ class Recurrence:
         return {name: rows for name, rows in every.items() if rows is not None}
 
     @property
+    def erasing(self) -> Erase | None:
+        """What chunks solve: that which erases, or the one other product with the states, which has its own column."""
+        if self.erase is not None or not self.others:
+            return self.erase
+        return Erase(self.others[0].vector, None, BEFORE)
+
+    @property
+    def erasing_vector(self) -> str:
+        """The pointer of its vector."""
+        if self.erase is None:
+            return "vector_0"
+        return "key" if self.erase.vector is None else "erase"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Pointers of what chunks write along: values, and in the last one what is solved."""
+        return ("key", "column_0") if self.others else ("key",)
+
+    @property
+    def scores(self) -> tuple[tuple[str, str, str], ...]:
+        """What chunks know of each two steps: the vector that reads, of which states, and the column that was written.
+        The first is solved, if anything is."""
+        reads = [(f"read_{i}", read.of) for i, read in enumerate(self.reads) if not self.solved(i)]
+        own = [] if self.erasing is None else [(self.erasing_vector, self.erasing.of)]
+        return tuple((*read, column) for read in own + reads for column in self.columns[::-1])
+
+    @property
     def decays_by_key(self) -> bool:
         """Whether every key decays by itself."""
         return self.decay is not None and self.decay.width > 1
@@ -114,8 +155,8 @@ class Recurrence:
         """Why no chunk kernel takes it, whatever its sizes are; "" where one may."""
         if self.decays_by_key and self.erase is not None and self.erase.vector is None:
             return "each key decays by itself, and erases by itself too"
-        if self.others:
-            return "what is taken away, or written, does not lie along one key"
+        if self.others and (self.erase is not None or [o.vector is None for o in self.others] != [False]):
+            return "what is taken away, or written, does not lie along one key, or two of which one takes away"
         if self.precision not in ("bfloat16", "float16"):
             return f"products of chunks take bfloat16 or float16, not {self.precision}"
         return ""
@@ -133,11 +174,6 @@ class Recurrence:
         """Of a kernel that runs steps: operands, outputs, and the states before and after."""
         outputs = tuple((f"output_{i}", read.output.dtype) for i, read in enumerate(self.reads))
         return (*self.operands, *outputs, ("state_in", "float32"), ("state_out", "float32"))
-
-
-def erase_name(erase: Erase) -> str:
-    """The pointer of the vector that erases."""
-    return "key" if erase.vector is None else "erase"
 
 
 def sum_name(of: str) -> str:

@@ -36,7 +36,7 @@ HELD = 128  # elements of the next M that a thread has, or has asked for
 
 def map_size(recurrence: Recurrence) -> int:
     """Numbers of M: of each two keys, of each key, or one."""
-    if recurrence.erase is not None:
+    if recurrence.erasing is not None:
         return recurrence.keys**2
     return recurrence.keys if recurrence.decays_by_key else 1
 
@@ -48,7 +48,7 @@ class SegmentEnds(ChunkScan):
 
     @property
     def tiles(self) -> int:
-        return super().tiles + (ceil_div(self.recurrence.keys, self.tile.values) if self.recurrence.erase else 0)
+        return super().tiles + (ceil_div(self.recurrence.keys, self.tile.values) if self.recurrence.erasing else 0)
 
     @property
     def map0(self) -> int:
@@ -69,7 +69,7 @@ class _Ends(States):
     def __init__(self, block: Block, warp: TirExpr, scan: SegmentEnds) -> None:
         super().__init__(block, warp)
         self.map0 = scan.map0
-        self.erases = scan.recurrence.erase is not None
+        self.erases = scan.recurrence.erasing is not None
         self.total = self.w.tile(self.scan.keys // 8, 2)  # of M where nothing is erased: of a lane's keys
 
     def begin(self) -> None:
@@ -167,7 +167,7 @@ class Compose:
             if i < min(own.keys, HELD):
                 w.do(I.ptx["ld.global.f32"](factors[i], factor(segment, i)))
 
-        erases = own.erase is not None
+        erases = own.erasing is not None
         with w.when(tirx.And(w["segments"] > 1, tirx.const(erases, "bool"))):
             for i in range(own.keys):
                 ask(tirx.const(0, "int32"), i)
@@ -205,10 +205,11 @@ class Segments:
     name: str
     recurrence: Recurrence
     tile: ChunkTile
+    reverse: bool = False
 
     @cached_property
     def ends(self) -> SegmentEnds:
-        return SegmentEnds(f"{self.name}_ends", replace(self.recurrence, reads=()), self.tile)
+        return SegmentEnds(f"{self.name}_ends", replace(self.recurrence, reads=()), self.tile, self.reverse)
 
     @cached_property
     def compose(self) -> Compose:

@@ -23,7 +23,8 @@ from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.expr import Buffer, TirExpr
 from tvm_rnn.tir.index import wide
 
-from .recurrence import AFTER, BEFORE, DECAYED, Recurrence, Rows, erase_name
+from .lane_sums import reduce_scatter
+from .recurrence import AFTER, BEFORE, DECAYED, Recurrence, Rows
 
 VALUES, WARPS = 32, 4  # of a block
 VECTOR = 4
@@ -36,12 +37,18 @@ _Slot = dict[str, Buffer]  # what a step reads, in registers, by name
 @dataclass(frozen=True)
 class Steps:
     """Its kernels take the recurrence's pointers, then steps and batch. ahead: how many steps what a step reads is
-    loaded before it. dtype: of the states in memory, before and after: float32, float16 or bfloat16."""
+    loaded before it. dtype: of the states in memory, before and after: float32, float16 or bfloat16. reverse: from the
+    last step to the first. every: steps of the part of time, of those that begin at a multiple of it, whose states
+    before it (in the order of the steps) go to another pointer, `marks`: [parts, B, ...], float32; 0: there is none.
+    early: as of `write`."""
 
     name: str
     recurrence: Recurrence
     ahead: int = 1
     dtype: str = "float32"
+    reverse: bool = False
+    every: int = 0
+    early: bool = False
 
     @property
     def lanes(self) -> int:
@@ -67,10 +74,11 @@ class Steps:
                 _Body(w, self, masked).run()
 
         pointers = [(n, self.dtype if n in STATES else kind) for n, kind in self.recurrence.pointers]
+        pointers += [("marks", "float32")] if self.every else []
         pointers += MASK_POINTERS if masked else ()
         scalars = (("steps", "int32"), ("batch", "int32"), *(MASK_SCALARS if masked else ()))
         name = f"{self.name}_masked" if masked else self.name
-        return write(name, pointers, scalars, run, threads=32 * WARPS)
+        return write(name, pointers, scalars, run, threads=32 * WARPS, early=self.early)
 
 
 class _Body:
@@ -97,8 +105,9 @@ class _Body:
                 step = w.keep(turn * ahead + number)
                 with nullcontext() if ahead == 1 else w.when(step < steps):
                     if self.masked:
-                        self._masked(slot, step)
+                        self._masked(slot, step, number)
                     else:
+                        self._mark(step, number)
                         self._step(slot, step)
                     with w.when(step + ahead < steps):
                         self._prefetch(slot, w.bind(step + ahead))
@@ -176,18 +185,44 @@ class _Body:
 
     # --- a step ----------------------------------------------------------------------------------------------------
 
-    def _masked(self, slot: _Slot, step: TirExpr) -> None:
-        """A row that has ended keeps its states and has zeros for results."""
-        w = self.w
+    def _time(self, step: TirExpr) -> TirExpr:
+        """Of the step that comes as number `step`."""
+        return self.w["steps"] - 1 - step if self.steps.reverse else step
+
+    def _mark(self, step: TirExpr, number: int) -> None:
+        """Leave the states before a part of time; number: of the step among those of a turn."""
+        w, every, time = self.w, self.steps.every, self.w.bind(self._time(step))
+        if not every or (not self.steps.reverse and every % self.steps.ahead == 0 and number):
+            return
+        begins = tirx.EQ(tirx.truncmod(time + int(self.steps.reverse), every), 0)
+        begins = tirx.Or(begins, tirx.EQ(step, 0)) if self.steps.reverse else begins
+        own = self.recurrence
+        with w.when(begins):
+            part = w.keep(wide(tirx.truncdiv(time, every)) * wide(w["batch"]) * (own.heads * own.keys * own.values))
+            for numbers, there, at in self._parts():
+                with w.when(there):
+                    store_lanes(w, "marks", "float32", part + at, [self.state[n][0] for n in numbers])
+
+    def _masked(self, slot: _Slot, step: TirExpr, number: int) -> None:
+        """A row that has ended keeps its states and has zeros for results. Backwards, a flag of the step after this one
+        separates it from that."""
+        w, back = self.w, int(self.steps.reverse)
         there = w.local(1, "int32")
         w.store(there, tirx.const(1, "int32"), 0)
         zero = tirx.const(0, "int32")
+        time = w.keep(w["start"] + self._time(step))
+        again = w.local(1, "int32")
+        w.store(again, tirx.Cast("int32", tirx.And(tirx.NE(w["has_reset"], zero), time + back < w["total"])), 0)
         with w.when(tirx.NE(w["has_lengths"], zero)):
-            w.store(there, tirx.Cast("int32", wide(w["start"] + step) < w["lengths"][wide(self.row)]), 0)
-        with w.when(tirx.And(tirx.NE(w["has_reset"], zero), tirx.NE(there[0], zero))):
-            flag = w["reset"][wide(w["start"] + step) * wide(w["batch"]) + wide(self.row)]
+            end = w["lengths"][wide(self.row)]
+            w.store(there, tirx.Cast("int32", wide(time) < end), 0)
+            with w.when(wide(time + back) >= end):
+                w.store(again, zero, 0)
+        with w.when(tirx.NE(again[0], zero)):
+            flag = w["reset"][wide(time + back) * wide(w["batch"]) + wide(self.row)]
             with w.when(tirx.NE(tirx.Cast("int32", flag), zero)):
                 self.state.fill(tirx.const(0.0, "float32"))
+        self._mark(step, number)
         with I.If(tirx.NE(there[0], zero)):
             with I.Then():
                 self._step(slot, step)
@@ -196,7 +231,7 @@ class _Body:
                     self._result(i, step, [tirx.const(0.0, "float32")] * len(self.values))
 
     def _element(self, rows: Rows, step: TirExpr, within: TirExpr | int) -> TirExpr:
-        at = self.w.bind((wide(step) * wide(self.w["batch"]) + wide(self.row)) * rows.stride + rows.offset)
+        at = self.w.bind((wide(self._time(step)) * wide(self.w["batch"]) + wide(self.row)) * rows.stride + rows.offset)
         return at + wide(tirx.truncdiv(self.head, rows.group) * rows.width + within)
 
     def _prefetch(self, slot: _Slot, step: TirExpr) -> None:
@@ -256,7 +291,7 @@ class _Body:
                 for i in range(len(own.others)):
                     self._write(now[f"column_{i}"], products.get(i) or now[f"value_{i}"])
             if erase is not None and erase.of == of:
-                erased = self._sums(now[erase_name(erase)])
+                erased = self._sums(now[own.erasing_vector])
             for i, read in enumerate(own.reads):
                 if read.of == of:
                     self._read(i, step, now[f"read_{i}"])
@@ -296,7 +331,7 @@ class _Body:
         own = self.use % 2 * (WARPS * VALUES)  # of two halves in turn: one barrier is enough
         self.use += 1
         at = w.bind(self.lane % ACROSS * VECTOR)
-        total, number = self._reduce_scatter(parts)
+        total, number, _ = reduce_scatter(w, self.lane, parts, self.turns)
         w.store(self.parts, total, own + self.warp * VALUES + at + number)
         w.do(I.cuda.cta_sync())
         found = []
@@ -319,24 +354,6 @@ class _Body:
             found.append(self.w.keep(total))
         return found
 
-    def _reduce_scatter(self, parts: list[TirExpr]) -> tuple[TirExpr, TirExpr]:
-        """The sum over lanes of one of the values of the thread, and which: lanes halve the values between them as long
-        as there are several."""
-        w, everyone = self.w, tirx.const(0xFFFFFFFF, "uint32")
-        number: TirExpr = tirx.const(0, "int32")
-        for turn in self.turns:
-            sent, half = parts, len(parts) // 2
-            if half:
-                high = w.bind(tirx.NE(self.lane & turn, 0))
-                low, rest = parts[:half], parts[half:]
-                sent = [tirx.Select(high, a, b) for a, b in zip(low, rest, strict=True)]
-                parts = [tirx.Select(high, b, a) for a, b in zip(low, rest, strict=True)]
-                number = w.bind(number + tirx.Select(high, half, 0))
-            sent = [w.keep(part) for part in sent]
-            other = [I.tvm_warp_shuffle_xor(everyone, part, turn, 32, 32) for part in sent]
-            parts = [w.keep(a + b) for a, b in zip(parts, other, strict=True)]
-        return parts[0], number
-
     @property
     def _uses(self) -> int:
         """Sums of a step."""
@@ -348,9 +365,8 @@ class _Body:
         """A result of a step, stored."""
         if self.parts is not None:
             return self._result(i, step, self._sums(vector))
-        total, number = self._reduce_scatter(self._products(vector))
-        once = sum(turn for turn in self.turns[len(self.values).bit_length() - 1 :])  # lanes that have the same
-        with self.w.when(tirx.EQ(self.lane & once, 0)):
+        total, number, same = reduce_scatter(self.w, self.lane, self._products(vector), self.turns)
+        with self.w.when(tirx.EQ(self.lane & same, 0)):
             self._put(i, step, self.w.bind(self.values[0] + number * self.apart), total)
         return None
 

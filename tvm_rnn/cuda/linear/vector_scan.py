@@ -1,15 +1,20 @@
 """Recurrences of vectors over all time: a group of kind "scan" whose rows are `scan`, `scan_max` or `delay`.
 
-In: the group, and where its values lie. Out: `VectorScan`, two kernels. Time is cut into chunks; a thread has one
-element of one batch row in one chunk. `ends` finds what each chunk does to any state that enters it: a matrix of the
-component's states and a vector (of `scan_max` a sum and a maximum). `apply` composes those of the chunks before its
-own, always in the same order, walks its chunk, and stores. One chunk needs `apply` alone. How many there are follows,
-in each call, from T, B and the GPU: so many that their threads fill it, but no shorter than what starting them takes.
+In: the group, and where its values lie. Out: a `VectorScan`, its kernels and their launches. A block has 32 elements,
+side by side in memory, and all or a part of the time, which it takes in rounds: its warps have the same elements, and
+some steps each, one behind the other. A warp finds what its steps do to any state that enters them: a matrix of the
+component's states and a vector (of `scan_max` a sum and a maximum). In shared memory each sees what those before it do,
+always in the same order, and walks its steps, of which the operands were loaded once. While a round is worked on, the
+operands of the next one are on their way.
 
-Rewrite: for t: h = a h + b  -->  each chunk: (P, v);  each chunk: for those before: h = P h + v; for t: h = a h + b
+Where there are too few elements for the GPU, time is cut into chunks, and another kernel, `ends`, finds first what each
+chunk does: `apply` begins with those before its own. How many there are follows, in each call, from T, B and the GPU.
+Calls of few steps have `few`, whose warps have other elements each.
 
-A reset cuts a chunk off from what enters it: no product with a state of infinity is made. Where an infinity enters a
-chunk whose factors multiply to 0, composition gives NaN and one step after the other may give infinity; the same holds
+Rewrite: for t: h = a h + b  -->  each part: (P, v);  each part: for those before: h = P h + v; for t: h = a h + b
+
+A reset cuts a part off from what enters it: no product with a state of infinity is made. Where an infinity enters a
+part whose factors multiply to 0, composition gives NaN and one step after the other may give infinity; the same holds
 of `scan_max` where terms of both infinities are added.
 
 Source: Blelloch 1990, "Prefix sums and their applications".
@@ -17,7 +22,7 @@ Source: Blelloch 1990, "Prefix sums and their applications".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,10 +32,10 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer
-from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
-from tvm_rnn.cuda.layer.pointers import Argument, Place, arithmetic
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
+from tvm_rnn.cuda.layer.pointers import Argument, Place, address, arithmetic, dense
 from tvm_rnn.cuda.layer.regime import FOREVER, MASK_POINTERS, MASK_SCALARS
-from tvm_rnn.cuda.layer.row_kernels import Job, Values, unravel
+from tvm_rnn.cuda.layer.row_kernels import WARP, Job, Values, unravel
 from tvm_rnn.cuda.rowwise.state_moves import Tile
 from tvm_rnn.graph import scalar
 from tvm_rnn.graph.graph import Node, recurrence_states
@@ -42,10 +47,11 @@ from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import wide
 
 SCALARS = (("steps", "int32"), ("reverse", "int32"), ("batch", "int32"), ("chunks", "int32"), ("span", "int32"))
-LEAST_SPAN = 32  # steps of a chunk: fewer take less time than another kernel takes to begin
-LEAST_CHUNKS = 4  # fewer are no faster than one: operands are read twice
-EARLIER = 0.25  # steps that take as long as to compose the effect of an earlier chunk
+LEAST_SPAN = 64  # steps of a chunk: fewer take less time than another kernel takes to begin
+LEAST_CHUNKS = 3  # fewer are no faster than one: operands are read twice
+EARLIER = 4  # steps that take as long as to compose the effect of an earlier chunk
 COMPOSED = 8  # chunks whose effects are loaded at once
+FEW_WARPS = 4  # of a block that has few steps
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,17 +59,17 @@ class VectorScan:
     """The kernels of one group.
 
     job: the group and its places. replaced: of each row the state whose new value it is. initial: of states that do not
-    begin at 0. zeroed: values that are 0 at the steps of rows that have ended. threads: of a block; ahead: steps whose
-    operands are loaded at once; resident: threads that all chunks together have on each multiprocessor.
+    begin at 0. zeroed: values that are 0 at the steps of rows that have ended. warps: of a block; ahead: steps of a
+    warp in a round; resident: blocks that all chunks together have on each multiprocessor.
     """
 
     job: Job
     replaced: Mapping[Node, Node]
     initial: Mapping[str, float] = field(default_factory=dict)
     zeroed: frozenset[Node] = frozenset()
-    threads: int = 128
+    warps: int = 8
     ahead: int = 8
-    resident: int = 1024
+    resident: int = 3
     record: str = DEFAULT  # where the knobs are from
 
     @cached_property
@@ -100,7 +106,7 @@ class VectorScan:
 
     @property
     def knobs(self) -> dict[str, int]:
-        return {"threads": self.threads, "ahead": self.ahead, "resident": self.resident}
+        return {"warps": self.warps, "ahead": self.ahead, "resident": self.resident}
 
     @property
     def fact(self) -> dict[str, object]:
@@ -112,7 +118,8 @@ class VectorScan:
 
     def ends_size(self, rows: HostExpr) -> str:
         """Numbers, at most, that say what the chunks of so many rows of steps do."""
-        return f"std::min<int64_t>(sms * {self.resident}, {rows} * {self.width} / {LEAST_SPAN}) * {self.words}"
+        most = f"sms * {self.resident * WARP}, {rows} * {self.width} / {LEAST_SPAN}"
+        return f"std::min<int64_t>({most}) * {self.words}"
 
     def launch(
         self,
@@ -125,10 +132,12 @@ class VectorScan:
     ) -> None:
         """All steps of a tile. values: of `arguments`; states: each before and after; ends: memory for `ends_size`;
         lean: there are never lengths or resets."""
-        room = f"sms * {self.resident} / (B * {self.width})"
-        most = f"std::min<int64_t>({room}, {tile.count} / {LEAST_SPAN})"
-        most = host.let("most", f"std::min<int64_t>({most}, static_cast<int64_t>(std::sqrt({tile.count} / {EARLIER})))")
-        span = host.let("span", f"{most} < {LEAST_CHUNKS} ? {tile.count} : ({tile.count} + {most} - 1) / {most}")
+        tiles = f"(B * {self.width} + {WARP - 1}) / {WARP}"
+        most = f"std::min<int64_t>(sms * {self.resident} / ({tiles}), {tile.count} / {LEAST_SPAN})"
+        most = f"std::min<int64_t>({most}, static_cast<int64_t>(std::sqrt({tile.count} / {EARLIER})))"
+        most = host.let("most", f"std::max<int64_t>({most}, 1)")
+        span = f"(({tile.count} + {most} - 1) / {most} + {LEAST_SPAN - 1}) / {LEAST_SPAN} * {LEAST_SPAN}"
+        span = host.let("span", f"{most} < {LEAST_CHUNKS} ? {tile.count} : {span}")
         chunks = host.let("chunks", f"({tile.count} + {span} - 1) / {span}")
         pointers = {a.name: p for a, p in zip(self.arguments, values, strict=True)} | {"chunk_ends": ends}
         for n, (old, new) in enumerate(states):
@@ -139,9 +148,13 @@ class VectorScan:
         cases = {False: "!has_lengths && !has_reset", True: "has_lengths || has_reset"}
         for masked in (False,) if lean else (False, True):
             with nullcontext() if lean else host.when(cases[masked]):
-                with host.when(f"{chunks} > 1"):  # nobody asks for the last one's
-                    self._launch(host, self.kernels[False, masked], pointers, {**scalars, "chunks": f"{chunks} - 1"})
-                self._launch(host, self.kernels[True, masked], pointers, {**scalars, "chunks": chunks})
+                with host.when(f"{tile.count} <= {self.ahead}"):
+                    self._launch(host, self.kernels["few", masked], pointers, {**scalars, "chunks": 1})
+                with host.otherwise():
+                    with host.when(f"{chunks} > 1"):  # nobody asks for the last one's
+                        less = {**scalars, "chunks": f"{chunks} - 1"}
+                        self._launch(host, self.kernels["ends", masked], pointers, less)
+                    self._launch(host, self.kernels["apply", masked], pointers, {**scalars, "chunks": chunks})
 
     @staticmethod
     def _launch(host: Host, kernel: Kernel, pointers: Mapping[str, Pointer], scalars: Mapping[str, HostExpr]) -> None:
@@ -149,27 +162,33 @@ class VectorScan:
         host.launch(kernel, own, {name: scalars[name] for name, _ in kernel.scalars})
 
     @cached_property
-    def kernels(self) -> dict[tuple[bool, bool], Kernel]:
-        """By whether it is `apply`, and whether it knows lengths and resets."""
-        return {(whole, masked): self.kernel(whole, masked) for whole in (False, True) for masked in (False, True)}
+    def kernels(self) -> dict[tuple[str, bool], Kernel]:
+        """By kind, and by whether they know lengths and resets."""
+        return {(kind, masked): self.kernel(kind, masked) for kind in KINDS for masked in (False, True)}
 
-    def kernel(self, whole: bool, masked: bool) -> Kernel:
-        """whole: `apply`, else `ends`. masked: with lengths and resets."""
+    def kernel(self, kind: str, masked: bool) -> Kernel:
+        """kind: one of KINDS. masked: with lengths and resets."""
+        body, whole = KINDS[kind], kind != "ends"
         dtype, numbers = arithmetic(self.job.precision), range(len(self.rows))
         given = [a for a in self.arguments if whole or a.role == "read"]
         pointers = [(a.name, self.job.dtype(a)) for a in given] + [("chunk_ends", dtype)]
-        states = [(f"{kind}_{n}", dtype) for kind in ("old", "new") for n in numbers]
+        states = [(f"{side}_{n}", dtype) for side in ("old", "new") for n in numbers]
         pointers += states if whole else []
         pointers += MASK_POINTERS if masked else ()
         scalars = (*SCALARS, *(MASK_SCALARS if masked else ()))
-        name = f"{self.job.name}_{'apply' if whole else 'ends'}{'_masked' if masked else ''}"
-        body = _Apply if whole else _Ends
+        name = f"{self.job.name}_{kind}{'_masked' if masked else ''}"
         with flavour(self.job.precision):
-            return write(name, pointers, scalars, lambda w: body(w, self, masked).emit(), threads=self.threads)
+            what = name, pointers, scalars, lambda w: body(w, self, masked).emit()
+            return write(*what, threads=self.threads(kind), early=self.job.early)
+
+    def threads(self, kind: str) -> int:
+        """Of a block."""
+        return WARP * (FEW_WARPS if kind == "few" else self.warps)
 
 
 class _Loads:
-    """What is loaded for one step, in the order in which it is read; of values that change with time."""
+    """What is loaded for one step, as it is in memory, in the order in which it is read; of values that change with
+    time."""
 
     def __init__(self, writer: Writer, dtype: str) -> None:
         self.w, self.dtype = writer, dtype
@@ -178,23 +197,20 @@ class _Loads:
 
     def take(self) -> None:
         """What is there is used from here on, and its places may be loaded to."""
-        self.taken = [self.w.keep(register[0]) for register, _ in self.places]
+        self.taken = [self.w.keep(converted(register[0], self.dtype)) for register, _ in self.places]
 
-    def ask(self, values: Values) -> None:
+    def ask(self, values: _Loaded) -> None:
         """Load the same of another step."""
         for register, what in self.places:
-            self.w.store(register, values.load(*what), 0)
+            self.w.store(register, values.raw(*what), 0)
 
-    def value(self, number: int, load: Callable[[], Expr], what: tuple[str, Place, Node, Index]) -> Expr:
+    def value(self, number: int, values: _Loaded, what: tuple[str, Place, Node, Index]) -> Expr:
         """The one with that number; what: how it is loaded."""
-        if self.taken is not None and number < len(self.taken):
-            return self.taken[number]
         if self.taken is not None:
-            return load()
-        found = load()
-        self.places.append((self.w.local(1, self.dtype), what))
-        self.w.store(self.places[-1][0], found, 0)
-        return found
+            return self.taken[number] if number < len(self.taken) else converted(values.raw(*what), self.dtype)
+        self.places.append((self.w.local(1, what[1].dtype), what))
+        self.w.store(self.places[-1][0], values.raw(*what), 0)
+        return converted(self.places[-1][0][0], self.dtype)
 
 
 @dataclass
@@ -204,46 +220,74 @@ class _Loaded(Values):
     loads: _Loads | None = None
     number: int = 0  # of those that were read
 
+    def raw(self, pointer: str, place: Place, node: Node, index: Index) -> Expr:
+        """As it is in memory."""
+        return self.writer[pointer][address(place, self.row, dense(node.shape, index))]
+
     def load(self, pointer: str, place: Place, node: Node, index: Index) -> Expr:
-        plain = super().load
         if not place.row_stride or self.loads is None:
-            return plain(pointer, place, node, index)
+            return super().load(pointer, place, node, index)
         self.number += 1
-        what = (pointer, place, node, index)
-        return self.loads.value(self.number - 1, lambda: plain(*what), what)
+        return self.loads.value(self.number - 1, self, (pointer, place, node, index))
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Its values; whether the chunk has it, whether it counts (the row has not ended either), and whether the row
+    begins anew; None: yes, yes, no."""
+
+    values: Values
+    inside: Expr | None
+    active: Expr | None
+    restart: Expr | None
 
 
 class _Walk:
-    """What both kernels do: a thread's place, and its steps in order."""
+    """What all kernels do: a thread's place, and its steps in rounds, some for each warp. few: warps have other
+    elements, and all steps, in their place."""
+
+    few = False
 
     def __init__(self, writer: Writer, scan: VectorScan, masked: bool) -> None:
         self.w, self.scan, self.masked = writer, scan, masked
         self.dtype = arithmetic(scan.job.precision)
         self.count = len(scan.rows)
+        self.warps = 1 if self.few else scan.warps
 
     def emit(self) -> None:
         w, scan = self.w, self.scan
         self.lanes = wide(w["batch"]) * scan.width
-        tiles = tirx.truncdiv(self.lanes + (scan.threads - 1), tirx.const(scan.threads, "int64"))
+        each = WARP * (FEW_WARPS if self.few else 1)
+        tiles = tirx.truncdiv(self.lanes + (each - 1), tirx.const(each, "int64"))
         block = wide(I.cta_id([tirx.Cast("int32", tiles * wide(w["chunks"]))]))
+        thread = w.keep(I.thread_id([each * self.warps]))
         self.chunk = w.keep(tirx.Cast("int32", tirx.truncdiv(block, tiles)))
-        self.flat = w.keep(tirx.truncmod(block, tiles) * scan.threads + wide(I.thread_id([scan.threads])))
-        with w.when(self.flat < self.lanes):
-            self.batch_row = w.keep(tirx.truncdiv(self.flat, tirx.const(scan.width, "int64")))
-            element = w.keep(tirx.Cast("int32", tirx.truncmod(self.flat, tirx.const(scan.width, "int64"))))
-            self.index = unravel(w, element, scan.rows[0].shape)
-            self._lengths()
-            self.begin()
-            self._steps()
+        self.part = w.keep(tirx.truncdiv(thread, each))
+        self.column = w.keep(tirx.truncmod(thread, each))
+        flat = w.keep(tirx.truncmod(block, tiles) * each + wide(self.column))
+        self.first = w.keep(self.chunk * w["span"])
+        self.stop = w.keep(tirx.Min(self.first + w["span"], w["steps"]))
+        self.there = tirx.NE(w.keep(tirx.Cast("int32", flat < self.lanes)), tirx.const(0, "int32"))  # an element
+        self.flat = w.keep(tirx.Min(flat, self.lanes - 1))
+        self.batch_row = w.keep(tirx.truncdiv(self.flat, tirx.const(scan.width, "int64")))
+        element = w.keep(tirx.Cast("int32", tirx.truncmod(self.flat, tirx.const(scan.width, "int64"))))
+        self.index = unravel(w, element, scan.rows[0].shape)
+        if self.warps > 1:
+            self.shared = I.alloc_buffer((2 * self.warps * scan.words * WARP,), self.dtype, scope="shared")
+        self._lengths()
+        self.begin()
+        self._rounds()
+        with w.when(tirx.And(tirx.EQ(self.part, 0), self.there)):
             self.finish()
 
     def begin(self) -> None:
         raise NotImplementedError
 
-    def step(self, values: Values, active: Expr | None, restart: Expr | None) -> None:
+    def round(self, number: Expr, steps: Sequence[_Step]) -> None:
         raise NotImplementedError
 
     def finish(self) -> None:
+        """By one thread for each element."""
         raise NotImplementedError
 
     def _lengths(self) -> None:
@@ -255,61 +299,83 @@ class _Walk:
                 most = tirx.Min(w["lengths"][self.batch_row], tirx.const(FOREVER, "int64"))
                 w.store(self.end, tirx.Cast("int32", most), 0)
 
-    def _steps(self) -> None:
-        """The chunk's steps: while some are done, the operands of as many more are on their way."""
+    def _rounds(self) -> None:
+        """The chunk's steps: while some are done, the operands of the next ones are on their way. Whole rounds ask of
+        no step whether there is one; the last one may have fewer steps."""
         w, ahead = self.w, self.scan.ahead
-        first = w.keep(self.chunk * w["span"])
-        count = w.keep(tirx.Max(tirx.Min(w["span"], w["steps"] - first), tirx.const(0, "int32")))
-        rounds = w.keep(tirx.truncdiv(count, ahead))
-        loads = [_Loads(w, self.dtype) for _ in range(ahead)]
-        with w.when(rounds > 0):
-            for s, own in enumerate(loads):  # what is made of them here is not used
-                self._operands(self._values(self._local(first + s), own))
-            with w.loop(rounds) as i:
+        each = self.warps * ahead
+        mine = w.keep(self.first + self.part * ahead)
+        whole: Expr = 0  # few steps are not worth a loop
+        if not self.few:
+            whole = w.keep(tirx.truncdiv(self.stop - self.first, each))
+            self._whole_rounds(whole, mine)
+        at = w.keep(mine + whole * each)
+        with w.when(self.first + whole * each < self.stop):
+            loads = self._loads(at, last=True)
+            for own in loads:
+                own.take()
+            self.round(whole, [self._load(at + s, own, last=True) for s, own in enumerate(loads)])
+
+    def _whole_rounds(self, count: Expr, mine: Expr) -> None:
+        w, ahead = self.w, self.scan.ahead
+        each = self.warps * ahead
+        with w.when(count > 0):
+            loads = self._loads(mine, last=False)
+            with w.loop(count) as i:
+                at = w.keep(mine + i * each)
                 for own in loads:
                     own.take()
-                begin = w.keep(first + tirx.Min(i + 1, rounds - 1) * ahead)
-                for s, own in enumerate(loads):
-                    own.ask(self._values(self._local(begin + s)))
-                steps = [self._load(first + i * ahead + s, own) for s, own in enumerate(loads)]
-                for found in steps:
-                    self.step(*found)
-        with w.loop(count - rounds * ahead) as i:
-            self.step(*self._load(first + rounds * ahead + i))
+                with w.when(i + 1 < count):
+                    for s, own in enumerate(loads):
+                        own.ask(self._values(self._local(at + (each + s), last=False), own))
+                self.round(i, [self._load(at + s, own, last=False) for s, own in enumerate(loads)])
 
-    def _local(self, t: Expr) -> Expr:
-        """The place in time of the t-th step."""
-        backwards = tirx.NE(self.w["reverse"], tirx.const(0, "int32"))
-        return self.w.keep(tirx.Select(backwards, self.w["steps"] - 1 - t, t))
+    def _loads(self, at: Expr, last: bool) -> list[_Loads]:
+        """What a warp's steps of a round read, from step `at` on, on its way."""
+        loads = [_Loads(self.w, self.dtype) for _ in range(self.scan.ahead)]
+        for s, own in enumerate(loads):  # what is made of them here is not used
+            self._operands(self._values(self._local(at + s, last), own))
+        return loads
 
-    def _values(self, local: Expr, loads: _Loads | None = None) -> Values:
+    def _local(self, t: Expr, last: bool) -> Expr:
+        """The place in time of the t-th step. last: there may be fewer, and the last one takes its place."""
+        w, end = self.w, self.w["steps"] - 1
+        t = tirx.Min(t, end) if last else t
+        backwards = tirx.NE(w["reverse"], tirx.const(0, "int32"))
+        return w.keep(tirx.Select(backwards, end - t, t))
+
+    def _values(self, local: Expr, loads: _Loads) -> _Loaded:
         w, scan = self.w, self.scan
         values = scan.job.values(w, w.keep(wide(local) * wide(w["batch"]) + self.batch_row), scan.arguments)
-        return values if loads is None else _Loaded(**vars(values), loads=loads)
+        return _Loaded(**vars(values), loads=loads)
 
     def _operands(self, values: Values) -> None:
         for row in self.scan.rows:
             for operand in row.args[len(recurrence_states(row)) :]:
                 values.at(operand, fit(operand.shape, self.index))
 
-    def _load(self, t: Expr, loads: _Loads | None = None) -> tuple[Values, Expr | None, Expr | None]:
-        """The operands of a step, whether the row has not ended, and whether it begins anew. loads: they are there."""
+    def _load(self, t: Expr, loads: _Loads, last: bool) -> _Step:
+        """The t-th step, whose operands are there. last: as of `_local`."""
         w = self.w
-        local = self._local(t)
+        local = self._local(t, last)
         values = self._values(local, loads)
         self._operands(values)
+        none = tirx.const(0, "int32")
+        inside = tirx.NE(w.keep(tirx.Cast("int32", t < self.stop)), none) if last else None
         if not self.masked:
-            return values, None, None
-        active = w.keep(tirx.Cast("int32", w["start"] + local < self.end[0]))
-        restart = w.local(1, "int32")
-        w.store(restart, tirx.const(0, "int32"), 0)
+            return _Step(values, inside, inside, None)
+        active = w["start"] + local < self.end[0]
+        active = active if inside is None else tirx.And(inside, active)
         # Backwards, a flag at t + 1 separates t from what was just processed; flags past a row's end mean nothing.
         flag = w.keep(w["start"] + local + w["reverse"])
         known = tirx.And(flag < w["total"], flag < self.end[0])
-        with w.when(tirx.And(tirx.NE(w["has_reset"], tirx.const(0, "int32")), known)):
+        known = known if inside is None else tirx.And(inside, known)
+        restart = w.local(1, "int32")
+        w.store(restart, none, 0)
+        with w.when(tirx.And(tirx.NE(w["has_reset"], none), known)):
             w.store(restart, tirx.Cast("int32", w["reset"][wide(flag) * wide(w["batch"]) + self.batch_row]), 0)
-        none = tirx.const(0, "int32")
-        return values, tirx.NE(active, none), tirx.NE(w.keep(restart[0]), none)
+        held = w.keep(tirx.Cast("int32", active))
+        return _Step(values, inside, tirx.NE(held, none), tirx.NE(w.keep(restart[0]), none))
 
     def initial(self, state: Node) -> TirExpr:
         return tirx.const(self.scan.initial.get(state.name, 0.0), self.dtype)
@@ -331,11 +397,39 @@ class _Walk:
         """Where a chunk's number lies."""
         return (wide(chunk) * self.scan.words + number) * self.lanes + self.flat
 
+    def effects(self, number: Expr, steps: Sequence[_Step]) -> Sequence[Sequence[Expr]]:
+        """What the steps of each warp do in a round, in order of time."""
+        w, words, own = self.w, self.scan.words, _Effect(self)
+        for step in steps:
+            own.step(step)
+        if self.warps == 1:
+            return [own.words()]
+        half = w.keep(number % 2 * (self.warps * words * WARP))  # of two in turn: one barrier is enough
+        for n, word in enumerate(own.words()):
+            w.store(self.shared, word, half + (self.part * words + n) * WARP + self.column)
+        w.do(I.cuda.cta_sync())
+        places = [[half + (p * words + n) * WARP + self.column for n in range(words)] for p in range(self.warps)]
+        return [[w.keep(self.shared[at]) for at in warp] for warp in places]
 
-class _Ends(_Walk):
-    """What a chunk does to any states that enter it."""
+    def act(self, held: Sequence[Buffer], words: Sequence[Expr]) -> None:
+        """Let steps act on states, in registers. words: what they do."""
+        w, n = self.w, self.count
+        old = [w.keep(register[0]) for register in held]
+        for i, register in enumerate(held):
+            constant = words[1 + n * n + i]
+            total = constant
+            for factor, state in zip(words[1 + i * n : 1 + (i + 1) * n], old, strict=True):
+                both = scalar.add if self.scan.is_max else scalar.mul
+                joined = scalar.maximum if self.scan.is_max else scalar.add
+                total = joined(both(factor, state), total)
+            w.store(register, tirx.Select(tirx.NE(words[0], tirx.const(0.0, self.dtype)), constant, total), 0)
 
-    def begin(self) -> None:
+
+class _Effect:
+    """What steps do to any states that enter them, in registers: nothing at first."""
+
+    def __init__(self, walk: _Walk) -> None:
+        self.walk, self.w, self.scan, self.dtype = walk, walk.w, walk.scan, walk.dtype
         w, few = self.w, self.scan.is_max
         self.cut = w.local(1, self.dtype)
         w.store(self.cut, tirx.const(0.0, self.dtype), 0)
@@ -346,22 +440,44 @@ class _Ends(_Walk):
             for j, register in enumerate(row):
                 w.store(register, tirx.const(float(i == j and not few), self.dtype), 0)
 
-    def step(self, values: Values, active: Expr | None, restart: Expr | None) -> None:
-        w, scan = self.w, self.scan
-        if restart is not None:
-            w.store(self.cut, tirx.Select(restart, tirx.const(1.0, self.dtype), self.cut[0]), 0)
+    def words(self) -> list[TirExpr]:
+        return [register[0] for register in (self.cut, *(r for row in self.matrix for r in row), *self.vector)]
+
+    def step(self, step: _Step) -> None:
+        """Another step behind them."""
+        w, scan, walk = self.w, self.scan, self.walk
+        if step.restart is not None:
+            w.store(self.cut, tirx.Select(step.restart, tirx.const(1.0, self.dtype), self.cut[0]), 0)
             for state, register in zip(scan.states, self.vector, strict=True):
-                w.store(register, tirx.Select(restart, self.initial(state), register[0]), 0)
+                w.store(register, tirx.Select(step.restart, walk.initial(state), register[0]), 0)
         old = {state: w.keep(v[0]) for state, v in zip(scan.states, self.vector, strict=True)}
         matrix = [[w.keep(register[0]) for register in row] for row in self.matrix]
-        new = [(i, w.keep(self.fresh(row, values, old))) for i, row in enumerate(scan.rows)]
+        new = [(i, w.keep(walk.fresh(row, step.values, old))) for i, row in enumerate(scan.rows)]
         for i, value in new:
-            self._kept(self.vector[i], value, active)
+            self._kept(self.vector[i], value, step.active)
         for i, row in enumerate(scan.rows):
-            for j in range(self.count):
-                self._kept(self.matrix[i][j], self._column(row, values, [line[j] for line in matrix]), active)
+            for j, register in enumerate(self.matrix[i]):
+                self._kept(register, self._column(row, step.values, [line[j] for line in matrix]), step.active)
         if scan.rows[0].op == "delay":
-            self._kept(self.cut, tirx.const(1.0, self.dtype), active)
+            self._kept(self.cut, tirx.const(1.0, self.dtype), step.active)
+
+    def join(self, words: Sequence[Expr]) -> None:
+        """Steps behind them, of which it is known what they do."""
+        w, n = self.w, len(self.vector)
+        self.walk.act(self.vector, words)
+        matrix = [[w.keep(register[0]) for register in row] for row in self.matrix]
+        for i, row in enumerate(self.matrix):
+            for j, register in enumerate(row):
+                factors = words[1 + i * n : 1 + (i + 1) * n]
+                if self.scan.is_max:
+                    w.store(register, scalar.add(factors[j], matrix[i][j]), 0)
+                    continue
+                total: TirExpr = tirx.const(0.0, self.dtype)
+                for k, factor in enumerate(factors):
+                    total = scalar.add(scalar.mul(factor, matrix[k][j]), total)
+                w.store(register, total, 0)
+        cut = tirx.NE(words[0], tirx.const(0.0, self.dtype))
+        w.store(self.cut, tirx.Select(cut, tirx.const(1.0, self.dtype), self.cut[0]), 0)
 
     def _kept(self, register: Buffer, value: TirExpr, active: Expr | None) -> None:
         self.w.store(register, value if active is None else tirx.Select(active, value, register[0]), 0)
@@ -369,7 +485,7 @@ class _Ends(_Walk):
     def _column(self, row: Node, values: Values, column: Sequence[TirExpr]) -> TirExpr:
         """One number of the matrix after a row; of `scan_max` the sum so far."""
         states = recurrence_states(row)
-        terms = [values.at(a, fit(a.shape, self.index)) for a in row.args[len(states) :]]
+        terms = [values.at(a, fit(a.shape, self.walk.index)) for a in row.args[len(states) :]]
         if row.op == "scan_max":
             return scalar.add(column[0], terms[0])
         total: TirExpr = tirx.const(0.0, self.dtype)
@@ -377,10 +493,20 @@ class _Ends(_Walk):
             total = scalar.add(scalar.mul(factor, column[self.scan.states.index(state)]), total)
         return total
 
+
+class _Ends(_Walk):
+    """What a chunk does to any states that enter it."""
+
+    def begin(self) -> None:
+        self.total = _Effect(self)
+
+    def round(self, number: Expr, steps: Sequence[_Step]) -> None:
+        for words in self.effects(number, steps):
+            self.total.join(words)
+
     def finish(self) -> None:
-        registers = [self.cut, *(r for row in self.matrix for r in row), *self.vector]
-        for number, register in enumerate(registers):
-            self.w.store(self.w["chunk_ends"], register[0], self.word(self.chunk, number))
+        for number, word in enumerate(self.total.words()):
+            self.w.store(self.w["chunk_ends"], word, self.word(self.chunk, number))
 
 
 class _Apply(_Walk):
@@ -402,40 +528,43 @@ class _Apply(_Walk):
         w = self.w
         loaded = [[w.keep(w["chunk_ends"][self.word(c, i)]) for i in range(self.scan.words)] for c in chunks]
         for words in loaded:
-            self._act(words)
+            self.act(self.held, words)
 
-    def _act(self, words: Sequence[Expr]) -> None:
-        w, n = self.w, self.count
-        old = [w.keep(register[0]) for register in self.held]
-        for i, register in enumerate(self.held):
-            constant = words[1 + n * n + i]
-            total = constant
-            for factor, state in zip(words[1 + i * n : 1 + (i + 1) * n], old, strict=True):
-                both = scalar.add if self.scan.is_max else scalar.mul
-                joined = scalar.maximum if self.scan.is_max else scalar.add
-                total = joined(both(factor, state), total)
-            w.store(register, tirx.Select(tirx.NE(words[0], tirx.const(0.0, self.dtype)), constant, total), 0)
+    def round(self, number: Expr, steps: Sequence[_Step]) -> None:
+        w, held = self.w, self.held
+        if self.warps > 1:
+            held = [w.local(1, self.dtype) for _ in self.held]
+            for p, words in enumerate(self.effects(number, steps)):
+                for register, state in zip(held, self.held, strict=True):
+                    own = tirx.Select(tirx.EQ(self.part, p), state[0], register[0]) if p else state[0]
+                    w.store(register, own, 0)
+                self.act(self.held, words)
+        for step in steps:
+            self._step(held, step)
 
-    def step(self, values: Values, active: Expr | None, restart: Expr | None) -> None:
-        w, scan, job = self.w, self.scan, self.scan.job
-        if restart is not None:
-            for state, register in zip(scan.states, self.held, strict=True):
-                w.store(register, tirx.Select(restart, self.initial(state), register[0]), 0)
-        old = {state: w.keep(register[0]) for state, register in zip(scan.states, self.held, strict=True)}
+    def _step(self, held: Sequence[Buffer], step: _Step) -> None:
+        """The states after a step in place of those before it; what it stores."""
+        w, scan, job, values = self.w, self.scan, self.scan.job, step.values
+        if step.restart is not None:
+            for state, register in zip(scan.states, held, strict=True):
+                w.store(register, tirx.Select(step.restart, self.initial(state), register[0]), 0)
+        old = {state: w.keep(register[0]) for state, register in zip(scan.states, held, strict=True)}
         made = {row: w.keep(self.fresh(row, values, old)) for row in scan.rows}
         carried = {n: old[n.args[1]] for n in job.group.nodes if n.op == "carried"}
-
         for node, known in {**made, **carried}.items():
             values.known[(node, self.index)] = known
-        for node in job.group.stored:
-            self._store(values, node, active)
-        for row, register in zip(scan.rows, self.held, strict=True):
-            w.store(register, made[row] if active is None else tirx.Select(active, made[row], register[0]), 0)
+        with w.when(self.there if step.inside is None else tirx.And(step.inside, self.there)):
+            inner = values.inner()
+            for node in job.group.stored:
+                self._store(inner, node, step.active)
+        for row, register in zip(scan.rows, held, strict=True):
+            new = made[row] if step.active is None else tirx.Select(step.active, made[row], register[0])
+            w.store(register, new, 0)
 
     def _store(self, values: Values, node: Node, active: Expr | None) -> None:
         index: Index = self.index if node.shape else ()
         found = values.at(node, index)
-        if active is not None and node in self.scan.zeroed:
+        if self.masked and active is not None and node in self.scan.zeroed:
             found = tirx.Select(active, found, tirx.const(0.0, self.dtype))
         self.scan.job.store(self.w, self.scan.arguments, node, values.row, index, found)
 
@@ -444,6 +573,15 @@ class _Apply(_Walk):
         with w.when(tirx.EQ(self.chunk, w["chunks"] - 1)):
             for n, register in enumerate(self.held):
                 w.store(w[f"new_{n}"], register[0], self.flat)
+
+
+class _Few(_Apply):
+    """No more steps than a round of one warp has."""
+
+    few = True
+
+
+KINDS: Mapping[str, type[_Walk]] = {"ends": _Ends, "apply": _Apply, "few": _Few}
 
 
 def vector_scan(

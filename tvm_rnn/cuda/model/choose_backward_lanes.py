@@ -69,14 +69,15 @@ def geometry_beside(
 ) -> ChosenGeometry | None:
     """As `geometry`, for one of `layers` equal layers that may run at the same time. What a record says of the layer is
     kept: it was measured."""
-    alone = choose_geometry(step, target, precision, batch, stored=stored)
+    alone = choose_geometry(step, target, precision, batch, stored=stored, beside=layers)
     if layers < 2 or alone is None or alone.geometry is None or alone.recorded:
         return alone
     best, first = alone, stack_us(layers, at_once(alone.geometry, batch, target), alone.us)
     least = first
     for part in sorted({2, min(layers, PARTS)}):
         with recording(listen=False):  # the reasons are those of the whole GPU
-            other = choose_geometry(step, replace(target, sms=target.sms // part), precision, batch, stored=stored)
+            part_of = replace(target, sms=target.sms // part)
+            other = choose_geometry(step, part_of, precision, batch, stored=stored, beside=layers)
         if other is None or other.geometry is None:
             continue
         us = predict(other.geometry, batch, target)

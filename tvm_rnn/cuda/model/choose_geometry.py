@@ -38,6 +38,7 @@ class RecurrentUnit(Unit):
     batch: int
     layers: int = 1
     stored: str = ""
+    beside: int = 1  # layers of a stack, or directions, that would run at the same time if each left room
 
     @property
     def key(self) -> UnitKey:
@@ -67,9 +68,11 @@ class ChosenGeometry(NamedTuple):
         return self.record.startswith("record") and not self.record.endswith("defaults")
 
 
-def unit_of(step: Step, precision: str, batch: int, layers: int = 1, stored: str = "") -> RecurrentUnit:
+def unit_of(
+    step: Step, precision: str, batch: int, layers: int = 1, stored: str = "", *, beside: int = 1
+) -> RecurrentUnit:
     """What templates are asked about, and what records are found by."""
-    width = step.graph.states[0].shape[0]
+    width = max(state.shape[0] for state in step.graph.states)
     return RecurrentUnit(
         kind="recurrent",
         region="step",
@@ -80,11 +83,12 @@ def unit_of(step: Step, precision: str, batch: int, layers: int = 1, stored: str
         batch=batch,
         layers=layers,
         stored=stored,
+        beside=beside,
     )
 
 
 def choose_geometry(
-    step: Step, target: Target, precision: str, batch: int, layers: int = 1, stored: str = ""
+    step: Step, target: Target, precision: str, batch: int, layers: int = 1, stored: str = "", *, beside: int = 1
 ) -> ChosenGeometry | None:
     """The geometry of a record for this unit; else the one with the least predicted time over all templates, or a
     nearest record's where the model has nothing against it. None: nothing fits, and no record says so.
@@ -92,7 +96,7 @@ def choose_geometry(
     layers: of a wave; then `target` is the part of the GPU that one layer has. stored: the dtype of weights, where it
     is not the precision's.
     """
-    unit = unit_of(step, precision, batch, layers, stored)
+    unit = unit_of(step, precision, batch, layers, stored, beside=beside)
     able = {t.name: t for t in templates().values() if t.applies(unit, target)}
     best, near, every, note = None, list[ChosenGeometry](), list[ChosenGeometry](), DEFAULT
     for found in target.records.find(unit):

@@ -201,6 +201,8 @@ def step_of(layout: Layout) -> Step:
     whole = [layout.graph.inputs[n] for n, p in found if p.row_stride * ITEM_BYTES[p.dtype] % 16 == 0]
     if any(layout.of_layer(node) is not node for node in step.given):
         raise NotPersistent("a product of heads reads an input")
+    if step.tables and layout.heads > 1:
+        raise NotPersistent("heads read rows of a table at computed places")
     return replace(step, whole=frozenset(whole), heads=layout.heads)
 
 
@@ -243,9 +245,9 @@ def choose(
 ) -> list[Regime]:
     """The regimes of one layer, in the order in which they are to be tried: by rising batch size. initial: what states
     are after a reset, by name, where it is not 0. layers: so many may run at the same time."""
-    # Compiled for any batch. Of layers side by side, and in training, three kernels of each size would be many.
+    # Compiled for any batch. In training, three kernels of each size would be many.
     training = bool(layout.kept) or not layout.emits
-    any_batch = not batches and layers < 2 and not training and not target.records.lean
+    any_batch = not batches and not training and not target.records.lean
     batches = batches or EXPECTED_BATCHES
     scans = [] if layout.kept else scan(layout, target, batches, initial)
     if scans:
@@ -283,7 +285,9 @@ def choose(
         found.append(Rung(batch, most, best, StepTime(best.geometry, target)))
     found.reverse()
     if any_batch and not bounded:
-        found = _ladder(layout, found, unit_of(step, precision, ANY, stored=layout.weights.stored), target)
+        found = _ladder(
+            layout, found, unit_of(step, precision, ANY, stored=layout.weights.stored, beside=layers), target
+        )
     regimes = [_persistent(own, rung, initial) for rung in found]
     _tell_rest(layout, regimes, precision, batches, target)
     return list(regimes)

@@ -129,16 +129,19 @@ class Epilogue:
             k.do(I.ptx["st.global.v4.b32"](k["y"].ptr_to([at]), *words))
 
     def _store_scalars(self, block: int, j: int) -> None:
-        body, k, width = self.body, self.k, self.phase.width
+        body, k = self.body, self.k
         place, node = body.layout.output, self.step.graph.output
+        width = self.step.domain[node]
+        if width == 1 and block:
+            return  # one number per row, not one of each block of units
         if body.masks is None and pairs(place, width) and place.align >= 4 and place.row_stride % 2 == 0:
             values = [body.held[(node, 0, block, j, e)] for e in range(2)]
             body.tape_stores.pair("y", place, values, (0, block, j), width)
             return
         for e in range(2):
-            with k.when(body.cells.inside(width, block, j, e)):
+            with k.when(body.cells.alone(width, block, j, e)):
                 row = body.time(body.t) + body.cells.row(j, e)
-                at = row * place.row_stride + body.cells.unit(width, block)
+                at = row * place.row_stride + (body.cells.unit(width, block) if width > 1 else 0)
                 value = body.held[(node, 0, block, j, e)]
                 if body.masks is not None:
                     value = body.masks.kept(value, tirx.const(0.0, "float32"), j, e)
@@ -227,11 +230,9 @@ class TapeStores:
 
     def _each(self, name: str, place: Place, values: Sequence[Expr], of: tuple[int, int, int], width: int) -> None:
         """of: where the component begins, block, own tile. Of one number per row, the first unit's lanes store it."""
-        (first_at, block, j), body, ids = of, self.body, self.body.ids
-        first = tirx.And(tirx.EQ(ids.g, 0), tirx.And(tirx.EQ(ids.rank, 0), tirx.EQ(ids.warp_u, 0)))
+        (first_at, block, j), body = of, self.body
         for e, value in enumerate(values):
-            inside = body.cells.inside(width, block, j, e)
-            with self.k.when(inside if width > 1 else tirx.And(first, inside)):
+            with self.k.when(body.cells.alone(width, block, j, e)):
                 offset = first_at + body.cells.unit(width, block) if width > 1 else first_at
                 self.k.store(self.k[name], converted(value, place.dtype), self._at(place, j, e, offset))
 

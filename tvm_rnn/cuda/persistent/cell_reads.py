@@ -17,7 +17,7 @@ from math import prod
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.layer.phases import Phase, component, components, place
+from tvm_rnn.cuda.layer.phases import Phase, at_computed_row, component, components, in_row, place
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.rowwise.dropout_masks import BITS, WORD
@@ -142,6 +142,16 @@ class CellReads:
                 with body.cells.own_tile(j), k.when(body.cells.inside(phase.width if slot >= 0 else 1, block, j, e)):
                     k.store(registers, k[f"read_{self.numbers[node]}"][row * stride + offset], at)
 
+    def _in_row(self, table: Node, index: Index, width: int, block: int) -> Expr:
+        """An element of a table's row, from L2: nobody knew which before."""
+        number, moving = in_row(table, index, width)
+        within: Expr = tirx.const(number, "int32")
+        if moving:
+            unit = tirx.Min(self.body.cells.unit(width, block), tirx.const(width - 1, "int32"))
+            within = within * width + unit
+        at = tirx.Cast("int64", index[0]) * prod(table.shape[1:]) + tirx.Cast("int64", within)
+        return self.k.keep(self.k[f"param_{self.step.param_nodes.index(table)}"][at])
+
     def reader(self, phase: Phase, block: int, j: int, e: int) -> Callable[[Node, Index], Expr | None]:
         body = self.body
 
@@ -158,6 +168,8 @@ class CellReads:
                 return None
             if node.leaf and node.op not in ("input", "param") and node.scalar is not None:
                 return None
+            if node in self.step.tables and at_computed_row(index):
+                return self._in_row(node, index, phase.width, block)
             number = component(node, index, phase.width)
             if node.mask:
                 return self.words.value((node, number, phase.width, block, j, e))

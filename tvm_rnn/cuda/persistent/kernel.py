@@ -169,7 +169,8 @@ class KernelBody:
     # --- start and end -----------------------------------------------------------------------------------------------
 
     def _state_at(self, width: int, block: int, j: int, e: int) -> Expr:
-        return tirx.Cast("int64", self.cells.row(j, e)) * (width * self.layout.heads) + self.cells.unit(width, block)
+        row = tirx.Cast("int64", self.cells.row(j, e)) * (width * self.layout.heads)
+        return row + self.cells.unit(width, block) if width > 1 else row
 
     def _load_states(self) -> None:
         for n, state in enumerate(self.step.graph.states):
@@ -187,7 +188,7 @@ class KernelBody:
     def _store_states(self) -> None:
         for (state, block, j, e), (registers, at) in self.states.items():
             new, width = self.k[f"new_{self.step.graph.states.index(state)}"], self.step.domain[state]
-            with self.cells.own_tile(j), self.k.when(self.cells.inside(width, block, j, e)):
+            with self.cells.own_tile(j), self.k.when(self.cells.alone(width, block, j, e)):
                 self.k.store(new, registers[at], self._state_at(width, block, j, e))
 
     def time(self, t: Expr) -> Expr:
@@ -287,6 +288,14 @@ class LaneCells:
         """(block, own tile, row of two) of every cell of a value so wide."""
         blocks = 1 if width == 1 else self.geometry.blocks(width)
         return ((b, j, e) for j in range(self.geometry.own_tiles) for b in range(blocks) for e in range(2))
+
+    def alone(self, width: int, block: int, j: int, e: int) -> Expr:
+        """The same for one lane of those that know a cell: all do where it is one number per row."""
+        inside, ids = self.inside(width, block, j, e), self.ids
+        if width > 1:
+            return inside
+        first = tirx.And(tirx.EQ(ids.g, 0), tirx.And(tirx.EQ(ids.rank, 0), tirx.EQ(ids.warp_u, 0)))
+        return tirx.And(first, inside)
 
     def inside(self, width: int, block: int, j: int, e: int) -> Expr:
         """Whether a cell is one of the layer's: rows and units are padded."""

@@ -5,20 +5,21 @@ each warp its lanes, and every block gets the warps' partial results (one exchan
 each lane then reduces in one fixed order: results are the same in all blocks and from run to run.
 
 A sum of squares around a mean takes one exchange, not two: every warp sums squares around its own mean, and the parts
-are combined as the variance of a union is.
+are combined as the variance of a union is. So does the place of a maximum: every warp finds that of its own, and of
+equal parts the first counts.
 
 Source: Chan, Golub & LeVeque 1983, "Algorithms for Computing the Sample Variance", The American Statistician 37(3).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.layer.phases import Phase, components
+from tvm_rnn.cuda.layer.phases import Phase, components, places_of
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.tensor_expressions import element
 from tvm_rnn.tir.expr import Buffer, Expr
@@ -43,6 +44,11 @@ def combine(op: str, a: Expr, b: Expr) -> Expr:
 
 def neutral(op: str) -> Expr:
     return _f32(0.0 if op == "sum" else float("-inf"))
+
+
+def alike(a: Expr, b: Expr) -> Expr:
+    """Whether two maxima are the same, NaN too."""
+    return tirx.Or(tirx.EQ(a, b), tirx.And(tirx.isnan(a), tirx.isnan(b)))
 
 
 class Reduction:
@@ -78,9 +84,9 @@ class Reduction:
 
     # --- a warp's part -----------------------------------------------------------------------------------------------
 
-    def _values(self, root: Node, j: int, e: int) -> Iterator[tuple[int, Expr]]:
-        """(block, value) of everything that this lane reduces for one batch row."""
-        arg, width = root.args[0], self.phase.width
+    def _values(self, arg: Node, j: int, e: int) -> Iterator[tuple[int, Expr]]:
+        """(block, value) of all that this lane has of a value for one batch row."""
+        width = self.phase.width
         for block in range(self.geometry.blocks(width)):
             read = self.body.reads.reader(self.phase, block, j, e)
             for _, index in components(arg, width):
@@ -96,13 +102,20 @@ class Reduction:
         k, (registers, at) = self.k, self.own[(root, j, e)]
         k.store(registers, neutral(root.op), at)
         if centre is None:
-            for block, value in self._values(root, j, e):
+            for block, value in self._values(root.args[0], j, e):
                 found = k.keep(self._masked(block, value, neutral(root.op)))
                 k.store(registers, combine(root.op, registers[at], found), at)
             return
         total, place = self.own[(centre, j, e)]
+        if root.op == "max":
+            pairs = zip(self._values(centre.args[0], j, e), self._values(places_of(root), j, e), strict=True)
+            for (block, value), (_, number) in pairs:
+                here = tirx.Select(alike(value, total[place]), -number, neutral("max"))
+                here = k.keep(self._masked(block, here, neutral("max")))
+                k.store(registers, tirx.Max(registers[at], here), at)
+            return
         mean = k.keep(total[place] * self._inverse(_f32(1.0) if self.exact else self._count(self._part())))
-        for block, value in self._values(centre, j, e):
+        for block, value in self._values(centre.args[0], j, e):
             off = k.keep(value - mean)
             k.store(registers, registers[at] + self._masked(block, off * off, _f32(0.0)), at)
 
@@ -182,7 +195,8 @@ class Reduction:
         sums: dict[Sum, tuple[str, Buffer, int]] = {}  # what lanes reduce: its op and register
         for root, centre in zip(self.phase.roots, self.phase.centres, strict=True):
             for e in range(2):
-                keys: list[Sum] = [(root, e)] if centre is None else [(root, e), (root, e, "offset")]
+                spread = centre is not None and root.op == "sum"
+                keys: list[Sum] = [(root, e), (root, e, "offset")] if spread else [(root, e)]
                 for key in keys:
                     register = k.local(1)
                     k.store(register, neutral(root.op), 0)
@@ -192,39 +206,63 @@ class Reduction:
             op, register, at = sums[key]
             k.store(register, combine(op, register[at], value), at)
 
-        near = self._near(number, j) if any(self.phase.centres) else {}
+        places = {(root, e): (c, e) for root, c in self._joined("max") for e in range(2)}
+        near = self._near(number, j) if self._joined("sum") else {}
         rounds = -(-geometry.parts // GROUPS)
         for begin in range(0, rounds, AT_ONCE):
             parts = [i * GROUPS + self.ids.g for i in range(begin, min(rounds, begin + AT_ONCE))]
             safe = [p if geometry.parts % GROUPS == 0 else tirx.Min(p, geometry.parts - 1) for p in parts]
             for part, values in zip(parts, self._loaded(number, j, safe), strict=True):
                 with nullcontext() if geometry.parts % GROUPS == 0 else k.when(part < geometry.parts):
-                    self._add(part, values, near, add)
-        self._across(sums.values())
+                    self._add(part, values, near, add, sums)
+        before = {key: k.keep(sums[top][1][0]) for key, top in places.items()}
+        self._across(own for key, own in sums.items() if key not in places)
+        for key, top in places.items():
+            op, register, at = sums[key]
+            k.store(register, tirx.Select(alike(before[key], sums[top][1][0]), register[at], neutral(op)), at)
+        self._across(sums[key] for key in places)
         for at, (root, centre) in enumerate(zip(self.phase.roots, self.phase.centres, strict=True)):
             for e in range(2):
                 value = sums[(root, e)][1][0]
-                if centre is not None:
+                if centre is not None and root.op == "sum":
                     offset = sums[(root, e, "offset")][1][0]
                     value = value - offset * offset * _f32(1.0 / (self.phase.width * self.gates))
                 k.store(results, value, at * 2 + e)
                 self.body.held[(root, 0, 0, j, e)] = results[at * 2 + e]
 
+    def _joined(self, op: str) -> list[tuple[Node, Node]]:
+        """The roots of that kind which another one serves, with it."""
+        pairs = zip(self.phase.roots, self.phase.centres, strict=True)
+        return [(root, centre) for root, centre in pairs if centre is not None and root.op == op]
+
     def _near(self, number: int, j: int) -> dict[Node, list[Expr]]:
         """A number near each row's mean, the same for all lanes: the mean of part 0."""
         first = self._loaded(number, j, [tirx.const(0, "int32")])[0]
         count = min(self.phase.width, 8 * self.geometry.blocks(self.phase.width)) * self.gates
-        centres = {c for c in self.phase.centres if c is not None}
+        centres = {c for _, c in self._joined("sum")}
         return {c: [self.k.keep(value * _f32(1.0 / count)) for value in first[c]] for c in centres}
 
     def _add(
-        self, part: Expr, values: dict[Node, list[Expr]], near: dict[Node, list[Expr]], add: Callable[..., None]
+        self,
+        part: Expr,
+        values: dict[Node, list[Expr]],
+        near: dict[Node, list[Expr]],
+        add: Callable[..., None],
+        sums: Mapping[Sum, tuple[str, Buffer, int]],
     ) -> None:
         k = self.k
+        for own, maximum in self._joined("max"):  # before the maximum itself
+            for e in range(2):
+                top, (_, best, _) = values[maximum][e], sums[(own, e)]
+                so_far = sums[(maximum, e)][1][0]
+                higher = tirx.Or(top > so_far, tirx.And(tirx.isnan(top), tirx.Not(tirx.isnan(so_far))))
+                first = tirx.Select(alike(top, so_far), tirx.Max(best[0], values[own][e]), best[0])
+                k.store(best, tirx.Select(higher, values[own][e], first), 0)
         for root, centre in zip(self.phase.roots, self.phase.centres, strict=True):
             for e in range(2):
                 if centre is None:
                     add((root, e), values[root][e])
+                if centre is None or root.op == "max":
                     continue
                 count = k.keep(self._count(part))
                 off = k.keep(values[centre][e] * self._inverse(count) - near[centre][e])

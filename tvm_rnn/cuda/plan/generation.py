@@ -39,7 +39,7 @@ class GenerationPlan(Plan):
     def _layer(self, graph: Graph, number: int) -> Layer:
         initial = dict[str, float]()  # nothing resets a loop
         own = graph, self.number, self.net.dtype, self.options, self.target, initial
-        return Layer(*own, streams=self.loop.streams)
+        return Layer(*own, streams=self.loop.streams, looped=True)
 
     def run(self) -> Program:
         net, number = self.loop.of, len(self.net.layers[0].graph.inputs)

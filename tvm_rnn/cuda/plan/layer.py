@@ -19,13 +19,15 @@ from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointe
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.codegen.vector_access import aligned
 from tvm_rnn.cuda.gemm.group_kernels import gemm
-from tvm_rnn.cuda.layer.matrix_operands import is_matrix, prepared
+from tvm_rnn.cuda.layer.matrix_operands import AgainOperands, MatrixOperands, is_again, is_matrix, marked, prepared
 from tvm_rnn.cuda.layer.pointers import Argument, Place
 from tvm_rnn.cuda.layer.regime import LayerSteps, Regime, by_batch
 from tvm_rnn.cuda.layer.row_kernels import Job, rows_kernel, sources
-from tvm_rnn.cuda.layer.value_layout import Layout, Target
+from tvm_rnn.cuda.layer.value_layout import ROW_BYTES, Layout, Target
 from tvm_rnn.cuda.layer.weight_packing import Weights
+from tvm_rnn.cuda.linear.matrix_again import MatrixAgain, matrix_again
 from tvm_rnn.cuda.linear.matrix_scan import MatrixScan, matrix_scan
+from tvm_rnn.cuda.linear.steps_again import EVERY
 from tvm_rnn.cuda.linear.vector_scan import VectorScan, vector_scan
 from tvm_rnn.cuda.model.choose_regime import Persistent, choose
 from tvm_rnn.cuda.model.launched_step_time import predict_steps
@@ -37,8 +39,10 @@ from tvm_rnn.cuda.rowwise.state_moves import Buffers, InPlace, StateKernels, Ste
 from tvm_rnn.decisions import about
 from tvm_rnn.graph.graph import Graph, Group, Node, is_scan
 from tvm_rnn.options import Options
+from tvm_rnn.target import HOPPER
 from tvm_rnn.target import Target as Machine
 
+MARKS = "float32"  # of matrices that are kept
 STEP_US = 6.0  # a product and a row kernel, each with a launch
 
 
@@ -58,6 +62,7 @@ class Layer:
     streams: tuple[str, ...] = ()  # the names of masks, in the order of their keys
     narrow: Mapping[Node, str] = field(default_factory=dict)  # dtypes of kept values that are not the storage dtype
     together: int = 1  # layers that may run at the same time
+    looped: bool = False  # the graph is a closed loop: there are never lengths or resets
     groups: list[tuple[list[Group], Any]] = field(default_factory=list)  # what one launch does, in order
     regimes: list[Regime] = field(default_factory=list)
     reserved: dict[tuple[str, str], tuple[Pointer, str]] = field(default_factory=dict)
@@ -85,6 +90,11 @@ class Layer:
         for pack in (pack for regime in self.regimes for pack in regime.packs):
             self.weights.want(pack)
 
+    @property
+    def _lean(self) -> bool:
+        """Whether kernels that know lengths and resets are left out."""
+        return self.looped or self.machine.records.lean
+
     @cached_property
     def copies(self) -> dict[int, Kernel]:
         """What copies inputs for products of all rows."""
@@ -109,8 +119,9 @@ class Layer:
             return None if found is None else found.place
 
         first = groups[0]
-        own: dict[str, Any] = {"reads": partial(reads, first), "writes": partial(writes, first)}
-        own["precision"] = self.precision
+        own: dict[str, Any] = {"precision": self.precision}
+        own |= {"reads": partial(reads, first), "writes": partial(writes, first)}
+        early = self.machine.arch == HOPPER and first.region == "before"
         if first.kind == "random":
             return mask_kernel(name, first.nodes[0], partial(writes, first), self.streams)
         if first.kind == "gemm":
@@ -121,16 +132,20 @@ class Layer:
 
             few = not layout.has_steps
             return gemm(name, first, target=self.machine, operands=operands, batches=self.batches, few=few, **own)
-        if is_matrix(first):
+        if is_matrix(first) or is_again(first):
             matrix = next(found for found in layout.matrices if found.group is first)
-            return matrix_scan(name, matrix, layout, own["writes"], self.batches, self.machine)
+            if isinstance(matrix, MatrixOperands):
+                return matrix_scan(name, matrix, layout, own["writes"], self.batches, self.machine)
+            assert isinstance(matrix, AgainOperands)
+            return matrix_again(name, matrix, layout, own["writes"])
         if first.kind == "scan":
-            job = Job(name, first, own["precision"], own["reads"], own["writes"], layout.elsewhere(first))
+            job = Job(name, first, elsewhere=layout.elsewhere(first), early=early, **own)
             replaced = {row: self.graph.states[i] for row, i in layout.solved.items() if row in first.nodes}
             return vector_scan(job, replaced, self.initial, self._zeroed & {*first.stored}, self.machine)
         if len(groups) == 1:
-            return rows_kernel(name, first, elsewhere=layout.elsewhere(first), **own)
+            return rows_kernel(name, first, elsewhere=layout.elsewhere(first), early=early, **own)
         places: dict[str, Any] = {"reads": reads, "writes": writes, "elsewhere": layout.elsewhere}
+        places |= {"early": early, "needed": lambda n: first.region == "step" or layout.is_needed(n, groups)}
         return chained_groups_kernel(name, groups, precision=self.precision, **places)
 
     @property
@@ -146,9 +161,20 @@ class Layer:
 
     @property
     def bytes_per_row(self) -> int:
-        """Of hoisted values and copies of inputs, for one row of a tile."""
+        """Of hoisted values, copies of inputs and gradients of matrices, for one row of a tile."""
         places = [*map(self.layout.hoisted, self.layout.hoisted_nodes), *self.layout.copied.values()]
-        return sum(p.row_stride * ITEM_BYTES[p.dtype] for p in places)
+        marks = sum(prod(node.shape) for node in self._marked_here) * ITEM_BYTES[MARKS] // EVERY
+        return sum(p.row_stride * ITEM_BYTES[p.dtype] for p in places) + marks
+
+    @cached_property
+    def marked(self) -> list[int]:
+        """The numbers of the states that are matrices and kept before the parts of the time alone."""
+        return marked(self.graph)
+
+    @property
+    def _marked_here(self) -> list[Node]:
+        """The gradients of matrices that are kept so: in a tile's own memory."""
+        return [self.graph.states[n] for n in self.marked] if self.graph.kind == "backward" else []
 
     def state_buffers(
         self, program: Program
@@ -190,24 +216,34 @@ class Layer:
         words = {n: reserve(f"words{i}", f"{least} * {prod(n.shape)}", WORD) for i, n in enumerate(self.worded)}
         copied = self.layout.copied.items()
         inputs = {n: reserve(f"copy{n}", f"{rows} * {place.row_stride}", place.dtype) for n, place in copied}
-        found = {"hoisted": hoisted, "step": step, "regime": regime, "words": words, "copies": inputs}
+        marks = {
+            node: reserve(f"marks{i}", f"{rows} / {EVERY} * {prod(node.shape)}", MARKS)
+            for i, node in enumerate(self._marked_here)
+        }
+        found = {"hoisted": hoisted, "step": step, "regime": regime, "words": words, "copies": inputs, "marks": marks}
         if self.scans:
             most = "std::max<int64_t>({" + ", ".join(scan.ends_size(rows) for scan in self.scans) + "})"
             found["chunk_ends"] = reserve("chunk_ends", most, self.layout.arithmetic)
         return found
 
-    def in_place(self, host: Host, user: Sequence[tuple[Pointer, Pointer]], whole: str) -> dict[int, InPlace]:
+    def in_place(
+        self, host: Host, user: Sequence[tuple[Pointer, Pointer]], whole: str, vectors: bool
+    ) -> dict[int, InPlace]:
         """The states, by number, that recurrences may read and write where the user has them. whole: a C++ condition:
-        a tile has all steps of the call."""
+        a tile has all steps of the call; vectors: also those of vectors, which nobody else changes."""
         found = {}
         for scan in self.scans:
-            if not isinstance(scan, MatrixScan) or scan.in_place is None:
+            own = scan.in_place if isinstance(scan, MatrixScan) else None
+            if own is None and (isinstance(scan, MatrixScan) or not vectors or self.dtype != self.layout.arithmetic):
                 continue
-            number, most = self.graph.states.index(scan.operands.state), scan.most_in_place
-            before, after = (host.pointer("users", pointer) for pointer in user[number])
-            few = "" if most is None else f"T <= {most} && "
-            when = host.let("in_place", f"{few}{whole} && {aligned([before, after], scan.in_place.lanes)}")
-            found[number] = InPlace(before, after, when)
+            for number in (self.graph.states.index(state) for state in scan.states):
+                before, after = (host.pointer("users", pointer) for pointer in user[number])
+                if own is not None and isinstance(scan, MatrixScan):
+                    few = "" if scan.most_in_place is None else f"T <= {scan.most_in_place} && "
+                    when = f"{few}{whole} && {aligned([before, after], own.lanes)}"
+                else:  # other chunks of time read what the last one would replace
+                    when = f"{whole} && {before.text} != {after.text}"
+                found[number] = InPlace(before, after, host.let("in_place", when))
         return found
 
     @cached_property
@@ -256,7 +292,7 @@ class Layer:
     def facts(self) -> list[dict[str, Any]]:
         found = [regime.fact for regime in self.regimes]
         for groups, work in self.groups:
-            if isinstance(work, VectorScan | MatrixScan):
+            if isinstance(work, VectorScan | MatrixScan | MatrixAgain):
                 found.append(work.fact)
                 continue
             if hasattr(work, "unit"):
@@ -276,7 +312,33 @@ class Layer:
         for number in self.layout.copied:
             pointers = [tile.inputs[number], buffers.copies[number]]
             host.launch(self.copies[number], pointers, [f"({tile.count} * B)"])
-        self._launch(host, "before", f"({tile.count} * B)", buffers, self.rows_of(buffers, tile), tile)
+        find, rows = self.rows_of(buffers, tile), f"({tile.count} * B)"
+        read = self.passed_on
+        if read is None:
+            self._launch(host, "before", rows, buffers, find, tile)
+            return
+        there = host.let("there", aligned([tile.output], ROW_BYTES // ITEM_BYTES[tile.output.dtype]))
+        own = self.hoisted_at(buffers, tile)[read]
+        place = host.pointer("read", Pointer(f"({there} ? {tile.output.text} : {own.text})", own.dtype))
+        self._launch(host, "before", rows, buffers, lambda t, n: place if n is read else find(t, n), tile)
+        _, copy = self.groups[-1]
+        with host.when(f"!{there}"):
+            host.launch(copy.kernel, [place, tile.output], [rows])
+
+    @cached_property
+    def passed_on(self) -> Node | None:
+        """What a recurrence of a matrix reads of it, where that is the output but for its shape: it goes to where the
+        output does, if the address allows it, and what the last group would copy is there."""
+        output, layout = self.graph.output, self.layout
+        last = [node for groups, _ in self.groups[-1:] for group in groups for node in group.nodes]
+        if not layout.written_first or output.op != "reshape" or last != [output]:
+            return None
+        read = output.args[0]
+        if read.op != "read_out" or read not in layout.home or self.graph.users()[read] != [output]:
+            return None
+        places = [layout.targets(node, "before") for node in (read, output)]
+        alike = {(t.place.dtype, t.place.row_stride) for targets in places for t in targets}
+        return read if [len(targets) for targets in places] == [1, 1] and len(alike) == 1 else None
 
     def after(self, host: Host, buffers: Buffers, tile: Tile, done: Callable[[list[Group]], None]) -> None:
         """done: called behind each launch, with its groups."""
@@ -327,7 +389,7 @@ class Layer:
         given = (tile.inputs, self.hoisted_at(buffers, tile), buffers.weights)
         span = (tile.start, tile.count, tile.reverse)
         steps = LayerSteps(self.layout, *span, *given, before, after, tile.output, buffers.regime)
-        steps = replace(steps, lean=self.machine.records.lean, kept=tile.kept, words=buffers.words)
+        steps = replace(steps, lean=self._lean, kept=tile.kept, words=buffers.words)
         if self.rest == "-1":
             for number, regime in enumerate(self.regimes):
                 with host.when(f"{self.regime} == {number}"):
@@ -388,7 +450,7 @@ class Layer:
     ) -> None:
         """The groups of a region. tile: of those that know time. done: see `after`."""
         steps: tuple[HostExpr, HostExpr] = (1, 0) if tile is None else (tile.count, tile.start)
-        for groups, work in self.groups:
+        for groups, work in self.groups if self.passed_on is None else self.groups[:-1]:
             if groups[0].region != region:
                 continue
 
@@ -410,6 +472,8 @@ class Layer:
                 )
             elif isinstance(work, VectorScan | MatrixScan) and tile is not None:
                 self._scan(host, work, pointers, buffers, tile)
+            elif isinstance(work, MatrixAgain) and tile is not None:
+                work.launch(host, pointers, _with_marks(tile, buffers), self.machine.records.lean)
             elif not hasattr(work, "variants"):
                 host.launch(work.kernel, pointers, [rows])
             else:
@@ -421,14 +485,35 @@ class Layer:
     ) -> None:
         """A recurrence over all steps of a tile."""
         assert buffers.chunk_ends is not None
-        numbers, lean = [self.graph.states.index(state) for state in work.states], self.machine.records.lean
+        numbers, lean = [self.graph.states.index(state) for state in work.states], self._lean
         own = buffers.in_place.get(numbers[0])
-        if own is not None and isinstance(work, MatrixScan):
-            with host.when(own.when):
-                work.launch_in_place(host, pointers, (own.before, own.after), tile, lean)
-        with host.otherwise() if own is not None else nullcontext():
-            states = [picked(host, f"({tile.number} & 1)", buffers.states[i]) for i in numbers]
+        parity, tile = f"({tile.number} & 1)", _with_marks(tile, buffers)
+        if own is None or isinstance(work, VectorScan):
+            states = [self._pair(host, parity, buffers, i) for i in numbers]
             work.launch(host, pointers, states, buffers.chunk_ends, tile, lean)
+            return
+        with host.when(own.when):
+            work.launch_in_place(host, pointers, (own.before, own.after), tile, lean)
+        with host.otherwise():
+            work.launch(
+                host, pointers, [picked(host, parity, buffers.states[numbers[0]])], buffers.chunk_ends, tile, lean
+            )
+
+    @staticmethod
+    def _pair(host: Host, parity: str, buffers: Buffers, number: int) -> tuple[Pointer, Pointer]:
+        """A state before and after a tile: the user's, where that is allowed."""
+        old, new = picked(host, parity, buffers.states[number])
+        own = buffers.in_place.get(number)
+        if own is None:
+            return old, new
+        pairs = ((own.before, old), (own.after, new))
+        first, last = (Pointer(f"({own.when} ? {user.text} : {copy.text})", copy.dtype) for user, copy in pairs)
+        return host.pointer("before", first), host.pointer("after", last)
+
+
+def _with_marks(tile: Tile, buffers: Buffers) -> Tile:
+    """A tile that knows where gradients of matrices are kept too."""
+    return replace(tile, marks={**tile.marks, **buffers.marks})
 
 
 def _with_kept(graph: Graph, kept: Collection[Node]) -> Graph:

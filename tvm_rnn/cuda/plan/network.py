@@ -24,13 +24,14 @@ from typing import Any, ClassVar
 
 from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.layer.time_segments import COUNT, TimeSegment, time_segment
+from tvm_rnn.cuda.linear.steps_again import EVERY
 from tvm_rnn.cuda.model.choose_backward_lanes import WAVE_STEPS, WAVE_TILES
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
 from tvm_rnn.cuda.rowwise.dropout_masks import Dropped, NetworkMaskKeys
 from tvm_rnn.cuda.rowwise.state_moves import Buffers, StateCopy, Tile, copy_states
 from tvm_rnn.decisions import about, tell
 from tvm_rnn.graph.flops import flops_per_row
-from tvm_rnn.graph.graph import Graph, Layers
+from tvm_rnn.graph.graph import Graph, Layers, Node
 from tvm_rnn.options import PASS_NAMES
 from tvm_rnn.passes.passed import Passed
 from tvm_rnn.target import Target
@@ -82,8 +83,14 @@ class Plan:
         self.code = [self._layer(graph, i) for i, graph in enumerate(self.layers.graphs)]
 
     def _layer(self, graph: Graph, number: int) -> Layer:
-        net = self.net
-        return Layer(graph, number, net.dtype, self.options, self.target, net.cell.initial, directions=self.directions)
+        own = (graph, number, self.net.dtype, self.options, self.target, self.net.cell.initial)
+        return Layer(*own, directions=self.directions, together=self._side_by_side())
+
+    def _side_by_side(self) -> int:
+        """Layers, or directions of one, that share the GPU. In strict float32 one layer may take all of it, and then
+        the others wait; in fewer bits stacks run as waves, and layers are chosen as if alone."""
+        beside = self.directions if self.whole else self.net.num_layers
+        return beside if self.options.precision == "float32" else 1
 
     def run(self) -> Program:
         program, host = self.program, self.program.sequence
@@ -91,7 +98,7 @@ class Plan:
         self.visits = self._visits()
         self.together = self._wave()
         for visit in self.visits if self.together is None else ():
-            visit.buffers.in_place = visit.code.in_place(host, visit.user, f"{self.steps} >= T")
+            visit.buffers.in_place = visit.code.in_place(host, visit.user, f"{self.steps} >= T", not self.whole)
         self._copy_states(host, "load", self._load)
         if self.together is not None:
             with host.when(f"{self.together.choose(host)} >= 0"):
@@ -176,7 +183,16 @@ class Plan:
         most = f"max<int64_t>(1, {HOISTED_BYTES // per_row} / ({self.wave} ? {share} : 1) / B)"
         largest = f"max<int64_t>({WAVE_STEPS}, (T + {WAVE_TILES * layers - 1}) / {WAVE_TILES * layers})"
         whole = "T" if self.whole else f"({self.wave} ? {largest} : T)"
-        self.steps = program.let("tile_steps", f"min<int64_t>(T, min<int64_t>({whole}, {most}))")
+        self.steps = program.let("tile_steps", self._in_parts(f"min<int64_t>(T, min<int64_t>({whole}, {most}))"))
+
+    def _in_parts(self, steps: str) -> str:
+        """The steps of a tile: whole parts of the time, before which matrices are kept, if some are."""
+        return f"({steps} + {EVERY - 1}) / {EVERY} * {EVERY}" if self.marked else steps
+
+    @property
+    def marked(self) -> bool:
+        """Whether some matrix is kept before some steps alone."""
+        return any(code.marked for code in self.code)
 
     def _last(self, host: Host, visit: Visit) -> list[Pointer]:
         """The copies of the states that hold their values after T steps."""
@@ -330,6 +346,10 @@ class Plan:
         """Where the rows of what is kept begin: inference keeps nothing."""
         return []
 
+    def _marks(self, visit: Visit, start: HostExpr) -> dict[Node, Pointer]:
+        """Where matrices are kept, by state, before the parts of a tile's time: inference keeps none."""
+        return {}
+
     def _visit(self, host: Host, visit: Visit, tile: tuple[str, str, str], start: HostExpr) -> None:
         code, program = visit.code, self.program
         number, done, count = tile
@@ -347,7 +367,8 @@ class Plan:
         # Step by step the states change copies at every step, a regime changes them once per tile.
         parity = f"({code.regime} >= 0 ? {number} : {done}) & 1" if code.regimes else f"{done} & 1"
         kept = self._kept(visit, row)
-        work = Tile(at, output.at(visit.direction * width), start, count, self._back(visit), parity, kept, number)
+        own = start, count, self._back(visit), parity, kept, number, self._marks(visit, start)
+        work = Tile(at, output.at(visit.direction * width), *own)
         code.before(host, visit.buffers, work)
         code.recurrence(host, visit.buffers, work)
 

@@ -1,5 +1,5 @@
 """One kernel for consecutive pointwise and reduce groups: a block per row, or a warp where there is little to do for
-one, the groups one after the other.
+one, the groups one after the other. Where parts of a row (heads) read nothing of one another, each part is such a row.
 
 In: groups without products, and where their values lie. Out: `Rows`, as of a single group. What one group stores and a
 later one reads passes through memory and a barrier of the row's threads; a launch would cost more than either.
@@ -34,14 +34,16 @@ from tvm_rnn.cuda.layer.row_kernels import (
 from tvm_rnn.graph.graph import Group, Node, reduced_axes, runs_along
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.graph.tensor_expressions import Index
-from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
+from tvm_rnn.tir.expr import Buffer, Expr
 from tvm_rnn.tir.index import wide
+
+from .parts_of_rows import parts_of_rows
+from .warp_rows import WARPS, WarpRows, fits
 
 JOINED = ("pointwise", "reduce")  # kinds of groups
 MOST_WORK = 1 << 14  # elements of a group per row: beyond, one block per row leaves too much of the GPU idle
 FEW = 2  # results of a reduction that the whole block makes
 MOST_THREADS, ELEMENTS_PER_THREAD = 1024, 4
-WARPS = 4  # of a block whose warps have a row each
 
 
 def work_of(group: Group) -> int:
@@ -76,6 +78,7 @@ class _ChainedGroups:
 
     name: str
     jobs: list[Job]
+    early: bool
 
     def __post_init__(self) -> None:
         self.writes: list[Argument] = []
@@ -97,31 +100,58 @@ class _ChainedGroups:
         self.arguments = (*self.reads.values(), *self.writes)
         self.pointers = [(a.name, dtypes[a.name]) for a in self.arguments]
         most = max(work_of(job.group) for job in self.jobs)
+        self.parts = parts_of_rows([job.group for job in self.jobs], self.made, most)
+        most //= self.parts
         found = min(MOST_THREADS, -(-most // (ELEMENTS_PER_THREAD * WARP)) * WARP)
         self.threads = WARP if found <= 2 * WARP else found  # of a row
 
-    def kernel(self) -> Rows:
+    def kernel(self, needed: Callable[[Node], bool]) -> Rows:
+        """needed: whether a value is read by others than the chain."""
         precision = self.jobs[0].precision
+        if fits([job.group for job in self.jobs], self.parts) and not any(job.elsewhere for job in self.jobs):
+            return self._in_registers([a for a in self.writes if needed(a.node)])
         with flavour(precision):
             threads = self.threads * (WARPS if self.threads == WARP else 1)
-            made = write(self.name, self.pointers, [("rows", "int64")], self._body, threads=threads, shares=True)
+            given = self.name, self.pointers, [("rows", "int64")], self._body
+            made = write(*given, threads=threads, shares=True, early=self.early)
         return Rows(made, self.arguments)
+
+    def _in_registers(self, writes: Sequence[Argument]) -> Rows:
+        """The kernel where a warp holds all of a part. writes: what is stored."""
+        names = {node: a.name for node, a in self.reads.items()}
+        own = WarpRows(self.jobs, self.parts, names, writes)
+        dtypes = dict(self.pointers)
+        arguments = (*self.reads.values(), *writes)
+        given = self.name, [(a.name, dtypes[a.name]) for a in arguments], [("rows", "int64")], own.body
+        with flavour(self.jobs[0].precision):
+            return Rows(write(*given, threads=WARPS * WARP, early=self.early), arguments)
 
     def _body(self, writer: Writer) -> None:
         if self.threads == WARP:
-            block = I.cta_id([tirx.Cast("int32", tirx.truncdiv(writer["rows"] + (WARPS - 1), WARPS))])
+            items = writer["rows"] * self.parts
+            block = I.cta_id([tirx.Cast("int32", tirx.truncdiv(items + (WARPS - 1), WARPS))])
             thread = writer.keep(I.thread_id([WARPS * WARP]))
-            self.row: TirExpr | int = writer.keep(wide(block) * WARPS + wide(tirx.truncdiv(thread, WARP)))
+            item = writer.keep(wide(block) * WARPS + wide(tirx.truncdiv(thread, WARP)))
+            self._place(writer, item)
             self.thread = writer.keep(tirx.truncmod(thread, WARP))
-            with writer.when(self.row < writer["rows"]):
+            with writer.when(item < items):
                 self._groups(writer)
             return
-        self.row = wide(I.cta_id([tirx.Cast("int32", writer["rows"])]))
+        self._place(writer, wide(I.cta_id([tirx.Cast("int32", writer["rows"] * self.parts)])))
         self.thread = I.thread_id([self.threads])
         if any(job.group.kind == "reduce" for job in self.jobs):
             dtype = arithmetic(self.jobs[0].precision)
             self.partial = I.alloc_buffer((self.threads // WARP,), dtype, scope="shared")
         self._groups(writer)
+
+    def _place(self, writer: Writer, item: Expr) -> None:
+        """The row, and the part of it."""
+        self.row: Expr = item
+        self.part: Expr = tirx.const(0, "int32")
+        if self.parts > 1:
+            parts = tirx.const(self.parts, "int64")
+            self.row = writer.keep(tirx.truncdiv(item, parts))
+            self.part = writer.keep(tirx.Cast("int32", tirx.truncmod(item, parts)))
 
     def _meet(self, writer: Writer) -> None:
         """All threads of the row, which see what each of them stored."""
@@ -161,15 +191,15 @@ class _ChainedGroups:
 
     def _pointwise(self, writer: Writer, job: Job) -> None:
         shape = job.group.nodes[-1].shape
-        with self._each(writer, prod(shape), self.thread, self.threads) as j:
-            finish_group(job, self._values(writer, job), self._own(job), unravel(writer, j, shape))
+        with self._each(writer, prod(shape) // self.parts, self.thread, self.threads) as j:
+            finish_group(job, self._values(writer, job), self._own(job), self._index(writer, j, shape))
 
     # --- reductions ------------------------------------------------------------------------------------------------
 
     def _reduction(self, writer: Writer, job: Job) -> None:
         root = job.group.root
         assert root is not None
-        outputs = prod(root.shape)
+        outputs = prod(root.shape) // self.parts
 
         def finish(j: Expr, total: Expr) -> None:
             index = self._index(writer, j, root.shape)
@@ -207,8 +237,16 @@ class _ChainedGroups:
             writer.store(total, combine(total[0], value), 0)
         return total
 
+    def _index(self, writer: Writer, j: Expr, shape: tuple[int, ...]) -> Index:
+        """The index of element j of the part."""
+        if self.parts > 1:
+            if shape[0] != self.parts:  # reshaped
+                return unravel(writer, writer.keep(self.part * (prod(shape) // self.parts) + j), shape)
+            return (self.part, *self._whole_index(writer, j, shape[1:]))
+        return self._whole_index(writer, j, shape)
+
     @staticmethod
-    def _index(writer: Writer, j: Expr, shape: tuple[int, ...]) -> Index:
+    def _whole_index(writer: Writer, j: Expr, shape: tuple[int, ...]) -> Index:
         return tuple(int(i) for i in np.unravel_index(j, shape)) if isinstance(j, int) else unravel(writer, j, shape)
 
     def _over_block(self, writer: Writer, root: Node, total: Buffer) -> None:
@@ -234,10 +272,13 @@ def chained_groups_kernel(
     reads: Callable[[Group, Node], Place | None],
     writes: Callable[[Group, Node], Sequence[Place]],
     elsewhere: Callable[[Group], frozenset[Node]],
+    needed: Callable[[Node], bool] = lambda node: True,
+    early: bool = False,
 ) -> Rows:
-    """The kernel of several groups in order. reads, writes, elsewhere: as of `rows_kernel`, for each group."""
+    """The kernel of several groups in order. reads, writes, elsewhere: as of `rows_kernel`, for each group; needed:
+    whether others read a value that they store; early: as of `write`."""
 
     def job(group: Group) -> Job:
         return Job(name, group, precision, lambda n: reads(group, n), lambda n: writes(group, n), elsewhere(group))
 
-    return _ChainedGroups(name, [job(group) for group in groups]).kernel()
+    return _ChainedGroups(name, [job(group) for group in groups], early).kernel(needed)

@@ -61,6 +61,7 @@ class Buffers:
     words: dict[Node, Pointer] = field(default_factory=dict)  # masks as persistent kernels read them
     chunk_ends: Pointer | None = None  # what chunks of a recurrence do to its states
     copies: dict[int, Pointer] = field(default_factory=dict)
+    marks: dict[Node, Pointer] = field(default_factory=dict)  # gradients of matrices behind each part of a tile
     in_place: dict[int, InPlace] = field(default_factory=dict)
 
 
@@ -76,6 +77,7 @@ class Tile:
     parity: HostExpr  # which copy of the states holds the values before it: 0 or 1
     kept: list[Pointer] = field(default_factory=list)  # rows of what training reads later
     number: HostExpr = 0  # of the tile: states of recurrences over all time change copies at every tile
+    marks: Mapping[Node, Pointer] = field(default_factory=dict)  # matrices at the borders of its parts, by state
 
 
 @dataclass

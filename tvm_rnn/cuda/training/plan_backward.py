@@ -21,7 +21,8 @@ The gradient of the last layer's output is the user's; a copy of it lies beside 
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import gcd, prod
@@ -241,7 +242,7 @@ class BackwardPlan(Plan):
         tiles = f"max<int64_t>(1, min<int64_t>({WAVE_TILES * layers}, (T + {least - 1}) / {least}))"
         tiles = program.let("tiles", f"{self.wave} ? {tiles} : 1")
         most = f"max<int64_t>(1, {HOISTED_BYTES // per_row} / ({self.wave} ? {layers} : 1) / B)"
-        self.steps = program.let("tile_steps", f"min<int64_t>((T + {tiles} - 1) / {tiles}, {most})")
+        self.steps = program.let("tile_steps", self._in_parts(f"min<int64_t>((T + {tiles} - 1) / {tiles}, {most})"))
 
     def _between(self) -> None:
         """Memory for the gradients of layers' outputs."""
@@ -306,6 +307,19 @@ class BackwardPlan(Plan):
             host.copy(own, given, f"{count} * B * {width * ITEM_BYTES[self.net.dtype]}")
             self._blank(host, "gradient", [Blank(own, Place(self.net.dtype, width), width)], start, count)
 
+    @contextmanager
+    def _tiles(self, host: Host) -> Iterator[tuple[str, str, str]]:
+        """Where matrices are kept before some steps, all tiles but that of the last steps, the first one, are whole."""
+        if not self.marked:
+            with super()._tiles(host) as found:
+                yield found
+            return
+        tiles = host.let("count", f"(T + {self.steps} - 1) / {self.steps}")
+        with host.loop(tiles, "tile") as i:
+            start = host.let("begin", f"({tiles} - 1 - {i}) * {self.steps}")
+            count = host.let("count", f"min({self.steps}, T - {start})")
+            yield i, host.let("done", f"T - {start} - {count}"), count
+
     def _end_visit(self, host: Host, visit: Visit) -> None:
         """No gradient goes to the first state of a row whose first step was reset."""
         if self._back(visit):
@@ -328,8 +342,12 @@ class BackwardPlan(Plan):
             found.append(self.tape_pointers[at].at(f"{row} * {strides[len(found)]}"))
         kept = self.tape.visits[visit.key]
         emitted, side, read = len(graph.emitted), int(not self._back(visit)), states_read(graph)
+        marks: dict[Node, Pointer] = {}
         for state in range(len(graph.states)):
-            if state in read:
+            if state in self.tape.matrices[visit.key]:
+                found.append(self.tape.matrix(self.tape_pointers, visit.key, state, start))
+                marks[code.graph.inputs[len(found) - 1]] = found[-1]
+            elif state in read:
                 pointer = self.tape_pointers[kept[emitted + read.index(state)]]
                 found.append(pointer.at(f"({row} + {side} * B) * {strides[len(found)]}"))
             else:
@@ -339,7 +357,7 @@ class BackwardPlan(Plan):
         parity = f"({code.regime} >= 0 ? {number} : {done}) & 1" if code.regimes else f"{done} & 1"
         copy, output = self._copy(visit), own.last_rows or self._destination(visit, 0, number, start)
         kept_rows = [rows if copy == 0 else rows.at(f"({copy}) * {size}") for rows, size in own.kept_rows]
-        return Tile(found, output, start, count, self._back(visit), parity, kept_rows, number)
+        return Tile(found, output, start, count, self._back(visit), parity, kept_rows, number, marks)
 
     def _copy(self, visit: Visit) -> HostExpr:
         """Which copy is its own of what layers of one graph have for a tile."""

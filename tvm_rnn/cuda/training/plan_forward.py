@@ -26,7 +26,7 @@ from tvm_rnn.cuda.layer.row_kernels import THREADS, elements
 from tvm_rnn.cuda.plan.layer import Layer
 from tvm_rnn.cuda.plan.network import Plan, Visit
 from tvm_rnn.cuda.rowwise.state_moves import StateCopy
-from tvm_rnn.graph.graph import Graph
+from tvm_rnn.graph.graph import Graph, Node
 from tvm_rnn.tir.expr import TirExpr
 from tvm_rnn.tir.index import int64, wide
 
@@ -63,7 +63,7 @@ class ForwardTrain(Plan):
         net = self.net
         own = graph, self.number + number, net.dtype, self.options, self.target, net.cell.initial, self.directions
         streams, narrow = tuple(net.regularisers.streams), narrowed(graph, self.narrow)
-        return Layer(*own, kept=kept_nodes(graph), streams=streams, narrow=narrow)
+        return Layer(*own, kept=kept_nodes(graph), streams=streams, narrow=narrow, together=self._side_by_side())
 
     def run(self) -> Program:
         """The program."""
@@ -118,6 +118,11 @@ class ForwardTrain(Plan):
             entry = 0 if state is None or self._back(visit) else f"B * {place.row_stride}"
             found.append(pointer.at(entry).at(f"{row} * {place.row_stride}"))
         return found
+
+    def _marks(self, visit: Visit, start: HostExpr) -> dict[Node, Pointer]:
+        graph, key = visit.code.graph, visit.key
+        own = self.tape.matrices[key]
+        return {graph.states[n]: self.tape.matrix(self.tape_pointers, key, n, start) for n in own}
 
     def _between(self) -> None:
         """Layers read each other's outputs on the tape."""

@@ -7,6 +7,7 @@ programs compute them, and its size for the manifest. Each array is [T, B, row],
     kept       for each layer and direction what its graph emits
     states     for each layer and direction the states that the backward graph reads, T+1 times: entry t is the state
                before step t, after step t + 1 in the direction that goes backwards it is the reverse
+    matrices   likewise, of those that backward makes again: before each 64th step alone, float32
 
 The first layer's inputs are the caller's own arrays, which both programs read where they are. Where a layer's output is
 a state that is kept, the layer above finds its inputs there: they are not kept twice. Likewise the last layer's: where
@@ -17,25 +18,28 @@ that ended is 0, and a state that was reset is the initial one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from tvm_rnn.cuda.codegen.host_program import ALIGNMENT, ITEM_BYTES, Pointer, Program
+from tvm_rnn.cuda.codegen.host_program import ALIGNMENT, ITEM_BYTES, HostExpr, Pointer, Program
+from tvm_rnn.cuda.layer.matrix_operands import marked
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.time_segments import TimeSegment
-from tvm_rnn.cuda.plan.layer import Layer
+from tvm_rnn.cuda.linear.steps_again import EVERY
+from tvm_rnn.cuda.plan.layer import MARKS, Layer
 from tvm_rnn.graph.graph import Graph, Node
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.network.rnn import RNN
 
 
 def states_read(graph: Graph) -> list[int]:
-    """Numbers of the states whose values before the step the backward graph reads."""
+    """Numbers of the states whose values before every step the backward graph reads."""
     assert graph.backward is not None
-    read = set(graph.backward.nodes())
+    read, again = set(graph.backward.nodes()), marked(graph)
     first = 1 + len(graph.inputs)
     leaves = graph.backward.inputs[first : first + len(graph.states)]
-    return [number for number, leaf in enumerate(leaves) if leaf in read]
+    return [number for number, leaf in enumerate(leaves) if leaf in read and number not in again]
 
 
 def kept_nodes(graph: Graph) -> tuple[Node, ...]:
@@ -66,13 +70,21 @@ def narrowed(graph: Graph, dtype: str) -> dict[Node, str]:
 @dataclass(frozen=True)
 class TapeArray:
     """One array: its rows per step and batch row, and of one more step; bytes of a row. flagged: it is there in calls
-    with lengths or resets alone. whole: where time is gone through in segments, it has room for all of it."""
+    with lengths or resets alone. whole: where time is gone through in segments, it has room for all of it. every: steps
+    that share a row."""
 
     more: int  # 1: T + 1 entries
     row_bytes: int
     dtype: str
     flagged: bool = False
     whole: bool = False
+    every: int = 1
+
+    def size(self, steps: str) -> str:
+        """Bytes, a C++ expression. steps: of the time that it has room for."""
+        if self.every > 1:
+            return f"({steps} + {self.every - 1}) / {self.every} * B * {self.row_bytes}"
+        return f"{f'({steps} + {self.more})' if self.more else steps} * B * {self.row_bytes}"
 
 
 @dataclass
@@ -88,6 +100,7 @@ class Tape:
 
     def __post_init__(self) -> None:
         self.visits: dict[tuple[int, int], list[int]] = {}  # by layer and direction: of each kept value
+        self.matrices: dict[tuple[int, int], dict[int, int]] = {}  # likewise, of each matrix by its number
         self.shared: dict[int, tuple[int, Place]] = {}  # inputs that are a state of the layer below: where, and how
         self.output: tuple[int, Place] | None = None  # of the last layer's states that which y is: where, and how
         own = [layer for layer in range(1, len(self.of_layer)) if self._state_below(layer) is None]
@@ -101,6 +114,7 @@ class Tape:
                 given = self._output_state(code, self.input_place(code.graph.output)) if last else None
                 kept = [(i, code.layout.kept_place(node)) for i, node in enumerate(code.layout.kept) if i != given]
                 found = {i: self._add(place, int(i >= emitted)) for i, place in kept}
+                self.matrices[layer, direction] = {n: self._add_matrix(code.graph.states[n]) for n in code.marked}
                 # Those of flagged calls come last, so that others are where they are with and without them.
                 if given is not None:
                     place = code.layout.kept_place(code.graph.output)
@@ -140,6 +154,10 @@ class Tape:
         self.arrays.append(TapeArray(more, place.row_stride * ITEM_BYTES[place.dtype], place.dtype, flagged, whole))
         return len(self.arrays) - 1
 
+    def _add_matrix(self, state: Node) -> int:
+        self.arrays.append(TapeArray(0, prod(state.shape) * ITEM_BYTES[MARKS], MARKS, every=EVERY))
+        return len(self.arrays) - 1
+
     def input_place(self, node: Node) -> Place:
         """Rows of an input on the tape: dense."""
         return Place(self.net.dtype, prod(node.shape), 16)
@@ -153,8 +171,7 @@ class Tape:
             shift = f" + {of.first} * B * {array.row_bytes}" if array.whole else ""
             found.append(Pointer(f"({base.text} + {at}{shift})", array.dtype))
             steps = of.whole if array.whole else "T"
-            size = f"{f'({steps} + {array.more})' if array.more else steps} * B * {array.row_bytes}"
-            at = let("tape", f"{at} + ({size} + {ALIGNMENT - 1}) / {ALIGNMENT} * {ALIGNMENT}")
+            at = let("tape", f"{at} + ({array.size(steps)} + {ALIGNMENT - 1}) / {ALIGNMENT} * {ALIGNMENT}")
 
         def share(own: int, other: Pointer) -> None:
             """Calls without lengths and resets find it there."""
@@ -172,5 +189,15 @@ class Tape:
 
     def sizes(self) -> list[list[int]]:
         """[bytes per row of a step, further steps] of every array, each rounded up to 256 bytes; with a third number,
-        1, those of calls with lengths or resets alone."""
-        return [[array.row_bytes, array.more, *([1] if array.flagged else [])] for array in self.arrays]
+        1, those of calls with lengths or resets alone; with a fourth, those that have a row for so many steps."""
+        found = []
+        for array in self.arrays:
+            more = [0, array.every] if array.every > 1 else [1] if array.flagged else []
+            found.append([array.row_bytes, array.more, *more])
+        return found
+
+    def matrix(self, pointers: Sequence[Pointer], key: tuple[int, int], number: int, start: HostExpr) -> Pointer:
+        """Of a visit, the matrix of state `number` before a part of the time that begins at step `start`."""
+        array = self.matrices[key][number]
+        size = self.arrays[array].row_bytes // ITEM_BYTES[MARKS]
+        return pointers[array].at(f"{start} / {EVERY} * B * {size}")

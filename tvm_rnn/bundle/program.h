@@ -1,9 +1,8 @@
-/* What is around a model's networks: operations on arrays of any shape, and a model's steps in order.
+/* A model's steps in order: its networks, and compiled functions of what is around them.
 
-   In: tables of steps, written by program.py from a module's manifest. Out: the model's outputs. The operations are those
-   of runtime_ops.py, one by one; operations.c has them, program.c runs them. */
-#ifndef TVM_RNN_BUNDLE_OPERATIONS_H
-#define TVM_RNN_BUNDLE_OPERATIONS_H
+   In: tables of steps, written by program.py from a module's manifest. Out: the model's outputs; program.c runs them. */
+#ifndef TVM_RNN_BUNDLE_PROGRAM_H
+#define TVM_RNN_BUNDLE_PROGRAM_H
 #include "engine.h"
 
 enum { MOST_AXES = 8, MOST_VALUES = 256 }; /* axes of an array; inputs or outputs of a step */
@@ -23,18 +22,14 @@ struct work {
   struct value* out[MOST_VALUES];
   int32_t ins, outs, int_count;
   const int64_t* ints;
-  const double* floats;
 };
-typedef int32_t (*Operation)(struct work*);
 
 struct program_step {
-  Operation operation;  /* null: a network, whose number is ints[0], or a function of the module's file */
-  const char* compiled; /* that function's name, or null */
+  const char* compiled; /* a function of the module's file; null: a network, whose number is ints[0] */
   const char* node;
   int32_t ins, outs, int_count, drops;
   const int32_t *in, *out, *drop; /* numbers of values, -1: none; drop: those that have served */
   const int64_t* ints;
-  const double* floats;
 };
 
 /* An array that a caller gives or gets. As NAME_array in the header. */
@@ -64,20 +59,4 @@ struct program {
 
 int32_t program_run(struct engine* handle, const struct engine_module* module, const struct program* program,
                     const struct program_array* inputs, struct program_array* outputs);
-
-int64_t value_size(int dtype);
-int32_t value_make(struct value* value, int dtype, int rank, const int64_t* shape);
-void value_free(struct value* value);
-int64_t value_int(const struct value* value, int64_t at);
-
-#define OPERATION(name) int32_t name(struct work* w);
-OPERATION(op_identity) OPERATION(op_dropout) OPERATION(op_transpose) OPERATION(op_concat) OPERATION(op_tile)
-OPERATION(op_size) OPERATION(op_cast) OPERATION(op_reshape) OPERATION(op_flatten) OPERATION(op_squeeze)
-OPERATION(op_unsqueeze) OPERATION(op_expand) OPERATION(op_slice) OPERATION(op_split) OPERATION(op_shape)
-OPERATION(op_constant_of_shape) OPERATION(op_range) OPERATION(op_pad) OPERATION(op_gather)
-OPERATION(op_reverse_sequence) OPERATION(op_unary) OPERATION(op_binary) OPERATION(op_where)
-OPERATION(op_clip) OPERATION(op_matmul) OPERATION(op_softmax) OPERATION(op_reduce)
-OPERATION(op_extremum) OPERATION(op_batch_normalization) OPERATION(op_layer_normalization)
-OPERATION(op_lengths_of_mask) OPERATION(op_hold_last)
-#undef OPERATION
 #endif

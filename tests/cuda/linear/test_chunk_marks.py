@@ -1,0 +1,33 @@
+"""Linear recurrences in chunks that leave the states before parts of the time, forwards and backwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from linear_steps import Steps, chunk_error, recurrence
+
+from tvm_rnn.cuda.linear.recurrence import AFTER, BEFORE
+from tvm_rnn.cuda.linear.steps_again import EVERY
+
+CASES: dict[str, dict[str, Any]] = {
+    "gated": {"heads": 1, "keys_last": True, "reads": (BEFORE, AFTER)},
+    "by key": {"heads": 1, "decay": 24, "keys": 24},
+}
+
+
+@pytest.mark.broad_after(1)
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("reverse", [True, False])
+def test_against_a_loop(name: str, reverse: bool) -> None:
+    case = Steps(recurrence(**CASES[name]), EVERY + 21, reverse=reverse, every=EVERY)
+    assert chunk_error(case) < 1
+
+
+@pytest.mark.broad_after(1)
+@pytest.mark.parametrize("name", CASES)
+def test_lengths_and_resets_backwards(name: str) -> None:
+    steps, flags = EVERY + 10, np.random.default_rng(3)
+    more = {"lengths": np.array([EVERY + 2, 5, 40]), "reset": flags.random((steps, 3)) < 0.1}
+    assert chunk_error(Steps(recurrence(**CASES[name]), steps, 3, reverse=True, **more)) < 1

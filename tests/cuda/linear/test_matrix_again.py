@@ -1,0 +1,55 @@
+"""Matrices and gradients made again, of a plan: what is read of which, and in how many launches."""
+
+from __future__ import annotations
+
+import pytest
+from linear_cells import OWN
+from training_plans import trained
+
+import tvm_rnn as rnn
+from tvm_rnn.cuda.linear.matrix_again import MatrixAgain
+from tvm_rnn.cuda.linear.steps_again import BOTH, EVERY, GRADIENT, STATE
+
+
+def again(name: str) -> MatrixAgain:
+    """The one of a cell's backward pass, which has no steps."""
+    _, found = trained(OWN[name][0] if name in OWN else rnn.cells.get(name))
+    (code,) = found.backward.code
+    assert not code.layout.has_steps and not found.forward.code[0].layout.has_steps
+    (own,) = [work for _, work in code.groups if isinstance(work, MatrixAgain)]
+    return own
+
+
+def test_a_delta_rule() -> None:
+    own = again("gated_delta_net")
+    pair = own.pair
+    assert pair.state is not None and pair.gradient is not None
+    assert [len(made.writes) for made in (pair.state, pair.gradient)] == [1, 2]
+    assert sorted(read.of for read in pair.reads) == [BOTH, GRADIENT, STATE, STATE]
+    assert (pair.keys, pair.values, pair.keys_last) == (8, 8, True)
+    assert str(EVERY) in str(own.fact["unit"])
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("name", ["mlstm", "gla", "retnet", "mamba2", "rwkv7", "hgrn2", "delta_net", "corrected_twice"])
+def test_every_kind_of_matrix_has_one(name: str) -> None:
+    own = again(name)
+    assert {STATE, GRADIENT} >= {*own.begins} and own.pair.reads
+
+
+def test_gradients_are_kept_before_they_are_read() -> None:
+    """Also where nothing that is read of the recurrence goes into what is made again."""
+    _, found = trained("retnet")
+    roots = [group.root.op for group in found.backward.code[0].graph.groups if group.kind == "scan" and group.root]
+    assert roots == ["scan_matrix", "rescan"]
+
+
+def test_launches_do_not_grow_with_the_time() -> None:
+    def loops(name: str) -> list[str]:
+        lines = [line.strip() for program in trained(name)[1].programs for line in program.sequence.lines]
+        return [line for line in lines if line.startswith("for (")]
+
+    assert {line.split("=")[0] for line in loops("gated_delta_net")} == {
+        line.split("=")[0] for line in loops("min_gru")
+    }
+    assert len(loops("lstm")) > len(loops("gated_delta_net"))

@@ -1,0 +1,48 @@
+"""A chunk scan that also keeps the states before each part of the time, which training makes others again from.
+
+In: what a `ChunkScan` takes. Out: `MarkedChunkScan`, whose kernel has one more pointer: marks [parts, B, ...], float32.
+A part has one chunk or more; backwards, the states before it are those behind its last step in order of time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from tvm_rnn.tir.expr import TirExpr
+
+from .chunk_block import Block
+from .chunk_scan import ChunkScan
+from .chunk_states import States
+from .steps_again import EVERY
+
+
+@dataclass(frozen=True)
+class MarkedChunkScan(ChunkScan):
+    """Steps begin at a part."""
+
+    @property
+    def pointers(self) -> tuple[tuple[str, str], ...]:
+        return (*super().pointers, ("marks", "float32"))
+
+    def states(self, block: Block, warp: TirExpr) -> States:
+        return _Marking(block, warp)
+
+
+class _Marking(States):
+    """Leaves the states as they are before a chunk that is the first of a part."""
+
+    def advance(self, number: TirExpr) -> None:
+        w, body = self.w, self.body
+        step = w.bind(number * self.tile.chunk)
+        time = w.keep(body.time(step))
+        begins = tirx.EQ(tirx.truncmod(time + int(self.scan.reverse), EVERY), 0)
+        if self.scan.reverse:
+            begins = tirx.Or(begins, tirx.EQ(body.first + step, 0))
+        with w.when(begins):
+            part = w.keep(tirx.truncdiv(time, EVERY) * w["batch"] + body.row)
+            for register, there, at in self._elements(part):
+                with w.when(there):
+                    w.store(w["marks"], self.state.flat[register], at)
+        super().advance(number)

@@ -1,0 +1,430 @@
+"""A matrix and its gradient made again, for what backward reads of them along the axis of the keys.
+
+In: a `Pair`. Out: `StepsAgain`, whose kernel has a warp for each part of the time, batch row, head and a few keys.
+Before each part the tape has the matrix, and behind it the backward recurrence left the gradient; what a step makes of
+either is known. So all parts of the time run at once, and no step waits for a product. A warp goes forward through its
+part and keeps the matrix before every 8th step; then, from the last of these on, before each of the 8 steps, and back
+through these with the gradient. What it keeps is each thread's own, in shared memory: nobody waits for anybody.
+
+    S = decay * S + sum over writes of column * row           forward
+    output = sum over values of (vector * S before the step)  or of G after it
+    G = decay * G + sum over writes of column * row           backward
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
+from tvm_rnn.cuda.codegen.register_tile import RegisterTile
+from tvm_rnn.cuda.codegen.vector_access import DTYPES, LoadedLanes, pack, unpack
+from tvm_rnn.cuda.layer.packed_layout import SIZES, ceil_div
+from tvm_rnn.cuda.layer.regime import FOREVER, MASK_POINTERS, MASK_SCALARS
+from tvm_rnn.graph.recurrences import KEPT_EVERY_ON_GPUS
+from tvm_rnn.graph.scalar_cuda import flavour
+from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
+from tvm_rnn.tir.index import wide
+
+from .lane_sums import reduce_scatter
+from .recurrence import Rows
+
+EVERY = KEPT_EVERY_ON_GPUS  # steps of a part of the time
+FEW = 8  # steps that the matrix is kept before, all of them, at a time
+VALUES, KEYS = 8, 2  # of a lane: the values side by side in memory, the keys likewise
+LANES = (1, 2, 4, 8, 16, 32)
+STATE, GRADIENT, BOTH = "state", "gradient", "both"
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a step makes of a matrix. decay: a number of a head, or of each key of it; None: 1. writes: a column, of the
+    keys, and a row, of the values, of each outer product."""
+
+    decay: Rows | None
+    writes: tuple[tuple[Rows, Rows], ...]
+
+    def operands(self, name: str) -> dict[str, Rows]:
+        """By their names as pointers; name: of the matrix."""
+        found = {} if self.decay is None else {f"{name}_decay": self.decay}
+        for i, (column, row) in enumerate(self.writes):
+            found |= {f"{name}_column_{i}": column, f"{name}_row_{i}": row}
+        return found
+
+
+@dataclass(frozen=True)
+class Read:
+    """A result of every step, of `keys` numbers. of: STATE, before the step; GRADIENT, after it; or BOTH: the product
+    of the two, summed over values. vector: of `values` numbers; None of BOTH."""
+
+    of: str
+    output: Rows
+    vector: Rows | None = None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A matrix and its gradient, of heads [keys, values], in memory [values, keys] if `keys_last`. state, gradient:
+    None where nothing is read of it."""
+
+    heads: int
+    keys: int
+    values: int
+    precision: str
+    state: Made | None
+    gradient: Made | None
+    reads: tuple[Read, ...]
+    keys_last: bool = False
+
+    @property
+    def made(self) -> dict[str, Made]:
+        """Those that are read, by name."""
+        both = {STATE: self.state, GRADIENT: self.gradient}
+        return {name: made for name, made in both.items() if made is not None}
+
+    @property
+    def operands(self) -> dict[str, Rows]:
+        """What steps read, by the names of pointers."""
+        found = {name: rows for own, made in self.made.items() for name, rows in made.operands(own).items()}
+        return found | {f"vector_{i}": r.vector for i, r in enumerate(self.reads) if r.vector is not None}
+
+    @property
+    def pointers(self) -> tuple[tuple[str, str], ...]:
+        """Operands, outputs, and of each matrix that before, or behind, the parts of the time."""
+        outputs = [(f"output_{i}", read.output.dtype) for i, read in enumerate(self.reads)]
+        operands = [(name, rows.dtype) for name, rows in self.operands.items()]
+        return (*operands, *outputs, *((marks_name(name), "float32") for name in self.made))
+
+
+def marks_name(name: str) -> str:
+    """The pointer of a matrix at the borders of parts: [parts, B, heads, ...]."""
+    return f"{name}_marks"
+
+
+@dataclass(frozen=True)
+class StepsAgain:
+    """Its kernels take the pair's pointers, then steps and batch; `reset` has flags of all steps, the first too."""
+
+    name: str
+    pair: Pair
+
+    @property
+    def across(self) -> int:
+        """Lanes that share the values: the others have other keys, if there are as many."""
+        own = self.pair
+        return next(n for n in LANES if n == 32 or (n * VALUES >= own.values and 32 // n * KEYS <= own.keys))
+
+    @property
+    def each(self) -> int:
+        """Values of a lane."""
+        return ceil_div(self.pair.values, self.across)
+
+    @property
+    def deep(self) -> int:
+        """Keys of a lane."""
+        return KEYS if self.pair.keys >= KEYS and self.each <= VALUES else 1
+
+    @property
+    def keys(self) -> int:
+        """Of a warp."""
+        return 32 // self.across * self.deep
+
+    @property
+    def packed(self) -> bool:
+        """Whether what is kept is rounded to 16 bits, as products of 16 bits would read it: a block is a warp, of which
+        a multiprocessor has twice as many then. Nothing is rounded twice."""
+        return SIZES[self.pair.precision] == 2 and self.each % 2 == 0
+
+    @property
+    def tiles(self) -> int:
+        return ceil_div(self.pair.keys, self.keys)
+
+    def blocks(self, batch: int, steps: int) -> int:
+        """Of a launch."""
+        return self.tiles * self.pair.heads * batch * ceil_div(steps, EVERY)
+
+    @cached_property
+    def kernels(self) -> tuple[Kernel, Kernel]:
+        """Without and with lengths and resets."""
+        return self._kernel(False), self._kernel(True)
+
+    def _kernel(self, masked: bool) -> Kernel:
+        def run(w: Writer) -> None:
+            with flavour(self.pair.precision):
+                _Body(w, self, masked).run()
+
+        pointers = (*self.pair.pointers, *(MASK_POINTERS if masked else ()))
+        scalars = (("steps", "int32"), ("batch", "int32"), *(MASK_SCALARS if masked else ()))
+        name = f"{self.name}_masked" if masked else self.name
+        return write(name, pointers, scalars, run, threads=32)
+
+
+class _Operands:
+    """What steps read, in registers as it is in memory: a step's is asked for while the one before it is made."""
+
+    def __init__(self, body: _Body, names: Sequence[str]) -> None:
+        self.body, self.w, self.raw = body, body.w, dict[str, list[LoadedLanes]]()
+        for name in names:
+            lanes = body.together(name)
+            count = len(body.within(name)) // lanes
+            self.raw[name] = [LoadedLanes(self.w, body.pair.operands[name].dtype, lanes) for _ in range(count)]
+
+    def ask(self, step: TirExpr) -> None:
+        """Of a step of the part; what is behind a vector's end stays 0."""
+        w, body = self.w, self.body
+        row = w.bind((wide(body.first) + wide(step)) * wide(w["batch"]))
+        for name, raw in self.raw.items():
+            rows, whole = body.pair.operands[name], body.whole(name)
+            at = w.bind(body.base[name] + row * rows.stride)
+            for piece, within in zip(raw, body.within(name)[:: raw[0].lanes], strict=True):
+                with nullcontext() if whole else w.when(within < rows.width):
+                    piece.load(name, at + wide(within))
+
+    def take(self) -> dict[str, list[TirExpr]]:
+        """What was asked for, float32."""
+        found = {name: [v for piece in raw for v in piece.values()] for name, raw in self.raw.items()}
+        return {name: [self.w.keep(converted(v, "float32")) for v in values] for name, values in found.items()}
+
+
+class _Body:
+    """A lane has some values of some keys: tile[key, value] is a register."""
+
+    def __init__(self, w: Writer, steps: StepsAgain, masked: bool) -> None:
+        self.w, self.steps, self.pair, self.masked = w, steps, steps.pair, masked
+        self._place()
+
+    def _place(self) -> None:
+        w, own, steps = self.w, self.pair, self.steps
+        parts = tirx.truncdiv(w["steps"] + (EVERY - 1), EVERY)
+        grid = wide(w["batch"]) * wide(parts) * (steps.tiles * own.heads)
+        block = w.keep(I.cta_id([tirx.Cast("int32", grid)]))
+        self.lane = w.keep(I.thread_id([32]))
+        key0 = w.keep(tirx.truncmod(block, steps.tiles) * steps.keys)
+        rest = w.keep(tirx.truncdiv(block, steps.tiles))
+        self.head, self.number = w.keep(tirx.truncmod(rest, own.heads)), w.keep(tirx.truncdiv(rest, own.heads))
+        self.row = w.keep(tirx.truncmod(self.number, w["batch"]))
+        self.first = w.keep(tirx.truncdiv(self.number, w["batch"]) * EVERY)
+        self.count = w.keep(tirx.min(w["steps"] - self.first, EVERY))
+        self.limit = self._limit()
+        key = w.bind(key0 + tirx.truncdiv(self.lane, steps.across) * steps.deep)
+        self.keys = [w.bind(key + i) for i in range(steps.deep)]
+        value = w.bind(tirx.truncmod(self.lane, steps.across) * steps.each)
+        self.values = [w.bind(value + i) for i in range(steps.each)]
+        outputs = {f"output_{i}": read.output for i, read in enumerate(own.reads)}
+        self.base = {
+            name: w.keep(wide(self.row) * rows.stride + (rows.offset + wide(self._head(rows))))
+            for name, rows in {**own.operands, **outputs}.items()
+        }
+        self.kept: Buffer | None = None
+        if own.state is not None:
+            size = 2 * FEW * steps.deep * steps.each * 32
+            kind = "uint32" if steps.packed else "float32"
+            self.kept = I.alloc_buffer((size // 2 if steps.packed else size,), kind, scope="shared")
+
+    def _head(self, rows: Rows) -> TirExpr:
+        return tirx.truncdiv(self.head, rows.group) * rows.width
+
+    def _limit(self) -> TirExpr:
+        """Steps of the part that the row has."""
+        w = self.w
+        if not self.masked:
+            return self.count
+        ends = w.local(1, "int32")
+        w.store(ends, tirx.const(FOREVER, "int32"), 0)
+        with w.when(tirx.NE(w["has_lengths"], tirx.const(0, "int32"))):
+            most = tirx.Min(w["lengths"][wide(self.row)], tirx.const(FOREVER, "int64"))
+            w.store(ends, tirx.Cast("int32", most), 0)
+        self.end = ends[0]
+        return w.keep(tirx.max(tirx.min(self.count, ends[0] - w["start"] - self.first), 0))
+
+    def within(self, name: str) -> list[TirExpr]:
+        """Where in an operand of a step this lane's elements are."""
+        if name.endswith("_decay") and self.pair.operands[name].width == 1:
+            return [tirx.const(0, "int32")]
+        return self.keys if name.endswith("_decay") or "_column_" in name else self.values
+
+    def together(self, name: str) -> int:
+        """How many elements of an operand a lane loads at once: they lie side by side, at a multiple of as many."""
+        rows, within = self.pair.operands[name], self.within(name)
+        if not self.whole(name) or rows.dtype not in DTYPES:
+            return 1
+        return gcd(8, len(within), rows.width, rows.stride, rows.offset)
+
+    def whole(self, name: str) -> bool:
+        """Whether every lane's elements are there."""
+        found = self.within(name)
+        if found is self.keys:
+            return self.pair.keys % self.steps.keys == 0
+        return found is not self.values or self.pair.values % (self.steps.across * self.steps.each) == 0
+
+    # --- the walk --------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        w, own = self.w, self.pair
+        self.tiles = {name: w.tile(self.steps.deep, self.steps.each, 1) for name in own.made}
+        every = {name: _Operands(self, list(made.operands(name))) for name, made in own.made.items()}
+        back = _Operands(self, [n for n in own.operands if not n.startswith("state_")])
+        for name in own.made:
+            self._load(name)
+        last = w.keep(tirx.truncdiv(self.limit + (FEW - 1), FEW) - 1)
+        if own.state is not None:
+            self._forward(every[STATE], tirx.const(0, "int32"), w.keep(last * FEW), marks=True)
+        with w.loop(last + 1) as turn:
+            begin = w.keep((last - turn) * FEW)
+            count = w.keep(tirx.min(self.limit - begin, FEW))
+            if own.state is not None:
+                self._keep(STATE, tirx.truncdiv(begin, FEW), put=False)
+                self._forward(every[STATE], begin, count, marks=False)
+            self._backward(back, begin, count)
+        first = tirx.EQ(tirx.truncmod(self.lane, self.steps.across), 0)
+        with w.loop(self.count - self.limit) as late, w.when(first):
+            step = w.bind(self.limit + late)
+            for i in range(len(own.reads)):
+                for key in self.keys:
+                    self._put(i, step, key, tirx.const(0.0, "float32"))
+
+    def _forward(self, operands: _Operands, begin: TirExpr, count: TirExpr, marks: bool) -> None:
+        """`count` steps of the matrix. marks: it is kept before every FEW steps from `begin` on, and behind; else
+        before each."""
+        w = self.w
+        with w.when(count > 0):
+            operands.ask(begin)
+        if marks:
+            self._keep(STATE, tirx.const(0, "int32"), put=True)
+        with w.loop(count) as i:
+            now = operands.take()
+            step = w.keep(begin + i)
+            with w.when(i + 1 < count):
+                operands.ask(w.keep(step + 1))
+            self._restart(STATE, step, 0)
+            if not marks:
+                self._keep(STATE, i + FEW, put=True)
+            self._make(STATE, now)
+            if marks:
+                with w.when(tirx.EQ(tirx.truncmod(i + 1, FEW), 0)):
+                    self._keep(STATE, tirx.truncdiv(i + 1, FEW), put=True)
+
+    def _backward(self, operands: _Operands, begin: TirExpr, count: TirExpr) -> None:
+        """Back through `count` steps: what is read, then the gradient before the step."""
+        w, own = self.w, self.pair
+        operands.ask(w.keep(begin + count - 1))
+        with w.loop(count) as i:
+            now = operands.take()
+            place = w.keep(count - 1 - i)
+            step = w.keep(begin + place)
+            with w.when(place > 0):
+                operands.ask(w.keep(step - 1))
+            if own.gradient is not None:
+                self._restart(GRADIENT, step, 1)
+            if own.state is not None:
+                self._keep(STATE, place + FEW, put=False)
+            self._reads(step, now)
+            if own.gradient is not None:
+                self._make(GRADIENT, now)
+
+    def _restart(self, name: str, step: TirExpr, back: int) -> None:
+        """A matrix is 0 before a step that has a flag; its gradient behind the step before that."""
+        if not self.masked:
+            return
+        w = self.w
+        time = w.keep(w["start"] + self.first + step + back)
+        known = tirx.And(time < w["total"], time < self.end)
+        with w.when(tirx.And(tirx.NE(w["has_reset"], tirx.const(0, "int32")), known)):
+            flag = w["reset"][wide(time) * wide(w["batch"]) + wide(self.row)]
+            with w.when(tirx.NE(tirx.Cast("int32", flag), tirx.const(0, "int32"))):
+                self.tiles[name].fill(tirx.const(0.0, "float32"))
+
+    def _make(self, name: str, now: dict[str, list[TirExpr]]) -> None:
+        """What a step makes of a matrix."""
+        tile, made = self.tiles[name], self.pair.made[name]
+        for k in range(self.steps.deep):
+            for v in range(self.steps.each):
+                total: Expr = tile[k, v][0]
+                if made.decay is not None:
+                    decay = now[f"{name}_decay"]
+                    total = total * decay[k if len(decay) > 1 else 0]
+                for i in range(len(made.writes)):
+                    total = total + now[f"{name}_column_{i}"][k] * now[f"{name}_row_{i}"][v]
+                tile.store(total, k, v, 0)
+
+    # --- what is read ----------------------------------------------------------------------------------------------
+
+    def _reads(self, step: TirExpr, now: dict[str, list[TirExpr]]) -> None:
+        """All results of a step: lanes add up those of several at once."""
+        w, first, total, deep = self.w, 0, len(self.pair.reads), self.steps.deep
+        turns = tuple(n for n in LANES if n < self.steps.across)[::-1]
+        while first < total:
+            most = min(total - first, max(1, self.steps.across // deep))
+            count = 1 << (most.bit_length() - 1)
+            parts = [part for i in range(first, first + count) for part in self._products(i, now)]
+            left = [parts] if len(parts) <= self.steps.across else [[part] for part in parts]
+            for which, own in enumerate(left):
+                sums, number, same = reduce_scatter(w, self.lane, own, turns)
+                place = number + which
+                for i in range(count):
+                    mine = tirx.EQ(tirx.truncdiv(place, deep), i)
+                    with w.when(tirx.And(mine, tirx.EQ(self.lane & same, 0))):
+                        self._put(first + i, step, w.bind(self.keys[0] + tirx.truncmod(place, deep)), sums)
+            first += count
+
+    def _products(self, i: int, now: dict[str, list[TirExpr]]) -> list[TirExpr]:
+        """Of each key, over this lane's values."""
+        of, found = self.pair.reads[i].of, []
+        for k in range(self.steps.deep):
+            rows = [self.tiles[name] for name in ((STATE, GRADIENT) if of == BOTH else (of,))]
+            left = [rows[0][k, v][0] for v in range(self.steps.each)]
+            right = [rows[1][k, v][0] for v in range(self.steps.each)] if of == BOTH else now[f"vector_{i}"]
+            total = left[0] * right[0]
+            for a, b in zip(left[1:], right[1:], strict=True):
+                total = total + a * b
+            found.append(self.w.keep(total))
+        return found
+
+    def _put(self, i: int, step: TirExpr, key: TirExpr, value: TirExpr) -> None:
+        w, output, name = self.w, self.pair.reads[i].output, f"output_{i}"
+        at = self.base[name] + (wide(self.first) + wide(step)) * wide(w["batch"]) * output.stride + wide(key)
+        with w.when(key < output.width):
+            w.store(w[name], converted(value, output.dtype), at)
+
+    # --- memory ----------------------------------------------------------------------------------------------------
+
+    def _load(self, name: str) -> None:
+        """A matrix at the border of the part; 0 where there is none."""
+        w, own, tile = self.w, self.pair, self.tiles[name]
+        base = w.keep((wide(self.number) * own.heads + wide(self.head)) * (own.keys * own.values))
+        tile.fill(tirx.const(0.0, "float32"))
+        for k, key in enumerate(self.keys):
+            for v, value in enumerate(self.values):
+                with w.when(tirx.And(key < own.keys, value < own.values)):
+                    place = value * own.keys + key if own.keys_last else key * own.values + value
+                    tile.store(w[marks_name(name)][base + wide(place)], k, v, 0)
+
+    def _keep(self, name: str, number: TirExpr, *, put: bool) -> None:
+        """Put a matrix to its place of that number in shared memory, or get it from there."""
+        w, tile = self.w, self.tiles[name]
+        assert self.kept is not None
+        numbers, precision = list(self._numbers(tile)), self.pair.precision
+        together = 2 if self.steps.packed else 1
+        at = w.keep(number * (len(numbers) // together * 32) + self.lane)
+        for i in range(0, len(numbers), together):
+            place, own = at + 32 * (i // together), numbers[i : i + together]
+            if together == 1 and put:
+                w.store(self.kept, tile[own[0]][0], place)
+            elif together == 1:
+                tile.store(self.kept[place], *own[0], 0)
+            elif put:
+                word = w.local(1, "uint32")
+                pack(w, precision, word[0], tile[own[0]][0], tile[own[1]][0])
+                w.store(self.kept, word[0], place)
+            else:
+                for where, value in zip(own, unpack(precision, w.keep(self.kept[place])), strict=True):
+                    tile.store(value, *where, 0)
+
+    def _numbers(self, tile: RegisterTile) -> Iterator[tuple[int, int]]:
+        yield from ((k, v) for k in range(tile.shape[0]) for v in range(tile.shape[1]))

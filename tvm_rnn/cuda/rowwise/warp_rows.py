@@ -1,0 +1,182 @@
+"""One kernel for consecutive pointwise and reduce groups whose rows, or parts of rows, a warp holds in registers.
+
+In: the jobs of a chain, and into how many parts rows fall. Out: a kernel's body. A lane has elements lane, lane + 32,
+... of a part of every value: what one group makes and another reads at the same element stays where it is, at another
+one it is made again; sums are known to all lanes. Only what others read is stored.
+
+Rewrite: for part of warp: store group 1; load; store group 2; ...  -->  for part of warp: group 1, group 2, ...; store
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from math import prod
+
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Range
+from tvm.script.ir_builder import tirx as I
+from tvm.sym import Analyzer
+
+from tvm_rnn.cuda.codegen.kernel_writer import Writer
+from tvm_rnn.cuda.layer.pointers import Argument, arithmetic
+from tvm_rnn.cuda.layer.row_kernels import WARP, Job, Reads, Values, across_warp, combiner, reduced
+from tvm_rnn.graph.graph import Group, Node, reduced_axes
+from tvm_rnn.graph.ops import Shape
+from tvm_rnn.graph.tensor_expressions import Index
+from tvm_rnn.tir.expr import Expr, TirExpr
+from tvm_rnn.tir.index import wide
+
+MOST_ELEMENTS = 256  # of a part of a value: 8 registers of each lane
+WARPS = 4  # of a block
+
+
+def fits(groups: Sequence[Group], parts: int) -> bool:
+    """Whether every value of the chain is one number of a part, or some for each lane, and every sum one number."""
+    counts = [_count(group, parts) for group in groups]
+    sums = [group.root for group in groups if group.kind == "reduce"]
+    whole = all(n == 1 or (n % WARP == 0 and n <= MOST_ELEMENTS) for n in counts)
+    return whole and all(root is not None and prod(root.shape) == parts for root in sums)
+
+
+def _count(group: Group, parts: int) -> int:
+    """Elements of a part that a group makes or reads."""
+    if group.kind == "reduce" and group.root is not None:
+        return prod(size for _, size in reduced_axes(group.root))
+    return prod(group.nodes[-1].shape) // parts
+
+
+@dataclass
+class _Registers(Values):
+    """Values of a part, known by the element at which they are asked for, however its index is spelled. sums: what was
+    reduced, of which a part has one."""
+
+    analyzer: Analyzer = field(default_factory=Analyzer)
+    held: dict[Node, list[tuple[Index, TirExpr]]] = field(default_factory=dict)
+    sums: dict[Node, TirExpr] = field(default_factory=dict)
+
+    def at(self, node: Node, index: Index) -> TirExpr:
+        if node in self.sums:
+            return self.sums[node]
+        index = tuple(i if isinstance(i, int) else self.analyzer.simplify(i) for i in index)
+        known = self.held.setdefault(node, [])
+        for other, value in known:
+            if all(_same(a, b) for a, b in zip(index, other, strict=True)):
+                return value
+        known.append((index, self._make(node, index)))
+        return known[-1][1]
+
+
+def _same(a: Expr, b: Expr) -> bool:
+    if isinstance(a, int) or isinstance(b, int):
+        return bool(_number(a) is not None and _number(a) == _number(b))
+    return bool(tvm_ffi.structural_equal(a, b))
+
+
+def _number(a: Expr) -> int | None:
+    if isinstance(a, int):
+        return a
+    return int(a.value) if isinstance(a, tirx.IntImm) else None
+
+
+@dataclass
+class WarpRows:
+    """A kernel's body. pointers: of what is read, by node; writes: what is stored."""
+
+    jobs: Sequence[Job]
+    parts: int
+    pointers: Mapping[Node, str]
+    writes: Sequence[Argument]
+
+    def body(self, writer: Writer) -> None:
+        """A block has WARPS parts."""
+        items = writer["rows"] * self.parts
+        block = I.cta_id([tirx.Cast("int32", tirx.truncdiv(items + (WARPS - 1), WARPS))])
+        thread = writer.keep(I.thread_id([WARPS * WARP]))
+        item = writer.keep(wide(block) * WARPS + wide(tirx.truncdiv(thread, WARP)))
+        with writer.when(item < items):
+            self._part(writer, item, writer.keep(tirx.truncmod(thread, WARP)))
+
+    def _part(self, w: Writer, item: TirExpr, lane: TirExpr) -> None:
+        analyzer, parts = Analyzer(), tirx.const(self.parts, "int64")
+        self.w, self.lane = w, lane
+        row = w.keep(tirx.truncdiv(item, parts)) if self.parts > 1 else item
+        self.part: Expr = 0
+        if self.parts > 1:
+            self.part = w.bind(w.keep(tirx.Cast("int32", tirx.truncmod(item, parts))))
+            analyzer.bind(self.part, Range(0, self.parts))
+        most = max(_count(job.group, self.parts) for job in self.jobs)
+        self.elements = [w.bind(w.keep(lane + turn * WARP)) for turn in range(-(-most // WARP))]
+        for turn, var in enumerate(self.elements):
+            analyzer.bind(var, Range(turn * WARP, (turn + 1) * WARP))
+        first = self.jobs[0]
+        values = _Registers(w, first.precision, row, self._reads(), dict(self.pointers), analyzer=analyzer)
+        self.stores: list[Callable[[], None]] = []  # behind all loads, which may not go past them
+        for job in self.jobs:
+            (self._reduction if job.group.kind == "reduce" else self._pointwise)(job, values)
+        for store in self.stores:
+            store()
+
+    def _reads(self) -> Reads:
+        """Where what was made before the chain lies."""
+        return {node: job.reads(node) for job in self.jobs for node in self.pointers if job.reads(node)}.get
+
+    def _turns(self, count: int) -> list[Expr]:
+        """The elements of a part that a thread has."""
+        return [0] if count == 1 else list(self.elements[: count // WARP])
+
+    def _index(self, j: Expr, shape: Shape) -> Index:
+        """The index of element j of the part."""
+        flat: Expr = self.part * (prod(shape) // self.parts) + j
+        index: list[Expr] = []
+        for size in reversed(shape[1:]):
+            index.append(flat % size if size > 1 else 0)
+            flat = flat // size
+        return tuple(reversed([*index, flat])) if shape else ()
+
+    def _pointwise(self, job: Job, values: _Registers) -> None:
+        shape = job.group.nodes[-1].shape
+        count = prod(shape) // self.parts
+        for j in self._turns(count):
+            index = self._index(j, shape)
+            for node in job.group.nodes:
+                values.at(node, index if node.shape else ())
+            for node in job.group.stored:
+                self._store(job, values, node, index if node.shape else (), count == 1)
+
+    def _reduction(self, job: Job, values: _Registers) -> None:
+        root = job.group.root
+        assert root is not None
+        w, index = self.w, self._index(0, root.shape)
+        combine, identity = combiner(root)
+        extents = tuple(size for _, size in reduced_axes(root))
+        total = w.local(1, arithmetic(job.precision))
+        w.store(total, tirx.const(identity, total.dtype), 0)
+        for k in self._turns(prod(extents)):
+            w.store(total, combine(total[0], reduced(values, root, index, _unravelled(k, extents))), 0)
+        if prod(extents) > 1:
+            across_warp(w, total, combine)
+        values.sums[root] = w.keep(total[0])
+        self._store(job, values, root, index, once=True)
+
+    def _store(self, job: Job, values: _Registers, node: Node, index: Index, once: bool) -> None:
+        own = [a for a in self.writes if a.node is node]
+        if not own:
+            return
+        value = values.at(node, index)
+
+        def store() -> None:
+            with self.w.when(tirx.EQ(self.lane, 0)) if once else nullcontext():
+                job.store(self.w, own, node, values.row, index, value)
+
+        self.stores.append(store)
+
+
+def _unravelled(k: Expr, extents: Shape) -> Index:
+    index: list[Expr] = []
+    for size in reversed(extents[1:]):
+        index.append(k % size)
+        k = k // size
+    return tuple(reversed([*index, k]))

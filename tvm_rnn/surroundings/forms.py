@@ -1,0 +1,285 @@
+"""Operators whose form TVM's importer of ONNX has not, or reads otherwise than the standard says.
+
+In: a node. Out: its value, several in a list, or None where TVM's own form does; ValueError for what cannot be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from tvm import relax, te, tirx
+
+from tvm_rnn.tir.expr import Expr
+from tvm_rnn.tir.index import int64, wide
+
+from .demands import text_of
+from .graph_node import Item, Node
+from .sizes import computed, sizes_of
+
+
+def _reshape(node: Node) -> Item:
+    asked, shape = node.sizes(1), node.shape(node.inputs[0])
+    assert asked is not None
+    zero, sizes = bool(node.attributes.get("allowzero", 0)), list[Expr]()
+    kept = [i for i, n in enumerate(asked) if isinstance(n, int) and n == 0 and not zero]
+    if any(i >= len(shape) for i in kept):
+        raise ValueError("size 0 of an axis that is not there")
+    open_at = [i for i, n in enumerate(asked) if isinstance(n, int) and n == -1]
+    if len(open_at) > 1 or any(isinstance(n, int) and n < -1 for n in asked):
+        raise ValueError(f"{list(asked)} is no shape")
+    sizes = [shape[i] if i in kept else n for i, n in enumerate(asked)]
+    if open_at:  # of an empty array too: what is kept is on both sides
+        before = [n for i, n in enumerate(shape) if i not in kept]
+        after = [n for i, n in enumerate(sizes) if i not in kept and i not in open_at]
+        sizes[open_at[0]] = _divided(before, after)
+    x = node.asked.array(node.inputs[0])
+    return relax.op.reshape(x, relax.ShapeExpr([wide(n) for n in sizes]))
+
+
+def _divided(before: list[Expr], after: list[Expr]) -> Expr:
+    """A product over another one, without what is in both."""
+    before, after = [*before], [*after]
+    for size in [*after]:
+        same = next((i for i, own in enumerate(before) if str(own) == str(size)), None)
+        if same is not None:
+            del before[same]
+            after.remove(size)
+    above, below = computed("ReduceProd", [sizes_of(before)], {}), computed("ReduceProd", [sizes_of(after)], {})
+    found = computed("Div", [above, below], {})
+    assert found is not None
+    return found.item()
+
+
+def _expand(node: Node) -> Item:
+    asked, shape = node.sizes(1), node.shape(node.inputs[0])
+    assert asked is not None
+    rank = max(len(asked), len(shape))
+    one, two = ([1] * (rank - len(own)) + [*own] for own in (shape, asked))
+    whole = list[Expr]()
+    for have, want in zip(one, two, strict=True):
+        if isinstance(have, int) and isinstance(want, int) and 1 not in (have, want) and have != want:
+            raise ValueError(f"sizes {have} and {want} do not go together")
+        sizes = [n for n in dict.fromkeys((have, want)) if not (isinstance(n, int) and n == 1)]
+        whole.append(node.joined(sizes))
+    return node.spread(node.asked.array(node.inputs[0]), whole)
+
+
+def _tile(node: Node) -> Item:
+    repeats, x = node.sizes(1), node.asked.array(node.inputs[0])
+    assert repeats is not None
+    shape = node.shape(x)
+    rank = max(len(repeats), len(shape))
+    own, times = (sizes_of([1] * (rank - len(part)) + [*part]) for part in (shape, repeats))
+    sizes = computed("Mul", [own, times], {})
+    assert sizes is not None
+
+    def at(source: te.Tensor) -> te.Tensor:
+        def element(*index: Expr) -> Expr:
+            places = zip(index[rank - len(shape) :], source.shape, strict=True)
+            return source(*(tirx.truncmod(wide(i), wide(n)) for i, n in places))
+
+        return te.compute([wide(n) for n in sizes.tolist()], element, name="tile")
+
+    return node.bb.emit_te(at, x)
+
+
+def _constant_of_shape(node: Node) -> Item:
+    from onnx import numpy_helper
+
+    sizes, value = node.sizes(0), node.attributes.get("value")
+    assert sizes is not None
+    number = np.zeros((), "float32") if value is None else numpy_helper.to_array(value).reshape(())
+    return relax.op.full(relax.ShapeExpr([wide(n) for n in sizes]), relax.const(number), str(number.dtype))
+
+
+def _range(node: Node) -> Item:
+    if not any(isinstance(value, np.ndarray) for value in node.inputs):
+        return None
+    first, limit, step = (node.sizes(i) for i in range(3))
+    assert first is not None and limit is not None and step is not None
+    if not isinstance(step[0], int) or step[0] == 0:
+        raise ValueError("a range whose step only a run shows")
+    way = 1 if step[0] > 0 else -1
+    distance = wide(limit[0] * way - first[0] * way)
+    count = tirx.Max(tirx.floordiv(distance + int64(abs(step[0]) - 1), int64(abs(step[0]))), int64(0))
+    return node.bb.emit_te(
+        lambda begin: te.compute((count,), lambda i: wide(begin) + wide(i) * int64(step[0]), name="range"),
+        wide(first[0]),
+    )
+
+
+def _gather(node: Node) -> Item:
+    data, places = (node.asked.array(value) for value in node.inputs)
+    size = node.shape(data)[int(node.attributes.get("axis", 0))]
+    known = node.known(places)
+    if known is not None:
+        most = max([*known.reshape(-1).tolist(), *(-1 - known.reshape(-1)).tolist()], default=-1)
+        fits = size > most if isinstance(size, int) else tirx.LT(int64(most), wide(size))
+        node.asked.demand(fits, f"{most} < {text_of(wide(size))}")
+    else:
+        node.asked.bound(places, int64(0) - wide(size), wide(size), "an index of as many places as there are")
+    node.inputs = [data, places]
+    return None
+
+
+def _concat(node: Node) -> Item:
+    """What is joined has the same sizes along other axes, whatever their names."""
+    arrays = [node.asked.array(value) for value in node.inputs]
+    shapes = [node.shape(value) for value in arrays]
+    axis = int(node.attributes["axis"]) % len(shapes[0])
+    for place in range(len(shapes[0])):
+        sizes = list({str(own[place]): own[place] for own in shapes}.values())
+        if place == axis or len(sizes) < 2:
+            continue
+        known = sorted(sizes, key=lambda size: not isinstance(size, int))
+        for size in known[1:]:
+            fits = tirx.EQ(wide(known[0]), wide(size)) if not isinstance(size, int) else False
+            node.asked.demand(fits, f"{text_of(wide(known[0]))} = {text_of(wide(size))}")
+        for own in shapes:
+            own[place] = known[0]
+    arrays = [node.viewed(value, shape) for value, shape in zip(arrays, shapes, strict=True)]
+    return relax.op.concat(arrays, axis)
+
+
+def _lengths_of_mask(node: Node) -> Item:
+    mask = node.inputs[0]
+
+    def at(source: te.Tensor) -> te.Tensor:
+        def element(b: Expr, t: Expr) -> Expr:
+            return tirx.And(source(b, t), tirx.Not(source(b, tirx.Max(wide(t) - int64(1), int64(0)))))
+
+        return te.compute(source.shape, element, name="gap")
+
+    gap = node.bb.emit_te(at, mask)
+    node.asked.bound(gap, int64(0), int64(1), "a mask that leaves out steps at the end of rows only")
+    return relax.op.sum(relax.op.astype(mask, "int32"), 1)
+
+
+def _hold_last(node: Node) -> Item:
+    x, lengths = node.inputs
+
+    def at(source: te.Tensor, counts: te.Tensor) -> te.Tensor:
+        def element(b: Expr, t: Expr, *rest: Expr) -> Expr:
+            last = tirx.Max(tirx.Cast("int64", counts(b)) - int64(1), int64(0))
+            return source(b, tirx.Min(wide(t), last), *rest)
+
+        return te.compute(source.shape, element, name="hold_last")
+
+    _fits(node, lengths, x, 0, 1)
+    return node.bb.emit_te(at, x, lengths)
+
+
+def _reverse_sequence(node: Node) -> Item:
+    x, lengths = node.inputs
+    time, batch = int(node.attributes.get("time_axis", 0)), int(node.attributes.get("batch_axis", 1))
+
+    def at(source: te.Tensor, counts: te.Tensor) -> te.Tensor:
+        def element(*index: Expr) -> Expr:
+            n, t = tirx.Cast("int64", counts(index[batch])), wide(index[time])
+            place = tirx.Select(tirx.LT(t, n), tirx.Max(n - int64(1) - t, int64(0)), t)
+            places = [*index]
+            places[time] = tirx.Min(place, wide(source.shape[time]) - int64(1))
+            return source(*places)
+
+        return te.compute(source.shape, element, name="reverse_sequence")
+
+    _fits(node, lengths, x, batch, time)
+    return node.bb.emit_te(at, x, lengths)
+
+
+def _fits(node: Node, lengths: relax.Expr, x: relax.Expr, batch: int, time: int) -> None:
+    """Lengths are as many as rows, and none is longer than time."""
+    (count,), shape = node.shape(lengths), node.shape(x)
+    if isinstance(count, int) and isinstance(shape[batch], int) and count != shape[batch]:
+        raise ValueError(f"{count} lengths of {shape[batch]} rows")
+    node.asked.bound(lengths, int64(0), wide(shape[time]) + int64(1), "lengths of at most as many steps as there are")
+
+
+def _split(node: Node) -> Item:
+    parts = node.sizes(1)
+    if parts is not None:
+        size = node.shape(node.inputs[0])[int(node.attributes.get("axis", 0))]
+        whole = sum(parts.tolist())
+        fits = size == whole if isinstance(size, int) else tirx.EQ(wide(size), wide(whole))
+        node.asked.demand(fits, f"{text_of(wide(size))} = {whole}")
+    return None
+
+
+def _pad(node: Node) -> Item:
+    """What is reflected must be there."""
+    if node.attributes.get("mode", b"constant") == b"reflect":
+        pads, shape = node.sizes(1), node.shape(node.inputs[0])
+        if pads is None or len(pads) != 2 * len(shape) or any(node.inputs[3:4]):
+            raise ValueError("what is reflected along is not known")
+        for i, size in enumerate(shape):
+            most = max(int(pads[i]), int(pads[i + len(shape)]), -1)
+            fits = size > most if isinstance(size, int) else tirx.GT(wide(size), int64(most))
+            node.asked.demand(most <= 0 or fits, f"{text_of(wide(size))} > {most}")
+    return None
+
+
+def _dropout(node: Node) -> Item:
+    x = node.asked.array(node.inputs[0])
+    shape = relax.ShapeExpr([wide(n) for n in node.shape(x)])
+    return [x, node.bb.normalize(relax.op.full(shape, relax.const(True), "bool"))]
+
+
+def _flat_softmax(node: Node) -> Item:
+    """Of old versions: all axes from one on are one."""
+    if not node.attributes.get("flatten", 0):
+        return None
+    x, axis = node.inputs[0], int(node.attributes.get("axis", 1))
+    shape = [wide(n) for n in node.shape(x)]
+    rows, columns = (wide(math.prod(part, start=int64(1))) for part in (shape[:axis], shape[axis:]))
+    flat = node.bb.normalize(relax.op.reshape(x, relax.ShapeExpr([rows, columns])))
+    softmax = relax.op.nn.log_softmax if node.op == "LogSoftmax" else relax.op.nn.softmax
+    return relax.op.reshape(node.bb.normalize(softmax(flat, 1)), relax.ShapeExpr(shape))
+
+
+def _layer_normalization(node: Node) -> Item:
+    """With its mean and deviation, where these are asked for."""
+    if node.attributes["tvm_custom"]["num_outputs"] < 2:
+        return None
+    op, normal = relax.op, node.bb.normalize
+    x, scale, bias = (node.inputs[i] for i in range(3))
+    rank, axis, kind = len(node.shape(x)), int(node.attributes.get("axis", -1)), str(x.ty.dtype)
+    axes = [*range(axis % rank, rank)]
+    mean = normal(op.mean(x, axes, keepdims=True))
+    apart = normal(op.subtract(x, mean))
+    variance = normal(op.mean(normal(op.multiply(apart, apart)), axes, keepdims=True))
+    small = relax.const(np.asarray(node.attributes.get("epsilon", 1e-5), kind))
+    deviation = normal(op.sqrt(normal(op.add(variance, small))))
+    inverse = normal(op.divide(relax.const(np.ones((), kind)), deviation))
+    y = normal(op.multiply(*node.aligned([normal(op.multiply(apart, inverse)), scale])))
+    return [y if bias is None else normal(op.add(*node.aligned([y, bias]))), mean, inverse]
+
+
+def _quantised(node: Node) -> Item:
+    """TVM scales in float16 what the standard scales in float32."""
+    if str(node.inputs[1].ty.dtype) == "float16":
+        raise ValueError("scales of float16 are not supported")
+    return None
+
+
+FORMS: dict[str, Callable[[Node], Item]] = {
+    "Reshape": _reshape,
+    "Expand": _expand,
+    "Tile": _tile,
+    "ConstantOfShape": _constant_of_shape,
+    "Range": _range,
+    "Gather": _gather,
+    "Concat": _concat,
+    "LengthsOfMask": _lengths_of_mask,
+    "HoldLast": _hold_last,
+    "ReverseSequence": _reverse_sequence,
+    "Split": _split,
+    "Pad": _pad,
+    "Dropout": _dropout,
+    "Softmax": _flat_softmax,
+    "LogSoftmax": _flat_softmax,
+    "LayerNormalization": _layer_normalization,
+    "QuantizeLinear": _quantised,
+    "DequantizeLinear": _quantised,
+}

@@ -1,0 +1,76 @@
+"""Whole numbers that follow from sizes: what exporters compute shapes of, known while a model is read, as expressions.
+
+In: an operator on such numbers. Out: such numbers again, as NumPy arrays of ints and expressions; or None where the
+operator has no such form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from tvm import tirx
+
+from tvm_rnn.runtime.runtime_ops import OPERATIONS
+from tvm_rnn.tir.expr import Expr
+from tvm_rnn.tir.index import wide
+
+Sizes = np.ndarray  # of dtype object: ints and expressions
+Number: TypeAlias = Any  # an int, of NumPy too, or an expression
+
+
+def sizes_of(values: Sequence[Expr | int]) -> Sizes:
+    """An array of these."""
+    found = np.empty(len(values), object)
+    found[:] = [int(value) if isinstance(value, int | tirx.IntImm) else value for value in values]
+    return found
+
+
+def computed(op: str, inputs: Sequence[np.ndarray | None], attributes: Mapping[str, Number]) -> Sizes | None:
+    """What an operator makes of sizes and of whole numbers."""
+    if op in ARITHMETIC:
+        return np.asarray(np.frompyfunc(ARITHMETIC[op], len(inputs), 1)(*inputs), object)
+    if op == "Cast":
+        return np.asarray(inputs[0]) if attributes.get("to") in WHOLE else None
+    if op in ("ReduceProd", "Size"):
+        return np.asarray(math.prod(np.asarray(inputs[0]).reshape(-1).tolist()), object)
+    if op not in MOVES:
+        return None
+    plain = [None if value is None else value if value.dtype == object else np.asarray(value) for value in inputs]
+    return np.asarray(OPERATIONS[op](plain, attributes), object)
+
+
+def _quotient(a: Number, b: Number) -> Number:
+    """Of sizes, of which none is negative."""
+    if isinstance(a, int | np.integer) and isinstance(b, int | np.integer):
+        return int(a) // int(b)
+    return tirx.floordiv(wide(a), wide(b))
+
+
+def _extremum(
+    plain: Callable[[int, int], int], form: Callable[[Expr, Expr], Expr]
+) -> Callable[[Number, Number], Number]:
+    def chosen(a: Number, b: Number) -> Number:
+        known = isinstance(a, int | np.integer) and isinstance(b, int | np.integer)
+        return plain(int(a), int(b)) if known else form(wide(a), wide(b))
+
+    return chosen
+
+
+def _number(value: Number) -> Number:
+    return int(value) if isinstance(value, np.integer) else value
+
+
+ARITHMETIC: dict[str, Callable[..., Number]] = {
+    "Add": lambda a, b: _number(a) + _number(b),
+    "Sub": lambda a, b: _number(a) - _number(b),
+    "Mul": lambda a, b: _number(a) * _number(b),
+    "Div": _quotient,
+    "Neg": lambda a: 0 - _number(a),
+    "Min": _extremum(min, tirx.Min),
+    "Max": _extremum(max, tirx.Max),
+}
+MOVES = {"Identity", "Concat", "Gather", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Flatten"}
+WHOLE = (6, 7)  # ONNX's numbers of int32 and int64
