@@ -22,10 +22,6 @@ CASES: dict[str, tuple[rnn.Cell, str, dict[str, int]]] = {
     "shown-float32": (own.shown, "float32", {"K": 18, "V": 8}),
     "both_ways-bfloat16": (both_ways, "bfloat16", {"K": 24, "V": 20, "H": 70}),
     "both_ways-float32": (both_ways, "float32", {"K": 9, "V": 20, "H": 20}),
-    # linear in themselves, and in the loop in training
-    "mlstm-bfloat16": (rnn.cells.mlstm, "bfloat16", {"H": 12}),
-    "gated_delta_net-float16": (rnn.cells.gated_delta_net, "float16", {"N": 2, "H": 20}),
-    "gla-float32": (rnn.cells.gla, "float32", {"N": 2, "H": 9}),
 }
 BROAD = ("m2rnn-bfloat16",)
 

@@ -23,8 +23,6 @@ KINDS: dict[str, tuple[rnn.Cell, str, dict[str, int]]] = {
     "keys_multiplied_3x20x9": (own.keys_multiplied, "float32", {"N": 3, "K": 20, "V": 9}),
     "shown_18x8": (own.shown, "float32", {"K": 18, "V": 8}),
     "both_ways_40x24": (both_ways, "bfloat16", {"K": 40, "V": 24, "H": 200}),
-    "mlstm_48": (rnn.cells.mlstm, "bfloat16", {"H": 48}),
-    "gated_delta_net_4x64": (rnn.cells.gated_delta_net, "bfloat16", {"N": 4, "H": 64}),
 }
 
 
