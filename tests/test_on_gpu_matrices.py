@@ -6,7 +6,7 @@ import matrix_cells as own
 import pytest
 from gpu_modules import gpu_module
 from headed_cells import both_ways
-from on_gpu import check_calls
+from on_gpu import calm, check_calls
 
 import tvm_rnn as rnn
 
@@ -28,7 +28,7 @@ KINDS: dict[str, tuple[rnn.Cell, str, dict[str, int]]] = {
 @pytest.mark.parametrize("name", KINDS)
 def test_against_the_oracle(name: str) -> None:
     cell, dtype, sizes = KINDS[name]
-    net = rnn.RNN(cell, 32, dtype=dtype, **sizes).init(seed=1)
+    net = calm(rnn.RNN(cell, 32, dtype=dtype, **sizes).init(seed=1))
     module = gpu_module(f"matrices_{name}_{dtype}", net, batch=[16])
     assert "matrix_on_chip" in {row["template"] for row in module.manifest.templates}
     check_calls(module, net, ((1, 3, False), (37, 16, True), (200, 16, False)))

@@ -54,6 +54,11 @@ class HeadLayout(Layout):
     def taped(self) -> Sequence[Taped]:
         return self.parts
 
+    @property
+    def of_all(self) -> Layout:
+        assert self.whole is not None
+        return self.whole
+
     def of_layer(self, node: Node) -> Node:
         return self.origin[node][0]
 
@@ -134,7 +139,7 @@ def of_heads(layout: Layout, heads: int) -> HeadLayout:
         replace(whole, node=node, apart=_side_by_side(whole.node, at, heads))
         for (whole, at), node in zip(taped.items(), own.emitted, strict=True)
     ]
-    found = replace(found, whole=layout, heads=heads, origin=cut.origin, lifted=lifted, parts=parts)
+    found = replace(found, whole=layout, heads=heads, origin=cut.origin, lifted=lifted, parts=parts, sums=layout.sums)
     given = {number: _place(found, node) for number, node in enumerate(own.inputs)}
     return replace(found, given=given)
 

@@ -32,9 +32,12 @@ from .element_index import COLUMN, UNIT, Along, ElementIndex, flattened
 from .lane_values import Index
 from .matrix_step import Left, MatrixStep, Streamed
 from .matrix_tile import LANES
+from .parameter_gradients import GradientPlan
 from .products import PlainProduct, TensorProduct
 
 STAGES, PARITIES = 3, 2
+ALIGNED = 4  # words
+MEETING = 0  # the barrier of all warps
 RESERVED = 56  # registers of a lane for addresses, masks and what is computed meanwhile
 TENSOR = ("bfloat16", "float16")
 
@@ -112,7 +115,11 @@ class SharedPlan:
     @cached_property
     def lane_registers(self) -> int:
         """That a lane may have."""
-        return min(255, self.registers // self.step.tile.threads // 8 * 8)
+        return min(255, self.registers // self.threads // 8 * 8)
+
+    @property
+    def threads(self) -> int:
+        return self.step.tile.threads + LANES * self.gradients.warps
 
     @cached_property
     def values(self) -> int:
@@ -135,9 +142,18 @@ class SharedPlan:
             return PlainProduct.shared_words(self.step.tile)
         return 0 if self.in_registers else TensorProduct.shared_words(self.step.tile)
 
+    @cached_property
+    def gradients(self) -> GradientPlan:
+        return GradientPlan(self.step.tile, self.step.accumulated)
+
+    @property
+    def first_operand(self) -> int:
+        """Of what is accumulated."""
+        return ceil_div(self.first_weight + self.product_words * len(self.step.products), ALIGNED) * ALIGNED
+
     @property
     def words(self) -> int:
-        return self.first_weight + self.product_words * len(self.step.products)
+        return self.first_operand + self.gradients.words
 
 
 def _counted(sizes: list[int]) -> list[tuple[int, ...]]:
@@ -155,7 +171,7 @@ class Block:
         self.layout, self.tile = plan.step.layout, plan.step.tile
         heads = self.layout.heads
         block = w.keep(I.cta_id([tirx.Cast("int32", wide(w["batch"]) * heads)]))
-        thread = w.keep(I.thread_id([self.tile.threads]))
+        thread = w.keep(I.thread_id([plan.threads]))
         self.lane, self.warp = w.keep(thread % LANES), w.keep(thread // LANES)
         self.row, self.head = w.keep(tirx.truncdiv(block, heads)), w.keep(tirx.truncmod(block, heads))
         self.words: Buffer = I.alloc_buffer((plan.words,), "uint32", scope="shared.dyn", align=16)
@@ -166,8 +182,8 @@ class Block:
             with w.when(tirx.NE(w["has_lengths"], tirx.const(0, "int32"))):
                 most = tirx.Min(w["lengths"][wide(self.row)], tirx.const(FOREVER, "int64"))
                 w.store(self.ends, tirx.Cast("int32", most), 0)
-        with w.loop(-(-plan.first_weight // self.tile.threads)) as turn:
-            at = w.keep(turn * self.tile.threads + thread)
+        with w.loop(ceil_div(plan.first_weight, plan.threads)) as turn:
+            at = w.keep(turn * plan.threads + thread)
             with w.when(at < plan.first_weight):
                 w.store(self.floats, tirx.const(0.0, "float32"), at)
         w.do(I.cuda.cta_sync())
@@ -175,6 +191,10 @@ class Block:
     def meet(self, warps: int, name: int) -> None:
         """Wait for so many warps, at the barrier of that number."""
         self.w.do(I.ptx.bar.sync(name, uint32(LANES * warps)))
+
+    def meet_all(self) -> None:
+        """Once before the steps, and once in each."""
+        self.meet(self.plan.threads // LANES, MEETING)
 
     def local(self, step: Expr) -> TirExpr:
         """A step's place in time, within the arrays."""

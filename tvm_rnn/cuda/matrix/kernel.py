@@ -26,6 +26,7 @@ from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 
 from .block import TENSOR, Block, SharedPlan, flat
 from .element_index import COLUMN, ROW, UNIT, Along, of
+from .gradient_warps import GradientWarps, store_operand
 from .lane_values import Index, LaneValues, placed
 from .matrix_axes import Roles
 from .matrix_step import Left, MatrixStep, streamed
@@ -35,7 +36,7 @@ from .streams import Streams
 from .whole_matrices import WholeMatrices, pairs
 
 SCALARS = (("steps", "int32"), ("reverse", "int32"), ("batch", "int32"))
-MEETING, SUMMING = 0, 1  # barriers: of all warps, and of those with elements
+SUMMING = 1  # the barrier of the warps with elements
 OVER_ROWS, OVER_COLUMNS = (4, 8, 16), (1, 2)  # distances between lanes that share a column, and a row
 
 
@@ -47,6 +48,7 @@ def kernel(name: str, plan: SharedPlan, initial: Mapping[str, float] | None = No
     pointers += [(f"read_{n}", step.layout.rows(node).dtype) for n, node in enumerate(step.read_nodes)]
     pointers += [(f"{way}_{n}", "float32") for way in ("old", "new") for n in range(len(step.states))]
     pointers += [("y", step.layout.output.dtype), *((own.pointer, own.place.dtype) for own in step.kept)]
+    pointers += [(f"parts_{n}", "float32") for n in range(len(step.accumulated))]
     pointers += MASK_POINTERS if masked else ()
 
     def body(w: Writer) -> None:
@@ -56,11 +58,24 @@ def kernel(name: str, plan: SharedPlan, initial: Mapping[str, float] | None = No
                 with I.Then():
                     _Elements(block, initial or {}).run()
                 with I.Else():
-                    Streams(block).run()
+                    _beside(block)
 
     scalars = (*SCALARS, *(MASK_SCALARS if masked else ()))
     with flavour(plan.precision):
-        return write(name, pointers, scalars, body, threads=step.tile.threads, shared_bytes=4 * plan.words)
+        return write(name, pointers, scalars, body, threads=plan.threads, shared_bytes=4 * plan.words)
+
+
+def _beside(block: Block) -> None:
+    """What warps do that have no elements."""
+    if not block.plan.gradients.sums:
+        Streams(block).run()
+        return
+    number = block.w.keep(block.warp - block.tile.warps)
+    with I.If(tirx.EQ(number, 0)):
+        with I.Then():
+            Streams(block).run()
+        with I.Else():
+            GradientWarps(block, block.w.keep(number - 1)).run()
 
 
 def dense_weights(step: MatrixStep) -> list[Node]:
@@ -101,7 +116,7 @@ class _Elements:
         self.matrices = WholeMatrices(block, self.lanes)
         with w.when(w["steps"] > 0):
             self.matrices.ask(tirx.const(0, "int32"))
-        block.meet(self.tile.warps + 1, MEETING)
+        block.meet_all()
         with w.loop(w["steps"]) as t:
             self._step(w.keep(t))
         for n, (state, registers) in enumerate(self.states.items()):
@@ -178,17 +193,26 @@ class _Elements:
         for state, registers in self.states.items():
             for at, index in enumerate(self.values.indices(state)):
                 self.values.held[state, index] = registers[at]
+        self._accumulate([n for n in block.plan.gradients.operands if n.leaf], local, t)
         for node in step.phases:
             self._phase(node, t)
+            self._accumulate([node] if node in block.plan.gradients.operands else [], local, t)
             self._leave([own for own in step.by_lanes if own.node is node], local)
         pairs = zip(step.states, step.results, strict=True)
         news = [[w.keep(self.values.at(result, i)) for i in self.values.indices(state)] for state, result in pairs]
+        late = [n for n in block.plan.gradients.operands if not n.leaf and n not in step.phases]
+        self._accumulate(late, local, t)
         self._leave([own for own in step.by_lanes if own.node not in step.phases], local)
-        block.meet(self.tile.warps + 1, MEETING)
+        block.meet_all()
         with nullcontext() if not block.masked else w.when(tirx.NE(block.active(local), 0)):
             for registers, values in zip(self.states.values(), news, strict=True):
                 for at, value in enumerate(values):
                     w.store(registers, value, at)
+
+    def _accumulate(self, operands: Iterable[Node], local: TirExpr, t: TirExpr) -> None:
+        """Leave operands of sums to the warps that multiply."""
+        for node in operands:
+            store_operand(self.block, node, self.values, local, t)
 
     def _leave(self, left: Iterable[Left], local: TirExpr) -> None:
         """Store what this lane has of what the step leaves."""
@@ -232,7 +256,7 @@ class _Elements:
 
         def element(row: int, column: int) -> TirExpr:
             """0 beyond the matrix's columns: what lanes have there may be no number."""
-            index = self._index(roles[matrix], row, column)
+            index = self.values.element(roles[matrix], row, column)
             value, along = self.values.at(matrix, index), self.lanes[COLUMN][column]
             if not self.tile.padded(COLUMN):
                 return value
@@ -241,7 +265,7 @@ class _Elements:
         sums = own.multiply(element)
         for i in range(self.tile.lane_rows):
             for j in range(self.tile.lane_columns):
-                self.values.held[node, self._index(roles[node], i, j)] = sums[i // 2, j // 2, i % 2][j % 2]
+                self.values.held[node, self.values.element(roles[node], i, j)] = sums[i // 2, j // 2, i % 2][j % 2]
 
     def _multiply_vectors(self, node: Node, t: TirExpr) -> None:
         """A dense product: a thread for each element of the result. Operands go to shared memory first."""
@@ -269,9 +293,6 @@ class _Elements:
                         w.store(total, total[0] + weights[own + k * size] * block.floats[first + k], 0)
                 w.store(block.floats, total[0], block.dense_at(node, -1, t) + at)
         block.meet(self.tile.warps, SUMMING)
-
-    def _index(self, roles: Roles, row: int, column: int) -> Index:
-        return tuple(of(self.lanes[ROW][row] if role == ROW else self.lanes[COLUMN][column]) for role in roles)
 
     def _add_up(self, node: Node, t: TirExpr) -> None:
         """A sum, or a maximum: of a lane's elements, then of lanes; over rows, parts of each warp in shared memory."""

@@ -23,6 +23,7 @@ from .element_index import ROW, Along, ElementIndex, NotOnChip, flattened
 from .lane_values import Index, LaneValues
 from .matrix_axes import MatrixAxes, Roles, is_product
 from .matrix_tile import MatrixTile
+from .parameter_gradients import Accumulated, GradientPlan, accumulated
 from .phases import StepGraph, step_graph
 
 
@@ -60,11 +61,12 @@ class Left:
 
 @dataclass(frozen=True, eq=False)
 class MatrixStep:
-    """graph: with the axes and phases of a step."""
+    """graph: with the axes and phases of a step. accumulated: sums over all rows that are made beside the steps."""
 
     layout: Layout
     graph: StepGraph
     tile: MatrixTile
+    accumulated: tuple[Accumulated, ...] = ()
 
     @property
     def axes(self) -> MatrixAxes:
@@ -114,7 +116,20 @@ class MatrixStep:
     @cached_property
     def kept(self) -> list[Left]:
         pairs = zip(self.layout.taped, self.graph.kept, strict=True)
-        return [Left(n, self.roles_of(n), f"kept_{own.number}", own.place, own.apart) for own, n in pairs]
+        gone = self.unstored
+        return [
+            Left(n, self.roles_of(n), f"kept_{own.number}", own.place, own.apart)
+            for own, n in pairs
+            if own.number not in gone
+        ]
+
+    @cached_property
+    def unstored(self) -> frozenset[int]:
+        """The numbers of kept values that nobody reads but sums that are made beside the steps."""
+        made, sums = {own.node for own in self.accumulated}, self.layout.sums
+        left = {arg for node in sums.nodes if node not in made for arg in node.args}
+        gone = {node for node in sums.alone if made and node not in left}
+        return frozenset(own.number for own in self.layout.taped if self.layout.of_all.kept[own.number] in gone)
 
     def roles_of(self, node: Node) -> Roles:
         """Also of what is made of no state."""
@@ -161,6 +176,9 @@ class MatrixStep:
         run.steps()
         for own in self.by_lanes:
             run.leave(own)
+        for made in self.accumulated:
+            for operand in (made.left, made.right):
+                run.demand(operand, self.axes.roles[operand])
         return run.found
 
     @cached_property
@@ -281,10 +299,13 @@ class _DryRun:
         return tirx.Var("value", "float32")
 
 
-def matrix_step(layout: Layout, shape: Shape) -> MatrixStep:
-    """The step of a layer, or of one head. shape: of the matrices. Raises NotOnChip."""
+def matrix_step(layout: Layout, shape: Shape, accumulate: bool = True) -> MatrixStep:
+    """The step of a layer, or of one head. shape: of the matrices; accumulate: sums over all rows, of those that the
+    layout offers. Raises NotOnChip."""
     graph = step_graph(layout, shape)
-    step = MatrixStep(layout, graph, MatrixTile(graph.axes.rows, graph.axes.columns, graph.axes.units))
+    tile = MatrixTile(graph.axes.rows, graph.axes.columns, graph.axes.units)
+    sums = accumulated(layout, graph.kept, graph.axes.roles) if accumulate else ()
+    step = MatrixStep(layout, graph, tile, sums if GradientPlan(tile, sums).possible else ())
     for demands in (step.lanes, step.stores):
         read = [*(own.node for own in demands.streamed), *(node for node, _ in demands.whole)]
         if random := [node for node in read if node.mask]:

@@ -25,6 +25,7 @@ from .element_index import NotOnChip
 from .kernel import dense_weights, kernel, packed_by_column
 from .matrix_axes import matrix_shape
 from .matrix_step import matrix_step
+from .parameter_gradients import part_bytes
 
 WHAT = "matrix states on the chip"
 
@@ -52,7 +53,23 @@ class OnChip(AnyBatch):
             "record": DEFAULT,
             "most": self.most,
             "phases": len(self.plan.step.phases),
+            **({"accumulated": len(self.accumulated)} if self.accumulated else {}),
         }
+
+    @property
+    def accumulated(self) -> tuple[Node, ...]:
+        """Sums over all rows of which a launch leaves a part for each batch row."""
+        return tuple(own.node for own in self.plan.step.accumulated)
+
+    @property
+    def unstored(self) -> frozenset[int]:
+        """The numbers of kept values that have no rows."""
+        return self.plan.step.unstored
+
+    def parts(self, work: Pointer, node: Node) -> Pointer:
+        """Where those of a sum begin in the regime's memory: [B, *shape]."""
+        before = self.accumulated[: self.accumulated.index(node)]
+        return work.at(f"B * {sum(map(part_bytes, before))}").cast("float32")
 
     @cached_property
     def kernels(self) -> tuple[Kernel, Kernel]:
@@ -73,7 +90,8 @@ class OnChip(AnyBatch):
         pointers += [layer_steps.weights[pack.key] for pack in self.packs]
         pointers += [read(node) for node in step.read_nodes]
         pointers += [*layer_steps.before, *layer_steps.after, layer_steps.output]
-        pointers += [layer_steps.kept[own.number] for own in step.layout.taped]
+        pointers += [layer_steps.kept[own.number] for own in step.layout.taped if own.number not in step.unstored]
+        pointers += [self.parts(layer_steps.work, own.node) for own in step.accumulated]
         scalars = [layer_steps.count, int(layer_steps.reverse), "B"]
         launch_either(host, self.kernels, pointers, scalars, layer_steps)
 
@@ -88,12 +106,16 @@ def on_chip(layout: Layout, target: Target, initial: Mapping[str, float]) -> lis
         tell(False, WHAT, str(reason))
         return []
     step, tile = plan.step, plan.step.tile
-    facts = {"heads": step.layout.heads, "rows": tile.rows, "columns": tile.columns, "threads": tile.threads}
+    facts = {"heads": step.layout.heads, "rows": tile.rows, "columns": tile.columns, "threads": plan.threads}
     facts |= {"phases": len(step.phases), "shared_bytes": 4 * plan.words, "registers_estimated": plan.values + RESERVED}
     why = "a block for each batch row and head keeps its states in registers; all of T in one launch"
+    if step.accumulated:
+        why += "; gradients of products' parameters are accumulated there"
     tell(True, WHAT, why, **facts)
     packs = [packed_by_column(step.layout, weight) for weight in dense_weights(step)]
-    return [OnChip(layout, plan, f"matrix_{layout.weights.number}_d{layout.directions}", initial, packs=packs)]
+    name = f"matrix_{layout.weights.number}_d{layout.directions}"
+    parts = sum(part_bytes(own.node) for own in step.accumulated)
+    return [OnChip(layout, plan, name, initial, packs=packs, work_bytes=f"(B * {parts})")]
 
 
 def _states(layout: Layout) -> Sequence[Node]:
@@ -113,10 +135,20 @@ def _plan(layout: Layout, target: Target) -> SharedPlan:
         raise NotOnChip(f"states have {' and '.join(map(str, sorted(heads)))} heads")
     own = of_heads(layout, *heads) if heads else layout
     shape = matrix_shape(s.shape[1:] if heads else s.shape for s in states if len(s.shape) > len(heads))
-    plan = SharedPlan(matrix_step(own, shape), layout.precision, target.registers)
+    accumulate = layout.precision in TENSOR and bool(layout.sums.nodes)
+    for sums in (True, False) if accumulate else (False,):
+        plan = SharedPlan(matrix_step(own, shape, sums), layout.precision, target.registers)
+        lack = _lack(plan, target)
+        if not lack:
+            return plan
+    raise NotOnChip(lack)
+
+
+def _lack(plan: SharedPlan, target: Target) -> str:
+    """What a block would need more than there is."""
     if 4 * plan.words > target.shared_bytes:
-        raise NotOnChip(f"a block would need {4 * plan.words} bytes of shared memory")
-    if plan.values + RESERVED > plan.lane_registers:
-        most = plan.lane_registers
-        raise NotOnChip(f"a thread would need {plan.values + RESERVED} registers, and has {most}: too large a matrix")
-    return plan
+        return f"a block would need {4 * plan.words} bytes of shared memory"
+    needs, most = plan.values + RESERVED, plan.lane_registers
+    if needs > most:
+        return f"a thread would need {needs} registers, and has {most}: too large a matrix"
+    return ""

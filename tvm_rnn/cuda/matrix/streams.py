@@ -57,7 +57,7 @@ class Streams:
         self._put(0, tirx.const(0, "int32"))
         with w.when(steps > AHEAD):
             self._ask(0, tirx.const(AHEAD, "int32"))
-        self.block.meet(self.tile.warps + 1, 0)
+        self.block.meet_all()
         with w.loop(tirx.truncdiv(steps + (AHEAD - 1), AHEAD)) as turn:
             for number in range(AHEAD):
                 step = w.keep(turn * AHEAD + number)
@@ -70,7 +70,7 @@ class Streams:
             self._put(following, w.keep(step + 1))
             with w.when(step + (1 + AHEAD) < steps):
                 self._ask(following, w.keep(step + (1 + AHEAD)))
-        self.block.meet(self.tile.warps + 1, 0)
+        self.block.meet_all()
         if self.step.by_warp:
             self._leave(step)
 
