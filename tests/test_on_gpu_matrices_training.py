@@ -23,6 +23,7 @@ KINDS: dict[str, tuple[rnn.Cell, str, dict[str, int]]] = {
     "keys_multiplied_3x20x9": (own.keys_multiplied, "float32", {"N": 3, "K": 20, "V": 9}),
     "shown_18x8": (own.shown, "float32", {"K": 18, "V": 8}),
     "both_ways_40x24": (both_ways, "bfloat16", {"K": 40, "V": 24, "H": 200}),
+    "both_ways_9x20": (both_ways, "float32", {"K": 9, "V": 20, "H": 70}),
 }
 
 
