@@ -88,7 +88,7 @@ def test_the_oracle_of_stored_weights_agrees(name: str, cell: str, matrices: tup
         assert_close(state, expected(x)[1], "float32", 9)
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("name", WIDENED)
 @pytest.mark.parametrize(
     "cell", ["lstm_projection", *(pytest.param(c, marks=pytest.mark.slow) for c in ("lstm_layer_norm", "mlstm", "rhn"))]
@@ -110,6 +110,7 @@ def test_what_is_not_a_number_stays_in_its_unit(name: str) -> None:
     assert np.isnan(y[0, :, 3]).all() and np.isfinite(np.delete(y[0], 3, axis=1)).all()
 
 
+@pytest.mark.broad
 def test_loading_other_weights_packs_them_again(tmp_path: Any) -> None:
     net = rnn.RNN(rnn.cells.gru, 6, 18)
     module = rnn.compile(net, weights="int8")

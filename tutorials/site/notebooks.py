@@ -24,18 +24,20 @@ from nbclient import NotebookClient
 import tvm_rnn as rnn
 
 TUTORIALS = Path(__file__).resolve().parent.parent
+BESIDE = ("data", "drawing.py")  # what tutorials read and import
 KEY, SECONDS = "tvm_rnn", 900  # in a notebook's metadata; of a cell
 
 
 def lacking(program: str) -> list[str]:
-    """Packages that a program imports and that are not installed."""
+    """Packages that a program imports and that are not installed. Files beside it are no packages."""
     found = set[str]()
     for node in ast.walk(ast.parse(program)):
         if isinstance(node, ast.Import):
             found |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found.add(node.module.partition(".")[0])
-    return sorted(name for name in found if importlib.util.find_spec(name) is None)
+    beside = {path.stem for path in TUTORIALS.glob("*.py")}
+    return sorted(name for name in found - beside if importlib.util.find_spec(name) is None)
 
 
 def run(path: Path, folder: Path) -> Path:
@@ -52,7 +54,8 @@ def run(path: Path, folder: Path) -> Path:
     if not made_of["lacks"]:
         print(f"run {path.name}", flush=True)
         with tempfile.TemporaryDirectory() as place:
-            (Path(place) / "data").symlink_to(TUTORIALS / "data")
+            for name in BESIDE:
+                (Path(place) / name).symlink_to(TUTORIALS / name)
             where = {"metadata": {"path": place}}
             NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", resources=where).execute()
     folder.mkdir(parents=True, exist_ok=True)

@@ -21,6 +21,7 @@ from tvm_rnn.frontends.torch import state_arrays
 from tvm_rnn.oracle.tolerance import assert_close
 
 
+@pytest.mark.few_cells
 @pytest.mark.parametrize("name", FITTING)
 def test_a_manifest_leads_back_to_the_rnn(name: str) -> None:
     net = small(name)
@@ -66,6 +67,7 @@ def test_a_users_cell_with_the_name_of_another_is_not_taken_for_it() -> None:
         problem.form(TORCH_CELLS)
 
 
+@pytest.mark.few_cells
 @pytest.mark.parametrize("name", FITTING)
 def test_numpy_agrees_with_the_oracle_and_keeps_the_dtype(name: str) -> None:
     net = small(name)

@@ -72,7 +72,7 @@ def in_order(pack: Pack, value: np.ndarray) -> np.ndarray:
     return np.where(valid, value[tuple(np.where(valid, i, 0) for i in index)], 0.0)
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("gates", "width", "depth", "precision", "rows", "cluster"),
     [

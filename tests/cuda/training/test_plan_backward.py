@@ -73,6 +73,7 @@ def test_layers_beyond_the_streams_share_them() -> None:
     assert text.count("OnStream") == 10 - 2  # the first one and the ninth are on the caller's
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(
     ("cell", "options"),
     [
@@ -95,6 +96,7 @@ def test_layers_run_one_after_the_other_where_the_pass_was_left_out() -> None:
     assert "OnStream" not in "\n".join(plans.programs[1].sequence.lines)
 
 
+@pytest.mark.broad
 def test_what_is_handed_down_is_of_tiles() -> None:
     """Of four tiles for each layer: a longer sequence needs less than its part more."""
     _, three = trained("lstm", 32, num_layers=3, precision="bfloat16")
