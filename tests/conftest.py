@@ -3,8 +3,8 @@ which cases of a sweep are quick, and which files have a quick test.
 
 A test is quick (`make test`) unless it is marked `broad` or `slow`. `@pytest.mark.broad_after(2)` leaves the first two
 cases of a parametrised test quick and marks the others `broad`; `slow_after(n)` marks all but the first n `slow`. Of a
-sweep over the zoo (parameter `name`), `@pytest.mark.few_cells` leaves one cell for each kind of lowering in its tier, the
-others go to the next one.
+sweep over the zoo (parameter `name`), `@pytest.mark.few_cells` leaves one cell for each kind of lowering in its tier;
+the others go to the next one.
 """
 
 import gc
