@@ -60,6 +60,8 @@ def test_the_default_tiles_can_be_built(dtype: str, gates: int) -> None:
 def test_steps_are_spread_over_multiprocessors() -> None:
     assert best(unit("bfloat16", width=1024), GPU)[1]["few_columns"] == 32
     assert [best(unit("float32", width=w), GPU)[1]["few_across"] for w in (1024, 2560, 4096)] == [4, 4, 8]
+    for width, most in ((256, 512), (512, 512), (2560, 128)):  # while larger tiles would leave half of a GPU idle
+        assert best(unit("float32", width=width), GPU)[1]["few"] == most
 
 
 def test_wgmma_is_for_hoisted_products_on_hopper() -> None:
