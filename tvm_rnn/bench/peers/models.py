@@ -185,6 +185,15 @@ class GpuProblem:
     def device(self) -> torch.device:
         return self.inputs[0].device
 
+    @property
+    def bytes(self) -> int:
+        """What must move through memory at least: inputs, the output and the weights, in training their gradients too,
+        once each."""
+        steps, batch = self.inputs[0].shape[:2]
+        elements = sum(x.numel() for x in self.inputs) + steps * batch * self.net.output_size
+        elements += sum(array.size for array in self.net.weights.values())
+        return int(self.inputs[0].element_size() * elements) * (2 if self.point.training else 1)
+
     def weight(self, name: str, layer: int, direction: int) -> torch.Tensor:
         """A weight as torch tensor, in the dtype and on the device of the inputs."""
         return self.put(self.net.weights[weight_name(name, layer, direction)])

@@ -3,7 +3,7 @@
 In: a .so file that was compiled for training, sizes. Out: a `Report` as compare.py's, of one row for the module and one
 for torch.nn's layer. Gradients are compared with the float64 oracle first, over at most CHECKED steps; what differs is
 not timed. On a GPU both are CUDA graphs whose replays take turns; on a CPU both run in this process, in turn, with
-pauses so that one's threads sleep before the other's begin.
+pauses so that one's threads sleep before the other's begin. Of a point of a GPU's suite the same, as records.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tvm_rnn.bench.measure.gpu_graphs import capture, replay_us
-from tvm_rnn.bench.peers.models import Unsupported, net_of
-from tvm_rnn.errors import ConfigError, WeightError, message
+from tvm_rnn.bench.peers.models import GpuProblem, Unsupported, net_of
+from tvm_rnn.errors import ConfigError, TvmRnnError, WeightError, message
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.oracle.reference import reference
 from tvm_rnn.runtime.runtime import load, read_container
@@ -69,7 +69,7 @@ def compare_training(
     bench = (_OnGpu if "variants" in manifest else _OnCpu)(path, net, threads)
     tell("computing the oracle")
     error = bench.check(min(steps, CHECKED), min(batch, 8))
-    limit = LIMITS[net.dtype] if manifest.get("precision", "") != "tf32" else LIMITS["float16"]
+    limit = _limit(net, manifest.get("precision", ""))
     if not error <= limit:
         raise ConfigError(message("the gradients differ from the oracle", got=f"{error:.1e}", expected=f"<= {limit}"))
     tell("measuring")
@@ -87,6 +87,34 @@ def compare_training(
     busy.append(os.getloadavg()[0])
     facts = run_facts(path, manifest, busy, steps=steps, batch=batch, threads=threads, rounds=rounds)
     return Report(tuple(rows), bench.facts(facts))
+
+
+def _limit(net: RNN, precision: str) -> float:
+    return LIMITS["float16" if precision == "tf32" else net.dtype]
+
+
+def measure_on_gpu(problem: GpuProblem, rounds: int) -> dict[str, Reply]:
+    """Records of both passes, by framework, as the worker of a GPU's suite has them: times, or the reason why not."""
+    point, work, facts = problem.point, {"bytes": problem.bytes}, dict[str, Any]()
+    try:
+        if problem.module is None:
+            raise Unsupported("no module was built for it")
+        bench = _OnGpu(problem.module, problem.net, 1)
+        bench.module.load_weights(problem.net.weights)
+        flops = bench.module.manifest.get("flops_per_row")
+        facts = {"version": bench.module.manifest.versions["tvm_rnn"], "flops_per_row": 3 * float(flops or 0)}
+        error, limit = bench.check(min(point.steps, CHECKED), min(point.batch, 8)), _limit(problem.net, point.precision)
+        if not error <= limit:
+            raise Unsupported(f"error {error:.2g} of a gradient, at most {limit:.2g} is allowed")
+        found = bench.measure(point.steps, point.batch, rounds)
+    except (Unsupported, TvmRnnError) as reason:
+        return {OURS: {"framework": OURS, **facts, **work, "reason": str(reason).splitlines()[0]}}
+    rows = {}
+    for name, times in found.items():
+        us = statistics.median(times)
+        timing = {"us": us, "us_per_step": us / point.steps, "spread": spread(times), "config": "both passes"}
+        rows[name] = {"framework": name, **(facts | {"error": error} if name == OURS else {}), **timing, **work}
+    return {**({"torch": {"framework": "torch", "reason": bench.reason, **work}} if bench.reason else {}), **rows}
 
 
 class _OnCpu:
