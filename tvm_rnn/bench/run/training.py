@@ -95,7 +95,7 @@ def _limit(net: RNN, precision: str) -> float:
 
 def measure_on_gpu(problem: GpuProblem, rounds: int) -> dict[str, Reply]:
     """Records of both passes, by framework, as the worker of a GPU's suite has them: times, or the reason why not."""
-    point, work, facts = problem.point, {"bytes": problem.bytes}, dict[str, Any]()
+    point, work, facts = problem.point, {"bytes": problem.bytes}, Reply()
     try:
         if problem.module is None:
             raise Unsupported("no module was built for it")
