@@ -15,10 +15,10 @@ def test_sums() -> None:
     assert summed(terms) == 7 and summed(terms[:1]) == 1
 
 
-def test_a_stage_has_places_of_its_own() -> None:
-    stage: Any = "stage"
+def test_a_block_has_places_of_its_own() -> None:
+    block: Any = "block"
     made: Any = None
-    products = Products(made, BlocksLayout("k", pair()), made, made)
-    products.places["state_row_0", "left"] = stage
-    products.enter(stage)
-    assert products.stage is stage and not products.places
+    products = Products(made, BlocksLayout("k", pair()), made, made, made)
+    products.places["state_row_0", "left"] = block
+    products.enter(block)
+    assert products.block is block and not products.places

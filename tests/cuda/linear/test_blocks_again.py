@@ -47,8 +47,8 @@ def test_lengths_and_resets(kind: str) -> None:
 
 
 def test_kernels_take_lengths_or_not() -> None:
-    """And a launch has a warp for each part, row, head and some keys."""
+    """And a launch has a block for each part, row, head and some keys."""
     own = BlocksAgain("k", pair(reads="g", writes=(-1, 1), keys=3, values=5, precision="bfloat16"))
     plain, masked = own.kernels
     assert {name for name, _ in masked.pointers} - {name for name, _ in plain.pointers} == {"lengths", "reset"}
-    assert plain.threads == 32 and own.blocks(BATCH, EVERY + 1) == 2 * BATCH * 2
+    assert plain.threads == 128 and own.blocks(BATCH, EVERY + 1) == 2 * BATCH * 2

@@ -9,8 +9,7 @@ from again_pairs import pair
 
 from tvm_rnn.cuda.linear.blocks_layout import MOST_VALUES, BlocksLayout
 from tvm_rnn.cuda.linear.recurrence import Rows
-from tvm_rnn.cuda.linear.steps_again import Pair
-
+from tvm_rnn.cuda.linear.steps_again import EVERY, Pair
 
 OWN = pair(keys=40, values=50, precision="bfloat16")
 
@@ -22,15 +21,15 @@ def layout(own: Pair = OWN) -> BlocksLayout:
 def test_operands_lie_one_behind_the_other() -> None:
     own = layout()
     assert (own.keys, own.high, own.deep, own.tiles) == (32, 2, 4, 2) and not own.why_not
-    places = sorted((own.at(name), 16 * own.pitch(name)) for name in own.held)
+    places = sorted((own.at(name), EVERY * own.pitch(name)) for name in own.held)
     assert places[0][0] == 0 and all(a + size == b for (a, size), (b, _) in pairwise(places))
-    assert sum(places[-1]) == own.stage_bytes and not own.stage_bytes % 16
+    assert sum(places[-1]) == own.operand_bytes and not own.warps_at % 16
 
 
 def test_an_operand_is_there_once() -> None:
     own = layout(replace(OWN, same=(("vector_0", "state_row_0"),)))
     assert "vector_0" not in own.held and own.at("vector_0") == own.at("state_row_0")
-    assert own.stage_bytes < layout().stage_bytes
+    assert own.shared_bytes < layout().shared_bytes
 
 
 def test_many_values_are_of_fewer_keys() -> None:

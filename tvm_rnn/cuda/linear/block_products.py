@@ -1,12 +1,12 @@
 """Products of a block of 16 steps, on tensor cores: what a warp multiplies that makes a matrix and its gradient again.
 
-In: a kernel's writer, a `BlocksLayout`, a stage in shared memory. Out: `Products`, which emits them. Matrices lie in
+In: a kernel's writer, a `BlocksLayout`, operands in shared memory. Out: `Products`, which emits them. Matrices lie in
 registers as sums of products, [keys][values], and are packed to left operands; vectors of steps are right operands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -22,29 +22,29 @@ from .blocks_layout import BlocksLayout
 from .chunk_states import TURNED
 from .chunk_tile import BLOCK, TRIANGLE_PITCH
 
-Left = Callable[[int, int], tuple[TirExpr, ...]]  # tile of keys, tile of values -> four words
-
 
 class Products:
-    """base: of shared memory; stage: where the block's operands are; lane: of this thread."""
+    """base: of shared memory; own: where the warp's begins; lane: of this thread. Matrices: [tile of 16 keys][8
+    values][4]; packed ones: [tile of 16 keys][16 values][4 words]."""
 
-    def __init__(self, w: Writer, layout: BlocksLayout, base: TirExpr, lane: TirExpr) -> None:
-        self.w, self.layout, self.base, self.lane = w, layout, base, lane
+    def __init__(self, w: Writer, layout: BlocksLayout, base: TirExpr, own: TirExpr, lane: TirExpr) -> None:
+        self.w, self.layout, self.base, self.own, self.lane = w, layout, base, own, lane
         self.precision = layout.pair.precision
-        self.stage: TirExpr = base
         self.places: dict[tuple[str, str], TirExpr] = {}
+        self.block: TirExpr = tirx.const(0, "int32")
 
-    def enter(self, stage: TirExpr) -> None:
-        """From here on operands are those of a stage."""
-        self.stage, self.places = stage, {}
+    def enter(self, block: TirExpr) -> None:
+        """From here on operands are those of a block of steps."""
+        self.block, self.places = block, {}
 
     def _line(self, name: str, kind: str) -> TirExpr:
-        """Where a lane reads an operand: its rows as "left" operands, as columns of a "right" one, or turned."""
+        """Where a lane reads an operand: its rows as "left" operands, or as columns of a "right" one."""
+        name = self.layout.first(name)
         if (name, kind) not in self.places:
             lane, pitch = self.lane, self.layout.pitch(name)
             line, half = (lane // 16 * 8 + lane % 8, lane // 8 % 2) if kind == "right" else (lane % 16, lane // 16)
-            own = tirx.Cast("uint32", line * pitch + half * 16 + self.layout.at(name))
-            self.places[name, kind] = self.w.keep(self.stage + own)
+            own = (self.block * BLOCK + line) * pitch + half * 16 + self.layout.at(name)
+            self.places[name, kind] = self.w.keep(self.base + tirx.Cast("uint32", own))
         return self.places[name, kind]
 
     def _multiply(self, sums: tuple[TirExpr, ...], a: tuple[TirExpr, ...], b: tuple[TirExpr, ...]) -> None:
@@ -52,8 +52,8 @@ class Products:
 
     # --- read ------------------------------------------------------------------------------------------------------
 
-    def of_matrix(self, left: Left, vector: str) -> None:
-        """<matrix, vector of each step>, to where keys read products, a row for each."""
+    def of_matrix(self, left: RegisterTile, vector: str) -> None:
+        """<matrix, vector of each step>, to where keys read products, a row for each. left: the matrix, packed."""
         w, own = self.w, self.layout
         sums, b = w.tile(own.high, 2, 4), w.tile(2, 2, dtype="uint32")
         sums.fill(tirx.const(0.0, "float32"))
@@ -61,12 +61,10 @@ class Products:
         for k in range(own.deep):
             w.do(I.ptx[LDMATRIX.format("x4")](*b[0], *b[1], at + uint32(32 * k)))
             for m in range(own.high):
-                a = left(m, k)
                 for n in range(2):
-                    self._multiply(sums[m, n], a, b[n])
+                    self._multiply(sums[m, n], left[m, k], b[n])
         for m in range(own.high):
-            place = own.products_at + m * BLOCK * TRIANGLE_PITCH * 4
-            self._spread(sums, m, place, TRIANGLE_PITCH)
+            self._spread(sums, m, m * BLOCK * TRIANGLE_PITCH * 4, TRIANGLE_PITCH)
 
     def scores(self, rows: str, vector: str, number: int) -> None:
         """<row of a step, vector of a step>, to the scores of that number, [row's step][vector's]."""
@@ -84,7 +82,7 @@ class Products:
     def _spread(self, sums: RegisterTile, m: int, place: int, pitch: int) -> None:
         """Sums of 16 x 16 to rows of shared memory."""
         lane = self.lane
-        own = self.w.bind(self.base + tirx.Cast("uint32", (lane // 4 * pitch + lane % 4 * 2) * 4 + place))
+        own = self.w.bind(self.own + tirx.Cast("uint32", (lane // 4 * pitch + lane % 4 * 2) * 4 + place))
         for n in range(2):
             for half in range(2):
                 two = sums[m, n][2 * half : 2 * half + 2]
@@ -92,49 +90,30 @@ class Products:
 
     # --- matrices --------------------------------------------------------------------------------------------------
 
-    def packed(self, matrix: RegisterTile) -> Left:
-        """A matrix [high][2 deep][4] as left operand."""
-
-        def left(m: int, k: int) -> tuple[TirExpr, ...]:
-            words = self.w.tile(1, 4, dtype="uint32")
-            for i in range(4):
-                tile = matrix[m, 2 * k + i // 2]
-                pack(self.w, self.precision, words[0][i], tile[2 * (i % 2)], tile[2 * (i % 2) + 1])
-            return words[0]
-
-        return left
-
-    def keep(self, matrix: RegisterTile, place: TirExpr) -> None:
-        """A matrix as left operand to shared memory."""
-        left, own = self.packed(matrix), self.layout
+    def packed(self, matrix: RegisterTile) -> RegisterTile:
+        """A matrix as left operand."""
+        own = self.layout
+        words = self.w.tile(own.high, own.deep, 4, dtype="uint32")
         for m in range(own.high):
             for k in range(own.deep):
-                self.w.do(I.ptx["st.shared.v4.b32"](place + uint32((m * own.deep + k) * 512), *left(m, k)))
+                for i in range(4):
+                    tile = matrix[m, 2 * k + i // 2]
+                    pack(self.w, self.precision, words[m, k][i], tile[2 * (i % 2)], tile[2 * (i % 2) + 1])
+        return words
 
-    def kept(self, place: TirExpr) -> Left:
-        """A matrix that was kept."""
-
-        def left(m: int, k: int) -> tuple[TirExpr, ...]:
-            words = self.w.tile(1, 4, dtype="uint32")
-            self.w.do(I.ptx["ld.shared.v4.b32"](*words[0], place + uint32((m * self.layout.deep + k) * 512)))
-            return words[0]
-
-        return left
-
-    def both(self, left: Left, matrix: RegisterTile) -> list[list[TirExpr]]:
-        """The product of a kept matrix and one in registers, summed over values: of the two keys of a lane in each
-        tile, in all four lanes that have them."""
+    def both(self, left: RegisterTile, matrix: RegisterTile) -> list[list[TirExpr]]:
+        """The product of a packed matrix and another one, summed over values: of the two keys of a lane in each tile,
+        in all four lanes that have them."""
         w, found = self.w, []
         everyone = tirx.const(0xFFFFFFFF, "uint32")
         for m in range(self.layout.high):
             sums: list[TirExpr] = [tirx.const(0.0, "float32")] * 2
             for k in range(self.layout.deep):
-                for i, word in enumerate(left(m, k)):
+                for i, word in enumerate(left[m, k]):
                     tile = matrix[m, 2 * k + i // 2]
                     for odd, value in enumerate(unpack(self.precision, word)):
-                        sums[i % 2] = sums[i % 2] + value * tile[2 * (i % 2) + odd]
+                        sums[i % 2] = w.keep(sums[i % 2] + value * tile[2 * (i % 2) + odd])
             for turn in (1, 2):
-                sums = [w.keep(one) for one in sums]
                 sums = [w.keep(one + I.tvm_warp_shuffle_xor(everyone, one, turn, 32, 32)) for one in sums]
             found.append(sums)
         return found
@@ -143,8 +122,7 @@ class Products:
         """Scaled columns, [keys][steps] in shared memory, times rows of the steps, to a matrix."""
         w, own, lane = self.w, self.layout, self.lane
         a, b = w.tile(own.high, 4, dtype="uint32"), w.tile(2, 2, dtype="uint32")
-        line = lane % 16 * own.scaled_pitch + lane // 16 * 16 + own.scaled_at
-        left = w.bind(self.base + tirx.Cast("uint32", line))
+        left = w.bind(self.own + tirx.Cast("uint32", lane % 16 * own.scaled_pitch + lane // 16 * 16))
         for m in range(own.high):
             w.do(I.ptx[LDMATRIX.format("x4")](*a[m], left + uint32(m * BLOCK * own.scaled_pitch)))
         at = self._line(rows, "left")

@@ -1,24 +1,23 @@
 """A matrix and its gradient made again in blocks of 16 steps, on tensor cores, for what backward reads of them.
 
-In: a `Pair`. Out: `BlocksAgain`, whose kernel has a warp for each part of the time, batch row, head and 16 or 32 keys.
-Before each part the tape has the matrix, and behind it the backward recurrence left the gradient. A warp takes the
-matrix through the part, a block at a time, and keeps it before each; then it takes the gradient back, and of each block
-adds up what steps read of the two: of what was there before the block, by products with all vectors of the block at
-once; of what steps of the block wrote, by products of the vectors with each other (`block_products.py`), weighted by
-columns and decays, a lane for each key (`block_keys.py`). What steps write is known: nothing is solved.
+In: a `Pair`. Out: `BlocksAgain`, whose kernel has a block of threads for each part of the time, batch row, head and 16
+or 32 keys. Before each part the tape has the matrix, and behind it the backward recurrence left the gradient. A warp
+has 16 steps of the part: it takes the matrix to these, and the gradient back to them, 16 steps at a time; then it adds
+up what its steps read of the two: of what was there before, by products with all vectors at once; of what steps of the
+block wrote, by products of the vectors with each other (`block_products.py`), weighted by columns and decays, a lane
+for each key (`block_keys.py`). What steps write is known: nothing is solved.
 
     S = decay * S + sum over writes of column * row           forward
     output = sum over values of (vector * S before the step)  or of G after it
     G = decay * G + sum over writes of column * row           backward
 
-Expected of a part of 64 steps, 64 keys and values, one write and two: 0.4 us of a multiprocessor, against 12 us step by
-step. Source: chunk forms as Yang et al. 2024, "Gated Linear Attention Transformers with Hardware-Efficient Training".
+A warp that went through all four blocks of a part, one after the other, took 50 us, and a multiprocessor held five.
+Source: chunk forms as Yang et al. 2024, "Gated Linear Attention Transformers with Hardware-Efficient Training".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -36,8 +35,8 @@ from tvm_rnn.tir.expr import Buffer, TirExpr
 from tvm_rnn.tir.index import uint32, wide
 
 from .block_keys import KeySums, Steps
-from .block_products import Left, Products
-from .blocks_layout import PAD, STAGES, BlocksLayout, is_column
+from .block_products import Products
+from .blocks_layout import PAD, WARPS, BlocksLayout, is_column
 from .chunk_tile import BLOCK, TRIANGLE_PITCH, piece_bytes
 from .recurrence import Rows
 from .steps_again import BOTH, EVERY, GRADIENT, STATE, marks_name
@@ -58,13 +57,13 @@ class BlocksAgain(BlocksLayout):
 
     def _kernel(self, masked: bool) -> Kernel:
         def run(w: Writer) -> None:
-            with flavour(self.pair.precision):
+            with flavour(self.pair.precision), I.attr({"tirx.launch_bounds_min_blocks_per_sm": self.resident}):
                 _Body(w, self, masked).run()
 
         pointers = (*self.pair.pointers, *(MASK_POINTERS if masked else ()))
         scalars = (("steps", "int32"), ("batch", "int32"), *(MASK_SCALARS if masked else ()))
         name = f"{self.name}_masked" if masked else self.name
-        return write(name, pointers, scalars, run, threads=32, shared_bytes=self.shared_bytes)
+        return write(name, pointers, scalars, run, threads=32 * WARPS, shared_bytes=self.shared_bytes)
 
 
 class _Place:
@@ -75,7 +74,8 @@ class _Place:
         parts = tirx.truncdiv(w["steps"] + (EVERY - 1), EVERY)
         grid = wide(w["batch"]) * wide(parts) * (layout.tiles * own.heads)
         block = w.keep(I.cta_id([tirx.Cast("int32", grid)]))
-        self.lane = w.keep(I.thread_id([32]))
+        self.thread = w.keep(I.thread_id([32 * WARPS]))
+        self.lane, self.warp = w.keep(self.thread % 32), w.keep(self.thread // 32)
         self.key0 = w.keep(tirx.truncmod(block, layout.tiles) * layout.keys)
         rest = w.keep(tirx.truncdiv(block, layout.tiles))
         self.head, self.number = w.keep(tirx.truncmod(rest, own.heads)), w.keep(tirx.truncdiv(rest, own.heads))
@@ -124,114 +124,83 @@ class _Place:
 
 
 class _Body:
-    """matrices: [tile of 16 keys][8 values][4], as sums of mma.sync lie."""
+    """What a block of threads does."""
 
     def __init__(self, w: Writer, layout: BlocksAgain, masked: bool) -> None:
         self.w, self.layout, self.pair = w, layout, layout.pair
-        self.place = _Place(w, layout, masked)
+        self.place = place = _Place(w, layout, masked)
         arena = I.alloc_buffer((layout.shared_bytes,), "uint8", scope="shared.dyn", align=128)
         self.base = w.bind(I.cuda.cvta_generic_to_shared(arena.ptr_to([0])))
-        words = layout.shared_bytes // 2
-        self.words = I.decl_buffer((words,), self.pair.precision, data=arena.data, scope="shared.dyn")
-        self.products = Products(w, layout, self.base, self.place.lane)
-        row = tirx.Cast("uint32", self.place.own * (TRIANGLE_PITCH * 4) + layout.products_at)
-        self.sums = KeySums(w, w.keep(self.base + row), w.bind(self.base + uint32(layout.scores_at)))
-
-    # --- the walk --------------------------------------------------------------------------------------------------
+        sizes = (layout.shared_bytes // 2,), (layout.shared_bytes // 4,)
+        self.words = I.decl_buffer(sizes[0], self.pair.precision, data=arena.data, scope="shared.dyn")
+        self.numbers = I.decl_buffer(sizes[1], "float32", data=arena.data, scope="shared.dyn")
+        own = tirx.Cast("uint32", place.warp * layout.warp_bytes + layout.warps_at)
+        self.own = w.keep(self.base + own)
+        self.products = Products(w, layout, self.base, self.own, place.lane)
+        row = tirx.Cast("uint32", place.own * (TRIANGLE_PITCH * 4))
+        self.sums = KeySums(w, w.keep(self.own + row), w.bind(self.own + uint32(layout.scores_at)))
 
     def run(self) -> None:
-        w, own, place = self.w, self.pair, self.place
-        blocks = w.keep(tirx.truncdiv(place.limit + (BLOCK - 1), BLOCK))
-        early = w.keep(tirx.max(blocks - 1, 0) if own.state is not None else tirx.const(0, "int32"))
-        every, states = [*self.layout.held], self.layout.of_state()
-        with w.when(early > 0):
-            self._ask(tirx.const(0, "int32"), tirx.const(0, "int32"), states)
-        with w.when(tirx.And(tirx.EQ(early, 0), blocks > 0)):
-            self._ask(tirx.const(0, "int32"), w.keep(blocks - 1), every)
+        w, place = self.w, self.place
+        self._fill()
         w.do(I.ptx["cp.async.commit_group"]())
+        w.do(I.ptx["cp.async.wait_group"](0))
+        w.do(I.cuda.cta_sync())
+        blocks = w.keep(tirx.truncdiv(place.limit + (BLOCK - 1), BLOCK))
+        with w.when(place.warp < blocks):
+            self._reads(blocks)
+        with w.when(place.warp >= blocks), w.loop(BLOCK) as t:
+            step = w.bind(place.warp * BLOCK + t)
+            with w.when(step < place.count):
+                for i in range(len(self.pair.reads)):
+                    self._put(i, step, ZERO)
+
+    def _reads(self, blocks: TirExpr) -> None:
+        """All results of the warp's steps."""
+        w, own, place = self.w, self.pair, self.place
+        packed: dict[str, RegisterTile] = {}
+        begin: list[list[TirExpr]] = []
         if own.state is not None:
             state = self._load(STATE)
-            with w.loop(early) as block:
-                with w.when(block + 1 < early):
-                    self._ask(w.keep(block + 1), w.keep(block + 1), states)
-                with w.when(tirx.EQ(block + 1, early)):
-                    self._ask(early, early, every)
-                with self._turn(block):
-                    self._forward(state, block)
-            self.products.keep(state, self._kept(early))
-        gradient = None if own.gradient is None else self._load(GRADIENT)
-        with w.loop(blocks) as i:
-            block = w.keep(blocks - 1 - i)
-            with w.when(block > 0):
-                self._ask(w.keep(early + i + 1), w.keep(block - 1), every)
-            with self._turn(w.keep(early + i)):
-                self._back(gradient, block)
-        with w.loop(place.count - tirx.min(blocks * BLOCK, place.count)) as late:
-            step = w.bind(tirx.min(blocks * BLOCK, place.count) + late)
-            for i in range(len(own.reads)):
-                self._put(i, step, ZERO)
-
-    @contextmanager
-    def _turn(self, number: TirExpr) -> Iterator[None]:
-        """The block whose operands were asked for before the last ones."""
-        w = self.w
-        w.do(I.ptx["cp.async.commit_group"]())
-        w.do(I.ptx["cp.async.wait_group"](1))
-        w.do(I.cuda.warp_sync())
-        stage = w.keep(number % STAGES * self.layout.stage_bytes)
-        self.stage = stage
-        self.products.enter(w.keep(self.base + tirx.Cast("uint32", stage)))
-        yield
-        w.do(I.cuda.warp_sync())
-
-    def _kept(self, block: TirExpr) -> TirExpr:
-        """Where a lane has the matrix before a block."""
-        own = block * self.layout.kept_bytes + self.place.lane * 16 + self.layout.kept_at
-        return self.w.keep(self.base + tirx.Cast("uint32", own))
-
-    def _forward(self, state: RegisterTile, block: TirExpr) -> None:
-        """The matrix through a block; it is kept before."""
-        self.products.keep(state, self._kept(block))
-        self._make(STATE, state, self._steps(STATE, self.w.keep(block * BLOCK)))
-
-    def _back(self, gradient: RegisterTile | None, block: TirExpr) -> None:
-        """What is read of a block, then the gradient before it."""
-        w, own, first = self.w, self.pair, self.w.keep(block * BLOCK)
-        steps = {name: self._steps(name, first) for name in own.made}
-        left: dict[str, Left] = {} if own.state is None else {STATE: self.products.kept(self._kept(block))}
-        left |= {} if gradient is None else {GRADIENT: self.products.packed(gradient)}
+            with w.loop(place.warp) as block:
+                self._make(STATE, state, block)
+            packed[STATE] = self.products.packed(state)
+        if own.gradient is not None:
+            gradient = self._load(GRADIENT)
+            with w.loop(blocks - 1 - place.warp) as late:
+                self._make(GRADIENT, gradient, w.keep(blocks - 1 - late))
+            packed[GRADIENT] = self.products.packed(gradient)
+            if any(read.of == BOTH for read in own.reads):
+                begin = self.products.both(packed[STATE], gradient)
+        self.products.enter(place.warp)
         for i, read in enumerate(own.reads):
-            if read.of == BOTH:
-                assert gradient is not None
-                found = self._both(steps, left, self.products.both(left[STATE], gradient))
-            else:
-                found = self._read(i, read.of, steps[read.of], left[read.of])
+            found = self._both(packed, begin) if read.of == BOTH else self._read(i, read.of, packed[read.of])
             for t in range(BLOCK):
-                step = w.bind(first + t)
-                with w.when(step < self.place.count):
-                    self._put(i, step, tirx.Select(step < self.place.limit, found[t], ZERO))
+                step = w.bind(place.warp * BLOCK + t)
+                with w.when(step < place.count):
+                    self._put(i, step, tirx.Select(step < place.limit, found[t], ZERO))
             w.do(I.cuda.warp_sync())
-        if gradient is not None:
-            self._make(GRADIENT, gradient, steps[GRADIENT])
 
     # --- a block ---------------------------------------------------------------------------------------------------
 
-    def _read(self, i: int, of: str, steps: Steps, left: Left) -> Buffer:
+    def _read(self, i: int, of: str, matrix: RegisterTile) -> Buffer:
         """A read-out of a matrix, of all steps."""
-        self.products.of_matrix(left, f"vector_{i}")
+        steps = self._steps(of, self.place.warp)
+        self.products.of_matrix(matrix, f"vector_{i}")
         for number in range(len(steps.columns)):
             self.products.scores(f"{of}_row_{number}", f"vector_{i}", number)
         self.w.do(I.cuda.warp_sync())
         return self.sums.read(steps, of == GRADIENT)
 
-    def _both(self, steps: dict[str, Steps], left: dict[str, Left], begin: list[list[TirExpr]]) -> Buffer:
+    def _both(self, packed: dict[str, RegisterTile], begin: list[list[TirExpr]]) -> Buffer:
         """The product of the two matrices, of all steps. begin: of the two at the block's borders."""
-        w, products, state, gradient = self.w, self.products, steps[STATE], steps[GRADIENT]
+        w, products = self.w, self.products
+        state, gradient = (self._steps(name, self.place.warp) for name in (STATE, GRADIENT))
         reads, ends = w.local(BLOCK), list[Buffer]()
         for t in range(BLOCK):
             w.store(reads, ZERO, t)
         for j, column in enumerate(gradient.columns):
-            products.of_matrix(left[STATE], f"{GRADIENT}_row_{j}")
+            products.of_matrix(packed[STATE], f"{GRADIENT}_row_{j}")
             for i in range(len(state.columns)):
                 products.scores(f"{STATE}_row_{i}", f"{GRADIENT}_row_{j}", i * len(gradient.columns) + j)
             w.do(I.cuda.warp_sync())
@@ -240,7 +209,7 @@ class _Body:
                 w.store(reads, reads[t] + column[t] * row[t], t)
             w.do(I.cuda.warp_sync())
         for i in range(len(state.columns)):
-            products.of_matrix(left[GRADIENT], f"{STATE}_row_{i}")
+            products.of_matrix(packed[GRADIENT], f"{STATE}_row_{i}")
             w.do(I.cuda.warp_sync())
             ends.append(self.sums.row())
             w.do(I.cuda.warp_sync())
@@ -258,14 +227,14 @@ class _Body:
                 w.store(found, tirx.Select(mine, value, found[0]) if m or half else value, 0)
         return found[0]
 
-    def _make(self, name: str, matrix: RegisterTile, steps: Steps) -> None:
+    def _make(self, name: str, matrix: RegisterTile, block: TirExpr) -> None:
         """A matrix behind a block; the gradient, before it."""
-        w, layout = self.w, self.layout
+        w, steps = self.w, self._steps(name, block)
+        self.products.enter(block)
         factors, total = self.sums.factors(steps, name == GRADIENT)
         if steps.decays is not None:
             self.products.scale(matrix, w.keep(total))
-        own = tirx.Cast("uint32", self.place.own * layout.scaled_pitch + layout.scaled_at)
-        at = w.bind(self.base + own)
+        at = w.bind(self.own + tirx.Cast("uint32", self.place.own * self.layout.scaled_pitch))
         for i, column in enumerate(steps.columns):
             words = w.tile(2, 4, dtype="uint32")
             for n in range(BLOCK // 2):
@@ -277,42 +246,35 @@ class _Body:
             self.products.add_outer(matrix, f"{name}_row_{i}")
             w.do(I.cuda.warp_sync())
 
-    def _steps(self, name: str, first: TirExpr) -> Steps:
-        """Of a block's steps, of a lane's key. first: the block's first, in the part."""
-        w, made, place = self.w, self.pair.made[name], self.place
+    def _steps(self, name: str, block: TirExpr) -> Steps:
+        """Of a block's steps, of a lane's key."""
+        w, made, layout, first = self.w, self.pair.made[name], self.layout, self.w.bind(block * BLOCK)
         keeps = decays = None
-        if place.masked:
-            keeps = w.local(BLOCK)
-            for t in range(BLOCK):
-                w.store(keeps, place.kept(w.bind(first + (t + int(name == GRADIENT)))), t)
-        if made.decay is not None or keeps is not None:
-            decays = w.local(BLOCK)
-            for t in range(BLOCK):
-                w.store(decays, ONE if made.decay is None else self._decay(name, made.decay, w.bind(first + t)), t)
-                if keeps is not None:
-                    w.store(decays, decays[t] * keeps[t], t)
+        if self.place.masked:
+            keeps = self._numbers(layout.keeps_at // 4 + int(name == GRADIENT) + first, 1)
+        if made.decay is not None:
+            width = layout.decay_width(f"{name}_decay")
+            at = first * width + layout.decay_at(f"{name}_decay") // 4
+            decays = self._numbers(at + self.place.own if width > 1 else at, width)
+            for t in range(BLOCK if keeps is not None else 0):
+                w.store(decays, decays[t] * keeps[t], t)
         columns = []
         for i in range(len(made.writes)):
             column = f"{name}_column_{i}"
-            pitch, at = self.layout.pitch(column), self.layout.at(column)
-            own = w.keep(tirx.truncdiv(self.stage + at, 2) + place.own)
+            pitch = layout.pitch(column) // 2
+            at = w.bind(first * pitch + layout.at(column) // 2 + self.place.own)
             numbers = w.local(BLOCK)
             for t in range(BLOCK):
-                w.store(numbers, tirx.Cast("float32", self.words[own + t * (pitch // 2)]), t)
+                w.store(numbers, tirx.Cast("float32", self.words[at + t * pitch]), t)
             columns.append(numbers)
-        return Steps(decays, keeps, columns)
+        return Steps(keeps if decays is None else decays, keeps, columns)
 
-    def _decay(self, name: str, rows: Rows, step: TirExpr) -> TirExpr:
-        """Of a lane's key; 1 behind the row's last step."""
-        w, own, place = self.w, f"{name}_decay", self.place
-        wide_row = rows.width > 1
-        found = w.local(1)
-        w.store(found, ONE, 0)
-        inside = step < place.limit
-        with w.when(tirx.And(inside, place.there) if wide_row else inside):
-            at = place.at(own, rows, step)
-            w.store(found, converted(w[own][at + wide(place.key) if wide_row else at], "float32"), 0)
-        return found[0]
+    def _numbers(self, at: TirExpr, width: int) -> Buffer:
+        """A block's, of a lane's key."""
+        w, found, first = self.w, self.w.local(BLOCK), self.w.bind(at)
+        for t in range(BLOCK):
+            w.store(found, self.numbers[first + t * width], t)
+        return found
 
     # --- memory ----------------------------------------------------------------------------------------------------
 
@@ -340,34 +302,50 @@ class _Body:
                         matrix.store(w[marks_name(name)][base + wide(at)], m, n, i)
         return matrix
 
-    def _ask(self, number: TirExpr, block: TirExpr, names: Sequence[str]) -> None:
-        """Start the copies of a block's operands to the stage of that turn; zeros where there is nothing."""
-        w = self.w
-        stage, first = w.keep(number % STAGES * self.layout.stage_bytes), w.keep(block * BLOCK)
-        for name in names:
-            rows = self.layout.held[name]
+    def _fill(self) -> None:
+        """Start the copies of all steps' operands, zeros where there is nothing; numbers of steps."""
+        w, layout, place, threads = self.w, self.layout, self.place, 32 * WARPS
+        for name, rows in layout.held.items():
             size = max(piece_bytes(rows), SIZES[rows.dtype])
-            across = (self.layout.pitch(name) - PAD) // size
-            turns = ceil_div(BLOCK * across, 32)
+            across = (layout.pitch(name) - PAD) // size
+            turns = EVERY * across // threads
             group = next(n for n in UNROLLED if turns % n == 0)
             with w.loop(turns // group) as outer:
                 for inner in range(group):
-                    piece = w.bind((outer * group + inner) * 32 + self.place.lane)
-                    with nullcontext() if BLOCK * across % 32 == 0 else w.when(piece < BLOCK * across):
-                        line, column = tirx.truncdiv(piece, across), tirx.truncmod(piece, across)
-                        self._copy(name, size, (stage, w.bind(line), w.bind(column)), first)
+                    piece = w.bind((outer * group + inner) * threads + place.thread)
+                    line, column = tirx.truncdiv(piece, across), tirx.truncmod(piece, across)
+                    self._copy(name, size, w.bind(line), w.bind(column))
+        for name, rows in layout.decays.items():
+            width = layout.decay_width(name)
+            with w.loop(ceil_div(EVERY * width, threads)) as turn:
+                number = w.bind(turn * threads + place.thread)
+                with nullcontext() if EVERY * width % threads == 0 else w.when(number < EVERY * width):
+                    value = self._decay(name, rows, tirx.truncdiv(number, width), tirx.truncmod(number, width))
+                    w.store(self.numbers, value, layout.decay_at(name) // 4 + number)
+        if place.masked:
+            with w.when(place.thread <= EVERY):
+                w.store(self.numbers, place.kept(place.thread), layout.keeps_at // 4 + place.thread)
 
-    def _copy(self, name: str, size: int, piece: tuple[TirExpr, TirExpr, TirExpr], first: TirExpr) -> None:
-        """So many bytes of a step's vector. piece: the stage, which step of the block, which piece of the vector."""
-        w, rows, place, (stage, line, number) = self.w, self.layout.held[name], self.place, piece
+    def _decay(self, name: str, rows: Rows, step: TirExpr, key: TirExpr) -> TirExpr:
+        """Of a step, and of a key if it has its own; 1 where there is none."""
+        w, place, found = self.w, self.place, self.w.local(1)
+        w.store(found, ONE, 0)
+        own = w.bind(place.key0 + key)
+        with w.when(tirx.And(step < place.limit, own < rows.width if rows.width > 1 else True)):
+            at = place.at(name, rows, step)
+            w.store(found, converted(w[name][at + wide(own) if rows.width > 1 else at], "float32"), 0)
+        return found[0]
+
+    def _copy(self, name: str, size: int, step: TirExpr, number: TirExpr) -> None:
+        """So many bytes of a step's vector: the piece of that number."""
+        w, rows, place = self.w, self.layout.held[name], self.place
         each = SIZES[rows.dtype]
-        step = w.bind(first + line)
         column = w.bind(number * (size // each) + (place.key0 if is_column(name) else 0))
         left: TirExpr = tirx.max(tirx.min((rows.width - column) * each, size), 0)
         inside = w.bind(tirx.Select(step < place.limit, left, 0))
         there = inside > 0
         source = place.at(name, rows, tirx.Select(there, step, 0)) + wide(tirx.Select(there, column, 0))
-        to = stage + line * self.layout.pitch(name) + number * size + self.layout.at(name)
+        to = step * self.layout.pitch(name) + number * size + self.layout.at(name)
         if size < FOUR_BYTES:
             value = w.local(1, rows.dtype)
             w.store(value, tirx.const(0.0, rows.dtype), 0)

@@ -1,13 +1,14 @@
-"""Where a warp that makes a matrix and its gradient again in blocks of steps has what in shared memory.
+"""Where blocks that make a matrix and its gradient again have what in shared memory.
 
-In: a `Pair`. Out: `BlocksLayout`: two stages of operands of a block; the matrix before each block, as the left operand
-of products; products as keys read them, a row for each; scores of two steps; columns scaled.
+In: a `Pair`. Out: `BlocksLayout`: operands of all steps of a part, decays and what steps keep; then, of each warp,
+products as keys read them, a row for each, or columns scaled; and scores of two steps.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
 
@@ -19,7 +20,8 @@ PAD = 16  # bytes behind a row: the next row begins in other banks
 WIDE = 64  # values of which registers hold two times 16 keys
 MOST_VALUES = 128  # of which registers hold 16 keys
 MOST_SHARED = 96 * 1024  # bytes: all GPUs' blocks may have them
-STAGES = 2
+ALL_SHARED, MOST_RESIDENT = 228 * 1024, 3  # of a multiprocessor: bytes, and blocks that registers allow
+WARPS = EVERY // BLOCK  # of a block: each has 16 steps of the part
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,15 @@ class BlocksLayout:
         return ceil_div(self.pair.keys, self.keys)
 
     def blocks(self, batch: int, steps: int) -> int:
-        """Of a launch: each is a warp."""
+        """Of a launch."""
         return self.tiles * self.pair.heads * batch * ceil_div(steps, EVERY)
 
-    # --- operands of a block ---------------------------------------------------------------------------------------
+    @property
+    def resident(self) -> int:
+        """Blocks of a multiprocessor: as many as shared memory, or few registers, allow."""
+        return max(1, min(MOST_RESIDENT, ALL_SHARED // (self.shared_bytes + 1024)))
+
+    # --- operands of all steps -------------------------------------------------------------------------------------
 
     def first(self, name: str) -> str:
         """The operand that is where this one is."""
@@ -74,70 +81,75 @@ class BlocksLayout:
     @cached_property
     def held(self) -> dict[str, Rows]:
         """Vectors, of which each is there once."""
-        vectors = {name: rows for name, rows in self.pair.operands.items() if not name.endswith("_decay")}
-        return {name: rows for name, rows in vectors.items() if self.first(name) == name}
+        return self._once(False)
 
-    def of_state(self) -> list[str]:
-        """What the matrix alone is made of."""
-        made = self.pair.state
-        names = [] if made is None else [n for n in made.operands("state") if not n.endswith("_decay")]
-        return list(dict.fromkeys(self.first(name) for name in names))
+    @cached_property
+    def decays(self) -> dict[str, Rows]:
+        """The same of decays."""
+        return self._once(True)
+
+    def _once(self, decays: bool) -> dict[str, Rows]:
+        found = {n: rows for n, rows in self.pair.operands.items() if n.endswith("_decay") == decays}
+        return {name: rows for name, rows in found.items() if self.first(name) == name}
 
     def pitch(self, name: str) -> int:
         """Bytes from a step's vector to the next."""
         return 2 * (self.keys if is_column(name) else self.deep * BLOCK) + PAD
 
     def at(self, name: str) -> int:
-        """Where in a stage an operand is."""
-        own = self.first(name)
-        before = list(self.held)[: list(self.held).index(own)]
-        return sum(BLOCK * self.pitch(other) for other in before)
+        """Where an operand's first step is."""
+        names = list(self.held)
+        return sum(EVERY * self.pitch(other) for other in names[: names.index(self.first(name))])
 
     @property
-    def stage_bytes(self) -> int:
-        return sum(BLOCK * self.pitch(name) for name in self.held)
+    def operand_bytes(self) -> int:
+        return sum(EVERY * self.pitch(name) for name in self.held)
 
-    # --- behind the stages -----------------------------------------------------------------------------------------
+    def decay_width(self, name: str) -> int:
+        """Decays of a step: one, or one of each key of a warp."""
+        return self.keys if self.decays[self.first(name)].width > 1 else 1
 
-    @property
-    def kept_at(self) -> int:
-        """The matrix before each block: a lane's words of a tile of 16 x 16 side by side."""
-        return STAGES * self.stage_bytes
-
-    @property
-    def kept_bytes(self) -> int:
-        """Of a block."""
-        return self.high * self.deep * 32 * 16
+    def decay_at(self, name: str) -> int:
+        """Where decays begin, float32."""
+        names = list(self.decays)
+        before = names[: names.index(self.first(name))]
+        return self.operand_bytes + sum(4 * EVERY * self.decay_width(other) for other in before)
 
     @property
-    def products_at(self) -> int:
-        return self.kept_at + (EVERY // BLOCK * self.kept_bytes if self.pair.state is not None else 0)
+    def keeps_at(self) -> int:
+        """0 where a step begins with nothing, else 1; of the step behind the part too."""
+        return self.operand_bytes + sum(4 * EVERY * self.decay_width(name) for name in self.decays)
+
+    # --- of each warp ----------------------------------------------------------------------------------------------
 
     @property
-    def scores_at(self) -> int:
-        """Of each pair of writes, or of a read-out and a write, that are there at a time."""
-        return self.products_at + self.keys * TRIANGLE_PITCH * 4
-
-    @property
-    def score_sets(self) -> int:
-        writes = {name: len(made.writes) for name, made in self.pair.made.items()}
-        both = any(read.vector is None for read in self.pair.reads)
-        product = 1
-        for count in writes.values():
-            product *= count
-        return max([*writes.values(), product if both else 0, 1])
-
-    @property
-    def scaled_at(self) -> int:
-        return self.scores_at + self.score_sets * BLOCK * BLOCK * 4
+    def warps_at(self) -> int:
+        return self.keeps_at + 4 * EVERY + PAD
 
     @property
     def scaled_pitch(self) -> int:
+        """Bytes from a key's scaled columns to the next's. They lie where products do: there is one or the other."""
         return 2 * BLOCK + PAD
 
     @property
+    def scores_at(self) -> int:
+        """Of a warp, behind its products: of each pair of writes, or of a read-out and a write, that are there at a
+        time."""
+        return self.keys * TRIANGLE_PITCH * 4
+
+    @property
+    def score_sets(self) -> int:
+        writes = [len(made.writes) for made in self.pair.made.values()]
+        both = any(read.vector is None for read in self.pair.reads)
+        return max([1, *writes, prod(writes) if both else 0])
+
+    @property
+    def warp_bytes(self) -> int:
+        return self.scores_at + self.score_sets * BLOCK * BLOCK * 4
+
+    @property
     def shared_bytes(self) -> int:
-        return self.scaled_at + self.keys * self.scaled_pitch
+        return self.warps_at + WARPS * self.warp_bytes
 
 
 def is_column(name: str) -> bool:

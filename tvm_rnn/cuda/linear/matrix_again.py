@@ -80,8 +80,7 @@ def matrix_again(
         arguments.append(Argument(name, "read", base))
         width = prod(node.shape[len(operands.heads) :]) if along == NUMBER else state.shape[along]
         group = operands.group_size((node, along))
-        if along != NUMBER:
-            places[name] = base, offset, width, group
+        places[name] = base, offset, width, group
         return Rows(width, source.place.row_stride, source.place.dtype, offset, group)
 
     def recurrence(own: str, row: Node) -> Made:
