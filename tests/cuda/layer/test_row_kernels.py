@@ -65,7 +65,7 @@ def test_a_matrix_is_one_index_space() -> None:
 )
 @pytest.mark.parametrize("precision", ["float32", "float64"])
 def test_reductions(op: str, shapes: list[tuple[int, ...]], attrs: dict[str, Any], warp: bool, precision: str) -> None:
-    """Along the last axis a warp shares the work, so that neighbouring lanes read neighbouring numbers; not of a few."""
+    """Along the last axis a warp shares the work, so that neighbouring lanes read neighbouring numbers; not of few."""
     leaves = [Node("state", shape=s, name=f"s{i}") for i, s in enumerate(shapes)]
     made = kernel_of(alone(make(op, *leaves, **attrs), "reduce"), precision)
     text = text_of(made.kernel)

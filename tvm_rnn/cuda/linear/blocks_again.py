@@ -248,32 +248,33 @@ class _Body:
 
     def _steps(self, name: str, block: TirExpr) -> Steps:
         """Of a block's steps, of a lane's key."""
-        w, made, layout, first = self.w, self.pair.made[name], self.layout, self.w.bind(block * BLOCK)
-        keeps = decays = None
+        made, layout, first = self.pair.made[name], self.layout, self.w.bind(block * BLOCK)
+        keeps: Buffer | None = None
         if self.place.masked:
             keeps = self._numbers(layout.keeps_at // 4 + int(name == GRADIENT) + first, 1)
+        decays = keeps
         if made.decay is not None:
             width = layout.decay_width(f"{name}_decay")
             at = first * width + layout.decay_at(f"{name}_decay") // 4
-            decays = self._numbers(at + self.place.own if width > 1 else at, width)
-            for t in range(BLOCK if keeps is not None else 0):
-                w.store(decays, decays[t] * keeps[t], t)
-        columns = []
-        for i in range(len(made.writes)):
-            column = f"{name}_column_{i}"
-            pitch = layout.pitch(column) // 2
-            at = w.bind(first * pitch + layout.at(column) // 2 + self.place.own)
-            numbers = w.local(BLOCK)
-            for t in range(BLOCK):
-                w.store(numbers, tirx.Cast("float32", self.words[at + t * pitch]), t)
-            columns.append(numbers)
-        return Steps(keeps if decays is None else decays, keeps, columns)
+            decays = self._numbers(at + self.place.own if width > 1 else at, width, keeps)
+        columns = [self._column(f"{name}_column_{i}", first) for i in range(len(made.writes))]
+        return Steps(decays, keeps, columns)
 
-    def _numbers(self, at: TirExpr, width: int) -> Buffer:
-        """A block's, of a lane's key."""
+    def _column(self, name: str, first: TirExpr) -> Buffer:
+        """A column of 16 steps."""
+        w, layout, found = self.w, self.layout, self.w.local(BLOCK)
+        pitch = layout.pitch(name) // 2
+        at = w.bind(first * pitch + layout.at(name) // 2 + self.place.own)
+        for t in range(BLOCK):
+            w.store(found, tirx.Cast("float32", self.words[at + t * pitch]), t)
+        return found
+
+    def _numbers(self, at: TirExpr, width: int, keeps: Buffer | None = None) -> Buffer:
+        """Numbers of 16 steps, of a lane's key, times what the steps keep, if given."""
         w, found, first = self.w, self.w.local(BLOCK), self.w.bind(at)
         for t in range(BLOCK):
-            w.store(found, self.numbers[first + t * width], t)
+            value = self.numbers[first + t * width]
+            w.store(found, value if keeps is None else value * keeps[t], t)
         return found
 
     # --- memory ----------------------------------------------------------------------------------------------------
