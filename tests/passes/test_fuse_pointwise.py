@@ -96,6 +96,7 @@ def test_what_the_step_reads_through_a_hoisted_join_is_stored() -> None:
     assert stored == {"tanh", "mul"}
 
 
+@pytest.mark.few_cells
 @pytest.mark.broad_after(len(rnn.cells.names()))
 @pytest.mark.parametrize("name", rnn.cells.names())
 @pytest.mark.parametrize("off", [(), ("hoist_gemms",), ("combine_gemms",), ("fuse_pointwise",)], ids=str)
@@ -110,7 +111,7 @@ def test_every_operand_is_ready_when_it_is_read(name: str, off: tuple[str, ...])
         assert all(n in read or any(n in bases(r) for r in graph.roots) for n in group.stored)
 
 
-@pytest.mark.broad_after(20)
+@pytest.mark.few_cells
 @pytest.mark.broad_after(len(rnn.cells.names()))
 @pytest.mark.parametrize("name", rnn.cells.names())
 @pytest.mark.parametrize("off", [(), ("hoist_gemms",), ("combine_gemms",), ("fuse_pointwise",)], ids=str)

@@ -27,7 +27,7 @@ def test_against_a_loop(name: str) -> None:
     assert Case(pair(**CASES[name]), EVERY + 11).error(StepsAgain) < 1
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("steps", [17, 1, 8, 2 * EVERY])
 def test_parts_of_any_length(steps: int) -> None:
     assert Case(pair(keys=4, values=5), steps).error(StepsAgain) < 1

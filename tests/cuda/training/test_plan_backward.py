@@ -26,6 +26,7 @@ def test_gradients_come_in_the_order_that_the_manifest_says() -> None:
     assert plans.programs[1].inputs == 4 + len(net.weight_shapes) + 4 + 1
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(("cell", "kept"), [("lstm", 4), ("gru", 4), ("elman", 1)])
 def test_what_products_read_after_all_steps_has_rows_for_all_of_them(cell: str, kept: int) -> None:
     _, plans = trained(cell, precision="bfloat16")
@@ -73,6 +74,7 @@ def test_layers_beyond_the_streams_share_them() -> None:
     assert text.count("OnStream") == 10 - 2  # the first one and the ninth are on the caller's
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(
     ("cell", "options"),
     [
@@ -95,6 +97,7 @@ def test_layers_run_one_after_the_other_where_the_pass_was_left_out() -> None:
     assert "OnStream" not in "\n".join(plans.programs[1].sequence.lines)
 
 
+@pytest.mark.broad
 def test_what_is_handed_down_is_of_tiles() -> None:
     """Of four tiles for each layer: a longer sequence needs less than its part more."""
     _, three = trained("lstm", 32, num_layers=3, precision="bfloat16")

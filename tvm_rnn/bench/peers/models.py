@@ -280,6 +280,24 @@ def torch_layer(net: RNN) -> torch.nn.RNNBase:
     return found
 
 
+def in_one_piece(layer: torch.nn.RNNBase) -> torch.nn.RNNBase:
+    """A layer on a GPU with its weights in one memory, as cuDNN wants them.
+
+    torch leaves bfloat16 out of the dtypes that it does this for, and copies all weights at every call; cuDNN knows it.
+    The best that torch can do is what counts here.
+    """
+    import torch
+
+    dtypes = torch.backends.cudnn.CUDNN_TENSOR_DTYPES
+    before = {*dtypes}
+    try:
+        dtypes.add(torch.bfloat16)
+        layer.flatten_parameters()
+    finally:
+        dtypes.intersection_update(before)
+    return layer
+
+
 def torch_layer_of(problem: Problem) -> torch.nn.RNNBase:
     """The same for a module on the CPU. Raises Unsupported where torch has no such layer."""
     problem.form(TORCH_CELLS)
