@@ -17,9 +17,12 @@ from tvm_rnn.tir.expr import Expr
 from .demands import Demand, Unequal, demands_of
 from .ieee import as_ieee
 
+# Channels come last: vectors run along them, in inputs, filters and results alike.
+LAYOUTS = {"relax.nn.conv1d": ["NWC", "OWI"], "relax.nn.conv2d": ["NHWC", "OHWI"]}
 PASSES = (
     relax.transform.DecomposeOpsForInference,
     relax.transform.CanonicalizeBindings,
+    lambda: relax.transform.ConvertLayout(LAYOUTS),
     relax.transform.LegalizeOps,
     relax.transform.FoldConstant,
     relax.transform.AnnotateTIROpPattern,
