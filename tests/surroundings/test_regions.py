@@ -52,7 +52,7 @@ def test_what_lies_together_is_one_step() -> None:
     (first, *rest) = program(front()).steps
     assert first.op == "Compiled" and first.outputs == ("t",)
     assert [step.op for step in rest] == ["Network", "Compiled"]  # y has another layout than the network's
-    assert first.inputs[0] == "x"
+    assert first.inputs[0] == "x" and "Conv" in first.attributes["operators"]
 
 
 def test_no_way_leads_out_and_in_again() -> None:

@@ -53,7 +53,8 @@ def _compiled(program: Program, networks: Sequence[RNN], functions: Functions, t
             functions |= made.functions
             own = {f"{made.name}.{i}": value.array for i, value in enumerate(made.constants.buffers)}
             constants |= own
-            step = replace(step, inputs=(*step.inputs, *own), attributes=_attributes(made))
+            attributes = {**_attributes(made), "operators": step.attributes["operators"]}
+            step = replace(step, inputs=(*step.inputs, *own), attributes=attributes)
         steps.append(step)
     used = {name for step in steps for name in step.inputs} | {own.name for own in program.outputs}
     return replace(program, steps=tuple(steps), constants={n: v for n, v in constants.items() if n in used})

@@ -105,7 +105,8 @@ class _Regions:
         outputs = tuple(name for name in region.made if name in used)
         inputs = tuple(name for name in region.read if not self.is_constant(name))
         graph = self.graph(region, inputs, outputs)
-        return Step(COMPILED, inputs, outputs, {"graph": graph}, region.label)
+        operators = [step.op for step in region.steps]
+        return Step(COMPILED, inputs, outputs, {"graph": graph, "operators": operators}, region.label)
 
     def graph(self, region: Region, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
         """The region as a Graph. Raises Unsupported."""
