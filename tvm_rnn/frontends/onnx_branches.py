@@ -206,7 +206,7 @@ class _Values:
 
 def _alike(branches: dict[str, GraphProto], node: NodeProto) -> bool:
     """Whether both branches make results of the same dtypes and sizes, as far as their types say."""
-    if {*branches} != {"then_branch", "else_branch"}:
+    if {*branches} != {"then_branch", "else_branch"} or len(node.input) != 1:
         return False
     then, other = (branches[name].output for name in ("then_branch", "else_branch"))
     if not len(then) == len(other) == len(node.output):
