@@ -46,8 +46,8 @@ def from_onnx(source: object, *, given: Values | None = None, shapes: Shapes | N
 
     Args:
         source: the path of an .onnx file, its bytes, or an onnx.ModelProto.
-        given: values of inputs that are constants from now on, by name: {"sr": 16000}. An `If` needs a condition that
-            is known; the branch that it takes is put in its place.
+        given: values of inputs that are constants from now on, by name: {"sr": 16000}. Of an `If` whose condition is
+            known then, the branch that it takes is put in its place; of another both run, and one's results are taken.
         shapes: sizes of inputs, by name, where the file does not say them: {"input": ["B", 576]}; names and None are
             any size.
 

@@ -196,7 +196,7 @@ class Sum:
             return unrolled(rows, lambda r: unrolled(vectors, lambda j: vector(lanes, lambda v: one(r, j, v))))
 
         parts = (self.begin, self.add, self.end)
-        begin, add, end = (each(lambda at, place, part=part: part(sums, at, place)) for part in parts)
+        begin, add, end = (each(functools.partial(part, sums)) for part in parts)
         return sequence(tirx.AllocBuffer(sums), begin, around(nest.summed, add), end)
 
     def begin(self, sums: Buffer, at: Mapping[tirx.Var, Expr], place: Expr) -> Stmt:
