@@ -27,6 +27,8 @@ CHANGED := git status --porcelain --untracked-files=all | sed -n -e '\|tvm_rnn/c
 	| sed 's|.*tvm_rnn/cells/.*|cells*|' | sort -u | while read name; do find tests -name "test_$$name.py"; done | grep -v test_house_rules
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Some containers set it: every process that a test starts would read TVM and this package from their sources.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -5,8 +5,7 @@ are groups of their own.
 Weights stay in registers, then in shared memory; what does not fit is read from L2 in every step (streamed).
 
 In strict float32 lanes multiply without tensor cores, as in clusters, and read all rows of a tile from L2, each of its
-own part of K. LSTM 512, H100, us a step with the products of inputs, here and in a cluster: B = 1 4.24 and 4.91, B = 16
-5.27 and 5.48, B = 64 11.8 and 12.3 (CUDA 13.0, a CUDA graph of T = 200).
+own part of K.
 
 Rewrite: for t: gemm; pointwise  -->  one kernel; units over all multiprocessors; a release and an acquire per phase
 

@@ -2,7 +2,9 @@
 which cases of a sweep are quick, and which files have a quick test.
 
 A test is quick (`make test`) unless it is marked `broad` or `slow`. `@pytest.mark.broad_after(2)` leaves the first two
-cases of a parametrised test quick and marks the others `broad`; `slow_after(n)` marks all but the first n `slow`.
+cases of a parametrised test quick and marks the others `broad`; `slow_after(n)` marks all but the first n `slow`. Of a
+sweep over the zoo (parameter `name`), `@pytest.mark.few_cells` leaves one cell for each kind of lowering in its tier;
+the others go to the next one.
 """
 
 import gc
@@ -16,6 +18,10 @@ import pytest
 os.environ["TVM_RNN_RECORDS"] = "none"
 os.environ["TVM_RNN_CACHE"] = "none"
 LEFT_OUT = ("broad", "slow")  # of `make test`
+FEW_CELLS = {
+    *("lstm", "gru_reset_before", "lstm_layer_norm", "lstm_projection", "lstm_attention", "rhn", "sru", "conv_lstm"),
+    *("lif", "mlstm", "delta_net", "mamba2", "rwkv7"),
+}
 FILES = pytest.StashKey[dict[Path, bool]]()
 CASES = pytest.StashKey[Counter[str]]()
 
@@ -43,6 +49,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         sweep = item.get_closest_marker(f"{tier}_after")
         if sweep is not None and cases[test] > sweep.args[0]:
             item.add_marker(tier)
+    if item.get_closest_marker("few_cells") and item.callspec.params["name"] not in FEW_CELLS:
+        item.add_marker("slow" if item.get_closest_marker("broad") else "broad")
     quick = not any(map(item.get_closest_marker, LEFT_OUT))
     files = item.config.stash[FILES]
     files[item.path] = files.get(item.path, False) or quick

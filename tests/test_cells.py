@@ -88,19 +88,19 @@ def test_odd_sizes(zoo_cell: Cell, input_size: int, hidden_size: int) -> None:
 
 
 @EVERY_CELL
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_special_values_stay_in_their_row(zoo_cell: Cell, value: float) -> None:
+def test_special_values_stay_in_their_row(zoo_cell: Cell) -> None:
     """A row with NaN has NaN from that step on, whatever the gates do; other rows do not notice."""
     net = build(zoo_cell, 3, 4)
     x, held = draw(net, 5, 3), constants(net, 3)
     clean, _ = rnn.reference(net)(x, **held)
     first = next(iter(x.values()))
-    first[2, 1, 0] = value
-    y, _ = rnn.reference(net)(x, **held)
-    assert_close(y[:, [0, 2]], clean[:, [0, 2]], "float64", 5)
-    assert_close(y[:2], clean[:2], "float64", 5)
-    if np.isnan(value):
-        assert np.isnan(y[2:, 1]).all()
+    for value in (np.nan, np.inf, -np.inf):
+        first[2, 1, 0] = value
+        y, _ = rnn.reference(net)(x, **held)
+        assert_close(y[:, [0, 2]], clean[:, [0, 2]], "float64", 5)
+        assert_close(y[:2], clean[:2], "float64", 5)
+        if np.isnan(value):
+            assert np.isnan(y[2:, 1]).all()
 
 
 @EVERY_CELL

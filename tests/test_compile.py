@@ -79,6 +79,7 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
         assert_close(module(x[:, b : b + 1])[0], together[:, b : b + 1], "float32", 6)
 
 
+@pytest.mark.broad
 def test_strided_and_unaligned_inputs() -> None:
     net, module = compiled("lstm", 5, 7)
     x = arguments(net, 6, 4)[0]["x"]

@@ -94,7 +94,7 @@ def numbers(dtype: str) -> np.ndarray:
     return drawn.astype(dtype)
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @DTYPES
 def test_functions_of_inputs_states_and_weights(dtype: str) -> None:
     values = numbers(dtype)
@@ -163,7 +163,7 @@ def reduced(dtype: str) -> tuple[rnn.RNN, rnn.Module]:
     return net, rnn.compile(net)
 
 
-@pytest.mark.broad_after(6)
+@pytest.mark.broad_after(1)
 @DTYPES
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [(0,), (18,), (3, 18)], ids=str)

@@ -151,7 +151,7 @@ def agrees(c: rnn.Cell, without: tuple[str, ...] = (), **options: object) -> Non
         assert_close(module(x, state), oracle(x, state), "float64", 4, "NaN")
 
 
-@pytest.mark.broad_after(4)
+@pytest.mark.broad_after(2)
 @EVERY_CELL
 def test_compiled_is_the_oracle(c: rnn.Cell) -> None:
     agrees(c)
@@ -166,7 +166,7 @@ def test_without_a_pass(c: rnn.Cell, off: str) -> None:
     agrees(c, (off,))
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("c", [joins_of_joins, states_in_turn, constants_as_states], ids=lambda c: c.name)
 def test_in_layers_and_both_directions(c: rnn.Cell) -> None:
     agrees(c, num_layers=2, bidirectional=True)

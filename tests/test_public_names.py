@@ -97,6 +97,7 @@ def test_every_cell_of_the_zoo_is_drawn() -> None:
     assert [name for name in rnn.cells.names() if not drawn(rnn.cells.get(name)._repr_html_())] == []
 
 
+@pytest.mark.broad
 def test_a_module_draws_the_equations_that_it_was_compiled_from(net: rnn.RNN, tmp_path: Path) -> None:
     module = rnn.compile(net)
     assert module._repr_html_() == net._repr_html_()

@@ -75,7 +75,7 @@ def compiled_is_torch(cell: Equations, without: set[str], keep: str, **form: Any
 COMPILED = FORMS | {"without": PASSES, "keep": st.sampled_from(["values", "states"])}
 
 
-@examples(40, same=True)
+@examples(15, same=True)
 @given(**FORMS)
 def test_few(**form: Any) -> None:
     oracle_is_torch(**form)

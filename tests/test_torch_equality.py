@@ -54,7 +54,7 @@ def run(layer: Any, x: np.ndarray, state: dict[str, np.ndarray], lengths: Any = 
     return y.numpy(), [e.numpy() for e in (end if isinstance(end, tuple) else (end,))]
 
 
-@pytest.mark.broad_after(2)
+@pytest.mark.broad_after(1)
 @EVERY_STACK
 @EVERY_CELL
 def test_is_the_layer_of_torch(name: str, layers: int, bidirectional: bool) -> None:
@@ -67,7 +67,7 @@ def test_is_the_layer_of_torch(name: str, layers: int, bidirectional: bool) -> N
         assert_close(list(end.values()), ends, "float32", STEPS)
 
 
-@pytest.mark.broad_after(2)
+@pytest.mark.broad_after(1)
 @EVERY_CELL
 def test_tensors_go_in_and_come_out(name: str) -> None:
     """As torch's users have them: tensors, also ones that need gradients, are not part of numpy's world."""

@@ -74,6 +74,7 @@ def test_of_torchs_own_layers(name: str, stack: str, lengths: Any) -> None:
         assert_close(value, wanted, "float64", STEPS, key)
 
 
+@pytest.mark.few_cells
 @pytest.mark.broad_after(len(cells.names()))
 @pytest.mark.parametrize("name", cells.names())
 @EVERY_STACK
@@ -238,7 +239,9 @@ EAGER: dict[str, tuple[rnn.Cell, Any, int, dict[str, int]]] = {
 }
 
 
-@pytest.mark.parametrize("name", EAGER)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.broad) if n in ("attention", "both_ways") else n for n in EAGER]
+)
 def test_of_cells_written_in_torch(name: str) -> None:
     """One layer, step by step as a user of torch writes it; some values are equal, so that ties occur."""
     own, eager, out, sizes = EAGER[name]

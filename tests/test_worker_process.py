@@ -141,6 +141,7 @@ os._exit(1)
     assert gone(int(done.stdout))
 
 
+@pytest.mark.broad
 def test_a_pool_survives_what_its_workers_do(tmp_path: Path) -> None:
     pool = Pool(lambda: worker(tmp_path), 2)
     requests = [{"a": 0}, {"exit": 4}, {"raise": "no"}, {"a": 3}, {"child": str(tmp_path / "child")}, {"a": 5}]

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from drawing import draw_loss
 
 import tvm_rnn as rnn
 
@@ -96,16 +97,7 @@ assert np.mean(losses[-20:]) < 2.0
 # The loss of each step, in nats; its exponential is the perplexity.
 
 # %%
-try:
-    import matplotlib.pyplot as plt
-except ImportError:
-    print("no picture of the loss: pip install matplotlib")
-else:
-    plt.figure(figsize=(6, 2.5), layout="constrained")
-    plt.plot(losses)
-    plt.xlabel("step")
-    plt.ylabel("loss, nats a letter")
-    plt.savefig("loss.png")
+draw_loss(losses, "loss, nats a letter")
 
 # %% [markdown]
 # ## Let it write

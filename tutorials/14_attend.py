@@ -10,6 +10,7 @@
 import time
 
 import numpy as np
+from drawing import draw_loss
 
 import tvm_rnn as rnn
 
@@ -151,16 +152,7 @@ print(f"{1e3 * (time.process_time() - started) / steps:.1f} ms of CPU time a ste
 # The loss of each step.
 
 # %%
-try:
-    import matplotlib.pyplot as plt
-except ImportError:
-    print("no picture of the loss: pip install matplotlib")
-else:
-    plt.figure(figsize=(6, 2.5), layout="constrained")
-    plt.plot(losses)
-    plt.xlabel("step")
-    plt.ylabel("loss")
-    plt.savefig("loss.png")
+draw_loss(losses)
 
 # %% [markdown]
 # ## Write

@@ -17,6 +17,7 @@ ITEM = {"name": 'a"b', "dtype": "int32", "shape": None}
 MODEL = {"inputs": [ITEM, {**ITEM, "name": "x"}], "outputs": [ITEM], "constants": [], "steps": []}
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_several_inputs_and_states(dtype: str, tmp_path: Path) -> None:
     bundle = tiny_bundle(tmp_path, Tiny(2, 1, dtype, True))

@@ -180,6 +180,7 @@ def test_arrays_that_are_none(two: tuple[Any, Path]) -> None:
     assert library("run", None, None, None) == BAD_ARGUMENT and "no handle" in library.error
 
 
+@pytest.mark.broad
 def test_what_a_bundle_cannot_do_is_said_all_at_once(tmp_path: Path) -> None:
     model = tagger(("RNN",))
     model.graph.node.extend([node("Cast", "z", "z16", to=10), node("Cast", "z", "u", to=2)])
@@ -227,6 +228,7 @@ def test_weights_that_are_inputs(weightless: tuple[Any, Path]) -> None:
     assert not (bundle / "stream.c").exists()
 
 
+@pytest.mark.broad
 def test_weights_of_another_shape(weightless: tuple[Any, Path]) -> None:
     _, bundle = weightless
     library, weights = Library(bundle), {name: np.zeros(shape, "f4") for name, shape in GIVEN.items()}

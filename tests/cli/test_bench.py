@@ -96,6 +96,7 @@ def test_a_suite_without_a_folder_runs_on_this_cpu(monkeypatch: pytest.MonkeyPat
     assert "no such suite" in call("--suite", "gpu-grid", code=2)
 
 
+@pytest.mark.broad
 def test_modules_are_measured_where_there_is_no_compiler(tmp_path: Path) -> None:
     """On a machine with a GPU and no `tvm`, the run's other process included."""
     (tmp_path / "tvm.py").write_text("raise ModuleNotFoundError(\"No module named 'tvm'\", name='tvm')\n")

@@ -137,7 +137,7 @@ def test_a_failure_leaves_no_folder_behind(monkeypatch: pytest.MonkeyPatch, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("name", ["x86-64", "x86-64-v3"])
 def test_code_for_lesser_instruction_sets_runs_here(name: str) -> None:
     if target.host().machine != "x86_64" or not set(target.resolve(name).features) <= set(target.host().features):

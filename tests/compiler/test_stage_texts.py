@@ -89,7 +89,7 @@ def test_code_stages() -> None:
     assert "TVMBackendAllocWorkspace" not in stages["asm"]
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize(("name", "register", "fma"), [("x86-64-v3", "ymm", True), ("x86-64", "xmm", False)])
 def test_code_for_other_instruction_sets(name: str, register: str, fma: bool) -> None:
     asm = dict(stage_texts.stages(net_of("lstm"), name))["asm"]
@@ -112,11 +112,13 @@ def test_code_stages_of_a_gpu() -> None:
     assert "__global__" in stages["cuda"] and "EXPORT(sequence)" in stages["host"] and "def " in stages["tir"]
 
 
+@pytest.mark.broad
 def test_weights_in_8_bits_on_a_gpu() -> None:
     net = rnn.RNN(rnn.cells.gru, 8, 16, dtype="float16")
     stages = dict(stage_texts.stages(net, "nvidia-h200", (1,), precision=None, weights="float8_e4m3"))
     assert "cvt.rn.f16x2.e4m3x2" in stages["cuda"]
 
 
+@pytest.mark.broad
 def test_code_for_another_machine_is_shown() -> None:
     assert "fmla" in dict(stage_texts.stages(net_of("lstm"), "aarch64"))["asm"]

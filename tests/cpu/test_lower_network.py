@@ -109,7 +109,7 @@ def test_packing_has_no_condition_in_its_loops(width: int) -> None:
     assert "if " not in lowered(rnn.RNN(rnn.cells.lstm, 3, width)).module["pack_0"].script()
 
 
-@pytest.mark.broad_after(2)
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("cell", ["lstm", "min_gru"])
 @pytest.mark.parametrize("layers", [1, 3])
 def test_the_reverse_direction_alone(cell: str, layers: int) -> None:

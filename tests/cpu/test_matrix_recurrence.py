@@ -78,6 +78,7 @@ def test_no_step_is_left_of_a_delta_net() -> None:
     assert "scan" in [g.kind for g in graph.groups] and not [g for g in graph.groups if g.region == "step"]
 
 
+@pytest.mark.broad
 def test_a_key_on_either_axis_decays_of_nothing_and_reads_before_the_step() -> None:
     net = rnn.RNN(wide, 5, K=6, V=19).init(1)
     gate_is_closed(net)

@@ -50,7 +50,7 @@ def test_where_all_states_are_solved_no_step_is_left(c: rnn.Cell) -> None:
     assert "scan" in [g.kind for g in graph.groups]
 
 
-@pytest.mark.broad_after(2)
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("net", [{}, {"reverse": True}, {"bidirectional": True, "num_layers": 2}], ids=str)
 @pytest.mark.parametrize("c", [turning, mixed], ids=lambda c: c.name)
 def test_recurrences_are_those_of_the_oracle(c: rnn.Cell, net: dict[str, int]) -> None:

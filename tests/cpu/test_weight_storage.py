@@ -13,12 +13,12 @@ import tvm_rnn as rnn
 from tvm_rnn import ConfigError
 from tvm_rnn.compiler.link import generate
 from tvm_rnn.cpu.weight_storage import STORAGES
-from tvm_rnn.dtypes import STORED_ON_CPUS, rounded
+from tvm_rnn.dtypes import rounded
 from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.target import host
 from tvm_rnn.tir.statements import function, loop, sequence, store, variable
 
-WIDENED = [name for name in STORED_ON_CPUS if not STORAGES[name].integer]  # the others: test_integer_products.py
+WIDENED = list(STORAGES)
 # Halfway cases, subnormals, what overflows 16 bits, and what is no number.
 SPECIAL = [0.0, -0.0, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-11, 65519.0, 65520.0, 1e-7, 6e-8, 3e38, 3.4e38]
 VALUES = np.array([*SPECIAL, *(-v for v in SPECIAL), np.inf, -np.inf, np.nan], "float32")
@@ -88,7 +88,7 @@ def test_the_oracle_of_stored_weights_agrees(name: str, cell: str, matrices: tup
         assert_close(state, expected(x)[1], "float32", 9)
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("name", WIDENED)
 @pytest.mark.parametrize(
     "cell", ["lstm_projection", *(pytest.param(c, marks=pytest.mark.slow) for c in ("lstm_layer_norm", "mlstm", "rhn"))]
@@ -110,6 +110,7 @@ def test_what_is_not_a_number_stays_in_its_unit(name: str) -> None:
     assert np.isnan(y[0, :, 3]).all() and np.isfinite(np.delete(y[0], 3, axis=1)).all()
 
 
+@pytest.mark.broad
 def test_loading_other_weights_packs_them_again(tmp_path: Any) -> None:
     net = rnn.RNN(rnn.cells.gru, 6, 18)
     module = rnn.compile(net, weights="int8")

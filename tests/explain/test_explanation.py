@@ -202,6 +202,7 @@ def test_waves_say_what_they_save() -> None:
     assert found["graphs"] == [[0, 1, 2]]
 
 
+@pytest.mark.broad
 def test_a_module_says_what_its_network_says(tmp_path: Path) -> None:
     net, module = compiled("gru", 4, 8)
     path = tmp_path / "gru.so"

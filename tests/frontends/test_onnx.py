@@ -106,6 +106,7 @@ def test_weights_come_back_bit_for_bit(tmp_path: Path) -> None:
 # --- what torch exports ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.broad
 @pytest.mark.peers
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
     return [(f"_l{i}", part) for i, part in enumerate(value)] if isinstance(value, list) else [("", value)]
 
 
+@pytest.mark.broad_after(3)
 @pytest.mark.parametrize("name", [*STANDARD, *QUICK, *SLOW])
 def test_every_cell(name: str, tmp_path: Path) -> None:
     for options in ({}, {"num_layers": 2, "bidirectional": True}, {"reverse": True}):

@@ -293,6 +293,7 @@ def test_scripts_say_their_weights_and_options(tmp_path: Path) -> None:
             call()
 
 
+@pytest.mark.broad
 @JIT
 def test_traces_say_their_weights() -> None:
     """Without options: the kind where there is one alone, and what from_torch is told."""

@@ -160,6 +160,7 @@ def test_options_that_are_not_supported(wrong: str) -> None:
         rnn.from_torch(module, batch_first=False)
 
 
+@pytest.mark.broad
 def test_transformers_own() -> None:
     pytest.importorskip("transformers")
     from transformers.models.qwen3_next.configuration_qwen3_next import Qwen3NextConfig

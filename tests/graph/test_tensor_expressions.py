@@ -14,6 +14,7 @@ from tvm_rnn.graph.tensor_expressions import moved, reduced_value, text
 X = Node("input", shape=(4, 6), name="x")
 
 
+@pytest.mark.broad_after(2)
 @pytest.mark.parametrize("name", ["lstm", "gru_reset_before", "lstm_layer_norm", "mlstm", "delta_net", "rhn", "sru"])
 def test_tensor_expressions_compute_one_step_of_the_cell(name: str) -> None:
     c = rnn.cells.get(name)

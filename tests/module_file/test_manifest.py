@@ -94,16 +94,17 @@ def test_a_good_manifest_is_valid(tiny: Tiny) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("wrong", [None, [-1], [None], {"a": 1}], ids=repr)
-def test_every_field_is_checked(path: str, wrong: Any) -> None:
-    manifest = manifest_with(path)
-    holder, key = at(manifest, path)
-    if (isinstance(wrong, list) and path.endswith("templates")) or (isinstance(wrong, dict) and path == "versions"):
-        pytest.skip("that is a right value of this field")
-    holder[key] = wrong
-    with pytest.raises(BuildError) as error:
-        validate(manifest)
-    assert key in slots(error)
+def test_every_field_is_checked(path: str) -> None:
+    right = [[-1], [None]] if path.endswith("templates") else [{"a": 1}] if path == "versions" else []
+    for wrong in (None, [-1], [None], {"a": 1}):
+        if wrong in right:
+            continue
+        manifest = manifest_with(path)
+        holder, key = at(manifest, path)
+        holder[key] = wrong
+        with pytest.raises(BuildError) as error:
+            validate(manifest)
+        assert key in slots(error), wrong
 
 
 # Without "variants" it is the manifest of a module for a CPU.

@@ -138,7 +138,9 @@ SLOPES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", SLOPES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.broad) if n in ("lstm", "gru") else n for n in SLOPES]
+)
 def test_the_oracles_gradients_are_slopes(name: str) -> None:
     cell_name, options = SLOPES[name]
     net = network(mixed if name == "joined" else cell_name, 3, 4, dtype="float64", **options)
@@ -149,6 +151,7 @@ def test_the_oracles_gradients_are_slopes(name: str) -> None:
     assert_slopes(net, case)
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("without", [(), ("hoist_gemms",), PASS_NAMES], ids=["all", "no hoisting", "none"])
 def test_every_stage_has_the_same_masks(without: tuple[str, ...]) -> None:
     net = network("lstm", 3, 4, num_layers=2, bidirectional=True, dtype="float64", **EVERYTHING)

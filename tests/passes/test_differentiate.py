@@ -46,6 +46,7 @@ def ops(nodes: Sequence[Node]) -> list[str]:
 # --- the parts of the graph ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few_cells
 @pytest.mark.parametrize("name", NAMES)
 def test_the_parts_of_a_backward_graph(name: str) -> None:
     forward, back = both(graph_of(cells.get(name)))
@@ -68,6 +69,7 @@ def test_an_lstm_keeps_its_gates() -> None:
     assert [n.name for n in back.inputs[:4]] == ["d_output", "x", "h", "c"]
 
 
+@pytest.mark.few_cells
 @pytest.mark.parametrize("name", NAMES)
 def test_no_product_runs_twice(name: str) -> None:
     """Of what a backward graph computes from inputs alone, nothing is a product or a reduction of the forward graph."""
@@ -107,7 +109,7 @@ def test_data_gradients_leave_the_loop() -> None:
     assert [g.kind for g in back.groups if g.region == "step"] == ["pointwise", "gemm"]
 
 
-@pytest.mark.broad_after(20)
+@pytest.mark.few_cells
 @pytest.mark.parametrize("name", NAMES)
 def test_states_alone_are_enough(name: str) -> None:
     """All that gradients read is made again of them, and its products leave the loop with those of matrices aside."""
@@ -196,7 +198,7 @@ def test_what_cannot_be_kept_is_refused() -> None:
 # --- gradients are slopes --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.broad_after(20)
+@pytest.mark.few_cells
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in SPIKING])  # spikes have no slope
 def test_every_cell_has_the_slope_of_its_loss(name: str) -> None:
     net = network(name, 3, 4, dtype="float64")

@@ -96,6 +96,7 @@ def test_what_the_step_reads_through_a_hoisted_join_is_stored() -> None:
     assert stored == {"tanh", "mul"}
 
 
+@pytest.mark.few_cells
 @pytest.mark.broad_after(len(rnn.cells.names()))
 @pytest.mark.parametrize("name", rnn.cells.names())
 @pytest.mark.parametrize("off", [(), ("hoist_gemms",), ("combine_gemms",), ("fuse_pointwise",)], ids=str)
@@ -110,7 +111,7 @@ def test_every_operand_is_ready_when_it_is_read(name: str, off: tuple[str, ...])
         assert all(n in read or any(n in bases(r) for r in graph.roots) for n in group.stored)
 
 
-@pytest.mark.broad_after(20)
+@pytest.mark.few_cells
 @pytest.mark.broad_after(len(rnn.cells.names()))
 @pytest.mark.parametrize("name", rnn.cells.names())
 @pytest.mark.parametrize("off", [(), ("hoist_gemms",), ("combine_gemms",), ("fuse_pointwise",)], ids=str)
@@ -125,6 +126,15 @@ def test_what_is_read_after_all_steps_is_stored(name: str, off: tuple[str, ...])
     own = {b for n in sums for a in n.args for b in bases(a) if not b.leaf}
     assert own <= set(read_at_last(back))
     assert all(g.phase == 0 or g.region == "step" for g in back.groups)
+
+
+def test_sums_that_are_made_elsewhere_read_nothing() -> None:
+    """Gradients of gates are read for those of the input too, but where the input's product is after the loop."""
+    back = pipeline.run(network("elman", 5, 7), V4, training=True)[-1][1].graphs[0].backward
+    assert back is not None
+    sums = [n for n in back.nodes() if n.op in ("sum_rows", "einsum_rows")]
+    alone, rest = read_at_last(back), read_at_last(back, sums)
+    assert {*rest} <= {*alone} and not any(n.op == "state" for n in rest)
 
 
 def test_a_forward_graph_reads_nothing_after_all_steps() -> None:

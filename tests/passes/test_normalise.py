@@ -75,6 +75,7 @@ def test_every_spelling_is_the_same_graph(c: rnn.Cell) -> None:
     assert ours == skeleton(normal(packed))
 
 
+@pytest.mark.few_cells
 @pytest.mark.parametrize("name", rnn.cells.names())
 def test_meaning_is_kept(name: str) -> None:
     c = rnn.cells.get(name)

@@ -23,6 +23,7 @@ V4 = target.TABLE["x86-64-v4"]
 OFF = [(), *((name,) for name in PASS_NAMES), *combinations(PASS_NAMES[:3], 2), PASS_NAMES]
 
 
+@pytest.mark.few_cells
 @pytest.mark.broad_after(len(rnn.cells.names()))
 @pytest.mark.parametrize("name", rnn.cells.names())
 @pytest.mark.parametrize("off", OFF, ids=lambda off: "+".join(off) or "all on")

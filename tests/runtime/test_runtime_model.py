@@ -197,6 +197,7 @@ def test_several_networks_do_what_their_oracle_does(pair: Any, tmp_path: Path) -
     assert loaded.threads == 1 and [m.threads for m in loaded.networks] == [1, 1]
 
 
+@pytest.mark.broad
 def test_several_networks_are_no_one_network(pair: Any) -> None:
     for call in (pair, pair.step, pair.init_state):
         with pytest.raises(InputError, match=r"mod\.run"):

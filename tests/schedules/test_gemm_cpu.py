@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from tvm_rnn import ConfigError, target
@@ -11,15 +13,14 @@ TARGETS = tuple(target.TABLE.values())
 
 
 @pytest.mark.parametrize("machine", TARGETS, ids=lambda t: t.name)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("gates", [1, 2, 3, 4, 5, 8, 11, 40])
-@pytest.mark.parametrize("width", [1, 7, 16, 130, 1024])
-def test_the_default_tile_stays_in_registers(machine: target.Target, dtype: str, gates: int, width: int) -> None:
-    chosen, config, _ = best(Unit("gemm", "step", dtype, gates, width, (width,)), machine)
-    assert chosen.name == "gemm_cpu"
-    assert config["rows"] == 1 or config["rows"] * gates < machine.vector_registers
-    assert config["panels"] == 1 or config["panels"] * gates < machine.vector_registers
-    assert config["panels"] <= -(-width // machine.lanes(dtype))
+def test_the_default_tile_stays_in_registers(machine: target.Target) -> None:
+    for dtype, gates, width in product(("float32", "float64"), (1, 2, 3, 4, 5, 8, 11, 40), (1, 7, 16, 130, 1024)):
+        unit = Unit("gemm", "step", dtype, gates, width, (width,))
+        chosen, config, _ = best(unit, machine)
+        assert chosen.name == "gemm_cpu", unit
+        assert config["rows"] == 1 or config["rows"] * gates < machine.vector_registers, unit
+        assert config["panels"] == 1 or config["panels"] * gates < machine.vector_registers, unit
+        assert config["panels"] <= -(-width // machine.lanes(dtype)), unit
 
 
 @pytest.mark.parametrize(
@@ -65,24 +66,20 @@ def test_the_space_is_every_choice() -> None:
 
 
 @pytest.mark.parametrize("machine", TARGETS, ids=lambda t: t.name)
-@pytest.mark.parametrize("region", ["before", "step"])
-@pytest.mark.parametrize("gates", [1, 3, 4, 8, 40])
-@pytest.mark.parametrize("batch", [1, 4, 64])
-def test_no_choice_wants_more_registers_than_there_are(
-    machine: target.Target, region: str, gates: int, batch: int
-) -> None:
-    unit = Unit("gemm", region, "float32", gates, 130, (64,), batches=(batch,))
-    found = list(space(templates()["gemm_cpu"], unit, machine))
-    default = found[0]["rows"]
-    assert found[0] == best(unit, machine)[1]
-    for config in found:
-        rows = config["rows"]
-        assert rows == default or (rows + 1) * gates < machine.vector_registers
-        broad = config["broad"]
-        assert broad == 1 or (rows + 1) * broad * gates < machine.vector_registers
-        assert config["panels"] % broad == 0 and (rows > 1 or broad == 1)
-        assert rows == default or rows > 1, "one row alone is slow at every other batch size"
-        assert rows == default or region == "before" or rows <= batch
+def test_no_choice_wants_more_registers_than_there_are(machine: target.Target) -> None:
+    for region, gates, batch in product(("before", "step"), (1, 3, 4, 8, 40), (1, 4, 64)):
+        unit = Unit("gemm", region, "float32", gates, 130, (64,), batches=(batch,))
+        found = list(space(templates()["gemm_cpu"], unit, machine))
+        default = found[0]["rows"]
+        assert found[0] == best(unit, machine)[1], unit
+        for config in found:
+            rows = config["rows"]
+            assert rows == default or (rows + 1) * gates < machine.vector_registers, unit
+            broad = config["broad"]
+            assert broad == 1 or (rows + 1) * broad * gates < machine.vector_registers, unit
+            assert config["panels"] % broad == 0 and (rows > 1 or broad == 1), unit
+            assert rows == default or rows > 1, f"one row alone is slow at every other batch size: {unit}"
+            assert rows == default or region == "before" or rows <= batch, unit
     assert {config["turns"] for config in found} == ({0, 1} if region == "step" else {0})
 
 

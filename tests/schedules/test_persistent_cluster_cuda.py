@@ -25,6 +25,7 @@ def test_it_takes_whole_layers_on_gpus() -> None:
     assert templates()[NAME].kinds == ("recurrent",) and templates()[NAME].targets == ("cuda",)
 
 
+@pytest.mark.broad_after(12)
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(("name", "hidden"), [("lstm", 64), ("gru_reset_before", 130), ("lstm_layer_norm", 96)])
 @pytest.mark.parametrize("batch", [1, 20, 200])

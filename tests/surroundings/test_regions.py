@@ -79,6 +79,7 @@ def test_what_relax_does_not_read_at_once_is_read_in_parts(monkeypatch: pytest.M
     assert steps(front()) == ["Compiled", "Compiled", "Network", "Compiled"]
 
 
+@pytest.mark.broad
 def test_places_that_may_not_be_there_are_looked_at() -> None:
     given = node("Gather", ["x", "at"], ["g"], axis=2)
     made = front(given, outputs="y g", constants={"at": np.array([3])})

@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore::Deprecation
 X, H, T, B = 3, 5, 4, 2
 
 
+@pytest.mark.broad
 def test_a_machine_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(X, X), rnn.nn.RNN(X, H))
     lines: list[str] = []

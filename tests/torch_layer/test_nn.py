@@ -174,6 +174,7 @@ def test_weights_from_elsewhere(compiled: Any) -> None:
     compare(*pair, "batched")
 
 
+@pytest.mark.broad
 def test_gradients_of_gradients_are_torchs(compiled: Any) -> None:
     theirs = torch.nn.LSTM(X, H, dtype=torch.float64)
     for kind in ("batched", "packed"):

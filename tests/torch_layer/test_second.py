@@ -57,6 +57,7 @@ def second_derivatives(layer: Any, ragged: bool) -> list[Any]:
     return [*torch.autograd.grad(sum(s.square().sum() for s in slopes), leaves), *slopes]
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("name", ["elman", *(pytest.param(n, marks=pytest.mark.broad) for n in CASES if n != "elman")])
 def test_every_kind_of_call(name: str, ragged: bool, counted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,6 +70,7 @@ def test_every_kind_of_call(name: str, ragged: bool, counted: list[str], monkeyp
         assert_close(one.detach(), two.detach(), "float64", T)
 
 
+@pytest.mark.broad
 def test_third_derivatives_are_torchs(counted: list[str]) -> None:
     layer = layer_of("elman")
     x = torch.randn(T, 1, X, dtype=torch.float64, requires_grad=True)
@@ -93,6 +95,7 @@ def test_third_derivatives_are_torchs(counted: list[str]) -> None:
     assert "torch" in counted
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_state_made_of_the_input(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a call is made of may depend on one another: each is differentiated for itself, once."""

@@ -33,6 +33,7 @@ def test_the_units_are_those_that_compiling_asks_for() -> None:
     assert all(u.key["sizes"]["batch"] == [16] for u in found)
 
 
+@pytest.mark.broad
 def test_the_default_comes_first_then_geometries_then_other_products() -> None:
     found = templates_of(SMALL)
     assert found[0] == [] and ["persistent_cluster_cuda"] in found

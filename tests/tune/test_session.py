@@ -133,6 +133,7 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path: Path) -> None:
     assert fresh.resumed == 0
 
 
+@pytest.mark.broad
 def test_records_of_before_are_where_a_search_begins(tmp_path: Path) -> None:
     tuned(Known(better), tmp_path / "a")
     backend = Known(better)

@@ -24,18 +24,24 @@ from nbclient import NotebookClient
 import tvm_rnn as rnn
 
 TUTORIALS = Path(__file__).resolve().parent.parent
+BESIDE = ("data", "drawing.py")  # what tutorials read and import
 KEY, SECONDS = "tvm_rnn", 900  # in a notebook's metadata; of a cell
 
 
 def lacking(program: str) -> list[str]:
-    """Packages that a program imports and that are not installed."""
-    found = set[str]()
-    for node in ast.walk(ast.parse(program)):
+    """Packages that a program imports and that are not installed: not those that it imports after an `if`, which asks
+    for them, and not files beside it."""
+    found, nodes = set[str](), list[ast.AST]([ast.parse(program)])
+    while nodes:
+        node = nodes.pop()
+        if not isinstance(node, ast.If):
+            nodes += ast.iter_child_nodes(node)
         if isinstance(node, ast.Import):
             found |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found.add(node.module.partition(".")[0])
-    return sorted(name for name in found if importlib.util.find_spec(name) is None)
+    beside = {path.stem for path in TUTORIALS.glob("*.py")}
+    return sorted(name for name in found - beside if importlib.util.find_spec(name) is None)
 
 
 def run(path: Path, folder: Path) -> Path:
@@ -52,7 +58,8 @@ def run(path: Path, folder: Path) -> Path:
     if not made_of["lacks"]:
         print(f"run {path.name}", flush=True)
         with tempfile.TemporaryDirectory() as place:
-            (Path(place) / "data").symlink_to(TUTORIALS / "data")
+            for name in BESIDE:
+                (Path(place) / name).symlink_to(TUTORIALS / name)
             where = {"metadata": {"path": place}}
             NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", resources=where).execute()
     folder.mkdir(parents=True, exist_ok=True)

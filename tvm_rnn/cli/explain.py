@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +17,48 @@ from .console import progress, show
 from .options import Code, Fixed, Json, Regularisers, Sizes, Tape, grouped
 
 if TYPE_CHECKING:
+    from tvm_rnn.explain.beside import Beside
     from tvm_rnn.explain.explanation import Explanation
+    from tvm_rnn.network.model import Model
+    from tvm_rnn.network.rnn import RNN
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of each SPEC, beside how it is compiled."""
+
+    steps: Annotated[int, typer.Option(min=1, help="Steps (T) of the work that is counted.")] = 100
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Compile it too: a GPU's registers; on CPUs, time it here.")
+    ] = False
+    cell: Annotated[
+        str | None, typer.Option(metavar="SPEC", help="Of a module: its cell, for pictures, if not the zoo's.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class Page:
+    """The page that is written, and what stands on it too."""
+
+    html: Annotated[str | None, typer.Option(metavar="FILE", help="Write it as one page, with pictures.")] = None
+    ablation: Annotated[
+        str | None, typer.Option(metavar="FILE", help="For the page: records of `bench --suite ablation`.")
+    ] = None
+    journal: Annotated[str | None, typer.Option(metavar="FILE", help="For the page: a journal of `tune`.")] = None
+
+    def write(self, found: Explanation | Beside) -> None:
+        """Write what was found. Only the page of one network has an ablation and a journal."""
+        from tvm_rnn.explain.beside import Beside
+        from tvm_rnn.explain.html.charts import ablation_rows, gains
+
+        assert self.html is not None
+        command = shlex.join(["tvm-rnn", *sys.argv[1:]])
+        if isinstance(found, Beside):
+            found.write_html(self.html, command=command)
+            return
+        times = ablation_rows(self.ablation) if self.ablation else ()
+        trials = gains(self.journal) if self.journal else ()
+        found.write_html(self.html, command=command, ablation=times, history=trials)
 
 
 @grouped
@@ -26,19 +69,9 @@ def explain(
     code: Code,
     tape: Tape,
     regularisers: Regularisers,
-    steps: Annotated[int, typer.Option(min=1, help="Steps (T) of the work that is counted.")] = 100,
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Compile it too: a GPU's registers; on CPUs, time it here.")
-    ] = False,
-    html: Annotated[str | None, typer.Option(metavar="FILE", help="Write it as one page, with pictures.")] = None,
-    ablation: Annotated[
-        str | None, typer.Option(metavar="FILE", help="For the page: records of `bench --suite ablation`.")
-    ] = None,
-    journal: Annotated[str | None, typer.Option(metavar="FILE", help="For the page: a journal of `tune`.")] = None,
+    question: Question,
+    page: Page,
     as_json: Json = False,
-    cell: Annotated[
-        str | None, typer.Option(metavar="SPEC", help="Of a module: its cell, for pictures, if not the zoo's.")
-    ] = None,
     beside: Annotated[
         str | None, typer.Option(metavar="SPEC|MODULE", help="Another one, explained with the same options, beside it.")
     ] = None,
@@ -59,50 +92,59 @@ def explain(
     $ tvm-rnn explain before.so --beside after.so --measure --html both.html
     """
     from tvm_rnn.explain.beside import Beside
-    from tvm_rnn.explain.explanation import explain as explained
-    from tvm_rnn.explain.html.charts import ablation_rows, gains
-    from tvm_rnn.explain.text import beside_page, page
-    from tvm_rnn.frontends.spec import find_cell, parse_batch, parse_bytes
 
     from .networks import looked_at
 
-    if cell is not None and not spec.endswith(".so"):
+    if question.cell is not None and not spec.endswith(".so"):
         raise typer.BadParameter("--cell is for modules: SPEC is the cell")
-    if beside is not None and (ablation or journal):
+    if beside is not None and (page.ablation or page.journal):
         raise typer.BadParameter("--ablation and --journal are for the page of one network, not with --beside")
-    own = None if cell is None else find_cell(cell)
+    explained = _explainer(code, tape, question, lambda spec: looked_at(spec, sizes, fixed, regularisers.parsed()))
+    with progress(as_json) as stage:
+        stage("looking at what is decided")
+        found = explained(spec)
+        both = None if beside is None else Beside(found, explained(beside), (spec, beside))
+        if page.html is not None:
+            stage(f"writing {page.html}")
+            page.write(both or found)
+    _show(as_json, both or found)
+
+
+def _explainer(
+    code: Code, tape: Tape, question: Question, network: Callable[[str], RNN | Model]
+) -> Callable[[str], Explanation]:
+    """How a SPEC or a MODULE becomes its explanation. network: what a SPEC names."""
+    from tvm_rnn.explain.explanation import explain as explained
+    from tvm_rnn.frontends.spec import find_cell, parse_batch, parse_bytes
+
+    own = None if question.cell is None else find_cell(question.cell)
 
     def explanation(spec: str) -> Explanation:
         module = spec.endswith(".so")
         return explained(
-            spec if module else looked_at(spec, sizes, fixed, regularisers.parsed()),
+            spec if module else network(spec),
             "llvm" if module else code.target,
             batch=parse_batch(code.batch),
-            steps=steps,
+            steps=question.steps,
             precision=code.precision,
             weights=code.weight_dtype,
             training=code.training,
             keep=tape.keep,
             max_bytes=parse_bytes(tape.max_bytes),
             without=code.without or (),
-            measure=measure,
+            measure=question.measure,
             cell=own,
         )
 
-    command = shlex.join(["tvm-rnn", *sys.argv[1:]])
-    with progress(as_json) as stage:
-        stage("looking at what is decided")
-        found = explanation(spec)
-        both = None if beside is None else Beside(found, explanation(beside), (spec, beside))
-        if html is not None:
-            stage(f"writing {html}")
-            if both is not None:
-                both.write_html(html, command=command)
-            else:
-                times, trials = ablation_rows(ablation) if ablation else (), gains(journal) if journal else ()
-                found.write_html(html, command=command, ablation=times, history=trials)
-    if both is not None:
-        show(as_json, both.facts, beside_page(both.facts))
+    return explanation
+
+
+def _show(as_json: bool, found: Explanation | Beside) -> None:
+    from tvm_rnn.explain.beside import Beside
+    from tvm_rnn.explain.text import beside_page, page
+
+    if isinstance(found, Beside):
+        show(as_json, found.facts, beside_page(found.facts))
     else:
         show(as_json, found.facts, page(found.facts))
 

@@ -11,7 +11,7 @@ Rewrite: z = gemm(..); a = sigmoid(z[0]); b = tanh(z[1]); c = a * b   -->   one 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING
@@ -105,15 +105,18 @@ def _finals(graph: Graph, region: str) -> tuple[Node, ...]:
     return (*(stepped if region == "step" else ()), *own, *(n for n in graph.emitted if graph.region_of(n) == region))
 
 
-def read_at_last(graph: Graph) -> list[Node]:
+def read_at_last(graph: Graph, without: Collection[Node] = ()) -> list[Node]:
     """The values that a backward graph must store for more than a step: `after` and sums over rows read them, or
-    they are the gradients of inputs. Among them may be states, of which the step itself has only the latest."""
+    they are the gradients of inputs. Among them may be states, of which the step itself has only the latest.
+
+    without: sums that are made elsewhere."""
     if graph.kind != "backward":
         return []
     leaves = depends(nodes := graph.nodes())
-    sums = [n for n in nodes if not n.leaf and TABLE[n.op].kind == "sum_rows"]
+    sums = [n for n in nodes if sums_rows(n) and n not in without]
     ends = {b for n in (*(a for n in sums for a in n.args), graph.output, *graph.emitted) for b in bases(n)}
-    read = {b for n in nodes if graph.region_of(n) == "after" for a in n.args for b in bases(a)}
+    last = [n for n in nodes if graph.region_of(n) == "after" and n not in without]
+    read = {b for n in last for a in n.args for b in bases(a)}
     wanted = ends | {b for b in read if graph.region_of(b) != "after"}
     return [n for n in nodes if n in wanted and (_is_work(n, leaves) or n.op == "state")]
 

@@ -12,6 +12,7 @@ from tvm_rnn.bench.peers.models import (
     TORCH_CELLS,
     NumpyModel,
     Unsupported,
+    in_one_piece,
     loaded,
     net_of,
     onnx_model,
@@ -20,6 +21,7 @@ from tvm_rnn.frontends.torch import state_arrays
 from tvm_rnn.oracle.tolerance import assert_close
 
 
+@pytest.mark.few_cells
 @pytest.mark.parametrize("name", FITTING)
 def test_a_manifest_leads_back_to_the_rnn(name: str) -> None:
     net = small(name)
@@ -65,6 +67,7 @@ def test_a_users_cell_with_the_name_of_another_is_not_taken_for_it() -> None:
         problem.form(TORCH_CELLS)
 
 
+@pytest.mark.few_cells
 @pytest.mark.parametrize("name", FITTING)
 def test_numpy_agrees_with_the_oracle_and_keeps_the_dtype(name: str) -> None:
     net = small(name)
@@ -110,3 +113,10 @@ def test_what_onnx_lacks_is_said() -> None:
 def test_a_cell_with_two_inputs_has_no_single_x() -> None:
     with pytest.raises(Unsupported, match="2 inputs"):
         _ = problem_of(small("augru")).x
+
+
+def test_torch_s_dtypes_are_as_they_were_after_a_layer_is_in_one_piece() -> None:
+    torch = pytest.importorskip("torch")
+    before = {*torch.backends.cudnn.CUDNN_TENSOR_DTYPES}
+    layer = torch.nn.LSTM(3, 4)
+    assert in_one_piece(layer) is layer and {*torch.backends.cudnn.CUDNN_TENSOR_DTYPES} == before

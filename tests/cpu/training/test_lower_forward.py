@@ -35,6 +35,7 @@ def layers_of(name: str) -> tuple[KeepingLayer, Layer]:
     return KeepingLayer(graph, {}, Emitter(V4, "float32", ()), 4), Layer(graph, {}, Emitter(V4, "float32", ()), 4)
 
 
+@pytest.mark.few_cells
 @pytest.mark.parametrize("name", rnn.cells.names())
 def test_every_kept_value_is_written_once(name: str) -> None:
     layer, plain = layers_of(name)

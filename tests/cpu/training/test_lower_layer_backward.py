@@ -40,6 +40,7 @@ def test_a_carried_gradient_that_a_sum_reads_is_copied_at_every_step() -> None:
     assert set(layer.carried) <= set(layer.hoisted)
 
 
+@pytest.mark.few_cells
 @pytest.mark.parametrize("name", rnn.cells.names())
 def test_sums_are_apart_from_what_is_computed_for_each_row(name: str) -> None:
     layer = layer_of(name)

@@ -84,7 +84,7 @@ def test_statements_are_the_host_program_alone() -> None:
     assert "class" not in found
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_kernels_for_a_gpu_before_sm_90_are_generated(dtype: str) -> None:
     """TVM runs other passes for them: one did not take the address of a pointer as a number."""

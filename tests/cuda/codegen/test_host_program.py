@@ -72,6 +72,7 @@ def test_pointers() -> None:
     assert x.cast("uint8").at(3).text == "(x + int64_t(1 * int64_t(3)))"
 
 
+@pytest.mark.broad
 def test_buffers_share_memory_only_in_scratch(build: Callable[[Program], Built]) -> None:
     program = Program()
     program.buffer("a", "T * B", "float32")
@@ -143,6 +144,7 @@ def test_streams_are_ordered_by_events_alone(build: Callable[[Program], Built]) 
         assert len(rest) == 2 + 4 + 1 + 4
 
 
+@pytest.mark.broad
 def test_errors_end_the_call(build: Callable[[Program], Built]) -> None:
     program = Program()
     program.sequence.fail_when("B == 13", 'thirteen "rows"')

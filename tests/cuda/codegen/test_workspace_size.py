@@ -60,6 +60,7 @@ def test_what_is_not_known(expression: str) -> None:
             of(line)
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("cell", ["lstm", "mlstm", "lstm_layer_norm", "min_gru"])
 def test_every_layout_is_read(cell: str) -> None:
     _, plans = trained(cell, precision="bfloat16")

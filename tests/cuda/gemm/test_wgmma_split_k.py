@@ -72,7 +72,7 @@ def in_order(pack: Pack, value: np.ndarray) -> np.ndarray:
     return np.where(valid, value[tuple(np.where(valid, i, 0) for i in index)], 0.0)
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("gates", "width", "depth", "precision", "rows", "cluster"),
     [
@@ -110,6 +110,7 @@ def test_many_rows_fetch_weights_early() -> None:
     assert "griddepcontrol" in two and "griddepcontrol" not in one
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(
     ("width", "precision", "kept"),
     [(2048, "bfloat16", 0), (2048, "tf32", 39), (2560, "bfloat16", 50), (2560, "tf32", 25)],

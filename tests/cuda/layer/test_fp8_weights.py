@@ -49,7 +49,7 @@ def decoding(precision: str) -> Kernel:
     return write("k", [(name, "uint32") for name in ("codes", "resident", "passing")], [], body, threads=256)
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_code_is_decoded_in_every_place(precision: str) -> None:
     """Subnormals, zeros of both signs and 448 among them. No weight has the codes of NaN."""
@@ -193,6 +193,7 @@ def test_weights_take_half_the_room() -> None:
     assert narrow.shared_bytes < wide.shared_bytes and able_to_run(narrow, GPU)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_larger_layers_stay_on_the_chip(precision: str) -> None:
     for hidden in (2560, 3072):

@@ -53,11 +53,15 @@ def test_products_read_the_storage_copy() -> None:
     assert plain is not None and plain.kind == "old"
 
 
-@pytest.mark.parametrize("precision", ["float64", "float32", "tf32", "float16"])
+@pytest.mark.few_cells
 @pytest.mark.parametrize("name", rnn.cells.names())
-def test_what_groups_read_has_a_place(name: str, precision: str) -> None:
+def test_what_groups_read_has_a_place(name: str) -> None:
     _, layers = layers_of(name)
-    layout = layout_of(layers.graphs[0], precision)
+    for precision in ("float64", "float32", "tf32", "float16"):
+        _check_places(layout_of(layers.graphs[0], precision))
+
+
+def _check_places(layout: Layout) -> None:
     for group in layout.graph.groups:
         for node in group.stored:
             assert layout.targets(node, group.region), node.op

@@ -23,7 +23,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("name", CASES)
 def test_against_a_loop(name: str) -> None:
     own = recurrence(**{"heads": 1, "decay": 16, **CASES[name]})

@@ -25,7 +25,7 @@ def test_against_a_loop(name: str, reverse: bool) -> None:
     assert chunk_error(case) < 1
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("name", CASES)
 def test_lengths_and_resets_backwards(name: str) -> None:
     steps, flags = EVERY + 10, np.random.default_rng(3)

@@ -12,6 +12,7 @@ from tvm_rnn.cuda.codegen.kernel_writer import Writer, write
 from tvm_rnn.cuda.linear.lane_sums import reduce_scatter
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("count", [4, 32])
 def test_every_sum_is_in_the_lanes_that_store_it(count: int) -> None:
     def body(w: Writer) -> None:

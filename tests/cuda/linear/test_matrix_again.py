@@ -44,6 +44,7 @@ def test_gradients_are_kept_before_they_are_read() -> None:
     assert roots == ["scan_matrix", "rescan"]
 
 
+@pytest.mark.broad
 def test_launches_do_not_grow_with_the_time() -> None:
     def loops(name: str) -> list[str]:
         lines = [line.strip() for program in trained(name)[1].programs for line in program.sequence.lines]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import tvm_rnn as rnn
 from tvm_rnn.cuda.linear.matrix_scan import FEW
 from tvm_rnn.cuda.plan.network import plan
@@ -27,6 +29,7 @@ def test_few_steps_go_one_after_the_other() -> None:
     assert row["unit"] == "before scan_matrix 1x16x16, all of T in chunks of 64 steps, any B"
 
 
+@pytest.mark.broad
 def test_states_are_copied_where_no_recurrence_takes_the_users() -> None:
     for dtype, kind in (("bfloat16", "bfloat16"), ("float32", "float32"), ("float16", "float16")):
         net = rnn.RNN(rnn.cells.gated_delta_net, 5, 17, dtype=dtype)

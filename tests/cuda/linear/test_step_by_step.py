@@ -53,7 +53,7 @@ def test_against_a_loop(name: str) -> None:
     assert error(Steps(own, 3, decays=(0.0, 0.9))) < 4e-3
 
 
-@pytest.mark.broad_after(2)
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [("whole", "bfloat16"), ("odd", "float16"), ("keys last", "float16"), ("few keys, last", "bfloat16")],
@@ -63,14 +63,14 @@ def test_states_of_16_bits(name: str, dtype: str) -> None:
     assert error(Steps(own, 3, decays=(0.0, 0.9)), dtype=dtype) < 4e-3 + {"bfloat16": 2**-8, "float16": 2**-11}[dtype]
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("steps", [9, 1, 3, 4, 8])
 def test_loads_ahead(steps: int) -> None:
     own = recurrence(1, decay=16, others=("vector",), reads=(AFTER,))
     assert error(Steps(own, steps, decays=(0.0, 0.9)), 4) < 4e-3
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("reverse", [True, False])
 @pytest.mark.parametrize("masked", [True, False])
 def test_states_before_parts_of_the_time(reverse: bool, masked: bool) -> None:

@@ -156,6 +156,7 @@ def test_a_reset_ends_an_infinity(kind: str) -> None:
     assert errors(*KINDS[kind](), steps=13, span=4, mode="ir") < 3e-4
 
 
+@pytest.mark.broad
 def test_states_are_the_users_where_nobody_else_reads_them() -> None:
     """In one direction, in the dtype of arithmetic, and where they are not replaced."""
     for dtype, options, own in (("float32", {}, True), ("bfloat16", {}, False), ("float32", {"reverse": True}, False)):

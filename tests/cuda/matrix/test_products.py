@@ -7,6 +7,7 @@ from emulated import Case
 from matrix_steps import REGISTERS, TOLERANCE, matrix_error, plan_of
 
 
+@pytest.mark.broad
 def test_a_parameter_in_shared_memory() -> None:
     of = "m2rnn", 24, "bfloat16"
     few = 96 * 80

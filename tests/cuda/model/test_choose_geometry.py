@@ -40,6 +40,7 @@ def test_a_record_for_this_unit_wins_whatever_the_model_says() -> None:
     assert {name: found.knobs[name] for name in choice.knobs} == choice.knobs
 
 
+@pytest.mark.broad
 def test_a_record_of_one_cell_serves_another_of_the_same_products() -> None:
     found = choose_geometry(step("lstm_peephole", 256, "bfloat16"), machine(grid_choice(256, 16)), "bfloat16", 16)
     assert found is not None and found.template == GRID and found.recorded
@@ -76,6 +77,7 @@ def test_the_nearest_record_counts_where_the_model_has_nothing_against_it() -> N
     assert choose_geometry(step("lstm", 1024, "bfloat16"), near, "bfloat16", 128).record == "default"
 
 
+@pytest.mark.broad
 def test_layers_of_a_wave_have_records_of_their_own() -> None:
     choice = grid_choice(256, 16)
     part = replace(machine(choice), sms=GPU.sms // 3)

@@ -94,6 +94,7 @@ def test_large_layers_take_slices_while_steps_are_not_quicker(cell: str) -> None
     assert most is None or most >= 128
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(
     ("cell", "hidden", "precision"), [("lstm", 2048, "tf32"), ("lstm", 2560, "bfloat16"), ("gru", 2816, "bfloat16")]
 )
@@ -147,6 +148,7 @@ def test_every_zoo_cell_has_a_regime_or_a_reason(name: str, precision: str) -> N
     assert {type(regime).__name__ for regime in found} == {"Scan" if name in SCANS else "Persistent"}
 
 
+@pytest.mark.broad
 def test_only_cells_with_states_of_more_axes_run_step_by_step() -> None:
     ranks = {name: {len(s.shape) for s in layout_of(name, 16).graph.states} for name in rnn.cells.names()}
     assert {name for name, found in ranks.items() if found != {1}} == {*STEP_BY_STEP, *ON_CHIP}
@@ -178,6 +180,7 @@ def test_kernels_without_and_with_masks() -> None:
     assert plain.cluster == regime.geometry.ctas and not plain.resident and plain.threads == regime.geometry.threads
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("hidden", [64, 1024])
 def test_each_weight_of_the_step_is_packed(hidden: int) -> None:
     for regime in regimes("gru_reset_before", hidden, "bfloat16", [16]):
@@ -213,6 +216,7 @@ def test_a_cluster_is_launched_once_for_all_teams() -> None:
     assert text.count(f"{regime.name}_masked") == 1 and "slice" not in text
 
 
+@pytest.mark.broad
 def test_teams_of_a_grid_that_do_not_fit_at_once_take_turns() -> None:
     for regime in regimes("lstm", 1024, "bfloat16", [128]):
         text = launched(regime)

@@ -27,6 +27,7 @@ def test_each_function_is_computed_once_per_cell() -> None:
     assert text("lstm", 16).count("__expf(") == 2 * 2 * 5  # even and odd steps, two rows, five functions
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(
     ("cell", "hidden", "precision", "masked", "vectors"),
     [
@@ -83,6 +84,7 @@ def test_values_of_16_bits_are_stored_in_pairs(backward: bool) -> None:
     assert [name for name, _ in made.pointers if name.startswith("kept_")] == list(pointers)
 
 
+@pytest.mark.broad
 def test_numbers_of_a_row_stay_in_float32() -> None:
     found = regime("lstm_layer_norm", False)
     kinds = {dtype for _, dtype in cell_epilogue.pointers(found.layout)}

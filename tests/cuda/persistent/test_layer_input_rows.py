@@ -38,7 +38,7 @@ def test_inputs_are_multiplied_in_the_step(geometry: dict[str, Any], follows: bo
         assert persistent_error(case, geometry, follows=follows) < tolerance(precision, 5)
 
 
-@pytest.mark.broad_after(2)
+@pytest.mark.broad
 @pytest.mark.parametrize("mode", [(True, False, False), (False, True, True), (True, True, True)])
 @pytest.mark.parametrize("exchange", [cluster, grid])
 def test_directions_lengths_and_resets(exchange: Any, mode: tuple[bool, bool, bool]) -> None:

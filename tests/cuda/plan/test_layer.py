@@ -135,6 +135,7 @@ def test_the_output_is_written_where_it_goes() -> None:
         assert output not in layer.layout.hoisted_nodes
 
 
+@pytest.mark.broad
 def test_what_is_read_of_a_matrix_goes_to_the_output() -> None:
     """Unless the address does not allow it: the last group copies it then."""
     net = rnn.RNN(rnn.cells.gated_delta_net, 5, 16, dtype="bfloat16", N=2)

@@ -81,6 +81,7 @@ def test_directions_run_side_by_side(step_by_step: None) -> None:
     assert text.count("T - done") == 4 + 2  # the size of each tile, and where those of the backward direction begin
 
 
+@pytest.mark.broad
 def test_the_reverse_direction_alone_begins_at_the_end(step_by_step: None) -> None:
     program = program_of("lstm", num_layers=2, reverse=True)
     text = "\n".join(lines(program))
@@ -109,6 +110,7 @@ def test_offsets_that_grow_with_time_are_64_bit(step_by_step: None) -> None:
     assert all(line.startswith("const int64_t") or line.startswith("at =") for line in layout)
 
 
+@pytest.mark.broad
 def test_recurrences_take_two_launches_at_most() -> None:
     """One that finds what chunks do, where there are several, and one that does their steps."""
     program = program_of("min_gru")
@@ -121,6 +123,7 @@ def test_recurrences_take_two_launches_at_most() -> None:
     assert "OnStream" not in "\n".join(lines(program_of("min_gru", num_layers=3)))
 
 
+@pytest.mark.broad
 def test_ended_rows_are_blank_where_no_recurrence_writes_the_output() -> None:
     blank = {name: any("_blank" in line for line in lines(program_of(name))) for name in ("min_gru", "lru")}
     assert blank == {"min_gru": False, "lru": True}

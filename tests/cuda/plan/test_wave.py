@@ -57,7 +57,7 @@ def test_a_grid_counts_for_the_layer_above() -> None:
     assert text(plan).count("counters_") >= 8  # own and below, of four layers
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("cell", ["lstm", "gru", "gru_reset_before"])
 def test_strict_float32_has_waves_of_its_own(cell: str) -> None:
     plan = planned(cell, 512, (64,), "float32", num_layers=4)

@@ -45,7 +45,7 @@ def mask(every: str, shape: tuple[int, ...]) -> Node:
     return make("mask", stream="zoneout.c", keep=0.3, every=every, to=shape)
 
 
-@pytest.mark.broad_after(3)
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("every", "shape", "steps"),
@@ -116,7 +116,7 @@ def test_layers_and_directions_have_words_of_their_own() -> None:
 WEIGHT = Node("param", shape=(3, 7), name="R")
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_dropped_weights_are_numpys(dtype: str) -> None:
     kernel, name, size = drop_kernel("drop", dtype, 0.6), runtime_random.ONCE + "R", 300

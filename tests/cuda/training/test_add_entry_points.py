@@ -22,6 +22,7 @@ def planned(net: RNN, target: Target, training: bool | str) -> Trained:
     return plan(passed(net, Options(target, (4,), precision="float32", training=training)), target)
 
 
+@pytest.mark.broad
 def test_programs_have_names_of_their_own() -> None:
     _, plans = trained("elman")
     for program, way in zip(plans.programs, WAYS, strict=True):
@@ -64,6 +65,7 @@ def test_what_is_kept_where_nobody_says(monkeypatch: pytest.MonkeyPatch) -> None
     assert planned(net, target, "states").training == "states"
 
 
+@pytest.mark.broad
 def test_recurrences_over_all_time_keep_values() -> None:
     """They are read sooner than made again; who asks for states has them."""
     net, target = network("min_gru", 8, 8), resolve("nvidia-h200")

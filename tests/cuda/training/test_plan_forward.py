@@ -38,6 +38,7 @@ def blanked(side: int) -> tuple[np.ndarray, np.ndarray]:
     return values[..., 0], states[..., 0]
 
 
+@pytest.mark.broad
 def test_rows_end_and_begin_again() -> None:
     values, states = blanked(0)
     np.testing.assert_array_equal(values.T, [[1] * 6, [1, 1, 0, 0, 0, 0], [0] * 6])

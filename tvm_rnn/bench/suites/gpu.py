@@ -16,7 +16,7 @@ from tvm_rnn.errors import ConfigError, message, unknown
 from tvm_rnn.frontends.spec import find_cell
 from tvm_rnn.network.rnn import RNN, check_without_constants
 
-from . import recurrences, writers
+from . import headed_recurrences, recurrences, writers
 from .random_networks import random_networks
 
 Facts = dict[str, Any]  # what JSON says of a point
@@ -28,7 +28,7 @@ ALL = ("bfloat16", "float16", "tf32", "float32")
 TAMED = {"lstm_layer_norm": ("a_h", 0.5)}
 # The passes of every network, in the order in which the ablation adds them again.
 PASSES = ("hoist_gemms", "combine_gemms", "fuse_pointwise", "tile_layers_and_time")
-CELLS = {**writers.CELLS, **recurrences.CELLS}  # that only benchmarks have
+CELLS = {**writers.CELLS, **recurrences.CELLS, **headed_recurrences.CELLS}  # that only benchmarks have
 IN_STEPS = ("parallelise_time",)  # left out, recurrences run one step after the other
 
 
@@ -38,7 +38,7 @@ class Point:
 
     cell: of the zoo, of CELLS, or "file.py:function". precision: of products, a key of SHORT. sizes: other axes
     of the cell, (name, size). without: passes left out. lengths: rows have lengths of their own. eager: calls are no
-    CUDA graph. any_batch: the module is compiled for no batch size in particular.
+    CUDA graph. any_batch: the module is compiled for no batch size in particular. training: both passes.
     """
 
     cell: str
@@ -54,6 +54,7 @@ class Point:
     lengths: bool = False
     eager: bool = False
     any_batch: bool = False
+    training: bool = False
 
     @property
     def dtype(self) -> str:
@@ -74,6 +75,7 @@ class Point:
         words += ["bi"] if self.directions == 2 else []
         words += [f"{name.lower()}{size}" for name, size in self.sizes]
         words += [f"no_{name.partition('_')[0]}" for name in self.without]
+        words += ["training"] if self.training else []
         return "-".join([*words, SHORT[self.precision]])
 
     @property
@@ -176,7 +178,8 @@ def ablation() -> list[Point]:
 
 def linear() -> list[Point]:
     """Linear recurrences over long sequences, each with and without the pass that runs them over all time; recurrences
-    alone, one step of decoding among them; and matrices with a nonlinearity, which take one step after the other."""
+    alone, one step of decoding among them; matrices with a nonlinearity, which take one step after the other; and both
+    passes of training."""
     cells = (("gated_delta_net", 64), ("mlstm", 64), ("gla", 64), ("rwkv7", 64), ("min_gru", 512), ("sru", 512))
     points = [
         Point(cell, h, h, 16384, batch, precision) for cell, h in cells for batch in (1, 8) for precision in ALL[::3]
@@ -187,22 +190,34 @@ def linear() -> list[Point]:
     whole, delta = n * (2 * h + m * h + 2 * m), (("N", n), ("M", m))
     alone = [Point("gated_delta", whole, h, t, b, sizes=delta) for t, b in ((1, 1), (1, 64), (32768, 1))]
     layers = [Point("gated_delta_net_conv", 64, h, t, b, sizes=delta) for t, b in ((1, 1), (1, 64), (32768, 1))]
+    few = Point("gated_delta", n * (3 * h + 2), h, 2048, 16, sizes=(("N", n), ("M", 1)))
+    memory = Point("mlstm", 64, h, 8192, 8, sizes=(("N", 4),))
     strict = [Point("m2rnn", 512, 64, 4096, batch, sizes=(("N", 8),)) for batch in (1, 16, 64)]
-    return [replace(point, without=off) for point in (*points, *heads) for off in ((), IN_STEPS)] + [
-        *sums,
-        *alone,
-        *layers,
-        *strict,
-    ]
+    both = [point for point in points if point.precision == "bfloat16" and point.cell not in ("min_gru", "sru")]
+    trained = [replace(p, training=True) for p in (*both, *sums, *heads, alone[-1], few, memory)]
+    stepped = [replace(point, without=off) for point in (*points, *heads) for off in ((), IN_STEPS)]
+    return [*stepped, *sums, *alone, few, memory, *layers, *strict, *trained]
+
+
+def heads() -> list[Point]:
+    """Recurrences of several heads, alone, in the sizes of FlashRNN's and XMA's kernels; with products of their inputs
+    sLSTM, M2RNN and DreamerV3's block GRU; each in inference, and in both passes of training."""
+    own = [Point("headed_lstm", 4 * n * h, h, 1024, 16, sizes=(("N", n),)) for n, h in ((24, 32), (12, 64), (6, 128))]
+    own += [Point("slstm", n * h, h, 1024, 16, sizes=(("N", n),)) for n, h in ((24, 32), (12, 64), (6, 128))]
+    for cell, gates in (("headed_rnn", 1), ("headed_gru", 3)):
+        own += [Point(cell, gates * n * h, h, 4096, 16, sizes=(("N", n),)) for n, h in ((64, 16), (8, 64))]
+    own.append(Point("m2rnn", 512, 64, 4096, 16, sizes=(("N", 8),)))
+    own += [Point("block_gru", 512, 64, t, 16, sizes=(("N", 8), ("P", 512), ("A", 8))) for t in (64, 512)]
+    return [replace(point, training=training) for point in own for training in (False, True)]
 
 
 def generate() -> list[Point]:
     """An LSTM that writes, token after token, of a small vocabulary and of a large one, as on CPUs, in more steps."""
-    steps = {(256, 1): 1000, (256, 16): 1000, (256, 256): 100, (32000, 1): 200, (32000, 16): 50, (32000, 256): 10}
     return [
-        Point(cell, 1, 512, count, batch, "float32", sizes=(("V", tokens),))
+        Point(cell, 1, 512, 1000, batch, "float32", sizes=(("V", tokens),))
         for cell in writers.CELLS
-        for (tokens, batch), count in steps.items()
+        for tokens in (256, 32000)
+        for batch in (1, 16, 256)
     ]
 
 
@@ -214,7 +229,7 @@ def random(seed: int = 0) -> list[Point]:
 # Of suites that other peers run than torch's layers.
 PEERS = {"random": "torch,cudnn", "generate": "torch-cuda,torch-cuda-compile,torch-cuda-graph"}
 Suites = Mapping[str, Callable[..., list[Point]]]
-EVERY = (gpu_grid, any_batch, blog, deepbench, flashrnn, zoo, ablation, linear, generate, random)
+EVERY = (gpu_grid, any_batch, blog, deepbench, flashrnn, heads, zoo, ablation, linear, generate, random)
 DRAWN = ("random", "cpu-random")  # suites that are drawn by a seed
 SUITES: Suites = {f.__name__.replace("_", "-"): f for f in EVERY}
 

@@ -54,10 +54,18 @@ class Taped:
 
 
 @dataclass(frozen=True)
+class RowSums:
+    """Sums over all rows. alone: of what is kept, what nobody reads but they."""
+
+    nodes: tuple[Node, ...] = ()
+    alone: tuple[Node, ...] = ()
+
+
+@dataclass(frozen=True)
 class Layout:
     """All places of one layer. kept: values of the step (or a state, as it is before the step) that have rows for all
     steps. given: how inputs lie that are not as the user has x. narrow: dtypes of kept values that are not the storage
-    dtype. matrices: what recurrences of matrices read."""
+    dtype. matrices: what recurrences of matrices read. sums: which kernels of the steps may make beside them."""
 
     graph: Graph
     precision: str
@@ -68,6 +76,7 @@ class Layout:
     given: Mapping[int, Place] = field(default_factory=dict)
     narrow: Mapping[Node, str] = field(default_factory=dict)
     matrices: Sequence[RowOperands] = ()  # of recurrences
+    sums: RowSums = field(default_factory=RowSums)
     heads: int = 1  # of the layer, where this is the layout of one of them (`one_head.py`)
 
     @property
@@ -162,6 +171,11 @@ class Layout:
         read = self.operands["before"] if short and self.graph.kind == "forward" else set()
         inputs = enumerate(self.graph.inputs)
         return {n: self._padded(node, self.storage) for n, node in inputs if node in read and not whole[n]}
+
+    @property
+    def of_all(self) -> Layout:
+        """That of the layer, where this is one head's."""
+        return self
 
     def of_layer(self, node: Node) -> Node:
         """The layer's value that a value is, or is a part of."""

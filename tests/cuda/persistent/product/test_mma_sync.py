@@ -30,7 +30,7 @@ def calls(code: str, instruction: str) -> int:
     return len(re.findall(rf"\b\w*{instruction}\w*\(", body))
 
 
-@pytest.mark.broad_after(4)
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("precision", TENSOR_CORES)
 @pytest.mark.parametrize(
     ("name", "hidden", "knobs"),
@@ -47,6 +47,7 @@ def test_every_fragment_is_multiplied_once(name: str, hidden: int, knobs: dict[s
     assert calls(text(made, name, hidden), "mma_sync") == COPIES * expected
 
 
+@pytest.mark.broad
 def test_without_tensor_cores() -> None:
     code = text(geometry("lstm", 32, "float32", ctas=2), "lstm", 32)
     assert not calls(code, "mma_sync") and "__shfl_xor_sync" in code
