@@ -10,6 +10,7 @@ import inspect
 import io
 import warnings
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.network.model import Model
@@ -17,6 +18,9 @@ from tvm_rnn.network.rnn import RNN
 from tvm_rnn.surroundings.nodes import import_onnx
 
 from .onnx import from_onnx
+
+if TYPE_CHECKING:
+    import torch
 
 OPSET = 17  # of which torch's exporter and from_onnx know all that they know
 
@@ -59,7 +63,7 @@ def from_model(model: object, example: object, axes: Mapping[str, Mapping[int, s
     return from_onnx(text.getvalue())
 
 
-def _names(model: object, count: int) -> list[str]:
+def _names(model: torch.nn.Module, count: int) -> list[str]:
     """Those of forward's parameters, for so many inputs."""
     parameters = inspect.signature(type(model).forward).parameters.values()
     named = [own.name for own in parameters if own.kind in (own.POSITIONAL_ONLY, own.POSITIONAL_OR_KEYWORD)][1:]
