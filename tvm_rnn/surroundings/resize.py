@@ -82,7 +82,7 @@ def _matrix(size: int, own: Mapping[str, list[float]], attributes: Attributes) -
     graph = onnx.helper.make_graph([node], "axis", inputs, [onnx.helper.make_tensor_value_info("y", 11, None)])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", OPSET)])
     run = ReferenceEvaluator(model).run
-    outside, found = (np.asarray([*run(None, {"x": x, **given})][0]) for x in (np.zeros((1, size)), np.eye(size)))
+    outside, found = (np.asarray(*run(None, {"x": x, **given})) for x in (np.zeros((1, size)), np.eye(size)))
     if outside.any():
         raise ValueError("extrapolation_value other than 0 is not supported")
     return found.T
