@@ -11,9 +11,10 @@ import tvm_rnn as rnn
 from tvm_rnn.errors import ConfigError
 
 torch = pytest.importorskip("torch")
+Module: Any = torch.nn.Module
 
 
-class Reader(torch.nn.Module):  # type: ignore[misc, name-defined]
+class Reader(Module):
     """Convolution, pooling, two layers in both directions, a product: as models that read text are."""
 
     def __init__(self) -> None:
@@ -52,7 +53,7 @@ def test_whole_models_run_as_torch_runs_them() -> None:
             np.testing.assert_allclose(found[name], value.numpy(), atol=2e-6)
 
 
-class Branching(torch.nn.Module):  # type: ignore[misc, name-defined]
+class Branching(Module):
     def forward(self, x: Any) -> Any:
         raise RuntimeError("no way")
 

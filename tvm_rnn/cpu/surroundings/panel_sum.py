@@ -143,7 +143,10 @@ class PanelSum(Sum):
         def columns(part: Cell, source: Buffer, r: Expr, upto: int) -> Stmt:
             parts, whole = list[Stmt](), upto // lanes
             if whole:
-                at = lambda j: vector(lanes, lambda v: one(part, source, r, j * int64(lanes) + v))  # noqa: E731
+
+                def at(j: Expr) -> Stmt:
+                    return vector(lanes, lambda v: one(part, source, r, j * int64(lanes) + v))
+
                 parts.append(unrolled(whole, at))
             if upto % lanes:
                 parts.append(vector(upto % lanes, lambda v: one(part, source, r, int64(whole * lanes) + v)))

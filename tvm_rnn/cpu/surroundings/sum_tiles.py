@@ -25,17 +25,20 @@ WORTH = 1 << 17  # products that are worth a second thread, where their number i
 
 
 def vector(lanes: int, body: Callable[[tirx.Var], Stmt]) -> Stmt:
+    """A loop over the elements of a vector."""
     var = variable("v")
     kind = tirx.ForKind.VECTORIZED if lanes > 1 else tirx.ForKind.SERIAL
     return tirx.For(var, int64(0), int64(lanes), kind, body(var))
 
 
 def unrolled(count: int, body: Callable[[tirx.Var], Stmt]) -> Stmt:
+    """A loop that becomes as many statements."""
     var = variable("u")
     return tirx.For(var, int64(0), int64(count), tirx.ForKind.UNROLLED, body(var))
 
 
 def around(loops: Sequence[tirx.For], body: Stmt) -> Stmt:
+    """The statement in loops, the first one outside."""
     for own in reversed(loops):
         body = tirx.For(own.loop_var, int64(0), own.extent, tirx.ForKind.SERIAL, body)
     return body
