@@ -71,7 +71,10 @@ class Layer:
     rest: str = "-1"
 
     def __post_init__(self) -> None:
-        self.precision, self.batches = self.options.precision, self.options.batches
+        self.precision = self.options.precision
+        # Where rows are pixels, there are many whatever the batch is.
+        batches = self.options.batches or ((1,) if self.graph.pixels else ())
+        self.batches = tuple(prod(self.graph.pixels) * batch for batch in batches)
         self.graph = _with_kept(self.graph, self.kept)
         self.weights = Weights(self.graph, self.number, self.precision, self.options.stored)
         self.graph, matrices = prepared(self.graph, lambda node: self.weights.place(node) is not None)
