@@ -3,7 +3,8 @@ which cases of a sweep are quick, and which files have a quick test.
 
 A test is quick (`make test`) unless it is marked `broad` or `slow`. `@pytest.mark.broad_after(2)` leaves the first two
 cases of a parametrised test quick and marks the others `broad`; `slow_after(n)` marks all but the first n `slow`. Of a
-sweep over the zoo, `@pytest.mark.few_cells` leaves one cell for each kind of lowering quick (the parameter is `name`).
+sweep over the zoo (parameter `name`), `@pytest.mark.few_cells` leaves one cell for each kind of lowering in its tier;
+the others go to the next one.
 """
 
 import gc
@@ -49,7 +50,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         if sweep is not None and cases[test] > sweep.args[0]:
             item.add_marker(tier)
     if item.get_closest_marker("few_cells") and item.callspec.params["name"] not in FEW_CELLS:
-        item.add_marker("broad")
+        item.add_marker("slow" if item.get_closest_marker("broad") else "broad")
     quick = not any(map(item.get_closest_marker, LEFT_OUT))
     files = item.config.stash[FILES]
     files[item.path] = files.get(item.path, False) or quick

@@ -21,7 +21,7 @@ from tests.test_site import BLOCK, RUNNER, WRITTEN, blocks
 
 ROOT = Path(__file__).resolve().parent.parent
 INSTALLS = [line.removeprefix("$ ") for kind, text in BLOCKS if kind == "console" for line in text.splitlines()]
-LATER = re.findall(r"`(pip install (?:torch|\"\.\[[\w,]+\]\"))`", README)
+LATER = [*dict.fromkeys(re.findall(r"`(pip install (?:torch|\"\.\[[\w,]+\]\"))`", README))]
 C_AROUND = """
 #include <stdio.h>
 {include}

@@ -5,12 +5,13 @@ Both passes of training too. Machines without a compiler need TVM_RNN_MODULES, a
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from derivatives import draw, named, oracle
+from derivatives import Case, draw, named, oracle
 from gpu_modules import gpu_module
 from linear_cells import OWN, exact
 from networks import flags
@@ -119,7 +120,24 @@ def test_gradients_against_the_oracle(name: str, ragged: bool) -> None:
         expected = results(*rnn.reference(net)(case.x, case.state, **rows), oracle(net, case))
         for key, value in expected.items():
             gap = float(np.linalg.norm(plain(first[key]) - value))
-            assert gap < LIMITS[dtype] * max(float(np.linalg.norm(value)), 1e-30), (key, steps)
+            limit = LIMITS[dtype] * max(float(np.linalg.norm(value)), 1e-30)
+            assert gap < limit or gap < limit + 2 * conditioning(net, case, key, value), (key, steps)
+
+
+def conditioning(net: rnn.RNN, case: Case, key: str, value: Any) -> float:
+    """How far the exact gradient goes where inputs are off by a rounding. One number is a sum over all steps, of either
+    sign: it may be near 0 where its terms are not."""
+    found, rounding = [0.0], float(np.finfo(net.dtype).eps) if net.dtype != "bfloat16" else 2.0**-8
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+
+        def off(given: Any, rng: np.random.Generator = rng) -> Any:
+            exactly = np.asarray(given).astype("f8")
+            return exactly * (1 + rounding * rng.uniform(-1, 1, exactly.shape))
+
+        moved = replace(case, x={name: off(x) for name, x in case.x.items()}, gy=off(case.gy))
+        found.append(float(np.linalg.norm(oracle(net, moved).get(key, value) - value)))
+    return max(found)
 
 
 def results(y: Any, last: Any, gradients: Any) -> dict[str, Any]:

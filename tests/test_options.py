@@ -58,11 +58,10 @@ def test_what_does_not_go_together(given: dict[str, Any], dtype: str, error: str
         asked(CPU, **given).of(dtype)
 
 
-@pytest.mark.parametrize(("weights", "needs"), [("float16", "converts them"), ("int8_dynamic", "AVX-512 VNNI")])
-def test_weights_that_a_cpu_cannot_read(weights: str, needs: str) -> None:
+def test_weights_that_a_cpu_cannot_read() -> None:
     old = replace(TABLE["x86-64-v2"], features=()) if "x86-64-v2" in TABLE else replace(CPU, features=(), mcpu="x86-64")
-    with pytest.raises(ConfigError, match=needs):
-        asked(old, weights=weights).of("float32")
+    with pytest.raises(ConfigError, match="converts them"):
+        asked(old, weights="float16").of("float32")
 
 
 @pytest.mark.parametrize("given", [{"keep": "states"}, {"max_bytes": 9}])

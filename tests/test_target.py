@@ -132,3 +132,13 @@ def test_no_gpu_or_an_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target.ctypes, "CDLL", lambda name: Driver({75: 7, 76: 5}))
     with pytest.raises(ConfigError, match=r"too old[\s\S]*7\.5"):
         resolve("cuda")
+
+
+def test_features_behind_a_name_are_the_machine_s() -> None:
+    found = resolve("aarch64+dotprod+dotprod")
+    assert found.name == "aarch64-linux-gnu+dotprod" and {"neon", "dotprod"} <= {*found.features}
+    assert found.elsewhere == TABLE["aarch64-linux-gnu"].elsewhere and resolve(found.name) == found
+    with pytest.raises(ConfigError, match=r"no such feature of aarch64[\s\S]*'dotprd'[\s\S]*did you mean 'dotprod'"):
+        resolve("aarch64+dotprd")
+    with pytest.raises(ConfigError, match="no such target"):
+        resolve("arch64+dotprod")

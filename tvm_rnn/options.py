@@ -118,6 +118,3 @@ def _check_stored(stored: str, machine: Target) -> None:
     if stored == "float16" and machine.machine == "x86_64" and machine.isa not in ("avx2", "avx512"):
         got, do = f"{machine.name}, without F16C", 'weights="bfloat16", which needs no instruction of its own'
         raise ConfigError(message("float16 weights need a CPU that converts them", got=got, do=do))
-    if stored == "int8_dynamic" and not {"avx512f", "avx512vnni"} <= {*machine.features}:
-        got, do = f"{machine.name}, without AVX-512 VNNI", 'weights="int8", which needs no instruction of its own'
-        raise ConfigError(message("products of 8-bit integers need a CPU that has them", got=got, do=do))

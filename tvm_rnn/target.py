@@ -42,10 +42,11 @@ FEATURES = {
         "avx512vnni",
         "avx512bf16",
         "avx512fp16",
+        "avxvnni",
     ),
-    "aarch64": ("neon", "sve"),
+    "aarch64": ("neon", "dotprod", "sve"),
     "riscv64": ("v",),
-    "wasm32": ("simd128",),
+    "wasm32": ("simd128", "relaxed-simd"),
 }
 
 
@@ -210,7 +211,9 @@ def names() -> list[str]:
 def resolve(target: str | Target) -> Target:
     """A Target from its name, with the features that LLVM will use. "llvm" detects the CPU at hand, "cuda" the GPU.
 
-    Raises ConfigError for an unknown name, and for "cuda" where there is no GPU.
+    Behind a CPU's name, "+" and a feature says that the machine has that, too: "aarch64-linux-gnu+dotprod".
+
+    Raises ConfigError for an unknown name or feature, and for "cuda" where there is no GPU.
     """
     if isinstance(target, Target):
         return target if target.features or target.kind == "cuda" else replace(target, features=_features(target))
@@ -220,13 +223,29 @@ def resolve(target: str | Target) -> Target:
         return gpu()
     if target in GPUS:
         return GPUS[target]
-    target = SHORT.get(target, target)
-    if target in TABLE:
-        return replace(TABLE[target], features=_features(TABLE[target]))
+    if (row := table_row(target)) is not None:
+        return replace(row, features=_features(row))
     slots = unknown("target", target, names())
     own = "llvm is this CPU, cuda this GPU"
     slots["do"] = f"{slots['do']} ({own})" if nearest(target, names()) else f"name one of these: {own}"
     raise ConfigError(message("no such target", **slots))
+
+
+def table_row(name: str) -> Target | None:
+    """The table's row of a CPU's name, with the features that follow it, each behind a "+"; None: no row has it.
+
+    Raises ConfigError for a feature that its machine does not know.
+    """
+    first, *more = name.split("+")
+    row = TABLE.get(SHORT.get(first, first))
+    if row is None or not more:
+        return row
+    known = FEATURES[row.machine]
+    for feature in more:
+        if feature not in known:
+            raise ConfigError(message(f"no such feature of {row.machine}", **unknown("feature", feature, known)))
+    own = dict.fromkeys(more)  # once each
+    return replace(row, name="+".join([row.name, *own]), attributes=(*row.attributes, *(f"+{f}" for f in own)))
 
 
 def host() -> Target:

@@ -20,7 +20,7 @@ from tvm_rnn.bundle.facts import TAKEN
 from tvm_rnn.cpu.c_compiler import find_compiler
 from tvm_rnn.errors import BuildError
 from tvm_rnn.names import identifiers
-from tvm_rnn.target import TABLE
+from tvm_rnn.target import table_row
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Tools:
 
 def tools(target: str) -> Tools | str:
     """The tools, or what is missing. $TVM_RNN_SYSROOTS: a folder with the systems' folders, if not /usr."""
-    row = TABLE[target]
+    row = table_row(target)
+    assert row is not None
     try:
         compiler = find_compiler(row.elsewhere)
     except BuildError as error:

@@ -46,7 +46,7 @@ def filled(node: Node, dtype: str, rows: int, batch: int, start: int, keys: np.n
     return result
 
 
-@pytest.mark.broad_after(4)
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_masks_are_numpys(shape: tuple[int, ...], dtype: str) -> None:
@@ -72,6 +72,7 @@ def test_numbers_are_numpys(dtype: str) -> None:
         np.testing.assert_array_equal(found[t * 5 : t * 5 + 5], expected)
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_dropped_weights_are_numpys(dtype: str) -> None:
     lanes = HOST.lanes(dtype)

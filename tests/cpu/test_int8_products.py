@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+import chromium
+import cross
+import javascript
 import numpy as np
 import pytest
 
@@ -20,30 +26,33 @@ def linear(x: "I", h: "H", *, W: "3 H I", R: "3 H H"):
     return a + b - c
 
 
-def levels(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def levels(rows: np.ndarray, largest: float) -> tuple[np.ndarray, np.ndarray]:
     """Integers and scales of the rows of an array [..., K], in float32 as compiled code has it."""
     with np.errstate(all="ignore"):
         peak = np.abs(rows).max(-1, keepdims=True)
-        scale = np.where(peak == 0, np.float32(1), peak / np.float32(127))
-        inverse = np.where(peak == 0, np.float32(1), np.float32(127) / peak)
+        scale = np.where(peak == 0, np.float32(1), peak / np.float32(largest))
+        inverse = np.where(peak == 0, np.float32(1), np.float32(largest) / peak)
         scaled = rows * inverse
     return np.where(np.isnan(scaled), 0, np.rint(scaled)).astype(np.int64), scale
 
 
-def product(matrix: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def product(matrix: np.ndarray, rows: np.ndarray, largest: float) -> np.ndarray:
     """[..., H, I] by [B, I] -> [B, ..., H]."""
     peak = np.abs(matrix).max(-1, keepdims=True)
     scale = np.where(peak == 0, np.float32(1), peak / np.float32(127))
     weights = np.rint(matrix / scale).astype(np.int64)
-    own, each = levels(rows)
+    own, each = levels(rows, largest)
     sums = np.einsum("ghk,bk->bgh", weights, own)
     return sums.astype(np.float32) * (scale[..., 0] * each[:, :, None])
 
 
-def expected(net: rnn.RNN, x: np.ndarray) -> np.ndarray:
+def expected(net: rnn.RNN, x: np.ndarray, largest: float = 127) -> np.ndarray:
+    """largest: of the levels of operands."""
     h, steps = np.zeros((x.shape[1], net.hidden_size), np.float32), []
     for x_t in x:
-        a, b, c = np.moveaxis(product(net.weights["W_l0"], x_t) + product(net.weights["R_l0"], h), 1, 0)
+        a, b, c = np.moveaxis(
+            product(net.weights["W_l0"], x_t, largest) + product(net.weights["R_l0"], h, largest), 1, 0
+        )
         h = a + b - c
         steps.append(h)
     return np.stack(steps)
@@ -100,9 +109,77 @@ def test_cells_in_layers_and_both_directions_are_near_float64(name: str) -> None
         module.threads = None
 
 
-def test_a_cpu_without_the_instruction_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"8-bit integers need a CPU[\s\S]*x86-64-v3[\s\S]*int8"):
-        rnn.compile(rnn.RNN(rnn.cells.lstm, 4, 4), "x86-64-v3", weights="int8_dynamic")
+def drawn(inputs: int, hidden: int, batch: int) -> tuple[rnn.RNN, np.ndarray]:
+    """A network and x of three steps, with zeros in both."""
+    net = rnn.RNN(linear, inputs, hidden).init(2)
+    net.weights["W_l0"][1, 0] = 0.0
+    x = np.random.default_rng(batch).normal(size=(3, batch, inputs)).astype("float32")
+    x[1, 0] = 0.0
+    return net, x
+
+
+@pytest.mark.broad_after(1)
+@pytest.mark.parametrize(("inputs", "hidden", "batch"), [(5, 33, 1), (64, 130, 7), (1000, 65, 2)])
+def test_sums_are_exact_on_arm(inputs: int, hidden: int, batch: int, tmp_path: Path) -> None:
+    own = cross.tools("aarch64-linux-gnu+dotprod")
+    if isinstance(own, str):
+        pytest.skip(own)
+    net, x = drawn(inputs, hidden, batch)
+    rnn.compile(net, "aarch64-linux-gnu+dotprod", weights="int8_dynamic").export(bundle=tmp_path / "far")
+    y = cross.example(own, tmp_path / "far", {"x": x}).reshape(3, batch, hidden)
+    assert relative_error(y, expected(net, x)) < 1e-6
+
+
+# What a page makes of x: its results, or what the module says of this engine.
+PAGE = """
+(async (x) => {
+  const { open } = await import("./far.js");
+  try { return Array.from((await open(undefined, { rows: 7 })).run(new Float32Array(x))); }
+  catch (error) { return error.message; }
+})"""
+
+
+@pytest.mark.broad
+def test_sums_are_exact_in_browsers(tmp_path: Path) -> None:
+    if missing := javascript.missing() or chromium.missing():
+        pytest.skip(missing)
+    net, x = drawn(50, 33, 7)
+    rnn.compile(net, "wasm32+relaxed-simd", batch=1, weights="int8_dynamic").export(web=tmp_path / "far")
+    with chromium.page(tmp_path / "far", tmp_path / "profile") as page:
+        page.until("document.body")
+        y = page.evaluate(f"{PAGE}({json.dumps(x.ravel().tolist())})")
+    assert not isinstance(y, str), y
+    assert relative_error(np.float32(y).reshape(3, 7, 33), expected(net, x, 63)) < 1e-6
+
+
+@pytest.mark.broad
+def test_an_engine_without_products_of_bytes_says_so(tmp_path: Path) -> None:
+    """Node 20 has none, and an older one by an option, whose sums are wrong."""
+    if javascript.missing():
+        pytest.skip(javascript.missing())
+    net, x = drawn(3, 4, 1)
+    rnn.compile(net, "wasm32+relaxed-simd", batch=1, weights="int8_dynamic").export(web=tmp_path / "far")
+    try:
+        found = javascript.results(tmp_path / "far", net, {"x": x}, {})
+    except AssertionError as error:
+        assert "far: it needs relaxed SIMD, this engine has" in str(error) and 'weights "int8"' in str(error)
+    else:
+        assert all(relative_error(y, expected(net, x, 63)) < 1e-6 for y in found)
+
+
+@pytest.mark.parametrize(
+    ("target", "do"),
+    [
+        ("x86-64-v3", r'without avxvnni[\s\S]*int8[\s\S]*"x86-64-v3\+avxvnni"'),
+        ("x86-64-v4", r'without avx512vnni[\s\S]*"x86-64-v4\+avx512vnni"'),
+        ("aarch64", r'"aarch64-linux-gnu\+dotprod"'),
+        ("wasm32", r'"wasm32\+relaxed-simd"'),
+        ("riscv64", r'got:\s+riscv64-linux-gnu\s+do:\s+weights="int8", which needs no instruction of its own$'),
+    ],
+)
+def test_a_cpu_without_the_instruction_is_an_error(target: str, do: str) -> None:
+    with pytest.raises(ConfigError, match=r"8-bit integers need a CPU[\s\S]*" + do):
+        rnn.compile(rnn.RNN(rnn.cells.lstm, 4, 4), target, batch=1, weights="int8_dynamic")
 
 
 def test_sums_that_could_overflow_are_an_error() -> None:

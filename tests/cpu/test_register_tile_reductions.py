@@ -37,6 +37,7 @@ def centred(x: "H", h: "H"):
     return 0.5 * h + x / (1.0 + total) - rnn.max(x * 2.0, keepdims=True)
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("width", [1, 7, 16, 33])
 def test_what_is_left_over_and_what_is_not_a_number(width: int) -> None:
     net = rnn.RNN(centred, width, width).init(0)

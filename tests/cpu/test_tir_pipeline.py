@@ -26,6 +26,7 @@ def scaled(x: "I", h: "H", s: "", *, W: "H I"):
     return h * sum(0.1 * minimum(exp(-h * h), s), keepdims=True) + tanh(W @ x), 0.5 * s + 0.1
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("c", [negated, scaled], ids=lambda c: c.name)
 @pytest.mark.parametrize("hidden", [5, 16])
 def test_scalars_against_functions_inside_a_reduction(c: Any, hidden: int) -> None:

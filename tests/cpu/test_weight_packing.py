@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn import target
 from tvm_rnn.cpu.weight_packing import PackedWeights
-from tvm_rnn.cpu.weight_storage import STORAGES
+from tvm_rnn.cpu.weight_storage import storage_on
 from tvm_rnn.graph.graph import depends
 from tvm_rnn.passes import pipeline
 
 V4 = target.TABLE["x86-64-v4"]
+VNNI = replace(V4, features=("avx512f", "avx512vnni"))
 
 
 def weights_of(c: rnn.Cell, hidden: int, stored: str = "") -> PackedWeights:
     graph = pipeline.run(rnn.RNN(c, 8, hidden), V4)[-1][1].graphs[0]
     leaves = depends(graph.nodes())
     free = {n for n in graph.nodes() if not leaves[n]}
-    return PackedWeights(graph, free, 16, 0, STORAGES.get(stored))
+    return PackedWeights(graph, free, 16, 0, storage_on(VNNI, stored))
 
 
 PARTS = {"": 1, "bfloat16": 2, "float16": 2, "int8": 4, "int8_dynamic": 4}

@@ -29,9 +29,13 @@ KEY, SECONDS = "tvm_rnn", 900  # in a notebook's metadata; of a cell
 
 
 def lacking(program: str) -> list[str]:
-    """Packages that a program imports and that are not installed. Files beside it are no packages."""
-    found = set[str]()
-    for node in ast.walk(ast.parse(program)):
+    """Packages that a program imports and that are not installed: not those that it imports after an `if`, which asks
+    for them, and not files beside it."""
+    found, nodes = set[str](), list[ast.AST]([ast.parse(program)])
+    while nodes:
+        node = nodes.pop()
+        if not isinstance(node, ast.If):
+            nodes += ast.iter_child_nodes(node)
         if isinstance(node, ast.Import):
             found |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

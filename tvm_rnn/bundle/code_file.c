@@ -116,7 +116,8 @@ static void read_features(char* line, int size) {
 #ifdef __riscv
   snprintf(line, (size_t)size, ":%s", has >> ('v' - 'a') & 1 ? " v" : "");
 #else
-  snprintf(line, (size_t)size, ":%s%s", has >> 1 & 1 ? " neon" : "", has >> 22 & 1 ? " sve" : "");
+  snprintf(line, (size_t)size, ":%s%s%s", has >> 1 & 1 ? " neon" : "", has >> 20 & 1 ? " dotprod" : "",
+           has >> 22 & 1 ? " sve" : "");
 #endif
 #else
   FILE* file = fopen("/proc/cpuinfo", "r");

@@ -12,7 +12,7 @@ from pathlib import Path
 from tvm_rnn.cpu.c_compiler import compile_c, find_compiler, object_of, run
 from tvm_rnn.runtime import runtime
 from tvm_rnn.runtime.runtime import Module
-from tvm_rnn.target import TABLE, Target
+from tvm_rnn.target import Target, table_row
 
 from ..errors import BuildError, ConfigError, message
 from ..locations import PACKAGE
@@ -91,7 +91,7 @@ def write_bundle(module: Module, path: str | os.PathLike[str], name: str | None 
     if manifest["target"]["kind"] != "llvm":
         do = "compile it for a CPU"
         raise ConfigError(message("bundle: only modules for CPUs", got=manifest["target"]["name"], do=do))
-    if not TABLE.get(manifest["target"]["name"], Target("")).loads_code:
+    if not (table_row(manifest["target"]["name"]) or Target("")).loads_code:
         do = 'mod.export(web="folder")'
         raise ConfigError(message("bundle: only systems that load code", got=manifest["target"]["name"], do=do))
     folder, own = check_place(path, name)
@@ -197,7 +197,7 @@ def _compile(facts: Facts, folder: Path) -> None:
 def _elsewhere(facts: Facts) -> str:
     """What compilers call the system that it is for, where that is not this machine's."""
     own = facts.manifest.target
-    return TABLE.get(own.name, Target(own.name, machine=own.machine)).elsewhere
+    return (table_row(own.name) or Target(own.name, machine=own.machine)).elsewhere
 
 
 def readme_text(facts: Facts, sources: Mapping[str, str]) -> str:

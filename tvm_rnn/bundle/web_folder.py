@@ -19,7 +19,7 @@ from tvm_rnn.module_file.schema import State
 from tvm_rnn.names import c_string
 from tvm_rnn.runtime import runtime
 from tvm_rnn.runtime.runtime import Module
-from tvm_rnn.target import TABLE, Target
+from tvm_rnn.target import Target, table_row
 
 from ..errors import ConfigError, message
 from ..locations import PACKAGE
@@ -111,7 +111,7 @@ def _fill(module: Module, folder: Path, name: str) -> None:
 def _link(facts: Facts, data: bytes, folder: Path) -> None:
     """NAME.wasm. data: the module's file."""
     name, here = facts.name, PACKAGE / "bundle"
-    row = TABLE.get(facts.manifest.target.name, Target("wasm32", triple="wasm32-wasi", machine="wasm32"))
+    row = table_row(facts.manifest.target.name) or Target("wasm32", triple="wasm32-wasi", machine="wasm32")
     compiler = find_compiler(row.elsewhere)
     _, _, _, code_bytes, start, size, _ = runtime.FOOTER.unpack(data[-runtime.FOOTER.size :])
     weights = data[start + 8 + facts.header_bytes : start + size]
@@ -192,6 +192,7 @@ def js_facts(facts: Facts) -> Mapping[str, object]:
         "states": states,
         "output": _shape(network.output, "y", _output_shape(network)),
         "canStep": network.can_step,
+        "features": list(network.manifest.target.features),
     }
 
 

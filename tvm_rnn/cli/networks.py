@@ -28,7 +28,7 @@ from tvm_rnn.network.origin import sha256_of
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.npy_files import npy_writer, npz_writer, read_npy, write_whole
 from tvm_rnn.runtime.runtime import Module
-from tvm_rnn.target import TABLE, Target
+from tvm_rnn.target import Target, table_row
 
 from .console import print_json, print_written
 from .options import Fixed, Outputs, Sizes, Values
@@ -153,14 +153,14 @@ def report_compiled(outputs: Outputs, manifest: Mapping[str, object], seconds: f
 def _next(outputs: Outputs, said: CpuNetwork | GpuNetwork | SeveralNetworks, filled: bool) -> str:
     """What can be done now with what was written."""
     output, bundle = outputs.output, outputs.bundle
-    row = TABLE.get(said.target.name, Target(""))
+    row = table_row(said.target.name) or Target("")
     if outputs.web is not None:
         return f"python3 -m http.server --directory {outputs.web}; the page is http://localhost:8000"
     if not row.loads_code:
         return f"""python -c 'import tvm_rnn as rnn; rnn.load("{output}", anywhere=True).export(web="DIR")'"""
     if bundle is not None and (output is None or row.elsewhere):
         return f"read {os.path.join(bundle, 'README.md')}"
-    if row.elsewhere and row.name != "aarch64-linux-gnu":  # no Python of TVM's there
+    if row.elsewhere and row.triple != "aarch64-linux-gnu":  # no Python of TVM's there
         return f"""python -c 'import tvm_rnn as rnn; rnn.load("{output}", anywhere=True).export(bundle="DIR")'"""
     if said.model is not None:
         given = " ".join(f"--input {item.name}=FILE.npy" for item in said.model.inputs)

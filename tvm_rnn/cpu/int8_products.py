@@ -1,22 +1,22 @@
-"""Products of 8-bit integers on CPUs with VNNI: operands are quantised row by row as they come, sums are exact.
+"""Products of 8-bit integers on CPUs that have them: operands are quantised row by row as they come, sums are exact.
 
 In: a gemm group whose matrices are stored as int8 in words of four (`weight_packing.py`), rows of operands in the
 workspace. Out: statements: `quantise`, which leaves each operand's rows as words of four levels with a scale, and
 `product`, which leaves a tile's sums in "gates" as `tiles.product` does.
 
-A row of an operand is x = scale * level, level in -127..127, scale = max |x| / 127. The instruction multiplies unsigned
-by signed bytes, so levels are stored plus 128, and a sum begins at -128 times the sum of its row of weights. Word w of
-a row of K has the levels of w, w + Q, w + 2 Q and w + 3 Q, Q = ceil(K / 4), so that all of them are vectors in memory.
+A row of an operand is x = scale * level, level in -M..M, scale = max |x| / M; M is 127 but where the instruction takes
+fewer bits (`dot_product.py`). Where it multiplies unsigned by signed bytes, levels are stored plus an offset, and a sum
+begins at -offset times the sum of its row of weights. Word w of a row of K has the levels of w, w + Q, w + 2 Q and
+w + 3 Q, Q = ceil(K / 4), so that all of them are vectors in memory.
 
 Rewrite: acc[r, unit] += a[r, k] * w[unit, k]
-         -->  scale_a[r] * scale_w[unit] * (vpdpbusd over words of (levels + 128, w) - 128 * sum of w)
+         -->  scale_a[r] * scale_w[unit] * (dot products of words of (levels + offset, w) - offset * sum of w)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import tvm
 from tvm import tirx
 
 from tvm_rnn.errors import ConfigError, message
@@ -27,12 +27,11 @@ from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
 from tvm_rnn.tir.index import int64, wide
 from tvm_rnn.tir.statements import Block, bind, load, loop, sequence, store, vector
 
+from .dot_product import DotProduct
 from .register_tile import Places, Tile
-from .weight_storage import LARGEST, MOST_DEPTH, OFFSET, WORD, larger, nearest
+from .weight_storage import MOST_DEPTH, WORD, larger, nearest
 from .workspace import Array, pad
 
-INSTRUCTION = "llvm.x86.avx512.vpdpbusd.512"
-VECTOR = 16  # words of the instruction
 PARALLEL_ELEMENTS = 16384  # of all rows: a launch costs about 1 us
 
 
@@ -52,6 +51,11 @@ def _root(group: Group) -> Node:
     return group.root
 
 
+def _dot(places: Places) -> DotProduct:
+    assert places.storage is not None and places.storage.dot is not None  # of products of integers
+    return places.storage.dot
+
+
 def quantise(group: Group, rows: Expr, places: Places, lanes: int, many: int) -> list[Stmt]:
     """Every operand of the group's product, row by row, to its levels. many: rows that are surely there, which decide
     whether threads share them."""
@@ -69,7 +73,8 @@ def _row_of(operand: Node, levels: Array, places: Places, lanes: int) -> Callabl
     def row(r: tirx.Var) -> list[Block]:
         peak = tirx.decl_buffer((lanes,), "float32", name="peak", scope="local")
         whole = tirx.decl_buffer((2,), "float32", name="whole", scope="local")
-        zero, one, largest = (tirx.const(v, "float32") for v in (0.0, 1.0, LARGEST))
+        dot = _dot(places)
+        zero, one, largest = (tirx.const(v, "float32") for v in (0.0, 1.0, dot.largest))
         at, set_at = bind("at", levels.address(r, (int64(0),)))
 
         def read(node: Node, index: Index) -> Expr | None:
@@ -95,7 +100,8 @@ def _row_of(operand: Node, levels: Array, places: Places, lanes: int) -> Callabl
                 level = tirx.Cast("int32", let(scaled, lambda x: nearest(x, zero)))
                 if (j + 1) * quarter > depth or quarter % lanes:  # what lies behind the row is anything
                     level = tirx.Select(k < int64(depth), level, tirx.const(0, "int32"))
-                byte = tirx.Cast("uint32", level + tirx.const(OFFSET, "int32")) << tirx.const(8 * j, "uint32")
+                byte = tirx.Cast("uint32", level + tirx.const(dot.offset, "int32")) & tirx.const(255, "uint32")
+                byte = byte << tirx.const(8 * j, "uint32")
                 total = byte if total is None else total | byte
             return store(words, at + int64(lanes) + w, tirx.reinterpret("int32", total))
 
@@ -128,19 +134,14 @@ def product(tile: Tile) -> Stmt:
     return sequence(parts)
 
 
-def _vector_at(address: Expr) -> Expr:
-    return tirx.Ramp(address, int64(1), VECTOR)
-
-
 def _sums(tile: Tile, number: int, operand: Node, places: list[tuple[int, int, int]], sums: Buffer) -> list[Stmt]:
     root, own, lanes = _root(tile.group), tile.places, tile.lanes
     words, levels = own.buffers["words"], own.levels[root][number]
-    quarter = -(-operand.shape[0] // WORD)
-    identifier = tvm.tirx.IntImm("uint32", int(tvm.get_global_func("target.llvm_lookup_intrinsic_id")(INSTRUCTION)))
+    quarter, dot = -(-operand.shape[0] // WORD), _dot(own)
 
     def begin(at: int, p: int, g: int) -> Stmt:
         place = own.sums[root][number] + _row(tile, p, g)
-        return tirx.BufferStore(sums, load(words, _vector_at(place)), [_vector_at(int64(at * lanes))])
+        return tirx.BufferStore(sums, load(words, tile.vector_at(place)), [tile.vector_at(int64(at * lanes))])
 
     def step(k: tirx.Var) -> list[Stmt]:
         parts = []
@@ -148,11 +149,9 @@ def _sums(tile: Tile, number: int, operand: Node, places: list[tuple[int, int, i
             level = load(own.buffers["levels"], levels.address(tile.row0 + int64(r), (int64(0),)) + int64(lanes) + k)
             panel = (tile.panel0 + int64(p)) * int64(quarter) + k
             weight = own.products[root][number] + (panel * int64(tile.gates) + int64(g)) * int64(lanes)
-            mine = _vector_at(int64(at * lanes))
-            operands = [tirx.Broadcast(level, VECTOR), load(words, _vector_at(weight))]
-            bytes_of = [tirx.reinterpret("int8x64", o) for o in operands]
-            sum_of = tirx.call_llvm_pure_intrin("int32x16", identifier, load(sums, mine), *bytes_of)
-            parts.append(tirx.BufferStore(sums, sum_of, [mine]))
+            mine = tile.vector_at(int64(at * lanes))
+            factors = tirx.Broadcast(level, lanes), load(words, tile.vector_at(weight))
+            parts.append(tirx.BufferStore(sums, dot.add(load(sums, mine), *factors), [mine]))
         return parts
 
     return [*(begin(at, p, g) for at, (_, p, g) in enumerate(places)), loop("k", quarter, step)]
@@ -165,8 +164,8 @@ def _row(tile: Tile, p: int, g: int) -> Expr:
 
 def _scaled(tile: Tile, number: int, place: tuple[int, int, int], at: int, sums: Buffer) -> Stmt:
     (r, p, g), root, own = place, _root(tile.group), tile.places
-    mine, gates = _vector_at(int64(at * tile.lanes)), own.buffers["gates"]
-    scale = load(own.buffers["packed"], _vector_at(own.scales[root][number] + _row(tile, p, g)))
+    mine, gates = tile.vector_at(int64(at * tile.lanes)), own.buffers["gates"]
+    scale = load(own.buffers["packed"], tile.vector_at(own.scales[root][number] + _row(tile, p, g)))
     row = load(own.buffers["workspace"], own.levels[root][number].address(wide(tile.row0) + int64(r), (int64(0),)))
-    total = tirx.Cast("float32x16", load(sums, mine)) * (scale * tirx.Broadcast(row, VECTOR))
+    total = tirx.Cast(f"float32x{tile.lanes}", load(sums, mine)) * (scale * tirx.Broadcast(row, tile.lanes))
     return tirx.BufferStore(gates, total if number == 0 else load(gates, mine) + total, [mine])

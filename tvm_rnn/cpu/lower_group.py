@@ -102,7 +102,7 @@ class Emitter:
     def _gemm(self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config) -> Stmt:
         finish = best(replace(unit, kind="pointwise", gates=1, depths=()), self.target).template
         work = Panels(group, unit, rows, places, self.lanes, template, finish, config).statement()
-        if self.storage is None or not self.storage.integer:
+        if self.storage is None or self.storage.dot is None:
             return work
         many = max(self.batches, default=1)
         return sequence(int8_products.quantise(group, rows, places, self.lanes, many), work)
@@ -310,7 +310,7 @@ class Panels:
                 Tile(self.group, local, unit, self.lanes, rows=tall, panels=broad, **place), self.finish, {}
             )
 
-        integer = self.places.storage is not None and self.places.storage.integer
+        integer = self.places.storage is not None and self.places.storage.dot is not None
         product = int8_products.product(whole) if integer else register_tile.product(whole, self.template, self.config)
         parts = height * across // (tall * broad)
         return [set_row, set_panel, tirx.AllocBuffer(gates), product, loop("e", parts, finish)]

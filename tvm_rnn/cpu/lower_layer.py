@@ -116,7 +116,7 @@ class Layer:
         self.weights = PackedWeights(g, self.free, self.lanes, self.number, self.emitter.storage)
         self.packed, self.products = self.weights.packed, self.weights.products
         storage = self.emitter.storage
-        integer = [group for group in g.groups if group.kind == "gemm" and storage is not None and storage.integer]
+        integer = [group for group in g.groups if group.kind == "gemm" and storage is not None and storage.dot]
         self.levels = {
             region: self._levels([q for q in integer if q.region == region]) for region in ("before", "step")
         }

@@ -37,7 +37,7 @@ from .lower_layer import Context, Layer, Visit
 from .matrix_part import held
 from .recurrence import use_threads
 from .walk_through_time import CHUNK, is_few
-from .weight_storage import STORAGES
+from .weight_storage import storage_on
 from .workspace import Array, Workspace, each_element, row_stride, rows_in, rows_out, strides_of
 
 INTEGERS = ("T", "B", "n", "threads", "has_lengths", "has_reset")
@@ -89,7 +89,8 @@ class Lowering:
         net, options = self.net, self.options
         self.stored = options.stored
         self.itemsize = np.dtype(net.dtype).itemsize
-        self.emitter = Emitter(options.target, net.dtype, options.batches, STORAGES.get(self.stored))
+        self.storage = storage_on(options.target, self.stored)
+        self.emitter = Emitter(options.target, net.dtype, options.batches, self.storage)
         self.lanes, self.back = self.emitter.lanes, int64(int(net.reverse))
         initial = net.cell.initial
         numbered = enumerate(self.layers.graphs, self.number)
@@ -208,8 +209,10 @@ class Lowering:
 
     def _stored(self, packed: Buffer) -> list[Buffer]:
         """The packed memory as elements of the dtype in which products' parameters are stored, if that is another."""
-        kinds = [STORAGES[self.stored]] if self.stored else []
-        return [tirx.decl_buffer(packed.shape, k.dtype, name="words" if k.integer else "stored") for k in kinds]
+        if self.storage is None:
+            return []
+        name = "words" if self.storage.dot else "stored"
+        return [tirx.decl_buffer(packed.shape, self.storage.dtype, name=name)]
 
     def _sequence(self) -> tirx.PrimFunc:
         given, cell = self._arguments(), self.net.cell
@@ -250,7 +253,7 @@ class Lowering:
         self.tile_rows, set_rows = bind("tile_rows", self.n * self.B)
         self.sets: list[Block] = [set_n, set_rows]
         stored = self._stored(found["packed"])
-        integer = bool(self.stored) and STORAGES[self.stored].integer
+        integer = self.storage is not None and self.storage.dot is not None
         levels = [tirx.decl_buffer(self.ws.shape, "int32", name="levels")] if integer else []
         self.views = [*_views(stored, found["packed"]), *_views(levels, self.ws)]
         buffers = {n: found[n] for n in self.memories} | {array.name: array for array in (*stored, *levels)}

@@ -106,6 +106,10 @@ class Tile:
     sums: list[te.Tensor] = field(default_factory=list)
     halves: list[te.Tensor] = field(default_factory=list)  # of the lanes of a sum
 
+    def vector_at(self, address: Expr) -> Expr:
+        """The addresses of a vector of units."""
+        return tirx.Ramp(address, int64(1), self.lanes)
+
     def __post_init__(self) -> None:
         self.flat = {
             name: te.placeholder((tirx.Var(f"size_{name}", INDEX),), name=name, dtype=buffer.dtype)

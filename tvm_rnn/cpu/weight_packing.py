@@ -23,7 +23,7 @@ from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import Block, load, loop, sequence, store, vector
 
-from .weight_storage import LARGEST, OFFSET, WORD, Storage, larger
+from .weight_storage import LARGEST, WORD, Storage, larger
 from .workspace import Array, Packed, dense, each_element, pad, strides_of
 
 
@@ -31,7 +31,7 @@ class PackedWeights:
     """The packed parameters of one layer and direction.
 
     packed: places of values; products: of each product's matrices; scales: of their rows, where the storage has some;
-    sums: of their rows, times -OFFSET, where products are of integers;
+    sums: of their rows, times minus the offset of levels, where products are of integers;
     kept: values made of parameters that are computed when weights are loaded. free: nodes that depend on parameters
     alone.
     """
@@ -47,7 +47,7 @@ class PackedWeights:
     @property
     def ratio(self) -> int:
         """Elements of a stored matrix in the room of one of the network's dtype; of integers, words of four."""
-        return 1 if self.storage is None or self.storage.integer else 4 // self.storage.bytes
+        return 1 if self.storage is None or self.storage.dot else 4 // self.storage.bytes
 
     def _reserve(self, nodes: Sequence[Node]) -> list[Node]:
         """Give every product's parameter a packed place, and every other value made of parameters that is read."""
@@ -57,7 +57,7 @@ class PackedWeights:
                 gates = node.shape[0] if len(node.shape) == 2 else 1
                 panels = pad(node.shape[-1], self.lanes)
                 rows, depths = gates * panels, [a.shape[0] for a in node.args[1::2]]
-                integer = self.storage is not None and self.storage.integer
+                integer = self.storage is not None and self.storage.dot is not None
                 sizes = [rows * -(-d // WORD) if integer else -(-rows * d // self.ratio) for d in depths]
                 self.products[node] = [self.packed.reserve((node, i), pad(s, self.lanes)) for i, s in enumerate(sizes)]
                 if self.storage is not None and self.storage.scaled:
@@ -189,9 +189,9 @@ class Matrix:
         def quantised(p: Expr, k: Expr, g: int, v: Expr) -> Expr:
             return storage.encode(self.value(p, k, g, v), load(self.packed, at(p, g, v)))
 
-        if storage.integer:
+        if storage.dot is not None:
             words = self._everywhere(stored, base, partial(self._word, quantised), zero, -(-self.depth // WORD))
-            return sequence(self._scales(at), words, self._sums(stored, offset))
+            return sequence(self._scales(at), words, self._sums(stored, offset, storage.dot.offset))
         return sequence(self._scales(at), self._everywhere(stored, base, quantised, zero))
 
     def _word(self, quantised: Callable[..., Expr], p: Expr, w: Expr, g: int, v: Expr) -> Expr:
@@ -206,8 +206,8 @@ class Matrix:
             total = own if total is None else total | own
         return tirx.reinterpret("int32", total)
 
-    def _sums(self, words: Buffer, offset: Expr) -> Stmt:
-        """For each row the sum of its levels, times -OFFSET."""
+    def _sums(self, words: Buffer, offset: Expr, of_levels: int) -> Stmt:
+        """For each row the sum of its levels, times minus the offset of an operand's levels."""
         quarter, panels = -(-self.depth // WORD), -(-self.node.shape[-1] // self.lanes)
         first = offset + int64(self.own.sums[self.node][self.number])
 
@@ -224,7 +224,7 @@ class Matrix:
             def each(value: Callable[[Expr], Expr]) -> Stmt:
                 return vector("v", self.lanes, lambda v: store(words, at(v), value(v)))
 
-            zero, factor = tirx.const(0, "int32"), tirx.const(-OFFSET, "int32")
+            zero, factor = tirx.const(0, "int32"), tirx.const(-of_levels, "int32")
             return [
                 each(lambda v: zero),
                 loop("w", quarter, lambda w: each(lambda v: load(words, at(v)) + levels(w, v))),

@@ -15,24 +15,26 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from tvm_rnn.graph.scalar import let, where
+from tvm_rnn.target import Target
 from tvm_rnn.tir.expr import Expr, TirExpr
+
+from .dot_product import DotProduct, dot_product
 
 LARGEST = 127.0  # of int8, on both sides
 WORD = 4  # levels of a word: what one instruction multiplies and sums
-OFFSET = 128  # by which levels of operands are stored larger: they are unsigned bytes
 MOST_DEPTH = 1 << 16  # of a product of integers: its sums are below 2**31 then
 
 
 @dataclass(frozen=True)
 class Storage:
-    """dtype: as TVM and the packed memory have it. bytes: of one element. scaled: whether rows have scales. integer:
-    whether products are of integers (`int8_products.py`): operands are quantised too, as they come."""
+    """dtype: as TVM and the packed memory have it. bytes: of one element. scaled: whether rows have scales. dot: the
+    instruction where products are of integers (`int8_products.py`): operands are quantised too, as they come."""
 
     name: str
     dtype: str
     bytes: int
     scaled: bool = False
-    integer: bool = False
+    dot: DotProduct | None = None
 
     def encode(self, value: TirExpr, scale: TirExpr | None = None) -> TirExpr:
         """A float32 value as it is stored: nearest, ties to even. scale: of its row."""
@@ -75,5 +77,14 @@ STORAGES = {
     "bfloat16": Storage("bfloat16", "uint16", 2),
     "float16": Storage("float16", "float16", 2),
     "int8": Storage("int8", "int8", 1, True),
-    "int8_dynamic": Storage("int8_dynamic", "int32", 1, True, True),
 }
+
+
+def storage_on(machine: Target, name: str) -> Storage | None:
+    """How matrices are stored on a CPU; None for "": in the network's dtype.
+
+    Raises ConfigError where the CPU has no instruction for products of integers.
+    """
+    if name != "int8_dynamic":
+        return STORAGES[name] if name else None
+    return Storage(name, "int32", 1, True, dot_product(machine))

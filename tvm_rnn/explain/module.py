@@ -19,7 +19,7 @@ from tvm_rnn.network.rnn import RNN
 from tvm_rnn.options import PASS_NAMES
 from tvm_rnn.passes import pipeline
 from tvm_rnn.runtime.runtime import Manifest
-from tvm_rnn.target import GPUS, TABLE, Target, host, resolve
+from tvm_rnn.target import GPUS, Target, host, resolve, table_row
 
 if TYPE_CHECKING:
     from tvm_rnn.graph.graph import Layers
@@ -81,7 +81,7 @@ def _target(facts: CpuNetwork | GpuNetwork) -> Target:
     """The target by its name; of a machine that is not named, this one if it is of that kind."""
     own = facts.target
     name = facts.variants[0].target if isinstance(facts, GpuNetwork) else own.name
-    if name in GPUS or name in TABLE:
+    if name in GPUS or table_row(name) is not None:
         return resolve(name)
     here = host()
     if own.kind == "llvm" and here.mcpu == own.mcpu:

@@ -62,7 +62,15 @@ CODE_BEGINS = (b"\x7fELF", b"\0asm")  # what systems load, and what is linked to
 FOR_PEOPLE = frozenset(("created", "decisions", "templates", "weight_error"))  # of a manifest: no code depends on these
 SAFETENSORS = {f"{kind}{8 * size}": f"{kind.lower()}{size}" for kind in "FIU" for size in (1, 2, 4, 8)} | {"BOOL": "?"}
 # Where LLVM's name of a CPU feature is not the kernel's.
-KERNEL_NAMES = {"sse3": "pni", "lzcnt": "abm", "bmi": "bmi1", "sha": "shani", "pclmul": "pclmulqdq", "neon": "asimd"}
+KERNEL_NAMES = {
+    "sse3": "pni",
+    "lzcnt": "abm",
+    "bmi": "bmi1",
+    "sha": "shani",
+    "pclmul": "pclmulqdq",
+    "neon": "asimd",
+    "dotprod": "asimddp",
+}
 # Where the kinds of modules are, by what their manifests have, the first that is there: those files import this one.
 KINDS = {
     "networks": ("runtime_model", "ModelModule"),

@@ -12,6 +12,7 @@ from tvm_rnn.bench.peers.models import (
     TORCH_CELLS,
     NumpyModel,
     Unsupported,
+    in_one_piece,
     loaded,
     net_of,
     onnx_model,
@@ -112,3 +113,10 @@ def test_what_onnx_lacks_is_said() -> None:
 def test_a_cell_with_two_inputs_has_no_single_x() -> None:
     with pytest.raises(Unsupported, match="2 inputs"):
         _ = problem_of(small("augru")).x
+
+
+def test_torch_s_dtypes_are_as_they_were_after_a_layer_is_in_one_piece() -> None:
+    torch = pytest.importorskip("torch")
+    before = {*torch.backends.cudnn.CUDNN_TENSOR_DTYPES}
+    layer = torch.nn.LSTM(3, 4)
+    assert in_one_piece(layer) is layer and {*torch.backends.cudnn.CUDNN_TENSOR_DTYPES} == before

@@ -67,6 +67,14 @@ def test_a_point_without_a_module_is_measured_for_its_peers() -> None:
     assert theirs["us_per_step"]
 
 
+def test_of_both_passes_there_are_rows_too() -> None:
+    asked = request(point(training=True), None, "tvm_rnn", "torch")
+    ours, theirs = Bench(lambda told: None).measure(asked)
+    assert ours["reason"] == "no module was built for it" and theirs["reason"] == "it was not measured"
+    ours, _ = Bench(lambda told: None).measure({**asked, "skip": {"tvm_rnn": "it hung"}})
+    assert ours["reason"] == "it hung"
+
+
 def test_what_is_to_be_skipped_keeps_its_reason(module: str) -> None:
     asked = request(point(), module, "tvm_rnn", "torch", skip={"tvm_rnn": "it hung"})
     ours, theirs = Bench(lambda told: None).measure(asked)

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gpu_stand_in import point, problem
 from networks import network
 from typer.testing import CliRunner
 
 import tvm_rnn as rnn
 from tvm_rnn.bench.run import training
-from tvm_rnn.bench.run.training import compare_training
+from tvm_rnn.bench.run.training import compare_training, measure_on_gpu
 from tvm_rnn.cli.commands import app
 from tvm_rnn.errors import ConfigError, WeightError
 
@@ -52,3 +53,32 @@ def test_what_cannot_be_compared(path: Path, tmp_path: Path) -> None:
     rnn.compile(rnn.RNN(rnn.cells.elman, 3, 4), training=True).export(tmp_path / "empty.so")
     with pytest.raises(WeightError, match="without weights"):
         compare_training(tmp_path / "empty.so")
+
+
+def test_a_point_without_a_module_has_a_reason() -> None:
+    torch = pytest.importorskip("torch")
+    found = measure_on_gpu(problem(point("gru", training=True), torch), 1)
+    assert found["tvm_rnn"]["reason"] == "no module was built for it" and [*found] == ["tvm_rnn"]
+
+
+@pytest.mark.broad
+def test_a_point_of_a_suite(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(training, "_OnGpu", training._OnCpu)
+    asked = problem(point("gru", input=6, training=True), torch, str(path))
+    found = measure_on_gpu(asked, 2)
+    assert [*found] == ["tvm_rnn", "torch"] and all(row["us_per_step"] > 0 for row in found.values())
+    assert found["tvm_rnn"]["error"] < 1e-5 and found["tvm_rnn"]["bytes"] == asked.bytes
+    monkeypatch.setattr(training, "_error", lambda got, expected: 0.5)
+    assert "is allowed" in measure_on_gpu(asked, 2)["tvm_rnn"]["reason"]
+
+
+def test_what_rounding_moves_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A little more is allowed where exact gradients move with their inputs, but nothing that is wrong."""
+    net = network("gru", 6, 8, dtype="bfloat16").init(0)
+    bench = training._OnCpu.__new__(training._OnCpu)
+    bench.net = net
+    monkeypatch.setattr(bench, "given", lambda value: value)
+    least = training.LIMITS["bfloat16"]
+    assert bench.limit("bfloat16", 0.0, 3, 2) == least
+    assert least < bench.limit("bfloat16", 1.0, 3, 2) <= least + training.MOST_MOVED

@@ -36,6 +36,7 @@ def test_gated_delta() -> None:
             part.reshape(2, n, *shape)
             for part, shape in zip(np.split(x[t], ends, -1), ((size,), (size,), (m, size), (m,), (m,)), strict=True)
         )
+        q, k = q / size**0.5, k / size**0.5
         S = sigmoid(d)[..., None, None] * S
         found = v - np.einsum("bnmij,bnj->bnmi", S, k)
         S = S + np.einsum("bnm,bnmi,bnj->bnmij", sigmoid(b), found, k)

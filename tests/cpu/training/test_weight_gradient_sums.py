@@ -77,6 +77,7 @@ def aligned(array: np.ndarray) -> np.ndarray:
     return found
 
 
+@pytest.mark.broad_after(4)
 @pytest.mark.parametrize("name", [name for name, _, _ in CASES])
 def test_sums_are_numpys(name: str) -> None:
     _, shapes, spec = next(case for case in CASES if case[0] == name)

@@ -24,7 +24,7 @@ def moved(source: str, target: str, lanes: int, w: Writer) -> None:
     store_lanes(w, "b", target, at, loaded.values())
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("lanes", [4, 8, 1])
 @pytest.mark.parametrize("source", DTYPES)
 def test_what_is_loaded_is_stored(source: str, lanes: int) -> None:

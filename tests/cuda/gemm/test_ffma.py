@@ -11,6 +11,7 @@ from tvm_rnn.cuda.gemm.group_kernels import Variant
 from tvm_rnn.target import resolve
 
 
+@pytest.mark.broad_after(2)
 @pytest.mark.parametrize("gates", [1, 2, 3, 5, 8])
 def test_every_number_of_gates(gates: int) -> None:
     text = text_of(made(hoisted(gates, 20), "float32").variants[-1].kernel)

@@ -14,6 +14,7 @@ from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.gemm.mma_sync import STEPS, MmaProduct, MmaTile
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(
     ("precision", "instruction"),
     [
@@ -74,6 +75,7 @@ def kernel(buffer: int = 0) -> Kernel:
     return write("f", [("a", "float32"), ("b", "float32"), ("out", "float32")], [], body, threads=32)
 
 
+@pytest.mark.broad
 def test_all_tiles_of_sums() -> None:
     rng = np.random.default_rng(0)
     a, b = rng.integers(-8, 8, (16 * HIGH, 8)).astype("f4"), rng.integers(-8, 8, (8, 8 * BROAD)).astype("f4")

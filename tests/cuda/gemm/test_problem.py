@@ -20,7 +20,7 @@ def test_values_are_read_in_order_of_use() -> None:
     assert [n.name for n in found] == ["g0", "g1", "g2", "g3", "c"]
 
 
-@pytest.mark.broad_after(3)
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(
     ("precision", "width", "stride", "align", "vector"),
     [

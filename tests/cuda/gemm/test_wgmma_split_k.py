@@ -110,6 +110,7 @@ def test_many_rows_fetch_weights_early() -> None:
     assert "griddepcontrol" in two and "griddepcontrol" not in one
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(
     ("width", "precision", "kept"),
     [(2048, "bfloat16", 0), (2048, "tf32", 39), (2560, "bfloat16", 50), (2560, "tf32", 25)],

@@ -9,7 +9,7 @@ import pytest
 from compiled_kernels import graph_of, text_of
 
 from tvm_rnn.cuda.layer.pointers import Place
-from tvm_rnn.cuda.layer.row_kernels import Rows, rows_kernel, sources
+from tvm_rnn.cuda.layer.row_kernels import FEW_TERMS, Rows, rows_kernel, sources
 from tvm_rnn.graph.graph import Graph, Group, Node, make
 
 
@@ -59,12 +59,13 @@ def test_a_matrix_is_one_index_space() -> None:
         ("einsum", [(9, 40), (40,)], {"spec": "ij,j->i"}, True),
         ("einsum", [(40, 9), (40,)], {"spec": "ji,j->i"}, False),
         ("einsum", [(40,), (40,)], {"spec": "i,i->"}, True),
+        ("sum", [(40, FEW_TERMS)], {"axis": -1, "keepdims": False}, False),
         ("einsum", [(3, 8, 9), (3, 8)], {"spec": "hij,hi->hj"}, False),
     ],
 )
 @pytest.mark.parametrize("precision", ["float32", "float64"])
 def test_reductions(op: str, shapes: list[tuple[int, ...]], attrs: dict[str, Any], warp: bool, precision: str) -> None:
-    """Along the last axis a warp shares the work, so that neighbouring lanes read neighbouring numbers."""
+    """Along the last axis a warp shares the work, so that neighbouring lanes read neighbouring numbers; not of few."""
     leaves = [Node("state", shape=s, name=f"s{i}") for i, s in enumerate(shapes)]
     made = kernel_of(alone(make(op, *leaves, **attrs), "reduce"), precision)
     text = text_of(made.kernel)

@@ -16,7 +16,6 @@ def test_a_parameter_in_shared_memory() -> None:
     assert matrix_error(Case("m2rnn", 24, 1, 3, "bfloat16"), registers=few) < TOLERANCE["bfloat16"]
 
 
-@pytest.mark.broad
 def test_float32_is_not_rounded() -> None:
     assert not plan_of(("m2rnn", 9, "float32")).in_registers
     assert matrix_error(Case("m2rnn", 9, 1, 3, "float32")) < TOLERANCE["float32"]

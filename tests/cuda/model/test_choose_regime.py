@@ -95,6 +95,7 @@ def test_large_layers_take_slices_while_steps_are_not_quicker(cell: str) -> None
     assert most is None or most >= 128
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(
     ("cell", "hidden", "precision"), [("lstm", 2048, "tf32"), ("lstm", 2560, "bfloat16"), ("gru", 2816, "bfloat16")]
 )

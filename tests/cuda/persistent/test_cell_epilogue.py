@@ -27,6 +27,7 @@ def test_each_function_is_computed_once_per_cell() -> None:
     assert text("lstm", 16).count("__expf(") == 2 * 2 * 5  # even and odd steps, two rows, five functions
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(
     ("cell", "hidden", "precision", "masked", "vectors"),
     [

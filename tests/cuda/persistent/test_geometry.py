@@ -27,6 +27,7 @@ def geometry(name: str = "lstm", hidden: int = 40, precision: str = "bfloat16", 
     return geometry_of(step(name, hidden, precision), precision, **knobs)
 
 
+@pytest.mark.broad_after(3)
 @pytest.mark.parametrize("precision", ["bfloat16", "tf32"])
 @pytest.mark.parametrize(("name", "hidden", "knobs"), SHAPES)
 def test_every_weight_is_packed_once_and_the_rest_is_padding(

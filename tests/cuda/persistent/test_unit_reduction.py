@@ -18,6 +18,7 @@ from tvm_rnn.cuda.persistent.unit_reduction import combine, neutral
 MOST = {"bfloat16": 3e-2, "float16": 4e-3, "tf32": 5e-3}
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("hidden", "batch", "precision", "geometry"),
     [

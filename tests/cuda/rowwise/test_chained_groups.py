@@ -127,3 +127,17 @@ def test_heads_are_rows_of_their_own(heads: int, size: int) -> None:
     expected = value.astype(float) ** 2 / (value.astype(float) ** 2).sum(-1, keepdims=True)
     name = next(a.name for a in made.arguments if a.node is last)
     assert np.abs(arrays[name].reshape(value.shape) - expected).max() < 1e-6
+
+
+@pytest.mark.broad
+def test_a_few_terms_are_a_threads() -> None:
+    """Of heads that share a key, say: a warp for each sum would have nothing to do but for two lanes."""
+    h = leaf("h", 2, 80)
+    total = make("sum", make("transpose", h, axes=(1, 0)), axis=-1, keepdims=False)
+    made = kernel_of([group(*total.args, total, root=total), group(make("tanh", total))])
+    value = np.random.default_rng(1).standard_normal((5, 2, 80)).astype("float32")
+    arrays = {a.name: np.full((5, *a.node.shape), POISON, "float32") for a in made.arguments}
+    arrays |= {a.name: value for a in made.arguments if a.node is h}
+    run(made.kernel, arrays, {"rows": 5}, 5 if made.kernel.threads != 128 else 2)
+    name = next(a.name for a in made.arguments if a.node is total)
+    assert np.abs(arrays[name] - value.sum(1)).max() < 1e-6

@@ -26,6 +26,7 @@ def test_gradients_come_in_the_order_that_the_manifest_says() -> None:
     assert plans.programs[1].inputs == 4 + len(net.weight_shapes) + 4 + 1
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(("cell", "kept"), [("lstm", 4), ("gru", 4), ("elman", 1)])
 def test_what_products_read_after_all_steps_has_rows_for_all_of_them(cell: str, kept: int) -> None:
     _, plans = trained(cell, precision="bfloat16")

@@ -55,6 +55,7 @@ def test_outputs_that_are_no_state_or_lie_otherwise_are_kept_apart() -> None:
         assert len(plans.forward.tape.inputs) == 2
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("reverse", [False, True])
 def test_the_last_layer_s_state_is_found_in_y(reverse: bool) -> None:
     """From the step before y's first on, or behind its last."""

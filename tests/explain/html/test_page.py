@@ -142,7 +142,11 @@ def test_a_module_has_a_page_of_what_its_file_says(tmp_path: Path) -> None:
     text = (tmp_path / "gru.html").read_text()
     of_net = tmp_path / "net.html"
     explain(rnn.RNN(rnn.cells.gru, 4, 8)).write_html(of_net)
-    for part in ("<math.*?</math>", "<summary>As text</summary><pre>.*?</pre>", "<title>gru after .*?</title>"):
+    for part in (
+        "<math.*?</math>",
+        '<summary>As text</summary><pre tabindex="0">.*?</pre>',
+        "<title>gru after .*?</title>",
+    ):
         assert re.findall(part, text, re.S) == re.findall(part, of_net.read_text(), re.S) != []
     assert "tvm-rnn show gru --stage all" in text and "vfmadd" not in text
     assert not Structure(text).faults

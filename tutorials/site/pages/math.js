@@ -7,5 +7,11 @@ if (base && base.nextElementSibling.getBoundingClientRect().bottom - base.getBou
 
 // The theme leaves its search dialog without a name.
 document.querySelector(".md-search")?.setAttribute("aria-label", "Search");
-// Tables that are wider than the page scroll by keys too.
-for (const wide of document.querySelectorAll(".md-typeset__scrollwrap")) wide.tabIndex = 0;
+// What is wider than the page scrolls by keys too: tables, equations, charts.
+function reach() {
+  for (const part of document.querySelectorAll(".md-content div")) {
+    if (part.scrollWidth > part.clientWidth && getComputedStyle(part).overflowX !== "visible") part.tabIndex = 0;
+  }
+}
+window.addEventListener("load", reach);
+window.addEventListener("resize", reach);

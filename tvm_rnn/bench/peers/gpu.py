@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tvm_rnn.oracle.torch_graph import TorchModel
 
 from . import images
-from .models import TORCH_CELLS, GpuProblem, Prepared, Unsupported, imported, torch_layer
+from .models import TORCH_CELLS, GpuProblem, Prepared, Unsupported, imported, in_one_piece, torch_layer
 
 if TYPE_CHECKING:
     import torch
@@ -104,9 +104,7 @@ def prepare_torch(problem: GpuProblem) -> Prepared:
         return _prepare_images(problem)
     if point.cell not in TORCH_CELLS:
         raise Unsupported(f"it has no cell {point.cell}")
-    layer = torch_layer(net).to(problem.device)
-    layer.flatten_parameters()
-
+    layer = in_one_piece(torch_layer(net).to(problem.device))
     (x, *_), lengths = problem.inputs, None if problem.lengths is None else problem.lengths.cpu()
 
     def run() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

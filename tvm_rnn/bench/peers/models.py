@@ -185,6 +185,15 @@ class GpuProblem:
     def device(self) -> torch.device:
         return self.inputs[0].device
 
+    @property
+    def bytes(self) -> int:
+        """What must move through memory at least: inputs, the output and the weights, in training their gradients too,
+        once each."""
+        steps, batch = self.inputs[0].shape[:2]
+        elements = sum(x.numel() for x in self.inputs) + steps * batch * self.net.output_size
+        elements += sum(array.size for array in self.net.weights.values())
+        return int(self.inputs[0].element_size() * elements) * (2 if self.point.training else 1)
+
     def weight(self, name: str, layer: int, direction: int) -> torch.Tensor:
         """A weight as torch tensor, in the dtype and on the device of the inputs."""
         return self.put(self.net.weights[weight_name(name, layer, direction)])
@@ -269,6 +278,24 @@ def torch_layer(net: RNN) -> torch.nn.RNNBase:
     layer.load_state_dict({name: torch.tensor(value) for name, value in state_arrays(net).items()})
     found: torch.nn.RNNBase = layer.eval()
     return found
+
+
+def in_one_piece(layer: torch.nn.RNNBase) -> torch.nn.RNNBase:
+    """A layer on a GPU with its weights in one memory, as cuDNN wants them.
+
+    torch leaves bfloat16 out of the dtypes that it does this for, and copies all weights at every call; cuDNN knows it.
+    The best that torch can do is what counts here.
+    """
+    import torch
+
+    dtypes = torch.backends.cudnn.CUDNN_TENSOR_DTYPES
+    before = {*dtypes}
+    try:
+        dtypes.add(torch.bfloat16)
+        layer.flatten_parameters()
+    finally:
+        dtypes.intersection_update(before)
+    return layer
 
 
 def torch_layer_of(problem: Problem) -> torch.nn.RNNBase:

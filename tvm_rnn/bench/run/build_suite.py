@@ -147,6 +147,7 @@ def build_one(request: Request) -> Reply:
     point = Point.from_dict(dict(request["network"]))
     options: Reply = {} if point.precision == point.dtype else {"precision": point.precision}
     options |= {"generate": True} if point.cell in writers.CELLS else {}
+    options |= {"training": True} if point.training else {}
     result: Reply = {}
     try:
         module = compile(network(point), request["target"], tuple(request["batches"]), without=point.without, **options)

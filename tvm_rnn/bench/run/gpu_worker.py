@@ -33,6 +33,7 @@ from tvm_rnn.version import __version__
 from tvm_rnn.worker_process import Reply, Request, channel
 
 from .compare import OURS, spread
+from .training import measure_on_gpu
 
 if TYPE_CHECKING:
     import torch
@@ -126,6 +127,8 @@ class Bench:
         self._stage("preparing", "")
         torch.cuda.empty_cache()
         problem = self._problem(point, request)
+        if point.training:
+            return self._training(problem, request)
         expected = self._oracle(problem)
         contenders = []
         for name in request["frameworks"]:
@@ -138,11 +141,16 @@ class Bench:
         with torch.no_grad():
             found = gpu_graphs.rounds_us(graphs, request["rounds"])
         torch.cuda.synchronize()
-        # What must move through memory at least: inputs, the output and the weights, once each.
-        elements = sum(x.numel() for x in problem.inputs) + expected[0].numel()
-        elements += sum(array.size for array in problem.net.weights.values())
-        work = {"bytes": int(problem.inputs[0].element_size() * elements)}
+        work = {"bytes": problem.bytes}
         return [{**contender.row(point.steps, found), **work} for contender in contenders]
+
+    def _training(self, problem: GpuProblem, request: Request) -> list[Reply]:
+        """The same of both passes."""
+        self._stage("checking", OURS)
+        reason = request["skip"].get(OURS)
+        found = {} if reason else measure_on_gpu(problem, request["rounds"])
+        missing = reason or "it was not measured"
+        return [found.get(name, {"framework": name, "reason": missing}) for name in request["frameworks"]]
 
     def candidates(self, request: Request) -> list[Reply]:
         """A row per file: us (of the whole sequence), spread and error, or the reason why there is none. A final

@@ -38,7 +38,7 @@ class Point:
 
     cell: of the zoo, of CELLS, or "file.py:function". precision: of products, a key of SHORT. sizes: other axes
     of the cell, (name, size). without: passes left out. lengths: rows have lengths of their own. eager: calls are no
-    CUDA graph. any_batch: the module is compiled for no batch size in particular.
+    CUDA graph. any_batch: the module is compiled for no batch size in particular. training: both passes.
     """
 
     cell: str
@@ -54,6 +54,7 @@ class Point:
     lengths: bool = False
     eager: bool = False
     any_batch: bool = False
+    training: bool = False
 
     @property
     def dtype(self) -> str:
@@ -74,6 +75,7 @@ class Point:
         words += ["bi"] if self.directions == 2 else []
         words += [f"{name.lower()}{size}" for name, size in self.sizes]
         words += [f"no_{name.partition('_')[0]}" for name in self.without]
+        words += ["training"] if self.training else []
         return "-".join([*words, SHORT[self.precision]])
 
     @property
@@ -176,7 +178,8 @@ def ablation() -> list[Point]:
 
 def linear() -> list[Point]:
     """Linear recurrences over long sequences, each with and without the pass that runs them over all time; recurrences
-    alone, one step of decoding among them; and matrices with a nonlinearity, which take one step after the other."""
+    alone, one step of decoding among them; matrices with a nonlinearity, which take one step after the other; and both
+    passes of training."""
     cells = (("gated_delta_net", 64), ("mlstm", 64), ("gla", 64), ("rwkv7", 64), ("min_gru", 512), ("sru", 512))
     points = [
         Point(cell, h, h, 16384, batch, precision) for cell, h in cells for batch in (1, 8) for precision in ALL[::3]
@@ -187,13 +190,13 @@ def linear() -> list[Point]:
     whole, delta = n * (2 * h + m * h + 2 * m), (("N", n), ("M", m))
     alone = [Point("gated_delta", whole, h, t, b, sizes=delta) for t, b in ((1, 1), (1, 64), (32768, 1))]
     layers = [Point("gated_delta_net_conv", 64, h, t, b, sizes=delta) for t, b in ((1, 1), (1, 64), (32768, 1))]
+    few = Point("gated_delta", n * (3 * h + 2), h, 2048, 16, sizes=(("N", n), ("M", 1)))
+    memory = Point("mlstm", 64, h, 8192, 8, sizes=(("N", 4),))
     strict = [Point("m2rnn", 512, 64, 4096, batch, sizes=(("N", 8),)) for batch in (1, 16, 64)]
-    return [replace(point, without=off) for point in (*points, *heads) for off in ((), IN_STEPS)] + [
-        *sums,
-        *alone,
-        *layers,
-        *strict,
-    ]
+    both = [point for point in points if point.precision == "bfloat16" and point.cell not in ("min_gru", "sru")]
+    trained = [replace(p, training=True) for p in (*both, *sums, *heads, alone[-1], few, memory)]
+    stepped = [replace(point, without=off) for point in (*points, *heads) for off in ((), IN_STEPS)]
+    return [*stepped, *sums, *alone, few, memory, *layers, *strict, *trained]
 
 
 def generate() -> list[Point]:

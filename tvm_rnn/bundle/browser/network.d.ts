@@ -20,6 +20,8 @@ export declare const facts: {
   readonly output: Shape;
   /** Whether it goes a step at a time: not where one direction goes backwards. */
   readonly canStep: boolean;
+  /** What the code needs of WebAssembly beyond its first version. */
+  readonly features: readonly string[];
 };
 
 export type Numbers = @NUMBERS@;

@@ -8,8 +8,26 @@ const Numbers = facts.dtype === "float64" ? Float64Array : Float32Array;
 const BYTES = Numbers.BYTES_PER_ELEMENT;
 const ROOM = 64; // bytes: where arrays begin at multiples of it, steps are quickest
 
+// () => lane 3 of i32x4.relaxed_dot_i8x16_i7x16_add_s(splat(-127), splat(127), splat(1000))
+const PRODUCTS = [
+  0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 127, 3, 2, 1, 0, 7, 5, 1, 1, 102, 0, 0, 10, 25, 1, 23, 0, 65, 129, 127,
+  253, 15, 65, 255, 0, 253, 15, 65, 232, 7, 253, 17, 253, 147, 2, 253, 27, 3, 11,
+];
+
+/** Throws where the code multiplies bytes by an instruction that this engine lacks, or has wrong, as V8 11.3 does. */
+function checkProducts() {
+  if (!facts.features.includes("relaxed-simd")) return;
+  const bytes = new Uint8Array(PRODUCTS);
+  const valid = WebAssembly.validate(bytes);
+  const found = valid && new WebAssembly.Instance(new WebAssembly.Module(bytes)).exports.f();
+  if (found === 4 * -127 * 127 + 1000) return;
+  const got = valid ? `a product of ${found}` : "none";
+  throw new Error(`@NAME@: it needs relaxed SIMD, this engine has ${got}: compile for target "wasm32", weights "int8"`);
+}
+
 /** The code, compiled. source: an address, a Response or bytes; nothing: the file beside this one. */
 export async function compile(source = new URL("./@NAME@.wasm", import.meta.url)) {
+  checkProducts();
   if (source instanceof WebAssembly.Module) return source;
   if (source instanceof ArrayBuffer || ArrayBuffer.isView(source)) return WebAssembly.compile(source);
   if (String(source).startsWith("file:")) {
@@ -50,6 +68,7 @@ export class Network {
   }
 
   constructor(instance, { rows = 1 } = {}) {
+    checkProducts();
     if (!Number.isInteger(rows) || rows < 1) throw new RangeError(`@NAME@: rows: ${rows}, not a whole number from 1`);
     this.rows = rows;
     this.#rows = BigInt(rows);

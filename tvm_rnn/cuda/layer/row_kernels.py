@@ -98,6 +98,7 @@ def store(writer: Writer, argument: Argument, place: Place, row: Expr, index: Se
 
 Writes = Callable[[Node], Sequence[Place]]
 THREADS, WARP = 128, 32
+FEW_TERMS = 8  # of a sum that a thread makes
 
 
 @dataclass(frozen=True)
@@ -234,7 +235,7 @@ def _reduction(job: Job) -> Rows:
     root = job.group.root
     assert root is not None
     arguments = job.arguments(job.group.nodes)
-    along = runs_along(root)
+    along = by_warps(root)
 
     def body(writer: Writer) -> None:
         if along:
@@ -249,6 +250,12 @@ def _reduction(job: Job) -> Rows:
                 job.store(writer, arguments, root, row, index, total)
 
     return job.finish(body, arguments)
+
+
+def by_warps(root: Node) -> bool:
+    """Whether a warp adds up each result: where what it adds up lies side by side, and is not so little that most lanes
+    had nothing to do. Else a thread does."""
+    return runs_along(root) and prod(size for _, size in reduced_axes(root)) > FEW_TERMS
 
 
 def _warps(writer: Writer, size: int) -> tuple[Expr, Expr, Expr, Expr]:

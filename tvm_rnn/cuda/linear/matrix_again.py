@@ -1,7 +1,7 @@
 """Matrices and their gradients made again: a group of kind "scan" whose root is a `rescan`.
 
-In: the group's operands, and where its values lie. Out: a `MatrixAgain`, the kernels of `steps_again.py` with the
-statements that launch them, all parts of a tile's time at once.
+In: the group's operands, and where its values lie. Out: a `MatrixAgain`, the kernels of `blocks_again.py`, or of
+`steps_again.py` where there are none of these, with the statements that launch them, all parts of a tile at once.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from tvm_rnn.cuda.layer.matrix_operands import NUMBER, AgainOperands
 from tvm_rnn.cuda.layer.pointers import Argument, Place
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.rowwise.state_moves import Tile
+from tvm_rnn.decisions import tell
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.schedule.schedule_template import DEFAULT
 
-from .recurrence import Rows
+from .blocks_again import BlocksAgain
+from .recurrence import Rows, same_places
 from .steps_again import BOTH, EVERY, GRADIENT, STATE, Made, Pair, Read, StepsAgain, marks_name
 
 
@@ -41,13 +43,14 @@ class MatrixAgain:
     @property
     def fact(self) -> dict[str, object]:
         """A row of the manifest's templates."""
-        own = self.pair
+        own, blocks = self.pair, isinstance(self.kernels, BlocksAgain)
         unit = f"before rescan {own.heads}x{own.keys}x{own.values}, parts of {EVERY} steps at once, any B"
-        return {"unit": unit, "template": "steps_again", "knobs": {}, "record": DEFAULT}
+        return {"unit": unit, "template": "blocks_again" if blocks else "steps_again", "knobs": {}, "record": DEFAULT}
 
     @cached_property
-    def steps(self) -> StepsAgain:
-        return StepsAgain(self.name, self.pair)
+    def kernels(self) -> BlocksAgain | StepsAgain:
+        blocks = BlocksAgain(self.name, self.pair)
+        return StepsAgain(self.name, self.pair) if blocks.why_not else blocks
 
     def launch(self, host: Host, values: Sequence[Pointer], tile: Tile, lean: bool = False) -> None:
         """All steps of a tile. values: of `arguments`; lean: there are never lengths or resets."""
@@ -57,7 +60,7 @@ class MatrixAgain:
         scalars: dict[str, HostExpr] = {"steps": tile.count, "batch": "B", "start": tile.start, "total": "T"}
         scalars |= {"has_lengths": "has_lengths", "has_reset": "has_reset"}
         for masked in (False,) if lean else (False, True):
-            kernel = self.steps.kernels[masked]
+            kernel = self.kernels.kernels[masked]
             with host.when("true" if lean else "has_lengths || has_reset" if masked else "!has_lengths && !has_reset"):
                 own = {name: pointers[name] for name, _ in kernel.pointers}
                 host.launch(kernel, own, {name: scalars[name] for name, _ in kernel.scalars})
@@ -67,7 +70,7 @@ def matrix_again(
     name: str, operands: AgainOperands, layout: Layout, writes: Callable[[Node], list[Place]]
 ) -> MatrixAgain:
     """The kernels of a group. writes: where a read-out goes."""
-    arguments, begins = list[Argument](), dict[str, Node]()
+    arguments, begins, places = list[Argument](), dict[str, Node](), dict[str, object]()
     state, axis = operands.state, operands.along
 
     def rows(name: str, node: Node, along: int = axis) -> Rows:
@@ -77,9 +80,10 @@ def matrix_again(
         arguments.append(Argument(name, "read", base))
         width = prod(node.shape[len(operands.heads) :]) if along == NUMBER else state.shape[along]
         group = operands.group_size((node, along))
+        places[name] = base, offset, width, group
         return Rows(width, source.place.row_stride, source.place.dtype, offset, group)
 
-    def made(own: str, row: Node) -> Made:
+    def recurrence(own: str, row: Node) -> Made:
         decay = operands.decay(row)
         decays = None if decay is None else rows(f"{own}_decay", decay, NUMBER)
         # Sums run along the axis of the recurrence's values: what a rescan has in the place of keys.
@@ -92,7 +96,7 @@ def matrix_again(
     found: dict[str, Made] = {}
     for begin, row in operands.made.items():
         own = GRADIENT if begin in layout.graph.states else STATE
-        found[own], begins[own] = made(own, row), begin
+        found[own], begins[own] = recurrence(own, row), begin
     reads: list[tuple[Read, Node, int]] = []
     for node in operands.reads:
         matrix, vector = node.args
@@ -111,6 +115,10 @@ def matrix_again(
         found.get(GRADIENT),
         tuple(read for read, _, _ in reads),
         keys_last=axis == -2,
+        same=same_places(places),
     )
+    why = BlocksAgain(name, pair).why_not
+    which = "its gradient" if STATE not in found else "the matrix" if GRADIENT not in found else "the two"
+    tell(not why, f"{state.name}: {which} made again in blocks of steps", why and f"step by step: {why}")
     arguments += [Argument(f"output_{i}", "write", node, number) for i, (_, node, number) in enumerate(reads)]
     return MatrixAgain(name, operands, pair, tuple(arguments), begins)

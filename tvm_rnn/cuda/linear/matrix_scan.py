@@ -26,7 +26,7 @@ from tvm_rnn.target import HOPPER, Target
 from .choose_tile import ChosenTile, choose, refused
 from .chunk_marks import MarkedChunkScan
 from .chunk_scan import ChunkScan
-from .recurrence import AFTER, BEFORE, Erase, Outer, Read, Recurrence, Rows
+from .recurrence import AFTER, BEFORE, Erase, Outer, Read, Recurrence, Rows, same_places
 from .segments import Segments
 from .step_by_step import STATES, Steps
 from .steps_again import EVERY
@@ -263,17 +263,8 @@ def matrix_scan(
     arguments += [Argument(f"output_{i}", "write", node, number) for i, (_, node, number) in enumerate(reads)]
     graph = layout.graph
     reverse, kept = graph.kind == "backward", graph.states.index(state) in marked(graph)
-    own = replace(recurrence, same=_same(recurrence, places))
+    own = replace(recurrence, same=same_places({name: places[name] for name in recurrence.vectors}))
     why = refused(own, target)
     tell(not why, f"{state.name} in chunks of time", why and f"step by step in one launch: {why}")
     given = name, operands, own, tuple(arguments), layout.dtype, reverse, kept, target.arch == HOPPER
     return MatrixScan(*given) if why else ChunkedScan(*given, choose(own, batches, target))
-
-
-def _same(recurrence: Recurrence, places: dict[str, object]) -> tuple[tuple[str, str], ...]:
-    """Vectors that lie where others do. places: of operands, by name."""
-    first, found = dict[object, str](), list[tuple[str, str]]()
-    for name in sorted(recurrence.vectors, key=lambda name: name.startswith("read_")):
-        other = first.setdefault(places[name], name)
-        found += [(name, other)] if other != name else []
-    return tuple(found)

@@ -13,6 +13,7 @@ Delta rules erase along the key: vector None. Source: Yang et al. 2024, "Gated D
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 BEFORE, DECAYED, AFTER = "before", "decayed", "after"
@@ -179,3 +180,12 @@ class Recurrence:
 def sum_name(of: str) -> str:
     """Of the sums of log decays before and after a step's own: that which the states of this kind have."""
     return "before" if of == BEFORE else "after"
+
+
+def same_places(places: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
+    """Vectors that lie where others do, and these: no other is a read-out's where one is not. places: by name."""
+    first, found = dict[object, str](), list[tuple[str, str]]()
+    for name in sorted(places, key=lambda name: name.startswith("read_")):
+        other = first.setdefault(places[name], name)
+        found += [(name, other)] if other != name else []
+    return tuple(found)

@@ -71,7 +71,7 @@ class Read:
 @dataclass(frozen=True)
 class Pair:
     """A matrix and its gradient, of heads [keys, values], in memory [values, keys] if `keys_last`. state, gradient:
-    None where nothing is read of it."""
+    None where nothing is read of it. same: pairs of names of vectors that are one."""
 
     heads: int
     keys: int
@@ -81,6 +81,7 @@ class Pair:
     gradient: Made | None
     reads: tuple[Read, ...]
     keys_last: bool = False
+    same: tuple[tuple[str, str], ...] = ()
 
     @property
     def made(self) -> dict[str, Made]:

@@ -26,12 +26,13 @@ from tvm_rnn.cuda.layer.row_kernels import (
     Rows,
     Values,
     across_warp,
+    by_warps,
     combiner,
     finish_group,
     reduced,
     unravel,
 )
-from tvm_rnn.graph.graph import Group, Node, reduced_axes, runs_along
+from tvm_rnn.graph.graph import Group, Node, reduced_axes
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.graph.tensor_expressions import Index
 from tvm_rnn.tir.expr import Buffer, Expr
@@ -205,7 +206,7 @@ class _ChainedGroups:
             index = self._index(writer, j, root.shape)
             job.store(writer, self._own(job), root, self.row, index, total)
 
-        if not runs_along(root) and outputs >= WARP:  # a thread for each result: neighbours read neighbours
+        if not by_warps(root) and outputs >= WARP:  # a thread for each result: neighbours read neighbours
             with self._each(writer, outputs, self.thread, self.threads) as j:
                 finish(j, self._sum(writer, job, j, tirx.const(0, "int32"), 1)[0])
         elif outputs <= FEW:  # all threads for each

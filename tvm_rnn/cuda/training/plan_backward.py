@@ -49,6 +49,10 @@ from .plan_forward import Blank, ForwardTrain, blank_kernel
 from .tape_layout import states_read
 from .weight_gradient_sums import WeightGradients
 
+# So many times the room where nothing goes step by step: a tile is a chain of launches, each of which fills the GPU the
+# better the more steps it has. gated_delta_net H 64, T 16384, B 8, both passes: 1.51 ms, with 2 1.37, with 4 1.30.
+OVER_TIME = 2
+
 
 def gradient_width(net: RNN) -> int:
     """Elements of a row of a layer's gradient."""
@@ -252,11 +256,12 @@ class BackwardPlan(Plan):
         self.cuda_streams = min(layers, STREAMS) if able else 1
         batches = self.options.batches or EXPECTED_BATCHES
         least = least_steps(min(max(code.predicted_us(batch) for code in self.code) for batch in batches))
-        room = "".join(f" && {room_for_two(code.regimes)}" for code in self.code)
-        self.wave = program.let("wave", f"T > {least}{room}" if self.cuda_streams > 1 else "0")
+        for_two = "".join(f" && {room_for_two(code.regimes)}" for code in self.code)
+        self.wave = program.let("wave", f"T > {least}{for_two}" if self.cuda_streams > 1 else "0")
         tiles = f"max<int64_t>(1, min<int64_t>({WAVE_TILES * layers}, (T + {least - 1}) / {least}))"
         tiles = program.let("tiles", f"{self.wave} ? {tiles} : 1")
-        most = f"max<int64_t>(1, {HOISTED_BYTES // per_row} / ({self.wave} ? {layers} : 1) / B)"
+        room = HOISTED_BYTES * (1 if any(code.layout.has_steps for code in self.code) else OVER_TIME)
+        most = f"max<int64_t>(1, {room // per_row} / ({self.wave} ? {layers} : 1) / B)"
         self.steps = program.let("tile_steps", self._in_parts(f"min<int64_t>((T + {tiles} - 1) / {tiles}, {most})"))
 
     def _between(self) -> None:

@@ -28,7 +28,7 @@ def page(found: BesideFacts, both: Sequence[ExplanationFacts], command: str = ""
     ]
     body.append(f'<div class="columns">{"".join(columns)}</div>')
     versions = {f"{name} {v}": 0 for one in both for name, v in one["versions"].items()}
-    body += ["<h2>How this page was made</h2>", f"<pre>{escape(command)}</pre>" if command else ""]
+    body += ["<h2>How this page was made</h2>", f'<pre class="command">{escape(command)}</pre>' if command else ""]
     body += [f'<p class="soft">{escape(", ".join(versions))}. Charts by Vega-Lite.</p>']
     return document(title, body)
 

@@ -54,7 +54,7 @@ def page(
     for number, net in enumerate(looked):
         body += _code(net, number) if net is not None else ()
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-    body += [_h2("made", "How this page was made"), f"<pre>{escape(command)}</pre>" if command else ""]
+    body += [_h2("made", "How this page was made"), f'<pre class="command">{escape(command)}</pre>' if command else ""]
     body += [f'<p class="soft">{escape(versions)}. Charts by Vega-Lite, layout of graphs by grandalf.</p>']
     return document(title, body)
 
@@ -103,6 +103,11 @@ def _contents(looked: bool, ablation: bool, history: bool) -> str:
     return f'<nav aria-label="Contents">{links}</nav>'
 
 
+def _folded(summary: str, words: str) -> str:
+    """Text that is shown on demand. Who has no mouse can scroll it too."""
+    return f'<details><summary>{escape(summary)}</summary><pre tabindex="0">{escape(words)}</pre></details>'
+
+
 def _h2(at: str, words: str) -> str:
     return f'<h2 id="{at}">{escape(words)}</h2>'
 
@@ -132,7 +137,7 @@ def _network(own: NetworkFacts, net: Looked | None, number: int) -> Iterator[str
     yield from _steps(own, more)
     yield _h2(f"work{more}", "Work, and the least time for it")
     yield from work(own)
-    yield f"<details><summary>All of it as text</summary><pre>{escape(text({'networks': [own]}))}</pre></details>"
+    yield _folded("All of it as text", text({"networks": [own]}))
 
 
 def _decided(own: NetworkFacts) -> Iterator[str]:
@@ -190,7 +195,7 @@ def _graphs(net: Looked, at: str) -> str:
         pictures = []
         for graph in layers.graphs[:1]:
             pictures.append(f'<div class="graph wide" tabindex="0">{draw(graph, f"{graph.cell} after {name}")}</div>')
-            pictures.append(f"<details><summary>As text</summary><pre>{escape(graph_text(graph))}</pre></details>")
+            pictures.append(_folded("As text", graph_text(graph)))
         hidden = "" if number == len(stages) - 1 else " hidden"
         parts.append(f'<div class="stage" data-name="{escape(name)}"{hidden}>{"".join(pictures)}</div>')
     note = "Numbers at boxes are groups that run in one go; thick frames are stored. Wide graphs scroll sideways."
@@ -267,6 +272,5 @@ def _code(net: Looked, number: int) -> Iterator[str]:
     yield f'<p><label>Search <input class="search" type="search" data-of="{at}-folds"></label> '
     yield f'<span id="{at}-folds-found" role="status"></span></p><div id="{at}-folds">'
     for name, words in net.code():
-        lines = words.count("\n") + 1
-        yield f"<details><summary>{escape(name)}, {lines} lines</summary><pre>{escape(words)}</pre></details>"
+        yield _folded(f"{name}, {words.count(chr(10)) + 1} lines", words)
     yield "</div>"

@@ -30,7 +30,7 @@ def calls(code: str, instruction: str) -> int:
     return len(re.findall(rf"\b\w*{instruction}\w*\(", body))
 
 
-@pytest.mark.broad_after(4)
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("precision", TENSOR_CORES)
 @pytest.mark.parametrize(
     ("name", "hidden", "knobs"),

@@ -43,6 +43,7 @@ def test_inputs_are_multiplied_first(
     assert persistent_error(case, geometry, follows=follows) < tolerance(precision, 4)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4))])
 @pytest.mark.parametrize("inputs", [0, pytest.param(64, marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("short_turns")

@@ -219,6 +219,7 @@ def test_weights_come_from_anywhere(register_words: int, shared_words: int, prec
     check("lstm", 192, 9, precision, geometry, steps=3)
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(("register_words", "kinds"), [(1000, "rs"), (0, "ss"), (16, "rs ss")])
 def test_every_tile_is_multiplied_once(register_words: int, kinds: str) -> None:
     made = geometry_of(step("lstm", 256), "bfloat16", **pooled(16, 64, register_words=register_words))

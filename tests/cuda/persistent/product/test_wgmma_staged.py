@@ -72,6 +72,7 @@ def test_every_tile_is_multiplied_once(register_words: int, kinds: str) -> None:
     assert {kind for kind in ("rs", "ss") if calls(code, f"wgmma_bf16_{kind}")} == set(kinds.split())
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 @pytest.mark.parametrize(
     ("name", "hidden", "geometry"),

@@ -1,0 +1,75 @@
+"""The instructions of CPUs that multiply bytes and add to 32-bit sums.
+
+In: a target. Out: the instruction that it has: its name, its vector, and how levels of operands are stored for it.
+All of them are exact: no sum of products saturates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tvm
+from tvm import tirx
+
+from tvm_rnn.errors import ConfigError, message
+from tvm_rnn.target import Target
+from tvm_rnn.tir.expr import Expr, TirExpr
+
+
+@dataclass(frozen=True)
+class DotProduct:
+    """An instruction: for each 32-bit word of a vector, sum + the products of the word's four bytes.
+
+    instruction: LLVM's name. machine: that has it. features: that it needs. words: of a vector. largest: of the
+    levels of an operand, on both sides. offset: by which these are stored larger, where bytes have no sign.
+    sum_last: whether the sums are its last argument, behind weights and levels.
+    """
+
+    instruction: str
+    machine: str
+    features: frozenset[str]
+    words: int
+    largest: float = 127.0
+    offset: int = 0
+    sum_last: bool = False
+
+    def add(self, sums: Expr, levels: Expr, weights: Expr) -> TirExpr:
+        """sums plus levels times weights; vectors of int32, whose bytes are the factors."""
+        number = int(tvm.get_global_func("target.llvm_lookup_intrinsic_id")(self.instruction))
+        a, b = (tirx.reinterpret(f"int8x{4 * self.words}", v) for v in (levels, weights))
+        given = (b, a, sums) if self.sum_last else (sums, a, b)
+        return tirx.call_llvm_pure_intrin(f"int32x{self.words}", tirx.IntImm("uint32", number), *given)
+
+
+# Sources: Intel's and Arm's instruction references; the WebAssembly proposal of relaxed SIMD, whose second factor has 7
+# bits on all machines alike: with 8 the machine at hand decides what it means.
+DOT_PRODUCTS = (
+    DotProduct("llvm.x86.avx512.vpdpbusd.512", "x86_64", frozenset(["avx512f", "avx512vnni"]), words=16, offset=128),
+    DotProduct("llvm.x86.avx512.vpdpbusd.256", "x86_64", frozenset(["avxvnni"]), words=8, offset=128),
+    DotProduct("llvm.aarch64.neon.sdot", "aarch64", frozenset(["dotprod"]), words=4),
+    DotProduct(
+        "llvm.wasm.relaxed.dot.i8x16.i7x16.add.signed",
+        "wasm32",
+        frozenset(["relaxed-simd"]),
+        words=4,
+        largest=63.0,
+        offset=64,
+        sum_last=True,
+    ),
+)
+
+
+def dot_product(machine: Target) -> DotProduct:
+    """The instruction that a CPU has for its vectors. Raises ConfigError where it has none."""
+    lanes, has = machine.lanes("float32"), {*machine.features}
+    ours = [dot for dot in DOT_PRODUCTS if dot.machine == machine.machine]
+    for dot in ours:
+        if dot.words == lanes and dot.features <= has:
+            return dot
+    needs = [sorted(dot.features - has) for dot in ours if dot.words == lanes]
+    without = ", or ".join(" and ".join(names) for names in needs)
+    do = 'weights="int8", which needs no instruction of its own'
+    if machine.triple and needs:
+        do += f', or target="{"+".join([machine.name, *needs[0]])}" where the machine has it'
+    got = f"{machine.name}, without {without}" if needs else machine.name
+    raise ConfigError(message("products of 8-bit integers need a CPU that has them", got=got, do=do))

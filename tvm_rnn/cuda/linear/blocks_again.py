@@ -1,0 +1,359 @@
+"""A matrix and its gradient made again in blocks of 16 steps, on tensor cores, for what backward reads of them.
+
+In: a `Pair`. Out: `BlocksAgain`, whose kernel has a block of threads for each part of the time, batch row, head and 16
+or 32 keys. Before each part the tape has the matrix, and behind it the backward recurrence left the gradient. A warp
+has 16 steps of the part: it takes the matrix to these, and the gradient back to them, 16 steps at a time; then it adds
+up what its steps read of the two: of what was there before, by products with all vectors at once; of what steps of the
+block wrote, by products of the vectors with each other (`block_products.py`), weighted by columns and decays, a lane
+for each key (`block_keys.py`). What steps write is known: nothing is solved.
+
+    S = decay * S + sum over writes of column * row           forward
+    output = sum over values of (vector * S before the step)  or of G after it
+    G = decay * G + sum over writes of column * row           backward
+
+A warp that went through all four blocks of a part, one after the other, took 50 us, and a multiprocessor held five.
+Source: chunk forms as Yang et al. 2024, "Gated Linear Attention Transformers with Hardware-Efficient Training".
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
+from tvm_rnn.cuda.codegen.register_tile import RegisterTile
+from tvm_rnn.cuda.codegen.vector_access import pack
+from tvm_rnn.cuda.gemm.operands import COPY, COPY_PIECE
+from tvm_rnn.cuda.layer.packed_layout import SIZES, ceil_div
+from tvm_rnn.cuda.layer.regime import FOREVER, MASK_POINTERS, MASK_SCALARS
+from tvm_rnn.graph.scalar_cuda import flavour
+from tvm_rnn.tir.expr import Buffer, TirExpr
+from tvm_rnn.tir.index import uint32, wide
+
+from .block_keys import KeySums, Steps
+from .block_products import Products
+from .blocks_layout import PAD, WARPS, BlocksLayout, is_column
+from .chunk_tile import BLOCK, TRIANGLE_PITCH, piece_bytes
+from .recurrence import Rows
+from .steps_again import BOTH, EVERY, GRADIENT, STATE, marks_name
+
+UNROLLED = (8, 4, 2, 1)  # copies of a lane in a row
+FOUR_BYTES = 4  # an asynchronous copy has at least
+ZERO, ONE = tirx.const(0.0, "float32"), tirx.const(1.0, "float32")
+
+
+@dataclass(frozen=True)
+class BlocksAgain(BlocksLayout):
+    """Its kernels take the pair's pointers, then steps and batch; `reset` has flags of all steps, the first too."""
+
+    @cached_property
+    def kernels(self) -> tuple[Kernel, Kernel]:
+        """Without and with lengths and resets."""
+        return self._kernel(False), self._kernel(True)
+
+    def _kernel(self, masked: bool) -> Kernel:
+        def run(w: Writer) -> None:
+            with flavour(self.pair.precision), I.attr({"tirx.launch_bounds_min_blocks_per_sm": self.resident}):
+                _Body(w, self, masked).run()
+
+        pointers = (*self.pair.pointers, *(MASK_POINTERS if masked else ()))
+        scalars = (("steps", "int32"), ("batch", "int32"), *(MASK_SCALARS if masked else ()))
+        name = f"{self.name}_masked" if masked else self.name
+        return write(name, pointers, scalars, run, threads=32 * WARPS, shared_bytes=self.shared_bytes)
+
+
+class _Place:
+    """Which part of the time, row, head and keys a warp has, and which steps the row has there."""
+
+    def __init__(self, w: Writer, layout: BlocksLayout, masked: bool) -> None:
+        self.w, self.layout, self.masked, own = w, layout, masked, layout.pair
+        parts = tirx.truncdiv(w["steps"] + (EVERY - 1), EVERY)
+        grid = wide(w["batch"]) * wide(parts) * (layout.tiles * own.heads)
+        block = w.keep(I.cta_id([tirx.Cast("int32", grid)]))
+        self.thread = w.keep(I.thread_id([32 * WARPS]))
+        self.lane, self.warp = w.keep(self.thread % 32), w.keep(self.thread // 32)
+        self.key0 = w.keep(tirx.truncmod(block, layout.tiles) * layout.keys)
+        rest = w.keep(tirx.truncdiv(block, layout.tiles))
+        self.head, self.number = w.keep(tirx.truncmod(rest, own.heads)), w.keep(tirx.truncdiv(rest, own.heads))
+        self.row = w.keep(tirx.truncmod(self.number, w["batch"]))
+        self.first = w.keep(tirx.truncdiv(self.number, w["batch"]) * EVERY)
+        self.count = w.keep(tirx.min(w["steps"] - self.first, EVERY))
+        self.limit = self._limit()
+        self.own = w.keep(self.lane % layout.keys)  # the lane's key, of the warp's
+        self.key = w.keep(self.key0 + self.own)
+        self.there = w.bind(self.key < own.keys)
+        outputs = {f"output_{i}": read.output for i, read in enumerate(own.reads)}
+        self.base = {name: self._base(rows) for name, rows in {**own.operands, **outputs}.items()}
+
+    def _base(self, rows: Rows) -> TirExpr:
+        head = tirx.truncdiv(self.head, rows.group) * rows.width
+        return self.w.keep(wide(self.row) * rows.stride + (rows.offset + wide(head)))
+
+    def _limit(self) -> TirExpr:
+        """Steps of the part that the row has."""
+        w = self.w
+        if not self.masked:
+            return self.count
+        ends = w.local(1, "int32")
+        w.store(ends, tirx.const(FOREVER, "int32"), 0)
+        with w.when(tirx.NE(w["has_lengths"], tirx.const(0, "int32"))):
+            most = tirx.Min(w["lengths"][wide(self.row)], tirx.const(FOREVER, "int64"))
+            w.store(ends, tirx.Cast("int32", most), 0)
+        self.end = ends[0]
+        return w.keep(tirx.max(tirx.min(self.count, ends[0] - w["start"] - self.first), 0))
+
+    def at(self, name: str, rows: Rows, step: TirExpr) -> TirExpr:
+        """Where an operand's vector of a step of the part begins."""
+        return self.base[name] + (wide(self.first) + wide(step)) * wide(self.w["batch"]) * rows.stride
+
+    def kept(self, step: TirExpr) -> TirExpr:
+        """0 where a step of the part begins with nothing, else 1."""
+        w, found = self.w, self.w.local(1)
+        w.store(found, tirx.const(1.0, "float32"), 0)
+        time = w.keep(w["start"] + self.first + step)
+        known = tirx.And(time < w["total"], time < self.end)
+        with w.when(tirx.And(tirx.NE(w["has_reset"], tirx.const(0, "int32")), known)):
+            flag = w["reset"][wide(time) * wide(w["batch"]) + wide(self.row)]
+            with w.when(tirx.NE(tirx.Cast("int32", flag), tirx.const(0, "int32"))):
+                w.store(found, tirx.const(0.0, "float32"), 0)
+        return found[0]
+
+
+class _Body:
+    """What a block of threads does."""
+
+    def __init__(self, w: Writer, layout: BlocksAgain, masked: bool) -> None:
+        self.w, self.layout, self.pair = w, layout, layout.pair
+        self.place = place = _Place(w, layout, masked)
+        arena = I.alloc_buffer((layout.shared_bytes,), "uint8", scope="shared.dyn", align=128)
+        self.base = w.bind(I.cuda.cvta_generic_to_shared(arena.ptr_to([0])))
+        sizes = (layout.shared_bytes // 2,), (layout.shared_bytes // 4,)
+        self.words = I.decl_buffer(sizes[0], self.pair.precision, data=arena.data, scope="shared.dyn")
+        self.numbers = I.decl_buffer(sizes[1], "float32", data=arena.data, scope="shared.dyn")
+        own = tirx.Cast("uint32", place.warp * layout.warp_bytes + layout.warps_at)
+        self.own = w.keep(self.base + own)
+        self.products = Products(w, layout, self.base, self.own, place.lane)
+        row = tirx.Cast("uint32", place.own * (TRIANGLE_PITCH * 4))
+        self.sums = KeySums(w, w.keep(self.own + row), w.bind(self.own + uint32(layout.scores_at)))
+
+    def run(self) -> None:
+        w, place = self.w, self.place
+        self._fill()
+        w.do(I.ptx["cp.async.commit_group"]())
+        w.do(I.ptx["cp.async.wait_group"](0))
+        w.do(I.cuda.cta_sync())
+        blocks = w.keep(tirx.truncdiv(place.limit + (BLOCK - 1), BLOCK))
+        with w.when(place.warp < blocks):
+            self._reads(blocks)
+        with w.when(place.warp >= blocks), w.loop(BLOCK) as t:
+            step = w.bind(place.warp * BLOCK + t)
+            with w.when(step < place.count):
+                for i in range(len(self.pair.reads)):
+                    self._put(i, step, ZERO)
+
+    def _reads(self, blocks: TirExpr) -> None:
+        """All results of the warp's steps."""
+        w, own, place = self.w, self.pair, self.place
+        packed: dict[str, RegisterTile] = {}
+        begin: list[list[TirExpr]] = []
+        if own.state is not None:
+            state = self._load(STATE)
+            with w.loop(place.warp) as block:
+                self._make(STATE, state, block)
+            packed[STATE] = self.products.packed(state)
+        if own.gradient is not None:
+            gradient = self._load(GRADIENT)
+            with w.loop(blocks - 1 - place.warp) as late:
+                self._make(GRADIENT, gradient, w.keep(blocks - 1 - late))
+            packed[GRADIENT] = self.products.packed(gradient)
+            if any(read.of == BOTH for read in own.reads):
+                begin = self.products.both(packed[STATE], gradient)
+        self.products.enter(place.warp)
+        for i, read in enumerate(own.reads):
+            found = self._both(packed, begin) if read.of == BOTH else self._read(i, read.of, packed[read.of])
+            for t in range(BLOCK):
+                step = w.bind(place.warp * BLOCK + t)
+                with w.when(step < place.count):
+                    self._put(i, step, tirx.Select(step < place.limit, found[t], ZERO))
+            w.do(I.cuda.warp_sync())
+
+    # --- a block ---------------------------------------------------------------------------------------------------
+
+    def _read(self, i: int, of: str, matrix: RegisterTile) -> Buffer:
+        """A read-out of a matrix, of all steps."""
+        steps = self._steps(of, self.place.warp)
+        self.products.of_matrix(matrix, f"vector_{i}")
+        for number in range(len(steps.columns)):
+            self.products.scores(f"{of}_row_{number}", f"vector_{i}", number)
+        self.w.do(I.cuda.warp_sync())
+        return self.sums.read(steps, of == GRADIENT)
+
+    def _both(self, packed: dict[str, RegisterTile], begin: list[list[TirExpr]]) -> Buffer:
+        """The product of the two matrices, of all steps. begin: of the two at the block's borders."""
+        w, products = self.w, self.products
+        state, gradient = (self._steps(name, self.place.warp) for name in (STATE, GRADIENT))
+        reads, ends = w.local(BLOCK), list[Buffer]()
+        for t in range(BLOCK):
+            w.store(reads, ZERO, t)
+        for j, column in enumerate(gradient.columns):
+            products.of_matrix(packed[STATE], f"{GRADIENT}_row_{j}")
+            for i in range(len(state.columns)):
+                products.scores(f"{STATE}_row_{i}", f"{GRADIENT}_row_{j}", i * len(gradient.columns) + j)
+            w.do(I.cuda.warp_sync())
+            row = self.sums.row()
+            for t in range(BLOCK):
+                w.store(reads, reads[t] + column[t] * row[t], t)
+            w.do(I.cuda.warp_sync())
+        for i in range(len(state.columns)):
+            products.of_matrix(packed[GRADIENT], f"{STATE}_row_{i}")
+            w.do(I.cuda.warp_sync())
+            ends.append(self.sums.row())
+            w.do(I.cuda.warp_sync())
+        return self.sums.both(state, gradient, self._mine(begin), ends, reads)
+
+    def _mine(self, sums: list[list[TirExpr]]) -> TirExpr:
+        """The lane's key's, of sums that lanes have of keys as they lie in tiles."""
+        w, own = self.w, self.place.own
+        everyone, found = tirx.const(0xFFFFFFFF, "uint32"), w.local(1)
+        for m, two in enumerate(sums):
+            for half, one in enumerate(two):
+                source = w.bind(own % 8 * 4)
+                value = w.keep(tirx.call_extern("float32", "__shfl_sync", everyone, one, source, 32))
+                mine = tirx.EQ(tirx.truncdiv(own, 8), 2 * m + half)
+                w.store(found, tirx.Select(mine, value, found[0]) if m or half else value, 0)
+        return found[0]
+
+    def _make(self, name: str, matrix: RegisterTile, block: TirExpr) -> None:
+        """A matrix behind a block; the gradient, before it."""
+        w, steps = self.w, self._steps(name, block)
+        self.products.enter(block)
+        factors, total = self.sums.factors(steps, name == GRADIENT)
+        if steps.decays is not None:
+            self.products.scale(matrix, w.keep(total))
+        at = w.bind(self.own + tirx.Cast("uint32", self.place.own * self.layout.scaled_pitch))
+        for i, column in enumerate(steps.columns):
+            words = w.tile(2, 4, dtype="uint32")
+            for n in range(BLOCK // 2):
+                two = [column[t] * factors[t] for t in (2 * n, 2 * n + 1)]
+                pack(w, self.pair.precision, words[n // 4][n % 4], *two)
+            for half in range(2):
+                w.do(I.ptx["st.shared.v4.b32"](at + uint32(16 * half), *words[half]))
+            w.do(I.cuda.warp_sync())
+            self.products.add_outer(matrix, f"{name}_row_{i}")
+            w.do(I.cuda.warp_sync())
+
+    def _steps(self, name: str, block: TirExpr) -> Steps:
+        """Of a block's steps, of a lane's key."""
+        made, layout, first = self.pair.made[name], self.layout, self.w.bind(block * BLOCK)
+        keeps: Buffer | None = None
+        if self.place.masked:
+            keeps = self._numbers(layout.keeps_at // 4 + int(name == GRADIENT) + first, 1)
+        decays = keeps
+        if made.decay is not None:
+            width = layout.decay_width(f"{name}_decay")
+            at = first * width + layout.decay_at(f"{name}_decay") // 4
+            decays = self._numbers(at + self.place.own if width > 1 else at, width, keeps)
+        columns = [self._column(f"{name}_column_{i}", first) for i in range(len(made.writes))]
+        return Steps(decays, keeps, columns)
+
+    def _column(self, name: str, first: TirExpr) -> Buffer:
+        """A column of 16 steps."""
+        w, layout, found = self.w, self.layout, self.w.local(BLOCK)
+        pitch = layout.pitch(name) // 2
+        at = w.bind(first * pitch + layout.at(name) // 2 + self.place.own)
+        for t in range(BLOCK):
+            w.store(found, tirx.Cast("float32", self.words[at + t * pitch]), t)
+        return found
+
+    def _numbers(self, at: TirExpr, width: int, keeps: Buffer | None = None) -> Buffer:
+        """Numbers of 16 steps, of a lane's key, times what the steps keep, if given."""
+        w, found, first = self.w, self.w.local(BLOCK), self.w.bind(at)
+        for t in range(BLOCK):
+            value = self.numbers[first + t * width]
+            w.store(found, value if keeps is None else value * keeps[t], t)
+        return found
+
+    # --- memory ----------------------------------------------------------------------------------------------------
+
+    def _put(self, i: int, step: TirExpr, value: TirExpr) -> None:
+        """A result of a lane's key."""
+        w, place, output = self.w, self.place, self.pair.reads[i].output
+        name = f"output_{i}"
+        inside = tirx.And(place.there, place.key < output.width)
+        with w.when(tirx.And(inside, place.lane < self.layout.keys)):
+            w.store(w[name], converted(value, output.dtype), place.at(name, output, step) + wide(place.key))
+
+    def _load(self, name: str) -> RegisterTile:
+        """A matrix at the border of the part; 0 where there is none."""
+        w, own, layout, place = self.w, self.pair, self.layout, self.place
+        matrix = w.tile(layout.high, 2 * layout.deep, 4)
+        base = w.keep((wide(place.number) * own.heads + wide(place.head)) * (own.keys * own.values))
+        matrix.fill(ZERO)
+        for m in range(layout.high):
+            for n in range(2 * layout.deep):
+                for i in range(4):
+                    key = w.bind(place.key0 + (m * BLOCK + 8 * (i // 2)) + place.lane // 4)
+                    value = w.bind(place.lane % 4 * 2 + (8 * n + i % 2))
+                    with w.when(tirx.And(key < own.keys, value < own.values)):
+                        at = value * own.keys + key if own.keys_last else key * own.values + value
+                        matrix.store(w[marks_name(name)][base + wide(at)], m, n, i)
+        return matrix
+
+    def _fill(self) -> None:
+        """Start the copies of all steps' operands, zeros where there is nothing; numbers of steps."""
+        w, layout, place, threads = self.w, self.layout, self.place, 32 * WARPS
+        for name, rows in layout.held.items():
+            size = max(piece_bytes(rows), SIZES[rows.dtype])
+            across = (layout.pitch(name) - PAD) // size
+            turns = EVERY * across // threads
+            group = next(n for n in UNROLLED if turns % n == 0)
+            with w.loop(turns // group) as outer:
+                for inner in range(group):
+                    piece = w.bind((outer * group + inner) * threads + place.thread)
+                    line, column = tirx.truncdiv(piece, across), tirx.truncmod(piece, across)
+                    self._copy(name, size, w.bind(line), w.bind(column))
+        for name, rows in layout.decays.items():
+            width = layout.decay_width(name)
+            with w.loop(ceil_div(EVERY * width, threads)) as turn:
+                number = w.bind(turn * threads + place.thread)
+                with nullcontext() if EVERY * width % threads == 0 else w.when(number < EVERY * width):
+                    value = self._decay(name, rows, tirx.truncdiv(number, width), tirx.truncmod(number, width))
+                    w.store(self.numbers, value, layout.decay_at(name) // 4 + number)
+        if place.masked:
+            with w.when(place.thread <= EVERY):
+                w.store(self.numbers, place.kept(place.thread), layout.keeps_at // 4 + place.thread)
+
+    def _decay(self, name: str, rows: Rows, step: TirExpr, key: TirExpr) -> TirExpr:
+        """Of a step, and of a key if it has its own; 1 where there is none."""
+        w, place, found = self.w, self.place, self.w.local(1)
+        w.store(found, ONE, 0)
+        own = w.bind(place.key0 + key)
+        with w.when(tirx.And(step < place.limit, own < rows.width if rows.width > 1 else True)):
+            at = place.at(name, rows, step)
+            w.store(found, converted(w[name][at + wide(own) if rows.width > 1 else at], "float32"), 0)
+        return found[0]
+
+    def _copy(self, name: str, size: int, step: TirExpr, number: TirExpr) -> None:
+        """So many bytes of a step's vector: the piece of that number."""
+        w, rows, place = self.w, self.layout.held[name], self.place
+        each = SIZES[rows.dtype]
+        column = w.bind(number * (size // each) + (place.key0 if is_column(name) else 0))
+        left: TirExpr = tirx.max(tirx.min((rows.width - column) * each, size), 0)
+        inside = w.bind(tirx.Select(step < place.limit, left, 0))
+        there = inside > 0
+        source = place.at(name, rows, tirx.Select(there, step, 0)) + wide(tirx.Select(there, column, 0))
+        to = step * self.layout.pitch(name) + number * size + self.layout.at(name)
+        if size < FOUR_BYTES:
+            value = w.local(1, rows.dtype)
+            w.store(value, tirx.const(0.0, rows.dtype), 0)
+            with w.when(there):
+                w.store(value, w[name][source], 0)
+            w.store(self.words, value[0], tirx.truncdiv(to, 2))
+            return
+        how = COPY if size == 16 else COPY_PIECE
+        address = self.base + tirx.Cast("uint32", to)
+        w.do(I.ptx[how](address, w[name].ptr_to([source]), size, tirx.Cast("uint32", inside)))
