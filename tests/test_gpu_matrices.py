@@ -5,6 +5,7 @@ from __future__ import annotations
 import emulator
 import matrix_cells as own
 import pytest
+from headed_cells import both_ways
 from test_emulator import check
 
 import tvm_rnn as rnn
@@ -18,6 +19,8 @@ CASES: dict[str, tuple[rnn.Cell, str, dict[str, int]]] = {
     "keys_multiplied-bfloat16": (own.keys_multiplied, "bfloat16", {"N": 2, "K": 20, "V": 9}),
     "keys_multiplied-float32": (own.keys_multiplied, "float32", {"N": 3, "K": 16, "V": 16}),
     "shown-float32": (own.shown, "float32", {"K": 18, "V": 8}),
+    "both_ways-bfloat16": (both_ways, "bfloat16", {"K": 24, "V": 20, "H": 70}),
+    "both_ways-float32": (both_ways, "float32", {"K": 9, "V": 20, "H": 20}),
 }
 
 

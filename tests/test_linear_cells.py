@@ -47,6 +47,7 @@ def test_the_oracle_is_a_loop_in_numpy(name: str) -> None:
             assert_close(value[0, row], state, "float64", 7)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.broad) for n in (*OWN, *HEADS)]
 )

@@ -217,7 +217,7 @@ def same_kinds(found: np.ndarray, expected: np.ndarray) -> bool:
     return relative_error(found, cast) < 1e-5
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("name", ["lstm", "gru", "elman"])
 def test_tiny_and_huge_inputs(name: str) -> None:
     net, module = compiled(name, 5, 7)

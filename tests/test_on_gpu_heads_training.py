@@ -6,18 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 import headed_cells as own
-import numpy as np
 import pytest
-from derivatives import Case, draw, named, oracle
+from derivatives import Case, draw
 from gpu_modules import gpu_module
 from networks import flags
+from on_gpu import check_gradients
 
 import tvm_rnn as rnn
-from tests.test_on_gpu_training import LIMITS, poison, there
 
 pytestmark = pytest.mark.gpu
-torch = pytest.importorskip("torch")
-REPEATS = 20
+pytest.importorskip("torch")
 KINDS = {
     **own.WIDE,
     "lstm_6x128": own.Layer(own.lstm, "bfloat16", 16, {"N": 6, "D": 128}),
@@ -49,20 +47,5 @@ def test_gradients_are_the_oracle_s_every_time(name: str, ragged: bool) -> None:
     for way in ("forward_train", "backward"):
         assert any(row["template"].startswith("persistent") for row in variant[way]["templates"]), way
     for steps, batch in ((24, rows), (7, rows + 5)):
-        kind, given = getattr(torch, net.dtype), flags(steps, batch) if ragged else {}
-        case, last = fitting_case(net, draw(net, steps, batch, **given), batch), None
-        x, state = there(case.x, kind), there(case.state, kind)
-        x = x if len(x) > 1 else next(iter(x.values()))
-        gy, gstate = there(case.gy, kind), there(case.gstate, kind)
-        for _ in range(REPEATS):
-            poison()
-            y, _, tape = module.forward_train(x, state, **given)
-            poison()
-            found = {**named(*module.backward(tape, gy, gstate)), "y": y}
-            assert last is None or all(torch.equal(found[key], last[key]) for key in found)
-            last = {key: value.clone() for key, value in found.items()}
-        assert last is not None
-        expected = {**oracle(net, case), "y": rnn.reference(net)(case.x, case.state, **given)[0]}
-        for key, value in expected.items():
-            difference = np.linalg.norm(last[key].double().cpu().numpy() - value)
-            assert difference < LIMITS[net.dtype] * max(float(np.linalg.norm(value)), 1e-30), key
+        given = flags(steps, batch) if ragged else {}
+        check_gradients(module, net, fitting_case(net, draw(net, steps, batch, **given), batch))

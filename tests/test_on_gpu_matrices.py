@@ -5,7 +5,8 @@ from __future__ import annotations
 import matrix_cells as own
 import pytest
 from gpu_modules import gpu_module
-from on_gpu import check_calls
+from headed_cells import both_ways
+from on_gpu import calm, check_calls
 
 import tvm_rnn as rnn
 
@@ -20,13 +21,15 @@ KINDS: dict[str, tuple[rnn.Cell, str, dict[str, int]]] = {
     "gated_24x40": (own.gated, "float16", {"K": 24, "V": 40}),
     "keys_multiplied_3x20x9": (own.keys_multiplied, "bfloat16", {"N": 3, "K": 20, "V": 9}),
     "shown_18x8": (own.shown, "float32", {"K": 18, "V": 8}),
+    "both_ways_40x24": (both_ways, "bfloat16", {"K": 40, "V": 24, "H": 200}),
+    "both_ways_9x20": (both_ways, "float32", {"K": 9, "V": 20, "H": 70}),
 }
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_against_the_oracle(name: str) -> None:
     cell, dtype, sizes = KINDS[name]
-    net = rnn.RNN(cell, 32, dtype=dtype, **sizes).init(seed=1)
+    net = calm(rnn.RNN(cell, 32, dtype=dtype, **sizes).init(seed=1))
     module = gpu_module(f"matrices_{name}_{dtype}", net, batch=[16])
     assert "matrix_on_chip" in {row["template"] for row in module.manifest.templates}
     check_calls(module, net, ((1, 3, False), (37, 16, True), (200, 16, False)))

@@ -15,7 +15,7 @@ from derivatives import Case, draw, named, oracle
 from gpu_modules import gpu_module
 from linear_cells import OWN, exact
 from networks import flags
-from test_on_gpu_training import LIMITS, poison, there
+from on_gpu import LIMITS, poison, there
 
 import tvm_rnn as rnn
 from tvm_rnn.bench.measure.gpu_graphs import run_poisoned

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
-from derivatives import draw, named, oracle
+from derivatives import draw
 from gpu_modules import gpu_module
 from networks import fitting, flags, network
+from on_gpu import LIMITS, check_gradients, there
 
 import tvm_rnn as rnn
 from tvm_rnn.runtime.runtime_memory import table
@@ -16,8 +16,6 @@ from tvm_rnn.runtime.runtime_memory import table
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
 T, B = 24, 20
-# Relative error in the Euclidean norm.
-LIMITS = {"bfloat16": 2e-2, "float16": 4e-3, "tf32": 2e-3, "float32": 1e-5, "float64": 1e-12}
 CASES: dict[str, tuple[str, int, str, dict[str, Any]]] = {
     "lstm_bf16": ("lstm", 256, "bfloat16", {"num_layers": 2}),
     "lstm_tf32": ("lstm", 128, "tf32", {}),
@@ -29,41 +27,13 @@ CASES: dict[str, tuple[str, int, str, dict[str, Any]]] = {
 }
 
 
-def there(value: Any, kind: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: there(part, kind) for name, part in value.items()}
-    if isinstance(value, list):
-        return [there(part, kind) for part in value]
-    return torch.as_tensor(np.asarray(value, np.float64), device="cuda").to(kind)
-
-
-def poison() -> None:
-    """What torch's allocator gives next is NaN."""
-    blocks = [torch.full((1 << size,), float("nan"), device="cuda") for size in range(6, 25) for _ in range(4)]
-    del blocks
-
-
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_the_oracle_s_every_time(name: str, ragged: bool) -> None:
     cell, width, precision, options = CASES[name]
     net = network(cell, width, width, dtype="float32" if precision == "tf32" else precision, **options)
     mod = gpu_module(f"training_{name}", net, training=True, precision=precision if precision == "tf32" else None)
-    kind, rows = getattr(torch, net.dtype), fitting(net, flags(T, B)) if ragged else {}
-    case = draw(net, T, B, **rows)
-    x, state = there(next(iter(case.x.values())), kind), there(case.state, kind)
-    gy, gstate, last = there(case.gy, kind), there(case.gstate, kind), None
-    for _ in range(20):
-        poison()
-        _, _, tape = mod.forward_train(x, state, **rows)
-        poison()
-        found = named(*mod.backward(tape, gy, gstate))
-        assert last is None or all(torch.equal(found[key], last[key]) for key in found)
-        last = {key: value.clone() for key, value in found.items()}
-    assert last is not None
-    for key, expected in oracle(net, case).items():
-        difference = np.linalg.norm(last[key].double().cpu().numpy() - expected)
-        assert difference < LIMITS[precision] * max(float(np.linalg.norm(expected)), 1e-30), key
+    check_gradients(mod, net, draw(net, T, B, **(fitting(net, flags(T, B)) if ragged else {})), precision)
 
 
 def test_both_passes_in_a_graph() -> None:

@@ -64,6 +64,7 @@ SOME = settings(FEW, max_examples=8)
 LONG = settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 
 
+@pytest.mark.broad
 @FEW
 @given(cases())
 def test_few_random_cases_are_the_oracle(case: dict[str, Any]) -> None:

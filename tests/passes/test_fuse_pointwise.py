@@ -128,6 +128,15 @@ def test_what_is_read_after_all_steps_is_stored(name: str, off: tuple[str, ...])
     assert all(g.phase == 0 or g.region == "step" for g in back.groups)
 
 
+def test_sums_that_are_made_elsewhere_read_nothing() -> None:
+    """Gradients of gates are read for those of the input too, but where the input's product is after the loop."""
+    back = pipeline.run(network("elman", 5, 7), V4, training=True)[-1][1].graphs[0].backward
+    assert back is not None
+    sums = [n for n in back.nodes() if n.op in ("sum_rows", "einsum_rows")]
+    alone, rest = read_at_last(back), read_at_last(back, sums)
+    assert {*rest} <= {*alone} and not any(n.op == "state" for n in rest)
+
+
 def test_a_forward_graph_reads_nothing_after_all_steps() -> None:
     assert read_at_last(fused(rnn.cells.lstm)) == []
 

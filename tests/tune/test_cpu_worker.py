@@ -16,6 +16,7 @@ from tvm_rnn.tune import cpu_worker as tune_worker
 from tvm_rnn.tune.cpu_worker import named_states, pickled, serve
 
 
+@pytest.mark.broad
 def test_a_network_of_a_local_cell_travels_without_its_equations() -> None:
     @rnn.cell(states="h")
     def local(x: "I", h: "H", *, W: "H I", R: "H H"):

@@ -11,7 +11,7 @@ Rewrite: z = gemm(..); a = sigmoid(z[0]); b = tanh(z[1]); c = a * b   -->   one 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ from tvm_rnn.graph.graph import (
     with_args,
 )
 from tvm_rnn.graph.node_text import in_words, joined
-from tvm_rnn.graph.ops import TABLE, Shape
+from tvm_rnn.graph.ops import GEMMS, TABLE, Shape
 
 from ..decisions import listening, tell
 from . import Pass
@@ -105,15 +105,18 @@ def _finals(graph: Graph, region: str) -> tuple[Node, ...]:
     return (*(stepped if region == "step" else ()), *own, *(n for n in graph.emitted if graph.region_of(n) == region))
 
 
-def read_at_last(graph: Graph) -> list[Node]:
+def read_at_last(graph: Graph, without: Collection[Node] = ()) -> list[Node]:
     """The values that a backward graph must store for more than a step: `after` and sums over rows read them, or
-    they are the gradients of inputs. Among them may be states, of which the step itself has only the latest."""
+    they are the gradients of inputs. Among them may be states, of which the step itself has only the latest.
+
+    without: sums that are made elsewhere."""
     if graph.kind != "backward":
         return []
     leaves = depends(nodes := graph.nodes())
-    sums = [n for n in nodes if not n.leaf and TABLE[n.op].kind == "sum_rows"]
+    sums = [n for n in nodes if sums_rows(n) and n not in without]
     ends = {b for n in (*(a for n in sums for a in n.args), graph.output, *graph.emitted) for b in bases(n)}
-    read = {b for n in nodes if graph.region_of(n) == "after" for a in n.args for b in bases(a)}
+    last = [n for n in nodes if graph.region_of(n) == "after" and n not in without]
+    read = {b for n in last for a in n.args for b in bases(a)}
     wanted = ends | {b for b in read if graph.region_of(b) != "after"}
     return [n for n in nodes if n in wanted and (_is_work(n, leaves) or n.op == "state")]
 
@@ -162,7 +165,12 @@ def _own_windows(graph: Graph) -> Graph:
 def _is_kept(node: Node, users: Mapping[Node, list[Node]]) -> bool:
     """A join that a product reads must become an array, and what a convolution in the step does."""
     read = [u for u in users[node] if u.op == "windows" and not all(map(sums_rows, users[u]))]
-    return bool(read) or (len(bases(node)) > 1 and any(u.op == "gemm" and node in u.args for u in users[node]))
+    return bool(read) or (len(bases(node)) > 1 and any(u.op in GEMMS and node in u.args for u in users[node]))
+
+
+def _space(root: Node) -> Shape:
+    """The index space of a product's or reduction's group: units, of a batched GEMM those of all members."""
+    return (root.shape[0], root.shape[-1]) if root.op == "batched_gemm" else root.shape[-1:]
 
 
 def is_truth(node: Node) -> bool:
@@ -232,9 +240,9 @@ class _Grouping:
             elif TABLE[node.op].kind in HEAVY:
                 for operand in node.args:
                     self._need(operand)
-                if node.op != "gemm":
+                if node.op not in GEMMS:
                     self._need_inlined(node)
-                index = self._open("gemm" if node.op == "gemm" else "reduce", node.shape[-1:], node)
+                index = self._open("gemm" if node.op in GEMMS else "reduce", _space(node), node)
                 self.drafts[index].nodes[:0] = self._inlined_below(node)
             elif node.pointwise and not is_truth(node) and node not in self.inlined and not self._free(node):
                 self._place(node)

@@ -9,7 +9,7 @@ import pytest
 from peer_problems import FITTING
 
 import tvm_rnn as rnn
-from tvm_rnn.bench.suites import recurrences
+from tvm_rnn.bench.suites import headed_recurrences, recurrences
 from tvm_rnn.bench.suites.gpu import (
     ALL,
     CELLS,
@@ -26,6 +26,8 @@ from tvm_rnn.bench.suites.gpu import (
 )
 from tvm_rnn.options import PASS_NAMES
 
+ALONE = {**recurrences.CELLS, **headed_recurrences.CELLS}
+
 
 @pytest.mark.parametrize("name", SUITES)
 def test_points_have_names_of_their_own_and_survive_json(name: str) -> None:
@@ -41,7 +43,7 @@ def test_every_network_of_a_suite_can_be_made(name: str) -> None:
     kinds = {(p.cell, p.layers, p.directions, tuple(axis for axis, _ in p.sizes)): p for p in suite(name)}
     for point in kinds.values():  # small: only the names of the axes are in question
         small = replace(point, input=min(point.input, 8), hidden=8, sizes=tuple((axis, 4) for axis, _ in point.sizes))
-        net = network(point if point.cell in recurrences.CELLS else small)  # whose input has the parts of a step
+        net = network(point if point.cell in ALONE else small)  # whose input has the parts of a step
         assert net.cell.name == point.cell and net.dtype == point.dtype and net.num_layers == point.layers
 
 

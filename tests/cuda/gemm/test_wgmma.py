@@ -117,7 +117,7 @@ def test_one_tile_of_k_and_several_items_per_block(monkeypatch: pytest.MonkeyPat
     check("wide", "bfloat16", 2, 32, (64,), rows=2 * ROWS * 3 - 70, blocks=2)
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("size", "precision", "gates", "depths", "blocks"),
     [

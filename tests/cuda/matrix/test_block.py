@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from matrix_cells import fast_tanh
-from matrix_steps import REGISTERS, layout_of
+from matrix_steps import REGISTERS, layout_of, step_of
 
 from tvm_rnn.cuda.layer.one_head import of_heads
 from tvm_rnn.cuda.matrix.block import SharedPlan
-from tvm_rnn.cuda.matrix.matrix_step import matrix_step
 
 
 def plan(precision: str = "bfloat16", **sizes: int) -> SharedPlan:
     layout = of_heads(layout_of(fast_tanh, precision, N=2, **sizes), 2)
-    return SharedPlan(matrix_step(layout), precision, REGISTERS)
+    return SharedPlan(step_of(layout), precision, REGISTERS)
 
 
 def test_nothing_lies_on_anything_else() -> None:

@@ -19,7 +19,7 @@ LANES = {ROW: tuple(Along(ROW, i, 6) for i in range(2)), COLUMN: tuple(Along(COL
 
 
 def values() -> tuple[LaneValues, Counter[Node]]:
-    axes, kept = matrix_axes(layout_of(gated, K=6, V=4).graph, turned=False), Counter[Node]()
+    axes, kept = matrix_axes(layout_of(gated, K=6, V=4).graph, (6, 4), turned=False), Counter[Node]()
 
     def leaf(node: Node, index: Index) -> TirExpr | None:
         if not (node.leaf or axes.graph.region_of(node) == "before") or node.op == "state":

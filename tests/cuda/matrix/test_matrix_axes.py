@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from headed_cells import both_ways
 from matrix_cells import gated, shown
 from matrix_steps import layout_of
 
 import tvm_rnn as rnn
 from tvm_rnn.cuda.matrix.element_index import COLUMN, ROW, NotOnChip
-from tvm_rnn.cuda.matrix.matrix_axes import matrix_axes, output_of
+from tvm_rnn.cuda.matrix.matrix_axes import MatrixAxes, dense_of, matrix_axes, matrix_shape
+from tvm_rnn.graph.graph import Graph
 
 
 @rnn.cell(states="S", output="y")
@@ -30,30 +30,40 @@ def turned(x: "I", S: "K K", *, W: "K I", V: "K I"):
     return S, rnn.sum(S, 1)
 
 
+@rnn.cell(states="S h", output="h")
+def with_norm(x: "I", S: "K V", h: "H", *, W: "K I", V: "V I", U: "H I"):
+    S = rnn.tanh(S * rnn.sum(h) + rnn.outer(W @ x, V @ x))
+    return S, rnn.tanh(h + U @ x + rnn.sum(S))
+
+
 @rnn.cell(states="S T", output="y")
 def unequal(x: "I", S: "K V", T: "V V", *, W: "K I", V: "V I"):
     S = rnn.tanh(S + rnn.outer(W @ x, V @ x))
     return S, rnn.tanh(T + rnn.outer(V @ x, V @ x)), rnn.sum(S, 1)
 
 
+def axes_of(graph: Graph, turned: bool) -> MatrixAxes:
+    return matrix_axes(graph, matrix_shape(state.shape for state in graph.states), turned)
+
+
 def test_a_product_of_columns_turns_the_matrix() -> None:
     graph = layout_of(from_left, K=6, V=4).graph
-    axes = matrix_axes(graph, turned=True)
+    axes = axes_of(graph, turned=True)
     assert (axes.rows, axes.columns) == (4, 6) and axes.roles[graph.states[0]] == (COLUMN, ROW)
-    assert axes.roles[output_of(graph)] == (COLUMN,)
+    assert axes.roles[dense_of(graph.output)] == (COLUMN,)
     with pytest.raises(NotOnChip, match="multiplies columns"):
-        matrix_axes(graph, turned=False)
+        axes_of(graph, turned=False)
 
 
 def test_a_view_of_all_is_only_emitted() -> None:
     graph = layout_of(shown, K=6, V=4).graph
-    assert output_of(graph) is graph.results[0]
-    assert matrix_axes(graph, turned=False).roles[graph.results[0]] == (ROW, COLUMN)
+    assert dense_of(graph.output) is graph.results[0]
+    assert axes_of(graph, turned=False).roles[graph.results[0]] == (ROW, COLUMN)
 
 
 def test_equal_sizes_are_told_apart() -> None:
     graph = layout_of(gated, K=6, V=6).graph
-    assert matrix_axes(graph, turned=False).roles[output_of(graph)] == (COLUMN,)
+    assert axes_of(graph, turned=False).roles[dense_of(graph.output)] == (COLUMN,)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +72,7 @@ def test_equal_sizes_are_told_apart() -> None:
         (from_both_sides, {"K": 6, "V": 4}, "multiplies columns"),
         (turned, {"K": 6}, "along their columns"),
         (unequal, {"K": 6, "V": 4}, "states of shapes"),
-        (both_ways, {"K": 6, "V": 4, "H": 10}, "a vector of the step"),
+        (with_norm, {"K": 6, "V": 4, "H": 10}, "sums what runs neither"),
         (gated, {"K": 1, "V": 4}, "one row or column"),
     ],
     ids=lambda value: getattr(value, "name", ""),
@@ -70,6 +80,6 @@ def test_equal_sizes_are_told_apart() -> None:
 def test_what_is_refused(cell: rnn.Cell, sizes: dict[str, int], says: str) -> None:
     graph = layout_of(cell, **sizes).graph
     with pytest.raises(NotOnChip, match=says):
-        matrix_axes(graph, turned=False)
+        axes_of(graph, turned=False)
     with pytest.raises(NotOnChip):
-        matrix_axes(graph, turned=True)
+        axes_of(graph, turned=True)

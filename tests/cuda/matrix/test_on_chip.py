@@ -37,7 +37,7 @@ def test_one_launch(cell: rnn.Cell, sizes: dict[str, int], dtype: str) -> None:
 
 def test_products_of_the_target_s_size_take_parameters_from_registers() -> None:
     (found,) = on_chip(layout_of(M2RNN, "bfloat16", N=8, H=64, K=64), GPU, {})
-    assert found.plan.in_registers and found.plan.step.tile.threads == 160
+    assert found.plan.in_registers and found.plan.threads == 160
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import pytest
 from networks import network
 from training_plans import trained
 
+from tvm_rnn import RNN, cells
 from tvm_rnn.cuda.codegen.host_program import Pointer, Program
 from tvm_rnn.cuda.codegen.workspace_size import working_memory
 from tvm_rnn.cuda.layer.time_segments import TimeSegment
@@ -17,6 +19,8 @@ from tvm_rnn.cuda.training.plan_backward import Sequences, Tiles, gradient_width
 from tvm_rnn.options import Options
 from tvm_rnn.passes.pipeline import passed
 from tvm_rnn.target import resolve
+
+H200 = resolve("nvidia-h200")
 
 
 def test_gradients_come_in_the_order_that_the_manifest_says() -> None:
@@ -35,6 +39,17 @@ def test_what_products_read_after_all_steps_has_rows_for_all_of_them(cell: str, 
     assert back.bytes_per_row() == kept * 16 + back.layer.bytes_per_row
     # One product for all steps writes the gradient of x straight to where the user wants it.
     assert back.layer.layout.written_last and not back.input_gradients
+
+
+@pytest.mark.broad
+def test_what_is_accumulated_beside_the_steps_has_no_rows() -> None:
+    """The product's gradient of m2rnn: 8 x 64 x 64 numbers of each row."""
+    net = RNN(cells.m2rnn, 16, 64, dtype="bfloat16", N=8)
+    back = plan(passed(net, Options(target=H200, training="states", precision="bfloat16")), H200).backward.backs[0]
+    (made,), (number,) = back.layer.accumulated, back.layer.unstored
+    assert made not in back.weight_gradients.nodes and made in back.weight_gradients.accumulated
+    assert prod(back.layer.layout.kept[number].shape) == 8 * 64 * 64
+    assert back.bytes_per_row() < back.layer.bytes_per_row + 2 * 8 * 64 * 64
 
 
 def test_two_directions_are_added_up() -> None:

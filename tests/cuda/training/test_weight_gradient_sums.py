@@ -51,6 +51,27 @@ def test_products_with_one_operand_share_a_launch() -> None:
     assert sum("RUN(call" in line for line in host.lines) == 6  # each launch, and its parts added up
 
 
+def test_parts_that_the_steps_have_left_are_added_up() -> None:
+    """One for each batch row; no kernel multiplies again."""
+    sums, made = [make("sum_rows", A, rank=1)], product(A, H)
+    found = WeightGradients(
+        "t", sums, "float32", *[lambda node: Place("float32", prod(node.shape))] * 2, accumulated=[made]
+    )
+    assert [launch.nodes for launch in found.launches] == [(*sums,)]
+    program = Program()
+    found.reserve(program, "T * B")
+    places = found.pointers(program, {})
+    assert {*places} == {*sums, made} and len({place.text for place in places.values()}) == 2
+    found.add_parts(program.sequence, {made: program.input(0)}, places, "tile > 0")
+    (line,) = [line for line in program.sequence.lines if "kernels::" in line]
+    assert "t_fold" in line and f"int64_t({16 * 16}), int64_t(B)" in line and "tile > 0" in line
+
+
+def test_sums_are_made_beside_the_steps_alone() -> None:
+    found = WeightGradients("t", [], "float32", lambda node: None, lambda node: None, accumulated=[product(A, H)])
+    assert not found.launches and found.fold is not None
+
+
 def test_kernels_know_where_their_operands_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Operand] = []
 

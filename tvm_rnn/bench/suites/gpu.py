@@ -16,7 +16,7 @@ from tvm_rnn.errors import ConfigError, message, unknown
 from tvm_rnn.frontends.spec import find_cell
 from tvm_rnn.network.rnn import RNN, check_without_constants
 
-from . import recurrences, writers
+from . import headed_recurrences, recurrences, writers
 from .random_networks import random_networks
 
 Facts = dict[str, Any]  # what JSON says of a point
@@ -28,7 +28,7 @@ ALL = ("bfloat16", "float16", "tf32", "float32")
 TAMED = {"lstm_layer_norm": ("a_h", 0.5)}
 # The passes of every network, in the order in which the ablation adds them again.
 PASSES = ("hoist_gemms", "combine_gemms", "fuse_pointwise", "tile_layers_and_time")
-CELLS = {**writers.CELLS, **recurrences.CELLS}  # that only benchmarks have
+CELLS = {**writers.CELLS, **recurrences.CELLS, **headed_recurrences.CELLS}  # that only benchmarks have
 IN_STEPS = ("parallelise_time",)  # left out, recurrences run one step after the other
 
 
@@ -199,6 +199,18 @@ def linear() -> list[Point]:
     return [*stepped, *sums, *alone, few, memory, *layers, *strict, *trained]
 
 
+def heads() -> list[Point]:
+    """Recurrences of several heads, alone, in the sizes of FlashRNN's and XMA's kernels; with products of their inputs
+    sLSTM, M2RNN and DreamerV3's block GRU; each in inference, and in both passes of training."""
+    own = [Point("headed_lstm", 4 * n * h, h, 1024, 16, sizes=(("N", n),)) for n, h in ((24, 32), (12, 64), (6, 128))]
+    own += [Point("slstm", n * h, h, 1024, 16, sizes=(("N", n),)) for n, h in ((24, 32), (12, 64), (6, 128))]
+    for cell, gates in (("headed_rnn", 1), ("headed_gru", 3)):
+        own += [Point(cell, gates * n * h, h, 4096, 16, sizes=(("N", n),)) for n, h in ((64, 16), (8, 64))]
+    own.append(Point("m2rnn", 512, 64, 4096, 16, sizes=(("N", 8),)))
+    own += [Point("block_gru", 512, 64, t, 16, sizes=(("N", 8), ("P", 512), ("A", 8))) for t in (64, 512)]
+    return [replace(point, training=training) for point in own for training in (False, True)]
+
+
 def generate() -> list[Point]:
     """An LSTM that writes, token after token, of a small vocabulary and of a large one, as on CPUs, in more steps."""
     return [
@@ -227,7 +239,7 @@ def random(seed: int = 0) -> list[Point]:
 # Of suites that other peers run than torch's layers.
 PEERS = {"random": "torch,cudnn", "images": "torch", "generate": "torch-cuda,torch-cuda-compile,torch-cuda-graph"}
 Suites = Mapping[str, Callable[..., list[Point]]]
-EVERY = (gpu_grid, any_batch, blog, deepbench, flashrnn, zoo, ablation, linear, generate, images, random)
+EVERY = (gpu_grid, any_batch, blog, deepbench, flashrnn, heads, zoo, ablation, linear, generate, images, random)
 DRAWN = ("random", "cpu-random")  # suites that are drawn by a seed
 SUITES: Suites = {f.__name__.replace("_", "-"): f for f in EVERY}
 

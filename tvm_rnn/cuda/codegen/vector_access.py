@@ -1,4 +1,4 @@
-"""Several elements that lie side by side in memory, in one instruction of 8 or 16 bytes.
+"""Several elements that lie side by side in memory, in one instruction of 4, 8 or 16 bytes.
 
 In: the name of a kernel's pointer, and where the first element lies. Out: float32 values in registers, or statements
 that store such values, rounded. 16-bit numbers travel as words of two.
@@ -42,8 +42,7 @@ class LoadedLanes:
         kind = "b32" if self.words else "f32"
         for i in range(0, self.count, 4):  # words of 16-bit elements are four at most
             part = [self.raw[j] for j in range(i, min(i + 4, self.count))]
-            many = f"v{len(part)}." if len(part) > 1 else ""
-            self.w.do(I.ptx[f"ld.global.{many}{kind}"](*part, self.w[name].ptr_to([at + i])))
+            self.w.do(I.ptx[f"ld.global{_vector(len(part))}.{kind}"](*part, self.w[name].ptr_to([at + i])))
 
     def values(self) -> list[TirExpr]:
         """In the order of memory: float32, or a single one as it is there."""
@@ -64,7 +63,11 @@ def store_lanes(w: Writer, name: str, dtype: str, at: Expr, values: Sequence[Tir
         words = w.local(count // 2, "uint32")
         for i in range(count // 2):
             pack(w, dtype, words[i], values[2 * i], values[2 * i + 1])
-        w.do(I.ptx[f"st.global.v{count // 2}.b32"](place.ptr_to([at]), *(words[i] for i in range(count // 2))))
+        w.do(I.ptx[f"st.global{_vector(count // 2)}.b32"](place.ptr_to([at]), *(words[i] for i in range(count // 2))))
+
+
+def _vector(count: int) -> str:
+    return f".v{count}" if count > 1 else ""
 
 
 def aligned(pointers: Sequence[Pointer], lanes: int = LANES) -> str:

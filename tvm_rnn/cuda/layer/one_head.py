@@ -21,7 +21,7 @@ from tvm import tirx
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES
 from tvm_rnn.decisions import recording
-from tvm_rnn.graph.graph import Graph, Node, depends, make, stepped
+from tvm_rnn.graph.graph import Graph, Node, constant, depends, make, stepped
 from tvm_rnn.graph.node_text import in_words
 from tvm_rnn.graph.ops import TABLE, Shape
 from tvm_rnn.passes.combine_gemms import combined
@@ -53,6 +53,11 @@ class HeadLayout(Layout):
     @property
     def taped(self) -> Sequence[Taped]:
         return self.parts
+
+    @property
+    def of_all(self) -> Layout:
+        assert self.whole is not None
+        return self.whole
 
     def of_layer(self, node: Node) -> Node:
         return self.origin[node][0]
@@ -115,7 +120,7 @@ def of_heads(layout: Layout, heads: int) -> HeadLayout:
     taped = {own: cut.of_kept(own.node) for own in layout.taped}
     emitted = tuple(cut.value(own.node, at) for own, at in taped.items())
     # A backward graph's output is no value of the step.
-    output = cut.value(graph.output, cut.of_state(graph.output)) if layout.emits else results[0]
+    output = cut.value(graph.output, cut.of_state(graph.output)) if layout.emits else (*results, *emitted)[0]
     leaves = {kind: tuple(n for n in cut.origin if n.op == kind) for kind in ("input", "param")}
     states = tuple(cut.states[s] for s in graph.states)
     own = Graph(graph.cell, graph.dtype, leaves["input"], states, leaves["param"], results, output, graph.output_name)
@@ -134,7 +139,7 @@ def of_heads(layout: Layout, heads: int) -> HeadLayout:
         replace(whole, node=node, apart=_side_by_side(whole.node, at, heads))
         for (whole, at), node in zip(taped.items(), own.emitted, strict=True)
     ]
-    found = replace(found, whole=layout, heads=heads, origin=cut.origin, lifted=lifted, parts=parts)
+    found = replace(found, whole=layout, heads=heads, origin=cut.origin, lifted=lifted, parts=parts, sums=layout.sums)
     given = {number: _place(found, node) for number, node in enumerate(own.inputs)}
     return replace(found, given=given)
 
@@ -192,7 +197,7 @@ class _Cutting:
                 raise Coupled(f"a value of one head reads {node.name} of all")
             return self.states.setdefault(node, Node("state", shape=self._shape(node.shape, cut), name=node.name))
         if node.scalar is not None:
-            return node
+            return constant(node.scalar, len(self._shape(node.shape, cut)))
         if node.mask:
             raise Coupled("a mask has words of all heads")
         kept = node.op == "param" or self.layout.weights.place(node) is not None

@@ -54,10 +54,18 @@ class Taped:
 
 
 @dataclass(frozen=True)
+class RowSums:
+    """Sums over all rows. alone: of what is kept, what nobody reads but they."""
+
+    nodes: tuple[Node, ...] = ()
+    alone: tuple[Node, ...] = ()
+
+
+@dataclass(frozen=True)
 class Layout:
     """All places of one layer. kept: values of the step (or a state, as it is before the step) that have rows for all
     steps. given: how inputs lie that are not as the user has x. narrow: dtypes of kept values that are not the storage
-    dtype. matrices: what recurrences of matrices read."""
+    dtype. matrices: what recurrences of matrices read. sums: which kernels of the steps may make beside them."""
 
     graph: Graph
     precision: str
@@ -68,6 +76,7 @@ class Layout:
     given: Mapping[int, Place] = field(default_factory=dict)
     narrow: Mapping[Node, str] = field(default_factory=dict)
     matrices: Sequence[RowOperands] = ()  # of recurrences
+    sums: RowSums = field(default_factory=RowSums)
     heads: int = 1  # of the layer, where this is the layout of one of them (`one_head.py`)
 
     @property
@@ -163,6 +172,11 @@ class Layout:
         inputs = enumerate(self.graph.inputs)
         return {n: self._padded(node, self.storage) for n, node in inputs if node in read and not whole[n]}
 
+    @property
+    def of_all(self) -> Layout:
+        """That of the layer, where this is one head's."""
+        return self
+
     def of_layer(self, node: Node) -> Node:
         """The layer's value that a value is, or is a part of."""
         return node
@@ -235,8 +249,16 @@ class Layout:
     @cached_property
     def written_last(self) -> bool:
         """Whether a product over all steps writes a backward graph's output straight to where it goes."""
-        home = self.home.get(self.graph.output)
+        home = self.home.get(self._last)
         return not self.emits and home is not None and home.region != "step" and home.kind == "gemm"
+
+    @cached_property
+    def _last(self) -> Node:
+        """The output; of a backward graph the value that has the same elements in the same order, by members."""
+        node = self.graph.output
+        while node.op == "reshape" and not self.emits and node not in self.home:
+            node = node.args[0]
+        return node
 
     def kept_place(self, node: Node) -> Place:
         """Rows of a kept value: 16-bit where products are, but for what is one number per row. What the steps read
@@ -285,7 +307,7 @@ class Layout:
         rows = {"before"} if self.emits else {"before", "after"}
         own = [n for n, group in self.home.items() if group.region in rows and self.kept_number(n) is None]
         direct = self.written_last or (self.written_first and not self._read_again)
-        return [n for n in own if not (n is self.graph.output and direct)]
+        return [n for n in own if not (n is self._last and direct)]
 
     @cached_property
     def _read_again(self) -> bool:
@@ -325,7 +347,7 @@ class Layout:
             if node is self.graph.output and self.written_first:
                 own = kept or ([Target("hoisted", self.hoisted(node))] if self._read_again else [])
                 return [*own, Target("output", self.output)]
-            last = node is self.graph.output and self.written_last
+            last = node is self._last and self.written_last
             return [Target("output", self.output)] if last else kept or [Target("hoisted", self.hoisted(node))]
         found = []
         for number, result in enumerate(self.graph.results):

@@ -11,7 +11,8 @@ for each key (`block_keys.py`). What steps write is known: nothing is solved.
     output = sum over values of (vector * S before the step)  or of G after it
     G = decay * G + sum over writes of column * row           backward
 
-A warp that went through all four blocks of a part, one after the other, took 50 us, and a multiprocessor held five.
+A warp that went through all four blocks of a part, one after the other, took 50 us on an H100 (64 keys and values, one
+write and two), and a multiprocessor held five: 377 us for 131,072 steps, where these take 275, and step by step 1,900.
 Source: chunk forms as Yang et al. 2024, "Gated Linear Attention Transformers with Hardware-Efficient Training".
 """
 

@@ -9,28 +9,35 @@ a step emits; parts of sums over rows, of two steps in turn; parameters of produ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Writer, converted
+from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES
+from tvm_rnn.cuda.codegen.kernel_writer import Writer
+from tvm_rnn.cuda.codegen.vector_access import store_lanes
+from tvm_rnn.cuda.layer.packed_layout import ceil_div
 from tvm_rnn.cuda.layer.regime import FOREVER
 from tvm_rnn.cuda.layer.row_kernels import combiner
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import uint32, wide
 
-from .element_index import COLUMN, Along, ElementIndex, flattened
+from .element_index import COLUMN, UNIT, Along, ElementIndex, flattened
 from .lane_values import Index
-from .matrix_step import MatrixStep, Streamed
+from .matrix_step import Left, MatrixStep, Streamed
 from .matrix_tile import LANES
+from .parameter_gradients import GradientPlan
 from .products import PlainProduct, TensorProduct
 
 STAGES, PARITIES = 3, 2
+ALIGNED = 4  # words
+MEETING = 0  # the barrier of all warps
 RESERVED = 56  # registers of a lane for addresses, masks and what is computed meanwhile
 TENSOR = ("bfloat16", "float16")
 
@@ -76,8 +83,26 @@ class SharedPlan:
         return found
 
     @cached_property
-    def part_words(self) -> int:
+    def sum_words(self) -> int:
         return sum(self.step.tile.warps * self.part_width(node) for node, _ in self.part_places)
+
+    @cached_property
+    def dense_places(self) -> Mapping[tuple[Node, int], int]:
+        """Behind the parts: where vectors of dense products begin: operands by their number, results (-1)."""
+        found, at = dict[tuple[Node, int], int](), self.sum_words + self.sum_words % 2
+        for node in self.step.dense:
+            for number, value in ((-1, node), *enumerate(node.args[1::2])):
+                found[node, number] = at
+                at += ceil_div(prod(value.shape), LANES) * LANES
+        return found
+
+    @cached_property
+    def part_words(self) -> int:
+        """Of a step."""
+        vectors = [
+            at + prod((node if n < 0 else node.args[1 + 2 * n]).shape) for (node, n), at in self.dense_places.items()
+        ]
+        return ceil_div(max([self.sum_words, *vectors]), LANES) * LANES
 
     @property
     def first_part(self) -> int:
@@ -90,14 +115,18 @@ class SharedPlan:
     @cached_property
     def lane_registers(self) -> int:
         """That a lane may have."""
-        return min(255, self.registers // self.step.tile.threads // 8 * 8)
+        return min(255, self.registers // self.threads // 8 * 8)
+
+    @property
+    def threads(self) -> int:
+        return self.step.tile.threads + LANES * self.gradients.warps
 
     @cached_property
     def values(self) -> int:
-        """Registers of a lane for states, for what a step makes of them, and for constants."""
-        tile, roles = self.step.tile, self.step.axes.roles
-        matrices = [n for n in (*self.step.states, *self.step.phases) if len(roles[n]) > 1 and None not in roles[n]]
-        return len(matrices) * tile.elements + len(self.step.lanes.constant) + tile.lane_columns
+        """Registers of a lane for states, for what a step makes of them, for what is asked for ahead, and constants."""
+        tile, demands = self.step.tile, self.step.lanes
+        ahead = sum(ITEM_BYTES[self.step.layout.rows(node).dtype] for node, _ in demands.whole) // 4
+        return self.step.graph.matrices_at_once * tile.elements + ahead + len(demands.constant) + tile.lane_columns
 
     @cached_property
     def in_registers(self) -> bool:
@@ -113,9 +142,18 @@ class SharedPlan:
             return PlainProduct.shared_words(self.step.tile)
         return 0 if self.in_registers else TensorProduct.shared_words(self.step.tile)
 
+    @cached_property
+    def gradients(self) -> GradientPlan:
+        return GradientPlan(self.step.tile, self.step.accumulated)
+
+    @property
+    def first_operand(self) -> int:
+        """Of what is accumulated."""
+        return ceil_div(self.first_weight + self.product_words * len(self.step.products), ALIGNED) * ALIGNED
+
     @property
     def words(self) -> int:
-        return self.first_weight + self.product_words * len(self.step.products)
+        return self.first_operand + self.gradients.words
 
 
 def _counted(sizes: list[int]) -> list[tuple[int, ...]]:
@@ -133,7 +171,7 @@ class Block:
         self.layout, self.tile = plan.step.layout, plan.step.tile
         heads = self.layout.heads
         block = w.keep(I.cta_id([tirx.Cast("int32", wide(w["batch"]) * heads)]))
-        thread = w.keep(I.thread_id([self.tile.threads]))
+        thread = w.keep(I.thread_id([plan.threads]))
         self.lane, self.warp = w.keep(thread % LANES), w.keep(thread // LANES)
         self.row, self.head = w.keep(tirx.truncdiv(block, heads)), w.keep(tirx.truncmod(block, heads))
         self.words: Buffer = I.alloc_buffer((plan.words,), "uint32", scope="shared.dyn", align=16)
@@ -144,8 +182,8 @@ class Block:
             with w.when(tirx.NE(w["has_lengths"], tirx.const(0, "int32"))):
                 most = tirx.Min(w["lengths"][wide(self.row)], tirx.const(FOREVER, "int64"))
                 w.store(self.ends, tirx.Cast("int32", most), 0)
-        with w.loop(-(-plan.first_weight // self.tile.threads)) as turn:
-            at = w.keep(turn * self.tile.threads + thread)
+        with w.loop(ceil_div(plan.first_weight, plan.threads)) as turn:
+            at = w.keep(turn * plan.threads + thread)
             with w.when(at < plan.first_weight):
                 w.store(self.floats, tirx.const(0.0, "float32"), at)
         w.do(I.cuda.cta_sync())
@@ -153,6 +191,10 @@ class Block:
     def meet(self, warps: int, name: int) -> None:
         """Wait for so many warps, at the barrier of that number."""
         self.w.do(I.ptx.bar.sync(name, uint32(LANES * warps)))
+
+    def meet_all(self) -> None:
+        """Once before the steps, and once in each."""
+        self.meet(self.plan.threads // LANES, MEETING)
 
     def local(self, step: Expr) -> TirExpr:
         """A step's place in time, within the arrays."""
@@ -178,9 +220,8 @@ class Block:
 
     def beyond(self, along: Along) -> bool:
         """Whether some lanes have a row or column there that no matrix has."""
-        if along.spread:
-            return (along.number + 1) * LANES > self.tile.extent(along.role)
-        return self.tile.padded(along.role)
+        each = LANES if along.spread else self.tile.members if along.role == UNIT else 0
+        return (along.number + 1) * each > self.tile.extent(along.role) if each else self.tile.padded(along.role)
 
     def guarded(self, value: TirExpr, dtype: str, inside: Expr | None) -> TirExpr:
         """What lies in memory, 0 where there is nothing."""
@@ -193,30 +234,32 @@ class Block:
             w.store(found, value, 0)
         return found[0]
 
-    def _of_head(self, node: Node, at: Expr) -> Expr:
-        """Element `at` of this head's part of a value."""
-        apart = self.layout.side_by_side(node) if self.layout.heads > 1 else 0
-        within = at if not apart or self.layout.heads == 1 else _spread(apart, at, self.layout.heads)
-        return within + self.head * apart if apart else within
+    def _of_head(self, node: Node, apart: int, at: Expr) -> Expr:
+        """Element `at` of this head's part of a value. apart: elements of one head that lie side by side."""
+        if not apart or self.layout.heads == 1:
+            return at
+        own = at if prod(node.shape) <= apart else _spread(apart, at, self.layout.heads)
+        return own + self.head * apart
 
     def constant(self, node: Node, index: Index) -> TirExpr:
         """An element of what is made of parameters."""
         source = self.w[f"param_{self.step.param_nodes.index(node)}"]
-        at = self._of_head(node, flat(node, index))
+        at = self._of_head(node, self.layout.side_by_side(node), flat(node, index))
         return self.guarded(source[wide(at)], "float32", self.inside(index))
+
+    def read_name(self, node: Node) -> str:
+        """Of the pointer to a value of every step."""
+        return f"read_{self.step.read_nodes.index(node)}"
+
+    def read_at(self, node: Node, at: Expr, local: TirExpr) -> Expr:
+        """Where element `at` of a value of every step lies."""
+        row = wide(local) * wide(self.w["batch"]) + wide(self.row)
+        own = self._of_head(node, self.layout.side_by_side(node), at)
+        return row * self.layout.rows(node).row_stride + wide(own)
 
     def streamed(self, node: Node, at: Expr, local: TirExpr) -> TirExpr:
         """Element `at` of a value of every step, as it is in memory."""
-        place, w = self.layout.rows(node), self.w
-        row = wide(local) * wide(w["batch"]) + wide(self.row)
-        source = w[f"read_{self.step.read_nodes.index(node)}"]
-        return source[row * place.row_stride + wide(self._of_head(node, at))]
-
-    def whole(self, node: Node, index: Index, local: TirExpr) -> TirExpr:
-        """An element of a matrix of every step."""
-        value, dtype = self.streamed(node, flat(node, index), local), self.layout.rows(node).dtype
-        found = self.guarded(value, dtype, self.inside(index))
-        return self.w.keep(tirx.Cast("float32", found))
+        return self.w[self.read_name(node)][self.read_at(node, at, local)]
 
     def state_at(self, state: Node, index: Index) -> Expr:
         size = 1
@@ -241,22 +284,33 @@ class Block:
             total = self.w.keep(combine(total, part))
         return total
 
+    def dense_at(self, node: Node, number: int, step: TirExpr) -> TirExpr:
+        """Where a vector of a dense product begins."""
+        parity: TirExpr = tirx.truncmod(step, PARITIES) * self.plan.part_words
+        return parity + (self.plan.first_part + self.plan.dense_places[node, number])
+
+    def dense_of(self, node: Node, index: Index, step: TirExpr) -> TirExpr:
+        """An element of a dense product's result. Lanes that have no such element read another."""
+        at = tirx.Min(flat(node, index), prod(node.shape) - 1)
+        return self.floats[self.dense_at(node, -1, step) + at]
+
     def of_stage(self, own: Streamed, index: Index, stage: TirExpr) -> TirExpr:
         alongs = [along for i in index if isinstance(i, ElementIndex) for along, _ in i.terms]
         return self.floats[stage + (self.plan.slots[own] + (alongs[0].value if alongs else 0))]
 
-    def emit(self, index: Index, value: TirExpr, local: TirExpr, owner: TirExpr | None) -> None:
-        """Store an element of the output. owner: of several lanes that have it, who stores it."""
-        place, w = self.layout.output, self.w
-        if self.masked:
-            value = w.keep(tirx.Select(tirx.NE(self.active(local), 0), value, tirx.const(0.0, "float32")))
-        width = self.layout.graph.output.shape[0]
+    def leave(self, own: Left, index: Index, values: Sequence[TirExpr], local: TirExpr, owner: TirExpr | None) -> None:
+        """Store an element that a step leaves, or two that lie side by side. owner: of several lanes that have it, who
+        stores it."""
+        w, place = self.w, own.place
+        if self.masked and own is self.step.output:
+            zero, active = tirx.const(0.0, "float32"), tirx.NE(self.active(local), 0)
+            values = [w.keep(tirx.Select(active, value, zero)) for value in values]
         row = wide(local) * wide(w["batch"]) + wide(self.row)
-        at = row * place.row_stride + wide(flat(self.step.output, index) + self.head * width)
+        at = row * place.row_stride + wide(self._of_head(own.node, own.apart, flat(own.node, index)))
         inside = self.inside(index)
         when = inside if owner is None else owner if inside is None else tirx.And(owner, inside)
         with nullcontext() if when is None else w.when(when):
-            w.store(w["y"], converted(value, place.dtype), at)
+            store_lanes(w, own.pointer, place.dtype, at, values)
 
 
 def flat(node: Node, index: Index) -> Expr:

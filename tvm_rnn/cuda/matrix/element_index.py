@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from tvm_rnn.tir.expr import Expr
 
-ROW, COLUMN = "row", "column"
+ROW, COLUMN, UNIT = "row", "column", "unit"  # UNIT: of vectors that run along neither, spread over all threads
 
 
 class NotOnChip(Exception):
@@ -20,8 +20,8 @@ class NotOnChip(Exception):
 
 @dataclass(frozen=True)
 class Along:
-    """One of a lane's rows or columns. role: ROW or COLUMN; number: which of them; extent: how many all lanes have;
-    spread: over threads one after the other, not as tiles are; value: the row or column."""
+    """One of a lane's rows, columns or units. role: which of these; number: which of them; extent: how many all lanes
+    have; spread: over lanes of one warp, one after the other, not as tiles are; value: the row, column or unit."""
 
     role: str
     number: int

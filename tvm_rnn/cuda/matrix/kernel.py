@@ -8,29 +8,35 @@ Rewrite: for t: for group: launch  -->  one launch: for t in block: phases
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from math import prod
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.layer.packed_layout import Pack, ceil_div
 from tvm_rnn.cuda.layer.regime import MASK_POINTERS, MASK_SCALARS
 from tvm_rnn.cuda.layer.row_kernels import combiner
+from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 
-from .block import TENSOR, Block, SharedPlan
-from .element_index import COLUMN, ROW, Along, of
+from .block import TENSOR, Block, SharedPlan, flat
+from .element_index import COLUMN, ROW, UNIT, Along, of
+from .gradient_warps import GradientWarps, store_operand
 from .lane_values import Index, LaneValues, placed
 from .matrix_axes import Roles
-from .matrix_step import streamed
+from .matrix_step import Left, MatrixStep, streamed
+from .matrix_tile import LANES
 from .products import Lane, PlainProduct, TensorProduct
 from .streams import Streams
+from .whole_matrices import WholeMatrices, pairs
 
 SCALARS = (("steps", "int32"), ("reverse", "int32"), ("batch", "int32"))
-MEETING, SUMMING = 0, 1  # barriers: of all warps, and of those with elements
+SUMMING = 1  # the barrier of the warps with elements
 OVER_ROWS, OVER_COLUMNS = (4, 8, 16), (1, 2)  # distances between lanes that share a column, and a row
 
 
@@ -38,9 +44,12 @@ def kernel(name: str, plan: SharedPlan, initial: Mapping[str, float] | None = No
     """initial: what states are after a reset, for a kernel that knows lengths and resets; else None."""
     step, masked = plan.step, initial is not None
     pointers = [(f"param_{n}", "float32") for n in range(len(step.param_nodes))]
+    pointers += [(f"dense_{n}", "float32") for n in range(len(dense_weights(step)))]
     pointers += [(f"read_{n}", step.layout.rows(node).dtype) for n, node in enumerate(step.read_nodes)]
     pointers += [(f"{way}_{n}", "float32") for way in ("old", "new") for n in range(len(step.states))]
-    pointers += [("y", step.layout.output.dtype), *(MASK_POINTERS if masked else ())]
+    pointers += [("y", step.layout.output.dtype), *((own.pointer, own.place.dtype) for own in step.kept)]
+    pointers += [(f"parts_{n}", "float32") for n in range(len(step.accumulated))]
+    pointers += MASK_POINTERS if masked else ()
 
     def body(w: Writer) -> None:
         with I.attr({"tirx.launch_bounds_min_blocks_per_sm": 1}):
@@ -49,11 +58,45 @@ def kernel(name: str, plan: SharedPlan, initial: Mapping[str, float] | None = No
                 with I.Then():
                     _Elements(block, initial or {}).run()
                 with I.Else():
-                    Streams(block).run()
+                    _beside(block)
 
     scalars = (*SCALARS, *(MASK_SCALARS if masked else ()))
     with flavour(plan.precision):
-        return write(name, pointers, scalars, body, threads=step.tile.threads, shared_bytes=4 * plan.words)
+        return write(name, pointers, scalars, body, threads=plan.threads, shared_bytes=4 * plan.words)
+
+
+def _beside(block: Block) -> None:
+    """What warps do that have no elements."""
+    if not block.plan.gradients.sums:
+        Streams(block).run()
+        return
+    number = block.w.keep(block.warp - block.tile.warps)
+    with I.If(tirx.EQ(number, 0)):
+        with I.Then():
+            Streams(block).run()
+        with I.Else():
+            GradientWarps(block, block.w.keep(number - 1)).run()
+
+
+def dense_weights(step: MatrixStep) -> list[Node]:
+    """Parameters of dense products, in the order of the kernel's pointers."""
+    return list(dict.fromkeys(weight for node in step.dense for weight in node.args[::2]))
+
+
+def packed_by_column(layout: Layout, weight: Node) -> Pack:
+    """Such a parameter, [..., K], with K outermost: threads read neighbours."""
+    *outer, deep = weight.shape
+    size = prod(outer)
+
+    def index(at: Expr) -> tuple[tuple[Expr, ...], Expr]:
+        rest, found = tirx.floormod(at, size), list[Expr]()
+        for extent in reversed(outer):
+            found.insert(0, tirx.floormod(rest, extent))
+            rest = tirx.floordiv(rest, extent)
+        return (*found, tirx.floordiv(at, size)), at < size * deep
+
+    node, elements, own = layout.packed(weight, size * deep, index)
+    return Pack(node, "float32", elements, own, (weight, "float32", "by column"))
 
 
 class _Elements:
@@ -61,11 +104,7 @@ class _Elements:
 
     def __init__(self, block: Block, initial: Mapping[str, float]) -> None:
         self.block, self.w, self.step, self.tile, self.initial = block, block.w, block.step, block.tile, initial
-        tile, lane = self.tile, block.lane
-        self.lanes: dict[str, tuple[Along, ...]] = {
-            ROW: tuple(tile.row(block.warp, lane, i) for i in range(tile.lane_rows)),
-            COLUMN: tuple(tile.column(lane, j) for j in range(tile.lane_columns)),
-        }
+        self.lanes = self.tile.lanes(block.warp, block.lane)
         self.values = LaneValues(self.step.axes, self.lanes, lambda node, index: None, self.w.keep)
 
     def run(self) -> None:
@@ -74,7 +113,10 @@ class _Elements:
         self.constants = {(n, i): block.constant(n, placed(i, self.lanes)) for n, i in found}
         self.products = [self._product(n) for n in range(len(self.step.products))]
         self.states = {state: self._load(n, state) for n, state in enumerate(self.step.states)}
-        block.meet(self.tile.warps + 1, MEETING)
+        self.matrices = WholeMatrices(block, self.lanes)
+        with w.when(w["steps"] > 0):
+            self.matrices.ask(tirx.const(0, "int32"))
+        block.meet_all()
         with w.loop(w["steps"]) as t:
             self._step(w.keep(t))
         for n, (state, registers) in enumerate(self.states.items()):
@@ -127,6 +169,8 @@ class _Elements:
     def _who(self, roles: Roles) -> TirExpr | None:
         block = self.block
         first = tirx.And(tirx.EQ(block.warp, 0), block.lane < 4)
+        if UNIT in roles:
+            return None
         if ROW in roles:
             return None if COLUMN in roles else tirx.EQ(block.lane % 4, 0)
         return first if COLUMN in roles else tirx.And(first, tirx.EQ(block.lane, 0))
@@ -142,44 +186,64 @@ class _Elements:
                     first = tirx.const(self.initial.get(state.name, 0.0), "float32")
                     for at in range(len(list(self.values.indices(state)))):
                         w.store(registers, first, at)
-        self.values = LaneValues(step.axes, self.lanes, self._leaf(t, local, stage), w.keep)
+        self.values = LaneValues(step.axes, self.lanes, self._leaf(t, stage), w.keep)
+        self.values.held |= self.matrices.take()
+        with w.when(t + 1 < w["steps"]):
+            self.matrices.ask(w.keep(t + 1))
         for state, registers in self.states.items():
             for at, index in enumerate(self.values.indices(state)):
                 self.values.held[state, index] = registers[at]
+        self._accumulate([n for n in block.plan.gradients.operands if n.leaf], local, t)
         for node in step.phases:
             self._phase(node, t)
+            self._accumulate([node] if node in block.plan.gradients.operands else [], local, t)
+            self._leave([own for own in step.by_lanes if own.node is node], local)
         pairs = zip(step.states, step.results, strict=True)
         news = [[w.keep(self.values.at(result, i)) for i in self.values.indices(state)] for state, result in pairs]
-        if not step.stored_apart:
-            for index in step.output_indices(self.values):
-                value = self.values.at(step.output, index)
-                block.emit(index, value, local, self._who(step.output_roles))
-        block.meet(self.tile.warps + 1, MEETING)
+        late = [n for n in block.plan.gradients.operands if not n.leaf and n not in step.phases]
+        self._accumulate(late, local, t)
+        self._leave([own for own in step.by_lanes if own.node not in step.phases], local)
+        block.meet_all()
         with nullcontext() if not block.masked else w.when(tirx.NE(block.active(local), 0)):
             for registers, values in zip(self.states.values(), news, strict=True):
                 for at, value in enumerate(values):
                     w.store(registers, value, at)
 
-    def _leaf(self, t: TirExpr, local: TirExpr, stage: TirExpr) -> Callable[[Node, Index], TirExpr | None]:
+    def _accumulate(self, operands: Iterable[Node], local: TirExpr, t: TirExpr) -> None:
+        """Leave operands of sums to the warps that multiply."""
+        for node in operands:
+            store_operand(self.block, node, self.values, local, t)
+
+    def _leave(self, left: Iterable[Left], local: TirExpr) -> None:
+        """Store what this lane has of what the step leaves."""
+        for own in left:
+            indices = self.values.along(own.roles, own.node)
+            for index, second in pairs(own.node, indices, own.place, own.apart):
+                found = [self.values.at(own.node, i) for i in (index, second) if i is not None]
+                self.block.leave(own, index, found, local, self._who(own.roles))
+
+    def _leaf(self, t: TirExpr, stage: TirExpr) -> Callable[[Node, Index], TirExpr | None]:
         block, step = self.block, self.step
 
         def leaf(node: Node, index: Index) -> TirExpr | None:
             if node in step.row_sums:
                 return block.sum_of(node, index, t)
+            if node in step.dense:
+                return block.dense_of(node, index, t)
             if step.is_constant(node):
                 return self.constants[node, index]
             if not step.is_streamed(node):
                 return None
             own = streamed(node, index)
-            if own is not None:
-                return block.of_stage(own, index, stage)
-            return block.whole(node, index, local)
+            return None if own is None else block.of_stage(own, index, stage)
 
         return leaf
 
     def _phase(self, node: Node, t: TirExpr) -> None:
         if node in self.step.products:
             self._multiply(node)
+        elif node in self.step.dense:
+            self._multiply_vectors(node, t)
         elif node in self.step.axes.summed:
             self._add_up(node, t)
         else:
@@ -192,7 +256,7 @@ class _Elements:
 
         def element(row: int, column: int) -> TirExpr:
             """0 beyond the matrix's columns: what lanes have there may be no number."""
-            index = self._index(roles[matrix], row, column)
+            index = self.values.element(roles[matrix], row, column)
             value, along = self.values.at(matrix, index), self.lanes[COLUMN][column]
             if not self.tile.padded(COLUMN):
                 return value
@@ -201,10 +265,34 @@ class _Elements:
         sums = own.multiply(element)
         for i in range(self.tile.lane_rows):
             for j in range(self.tile.lane_columns):
-                self.values.held[node, self._index(roles[node], i, j)] = sums[i // 2, j // 2, i % 2][j % 2]
+                self.values.held[node, self.values.element(roles[node], i, j)] = sums[i // 2, j // 2, i % 2][j % 2]
 
-    def _index(self, roles: Roles, row: int, column: int) -> Index:
-        return tuple(of(self.lanes[ROW][row] if role == ROW else self.lanes[COLUMN][column]) for role in roles)
+    def _multiply_vectors(self, node: Node, t: TirExpr) -> None:
+        """A dense product: a thread for each element of the result. Operands go to shared memory first."""
+        w, block, vectors, members = self.w, self.block, node.args[1::2], self.tile.members
+        for number, vector in enumerate(vectors):
+            first, roles = block.dense_at(node, number, t), self.step.roles_of(vector)
+            for index in self.values.along(roles, vector):
+                value = self.values.at(vector, index)
+                with self._owner(roles, index):
+                    w.store(block.floats, value, first + flat(vector, index))
+        block.meet(self.tile.warps, SUMMING)
+        size, thread = prod(node.shape), block.warp * LANES + block.lane
+        for turn in range(ceil_div(size, members)):
+            at = w.keep(thread + turn * members)
+            with w.when(at < size):
+                total = w.local(1)
+                w.store(total, tirx.const(0.0, "float32"), 0)
+                for number, (weight, vector) in enumerate(zip(node.args[::2], vectors, strict=True)):
+                    weights, first = (
+                        w[f"dense_{dense_weights(self.step).index(weight)}"],
+                        block.dense_at(node, number, t),
+                    )
+                    own = w.keep(block.head * (size * vector.shape[0]) + at)
+                    with w.loop(vector.shape[0]) as k:
+                        w.store(total, total[0] + weights[own + k * size] * block.floats[first + k], 0)
+                w.store(block.floats, total[0], block.dense_at(node, -1, t) + at)
+        block.meet(self.tile.warps, SUMMING)
 
     def _add_up(self, node: Node, t: TirExpr) -> None:
         """A sum, or a maximum: of a lane's elements, then of lanes; over rows, parts of each warp in shared memory."""

@@ -19,7 +19,7 @@ from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.graph.tensor_expressions import fit, moved, reduced_value
 from tvm_rnn.tir.expr import TirExpr
 
-from .element_index import Along, ElementIndex, NotOnChip, of
+from .element_index import COLUMN, ROW, Along, ElementIndex, NotOnChip, of
 from .matrix_axes import FEW, MatrixAxes, Roles
 
 Index = tuple[ElementIndex | int, ...]
@@ -62,6 +62,10 @@ class LaneValues:
                 raise NotOnChip(f"{in_words(node)} runs neither along rows nor along columns")
             ways.append(list(range(size)))
         return product(*ways)
+
+    def element(self, roles: Roles, row: int, column: int) -> Index:
+        """Of a matrix's axes: the index of a lane's row and column."""
+        return tuple(of(self.lanes[ROW][row] if role == ROW else self.lanes[COLUMN][column]) for role in roles)
 
     def at(self, node: Node, index: Index) -> TirExpr:
         key = (node, index)

@@ -1,22 +1,25 @@
 """Which axis of each value of a step runs along the rows of the matrix states, and which along their columns.
 
-In: the graph of a layer, or of one head of it, whose states are matrices of one shape, and vectors. Out: `MatrixAxes`,
-for every value that is made of states; or `NotOnChip`, with what mixes rows and columns. A product may multiply rows of
-a matrix with a parameter; where the graph multiplies columns, rows and columns change places (`turned`).
+In: the graph of a layer's steps, or of one head of it, whose states are matrices of one shape, and vectors. Out:
+`MatrixAxes`, for every value that is made of states, or of matrices of every step of the same shape, as a tape has
+them; or `NotOnChip`, with what mixes rows and columns. A product may multiply rows of a matrix with a parameter; where
+the graph multiplies columns, rows and columns change places (`turned`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from math import prod
 
-from tvm_rnn.graph.graph import Graph, Node, downstream
+from tvm_rnn.graph.graph import Graph, Node
 from tvm_rnn.graph.node_text import in_words
+from tvm_rnn.graph.ops import TABLE, Shape
+from tvm_rnn.passes.min_cut import HEAVY
 
-from .element_index import COLUMN, ROW, NotOnChip
+from .element_index import COLUMN, ROW, UNIT, NotOnChip
 
-Role = str | None  # ROW, COLUMN, or None: along neither, or not known from states
+Role = str | None  # ROW, COLUMN, UNIT, or None: along neither, or not known from states
 Roles = tuple[Role, ...]
 FEW = 8  # numbers along an axis that is neither: each has registers of its own
 
@@ -30,48 +33,62 @@ class MatrixAxes:
     rows: int
     columns: int
     turned: bool
+    units: int = 0  # elements of vectors that run along neither
     roles: Mapping[Node, Roles] = field(default_factory=dict)
     summed: Mapping[Node, Mapping[str, Role]] = field(default_factory=dict)
 
-    def size(self, role: str) -> int:
-        return self.rows if role == ROW else self.columns
-
     def by_size(self, size: int) -> Role:
         """What an axis of which nothing else is known runs along."""
-        return COLUMN if size == self.columns else ROW if size == self.rows else None
+        return {self.units: UNIT, self.rows: ROW, self.columns: COLUMN}.get(size)
 
 
-def matrix_axes(graph: Graph, turned: bool) -> MatrixAxes:
-    """The axes of a step. Raises NotOnChip."""
-    shapes = {s.shape for s in graph.states if len(s.shape) > 1}
+def matrix_shape(states: Iterable[Shape]) -> Shape:
+    """The one shape of all matrices among shapes of states. Raises NotOnChip."""
+    shapes = {shape for shape in states if len(shape) > 1}
     if not shapes:
         raise NotOnChip("no state is a matrix")
     if len(shapes) > 1 or len(next(iter(shapes))) != 2:
         raise NotOnChip(f"states of shapes {' and '.join(str(list(s)) for s in sorted(shapes))}")
-    ((first, second),) = shapes
-    if min(first, second) == 1:
+    (found,) = shapes
+    if min(found) == 1:
         raise NotOnChip("a matrix with one row or column")
+    return found
+
+
+def matrix_axes(graph: Graph, shape: Shape, turned: bool, known: Collection[Node] = ()) -> MatrixAxes:
+    """The axes of a step. shape: of the matrices; known: values that are there before the step, beside inputs. Raises
+    NotOnChip."""
+    first, second = shape
     rows, columns = (second, first) if turned else (first, second)
     vectors: dict[Node, Roles] = {s: (None,) * len(s.shape) for s in graph.states if len(s.shape) < 2}
     matrix: Roles = (COLUMN, ROW) if turned else (ROW, COLUMN)
+    given = {node: matrix for node in graph.nodes() if (node.op == "input" or node in known) and node.shape == shape}
+    given |= dict.fromkeys((s for s in graph.states if s not in vectors), matrix)
+    own = MatrixAxes(graph, rows, columns, turned, _units(vectors, shape))
     for _ in range(len(vectors) + 1):
-        walk = _Walk(graph, MatrixAxes(graph, rows, columns, turned), vectors, matrix)
+        walk = _Walk(graph, own, {**given, **vectors}, known)
         found = walk.run()
         results = dict(zip(graph.states, graph.results, strict=True))
         news = {s: _merged(own, walk.roles.get(results[s]), s) for s, own in vectors.items()}
         if news == vectors:
             break
         vectors = news
-    for state, own in vectors.items():
-        if own == (None,):
+    for state, roles in vectors.items():
+        if roles == (None,):
             vectors[state] = (found.by_size(state.shape[0]),)
-            if vectors[state] == (None,) and state.shape[0] > FEW:
-                raise NotOnChip(f"{in_words(state)} runs neither along rows nor along columns")
-    walk = _Walk(graph, MatrixAxes(graph, rows, columns, turned), vectors, matrix)
+    walk = _Walk(graph, own, {**given, **vectors}, known)
     found = walk.run()
     for state, result in zip(graph.states, graph.results, strict=True):
         _merged(found.roles[state], found.roles.get(result), result)
     return found
+
+
+def _units(vectors: Iterable[Node], shape: Shape) -> int:
+    """The one size of vectors among states that run neither along rows nor along columns; 0 where there is none."""
+    sizes = {s.shape[0] for s in vectors if s.shape and s.shape[0] > FEW and s.shape[0] not in shape}
+    if len(sizes) > 1:
+        raise NotOnChip(f"vectors of {' and '.join(map(str, sorted(sizes)))} elements beside the matrices")
+    return max(sizes, default=0)
 
 
 def _merged(own: Roles, other: Roles | None, node: Node) -> Roles:
@@ -84,21 +101,26 @@ def _merged(own: Roles, other: Roles | None, node: Node) -> Roles:
 
 
 class _Walk:
-    """Over all nodes, arguments first."""
+    """Over all nodes, arguments first. given: the roles of leaves; known: values that are not made in the step."""
 
-    def __init__(self, graph: Graph, own: MatrixAxes, vectors: Mapping[Node, Roles], matrix: Roles) -> None:
-        self.graph, self.own = graph, own
-        self.roles: dict[Node, Roles] = {s: vectors.get(s, matrix) for s in graph.states}
+    def __init__(self, graph: Graph, own: MatrixAxes, given: Mapping[Node, Roles], known: Collection[Node]) -> None:
+        self.graph, self.own, self.known = graph, own, known
+        self.roles: dict[Node, Roles] = dict(given)
         self.summed: dict[Node, dict[str, Role]] = {}
 
     def run(self) -> MatrixAxes:
-        nodes = self.graph.nodes()
-        late = downstream(nodes, lambda n: n.op == "state")
-        for node in nodes:
-            if node in late and node.op != "state":
+        for node in in_step(self.graph, self.known):
+            step = not node.leaf and self.graph.region_of(node) == "step"
+            sums = step and TABLE[node.op].kind in HEAVY
+            if node not in self.roles and (sums or any(a in self.roles for a in node.args)):
                 self.roles[node] = self._of(node)
-        own = self.own
-        return MatrixAxes(own.graph, own.rows, own.columns, own.turned, self.roles, self.summed)
+                self._check(node)
+        return replace(self.own, roles=self.roles, summed=self.summed)
+
+    def _check(self, node: Node) -> None:
+        along = [role for role, size in zip(self.roles[node], node.shape, strict=True) if role is not None and size > 1]
+        if len({*along}) < len(along):
+            raise NotOnChip(f"{in_words(node)} pairs rows, or columns, of the states with each other")
 
     def _of(self, node: Node) -> Roles:
         if node.pointwise:
@@ -141,20 +163,23 @@ class _Walk:
         raise NotOnChip(f"a view mixes rows and columns of {in_words(arg)}")
 
     def _reduced(self, node: Node) -> Roles:
-        own = self.roles[node.args[0]]
+        own = self.roles.get(node.args[0], (None,) * len(node.args[0].shape))
         axis = len(own) + node.attrs["axis"]
-        self.summed[node] = {"k": own[axis] or self._whole(node.args[0].shape[axis], node)}
+        self.summed[node] = {"k": self._of_sum(own[axis], node.args[0].shape[axis], node)}
         return (*own[:axis], None, *own[axis + 1 :]) if node.attrs["keepdims"] else (*own[:axis], *own[axis + 1 :])
 
-    def _whole(self, size: int, node: Node) -> Role:
-        found = self.own.by_size(size)
-        if found is None and size > FEW:
+    def _of_sum(self, role: Role, size: int, node: Node) -> Role:
+        """What an axis runs along that is summed."""
+        found = role or self.own.by_size(size)
+        if found == UNIT or (found is None and size > FEW):
             raise NotOnChip(f"{in_words(node)} sums what runs neither along rows nor along columns")
         return found
 
     def _contracted(self, node: Node) -> Roles:
         if node.op == "gemm":
-            raise NotOnChip(f"{in_words(node)} multiplies a vector of the step with a parameter")
+            if any(len(vector.shape) != 1 for vector in node.args[1::2]):
+                raise NotOnChip(f"{in_words(node)} multiplies more than a vector with a parameter")
+            return (None,) * len(node.shape)
         inputs, out = node.attrs["spec"].split("->")
         letters = dict[str, Role]()
         for text, arg in zip(inputs.split(","), node.args, strict=True):
@@ -167,7 +192,7 @@ class _Walk:
         }
         gone = [letter for letter in letters if letter not in out]
         if gone:
-            self.summed[node] = {t: letters[t] or self._whole(sizes[t], node) for t in gone}
+            self.summed[node] = {t: self._of_sum(letters[t], sizes[t], node) for t in gone}
         if is_product(node, self.roles):
             letters |= self._product(node, letters, sizes)
         return tuple(letters[t] for t in out)
@@ -193,14 +218,24 @@ def is_product(node: Node, roles: Mapping[Node, Roles]) -> bool:
     return sum(late) == 1 and len(gone) == 1 and len(out) == 2 and all(len(arg.shape) == 2 for arg in node.args)
 
 
+def in_step(graph: Graph, known: Collection[Node]) -> list[Node]:
+    """What the roots are made of in a step, arguments first. known: values that are there before it."""
+    needed, stack = set[Node](), list(graph.roots)
+    while stack:
+        node = stack.pop()
+        if node not in needed:
+            needed.add(node)
+            stack += () if node in known else node.args
+    return [node for node in graph.nodes() if node in needed and node not in known]
+
+
 def is_output(node: Node, graph: Graph) -> bool:
     """Whether a view is what the layer emits, and nothing else."""
     return node is graph.output and node not in graph.results and not any(node in n.args for n in graph.nodes())
 
 
-def output_of(graph: Graph) -> Node:
-    """What the layer emits, as it is before views flatten it."""
-    node = graph.output
+def dense_of(node: Node) -> Node:
+    """A value as it is before views flatten it: its elements lie in the same order."""
     while node.op == "reshape" and prod(node.shape) == prod(node.args[0].shape):
         node = node.args[0]
     return node

@@ -1,4 +1,4 @@
-"""What a kernel of matrix states has to know of a step: its phases, what they read, and who stores what is emitted.
+"""What a kernel of matrix states has to know of a step: its phases, what they read, and who stores what it leaves.
 
 In: the layout of a layer, or of one head of it. Out: `MatrixStep`, or `NotOnChip` with the reason. A dry run demands
 every element that lanes will demand, and takes down the leaves behind them.
@@ -6,21 +6,25 @@ every element that lanes will demand, and takes down the leaves behind them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from tvm import tirx
 
+from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.value_layout import Layout
-from tvm_rnn.graph.graph import Node, stepped
+from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.node_text import in_words
+from tvm_rnn.graph.ops import Shape
 from tvm_rnn.tir.expr import TirExpr
 
-from .element_index import COLUMN, ROW, Along, ElementIndex, NotOnChip, flattened
+from .element_index import ROW, Along, ElementIndex, NotOnChip, flattened
 from .lane_values import Index, LaneValues
-from .matrix_axes import MatrixAxes, Roles, is_product, matrix_axes, output_of
+from .matrix_axes import MatrixAxes, Roles, is_product
 from .matrix_tile import MatrixTile
+from .parameter_gradients import Accumulated, GradientPlan, accumulated
+from .phases import StepGraph, step_graph
 
 
 @dataclass(frozen=True)
@@ -38,19 +42,39 @@ class Demands:
     """What a dry run has found. constant: elements of parameters; waited: sums over rows that lanes read again."""
 
     streamed: tuple[Streamed, ...]
-    whole: tuple[Node, ...]  # matrices of every step
+    whole: tuple[tuple[Node, Index], ...]  # elements of matrices of every step
     constant: tuple[tuple[Node, Index], ...]
     waited: frozenset[Node]
 
 
 @dataclass(frozen=True, eq=False)
+class Left:
+    """What a step leaves in memory, as it is before views flatten it. pointer: the kernel's. apart: elements of one
+    head that lie side by side."""
+
+    node: Node
+    roles: Roles
+    pointer: str
+    place: Place
+    apart: int
+
+
+@dataclass(frozen=True, eq=False)
 class MatrixStep:
-    """phases: what is computed for all of a lane's elements before the next: products, sums, values of states."""
+    """graph: with the axes and phases of a step. accumulated: sums over all rows that are made beside the steps."""
 
     layout: Layout
-    axes: MatrixAxes
+    graph: StepGraph
     tile: MatrixTile
-    phases: tuple[Node, ...]
+    accumulated: tuple[Accumulated, ...] = ()
+
+    @property
+    def axes(self) -> MatrixAxes:
+        return self.graph.axes
+
+    @property
+    def phases(self) -> tuple[Node, ...]:
+        return self.graph.phases
 
     @property
     def states(self) -> tuple[Node, ...]:
@@ -69,24 +93,69 @@ class MatrixStep:
         """Sums over rows, which several warps have."""
         return [n for n in self.phases if n not in self.products and ROW in self.axes.summed.get(n, {}).values()]
 
+    @cached_property
+    def dense(self) -> list[Node]:
+        """Products of vectors with parameters."""
+        return [n for n in self.phases if n.op == "gemm"]
+
     def weight(self, node: Node) -> Node:
         """The parameter of a product."""
         return next(a for a in node.args if a not in self.axes.roles)
 
     @cached_property
-    def output(self) -> Node:
-        return output_of(self.axes.graph)
+    def output(self) -> Left:
+        """What the layer emits."""
+        node, layout = self.graph.output, self.layout
+        return Left(node, self.roles_of(node), "y", layout.output, layout.graph.output.shape[0])
 
     @cached_property
-    def output_roles(self) -> Roles:
-        own = self.axes.roles.get(self.output, (None,) * len(self.output.shape))
-        return tuple(
-            role or (self.axes.by_size(size) if size > 1 else None)
-            for role, size in zip(own, self.output.shape, strict=True)
-        )
+    def left(self) -> list[Left]:
+        """The output, of a layer that has one, and what is kept for later."""
+        return [self.output, *self.kept] if self.layout.emits else self.kept
 
-    def output_indices(self, values: LaneValues) -> Iterator[Index]:
-        return values.along(self.output_roles, self.output)
+    @cached_property
+    def kept(self) -> list[Left]:
+        pairs = zip(self.layout.taped, self.graph.kept, strict=True)
+        gone = self.unstored
+        return [
+            Left(n, self.roles_of(n), f"kept_{own.number}", own.place, own.apart)
+            for own, n in pairs
+            if own.number not in gone
+        ]
+
+    @cached_property
+    def unstored(self) -> frozenset[int]:
+        """The numbers of kept values that nobody reads but sums that are made beside the steps."""
+        made, sums = {own.node for own in self.accumulated}, self.layout.sums
+        left = {arg for node in sums.nodes if node not in made for arg in node.args}
+        gone = {node for node in sums.alone if made and node not in left}
+        return frozenset(own.number for own in self.layout.taped if self.layout.of_all.kept[own.number] in gone)
+
+    def roles_of(self, node: Node) -> Roles:
+        """Also of what is made of no state."""
+        own = self.axes.roles.get(node, (None,) * len(node.shape))
+        pairs = zip(own, node.shape, strict=True)
+        return tuple(role or (self.axes.by_size(size) if size > 1 else None) for role, size in pairs)
+
+    @cached_property
+    def by_warp(self) -> list[Left]:
+        """What can be made of sums over rows and what is streamed, and is stored by the warp that loads."""
+        return [own for own in self.left if self._stored_apart(own)]
+
+    @cached_property
+    def by_lanes(self) -> list[Left]:
+        """What lanes with elements store."""
+        return [own for own in self.left if own not in self.by_warp]
+
+    def _stored_apart(self, own: Left) -> bool:
+        if ROW in own.roles:
+            return False
+        run = self._storing()
+        try:
+            run.leave(own)
+        except NotOnChip:
+            return False
+        return not run.whole
 
     def is_constant(self, node: Node) -> bool:
         return self.layout.weights.place(node) is not None
@@ -103,36 +172,25 @@ class MatrixStep:
     @cached_property
     def lanes(self) -> Demands:
         """What lanes with elements demand."""
-        tile, lane = self.tile, tirx.Var("lane", "int32")
-        rows = tuple(tile.row(0, lane, i) for i in range(tile.lane_rows))
-        run = _DryRun(self, {ROW: rows, COLUMN: tuple(tile.column(lane, j) for j in range(tile.lane_columns))})
+        run = _DryRun(self, self.tile.lanes(0, tirx.Var("lane", "int32")))
         run.steps()
-        if not self.stored_apart:
-            run.output()
+        for own in self.by_lanes:
+            run.leave(own)
+        for made in self.accumulated:
+            for operand in (made.left, made.right):
+                run.demand(operand, self.axes.roles[operand])
         return run.found
 
     @cached_property
     def stores(self) -> Demands:
-        """What the warp demands that stores the output; nothing where lanes with elements do."""
+        """What the warp demands that loads, for what it stores."""
         run = self._storing()
-        if self.stored_apart:
-            run.output()
+        for own in self.by_warp:
+            run.leave(own)
         return run.found
 
-    @cached_property
-    def stored_apart(self) -> bool:
-        """Whether the output can be made of sums over rows and what is streamed, by the warp that loads."""
-        try:
-            self._storing().output()
-        except NotOnChip:
-            return False
-        return ROW not in self.output_roles
-
     def _storing(self) -> _DryRun:
-        lane = tirx.Var("lane", "int32")
-        tile = self.tile
-        spread = {r: tuple(tile.spread(r, lane, i) for i in range(tile.spread_count(r))) for r in (ROW, COLUMN)}
-        return _DryRun(self, spread)
+        return _DryRun(self, self.tile.spread_lanes(tirx.Var("lane", "int32")))
 
     @cached_property
     def streamed(self) -> list[Streamed]:
@@ -141,7 +199,7 @@ class MatrixStep:
     @cached_property
     def read_nodes(self) -> list[Node]:
         """Pointers to what is of every step."""
-        return list(dict.fromkeys([*(s.node for s in self.streamed), *self.lanes.whole, *self.stores.whole]))
+        return list(dict.fromkeys([*(s.node for s in self.streamed), *(node for node, _ in self.lanes.whole)]))
 
     @cached_property
     def param_nodes(self) -> list[Node]:
@@ -164,10 +222,10 @@ def streamed(node: Node, index: Index) -> Streamed | None:
 class _DryRun:
     """One kind of lanes: `values` with names for registers."""
 
-    def __init__(self, step: MatrixStep, lanes: dict[str, tuple[Along, ...]]) -> None:
+    def __init__(self, step: MatrixStep, lanes: Mapping[str, tuple[Along, ...]]) -> None:
         self.step = step
         self.values = LaneValues(step.axes, lanes, self._leaf, self._name)
-        self.streamed, self.whole = dict[Streamed, None](), dict[Node, None]()
+        self.streamed, self.whole = dict[Streamed, None](), dict[tuple[Node, Index], None]()
         self.constant, self.waited = dict[tuple[Node, Index], None](), set[Node]()
 
     @property
@@ -182,6 +240,9 @@ class _DryRun:
         for node in step.phases:
             if node in step.products:
                 self._matrix(node)
+            elif node in step.dense:
+                for vector in node.args[1::2]:
+                    self.demand(vector, step.roles_of(vector))
             elif node in step.axes.summed:
                 for index in values.indices(node):
                     list(values.summands(node, index))
@@ -194,9 +255,12 @@ class _DryRun:
             for index in values.indices(state):
                 values.at(result, index)
 
-    def output(self) -> None:
-        for index in self.step.output_indices(self.values):
-            self.values.at(self.step.output, index)
+    def leave(self, own: Left) -> None:
+        self.demand(own.node, own.roles)
+
+    def demand(self, node: Node, roles: Roles) -> None:
+        for index in self.values.along(roles, node):
+            self.values.at(node, index)
 
     def _matrix(self, node: Node) -> None:
         (matrix,) = (a for a in node.args if a in self.step.axes.roles)
@@ -210,6 +274,8 @@ class _DryRun:
 
     def _leaf(self, node: Node, index: Index) -> TirExpr | None:
         step = self.step
+        if node in step.dense:
+            return self._fresh()
         if node in step.row_sums:
             if any(isinstance(i, ElementIndex) and i.alone is None for i in index):
                 raise NotOnChip(f"{in_words(node)} is read at other columns")
@@ -219,7 +285,7 @@ class _DryRun:
         elif step.is_streamed(node):
             own = streamed(node, index)
             if own is None:
-                self.whole[node] = None
+                self.whole[node, index] = None
             else:
                 self.streamed[own] = None
         else:
@@ -233,26 +299,15 @@ class _DryRun:
         return tirx.Var("value", "float32")
 
 
-def matrix_step(layout: Layout) -> MatrixStep:
-    """The step of a layer, or of one head. Raises NotOnChip."""
-    graph = stepped(layout.graph)
-    try:
-        axes = matrix_axes(graph, turned=False)
-    except NotOnChip as reason:
-        try:
-            axes = matrix_axes(graph, turned=True)
-        except NotOnChip:
-            raise reason from None
-    stored = {n for group in layout.graph.groups if group.region == "step" for n in group.stored}
-    phases = [n for n in graph.nodes() if n in axes.summed or (n in stored and n in axes.roles and worth(n, axes))]
-    step = MatrixStep(layout, axes, MatrixTile(axes.rows, axes.columns), tuple(phases))
+def matrix_step(layout: Layout, shape: Shape, accumulate: bool = True) -> MatrixStep:
+    """The step of a layer, or of one head. shape: of the matrices; accumulate: sums over all rows, of those that the
+    layout offers. Raises NotOnChip."""
+    graph = step_graph(layout, shape)
+    tile = MatrixTile(graph.axes.rows, graph.axes.columns, graph.axes.units)
+    sums = accumulated(layout, graph.kept, graph.axes.roles) if accumulate else ()
+    step = MatrixStep(layout, graph, tile, sums if GradientPlan(tile, sums).possible else ())
     for demands in (step.lanes, step.stores):
-        if random := [s.node for s in demands.streamed if s.node.mask]:
+        read = [*(own.node for own in demands.streamed), *(node for node, _ in demands.whole)]
+        if random := [node for node in read if node.mask]:
             raise NotOnChip(f"{in_words(random[0])} is drawn for every step")
     return step
-
-
-def worth(node: Node, axes: MatrixAxes) -> bool:
-    """Whether a value is kept in registers: views are not, nor what lanes do not have as it is."""
-    sizes = zip(axes.roles[node], node.shape, strict=True)
-    return node.pointwise and not node.boolean and not any(role is None and size > 1 for role, size in sizes)

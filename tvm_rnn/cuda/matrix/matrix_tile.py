@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
 from tvm_rnn.tir.expr import Expr, TirExpr
 
-from .element_index import COLUMN, ROW, Along
+from .element_index import COLUMN, ROW, UNIT, Along
 
 LANES = 32
 WARPS = 16  # that have rows, at most
@@ -20,10 +20,11 @@ DEEP = 16  # columns that a product reads at a time
 
 @dataclass(frozen=True)
 class MatrixTile:
-    """rows, columns: of a matrix."""
+    """rows, columns: of a matrix. units: elements of vectors that run along neither, if there are some."""
 
     rows: int
     columns: int
+    units: int = 0
 
     @property
     def high(self) -> int:
@@ -66,13 +67,19 @@ class MatrixTile:
 
     def padded(self, role: str) -> bool:
         """Whether some lanes have rows, or columns, that no matrix has."""
-        return self.rows != self.padded_rows if role == ROW else self.columns != self.padded_columns
+        return self.extent(role) != self.padded_extent(role)
 
     def extent(self, role: str) -> int:
-        return self.rows if role == ROW else self.columns
+        return {ROW: self.rows, COLUMN: self.columns, UNIT: self.units}[role]
 
     def padded_extent(self, role: str) -> int:
-        return self.padded_rows if role == ROW else self.padded_columns
+        units = ceil_div(self.units, self.members) * self.members
+        return {ROW: self.padded_rows, COLUMN: self.padded_columns, UNIT: units}[role]
+
+    @property
+    def members(self) -> int:
+        """Threads that have elements."""
+        return LANES * self.warps
 
     def shared_extent(self, role: str) -> int:
         """Elements that a vector along it has in shared memory: what a warp reads that spreads it over its lanes."""
@@ -84,6 +91,23 @@ class MatrixTile:
 
     def column(self, lane: TirExpr, number: int) -> Along:
         return Along(COLUMN, number, self.padded_columns, value=lane % 4 * 2 + (number // 2 * 8 + number % 2))
+
+    def lanes(self, warp: Expr, lane: TirExpr) -> dict[str, tuple[Along, ...]]:
+        """What a lane has, by role."""
+        first, units = warp * LANES + lane, ceil_div(self.units, self.members)
+        own = (first + n * self.members for n in range(units))
+        return {
+            ROW: tuple(self.row(warp, lane, i) for i in range(self.lane_rows)),
+            COLUMN: tuple(self.column(lane, j) for j in range(self.lane_columns)),
+            UNIT: tuple(Along(UNIT, n, self.padded_extent(UNIT), value=at) for n, at in enumerate(own)),
+        }
+
+    def spread_lanes(self, lane: Expr) -> dict[str, tuple[Along, ...]]:
+        """What a lane of the warp that loads and stores has."""
+        return {
+            role: tuple(self.spread(role, lane, i) for i in range(self.spread_count(role)))
+            for role in (ROW, COLUMN, UNIT)
+        }
 
     def spread(self, role: str, lane: Expr, number: int) -> Along:
         """The same over 32 lanes one after the other."""

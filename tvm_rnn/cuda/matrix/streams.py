@@ -1,4 +1,4 @@
-"""The warp that loads what steps read, some steps ahead, and stores what they emit, where that is made of sums.
+"""The warp that loads what steps read, some steps ahead, and stores what they leave, where that is made of sums.
 
 In: a `Block`. Out: its part of the kernel: registers are asked for `AHEAD` steps before they are put into a stage of
 shared memory; a step later, while others work on the next one, it adds up their parts of the sums over rows.
@@ -16,7 +16,6 @@ from tvm_rnn.tir.expr import Buffer, TirExpr
 from tvm_rnn.tir.index import wide
 
 from .block import Block
-from .element_index import COLUMN, ROW
 from .lane_values import Index, LaneValues, placed
 from .matrix_step import Streamed, streamed
 from .matrix_tile import LANES
@@ -38,11 +37,7 @@ class Streams:
     def __init__(self, block: Block) -> None:
         self.block, self.w, self.step, self.tile = block, block.w, block.step, block.tile
         self.asked = [self._registers() for _ in range(AHEAD)]
-        lane = block.lane
-        self.lanes = {
-            role: tuple(self.tile.spread(role, lane, i) for i in range(self.tile.spread_count(role)))
-            for role in (ROW, COLUMN)
-        }
+        self.lanes = self.tile.spread_lanes(block.lane)
 
     def _registers(self) -> _Asked:
         w, layout = self.w, self.block.layout
@@ -62,7 +57,7 @@ class Streams:
         self._put(0, tirx.const(0, "int32"))
         with w.when(steps > AHEAD):
             self._ask(0, tirx.const(AHEAD, "int32"))
-        self.block.meet(self.tile.warps + 1, 0)
+        self.block.meet_all()
         with w.loop(tirx.truncdiv(steps + (AHEAD - 1), AHEAD)) as turn:
             for number in range(AHEAD):
                 step = w.keep(turn * AHEAD + number)
@@ -75,9 +70,9 @@ class Streams:
             self._put(following, w.keep(step + 1))
             with w.when(step + (1 + AHEAD) < steps):
                 self._ask(following, w.keep(step + (1 + AHEAD)))
-        self.block.meet(self.tile.warps + 1, 0)
-        if self.step.stored_apart:
-            self._emit(step)
+        self.block.meet_all()
+        if self.step.by_warp:
+            self._leave(step)
 
     def _elements(self, number: int) -> Iterator[tuple[Streamed, Buffer, int, TirExpr]]:
         """(vector, its registers, number of the register, element) of all that this lane has of a step; what is done
@@ -115,20 +110,23 @@ class Streams:
             with w.when(tirx.EQ(block.lane, 0)):
                 w.store(block.floats, tirx.Cast("float32", flag[0]), stage)
 
-    def _emit(self, step: TirExpr) -> None:
+    def _leave(self, step: TirExpr) -> None:
         w, block = self.w, self.block
         local, stage = block.local(step), block.stage(step)
 
         def leaf(node: Node, index: Index) -> TirExpr | None:
             if node in self.step.row_sums:
                 return block.sum_of(node, index, step)
+            if node in self.step.dense:
+                return block.dense_of(node, index, step)
             if self.step.is_constant(node):
                 return self.constants[node, index]
             own = streamed(node, index) if self.step.is_streamed(node) else None
             return None if own is None else block.of_stage(own, index, stage)
 
         values = LaneValues(self.step.axes, self.lanes, leaf, w.keep)
-        for index in self.step.output_indices(values):
-            value = values.at(self.step.output, index)
-            alone = all(isinstance(i, int) for i in index)
-            block.emit(index, value, local, tirx.EQ(block.lane, 0) if alone else None)
+        for left in self.step.by_warp:
+            for index in values.along(left.roles, left.node):
+                alone = all(isinstance(i, int) for i in index)
+                found = values.at(left.node, index)
+                block.leave(left, index, [found], local, tirx.EQ(block.lane, 0) if alone else None)

@@ -23,12 +23,13 @@ from tvm_rnn.cuda.layer.matrix_operands import AgainOperands, MatrixOperands, is
 from tvm_rnn.cuda.layer.pointers import Argument, Place
 from tvm_rnn.cuda.layer.regime import LayerSteps, Regime, by_batch
 from tvm_rnn.cuda.layer.row_kernels import Job, rows_kernel, sources
-from tvm_rnn.cuda.layer.value_layout import ROW_BYTES, Layout, Target
+from tvm_rnn.cuda.layer.value_layout import ROW_BYTES, Layout, RowSums, Target
 from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.linear.matrix_again import MatrixAgain, matrix_again
 from tvm_rnn.cuda.linear.matrix_scan import MatrixScan, matrix_scan
 from tvm_rnn.cuda.linear.steps_again import EVERY
 from tvm_rnn.cuda.linear.vector_scan import VectorScan, vector_scan
+from tvm_rnn.cuda.matrix.on_chip import OnChip
 from tvm_rnn.cuda.model.choose_regime import Persistent, choose
 from tvm_rnn.cuda.model.launched_step_time import predict_steps
 from tvm_rnn.cuda.model.persistent_step_time import predict
@@ -62,6 +63,7 @@ class Layer:
     streams: tuple[str, ...] = ()  # the names of masks, in the order of their keys
     narrow: Mapping[Node, str] = field(default_factory=dict)  # dtypes of kept values that are not the storage dtype
     together: int = 1  # layers that may run at the same time
+    sums: RowSums = field(default_factory=RowSums)  # that the steps may make beside them
     looped: bool = False  # the graph is a closed loop: there are never lengths or resets
     groups: list[tuple[list[Group], Any]] = field(default_factory=list)  # what one launch does, in order
     regimes: list[Regime] = field(default_factory=list)
@@ -79,7 +81,7 @@ class Layer:
         self.weights = Weights(self.graph, self.number, self.precision, self.options.stored)
         self.graph, matrices = prepared(self.graph, lambda node: self.weights.place(node) is not None)
         common = (self.dtype, self.directions, self.kept, self.given, self.narrow, matrices)
-        self.layout = Layout(self.graph, self.precision, self.weights, *common)
+        self.layout = Layout(self.graph, self.precision, self.weights, *common, sums=self.sums)
         for number, groups in enumerate(chained_groups(self.graph.groups)):
             kind = groups[0].kind if len(groups) == 1 else "rows"
             work = self._kernel(f"g{self.number}_{groups[0].region}{number}_{kind}", groups)
@@ -92,6 +94,22 @@ class Layer:
             self.regimes = choose(self.layout, self.machine, self.precision, self.batches, self.initial, self.together)
         for pack in (pack for regime in self.regimes for pack in regime.packs):
             self.weights.want(pack)
+
+    @cached_property
+    def on_chip(self) -> OnChip | None:
+        """The regime of matrix states, where it runs the steps."""
+        found = self.regimes[0] if len(self.regimes) == 1 else None
+        return found if isinstance(found, OnChip) else None
+
+    @property
+    def accumulated(self) -> tuple[Node, ...]:
+        """Sums over all rows that the steps make beside them."""
+        return self.on_chip.accumulated if self.on_chip else ()
+
+    @property
+    def unstored(self) -> frozenset[int]:
+        """The numbers of kept values that have no rows: sums that are made beside the steps alone read them."""
+        return self.on_chip.unstored if self.on_chip else frozenset()
 
     @property
     def _lean(self) -> bool:
@@ -373,10 +391,15 @@ class Layer:
             return
         parity = host.let("parity", tile.parity)
         self._regimes(host, buffers, tile, parity)
-        if self.regimes and self.machine.records.lean:
+        if self._never_in_steps or (self.regimes and self.machine.records.lean):
             return  # what is measured runs by a regime
         with host.when(f"{self.regime} < 0") if self.regimes else nullcontext():
             self._steps(host, buffers, tile, parity)
+
+    @property
+    def _never_in_steps(self) -> bool:
+        """Whether a regime takes every call."""
+        return any(regime.most is None and regime.applies() == "true" for regime in self.regimes)
 
     def _regimes(self, host: Host, buffers: Buffers, tile: Tile, parity: str) -> None:
         """Whole rounds of the regime that applies, then what is left of the batch."""

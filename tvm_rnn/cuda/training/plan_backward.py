@@ -32,7 +32,7 @@ from tvm_rnn.cuda.codegen.host_program import ALIGNMENT, ITEM_BYTES, Host, HostE
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.time_segments import TimeSegment
-from tvm_rnn.cuda.layer.value_layout import Layout, Target
+from tvm_rnn.cuda.layer.value_layout import Layout, RowSums, Target
 from tvm_rnn.cuda.model.choose_backward_lanes import WAVE_TILES, least_steps, room_for_two
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
 from tvm_rnn.cuda.plan.images import Images
@@ -50,7 +50,8 @@ from .tape_layout import states_read
 from .weight_gradient_sums import WeightGradients
 
 # So many times the room where nothing goes step by step: a tile is a chain of launches, each of which fills the GPU the
-# better the more steps it has. gated_delta_net H 64, T 16384, B 8, both passes: 1.51 ms, with 2 1.37, with 4 1.30.
+# better the more steps it has. gated_delta_net H 64, T 16384, B 8, bf16, H100: both passes 1.51 ms, with 2 1.37, with 4
+# 1.30.
 OVER_TIME = 2
 
 
@@ -130,8 +131,8 @@ class BackwardCode:
     def bytes_per_row(self) -> int:
         """Of what has rows for a whole tile."""
         layout = self.layer.layout
-        own = sum(p.row_stride * ITEM_BYTES[p.dtype] for p in map(layout.kept_place, layout.kept))
-        return self.layer.bytes_per_row + own
+        places = [layout.kept_place(n) for i, n in enumerate(layout.kept) if i not in self.layer.unstored]
+        return self.layer.bytes_per_row + sum(p.row_stride * ITEM_BYTES[p.dtype] for p in places)
 
 
 @dataclass
@@ -154,7 +155,10 @@ class BackwardPlan(Plan):
         kept = tuple(n for n in last if n.op == "state" or stored.get(n) == "step")
         own = rows, self.number + number, self.net.dtype, self.options, self.target, dict[str, float](), 1, kept
         streams, together = tuple(self.net.regularisers.streams), 1 if self.whole else self.net.num_layers
-        layer = Layer(*own, self._given(self.forward.code[number].layout), streams, together=together)
+        offered = [n for n in sums if n.op == "einsum_rows"]
+        others = read_at_last(graph, offered)
+        beside = RowSums(tuple(offered), tuple(n for n in kept if n not in others))
+        layer = Layer(*own, self._given(self.forward.code[number].layout), streams, together=together, sums=beside)
         name, layout, precision = f"g{layer.number}", layer.layout, self.options.precision
 
         def reads(node: Node, product: bool = False) -> Place | None:
@@ -162,7 +166,9 @@ class BackwardPlan(Plan):
             return None if found is None else found.place
 
         places = reads, partial(reads, product=True)
-        weight_gradients = WeightGradients(name, sums, precision, *places, self.target.arch, self.target.sms)
+        made, machine = layer.accumulated, (self.target.arch, self.target.sms)
+        left = [n for n in sums if n not in made]
+        weight_gradients = WeightGradients(name, left, precision, *places, *machine, accumulated=made)
         finish = FinishKernels(graph, sums, f"{layer.number}_finish", precision)
         direct = layout.written_last and self.directions == 1
         roots = [*([] if direct else [graph.output]), *graph.emitted]
@@ -279,8 +285,9 @@ class BackwardPlan(Plan):
         for index, back in enumerate(self.backs):
             layout = back.layer.layout
             copies: HostExpr = 1 if self.whole else self._copies(self.layers.of_layer.index(index), 0)[0]
-            for place in map(layout.kept_place, layout.kept):
-                size = program.let("kept_size", f"({rows} * {place.row_stride} + 255) / 256 * 256")
+            for number, place in enumerate(map(layout.kept_place, layout.kept)):
+                stride = 0 if number in back.layer.unstored else place.row_stride
+                size = program.let("kept_size", f"({rows} * {stride} + 255) / 256 * 256")
                 back.kept_rows.append((program.buffer("kept", f"({copies}) * {size}", place.dtype), size))
             added = layout.written_last and not back.direct
             stride = layout.output.row_stride if added else 0
@@ -411,7 +418,9 @@ class BackwardPlan(Plan):
             return find(source(node, product), node)
 
         with host.when("has_lengths"):
-            blank = [Blank(p, layout.kept_place(n), prod(n.shape)) for n, p in zip(layout.kept, work.kept, strict=True)]
+            pairs = zip(layout.kept, work.kept, strict=True)
+            stored = [pair for number, pair in enumerate(pairs) if number not in code.unstored]
+            blank = [Blank(p, layout.kept_place(n), prod(n.shape)) for n, p in stored]
             blank += [Blank(place(n, False), source(n, False).place, prod(n.shape)) for n in back.early]
             self._blank(host, f"rows{index}", blank, start, count)
 
@@ -430,4 +439,8 @@ class BackwardPlan(Plan):
         # The layer below begins, beside the sums.
         self._record(host, self._layer_event + 2 * visit.layer, number)
         sums = self.sums[visit.key]
-        back.weight_gradients.run(host, place, f"{count} * B", sums, f"{number} > 0", self._copy(visit))
+        again, copy, left = f"{number} > 0", self._copy(visit), visit.buffers.regime
+        back.weight_gradients.run(host, place, f"{count} * B", sums, again, copy)
+        if code.on_chip is not None and left is not None:
+            parts = {node: code.on_chip.parts(left, node) for node in code.accumulated}
+            back.weight_gradients.add_parts(host, parts, sums, again)

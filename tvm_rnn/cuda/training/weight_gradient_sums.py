@@ -72,7 +72,8 @@ class GradientLaunch:
 
 @dataclass
 class WeightGradients:
-    """All sums of one backward graph. reads: how a stored value is read; operand_places: the same by products."""
+    """All sums of one backward graph. reads: how a stored value is read; operand_places: the same by products.
+    accumulated: sums of which the steps have left a part for each batch row, beside `nodes`."""
 
     name: str
     nodes: Sequence[Node]
@@ -81,6 +82,7 @@ class WeightGradients:
     operand_places: Reads
     arch: str = ""
     sms: int = 132
+    accumulated: Sequence[Node] = ()
     launches: list[GradientLaunch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -99,7 +101,7 @@ class WeightGradients:
         for nodes in columns.values():
             for first in range(0, len(nodes), 8):
                 self._add_columns(nodes[first : first + 8])
-        self.fold = self._fold() if self.launches else None
+        self.fold = self._fold() if self.nodes or self.accumulated else None
 
     # --- kernels ---------------------------------------------------------------------------------------------------
 
@@ -255,7 +257,15 @@ class WeightGradients:
             both = ready.get(launch.nodes) or program.buffer("totals", launch.size, self.dtype)
             for n, node in enumerate(launch.nodes):
                 found[node] = both.at(n * launch.size // len(launch.nodes))
+        for node in self.accumulated:
+            found[node] = ready.get((node,)) or program.buffer("totals", prod(node.shape), self.dtype)
         return found
+
+    def add_parts(self, host: Host, parts: Mapping[Node, Pointer], gradients: Mapping[Node, Pointer], add: str) -> None:
+        """The parts that the steps have left, one for each batch row. add: as `run` has it."""
+        for node, left in parts.items():
+            assert self.fold is not None
+            host.launch(self.fold, [left, gradients[node]], [prod(node.shape), "B", f"({add}) ? 1 : 0"])
 
     def run(
         self, host: Host, find: Find, rows: str, gradients: dict[Node, Pointer], add: str, copy: HostExpr = 0
