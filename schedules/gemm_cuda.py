@@ -9,6 +9,7 @@ Rewrite: out[row, gate, unit] = sum_k x[row, k] w[gate, unit, k]  -->  tiles of 
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -21,6 +22,7 @@ TENSOR = ("float16", "bfloat16", "tf32")
 CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15}
 LEAST_STAGES, GAIN = 4, 0.8  # of a pipeline; of what is read, below which a larger cluster was quicker
 SHARE_ACROSS = 8  # threads along units
+MANY_ROWS = 2048  # of a step, as of images, whose rows are pixels: these are as many as of a hoisted product
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
@@ -38,7 +40,10 @@ class GemmCuda:
 
     @staticmethod
     def configure(unit: Unit, target: Target, knob: Knobs) -> Config:
-        """Hoisted products: the largest tile that fits registers. Steps: enough blocks for every multiprocessor."""
+        """Hoisted products, and steps of many rows: the largest tile that fits registers. Steps: enough blocks for
+        every multiprocessor."""
+        if unit.region == "step" and min(unit.batches, default=0) >= MANY_ROWS:
+            unit = replace(unit, region="before")
         if unit.dtype in TENSOR:
             return _tensor(unit, target, knob)
         return _lanes(unit, target, knob)

@@ -24,3 +24,16 @@ def lines(x: "I L", h: "H L", *, W: "H I 4", R: "H H 3", V: "3 H 3"):
 def made(x: "I Y X", h: "H Y X", *, W: "H I 3 3", R: "H H 3 3"):
     """A kernel that is made anew at each step."""
     return tanh(conv(x, W) + conv(h, R * rnn.mean(h)))
+
+
+@cell(states="h")
+def line(x: "I L", h: "H L", *, W: "H I 4", R: "H H 3", b: "H"):
+    """An even kernel over lines, and taps three places apart."""
+    return tanh(conv(x, W) + conv(h, R, dilation=3) + b[..., None])
+
+
+@cell(states="h")
+def joined(x: "I Y X", h: "H Y X", *, W: "2 H I 3 3", R: "2 H H 3 3", M: "H H 1 1"):
+    """One kernel over what is joined, and a matrix at each pixel."""
+    a, b = conv(rnn.concat([x, h], axis=-3), rnn.concat([W, R], axis=-3))
+    return tanh(a + conv(h, M)) * 0.5 + b * 0.1

@@ -28,7 +28,8 @@ TRUTHS = {"logical_and": {0, 1}, "logical_or": {0, 1}, "logical_not": {0}, "wher
 OWN_GRADIENT = ("stop_gradient", "surrogate")  # not that of their value
 
 # test_recurrences.py has those of scans; a table's rows have tests of their own below.
-ROWS = [op for op in TABLE.values() if op.kind not in ("random", "scan") and op.name != "take"]
+OF_THEIR_OWN = ("take", "neighbours")  # rows that read by places, or other rows
+ROWS = [op for op in TABLE.values() if op.kind not in ("random", "scan") and op.name not in OF_THEIR_OWN]
 CASES: list[Case] = [
     *((op, (shape,), {}) for op in UNARY for shape in ((), (3,), (2, 5))),
     *((op, shapes, {}) for op in BINARY for shapes in (((3,), (3,)), ((4, 1), (1, 3)), ((2, 3), (1, 3)), ((), ()))),
@@ -153,6 +154,22 @@ def test_rows_of_a_table(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> Non
     np.add.at(expected, places[0].reshape(shape[: len(shape) - rank + 1]), grad)
     assert d_places is None
     np.testing.assert_allclose(d_table, expected, rtol=1e-14, atol=1e-15)
+
+
+def test_neighbours_of_a_pixel_are_what_the_taps_of_an_image_see() -> None:
+    op, rng = TABLE["neighbours"], np.random.default_rng(0)
+    how = {"taps": (2, 3), "dilation": (1, 2), "before": (0, 3), "image": (4, 5), "wide": 8}
+    assert op.shape((3,), **how) == (48,) and op.gradient is None and op.kind == "move"
+    images = rng.normal(size=(2, 3, 4, 5))
+    padded = np.pad(images, ((0, 0), (0, 0), (0, 1), (3, 1)))
+    seen = TABLE["windows"].numpy(padded, taps=(2, 3), dilation=(1, 2))  # [B, C, *taps, Y, X]
+    expected = np.zeros((2, 4, 5, 2, 3, 8))
+    expected[..., :3] = np.moveaxis(seen, (1, 2, 3), (-1, -3, -2))
+    pixels = np.moveaxis(images, 1, -1).reshape(1, 40, 3)
+    np.testing.assert_array_equal(op.numpy(pixels, **how), expected.reshape(1, 40, 48))
+    for wrong in ((9,), (3, 1)):
+        with pytest.raises(ValueError, match="channels"):
+            op.shape(wrong, **how)
 
 
 def test_no_row_of_a_table_is_nan() -> None:

@@ -21,8 +21,8 @@ from .options import Jobs, Json, Rows, Steps, grouped
 CPU_PEERS = "torch,onnxruntime,openvino,numpy"
 SUITE_HELP = (
     "Measure a suite. On this CPU: cpu-grid, cpu-random, streaming, audio, generate, fastrnns, deepbench, zoo, "
-    "ablation or linear. With --build or --modules on a GPU: gpu-grid, any-batch, random, generate, blog, deepbench, "
-    "flashrnn, heads, zoo, ablation or linear."
+    "ablation or linear. With --build or --modules on a GPU: gpu-grid, any-batch, random, generate, images, blog, "
+    "deepbench, flashrnn, heads, zoo, ablation or linear."
 )
 PEERS_HELP = (
     f"Peers, comma-separated. [{CPU_PEERS}; also torch-loop, torch-compile, torch-cuda-graph; of a GPU: torch, or any "

@@ -125,7 +125,8 @@ class Graph:
     graph (kind "backward") the gradients of the inputs after the first. weight_gradients: of a backward graph the
     gradients of `params`, in their order, without T and B. backward: the graph of the gradients, once
     `passes/differentiate.py` has made it. The first input and the output are vectors; output_shape: the axes that the
-    cell gives its output, where it has several.
+    cell gives its output, where it has several. pixels: of images whose pixels are rows of their own
+    (`passes/rows_of_pixels.py`).
     """
 
     cell: str
@@ -146,6 +147,7 @@ class Graph:
     weight_gradients: tuple[Node, ...] = ()
     backward: Graph | None = None
     output_shape: Shape = ()
+    pixels: Shape = ()
 
     @property
     def roots(self) -> tuple[Node, ...]:

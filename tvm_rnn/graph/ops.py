@@ -20,6 +20,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -170,6 +171,26 @@ def _windows(x: Array, *, taps: Shape, dilation: Shape) -> Array:
     for axis, step in enumerate(dilation):  # [.., C, *places, *taps]
         seen = np.moveaxis(np.moveaxis(seen, axis - rank, -1)[..., ::step], -1, axis - rank)
     return np.moveaxis(seen, range(-rank, 0), range(-2 * rank, -rank))
+
+
+def neighboured(shape: Shape, *, taps: Shape, dilation: Shape, before: Shape, image: Shape, wide: int) -> Shape:
+    """The shape of what the taps of a kernel see around a pixel, whose channels are [C]: [taps * wide]."""
+    if len(shape) != 1 or shape[0] > wide or not len(taps) == len(dilation) == len(before) == len(image) == 2:
+        raise ValueError(f"channels {list(shape)} of pixels of {list(image)}, {wide} for each of {list(taps)} taps")
+    return (prod(taps) * wide,)
+
+
+def _neighbours(x: Array, *, taps: Shape, dilation: Shape, before: Shape, image: Shape, wide: int) -> Array:
+    """Rows are pixels, image after image."""
+    whole = x.reshape(*x.shape[:-2], -1, *image, x.shape[-1])
+    spans = [step * (count - 1) for step, count in zip(dilation, taps, strict=True)]
+    pads = [(zeros, span - min(zeros, span)) for zeros, span in zip(before, spans, strict=True)]
+    around = np.pad(whole, [(0, 0)] * (whole.ndim - 3) + pads + [(0, wide - x.shape[-1])])
+    seen = []
+    for tap in np.ndindex(*taps):
+        y, z = (at * step for at, step in zip(tap, dilation, strict=True))
+        seen.append(around[..., y : y + image[0], z : z + image[1], :])
+    return np.concatenate(seen, -1).reshape(*x.shape[:-1], -1)
 
 
 def _conv(kernel: Array, x: Array, *, spec: str, taps: Shape, dilation: Shape) -> Array:
@@ -360,6 +381,8 @@ _ROWS = [
     # once gradients are derived (passes/normalise.py).
     Op("conv", 2, convolved, _conv, gradients.conv, kind="contract", cost=2),
     _view("windows", windowed, _windows, gradients.windows),
+    # Where each pixel is a row of its own: what the taps see around it, in other rows (passes/rows_of_pixels.py).
+    Op("neighbours", 1, neighboured, _neighbours, None, kind="move"),
     # gemm(W1, x1, W2, x2, ...) = sum of W x: parameters [(G,) N, K] times vectors [K]; passes/normalise.py makes it of
     # einsum.
     Op("gemm", None, multiplied, _gemm, gradients.gemm, kind="contract", cost=2),

@@ -22,6 +22,7 @@ from .hoist_gemms import HoistGemms
 from .normalise import normalise
 from .parallelise_time import ParalleliseTime
 from .passed import Passed
+from .rows_of_pixels import of_pixels
 from .tile_layers_and_time import TileLayersAndTime
 
 if TYPE_CHECKING:
@@ -83,6 +84,10 @@ def run(
     else:
         graphs = [normalise(g) for g in graphs]
     stages.append((first, Layers(tuple(graphs), tuple(of_layer))))
+    whole = net.num_directions > 1 or net.reverse
+    if target.kind == "cuda" and not net.cell.constants and not (training and whole):
+        with about("rows_of_pixels"):
+            graphs = [*of_pixels(stages[-1][1]).graphs]
     for step in PASSES:
         if missing := [name for name in (step.name, *step.needs) if name in off]:
             with about(step.name):

@@ -20,7 +20,7 @@ from tvm_rnn.target import resolve
 
 
 def of(*lines: str) -> Any:
-    program: Any = SimpleNamespace(layout=list(lines))
+    program: Any = SimpleNamespace(layout=list(lines), each=1)
     return working_memory(program, 132)
 
 

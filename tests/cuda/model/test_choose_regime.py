@@ -34,7 +34,8 @@ MATRICES = (
     "retnet",
     "retnet_rotary",
 )
-IMAGES = ("conv_lstm", "conv_lstm_peephole", "conv_gru", "conv_gru_separable")
+IMAGES = ("conv_lstm_peephole",)  # which has a parameter for each pixel
+PIXELS = {"conv_lstm", "conv_gru", "conv_gru_separable"}  # vectors, which read those of other rows
 ATTENTION = ("gru_attention", "lstm_attention", "transducer")
 STEP_BY_STEP = dict.fromkeys((*MATRICES, *IMAGES, *ATTENTION), "a state is not a vector")
 # Cells without a product in the step: one thread per unit, in every precision.
@@ -134,6 +135,9 @@ def test_what_does_not_run() -> None:
 def test_every_zoo_cell_has_a_regime_or_a_reason(name: str, precision: str) -> None:
     found, layout = regimes(name, 64, precision, [16]), layout_of(name, 64, precision)
     if not layout.has_steps:  # recurrences over all time leave nothing of the loop
+        assert found == []
+        return
+    if name in PIXELS:
         assert found == []
         return
     if name in STEP_BY_STEP:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm_rnn.oracle.torch_graph import TorchModel
 
+from . import images
 from .models import TORCH_CELLS, GpuProblem, Prepared, Unsupported, imported, in_one_piece, torch_layer
 
 if TYPE_CHECKING:
@@ -100,6 +101,8 @@ def prepare_torch(problem: GpuProblem) -> Prepared:
     from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
     point, net = problem.point, problem.net
+    if images.knows(net) and problem.lengths is None:
+        return _prepare_images(problem)
     if point.cell not in TORCH_CELLS:
         raise Unsupported(f"it has no cell {point.cell}")
     layer = in_one_piece(torch_layer(net).to(problem.device))
@@ -113,6 +116,20 @@ def prepare_torch(problem: GpuProblem) -> Prepared:
 
     cudnn = torch.backends.cudnn.version()
     return Prepared(f"{torch.__version__}, cuDNN {cudnn}", {"torch.nn": run})
+
+
+def _prepare_images(problem: GpuProblem) -> Prepared:
+    """torch's convolutions, which are cuDNN's, and the rest of the cell pointwise, in both orders of axes."""
+    import torch
+
+    (x,) = problem.inputs
+    runs: dict[str, Callable[[], Any]] = {}
+    for last in (False, True):
+        for compiled in (False, True):
+            name = f"channels {'last' if last else 'first'}{', compiled' if compiled else ''}"
+            runs[name] = partial(images.layer(problem.net, x.dtype, last=last, compiled=compiled).to(x.device), x)
+    version = f"{torch.__version__}, cuDNN {torch.backends.cudnn.version()}"
+    return Prepared(version, runs, compiling=tuple(name for name in runs if "compiled" in name))
 
 
 def prepare_cudnn(problem: GpuProblem) -> Prepared:

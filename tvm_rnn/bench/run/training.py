@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tvm_rnn.bench.measure.gpu_graphs import capture, replay_us
+from tvm_rnn.bench.peers import images
 from tvm_rnn.bench.peers.models import GpuProblem, Unsupported, in_one_piece, net_of
 from tvm_rnn.errors import ConfigError, TvmRnnError, WeightError, message
 from tvm_rnn.network.rnn import RNN
@@ -242,6 +243,8 @@ class _OnGpu(_OnCpu):
         return self.torch.as_tensor(value, device="cuda").to(getattr(self.torch, self.net.dtype))
 
     def _layer(self) -> torch.nn.Module:
+        if images.knows(self.net):
+            return images.layer(self.net, getattr(self.torch, self.net.dtype), last=True).cuda()
         return in_one_piece(super()._layer().cuda())
 
     def timer(self, run: Run) -> Callable[[], float]:

@@ -221,15 +221,25 @@ def generate() -> list[Point]:
     ]
 
 
+def images() -> list[Point]:
+    """A ConvLSTM over frames of 64 x 64 pixels, and over smaller ones of more channels."""
+    sizes = ((64, 64, 8), (128, 32, 8), (64, 64, 1))
+    return [
+        Point("conv_lstm", hidden, hidden, 20, batch, precision, sizes=(("Y", side),))
+        for hidden, side, batch in sizes
+        for precision in ALL
+    ]
+
+
 def random(seed: int = 0) -> list[Point]:
     """200 networks as chance has them."""
     return [Point.from_dict(facts) for facts in random_networks(seed)]
 
 
 # Of suites that other peers run than torch's layers.
-PEERS = {"random": "torch,cudnn", "generate": "torch-cuda,torch-cuda-compile,torch-cuda-graph"}
+PEERS = {"random": "torch,cudnn", "images": "torch", "generate": "torch-cuda,torch-cuda-compile,torch-cuda-graph"}
 Suites = Mapping[str, Callable[..., list[Point]]]
-EVERY = (gpu_grid, any_batch, blog, deepbench, flashrnn, heads, zoo, ablation, linear, generate, random)
+EVERY = (gpu_grid, any_batch, blog, deepbench, flashrnn, heads, zoo, ablation, linear, generate, images, random)
 DRAWN = ("random", "cpu-random")  # suites that are drawn by a seed
 SUITES: Suites = {f.__name__.replace("_", "-"): f for f in EVERY}
 

@@ -228,15 +228,15 @@ def _functions(program: Program) -> list[str]:
     layout = ["  " + line for line in program.layout]
     inputs, states, raw = program.inputs, program.states, len(program.parameters)
     size = ["static int64_t workspace(int64_t T, int64_t B, int64_t sms) {", "  int64_t at = 0, most = 0;"]
-    sizes = "  const int64_t T = args[2].v_int64, B = args[3].v_int64;"
+    sizes = f"  const int64_t T = args[2].v_int64, B = args[3].v_int64 * {program.each};"
     sequence = [
         sizes,
         "  if (T <= 0 || B <= 0) return 0;",
         "  const bool has_lengths = args[4].v_int64 != 0, has_reset = args[5].v_int64 != 0;",
-        "  char *const output = as_pointer(args[6]), *const packed = as_pointer(args[9]);",
+        "  char *output = as_pointer(args[6]), *const packed = as_pointer(args[9]);",
         "  char* const work = as_pointer(args[10]);",
-        "  char* const lengths = has_lengths ? as_pointer(args[7]) : work;",
-        "  char* const reset = has_reset ? as_pointer(args[8]) : work;",
+        "  char* lengths = has_lengths ? as_pointer(args[7]) : work;",
+        "  char* reset = has_reset ? as_pointer(args[8]) : work;",
         f"  char *input[{inputs}], *state_in[{states + 1}], *state_out[{states + 1}];",
         f"  for (int i = 0; i < {inputs}; ++i) input[i] = as_pointer(args[11 + i]);",
         f"  for (int i = 0; i < {states}; ++i) {{",

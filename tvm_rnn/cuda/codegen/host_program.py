@@ -195,6 +195,7 @@ class Program:
     facts: dict[str, Any] = field(default_factory=dict)  # for the manifest: templates, flops_per_row, what plan adds
     flags: str = "reset"  # C++ expression: where the steps find their reset flags
     dropped: WeightDrop | None = None  # parameters that are dropped in each call
+    each: int = 1  # rows of a batch row: B is so many times the call's
 
     def __post_init__(self) -> None:
         self._names: dict[str, int] = {}

@@ -43,7 +43,7 @@ def working_memory(program: Program, sms: int) -> Callable[[int, int], int]:
     space: dict[str, Any] = {"ALIGNMENT": ALIGNMENT}
     exec("\n".join([*lines, "    return max(most, ALIGNMENT)"]), space)
     made: Callable[[int, int, int], int] = space["bytes_of"]
-    return lambda T, B: made(T, B, sms) if T > 0 and B > 0 else ALIGNMENT
+    return lambda T, B: made(T, B * program.each, sms) if T > 0 and B > 0 else ALIGNMENT
 
 
 def _unknown(text: str) -> BuildError:

@@ -24,7 +24,8 @@ from tvm_rnn.cuda.layer.pipeline_barriers import BlockTile, Stages
 from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import int64, uint32, wide
 
-from .operands import COPY
+from .around import Look
+from .operands import COPY, Operand
 from .problem import Problem
 
 
@@ -54,6 +55,7 @@ class GemmBody(Stages):
     tile: GemmTile
     row: TirExpr  # the first one that this thread copies a piece of, and how many are left from there
     left: TirExpr
+    pixels: list[TirExpr]  # of each row that it copies a piece of, where rows are pixels
 
     def __init__(self, w: Writer, problem: Problem, tile: GemmTile, tiles: int) -> None:
         self.w, self.problem, self.tile, self.tiles = w, problem, tile, tiles
@@ -118,8 +120,11 @@ class GemmBody(Stages):
         self.apart = self.tile.copiers // CHUNKS
 
     def _take_rows(self, row: TirExpr) -> None:
-        """Of the block's tile, from this thread's first one on."""
+        """Of the block's tile, from this thread's first one on; of those that are pixels also where in their image."""
         self.row = row
+        around = next((o.around for o in self.problem.operands if o.around is not None), None)
+        lines = range(ceil_div(self.tile.rows, self.apart) if around is not None else 0)
+        self.pixels = [around.pixel(self.w, row + i * self.apart) for i in lines if around is not None]
         self.left = self.w.keep(tirx.Cast("int32", tirx.min(self.w["rows"] - row, int64(self.tile.rows))))
 
     def _stage(self, slot: TirExpr) -> TirExpr:
@@ -141,6 +146,9 @@ class GemmBody(Stages):
         w, tile, operand, chunk = self.w, self.tile, self.problem.operands[number], self.chunk_elements
         assert operand.offset is not None
         first = w.bind(k * self.deep + self.chunk * chunk)
+        if operand.around is not None:
+            self._copy_around(operand, operand.around.look(w, first), stage)
+            return
         inside: Expr = 16  # bytes of the chunk that the row has
         if operand.depth % self.deep:
             reach = tirx.max(tirx.min(operand.depth - first, chunk), 0) * (16 // chunk)
@@ -153,6 +161,18 @@ class GemmBody(Stages):
             every = (i + 1) * self.apart <= tile.rows
             with nullcontext() if every else w.when(self.line + i * self.apart < tile.rows):
                 operand.copy(w, self.problem.compute, target(i), source, size)
+
+    def _copy_around(self, operand: Operand, look: Look, stage: TirExpr) -> None:
+        """The same of pixels that a tap looks at: rows at one distance from these, and zeros where there are none."""
+        w, tile, chunk, stride = self.w, self.tile, self.chunk_elements, operand.place.row_stride
+        inside, rows = self._hold(tirx.Cast("int32", look.reach(chunk)) * (16 // chunk)), self.row + wide(look.rows)
+        at, target = self._addresses(stage, rows * stride + wide(look.channel) + (operand.offset or 0))
+        for i in range(ceil_div(tile.rows, self.apart)):
+            here = tirx.And(self.left > i * self.apart, look.sees(self.pixels[i]))
+            size = tirx.Cast("uint32", tirx.Select(here, inside, 0))
+            every = (i + 1) * self.apart <= tile.rows
+            with nullcontext() if every else w.when(self.line + i * self.apart < tile.rows):
+                operand.copy(w, self.problem.compute, target(i), at + i * self.apart * stride, size)
 
     def _addresses(self, stage: TirExpr, at: TirExpr) -> tuple[TirExpr, Callable[[int], TirExpr]]:
         """Of the thread's first chunk in memory, and of the i-th one in a stage."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from tvm import tirx
@@ -19,7 +20,9 @@ from tvm_rnn.cuda.layer.pointers import Place, arithmetic
 from tvm_rnn.graph.graph import Node, make
 from tvm_rnn.graph.tensor_expressions import Index, element
 from tvm_rnn.tir.expr import Expr, TirExpr
-from tvm_rnn.tir.index import uint32
+from tvm_rnn.tir.index import uint32, wide
+
+from .around import Around
 
 COPY, COPY_PIECE = "cp.async.cg.shared.global", "cp.async.ca.shared.global"  # of 16 bytes, of fewer
 PIECES = (16, 8, 4)  # bytes that the hardware copies at a time
@@ -29,7 +32,8 @@ PIECES = (16, 8, 4)  # bytes that the hardware copies at a time
 class Operand:
     """One left operand. base: the value in memory; offset: of k = 0 in its row, None where k is not consecutive. told:
     its first row begins where its place says, and nobody asks when the kernel runs. apart, step: elements from one
-    head's vector to the next, and between vectors of a row that a product sums over."""
+    head's vector to the next, and between vectors of a row that a product sums over. around: what of other rows the
+    vector has, where it is not a row's own."""
 
     node: Node
     base: Node
@@ -40,6 +44,7 @@ class Operand:
     told: bool = False
     apart: int = 0
     step: int = 0
+    around: Around | None = None
 
     def rows_of(self, dtype: str) -> bool:
         """Whether rows are consecutive elements of that dtype, 16 bytes aligned if the pointer is."""
@@ -76,20 +81,40 @@ class Operand:
     def gather(self, w: Writer, dtype: str, target: TirExpr, row: TirExpr, first: TirExpr, shift: Expr = 0) -> None:
         """16 bytes of a row from element `first` on into shared memory, in that dtype, read one by one; zeros where
         there are none. shift: elements that the vector begins later."""
-        wide, count, valid = arithmetic(dtype), 16 // SIZES[dtype], row < w["rows"]
+        kind, count, valid = arithmetic(dtype), 16 // SIZES[dtype], row < w["rows"]
         row = w.keep(tirx.min(row, w["rows"] - 1))
+        pixel = None if self.around is None else self.around.pixel(w, row)
         values = []
         for i in range(count):
-            k = w.bind(tirx.Cast("int64", first) + i)
-            at = tirx.Select(k < self.depth, k, tirx.const(0, "int64"))
-            value = element(self.node, (at,), lambda node, index: self._load(w, node, index, (row, shift), wide), wide)
-            values.append(w.bind(tirx.Select(tirx.And(valid, k < self.depth), value, tirx.const(0.0, wide))))
+            own, k, here = row, w.bind(tirx.Cast("int64", first) + i), valid
+            inside = k < self.depth
+            if self.around is not None and pixel is not None:
+                look = self.around.look(w, w.bind(tirx.Cast("int32", first) + i))
+                inside = tirx.And(tirx.And(inside, look.channel < self.around.channels), look.sees(pixel))
+                k, own = w.bind(wide(look.channel)), w.bind(row + wide(tirx.Select(inside, look.rows, 0)))
+            at = tirx.Select(inside, k, tirx.const(0, "int64"))
+            value = element(self.node, (at,), partial(self._load, w, start=(own, shift), dtype=kind), kind)
+            values.append(w.bind(tirx.Select(tirx.And(here, inside), value, tirx.const(0.0, kind))))
         if count == 8:
             w.do(I.ptx["st.shared.v4.b32"](target, *pack(w, values, dtype)))
         else:
             w.do(I.ptx["st.shared.v4.f32" if count == 4 else "st.shared.v2.f64"](target, *values))
 
-    def _load(self, w: Writer, node: Node, index: Index, start: tuple[Expr, Expr], dtype: str) -> Expr | None:
+    def found(
+        self, w: Writer, row: TirExpr, k: TirExpr, count: int, pixel: TirExpr | None = None
+    ) -> tuple[TirExpr, TirExpr]:
+        """Where `count` elements from k on lie of a row that exists, and how many of them are there; of 0 an address
+        that may be read all the same. pixel: of the row, where it is known."""
+        assert self.offset is not None
+        if self.around is None:
+            return row * self.place.row_stride + wide(k) + self.offset, tirx.max(tirx.min(self.depth - k, count), 0)
+        look = self.around.look(w, k)
+        sees = look.sees(self.around.pixel(w, row) if pixel is None else pixel)
+        there = w.bind(tirx.Select(sees, look.reach(count), 0))
+        own, channel = row + wide(tirx.Select(there > 0, look.rows, 0)), tirx.Select(there > 0, look.channel, 0)
+        return own * self.place.row_stride + wide(channel) + self.offset, there
+
+    def _load(self, w: Writer, node: Node, index: Index, *, start: tuple[Expr, Expr], dtype: str) -> Expr | None:
         if node is not self.base:
             return None
         row, shift = start
@@ -147,6 +172,8 @@ def _of_members(node: Node, number: int, places: Callable[[Node], Place | None])
 
 def operand_of(node: Node, number: int, places: Callable[[Node], Place | None]) -> Operand:
     """A vector as the number-th operand of a product. Raises ValueError where it is made of several stored values."""
+    if node.op == "neighbours":
+        return replace(operand_of(node.args[0], number, places), depth=node.shape[0], around=Around.of(node))
     depth = node.shape[0]
     seen: list[tuple[Node, Expr]] = []
     marker = tirx.Var("marker", "float32")

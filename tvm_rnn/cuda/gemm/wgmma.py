@@ -34,6 +34,7 @@ KINDS = {"bfloat16": ("k16", "bf16.bf16"), "float16": ("k16", "f16.f16"), "float
 SWIZZLED = 3  # of 128 bytes, as descriptors say it
 BULK = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 REGISTERS = 40, 232  # of a copying and of a multiplying thread
+AROUND_REGISTERS = 56, 224  # where the one that copies knows where in an image each of its rows is
 
 
 def units(size: int) -> int:
@@ -198,7 +199,8 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
         left = tirx.Cast("int32", items) - self.number + (self.clusters - 1)
         self.items = w.keep(tirx.truncdiv(left, self.clusters))
         self._make_barriers(5, tile.members // 32 * tile.cluster)  # full: by 4 warps, and the bulk copies
-        self._divide(REGISTERS, self._produce, self._consume)
+        around = any(operand.around is not None for operand in self.problem.operands)
+        self._divide(AROUND_REGISTERS if around else REGISTERS, self._produce, self._consume)
 
     def _take_item(self, number: TirExpr) -> TirExpr:
         """The first row of this block's item. Clusters of blocks are one below the other."""

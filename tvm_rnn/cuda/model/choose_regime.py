@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from math import prod
 from typing import Any
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointer
@@ -247,6 +248,11 @@ def choose(
     are after a reset, by name, where it is not 0. layers: so many may run at the same time."""
     # Compiled for any batch. In training, three kernels of each size would be many.
     training = bool(layout.kept) or not layout.emits
+    if any(n.op == "neighbours" and layout.graph.region_of(n) == "step" for n in layout.graph.nodes()):
+        tell(False, "persistent kernels", "convolutions read the rows of other pixels, which other blocks make")
+        rows = prod(layout.graph.pixels)
+        _tell_rest(layout, [], precision, batches or [rows * batch for batch in EXPECTED_BATCHES], target)
+        return []
     any_batch = not batches and not training and not target.records.lean
     batches = batches or EXPECTED_BATCHES
     scans = [] if layout.kept else scan(layout, target, batches, initial)
@@ -360,7 +366,7 @@ def _tell_rest(
     for batch in sorted(set(batches)) if listening() else ():
         if not any(regime.most is None or batch <= regime.most for regime in found):
             us = predict_steps(layout, precision, batch, target)
-            with about("", batch=batch):
+            with about("", batch=batch // prod(layout.graph.pixels)):
                 facts = {"predicted_us": round(us, 3), "step_by_step_us": round(us, 3)}
                 tell(True, "step by step", f"{us:.2f} us per step predicted, one launch per group and step", **facts)
 

@@ -76,7 +76,10 @@ class Layer:
     rest: str = "-1"
 
     def __post_init__(self) -> None:
-        self.precision, self.batches = self.options.precision, self.options.batches
+        self.precision = self.options.precision
+        # Where rows are pixels, there are many whatever the batch is.
+        batches = self.options.batches or ((1,) if self.graph.pixels else ())
+        self.batches = tuple(prod(self.graph.pixels) * batch for batch in batches)
         self.graph = _with_kept(self.graph, self.kept)
         self.weights = Weights(self.graph, self.number, self.precision, self.options.stored)
         self.graph, matrices = prepared(self.graph, lambda node: self.weights.place(node) is not None)
@@ -97,7 +100,8 @@ class Layer:
 
     def _take_states_of_users(self) -> None:
         """Kernels for a call of one step that read and write states where the user has them."""
-        self.direct = None if self.streams or self._lean else user_states(self.layout)
+        copied = self.streams or self._lean or self.graph.pixels  # images are turned in any case
+        self.direct = None if copied else user_states(self.layout)
         if self.direct is None or not all(isinstance(regime, Persistent) for regime in self.regimes):
             self.direct = None
             return

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
 from math import prod
 from typing import Any, ClassVar
 
@@ -38,6 +39,7 @@ from tvm_rnn.options import PASS_NAMES
 from tvm_rnn.passes.passed import Passed
 from tvm_rnn.target import Target
 
+from .images import Images
 from .layer import Layer
 from .wave import Wave, wave
 
@@ -72,6 +74,7 @@ class Plan:
     dropped: Dropped | None = field(init=False, default=None)
     segment: TimeSegment = field(init=False, default=TimeSegment())
     together: Wave | None = field(init=False, default=None)
+    images: Images | None = field(init=False, default=None)
     way: ClassVar[int] = 1  # from the first layer to the last one, or -1
     # The first of the events after which a tile's output is there; number 0 is the first of those after all its work.
     _layer_event: int = field(init=False, default=0)
@@ -96,6 +99,7 @@ class Plan:
 
     def run(self) -> Program:
         program, host = self.program, self.program.sequence
+        self._take_images()
         self._tile_sizes()
         self.visits = self._visits()
         self.together = self._wave()
@@ -110,8 +114,9 @@ class Plan:
             with host.otherwise():
                 self._layers(host)
         self._copy_states(host, "save", self._save)
+        self._give_images()
         program.facts["templates"] = list(self._facts())
-        program.facts["flops_per_row"] = flops_per_row(self.layers, self.directions)
+        program.facts["flops_per_row"] = self.pixels * flops_per_row(self.layers, self.directions)
         return program
 
     def _take_states_of_users(self, host: Host) -> None:
@@ -135,6 +140,36 @@ class Plan:
             for n, _ in enumerate(self.net.cell.states)
         ]
         return host.let("direct", " && ".join([*able, *apart, aligned(places, ROW_BYTES)]))
+
+    # --- images ----------------------------------------------------------------------------------------------------
+
+    @property
+    def pixels(self) -> int:
+        """Rows of a batch row: the pixels of an image, or one."""
+        return prod(self.layers.graphs[0].pixels)
+
+    def _take_images(self) -> None:
+        """What the caller gives as images, as rows of pixels."""
+        self.images = Images(self.program, self.pixels) if self.pixels > 1 else None
+        if self.images is not None:
+            first, last = (self.layers.graphs[self.layers.of_layer[end]] for end in (0, -1))
+            for number, node in enumerate(first.inputs):
+                self.images.give(f"input[{number}]", [(prod(node.shape), "T * B")])
+            self.images.take("output", [(prod(last.output.shape) * self.directions, "T * B")])
+            self._take_states(self.images)
+
+    def _take_states(self, images: Images) -> None:
+        for number in range(len(self.net.cell.states)):
+            sizes = [prod(self.layers.graphs[i].states[number].shape) for i in self.layers.of_layer]
+            blocks = [(size, f"{len([*own]) * self.directions} * B") for size, own in groupby(sizes)]
+            self.program.state_in(number)
+            images.give(f"state_in[{number}]", blocks)
+            images.take(f"state_out[{number}]", blocks)
+        images.flags()
+
+    def _give_images(self) -> None:
+        if self.images is not None:
+            self.images.finish()
 
     def _mask_keys(self, number: int) -> int:
         """Keys of masks, and what drops weights, where there are any: of inputs number `number` and on. Returns the
@@ -180,6 +215,10 @@ class Plan:
             with about("wave"):
                 tell(False, "layers in a wave", "a pass was left out by name, which a wave's layers would have")
             return None  # a wave's layers run all passes: what was left out would be back
+        if self.pixels > 1:
+            with about("wave"):
+                tell(False, "layers in a wave", "convolutions read the rows of other pixels, which other blocks make")
+            return None
         alone = [
             sum(self.code[index].predicted_us(batch) for index in self.layers.of_layer)
             for batch in self.options.batches or EXPECTED_BATCHES
@@ -272,7 +311,7 @@ class Plan:
     def _between(self) -> None:
         """The sequences that layers hand to the next one. Two directions, or a reverse one: two whole sequences,
         written and read in turn. Forward: two tiles behind each layer, likewise."""
-        widths = [layer.width * self.directions for layer in self.net.layers[:-1]]
+        widths = [self.layers.graphs[i].output.shape[0] * self.directions for i in self.layers.of_layer[:-1]]
         rows = "T * B" if self.whole else f"{self.steps} * B"
         if self.whole:
             widths = [max(widths)] * min(2, len(widths)) if widths else []

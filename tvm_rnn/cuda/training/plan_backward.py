@@ -35,6 +35,7 @@ from tvm_rnn.cuda.layer.time_segments import TimeSegment
 from tvm_rnn.cuda.layer.value_layout import Layout, RowSums, Target
 from tvm_rnn.cuda.model.choose_backward_lanes import WAVE_TILES, least_steps, room_for_two
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
+from tvm_rnn.cuda.plan.images import Images
 from tvm_rnn.cuda.plan.layer import Layer
 from tvm_rnn.cuda.plan.network import HOISTED_BYTES, STREAMS, Plan, Visit
 from tvm_rnn.cuda.rowwise.state_moves import Tile
@@ -100,7 +101,8 @@ class Tiles:
     def __post_init__(self) -> None:
         dtype, others = self.net.dtype, self.net.num_layers - 1
         each = ALIGNMENT // ITEM_BYTES[dtype]
-        size = f"({self.steps} * B * {gradient_width(self.net)} + {each - 1}) / {each} * {each}"
+        width = gradient_width(self.net) // self.program.each
+        size = f"({self.steps} * B * {width} + {each - 1}) / {each} * {each}"
         self.size = self.program.let("handed_size", size)
         count = f"({self.wave} ? {2 * others} : {min(2, others)})"
         self.tiles = self.program.buffer("between", f"{count} * {self.size}", dtype)
@@ -195,6 +197,7 @@ class BackwardPlan(Plan):
         after = self._segment(self._mask_keys(self._outputs()))
         self.given_gradients = program.input(after) if self.segment.given and self.directions > 1 else None
         self.tape_pointers = self.tape.pointers(program, program.input(1), 2, self.segment)
+        self._take_images()
         self._tile_sizes()
         self.visits = self._visits()
         self._reserve()
@@ -212,8 +215,20 @@ class BackwardPlan(Plan):
                     for param, gradient in zip(back.layer.graph.params, own, strict=True):
                         if self.dropped is not None and self.mask_keys is not None and param.name in self.dropped.own:
                             self.dropped.gradient(host, self.mask_keys, param, visit.key, gradient)
+        self._give_images()
         program.facts["templates"] = list(self._facts())
         return program
+
+    def _take_images(self) -> None:
+        self.images = Images(self.program, self.pixels) if self.pixels > 1 else None
+        if self.images is None:
+            return
+        inputs = [prod(node.shape) // self.pixels for node in self.net.layers[0].graph.inputs]
+        self.images.give("input[0]", [(self.net.output_size // self.pixels, "T * B")])
+        for number, channels in enumerate(inputs, 2):
+            self.images.give(f"input[{number}]", [(channels, "T * B")])
+            self.images.take(f"input[{number + len(inputs)}]", [(channels, "T * B")])
+        self._take_states(self.images)
 
     def _code(self, visit: Visit) -> BackwardCode:
         return self.backs[self.layers.of_layer[visit.layer]]
@@ -312,7 +327,7 @@ class BackwardPlan(Plan):
 
     def _end_rows(self, host: Host, tile: str, start: HostExpr, count: HostExpr) -> None:
         """The steps from `start` on of the gradient of y, without rows that have ended."""
-        width, row = self.net.output_size, f"{start} * B"
+        width, row = self.net.output_size // self.program.each, f"{start} * B"
         with host.when("has_lengths"):
             own = self.layer_gradients.place(self.net.num_layers - 1, tile, row, width)
             given = self.program.input(0).at(f"{row} * {width}")
@@ -377,7 +392,7 @@ class BackwardPlan(Plan):
 
     def _destination(self, visit: Visit, number: int, tile: str, start: HostExpr) -> Pointer:
         """Rows of the gradient of an input, from step `start` on."""
-        size = prod(self.net.layers[visit.layer].graph.inputs[number].shape)
+        size = prod(self.net.layers[visit.layer].graph.inputs[number].shape) // self.program.each
         if number or not visit.layer:
             return self.input_gradients[number].at(f"{start} * B * {size}")
         return self.layer_gradients.place(visit.layer - 1, tile, f"{start} * B", size)

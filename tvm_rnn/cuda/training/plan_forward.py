@@ -69,6 +69,7 @@ class ForwardTrain(Plan):
         """The program."""
         program, host, inputs = self.program, self.program.sequence, len(self.net.layers[0].graph.inputs)
         self._segment(self._mask_keys(inputs + 1))
+        self._take_images()
         self.tape_pointers = self.tape.pointers(program, program.input(inputs), 0, self.segment)
         self._tile_sizes()
         self.visits = self._visits()
@@ -78,6 +79,7 @@ class ForwardTrain(Plan):
         self._layers(host)
         self._copy_states(host, "save", self._save)
         self._tidy(host)
+        self._give_images()
         program.facts["templates"] = list(self._facts())
         return program
 
@@ -133,7 +135,8 @@ class ForwardTrain(Plan):
     def _user_inputs(self) -> list[tuple[Pointer, Pointer, int]]:
         """(the user's, the tape's, elements of a row) of every input."""
         pairs = enumerate(zip(self.net.layers[0].graph.inputs, self.tape.users, strict=True))
-        return [(self.program.input(n), self.tape_pointers[at], prod(node.shape)) for n, (node, at) in pairs]
+        each = self.program.each
+        return [(self.program.input(n), self.tape_pointers[at], prod(node.shape) // each) for n, (node, at) in pairs]
 
     def _copy_inputs(self, host: Host) -> None:
         """The caller's arrays are read where they are, but where some of their rows must become 0."""

@@ -32,7 +32,7 @@ class RowProduct:
         """The same for products that can share a launch."""
         own = self.right
         view = own.node if own.offset is None else None
-        return (own.base, own.offset, view, own.apart, own.step, self.turned, self.heads, self.vectors)
+        return (own.base, own.offset, view, own.apart, own.step, own.around, self.turned, self.heads, self.vectors)
 
 
 def row_product(node: Node, places: Reads) -> RowProduct | None:

@@ -110,7 +110,7 @@ class Tape:
             code = self.codes[index]
             emitted = len(code.graph.emitted)
             for direction in range(self.net.num_directions):
-                last = layer == len(self.of_layer) - 1
+                last = layer == len(self.of_layer) - 1 and not code.graph.pixels  # a caller's images lie otherwise
                 given = self._output_state(code, self.input_place(code.graph.output)) if last else None
                 kept = [(i, code.layout.kept_place(node)) for i, node in enumerate(code.layout.kept) if i != given]
                 found = {i: self._add(place, int(i >= emitted)) for i, place in kept}
@@ -193,7 +193,8 @@ class Tape:
         found = []
         for array in self.arrays:
             more = [0, array.every] if array.every > 1 else [1] if array.flagged else []
-            found.append([array.row_bytes, array.more, *more])
+            each = prod(self.codes[0].graph.pixels)  # rows of a batch row
+            found.append([each * array.row_bytes, array.more, *more])
         return found
 
     def matrix(self, pointers: Sequence[Pointer], key: tuple[int, int], number: int, start: HostExpr) -> Pointer:

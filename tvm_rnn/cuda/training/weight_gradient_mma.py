@@ -135,7 +135,12 @@ class _Staged(WeightGradientBlock):
             own = line * tile.row_bytes(columns) + tirx.truncmod(piece, across) * 16
             into = target + tirx.Cast("uint32", own)
             with w.when(piece < tile.deep * across):
-                if operand.rows_of(tile.compute):
+                if operand.rows_of(tile.compute) and operand.around is not None:
+                    there = w.keep(row < self.rows)
+                    place, count = operand.found(w, w.bind(tirx.Select(there, row, int64(0))), at, chunk)
+                    size = tirx.Cast("uint32", tirx.Select(there, count * tile.size, 0))
+                    w.do(I.ptx[COPY](into, w[operand.name].ptr_to([place]), 16, size))
+                elif operand.rows_of(tile.compute):
                     assert operand.offset is not None
                     reach = tirx.max(tirx.min(operand.depth - at, chunk), 0) * tile.size
                     size = w.bind(tirx.Cast("uint32", tirx.Select(row < self.rows, reach, 0)))

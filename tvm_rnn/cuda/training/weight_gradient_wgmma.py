@@ -29,6 +29,7 @@ from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.codegen.tile_layout import SWIZZLE_128
+from tvm_rnn.cuda.gemm.around import Around
 from tvm_rnn.cuda.gemm.operands import Operand
 from tvm_rnn.cuda.gemm.wgmma import SQUARE_BYTES, WgmmaProduct, WgmmaStages, bulk_copy, units
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, SIZES, ceil_div
@@ -129,6 +130,10 @@ def packed_tile_for(
         return None
     if not all(one.piece(storage(precision)) for one in (*lefts, right)):
         return None
+    if any(
+        one.around is not None for one in (*lefts, right)
+    ):  # in order it would be as many times larger as it has taps
+        return None
     height, width, count = lefts[0].depth, right.depth, len(lefts)
     # Left operands are put in order once for two products as a rule: with inputs, and with states.
     flops, moved = 2 * count * height * width, (count * height + 2 * width) * SIZES[storage(precision)]
@@ -200,6 +205,9 @@ class _AsTheyLie(_WgmmaWeightGradient):
         left = w.keep(tirx.Cast("int32", tirx.min(w["rows"] - row0, int64(SQUARE))))
         inside = tirx.max(tirx.min(row0, w["rows"] - 1), int64(0))
         start = w.keep(inside * operand.place.row_stride + operand.offset)
+        if operand.around is not None:
+            self._copy_around(operand, operand.around, target, (inside, left), (first, columns))
+            return
         for square in range(columns // SQUARE):
             at = w.bind(first + square * SQUARE + self.chunk * 8)
             reach = w.bind(tirx.max(tirx.min(operand.depth - at, 8), 0) * 2)
@@ -210,6 +218,28 @@ class _AsTheyLie(_WgmmaWeightGradient):
                 source = place + tirx.Select(here, int64(i * step * operand.place.row_stride), int64(0))
                 into = target + uint32(square * SQUARE_BYTES + i * step * ROW_BYTES)
                 operand.copy(w, self.tile.precision, into, source, size)
+
+    def _copy_around(
+        self,
+        operand: Operand,
+        around: Around,
+        target: TirExpr,
+        rows: tuple[TirExpr, TirExpr],
+        part: tuple[TirExpr, int],
+    ) -> None:
+        """The same of what taps see. rows: the thread's first one, and how many are left from there; part: the first
+        column and how many."""
+        w, step, stride = self.w, COPIERS // CHUNKS, operand.place.row_stride
+        pixels = [around.pixel(w, rows[0] + i * step) for i in range(SQUARE // step)]
+        for square in range(part[1] // SQUARE):
+            look = around.look(w, w.bind(part[0] + square * SQUARE + self.chunk * 8))
+            reach = w.bind(tirx.Cast("int32", look.reach(8)) * 2)
+            place = w.bind((rows[0] + wide(look.rows)) * stride + wide(look.channel) + (operand.offset or 0))
+            for i, pixel in enumerate(pixels):
+                here = tirx.And(rows[1] > i * step, look.sees(pixel))
+                size = tirx.Cast("uint32", tirx.Select(here, reach, 0))
+                into = target + uint32(square * SQUARE_BYTES + i * step * ROW_BYTES)
+                operand.copy(w, self.tile.precision, into, place + i * step * stride, size)
 
 
 class _Packed(_WgmmaWeightGradient):
