@@ -31,9 +31,8 @@ LIMITS = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 BACKENDS = ["eager", "aot_eager", "cudagraphs", "inductor"]
 
 
-def ready(layer: Any, monkeypatch: pytest.MonkeyPatch, autocast: tuple[str, ...] = (), net: Any = None) -> Any:
-    """The layer on the GPU, its code in the folder. Skips the test where there is no GPU. net: the only one that the
-    test calls; compiling takes a minute for each."""
+def ready(layer: Any, monkeypatch: pytest.MonkeyPatch, autocast: tuple[str, ...] = ()) -> Any:
+    """The layer on the GPU, its code in the folder. Skips the test where there is no GPU."""
     folder = os.environ.get("TVM_RNN_MODULES")
     if folder:
         cache = Path(folder, "cache")
@@ -41,7 +40,7 @@ def ready(layer: Any, monkeypatch: pytest.MonkeyPatch, autocast: tuple[str, ...]
         from tvm_rnn.torch_layer import fill_cache
 
         monkeypatch.setattr(fill_cache, "fill", compiled_files.fill)
-        fill_cache.fill_cache(net or layer, "nvidia-h200", cache, autocast=autocast)
+        fill_cache.fill_cache(layer, "nvidia-h200", cache, autocast=autocast)
         monkeypatch.setenv("TVM_RNN_CACHE", str(cache))
     if not torch.cuda.is_available():
         pytest.skip("needs an NVIDIA GPU")
@@ -260,8 +259,7 @@ def test_a_whole_step_of_training_in_a_cuda_graph(kind: str, monkeypatch: pytest
 
 
 def test_dropout_is_drawn_in_each_replay(monkeypatch: pytest.MonkeyPatch) -> None:
-    net = rnn.RNN(rnn.cells.elman, X, H, 2, dropout=0.5)
-    layer = ready(rnn.nn.RNN(X, H, 2, dropout=0.5), monkeypatch, net=net)
+    layer = ready(rnn.nn.GRU(X, H, 2, dropout=0.5), monkeypatch)
     x, results = torch.randn(T, B, X, device="cuda"), []
 
     def step() -> None:

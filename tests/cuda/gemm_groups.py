@@ -24,21 +24,6 @@ def hoisted(gates: int, width: int, depths: Sequence[int] = (40,), region: str =
     return Group("gemm", region, int(region == "step"), root, (root, *sums), tuple(sums))
 
 
-def of_members(members: int, gates: int, width: int, depths: Sequence[int]) -> Group:
-    """z[g] + b[g] of each member, each stored; the first operand's vectors lie side by side, others' at distances."""
-    shape = (members, gates, width) if gates > 1 else (members, width)
-    pairs = []
-    for i, depth in enumerate(depths):
-        apart = depth + 8 * i
-        x = Node("input", shape=(members * apart,), name=f"x{i}")
-        view = make("slice", make("reshape", x, rank=1, to=(members, apart)), axis=-1, start=apart - depth, stop=apart)
-        pairs += [Node("param", shape=(*shape, depth), name=f"W{i}"), view]
-    root, b = make("batched_gemm", *pairs), Node("param", shape=(members, gates, width), name="b")
-    parts = [make("index", root, axis=-2, at=g) if gates > 1 else root for g in range(gates)]
-    sums = [make("add", part, make("index", b, axis=-2, at=g)) for g, part in enumerate(parts)]
-    return Group("gemm", "before", 0, root, (root, *sums), tuple(sums))
-
-
 def lstm_step(width: int, depth: int) -> Group:
     """c' and h' from R h and four hoisted values."""
     r, h = Node("param", shape=(4, width, depth), name="R"), Node("state", shape=(depth,), name="h")

@@ -12,7 +12,7 @@ from html import escape
 
 from tvm_rnn.graph.graph import Graph, Node
 from tvm_rnn.graph.node_text import COMPARISONS, leaf_text
-from tvm_rnn.graph.ops import GEMMS, TABLE
+from tvm_rnn.graph.ops import TABLE
 
 SIGNS = {"add": "+", "sub": "&minus;", "mul": "&#8857;"}
 FUNCTIONS = {"sigmoid": "&sigma;", "abs": "abs", "log": "ln"}
@@ -92,7 +92,7 @@ def _written(node: Node, names: Mapping[Node, str]) -> tuple[str, int]:
         return f"{_held(args[0], own)}<mo>{SIGNS[node.op]}</mo>{_held(args[1], right)}", own
     if node.op == "div":
         return f"<mfrac><mrow>{args[0][0]}</mrow><mrow>{args[1][0]}</mrow></mfrac>", 9
-    if node.op in ("einsum", *GEMMS):
+    if node.op in ("einsum", "gemm"):
         return _product(node, args)
     if node.op in COMPARISONS:
         sign = RELATIONS.get(node.op, escape(COMPARISONS[node.op]))
@@ -139,7 +139,7 @@ def _function(node: Node, args: list[tuple[str, int]]) -> tuple[str, int]:
 
 def _product(node: Node, args: list[tuple[str, int]]) -> tuple[str, int]:
     """W x where it is one; any other contraction with its indices below."""
-    if node.op in GEMMS:
+    if node.op == "gemm":
         pairs = zip(args[::2], args[1::2], strict=True)
         return "<mo>+</mo>".join(f"{_held(w, 9)}<mo>&InvisibleTimes;</mo>{_held(x, 9)}" for w, x in pairs), TIGHT
     inputs, out = node.attrs["spec"].split("->")

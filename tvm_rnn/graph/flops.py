@@ -8,15 +8,15 @@ from __future__ import annotations
 import numpy as np
 
 from .graph import Graph, Layers, Node, depends, reduced_axes
-from .ops import GEMMS, TABLE
+from .ops import TABLE
 
 
 def node_flops(node: Node) -> int:
     """Operations of one value for one row: a multiply-add counts two, a pointwise op what its row of the table says."""
     op = TABLE[node.op]
     size = int(np.prod(node.shape, dtype=int))
-    if node.op in GEMMS:
-        return size * sum(2 * int(a.shape[-1]) for a in node.args[1::2])
+    if node.op == "gemm":
+        return size * sum(2 * int(a.shape[0]) for a in node.args[1::2])
     if node.op in ("einsum", "sum", "max"):
         return size * int(np.prod([s for _, s in reduced_axes(node)], dtype=int)) * op.cost
     return size * op.cost if op.kind == "pointwise" else 0

@@ -72,20 +72,10 @@ def windows(f: Functions, g: Array, y: Array, a: Sequence[Array], *, taps: Shape
 
 def gemm(f: Functions, g: Array, out: Array, args: Sequence[Array]) -> list[Array]:
     """gemm: for each pair, the outer product for the parameter and the transposed product for the operand."""
-    return _multiplied(f, g, args, "")
-
-
-def batched_gemm(f: Functions, g: Array, out: Array, args: Sequence[Array]) -> list[Array]:
-    """The same for each member."""
-    return _multiplied(f, g, args, "n")
-
-
-def _multiplied(f: Functions, g: Array, args: Sequence[Array], batch: str) -> list[Array]:
     result: list[Array] = []
     for weight, operand in zip(args[::2], args[1::2], strict=True):
-        rows = batch + "abc"[: len(f.shape(weight)) - 1 - len(batch)]
-        result += [f.contract(f"{rows},{batch}k->{rows}k", g, operand)]
-        result += [f.contract(f"{rows},{rows}k->{batch}k", g, weight)]
+        rows = "abc"[: len(f.shape(weight)) - 1]
+        result += [f.contract(f"{rows},k->{rows}k", g, operand), f.contract(f"{rows},{rows}k->k", g, weight)]
     return result
 
 

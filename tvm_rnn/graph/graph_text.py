@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 from .graph import Graph, Group, Layers, Node, depends, is_move
 from .node_text import expression, leaf_text
-from .ops import GEMMS
 
 
 def layers_text(layers: Layers) -> str:
@@ -144,11 +143,10 @@ def _group(label: str, graph: Graph, group: Group, names: dict[Node, str]) -> It
 
 
 def _root(root: Node, names: dict[Node, str]) -> str:
-    if root.op not in GEMMS:
+    if root.op != "gemm":
         return expression(root, names)
     pairs = zip(root.args[::2], root.args[1::2], strict=True)
-    sizes = {x: ",".join(map(str, x.shape)) for x in root.args[1::2]}
-    return f"{root.op}(" + ", ".join(f"{_weight(w, names)} @ {names[x]}[{sizes[x]}]" for w, x in pairs) + ")"
+    return "gemm(" + ", ".join(f"{_weight(w, names)} @ {names[x]}[{x.shape[0]}]" for w, x in pairs) + ")"
 
 
 def _weight(node: Node, names: dict[Node, str]) -> str:

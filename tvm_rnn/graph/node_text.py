@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from .graph import Node, topological
-from .ops import GEMMS, TABLE
+from .ops import TABLE
 
 SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 COMPARISONS = {"less": "<", "less_equal": "<=", "greater": ">", "greater_equal": ">=", "equal": "==", "not_equal": "!="}
@@ -57,7 +57,7 @@ def in_words(node: Node, depth: int = DEEPEST) -> str:
     deeper than `depth` operations."""
     if node.leaf:
         return leaf_text(node)
-    if node.op in GEMMS:
+    if node.op == "gemm":
         pairs = list(zip(node.args[::2], node.args[1::2], strict=True))
         if len(pairs) > 2:
             return f"{joined(_parameter(w) for w, _ in pairs)} @ {len(pairs)} operands"

@@ -188,32 +188,12 @@ def _einsum(a: Array, b: Array, *, spec: str) -> Array:
     return np.einsum(f"...{left},...{right}->...{out}", a, b, optimize=True)
 
 
-GEMMS = ("gemm", "batched_gemm")  # pairs of a parameter and a vector, or of as many as there are members
-
-
 def multiplied(*shapes: Shape) -> Shape:
     """The shape of a sum of weight x operand products: weights [.., K] with operands [K], all with the same rows."""
     for weight, operand in zip(shapes[::2], shapes[1::2], strict=True):
         if operand != weight[-1:] or weight[:-1] != shapes[0][:-1]:
             raise ValueError(f"weight {weight} does not take operand {operand}")
     return shapes[0][:-1]
-
-
-def multiplied_in_batch(*shapes: Shape) -> Shape:
-    """The same of weights [N, .., K] with operands [N, K]: member n's weight takes member n's operand."""
-    for weight, operand in zip(shapes[::2], shapes[1::2], strict=True):
-        if operand != (weight[0], weight[-1]) or weight[:-1] != shapes[0][:-1]:
-            raise ValueError(f"weight {weight} does not take operand {operand}")
-    return shapes[0][:-1]
-
-
-def _batched_gemm(*args: Array) -> Array:
-    total: Array = 0
-    for weight, operand in zip(args[::2], args[1::2], strict=True):
-        flat = weight.reshape(weight.shape[0], -1, weight.shape[-1])
-        made = np.einsum("nrk,...nk->...nr", flat, operand)
-        total = total + made.reshape(operand.shape[:-2] + weight.shape[:-1])
-    return total
 
 
 def _gemm(*args: Array) -> Array:
@@ -363,8 +343,6 @@ _ROWS = [
     # gemm(W1, x1, W2, x2, ...) = sum of W x: parameters [(G,) N, K] times vectors [K]; passes/normalise.py makes it of
     # einsum.
     Op("gemm", None, multiplied, _gemm, gradients.gemm, kind="contract", cost=2),
-    # The same for each of N members: parameters [N, (G,) M, K] times vectors [N, K]; passes/batched_gemms.py makes it.
-    Op("batched_gemm", None, multiplied_in_batch, _batched_gemm, gradients.batched_gemm, kind="contract", cost=2),
     # Over all T and B: the sum of a value, and of products of two. `spec` is that of einsum, without T and B: with
     # "ij,k->ijk" it is the GEMM of a weight's gradient.
     Op("sum_rows", 1, lambda shape, *, rank: shape, _sum_rows, lambda f, g, y, a, *, rank: (g,), kind="sum_rows"),

@@ -67,7 +67,6 @@ CALLS = {
     "max": "{0}.amax(dim={axis}, keepdim={keepdims})",
     "concat": "concat({axis}, {all})",
     "gemm": "gemm({all})",
-    "batched_gemm": "batched_gemm({all})",
     "windows": "windows({0}, {taps}, {dilation})",
 }
 
@@ -111,16 +110,6 @@ def gemm(*args: Tensor) -> Tensor:
     return total
 
 
-def batched_gemm(*args: Tensor) -> Tensor:
-    """The same for each member, as `graph/ops.py` has it."""
-    total = None
-    for weight, operand in zip(args[::2], args[1::2], strict=True):
-        flat = weight.reshape(weight.shape[0], -1, weight.shape[-1])
-        part = (flat @ operand[..., None]).reshape(*operand.shape[:-2], *weight.shape[:-1])
-        total = part if total is None else total + part
-    return total
-
-
 def windows(x: Tensor, taps: Sequence[int], dilation: Sequence[int]) -> Tensor:
     """What each tap of a kernel sees at each place, as `graph/ops.py` has it."""
     rank, seen = len(taps), x
@@ -148,8 +137,8 @@ def function(name: str, given: Sequence[Sequence[Node]], nodes: Sequence[Node], 
         lines += [f"    {names[node]} = {part}[{index}]" for index, node in enumerate(values)]
     lines += [f"    {names[node]} = {expression(node, names.__getitem__)}" for node in nodes]
     lines.append(f"    return ({''.join(f'{names[node]}, ' for node in wanted)})")
-    space = {"torch": torch, "inf": math.inf, "nan": math.nan, "concat": concat}
-    space |= {"gemm": gemm, "batched_gemm": batched_gemm, "transpose": transpose, "windows": windows}
+    space = {"torch": torch, "inf": math.inf, "nan": math.nan, "concat": concat, "gemm": gemm}
+    space |= {"transpose": transpose, "windows": windows}
     exec(compile("\n".join(lines), f"<{name}>", "exec"), space)
     made: Function = space[name]
     return made

@@ -5,8 +5,6 @@ nodes. Gates that feed gates are on another level and stay apart; so do products
 
 Rewrite: gemm(W_i, x), gemm(W_f, x), ...   -->   z[G, N] = gemm(stack(W_i, W_f, ...), x);  z[0], z[1], ...
          gemm(W, x) + gemm(R, h)           -->   gemm(W, x, R, h), where both are in the same region
-
-For GPUs products of members become batched GEMMs first (`batched_gemms.py`), and these are combined alike.
 """
 
 from __future__ import annotations
@@ -17,11 +15,9 @@ from typing import TYPE_CHECKING
 
 from tvm_rnn.graph.graph import Graph, Node, rewrite, topological, with_args
 from tvm_rnn.graph.node_text import in_words, joined
-from tvm_rnn.graph.ops import GEMMS
 
 from ..decisions import tell
 from . import Pass
-from .batched_gemms import with_batched_gemms
 from .normalise import Builder
 
 if TYPE_CHECKING:
@@ -37,12 +33,12 @@ class CombineGemms(Pass):
     name = "combine_gemms"
 
     def apply(self, graph: Graph, net: RNN, target: Target) -> Graph:
-        return combined(with_batched_gemms(graph) if target.kind == "cuda" else graph)
+        return combined(graph)
 
     def ensures(self, graph: Graph) -> None:
         seen: dict[tuple[object, ...], Node] = {}
         for node in graph.nodes():
-            if node.op not in GEMMS:
+            if node.op != "gemm":
                 continue
             key = (graph.region_of(node), node.args[1::2], node.shape[-1])
             self.check(key not in seen, "two products of one level still read the same operand", graph)
@@ -64,13 +60,12 @@ def _merge_sums(graph: Graph) -> Graph:
         new[node] = with_args(node, new)
         if new[node] is not node:
             region[new[node]] = graph.region_of(node)
-        kind = new[node.args[0]].op if node.op == "add" else ""
-        if kind not in GEMMS or any(new[a].op != kind for a in node.args):
+        if node.op != "add" or any(new[a].op != "gemm" for a in node.args):
             continue
         if why := _kept_apart(graph, node, users, roots):
             tell(False, f"the sum {in_words(node)}", why)
             continue
-        new[node] = builder.make(kind, *(w for a in node.args for w in new[a].args), source=node.source)
+        new[node] = builder.make("gemm", *(w for a in node.args for w in new[a].args), source=node.source)
         region[new[node]] = graph.region_of(node)
         tell(True, f"the sum {in_words(node)}", "one product over both operands")
     return rewrite(graph, new, region=region)
@@ -92,8 +87,8 @@ def _kept_apart(graph: Graph, node: Node, users: Mapping[Node, list[Node]], root
 def _stack(graph: Graph) -> Graph:
     families: dict[tuple[object, ...], list[Node]] = {}
     for node in graph.nodes():
-        if node.op in GEMMS and len(node.shape) == len(node.args[1].shape):
-            families.setdefault((graph.region_of(node), node.args[1::2], node.shape[-1]), []).append(node)
+        if node.op == "gemm" and len(node.shape) == 1:
+            families.setdefault((graph.region_of(node), node.args[1::2], node.shape[0]), []).append(node)
     builder = Builder()
     new: dict[Node, Node] = {}
     region = dict(graph.region)
@@ -110,10 +105,10 @@ def _stack(graph: Graph) -> Graph:
             gates = []
             for member in family:
                 weight = member.args[2 * position]
-                lifted = (*weight.shape[:-2], 1, *weight.shape[-2:])
-                gates.append(builder.make("reshape", weight, rank=len(weight.shape), to=lifted))
+                lifted = (1, *weight.shape)
+                gates.append(builder.make("reshape", weight, rank=2, to=lifted))
             pairs += [builder.make("concat", *gates, axis=-3), new[operand]]
-        combined = builder.make(family[0].op, *pairs, source=family[0].source)
+        combined = builder.make("gemm", *pairs, source=family[0].source)
         new[node] = builder.make("index", combined, axis=-2, at=family.index(node))
         region[combined] = region[new[node]] = graph.region_of(node)
     return rewrite(graph, new, region=region)

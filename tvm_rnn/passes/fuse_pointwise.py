@@ -30,7 +30,7 @@ from tvm_rnn.graph.graph import (
     with_args,
 )
 from tvm_rnn.graph.node_text import in_words, joined
-from tvm_rnn.graph.ops import GEMMS, TABLE, Shape
+from tvm_rnn.graph.ops import TABLE, Shape
 
 from ..decisions import listening, tell
 from . import Pass
@@ -165,12 +165,7 @@ def _own_windows(graph: Graph) -> Graph:
 def _is_kept(node: Node, users: Mapping[Node, list[Node]]) -> bool:
     """A join that a product reads must become an array, and what a convolution in the step does."""
     read = [u for u in users[node] if u.op == "windows" and not all(map(sums_rows, users[u]))]
-    return bool(read) or (len(bases(node)) > 1 and any(u.op in GEMMS and node in u.args for u in users[node]))
-
-
-def _space(root: Node) -> Shape:
-    """The index space of a product's or reduction's group: units, of a batched GEMM those of all members."""
-    return (root.shape[0], root.shape[-1]) if root.op == "batched_gemm" else root.shape[-1:]
+    return bool(read) or (len(bases(node)) > 1 and any(u.op == "gemm" and node in u.args for u in users[node]))
 
 
 def is_truth(node: Node) -> bool:
@@ -240,9 +235,9 @@ class _Grouping:
             elif TABLE[node.op].kind in HEAVY:
                 for operand in node.args:
                     self._need(operand)
-                if node.op not in GEMMS:
+                if node.op != "gemm":
                     self._need_inlined(node)
-                index = self._open("gemm" if node.op in GEMMS else "reduce", _space(node), node)
+                index = self._open("gemm" if node.op == "gemm" else "reduce", node.shape[-1:], node)
                 self.drafts[index].nodes[:0] = self._inlined_below(node)
             elif node.pointwise and not is_truth(node) and node not in self.inlined and not self._free(node):
                 self._place(node)

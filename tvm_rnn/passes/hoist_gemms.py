@@ -25,7 +25,6 @@ from tvm_rnn.graph.ops import TABLE
 
 from ..decisions import listening, tell
 from . import Pass
-from .batched_gemms import batched_product
 from .min_cut import HEAVY, cheapest_cut
 from .product_tables import with_product_tables
 
@@ -51,7 +50,7 @@ class HoistGemms(Pass):
         again = not looped and any(n.op == "rescan" for n in nodes)
         # The states before each step are inputs, but for matrices made again: they would be kept for all steps.
         if graph.kind == "backward" and not again:
-            large = downstream(nodes, lambda n: bool(leaves[n]) and _is_matrix(n, graph, leaves)) & early
+            large = downstream(nodes, lambda n: bool(leaves[n]) and len(n.shape) > 1) & early
             large -= {*topological(n for n in nodes if is_scan(n))}
         early -= large
         moved = _hanging_on_products(nodes, early) if looped else early
@@ -77,15 +76,6 @@ class HoistGemms(Pass):
             self.check(not (inside and late), f"{node.op} in `before` reads a value of `step`", graph)
             early = graph.region_of(node) != "after" and any(graph.region_of(a) == "after" for a in node.args)
             self.check(not early, f"{node.op} reads a value of `after` too early", graph)
-
-
-def _is_matrix(node: Node, graph: Graph, leaves: Mapping[Node, frozenset[str]]) -> bool:
-    """Whether a value is larger than a vector, or a product that is no GEMM; vectors of members are neither."""
-    if len(node.shape) < 2:
-        return False
-    free = {a for a in node.args if not leaves[a]}
-    product = node.op == "einsum" and batched_product(node, free) is None
-    return product or prod(node.shape) > prod(graph.inputs[0].shape)
 
 
 def _terms(node: Node, users: dict[Node, list[Node]], top: bool = True) -> list[Node]:
@@ -136,11 +126,10 @@ def _hanging_on_products(nodes: list[Node], early: set[Node]) -> set[Node]:
 def _after(graph: Graph, moved: set[Node]) -> set[Node]:
     """Products that no result depends on, all that is made of them, and sums over rows."""
     leaves = depends(nodes := graph.nodes())
-    carried, free = set(topological(graph.results)), {n for n in nodes if not leaves[n]}
+    carried = set(topological(graph.results))
     found: set[Node] = set()
     for node in nodes:
-        product = node.op == "gemm" or batched_product(node, free) is not None
-        wanted = product or any(a in found for a in node.args)
+        wanted = node.op == "gemm" or any(a in found for a in node.args)
         if "sum_rows" in leaves[node] or (wanted and node not in carried and node not in moved):
             found.add(node)
     return found

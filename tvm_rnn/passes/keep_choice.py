@@ -8,23 +8,19 @@ forward, and forward that runs again, are the same bits. Networks of 16 bits hav
 
 "auto", what True means: on GPUs "states" where the products that run again are predicted to take 22 % of both passes at
 most, else, and on CPUs, "values". So does what tensor cores multiply; strict float32 of large layers does not. The
-model is of four numbers: a step of a layer takes 2.85 us at least; a third of the FLOPs of both passes, those of
-products within the steps, and the rest, which are over all steps at once, have a rate each, and what products that run
-again write and read has one too: small members wait for memory. LSTMs on an H200, predicted and measured: 4 x 512 in
-bfloat16 11, 12 %, 2560 20, 18; in TF32 2560 21, 18, GRU 1024 16, 17. 16 members of GRU 128, 32 rows, on an H100: 24,
-25 %, and both passes took 608 us with "states", 513 with "values".
+model is of three numbers: a step of a layer takes 2.85 us at least; a third of the FLOPs of both passes, those of
+products within the steps, and the rest, which are over all steps at once, have a rate each. LSTMs on an H200, predicted
+and measured: 4 x 512 in bfloat16 11, 12 %, 2560 20, 18; in TF32 2560 21, 18, GRU 1024 16, 17.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import prod
 from typing import TYPE_CHECKING
 
 from tvm_rnn.errors import ConfigError, message, unknown
 from tvm_rnn.graph.flops import node_flops
 from tvm_rnn.graph.graph import depends
-from tvm_rnn.graph.ops import TABLE
 
 if TYPE_CHECKING:
     from tvm_rnn.network.rnn import RNN
@@ -37,7 +33,6 @@ STEP_US = 2.85
 # FLOPs per microsecond within the steps, and over all steps at once. Of float32: without tensor cores.
 RATES = {"bfloat16": (150e6, 420e6), "float16": (150e6, 420e6), "tf32": (80e6, 220e6)}
 RATES |= {"float32": (20e6, 40e6), "float64": (15e6, 30e6)}
-RESULTS_PER_US = 400e3  # elements of products that run again, written and read
 
 
 def split(training: bool | str) -> tuple[str, str]:
@@ -73,16 +68,14 @@ def check(training: bool | str, dtype: str, kind: str) -> None:
 def share_again(net: RNN, batch: int, precision: str = "") -> float:
     """What products that run again take of both passes, predicted: of their time without. precision: of products; "":
     that of the network's dtype."""
-    flops, results, rows = 0.0, 0, batch * net.num_directions
+    flops = 0.0
     for layer in net.layers:
         nodes = layer.graph.nodes()
         leaves = depends(nodes)
-        own = [n for n in nodes if not n.leaf and leaves[n]]
-        flops += rows * sum(map(node_flops, own))
-        results += rows * sum(prod(n.shape) for n in own if TABLE[n.op].kind == "contract")
+        flops += batch * net.num_directions * sum(node_flops(n) for n in nodes if not n.leaf and leaves[n])
     within, over = RATES[precision or net.dtype]
     once = STEP_US * net.num_layers * net.num_directions + flops / within + 2 * flops / over
-    return max(flops / over, results / RESULTS_PER_US) / once
+    return flops / over / once
 
 
 def chosen(

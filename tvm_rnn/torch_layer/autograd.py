@@ -28,7 +28,6 @@ from tvm_rnn.runtime import runtime
 
 from .graph_ops import Code, Shape, array_of, for_others, steps_in_graph, unserved
 from .in_torch import ENDS, InTorch
-from .mapped import Mapped, mapped_steps, served
 from .second import Point, Second, second_of
 
 State = Mapping[str, Tensor | list[Tensor]]
@@ -220,22 +219,6 @@ def _third(
     return [next(made) if t.requires_grad else None for t in (*tensors, *held)]
 
 
-def differentiated(
-    of: Mapped,
-    tensors: Sequence[Tensor],
-    ends: Sequence[Tensor],
-    above: Sequence[Tensor | None],
-    along: Sequence[Tensor | None],
-) -> list[Tensor | None]:
-    """How gradients that `mapped.py` made change along a direction. tensors: inputs, states or none, weights; ends:
-    lengths and reset, where they are there; above: gradients of results."""
-    rest, inputs = iter(ends), len(of.code.inputs)
-    there = dict(zip(ENDS, of.numbers, strict=False))
-    rows = {name: next(rest) if there[name] else None for name in ENDS}
-    state = of.code.named(tensors[inputs:]) if of.stated else None
-    return _third(Call(None, inputs, state, rows, InTorch(of.net, rows), lambda: None), tensors, above, along)
-
-
 def _gradients(
     ctx: torch.autograd.function.FunctionCtx, saved: Sequence[Tensor], d_y: Tensor | None, *d_last: Tensor | None
 ) -> list[Tensor | None]:
@@ -424,26 +407,10 @@ class TorchLayer(torch.nn.Module):
             y, last = steps_in_graph(self._code, values, flat(state), [*weights.values()], rows, self.training)
             return y, last if for_others() else runtime.State(last)  # programs know torch's own kinds of results
         again = InTorch(self.net, rows)
-        apart = self._mapped(why, values, state, rows)
-        if apart is not None:
-            again.check(module, values, state)
-            tensors = values, flat(state and {name: state[name] for name in self._code.lists}), [*weights.values()]
-            y, last = mapped_steps((self.net, self._code), tensors, rows, apart, differentiated)
-            return y, runtime.State(last)
         if why:
             return self._in_torch(why, again, (values, state, [*weights.values()]))
         y, last = run(module, values, state, weights, rows, again)
         return y, runtime.State(last)
-
-    def _mapped(
-        self, why: str, values: Sequence[Tensor], state: State | None, rows: Mapping[str, object]
-    ) -> bool | None:
-        """What `served` says of a call that torch.func looks into; None: it is none that compiled code takes."""
-        if why != "torch.func" or "seed" in rows or self.net.regularisers:
-            return None
-        if unserved(self._code, values[0], self.max_bytes) or (state is not None and {*state} != {*self._code.lists}):
-            return None
-        return served([*values, *flat(state)], self.weights().values())
 
     def _in_torch(
         self, why: str, steps: InTorch, given: tuple[Sequence[Tensor], State | None, Sequence[Tensor]]

@@ -27,27 +27,14 @@ from tvm_rnn.frontends.torch import form_of_layer
 from tvm_rnn.frontends.torch_names import Form
 from tvm_rnn.network.rnn import RNN as Network
 
-from .autograd import (
-    Again,
-    Compiled,
-    State,
-    differentiated,
-    drawn_seed,
-    flat,
-    looked_into,
-    net_weights,
-    run,
-    torch_weights,
-)
+from .autograd import Again, Compiled, State, drawn_seed, flat, looked_into, net_weights, run, torch_weights
 from .cell import SERVED, TARGETS, packed_as
 from .cell import Cell as Cell
 from .graph_ops import IN_GRAPHS, Code, put_in_graphs, records, steps_in_graph
 from .in_torch import InTorch
-from .mapped import code_of, mapped_steps, served
 
-# A network with code; in graphs the code; under torch.func what serves it; a network alone: its equations, in torch's
-# operations.
-Made: TypeAlias = "tuple[Network, Compiled] | Code | Transformed | Network"
+# A network with code; in graphs the code; a network alone: its equations, in torch's operations.
+Made: TypeAlias = "tuple[Network, Compiled] | Code | Network"
 FORM = [item.name for item in fields(Form)]
 Hidden: TypeAlias = "Tensor | tuple[Tensor, Tensor] | None"  # an LSTM has two
 
@@ -59,14 +46,6 @@ class Use(NamedTuple):
     dtype: torch.dtype
     training: bool
     dropout: float
-
-
-class Transformed(NamedTuple):
-    """A network and its code under torch.func. apart: as of `mapped.served`."""
-
-    net: Network
-    code: Code
-    apart: bool
 
 
 @dataclass
@@ -97,9 +76,7 @@ class DropIn(torch.nn.RNNBase):
         given = () if hx is None else hx if isinstance(hx, tuple | list) else (hx,)
         why = _unserved(self, values, given, input.batch_sizes if packed else None)
         made: Made | str = _made(self, values, given) if why is None else why
-        if why == "torch.func" and (mapped := _mapped(self, values, given, input.batch_sizes if packed else None)):
-            made = mapped
-        elif why and any(map(torch._C._functorch.is_batchedtensor, (values, *given, *self._flat_weights))):
+        if why and any(map(torch._C._functorch.is_batchedtensor, (values, *given, *self._flat_weights))):
             made = _equations(self, values)  # of torch's own code there are no rules for batches of layers
             _tell(self, why)
         if isinstance(made, str):
@@ -236,27 +213,12 @@ def _tell(layer: DropIn, why: str) -> None:
 # --- what runs it -----------------------------------------------------------------------------------------------------
 
 
-def _mapped(layer: DropIn, values: Tensor, given: Sequence[Tensor], batch_sizes: Tensor | None) -> Transformed | None:
-    """What takes a call under torch.func; None: compiled code does not."""
-    served_kind = _kind(values) in SERVED.get(values.device.type, ()) and _kind(values) == values.dtype
-    if not served_kind or _dropout(layer) or not _fits(layer, values, given, batch_sizes):
-        return None
-    apart = served((values, *given), layer._flat_weights)
-    made = None if apart is None else _made(layer, values, given, trains=True)
-    if apart is None or not isinstance(made, tuple):
-        return None
-    net, module = made
-    return Transformed(net, code_of(net, module), apart)
-
-
-def _made(
-    layer: DropIn, values: Tensor, given: Sequence[Tensor], trains: bool = False
-) -> tuple[Network, Compiled] | str:
+def _made(layer: DropIn, values: Tensor, given: Sequence[Tensor]) -> tuple[Network, Compiled] | str:
     """The network and the module for a call, made when one first needs them. A text: why there are none."""
     device = values.device.type
-    asked = trains or any(part.requires_grad for part in (values, *given, *layer._flat_weights))
+    asked = any(part.requires_grad for part in (values, *given, *layer._flat_weights))
     dropout = _dropout(layer)
-    training = bool(dropout) or device == "cuda" or trains or (torch.is_grad_enabled() and asked)
+    training = bool(dropout) or device == "cuda" or (torch.is_grad_enabled() and asked)
     use, own = Use(device, _kind(values), training, dropout), _own.setdefault(layer, Own())
     found = own.made.get(use._replace(training=True)) or own.made.get(use)  # what trains also infers
     if found is None:
@@ -376,13 +338,6 @@ def _steps(
     if isinstance(made, Code):
         weights = net_weights(made.weights, form, {name: getattr(layer, name) for name in layer._flat_weights_names})
         y, last = steps_in_graph(made, [x], given, [*weights.values()], rows, layer.training)
-        return y, flat(last)
-    if isinstance(made, Transformed):
-        weights = net_weights(
-            made.code.weights, form, dict(zip(layer._flat_weights_names, layer._flat_weights, strict=True))
-        )
-        tensors = [x], given, [*weights.values()]
-        y, last = mapped_steps((made.net, made.code), tensors, rows, made.apart, differentiated)
         return y, flat(last)
     net = made if isinstance(made, Network) else made[0]
     names = [item.name for item in net.cell.states]

@@ -7,12 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emulated import decoded, encoded
-from emulated import run as run_emulated
-from emulator import arrays
-from gemm_groups import hoisted, lstm_step, made, of_members
+from gemm_groups import hoisted, lstm_step, made
 
-from tvm_rnn.cuda.gemm import group_kernels
 from tvm_rnn.cuda.gemm.group_kernels import Gemm
 from tvm_rnn.target import resolve
 
@@ -56,78 +52,6 @@ def test_packs_are_those_of_the_weights() -> None:
     found = made(hoisted(4, 24, [40, 8]), "tf32")
     assert [p.node.name for p in found.packs] == ["W0", "W1"]
     assert all(p.dtype == "float32" and p.tf32 for p in found.packs)
-
-
-def blocks_of(knobs: dict[str, int], kind: str, sizes: tuple[int, int, int, tuple[int, ...]], rows: int) -> int:
-    """Of the whole grid."""
-    members, gates, width, _ = sizes
-    own = kind.rstrip("1")
-    if own in ("wide", "mid"):
-        return knobs["wide_blocks"]
-    high = 64 if own == "share" else knobs[f"{own}_rows"]
-    units = knobs["many_across"] * knobs["units"] if "many_across" in knobs else knobs[f"{own}_columns"] // gates
-    return members * -(-rows // high) * -(-width // units) * knobs.get(f"{own}_cluster", 1)
-
-
-@pytest.mark.broad_after(2)
-@pytest.mark.parametrize(
-    ("precision", "kind", "sizes", "rows"),
-    [
-        ("bfloat16", "many", (3, 3, 20, (24,)), 37),
-        ("float32", "many", (2, 1, 19, (13, 9)), 70),
-        ("float16", "wide", (3, 2, 32, (64, 40)), 300),
-        ("bfloat16", "mid", (3, 4, 64, (72,)), 200),
-        ("bfloat16", "share1", (5, 4, 24, (136,)), 33),
-        ("tf32", "wide", (2, 1, 72, (34,)), 290),
-        ("float64", "many", (3, 2, 9, (11,)), 20),
-        ("bfloat16", "many", (4, 1, 30, (13,)), 150),
-    ],
-)
-def test_each_member_has_a_product_of_its_own(
-    precision: str, kind: str, sizes: tuple[int, int, int, tuple[int, ...]], rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    best = group_kernels.best
-
-    def fewer(unit: Any, target: Any, record: Any = None) -> Any:
-        template, knobs, _ = best(unit, target)
-        return template, {**knobs, "wide_blocks": 2, "mid": 600 * sizes[0] * (kind == "mid")}, "forced"
-
-    monkeypatch.setattr(group_kernels, "best", fewer)
-    of_each_member(precision, kind, sizes, rows)
-
-
-def of_each_member(precision: str, kind: str, sizes: tuple[int, int, int, tuple[int, ...]], rows: int) -> None:
-    """What a kernel of members, gates, units and depths writes is x W + b of each member."""
-    members, gates, width, depths = sizes
-    found, rng = made(of_members(members, gates, width, depths), precision), np.random.default_rng(0)
-    variant = next(v for v in found.variants if v.kernel.name.endswith(f"_{kind}"))
-    dtypes, kernel = dict(variant.kernel.pointers), variant.kernel
-    given: dict[str, np.ndarray] = {}
-    weights: list[np.ndarray] = []
-    total, written = np.zeros((rows, members, gates, width)), []
-    for argument in found.arguments:
-        shape = argument.node.shape
-        if argument.role == "weight":
-            pack, weight = found.packs[argument.number], arrays(rng, *shape)
-            index, valid = pack.index(np.arange(pack.elements))
-            value = np.where(valid, weight[tuple(np.where(valid, at, 0) for at in index)], 0)
-            weights.append(weight.reshape(members, gates, width, -1))
-        elif argument.role == "operand":
-            value, own = arrays(rng, rows, *shape), weights[argument.number]
-            x = value.reshape(rows, members, -1)[..., -own.shape[-1] :]
-            total += np.einsum("mnk,ngwk->mngw", x, own)
-        elif argument.role == "read":
-            value = arrays(rng, *shape)
-            total += value
-        else:
-            value = np.full((rows, members, width), np.nan)
-            written.append(argument.name)
-        given[argument.name] = encoded(value, dtypes[argument.name])
-    run_emulated(kernel, given, {"rows": rows}, blocks_of(found.knobs, kind, sizes, rows))
-    for gate, name in enumerate(written):
-        expected = total[:, :, gate]
-        limit = {"float32": 1e-5, "float64": 1e-12}.get(precision, 2**-7) * np.abs(expected).max()
-        np.testing.assert_allclose(decoded(given[name], dtypes[name]), expected, rtol=0, atol=limit)
 
 
 TOLERANCE = {"bfloat16": 5e-3, "float16": 1e-3, "tf32": 1.5e-3, "float32": 1e-6, "float64": 1e-13}

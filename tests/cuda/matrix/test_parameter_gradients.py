@@ -23,6 +23,7 @@ def plan_of(cell: rnn.Cell, dtype: str = "bfloat16", **sizes: int) -> SharedPlan
     return regime.plan
 
 
+@pytest.mark.broad
 def test_the_parameter_that_multiplies_the_state() -> None:
     """Lines are those of R, whichever operand of the sum comes first; nobody else reads the gradient of the product."""
     step = plan_of(rnn.cells.m2rnn, N=2, K=20, H=24).step
@@ -66,6 +67,7 @@ def test_warps_share_tiles_of_16_lines(columns: int, warps: int) -> None:
     assert not GradientPlan(MatrixTile(64, 288), plan.sums).possible
 
 
+@pytest.mark.broad
 def test_operands_lie_behind_all_else() -> None:
     plan = plan_of(rnn.cells.m2rnn, N=2, K=20, H=24)
     end = plan.first_weight + plan.product_words

@@ -67,8 +67,7 @@ class GemmBody(Stages):
         """This block's, or cluster's, number, and how many tiles of rows there are."""
         w, tile = self.w, self.tile
         blocks = tirx.floordiv(w["rows"] + (tile.rows - 1), int64(tile.rows))
-        members = self.problem.members
-        grid = tirx.Cast("int32", blocks * (self.tiles * max(members, 1)))
+        grid = tirx.Cast("int32", blocks * self.tiles)
         self.rank: TirExpr = tirx.const(0, "int32")
         if tile.cluster > 1:
             cta, rank = w.keep(I.cluster_id([grid])), I.cta_id_in_cluster([tile.cluster])
@@ -76,13 +75,7 @@ class GemmBody(Stages):
         else:
             cta = I.cta_id([grid])
         self._allocate()
-        return (self._take_member(cta, tirx.Cast("int32", blocks)) if members else cta), blocks
-
-    def _take_member(self, item: TirExpr, blocks: TirExpr) -> TirExpr:
-        """Of a batched GEMM's items those of one member are numbered together: which is this one of its own."""
-        each = self.w.keep(blocks * self.tiles)
-        self.problem = self.problem.at(self.w.keep(tirx.truncdiv(item, each)))
-        return self.w.keep(tirx.truncmod(item, each))
+        return cta, blocks
 
     def _place(self, item: TirExpr, blocks: TirExpr) -> tuple[TirExpr, TirExpr]:
         """(tile of rows, tile of columns) of an item: down `group` tiles of rows, then to the next columns."""
@@ -107,10 +100,6 @@ class GemmBody(Stages):
             yield block, (remote[0], "shared::cluster") if self.tile.cluster > 1 else (self.base, "shared")
 
     # --- global to shared memory -----------------------------------------------------------------------------------
-
-    def _further(self, number: int) -> Expr:
-        """Where this member's packed weight begins."""
-        return self.problem.further(self.problem.packed[number])
 
     def _take_line(self) -> None:
         """Per thread: the chunk and the rows of the left operand that it copies: `line`, and every `apart`-th after."""
@@ -145,8 +134,7 @@ class GemmBody(Stages):
         if operand.depth % self.deep:
             reach = tirx.max(tirx.min(operand.depth - first, chunk), 0) * (16 // chunk)
             inside = self._hold(reach)
-        start = self.row * operand.place.row_stride + wide(first) + operand.offset
-        at, target = self._addresses(stage, start + self.problem.further(operand.apart))
+        at, target = self._addresses(stage, self.row * operand.place.row_stride + wide(first) + operand.offset)
         for i in range(ceil_div(tile.rows, self.apart)):
             size = tirx.Cast("uint32", tirx.Select(self.left > i * self.apart, inside, 0))
             source = at + i * self.apart * operand.place.row_stride
@@ -285,9 +273,8 @@ class CpAsyncGemm(GemmBody):
         w, tile = self.w, self.tile
         first = w.bind(k * self.deep + self.chunk * self.chunk_elements)
         with w.loop(ceil_div(tile.rows, self.apart)) as i, w.when(self.line + i * self.apart < tile.rows):
-            row, operand = self.row + wide(i * self.apart), self.problem.operands[number]
-            shift = self.problem.further(operand.apart)
-            operand.gather(w, self.problem.compute, stage + self._into(i), row, first, shift)
+            row = self.row + wide(i * self.apart)
+            self.problem.operands[number].gather(w, self.problem.compute, stage + self._into(i), row, first)
 
     def copy_chunks(
         self, number: int, stage: TirExpr, chunks: int, source: Callable[[TirExpr], Expr], bound: bool = False
@@ -297,7 +284,7 @@ class CpAsyncGemm(GemmBody):
         for i in range(ceil_div(chunks, threads)):
             piece = w.bind(self.tx + i * threads) if bound else self.tx + i * threads
             with nullcontext() if (i + 1) * threads <= chunks else w.when(piece < chunks):
-                address = w[f"w{number}"].ptr_to([source(piece) + self._further(number)])
+                address = w[f"w{number}"].ptr_to([source(piece)])
                 w.do(I.ptx[COPY](target + tirx.Cast("uint32", piece) * uint32(16), address, 16))
 
     def _mainloop(self) -> None:

@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
-from tvm_rnn.cuda.layer.packed_layout import SIZES, Fragments, Lanes, Pack, of_members
+from tvm_rnn.cuda.layer.packed_layout import SIZES, Fragments, Lanes, Pack
 from tvm_rnn.cuda.layer.pointers import Argument, storage
 from tvm_rnn.cuda.layer.row_kernels import Reads, Writes
-from tvm_rnn.graph.graph import Group, Node, make
-from tvm_rnn.graph.ops import GEMMS
+from tvm_rnn.graph.graph import Group
 from tvm_rnn.schedule.schedule_template import Config, Unit, best
 from tvm_rnn.target import Target
 
@@ -73,7 +72,7 @@ def gemm(
     steps are left: decoding is a call of one step.
     """
     root = group.root
-    assert root is not None and root.op in GEMMS
+    assert root is not None and root.op == "gemm"
     unit = unit_of(group, precision, batches)
     template, knobs, source = best(unit, target, record)
     knobs = {**knobs, "few": knobs["few"] or knobs["few_rows"]} if few else knobs
@@ -83,11 +82,7 @@ def gemm(
     else:
         layout = Lanes(unit.gates, unit.width, precision, knobs["units"])
     arguments, problem = _problem(group, precision, layout, tuple(resolve(root, operands)), (reads, writes))
-    packs = tuple(_packed(layout, weight, precision == "tf32", problem.members) for weight in root.args[::2])
-    each = tuple(pack.elements // max(problem.members, 1) for pack in packs)
-    problem = replace(problem, packed=each)
-    if problem.members:  # there are so many times more tiles
-        knobs = {**knobs, "mid": knobs.get("mid", 0) // problem.members}
+    packs = tuple(layout.pack(weight, precision == "tf32") for weight in root.args[::2])
     return Gemm(_variants(name, problem, knobs), packs, arguments, unit, template.name, knobs, source)
 
 
@@ -95,8 +90,8 @@ def unit_of(group: Group, precision: str, batches: tuple[int, ...]) -> Unit:
     """What templates are asked about."""
     root = group.root
     assert root is not None
-    gates = root.shape[-2] if len(root.shape) > len(root.args[1].shape) else 1
-    depths = tuple(a.shape[-1] for a in root.args[1::2])
+    gates = root.shape[0] if len(root.shape) == 2 else 1
+    depths = tuple(a.shape[0] for a in root.args[1::2])
     return Unit("gemm", group.region, precision, gates, root.shape[-1], depths, len(group.nodes), batches)
 
 
@@ -115,14 +110,7 @@ def _problem(
     listed += [(Argument(f"y{i}", "write", n, k), p.dtype) for i, (n, k, p) in enumerate(pairs, len(listed))]
     arguments, names = tuple(a for a, _ in listed), {(a.role, a.node, a.number): a.name for a, _ in listed}
     pointers = tuple((a.name, dtype) for a, dtype in listed)
-    members = root.shape[0] if root.op == "batched_gemm" else 0
-    return arguments, Problem(precision, group, found, layout, read, written, names, pointers, members=members)
-
-
-def _packed(layout: Fragments | Lanes, weight: Node, tf32: bool, members: int) -> Pack:
-    if not members:
-        return layout.pack(weight, tf32)
-    return of_members(layout.pack(make("index", weight, axis=-len(weight.shape), at=0), tf32), weight)
+    return arguments, Problem(precision, group, found, layout, read, written, names, pointers)
 
 
 Tile = TypeVar("Tile", bound=GemmTile)

@@ -7,7 +7,7 @@ consecutive elements is copied by the hardware, 16 or 4 bytes at a time; any oth
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from tvm import tirx
@@ -16,7 +16,7 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cuda.codegen.kernel_writer import Writer, converted
 from tvm_rnn.cuda.layer.packed_layout import SIZES
 from tvm_rnn.cuda.layer.pointers import Place, arithmetic
-from tvm_rnn.graph.graph import Node, make
+from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.tensor_expressions import Index, element
 from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import uint32
@@ -114,35 +114,9 @@ def linear(node: Node, index: Index) -> Expr:
     return total
 
 
-def known(node: Node, index: Index) -> int:
-    """The same of an index of numbers."""
-    at = linear(node, index)
-    assert isinstance(at, int)
-    return at
-
-
 def operands(root: Node, places: Callable[[Node], Place | None]) -> list[Operand]:
-    """The operands of a gemm node; of a batched one those of the first member, and how far others' lie apart."""
-    own = enumerate(root.args[1::2])
-    if root.op == "batched_gemm":
-        return [_of_members(node, number, places) for number, node in own]
-    return [operand_of(node, number, places) for number, node in own]
-
-
-def _of_members(node: Node, number: int, places: Callable[[Node], Place | None]) -> Operand:
-    """Vectors that lie evenly apart (`passes/batched_gemms.py` sees to it)."""
-    starts: list[int] = []
-
-    def read(n: Node, index: Index) -> Expr | None:
-        if places(n) is None:
-            return None
-        starts.append(known(n, index))
-        return tirx.const(0.0, "float32")
-
-    for member in range(2):
-        element(node, (member, 0), read, "float32")
-    first = operand_of(make("index", node, axis=-2, at=0), number, places)
-    return replace(first, apart=starts[1] - starts[0])
+    """The operands of a gemm node."""
+    return [operand_of(node, number, places) for number, node in enumerate(root.args[1::2])]
 
 
 def operand_of(node: Node, number: int, places: Callable[[Node], Place | None]) -> Operand:

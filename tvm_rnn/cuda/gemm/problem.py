@@ -8,9 +8,8 @@ store the results, as vectors where alignment allows it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from math import prod
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -21,16 +20,14 @@ from tvm_rnn.cuda.layer.pointers import Place, arithmetic, storage
 from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.graph.tensor_expressions import Index, element
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
-from tvm_rnn.tir.index import wide
 
-from .operands import Operand, known, linear, pack
+from .operands import Operand, linear, pack
 
 
 @dataclass(frozen=True)
 class Problem:
     """One gemm group for one precision. reads, writes: what its epilogue loads and stores. names: pointer names by
-    (role, node, number); pointers: all of them, with their dtypes. packed: elements of each weight, of a member where
-    there are several. members: of a batched GEMM, 0: there is no such axis; member: the one that a kernel is at."""
+    (role, node, number); pointers: all of them, with their dtypes."""
 
     precision: str
     group: Group
@@ -40,26 +37,6 @@ class Problem:
     writes: Mapping[Node, Sequence[Place]]
     names: Mapping[tuple[str, Node, int], str]
     pointers: tuple[tuple[str, str], ...]
-    packed: tuple[int, ...] = ()
-    members: int = 0
-    member: TirExpr | None = None
-
-    def at(self, member: TirExpr) -> Problem:
-        """That of one member."""
-        return replace(self, member=member)
-
-    def further(self, elements: int) -> Expr:
-        """Where this member's part begins, of members' parts of so many elements each."""
-        return 0 if self.member is None else wide(self.member) * elements
-
-    @property
-    def lead(self) -> Index:
-        """The index of a value in front of its unit."""
-        return () if self.member is None else (self.member,)
-
-    def gates_of(self, node: Node) -> bool:
-        """Whether a product has an axis of gates."""
-        return len(node.shape) == 2 + bool(self.members)
 
     @property
     def fragments(self) -> Fragments:
@@ -107,7 +84,6 @@ def read_nodes(group: Group, reads: Callable[[Node], Place | None]) -> dict[Node
     """The values that the group's epilogue loads, in the order in which it meets them."""
     found: dict[Node, Place] = {}
     unit = tirx.Var("unit", "int64")
-    member = (tirx.Var("member", "int64"),) if group.root is not None and group.root.op == "batched_gemm" else ()
     members: set[Node] = set()
 
     def read(node: Node, index: Index) -> Expr | None:
@@ -121,7 +97,7 @@ def read_nodes(group: Group, reads: Callable[[Node], Place | None]) -> dict[Node
 
     for node in group.nodes:
         if node is not group.root:
-            element(node, (*member, unit), read, "float32")
+            element(node, (unit,), read, "float32")
             members.add(node)
     return found
 
@@ -146,15 +122,14 @@ class _Span:
             if node is root or node.boolean:
                 continue
             for u, unit in enumerate(self.units):
-                value = element(node, (*own.lead, unit), partial(self._read, u=u), own.arithmetic)
+                value = element(node, (unit,), partial(self._read, u=u), own.arithmetic)
                 self.values[u][node] = self.w.keep(value)
         for node in own.group.stored:
             for number, place in enumerate(own.writes[node]):
                 name = own.names["write", node, number]
                 gates = self.sums if node is root else [[values[node] for values in self.values]]
-                each = prod(node.shape[1:]) if own.members else 0
-                for gate, part in enumerate(gates if node is not root or own.gates_of(root) else gates[:1]):
-                    self._write(name, place, gate * own.layout.width, each, part)
+                for gate, part in enumerate(gates if len(node.shape) == 2 else gates[:1]):
+                    self._write(name, place, gate * own.layout.width, part)
 
     def _read(self, node: Node, index: Index, u: int) -> Expr | None:
         """A value that the u-th unit's nodes are computed from, at that index."""
@@ -162,12 +137,12 @@ class _Span:
         if node in self.values[u]:
             return self.values[u][node]
         if node is own.group.root:
-            return self.sums[int(index[-2]) if own.gates_of(node) else 0][u]
+            return self.sums[int(index[0]) if len(node.shape) == 2 else 0][u]
         place = own.reads.get(node)
         if place is None:
             return None
         lead = index[:-1]
-        if index and index[-1] is self.units[u] and all(isinstance(i, int) or i is own.member for i in lead):
+        if index and index[-1] is self.units[u] and all(isinstance(i, int) for i in lead):
             return self._vector(node, place, lead)[u]
         at = self._address(place, linear(node, index))
         return tirx.Cast(own.arithmetic, tirx.BufferLoad(self.w[own.names["read", node, 0]], [at]))
@@ -176,13 +151,12 @@ class _Span:
         total = (self.row * place.row_stride if place.row_stride else 0) + offset
         return total if not isinstance(total, int) else tirx.const(total, "int64")
 
-    def _bytes(self, place: Place, offset: int, apart: int) -> int:
-        """The widest access for consecutive units that start at that offset from a whole span: 0, 4, 8 or 16. apart:
-        elements from one member to the next."""
+    def _bytes(self, place: Place, offset: int) -> int:
+        """The widest access for consecutive units that start at that offset from a whole span: 0, 4, 8 or 16."""
         size = SIZES[place.dtype]
         if not self.aligned or size == 8:
             return 0
-        strides = (place.row_stride * size, offset * size, apart * size, place.align, self.count * size)
+        strides = (place.row_stride * size, offset * size, place.align, self.count * size)
         return next((b for b in (16, 8, 4) if all(s % b == 0 for s in strides)), 0)
 
     def _vector(self, node: Node, place: Place, lead: Index) -> list[TirExpr]:
@@ -191,18 +165,19 @@ class _Span:
         if key in self.loaded:
             return self.loaded[key]
         own, size = self.problem, SIZES[place.dtype]
-        first, second = (known(node, (*(i if isinstance(i, int) else member for i in lead), 0)) for member in range(2))
-        at = self._address(place, self.unit + (first + own.further(second - first)))
+        offset = linear(node, (*lead, 0))
+        assert isinstance(offset, int)
+        at = self._address(place, self.unit + offset)
         buffer = self.w[own.names["read", node, 0]]
-        size_at_once = self._bytes(place, first, second - first)
-        if not size_at_once:
+        wide = self._bytes(place, offset)
+        if not wide:
             loads = [tirx.BufferLoad(buffer, [at + u if u else at]) for u in range(self.count)]
             self.loaded[key] = [self.w.keep(tirx.Cast(own.arithmetic, load)) for load in loads]
             return self.loaded[key]
         words = self.count * size // 4
         kind = "f32" if size == 4 else "b32"
         registers = self.w.local(words, "float32" if size == 4 else "uint32")
-        step = size_at_once // 4
+        step = wide // 4
         for first in range(0, words, step):
             parts = [registers[first + i] for i in range(step)]
             address = buffer.ptr_to([at + first * 4 // size if first else at])
@@ -210,18 +185,18 @@ class _Span:
         self.loaded[key] = [_unpacked(registers, u, place.dtype) for u in range(self.count)]
         return self.loaded[key]
 
-    def _write(self, name: str, place: Place, offset: int, apart: int, values: Sequence[TirExpr]) -> None:
-        """Consecutive units from self.unit on. apart: elements from one member to the next."""
+    def _write(self, name: str, place: Place, offset: int, values: Sequence[TirExpr]) -> None:
+        """Consecutive units from self.unit on."""
         buffer, size = self.w[name], SIZES[place.dtype]
-        at = self._address(place, self.unit + (offset + self.problem.further(apart)))
-        size_at_once = self._bytes(place, offset, apart)
-        if not size_at_once:
+        at = self._address(place, self.unit + offset)
+        wide = self._bytes(place, offset)
+        if not wide:
             for u, value in enumerate(values):
                 self.w.store(buffer, tirx.Cast(place.dtype, value), at + u if u else at)
             return
         words = [converted(v, place.dtype) for v in values] if size > 2 else pack(self.w, values, place.dtype)
         each = max(4, size)
-        step, kind = size_at_once // each, {4: "f32", 8: "f64"}.get(size, "b32")
+        step, kind = wide // each, {4: "f32", 8: "f64"}.get(size, "b32")
         for first in range(0, len(words), step):
             address = buffer.ptr_to([at + first * each // size if first else at])
             self.w.do(I.ptx[f"st.global{_vector_of(step)}.{kind}"](address, *words[first : first + step]))

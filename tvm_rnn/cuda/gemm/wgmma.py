@@ -183,8 +183,7 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
     def run(self) -> None:
         w, tile = self.w, self.tile
         high = tirx.floordiv(w["rows"] + (tile.rows * tile.cluster - 1), int64(tile.rows * tile.cluster))
-        items = high * (self.tiles * max(self.problem.members, 1))
-        clusters = tirx.Cast("int32", tirx.min(items, int64(tile.most // tile.cluster)))
+        clusters = tirx.Cast("int32", tirx.min(high * self.tiles, int64(tile.most // tile.cluster)))
         if tile.cluster > 1:
             first, rank = I.cluster_id([clusters]), I.cta_id_in_cluster([tile.cluster])
             own = w.local(2, "int32")  # special registers: read once
@@ -195,7 +194,7 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
             self.number, self.rank = I.cta_id([clusters]), tirx.const(0, "int32")
         self._allocate()
         self.high, self.clusters = w.keep(tirx.Cast("int32", high)), w.keep(clusters)
-        left = tirx.Cast("int32", items) - self.number + (self.clusters - 1)
+        left = self.high * self.tiles - self.number + (self.clusters - 1)
         self.items = w.keep(tirx.truncdiv(left, self.clusters))
         self._make_barriers(5, tile.members // 32 * tile.cluster)  # full: by 4 warps, and the bulk copies
         self._divide(REGISTERS, self._produce, self._consume)
@@ -203,7 +202,6 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
     def _take_item(self, number: TirExpr) -> TirExpr:
         """The first row of this block's item. Clusters of blocks are one below the other."""
         item = self.w.keep(self.number + number * self.clusters)
-        item = self._take_member(item, self.high) if self.problem.members else item
         high, column = self._place(item, self.high)
         row0 = self.w.keep(wide(high * self.tile.cluster + self.rank) * self.tile.rows)
         self.column = self.w.keep(column)
@@ -230,7 +228,6 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
             part = tile.columns // tile.cluster  # columns that this block fetches
             target = stage + uint32(tile.rows * ROW_BYTES) + tirx.Cast("uint32", self.rank * (part * ROW_BYTES))
             first = wide(self.column * tile.columns + self.rank * part) * layout.deep
-            first = first + self._further(number)
             source = w[f"w{number}"].ptr_to([wide(k) * (layout.columns * layout.deep) + first])
             full = w.bind(self._full(slot))
             w.do(I.ptx["mbarrier.arrive.expect_tx.shared.b64"](full, uint32(tile.weight_bytes)))

@@ -143,8 +143,7 @@ class WgmmaSplitKGemm(WgmmaRows):
                 name += ".L2::cache_hint"
                 hint = [tirx.Select(early, tirx.const(EVICT_LAST, "uint64"), tirx.const(EVICT_FIRST, "uint64"))]
             for number, own in self._of_operands(self.begin + k):
-                start = first + self._further(number)
-                source = w[f"w{number}"].ptr_to([wide(own) * (layout.columns * layout.deep) + start])
+                source = w[f"w{number}"].ptr_to([wide(own) * (layout.columns * layout.deep) + first])
                 w.do(I.ptx[name](target, source, size, full, *hint))
 
     # --- multiplying -----------------------------------------------------------------------------------------------
@@ -183,10 +182,7 @@ class WgmmaSplitKGemm(WgmmaRows):
             size = SIZES[place.dtype]
             if not place.row_stride or node.shape[-1:] != (width,):
                 continue
-            members = bool(self.problem.members)
-            if members and node.shape[0] != self.problem.members:
-                continue
-            lines, parts = prod(node.shape[members:-1]), ceil_div(units * size, SECTOR) + 1
+            lines, parts = prod(node.shape[:-1]), ceil_div(units * size, SECTOR) + 1
             pieces = tile.rows * lines * parts
             each = tile.members * tile.cluster
             for i in range(ceil_div(pieces, each)):
@@ -194,10 +190,9 @@ class WgmmaSplitKGemm(WgmmaRows):
                 row = w.bind(self.row0 + wide(tirx.truncdiv(piece, lines * parts)))
                 line = tirx.truncmod(tirx.truncdiv(piece, parts), lines) if lines > 1 else 0
                 end = tirx.min(unit + units, width) - 1
-                at = tirx.min(unit + tirx.truncmod(piece, parts) * (SECTOR // size), end) + line * width
-                at = w.bind(wide(at) + self.problem.further(lines * width))
+                at = w.bind(tirx.min(unit + tirx.truncmod(piece, parts) * (SECTOR // size), end) + line * width)
                 with w.when(tirx.And(piece < pieces, row < w["rows"])):
-                    address = w[self.problem.names["read", node, 0]].ptr_to([row * place.row_stride + at])
+                    address = w[self.problem.names["read", node, 0]].ptr_to([row * place.row_stride + wide(at)])
                     w.do(I.ptx["prefetch.global.L2"](address))
 
     def _at(self, start: TirExpr, source: TirExpr, item: Expr, part: int, member: TirExpr) -> TirExpr:

@@ -8,7 +8,7 @@ units, end in one thread, so that an epilogue needs no exchange and reads and wr
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tvm_rnn.cuda.codegen.tile_layout import SWIZZLE_128, Layout, offset
 from tvm_rnn.graph.graph import Node
@@ -33,17 +33,6 @@ class Pack:
     key: tuple[object, ...]
     tf32: bool = False
     coded: str = ""
-
-
-def of_members(pack: Pack, node: Node) -> Pack:
-    """Of members' parameters, one behind the other, each as `pack` has that of one. node: [N, *shape of one]."""
-
-    def index(i: Expr) -> tuple[tuple[Expr, ...], Expr]:
-        found, valid = pack.index(i % pack.elements)
-        return (i // pack.elements, *found), valid
-
-    count = node.shape[0]
-    return replace(pack, node=node, elements=count * pack.elements, index=index, key=(node, "members", *pack.key[1:]))
 
 
 def both(a: Expr, b: Expr) -> Expr:

@@ -249,16 +249,8 @@ class Layout:
     @cached_property
     def written_last(self) -> bool:
         """Whether a product over all steps writes a backward graph's output straight to where it goes."""
-        home = self.home.get(self._last)
+        home = self.home.get(self.graph.output)
         return not self.emits and home is not None and home.region != "step" and home.kind == "gemm"
-
-    @cached_property
-    def _last(self) -> Node:
-        """The output; of a backward graph the value that has the same elements in the same order, by members."""
-        node = self.graph.output
-        while node.op == "reshape" and not self.emits and node not in self.home:
-            node = node.args[0]
-        return node
 
     def kept_place(self, node: Node) -> Place:
         """Rows of a kept value: 16-bit where products are, but for what is one number per row. What the steps read
@@ -307,7 +299,7 @@ class Layout:
         rows = {"before"} if self.emits else {"before", "after"}
         own = [n for n, group in self.home.items() if group.region in rows and self.kept_number(n) is None]
         direct = self.written_last or (self.written_first and not self._read_again)
-        return [n for n in own if not (n is self._last and direct)]
+        return [n for n in own if not (n is self.graph.output and direct)]
 
     @cached_property
     def _read_again(self) -> bool:
@@ -347,7 +339,7 @@ class Layout:
             if node is self.graph.output and self.written_first:
                 own = kept or ([Target("hoisted", self.hoisted(node))] if self._read_again else [])
                 return [*own, Target("output", self.output)]
-            last = node is self._last and self.written_last
+            last = node is self.graph.output and self.written_last
             return [Target("output", self.output)] if last else kept or [Target("hoisted", self.hoisted(node))]
         found = []
         for number, result in enumerate(self.graph.results):

@@ -19,7 +19,7 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cuda.codegen.host_program import Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
 from tvm_rnn.graph.graph import Graph, Group, Node, depends
-from tvm_rnn.graph.ops import GEMMS, TABLE
+from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.network.layer import weight_name
 from tvm_rnn.network.rnn import named_constants
@@ -68,7 +68,7 @@ class Weights:
 
     def _read(self, node: Node) -> Iterable[Node]:
         """What a value that is not made of parameters alone reads of those that are; a product's parameters apart."""
-        args = node.args[1::2] if node.op in GEMMS else node.args
+        args = node.args[1::2] if node.op == "gemm" else node.args
         return self._sources([a for a in args if a in self.free])
 
     def _sources(self, nodes: Sequence[Node]) -> list[Node]:
