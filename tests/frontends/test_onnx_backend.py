@@ -19,6 +19,7 @@ OPERATORS = {
     "convolution": ("Conv", "ConvTranspose", "ConvInteger", "QLinearConv"),
     "pooling": ("MaxPool", "AveragePool", "LpPool", "GlobalMaxPool", "GlobalAveragePool", "MaxUnpool"),
     "quantised": ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "QLinearMatMul"),
+    "resizing": ("Resize",),
     "moves": ("Transpose", "Concat", "Slice", "Split", "Pad", "Gather", "Reshape", "Squeeze", "Unsqueeze", "Expand"),
     "numbers": ("Clip", "Pow", "Softmax", "LogSoftmax", "LayerNormalization", "BatchNormalization", "Gemm", "MatMul"),
 }
@@ -48,7 +49,8 @@ def fixed(model: Any, inputs: list[Any]) -> tuple[Any, dict[str, Any]]:
     given = dict(zip([value.name for value in model.graph.input], inputs, strict=True))
     for value in list(made.graph.input)[1:]:
         array = np.asarray(given[value.name])
-        if array.dtype.kind in "iub" or array.size == 1 or len(model.graph.input) > 2:
+        small = array.dtype.kind in "iub" or array.size == 1 or value.name in ("roi", "scales")
+        if small or len(model.graph.input) > 2:
             made.graph.initializer.append(onnx.numpy_helper.from_array(array, value.name))
             made.graph.input.remove(value)
             del given[value.name]

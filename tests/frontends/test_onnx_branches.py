@@ -140,11 +140,12 @@ def test_a_branch_of_constants_and_of_values_around_it() -> None:
 
 
 def test_a_size_that_is_not_known_decides_nothing() -> None:
+    other = branch([node("Flatten", ["y"], ["r"])], "r")
     nodes = [
         node("Shape", ["x"], ["shape"]),
         node("Gather", ["shape", "i"], ["steps"], axis=0),
         node("Equal", ["steps", "n"], ["c"]),
-        condition("c", ["z"], RELU, TANH),
+        condition("c", ["z"], RELU, other),
     ]
     n = {"n": np.array(2)}
     assert "Relu" in folded(nodes, {"i": np.array(2), **n})
@@ -161,3 +162,25 @@ def test_damaged_nodes_are_refused() -> None:
     for broken in (one, node("If", [], ["z"], then_branch=RELU, else_branch=TANH)):
         with pytest.raises(ConfigError, match="If 'z'"):
             folded([broken], {"c": np.array(one.attribute[0].name != "then_branch")})
+
+
+def test_where_only_a_run_shows_it_both_branches_run_and_one_is_taken() -> None:
+    """Networks in branches too."""
+    own = weights("GRU", 1, 2, 3, RNG)
+    first = node("Squeeze", ["g", "one"], ["r"])
+    then = branch(
+        [node("GRU", ["x", "W", "R", "B"], ["g", ""], hidden_size=3), first], "r", constants={"one": np.array([1])}
+    )
+    inner = condition(
+        "d", ["r"], branch([node("Exp", ["q"], ["r1"])], "r1"), branch([node("Neg", ["q"], ["r2"])], "r2")
+    )
+    other = branch([node("MatMul", ["x", "m"], ["q"]), inner], "r")
+    known = {**{n: own[n] for n in "WRB"}, "m": RNG.uniform(-1, 1, (2, 3)).astype("f4")}
+    inputs = {"x": ("f4", ["T", "B", 2]), "c": ("bool", []), "d": ("bool", [])}
+    made = model_of([condition("c", ["z"], then, other)], inputs, {"z": "f4"}, known)
+    mod = rnn.compile(rnn.from_onnx(made))
+    for c in (True, False):
+        for d in (True, False):
+            x = RNG.uniform(-1, 1, (4, 2, 2)).astype("f4")
+            feeds = {"x": x, "c": np.array(c), "d": np.array(d)}
+            np.testing.assert_allclose(mod.run(feeds)["z"], onnx_runtime(made, feeds)["z"], atol=1e-6)

@@ -52,7 +52,7 @@ def test_what_lies_together_is_one_step() -> None:
     (first, *rest) = program(front()).steps
     assert first.op == "Compiled" and first.outputs == ("t",)
     assert [step.op for step in rest] == ["Network", "Compiled"]  # y has another layout than the network's
-    assert first.inputs[0] == "x"
+    assert first.inputs[0] == "x" and "Conv" in first.attributes["operators"]
 
 
 def test_no_way_leads_out_and_in_again() -> None:
@@ -99,6 +99,7 @@ def test_what_relax_cannot_do_is_said_of_every_node() -> None:
     with pytest.raises(ConfigError) as caught:
         program(made)
     assert "Conv 'c': TVM does not read it: " in str(caught.value)
+    assert "onnx.utils.extract_model(path, 'part.onnx', ['x'], [" in str(caught.value)
     assert "MaxPool 'p': TVM does not read it: " in str(caught.value)
 
 

@@ -18,7 +18,7 @@ from tvm_rnn.network.program import COMPILED, NETWORK, Program, Step
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.runtime.runtime_ops import OPERATIONS
 from tvm_rnn.surroundings.calls import Graph
-from tvm_rnn.surroundings.regions import with_regions
+from tvm_rnn.surroundings.regions import Problem, with_regions
 from tvm_rnn.target import Target
 
 Functions = dict[str, tirx.PrimFunc]
@@ -44,8 +44,9 @@ def _compiled(program: Program, networks: Sequence[RNN], functions: Functions, t
     """The program on functions, which are added."""
     regions, problems = with_regions(program, networks)
     if problems:
-        got, do = "\n            ".join(dict.fromkeys(problems)), "leave these parts out of what is exported"
-        raise ConfigError(message("compile: operators around networks that cannot be compiled", got=got, do=do))
+        got = "\n            ".join(dict.fromkeys(own.text for own in problems))
+        what = "compile: operators around networks that cannot be compiled"
+        raise ConfigError(message(what, got=got, do=_advice(program, problems)))
     steps, constants = list[Step](), dict(program.constants)
     for step in regions:
         if step.op == COMPILED:
@@ -53,10 +54,21 @@ def _compiled(program: Program, networks: Sequence[RNN], functions: Functions, t
             functions |= made.functions
             own = {f"{made.name}.{i}": value.array for i, value in enumerate(made.constants.buffers)}
             constants |= own
-            step = replace(step, inputs=(*step.inputs, *own), attributes=_attributes(made))
+            attributes = {**_attributes(made), "operators": step.attributes["operators"]}
+            step = replace(step, inputs=(*step.inputs, *own), attributes=attributes)
         steps.append(step)
     used = {name for step in steps for name in step.inputs} | {own.name for own in program.outputs}
     return replace(program, steps=tuple(steps), constants={n: v for n, v in constants.items() if n in used})
+
+
+def _advice(program: Program, problems: Sequence[Problem]) -> str:
+    """Which part of a file can be cut out of it: what comes before the operators that cannot be compiled."""
+    inputs = [own.name for own in program.inputs]
+    ends = list(dict.fromkeys(name for own in problems for name in own.reads if name not in inputs and "#" not in name))
+    do = "leave these parts out of what is exported"
+    if not ends:
+        return do
+    return f"cut off what comes before them: onnx.utils.extract_model(path, 'part.onnx', {inputs}, {ends}); or {do}"
 
 
 def _function(step: Step, name: str, target: Target) -> HostFunction:

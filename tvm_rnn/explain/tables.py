@@ -118,9 +118,17 @@ def _model(manifest: Figures) -> list[RenderableType]:
             axes = item["shape"]
             shape = Text("any") if axes is None else _shape(*("any" if axis is None else axis for axis in axes))
             table.add_row(kind[:-1], shape, f"{item['name']}, {item['dtype']}")
-    count = Counter(step["op"] for step in model["steps"])
-    steps = ", ".join(f"{number} {op}" if number > 1 else op for op, number in count.items())
-    return ["", table, Text(f"steps: {steps}")]
+    return ["", table, Text(f"steps: {_counted(map(_step, model['steps']))}")]
+
+
+def _step(step: Figures) -> str:
+    """A step's name; of a compiled function the operators that it came of."""
+    operators = step["attributes"].get("operators", ())
+    return f"{step['op']} ({_counted(operators)})" if operators else str(step["op"])
+
+
+def _counted(names: Iterable[str]) -> str:
+    return ", ".join(f"{number} {name}" if number > 1 else name for name, number in Counter(names).items())
 
 
 def _kernels(manifest: Figures) -> list[RenderableType]:

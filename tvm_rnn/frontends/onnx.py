@@ -46,8 +46,8 @@ def from_onnx(source: object, *, given: Values | None = None, shapes: Shapes | N
 
     Args:
         source: the path of an .onnx file, its bytes, or an onnx.ModelProto.
-        given: values of inputs that are constants from now on, by name: {"sr": 16000}. An `If` needs a condition that
-            is known; the branch that it takes is put in its place.
+        given: values of inputs that are constants from now on, by name: {"sr": 16000}. Of an `If` whose condition is
+            known then, the branch that it takes is put in its place; of another both run, and one's results are taken.
         shapes: sizes of inputs, by name, where the file does not say them: {"input": ["B", 576]}; names and None are
             any size.
 
@@ -80,18 +80,30 @@ def from_onnx(source: object, *, given: Values | None = None, shapes: Shapes | N
 
 def _refused(steps: GraphSteps, problems: Sequence[str]) -> ConfigError:
     text, path = "\n            ".join(dict.fromkeys(problems)), steps.source.path
-    return ConfigError(message("from_onnx: this model cannot be used", where=path, got=text, do=_advice(steps)))
+    return ConfigError(
+        message("from_onnx: this model cannot be used", where=path, got=text, do=_advice(steps, problems))
+    )
 
 
-def _advice(steps: GraphSteps) -> str:
-    """What to do about a model that cannot be used whole: which part of this one can be cut out, if it has one."""
+def _advice(steps: GraphSteps, problems: Sequence[str]) -> str:
+    """What to do about a model that cannot be used whole: which part of this one can be cut out, a recurrent node or
+    what comes before the nodes that are not supported."""
     nodes = (node for node in steps.graph.node if node.op_type in (*RECURRENT, *ATTENTION, *BODIES))
     found = next(nodes, None)
     given = [] if found is None else list(found.input[:1] if found.op_type in RECURRENT else found.input)
     ends = [name for name in given if name and not steps.is_constant(name)], [] if found is None else [*found.output]
+    if not all(ends):
+        refused = [node for node in steps.graph.node if any(text.startswith(f"{label(node)}:") for text in problems)]
+        inputs, read = [own.name for own in steps.inputs], [name for node in refused for name in _read_by(node)]
+        outside = {name for name in read if name and not steps.is_constant(name)} - {*inputs}
+        ends = inputs, [name for name in dict.fromkeys(read) if name in outside & {*_made(steps)}]
     part = ", ".join(str([name for name in own if name]) for own in ends) if all(ends) else "[inputs], [outputs]"
     cut = f"cut out what can be: onnx.utils.extract_model(path, 'part.onnx', {part})"
     return f"{cut}; or leave these parts out of what is exported, or write them as a cell"
+
+
+def _made(steps: GraphSteps) -> list[str]:
+    return [name for node in steps.graph.node for name in node.output if name]
 
 
 def _version(source: Source) -> list[str]:

@@ -1,9 +1,12 @@
-"""ONNX's If, where its condition is known before the model runs: the branch that is taken, in its place.
+"""ONNX's If: where its condition is known before the model runs, the branch that is taken, in its place; else both.
 
 In: a model. Out: the same without such nodes, those in branches and bodies too. Conditions are computed from constants
-and from shapes, as far as ONNX's shape inference knows these; every branch that is put in tells it more.
+and from shapes, as far as ONNX's shape inference knows these; every branch that is put in tells it more. Where only a
+run shows the condition, both branches run and one's results are taken, if these are of the same types: operators
+change nothing but what they make.
 
 Rewrite: y = If(16000 == 16000, then: z = f(x), else: ...)   -->   z = f(x); y = Identity(z)
+         y = If(c, then: z = f(x), else: w = g(x))           -->   z = f(x); w = g(x); y = Where(c, z, w)
 """
 
 from __future__ import annotations
@@ -28,16 +31,17 @@ if TYPE_CHECKING:
 
 UNKNOWN = -(1 << 61) - 2718281828  # stands for a size that is not known, in shapes that are partly known
 BFLOAT16 = "bfloat16"
+WHERE = 9  # the operator set from which on there is Where
 SMALL = 256  # elements: of values that are computed here. What decides about branches is no weight
 
 
 def without_branches(source: Source) -> Source:
-    """The model without each If whose condition is known."""
+    """The model without each If that can be taken out."""
     while any(node.op_type == "If" for node in _every_node(source.model.graph)):
         found = replace(source, model=_inferred(source.model))
         folding = _Folding(found)
         folding.graph(found.model.graph, {})
-        if not folding.changed:
+        if not folding.changed and not folding.both(found.model.graph):
             break
         source = found
     return source
@@ -91,6 +95,29 @@ class _Folding:
         for node in graph.node:
             for body in bodies(node):
                 self.graph(body, values.known)
+
+    def both(self, graph: GraphProto) -> bool:
+        """Put both branches of the model's first If whose results are alike in its place. Whether there was one."""
+        version, taken = self.source.opset, {*self._names(graph)}
+        for place, node in enumerate(graph.node):
+            branches = {a.name: a.g for a in node.attribute if a.HasField("g")}
+            if node.op_type != "If" or not _is_standard(node) or not _alike(branches, node) or version < WHERE:
+                continue
+            nodes, chosen = [*graph.node[:place]], list[list[str]]()
+            for name in ("then_branch", "else_branch"):
+                part = type(node)()
+                part.CopyFrom(node)
+                part.output[:] = [output and _fresh(f"{output}#{name}", taken) for output in node.output]
+                nodes += _spliced(graph, part, branches[name], taken)
+                chosen.append([*part.output])
+            make = import_onnx().helper.make_node
+            results = zip(node.output, *chosen, strict=True)
+            nodes += [make("Where", [node.input[0], a, b], [own], name=node.name) for own, a, b in results if own]
+            nodes += graph.node[place + 1 :]
+            del graph.node[:]
+            graph.node.extend(nodes)
+            return True
+        return False
 
     def _names(self, graph: GraphProto) -> Iterator[str]:
         yield from (value.name for value in graph.input)
@@ -175,6 +202,32 @@ class _Values:
         given = attributes_of(node, self.steps.source.opset)
         end = integer(given, "end", len(dims))
         return [np.array(dims[integer(given, "start", 0) : end], np.int64)]
+
+
+def _alike(branches: dict[str, GraphProto], node: NodeProto) -> bool:
+    """Whether both branches make results of the same dtypes and sizes, as far as their types say."""
+    if {*branches} != {"then_branch", "else_branch"} or len(node.input) != 1:
+        return False
+    then, other = (branches[name].output for name in ("then_branch", "else_branch"))
+    if not len(then) == len(other) == len(node.output):
+        return False
+    return all(_kind(a) is not None and _kind(a) == _kind(b) for a, b in zip(then, other, strict=True))
+
+
+def _kind(value: ValueInfoProto) -> tuple[int, tuple[int | str, ...]] | None:
+    """dtype and sizes; None where a size has neither number nor name."""
+    kind = value.type.tensor_type
+    if not kind.HasField("shape"):
+        return None
+    sizes = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param for d in kind.shape.dim)
+    return None if "" in sizes else (kind.elem_type, sizes)
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "#"
+    taken.add(name)
+    return name
 
 
 def _is_standard(node: NodeProto) -> bool:

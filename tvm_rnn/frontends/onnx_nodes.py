@@ -39,6 +39,7 @@ COMPILES = {
     **dict.fromkeys(("Acos", "Asin", "Atan", "Cosh", "Sinh", "Tan"), 7),
     **dict.fromkeys(("Acosh", "Asinh", "Atanh"), 9),
     **{"Einsum": 12, "QuantizeLinear": 10, "DequantizeLinear": 10, "DynamicQuantizeLinear": 11, "MatMulInteger": 10},
+    "Resize": 11,
 }
 KNOWN = OPERATIONS.keys() | COMPOSED.keys()  # what steps can be made of
 BODIES = ("Scan", "Loop")  # nodes with one step of a recurrence in them

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tvm_rnn.network.layer import weight_name
+from tvm_rnn.network.model import Model
 from tvm_rnn.network.origin import Origin, same_bits, sha256_of
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.network.tensor_files import open_safetensors
@@ -29,6 +30,7 @@ from .. import cells
 from ..dtypes import held_dtype, summed
 from ..errors import ConfigError, WeightError, message, not_installed
 from .torch_blocks import read_block
+from .torch_model import from_model
 from .torch_names import GATES, Form, Given, locate, read_form, select
 
 if TYPE_CHECKING:
@@ -46,8 +48,12 @@ def from_torch(
     prefix: str | None = None,
     nonlinearity: str = "tanh",
     batch_first: bool | None = None,
-) -> RNN:
-    """An RNN with the weights of a layer of torch.nn.
+    axes: Mapping[str, Mapping[int, str]] | None = None,
+) -> RNN | Model:
+    """An RNN with the weights of a layer of torch.nn; or, with an example of its inputs, a whole model.
+
+    A whole model, `from_torch(model, example)`, goes through torch.onnx and `from_onnx`: what it does on the example is
+    what is compiled, its recurrent layers as networks. Inputs are called as forward's parameters, results y0, y1 ...
 
     Inputs and outputs of the RNN are time-major, [T, B, ...]. Weights are copies; `state_dict(net)` gives torch's names
     and the same bits again. Dropout between layers acts in training, as everywhere.
@@ -58,17 +64,20 @@ def from_torch(
             (`net.origin.layer` says where it was), a ScriptModule, or the path of a .safetensors file with these names.
             Of Hugging Face's transformers a Qwen3NextGatedDeltaNet, Qwen3_5GatedDeltaNet or
             RecurrentGemmaRecurrentBlock, whole, with batch_first=False.
-        kind: for a state_dict or a file: "LSTM", "GRU" or "RNN"; where the shapes tell, it may be left out.
+        kind: for a state_dict or a file: "LSTM", "GRU" or "RNN"; where the shapes tell, it may be left out. For a whole
+            model its example: a tensor, or a tuple of them, in the order of forward's parameters.
         prefix: which of a larger model's names are meant, "encoder.rnn."; only needed where several layers are there.
         nonlinearity: of kind "RNN": "tanh" or "relu".
         batch_first: False: the RNN is given [T, B, ...], although the layer was given [B, T, ...]. A layer with
             batch_first=True is refused without it. True is refused: no RNN here takes [B, T, ...].
+        axes: of a whole model, the axes that may have another size than in the example: {"x": {0: "B", 1: "T"}}.
 
     Returns:
-        The RNN.
+        The RNN; of a whole model what `from_onnx` gives: `rnn.compile(net).run({"x": x})`.
 
     Raises:
-        ConfigError: the layer is not supported, or its kind cannot be told, or it has batch_first.
+        ConfigError: the layer is not supported, or its kind cannot be told, or it has batch_first; a whole model cannot
+            be exported, or has operators that are not supported.
         WeightError: weights do not fit, or a file has none.
     """
     if batch_first:
@@ -78,9 +87,18 @@ def from_torch(
     if isinstance(source, Mapping):
         return _from_names(source, kind, prefix, nonlinearity)
     torch = _import_torch()
+    if _is_example(kind, torch):
+        return from_model(source, kind, axes or {})
+    if axes:
+        raise ConfigError(message("from_torch: axes= is for whole models", do="give an example of the inputs too"))
     if isinstance(source, torch.jit.ScriptModule):
         return _from_script(source, kind, prefix, nonlinearity, batch_first)
     return _from_module(source, batch_first)
+
+
+def _is_example(value: object, torch: ModuleType) -> bool:
+    parts = value if isinstance(value, tuple | list) else (value,)
+    return bool(parts) and all(isinstance(part, torch.Tensor) for part in parts)
 
 
 def _from_names(source: Mapping[str, object], kind: object, prefix: str | None, nonlinearity: str) -> RNN:
@@ -215,7 +233,8 @@ def _no_layer(layer: object, torch: ModuleType, known: Mapping[str, type[object]
     if isinstance(layer, torch.nn.Module):
         inside = [n for n, part in layer.named_modules() if n and isinstance(part, tuple(known.values()))]
         if inside:
-            do = f"pass the layer itself: {', '.join(f'model{_attribute(n)}' for n in inside)}"
+            layers = ", ".join(f"model{_attribute(n)}" for n in inside)
+            do = f"pass the layer itself: {layers}; or the whole model with an example: from_torch(model, x)"
         elif isinstance(layer, tuple(known.values())):
             got, do = f"{got}, which has a forward() of its own", "write its equations as a cell"
     return ConfigError(message("from_torch: not a recurrent layer of torch.nn", got=got, expected=expected, do=do))

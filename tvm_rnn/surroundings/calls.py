@@ -17,9 +17,10 @@ from tvm_rnn.tir.expr import Expr
 from .demands import Demand, Unequal, demands_of
 from .ieee import as_ieee
 
+# Channels come last: vectors run along them, in inputs, filters and results alike.
+LAYOUTS = {"relax.nn.conv1d": ["NWC", "OWI"], "relax.nn.conv2d": ["NHWC", "OHWI"]}
+FIRST = (relax.transform.DecomposeOpsForInference, relax.transform.CanonicalizeBindings)
 PASSES = (
-    relax.transform.DecomposeOpsForInference,
-    relax.transform.CanonicalizeBindings,
     relax.transform.LegalizeOps,
     relax.transform.FoldConstant,
     relax.transform.AnnotateTIROpPattern,
@@ -86,7 +87,8 @@ def calls_of(module: tvm.IRModule) -> Graph:
     try:
         module["main"] = _Clipped(module).visit_expr(module["main"])
         demands = demands_of(module)
-        module = tvm.transform.Sequential([make() for make in PASSES])(module)
+        module = tvm.transform.Sequential([make() for make in FIRST])(module)
+        module = tvm.transform.Sequential([make() for make in PASSES])(_channels_last(module))
     except Unequal as reason:
         raise Unsupported(str(reason)) from None
     except Exception as reason:  # TVM raises many classes, none of them meant for users
@@ -96,11 +98,23 @@ def calls_of(module: tvm.IRModule) -> Graph:
     return graph
 
 
+def _channels_last(module: tvm.IRModule) -> tvm.IRModule:
+    """The module with convolutions as LAYOUTS says, where Relax can do that with all that is around them."""
+    try:
+        return relax.transform.ConvertLayout(LAYOUTS)(module)
+    except Exception:  # TVM raises many classes
+        return module
+
+
 def _visit_call(mutator: relax.PyExprMutator, call: tvm.ir.Call) -> relax.Expr:
-    """Elements are taken at places inside of the array, whatever the indices are."""
+    """Elements are taken at places inside of the array, whatever the indices are. Axes are counted from the first one:
+    of others Relax loses count where it changes layouts."""
     call = mutator.visit_expr_post_order(call)
     if call.op == tvm.ir.Op.get("relax.take"):
         return relax.op.take(*call.args, axis=call.attrs.axis, mode="clip")
+    if call.op == tvm.ir.Op.get("relax.squeeze") and call.attrs.axis is not None:
+        rank = call.args[0].ty.ndim
+        return relax.op.squeeze(call.args[0], [int(axis) % rank for axis in call.attrs.axis])
     return call
 
 

@@ -16,6 +16,7 @@ from tvm_rnn.tir.index import int64, wide
 
 from .demands import text_of
 from .graph_node import Item, Node
+from .resize import resized
 from .sizes import computed, sizes_of
 
 
@@ -282,4 +283,5 @@ FORMS: dict[str, Callable[[Node], Item]] = {
     "LayerNormalization": _layer_normalization,
     "QuantizeLinear": _quantised,
     "DequantizeLinear": _quantised,
+    "Resize": resized,
 }

@@ -44,7 +44,15 @@ class Region:
         return self.steps[0].node or self.steps[0].op
 
 
-def with_regions(program: Program, networks: Sequence[RNN]) -> tuple[list[Step], list[str]]:
+@dataclass(frozen=True)
+class Problem:
+    """What Relax does not read, in words. reads: the values that it would be given."""
+
+    text: str
+    reads: tuple[str, ...]
+
+
+def with_regions(program: Program, networks: Sequence[RNN]) -> tuple[list[Step], list[Problem]]:
     """The steps, each of which is a network or a COMPILED one with a Graph; and what can be neither."""
     values = Values(program)
     return _Regions(values, Types(values, networks)).compiled()
@@ -56,7 +64,7 @@ class _Regions:
 
     values: Values
     types: Types
-    problems: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
 
     @property
     def steps(self) -> Sequence[Step]:
@@ -66,7 +74,7 @@ class _Regions:
     def wanted(self) -> list[str]:
         return [own.name for own in self.values.program.outputs]
 
-    def compiled(self) -> tuple[list[Step], list[str]]:
+    def compiled(self) -> tuple[list[Step], list[Problem]]:
         networks = [step for step in self.steps if step.op == NETWORK]
         result = [*networks, *(step for region in self.found() for step in self.readable(region))]
         return needed(ordered(result), self.wanted), self.problems
@@ -78,7 +86,8 @@ class _Regions:
         except Unsupported as reason:
             half = len(region.steps) // 2
             if not half:
-                self.problems.append(str(reason))
+                reads = tuple(name for name in region.read if not self.is_constant(name))
+                self.problems.append(Problem(str(reason), reads))
                 return []
             return [own for part in (region.steps[:half], region.steps[half:]) for own in self.readable(Region(part))]
 
@@ -105,7 +114,8 @@ class _Regions:
         outputs = tuple(name for name in region.made if name in used)
         inputs = tuple(name for name in region.read if not self.is_constant(name))
         graph = self.graph(region, inputs, outputs)
-        return Step(COMPILED, inputs, outputs, {"graph": graph}, region.label)
+        operators = [step.op for step in region.steps]
+        return Step(COMPILED, inputs, outputs, {"graph": graph, "operators": operators}, region.label)
 
     def graph(self, region: Region, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
         """The region as a Graph. Raises Unsupported."""

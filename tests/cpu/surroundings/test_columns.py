@@ -10,8 +10,8 @@ import pytest
 from graphs import compiled, graph_of
 from tvm import relax, tirx
 
-from tvm_rnn.cpu.surroundings.columns import columns_of
-from tvm_rnn.cpu.surroundings.nest import Nest, nest_of
+from tvm_rnn.cpu.surroundings.columns import Laid, columns_of, in_panels, turned
+from tvm_rnn.cpu.surroundings.nest import Nest, nest_of, reads
 from tvm_rnn.cpu.surroundings.schedule import loops_of
 
 RNG = np.random.default_rng(0)
@@ -24,21 +24,34 @@ def random(*shape: int) -> np.ndarray:
 def convolution(steps: int | str, stride: int = 1, filters: int = 16) -> tuple[Nest, Any]:
     w = relax.const(random(filters, 3, 5))
     graph = graph_of([1, 3, steps], lambda x: relax.op.nn.conv1d(x, w, strides=stride))
-    (function,) = loops_of([call.function for call in graph.calls])
-    nests = [nest for nest in map(nest_of, function.body.seq) if nest is not None and nest.summed]
-    return nests[-1], function.params[1]
+    for function in loops_of([call.function for call in graph.calls]):
+        parts = function.body.seq if isinstance(function.body, tirx.SeqStmt) else [function.body]
+        for nest in map(nest_of, parts):
+            if nest is not None and nest.summed:
+                return nest, function.params[1]
+    raise AssertionError("no sum")
 
 
-CASES = ((8, 1, 16, 16), (99, 1, 16, 95), (99, 2, 16, 16), (8, 1, 3, 4))
-
-
-@pytest.mark.parametrize(("steps", "stride", "filters", "along"), CASES)
-def test_few_positions_or_strides_leave_vectors_to_filters(steps: int, stride: int, filters: int, along: int) -> None:
+@pytest.mark.parametrize(("steps", "stride", "filters"), ((8, 1, 16), (99, 2, 16), (8, 1, 3)))
+def test_vectors_of_a_convolution_run_along_filters(steps: int, stride: int, filters: int) -> None:
     nest, weights = convolution(steps, stride, filters)
-    turned = tirx.decl_buffer((3, 5, filters), "float32")
-    laid, columns = columns_of(nest, 8, lambda buffer, axis: turned if buffer.same_as(weights) and axis == 0 else None)
-    assert int(columns.extent) == along
-    assert (laid is nest) == (along != filters)
+    whole = tirx.decl_buffer((5, 3, filters), "float32")
+    laid = Laid(lambda buffer, axis: whole if buffer.same_as(weights) and axis == 0 else None)
+    columns = columns_of(nest, 8, laid)
+    assert int(columns.extent) == filters
+    found = turned(nest, columns, laid)
+    assert found is not None and found is not nest
+
+
+def test_constants_in_panels_are_read_by_panel_and_column() -> None:
+    nest, weights = convolution(8)
+    pieces = tirx.decl_buffer((2, 5, 3, 8), "float32")
+    laid = Laid(panels=lambda buffer, axis, width: pieces if buffer.same_as(weights) and width == 8 else None)
+    found = in_panels(nest, nest.own[-1], laid, 8)
+    assert found is not None
+    (load,) = (own for own in reads(found[0].store.value, pieces))
+    assert load.indices[0].same_as(found[1].panel) and load.indices[3].same_as(found[1].column)
+    assert in_panels(nest, nest.own[-2], laid, 8) is None  # positions move x, which is no constant
 
 
 @pytest.mark.broad

@@ -24,6 +24,14 @@ def test_another_last_axis_is_another_argument() -> None:
     assert constants.buffer(turned) is constants.buffer(turned) and [*constants.buffers] == [turned]
 
 
+def test_panels_have_all_that_a_tile_reads_in_a_row() -> None:
+    constants, w = Constants(), value(np.arange(30, dtype="f4").reshape(5, 2, 3))
+    cut = constants.panels(w, 0, 4)
+    assert constants.panels(w, 0, 4) is cut and cut.shape == (2, 2, 3, 4)
+    np.testing.assert_array_equal(cut.array[0, 1, 2], w.array[:4, 1, 2])
+    np.testing.assert_array_equal(cut.array[1, 1, 2], [w.array[4, 1, 2], 0, 0, 0])
+
+
 def test_numbers_are_in_the_code() -> None:
     x, two, odd = (tirx.decl_buffer(shape, "float32", name=n) for n, shape in (("x", (4,)), ("two", ()), ("odd", (1,))))
     load = tirx.BufferLoad(x, [int64(1)])

@@ -3,7 +3,7 @@
 In: constants of a graph, and which axis loops want to be the last one. Out: the arrays that a function is given, in the
 order of its arguments, as buffers; loads of single numbers as these numbers.
 
-Rewrite: w[f, k] along f  -->  w'[k, f];  pow(x, two[()])  -->  x * x
+Rewrite: w[f, k] along f  -->  w'[k, f], or w'[f // 32, k, f % 32];  pow(x, two[()])  -->  x * x
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Constants:
 
     buffers: dict[Value, Buffer] = field(default_factory=dict)
     turned: dict[tuple[Value, int], Value] = field(default_factory=dict)
+    cut: dict[tuple[Value, int, int], Value] = field(default_factory=dict)
 
     def buffer(self, value: Value) -> Buffer:
         """The argument that has a constant's elements."""
@@ -44,6 +45,18 @@ class Constants:
             array = np.ascontiguousarray(np.moveaxis(value.array, axis, -1))
             self.turned[value, axis] = Value(tuple(array.shape), value.dtype, array)
         return self.turned[value, axis]
+
+    def panels(self, value: Value, axis: int, width: int) -> Value:
+        """The constant in pieces along this axis, [pieces, other axes, width]; behind its end there are zeros."""
+        if (value, axis, width) not in self.cut:
+            array = np.moveaxis(value.array, axis, -1)
+            count = -(-array.shape[-1] // width)
+            whole = np.zeros((*array.shape[:-1], count * width), array.dtype)
+            whole[..., : array.shape[-1]] = array
+            pieces = np.moveaxis(whole.reshape(*array.shape[:-1], count, width), -2, 0)
+            array = np.ascontiguousarray(pieces)
+            self.cut[value, axis, width] = Value(tuple(array.shape), value.dtype, array)
+        return self.cut[value, axis, width]
 
 
 def with_numbers(statement: Stmt, numbers: Mapping[Buffer, Value]) -> Stmt:

@@ -9,7 +9,7 @@ that are elements of an input are read by both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import tvm
@@ -22,7 +22,9 @@ from tvm_rnn.tir.index import int64, wide
 from tvm_rnn.tir.statements import buffer as flat_buffer
 from tvm_rnn.tir.statements import demanded, function, loop, sequence, store, variable
 
+from .columns import Laid
 from .constants import Constants, with_numbers
+from .elementary import with_polynomials
 from .memory import Memory, Room
 from .nest import mentions, reads, replaced
 from .schedule import Tiles, loops_of
@@ -174,17 +176,22 @@ class HostFunction:
         known = {param: value for param, value in zip(params, values, strict=True) if value.constant is not None}
         laid = dict[Buffer, Value]()
 
-        def along(buffer: Buffer, axis: int) -> Buffer | None:
+        def placed(buffer: Buffer, find: Callable[[Value], Value]) -> Buffer | None:
             value = next((value for param, value in known.items() if param.same_as(buffer)), None)
             if value is None:
                 return None
-            found = self.constants.along(value, axis)
+            found = find(value)
             into = tirx.decl_buffer([int64(n) for n in found.array.shape], found.dtype, name="w")
             laid[into] = found
             return into
 
-        nests = [with_numbers(nest, known) for nest in nests]
-        tiles = Tiles(self.lanes, self.threads, along)
+        constants = self.constants
+        layouts = Laid(
+            lambda buffer, axis: placed(buffer, lambda own: constants.along(own, axis)),
+            lambda buffer, axis, width: placed(buffer, lambda own: constants.panels(own, axis, width)),
+        )
+        nests = [with_polynomials(with_numbers(nest, known)) for nest in nests]
+        tiles = Tiles(self.lanes, self.threads, layouts)
         done = tiles.scheduled(nests, lambda b: any(b.same_as(o) for o in own))
         there = [*zip(params, values, strict=True), *laid.items()]
         read = [own for own in there if own[1].constant is None or any(reads(s, own[0]) for s in done)]

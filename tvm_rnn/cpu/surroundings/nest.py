@@ -86,6 +86,14 @@ def reads(node: Stmt | Expr, buffer: Buffer) -> list[tvm.ir.TensorLoad]:
     return found
 
 
+def reads_nothing(value: Expr | None) -> bool:
+    """Whether an expression reads no array."""
+    found = list[tvm.ir.TensorLoad]()
+    if value is not None:
+        tvm_ffi.structural_walk(value, (tvm.ir.TensorLoad, found.append))
+    return not found
+
+
 def mentions(node: Expr, var: tirx.Var) -> bool:
     """Whether an expression depends on a variable."""
     found = []
