@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tvm
@@ -85,7 +85,7 @@ def _rate(calls: list[Callable[[], object]], work: float) -> Rate:
 
 
 @functools.cache
-def _functions(dtype: str) -> dict[str, Any]:
+def _functions(dtype: str) -> dict[str, Callable[..., object]]:
     """Compiled for this CPU: fma(n, x, out) and read(again, rounds, data, out)."""
     lanes = host().lanes(dtype)
     made = generate(tvm.IRModule({"fma": _fma(dtype, lanes), "read": _read(dtype, lanes)}), host())

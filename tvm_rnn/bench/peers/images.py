@@ -7,7 +7,7 @@ their channels last, and have torch.compile fuse what is pointwise.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -37,25 +37,22 @@ def layer(net: RNN, dtype: torch.dtype, *, last: bool = False, compiled: bool = 
         c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
         return torch.sigmoid(o) * torch.tanh(c), c
 
-    advance: Any = torch.compile(update, dynamic=False, fullgraph=True) if compiled else update
+    def forward(x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        steps, batch = x.shape[:2]
+        frames, kernel = x.flatten(0, 1).contiguous(memory_format=form), whole.R.shape[-1]
+        z = conv2d(frames, whole.W, whole.b, padding=kernel // 2).unflatten(0, (steps, batch))
+        h = torch.zeros(batch, hidden, height, width, device=x.device, dtype=x.dtype).to(memory_format=form)
+        c, found = h, []
+        for t in range(steps):
+            h, c = advance(z[t], conv2d(h, whole.R, padding=kernel // 2), c)
+            found.append(h)
+        return torch.stack(found), {"h": h[None], "c": c[None]}
 
-    class Layer(torch.nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            for name in ("W", "R", "b"):
-                value = torch.as_tensor(np.asarray(net.weights[f"{name}_l0"])).flatten(0, 1).to(dtype)
-                own = value.to(memory_format=form) if value.ndim == 4 else value.clone()
-                self.register_parameter(name, torch.nn.Parameter(own))
-
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-            steps, batch = x.shape[:2]
-            frames, kernel = x.flatten(0, 1).contiguous(memory_format=form), self.R.shape[-1]
-            z = conv2d(frames, self.W, self.b, padding=kernel // 2).unflatten(0, (steps, batch))
-            h = torch.zeros(batch, hidden, height, width, device=x.device, dtype=x.dtype).to(memory_format=form)
-            c, found = h, []
-            for t in range(steps):
-                h, c = advance(z[t], conv2d(h, self.R, padding=kernel // 2), c)
-                found.append(h)
-            return torch.stack(found), {"h": h[None], "c": c[None]}
-
-    return Layer()
+    advance = torch.compile(update, dynamic=False, fullgraph=True) if compiled else update
+    whole = torch.nn.Module()
+    for name in ("W", "R", "b"):
+        value = torch.as_tensor(np.asarray(net.weights[f"{name}_l0"])).flatten(0, 1).to(dtype)
+        own = value.to(memory_format=form) if value.ndim == 4 else value.clone()
+        whole.register_parameter(name, torch.nn.Parameter(own))
+    whole.forward = forward
+    return whole

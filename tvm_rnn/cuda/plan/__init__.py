@@ -2,5 +2,5 @@
 
 In: layers after the passes. Out: a host program. `network.py` loops over layers, directions and tiles of time,
 `layer.py` runs one layer, `wave.py` runs all layers at once, one step behind each other. `generation.py` runs the loop
-of a network that feeds itself.
+of a network that feeds itself; `images.py` turns images to rows of pixels and back.
 """
