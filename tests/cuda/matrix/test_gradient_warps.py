@@ -8,7 +8,7 @@ from matrix_steps import gradient_error
 import tvm_rnn as rnn
 
 
-@pytest.mark.broad
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("ended", [False, True])
 def test_parts_are_sums_over_steps(ended: bool) -> None:
     """Where a row has ended, what is there counts nothing, NaN included."""
