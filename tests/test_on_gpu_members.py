@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from derivatives import draw, named, oracle
 from gpu_modules import gpu_module
+from on_gpu import LIMITS, poison, there
 
 import tvm_rnn as rnn
-from tests.test_on_gpu_training import LIMITS, poison, there
 
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
