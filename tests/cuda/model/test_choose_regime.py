@@ -36,12 +36,12 @@ MATRICES = (
 )
 IMAGES = ("conv_lstm_peephole",)  # which has a parameter for each pixel
 PIXELS = {"conv_lstm", "conv_gru", "conv_gru_separable"}  # vectors, which read those of other rows
-ATTENTION = ("gru_attention", "lstm_attention", "transducer")
+ATTENTION = ("gru_attention", "transducer")
 STEP_BY_STEP = dict.fromkeys((*MATRICES, *IMAGES, *ATTENTION), "a state is not a vector")
 # Cells without a product in the step: one thread per unit, in every precision.
 SCANS = {"brc", "indrnn", "sru"}
 # Cells whose matrices stay on the chip, with a nonlinearity around them.
-ON_CHIP = {"m2rnn"}
+ON_CHIP = {"m2rnn", "lstm_attention"}
 
 
 def regimes(name: str, hidden: int, precision: str, batches: Sequence[int] = (), **how: Any) -> list[Any]:
