@@ -199,10 +199,6 @@ def test_gradients_of_gradients_with_dropout() -> None:
     assert torch.autograd.gradgradcheck(run, (x.requires_grad_(),), fast_mode=True)
 
 
-def _sloped(layer: Any, x: Any) -> Any:
-    return torch.func.grad(lambda value: layer(value)[0].sum())(x)
-
-
 def _cast(layer: Any, x: Any) -> Any:
     with torch.autocast("cpu"):
         return layer.float()(x.float())[0].double()
@@ -216,7 +212,6 @@ def _half(layer: Any, x: Any) -> Any:
 @pytest.mark.parametrize(
     ("run", "why"),
     [
-        pytest.param(_sloped, "torch.func", marks=pytest.mark.broad),
         (_cast, "autocast"),
         (_half, "torch.float16 on cpu"),
     ],
