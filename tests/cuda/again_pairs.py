@@ -137,3 +137,13 @@ class Case:
         if values is not None:
             memory[:, :, rows.offset : rows.offset + values[0, 0].size] = values.reshape(self.steps, BATCH, -1)
         return encoded(memory, rows.dtype)
+
+
+def flagged(of: Pair, kind: str) -> Case:
+    """A case of more than one part with "lengths", "resets" or "both"."""
+    steps = EVERY + 20
+    lengths = np.array([EVERY + 3, 21]) if kind != "resets" else None
+    reset = np.random.default_rng(1).random((steps, BATCH)) < 0.1 if kind != "lengths" else None
+    if reset is not None:
+        reset[[0, EVERY], 0] = True
+    return Case(of, steps, lengths, reset)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
-from again_pairs import BATCH, Case, pair
+from again_pairs import BATCH, Case, flagged, pair
 
 from tvm_rnn.cuda.linear.blocks_again import BlocksAgain
 from tvm_rnn.cuda.linear.steps_again import EVERY
@@ -38,12 +37,7 @@ def test_parts_of_any_length(steps: int) -> None:
 @pytest.mark.broad
 @pytest.mark.parametrize("kind", ["lengths", "resets", "both"])
 def test_lengths_and_resets(kind: str) -> None:
-    steps = EVERY + 20
-    lengths = np.array([EVERY + 3, 21]) if kind != "resets" else None
-    reset = np.random.default_rng(1).random((steps, BATCH)) < 0.1 if kind != "lengths" else None
-    if reset is not None:
-        reset[[0, EVERY], 0] = True
-    assert Case(pair(precision="bfloat16"), steps, lengths, reset).error(BlocksAgain) < 1
+    assert flagged(pair(precision="bfloat16"), kind).error(BlocksAgain) < 1
 
 
 def test_kernels_take_lengths_or_not() -> None:
