@@ -23,9 +23,14 @@ class RowsCpu:
 
     @staticmethod
     def schedule(sch: Schedule, unit: Unit, config: Config) -> None:
-        """Block "partial" of a reduction: lanes inside k, vectorised, initialisation split off."""
+        """Block "partial" of a reduction: lanes inside k, vectorised, a tile of vectors around them unrolled,
+        initialisation split off."""
         if unit.kind == "reduce":
-            lane, *reduced = sch.get_loops("partial")
-            sch.reorder(*reduced, lane)
+            loops = sch.get_loops("partial")
+            reduced = [loop for loop in loops if sch.get(loop).loop_var.name.startswith("k")]
+            *tile, lane = loops[: len(loops) - len(reduced)]
+            sch.reorder(*reduced, *tile, lane)
             sch.vectorize(lane)
+            for loop in tile:
+                sch.unroll(loop)
             sch.decompose_reduction("partial", reduced[0])

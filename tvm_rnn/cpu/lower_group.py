@@ -26,6 +26,7 @@ from tvm_rnn.tir.statements import Block, bind, floordiv, floormod, load, loop, 
 from . import convolution, dropout_masks, int8_products, register_tile, register_tile_reductions
 from .matrix_recurrence import MatrixRecurrence
 from .recurrence import Recurrence
+from .reduction_tiles import ReductionTiles, tile_shape
 from .register_tile import Places, Tile
 from .weight_storage import Storage
 from .workspace import Array
@@ -159,21 +160,17 @@ class Emitter:
             own = convolution.Convolution(group, form, places, self.lanes, self.target.vector_registers)
             if (done := own.statement(rows, PARALLEL_ELEMENTS)) is not None:
                 return done
-        along = runs_along(root)
-        work = prod(size for _, size in reduced_axes(root))
+        if not runs_along(root):
+            batch = max(self.batches, default=None)
+            shape = tile_shape(root, places, self.lanes, self.target.accumulators, batch)
+            where = (self.lanes, template, config, shape, PARALLEL_ELEMENTS)
+            return ReductionTiles(group, unit, rows, places, *where).statement()
 
         def body(row: Expr, index: tuple[Expr, ...]) -> Stmt:
-            if along:
-                own = self._tile(group, unit, places, row0=row, panel0=int64(0))
-                return register_tile_reductions.reduction(own, template, config, index, along)
+            own = self._tile(group, unit, places, row0=row, panel0=int64(0))
+            return register_tile_reductions.reduction(own, template, config, index, True)
 
-            def vector(c: tirx.Var) -> Stmt:
-                own = self._tile(group, unit, places, row0=row, panel0=c)
-                return register_tile_reductions.reduction(own, template, config, (*index, c), along)
-
-            return loop("c", -(-root.shape[-1] // self.lanes), vector)
-
-        return self._rows(rows, root.shape if along else root.shape[:-1], work, body)
+        return self._rows(rows, root.shape, prod(size for _, size in reduced_axes(root)), body)
 
     def _scan(self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config) -> Stmt:
         assert places.walk is not None and group.root is not None

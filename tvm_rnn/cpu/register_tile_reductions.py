@@ -3,6 +3,13 @@
 In: a tile of a reduce group. Out: its scheduled statement, as for other tiles (`register_tile.py`). Blocks are named
 "partial" (one result per lane), "half_n" (of n lanes, where the reduction runs along them: half of the lanes and the
 other half, down to one) and "out_i".
+
+A product of heads, or of a matrix state, is such a group. As in a GEMM a tile then has several vectors of the result,
+and several rows or elements of another axis: a vector of the parameter serves all of these, one of their numbers all
+vectors, and no sum waits for another.
+
+Source: the register-blocked micro-kernel of Goto & van de Geijn 2008, "Anatomy of High-Performance Matrix
+Multiplication".
 """
 
 from __future__ import annotations
@@ -16,15 +23,19 @@ from tvm_rnn.graph.scalar import let, where
 from tvm_rnn.graph.tensor_expressions import Index, element, reduced_value
 from tvm_rnn.schedule.schedule_template import Config, Template
 from tvm_rnn.tir.expr import Expr, Stmt, TirExpr
+from tvm_rnn.tir.index import wide
 
 from .register_tile import Tile
 
 
-def reduction(tile: Tile, template: Template, config: Config, index: Index, along: bool) -> Stmt:
+def reduction(
+    tile: Tile, template: Template, config: Config, index: Index, along: bool, tall: int | None = None
+) -> Stmt:
     """A tile of a reduce group at the result's `index`.
 
     along: the reduction runs along the last axis of what it reads; the tile is then one element. Otherwise the last
-    entry of `index` is replaced by the lanes of vector `panel0`.
+    entry of `index` is replaced by the lanes of `panels` vectors from `panel0` on, and axis `tall` of the result (None:
+    the batch) by `rows` elements from that of `index` on.
     """
     root = tile.group.root
     assert root is not None
@@ -35,29 +46,52 @@ def reduction(tile: Tile, template: Template, config: Config, index: Index, alon
     iterators = [te.reduce_axis((0, e), name=f"k{i}") for i, e in enumerate(extents)]
     combine, identity = _combiner(root, tile.unit.dtype)
 
+    def summed(r: Expr, own: Index, *rest: Expr) -> Expr:
+        ks = [*(k.var for k in iterators[: len(iterators) - len(rest)]), *rest]
+        return _inlined(tile, root, r, own, ks)
+
+    if not along:
+        return _of_vectors(tile, template, config, index, tall, lambda r, own: combine(summed(r, own), axis=iterators))
+
     def body(v: Expr) -> Expr:
-        ks: list[Expr] = [k.var for k in iterators]
-        own = index if along else (*index[:-1], tile.unit_of(0, v))
-        if not along:
-            return combine(_inlined(tile, root, own, ks), axis=iterators)
-        k = ks[-1] * lanes + v
-        value = _inlined(tile, root, own, [*ks[:-1], k])
+        k = iterators[-1] * lanes + v
+        value = summed(0, index, k)
         return combine(value if last % lanes == 0 else where(k < last, value, identity), axis=iterators)
 
-    partial = te.compute((lanes,), body, name="partial")
-    tile.sums.append(partial)
-    total = partial
-    while along and lanes > 1:
+    total = te.compute((lanes,), body, name="partial")
+    tile.sums.append(total)
+    while lanes > 1:
         total, lanes = _halved(root, total, lanes)
         tile.halves.append(total)
     for array in tile.places.write(root):
-        name = f"out_{len(tile.tensors)}"
-        if along:
-            out = te.compute((1, 1, 1), lambda r, p, v: total(0), name=name)
-            tile._emit(out, array, lambda r, p, v: index)
-        else:
-            out = te.compute((1, 1, lanes), lambda r, p, v: partial(v), name=name)
-            tile._emit(out, array, lambda r, p, v: (*index[:-1], tile.unit_of(p, v)))
+        out = te.compute((1, 1, 1), lambda r, p, v: total(0), name=f"out_{len(tile.tensors)}")
+        tile._emit(out, array, lambda r, p, v: index)
+    return tile.statement(template, config)
+
+
+def _of_vectors(
+    tile: Tile,
+    template: Template,
+    config: Config,
+    index: Index,
+    tall: int | None,
+    value: Callable[[Expr, Index], Expr],
+) -> Stmt:
+    """A tile of whole vectors of the result. value: the sum in one row, at one index."""
+
+    def place(r: Expr, p: Expr, v: Expr) -> Index:
+        own = [i + wide(r) if axis == tall else i for axis, i in enumerate(index)]
+        return (*own[:-1], tile.unit_of(p, v))
+
+    batch, rows = (tile.rows, 1) if tall is None else (1, tile.rows)
+    shape = (batch, rows, tile.panels, tile.lanes)
+    partial = te.compute(shape, lambda b, r, p, v: value(b, place(r, p, v)), name="partial")
+    tile.sums.append(partial)
+    root = tile.group.root
+    assert root is not None
+    for array in tile.places.write(root):
+        out = te.compute(shape, lambda b, r, p, v: partial(b, r, p, v), name=f"out_{len(tile.tensors)}")
+        tile._emit(out, array, lambda b, r, p, v: place(r, p, v))
     return tile.statement(template, config)
 
 
@@ -87,11 +121,11 @@ def _larger(a: TirExpr, b: TirExpr) -> TirExpr:
     return tirx.Let(value, b, where(tirx.Or(a > value, tirx.isnan(a)), a, value))
 
 
-def _inlined(tile: Tile, root: Node, index: Index, ks: Sequence[Expr]) -> Expr:
+def _inlined(tile: Tile, root: Node, row: Expr, index: Index, ks: Sequence[Expr]) -> Expr:
     """What is reduced, at one element; values used twice are bound once."""
 
     def read(n: Node, i: Index) -> Expr | None:
-        return None if n is root else tile.load(n, 0, i)
+        return None if n is root else tile.load(n, row, i)
 
     def value(n: Node, i: Index) -> Expr:
         return _shared(n, i, read, lambda n: tile.places.read(n) is not None, tile.unit.dtype)

@@ -1,0 +1,177 @@
+"""Loops around tiles of reductions whose vectors run along the result's last axis.
+
+In: a reduce group, the number of rows, where its values live. Out: a statement. A product of a parameter with what rows
+have is tiled as a GEMM is: along the last axis, and along an axis that the parameter does not have: another one of the
+result (rows of a matrix state), else the batch. Then the parameter of a head stays in cache while all rows pass; heads
+are what threads share.
+
+Rewrite: for row, n, vector a: for k: z[row, n, a] += R[n, k, a] h[row, n, k]
+         -->  parallel for n, "broad" vectors: for "tall" rows: for k: (unrolled row, vector): z += ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from tvm import tirx
+
+from tvm_rnn.graph.graph import Group, Node, reduced_axes
+from tvm_rnn.graph.tensor_expressions import Index
+from tvm_rnn.schedule.schedule_template import Config, Template, Unit
+from tvm_rnn.tir.expr import Expr, Stmt
+from tvm_rnn.tir.index import int64
+from tvm_rnn.tir.statements import Block, bind, floordiv, floormod, loop, sequence, when
+
+from . import register_tile_reductions
+from .register_tile import Places, Tile
+
+HEIGHTS, BROAD = (8, 6, 4, 3, 2, 1), (4, 3, 2, 1)
+FEWEST = 8  # sums at a time, where there is room: two pipes with a latency of four cycles
+Loop = Callable[[tuple[Expr, ...]], Block]
+
+
+def parameter_of(root: Node, places: Places) -> str | None:
+    """The letters of the operand that is a parameter and has the result's last axis, where the other one has not."""
+    if root.op != "einsum":
+        return None
+    inputs, out = root.attrs["spec"].split("->")
+    wide = [(text, arg) for text, arg in zip(inputs.split(","), root.args, strict=True) if out[-1] in text]
+    if len(wide) != 1:
+        return None
+    ((text, arg),) = wide
+    array = places.read(arg)
+    return text if array is not None and not array.row_stride else None
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a tile: `tall` elements of an axis of the result (None: of the batch) by `broad` vectors."""
+
+    axis: int | None
+    tall: int
+    broad: int
+
+
+def tile_shape(root: Node, places: Places, lanes: int, accumulators: int, batch: int | None) -> Shape:
+    """The tile that does most with what it loads. batch: the most rows that are expected; None: any."""
+    vectors = -(-root.shape[-1] // lanes)
+    letters = parameter_of(root, places)
+    axis, sizes = None, [1]
+    if letters is not None:
+        out = root.attrs["spec"].split("->")[1]
+        free = [a for a, t in enumerate(out[:-1]) if t not in letters]
+        axis = max(free, key=lambda a: root.shape[a], default=None)
+        powers = [h for h in HEIGHTS if h & (h - 1) == 0 and (batch is None or h < 2 * batch)]
+        sizes = powers if axis is None else [h for h in HEIGHTS if root.shape[axis] % h == 0]
+    able = [
+        (h, b) for h, b in product(sizes, BROAD) if vectors % b == 0 and (h * b <= accumulators or (h, b) == (1, 1))
+    ]
+    tall, broad = max(able, key=lambda s: (min(FEWEST, s[0] * s[1]), s[0] * s[1] / (s[0] + s[1])))
+    return Shape(axis, tall, broad)
+
+
+@dataclass(frozen=True)
+class ReductionTiles:
+    """One reduce group. most: elements of work that a thread is worth."""
+
+    group: Group
+    unit: Unit
+    rows: Expr
+    places: Places
+    lanes: int
+    template: Template
+    config: Config
+    shape: Shape
+    most: int
+
+    @property
+    def root(self) -> Node:
+        assert self.group.root is not None
+        return self.group.root
+
+    @property
+    def vectors(self) -> int:
+        return -(-self.root.shape[-1] // self.lanes)
+
+    def statement(self) -> Stmt:
+        """The whole group."""
+        shape, outer = self.shape, self.root.shape[:-1]
+        if shape.axis is not None:
+            counts = [size // shape.tall if a == shape.axis else size for a, size in enumerate(outer)]
+            return self._rows_outside(counts)
+        return self._rows_outside(outer) if shape.tall == 1 else self._rows_inside(outer)
+
+    def _rows_outside(self, counts: list[int] | tuple[int, ...]) -> Stmt:
+        """for rows, outer axes, vectors: tile."""
+        shape, (first, *rest) = self.shape, (*counts, 1)[: max(1, len(counts))]
+
+        def body(i: tirx.Var) -> list[Block]:
+            row, set_row = bind("row", floordiv(i, first))
+
+            def tile(index: tuple[Expr, ...]) -> Stmt:
+                *own, c = (floormod(i, first), *index) if counts else index
+                own = [n * int64(shape.tall) if a == shape.axis else n for a, n in enumerate(own)]
+                return self._tile(shape.tall, row, (*own, c * int64(shape.broad)))
+
+            return [set_row, self._nest([*rest, self.vectors // shape.broad], tile)]
+
+        return loop("i", self.rows * int64(first), body, parallel=self._worth)
+
+    def _rows_inside(self, outer: tuple[int, ...]) -> Stmt:
+        """for outer axes, vectors: for rows: tile; then what full tiles of rows leave: at most one of each power of
+        two."""
+        full, broad = self.shape.tall, self.shape.broad
+        counts = [*outer, self.vectors // broad]
+
+        def body(i: tirx.Var) -> list[Block]:
+            index, sets = self._split(i, counts)
+            place = (*index[:-1], index[-1] * int64(broad))
+            whole = loop("r", floordiv(self.rows, full), lambda r: self._tile(full, r * int64(full), place))
+            return [*sets, whole, *self._leftovers(place)]
+
+        return loop("i", prod(counts), body, parallel=self._worth and prod(counts) > 1)
+
+    def _leftovers(self, place: Index) -> Iterator[Stmt]:
+        left = floormod(self.rows, self.shape.tall)
+        height = self.shape.tall // 2
+        while height:
+            start = self.rows - left + floordiv(left, 2 * height) * int64(2 * height)
+            present = tirx.NE(tirx.bitwise_and(left, int64(height)), int64(0))
+            yield when(present, self._tile(height, start, place))
+            height //= 2
+
+    @staticmethod
+    def _split(i: Expr, counts: list[int]) -> tuple[list[Expr], list[Stmt]]:
+        """A flat number as one of each axis."""
+        index, sets, rest = list[Expr](), list[Stmt](), i
+        for a in reversed(range(len(counts))):
+            own, set_own = bind(f"i{a}", floormod(rest, counts[a]) if a else rest)
+            index.insert(0, own)
+            sets.append(set_own)
+            rest = floordiv(rest, counts[a])
+        return index, sets
+
+    def _nest(self, counts: list[int], body: Loop, index: tuple[Expr, ...] = ()) -> Block:
+        if len(index) == len(counts):
+            return body(index)
+        return loop(f"i{len(index)}", counts[len(index)], lambda i: self._nest(counts, body, (*index, i)))
+
+    @property
+    def _worth(self) -> bool:
+        """Whether threads share it."""
+        work = prod(size for _, size in reduced_axes(self.root))
+        return bool(work * prod(self.root.shape[:-1]) >= self.most)
+
+    def _tile(self, tall: int, row0: Expr, index: Index) -> Stmt:
+        """index: the last entry is the first vector's number."""
+        row, set_row = bind("row0", row0)
+        panel, set_panel = bind("panel", index[-1])
+        own = Tile(
+            self.group, self.places, self.unit, self.lanes, rows=tall, panels=self.shape.broad, row0=row, panel0=panel
+        )
+        place = (*index[:-1], panel)
+        done = register_tile_reductions.reduction(own, self.template, self.config, place, False, self.shape.axis)
+        return sequence(set_row, set_panel, done)
