@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,22 @@ def lstm(x: "I", h: "N D", c: "N D", *, W: "4 N D I", R: "4 N D D", p: "3 N D", 
     i, f, g, o = W @ x + rnn.einsum("gnij,nj->gni", R, h) + b
     c = rnn.sigmoid(f + p[1] * c) * c + rnn.sigmoid(i + p[0] * c) * rnn.tanh(g)
     return rnn.sigmoid(o + p[2] * c) * rnn.tanh(c), c
+
+
+@rnn.cell(states="h c", output="y")
+def given(x: "I", h: "N D", c: "N D", *, R: "4 N D D"):
+    """I = 4 N D: gates of all heads come as one row, gates outside of heads; no product makes them."""
+    i, f, g, o = x.reshape(4, *h.shape) + rnn.matvec(R, h)
+    c = rnn.sigmoid(f) * c + rnn.sigmoid(i) * rnn.tanh(g)
+    h = rnn.sigmoid(o) * rnn.tanh(c)
+    return h, c, h.reshape(-1)
+
+
+@rnn.cell
+def given_whole(x: "I", h: "N D", *, R: "2 N D D"):
+    """I = 2 N D: the same, with all gates at once."""
+    f, n = rnn.tanh(x.reshape(2, *h.shape) + rnn.matvec(R, h))
+    return f * h + (1.0 - f) * n
 
 
 @rnn.cell
@@ -86,7 +103,13 @@ def both_ways(x: "I", S: "K V", h: "H", *, W: "H I", R: "H H", C: "H V", Q: "3 K
     return S, h
 
 
-APART, TOGETHER = (lstm, gru, normed), (mixed, normed_together, turned)
+APART, TOGETHER = (lstm, gru, normed, given, given_whole), (mixed, normed_together, turned)
+
+
+def inputs_of(cell: rnn.Cell, otherwise: int, sizes: Mapping[str, int]) -> int:
+    """The size of x: what other sizes say, or any."""
+    gates = {given: 4, given_whole: 2}.get(cell)
+    return gates * sizes["N"] * sizes["D"] if gates else otherwise
 
 
 @dataclass(frozen=True)
@@ -100,7 +123,7 @@ class Layer:
     precision: str | None = None
 
     def net(self, inputs: int) -> rnn.RNN:
-        return rnn.RNN(self.cell, inputs, dtype=self.dtype, **self.more).init(seed=1)
+        return rnn.RNN(self.cell, inputs_of(self.cell, inputs, self.more), dtype=self.dtype, **self.more).init(seed=1)
 
 
 def small(cell: rnn.Cell, dtype: str, precision: str | None = None, **more: Any) -> Layer:
@@ -112,6 +135,7 @@ SMALL = {
     "lstm-bfloat16": small(lstm, "bfloat16", D=16),
     "lstm-float32": small(lstm, "float32", D=8),
     "lstm-odd": small(lstm, "float16", D=9),
+    "given-bfloat16": small(given, "bfloat16", D=16),
     "gru-bfloat16": small(gru, "bfloat16", D=16, bidirectional=True),
     "shared-bfloat16": small(shared, "bfloat16", D=16),
     "slstm-bfloat16": small(rnn.cells.slstm, "bfloat16", H=16, num_layers=2),
@@ -124,5 +148,7 @@ WIDE = {
     "lstm_12x64": Layer(lstm, "bfloat16", 16, {"N": 12, "D": 64}),
     "slstm_12x64": Layer(rnn.cells.slstm, "bfloat16", 16, {"N": 12, "H": 64}),
     "gru_8x64": Layer(gru, "bfloat16", 16, {"N": 8, "D": 64}),
+    "given_24x32": Layer(given, "bfloat16", 16, {"N": 24, "D": 32}),
+    "given_3x9": Layer(given, "float16", 16, {"N": 3, "D": 9}),
     "shared_64x16": Layer(shared, "bfloat16", 16, {"N": 64, "D": 16}),
 }

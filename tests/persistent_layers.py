@@ -25,6 +25,7 @@ from tvm_rnn.cuda.model.choose_regime import step_of
 from tvm_rnn.cuda.model.persistent_step_time import predict
 from tvm_rnn.cuda.persistent.exchange import CLUSTER, COUNTER
 from tvm_rnn.cuda.persistent.exchange_by_polling import POLLING
+from tvm_rnn.cuda.persistent.exchange_in_block import BLOCK
 from tvm_rnn.cuda.persistent.geometry import Geometry
 from tvm_rnn.cuda.persistent.product.ffma import Ffma
 from tvm_rnn.cuda.persistent.product.mma_sync import MmaSync
@@ -58,7 +59,7 @@ def step(name: str, hidden: int, precision: str = "bfloat16") -> Step:
 
 
 def geometry_of(step: Step, precision: str, exchange: str = "grid", ctas: int = 1, rows: int = 8, **knobs: Any) -> Any:
-    """The geometry of knobs as records name them: exchange "cluster" or "grid", polled; of other products than those of
+    """The geometry of knobs as records name them: exchange "block", "cluster" or "grid", polled; of other products than those of
     mma.sync: pace (split-K), ring, staged, fma."""
     polled, staged = knobs.pop("polled", 0), knobs.pop("staged", 0)
     if "fma" in knobs:
@@ -67,7 +68,7 @@ def geometry_of(step: Step, precision: str, exchange: str = "grid", ctas: int = 
         return (WgmmaSplitK if "pace" in knobs else WgmmaPipelined)(step, precision, ctas, rows, **knobs)
     if staged:
         return WgmmaStaged(step, precision, ctas, rows, **knobs)
-    how = CLUSTER if exchange == "cluster" else POLLING if polled else COUNTER
+    how = {"block": BLOCK, "cluster": CLUSTER, "grid": POLLING if polled else COUNTER}[exchange]
     return MmaSync(step, precision, how, ctas, rows, **knobs)
 
 

@@ -89,6 +89,14 @@ GEOMETRIES = {
         ("gru_reset_before", 40, "float32", None),
         {"ctas": 2, "rows": 16, "warps_k": 2, "passes": 2, "register_words": 32, "shared_words": 4096},
     ),
+    "block, rows and K shared": (
+        ("gru_reset_before", 40, "bfloat16", None),
+        {"rows": 16, "warps_u": 2, "warps_n": 2, "warps_k": 2, "register_words": 160, "shared_words": 4096},
+    ),
+    "block, in float32, sums over units": (
+        ("lstm_layer_norm", 24, "float32", None),
+        {"warps_u": 3, "warps_k": 2, "register_words": 32, "shared_words": 4096},
+    ),
     "grid, a pipeline, clusters of two": (
         ("lstm", 64, "bfloat16", None),
         {"ctas": 4, "rows": 8, "warps_u": 2, "warps_k": 4, "register_words": 8, "ring": 2, "together": 2},

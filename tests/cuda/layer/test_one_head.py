@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from headed_cells import APART, TOGETHER, gru, lstm, shared
+from headed_cells import APART, TOGETHER, gru, inputs_of, lstm, shared
 
 import tvm_rnn as rnn
 from tvm_rnn.cuda.layer.one_head import Coupled, HeadLayout, one_head
@@ -27,7 +27,8 @@ N, D = 3, 8
 
 
 def layout_of(cell: rnn.Cell, dtype: str = "float32", **sizes: int) -> tuple[rnn.RNN, Layout]:
-    net = rnn.RNN(cell, 5, dtype=dtype, **(sizes or {"N": N, "D": D})).init(2)
+    sizes = sizes or {"N": N, "D": D}
+    net = rnn.RNN(cell, inputs_of(cell, 5, sizes), dtype=dtype, **sizes).init(2)
     (graph,) = pipeline.run(net, GPU)[-1][1].graphs
     return net, Layout(graph, dtype, Weights(graph, 0, dtype), dtype)
 

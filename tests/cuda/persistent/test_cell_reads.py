@@ -23,7 +23,6 @@ from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.model.choose_regime import step_of
 from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.cell_reads import place_of, prefetched
-from tvm_rnn.cuda.persistent.geometry import PREFETCH_STEPS
 from tvm_rnn.cuda.training.add_entry_points import plan
 from tvm_rnn.graph.graph import Graph
 from tvm_rnn.options import Options
@@ -149,7 +148,7 @@ def test_rows_of_eight_units_come_early() -> None:
     geometry = geometry_of(step("lstm", 64), "bfloat16", **cluster(2, 8))
     assert len(prefetched(geometry)) == 4
     # steps, warps, gates, blocks of units, words of 8 x 8
-    assert geometry.prefetch_words == PREFETCH_STEPS * 1 * 4 * 4 * 32
+    assert geometry.prefetch_words == geometry.exchange.prefetch_steps * 1 * 4 * 4 * 32
     assert not prefetched(geometry_of(step("lstm", 20), "bfloat16", **cluster(1, 8)))
 
 

@@ -60,7 +60,10 @@ class HeadLayout(Layout):
         return self.whole
 
     def of_layer(self, node: Node) -> Node:
-        return self.origin[node][0]
+        found = self.origin[node][0]
+        while _is_view(found):
+            (found,) = found.args
+        return found
 
     def is_first_input(self, node: Node) -> bool:
         return self.whole is not None and self.whole.is_first_input(self.of_layer(node))
@@ -78,6 +81,11 @@ class HeadLayout(Layout):
         if node not in self.origin:
             return prod(node.shape)
         return _side_by_side(*self.origin[node], self.heads)
+
+
+def _is_view(node: Node) -> bool:
+    """Whether it is the elements of another value, in their order."""
+    return node.op == "reshape"
 
 
 def _side_by_side(value: Node, cut: Cut, heads: int) -> int:
@@ -160,6 +168,7 @@ class _Cutting:
         self.states: dict[Node, Node] = {}
         self.origin: dict[Node, tuple[Node, Cut]] = {}
         self.made: dict[tuple[Node, Cut], Node] = {}
+        self.views: dict[tuple[Node, Shape], Node] = {}
 
     def of_state(self, node: Node) -> int:
         """Where a state, or the output, has its heads."""
@@ -201,11 +210,21 @@ class _Cutting:
         if node.mask:
             raise Coupled("a mask has words of all heads")
         kept = node.op == "param" or self.layout.weights.place(node) is not None
-        if not kept and node.op != "input" and node not in self.hoisted:
-            return None
-        found = Node("param" if kept else "input", shape=self._shape(node.shape, cut), name=in_words(node))
+        return self._read(node, cut, "param" if kept else "input") if kept or self._is_row(node) else None
+
+    def _is_row(self, node: Node) -> bool:
+        """Whether a value is there before the steps: an input, or hoisted."""
+        return node.op == "input" or node in self.hoisted
+
+    def _read(self, node: Node, cut: Cut, op: str) -> Node:
+        found = Node(op, shape=self._shape(node.shape, cut), name=in_words(node))
         self.origin[found] = node, cut
         return found
+
+    def _read_once(self, view: Node, cut: Cut) -> Node:
+        if (view, cut) not in self.made:
+            self.made[view, cut] = self._read(view, cut, "input")
+        return self.made[view, cut]
 
     def _worked(self, node: Node, cut: Cut) -> Node:
         if node.pointwise or node.op == "broadcast":
@@ -246,6 +265,8 @@ class _Cutting:
             return replace(node, args=(self.value(arg, None),))
         before = prod(node.shape[:cut])
         axes = [a for a, size in enumerate(arg.shape) if prod(arg.shape[:a]) == before and size % self.heads == 0]
+        if not axes and self._is_row(arg):  # gates lie outside of heads: what is read is the view
+            return self._read_once(node, cut)
         if not axes:
             raise Coupled(f"a view of {in_words(arg)} mixes heads")
         own, to = self.value(arg, axes[0]), self._shape(node.shape, cut)
@@ -260,11 +281,22 @@ class _Cutting:
             return replace(node, args=tuple(self.value(a, None) for a in node.args))
         cut += removed and cut >= axis
         if cut == axis:
-            raise Coupled(f"{in_words(node)} reads all heads")
+            return self._part(node, cut)
         args = [self.value(a, cut) for a in node.args]
         gone = node.args[0].shape[cut] == self.heads
         attrs = {**node.attrs, "axis": (axis - (gone and cut < axis)) - (rank - gone)}
         return make(node.op, *args, source=node.source, **attrs)
+
+    def _part(self, node: Node, cut: int) -> Node:
+        """One of several parts of a row, each of all heads: what is read is the view [parts, heads x units]."""
+        (row, *more), size = node.args, node.shape[cut]
+        start, whole = node.attrs.get("start", 0), row.shape[cut]
+        if node.op != "slice" or more or not self._is_row(row) or start % size or whole % size:
+            raise Coupled(f"{in_words(node)} reads all heads")
+        to = (*row.shape[:cut], whole // size, size, *row.shape[cut + 1 :])
+        view = self.views.setdefault((row, to), make("reshape", row, rank=len(row.shape), to=to))
+        own = self._read_once(view, cut + 1)
+        return make("index", own, source=node.source, axis=cut - len(own.shape), at=start // size)
 
     def _transposed(self, node: Node, cut: Cut) -> Node:
         (arg,), axes = node.args, tuple(node.attrs["axes"])

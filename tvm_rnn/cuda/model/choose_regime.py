@@ -37,7 +37,7 @@ from .batch_ladder import Rung, ladder
 from .choose_backward_lanes import geometry_beside
 from .choose_geometry import ANY, ChosenGeometry, RecurrentUnit, unit_of
 from .launched_step_time import predict_steps
-from .persistent_step_time import StepTime, exchange_us, phase_times, predict, resident_groups
+from .persistent_step_time import StepTime, exchange_us, phase_times, predict
 
 MOST_TURNS = 16  # of slices of a batch, beyond which a comparison with step by step says nothing new
 EXPECTED_BATCHES = (1, 16, 64, 128)  # where the caller names none
@@ -374,7 +374,7 @@ def _reach(layout: Layout, chosen: ChosenGeometry, batch: int, target: Target) -
         return batch
     if quicker(batch):  # float32 LSTM 512, B = 64: 56 rows at once, then 8: 12.6 us, step by step 11.6
         return 0
-    at_once = resident_groups(geometry, target) * geometry.rows
+    at_once = max(1, StepTime(geometry, target).at_once)
     for reach in range(0, MOST_TURNS * at_once, at_once):
         if quicker(reach + at_once):
             if reach < batch <= reach + at_once and not quicker(batch):

@@ -9,6 +9,7 @@ neighbouring units exchange a row each, so that 16-bit values are stored in pair
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -81,7 +82,7 @@ class Epilogue:
                 body.exchange.stage(node, block, j, e, self._stored(self._next(node, block, j, e), block))
             body.exchange.publish_tile(node, slot, block, j, when, y)
         output = self.step.graph.output
-        ours = output in phase.nodes or output is phase.root
+        ours = (output in phase.nodes or output is phase.root) and body.tape_stores.late is None
         if ours and not (output in phase.published and self._vectors(output)):
             self._store_scalars(block, j)
 
@@ -112,7 +113,7 @@ class Epilogue:
         return convert(self.body, value)
 
     def _vectors(self, node: Node) -> bool:
-        if self.body.masks is not None:
+        if self.body.masks is not None or not self.geometry.exchange.stages:
             return False  # what is published is the next step's state, y is zero in rows that have ended
         if any(self.step.result(state) is node for state in self.step.shown):
             return False
@@ -171,8 +172,8 @@ def pointers(layout: Layout) -> list[tuple[str, str]]:
 
 
 def name_of(own: Taped) -> str:
-    """Of the kernel's pointer to a kept value."""
-    return f"kept_{own.number}"
+    """Of the kernel's pointer to a kept value, or to y."""
+    return f"kept_{own.number}" if own.number >= 0 else "y"
 
 
 def check_kept(step: Step, layout: Layout) -> None:
@@ -187,14 +188,35 @@ def check_kept(step: Step, layout: Layout) -> None:
 class TapeStores:
     """The stores of one kernel."""
 
-    def __init__(self, body: Body) -> None:
+    def __init__(self, body: Body, late: bool) -> None:
+        """late: y is stored a step later where it is a state, from that state's registers."""
         self.body, self.k, self.layout, self.step = body, body.k, body.layout, body.step
+        self.back = 0  # steps from the one that is being written to the one that is stored
+        self.late: Taped | None = None
+        results, output = self.step.graph.results, self.step.graph.output
+        if late and self.layout.emits and output in results and self.step.domain[output] > 1:
+            state = self.step.graph.states[results.index(output)]
+            self.late = Taped(-1, state, self.layout.output, output.shape[0])
 
     def before(self) -> None:
-        """States as they are when the step begins."""
+        """States as they are when the step begins; y of the step before."""
         for own in self.layout.taped:
             if own.node.op == "state":
                 self._store(own)
+        if self.late is not None:
+            with self.k.when(self.body.t > 0) if self.body.par == 0 else nullcontext():
+                self._store_late(self.late)
+
+    def end(self) -> None:
+        """Behind the last step: its y."""
+        if self.late is not None:
+            self.body.t = self.k["steps"]
+            self._store_late(self.late)
+
+    def _store_late(self, own: Taped) -> None:
+        self.back = 1
+        self._store(own)
+        self.back = 0
 
     def phase(self, phase: Phase) -> None:
         """What the phase has computed."""
@@ -219,13 +241,14 @@ class TapeStores:
                     for block in range(blocks):
                         values = [self._value(node, number, block, j, e) for e in range(2)]
                         cell = (self.layout.spread(own.apart, number * width), block, j)
-                        if width > 1 and pairs(place, width):
+                        whole = place.align >= 4 and place.row_stride % 2 == 0
+                        if width > 1 and pairs(place, width) and whole:
                             self.pair(name, place, values, cell, width)
                         else:
                             self._each(name, place, values, cell, width)
 
     def _at(self, place: Place, j: int, e: Expr, offset: Expr) -> Expr:
-        row = self.body.time(self.body.t) + self.body.cells.row(j, e)
+        row = self.body.time(self.body.t - self.back) + self.body.cells.row(j, e)
         return row * place.row_stride + tirx.Cast("int64", offset)
 
     def _each(self, name: str, place: Place, values: Sequence[Expr], of: tuple[int, int, int], width: int) -> None:

@@ -25,7 +25,7 @@ from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.tensor_expressions import Index, element
 from tvm_rnn.tir.expr import Buffer, Expr
 
-from .geometry import LANES, PREFETCH_STEPS, Body, Geometry
+from .geometry import LANES, Body, Geometry
 
 Coming = tuple[Phase, Node, int, int, int, int]  # a read of one cell: with block, own tile, row of two
 PREFETCH_AHEAD = 6  # steps from a value's prefetch into L2 to its load, where registers are short
@@ -141,6 +141,23 @@ class CellReads:
                 row = time + body.cells.row(j, e)
                 with body.cells.own_tile(j), k.when(body.cells.inside(phase.width if slot >= 0 else 1, block, j, e)):
                     k.store(registers, k[f"read_{self.numbers[node]}"][row * stride + offset], at)
+        self._ask_early(wanted, t)
+
+    def _ask_early(self, wanted: Mapping[Coming, tuple[Buffer, int]], t: Expr) -> None:
+        """Into L2, what later steps load: one lane of those whose units lie side by side."""
+        k, body, ahead = self.k, self.body, self.geometry.exchange.early
+        if not ahead:
+            return
+        with k.when(tirx.And(body.ids.g == 0, t + ahead < k["steps"])):
+            time = k.bind(body.time(t + ahead))
+            for phase, node, slot, block, j, e in wanted:
+                stride = place_of(body.layout, node).row_stride
+                offset: Expr = body.layout.offset(node, ~slot if slot < 0 else slot * phase.width)
+                offset = offset if slot < 0 else offset + body.cells.first_unit(phase.width, block)
+                source = k[f"read_{self.numbers[node]}"]
+                with body.cells.own_tile(j), k.when(body.cells.inside(phase.width if slot >= 0 else 1, block, j, e)):
+                    at = (time + body.cells.row(j, e)) * stride + offset
+                    k.do(I.ptx["prefetch.global.L2"](source.ptr_to([at])))
 
     def _in_row(self, table: Node, index: Index, width: int, block: int) -> Expr:
         """An element of a table's row, from L2: nobody knew which before."""
@@ -358,7 +375,8 @@ class Prefetch:
         for n, (phase, node, slot, block, j) in enumerate(self.order):
             for e in range(2):
                 self.now[(phase, node, slot, block, j, e)] = (self.registers, 2 * n + e)
-        for t in range(PREFETCH_STEPS - 1):
+        self.stages = geometry.exchange.prefetch_steps
+        for t in range(self.stages - 1):
             self._copy(tirx.const(t, "int32"), t)
 
     def _warp(self) -> Expr:
@@ -389,7 +407,7 @@ class Prefetch:
 
     def _words(self) -> int:
         """Of one step of one warp."""
-        words: int = self.geometry.prefetch_words // self.geometry.prefetching_warps // PREFETCH_STEPS
+        words: int = self.geometry.prefetch_words // self.geometry.prefetching_warps // self.stages
         return words
 
     def _copy(self, t: Expr, slot: Expr) -> None:
@@ -411,13 +429,13 @@ class Prefetch:
         if not self.order:
             return
         k, geometry, ids = self.k, self.geometry, self.body.ids
-        k.do(I.ptx["cp.async.wait_group"](PREFETCH_STEPS - 2))
+        k.do(I.ptx["cp.async.wait_group"](self.stages - 2))
         k.do(I.cuda.warp_sync())
         elements, size = self._words() * 4 // geometry.itemsize, geometry.shared_bytes // geometry.itemsize
         view = I.decl_buffer((size,), geometry.storage, data=self.body.arena.data, scope="shared.dyn")
-        place = self.warp * (4 // geometry.itemsize) + tirx.floormod(t, PREFETCH_STEPS) * elements
+        place = self.warp * (4 // geometry.itemsize) + tirx.floormod(t, self.stages) * elements
         place = k.keep(place + ids.q * 16 + ids.g)
         for n in range(len(self.order)):
             for e in range(2):
                 k.store(self.registers, view[place + n * 64 + e * 8], 2 * n + e)
-        self._copy(t + (PREFETCH_STEPS - 1), tirx.floormod(t + (PREFETCH_STEPS - 1), PREFETCH_STEPS))
+        self._copy(t + (self.stages - 1), tirx.floormod(t + (self.stages - 1), self.stages))

@@ -207,15 +207,17 @@ def convert(body: Body, value: Expr) -> Expr:
 
 
 class Exchanger(ABC):
-    """What the two kinds of `ExchangeEmitter` share. stage_at: the word of shared memory where values are staged."""
+    """What all kinds of `ExchangeEmitter` share. stage_at, words: of shared memory, where values are staged; words:
+    how many (default: as planned)."""
 
     loads: ClassVar[str]  # the PTX instruction
 
-    def __init__(self, body: Body, stage_at: int) -> None:
+    def __init__(self, body: Body, stage_at: int, words: int | None = None) -> None:
         self.body, self.k, self.geometry, self.ids, self.arena = body, body.k, body.geometry, body.ids, body.arena
         self.stage_at = stage_at
         k, geometry = self.k, self.geometry
-        elements, offset = geometry.stage_words * 4 // geometry.itemsize, stage_at * 4 // geometry.itemsize
+        words = geometry.stage_words if words is None else words
+        elements, offset = words * 4 // geometry.itemsize, stage_at * 4 // geometry.itemsize
         self.view: Buffer = I.decl_buffer(
             (elements,), geometry.storage, data=self.arena.data, elem_offset=offset, scope="shared.dyn"
         )
@@ -246,10 +248,50 @@ class Exchanger(ABC):
         """A pointer to a word of what is exchanged."""
 
 
-class Cluster(Exchanger):
-    """Through distributed shared memory."""
+class InShared(Exchanger):
+    """Operands lie in the block's own shared memory."""
 
     loads: ClassVar[str] = "ld.shared"
+
+    def fill_operands(self) -> None:
+        """Copy 0 of each carried value is filled from the state, as a whole; all other copies are zeroed. Other warps
+        may not see it yet."""
+        body, geometry, k, ids = self.body, self.geometry, self.k, self.ids
+        total = geometry.exchange_words
+        with k.loop(-(-total // geometry.threads)) as i:
+            at = i * geometry.threads + ids.thread
+            with k.when(at < total):
+                k.store(body.arena, tirx.const(0, "uint32"), at)
+        k.do(I.cuda.cta_sync())
+        view = I.decl_buffer(
+            (total * 4 // geometry.itemsize,), geometry.storage, data=body.arena.data, elem_offset=0, scope="shared.dyn"
+        )
+        for n, state in enumerate(body.step.graph.states):
+            if state not in body.step.carried:
+                continue
+            node, width = body.value(state), state.shape[0]
+            elements = geometry.rows * width
+            with k.loop(-(-elements // geometry.threads)) as i:
+                flat = i * geometry.threads + ids.thread
+                row, unit = tirx.floordiv(flat, width), tirx.floormod(flat, width)
+                batch_row = k["row0"] + ids.group * geometry.rows + row
+                with k.when(tirx.And(flat < elements, batch_row < k["batch"])):
+                    stride = width * body.layout.heads
+                    value: Expr = k[f"old_{n}"][tirx.Cast("int64", batch_row) * stride + unit]
+                    if body.masks is not None:
+                        value = body.masks.restarted(state, batch_row, value)
+                    value = body.reads.words.masked_state_at(state, value, batch_row, unit)
+                    block = tirx.floordiv(unit, geometry.block_k) * geometry.rows + row
+                    words = geometry.value_at[node] + block * BLOCK_WORDS
+                    element = words * (4 // geometry.itemsize) + tirx.floormod(unit, geometry.block_k)  # of copy 0
+                    k.store(view, convert(body, value), element)
+
+    def _at(self, word: Expr) -> Expr:
+        return self.arena.ptr_to([word])
+
+
+class Cluster(InShared):
+    """Through distributed shared memory."""
 
     def __init__(self, body: Body, stage_at: int, barriers_at: int) -> None:
         super().__init__(body, stage_at)
@@ -312,36 +354,9 @@ class Cluster(Exchanger):
         return self.barriers_at + (len(self.geometry.published) * 2 + slot) * 2
 
     def fill(self) -> None:
-        """Every block fills its whole copy 0 of each carried value from the state, and zeroes all other copies."""
-        body, geometry, k, ids = self.body, self.geometry, self.k, self.ids
-        total = geometry.exchange_words
-        with k.loop(-(-total // geometry.threads)) as i:
-            at = i * geometry.threads + ids.thread
-            with k.when(at < total):
-                k.store(body.arena, tirx.const(0, "uint32"), at)
-        k.do(I.cuda.cta_sync())
-        view = I.decl_buffer(
-            (total * 4 // geometry.itemsize,), geometry.storage, data=body.arena.data, elem_offset=0, scope="shared.dyn"
-        )
-        for n, state in enumerate(body.step.graph.states):
-            if state not in body.step.carried:
-                continue
-            node, width = body.value(state), state.shape[0]
-            elements = geometry.rows * width
-            with k.loop(-(-elements // geometry.threads)) as i:
-                flat = i * geometry.threads + ids.thread
-                row, unit = tirx.floordiv(flat, width), tirx.floormod(flat, width)
-                batch_row = k["row0"] + ids.group * geometry.rows + row
-                with k.when(tirx.And(flat < elements, batch_row < k["batch"])):
-                    stride = width * body.layout.heads
-                    value: Expr = k[f"old_{n}"][tirx.Cast("int64", batch_row) * stride + unit]
-                    if body.masks is not None:
-                        value = body.masks.restarted(state, batch_row, value)
-                    value = body.reads.words.masked_state_at(state, value, batch_row, unit)
-                    block = tirx.floordiv(unit, geometry.block_k) * geometry.rows + row
-                    words = geometry.value_at[node] + block * BLOCK_WORDS
-                    element = words * (4 // geometry.itemsize) + tirx.floormod(unit, geometry.block_k)  # of copy 0
-                    k.store(view, convert(body, value), element)
+        """Every block has all operands; barriers are there before anybody sends."""
+        geometry = self.geometry
+        self.fill_operands()
         pointers = [self._pointer(node, slot) for node in geometry.published for slot in range(2)]
         pointers += [self._at(self._reduce_barrier(slot)) for slot in range(2) if geometry.reductions]
         with self.k.when(self.ids.thread == 0):
@@ -417,9 +432,6 @@ class Cluster(Exchanger):
             k.do(I.cuda.mbarrier_wait_acquire_cluster(pointer, tirx.floormod(uses, 2)))
             with k.when(self.ids.thread == 0):
                 self._expect_parts(number + 2, slot)
-
-    def _at(self, word: Expr) -> Expr:
-        return self.arena.ptr_to([word])
 
     def stage(self, node: Node, block: int, j: int, e: int, value: Expr) -> None:
         """[row][units of this block]."""

@@ -45,7 +45,6 @@ MMA = {
 }
 LANES = 32
 BLOCK_WORDS = 16  # 64 bytes of K
-PREFETCH_STEPS = 4  # stages of hoisted values: copies begin three steps early
 POISON = 0xFFFFFFFF  # memory that nobody has written yet: no value's bits, see `exchange_by_polling.py`
 COUNTER_WORDS = 32  # a counter per 128 bytes: no two groups share a line
 Store = Callable[[Expr, Expr, Sequence[Expr]], None]  # (row, unit, words): 16 bytes of y
@@ -251,7 +250,11 @@ class Reads(Protocol):
 
 
 class Tape(Protocol):
-    """What training keeps (`cell_epilogue.py`)."""
+    """What training keeps, and y where that is stored a step later (`cell_epilogue.py`)."""
+
+    @property
+    def late(self) -> object:
+        """None: y is stored in its own step."""
 
     def pair(self, name: str, place: Place, values: Sequence[Expr], of: tuple[int, int, int], width: int) -> None: ...
 
@@ -344,6 +347,11 @@ class Exchange(ABC):
     in_memory: ClassVar[bool]  # values travel through global memory, and all blocks must be on the GPU at once
     polls: ClassVar[bool] = False  # a reader loads a value until it is there
     marks: ClassVar[bool] = False  # a layer knows by the values themselves what the layer below has written
+    prefetch_steps: ClassVar[int] = 4  # stages of hoisted values: copies begin three steps early
+    early: ClassVar[int] = 0  # steps before its load that a value is asked for into L2, where steps are that short
+    stages: ClassVar[bool] = True  # values wait in shared memory for others, and y is stored from there
+    # Products wait for nobody else: what is stored of the step before waits for them, not they for it.
+    stores_late: ClassVar[bool] = False
     rates: ClassVar[Rates]
 
     @abstractmethod
@@ -753,7 +761,15 @@ class Geometry(ABC):
     def prefetch_words(self) -> int:
         pairs = zip(self.step.phases, self.step.reads, strict=True)
         tiles = [self.blocks(p.width) for p, reads in pairs for node, slot in reads if self.prefetches(p, node, slot)]
-        return PREFETCH_STEPS * self.prefetching_warps * sum(tiles) * self.own_tiles * 64 * self.itemsize // 4
+        return (
+            self.exchange.prefetch_steps
+            * self.prefetching_warps
+            * sum(tiles)
+            * self.own_tiles
+            * 64
+            * self.itemsize
+            // 4
+        )
 
     # --- values and inputs -------------------------------------------------------------------------------------------
 

@@ -111,7 +111,8 @@ class KernelBody:
         words, align = geometry.shared_bytes // 4, geometry.alignment
         self.arena: Buffer = I.alloc_buffer((words,), "uint32", scope="shared.dyn", align=align)
         self.reads = CellReads(self, geometry.prefetch_at)
-        self.tape_stores = TapeStores(self)
+        self.stores_late = geometry.exchange.stores_late
+        self.tape_stores = TapeStores(self, self.stores_late and initial is None)
         self.masks: Masks | None = None
         emitters = geometry.emitters(self)
         self.exchange, self.inputs = emitters.exchange, emitters.inputs
@@ -135,6 +136,7 @@ class KernelBody:
                 with self.k.when(pair * 2 + par < steps) if par else nullcontext():
                     self._step(par, pair * 2 + par)
         self._store_states()
+        self.tape_stores.end()
         self.inputs.end()
         self.exchange.end()
         self.product.end()
@@ -209,13 +211,17 @@ class KernelBody:
         self.pieces.begin_step()
         self.reads.prefetch.begin(t)
         self.reads.words.begin(t)
-        self.tape_stores.before()
+        late = next((p for p in self.step.phases if p.kind == "gemm"), None) if self.stores_late else None
+        if late is None:
+            self.tape_stores.before()
         for phase in self.step.phases:
             self.phase = phase
             if phase.kind == "reduce":
                 Reduction(self, phase).emit()
             else:
                 gates = self.product.emit(phase) if phase.kind == "gemm" else ()
+                if phase is late:
+                    self.tape_stores.before()
                 self._stash(phase)
                 Epilogue(self, phase, gates).emit()
             self.tape_stores.phase(phase)

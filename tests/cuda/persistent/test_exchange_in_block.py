@@ -1,0 +1,48 @@
+"""exchange_in_block: which geometries have it, what it keeps in shared memory, and where its barriers are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from persistent_layers import GPU, geometry_of, layout_of, step, unit_of
+
+from tvm_rnn.cuda.model.choose_geometry import geometry_of as chosen
+from tvm_rnn.cuda.model.persistent_step_time import predict
+from tvm_rnn.cuda.persistent.exchange import CLUSTER
+from tvm_rnn.cuda.persistent.exchange_in_block import BLOCK
+from tvm_rnn.cuda.persistent.kernel import kernel
+from tvm_rnn.schedule.schedule_template import templates
+
+SHAPE = {"rows": 8, "warps_u": 2, "register_words": 160}
+
+
+def kernel_text(cell: str, **knobs: int) -> str:
+    geometry = geometry_of(step(cell, 32), "bfloat16", "block", **SHAPE, **knobs)
+    return kernel("k", geometry, layout_of(cell, 32)).func.script()
+
+
+def test_one_block_alone_exchanges_values_without_messages() -> None:
+    unit, knobs = unit_of("lstm", 32, "bfloat16", 8), {"ctas": 1, "warps_n": 1, "warps_k": 1, **SHAPE}
+    of = templates()["persistent_cluster_cuda"]
+    assert chosen(of, unit, knobs).exchange is BLOCK
+    assert chosen(of, unit, {**knobs, "ctas": 2}).exchange is CLUSTER
+    assert chosen(of, replace(unit, layers=2), knobs).exchange is CLUSTER  # a wave's rows come through memory
+
+
+def test_it_stages_nothing_and_is_faster() -> None:
+    own, other = (geometry_of(step("lstm", 32), "bfloat16", how, **SHAPE) for how in ("block", "cluster"))
+    assert own.stage_words == 0 < other.stage_words
+    assert predict(own, 8, GPU) < predict(other, 8, GPU)
+
+
+@pytest.mark.parametrize(("cell", "each"), [("lstm", 1), ("gru_reset_before", 2)])
+def test_a_barrier_for_each_value_that_products_wait_for(cell: str, each: int) -> None:
+    """Of two steps, and two before them: behind zeros, and behind the first state."""
+    assert kernel_text(cell).count("cta_sync") == 2 * each + 2
+
+
+def test_a_warp_alone_needs_no_barrier_of_the_block() -> None:
+    geometry = geometry_of(step("lstm", 8), "bfloat16", "block", rows=8, register_words=160)
+    text = kernel("k", geometry, layout_of("lstm", 8)).func.script()
+    assert geometry.warps == 1 and text.count("cta_sync") == 1 and "warp_sync" in text
