@@ -59,8 +59,8 @@ def step(name: str, hidden: int, precision: str = "bfloat16") -> Step:
 
 
 def geometry_of(step: Step, precision: str, exchange: str = "grid", ctas: int = 1, rows: int = 8, **knobs: Any) -> Any:
-    """The geometry of knobs as records name them: exchange "block", "cluster" or "grid", polled; of other products than those of
-    mma.sync: pace (split-K), ring, staged, fma."""
+    """The geometry of knobs as records name them: exchange "block", "cluster" or "grid", polled; of other products than
+    those of mma.sync: pace (split-K), ring, staged, fma."""
     polled, staged = knobs.pop("polled", 0), knobs.pop("staged", 0)
     if "fma" in knobs:
         return Ffma(step, precision, ctas, rows, stages=knobs.pop("fma"), **knobs)
