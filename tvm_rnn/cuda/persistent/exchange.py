@@ -69,7 +69,7 @@ class ClusterExchange(Exchange):
     def place(self, k: Writer, geometry: Geometry) -> tuple[Expr, Expr]:
         return I.cluster_id([k["teams"]]), I.cta_id_in_cluster([geometry.ctas])
 
-    def exchanger(self, body: Body, stage_at: int, barriers_at: int) -> Cluster:
+    def exchanger(self, body: Body, stage_at: int, barriers_at: int) -> LaneExchange:
         return Cluster(body, stage_at, barriers_at)
 
     def inputs(self, body: Body, exchange: LaneExchange, pieces: LanePieces, at: int) -> LaneInputs:
