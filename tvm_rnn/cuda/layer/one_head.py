@@ -153,9 +153,12 @@ def of_heads(layout: Layout, heads: int) -> HeadLayout:
 
 
 def _place(layout: HeadLayout, node: Node) -> Place:
-    """Of an input of the head's graph: rows of all heads, that head's part of which may be less aligned."""
+    """Of an input of the head's graph: rows of all heads, that head's part of which may be less aligned. A call that
+    gives x itself looks where it begins."""
     assert layout.whole is not None
     place = layout.whole.rows(layout.of_layer(node))
+    if layout.is_first_input(node):
+        place = replace(place, align=gcd(16, place.row_stride * ITEM_BYTES[place.dtype]))
     return replace(place, align=gcd(place.align, layout.side_by_side(node) * ITEM_BYTES[place.dtype]))
 
 

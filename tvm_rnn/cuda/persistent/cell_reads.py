@@ -141,23 +141,6 @@ class CellReads:
                 row = time + body.cells.row(j, e)
                 with body.cells.own_tile(j), k.when(body.cells.inside(phase.width if slot >= 0 else 1, block, j, e)):
                     k.store(registers, k[f"read_{self.numbers[node]}"][row * stride + offset], at)
-        self._ask_early(wanted, t)
-
-    def _ask_early(self, wanted: Mapping[Coming, tuple[Buffer, int]], t: Expr) -> None:
-        """Into L2, what later steps load: one lane of those whose units lie side by side."""
-        k, body, ahead = self.k, self.body, self.geometry.exchange.early
-        if not ahead:
-            return
-        with k.when(tirx.And(body.ids.g == 0, t + ahead < k["steps"])):
-            time = k.bind(body.time(t + ahead))
-            for phase, node, slot, block, j, e in wanted:
-                stride = place_of(body.layout, node).row_stride
-                offset: Expr = body.layout.offset(node, ~slot if slot < 0 else slot * phase.width)
-                offset = offset if slot < 0 else offset + body.cells.first_unit(phase.width, block)
-                source = k[f"read_{self.numbers[node]}"]
-                with body.cells.own_tile(j), k.when(body.cells.inside(phase.width if slot >= 0 else 1, block, j, e)):
-                    at = (time + body.cells.row(j, e)) * stride + offset
-                    k.do(I.ptx["prefetch.global.L2"](source.ptr_to([at])))
 
     def _in_row(self, table: Node, index: Index, width: int, block: int) -> Expr:
         """An element of a table's row, from L2: nobody knew which before."""

@@ -348,7 +348,6 @@ class Exchange(ABC):
     polls: ClassVar[bool] = False  # a reader loads a value until it is there
     marks: ClassVar[bool] = False  # a layer knows by the values themselves what the layer below has written
     prefetch_steps: ClassVar[int] = 4  # stages of hoisted values: copies begin three steps early
-    early: ClassVar[int] = 0  # steps before its load that a value is asked for into L2, where steps are that short
     stages: ClassVar[bool] = True  # values wait in shared memory for others, and y is stored from there
     # Products wait for nobody else: what is stored of the step before waits for them, not they for it.
     stores_late: ClassVar[bool] = False
