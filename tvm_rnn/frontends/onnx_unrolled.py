@@ -68,8 +68,9 @@ class _Graph:
     def constant(self, name: str) -> str | None:
         """What is the same for constants that are alike; None: the value is none."""
         node = self.nodes[self.maker[name]] if name in self.maker else None
-        if node is not None and node.op_type == "Identity" and self.maker.get(node.input[0], -1) < self.maker[name]:
-            return self.constant(node.input[0])
+        source = node.input[0] if node is not None and node.op_type == "Identity" and node.input else ""
+        if source and self.maker.get(source, -1) < self.maker[name]:
+            return self.constant(source)
         value = self.array(name)
         if value is not None:
             return f"{value.dtype}{value.shape}{value.tolist()}"
@@ -121,7 +122,8 @@ def _chains(graph: _Graph) -> Iterator[tuple[_Graph, list[int]]]:
     """Products with one matrix each of which reads what the one before makes, the first one first."""
     alike: dict[tuple[object, ...], list[int]] = {}
     for place, node in enumerate(graph.nodes):
-        if node.op_type in PRODUCTS and not bodies(node) and graph.constant(node.input[1]) is not None:
+        whole = node.op_type in PRODUCTS and len(node.input) > 1 and not bodies(node)
+        if whole and graph.constant(node.input[1]) is not None:
             alike.setdefault(graph.kind(place), []).append(place)
     for places in alike.values():
         if len(places) >= LEAST and all(b in graph.behind([a]) for a, b in itertools.pairwise(places)):
@@ -129,10 +131,10 @@ def _chains(graph: _Graph) -> Iterator[tuple[_Graph, list[int]]]:
 
 
 def _rolled(source: Source, chain: tuple[_Graph, list[int]]) -> ModelProto | None:
-    """The model with the chain as a Scan; None: its steps are not alike."""
+    """The model with the chain as a Scan; None: its steps are not alike, or nodes have not the inputs they need."""
     try:
         return _Roll(*chain).model()
-    except _Unlike:
+    except (_Unlike, IndexError, ValueError):
         return None
 
 
