@@ -170,9 +170,11 @@ def add_node(steps: GraphSteps, node: NodeProto) -> None:
         return
     if node.op_type in FORMS and node.domain in ("", "ai.onnx"):
         attributes_of(node, steps.source.opset)
-        for own in as_others(steps, node):
+        others = as_others(steps, node)
+        for own in others:
             add_node(steps, own)
-        return
+        if others:
+            return
     if is_compiled(node, steps.source.opset):
         attributes: Fields = attributes_of(node, steps.source.opset)
         if "output_shape" in attributes:
