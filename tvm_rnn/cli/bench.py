@@ -159,15 +159,15 @@ def _module(module: str, timing: Timing, shown: Shown) -> None:
 
 def _models(suite: SuiteOptions, timing: Timing, shown: Shown) -> None:
     """Whole models of packages beside ONNX Runtime, on this CPU."""
-    from tvm_rnn.bench.run import whole_models
-    from tvm_rnn.bench.suites.whole_models import found_in
+    from tvm_rnn.bench.run import onnx_files
+    from tvm_rnn.bench.suites.onnx_files import found_in
 
     words = suite.only.replace(",", " ").split()
     models = {m: p for m, p in found_in(suite.packages).items() if all(word in m.name for word in words)}
-    options = whole_models.Options(timing.threads, suite.limit, timing.rounds)
+    options = onnx_files.Options(timing.threads, suite.limit, timing.rounds)
     with progress(shown.as_json) as stage:
-        found = whole_models.run(models, options, shown.records, progress=stage)
-    show(shown.as_json, found, *whole_models.table(found))
+        found = onnx_files.run(models, options, shown.records, progress=stage)
+    show(shown.as_json, found, *onnx_files.table(found))
 
 
 def _build(suite: SuiteOptions, folder: str, shown: Shown) -> None:

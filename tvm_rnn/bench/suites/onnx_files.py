@@ -1,4 +1,4 @@
-"""Whole models as packages ship them: which file of which package, and what it is called with.
+"""ONNX files as packages ship them: which file of which package, and what it is called with.
 
 In: the folders where packages lie. Out: `WholeModel`s, and the paths of those that are there. Nothing of a package is
 imported.

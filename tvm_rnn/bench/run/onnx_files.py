@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tvm_rnn.bench.peers.models import imported
-from tvm_rnn.bench.suites.whole_models import INSTALL, WholeModel
+from tvm_rnn.bench.suites.onnx_files import INSTALL, OnnxFile
 from tvm_rnn.compiler.compile import compile
 from tvm_rnn.errors import ConfigError, TvmRnnError, message
 from tvm_rnn.explain.tables import plain_table
@@ -50,7 +50,7 @@ class Options:
 
 
 def run(
-    models: Mapping[WholeModel, Path],
+    models: Mapping[OnnxFile, Path],
     options: Options,
     records: str | os.PathLike[str] | None = None,
     *,
@@ -76,7 +76,7 @@ def run(
     return found
 
 
-def _measured(model: WholeModel, path: Path, threads: int, rounds: int) -> list[Record]:
+def _measured(model: OnnxFile, path: Path, threads: int, rounds: int) -> list[Record]:
     """What comes of one model: ours and the peer's time, or why there is none."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     base: Record = {"kind": "model", "model": model.name, "file": model.file, "sha256": digest, "threads": threads}

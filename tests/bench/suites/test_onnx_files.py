@@ -1,4 +1,4 @@
-"""whole_models: what packages ship is found, and called with what its file says."""
+"""onnx_files: what packages ship is found, and called with what its file says."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tvm_rnn.bench.suites.whole_models import INSTALL, MODELS, found_in
+from tvm_rnn.bench.suites.onnx_files import INSTALL, MODELS, found_in
 
 
 def test_models_are_found_where_packages_lie(tmp_path: Path) -> None:
