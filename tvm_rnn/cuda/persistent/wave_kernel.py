@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
+from typing import cast
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -96,8 +96,7 @@ def _of_layers(k: Writer, member: Member, layer: Expr, numbers: Sequence[int]) -
     own = Writer(dict(k.arguments))
     for name, _ in _pointers(member):
         own.arguments[name] = _chosen([k[_of(name, number)] for number in numbers], layer, numbers)
-    follows: Any = k.keep(tirx.Cast("int32", tirx.NE(layer, 0)))
-    own.arguments[FOLLOWS] = follows
+    own.arguments[FOLLOWS] = cast("Argument", k.keep(tirx.Cast("int32", tirx.NE(layer, 0))))
     return own
 
 
