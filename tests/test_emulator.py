@@ -201,8 +201,7 @@ def test_step_by_step_with_equal_sizes(cell: str, dtype: str, monkeypatch: pytes
 
 @pytest.mark.slow
 def test_weights_in_8_bits() -> None:
-    """Made of what the user gives: in the file, later, and where a row is not finite. Without lengths and resets the
-    layers run as a wave, with them each has all steps in one launch."""
+    """Made of what the user gives: in the file, later, and where a row is not finite; in a wave."""
     net = network("gru", 16, "bfloat16", num_layers=2, inputs=16)
     mod = emulator.compile(net, batch=[B], weights="float8_e4m3")
     assert mod.manifest.weight_dtype == "float8_e4m3"

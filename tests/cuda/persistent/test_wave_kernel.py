@@ -44,7 +44,8 @@ def test_layers_of_one_graph_share_code() -> None:
 
 @pytest.mark.broad
 def test_a_cluster_is_of_one_layer_and_launched_whole() -> None:
-    kernel = wave_kernel("k", [member(32, exchange="cluster")], [0, 0, 0])
+    kernel = wave_kernel("k", [member(32, exchange="cluster")], [0, 0, 0], {})
     assert kernel.cluster == 2 and kernel.resident
     text = text_of(kernel).split('extern "C"')[-1]
     assert re.search(r"clusterid_x\(\) % 3", text) or "% 3" in text
+    assert {"has_lengths", "has_reset"} <= dict(kernel.scalars).keys()

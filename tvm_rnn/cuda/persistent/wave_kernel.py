@@ -14,7 +14,7 @@ Source: Diamos et al. 2016, "Persistent RNNs"; the wavefront of Appleyard, Kocis
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -24,6 +24,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Argument, Kernel, Writer, write
+from tvm_rnn.cuda.layer.regime import MASK_POINTERS, MASK_SCALARS
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.expr import Expr
@@ -42,10 +43,13 @@ class Member:
     layout: Layout
 
 
-def wave_kernel(name: str, members: Sequence[Member], of_layer: Sequence[int]) -> Kernel:
-    """The kernel of a wave, without lengths and resets. of_layer: each layer's member. The scalar "teams" counts the
-    groups of blocks of all layers."""
-    geometry, layers = members[0].geometry, len(of_layer)
+def wave_kernel(
+    name: str, members: Sequence[Member], of_layer: Sequence[int], initial: Mapping[str, float] | None = None
+) -> Kernel:
+    """The kernel of a wave. of_layer: each layer's member. The scalar "teams" counts the groups of blocks of all
+    layers. initial: what states are after a reset, for a kernel that knows lengths and resets; None for one that does
+    not."""
+    geometry, layers, masked = members[0].geometry, len(of_layer), initial is not None
     shared_bytes = max(member.geometry.shared_bytes for member in members)
     every = [(_of(p, n), dtype) for n, i in enumerate(of_layer) for p, dtype in _pointers(members[i])]
 
@@ -58,13 +62,13 @@ def wave_kernel(name: str, members: Sequence[Member], of_layer: Sequence[int]) -
                 mine = [n for n, index in enumerate(of_layer) if index == number]
                 with k.when(_one_of(layer, mine)) if len(members) > 1 else nullcontext():
                     own = _of_layers(k, member, layer, mine)
-                    KernelBody(own, member.geometry, member.layout, None, block).emit()
+                    KernelBody(own, member.geometry, member.layout, initial, block).emit()
 
     with flavour(geometry.precision):
         return write(
             name,
-            every,
-            [scalar for scalar in SCALARS if scalar[0] != FOLLOWS],
+            [*every, *(MASK_POINTERS if masked else ())],
+            [*(scalar for scalar in SCALARS if scalar[0] != FOLLOWS), *(MASK_SCALARS if masked else ())],
             body,
             threads=geometry.threads,
             attributes=COOPERATIVE,

@@ -3,7 +3,8 @@
 In: an RNN of one direction, its layers' graphs before anything is hoisted. Out: statements for a tile of time: one
 launch for all layers (`cuda/persistent/wave_kernel.py`), each on multiprocessors of its own, each multiplying its own
 input ([W R] on the chip) as soon as the layer below has written it. Layer l works on step t while layer l - 1 works on
-a later one. On a GPU that has no room for all of them, and with lengths or resets, layers run one after the other.
+a later one. On a GPU that has no room for all of them, and where a reset cannot be part of a step, layers run one after
+the other.
 
 Rewrite: for layer: for t: step  -->  for t: for layer: step, layers side by side
 
@@ -21,7 +22,7 @@ from typing import Any
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.layer.phases import NotPersistent, Step
-from tvm_rnn.cuda.layer.regime import LayerSteps
+from tvm_rnn.cuda.layer.regime import LayerSteps, launch_either
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.model.choose_geometry import ChosenGeometry, choose_geometry
@@ -29,6 +30,7 @@ from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES, Persistent, step_
 from tvm_rnn.cuda.model.persistent_step_time import able_to_run, predict, resident_groups
 from tvm_rnn.cuda.persistent import wave_kernel
 from tvm_rnn.cuda.persistent.geometry import MMA
+from tvm_rnn.cuda.persistent.lengths_and_resets import resettable
 from tvm_rnn.decisions import about, tell
 from tvm_rnn.graph.graph import Graph
 from tvm_rnn.network.rnn import RNN, constants
@@ -66,15 +68,19 @@ class Wave:
     regimes: list[list[Persistent]]  # per wave: one per member
     limits: list[int]  # per wave: the largest B
     floors: list[int]  # per wave: the largest B that layers one by one are left to; 0: none
+    lean: bool = False  # there are never lengths or resets
     places: list[dict[Any, Pointer]] = field(default_factory=list)  # per layer: packed weights
 
     @cached_property
-    def kernels(self) -> list[Kernel]:
-        """One per wave."""
+    def kernels(self) -> list[tuple[Kernel, Kernel]]:
+        """Per wave, without and with lengths and resets."""
         found = []
         for regimes in self.regimes:
             members = [wave_kernel.Member(regime.geometry, regime.layout) for regime in regimes]
-            found.append(wave_kernel.wave_kernel(regimes[0].name, members, self.of_layer))
+            plain = wave_kernel.wave_kernel(regimes[0].name, members, self.of_layer)
+            initial = regimes[0].initial
+            masked = wave_kernel.wave_kernel(f"{regimes[0].name}_masked", members, self.of_layer, initial)
+            found.append((plain, masked))
         return found
 
     # --- memory ----------------------------------------------------------------------------------------------------
@@ -106,11 +112,12 @@ class Wave:
 
     def choose(self, host: Host) -> str:
         """Decide, in each call, which wave runs: a variable, below 0 for none."""
-        able = ["!has_lengths", "!has_reset"]
         numbers = {n for member in self.members for n in range(len(member.layout.graph.inputs))}
-        able += [f"reinterpret_cast<uintptr_t>(input[{n}]) % 16 == 0" for n in sorted(numbers)]
-        for number, (regimes, kernel) in enumerate(zip(self.regimes, self.kernels, strict=True)):
-            room = f"{len(self.of_layer)} * {regimes[0].blocks} <= {host.program.resident(kernel)}"
+        able = [f"reinterpret_cast<uintptr_t>(input[{n}]) % 16 == 0" for n in sorted(numbers)]
+        able += ["!has_lengths", "!has_reset"] if self.lean else []
+        able += [] if all(resettable(member.step) for member in self.members) else ["!has_reset"]
+        for number, (regimes, (plain, _)) in enumerate(zip(self.regimes, self.kernels, strict=True)):
+            room = f"{len(self.of_layer)} * {regimes[0].blocks} <= {host.program.resident(plain)}"
             able.append(f"({self.fits} != {number} || {room})")
         self.number = host.let("in_waves", f"({' && '.join(able)}) ? {self.fits} : -1")
         return self.number
@@ -143,7 +150,7 @@ class Wave:
             own, below = (self.counters.skip(f"{n} * {counters}") for n in (layer, max(0, layer - 1)))
             pointers += regimes[index].in_wave(steps, own, below)
         scalars: list[HostExpr] = [count, 1, "B", 0, f"{layers} * {regimes[0].groups}"]
-        host.launch(self.kernels[number], pointers, scalars)
+        launch_either(host, self.kernels[number], pointers, scalars, steps)
 
     def _layer_steps(
         self, host: Host, layer: int, at: tuple[str, str, str], regime: Persistent, states: States
@@ -159,7 +166,7 @@ class Wave:
         last, stride = layer + 1 == len(self.of_layer), layout.output.row_stride
         output = program.output.at(f"{done} * B * {stride}") if last else self._between(count, layer)
         values, weights = self.exchange.skip(f"{layer} * {regime.values_in(count)}"), self.places[layer]
-        return LayerSteps(layout, done, count, False, inputs, {}, weights, old, new, output, values)
+        return LayerSteps(layout, done, count, False, inputs, {}, weights, old, new, output, values, lean=self.lean)
 
     def _between(self, count: str, layer: int) -> Pointer:
         """Where a layer leaves its output for the next one: tiles lie dense, so that one memset reaches all."""
@@ -216,7 +223,7 @@ def wave(passed: Passed, target: Target, alone: Sequence[float], beside: Sequenc
     if not found:
         return None
     below = [floors.get(n, 0) for n in reversed(range(len(found)))]
-    result = Wave(net, layers.of_layer, members, [], [], below)
+    result = Wave(net, layers.of_layer, members, [], [], below, bool(target.records.lean))
     for number, (batch, best) in enumerate(reversed(found)):
         most = batch if number + 1 < len(found) else None
         result.regimes.append([_regime(m, best, most, net, target) for m in members])
