@@ -24,7 +24,6 @@ from tvm_rnn.bench.peers.models import imported
 from tvm_rnn.bench.suites.onnx_files import INSTALL, OnnxFile
 from tvm_rnn.compiler.compile import compile
 from tvm_rnn.errors import ConfigError, TvmRnnError, message
-from tvm_rnn.explain.tables import plain_table
 from tvm_rnn.frontends.onnx import from_onnx
 from tvm_rnn.target import host
 
@@ -135,7 +134,11 @@ DTYPES = {
 
 def table(records: Sequence[Record]) -> tuple[Table, str]:
     """A line for each model, and the geometric mean of the ratios. Above 1 ours is faster."""
-    shown = plain_table("model", "us", "onnxruntime us", "ratio", "largest difference", "note")
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("model", "us", "onnxruntime us", "ratio", "largest difference", "note"):
+        shown.add_column(column, overflow="fold")
     peers = {str(own["model"]): own for own in records if own.get("framework") == PEER}
     ratios = list[float]()
     for own in records:
