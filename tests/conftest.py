@@ -25,8 +25,11 @@ FEW_CELLS = {
 }
 FILES = pytest.StashKey[dict[Path, bool]]()
 CASES = pytest.StashKey[Counter[str]]()
-# Folders whose quick tests ask what is compiled, not how well.
-ABOUT_OTHERS = {"bench", "bundle", "cli", "explain", "frontends", "language", "torch_layer"}
+# Folders and files whose quick tests ask what is compiled and how it is called, not how good the code is.
+ABOUT_OTHERS = {
+    *("bench", "bundle", "cli", "explain", "frontends", "language", "runtime", "torch_layer", "tune"),
+    *("test_runtime_files.py", "test_training_regularised.py", "test_training_segments.py", "test_whole_files.py"),
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:
