@@ -17,6 +17,7 @@ Broadcast = Callable[..., Shape]
 T = TypeVar("T")
 KEPT_EVERY = 16  # steps between those before which a tape has a matrix, on CPUs
 KEPT_EVERY_ON_GPUS = 64  # those of a chunk
+BOTH_AXES = 0  # of a read-out: sums run along keys and values
 
 
 def scanned_shape(broadcast: Broadcast) -> Callable[..., Shape]:
@@ -75,15 +76,17 @@ def scan_matrix(*args: Array, writes: int, key: int, of: str = "") -> Array:
 
 
 def read_out(state: Array, q: Array, *, key: int) -> Array:
-    """q . S along the axis `key`."""
-    return np.sum(state * q, axis=key)
+    """q . S along the axis `key`, or along both (BOTH_AXES)."""
+    return np.sum(state * q, axis=(-2, -1) if key == BOTH_AXES else key)
 
 
 def read_shape(broadcast: Broadcast) -> Callable[..., Shape]:
-    """The shape rule of `read_out`: the state's without the axis `key`."""
+    """The shape rule of `read_out`: the state's without the axis `key`, or without both."""
 
     def shape(state: Shape, q: Shape, *, key: int) -> Shape:
         whole = broadcast(state, q)
+        if key == BOTH_AXES:
+            return whole[:-2]
         return tuple(size for axis, size in enumerate(whole) if axis != len(whole) + key)
 
     return shape

@@ -11,14 +11,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tvm_rnn.graph.graph import Graph, Node, make, rewrite, with_args
+from tvm_rnn.target import HOPPER
 
 from .matrix_recurrence import Solved
 
 if TYPE_CHECKING:
     from tvm_rnn.network.rnn import RNN
+    from tvm_rnn.target import Target
 
 MOST_KEYS = 256  # that registers have room for
 MOST_VALUES = 1024  # in training, likewise
+# Of what is made again at once for all keys, of which the product with the gradient is one number.
+MOST_AT_ONCE, MOST_WRITES = 128, 3
 
 
 def chunk_form(graph: Graph, name: str) -> Graph:
@@ -62,6 +66,15 @@ def refused(solved: Solved, net: RNN, trained: bool = False) -> str:
     if trained and state.shape[-3 - new.attrs["key"]] > MOST_VALUES:
         return f"its kernels have up to {MOST_VALUES} values in training"
     return ""
+
+
+def sums_of_both(solved: Solved, net: RNN, target: Target) -> int:
+    """Of how many writes to both, at most, a GPU's kernels give the product of a matrix and its gradient as one number:
+    in 16 bits, of heads that decay as one."""
+    (new,), (state,) = solved.new, solved.states
+    able = target.arch == HOPPER and net.dtype in ("bfloat16", "float16")
+    able = able and max(state.shape[-2:]) <= MOST_AT_ONCE and all(size == 1 for size in new.args[1].shape[-2:])
+    return MOST_WRITES if able else 0
 
 
 def _scaled(node: Node, along: int) -> tuple[Node, list[Node]]:

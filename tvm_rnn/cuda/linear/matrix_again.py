@@ -1,7 +1,7 @@
 """Matrices and their gradients made again: a group of kind "scan" whose root is a `rescan`.
 
-In: the group's operands, and where its values lie. Out: a `MatrixAgain`, the kernels of `blocks_again.py`, or of
-`steps_again.py` where there are none of these, with the statements that launch them, all parts of a tile at once.
+In: the group's operands, and where its values lie. Out: a `MatrixAgain`, the kernels of `parts_again.py`, `blocks_again.py` or
+`steps_again.py`: the first that can, with the statements that launch them, all parts of a tile at once.
 """
 
 from __future__ import annotations
@@ -18,11 +18,16 @@ from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.rowwise.state_moves import Tile
 from tvm_rnn.decisions import tell
 from tvm_rnn.graph.graph import Node
+from tvm_rnn.graph.recurrences import BOTH_AXES
 from tvm_rnn.schedule.schedule_template import DEFAULT
 
 from .blocks_again import BlocksAgain
+from .parts_again import PartsAgain
 from .recurrence import Rows, same_places
 from .steps_again import BOTH, EVERY, GRADIENT, STATE, Made, Pair, Read, StepsAgain, marks_name
+
+Kernels = PartsAgain | BlocksAgain | StepsAgain
+TEMPLATES = {PartsAgain: "parts_again", BlocksAgain: "blocks_again", StepsAgain: "steps_again"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,14 +48,13 @@ class MatrixAgain:
     @property
     def fact(self) -> dict[str, object]:
         """A row of the manifest's templates."""
-        own, blocks = self.pair, isinstance(self.kernels, BlocksAgain)
+        own = self.pair
         unit = f"before rescan {own.heads}x{own.keys}x{own.values}, parts of {EVERY} steps at once, any B"
-        return {"unit": unit, "template": "blocks_again" if blocks else "steps_again", "knobs": {}, "record": DEFAULT}
+        return {"unit": unit, "template": TEMPLATES[type(self.kernels)], "knobs": {}, "record": DEFAULT}
 
     @cached_property
-    def kernels(self) -> BlocksAgain | StepsAgain:
-        blocks = BlocksAgain(self.name, self.pair)
-        return StepsAgain(self.name, self.pair) if blocks.why_not else blocks
+    def kernels(self) -> Kernels:
+        return _kernels(self.name, self.pair)
 
     def launch(self, host: Host, values: Sequence[Pointer], tile: Tile, lean: bool = False) -> None:
         """All steps of a tile. values: of `arguments`; lean: there are never lengths or resets."""
@@ -64,6 +68,14 @@ class MatrixAgain:
             with host.when("true" if lean else "has_lengths || has_reset" if masked else "!has_lengths && !has_reset"):
                 own = {name: pointers[name] for name, _ in kernel.pointers}
                 host.launch(kernel, own, {name: scalars[name] for name, _ in kernel.scalars})
+
+
+def _kernels(name: str, pair: Pair) -> Kernels:
+    """The first that can."""
+    parts, blocks = PartsAgain(name, pair), BlocksAgain(name, pair)
+    if not parts.why_not:
+        return parts
+    return StepsAgain(name, pair) if blocks.why_not else blocks
 
 
 def matrix_again(
@@ -103,9 +115,10 @@ def matrix_again(
         begin = matrix.args[1]  # of `carried`
         both = vector.op == "carried"
         of = BOTH if both else next(own for own, other in begins.items() if other is begin)
+        width = 1 if node.attrs["key"] == BOTH_AXES else node.shape[-1]
         for number, place in enumerate(writes(node)):
             read = None if both else rows(f"vector_{len(reads)}", vector)
-            reads.append((Read(of, Rows(node.shape[-1], place.row_stride, place.dtype), read), node, number))
+            reads.append((Read(of, Rows(width, place.row_stride, place.dtype), read), node, number))
     pair = Pair(
         prod(operands.heads),
         state.shape[-3 - axis],
@@ -117,8 +130,10 @@ def matrix_again(
         keys_last=axis == -2,
         same=same_places(places),
     )
-    why = BlocksAgain(name, pair).why_not
+    kernels = _kernels(name, pair)
     which = "its gradient" if STATE not in found else "the matrix" if GRADIENT not in found else "the two"
-    tell(not why, f"{state.name}: {which} made again in blocks of steps", why and f"step by step: {why}")
+    how = "whole parts" if isinstance(kernels, PartsAgain) else "blocks of steps"
+    why = BlocksAgain(name, pair).why_not if isinstance(kernels, StepsAgain) else ""
+    tell(not why, f"{state.name}: {which} made again in {how}", why and f"step by step: {why}")
     arguments += [Argument(f"output_{i}", "write", node, number) for i, (_, node, number) in enumerate(reads)]
     return MatrixAgain(name, operands, pair, tuple(arguments), begins)
