@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from emulated import POISON, decoded, encoded, run
 
+from tvm_rnn.cuda.layer.matrix_operands import marks_dtype
 from tvm_rnn.cuda.linear.recurrence import Rows
 from tvm_rnn.cuda.linear.steps_again import BOTH, EVERY, GRADIENT, STATE, Made, Pair, Read
 
@@ -127,7 +128,7 @@ class Case:
         arrays |= {f"output_{i}": self._rows(read.output, None) for i, read in enumerate(own.reads)}
         for name in own.made:
             turned = self.marks[name].swapaxes(-1, -2) if own.keys_last else self.marks[name]
-            arrays[f"{name}_marks"] = np.ascontiguousarray(turned, "f4")
+            arrays[f"{name}_marks"] = encoded(np.ascontiguousarray(turned), marks_dtype(own.precision))
         masked = self.lengths is not None or self.reset is not None
         lengths = np.zeros(BATCH) if self.lengths is None else self.lengths
         reset = np.zeros((self.steps, BATCH)) if self.reset is None else self.reset

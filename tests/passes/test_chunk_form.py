@@ -61,4 +61,5 @@ def test_one_key_where_there_is_one(name: str, sizes: dict[str, int], along_key:
     graph = pipeline.run(rnn.RNN(cell, 5, 8, dtype="bfloat16", **sizes), GPU, precision="bfloat16")[-1][1].graphs[0]
     new = next(result for result in graph.results if result.op == "scan_matrix")
     assert new.attrs["writes"] == 1
-    assert all(column is new.args[2] for column in new.args[4::2]) == along_key
+    assert all(column is new.args[2] for column in new.args[4:-1:2]) == along_key
+    assert new.attrs.get("scaled", False) == along_key

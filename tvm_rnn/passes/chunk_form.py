@@ -1,13 +1,14 @@
 """The form in which GPUs run a recurrence of a matrix: where it can be, all that a step writes lies along one key.
 
-In: a graph with a `scan_matrix`. Out: the same, with the numbers that scale the key moved to the values and to the
-vectors that are multiplied with the state; or why no kernel of a GPU takes it.
+In: a graph with a `scan_matrix`. Out: the same, with the numbers that scale the key moved to the values, and apart from
+the vectors that are multiplied with the state; or why no kernel of a GPU takes it.
 
-Rewrite: S' = d S + (b k) v + (c k) (r . S)   -->   S' = d S + k (b v) + k (c r . S)
+Rewrite: S' = d S + (b k) v + (c k) (r . S)   -->   S' = d S + k (b v) + c k (r . S)
 """
 
 from __future__ import annotations
 
+from functools import partial, reduce
 from typing import TYPE_CHECKING
 
 from tvm_rnn.graph.graph import Graph, Node, make, rewrite, with_args
@@ -40,9 +41,8 @@ def chunk_form(graph: Graph, name: str) -> Graph:
         return graph
     for number in scales:
         value = make("mul", value, number)
-    for number in others:
-        vector = make("mul", vector, number)
-    own = make("scan_matrix", state, decay, key, value, key, vector, **new.attrs)
+    scale = [reduce(partial(make, "mul"), others)] if others else []
+    own = make("scan_matrix", state, decay, key, value, key, vector, *scale, **new.attrs, scaled=bool(scale))
     mapped: dict[Node, Node] = {}
     for node in graph.nodes():
         mapped[node] = own if node is new else with_args(node, mapped)

@@ -249,7 +249,7 @@ class _Body:
                     value = w.bind(place.lane % 4 * 2 + (8 * n + i % 2))
                     there, at = place.border(key, value)
                     with w.when(there):
-                        matrix.store(w[marks_name(name)][at], m, n, i)
+                        matrix.store(converted(w[marks_name(name)][at], "float32"), m, n, i)
         return matrix
 
     def _fill(self) -> None:

@@ -1,6 +1,6 @@
 """A chunk scan that also keeps the states before each part of the time, which training makes others again from.
 
-In: what a `ChunkScan` takes. Out: `MarkedChunkScan`, whose kernel has one more pointer: marks [parts, B, ...], float32.
+In: what a `ChunkScan` takes. Out: `MarkedChunkScan`, whose kernel has one more pointer: marks [parts, B, ...].
 A part has one chunk or more; backwards, the states before it are those behind its last step in order of time.
 """
 
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
+from tvm_rnn.cuda.codegen.kernel_writer import converted
+from tvm_rnn.cuda.layer.matrix_operands import marks_dtype
 from tvm_rnn.tir.expr import TirExpr
 
 from .chunk_block import Block
@@ -24,7 +26,7 @@ class MarkedChunkScan(ChunkScan):
 
     @property
     def pointers(self) -> tuple[tuple[str, str], ...]:
-        return (*super().pointers, ("marks", "float32"))
+        return (*super().pointers, ("marks", marks_dtype(self.recurrence.precision)))
 
     def states(self, block: Block, warp: TirExpr) -> States:
         return _Marking(block, warp)
@@ -34,7 +36,7 @@ class _Marking(States):
     """Leaves the states as they are before a chunk that is the first of a part."""
 
     def advance(self, number: TirExpr) -> None:
-        w, body = self.w, self.body
+        w, body, dtype = self.w, self.body, marks_dtype(self.precision)
         step = w.bind(number * self.tile.chunk)
         time = w.keep(body.time(step))
         begins = tirx.EQ(tirx.truncmod(time + int(self.scan.reverse), EVERY), 0)
@@ -44,5 +46,5 @@ class _Marking(States):
             part = w.keep(tirx.truncdiv(time, EVERY) * w["batch"] + body.row)
             for register, there, at in self._elements(part):
                 with w.when(there):
-                    w.store(w["marks"], self.state.flat[register], at)
+                    w.store(w["marks"], converted(self.state.flat[register], dtype), at)
         super().advance(number)

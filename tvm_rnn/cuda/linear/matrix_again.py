@@ -1,7 +1,8 @@
 """Matrices and their gradients made again: a group of kind "scan" whose root is a `rescan`.
 
-In: the group's operands, and where its values lie. Out: a `MatrixAgain`, the kernels of `parts_again.py`, `blocks_again.py` or
-`steps_again.py`: the first that can, with the statements that launch them, all parts of a tile at once.
+In: the group's operands, and where its values lie. Out: a `MatrixAgain`, the kernels of `parts_again.py`,
+`blocks_again.py` or `steps_again.py`, the first that can, with the statements that launch them, all parts of a tile at
+once.
 """
 
 from __future__ import annotations

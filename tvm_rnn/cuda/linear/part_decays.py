@@ -12,7 +12,6 @@ from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer, converted
 from tvm_rnn.tir.expr import TirExpr
-from tvm_rnn.tir.index import uint32
 
 from .chunk_loads import GONE
 from .chunk_tile import BLOCK, exp2
@@ -44,7 +43,7 @@ class Decays:
                 self._make()
 
     def _make(self) -> None:
-        w, place, lane = self.w, self.place, self.place.lane
+        w, lane = self.w, self.place.lane
         steps = [w.bind(lane * PER + e) for e in range(PER)]
         own, before, total = [self._log(step) for step in steps], list[TirExpr](), ZERO
         for e, step in enumerate(steps):
@@ -176,7 +175,3 @@ class Decays:
             inside = tirx.And(t >= earlier * BLOCK, t < (later + 1) * BLOCK)
             total = total + tirx.Select(inside, numbers[self._units_at + unit * EVERY + t], ZERO)
         return w.keep(total)
-
-
-def uint(value: int) -> TirExpr:
-    return uint32(value)

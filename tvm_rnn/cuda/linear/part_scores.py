@@ -118,8 +118,8 @@ class PartScores:
                         both.store(both[n][k] + columns[n][k] * sums[n][k], n, k)
 
     def _between(self, unit: TirExpr, both: RegisterTile) -> None:
-        """For all steps between the two blocks: the sum of what is written before and behind, times what decays from the
-        one to the step and from the step to the other. Lanes' order of K is that in which sums lie."""
+        """For all steps between two blocks: sums of what is written before and behind, times what decays from the one
+        to the step and from the step to the other. Lanes' order of K is that in which sums lie."""
         w, decays, lane = self.w, self.decays, self.lane
         a, b = w.tile(2, 4, dtype="uint32"), w.tile(2, 2, dtype="uint32")
         for n in range(2):

@@ -1,11 +1,11 @@
-"""A matrix and its gradient made again in whole parts of 64 steps, where a head decays as one, for what backward reads.
+"""A matrix and its gradient made again in whole parts of 64 steps, where a head decays as one.
 
-In: a `Pair`. Out: `PartsAgain`, whose kernel has a block of threads for each part of the time, batch row and head. Before
-each part the tape has the matrix S, and behind it the backward recurrence left the gradient G; both lie in registers as
-left operands, 16 keys to a warp, and are multiplied with vectors of all steps at once. What steps of the part wrote is
-added by scores, products of two steps' vectors, which the matrix and its gradient share.
+In: a `Pair`. Out: `PartsAgain`, whose kernel has a block of threads for each part of the time, batch row and head.
+Before each part the tape has the matrix S, and behind it the backward recurrence left the gradient G; both lie in
+registers as left operands, 16 keys to a warp, and are multiplied with vectors of all steps at once. What steps of the
+part wrote is added by scores, products of two steps' vectors, which the matrix and its gradient share.
 
-With d_st what decays from after step s to before a later step t, A_t and B_t what is left of S before t and of G after t:
+With d_st what decays from after step s to before a later step t, A_t what is left of S before t, B_t of G after t:
 
     L_ts = d_st <left_t, right_s>, s < t     left: reads S, or is written to G; right: is written to S, or reads G
     read of S by a left vector    A_t S left_t + sum over s < t of column_s L_ts
@@ -25,7 +25,7 @@ from functools import cached_property
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
 from tvm_rnn.cuda.codegen.register_tile import RegisterTile
 from tvm_rnn.cuda.codegen.vector_access import pack, unpack
 from tvm_rnn.cuda.gemm.mma_sync import INSTRUCTIONS, LDMATRIX
@@ -121,7 +121,7 @@ class _Body:
                     there, at = place.border(key, value)
                     two.store(ZERO, 0, odd)
                     with w.when(there):
-                        two.store(w[marks_name(name)][at], 0, odd)
+                        two.store(converted(w[marks_name(name)][at], "float32"), 0, odd)
                 pack(w, self.precision, words[k][i], *two[0])
         return words
 

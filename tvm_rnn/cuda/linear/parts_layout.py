@@ -93,8 +93,8 @@ class PartsLayout(BlocksLayout):
 
     @cached_property
     def scores(self) -> list[tuple[str, str]]:
-        """Pairs of vectors that are multiplied with each other: of a later step, which reads the matrix or is written to
-        the gradient, and of an earlier one, which is written to the matrix or reads the gradient."""
+        """Pairs of vectors that are multiplied with each other: of a later step, which reads the matrix or is written
+        to the gradient, and of an earlier one, which is written to the matrix or reads the gradient."""
         found = [(vector, row) for vector in self.vectors[STATE] for row in self.rows.get(STATE, [])]
         found += [(row, vector) for vector in self.vectors[GRADIENT] for row in self.rows.get(GRADIENT, [])]
         return list(dict.fromkeys(found))
