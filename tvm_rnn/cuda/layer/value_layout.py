@@ -129,9 +129,10 @@ class Layout:
 
     @cached_property
     def _read_outside(self) -> set[Node]:
-        """What is read by others than groups, or by matrices under another name."""
+        """What is read by others than groups, of results that are made of it too, or by matrices under another name."""
         graph, read = self.graph, {own.located(operand)[0] for own in self.matrices for operand in own.operands}
-        return {*read, *graph.roots, *graph.results, *self.kept}
+        roots = [*graph.roots, *graph.results, *self.kept]
+        return {*read, *roots, *sources(roots, self.stored)}
 
     def is_needed(self, node: Node, chain: Sequence[Group]) -> bool:
         """Whether a value that the groups of a chain store is read by anybody else."""
@@ -284,7 +285,7 @@ class Layout:
             return self._padded(node, self.arithmetic)  # rounded to 16 bits, a number below 1 would be 1
         vector = prod(node.shape) > 1 and "step" in self.read_by.get(node, ())
         operand = any(node in read for read in self.operands.values())
-        operand = operand or node in self._of_matrices
+        operand = operand or node in self._of_matrices or node in self._parts_of_output
         operand = operand or (self.graph.kind == "backward" and node in self.graph.emitted)  # sums read it
         # Of all of T, what products make is the largest thing that is written: as it would be for the step.
         home = self.home.get(node)
@@ -295,6 +296,18 @@ class Layout:
     def _drawn(self) -> set[Node]:
         """Random numbers, and what is made of them alone."""
         return downstream(self.graph.nodes(), lambda node: node.op == "uniform") & {*self.home}
+
+    @cached_property
+    def _parts_of_output(self) -> set[Node]:
+        """Of a backward graph, whose output is rounded: vectors that are parts of it, and nothing else reads."""
+        found, stack = set[Node](), [] if self.emits else [self.graph.output]
+        while stack:
+            node = stack.pop()
+            if node in self.home:
+                found.add(node)
+            elif node.op in ("reshape", "concat"):
+                stack += node.args
+        return {node for node in found if node not in self.read_by and prod(node.shape) > 1}
 
     @cached_property
     def _of_matrices(self) -> set[Node]:

@@ -8,7 +8,8 @@ parameter's gradient, which is dense and in the dtype that weights are given in.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import prod
 
@@ -51,11 +52,15 @@ class InputGradient:
         size, dtype = prod(self.root.shape), arithmetic(self.precision)
         row, j, inside = elements(w, size)
         with w.when(inside):
-            with flavour(self.precision):
-                values = Values(w, self.precision, row, self.reads, {n: f"r{i}" for i, n in enumerate(self.read)})
-                found = values.at(self.root, unravel(w, j, self.root.shape))
             total = w.local(1, dtype)
-            w.store(total, found, 0)
+            for part, begin in self._parts():
+                end = begin + prod(part.shape)
+                with (
+                    nullcontext() if part is self.root else w.when(tirx.And(j >= begin, j < end)),
+                    flavour(self.precision),
+                ):
+                    values = Values(w, self.precision, row, self.reads, {n: f"r{i}" for i, n in enumerate(self.read)})
+                    w.store(total, values.at(part, unravel(w, j - begin, part.shape)), 0)
             with w.when(tirx.NE(w["has_lengths"], tirx.const(0, "int32"))):
                 time = w["start"] + tirx.truncdiv(row, w["batch"])
                 with w.when(time >= w["lengths"][tirx.truncmod(row, w["batch"])]):
@@ -64,6 +69,15 @@ class InputGradient:
             with w.when(tirx.NE(w["add"], tirx.const(0, "int32"))):
                 w.store(total, total[0] + converted(w["into"][at], dtype), 0)
             w.store(w["into"], converted(total[0], self.dtype), at)
+
+    def _parts(self) -> Iterator[tuple[Node, int]]:
+        """What the value is put together of, where nothing but that is done, and at which element each part begins: a
+        thread reads of one alone."""
+        node, begin = self.root, 0
+        parts = node.args if node.op == "concat" and len(node.shape) == 1 and self.reads(node) is None else (node,)
+        for part in parts:
+            yield part, begin
+            begin += prod(part.shape)
 
     def run(self, host: Host, find: Find, into: Pointer, steps: tuple[HostExpr, HostExpr], add: bool) -> None:
         """Over the rows of `steps`: (the first step, how many)."""
