@@ -10,7 +10,7 @@ from emulated import POISON, run
 
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.rowwise.chained_groups import chained_groups_kernel
-from tvm_rnn.cuda.rowwise.warp_rows import MOST_ELEMENTS, MOST_NUMBERS, WARPS, fits
+from tvm_rnn.cuda.rowwise.warp_rows import MOST_ELEMENTS, MOST_NUMBERS, MOST_TOGETHER, WARPS, fits
 from tvm_rnn.graph.graph import Group, Node, make
 
 
@@ -68,10 +68,11 @@ def test_only_what_others_read_is_stored(shape: tuple[int, ...]) -> None:
         early=True,
     )
     assert [(a.role, a.node) for a in made.arguments] == [("read", u), ("write", last)]
+    together = min(MOST_TOGETHER, MOST_TOGETHER * 128 // (prod(shape) // shape[0]))
     rows, value = 7, np.random.default_rng(1).standard_normal((7, *shape)).astype("float32")
     names = {a.role: a.name for a in made.arguments}
     arrays = {names["read"]: value, names["write"]: np.full((rows, prod(shape)), POISON, "float32")}
-    run(made.kernel, arrays, {"rows": rows}, -(-rows * shape[0] // WARPS))
+    run(made.kernel, arrays, {"rows": rows}, -(-rows * shape[0] // (WARPS * together)))
     expected = np.tanh(value.astype(float))
     if len(shape) > 2:
         expected *= expected.sum(-2, keepdims=True) + (expected**2).sum(-1, keepdims=True)
