@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from again_pairs import pair
 from linear_cells import OWN
-from training_plans import trained
+from training_plans import H200, trained
 
 import tvm_rnn as rnn
-from tvm_rnn.cuda.linear.matrix_again import MatrixAgain
+from tvm_rnn.cuda.linear.matrix_again import MatrixAgain, kernels_of
+from tvm_rnn.cuda.linear.parts_again import PartsAgain
 from tvm_rnn.cuda.linear.steps_again import BOTH, EVERY, GRADIENT, STATE
+from tvm_rnn.errors import BuildError
 
 
 def again(name: str) -> MatrixAgain:
@@ -54,3 +59,11 @@ def test_launches_do_not_grow_with_the_time() -> None:
         line.split("=")[0] for line in loops("min_gru")
     }
     assert len(loops("lstm")) > len(loops("gated_delta_net"))
+
+
+def test_what_no_gpu_s_memory_holds_says_so() -> None:
+    """Of a module for several GPUs, whose passes are those of the first."""
+    own = pair(keys=64, values=64, precision="bfloat16", reads="sgb", chained=True)
+    assert isinstance(kernels_of("k", own, H200), PartsAgain)
+    with pytest.raises(BuildError, match="compile for this GPU alone"):
+        kernels_of("k", own, replace(H200, shared_bytes=48 << 10))

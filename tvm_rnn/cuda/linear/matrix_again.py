@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 
 from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer
@@ -18,9 +17,11 @@ from tvm_rnn.cuda.layer.pointers import Argument, Place
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.rowwise.state_moves import Tile
 from tvm_rnn.decisions import tell
+from tvm_rnn.errors import BuildError, message
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.recurrences import BOTH_AXES
 from tvm_rnn.schedule.schedule_template import DEFAULT
+from tvm_rnn.target import Target
 
 from .blocks_again import BlocksAgain
 from .parts_again import PartsAgain
@@ -41,6 +42,7 @@ class MatrixAgain:
     pair: Pair
     arguments: tuple[Argument, ...]
     begins: dict[str, Node]
+    kernels: Kernels
 
     @property
     def stored(self) -> tuple[Node, ...]:
@@ -52,10 +54,6 @@ class MatrixAgain:
         own = self.pair
         unit = f"before rescan {own.heads}x{own.keys}x{own.values}, parts of {EVERY} steps at once, any B"
         return {"unit": unit, "template": TEMPLATES[type(self.kernels)], "knobs": {}, "record": DEFAULT}
-
-    @cached_property
-    def kernels(self) -> Kernels:
-        return _kernels(self.name, self.pair)
 
     def launch(self, host: Host, values: Sequence[Pointer], tile: Tile, lean: bool = False) -> None:
         """All steps of a tile. values: of `arguments`; lean: there are never lengths or resets."""
@@ -71,16 +69,21 @@ class MatrixAgain:
                 host.launch(kernel, own, {name: scalars[name] for name, _ in kernel.scalars})
 
 
-def _kernels(name: str, pair: Pair) -> Kernels:
-    """The first that can."""
+def kernels_of(name: str, pair: Pair, target: Target) -> Kernels:
+    """The first that can. Raises BuildError where none gives the product of both as one number."""
     parts, blocks = PartsAgain(name, pair), BlocksAgain(name, pair)
-    if not parts.why_not:
+    if not parts.why_not and parts.shared_bytes <= target.shared_bytes:
         return parts
+    if any(read.vector is None and read.output.width < pair.keys for read in pair.reads):
+        why = parts.why_not or f"shared memory of {target.arch} does not hold a part"
+        got = f"{pair.keys} keys and {pair.values} values: {why}"
+        do = "compile for this GPU alone"
+        raise BuildError(message("a matrix is not made again in whole parts", got=got, do=do))
     return StepsAgain(name, pair) if blocks.why_not else blocks
 
 
 def matrix_again(
-    name: str, operands: AgainOperands, layout: Layout, writes: Callable[[Node], list[Place]]
+    name: str, operands: AgainOperands, layout: Layout, writes: Callable[[Node], list[Place]], target: Target
 ) -> MatrixAgain:
     """The kernels of a group. writes: where a read-out goes."""
     arguments, begins, places = list[Argument](), dict[str, Node](), dict[str, object]()
@@ -131,10 +134,10 @@ def matrix_again(
         keys_last=axis == -2,
         same=same_places(places),
     )
-    kernels = _kernels(name, pair)
+    kernels = kernels_of(name, pair, target)
     which = "its gradient" if STATE not in found else "the matrix" if GRADIENT not in found else "the two"
     how = "whole parts" if isinstance(kernels, PartsAgain) else "blocks of steps"
     why = BlocksAgain(name, pair).why_not if isinstance(kernels, StepsAgain) else ""
     tell(not why, f"{state.name}: {which} made again in {how}", why and f"step by step: {why}")
     arguments += [Argument(f"output_{i}", "write", node, number) for i, (_, node, number) in enumerate(reads)]
-    return MatrixAgain(name, operands, pair, tuple(arguments), begins)
+    return MatrixAgain(name, operands, pair, tuple(arguments), begins, kernels)

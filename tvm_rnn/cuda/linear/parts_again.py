@@ -36,7 +36,7 @@ from tvm_rnn.tir.expr import TirExpr
 from tvm_rnn.tir.index import uint32, wide
 
 from .blocks_layout import PAD
-from .chunk_states import STORE_TURNED, TURNED
+from .chunk_states import TURNED
 from .chunk_tile import BLOCK, piece_bytes
 from .part_decays import Decays
 from .part_operands import Operands, Place
@@ -231,12 +231,15 @@ class _Body:
         return 2 * self.layout.keys + PAD
 
     def _put(self, number: int, words: RegisterTile) -> None:
-        """Results to shared memory, a row of keys for each step."""
-        lane = self.lane
-        line = (lane // 16 * 8 + lane % 8) * self._pitch + lane // 8 % 2 * 16 + self.key0 * 2
-        into = self.w.bind(self.base + tirx.Cast("uint32", line + number * EVERY * self._pitch))
+        """Results to shared memory, a row of keys for each step. Not by stmatrix, which older GPUs have not."""
+        pitch = self._pitch // 2
+        begin = self.w.bind(self.lane % 4 * 2 * pitch + self.lane // 4 + self.key0 + number * EVERY * pitch)
         for n in range(SIDE):
-            self.w.do(I.ptx[STORE_TURNED](into + uint32(n * BLOCK * self._pitch), *words[n]))
+            for i, word in enumerate(words[n]):
+                for odd, half in enumerate((word & uint32(0xFFFF), word >> uint32(16))):
+                    value = tirx.reinterpret(self.precision, tirx.Cast("uint16", half))
+                    at = begin + ((BLOCK * n + 8 * (i // 2) + odd) * pitch + 8 * (i % 2))
+                    self.w.store(self.operands.words, value, at)
 
     def _store(self, number: int, i: int, read: Read) -> None:
         """Results to memory, 0 where the row has ended."""

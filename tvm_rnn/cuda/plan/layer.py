@@ -165,7 +165,7 @@ class Layer:
             if isinstance(matrix, MatrixOperands):
                 return matrix_scan(name, matrix, layout, own["writes"], self.batches, self.machine)
             assert isinstance(matrix, AgainOperands)
-            return matrix_again(name, matrix, layout, own["writes"])
+            return matrix_again(name, matrix, layout, own["writes"], self.machine)
         if first.kind == "scan":
             job = Job(name, first, elsewhere=layout.elsewhere(first), early=early, **own)
             replaced = {row: self.graph.states[i] for row, i in layout.solved.items() if row in first.nodes}
