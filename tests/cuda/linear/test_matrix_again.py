@@ -16,9 +16,9 @@ from tvm_rnn.cuda.linear.steps_again import BOTH, EVERY, GRADIENT, STATE
 from tvm_rnn.errors import BuildError
 
 
-def again(name: str) -> MatrixAgain:
+def again(name: str, precision: str = "float32") -> MatrixAgain:
     """The one of a cell's backward pass, which has no steps."""
-    _, found = trained(OWN[name][0] if name in OWN else rnn.cells.get(name))
+    _, found = trained(OWN[name][0] if name in OWN else rnn.cells.get(name), precision=precision)
     (code,) = found.backward.code
     assert not code.layout.has_steps and not found.forward.code[0].layout.has_steps
     (own,) = [work for _, work in code.groups if isinstance(work, MatrixAgain)]
@@ -40,6 +40,12 @@ def test_a_delta_rule() -> None:
 def test_every_kind_of_matrix_has_one(name: str) -> None:
     own = again(name)
     assert {STATE, GRADIENT} >= {*own.begins} and own.pair.reads
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("name", ["mlstm", "retnet", "mamba2", "gated_delta_net", "delta_net", "gla"])
+def test_in_16_bits_heads_that_decay_as_one_take_whole_parts(name: str) -> None:
+    assert isinstance(again(name, "bfloat16").kernels, PartsAgain) == (name != "gla")
 
 
 def test_gradients_are_kept_before_they_are_read() -> None:

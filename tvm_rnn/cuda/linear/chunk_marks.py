@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tvm import tirx
+from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import converted
+from tvm_rnn.cuda.codegen.vector_access import pack
 from tvm_rnn.cuda.layer.matrix_operands import marks_dtype
 from tvm_rnn.tir.expr import TirExpr
 
@@ -44,7 +46,19 @@ class _Marking(States):
             begins = tirx.Or(begins, tirx.EQ(body.first + step, 0))
         with w.when(begins):
             part = w.keep(tirx.truncdiv(time, EVERY) * w["batch"] + body.row)
-            for register, there, at in self._elements(part):
-                with w.when(there):
-                    w.store(w["marks"], converted(self.state.flat[register], dtype), at)
+            self._keep(list(self._elements(part)), dtype)
         super().advance(number)
+
+    def _keep(self, elements: list[tuple[int, TirExpr, TirExpr]], dtype: str) -> None:
+        """Store them: two keys of a lane at a time where they lie side by side."""
+        w, state, own = self.w, self.state.flat, self.recurrence
+        if dtype == "float32" or not own.keys_last or own.keys % 2:
+            for register, there, at in elements:
+                with w.when(there):
+                    w.store(w["marks"], converted(state[register], dtype), at)
+            return
+        for register, there, at in elements[::2]:
+            word = w.local(1, "uint32")
+            pack(w, dtype, word[0], state[register], state[register + 1])
+            with w.when(there):
+                w.do(I.ptx["st.global.b32"](w["marks"].ptr_to([at]), word[0]))

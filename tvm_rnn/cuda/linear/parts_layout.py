@@ -35,7 +35,7 @@ class PartsLayout(BlocksLayout):
             return f"products of parts take bfloat16 or float16, not {own.precision}"
         if any(rows.dtype != own.precision for rows in self.held.values()):
             return "what steps read has several dtypes"
-        if any(rows.width > 1 for rows in self.decays.values()) or len(self.decays) > 1:
+        if any(rows.width > 1 for rows in self.decays.values()):  # two of one number are the same, spelled otherwise
             return "each key decays by itself"
         if any(read.of == BOTH and read.output.width > 1 for read in own.reads):
             return "the product of both is wanted for each key"
