@@ -50,6 +50,11 @@ def fits(groups: Sequence[Group], parts: int) -> bool:
     return fitting and all(_by_lanes(group.root) or _terms(group.root) <= FEW_TERMS for group in groups if group.root)
 
 
+def several_sums(groups: Sequence[Group], parts: int) -> bool:
+    """Whether a part has several sums of a kind, which are known by the index at which they are asked for."""
+    return any(group.kind == "reduce" and _results(group, parts) > 1 for group in groups)
+
+
 def _fits(count: int) -> bool:
     return count <= MOST_NUMBERS or (count % WARP == 0 and count <= MOST_ELEMENTS)
 
