@@ -22,4 +22,4 @@ def test_any_width(kind: type, sizes: tuple[int, int]) -> None:
 def test_operands_come_by_asynchronous_copies() -> None:
     """Those of few bytes, which these do not take, come by registers."""
     own = pair(16, 16, "bfloat16", writes=(1, -1), reads="s", chained=True)
-    assert "cp.async" in PartsAgain("k", own).kernels[0].func.script()
+    assert "ptx.cp" in PartsAgain("k", own).kernels[0].func.script()

@@ -21,6 +21,7 @@ from math import gcd, prod
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES
 from tvm_rnn.graph.graph import Graph, Group, Node, downstream, has_steps, is_scan
+from tvm_rnn.graph.recurrences import BOTH_AXES
 from tvm_rnn.tir.expr import Expr
 
 from .matrix_operands import RowOperands
@@ -311,9 +312,10 @@ class Layout:
 
     @cached_property
     def _of_matrices(self) -> set[Node]:
-        """Vectors of every step that recurrences of matrices read, and what is read of them."""
+        """Vectors of every step that recurrences of matrices read, and what is read of them. One number of a whole
+        matrix has the bits of arithmetic: sums over all steps of such numbers, of either sign, may be near 0."""
         read = {own.located(operand)[0] for own in self.matrices for operand in own.vectors}
-        return read | {node for own in self.matrices for node in own.reads}
+        return read | {node for own in self.matrices for node in own.reads if node.attrs["key"] != BOTH_AXES}
 
     @cached_property
     def hoisted_nodes(self) -> list[Node]:
