@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from headed_cells import lstm
@@ -33,7 +35,8 @@ def shapes(cell: rnn.Cell, batch: int | None, accumulators: int = 24, **sizes: i
     roots = [g.root for g in code.graph.groups if g.kind == "reduce" and g.region == "step" and g.root is not None]
     own = [r for r in roots if r.op == "einsum" and not runs_along(r)]
     assert own
-    return {tile_shape(r, Known, 16, accumulators, batch) for r in own}  # type: ignore[arg-type]
+    known: Any = Known
+    return {tile_shape(r, known, 16, accumulators, batch) for r in own}
 
 
 def test_a_parameter_s_vector_serves_rows_of_the_batch() -> None:
