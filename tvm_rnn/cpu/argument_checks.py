@@ -1,4 +1,4 @@
-"""What a function checks of its arguments, in few tests: TVM makes one of each fact of each argument, with its own text,
+"""What a function checks of its arguments, in few tests: TVM makes one of each fact of each argument, with a text,
 and LLVM spends a tenth of its time on them. The runtime has looked at arguments before, and says what is wrong.
 
 In: a function as MakePackedAPI leaves it. Out: the same with its checks joined. Those of sizes, which users' own shapes
