@@ -1,5 +1,5 @@
-"""What holds for every test: schedules are the templates' own, whatever this machine's user has tuned; and the tiers:
-which cases of a sweep are quick, and which files have a quick test.
+"""What holds for every test: schedules are the templates' own, whatever this machine's user has tuned; the tiers: which
+cases of a sweep are quick, and which files have a quick test; and where LLVM does not optimise.
 
 A test is quick (`make test`) unless it is marked `broad` or `slow`. `@pytest.mark.broad_after(2)` leaves the first two
 cases of a parametrised test quick and marks the others `broad`; `slow_after(n)` marks all but the first n `slow`. Of a
@@ -14,6 +14,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+import unoptimised
 
 os.environ["TVM_RNN_RECORDS"] = "none"
 os.environ["TVM_RNN_CACHE"] = "none"
@@ -24,6 +25,8 @@ FEW_CELLS = {
 }
 FILES = pytest.StashKey[dict[Path, bool]]()
 CASES = pytest.StashKey[Counter[str]]()
+# Folders whose quick tests ask what is compiled, not how well.
+ABOUT_OTHERS = {"bench", "bundle", "cli", "explain", "frontends", "language", "torch_layer"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -54,6 +57,16 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     quick = not any(map(item.get_closest_marker, LEFT_OUT))
     files = item.config.stash[FILES]
     files[item.path] = files.get(item.path, False) or quick
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Optimising takes most of the time of compiling; tests of other tiers, and of all other folders, have it."""
+    quick = not any(map(item.get_closest_marker, LEFT_OUT))
+    if quick and item.path.relative_to(Path(__file__).parent).parts[0] in ABOUT_OTHERS:
+        with unoptimised.code():
+            return (yield)
+    return (yield)
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,7 @@ from tvm_rnn import RNN
 from tvm_rnn.compiler import compile as build
 from tvm_rnn.cuda.codegen import nvcc
 from tvm_rnn.cuda.codegen.cuda_text import DECLARED, Source
+from tvm_rnn.cuda.model import choose_regime
 
 HERE = Path(__file__).parent
 # One process loads many such objects: none may see another's variables.
@@ -33,8 +34,9 @@ DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];"
 FIXED = re.compile(r"__shared__ (?:alignas\(\d+\) )?([\w ]+?) (\w+)\[(\d+)\];")
 
 
-def compile(net: RNN, **options: Any) -> Any:
-    """`tvm_rnn.compile` for nvidia-h200, with emulated kernels."""
+def compile(net: RNN, least: int = 1, **options: Any) -> Any:
+    """`tvm_rnn.compile` for nvidia-h200, with emulated kernels. least: from so many steps on persistent kernels run,
+    whatever the model says of a GPU: nobody emulates many."""
     sources: list[Source] = []
     fake = toolchain()
     with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +55,8 @@ def compile(net: RNN, **options: Any) -> Any:
             with mock.patch.object(nvcc, "find", tools), mock.patch.object(nvcc, "compile_cubin", _no_cubin):
                 return real(found, *rest)
 
-        with mock.patch.object(nvcc, "build", linked):
+        fixed = mock.patch.object(choose_regime, "least_steps", lambda *given: least)
+        with mock.patch.object(nvcc, "build", linked), fixed:
             return build.compile(net, "nvidia-h200", **options)
 
 

@@ -2,7 +2,7 @@
    copies happen at once, and every operation on a stream is written to a log.
 
    FAKE_GPUS: their compute capabilities, "90,80"; none if unset. FAKE_STATE: "hang": streams never end; "capture": they
-   are being captured; "fault": they end with an error.
+   are being captured; "fault": they end with an error. FAKE_BLOCKS: of a kernel, on a multiprocessor, at most (2).
    FAKE_ORDER: streams run at last when somebody waits for them, in an order that events alone restrict. "early": as much
    as possible of the stream that was made first, the caller's; "late": of the last one; a number: at random, by turns. */
 #include <cuda_runtime_api.h>
@@ -218,13 +218,17 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, enum cudaFuncAttribute attr
   (void)kernel, (void)attribute;
   return value > 232448 ? cudaErrorInvalidValue : cudaSuccess;
 }
+static int room(void) {
+  const char* blocks = getenv("FAKE_BLOCKS");
+  return blocks ? atoi(blocks) : 2;
+}
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel, int threads, size_t shared) {
   (void)kernel, (void)threads, (void)shared;
-  return *blocks = 2, cudaSuccess;
+  return *blocks = room(), cudaSuccess;
 }
 cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void* kernel, const cudaLaunchConfig_t* config) {
   (void)kernel;
-  return *clusters = 264 / (int)config->attrs[0].val.clusterDim.x, cudaSuccess;
+  return *clusters = 132 * room() / (int)config->attrs[0].val.clusterDim.x, cudaSuccess;
 }
 __attribute__((weak)) cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void** arguments) {
   (void)arguments;

@@ -125,6 +125,36 @@ def test_a_persistent_geometry_is_right(name: str, monkeypatch: pytest.MonkeyPat
     check(net, emulator.compile(net, batch=[B], precision=precision), precision or dtype)
 
 
+SHORT: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "one layer": ("elman", "bfloat16", {}),
+    "gates": ("lstm", "bfloat16", {}),
+    "a stack": ("gru", "float32", {"num_layers": 2}),
+    "both directions": ("gru_reset_before", "bfloat16", {"num_layers": 2, "bidirectional": True}),
+}
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("name", [n if n == "one layer" else pytest.param(n, marks=pytest.mark.slow) for n in SHORT])
+def test_calls_of_a_few_steps_go_step_by_step(name: str) -> None:
+    """On both sides of the limit, with states given, ragged batches and restarts: what one call leaves the next may
+    begin with, whichever way it goes."""
+    cell, dtype, form = SHORT[name]
+    net = network(cell, 40, dtype, **form)
+    exact = EXACT.get(dtype, dtype)
+    module, rng = emulator.compile(net, least=3, batch=[B]), np.random.default_rng(0)
+    assert {row.get("least_steps") for row in module.manifest.templates if "most" in row} >= {3}
+    state = {key: emulator.arrays(rng, *value.shape) for key, value in module.init_state(B).items()}
+    for count in (1, 2, 3, 4):
+        x = emulator.arrays(rng, count, B, 12)
+        masks: dict[str, Any] = {"lengths": rng.integers(0, count + 1, B), "reset": rng.random((count, B)) < 0.3}
+        for more in ({}, masks):
+            given = {key: value.astype(exact) for key, value in state.items()}
+            y, last = module(x.astype(exact), given, **more)
+            expected, after = rnn.reference(net)(x, state, **more)
+            assert error(y, expected) < LIMITS[dtype], (count, more.keys())
+            assert all(error(last[key], value) < LIMITS[dtype] for key, value in after.items())
+
+
 @pytest.mark.broad
 @pytest.mark.parametrize("exchange", ["cluster", pytest.param("grid", marks=pytest.mark.slow)])
 def test_what_whole_rounds_leave_of_a_batch_runs_in_a_smaller_kernel(
@@ -171,8 +201,7 @@ def test_step_by_step_with_equal_sizes(cell: str, dtype: str, monkeypatch: pytes
 
 @pytest.mark.slow
 def test_weights_in_8_bits() -> None:
-    """Made of what the user gives: in the file, later, and where a row is not finite. Without lengths and resets the
-    layers run as a wave, with them each has all steps in one launch."""
+    """Made of what the user gives: in the file, later, and where a row is not finite; in a wave."""
     net = network("gru", 16, "bfloat16", num_layers=2, inputs=16)
     mod = emulator.compile(net, batch=[B], weights="float8_e4m3")
     assert mod.manifest.weight_dtype == "float8_e4m3"
@@ -293,6 +322,16 @@ def test_passes_that_are_left_out_change_no_result(done: int) -> None:
 
 
 @pytest.mark.slow
+def test_a_gpu_without_room_for_a_wave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers run one after the other."""
+    monkeypatch.setenv("FAKE_BLOCKS", "0")
+    net = network("lstm", 32, "bfloat16", num_layers=2, inputs=16)
+    mod = emulator.compile(net, batch=[B])
+    assert any("layers in a wave" in row["unit"] for row in mod.manifest.templates)
+    check(net, mod, "bfloat16")
+
+
+@pytest.mark.slow
 def test_a_wave_in_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     def best(step: Any, *_: Any) -> ChosenGeometry:
         geometry = geometry_of(
@@ -304,6 +343,22 @@ def test_a_wave_in_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     net = network("gru_reset_before", 32, "bfloat16", inputs=16, num_layers=2)
     mod = emulator.compile(net, batch=[B])
     assert any("layers in a wave" in row["unit"] for row in mod.manifest.templates)
+    check(net, mod, "bfloat16")
+
+
+@pytest.mark.slow
+def test_a_wave_of_staged_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three layers of two graphs that look for the values of the layer below; two groups of rows."""
+
+    def best(step: Any, *_: Any) -> ChosenGeometry:
+        knobs = {"warps_u": 4, "warps_k": 2, "staged": 1, "register_words": 32, "shared_words": 1 << 20, "ahead": 1}
+        geometry = geometry_of(step, "bfloat16", "grid", 2, 8, **knobs)
+        return ChosenGeometry(0.5, "persistent_staged_cuda", geometry, "forced")
+
+    monkeypatch.setattr(wave, "choose_geometry", best)
+    net = network("lstm", 64, "bfloat16", inputs=128, num_layers=3)
+    mod = emulator.compile(net, batch=[B])
+    assert any("3 layers in a wave" in row["unit"] for row in mod.manifest.templates)
     check(net, mod, "bfloat16")
 
 

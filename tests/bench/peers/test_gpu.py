@@ -167,7 +167,7 @@ TEMPLATES = [
         **{"least_batch": 3, "most": 64, "least_steps": 4},
     },
     WHOLE,
-    {**WHOLE, "template": "grid", "most": None, "phases": 2},
+    {**WHOLE, "template": "grid", "most": None, "phases": 2, "least_steps": 2},
     {"unit": "before gemm", "template": "gemm", "layers": [0]},
     {"unit": "step gemm", "template": "gemm", "layers": [0]},
     {**WHOLE, "layers": [1]},
@@ -184,6 +184,8 @@ TEMPLATES = [
         (16, 3, "cluster"),
         (2, 4, "cluster"),
         (17, 3, "grid, 2 phases; step by step: gemm, rows"),
+        (17, 1, "step by step: gemm; step by step: gemm, rows"),
+        (16, 1, "cluster"),
         (65, 100, "grid, 2 phases; step by step: gemm, rows"),
     ],
 )

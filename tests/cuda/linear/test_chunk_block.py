@@ -23,5 +23,5 @@ def test_offsets_are_wide(masked: bool) -> None:
         w.store(w["state_out"], tirx.const(0.0, "float32"), seen["at"])
 
     scalars = [(name, "int32") for name in ("steps", "batch", "span", "start", "has_lengths")]
-    write("f", [*own.pointers, ("lengths", "int64")], scalars, body, threads=SMALL.threads)
+    assert write("f", [*own.pointers, ("lengths", "int64")], scalars, body, threads=SMALL.threads).func
     assert str(seen["at"].ty) == "int64"

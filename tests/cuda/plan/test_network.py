@@ -97,6 +97,18 @@ def test_flags_cost_nothing_where_they_are_not_given(step_by_step: None) -> None
         assert found[at - 1].startswith(f"if ({flag}")
 
 
+def test_a_call_of_one_step_has_its_states_where_the_user_has_them(step_by_step: None) -> None:
+    """Nothing is copied then; kernels for 16 bits are of their own, in float32 they are those of every step."""
+    for precision, own in (("bfloat16", True), ("float32", False)):
+        net, target = rnn.RNN(rnn.cells.lstm, 5, 7, dtype=precision), resolve("nvidia-h200")
+        program = plan(passed(net, Options(target, precision=precision)), target)
+        text = "\n".join(lines(program))
+        assert text.count("T == 1 && !has_lengths && !has_reset") == 1
+        load, save = (re.findall(rf"if \((\S+)\) {{[^{{}}]*kernels::{name}0[,)]", text) for name in ("load", "save"))
+        assert len(load) == len(save) == 1 and load == save and load[0].startswith("!direct")
+        assert any(name.startswith("g0_once") for name in program.kernels) == own
+
+
 def test_the_users_states_are_cut_by_layer_and_direction(step_by_step: None) -> None:
     text = "\n".join(lines(program_of("gru", num_layers=2, bidirectional=True)))
     for place in (0, 7, 14, 21):

@@ -76,7 +76,8 @@ def regime(manifest: Mapping[str, Any], batch: int, steps: int) -> str:
     """
 
     def fits(row: Mapping[str, Any]) -> bool:
-        if "most" not in row or steps < row.get("least_steps", 0) or batch < row.get("least_batch", 0):
+        wave = "least_batch" in row  # else layers one by one run: step by step, where there are too few steps
+        if "most" not in row or (wave and (steps < row["least_steps"] or batch < row["least_batch"])):
             return False
         return row["most"] is None or batch <= int(row["most"])
 
@@ -84,13 +85,13 @@ def regime(manifest: Mapping[str, Any], batch: int, steps: int) -> str:
     for layer in sorted({layer for row in rows for layer in row.get("layers", [0])}):
         own = [row for row in rows if layer in row.get("layers", [0])]
         whole = next(filter(fits, own), None)
-        if whole is None:
+        if whole is None or steps < whole.get("least_steps", 1):
             groups = [row for row in own if "most" not in row and str(row.get("unit", "")).startswith("step")]
             names = dict.fromkeys(row["template"] for row in groups)
             found += [f"step by step: {', '.join(names)}"] if names else []
         else:
             phases = f", {whole['phases']} phases" if whole.get("phases", 1) > 1 else ""
-            found.append(f"{'a wave of ' if 'least_steps' in whole else ''}{whole['template']}{phases}")
+            found.append(f"{'a wave of ' if 'least_batch' in whole else ''}{whole['template']}{phases}")
     return "; ".join(dict.fromkeys(found))
 
 

@@ -59,7 +59,6 @@ inline int check(cudaError_t error, const char* what) {
 
 // Set for the duration of a call, per thread; kernels are launched by TVM's wrappers, which know nothing of it.
 inline thread_local const Kernel* launching = nullptr;
-inline thread_local bool overlapping = false;  // with the kernel before it
 inline thread_local std::string refusal;
 inline thread_local int device = 0;
 inline thread_local cudaStream_t stream = nullptr;
@@ -180,8 +179,8 @@ inline int64_t resident(const Kernel& kernel) {
 // places a cooperative grid whole or not at all, also beside other streams' work, and a grid that can never fit is an error.
 inline cudaError_t launch(const void* handle, const cudaLaunchConfig_t* given, void** arguments) {
   const bool resident = launching != nullptr && launching->resident;
-  if (!resident && !overlapping) return cudaLaunchKernelExC(given, handle, arguments);
-  cudaLaunchAttribute attributes[9];
+  if (!resident) return cudaLaunchKernelExC(given, handle, arguments);
+  cudaLaunchAttribute attributes[8];
   cudaLaunchConfig_t config = *given;
   int cluster = 1;
   bool cooperative = false;
@@ -194,11 +193,6 @@ inline cudaError_t launch(const void* handle, const cudaLaunchConfig_t* given, v
     }
   }
   config.attrs = attributes;
-  if (overlapping) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  if (!resident) return cudaLaunchKernelExC(&config, handle, arguments);
   if (!cooperative) {
     attributes[config.numAttrs].id = cudaLaunchAttributeCooperative;
     attributes[config.numAttrs++].val.cooperative = 1;
@@ -251,15 +245,6 @@ int call(const Kernel& kernel, Given... given) {
   const std::string text = std::move(refusal);
   refusal.clear();
   return fail(text);
-}
-
-// Launch so that the kernel may start while the one before it runs, once all of that one's blocks are on the GPU.
-template <typename... Given>
-int behind(const Kernel& kernel, Given... given) {
-  overlapping = true;
-  const int status = call(kernel, given...);
-  overlapping = false;
-  return status;
 }
 
 inline int fill(char* place, int value, int64_t count) {

@@ -91,10 +91,8 @@ class Host:
         kernel: Kernel,
         pointers: Sequence[Pointer] | Mapping[str, Pointer],
         scalars: Sequence[HostExpr] | Mapping[str, HostExpr] = (),
-        behind: bool = False,
     ) -> None:
-        """Enqueue a kernel with its pointers and scalars, in its own order or by name. behind: it may start as soon as
-        all blocks of the kernel before it are on the GPU and allow it (griddepcontrol).
+        """Enqueue a kernel with its pointers and scalars, in its own order or by name.
 
         A kernel with `resident=True` is launched cooperatively, and refused with an error where its blocks would not
         all be on the GPU at once. Raises BuildError where the arguments are not the kernel's or a dtype differs.
@@ -109,7 +107,7 @@ class Host:
                 raise BuildError(message("a kernel is given another dtype", where=where, got=got, expected=dtype))
             words.append(f"Array<{_type_code(dtype)}>{{{place.text}}}")
         words += [_long(number) for number in numbers]
-        self.code(f"RUN({'behind' if behind else 'call'}({', '.join(words)}));")
+        self.code(f"RUN(call({', '.join(words)}));")
 
     def memset(self, place: Pointer, count: HostExpr, value: int = 0) -> None:
         """Enqueue: set `count` bytes to `value` (0 to 255). None at all is allowed."""

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from tvm import tirx
@@ -43,10 +45,12 @@ class Kernel:
     """A device function. pointers: (name, dtype) of its flat arrays; scalars: (name, "int32" or "int64").
 
     Arguments are passed in that order. threads, shared_bytes, cluster: what one block takes, for residency checks.
+    written: makes `func`. It is called when the function is asked for: plans are compared and shown by what stands here
+    alone, and most of the time of planning would go into statements that no one reads.
     """
 
     name: str
-    func: Function
+    written: Callable[[], Function] = field(repr=False)
     pointers: tuple[tuple[str, str], ...]
     scalars: tuple[tuple[str, str], ...]
     threads: int
@@ -54,6 +58,10 @@ class Kernel:
     cluster: int = 1
     resident: bool = False  # every block must be on the GPU at once: blocks wait for each other
     shares: bool = False  # threads of a block read what others have stored in global memory: no pointer is `restrict`
+
+    @cached_property
+    def func(self) -> Function:
+        return self.written()
 
 
 @dataclass
@@ -127,27 +135,34 @@ def write(
     shares: bool = False,
     early: bool = False,
 ) -> Kernel:
-    """Run `body` inside a new device function. It must call I.cta_id and I.thread_id (or the cluster forms) itself.
+    """A device function that `body` writes when it is asked for, in the context of this call (its `flavour`). It must
+    call I.cta_id and I.thread_id (or the cluster forms) itself.
 
     attributes: of the function, for TVM. early: the kernel is launched while the one before it runs, and begins when
     that has ended: programmatic dependent launch, of Hopper and later. What else there is: see `Kernel`."""
     if early:
         attributes = {**(attributes or {}), "tirx.kernel_launch_params": [DEPENDENT]}
-    with IRBuilder() as builder, I.prim_func():
-        I.func_name(name)
-        I.func_attr({"global_symbol": name, **(attributes or {})})
-        writer = Writer()
-        handles = [I.arg(p, I.handle()) for p, _ in pointers]
-        for scalar, dtype in scalars:
-            writer.arguments[scalar] = I.arg(scalar, tirx.Var(scalar, dtype))
-        for handle, (pointer, dtype) in zip(handles, pointers, strict=True):
-            size = tirx.Var(f"size_{pointer}", "int64")
-            writer.arguments[pointer] = I.match_buffer(handle, (size,), dtype)
-        I.device_entry()
-        if early:
-            writer.do(I.ptx.griddepcontrol.launch_dependents())
-            writer.do(I.ptx.griddepcontrol.wait())
-        body(writer)
+    marks = {"global_symbol": name, **(attributes or {})}
+
+    def written() -> Function:
+        with IRBuilder() as builder, I.prim_func():
+            I.func_name(name)
+            I.func_attr(marks)
+            writer = Writer()
+            handles = [I.arg(p, I.handle()) for p, _ in pointers]
+            for scalar, dtype in scalars:
+                writer.arguments[scalar] = I.arg(scalar, tirx.Var(scalar, dtype))
+            for handle, (pointer, dtype) in zip(handles, pointers, strict=True):
+                size = tirx.Var(f"size_{pointer}", "int64")
+                writer.arguments[pointer] = I.match_buffer(handle, (size,), dtype)
+            I.device_entry()
+            if early:
+                writer.do(I.ptx.griddepcontrol.launch_dependents())
+                writer.do(I.ptx.griddepcontrol.wait())
+            body(writer)
+        return builder.get()
+
+    context = copy_context()
     given = tuple(pointers), tuple(scalars), threads
     # Loads of `restrict` pointers may go past the caches' coherence, on which what starts early depends.
-    return Kernel(name, builder.get(), *given, shared_bytes, cluster, resident, shares or early)
+    return Kernel(name, lambda: context.run(written), *given, shared_bytes, cluster, resident, shares or early)

@@ -6,7 +6,7 @@ sizes, none where the layer can only run step by step. `choose_geometry.py` says
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import prod
@@ -38,6 +38,7 @@ from .choose_backward_lanes import geometry_beside
 from .choose_geometry import ANY, ChosenGeometry, RecurrentUnit, unit_of
 from .launched_step_time import predict_steps
 from .persistent_step_time import StepTime, exchange_us, phase_times, predict, resident_groups
+from .start_time import least_steps, start_us
 
 MOST_TURNS = 16  # of slices of a batch, beyond which a comparison with step by step says nothing new
 EXPECTED_BATCHES = (1, 16, 64, 128)  # where the caller names none
@@ -57,6 +58,7 @@ class Persistent:
     initial: Mapping[str, float]
     record: str = DEFAULT  # where the geometry is from
     knobs: Mapping[str, int] = field(default_factory=dict)  # as a record names them
+    least_steps: int = 1  # of a call: fewer are quicker as one launch per group and step
 
     @property
     def words(self) -> Sequence[Node]:
@@ -105,7 +107,8 @@ class Persistent:
         return slices if self.layout.heads == 1 else f"({slices} * {self.layout.heads})"
 
     @property
-    def _groups(self) -> str:
+    def groups(self) -> str:
+        """Of blocks, for all rows: a C++ expression."""
         return self._groups_of("B")
 
     @property
@@ -114,37 +117,40 @@ class Persistent:
 
     @property
     def blocks(self) -> HostExpr:
-        return f"({self._groups} * {self.geometry.ctas})"
+        return f"({self.groups} * {self.geometry.ctas})"
 
     @property
     def room(self) -> str:
         """Clusters may leave multiprocessors free that no other cluster fits on."""
-        return f"(2 * {self._groups} <= {self.resident})"
+        return f"(2 * {self.groups} <= {self.resident})"
 
     @property
     def counter_bytes(self) -> HostExpr:
-        return f"{self._groups} * {COUNTER_WORDS * 4}"
+        return f"{self.groups} * {COUNTER_WORDS * 4}"
 
     def values_in(self, steps: HostExpr) -> HostExpr:
         """Of what all groups of a wave exchange in so many steps."""
-        return self.geometry.exchange.value_bytes(self._groups, self.geometry.exchange_words, steps)
+        return self.geometry.exchange.value_bytes(self.groups, self.geometry.exchange_words, steps)
 
     @property
     def work_bytes(self) -> HostExpr:
-        at_once = f"std::min<int64_t>({self.resident}, {self._groups})"  # groups of blocks in one launch, at most
-        return self.geometry.exchange.work_bytes(self._groups, at_once, self.geometry.exchange_words)
+        at_once = f"std::min<int64_t>({self.resident}, {self.groups})"  # groups of blocks in one launch, at most
+        return self.geometry.exchange.work_bytes(self.groups, at_once, self.geometry.exchange_words)
 
     @property
     def fact(self) -> dict[str, Any]:
         rows = f"B <= {self.most}" if self.most is not None else "any B"
+        least = {"least_steps": self.least_steps} if self.least_steps > 1 else {}
+        steps = f", T >= {self.least_steps}" if least else ""
         return {
-            "unit": f"step, all of T in one kernel, {rows}",
+            "unit": f"step, all of T in one kernel, {rows}{steps}",
             "template": self.template,
             "knobs": dict(self.knobs),
             "record": self.record,
             "predicted_us": round(self.predicted_us, 3),
             "phases": len(self.geometry.step.phases),
             "most": self.most,
+            **least,
         }
 
     def launch(self, host: Host, layer_steps: LayerSteps) -> None:
@@ -155,20 +161,16 @@ class Persistent:
             host, self.geometry, groups, self.resident, layer_steps.work, layer_steps.count
         ):
             row0 = row0 if first == 0 else f"{first} + {row0}"
-            arguments = self._arguments(layer_steps, row0, count, extra, False)
-            launch_either(host, self.kernels, *arguments, layer_steps)
+            scalars: list[HostExpr] = [layer_steps.count, -1 if layer_steps.reverse else 1, "B", row0, count, 0]
+            launch_either(host, self.kernels, [*self._pointers(layer_steps), *extra], scalars, layer_steps)
 
-    def follow(self, host: Host, layer_steps: LayerSteps, counters: Pointer, below: Pointer | None) -> None:
-        """One launch for all groups of blocks, which must fit on the GPU at once, beside the layer below (whose
-        counters are `below`) as soon as that is there; None: the first layer."""
-        extra = [layer_steps.work.cast("uint32"), counters.cast("uint32"), (below or counters).cast("uint32")]
-        extra = extra if self.geometry.exchange.in_memory else []
-        pointers, scalars = self._arguments(layer_steps, "0", self._groups, extra, below is not None)
-        host.launch(self.kernels[0], pointers, scalars, behind=below is not None)
+    def in_wave(self, layer_steps: LayerSteps, counters: Pointer, below: Pointer) -> list[Pointer]:
+        """The pointers of a layer of a wave. below: the counters of the layer below, of which the first one reads
+        nothing."""
+        extra = [layer_steps.work.cast("uint32"), counters.cast("uint32"), below.cast("uint32")]
+        return [*self._pointers(layer_steps), *(extra if self.geometry.exchange.in_memory else [])]
 
-    def _arguments(
-        self, layer_steps: LayerSteps, row0: HostExpr, groups: HostExpr, extra: list[Pointer], follows: bool
-    ) -> tuple[list[Pointer], list[HostExpr]]:
+    def _pointers(self, layer_steps: LayerSteps) -> list[Pointer]:
         def read(node: Node) -> Pointer:
             node = self.layout.of_layer(node)
             if node.op == "input":
@@ -181,9 +183,7 @@ class Persistent:
         pointers += [read(node) for node in self.geometry.step.read_nodes]
         pointers += [layer_steps.inputs[number] for number in self._inputs]
         kept = [layer_steps.kept[own.number] for own in self.layout.taped]
-        pointers += [*layer_steps.before, *layer_steps.after, layer_steps.output, *kept, *extra]
-        scalars = [layer_steps.count, -1 if layer_steps.reverse else 1, "B", row0, groups, int(follows)]
-        return pointers, scalars
+        return [*pointers, *layer_steps.before, *layer_steps.after, layer_steps.output, *kept]
 
 
 def step_of(layout: Layout) -> Step:
@@ -295,6 +295,9 @@ def choose(
             layout, found, unit_of(step, precision, ANY, stored=layout.weights.stored, beside=layers), target
         )
     regimes = [_persistent(own, rung, initial) for rung in found]
+    if not (training or target.records.lean):
+        steps = partial(predict_steps, layout, precision, target=target)
+        regimes = [_from_steps(*pair, steps) for pair in zip(regimes, found, strict=True)]
     _tell_rest(layout, regimes, precision, batches, target)
     return list(regimes)
 
@@ -315,6 +318,17 @@ def _persistent(layout: Layout, rung: Rung, initial: Mapping[str, float]) -> Per
     assert geometry is not None
     name = f"persistent_{layout.weights.number}_d{layout.directions}_b{rung.batch}"
     return Persistent(layout, geometry, template, name, rung.most, rung.time.resident, us, initial, record, knobs)
+
+
+def _from_steps(regime: Persistent, rung: Rung, steps: Callable[[int], float]) -> Persistent:
+    """The regime for calls that are long enough to be worth its start."""
+    least = least_steps(rung.time, rung.batch, steps)
+    if least > 1:
+        with about("", batch=rung.batch):
+            start = start_us(rung.time, rung.batch)
+            why = f"T below {least}: a persistent kernel takes {start:.1f} us before its first step"
+            tell(True, "short calls step by step", why, start_us=round(start, 3), least_steps=least)
+    return replace(regime, least_steps=least)
 
 
 def _tell(layout: Layout, best: ChosenGeometry, batch: int, most: int | None, target: Target) -> None:

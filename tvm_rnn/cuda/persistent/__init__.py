@@ -1,7 +1,8 @@
-"""Persistent kernels: all steps of a layer in one launch, weights kept on the chip.
+"""Persistent kernels: all steps of a layer, or of all layers, in one launch, weights kept on the chip.
 
-In: a geometry. Out: one kernel (`kernel.py`). In the order of a step: `geometry.py` says what a kind of kernel answers
-(`rates.py`: how fast a multiprocessor is); `layer_input_rows.py` brings inputs; product/ multiplies; `cell_reads.py`
-and `cell_epilogue.py` compute cells and leave what training reads; `unit_reduction.py` sums over units; `exchange.py`
-and `exchange_by_polling.py` publish values to the other blocks; `lengths_and_resets.py` masks rows.
+In: a geometry. Out: one kernel (`kernel.py`), or one of all layers (`wave_kernel.py`). In the order of a step:
+`geometry.py` says what a kind of kernel answers (`rates.py`: how fast a multiprocessor is); `layer_input_rows.py`
+brings inputs; product/ multiplies; `cell_reads.py` and `cell_epilogue.py` compute cells and leave what training reads;
+`unit_reduction.py` sums over units; `exchange.py` and `exchange_by_polling.py` publish values to the other blocks;
+`lengths_and_resets.py` masks rows.
 """

@@ -134,17 +134,17 @@ class Epilogue:
         width = self.step.domain[node]
         if width == 1 and block:
             return  # one number per row, not one of each block of units
-        if body.masks is None and pairs(place, width) and place.align >= 4 and place.row_stride % 2 == 0:
-            values = [body.held[(node, 0, block, j, e)] for e in range(2)]
+        values = [body.held[(node, 0, block, j, e)] for e in range(2)]
+        if body.masks is not None:
+            values = [body.masks.kept(value, tirx.const(0.0, "float32"), j, e) for e, value in enumerate(values)]
+        # A layer above looks for words that are written: not one half at a time.
+        if pairs(place, width) and place.align >= 4 and place.row_stride % 2 == 0:
             body.tape_stores.pair("y", place, values, (0, block, j), width)
             return
-        for e in range(2):
+        for e, value in enumerate(values):
             with k.when(body.cells.alone(width, block, j, e)):
                 row = body.time(body.t) + body.cells.row(j, e)
                 at = row * place.row_stride + (body.cells.unit(width, block) if width > 1 else 0)
-                value = body.held[(node, 0, block, j, e)]
-                if body.masks is not None:
-                    value = body.masks.kept(value, tirx.const(0.0, "float32"), j, e)
                 k.store(k["y"], self._written(value), at)
 
     def _written(self, value: Expr) -> Expr:

@@ -153,9 +153,6 @@ class ExchangeEmitter(Protocol):
 class InputRows(Protocol):
     """The rows of the layer's own input that products read."""
 
-    def announce(self) -> None:
-        """First of all: the next layer may be launched."""
-
     def prepare(self) -> None:
         """The first step's rows."""
 
@@ -164,9 +161,6 @@ class InputRows(Protocol):
 
     def events(self, t: Expr) -> Expr:
         """How often the blocks of the layer below have published when step t of it is in memory."""
-
-    def end(self) -> None:
-        """At the kernel's end."""
 
 
 class OperandPieces(Protocol):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -30,6 +31,7 @@ from .geometry import LANES, Geometry, Held, Share, ThreadIds
 from .lengths_and_resets import Masks
 from .unit_reduction import Reduction
 
+COOPERATIVE = {"tirx.kernel_launch_params": ["tirx.use_cooperative_launch"]}
 SCALARS = (
     ("steps", "int32"),  # how many, at least 1
     ("direction", "int32"),  # +1 or -1
@@ -66,17 +68,36 @@ def strides_of_heads(geometry: Geometry, layout: Layout) -> dict[str, int]:
     return found | ({"y": step.graph.output.shape[0]} if layout.emits else {})
 
 
+@dataclass(frozen=True)
+class Block:
+    """Who a thread of a kernel is: its group of blocks, its block's rank in there, its number in the block; and the
+    block's shared memory."""
+
+    group: Expr
+    rank: Expr
+    thread: Expr
+    arena: Buffer
+
+
+def enter(k: Writer, geometry: Geometry, shared_bytes: int) -> Block:
+    """The first statements of a kernel of this geometry, whose blocks have so much shared memory."""
+    place = geometry.exchange.place(k, geometry)
+    thread = I.thread_id([geometry.threads])
+    arena: Buffer = I.alloc_buffer((shared_bytes // 4,), "uint32", scope="shared.dyn", align=geometry.alignment)
+    return Block(*place, thread, arena)
+
+
 def kernel(name: str, geometry: Geometry, layout: Layout, initial: Mapping[str, float] | None = None) -> Kernel:
     """The kernel of a geometry. The scalar "teams" counts its groups of blocks; blocks of a grid must all be resident.
     initial: what states are after a reset, for a kernel that knows lengths and resets; None for one that does not."""
     if not geometry.possible:
         raise ValueError(f"no kernel can be written for this geometry: {geometry.wants}")
     masked = initial is not None
-    attributes = {"tirx.kernel_launch_params": ["tirx.use_cooperative_launch"]} if geometry.exchange.in_memory else {}
+    attributes = COOPERATIVE if geometry.exchange.in_memory else {}
 
     def body(k: Writer) -> None:
         with I.attr({"tirx.launch_bounds_min_blocks_per_sm": 1}):  # else ptxas may stop at 128 registers, and spill
-            KernelBody(k, geometry, layout, initial).emit()
+            KernelBody(k, geometry, layout, initial, enter(k, geometry, geometry.shared_bytes)).emit()
 
     with flavour(geometry.precision):
         return write(
@@ -95,7 +116,9 @@ def kernel(name: str, geometry: Geometry, layout: Layout, initial: Mapping[str, 
 class KernelBody:
     """Emits the body (see `Body`). `held` maps (node, component, block, tile, e) to the register that holds a value."""
 
-    def __init__(self, k: Writer, geometry: Geometry, layout: Layout, initial: Mapping[str, float] | None) -> None:
+    def __init__(
+        self, k: Writer, geometry: Geometry, layout: Layout, initial: Mapping[str, float] | None, block: Block
+    ) -> None:
         self.k, self.geometry, self.layout, self.step, self.initial = k, geometry, layout, geometry.step, initial
         self.held: dict[Held, Expr] = {}
         self.par: int = 0
@@ -106,10 +129,9 @@ class KernelBody:
         self.carried = {self.step.result(s) for s in self.step.carried}
         self.states: dict[tuple[Node, int, int, int], tuple[Buffer, int]] = {}
 
-        self.ids = self._identify()
+        self.arena = block.arena
+        self.ids = self._identify(block)
         self.cells = LaneCells(k, geometry, self.ids)
-        words, align = geometry.shared_bytes // 4, geometry.alignment
-        self.arena: Buffer = I.alloc_buffer((words,), "uint32", scope="shared.dyn", align=align)
         self.reads = CellReads(self, geometry.prefetch_at)
         self.tape_stores = TapeStores(self)
         self.masks: Masks | None = None
@@ -135,21 +157,19 @@ class KernelBody:
                 with self.k.when(pair * 2 + par < steps) if par else nullcontext():
                     self._step(par, pair * 2 + par)
         self._store_states()
-        self.inputs.end()
         self.exchange.end()
         self.product.end()
 
-    def _identify(self) -> ThreadIds:
+    def _identify(self, block: Block) -> ThreadIds:
         """Who this thread is. Special registers are read once, into registers."""
         geometry, k = self.geometry, self.k
-        place = geometry.exchange.place(k, geometry)
-        thread = I.thread_id([geometry.threads])
+        place = block.group, block.rank
         if self.layout.heads > 1:
             place = self._of_head(*place)
         self.first: Buffer = k.local(1, "int32")
         k.store(self.first, tirx.Select(k["direction"] < 0, k["steps"] - 1, tirx.const(0, "int32")), 0)
         pinned = k.local(3, "int32")
-        for n, value in enumerate((*place, thread)):
+        for n, value in enumerate((*place, block.thread)):
             k.store(pinned, value, n)
         group, rank, thread = pinned[0], pinned[1], pinned[2]
         warp, lane = tirx.floordiv(thread, LANES), tirx.floormod(thread, LANES)

@@ -41,16 +41,6 @@ class Inputs:
     def used(self) -> bool:
         return bool(self.geometry.step.given)
 
-    def announce(self) -> None:
-        """First of all: the next layer may come as soon as all of this one is there, and load its weights meanwhile."""
-        if self.used:
-            self.k.do(I.ptx.griddepcontrol.launch_dependents())
-
-    def end(self) -> None:
-        """The layer below is done before this one is: who waits for the last layer waits for all."""
-        if self.used:
-            self.k.do(I.ptx.griddepcontrol.wait())
-
     def events(self, t: Expr) -> Expr:
         return (t + 1) * len(self.geometry.events) + 1
 

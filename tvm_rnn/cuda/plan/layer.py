@@ -18,11 +18,12 @@ from typing import Any
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.codegen.vector_access import aligned
-from tvm_rnn.cuda.gemm.group_kernels import gemm
+from tvm_rnn.cuda.gemm.group_kernels import Gemm, gemm
 from tvm_rnn.cuda.layer.matrix_operands import AgainOperands, MatrixOperands, is_again, is_matrix, marked, prepared
 from tvm_rnn.cuda.layer.pointers import Argument, Place
 from tvm_rnn.cuda.layer.regime import LayerSteps, Regime, by_batch
-from tvm_rnn.cuda.layer.row_kernels import Job, rows_kernel, sources
+from tvm_rnn.cuda.layer.row_kernels import Job, Rows, rows_kernel, sources
+from tvm_rnn.cuda.layer.user_states import UserStates, user_states
 from tvm_rnn.cuda.layer.value_layout import ROW_BYTES, Layout, RowSums, Target
 from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.linear.matrix_again import MatrixAgain, matrix_again
@@ -67,6 +68,8 @@ class Layer:
     looped: bool = False  # the graph is a closed loop: there are never lengths or resets
     groups: list[tuple[list[Group], Any]] = field(default_factory=list)  # what one launch does, in order
     regimes: list[Regime] = field(default_factory=list)
+    direct: UserStates | None = None  # in calls of one step, where a step needs no copies of its states
+    direct_groups: list[tuple[list[Group], Any]] = field(default_factory=list)  # of the step, for `direct`
     reserved: dict[tuple[str, str], tuple[Pointer, str]] = field(default_factory=dict)
     regime: str = "-1"  # C++ expression: which of `regimes` runs in this call; below 0: none
     whole: str = "B"  # C++ expression: rows that it takes; `rest` takes the others, as `regime` says
@@ -83,8 +86,7 @@ class Layer:
         common = (self.dtype, self.directions, self.kept, self.given, self.narrow, matrices)
         self.layout = Layout(self.graph, self.precision, self.weights, *common, sums=self.sums)
         for number, groups in enumerate(chained_groups(self.graph.groups)):
-            kind = groups[0].kind if len(groups) == 1 else "rows"
-            work = self._kernel(f"g{self.number}_{groups[0].region}{number}_{kind}", groups)
+            work = self._kernel(f"g{self.number}_{groups[0].region}{number}_{_kind(groups)}", groups, self.layout)
             self.groups.append((groups, work))
             for pack in getattr(work, "packs", ()):
                 self.weights.want(pack)
@@ -94,6 +96,23 @@ class Layer:
             self.regimes = choose(self.layout, self.machine, self.precision, self.batches, self.initial, self.together)
         for pack in (pack for regime in self.regimes for pack in regime.packs):
             self.weights.want(pack)
+        self._take_states_of_users()
+
+    def _take_states_of_users(self) -> None:
+        """Kernels for a call of one step that read and write states where the user has them."""
+        copied = self.streams or self._lean or self.graph.pixels  # images are turned in any case
+        self.direct = None if copied else user_states(self.layout)
+        if self.direct is None or not all(isinstance(regime, Persistent) for regime in self.regimes):
+            self.direct = None
+            return
+        self.regimes = [
+            replace(r, least_steps=max(2, r.least_steps)) for r in self.regimes if isinstance(r, Persistent)
+        ]
+        same = all(self.direct.state(i) == self.layout.state(i) for i in range(len(self.graph.states)))
+        for number, (groups, work) in enumerate(self.groups):
+            if groups[0].region == "step":
+                name = f"g{self.number}_once{number}_{_kind(groups)}"
+                self.direct_groups.append((groups, work if same else self._kernel(name, groups, self.direct)))
 
     @cached_property
     def on_chip(self) -> OnChip | None:
@@ -129,9 +148,7 @@ class Layer:
     def states(self) -> StateKernels:
         return StateKernels(self.layout, f"g{self.number}", self.initial)
 
-    def _kernel(self, name: str, groups: list[Group]) -> Any:
-        layout = self.layout
-
+    def _kernel(self, name: str, groups: list[Group], layout: Layout) -> Any:
         def writes(group: Group, node: Node) -> list[Place]:
             return [t.place for t in layout.targets(node, group.region)] if layout.writer(node, group) else []
 
@@ -267,6 +284,11 @@ class Layer:
                 found[number] = InPlace(before, after, host.let("in_place", when))
         return found
 
+    @property
+    def by_regime(self) -> str:
+        """A C++ condition: a regime runs the steps of this call."""
+        return f"{self.regime} >= 0" if self.regimes else "false"
+
     @cached_property
     def worded(self) -> list[Node]:
         return list(dict.fromkeys(node for regime in self.regimes for node in regime.words))
@@ -283,7 +305,8 @@ class Layer:
             return "".join(f"({r.applies(rows)}) ? {i} : " for i, r in enumerate(self.regimes)) + "-1"
 
         if self.regimes:
-            self.regime = host.let("regime", fitting("B"))
+            least = by_batch(self.regimes, lambda regime: regime.least_steps, 1)
+            self.regime = host.let("regime", f"T < {least} ? -1 : {fitting('B')}")
         if len(self.regimes) > 1 and self.regimes[-1].at_once is not None:
             sizes = "".join(f"{self.regime} == {i} ? {r.at_once} : " for i, r in enumerate(self.regimes))
             at_once = host.let("at_once", f"{sizes}B")
@@ -393,13 +416,19 @@ class Layer:
         self._regimes(host, buffers, tile, parity)
         if self._never_in_steps or (self.regimes and self.machine.records.lean):
             return  # what is measured runs by a regime
-        with host.when(f"{self.regime} < 0") if self.regimes else nullcontext():
-            self._steps(host, buffers, tile, parity)
+        with host.when(f"!({self.by_regime})") if self.regimes else nullcontext():
+            direct = next((own.when for own in buffers.in_place.values()), "") if self.direct is not None else ""
+            with host.when(direct) if direct else nullcontext():
+                if direct:
+                    self._once(host, buffers, tile)
+            with host.otherwise() if direct else nullcontext():
+                self._steps(host, buffers, tile, parity)
 
     @property
     def _never_in_steps(self) -> bool:
         """Whether a regime takes every call."""
-        return any(regime.most is None and regime.applies() == "true" for regime in self.regimes)
+        every = (r for r in self.regimes if r.most is None and r.least_steps == 1)
+        return any(regime.applies() == "true" for regime in every)
 
     def _regimes(self, host: Host, buffers: Buffers, tile: Tile, parity: str) -> None:
         """Whole rounds of the regime that applies, then what is left of the batch."""
@@ -438,6 +467,15 @@ class Layer:
             self._launch(host, "step", "B", buffers, self._finder(buffers, step))
             self.states.freeze(host, step)
 
+    def _once(self, host: Host, buffers: Buffers, tile: Tile) -> None:
+        """The step of a call that has one, on the user's states."""
+        assert self.direct is not None
+        users = [buffers.in_place[number] for number in range(len(self.graph.states))]
+        step = Step(tile, 0, [own.before for own in users], [own.after for own in users], {}, {})
+        find = self._finder(buffers, step)
+        for _, work in self.direct_groups:
+            _run(host, work, _pointers(work, self.direct, buffers, find), "B")
+
     def _finder(self, buffers: Buffers, step: Step) -> Callable[[Target, Node], Pointer]:
         tile = step.tile
 
@@ -474,17 +512,7 @@ class Layer:
         for groups, work in self.groups if self.passed_on is None else self.groups[:-1]:
             if groups[0].region != region:
                 continue
-
-            def pointer(a: Argument, work: Any = work) -> Pointer:
-                if a.role == "weight":
-                    return buffers.weights[work.packs[a.number].key]
-                if a.role == "write":
-                    return find(self.layout.targets(a.node, region)[a.number], a.node)
-                target = self.layout.source(a.node, a.role == "operand", region)
-                assert target is not None
-                return find(target, a.node)
-
-            pointers = [pointer(a) for a in work.arguments]
+            pointers = _pointers(work, self.layout, buffers, find, region)
             if isinstance(work, MaskRows) and buffers.mask_keys is not None:
                 mask = work.arguments[0].node
                 when = "true" if mask not in buffers.words or self._in_rows(mask) else f"{self.regime} < 0"
@@ -495,10 +523,8 @@ class Layer:
                 self._scan(host, work, pointers, buffers, tile)
             elif isinstance(work, MatrixAgain) and tile is not None:
                 work.launch(host, pointers, _with_marks(tile, buffers), self.machine.records.lean)
-            elif not hasattr(work, "variants"):
-                host.launch(work.kernel, pointers, [rows])
             else:
-                launch_variant(host, work, pointers, rows)
+                _run(host, work, pointers, rows)
             done(groups)
 
     def _scan(
@@ -537,6 +563,36 @@ def _with_marks(tile: Tile, buffers: Buffers) -> Tile:
     return replace(tile, marks={**tile.marks, **buffers.marks})
 
 
+def _kind(groups: list[Group]) -> str:
+    """In kernels' names."""
+    return groups[0].kind if len(groups) == 1 else "rows"
+
+
+def _pointers(
+    work: Any, layout: Layout, buffers: Buffers, find: Callable[[Target, Node], Pointer], region: str = "step"
+) -> list[Pointer]:
+    """What a kernel of that region is given, in its order. find: where a place of the layout is."""
+
+    def pointer(a: Argument) -> Pointer:
+        if a.role == "weight":
+            return buffers.weights[work.packs[a.number].key]
+        if a.role == "write":
+            return find(layout.targets(a.node, region)[a.number], a.node)
+        target = layout.source(a.node, a.role == "operand", region)
+        assert target is not None
+        return find(target, a.node)
+
+    return [pointer(a) for a in work.arguments]
+
+
+def _run(host: Host, work: Gemm | Rows, pointers: list[Pointer], rows: HostExpr) -> None:
+    """One launch: of the only kernel, or of the first variant whose condition holds."""
+    if isinstance(work, Gemm):
+        launch_variant(host, work, pointers, rows)
+    else:
+        host.launch(work.kernel, pointers, [rows])
+
+
 def _with_kept(graph: Graph, kept: Collection[Node]) -> Graph:
     """The graph, whose recurrences over all time store what is kept of them."""
 
@@ -554,7 +610,7 @@ def picked(host: Host, parity: str, pair: tuple[Pointer, Pointer]) -> tuple[Poin
     return old, host.pointer("fresh", Pointer(f"({parity} ? {first} : {second})", pair[0].dtype))
 
 
-def launch_variant(host: Host, work: Any, pointers: list[Pointer], rows: HostExpr) -> None:
+def launch_variant(host: Host, work: Gemm, pointers: list[Pointer], rows: HostExpr) -> None:
     """Launch the first variant of a product whose condition holds. Conditions speak of the arguments by their names."""
     *others, last = work.variants
     if not others:

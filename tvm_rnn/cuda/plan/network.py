@@ -24,12 +24,14 @@ from math import prod
 from typing import Any, ClassVar
 
 from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer, Program
+from tvm_rnn.cuda.codegen.vector_access import aligned
 from tvm_rnn.cuda.layer.time_segments import COUNT, TimeSegment, time_segment
+from tvm_rnn.cuda.layer.value_layout import ROW_BYTES
 from tvm_rnn.cuda.linear.steps_again import EVERY
 from tvm_rnn.cuda.model.choose_backward_lanes import WAVE_STEPS, WAVE_TILES
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
 from tvm_rnn.cuda.rowwise.dropout_masks import Dropped, NetworkMaskKeys
-from tvm_rnn.cuda.rowwise.state_moves import Buffers, StateCopy, Tile, copy_states
+from tvm_rnn.cuda.rowwise.state_moves import Buffers, InPlace, StateCopy, Tile, copy_states
 from tvm_rnn.decisions import about, tell
 from tvm_rnn.graph.flops import flops_per_row
 from tvm_rnn.graph.graph import Graph, Layers, Node
@@ -101,8 +103,7 @@ class Plan:
         self._tile_sizes()
         self.visits = self._visits()
         self.together = self._wave()
-        for visit in self.visits if self.together is None else ():
-            visit.buffers.in_place = visit.code.in_place(host, visit.user, f"{self.steps} >= T", not self.whole)
+        self._take_states_of_users(host)
         self._copy_states(host, "load", self._load)
         if self.together is not None:
             with host.when(f"{self.together.choose(host)} >= 0"):
@@ -117,6 +118,28 @@ class Plan:
         program.facts["templates"] = list(self._facts())
         program.facts["flops_per_row"] = self.pixels * flops_per_row(self.layers, self.directions)
         return program
+
+    def _take_states_of_users(self, host: Host) -> None:
+        """Which states are read and written where the user has them, and when."""
+        direct = self._direct(host)
+        for visit in self.visits:
+            if direct:
+                visit.buffers.in_place = {n: InPlace(*pair, direct) for n, pair in enumerate(visit.user)}
+            elif self.together is None:
+                visit.buffers.in_place = visit.code.in_place(host, visit.user, f"{self.steps} >= T", not self.whole)
+
+    def _direct(self, host: Host) -> str:
+        """Whether that holds of all states: a call of one step, which no regime runs. "": never."""
+        if self.mask_keys is not None or any(code.direct is None for code in self.code):
+            return ""
+        places = [pointer for visit in self.visits for pair in visit.user for pointer in pair]
+        able = ["T == 1", "!has_lengths", "!has_reset", *(f"!({code.by_regime})" for code in self.code)]
+        # Blocks of a step read all of a state while others write the next one.
+        apart = [
+            f"{self.program.state_in(n).text} != {self.program.state_out(n).text}"
+            for n, _ in enumerate(self.net.cell.states)
+        ]
+        return host.let("direct", " && ".join([*able, *apart, aligned(places, ROW_BYTES)]))
 
     # --- images ----------------------------------------------------------------------------------------------------
 

@@ -1,11 +1,10 @@
 """All layers of a network at the same time: persistent kernels that follow each other step by step.
 
 In: an RNN of one direction, its layers' graphs before anything is hoisted. Out: statements for a tile of time: one
-launch per layer, each on multiprocessors of its own, each multiplying its own input ([W R] on the chip) as soon as the
-layer below has written it. Layer l works on step t while layer l - 1 works on a later one.
-
-The launches are programmatic dependents: layer l starts once every block of layer l - 1 is on the GPU, so that no
-block ever waits for one that is not resident; where they do not fit side by side they run one after the other.
+launch for all layers (`cuda/persistent/wave_kernel.py`), each on multiprocessors of its own, each multiplying its own
+input ([W R] on the chip) as soon as the layer below has written it. Layer l works on step t while layer l - 1 works on
+a later one. On a GPU that has no room for all of them, and where a reset cannot be part of a step, layers run one after
+the other.
 
 Rewrite: for layer: for t: step  -->  for t: for layer: step, layers side by side
 
@@ -16,19 +15,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import cached_property, reduce
 from math import ceil
 from typing import Any
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointer, Program
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.layer.phases import NotPersistent, Step
-from tvm_rnn.cuda.layer.regime import LayerSteps
+from tvm_rnn.cuda.layer.regime import LayerSteps, launch_either
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.model.choose_geometry import ChosenGeometry, choose_geometry
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES, Persistent, step_of
 from tvm_rnn.cuda.model.persistent_step_time import able_to_run, predict, resident_groups
+from tvm_rnn.cuda.persistent import wave_kernel
 from tvm_rnn.cuda.persistent.geometry import MMA
+from tvm_rnn.cuda.persistent.lengths_and_resets import resettable
 from tvm_rnn.decisions import about, tell
 from tvm_rnn.graph.graph import Graph
 from tvm_rnn.network.rnn import RNN, constants
@@ -66,7 +68,20 @@ class Wave:
     regimes: list[list[Persistent]]  # per wave: one per member
     limits: list[int]  # per wave: the largest B
     floors: list[int]  # per wave: the largest B that layers one by one are left to; 0: none
+    lean: bool = False  # there are never lengths or resets
     places: list[dict[Any, Pointer]] = field(default_factory=list)  # per layer: packed weights
+
+    @cached_property
+    def kernels(self) -> list[tuple[Kernel, Kernel]]:
+        """Per wave, without and with lengths and resets."""
+        found = []
+        for regimes in self.regimes:
+            members = [wave_kernel.Member(regime.geometry, regime.layout) for regime in regimes]
+            plain = wave_kernel.wave_kernel(regimes[0].name, members, self.of_layer)
+            initial = regimes[0].initial
+            masked = wave_kernel.wave_kernel(f"{regimes[0].name}_masked", members, self.of_layer, initial)
+            found.append((plain, masked))
+        return found
 
     # --- memory ----------------------------------------------------------------------------------------------------
 
@@ -97,9 +112,13 @@ class Wave:
 
     def choose(self, host: Host) -> str:
         """Decide, in each call, which wave runs: a variable, below 0 for none."""
-        able = ["!has_lengths", "!has_reset"]
         numbers = {n for member in self.members for n in range(len(member.layout.graph.inputs))}
-        able += [f"reinterpret_cast<uintptr_t>(input[{n}]) % 16 == 0" for n in sorted(numbers)]
+        able = [f"reinterpret_cast<uintptr_t>(input[{n}]) % 16 == 0" for n in sorted(numbers)]
+        able += ["!has_lengths", "!has_reset"] if self.lean else []
+        able += [] if all(resettable(member.step) for member in self.members) else ["!has_reset"]
+        for number, (regimes, (plain, _)) in enumerate(zip(self.regimes, self.kernels, strict=True)):
+            room = f"{len(self.of_layer)} * {regimes[0].blocks} <= {host.program.resident(plain)}"
+            able.append(f"({self.fits} != {number} || {room})")
         self.number = host.let("in_waves", f"({' && '.join(able)}) ? {self.fits} : -1")
         return self.number
 
@@ -112,39 +131,42 @@ class Wave:
         with host.loop(self.tiles, "tile") as tile:
             done = host.let("done", f"{tile} * {self.steps}")
             count = host.let("count", f"min({self.steps}, T - {done})")
-            for number, regimes in enumerate(self.regimes):
+            for number in range(len(self.regimes)):
                 with host.when(f"{self.number} == {number}"):
-                    self._tile(host, regimes, (tile, done, count), states)
+                    self._tile(host, number, (tile, done, count), states)
 
-    def _tile(self, host: Host, regimes: list[Persistent], at: tuple[str, str, str], states: States) -> None:
-        """at: the tile's number, the steps done before it, its steps."""
-        tile, done, count = at
-        program, layers, geometry = host.program, len(self.of_layer), regimes[0].geometry
-        sizes = f"{layers} * {regimes[0].counter_bytes}", f"{layers} * {regimes[0].values_in(count)}"
-        geometry.exchange.clear_for_wave(host, self.counters, sizes[0], self.exchange, sizes[1])
-        if layers > 1 and geometry.exchange.marks:
+    def _tile(self, host: Host, number: int, at: tuple[str, str, str], states: States) -> None:
+        """One launch. number: of the wave; at: the tile's number, the steps done before it, its steps."""
+        regimes, layers, (_, _, count) = self.regimes[number], len(self.of_layer), at
+        exchange, counters, values = regimes[0].geometry.exchange, regimes[0].counter_bytes, regimes[0].values_in(count)
+        exchange.clear_for_wave(host, self.counters, f"{layers} * {counters}", self.exchange, f"{layers} * {values}")
+        if exchange.marks:
             place = self.members[0].layout.output
             each = f"{count} * B * {place.row_stride * ITEM_BYTES[place.dtype]}"
             host.memset(self.outputs, f"{layers - 1} * {each}", 0xFF)
-        below: Pointer | None = None
+        pointers = list[Pointer]()
         for layer, index in enumerate(self.of_layer):
-            regime, layout = regimes[index], self.members[index].layout
-            pairs = [picked(host, f"{tile} & 1", pair) for pair in states[layer]]
-            old, new = [before for before, _ in pairs], [after for _, after in pairs]
-            inputs = [program.input(n) for n in range(len(layout.graph.inputs))]
-            inputs = [p.at(f"{done} * B * {layout.input(n).row_stride}") for n, p in enumerate(inputs)]
-            if layer:
-                inputs[0] = self._between(count, layer - 1)
-            last = layer + 1 == layers
-            stride = layout.output.row_stride
-            output = program.output.at(f"{done} * B * {stride}") if last else self._between(count, layer)
-            counters = self.counters.skip(f"{layer} * {regime.counter_bytes}")
-            values = self.exchange.skip(f"{layer} * {regime.values_in(count)}")
-            layer_steps = LayerSteps(
-                layout, done, count, False, inputs, {}, self.places[layer], old, new, output, values
-            )
-            regime.follow(host, layer_steps, counters, below if layer else None)
-            below = counters
+            steps = self._layer_steps(host, layer, at, regimes[index], states)
+            own, below = (self.counters.skip(f"{n} * {counters}") for n in (layer, max(0, layer - 1)))
+            pointers += regimes[index].in_wave(steps, own, below)
+        scalars: list[HostExpr] = [count, 1, "B", 0, f"{layers} * {regimes[0].groups}"]
+        launch_either(host, self.kernels[number], pointers, scalars, steps)
+
+    def _layer_steps(
+        self, host: Host, layer: int, at: tuple[str, str, str], regime: Persistent, states: States
+    ) -> LayerSteps:
+        """What a layer of a tile works on."""
+        (tile, done, count), layout, program = at, regime.layout, host.program
+        pairs = [picked(host, f"{tile} & 1", pair) for pair in states[layer]]
+        old, new = [before for before, _ in pairs], [after for _, after in pairs]
+        inputs = [program.input(n) for n in range(len(layout.graph.inputs))]
+        inputs = [p.at(f"{done} * B * {layout.input(n).row_stride}") for n, p in enumerate(inputs)]
+        if layer:
+            inputs[0] = self._between(count, layer - 1)
+        last, stride = layer + 1 == len(self.of_layer), layout.output.row_stride
+        output = program.output.at(f"{done} * B * {stride}") if last else self._between(count, layer)
+        values, weights = self.exchange.skip(f"{layer} * {regime.values_in(count)}"), self.places[layer]
+        return LayerSteps(layout, done, count, False, inputs, {}, weights, old, new, output, values, lean=self.lean)
 
     def _between(self, count: str, layer: int) -> Pointer:
         """Where a layer leaves its output for the next one: tiles lie dense, so that one memset reaches all."""
@@ -155,8 +177,8 @@ class Wave:
         for regimes, floor, limit in zip(self.regimes, self.floors, self.limits, strict=True):
             fact = replace(regimes[0], most=limit).fact
             unit = f"{len(self.of_layer)} layers in a wave, {fact['unit']}, T >= {LEAST_STEPS}"
-            least = {"unit": f"{unit}, B > {floor}", "least_batch": floor + 1} if floor else {"unit": unit}
-            found.append({**fact, **least, "least_steps": LEAST_STEPS})
+            unit += f", B > {floor}" if floor else ""
+            found.append({**fact, "unit": unit, "least_batch": floor + 1, "least_steps": LEAST_STEPS})
         return found
 
 
@@ -188,7 +210,7 @@ def wave(passed: Passed, target: Target, alone: Sequence[float], beside: Sequenc
             allowed = GAIN * other if precision != "float32" else _most_us(members, layers.of_layer, batch, other, more)
             taken = best is not None and best.geometry is not None and (best.recorded or best.us < allowed)
             if best is not None:
-                why = f"{best.us:.2f} us per step of all layers predicted"
+                why = f"{best.us:.2f} us per step of all layers in one launch predicted"
                 why += f", one by one {other:.2f}; by {best.record}" if taken else f"; one after the other {other:.2f}"
                 why += "" if taken else f"; with their streams and products of inputs a wave may take {allowed:.2f}"
                 tell(taken, "layers in a wave", why, predicted_us=round(best.us, 3), one_by_one_us=round(other, 3))
@@ -200,7 +222,8 @@ def wave(passed: Passed, target: Target, alone: Sequence[float], beside: Sequenc
             found.append((batch, best))
     if not found:
         return None
-    result = Wave(net, layers.of_layer, members, [], [], [floors.get(n, 0) for n in reversed(range(len(found)))])
+    below = [floors.get(n, 0) for n in reversed(range(len(found)))]
+    result = Wave(net, layers.of_layer, members, [], [], below, bool(target.records.lean))
     for number, (batch, best) in enumerate(reversed(found)):
         most = batch if number + 1 < len(found) else None
         result.regimes.append([_regime(m, best, most, net, target) for m in members])

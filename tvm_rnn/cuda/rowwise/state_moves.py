@@ -243,8 +243,9 @@ class StateKernels:
             StateCopy(user[i], first, self._sizes[i], self.layout.state(i), unless=_elsewhere(buffers, i))
             for i, (first, _) in enumerate(buffers.states)
         ]
-        shadows = buffers.shadows.items()
-        return copies + [StateCopy(user[i], first, self._sizes[i], self._shadows[i]) for i, (first, _) in shadows]
+        for i, (first, _) in buffers.shadows.items():
+            copies.append(StateCopy(user[i], first, self._sizes[i], self._shadows[i], unless=_elsewhere(buffers, i)))
+        return copies
 
     def save(self, buffers: Buffers, states: list[Pointer], user: list[Pointer]) -> list[StateCopy]:
         """The states after the last step become the user's."""

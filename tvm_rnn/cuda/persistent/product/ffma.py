@@ -84,7 +84,6 @@ class Ffma(Geometry):
 
     def emitters(self, body: Body) -> Emitters:
         exchange, inputs = Staged(body, self.memory_map["stage"]), FfmaInputs(body)
-        inputs.announce()
         product = FfmaProduct(body, self, exchange)
         inputs.pipeline = product.pipeline
         return Emitters(exchange, inputs, InputPieces(body), product)

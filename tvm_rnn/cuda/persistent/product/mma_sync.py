@@ -77,11 +77,9 @@ class MmaSync(Geometry):
         if self.copied:
             copies = Copies(body, at["copies"], self.copy_words // self.warps, exchange)
             inputs = self.exchange.inputs(body, exchange, copies, at["inputs"])
-            inputs.announce()
             return Emitters(exchange, inputs, copies, CpAsyncProduct(body, self, exchange, inputs, copies))
         pieces = self.exchange.pieces(body)
         inputs = self.exchange.inputs(body, exchange, pieces, at["inputs"])
-        inputs.announce()
         if self.precision == "float32":
             return Emitters(exchange, inputs, pieces, Float32Product(body, self, exchange, inputs))
         return Emitters(exchange, inputs, pieces, MmaSyncProduct(body, self, exchange, inputs))

@@ -65,7 +65,6 @@ class WgmmaStaged(WgmmaTiles):
         exchange = Staged(body, self.memory_map["stage"])
         operands = Operands(body, self, exchange)
         inputs = StagedInputs(body, self, operands)
-        inputs.announce()
         return Emitters(exchange, inputs, InputPieces(body), StagedProduct(body, self, operands, inputs))
 
     @property

@@ -1,0 +1,39 @@
+"""How a layer lies in memory in a call of one step: its states are read and written where the user has them.
+
+In: a layer's layout. Out: that of such calls, or None where a step must have copies of its states. Two launches less
+for a call of one step, as streams and decoders make them: a copy in and a copy out cost as much as the step itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from math import prod
+
+from .pointers import Place
+from .value_layout import Layout
+
+
+@dataclass(frozen=True)
+class UserStates(Layout):
+    """States in the network's dtype, dense; products read them there."""
+
+    def state(self, number: int) -> Place:
+        return Place(self.dtype, prod(self.graph.states[number].shape))
+
+    def shadow(self, number: int) -> Place | None:
+        return None
+
+    def _serves(self, state: int) -> bool:
+        return True
+
+
+def user_states(layout: Layout) -> UserStates | None:
+    """The layout of a call of one step. None: nothing is left for steps, training keeps values, products read another
+    dtype than the user's, or a group reads a new state of another one, which would be rounded."""
+    if not layout.emits or layout.kept or layout.solved or not layout.has_steps or layout.dtype != layout.storage:
+        return None
+    results = [node for node in layout.graph.results if node in layout.home]
+    rounded = layout.dtype != layout.arithmetic
+    if rounded and any("step" in layout.read_by.get(node, ()) for node in results):
+        return None
+    return UserStates(**{own.name: getattr(layout, own.name) for own in fields(Layout)})
