@@ -224,8 +224,9 @@ def _narrower(unit: Unit, target: Target, blocks: int, wide: int, block: int) ->
     """Rows below which tiles of half the columns, alone instead of in pairs, keep more multiprocessors at work. In
     steps that is so while each has one at most: half the columns are half an epilogue, which takes as long as the sums.
 
-    Measured on an H100, us per step with the hoisted product, B = 256: GRU 1024 bf16 15.0 (all columns 22.3, many_*
-    21.5), LSTM 502 bf16 16.4 (22.4, 21.6), LSTM 512 tf32 15.2 (24.0, 23.9).
+    Measured on an H200, us per step of eight with the hoisted product, B = 256: GRU 1024 bf16 14.0 (many_* 21.1), LSTM
+    502 bf16 15.0 (21.4), LSTM 512 tf32 14.1 (23.5), GRU 2048 bf16 27.9 (39.8), at B = 512 47.9 (64.2). Of a quarter of
+    the columns 12.5, 12.6, 11.9, 36.1 and 68.7: better where tiles are few.
     """
     if wide < 2 or wide * block // 2 < 64:
         return 0

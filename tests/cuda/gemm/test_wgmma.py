@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from compiled_kernels import text_of
 from emulated import POISON, decoded, encoded, run
 from emulator import arrays
-from gemm_groups import hoisted, made
+from gemm_groups import hoisted, lstm_step, made
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
@@ -142,6 +143,16 @@ def test_results(
 )
 def test_steps_of_more_rows_than_share_k(size: str, gates: int, width: int, depth: int, rows: int, blocks: int) -> None:
     check(size, "bfloat16", hoisted(gates, width, (depth,), "step"), rows, blocks)
+
+
+def test_a_step_s_epilogue_loads_what_several_items_read_before_it_stores() -> None:
+    """One after the other, loads took longer than the products."""
+    kernel = variant_of(made(lstm_step(64, 64), batches=(256,)), "mid").kernel
+    text = text_of(kernel).split('extern "C"')[-1]
+    loads, stores = (
+        [m.start() for m in re.finditer(word, text)] for word in (r"ptx_ld_\w*global", r"ptx_st_\w*global")
+    )
+    assert sum(at < stores[0] for at in loads) >= 5 * 8  # four gates and c of 8 items
 
 
 def script(dtype: str = "bfloat16", columns: int = 64, first: bool = False, **options: Any) -> tuple[str, str]:
