@@ -15,6 +15,7 @@ BENCH ?= lstm --input-size 256 --hidden-size 256
 DEMO := tutorials/demo.py
 TORCH := torch==2.13.0
 LOCKED := requirements.lock
+LOCKED_DOCS := requirements-docs.lock
 
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 --dist worksteal
 # Python compiles what is imported; of what is installed that is little.
@@ -47,7 +48,7 @@ test: $(TEST_SETUP) ## Run the quick tests: every feature, in at most five minut
 test-broad: $(TEST_SETUP) ## Run what continuous integration runs beyond `make test`
 	$(PYTEST) -m "broad and not slow" $(TESTS)
 
-test-all: $(TEST_SETUP) ## Run every test; with PEERS=1 also those that need torch or openvino
+test-all: $(TEST_SETUP) $(VENV)/.installed-docs ## Run every test; with PEERS=1 also those that need torch or openvino
 	$(PYTEST) $(TESTS)
 
 fast: $(TEST_SETUP) ## Run the tests of what git says is changed but the slow ones, and the house rules
@@ -99,7 +100,8 @@ WITHOUT_PLACES := import json, sys; sbom = json.load(open(sys.argv[1])); \
 	[part.pop("externalReferences", None) for part in sbom["components"] + sbom["metadata"]["tools"]["components"]]; print(json.dumps(sbom, indent=1))
 
 lock: build/lock ## Resolve all dependencies anew: versions and digests for development, the list of components in the wheel
-	echo 'setuptools>=77' | $(RESOLVE) - --extra test --extra docs --extra demo --generate-hashes --upgrade -o $(LOCKED) >/dev/null
+	echo 'setuptools>=77' | $(RESOLVE) - --extra test --extra demo --generate-hashes --upgrade -o $(LOCKED) >/dev/null
+	$(RESOLVE) --extra docs --generate-hashes --upgrade --constraints $(LOCKED) -o $(LOCKED_DOCS) >/dev/null
 	$(RESOLVE) --constraints $(LOCKED) -o build/lock/runtime.txt >/dev/null
 	build/lock/bin/cyclonedx-py requirements build/lock/runtime.txt --pyproject pyproject.toml --mc-type library \
 		--output-reproducible --short-PURLs -o build/lock/sbom.json
@@ -107,6 +109,7 @@ lock: build/lock ## Resolve all dependencies anew: versions and digests for deve
 
 audit: build/lock ## Compare the locked dependencies with the known advisories
 	build/lock/bin/pip-audit --disable-pip --require-hashes -r $(LOCKED)
+	build/lock/bin/pip-audit --disable-pip --require-hashes -r $(LOCKED_DOCS)
 
 # What git has of the package is in the wheel, and nothing else is.
 SAME_FILES := import glob, subprocess, zipfile; (wheel,) = glob.glob("dist/*.whl"); \
@@ -142,21 +145,25 @@ distclean: clean ## Remove the virtual environment as well
 	rm -rf $(VENV)
 
 # One stamp per extra of pyproject.toml: pip runs again only when that file changes. What is installed for development and
-# for continuous integration is locked: versions and digests are those of requirements.lock.
+# for continuous integration is locked: versions and digests are those of requirements.lock; what the documentation needs
+# besides, thousands of small files, has a lock of its own.
 $(VENV)/.installed-%: pyproject.toml | $(BIN)/python
 	$(INSTALL) --editable '.[$*]'
 	@touch $@
 
-# The tests that compare with torch skip themselves where it is absent. The default index serves torch with gigabytes of
-# CUDA libraries, too much to install unasked; a wheel in a local folder that pip is configured to look in (find-links,
-# which --no-index leaves on) is installed.
-$(VENV)/.installed-docs: $(VENV)/.installed-test
+$(VENV)/.installed-docs: $(LOCKED_DOCS) $(VENV)/.installed-test
+	$(INSTALL) --require-hashes --requirement $(LOCKED_DOCS)
 	@touch $@
 
+# The tests that compare with torch skip themselves where it is absent. The default index serves torch with gigabytes of
+# CUDA libraries, too much to install unasked; a wheel in a local folder that pip is configured to look in (find-links,
+# which --no-index leaves on) is installed: unpacked while pip installs the rest, then with what it depends on.
 $(VENV)/.installed-test: pyproject.toml $(LOCKED) | $(BIN)/python
-	$(INSTALL) --require-hashes --requirement $(LOCKED)
-	$(INSTALL) --no-deps --no-build-isolation --editable .
-	@if $(INSTALL) --no-index --no-deps --dry-run '$(TORCH)' >/dev/null 2>&1; then \
+	@$(INSTALL) --no-index --no-deps '$(TORCH)' >/dev/null 2>&1 & torch=$$!; \
+	echo "pip install --requirement $(LOCKED)"; \
+	$(INSTALL) --no-warn-conflicts --require-hashes --requirement $(LOCKED) \
+		&& $(INSTALL) --no-warn-conflicts --no-deps --no-build-isolation --editable . || { wait; exit 1; }; \
+	if wait $$torch; then \
 		echo "pip install $(TORCH)" && $(INSTALL) '$(TORCH)'; \
 	else \
 		echo "torch is not at hand: tests that compare with it will be skipped (make test PEERS=1 installs it)"; \

@@ -1,5 +1,5 @@
-"""What holds for every test: schedules are the templates' own, whatever this machine's user has tuned; and the tiers:
-which cases of a sweep are quick, and which files have a quick test.
+"""What holds for every test: schedules are the templates' own, whatever this machine's user has tuned; the tiers: which
+cases of a sweep are quick, and which files have a quick test; and where LLVM does not optimise.
 
 A test is quick (`make test`) unless it is marked `broad` or `slow`. `@pytest.mark.broad_after(2)` leaves the first two
 cases of a parametrised test quick and marks the others `broad`; `slow_after(n)` marks all but the first n `slow`. Of a
@@ -12,8 +12,10 @@ import os
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import unoptimised
 
 os.environ["TVM_RNN_RECORDS"] = "none"
 os.environ["TVM_RNN_CACHE"] = "none"
@@ -24,6 +26,11 @@ FEW_CELLS = {
 }
 FILES = pytest.StashKey[dict[Path, bool]]()
 CASES = pytest.StashKey[Counter[str]]()
+# Folders and files whose quick tests ask what is compiled and how it is called, not how good the code is.
+ABOUT_OTHERS = {
+    *("bench", "bundle", "cli", "explain", "frontends", "language", "runtime", "torch_layer", "tune"),
+    *("test_runtime_files.py", "test_training_regularised.py", "test_training_segments.py", "test_whole_files.py"),
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -31,10 +38,28 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[CASES] = Counter()
 
 
+def _begin_elsewhere(config: pytest.Config) -> None:
+    """In a new checkout most of what collecting takes is to rewrite the assertions of each file, which is kept on disk:
+    each worker of pytest-xdist begins at another file, and finds the others rewritten."""
+    worker: dict[str, Any] = getattr(config, "workerinput", {})
+    folders = [config.invocation_params.dir / given for given in config.args]
+    if worker and all(folder.is_dir() for folder in folders):
+        files = sorted({str(file) for folder in folders for file in folder.rglob("test_*.py")})
+        first = int(worker["workerid"].removeprefix("gw")) * len(files) // worker["workercount"]
+        config.args = files[first:] + files[:first]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All workers have the same order."""
+    items.sort(key=lambda item: item.path)
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None]:
+def pytest_collection(session: pytest.Session) -> Generator[None]:
     """What stays until the end is no garbage: Python's collector would look at half a million such objects again and
     again, in each of a test's `gc.collect` too."""
+    _begin_elsewhere(session.config)
     gc.disable()
     yield
     gc.collect()
@@ -54,6 +79,16 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     quick = not any(map(item.get_closest_marker, LEFT_OUT))
     files = item.config.stash[FILES]
     files[item.path] = files.get(item.path, False) or quick
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Optimising takes most of the time of compiling; tests of other tiers, and of all other folders, have it."""
+    quick = not any(map(item.get_closest_marker, LEFT_OUT))
+    if quick and item.path.relative_to(Path(__file__).parent).parts[0] in ABOUT_OTHERS:
+        with unoptimised.code():
+            return (yield)
+    return (yield)
 
 
 @pytest.fixture(scope="session")

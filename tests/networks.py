@@ -14,6 +14,7 @@ import numpy as np
 import tvm_rnn as rnn
 from tvm_rnn.bench.suites.gpu import TAMED
 from tvm_rnn.oracle.tolerance import assert_close
+from tvm_rnn.target import Target
 
 EXTRA = {"P": 3, "depth": 2, "Y": 3, "X": 4, "S": 4, "A": 2}  # sizes of the axes that are neither I nor H
 # Cells that divide a vector by its own length, or subtract its mean, and the fewest units that this needs: with fewer
@@ -42,7 +43,6 @@ def network(
     return net.load({name: scaled(name, value) for name, value in net.weights.items()})
 
 
-@functools.cache
 def compiled(
     cell: str | rnn.Cell,
     input_size: int,
@@ -52,9 +52,16 @@ def compiled(
     without: tuple[str, ...] = (),
     **options: Any,
 ) -> tuple[rnn.RNN, rnn.Module]:
-    """The network and its module; the same pair again for the same arguments."""
-    net = network(cell, input_size, hidden_size, **options)
-    return net, rnn.compile(net, target, batch, without=without)
+    """The network and its module; the same pair again for the same arguments, and as much of optimisation."""
+    return _compiled((cell, input_size, hidden_size), (target, batch, without), Target.tvm_target, **options)
+
+
+@functools.cache
+def _compiled(
+    sizes: tuple[Any, ...], how: tuple[str, tuple[int, ...], tuple[str, ...]], code: object, **options: Any
+) -> tuple[rnn.RNN, rnn.Module]:
+    net = network(*sizes, **options)
+    return net, rnn.compile(net, how[0], how[1], without=how[2])
 
 
 def arguments(net: rnn.RNN, steps: int, batch: int, seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -72,9 +72,12 @@ def test_every_target_of_the_makefile_is_explained() -> None:
         assert re.search(rf"^{target}:.*## \S", makefile, re.M), target
 
 
+LOCKS = ("requirements.lock", "requirements-docs.lock")
+
+
 def locked() -> dict[str, list[str]]:
-    """The versions of each package in the lock (one for each range of Pythons), of which every one has a digest."""
-    entries = re.split(r"^(?=\w)", (ROOT / "requirements.lock").read_text(), flags=re.M)[1:]
+    """The versions of each package in the locks (one for each range of Pythons), of which every one has a digest."""
+    entries = [e for name in LOCKS for e in re.split(r"^(?=\w)", (ROOT / name).read_text(), flags=re.M)[1:]]
     found: dict[str, list[str]] = {}
     for entry in entries:
         name, version = entry.split(maxsplit=1)[0].split("==")
@@ -104,5 +107,5 @@ def test_the_list_of_components_has_what_is_installed_with_the_package(project: 
 
 def test_nothing_locked_says_where_it_is_from() -> None:
     """An index is the choice of whoever installs."""
-    for name in ("requirements.lock", "tvm_rnn/sbom.cdx.json"):
+    for name in (*LOCKS, "tvm_rnn/sbom.cdx.json"):
         assert not re.search(r"index-url|find-links|pypi\.org|/simple/", (ROOT / name).read_text())

@@ -51,6 +51,33 @@ def test_products_with_one_operand_share_a_launch() -> None:
     assert sum("RUN(call" in line for line in host.lines) == 6  # each launch, and its parts added up
 
 
+def test_biases_are_summed_by_the_products_that_read_the_same_values() -> None:
+    """A GRU: two gates are the left operands of both products, two of one each; in 16 bits, by wgmma."""
+    x, h, *gates = (leaf(name, 128) for name in "xhrzmn")
+    r, z, m, n = gates
+    products = [product(a, right) for right, lefts in ((x, (r, z, m)), (h, (r, z, n))) for a in lefts]
+    sums = [make("sum_rows", gate, rank=1) for gate in gates]
+
+    def reads(node: Node) -> Place | None:
+        return Place("bfloat16", 128) if node.leaf else None
+
+    found = WeightGradients("t", [*products, *sums], "bfloat16", reads, reads, "sm_90a")
+    first, second = found.launches
+    assert first.totals == tuple(sums[:3]) and second.totals == (sums[3],)
+    assert first.size == 3 * 128 * 128 + 3 * 128 and second.made == [second.nodes, second.totals]
+    program = Program()
+    found.reserve(program, "T * B")
+    places = found.pointers(program, {first.totals: program.input(1).cast("float32")})
+    assert {*places} == {*products, *sums} and places[sums[1]].text.startswith(f"({places[sums[0]].text}")
+    operand = program.input(0).cast("bfloat16")
+    found.run(program.sequence, lambda node, product: operand, "T * B", places, "tile > 0")
+    assert (
+        sum("RUN(call" in line for line in program.sequence.lines) == 6
+    )  # of each, and of both of its arrays the parts
+    elsewhere = WeightGradients("t", [*products, *sums], "bfloat16", reads, reads, "sm_80")
+    assert [len(launch.totals) for launch in elsewhere.launches] == [0, 0, 0]
+
+
 def test_parts_that_the_steps_have_left_are_added_up() -> None:
     """One for each batch row; no kernel multiplies again."""
     sums, made = [make("sum_rows", A, rank=1)], product(A, H)

@@ -13,6 +13,7 @@ from row_products import LIMITS, operand, sums
 from tvm_rnn.cuda.gemm.operands import Operand
 from tvm_rnn.cuda.gemm.wgmma import SQUARE_BYTES
 from tvm_rnn.cuda.layer.pointers import storage
+from tvm_rnn.cuda.training.row_product import RowProduct
 from tvm_rnn.cuda.training.weight_gradient_wgmma import (
     SHAPES,
     PackedWeightGradientTile,
@@ -47,7 +48,7 @@ def test_sums_over_rows(precision: str, height: int, width: int, rows: int, part
     stride = -(-height // 8) * 8
     lefts = [operand("a0", height, stride, precision), operand("a1", height, stride + 24, precision, 16)]
     right = operand("b", width, -(-width // 8) * 8 + 8, precision, 8)
-    tile = wgmma_tile_for(precision, lefts, right, "sm_90a")
+    tile = wgmma_tile_for(precision, lefts, RowProduct(lefts[0], right), "sm_90a")
     assert tile is not None
     kernel = tile.kernel("gradients", lefts, right)
     found, expected = sums(kernel, tile.tiles(2, height, width), lefts, right, rows, parts)
@@ -59,30 +60,71 @@ def test_rows_of_4_byte_pieces() -> None:
     """Some of each: rows of 132 bytes, rows of 148 of which 4 are before them, and rows of 144."""
     lefts = [operand("a0", 66, 66, "bfloat16"), operand("a1", 66, 74, "bfloat16", 2)]
     for right in (operand("b", 70, 72, "bfloat16"), operand("b", 70, 70, "bfloat16")):
-        tile = wgmma_tile_for("bfloat16", lefts, right, "sm_90a")
+        tile = wgmma_tile_for("bfloat16", lefts, RowProduct(lefts[0], right), "sm_90a")
         assert tile is not None
         kernel = tile.kernel("gradients", lefts, right)
         found, expected = sums(kernel, tile.tiles(2, 66, 70), lefts, right, 70, 1)
         assert np.linalg.norm(found - expected) < 1e-6 * np.linalg.norm(expected)
 
 
+@pytest.mark.parametrize(
+    ("precision", "heads", "turned", "totals", "rows", "parts"),
+    [
+        ("bfloat16", 2, True, (1,), 70, 2),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("float16", 3, False, (0, 1), 130, 1),
+                ("bfloat16", 1, True, (), 200, 3),
+                ("bfloat16", 1, False, (0,), 1, 1),
+            )
+        ),
+    ],
+)
+@pytest.mark.broad
+def test_heads_and_the_left_operands_own_sums(
+    precision: str, heads: int, turned: bool, totals: tuple[int, ...], rows: int, parts: int
+) -> None:
+    """Heads lie beside each other in both operands; lines that no tile divides, stored as lines or as columns."""
+    height, width = 130, 72
+    lefts = [replace(operand(n, height, heads * 136, precision), apart=136) for n in ("a0", "a1")]
+    right = replace(operand("b", width, heads * width, precision), apart=width)
+    row = RowProduct(lefts[0], right, turned, heads)
+    tile = wgmma_tile_for(precision, lefts, row, "sm_90a")
+    assert tile is not None
+    tile, rng = replace(tile, totals=totals), np.random.default_rng(1)
+    arrays = {o.name: encoded(rng.normal(size=(rows, heads, o.apart)), precision) for o in (*lefts, right)}
+    shape = (width, height) if turned else (height, width)
+    arrays["sums"] = np.full((parts, 2, heads, *shape), np.nan, "f4")
+    arrays |= {"totals": np.full((parts, len(totals), heads, height), np.nan, "f4")} if totals else {}
+    kernel = tile.kernel("gradients", lefts, right)
+    run(kernel, arrays, {"rows": rows, "parts": parts}, parts * tile.tiles(2, height, width))
+    a0, a1, b = (decoded(arrays[o.name], precision)[..., : o.depth] for o in (*lefts, right))
+    for n, one in enumerate((a0, a1)):
+        expected = np.einsum("rhm,rhn->hnm" if turned else "rhm,rhn->hmn", one, b)
+        assert np.linalg.norm(arrays["sums"].sum(0)[n] - expected) < LIMITS[precision] * np.linalg.norm(expected)
+        if n in totals:
+            found = arrays["totals"].sum(0)[totals.index(n)]
+            assert np.linalg.norm(found - one.sum(0)) < LIMITS[precision] * np.linalg.norm(one.sum(0))
+
+
 def test_it_is_for_large_results_of_16_bit_rows_on_hopper() -> None:
-    left, right = operand("a0", 512, 512, "bfloat16"), operand("b", 512, 512, "bfloat16")
-    tile = wgmma_tile_for("bfloat16", [left], right, "sm_90a")
+    left, right, thin = (operand(name, size, size, "bfloat16") for name, size in (("a0", 512), ("b", 512), ("c", 40)))
+    tile = wgmma_tile_for("bfloat16", [left], RowProduct(left, right), "sm_90a")
     assert tile == WgmmaWeightGradientTile("bfloat16", 128, 256) and tile.shared_bytes < 227 * 1024
-    assert wgmma_tile_for("bfloat16", [left], right, "sm_80") is None
-    assert wgmma_tile_for("tf32", [left], right, "sm_90a") is None
-    assert wgmma_tile_for("bfloat16", [operand("a0", 33, 40, "bfloat16")], right, "sm_90a") is None
-    assert wgmma_tile_for("bfloat16", [left], operand("b", 33, 40, "bfloat16"), "sm_90a") is None
+    assert wgmma_tile_for("bfloat16", [left], RowProduct(left, right), "sm_80") is None
+    assert wgmma_tile_for("tf32", [left], RowProduct(left, right), "sm_90a") is None
+    assert wgmma_tile_for("bfloat16", [thin], RowProduct(thin, right), "sm_90a") is None
+    assert wgmma_tile_for("bfloat16", [left], RowProduct(left, thin), "sm_90a") is None
     odd = operand("b", 251, 251, "bfloat16")
-    assert wgmma_tile_for("bfloat16", [left], odd, "sm_90a") is None
+    assert wgmma_tile_for("bfloat16", [left], RowProduct(left, odd), "sm_90a") is None
 
 
 @pytest.mark.parametrize("height", [64, 130, 256, 650, 2560])
 def test_the_tile_that_reads_least(height: int) -> None:
     """Of all that fit shared memory and registers: none may be asked to read less than the one that is taken."""
     left, right = operand("a0", height, 2560, "float16"), operand("b", 650, 1024, "float16")
-    tile = wgmma_tile_for("float16", [left], right, "sm_90a")
+    tile = wgmma_tile_for("float16", [left], RowProduct(left, right), "sm_90a")
     assert tile is not None and tile.threads <= 384 and tile.shared_bytes <= 227 * 1024
     read = tile.tiles(1, height, 650) * (tile.high + tile.wide)
     for high in (64, 128):
@@ -93,7 +135,7 @@ def test_the_tile_that_reads_least(height: int) -> None:
 
 def test_operands_are_multiplied_as_they_lie() -> None:
     left, right = (operand(name, 64, 64, "bfloat16") for name in ("a0", "b"))
-    tile = wgmma_tile_for("bfloat16", [left], right, "sm_90a")
+    tile = wgmma_tile_for("bfloat16", [left], RowProduct(left, right), "sm_90a")
     assert tile is not None
     text = text_of(tile.kernel("t", [left], right))
     assert "m64n64k16_f32_bf16_bf16_1_1_1_1" in text and "atomic" not in text
@@ -126,8 +168,11 @@ def packed_sums(
             run(kernel, {"r": given, "packed": into}, {"rows": rows}, stages * each)
         arrays[name] = into
     arrays["sums"] = np.full((parts, lefts, height, width), np.nan, "f4")
+    arrays |= {"totals": np.full((parts, 1, height), np.nan, "f4")} if tile.totals else {}
     kernel = tile.kernel("gradients", *sides(lefts, height, width))
     run(kernel, arrays, {"rows": rows, "parts": parts}, parts * tile.tiles(lefts, height, width))
+    for left in tile.totals:
+        np.testing.assert_allclose(arrays["totals"].sum(0)[0], values[left].sum(0), rtol=1e-4, atol=1e-4)
     return arrays["sums"].sum(0), np.stack([left.T @ values[-1] for left in values[:-1]])
 
 
@@ -153,8 +198,9 @@ def packed_sums(
 def test_sums_over_rows_that_are_packed(
     precision: str, shape: tuple[int, int], lefts: int, height: int, width: int, rows: int, parts: int
 ) -> None:
-    """Fewer rows than a stage and more, parts that have none, clusters of which a block has no work."""
-    tile = PackedWeightGradientTile(precision, *shape)
+    """Fewer rows than a stage and more, parts that have none, clusters of which a block has no work; in 16 bits the
+    last left operand's own sums, too."""
+    tile = PackedWeightGradientTile(precision, *shape, totals=() if precision == "tf32" else (lefts - 1,))
     found, expected = packed_sums(tile, lefts, height, width, rows, parts)
     assert np.linalg.norm(found - expected) < LIMITS[precision] * np.linalg.norm(expected)
 
@@ -174,7 +220,7 @@ def test_packing_is_for_large_results_on_hopper() -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_tiles_fit(shape: tuple[int, int]) -> None:
     """Shared memory, registers, and halves of the right operand of whole 16 bytes."""
-    tile = PackedWeightGradientTile("bfloat16", *shape)
+    tile = PackedWeightGradientTile("bfloat16", *shape, totals=(0,))
     assert tile.shared_bytes <= 227 * 1024 and tile.threads <= 512 and tile.wide % (8 * tile.cluster) == 0
     assert tile.tiles(4, 650, 650) % tile.cluster == 0
     assert replace(tile, cluster=1).tiles(1, 1, 1) == 1

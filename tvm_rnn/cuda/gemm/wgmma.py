@@ -77,10 +77,13 @@ class WgmmaProduct:
         for step in range(STEPS):
             further = step * 16 * units(ROW_BYTES) if self.turned else step * 2
             a, b = _further(stage, a_at, further), _further(stage, b_at, further)
-            add = tirx.const(1, "int32") if step or more is None else tirx.Cast("int32", more)
-            w.do(I.ptx[self.name](*self.acc.flat, a, b, I.ptx.pred(add), 1, 1, *self.flags))
+            self.start(a, b, tirx.const(1, "int32") if step or more is None else tirx.Cast("int32", more))
         w.do(I.ptx.wgmma.commit_group.sync.aligned())
         self.wait(1)
+
+    def start(self, a: TirExpr, b: TirExpr, add: TirExpr) -> None:
+        """One step's product. a, b: descriptors of the operands; add: whether there are sums already."""
+        self.w.do(I.ptx[self.name](*self.acc.flat, a, b, I.ptx.pred(add), 1, 1, *self.flags))
 
     def wait(self, pending: int) -> None:
         """Until all stages but the last `pending` are multiplied."""

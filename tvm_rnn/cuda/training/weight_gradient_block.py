@@ -27,7 +27,8 @@ from tvm_rnn.tir.index import int64, uint32, wide
 class WeightGradientTile(BlockTile):
     """high x wide: lines and columns of the result that a block has; resident: blocks on a multiprocessor at once;
     heads: results that lie beside each other, as their operands do; vectors: of a row of either operand, over which a
-    product sums as it does over rows; turned: results are stored with a line for each column."""
+    product sums as it does over rows; turned: results are stored with a line for each column. totals: the left operands
+    of which the sums over rows are made too, as biases' gradients are."""
 
     precision: str
     high: int
@@ -37,6 +38,7 @@ class WeightGradientTile(BlockTile):
     heads: int = 1
     vectors: int = 1
     turned: bool = False
+    totals: tuple[int, ...] = ()
 
     @property
     def compute(self) -> str:
@@ -64,8 +66,10 @@ class WeightGradientTile(BlockTile):
         return [(one.name, one.place.dtype) for one in (*lefts, right)]
 
     def kernel(self, name: str, lefts: Sequence[Operand], right: Operand) -> Kernel:
-        """parts[part, left, head, m, n] of `lefts` (of one depth) with `right`, for all rows; scalars: rows, parts."""
-        pointers = [*self.pointers(lefts, right), ("sums", arithmetic(self.precision))]
+        """sums[part, left, head, m, n] of `lefts` (of one depth) with `right`, for all rows, and totals[part, n, head,
+        m] of the left operands that `totals` names; scalars: rows, parts."""
+        made = ("sums", "totals") if self.totals else ("sums",)
+        pointers = [*self.pointers(lefts, right), *((name, arithmetic(self.precision)) for name in made)]
         scalars = [("rows", "int64"), ("parts", "int64")]
         return self.write(name, self.precision, pointers, scalars, lambda w: self.body(w, lefts, right))
 

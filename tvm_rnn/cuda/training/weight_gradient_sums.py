@@ -55,7 +55,8 @@ class Packed:
 
 @dataclass
 class GradientLaunch:
-    """Sums of one launch, of one shape. arguments: what the kernel's pointers stand for, but for the last."""
+    """Sums of one launch, of one shape. arguments: what the kernel's pointers stand for, but for the last. totals: sums
+    of left operands that it makes too."""
 
     nodes: tuple[Node, ...]
     kernel: Kernel
@@ -63,11 +64,22 @@ class GradientLaunch:
     blocks: int  # of one part of the rows
     resident: int  # blocks on a multiprocessor at once
     packed: tuple[Packed, ...] = ()  # its operands, where it reads them out of buffers in another order
+    totals: tuple[Node, ...] = ()
+
+    @property
+    def made(self) -> list[tuple[Node, ...]]:
+        """What it makes: for each array that it writes the sums in it, which are of one shape."""
+        return [nodes for nodes in (self.nodes, self.totals) if nodes]
 
     @property
     def size(self) -> int:
         """Elements of all sums."""
-        return len(self.nodes) * prod(self.nodes[0].shape)
+        return sum(map(elements, self.made))
+
+
+def elements(nodes: Sequence[Node]) -> int:
+    """Of sums of one shape."""
+    return len(nodes) * prod(nodes[0].shape)
 
 
 @dataclass
@@ -90,14 +102,17 @@ class WeightGradients:
         self.packers: dict[tuple[object, ...], Kernel] = {}
         products: dict[tuple[object, ...], list[tuple[Node, RowProduct]]] = {}
         columns: dict[tuple[object, ...], list[Node]] = {}
+        others = list[Node]()
         for node in self.nodes:
             found = self._product(node)
             if found is None:
-                columns.setdefault((node.shape, node.op == "sum_rows" or node), []).append(node)
+                others.append(node)
             else:
                 products.setdefault((node.shape, *found.of_right), []).append((node, found))
         for group in products.values():
-            self._add_products(group)
+            self._add_products(group, others)
+        for node in others:
+            columns.setdefault((node.shape, node.op == "sum_rows" or node), []).append(node)
         for nodes in columns.values():
             for first in range(0, len(nodes), 8):
                 self._add_columns(nodes[first : first + 8])
@@ -112,7 +127,8 @@ class WeightGradients:
         except ValueError:  # an operand is made of several values: not an array
             return None
 
-    def _add_products(self, group: Sequence[tuple[Node, RowProduct]]) -> None:
+    def _add_products(self, group: Sequence[tuple[Node, RowProduct]], others: list[Node]) -> None:
+        """others: sums that no product is; those that the kernel makes beside its own are taken out."""
         nodes, (_, first) = tuple(node for node, _ in group), group[0]
         right = first.right
         lefts = [replace(product.left, name=f"a{i}") for i, (_, product) in enumerate(group)]
@@ -121,13 +137,29 @@ class WeightGradients:
         tile: WeightGradientTile | None = None
         if first.heads == first.vectors == 1 and not first.turned:
             tile = wgmma.packed_tile_for(self.precision, lefts, right, self.arch, self.sms)
-            tile = tile or wgmma.wgmma_tile_for(self.precision, lefts, right, self.arch)
+        tile = tile or wgmma.wgmma_tile_for(self.precision, lefts, first, self.arch)
         tile = tile or tile_for(self.precision, first)
-        kernel = tile.kernel(f"{self.name}_totals{len(self.launches)}", lefts, right)
         packed = isinstance(tile, wgmma.PackedWeightGradientTile)
+        totals = self._totals(nodes, others) if isinstance(tile, wgmma.WgmmaWeightGradientTile) else {}
+        for node in totals.values():
+            others.remove(node)
+        tile = replace(tile, totals=tuple(totals))
+        kernel = tile.kernel(f"{self.name}_totals{len(self.launches)}", lefts, right)
         sides = (self._packed(0, lefts), self._packed(len(lefts), [right])) if packed else ()
-        blocks = tile.tiles(len(nodes), height, width)
-        self.launches.append(GradientLaunch(nodes, kernel, found, blocks, tile.resident, sides))
+        own = tile.tiles(len(nodes), height, width), tile.resident, sides, tuple(totals.values())
+        self.launches.append(GradientLaunch(nodes, kernel, found, *own))
+
+    def _totals(self, nodes: Sequence[Node], others: Sequence[Node]) -> dict[int, Node]:
+        """Sums over rows of products' left operands, which lie as the products read them, by number."""
+        found: dict[int, Node] = {}
+        for number, node in enumerate(nodes):
+            left, (texts, out) = node.args[0], node.attrs["spec"].split("->")
+            place, text = self.reads(left), texts.partition(",")[0]
+            if place is not None and place.dtype in wgmma.ONES and text == "".join(t for t in out if t in text):
+                for other in others:
+                    if other.op == "sum_rows" and other.args[0] is left:
+                        found[number] = other
+        return found
 
     def _packed(self, first: int, operands: Sequence[Operand]) -> Packed:
         """Operands of one side. Kernels are shared by all that have the same operand at the same place."""
@@ -253,10 +285,10 @@ class WeightGradients:
         """Memory for the sums of one layer and direction, each dense. ready: memory that is there, for these sums in
         this order."""
         found: dict[Node, Pointer] = {}
-        for launch in self.launches:
-            both = ready.get(launch.nodes) or program.buffer("totals", launch.size, self.dtype)
-            for n, node in enumerate(launch.nodes):
-                found[node] = both.at(n * launch.size // len(launch.nodes))
+        for nodes in (nodes for launch in self.launches for nodes in launch.made):
+            all_of = ready.get(nodes) or program.buffer("totals", elements(nodes), self.dtype)
+            for n, node in enumerate(nodes):
+                found[node] = all_of.at(n * prod(node.shape))
         for node in self.accumulated:
             found[node] = ready.get((node,)) or program.buffer("totals", prod(node.shape), self.dtype)
         return found
@@ -285,8 +317,12 @@ class WeightGradients:
                     for source, kernel in zip(pointers[side.first :], side.kernels, strict=False):
                         host.launch(kernel, [source, sides[number]], [rows])
                 packed[number] = side.key
-            into, folded = gradients[launch.nodes[0]], f"{parts} > 1 || ({add})"
-            sums = Pointer(f"({folded} ? {parted.text} : {into.text})", self.dtype)
-            host.launch(launch.kernel, [*(sides if launch.packed else pointers), sums], [rows, parts])
+            folded, start, arrays = f"{parts} > 1 || ({add})", 0, list[tuple[Pointer, Pointer, int]]()
+            for nodes in launch.made:
+                arrays.append((parted.at(f"{parts} * {start}"), gradients[nodes[0]], elements(nodes)))
+                start += elements(nodes)
+            sums = [Pointer(f"({folded} ? {own.text} : {into.text})", self.dtype) for own, into, _ in arrays]
+            host.launch(launch.kernel, [*(sides if launch.packed else pointers), *sums], [rows, parts])
             with host.when(folded):
-                host.launch(self.fold, [parted, into], [launch.size, parts, f"({add}) ? 1 : 0"])
+                for own, into, size in arrays:
+                    host.launch(self.fold, [own, into], [size, parts, f"({add}) ? 1 : 0"])

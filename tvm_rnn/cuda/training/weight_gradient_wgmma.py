@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import product
 
 from tvm import tirx
@@ -35,9 +35,10 @@ from tvm_rnn.cuda.gemm.wgmma import SQUARE_BYTES, WgmmaProduct, WgmmaStages, bul
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, SIZES, ceil_div
 from tvm_rnn.cuda.layer.pipeline_barriers import COPIERS
 from tvm_rnn.cuda.layer.pointers import storage
-from tvm_rnn.tir.expr import Expr, TirExpr
+from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import int64, uint32, wide
 
+from .row_product import RowProduct
 from .weight_gradient_block import WeightGradientBlock, WeightGradientTile
 
 SQUARE = 64  # columns
@@ -45,6 +46,8 @@ PACKERS = 128
 PIECES = SQUARE_BYTES // 16 // PACKERS  # of 16 bytes, for each thread
 PITCH = SQUARE * 4 + 16  # bytes from row to row before they are turned: half a warp's columns meet no bank twice
 WIDTHS, HEIGHTS = (256, 192, 128, 64), (128, 64)
+ONES_BYTES = 2 * 8 * ROW_BYTES  # what a wgmma reads of 8 columns
+ONES = {"float16": 0x3C003C00, "bfloat16": 0x3F803F80}  # two in a word
 SHAPES = ((128, 256), (128, 192), (128, 128), (192, 192), (192, 128))  # of packed operands' tiles
 # Of a thread that copies, and of one that multiplies, by warpgroups that do.
 REGISTERS = {1: (40, 232), 2: (40, 232), 3: (24, 160)}
@@ -85,20 +88,31 @@ class WgmmaWeightGradientTile(WeightGradientTile):
     def stage_bytes(self) -> int:
         return (self.high + self.wide) // SQUARE * SQUARE_BYTES
 
+    @property
+    def ones_at(self) -> int:
+        """Where the column of ones lies, behind the barriers."""
+        return ceil_div(super().shared_bytes, ONES_BYTES) * ONES_BYTES
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.ones_at + ONES_BYTES if self.totals else super().shared_bytes
+
     def body(self, w: Writer, lefts: Sequence[Operand], right: Operand) -> WeightGradientBlock:
         return _AsTheyLie(w, self, lefts, right)
 
 
 def wgmma_tile_for(
-    precision: str, lefts: Sequence[Operand], right: Operand, arch: str
+    precision: str, lefts: Sequence[Operand], row: RowProduct, arch: str
 ) -> WgmmaWeightGradientTile | None:
-    """The tile with which blocks read least; None where operands, sizes or the GPU do not suit."""
-    if arch != "sm_90a" or precision not in ("float16", "bfloat16"):
+    """The tile with which blocks read least; None where operands, sizes or the GPU do not suit. row: the product of the
+    first of `lefts`."""
+    if arch != "sm_90a" or precision not in ("float16", "bfloat16") or row.vectors > 1:
         return None
-    height, width = lefts[0].depth, right.depth
-    if min(height, width) < LEAST or not all(one.piece(precision) for one in (*lefts, right)):
+    height, width = lefts[0].depth, row.right.depth
+    if min(height, width) < LEAST or not all(one.piece(precision) for one in (*lefts, row.right)):
         return None
-    tiles = [WgmmaWeightGradientTile(precision, high, broad) for high, broad in product(HEIGHTS, WIDTHS)]
+    plain = (WgmmaWeightGradientTile(precision, *shape) for shape in product(HEIGHTS, WIDTHS))
+    tiles = [replace(tile, heads=row.heads, turned=row.turned) for tile in plain]
     return min(tiles, key=lambda tile: tile.tiles(1, height, width) * (tile.high + tile.wide))  # asked of L2, by all
 
 
@@ -148,6 +162,19 @@ def packed_tile_for(
     return min((PackedWeightGradientTile(precision, *shape) for shape in SHAPES), key=work)
 
 
+class _WithTotals(WgmmaProduct):
+    """Products with ones beside the others: a left operand's sums, in each of 8 columns of `totals.acc`."""
+
+    def __init__(self, w: Writer, arena: Buffer, tile: WgmmaWeightGradientTile) -> None:
+        super().__init__(w, arena, tile.wide, tile.compute, turned=True, zero=True)
+        self.totals = WgmmaProduct(w, arena, 8, tile.compute, turned=True, zero=True)
+        self.ones = w.bind(self.descriptor[0] + tirx.const(units(tile.ones_at), "uint64"))
+
+    def start(self, a: TirExpr, b: TirExpr, add: TirExpr) -> None:
+        super().start(a, b, add)
+        self.totals.start(a, self.ones, add)
+
+
 class _WgmmaWeightGradient(WeightGradientBlock, WgmmaStages):
     """One warpgroup copies, the others multiply."""
 
@@ -155,8 +182,17 @@ class _WgmmaWeightGradient(WeightGradientBlock, WgmmaStages):
     copiers = COPIERS // 32  # arrivals that fill a stage
 
     def _work(self) -> None:
+        if self.tile.totals:
+            self._make_ones()
         self._make_barriers(self.copiers, self.tile.members // 32 * self.tile.cluster)
         self._divide(REGISTERS[self.tile.members // 128], self._produce, self._consume)
+
+    def _make_ones(self) -> None:
+        w, ones = self.w, uint32(ONES[self.tile.precision])
+        with w.when(self.tx < ONES_BYTES // 16):
+            at = self.base + uint32(self.tile.ones_at) + tirx.Cast("uint32", self.tx * 16)
+            w.do(I.ptx["st.shared.v4.b32"](at, ones, ones, ones, ones))
+            w.do(I.ptx.fence.proxy.async_.shared__cta())
 
     @abstractmethod
     def _produce(self) -> None:
@@ -166,14 +202,16 @@ class _WgmmaWeightGradient(WeightGradientBlock, WgmmaStages):
         w, tile = self.w, self.tile
         self._take_place()
         # 16-bit operands lie along what is not summed; of tf32 wgmma takes only what lies along K.
-        turned = tile.precision != "tf32"
-        sums = WgmmaProduct(w, self.arena, tile.wide, tile.compute, turned=turned, zero=True)
+        plain = {"turned": tile.precision != "tf32", "zero": True}
+        both = _WithTotals(w, self.arena, tile) if tile.totals else None
+        sums = both or WgmmaProduct(w, self.arena, tile.wide, tile.compute, **plain)
         own = w.bind(tirx.Cast("uint64", self.warp // 4 * units(SQUARE_BYTES)))
         self._multiply(sums, self._remote(self.lane), (own, tile.right_at), self.count)
-        size, block, pairs = self.height * self.width, self._result(), self.width % 2 == 0
+        size, block, pairs = self.height * self.width, self._result(), self.width % 2 == 0 and not tile.turned
+        across, down = (self.height, 1) if tile.turned else (1, self.width)
         for high in range(2):
             line = w.keep(self.line + self.warp * 16 + (self.lane // 4 + 8 * high))
-            start = w.keep(block * size + wide(line) * self.width)
+            start = w.keep(block * size + wide(line) * down)
             with w.when(tirx.And(self.there, line < self.height)):
                 for i in range(tile.wide // 8):
                     column = w.bind(self.column + 8 * i + self.lane % 4 * 2)
@@ -184,7 +222,18 @@ class _WgmmaWeightGradient(WeightGradientBlock, WgmmaStages):
                         continue
                     for odd, value in enumerate(sums.acc[i, high]):
                         with w.when(column + odd < self.width):
-                            w.store(w["sums"], value, start + wide(column + odd))
+                            w.store(w["sums"], value, start + wide(column + odd) * across)
+            if both is not None:
+                self._store_totals(line, both.totals.acc[0, high][0])
+
+    def _store_totals(self, line: TirExpr, value: TirExpr) -> None:
+        """A line's total, by the lane that has the first column, of a block that has."""
+        w, tile = self.w, self.tile
+        mine = tirx.And(tirx.EQ(self.column, 0), tirx.EQ(self.lane % 4, 0))
+        for place, left in enumerate(tile.totals):
+            matrix = (self.part * len(tile.totals) + place) * tile.heads + wide(self.head)
+            with w.when(tirx.And(tirx.And(mine, tirx.EQ(self.left, left)), tirx.And(self.there, line < self.height))):
+                w.store(w["totals"], value, matrix * self.height + wide(line))
 
 
 class _AsTheyLie(_WgmmaWeightGradient):
@@ -204,7 +253,7 @@ class _AsTheyLie(_WgmmaWeightGradient):
         assert operand.offset is not None
         left = w.keep(tirx.Cast("int32", tirx.min(w["rows"] - row0, int64(SQUARE))))
         inside = tirx.max(tirx.min(row0, w["rows"] - 1), int64(0))
-        start = w.keep(inside * operand.place.row_stride + operand.offset)
+        start = w.keep(inside * operand.place.row_stride + wide(self.head) * operand.apart + operand.offset)
         if operand.around is not None:
             self._copy_around(operand, operand.around, target, (inside, left), (first, columns))
             return
@@ -253,6 +302,7 @@ class _Packed(_WgmmaWeightGradient):
         clusters = ceil_div(self.lefts * down, tile.cluster) * across
         first, rank = I.cluster_id([tirx.Cast("int32", w["parts"] * clusters)]), I.cta_id_in_cluster([tile.cluster])
         cluster, self.rank = w.keep(first), w.keep(rank)  # special registers: read once
+        self.head = tirx.const(0, "int32")
         self.column = w.keep(tirx.truncmod(cluster, across) * tile.wide)
         number = w.keep(tirx.truncmod(tirx.truncdiv(cluster, across), clusters // across) * tile.cluster + self.rank)
         self.there = number < self.lefts * down
