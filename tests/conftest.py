@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import unoptimised
@@ -25,8 +26,11 @@ FEW_CELLS = {
 }
 FILES = pytest.StashKey[dict[Path, bool]]()
 CASES = pytest.StashKey[Counter[str]]()
-# Folders whose quick tests ask what is compiled, not how well.
-ABOUT_OTHERS = {"bench", "bundle", "cli", "explain", "frontends", "language", "torch_layer"}
+# Folders and files whose quick tests ask what is compiled and how it is called, not how good the code is.
+ABOUT_OTHERS = {
+    *("bench", "bundle", "cli", "explain", "frontends", "language", "runtime", "torch_layer", "tune"),
+    *("test_runtime_files.py", "test_training_regularised.py", "test_training_segments.py", "test_whole_files.py"),
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -34,10 +38,28 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[CASES] = Counter()
 
 
+def _begin_elsewhere(config: pytest.Config) -> None:
+    """In a new checkout most of what collecting takes is to rewrite the assertions of each file, which is kept on disk:
+    each worker of pytest-xdist begins at another file, and finds the others rewritten."""
+    worker: dict[str, Any] = getattr(config, "workerinput", {})
+    folders = [config.invocation_params.dir / given for given in config.args]
+    if worker and all(folder.is_dir() for folder in folders):
+        files = sorted({str(file) for folder in folders for file in folder.rglob("test_*.py")})
+        first = int(worker["workerid"].removeprefix("gw")) * len(files) // worker["workercount"]
+        config.args = files[first:] + files[:first]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All workers have the same order."""
+    items.sort(key=lambda item: item.path)
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None]:
+def pytest_collection(session: pytest.Session) -> Generator[None]:
     """What stays until the end is no garbage: Python's collector would look at half a million such objects again and
     again, in each of a test's `gc.collect` too."""
+    _begin_elsewhere(session.config)
     gc.disable()
     yield
     gc.collect()

@@ -70,7 +70,7 @@ def test_a_cell_is_a_few_lines(zoo_cell: Cell) -> None:
 
 @pytest.mark.broad_after(60)
 @EVERY_CELL
-@pytest.mark.broad_after(2 * len(cells.ZOO))
+@pytest.mark.broad_after(len(cells.ZOO))
 @pytest.mark.parametrize(("input_size", "hidden_size"), [(1, 7), (13, 3), (1, 1), (7, 1), (5, 11)])
 def test_odd_sizes(zoo_cell: Cell, input_size: int, hidden_size: int) -> None:
     for options in ({}, {"num_layers": 2, "bidirectional": True, "dtype": "float64"}):

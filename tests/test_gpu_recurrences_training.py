@@ -84,7 +84,7 @@ def test_gradients_of_every_cell(name: str, dtype: str) -> None:
     assert bool(forward) == (name != "summing") and bool(backward) == (name != "led")
 
 
-MATRICES = {  # in 16 bits they are made again in blocks of steps
+MATRICES = {  # in 16 bits they are made again in whole parts, or in blocks of steps
     "gated_delta_net": "bfloat16",
     "rwkv7": "float16",
     "gla": "float16",

@@ -185,6 +185,7 @@ MASK = str(min(256, len(os.sched_getaffinity(0))))
         ({"TVM_RNN_NUM_THREADS": "many"}, MASK),
     ],
 )
+@pytest.mark.broad
 def test_the_size_comes_from_the_environment_or_the_affinity_mask(
     path: Path, environment: dict[str, str], size: str
 ) -> None:
@@ -242,6 +243,7 @@ def test_one_pool_for_all_modules_of_a_process(path: Path, tmp_path: Path) -> No
     assert run_python(code, path, second) == "done"
 
 
+@pytest.mark.broad
 def test_the_pool_outlives_the_module_that_provides_it(path: Path, tmp_path: Path) -> None:
     second = Tiny(layers=2).write(tmp_path / "second.so")
     code = """
@@ -265,6 +267,7 @@ def test_the_pool_outlives_the_module_that_provides_it(path: Path, tmp_path: Pat
     assert run_python(code, path, second) == "done"
 
 
+@pytest.mark.broad
 def test_idle_workers_sleep_until_they_are_woken(path: Path) -> None:
     """Threads that sleep do not run: the operating system never switches to them."""
     code = """

@@ -65,18 +65,19 @@ def _members(archive: Mapping[str, np.ndarray], path: str) -> dict[str, np.ndarr
     return found
 
 
-def state_from_npz(path: str, states: list[Mapping[str, Any]]) -> dict[str, Any]:
+def state_from_npz(path: str, states: list[Mapping[str, Any]]) -> dict[str, np.ndarray | list[np.ndarray]]:
     """A module's state from an .npz file. states: the manifest's.
 
     A state whose layers differ in shape is a list of one array per layer, in the file `<name>_l0`, `<name>_l1`, ...
     Other names are kept, for the module to refuse.
     """
-    arrays: dict[str, Any] = dict(read_npz(path))
+    arrays = read_npz(path)
+    found: dict[str, np.ndarray | list[np.ndarray]] = {}
     for state in states:
         parts = [f"{state['name']}_l{layer}" for layer in range(len(state["shapes"]))]
         if _per_layer(state) and all(part in arrays for part in parts):
-            arrays[state["name"]] = [arrays.pop(part) for part in parts]
-    return arrays
+            found[state["name"]] = [arrays.pop(part) for part in parts]
+    return {**arrays, **found}
 
 
 def _per_layer(state: Mapping[str, Any]) -> bool:

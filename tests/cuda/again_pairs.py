@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from emulated import POISON, decoded, encoded, run
 
+from tvm_rnn.cuda.layer.matrix_operands import marks_dtype
 from tvm_rnn.cuda.linear.recurrence import Rows
 from tvm_rnn.cuda.linear.steps_again import BOTH, EVERY, GRADIENT, STATE, Made, Pair, Read
 
@@ -27,9 +28,11 @@ def pair(
     reads: str = "sgb",
     keys_last: bool = False,
     group: int = 1,
+    chained: bool = False,
 ) -> Pair:
     """decay: "number" of a head, "key", or ""; writes: of the matrix and its gradient, -1: there is none; reads: of the
-    matrix, its gradient, or both."""
+    matrix, its gradient, or both; chained: as gradients are, what is read of one is read by what is written to the
+    other, both decay as one, and their product is summed over keys too."""
 
     def rows(width: int, dtype: str = precision, group: int = 1) -> Rows:
         return Rows(width, width * HEADS // group + 8, dtype, 4, group)
@@ -38,9 +41,15 @@ def pair(
         decays = {"number": rows(1, "float32"), "key": rows(keys, "float32")}.get(decay)
         return None if count < 0 else Made(decays, tuple((rows(keys, group=group), rows(values)) for _ in range(count)))
 
-    kinds = {"s": STATE, "g": GRADIENT, "b": BOTH}
-    found = [Read(kinds[k], rows(keys), None if k == "b" else rows(values)) for k in reads]
-    return Pair(HEADS, keys, values, precision, made(writes[0]), made(writes[1]), tuple(found), keys_last)
+    kinds, rest = {"s": STATE, "g": GRADIENT, "b": BOTH}, {"s": writes[1], "g": writes[0], "b": 0}
+    widths = {"b": 1 if chained else keys}
+    found = [Read(kinds[k], rows(widths.get(k, keys)), None if k == "b" else rows(values)) for k in reads]
+    same = [("gradient_decay", "state_decay")] if chained and decay and min(writes) >= 0 else []
+    for i, kind in enumerate(reads):
+        if chained and kind != "b" and reads[:i].count(kind) < rest[kind]:
+            same.append((f"vector_{i}", f"{kinds[{'s': 'g', 'g': 's'}[kind]]}_row_{reads[:i].count(kind)}"))
+    own = Pair(HEADS, keys, values, precision, made(writes[0]), made(writes[1]), tuple(found), keys_last)
+    return replace(own, same=tuple(same))
 
 
 @dataclass
@@ -57,6 +66,7 @@ class Case:
             shape = (self.steps, BATCH, HEADS // rows.group, rows.width)
             given = rng.random(shape) if name.endswith("decay") else rng.standard_normal(shape)
             self.real[name] = decoded(encoded(given, rows.dtype), rows.dtype)
+        self.real |= {name: self.real[other] for name, other in self.own.same}
         shape = (BATCH, HEADS, self.own.keys, self.own.values)
         self.ends = {name: rng.standard_normal(shape).astype("f4").astype("f8") for name in self.own.made}
         self.wanted, self.marks = self._loop()
@@ -77,7 +87,8 @@ class Case:
         own, T = self.own, self.steps
         ends = np.full(BATCH, T) if self.lengths is None else self.lengths
         reset = np.zeros((T, BATCH)) if self.reset is None else self.reset
-        wanted = {f"output_{i}": np.zeros((T, BATCH, HEADS, own.keys)) for i in range(len(own.reads))}
+        widths = [read.output.width for read in own.reads]
+        wanted = {f"output_{i}": np.zeros((T, BATCH, HEADS, width)) for i, width in enumerate(widths)}
         parts = -(-T // EVERY)
         marks = {name: np.zeros((parts, *self.ends[name].shape)) for name in own.made}
         for b in range(BATCH):
@@ -102,6 +113,7 @@ class Case:
                 for i, read in enumerate(own.reads):
                     if read.of == BOTH:
                         found = np.sum(before[t] * g, -1)
+                        found = np.sum(found, -1, keepdims=True) if read.output.width == 1 else found
                     else:
                         source = before[t] if read.of == STATE else g
                         found = np.einsum("nkv,nv->nk", source, self.at(f"vector_{i}", t, b))
@@ -116,7 +128,7 @@ class Case:
         arrays |= {f"output_{i}": self._rows(read.output, None) for i, read in enumerate(own.reads)}
         for name in own.made:
             turned = self.marks[name].swapaxes(-1, -2) if own.keys_last else self.marks[name]
-            arrays[f"{name}_marks"] = np.ascontiguousarray(turned, "f4")
+            arrays[f"{name}_marks"] = encoded(np.ascontiguousarray(turned), marks_dtype(own.precision))
         masked = self.lengths is not None or self.reset is not None
         lengths = np.zeros(BATCH) if self.lengths is None else self.lengths
         reset = np.zeros((self.steps, BATCH)) if self.reset is None else self.reset
@@ -127,7 +139,7 @@ class Case:
         worst = []
         for name, right in self.wanted.items():
             rows = own.reads[int(name.split("_")[1])].output
-            inside = decoded(arrays[name], rows.dtype)[:, :, rows.offset : rows.offset + HEADS * own.keys]
+            inside = decoded(arrays[name], rows.dtype)[:, :, rows.offset : rows.offset + HEADS * rows.width]
             found = inside.reshape(right.shape)
             worst.append(np.abs(found - right).max() / max(1.0, np.abs(right).max()))
         return float("nan") if np.isnan(worst).any() else float(max(worst)) / TOLERANCE[own.precision]

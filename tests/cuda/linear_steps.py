@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from emulated import POISON, decoded, encoded, run
 
+from tvm_rnn.cuda.layer.matrix_operands import marks_dtype
 from tvm_rnn.cuda.linear.chunk_marks import MarkedChunkScan
 from tvm_rnn.cuda.linear.chunk_scan import ChunkScan
 from tvm_rnn.cuda.linear.chunk_tile import ChunkTile
@@ -141,7 +142,8 @@ class Steps:
         found["state_in"] = np.ascontiguousarray(turned, "f4")
         found["state_out"] = np.full_like(found["state_in"], POISON)
         if self.every:
-            found["marks"] = np.full((-(-self.steps // self.every), *found["state_in"].shape), POISON, "f4")
+            shape = -(-self.steps // self.every), *found["state_in"].shape
+            found["marks"] = encoded(np.full(shape, POISON), marks_dtype(self.own.precision))
         lengths = np.zeros(self.batch) if self.lengths is None else self.lengths
         reset = np.zeros((self.steps, self.batch)) if self.reset is None else self.reset
         return found | {"lengths": lengths.astype("i8"), "reset": reset.astype("u1")}
@@ -163,7 +165,8 @@ class Steps:
             found.append(inside.reshape(self.steps, self.batch, self.own.heads, -1))
             memory[:, :, rows.offset : rows.offset + size] = np.nan
             assert np.isnan(memory).all(), "written beside the rows"
-        states = [arrays[name].astype("f8") for name in ("state_out", "marks") if name in arrays]
+        states = [arrays["state_out"].astype("f8")]
+        states += [decoded(arrays["marks"], marks_dtype(self.own.precision))] if self.every else []
         return [*found, *(state.swapaxes(-1, -2) if self.own.keys_last else state for state in states)]
 
     def expected(self) -> list[np.ndarray]:

@@ -33,8 +33,29 @@ def test_a_convolution_of_integers_is_one_of_shifted_numbers() -> None:
     one = node("ConvInteger", ["q", "w", "z", "v"], ["y"], pads=[1, 1])
     made = quantised(one, of=["B", 4, "T"], outputs={"y": "i4"}, w=FILTERS)
     nodes = as_others(GraphSteps(read_model(made)), one)
-    assert [own.op_type for own in nodes] == ["Cast", "Cast", "Sub", "Cast", "Cast", "Sub", "Conv"]
-    assert nodes[-1].output == ["y"] and nodes[-1].attribute[0].ints == [1, 1]
+    assert [own.op_type for own in nodes] == ["Cast", "Cast", "Sub", "Cast", "Cast", "Sub", "Conv", "Cast"]
+    assert nodes[-1].output == ["y"] and nodes[-2].attribute[0].ints == [1, 1]
+
+
+def test_sums_that_float32_has_not_are_in_int32() -> None:
+    """Filters of 127 with 1020 taps: 255 * 127 * 1020 is above 2 ** 24, a quarter of it is not."""
+    one, kinds = node("ConvInteger", ["q", "w", "z"], ["y"]), list[set[int]]()
+    for taps in (85, 340):
+        filters = np.full((2, taps, 3), 127, "i1")
+        made = quantised(one, of=["B", taps, "T"], outputs={"y": "i4"}, w=filters)
+        nodes = as_others(GraphSteps(read_model(made)), one)
+        kinds.append({own.attribute[0].i for own in nodes[:4] if own.op_type == "Cast"})
+    assert kinds == [{1}, {6}]
+
+
+def test_a_product_of_integers_whose_rows_may_have_zero_points_stays() -> None:
+    one = node("MatMulInteger", ["q", "w", "zs"], ["y"])
+    bytes_of = onnx.TensorProto.UINT8
+    shapes = {"q": ["B", 4], "zs": ["B"]}
+    inputs = [onnx.helper.make_tensor_value_info(name, bytes_of, shape) for name, shape in shapes.items()]
+    made = model_of([one], {}, {"y": "i4"}, {"w": FILTERS[:4, :, 0]})
+    made.graph.input.extend(inputs)
+    assert as_others(GraphSteps(read_model(made)), one) == []
 
 
 CASES = {

@@ -34,7 +34,7 @@ def run(net: rnn.RNN, arrays: list[np.ndarray], **options: Any) -> tuple[Any, di
         return model([torch.from_numpy(array) for array in arrays])
 
 
-@pytest.mark.broad_after(6)
+@pytest.mark.broad_after(3)
 @pytest.mark.parametrize("name", FITTING)
 def test_every_cell_of_the_zoo_is_the_oracles(name: str) -> None:
     net = small(name, dtype="float64")

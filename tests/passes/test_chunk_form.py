@@ -11,7 +11,8 @@ from tests.linear_cells import OWN
 from tvm_rnn.decisions import recording
 from tvm_rnn.graph.graph import is_scan
 from tvm_rnn.passes import pipeline
-from tvm_rnn.passes.chunk_form import MOST_KEYS
+from tvm_rnn.passes.chunk_form import MOST_AT_ONCE, MOST_KEYS, MOST_WRITES, sums_of_both
+from tvm_rnn.passes.matrix_recurrence import Solved
 from tvm_rnn.target import resolve
 
 GPU = resolve("nvidia-h200")
@@ -49,6 +50,27 @@ def test_the_others_say_why() -> None:
     assert not whole and f"up to {MOST_KEYS} keys" in reason
 
 
+@pytest.mark.parametrize(
+    ("name", "target", "more", "most"),
+    [
+        ("gated_delta_net", "nvidia-h200", {}, MOST_WRITES),
+        ("gated_delta_net", "nvidia-a100", {}, 0),
+        ("gated_delta_net", "nvidia-h200", {"dtype": "float32"}, 0),
+        ("gated_delta_net", "nvidia-h200", {"hidden_size": MOST_AT_ONCE + 1}, 0),
+        ("gla", "nvidia-h200", {}, 0),
+    ],
+)
+def test_which_gpus_give_the_product_of_both_as_one_number(
+    name: str, target: str, more: dict[str, Any], most: int
+) -> None:
+    """In 16 bits, on Hopper, of heads that decay as one and are no larger than a block of threads can have."""
+    net = rnn.RNN(rnn.cells.get(name), 5, **{"hidden_size": 8, "dtype": "bfloat16", **more})
+    graph = pipeline.run(net, resolve(target))[-1][1].graphs[0]
+    (state,) = [s for s in graph.states if len(s.shape) > 1]
+    solved = Solved("", [state], [graph.results[graph.states.index(state)]], {})
+    assert sums_of_both(solved, net, resolve(target)) == most
+
+
 HEADS = {"N": 2, "M": 3}  # whose values are sums of products, as a convolution makes them
 
 
@@ -61,4 +83,5 @@ def test_one_key_where_there_is_one(name: str, sizes: dict[str, int], along_key:
     graph = pipeline.run(rnn.RNN(cell, 5, 8, dtype="bfloat16", **sizes), GPU, precision="bfloat16")[-1][1].graphs[0]
     new = next(result for result in graph.results if result.op == "scan_matrix")
     assert new.attrs["writes"] == 1
-    assert all(column is new.args[2] for column in new.args[4::2]) == along_key
+    assert all(column is new.args[2] for column in new.args[4:-1:2]) == along_key
+    assert new.attrs.get("scaled", False) == along_key

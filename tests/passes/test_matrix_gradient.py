@@ -10,8 +10,9 @@ import tvm_rnn as rnn
 from tvm_rnn import cell, exp, outer, sigmoid, target
 from tvm_rnn.decisions import recording
 from tvm_rnn.graph.graph import Graph, Node, constant, has_steps, make
+from tvm_rnn.graph.recurrences import BOTH_AXES
 from tvm_rnn.oracle.reference import Reference
-from tvm_rnn.passes import pipeline
+from tvm_rnn.passes import parallelise_time, pipeline
 from tvm_rnn.passes.differentiate import differentiate
 from tvm_rnn.passes.matrix_gradient import rebuilt
 
@@ -91,6 +92,18 @@ def test_no_step_is_left_and_every_stage_means_the_same(c: rnn.Cell) -> None:
     net = network(c)
     graph = trained(net)
     assert graph.backward is not None and not has_steps(graph) and not has_steps(graph.backward)
+    assert_stages_mean_the_same(net)
+
+
+@pytest.mark.parametrize("c", [shared, rnn.cells.gated_delta_net, rnn.cells.mlstm], ids=lambda c: c.name)
+def test_the_product_of_both_as_one_number(c: rnn.Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a decay is one for all keys, as GPUs have it; of so many writes as are allowed."""
+    net = network(c)
+    for most in (0, 9):
+        monkeypatch.setattr(parallelise_time, "sums_of_both", lambda *_, most=most: most)
+        back = trained(net).backward
+        assert back is not None
+        assert any(n.op == "read_out" and n.attrs["key"] == BOTH_AXES for n in back.nodes()) == bool(most)
     assert_stages_mean_the_same(net)
 
 

@@ -89,6 +89,12 @@ CASES: dict[str, tuple[list[Any], dict[str, np.ndarray], dict[str, np.ndarray]]]
     "the larger of NaN": ([node("Max", ["x", "z"], ["y"])], {"x": ODD, "z": ODD[:, ::-1].copy()}, {}),
     "a remainder": ([node("Mod", ["x", "z"], ["y"])], {"x": W[:3], "z": np.array([[3, -3]])}, {}),
     "a remainder as C has it": ([node("Mod", ["x", "z"], ["y"], fmod=1)], {"x": W[:3], "z": np.array([[3, -3]])}, {}),
+    "a remainder of floats": (
+        [node("Mod", ["x", "z"], ["y"])],
+        {"x": np.array([[0, -0.0, -3, 3, -1, 1, np.inf, 1, 7.5]], "f4")},
+        {"z": np.array([-2, 2, np.inf, np.inf, -np.inf, -np.inf, 2, 0, -2], "f4")},
+    ),
+    "sizes that are all known": ([node("Shape", ["s"], ["y"])], {"s": np.arange(6)}, {}),
     "the index of the last largest": (
         [node("ArgMax", ["x"], ["y"], axis=1, select_last_index=1)],
         {"x": X[..., :0].sum(-1)},

@@ -38,3 +38,10 @@ def test_a_network_hands_its_sizes_on() -> None:
 def test_what_is_not_known() -> None:
     types, _ = types_of(model_of([node("Abs", ["x"], ["y"])], {"x": ("f4", [2])}, {"y": "f4"}))
     assert types.shape("y") == [2] and types.shape("nothing") is None and types.dtype("nothing") == ""
+
+
+def test_bounds_have_the_dtype_of_what_they_bound() -> None:
+    """Those of old operator sets are attributes, and what they bound was made of nothing typed yet."""
+    nodes = [node("Add", ["x", "x"], ["a"]), node("Clip", ["a"], ["y"], min=0.0, max=1.0)]
+    types, _ = types_of(model_of(nodes, {"x": ("f8", [2])}, {"y": "f8"}, opset=7))
+    assert [types.dtype(name) for name in types.nodes["y"].input] == ["float64"] * 3

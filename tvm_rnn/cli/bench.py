@@ -18,11 +18,12 @@ from tvm_rnn.errors import BuildError, message
 from .console import progress, show
 from .options import Jobs, Json, Rows, Steps, grouped
 
+MODELS = "models"
 CPU_PEERS = "torch,onnxruntime,openvino,numpy"
 SUITE_HELP = (
     "Measure a suite. On this CPU: cpu-grid, cpu-random, streaming, audio, generate, fastrnns, deepbench, zoo, "
-    "ablation or linear. With --build or --modules on a GPU: gpu-grid, any-batch, random, generate, images, blog, "
-    "deepbench, flashrnn, heads, zoo, ablation or linear."
+    "ablation, linear or models (whole ones, of packages). With --build or --modules on a GPU: gpu-grid, any-batch, "
+    "random, generate, images, blog, deepbench, flashrnn, heads, zoo, ablation or linear."
 )
 PEERS_HELP = (
     f"Peers, comma-separated. [{CPU_PEERS}; also torch-loop, torch-compile, torch-cuda-graph; of a GPU: torch, or any "
@@ -32,6 +33,7 @@ TRAINING_HELP = "Time forward and backward passes of MODULE, on CPU or GPU, and 
 ONLY_HELP = "Points by words of their names: h256,b16,b64,lstm,bf16. Words of one kind are alternatives."
 
 STREAM_HELP = "One step a call, as a stream is served: percentiles of a call's time."
+PACKAGES_HELP = "The folder where the packages of the models suite lie. [where Python finds them]"
 RTNEURAL_HELP = "Sources of RTNeural, to be built and measured in the audio suite."
 MODULE_HELP = "A .so file of `compile`, for a CPU."
 
@@ -66,6 +68,7 @@ class SuiteOptions:
     target: Annotated[str, typer.Option(help="The GPU that --build compiles for.")] = "nvidia-h200"
     jobs: Jobs = None
     rtneural: Annotated[str | None, typer.Option(metavar="DIR", help=RTNEURAL_HELP)] = None
+    packages: Annotated[str | None, typer.Option(metavar="DIR", help=PACKAGES_HELP)] = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,8 @@ def bench(
 
     $ tvm-rnn bench --suite audio --rtneural RTNeural --records audio.jsonl
 
+    $ tvm-rnn bench --suite models --packages DIR --threads 1 --records models.jsonl
+
     $ tvm-rnn bench --suite gpu-grid --build modules --only lstm,bf16
 
     $ tvm-rnn bench --suite gpu-grid --modules modules --only lstm,bf16 --records grid.jsonl --limit 300
@@ -117,8 +122,12 @@ def bench(
         raise typer.BadParameter("give a MODULE to time on the CPU, or --suite to measure many networks")
     if suite.suite is not None and suite.build is not None and suite.modules is not None:
         raise typer.BadParameter("--build DIR compiles a suite, --modules DIR measures it: one after the other")
+    if suite.packages is not None and suite.suite != MODELS:
+        raise typer.BadParameter("--packages DIR is for --suite models")
     if module is not None:
         _module(module, timing, shown)
+    elif suite.suite == MODELS and suite.build is None and suite.modules is None:
+        _models(suite, timing, shown)
     elif suite.build is not None:
         _build(suite, suite.build, shown)
     else:
@@ -146,6 +155,19 @@ def _module(module: str, timing: Timing, shown: Shown) -> None:
                 progress=stage,
             )
     show(shown.as_json, report.as_dict(), report.table())
+
+
+def _models(suite: SuiteOptions, timing: Timing, shown: Shown) -> None:
+    """Whole models of packages beside ONNX Runtime, on this CPU."""
+    from tvm_rnn.bench.run import onnx_files
+    from tvm_rnn.bench.suites.onnx_files import found_in
+
+    words = suite.only.replace(",", " ").split()
+    models = {m: p for m, p in found_in(suite.packages).items() if all(word in m.name for word in words)}
+    options = onnx_files.Options(timing.threads, suite.limit, timing.rounds)
+    with progress(shown.as_json) as stage:
+        found = onnx_files.run(models, options, shown.records, progress=stage)
+    show(shown.as_json, found, *onnx_files.table(found))
 
 
 def _build(suite: SuiteOptions, folder: str, shown: Shown) -> None:

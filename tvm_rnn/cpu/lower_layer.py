@@ -395,9 +395,9 @@ class Layer:
 
     @staticmethod
     def _if_flagged(ctx: Context, at: Expr, b: Expr, body: Block) -> Stmt:
-        flagged = when(tirx.NE(load(ctx.reset, at * ctx.batch + b), tirx.const(0, "uint8")), body)
-        unfinished = when(at < load(ctx.lengths, b), flagged)
-        return when(tirx.EQ(ctx.has_lengths, int64(0)), flagged, unfinished)
+        whole = tirx.EQ(ctx.has_lengths, int64(0))  # then there are no lengths to read
+        unfinished = tirx.if_then_else(whole, tirx.const(True, "bool"), at < load(ctx.lengths, b))
+        return when(unfinished, when(tirx.NE(load(ctx.reset, at * ctx.batch + b), tirx.const(0, "uint8")), body))
 
 
 def turned(axes: tuple[int, ...]) -> tuple[int, ...]:

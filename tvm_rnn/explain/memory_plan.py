@@ -41,7 +41,7 @@ class Choice:
     keep: str
     plan: MemoryPlan
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Ready for json.dumps."""
         return {"keep": self.keep, **self.plan.facts()}
 

@@ -21,6 +21,7 @@ from .fields import Unreadable, Wrong
 from .folding import Recurrent
 from .onnx_branches import undecided, without_branches
 from .onnx_file import Source, read_model
+from .onnx_functions import without_functions
 from .onnx_given import Shapes, Values, with_given
 from .onnx_linear_attention import read_linear_attention
 from .onnx_loop import read_loop
@@ -28,12 +29,12 @@ from .onnx_nodes import ATTENTION, BODIES, RECURRENT, GraphSteps, add_node, bodi
 from .onnx_quantised_lstm import is_quantised_lstm, read_quantised_lstm
 from .onnx_recurrent import read_recurrent
 from .onnx_scan import read_scan
+from .onnx_unrolled import with_scans
+from .onnx_versions import OLDEST, with_known_operators
 from .stacks import Stacks, build_networks
 
 if TYPE_CHECKING:
     from onnx import NodeProto
-
-OLDEST = 7  # operator set: RNN, LSTM and GRU have had their present inputs since
 
 
 def from_onnx(source: object, *, given: Values | None = None, shapes: Shapes | None = None) -> RNN | Model:
@@ -59,7 +60,8 @@ def from_onnx(source: object, *, given: Values | None = None, shapes: Shapes | N
     Raises:
         ConfigError: the file is damaged or not supported; it says everything in it that is not.
     """
-    found = without_branches(with_given(read_model(source), given or {}, shapes or {}))
+    found = with_given(with_known_operators(read_model(source)), given or {}, shapes or {})
+    found = with_scans(without_branches(without_functions(found)))
     steps = GraphSteps(found)
     problems = [*_version(found), *_order(steps), *steps.problems]
     layers: list[Recurrent] = []

@@ -38,7 +38,7 @@ SMALL = 256  # elements: of values that are computed here. What decides about br
 def without_branches(source: Source) -> Source:
     """The model without each If that can be taken out."""
     while any(node.op_type == "If" for node in _every_node(source.model.graph)):
-        found = replace(source, model=_inferred(source.model))
+        found = replace(source, model=inferred(source.model))
         folding = _Folding(found)
         folding.graph(found.model.graph, {})
         if not folding.changed and not folding.both(found.model.graph):
@@ -53,7 +53,7 @@ def _every_node(graph: GraphProto) -> Iterator[NodeProto]:
         yield from nodes_below(node)
 
 
-def _inferred(model: ModelProto) -> ModelProto:
+def inferred(model: ModelProto) -> ModelProto:
     """A copy of the model with the types of its values, in branches and bodies too."""
     found: ModelProto = type(model)()
     found.CopyFrom(model)
@@ -253,14 +253,14 @@ def _spliced(graph: GraphProto, node: NodeProto, branch: GraphProto, taken: set[
         graph.initializer[-1].name = names[tensor.name]
     graph.sparse_initializer.extend(branch.sparse_initializer)
     for own in branch.node:
-        yield _renamed(own, names)
+        yield renamed(own, names)
     onnx = import_onnx()
     for value, name in zip(branch.output, node.output, strict=True):
         if name:
             yield onnx.helper.make_node("Identity", [names.get(value.name, value.name)], [name], name=name)
 
 
-def _renamed(node: NodeProto, names: dict[str, str]) -> NodeProto:
+def renamed(node: NodeProto, names: dict[str, str]) -> NodeProto:
     """A copy of the node with other names, in its bodies too, but for what these name themselves."""
     found = type(node)()
     found.CopyFrom(node)
@@ -270,7 +270,7 @@ def _renamed(node: NodeProto, names: dict[str, str]) -> NodeProto:
         own = {*(t.name for t in body.initializer), *(v.name for v in body.input)}
         own |= {name for inner in body.node for name in inner.output}
         outer = {old: new for old, new in names.items() if old not in own}
-        nodes = [_renamed(inner, outer) for inner in body.node]
+        nodes = [renamed(inner, outer) for inner in body.node]
         del body.node[:]
         body.node.extend(nodes)
         for value in body.output:

@@ -1,8 +1,11 @@
 """Operators on quantised numbers that come to others: what they multiply is shifted, or scaled, before and after.
 
-In: ConvInteger, QLinearConv and QLinearMatMul nodes. Out: nodes that mean the same, on new names.
+In: ConvInteger, MatMulInteger, QLinearConv and QLinearMatMul nodes. Out: nodes that mean the same, on new names.
 
-Rewrite: ConvInteger(x, w, a, b)  -->  Conv(int32(x) - a, int32(w) - b)
+Sums of products of bytes are taken in float32 where the weights are constants that keep all of them below 2^24: as
+exact there as in int32, and CPUs multiply floats in a third of the time.
+
+Rewrite: ConvInteger(x, w, a, b)  -->  int32(Conv(float(x) - a, float(w) - b)), or Conv(int32(x) - a, int32(w) - b)
          QLinearMatMul(x, w)      -->  QuantizeLinear(MatMul(DequantizeLinear(x), DequantizeLinear(w)))
 """
 
@@ -10,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from tvm_rnn.surroundings.nodes import import_onnx
 
@@ -19,7 +24,9 @@ from .folding import Steps
 if TYPE_CHECKING:
     from onnx import NodeProto
 
-INT32, FLOAT = 6, 1
+FLOAT, INT32 = 1, 6
+LARGEST = 255  # of a byte less its zero point
+EXACT = 1 << 24  # float32 has all whole numbers up to this
 
 
 class _Nodes:
@@ -41,10 +48,26 @@ class _Nodes:
         self(op, *inputs, into=into)
         self.made[-1].attribute.extend(self.origin.attribute)
 
-    def whole(self, value: str, zero: str, behind: int = 0) -> str:
-        """The value without its zero point, in int32. behind: how many axes are behind that of the zero points."""
-        value = self("Cast", value, to=INT32)
-        return self("Sub", value, self("Cast", self.beside(zero, behind), to=INT32)) if zero else value
+    def whole(self, value: str, zero: str, behind: int = 0, to: int = INT32) -> str:
+        """The value without its zero point. behind: how many axes are behind that of the zero points."""
+        value = self("Cast", value, to=to)
+        return self("Sub", value, self("Cast", self.beside(zero, behind), to=to)) if zero else value
+
+    def sums(self, weights: str, zero: str, axes: tuple[int, ...]) -> int:
+        """The element type that has all sums over these axes of the weights' products with bytes."""
+        known, start = self.steps.constant(weights), self.steps.constant(zero) if zero else None
+        if known is None or known.ndim <= max(axes) or (zero and (start is None or start.size != 1)):
+            return INT32
+        whole = known.astype(np.int64) - (0 if start is None else int(start.reshape(())))
+        return FLOAT if LARGEST * int(np.abs(whole).sum(axes).max(initial=0)) < EXACT else INT32
+
+    def summed(self, op: str, inputs: Sequence[str], kind: int) -> None:
+        """A node with the attributes of the one that is replaced, whose sums become int32."""
+        result = self.origin.output[0]
+        made = result if kind == INT32 else self.steps.fresh(result)
+        self.last(op, inputs, made)
+        if made != result:
+            self("Cast", made, into=result, to=INT32)
 
     def beside(self, numbers: str, behind: int) -> str:
         """Numbers along an axis, or one number, for arithmetic with an array that has more axes behind that."""
@@ -62,8 +85,19 @@ class _Nodes:
 
 def _conv_integer(nodes: _Nodes) -> None:
     x, w, x_zero, w_zero = nodes.inputs[:4]
-    shifted = [nodes.whole(x, x_zero), nodes.whole(w, w_zero, nodes.behind(w))]
-    nodes.last("Conv", shifted, nodes.origin.output[0])
+    behind = nodes.behind(w)
+    kind = nodes.sums(w, w_zero, tuple(range(1, 1 + behind)))
+    nodes.summed("Conv", [nodes.whole(x, x_zero, 0, kind), nodes.whole(w, w_zero, behind, kind)], kind)
+
+
+def _matmul_integer(nodes: _Nodes) -> None:
+    """Left as it is where its sums are in int32, or rows may have zero points of their own."""
+    a, b, a_zero, b_zero = nodes.inputs[:4]
+    kind, known = nodes.sums(b, b_zero, (0,)), nodes.steps.constant(a_zero) if a_zero else None
+    maker = nodes.steps.makers.get(a_zero)
+    one = not a_zero or (known is not None and known.size == 1) or (maker and maker.op == "DynamicQuantizeLinear")
+    if kind == FLOAT and one:
+        nodes.summed("MatMul", [nodes.whole(a, a_zero, 0, kind), nodes.whole(b, b_zero, 0, kind)], kind)
 
 
 def _linear_conv(nodes: _Nodes) -> None:
@@ -86,13 +120,14 @@ def _linear_matmul(nodes: _Nodes) -> None:
 
 FORMS: dict[str, Callable[[_Nodes], None]] = {
     "ConvInteger": _conv_integer,
+    "MatMulInteger": _matmul_integer,
     "QLinearConv": _linear_conv,
     "QLinearMatMul": _linear_matmul,
 }
 
 
 def as_others(steps: Steps, node: NodeProto) -> list[NodeProto]:
-    """Nodes in the place of one whose operator is in FORMS. Raises Unreadable."""
+    """Nodes in the place of one whose operator is in FORMS; none: it stays. Raises Unreadable."""
     nodes = _Nodes(steps, node)
     FORMS[node.op_type](nodes)
     return nodes.made

@@ -39,10 +39,13 @@ COMPILES = {
     **dict.fromkeys(("Acos", "Asin", "Atan", "Cosh", "Sinh", "Tan"), 7),
     **dict.fromkeys(("Acosh", "Asinh", "Atanh"), 9),
     **{"Einsum": 12, "QuantizeLinear": 10, "DequantizeLinear": 10, "DynamicQuantizeLinear": 11, "MatMulInteger": 10},
-    "Resize": 11,
+    **{"Resize": 11, "GlobalLpPool": 7, "Hardmax": 13, "Shrink": 9, "EyeLike": 9, "OneHot": 11, "Trilu": 14},
+    **{"IsInf": 10, "IsNaN": 9, "CumSum": 14, "GatherElements": 11, "GridSample": 20},
+    **dict.fromkeys(("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot"), 18),
 }
 KNOWN = OPERATIONS.keys() | COMPOSED.keys()  # what steps can be made of
 BODIES = ("Scan", "Loop")  # nodes with one step of a recurrence in them
+READ = {*KNOWN, *COMPILES, *FORMS, *RECURRENT, *ATTENTION, *BODIES, "If", "Constant", "DynamicQuantizeLSTM"}
 
 
 def label(node: NodeProto) -> str:
@@ -167,9 +170,11 @@ def add_node(steps: GraphSteps, node: NodeProto) -> None:
         return
     if node.op_type in FORMS and node.domain in ("", "ai.onnx"):
         attributes_of(node, steps.source.opset)
-        for own in as_others(steps, node):
+        others = as_others(steps, node)
+        for own in others:
             add_node(steps, own)
-        return
+        if others:
+            return
     if is_compiled(node, steps.source.opset):
         attributes: Fields = attributes_of(node, steps.source.opset)
         if "output_shape" in attributes:
@@ -182,6 +187,9 @@ def add_node(steps: GraphSteps, node: NodeProto) -> None:
 
 def dtypes_of(steps: Steps, node: NodeProto) -> dict[str, str]:
     """Of what a compiled node makes, where that is not of its first input's dtype."""
+    if node.op_type == "EyeLike":
+        kind = next((attribute.i for attribute in node.attribute if attribute.name == "dtype"), 0)
+        return {node.output[0]: type_name(kind) if kind else steps.dtype(node.input[0])}
     if node.op_type == "DequantizeLinear":
         return {node.output[0]: steps.dtype(node.input[1])}
     quantised = steps.dtype(node.input[2]) if len(node.input) > 2 and node.input[2] else "uint8"
@@ -189,6 +197,9 @@ def dtypes_of(steps: Steps, node: NodeProto) -> dict[str, str]:
         "QuantizeLinear": (quantised,),
         "DynamicQuantizeLinear": ("uint8", "float32", "uint8"),
         "MatMulInteger": ("int32",),
+        "IsInf": ("bool",),
+        "IsNaN": ("bool",),
+        "OneHot": (steps.dtype(node.input[2]) if len(node.input) > 2 else "",),
     }
     return dict(zip(node.output, dtypes.get(node.op_type, ()), strict=False))
 

@@ -212,7 +212,7 @@ def te(
     return [tensors[n] for n in dict.fromkeys(graph.roots) if n in tensors]
 
 
-def _compute(node: Node, tensors: Mapping[Node, Any], batch: int, dtype: str, name: str) -> tvm_te.Tensor:
+def _compute(node: Node, tensors: Mapping[Node, tvm_te.Tensor], batch: int, dtype: str, name: str) -> tvm_te.Tensor:
     batched = {n for n, t in tensors.items() if len(t.shape) > len(n.shape)}
 
     def body(*index: Any) -> Any:
@@ -261,7 +261,7 @@ def reduced_value(node: Node, index: Index, ks: Sequence[Expr], value: Callable[
 def text(tensors: Sequence[tvm_te.Tensor]) -> str:
     """Tensor expressions as TVM prints them: one block per expression, arguments first."""
     placeholders: list[tvm_te.Tensor] = []
-    seen: list[Any] = []
+    seen: list[object] = []
 
     def visit(tensor: tvm_te.Tensor) -> None:
         if any(tensor.op.same_as(op) for op in seen):

@@ -31,6 +31,7 @@ from .dims import Dims, completed, parse_dims
 from .trace import Value, apply, counted, fail, user_frames
 
 # The cells whose equations are being traced or called, outermost first; per thread and per asynchronous task.
+Wrong = Callable[..., CellError]  # makes the error of a cell: what is wrong, and the slots of `message`
 _active: ContextVar[tuple[Cell, ...]] = ContextVar("active", default=())
 SHOWN_SIZE = 4  # of every axis, where equations are drawn and no size is known
 MOST_ELEMENTS = 2**40  # of one argument
@@ -488,16 +489,7 @@ def _define(
         if carried not in by_name:
             raise wrong(f"{kind} {carried} is not an argument", **unknown("argument", carried, by_name))
     inputs = tuple(a for a in positional if a.name not in (*states, *constants))
-    if not inputs:
-        raise wrong("there is no input", got=f"only states: {', '.join(by_name)}", do='add an argument such as x: "I"')
-    if not inputs[0].dims.axes:
-        got, do = str(inputs[0]), 'give it an axis of size 1, such as x: "1"'
-        raise wrong("the first input must have an axis", got=got, expected='such as x: "I"', do=do)
-    own = parse_dims(inputs[0].dims.text.replace(",", " ").split()[0])
-    if inputs[0].dims.optional or own.defaults:
-        raise wrong(
-            "the first input has the size of what feeds the layer", got=str(inputs[0]), expected='such as x: "I"'
-        )
+    _check_first(inputs, by_name, wrong)
     _check_axes((*positional, *params), wrong)
     taken = (*(a.name for a in (*inputs, *params)), *constants)
     if output is not None and (not isinstance(output, str) or output in taken):
@@ -525,14 +517,26 @@ def _define(
     )
 
 
+def _check_first(inputs: Sequence[Argument], names: Iterable[str], wrong: Wrong) -> None:
+    """The first input is what the layer below hands on: of one axis at least, and of no size of its own."""
+    if not inputs:
+        raise wrong("there is no input", got=f"only states: {', '.join(names)}", do='add an argument such as x: "I"')
+    if not inputs[0].dims.axes:
+        got, do = str(inputs[0]), 'give it an axis of size 1, such as x: "1"'
+        raise wrong("the first input must have an axis", got=got, expected='such as x: "I"', do=do)
+    own = parse_dims(inputs[0].dims.text.replace(",", " ").split()[0])
+    if inputs[0].dims.optional or own.defaults:
+        raise wrong(
+            "the first input has the size of what feeds the layer", got=str(inputs[0]), expected='such as x: "I"'
+        )
+
+
 def begins(state: str) -> str:
     """The state that says whether `state` is still to begin."""
     return f"{state}_begins"
 
 
-def _check_begin(
-    state: Argument, value: str | float, known: Sequence[Argument], wrong: Callable[..., CellError]
-) -> None:
+def _check_begin(state: Argument, value: str | float, known: Sequence[Argument], wrong: Wrong) -> None:
     """A parameter that a state begins from has its dims; and the state beside it needs a name of its own."""
     by_name = {a.name: a for a in known}
     if begins(state.name) in by_name:
@@ -544,9 +548,7 @@ def _check_begin(
         raise wrong(f"initial= of {state.name}: the parameter has other dims", got=got, expected=expected)
 
 
-def _arguments(
-    function: Callable[..., object], wrong: Callable[..., CellError]
-) -> tuple[list[Argument], list[Argument]]:
+def _arguments(function: Callable[..., object], wrong: Wrong) -> tuple[list[Argument], list[Argument]]:
     """The positional arguments (inputs and states) and the keyword-only ones (parameters)."""
     positional: list[Argument] = []
     params: list[Argument] = []
@@ -565,7 +567,7 @@ def _arguments(
     return positional, params
 
 
-def _check_axes(arguments: Sequence[Argument], wrong: Callable[..., CellError]) -> None:
+def _check_axes(arguments: Sequence[Argument], wrong: Wrong) -> None:
     """Every mention of an axis says the same of where it is not given."""
     optional = {name: a for a in arguments for name in a.dims.optional}
     defaults: dict[str, Argument] = {}
@@ -584,7 +586,7 @@ def _check_values(
     given: Mapping[str, object],
     known: Iterable[str],
     words: Sequence[object],
-    wrong: Callable[..., CellError],
+    wrong: Wrong,
 ) -> None:
     """initial= and init= name what exists, and give a number or one of the words."""
     for key, value in given.items():
@@ -596,7 +598,7 @@ def _check_values(
             raise wrong(f"{what}= of {key}", got=repr(value), expected=expected)
 
 
-def _dims(p: inspect.Parameter, wrong: Callable[..., CellError]) -> Dims:
+def _dims(p: inspect.Parameter, wrong: Wrong) -> Dims:
     text = p.annotation
     if isinstance(text, str) and text[:1] in "'\"" and text:  # `from __future__ import annotations` quotes them again
         text = ast.literal_eval(text)

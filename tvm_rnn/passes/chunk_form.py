@@ -1,24 +1,29 @@
 """The form in which GPUs run a recurrence of a matrix: where it can be, all that a step writes lies along one key.
 
-In: a graph with a `scan_matrix`. Out: the same, with the numbers that scale the key moved to the values and to the
-vectors that are multiplied with the state; or why no kernel of a GPU takes it.
+In: a graph with a `scan_matrix`. Out: the same, with the numbers that scale the key moved to the values, and apart from
+the vectors that are multiplied with the state; or why no kernel of a GPU takes it.
 
-Rewrite: S' = d S + (b k) v + (c k) (r . S)   -->   S' = d S + k (b v) + k (c r . S)
+Rewrite: S' = d S + (b k) v + (c k) (r . S)   -->   S' = d S + k (b v) + c k (r . S)
 """
 
 from __future__ import annotations
 
+from functools import partial, reduce
 from typing import TYPE_CHECKING
 
 from tvm_rnn.graph.graph import Graph, Node, make, rewrite, with_args
+from tvm_rnn.target import HOPPER
 
 from .matrix_recurrence import Solved
 
 if TYPE_CHECKING:
     from tvm_rnn.network.rnn import RNN
+    from tvm_rnn.target import Target
 
 MOST_KEYS = 256  # that registers have room for
 MOST_VALUES = 1024  # in training, likewise
+# Of what is made again at once for all keys, of which the product with the gradient is one number.
+MOST_AT_ONCE, MOST_WRITES = 128, 3
 
 
 def chunk_form(graph: Graph, name: str) -> Graph:
@@ -36,9 +41,8 @@ def chunk_form(graph: Graph, name: str) -> Graph:
         return graph
     for number in scales:
         value = make("mul", value, number)
-    for number in others:
-        vector = make("mul", vector, number)
-    own = make("scan_matrix", state, decay, key, value, key, vector, **new.attrs)
+    scale = [reduce(partial(make, "mul"), others)] if others else []
+    own = make("scan_matrix", state, decay, key, value, key, vector, *scale, **new.attrs, scaled=bool(scale))
     mapped: dict[Node, Node] = {}
     for node in graph.nodes():
         mapped[node] = own if node is new else with_args(node, mapped)
@@ -62,6 +66,15 @@ def refused(solved: Solved, net: RNN, trained: bool = False) -> str:
     if trained and state.shape[-3 - new.attrs["key"]] > MOST_VALUES:
         return f"its kernels have up to {MOST_VALUES} values in training"
     return ""
+
+
+def sums_of_both(solved: Solved, net: RNN, target: Target) -> int:
+    """Of how many writes to both, at most, a GPU's kernels give the product of a matrix and its gradient as one number:
+    in 16 bits, of heads that decay as one."""
+    (new,), (state,) = solved.new, solved.states
+    able = target.arch == HOPPER and net.dtype in ("bfloat16", "float16")
+    able = able and max(state.shape[-2:]) <= MOST_AT_ONCE and all(size == 1 for size in new.args[1].shape[-2:])
+    return MOST_WRITES if able else 0
 
 
 def _scaled(node: Node, along: int) -> tuple[Node, list[Node]]:

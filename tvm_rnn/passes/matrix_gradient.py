@@ -17,22 +17,24 @@ from dataclasses import dataclass, field, replace
 
 from tvm_rnn.graph.graph import Graph, Node, depends, downstream, make, rewrite, with_args
 from tvm_rnn.graph.node_text import in_words
+from tvm_rnn.graph.recurrences import BOTH_AXES
 
 from .affine import RULES, Axes, Factor, Form, NotLinear, Term, forms, known_form, product, spread, state_form, total
 from .matrix_recurrence import Matrix, Solved, contracted, read_term
 from .normalise import normalise
 
 
-def gradient(given: Graph, solved: Solved, back: Graph) -> Graph | str:
+def gradient(given: Graph, solved: Solved, back: Graph, summed: int = 0) -> Graph | str:
     """The backward graph with the recurrence of the matrix's gradient, or why it has none.
 
     given: the forward graph as the gradients were derived from it. back: its backward graph; other matrices may be
-    solved there."""
+    solved there. summed: the product of matrix and gradient is read as one number, where no more of it is wanted and no
+    more than so many products are written to the two."""
     (state,), (new,) = solved.states, solved.new
     number = next(i for i, s in enumerate(given.states) if s.name == state.name)
     made, back = _made_again(given, number, back)
     tape, carried = back.inputs[1 + len(given.inputs) + number], back.states[number]
-    own = _Gradient(back, tape, carried, made, back.results[number], new.attrs["key"])
+    own = _Gradient(back, tape, carried, made, back.results[number], new.attrs["key"], summed)
     try:
         return own.graph()
     except NotLinear as reason:
@@ -68,7 +70,7 @@ def rebuilt(roots: Iterable[Node], instead: Mapping[Node, Node]) -> list[Node]:
 class _Gradient:
     """tape: the matrix before the step; made: after it. carried: the gradient after the step; result: before it. key:
     the axis of the recurrence's products. whole: values that have all of a matrix; read: those made of them that have
-    not."""
+    not; part: of these those that are summed further before anything else is made of them."""
 
     back: Graph
     tape: Node
@@ -76,8 +78,10 @@ class _Gradient:
     made: Node
     result: Node
     key: int
+    summed: int
     whole: dict[Node, Form] = field(default_factory=dict)
     read: dict[Node, Form] = field(default_factory=dict)
+    part: dict[Node, Form] = field(default_factory=dict)
 
     @property
     def other(self) -> int:
@@ -103,8 +107,10 @@ class _Gradient:
         self.whole |= {self.carried: state_form(self.carried), self.tape: known_form(self.tape)}
         moving = {self.carried}
         roots = {*self.back.roots} - {self.result}
-        for node in replace(self.back, emitted=(*self.back.emitted, self.made)).nodes():
-            if node in self.whole or not any(a in self.whole for a in node.args):
+        graph = replace(self.back, emitted=(*self.back.emitted, self.made))
+        users = graph.users()
+        for node in graph.nodes():
+            if node in self.whole or not any(a in self.whole or a in self.part for a in node.args):
                 continue
             if node.op not in RULES:
                 raise NotLinear(node)
@@ -114,13 +120,16 @@ class _Gradient:
                 moving |= {node} if form.linear else set()
                 if node in roots:
                     raise NotLinear(node)
+            elif self.summed and node not in roots and all(user.op == "sum" for user in users[node]):
+                self.part[node] = form
             else:
                 self.read[node] = form
         if self.result not in self.whole or self.made not in self.whole:
             raise NotLinear(self.result)
 
     def _form(self, node: Node) -> Form:
-        return self.whole[node].fresh() if node in self.whole else known_form(node)
+        own = self.whole.get(node) or self.part.get(node)
+        return own.fresh() if own is not None else known_form(node)
 
     def _is_whole(self, term: Term, axes: Axes) -> bool:
         """A gradient is read along either axis, and the matrix along that of the values alone."""
@@ -163,8 +172,13 @@ class _Gradient:
         rest = tuple(f for f in term.factors if f not in matrices)
         if len(matrices) > 1 or matrices[0].axes != term.axes or any(term.axes[self.other] in f.letters for f in rest):
             raise NotLinear(self.tape)
-        both = make("read_out", again, tape, key=self.other)
-        kept = tuple(a for i, a in enumerate(term.axes) if i != len(term.axes) + self.other)
+        axis, kept = self.other, tuple(a for i, a in enumerate(term.axes) if i != len(term.axes) + self.other)
+        writes = again.args[0].attrs["writes"] + tape.args[0].attrs["writes"]
+        if writes <= self.summed and not any(
+            term.axes[self.key] in letters for letters in (axes, *(f.letters for f in rest))
+        ):
+            axis, kept = BOTH_AXES, term.axes[:-2]
+        both = make("read_out", again, tape, key=axis)
         return product(replace(term, factors=(Factor(both, kept), *rest), state=None, axes=()), axes)
 
     def _check(self, graph: Graph) -> None:

@@ -26,7 +26,7 @@ from tvm_rnn.graph.recurrences import KEPT_EVERY, KEPT_EVERY_ON_GPUS
 from ..decisions import tell
 from . import Pass
 from .affine import Form, NotLinear, forms, known_form, product, spread, total
-from .chunk_form import chunk_form, refused
+from .chunk_form import chunk_form, refused, sums_of_both
 from .matrix_gradient import gradient
 from .matrix_recurrence import MATRICES, Matrix, Solved, between, grows, is_matrix
 from .max_plus import max_plus
@@ -127,7 +127,7 @@ class _Work:
         for solved in reversed(self.matrices):
             back = self.graph.backward
             assert back is not None
-            found = gradient(self.given, solved, back)
+            found = gradient(self.given, solved, back, sums_of_both(solved, self.net, self.target))
             (state,) = solved.states
             if isinstance(found, str):
                 self.refused[state.name] = found

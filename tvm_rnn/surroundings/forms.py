@@ -19,6 +19,8 @@ from .graph_node import Item, Node
 from .resize import resized
 from .sizes import computed, sizes_of
 
+SIGNS = {"positive": math.inf, "negative": -math.inf}
+
 
 def _reshape(node: Node) -> Item:
     asked, shape = node.sizes(1), node.shape(node.inputs[0])
@@ -92,7 +94,9 @@ def _constant_of_shape(node: Node) -> Item:
     sizes, value = node.sizes(0), node.attributes.get("value")
     assert sizes is not None
     number = np.zeros((), "float32") if value is None else numpy_helper.to_array(value).reshape(())
-    return relax.op.full(relax.ShapeExpr([wide(n) for n in sizes]), relax.const(number), str(number.dtype))
+    return relax.op.full(
+        relax.ShapeExpr([wide(n) for n in sizes]), relax.const(number, str(number.dtype)), str(number.dtype)
+    )
 
 
 def _range(node: Node) -> Item:
@@ -123,6 +127,39 @@ def _gather(node: Node) -> Item:
         node.asked.bound(places, int64(0) - wide(size), wide(size), "an index of as many places as there are")
     node.inputs = [data, places]
     return None
+
+
+def _gather_elements(node: Node) -> Item:
+    """Elements at places along an axis are there; those of indices that are counted from the end, too."""
+    data, places = (node.asked.array(value) for value in node.inputs)
+    size = wide(node.shape(data)[int(node.attributes.get("axis", 0))])
+    node.asked.bound(places, int64(0) - size, size, "an index of as many places as there are")
+    return None
+
+
+def _is_inf(node: Node) -> Item:
+    """Of one sign or of both."""
+    op, x = relax.op, node.asked.array(node.inputs[0])
+    signs = [sign for name, sign in SIGNS.items() if node.attributes.get(f"detect_{name}", 1)]
+    found = [node.bb.normalize(op.equal(x, relax.const(sign, str(x.ty.dtype)))) for sign in signs]
+    if not found:
+        return op.zeros(relax.ShapeExpr([wide(n) for n in node.shape(x)]), "bool")
+    return found[0] if len(found) == 1 else op.logical_or(*found)
+
+
+def _mod(node: Node) -> Item:
+    """Of floats, with the divisor's sign; 0 and what is divided by infinity, too."""
+    if node.attributes.get("fmod", 0) or not str(node.asked.array(node.inputs[0]).ty.dtype).startswith("float"):
+        return None
+    op, normal = relax.op, node.bb.normalize
+    x, y = node.aligned([node.asked.array(value) for value in node.inputs])
+    kind = str(node.asked.array(node.inputs[0]).ty.dtype)
+    zero = relax.const(0.0, kind)
+    rest, below = normal(op.mod(x, y)), normal(op.less(y, zero))
+    other = normal(op.logical_xor(normal(op.less(rest, zero)), below))
+    moved = normal(op.where(other, normal(op.add(rest, y)), rest))
+    zeros = normal(op.where(below, relax.const(-0.0, kind), zero))
+    return op.where(normal(op.equal(rest, zero)), zeros, moved)
 
 
 def _concat(node: Node) -> Item:
@@ -250,9 +287,9 @@ def _layer_normalization(node: Node) -> Item:
     mean = normal(op.mean(x, axes, keepdims=True))
     apart = normal(op.subtract(x, mean))
     variance = normal(op.mean(normal(op.multiply(apart, apart)), axes, keepdims=True))
-    small = relax.const(np.asarray(node.attributes.get("epsilon", 1e-5), kind))
+    small = relax.const(node.attributes.get("epsilon", 1e-5), kind)
     deviation = normal(op.sqrt(normal(op.add(variance, small))))
-    inverse = normal(op.divide(relax.const(np.ones((), kind)), deviation))
+    inverse = normal(op.divide(relax.const(1.0, kind), deviation))
     y = normal(op.multiply(*node.aligned([normal(op.multiply(apart, inverse)), scale])))
     return [y if bias is None else normal(op.add(*node.aligned([y, bias]))), mean, inverse]
 
@@ -271,6 +308,9 @@ FORMS: dict[str, Callable[[Node], Item]] = {
     "ConstantOfShape": _constant_of_shape,
     "Range": _range,
     "Gather": _gather,
+    "GatherElements": _gather_elements,
+    "IsInf": _is_inf,
+    "Mod": _mod,
     "Concat": _concat,
     "LengthsOfMask": _lengths_of_mask,
     "HoldLast": _hold_last,

@@ -62,7 +62,7 @@ class Asked:
             return item
         flat = item.reshape(-1).tolist()
         if all(isinstance(n, int) for n in flat):
-            return relax.const(np.asarray(item, np.int64))
+            return relax.const(np.asarray(item, np.int64), "int64")
         names = [n for n in flat if not isinstance(n, int)]
 
         def element(*given: Expr) -> te.Tensor:

@@ -45,6 +45,18 @@ class Types:
         own = self.types.get(name)
         return DTYPES.get(own.tensor_type.elem_type, "") if own is not None else ""
 
+    def _before(self, step: Step) -> str:
+        """The dtype of a step's first input, as what makes it says where no type is known yet."""
+        makers = {name: own for own in self.steps for name in own.outputs}
+        name = next(filter(None, step.inputs), "")
+        while not (found := self.dtype(name)) and (maker := makers.get(name)) is not None:
+            if maker.op == NETWORK:
+                return held_dtype(self.networks[maker.network].dtype)
+            if "dtype" in maker.attributes:
+                return str(maker.attributes["dtype"])
+            name = next(filter(None, maker.inputs), "")
+        return found
+
     def shape(self, name: str) -> list[int | str] | None:
         """Sizes and names; None: how many axes there are is not known."""
         dims = self._dims(name)
@@ -77,7 +89,7 @@ class Types:
         for step in self.steps:
             name = next(filter(None, step.outputs))
             if self.nodes.get(name) is None:
-                self.nodes[name] = node_of(self.values, step, self.dtype(next(filter(None, step.inputs), "")))
+                self.nodes[name] = node_of(self.values, step, self._before(step))
             if (node := self.nodes[name]) is not None:
                 nodes += as_inferred(node)
         made = {name for node in nodes for name in node.output}

@@ -39,7 +39,7 @@ def oracle(given: GpuProblem) -> Any:
     return TorchModel(given.net, torch.float64, "cpu")([x.double() for x in given.inputs], given.lengths)
 
 
-@pytest.mark.broad_after(5)
+@pytest.mark.broad_after(3)
 @pytest.mark.parametrize("cell", ["lstm", "gru", "elman", "elman_relu", "lstm_projection"])
 @pytest.mark.parametrize("form", [{}, {"layers": 3, "directions": 2, "steps": 7, "batch": 1, "hidden": 33}])
 def test_it_has_our_weights_and_gives_our_states(cell: str, form: dict[str, Any]) -> None:

@@ -46,7 +46,7 @@ def test_wrong_gradients_are_not_timed(path: Path, monkeypatch: pytest.MonkeyPat
         compare_training(path, steps=2, batch=1)
 
 
-def test_what_cannot_be_compared(path: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_compared(tmp_path: Path) -> None:
     rnn.compile(network("elman", 3, 4)).export(tmp_path / "plain.so")
     with pytest.raises(ConfigError, match=r"does not train[\s\S]*--training"):
         compare_training(tmp_path / "plain.so")

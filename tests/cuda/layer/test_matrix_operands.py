@@ -48,9 +48,10 @@ def test_what_is_no_part_of_a_stored_value_is_copied() -> None:
 
 
 @pytest.mark.parametrize("name", ["gated_delta_net", "delta_net"])
-def test_what_is_erased_has_a_vector_of_its_own(name: str) -> None:
+def test_what_is_erased_is_read_by_the_key_and_scaled(name: str) -> None:
     own = operands_of(name)
-    assert own.erase is not None and own.located((own.erase, -1)) != own.located((own.key, -1))
+    assert own.erase is not None and own.located((own.erase, -1)) == own.located((own.key, -1))
+    assert own.erase_scale is not None and own.erase_scale in own.numbers
     assert (own.decay is None) == (name == "delta_net")
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from again_pairs import pair
 from linear_cells import OWN
-from training_plans import trained
+from training_plans import H200, trained
 
 import tvm_rnn as rnn
-from tvm_rnn.cuda.linear.matrix_again import MatrixAgain
+from tvm_rnn.cuda.linear.matrix_again import MatrixAgain, kernels_of
+from tvm_rnn.cuda.linear.parts_again import PartsAgain
 from tvm_rnn.cuda.linear.steps_again import BOTH, EVERY, GRADIENT, STATE
+from tvm_rnn.errors import BuildError
 
 
-def again(name: str) -> MatrixAgain:
+def again(name: str, precision: str = "float32") -> MatrixAgain:
     """The one of a cell's backward pass, which has no steps."""
-    _, found = trained(OWN[name][0] if name in OWN else rnn.cells.get(name))
+    _, found = trained(OWN[name][0] if name in OWN else rnn.cells.get(name), precision=precision)
     (code,) = found.backward.code
     assert not code.layout.has_steps and not found.forward.code[0].layout.has_steps
     (own,) = [work for _, work in code.groups if isinstance(work, MatrixAgain)]
@@ -37,6 +42,12 @@ def test_every_kind_of_matrix_has_one(name: str) -> None:
     assert {STATE, GRADIENT} >= {*own.begins} and own.pair.reads
 
 
+@pytest.mark.broad
+@pytest.mark.parametrize("name", ["mlstm", "retnet", "mamba2", "gated_delta_net", "delta_net", "gla"])
+def test_in_16_bits_heads_that_decay_as_one_take_whole_parts(name: str) -> None:
+    assert isinstance(again(name, "bfloat16").kernels, PartsAgain) == (name != "gla")
+
+
 def test_gradients_are_kept_before_they_are_read() -> None:
     """Also where nothing that is read of the recurrence goes into what is made again."""
     _, found = trained("retnet")
@@ -54,3 +65,11 @@ def test_launches_do_not_grow_with_the_time() -> None:
         line.split("=")[0] for line in loops("min_gru")
     }
     assert len(loops("lstm")) > len(loops("gated_delta_net"))
+
+
+def test_what_no_gpu_s_memory_holds_says_so() -> None:
+    """Of a module for several GPUs, whose passes are those of the first."""
+    own = pair(keys=64, values=64, precision="bfloat16", reads="sgb", chained=True)
+    assert isinstance(kernels_of("k", own, H200), PartsAgain)
+    with pytest.raises(BuildError, match="compile for this GPU alone"):
+        kernels_of("k", own, replace(H200, shared_bytes=48 << 10))

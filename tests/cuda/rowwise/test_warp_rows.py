@@ -10,7 +10,7 @@ from emulated import POISON, run
 
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.rowwise.chained_groups import chained_groups_kernel
-from tvm_rnn.cuda.rowwise.warp_rows import MOST_ELEMENTS, WARPS, fits
+from tvm_rnn.cuda.rowwise.warp_rows import MOST_ELEMENTS, MOST_NUMBERS, MOST_TOGETHER, WARPS, fits
 from tvm_rnn.graph.graph import Group, Node, make
 
 
@@ -31,15 +31,26 @@ def normalised(u: Node) -> list[Group]:
 
 
 def test_what_fits() -> None:
-    for size, parts, whole in ((64, 2, True), (40, 2, False), (2 * MOST_ELEMENTS, 2, False), (64, 1, False)):
-        assert fits(normalised(Node("input", shape=(2, size))), parts) == whole
+    cases = ((64, 2, 2, True), (40, 2, 2, False), (2 * MOST_ELEMENTS, 2, 2, False), (64, 2, 1, True))
+    for size, heads, parts, whole in (*cases, (32, MOST_NUMBERS + 1, 1, False)):
+        assert fits(normalised(Node("input", shape=(heads, size))), parts) == whole
+
+
+def shared(u: Node) -> list[Group]:
+    """u in the form of tanh, times its squares' sum, and what several heads have together."""
+    made = make("tanh", u)
+    together = make("sum", made, axis=-2, keepdims=True)
+    squares = make("mul", made, made)
+    length = make("sum", squares, axis=-1, keepdims=True)
+    result = make("mul", made, make("add", together, length))
+    return [group(made), group(together, root=together), group(squares, length, root=length), group(result)]
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("shape", [(3, 64), (2, 256)])
-def test_only_what_others_read_is_stored(shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize("shape", [(3, 64), (2, 256), (3, 2, 64)])
+def test_only_what_others_read_is_stored(shape: tuple[int, ...]) -> None:
     u = Node("input", shape=shape)
-    groups = normalised(u)
+    groups = shared(u) if len(shape) > 2 else normalised(u)
     last = groups[-1].stored[0]
     home = {n: g for g in groups for n in g.stored}
 
@@ -57,10 +68,16 @@ def test_only_what_others_read_is_stored(shape: tuple[int, int]) -> None:
         early=True,
     )
     assert [(a.role, a.node) for a in made.arguments] == [("read", u), ("write", last)]
+    together = min(MOST_TOGETHER, MOST_TOGETHER * 128 // (prod(shape) // shape[0]))
     rows, value = 7, np.random.default_rng(1).standard_normal((7, *shape)).astype("float32")
     names = {a.role: a.name for a in made.arguments}
     arrays = {names["read"]: value, names["write"]: np.full((rows, prod(shape)), POISON, "float32")}
-    run(made.kernel, arrays, {"rows": rows}, -(-rows * shape[0] // WARPS))
+    run(made.kernel, arrays, {"rows": rows}, -(-rows * shape[0] // (WARPS * together)))
     expected = np.tanh(value.astype(float))
-    expected /= np.sqrt((expected**2).sum(-1, keepdims=True))
-    assert np.abs(arrays[names["write"]].reshape(value.shape) - expected).max() < 1e-6
+    if len(shape) > 2:
+        expected *= expected.sum(-2, keepdims=True) + (expected**2).sum(-1, keepdims=True)
+    else:
+        expected /= np.sqrt((expected**2).sum(-1, keepdims=True))
+    assert np.abs(arrays[names["write"]].reshape(value.shape) - expected).max() < 1e-6 * max(
+        1.0, np.abs(expected).max()
+    )

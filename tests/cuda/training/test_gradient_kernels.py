@@ -11,7 +11,8 @@ from emulated import decoded, encoded, run
 from training_plans import trained
 
 from tvm_rnn.cuda.layer.pointers import Place
-from tvm_rnn.cuda.training.gradient_kernels import FinishKernels, InputGradient
+from tvm_rnn.cuda.layer.row_kernels import THREADS
+from tvm_rnn.cuda.training.gradient_kernels import EACH, FinishKernels, InputGradient
 from tvm_rnn.graph.graph import Node, make
 
 
@@ -91,3 +92,21 @@ def test_zeros_read_nothing() -> None:
         "give", Node("const", shape=(1,), value=np.zeros(1)), "float32", lambda node: None, "float32"
     )
     assert gradient.read == []
+
+
+@pytest.mark.broad
+def test_what_is_put_together_is_read_part_by_part() -> None:
+    """Of many elements: several of a thread, and of a row several blocks."""
+    sizes = [150, EACH * THREADS - 20, 37]
+    parts = [Node("input", shape=(size,), name=f"p{i}") for i, size in enumerate(sizes)]
+    root = make("concat", *parts, axis=-1)
+    own = InputGradient(
+        "give", root, "float32", lambda n: Place("float32", prod(n.shape)) if n in parts else None, "float32"
+    )
+    rows, rng = 3, np.random.default_rng(0)
+    arrays = {f"r{i}": rng.normal(size=(rows, size)).astype("f4") for i, size in enumerate(sizes)}
+    expected = np.concatenate([arrays[f"r{i}"] for i in range(3)], 1)
+    arrays |= {"into": np.full((rows, sum(sizes)), np.nan, "f4"), "lengths": np.zeros(1, "i8")}
+    scalars = {"rows": rows, "batch": rows, "start": 0, "has_lengths": 0, "add": 0}
+    run(own.kernel, arrays, scalars, rows * 2)
+    np.testing.assert_array_equal(arrays["into"], expected)

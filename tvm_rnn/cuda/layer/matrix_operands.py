@@ -20,6 +20,11 @@ Operand = tuple[Node, int]  # a vector, and the axis of the matrix that it runs 
 NUMBER = 0
 
 
+def marks_dtype(storage: str) -> str:
+    """Of matrices that are kept before some steps: that of products' operands, where it has the range of float32."""
+    return "bfloat16" if storage == "bfloat16" else "float32"
+
+
 def is_matrix(group: Group) -> bool:
     """Whether a group is a recurrence of matrices."""
     return group.kind == "scan" and group.root is not None and group.root.op == "scan_matrix"
@@ -183,8 +188,13 @@ class MatrixOperands(RowOperands):
         return list(dict.fromkeys(found))
 
     @property
+    def erase_scale(self) -> Node | None:
+        """What scales the product."""
+        return self.root.args[-1] if self.root.attrs.get("scaled") else None
+
+    @property
     def numbers(self) -> list[Node]:
-        return [self.decay] if self.decay is not None else []
+        return [node for node in (self.decay, self.erase_scale) if node is not None]
 
 
 def _shares(own: tuple[int, ...], heads: tuple[int, ...], first: int) -> bool:

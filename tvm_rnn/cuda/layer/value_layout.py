@@ -21,6 +21,7 @@ from math import gcd, prod
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES
 from tvm_rnn.graph.graph import Graph, Group, Node, downstream, has_steps, is_scan
+from tvm_rnn.graph.recurrences import BOTH_AXES
 from tvm_rnn.tir.expr import Expr
 
 from .matrix_operands import RowOperands
@@ -129,9 +130,10 @@ class Layout:
 
     @cached_property
     def _read_outside(self) -> set[Node]:
-        """What is read by others than groups, or by matrices under another name."""
+        """What is read by others than groups, of results that are made of it too, or by matrices under another name."""
         graph, read = self.graph, {own.located(operand)[0] for own in self.matrices for operand in own.operands}
-        return {*read, *graph.roots, *graph.results, *self.kept}
+        roots = [*graph.roots, *graph.results, *self.kept]
+        return {*read, *roots, *sources(roots, self.stored)}
 
     def is_needed(self, node: Node, chain: Sequence[Group]) -> bool:
         """Whether a value that the groups of a chain store is read by anybody else."""
@@ -284,7 +286,7 @@ class Layout:
             return self._padded(node, self.arithmetic)  # rounded to 16 bits, a number below 1 would be 1
         vector = prod(node.shape) > 1 and "step" in self.read_by.get(node, ())
         operand = any(node in read for read in self.operands.values())
-        operand = operand or node in self._of_matrices
+        operand = operand or node in self._of_matrices or node in self._parts_of_output
         operand = operand or (self.graph.kind == "backward" and node in self.graph.emitted)  # sums read it
         # Of all of T, what products make is the largest thing that is written: as it would be for the step.
         home = self.home.get(node)
@@ -297,10 +299,23 @@ class Layout:
         return downstream(self.graph.nodes(), lambda node: node.op == "uniform") & {*self.home}
 
     @cached_property
+    def _parts_of_output(self) -> set[Node]:
+        """Of a backward graph, whose output is rounded: vectors that are parts of it, and nothing else reads."""
+        found, stack = set[Node](), [] if self.emits else [self.graph.output]
+        while stack:
+            node = stack.pop()
+            if node in self.home:
+                found.add(node)
+            elif node.op in ("reshape", "concat"):
+                stack += node.args
+        return {node for node in found if node not in self.read_by and prod(node.shape) > 1}
+
+    @cached_property
     def _of_matrices(self) -> set[Node]:
-        """Vectors of every step that recurrences of matrices read, and what is read of them."""
+        """Vectors of every step that recurrences of matrices read, and what is read of them. One number of a whole
+        matrix has the bits of arithmetic: sums over all steps of such numbers, of either sign, may be near 0."""
         read = {own.located(operand)[0] for own in self.matrices for operand in own.vectors}
-        return read | {node for own in self.matrices for node in own.reads}
+        return read | {node for own in self.matrices for node in own.reads if node.attrs["key"] != BOTH_AXES}
 
     @cached_property
     def hoisted_nodes(self) -> list[Node]:

@@ -28,18 +28,17 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
 from tvm_rnn.cuda.codegen.register_tile import RegisterTile
 from tvm_rnn.cuda.codegen.vector_access import pack
-from tvm_rnn.cuda.gemm.operands import COPY, COPY_PIECE
-from tvm_rnn.cuda.layer.packed_layout import SIZES, ceil_div
-from tvm_rnn.cuda.layer.regime import FOREVER, MASK_POINTERS, MASK_SCALARS
+from tvm_rnn.cuda.layer.packed_layout import ceil_div
+from tvm_rnn.cuda.layer.regime import MASK_POINTERS, MASK_SCALARS
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.expr import Buffer, TirExpr
 from tvm_rnn.tir.index import uint32, wide
 
 from .block_keys import KeySums, Steps
 from .block_products import Products
-from .blocks_layout import PAD, WARPS, BlocksLayout, is_column
-from .chunk_tile import BLOCK, TRIANGLE_PITCH, piece_bytes
-from .recurrence import Rows
+from .blocks_layout import BlocksLayout
+from .chunk_tile import BLOCK, TRIANGLE_PITCH
+from .part_operands import Operands, Place
 from .steps_again import BOTH, EVERY, GRADIENT, STATE, marks_name
 
 UNROLLED = (8, 4, 2, 1)  # copies of a lane in a row
@@ -64,64 +63,17 @@ class BlocksAgain(BlocksLayout):
         pointers = (*self.pair.pointers, *(MASK_POINTERS if masked else ()))
         scalars = (("steps", "int32"), ("batch", "int32"), *(MASK_SCALARS if masked else ()))
         name = f"{self.name}_masked" if masked else self.name
-        return write(name, pointers, scalars, run, threads=32 * WARPS, shared_bytes=self.shared_bytes)
+        return write(name, pointers, scalars, run, threads=self.threads, shared_bytes=self.shared_bytes)
 
 
-class _Place:
-    """Which part of the time, row, head and keys a warp has, and which steps the row has there."""
+class _Place(Place):
+    """A lane has a key of the warp's."""
 
     def __init__(self, w: Writer, layout: BlocksLayout, masked: bool) -> None:
-        self.w, self.layout, self.masked, own = w, layout, masked, layout.pair
-        parts = tirx.truncdiv(w["steps"] + (EVERY - 1), EVERY)
-        grid = wide(w["batch"]) * wide(parts) * (layout.tiles * own.heads)
-        block = w.keep(I.cta_id([tirx.Cast("int32", grid)]))
-        self.thread = w.keep(I.thread_id([32 * WARPS]))
-        self.lane, self.warp = w.keep(self.thread % 32), w.keep(self.thread // 32)
-        self.key0 = w.keep(tirx.truncmod(block, layout.tiles) * layout.keys)
-        rest = w.keep(tirx.truncdiv(block, layout.tiles))
-        self.head, self.number = w.keep(tirx.truncmod(rest, own.heads)), w.keep(tirx.truncdiv(rest, own.heads))
-        self.row = w.keep(tirx.truncmod(self.number, w["batch"]))
-        self.first = w.keep(tirx.truncdiv(self.number, w["batch"]) * EVERY)
-        self.count = w.keep(tirx.min(w["steps"] - self.first, EVERY))
-        self.limit = self._limit()
-        self.own = w.keep(self.lane % layout.keys)  # the lane's key, of the warp's
+        super().__init__(w, layout, masked)
+        self.own = w.keep(self.lane % layout.keys)
         self.key = w.keep(self.key0 + self.own)
-        self.there = w.bind(self.key < own.keys)
-        outputs = {f"output_{i}": read.output for i, read in enumerate(own.reads)}
-        self.base = {name: self._base(rows) for name, rows in {**own.operands, **outputs}.items()}
-
-    def _base(self, rows: Rows) -> TirExpr:
-        head = tirx.truncdiv(self.head, rows.group) * rows.width
-        return self.w.keep(wide(self.row) * rows.stride + (rows.offset + wide(head)))
-
-    def _limit(self) -> TirExpr:
-        """Steps of the part that the row has."""
-        w = self.w
-        if not self.masked:
-            return self.count
-        ends = w.local(1, "int32")
-        w.store(ends, tirx.const(FOREVER, "int32"), 0)
-        with w.when(tirx.NE(w["has_lengths"], tirx.const(0, "int32"))):
-            most = tirx.Min(w["lengths"][wide(self.row)], tirx.const(FOREVER, "int64"))
-            w.store(ends, tirx.Cast("int32", most), 0)
-        self.end = ends[0]
-        return w.keep(tirx.max(tirx.min(self.count, ends[0] - w["start"] - self.first), 0))
-
-    def at(self, name: str, rows: Rows, step: TirExpr) -> TirExpr:
-        """Where an operand's vector of a step of the part begins."""
-        return self.base[name] + (wide(self.first) + wide(step)) * wide(self.w["batch"]) * rows.stride
-
-    def kept(self, step: TirExpr) -> TirExpr:
-        """0 where a step of the part begins with nothing, else 1."""
-        w, found = self.w, self.w.local(1)
-        w.store(found, tirx.const(1.0, "float32"), 0)
-        time = w.keep(w["start"] + self.first + step)
-        known = tirx.And(time < w["total"], time < self.end)
-        with w.when(tirx.And(tirx.NE(w["has_reset"], tirx.const(0, "int32")), known)):
-            flag = w["reset"][wide(time) * wide(w["batch"]) + wide(self.row)]
-            with w.when(tirx.NE(tirx.Cast("int32", flag), tirx.const(0, "int32"))):
-                w.store(found, tirx.const(0.0, "float32"), 0)
-        return found[0]
+        self.there = w.bind(self.key < layout.pair.keys)
 
 
 class _Body:
@@ -130,14 +82,11 @@ class _Body:
     def __init__(self, w: Writer, layout: BlocksAgain, masked: bool) -> None:
         self.w, self.layout, self.pair = w, layout, layout.pair
         self.place = place = _Place(w, layout, masked)
-        arena = I.alloc_buffer((layout.shared_bytes,), "uint8", scope="shared.dyn", align=128)
-        self.base = w.bind(I.cuda.cvta_generic_to_shared(arena.ptr_to([0])))
-        sizes = (layout.shared_bytes // 2,), (layout.shared_bytes // 4,)
-        self.words = I.decl_buffer(sizes[0], self.pair.precision, data=arena.data, scope="shared.dyn")
-        self.numbers = I.decl_buffer(sizes[1], "float32", data=arena.data, scope="shared.dyn")
+        self.operands = operands = Operands(w, layout, place)
+        self.words, self.numbers = operands.words, operands.numbers
         own = tirx.Cast("uint32", place.warp * layout.warp_bytes + layout.warps_at)
-        self.own = w.keep(self.base + own)
-        self.products = Products(w, layout, self.base, self.own, place.lane)
+        self.own = w.keep(operands.base + own)
+        self.products = Products(w, layout, operands.base, self.own, place.lane)
         row = tirx.Cast("uint32", place.own * (TRIANGLE_PITCH * 4))
         self.sums = KeySums(w, w.keep(self.own + row), w.bind(self.own + uint32(layout.scores_at)))
 
@@ -290,71 +239,30 @@ class _Body:
 
     def _load(self, name: str) -> RegisterTile:
         """A matrix at the border of the part; 0 where there is none."""
-        w, own, layout, place = self.w, self.pair, self.layout, self.place
+        w, layout, place = self.w, self.layout, self.place
         matrix = w.tile(layout.high, 2 * layout.deep, 4)
-        base = w.keep((wide(place.number) * own.heads + wide(place.head)) * (own.keys * own.values))
         matrix.fill(ZERO)
         for m in range(layout.high):
             for n in range(2 * layout.deep):
                 for i in range(4):
                     key = w.bind(place.key0 + (m * BLOCK + 8 * (i // 2)) + place.lane // 4)
                     value = w.bind(place.lane % 4 * 2 + (8 * n + i % 2))
-                    with w.when(tirx.And(key < own.keys, value < own.values)):
-                        at = value * own.keys + key if own.keys_last else key * own.values + value
-                        matrix.store(w[marks_name(name)][base + wide(at)], m, n, i)
+                    there, at = place.border(key, value)
+                    with w.when(there):
+                        matrix.store(converted(w[marks_name(name)][at], "float32"), m, n, i)
         return matrix
 
     def _fill(self) -> None:
-        """Start the copies of all steps' operands, zeros where there is nothing; numbers of steps."""
-        w, layout, place, threads = self.w, self.layout, self.place, 32 * WARPS
-        for name, rows in layout.held.items():
-            size = max(piece_bytes(rows), SIZES[rows.dtype])
-            across = (layout.pitch(name) - PAD) // size
-            turns = EVERY * across // threads
-            group = next(n for n in UNROLLED if turns % n == 0)
-            with w.loop(turns // group) as outer:
-                for inner in range(group):
-                    piece = w.bind((outer * group + inner) * threads + place.thread)
-                    line, column = tirx.truncdiv(piece, across), tirx.truncmod(piece, across)
-                    self._copy(name, size, w.bind(line), w.bind(column))
+        """Start the copies of all steps' operands; numbers of steps."""
+        w, layout, place, threads = self.w, self.layout, self.place, self.layout.threads
+        self.operands.fill()
         for name, rows in layout.decays.items():
             width = layout.decay_width(name)
             with w.loop(ceil_div(EVERY * width, threads)) as turn:
                 number = w.bind(turn * threads + place.thread)
                 with nullcontext() if EVERY * width % threads == 0 else w.when(number < EVERY * width):
-                    value = self._decay(name, rows, tirx.truncdiv(number, width), tirx.truncmod(number, width))
+                    value = place.decay(name, rows, tirx.truncdiv(number, width), tirx.truncmod(number, width))
                     w.store(self.numbers, value, layout.decay_at(name) // 4 + number)
         if place.masked:
             with w.when(place.thread <= EVERY):
                 w.store(self.numbers, place.kept(place.thread), layout.keeps_at // 4 + place.thread)
-
-    def _decay(self, name: str, rows: Rows, step: TirExpr, key: TirExpr) -> TirExpr:
-        """Of a step, and of a key if it has its own; 1 where there is none."""
-        w, place, found = self.w, self.place, self.w.local(1)
-        w.store(found, ONE, 0)
-        own = w.bind(place.key0 + key)
-        with w.when(tirx.And(step < place.limit, own < rows.width if rows.width > 1 else True)):
-            at = place.at(name, rows, step)
-            w.store(found, converted(w[name][at + wide(own) if rows.width > 1 else at], "float32"), 0)
-        return found[0]
-
-    def _copy(self, name: str, size: int, step: TirExpr, number: TirExpr) -> None:
-        """So many bytes of a step's vector: the piece of that number."""
-        w, rows, place = self.w, self.layout.held[name], self.place
-        each = SIZES[rows.dtype]
-        column = w.bind(number * (size // each) + (place.key0 if is_column(name) else 0))
-        left: TirExpr = tirx.max(tirx.min((rows.width - column) * each, size), 0)
-        inside = w.bind(tirx.Select(step < place.limit, left, 0))
-        there = inside > 0
-        source = place.at(name, rows, tirx.Select(there, step, 0)) + wide(tirx.Select(there, column, 0))
-        to = step * self.layout.pitch(name) + number * size + self.layout.at(name)
-        if size < FOUR_BYTES:
-            value = w.local(1, rows.dtype)
-            w.store(value, tirx.const(0.0, rows.dtype), 0)
-            with w.when(there):
-                w.store(value, w[name][source], 0)
-            w.store(self.words, value[0], tirx.truncdiv(to, 2))
-            return
-        how = COPY if size == 16 else COPY_PIECE
-        address = self.base + tirx.Cast("uint32", to)
-        w.do(I.ptx[how](address, w[name].ptr_to([source]), size, tirx.Cast("uint32", inside)))

@@ -63,6 +63,11 @@ class BlocksLayout:
         """Of keys."""
         return ceil_div(self.pair.keys, self.keys)
 
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 32 * WARPS
+
     def blocks(self, batch: int, steps: int) -> int:
         """Of a launch."""
         return self.tiles * self.pair.heads * batch * ceil_div(steps, EVERY)

@@ -1,14 +1,14 @@
 """Matrices and their gradients made again: a group of kind "scan" whose root is a `rescan`.
 
-In: the group's operands, and where its values lie. Out: a `MatrixAgain`, the kernels of `blocks_again.py`, or of
-`steps_again.py` where there are none of these, with the statements that launch them, all parts of a tile at once.
+In: the group's operands, and where its values lie. Out: a `MatrixAgain`, the kernels of `parts_again.py`,
+`blocks_again.py` or `steps_again.py`, the first that can, with the statements that launch them, all parts of a tile at
+once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 
 from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer
@@ -17,12 +17,19 @@ from tvm_rnn.cuda.layer.pointers import Argument, Place
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.rowwise.state_moves import Tile
 from tvm_rnn.decisions import tell
+from tvm_rnn.errors import BuildError, message
 from tvm_rnn.graph.graph import Node
+from tvm_rnn.graph.recurrences import BOTH_AXES
 from tvm_rnn.schedule.schedule_template import DEFAULT
+from tvm_rnn.target import Target
 
 from .blocks_again import BlocksAgain
+from .parts_again import PartsAgain
 from .recurrence import Rows, same_places
 from .steps_again import BOTH, EVERY, GRADIENT, STATE, Made, Pair, Read, StepsAgain, marks_name
+
+Kernels = PartsAgain | BlocksAgain | StepsAgain
+TEMPLATES = {PartsAgain: "parts_again", BlocksAgain: "blocks_again", StepsAgain: "steps_again"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +42,7 @@ class MatrixAgain:
     pair: Pair
     arguments: tuple[Argument, ...]
     begins: dict[str, Node]
+    kernels: Kernels
 
     @property
     def stored(self) -> tuple[Node, ...]:
@@ -43,14 +51,9 @@ class MatrixAgain:
     @property
     def fact(self) -> dict[str, object]:
         """A row of the manifest's templates."""
-        own, blocks = self.pair, isinstance(self.kernels, BlocksAgain)
+        own = self.pair
         unit = f"before rescan {own.heads}x{own.keys}x{own.values}, parts of {EVERY} steps at once, any B"
-        return {"unit": unit, "template": "blocks_again" if blocks else "steps_again", "knobs": {}, "record": DEFAULT}
-
-    @cached_property
-    def kernels(self) -> BlocksAgain | StepsAgain:
-        blocks = BlocksAgain(self.name, self.pair)
-        return StepsAgain(self.name, self.pair) if blocks.why_not else blocks
+        return {"unit": unit, "template": TEMPLATES[type(self.kernels)], "knobs": {}, "record": DEFAULT}
 
     def launch(self, host: Host, values: Sequence[Pointer], tile: Tile, lean: bool = False) -> None:
         """All steps of a tile. values: of `arguments`; lean: there are never lengths or resets."""
@@ -66,8 +69,21 @@ class MatrixAgain:
                 host.launch(kernel, own, {name: scalars[name] for name, _ in kernel.scalars})
 
 
+def kernels_of(name: str, pair: Pair, target: Target) -> Kernels:
+    """The first that can. Raises BuildError where none gives the product of both as one number."""
+    parts, blocks = PartsAgain(name, pair), BlocksAgain(name, pair)
+    if not parts.why_not and parts.shared_bytes <= target.shared_bytes:
+        return parts
+    if any(read.vector is None and read.output.width < pair.keys for read in pair.reads):
+        why = parts.why_not or f"shared memory of {target.arch} does not hold a part"
+        got = f"{pair.keys} keys and {pair.values} values: {why}"
+        do = "compile for this GPU alone"
+        raise BuildError(message("a matrix is not made again in whole parts", got=got, do=do))
+    return StepsAgain(name, pair) if blocks.why_not else blocks
+
+
 def matrix_again(
-    name: str, operands: AgainOperands, layout: Layout, writes: Callable[[Node], list[Place]]
+    name: str, operands: AgainOperands, layout: Layout, writes: Callable[[Node], list[Place]], target: Target
 ) -> MatrixAgain:
     """The kernels of a group. writes: where a read-out goes."""
     arguments, begins, places = list[Argument](), dict[str, Node](), dict[str, object]()
@@ -103,9 +119,10 @@ def matrix_again(
         begin = matrix.args[1]  # of `carried`
         both = vector.op == "carried"
         of = BOTH if both else next(own for own, other in begins.items() if other is begin)
+        width = 1 if node.attrs["key"] == BOTH_AXES else node.shape[-1]
         for number, place in enumerate(writes(node)):
             read = None if both else rows(f"vector_{len(reads)}", vector)
-            reads.append((Read(of, Rows(node.shape[-1], place.row_stride, place.dtype), read), node, number))
+            reads.append((Read(of, Rows(width, place.row_stride, place.dtype), read), node, number))
     pair = Pair(
         prod(operands.heads),
         state.shape[-3 - axis],
@@ -117,8 +134,10 @@ def matrix_again(
         keys_last=axis == -2,
         same=same_places(places),
     )
-    why = BlocksAgain(name, pair).why_not
+    kernels = kernels_of(name, pair, target)
     which = "its gradient" if STATE not in found else "the matrix" if GRADIENT not in found else "the two"
-    tell(not why, f"{state.name}: {which} made again in blocks of steps", why and f"step by step: {why}")
+    how = "whole parts" if isinstance(kernels, PartsAgain) else "blocks of steps"
+    why = BlocksAgain(name, pair).why_not if isinstance(kernels, StepsAgain) else ""
+    tell(not why, f"{state.name}: {which} made again in {how}", why and f"step by step: {why}")
     arguments += [Argument(f"output_{i}", "write", node, number) for i, (_, node, number) in enumerate(reads)]
-    return MatrixAgain(name, operands, pair, tuple(arguments), begins)
+    return MatrixAgain(name, operands, pair, tuple(arguments), begins, kernels)

@@ -238,7 +238,8 @@ def matrix_scan(
         return Outer(along_key, rows(f"value_{number}", row, -3 - along))
 
     key, erase = rows("key", operands.key), operands.erase
-    taken = None if erase is None else Erase(rows("erase", erase), None, BEFORE)
+    scale = None if operands.erase_scale is None else rows("erase_scale", operands.erase_scale, NUMBER)
+    taken = None if erase is None else Erase(rows("erase", erase), scale, BEFORE)
     rest = [(column, row, product) for column, row, product in operands.others if row is not erase]
     reads: list[tuple[Read, Node, int]] = []
     for node in operands.reads:

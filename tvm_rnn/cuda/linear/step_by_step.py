@@ -17,6 +17,7 @@ from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
 from tvm_rnn.cuda.codegen.vector_access import LoadedLanes, store_lanes, unpack
+from tvm_rnn.cuda.layer.matrix_operands import marks_dtype
 from tvm_rnn.cuda.layer.packed_layout import SIZES, ceil_div
 from tvm_rnn.cuda.layer.regime import MASK_POINTERS, MASK_SCALARS
 from tvm_rnn.graph.scalar_cuda import flavour
@@ -74,7 +75,7 @@ class Steps:
                 _Body(w, self, masked).run()
 
         pointers = [(n, self.dtype if n in STATES else kind) for n, kind in self.recurrence.pointers]
-        pointers += [("marks", "float32")] if self.every else []
+        pointers += [("marks", marks_dtype(self.recurrence.precision))] if self.every else []
         pointers += MASK_POINTERS if masked else ()
         scalars = (("steps", "int32"), ("batch", "int32"), *(MASK_SCALARS if masked else ()))
         name = f"{self.name}_masked" if masked else self.name
@@ -201,7 +202,13 @@ class _Body:
             part = w.keep(wide(tirx.truncdiv(time, every)) * wide(w["batch"]) * (own.heads * own.keys * own.values))
             for numbers, there, at in self._parts():
                 with w.when(there):
-                    store_lanes(w, "marks", "float32", part + at, [self.state[n][0] for n in numbers])
+                    store_lanes(
+                        w,
+                        "marks",
+                        marks_dtype(self.steps.recurrence.precision),
+                        part + at,
+                        [self.state[n][0] for n in numbers],
+                    )
 
     def _masked(self, slot: _Slot, step: TirExpr, number: int) -> None:
         """A row that has ended keeps its states and has zeros for results. Backwards, a flag of the step after this one

@@ -25,6 +25,7 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
 from tvm_rnn.cuda.codegen.register_tile import RegisterTile
 from tvm_rnn.cuda.codegen.vector_access import DTYPES, LoadedLanes, pack, unpack
+from tvm_rnn.cuda.layer.matrix_operands import marks_dtype
 from tvm_rnn.cuda.layer.packed_layout import SIZES, ceil_div
 from tvm_rnn.cuda.layer.regime import FOREVER, MASK_POINTERS, MASK_SCALARS
 from tvm_rnn.graph.recurrences import KEPT_EVERY_ON_GPUS
@@ -100,7 +101,7 @@ class Pair:
         """Operands, outputs, and of each matrix that before, or behind, the parts of the time."""
         outputs = [(f"output_{i}", read.output.dtype) for i, read in enumerate(self.reads)]
         operands = [(name, rows.dtype) for name, rows in self.operands.items()]
-        return (*operands, *outputs, *((marks_name(name), "float32") for name in self.made))
+        return (*operands, *outputs, *((marks_name(name), marks_dtype(self.precision)) for name in self.made))
 
 
 def marks_name(name: str) -> str:
@@ -404,7 +405,7 @@ class _Body:
             for v, value in enumerate(self.values):
                 with w.when(tirx.And(key < own.keys, value < own.values)):
                     place = value * own.keys + key if own.keys_last else key * own.values + value
-                    tile.store(w[marks_name(name)][base + wide(place)], k, v, 0)
+                    tile.store(converted(w[marks_name(name)][base + wide(place)], "float32"), k, v, 0)
 
     def _keep(self, name: str, number: TirExpr, *, put: bool) -> None:
         """Put a matrix to its place of that number in shared memory, or get it from there."""

@@ -273,6 +273,24 @@ def choose(
         if not matrices:
             _tell_rest(layout, [], precision, batches, target)
         return list(matrices)
+    found, bounded = _rungs(layout, step, precision, batches, layers, target)
+    if any_batch and not bounded:
+        found = _ladder(
+            layout, found, unit_of(step, precision, ANY, stored=layout.weights.stored, beside=layers), target
+        )
+    regimes = [_persistent(own, rung, initial) for rung in found]
+    if not (training or target.records.lean):
+        steps = partial(predict_steps, layout, precision, target=target)
+        regimes = [_from_steps(*pair, steps) for pair in zip(regimes, found, strict=True)]
+    _tell_rest(layout, regimes, precision, batches, target)
+    return list(regimes)
+
+
+def _rungs(
+    layout: Layout, step: Step, precision: str, batches: Sequence[int], layers: int, target: Target
+) -> tuple[list[Rung], bool]:
+    """The geometry of each batch size, by rising size, and whether a size goes step by step. What is the same twice is
+    there once, for the larger one."""
     found: list[Rung] = []
     bounded = False
     for batch in sorted(set(batches), reverse=True):
@@ -289,17 +307,7 @@ def choose(
         if most == 0 or (found and found[-1].chosen.geometry == best.geometry):
             continue
         found.append(Rung(batch, most, best, StepTime(best.geometry, target)))
-    found.reverse()
-    if any_batch and not bounded:
-        found = _ladder(
-            layout, found, unit_of(step, precision, ANY, stored=layout.weights.stored, beside=layers), target
-        )
-    regimes = [_persistent(own, rung, initial) for rung in found]
-    if not (training or target.records.lean):
-        steps = partial(predict_steps, layout, precision, target=target)
-        regimes = [_from_steps(*pair, steps) for pair in zip(regimes, found, strict=True)]
-    _tell_rest(layout, regimes, precision, batches, target)
-    return list(regimes)
+    return found[::-1], bounded
 
 
 def _ladder(layout: Layout, rungs: Sequence[Rung], unit: RecurrentUnit, target: Target) -> list[Rung]:

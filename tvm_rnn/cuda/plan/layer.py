@@ -19,7 +19,15 @@ from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointe
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.codegen.vector_access import aligned
 from tvm_rnn.cuda.gemm.group_kernels import Gemm, gemm
-from tvm_rnn.cuda.layer.matrix_operands import AgainOperands, MatrixOperands, is_again, is_matrix, marked, prepared
+from tvm_rnn.cuda.layer.matrix_operands import (
+    AgainOperands,
+    MatrixOperands,
+    is_again,
+    is_matrix,
+    marked,
+    marks_dtype,
+    prepared,
+)
 from tvm_rnn.cuda.layer.pointers import Argument, Place
 from tvm_rnn.cuda.layer.regime import LayerSteps, Regime, by_batch
 from tvm_rnn.cuda.layer.row_kernels import Job, Rows, rows_kernel, sources
@@ -44,7 +52,6 @@ from tvm_rnn.options import Options
 from tvm_rnn.target import HOPPER
 from tvm_rnn.target import Target as Machine
 
-MARKS = "float32"  # of matrices that are kept
 STEP_US = 6.0  # a product and a row kernel, each with a launch
 
 
@@ -175,7 +182,7 @@ class Layer:
             if isinstance(matrix, MatrixOperands):
                 return matrix_scan(name, matrix, layout, own["writes"], self.batches, self.machine)
             assert isinstance(matrix, AgainOperands)
-            return matrix_again(name, matrix, layout, own["writes"])
+            return matrix_again(name, matrix, layout, own["writes"], self.machine)
         if first.kind == "scan":
             job = Job(name, first, elsewhere=layout.elsewhere(first), early=early, **own)
             replaced = {row: self.graph.states[i] for row, i in layout.solved.items() if row in first.nodes}
@@ -201,8 +208,13 @@ class Layer:
     def bytes_per_row(self) -> int:
         """Of hoisted values, copies of inputs and gradients of matrices, for one row of a tile."""
         places = [*map(self.layout.hoisted, self.layout.hoisted_nodes), *self.layout.copied.values()]
-        marks = sum(prod(node.shape) for node in self._marked_here) * ITEM_BYTES[MARKS] // EVERY
+        marks = sum(prod(node.shape) for node in self._marked_here) * ITEM_BYTES[self.marks_dtype] // EVERY
         return sum(p.row_stride * ITEM_BYTES[p.dtype] for p in places) + marks
+
+    @property
+    def marks_dtype(self) -> str:
+        """Of matrices that are kept."""
+        return marks_dtype(self.layout.storage)
 
     @cached_property
     def marked(self) -> list[int]:
@@ -255,7 +267,7 @@ class Layer:
         copied = self.layout.copied.items()
         inputs = {n: reserve(f"copy{n}", f"{rows} * {place.row_stride}", place.dtype) for n, place in copied}
         marks = {
-            node: reserve(f"marks{i}", f"{rows} / {EVERY} * {prod(node.shape)}", MARKS)
+            node: reserve(f"marks{i}", f"{rows} / {EVERY} * {prod(node.shape)}", self.marks_dtype)
             for i, node in enumerate(self._marked_here)
         }
         found = {"hoisted": hoisted, "step": step, "regime": regime, "words": words, "copies": inputs, "marks": marks}

@@ -10,7 +10,7 @@ Rewrite: launch group 1; launch group 2; ...  -->  one launch: for row of thread
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import prod
 
@@ -39,7 +39,7 @@ from tvm_rnn.tir.expr import Buffer, Expr
 from tvm_rnn.tir.index import wide
 
 from .parts_of_rows import parts_of_rows
-from .warp_rows import WARPS, WarpRows, fits
+from .warp_rows import WARPS, NotHeld, WarpRows, fits, several_sums
 
 JOINED = ("pointwise", "reduce")  # kinds of groups
 MOST_WORK = 1 << 14  # elements of a group per row: beyond, one block per row leaves too much of the GPU idle
@@ -108,9 +108,11 @@ class _ChainedGroups:
 
     def kernel(self, needed: Callable[[Node], bool]) -> Rows:
         """needed: whether a value is read by others than the chain."""
-        precision = self.jobs[0].precision
-        if fits([job.group for job in self.jobs], self.parts) and not any(job.elsewhere for job in self.jobs):
-            return self._in_registers([a for a in self.writes if needed(a.node)])
+        precision, groups = self.jobs[0].precision, [job.group for job in self.jobs]
+        if fits(groups, self.parts) and not any(job.elsewhere for job in self.jobs):
+            found = self._in_registers([a for a in self.writes if needed(a.node)])
+            with suppress(NotHeld):
+                return written(found) if several_sums(groups, self.parts) else found
         with flavour(precision):
             threads = self.threads * (WARPS if self.threads == WARP else 1)
             given = self.name, self.pointers, [("rows", "int64")], self._body
@@ -263,6 +265,12 @@ class _ChainedGroups:
         writer.store(total, self.partial[0], 0)
         for warp in range(1, self.threads // WARP):
             writer.store(total, combine(total[0], self.partial[warp]), 0)
+
+
+def written(rows: Rows) -> Rows:
+    """The same, whose statements are made now. Raises NotHeld."""
+    assert rows.kernel.func is not None
+    return rows
 
 
 def chained_groups_kernel(

@@ -34,6 +34,8 @@ def _apart(node: Node, read: Collection[Node], heads: Shape) -> bool:
         return False
     if not args or node.op == "reshape":  # reshaped elements keep their order
         return True
+    if node.pointwise and all(a.shape == node.shape for a in args):  # so do these, whatever their axes are
+        return True
     if any(own.shape[:rank] != heads for own in (node, *args)):
         return False
     if node.op == "einsum":

@@ -2,7 +2,8 @@
 
 In: the jobs of a chain, and into how many parts rows fall. Out: a kernel's body. A lane has elements lane, lane + 32,
 ... of a part of every value: what one group makes and another reads at the same element stays where it is, at another
-one it is made again; sums are known to all lanes. Only what others read is stored.
+one it is made again. Of numbers, of which a part has a few, every lane has all. Sums are of all lanes, or, of few
+terms, each lane's own. Only what others read is stored.
 
 Rewrite: for part of warp: store group 1; load; store group 2; ...  -->  for part of warp: group 1, group 2, ...; store
 """
@@ -22,7 +23,7 @@ from tvm.sym import Analyzer
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.cuda.layer.pointers import Argument, arithmetic
-from tvm_rnn.cuda.layer.row_kernels import WARP, Job, Reads, Values, across_warp, combiner, reduced
+from tvm_rnn.cuda.layer.row_kernels import FEW_TERMS, WARP, Job, Reads, Values, across_warp, combiner, reduced
 from tvm_rnn.graph.graph import Group, Node, reduced_axes
 from tvm_rnn.graph.ops import Shape
 from tvm_rnn.graph.tensor_expressions import Index
@@ -30,43 +31,82 @@ from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import wide
 
 MOST_ELEMENTS = 256  # of a part of a value: 8 registers of each lane
+MOST_NUMBERS = 4  # of a part of a value, that every lane has
 WARPS = 4  # of a block
+# Parts of a warp, of so many elements. One at a time they moved 1.0 TB/s on an H100.
+MOST_TOGETHER, FEW_ELEMENTS = 4, 128
+
+
+class NotHeld(Exception):
+    """A sum is asked for by an index that is spelled otherwise than where it was made."""
 
 
 def fits(groups: Sequence[Group], parts: int) -> bool:
-    """Whether every value of the chain is one number of a part, or some for each lane, and every sum one number."""
-    counts = [_count(group, parts) for group in groups]
-    sums = [group.root for group in groups if group.kind == "reduce"]
-    whole = all(n == 1 or (n % WARP == 0 and n <= MOST_ELEMENTS) for n in counts)
-    return whole and all(root is not None and prod(root.shape) == parts for root in sums)
+    """Whether every value of the chain is a few numbers of a part, or some for each lane; and every sum likewise, of
+    terms for each lane, or few."""
+    if any(group.kind == "reduce" and group.root is None for group in groups):
+        return False
+    fitting = all(_fits(n) for group in groups for n in (_results(group, parts), _count(group, parts)))
+    return fitting and all(_by_lanes(group.root) or _terms(group.root) <= FEW_TERMS for group in groups if group.root)
+
+
+def several_sums(groups: Sequence[Group], parts: int) -> bool:
+    """Whether a part has several sums of a kind, which are known by the index at which they are asked for."""
+    return any(group.kind == "reduce" and _results(group, parts) > 1 for group in groups)
+
+
+def _fits(count: int) -> bool:
+    return count <= MOST_NUMBERS or (count % WARP == 0 and count <= MOST_ELEMENTS)
+
+
+def _terms(root: Node) -> int:
+    return prod(size for _, size in reduced_axes(root))
+
+
+def _by_lanes(root: Node) -> bool:
+    """Whether lanes share the terms of each sum."""
+    return _terms(root) % WARP == 0
+
+
+def _results(group: Group, parts: int) -> int:
+    """Elements of a part that a group makes."""
+    return prod((group.root or group.nodes[-1]).shape) // parts
 
 
 def _count(group: Group, parts: int) -> int:
     """Elements of a part that a group makes or reads."""
-    if group.kind == "reduce" and group.root is not None:
-        return prod(size for _, size in reduced_axes(group.root))
-    return prod(group.nodes[-1].shape) // parts
+    return _results(group, parts) * (_terms(group.root) if group.root else 1)
 
 
 @dataclass
 class _Registers(Values):
     """Values of a part, known by the element at which they are asked for, however its index is spelled. sums: what was
-    reduced, of which a part has one."""
+    reduced; the number where a part has one."""
 
     analyzer: Analyzer = field(default_factory=Analyzer)
     held: dict[Node, list[tuple[Index, TirExpr]]] = field(default_factory=dict)
-    sums: dict[Node, TirExpr] = field(default_factory=dict)
+    sums: dict[Node, TirExpr | None] = field(default_factory=dict)
 
     def at(self, node: Node, index: Index) -> TirExpr:
-        if node in self.sums:
-            return self.sums[node]
-        index = tuple(i if isinstance(i, int) else self.analyzer.simplify(i) for i in index)
+        number = self.sums.get(node)
+        if number is not None:
+            return number
+        index = self._simplified(index)
         known = self.held.setdefault(node, [])
         for other, value in known:
             if all(_same(a, b) for a, b in zip(index, other, strict=True)):
                 return value
+        if node in self.sums:
+            raise NotHeld
         known.append((index, self._make(node, index)))
         return known[-1][1]
+
+    def hold(self, node: Node, index: Index, value: TirExpr) -> None:
+        """A sum."""
+        self.held.setdefault(node, []).append((self._simplified(index), value))
+
+    def _simplified(self, index: Index) -> Index:
+        return tuple(i if isinstance(i, int) else self.analyzer.simplify(i) for i in index)
 
 
 def _same(a: Expr, b: Expr) -> bool:
@@ -90,14 +130,26 @@ class WarpRows:
     pointers: Mapping[Node, str]
     writes: Sequence[Argument]
 
+    @property
+    def together(self) -> int:
+        """Parts of a warp: of few elements more, whose loads are all under way at once."""
+        most = max(_count(job.group, self.parts) for job in self.jobs)
+        return max(1, min(MOST_TOGETHER, MOST_TOGETHER * FEW_ELEMENTS // most))
+
     def body(self, writer: Writer) -> None:
-        """A block has WARPS parts."""
+        """A block has WARPS times `together` parts. Behind the last part it is made again."""
         items = writer["rows"] * self.parts
-        block = I.cta_id([tirx.Cast("int32", tirx.truncdiv(items + (WARPS - 1), WARPS))])
+        each = WARPS * self.together
+        block = I.cta_id([tirx.Cast("int32", tirx.truncdiv(items + (each - 1), each))])
         thread = writer.keep(I.thread_id([WARPS * WARP]))
-        item = writer.keep(wide(block) * WARPS + wide(tirx.truncdiv(thread, WARP)))
-        with writer.when(item < items):
-            self._part(writer, item, writer.keep(tirx.truncmod(thread, WARP)))
+        first = writer.keep((wide(block) * WARPS + wide(tirx.truncdiv(thread, WARP))) * self.together)
+        lane = writer.keep(tirx.truncmod(thread, WARP))
+        self.stores: list[Callable[[], None]] = []  # behind all loads, which may not go past them
+        with writer.when(first < items):
+            for number in range(self.together):
+                self._part(writer, writer.keep(tirx.min(first + number, items - 1)), lane)
+            for store in self.stores:
+                store()
 
     def _part(self, w: Writer, item: TirExpr, lane: TirExpr) -> None:
         analyzer, parts = Analyzer(), tirx.const(self.parts, "int64")
@@ -107,17 +159,12 @@ class WarpRows:
         if self.parts > 1:
             self.part = w.bind(w.keep(tirx.Cast("int32", tirx.truncmod(item, parts))))
             analyzer.bind(self.part, Range(0, self.parts))
-        most = max(_count(job.group, self.parts) for job in self.jobs)
-        self.elements = [w.bind(w.keep(lane + turn * WARP)) for turn in range(-(-most // WARP))]
-        for turn, var in enumerate(self.elements):
-            analyzer.bind(var, Range(turn * WARP, (turn + 1) * WARP))
+        self.own = w.bind(lane)
+        analyzer.bind(self.own, Range(0, WARP))
         first = self.jobs[0]
         values = _Registers(w, first.precision, row, self._reads(), dict(self.pointers), analyzer=analyzer)
-        self.stores: list[Callable[[], None]] = []  # behind all loads, which may not go past them
         for job in self.jobs:
             (self._reduction if job.group.kind == "reduce" else self._pointwise)(job, values)
-        for store in self.stores:
-            store()
 
     def _reads(self) -> Reads:
         """Where what was made before the chain lies."""
@@ -125,7 +172,9 @@ class WarpRows:
 
     def _turns(self, count: int) -> list[Expr]:
         """The elements of a part that a thread has."""
-        return [0] if count == 1 else list(self.elements[: count // WARP])
+        if count <= MOST_NUMBERS:
+            return list(range(count))
+        return [self.own + turn * WARP for turn in range(count // WARP)]
 
     def _index(self, j: Expr, shape: Shape) -> Index:
         """The index of element j of the part."""
@@ -144,22 +193,28 @@ class WarpRows:
             for node in job.group.nodes:
                 values.at(node, index if node.shape else ())
             for node in job.group.stored:
-                self._store(job, values, node, index if node.shape else (), count == 1)
+                self._store(job, values, node, index if node.shape else (), count <= MOST_NUMBERS)
 
     def _reduction(self, job: Job, values: _Registers) -> None:
         root = job.group.root
         assert root is not None
-        w, index = self.w, self._index(0, root.shape)
+        w, count = self.w, prod(root.shape) // self.parts
         combine, identity = combiner(root)
         extents = tuple(size for _, size in reduced_axes(root))
-        total = w.local(1, arithmetic(job.precision))
-        w.store(total, tirx.const(identity, total.dtype), 0)
-        for k in self._turns(prod(extents)):
-            w.store(total, combine(total[0], reduced(values, root, index, _unravelled(k, extents))), 0)
-        if prod(extents) > 1:
-            across_warp(w, total, combine)
-        values.sums[root] = w.keep(total[0])
-        self._store(job, values, root, index, once=True)
+        found = list[tuple[Index, TirExpr]]()
+        for j in self._turns(count):
+            index = self._index(j, root.shape)
+            total = w.local(1, arithmetic(job.precision))
+            w.store(total, tirx.const(identity, total.dtype), 0)
+            for k in self._turns(prod(extents)) if _by_lanes(root) else range(prod(extents)):
+                w.store(total, combine(total[0], reduced(values, root, index, _unravelled(k, extents))), 0)
+            if _by_lanes(root):
+                across_warp(w, total, combine)
+            found.append((index, w.keep(total[0])))
+        values.sums[root] = found[0][1] if count == 1 else None
+        for index, value in found:
+            values.hold(root, index, value)
+            self._store(job, values, root, index, once=count <= MOST_NUMBERS)
 
     def _store(self, job: Job, values: _Registers, node: Node, index: Index, once: bool) -> None:
         own = [a for a in self.writes if a.node is node]

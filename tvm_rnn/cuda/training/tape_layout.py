@@ -7,7 +7,7 @@ programs compute them, and its size for the manifest. Each array is [T, B, row],
     kept       for each layer and direction what its graph emits
     states     for each layer and direction the states that the backward graph reads, T+1 times: entry t is the state
                before step t, after step t + 1 in the direction that goes backwards it is the reverse
-    matrices   likewise, of those that backward makes again: before each 64th step alone, float32
+    matrices   likewise, of those that backward makes again: before each 64th step alone, float32 or bfloat16
 
 The first layer's inputs are the caller's own arrays, which both programs read where they are. Where a layer's output is
 a state that is kept, the layer above finds its inputs there: they are not kept twice. Likewise the last layer's: where
@@ -27,7 +27,7 @@ from tvm_rnn.cuda.layer.matrix_operands import marked
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.time_segments import TimeSegment
 from tvm_rnn.cuda.linear.steps_again import EVERY
-from tvm_rnn.cuda.plan.layer import MARKS, Layer
+from tvm_rnn.cuda.plan.layer import Layer
 from tvm_rnn.graph.graph import Graph, Node
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.network.rnn import RNN
@@ -114,7 +114,7 @@ class Tape:
                 given = self._output_state(code, self.input_place(code.graph.output)) if last else None
                 kept = [(i, code.layout.kept_place(node)) for i, node in enumerate(code.layout.kept) if i != given]
                 found = {i: self._add(place, int(i >= emitted)) for i, place in kept}
-                self.matrices[layer, direction] = {n: self._add_matrix(code.graph.states[n]) for n in code.marked}
+                self.matrices[layer, direction] = {n: self._add_matrix(code, n) for n in code.marked}
                 # Those of flagged calls come last, so that others are where they are with and without them.
                 if given is not None:
                     place = code.layout.kept_place(code.graph.output)
@@ -154,8 +154,9 @@ class Tape:
         self.arrays.append(TapeArray(more, place.row_stride * ITEM_BYTES[place.dtype], place.dtype, flagged, whole))
         return len(self.arrays) - 1
 
-    def _add_matrix(self, state: Node) -> int:
-        self.arrays.append(TapeArray(0, prod(state.shape) * ITEM_BYTES[MARKS], MARKS, every=EVERY))
+    def _add_matrix(self, code: Layer, number: int) -> int:
+        shape, dtype = code.graph.states[number].shape, code.marks_dtype
+        self.arrays.append(TapeArray(0, prod(shape) * ITEM_BYTES[dtype], dtype, every=EVERY))
         return len(self.arrays) - 1
 
     def input_place(self, node: Node) -> Place:
@@ -200,5 +201,5 @@ class Tape:
     def matrix(self, pointers: Sequence[Pointer], key: tuple[int, int], number: int, start: HostExpr) -> Pointer:
         """Of a visit, the matrix of state `number` before a part of the time that begins at step `start`."""
         array = self.matrices[key][number]
-        size = self.arrays[array].row_bytes // ITEM_BYTES[MARKS]
+        size = self.arrays[array].row_bytes // ITEM_BYTES[self.arrays[array].dtype]
         return pointers[array].at(f"{start} / {EVERY} * B * {size}")

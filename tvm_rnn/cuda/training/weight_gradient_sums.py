@@ -140,8 +140,7 @@ class WeightGradients:
         tile = tile or wgmma.wgmma_tile_for(self.precision, lefts, first, self.arch)
         tile = tile or tile_for(self.precision, first)
         packed = isinstance(tile, wgmma.PackedWeightGradientTile)
-        beside = isinstance(tile, wgmma.WgmmaWeightGradientTile) and not packed
-        totals = self._totals(nodes, others) if beside else {}
+        totals = self._totals(nodes, others) if isinstance(tile, wgmma.WgmmaWeightGradientTile) else {}
         for node in totals.values():
             others.remove(node)
         tile = replace(tile, totals=tuple(totals))

@@ -1,0 +1,53 @@
+"""Matrices and gradients made again in whole parts, on the emulator, beside a float64 loop over all steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from again_pairs import BATCH, Case, flagged, pair
+
+from tvm_rnn.cuda.linear.parts_again import PartsAgain
+from tvm_rnn.cuda.linear.steps_again import EVERY
+
+CASES: dict[str, dict[str, Any]] = {
+    "a delta rule": {"reads": "sgsb", "keys_last": True},
+    "of whole warps": {"keys": 32, "values": 32, "group": 2, "reads": "bsg"},
+    "several writes": {"writes": (2, 3), "reads": "ssggsb", "precision": "float16"},
+    "no decay, few": {"decay": "", "keys": 3, "values": 7, "reads": "sgb"},
+    "matrix alone": {"writes": (1, -1), "reads": "s"},
+    "gradient alone": {"writes": (-1, 2), "reads": "gg"},
+    "many values": {"values": 122, "keys": 50, "reads": "sgb"},
+    "vectors of their own": {"reads": "sssgg"},
+}
+
+
+def of(**more: Any) -> Any:
+    return pair(**{"precision": "bfloat16", "chained": True, **more})
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("name", CASES)
+def test_against_a_loop(name: str) -> None:
+    assert Case(of(**CASES[name]), EVERY + 11).error(PartsAgain) < 1
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("steps", [17, 1, 16, 2 * EVERY])
+def test_parts_of_any_length(steps: int) -> None:
+    assert Case(of(keys=4, values=5), steps).error(PartsAgain) < 1
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("kind", ["lengths", "resets", "both"])
+@pytest.mark.parametrize("decay", ["number", ""])
+def test_lengths_and_resets(kind: str, decay: str) -> None:
+    assert flagged(of(decay=decay), kind).error(PartsAgain) < 1
+
+
+def test_kernels_take_lengths_or_not() -> None:
+    """And a launch has a block for each part, row and head."""
+    own = PartsAgain("k", of(reads="g", writes=(-1, 1), keys=3, values=5))
+    plain, masked = own.kernels
+    assert {name for name, _ in masked.pointers} - {name for name, _ in plain.pointers} == {"lengths", "reset"}
+    assert plain.threads == 32 and own.blocks(BATCH, EVERY + 1) == 2 * BATCH * 2

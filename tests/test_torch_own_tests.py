@@ -1,0 +1,59 @@
+"""torch_own_tests: which tests of a file run on our layers, and the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch_own_tests as own
+from torch_own_tests import FAILED, OTHER, PASSED, Result
+
+FILE = """
+import unittest
+import torch
+
+class TestNN(unittest.TestCase):
+    def test_rnn_is_ours(self):
+        assert "tvm_rnn" in str(torch.nn.GRU(2, 3))
+
+    def test_LSTM_fails(self):
+        raise ValueError("told")
+
+    def test_LSTM_cell(self):
+        pass
+
+    @unittest.skip("no such device")
+    def test_gru_elsewhere(self):
+        pass
+
+    def test_linear(self):
+        raise ValueError
+"""
+
+
+def test_the_table_has_every_reason() -> None:
+    results = [
+        Result("a", PASSED),
+        Result("b", FAILED, "x | y"),
+        Result("c", FAILED, "torch.jit.script"),
+        Result("d", OTHER, "z"),
+    ]
+    found = own.table(results)
+    assert found.startswith("1 passed, 2 failed, 1 not applicable") and "| b | failed | x / y |" in found
+    assert "torch's own words" in found and not own.reason_of(results[1])
+
+
+@pytest.mark.broad
+def test_a_file_of_tests(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "test_nn.py").write_text(FILE)
+    found = {result.name.rpartition(".")[2]: result for result in own.collected(str(tmp_path), "test_nn")}
+    assert {name: result.outcome for name, result in found.items()} == {
+        "test_rnn_is_ours": PASSED,
+        "test_LSTM_fails": FAILED,
+        "test_LSTM_cell": OTHER,
+        "test_gru_elsewhere": OTHER,
+    }
+    assert found["test_LSTM_fails"].reason == "ValueError: told" and found["test_LSTM_cell"].reason == own.CELLS
+    with pytest.raises(RuntimeError, match="test_none"):
+        own.collected(str(tmp_path), "test_none")

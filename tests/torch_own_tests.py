@@ -1,0 +1,281 @@
+"""torch's own tests of its RNN, LSTM and GRU, run on this project's layers: a table of passed and failed, by name.
+
+    python tests/torch_own_tests.py                 the samples and errors that are installed with torch (module_db)
+    python tests/torch_own_tests.py PYTORCH/test    also the test files of a checkout of torch of the same version
+
+In: `rnn.nn`'s layers in the place of torch.nn's, in a process of their own. Out: a line for each test whose name speaks
+of these layers, with the reason of each failure; status 1 where one failed for no reason that `REASONS` has. Needs
+`expecttest`, which torch's tests import.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import io
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+import unittest
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+SAMPLES, LAYERS = "module_db", ("RNN", "LSTM", "GRU")
+FILES = ("test_nn", "test_modules", "nn.test_packed_sequence", "nn.test_init")
+NAMES = re.compile(r"rnn|lstm|gru", re.IGNORECASE)
+CELLS = "torch's cells of one step are not replaced"
+OUTSIDE = re.compile(r"(rnn|lstm|gru)_?cell|cells?_", re.IGNORECASE)
+# Of failures, by what their name or their words match.
+REASONS = {
+    r"jit\.script|ScriptModule": "torch.jit.script has torch's layer, in torch's own words",
+    r"_get_name|repr": "a layer says in its repr() whose it is",
+}
+PASSED, FAILED, OTHER = "passed", "failed", "not applicable"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One test. outcome: PASSED, FAILED or OTHER; reason: of the latter two."""
+
+    name: str
+    outcome: str
+    reason: str = ""
+
+
+# --- in a process of its own ------------------------------------------------------------------------------------------
+
+
+def in_place() -> None:
+    """Ours are torch.nn's from here on: for what is imported later."""
+    import torch
+
+    import tvm_rnn as rnn
+
+    for name in LAYERS:
+        setattr(torch.nn, name, getattr(rnn.nn, name))
+        setattr(torch.nn.modules.rnn, name, getattr(rnn.nn, name))
+        setattr(torch.nn.modules, name, getattr(rnn.nn, name))
+
+
+def samples(name: str, dtype_name: str) -> Iterator[Result]:
+    """Of what is installed with torch, those of one layer and dtype."""
+    import torch
+
+    theirs, dtype = getattr(torch.nn, name), getattr(torch, dtype_name)
+    in_place()
+    module = importlib.import_module("torch.testing._internal.common_modules")
+    (info,) = [one for one in module.module_db if getattr(one.module_cls, "torchs", None) is theirs]
+    for training in (True, False):
+        given = {"device": "cpu", "dtype": dtype, "requires_grad": True, "training": training}
+        for check in CHECKS:
+            if check is second_gradients and not (training and dtype == torch.float64):
+                continue
+            where = f"module_db {name} {dtype_name} {'train' if training else 'eval'} {check.__name__}"
+            yield attempt(where, partial(each, check, info, theirs, given))
+    given = {"device": "cpu", "dtype": dtype, "requires_grad": False, "training": True}
+    for number, item in enumerate(info.module_error_inputs_func(info, **given)):
+        yield attempt(f"module_db {name} {dtype_name} error {number}", partial(refused, item, info.module_cls))
+
+
+def attempt(name: str, run: Callable[[], None]) -> Result:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            run()
+    except unittest.SkipTest as skipped:
+        return Result(name, OTHER, str(skipped))
+    except Exception as wrong:  # whatever it is, it is what the table is for
+        return Result(name, FAILED, f"{type(wrong).__name__}: {str(wrong).splitlines()[0] if str(wrong) else ''}")
+    return Result(name, PASSED)
+
+
+def each(check: Callable[..., None], info: Any, theirs: Any, given: dict[str, Any]) -> None:
+    """Over all samples: our layer and torch's with the same parameters, and the call."""
+    for sample in info.module_inputs_func(info, **given):
+        how, call = sample.constructor_input, sample.forward_input
+        if call is None:
+            continue
+        ours = info.module_cls(*how.args, **how.kwargs).to(given["dtype"]).train(given["training"])
+        peer = theirs(*how.args, **how.kwargs).to(given["dtype"]).train(given["training"])
+        peer.load_state_dict(ours.state_dict())
+        check(ours, peer, call, sample)
+
+
+def tensors(value: Any) -> list[Any]:
+    """Of results, in order."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, torch.nn.utils.rnn.PackedSequence):
+        return [value.data]
+    return [part for item in value for part in tensors(item)] if isinstance(value, tuple | list) else []
+
+
+def same(found: Any, expected: Any) -> None:
+    import torch
+
+    for one, two in zip(tensors(found), tensors(expected), strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def forward(ours: Any, peer: Any, call: Any, sample: Any) -> None:
+    found = ours(*call.args, **call.kwargs)
+    same(found, peer(*call.args, **call.kwargs))
+    if sample.reference_fn is not None and not isinstance(call.args[0], tuple):
+        same(found, sample.reference_fn(ours, *call.args, **call.kwargs))
+
+
+def leaves(layer: Any, call: Any) -> list[Any]:
+    return [*(part for part in tensors(call.args) if part.requires_grad), *layer.parameters()]
+
+
+def gradients(ours: Any, peer: Any, call: Any, sample: Any) -> None:
+    import torch
+
+    found = []
+    for layer in (ours, peer):
+        total = sum(part.square().sum() for part in tensors(layer(*call.args, **call.kwargs)))
+        found.append(torch.autograd.grad(total, leaves(layer, call), allow_unused=True))
+    same([g for g in found[0] if g is not None], [g for g in found[1] if g is not None])
+
+
+def second_gradients(ours: Any, peer: Any, call: Any, sample: Any) -> None:
+    import torch
+
+    found = []
+    for layer in (ours, peer):
+        own = leaves(layer, call)
+        total = sum(part.square().sum() for part in tensors(layer(*call.args, **call.kwargs)))
+        first = torch.autograd.grad(total, own, create_graph=True)
+        found.append(torch.autograd.grad(sum(g.square().sum() for g in first), own))
+    same(found[0], found[1])
+
+
+def non_contiguous(ours: Any, peer: Any, call: Any, sample: Any) -> None:
+    import torch
+
+    if not isinstance(call.args[0], torch.Tensor):
+        return
+    strided = [torch.stack([part, part], -1)[..., 0] if isinstance(part, torch.Tensor) else part for part in call.args]
+    same(ours(*strided), peer(*call.args))
+
+
+def pickles(ours: Any, peer: Any, call: Any, sample: Any) -> None:
+    expected = ours(*call.args, **call.kwargs)
+    for again in (pickle.loads(pickle.dumps(ours)), copy.deepcopy(ours)):
+        same(again(*call.args, **call.kwargs), expected)
+
+
+def texts(ours: Any, peer: Any, call: Any, sample: Any) -> None:
+    assert repr(peer).split("(", 1)[1] == repr(ours).split("(", 1)[1] and str(ours)
+
+
+CHECKS = (forward, gradients, second_gradients, non_contiguous, pickles, texts)
+
+
+def refused(item: Any, ours: Any) -> None:
+    """The error that torch's layer would raise."""
+    given, call = item.module_error_input.constructor_input, item.module_error_input.forward_input
+    try:
+        layer = ours(*given.args, **given.kwargs)
+        if call is not None:
+            layer(*call.args, **call.kwargs)
+    except item.error_type as found:
+        if not re.search(item.error_regex, str(found)):
+            raise AssertionError(f"says {found}, expected {item.error_regex}") from None
+        return
+    raise AssertionError(f"no {item.error_type.__name__}: {item.error_regex}")
+
+
+def of_file(folder: str, name: str) -> Iterator[Result]:
+    """The tests of a file whose names speak of these layers."""
+    sys.path.insert(0, folder)
+    in_place()
+    sys.argv = [name]
+    found = unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(name))
+    for test in flat(found):
+        if not NAMES.search(test.id()):
+            continue
+        own = test.id().partition(".")[2] if "." in test.id() else test.id()
+        if OUTSIDE.search(own):
+            yield Result(own, OTHER, CELLS)
+            continue
+        result = unittest.TextTestRunner(stream=io.StringIO()).run(test)
+        if result.skipped:
+            yield Result(own, OTHER, result.skipped[0][1])
+        elif wrong := [*result.failures, *result.errors]:
+            yield Result(own, FAILED, wrong[0][1].strip().splitlines()[-1][:200])
+        else:
+            yield Result(own, PASSED)
+
+
+def flat(suite: Any) -> Iterator[unittest.TestCase]:
+    for item in suite:
+        if isinstance(item, unittest.TestCase):
+            yield item
+        else:
+            yield from flat(item)
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def collected(*given: str) -> list[Result]:
+    """What a process of its own finds. Raises RuntimeError with its last words where it finds nothing."""
+    done = subprocess.run([sys.executable, __file__, "--inside", *given], capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        last = (done.stderr.strip() or "no test speaks of these layers").splitlines()[-1]
+        raise RuntimeError(f"{' '.join(given)}: {last}")
+    return [Result(**json.loads(line)) for line in lines]
+
+
+def reason_of(result: Result) -> str:
+    """A reason that is known; "": none is."""
+    words = f"{result.name} {result.reason}"
+    return next((reason for pattern, reason in REASONS.items() if re.search(pattern, words)), "")
+
+
+def table(results: list[Result]) -> str:
+    """Markdown: how many, then all but those that passed, with their reasons."""
+    count = {kind: sum(result.outcome == kind for result in results) for kind in (PASSED, FAILED, OTHER)}
+    lines = [
+        ", ".join(f"{number} {kind}" for kind, number in count.items()),
+        "",
+        "| test | | reason |",
+        "|---|---|---|",
+    ]
+    rest = [result for result in results if result.outcome != PASSED]
+    lines += [f"| {r.name} | {r.outcome} | {reason_of(r) or r.reason.replace('|', '/')} |" for r in rest]
+    return "\n".join([*lines, "", *(f"passed: {r.name}" for r in results if r.outcome == PASSED)])
+
+
+def main(folder: str = "") -> int:
+    """Print the table. folder: `test` of a checkout of torch; "": what is installed alone."""
+    kinds = [(SAMPLES, name, dtype) for name in LAYERS for dtype in ("float32", "float64")]
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
+        results = [result for part in pool.map(lambda kind: collected(*kind), kinds) for result in part]
+    for name in FILES if folder else ():
+        if Path(folder, *name.split(".")).with_suffix(".py").exists():
+            results += collected(folder, name)
+        else:
+            print(f"{name}: no such file in {folder}", file=sys.stderr)
+    print(table(results))
+    return int(any(result.outcome == FAILED and not reason_of(result) for result in results))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--inside"]:
+        for one in samples(*sys.argv[3:]) if sys.argv[2] == SAMPLES else of_file(*sys.argv[2:]):
+            print(json.dumps(asdict(one)), flush=True)
+    else:
+        sys.exit(main(*sys.argv[1:2]))

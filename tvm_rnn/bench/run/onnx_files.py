@@ -1,0 +1,154 @@
+"""Run the suite of whole models on this CPU: each compiled here, compared with ONNX Runtime, and timed beside it.
+
+In: models and the paths of their files. Out: records, one per model and framework, written to a file as they come; the
+first says what they were measured on. A model that fails has the reason. `table` shows them.
+
+Both run in this process, in alternating rounds of ROUND_SECONDS; the fastest round counts, which others on the machine
+disturb least: with one thread in CPU time, with more by the clock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tvm_rnn.bench.peers.models import imported
+from tvm_rnn.bench.suites.onnx_files import INSTALL, OnnxFile
+from tvm_rnn.compiler.compile import compile
+from tvm_rnn.errors import ConfigError, TvmRnnError, message
+from tvm_rnn.frontends.onnx import from_onnx
+from tvm_rnn.target import host
+
+from .compare import OURS, cpu_facts
+from .gpu_suite import Progress, Record, writing
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+    from rich.table import Table
+
+PEER = "onnxruntime"
+ROUND_SECONDS = 0.05
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Options:
+    """threads: of both; None: all CPUs. limit: seconds for all of it. rounds: of each."""
+
+    threads: int | None = None
+    limit: float | None = None
+    rounds: int = 7
+
+
+def run(
+    models: Mapping[OnnxFile, Path],
+    options: Options,
+    records: str | os.PathLike[str] | None = None,
+    *,
+    progress: Progress | None = None,
+) -> list[Record]:
+    """Measure the models and return the records. records: a file of lines of JSON to write. Raises ConfigError where
+    there is no model."""
+    if not models:
+        do = f"{INSTALL}; then --packages DIR"
+        raise ConfigError(message("no package of this suite is there", got="no file", do=do))
+    threads, found, started = options.threads or len(os.sched_getaffinity(0)), list[Record](), time.monotonic()
+    with writing(found, records) as write:
+        clock = "CPU time of the thread" if threads == 1 else "wall time"
+        write({"kind": "facts", **cpu_facts(threads), "target": host().mcpu, "clock": f"{clock}, fastest round"})
+        for number, (model, path) in enumerate(models.items()):
+            if options.limit is not None and time.monotonic() - started > options.limit:
+                write({"kind": "stopped", "limit": options.limit, "points_left": len(models) - number})
+                break
+            if progress is not None:
+                progress(f"{number + 1} of {len(models)}: {model.name}")
+            for record in _measured(model, path, threads, options.rounds):
+                write(record)
+    return found
+
+
+def _measured(model: OnnxFile, path: Path, threads: int, rounds: int) -> list[Record]:
+    """What comes of one model: ours and the peer's time, or why there is none."""
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    base: Record = {"kind": "model", "model": model.name, "file": model.file, "sha256": digest, "threads": threads}
+    version, session = _session(path, threads)
+    dtypes = {own.name: DTYPES[own.type] for own in session.get_inputs() if own.name in model.inputs}
+    arrays = model.arrays(dtypes)
+    whole = {**arrays, **{name: np.asarray(value) for name, value in model.given.items()}}
+    theirs = {own.name: whole[own.name] for own in session.get_inputs()}
+    begun = time.process_time()
+    try:
+        module = compile(from_onnx(path, given=model.given, shapes=model.shapes), progress=False)
+        seconds, module.threads = time.process_time() - begun, threads
+        found, expected = module.run(arrays), session.run(None, theirs)
+    except TvmRnnError as reason:
+        return [{**base, "framework": OURS, "reason": " ".join(str(reason).split())}]
+    pairs = zip(found.values(), expected, strict=True)
+    error = max(float(np.max(np.abs(np.asarray(a, "f8") - np.asarray(b, "f8")), initial=0.0)) for a, b in pairs)
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    ours, other = _fastest([lambda: module.run(arrays), lambda: session.run(None, theirs)], clock, rounds)
+    known = {"us": ours * 1e6, "error": error, "compile_cpu_seconds": round(seconds, 1), "ratio": other / ours}
+    return [{**base, "framework": OURS, **known}, {**base, "framework": PEER, "version": version, "us": other * 1e6}]
+
+
+def _session(path: Path, threads: int) -> tuple[str, InferenceSession]:
+    """ONNX Runtime's version, and the model in it."""
+    with imported(PEER):
+        import onnxruntime
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    return onnxruntime.__version__, onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"])
+
+
+def _fastest(calls: Sequence[Call], clock: Callable[[], float], rounds: int) -> list[float]:
+    """Seconds a call of each, in its fastest round."""
+    counts, best = [1 for _ in calls], [math.inf for _ in calls]
+    for number in range(rounds + 1):  # the first one says how many calls a round has
+        for i, call in enumerate(calls):
+            begun = clock()
+            for _ in range(counts[i]):
+                call()
+            seconds = (clock() - begun) / counts[i]
+            best[i] = min(best[i], seconds) if number else math.inf
+            counts[i] = counts[i] if number else max(1, math.ceil(ROUND_SECONDS / max(seconds, 1e-9)))
+    return best
+
+
+DTYPES = {
+    "tensor(float)": "float32",
+    "tensor(double)": "float64",
+    "tensor(float16)": "float16",
+    "tensor(int64)": "int64",
+    "tensor(int32)": "int32",
+    "tensor(bool)": "bool",
+}
+
+
+def table(records: Sequence[Record]) -> tuple[Table, str]:
+    """A line for each model, and the geometric mean of the ratios. Above 1 ours is faster."""
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("model", "us", "onnxruntime us", "ratio", "largest difference", "note"):
+        shown.add_column(column, overflow="fold")
+    peers = {str(own["model"]): own for own in records if own.get("framework") == PEER}
+    ratios = list[float]()
+    for own in records:
+        if own.get("framework") != OURS:
+            continue
+        if "ratio" not in own:
+            shown.add_row(str(own["model"]), "", "", "", "", str(own["reason"]))
+            continue
+        ratios.append(float(str(own["ratio"])))
+        numbers = (float(str(own["us"])), float(str(peers[str(own["model"])]["us"])))
+        shown.add_row(str(own["model"]), *(f"{n:.1f}" for n in numbers), f"{ratios[-1]:.2f}", f"{own['error']:.1e}", "")
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else math.nan
+    return shown, f"geometric mean of {len(ratios)}: {mean:.2f}; least: {min(ratios, default=math.nan):.2f}"

@@ -1,0 +1,74 @@
+"""ONNX files as packages ship them: which file of which package, and what it is called with.
+
+In: the folders where packages lie. Out: `OnnxFile`s, and the paths of those that are there. Nothing of a package is
+imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class OnnxFile:
+    """file: in a folder of packages. inputs: of one call, by name, whose dtypes the file has. given, shapes: what
+    `from_onnx` is told. most: of inputs that are whole numbers."""
+
+    name: str
+    file: str
+    inputs: Mapping[str, tuple[int, ...]]
+    given: Mapping[str, int] = field(default_factory=dict)
+    shapes: Mapping[str, Sequence[int | str]] = field(default_factory=dict)
+    most: int = 30
+
+    @property
+    def package(self) -> str:
+        return self.file.partition("/")[0]
+
+    def arrays(self, dtypes: Mapping[str, str]) -> dict[str, np.ndarray]:
+        """Random inputs, always the same: normal floats, numbers of 1 to `most`, masks that leave nothing out."""
+        rng, found = np.random.default_rng(0), dict[str, np.ndarray]()
+        for name, shape in self.inputs.items():
+            dtype = np.dtype(dtypes[name])
+            floats = rng.standard_normal(shape) * 0.1
+            whole = np.zeros(shape) if dtype.kind == "b" else rng.integers(1, self.most, shape)
+            found[name] = np.asarray(floats if dtype.kind == "f" else whole).astype(dtype)
+        return found
+
+
+FRAME = {"input": (1, 576), "state": (2, 1, 128)}
+SIZES = {"input": [1, 576], "state": [2, 1, 128]}
+LSTM = {"h": (1, 1, 128), "c": (1, 1, 128)}
+WORD = {"src": (1, 12), "src_mask": (1, 12)}
+MODELS = (
+    OnnxFile("silero_vad", "silero_vad/data/silero_vad.onnx", FRAME, {"sr": 16000}, SIZES),
+    OnnxFile("silero_vad op18", "silero_vad/data/silero_vad_op18_ifless.onnx", FRAME, {"sr": 16000}, SIZES),
+    OnnxFile("silero_vad half", "silero_vad/data/silero_vad_half.onnx", FRAME, {}, SIZES),
+    OnnxFile("silero_vad openvino", "silero_vad/data/silero_vad_openvino_16k.onnx", FRAME),
+    OnnxFile("silero_vad 1 s", "silero_vad/data/silero_vad_16k_sequence.onnx", {"input": (31, 576), **LSTM}),
+    OnnxFile("silero_vad 30 s", "silero_vad/data/silero_vad_16k_sequence.onnx", {"input": (937, 576), **LSTM}),
+    OnnxFile("ddddocr", "ddddocr/common.onnx", {"input1": (1, 1, 64, 160)}),
+    OnnxFile("ddddocr old", "ddddocr/common_old.onnx", {"input1": (1, 1, 64, 160)}),
+    OnnxFile("ddddocr detection", "ddddocr/common_det.onnx", {"images": (1, 3, 416, 416)}),
+    OnnxFile("captcha_whisperer", "captcha_whisperer/models/captcha_crnn.onnx", {"image": (1, 3, 60, 160)}),
+    OnnxFile("dksplit", "dksplit/models/dksplit-int8.onnx", {"chars": (1, 20)}),
+    OnnxFile("romanizer encoder", "arabic_name_romanizer/resources/encoder.onnx", WORD),
+    OnnxFile(
+        "romanizer decoder",
+        "arabic_name_romanizer/resources/decoder.onnx",
+        {"prefix": (1, 6), "memory": (1, 12, 256), "src_mask": (1, 12), "hidden": (1, 2, 256)},
+    ),
+)
+INSTALL = "pip install --no-deps --target DIR silero-vad ddddocr captcha-whisperer dksplit arabic-name-romanizer"
+
+
+def found_in(folder: str | None = None) -> dict[OnnxFile, Path]:
+    """The models whose files are there. folder: where packages lie; else where Python looks for them."""
+    folders = [Path(folder)] if folder is not None else [Path(own) for own in sys.path if own]
+    paths = {model: [own / model.file for own in folders if (own / model.file).is_file()] for model in MODELS}
+    return {model: own[0] for model, own in paths.items() if own}

@@ -1,0 +1,177 @@
+"""What decays of a part's steps are multiplied with, and the product of a matrix and its gradient, of every step.
+
+In: a kernel's writer, a `PartsLayout`, decays of a head. Out: `Decays`: numbers of steps in shared memory, weights of
+two steps, and results of the product of both, which warps add up: all of it lies behind the operands. Sums are of
+logarithms, as in `chunk_loads.py`; a decay of 0, or a reset, counts as 2^-160.
+"""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from tvm_rnn.cuda.codegen.kernel_writer import Writer, converted
+from tvm_rnn.tir.expr import TirExpr
+
+from .chunk_loads import GONE
+from .chunk_tile import BLOCK, exp2
+from .part_operands import Operands, Place
+from .parts_layout import SIDE, UNITS, PartsLayout
+from .steps_again import EVERY, GRADIENT, STATE, Read
+
+PER = EVERY // 32  # steps of a lane
+ZERO, ONE = tirx.const(0.0, "float32"), tirx.const(1.0, "float32")
+NEVER = tirx.const(-1000.0, "float32")  # log2 of 0, once
+EVERYONE = tirx.const(0xFFFFFFFF, "uint32")
+LANES = (4, 8, 16)  # lanes that differ in these have the same step of a sum
+
+
+class Decays:
+    """weighted: something decays, or is reset."""
+
+    def __init__(self, w: Writer, layout: PartsLayout, place: Place, operands: Operands) -> None:
+        self.w, self.layout, self.place, self.operands = w, layout, place, operands
+        self.weighted = place.masked or bool(layout.decays)
+        self.put: set[str] = set()  # matrices of which there are sums
+
+    # --- numbers of steps ------------------------------------------------------------------------------------------
+
+    def make(self) -> None:
+        """The first warp makes them."""
+        if self.weighted:
+            with self.w.when(tirx.EQ(self.place.warp, 0)):
+                self._make()
+
+    def _make(self) -> None:
+        w, lane = self.w, self.place.lane
+        steps = [w.bind(lane * PER + e) for e in range(PER)]
+        own, before, total = [self._log(step) for step in steps], list[TirExpr](), ZERO
+        for e, step in enumerate(steps):
+            before.append(w.keep(total + self._reset(step)))
+            total = w.keep(before[e] + own[e])
+        sums = w.local(1)
+        w.store(sums, total, 0)
+        for apart in (1, 2, 4, 8, 16):
+            other = w.keep(tirx.call_extern("float32", "__shfl_up_sync", EVERYONE, sums[0], apart, 32))
+            w.store(sums, tirx.Select(lane >= apart, sums[0] + other, sums[0]), 0)
+        early = w.keep(tirx.call_extern("float32", "__shfl_up_sync", EVERYONE, sums[0], 1, 32))
+        begin = w.keep(tirx.Select(lane > 0, early, ZERO))
+        last = tirx.call_extern("float32", "__shfl_sync", EVERYONE, sums[0], 31, 32)
+        end = w.keep(last + self._reset(tirx.const(EVERY, "int32")))
+        for e, step in enumerate(steps):
+            g = w.keep(begin + before[e])
+            after = w.keep(g + own[e])
+            found = {"before": g, "after": after, "begins": exp2(g), "ends": exp2(end - after)}
+            for kind, value in found.items():
+                w.store(self.operands.numbers, value, self.layout.number_at(kind) // 4 + step)
+
+    def _log(self, step: TirExpr) -> TirExpr:
+        w = self.w
+        for name, rows in self.layout.decays.items():
+            given = self.place.decay(name, rows, step, tirx.const(0, "int32"))
+            log = w.keep(tirx.call_pure_extern("float32", "log2f", given))
+            return w.keep(tirx.Select(log < tirx.const(GONE, "float32"), tirx.const(GONE, "float32"), log))
+        return ZERO
+
+    def _reset(self, step: TirExpr) -> TirExpr:
+        """Log of what is kept before a step."""
+        return (ONE - self.place.kept(step)) * tirx.const(GONE, "float32") if self.place.masked else ZERO
+
+    def number(self, kind: str, step: TirExpr) -> TirExpr:
+        """Of one step."""
+        return self.w.keep(self.operands.numbers[self.layout.number_at(kind) // 4 + step])
+
+    def two(self, kind: str, step: TirExpr) -> tuple[TirExpr, ...]:
+        """Of an even step and the next."""
+        found = self.w.tile(1, 2)
+        at = tirx.Cast("uint32", step * 4 + self.layout.number_at(kind))
+        self.w.do(I.ptx["ld.shared.v2.f32"](*found[0], self.operands.base + at))
+        return found[0]
+
+    def weight(self, seen: TirExpr, before: TirExpr, after: TirExpr) -> TirExpr:
+        """What decays from after a step to before a later one, from sums of logs; 0 where it is not seen."""
+        if not self.weighted:
+            return tirx.Select(seen, ONE, ZERO)
+        return exp2(tirx.Select(seen, before - after, NEVER))
+
+    # --- the product of both: what warps add up --------------------------------------------------------------------
+
+    def _sum_at(self, name: str) -> int:
+        """In numbers."""
+        return self.layout.sums_at // 4 + EVERY * self.layout.warps * int(name == GRADIENT)
+
+    @property
+    def _units_at(self) -> int:
+        return self._sum_at(GRADIENT) + EVERY * self.layout.warps
+
+    @property
+    def _whole_at(self) -> int:
+        return self._units_at + EVERY * UNITS
+
+    def _reduced(self, value: TirExpr, lanes: tuple[int, ...]) -> TirExpr:
+        for turn in lanes:
+            value = self.w.keep(value + I.tvm_warp_shuffle_xor(EVERYONE, value, turn, 32, 32))
+        return value
+
+    def put_whole(self, value: TirExpr) -> None:
+        """A lane's part of the product at the borders."""
+        total = self._reduced(value, (1, 2, *LANES))
+        with self.w.when(tirx.EQ(self.place.lane, 0)):
+            self.w.store(self.operands.numbers, total, self._whole_at + self.place.warp)
+
+    def put_parts(self, parts: list[TirExpr], name: str) -> None:
+        """What a matrix gives, of two steps of each 8, over a lane's keys."""
+        w, lane = self.w, self.place.lane
+        begin = w.bind(self._sum_at(name) + self.place.warp * EVERY + lane % 4 * 2)
+        for i, part in enumerate(parts):
+            total, at = self._reduced(part, LANES), begin + (i // 2 * 8 + i % 2)
+            with w.when(lane < 4):
+                if name in self.put:
+                    total = total + self.operands.numbers[at]
+                w.store(self.operands.numbers, total, at)
+        self.put.add(name)
+
+    def put_unit(self, unit: TirExpr, step: TirExpr, two: list[TirExpr]) -> None:
+        """What writes of two blocks of steps give for a lane's two steps, over some rows. step: the first of 8."""
+        for odd, part in enumerate(two):
+            total = self._reduced(part, LANES)
+            with self.w.when(self.place.lane < 4):
+                at = unit * EVERY + step + self.place.lane * 2 + (self._units_at + odd)
+                self.w.store(self.operands.numbers, total, at)
+
+    def products(self, i: int, read: Read) -> None:
+        """The product of both, of every step of the part, stored."""
+        w, place, name = self.w, self.place, f"output_{i}"
+        threads = self.layout.threads
+        with w.loop(-(-EVERY // threads)) as turn:
+            step = w.bind(turn * threads + place.thread)
+            with w.when(tirx.And(step < EVERY, step < place.count)):
+                total = tirx.Select(step < place.limit, self._product(step), ZERO)
+                w.store(w[name], converted(total, read.output.dtype), place.at(name, read.output, step))
+
+    def _product(self, t: TirExpr) -> TirExpr:
+        w, numbers, warps = self.w, self.operands.numbers, self.layout.warps
+        whole: TirExpr = ZERO
+        for warp in range(warps):
+            whole = whole + numbers[self._whole_at + warp]
+        before, after, begins, ends = ZERO, ZERO, ONE, ONE
+        if self.weighted:
+            before, after = self.number("before", t), self.number("after", t)
+            begins, ends = self.number("begins", t), self.number("ends", t)
+        found = {name: w.local(1) for name in (STATE, GRADIENT)}
+        for own in found.values():
+            w.store(own, ZERO, 0)
+        with w.loop(EVERY) as other:
+            there = {STATE: (other > t, "before"), GRADIENT: (other < t, "after")}
+            for name, (seen, kind) in there.items():
+                total: TirExpr = ZERO
+                for warp in range(warps):
+                    total = total + numbers[self._sum_at(name) + warp * EVERY + other]
+                far = self.number(kind, other) if self.weighted else ZERO
+                weight = self.weight(seen, far, after) if name == STATE else self.weight(seen, before, far)
+                w.store(found[name], found[name][0] + weight * total, 0)
+        total = begins * (ends * whole + found[STATE][0]) + ends * found[GRADIENT][0]
+        for unit, (later, earlier) in enumerate((a, b) for a in range(SIDE) for b in range(a + 1)):
+            inside = tirx.And(t >= earlier * BLOCK, t < (later + 1) * BLOCK)
+            total = total + tirx.Select(inside, numbers[self._units_at + unit * EVERY + t], ZERO)
+        return w.keep(total)

@@ -1,0 +1,151 @@
+"""Scores of each two steps of a part: what a later one reads of what an earlier one wrote, weighted by decays.
+
+In: a part's decays and operands. Out: `PartScores`, which leaves scores in shared memory, [later step][earlier step], a
+block of 16 x 16 at a time, shared by all warps; and of the product of a matrix and its gradient, for every step, what
+writes to the matrix before it and to the gradient behind it give, by one more product, of scores and weights, in tf32.
+"""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from tvm_rnn.cuda.codegen.register_tile import RegisterTile
+from tvm_rnn.cuda.codegen.vector_access import pack
+from tvm_rnn.cuda.gemm.mma_sync import INSTRUCTIONS, LDMATRIX
+from tvm_rnn.tir.expr import TirExpr
+from tvm_rnn.tir.index import uint32
+
+from .chunk_tile import BLOCK
+from .part_decays import Decays
+from .parts_layout import SCORE_PITCH, SIDE, UNITS
+from .steps_again import GRADIENT, STATE
+
+ZERO = tirx.const(0.0, "float32")
+TF32 = INSTRUCTIONS["float32"]
+Sums = list[list[TirExpr]]  # [8 columns][4], as sums of mma.sync lie
+
+
+class PartScores:
+    """later, earlier: blocks of 16 steps of the unit at hand; row, column: a lane's steps."""
+
+    def __init__(self, decays: Decays) -> None:
+        self.decays, self.w, self.layout, self.place = decays, decays.w, decays.layout, decays.place
+        self.lane, self.base = decays.place.lane, decays.operands.base
+        self.precision = decays.layout.pair.precision
+
+    def make(self) -> None:
+        """All units, in turn by all warps."""
+        w, warps = self.w, self.layout.warps
+        with w.loop(-(-UNITS // warps)) as turn:
+            unit = w.keep(turn * warps + self.place.warp)
+            with w.when(unit < UNITS):
+                later = w.keep(
+                    sum((tirx.Cast("int32", unit >= n * (n + 1) // 2) for n in range(1, SIDE)), tirx.const(0, "int32"))
+                )
+                self._unit(unit, later, w.keep(unit - tirx.truncdiv(later * (later + 1), 2)))
+
+    def _unit(self, unit: TirExpr, later: TirExpr, earlier: TirExpr) -> None:
+        w, layout, decays = self.w, self.layout, self.decays
+        self.row0, self.column0 = w.keep(later * BLOCK), w.keep(earlier * BLOCK)
+        self.rows = [w.keep(self.row0 + self.lane // 4 + 8 * half) for half in range(2)]
+        self.columns = [
+            [w.keep(self.column0 + self.lane % 4 * 2 + (8 * n + odd)) for odd in range(2)] for n in range(2)
+        ]
+        if decays.weighted:
+            self.before = [decays.number("before", row) for row in self.rows]
+            self.after = [[decays.number("after", column) for column in two] for two in self.columns]
+        weights = [[self._weight(n, i) for i in range(4)] for n in range(2)]
+        both: RegisterTile | None = None
+        if layout.sums:
+            both = w.tile(2, 4)
+            both.fill(ZERO)
+        for left, right in layout.scores:
+            sums = w.tile(2, 4)
+            self._product(sums, left, right)
+            self._keep(sums, weights, layout.score_at(left, right))
+            if both is not None:
+                self._add(both, sums, left, right)
+        if both is not None:
+            self._between(unit, both)
+
+    def _weight(self, n: int, i: int) -> TirExpr:
+        half, odd = i // 2, i % 2
+        seen = self.columns[n][odd] < self.rows[half]
+        before, after = (self.before[half], self.after[n][odd]) if self.decays.weighted else (ZERO, ZERO)
+        return self.w.keep(self.decays.weight(seen, before, after))
+
+    def _product(self, sums: RegisterTile, left: str, right: str) -> None:
+        """<left of the later steps, right of the earlier ones>."""
+        w, lane, layout = self.w, self.lane, self.layout
+        sums.fill(ZERO)
+        a, b = w.tile(1, 4, dtype="uint32"), w.tile(2, 2, dtype="uint32")
+        own, pitch = layout.first(left), layout.pitch(left)
+        line = (self.row0 + lane % 16) * pitch + lane // 16 * 16 + layout.at(own)
+        a_at = w.bind(self.base + tirx.Cast("uint32", line))
+        line = (self.column0 + lane // 16 * 8 + lane % 8) * pitch + lane // 8 % 2 * 16 + layout.at(layout.first(right))
+        b_at = w.bind(self.base + tirx.Cast("uint32", line))
+        for k in range((pitch - 16) // 32):
+            w.do(I.ptx[LDMATRIX.format("x4")](*a[0], a_at + uint32(32 * k)))
+            w.do(I.ptx[LDMATRIX.format("x4")](*b[0], *b[1], b_at + uint32(32 * k)))
+            for n in range(2):
+                w.do(I.ptx[INSTRUCTIONS[self.precision]](*sums[n], *a[0], *b[n], *sums[n]))
+
+    def _keep(self, sums: RegisterTile, weights: Sums, at: int) -> None:
+        """Scores, weighted, to shared memory."""
+        w, words = self.w, self.w.tile(1, 4, dtype="uint32")
+        for n in range(2):
+            for half in range(2):
+                two = [sums[n][2 * half + odd] * weights[n][2 * half + odd] for odd in range(2)]
+                word = words[0][2 * n + half]
+                pack(w, self.precision, word, *two)
+                place = self.rows[half] * SCORE_PITCH + self.columns[n][0] * 2 + at
+                w.do(I.ptx["st.shared.b32"](self.base + tirx.Cast("uint32", place), word))
+
+    # --- the product of the matrix and its gradient ------------------------------------------------------------------
+
+    def _add(self, both: RegisterTile, sums: RegisterTile, left: str, right: str) -> None:
+        """Scores times products of the columns that are written beside these rows."""
+        w, rows = self.w, self.layout.rows
+        for j, row in enumerate(rows[GRADIENT]):
+            for i, other in enumerate(rows[STATE]):
+                if (row, other) != (left, right):
+                    continue
+                columns = w.tile(2, 4)
+                self._product(columns, f"{GRADIENT}_column_{j}", f"{STATE}_column_{i}")
+                for n in range(2):
+                    for k in range(4):
+                        both.store(both[n][k] + columns[n][k] * sums[n][k], n, k)
+
+    def _between(self, unit: TirExpr, both: RegisterTile) -> None:
+        """For all steps between two blocks: sums of what is written before and behind, times what decays from the one
+        to the step and from the step to the other. Lanes' order of K is that in which sums lie."""
+        w, decays, lane = self.w, self.decays, self.lane
+        a, b = w.tile(2, 4, dtype="uint32"), w.tile(2, 2, dtype="uint32")
+        for n in range(2):
+            for i, k in enumerate((0, 2, 1, 3)):
+                seen = self.columns[n][k % 2] < self.rows[k // 2]
+                value = w.keep(tirx.Select(seen, both[n][k], ZERO))
+                w.do(I.ptx["cvt.rna.tf32.f32"](a[n][i], value))
+        first, last = w.bind(self.column0 // 8), w.bind(self.row0 // 8 + 2)
+        with w.loop(last - first) as number:
+            step0 = w.keep((first + number) * 8)
+            own = w.keep(step0 + lane // 4)
+            before = decays.number("before", own) if decays.weighted else ZERO
+            sums = w.tile(1, 4)
+            sums.fill(ZERO)
+            for n in range(2):
+                for odd in range(2):
+                    after = self.after[n][odd] if decays.weighted else ZERO
+                    value = w.keep(decays.weight(self.columns[n][odd] < own, before, after))
+                    w.do(I.ptx["cvt.rna.tf32.f32"](b[n][odd], value))
+                w.do(I.ptx[TF32](*sums[0], *a[n], *b[n], *sums[0]))
+            two: list[TirExpr] = [ZERO, ZERO]
+            for odd in range(2):
+                step = w.keep(step0 + lane % 4 * 2 + odd)
+                after = decays.number("after", step) if decays.weighted else ZERO
+                for half in range(2):
+                    before = self.before[half] if decays.weighted else ZERO
+                    weight = decays.weight(step < self.rows[half], before, after)
+                    two[odd] = w.keep(two[odd] + sums[0][2 * half + odd] * weight)
+            decays.put_unit(unit, step0, two)
