@@ -185,6 +185,7 @@ MASK = str(min(256, len(os.sched_getaffinity(0))))
         ({"TVM_RNN_NUM_THREADS": "many"}, MASK),
     ],
 )
+@pytest.mark.broad
 def test_the_size_comes_from_the_environment_or_the_affinity_mask(
     path: Path, environment: dict[str, str], size: str
 ) -> None:

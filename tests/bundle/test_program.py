@@ -119,6 +119,7 @@ def test_an_output_is_an_input_of_the_next_run(two: tuple[Any, Path]) -> None:
         inputs[2] = outputs[2]
 
 
+@pytest.mark.broad
 def test_its_networks_can_be_called_alone(two: tuple[Any, Path]) -> None:
     module, bundle = two
     x, h = RNG.normal(size=(4, 1, 3)).astype("f4"), np.empty((1, 1, 4), "f4")

@@ -11,7 +11,7 @@ from tvm import tirx
 
 import tvm_rnn as rnn
 from tvm_rnn import cell, exp, maximum, mean, minimum, sum, tanh
-from tvm_rnn.cpu.tir_pipeline import STACK_BYTES, keep_on_stack, one_by_one
+from tvm_rnn.cpu.tir_pipeline import STACK_BYTES, flat, keep_on_stack, one_by_one
 from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.tir.statements import vector
 
@@ -56,3 +56,22 @@ def test_only_vectors_with_calls_become_loops() -> None:
 def test_small_buffers_stay_on_the_stack(elements: int, kept: bool) -> None:
     found = keep_on_stack(tirx.AllocBuffer(tirx.decl_buffer((elements,), "float64", scope="local")))
     assert ("disable_lower_builtin" in found.annotations) == kept
+
+
+def test_arrays_of_several_axes_have_one() -> None:
+    """What is given has an address of its own, and so has what is allocated; what has one axis stays."""
+    given, whole, line = (
+        tirx.decl_buffer(shape, "float32", name=name)
+        for shape, name in (((3, 4), "given"), ((), "whole"), ((5,), "line"))
+    )
+    tile = tirx.decl_buffer((2, 3, 4), "float32", name="tile", scope="local")
+    read = tirx.BufferLoad(given, [2, 1]) + tirx.BufferLoad(whole, []) + tirx.BufferLoad(line, [3])
+    body = tirx.SeqStmt([tirx.AllocBuffer(tile), tirx.BufferStore(tile, read, [1, 2, 3])])
+    found = flat(tirx.PrimFunc([given, whole, line], body)).body
+    stored = found.seq[-1]
+    assert [len(s.buffer.shape) for s in found.seq] == [1, 1, 1, 1] and int(found.seq[-2].buffer.shape[0]) == 24
+    assert int(stored.indices[0]) == 1 * 12 + 2 * 4 + 3
+    places = [(load.source.name, int(load.indices[0])) for load in (stored.value.a.a, stored.value.a.b, stored.value.b)]
+    assert places == [("given", 9), ("whole", 0), ("line", 3)]
+    plain = tirx.PrimFunc([line], tirx.BufferStore(line, tirx.BufferLoad(line, [3]), [0]))
+    assert flat(plain).same_as(plain)

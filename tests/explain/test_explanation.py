@@ -229,6 +229,7 @@ def test_a_time_is_measured_where_that_was_asked_for() -> None:
     assert 0 < row["share"] < 1.5
 
 
+@pytest.mark.broad
 def test_a_modules_file_is_timed_too(tmp_path: Path) -> None:
     compiled("gru", 4, 8)[1].export(tmp_path / "gru.so")
     (row,) = facts(str(tmp_path / "gru.so"), measure=True, steps=4)["work"]

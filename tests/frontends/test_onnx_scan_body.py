@@ -94,6 +94,7 @@ def test_what_is_wrong_with_one_row_alone() -> None:
         rnn.from_onnx(simple(nodes=nodes, states={"h": [4]}, inputs={"x": [4]}))
 
 
+@pytest.mark.broad
 def test_long_bodies_end() -> None:
     """Without recursion, and without walking twice over what is read twice."""
     nodes = [node("Add", [f"v{i}", f"v{i}"], [f"v{i + 1}"]) for i in range(300)]

@@ -64,9 +64,11 @@ def test_steps_are_spread_over_multiprocessors() -> None:
         assert best(unit("float32", width=width), GPU)[1]["few"] == most
 
 
-def test_wgmma_is_for_hoisted_products_on_hopper() -> None:
+def test_wgmma_is_for_many_rows_on_hopper() -> None:
     assert best(unit("bfloat16", region="before"), GPU)[1]["wide_columns"] == 256
-    assert best(unit("bfloat16"), GPU)[1]["wide_columns"] == 0
+    step = best(unit("bfloat16", width=512, rows=256), GPU)[1]
+    assert (step["wide"], step["wide_columns"], step["few"]) == (64, 256, 64)
+    assert 256 < step["mid"] < best(unit("bfloat16", width=512, region="before"), GPU)[1]["mid"]
     assert best(unit("bfloat16", region="before"), target.resolve("nvidia-a100"))[1]["wide_columns"] == 0
 
 

@@ -120,6 +120,7 @@ def test_dropout_of_a_layer_of_torch_acts_in_training() -> None:
     assert_close(layer.eval()(x)[0].detach(), own.eval()(x)[0].detach(), "float32", T)
 
 
+@pytest.mark.broad
 def test_state_dict_round_trip(layer: Any, compiled: Any) -> None:
     x = torch.randn(T, B, X, dtype=torch.float64)
     with torch.no_grad():

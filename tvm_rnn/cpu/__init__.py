@@ -8,6 +8,6 @@ with the instructions of `dot_product.py`, `dropout_masks.py`, `convolution.py` 
 all of a tile's steps:
 `walk_through_time.py`, `recurrence.py` of vectors, `matrix_recurrence.py` (`matrix_update.py` a step, `matrix_part.py`
 what a thread works on, `matrix_chunk.py`, `matrix_rows.py` how; `matrix_again.py` in backward). `weight_packing.py`,
-`workspace.py` and `weight_storage.py`: where data lies. `tir_pipeline.py` runs last, and in it `cut_functions.py`;
-`c_compiler.py` compiles C (c/: thread pool).
+`workspace.py` and `weight_storage.py`: where data lies. `tir_pipeline.py` runs last, and in it `cut_functions.py` and
+`argument_checks.py`; `c_compiler.py` compiles C (c/: thread pool).
 """

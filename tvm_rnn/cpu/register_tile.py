@@ -56,6 +56,9 @@ def with_prefetches(product: Stmt, weights: Buffer, wanted: Callable[[tirx.Var],
     return tvm_ffi.structural_map(product, (tirx.For, prefetch_first))
 
 
+# TVM's schedule without the types of arguments being looked at in Python: that is half of its time.
+_PLAIN = {name: method.__wrapped__ for name, method in vars(Schedule).items() if hasattr(method, "__wrapped__")}
+Unchecked = type("Unchecked", (Schedule,), _PLAIN)
 _LOWER = (
     s_tir.transform.LowerInitBlock,
     s_tir.transform.PlanAndUpdateBufferAllocationLocation,
@@ -262,13 +265,15 @@ class Tile:
 
     def statement(self, template: Template, config: Config) -> Stmt:
         """The scheduled tile as a statement on the real buffers."""
-        func = te.create_prim_func([*self.flat.values(), *self.tensors])
+        stages = (*self.sums, *self.halves, *self.stages.values())
         # The enclosing loops' variables become parameters, because a Schedule takes closed functions only.
-        free = list(tirx.analysis.undefined_vars(func.body, list(func.params)))
-        sizes = [t.shape[0] for t in self.flat.values()]
-        free = [v for v in free if not any(v.same_as(n) for n in sizes)]
-        sch = Schedule(te.create_prim_func([*self.flat.values(), *free, *self.tensors]))
-        for stage in (*self.sums, *self.halves, *self.stages.values()):
+        free: dict[tirx.Var, None] = {}
+        for stage in (*stages, *self.tensors):
+            own = [axis.var for axis in (*stage.op.axis, *stage.op.reduce_axis)]
+            for value in stage.op.body:
+                free |= dict.fromkeys(tirx.analysis.undefined_vars(value, own))
+        sch = Unchecked(te.create_prim_func([*self.flat.values(), *free, *self.tensors]))
+        for stage in stages:
             sch.set_scope(stage.op.name, 0, "local")
         for tensor in (*self.halves, *self.stages.values(), *self.tensors):
             self._vectorize(sch, tensor.op.name)

@@ -266,6 +266,8 @@ class Matrix:
     ) -> Stmt:
         depth, lanes, gates = depth or self.depth, self.lanes, self.gates
         full, rest = divmod(self.node.shape[-1], lanes)
+        # A bound that LLVM does not know: of few steps it makes straight-line code, a third of a small module's.
+        steps = tirx.min(int64(depth), target.shape[0])
 
         def place(p: Expr, k: Expr, g: int, v: Expr) -> Expr:
             return base + ((p * int64(depth) + k) * int64(gates) + int64(g)) * int64(lanes) + v
@@ -275,7 +277,7 @@ class Matrix:
 
         def rows(p: Expr, g: int, count: int) -> Stmt:
             """A vector of units at a time: left to itself LLVM shuffles 16 of them, in 4 s at H = 512."""
-            return loop("k", depth, lambda k: vector("v", count, lambda v: row(p, k, g, v)))
+            return loop("k", steps, lambda k: vector("v", count, lambda v: row(p, k, g, v)))
 
         def blank(k: Expr, g: int, v: Expr) -> Stmt:
             return store(target, place(int64(full), k, g, int64(rest) + v), zero)
@@ -285,7 +287,7 @@ class Matrix:
             parts = [loop("p", full, lambda p: rows(p, g, lanes))] if full else []
             if rest:
                 parts.append(rows(int64(full), g, rest))
-                parts.append(loop("k", depth, lambda k: loop("v", lanes - rest, lambda v: blank(k, g, v))))
+                parts.append(loop("k", steps, lambda k: loop("v", lanes - rest, lambda v: blank(k, g, v))))
             return parts
 
         return sequence([gate(g) for g in range(gates)])

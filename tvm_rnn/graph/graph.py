@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -153,13 +154,17 @@ class Graph:
     def roots(self) -> tuple[Node, ...]:
         return (*self.results, self.output, *self.emitted, *self.weight_gradients)
 
+    @cached_property
+    def _nodes(self) -> tuple[Node, ...]:
+        return (*topological(self.roots),)
+
     def nodes(self) -> list[Node]:
         """Every node that the roots need, arguments first."""
-        return list(topological(self.roots))
+        return [*self._nodes]
 
     def users(self) -> dict[Node, list[Node]]:
-        found: dict[Node, list[Node]] = {node: [] for node in self.nodes()}
-        for node in self.nodes():
+        found: dict[Node, list[Node]] = {node: [] for node in self._nodes}
+        for node in self._nodes:
             for arg in node.args:
                 found[arg].append(node)
         return found

@@ -87,9 +87,14 @@ def _parameter(node: Node) -> str:
     return next(iter(names)) if len(names) == 1 else f"[{' '.join(names)}]"
 
 
-def states_of(node: Node) -> list[str]:
-    """The names of the states that a value depends on, in the order in which it reads them."""
-    return list(dict.fromkeys(n.name for n in topological([node]) if n.op == "state"))
+def states_of(nodes: Iterable[Node]) -> dict[Node, list[str]]:
+    """For each node (arguments first) the names of the states that it depends on, in the order in which it reads
+    them."""
+    found: dict[Node, list[str]] = {}
+    for node in nodes:
+        own = [node.name] if node.op == "state" else [name for arg in node.args for name in found[arg]]
+        found[node] = [*dict.fromkeys(own)]
+    return found
 
 
 def joined(texts: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tvm_rnn.graph.graph import Graph, Node, rewrite, topological, with_args
+from tvm_rnn.graph.graph import Graph, Node, rewrite, with_args
 from tvm_rnn.graph.node_text import in_words, joined
 from tvm_rnn.graph.ops import GEMMS
 
@@ -98,7 +98,7 @@ def _stack(graph: Graph) -> Graph:
     new: dict[Node, Node] = {}
     region = dict(graph.region)
     leader = {n: family for family in families.values() if len(family) > 1 for n in family}
-    _tell(families)
+    _tell(families, graph.nodes())
     for node in graph.nodes():
         if node not in leader:
             new[node] = with_args(node, new)
@@ -119,33 +119,54 @@ def _stack(graph: Graph) -> Graph:
     return rewrite(graph, new, region=region)
 
 
-def _tell(families: Mapping[tuple[object, ...], list[Node]]) -> None:
-    """Which products became one, and what keeps the others apart."""
-    every = [(key[0], family) for key, family in families.items()]
-    if not every:
+@dataclass(frozen=True)
+class _Family:
+    """Products that can be one. below: all products that their operands are made of."""
+
+    members: Sequence[Node]
+    words: str
+    operands: str
+    below: frozenset[Node]
+
+    @property
+    def reads(self) -> tuple[Node, ...]:
+        return self.members[0].args[1::2]
+
+    @property
+    def width(self) -> int:
+        return self.members[0].shape[0]
+
+
+def _tell(families: Mapping[tuple[object, ...], list[Node]], nodes: Sequence[Node]) -> None:
+    """Which products became one, and what keeps the others apart. nodes: of the graph, arguments first."""
+    if not families:
         tell(False, "the products", "there are none of a vector")
-    below = {family[0]: frozenset(topological(family[0].args[1::2])) for _, family in every}
+    products = {node for family in families.values() for node in family}
+    below: dict[Node, frozenset[Node]] = {}
+    for node in nodes:
+        below[node] = frozenset(products.intersection(node.args)).union(*(below[a] for a in node.args))
+    every = []
+    for key, own in families.items():
+        reads = own[0].args[1::2]
+        made = frozenset(products.intersection(reads)).union(*(below[x] for x in reads))
+        every.append((key[0], _Family(own, in_words(own[0]), " and ".join(in_words(x) for x in reads), made)))
     for region, family in every:
-        operands, width = family[0].args[1::2], family[0].shape[0]
-        what = joined(in_words(n) for n in family)
-        if len(family) > 1:
-            read = " and ".join(in_words(x) for x in operands)
-            why = f"{len(family)} products of {read}: one of {len(family)} gates"
-            tell(True, what, why, region=region, gates=len(family), width=width)
+        what = joined(in_words(n) for n in family.members)
+        if len(family.members) > 1:
+            why = f"{len(family.members)} products of {family.operands}: one of {len(family.members)} gates"
+            tell(True, what, why, region=region, gates=len(family.members), width=family.width)
             continue
         others = [other for where, other in every if where == region and other is not family]
-        reasons = [_difference(family, other, below) for other in others]
+        reasons = [_difference(family, other) for other in others]
         why = "; ".join(reasons) if reasons else f"the only product of region `{region}`"
-        tell(False, what, why, region=region, width=width)
+        tell(False, what, why, region=region, width=family.width)
 
 
-def _difference(family: Sequence[Node], other: Sequence[Node], below: Mapping[Node, frozenset[Node]]) -> str:
-    """What keeps the products of two families of one region from being one. below: what each one's operands read."""
-    mine, theirs = (own[0].args[1::2] for own in (family, other))
-    if mine == theirs:
-        return f"{family[0].shape[0]} units, {in_words(other[0])} has {other[0].shape[0]}"
+def _difference(family: _Family, other: _Family) -> str:
+    """What keeps the products of two families of one region from being one."""
+    if family.reads == other.reads:
+        return f"{family.width} units, {other.words} has {other.width}"
     for later, earlier in ((family, other), (other, family)):
-        if not below[later[0]].isdisjoint(earlier):
-            return f"{in_words(later[0])} needs the result of {in_words(earlier[0])}: another level"
-    read = [" and ".join(in_words(x) for x in operands) for operands in (mine, theirs)]
-    return f"reads {read[0]}, {in_words(other[0])} reads {read[1]}"
+        if not later.below.isdisjoint(earlier.members):
+            return f"{later.words} needs the result of {earlier.words}: another level"
+    return f"reads {family.operands}, {other.words} reads {other.operands}"

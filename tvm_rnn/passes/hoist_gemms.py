@@ -276,6 +276,7 @@ def _tell(
     front or to the back; early: those that no state is needed for; large: of these the ones that are too large to keep;
     sunk: those that were given back, with the reason."""
     heavy = [n for n in nodes if not n.leaf and TABLE[n.op].kind in HEAVY and leaves[n]]
+    states = states_of(nodes)
     for node in heavy:
         facts = {"elements": prod(node.shape)}
         kind = "product" if TABLE[node.op].kind == "contract" else "reduction"
@@ -287,7 +288,7 @@ def _tell(
         elif node in large:
             tell(False, in_words(node), "made of a matrix of each step, which would be kept for all of T", **facts)
         else:
-            tell(False, in_words(node), f"reads {' and '.join(states_of(node))}, known only within the loop", **facts)
+            tell(False, in_words(node), f"reads {' and '.join(states[node])}, known only within the loop", **facts)
     for node in (n for n in nodes if n.random):
         why = "made of counters for all rows of a tile at once, and again where gradients read it"
         tell(True, in_words(node), why, elements=prod(node.shape))

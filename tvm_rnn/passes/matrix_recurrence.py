@@ -241,7 +241,8 @@ class Matrix:
     def _reads(self, new: Node, key: int) -> dict[Node, Node] | str:
         """What is read of the new matrix, or of the old one, as read-outs of the recurrence."""
         graph = self.graph
-        inner = [n for n in graph.nodes() if n in _needed(graph, self.result)]
+        needed = _needed(graph, self.result)
+        inner = [n for n in graph.nodes() if n in needed]
         after = downstream(graph.nodes(), lambda n: n is self.result)
         if self.result in {graph.output, *graph.emitted}:
             return MATRICES

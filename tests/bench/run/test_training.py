@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import tvm_rnn as rnn
 from tvm_rnn.bench.run import training
-from tvm_rnn.bench.run.training import compare_training, measure_on_gpu
+from tvm_rnn.bench.run.training import CHECKED, MOST_FLOPS, MOST_ROWS, checked, compare_training, measure_on_gpu
 from tvm_rnn.cli.commands import app
 from tvm_rnn.errors import ConfigError, WeightError
 
@@ -82,3 +82,27 @@ def test_what_rounding_moves_is_no_error(monkeypatch: pytest.MonkeyPatch) -> Non
     least = training.LIMITS["bfloat16"]
     assert bench.limit("bfloat16", 0.0, 3, 2) == least
     assert least < bench.limit("bfloat16", 1.0, 3, 2) <= least + training.MOST_MOVED
+
+
+def test_the_oracle_differentiates_no_more_than_it_can_in_seconds() -> None:
+    assert checked(100, 64, 1e3) == (CHECKED, MOST_ROWS) and checked(3, 1, 1e3) == (3, 1)
+    steps, rows = checked(20, 8, 7e9)  # a frame of 64 x 64 pixels and 64 channels, in both passes
+    assert 2 <= steps < CHECKED and 2 <= rows <= 8 and steps * rows * 7e9 <= MOST_FLOPS
+    assert checked(20, 8, 1e15) == (2, 2)
+
+
+def test_the_best_of_a_peer_s_ways_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = training._OnCpu.__new__(training._OnCpu)
+    bench.net, bench.reason = network("gru", 2, 3), ""
+    ways = {"slow": "slow", "quick": "quick", "broken": "broken"}
+    monkeypatch.setattr(bench, "_torch", lambda x, gy: ways)
+
+    def timer(run: object) -> object:
+        if run == "broken":
+            raise RuntimeError("it does not compile")
+        return lambda: {"slow": 3.0, "quick": 2.0}.get(str(run), 1.0)
+
+    monkeypatch.setattr(bench, "timer", timer)
+    found = bench.measure(2, 1, 3)
+    assert found == {"tvm_rnn": ("both passes", [1.0] * 3), "torch": ("quick", [2.0] * 3)}
+    assert "does not compile" in bench.reason

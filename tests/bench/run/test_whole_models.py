@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ def absent() -> Any:
 
 
 def test_what_is_not_installed_has_a_record_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVM_RNN_NUM_THREADS", "1")
     monkeypatch.setattr(whole_models, "MODELS", {"one": PackagedModel("one", "absent==1", absent, (5, 2, X), 5)})
     _, record = whole_models.run()
     assert "pip install absent==1" in record["reason"] and "us" not in record
@@ -49,9 +51,11 @@ def test_what_is_not_installed_has_a_record_with_the_reason(monkeypatch: pytest.
 def test_both_are_timed_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whole_models, "MODELS", {"one": PackagedModel("one", "own==1", Counter, (5, 2, X), 5)})
     monkeypatch.setattr(whole_models, "ROUND_SECONDS", 1e-3)
+    monkeypatch.setenv("TVM_RNN_NUM_THREADS", "2")  # put back at the end
     found = whole_models.run(records=str(tmp_path / "records.jsonl"), rounds=2)
     facts, ours, theirs = found
     assert facts["kind"] == "facts" and ours["framework"] == "tvm_rnn" and theirs["framework"] == "torch"
+    assert os.environ["TVM_RNN_NUM_THREADS"] == "1"
     assert ours["error"] < 1e-6 and ours["us"] > 0 and ours["replaced"] == ["layer: tvm_rnn.GRU(3, 4)"]
     assert [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()] == found
     assert whole_models.table(found).count("| one |") == 2
@@ -59,6 +63,7 @@ def test_both_are_timed_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.broad
 def test_what_differs_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVM_RNN_NUM_THREADS", "1")
     monkeypatch.setattr(whole_models, "MODELS", {"one": PackagedModel("one", "own==1", Counter, (5, 2, X), 5)})
     monkeypatch.setattr(whole_models, "tolerance", lambda dtype, steps: -1.0)
     _, record = whole_models.run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from compiled_kernels import text_of
 from emulated import POISON, decoded, encoded, run
 from emulator import arrays
-from gemm_groups import hoisted, made
+from gemm_groups import hoisted, lstm_step, made
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
@@ -17,6 +18,7 @@ from tvm_rnn.cuda.codegen.kernel_writer import Writer, write
 from tvm_rnn.cuda.gemm import group_kernels
 from tvm_rnn.cuda.gemm.group_kernels import Gemm, Variant
 from tvm_rnn.cuda.gemm.wgmma import STEPS, WgmmaProduct, WgmmaTile
+from tvm_rnn.graph.graph import Group
 
 ROWS = WgmmaTile(columns=64).rows
 
@@ -79,9 +81,10 @@ def few_blocks(monkeypatch: pytest.MonkeyPatch, blocks: int) -> None:
     monkeypatch.setattr(group_kernels, "best", fewer)
 
 
-def check(size: str, precision: str, gates: int, width: int, depths: tuple[int, ...], rows: int, blocks: int) -> None:
+def check(size: str, precision: str, group: Group, rows: int, blocks: int) -> None:
     """What the kernel writes is x W + b."""
-    made_for = made(hoisted(gates, width, depths), precision)
+    made_for = made(group, precision)
+    gates, width = made_for.unit.gates, made_for.unit.width
     kernel, rng = variant_of(made_for, size).kernel, np.random.default_rng(0)
     given: dict[str, np.ndarray] = {}
     total, written = np.zeros((rows, gates, width)), []
@@ -114,7 +117,7 @@ def check(size: str, precision: str, gates: int, width: int, depths: tuple[int, 
 def test_one_tile_of_k_and_several_items_per_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pipeline runs over the end of an item: all stages that are in it must be announced in the end."""
     few_blocks(monkeypatch, 2)
-    check("wide", "bfloat16", 2, 32, (64,), rows=2 * ROWS * 3 - 70, blocks=2)
+    check("wide", "bfloat16", hoisted(2, 32, (64,)), rows=2 * ROWS * 3 - 70, blocks=2)
 
 
 @pytest.mark.broad
@@ -131,7 +134,25 @@ def test_results(
     size: str, precision: str, gates: int, depths: tuple[int, ...], blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few_blocks(monkeypatch, blocks)
-    check(size, precision, gates, 64, depths, rows=3 * ROWS + 20, blocks=blocks)
+    check(size, precision, hoisted(gates, 64, depths), rows=3 * ROWS + 20, blocks=blocks)
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize(
+    ("size", "gates", "width", "depth", "rows", "blocks"), [("mid", 4, 30, 54, 70, 2), ("wide", 3, 61, 136, 200, 4)]
+)
+def test_steps_of_more_rows_than_share_k(size: str, gates: int, width: int, depth: int, rows: int, blocks: int) -> None:
+    check(size, "bfloat16", hoisted(gates, width, (depth,), "step"), rows, blocks)
+
+
+def test_a_step_s_epilogue_loads_what_several_items_read_before_it_stores() -> None:
+    """One after the other, loads took longer than the products."""
+    kernel = variant_of(made(lstm_step(64, 64), batches=(256,)), "mid").kernel
+    text = text_of(kernel).split('extern "C"')[-1]
+    loads, stores = (
+        [m.start() for m in re.finditer(word, text)] for word in (r"ptx_ld_\w*global", r"ptx_st_\w*global")
+    )
+    assert sum(at < stores[0] for at in loads) >= 5 * 8  # four gates and c of 8 items
 
 
 def script(dtype: str = "bfloat16", columns: int = 64, first: bool = False, **options: Any) -> tuple[str, str]:

@@ -57,6 +57,7 @@ def test_a_record_may_say_that_no_persistent_kernel_runs(word: str) -> None:
 @pytest.mark.parametrize(
     "change", [{"version": 99}, {"template": "gone"}, {"knobs": {"ctas": 1, "strange": 2}}, {"knobs": {"ctas": 999}}]
 )
+@pytest.mark.broad
 def test_a_stale_record_is_passed_over(change: dict[str, object]) -> None:
     choice = replace(grid_choice(256, 16), **change)
     found = choose_geometry(step("lstm", 256, "bfloat16"), machine(choice), "bfloat16", 16)

@@ -78,6 +78,7 @@ def test_several_elements_at_a_time_where_addresses_allow_it() -> None:
 
 @pytest.mark.broad_after(1)
 @pytest.mark.parametrize(("source", "target"), [("bfloat16", "float32"), ("float32", "float16")])
+@pytest.mark.broad
 def test_what_is_moved(source: str, target: str) -> None:
     """Rows of two states, the targets' further apart; what lies between is left alone."""
     rows, sizes, stride = 3, (520, 4), 528

@@ -81,6 +81,7 @@ def test_rows_of_4_byte_pieces() -> None:
         ),
     ],
 )
+@pytest.mark.broad
 def test_heads_and_the_left_operands_own_sums(
     precision: str, heads: int, turned: bool, totals: tuple[int, ...], rows: int, parts: int
 ) -> None:

@@ -123,11 +123,7 @@ def _prepare_images(problem: GpuProblem) -> Prepared:
     import torch
 
     (x,) = problem.inputs
-    runs: dict[str, Callable[[], Any]] = {}
-    for last in (False, True):
-        for compiled in (False, True):
-            name = f"channels {'last' if last else 'first'}{', compiled' if compiled else ''}"
-            runs[name] = partial(images.layer(problem.net, x.dtype, last=last, compiled=compiled).to(x.device), x)
+    runs = {name: partial(layer.to(x.device), x) for name, layer in images.layers(problem.net, x.dtype).items()}
     version = f"{torch.__version__}, cuDNN {torch.backends.cudnn.version()}"
     return Prepared(version, runs, compiling=tuple(name for name in runs if "compiled" in name))
 

@@ -24,6 +24,17 @@ def knows(net: RNN) -> bool:
     return bool(net.cell.name == CELL and net.num_layers == net.num_directions == 1 and not net.reverse)
 
 
+def layers(net: RNN, dtype: torch.dtype) -> dict[str, torch.nn.Module]:
+    """Each way to run it, by name: which one is the quickest depends on sizes and precision."""
+    return {
+        f"channels {'last' if last else 'first'}{', compiled' if compiled else ''}": layer(
+            net, dtype, last=last, compiled=compiled
+        )
+        for last in (False, True)
+        for compiled in (False, True)
+    }
+
+
 def layer(net: RNN, dtype: torch.dtype, *, last: bool = False, compiled: bool = False) -> torch.nn.Module:
     """last: frames have their channels last. compiled: torch.compile makes what is pointwise one kernel."""
     import torch

@@ -12,13 +12,14 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from tvm_rnn.bench.measure.gpu_graphs import capture, replay_us
 from tvm_rnn.bench.peers import images
-from tvm_rnn.bench.peers.models import GpuProblem, Unsupported, in_one_piece, net_of
+from tvm_rnn.bench.peers.models import GpuProblem, Unsupported, in_a_line, in_one_piece, net_of
 from tvm_rnn.errors import ConfigError, TvmRnnError, WeightError, message
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.oracle.reference import reference
@@ -30,11 +31,14 @@ from .compare import OURS, SETTLE_SECONDS, Report, Row, run_facts, spread
 if TYPE_CHECKING:
     import torch
 
-CHECKED = 16  # steps that the oracle differentiates: it takes a second per ten steps of large layers
+CHECKED = 16  # steps that the oracle differentiates, of at most MOST_ROWS rows: seconds for large layers
+MOST_ROWS = 8
+MOST_FLOPS = 1e11  # of what the oracle differentiates: fewer rows and steps of images
 # Largest relative error of a gradient in the Euclidean norm.
 LIMITS = {"float64": 1e-10, "float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}
 ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 MOST_MOVED = 0.2
+BOTH = "both passes"
 SEED = 1  # of the masks of a network with regularisers
 Run = Callable[[], object]
 Array = Any  # of NumPy or torch, as the module takes it
@@ -71,22 +75,23 @@ def compare_training(
     threads = threads or len(os.sched_getaffinity(0))
     bench = (_OnGpu if "variants" in manifest else _OnCpu)(path, net, threads)
     tell("computing the oracle")
-    error = bench.check(min(steps, CHECKED), min(batch, 8))
-    limit = bench.limit(manifest.get("precision", ""), error, min(steps, CHECKED), min(batch, 8))
+    flops = 3 * float(manifest.flops_per_row)
+    sizes = checked(steps, batch, flops)
+    error = bench.check(*sizes)
+    limit = bench.limit(manifest.get("precision", ""), error, *sizes)
     if not error <= limit:
         raise ConfigError(message("the gradients differ from the oracle", got=f"{error:.1e}", expected=f"<= {limit}"))
     tell("measuring")
     busy = [os.getloadavg()[0]]
     found = bench.measure(steps, batch, rounds)
-    flops = 3 * float(manifest.flops_per_row) * batch
-    ours = statistics.median(found[OURS]) / steps
+    ours = statistics.median(found[OURS][1]) / steps
     rows = list[Row]()
-    for name, times in found.items():  # FLOPs of training: of inference, three times
+    for name, (_, times) in found.items():  # FLOPs of training: of inference, three times
         median = statistics.median(times) / steps
         mine = name == OURS
-        figures = (flops / median / 1e3, None if mine else median / ours, error if mine else None)
+        figures = (flops * batch / median / 1e3, None if mine else median / ours, error if mine else None)
         rows.append(Row(name, "", "training", median, spread(times), *figures))
-    rows += [Row("torch", reason=bench.reason)] if bench.reason else []
+    rows += [Row("torch", reason=bench.reason)] if "torch" not in found else []
     busy.append(os.getloadavg()[0])
     facts = run_facts(path, manifest, busy, steps=steps, batch=batch, threads=threads, rounds=rounds)
     return Report(tuple(rows), bench.facts(facts))
@@ -100,9 +105,9 @@ def measure_on_gpu(problem: GpuProblem, rounds: int) -> dict[str, Reply]:
             raise Unsupported("no module was built for it")
         bench = _OnGpu(problem.module, problem.net, 1)
         bench.module.load_weights(problem.net.weights)
-        flops = bench.module.manifest.get("flops_per_row")
-        facts = {"version": bench.module.manifest.versions["tvm_rnn"], "flops_per_row": 3 * float(flops or 0)}
-        sizes = min(point.steps, CHECKED), min(point.batch, 8)
+        flops = 3 * float(bench.module.manifest.get("flops_per_row") or 0)
+        facts = {"version": bench.module.manifest.versions["tvm_rnn"], "flops_per_row": flops}
+        sizes = checked(point.steps, point.batch, flops)
         error = bench.check(*sizes)
         limit = bench.limit(point.precision, error, *sizes)
         if not error <= limit:
@@ -111,11 +116,19 @@ def measure_on_gpu(problem: GpuProblem, rounds: int) -> dict[str, Reply]:
     except (Unsupported, TvmRnnError) as reason:
         return {OURS: {"framework": OURS, **facts, **work, "reason": str(reason).splitlines()[0]}}
     rows = {}
-    for name, times in found.items():
+    for name, (config, times) in found.items():
         us = statistics.median(times)
-        timing = {"us": us, "us_per_step": us / point.steps, "spread": spread(times), "config": "both passes"}
+        timing = {"us": us, "us_per_step": us / point.steps, "spread": spread(times), "config": config}
         rows[name] = {"framework": name, **(facts | {"error": error} if name == OURS else {}), **timing, **work}
-    return {**({"torch": {"framework": "torch", "reason": bench.reason, **work}} if bench.reason else {}), **rows}
+    missing = {"torch": {"framework": "torch", "reason": bench.reason, **work}}
+    return {**(missing if bench.reason else {}), **rows}
+
+
+def checked(steps: int, batch: int, flops: float) -> tuple[int, int]:
+    """Of how many steps and rows the oracle computes gradients; flops: of a row in a step. At least two of each, where
+    there are as many."""
+    rows = min(batch, MOST_ROWS, max(2, int(MOST_FLOPS / (2 * max(flops, 1)))))
+    return min(steps, CHECKED, max(2, int(MOST_FLOPS / (rows * max(flops, 1))))), rows
 
 
 class _OnCpu:
@@ -164,52 +177,59 @@ class _OnCpu:
         rng = np.random.default_rng(0)
         shapes = list(self.net.input_shapes.values())
         x = [self.given(rng.uniform(-1, 1, (steps, batch, *shape))) for shape in shapes]
-        return x, self.given(rng.uniform(-1, 1, (steps, batch, self.net.output_size)))
+        return x, self.given(rng.uniform(-1, 1, (steps, batch, *self.net.output_shape)))
 
     def _gradients(self, x: list[Array], gy: Array) -> Nested:
         seed = {"seed": SEED} if "masks" in self.module.manifest else {}
         _, _, tape = self.module.forward_train(x[0] if len(x) == 1 else tuple(x), **seed)
         return self.module.backward(tape, gy)
 
-    def _torch(self, x: list[Array], gy: Array) -> Run | None:
-        """The same by torch.nn; None, and `reason`, where it has no such layer."""
+    def _torch(self, x: list[Array], gy: Array) -> dict[str, Run]:
+        """The same by torch, in each way that may be its quickest; none, and `reason`, where it has no such layer."""
         try:
             import torch
 
-            layer = self._layer()
+            layers = self._layers()
         except (ImportError, ConfigError) as reason:
             self.reason = str(reason).splitlines()[0]
-            return None
-        leaf = torch.as_tensor(x[0]).clone().requires_grad_(True)
+            return {}
         above = torch.as_tensor(gy)
 
-        def run() -> torch.Tensor:
+        def run(layer: torch.nn.Module, leaf: torch.Tensor) -> torch.Tensor:
             for value in (leaf, *layer.parameters()):
                 value.grad = None
             y, _ = layer(leaf)
             y.backward(above)
-            return y
+            return cast("torch.Tensor", y)
 
-        return run
+        leaf = torch.as_tensor(x[0]).clone().requires_grad_(True)
+        return {name: partial(run, layer, leaf) for name, layer in layers.items()}
 
-    def _layer(self) -> torch.nn.Module:
+    def _layers(self) -> dict[str, torch.nn.Module]:
         import torch
 
         from tvm_rnn.frontends.torch import to_torch_layer
 
         torch.set_num_threads(self.threads)
-        return to_torch_layer(self.net).train()
+        return {BOTH: to_torch_layer(self.net).train()}
 
-    def measure(self, steps: int, batch: int, rounds: int) -> dict[str, list[float]]:
+    def measure(self, steps: int, batch: int, rounds: int) -> dict[str, tuple[str, list[float]]]:
+        """The best configuration of each framework, and its microseconds."""
         x, gy = self._arrays(steps, batch)
-        timers = {OURS: self.timer(lambda: self._gradients(x, gy))}
-        other = self._torch(x, gy)
-        timers |= {} if other is None else {"torch": self.timer(other)}
-        found: dict[str, list[float]] = {name: [] for name in timers}
+        timers = {(OURS, BOTH): self.timer(lambda: self._gradients(x, gy))}
+        for config, run in self._torch(x, gy).items():
+            try:
+                timers["torch", config] = self.timer(run)
+            except Exception as reason:  # its compiler may raise anything, and ours is to be reported
+                self.reason = f"{config}: {in_a_line(reason)}"
+        times: dict[tuple[str, str], list[float]] = {key: [] for key in timers}
         for _ in range(rounds):
-            for name, timer in timers.items():
-                found[name].append(timer())
-        return found
+            for key, timer in timers.items():
+                times[key].append(timer())
+        found: dict[str, tuple[str, list[float]]] = {}
+        for (name, config), own in sorted(times.items(), key=lambda item: statistics.median(item[1])):
+            found.setdefault(name, (config, own))
+        return {name: found[name] for name in dict.fromkeys(name for name, _ in timers)}
 
     def timer(self, run: Run) -> Callable[[], float]:
         """What times a call, in microseconds, after the other's threads have gone to sleep."""
@@ -242,10 +262,11 @@ class _OnGpu(_OnCpu):
     def given(self, value: np.ndarray) -> Array:
         return self.torch.as_tensor(value, device="cuda").to(getattr(self.torch, self.net.dtype))
 
-    def _layer(self) -> torch.nn.Module:
+    def _layers(self) -> dict[str, torch.nn.Module]:
         if images.knows(self.net):
-            return images.layer(self.net, getattr(self.torch, self.net.dtype), last=True).cuda()
-        return in_one_piece(super()._layer().cuda())
+            dtype = getattr(self.torch, self.net.dtype)
+            return {f"{BOTH}, {name}": layer.cuda() for name, layer in images.layers(self.net, dtype).items()}
+        return {name: in_one_piece(layer.cuda()) for name, layer in super()._layers().items()}
 
     def timer(self, run: Run) -> Callable[[], float]:
         captured = capture(run)

@@ -8,6 +8,7 @@ device's time of calls as a user makes them, and of their CUDA graph.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +43,7 @@ def run(names: Sequence[str] = (), device: str = "cpu", records: str | None = No
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(message("--device cuda: torch finds no GPU", do="leave it out to measure on the CPU"))
     torch.set_num_threads(1)
+    os.environ["TVM_RNN_NUM_THREADS"] = "1"  # ours too: CPU time counts, and threads that wait spend it
     # Errors are compared: torch's layers are not to round what is multiplied.
     torch.backends.cudnn.allow_tf32 = False
     facts = cpu_facts(1)

@@ -222,12 +222,14 @@ def generate() -> list[Point]:
 
 
 def images() -> list[Point]:
-    """A ConvLSTM over frames of 64 x 64 pixels, and over smaller ones of more channels."""
+    """A ConvLSTM over frames of 64 x 64 pixels, and over smaller ones of more channels; in inference, and in both
+    passes of training."""
     sizes = ((64, 64, 8), (128, 32, 8), (64, 64, 1))
     return [
-        Point("conv_lstm", hidden, hidden, 20, batch, precision, sizes=(("Y", side),))
+        Point("conv_lstm", hidden, hidden, 20, batch, precision, sizes=(("Y", side),), training=training)
         for hidden, side, batch in sizes
         for precision in ALL
+        for training in (False, True)
     ]
 
 

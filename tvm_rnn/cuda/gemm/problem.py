@@ -21,9 +21,11 @@ from tvm_rnn.cuda.layer.pointers import Place, arithmetic, storage
 from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.graph.tensor_expressions import Index, element
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
-from tvm_rnn.tir.index import wide
+from tvm_rnn.tir.index import int64, wide
 
 from .operands import Operand, known, linear, pack
+
+AHEAD = 8  # items of an epilogue that are loaded before the first of them is computed
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,28 @@ class Problem:
         sums = [value for pair in pairs for value in pair]
         self.finish(w, row, block * (8 * span) + lane % 4 * (2 * span), 2 * span, sums)
 
+    def finish_items(self, w: Writer, items: Sequence[Item]) -> None:
+        """The same of many. What an epilogue reads comes from L2 or memory, and takes as long for one value as for all
+        that are asked for at once: of AHEAD items it is loaded before the first of them is computed."""
+        count, width = 2 * self.fragments.span, self.layout.width
+        if width % count:
+            for item in items:
+                self.finish_rows(w, item.row, item.block, item.lane, item.pairs)
+            return
+        for first in range(0, len(items), AHEAD):
+            spans = []
+            for item in items[first : first + AHEAD]:
+                sums = [value for pair in item.pairs for value in pair]
+                gates = [sums[gate * count : (gate + 1) * count] for gate in range(self.layout.gates)]
+                unit = w.keep(tirx.Cast("int64", item.block * (4 * count) + item.lane % 4 * count))
+                # Loads are inside of the arrays, even where the item is not.
+                at = w.keep(tirx.min(item.row, w["rows"] - 1)), w.keep(tirx.min(unit, int64(width - count)))
+                spans.append((tirx.And(item.row < w["rows"], unit < width), _Span(self, w, *at, gates, True)))
+                spans[-1][1].fetch()
+            for inside, span in spans:
+                with w.when(inside):
+                    span.run()
+
     def finish(self, w: Writer, row: TirExpr, unit: TirExpr, count: int, sums: Sequence[TirExpr]) -> None:
         """The epilogue of `count` consecutive units from `unit` on, in `row`, of those that are there. sums: of the
         first gate's units, then of the next one's."""
@@ -126,6 +150,16 @@ def read_nodes(group: Group, reads: Callable[[Node], Place | None]) -> dict[Node
     return found
 
 
+@dataclass(frozen=True)
+class Item:
+    """A lane's part of one row and a block of units: its sums, two of every 8 columns."""
+
+    row: TirExpr
+    block: TirExpr
+    lane: TirExpr
+    pairs: Sequence[Sequence[TirExpr]]
+
+
 @dataclass
 class _Span:
     """One row and some units: emits loads once per operand, a value per node and unit, and the stores."""
@@ -138,10 +172,29 @@ class _Span:
     aligned: bool  # the first unit is a multiple of their number, and all units exist
     loaded: dict[tuple[Node, Index], list[TirExpr]] = field(default_factory=dict)
 
-    def run(self) -> None:
-        own, root, self.count = self.problem, self.problem.group.root, len(self.sums[0])
+    def __post_init__(self) -> None:
+        self.count = len(self.sums[0])
         self.units = [self.unit if u == 0 else self.w.bind(self.unit + u) for u in range(self.count)]
         self.values: list[dict[Node, TirExpr]] = [{} for _ in self.units]
+
+    def fetch(self) -> None:
+        """Load what is read of these units."""
+        own, zero = self.problem, tirx.const(0.0, self.problem.arithmetic)
+        inside = {own.group.root}
+
+        def read(node: Node, index: Index) -> Expr | None:
+            place = own.reads.get(node)
+            if node in inside or place is None:
+                return zero if node in inside else None
+            return self._vector(node, place, index[:-1])[0] if self._consecutive(index, 0) else zero
+
+        for node in own.group.nodes:
+            if node is not own.group.root and not node.boolean:
+                element(node, (*own.lead, self.unit), read, own.arithmetic)
+                inside.add(node)
+
+    def run(self) -> None:
+        own, root = self.problem, self.problem.group.root
         for node in own.group.nodes:
             if node is root or node.boolean:
                 continue
@@ -166,11 +219,16 @@ class _Span:
         place = own.reads.get(node)
         if place is None:
             return None
-        lead = index[:-1]
-        if index and index[-1] is self.units[u] and all(isinstance(i, int) or i is own.member for i in lead):
-            return self._vector(node, place, lead)[u]
+        if self._consecutive(index, u):
+            return self._vector(node, place, index[:-1])[u]
         at = self._address(place, linear(node, index))
         return tirx.Cast(own.arithmetic, tirx.BufferLoad(self.w[own.names["read", node, 0]], [at]))
+
+    def _consecutive(self, index: Index, u: int) -> bool:
+        """Whether the u-th unit's value lies beside the others'."""
+        if not index or index[-1] is not self.units[u]:
+            return False
+        return all(isinstance(i, int) or i is self.problem.member for i in index[:-1])
 
     def _address(self, place: Place, offset: Expr) -> Expr:
         total = (self.row * place.row_stride if place.row_stride else 0) + offset

@@ -25,7 +25,7 @@ from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import int64, uint32, wide
 
 from .cp_async_pipeline import GemmBody, GemmTile
-from .problem import Problem
+from .problem import Item, Problem
 
 STEPS = 4  # wgmma steps of a stage: 32 bytes of K each
 HIGH = 64  # rows of a warpgroup
@@ -251,8 +251,10 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
             row0 = self._take_item(number)
             self._multiply(product, tell, (own, tile.rows * ROW_BYTES), self.total, first=number * self.total)
             row, blocks = row0 + wide(self.warp * 16), tile.columns // block
+            items = []
             for half in range(2):
+                at = w.bind(row + wide(self.lane // 4 + 8 * half))
                 for n in range(blocks):
                     pairs = [product.acc[n * (block // 8) + i, half] for i in range(block // 8)]
-                    at = w.bind(row + wide(self.lane // 4 + 8 * half))
-                    self.problem.finish_rows(w, at, self.column * blocks + n, self.lane, pairs)
+                    items.append(Item(at, self.column * blocks + n, self.lane, pairs))
+            self.problem.finish_items(w, items)

@@ -5,6 +5,7 @@ CUDA 13.0) where weights are 8 to 105 MB, B is 1 to 128, without the hoisted pro
 
     shared K       LSTM 2048 bf16 B=1, 64, 128: 8.7, 9.6, 13.5; tf32 18.6, 19.2, 24.7
                    LSTM 2560 B=64 bf16 14.8, tf32 31.2
+    wgmma          B=256 GRU 1024 bf16 12.5, LSTM 512 tf32 13.7; B=512 GRU 2048 bf16 31 (H100)
     few_* tiles    LSTM 1024 bf16 B=64: 6.5 for 64 rows; 2048: 25 for 128 rows; float32 2560 B=64: 152
 """
 
@@ -25,6 +26,10 @@ MEMORY_US_PER_MB = 0.2  # more, for what L2 does not hold from step to step
 L2_MB_PER_US = 5.2  # all that all multiprocessors read
 GROUP_US = 1.5  # from the copy of a stage of K until it is multiplied
 FFMA_PER_US = 11e6  # by kernels for few rows
+TALL, LINE = 128, 128  # rows of a tile of wgmma, bytes of a row's stage
+WGMMA_US = 0.0022  # a stage, per column of such a tile: what tensor cores take
+BLOCK_MB_PER_US = 0.11  # what a multiprocessor reads at most
+ITEM_US = 0.45  # of its epilogue: a row and a block of units of a lane
 MEGA = 1e6
 
 
@@ -52,6 +57,8 @@ def _product(group: Group, precision: str, batch: int, target: Target) -> float:
         return max(read, (weights + blocks * batch * depth / cluster * size / MEGA) / L2_MB_PER_US)
     if "units" in knobs:
         return LAUNCH_US + max(read, batch * columns * depth / FFMA_PER_US)
+    if knobs["wide_columns"] and batch >= knobs["wide"]:
+        return max(read if weights > held else 0.0, _wgmma(unit, knobs, batch, target, size))
     return max(read if weights > held else 0.0, _tiles(unit, knobs, batch, target, size))
 
 
@@ -62,3 +69,14 @@ def _tiles(unit: Unit, knobs: Config, batch: int, target: Target, size: int) -> 
     tiles = ceil(batch / rows) * ceil(unit.gates * unit.width / columns)
     groups = ceil(sum(ceil(depth * size / 128) for depth in unit.depths) / pace)
     return LAUNCH_US + ceil(tiles / (target.sms * blocks)) * groups * GROUP_US / (stages - 1)
+
+
+def _wgmma(unit: Unit, knobs: Config, batch: int, target: Target, size: int) -> float:
+    """Tiles of wgmma, of which a pair shares its weights; where they would be few, of half the columns, alone."""
+    columns, pair = (knobs["wide_columns"] // 2, 1) if batch < knobs["mid"] else (knobs["wide_columns"], 2)
+    tiles = ceil(batch / (TALL * pair)) * pair * ceil(unit.gates * unit.width / columns)
+    each = (TALL + columns / pair) * LINE / MEGA
+    stage = max(columns * WGMMA_US, each / BLOCK_MB_PER_US, each * min(tiles, target.sms) / L2_MB_PER_US)
+    stages = sum(ceil(depth * size / LINE) for depth in unit.depths)
+    items = columns / (4 * unit.gates)
+    return LAUNCH_US + GROUP_US + ceil(tiles / target.sms) * (stages * stage + items * ITEM_US)
