@@ -67,6 +67,7 @@ def test_the_commands_run_in_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.broad
+@pytest.mark.broad
 def test_the_program_in_c_is_one(tmp_path: Path) -> None:
     """With what it leaves to the reader: where inputs come from, and what an error does."""
     (program,) = [text for language, text in BLOCKS if language == "c"]

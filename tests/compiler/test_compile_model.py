@@ -17,6 +17,7 @@ from tvm_rnn.module_file.schema import SHARED
 from tvm_rnn.runtime.runtime import read_container
 
 
+@pytest.mark.broad
 def test_one_file_says_what_all_share_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "texts", lambda net, options: [("trace", f"of {net.cell.name}")])
     rnn.compile(two(), batch=[1, 16], without=["fuse_pointwise"], dump=tmp_path / "stages").export(tmp_path / "m.so")

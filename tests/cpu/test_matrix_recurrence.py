@@ -143,7 +143,7 @@ def test_long_stretches_lose_no_more_than_the_table_says(steps: int) -> None:
         assert np.array_equal(again[0], got) and all(np.array_equal(again[1][n], state[n]) for n in state)
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("net", NETS, ids=str)
 @pytest.mark.parametrize("c", [rnn.cells.gated_delta_net, rnn.cells.mlstm], ids=lambda c: c.name)
 def test_matrices_are_those_of_the_oracle(c: rnn.Cell, net: dict[str, int]) -> None:

@@ -7,9 +7,10 @@ from onnx_cases import GROUPS, SMALL, Found, cases, fixed, outcome
 
 
 def test_small_inputs_are_constants() -> None:
-    case, *_ = (case for case in cases("moves", ("squeeze",)) if len(case.inputs) == 2)
+    found = cases("moves", ("squeeze",))  # and those of other files that something has read before
+    case, *_ = (case for case in found if case.name.startswith("test_squeeze") and len(case.inputs) == 2)
     made, given = fixed(case.model, case.inputs)
-    assert case.name.startswith("test_squeeze") and [*given] == [case.model.graph.input[0].name]
+    assert [*given] == [case.model.graph.input[0].name]
     assert made.graph.initializer[0].name == case.model.graph.input[1].name
 
 

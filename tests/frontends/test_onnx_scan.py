@@ -67,7 +67,7 @@ def goes_and_comes_back(net: rnn.RNN, path: Path, name: str) -> None:
         assert_close(onnx_runtime(onnx.load(path), feeds), found, "float32", 6, name)
 
 
-@pytest.mark.broad_after(3)
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in OTHERS)])
 @pytest.mark.parametrize("options", [{}, {"reverse": True}, {"num_layers": 2, "bidirectional": True}], ids=str)
 def test_what_to_onnx_writes_is_read(name: str, options: dict[str, Any], tmp_path: Path) -> None:

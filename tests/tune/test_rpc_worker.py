@@ -70,7 +70,7 @@ def test_a_module_in_another_session_gives_the_same_bits_and_its_time(tmp_path: 
     assert seconds > 0 and inputs == 2 and weights  # of each length of x once
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize(("what", "code"), [("crash", 0), ("hang", 0), ("stop", 7)])
 def test_a_guarded_process_that_crashes_or_hangs_leaves_in_order(tmp_path: Path, what: str, code: int) -> None:
     done = local(tmp_path, what)

@@ -78,7 +78,7 @@ def sweep(net: rnn.RNN, module: TrainingModule, monkeypatch: pytest.MonkeyPatch,
     guarded()
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("name", QUICK)
 def test_gradients_are_the_oracle_s(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net, module = quick(name)

@@ -70,7 +70,7 @@ def blocks_of(knobs: dict[str, int], kind: str, sizes: tuple[int, int, int, tupl
     return members * -(-rows // high) * -(-width // units) * knobs.get(f"{own}_cluster", 1)
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("precision", "kind", "sizes", "rows"),
     [

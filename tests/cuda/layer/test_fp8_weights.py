@@ -137,7 +137,7 @@ def e4m3_case(name: str, hidden: int, batch: int, precision: str, **how: Any) ->
     return case
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("name", "hidden", "precision", "geometry"),
     [

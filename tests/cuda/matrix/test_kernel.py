@@ -7,7 +7,7 @@ from emulated import Case
 from matrix_steps import TOLERANCE, matrix_error
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize(("hidden", "precision"), [(20, "bfloat16"), (24, "float16"), (9, "float32"), (40, "bfloat16")])
 def test_all_steps(hidden: int, precision: str) -> None:
     """Rows and columns that fill tiles, and that do not."""

@@ -9,7 +9,8 @@ from matrix_steps import TOLERANCE, matrix_error
 from tvm_rnn.cuda.matrix.streams import AHEAD
 
 
-@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.broad_after(1)
+@pytest.mark.parametrize("reverse", [True, False])
 def test_lengths_and_resets(reverse: bool) -> None:
     case = Case("m2rnn", 20, 4, 2 * AHEAD + 1, "bfloat16")
     assert matrix_error(case, reverse, lengths=True, reset=True) < TOLERANCE["bfloat16"]

@@ -33,7 +33,7 @@ def test_places_are_used_again(
     assert persistent_error(case, {**geometry, "polled": 1}, seed=seed) < tolerance(precision, 17)
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("cell", ["lstm", "gru_reset_before"])
 def test_a_warp_that_is_a_step_ahead_does_not_meet_for_its_neighbour(cell: str, seed: int) -> None:

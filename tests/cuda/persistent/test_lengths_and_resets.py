@@ -22,6 +22,7 @@ def check(case: Case, geometry: dict[str, Any], modes: list[tuple[bool, bool, bo
         assert found < tolerance(case.precision, case.steps), (found, mode)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("geometry", [cluster(2, 8), pytest.param(grid(2, 16, warps_k=2), marks=pytest.mark.slow)])
 def test_lengths_and_resets(geometry: dict[str, Any]) -> None:
     check(Case("lstm", 20, 9, 5, "bfloat16"), geometry, MODES)
