@@ -87,3 +87,12 @@ def test_passes_that_there_are() -> None:
     assert check_passes(["fuse_pointwise"]) == {"fuse_pointwise"}
     with pytest.raises(ConfigError, match="no such pass"):
         check_passes(["fuse"])
+
+
+def test_passes_are_for_the_gpu_whose_kernels_all_others_can_run() -> None:
+    """That with the least shared memory; of equals the first."""
+    h200, b200, a100, ada = (GPUS[f"nvidia-{name}"] for name in ("h200", "b200", "a100", "rtx-4090"))
+    assert Options(h200, targets=(h200,)).least is h200
+    assert Options(h200, targets=(h200, a100, ada)).least is ada
+    assert Options(b200, targets=(b200, h200)).least is b200
+    assert Options(TABLE["x86-64-v3"]).least is TABLE["x86-64-v3"]

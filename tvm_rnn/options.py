@@ -42,6 +42,11 @@ class Options:
     targets: tuple[Target, ...] = ()
     generate: bool = False
 
+    @property
+    def least(self) -> Target:
+        """What passes are for: of several GPUs that with the least shared memory, whose kernels all others can run."""
+        return min(self.targets, key=lambda gpu: gpu.shared_bytes, default=self.target)
+
     def of(self, dtype: str) -> Options:
         """For a network of that dtype: precision and stored as they are there. Raises ConfigError."""
         machine, precision = self.target, precision_name(dtype, self.precision or None)

@@ -127,6 +127,6 @@ def passed(net: RNN, options: Options) -> Passed:
 
     def graphs(net: RNN, options: Options) -> list[tuple[str, Layers]]:
         training, precision = options.training, options.precision
-        return run(net, options.target, options.without, options.batches, training=training, precision=precision)
+        return run(net, options.least, options.without, options.batches, training=training, precision=precision)
 
     return Passed(net, options, graphs)
