@@ -67,7 +67,7 @@ def test_a_pipeline_asks_for_a_steps_own_values_between_products() -> None:
 @pytest.mark.broad
 def test_the_values_of_a_later_step_are_asked_for_as_soon_as_a_phase_has_read_its_own() -> None:
     """Not at the step's end: what is loaded then, the next step would wait for as it begins."""
-    (back,) = trained("lstm", 64, "bfloat16")[1].backward.backs
+    (back,) = trained("lstm", 256, "bfloat16")[1].backward.backs
     text = text_of(back.layer.regimes[0].kernels[0])
     asked = [text.index(f"* 2) + {ahead}) < steps") for ahead in (2, 3)]
     products = [m.start() for m in re.finditer("mma_sync", text[text.index("st_async") :])]
