@@ -56,3 +56,10 @@ def test_what_is_kept_where_nobody_says() -> None:
 def test_unknown_names_are_errors(name: str) -> None:
     with pytest.raises(ConfigError, match=r"no such choice[\s\S]*values"):
         check(name, "float32", "cuda")
+
+
+@pytest.mark.parametrize("sizes", [{"N": 8}, {}], ids=str)
+def test_products_of_matrix_states_wait_for_no_memory(sizes: dict[str, int]) -> None:
+    """They stay in registers; a matrix of each step on the tape would leave no room there for those of a step."""
+    net = rnn.RNN(rnn.cells.m2rnn, 32, dtype="bfloat16", H=64, K=64, **sizes)
+    assert chosen(True, net, resolve("nvidia-h200"), (16,)) == "states"
