@@ -10,9 +10,9 @@ forward, and forward that runs again, are the same bits. Networks of 16 bits hav
 most, else, and on CPUs, "values". So does what tensor cores multiply; strict float32 of large layers does not. The
 model is of four numbers: a step of a layer takes 2.85 us at least; a third of the FLOPs of both passes, those of
 products within the steps, and the rest, which are over all steps at once, have a rate each, and what products that run
-again write and read has one too: small members wait for memory, products of matrix states do not. LSTMs on an H200, predicted and measured: 4 x 512 in
-bfloat16 11, 12 %, 2560 20, 18; in TF32 2560 21, 18, GRU 1024 16, 17. 16 members of GRU 128, 32 rows, on an H100: 24,
-25 %, and both passes took 608 us with "states", 513 with "values".
+again write and read has one too: small members wait for memory, products of matrix states do not. LSTMs on an H200,
+predicted and measured: 4 x 512 in bfloat16 11, 12 %, 2560 20, 18; in TF32 2560 21, 18, GRU 1024 16, 17. 16 members of
+GRU 128, 32 rows, on an H100: 24, 25 %, and both passes took 608 us with "states", 513 with "values".
 """
 
 from __future__ import annotations
