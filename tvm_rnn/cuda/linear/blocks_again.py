@@ -25,12 +25,10 @@ from functools import cached_property
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted
 from tvm_rnn.cuda.codegen.register_tile import RegisterTile
 from tvm_rnn.cuda.codegen.vector_access import pack
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
-from tvm_rnn.cuda.layer.regime import MASK_POINTERS, MASK_SCALARS
-from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.expr import Buffer, TirExpr
 from tvm_rnn.tir.index import uint32, wide
 
@@ -38,7 +36,7 @@ from .block_keys import KeySums, Steps
 from .block_products import Products
 from .blocks_layout import BlocksLayout
 from .chunk_tile import BLOCK, TRIANGLE_PITCH
-from .part_operands import Operands, Place
+from .part_operands import Operands, Place, kernels_of_parts
 from .steps_again import BOTH, EVERY, GRADIENT, STATE, marks_name
 
 UNROLLED = (8, 4, 2, 1)  # copies of a lane in a row
@@ -53,17 +51,7 @@ class BlocksAgain(BlocksLayout):
     @cached_property
     def kernels(self) -> tuple[Kernel, Kernel]:
         """Without and with lengths and resets."""
-        return self._kernel(False), self._kernel(True)
-
-    def _kernel(self, masked: bool) -> Kernel:
-        def run(w: Writer) -> None:
-            with flavour(self.pair.precision), I.attr({"tirx.launch_bounds_min_blocks_per_sm": self.resident}):
-                _Body(w, self, masked).run()
-
-        pointers = (*self.pair.pointers, *(MASK_POINTERS if masked else ()))
-        scalars = (("steps", "int32"), ("batch", "int32"), *(MASK_SCALARS if masked else ()))
-        name = f"{self.name}_masked" if masked else self.name
-        return write(name, pointers, scalars, run, threads=self.threads, shared_bytes=self.shared_bytes)
+        return kernels_of_parts(self, lambda w, masked: _Body(w, self, masked).run())
 
 
 class _Place(Place):

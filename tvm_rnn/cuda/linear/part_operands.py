@@ -6,26 +6,44 @@ In: a kernel's writer, a layout with a `Pair`. Out: `Place`, which part, batch r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Writer, converted
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
 from tvm_rnn.cuda.gemm.operands import COPY, COPY_PIECE
 from tvm_rnn.cuda.layer.packed_layout import SIZES, ceil_div
-from tvm_rnn.cuda.layer.regime import FOREVER
+from tvm_rnn.cuda.layer.regime import MASK_POINTERS, MASK_SCALARS
+from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.expr import TirExpr
 from tvm_rnn.tir.index import wide
 
 from .blocks_layout import PAD, BlocksLayout, is_column
 from .chunk_tile import piece_bytes
 from .recurrence import Rows
-from .steps_again import EVERY
+from .steps_again import EVERY, end_of
 
 UNROLLED = (8, 4, 2, 1)  # copies of a lane in a row
 FOUR_BYTES = 4  # an asynchronous copy has at least
 ONE = tirx.const(1.0, "float32")
+
+
+def kernels_of_parts(layout: BlocksLayout, body: Callable[[Writer, bool], None]) -> tuple[Kernel, Kernel]:
+    """The kernel of which a block of threads has a part, without and with lengths and resets. body: what it does."""
+
+    def kernel(masked: bool) -> Kernel:
+        def run(w: Writer) -> None:
+            with flavour(layout.pair.precision), I.attr({"tirx.launch_bounds_min_blocks_per_sm": layout.resident}):
+                body(w, masked)
+
+        pointers = (*layout.pair.pointers, *(MASK_POINTERS if masked else ()))
+        scalars = (("steps", "int32"), ("batch", "int32"), *(MASK_SCALARS if masked else ()))
+        name = f"{layout.name}_masked" if masked else layout.name
+        return write(name, pointers, scalars, run, threads=layout.threads, shared_bytes=layout.shared_bytes)
+
+    return kernel(False), kernel(True)
 
 
 class Place:
@@ -58,13 +76,8 @@ class Place:
         w = self.w
         if not self.masked:
             return self.count
-        ends = w.local(1, "int32")
-        w.store(ends, tirx.const(FOREVER, "int32"), 0)
-        with w.when(tirx.NE(w["has_lengths"], tirx.const(0, "int32"))):
-            most = tirx.Min(w["lengths"][wide(self.row)], tirx.const(FOREVER, "int64"))
-            w.store(ends, tirx.Cast("int32", most), 0)
-        self.end = ends[0]
-        return w.keep(tirx.max(tirx.min(self.count, ends[0] - w["start"] - self.first), 0))
+        self.end = end_of(w, self.row)
+        return w.keep(tirx.max(tirx.min(self.count, self.end - w["start"] - self.first), 0))
 
     def at(self, name: str, rows: Rows, step: TirExpr) -> TirExpr:
         """Where an operand's vector of a step of the part begins."""

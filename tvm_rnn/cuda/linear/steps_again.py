@@ -167,6 +167,17 @@ class StepsAgain:
         return write(name, pointers, scalars, run, threads=32)
 
 
+def end_of(w: Writer, row: TirExpr) -> TirExpr:
+    """Of a kernel with lengths: the step, counted from the beginning of all, at which a row ends."""
+    ends = w.local(1, "int32")
+    w.store(ends, tirx.const(FOREVER, "int32"), 0)
+    with w.when(tirx.NE(w["has_lengths"], tirx.const(0, "int32"))):
+        most = tirx.Min(w["lengths"][wide(row)], tirx.const(FOREVER, "int64"))
+        w.store(ends, tirx.Cast("int32", most), 0)
+    end: TirExpr = ends[0]
+    return end
+
+
 class _Operands:
     """What steps read, in registers as it is in memory: a step's is asked for while the one before it is made."""
 
@@ -237,13 +248,8 @@ class _Body:
         w = self.w
         if not self.masked:
             return self.count
-        ends = w.local(1, "int32")
-        w.store(ends, tirx.const(FOREVER, "int32"), 0)
-        with w.when(tirx.NE(w["has_lengths"], tirx.const(0, "int32"))):
-            most = tirx.Min(w["lengths"][wide(self.row)], tirx.const(FOREVER, "int64"))
-            w.store(ends, tirx.Cast("int32", most), 0)
-        self.end = ends[0]
-        return w.keep(tirx.max(tirx.min(self.count, ends[0] - w["start"] - self.first), 0))
+        self.end = end_of(w, self.row)
+        return w.keep(tirx.max(tirx.min(self.count, self.end - w["start"] - self.first), 0))
 
     def within(self, name: str) -> list[TirExpr]:
         """Where in an operand of a step this lane's elements are."""
