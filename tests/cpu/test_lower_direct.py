@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tvm
+import tvm_ffi
 from networks import arguments, network
+from tvm import tirx
 
 import tvm_rnn as rnn
+from tvm_rnn.compiler.link import generate
 from tvm_rnn.cpu.lower_direct import direct_of, narrowed
 from tvm_rnn.options import Options
 from tvm_rnn.oracle.tolerance import assert_close
@@ -109,6 +114,29 @@ def test_who_has_no_such_function() -> None:
     assert not has(small) and not has(small, batches=(2,)) and not has(small, batches=(1,), stored="int8")
     assert not has(network("gru", 3, 4, bidirectional=True), batches=(1,))
     assert not has(rnn.RNN(rnn.cells.gru, 300, 300), batches=(1,))
+
+
+def functions_of(net: rnn.RNN) -> dict[str, tirx.PrimFunc]:
+    own = direct_of(passed(net, Options(TABLE["x86-64-v4"], batches=(1,)).of(net.dtype)))
+    assert own is not None
+    return own.functions()
+
+
+def test_products_stay_loops() -> None:
+    """LLVM does not know how long they are, or it would unroll them."""
+    known: list[bool] = []
+    body = functions_of(network("lstm", 12, 16))["direct"].body
+    tvm_ffi.structural_walk(body, (tirx.For, lambda loop: known.append(isinstance(loop.extent, tirx.IntImm))))
+    assert known.count(False) >= 4
+
+
+@pytest.mark.broad
+def test_products_fit_the_registers() -> None:
+    """Unrolled whole, they keep more than 30 values on the stack."""
+    module = tvm.IRModule(functions_of(network("lstm", 16, 16)))
+    asm = generate(module, TABLE["x86-64-v4"]).mod.inspect_source("asm")
+    own = asm[asm.index("\ndirect:") : asm.index("\n.Lfunc_end", asm.index("\ndirect:"))]
+    assert own.count("vfmadd") > 50 and len(re.findall(r"%zmm\d+, -?\d*\(%rsp\)", own)) < 4
 
 
 @pytest.mark.parametrize(("sizes", "width"), [([4], 16), ([8], 32), ([5], 64), ([24], 32), ([16, 8], 32), ([64], 64)])
