@@ -21,9 +21,9 @@ from .options import Jobs, Json, Rows, Steps, grouped
 MODELS = "models"
 CPU_PEERS = "torch,onnxruntime,openvino,numpy"
 SUITE_HELP = (
-    "Measure a suite. On this CPU: cpu-grid, cpu-random, streaming, audio, generate, fastrnns, deepbench, zoo, "
-    "ablation, linear or models (whole ones, of packages). With --build or --modules on a GPU: gpu-grid, any-batch, "
-    "random, generate, images, blog, deepbench, flashrnn, heads, zoo, ablation or linear."
+    "Measure a suite. On this CPU: cpu-grid, cpu-random, streaming, audio, browser, generate, fastrnns, deepbench, "
+    "zoo, ablation, linear or models (whole ones, of packages). With --build or --modules on a GPU: gpu-grid, "
+    "any-batch, random, generate, images, blog, deepbench, flashrnn, heads, zoo, ablation or linear."
 )
 PEERS_HELP = (
     f"Peers, comma-separated. [{CPU_PEERS}; also torch-loop, torch-compile, torch-cuda-graph; of a GPU: torch, or any "
@@ -33,7 +33,7 @@ TRAINING_HELP = "Time forward and backward passes of MODULE, on CPU or GPU, and 
 ONLY_HELP = "Points by words of their names: h256,b16,b64,lstm,bf16. Words of one kind are alternatives."
 
 STREAM_HELP = "One step a call, as a stream is served: percentiles of a call's time."
-PACKAGES_HELP = "The folder where the packages of the models suite lie. [where Python finds them]"
+PACKAGES_HELP = "The folder of the models suite's packages [where Python finds them]; of browser: node_modules."
 RTNEURAL_HELP = "Sources of RTNeural, to be built and measured in the audio suite."
 MODULE_HELP = "A .so file of `compile`, for a CPU."
 
@@ -106,6 +106,8 @@ def bench(
 
     $ tvm-rnn bench --suite audio --rtneural RTNeural --records audio.jsonl
 
+    $ tvm-rnn bench --suite browser --packages node_modules --records browser.jsonl
+
     $ tvm-rnn bench --suite models --packages DIR --threads 1 --records models.jsonl
 
     $ tvm-rnn bench --suite gpu-grid --build modules --only lstm,bf16
@@ -122,8 +124,8 @@ def bench(
         raise typer.BadParameter("give a MODULE to time on the CPU, or --suite to measure many networks")
     if suite.suite is not None and suite.build is not None and suite.modules is not None:
         raise typer.BadParameter("--build DIR compiles a suite, --modules DIR measures it: one after the other")
-    if suite.packages is not None and suite.suite != MODELS:
-        raise typer.BadParameter("--packages DIR is for --suite models")
+    if suite.packages is not None and suite.suite not in (MODELS, "browser"):
+        raise typer.BadParameter("--packages DIR is for --suite models, or browser")
     if module is not None:
         _module(module, timing, shown)
     elif suite.suite == MODELS and suite.build is None and suite.modules is None:
@@ -214,9 +216,8 @@ def _suite(suite: SuiteOptions, timing: Timing, shown: Shown) -> None:
     points = suites.select(every, suite.only)
     with progress(shown.as_json) as stage:
         if suite.modules is None:
-            from tvm_rnn.bench.run import audio_suite, cpu_suite  # no sooner: they need the compiler
+            from tvm_rnn.bench.run import audio_suite, browser_suite, cpu_suite  # no sooner: they need the compiler
 
-            audio = name == "audio"
             on_cpu = cpu_suite.Options(
                 tuple(timing.peers(suites_cpu.PEERS.get(name, CPU_PEERS))),
                 threads=timing.threads,
@@ -224,8 +225,10 @@ def _suite(suite: SuiteOptions, timing: Timing, shown: Shown) -> None:
                 rounds=timing.rounds,
                 stream=timing.stream or name in suites_cpu.STREAMS,
             )
-            if audio:
+            if name == "audio":
                 found = audio_suite.run(points, on_cpu, shown.records, rtneural=suite.rtneural, progress=stage)
+            elif name == "browser":
+                found = browser_suite.run(points, on_cpu, shown.records, packages=suite.packages, progress=stage)
             else:
                 found = cpu_suite.run(points, on_cpu, shown.records, every=every, progress=stage)
         else:

@@ -64,7 +64,7 @@ class Timed(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """A built program. config: how it calls the network. samples: of a call."""
+    """A built program. config: how it calls the network. samples: of a call. run_by: what runs its file."""
 
     framework: str
     version: str
@@ -72,13 +72,14 @@ class Program:
     path: Path
     problem: Problem
     samples: int
+    run_by: tuple[str, ...] = ()
 
     def run(self, seconds: float) -> tuple[Timed, np.ndarray]:
         """What it timed in a process of its own, and y of the whole stream, [T, 1, outputs]. Raises Unsupported."""
         x, y = (self.path.with_suffix(f".{name}") for name in "xy")
         self.problem.x.tofile(x)
         weights = self.path.with_suffix(".weights")
-        command = [*map(str, (self.path, x, weights, y)), str(seconds)]
+        command = [*self.run_by, *map(str, (self.path, x, weights, y)), str(seconds)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
         except (subprocess.SubprocessError, OSError) as reason:

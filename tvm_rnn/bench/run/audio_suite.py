@@ -99,7 +99,7 @@ def _measure(point: Point, options: Options, rtneural: str | os.PathLike[str] | 
         path = os.path.join(folder, "module.so")
         try:
             compile(net, batch=1, progress=False).export(path)
-            entries = _prepared(bundle_programs(problem_of(net, path), Path(folder), point.steps), net, options)
+            entries = prepared(bundle_programs(problem_of(net, path), Path(folder), point.steps), net)
         except (TvmRnnError, Unsupported) as reason:
             yield {"framework": OURS, "reason": " ".join(str(reason).split())}
             return
@@ -107,7 +107,7 @@ def _measure(point: Point, options: Options, rtneural: str | os.PathLike[str] | 
         if rtneural is not None:
             try:
                 theirs = rtneural_program(entries[0].program.problem, Path(folder), point.steps, rtneural)
-                entries += _prepared([theirs], net, options)
+                entries += prepared([theirs], net)
             except Unsupported as reason:
                 failed = {"framework": "rtneural", "reason": str(reason)}
         for _ in range(options.rounds):
@@ -126,7 +126,7 @@ def problem_of(net: RNN, path: str) -> Problem:
     return Problem(path, manifest, weights, inputs, 1)
 
 
-def _prepared(programs: Sequence[Program], net: RNN, options: Options) -> list[Entry]:
+def prepared(programs: Sequence[Program], net: RNN) -> list[Entry]:
     """The programs whose results are the oracle's. Raises Unsupported for one that differs."""
     expected, _ = reference(net)(programs[0].problem.inputs)
     limit, found = tolerance(net.dtype, STREAM_STEPS), list[Entry]()

@@ -75,6 +75,11 @@ def audio() -> list[Point]:
     return [Point(cell, n, n, samples, 1, DTYPE) for cell in ("lstm", "gru") for n, samples in sizes]
 
 
+def browser() -> list[Point]:
+    """One row, one step a call, as a page calls it: an amplifier, and a voice detector's LSTM (Silero's has 128)."""
+    return [Point(cell, n, n, 1, 1, DTYPE) for cell in ("lstm", "gru") for n in (16, 64, 128)]
+
+
 def generate() -> list[Point]:
     """An LSTM that writes, token after token, of a small vocabulary and of a large one: the surest token, and a drawn
     one. Fewer steps where a token takes longer: seconds a call for the slowest peer."""
@@ -88,5 +93,5 @@ def generate() -> list[Point]:
 
 PEERS = {"audio": "onnxruntime", "generate": "torch,torch-compile"}  # of suites that other peers run than usual
 STREAMS = ("streaming",)  # timed call by call
-EVERY = (cpu_grid, cpu_random, fastrnns, deepbench, zoo, ablation, linear, streaming, audio, generate)
+EVERY = (cpu_grid, cpu_random, fastrnns, deepbench, zoo, ablation, linear, streaming, audio, browser, generate)
 SUITES: suites.Suites = {f.__name__.replace("_", "-"): f for f in EVERY}
