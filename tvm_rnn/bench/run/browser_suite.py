@@ -40,7 +40,7 @@ def run(
     """
     found = list[Record]()
     with writing(found, records) as write:
-        clock = "CPU time of the process; percentiles: wall time"
+        clock = "CPU time of the thread; percentiles: wall time"
         write({"kind": "facts", **cpu_facts(1), "target": TARGET, "clock": clock})
         for point in Run(write, options.limit, progress).each(points):
             for record in _measure(point, options, packages):
