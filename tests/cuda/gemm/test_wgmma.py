@@ -145,14 +145,24 @@ def test_steps_of_more_rows_than_share_k(size: str, gates: int, width: int, dept
     check(size, "bfloat16", hoisted(gates, width, (depth,), "step"), rows, blocks)
 
 
-def test_a_step_s_epilogue_loads_what_several_items_read_before_it_stores() -> None:
+@pytest.mark.parametrize("width", [64, 61])
+def test_a_step_s_epilogue_loads_what_several_items_read_before_it_stores(width: int) -> None:
     """One after the other, loads took longer than the products."""
-    kernel = variant_of(made(lstm_step(64, 64), batches=(256,)), "mid").kernel
+    kernel = variant_of(made(lstm_step(width, 64), batches=(256,)), "mid").kernel
     text = text_of(kernel).split('extern "C"')[-1]
     loads, stores = (
-        [m.start() for m in re.finditer(word, text)] for word in (r"ptx_ld_\w*global", r"ptx_st_\w*global")
+        [m.start() for m in re.finditer(word, text)]
+        for word in (r"ptx_ld_\w*global|\)_ptr\w*\[\(\(", r"ptx_st_\w*global|\n +_ptr\w*\[\(\(.*\)\] = ")
     )
     assert sum(at < stores[0] for at in loads) >= 5 * 8  # four gates and c of 8 items
+
+
+def test_weights_are_fetched_while_the_kernel_before_still_runs() -> None:
+    """Rows are not, nor what the epilogue reads."""
+    kernel = variant_of(made(lstm_step(64, 64), batches=(256,)), "mid").kernel
+    text = text_of(kernel).split('extern "C"')[-1]
+    words = ("griddepcontrol_launch_dependents", "cp_async_bulk", "griddepcontrol_wait", "cp_async_cg")
+    assert kernel.shares and sorted(words, key=text.index) == [*words] and text.count(words[2]) == 2
 
 
 def script(dtype: str = "bfloat16", columns: int = 64, first: bool = False, **options: Any) -> tuple[str, str]:
