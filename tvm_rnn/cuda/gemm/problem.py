@@ -8,7 +8,6 @@ store the results, as vectors where alignment allows it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -91,7 +90,10 @@ class Problem:
         """The same of many. What an epilogue reads comes from L2 or memory, and takes as long for one value as for all
         that are asked for at once: of AHEAD items it is loaded before the first of them is computed."""
         count, width = 2 * self.fragments.span, self.layout.width
-        whole = width % count == 0
+        if width % count:
+            for item in items:
+                self.finish_rows(w, item.row, item.block, item.lane, item.pairs)
+            return
         for first in range(0, len(items), AHEAD):
             spans = []
             for item in items[first : first + AHEAD]:
@@ -99,9 +101,8 @@ class Problem:
                 gates = [sums[gate * count : (gate + 1) * count] for gate in range(self.layout.gates)]
                 unit = w.keep(tirx.Cast("int64", item.block * (4 * count) + item.lane % 4 * count))
                 # Loads are inside of the arrays, even where the item is not.
-                row, at = w.keep(tirx.min(item.row, w["rows"] - 1)), unit
-                at = w.keep(tirx.min(unit, int64(width - count))) if whole else unit
-                spans.append((tirx.And(item.row < w["rows"], unit < width), _Span(self, w, row, at, gates, whole)))
+                at = w.keep(tirx.min(item.row, w["rows"] - 1)), w.keep(tirx.min(unit, int64(width - count)))
+                spans.append((tirx.And(item.row < w["rows"], unit < width), _Span(self, w, *at, gates, True)))
                 spans[-1][1].fetch()
             for inside, span in spans:
                 with w.when(inside):
@@ -114,8 +115,16 @@ class Problem:
         gates = [sums[gate * count : (gate + 1) * count] for gate in range(self.layout.gates)]
         with w.when(row < w["rows"]):
             unit = w.bind(tirx.Cast("int64", unit))
-            with w.when(unit < width):
-                _Span(self, w, row, unit, gates, width % count == 0).run()
+            whole = width % count == 0
+            if whole or count == 1:
+                with w.when(unit < width):
+                    _Span(self, w, row, unit, gates, whole).run()
+                return
+            with w.when(unit + count <= width):
+                _Span(self, w, row, unit, gates, False).run()
+            for u in range(count - 1):
+                with w.when(tirx.And(unit + count > width, unit + u < width)):
+                    _Span(self, w, row, unit + u, [[own[u]] for own in gates], False).run()
 
 
 def read_nodes(group: Group, reads: Callable[[Node], Place | None]) -> dict[Node, Place]:
@@ -160,18 +169,12 @@ class _Span:
     row: Expr
     unit: TirExpr
     sums: Sequence[Sequence[TirExpr]]  # of each gate
-    aligned: bool  # the first unit is a multiple of their number, and all units exist, or none does
+    aligned: bool  # the first unit is a multiple of their number, and all units exist
     loaded: dict[tuple[Node, Index], list[TirExpr]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.count, last = len(self.sums[0]), self.problem.layout.width - 1
-        each = [self.unit + u if u else self.unit for u in range(self.count)]
-        self.there = [None if self.aligned or not u else self.w.keep(unit <= last) for u, unit in enumerate(each)]
-        if self.aligned:
-            self.units = [self.w.bind(unit) if u else unit for u, unit in enumerate(each)]
-        else:  # of units that are not there another one's values are loaded
-            self.units = [self.w.keep(tirx.min(unit, int64(last))) for unit in each]
-        self.unit = self.units[0]
+        self.count = len(self.sums[0])
+        self.units = [self.unit if u == 0 else self.w.bind(self.unit + u) for u in range(self.count)]
         self.values: list[dict[Node, TirExpr]] = [{} for _ in self.units]
 
     def fetch(self) -> None:
@@ -251,8 +254,7 @@ class _Span:
         buffer = self.w[own.names["read", node, 0]]
         size_at_once = self._bytes(place, first, second - first)
         if not size_at_once:
-            each = [self._address(place, unit + (first + own.further(second - first))) for unit in self.units]
-            loads = [tirx.BufferLoad(buffer, [one]) for one in each]
+            loads = [tirx.BufferLoad(buffer, [at + u if u else at]) for u in range(self.count)]
             self.loaded[key] = [self.w.keep(tirx.Cast(own.arithmetic, load)) for load in loads]
             return self.loaded[key]
         words = self.count * size // 4
@@ -272,9 +274,8 @@ class _Span:
         at = self._address(place, self.unit + (offset + self.problem.further(apart)))
         size_at_once = self._bytes(place, offset, apart)
         if not size_at_once:
-            for u, (value, there) in enumerate(zip(values, self.there, strict=True)):
-                with nullcontext() if there is None else self.w.when(there):
-                    self.w.store(buffer, tirx.Cast(place.dtype, value), at + u if u else at)
+            for u, value in enumerate(values):
+                self.w.store(buffer, tirx.Cast(place.dtype, value), at + u if u else at)
             return
         words = [converted(v, place.dtype) for v in values] if size > 2 else pack(self.w, values, place.dtype)
         each = max(4, size)
