@@ -45,7 +45,7 @@ def test_the_instruction_of_a_precision(precision: str, instruction: str) -> Non
     variant = wide(precision, 4, 256, 128)
     text = text_of(variant.kernel)
     assert instruction in text and "multicast__cluster" in text and "setmaxnreg" in text
-    assert variant.kernel.cluster == 2 and variant.condition == "rows >= 512 && ((uintptr_t)x0 & 15) == 0"
+    assert variant.kernel.cluster == 2 and variant.condition == "rows >= 128 && ((uintptr_t)x0 & 15) == 0"
 
 
 def test_three_gates_and_two_operands() -> None:
@@ -61,7 +61,7 @@ def test_no_kernel_for_rows_that_are_not_aligned() -> None:
 
 def test_rows_of_4_byte_pieces_are_copied_piece_by_piece() -> None:
     variant = wide("bfloat16", 4, 256, 34)
-    assert variant.condition == "rows >= 512 && ((uintptr_t)x0 & 3) == 0"
+    assert variant.condition == "rows >= 128 && ((uintptr_t)x0 & 3) == 0"
     assert "cp_async_ca_src_size_async_ca_shared_global_4" in text_of(variant.kernel)
 
 
