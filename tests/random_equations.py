@@ -577,5 +577,5 @@ def pruned(
     initial = {n: value for n, value in initial.items() if not isinstance(value, str) or n in needed}  # or unread
     needed |= {value for value in initial.values() if isinstance(value, str)}
     params = {name: shape for name, shape in writer.params.items() if name in needed}
-    kinds, rest = (writer.inputs, writer.states, params), (results, output, order, initial, writer.constants)
-    return Equations(*kinds, tuple(reversed(lines)), *rest)
+    kinds, made = (writer.inputs, writer.states, params), tuple(reversed(lines))
+    return Equations(*kinds, made, results, output, order, initial, writer.constants)

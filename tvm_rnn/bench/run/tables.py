@@ -213,8 +213,8 @@ class Report:
 
 
 def report(records: Iterable[Record], *, worst_first: bool = False) -> Report:
-    """The Report of a run's records of points; of one that was measured twice the later ones count. worst_first: points by
-    the ratio of the quickest of the others, in place of the order of the run; those without one at the end."""
+    """The Report of a run's points; of one that was measured twice the later records count. worst_first: points by the
+    ratio of the quickest of the others, in place of the order of the run; those without one at the end."""
     facts: Record = {}
     stopped: Record | None = None
     lines: dict[str, dict[str, Record]] = {}

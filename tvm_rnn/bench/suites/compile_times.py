@@ -6,6 +6,8 @@ equations, not with sizes.
 
 from __future__ import annotations
 
+from typing import Any
+
 from tvm_rnn import cells
 from tvm_rnn.errors import ConfigError, message, unknown
 from tvm_rnn.language.cell import Cell
@@ -31,5 +33,5 @@ def networks(only: str = "") -> dict[str, RNN]:
 
 
 def _network(name: str, cell: Cell) -> RNN:
-    own = large_cells.SIZES.get(name) or {axis: OWN[axis] for axis in cell.size_names if axis in OWN}
+    own: dict[str, Any] = large_cells.SIZES.get(name) or {axis: OWN[axis] for axis in cell.size_names if axis in OWN}
     return RNN(cell, WIDTH, WIDTH, LAYERS.get(name, 1), **own)
