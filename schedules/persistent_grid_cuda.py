@@ -31,7 +31,7 @@ WARPS_U, WARPS_N, WARPS_K = (1, 2, 3, 4), (1, 2, 4), (1, 2, 4, 8, 16)
 TIMED_WARPS_K = (1, 2, 4, 8)
 TIMED_WARPS_U = (1, 2, 4)  # with weights in 16 bits; three share the 24 units of a block of H = 2560 and 3072 in 8
 REGISTER_WORDS = (0, 32, 64, 96, 112, 128, 160)
-SHARED_WORDS = (0, 32, 64, 96, 128, 144, 160, 192, 256, 320)
+SHARED_WORDS = (0, 32, 64, 96, 128, 144, 160, 192)
 IN_LANES_WARPS_K = (4, 8, 16)
 AHEAD = (0, 1, 3, 7)
 PASSES = (1, 2, 4)
@@ -41,7 +41,6 @@ TIMED_RINGS, TIMED_WITH_MANY_ROWS = (4, 8, 3), (2,)
 RING_REGISTER_WORDS = (64, 96, 112, 128)
 # Words of weights per thread in registers, and in shared memory.
 TIMED_WORDS = ((160, 0), (128, 0), (128, 64), (128, 128), (96, 96), (64, 0), (96, 192), (64, 64), (64, 128))
-IN_LANES_WORDS = ((0, 256), (0, 320))  # with many rows, whose sums take the registers
 CHOICES: dict[str, tuple[int, ...]] = {
     **{"rows": ROWS, "warps_u": WARPS_U, "warps_n": WARPS_N, "warps_k": WARPS_K, "register_words": REGISTER_WORDS},
     **{"shared_words": SHARED_WORDS, "ahead": AHEAD, "passes": PASSES, "polled": (0, 1), "copied": (0, 1)},
@@ -129,10 +128,10 @@ def _in_lanes(unit: RecurrentUnit, target: Target, fixed: Mapping[str, int]) -> 
     for ctas in allowed(fixed, "ctas", sorted({-(-width // (8 * n)) for n in BLOCKS})):
         if ctas > target.sms:
             continue
-        for rows in allowed(fixed, "rows", [n for n in rows_per_group(unit.batch, target.sms // ctas) if n <= 64]):
+        for rows in allowed(fixed, "rows", [n for n in rows_per_group(unit.batch, target.sms // ctas) if n <= 32]):
             for shape in _shapes(rows, -(-width // (8 * ctas)), TIMED_WARPS_U, IN_LANES_WARPS_K):
                 own = {"passes": rows // (8 * shape["warps_n"]), "ahead": 1, "polled": 0}
-                for words, near in (*TIMED_WORDS, *IN_LANES_WORDS):
+                for words, near in TIMED_WORDS:
                     knobs = {"ctas": ctas, "rows": rows, **shape, "register_words": words, "shared_words": near}
                     yield _direct(unit, {**knobs, **own, **fixed})
 

@@ -41,8 +41,6 @@ TRAINED: dict[str, Case] = {
     "separable-float64": ("conv_gru_separable", 2, 3, {"Y": 4, "X": 3, "dtype": "float64"}),
     "line-float32": (convolutions.line, 3, 4, {"L": 9}),
     "joined-float32": (convolutions.joined, 3, 4, {"Y": 3, "X": 4}),
-    "both-float32": ("conv_gru", 3, 4, {"Y": 3, "X": 4, "bidirectional": True, "num_layers": 2}),
-    "reverse-float16": ("conv_lstm", 3, 8, {"Y": 3, "X": 5, "dtype": "float16", "reverse": True}),
 }
 
 

@@ -35,9 +35,6 @@ TRAINED: dict[str, Case] = {
     "tf32": ("conv_lstm", 3, 16, {"Y": 15, "X": 20}, "tf32", 3, 2),
     "plain": ("conv_lstm", 5, 12, {"Y": 11, "X": 14}, "float32", 3, 2),
     "gru": ("conv_gru", 8, 16, {"Y": 12, "X": 9, "num_layers": 2}, "bfloat16", 3, 2),
-    "both": ("conv_lstm", 8, 16, {"Y": 9, "X": 12, "bidirectional": True}, "bfloat16", 3, 2),
-    "reverse": ("conv_gru", 3, 8, {"Y": 7, "X": 10, "reverse": True, "num_layers": 2}, "float32", 3, 2),
-    "separable": ("conv_gru_separable", 16, 32, {"Y": 10, "X": 14}, "float16", 3, 2),
 }
 
 

@@ -84,7 +84,8 @@ def run(
     else:
         graphs = [normalise(g) for g in graphs]
     stages.append((first, Layers(tuple(graphs), tuple(of_layer))))
-    if target.kind == "cuda" and not net.cell.constants:
+    whole = net.num_directions > 1 or net.reverse
+    if target.kind == "cuda" and not net.cell.constants and not (training and whole):
         with about("rows_of_pixels"):
             graphs = [*of_pixels(stages[-1][1]).graphs]
     for step in PASSES:

@@ -7,7 +7,6 @@ CUDA 13.0) where weights are 8 to 105 MB, B is 1 to 128, without the hoisted pro
                    LSTM 2560 B=64 bf16 14.8, tf32 31.2
     wgmma          B=256 GRU 1024 bf16 12.5, LSTM 512 tf32 13.7; B=512 GRU 2048 bf16 31 (H100)
     few_* tiles    LSTM 1024 bf16 B=64: 6.5 for 64 rows; 2048: 25 for 128 rows; float32 2560 B=64: 152
-                   float32 LSTM 512 that writes, vocabulary 256, B=256: 44.7, both products
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ WEIGHTS_US, WEIGHTS_US_PER_MB = 5.3, 0.1  # a kernel that reads weights once, fr
 MEMORY_US_PER_MB = 0.2  # more, for what L2 does not hold from step to step
 L2_MB_PER_US = 5.2  # all that all multiprocessors read
 GROUP_US = 1.5  # from the copy of a stage of K until it is multiplied
-FFMA_PER_US, MANY_FFMA_PER_US = 11e6, 8e6  # by kernels of strict float32; of more rows than a tile has
-FFMA_ROWS = 64  # of a tile
+FFMA_PER_US = 11e6  # by kernels for few rows
 TALL, LINE = 128, 128  # rows of a tile of wgmma, bytes of a row's stage
 WGMMA_US = 0.0022  # a stage, per column of such a tile: what tensor cores take
 BLOCK_MB_PER_US = 0.11  # what a multiprocessor reads at most
@@ -58,8 +56,7 @@ def _product(group: Group, precision: str, batch: int, target: Target) -> float:
         blocks = ceil(columns / knobs["share_columns"]) * cluster
         return max(read, (weights + blocks * batch * depth / cluster * size / MEGA) / L2_MB_PER_US)
     if "units" in knobs:
-        rate = FFMA_PER_US if batch <= FFMA_ROWS else MANY_FFMA_PER_US
-        return LAUNCH_US + max(read, batch * columns * depth / rate)
+        return LAUNCH_US + max(read, batch * columns * depth / FFMA_PER_US)
     if knobs["wide_columns"] and batch >= knobs["wide"]:
         return max(read if weights > held else 0.0, _wgmma(unit, knobs, batch, target, size))
     return max(read if weights > held else 0.0, _tiles(unit, knobs, batch, target, size))
