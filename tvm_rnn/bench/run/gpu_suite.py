@@ -79,6 +79,14 @@ class Run:
             yield point
 
 
+def check_asked(options: Options, modules: str | os.PathLike[str], peers: Sequence[str]) -> None:
+    """Raises ConfigError for a peer that is none of these, or where there are no modules."""
+    check(options.against, peers)
+    if not os.path.isdir(modules):
+        do = "compile them first: tvm-rnn bench --suite NAME --build DIR"
+        raise ConfigError(message("--modules: no such folder", got=repr(os.fspath(modules)), do=do))
+
+
 def run(
     points: Sequence[Point],
     modules: str | os.PathLike[str],
@@ -95,10 +103,7 @@ def run(
 
     Raises ConfigError for a peer that is none or a folder that is missing, TvmRnnError where there is no GPU.
     """
-    check(options.against, PEERS)
-    if not os.path.isdir(modules):
-        do = "compile them first: tvm-rnn bench --suite NAME --build DIR"
-        raise ConfigError(message("--modules: no such folder", got=repr(os.fspath(modules)), do=do))
+    check_asked(options, modules, PEERS)
     modules = os.path.abspath(modules)  # the workers start in a folder of their own
     sizes, with_peers, found = batches(every or points), beside_peers(points), list[Record]()
     ended = Counter[str]()  # how often a peer's configuration has ended the process
