@@ -24,6 +24,7 @@ from pathlib import Path
 from tvm_rnn.bench.measure.floors import shares
 from tvm_rnn.bench.suites.gpu import Point, batches, beside_peers
 from tvm_rnn.errors import ConfigError, TvmRnnError, message
+from tvm_rnn.stages import duration
 from tvm_rnn.worker_process import Ended, Late, Reply, Request, WorkerProcess
 
 from .build_suite import module_file
@@ -70,12 +71,19 @@ class Run:
         if self.progress is not None:
             self.progress(text)
 
+    def _ahead(self, done: int, count: int) -> str:
+        """The share that is done, and the time for the rest, if each point takes as long as those did."""
+        if not done:
+            return ""
+        seconds = time.monotonic() - self.started
+        return f" ({done / count:.0%}, about {duration(min(self.left, seconds / done * (count - done)))} left)"
+
     def each(self, points: Sequence[Point]) -> Iterator[Point]:
         for number, point in enumerate(points):
             if self.left <= 0:
                 self.write({"kind": "stopped", "limit": self.limit, "points_left": len(points) - number})
                 return
-            self.tell(f"{number + 1} of {len(points)}: {point.name}")
+            self.tell(f"{number + 1} of {len(points)}{self._ahead(number, len(points))}: {point.name}")
             yield point
 
 

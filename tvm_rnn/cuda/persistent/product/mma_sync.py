@@ -64,7 +64,7 @@ MOST_POLLED = 64  # registers of a thread for pieces that it polls for
 @dataclass(frozen=True)
 class MmaSync(Geometry):
     """ahead: K blocks whose operands are asked for before they are used. copied: 1 where a grid's operands come to
-    shared memory by asynchronous copies (`cuda/persistent/operand_cp_async.py`) in place of registers `ahead`."""
+    shared memory by asynchronous copies (`cuda/persistent/layer_input_rows.py`) in place of registers `ahead`."""
 
     ahead: int = 1
     copied: int = 0
