@@ -1,7 +1,7 @@
 """Names of modules that have moved: `from tvm_rnn.tolerance import assert_close` in code of before 0.2 keeps working.
 
-In: an import of a name in `MOVED`. Out: the module at its new place, the very same object, and a DeprecationWarning that
-names it.
+In: an import of a name in `MOVED`. Out: the module at its new place, the very same object, and a DeprecationWarning
+that names it.
 """
 
 from __future__ import annotations
