@@ -133,36 +133,40 @@ def first(paper: str) -> Spec:
         "background": background,
         "padding": {"left": 40, "right": 16, "top": 16, "bottom": 16},
         "title": {
-            "text": "How many times as long others take: the line at 1 is tvm_rnn",
+            "text": "How many times as long others take: the line at 1 is tvm_rnn. Without a bar: no such layer",
             "anchor": "start",
             "color": ink,
             "offset": 12,
         },
         "config": {**CONFIG, "axis": {**CONFIG["axis"], **text}, "legend": text, "text": {"color": ink, "fill": ink}},
         "vconcat": [_group(one, peers, ink) for one in zoos],
-        "resolve": {"scale": {"yOffset": "independent"}},
+        "resolve": {"scale": {"y": "independent"}},
     }
 
 
 def _group(one: Report, every: Sequence[str], ink: str) -> Spec:
-    """One device: bars from 1, the time of tvm_rnn, on a logarithmic axis; to the right where the other is slower.
-    every: the peers of all devices, which have one legend. ink: the colour of words."""
+    """One device: bars from 1, the time of tvm_rnn, on a logarithmic axis; to the right where the other is slower. A
+    peer that has no such layer has no bar. every: the peers of all devices, which have one legend. ink: the colour of
+    words."""
     lines = {line.ours.get("cell"): line for line in one.lines}
-    peers = [name for name in every if name in one.peers]
     values = [
-        _bar(words, name, lines[cell].ratio(name)) for cell, words in FIRST.items() if cell in lines for name in peers
+        row
+        for cell, words in FIRST.items()
+        if cell in lines
+        for row in _bars(words, {name: lines[cell].ratio(name) for name in every})
     ]
-    ratios = [float(row["ratio"]) for row in values]
-    names, colours = zip(*(PEERS[name] for name in every), strict=True)
+    ratios = [row["ratio"] for row in values]
+    names, hues = zip(*(PEERS[name] for name in every), strict=True)
     scale = {"type": "log", "domain": [min(0.5, *ratios) * 0.9, 1.6 * max(ratios)], "nice": False}
     x = {"field": "ratio", "type": "quantitative", "title": None, "scale": scale}
     x |= {"axis": {"values": [0.5, 1, 2, 5, 10, 20, 50, 100], "format": "~g"}}
-    y = {"field": "cell", "type": "nominal", "sort": list(FIRST.values()), "title": None}
+    y = {"field": "bar", "type": "nominal", "sort": [row["bar"] for row in values], "title": None}
+    # The first bar of a cell has its name; a line of spaces stands between cells.
     y |= {"axis": {"labelFontSize": 12, "labelLimit": 0, "ticks": False, "domain": False, "labelPadding": 8}}
-    offset = {"field": "peer", "type": "nominal", "sort": list(names)}
+    y["axis"]["labelExpr"] = "split(datum.label, '|')[1] == '0' ? split(datum.label, '|')[0] : ''"
     colour = {"field": "peer", "type": "nominal", "sort": list(names), "title": None}
     colour |= {"legend": {"orient": "bottom", "labelLimit": 0, "columnPadding": 20}}
-    colour |= {"scale": {"domain": list(names), "range": list(colours)}}
+    colour |= {"scale": {"domain": list(names), "range": list(hues)}}
     line = {"mark": {"type": "rule", "color": BLUE, "strokeWidth": 2}, "encoding": {"x": {"datum": 1.0}}}
     label = {"mark": {"type": "text", "align": "left", "dx": 4, "fontSize": 10}}
     return {
@@ -175,31 +179,36 @@ def _group(one: Report, every: Sequence[str], ink: str) -> Spec:
             "fontSize": 12,
         },
         "width": 560,
-        "height": {"step": 13, "for": "offset"},
+        "height": {"step": 12},
         "data": {"values": values},
         "layer": [
             {
-                "mark": {"type": "bar"},
-                "encoding": {"y": y, "yOffset": offset, "x": x, "x2": {"datum": 1.0}, "color": colour},
+                "mark": {"type": "bar", "height": 11},
+                "encoding": {"y": y, "x": x, "x2": {"datum": 1.0}, "color": colour},
             },
-            {**label, "encoding": {"y": y, "yOffset": offset, "x": x, "text": {"field": "text"}}},
+            {**label, "encoding": {"y": y, "x": x, "text": {"field": "text"}}},
             line,
         ],
     }
 
 
+def _bars(cell: str, ratios: Mapping[str, float | None]) -> list[Row]:
+    """A bar for each peer that has the cell, and an empty one behind them."""
+    known = [(name, ratio) for name, ratio in ratios.items() if ratio is not None]
+    made = [
+        {"bar": f"{cell}|{number}", "peer": PEERS[name][0], "ratio": ratio, "text": f"{ratio:.1f}"}
+        for number, (name, ratio) in enumerate(known)
+    ]
+    return [*made, {"bar": f"{cell}|end", "peer": None, "ratio": 1.0, "text": ""}]
+
+
 def _made_with(one: Report) -> list[str]:
     """Date and versions; and a warning where the CPU that was measured had other work."""
-    found = [f"{one.facts['date'][:10]}, {', '.join(f'{name} {v}' for name, v in _versions(one).items())}"]
+    versions = [v if v.lower().startswith(name) else f"{name} {v}" for name, v in _versions(one).items()]
+    found = [f"{one.facts['date'][:10]}, {', '.join(versions)}"]
     load, on_gpu = one.facts["load"], "sms" in one.facts
     busy = f"The machine was busy, load average {load:.0f}: ratios are rough."
     return [*found, busy] if load > BUSY and not on_gpu else found
-
-
-def _bar(cell: str, peer: str, ratio: float | None) -> Row:
-    """A bar and its label; where the peer has no such cell the label says so."""
-    text = "no such layer" if ratio is None else f"{ratio:.1f}"
-    return {"cell": cell, "peer": PEERS[peer][0], "ratio": ratio or 1.0, "text": text}
 
 
 def _versions(one: Report) -> Mapping[str, str]:
@@ -251,6 +260,7 @@ def page(text: str) -> str:
         if again
         else "",
         "versions": "\n".join(history.table(found)),
+        "counts": counts(measured),
         "misses": "\n".join(misses(measured)),
         "runs": "\n".join(runs()),
     }
@@ -286,13 +296,14 @@ def _filters(data: Sequence[Row], chosen: Mapping[str, str]) -> tuple[list[Spec]
 
 
 def compared(data: Sequence[Row]) -> Spec:
-    """Dots on a logarithmic axis, right of 1 where tvm_rnn is faster, left of it where it is slower."""
+    """Dots on a logarithmic axis, right of 1 where tvm_rnn is faster, left of it where it is slower; on top the points
+    where it does worst."""
     params, kept = _filters(data, {})
     known = [row for row in data if row["ratio"] is not None]
     peers = colours(known)
     x = {"field": "ratio", "type": "quantitative", "scale": {"type": "log"}}
     x |= {
-        "title": "time of the other / time of tvm_rnn (right of the line: tvm_rnn is faster)",
+        "title": "their time / ours: right of the line tvm_rnn is faster",
         "axis": {"format": "~g"},
     }
     colour = {"field": "framework", "type": "nominal", "title": None, "legend": {"orient": "top"}}
@@ -314,7 +325,7 @@ def compared(data: Sequence[Row]) -> Spec:
                 "mark": {"type": "point", "filled": True, "size": 70, "opacity": 0.9},
                 "encoding": {
                     "x": x,
-                    "y": {**y, "sort": {"op": "max", "field": "ratio", "order": "descending"}},
+                    "y": {**y, "sort": {"op": "min", "field": "ratio", "order": "ascending"}},
                     "color": colour,
                     "shape": {"condition": {"test": "datum.ratio < 1", "value": "cross"}, "value": "circle"},
                     "tooltip": tips,
@@ -349,12 +360,17 @@ def times(data: Sequence[Row], **chosen: str) -> Spec:
     }
 
 
+def counts(data: Sequence[Row]) -> str:
+    """How often tvm_rnn is faster, and how often not."""
+    ratios = [row["ratio"] for row in data if row["ratio"] is not None]
+    slower = sum(ratio < 1 for ratio in ratios)
+    return f"Of {len(ratios)} comparisons tvm_rnn is faster in {len(ratios) - slower}, slower in {slower}."
+
+
 def misses(data: Sequence[Row]) -> Iterator[str]:
-    """How often tvm_rnn is faster, and every comparison in which it is not."""
+    """Means of the ratios, and every comparison in which tvm_rnn is not faster."""
     known = sorted((row for row in data if row["ratio"] is not None), key=lambda row: float(row["ratio"]))
     slower = [row for row in known if row["ratio"] < 1]
-    faster = len(known) - len(slower)
-    yield f"Of {len(known)} comparisons tvm_rnn is faster in {faster}, slower in {len(slower)}.\n"
     for name in colours(known):
         ratios = [row["ratio"] for row in known if row["framework"] == name]
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))

@@ -103,14 +103,18 @@ def explain(
     Args:
         net_or_module: an RNN or a Model: all passes and, for GPUs, the choice of regimes run, without generating code.
             Or a Module or the path of one, whose manifest says it; of what follows it takes steps, max_bytes, measure.
-        target: as for `compile`, like precision, weights, training, without and records.
+        target: as for `compile`.
         batch: batch sizes to be quickest at.
         steps: T of the workload that is counted.
+        precision: as for `compile`.
+        weights: as for `compile`.
+        training: with the decisions about forward_train and backward.
         keep: as for `compile`; None: memory is planned for every choice.
         max_bytes: of training: the budget to plan memory for, in bytes.
+        without: names of passes to switch off.
+        records: as for `compile`.
         measure: compile the network, which tells a GPU's registers, and time what is for this CPU.
-        cell: of a module, whose file has no equations: the cell that it was made from, for pictures, where the zoo does
-            not have it.
+        cell: of a module, whose file has no equations: the cell that it was made from, for pictures.
 
     Returns:
         An Explanation: `str()` of it is a page of text.
@@ -129,8 +133,7 @@ def explain(
         machine, targets = record_files.machines(target, (), records, lambda line: None)
         source = _of_a_network(net_or_module, asked(machine, targets, batch=batch, **products, **tape))
         if measure:
-            module = compile(net_or_module, target, batch, records=records, **products, **tape)
-            source = source.compiled(module)
+            source = source.compiled(compile(net_or_module, target, batch, records=records, **products, **tape))
     else:
         source = _of_a_module(net_or_module, bool(batch or training or any(products.values())), measure)
     plan_all = keep is None and isinstance(net_or_module, RNN)
