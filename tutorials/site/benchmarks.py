@@ -81,6 +81,21 @@ def rows() -> list[Row]:
     return found
 
 
+def of_cell(cell: str) -> list[str]:
+    """Lines of a table for a cell's own page: each point, tvm_rnn's time, and the others' with their ratios."""
+    points: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in rows():  # of a point that two files have, the newer one's
+        if row["cell"] == cell:
+            points.setdefault((row["device"], row["point"]), {}).setdefault(row["framework"], row)
+    lines = []
+    for (device, point), found in sorted(points.items()):
+        if OURS in found:
+            others = [row for row in found.values() if row["ratio"] is not None]
+            texts = [f"{label(row['framework'])} {row['us']:g} ({row['ratio']:g})" for row in others]
+            lines.append(f"| {device} | {point} | {found[OURS]['us']:g} | {', '.join(texts) or '-'} |")
+    return lines
+
+
 def is_ours(framework: str) -> bool:
     """Whether it is tvm_rnn, or another way to run it: "tvm_rnn-graph"."""
     return framework.partition("-")[0] == OURS
