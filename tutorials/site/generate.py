@@ -134,7 +134,7 @@ def _speed(name: str) -> Iterator[str]:
     """What ships of measurements of a cell: beside other frameworks, and as tuning recorded it."""
     beside = benchmarks.of_cell(name)
     if beside:
-        yield "Microseconds per step; others with their time over that of tvm_rnn. See [benchmarks](../benchmarks.md):\n"
+        yield "Microseconds per step; others with their time over ours. See [benchmarks](../benchmarks.md):\n"
         yield "| device | network | tvm_rnn | others |\n|---|---|---:|---|"
         yield "\n".join(beside) + "\n"
     rows = []
