@@ -19,6 +19,7 @@ def test_the_rest_takes_as_long_as_what_is_done(monkeypatch: pytest.MonkeyPatch)
     assert said.text("passes") == "passes"
     now[0] = 103.6
     assert said.text("linking") == "linking, 72%, about 1 s left" and said.text("of its own") == "of its own"
+    assert said.text("loading") == "loading, 99%"
     assert said.text("lowering") == "lowering"  # too early to tell
 
 

@@ -27,7 +27,8 @@ class Stages:
         done, seconds = self.known.get(stage, 0.0), time.monotonic() - self.begun
         if done < LEAST_PART or seconds < LEAST_SECONDS:
             return stage
-        return f"{stage}, {done:.0%}, about {duration(seconds / done * (1 - done))} left"
+        left = seconds / done * (1 - done)
+        return f"{stage}, {done:.0%}" + (f", about {duration(left)} left" if left >= LEAST_SECONDS else "")
 
 
 def duration(seconds: float) -> str:

@@ -36,4 +36,4 @@ def test_a_log_has_a_line_now_and_then(capsys: pytest.CaptureFixture[str], monke
     with progress(False) as stage:
         for now[0], name in ((1.0, "first"), (11.0, "second"), (12.0, "third"), (30.0, "fourth")):
             stage(name)
-    assert capsys.readouterr() == ("", "second\nfourth\n")
+    assert capsys.readouterr() == ("", "tvm-rnn: second\ntvm-rnn: fourth\n")

@@ -40,7 +40,7 @@ def _log(stages: Stages) -> Callable[[str], None]:
     def tell(stage: str) -> None:
         if time.monotonic() - said[0] >= LOG_SECONDS:
             said[0] = time.monotonic()
-            print(stages.text(stage), file=sys.stderr, flush=True)
+            print(f"tvm-rnn: {stages.text(stage)}", file=sys.stderr, flush=True)
 
     return tell
 
