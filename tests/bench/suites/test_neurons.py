@@ -15,6 +15,6 @@ def test_lif_neuron() -> None:
     y, states = rnn.reference(net)(x)
     for t in range(9):
         v = v + (x[t] - v) / 2
-        np.testing.assert_array_equal(y[t], v > THRESHOLD)
-        v = np.where(v > THRESHOLD, 0.0, v)
+        np.testing.assert_array_equal(y[t], v >= THRESHOLD)
+        v = np.where(v >= THRESHOLD, 0.0, v)
     assert np.allclose(states["v"][0], v) and 0.05 < y.mean() < 0.5

@@ -28,6 +28,7 @@ def knows(net: RNN) -> bool:
 
 
 def version() -> str:
+    """Of the library."""
     try:
         return importlib.metadata.version(PEER)
     except importlib.metadata.PackageNotFoundError:  # a folder on the path

@@ -6,14 +6,13 @@ equations, not with sizes.
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm_rnn import cells
 from tvm_rnn.errors import ConfigError, message, unknown
 from tvm_rnn.language.cell import Cell
 from tvm_rnn.network.rnn import RNN
 
 from . import large_cells
+from .gpu import Facts
 
 WIDTH = 64
 OWN = {"P": 32, "depth": 3, "Y": 16, "A": 8, "S": 12, "O": 32}  # of axes that a cell has beside input and hidden ones
@@ -33,5 +32,5 @@ def networks(only: str = "") -> dict[str, RNN]:
 
 
 def _network(name: str, cell: Cell) -> RNN:
-    own: dict[str, Any] = large_cells.SIZES.get(name) or {axis: OWN[axis] for axis in cell.size_names if axis in OWN}
+    own: Facts = large_cells.SIZES.get(name) or {axis: OWN[axis] for axis in cell.size_names if axis in OWN}
     return RNN(cell, WIDTH, WIDTH, LAYERS.get(name, 1), **own)

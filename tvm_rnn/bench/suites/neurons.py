@@ -14,11 +14,11 @@ def lif_neuron(x: "H", v: "H"):
     """A leaky integrate-and-fire neuron; a spike sets its voltage to 0, and has the gradient of an arc tangent.
 
     u = v + (x - v) / 2
-    s = 1 where u > 0.25, else 0
+    s = 1 where u >= 0.25, else 0
     v' = (1 - s) u
     """
     v = v + (x - v) / TAU
-    s = atan_spike(v - THRESHOLD)
+    s = 1.0 - atan_spike(THRESHOLD - v)  # also at the threshold itself, as libraries have it
     return (1.0 - s) * v, s
 
 
