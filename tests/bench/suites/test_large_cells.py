@@ -46,6 +46,10 @@ def test_a_phased_unit_moves_while_it_is_open_alone() -> None:
 def test_a_memory_is_written_where_it_is_free() -> None:
     net, x = drawn("dnc")
     _, states = rnn.reference(net)(x)
-    usage, links = states["u"][0], states["L"][0]
+    (usage, precedence, written), links = np.moveaxis(states["v"][0], 1, 0)[:3], states["L"][0]
     assert ((usage > 0) & (usage < 1)).all() and not np.diagonal(links, axis1=1, axis2=2).any()
-    assert (states["w"][0].sum(-1) <= 1 + 1e-9).all() and (links.sum(-1) <= 1 + 1e-9).all()
+    assert (
+        (written.sum(-1) <= 1 + 1e-9).all()
+        and (precedence.sum(-1) <= 1 + 1e-9).all()
+        and (links.sum(-1) <= 1 + 1e-9).all()
+    )

@@ -21,6 +21,7 @@ from tvm_rnn.language.functions import (
     sigmoid,
     softmax,
     sqrt,
+    stack,
     sum,
     tanh,
     topk,
@@ -120,17 +121,13 @@ def _alike(memory, key):
     return matvec(memory, key) / sqrt(sum(memory * memory, axis=-1) * sum(key * key) + 1e-6)
 
 
-@cell(states="h c M u p L w q r", output="y")
+@cell(states="s M L v r", output="y")
 def dnc(
     x: "I",
-    h: "H",
-    c: "H",
+    s: "2 H",
     M: "S A",
-    u: "S",
-    p: "S",
     L: "S S",
-    w: "S",
-    q: "N S",
+    v: "3+N S",
     r: "N A",
     *,
     W: "4 H I",
@@ -150,11 +147,14 @@ def dnc(
     Y_r: "H N*A",
 ):
     """Differentiable neural computer (Graves et al. 2016, Methods): a memory of S rows, N heads that read, one that
-    writes where content or the least usage says; links say in which order rows were written."""
+    writes where content or the least usage says; links L say in which order rows were written.
+
+    s: the LSTM's output and memory cell. v: the usage of rows, their precedence, how they were written and read."""
+    (h, c), (u, p, w), q = s, v[:3], v[3:]
     i, f, g, o = W @ x + V @ r.reshape(-1) + R @ h + b
     c = sigmoid(f) * c + sigmoid(i) * tanh(g)
     h = sigmoid(o) * tanh(c)
-    rows, heads = u.shape[-1], q.shape[-2]
+    rows, heads = v.shape[-1], r.shape[-2]
     kept = 1.0
     for n in range(heads):
         kept = kept * (1 - sigmoid(F[n] @ h) * q[n])
@@ -175,9 +175,8 @@ def dnc(
         modes = softmax(P[n] @ h)
         read = softmax(_softplus_1(B[n : n + 1] @ h) * _alike(M, K[n] @ h))
         found.append(modes[0] * (q[n] @ L) + modes[1] * read + modes[2] * (L @ q[n]))
-    q = concat([v.reshape(1, rows) for v in found], axis=0)
-    r = q @ M
-    return h, c, M, u, p, L, w, q, r, Y @ h + Y_r @ r.reshape(-1)
+    r = stack(found) @ M
+    return stack([h, c]), M, L, stack([u, p, w, *found]), r, Y @ h + Y_r @ r.reshape(-1)
 
 
 CELLS = {own.name: own for own in (hyper_lstm, conv_lstm_shifted, phased_lstm, dnc)}
