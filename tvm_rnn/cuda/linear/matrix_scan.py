@@ -26,10 +26,10 @@ from tvm_rnn.target import HOPPER, Target
 from .choose_tile import ChosenRung, refused, rungs
 from .chunk_marks import MarkedChunkScan
 from .chunk_scan import ChunkScan
+from .pair import EVERY
 from .recurrence import AFTER, BEFORE, Erase, Outer, Read, Recurrence, Rows, same_places
 from .segments import Segments
 from .step_by_step import STATES, Steps
-from .steps_again import EVERY
 
 FEW = 8  # steps that take less one after the other than a chunk does
 AHEAD = 4  # steps that what a step reads is loaded before it, where all steps go one after the other

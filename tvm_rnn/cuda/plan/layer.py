@@ -36,7 +36,7 @@ from tvm_rnn.cuda.layer.value_layout import ROW_BYTES, Layout, RowSums, Target
 from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.linear.matrix_again import MatrixAgain, matrix_again
 from tvm_rnn.cuda.linear.matrix_scan import MatrixScan, matrix_scan
-from tvm_rnn.cuda.linear.steps_again import EVERY
+from tvm_rnn.cuda.linear.pair import EVERY
 from tvm_rnn.cuda.linear.vector_scan import VectorScan, vector_scan
 from tvm_rnn.cuda.matrix.on_chip import OnChip
 from tvm_rnn.cuda.model.choose_regime import Persistent, choose
