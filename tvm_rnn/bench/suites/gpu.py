@@ -191,12 +191,13 @@ def linear() -> list[Point]:
     alone = [Point("gated_delta", whole, h, t, b, sizes=delta) for t, b in ((1, 1), (1, 64), (32768, 1))]
     layers = [Point("gated_delta_net_conv", 64, h, t, b, sizes=delta) for t, b in ((1, 1), (1, 64), (32768, 1))]
     few = Point("gated_delta", n * (3 * h + 2), h, 2048, 16, sizes=(("N", n), ("M", 1)))
-    memory = Point("mlstm", 64, h, 8192, 8, sizes=(("N", 4),))
+    memory = [Point("mlstm", 64, h, 8192, 8, sizes=(("N", 4),))]
+    memory.append(Point("mlstm_capped", 64, 512, 32768, 1, sizes=(("K", 256), ("N", 8))))
     strict = [Point("m2rnn", 512, 64, 4096, batch, sizes=(("N", 8),)) for batch in (1, 16, 64)]
     both = [point for point in points if point.precision == "bfloat16" and point.cell not in ("min_gru", "sru")]
-    trained = [replace(p, training=True) for p in (*both, *sums, *heads, alone[-1], few, memory)]
+    trained = [replace(p, training=True) for p in (*both, *sums, *heads, alone[-1], few, *memory)]
     stepped = [replace(point, without=off) for point in (*points, *heads) for off in ((), IN_STEPS)]
-    return [*stepped, *sums, *alone, few, memory, *layers, *strict, *trained]
+    return [*stepped, *sums, *alone, few, *memory, *layers, *strict, *trained]
 
 
 def heads() -> list[Point]:
