@@ -19,7 +19,7 @@ from tvm_rnn.oracle.reference import evaluate
 Case = tuple[str, tuple[tuple[int, ...], ...], dict[str, Any]]
 
 UNARY = ["neg", "abs", "sign", "exp", "expm1", "log", "log1p", "sqrt", "tanh", "sigmoid", "relu", "softplus", "erf"]
-UNARY += ["sin", "cos", "floor", "stop_gradient"]
+UNARY += ["sin", "cos", "floor", "to_int8", "to_uint8", "stop_gradient"]
 BINARY = ["add", "sub", "mul", "div", "power", "maximum", "minimum", "mod"]
 COMPARE = ["less", "less_equal", "greater", "greater_equal", "equal", "not_equal", "logical_and", "logical_or"]
 POSITIVE = {"log", "log1p", "sqrt", "power"}  # drawn above 0.2
