@@ -32,7 +32,7 @@ def test_matrices_take_the_room_of_their_storage(stored: str, part: int) -> None
     own = weights_of(rnn.cells.lstm, 24, stored)
     scales = {"int8": 2 * 4 * 32, "int8_dynamic": 4 * 4 * 32}.get(stored, 0)  # the latter's sums, too
     assert own.packed.size == 4 * 32 * (8 + 24) // part + scales + 4 * 32
-    (product,) = own.products
+    product, *_ = own.products
     assert own.ratio(product) == (1 if stored == "int8_dynamic" else part)
     assert bool(own.scales) == stored.startswith("int8")
 
