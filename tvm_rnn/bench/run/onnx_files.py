@@ -67,7 +67,7 @@ def measured(models: Mapping[OnnxFile, Path], options: Options, progress: Progre
 def _measured(model: OnnxFile, path: Path, threads: int, rounds: int) -> list[Record]:
     """What comes of one model: ours and the peer's time, or why there is none."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    base: Record = {"kind": "file", "model": model.name, "file": model.file, "sha256": digest, "threads": threads}
+    base: Record = {"kind": "model", "model": model.name, "file": model.file, "sha256": digest, "threads": threads}
     version, session = _session(path, threads)
     dtypes = {own.name: DTYPES[own.type] for own in session.get_inputs() if own.name in model.inputs}
     arrays = model.arrays(dtypes)
@@ -128,7 +128,7 @@ def table(records: Sequence[Record]) -> tuple[Table, str]:
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("model", "us", "onnxruntime us", "ratio", "largest difference", "note"):
         shown.add_column(column, overflow="fold")
-    files = [own for own in records if own["kind"] == "file"]
+    files = [own for own in records if own["kind"] == "model"]
     peers = {str(own["model"]): own for own in files if own["framework"] == PEER}
     ratios = list[float]()
     for own in files:
