@@ -37,8 +37,9 @@ def test_arrays_of_the_gpu_come_back_there() -> None:
 
 def test_two_layers_behind_convolutions_of_torch() -> None:
     torch: Any = pytest.importorskip("torch")
+    Layer: Any = torch.nn.Module
 
-    class Reader(torch.nn.Module):  # type: ignore[misc]
+    class Reader(Layer):
         """A CRNN: convolutions and pooling of a picture, two LSTMs in both directions over its columns."""
 
         def __init__(self) -> None:

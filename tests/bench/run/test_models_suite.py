@@ -15,7 +15,8 @@ from tvm_rnn.bench.suites.onnx_files import OnnxFile
 from tvm_rnn.bench.suites.packages import PackagedModel
 
 FILE = OnnxFile("a file", "package/one.onnx", {"x": (3, 4)})
-MODEL = PackagedModel("a model", "numpy", lambda: None, (1,), 1)  # type: ignore[arg-type, return-value]
+NOTHING: Any = None
+MODEL = PackagedModel("a model", "numpy", lambda: NOTHING, (1,), 1)
 
 
 def test_both_kinds_are_in_one_file_of_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +36,7 @@ def test_both_kinds_are_in_one_file_of_records(tmp_path: Path, monkeypatch: pyte
 
 def test_what_is_there_is_chosen_by_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
-    gone = PackagedModel("a lost model", "absent==1", lambda: None, (1,), 1)  # type: ignore[arg-type, return-value]
+    gone = PackagedModel("a lost model", "absent==1", lambda: NOTHING, (1,), 1)
     monkeypatch.setattr(models_suite, "MODELS", {own.name: own for own in (MODEL, gone)})
     monkeypatch.setattr(models_suite, "found_in", lambda folder: {FILE: tmp_path})
     assert models_suite.chosen([], None) == models_suite.Chosen({FILE: tmp_path}, [MODEL])
