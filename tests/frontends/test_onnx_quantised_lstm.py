@@ -42,8 +42,11 @@ def quantised(inputs: int = 3, width: int = 5, count: int = 1, **changed: Any) -
 @pytest.mark.parametrize(("inputs", "width", "count"), [(3, 5, 1), (37, 22, 2)])
 @pytest.mark.parametrize("kind", ["i1", "u1"])
 def test_one_row_is_onnx_runtimes(inputs: int, width: int, count: int, kind: str) -> None:
-    more = {} if kind == "i1" else {"R": RNG.integers(0, 256, (count, width, 4 * width)).astype("u1")}
-    more |= {} if kind == "i1" else {"R_z": RNG.integers(100, 150, count).astype("u1")}
+    more = {}
+    if kind == "u1":
+        sizes = {"W": inputs, "R": width}
+        more = {n: RNG.integers(0, 256, (count, size, 4 * width)).astype("u1") for n, size in sizes.items()}
+        more |= {"W_z": np.full((count, 4 * width), 128, "u1"), "R_z": RNG.integers(100, 150, count).astype("u1")}
     made = quantised(inputs, width, count, **more)
     feeds = {
         "x": RNG.normal(size=(23, 1, inputs)).astype("f4"),
