@@ -95,7 +95,7 @@ class MatrixTile:
         """Elements that a vector along it has in shared memory: what a warp reads that spreads it over its lanes."""
         return ceil_div(self.padded_extent(role), LANES) * LANES
 
-    def place(self, warp: TirExpr) -> tuple[TirExpr, TirExpr]:
+    def place(self, warp: Expr) -> tuple[Expr, Expr]:
         """Of a warp: which it is of those that share rows, and of those that share columns."""
         return (warp, tirx.const(0, "int32")) if self.across == 1 else (warp // self.across, warp % self.across)
 
