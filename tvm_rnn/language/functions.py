@@ -14,9 +14,10 @@ import numpy as np
 from tvm_rnn.graph.ops import TABLE, Shape
 
 from .dims import parse_dims
-from .trace import Value, apply, drawn, fail, getitem, inserted, lift, made, removed, rows_of
+from .trace import FUNCTIONS, Value, apply, drawn, fail, getitem, inserted, lift, made, removed, rows_of
 from .trace import contract as _contract_traced
 from .trace import einsum as _einsum_traced
+from .trace import power as _power_traced
 
 Array = Any
 INTERNAL = {
@@ -115,15 +116,7 @@ def logical_not(a: Array) -> Array:
 
 def power(a: Array, b: Array) -> Array:
     """a ** b. Whole exponents up to 16 become multiplications, 0.5 a square root."""
-    if isinstance(b, (int, float)) and not isinstance(b, bool) and _traced(a):
-        if b == 0.5:
-            return sqrt(a)
-        if float(b).is_integer() and 1 <= abs(b) <= 16:
-            product = a
-            for _ in range(abs(int(b)) - 1):
-                product = product * a
-            return product if b > 0 else 1.0 / product
-    return _pointwise("power", a, b)
+    return _power_traced(a, b) if _traced(a, b) else TABLE["power"].numpy(a, b)
 
 
 def round(x: Array) -> Array:
@@ -688,3 +681,7 @@ def matmul(a: Array, b: Array) -> Array:
 def einsum(spec: str, *operands: Array) -> Array:
     """NumPy's einsum over written axes, without '...' and without repeated letters in one operand."""
     return _einsum_traced(spec, *map(lift, operands)) if _traced(*operands) else np.einsum(spec, *operands)
+
+
+_OWN = {name for name, f in globals().items() if getattr(f, "__module__", "") == __name__ and name.islower()}
+FUNCTIONS |= {name for name in _OWN if not name.startswith("_")} - INTERNAL

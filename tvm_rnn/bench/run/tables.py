@@ -1,6 +1,6 @@
 """What a suite's benchmark found, for people: a table, Markdown for a README, geometric means.
 
-In: the records of `gpu_suite.py` or `cpu_suite.py`. Out: a `Report`, as rich table or text; `plot.py` draws it.
+In: the records of any suite (`*_suite.py`). Out: a `Report`, as rich table or text; `plot.py` draws it.
 Nothing is computed here that is not in the records: ratios, shares of the measured ceilings, and means of ratios. Where
 points differ in what was left out of the compilation, the one with all passes is compared with the others as if it were
 a framework.

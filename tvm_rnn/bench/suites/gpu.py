@@ -1,4 +1,4 @@
-"""What a GPU benchmark measures: named suites of points, as data.
+"""What a benchmark measures: a point, and the named suites of points for GPUs, as data (`cpu.py` has those for CPUs).
 
 In: the name of a suite and words that choose points of it. Out: `Point`s, each one network (cell, sizes, layers,
 directions, precision) at one T and B. Points of one network share one compiled module, which holds for every T and B.
