@@ -44,7 +44,6 @@ SEED = 1  # of the masks of a network with regularisers
 Run = Callable[[], object]
 Array = Any  # of NumPy or torch, as the module takes it
 Nested = Any  # gradients, in tuples and dicts
-Facts = dict[str, Any]  # what a call takes by name
 
 
 def compare_training(
@@ -191,12 +190,11 @@ class _OnCpu:
         return x, self.given(rng.uniform(-1, 1, (steps, batch, *self.net.output_shape)))
 
     def _gradients(self, x: list[Array], gy: Array) -> Nested:
-        seed = {"seed": SEED} if "masks" in self.module.manifest else {}
-        seed |= self._rows(*x[0].shape[:2])
-        _, _, tape = self.module.forward_train(x[0] if len(x) == 1 else tuple(x), **seed)
+        more = self._rows(*x[0].shape[:2]) | ({"seed": SEED} if "masks" in self.module.manifest else {})
+        _, _, tape = self.module.forward_train(x[0] if len(x) == 1 else tuple(x), **more)
         return self.module.backward(tape, gy)
 
-    def _rows(self, steps: int, batch: int) -> Facts:
+    def _rows(self, steps: int, batch: int) -> Reply:
         """Resets of so many steps and rows, as the module takes them; none, where there are none."""
         return {} if self.reset is None else {"reset": self.reset[:steps, :batch].contiguous()}
 
