@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from tvm_rnn.bench.measure.gpu_graphs import capture, replay_us
-from tvm_rnn.bench.peers import images, torch_training
+from tvm_rnn.bench.peers import images, neurons, torch_training
 from tvm_rnn.bench.peers.models import GpuProblem, Unsupported, in_a_line, in_one_piece, net_of
 from tvm_rnn.errors import ConfigError, TvmRnnError, WeightError, message
 from tvm_rnn.network.rnn import RNN
@@ -213,7 +213,7 @@ class _OnCpu:
             if self.reset is not None:
                 raise ConfigError("its layers know no resets")
             layers = self._layers()
-        except (ImportError, ConfigError) as reason:
+        except (ImportError, ConfigError, Unsupported) as reason:
             self.reason = str(reason).splitlines()[0]
             return {}
         above = torch.as_tensor(gy)
@@ -294,6 +294,8 @@ class _OnGpu(_OnCpu):
         if images.knows(self.net):
             dtype = getattr(self.torch, self.net.dtype)
             return {f"{BOTH}, {name}": layer.cuda() for name, layer in images.layers(self.net, dtype).items()}
+        if neurons.knows(self.net):
+            return {f"{BOTH}, {name}": own for name, own in neurons.layers(getattr(self.torch, self.net.dtype)).items()}
         return {name: in_one_piece(layer.cuda()) for name, layer in super()._layers().items()}
 
     def timer(self, run: Run) -> Callable[[], float]:
