@@ -40,6 +40,9 @@ PEERS = {
     "torch": ("PyTorch, its layer", ORANGE),
     "torch-loop": ("PyTorch, step by step", RED),
     "torch-compile": ("torch.compile", PURPLE),
+    "torch-cuda": ("PyTorch, token by token", RED),
+    "torch-cuda-compile": ("torch.compile of a token", PURPLE),
+    "torch-cuda-graph": ("PyTorch, a CUDA graph of a token", ORANGE),
     "cudnn": ("cuDNN's own API", "#8a5a44"),
     "onnxruntime": ("ONNX Runtime", GREEN),
     "openvino": ("OpenVINO", "#b59a00"),
@@ -410,7 +413,16 @@ def runs() -> Iterator[str]:
         if facts["command"]:
             yield f"```console\n$ {facts['command']}\n```\n"
         yield '<div class="wide" tabindex="0" markdown>\n'
-        yield f"{_table(one)}\n\n</div>\n"
+        yield f"{_table(one) if one.lines else _compiled(path)}\n\n</div>\n"
+
+
+def _compiled(path: Path) -> str:
+    """CPU seconds of compiling, the slowest network first."""
+    found = [own for own in map(json.loads, path.read_text().splitlines()) if own["kind"] == "compile"]
+    lines = ["| network | inference, CPU s | training, CPU s |", "|---|---:|---:|"]
+    for own in sorted((own for own in found if "reason" not in own), key=lambda own: -float(own["training"])):
+        lines.append(f"| {own['network']} | {own['inference']:.2f} | {own['training']:.2f} |")
+    return "\n".join(lines)
 
 
 def _table(one: Report) -> str:

@@ -6,7 +6,7 @@ ones are rows of `graph/ops.py`; the rest are composed of them and need no row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -191,24 +191,27 @@ def surrogate(forward: Array, backward: Array) -> Array:
     return _pointwise("surrogate", forward, backward)
 
 
-def _spike(v: Array, slope: Array) -> Array:
-    """1 above 0, else 0, NaN where v is; the gradient is `slope`."""
-    return surrogate(where(v > 0.0, 1.0, where(v <= 0.0, 0.0, v)), v * stop_gradient(slope))
+def _spike(name: str, v: Array, scale: Array, slope: Callable[[], Array]) -> Array:
+    """1 above 0, else 0, NaN where v is; the gradient is what `slope` makes. scale: of that, above 0."""
+    number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
+    if number and not 0.0 < scale < np.inf:
+        fail(f"{name}: the size of the gradient", got=repr(scale), expected="a number above 0")
+    return surrogate(where(v > 0.0, 1.0, where(v <= 0.0, 0.0, v)), v * stop_gradient(slope()))
 
 
 def fast_sigmoid_spike(v: Array, slope: float = 25.0) -> Array:
     """1 where v is above 0, else 0; the gradient is 1 / (1 + slope |v|)**2 (Zenke & Ganguli 2018)."""
-    return _spike(v, 1.0 / square(1.0 + slope * absolute(v)))
+    return _spike("fast_sigmoid_spike", v, slope, lambda: 1.0 / square(1.0 + slope * absolute(v)))
 
 
 def atan_spike(v: Array, slope: float = 2.0) -> Array:
     """1 where v is above 0, else 0; the gradient is slope / 2 / (1 + (pi / 2 slope v)**2) (Fang et al. 2021)."""
-    return _spike(v, 0.5 * slope / (1.0 + square(0.5 * np.pi * slope * v)))
+    return _spike("atan_spike", v, slope, lambda: 0.5 * slope / (1.0 + square(0.5 * np.pi * slope * v)))
 
 
 def triangle_spike(v: Array, scale: float = 0.3) -> Array:
     """1 where v is above 0, else 0; the gradient is scale max(0, 1 - |v|) (Bellec et al. 2018)."""
-    return _spike(v, scale * relu(1.0 - absolute(v)))
+    return _spike("triangle_spike", v, scale, lambda: scale * relu(1.0 - absolute(v)))
 
 
 def _axes(x: Array, axis: int | Sequence[int] | None) -> list[int]:
@@ -469,7 +472,10 @@ def rename(x: Array, dims: str) -> Array:
 
 def expand(x: Array, axis: int) -> Array:
     """A new axis of size 1 at position `axis` of the result."""
-    at = axis if axis >= 0 else len(x.shape) + axis + 1
+    rank = len(x.shape)
+    if not -rank - 1 <= axis <= rank:
+        fail("no new axis can be there", got=f"axis={axis} of {x!r}", expected=f"{-rank - 1} to {rank}")
+    at = axis if axis >= 0 else rank + axis + 1
     if _traced(x):
         return inserted(x, at)
     return reshape(x, (*x.shape[:at], 1, *x.shape[at:]))

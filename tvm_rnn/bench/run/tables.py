@@ -213,8 +213,8 @@ class Report:
 
 
 def report(records: Iterable[Record], *, worst_first: bool = False) -> Report:
-    """The Report of a run's records; of a point that was measured twice the later ones count. worst_first: points by
-    the ratio of the quickest of the others, in place of the order of the run; those without one at the end."""
+    """The Report of a run's points; of one that was measured twice the later records count. worst_first: points by the
+    ratio of the quickest of the others, in place of the order of the run; those without one at the end."""
     facts: Record = {}
     stopped: Record | None = None
     lines: dict[str, dict[str, Record]] = {}
@@ -223,7 +223,7 @@ def report(records: Iterable[Record], *, worst_first: bool = False) -> Report:
             facts = record
         elif record["kind"] == "stopped":
             stopped = record
-        else:
+        elif "point" in record:
             lines.setdefault(record["point"], {})[record["framework"]] = record
     _compare_passes(lines.values())
     found = [Line(point, rows) for point, rows in lines.items()]
