@@ -73,8 +73,14 @@ class BlockTile(ABC):
                 body(w).run()
 
         attributes = {"tirx.kernel_launch_params": [DEPENDENT]} if self.overlap else None
-        given, own = (name, pointers, scalars, run), {"shared_bytes": self.shared_bytes, "cluster": self.cluster}
-        return write(*given, threads=self.threads, attributes=attributes, shares=self.shares, **own)
+        return write(
+            *(name, pointers, scalars, run),
+            threads=self.threads,
+            attributes=attributes,
+            shared_bytes=self.shared_bytes,
+            cluster=self.cluster,
+            shares=self.shares,
+        )
 
 
 class Stages(ABC):
