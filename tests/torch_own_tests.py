@@ -23,7 +23,7 @@ import unittest
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -65,24 +65,30 @@ def in_place() -> None:
         setattr(torch.nn.modules, name, getattr(rnn.nn, name))
 
 
-def samples(name: str, dtype_name: str) -> Iterator[Result]:
-    """Of what is installed with torch, those of one layer and dtype."""
+def samples(name: str, dtype_name: str, part: str = "0/1") -> Iterator[Result]:
+    """Of what is installed with torch, those of one layer and dtype. part: "0/2" is every second sample."""
     import torch
 
     theirs, dtype = getattr(torch.nn, name), getattr(torch, dtype_name)
     in_place()
     module = importlib.import_module("torch.testing._internal.common_modules")
     (info,) = [one for one in module.module_db if getattr(one.module_cls, "torchs", None) is theirs]
+    first, parts = map(int, part.split("/"))
     for training in (True, False):
         given = {"device": "cpu", "dtype": dtype, "requires_grad": True, "training": training}
-        for check in CHECKS:
-            if check is second_gradients and not (training and dtype == torch.float64):
+        for number, sample in enumerate(info.module_inputs_func(info, **given)):
+            if number % parts != first or sample.forward_input is None:
                 continue
-            where = f"module_db {name} {dtype_name} {'train' if training else 'eval'} {check.__name__}"
-            yield attempt(where, partial(each, check, info, theirs, given))
+            for check in CHECKS:
+                if check is second_gradients and not (training and dtype == torch.float64):
+                    continue
+                where = f"module_db {name} {dtype_name} {'train' if training else 'eval'} {check.__name__}"
+                found = attempt(where, partial(each, check, (info.module_cls, theirs), given, sample))
+                yield replace(found, reason=found.reason and f"sample {number}: {found.reason}")
     given = {"device": "cpu", "dtype": dtype, "requires_grad": False, "training": True}
     for number, item in enumerate(info.module_error_inputs_func(info, **given)):
-        yield attempt(f"module_db {name} {dtype_name} error {number}", partial(refused, item, info.module_cls))
+        if number % parts == first:
+            yield attempt(f"module_db {name} {dtype_name} error {number}", partial(refused, item, info.module_cls))
 
 
 def attempt(name: str, run: Callable[[], None]) -> Result:
@@ -97,16 +103,12 @@ def attempt(name: str, run: Callable[[], None]) -> Result:
     return Result(name, PASSED)
 
 
-def each(check: Callable[..., None], info: Any, theirs: Any, given: dict[str, Any]) -> None:
-    """Over all samples: our layer and torch's with the same parameters, and the call."""
-    for sample in info.module_inputs_func(info, **given):
-        how, call = sample.constructor_input, sample.forward_input
-        if call is None:
-            continue
-        ours = info.module_cls(*how.args, **how.kwargs).to(given["dtype"]).train(given["training"])
-        peer = theirs(*how.args, **how.kwargs).to(given["dtype"]).train(given["training"])
-        peer.load_state_dict(ours.state_dict())
-        check(ours, peer, call, sample)
+def each(check: Callable[..., None], kinds: tuple[Any, Any], given: dict[str, Any], sample: Any) -> None:
+    """Our layer and torch's with the same parameters, and the call. kinds: the two classes."""
+    how, call = sample.constructor_input, sample.forward_input
+    ours, peer = (kind(*how.args, **how.kwargs).to(given["dtype"]).train(given["training"]) for kind in kinds)
+    peer.load_state_dict(ours.state_dict())
+    check(ours, peer, call, sample)
 
 
 def tensors(value: Any) -> list[Any]:
@@ -196,15 +198,15 @@ def refused(item: Any, ours: Any) -> None:
     raise AssertionError(f"no {item.error_type.__name__}: {item.error_regex}")
 
 
-def of_file(folder: str, name: str) -> Iterator[Result]:
-    """The tests of a file whose names speak of these layers."""
+def of_file(folder: str, name: str, part: str = "0/1") -> Iterator[Result]:
+    """The tests of a file whose names speak of these layers. part: "0/2" is every second one."""
+    first, parts = map(int, part.split("/"))
     sys.path.insert(0, folder)
     in_place()
     sys.argv = [name]
     found = unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(name))
-    for test in flat(found):
-        if not NAMES.search(test.id()):
-            continue
+    spoken = [test for test in flat(found) if NAMES.search(test.id())]
+    for test in spoken[first::parts]:
         own = test.id().partition(".")[2] if "." in test.id() else test.id()
         if OUTSIDE.search(own):
             yield Result(own, OTHER, CELLS)

@@ -190,7 +190,7 @@ class _OnCpu:
             import torch
 
             layers = self._layers()
-        except (ImportError, ConfigError) as reason:
+        except (ImportError, ConfigError, Unsupported) as reason:
             self.reason = str(reason).splitlines()[0]
             return {}
         above = torch.as_tensor(gy)
@@ -266,6 +266,10 @@ class _OnGpu(_OnCpu):
         if images.knows(self.net):
             dtype = getattr(self.torch, self.net.dtype)
             return {f"{BOTH}, {name}": layer.cuda() for name, layer in images.layers(self.net, dtype).items()}
+        if self.net.members:
+            from tvm_rnn.bench.peers import members
+
+            return {f"{BOTH}, {name}": layer.train() for name, layer in members.layers(self.net, "cuda").items()}
         return {name: in_one_piece(layer.cuda()) for name, layer in super()._layers().items()}
 
     def timer(self, run: Run) -> Callable[[], float]:
