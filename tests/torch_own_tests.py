@@ -10,6 +10,7 @@ of these layers, with the reason of each failure; status 1 where one failed for 
 
 from __future__ import annotations
 
+import argparse
 import copy
 import importlib
 import io
@@ -25,11 +26,19 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import unoptimised
+
 SAMPLES, LAYERS = "module_db", ("RNN", "LSTM", "GRU")
-FILES = ("test_nn", "test_modules", "nn.test_packed_sequence", "nn.test_init")
+FILES = (
+    "test_nn",
+    "test_modules",  # in parts: the longest
+    "nn.test_packed_sequence",
+    "nn.test_init",
+)
 NAMES = re.compile(r"rnn|lstm|gru", re.IGNORECASE)
 CELLS = "torch's cells of one step are not replaced"
 OUTSIDE = re.compile(r"(rnn|lstm|gru)_?cell|cells?_", re.IGNORECASE)
@@ -241,6 +250,14 @@ def collected(*given: str) -> list[Result]:
     return [Result(**json.loads(line)) for line in lines]
 
 
+def merged(results: list[Result]) -> list[Result]:
+    """One of each name, in their order: of the samples of a check the first that failed."""
+    found = dict[str, Result]()
+    for result in sorted(results, key=lambda one: one.outcome != FAILED):
+        found.setdefault(result.name, result)
+    return [found[name] for name in dict.fromkeys(result.name for result in results)]
+
+
 def reason_of(result: Result) -> str:
     """A reason that is known; "": none is."""
     words = f"{result.name} {result.reason}"
@@ -261,23 +278,48 @@ def table(results: list[Result]) -> str:
     return "\n".join([*lines, "", *(f"passed: {r.name}" for r in results if r.outcome == PASSED)])
 
 
-def main(folder: str = "") -> int:
-    """Print the table. folder: `test` of a checkout of torch; "": what is installed alone."""
-    kinds = [(SAMPLES, name, dtype) for name in LAYERS for dtype in ("float32", "float64")]
-    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
-        results = [result for part in pool.map(lambda kind: collected(*kind), kinds) for result in part]
+def write(path: Path, results: list[Result], files: str) -> None:
+    """Records: facts, then a line for each test. files: the version of torch whose test files ran."""
+    import torch
+
+    from tvm_rnn.bench.run.compare import cpu_facts
+    from tvm_rnn.bench.run.gpu_suite import writing
+
+    with writing([], path) as note:
+        facts = cpu_facts(1)
+        facts["versions"] |= {"torch": torch.__version__, "torch's test files": files}
+        note({"kind": "facts", **facts})
+        for result in results:
+            note({"kind": "test", **asdict(replace(result, reason=reason_of(result) or result.reason))})
+
+
+def main(folder: str = "", records: str = "", processes: int = 0) -> int:
+    """Print the table. folder: `test` of a checkout of torch; "": what is installed alone. records: a file of lines of
+    JSON to write. processes: at a time; 0: half of the machine's CPUs."""
+    kinds = [(SAMPLES, *kind) for kind in product(LAYERS, ("float32", "float64"), ("0/2", "1/2"))]
     for name in FILES if folder else ():
         if Path(folder, *name.split(".")).with_suffix(".py").exists():
-            results += collected(folder, name)
+            parts = 4 if name in FILES[:2] else 1
+            kinds += [(folder, name, f"{part}/{parts}") for part in range(parts)]
         else:
             print(f"{name}: no such file in {folder}", file=sys.stderr)
+    with ThreadPoolExecutor(processes or max(1, (os.cpu_count() or 1) // 2)) as pool:
+        results = merged([result for part in pool.map(lambda kind: collected(*kind), kinds) for result in part])
     print(table(results))
+    if records:
+        version = Path(folder, "..", "version.txt")
+        write(Path(records), results, version.read_text().strip() if folder and version.exists() else "none")
     return int(any(result.outcome == FAILED and not reason_of(result) for result in results))
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--inside"]:
-        for one in samples(*sys.argv[3:]) if sys.argv[2] == SAMPLES else of_file(*sys.argv[2:]):
-            print(json.dumps(asdict(one)), flush=True)
+        with unoptimised.code():  # what a layer answers is asked here, not how fast
+            for one in samples(*sys.argv[3:]) if sys.argv[2] == SAMPLES else of_file(*sys.argv[2:]):
+                print(json.dumps(asdict(one)), flush=True)
     else:
-        sys.exit(main(*sys.argv[1:2]))
+        parser = argparse.ArgumentParser(description="torch's own tests of its RNN, LSTM and GRU on this project's.")
+        parser.add_argument("folder", nargs="?", default="", metavar="PYTORCH/test")
+        parser.add_argument("--records", default="", help="a file of records to write")
+        parser.add_argument("--processes", type=int, default=0, help="at a time; half of the machine's CPUs")
+        sys.exit(main(**vars(parser.parse_args())))
