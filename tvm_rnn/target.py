@@ -106,7 +106,8 @@ class Target:
 
         if self.kind == "cuda":
             return tvm.target.Target({"kind": "cuda", "arch": self.arch}, host="cuda_host")
-        options: dict[str, str | int | list[str]] = {"kind": self.kind, "mcpu": self.mcpu}
+        # LLVM's third level takes a fifth to a third longer for the same speed: our code is unrolled and vectorised.
+        options: dict[str, str | int | list[str]] = {"kind": self.kind, "mcpu": self.mcpu, "opt-level": 2}
         if self.elsewhere:
             options["mtriple"] = self.elsewhere
         if self.attributes:

@@ -18,12 +18,13 @@ from tvm_rnn.errors import BuildError, message
 from .console import progress, show
 from .options import Jobs, Json, Rows, Steps, grouped
 
-MODELS = "models"
+MODELS, COMPILE = "models", "compile"
 CPU_PEERS = "torch,onnxruntime,openvino,numpy"
 SUITE_HELP = (
     "Measure a suite. On this CPU: cpu-grid, cpu-random, streaming, audio, generate, fastrnns, deepbench, zoo, "
-    "ablation, linear or models (whole ones, of packages). With --build or --modules on a GPU: gpu-grid, any-batch, "
-    "random, generate, images, blog, deepbench, flashrnn, heads, members, zoo, ablation or linear."
+    "ablation, linear, models (whole ones, of packages) or compile (CPU seconds that compiling takes). With --build or "
+    "--modules on a GPU: gpu-grid, any-batch, random, generate, images, spikes, blog, deepbench, flashrnn, heads, "
+    "members, zoo, ablation or linear."
 )
 PEERS_HELP = (
     f"Peers, comma-separated. [{CPU_PEERS}; also torch-loop, torch-compile, torch-cuda-graph; of a GPU: torch, or any "
@@ -108,6 +109,8 @@ def bench(
 
     $ tvm-rnn bench --suite models --packages DIR --threads 1 --records models.jsonl
 
+    $ tvm-rnn bench --suite compile --only lstm,rwkv7 --records compile.jsonl
+
     $ tvm-rnn bench --suite gpu-grid --build modules --only lstm,bf16
 
     $ tvm-rnn bench --suite gpu-grid --modules modules --only lstm,bf16 --records grid.jsonl --limit 300
@@ -128,6 +131,8 @@ def bench(
         _module(module, timing, shown)
     elif suite.suite == MODELS and suite.build is None and suite.modules is None:
         _models(suite, timing, shown)
+    elif suite.suite == COMPILE and suite.build is None and suite.modules is None:
+        _compile_times(suite, shown)
     elif suite.build is not None:
         _build(suite, suite.build, shown)
     else:
@@ -168,6 +173,17 @@ def _models(suite: SuiteOptions, timing: Timing, shown: Shown) -> None:
     with progress(shown.as_json) as stage:
         found = onnx_files.run(models, options, shown.records, progress=stage)
     show(shown.as_json, found, *onnx_files.table(found))
+
+
+def _compile_times(suite: SuiteOptions, shown: Shown) -> None:
+    """CPU seconds of compiling, for inference and with training."""
+    from tvm_rnn.bench.run import compile_times
+    from tvm_rnn.bench.suites.compile_times import networks
+
+    options = compile_times.Options(suite.jobs or 1, suite.limit)
+    with progress(shown.as_json) as stage:
+        found = compile_times.run(list(networks(suite.only)), options, shown.records, progress=stage)
+    show(shown.as_json, found, *compile_times.table(found))
 
 
 def _build(suite: SuiteOptions, folder: str, shown: Shown) -> None:

@@ -8,7 +8,7 @@ Rewrite: group  -->  parallel for panels: for rows: tile
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -28,6 +28,7 @@ from .matrix_recurrence import MatrixRecurrence
 from .recurrence import Recurrence
 from .reduction_tiles import ReductionTiles, tile_shape
 from .register_tile import Places, Tile
+from .row_loops import each_row, leftovers
 from .weight_storage import Storage
 from .workspace import Array
 from .zero_padding import Padded, Put, padded
@@ -182,19 +183,8 @@ class Emitter:
     def _rows(
         self, rows: Expr, outer: tuple[int, ...], work: int, body: Callable[[Expr, tuple[Expr, ...]], Stmt]
     ) -> Stmt:
-        """for row, outer indices: body. The rows and the first outer axis are shared among threads if worth it."""
-        first, total = outer[0] if outer else 1, work * prod(outer)
-
-        def inner(row: Expr, index: tuple[Expr, ...]) -> Stmt:
-            if len(index) == len(outer):
-                return body(row, index)
-            return loop(f"i{len(index)}", outer[len(index)], lambda i: inner(row, (*index, i)))
-
-        def outermost(i: tirx.Var) -> list[Any]:
-            row, set_row = bind("row", floordiv(i, first))
-            return [set_row, inner(row, (floormod(i, first),) if outer else ())]
-
-        return loop("i", rows * int64(first), outermost, parallel=total >= PARALLEL_ELEMENTS)
+        """Threads share the rows and the first outer axis where that is worth it."""
+        return each_row(rows, outer, work * prod(outer) >= PARALLEL_ELEMENTS, body)
 
 
 @dataclass(frozen=True)
@@ -258,25 +248,23 @@ class Panels:
 
             return loop("p", panels, tiles_of)
 
-        heights = [h for h in (8, 4, 2, 1) if h < full]
         broad = self.config.get("broad", 1)
-        work = [
-            whole(across // broad, broad),
-            *(self._leftover(h, max(1, across // h), first, across) for h in heights),
-        ]
+        work = [whole(across // broad, broad), *self._leftovers(first, across, across)]
         rest = self.count % across
         if rest:
-            short = [whole(rest, 1), *(self._leftover(h, 1, first, rest) for h in heights)]
+            short = [whole(rest, 1), *self._leftovers(first, rest, 1)]
             work = [when(c < int64(self.count // across), work, short)]
         return [set_first, *work]
 
-    def _leftover(self, height: int, across: int, first: Expr, count: int) -> Stmt:
-        """Rows that do not fill a full tile: at most one tile of each power of two."""
-        left = floormod(self.rows, self.config["rows"])
-        start = self.rows - left + floordiv(left, 2 * height) * int64(2 * height)
-        present = tirx.NE(tirx.bitwise_and(left, int64(height)), int64(0))
-        body = loop("p", count // across, lambda p: self._tile(height, across, start, first + p * int64(across)))
-        return when(present, body)
+    def _leftovers(self, first: Expr, count: int, wide: int) -> Iterator[Stmt]:
+        """Rows that do not fill a full tile, across more panels: `wide` divided by the height."""
+
+        def tiles(height: int, start: Expr) -> Stmt:
+            across = max(1, wide // height)
+            return loop("p", count // across, lambda p: self._tile(height, across, start, first + p * int64(across)))
+
+        full = self.config["rows"]
+        return leftovers(self.rows, full, 1 << (min(full - 1, 8).bit_length() - 1), tiles)
 
     def _single_rows(self, c: tirx.Var) -> Stmt:
         across = self.config["panels"]

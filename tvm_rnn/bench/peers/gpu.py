@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm_rnn.oracle.torch_graph import TorchModel
 
-from . import images
+from . import images, neurons
 from .models import TORCH_CELLS, GpuProblem, Prepared, Unsupported, imported, in_one_piece, torch_layer
 
 if TYPE_CHECKING:
@@ -105,6 +105,10 @@ def prepare_torch(problem: GpuProblem) -> Prepared:
         return _prepare_images(problem)
     if net.members and problem.lengths is None:
         return _prepare_members(problem)
+    if neurons.knows(net) and problem.lengths is None:
+        (x,) = problem.inputs
+        runs = {name: partial(own, x) for name, own in neurons.layers(x.dtype).items()}
+        return Prepared(f"{torch.__version__}, spikingjelly {neurons.version()}", runs, compiling=tuple(runs))
     if point.cell not in TORCH_CELLS:
         raise Unsupported(f"it has no cell {point.cell}")
     layer = in_one_piece(torch_layer(net).to(problem.device))

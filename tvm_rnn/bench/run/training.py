@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from tvm_rnn.bench.measure.gpu_graphs import capture, replay_us
-from tvm_rnn.bench.peers import images
+from tvm_rnn.bench.peers import images, neurons
 from tvm_rnn.bench.peers.models import GpuProblem, Unsupported, in_a_line, in_one_piece, net_of
 from tvm_rnn.errors import ConfigError, TvmRnnError, WeightError, message
 from tvm_rnn.network.rnn import RNN
@@ -270,6 +270,8 @@ class _OnGpu(_OnCpu):
             from tvm_rnn.bench.peers import members
 
             return {f"{BOTH}, {name}": layer.train() for name, layer in members.layers(self.net, "cuda").items()}
+        if neurons.knows(self.net):
+            return {f"{BOTH}, {name}": own for name, own in neurons.layers(getattr(self.torch, self.net.dtype)).items()}
         return {name: in_one_piece(layer.cuda()) for name, layer in super()._layers().items()}
 
     def timer(self, run: Run) -> Callable[[], float]:

@@ -1,4 +1,4 @@
-"""What a GPU benchmark measures: named suites of points, as data.
+"""What a benchmark measures: a point, and the named suites of points for GPUs, as data (`cpu.py` has those for CPUs).
 
 In: the name of a suite and words that choose points of it. Out: `Point`s, each one network (cell, sizes, layers,
 directions, precision) at one T and B. Points of one network share one compiled module, which holds for every T and B.
@@ -16,7 +16,7 @@ from tvm_rnn.errors import ConfigError, message, unknown
 from tvm_rnn.frontends.spec import find_cell
 from tvm_rnn.network.rnn import RNN, check_without_constants
 
-from . import headed_recurrences, recurrences, writers
+from . import headed_recurrences, neurons, recurrences, writers
 from .random_networks import random_networks
 
 Facts = dict[str, Any]  # what JSON says of a point
@@ -28,7 +28,7 @@ ALL = ("bfloat16", "float16", "tf32", "float32")
 TAMED = {"lstm_layer_norm": ("a_h", 0.5)}
 # The passes of every network, in the order in which the ablation adds them again.
 PASSES = ("hoist_gemms", "combine_gemms", "fuse_pointwise", "tile_layers_and_time")
-CELLS = {**writers.CELLS, **recurrences.CELLS, **headed_recurrences.CELLS}  # that only benchmarks have
+CELLS = {**writers.CELLS, **recurrences.CELLS, **headed_recurrences.CELLS, **neurons.CELLS}  # of benchmarks alone
 IN_STEPS = ("parallelise_time",)  # left out, recurrences run one step after the other
 
 
@@ -191,12 +191,13 @@ def linear() -> list[Point]:
     alone = [Point("gated_delta", whole, h, t, b, sizes=delta) for t, b in ((1, 1), (1, 64), (32768, 1))]
     layers = [Point("gated_delta_net_conv", 64, h, t, b, sizes=delta) for t, b in ((1, 1), (1, 64), (32768, 1))]
     few = Point("gated_delta", n * (3 * h + 2), h, 2048, 16, sizes=(("N", n), ("M", 1)))
-    memory = Point("mlstm", 64, h, 8192, 8, sizes=(("N", 4),))
+    memory = [Point("mlstm", 64, h, 8192, 8, sizes=(("N", 4),))]
+    memory.append(Point("mlstm_capped", 64, 512, 32768, 1, sizes=(("K", 256), ("N", 8))))
     strict = [Point("m2rnn", 512, 64, 4096, batch, sizes=(("N", 8),)) for batch in (1, 16, 64)]
     both = [point for point in points if point.precision == "bfloat16" and point.cell not in ("min_gru", "sru")]
-    trained = [replace(p, training=True) for p in (*both, *sums, *heads, alone[-1], few, memory)]
+    trained = [replace(p, training=True) for p in (*both, *sums, *heads, alone[-1], few, *memory)]
     stepped = [replace(point, without=off) for point in (*points, *heads) for off in ((), IN_STEPS)]
-    return [*stepped, *sums, *alone, few, memory, *layers, *strict, *trained]
+    return [*stepped, *sums, *alone, few, *memory, *layers, *strict, *trained]
 
 
 def heads() -> list[Point]:
@@ -244,6 +245,14 @@ def images() -> list[Point]:
     ]
 
 
+def spikes() -> list[Point]:
+    """Spiking neurons alone, as a layer of a network and as feature maps of a convolutional one; in inference, and in
+    both passes of training."""
+    sizes = ((1024, 128, 32), (65536, 16, 32))
+    points = [Point("lif_neuron", h, h, steps, batch, "float32") for h, steps, batch in sizes]
+    return [replace(point, training=training) for point in points for training in (False, True)]
+
+
 def random(seed: int = 0) -> list[Point]:
     """200 networks as chance has them."""
     return [Point.from_dict(facts) for facts in random_networks(seed)]
@@ -254,24 +263,12 @@ PEERS = {
     "random": "torch,cudnn",
     "images": "torch",
     "members": "torch,torch-compile",
+    "spikes": "torch",
     "generate": "torch-cuda,torch-cuda-compile,torch-cuda-graph",
 }
 Suites = Mapping[str, Callable[..., list[Point]]]
-EVERY = (
-    gpu_grid,
-    any_batch,
-    blog,
-    deepbench,
-    flashrnn,
-    heads,
-    members,
-    zoo,
-    ablation,
-    linear,
-    generate,
-    images,
-    random,
-)
+RECURRENCES = (gpu_grid, any_batch, blog, deepbench, flashrnn, heads, members, zoo, ablation, linear)
+EVERY = (*RECURRENCES, generate, images, spikes, random)
 DRAWN = ("random", "cpu-random")  # suites that are drawn by a seed
 SUITES: Suites = {f.__name__.replace("_", "-"): f for f in EVERY}
 

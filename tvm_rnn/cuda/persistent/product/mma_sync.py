@@ -22,7 +22,6 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.tile_layout import Layout
-from tvm_rnn.cuda.layer import fp8_weights
 from tvm_rnn.cuda.layer.phases import Phase
 from tvm_rnn.cuda.persistent.geometry import (
     LANES,
@@ -39,6 +38,7 @@ from tvm_rnn.cuda.persistent.layer_input_rows import Copies, round_inputs
 from tvm_rnn.cuda.persistent.rates import CLOCK_MHZ, SHARED_BYTES_PER_CYCLE, Rates
 from tvm_rnn.tir.expr import Buffer, Expr
 
+from . import coded_weights
 from .operands_staged import largest, until_written
 
 Fragment = Callable[[int, int], Sequence[Expr]]  # (M tile, MMA step) -> the registers of A
@@ -64,7 +64,7 @@ MOST_POLLED = 64  # registers of a thread for pieces that it polls for
 @dataclass(frozen=True)
 class MmaSync(Geometry):
     """ahead: K blocks whose operands are asked for before they are used. copied: 1 where a grid's operands come to
-    shared memory by asynchronous copies (`cuda/persistent/operand_cp_async.py`) in place of registers `ahead`."""
+    shared memory by asynchronous copies (`cuda/persistent/layer_input_rows.py`) in place of registers `ahead`."""
 
     ahead: int = 1
     copied: int = 0
@@ -148,7 +148,7 @@ class MmaSync(Geometry):
 
     def product_registers(self) -> int:
         total = self.kept_registers + self.exchange.input_registers(self)
-        total += fp8_weights.registers(self) if self.stored else 0
+        total += coded_weights.registers(self) if self.stored else 0
         if self.precision == "float32":  # sums of 8 rows per half tile, and some operands
             most = max(self.m_tiles(p) for p in self.step.phases)
             total += self.pass_tiles * (most * 16 + 24)
@@ -254,7 +254,7 @@ class MmaSyncProduct:
         self.fragment = [
             k.local(max((geometry.block_words(p) for p in geometry.step.phases), default=8), "uint32") for _ in "ab"
         ]
-        self.coded = fp8_weights.Coded(k, geometry, self.ids, geometry.scale_names) if geometry.stored else None
+        self.coded = coded_weights.Coded(k, geometry, self.ids, geometry.scale_names) if geometry.stored else None
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
