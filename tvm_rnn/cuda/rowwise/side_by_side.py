@@ -1,8 +1,8 @@
 """Elements of a row that lie side by side, of one lane: they pass to and from memory as a word of 4 or 8 bytes.
 
 In: how a value lies, how many elements of it a lane has in a row. Out: a `Word`, or None where memory has none, and
-what loads and stores one. A row of bytes from memory costs as many instructions as it has words: with an element to
-each, kernels of rows moved 2.1 of an H200's 4.3 TB/s.
+what loads and stores one. A row of bytes from memory costs as many instructions as it has words: sums for gradients of
+keys, 2.4 GB in bfloat16, took 886 us with an element to each, and take 701 with four (H200).
 """
 
 from __future__ import annotations
