@@ -52,7 +52,7 @@ def run(sizes: Sizes, rounds: int = 9, records: str | None = None) -> list[Recor
     finds no GPU, and where the two do not learn the same."""
     import torch
 
-    import tvm_rnn as rnn
+    from tvm_rnn.torch_layer.nn import LSTM
 
     if not torch.cuda.is_available():
         raise ConfigError(message("a step is measured on a GPU", got="torch finds none"))
@@ -63,7 +63,7 @@ def run(sizes: Sizes, rounds: int = 9, records: str | None = None) -> list[Recor
         torch.manual_seed(0)
         dtype, shape = getattr(torch, sizes.dtype), (sizes.inputs, sizes.hidden, sizes.layers)
         layers = {
-            OURS: rnn.nn.LSTM(*shape, device="cuda", dtype=dtype),
+            OURS: LSTM(*shape, device="cuda", dtype=dtype),
             "torch": torch.nn.LSTM(*shape, device="cuda", dtype=dtype),
         }
         layers["torch"].load_state_dict(layers[OURS].state_dict())
