@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from tvm_rnn.bench.measure import gpu_graphs
 from tvm_rnn.bench.peers.gpu import FRAMEWORKS, prepare_tvm_rnn, time_limit
 from tvm_rnn.bench.peers.models import GpuProblem, Prepared, Unsupported, in_a_line
-from tvm_rnn.bench.suites.gpu import Point, network, tamed
+from tvm_rnn.bench.suites.gpu import RESET_EVERY, Point, network, tamed
 from tvm_rnn.errors import TvmRnnError
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.oracle.tolerance import tolerance
@@ -149,7 +149,7 @@ class Bench:
         """The same of both passes."""
         self._stage("checking", OURS)
         reason = request["skip"].get(OURS)
-        found = {} if reason else measure_on_gpu(problem, request["rounds"])
+        found = {} if reason else measure_on_gpu(problem, request["rounds"], request["frameworks"])
         missing = reason or "it was not measured"
         return [found.get(name, {"framework": name, "reason": missing}) for name in request["frameworks"]]
 
@@ -198,7 +198,8 @@ class Bench:
         options = {"generator": generator, "device": self.device}
         inputs = [torch.rand(point.steps, point.batch, *shape, **options).mul_(2).sub_(1).to(dtype) for shape in shapes]
         given = (point, self.net, tuple(inputs), request["module"], request["compile_seconds"])
-        return GpuProblem(*given, lengths_of(point, generator) if point.lengths else None)
+        lengths = lengths_of(point, generator) if point.lengths else None
+        return GpuProblem(*given, lengths, resets_of(point, generator) if point.resets else None)
 
     def _oracle(self, problem: GpuProblem) -> Exact:
         """(y, state) by the graph in float64, from the weights and inputs that everyone gets; of a longer sequence the
@@ -209,7 +210,8 @@ class Bench:
         model = TorchModel(problem.net, torch.float64, problem.device)
         count = problem.point.steps if problem.point.lengths or problem.net.num_directions > 1 else CHECKED
         with torch.no_grad():
-            y, state = model([x[:count].double() for x in problem.inputs], problem.lengths)
+            reset = None if problem.reset is None else problem.reset[:count]
+            y, state = model([x[:count].double() for x in problem.inputs], problem.lengths, reset)
         return y, state if count >= problem.point.steps else {}
 
     def _prepare(self, contender: Contender, problem: GpuProblem, expected: Exact, skip: Mapping[str, str]) -> None:
@@ -271,6 +273,14 @@ def lengths_of(point: Point, generator: torch.Generator) -> torch.Tensor:
     found = torch.randint(1, point.steps + 1, (point.batch,), **options).sort(descending=True).values.int()
     found[0] = point.steps
     return found
+
+
+def resets_of(point: Point, generator: torch.Generator) -> torch.Tensor:
+    """Where rows begin anew."""
+    import torch
+
+    options = {"generator": generator, "device": generator.device}
+    return torch.rand(point.steps, point.batch, **options) * RESET_EVERY < 1
 
 
 @contextlib.contextmanager

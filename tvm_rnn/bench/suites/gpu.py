@@ -29,6 +29,7 @@ TAMED = {"lstm_layer_norm": ("a_h", 0.5)}
 # The passes of every network, in the order in which the ablation adds them again.
 PASSES = ("hoist_gemms", "combine_gemms", "fuse_pointwise", "tile_layers_and_time")
 CELLS = {**writers.CELLS, **recurrences.CELLS, **headed_recurrences.CELLS, **neurons.CELLS}  # of benchmarks alone
+RESET_EVERY = 16
 IN_STEPS = ("parallelise_time",)  # left out, recurrences run one step after the other
 
 
@@ -38,7 +39,8 @@ class Point:
 
     cell: of the zoo, of CELLS, or "file.py:function". precision: of products, a key of SHORT. sizes: other axes
     of the cell, (name, size). without: passes left out. lengths: rows have lengths of their own. eager: calls are no
-    CUDA graph. any_batch: the module is compiled for no batch size in particular. training: both passes.
+    CUDA graph. any_batch: the module is compiled for no batch size in particular. training: both passes. resets: rows
+    begin anew, each at about one step of RESET_EVERY.
     """
 
     cell: str
@@ -55,6 +57,7 @@ class Point:
     eager: bool = False
     any_batch: bool = False
     training: bool = False
+    resets: bool = False
 
     @property
     def dtype(self) -> str:
@@ -64,7 +67,7 @@ class Point:
     @property
     def network(self) -> Point:
         """The same network without T and B, however it is called: what is compiled."""
-        return replace(self, steps=0, batch=0, lengths=False, eager=False)
+        return replace(self, steps=0, batch=0, lengths=False, eager=False, resets=False)
 
     @property
     def network_name(self) -> str:
@@ -82,7 +85,7 @@ class Point:
     def name(self) -> str:
         """Such as lstm-h512-i64-l3-b64-t100-bf16. Its words choose points; no two points of a suite share one."""
         network, _, precision = self.network_name.rpartition("-")
-        ways = "-lengths" * self.lengths + "-eager" * self.eager
+        ways = "-lengths" * self.lengths + "-resets" * self.resets + "-eager" * self.eager
         return f"{network}-b{self.batch}-t{self.steps}{ways}-{precision}"
 
     def as_dict(self) -> Facts:
@@ -208,7 +211,8 @@ def heads() -> list[Point]:
     for cell, gates in (("headed_rnn", 1), ("headed_gru", 3)):
         own += [Point(cell, gates * n * h, h, 4096, 16, sizes=(("N", n),)) for n, h in ((64, 16), (8, 64))]
     own.append(Point("m2rnn", 512, 64, 4096, 16, sizes=(("N", 8),)))
-    own += [Point("block_gru", 512, 64, t, 16, sizes=(("N", 8), ("P", 512), ("A", 8))) for t in (64, 512)]
+    blocks = [Point("block_gru", 512, 64, t, 16, sizes=(("N", 8), ("P", 512), ("A", 8))) for t in (64, 512)]
+    own += [*blocks, *(replace(point, resets=True) for point in blocks)]
     return [replace(point, training=training) for point in own for training in (False, True)]
 
 

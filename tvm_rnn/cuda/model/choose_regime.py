@@ -231,7 +231,7 @@ def _as_vectors(layout: Layout, reason: str) -> tuple[Layout, Step]:
         step = step_of(own)
     except (NoVector, NotPersistent) as other:
         raise NotPersistent(f"{reason}; as one vector: {other}") from None
-    zeros = "products of heads are dense, with 0 between them, and infinity times 0 is NaN"
+    zeros = "products of heads have 0 between heads; where these are multiplied, infinity times 0 is NaN"
     tell(True, "heads as one vector", f"{reason}: {zeros}")
     return own, step
 

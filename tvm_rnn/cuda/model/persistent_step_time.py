@@ -100,7 +100,7 @@ def able_to_run(geometry: Geometry, target: Target) -> bool:
 
 def _words(geometry: Geometry) -> int:
     operands = ((phase, operand) for phase in geometry.step.phases for operand in phase.operands)
-    return sum(geometry.block_words(p) * (geometry.depth_blocks(o.source) // geometry.k_parts) for p, o in operands)
+    return sum(geometry.block_words(p) * (geometry.operand_blocks(o) // geometry.k_parts) for p, o in operands)
 
 
 class StepTime:
