@@ -3,5 +3,6 @@
 In: points of a suite. Out: records, tables, pictures. `build_suite.py` compiles, `compare.py` times a module beside its
 peers, `cpu_suite.py`, `audio_suite.py`, `generation_suite.py` and `gpu_suite.py` run all points (`gpu_worker.py` is the
 process that uses the GPU), `training.py` times both passes, `whole_models.py` models of packages, `onnx_files.py`
-files of packages, `compile_times.py` compilation itself, `tables.py` and `plot.py` show what came.
+files of packages, `compile_times.py` compilation itself, `first_call.py` a new process, `training_step.py` a step with its
+optimiser, `tables.py` and `plot.py` show what came.
 """
