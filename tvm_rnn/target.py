@@ -119,6 +119,13 @@ class Target:
         return tvm.target.Target(options)
 
     @property
+    def host(self) -> Target:
+        """The CPU that works for it: itself, or of a GPU one that all of its hosts have."""
+        if self.kind != "cuda":
+            return self
+        return resolve("x86-64-v3" if self.machine == "x86_64" else f"{self.machine}-linux-gnu")
+
+    @property
     def elsewhere(self) -> str:
         """What compilers call its system, where that is not this machine's; else empty."""
         here = self.machine == platform.machine() and self.triple in ("", f"{self.machine}-linux-gnu")

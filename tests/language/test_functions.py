@@ -91,6 +91,8 @@ UNARY: dict[str, Function] = {
     "square": np.square,
     "stop_gradient": lambda x: x,
     "tanh": np.tanh,
+    "to_int8": lambda x: np.rint(x).clip(-128, 127),
+    "to_uint8": lambda x: np.rint(x).clip(0, 255),
     "triangle_spike": lambda x: np.heaviside(x, 0),
 }
 OTHERS = {

@@ -23,8 +23,8 @@ CPU_PEERS = "torch,onnxruntime,openvino,numpy"
 SUITE_HELP = (
     "Measure a suite. On this CPU: cpu-grid, cpu-random, streaming, audio, generate, fastrnns, deepbench, zoo, "
     "ablation, linear, models (whole ones, of packages) or compile (CPU seconds that compiling takes). With --build or "
-    "--modules on a GPU: gpu-grid, any-batch, random, generate, images, spikes, blog, deepbench, flashrnn, heads, zoo, "
-    "ablation or linear."
+    "--modules on a GPU: gpu-grid, any-batch, random, generate, images, spikes, blog, deepbench, flashrnn, heads, "
+    "members, zoo, ablation or linear."
 )
 PEERS_HELP = (
     f"Peers, comma-separated. [{CPU_PEERS}; also torch-loop, torch-compile, torch-cuda-graph; of a GPU: torch, or any "
@@ -35,6 +35,7 @@ ONLY_HELP = "Points by words of their names: h256,b16,b64,lstm,bf16. Words of on
 
 STREAM_HELP = "One step a call, as a stream is served: percentiles of a call's time."
 PACKAGES_HELP = "The folder where the packages of the models suite lie. [where Python finds them]"
+DEVICE_HELP = "Where the models suite is measured; on a GPU its torch models alone."
 RTNEURAL_HELP = "Sources of RTNeural, to be built and measured in the audio suite."
 MODULE_HELP = "A .so file of `compile`, for a CPU."
 
@@ -70,6 +71,7 @@ class SuiteOptions:
     jobs: Jobs = None
     rtneural: Annotated[str | None, typer.Option(metavar="DIR", help=RTNEURAL_HELP)] = None
     packages: Annotated[str | None, typer.Option(metavar="DIR", help=PACKAGES_HELP)] = None
+    device: Annotated[str, typer.Option(metavar="cpu|cuda", help=DEVICE_HELP)] = "cpu"
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,8 @@ def bench(
         raise typer.BadParameter("--build DIR compiles a suite, --modules DIR measures it: one after the other")
     if suite.packages is not None and suite.suite != MODELS:
         raise typer.BadParameter("--packages DIR is for --suite models")
+    if suite.device not in ("cpu", "cuda") or (suite.device != "cpu" and suite.suite != MODELS):
+        raise typer.BadParameter("--device is cpu, or cuda for the torch models of --suite models")
     if module is not None:
         _module(module, timing, shown)
     elif suite.suite == MODELS and suite.build is None and suite.modules is None:
@@ -163,16 +167,15 @@ def _module(module: str, timing: Timing, shown: Shown) -> None:
 
 
 def _models(suite: SuiteOptions, timing: Timing, shown: Shown) -> None:
-    """Whole models of packages beside ONNX Runtime, on this CPU."""
-    from tvm_rnn.bench.run import onnx_files
-    from tvm_rnn.bench.suites.onnx_files import found_in
+    """Whole models of packages: ONNX files beside ONNX Runtime, torch models beside torch."""
+    from tvm_rnn.bench.run import models_suite, onnx_files, whole_models
 
-    words = suite.only.replace(",", " ").split()
-    models = {m: p for m, p in found_in(suite.packages).items() if all(word in m.name for word in words)}
+    own = models_suite.chosen(suite.only.replace(",", " ").split(), suite.packages, suite.device)
     options = onnx_files.Options(timing.threads, suite.limit, timing.rounds)
     with progress(shown.as_json) as stage:
-        found = onnx_files.run(models, options, shown.records, progress=stage)
-    show(shown.as_json, found, *onnx_files.table(found))
+        found = models_suite.run(own, options, shown.records, progress=stage)
+    tables = onnx_files.table(found) if own.files else ()
+    show(shown.as_json, found, *tables, *([whole_models.table(found)] if own.models else []))
 
 
 def _compile_times(suite: SuiteOptions, shown: Shown) -> None:

@@ -44,7 +44,7 @@ from tvm_rnn.target import Target
 
 from .compile_model import write_model
 from .link import generate as generate_code
-from .link import link, with_more
+from .link import link, objects_of, with_more
 from .stage_texts import texts
 from .surroundings import Functions, with_functions
 from .watched import Progress, watched
@@ -138,7 +138,7 @@ def _compiled(
         if isinstance(net, Model):
             module = _for_a_model(net, networks, around, options, Path(folder), tell)
         elif networks[0].options.target.kind == "cuda":
-            module = _for_gpus(networks[0], Path(folder), tell)
+            module = _for_gpus(networks[0], around, Path(folder), tell)
         else:
             module = _for_a_cpu(networks[0], around, Path(folder), tell)
     except BaseException:
@@ -225,12 +225,12 @@ def _for_a_model(
     return runtime.load(path, anywhere=True)
 
 
-def _for_gpus(own: Passed, folder: Path, tell: Progress) -> Module:
+def _for_gpus(own: Passed, around: Functions, folder: Path, tell: Progress) -> Module:
     from tvm_rnn.cuda.write_module import write_module
     from tvm_rnn.runtime.runtime_cuda import CudaModule
     from tvm_rnn.runtime.runtime_cuda_training import CudaTrainingModule
 
-    path = write_module(own, folder, tell)
+    path = write_module(own, folder, tell, objects_of(around, folder, own.options.target.host))
     tell("loading")
     kind = CudaTrainingModule if own.options.training else CudaModule
     return kind(path, anywhere=True)

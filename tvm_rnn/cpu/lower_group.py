@@ -29,7 +29,7 @@ from .recurrence import Recurrence
 from .reduction_tiles import ReductionTiles, tile_shape
 from .register_tile import Places, Tile
 from .row_loops import each_row, leftovers
-from .weight_storage import Storage
+from .weight_storage import NETWORKS, Storages
 from .workspace import Array
 from .zero_padding import Padded, Put, padded
 
@@ -58,8 +58,8 @@ class Used:
 class Emitter:
     """Emits groups for one target, dtype and set of named batch sizes."""
 
-    def __init__(self, target: Target, dtype: str, batches: tuple[int, ...], storage: Storage | None = None) -> None:
-        self.storage = storage
+    def __init__(self, target: Target, dtype: str, batches: tuple[int, ...], storages: Storages = NETWORKS) -> None:
+        self.storages = storages
         self.target, self.dtype, self.batches = target, dtype, batches
         self.lanes = target.lanes(dtype)
         self.used: list[Used] = []
@@ -95,7 +95,8 @@ class Emitter:
         width = shape[-1] if shape else 1
         if root is not None and root.op in ("scan_matrix", "rescan"):
             depths, width = (shape[root.attrs["key"]],), shape[-3 - root.attrs["key"]]
-        stored = self.storage.name if self.storage is not None and group.kind == "gemm" else ""
+        storage = self.storages.of(root) if group.kind == "gemm" else None
+        stored = storage.name if storage is not None else ""
         return Unit(group.kind, group.region, self.dtype, gates, width, depths, len(group.nodes), self.batches, stored)
 
     def _tile(self, group: Group, unit: Unit, places: Places, **where: Any) -> Tile:
@@ -103,8 +104,10 @@ class Emitter:
 
     def _gemm(self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config) -> Stmt:
         finish = best(replace(unit, kind="pointwise", gates=1, depths=()), self.target).template
+        storage = self.storages.of(group.root)
+        places = replace(places, storage=storage)
         work = Panels(group, unit, rows, places, self.lanes, template, finish, config).statement()
-        if self.storage is None or self.storage.dot is None:
+        if storage is None or storage.dot is None:
             return work
         many = max(self.batches, default=1)
         return sequence(int8_products.quantise(group, rows, places, self.lanes, many), work)

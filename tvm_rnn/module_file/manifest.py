@@ -28,7 +28,6 @@ from tvm_rnn.runtime.runtime import (
     MAGIC,
     carried,
 )
-from tvm_rnn.runtime.runtime_ops import OPERATIONS
 from tvm_rnn.runtime.runtime_random import RAW
 from tvm_rnn.whole_files import write_whole
 
@@ -39,8 +38,8 @@ def validate(manifest: Facts | Mapping[str, object]) -> Facts:
     """The facts, where they are what this version's runtime understands. Raises BuildError, naming the field."""
     facts = read(manifest if isinstance(manifest, Mapping) else plain(manifest))
     for step in facts.model.steps if facts.model is not None else ():
-        if step.op not in OPERATIONS and step.op not in (NETWORK, COMPILED):
-            raise invalid("model.steps", step.op, "an operation of runtime_ops.py")
+        if step.op not in (NETWORK, COMPILED):
+            raise invalid("model.steps", step.op, f"{NETWORK} or {COMPILED}")
     for network in _networks(facts):
         _check_network(network)
     return facts
