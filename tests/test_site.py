@@ -363,6 +363,20 @@ def test_the_history_of_records_is_what_git_has(site: ModuleType, tmp_path: Path
     assert "| 0.50 over 1 |" in [*history.table(found)][-1]
 
 
+def test_the_page_of_records_in_pytorch_has_all_of_them(site: ModuleType, tmp_path: Path) -> None:
+    """Every stored file is on the page, and every failure has its reason."""
+    records = site.pytorch_records
+    text = records.page((SITE / "pages" / "reference" / "in_pytorch.md").read_text())
+    assert "<!-- records" not in text and text.count("`; ") == 0
+    for path in records.RECORDS.glob("*.jsonl"):
+        facts, *lines = map(json.loads, path.read_text().splitlines())
+        assert f"`{facts['command']}`" in text and lines
+        assert all(line["reason"] for line in lines if line.get("outcome") in ("failed", "not applicable"))
+        assert all(f"`{line['name']}`" in text for line in lines if line["kind"] == "test")
+    with pytest.raises(ValueError, match="no records are stored"):
+        records.page("<!-- records: models -->", tmp_path)
+
+
 def test_pages_of_explanation_have_their_pictures(site: ModuleType) -> None:
     """Every mark names a picture; those of turns and steps are drawn here."""
     pages = [path.read_text() for path in sorted((SITE / "pages" / "explanation").glob("*.md"))]
