@@ -23,8 +23,8 @@ CPU_PEERS = "torch,onnxruntime,openvino,numpy"
 SUITE_HELP = (
     "Measure a suite. On this CPU: cpu-grid, cpu-random, streaming, audio, generate, fastrnns, deepbench, zoo, "
     "ablation, linear, models (whole ones, of packages) or compile (CPU seconds that compiling takes). With --build or "
-    "--modules on a GPU: gpu-grid, any-batch, random, generate, images, spikes, blog, deepbench, flashrnn, heads, zoo, "
-    "ablation or linear."
+    "--modules on a GPU: gpu-grid, any-batch, random, generate, images, spikes, blog, deepbench, flashrnn, heads, "
+    "members, zoo, ablation or linear."
 )
 PEERS_HELP = (
     f"Peers, comma-separated. [{CPU_PEERS}; also torch-loop, torch-compile, torch-cuda-graph; of a GPU: torch, or any "

@@ -105,6 +105,8 @@ def prepare_torch(problem: GpuProblem) -> Prepared:
     _without_resets(problem)
     if images.knows(net) and problem.lengths is None:
         return _prepare_images(problem)
+    if net.members and problem.lengths is None:
+        return _prepare_members(problem)
     if neurons.knows(net) and problem.lengths is None:
         (x,) = problem.inputs
         runs = {name: partial(own, x) for name, own in neurons.layers(x.dtype).items()}
@@ -132,6 +134,17 @@ def _prepare_images(problem: GpuProblem) -> Prepared:
     runs = {name: partial(layer.to(x.device), x) for name, layer in images.layers(problem.net, x.dtype).items()}
     version = f"{torch.__version__}, cuDNN {torch.backends.cudnn.version()}"
     return Prepared(version, runs, compiling=tuple(name for name in runs if "compiled" in name))
+
+
+def _prepare_members(problem: GpuProblem) -> Prepared:
+    """A layer of torch.nn for each member."""
+    import torch
+
+    from . import members
+
+    (x,) = problem.inputs
+    runs = {name: partial(layer, x) for name, layer in members.layers(problem.net, problem.device).items()}
+    return Prepared(f"{torch.__version__}, cuDNN {torch.backends.cudnn.version()}", runs)
 
 
 def prepare_cudnn(problem: GpuProblem) -> Prepared:

@@ -294,6 +294,10 @@ class _OnGpu(_OnCpu):
         if images.knows(self.net):
             dtype = getattr(self.torch, self.net.dtype)
             return {f"{BOTH}, {name}": layer.cuda() for name, layer in images.layers(self.net, dtype).items()}
+        if self.net.members:
+            from tvm_rnn.bench.peers import members
+
+            return {f"{BOTH}, {name}": layer.train() for name, layer in members.layers(self.net, "cuda").items()}
         if neurons.knows(self.net):
             return {f"{BOTH}, {name}": own for name, own in neurons.layers(getattr(self.torch, self.net.dtype)).items()}
         return {name: in_one_piece(layer.cuda()) for name, layer in super()._layers().items()}

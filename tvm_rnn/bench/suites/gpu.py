@@ -216,6 +216,17 @@ def heads() -> list[Point]:
     return [replace(point, training=training) for point in own for training in (False, True)]
 
 
+def members() -> list[Point]:
+    """Networks of many members beside one: a population, or an ensemble, in one call; in inference, and in both passes
+    of training."""
+    return [
+        Point(cell, 128, 128, 128, 32, sizes=(("members", count),) if count else (), training=training)
+        for cell in ("gru", "lstm")
+        for count in (0, 4, 16, 64)
+        for training in (False, True)
+    ]
+
+
 def generate() -> list[Point]:
     """An LSTM that writes, token after token, of a small vocabulary and of a large one, as on CPUs, in more steps."""
     return [
@@ -255,11 +266,13 @@ def random(seed: int = 0) -> list[Point]:
 PEERS = {
     "random": "torch,cudnn",
     "images": "torch",
+    "members": "torch,torch-compile",
     "spikes": "torch",
     "generate": "torch-cuda,torch-cuda-compile,torch-cuda-graph",
 }
 Suites = Mapping[str, Callable[..., list[Point]]]
-EVERY = (gpu_grid, any_batch, blog, deepbench, flashrnn, heads, zoo, ablation, linear, generate, images, spikes, random)
+RECURRENCES = (gpu_grid, any_batch, blog, deepbench, flashrnn, heads, members, zoo, ablation, linear)
+EVERY = (*RECURRENCES, generate, images, spikes, random)
 DRAWN = ("random", "cpu-random")  # suites that are drawn by a seed
 SUITES: Suites = {f.__name__.replace("_", "-"): f for f in EVERY}
 
