@@ -50,4 +50,5 @@ def problem(of: Point, torch: Any, module: str | None = None) -> GpuProblem:
     dtype = getattr(torch, of.dtype)
     inputs = tuple((torch.rand(of.steps, of.batch, *shape) * 2 - 1).to(dtype) for shape in shapes)
     lengths = gpu_worker.lengths_of(of, torch.Generator()) if of.lengths else None
-    return GpuProblem(of, net, inputs, module, lengths=lengths)
+    reset = gpu_worker.resets_of(of, torch.Generator()) if of.resets else None
+    return GpuProblem(of, net, inputs, module, lengths=lengths, reset=reset)

@@ -23,6 +23,7 @@ from tvm_rnn.cuda.model import choose_geometry
 from tvm_rnn.cuda.model.choose_geometry import RecurrentUnit
 from tvm_rnn.cuda.model.choose_regime import step_of
 from tvm_rnn.cuda.model.persistent_step_time import predict
+from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.exchange import CLUSTER, COUNTER
 from tvm_rnn.cuda.persistent.exchange_by_polling import POLLING
 from tvm_rnn.cuda.persistent.exchange_in_block import BLOCK
@@ -40,6 +41,7 @@ from tvm_rnn.target import resolve
 GPU = resolve("nvidia-h200")
 TEMPLATES = ("persistent_cluster_cuda", "persistent_grid_cuda")
 TENSOR_CORES = ("bfloat16", "float16", "tf32")
+ONE_QUICK = [pytest.param(p, marks=[pytest.mark.slow] * (p != "bfloat16")) for p in TENSOR_CORES]
 
 
 @functools.cache
@@ -116,3 +118,17 @@ def registers_and_spills(kernel: Kernel, folder: Path) -> tuple[int, int]:
     remarks: Any = nvcc.compile_cubin(device, GPU.arch, folder / "kernel.cubin", True, tools)
     (taken,) = nvcc.resources(remarks)
     return taken["registers"], taken["spill_bytes"]
+
+
+def compiled_without_spills(
+    template: str, work: tuple[str, int, str, int], folder: Path, initial: Any, most: int = 0
+) -> tuple[Kernel, Geometry]:
+    """The kernel of a template's default, which fits and spills no more than `most` bytes, of stores and loads
+    together. work: cell, H, precision, B."""
+    name, hidden, precision, batch = work
+    unit = unit_of(name, hidden, precision, batch)
+    geometry = geometry_by(template, unit, configured(template, unit)[0])
+    kernel = persistent.kernel("k", geometry, layout_of(name, hidden, precision), initial)
+    registers, spilled = registers_and_spills(kernel, folder)
+    assert spilled <= most and 0 < registers <= 65536 // geometry.threads
+    return kernel, geometry

@@ -26,9 +26,12 @@ Draw = Callable[[Any], Any]
 SIZES = (1, 2, 3, 4, 7, 8, 9, 16, 17)
 LARGEST = 300  # elements of a value
 KINK = re.compile(
-    r"\b(abs|relu|maximum|minimum|max|min|sign|where|floor|round|mod|argmax|sort|topk|\w+_spike|logsumexp)\("
+    r"\b(abs|relu|maximum|minimum|max|min|sign|where|floor|round|mod|argmax|sort|topk|\w+_spike|logsumexp|clip|elu|"
+    r"leaky_relu|hard_\w+|softsign)\("
 )
-FUNCTIONS = "tanh sigmoid softplus exp log log1p sqrt erf sin cos silu gelu mean var softmax layer_norm logsumexp"
+FUNCTIONS = "tanh sigmoid softplus exp expm1 log log1p sqrt erf sin cos silu gelu elu mean var softmax layer_norm"
+FUNCTIONS += " logsumexp log_sigmoid hard_sigmoid leaky_relu rms_norm"
+DRAWS = re.compile(r"\b(random_uniform|random_normal|sample)\(")
 ROUNDS = re.compile(rf"/|\*\*|\b({FUNCTIONS.replace(' ', '|')})\(")
 
 
@@ -57,12 +60,17 @@ class Equations:
     results: tuple[str, ...]
     output: str
     order: tuple[str, ...]
-    initial: dict[str, float] = field(default_factory=dict)
+    initial: dict[str, float | str] = field(default_factory=dict)
     constants: dict[str, Shape] = field(default_factory=dict)
 
     @property
     def sharp(self) -> bool:
         return any(line.sharp for line in self.lines)
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers."""
+        return any(DRAWS.search(line.text) for line in self.lines)
 
     @property
     def may_tie(self) -> bool:
@@ -123,6 +131,7 @@ class Writer:
 
     draw: Draw
     sharp: bool
+    drawing: bool = False
     inputs: dict[str, Shape] = field(default_factory=dict)
     states: dict[str, Shape] = field(default_factory=dict)
     constants: dict[str, Shape] = field(default_factory=dict)
@@ -196,6 +205,14 @@ class Writer:
             f"silu({n})": b,
             f"gelu({n})": b,
             f"({n}) ** 2": b * b,
+            f"expm1(0.5 * {n})": exp(b / 2),
+            f"elu({n}, 0.7)": b + 1,
+            f"leaky_relu({n}, 0.1)": b,
+            f"log_sigmoid({n})": b + 1,
+            f"softsign({n})": 1.0,
+            f"hard_sigmoid({n})": 1.0,
+            f"hard_tanh({n})": 1.0,
+            f"clip({n}, -0.6, 0.4)": 0.6,
             f"(abs({n}) + 0.5) ** 1.7": (b + 0.5) ** 1.7,
         }
         sharp = {
@@ -228,6 +245,22 @@ class Writer:
         }
         text = self.one_of(texts)
         self.write(text, a.shape, texts[text])
+
+    def random(self) -> None:
+        """Numbers that are drawn, where the cell may draw any."""
+        v = self.value((1,))
+        assert v is not None
+        if not self.drawing:
+            return
+        n = self.one_of(SIZES)
+        texts: dict[str, tuple[Shape, float]] = {
+            f"random_uniform([{n}])": ((n,), 1.0),
+            f"random_normal([{n}])": ((n,), 6.0),
+            f"random_uniform([2, {n}])": ((2, n), 1.0),
+        }
+        texts |= {f"sample({v.name}, 0.7)": ((), v.shape[0])} if self.sharp else {}
+        text = self.one_of(texts)
+        self.write(text, *texts[text], sharp=text.startswith("sample"))
 
     def choice(self) -> None:
         a = self.value()
@@ -338,6 +371,22 @@ class Writer:
                 text, shape = f"{m.name} @ {v.name}", (m.shape[0],)
             self.write(text, shape, m.bound * v.bound * v.shape[0])
 
+    def by_head(self) -> None:
+        """Products of heads: one matrix or vector for each."""
+        v = self.value((2,))
+        if v is None:
+            return
+        (heads, size), n = v.shape, self.one_of((1, 3, 4))
+        bound = 1.0 + v.bound * size * 0.5
+        text, shape = self.one_of(
+            (
+                (f"matvec({self.param((heads, n, size))}, {v.name})", (heads, n)),
+                (f"vecmat({v.name}, {self.param((heads, size, n))})", (heads, n)),
+                (f"vecdot({v.name}, {self.param((heads, size))})", (heads,)),
+            )
+        )
+        self.write(text, shape, bound)
+
     def outer(self) -> None:
         a, b = self.value((1,)), self.value((1,))
         assert a is not None and b is not None
@@ -351,13 +400,15 @@ class Writer:
         axes = tuple(sorted({axis, self.one_of(range(len(v.shape)))})) if several else (axis,)
         size = prod(v.shape[a] for a in axes)
         texts = {"sum": v.bound * size, "mean": v.bound, "max": v.bound, "min": v.bound, "var": v.bound**2}
-        name = self.one_of((*texts, "softmax", "layer_norm", "layer_norm"))
+        name = self.one_of((*texts, "softmax", "rms_norm", "layer_norm", "layer_norm"))
         if name in texts:
             shape = tuple(1 if i in axes else s for i, s in enumerate(v.shape) if keep or i not in axes)
             written = axes if several else axis
             self.write(f"{name}({v.name}, axis={written}, keepdims={keep})", shape, texts[name])
         elif name == "softmax":
             self.write(f"softmax({v.name}, axis={axis})", v.shape, 1.0)
+        elif name == "rms_norm":
+            self.write(f"tanh(rms_norm({v.name}, {self.param(v.shape[-1:])}, eps=0.1))", v.shape, 1.0)
         else:
             own = f"{self.param(v.shape[-1:])}, {self.param(v.shape[-1:])}, " if self.one_of((True, False)) else ""
             self.write(f"tanh(layer_norm({v.name}, {own}eps=0.1))", v.shape, 1.0)
@@ -415,6 +466,8 @@ class Writer:
             f"{v.name}.reshape(-1)": (prod(v.shape),),
             f"expand({v.name}, {axis})": (*v.shape[:axis], 1, size, *rest),
         }
+        if size == 1:
+            texts[f"squeeze({v.name}, {axis})"] = (*v.shape[:axis], *rest)
         if rank == 1 and size > 1:
             texts[f"concat([{v.name}[1:], {v.name}[:1]])"] = v.shape
         if prod(v.shape) % 2 == 0:
@@ -458,24 +511,25 @@ class Writer:
         return self.lines[-1].name
 
 
-OPS = "unary binary choice product again gates depth heads convolution contraction outer reduction ordered view join"
-WEIGHTS = dict(zip(OPS.split(), (3, 4, 1, 4, 2, 1, 1, 1, 1, 2, 1, 3, 2, 2, 1), strict=True))
+OPS = "unary binary choice product again gates depth heads by_head convolution contraction outer reduction ordered view"
+OPS += " join random"
+WEIGHTS = dict(zip(OPS.split(), (3, 4, 1, 4, 2, 1, 1, 1, 1, 1, 2, 1, 3, 2, 2, 1, 2), strict=True))
 
 
 @st.composite
-def equations(draw: Draw, most: int = 12) -> Equations:
+def equations(draw: Draw, most: int = 12, drawing: bool = False, looped: bool = False) -> Equations:
     """A cell with one to three states (vectors, a matrix, a scalar), one or two inputs, perhaps a constant, and up to
-    `most` lines."""
-    writer = Writer(draw, sharp=draw(st.booleans()))
+    `most` lines. drawing: it may draw random numbers. looped: its output is as wide as its only input."""
+    writer = Writer(draw, draw(st.booleans()), drawing and draw(st.sampled_from((True, False, False))))
     writer.leaf(writer.inputs, "x", (draw(st.sampled_from(SIZES)),))
-    width = draw(st.sampled_from(SIZES))
+    width = writer.inputs["x"][0] if looped else draw(st.sampled_from(SIZES))
     writer.leaf(writer.states, "h", (width,))
     for name, shape in (("s", ()), ("c", (width,)), ("d", (3,)), ("S", (2, 5)), ("M", (width, 4))):
         if draw(st.sampled_from((False, False, True))):
             writer.leaf(writer.states, name, shape)
-    if draw(st.sampled_from((False, False, True))):
+    if not looped and draw(st.sampled_from((False, False, True))):
         writer.leaf(writer.inputs, "u", draw(st.sampled_from(((), (3,), (2, 3)))))
-    if draw(st.sampled_from((False, False, False, True))):
+    if not looped and draw(st.sampled_from((False, False, False, True))):
         writer.leaf(writer.constants, "k", draw(st.sampled_from(((3, width), (width,), ()))))
     names = [name for name, weight in WEIGHTS.items() for _ in range(weight)]
     for _ in range(draw(st.integers(1, most))):
@@ -483,14 +537,20 @@ def equations(draw: Draw, most: int = 12) -> Equations:
     results = [writer.result(shape, last) for shape, last in lasts(writer.states.values(), not draw(st.booleans()))]
     if draw(st.booleans()):  # states of one shape in each other's place
         results = [swapped(writer, name, result) for name, result in zip(writer.states, results, strict=True)]
-    output = draw(st.sampled_from([*(n for n, shape in writer.states.items() if len(shape) == 1), "y"]))
+    output = (
+        "h" if looped else draw(st.sampled_from([*(n for n, shape in writer.states.items() if len(shape) == 1), "y"]))
+    )
     if output == "y":
         vectors = [v for v in writer.values if len(v.shape) == 1]
         results.append(writer.one_of(vectors[::-1]).name)
     order = tuple(draw(st.permutations([*writer.inputs, *writer.states, *writer.constants])))
     if len(writer.inputs) > 1 and order.index("u") < order.index("x"):
         order = tuple({"u": "x", "x": "u"}.get(name, name) for name in order)  # the layer's input comes first of them
-    initial = {n: draw(st.sampled_from((0.5, -1.0))) for n in writer.states if draw(st.integers(0, 3)) == 0}
+    begin: tuple[Any, ...] = (0.5, -1.0) if looped else (0.5, -1.0, "learned")
+    initial = {n: draw(st.sampled_from(begin)) for n in writer.states if draw(st.integers(0, 3)) == 0}
+    for name, value in initial.items():
+        if value == "learned":
+            initial[name] = writer.param(writer.states[name])
     return pruned(writer, tuple(results), output, order, initial)
 
 
@@ -506,7 +566,7 @@ def swapped(writer: Writer, name: str, result: str) -> str:
 
 
 def pruned(
-    writer: Writer, results: tuple[str, ...], output: str, order: tuple[str, ...], initial: dict[str, float]
+    writer: Writer, results: tuple[str, ...], output: str, order: tuple[str, ...], initial: dict[str, Any]
 ) -> Equations:
     """Without lines and parameters that no result needs."""
     needed, lines = set(results), []
@@ -514,6 +574,8 @@ def pruned(
         if line.name in needed:
             lines.append(line)
             needed.update(line.reads)
+    initial = {n: value for n, value in initial.items() if not isinstance(value, str) or n in needed}  # or unread
+    needed |= {value for value in initial.values() if isinstance(value, str)}
     params = {name: shape for name, shape in writer.params.items() if name in needed}
-    kinds, rest = (writer.inputs, writer.states, params), (results, output, order, initial, writer.constants)
-    return Equations(*kinds, tuple(reversed(lines)), *rest)
+    kinds, made = (writer.inputs, writer.states, params), tuple(reversed(lines))
+    return Equations(*kinds, made, results, output, order, initial, writer.constants)

@@ -1,4 +1,5 @@
 import importlib
+import sys
 
 import pytest
 
@@ -6,8 +7,11 @@ from tvm_rnn.earlier_names import MOVED
 
 
 @pytest.mark.parametrize("name", MOVED)
-def test_a_module_that_has_moved_is_found_under_its_earlier_name(name: str) -> None:
-    found = importlib.import_module(name)
+def test_a_module_that_has_moved_is_found_under_its_earlier_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.warns(DeprecationWarning, match=f"has moved: import {MOVED[name]}$") as said:
+        found = importlib.import_module(name)
+    assert len(said) == 1
     assert found is importlib.import_module(MOVED[name])
     folder, _, own = name.rpartition(".")
     assert getattr(importlib.import_module(folder), own) is found

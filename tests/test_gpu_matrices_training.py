@@ -17,6 +17,7 @@ CASES: dict[str, tuple[rnn.Cell, str, dict[str, int]]] = {
     "m2rnn-both-ways": (rnn.cells.m2rnn, "bfloat16", {"N": 2, "H": 16, "K": 8, "bidirectional": True, "num_layers": 2}),
     "fast_tanh-bfloat16": (own.fast_tanh, "bfloat16", {"N": 2, "K": 24, "V": 40}),
     "gated-float16": (own.gated, "float16", {"K": 24, "V": 20}),
+    "gated_wide-float16": (own.gated, "float16", {"K": 24, "V": 40}),
     "keys_multiplied-bfloat16": (own.keys_multiplied, "bfloat16", {"N": 2, "K": 20, "V": 9}),
     "keys_multiplied-float32": (own.keys_multiplied, "float32", {"N": 3, "K": 16, "V": 16}),
     "shown-float32": (own.shown, "float32", {"K": 18, "V": 8}),

@@ -18,7 +18,7 @@ VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 # Lint pragmas that may remain, in all: each has a reason beside it. Lower this when one goes.
 PRAGMA_BUDGET = 6
 # How often the package may say `Any`: as a name in code, annotations included, or in an import. Lower it if it can be.
-ANY_BUDGET = 257
+ANY_BUDGET = 230
 # Tests that take 20 seconds each: an emulated GPU trains. Those of cuda/ plan and run the same kernels one by one.
 NEVER_QUICK = {"runtime_cuda_training.py"}
 # In brackets, so that this file does not contain what it forbids.
@@ -257,18 +257,13 @@ def test_the_runtime_stands_alone() -> None:
     """Its files can be copied beside a .so: of the package they import each other, and errors where they are there."""
     for path in sorted((ROOT / "tvm_rnn" / "runtime").glob("*.py")):
         tree = tree_of(path)
-        guarded, exports = _guarded(tree), _inside(tree, "export")
+        guarded = _guarded(tree)
         for node in nodes(tree):
             for module in imported(path, node):
                 where = f"{path.name}:{getattr(node, 'lineno', 0)} imports {module}"
                 assert module.split(".")[0] != "tvm", where
                 if module.startswith("tvm_rnn.") and not module.startswith("tvm_rnn.runtime."):
-                    assert (module.startswith("tvm_rnn.errors.") and node in guarded) or node in exports, where
-
-
-def _inside(tree: ast.Module, function: str) -> set[ast.AST]:
-    """Everything in the bodies of functions of that name."""
-    return {node for f in functions(tree) if f.name == function for node in ast.walk(f)}
+                    assert module.startswith("tvm_rnn.errors.") and node in guarded, where
 
 
 @pytest.mark.parametrize(

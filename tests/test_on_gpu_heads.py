@@ -11,6 +11,8 @@ pytestmark = pytest.mark.gpu
 pytest.importorskip("torch")
 KINDS = {
     **own.WIDE,
+    **{name: layer for name, layer in own.COUPLED.items() if len(layer.cell.inputs) == 1},
+    "layer_norm_72": own.ALONE["layer_norm_72"],
     "lstm_6x128": own.Layer(own.lstm, "float16", 16, {"N": 6, "D": 128}),
     "norm_5x24": own.Layer(own.normed, "float32", 3, {"N": 5, "D": 24}),
     "lstm_3x9": own.Layer(own.lstm, "float32", 40, {"N": 3, "D": 9}),
@@ -22,5 +24,5 @@ def test_against_the_oracle(name: str) -> None:
     layer = KINDS[name]
     net, rows = layer.net(32), layer.rows
     module = gpu_module(f"heads_{name}_{layer.dtype}", net, batch=[rows])
-    assert "persistent_cluster_cuda" in {row["template"] for row in module.manifest.templates}
+    assert any(row["template"].startswith("persistent") for row in module.manifest.templates)
     check_calls(module, net, ((1, 3, False), (37, rows, True), (300, rows, False), (20, rows + 9, True)))

@@ -20,6 +20,8 @@ KINDS: dict[str, tuple[rnn.Cell, str, dict[str, int]]] = {
     "m2rnn_4x32x48": (rnn.cells.m2rnn, "float32", {"N": 4, "H": 48, "K": 32, "bidirectional": True}),
     "fast_tanh_4x64x64": (own.fast_tanh, "bfloat16", {"N": 4, "K": 64, "V": 64}),
     "gated_24x20": (own.gated, "float16", {"K": 24, "V": 20}),
+    "gated_24x40": (own.gated, "float16", {"K": 24, "V": 40}),
+    "gated_60x33": (own.gated, "bfloat16", {"K": 60, "V": 33}),
     "keys_multiplied_3x20x9": (own.keys_multiplied, "float32", {"N": 3, "K": 20, "V": 9}),
     "shown_18x8": (own.shown, "float32", {"K": 18, "V": 8}),
     "both_ways_40x24": (both_ways, "bfloat16", {"K": 40, "V": 24, "H": 200}),

@@ -19,13 +19,13 @@ from random_equations import Equations, equations
 import tvm_rnn as rnn
 from tvm_rnn import target
 from tvm_rnn.options import PASS_NAMES
-from tvm_rnn.oracle.reference import Reference
+from tvm_rnn.oracle.reference import Draws, Reference
 from tvm_rnn.oracle.tolerance import assert_close, relative_error
 from tvm_rnn.passes import pipeline
 
 HERE = [n for n in ("llvm", "x86-64-v3", "x86-64") if set(target.resolve(n).features) <= set(target.host().features)]
 PASSES = st.sets(st.sampled_from(PASS_NAMES))
-STEPS = 4
+STEPS, SEED = 4, 2**40 + 3
 # No explain phase: it compiles a counter-example hundreds of times over.
 PHASES = (Phase.explicit, Phase.generate, Phase.shrink)
 
@@ -51,14 +51,28 @@ def compiled_is_the_oracle(
     cell: Equations, dtype: str, without: set[str], machine: str, batches: tuple[int, ...], batch: int
 ) -> None:
     net = cell.net("float64" if cell.sharp else dtype)
-    module, oracle = rnn.compile(net, machine, batches, without=without), rnn.reference(net)
-    x, state, rows = drawn(cell, net, batch)
-    assert_close(module(x, state), oracle(x, state), net.dtype, 2000, "all rows")
-    assert_close(module(x, state, **rows), oracle(x, state, **rows), net.dtype, 2000, "ragged rows")
+    module: Any = rnn.compile(net, machine, batches, without=without, training=cell.draws)
+    oracle, x, state, rows = rnn.reference(net, SEED if cell.draws else None), *drawn(cell, net, batch)
+
+    def run(**own: Any) -> Any:
+        return module.forward_train(x, state, seed=SEED, **own)[:2] if cell.draws else module(x, state, **own)
+
+    assert_close(run(), oracle(x, state), net.dtype, 2000, "all rows")
+    assert_close(run(**rows), oracle(x, state, **rows), net.dtype, 2000, "ragged rows")
+
+
+def loop_is_the_oracle(cell: Equations, without: set[str], machine: str, batch: int) -> None:
+    """A closed loop: the output of a step is the input of the next."""
+    net = cell.net("float64")
+    module: Any = rnn.compile(net, machine, generate=True, without=without)
+    prompt = np.random.default_rng(0).uniform(-1, 1, (2, batch, *cell.inputs["x"]))
+    given = {"prompt": prompt, "seed": SEED if cell.draws else None}
+    found, expected = module.generate(STEPS, **given), rnn.reference(net).generate(STEPS, **given)
+    assert_close(found[:2], expected[:2], net.dtype, 2000)
 
 
 CASES = {
-    "cell": equations(),
+    "cell": equations(drawing=True),
     "dtype": st.sampled_from(["float32", "float64"]),
     "without": PASSES,
     "machine": st.sampled_from(HERE),
@@ -74,6 +88,23 @@ def test_compiled_equations(**case: Any) -> None:
     compiled_is_the_oracle(**case)
 
 
+LOOPS = {name: CASES[name] for name in ("without", "machine", "batch")}
+
+
+@pytest.mark.broad
+@examples(4, same=True)
+@given(cell=equations(drawing=True, looped=True), **LOOPS)
+def test_loops(**case: Any) -> None:
+    loop_is_the_oracle(**case)
+
+
+@pytest.mark.slow
+@examples(200, same=False)
+@given(cell=equations(drawing=True, looped=True), **LOOPS)
+def test_many_loops(**case: Any) -> None:
+    loop_is_the_oracle(**case)
+
+
 @pytest.mark.slow
 @examples(500, same=False)
 @given(**CASES)
@@ -83,7 +114,7 @@ def test_many_compiled_equations(**case: Any) -> None:
 
 @pytest.mark.slow
 @examples(60, same=False)
-@given(**CASES | {"cell": equations(most=40)})
+@given(**CASES | {"cell": equations(most=40, drawing=True)})
 def test_long_compiled_equations(**case: Any) -> None:
     compiled_is_the_oracle(**case)
 
@@ -91,22 +122,23 @@ def test_long_compiled_equations(**case: Any) -> None:
 def every_stage_is_the_oracle(cell: Equations, without: set[str]) -> None:
     net = cell.net("float64")
     x, state, rows = drawn(cell, net, 2)
-    expected, final = rnn.reference(net)(x, state, **rows)
+    expected, final = rnn.reference(net, SEED if cell.draws else None)(x, state, **rows)
     for stage, layers in pipeline.run(net, target.TABLE["x86-64-v4"], without):
-        y, end = Reference(net, [layers.graphs[i] for i in layers.of_layer])(x, state, **rows)
+        graphs = [layers.graphs[i] for i in layers.of_layer]
+        y, end = Reference(net, graphs, Draws(SEED) if cell.draws else None)(x, state, **rows)
         assert relative_error(y, expected) < 1e-12, stage
         assert max(relative_error(end[n], final[n]) for n in final) < 1e-12, stage
 
 
 @pytest.mark.broad
 @examples(200, same=True)
-@given(cell=equations(), without=PASSES)
+@given(cell=equations(drawing=True), without=PASSES)
 def test_every_stage_keeps_the_meaning(cell: Equations, without: set[str]) -> None:
     every_stage_is_the_oracle(cell, without)
 
 
 @pytest.mark.slow
 @examples(5000, same=False)
-@given(cell=equations(most=30), without=PASSES)
+@given(cell=equations(most=30, drawing=True), without=PASSES)
 def test_every_stage_keeps_the_meaning_of_many(cell: Equations, without: set[str]) -> None:
     every_stage_is_the_oracle(cell, without)

@@ -292,6 +292,48 @@ def test_the_page_of_benchmarks_names_every_miss(site: ModuleType) -> None:
     assert any("0.50" in line for line in site.benchmarks.misses(made_up))
 
 
+def test_records_of_every_kind_are_drawn(site: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole models, files, a framework that no page knows, facts that lack some, what was left out, half a line."""
+    facts = {"kind": "facts", "date": "2026-01-01T00:00:00Z", "device": "a CPU", "load": 0.5, "versions": {}}
+    written: dict[str, list[dict[str, object]]] = {
+        "models": [
+            {"kind": "model", "model": "vad", "framework": "tvm_rnn", "us": 50.0, "ratio": 1.5, "error": 1e-6},
+            {"kind": "model", "model": "vad", "framework": "onnxruntime", "us": 75.0, "version": "1"},
+            {"kind": "model", "model": "beats", "framework": "tvm_rnn", "reason": "not installed"},
+        ],
+        "whole": [
+            {"kind": "point", "point": "beats", "package": "p", "framework": "tvm_rnn-graph", "us": 9.0, "error": 0.0},
+            {"kind": "point", "point": "beats", "package": "p", "framework": "tvm_rnn", "us": 10.0, "error": 0.0},
+            {"kind": "point", "point": "beats", "package": "p", "framework": "torch", "us": 8.0, "error": 0.0},
+        ],
+        "audio": [
+            {"kind": "point", "point": "lstm-h8", "cell": "lstm", "hidden": 8, "steps": 64, "batch": 1}
+            | {"precision": "float32", "framework": name, "us_per_step": us, "spread": 0.1, "tail_us": [1, 2, 3]}
+            for name, us in (("tvm_rnn", 2.0), ("someone's", 6.0))
+        ],
+    }
+    for name, records in written.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in [facts, *records]) + '{"kind": ')
+    (tmp_path / "empty.jsonl").write_text("")
+    monkeypatch.setattr(site.benchmarks, "RECORDS", tmp_path)
+    text = site.benchmarks.page((SITE / "pages" / "benchmarks.md").read_text())
+    rows = {(row["suite"], row["framework"]): row["ratio"] for row in site.benchmarks.rows()}
+    assert rows["models", "onnxruntime"] == 1.5 and rows["whole", "torch"] == 0.8 and rows["audio", "someone's"] == 3.0
+    assert rows["whole", "tvm_rnn-graph"] is None and "| beats | whole | PyTorch, its layer | 0.80 |" in text
+    assert "slower in 1." in text and all(f"### {name}" in text for name in written) and "### empty" not in text
+
+
+def test_what_compiling_took_is_a_table(site: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [
+        {"kind": "facts", "device": "a machine", "date": "2026-11-26T10:00:00Z", "command": "", "load": 0.5},
+        {"kind": "compile", "network": "lif", "framework": "tvm_rnn", "inference": 1.0, "training": 4.0},
+        {"kind": "compile", "network": "gru", "framework": "tvm_rnn", "reason": "no compiler"},
+    ]
+    (tmp_path / "compile.jsonl").write_text("\n".join(map(json.dumps, records)))
+    monkeypatch.setattr(site.benchmarks, "RECORDS", tmp_path)
+    assert not site.benchmarks.rows() and "| lif | 1.00 | 4.00 |" in "\n".join(site.benchmarks.runs())
+
+
 def test_the_history_of_records_is_what_git_has(site: ModuleType, tmp_path: Path) -> None:
     """Two runs of a file in two commits, and a third commit that changed no figure."""
 
@@ -319,6 +361,20 @@ def test_the_history_of_records_is_what_git_has(site: ModuleType, tmp_path: Path
     assert [row["us"] for row in history.rows(found)] == [4.0, 2.0]
     assert len({row["commit"] for row in history.rows(found)}) == 2
     assert "| 0.50 over 1 |" in [*history.table(found)][-1]
+
+
+def test_the_page_of_records_in_pytorch_has_all_of_them(site: ModuleType, tmp_path: Path) -> None:
+    """Every stored file is on the page, and every failure has its reason."""
+    records = site.pytorch_records
+    text = records.page((SITE / "pages" / "reference" / "in_pytorch.md").read_text())
+    assert "<!-- records" not in text and text.count("`; ") == 0
+    for path in records.RECORDS.glob("*.jsonl"):
+        facts, *lines = map(json.loads, path.read_text().splitlines())
+        assert f"`{facts['command']}`" in text and lines
+        assert all(line["reason"] for line in lines if line.get("outcome") in ("failed", "not applicable"))
+        assert all(f"`{line['name']}`" in text for line in lines if line["kind"] == "test")
+    with pytest.raises(ValueError, match="no records are stored"):
+        records.page("<!-- records: models -->", tmp_path)
 
 
 def test_pages_of_explanation_have_their_pictures(site: ModuleType) -> None:

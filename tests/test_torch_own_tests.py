@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -43,11 +44,23 @@ def test_the_table_has_every_reason() -> None:
     assert "torch's own words" in found and not own.reason_of(results[1])
 
 
+def test_one_result_of_each_name(tmp_path: Path) -> None:
+    results = [Result("a", PASSED), Result("b", OTHER, "z"), Result("a", FAILED, "sample 1: told"), Result("a", PASSED)]
+    found = own.merged(results)
+    assert found == [Result("a", FAILED, "sample 1: told"), results[1]]
+    pytest.importorskip("torch")
+    own.write(tmp_path / "r.jsonl", [*found, Result("c", FAILED, "repr")], "2.0")
+    facts, *lines = map(json.loads, (tmp_path / "r.jsonl").read_text().splitlines())
+    assert facts["versions"]["torch's test files"] == "2.0" and lines[0]["reason"] == "sample 1: told"
+    assert [line["name"] for line in lines] == ["a", "b", "c"] and "whose it is" in lines[2]["reason"]
+
+
 @pytest.mark.broad
 def test_a_file_of_tests(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "test_nn.py").write_text(FILE)
-    found = {result.name.rpartition(".")[2]: result for result in own.collected(str(tmp_path), "test_nn")}
+    parts = [result for part in ("0/2", "1/2") for result in own.collected(str(tmp_path), "test_nn", part)]
+    found = {result.name.rpartition(".")[2]: result for result in parts}
     assert {name: result.outcome for name, result in found.items()} == {
         "test_rnn_is_ours": PASSED,
         "test_LSTM_fails": FAILED,

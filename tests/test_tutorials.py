@@ -35,8 +35,9 @@ LONG = (
     "15_learn_by_reward",
     "16_torchrl",
     "17_flax",
+    "18_lightning",
 )
-NEEDS = {"16_torchrl": "torchrl", "17_flax": "flax"}  # beside what tests have
+NEEDS = {"16_torchrl": "torchrl", "17_flax": "flax", "18_lightning": "pytorch_lightning"}  # beside what tests have
 TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
 
 # Parts of lines that each must print; figures are left out.
@@ -128,6 +129,7 @@ PRINTED = {
     ],
     "16_torchrl": ["update   5 ", "update  20 "],
     "17_flax": ["step  600   loss 0.", "the file does what the model does: True"],
+    "18_lightning": ["step  600   loss 0.0", "found at: ", "the compiled layer is the trained one: True"],
     "08_bring_your_model": [
         "<RNN lstm H=16, I=8 layers=2 directions=1 float32> with ['Network', ",
         "classes (4, 3) each row sums to 1: True",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import platform
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,3 +128,12 @@ def elf(tiny: Tiny) -> bytes:
     real = {"float32": "float", "float64": "double"}[tiny.dtype]
     sizes = [f"-DLAYERS={tiny.layers}", f"-DDIRECTIONS={tiny.directions}", f"-DEXTRA={int(tiny.extra)}", f"-DH={H}"]
     return compile_elf([HERE / "tiny_cell.c", *linked], f"-DREAL={real}", *sizes)
+
+
+def without_the_package(program: str, folder: Path) -> str:
+    """What a program prints that runs in a folder, where files of the runtime are, without tvm_rnn, TVM and torch."""
+    text = f"import sys; sys.modules.update(tvm_rnn=None, tvm=None, torch=None)\n{program}"
+    command = [sys.executable, "-c", text]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env={"PATH": ""})
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -118,7 +118,7 @@ NAMES: dict[str, Any] = {
     "gelu": _of_one(F.gelu),
     "elu": F.elu,
     "leaky_relu": F.leaky_relu,
-    "hard_sigmoid": lambda x: (x / 6 + 0.5).clamp(0.0, 1.0),
+    "hard_sigmoid": lambda x: (0.2 * x + 0.5).clamp(0.0, 1.0),
     "hard_tanh": F.hardtanh,
     "log_sigmoid": F.logsigmoid,
     "softsign": F.softsign,
@@ -158,6 +158,8 @@ NAMES: dict[str, Any] = {
     "reshape": torch.reshape,
     "expand": torch.unsqueeze,
     "squeeze": torch.squeeze,
+    "expm1": _of_one(torch.expm1),
+    "rms_norm": lambda x, gain, eps: x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps) * gain,
     "concat": lambda arrays, axis=-1: torch.cat(arrays, axis),
     "stack": lambda arrays, axis=0: torch.stack([tensor(a) for a in arrays], axis),
     "split": lambda x, parts, axis=-1: torch.split(
@@ -166,6 +168,7 @@ NAMES: dict[str, Any] = {
     "outer": lambda a, b: a[..., :, None] * b[..., None, :],
     "vecdot": lambda a, b: (a * b).sum(-1),
     "matvec": lambda a, b: (a * b[..., None, :]).sum(-1),
+    "vecmat": lambda a, b: (a[..., :, None] * b).sum(-2),
     "conv": conv,
     "dot": torch.dot,
     "matmul": torch.matmul,
@@ -250,8 +253,16 @@ def _layers(
 
 
 def _step(step: Callable[..., Any], cell: rnn.Cell, own: dict[str, Tensor], values: dict[str, Tensor]) -> list[Any]:
+    """What the cell returns, and behind its states what says which of them are still to begin."""
+    values, after = dict(values), list[Tensor]()
+    for state, first in cell.begins.items():
+        flag = values.pop(f"{state}_begins")
+        values[state] = torch.where(flag > 0.5, own[first] if isinstance(first, str) else first, values[state])
+        after.append(torch.clamp(flag, max=0.0).detach() + 0.0 * flag)
     found = step(**values, **own)
-    return [tensor(v) for v in (found if isinstance(found, tuple) else (found,))]
+    results = [tensor(v) for v in (found if isinstance(found, tuple) else (found,))]
+    states = len(cell.states) - len(cell.begins) - len(cell.constants)
+    return [*results[:states], *after, *results[states:]]
 
 
 def _row(

@@ -10,6 +10,7 @@ of these layers, with the reason of each failure; status 1 where one failed for 
 
 from __future__ import annotations
 
+import argparse
 import copy
 import importlib
 import io
@@ -23,13 +24,21 @@ import unittest
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import unoptimised
+
 SAMPLES, LAYERS = "module_db", ("RNN", "LSTM", "GRU")
-FILES = ("test_nn", "test_modules", "nn.test_packed_sequence", "nn.test_init")
+FILES = (
+    "test_nn",
+    "test_modules",  # in parts: the longest
+    "nn.test_packed_sequence",
+    "nn.test_init",
+)
 NAMES = re.compile(r"rnn|lstm|gru", re.IGNORECASE)
 CELLS = "torch's cells of one step are not replaced"
 OUTSIDE = re.compile(r"(rnn|lstm|gru)_?cell|cells?_", re.IGNORECASE)
@@ -65,24 +74,30 @@ def in_place() -> None:
         setattr(torch.nn.modules, name, getattr(rnn.nn, name))
 
 
-def samples(name: str, dtype_name: str) -> Iterator[Result]:
-    """Of what is installed with torch, those of one layer and dtype."""
+def samples(name: str, dtype_name: str, part: str = "0/1") -> Iterator[Result]:
+    """Of what is installed with torch, those of one layer and dtype. part: "0/2" is every second sample."""
     import torch
 
     theirs, dtype = getattr(torch.nn, name), getattr(torch, dtype_name)
     in_place()
     module = importlib.import_module("torch.testing._internal.common_modules")
     (info,) = [one for one in module.module_db if getattr(one.module_cls, "torchs", None) is theirs]
+    first, parts = map(int, part.split("/"))
     for training in (True, False):
         given = {"device": "cpu", "dtype": dtype, "requires_grad": True, "training": training}
-        for check in CHECKS:
-            if check is second_gradients and not (training and dtype == torch.float64):
+        for number, sample in enumerate(info.module_inputs_func(info, **given)):
+            if number % parts != first or sample.forward_input is None:
                 continue
-            where = f"module_db {name} {dtype_name} {'train' if training else 'eval'} {check.__name__}"
-            yield attempt(where, partial(each, check, info, theirs, given))
+            for check in CHECKS:
+                if check is second_gradients and not (training and dtype == torch.float64):
+                    continue
+                where = f"module_db {name} {dtype_name} {'train' if training else 'eval'} {check.__name__}"
+                found = attempt(where, partial(each, check, (info.module_cls, theirs), given, sample))
+                yield replace(found, reason=found.reason and f"sample {number}: {found.reason}")
     given = {"device": "cpu", "dtype": dtype, "requires_grad": False, "training": True}
     for number, item in enumerate(info.module_error_inputs_func(info, **given)):
-        yield attempt(f"module_db {name} {dtype_name} error {number}", partial(refused, item, info.module_cls))
+        if number % parts == first:
+            yield attempt(f"module_db {name} {dtype_name} error {number}", partial(refused, item, info.module_cls))
 
 
 def attempt(name: str, run: Callable[[], None]) -> Result:
@@ -97,16 +112,12 @@ def attempt(name: str, run: Callable[[], None]) -> Result:
     return Result(name, PASSED)
 
 
-def each(check: Callable[..., None], info: Any, theirs: Any, given: dict[str, Any]) -> None:
-    """Over all samples: our layer and torch's with the same parameters, and the call."""
-    for sample in info.module_inputs_func(info, **given):
-        how, call = sample.constructor_input, sample.forward_input
-        if call is None:
-            continue
-        ours = info.module_cls(*how.args, **how.kwargs).to(given["dtype"]).train(given["training"])
-        peer = theirs(*how.args, **how.kwargs).to(given["dtype"]).train(given["training"])
-        peer.load_state_dict(ours.state_dict())
-        check(ours, peer, call, sample)
+def each(check: Callable[..., None], kinds: tuple[Any, Any], given: dict[str, Any], sample: Any) -> None:
+    """Our layer and torch's with the same parameters, and the call. kinds: the two classes."""
+    how, call = sample.constructor_input, sample.forward_input
+    ours, peer = (kind(*how.args, **how.kwargs).to(given["dtype"]).train(given["training"]) for kind in kinds)
+    peer.load_state_dict(ours.state_dict())
+    check(ours, peer, call, sample)
 
 
 def tensors(value: Any) -> list[Any]:
@@ -196,15 +207,15 @@ def refused(item: Any, ours: Any) -> None:
     raise AssertionError(f"no {item.error_type.__name__}: {item.error_regex}")
 
 
-def of_file(folder: str, name: str) -> Iterator[Result]:
-    """The tests of a file whose names speak of these layers."""
+def of_file(folder: str, name: str, part: str = "0/1") -> Iterator[Result]:
+    """The tests of a file whose names speak of these layers. part: "0/2" is every second one."""
+    first, parts = map(int, part.split("/"))
     sys.path.insert(0, folder)
     in_place()
     sys.argv = [name]
     found = unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(name))
-    for test in flat(found):
-        if not NAMES.search(test.id()):
-            continue
+    spoken = [test for test in flat(found) if NAMES.search(test.id())]
+    for test in spoken[first::parts]:
         own = test.id().partition(".")[2] if "." in test.id() else test.id()
         if OUTSIDE.search(own):
             yield Result(own, OTHER, CELLS)
@@ -239,6 +250,14 @@ def collected(*given: str) -> list[Result]:
     return [Result(**json.loads(line)) for line in lines]
 
 
+def merged(results: list[Result]) -> list[Result]:
+    """One of each name, in their order: of the samples of a check the first that failed."""
+    found = dict[str, Result]()
+    for result in sorted(results, key=lambda one: one.outcome != FAILED):
+        found.setdefault(result.name, result)
+    return [found[name] for name in dict.fromkeys(result.name for result in results)]
+
+
 def reason_of(result: Result) -> str:
     """A reason that is known; "": none is."""
     words = f"{result.name} {result.reason}"
@@ -259,23 +278,48 @@ def table(results: list[Result]) -> str:
     return "\n".join([*lines, "", *(f"passed: {r.name}" for r in results if r.outcome == PASSED)])
 
 
-def main(folder: str = "") -> int:
-    """Print the table. folder: `test` of a checkout of torch; "": what is installed alone."""
-    kinds = [(SAMPLES, name, dtype) for name in LAYERS for dtype in ("float32", "float64")]
-    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
-        results = [result for part in pool.map(lambda kind: collected(*kind), kinds) for result in part]
+def write(path: Path, results: list[Result], files: str) -> None:
+    """Records: facts, then a line for each test. files: the version of torch whose test files ran."""
+    import torch
+
+    from tvm_rnn.bench.run.compare import cpu_facts
+    from tvm_rnn.bench.run.gpu_suite import writing
+
+    with writing([], path) as note:
+        facts = cpu_facts(1)
+        facts["versions"] |= {"torch": torch.__version__, "torch's test files": files}
+        note({"kind": "facts", **facts})
+        for result in results:
+            note({"kind": "test", **asdict(replace(result, reason=reason_of(result) or result.reason))})
+
+
+def main(folder: str = "", records: str = "", processes: int = 0) -> int:
+    """Print the table. folder: `test` of a checkout of torch; "": what is installed alone. records: a file of lines of
+    JSON to write. processes: at a time; 0: half of the machine's CPUs."""
+    kinds = [(SAMPLES, *kind) for kind in product(LAYERS, ("float32", "float64"), ("0/2", "1/2"))]
     for name in FILES if folder else ():
         if Path(folder, *name.split(".")).with_suffix(".py").exists():
-            results += collected(folder, name)
+            parts = 4 if name in FILES[:2] else 1
+            kinds += [(folder, name, f"{part}/{parts}") for part in range(parts)]
         else:
             print(f"{name}: no such file in {folder}", file=sys.stderr)
+    with ThreadPoolExecutor(processes or max(1, (os.cpu_count() or 1) // 2)) as pool:
+        results = merged([result for part in pool.map(lambda kind: collected(*kind), kinds) for result in part])
     print(table(results))
+    if records:
+        version = Path(folder, "..", "version.txt")
+        write(Path(records), results, version.read_text().strip() if folder and version.exists() else "none")
     return int(any(result.outcome == FAILED and not reason_of(result) for result in results))
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--inside"]:
-        for one in samples(*sys.argv[3:]) if sys.argv[2] == SAMPLES else of_file(*sys.argv[2:]):
-            print(json.dumps(asdict(one)), flush=True)
+        with unoptimised.code():  # what a layer answers is asked here, not how fast
+            for one in samples(*sys.argv[3:]) if sys.argv[2] == SAMPLES else of_file(*sys.argv[2:]):
+                print(json.dumps(asdict(one)), flush=True)
     else:
-        sys.exit(main(*sys.argv[1:2]))
+        parser = argparse.ArgumentParser(description="torch's own tests of its RNN, LSTM and GRU on this project's.")
+        parser.add_argument("folder", nargs="?", default="", metavar="PYTORCH/test")
+        parser.add_argument("--records", default="", help="a file of records to write")
+        parser.add_argument("--processes", type=int, default=0, help="at a time; half of the machine's CPUs")
+        sys.exit(main(**vars(parser.parse_args())))

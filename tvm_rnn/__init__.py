@@ -19,10 +19,18 @@ from .earlier_names import MOVED, install
 from .explain.explanation import explain
 from .language.cell import Cell, cell
 from .oracle.reference import reference
+from .runtime import runtime as _runtime
 from .tune.tune_network import tune
 from .version import __version__ as __version__
 
 install()
+
+
+def _export(module: _runtime.Module, *to: object) -> None:
+    importlib.import_module(".bundle.export", __name__).export(module, *to)
+
+
+_runtime.EXPORTERS.append(_export)  # the runtime knows nothing of the compiler, which writes files
 
 if TYPE_CHECKING:  # what `__getattr__` finds when a name is first used, for type checkers and editors
     from . import cells
@@ -175,10 +183,12 @@ __all__ = [
     "take",
     "tanh",
     "te",
+    "to_int8",
     "to_jax",
     "to_onnx",
     "to_torch",
     "to_torch_layer",
+    "to_uint8",
     "topk",
     "transpose",
     "triangle_spike",

@@ -1,12 +1,14 @@
 """Names of modules that have moved: `from tvm_rnn.tolerance import assert_close` in code of before 0.2 keeps working.
 
-In: an import of a name in `MOVED`. Out: the module at its new place, the very same object.
+In: an import of a name in `MOVED`. Out: the module at its new place, the very same object, and a DeprecationWarning
+that names it.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -29,6 +31,7 @@ class _Earlier(MetaPathFinder, Loader):
         return ModuleSpec(name, self) if name in MOVED else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
+        warnings.warn(f"{spec.name} has moved: import {MOVED[spec.name]}", DeprecationWarning, stacklevel=2)
         return importlib.import_module(MOVED[spec.name])
 
     def exec_module(self, module: ModuleType) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypedDict
 
 from .dtypes import precision_name, stored_name
 from .errors import ConfigError, message, unknown
@@ -60,6 +61,22 @@ class Options:
             got = f"weights={self.stored!r}"
             raise ConfigError(message("training keeps weights in the network's dtype", got=got, do=do))
         return replace(self, precision=precision, stored=stored)
+
+
+class Products(TypedDict, total=False):
+    """Arguments of `compile` that say what products compute in and which passes run."""
+
+    without: Iterable[str]
+    precision: str | None
+    weights: str | None
+
+
+class Tape(TypedDict, total=False):
+    """Arguments of `compile` that say what training keeps."""
+
+    training: bool
+    keep: str | None
+    max_bytes: int | None
 
 
 def asked(

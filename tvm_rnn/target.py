@@ -106,7 +106,8 @@ class Target:
 
         if self.kind == "cuda":
             return tvm.target.Target({"kind": "cuda", "arch": self.arch}, host="cuda_host")
-        options: dict[str, str | int | list[str]] = {"kind": self.kind, "mcpu": self.mcpu}
+        # LLVM's third level takes a fifth to a third longer for the same speed: our code is unrolled and vectorised.
+        options: dict[str, str | int | list[str]] = {"kind": self.kind, "mcpu": self.mcpu, "opt-level": 2}
         if self.elsewhere:
             options["mtriple"] = self.elsewhere
         if self.attributes:
@@ -116,6 +117,13 @@ class Target:
         if self.isa == "simd128":  # of which TVM knows nothing
             options["vector-width"] = 8 * self.vector_bytes
         return tvm.target.Target(options)
+
+    @property
+    def host(self) -> Target:
+        """The CPU that works for it: itself, or of a GPU one that all of its hosts have."""
+        if self.kind != "cuda":
+            return self
+        return resolve("x86-64-v3" if self.machine == "x86_64" else f"{self.machine}-linux-gnu")
 
     @property
     def elsewhere(self) -> str:

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tvm_rnn.cli import console
 from tvm_rnn.cli.console import print_json, print_rich, progress
 
 
@@ -22,8 +23,17 @@ def test_long_rows_are_not_folded_in_a_file(
     assert capsys.readouterr().out.count("\n") == 1
 
 
-def test_progress_is_silent_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_work_is_silent_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:
     for quiet in (True, False):
         with progress(quiet) as stage:
             stage("working")
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_log_has_a_line_now_and_then(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    with progress(False) as stage:
+        for now[0], name in ((1.0, "first"), (11.0, "second"), (12.0, "third"), (30.0, "fourth")):
+            stage(name)
+    assert capsys.readouterr() == ("", "tvm-rnn: second\ntvm-rnn: fourth\n")

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from tvm_rnn.cli.commands import app
 from tvm_rnn.cli.options import Devices, Measured, OnGpu, Search, Sizes, Tuning
-from tvm_rnn.cli.tune import duration
 
 pytestmark = pytest.mark.usefixtures("children_without_torch")
 
@@ -62,10 +61,6 @@ def test_wrong_words_are_one_clear_error(words: list[str], expected: str) -> Non
 
 def test_weights_that_are_not_there() -> None:
     assert "no/such.safetensors" in call("lstm", *SMALL, "--weights", "/no/such.safetensors", code=1)
-
-
-def test_durations_are_for_people() -> None:
-    assert (duration(0.4), duration(59.2), duration(65), duration(3600)) == ("0 s", "59 s", "1:05", "60:00")
 
 
 def test_a_record_says_the_whole_command() -> None:

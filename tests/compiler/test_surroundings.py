@@ -12,6 +12,7 @@ from onnx_models import model_of, node, onnx_runtime, weights
 import tvm_rnn as rnn
 from tvm_rnn.compiler.surroundings import with_functions
 from tvm_rnn.errors import ConfigError
+from tvm_rnn.runtime.runtime_model import call_compiled
 from tvm_rnn.target import resolve
 
 RNG = np.random.default_rng(0)
@@ -62,9 +63,26 @@ def test_a_model_without_networks_is_one_function() -> None:
     assert mod.threads == 1
 
 
-def test_gpus_have_no_such_functions_yet() -> None:
-    with pytest.raises(ConfigError, match="these operators around a network are for CPUs"):
-        with_functions(rnn.from_onnx(speech()), resolve("nvidia-h200"))
+def test_functions_beside_a_gpu_are_for_its_host() -> None:
+    nodes = [node("MatMul", ["x", "w"], ["m"]), node("Relu", ["m"], ["y"])]
+    net = rnn.from_onnx(model_of(nodes, {"x": ("f4", ["B", 3])}, {"y": "f4"}, {"w": random(3, 5)}))
+    found, functions = with_functions(net, resolve("nvidia-h200"))
+    assert [step.op for step in found.program.steps] == ["Compiled"] and len(functions) == 2
+    assert resolve("nvidia-h200").host.name == "x86-64-v3"
+
+
+@pytest.mark.broad
+def test_a_file_for_gpus_has_what_is_around_the_network() -> None:
+    own = weights("GRU", 1, 4, 3, RNG)
+    nodes = [node("GRU", ["x", "W", "R", "B"], ["y", "last"], hidden_size=3), node("Softmax", ["last"], ["p"], axis=-1)]
+    net = rnn.from_onnx(model_of(nodes, {"x": ("f4", ["T", "B", 4])}, {"p": "f4"}, {n: own[n] for n in "WRB"}))
+    mod = rnn.compile(net, target="nvidia-h200")
+    assert "avx2" in mod.manifest.target.features
+    (step,) = [step for step in mod.manifest["model"]["steps"] if step["op"] == "Compiled"]
+    x = random(1, 5, 3)
+    (found,) = call_compiled(mod, [x], step["attributes"])  # without the GPU that the network needs
+    expected = np.exp(x) / np.exp(x).sum(-1, keepdims=True)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_what_relax_reads_is_compiled_whatever_is_around_it() -> None:

@@ -189,3 +189,47 @@ def test_sums_that_could_overflow_are_an_error() -> None:
 
 def test_a_row_has_its_scale_and_words_of_four() -> None:
     assert [row_elements(k, 16) for k in (1, 64, 65, 1000)] == [32, 32, 48, 16 + 256]
+
+
+@cell(states="h")
+def of_bytes(x: "I", h: "H", *, W: "2 H I", R: "2 H H"):
+    """Whole numbers alone: sums and all that is made of them are exact."""
+    a, b = rnn.to_int8(W) @ rnn.to_uint8(x) + rnn.to_int8(R) @ rnn.to_uint8(h)
+    return rnn.mod(a - b, 251.0)
+
+
+def whole_numbers(net: rnn.RNN, x: np.ndarray) -> np.ndarray:
+    """What NumPy's integers make of it."""
+    h, steps = np.zeros((x.shape[1], net.hidden_size), np.int64), []
+    W, R = (np.rint(net.weights[name]).clip(-128, 127).astype(np.int64) for name in ("W_l0", "R_l0"))
+    for x_t in np.rint(np.nan_to_num(x)).clip(0, 255).astype(np.int64):
+        a, b = np.moveaxis(np.einsum("ghk,bk->bgh", W, x_t) + np.einsum("ghk,bk->bgh", R, h), 1, 0)
+        h = np.mod(a - b, 251)
+        steps.append(h)
+    return np.stack(steps)
+
+
+def bytes_and_inputs(inputs: int, hidden: int) -> tuple[rnn.RNN, np.ndarray]:
+    rng = np.random.default_rng(inputs)
+    net = rnn.RNN(of_bytes, inputs, hidden)
+    net.load({name: rng.normal(0, 90, shape).astype("f4") for name, shape in net.weight_shapes.items()})
+    x = rng.normal(100, 120, (4, 3, inputs)).astype("f4")
+    x[0, 0, 0] = np.nan
+    return net, x
+
+
+@pytest.mark.parametrize(("inputs", "hidden"), [(1, 3), pytest.param(37, 66, marks=pytest.mark.broad)])
+def test_products_of_bytes_are_exact(inputs: int, hidden: int) -> None:
+    net, x = bytes_and_inputs(inputs, hidden)
+    np.testing.assert_array_equal(rnn.compile(net)(x)[0], whole_numbers(net, x))
+    np.testing.assert_array_equal(rnn.reference(net)(x)[0], whole_numbers(net, x))
+
+
+@needs_vnni
+def test_products_of_bytes_use_the_instruction() -> None:
+    """And none where training reads the weights, too."""
+    net, _ = bytes_and_inputs(5, 7)
+    sizes = [
+        rnn.compile(own, training=training).manifest.packed_elements for own, training in ((net, False), (net, True))
+    ]
+    assert sizes[0] < sizes[1]

@@ -9,7 +9,7 @@ import pytest
 import tvm_rnn as rnn
 from tvm_rnn import target
 from tvm_rnn.cpu.weight_packing import PackedWeights
-from tvm_rnn.cpu.weight_storage import storage_on
+from tvm_rnn.cpu.weight_storage import Storages, storage_on
 from tvm_rnn.graph.graph import depends
 from tvm_rnn.passes import pipeline
 
@@ -21,7 +21,7 @@ def weights_of(c: rnn.Cell, hidden: int, stored: str = "") -> PackedWeights:
     graph = pipeline.run(rnn.RNN(c, 8, hidden), V4)[-1][1].graphs[0]
     leaves = depends(graph.nodes())
     free = {n for n in graph.nodes() if not leaves[n]}
-    return PackedWeights(graph, free, 16, 0, storage_on(VNNI, stored))
+    return PackedWeights(graph, free, 16, 0, Storages(storage_on(VNNI, stored)))
 
 
 PARTS = {"": 1, "bfloat16": 2, "float16": 2, "int8": 4, "int8_dynamic": 4}
@@ -32,7 +32,9 @@ def test_matrices_take_the_room_of_their_storage(stored: str, part: int) -> None
     own = weights_of(rnn.cells.lstm, 24, stored)
     scales = {"int8": 2 * 4 * 32, "int8_dynamic": 4 * 4 * 32}.get(stored, 0)  # the latter's sums, too
     assert own.packed.size == 4 * 32 * (8 + 24) // part + scales + 4 * 32
-    assert own.ratio == (1 if stored == "int8_dynamic" else part) and bool(own.scales) == stored.startswith("int8")
+    product, *_ = own.products
+    assert own.ratio(product) == (1 if stored == "int8_dynamic" else part)
+    assert bool(own.scales) == stored.startswith("int8")
 
 
 @pytest.mark.parametrize("stored", ["", "int8", "int8_dynamic"])

@@ -10,8 +10,8 @@ import numpy as np
 from emulated import POISON, decoded, encoded, run
 
 from tvm_rnn.cuda.layer.matrix_operands import marks_dtype
+from tvm_rnn.cuda.linear.pair import BOTH, EVERY, GRADIENT, STATE, Made, Pair, Read
 from tvm_rnn.cuda.linear.recurrence import Rows
-from tvm_rnn.cuda.linear.steps_again import BOTH, EVERY, GRADIENT, STATE, Made, Pair, Read
 
 HEADS, BATCH = 2, 2
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}

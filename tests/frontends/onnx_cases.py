@@ -3,20 +3,21 @@
 In: names of groups (none: all), and how many processes work. Out: a line per group, then every test that is not passed,
 with the reason. The exit status is 1 where a result is wrong. Needs the onnx package alone.
 
-    python tests/frontends/onnx_cases.py [--jobs N] [--csv FILE] [GROUP ...]
+    python tests/frontends/onnx_cases.py [--jobs N] [--part I/N] [--limit SECONDS] [--csv FILE] [GROUP ...]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import multiprocessing
+import queue
 import sys
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -168,38 +169,79 @@ def _worked(given: tuple[str, Case]) -> tuple[str, str, str]:
             return group, case.name, f"wrong: {type(reason).__name__}: {' '.join(str(reason).split())}"
 
 
-def _all_worked(work: Sequence[tuple[str, Case]], jobs: int) -> Iterator[tuple[str, str, str]]:
-    """What comes of each. A test that ends its process is wrong; the others are run by a new one."""
-    left = [*work]
-    while left:
-        with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-            pairs = [(own, pool.submit(_worked, own)) for own in left]
-            left, broken = [], list[tuple[str, Case]]()
-            for own, future in pairs:
-                try:
-                    yield future.result()
-                except BrokenProcessPool:
-                    broken.append(own)
-        for own in broken[: 2 * jobs]:  # what ran when it ended is among these
-            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-                try:
-                    yield pool.submit(_worked, own).result()
-                except BrokenProcessPool:
-                    yield own[0], own[1].name, "wrong: it ends the process"
-        left = broken[2 * jobs :]
+class _Worker:
+    """A process that works on one test after another. A test that ends it, or that does not end, is wrong."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._start()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, other = context.Pipe()
+        self.process = context.Process(target=_serve, args=(other,), daemon=True)
+        self.process.start()
+        other.close()
+
+    def __call__(self, work: tuple[str, Case]) -> tuple[str, str, str]:
+        try:
+            self.pipe.send(work)
+            if self.pipe.poll(self.limit):
+                found: tuple[str, str, str] = self.pipe.recv()
+                return found
+            text = f"wrong: no result in {self.limit:.0f} s"
+        except (EOFError, OSError):
+            self.process.join()
+            text = f"wrong: it ends the process ({self.process.exitcode})"
+        self.end()
+        self._start()
+        return work[0], work[1].name, text
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+
+def _serve(pipe: Any) -> None:
+    with contextlib.suppress(EOFError):
+        while True:
+            pipe.send(_worked(pipe.recv()))
+
+
+def _all_worked(work: Sequence[tuple[str, Case]], jobs: int, limit: float) -> Iterator[tuple[str, str, str]]:
+    """What comes of each, in the order in which they end."""
+    left, ready = queue.SimpleQueue[tuple[str, Case]](), queue.SimpleQueue[tuple[str, str, str]]()
+    for own in work:
+        left.put(own)
+
+    def run() -> None:
+        worker = _Worker(limit)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                ready.put(worker(left.get_nowait()))
+        worker.end()
+
+    for _ in range(jobs):
+        threading.Thread(target=run, daemon=True).start()
+    for _ in work:
+        yield ready.get()
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="ONNX's own tests: passed, refused by name, wrong")
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(map(repr, GROUPS))}; none: all")
     parser.add_argument("--jobs", type=int, default=1, help="processes (1)")
+    parser.add_argument("--part", default="0/1", help="I/N: every Nth test from the Ith on (0/1)")
+    parser.add_argument("--limit", type=float, default=240, help="seconds for one test (240)")
     parser.add_argument("--csv", help="a file that gets every test with its outcome")
     given = parser.parse_args(arguments)
     if unknown := {*given.groups} - {*GROUPS}:
         parser.error(f"unknown groups: {', '.join(unknown)}")
-    work = [(group, case) for group in given.groups or GROUPS for case in cases(group)]
+    first, every = map(int, given.part.split("/"))
+    work = [(group, case) for group in given.groups or GROUPS for case in cases(group)][first::every]
     found = {group: Found(group) for group in given.groups or GROUPS}
-    for group, name, text in _all_worked(work, given.jobs):
+    for group, name, text in _all_worked(work, given.jobs, given.limit):
         found[group].outcomes[name] = text
         if text != "passed":
             print(f"{group}: {name}: {text:.300}", flush=True)

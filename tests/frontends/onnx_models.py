@@ -5,7 +5,8 @@ In: nodes and arrays, or a seed. Out: ModelProtos, inputs for them, and what ONN
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import importlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -183,3 +184,21 @@ def random_case(seed: int) -> Case:
     model, given = built(int(batch_first), opset)
     plain, plain_feeds = built(0, 14)
     return Case(model, given, plain, plain_feeds, T, batch_first, {"kind": kind, **attributes})
+
+
+def standard_cases(*kinds: str) -> list[Any]:
+    """The standard's own tests of models whose first node is one of these."""
+    for module in {"RNN": ("rnn", "lstm", "gru"), "LinearAttention": ("linear_attention",)}[kinds[0]]:
+        importlib.import_module(f"onnx.backend.test.case.node.{module}")
+    from onnx.backend.test.case.node import _NodeTestCases
+
+    return [case for case in _NodeTestCases if case.model.graph.node[0].op_type in kinds]
+
+
+def meets(case: Any, run: Callable[[dict[str, Any]], Mapping[str, Any]], **tolerance: float) -> None:
+    """Whether a model's results are those of the standard's own test."""
+    tolerance = tolerance or {"rtol": case.rtol, "atol": case.atol}
+    for given, expected in case.data_sets:
+        found = run(dict(zip([i.name for i in case.model.graph.input], given, strict=True)))
+        for output, value in zip(case.model.graph.output, expected, strict=True):
+            np.testing.assert_allclose(found[output.name], value, **tolerance, err_msg=case.name)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from program_values import ran
 
 import tvm_rnn as rnn
 from tvm_rnn.frontends.built_cells import build_cell
@@ -23,7 +24,6 @@ from tvm_rnn.frontends.keras_cells import (
 )
 from tvm_rnn.network.program import Declared, Program
 from tvm_rnn.oracle.tolerance import assert_close
-from tvm_rnn.runtime.runtime_model import Plan
 
 RNG = np.random.default_rng(0)
 
@@ -111,7 +111,7 @@ def by_steps(name: str) -> np.ndarray:
     steps = Steps([Declared("x", "float64", None)])
     found = activate(steps, "a layer", "float64", "x", name)
     program = Program(tuple(steps.inputs), (Declared(found, "float64", None),), tuple(steps.steps), steps.constants)
-    result: np.ndarray = Plan(program.facts(), program.arrays()).run({"x": X}, lambda values, a: [])[found]
+    result: np.ndarray = ran(program, {"x": X})[found]
     return result
 
 

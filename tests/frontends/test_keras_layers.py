@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from program_values import ran
 
 from tvm_rnn.frontends.fields import Unreadable
 from tvm_rnn.frontends.folding import Steps
 from tvm_rnn.frontends.keras_layers import HANDLERS, WRAPPED, apply_layer
 from tvm_rnn.frontends.keras_recurrent import Call, Model, Part, Value
 from tvm_rnn.network.program import Declared, Program
-from tvm_rnn.runtime.runtime_model import Plan
 
 X = np.random.default_rng(0).normal(size=(2, 3, 4))
 W, V = np.random.default_rng(1).normal(size=(4, 5)), np.random.default_rng(2).uniform(0.5, 1.5, 4)
@@ -27,7 +27,7 @@ def applied(kind: str, config: dict[str, Any], *arrays: Any, inputs: Any = (X,),
     (value,) = apply_layer(Call(model, Part("p", kind, config, [np.asarray(a) for a in arrays]), values))
     outputs = [Declared(n, "float64", None) for n in (value.name, value.mask) if n and n != mask]
     program = Program(tuple(steps.inputs), tuple(outputs), tuple(steps.steps), steps.constants)
-    found = Plan(program.facts(), program.arrays()).run(dict(zip(names, inputs, strict=True)), lambda v, a: [])
+    found = ran(program, dict(zip(names, inputs, strict=True)))
     return found[value.name], found.get(value.mask, value.mask)
 
 
@@ -84,7 +84,7 @@ def test_masks_begin_and_go_on() -> None:
     assert not found[0, 2].any() and (found[0, 0] == x[0, 0]).all()
     other, _ = applied("NotEqual", {}, inputs=(x, np.array(7.0)))
     assert applied("Any", {"axis": -1}, inputs=(other.astype("f8"),))[0].tolist() == mask.tolist()
-    words = np.array([[1, 2, 0]])
+    words = np.array([[1, 2, 0]], "i4")
     found, mask = applied("Embedding", {"mask_zero": True}, W, inputs=(words,))
     assert mask.tolist() == [[True, True, False]] and (found[0, 0] == W[1]).all()
     assert applied("Dense", {"use_bias": False}, W, mask="m")[1] == "m"

@@ -9,12 +9,13 @@ import numpy as np
 import onnx
 import onnx_scans
 import pytest
-from hypothesis import HealthCheck, given, settings
+from damaged_files import changed_bytes, cut, examples, survives
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx_models import model_of, node, onnx_runtime, random_case, weights
 
 import tvm_rnn as rnn
-from tvm_rnn.errors import ConfigError, TvmRnnError
+from tvm_rnn.errors import ConfigError
 from tvm_rnn.oracle.tolerance import assert_close
 
 RNG = np.random.default_rng(0)
@@ -224,27 +225,15 @@ def test_thousands_of_nodes_and_deep_chains_end(tmp_path: Path) -> None:
 WHOLE = classifier().SerializeToString()
 
 
-def survives(data: bytes) -> None:
-    """A network that can be run, or one error of ours."""
-    try:
-        net = rnn.from_onnx(data)
-        rnn.reference(net).run(words(3, 2))
-    except TvmRnnError:
-        pass
-
-
-@pytest.mark.parametrize("end", range(0, len(WHOLE), len(WHOLE) // 40))
+@pytest.mark.parametrize("end", cut(WHOLE))
 def test_a_file_that_was_cut_short(end: int) -> None:
-    survives(WHOLE[:end])
+    survives(WHOLE[:end], lambda: words(3, 2))
 
 
-@given(st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(0, 255)), min_size=1, max_size=4))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_changed_bytes(changes: list[tuple[int, int]]) -> None:
-    data = bytearray(WHOLE)
-    for place, byte in changes:
-        data[place] = byte
-    survives(bytes(data))
+@given(changed_bytes(WHOLE))
+@examples(150)
+def test_changed_bytes(data: bytes) -> None:
+    survives(data, lambda: words(3, 2))
 
 
 NAMES = [
@@ -329,16 +318,16 @@ ATTRIBUTES = [
 
 
 @given(mutations())
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(200)
 def test_changed_models(data: bytes) -> None:
-    survives(data)
+    survives(data, lambda: words(3, 2))
 
 
 @pytest.mark.slow
 @given(mutations())
-@settings(max_examples=5000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(5000)
 def test_many_changed_models(data: bytes) -> None:
-    survives(data)
+    survives(data, lambda: words(3, 2))
 
 
 def test_one_file_of_external_data_is_counted_for_each_tensor(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
-from onnx_cases import GROUPS, SMALL, Found, cases, fixed, outcome
+from onnx_cases import GROUPS, SMALL, Case, Found, _all_worked, cases, fixed, outcome
 
 
 def test_small_inputs_are_constants() -> None:
@@ -21,6 +23,23 @@ def test_stored_tests_are_read() -> None:
     assert str(counted).split()[2:] == ["2", "passed", "1", "refused", "0", "wrong"] and counted.of("refused") == {
         "b": "refused: why"
     }
+
+
+class _Ender:
+    """What ends the process that reads it."""
+
+    def __reduce__(self) -> object:
+        return os._exit, (3,)
+
+
+@pytest.mark.broad
+def test_what_ends_its_process_is_wrong_and_others_are_still_run() -> None:
+    strange = Case("strange", object(), [object()], [])
+    found = [*_all_worked([("a", Case("ends", _Ender(), [], [])), ("b", strange)], 1, 60)]
+    assert found == [
+        ("a", "ends", "wrong: it ends the process (3)"),
+        ("b", "strange", "refused: values that are no arrays"),
+    ]
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from onnx_models import meets, standard_cases
 
 import tvm_rnn as rnn
 from tvm_rnn.errors import ConfigError
@@ -70,18 +70,10 @@ def test_every_rule_is_its_loop(rule: str, wide: bool) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_standards_own_tests() -> None:
-    importlib.import_module("onnx.backend.test.case.node.linear_attention")
-    from onnx.backend.test.case.node import _NodeTestCases
-
-    cases = [c for c in _NodeTestCases if c.model.graph.node[0].op_type == "LinearAttention"]
+    cases = standard_cases("LinearAttention")
     assert len(cases) >= 5
     for case in cases:
-        reference = rnn.reference(rnn.from_onnx(case.model))
-        for given, expected in case.data_sets:
-            feeds = dict(zip([i.name for i in case.model.graph.input], given, strict=True))
-            found = reference.run(feeds)
-            for output, value in zip(case.model.graph.output, expected, strict=True):
-                np.testing.assert_allclose(found[output.name], value, rtol=1e-3, atol=1e-3, err_msg=case.name)
+        meets(case, rnn.reference(rnn.from_onnx(case.model)).run, rtol=1e-3, atol=1e-3)
 
 
 def test_compiled() -> None:

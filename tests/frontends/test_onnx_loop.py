@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from damaged_files import examples, survives
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx_models import model_of, node
 from onnx_scans import STEP, R, W, compared, simple_feeds
@@ -200,22 +201,14 @@ def mutations(draw: Any) -> bytes:
     return model.SerializeToString()
 
 
-def survives(data: bytes) -> None:
-    """A network that can be run, or one error of ours."""
-    try:
-        rnn.reference(rnn.from_onnx(data)).run(simple_feeds(3))
-    except TvmRnnError as error:
-        assert str(error)
-
-
 @given(mutations())
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(200)
 def test_changed_models(data: bytes) -> None:
-    survives(data)
+    survives(data, lambda: simple_feeds(3))
 
 
 @pytest.mark.slow
 @given(mutations())
-@settings(max_examples=5000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(5000)
 def test_many_changed_models(data: bytes) -> None:
-    survives(data)
+    survives(data, lambda: simple_feeds(3))

@@ -12,6 +12,7 @@ from onnx_models import model_of, node
 from tvm_rnn.frontends.fields import Unreadable
 from tvm_rnn.frontends.onnx_file import Source
 from tvm_rnn.frontends.onnx_nodes import GraphSteps, add_node, label
+from tvm_rnn.surroundings.evaluation import evaluated
 
 
 def added(made: Any, opset: int = 17, constants: dict[str, Any] | None = None) -> GraphSteps:
@@ -25,9 +26,8 @@ def added(made: Any, opset: int = 17, constants: dict[str, Any] | None = None) -
 @pytest.mark.parametrize(
     ("made", "opset", "expected"),
     [
-        (node("Softmax", ["x"], ["y"]), 11, {"axis": 1, "flatten": 1}),
         (node("Softmax", ["x"], ["y"]), 13, {}),
-        (node("LogSoftmax", ["x"], ["y"], axis=2), 7, {"axis": 2, "flatten": 1}),
+        (node("LogSoftmax", ["x"], ["y"], axis=2), 13, {"axis": 2}),
         (node("Squeeze", ["x"], ["y"], axes=[1]), 11, {"axes": [1]}),
         (node("Split", ["x"], ["a", "b"], axis=1), 13, {"num_outputs": 2, "axis": 1}),
         (node("Split", ["x"], ["a", "b"], axis=1, split=[1, 2]), 11, {"axis": 1, "split": [1, 2]}),
@@ -43,6 +43,18 @@ def added(made: Any, opset: int = 17, constants: dict[str, Any] | None = None) -
 def test_versions_and_options(made: Any, opset: int, expected: dict[str, Any]) -> None:
     (step,) = added(made, opset).steps
     assert dict(step.attributes) == expected
+
+
+@pytest.mark.parametrize(("op", "opset", "axis"), [("Softmax", 11, 1), ("LogSoftmax", 7, 2)])
+def test_softmax_of_old_versions_works_on_everything_from_an_axis_on(op: str, opset: int, axis: int) -> None:
+    steps = added(node(op, ["x"], ["y"], **({} if axis == 1 else {"axis": axis})), opset)
+    x = np.random.default_rng(0).normal(size=(2, 3, 4))
+    values = {"x": x, **steps.constants}
+    for step in steps.steps:
+        (values[step.outputs[0]],) = evaluated(step.op, [values[name] for name in step.inputs], step.attributes)
+    rows = np.exp(x.reshape(int(np.prod(x.shape[:axis])), -1))
+    expected = rows / rows.sum(1, keepdims=True)
+    np.testing.assert_allclose(values["y"].reshape(rows.shape), np.log(expected) if "Log" in op else expected)
 
 
 def test_constants_of_every_form() -> None:

@@ -1,4 +1,4 @@
-"""DynamicQuantizeLSTM: its weights in float32, the state in 8 bits, and compiled models against ONNX Runtime."""
+"""DynamicQuantizeLSTM: its weights and the state in 8 bits, and compiled models against ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from onnx_models import model_of, node, onnx_runtime
 
 import tvm_rnn as rnn
-from tvm_rnn.frontends.onnx_cells import Form, cell_of, in_8_bits
+from tvm_rnn.frontends.onnx_cells import Form, cell_of, products_of_bytes
 
 RNG = np.random.default_rng(0)
 
@@ -40,8 +40,14 @@ def quantised(inputs: int = 3, width: int = 5, count: int = 1, **changed: Any) -
 
 @pytest.mark.broad
 @pytest.mark.parametrize(("inputs", "width", "count"), [(3, 5, 1), (37, 22, 2)])
-def test_one_row_is_onnx_runtimes(inputs: int, width: int, count: int) -> None:
-    made = quantised(inputs, width, count)
+@pytest.mark.parametrize("kind", ["i1", "u1"])
+def test_one_row_is_onnx_runtimes(inputs: int, width: int, count: int, kind: str) -> None:
+    more = {}
+    if kind == "u1":
+        sizes = {"W": inputs, "R": width}
+        more = {n: RNG.integers(0, 256, (count, size, 4 * width)).astype("u1") for n, size in sizes.items()}
+        more |= {"W_z": np.full((count, 4 * width), 128, "u1"), "R_z": RNG.integers(100, 150, count).astype("u1")}
+    made = quantised(inputs, width, count, **more)
     feeds = {
         "x": RNG.normal(size=(23, 1, inputs)).astype("f4"),
         "h": RNG.normal(size=(count, 1, width)).astype("f4"),
@@ -52,12 +58,15 @@ def test_one_row_is_onnx_runtimes(inputs: int, width: int, count: int) -> None:
         np.testing.assert_allclose(got[name], value, atol=3e-6, err_msg=name)
 
 
-def test_weights_are_whole_numbers_less_zero_times_scale() -> None:
+def test_weights_are_whole_numbers_with_scales_and_zero_points() -> None:
     made = quantised()
     held = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in made.graph.initializer}
-    expected = (held["R"].reshape(5, 4, 5).astype("f4") - held["R_z"].astype("f4")) * held["R_s"]
-    own = rnn.from_onnx(made).weights["R_l0"].reshape(4, 5, 5)  # gates i f g o of ours, i o f c of theirs
-    np.testing.assert_array_equal(own, expected.transpose(1, 2, 0)[[0, 2, 3, 1]])
+    own = rnn.from_onnx(made).weights  # gates i f g o of ours, i o f c of theirs
+    expected = held["R"].reshape(5, 4, 5).transpose(1, 2, 0)[[0, 2, 3, 1]]
+    np.testing.assert_array_equal(own["R_l0"], expected)
+    assert own["W_l0"].shape == (4, 5, 5) and not own["W_l0"][..., 3:].any()
+    np.testing.assert_array_equal(own["W_scale_l0"], held["W_s"].reshape(4, 5)[[0, 2, 3, 1]])
+    assert (own["R_zero_l0"] == held["R_z"]).all() and not own["W_zero_l0"].any()
 
 
 def test_a_state_of_256_values() -> None:
@@ -66,14 +75,16 @@ def test_a_state_of_256_values() -> None:
     low, high = np.minimum(rows.min(-1, keepdims=True), 0), np.maximum(rows.max(-1, keepdims=True), 0)
     scale = np.where(high == low, 1, (high - low) / np.float32(255))
     zero = np.rint(np.clip(-low / scale, 0, 255))
-    expected = (np.clip(np.rint(rows / scale) + zero, 0, 255) - zero) * scale
+    weights = RNG.integers(-128, 128, (3, 4)).astype("f4")
+    expected = ((np.clip(np.rint(rows / scale) + zero, 0, 255) - zero) * scale) @ (weights - 7).T * 0.5
 
-    @rnn.cell
-    def read(x: "I", h: "I"):
-        return in_8_bits(x) + 0.0 * h
+    @rnn.cell(states="s h")
+    def read(x: "I", s: "H", h: "I", *, R: "H I"):
+        values = {"x": x, "h": x, "W": 0.0 * R, "R": R, "W_scale": 0.5, "R_scale": 0.5, "W_zero": 0.0, "R_zero": 7.0}
+        return products_of_bytes(True, values), h
 
-    y, _ = rnn.reference(rnn.RNN(read, 4))(rows[None])
-    np.testing.assert_allclose(y[0], expected, rtol=1e-6)
+    y, _ = rnn.reference(rnn.RNN(read, 4, 3).load({"R_l0": weights}))(rows[None])
+    np.testing.assert_allclose(y[0], expected, rtol=1e-5)
 
 
 def test_it_is_a_cell_of_its_own() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from onnx_models import Case, model_of, node, random_case, weights
+from onnx_models import Case, meets, model_of, node, random_case, standard_cases, weights
 
 import tvm_rnn as rnn
 from tvm_rnn.errors import ConfigError
@@ -18,27 +17,13 @@ from tvm_rnn.oracle.tolerance import assert_close
 LSTM = {"X": ("f4", ["T", "B", 3]), "n": ("i4", ["B"]), "h": ("f4", [1, "B", 2])}
 
 
-def standard_cases() -> list[Any]:
-    for name in ("rnn", "lstm", "gru"):
-        importlib.import_module(f"onnx.backend.test.case.node.{name}")
-    from onnx.backend.test.case.node import _NodeTestCases
-
-    kinds = ("RNN", "LSTM", "GRU")
-    return [case for case in _NodeTestCases if case.model.graph.node[0].op_type in kinds]
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_the_standards_own_tests() -> None:
     """All of them, by the oracle; weights are inputs of these models."""
-    cases = standard_cases()
+    cases = standard_cases("RNN", "LSTM", "GRU")
     assert len(cases) >= 18
     for case in cases:
-        reference = rnn.reference(rnn.from_onnx(case.model))
-        for given, expected in case.data_sets:
-            feeds = dict(zip([i.name for i in case.model.graph.input], given, strict=True))
-            found = reference.run(feeds)
-            for output, value in zip(case.model.graph.output, expected, strict=True):
-                np.testing.assert_allclose(found[output.name], value, case.rtol, case.atol, err_msg=case.name)
+        meets(case, rnn.reference(rnn.from_onnx(case.model)).run)
 
 
 COMPILED = ("test_gru_batchwise", "test_lstm_with_peepholes", "test_simple_rnn_reverse")
@@ -47,12 +32,9 @@ COMPILED = ("test_gru_batchwise", "test_lstm_with_peepholes", "test_simple_rnn_r
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("names", [COMPILED[2:], pytest.param((), marks=pytest.mark.slow)], ids=["one", "all"])
 def test_the_standards_own_tests_compiled(names: tuple[str, ...]) -> None:
-    for case in [c for c in standard_cases() if c.name in names or not names]:
-        module = rnn.compile(rnn.from_onnx(case.model))
-        for given, expected in case.data_sets:
-            found = module.run(dict(zip([i.name for i in case.model.graph.input], given, strict=True)))
-            for output, value in zip(case.model.graph.output, expected, strict=True):
-                np.testing.assert_allclose(found[output.name], value, case.rtol, case.atol, err_msg=case.name)
+    for case in standard_cases("RNN", "LSTM", "GRU"):
+        if case.name in names or not names:
+            meets(case, rnn.compile(rnn.from_onnx(case.model)).run)
 
 
 def agrees(case: Case, compiled: bool) -> None:

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from damaged_files import changed_bytes, cut, examples, survives
+from hypothesis import given
 from hypothesis import strategies as st
 from networks import arguments, network
 from onnx_models import node, onnx_runtime
 from onnx_scans import STEP, R, W, compared, simple, simple_feeds
 
 import tvm_rnn as rnn
-from tvm_rnn.errors import ConfigError, TvmRnnError
+from tvm_rnn.errors import ConfigError
 from tvm_rnn.frontends.folding import Steps
 from tvm_rnn.frontends.onnx_scan_body import counts_steps
 from tvm_rnn.network.model import Model
@@ -121,26 +122,15 @@ def test_names_that_are_no_names_of_python() -> None:
 WHOLE = simple(constants={"R": R}, inner={"W": W, "axes": np.array([0, -1], "i8")}).SerializeToString()
 
 
-def survives(data: bytes) -> None:
-    """A network that can be run, or one error of ours."""
-    try:
-        rnn.reference(rnn.from_onnx(data)).run(simple_feeds(3))
-    except TvmRnnError as error:
-        assert str(error)
-
-
-@pytest.mark.parametrize("end", range(0, len(WHOLE), len(WHOLE) // 40))
+@pytest.mark.parametrize("end", cut(WHOLE))
 def test_a_file_that_was_cut_short(end: int) -> None:
-    survives(WHOLE[:end])
+    survives(WHOLE[:end], lambda: simple_feeds(3))
 
 
-@given(st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(0, 255)), min_size=1, max_size=4))
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_changed_bytes(changes: list[tuple[int, int]]) -> None:
-    data = bytearray(WHOLE)
-    for place, byte in changes:
-        data[place] = byte
-    survives(bytes(data))
+@given(changed_bytes(WHOLE))
+@examples(200)
+def test_changed_bytes(data: bytes) -> None:
+    survives(data, lambda: simple_feeds(3))
 
 
 NAMES = ["", "x", "h", "W", "R", "xW", "hR", "sum", "new_h", "y", "axes", "xs", "h_0", "h_n", "ys", "nothing"]
@@ -246,16 +236,16 @@ def mutations(draw: Draw) -> bytes:
 
 @pytest.mark.broad
 @given(mutations())
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(300)
 def test_changed_models(data: bytes) -> None:
-    survives(data)
+    survives(data, lambda: simple_feeds(3))
 
 
 @pytest.mark.slow
 @given(mutations())
-@settings(max_examples=5000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(5000)
 def test_many_changed_models(data: bytes) -> None:
-    survives(data)
+    survives(data, lambda: simple_feeds(3))
 
 
 def written(path: Path, **options: Any) -> tuple[rnn.RNN, Any]:

@@ -40,10 +40,25 @@ def test_every_cell_is_well_formed_and_defines_its_states(name: str) -> None:
 def test_an_lstm_reads_as_in_the_papers() -> None:
     texts = [plain(row) for _, row in rows(rnn.cells.lstm)]
     assert texts == [
-        "z1=W xt+R ht-1+b",
-        "ct=sigma(z1[1])*ct-1+sigma(z1[0])*tanh(z1[2])",
-        "ht=sigma(z1[3])*tanh(ct)",
+        "(i,f,g,o)=W xt+R ht-1+b",
+        "ct=sigma(f)*ct-1+sigma(i)*tanh(g)",
+        "ht=sigma(o)*tanh(ct)",
     ]
+
+
+def test_parts_of_a_parameter_have_names_too() -> None:
+    texts = [plain(row) for _, row in rows(rnn.cells.lstm_peephole)]
+    assert "(pi,pf,po)=p" in texts and "ht=sigma(o+po*ct)*tanh(ct)" in texts
+
+
+def test_parts_that_are_picked_one_by_one_have_their_numbers() -> None:
+    @cell(states="h")
+    def picked(x: "H", h: "H", *, a: "2 H"):
+        z = a * x
+        f, g = z[1], z[0]
+        return f * h + g
+
+    assert plain(rows(picked)[-1][1]) == "ht=z1[1]*ht-1+z1[0]"
 
 
 def test_parentheses_stand_where_they_are_needed() -> None:

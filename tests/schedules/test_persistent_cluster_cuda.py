@@ -6,11 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from persistent_layers import GPU, configured, geometry_by, layout_of, registers_and_spills, step, unit_of
+from persistent_layers import (
+    GPU,
+    compiled_without_spills,
+    configured,
+    geometry_by,
+    step,
+    unit_of,
+)
 
 from tvm_rnn import ConfigError
 from tvm_rnn.cuda.model.persistent_step_time import RESIDENT_CLUSTERS, able_to_run
-from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.schedule.schedule_template import templates
 
 NAME = "persistent_cluster_cuda"
@@ -64,7 +70,7 @@ def test_a_knob_has_its_choices_alone() -> None:
 @pytest.mark.broad
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_kernels_do_not_spill(precision: str, tmp_path: Path) -> None:
-    check_spills("lstm", 64, precision, 8, tmp_path, {})
+    check_spills(("lstm", 64, precision, 8), tmp_path, {})
 
 
 @pytest.mark.slow
@@ -73,15 +79,9 @@ def test_kernels_do_not_spill(precision: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["elman", "gru", "gru_reset_before", "lstm_layer_norm", "lstm_peephole", "slstm"])
 def test_kernels_of_many_cells_hardly_spill(name: str, hidden: int, precision: str, tmp_path: Path) -> None:
     for masked in (None, {}):
-        check_spills(name, hidden, precision, 16, tmp_path, masked, SPILLS.get((name, hidden, precision), 256))
+        check_spills((name, hidden, precision, 16), tmp_path, masked, SPILLS.get((name, hidden, precision), 256))
 
 
-def check_spills(name: str, hidden: int, precision: str, batch: int, folder: Path, initial: Any, most: int = 0) -> None:
-    """most: spilled bytes, of stores and loads together."""
-    unit = unit_of(name, hidden, precision, batch)
-    geometry = geometry_by(NAME, unit, configured(NAME, unit)[0])
-    kernel = persistent.kernel("k", geometry, layout_of(name, hidden, precision), initial)
-    assert kernel.cluster == geometry.ctas
-    registers, spilled = registers_and_spills(kernel, folder)
-    assert spilled <= most and 0 < registers <= 65536 // geometry.threads
-    assert geometry.step == step(name, hidden, precision)
+def check_spills(work: tuple[str, int, str, int], folder: Path, initial: Any, most: int = 0) -> None:
+    kernel, geometry = compiled_without_spills(NAME, work, folder, initial, most)
+    assert kernel.cluster == geometry.ctas and geometry.step == step(*work[:3])

@@ -6,10 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from persistent_layers import GPU, TENSOR_CORES, configured, geometry_by, layout_of, registers_and_spills, unit_of
+from persistent_layers import (
+    GPU,
+    TENSOR_CORES,
+    compiled_without_spills,
+    configured,
+    geometry_by,
+    unit_of,
+)
 
 from tvm_rnn.cuda.model.persistent_step_time import able_to_run, resident_groups
-from tvm_rnn.cuda.persistent import kernel as persistent
 
 NAME = "persistent_grid_cuda"
 
@@ -84,7 +90,7 @@ def test_many_rows_take_turns_where_one_round_has_no_room() -> None:
 @pytest.mark.broad
 @pytest.mark.parametrize("precision", TENSOR_CORES)
 def test_kernels_do_not_spill(precision: str, tmp_path: Path) -> None:
-    check_spills("lstm", 64, precision, 8, tmp_path, {})
+    check_spills(("lstm", 64, precision, 8), tmp_path, {})
 
 
 @pytest.mark.slow
@@ -93,14 +99,9 @@ def test_kernels_do_not_spill(precision: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["elman", "gru", "gru_reset_before", "lstm_layer_norm", "lstm_peephole", "slstm"])
 def test_kernels_of_many_cells_hardly_spill(name: str, hidden: int, precision: str, tmp_path: Path) -> None:
     for masked in (None, {}):
-        check_spills(name, hidden, precision, 16, tmp_path, masked, most=256)
+        check_spills((name, hidden, precision, 16), tmp_path, masked, most=256)
 
 
-def check_spills(name: str, hidden: int, precision: str, batch: int, folder: Path, initial: Any, most: int = 0) -> None:
-    """most: spilled bytes, of stores and loads together."""
-    unit = unit_of(name, hidden, precision, batch)
-    geometry = geometry_by(NAME, unit, configured(NAME, unit)[0])
-    kernel = persistent.kernel("k", geometry, layout_of(name, hidden, precision), initial)
+def check_spills(work: tuple[str, int, str, int], folder: Path, initial: Any, most: int = 0) -> None:
+    kernel, _ = compiled_without_spills(NAME, work, folder, initial, most)
     assert kernel.resident and kernel.cluster == 1
-    registers, spilled = registers_and_spills(kernel, folder)
-    assert spilled <= most and 0 < registers <= 65536 // geometry.threads

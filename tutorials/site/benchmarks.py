@@ -7,6 +7,7 @@ figures`), and what `generate.py` puts into the page of benchmarks. Every figure
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import history
+import stored_records
 
-from tvm_rnn.bench.run.tables import Report, report
+from tvm_rnn.bench.run.tables import Report
 from tvm_rnn.bench.suites.gpu import SHORT
 from tvm_rnn.schedule.record_files import read
 from tvm_rnn.vega_lite import BLUE, CONFIG, GREEN, GREY, ORANGE, PURPLE, RED, SCHEMA, Spec, svg
@@ -38,22 +40,25 @@ PEERS = {
     "torch": ("PyTorch, its layer", ORANGE),
     "torch-loop": ("PyTorch, step by step", RED),
     "torch-compile": ("torch.compile", PURPLE),
+    "torch-cuda": ("PyTorch, token by token", RED),
+    "torch-cuda-compile": ("torch.compile of a token", PURPLE),
+    "torch-cuda-graph": ("PyTorch, a CUDA graph of a token", ORANGE),
     "cudnn": ("cuDNN's own API", "#8a5a44"),
     "onnxruntime": ("ONNX Runtime", GREEN),
     "openvino": ("OpenVINO", "#b59a00"),
     "numpy": ("NumPy", GREY),
+    "flashrnn": ("FlashRNN", "#c2185b"),
+    "rtneural": ("RTNeural", "#00838f"),
     OURS: (OURS, BLUE),
 }
+OTHERS = ("#6d4c41", "#546e7a", "#ad1457", "#558b2f", "#283593", "#ef6c00")  # of frameworks that are not among these
 PAPERS = {"light": ("#ffffff", "#1f2328"), "dark": ("#0d1117", "#e6edf3")}  # GitHub's own: background, ink
 Row = dict[str, Any]
 
 
 def stored() -> Iterator[tuple[Path, Report]]:
     """Every file of records, the newest first."""
-    found = []
-    for path in RECORDS.glob("*.jsonl"):
-        found.append((path, report([json.loads(line) for line in path.read_text().splitlines()])))
-    yield from sorted(found, key=lambda pair: (pair[1].facts["date"], pair[0].name), reverse=True)
+    return stored_records.stored(RECORDS)
 
 
 def rows() -> list[Row]:
@@ -62,21 +67,55 @@ def rows() -> list[Row]:
     for path, one in stored():
         for line in one.lines:
             for name, record in line.rows.items():
-                if "us_per_step" in record and name in PEERS:  # not the best of them
+                if record.get("us_per_step") and "point" in record:  # not what a table adds for comparison
                     found.append(
                         {
                             **{key: record[key] for key in ("point", "cell", "hidden", "steps", "batch")},
-                            "dtype": SHORT[record["precision"]],
+                            "dtype": stored_records.dtype(record),
                             "device": one.facts["device"],
                             "date": one.facts["date"][:10],
                             "suite": path.stem,
                             "framework": name,
                             "us": float(f"{record['us_per_step']:.4g}"),
                             "spread": round(record.get("spread") or 0.0, 3),
-                            "ratio": None if name == OURS else rounded(line.ratio(name)),
+                            "ratio": None if is_ours(name) else rounded(line.ratio(name)),
                         }
                     )
     return found
+
+
+def of_cell(cell: str) -> list[str]:
+    """Lines of a table for a cell's own page: each point, tvm_rnn's time, and the others' with their ratios."""
+    points: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in rows():  # of a point that two files have, the newer one's
+        if row["cell"] == cell:
+            points.setdefault((row["device"], row["point"]), {}).setdefault(row["framework"], row)
+    lines = []
+    for (device, point), found in sorted(points.items()):
+        if OURS in found:
+            others = [row for row in found.values() if row["ratio"] is not None]
+            texts = [f"{label(row['framework'])} {row['us']:g} ({row['ratio']:g})" for row in others]
+            lines.append(f"| {device} | {point} | {found[OURS]['us']:g} | {', '.join(texts) or '-'} |")
+    return lines
+
+
+def is_ours(framework: str) -> bool:
+    """Whether it is tvm_rnn, or another way to run it: "tvm_rnn-graph"."""
+    return framework.partition("-")[0] == OURS
+
+
+def label(framework: str) -> str:
+    """What readers call it."""
+    return PEERS[framework][0] if framework in PEERS else framework
+
+
+def colours(data: Sequence[Row], more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """A colour for each framework that these rows have: known ones in their order, then any other. more: further
+    names that are no framework."""
+    there = {row["framework"] for row in data}
+    known = {name: colour for name, (_, colour) in PEERS.items() if name in there}
+    known |= {name: colour for name, colour in (more or {}).items() if name in there}
+    return known | dict(zip(sorted(there - known.keys()), itertools.cycle(OTHERS), strict=False))
 
 
 def rounded(ratio: float | None) -> float | None:
@@ -112,36 +151,40 @@ def first(paper: str) -> Spec:
         "background": background,
         "padding": {"left": 40, "right": 16, "top": 16, "bottom": 16},
         "title": {
-            "text": "How many times as long others take: the line at 1 is tvm_rnn",
+            "text": "How many times as long others take: the line at 1 is tvm_rnn. Without a bar: no such layer",
             "anchor": "start",
             "color": ink,
             "offset": 12,
         },
         "config": {**CONFIG, "axis": {**CONFIG["axis"], **text}, "legend": text, "text": {"color": ink, "fill": ink}},
         "vconcat": [_group(one, peers, ink) for one in zoos],
-        "resolve": {"scale": {"yOffset": "independent"}},
+        "resolve": {"scale": {"y": "independent"}},
     }
 
 
 def _group(one: Report, every: Sequence[str], ink: str) -> Spec:
-    """One device: bars from 1, the time of tvm_rnn, on a logarithmic axis; to the right where the other is slower.
-    every: the peers of all devices, which have one legend. ink: the colour of words."""
+    """One device: bars from 1, the time of tvm_rnn, on a logarithmic axis; to the right where the other is slower. A
+    peer that has no such layer has no bar. every: the peers of all devices, which have one legend. ink: the colour of
+    words."""
     lines = {line.ours.get("cell"): line for line in one.lines}
-    peers = [name for name in every if name in one.peers]
     values = [
-        _bar(words, name, lines[cell].ratio(name)) for cell, words in FIRST.items() if cell in lines for name in peers
+        row
+        for cell, words in FIRST.items()
+        if cell in lines
+        for row in _bars(words, {name: lines[cell].ratio(name) for name in every})
     ]
-    ratios = [float(row["ratio"]) for row in values]
-    names, colours = zip(*(PEERS[name] for name in every), strict=True)
+    ratios = [row["ratio"] for row in values]
+    names, hues = zip(*(PEERS[name] for name in every), strict=True)
     scale = {"type": "log", "domain": [min(0.5, *ratios) * 0.9, 1.6 * max(ratios)], "nice": False}
     x = {"field": "ratio", "type": "quantitative", "title": None, "scale": scale}
     x |= {"axis": {"values": [0.5, 1, 2, 5, 10, 20, 50, 100], "format": "~g"}}
-    y = {"field": "cell", "type": "nominal", "sort": list(FIRST.values()), "title": None}
+    y = {"field": "bar", "type": "nominal", "sort": [row["bar"] for row in values], "title": None}
+    # The first bar of a cell has its name; a line of spaces stands between cells.
     y |= {"axis": {"labelFontSize": 12, "labelLimit": 0, "ticks": False, "domain": False, "labelPadding": 8}}
-    offset = {"field": "peer", "type": "nominal", "sort": list(names)}
+    y["axis"]["labelExpr"] = "split(datum.label, '|')[1] == '0' ? split(datum.label, '|')[0] : ''"
     colour = {"field": "peer", "type": "nominal", "sort": list(names), "title": None}
     colour |= {"legend": {"orient": "bottom", "labelLimit": 0, "columnPadding": 20}}
-    colour |= {"scale": {"domain": list(names), "range": list(colours)}}
+    colour |= {"scale": {"domain": list(names), "range": list(hues)}}
     line = {"mark": {"type": "rule", "color": BLUE, "strokeWidth": 2}, "encoding": {"x": {"datum": 1.0}}}
     label = {"mark": {"type": "text", "align": "left", "dx": 4, "fontSize": 10}}
     return {
@@ -154,31 +197,36 @@ def _group(one: Report, every: Sequence[str], ink: str) -> Spec:
             "fontSize": 12,
         },
         "width": 560,
-        "height": {"step": 13, "for": "offset"},
+        "height": {"step": 12},
         "data": {"values": values},
         "layer": [
             {
-                "mark": {"type": "bar"},
-                "encoding": {"y": y, "yOffset": offset, "x": x, "x2": {"datum": 1.0}, "color": colour},
+                "mark": {"type": "bar", "height": 11},
+                "encoding": {"y": y, "x": x, "x2": {"datum": 1.0}, "color": colour},
             },
-            {**label, "encoding": {"y": y, "yOffset": offset, "x": x, "text": {"field": "text"}}},
+            {**label, "encoding": {"y": y, "x": x, "text": {"field": "text"}}},
             line,
         ],
     }
 
 
+def _bars(cell: str, ratios: Mapping[str, float | None]) -> list[Row]:
+    """A bar for each peer that has the cell, and an empty one behind them."""
+    known = [(name, ratio) for name, ratio in ratios.items() if ratio is not None]
+    made = [
+        {"bar": f"{cell}|{number}", "peer": PEERS[name][0], "ratio": ratio, "text": f"{ratio:.1f}"}
+        for number, (name, ratio) in enumerate(known)
+    ]
+    return [*made, {"bar": f"{cell}|end", "peer": None, "ratio": 1.0, "text": ""}]
+
+
 def _made_with(one: Report) -> list[str]:
     """Date and versions; and a warning where the CPU that was measured had other work."""
-    found = [f"{one.facts['date'][:10]}, {', '.join(f'{name} {v}' for name, v in _versions(one).items())}"]
+    versions = [v if v.lower().startswith(name) else f"{name} {v}" for name, v in _versions(one).items()]
+    found = [f"{one.facts['date'][:10]}, {', '.join(versions)}"]
     load, on_gpu = one.facts["load"], "sms" in one.facts
     busy = f"The machine was busy, load average {load:.0f}: ratios are rough."
     return [*found, busy] if load > BUSY and not on_gpu else found
-
-
-def _bar(cell: str, peer: str, ratio: float | None) -> Row:
-    """A bar and its label; where the peer has no such cell the label says so."""
-    text = "no such layer" if ratio is None else f"{ratio:.1f}"
-    return {"cell": cell, "peer": PEERS[peer][0], "ratio": ratio or 1.0, "text": text}
 
 
 def _versions(one: Report) -> Mapping[str, str]:
@@ -230,6 +278,7 @@ def page(text: str) -> str:
         if again
         else "",
         "versions": "\n".join(history.table(found)),
+        "counts": counts(measured),
         "misses": "\n".join(misses(measured)),
         "runs": "\n".join(runs()),
     }
@@ -256,7 +305,7 @@ def _filters(data: Sequence[Row], chosen: Mapping[str, str]) -> tuple[list[Spec]
         bind = {
             "input": "select",
             "options": [None, *values],
-            "labels": ["all", *map(str, values)],
+            "labels": ["all", *(str(value or "several") for value in values)],
             "name": f"{words} ",
         }
         params.append({"name": f"only_{field}", "value": chosen.get(field), "bind": bind})
@@ -265,17 +314,18 @@ def _filters(data: Sequence[Row], chosen: Mapping[str, str]) -> tuple[list[Spec]
 
 
 def compared(data: Sequence[Row]) -> Spec:
-    """Dots on a logarithmic axis, right of 1 where tvm_rnn is faster, left of it where it is slower."""
+    """Dots on a logarithmic axis, right of 1 where tvm_rnn is faster, left of it where it is slower; on top the points
+    where it does worst."""
     params, kept = _filters(data, {})
     known = [row for row in data if row["ratio"] is not None]
-    peers = [name for name in PEERS if any(row["framework"] == name for row in known)]
+    peers = colours(known)
     x = {"field": "ratio", "type": "quantitative", "scale": {"type": "log"}}
     x |= {
-        "title": "time of the other / time of tvm_rnn (right of the line: tvm_rnn is faster)",
+        "title": "their time / ours: right of the line tvm_rnn is faster",
         "axis": {"format": "~g"},
     }
     colour = {"field": "framework", "type": "nominal", "title": None, "legend": {"orient": "top"}}
-    colour |= {"scale": {"domain": peers, "range": [PEERS[name][1] for name in peers]}}
+    colour |= {"scale": {"domain": list(peers), "range": list(peers.values())}}
     tips = [{"field": name} for name in ("framework", "ratio", "us", "spread", "device", "date")]
     y = {"field": "point", "type": "nominal", "title": None, "axis": {"labelLimit": 190}}
     return {
@@ -293,7 +343,7 @@ def compared(data: Sequence[Row]) -> Spec:
                 "mark": {"type": "point", "filled": True, "size": 70, "opacity": 0.9},
                 "encoding": {
                     "x": x,
-                    "y": {**y, "sort": {"op": "max", "field": "ratio", "order": "descending"}},
+                    "y": {**y, "sort": {"op": "min", "field": "ratio", "order": "ascending"}},
                     "color": colour,
                     "shape": {"condition": {"test": "datum.ratio < 1", "value": "cross"}, "value": "circle"},
                     "tooltip": tips,
@@ -306,8 +356,7 @@ def compared(data: Sequence[Row]) -> Spec:
 def times(data: Sequence[Row], **chosen: str) -> Spec:
     """Microseconds per step of every framework. chosen: what the filters leave at first."""
     params, kept = _filters(data, chosen)
-    names = [name for name in (*PEERS, "defaults", "best found") if any(row["framework"] == name for row in data)]
-    colours = [{**{n: c for n, (_, c) in PEERS.items()}, "defaults": GREY, "best found": BLUE}[name] for name in names]
+    names = colours(data, {"defaults": GREY, "best found": BLUE})
     tips = [{"field": name} for name in ("framework", "us", "device", "date")]
     x = {"field": "us", "type": "quantitative", "scale": {"type": "log"}, "title": "microseconds per step"}
     return {
@@ -322,29 +371,35 @@ def times(data: Sequence[Row], **chosen: str) -> Spec:
             "y": {"field": "point", "type": "nominal", "title": None, "axis": {"labelLimit": 190}},
             "color": {
                 **{"field": "framework", "type": "nominal", "title": None, "legend": {"orient": "top"}},
-                "scale": {"domain": names, "range": colours},
+                "scale": {"domain": list(names), "range": list(names.values())},
             },
             "tooltip": tips,
         },
     }
 
 
+def counts(data: Sequence[Row]) -> str:
+    """How often tvm_rnn is faster, and how often not."""
+    ratios = [row["ratio"] for row in data if row["ratio"] is not None]
+    slower = sum(ratio < 1 for ratio in ratios)
+    return f"Of {len(ratios)} comparisons tvm_rnn is faster in {len(ratios) - slower}, slower in {slower}."
+
+
 def misses(data: Sequence[Row]) -> Iterator[str]:
-    """How often tvm_rnn is faster, and every comparison in which it is not."""
+    """Means of the ratios, and every comparison in which tvm_rnn is not faster."""
     known = sorted((row for row in data if row["ratio"] is not None), key=lambda row: float(row["ratio"]))
     slower = [row for row in known if row["ratio"] < 1]
-    faster = len(known) - len(slower)
-    yield f"Of {len(known)} comparisons tvm_rnn is faster in {faster}, slower in {len(slower)}.\n"
-    for name in (name for name in PEERS if any(row["framework"] == name for row in known)):
+    for name in colours(known):
         ratios = [row["ratio"] for row in known if row["framework"] == name]
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        yield f"- {PEERS[name][0]}: geometric mean {mean:.2f}, least {min(ratios):.2f}, over {len(ratios)}."
+        yield f"- {label(name)}: geometric mean {mean:.2f}, least {min(ratios):.2f}, over {len(ratios)}."
     if slower:
-        yield "\n| where others are faster | framework | its time / ours | spread of ours |\n|---|---|---:|---:|"
+        yield "\n| where others are faster | records | framework | its time / ours | spread of ours |"
+        yield "|---|---|---|---:|---:|"
         ours = {(row["suite"], row["point"]): row["spread"] for row in data if row["framework"] == OURS}
         for row in slower:
             noise = ours.get((row["suite"], row["point"]), 0.0)
-            yield f"| {row['point']} | {PEERS[row['framework']][0]} | {row['ratio']:.2f} | {noise:.0%} |"
+            yield f"| {row['point']} | {row['suite']} | {label(row['framework'])} | {row['ratio']:.2f} | {noise:.0%} |"
 
 
 def runs() -> Iterator[str]:
@@ -354,9 +409,19 @@ def runs() -> Iterator[str]:
         yield f"### {path.stem}\n"
         yield f"{facts['device']}; {', '.join(f'{name} {version}' for name, version in _versions(one).items())}; on"
         yield f"{facts['date'][:16].replace('T', ' ')} UTC, load average {facts['load']:.1f} at the beginning. As data:"
-        yield f"[{path.name}](records/{path.name}).\n\n```console\n$ {facts['command']}\n```\n"
+        yield f"[{path.name}](records/{path.name}).\n"
+        if facts["command"]:
+            yield f"```console\n$ {facts['command']}\n```\n"
         yield '<div class="wide" tabindex="0" markdown>\n'
-        yield f"{_table(one)}\n\n</div>\n"
+        yield f"{_table(one) if one.lines else _compiled(path)}\n\n</div>\n"
+
+
+def _compiled(path: Path) -> str:
+    """CPU seconds of compiling, the slowest network first."""
+    lines = ["| network | inference, CPU s | training, CPU s |", "|---|---:|---:|"]
+    for own in stored_records.compiled(path):
+        lines.append(f"| {own['network']} | {own['inference']:.2f} | {own['training']:.2f} |")
+    return "\n".join(lines)
 
 
 def _table(one: Report) -> str:
@@ -365,7 +430,8 @@ def _table(one: Report) -> str:
     for line in one.lines:
         theirs = [f"{line.us(name):.4g} ({line.ratio(name):.2f})" if line.ratio(name) else "-" for name in one.peers]
         ours = line.us(OURS)
-        own = "- | -" if ours is None else f"{ours:.4g} | {line.ours['spread']:.0%}"
+        spread = line.ours.get("spread")
+        own = "- | -" if ours is None else f"{ours:.4g} | {'-' if spread is None else f'{spread:.0%}'}"
         lines.append(f"| {line.point} | {own} | {' | '.join(theirs)} |")
     return "\n".join(lines)
 

@@ -7,6 +7,7 @@ builds: `python tutorials/site/generate.py build/docs build/notebooks && mkdocs 
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import re
 import shutil
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import benchmarks
 import pictures
+import pytorch_records
 
 import tvm_rnn as rnn
 from tvm_rnn.explain.html.drawing import draw
@@ -117,9 +119,9 @@ def zoo(name: str) -> str:
     stages = pipeline.run(net, resolve("x86-64-v4"))
     trace, last = stages[0][1].graphs[0], stages[-1][1].graphs[0]
     first, _, rest = cell.doc.partition("\n")
-    lines = [f"# {name}", "", first, "", *([f"```text\n{rest.strip()}\n```", ""] if rest.strip() else [])]
+    lines = [f"# {name}", "", first, "", *([prose(inspect.cleandoc(rest)), ""] if rest.strip() else [])]
     lines += ["## Equations", "", *(f"<div>{math(row)}</div>\n" for _, row in equations(trace))]
-    lines += ["## Arguments", "", "| | name | dims |", "|---|---|---|"]
+    lines += ["## Arguments", "", "| kind | name | dims |", "|---|---|---|"]
     for kind in ("inputs", "states", "weights"):
         lines += [f"| {kind[:-1]} | `{n}` | `[{', '.join(dims)}]` |" for n, dims in facts[kind].items()]
     home = Path(cell.function.__code__.co_filename).name
@@ -130,7 +132,12 @@ def zoo(name: str) -> str:
 
 
 def _speed(name: str) -> Iterator[str]:
-    """What ships of measurements of a cell: records of tuning."""
+    """What ships of measurements of a cell: beside other frameworks, and as tuning recorded it."""
+    beside = benchmarks.of_cell(name)
+    if beside:
+        yield "Microseconds per step; others with their time over ours. See [benchmarks](../benchmarks.md):\n"
+        yield "| device | network | tvm_rnn | others |\n|---|---|---:|---|"
+        yield "\n".join(beside) + "\n"
     rows = []
     for target in ("nvidia-h200", "znver5"):
         for record in read([ROOT / "schedules" / "records"], target).records:
@@ -142,7 +149,7 @@ def _speed(name: str) -> Iterator[str]:
         yield "By `tvm-rnn tune`, all layers with their products of inputs; see [benchmarks](../benchmarks.md):\n"
         yield "| target | network | T | us per step | on |\n|---|---|---|---|---|"
         yield "\n".join(sorted(rows))
-    else:
+    elif not beside:
         yield "No measurement of this cell ships. On your machine:\n"
     yield f"\n```console\n$ tvm-rnn bench --suite zoo --only {name}\n$ tvm-rnn explain {name} --batch 16\n```"
 
@@ -227,6 +234,8 @@ def generate(folder: Path, notebooks: Path | None = None) -> None:
     write("language.md", language())
     write("numerics.md", numerics())
     write("contributing/index.md", (ROOT / ".github" / "CONTRIBUTING.md").read_text())
+    measured = "reference/in_pytorch.md"
+    write(measured, pytorch_records.page((pages / measured).read_text()))
     write("benchmarks.md", benchmarks.page((pages / "benchmarks.md").read_text()))
     (pages / "vega.js").write_text(benchmarks.script())
     reference = [("The cell language", "language.md"), *_titled("reference"), ("Numerics", "numerics.md"), PLATFORMS]

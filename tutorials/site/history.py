@@ -7,15 +7,15 @@ is nothing to draw, and the page says so.
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tvm_rnn.bench.run.tables import Report, report
-from tvm_rnn.bench.suites.gpu import SHORT
+import stored_records
+
+from tvm_rnn.bench.run.tables import Report
 from tvm_rnn.vega_lite import Spec
 
 Row = dict[str, Any]
@@ -47,10 +47,10 @@ def versions(folder: Path) -> Iterator[Version]:
         seen = set[str]()
         for commit in reversed(_git(folder, "log", "--format=%h", "--", path.name).split()):
             text = _git(folder, "show", f"{commit}:./{path.name}")
-            lines = [json.loads(line) for line in text.splitlines() if line.strip()]
-            if lines and "date" in lines[0] and lines[0]["date"] not in seen:
-                seen.add(lines[0]["date"])
-                yield Version(path.stem, commit, report(lines))
+            one = stored_records.read(text)
+            if one.lines and one.facts.get("date") and one.facts["date"] not in seen:
+                seen.add(one.facts["date"])
+                yield Version(path.stem, commit, one)
 
 
 def _ours(one: Report) -> dict[str, float]:
@@ -71,7 +71,7 @@ def rows(found: Sequence[Version]) -> list[Row]:
                 facts = {key: one.facts[key] for key in ("device", "date", "load")}
                 made.append(
                     {**known, **facts, "point": line.point, "suite": version.suite, "commit": version.commit}
-                    | {"dtype": SHORT[line.precision], "us": float(f"{own[line.point]:.4g}")}
+                    | {"dtype": stored_records.dtype(line.ours), "us": float(f"{own[line.point]:.4g}")}
                 )
     return made
 

@@ -18,12 +18,13 @@ from tvm_rnn.errors import BuildError, message
 from .console import progress, show
 from .options import Jobs, Json, Rows, Steps, grouped
 
-MODELS = "models"
+MODELS, COMPILE = "models", "compile"
 CPU_PEERS = "torch,onnxruntime,openvino,numpy"
 SUITE_HELP = (
     "Measure a suite. On this CPU: cpu-grid, cpu-random, streaming, audio, browser, generate, fastrnns, deepbench, "
-    "zoo, ablation, linear or models (whole ones, of packages). With --build or --modules on a GPU: gpu-grid, "
-    "any-batch, random, generate, images, blog, deepbench, flashrnn, heads, zoo, ablation or linear."
+    "zoo, ablation, linear, models (whole ones, of packages) or compile (CPU seconds that compiling takes). "
+    "With --build or --modules on a GPU: gpu-grid, any-batch, random, generate, images, spikes, blog, deepbench, "
+    "flashrnn, heads, members, zoo, ablation or linear."
 )
 PEERS_HELP = (
     f"Peers, comma-separated. [{CPU_PEERS}; also torch-loop, torch-compile, torch-cuda-graph; of a GPU: torch, or any "
@@ -34,6 +35,7 @@ ONLY_HELP = "Points by words of their names: h256,b16,b64,lstm,bf16. Words of on
 
 STREAM_HELP = "One step a call, as a stream is served: percentiles of a call's time."
 PACKAGES_HELP = "The folder of the models suite's packages [where Python finds them]; of browser: node_modules."
+DEVICE_HELP = "Where the models suite is measured; on a GPU its torch models alone."
 RTNEURAL_HELP = "Sources of RTNeural, to be built and measured in the audio suite."
 MODULE_HELP = "A .so file of `compile`, for a CPU."
 
@@ -69,6 +71,7 @@ class SuiteOptions:
     jobs: Jobs = None
     rtneural: Annotated[str | None, typer.Option(metavar="DIR", help=RTNEURAL_HELP)] = None
     packages: Annotated[str | None, typer.Option(metavar="DIR", help=PACKAGES_HELP)] = None
+    device: Annotated[str, typer.Option(metavar="cpu|cuda", help=DEVICE_HELP)] = "cpu"
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,8 @@ def bench(
 
     $ tvm-rnn bench --suite models --packages DIR --threads 1 --records models.jsonl
 
+    $ tvm-rnn bench --suite compile --only lstm,rwkv7 --records compile.jsonl
+
     $ tvm-rnn bench --suite gpu-grid --build modules --only lstm,bf16
 
     $ tvm-rnn bench --suite gpu-grid --modules modules --only lstm,bf16 --records grid.jsonl --limit 300
@@ -126,10 +131,14 @@ def bench(
         raise typer.BadParameter("--build DIR compiles a suite, --modules DIR measures it: one after the other")
     if suite.packages is not None and suite.suite not in (MODELS, "browser"):
         raise typer.BadParameter("--packages DIR is for --suite models, or browser")
+    if suite.device not in ("cpu", "cuda") or (suite.device != "cpu" and suite.suite != MODELS):
+        raise typer.BadParameter("--device is cpu, or cuda for the torch models of --suite models")
     if module is not None:
         _module(module, timing, shown)
     elif suite.suite == MODELS and suite.build is None and suite.modules is None:
         _models(suite, timing, shown)
+    elif suite.suite == COMPILE and suite.build is None and suite.modules is None:
+        _compile_times(suite, shown)
     elif suite.build is not None:
         _build(suite, suite.build, shown)
     else:
@@ -160,16 +169,26 @@ def _module(module: str, timing: Timing, shown: Shown) -> None:
 
 
 def _models(suite: SuiteOptions, timing: Timing, shown: Shown) -> None:
-    """Whole models of packages beside ONNX Runtime, on this CPU."""
-    from tvm_rnn.bench.run import onnx_files
-    from tvm_rnn.bench.suites.onnx_files import found_in
+    """Whole models of packages: ONNX files beside ONNX Runtime, torch models beside torch."""
+    from tvm_rnn.bench.run import models_suite, onnx_files, whole_models
 
-    words = suite.only.replace(",", " ").split()
-    models = {m: p for m, p in found_in(suite.packages).items() if all(word in m.name for word in words)}
+    own = models_suite.chosen(suite.only.replace(",", " ").split(), suite.packages, suite.device)
     options = onnx_files.Options(timing.threads, suite.limit, timing.rounds)
     with progress(shown.as_json) as stage:
-        found = onnx_files.run(models, options, shown.records, progress=stage)
-    show(shown.as_json, found, *onnx_files.table(found))
+        found = models_suite.run(own, options, shown.records, progress=stage)
+    tables = onnx_files.table(found) if own.files else ()
+    show(shown.as_json, found, *tables, *([whole_models.table(found)] if own.models else []))
+
+
+def _compile_times(suite: SuiteOptions, shown: Shown) -> None:
+    """CPU seconds of compiling, for inference and with training."""
+    from tvm_rnn.bench.run import compile_times
+    from tvm_rnn.bench.suites.compile_times import networks
+
+    options = compile_times.Options(suite.jobs or 1, suite.limit)
+    with progress(shown.as_json) as stage:
+        found = compile_times.run(list(networks(suite.only)), options, shown.records, progress=stage)
+    show(shown.as_json, found, *compile_times.table(found))
 
 
 def _build(suite: SuiteOptions, folder: str, shown: Shown) -> None:

@@ -81,16 +81,11 @@ def compile_cell(
 
     $ tvm-rnn compile silero_vad.onnx -o vad.so --given sr=16000 --shape input=B,576
     """
-    from tvm_rnn.frontends.spec import is_model, parse_batch, parse_bytes, parse_names
+    from tvm_rnn.frontends.spec import parse_batch, parse_bytes, parse_names
 
-    from .networks import check_outputs, net_of, report_compiled
+    from .networks import check_compiled, net_of, report_compiled
 
-    if values.weights is not None and values.seed is not None:
-        raise typer.BadParameter("give --weights or --seed, not both")
-    if sizes.input_size is None and not is_model(spec):
-        raise typer.BadParameter("--input-size is needed for a cell")
-    filled = values.weights is not None or values.seed is not None
-    check_outputs(outputs, code.target, filled or is_model(spec))
+    check_compiled(spec, sizes, code, values, outputs)
     started = time.perf_counter()
     with progress(outputs.as_json) as stage:
         stage("tracing")

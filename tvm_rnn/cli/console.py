@@ -8,20 +8,41 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console, RenderableType
 
+from tvm_rnn.stages import Stages
+
+LOG_SECONDS = 10.0
+
 
 @contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A function that shows the stage at hand on stderr; silent where nobody watches."""
-    if quiet or not (sys.stdout.isatty() and sys.stderr.isatty()):
+    """A function that shows the stage at hand on stderr, with the share that is done where it is a compilation's: in a
+    terminal while it lasts, in a log a line where the last is LOG_SECONDS ago."""
+    if quiet:
         yield lambda stage: None
         return
+    stages = Stages()
+    if not (sys.stdout.isatty() and sys.stderr.isatty()):
+        yield _log(stages)
+        return
     with Console(stderr=True).status("starting") as status:
-        yield lambda stage: status.update(stage)
+        yield lambda stage: status.update(stages.text(stage))
+
+
+def _log(stages: Stages) -> Callable[[str], None]:
+    said = [time.monotonic()]
+
+    def tell(stage: str) -> None:
+        if time.monotonic() - said[0] >= LOG_SECONDS:
+            said[0] = time.monotonic()
+            print(f"tvm-rnn: {stages.text(stage)}", file=sys.stderr, flush=True)
+
+    return tell
 
 
 def print_json(value: object) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from tvm_rnn.errors import ConfigError, message
 
-from .console import print_written
+from .console import print_written, progress
 from .options import ModuleFile, Weights, grouped
 
 
@@ -75,14 +75,11 @@ def generate(
         got = ", ".join(begin.inputs)
         raise ConfigError(message("--input: the module has one input", got=got, do="give what comes first as --prompt"))
     given: dict[str, Any] = {name: read_npy(path) for name, path in name_inputs(begin.inputs or [], others).items()}
-    y, after, ends = loaded.generate(
-        end.steps,
-        None if begin.state_in is None else state_from_npz(begin.state_in, states),
-        prompt=None if begin.prompt is None else read_npy(begin.prompt),
-        seed=begin.seed,
-        stop=end.stop,
-        **given,
-    )
+    state = None if begin.state_in is None else state_from_npz(begin.state_in, states)
+    prompt = None if begin.prompt is None else read_npy(begin.prompt)
+    with progress(False) as stage:
+        stage(f"generating {end.steps} steps")  # one call of compiled code: it does not say how far it is
+        y, after, ends = loaded.generate(end.steps, state, prompt=prompt, seed=begin.seed, stop=end.stop, **given)
     writers = {end.output: npy_writer(y)}
     if end.state_out is not None:
         if os.path.realpath(end.state_out) == os.path.realpath(end.output):

@@ -31,7 +31,7 @@ from tvm_rnn.runtime.runtime import Module
 from tvm_rnn.target import Target, table_row
 
 from .console import print_json, print_written
-from .options import Fixed, Outputs, Sizes, Values
+from .options import Code, Fixed, Outputs, Sizes, Values
 
 Given = Mapping[str, float | Mapping[str, float]]  # regularisers, as RNN takes them
 
@@ -94,6 +94,16 @@ def looked_at(spec: str, sizes: Sizes, fixed: Fixed, regularisers: Given) -> RNN
         hidden = None if given else sizes.hidden_size or 16
         sizes = replace(sizes, input_size=sizes.input_size or 8, hidden_size=hidden)
     return net_of(spec, sizes, fixed, regularisers, fill=4)
+
+
+def check_compiled(spec: str, sizes: Sizes, code: Code, values: Values, outputs: Outputs) -> None:
+    """Whether options of `compile` go together, and what it writes has a place. Raises as `check_outputs` does."""
+    if values.weights is not None and values.seed is not None:
+        raise typer.BadParameter("give --weights or --seed, not both")
+    if sizes.input_size is None and not is_model(spec):
+        raise typer.BadParameter("--input-size is needed for a cell")
+    filled = values.weights is not None or values.seed is not None
+    check_outputs(outputs, code.target, filled or is_model(spec))
 
 
 def check_outputs(outputs: Outputs, target: str, weights: bool) -> None:

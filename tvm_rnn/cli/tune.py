@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tvm_rnn.errors import ConfigError, message
+from tvm_rnn.stages import duration
 
 from . import tune_gpu
 from .console import show
@@ -168,12 +169,6 @@ def _lines(console: Console) -> Callable[[Status], None]:
             console.print(str(status), highlight=False, soft_wrap=True)
 
     return show
-
-
-def duration(seconds: float) -> str:
-    """Such as "1:05" or "12 s"."""
-    whole = round(seconds)
-    return f"{whole} s" if whole < 60 else f"{whole // 60}:{whole % 60:02d}"
 
 
 def facts(result: Result) -> dict[str, Any]:

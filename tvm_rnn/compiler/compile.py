@@ -30,7 +30,7 @@ from tvm_rnn.module_file.facts import blob
 from tvm_rnn.network.closed_loop import check_generation
 from tvm_rnn.network.model import Model, widened
 from tvm_rnn.network.rnn import RNN, no_network
-from tvm_rnn.options import Options, asked
+from tvm_rnn.options import Options, Products, Tape, asked
 from tvm_rnn.oracle.reference import reference
 from tvm_rnn.oracle.tolerance import relative_error
 from tvm_rnn.passes import keep_choice
@@ -44,7 +44,7 @@ from tvm_rnn.target import Target
 
 from .compile_model import write_model
 from .link import generate as generate_code
-from .link import link, with_more
+from .link import link, objects_of, with_more
 from .stage_texts import texts
 from .surroundings import Functions, with_functions
 from .watched import Progress, watched
@@ -73,33 +73,22 @@ def compile(
     """Compile an RNN for one target, to run it, and with training=True to train it.
 
     Args:
-        net: the network, with weights (then they are in the module) or without (then call `Module.load_weights`). Or a
-            Model of several networks, for CPUs. What a frontend found around a network is in the module too:
-            `Module.run`.
-        target: "llvm", this machine's CPU; "cuda", its GPU; or a name of `tvm_rnn.target.names()`: a GPU that is named,
-            such as "nvidia-h200", need not be there.
+        net: the network, with weights, or without: then call `Module.load_weights`. Or a Model of several, for CPUs.
+        target: "llvm", this machine's CPU; "cuda", its GPU; or a name of `tvm_rnn.target.names()`, here or not.
         batch: one or more batch sizes to be quickest at. Every batch size stays correct, as does every number of steps.
         training: add `forward_train` and `backward`, which takes three times the work.
-        keep: training: what forward_train leaves for backward besides inputs and states. "values": as much as saves
-            every product; "states": nothing, the products run again, in less memory. On GPUs, of float32, ":bfloat16"
-            behind either halves the bytes of what no product reads. None: "values" on CPUs; on GPUs the choice that is
-            predicted to be faster. See `plan_memory`.
+        keep: training: what forward_train leaves for backward, "values" or "states"; on GPUs, of float32, with
+            ":bfloat16" behind it in half the bytes. None: the choice that is predicted to be faster. See `plan_memory`.
         max_bytes: training: the module's `max_bytes` at first, in bytes; whether a call fits is forward_train's to say.
-        generate: add `Module.generate`, in which the output of a step is the input of the next. A network that
-            draws random numbers needs this or training.
-        precision: what products are computed in. None: the network's dtype. "tf32": float32 networks on GPUs, with 10
-            bits of mantissa. "float32": a network of 16 bits computes in float32, with the same weights, so that it
-            runs on CPUs. float16 and bfloat16 (GPUs only) sum and keep states in float32.
-        weights: the dtype in which matrices of products are stored. None: that of the precision. CPUs, float32:
-            "bfloat16", "float16" or "int8", widened as they are read; "int8_dynamic": products of 8-bit integers, with
-            one scale per row and step (AVX-512 VNNI, AVX-VNNI, Arm's dotprod, relaxed SIMD). GPUs, 16 bits:
-            "float8_e4m3", so that twice as large a layer stays on the chip: each row is divided by a power of two that
-            makes its largest value 448 at most, and rounded; a row with a NaN or an infinity makes results NaN.
-        arch: the GPU architectures that the file is for, such as ["sm_80", "sm_90a"]; the runtime takes the kernels
-            that fit. Empty: the target's alone.
+        generate: add `Module.generate`: outputs are the next inputs. Random numbers need this or training.
+        precision: what products are computed in. None: the network's dtype. "tf32": of float32, on GPUs. "float32": of
+            16 bits, so that CPUs run it. float16 and bfloat16 are for GPUs, which sum and keep states in float32.
+        weights: the dtype in which products' matrices are stored; None: that of the precision. CPUs, float32:
+            "bfloat16", "float16", "int8", widened as they are read; "int8_dynamic": products of bytes, by instructions
+            that the target must have. GPUs, 16 bits: "float8_e4m3", each row with a power of two as its scale.
+        arch: the GPU architectures that the file is for, such as ["sm_80", "sm_90a"]. Empty: the target's alone.
         without: names of passes to switch off.
-        records: tuned knob values: a folder that `tune` wrote, or "none". None: those of TVM_RNN_RECORDS, else the
-            user's own and those that ship. The manifest says which was used for what.
+        records: tuned knob values: a folder that `tune` wrote, "none", or None: the user's own and those that ship.
         dump: a folder for the text of every stage.
         progress: called with each stage's name as it starts, and with a line for each record that cannot be used. None:
             a terminal or notebook shows the stages in one line of stderr, unless TVM_RNN_PROGRESS=0; False: nothing.
@@ -108,39 +97,34 @@ def compile(
         A Module. If the target is this machine it can be called; else `Module.export` it.
 
     Raises:
-        ConfigError: an argument is wrong.
+        ConfigError: an argument is wrong. CellError: the equations cannot be compiled.
         WeightError: a finite weight would be infinite in the dtype in which it is stored.
-        CellError: the equations cannot be compiled.
         BuildError: a compiler or linker fails or is missing.
     """
     with watched(progress) as tell:
         machine, targets = record_files.machines(target, arch, records, tell)
-        options = asked(
-            machine,
-            targets,
-            batch=batch,
-            without=without,
-            precision=precision,
-            weights=weights,
-            training=training,
-            keep=keep,
-            max_bytes=max_bytes,
-            generate=generate,
-        )
-        keep_choice.check_name(options.training)
-        net, around = with_functions(widened(net, precision), machine)
-        networks = networks_of(net, options)
-        for own in networks:
-            _check_drawing(own, options, isinstance(net, Model))
-        tell("passes")
-        each = [options.of(own.dtype) for own in networks]
-        for own, how in zip(networks, each, strict=True):
-            check_fit(own.weights, how.stored)
-        for number, (own, how) in enumerate(zip(networks, each, strict=True) if dump is not None else ()):
-            _dump(os.path.join(dump or "", str(number) if len(networks) > 1 else ""), texts(own, how))
-        with recording(not machine.records.lean):
-            every = [passed(own, how) for own, how in zip(networks, each, strict=True)]
-            return _compiled(net, every, around, options, tell)
+        products: Products = {"precision": precision, "weights": weights, "without": without}
+        tape: Tape = {"training": training, "keep": keep, "max_bytes": max_bytes}
+        options = asked(machine, targets, batch=batch, generate=generate, **products, **tape)
+        return _built(net, options, dump, tell)
+
+
+def _built(net: RNN | Model, options: Options, dump: str | os.PathLike[str] | None, tell: Progress) -> Module:
+    """All that `compile` does once its arguments are options: checks, texts of stages, passes, code."""
+    keep_choice.check_name(options.training)
+    net, around = with_functions(widened(net, options.precision or None), options.target)
+    networks = networks_of(net, options)
+    for own in networks:
+        _check_drawing(own, options, isinstance(net, Model))
+    tell("passes")
+    each = [options.of(own.dtype) for own in networks]
+    for own, how in zip(networks, each, strict=True):
+        check_fit(own.weights, how.stored)
+    for number, (own, how) in enumerate(zip(networks, each, strict=True) if dump is not None else ()):
+        _dump(os.path.join(dump or "", str(number) if len(networks) > 1 else ""), texts(own, how))
+    with recording(not options.target.records.lean):
+        every = [passed(own, how) for own, how in zip(networks, each, strict=True)]
+        return _compiled(net, every, around, options, tell)
 
 
 def _compiled(
@@ -154,7 +138,7 @@ def _compiled(
         if isinstance(net, Model):
             module = _for_a_model(net, networks, around, options, Path(folder), tell)
         elif networks[0].options.target.kind == "cuda":
-            module = _for_gpus(networks[0], Path(folder), tell)
+            module = _for_gpus(networks[0], around, Path(folder), tell)
         else:
             module = _for_a_cpu(networks[0], around, Path(folder), tell)
     except BaseException:
@@ -241,12 +225,12 @@ def _for_a_model(
     return runtime.load(path, anywhere=True)
 
 
-def _for_gpus(own: Passed, folder: Path, tell: Progress) -> Module:
+def _for_gpus(own: Passed, around: Functions, folder: Path, tell: Progress) -> Module:
     from tvm_rnn.cuda.write_module import write_module
     from tvm_rnn.runtime.runtime_cuda import CudaModule
     from tvm_rnn.runtime.runtime_cuda_training import CudaTrainingModule
 
-    path = write_module(own, folder, tell)
+    path = write_module(own, folder, tell, objects_of(around, folder, own.options.target.host))
     tell("loading")
     kind = CudaTrainingModule if own.options.training else CudaModule
     return kind(path, anywhere=True)

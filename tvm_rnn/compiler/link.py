@@ -57,12 +57,22 @@ def link(executable: tvm.runtime.Executable, folder: Path, target: Target) -> by
     return linked.read_bytes()
 
 
+def objects_of(functions: Mapping[str, tirx.PrimFunc], folder: Path, target: Target) -> list[str]:
+    """Paths of object files: functions for a CPU, and the thread pool that they use; none of no functions."""
+    if not functions:
+        return []
+    generate(tvm.IRModule(dict(functions)), target).export_library(str(folder / "around.o"), fcompile=_object)
+    pool = folder / "pool.o"
+    pool.write_bytes(c_compiler.object_of(LINKED[0], c_compiler.find_compiler(target.elsewhere)))
+    return [str(folder / "around.o"), str(pool)]
+
+
 def _shared_object(compiler: Sequence[str], output: str, objects: Sequence[str], **options: object) -> None:
     """What TVM calls to link. options: TVM's own, of which a compiler named by us wants none."""
     c_compiler.run([*compiler, "-shared", "-fPIC", "-o", output, *objects])
 
 
 def _object(output: str, objects: Sequence[str], **options: object) -> None:
-    """What TVM calls to link, where there is nothing to link with yet: a module for CPUs is one object file."""
+    """What TVM calls to link, where there is nothing to link with yet: functions for CPUs are one object file."""
     (own,) = objects
     shutil.copyfile(own, output)

@@ -1,6 +1,7 @@
 """What is around networks and came as graphs of calls: functions for the module's file, and their names in the program.
 
-In: a network or a model with its program, a CPU. Out: the same whose program names functions, and these functions.
+In: a network or a model with its program, a target. Out: the same whose program names functions, and these functions.
+In a module for GPUs they run on the CPU beside it.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ from tvm import tirx
 from tvm_rnn.cpu.surroundings.host_function import HostFunction
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.network.model import Model
-from tvm_rnn.network.program import COMPILED, NETWORK, Program, Step
+from tvm_rnn.network.program import COMPILED, Program, Step
 from tvm_rnn.network.rnn import RNN
-from tvm_rnn.runtime.runtime_ops import OPERATIONS
 from tvm_rnn.surroundings.calls import Graph
 from tvm_rnn.surroundings.regions import Problem, with_regions
 from tvm_rnn.target import Target
@@ -30,13 +30,8 @@ def with_functions(net: RNN | Model, target: Target) -> tuple[RNN | Model, Funct
     networks = net.networks if isinstance(net, Model) else [net]
     if program is None or not all(isinstance(own, RNN) for own in networks):
         return net, {}
-    if target.kind != "llvm":
-        if strange := [step.node for step in program.steps if step.op not in {*OPERATIONS, NETWORK}]:
-            do = "compile the model for a CPU, or its networks one by one for a GPU"
-            raise ConfigError(message("these operators around a network are for CPUs", got=", ".join(strange), do=do))
-        return net, {}
     found, functions = copy.copy(net), Functions()
-    found.program = _compiled(program, networks, functions, target)
+    found.program = _compiled(program, networks, functions, target.host)
     return found, functions
 
 

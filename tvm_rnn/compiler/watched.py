@@ -1,4 +1,4 @@
-"""The stages of a compilation for whoever looks on: one line, rewritten on stderr.
+"""The stages of a compilation for whoever looks on: one line, rewritten on stderr, with what share is done.
 
 In: what the caller said of progress. Out: a function that is told each stage, for the time of the compilation. A
 terminal and a notebook see the line, which is gone in the end; files, pipes and TVM_RNN_PROGRESS=0 see nothing.
@@ -10,6 +10,8 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from tvm_rnn.stages import Stages
 
 Progress = Callable[[str], None]
 VARIABLE = "TVM_RNN_PROGRESS"  # 0: no line
@@ -38,8 +40,11 @@ class Line:
 
     width = 0
 
+    def __init__(self) -> None:
+        self.stages = Stages()
+
     def __call__(self, stage: str) -> None:
-        text = f"compiling: {stage}".splitlines()[0][:78]
+        text = f"compiling: {self.stages.text(stage.splitlines()[0])}"[:78]
         print(f"\r{text:<{self.width}}", end="", file=sys.stderr, flush=True)
         self.width = len(text)
 

@@ -33,6 +33,11 @@ class DotProduct:
     offset: int = 0
     sum_last: bool = False
 
+    @property
+    def shift(self) -> int:
+        """By which whole numbers from 0 to 255 are stored smaller: where bytes have a sign."""
+        return 0 if self.offset else 128
+
     def add(self, sums: Expr, levels: Expr, weights: Expr) -> TirExpr:
         """sums plus levels times weights; vectors of int32, whose bytes are the factors."""
         number = int(tvm.get_global_func("target.llvm_lookup_intrinsic_id")(self.instruction))

@@ -9,6 +9,8 @@ fewer bits (`dot_product.py`). Where it multiplies unsigned by signed bytes, lev
 begins at -offset times the sum of its row of weights. Word w of a row of K has the levels of w, w + Q, w + 2 Q and
 w + 3 Q, Q = ceil(K / 4), so that all of them are vectors in memory.
 
+Where the equations made bytes of both factors (`to_int8(W) @ to_uint8(x)`) levels are these, without scales.
+
 Rewrite: acc[r, unit] += a[r, k] * w[unit, k]
          -->  scale_a[r] * scale_w[unit] * (dot products of words of (levels + offset, w) - offset * sum of w)
 """
@@ -56,6 +58,11 @@ def _dot(places: Places) -> DotProduct:
     return places.storage.dot
 
 
+def _scales(places: Places) -> bool:
+    """Whether levels have scales."""
+    return places.storage is not None and places.storage.scaled
+
+
 def quantise(group: Group, rows: Expr, places: Places, lanes: int, many: int) -> list[Stmt]:
     """Every operand of the group's product, row by row, to its levels. many: rows that are surely there, which decide
     whether threads share them."""
@@ -72,8 +79,8 @@ def _row_of(operand: Node, levels: Array, places: Places, lanes: int) -> Callabl
 
     def row(r: tirx.Var) -> list[Block]:
         peak = tirx.decl_buffer((lanes,), "float32", name="peak", scope="local")
-        whole = tirx.decl_buffer((2,), "float32", name="whole", scope="local")
-        dot = _dot(places)
+        factors = tirx.decl_buffer((2,), "float32", name="factors", scope="local")
+        dot, whole = _dot(places), not _scales(places)
         zero, one, largest = (tirx.const(v, "float32") for v in (0.0, 1.0, dot.largest))
         at, set_at = bind("at", levels.address(r, (int64(0),)))
 
@@ -96,27 +103,30 @@ def _row_of(operand: Node, levels: Array, places: Places, lanes: int) -> Callabl
             total = None
             for j in range(min(WORD, -(-depth // quarter))):
                 k = w + int64(j * quarter)
-                scaled = value(k) * load(whole, int64(1))
-                level = tirx.Cast("int32", let(scaled, lambda x: nearest(x, zero)))
+                scaled = value(k) if whole else value(k) * load(factors, int64(1))
+                level = tirx.Cast("int32", scaled if whole else let(scaled, lambda x: nearest(x, zero)))
                 if (j + 1) * quarter > depth or quarter % lanes:  # what lies behind the row is anything
                     level = tirx.Select(k < int64(depth), level, tirx.const(0, "int32"))
-                byte = tirx.Cast("uint32", level + tirx.const(dot.offset, "int32")) & tirx.const(255, "uint32")
+                byte = tirx.Cast("uint32", level + tirx.const(more, "int32")) & tirx.const(255, "uint32")
                 byte = byte << tirx.const(8 * j, "uint32")
                 total = byte if total is None else total | byte
             return store(words, at + int64(lanes) + w, tirx.reinterpret("int32", total))
 
+        more = -dot.shift if whole else dot.offset
+        words_of_row = loop("c", -(-quarter // lanes), lambda c: vector("v", lanes, lambda v: word(v, c)))
+        if whole:
+            return [set_at, words_of_row]
         full, rest = divmod(depth, lanes)
         blank = vector("v", lanes, lambda v: store(peak, v, zero))
-        parts: list[Block] = [set_at, tirx.AllocBuffer(peak), tirx.AllocBuffer(whole), blank]
+        parts: list[Block] = [set_at, tirx.AllocBuffer(peak), tirx.AllocBuffer(factors), blank]
         parts.append(loop("c", full, lambda c: peaks(c, lanes)))
         parts += [peaks(int64(full), rest)] if rest else []
-        parts.append(store(whole, int64(0), zero))
-        parts.append(loop("v", lanes, lambda v: raised(whole, int64(0), load(peak, v))))
-        found = load(whole, int64(0))
-        parts.append(store(whole, int64(1), where(tirx.EQ(found, zero), one, largest / found)))
+        parts.append(store(factors, int64(0), zero))
+        parts.append(loop("v", lanes, lambda v: raised(factors, int64(0), load(peak, v))))
+        found = load(factors, int64(0))
+        parts.append(store(factors, int64(1), where(tirx.EQ(found, zero), one, largest / found)))
         parts.append(store(workspace, at, where(tirx.EQ(found, zero), one, found / largest)))
-        parts.append(loop("c", -(-quarter // lanes), lambda c: vector("v", lanes, lambda v: word(v, c))))
-        return parts
+        return [*parts, words_of_row]
 
     return row
 
@@ -165,6 +175,9 @@ def _row(tile: Tile, p: int, g: int) -> Expr:
 def _scaled(tile: Tile, number: int, place: tuple[int, int, int], at: int, sums: Buffer) -> Stmt:
     (r, p, g), root, own = place, _root(tile.group), tile.places
     mine, gates = tile.vector_at(int64(at * tile.lanes)), own.buffers["gates"]
+    if not _scales(own):
+        whole = tirx.Cast(f"float32x{tile.lanes}", load(sums, mine))
+        return tirx.BufferStore(gates, whole if number == 0 else load(gates, mine) + whole, [mine])
     scale = load(own.buffers["packed"], tile.vector_at(own.scales[root][number] + _row(tile, p, g)))
     row = load(own.buffers["workspace"], own.levels[root][number].address(wide(tile.row0) + int64(r), (int64(0),)))
     total = tirx.Cast(f"float32x{tile.lanes}", load(sums, mine)) * (scale * tirx.Broadcast(row, tile.lanes))

@@ -125,6 +125,7 @@ class DirectLowering(Lowering):
     """The function `direct`. at: the layer whose work is being made."""
 
     at: int = 0
+    in_bytes: ClassVar[bool] = False
     name: ClassVar[str] = "direct"
     prefix: ClassVar[str] = "direct_"
     layer_type: ClassVar[type[Layer]] = DirectLayer

@@ -8,7 +8,7 @@ Rewrite: group  -->  parallel for panels: for rows: tile
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -28,7 +28,8 @@ from .matrix_recurrence import MatrixRecurrence
 from .recurrence import Recurrence
 from .reduction_tiles import ReductionTiles, tile_shape
 from .register_tile import Places, Tile
-from .weight_storage import Storage
+from .row_loops import each_row, leftovers
+from .weight_storage import NETWORKS, Storages
 from .workspace import Array
 from .zero_padding import Padded, Put, padded
 
@@ -57,8 +58,8 @@ class Used:
 class Emitter:
     """Emits groups for one target, dtype and set of named batch sizes."""
 
-    def __init__(self, target: Target, dtype: str, batches: tuple[int, ...], storage: Storage | None = None) -> None:
-        self.storage = storage
+    def __init__(self, target: Target, dtype: str, batches: tuple[int, ...], storages: Storages = NETWORKS) -> None:
+        self.storages = storages
         self.target, self.dtype, self.batches = target, dtype, batches
         self.lanes = target.lanes(dtype)
         self.used: list[Used] = []
@@ -94,7 +95,8 @@ class Emitter:
         width = shape[-1] if shape else 1
         if root is not None and root.op in ("scan_matrix", "rescan"):
             depths, width = (shape[root.attrs["key"]],), shape[-3 - root.attrs["key"]]
-        stored = self.storage.name if self.storage is not None and group.kind == "gemm" else ""
+        storage = self.storages.of(root) if group.kind == "gemm" else None
+        stored = storage.name if storage is not None else ""
         return Unit(group.kind, group.region, self.dtype, gates, width, depths, len(group.nodes), self.batches, stored)
 
     def _tile(self, group: Group, unit: Unit, places: Places, **where: Any) -> Tile:
@@ -102,8 +104,10 @@ class Emitter:
 
     def _gemm(self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config) -> Stmt:
         finish = best(replace(unit, kind="pointwise", gates=1, depths=()), self.target).template
+        storage = self.storages.of(group.root)
+        places = replace(places, storage=storage)
         work = Panels(group, unit, rows, places, self.lanes, template, finish, config).statement()
-        if self.storage is None or self.storage.dot is None:
+        if storage is None or storage.dot is None:
             return work
         many = max(self.batches, default=1)
         return sequence(int8_products.quantise(group, rows, places, self.lanes, many), work)
@@ -182,19 +186,8 @@ class Emitter:
     def _rows(
         self, rows: Expr, outer: tuple[int, ...], work: int, body: Callable[[Expr, tuple[Expr, ...]], Stmt]
     ) -> Stmt:
-        """for row, outer indices: body. The rows and the first outer axis are shared among threads if worth it."""
-        first, total = outer[0] if outer else 1, work * prod(outer)
-
-        def inner(row: Expr, index: tuple[Expr, ...]) -> Stmt:
-            if len(index) == len(outer):
-                return body(row, index)
-            return loop(f"i{len(index)}", outer[len(index)], lambda i: inner(row, (*index, i)))
-
-        def outermost(i: tirx.Var) -> list[Any]:
-            row, set_row = bind("row", floordiv(i, first))
-            return [set_row, inner(row, (floormod(i, first),) if outer else ())]
-
-        return loop("i", rows * int64(first), outermost, parallel=total >= PARALLEL_ELEMENTS)
+        """Threads share the rows and the first outer axis where that is worth it."""
+        return each_row(rows, outer, work * prod(outer) >= PARALLEL_ELEMENTS, body)
 
 
 @dataclass(frozen=True)
@@ -258,25 +251,23 @@ class Panels:
 
             return loop("p", panels, tiles_of)
 
-        heights = [h for h in (8, 4, 2, 1) if h < full]
         broad = self.config.get("broad", 1)
-        work = [
-            whole(across // broad, broad),
-            *(self._leftover(h, max(1, across // h), first, across) for h in heights),
-        ]
+        work = [whole(across // broad, broad), *self._leftovers(first, across, across)]
         rest = self.count % across
         if rest:
-            short = [whole(rest, 1), *(self._leftover(h, 1, first, rest) for h in heights)]
+            short = [whole(rest, 1), *self._leftovers(first, rest, 1)]
             work = [when(c < int64(self.count // across), work, short)]
         return [set_first, *work]
 
-    def _leftover(self, height: int, across: int, first: Expr, count: int) -> Stmt:
-        """Rows that do not fill a full tile: at most one tile of each power of two."""
-        left = floormod(self.rows, self.config["rows"])
-        start = self.rows - left + floordiv(left, 2 * height) * int64(2 * height)
-        present = tirx.NE(tirx.bitwise_and(left, int64(height)), int64(0))
-        body = loop("p", count // across, lambda p: self._tile(height, across, start, first + p * int64(across)))
-        return when(present, body)
+    def _leftovers(self, first: Expr, count: int, wide: int) -> Iterator[Stmt]:
+        """Rows that do not fill a full tile, across more panels: `wide` divided by the height."""
+
+        def tiles(height: int, start: Expr) -> Stmt:
+            across = max(1, wide // height)
+            return loop("p", count // across, lambda p: self._tile(height, across, start, first + p * int64(across)))
+
+        full = self.config["rows"]
+        return leftovers(self.rows, full, 1 << (min(full - 1, 8).bit_length() - 1), tiles)
 
     def _single_rows(self, c: tirx.Var) -> Stmt:
         across = self.config["panels"]

@@ -113,10 +113,9 @@ class Layer:
         self.before = set(self.hoisted)
         own = [n for group in g.groups if group.region == "step" for n in group.stored]
         self.scratch = self._rows(n for n in own if n not in g.results)
-        self.weights = PackedWeights(g, self.free, self.lanes, self.number, self.emitter.storage)
+        self.weights = PackedWeights(g, self.free, self.lanes, self.number, self.emitter.storages)
         self.packed, self.products = self.weights.packed, self.weights.products
-        storage = self.emitter.storage
-        integer = [group for group in g.groups if group.kind == "gemm" and storage is not None and storage.dot]
+        integer = [group for group in g.groups if group.root in self.weights.sums]
         self.levels = {
             region: self._levels([q for q in integer if q.region == region]) for region in ("before", "step")
         }
@@ -289,13 +288,16 @@ class Layer:
     def _places(
         self, ctx: Context, visit: Visit, read: Mapping[Node, Array], write: Mapping[Node, Sequence[Array]]
     ) -> Places:
-        own, ratio = self.weights, int64(self.weights.ratio)
-        products = {n: [(visit.weights + int64(o)) * ratio for o in offsets] for n, offsets in own.products.items()}
+        own = self.weights
+        products = {
+            n: [(visit.weights + int64(o)) * int64(own.ratio(n)) for o in offsets]
+            for n, offsets in own.products.items()
+        }
         scales = {n: [visit.weights + int64(o) for o in offsets] for n, offsets in own.scales.items()}
         sums = {n: [visit.weights + int64(o) for o in offsets] for n, offsets in own.sums.items()}
         found = (lambda n: read.get(n) or self._weights(n, visit), lambda n: write[n])
         places = Places(dict(ctx.buffers), *found, products, batch=ctx.batch, threads=ctx.threads)
-        places = replace(places, storage=own.storage, scales=scales)
+        places = replace(places, scales=scales)
         if ctx.keys is not None and ctx.first_step is not None:
             draw = Draw(ctx.keys, visit.keys, ctx.streams, ctx.first_step + visit.start, ctx.batch)
             places = replace(places, draw=draw)

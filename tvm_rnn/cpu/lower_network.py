@@ -37,7 +37,7 @@ from .lower_layer import Context, Layer, Visit
 from .matrix_part import held
 from .recurrence import use_threads
 from .walk_through_time import CHUNK, is_few
-from .weight_storage import storage_on
+from .weight_storage import Storages, bytes_on, storage_on
 from .workspace import Array, Workspace, each_element, row_stride, rows_in, rows_out, strides_of
 
 INTEGERS = ("T", "B", "n", "threads", "has_lengths", "has_reset")
@@ -83,14 +83,16 @@ class Lowering:
     memories: ClassVar[tuple[str, ...]] = ("packed", "workspace")  # the compiler's own buffers
     flow: ClassVar[str] = "workspace"  # where layers read inputs
     together: ClassVar[int] = CHUNK  # steps of matrices that belong together
+    in_bytes: ClassVar[bool] = True  # whether products of bytes are computed as such
     few_as_given: ClassVar[bool] = True  # whether matrices stay as their owner laid them out for a few steps
 
     def __post_init__(self) -> None:
         net, options = self.net, self.options
         self.stored = options.stored
         self.itemsize = np.dtype(net.dtype).itemsize
-        self.storage = storage_on(options.target, self.stored)
-        self.emitter = Emitter(options.target, net.dtype, options.batches, self.storage)
+        whole = bytes_on(options.target) if self.in_bytes and net.dtype == "float32" and not options.training else None
+        self.storages = Storages(storage_on(options.target, self.stored), whole)
+        self.emitter = Emitter(options.target, net.dtype, options.batches, self.storages)
         self.lanes, self.back = self.emitter.lanes, int64(int(net.reverse))
         initial = net.cell.initial
         numbered = enumerate(self.layers.graphs, self.number)
@@ -200,19 +202,20 @@ class Lowering:
         raw = self._raw(keys)
         packed, offset = buffer("packed", self.net.dtype), variable("offset")
         stored = self._stored(packed)
-        body = sequence(_views(stored, packed), layer.weights.pack(raw, packed, offset, *stored))
+        body = sequence(_views([*stored.values()], packed), layer.weights.pack(raw, packed, offset, stored))
         return function(name, [*raw.values(), packed, offset], body)
 
     def _raw(self, keys: Sequence[str]) -> dict[str, Buffer]:
         """Weights and constants as they are given, by name."""
         return dict(zip(keys, self._users([key.replace(".", "_") for key in keys]), strict=True))
 
-    def _stored(self, packed: Buffer) -> list[Buffer]:
-        """The packed memory as elements of the dtype in which products' parameters are stored, if that is another."""
-        if self.storage is None:
-            return []
-        name = "words" if self.storage.dot else "stored"
-        return [tirx.decl_buffer(packed.shape, self.storage.dtype, name=name)]
+    def _stored(self, packed: Buffer) -> dict[str, Buffer]:
+        """The packed memory as elements of the dtypes in which products' parameters are stored, where these are
+        others."""
+        products = [node for layer in self.code for node in layer.weights.products]
+        found = dict.fromkeys(own for node in products if (own := self.storages.of(node)) is not None)
+        views = {own.view: own.dtype for own in found}
+        return {name: tirx.decl_buffer(packed.shape, dtype, name=name) for name, dtype in views.items()}
 
     def _sequence(self) -> tirx.PrimFunc:
         given, cell = self._arguments(), self.net.cell
@@ -253,10 +256,10 @@ class Lowering:
         self.tile_rows, set_rows = bind("tile_rows", self.n * self.B)
         self.sets: list[Block] = [set_n, set_rows]
         stored = self._stored(found["packed"])
-        integer = self.storage is not None and self.storage.dot is not None
-        levels = [tirx.decl_buffer(self.ws.shape, "int32", name="levels")] if integer else []
-        self.views = [*_views(stored, found["packed"]), *_views(levels, self.ws)]
-        buffers = {n: found[n] for n in self.memories} | {array.name: array for array in (*stored, *levels)}
+        integer = any(layer.weights.sums for layer in self.code)
+        levels = {"levels": tirx.decl_buffer(self.ws.shape, "int32", name="levels")} if integer else {}
+        self.views = [*_views([*stored.values()], found["packed"]), *_views([*levels.values()], self.ws)]
+        buffers = {n: found[n] for n in self.memories} | stored | levels
         flags = (found[n] for n in ("has_lengths", "has_reset", "lengths", "reset", "threads"))
         self.ctx = Context(buffers, self.B, self.T, self.tile_rows, *flags)
         if self.streams:

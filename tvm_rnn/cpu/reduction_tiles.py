@@ -11,7 +11,6 @@ Rewrite: for row, n, vector a: for k: z[row, n, a] += R[n, k, a] h[row, n, k]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -23,14 +22,14 @@ from tvm_rnn.graph.tensor_expressions import Index
 from tvm_rnn.schedule.schedule_template import Config, Template, Unit
 from tvm_rnn.tir.expr import Expr, Stmt
 from tvm_rnn.tir.index import int64
-from tvm_rnn.tir.statements import Block, bind, floordiv, floormod, loop, sequence, when
+from tvm_rnn.tir.statements import Block, bind, floordiv, floormod, loop, sequence
 
 from . import register_tile_reductions
 from .register_tile import Places, Tile
+from .row_loops import each_row, leftovers
 
 HEIGHTS, BROAD = (8, 6, 4, 3, 2, 1), (4, 3, 2, 1)
 FEWEST = 8  # sums at a time, where there is room: two pipes with a latency of four cycles
-Loop = Callable[[tuple[Expr, ...]], Block]
 
 
 def parameter_of(root: Node, places: Places) -> str | None:
@@ -106,23 +105,20 @@ class ReductionTiles:
 
     def _rows_outside(self, counts: list[int] | tuple[int, ...]) -> Stmt:
         """for rows, outer axes, vectors: tile."""
-        shape, (first, *rest) = self.shape, (*counts, 1)[: max(1, len(counts))]
+        shape = self.shape
 
-        def body(i: tirx.Var) -> list[Block]:
-            row, set_row = bind("row", floordiv(i, first))
+        def vectors(row: Expr, index: tuple[Expr, ...]) -> Stmt:
+            own = [n * int64(shape.tall) if a == shape.axis else n for a, n in enumerate(index)]
+            return loop(
+                "c",
+                self.vectors // shape.broad,
+                lambda c: self._tile(shape.tall, row, (*own, c * int64(shape.broad))),
+            )
 
-            def tile(index: tuple[Expr, ...]) -> Stmt:
-                *own, c = (floormod(i, first), *index) if counts else index
-                own = [n * int64(shape.tall) if a == shape.axis else n for a, n in enumerate(own)]
-                return self._tile(shape.tall, row, (*own, c * int64(shape.broad)))
-
-            return [set_row, self._nest([*rest, self.vectors // shape.broad], tile)]
-
-        return loop("i", self.rows * int64(first), body, parallel=self._worth)
+        return each_row(self.rows, counts, self._worth, vectors)
 
     def _rows_inside(self, outer: tuple[int, ...]) -> Stmt:
-        """for outer axes, vectors: for rows: tile; then what full tiles of rows leave: at most one of each power of
-        two."""
+        """for outer axes, vectors: for rows: tile; then what full tiles of rows leave."""
         full, broad = self.shape.tall, self.shape.broad
         counts = [*outer, self.vectors // broad]
 
@@ -130,18 +126,10 @@ class ReductionTiles:
             index, sets = self._split(i, counts)
             place = (*index[:-1], index[-1] * int64(broad))
             whole = loop("r", floordiv(self.rows, full), lambda r: self._tile(full, r * int64(full), place))
-            return [*sets, whole, *self._leftovers(place)]
+            rest = leftovers(self.rows, full, full // 2, lambda height, start: self._tile(height, start, place))
+            return [*sets, whole, *rest]
 
         return loop("i", prod(counts), body, parallel=self._worth and prod(counts) > 1)
-
-    def _leftovers(self, place: Index) -> Iterator[Stmt]:
-        left = floormod(self.rows, self.shape.tall)
-        height = self.shape.tall // 2
-        while height:
-            start = self.rows - left + floordiv(left, 2 * height) * int64(2 * height)
-            present = tirx.NE(tirx.bitwise_and(left, int64(height)), int64(0))
-            yield when(present, self._tile(height, start, place))
-            height //= 2
 
     @staticmethod
     def _split(i: Expr, counts: list[int]) -> tuple[list[Expr], list[Stmt]]:
@@ -153,11 +141,6 @@ class ReductionTiles:
             sets.append(set_own)
             rest = floordiv(rest, counts[a])
         return index, sets
-
-    def _nest(self, counts: list[int], body: Loop, index: tuple[Expr, ...] = ()) -> Block:
-        if len(index) == len(counts):
-            return body(index)
-        return loop(f"i{len(index)}", counts[len(index)], lambda i: self._nest(counts, body, (*index, i)))
 
     @property
     def _worth(self) -> bool:

@@ -45,7 +45,9 @@ class Again:
 
 @dataclass(frozen=True)
 class Walk:
-    """states: of each recurrence the state that it makes anew.
+    """What a recurrence asks of the layer that it runs in.
+
+    states: of each recurrence the state that it makes anew.
     first, last: each state before and after the tile; kept: before each step, with a row for each, if wanted.
     active(b): how many of the tile's steps come before row b's end.
     direction: 1 goes back in time.

@@ -23,7 +23,7 @@ from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import Block, load, loop, sequence, store, vector
 
-from .weight_storage import LARGEST, WORD, Storage, larger
+from .weight_storage import LARGEST, NETWORKS, WORD, Storage, Storages, larger
 from .workspace import Array, Packed, dense, each_element, pad, strides_of
 
 
@@ -36,18 +36,18 @@ class PackedWeights:
     alone.
     """
 
-    def __init__(self, graph: Graph, free: set[Node], lanes: int, number: int, storage: Storage | None = None) -> None:
-        self.graph, self.free, self.lanes, self.number, self.storage = graph, free, lanes, number, storage
+    def __init__(self, graph: Graph, free: set[Node], lanes: int, number: int, storages: Storages = NETWORKS) -> None:
+        self.graph, self.free, self.lanes, self.number, self.storages = graph, free, lanes, number, storages
         self.packed = Packed()
         self.products: dict[Node, list[int]] = {}
         self.scales: dict[Node, list[int]] = {}
         self.sums: dict[Node, list[int]] = {}
         self.kept = self._reserve(graph.nodes())
 
-    @property
-    def ratio(self) -> int:
+    def ratio(self, product: Node) -> int:
         """Elements of a stored matrix in the room of one of the network's dtype; of integers, words of four."""
-        return 1 if self.storage is None or self.storage.dot else 4 // self.storage.bytes
+        storage = self.storages.of(product)
+        return 1 if storage is None or storage.dot else 4 // storage.bytes
 
     def _reserve(self, nodes: Sequence[Node]) -> list[Node]:
         """Give every product's parameter a packed place, and every other value made of parameters that is read."""
@@ -57,10 +57,11 @@ class PackedWeights:
                 gates = node.shape[0] if len(node.shape) == 2 else 1
                 panels = pad(node.shape[-1], self.lanes)
                 rows, depths = gates * panels, [a.shape[0] for a in node.args[1::2]]
-                integer = self.storage is not None and self.storage.dot is not None
-                sizes = [rows * -(-d // WORD) if integer else -(-rows * d // self.ratio) for d in depths]
+                storage, ratio = self.storages.of(node), self.ratio(node)
+                integer = storage is not None and storage.dot is not None
+                sizes = [rows * -(-d // WORD) if integer else -(-rows * d // ratio) for d in depths]
                 self.products[node] = [self.packed.reserve((node, i), pad(s, self.lanes)) for i, s in enumerate(sizes)]
-                if self.storage is not None and self.storage.scaled:
+                if storage is not None and storage.scaled:
                     self.scales[node] = [self.packed.reserve((node, i, "scale"), rows) for i in range(len(depths))]
                 if integer:
                     self.sums[node] = [self.packed.reserve((node, i, "sum"), rows) for i in range(len(depths))]
@@ -106,10 +107,10 @@ class PackedWeights:
             return [arg]
         return [b for b in bases(arg) if b in self.free] if not arg.leaf else []
 
-    def pack(self, raw: Mapping[str, Buffer], packed: Buffer, offset: Expr, stored: Buffer | None = None) -> Stmt:
+    def pack(self, raw: Mapping[str, Buffer], packed: Buffer, offset: Expr, views: Mapping[str, Buffer]) -> Stmt:
         """The statement that fills the packed weights at `offset` from raw parameters (flat buffers by name).
 
-        stored: the same memory as elements of the storage's dtype, where there is one."""
+        views: the same memory as elements of storages' dtypes, by `Storage.view`."""
         names = {id(value): name for name, value in named_constants(self.graph, self.number).items()}
         places: dict[Node, Array] = {}
 
@@ -129,10 +130,10 @@ class PackedWeights:
         for node, offsets in self.products.items():
             for number, at in enumerate(offsets):
                 matrix = Matrix(self, node, number, offset + int64(at), packed, read)
-                if self.storage is None or stored is None:
+                if (storage := self.storages.of(node)) is None:
                     parts.append(matrix.pack())
                 else:
-                    parts.append(matrix.store(self.storage, stored, offset))
+                    parts.append(matrix.store(storage, views[storage.view], offset))
         return sequence(parts)
 
     def _pack_array(self, node: Node, array: Array, packed: Buffer, read: Reader) -> Stmt:
@@ -177,20 +178,23 @@ class Matrix:
 
     def store(self, storage: Storage, stored: Buffer, offset: Expr) -> Stmt:
         """The same in the storage's dtype; before it the scales of its rows, 1 for a row of zeros."""
-        base = self.base * int64(self.own.ratio)
+        base = self.base * int64(self.own.ratio(self.node))
         zero = tirx.const(0, storage.dtype) if storage.dtype != "float16" else tirx.const(0.0, "float16")
-        if not storage.scaled:
+        if not storage.scaled and storage.dot is None:
             return self._everywhere(stored, base, lambda *at: storage.encode(self.value(*at)), zero)
-        scales = offset + int64(self.own.scales[self.node][self.number])
+        scales = offset + int64(self.own.scales[self.node][self.number] if storage.scaled else 0)
 
         def at(p: Expr, g: int, v: Expr) -> Expr:
             return scales + (p * int64(self.gates) + int64(g)) * int64(self.lanes) + v
 
         def quantised(p: Expr, k: Expr, g: int, v: Expr) -> Expr:
-            return storage.encode(self.value(p, k, g, v), load(self.packed, at(p, g, v)))
+            scale = load(self.packed, at(p, g, v)) if storage.scaled else None
+            return storage.encode(self.value(p, k, g, v), scale)
 
         if storage.dot is not None:
             words = self._everywhere(stored, base, partial(self._word, quantised), zero, -(-self.depth // WORD))
+            if not storage.scaled:
+                return sequence(words, self._sums(stored, offset, -storage.dot.shift))
             return sequence(self._scales(at), words, self._sums(stored, offset, storage.dot.offset))
         return sequence(self._scales(at), self._everywhere(stored, base, quantised, zero))
 

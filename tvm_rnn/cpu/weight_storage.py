@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
+from tvm_rnn.errors import ConfigError
+from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.scalar import let, where
 from tvm_rnn.target import Target
 from tvm_rnn.tir.expr import Expr, TirExpr
@@ -28,7 +30,8 @@ MOST_DEPTH = 1 << 16  # of a product of integers: its sums are below 2**31 then
 @dataclass(frozen=True)
 class Storage:
     """dtype: as TVM and the packed memory have it. bytes: of one element. scaled: whether rows have scales. dot: the
-    instruction where products are of integers (`int8_products.py`): operands are quantised too, as they come."""
+    instruction where products are of integers (`int8_products.py`): operands are quantised too, as they come, unless
+    there are no scales: then the equations made both bytes."""
 
     name: str
     dtype: str
@@ -36,10 +39,17 @@ class Storage:
     scaled: bool = False
     dot: DotProduct | None = None
 
+    @property
+    def view(self) -> str:
+        """The name of the packed memory as elements of it."""
+        return "words" if self.dot else "stored"
+
     def encode(self, value: TirExpr, scale: TirExpr | None = None) -> TirExpr:
         """A float32 value as it is stored: nearest, ties to even. scale: of its row."""
         if self.name == "float16":
             return tirx.Cast("float16", value)
+        if self.dot is not None and not self.scaled:
+            return tirx.Cast("int32", value)
         if self.scaled:
             assert scale is not None
             return let(value / scale, lambda v: tirx.Cast("int8", tirx.Cast("int32", nearest(v, 0.0))))
@@ -73,6 +83,30 @@ def larger(value: TirExpr, so_far: TirExpr) -> TirExpr:
     return let(value, lambda v: where(tirx.Or(v > so_far, tirx.isnan(v)), v, so_far))
 
 
+@dataclass(frozen=True)
+class Storages:
+    """How the matrices of each product are stored. network: of all, unless both factors are bytes (`to_int8(W) @
+    to_uint8(x)`) and `whole` is there: None where the CPU has no products of bytes, or others read the weights too."""
+
+    network: Storage | None = None
+    whole: Storage | None = None
+
+    def of(self, product: Node | None) -> Storage | None:
+        """Of a gemm; None: in the network's dtype."""
+        if self.whole is None or product is None or product.op != "gemm":
+            return self.network
+        pairs = zip(product.args[::2], product.args[1::2], strict=True)
+        whole = all(made_by(w, "to_int8") and made_by(x, "to_uint8") and x.shape[0] <= MOST_DEPTH for w, x in pairs)
+        return self.whole if whole else self.network
+
+
+def made_by(node: Node, op: str) -> bool:
+    """Whether all elements are results of an operation, moved or joined at most."""
+    moved = node.op in ("concat", "reshape", "transpose", "slice", "index", "flip")
+    return node.op == op or (moved and all(made_by(own, op) for own in node.args))
+
+
+NETWORKS = Storages()  # all in the network's dtype
 STORAGES = {
     "bfloat16": Storage("bfloat16", "uint16", 2),
     "float16": Storage("float16", "float16", 2),
@@ -88,3 +122,12 @@ def storage_on(machine: Target, name: str) -> Storage | None:
     if name != "int8_dynamic":
         return STORAGES[name] if name else None
     return Storage(name, "int32", 1, True, dot_product(machine))
+
+
+def bytes_on(machine: Target) -> Storage | None:
+    """How matrices are stored whose products are of bytes; None where the CPU has none of 8 bits."""
+    try:
+        dot = dot_product(machine)
+    except ConfigError:
+        return None
+    return Storage("bytes", "int32", 1, False, dot) if dot.largest == LARGEST else None

@@ -30,9 +30,9 @@ from .training import add_entry_points
 EXACT = ("float32", "float64")  # precisions whose kernels must keep subnormals
 
 
-def write_module(passed: Passed, folder: Path, tell: Callable[[str], None]) -> str:
-    """Compile for every target of the options, each of another arch; returns the path of the module's file. Raises
-    BuildError."""
+def write_module(passed: Passed, folder: Path, tell: Callable[[str], None], objects: Sequence[str] = ()) -> str:
+    """Compile for every target of the options, each of another arch; returns the path of the module's file. objects:
+    object files of the functions for the CPU that the file has, too. Raises BuildError."""
     net, options = passed.net, passed.options
     tell("planning")
     loops = generation.plans(passed, options.targets) if options.generate else []
@@ -45,10 +45,12 @@ def write_module(passed: Passed, folder: Path, tell: Callable[[str], None]) -> s
     pairs += [] if alone else [(own.program, t) for own, t in zip(loops, options.targets, strict=False)]
     sources = [cuda_text.generate(program, target) for program, target in pairs]
     tell("compiling kernels")
-    elf, taken, compiler = nvcc.build(sources, folder, options.precision not in EXACT)
+    elf, taken, compiler = nvcc.build(sources, folder, options.precision not in EXACT, objects)
     tell("writing")
     facts = describe(passed, programs, taken)
     facts.versions["cuda"] = compiler
+    if objects:
+        facts.target.features = [*options.targets[0].host.features]
     arrays = blob(net, passed.layers)
     if trained:
         add_entry_points.describe(facts, trained, taken)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tvm_rnn.decisions import Decision, recording
 from tvm_rnn.dtypes import ITEM_BYTES
@@ -19,7 +19,7 @@ from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.language.cell import Cell
 from tvm_rnn.network.model import Model, widened
 from tvm_rnn.network.rnn import RNN
-from tvm_rnn.runtime.runtime import Facts
+from tvm_rnn.runtime.runtime import Facts, Module, load, read_container
 
 from .facts import ExplanationFacts, MemoryFacts, NetworkFacts, PassFacts, TrainingFacts
 from .work import occupancies, work
@@ -27,9 +27,8 @@ from .work import occupancies, work
 if TYPE_CHECKING:
     from tvm_rnn.explain.html.charts import AblationRow
     from tvm_rnn.explain.module import Looked
-    from tvm_rnn.options import Options
+    from tvm_rnn.options import Options, Products, Tape
     from tvm_rnn.records import Records
-    from tvm_rnn.runtime.runtime import Module
     from tvm_rnn.target import Target
 
 STEPS, BATCH = 100, 1  # of the workload whose time is estimated, where the caller names none
@@ -102,9 +101,9 @@ def explain(
     """What was combined, moved, fused and tiled, why not more, who runs the steps, and how far that is from a floor.
 
     Args:
-        net_or_module: an RNN or a Model, which is taken through all passes and, for GPUs, the choice of regimes,
-            without generating code. Or a Module or the path of one, whose manifest says it.
-        target: as for `compile`; not for a module, like all up to `records` but `steps` and `max_bytes`.
+        net_or_module: an RNN or a Model: all passes and, for GPUs, the choice of regimes run, without generating code.
+            Or a Module or the path of one, whose manifest says it; of what follows it takes steps, max_bytes, measure.
+        target: as for `compile`.
         batch: batch sizes to be quickest at.
         steps: T of the workload that is counted.
         precision: as for `compile`.
@@ -115,8 +114,7 @@ def explain(
         without: names of passes to switch off.
         records: as for `compile`.
         measure: compile the network, which tells a GPU's registers, and time what is for this CPU.
-        cell: of a module, whose file has no equations: the cell that it was made from, for pictures, where the zoo does
-            not have it.
+        cell: of a module, whose file has no equations: the cell that it was made from, for pictures.
 
     Returns:
         An Explanation: `str()` of it is a page of text.
@@ -125,47 +123,65 @@ def explain(
         ConfigError, CellError, BuildError: as `compile` does.
         LoadError: the file of a module is bad.
     """
-    without = tuple(without)
-    if isinstance(net_or_module, Model) and not net_or_module.networks:
-        raise _nothing(net_or_module)
-    machine, module = None, None
-    looked: list[Looked | None] = []
+    products: Products = {"precision": precision, "weights": weights, "without": tuple(without)}
     if isinstance(net_or_module, RNN | Model):
         from tvm_rnn.compiler.compile import compile
         from tvm_rnn.options import asked
         from tvm_rnn.schedule import record_files
 
+        tape: Tape = {"training": training, "keep": keep}
         machine, targets = record_files.machines(target, (), records, lambda line: None)
-        own: dict[str, Any] = {"precision": precision, "weights": weights, "without": without}
-        options = asked(machine, targets, batch=batch, training=training, keep=keep, **own)
-        manifest, found = _decided(widened(net_or_module, precision), options)
-        looked = [*found]
+        source = _of_a_network(net_or_module, asked(machine, targets, batch=batch, **products, **tape))
         if measure:
-            module = compile(net_or_module, target, batch, training, keep=keep, records=records, **own)
-            manifest = {**module.manifest, **{name: manifest[name] for name in ("working",) if name in manifest}}
+            source = source.compiled(compile(net_or_module, target, batch, records=records, **products, **tape))
     else:
-        manifest, module = _read(net_or_module, bool(batch or without or precision or weights or training), measure)
-    if manifest.get("networks") == []:
-        raise _nothing(net_or_module)
-    nets: Sequence[RNN] = getattr(net_or_module, "networks", [])
-    nets = [net_or_module] if isinstance(net_or_module, RNN) else nets
-    shared = {name: value for name, value in manifest.items() if name != "networks"}
-    explained = list[NetworkFacts]()
-    for number, facts in enumerate(manifest.get("networks", (manifest,))):
-        net, own_machine, reason = nets[number] if number < len(nets) else None, machine, ""
-        if net is None:
-            remade, reason = _remade({**shared, **facts}, cell)
-            looked.append(remade)
-            net, own_machine = (None, None) if remade is None else (remade.net, remade.machine)
-        timed = module if measure and "networks" not in manifest else None
-        network = _network({**shared, **facts}, own_machine, net, steps, timed)
-        explained.append(network)
-        if reason:
-            network["not_drawn"] = reason
-        if "training" in network:
-            seen = looked[0] if keep is None and isinstance(net_or_module, RNN) else None
-            network["training"] |= _plans({**shared, **facts}, seen, module, steps, max_bytes)
-    return Explanation({"networks": explained, "versions": dict(manifest["versions"])}, tuple(looked))
+        source = _of_a_module(net_or_module, bool(batch or training or any(products.values())), measure)
+    plan_all = keep is None and isinstance(net_or_module, RNN)
+    return source.explained(_Workload(steps, max_bytes, measure, plan_all), cell)
+
+
+@dataclass(frozen=True)
+class _Workload:
+    """What is counted, timed and planned: T; bytes to plan for; whether to time; whether plans are of all choices."""
+
+    steps: int
+    max_bytes: int | None
+    measure: bool
+    plan_all: bool
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What is explained: a manifest, or what it would be, and what is at hand of where it is from."""
+
+    manifest: Facts
+    looked: Sequence[Looked] = ()
+    module: Module | None = None
+
+    def compiled(self, module: Module) -> _Source:
+        """With the manifest of the module, and what planning alone knows."""
+        planned = {name: self.manifest[name] for name in ("working",) if name in self.manifest}
+        return replace(self, manifest={**module.manifest, **planned}, module=module)
+
+    def explained(self, workload: _Workload, cell: Cell | None) -> Explanation:
+        shared = {name: value for name, value in self.manifest.items() if name != "networks"}
+        looked: list[Looked | None] = [*self.looked]
+        networks = list[NetworkFacts]()
+        for number, own in enumerate(self.manifest.get("networks", (self.manifest,))):
+            facts, reason = {**shared, **own}, ""
+            if number >= len(self.looked):
+                remade, reason = _remade(facts, cell)
+                looked.append(remade)
+            seen = looked[number]
+            net, machine = (None, None) if seen is None else (seen.net, seen.machine)
+            timed = self.module if workload.measure and "networks" not in self.manifest else None
+            network = _network(facts, machine, net, workload.steps, timed)
+            if reason:
+                network["not_drawn"] = reason
+            if "training" in network:
+                network["training"] |= _plans(facts, looked[0] if workload.plan_all else None, self.module, workload)
+            networks.append(network)
+        return Explanation({"networks": networks, "versions": dict(self.manifest["versions"])}, tuple(looked))
 
 
 def _nothing(model: object) -> ConfigError:
@@ -173,20 +189,29 @@ def _nothing(model: object) -> ConfigError:
     return ConfigError(message("explain: no recurrent network is in this model", got=f"{model!r:.80}", do=do))
 
 
-def _read(source: Any, options: bool, measure: bool) -> tuple[dict[str, Any], Any]:
-    """The manifest of a module or of a file, and the module where there is one, or one is to be measured."""
+def _of_a_network(net: RNN | Model, options: Options) -> _Source:
+    if isinstance(net, Model) and not net.networks:
+        raise _nothing(net)
+    manifest, looked = _decided(widened(net, options.precision or None), options)
+    return _Source(manifest, looked)
+
+
+def _of_a_module(source: Module | str | os.PathLike[str], options: bool, measure: bool) -> _Source:
+    """A module, or a file, which is loaded if it is to be measured. options: whether some were given."""
     if options:
         do = "leave them out, or explain the network it was made from"
         raise ConfigError(message("a module says itself how it was compiled", got="options of compile", do=do))
     if isinstance(source, str | os.PathLike):
-        from tvm_rnn.runtime.runtime import load, read_container
-
-        manifest = dict(read_container(source)[0])
-        return manifest, load(source) if measure and manifest["target"]["kind"] == "llvm" else None
-    if not isinstance(getattr(source, "manifest", None), Mapping):
+        manifest: Facts = read_container(source)[0]
+        module = load(source) if measure and manifest["target"]["kind"] == "llvm" else None
+    elif isinstance(getattr(source, "manifest", None), Mapping):
+        manifest, module = source.manifest, source
+    else:
         expected = "an RNN, a Model, a Module or the path of one"
         raise ConfigError(message("explain: this cannot be explained", got=f"{source!r:.80}", expected=expected))
-    return dict(source.manifest), source
+    if manifest.get("networks") == []:
+        raise _nothing(source)
+    return _Source(manifest, module=module)
 
 
 def _remade(manifest: Facts, cell: Cell | None) -> tuple[Looked | None, str]:
@@ -199,7 +224,7 @@ def _remade(manifest: Facts, cell: Cell | None) -> tuple[Looked | None, str]:
         return None, str(why)
 
 
-def _decided(net: RNN | Model, options: Options) -> tuple[dict[str, Any], list[Looked]]:
+def _decided(net: RNN | Model, options: Options) -> tuple[Facts, list[Looked]]:
     """What the manifest would be, all but what generated code adds to it, and the networks."""
     from tvm_rnn.compiler.compile import networks_of
     from tvm_rnn.cpu.lower_network import Lowering
@@ -332,19 +357,20 @@ def _training(manifest: Facts, decisions: Sequence[Decision], steps: int) -> Tra
     }
 
 
-def _plans(manifest: Facts, seen: Looked | None, module: Any, steps: int, max_bytes: int | None) -> TrainingFacts:
+def _plans(manifest: Facts, seen: Looked | None, module: Module | None, workload: _Workload) -> TrainingFacts:
     """The plans of memory (`memory_plan.py`): of a network for every choice of what a tape keeps, of a module for its
     own; none of a module for GPUs that is not on one."""
     from tvm_rnn.passes.keep_choice import names
+    from tvm_rnn.runtime.runtime_cuda_training import CudaTrainingModule
     from tvm_rnn.runtime.runtime_memory import check_budget
 
     from .memory_plan import facts_of, plans_of, sizes_of
 
-    budget, rows = check_budget(max_bytes), max(manifest["batch"], default=BATCH)
+    budget, rows, steps = check_budget(workload.max_bytes), max(manifest["batch"], default=BATCH), workload.steps
     own = str(manifest.get("memory", {}).get("keep", "values"))
     if "tape" not in manifest or "working" in manifest:
         sizes = {own: sizes_of(manifest, steps, rows)}
-    elif getattr(module, "_devices", None):
+    elif isinstance(module, CudaTrainingModule) and module._devices:
         sizes = {own: module.memory_sizes(steps, rows)}
     else:
         return {}

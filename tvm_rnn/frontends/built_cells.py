@@ -52,14 +52,14 @@ def build_recurrent(
     reset_after: bool = False,
     input_forget: bool = False,
     peepholes: bool = False,
-    read: Callable[[Value], Value] | None = None,
+    products: Callable[[Values], Value] | None = None,
     more: Mapping[str, str] | None = None,
 ) -> Cell:
     """An RNN, LSTM or GRU in our order of gates, i f g o or r z n, with functions of its own.
 
     apply: function number n of a value, as ONNX counts them: of the gates, of the candidate, of an LSTM's memory. It
     sees all arguments. reset_after: whether r multiplies a GRU's product of h, with a bias of its own, or h.
-    input_forget: f is 1 - i. read: what an LSTM's products read of h. more: dims of further
+    input_forget: f is 1 - i. products: an LSTM's, [4, H], in the place of W @ x + R @ h. more: dims of further
     parameters, which functions read.
     """
 
@@ -67,7 +67,7 @@ def build_recurrent(
         return (apply(0, v["W"] @ v["x"] + v["R"] @ v["h"] + v["b"], v),)
 
     def lstm(v: Values) -> tuple[Value, ...]:
-        i, forget, g, o = v["W"] @ v["x"] + v["R"] @ (read(v["h"]) if read else v["h"]) + v["b"]
+        i, forget, g, o = (products(v) if products else v["W"] @ v["x"] + v["R"] @ v["h"]) + v["b"]
         c = v["c"]
         p_i, p_f, p_o = v["p"] if peepholes else (None, None, None)
         i = apply(0, _seeing(i, p_i, c), v)

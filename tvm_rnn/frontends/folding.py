@@ -1,4 +1,4 @@
-"""A model's steps in the making: what can be known now is known now, the rest is for the runtime's table.
+"""A model's steps in the making: what can be known now is known now, the rest is compiled.
 
 In: operations on values by name, and recurrent layers, from the frontends. Out: `Steps`: constants, declared inputs,
 and steps; `Recurrent`, a layer among them. Of these `stacks.py` makes networks and a `Program`.
@@ -15,11 +15,10 @@ from numpy.typing import ArrayLike
 
 from tvm_rnn.language.cell import Cell
 from tvm_rnn.network.program import NETWORK, Declared, Step
-from tvm_rnn.runtime.runtime_ops import MOVES, OPERATIONS
+from tvm_rnn.surroundings.evaluation import Refused, evaluated
 
 from ..budget import Spending
 from ..dtypes import check_fit
-from .composed import as_others, is_composed
 from .fields import Fields, Unreadable, integer, number
 
 Array = np.ndarray
@@ -27,10 +26,23 @@ Array = np.ndarray
 MOST_ITEM_BYTES = 8  # of an element, whatever its dtype
 
 
+# What changes no value, only its place: a chain of these between two layers may come to nothing.
+MOVES = {"Identity", "Dropout", "Transpose", "Concat", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand", "Slice"}
+MOVES |= {"Split", "Gather", "Tile"}
+COMPARES = {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Xor", "Not"}
+# What is computed where all of its inputs are known: how many elements it makes is known before it does.
+FOLDED = MOVES | COMPARES
+FOLDED |= {"Size", "Cast", "Shape", "ConstantOfShape", "Range", "Pad", "ReverseSequence", "Where", "MatMul", "Gemm"}
+FOLDED |= {"Tanh", "Exp", "Log", "Sqrt", "Floor", "Ceil", "Sin", "Cos", "Abs", "Neg", "Sign", "Round", "Reciprocal"}
+FOLDED |= {"Relu", "Sigmoid", "Softplus", "Erf", "Elu", "LeakyRelu", "Clip", "Gelu", "Selu", "HardSigmoid", "HardSwish"}
+FOLDED |= {"Softsign", "PRelu", "ThresholdedRelu", "Softmax", "LogSoftmax", "LengthsOfMask", "HoldLast"}
+FOLDED |= {"Add", "Sub", "Mul", "Div", "Mod", "Pow", "Max", "Min", "Sum", "Mean", "ArgMax", "ArgMin"}
+FOLDED |= {"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceLogSumExp", "ReduceSumSquare"}
+FOLDED |= {"ReduceL1", "ReduceL2", "BatchNormalization", "LayerNormalization"}
 # Operations whose results are of another dtype than their first input.
 DTYPE_OF_RESULT = {
     **dict.fromkeys(("Shape", "Size", "ArgMax", "ArgMin"), "int64"),
-    **dict.fromkeys(("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Xor", "Not"), "bool"),
+    **dict.fromkeys(COMPARES, "bool"),
     "LengthsOfMask": "int32",
 }
 
@@ -124,11 +136,8 @@ class Steps:
         self.add(Step(op, tuple(inputs), (name,), attributes, node))
 
     def add(self, step: Step) -> None:
-        """Add a step, or make its results now; or those that it comes to."""
-        if (last := as_others(self, step)) is not None:
-            self.add(last)
-            return
-        if step.op in OPERATIONS and all(name == "" or self.is_constant(name) for name in step.inputs):
+        """Add a step, or make its results now."""
+        if step.op in FOLDED and all(name == "" or self.is_constant(name) for name in step.inputs):
             self._fold(step)
             return
         self.steps.append(step)
@@ -136,37 +145,24 @@ class Steps:
 
     def _fold(self, step: Step) -> None:
         values = [None if name == "" else self.constant(name) for name in step.inputs]
-        made = self.compute(step.op, values, step.attributes)
+        made = self.compute(step, values)
         self.constants.update(zip(step.outputs, made, strict=False))
         self.made.update(step.outputs)
 
-    def compute(
-        self, op: str, values: Sequence[Array | None], attributes: Fields, most: float = math.inf
-    ) -> list[Array]:
-        """What an operation of the table makes of arrays that are known now. Raises Unreadable, also where that has
-        more elements than `most`."""
-        if is_composed(op, len(values)):
-            return self._composed(op, values, attributes, most)
+    def compute(self, step: Step, values: Sequence[Array | None], most: float = math.inf) -> list[Array]:
+        """What an operation of FOLDED makes of arrays that are known now. Raises Unreadable, also where that has more
+        elements than `most`."""
         try:
-            elements = _elements(op, values, attributes)
-            if elements > most:
-                raise Unreadable(f"{op} makes {elements} elements")
-            self.make(op, elements)
-            with np.errstate(all="ignore"):
-                made = OPERATIONS[op](values, attributes)
-        except (ValueError, IndexError, TypeError, KeyError, ArithmeticError, MemoryError, AttributeError) as reason:
+            elements = _elements(step.op, values, step.attributes)
+        except (ValueError, IndexError, TypeError, KeyError, ArithmeticError, AttributeError) as reason:
             raise Unreadable(f"it cannot be computed: {reason}") from None
-        return [np.asarray(value) for value in (made if isinstance(made, list) else [made])]
-
-    def _composed(self, op: str, values: Sequence[Array | None], attributes: Fields, most: float) -> list[Array]:
-        """What an operation that comes to others makes."""
-        steps = Steps(spending=self.spending)
-        steps.constants = {f"x{i}": value for i, value in enumerate(values) if value is not None}
-        names = [f"x{i}" if f"x{i}" in steps.constants else "" for i in range(len(values))]
-        steps.add_named(op, names, "y", op, **attributes)
-        if steps.constants["y"].size > most:
-            raise Unreadable(f"{op} makes {steps.constants['y'].size} elements")
-        return [steps.constants["y"]]
+        if elements > most:
+            raise Unreadable(f"{step.op} makes {elements} elements")
+        self.make(step.op, elements)
+        try:
+            return evaluated(step.op, values, step.attributes, len(step.outputs))
+        except Refused as reason:
+            raise Unreadable(f"it cannot be computed: {reason}") from None
 
     def make(self, op: str, elements: int) -> None:
         """Count the elements of a constant that an operation makes, before it does."""
@@ -208,7 +204,7 @@ def _elements(op: str, values: Sequence[Array | None], attributes: Fields) -> in
     if op == "Gather":
         axis = integer(attributes, "axis", 0)
         return sizes[1] * (sizes[0] // max(1, shapes[0][axis]))
-    if op == "MatMul":
+    if op in ("MatMul", "Gemm"):
         return sizes[0] * sizes[1]
     if op in ("Concat", "Shape", "Size"):
         return sum(sizes)

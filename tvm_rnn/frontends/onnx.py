@@ -42,8 +42,8 @@ def from_onnx(source: object, *, given: Values | None = None, shapes: Shapes | N
 
     RNN, LSTM and GRU nodes with every attribute, of operator set 7 on, stacks of which become the layers of one
     network; LinearAttention nodes with every update rule (operator set 27); Scan nodes, and Loop nodes that run over
-    time, whose bodies become cells; the operators of `runtime_ops.OPERATIONS` before, between and after. Weights may be
-    initializers, external data in the model's own folder, constants, or inputs of the model.
+    time, whose bodies become cells; other operators (`onnx_nodes.py` names them) before, between and after. Weights may
+    be initializers, external data in the model's own folder, constants, or inputs of the model.
 
     Args:
         source: the path of an .onnx file, its bytes, or an onnx.ModelProto.

@@ -106,6 +106,18 @@ class Body:
     def _not_equal(self, node: Node, names: list[str]) -> str:
         return self.make("Not", self.make("Equal", *names))
 
+    def _to_int8(self, node: Node, names: list[str]) -> str:
+        return self._in_a_byte(names[0], -128.0, 127.0)
+
+    def _to_uint8(self, node: Node, names: list[str]) -> str:
+        return self._in_a_byte(names[0], 0.0, 255.0)
+
+    def _in_a_byte(self, x: str, low: float, high: float) -> str:
+        """0 of NaN, which equals nothing."""
+        least, most, zero = (self.constant(value, self.dtype) for value in (low, high, 0.0))
+        inside = self.make("Min", self.make("Max", self.make("Round", x), least), most)
+        return self.make("Where", self.make("Equal", x, x), inside, zero)
+
     def _expm1(self, node: Node, names: list[str]) -> str:
         """Exact for small x, as ours: 2 t / (1 - t) for t = tanh(x / 2) below 1; exp(x) - 1 above."""
         (x,) = names

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tvm_rnn.runtime.runtime_ops import MOVES
+from tvm_rnn.network.program import Step
 from tvm_rnn.surroundings.nodes import import_onnx
 
 from .fields import Unreadable, integer
+from .folding import FOLDED, MOVES
 from .onnx_file import Array, Source, tensor_array, type_name
-from .onnx_nodes import KNOWN, GraphSteps, attributes_of, bodies, constant_of, label, nodes_below, ordinary_attributes
+from .onnx_nodes import GraphSteps, attributes_of, bodies, constant_of, label, nodes_below, ordinary_attributes
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
@@ -182,7 +183,7 @@ class _Values:
             return None if found is None else [found]
         if node.op_type in ("Shape", "Size"):
             return self._sizes(node)
-        if node.op_type not in KNOWN:
+        if node.op_type not in FOLDED:
             return None
         values = [self._value(name) if name else None for name in node.input]
         if any(name and value is None for name, value in zip(node.input, values, strict=True)):
@@ -190,7 +191,8 @@ class _Values:
         partial = [_is_partial(value) for value in values]
         if any(partial if node.op_type not in MOVES else partial[1:] if node.op_type != "Concat" else ()):
             return None
-        return self.steps.compute(node.op_type, values, ordinary_attributes(self.steps, node), SMALL)
+        attributes = ordinary_attributes(self.steps, node)
+        return self.steps.compute(Step(node.op_type, tuple(node.input), tuple(node.output), attributes), values, SMALL)
 
     def _sizes(self, node: NodeProto) -> list[Array] | None:
         kind = self.types.get(node.input[0]) if node.input else None

@@ -74,7 +74,7 @@ class Form:
     """What decides a node's equations. activations: one tuple, or two where the directions differ in them.
 
     reset_after: `linear_before_reset` of a GRU. peepholes: whether an LSTM has the input P. quantised: an LSTM's
-    products read h in 8 bits.
+    products are of bytes. shifted: their weights have zero points.
     """
 
     kind: str
@@ -84,6 +84,7 @@ class Form:
     reset_after: bool = False
     peepholes: bool = False
     quantised: bool = False
+    shifted: bool = False
 
     def __post_init__(self) -> None:
         own = self.activations or (DEFAULTS[self.kind],)
@@ -118,18 +119,26 @@ def cell_of(form: Form) -> Cell:
         reset_after=form.reset_after,
         input_forget=form.input_forget,
         peepholes=form.peepholes,
-        read=in_8_bits if form.quantised else None,
-        more={"backward": ""} if len(form.activations) > 1 else {},
+        products=functools.partial(products_of_bytes, form.shifted) if form.quantised else None,
+        more=_more(form),
     )
     _forms[made] = form
     return made
+
+
+def _more(form: Form) -> dict[str, str]:
+    """Parameters besides the usual ones, with their dims."""
+    found = {"backward": ""} if len(form.activations) > 1 else {}
+    ends = (*["scale"] * form.quantised, *["zero"] * form.shifted)
+    return found | {f"{name}_{end}": "4 H" for end in ends for name in "WR"}
 
 
 _forms: dict[Cell, Form] = {}
 
 
 def form_of(cell: Cell) -> Form | None:
-    """The form of a cell: of the zoo's that ONNX has, and of those that `cell_of` made; None of others."""
+    """The form of a cell: of the zoo's that ONNX has, and of those that `cell_of` made, whose weights are ONNX's; None
+    of others."""
     zoo = {
         cells.elman: Form("RNN"),
         cells.elman_relu: Form("RNN", ((Activation("Relu"),),)),
@@ -138,24 +147,42 @@ def form_of(cell: Cell) -> Form | None:
         cells.gru: Form("GRU", reset_after=True),
         cells.gru_reset_before: Form("GRU"),
     }
-    return zoo.get(cell) or _forms.get(cell)
+    found = _forms.get(cell)
+    return zoo.get(cell) or (None if found is not None and found.quantised else found)
 
 
 def doc_of(form: Form) -> str:
     """One line that says what is special about a cell."""
     special = [" | ".join(", ".join(map(str, own)) for own in form.activations)]
     special += [f"clip {form.clip:g}"] if form.clip is not None else []
-    special += [word for word in ("input_forget", "reset_after", "peepholes", "quantised") if getattr(form, word)]
+    special += [
+        word for word in ("input_forget", "reset_after", "peepholes", "quantised", "shifted") if getattr(form, word)
+    ]
     return f"{form.kind} of ONNX with {', '.join(special)}."
 
 
-def in_8_bits(h: Value) -> Value:
-    """What is left of a row in whole numbers from 0 to 255, with a scale and a zero point of its own (as
-    DynamicQuantizeLinear has them of a tensor)."""
+def products_of_bytes(shifted: bool, v: Values) -> Value:
+    """W @ x + R @ h, [4, H], where W and R are whole numbers of a byte, with a scale for each row (and a zero point, if
+    shifted). x is whole numbers from 0 to 255, then their zero point and scale, for which W has zeros. h is read in
+    whole numbers from 0 to 255, with a scale and a zero point of its own (as DynamicQuantizeLinear has them of a
+    tensor). Sums of the products are exact."""
+    x, h = v["x"], v["h"]
     low, high = f.minimum(f.min(h, keepdims=True), 0.0), f.maximum(f.max(h, keepdims=True), 0.0)
     scale = f.where(high == low, 1.0, (high - low) / 255.0)
     zero = f.round(f.clip(-low / scale, 0.0, 255.0))
-    return (f.clip(f.round(h / scale) + zero, 0.0, 255.0) - zero) * scale
+    part = h / scale
+    nearest = f.to_uint8(part) - f.to_uint8(-part)  # of which 255 is the largest
+    of_x = _product(v, "W", f.to_uint8(x), x[-2], x[-1], shifted)
+    return of_x + _product(v, "R", f.to_uint8(nearest + zero), zero, scale, shifted)
+
+
+def _product(v: Values, name: str, levels: Value, zero: Value, scale: Value, shifted: bool) -> Value:
+    weights = f.to_int8(v[name])
+    total = weights @ levels - zero * f.sum(weights, axis=-1)
+    if shifted:
+        own = levels[:-2] if name == "W" else levels
+        total = total - v[f"{name}_zero"] * (f.sum(own, keepdims=True) - zero * float(own.shape[-1]))
+    return total * (scale * v[f"{name}_scale"])
 
 
 def _apply(form: Form, which: int, x: Value, values: Values) -> Value:

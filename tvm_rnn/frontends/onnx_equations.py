@@ -13,7 +13,8 @@ import numpy as np
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.language import functions as f
 from tvm_rnn.language.trace import Value, apply
-from tvm_rnn.runtime.runtime_ops import reshaped
+from tvm_rnn.network.program import Step
+from tvm_rnn.surroundings.evaluation import reshaped
 
 from ..errors import CellError
 from .fields import Fields, Unreadable, integer, integers, number, text
@@ -36,14 +37,15 @@ from .onnx_rows import (
 )
 
 
-def evaluate(steps: Steps, op: str, items: Items, attributes: Fields) -> list[Item]:
-    """The outputs of a node. steps: of the model, which says how much may be made of constants. Raises Unreadable."""
+def evaluate(steps: Steps, op: str, items: Items, attributes: Fields, outputs: int = 1) -> list[Item]:
+    """The outputs of a node, so many. steps: of the model, which says how much may be made of constants. Raises
+    Unreadable."""
     given = [item for item in items if item is not None]
     try:
         if op == "Shape":
             made: Item | list[Item] = shape_of(given[0], attributes)
         elif all(item.known and not item.batched for item in given):
-            made = _known(steps, op, items, attributes)
+            made = _known(steps, Step(op, (), ("",) * outputs, attributes), items)
         elif any(map(has_batch_size, items[:1] if op in ("Expand", "Reshape") else items)):
             raise Unreadable("it computes with the batch size")
         elif op in POINTWISE:
@@ -67,11 +69,12 @@ def evaluate(steps: Steps, op: str, items: Items, attributes: Fields) -> list[It
     return found
 
 
-def _known(steps: Steps, op: str, items: Items, attributes: Fields) -> list[Item]:
+def _known(steps: Steps, step: Step, items: Items) -> list[Item]:
     """A node whose inputs are all known: sizes with BATCH among them, too, are cut and joined as any numbers."""
+    op, attributes = step.op, step.attributes
     arrays = [None if item is None else np.asarray(item.data) for item in items]
     if not any(map(has_batch_size, items)):
-        return [Item(value) for value in steps.compute(op, arrays, attributes)]
+        return [Item(value) for value in steps.compute(step, arrays)]
     if op in ("Expand", "ConstantOfShape"):
         shape = [int(n) for n in np.asarray(arrays[-1]).reshape(-1)]
         if shape[:1] != [BATCH] or BATCH in shape[1:]:
@@ -85,7 +88,7 @@ def _known(steps: Steps, op: str, items: Items, attributes: Fields) -> list[Item
     moved = op in ("Slice", "Gather", "Squeeze", "Unsqueeze", "Identity", "Reshape")
     if not (whole or op == "Concat" or (moved and not any(map(has_batch_size, items[1:])))):
         raise Unreadable("it computes with the batch size")
-    return [Item(value) for value in steps.compute(op, arrays, attributes)]
+    return [Item(value) for value in steps.compute(step, arrays)]
 
 
 # --- nodes that move elements: in other shapes, cut, joined or repeated, batch and all --------------------------------

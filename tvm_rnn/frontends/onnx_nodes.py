@@ -1,7 +1,7 @@
 """An ONNX graph's values, and its ordinary nodes as steps: attributes checked against the standard's own tables.
 
 In: a model, from `onnx_file.py`; nodes that are not recurrent, from `onnx.py`. Out: `GraphSteps`, whose tensors are
-read when they are asked for; steps that `runtime_ops.py` knows, or Unreadable with the reason.
+read when they are asked for; steps, or Unreadable with the reason.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from tvm_rnn.network.program import Declared, Step
-from tvm_rnn.runtime.runtime_ops import OPERATIONS
 from tvm_rnn.surroundings.nodes import import_onnx
 
-from .composed import COMPOSED
 from .fields import Fields, Unreadable, integer
-from .folding import Steps
+from .folding import FOLDED, Steps
 from .onnx_file import Array, Source, tensor_array, type_name
 from .onnx_integers import FORMS, as_others
 
@@ -43,7 +41,7 @@ COMPILES = {
     **{"IsInf": 10, "IsNaN": 9, "CumSum": 14, "GatherElements": 11, "GridSample": 20},
     **dict.fromkeys(("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot"), 18),
 }
-KNOWN = OPERATIONS.keys() | COMPOSED.keys()  # what steps can be made of
+KNOWN = FOLDED
 BODIES = ("Scan", "Loop")  # nodes with one step of a recurrence in them
 READ = {*KNOWN, *COMPILES, *FORMS, *RECURRENT, *ATTENTION, *BODIES, "If", "Constant", "DynamicQuantizeLSTM"}
 
@@ -176,13 +174,24 @@ def add_node(steps: GraphSteps, node: NodeProto) -> None:
         if others:
             return
     if is_compiled(node, steps.source.opset):
-        attributes: Fields = attributes_of(node, steps.source.opset)
+        attributes = attributes_of(node, steps.source.opset)
         if "output_shape" in attributes:
             raise Unreadable("attribute 'output_shape' is not supported")
         steps.dtypes.update(dtypes_of(steps, node))
     else:
-        attributes = ordinary_attributes(steps, node)
+        attributes = dict(ordinary_attributes(steps, node))
+    if attributes.pop("flatten", 0):
+        _add_flat(steps, node, attributes)
+        return
     steps.add(Step(node.op_type, tuple(node.input), tuple(node.output), attributes, label(node)))
+
+
+def _add_flat(steps: Steps, node: NodeProto, attributes: Fields) -> None:
+    """A softmax of old versions: all axes from one on are one."""
+    (x,), where = node.input, label(node)
+    flat = steps.emit("Flatten", [x], where, axis=attributes["axis"])
+    made, shape = steps.emit(node.op_type, [flat], where, axis=1), steps.emit("Shape", [x], where)
+    steps.add(Step("Reshape", (made, shape), tuple(node.output), {}, where))
 
 
 def dtypes_of(steps: Steps, node: NodeProto) -> dict[str, str]:
@@ -205,7 +214,7 @@ def dtypes_of(steps: Steps, node: NodeProto) -> dict[str, str]:
 
 
 def ordinary_attributes(steps: GraphSteps, node: NodeProto, known: Collection[str] = KNOWN) -> Fields:
-    """The attributes, as `runtime_ops.py` wants them, of a node of a known operator. Raises Unreadable."""
+    """The attributes, as a step has them, of a node of an operator that is in all operator sets. Raises Unreadable."""
     if node.domain not in ("", "ai.onnx"):
         raise Unreadable(f"operator {node.domain}.{node.op_type} is not of the standard set")
     if node.op_type not in known:

@@ -1,9 +1,8 @@
 """ONNX Runtime's DynamicQuantizeLSTM, which its quantiser makes of LSTM nodes: weights in 8 bits, x and h rounded to
 8 bits as the model runs.
 
-In: a node; its weights are constants. Out: steps that round x, and an LSTM node on weights in float32 whose cell rounds
-h (`onnx_cells.in_8_bits`). Sums of such products are whole numbers below 2^24 times a scale: float32 has them as exact
-as int32.
+In: a node; its weights are constants. Out: steps that round x, and an LSTM node whose products are of bytes
+(`onnx_cells.products_of_bytes`): CPUs with instructions for bytes compute them as such.
 
 ONNX Runtime takes the scale of h of all rows together. Here each row has its own: a row's result does not depend on the
 others. At B = 1 they are the same.
@@ -22,7 +21,7 @@ from tvm_rnn.surroundings.nodes import import_onnx
 from .fields import Unreadable
 from .folding import Recurrent
 from .onnx_file import Array
-from .onnx_nodes import GraphSteps, add_node
+from .onnx_nodes import GraphSteps, add_node, label
 from .onnx_recurrent import read_recurrent
 
 if TYPE_CHECKING:
@@ -41,15 +40,24 @@ def read_quantised_lstm(steps: GraphSteps, node: NodeProto, found: list[Recurren
     if len(node.input) != len(INPUTS) + len(NUMBERS):
         raise Unreadable(f"it has {len(node.input)} inputs, DynamicQuantizeLSTM has {len(INPUTS) + len(NUMBERS)}")
     given = dict(zip((*INPUTS, *NUMBERS), node.input, strict=True))
-    given |= {name: steps.keep(_weights(steps, given, name), "float32") for name in "WR"}
+    own = {name: _weights(steps, given, name) for name in "WR"}
+    shifted = any(zero.any() for _, zero, _ in own.values())
+    more = dict[str, str]()
+    for name, (whole, zero, scale) in own.items():
+        none = np.zeros((*whole.shape[:2], 2 if name == "W" else 0), whole.dtype)  # x has its zero point and scale last
+        given[name] = steps.keep(np.concatenate([whole, none], 2), "float32")
+        more[f"{name}_scale"] = steps.keep(scale, "float32")
+        if shifted:
+            more[f"{name}_zero"] = steps.keep(zero, "float32")
     given["X"] = _in_8_bits(steps, node, given["X"])
     plain = import_onnx().helper.make_node("LSTM", [given[name] for name in INPUTS], node.output, name=node.name)
     plain.attribute.extend(node.attribute)
-    read_recurrent(steps, plain, found, quantised=True)
+    read_recurrent(steps, plain, found, more)
 
 
-def _weights(steps: GraphSteps, given: dict[str, str], name: str) -> Array:
-    """[directions, 4 H, in] in float32, of whole numbers [directions, in, 4 H]."""
+def _weights(steps: GraphSteps, given: dict[str, str], name: str) -> tuple[Array, Array, Array]:
+    """Whole numbers [directions, 4 H, in] from -128 to 127, and [directions, 4 H, 1]: their zero points and scales; of
+    whole numbers [directions, in, 4 H]."""
     whole, scale, zero = (_constant(steps, given[key], key) for key in (name, f"{name}_scale", f"{name}_zero_point"))
     if whole.dtype not in ("int8", "uint8") or whole.ndim != 3:
         raise Unreadable(f"{name} is {whole.dtype} {list(whole.shape)}, expected int8 or uint8 with three axes")
@@ -59,9 +67,11 @@ def _weights(steps: GraphSteps, given: dict[str, str], name: str) -> Array:
             raise Unreadable(f"{key} has shape {list(value.shape)}, expected [{count}] or [{count}, {width}]")
     if zero.dtype != whole.dtype:
         raise Unreadable(f"{name}_zero_point is {zero.dtype}, {name} is {whole.dtype}")
-    beside = scale.reshape(count, 1, -1).astype(np.float32)
-    numbers = whole.astype(np.float32) - zero.reshape(count, 1, -1).astype(np.float32)
-    return np.ascontiguousarray(np.swapaxes(numbers * beside, 1, 2))
+    begin = 128 if whole.dtype == "uint8" else 0
+    numbers = np.ascontiguousarray(np.swapaxes(whole.astype(np.float32) - begin, 1, 2))
+    beside = (np.broadcast_to(own.reshape(count, -1, 1), (count, width, 1)) for own in (zero, scale))
+    zeros, scales = (np.array(own, np.float32) for own in beside)
+    return numbers, zeros - begin, scales
 
 
 def _constant(steps: GraphSteps, value: str, name: str) -> Array:
@@ -72,8 +82,11 @@ def _constant(steps: GraphSteps, value: str, name: str) -> Array:
 
 
 def _in_8_bits(steps: GraphSteps, node: NodeProto, x: str) -> str:
-    make = import_onnx().helper.make_node
-    whole, scale, zero, result = (steps.fresh(node.output[0] or node.name) for _ in range(4))
-    add_node(steps, make("DynamicQuantizeLinear", [x], [whole, scale, zero], name=node.name))
-    add_node(steps, make("DequantizeLinear", [whole, scale, zero], [result], name=node.name))
-    return result
+    """[T, B, I + 2]: x in whole numbers from 0 to 255, its zero point and its scale; as floats."""
+    where, (whole, scale, zero) = label(node), (steps.fresh(node.output[0] or node.name) for _ in range(3))
+    add_node(steps, import_onnx().helper.make_node("DynamicQuantizeLinear", [x], [whole, scale, zero], name=node.name))
+    rows = steps.emit("Slice", [steps.emit("Shape", [x], where), steps.keep([0]), steps.keep([2])], where)
+    each = steps.emit("Concat", [rows, steps.keep([1])], where, axis=0)
+    parts = [steps.emit("Cast", [value], where, dtype="float32") for value in (whole, zero)]
+    ends = [steps.emit("Expand", [value, each], where) for value in (parts[1], scale)]
+    return steps.emit("Concat", [parts[0], *ends], where, axis=2)

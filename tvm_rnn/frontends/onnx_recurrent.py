@@ -13,8 +13,9 @@ Weights that are no constants (the standard's own tests have them as inputs) go 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,18 +37,23 @@ DIRECTIONS = ("forward", "reverse", "bidirectional")
 INPUTS = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
 MOST_BROUGHT = 1 << 28  # elements of weights that a file only declares
 DTYPES = ("float32", "float64", "float16", "bfloat16")
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
-def read_recurrent(steps: GraphSteps, node: NodeProto, found: list[Recurrent], quantised: bool = False) -> None:
+def read_recurrent(
+    steps: GraphSteps, node: NodeProto, found: list[Recurrent], of_bytes: Mapping[str, str] = NOTHING
+) -> None:
     """Add a recurrent node: its layer to `found`, its steps to `steps`. Raises Unreadable with all that is wrong.
 
-    quantised: as of `Form`.
+    of_bytes: where W and R are bytes, constants [D, 4 H, 1] in the node's order of gates: W_scale, R_scale, and W_zero
+    and R_zero where any differs from 0.
     """
     attributes = attributes_of(node, steps.source.opset)
     given = {name: value for name, value in zip(INPUTS, node.input, strict=False) if value}
     wrong, direction = Wrong(), text(attributes, "direction", "forward")
     count = 2 if direction == "bidirectional" else 1
-    form = replace(_form(node.op_type, attributes, count, "P" in given, wrong), quantised=quantised)
+    form = _form(node.op_type, attributes, count, "P" in given, wrong)
+    form = replace(form, quantised=bool(of_bytes), shifted="R_zero" in of_bytes)
     if direction not in DIRECTIONS:
         wrong.append(f"direction {direction!r} is none of {', '.join(DIRECTIONS)}")
     hidden_size = integer(attributes, "hidden_size") if "hidden_size" in attributes else None
@@ -61,7 +67,7 @@ def read_recurrent(steps: GraphSteps, node: NodeProto, found: list[Recurrent], q
     _check_values(steps, given, input_size, dtype)
     back, first = direction == "reverse", layout == 1
     layer = Recurrent(label(node), cell_of(form), input_size, hidden, back, dtype, [], batch_first=first)
-    read = _Node(steps, form, given, layer)
+    read = _Node(steps, form, {**given, **of_bytes}, layer)
     layer.params += [read.params(d) for d in range(count)]
     read.add(node.output, len(found))
     found.append(layer)
@@ -202,6 +208,10 @@ class _Node:
         found |= self._biases(own.get("B"), G, order)
         if self.form.peepholes:
             found["p"] = self._take(self._reshape(own["P"], [3, H]), PEEPHOLES)
+        for name in ("W_scale", "R_scale", "W_zero", "R_zero"):
+            if name in self.given:
+                one = self._take(self.given[name], [direction])
+                found[name] = self._take(self._reshape(one, [G, H]), order)
         if len(self.form.activations) > 1:
             found["backward"] = self.steps.keep(float(direction), held_dtype_of(self.layer.dtype))
         return found

@@ -244,7 +244,9 @@ class ScanBody:
         moved = any(item is not None and not item.known for item in items)
         if node.op_type == "Cast" and moved and attributes["dtype"] != held_dtype_of(self.dtype):
             raise Unreadable(f"a cast of a value of the step to {attributes['dtype']}")
-        for name, item in zip(node.output, evaluate(self.steps, node.op_type, items, attributes), strict=False):
+        for name, item in zip(
+            node.output, evaluate(self.steps, node.op_type, items, attributes, len(node.output)), strict=False
+        ):
             if name:
                 self._set(name, item)
 

@@ -1,13 +1,15 @@
 """A cell's equations as MathML, which browsers set as mathematics without any library.
 
 In: a graph as traced. Out: rows (name, MathML): values that are read several times have names of their own; everything
-else is written where it is read. States are those of step t - 1, new states those of step t.
+else is written where it is read. Gates have the names that a cell's function unpacks them to. States are those of step
+t - 1, new states those of step t.
 """
 
 from __future__ import annotations
 
+import linecache
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from tvm_rnn.graph.graph import Graph, Node
@@ -17,6 +19,8 @@ from tvm_rnn.graph.ops import GEMMS, TABLE
 SIGNS = {"add": "+", "sub": "&minus;", "mul": "&#8857;"}
 FUNCTIONS = {"sigmoid": "&sigma;", "abs": "abs", "log": "ln"}
 RELATIONS = {"less_equal": "≤", "greater_equal": "≥", "equal": "=", "not_equal": "≠"}
+# A line that unpacks: "i, f = W @ x". One that picks by itself, as in "i, f = z[1], z[0]", says no order.
+UNPACKS = re.compile(r"\s*\(?(\w+(?:\s*,\s*\w+)+)\)?\s*=(?![^#]*\[\s*-?\d+\s*\])")
 LOOSE, TIGHT = 1, 2  # how strongly an expression holds together: a sum, a product; more: one symbol
 
 
@@ -28,19 +32,37 @@ def equations(graph: Graph) -> list[tuple[str, str]]:
     names: dict[Node, str] = {}
     rows: list[tuple[str, str]] = []
     for node in graph.nodes():
-        if node.leaf:
-            continue
         final = wanted.get(node)
-        shared = len(users[node]) > 1 and not _is_view(node)
-        if final is None and not shared:
+        gates = _gates(node, users[node]) if final is None else {}
+        shared = not node.leaf and len(users[node]) > 1 and not _is_view(node)
+        if gates:
+            name = ", ".join(gates.values())
+            label = f"<mo>(</mo>{'<mo>,</mo>'.join(map(_symbol, gates.values()))}<mo>)</mo>"
+        elif node.leaf or (final is None and not shared):
             continue
-        label = _state(final) if final is not None else f"<msub><mi>z</mi><mn>{len(rows) + 1}</mn></msub>"
-        rows.append((final or f"z{len(rows) + 1}", f"{label}<mo>=</mo>{_written(node, names)[0]}"))
-        names[node] = label
+        elif final is not None:
+            name, label = final, _state(final)
+        else:
+            name, label = f"z{len(rows) + 1}", f"<msub><mi>z</mi><mn>{len(rows) + 1}</mn></msub>"
+        rows.append((name, f"{label}<mo>=</mo>{_written(node, names)[0]}"))
+        names |= {node: label} if not node.leaf else {}
+        names |= {gate: _symbol(own) for gate, own in gates.items()}
     for state, result in zip(graph.states, graph.results, strict=True):
         if result.leaf:
             rows.append((state.name, f"{_state(state.name)}<mo>=</mo>{_leaf(result)}"))
     return rows
+
+
+def _gates(node: Node, users: Sequence[Node]) -> dict[Node, str]:
+    """The names of a value's parts, in order, where one line of the cell unpacks it and nothing else reads it."""
+    parts = [(own.attrs["at"], own) for own in users if own.op == "index"]
+    if len(parts) < max(2, len(users)) or len({own.source for _, own in parts}) != 1:
+        return {}
+    file, _, line = parts[0][1].source.rpartition(":")
+    found = UNPACKS.match(linecache.getline(file, int(line))) if line.isdigit() else None
+    names = re.split(r"\s*,\s*", found[1]) if found else []
+    whole = {node.shape[own.attrs["axis"]] for _, own in parts} == {len(names)}
+    return {own: names[at] for at, own in sorted(parts, key=lambda part: part[0])} if whole else {}
 
 
 def math(row: str) -> str:
@@ -74,7 +96,12 @@ def _leaf(node: Node) -> str:
         return f"<mn>{escape(text)}</mn>"
     if node.op in ("state", "input"):
         return _state(text, node.op == "state")
-    first, _, rest = text.partition("_")
+    return _symbol(text)
+
+
+def _symbol(name: str) -> str:
+    """A name; what is behind its first underscore stands below."""
+    first, _, rest = name.partition("_")
     own = f"<mi>{escape(first)}</mi>"
     return f"<msub>{own}<mi>{escape(rest)}</mi></msub>" if rest else own
 

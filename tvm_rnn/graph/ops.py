@@ -294,6 +294,10 @@ def _take(table: Array, places: Array, *, rank: int) -> Array:
     return np.where(there.reshape(there.shape + (1,) * (rank - 1)), rows, np.nan)
 
 
+def _in_a_byte(x: Array, low: int, high: int) -> Array:
+    return np.where(np.isnan(x), 0, np.clip(np.rint(x), low, high)).astype(x.dtype)
+
+
 def _sigmoid(x: Array) -> Array:
     e = np.exp(-np.abs(x))
     return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
@@ -358,6 +362,9 @@ _ROWS = [
     _pointwise("maximum", 2, np.maximum, lambda f, g, y, a: gradients.choice(f, g, a, operator.ge, operator.lt)),
     _pointwise("minimum", 2, np.minimum, lambda f, g, y, a: gradients.choice(f, g, a, operator.le, operator.gt)),
     _pointwise("floor", 1, np.floor, lambda f, g, y, a: (None,)),
+    # Bytes: whole numbers that products may read as such (cpu/byte_products.py).
+    _pointwise("to_int8", 1, lambda x: _in_a_byte(x, -128, 127), lambda f, g, y, a: (None,), 3),
+    _pointwise("to_uint8", 1, lambda x: _in_a_byte(x, 0, 255), lambda f, g, y, a: (None,), 3),
     _pointwise("mod", 2, np.mod, gradients.mod, 30),
     # Values with gradients of the user's own; once gradients are derived, nothing is left of both rows.
     _pointwise("stop_gradient", 1, np.positive, lambda f, g, y, a: (None,)),

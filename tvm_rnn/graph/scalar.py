@@ -245,6 +245,23 @@ def floor(x: Expr) -> Expr:
     return _tir().floor(x)
 
 
+@_row
+def to_int8(x: Expr) -> Expr:
+    return _in_a_byte(x, -128.0, 127.0)
+
+
+@_row
+def to_uint8(x: Expr) -> Expr:
+    return _in_a_byte(x, 0.0, 255.0)
+
+
+def _in_a_byte(x: Expr, low: float, high: float) -> Expr:
+    """The nearest whole number of a range, the even one of two; 0 of NaN, of which no comparison is true."""
+    tir = _tir()
+    inside = where(greater(x, const(low, x)), where(less(x, const(high, x)), x, const(high, x)), const(low, x))
+    return where(equal(x, x), tir.nearbyint(inside), const(0.0, x))
+
+
 def mod(a: Expr, b: Expr) -> Expr:
     """The rest that libm's fmod leaves, with the sign of b as in NumPy."""
 

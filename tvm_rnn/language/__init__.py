@@ -5,3 +5,5 @@ graph. `dims.py` reads annotations, `trace.py` records operations, `axes.py` car
 has NumPy's names. Cells are made of cells: `ensemble.py` has many members in one, `tangents.py` has directions beside
 values.
 """
+
+from . import functions as functions  # now: advice in the errors of a traced value names them

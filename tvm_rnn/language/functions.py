@@ -6,7 +6,7 @@ ones are rows of `graph/ops.py`; the rest are composed of them and need no row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,9 +14,10 @@ import numpy as np
 from tvm_rnn.graph.ops import TABLE, Shape
 
 from .dims import parse_dims
-from .trace import Value, apply, drawn, fail, getitem, inserted, lift, made, removed, rows_of
+from .trace import FUNCTIONS, Value, apply, drawn, fail, getitem, inserted, lift, made, removed, rows_of
 from .trace import contract as _contract_traced
 from .trace import einsum as _einsum_traced
+from .trace import power as _power_traced
 
 Array = Any
 INTERNAL = {
@@ -95,6 +96,8 @@ absolute = _unary("absolute", "|x|, as Python's abs().", "abs")
 sign = _unary("sign", "-1, 0 or 1.")
 negative = _unary("negative", "-x.", "neg")
 floor = _unary("floor", "The largest whole number that is not above x; its gradient is 0.")
+to_int8 = _unary("to_int8", "The nearest whole number from -128 to 127; 0 of NaN; its gradient is 0.")
+to_uint8 = _unary("to_uint8", "The nearest whole number from 0 to 255; 0 of NaN; its gradient is 0.")
 stop_gradient = _unary("stop_gradient", "x as a constant: its gradient is 0.")
 maximum = _binary("maximum", "The larger of two arrays, element by element; NaN where either is.")
 minimum = _binary("minimum", "The smaller of two arrays, element by element; NaN where either is.")
@@ -115,15 +118,7 @@ def logical_not(a: Array) -> Array:
 
 def power(a: Array, b: Array) -> Array:
     """a ** b. Whole exponents up to 16 become multiplications, 0.5 a square root."""
-    if isinstance(b, (int, float)) and not isinstance(b, bool) and _traced(a):
-        if b == 0.5:
-            return sqrt(a)
-        if float(b).is_integer() and 1 <= abs(b) <= 16:
-            product = a
-            for _ in range(abs(int(b)) - 1):
-                product = product * a
-            return product if b > 0 else 1.0 / product
-    return _pointwise("power", a, b)
+    return _power_traced(a, b) if _traced(a, b) else TABLE["power"].numpy(a, b)
 
 
 def round(x: Array) -> Array:
@@ -196,24 +191,27 @@ def surrogate(forward: Array, backward: Array) -> Array:
     return _pointwise("surrogate", forward, backward)
 
 
-def _spike(v: Array, slope: Array) -> Array:
-    """1 above 0, else 0, NaN where v is; the gradient is `slope`."""
-    return surrogate(where(v > 0.0, 1.0, where(v <= 0.0, 0.0, v)), v * stop_gradient(slope))
+def _spike(name: str, v: Array, scale: Array, slope: Callable[[], Array]) -> Array:
+    """1 above 0, else 0, NaN where v is; the gradient is what `slope` makes. scale: of that, above 0."""
+    number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
+    if number and not 0.0 < scale < np.inf:
+        fail(f"{name}: the size of the gradient", got=repr(scale), expected="a number above 0")
+    return surrogate(where(v > 0.0, 1.0, where(v <= 0.0, 0.0, v)), v * stop_gradient(slope()))
 
 
 def fast_sigmoid_spike(v: Array, slope: float = 25.0) -> Array:
     """1 where v is above 0, else 0; the gradient is 1 / (1 + slope |v|)**2 (Zenke & Ganguli 2018)."""
-    return _spike(v, 1.0 / square(1.0 + slope * absolute(v)))
+    return _spike("fast_sigmoid_spike", v, slope, lambda: 1.0 / square(1.0 + slope * absolute(v)))
 
 
 def atan_spike(v: Array, slope: float = 2.0) -> Array:
     """1 where v is above 0, else 0; the gradient is slope / 2 / (1 + (pi / 2 slope v)**2) (Fang et al. 2021)."""
-    return _spike(v, 0.5 * slope / (1.0 + square(0.5 * np.pi * slope * v)))
+    return _spike("atan_spike", v, slope, lambda: 0.5 * slope / (1.0 + square(0.5 * np.pi * slope * v)))
 
 
 def triangle_spike(v: Array, scale: float = 0.3) -> Array:
     """1 where v is above 0, else 0; the gradient is scale max(0, 1 - |v|) (Bellec et al. 2018)."""
-    return _spike(v, scale * relu(1.0 - absolute(v)))
+    return _spike("triangle_spike", v, scale, lambda: scale * relu(1.0 - absolute(v)))
 
 
 def _axes(x: Array, axis: int | Sequence[int] | None) -> list[int]:
@@ -474,7 +472,10 @@ def rename(x: Array, dims: str) -> Array:
 
 def expand(x: Array, axis: int) -> Array:
     """A new axis of size 1 at position `axis` of the result."""
-    at = axis if axis >= 0 else len(x.shape) + axis + 1
+    rank = len(x.shape)
+    if not -rank - 1 <= axis <= rank:
+        fail("no new axis can be there", got=f"axis={axis} of {x!r}", expected=f"{-rank - 1} to {rank}")
+    at = axis if axis >= 0 else rank + axis + 1
     if _traced(x):
         return inserted(x, at)
     return reshape(x, (*x.shape[:at], 1, *x.shape[at:]))
@@ -688,3 +689,7 @@ def matmul(a: Array, b: Array) -> Array:
 def einsum(spec: str, *operands: Array) -> Array:
     """NumPy's einsum over written axes, without '...' and without repeated letters in one operand."""
     return _einsum_traced(spec, *map(lift, operands)) if _traced(*operands) else np.einsum(spec, *operands)
+
+
+_OWN = {name for name, f in globals().items() if getattr(f, "__module__", "") == __name__ and name.islower()}
+FUNCTIONS |= {name for name in _OWN if not name.startswith("_")} - INTERNAL

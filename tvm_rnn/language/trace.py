@@ -29,6 +29,7 @@ _PACKAGE = str(PACKAGE) + os.sep
 _CELLS = os.path.join(_PACKAGE, "cells") + os.sep
 LINE: ContextVar[str] = ContextVar("LINE", default="")  # set: what all nodes made now say of their origin
 _ATTRIBUTES = ("shape", "ndim", "size", "axes", "T", "reshape", "transpose")
+FUNCTIONS = set[str]()  # those that equations are written with: functions.py has them, and names them here
 MOST_RUNS = 32  # of neighbours, in an index by a list
 LIMIT = 100_000  # operations of one cell
 _operations: ContextVar[Iterator[int] | None] = ContextVar("_operations", default=None)
@@ -192,13 +193,13 @@ class Value:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        near = nearest(name, (*_ATTRIBUTES, *_functions()), 0.7)
+        near = nearest(name, (*_ATTRIBUTES, *FUNCTIONS), 0.7)
         other = f"did you mean {near!r}?" if near else "write it with the functions of tvm_rnn, or leave it out"
         fail(
             f"a traced value has no attribute {name!r}",
             got=f"{self!r}.{name}",
             expected=f"{', '.join(_ATTRIBUTES)}, or a function of tvm_rnn",
-            do=f"call it as a function: {name}(value)" if name in _functions() else other,
+            do=f"call it as a function: {name}(value)" if name in FUNCTIONS else other,
         )
 
     def __getitem__(self, key: object) -> Value:
@@ -268,14 +269,10 @@ class Value:
         return apply("logical_not", self)
 
     def __pow__(self, exponent: object) -> Value:
-        from .functions import power
-
-        return lift(power(self, exponent))
+        return power(self, exponent)
 
     def __rpow__(self, base: object) -> Value:
-        from .functions import power
-
-        return lift(power(base, self))
+        return power(base, self)
 
     def __matmul__(self, other: object) -> Value:
         return matmul(self, lift(other))
@@ -303,16 +300,21 @@ def lift(x: object) -> Value:
     )
 
 
-def _functions() -> set[str]:
-    """The functions that equations are written with, by name."""
-    from . import functions
-
-    own = {name for name, f in vars(functions).items() if getattr(f, "__module__", "") == functions.__name__}
-    return {name for name in own if name.islower() and not name.startswith("_")} - functions.INTERNAL
+def power(a: object, b: object) -> Value:
+    """a ** b, of which one is traced. Whole exponents up to 16 become multiplications, 0.5 a square root."""
+    if isinstance(b, (int, float)) and not isinstance(b, bool):
+        if b == 0.5:
+            return apply("sqrt", a)
+        if float(b).is_integer() and 1 <= abs(b) <= 16:
+            product = lift(a)
+            for _ in range(abs(int(b)) - 1):
+                product = product * a
+            return product if b > 0 else 1.0 / product
+    return apply("power", a, b)
 
 
 def _no_numpy(name: str, value: Value) -> NoReturn:
-    known = name in _functions()
+    known = name in FUNCTIONS
     do = f"use tvm_rnn.{name}" if known else "use the functions of tvm_rnn, or compute it outside the cell"
     fail(f"numpy.{name} cannot be traced", got=f"numpy.{name} of {value!r}", do=do)
 

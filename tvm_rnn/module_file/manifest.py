@@ -1,6 +1,6 @@
 """The file of a module: ELF, weights, manifest, footer; `schema.py` has the types of the manifest.
 
-In: a linked ELF shared object, facts about it and weights, from compiler/compile.py and Module.export. Out: one
+In: a linked ELF shared object, facts about it and weights, from compiler/compile.py and bundle/export.py. Out: one
 container file, which runtime.py reads; what does not fit together is refused before.
 """
 
@@ -11,12 +11,11 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tvm_rnn.dtypes import held_dtype
-from tvm_rnn.errors import BuildError, ConfigError, WeightError, message
+from tvm_rnn.errors import BuildError, WeightError, message
 from tvm_rnn.network.program import COMPILED, NETWORK
 from tvm_rnn.runtime import runtime
 from tvm_rnn.runtime.runtime import (
@@ -29,22 +28,18 @@ from tvm_rnn.runtime.runtime import (
     MAGIC,
     carried,
 )
-from tvm_rnn.runtime.runtime_ops import OPERATIONS
 from tvm_rnn.runtime.runtime_random import RAW
 from tvm_rnn.whole_files import write_whole
 
 from .schema import CpuNetwork, Facts, GpuNetwork, SeveralNetworks, invalid, plain, read
-
-if TYPE_CHECKING:
-    from tvm_rnn.runtime.runtime import Module
 
 
 def validate(manifest: Facts | Mapping[str, object]) -> Facts:
     """The facts, where they are what this version's runtime understands. Raises BuildError, naming the field."""
     facts = read(manifest if isinstance(manifest, Mapping) else plain(manifest))
     for step in facts.model.steps if facts.model is not None else ():
-        if step.op not in OPERATIONS and step.op not in (NETWORK, COMPILED):
-            raise invalid("model.steps", step.op, "an operation of runtime_ops.py")
+        if step.op not in (NETWORK, COMPILED):
+            raise invalid("model.steps", step.op, f"{NETWORK} or {COMPILED}")
     for network in _networks(facts):
         _check_network(network)
     return facts
@@ -146,31 +141,6 @@ def with_facts(elf: bytes, facts: Mapping[str, object], arrays: Mapping[str, np.
 
 
 Path = str | os.PathLike[str]
-
-
-def export(module: Module, path: Path | None, bundle: Path | None, web: Path | None, name: str | None) -> None:
-    """What `Module.export` does. Raises ConfigError where it is not told what to write, and what the writers raise."""
-    if path is None and bundle is None and web is None:
-        do = 'mod.export("m.so"), or mod.export(bundle="folder")'
-        raise ConfigError(message("export: nothing to write", got="neither a path nor a bundle", do=do))
-    if web is not None:
-        from tvm_rnn.bundle import write_web
-
-        write_web(module, web, name)
-    if bundle is not None:
-        from tvm_rnn.bundle import write_bundle
-
-        write_bundle(module, bundle, name)
-    if path is not None:
-        _check_unchanged(module)  # to read what was cut off would be a signal
-        code, arrays = module._file[: module._elf_size], {**module.weights, **module._constants}
-        write_container(code, module.manifest, arrays, path, lambda: _check_unchanged(module))
-
-
-def _check_unchanged(module: Module) -> None:
-    if not module._file.is_as_checked():
-        got, do = "its file was changed in place since it was loaded", "load the file again"
-        raise BuildError(message("the module cannot be exported", got=got, do=do))
 
 
 def write_container(

@@ -234,7 +234,7 @@ class ModelConstant(Struct):
 
 
 class ModelStep(Struct):
-    """A network, a function of the file, or one operation of runtime_ops.py. node: its name in the model's file."""
+    """A network, or a function of the file. node: its name in the model's file."""
 
     op: Name
     inputs: list[str]

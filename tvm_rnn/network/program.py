@@ -31,9 +31,9 @@ class Declared:
 class Step:
     """One operation on values, which are known by name; "" is an input that is not given.
 
-    op: an operator of ONNX, a row of `runtime_ops.OPERATIONS`, or NETWORK: x, lengths, each state of each layer, and
-    weights that are values become y and each state of each layer; or COMPILED: a function of the module's file, of what
-    lay together. node: what the model's file calls it, for messages.
+    op: an operator of ONNX, or one of `surroundings/evaluation.py`'s own; or NETWORK: x, lengths, each state of each
+    layer, and weights that are values become y and each state of each layer; or COMPILED: a function of the module's
+    file, of what lay together. node: what the model's file calls it, for messages.
     """
 
     op: str

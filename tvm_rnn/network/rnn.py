@@ -190,8 +190,11 @@ class RNN:
     def _bind(self, hidden_size: Sizes | None, sizes: Mapping[str, Sizes]) -> list[dict[str, int]]:
         names = self.cell.size_names
         given: dict[str, Sizes] = dict(sizes) if hidden_size is None else {"H": hidden_size, **sizes}
-        for name in given:
+        for name, value in given.items():
             if name not in names:
+                if name == "batch_first":
+                    do = "give [T, B, I]: x.swapaxes(0, 1); torch layers take it: rnn.nn.LSTM(..., batch_first=True)"
+                    raise ConfigError(message("RNN: time is the first axis", got=f"batch_first={value!r}", do=do))
                 known = (*names, "hidden_size", "num_layers", "bidirectional", "dtype", "reverse", *OPTIONS)
                 what = f"RNN: cell {self.cell.name} has no axis {name!r}, and RNN no such argument"
                 if name == "H" and hidden_size is not None:

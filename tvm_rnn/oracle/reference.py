@@ -27,8 +27,7 @@ from tvm_rnn.network.rnn import RNN, no_network
 from tvm_rnn.runtime import runtime_generate, runtime_random
 from tvm_rnn.runtime.runtime import State
 from tvm_rnn.runtime.runtime_model import Plan, call, check_inputs
-
-from .standard_operations import operations_of
+from tvm_rnn.surroundings.evaluation import Refused, evaluated
 
 
 @dataclass(frozen=True)
@@ -492,12 +491,23 @@ def run_program(program: Program | None, networks: Sequence[RNN], inputs: Mappin
         do = "call it as a module: reference(net)(x)"
         raise InputError(message("this network has no model around it", do=do))
     wide, oracles = program.in_dtype("float64"), [_Oracle(net) for net in networks]
-    operators = [step.op for step in wide.steps if step.op != NETWORK]
-    plan = Plan(wide.facts(), wide.arrays(), operations_of(operators))
+    plan = Plan(wide.facts(), wide.arrays())
     real = {d.name for d in wide.inputs if d.dtype == "float64"}
     given = {name: _floats(f"input {name}", value) if name in real else value for name, value in inputs.items()}
     arrays = check_inputs(plan.inputs, given)
-    return plan.run(arrays, lambda values, a: call(oracles[int(a["network"])], values, a))
+
+    def made(step: Mapping[str, Any], values: Sequence[Array]) -> Sequence[Array]:
+        """What a step makes of these values."""
+        if step["op"] == NETWORK:
+            return call(oracles[int(step["attributes"]["network"])], values, step["attributes"])
+        try:
+            return evaluated(step["op"], values, step["attributes"], len(step["outputs"]))
+        except Refused as reason:
+            got = ", ".join("nothing" if v is None else f"{v.dtype}{list(v.shape)}" for v in values)
+            what = f"{step['op']} of this model cannot be computed (node {step['node']!r})"
+            raise InputError(message(what, got=f"{got}: {reason}", do="check the shapes of the inputs")) from None
+
+    return plan.run(arrays, made)
 
 
 @overload

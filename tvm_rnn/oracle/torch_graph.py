@@ -317,7 +317,7 @@ class TorchModel:
         self.steps = Steps(net, programs(net, wrap), weights, like)
 
     def __call__(
-        self, inputs: Sequence[Tensor], lengths: Tensor | None = None
+        self, inputs: Sequence[Tensor], lengths: Tensor | None = None, reset: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor | list[Tensor]]]:
-        """lengths: [B], how many steps each row has."""
-        return self.steps(inputs, rows=Rows(lengths))
+        """lengths: [B], how many steps each row has; reset: [T, B], of bool: where rows begin anew."""
+        return self.steps(inputs, rows=Rows(lengths, reset))

@@ -43,6 +43,8 @@ CALLS = {
     "minimum": "smaller({0}, {1})",
     "floor": "floor{f}({0})",
     "mod": "mod({0}, {1})",
+    "to_int8": "in_a_byte({0}, -128, 127)",
+    "to_uint8": "in_a_byte({0}, 0, 255)",
     "less": "({0} < {1})",
     "less_equal": "({0} <= {1})",
     "greater": "({0} > {1})",
@@ -62,6 +64,10 @@ HELPERS = {
     "softplus": "static {t} softplus({t} x) {{ return (x < 0 ? 0 : x) + log1p{f}(exp{f}(-fabs{f}(x))); }}",
     "larger": "static {t} larger({t} a, {t} b) {{ return a > b || a != a ? a : b; }}",
     "smaller": "static {t} smaller({t} a, {t} b) {{ return a < b || a != a ? a : b; }}",
+    "in_a_byte": """\
+static {t} in_a_byte({t} x, {t} low, {t} high) {{
+  return x != x ? 0 : nearbyint{f}(x < low ? low : x > high ? high : x);
+}}""",
     "mod": """\
 static {t} mod({t} a, {t} b) {{
   const {t} rest = fmod{f}(a, b);

@@ -80,6 +80,7 @@ KINDS = {
 }
 EXIT_SECONDS, EXIT_LOOKS = 10.0, 5  # how long the end of the process waits for calls; looks that must find none
 BOUND = 16  # kept by thread and module of what writes to given arrays: a stream has one, or two that take turns
+EXPORTERS: list[Callable[..., None]] = []  # what `Module.export` calls: the package says it when it is imported
 _opened: dict[str, tuple[int, ...]] = {}
 ALL = "give all of them, as backward returns them, or None"
 # What settings a copy of a module takes along.
@@ -1068,12 +1069,10 @@ class Module:
         name: what names in these folders begin with; None: the folder's name.
 
         Raises ConfigError where it is not told what to write, and BuildError where it cannot be written."""
-        try:
-            from ..module_file.manifest import export
-        except ImportError as error:
+        if not EXPORTERS:
             what, do = "runtime.py alone cannot export", "use it with tvm_rnn installed"
-            raise _error(TvmRnnError, what, error, "tvm_rnn installed", do) from None
-        export(self, path, bundle, web, name)
+            raise _error(TvmRnnError, what, "runtime.py beside a module", "tvm_rnn installed", do)
+        EXPORTERS[-1](self, path, bundle, web, name)
 
 
 def _no_seed(*_arguments: object) -> NoReturn:

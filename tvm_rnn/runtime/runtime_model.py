@@ -1,9 +1,7 @@
 """Run a whole model, by its own names: its recurrent networks, and compiled functions of what is around them.
 
-In modules for GPUs, and of earlier versions, what is around networks runs in NumPy.
-
 In: `manifest.model` of a module that was made from a model's file (steps, constants, what its inputs and outputs are),
-and arrays by name. Out: arrays by name. Works alone beside a .so, with runtime.py and runtime_ops.py.
+and arrays by name. Out: arrays by name. Works alone beside a .so, with runtime.py.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from typing import NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
-from . import runtime, runtime_ops
+from . import runtime
 from .runtime import Array, Facts, InputError, LoadError, Module, Opened, State, WeightError
 
 
@@ -42,7 +40,7 @@ class Network(Protocol):
 
 MOST_READY = 64  # shapes of inputs whose sizes are remembered
 Key = tuple[tuple[int, ...] | bytes, ...]  # shapes of inputs, and elements of those that say sizes
-Runner = Callable[[Sequence[Array], Facts], list[Array]]  # of a step that is a network
+Runner = Callable[[Facts, Sequence[Array]], Sequence[Array]]  # what a step makes of values
 # What NumPy, or a network that is given what does not fit, may say of a model's arrays.
 FAILURES = (ValueError, IndexError, TypeError, KeyError, ZeroDivisionError, OverflowError, MemoryError, AttributeError)
 
@@ -50,20 +48,11 @@ FAILURES = (ValueError, IndexError, TypeError, KeyError, ZeroDivisionError, Over
 class Plan:
     """A model's steps, ready to run: which function makes what of which values, and when a value has served."""
 
-    def __init__(
-        self,
-        model: Facts,
-        constants: Mapping[str, np.ndarray],
-        operations: Mapping[str, runtime_ops.Operation] = runtime_ops.OPERATIONS,
-    ) -> None:
-        self.operations = operations
+    def __init__(self, model: Facts, constants: Mapping[str, np.ndarray]) -> None:
         self.inputs, self.outputs = list(model["inputs"]), [item["name"] for item in model["outputs"]]
         self.constants = {item["name"]: constants[item["array"]] for item in model["constants"]}
         self.lasting = frozenset(map(id, self.constants.values()))
         self.steps = list(model["steps"])
-        strange = {step["op"] for step in self.steps} - operations.keys() - {"Network", "Compiled"}
-        if strange:
-            raise ValueError(f"operations that are not known here: {', '.join(sorted(strange))}")
         last = {name: i for i, step in enumerate(self.steps) for name in step["inputs"]}
         kept = {*self.outputs, *self.constants}
         self.dropped = [
@@ -71,28 +60,16 @@ class Plan:
             for i, step in enumerate(self.steps)
         ]
 
-    def run(self, values: Facts, network: Runner, compiled: Runner | None = None) -> dict[str, Array]:
-        """The model's outputs. values: its inputs. network, compiled: what runs a step that is one."""
+    def run(self, values: Facts, made: Runner) -> dict[str, Array]:
+        """The model's outputs. values: its inputs."""
         found: dict[str, Array] = {**self.constants, **values, "": None}
         with np.errstate(all="ignore"):  # NaN and inf are results, not accidents
             for step, dropped in zip(self.steps, self.dropped, strict=True):
                 given = [found[name] for name in step["inputs"]]
-                made = self._made(step, given, {"Network": network, "Compiled": compiled})
-                found.update(zip(step["outputs"], made, strict=False))
+                found.update(zip(step["outputs"], made(step, given), strict=False))
                 for name in dropped:
                     found.pop(name, None)
         return {name: found[name] for name in self.outputs}
-
-    def _made(self, step: Facts, given: Sequence[Array], runners: Mapping[str, Runner | None]) -> Sequence[Array]:
-        if (runner := runners.get(step["op"])) is not None:
-            return runner(given, step["attributes"])
-        try:
-            made = self.operations[step["op"]](given, step["attributes"])
-        except FAILURES as error:
-            what = f"{step['op']} of this model cannot be computed (node {step['node']!r})"
-            got = ", ".join("nothing" if v is None else f"{np.asarray(v).dtype}{list(np.shape(v))}" for v in given)
-            raise runtime._error(InputError, what, f"{got}: {error}", do="check the shapes of the inputs") from None
-        return made if isinstance(made, list) else [np.asarray(made)]
 
 
 def _plan(module: Module) -> Plan:
@@ -104,6 +81,8 @@ def _plan(module: Module) -> Plan:
             raise runtime._error(InputError, "this module has no model around its network", "run()", "mod(x)", do)
         try:
             plan = Plan(module.manifest["model"], module._constants)
+            if strange := {step["op"] for step in plan.steps} - {"Network", "Compiled"}:
+                raise ValueError(f"steps of an earlier version: {', '.join(sorted(strange))}")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             what = f"{module.path!r} has an unusable model"
             raise runtime._error(LoadError, what, error, do="export it again") from None
@@ -119,11 +98,14 @@ def run(module: Module, inputs: Mapping[str, object]) -> dict[str, Array]:
     plan = _plan(module)
     arrays = check_inputs(plan.inputs, inputs)
     networks = getattr(module, "networks", [module])
-    results = plan.run(
-        arrays,
-        lambda given, attributes: call(networks[int(attributes["network"])], given, attributes),
-        lambda given, attributes: call_compiled(module, given, attributes),
-    )
+
+    def made(step: Facts, given: Sequence[Array]) -> Sequence[Array]:
+        attributes = step["attributes"]
+        if step["op"] == "Network":
+            return call(networks[int(attributes["network"])], given, attributes)
+        return call_compiled(module, given, attributes)
+
+    results = plan.run(arrays, made)
     kinds: list[type] = [type(inputs[item["name"]]) for item in plan.inputs]
     like = runtime._like(kinds[0]) if kinds else None
     taken = {*plan.lasting, *map(id, arrays.values())}

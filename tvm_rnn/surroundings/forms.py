@@ -264,18 +264,6 @@ def _dropout(node: Node) -> Item:
     return [x, node.bb.normalize(relax.op.full(shape, relax.const(True), "bool"))]
 
 
-def _flat_softmax(node: Node) -> Item:
-    """Of old versions: all axes from one on are one."""
-    if not node.attributes.get("flatten", 0):
-        return None
-    x, axis = node.inputs[0], int(node.attributes.get("axis", 1))
-    shape = [wide(n) for n in node.shape(x)]
-    rows, columns = (wide(math.prod(part, start=int64(1))) for part in (shape[:axis], shape[axis:]))
-    flat = node.bb.normalize(relax.op.reshape(x, relax.ShapeExpr([rows, columns])))
-    softmax = relax.op.nn.log_softmax if node.op == "LogSoftmax" else relax.op.nn.softmax
-    return relax.op.reshape(node.bb.normalize(softmax(flat, 1)), relax.ShapeExpr(shape))
-
-
 def _layer_normalization(node: Node) -> Item:
     """With its mean and deviation, where these are asked for."""
     if node.attributes["tvm_custom"]["num_outputs"] < 2:
@@ -318,8 +306,6 @@ FORMS: dict[str, Callable[[Node], Item]] = {
     "Split": _split,
     "Pad": _pad,
     "Dropout": _dropout,
-    "Softmax": _flat_softmax,
-    "LogSoftmax": _flat_softmax,
     "LayerNormalization": _layer_normalization,
     "QuantizeLinear": _quantised,
     "DequantizeLinear": _quantised,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 OPSET = 21
 NEWER = {"RMSNormalization": 23}  # operators of a later set
-REDUCTIONS = [f"Reduce{name}" for name in ("Sum", "Mean", "Max", "Min", "Prod", "LogSumExp")]
+REDUCTIONS = [f"Reduce{n}" for n in ("Sum", "Mean", "Max", "Min", "Prod", "LogSumExp", "SumSquare", "L1", "L2")]
 # What was an attribute once and is an input now, in the order of inputs behind the first.
 INPUTS = {
     **dict.fromkeys(("Squeeze", "Unsqueeze", *REDUCTIONS), ("axes",)),
@@ -47,6 +47,12 @@ def import_onnx() -> ModuleType:
     return onnx
 
 
+class Keeper(Protocol):
+    """What more constants can be added to."""
+
+    def keep(self, value: np.ndarray) -> str: ...
+
+
 class Values:
     """The constants of a program, to which more can be added."""
 
@@ -69,7 +75,7 @@ def opset_of(operators: Sequence[str]) -> int:
     return max([OPSET, *(NEWER.get(name, OPSET) for name in operators)])
 
 
-def node_of(values: Values, step: Step, dtype: str) -> NodeProto | None:
+def node_of(values: Keeper, step: Step, dtype: str) -> NodeProto | None:
     """The step as a node. dtype: of its first input."""
     onnx = import_onnx()
     if step.op == NETWORK:
@@ -86,7 +92,7 @@ def node_of(values: Values, step: Step, dtype: str) -> NodeProto | None:
     return onnx.helper.make_node(step.op, inputs, [*step.outputs], **attributes)
 
 
-def _inputs(values: Values, step: Step, attributes: dict[str, object], dtype: str) -> list[str]:
+def _inputs(values: Keeper, step: Step, attributes: dict[str, object], dtype: str) -> list[str]:
     """The step's inputs, with constants for what its attributes say, which are taken out."""
     inputs = [*step.inputs]
     for place, name in enumerate(INPUTS.get(step.op, ()), 1):
@@ -113,8 +119,6 @@ def as_inferred(node: NodeProto) -> list[NodeProto]:
             make("Cast", [mask], [cast], to=CODES["int32"]),
             make("ReduceSum", [cast, axis], [name], keepdims=0),
         ]
-    if any(attribute.name == "flatten" for attribute in node.attribute):
-        return [make("Identity", [*node.input], [*node.output])]
     return [node]
 
 

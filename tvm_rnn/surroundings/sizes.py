@@ -13,9 +13,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from tvm import tirx
 
-from tvm_rnn.runtime.runtime_ops import OPERATIONS
 from tvm_rnn.tir.expr import Expr
 from tvm_rnn.tir.index import wide
+
+from .evaluation import evaluated
 
 Sizes = np.ndarray  # of dtype object: ints and expressions
 Number: TypeAlias = Any  # an int, of NumPy too, or an expression
@@ -38,8 +39,18 @@ def computed(op: str, inputs: Sequence[np.ndarray | None], attributes: Mapping[s
         return np.asarray(math.prod(np.asarray(inputs[0]).reshape(-1).tolist()), object)
     if op not in MOVES:
         return None
-    plain = [None if value is None else value if value.dtype == object else np.asarray(value) for value in inputs]
-    return np.asarray(OPERATIONS[op](plain, attributes), object)
+    moved = [np.asarray(value) for value in (inputs if op == "Concat" else inputs[:1])]
+    numbers = [value for own in moved for value in own.reshape(-1).tolist()]
+    places, begin = list[np.ndarray](), 0
+    for own in moved:  # the numbers are moved as their places are
+        places.append(np.arange(begin, begin + own.size).reshape(own.shape))
+        begin += own.size
+    others = [None if value is None else np.asarray(value.tolist(), np.int64) for value in inputs[len(moved) :]]
+    known = {name: value for name, value in attributes.items() if name != "tvm_custom"}
+    (found,) = evaluated(op, [*places, *others], known)
+    result = np.empty(found.shape, object)
+    result[...] = sizes_of(numbers)[found] if numbers else None
+    return result
 
 
 def _quotient(a: Number, b: Number) -> Number:

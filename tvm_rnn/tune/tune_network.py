@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -73,17 +74,7 @@ def tune(
     """
     from .session import SearchOptions, run
 
-    options = SearchOptions(
-        seconds=seconds,
-        patience=patience,
-        precision=precision,
-        records=records,
-        seed=seed,
-        jobs=jobs,
-        timeout=timeout,
-        fresh=fresh,
-        rpc_tracker=rpc_tracker,
-        device_key=device_key,
-        progress=progress,
-    )
+    search = SearchOptions(seconds=seconds, patience=patience, seed=seed, jobs=jobs, timeout=timeout, fresh=fresh)
+    kept = replace(search, precision=precision, records=records, progress=progress)
+    options = replace(kept, rpc_tracker=rpc_tracker, device_key=device_key)
     return [run(net, target, steps, batch, trials, options).record]

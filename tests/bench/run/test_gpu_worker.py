@@ -155,6 +155,8 @@ def test_errors_cover_states_and_call_nan_infinite() -> None:
     assert (largest, relative) == (0.5, 0.5)
     assert errors((y * float("nan"), None), (y, {"h": h})) == (float("inf"), float("inf"))
     assert errors((y[:1], None), (y, {"h": h})) == (float("inf"), float("inf"))
+    assert errors((y, {"h": h * 2}), (y[:1], {})) == (0.0, 0.0)  # of a long sequence its first steps
+    assert errors((y * float("nan"), None), (y[:1], {})) == errors((y[:0], None), (y[:1], {})) == (float("inf"),) * 2
 
 
 def test_requests_and_answers_are_lines_of_json(monkeypatch: pytest.MonkeyPatch, module: str) -> None:

@@ -37,6 +37,11 @@ RECORDS = [
 ]
 
 
+def test_records_of_no_point_are_no_lines() -> None:
+    found = report([FACTS, {"kind": "compile", "network": "lif", "framework": "tvm_rnn", "training": 2.0}])
+    assert not found.lines and found.facts == FACTS
+
+
 def test_ratios_and_means_are_of_points_that_have_both() -> None:
     found = report(RECORDS)
     assert [line.ratio("torch") for line in found.lines] == [4.0, 1.0, None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +70,10 @@ def test_a_point_of_a_suite(path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     found = measure_on_gpu(asked, 2)
     assert [*found] == ["tvm_rnn", "torch"] and all(row["us_per_step"] > 0 for row in found.values())
     assert found["tvm_rnn"]["error"] < 1e-5 and found["tvm_rnn"]["bytes"] == asked.bytes
+    again = replace(asked, reset=torch.rand(5, 3) < 0.4)
+    found = measure_on_gpu(again, 2, ("tvm_rnn", "torch-loop"))
+    assert found["tvm_rnn"]["error"] < 1e-5 and found["torch-loop"]["us_per_step"] > 0
+    assert "no resets" in found["torch"]["reason"]
     monkeypatch.setattr(training, "_error", lambda got, expected: 0.5)
     assert "is allowed" in measure_on_gpu(asked, 2)["tvm_rnn"]["reason"]
 

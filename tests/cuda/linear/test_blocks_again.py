@@ -8,7 +8,7 @@ import pytest
 from again_pairs import BATCH, Case, flagged, pair
 
 from tvm_rnn.cuda.linear.blocks_again import BlocksAgain
-from tvm_rnn.cuda.linear.steps_again import EVERY
+from tvm_rnn.cuda.linear.pair import EVERY
 
 CASES: dict[str, dict[str, Any]] = {
     "both": {"reads": "sgbsg", "keys_last": True},

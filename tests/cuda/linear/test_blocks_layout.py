@@ -8,8 +8,8 @@ from itertools import pairwise
 from again_pairs import pair
 
 from tvm_rnn.cuda.linear.blocks_layout import MOST_VALUES, BlocksLayout
+from tvm_rnn.cuda.linear.pair import EVERY, Pair
 from tvm_rnn.cuda.linear.recurrence import Rows
-from tvm_rnn.cuda.linear.steps_again import EVERY, Pair
 
 OWN = pair(keys=40, values=50, precision="bfloat16")
 

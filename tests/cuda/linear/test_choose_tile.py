@@ -5,7 +5,7 @@ from __future__ import annotations
 from linear_steps import recurrence
 
 from tvm_rnn import target
-from tvm_rnn.cuda.linear.choose_tile import ChunkUnit, choose, refused
+from tvm_rnn.cuda.linear.choose_tile import ChunkUnit, choose, refused, rungs
 from tvm_rnn.cuda.linear.chunk_tile import ChunkTile
 from tvm_rnn.cuda.linear.recurrence import AFTER, BEFORE, DECAYED
 
@@ -41,3 +41,13 @@ def test_there_are_tiles_for_all_that_is_let_through() -> None:
         for decay in (1, keys):
             own = recurrence(1, keys, 64, decay=decay, erase=DECAYED, own=True, reads=(BEFORE, AFTER))
             assert refused(own, GPU) or choose(own, (1,), GPU).tile.chunk
+
+
+def test_each_regime_of_batch_sizes_has_its_tile() -> None:
+    """Few rows: tiles of few values, one for each multiprocessor; many: of many values."""
+    own = recurrence(32, 128, 128, erase=DECAYED)
+    (few, many) = rungs(own, (1, 64), GPU)
+    assert few.chosen == choose(own, (1,), GPU) and many.chosen == choose(own, (64,), GPU)
+    assert many.most is None and few.most is not None and 1 <= few.most < 64
+    assert choose(own, (few.most + 1,), GPU).tile == many.chosen.tile
+    assert [rung.most for rung in rungs(own, (), GPU)] == [None] == [rung.most for rung in rungs(own, (64, 128), GPU)]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from linear_steps import Steps, chunk_error, recurrence
 
+from tvm_rnn.cuda.linear.pair import EVERY
 from tvm_rnn.cuda.linear.recurrence import AFTER, BEFORE
-from tvm_rnn.cuda.linear.steps_again import EVERY
 
 CASES: dict[str, dict[str, Any]] = {
     "gated": {"heads": 1, "keys_last": True, "reads": (BEFORE, AFTER)},

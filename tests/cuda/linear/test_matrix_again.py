@@ -11,8 +11,8 @@ from training_plans import H200, trained
 
 import tvm_rnn as rnn
 from tvm_rnn.cuda.linear.matrix_again import MatrixAgain, kernels_of
+from tvm_rnn.cuda.linear.pair import BOTH, EVERY, GRADIENT, STATE
 from tvm_rnn.cuda.linear.parts_again import PartsAgain
-from tvm_rnn.cuda.linear.steps_again import BOTH, EVERY, GRADIENT, STATE
 from tvm_rnn.errors import BuildError
 
 

@@ -6,8 +6,8 @@ import pytest
 from again_pairs import Case, pair
 
 from tvm_rnn.cuda.linear.blocks_again import BlocksAgain
+from tvm_rnn.cuda.linear.pair import EVERY
 from tvm_rnn.cuda.linear.parts_again import PartsAgain
-from tvm_rnn.cuda.linear.steps_again import EVERY
 
 
 @pytest.mark.broad

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from again_pairs import BATCH, Case, flagged, pair
 
+from tvm_rnn.cuda.linear.pair import EVERY
 from tvm_rnn.cuda.linear.parts_again import PartsAgain
-from tvm_rnn.cuda.linear.steps_again import EVERY
 
 CASES: dict[str, dict[str, Any]] = {
     "a delta rule": {"reads": "sgsb", "keys_last": True},

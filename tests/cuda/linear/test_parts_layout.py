@@ -9,8 +9,8 @@ import pytest
 from again_pairs import pair
 
 from tvm_rnn.cuda.linear.chunk_layout import MOST_SHARED
+from tvm_rnn.cuda.linear.pair import GRADIENT, STATE
 from tvm_rnn.cuda.linear.parts_layout import MOST, PartsLayout
-from tvm_rnn.cuda.linear.steps_again import GRADIENT, STATE
 from tvm_rnn.passes.chunk_form import MOST_AT_ONCE, MOST_WRITES
 
 

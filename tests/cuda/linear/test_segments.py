@@ -13,9 +13,9 @@ from linear_steps import SMALL, TOLERANCE, Steps, recurrence, scan
 
 from tvm_rnn.cuda.codegen.host_program import Program
 from tvm_rnn.cuda.linear.chunk_tile import ChunkTile
+from tvm_rnn.cuda.linear.pair import EVERY
 from tvm_rnn.cuda.linear.recurrence import AFTER, BEFORE, DECAYED
 from tvm_rnn.cuda.linear.segments import Compose, SegmentEnds, Segments, map_size
-from tvm_rnn.cuda.linear.steps_again import EVERY
 
 
 def error(case: Steps, span: int) -> float:

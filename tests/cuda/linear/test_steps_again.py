@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from again_pairs import Case, flagged, pair
 
-from tvm_rnn.cuda.linear.steps_again import EVERY, StepsAgain
+from tvm_rnn.cuda.linear.pair import EVERY
+from tvm_rnn.cuda.linear.steps_again import StepsAgain
 
 CASES: dict[str, dict[str, Any]] = {
     "both": {"reads": "sgbsg", "keys_last": True},

@@ -10,11 +10,13 @@ from tvm_rnn.cuda.matrix.element_index import COLUMN, ROW
 from tvm_rnn.cuda.matrix.matrix_tile import LANES, WARPS, MatrixTile
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(64, 64), (24, 40), (7, 3), (300, 8)])
-def test_every_element_has_one_lane(rows: int, columns: int) -> None:
-    tile = MatrixTile(rows, columns)
+@pytest.mark.parametrize(
+    ("rows", "columns", "across"), [(64, 64, 1), (24, 40, 1), (7, 3, 1), (300, 8, 1), (24, 40, 2), (200, 40, 4)]
+)
+def test_every_element_has_one_lane(rows: int, columns: int, across: int) -> None:
+    tile = MatrixTile(rows, columns, across=across)
     found = Counter(
-        (tile.row(warp, lane, i).value, tile.column(lane, j).value)
+        (int(tile.row(warp, lane, i).value), int(tile.column(warp, lane, j).value))
         for warp in range(tile.warps)
         for lane in range(LANES)
         for i in range(tile.lane_rows)

@@ -11,6 +11,7 @@ from networks import network
 from training_plans import trained
 
 from tvm_rnn import RNN, cells
+from tvm_rnn.bench.suites import recurrences
 from tvm_rnn.cuda.codegen.host_program import Pointer, Program
 from tvm_rnn.cuda.codegen.workspace_size import working_memory
 from tvm_rnn.cuda.layer.time_segments import TimeSegment
@@ -210,3 +211,21 @@ def test_a_gradient_that_goes_back_in_time_is_cut_with_what_scans_carry() -> Non
     forward = next(k for name, k in kernels[0].items() if name.endswith("restart_all"))
     back = next(k for name, k in kernels[1].items() if name.endswith("cut"))
     assert "state0" in dict(forward.pointers) and "state0" in dict(back.pointers)
+
+
+def test_parts_of_an_input_s_gradient_are_written_where_they_belong() -> None:
+    """A recurrence alone, whose x is put together of vectors: no kernel puts the gradient together, rows that have
+    ended are blanked there, and the gradient of y is read where it is."""
+    n, m, h = 8, 2, 16
+    net = RNN(recurrences.CELLS["gated_delta"], n * (2 * h + m * h + 2 * m), h, dtype="bfloat16", N=n, M=m)
+    plans = plan(passed(net, Options(H200, (4,), precision="bfloat16", training="values")), H200)
+    back = plans.backward.backs[0]
+    layout = back.layer.layout
+    assert list(layout.in_output.values()) == [0, n * h, 2 * n * h, (2 + m) * n * h, (2 + m) * n * h + n * m]
+    assert back.direct and not back.input_gradients and not {*layout.hoisted_nodes} & {*layout.in_output}
+    for node, begin in layout.in_output.items():
+        (target,) = layout.targets(node, "before")
+        assert (target.kind, target.number, target.place.row_stride) == ("part", begin, net.input_size)
+    lines = [line.strip() for line in plans.programs[1].sequence.lines]
+    assert any("blank_input0" in line for line in lines) and not any("_give" in line for line in lines)
+    assert not any(node.op == "broadcast" and prod(node.shape) == n * m * h for node in layout.home)

@@ -64,13 +64,13 @@ def test_charts_become_svg(spec: dict[str, object]) -> None:
 
 
 def test_names_of_kernels_are_beside_the_roof_and_not_cut() -> None:
-    """Above to the left or below to the right of their points, with room for the longest at both ends."""
+    """Below to the right of their points, each on a line of its own, with room for the longest at both ends."""
     spec = charts.roofline(KERNELS, {"memory_tb_s": 2.0, "tflops": 100.0}, 5.0, "predicted")
     points, names = spec["layer"][1], spec["layer"][2:]
     kinds = [row["kind"] for row in points["data"]["values"]]
     assert sorted(kinds) == ["a kernel: a bound, not measured"] * 2 + ["all of it, predicted"]
     assert sum(len(layer["data"]["values"]) for layer in names) == len(kinds)
-    assert {(layer["mark"]["align"], layer["mark"]["dy"] > 0) for layer in names} == {("right", False), ("left", True)}
+    assert [layer["mark"]["dy"] for layer in names] == [15 + charts.LINE * number for number in range(len(names))]
     assert points["encoding"]["x"]["scale"]["padding"] >= 6 * len("all of it")
 
 

@@ -185,6 +185,18 @@ def opened(browser: Any, report: Path, **options: Any) -> tuple[Any, list[str]]:
     return page, said
 
 
+def test_graphs_zoom_and_go_back_in_a_browser(browser: Any, report: Path) -> None:
+    page, said = opened(browser, report)
+    picture = page.locator(".stage:not([hidden]) .graph.wide svg").first
+    first = picture.bounding_box()["width"]
+    larger, back = page.locator(".zoom button[data-by='1.25']").first, page.locator(".zoom button[data-by='0']").first
+    larger.click()
+    larger.click()
+    assert picture.bounding_box()["width"] == pytest.approx(1.25**2 * first, rel=0.01)
+    back.click()
+    assert picture.bounding_box()["width"] == first and not said
+
+
 def test_the_slider_the_search_and_the_animation_in_a_browser(browser: Any, report: Path) -> None:
     page, said = opened(browser, report)
     slider = page.locator("input.stages")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm_rnn.oracle.torch_graph import TorchModel
 
-from . import images
+from . import images, neurons
 from .models import TORCH_CELLS, GpuProblem, Prepared, Unsupported, imported, in_one_piece, torch_layer
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ def prepare_tvm_rnn(problem: GpuProblem) -> Prepared:
     manifest = module.manifest
     ran = regime(manifest, problem.point.batch, problem.point.steps)
     facts = {"regime": ran, "flops_per_row": manifest.get("flops_per_row")}
-    return Prepared(manifest.versions["tvm_rnn"], {"compiled": lambda: module(x, lengths=problem.lengths)}, facts)
+    run = partial(module, x, lengths=problem.lengths, reset=problem.reset)
+    return Prepared(manifest.versions["tvm_rnn"], {"compiled": run}, facts)
 
 
 def regime(manifest: Mapping[str, Any], batch: int, steps: int) -> str:
@@ -101,8 +102,15 @@ def prepare_torch(problem: GpuProblem) -> Prepared:
     from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
     point, net = problem.point, problem.net
+    _without_resets(problem)
     if images.knows(net) and problem.lengths is None:
         return _prepare_images(problem)
+    if net.members and problem.lengths is None:
+        return _prepare_members(problem)
+    if neurons.knows(net) and problem.lengths is None:
+        (x,) = problem.inputs
+        runs = {name: partial(own, x) for name, own in neurons.layers(x.dtype).items()}
+        return Prepared(f"{torch.__version__}, spikingjelly {neurons.version()}", runs, compiling=tuple(runs))
     if point.cell not in TORCH_CELLS:
         raise Unsupported(f"it has no cell {point.cell}")
     layer = in_one_piece(torch_layer(net).to(problem.device))
@@ -128,23 +136,49 @@ def _prepare_images(problem: GpuProblem) -> Prepared:
     return Prepared(version, runs, compiling=tuple(name for name in runs if "compiled" in name))
 
 
+def _prepare_members(problem: GpuProblem) -> Prepared:
+    """A layer of torch.nn for each member."""
+    import torch
+
+    from . import members
+
+    (x,) = problem.inputs
+    runs = {name: partial(layer, x) for name, layer in members.layers(problem.net, problem.device).items()}
+    return Prepared(f"{torch.__version__}, cuDNN {torch.backends.cudnn.version()}", runs)
+
+
 def prepare_cudnn(problem: GpuProblem) -> Prepared:
     """cuDNN through its own API, with each of its algorithms."""
     from . import cudnn as peers_cudnn
 
+    _without_resets(problem)
     runs = peers_cudnn.models(problem)
     compiling = [name for name, model in runs.items() if model.compiles]
     return Prepared(f"cuDNN {peers_cudnn.load().version}", runs, compiling=compiling)
 
 
+def _without_resets(problem: GpuProblem) -> None:
+    if problem.reset is not None:
+        raise Unsupported("it knows no resets")
+
+
+def prepare_torch_loop(problem: GpuProblem) -> Prepared:
+    """The cell's equations in torch's operations, one after the other; what inputs allow is done before the loop."""
+    import torch
+
+    model = TorchModel(problem.net, problem.dtype, problem.device)
+    run = partial(model, problem.inputs, problem.lengths, problem.reset)
+    return Prepared(torch.__version__, {"input product hoisted": run})
+
+
 def prepare_torch_compile(problem: GpuProblem) -> Prepared:
-    """torch.compile of the cell's equations: one step, and what its inputs allow to be done before the loop."""
+    """torch.compile of the same: of one step, and of what is done before the loop."""
     import torch
 
     torch._dynamo.reset()
     compiled = partial(torch.compile, dynamic=False, fullgraph=True)
     model = TorchModel(problem.net, problem.dtype, problem.device, compiled)
-    runs = {"input product hoisted": lambda: model(problem.inputs, problem.lengths)}
+    runs = {"input product hoisted": partial(model, problem.inputs, problem.lengths, problem.reset)}
     return Prepared(torch.__version__, runs, compiling=tuple(runs))
 
 
@@ -156,6 +190,7 @@ def prepare_triton(problem: GpuProblem) -> Prepared:
         from .triton import CELLS, TritonModel
     if problem.point.cell not in CELLS:
         raise Unsupported(f"nobody has written a kernel for {problem.point.cell}")
+    _without_resets(problem)
     if problem.lengths is not None:
         raise Unsupported("its kernels know no lengths")
     model = TritonModel(problem)
@@ -171,6 +206,7 @@ def prepare_flashrnn(problem: GpuProblem) -> Prepared:
 
     with imported("flashrnn"):
         from flashrnn import flashrnn
+    _without_resets(problem)
     point = problem.point
     whole = problem.lengths is None and point.layers == point.directions == 1
     if point.cell not in ("lstm", "elman") or not whole:
@@ -203,6 +239,7 @@ FRAMEWORKS: dict[str, Callable[[GpuProblem], Prepared]] = {
     "tvm_rnn": prepare_tvm_rnn,
     "torch": prepare_torch,
     "cudnn": prepare_cudnn,
+    "torch-loop": prepare_torch_loop,
     "torch-compile": prepare_torch_compile,
     "triton": prepare_triton,
     "flashrnn": prepare_flashrnn,

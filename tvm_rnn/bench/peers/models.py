@@ -168,7 +168,8 @@ class Problem:
 @dataclass(frozen=True)
 class GpuProblem:
     """What everyone computes. inputs: torch tensors [T, B, *shape] of the point's dtype. module: our .so, or None.
-    lengths: int32 [B], the longest first, which is T; None: every row has T steps."""
+    lengths: int32 [B], the longest first, which is T; None: every row has T steps. reset: bool [T, B], where rows begin
+    anew; None: nowhere."""
 
     point: Point
     net: RNN
@@ -176,6 +177,7 @@ class GpuProblem:
     module: str | None = None
     compile_seconds: float = 60.0
     lengths: torch.Tensor | None = None
+    reset: torch.Tensor | None = None
 
     @property
     def dtype(self) -> torch.dtype:

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 
 from tvm_rnn.bench.peers.gpu import regime
 from tvm_rnn.bench.suites.gpu import Point, batches, beside_peers, network
-from tvm_rnn.errors import ConfigError, TvmRnnError, message
+from tvm_rnn.errors import TvmRnnError
 from tvm_rnn.runtime.runtime import Manifest, read_container
 
 from .build_suite import module_file
-from .compare import OURS, PEERS, check, compare, cpu_facts, records_of
-from .gpu_suite import Options, Progress, Record, Run, writing
+from .compare import OURS, PEERS, compare, cpu_facts, records_of
+from .gpu_suite import Options, Progress, Record, Run, check_asked, writing
 
 ROUND_SECONDS = 0.1
 
@@ -32,10 +32,7 @@ def run(
     progress: Progress | None = None,
 ) -> list[Record]:
     """Measure the points and return the records; arguments and errors are those of `gpu_suite.run`."""
-    check(options.against, PEERS)
-    if not os.path.isdir(modules):
-        do = "compile them first: tvm-rnn bench --suite generate --build DIR"
-        raise ConfigError(message("--modules: no such folder", got=repr(os.fspath(modules)), do=do))
+    check_asked(options, modules, PEERS)
     found, sizes, with_peers = list[Record](), batches(every or points), beside_peers(points)
     with writing(found, records) as write:
         write({"kind": "facts", **cpu_facts(1), "device": _device()})

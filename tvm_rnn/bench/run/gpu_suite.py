@@ -24,13 +24,14 @@ from pathlib import Path
 from tvm_rnn.bench.measure.floors import shares
 from tvm_rnn.bench.suites.gpu import Point, batches, beside_peers
 from tvm_rnn.errors import ConfigError, TvmRnnError, message
+from tvm_rnn.stages import duration
 from tvm_rnn.worker_process import Ended, Late, Reply, Request, WorkerProcess
 
 from .build_suite import module_file
 from .compare import OURS, check
 
 # Also the names in gpu_worker.py's table, which is not imported here: it is the other process's.
-PEERS = ("torch", "cudnn", "torch-compile", "triton", "flashrnn")
+PEERS = ("torch", "cudnn", "torch-loop", "torch-compile", "triton", "flashrnn")
 # No stage may take longer without a word: a persistent kernel that waits for ever is ended with its process.
 PATIENCE_SECONDS = 90.0
 # A peer's configuration that has ended so many processes is not tried again: each takes seconds to start.
@@ -70,13 +71,28 @@ class Run:
         if self.progress is not None:
             self.progress(text)
 
+    def _ahead(self, done: int, count: int) -> str:
+        """The share that is done, and the time for the rest, if each point takes as long as those did."""
+        if not done:
+            return ""
+        seconds = time.monotonic() - self.started
+        return f" ({done / count:.0%}, about {duration(min(self.left, seconds / done * (count - done)))} left)"
+
     def each(self, points: Sequence[Point]) -> Iterator[Point]:
         for number, point in enumerate(points):
             if self.left <= 0:
                 self.write({"kind": "stopped", "limit": self.limit, "points_left": len(points) - number})
                 return
-            self.tell(f"{number + 1} of {len(points)}: {point.name}")
+            self.tell(f"{number + 1} of {len(points)}{self._ahead(number, len(points))}: {point.name}")
             yield point
+
+
+def check_asked(options: Options, modules: str | os.PathLike[str], peers: Sequence[str]) -> None:
+    """Raises ConfigError for a peer that is none of these, or where there are no modules."""
+    check(options.against, peers)
+    if not os.path.isdir(modules):
+        do = "compile them first: tvm-rnn bench --suite NAME --build DIR"
+        raise ConfigError(message("--modules: no such folder", got=repr(os.fspath(modules)), do=do))
 
 
 def run(
@@ -95,10 +111,7 @@ def run(
 
     Raises ConfigError for a peer that is none or a folder that is missing, TvmRnnError where there is no GPU.
     """
-    check(options.against, PEERS)
-    if not os.path.isdir(modules):
-        do = "compile them first: tvm-rnn bench --suite NAME --build DIR"
-        raise ConfigError(message("--modules: no such folder", got=repr(os.fspath(modules)), do=do))
+    check_asked(options, modules, PEERS)
     modules = os.path.abspath(modules)  # the workers start in a folder of their own
     sizes, with_peers, found = batches(every or points), beside_peers(points), list[Record]()
     ended = Counter[str]()  # how often a peer's configuration has ended the process

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from tvm_rnn.bench.measure import gpu_graphs
 from tvm_rnn.bench.peers.gpu import FRAMEWORKS, prepare_tvm_rnn, time_limit
 from tvm_rnn.bench.peers.models import GpuProblem, Prepared, Unsupported, in_a_line
-from tvm_rnn.bench.suites.gpu import Point, network, tamed
+from tvm_rnn.bench.suites.gpu import RESET_EVERY, Point, network, tamed
 from tvm_rnn.errors import TvmRnnError
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.oracle.tolerance import tolerance
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import torch
 
 REPEATS = 20
+CHECKED = 4096  # steps that the oracle computes, of sequences without lengths: a minute of launches for 65,536
 Exact = tuple["torch.Tensor", dict[str, gpu_graphs.Result]]  # y and the state
 Tell = Callable[[Reply], None]
 
@@ -148,7 +149,7 @@ class Bench:
         """The same of both passes."""
         self._stage("checking", OURS)
         reason = request["skip"].get(OURS)
-        found = {} if reason else measure_on_gpu(problem, request["rounds"])
+        found = {} if reason else measure_on_gpu(problem, request["rounds"], request["frameworks"])
         missing = reason or "it was not measured"
         return [found.get(name, {"framework": name, "reason": missing}) for name in request["frameworks"]]
 
@@ -197,16 +198,21 @@ class Bench:
         options = {"generator": generator, "device": self.device}
         inputs = [torch.rand(point.steps, point.batch, *shape, **options).mul_(2).sub_(1).to(dtype) for shape in shapes]
         given = (point, self.net, tuple(inputs), request["module"], request["compile_seconds"])
-        return GpuProblem(*given, lengths_of(point, generator) if point.lengths else None)
+        lengths = lengths_of(point, generator) if point.lengths else None
+        return GpuProblem(*given, lengths, resets_of(point, generator) if point.resets else None)
 
     def _oracle(self, problem: GpuProblem) -> Exact:
-        """(y, state) by the graph in float64, from the weights and inputs that everyone gets."""
+        """(y, state) by the graph in float64, from the weights and inputs that everyone gets; of a longer sequence the
+        y of its first steps alone, which later ones do not change."""
         import torch
 
         self._stage("computing the oracle", "")
         model = TorchModel(problem.net, torch.float64, problem.device)
+        count = problem.point.steps if problem.point.lengths or problem.net.num_directions > 1 else CHECKED
         with torch.no_grad():
-            return model([x.double() for x in problem.inputs], problem.lengths)
+            reset = None if problem.reset is None else problem.reset[:count]
+            y, state = model([x[:count].double() for x in problem.inputs], problem.lengths, reset)
+        return y, state if count >= problem.point.steps else {}
 
     def _prepare(self, contender: Contender, problem: GpuProblem, expected: Exact, skip: Mapping[str, str]) -> None:
         """Compare and capture every configuration. What is wrong becomes the contender's reason, or leaves out one."""
@@ -269,6 +275,14 @@ def lengths_of(point: Point, generator: torch.Generator) -> torch.Tensor:
     return found
 
 
+def resets_of(point: Point, generator: torch.Generator) -> torch.Tensor:
+    """Where rows begin anew."""
+    import torch
+
+    options = {"generator": generator, "device": generator.device}
+    return torch.rand(point.steps, point.batch, **options) * RESET_EVERY < 1
+
+
 @contextlib.contextmanager
 def _reasons(found: dict[str, str], name: str) -> Iterator[dict[str, str]]:
     """Makes of an exception in the body the entry `name` of `found`."""
@@ -298,12 +312,16 @@ def _first_call(run: gpu_graphs.Run, limit: float) -> float:
 def errors(result: gpu_graphs.Result, expected: Exact) -> tuple[float, float]:
     """(max |a - e| / max(1, max |e|), |a - e| / |e| in the Euclidean norm), the worst of y and the states.
 
-    A framework that does not give the state is compared by y alone. NaN anywhere gives infinity.
+    A framework that does not give the state is compared by y alone, and so is everyone where there is only the y of
+    the first steps; of later ones it is asked whether they are finite. NaN anywhere gives infinity.
     """
     assert isinstance(result, tuple)  # as a framework's function gives it
     y, state = result
-    pairs = [(y, expected[0])]
-    for name in state or {}:
+    count = len(expected[0])
+    if not expected[1] and not bool(y[count:].isfinite().all()):
+        return float("inf"), float("inf")
+    pairs = [(y if expected[1] else y[:count], expected[0])]
+    for name in (state or {}) if expected[1] else ():
         pairs += zip(gpu_graphs.tensors(state[name]), gpu_graphs.tensors(expected[1][name]), strict=True)
     largest = relative = 0.0
     for actual, wanted in pairs:

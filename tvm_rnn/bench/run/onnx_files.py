@@ -1,7 +1,7 @@
-"""Run the suite of whole models on this CPU: each compiled here, compared with ONNX Runtime, and timed beside it.
+"""ONNX files of whole models on this CPU: each compiled here, compared with ONNX Runtime, and timed beside it.
 
-In: models and the paths of their files. Out: records, one per model and framework, written to a file as they come; the
-first says what they were measured on. A model that fails has the reason. `table` shows them.
+In: models and the paths of their files, from `models_suite.py`. Out: records, one per model and framework. A model that
+fails has the reason. `table` shows them.
 
 Both run in this process, in alternating rounds of ROUND_SECONDS; the fastest round counts, which others on the machine
 disturb least: with one thread in CPU time, with more by the clock.
@@ -13,7 +13,7 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tvm_rnn.bench.peers.models import imported
-from tvm_rnn.bench.suites.onnx_files import INSTALL, OnnxFile
+from tvm_rnn.bench.suites.onnx_files import OnnxFile
 from tvm_rnn.compiler.compile import compile
-from tvm_rnn.errors import ConfigError, TvmRnnError, message
+from tvm_rnn.errors import TvmRnnError
 from tvm_rnn.frontends.onnx import from_onnx
-from tvm_rnn.target import host
 
-from .compare import OURS, cpu_facts
-from .gpu_suite import Progress, Record, writing
+from .compare import OURS
+from .gpu_suite import Progress, Record
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -47,32 +46,22 @@ class Options:
     limit: float | None = None
     rounds: int = 7
 
+    @property
+    def counted(self) -> int:
+        """How many threads that is."""
+        return self.threads or len(os.sched_getaffinity(0))
 
-def run(
-    models: Mapping[OnnxFile, Path],
-    options: Options,
-    records: str | os.PathLike[str] | None = None,
-    *,
-    progress: Progress | None = None,
-) -> list[Record]:
-    """Measure the models and return the records. records: a file of lines of JSON to write. Raises ConfigError where
-    there is no model."""
-    if not models:
-        do = f"{INSTALL}; then --packages DIR"
-        raise ConfigError(message("no package of this suite is there", got="no file", do=do))
-    threads, found, started = options.threads or len(os.sched_getaffinity(0)), list[Record](), time.monotonic()
-    with writing(found, records) as write:
-        clock = "CPU time of the thread" if threads == 1 else "wall time"
-        write({"kind": "facts", **cpu_facts(threads), "target": host().mcpu, "clock": f"{clock}, fastest round"})
-        for number, (model, path) in enumerate(models.items()):
-            if options.limit is not None and time.monotonic() - started > options.limit:
-                write({"kind": "stopped", "limit": options.limit, "points_left": len(models) - number})
-                break
-            if progress is not None:
-                progress(f"{number + 1} of {len(models)}: {model.name}")
-            for record in _measured(model, path, threads, options.rounds):
-                write(record)
-    return found
+
+def measured(models: Mapping[OnnxFile, Path], options: Options, progress: Progress | None = None) -> Iterator[Record]:
+    """Measure the models: their records as they come."""
+    started = time.monotonic()
+    for number, (model, path) in enumerate(models.items()):
+        if options.limit is not None and time.monotonic() - started > options.limit:
+            yield {"kind": "stopped", "limit": options.limit, "points_left": len(models) - number}
+            return
+        if progress is not None:
+            progress(f"{number + 1} of {len(models)}: {model.name}")
+        yield from _measured(model, path, options.counted, options.rounds)
 
 
 def _measured(model: OnnxFile, path: Path, threads: int, rounds: int) -> list[Record]:
@@ -139,10 +128,11 @@ def table(records: Sequence[Record]) -> tuple[Table, str]:
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("model", "us", "onnxruntime us", "ratio", "largest difference", "note"):
         shown.add_column(column, overflow="fold")
-    peers = {str(own["model"]): own for own in records if own.get("framework") == PEER}
+    files = [own for own in records if own["kind"] == "model"]
+    peers = {str(own["model"]): own for own in files if own["framework"] == PEER}
     ratios = list[float]()
-    for own in records:
-        if own.get("framework") != OURS:
+    for own in files:
+        if own["framework"] != OURS:
             continue
         if "ratio" not in own:
             shown.add_row(str(own["model"]), "", "", "", "", str(own["reason"]))

@@ -1,6 +1,6 @@
 """What a suite's benchmark found, for people: a table, Markdown for a README, geometric means.
 
-In: the records of `gpu_suite.py` or `cpu_suite.py`. Out: a `Report`, as rich table or text; `plot.py` draws it.
+In: the records of any suite (`*_suite.py`). Out: a `Report`, as rich table or text; `plot.py` draws it.
 Nothing is computed here that is not in the records: ratios, shares of the measured ceilings, and means of ratios. Where
 points differ in what was left out of the compilation, the one with all passes is compared with the others as if it were
 a framework.
@@ -213,8 +213,8 @@ class Report:
 
 
 def report(records: Iterable[Record], *, worst_first: bool = False) -> Report:
-    """The Report of a run's records; of a point that was measured twice the later ones count. worst_first: points by
-    the ratio of the quickest of the others, in place of the order of the run; those without one at the end."""
+    """The Report of a run's points; of one that was measured twice the later records count. worst_first: points by the
+    ratio of the quickest of the others, in place of the order of the run; those without one at the end."""
     facts: Record = {}
     stopped: Record | None = None
     lines: dict[str, dict[str, Record]] = {}
@@ -223,7 +223,7 @@ def report(records: Iterable[Record], *, worst_first: bool = False) -> Report:
             facts = record
         elif record["kind"] == "stopped":
             stopped = record
-        else:
+        elif "point" in record:
             lines.setdefault(record["point"], {})[record["framework"]] = record
     _compare_passes(lines.values())
     found = [Line(point, rows) for point, rows in lines.items()]

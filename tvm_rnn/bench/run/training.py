@@ -11,18 +11,19 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from tvm_rnn.bench.measure.gpu_graphs import capture, replay_us
-from tvm_rnn.bench.peers import images
+from tvm_rnn.bench.peers import images, neurons, torch_training
 from tvm_rnn.bench.peers.models import GpuProblem, Unsupported, in_a_line, in_one_piece, net_of
 from tvm_rnn.errors import ConfigError, TvmRnnError, WeightError, message
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.oracle.reference import reference
+from tvm_rnn.oracle.torch_graph import Rows
 from tvm_rnn.runtime.runtime import load, read_container
 from tvm_rnn.worker_process import Reply
 
@@ -97,13 +98,15 @@ def compare_training(
     return Report(tuple(rows), bench.facts(facts))
 
 
-def measure_on_gpu(problem: GpuProblem, rounds: int) -> dict[str, Reply]:
-    """Records of both passes, by framework, as the worker of a GPU's suite has them: times, or the reason why not."""
+def measure_on_gpu(problem: GpuProblem, rounds: int, frameworks: Sequence[str] = ()) -> dict[str, Reply]:
+    """Records of both passes, by framework, as the worker of a GPU's suite has them: times, or the reason why not.
+    frameworks: of these all that are in `torch_training` run beside the module and torch's own layers."""
     point, work, facts = problem.point, {"bytes": problem.bytes}, Reply()
     try:
         if problem.module is None:
             raise Unsupported("no module was built for it")
         bench = _OnGpu(problem.module, problem.net, 1)
+        bench.reset, bench.loops = problem.reset, tuple(n for n in frameworks if n in torch_training.NAMES)
         bench.module.load_weights(problem.net.weights)
         flops = 3 * float(bench.module.manifest.get("flops_per_row") or 0)
         facts = {"version": bench.module.manifest.versions["tvm_rnn"], "flops_per_row": flops}
@@ -120,8 +123,9 @@ def measure_on_gpu(problem: GpuProblem, rounds: int) -> dict[str, Reply]:
         us = statistics.median(times)
         timing = {"us": us, "us_per_step": us / point.steps, "spread": spread(times), "config": config}
         rows[name] = {"framework": name, **(facts | {"error": error} if name == OURS else {}), **timing, **work}
-    missing = {"torch": {"framework": "torch", "reason": bench.reason, **work}}
-    return {**(missing if bench.reason else {}), **rows}
+    missing = {"torch": {"framework": "torch", "reason": bench.reason, **work}} if bench.reason else {}
+    missing |= {name: {"framework": name, "reason": why, **work} for name, why in bench.failed.items()}
+    return {**missing, **rows}
 
 
 def checked(steps: int, batch: int, flops: float) -> tuple[int, int]:
@@ -132,7 +136,12 @@ def checked(steps: int, batch: int, flops: float) -> tuple[int, int]:
 
 
 class _OnCpu:
-    """Both in this process."""
+    """Both in this process. reset: [T, B], where rows begin anew. loops: further frameworks; failed: why one of them
+    does not run."""
+
+    reset: torch.Tensor | None = None
+    loops: tuple[str, ...] = ()
+    failed: Mapping[str, str] = {}
 
     def __init__(self, path: str, net: RNN, threads: int) -> None:
         self.net, self.threads, self.reason = net, threads, ""
@@ -152,10 +161,15 @@ class _OnCpu:
         """The largest relative error of a gradient."""
         x, gy = self._arrays(steps, batch)
         found = self._gradients(x, gy)
-        exact = [plain(value) for value in x], plain(gy)
-        names = [a.name for a in self.net.cell.inputs]
-        expected = reference(self.net, SEED).gradients(dict(zip(names, exact[0], strict=True)), None, exact[1], None)
-        return max(_error(a, b) for a, b in zip(_flat(found), _flat(expected), strict=True))
+        expected = self._expected([plain(value) for value in x], plain(gy))
+        return max(_error(a, b) for a, b in zip(_flat(found), expected, strict=True))
+
+    def _expected(self, x: list[np.ndarray], gy: np.ndarray) -> list[np.ndarray]:
+        """Exact gradients."""
+        names, reset = [a.name for a in self.net.cell.inputs], self._rows(*gy.shape[:2]).get("reset")
+        more = {} if reset is None else {"reset": reset.cpu().numpy()}
+        given = dict(zip(names, x, strict=True)), None, gy, None
+        return _flat(reference(self.net, SEED).gradients(*given, **more))
 
     def limit(self, precision: str, error: float, steps: int, batch: int) -> float:
         """How large an error may be: more than the table has where rounding inputs alone moves exact gradients as far,
@@ -164,13 +178,9 @@ class _OnCpu:
         if error <= own:
             return own
         x, gy = self._arrays(steps, batch)
-        rng, names = np.random.default_rng(1), [a.name for a in self.net.cell.inputs]
-        exact = [plain(value) for value in x]
+        rng, exact = np.random.default_rng(1), [plain(value) for value in x]
         moved = [value * (1 + ROUNDING[self.net.dtype] * rng.uniform(-1, 1, value.shape)) for value in exact]
-        found = [
-            _flat(reference(self.net, SEED).gradients(dict(zip(names, given, strict=True)), None, plain(gy), None))
-            for given in (exact, moved)
-        ]
+        found = [self._expected(given, plain(gy)) for given in (exact, moved)]
         return own + min(MOST_MOVED, 2 * max(_error(b, a) for a, b in zip(*found, strict=True)))
 
     def _arrays(self, steps: int, batch: int) -> tuple[list[Array], Array]:
@@ -180,17 +190,30 @@ class _OnCpu:
         return x, self.given(rng.uniform(-1, 1, (steps, batch, *self.net.output_shape)))
 
     def _gradients(self, x: list[Array], gy: Array) -> Nested:
-        seed = {"seed": SEED} if "masks" in self.module.manifest else {}
-        _, _, tape = self.module.forward_train(x[0] if len(x) == 1 else tuple(x), **seed)
+        more = self._rows(*x[0].shape[:2]) | ({"seed": SEED} if "masks" in self.module.manifest else {})
+        _, _, tape = self.module.forward_train(x[0] if len(x) == 1 else tuple(x), **more)
         return self.module.backward(tape, gy)
+
+    def _rows(self, steps: int, batch: int) -> Reply:
+        """Resets of so many steps and rows, as the module takes them; none, where there are none."""
+        return {} if self.reset is None else {"reset": self.reset[:steps, :batch].contiguous()}
+
+    def _loop(self, name: str, x: list[Array], gy: Array) -> Run:
+        """The cell's equations by torch."""
+        import torch
+
+        above, inputs = torch.as_tensor(gy), [torch.as_tensor(value) for value in x]
+        return torch_training.both_passes(self.net, name, inputs, above, Rows(reset=self.reset))
 
     def _torch(self, x: list[Array], gy: Array) -> dict[str, Run]:
         """The same by torch, in each way that may be its quickest; none, and `reason`, where it has no such layer."""
         try:
             import torch
 
+            if self.reset is not None:
+                raise ConfigError("its layers know no resets")
             layers = self._layers()
-        except (ImportError, ConfigError) as reason:
+        except (ImportError, ConfigError, Unsupported) as reason:
             self.reason = str(reason).splitlines()[0]
             return {}
         above = torch.as_tensor(gy)
@@ -222,6 +245,11 @@ class _OnCpu:
                 timers["torch", config] = self.timer(run)
             except Exception as reason:  # its compiler may raise anything, and ours is to be reported
                 self.reason = f"{config}: {in_a_line(reason)}"
+        for name in self.loops:
+            try:
+                timers[name, BOTH] = self.timer(self._loop(name, x, gy))
+            except Exception as reason:
+                self.failed = {**self.failed, name: in_a_line(reason)}
         times: dict[tuple[str, str], list[float]] = {key: [] for key in timers}
         for _ in range(rounds):
             for key, timer in timers.items():
@@ -266,6 +294,12 @@ class _OnGpu(_OnCpu):
         if images.knows(self.net):
             dtype = getattr(self.torch, self.net.dtype)
             return {f"{BOTH}, {name}": layer.cuda() for name, layer in images.layers(self.net, dtype).items()}
+        if self.net.members:
+            from tvm_rnn.bench.peers import members
+
+            return {f"{BOTH}, {name}": layer.train() for name, layer in members.layers(self.net, "cuda").items()}
+        if neurons.knows(self.net):
+            return {f"{BOTH}, {name}": own for name, own in neurons.layers(getattr(self.torch, self.net.dtype)).items()}
         return {name: in_one_piece(layer.cuda()) for name, layer in super()._layers().items()}
 
     def timer(self, run: Run) -> Callable[[], float]:

@@ -1,13 +1,12 @@
-"""Whole models of packages before and after `rnn.accelerate(model)`: `python -m tvm_rnn.bench.run.whole_models`.
+"""Whole torch models of packages before and after `rnn.accelerate(model)`.
 
-In: names of `suites/packages.py`; the device that torch has. Out: records, one for each model and way to run it, with
-the error beside the package's model in float64, and a table. On a CPU one thread, whose CPU time counts; on a GPU the
-device's time of calls as a user makes them, and of their CUDA graph.
+In: models of `suites/packages.py`, from `models_suite.py`; the device that torch has. Out: records, one for each model
+and way to run it, with the error beside the package's model in float64, and a table. On a CPU one thread, whose CPU
+time counts; on a GPU the device's time of calls as a user makes them, and of their CUDA graph.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import time
@@ -15,13 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from tvm_rnn.bench.measure.gpu_graphs import Called, Captured, called, capture, rounds_us
-from tvm_rnn.bench.suites.packages import MODELS, PackagedModel
-from tvm_rnn.errors import ConfigError, message, unknown
+from tvm_rnn.bench.suites.packages import PackagedModel
+from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.oracle.tolerance import relative_error, tolerance
 from tvm_rnn.torch_layer.accelerate import accelerate
 
-from .compare import OURS, cpu_facts, spread
-from .gpu_suite import Record, writing
+from .compare import OURS, spread
+from .gpu_suite import Record
 
 if TYPE_CHECKING:
     import torch
@@ -30,33 +29,39 @@ ROUND_SECONDS = 0.2
 Call: TypeAlias = "Callable[[], torch.Tensor]"
 
 
-def run(names: Sequence[str] = (), device: str = "cpu", records: str | None = None, rounds: int = 7) -> list[Record]:
-    """Measure the models, all unless some are named, and return the records.
-
-    device: "cpu" or "cuda". records: a file of lines of JSON to write. Raises ConfigError for a name or a device that
-    is none. A model whose package is not installed has a record with the reason.
-    """
+def check_device(device: str) -> None:
+    """Raises ConfigError where torch has none of that name."""
     import torch
 
-    if wrong := [name for name in names if name not in MODELS]:
-        raise ConfigError(message("no such model", **unknown("model", wrong[0], MODELS)))
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(message("--device cuda: torch finds no GPU", do="leave it out to measure on the CPU"))
+
+
+def facts(device: str) -> Record:
+    """What else a record says of where torch's models are measured."""
+    import torch
+
+    versions = {"torch": torch.__version__}
+    if device != "cuda":
+        return {"versions": versions}
+    return {
+        "device": torch.cuda.get_device_name(),
+        "versions": {**versions, "cudnn": str(torch.backends.cudnn.version())},
+    }
+
+
+def measured(models: Sequence[PackagedModel], device: str, rounds: int) -> Iterator[Record]:
+    """Measure models on "cpu" or "cuda": their records as they come. One whose package is not installed has a record
+    with the reason."""
+    import torch
+
     torch.set_num_threads(1)
     os.environ["TVM_RNN_NUM_THREADS"] = "1"  # ours too: CPU time counts, and threads that wait spend it
     # Errors are compared: torch's layers are not to round what is multiplied.
     torch.backends.cudnn.allow_tf32 = False
-    facts = cpu_facts(1)
-    facts["versions"] |= {"torch": torch.__version__}
-    if device == "cuda":
-        facts["device"], facts["versions"]["cudnn"] = torch.cuda.get_device_name(), str(torch.backends.cudnn.version())
-    found = list[Record]()
-    with writing(found, records) as write:
-        write({"kind": "facts", **facts, "clock": "the device's" if device == "cuda" else "CPU time of the thread"})
-        for name in names or MODELS:
-            for record in _measure(MODELS[name], device, rounds):
-                write({"kind": "point", "point": name, "package": MODELS[name].package, **record})
-    return found
+    for model in models:
+        for record in _measure(model, device, rounds):
+            yield {"kind": "point", "point": model.name, "package": model.package, **record}
 
 
 def _measure(packaged: PackagedModel, device: str, rounds: int) -> Iterator[Record]:
@@ -133,18 +138,3 @@ def table(records: Sequence[Record]) -> str:
         ratio = us[record["point"], how.replace(OURS, "torch")] / record["us"]
         lines.append(f"{first} {how} | {record['us']:.0f} | {ratio:.2f} | {record['error']:.1e} |")
     return "\n".join(lines)
-
-
-def main() -> None:
-    """The command: words of the shell in, a table out."""
-    parser = argparse.ArgumentParser(description="Whole models of packages, before and after rnn.accelerate.")
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}; all")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--records", help="a file of records to write")
-    parser.add_argument("--rounds", type=int, default=7, help="alternating rounds, of which the median counts")
-    given = parser.parse_args()
-    print(table(run(given.models, given.device, given.records, given.rounds)))
-
-
-if __name__ == "__main__":
-    main()

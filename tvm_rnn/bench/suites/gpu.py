@@ -1,4 +1,4 @@
-"""What a GPU benchmark measures: named suites of points, as data.
+"""What a benchmark measures: a point, and the named suites of points for GPUs, as data (`cpu.py` has those for CPUs).
 
 In: the name of a suite and words that choose points of it. Out: `Point`s, each one network (cell, sizes, layers,
 directions, precision) at one T and B. Points of one network share one compiled module, which holds for every T and B.
@@ -16,7 +16,7 @@ from tvm_rnn.errors import ConfigError, message, unknown
 from tvm_rnn.frontends.spec import find_cell
 from tvm_rnn.network.rnn import RNN, check_without_constants
 
-from . import headed_recurrences, recurrences, writers
+from . import headed_recurrences, neurons, recurrences, writers
 from .random_networks import random_networks
 
 Facts = dict[str, Any]  # what JSON says of a point
@@ -28,7 +28,8 @@ ALL = ("bfloat16", "float16", "tf32", "float32")
 TAMED = {"lstm_layer_norm": ("a_h", 0.5)}
 # The passes of every network, in the order in which the ablation adds them again.
 PASSES = ("hoist_gemms", "combine_gemms", "fuse_pointwise", "tile_layers_and_time")
-CELLS = {**writers.CELLS, **recurrences.CELLS, **headed_recurrences.CELLS}  # that only benchmarks have
+CELLS = {**writers.CELLS, **recurrences.CELLS, **headed_recurrences.CELLS, **neurons.CELLS}  # of benchmarks alone
+RESET_EVERY = 16
 IN_STEPS = ("parallelise_time",)  # left out, recurrences run one step after the other
 
 
@@ -38,7 +39,8 @@ class Point:
 
     cell: of the zoo, of CELLS, or "file.py:function". precision: of products, a key of SHORT. sizes: other axes
     of the cell, (name, size). without: passes left out. lengths: rows have lengths of their own. eager: calls are no
-    CUDA graph. any_batch: the module is compiled for no batch size in particular. training: both passes.
+    CUDA graph. any_batch: the module is compiled for no batch size in particular. training: both passes. resets: rows
+    begin anew, each at about one step of RESET_EVERY.
     """
 
     cell: str
@@ -55,6 +57,7 @@ class Point:
     eager: bool = False
     any_batch: bool = False
     training: bool = False
+    resets: bool = False
 
     @property
     def dtype(self) -> str:
@@ -64,7 +67,7 @@ class Point:
     @property
     def network(self) -> Point:
         """The same network without T and B, however it is called: what is compiled."""
-        return replace(self, steps=0, batch=0, lengths=False, eager=False)
+        return replace(self, steps=0, batch=0, lengths=False, eager=False, resets=False)
 
     @property
     def network_name(self) -> str:
@@ -82,7 +85,7 @@ class Point:
     def name(self) -> str:
         """Such as lstm-h512-i64-l3-b64-t100-bf16. Its words choose points; no two points of a suite share one."""
         network, _, precision = self.network_name.rpartition("-")
-        ways = "-lengths" * self.lengths + "-eager" * self.eager
+        ways = "-lengths" * self.lengths + "-resets" * self.resets + "-eager" * self.eager
         return f"{network}-b{self.batch}-t{self.steps}{ways}-{precision}"
 
     def as_dict(self) -> Facts:
@@ -191,12 +194,13 @@ def linear() -> list[Point]:
     alone = [Point("gated_delta", whole, h, t, b, sizes=delta) for t, b in ((1, 1), (1, 64), (32768, 1))]
     layers = [Point("gated_delta_net_conv", 64, h, t, b, sizes=delta) for t, b in ((1, 1), (1, 64), (32768, 1))]
     few = Point("gated_delta", n * (3 * h + 2), h, 2048, 16, sizes=(("N", n), ("M", 1)))
-    memory = Point("mlstm", 64, h, 8192, 8, sizes=(("N", 4),))
+    memory = [Point("mlstm", 64, h, 8192, 8, sizes=(("N", 4),))]
+    memory.append(Point("mlstm_capped", 64, 512, 32768, 1, sizes=(("K", 256), ("N", 8))))
     strict = [Point("m2rnn", 512, 64, 4096, batch, sizes=(("N", 8),)) for batch in (1, 16, 64)]
     both = [point for point in points if point.precision == "bfloat16" and point.cell not in ("min_gru", "sru")]
-    trained = [replace(p, training=True) for p in (*both, *sums, *heads, alone[-1], few, memory)]
+    trained = [replace(p, training=True) for p in (*both, *sums, *heads, alone[-1], few, *memory)]
     stepped = [replace(point, without=off) for point in (*points, *heads) for off in ((), IN_STEPS)]
-    return [*stepped, *sums, *alone, few, memory, *layers, *strict, *trained]
+    return [*stepped, *sums, *alone, few, *memory, *layers, *strict, *trained]
 
 
 def heads() -> list[Point]:
@@ -207,8 +211,20 @@ def heads() -> list[Point]:
     for cell, gates in (("headed_rnn", 1), ("headed_gru", 3)):
         own += [Point(cell, gates * n * h, h, 4096, 16, sizes=(("N", n),)) for n, h in ((64, 16), (8, 64))]
     own.append(Point("m2rnn", 512, 64, 4096, 16, sizes=(("N", 8),)))
-    own += [Point("block_gru", 512, 64, t, 16, sizes=(("N", 8), ("P", 512), ("A", 8))) for t in (64, 512)]
+    blocks = [Point("block_gru", 512, 64, t, 16, sizes=(("N", 8), ("P", 512), ("A", 8))) for t in (64, 512)]
+    own += [*blocks, *(replace(point, resets=True) for point in blocks)]
     return [replace(point, training=training) for point in own for training in (False, True)]
+
+
+def members() -> list[Point]:
+    """Networks of many members beside one: a population, or an ensemble, in one call; in inference, and in both passes
+    of training."""
+    return [
+        Point(cell, 128, 128, 128, 32, sizes=(("members", count),) if count else (), training=training)
+        for cell in ("gru", "lstm")
+        for count in (0, 4, 16, 64)
+        for training in (False, True)
+    ]
 
 
 def generate() -> list[Point]:
@@ -233,15 +249,30 @@ def images() -> list[Point]:
     ]
 
 
+def spikes() -> list[Point]:
+    """Spiking neurons alone, as a layer of a network and as feature maps of a convolutional one; in inference, and in
+    both passes of training."""
+    sizes = ((1024, 128, 32), (65536, 16, 32))
+    points = [Point("lif_neuron", h, h, steps, batch, "float32") for h, steps, batch in sizes]
+    return [replace(point, training=training) for point in points for training in (False, True)]
+
+
 def random(seed: int = 0) -> list[Point]:
     """200 networks as chance has them."""
     return [Point.from_dict(facts) for facts in random_networks(seed)]
 
 
 # Of suites that other peers run than torch's layers.
-PEERS = {"random": "torch,cudnn", "images": "torch", "generate": "torch-cuda,torch-cuda-compile,torch-cuda-graph"}
+PEERS = {
+    "random": "torch,cudnn",
+    "images": "torch",
+    "members": "torch,torch-compile",
+    "spikes": "torch",
+    "generate": "torch-cuda,torch-cuda-compile,torch-cuda-graph",
+}
 Suites = Mapping[str, Callable[..., list[Point]]]
-EVERY = (gpu_grid, any_batch, blog, deepbench, flashrnn, heads, zoo, ablation, linear, generate, images, random)
+RECURRENCES = (gpu_grid, any_batch, blog, deepbench, flashrnn, heads, members, zoo, ablation, linear)
+EVERY = (*RECURRENCES, generate, images, spikes, random)
 DRAWN = ("random", "cpu-random")  # suites that are drawn by a seed
 SUITES: Suites = {f.__name__.replace("_", "-"): f for f in EVERY}
 

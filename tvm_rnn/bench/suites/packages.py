@@ -7,6 +7,7 @@ brings some, else those that torch draws: times do not depend on them.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,12 @@ class PackagedModel:
     make: Callable[[], torch.nn.Module]
     shape: tuple[int, ...]
     steps: int
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether a package of its name is there, of any version."""
+        name = self.package.partition("=")[0]
+        return any(name.lower() == str(own.metadata["Name"]).lower() for own in importlib.metadata.distributions())
 
     def model(self) -> torch.nn.Module:
         """In eval mode. Raises ConfigError where the package is not installed."""

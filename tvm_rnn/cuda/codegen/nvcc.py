@@ -214,8 +214,11 @@ def resources(remarks: str) -> list[Taken]:
     ]
 
 
-def build(sources: Sequence[Source], folder: Path, fast: bool) -> tuple[bytes, dict[str, list[Taken]], str]:
-    """The shared object, {arch: what its kernels take}, and the compiler's name. Raises BuildError."""
+def build(
+    sources: Sequence[Source], folder: Path, fast: bool, more: Sequence[str] = ()
+) -> tuple[bytes, dict[str, list[Taken]], str]:
+    """The shared object, {arch: what its kernels take}, and the compiler's name. more: object files to link in. Raises
+    BuildError."""
     tools, compiler = find(), _host_compiler()
     includes = (tvm_ffi.libinfo.find_include_path(), tvm_ffi.libinfo.find_dlpack_include_path(), *tools.include)
     # Host code only starts what runs on the GPU: -O2 takes twice as long for nothing.
@@ -243,7 +246,7 @@ def build(sources: Sequence[Source], folder: Path, fast: bool) -> tuple[bytes, d
     assembled.write_text("".join(blobs) + NO_STACK_CODE)
     _run([compiler, "-c", str(assembled), f"-Wa,-I,{folder}", "-o", str(assembled.with_suffix(".o"))])
     linked, ffi = folder / "code.so", Path(tvm_ffi.libinfo.find_libtvm_ffi()).parent
-    objects += [str(assembled.with_suffix(".o")), tools.static, f"-L{ffi}", "-ltvm_ffi"]
+    objects += [*more, str(assembled.with_suffix(".o")), tools.static, f"-L{ffi}", "-ltvm_ffi"]
     _run([compiler, "-shared", *objects, "-Wl,--exclude-libs,ALL", "-lrt", "-lpthread", "-ldl", "-o", str(linked)])
     return linked.read_bytes(), taken, tools.name
 

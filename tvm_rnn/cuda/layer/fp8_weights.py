@@ -1,8 +1,9 @@
 """Weights in 8 bits: e4m3 codes and a scale per row, made when weights are packed, undone just before they are used.
 
-In: float32 weights in packing kernels; words of four codes in persistent kernels. Out: scales and codes, or weights as
-16 bits hold them; registers for mma.sync, and sums times scales. A scale is a power of two: a code times its scale is a
-float16 or bfloat16 exactly, so kernels that keep codes and kernels that read 16 bits multiply by the same numbers.
+In: float32 weights in packing kernels; words of four codes in kernels that multiply by them
+(`persistent/product/coded_weights.py`). Out: scales and codes, or weights as 16 bits hold them. A scale is a power of
+two: a code times its scale is a float16 or bfloat16 exactly, so kernels that keep codes and kernels that read 16 bits
+multiply by the same numbers.
 
 e4m3: a sign, 4 bits of exponent (bias 7), 3 of mantissa; at most 448; subnormals in steps of 2**-9; here never a NaN.
 Where a row has a NaN or an infinity its scale is NaN, and with it all that comes of the row.
@@ -10,16 +11,13 @@ Where a row has a NaN or an infinity its scale is NaN, and with it all that come
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
-from functools import reduce
-from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
-from tvm_rnn.tir.expr import Expr, TirExpr
+from tvm_rnn.tir.expr import Buffer, TirExpr
 from tvm_rnn.tir.index import uint32
 
 MOST = 448.0
@@ -119,11 +117,11 @@ def _in_gaps(code: TirExpr) -> TirExpr:
     return code & uint32(0x0F) | (code & uint32(0x70)) << uint32(8) | (code & uint32(0x80)) << uint32(4)
 
 
-# --- in persistent kernels --------------------------------------------------------------------------------------------
+# --- in kernels that multiply by them --------------------------------------------------------------------------------
 
 
 def decode(
-    k: Writer, precision: str, codes: TirExpr, into: Sequence[TirExpr], passing: Any, zero: TirExpr | None
+    k: Writer, precision: str, codes: TirExpr, into: Sequence[TirExpr], passing: Buffer, zero: TirExpr | None
 ) -> None:
     """A word of four codes to two registers of two values of 16 bits: in float16 by the hardware's conversion, in
     bfloat16 bit by bit. passing: two registers; zero: one that holds 0 (see `Coded`), or None."""
@@ -142,76 +140,3 @@ def decode(
     k.do(I.ptx["lop3.b32"](up, up, uint32(UP), up, AND))
     k.do(I.ptx["lop3.b32"](second, down, uint32(DOWN), up, AND_OR))
     k.do(I.ptx["mul.rn.bf16x2"](second, second, uint32(UNBIAS)))
-
-
-def registers(geometry: Any) -> int:
-    """Of a thread, beside its words of codes, roughly: scales, fragments in flight, sums of several operands."""
-    kept = sum(len(geometry.halves(phase)) * len(shares) for phase, shares in geometry.shares.items())
-    each = geometry.pass_tiles * 4
-    work = [
-        min(4 * geometry.m_tiles(p), 2 * each) + (len(s) > 1) * geometry.m_tiles(p) * each
-        for p, s in geometry.shares.items()
-    ]
-    return int(kept + max(work, default=0))
-
-
-class Coded:
-    """What the products of one kernel do with e4m3 weights. Construct once, at the kernel's start: it loads the scales
-    of this lane's rows.
-
-    Codes in registers never change, so compilers would make 16 bits of them once, before the loop over time, or once
-    for two steps, and take the registers that codes are to save (LSTM 2048, B = 16: 3.6 KB spilled; without, none).
-    Hence PTX in place of expressions, and `zero`: it is 0, and changes in each product, as far as ptxas can see.
-    """
-
-    def __init__(self, k: Writer, geometry: Any, ids: Any, names: dict[Any, str]) -> None:
-        """names: each share's pointer to its weight's scales."""
-        self.k, self.geometry = k, geometry
-        self.scales: dict[Any, Any] = {}
-        for phase, share in geometry.weights:
-            self.scales[share] = self._load(phase, names[share], ids)
-        most = max((geometry.m_tiles(p) for p in geometry.shares), default=1)
-        self.registers, self.passing = k.tile(most, 4, dtype="uint32"), k.local(2, "uint32")
-        self.zero = k.local(1, "uint32")
-        k.do(I.ptx["shr.b32"](self.zero[0], tirx.Cast("uint32", k["batch"]), uint32(31)))
-
-    def _load(self, phase: Any, name: str, ids: Any) -> Any:
-        k, geometry, width = self.k, self.geometry, phase.width
-        found = k.local(2 * geometry.m_tiles(phase))
-        for half in range(2 * geometry.m_tiles(phase)):
-            k.store(found, tirx.const(1.0, "float32"), half)  # also of units that only fill up a block
-        for half, (gate, block) in enumerate(geometry.halves(phase)):
-            unit = ids.rank * geometry.units(width) + (ids.warp_u * geometry.blocks(width) + block) * 8 + ids.g
-            with k.when(unit < width):
-                k.store(found, k[name][tirx.Cast("int64", unit + gate * width)], half)
-        return found
-
-    def begin(self) -> None:
-        """Before each product: what was computed for the last one is not to be kept."""
-        self.k.do(I.ptx["shl.b32"](self.zero[0], self.zero[0], uint32(1)))
-
-    def fragment(self, m: int, words: Sequence[TirExpr], resident: bool) -> list[TirExpr]:
-        """The four registers of an M tile for mma.sync, of two words of codes. resident: these never change."""
-        found = self.registers[m]
-        for number, codes in enumerate(words):
-            zero = self.zero[0] if resident else None
-            into = found[2 * number : 2 * number + 2]
-            decode(self.k, self.geometry.precision, codes, into, self.passing, zero)
-        return list(found)
-
-    def scaled(self, share: object, m: int, z: int, value: Expr) -> Expr:
-        """A sum times its row's scale. z: of an accumulator's four, two of the first 8 rows, two of the rest."""
-        return value * self.scales[share][2 * m + z // 2]
-
-    def fold(self, phase: Any, share: Any, acc: Any, chains: int, total: Any, first: bool) -> None:
-        """Add one operand's sums (of all chains) times their scales to the phase's, and set them to 0."""
-        k, tiles = self.k, self.geometry.pass_tiles
-        for m in range(self.geometry.m_tiles(phase)):
-            for tile in range(tiles):
-                at = m * tiles + tile
-                for z in range(4):
-                    own = [(at * chains + chain) * 4 + z for chain in range(chains)]
-                    value = self.scaled(share, m, z, reduce(operator.add, (acc[i] for i in own)))
-                    k.store(total, value if first else total[at * 4 + z] + value, at * 4 + z)
-                    for i in own:
-                        k.store(acc, tirx.const(0.0, "float32"), i)

@@ -217,9 +217,11 @@ def _of_matrices(group: Group) -> bool:
     return is_matrix(group) or is_again(group)
 
 
-def prepared(graph: Graph, kept: Callable[[Node], bool]) -> tuple[Graph, list[RowOperands]]:
+def prepared(
+    graph: Graph, kept: Callable[[Node], bool], given: Callable[[Node], bool] = lambda node: False
+) -> tuple[Graph, list[RowOperands]]:
     """The graph with copies of operands that are no parts of stored values. kept: whether a node is an array made of
-    parameters."""
+    parameters; given: whether an input lies as products read it."""
     groups, found, stored = list[Group](), list[RowOperands](), set[Node]()
     products = {n for g in graph.groups if g.kind == "gemm" and g.root is not None for n in g.root.args[1::2]}
     products = {_located(n)[0] for n in products}
@@ -235,6 +237,7 @@ def prepared(graph: Graph, kept: Callable[[Node], bool]) -> tuple[Graph, list[Ro
                 number = axis == NUMBER
                 there = kept(base) if number and base.op != "input" else False
                 there = there or (base in stored and not (number and base in vectors | products))
+                there = there or (not number and base.op == "input" and given(base))
                 if there and own.whole(operand):
                     continue
                 if operand not in copies:

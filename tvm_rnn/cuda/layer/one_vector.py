@@ -4,8 +4,9 @@ In: the layout of a layer after all passes. Out: `one_vector`: the layout of a l
 products of heads are dense, with 0 between heads, for kernels that know nothing of heads; or `NoVector`, with what
 cannot be written so. In memory nothing moves: [N, D] and [N D] are the same elements.
 
-A step's products wait for values, not for weights: on the chip the zeros cost room, which the planner weighs. An
-infinite value of one head is NaN in the others of its row.
+The graph says which matrices are blocks along a diagonal ("heads" of a parameter): kernels by mma.sync leave out blocks
+of K that are 0 for all units of a warp. Where zeros are multiplied, an infinite value of one head is NaN in others of
+its row.
 
 Rewrite: z[n, i] = sum_j R[n, i, j] h[n, j]; V h  -->  z = R' h; V h, with R'[(n, i), (n, j)] = R[n, i, j], else 0
 """
@@ -167,8 +168,9 @@ class _Flattening:
             raise NoVector(f"{in_words(node)} is of each head or of each unit")
         return make(node.op, *args, source=node.source, **{**node.attrs, "axis": axis + 1})
 
-    def _parameter(self, node: Node) -> Node:
-        found = Node("param", shape=node.shape, name=in_words(node))
+    def _parameter(self, node: Node, **attrs: int) -> Node:
+        """heads: how many blocks lie along the diagonal."""
+        found = Node("param", attrs=attrs, shape=node.shape, name=in_words(node))
         self.dense[found] = node
         return found
 
@@ -196,7 +198,8 @@ class _Flattening:
         rows = make("reshape", block_diagonal(rows), rank=3, to=(heads, *lead, units, heads * depth))
         after = len(lead) + 1
         rows = make("transpose", rows, axes=(*range(1, after), 0, after, after + 1))
-        matrix = self._parameter(make("reshape", rows, rank=after + 2, to=(*lead, heads * units, heads * depth)))
+        matrix = make("reshape", rows, rank=after + 2, to=(*lead, heads * units, heads * depth))
+        matrix = self._parameter(matrix, heads=heads)
         spec = f"{out[:-2]}{unit}{deep},{deep}->{out[:-2]}{unit}"
         return make("einsum", matrix, self.value(vector), source=node.source, spec=spec)
 

@@ -22,12 +22,27 @@ class NotPersistent(Exception):
 
 
 @dataclass(frozen=True)
+class Diagonal:
+    """Of a weight of heads, which is 0 but for blocks along its diagonal: a block's units and depth."""
+
+    units: int
+    depth: int
+
+
+@dataclass(frozen=True)
 class Operand:
     """One factor of a product: `source` is a state, a value of an earlier phase of the same step, or an input."""
 
     source: Node
     weight: Node
     depth: int
+    diagonal: Diagonal | None = None
+
+    @property
+    def width(self) -> int:
+        """Units of a weight of heads."""
+        assert self.diagonal is not None
+        return self.depth // self.diagonal.depth * self.diagonal.units
 
     @property
     def carried(self) -> bool:
@@ -234,7 +249,8 @@ def _phase(graph: Graph, group: Group) -> Phase:
     root = group.root
     if group.kind == "gemm" and root is not None:
         pairs = zip(root.args[::2], root.args[1::2], strict=True)
-        operands = tuple(Operand(x, w, x.shape[0]) for w, x in pairs)
+        width = _width(graph, group, root.shape[-1])
+        operands = tuple(Operand(x, w, x.shape[0], _diagonal(w, width)) for w, x in pairs)
         for operand in operands:
             if operand.given and len(operand.source.shape) != 1:
                 raise NotPersistent("a product reads an input that is not a vector")
@@ -242,8 +258,7 @@ def _phase(graph: Graph, group: Group) -> Phase:
                 raise NotPersistent("a product of the step reads a hoisted value")
             if is_move(operand.source):
                 raise NotPersistent("a product reads a view")
-        rows, width = prod(root.shape), _width(graph, group, root.shape[-1])
-        return Phase("gemm", root, width, rows // width, operands, nodes)
+        return Phase("gemm", root, width, prod(root.shape) // width, operands, nodes)
     if group.kind == "reduce" and root is not None:
         if root.op == "einsum" or root.shape not in ((), (1,)) or len(root.args[0].shape) != 1:
             raise NotPersistent(f"a reduction to shape {list(root.shape)}")
@@ -256,6 +271,16 @@ def _phase(graph: Graph, group: Group) -> Phase:
     if any(len(n.shape) > 2 for n in nodes) or len({_width(graph, group, w) for w in widths}) > 1:
         raise NotPersistent("pointwise work on an array")
     return Phase("pointwise", None, _width(graph, group, min(widths, default=1)), 0, (), nodes)
+
+
+def _diagonal(weight: Node, width: int) -> Diagonal | None:
+    """The blocks of a weight, of one gate or of several, if all that it is made of has them alike."""
+    made = list(topological([weight]))
+    parts = [n for n in made if n.op == "param"]
+    found = {n.attrs.get("heads") for n in parts}
+    alike = len(found) == 1 and all(n.shape[-2:] == (width, weight.shape[-1]) for n in parts)
+    heads = found.pop() if alike and all(n.leaf or n.op in ("reshape", "concat") for n in made) else None
+    return Diagonal(width // heads, weight.shape[-1] // heads) if heads else None
 
 
 def joined(drafts: list[Phase]) -> list[Phase]:

@@ -36,7 +36,8 @@ ROW_BYTES = 16  # rows that products read begin at multiples of this, as their f
 @dataclass(frozen=True)
 class Target:
     """Where a stored value goes. kind: "hoisted", "step" (number 0 or, a storage copy, 1), "state" and "shadow" (of
-    state `number`), "kept" (number among `Layout.kept`), "output"; read alone, "copy" (of input `number`)."""
+    state `number`), "kept" (number among `Layout.kept`), "output", "part" (of the output, from element `number` on);
+    read alone, "copy" (of input `number`)."""
 
     kind: str
     place: Place
@@ -131,9 +132,9 @@ class Layout:
     @cached_property
     def _read_outside(self) -> set[Node]:
         """What is read by others than groups, of results that are made of it too, or by matrices under another name."""
-        graph, read = self.graph, {own.located(operand)[0] for own in self.matrices for operand in own.operands}
+        graph = self.graph
         roots = [*graph.roots, *graph.results, *self.kept]
-        return {*read, *roots, *sources(roots, self.stored)}
+        return {*self._of_operands, *roots, *sources(roots, self.stored)}
 
     def is_needed(self, node: Node, chain: Sequence[Group]) -> bool:
         """Whether a value that the groups of a chain store is read by anybody else."""
@@ -311,6 +312,39 @@ class Layout:
         return {node for node in found if node not in self.read_by and prod(node.shape) > 1}
 
     @cached_property
+    def in_output(self) -> dict[Node, int]:
+        """Of a backward graph, whose output is put together of stored vectors and numbers: these, with the element at
+        which each begins, if kernels write them where they are parts of it. Products write rows of their own."""
+        output = self.graph.output
+        together = not self.emits and output.op == "concat" and len(output.shape) == 1 and output not in self.home
+        if not together or self.directions > 1 or self.graph.pixels or self.dtype != self.storage:
+            return {}
+        found, begin, size = dict[Node, int](), 0, ITEM_BYTES[self.dtype]
+        for node in output.args:
+            width = prod(node.shape)
+            while node.op == "reshape" and node not in self.home:
+                node = node.args[0]
+            if node in found or not self._is_part(node) or begin * size % ROW_BYTES:
+                return {}
+            found[node] = begin
+            begin += width
+        return {} if begin * size % ROW_BYTES else found
+
+    def _is_part(self, node: Node) -> bool:
+        """Whether all that a value is made for is to be a part of the output."""
+        home, output = self.home.get(node), self.graph.output
+        if home is None or home.region == "step" or home.kind == "gemm" or self.kept_number(node) is not None:
+            return False
+        read = any(node in found for found in self.operands.values()) or node in self.read_by
+        roots = [*self.graph.emitted, *self.graph.results, *(root for root in self.graph.roots if root is not output)]
+        return not read and node not in self._of_operands and node not in sources(roots, self.stored)
+
+    @cached_property
+    def _of_operands(self) -> set[Node]:
+        """What recurrences of matrices read."""
+        return {own.located(operand)[0] for own in self.matrices for operand in own.operands}
+
+    @cached_property
     def _of_matrices(self) -> set[Node]:
         """Vectors of every step that recurrences of matrices read, and what is read of them. One number of a whole
         matrix has the bits of arithmetic: sums over all steps of such numbers, of either sign, may be near 0."""
@@ -322,7 +356,7 @@ class Layout:
         rows = {"before"} if self.emits else {"before", "after"}
         own = [n for n, group in self.home.items() if group.region in rows and self.kept_number(n) is None]
         direct = self.written_last or (self.written_first and not self._read_again)
-        return [n for n in own if not (n is self._last and direct)]
+        return [n for n in own if not (n is self._last and direct) and n not in self.in_output]
 
     @cached_property
     def _read_again(self) -> bool:
@@ -362,6 +396,10 @@ class Layout:
             if node is self.graph.output and self.written_first:
                 own = kept or ([Target("hoisted", self.hoisted(node))] if self._read_again else [])
                 return [*own, Target("output", self.output)]
+            if node in self.in_output:
+                whole = prod(self.graph.output.shape)
+                align = gcd(ROW_BYTES, self.in_output[node] * ITEM_BYTES[self.dtype])
+                return [Target("part", Place(self.dtype, whole, align), self.in_output[node])]
             last = node is self._last and self.written_last
             return [Target("output", self.output)] if last else kept or [Target("hoisted", self.hoisted(node))]
         found = []

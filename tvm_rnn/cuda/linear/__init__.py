@@ -8,11 +8,11 @@ it has; `chunk_loads.py`, `chunk_scores.py` (where each key decays by itself, `c
 `chunk_states.py` are its three kinds of warps, `chunk_marks.py` keeps states for training. `segments.py` runs parts of
 the time at once, where there are few states. `lane_sums.py` adds up over a warp.
 
-A `Pair` of a matrix and its gradient in: they are made again between the states that were kept; `part_operands.py`
-brings what the steps of a part read. Where heads decay as one, by `parts_again.py`, all steps of a part at once on
-tensor cores (`parts_layout.py`: shared memory, `part_scores.py`: products of two steps, `part_decays.py`: their
-weights); else by `blocks_again.py` in blocks of 16 steps (`blocks_layout.py`, `block_products.py`: products,
-`block_keys.py`: sums of a key), or by `steps_again.py`, which says what a pair is.
+A `Pair` (`pair.py`) of a matrix and its gradient in: they are made again between the states that were kept;
+`part_place.py` says which part a block has, `part_operands.py` brings what its steps read. Where heads decay as one, by
+`parts_again.py`, all steps of a part at once on tensor cores (`parts_layout.py`: shared memory, `part_scores.py`:
+products of two steps, `part_decays.py`: their weights); else by `blocks_again.py` in blocks of 16 steps
+(`blocks_layout.py`, `block_products.py`: products, `block_keys.py`: sums of a key), or by `steps_again.py`.
 
 Groups of kind "scan" in, kernels over chunks of time out: `vector_scan.py` for vectors; `matrix_scan.py` for matrices
 and `matrix_again.py` for those made again, which have those of above launched.

@@ -36,8 +36,9 @@ from .block_keys import KeySums, Steps
 from .block_products import Products
 from .blocks_layout import BlocksLayout
 from .chunk_tile import BLOCK, TRIANGLE_PITCH
-from .part_operands import Operands, Place, kernels_of_parts
-from .steps_again import BOTH, EVERY, GRADIENT, STATE, marks_name
+from .pair import BOTH, EVERY, GRADIENT, STATE, marks_name
+from .part_operands import Operands, kernels_of_parts
+from .part_place import Place
 
 UNROLLED = (8, 4, 2, 1)  # copies of a lane in a row
 FOUR_BYTES = 4  # an asynchronous copy has at least

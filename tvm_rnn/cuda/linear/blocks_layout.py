@@ -13,8 +13,8 @@ from math import prod
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
 
 from .chunk_tile import BLOCK, TRIANGLE_PITCH
+from .pair import EVERY, Pair
 from .recurrence import Rows
-from .steps_again import EVERY, Pair
 
 PAD = 16  # bytes behind a row: the next row begins in other banks
 WIDE = 64  # values of which registers hold two times 16 keys

@@ -1,6 +1,6 @@
 """Which tile a chunk scan has: by a template, as all schedules are.
 
-In: a `Recurrence`, batch sizes, a GPU. Out: a `ChunkTile` and where it is from.
+In: a `Recurrence`, batch sizes, a GPU. Out: a `ChunkTile` and where it is from, for each regime of batch sizes.
 """
 
 from __future__ import annotations
@@ -49,6 +49,13 @@ class ChosenTile(NamedTuple):
     record: str
 
 
+class ChosenRung(NamedTuple):
+    """A tile for batch sizes up to `most`; None: for any."""
+
+    most: int | None
+    chosen: ChosenTile
+
+
 def refused(recurrence: Recurrence, target: Target) -> str:
     """Why no chunk kernel takes a recurrence; "" where one does."""
     if target.arch != "sm_90a":
@@ -64,3 +71,22 @@ def choose(recurrence: Recurrence, batches: Sequence[int], target: Target) -> Ch
     unit = ChunkUnit("chunks", "before", recurrence.precision, batches=tuple(batches), recurrence=recurrence)
     template, knobs, record = best(unit, target)
     return ChosenTile(ChunkTile(**knobs), template.name, knobs, record)
+
+
+def rungs(recurrence: Recurrence, batches: Sequence[int], target: Target) -> tuple[ChosenRung, ...]:
+    """The tiles of the batch sizes that are named, by rising batch; one reaches to where the next one is chosen. With
+    many rows wide tiles fill the GPU and make the same scores fewer times; with few it would stand idle."""
+    found = list[ChosenRung]()
+    for batch in sorted({*batches} or {1}):
+        chosen = choose(recurrence, (batch,), target)
+        if found and found[-1].chosen.tile != chosen.tile:
+            reach = batch
+            while reach // 2 > (found[-1].most or 0) and choose(recurrence, (reach // 2,), target).tile == chosen.tile:
+                reach //= 2
+            found[-1] = found[-1]._replace(most=max(found[-1].most or 0, reach - 1))
+            found.append(ChosenRung(batch, chosen))
+        elif found:
+            found[-1] = found[-1]._replace(most=batch)
+        else:
+            found.append(ChosenRung(batch, chosen))
+    return (*found[:-1], found[-1]._replace(most=None))

@@ -19,7 +19,7 @@ from tvm_rnn.tir.expr import TirExpr
 from .chunk_block import Block
 from .chunk_scan import ChunkScan
 from .chunk_states import States
-from .steps_again import EVERY
+from .pair import EVERY
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,10 @@ from tvm_rnn.schedule.schedule_template import DEFAULT
 from tvm_rnn.target import Target
 
 from .blocks_again import BlocksAgain
+from .pair import BOTH, EVERY, GRADIENT, STATE, Made, Pair, Read, marks_name
 from .parts_again import PartsAgain
 from .recurrence import Rows, same_places
-from .steps_again import BOTH, EVERY, GRADIENT, STATE, Made, Pair, Read, StepsAgain, marks_name
+from .steps_again import StepsAgain
 
 Kernels = PartsAgain | BlocksAgain | StepsAgain
 TEMPLATES = {PartsAgain: "parts_again", BlocksAgain: "blocks_again", StepsAgain: "steps_again"}

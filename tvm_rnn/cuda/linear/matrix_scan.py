@@ -23,24 +23,29 @@ from tvm_rnn.graph.graph import Node
 from tvm_rnn.schedule.schedule_template import DEFAULT
 from tvm_rnn.target import HOPPER, Target
 
-from .choose_tile import ChosenTile, choose, refused
+from .choose_tile import ChosenRung, refused, rungs
 from .chunk_marks import MarkedChunkScan
 from .chunk_scan import ChunkScan
+from .pair import EVERY
 from .recurrence import AFTER, BEFORE, Erase, Outer, Read, Recurrence, Rows, same_places
 from .segments import Segments
 from .step_by_step import STATES, Steps
-from .steps_again import EVERY
 
 FEW = 8  # steps that take less one after the other than a chunk does
 AHEAD = 4  # steps that what a step reads is loaded before it, where all steps go one after the other
 
 
+@dataclass
 class Launches:
     """What a tile's kernels are launched with, by the names of their pointers and scalars."""
 
-    def __init__(self, host: Host, tile: Tile, pointers: dict[str, Pointer]) -> None:
-        self.host, self.tile = host, tile
-        self.pointers = pointers | {"lengths": host.program.lengths, "reset": host.program.reset}
+    host: Host
+    tile: Tile
+    pointers: dict[str, Pointer]
+
+    def __post_init__(self) -> None:
+        self.pointers = self.pointers | {"lengths": self.host.program.lengths, "reset": self.host.program.reset}
+        tile = self.tile
         self.scalars: dict[str, HostExpr] = {"steps": tile.count, "batch": "B", "start": tile.start, "total": "T"}
         self.scalars |= {"has_lengths": "has_lengths", "has_reset": "has_reset"}
 
@@ -77,10 +82,10 @@ class MatrixScan:
         return self.operands.group.stored
 
     @property
-    def fact(self) -> dict[str, object]:
-        """A row of the manifest's templates."""
+    def facts(self) -> list[dict[str, object]]:
+        """Rows of the manifest's templates."""
         unit = f"{self._unit} step by step{', backwards' * self.reverse}, any B"
-        return {"unit": unit, "template": "step_by_step", "knobs": {}, "record": DEFAULT}
+        return [{"unit": unit, "template": "step_by_step", "knobs": {}, "record": DEFAULT}]
 
     @property
     def _unit(self) -> str:
@@ -145,43 +150,80 @@ class MatrixScan:
         work = self._work(host, values, both, tile)
         if self.marked:
             work.pointers["marks"] = tile.marks[self.operands.state]
-        self._begin(work)
+        self._run(work, ends, lean)
+
+    def _run(self, work: Launches, ends: Pointer, lean: bool) -> None:
         for masked, case in self._cases(lean):
-            with host.when(case):
-                self._run(work, ends, masked)
+            with work.host.when(case):
+                work(self.steps.kernels[masked])
 
-    def _begin(self, work: Launches) -> None:
+
+@dataclass(frozen=True, eq=False)
+class TileLaunch:
+    """What runs all steps in chunks of one tile. most: the batch sizes that it is for, None: all; marked: as of
+    `MatrixScan`."""
+
+    name: str
+    recurrence: Recurrence
+    reverse: bool
+    marked: bool
+    rung: ChosenRung
+
+    @cached_property
+    def chunks(self) -> ChunkScan:
+        kind = MarkedChunkScan if self.marked else ChunkScan
+        return kind(f"{self.name}_chunks", self.recurrence, self.rung.chosen.tile, self.reverse)
+
+    @cached_property
+    def segments(self) -> Segments:
+        return Segments(self.name, self.recurrence, self.rung.chosen.tile, self.reverse)
+
+    def begin(self, work: Launches) -> None:
         """What all cases share."""
+        span = self.segments.span(work.host, work.tile.count)
+        count = work.host.let("segments", f"({work.tile.count} + {span} - 1) / {span}")
+        work.scalars |= {"span": span, "segments": count}
+        if self.reverse:
+            chunk = self.rung.chosen.tile.chunk
+            padded = work.host.let("padded", f"({work.tile.count} + {chunk - 1}) / {chunk} * {chunk}")
+            work.scalars |= {"steps": padded, "padded": padded, "real": work.tile.count}
 
-    def _run(self, work: Launches, ends: Pointer, masked: bool) -> None:
-        work(self.steps.kernels[masked])
+    def run(self, work: Launches, ends: Pointer, masked: bool) -> None:
+        host, count = work.host, work.scalars["segments"]
+        with host.when(f"{count} == 1"):
+            work(self.chunks.kernels[masked])
+        with host.when(f"{count} > 1"):
+            starts = self.segments.launch(host, work.pointers, work.scalars, ends, masked)
+            work(self.chunks.kernels[masked], state_in=starts)
 
 
 @dataclass(frozen=True, eq=False)
 class ChunkedScan(MatrixScan):
     """In chunks of time, and in segments of chunks where there are few rows; the few steps of a short call one after
-    the other, in place."""
+    the other, in place. rungs: tiles by rising batch sizes, the last one for all that are left."""
 
-    chosen: ChosenTile
+    rungs: tuple[ChosenRung, ...]
 
     @property
-    def fact(self) -> dict[str, object]:
+    def facts(self) -> list[dict[str, object]]:
         back = ", backwards" * self.reverse
-        unit = f"{self._unit} in chunks of {self.chosen.tile.chunk} steps{back}, any B"
-        own = self.chosen
-        return {"unit": unit, "template": own.template, "knobs": dict(own.knobs), "record": own.record}
+        found = list[dict[str, object]]()
+        for most, own in self.rungs:
+            rows = "any B" if most is None else f"B <= {most}"
+            unit = f"{self._unit} in chunks of {own.tile.chunk} steps{back}, {rows}"
+            found.append({"unit": unit, "template": own.template, "knobs": dict(own.knobs), "record": own.record})
+        return found
 
     def ends_size(self, rows: HostExpr) -> str:
-        return self.segments.memory_size(rows)
+        return "std::max<int64_t>({" + ", ".join(tile.segments.memory_size(rows) for tile in self.tiles) + "})"
 
     @cached_property
-    def chunks(self) -> ChunkScan:
-        kind = MarkedChunkScan if self.marked else ChunkScan
-        return kind(f"{self.name}_chunks", self.recurrence, self.chosen.tile, self.reverse)
-
-    @cached_property
-    def segments(self) -> Segments:
-        return Segments(self.name, self.recurrence, self.chosen.tile, self.reverse)
+    def tiles(self) -> list[TileLaunch]:
+        found = []
+        for rung in self.rungs:
+            name = self.name if rung.most is None else f"{self.name}_upto{rung.most}"
+            found.append(TileLaunch(name, self.recurrence, self.reverse, self.marked, rung))
+        return found
 
     @cached_property
     def steps(self) -> Steps:
@@ -191,22 +233,18 @@ class ChunkedScan(MatrixScan):
     def most_in_place(self) -> int | None:
         return FEW
 
-    def _begin(self, work: Launches) -> None:
-        span = self.segments.span(work.host, work.tile.count)
-        count = work.host.let("segments", f"({work.tile.count} + {span} - 1) / {span}")
-        work.scalars |= {"span": span, "segments": count}
-        if self.reverse:
-            chunk = self.chosen.tile.chunk
-            padded = work.host.let("padded", f"({work.tile.count} + {chunk - 1}) / {chunk} * {chunk}")
-            work.scalars |= {"steps": padded, "padded": padded, "real": work.tile.count}
-
-    def _run(self, work: Launches, ends: Pointer, masked: bool) -> None:
-        host, count = work.host, work.scalars["segments"]
-        with host.when(f"{count} == 1"):
-            work(self.chunks.kernels[masked])
-        with host.when(f"{count} > 1"):
-            starts = self.segments.launch(host, work.pointers, work.scalars, ends, masked)
-            work(self.chunks.kernels[masked], state_in=starts)
+    def _run(self, work: Launches, ends: Pointer, lean: bool) -> None:
+        least = 0
+        for tile in self.tiles:
+            most = tile.rung.most
+            reach = [f"B > {least}" if least else "", "" if most is None else f"B <= {most}"]
+            own = replace(work)
+            with work.host.when(" && ".join(filter(None, reach)) or "true"):
+                tile.begin(own)
+                for masked, case in self._cases(lean):
+                    with work.host.when(case):
+                        tile.run(own, ends, masked)
+            least = most or 0
 
 
 def matrix_scan(
@@ -268,4 +306,4 @@ def matrix_scan(
     why = refused(own, target)
     tell(not why, f"{state.name} in chunks of time", why and f"step by step in one launch: {why}")
     given = name, operands, own, tuple(arguments), layout.dtype, reverse, kept, target.arch == HOPPER
-    return MatrixScan(*given) if why else ChunkedScan(*given, choose(own, batches, target))
+    return MatrixScan(*given) if why else ChunkedScan(*given, rungs(own, batches, target))

@@ -15,9 +15,10 @@ from tvm_rnn.tir.expr import TirExpr
 
 from .chunk_loads import GONE
 from .chunk_tile import BLOCK, exp2
-from .part_operands import Operands, Place
+from .pair import EVERY, GRADIENT, STATE, Read
+from .part_operands import Operands
+from .part_place import Place
 from .parts_layout import SIDE, UNITS, PartsLayout
-from .steps_again import EVERY, GRADIENT, STATE, Read
 
 PER = EVERY // 32  # steps of a lane
 ZERO, ONE = tirx.const(0.0, "float32"), tirx.const(1.0, "float32")

@@ -36,11 +36,12 @@ from tvm_rnn.tir.index import uint32, wide
 from .blocks_layout import PAD
 from .chunk_states import TURNED
 from .chunk_tile import BLOCK, piece_bytes
+from .pair import BOTH, EVERY, GRADIENT, STATE, Read, marks_name
 from .part_decays import Decays
-from .part_operands import Operands, Place, kernels_of_parts
+from .part_operands import Operands, kernels_of_parts
+from .part_place import Place
 from .part_scores import PartScores
 from .parts_layout import SCORE_PITCH, SIDE, PartsLayout
-from .steps_again import BOTH, EVERY, GRADIENT, STATE, Read, marks_name
 
 ZERO = tirx.const(0.0, "float32")
 

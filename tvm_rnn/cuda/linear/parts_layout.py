@@ -12,7 +12,7 @@ from functools import cached_property
 from .blocks_layout import ALL_SHARED, PAD, BlocksLayout
 from .chunk_layout import MOST_SHARED
 from .chunk_tile import BLOCK
-from .steps_again import BOTH, EVERY, GRADIENT, STATE
+from .pair import BOTH, EVERY, GRADIENT, STATE
 
 MOST = 128  # keys, of which each 16 are a warp's; values, of which registers hold 16 keys of both matrices
 THREADS = 512  # of a multiprocessor, each with the registers that this takes

@@ -131,71 +131,90 @@ class Compose:
         return write(self.name, pointers, [("segments", "int32"), ("batch", "int32")], self._body, threads=self.threads)
 
     def _body(self, w: Writer) -> None:
-        """A thread has a key of 16 values; the others' are in shared memory."""
-        own = self.recurrence
-        block = w.keep(I.cta_id([tirx.Cast("int32", wide(w["batch"]) * (self.tiles * own.heads))]))
-        key = w.keep(I.thread_id([self.threads]))
-        states = I.alloc_buffer((self.threads * VALUES,), "float32", scope="shared", align=16)
-        value0 = w.keep(tirx.truncmod(block, self.tiles) * VALUES)
-        array = w.keep(tirx.Cast("int64", tirx.truncdiv(block, self.tiles)))
-        count = w.bind(wide(w["batch"]) * own.heads)
-        size, there = own.keys * own.values, w.bind(key < own.keys)
-        state, end = w.local(VALUES), w.local(VALUES)
+        _Composing(w, self).run()
 
-        def place(number: TirExpr, v: int) -> TirExpr:
-            value = value0 + v
-            return number * size + wide(value * own.keys + key if own.keys_last else key * own.values + value)
 
-        def each(body: Callable[[int], None]) -> None:
-            for v in range(VALUES):
-                with w.when(tirx.And(there, value0 + v < own.values)):
-                    body(v)
+class _Composing:
+    """The body of a kernel that composes: a thread has a key of VALUES values; the others' are in shared memory."""
 
+    def __init__(self, w: Writer, compose: Compose) -> None:
+        self.w, self.own, self.threads = w, compose.recurrence, compose.threads
+        block = w.keep(I.cta_id([tirx.Cast("int32", wide(w["batch"]) * (compose.tiles * self.own.heads))]))
+        self.key = w.keep(I.thread_id([self.threads]))
+        self.states = I.alloc_buffer((self.threads * VALUES,), "float32", scope="shared", align=16)
+        self.value0 = w.keep(tirx.truncmod(block, compose.tiles) * VALUES)
+        self.array = w.keep(tirx.Cast("int64", tirx.truncdiv(block, compose.tiles)))
+        self.count = w.bind(wide(w["batch"]) * self.own.heads)
+        self.there = w.bind(self.key < self.own.keys)
+        self.state, self.end = w.local(VALUES), w.local(VALUES)
+
+    def run(self) -> None:
+        w = self.w
         for v in range(VALUES):
-            w.store(state, tirx.const(0.0, "float32"), v)
-            w.store(end, tirx.const(0.0, "float32"), v)
-        each(lambda v: w.store(state, w["state_in"][place(array, v)], v))
-        factors = w.local(min(own.keys, HELD))
-        here = w.keep(tirx.min(key, own.keys - 1))
+            w.store(self.state, tirx.const(0.0, "float32"), v)
+            w.store(self.end, tirx.const(0.0, "float32"), v)
+        self._each(lambda v: w.store(self.state, w["state_in"][self._place(self.array, v)], v))
+        self.factors = w.local(min(self.own.keys, HELD))
+        self.here = w.keep(tirx.min(self.key, self.own.keys - 1))
         last = w.keep(tirx.max(w["segments"] - 2, 0))
-
-        def factor(segment: TirExpr, i: int) -> TirExpr:
-            number = w.bind(wide(segment) * count + array)
-            return w["maps"].ptr_to([number * (own.keys * own.keys) + wide(i * own.keys + here)])
-
-        def ask(segment: TirExpr, i: int) -> None:
-            if i < min(own.keys, HELD):
-                w.do(I.ptx["ld.global.f32"](factors[i], factor(segment, i)))
-
-        erases = own.erasing is not None
+        erases = self.own.erasing is not None
         with w.when(tirx.And(w["segments"] > 1, tirx.const(erases, "bool"))):
-            for i in range(own.keys):
-                ask(tirx.const(0, "int32"), i)
+            for i in range(self.own.keys):
+                self._ask(tirx.const(0, "int32"), i)
         with w.loop(w["segments"]) as segment:
-            number = w.keep(wide(segment) * count + array)
-            each(lambda v: w.store(w["starts"], state[v], place(number, v)))
+            number = w.keep(wide(segment) * self.count + self.array)
+            self._each(lambda v: w.store(w["starts"], self.state[v], self._place(number, v)))
             with w.when(segment + 1 < w["segments"]):
-                each(lambda v: w.store(end, w["ends"][place(number, v)], v))
-                if not erases:
-                    size = map_size(own)
-                    left = w.keep(w["maps"][number * size + wide(tirx.min(here, size - 1))])
-                    for v in range(VALUES):
-                        w.store(state, state[v] * left + end[v], v)
-                    return
-                w.do(I.cuda.cta_sync())
-                for v in range(VALUES):
-                    w.store(states, state[v], key * VALUES + v)
-                    w.store(state, end[v], v)
-                w.do(I.cuda.cta_sync())
-                after = w.keep(tirx.min(segment + 1, last))
-                for i in range(own.keys):
-                    late = w.local(1)
-                    if i >= HELD:
-                        w.do(I.ptx["ld.global.f32"](late[0], factor(segment, i)))
-                    now = factors[i] if i < HELD else late[0]
-                    for v in range(VALUES):
-                        w.store(state, state[v] + now * states[i * VALUES + v], v)
-                    ask(after, i)
+                self._each(lambda v: w.store(self.end, w["ends"][self._place(number, v)], v))
+                if erases:
+                    self._multiply(segment, last)
+                else:
+                    self._scale(number)
+
+    def _place(self, number: TirExpr, v: int) -> TirExpr:
+        own, value = self.own, self.value0 + v
+        inner = value * own.keys + self.key if own.keys_last else self.key * own.values + value
+        return number * (own.keys * own.values) + wide(inner)
+
+    def _each(self, body: Callable[[int], None]) -> None:
+        """Of every value that there is."""
+        for v in range(VALUES):
+            with self.w.when(tirx.And(self.there, self.value0 + v < self.own.values)):
+                body(v)
+
+    def _factor(self, segment: TirExpr, i: int) -> TirExpr:
+        number = self.w.bind(wide(segment) * self.count + self.array)
+        return self.w["maps"].ptr_to([number * (self.own.keys * self.own.keys) + wide(i * self.own.keys + self.here)])
+
+    def _ask(self, segment: TirExpr, i: int) -> None:
+        """Load a factor long before it is needed, where registers have room for it."""
+        if i < min(self.own.keys, HELD):
+            self.w.do(I.ptx["ld.global.f32"](self.factors[i], self._factor(segment, i)))
+
+    def _scale(self, number: TirExpr) -> None:
+        """S = m S + N: m is a number, or one of each key."""
+        size = map_size(self.own)
+        left = self.w.keep(self.w["maps"][number * size + wide(tirx.min(self.here, size - 1))])
+        for v in range(VALUES):
+            self.w.store(self.state, self.state[v] * left + self.end[v], v)
+
+    def _multiply(self, segment: TirExpr, last: TirExpr) -> None:
+        """S = M S + N."""
+        w, state = self.w, self.state
+        w.do(I.cuda.cta_sync())
+        for v in range(VALUES):
+            w.store(self.states, state[v], self.key * VALUES + v)
+            w.store(state, self.end[v], v)
+        w.do(I.cuda.cta_sync())
+        after = w.keep(tirx.min(segment + 1, last))
+        for i in range(self.own.keys):
+            late = w.local(1)
+            if i >= HELD:
+                w.do(I.ptx["ld.global.f32"](late[0], self._factor(segment, i)))
+            now = self.factors[i] if i < HELD else late[0]
+            for v in range(VALUES):
+                w.store(state, state[v] + now * self.states[i * VALUES + v], v)
+            self._ask(after, i)
 
 
 @dataclass(frozen=True)

@@ -25,88 +25,19 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
 from tvm_rnn.cuda.codegen.register_tile import RegisterTile
 from tvm_rnn.cuda.codegen.vector_access import DTYPES, LoadedLanes, pack, unpack
-from tvm_rnn.cuda.layer.matrix_operands import marks_dtype
 from tvm_rnn.cuda.layer.packed_layout import SIZES, ceil_div
-from tvm_rnn.cuda.layer.regime import FOREVER, MASK_POINTERS, MASK_SCALARS
-from tvm_rnn.graph.recurrences import KEPT_EVERY_ON_GPUS
+from tvm_rnn.cuda.layer.regime import MASK_POINTERS, MASK_SCALARS
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import wide
 
 from .lane_sums import reduce_scatter
-from .recurrence import Rows
+from .pair import BOTH, EVERY, GRADIENT, STATE, Pair, marks_name
+from .part_place import Place
 
-EVERY = KEPT_EVERY_ON_GPUS  # steps of a part of the time
 FEW = 8  # steps that the matrix is kept before, all of them, at a time
 VALUES, KEYS = 8, 2  # of a lane: the values side by side in memory, the keys likewise
 LANES = (1, 2, 4, 8, 16, 32)
-STATE, GRADIENT, BOTH = "state", "gradient", "both"
-
-
-@dataclass(frozen=True)
-class Made:
-    """What a step makes of a matrix. decay: a number of a head, or of each key of it; None: 1. writes: a column, of the
-    keys, and a row, of the values, of each outer product."""
-
-    decay: Rows | None
-    writes: tuple[tuple[Rows, Rows], ...]
-
-    def operands(self, name: str) -> dict[str, Rows]:
-        """By their names as pointers; name: of the matrix."""
-        found = {} if self.decay is None else {f"{name}_decay": self.decay}
-        for i, (column, row) in enumerate(self.writes):
-            found |= {f"{name}_column_{i}": column, f"{name}_row_{i}": row}
-        return found
-
-
-@dataclass(frozen=True)
-class Read:
-    """A result of every step, of `keys` numbers. of: STATE, before the step; GRADIENT, after it; or BOTH: the product
-    of the two, summed over values. vector: of `values` numbers; None of BOTH."""
-
-    of: str
-    output: Rows
-    vector: Rows | None = None
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A matrix and its gradient, of heads [keys, values], in memory [values, keys] if `keys_last`. state, gradient:
-    None where nothing is read of it. same: pairs of names of vectors that are one."""
-
-    heads: int
-    keys: int
-    values: int
-    precision: str
-    state: Made | None
-    gradient: Made | None
-    reads: tuple[Read, ...]
-    keys_last: bool = False
-    same: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def made(self) -> dict[str, Made]:
-        """Those that are read, by name."""
-        both = {STATE: self.state, GRADIENT: self.gradient}
-        return {name: made for name, made in both.items() if made is not None}
-
-    @property
-    def operands(self) -> dict[str, Rows]:
-        """What steps read, by the names of pointers."""
-        found = {name: rows for own, made in self.made.items() for name, rows in made.operands(own).items()}
-        return found | {f"vector_{i}": r.vector for i, r in enumerate(self.reads) if r.vector is not None}
-
-    @property
-    def pointers(self) -> tuple[tuple[str, str], ...]:
-        """Operands, outputs, and of each matrix that before, or behind, the parts of the time."""
-        outputs = [(f"output_{i}", read.output.dtype) for i, read in enumerate(self.reads)]
-        operands = [(name, rows.dtype) for name, rows in self.operands.items()]
-        return (*operands, *outputs, *((marks_name(name), marks_dtype(self.precision)) for name in self.made))
-
-
-def marks_name(name: str) -> str:
-    """The pointer of a matrix at the borders of parts: [parts, B, heads, ...]."""
-    return f"{name}_marks"
 
 
 @dataclass(frozen=True)
@@ -147,6 +78,11 @@ class StepsAgain:
     def tiles(self) -> int:
         return ceil_div(self.pair.keys, self.keys)
 
+    @property
+    def threads(self) -> int:
+        """Of a block: a warp."""
+        return 32
+
     def blocks(self, batch: int, steps: int) -> int:
         """Of a launch."""
         return self.tiles * self.pair.heads * batch * ceil_div(steps, EVERY)
@@ -164,18 +100,7 @@ class StepsAgain:
         pointers = (*self.pair.pointers, *(MASK_POINTERS if masked else ()))
         scalars = (("steps", "int32"), ("batch", "int32"), *(MASK_SCALARS if masked else ()))
         name = f"{self.name}_masked" if masked else self.name
-        return write(name, pointers, scalars, run, threads=32)
-
-
-def end_of(w: Writer, row: TirExpr) -> TirExpr:
-    """Of a kernel with lengths: the step, counted from the beginning of all, at which a row ends."""
-    ends = w.local(1, "int32")
-    w.store(ends, tirx.const(FOREVER, "int32"), 0)
-    with w.when(tirx.NE(w["has_lengths"], tirx.const(0, "int32"))):
-        most = tirx.Min(w["lengths"][wide(row)], tirx.const(FOREVER, "int64"))
-        w.store(ends, tirx.Cast("int32", most), 0)
-    end: TirExpr = ends[0]
-    return end
+        return write(name, pointers, scalars, run, threads=self.threads)
 
 
 class _Operands:
@@ -194,7 +119,7 @@ class _Operands:
         row = w.bind((wide(body.first) + wide(step)) * wide(w["batch"]))
         for name, raw in self.raw.items():
             rows, whole = body.pair.operands[name], body.whole(name)
-            at = w.bind(body.base[name] + row * rows.stride)
+            at = w.bind(body.place.base[name] + row * rows.stride)
             for piece, within in zip(raw, body.within(name)[:: raw[0].lanes], strict=True):
                 with nullcontext() if whole else w.when(within < rows.width):
                     piece.load(name, at + wide(within))
@@ -210,46 +135,22 @@ class _Body:
 
     def __init__(self, w: Writer, steps: StepsAgain, masked: bool) -> None:
         self.w, self.steps, self.pair, self.masked = w, steps, steps.pair, masked
-        self._place()
+        self.place = Place(w, steps, masked)
+        self._elements()
 
-    def _place(self) -> None:
-        w, own, steps = self.w, self.pair, self.steps
-        parts = tirx.truncdiv(w["steps"] + (EVERY - 1), EVERY)
-        grid = wide(w["batch"]) * wide(parts) * (steps.tiles * own.heads)
-        block = w.keep(I.cta_id([tirx.Cast("int32", grid)]))
-        self.lane = w.keep(I.thread_id([32]))
-        key0 = w.keep(tirx.truncmod(block, steps.tiles) * steps.keys)
-        rest = w.keep(tirx.truncdiv(block, steps.tiles))
-        self.head, self.number = w.keep(tirx.truncmod(rest, own.heads)), w.keep(tirx.truncdiv(rest, own.heads))
-        self.row = w.keep(tirx.truncmod(self.number, w["batch"]))
-        self.first = w.keep(tirx.truncdiv(self.number, w["batch"]) * EVERY)
-        self.count = w.keep(tirx.min(w["steps"] - self.first, EVERY))
-        self.limit = self._limit()
-        key = w.bind(key0 + tirx.truncdiv(self.lane, steps.across) * steps.deep)
+    def _elements(self) -> None:
+        """The keys and values of a lane, and memory for what is kept."""
+        w, own, steps, place = self.w, self.pair, self.steps, self.place
+        self.lane, self.first, self.count, self.limit = place.lane, place.first, place.count, place.limit
+        key = w.bind(place.key0 + tirx.truncdiv(self.lane, steps.across) * steps.deep)
         self.keys = [w.bind(key + i) for i in range(steps.deep)]
         value = w.bind(tirx.truncmod(self.lane, steps.across) * steps.each)
         self.values = [w.bind(value + i) for i in range(steps.each)]
-        outputs = {f"output_{i}": read.output for i, read in enumerate(own.reads)}
-        self.base = {
-            name: w.keep(wide(self.row) * rows.stride + (rows.offset + wide(self._head(rows))))
-            for name, rows in {**own.operands, **outputs}.items()
-        }
         self.kept: Buffer | None = None
         if own.state is not None:
             size = 2 * FEW * steps.deep * steps.each * 32
             kind = "uint32" if steps.packed else "float32"
             self.kept = I.alloc_buffer((size // 2 if steps.packed else size,), kind, scope="shared")
-
-    def _head(self, rows: Rows) -> TirExpr:
-        return tirx.truncdiv(self.head, rows.group) * rows.width
-
-    def _limit(self) -> TirExpr:
-        """Steps of the part that the row has."""
-        w = self.w
-        if not self.masked:
-            return self.count
-        self.end = end_of(w, self.row)
-        return w.keep(tirx.max(tirx.min(self.count, self.end - w["start"] - self.first), 0))
 
     def within(self, name: str) -> list[TirExpr]:
         """Where in an operand of a step this lane's elements are."""
@@ -342,9 +243,9 @@ class _Body:
             return
         w = self.w
         time = w.keep(w["start"] + self.first + step + back)
-        known = tirx.And(time < w["total"], time < self.end)
+        known = tirx.And(time < w["total"], time < self.place.end)
         with w.when(tirx.And(tirx.NE(w["has_reset"], tirx.const(0, "int32")), known)):
-            flag = w["reset"][wide(time) * wide(w["batch"]) + wide(self.row)]
+            flag = w["reset"][wide(time) * wide(w["batch"]) + wide(self.place.row)]
             with w.when(tirx.NE(tirx.Cast("int32", flag), tirx.const(0, "int32"))):
                 self.tiles[name].fill(tirx.const(0.0, "float32"))
 
@@ -396,7 +297,7 @@ class _Body:
 
     def _put(self, i: int, step: TirExpr, key: TirExpr, value: TirExpr) -> None:
         w, output, name = self.w, self.pair.reads[i].output, f"output_{i}"
-        at = self.base[name] + (wide(self.first) + wide(step)) * wide(w["batch"]) * output.stride + wide(key)
+        at = self.place.base[name] + (wide(self.first) + wide(step)) * wide(w["batch"]) * output.stride + wide(key)
         with w.when(key < output.width):
             w.store(w[name], converted(value, output.dtype), at)
 
@@ -405,13 +306,12 @@ class _Body:
     def _load(self, name: str) -> None:
         """A matrix at the border of the part; 0 where there is none."""
         w, own, tile = self.w, self.pair, self.tiles[name]
-        base = w.keep((wide(self.number) * own.heads + wide(self.head)) * (own.keys * own.values))
         tile.fill(tirx.const(0.0, "float32"))
         for k, key in enumerate(self.keys):
             for v, value in enumerate(self.values):
                 with w.when(tirx.And(key < own.keys, value < own.values)):
                     place = value * own.keys + key if own.keys_last else key * own.values + value
-                    tile.store(converted(w[marks_name(name)][base + wide(place)], "float32"), k, v, 0)
+                    tile.store(converted(w[marks_name(name)][self.place.matrix + wide(place)], "float32"), k, v, 0)
 
     def _keep(self, name: str, number: TirExpr, *, put: bool) -> None:
         """Put a matrix to its place of that number in shared memory, or get it from there."""

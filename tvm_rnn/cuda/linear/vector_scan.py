@@ -201,28 +201,56 @@ class _Loads:
 
     def ask(self, values: _Loaded) -> None:
         """Load the same of another step."""
-        for register, what in self.places:
-            self.w.store(register, values.raw(*what), 0)
+        for number, (register, what) in enumerate(self.places):
+            self.w.store(register, values.raw(number, *what), 0)
 
     def value(self, number: int, values: _Loaded, what: tuple[str, Place, Node, Index]) -> Expr:
         """The one with that number; what: how it is loaded."""
         if self.taken is not None:
-            return self.taken[number] if number < len(self.taken) else converted(values.raw(*what), self.dtype)
+            return self.taken[number] if number < len(self.taken) else converted(values.raw(None, *what), self.dtype)
         self.places.append((self.w.local(1, what[1].dtype), what))
-        self.w.store(self.places[-1][0], values.raw(*what), 0)
+        self.w.store(self.places[-1][0], values.raw(number, *what), 0)
         return converted(self.places[-1][0][0], self.dtype)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """The row of a step: so many steps behind one whose row is known. apart: by strides, elements from a step to the
+    next; known: of what these steps read and write, how far it has come, and where that is: where the next step's lies
+    is one addition."""
+
+    w: Writer
+    first: Expr
+    behind: int
+    apart: Mapping[int, Expr]
+    known: dict[object, tuple[int, TirExpr]]
+
+    def at(self, what: object, place: Place, offset: Expr) -> Expr:
+        """The element of an array at an offset in the row; what: of which value, None: of none that each step has."""
+        if not place.row_stride:
+            return address(place, self.first, offset)
+        if what is None:
+            return address(place, self.first, offset) + self.behind * self.apart[place.row_stride]
+        behind, at = self.known.get(what, (0, None))
+        at = self.w.keep(address(place, self.first, offset)) if at is None else at
+        if self.behind > behind:
+            at = self.w.keep(at + (self.behind - behind) * self.apart[place.row_stride])
+        self.known[what] = self.behind, at
+        return at
 
 
 @dataclass
 class _Loaded(Values):
-    """Values whose operands were loaded before."""
+    """Values whose operands were loaded before. step: whose they are."""
 
     loads: _Loads | None = None
     number: int = 0  # of those that were read
+    step: _Row | None = None
 
-    def raw(self, pointer: str, place: Place, node: Node, index: Index) -> Expr:
-        """As it is in memory."""
-        return self.writer[pointer][address(place, self.row, dense(node.shape, index))]
+    def raw(self, number: int | None, pointer: str, place: Place, node: Node, index: Index) -> Expr:
+        """The one of that number, as it is in memory; None: one that is read where others are not."""
+        assert self.step is not None
+        return self.writer[pointer][self.step.at(number, place, dense(node.shape, index))]
 
     def load(self, pointer: str, place: Place, node: Node, index: Index) -> Expr:
         if not place.row_stride or self.loads is None:
@@ -236,7 +264,7 @@ class _Step:
     """Its values; whether the chunk has it, whether it counts (the row has not ended either), and whether the row
     begins anew; None: yes, yes, no."""
 
-    values: Values
+    values: _Loaded
     inside: Expr | None
     active: Expr | None
     restart: Expr | None
@@ -253,6 +281,7 @@ class _Walk:
         self.dtype = arithmetic(scan.job.precision)
         self.count = len(scan.rows)
         self.warps = 1 if self.few else scan.warps
+        self.cuts = masked or scan.rows[0].op == "delay"  # whether steps may cut states off
 
     def emit(self) -> None:
         w, scan = self.w, self.scan
@@ -275,6 +304,11 @@ class _Walk:
         if self.warps > 1:
             self.shared = I.alloc_buffer((2 * self.warps * scan.words * WARP,), self.dtype, scope="shared")
         self._lengths()
+        backwards = tirx.NE(w["reverse"], tirx.const(0, "int32"))
+        batch = wide(w["batch"])
+        between = w.keep(tirx.Select(backwards, -batch, batch))  # rows from a step to the next
+        strides = {place.row_stride for place in map(self.place, scan.arguments) if place.row_stride}
+        self.apart = {stride: w.keep(between * stride) for stride in sorted(strides)}
         self.begin()
         self._rounds()
         with w.when(tirx.And(tirx.EQ(self.part, 0), self.there)):
@@ -289,6 +323,13 @@ class _Walk:
     def finish(self) -> None:
         """By one thread for each element."""
         raise NotImplementedError
+
+    def place(self, argument: Argument) -> Place:
+        """Where the value of a pointer lies."""
+        job, node = self.scan.job, argument.node
+        place = job.writes(node)[argument.number] if argument.role == "write" else job.reads(node)
+        assert place is not None
+        return place
 
     def _lengths(self) -> None:
         w = self.w
@@ -314,7 +355,7 @@ class _Walk:
             loads = self._loads(at, last=True)
             for own in loads:
                 own.take()
-            self.round(whole, [self._load(at + s, own, last=True) for s, own in enumerate(loads)])
+            self._round(whole, at, loads, last=True)
 
     def _whole_rounds(self, count: Expr, mine: Expr) -> None:
         w, ahead = self.w, self.scan.ahead
@@ -326,16 +367,33 @@ class _Walk:
                 for own in loads:
                     own.take()
                 with w.when(i + 1 < count):
-                    for s, own in enumerate(loads):
-                        own.ask(self._values(self._local(at + (each + s), last=False), own))
-                self.round(i, [self._load(at + s, own, last=False) for s, own in enumerate(loads)])
+                    for own, row in zip(loads, self._rows(at + each, last=False), strict=True):
+                        own.ask(self._values(row, own))
+                self._round(i, at, loads, last=False)
 
     def _loads(self, at: Expr, last: bool) -> list[_Loads]:
         """What a warp's steps of a round read, from step `at` on, on its way."""
         loads = [_Loads(self.w, self.dtype) for _ in range(self.scan.ahead)]
-        for s, own in enumerate(loads):  # what is made of them here is not used
-            self._operands(self._values(self._local(at + s, last), own))
+        for own, row in zip(loads, self._rows(at, last), strict=True):  # what is made of them here is not used
+            self._operands(self._values(row, own))
         return loads
+
+    def _round(self, number: Expr, at: Expr, loads: Sequence[_Loads], last: bool) -> None:
+        rows = self._rows(at, last)
+        each = enumerate(zip(rows, loads, strict=True))
+        self.round(number, [self._load(at + s, row, own, last) for s, (row, own) in each])
+
+    def _rows(self, at: Expr, last: bool) -> list[_Row]:
+        """Of all steps of a warp in a round, the first of which is `at`. last: as of `_local`."""
+        w, ahead = self.w, self.scan.ahead
+
+        def row(t: Expr) -> TirExpr:
+            return w.keep(wide(self._local(t, last)) * wide(w["batch"]) + self.batch_row)
+
+        if last:
+            return [_Row(w, row(at + s), 0, self.apart, {}) for s in range(ahead)]
+        first, known = row(at), dict[object, tuple[int, TirExpr]]()
+        return [_Row(w, first, s, self.apart, known) for s in range(ahead)]
 
     def _local(self, t: Expr, last: bool) -> Expr:
         """The place in time of the t-th step. last: there may be fewer, and the last one takes its place."""
@@ -344,26 +402,24 @@ class _Walk:
         backwards = tirx.NE(w["reverse"], tirx.const(0, "int32"))
         return w.keep(tirx.Select(backwards, end - t, t))
 
-    def _values(self, local: Expr, loads: _Loads) -> _Loaded:
-        w, scan = self.w, self.scan
-        values = scan.job.values(w, w.keep(wide(local) * wide(w["batch"]) + self.batch_row), scan.arguments)
-        return _Loaded(**vars(values), loads=loads)
+    def _values(self, row: _Row, loads: _Loads) -> _Loaded:
+        return _Loaded(**vars(self.scan.job.values(self.w, row.first, self.scan.arguments)), loads=loads, step=row)
 
     def _operands(self, values: Values) -> None:
         for row in self.scan.rows:
             for operand in row.args[len(recurrence_states(row)) :]:
                 values.at(operand, fit(operand.shape, self.index))
 
-    def _load(self, t: Expr, loads: _Loads, last: bool) -> _Step:
+    def _load(self, t: Expr, row: _Row, loads: _Loads, last: bool) -> _Step:
         """The t-th step, whose operands are there. last: as of `_local`."""
         w = self.w
-        local = self._local(t, last)
-        values = self._values(local, loads)
+        values = self._values(row, loads)
         self._operands(values)
         none = tirx.const(0, "int32")
         inside = tirx.NE(w.keep(tirx.Cast("int32", t < self.stop)), none) if last else None
         if not self.masked:
             return _Step(values, inside, inside, None)
+        local = self._local(t, last)
         active = w["start"] + local < self.end[0]
         active = active if inside is None else tirx.And(inside, active)
         # Backwards, a flag at t + 1 separates t from what was just processed; flags past a row's end mean nothing.
@@ -422,7 +478,8 @@ class _Walk:
                 both = scalar.add if self.scan.is_max else scalar.mul
                 joined = scalar.maximum if self.scan.is_max else scalar.add
                 total = joined(both(factor, state), total)
-            w.store(register, tirx.Select(tirx.NE(words[0], tirx.const(0.0, self.dtype)), constant, total), 0)
+            cut = tirx.NE(words[0], tirx.const(0.0, self.dtype))
+            w.store(register, tirx.Select(cut, constant, total) if self.cuts else total, 0)
 
 
 class _Effect:
@@ -553,20 +610,32 @@ class _Apply(_Walk):
         carried = {n: old[n.args[1]] for n in job.group.nodes if n.op == "carried"}
         for node, known in {**made, **carried}.items():
             values.known[(node, self.index)] = known
+        places = self._written(values)
         with w.when(self.there if step.inside is None else tirx.And(step.inside, self.there)):
             inner = values.inner()
             for node in job.group.stored:
-                self._store(inner, node, step.active)
+                self._store(inner, node, step.active, places)
         for row, register in zip(scan.rows, held, strict=True):
             new = made[row] if step.active is None else tirx.Select(step.active, made[row], register[0])
             w.store(register, new, 0)
 
-    def _store(self, values: Values, node: Node, active: Expr | None) -> None:
-        index: Index = self.index if node.shape else ()
-        found = values.at(node, index)
+    def _written(self, values: _Loaded) -> dict[Argument, Expr]:
+        """Where what a step stores goes."""
+        assert values.step is not None
+        found = {}
+        for a in self.scan.arguments:
+            if a.role == "write":
+                offset = dense(a.node.shape, self.index if a.node.shape else ())
+                found[a] = values.step.at(a, self.place(a), offset)
+        return found
+
+    def _store(self, values: Values, node: Node, active: Expr | None, places: Mapping[Argument, Expr]) -> None:
+        found = values.at(node, self.index if node.shape else ())
         if self.masked and active is not None and node in self.scan.zeroed:
             found = tirx.Select(active, found, tirx.const(0.0, self.dtype))
-        self.scan.job.store(self.w, self.scan.arguments, node, values.row, index, found)
+        for argument, at in places.items():
+            if argument.node is node:
+                self.w.store(self.w[argument.name], converted(found, self.place(argument).dtype), at)
 
     def finish(self) -> None:
         w = self.w

@@ -28,7 +28,7 @@ from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import uint32, wide
 
-from .element_index import COLUMN, UNIT, Along, ElementIndex, flattened
+from .element_index import COLUMN, ROW, UNIT, Along, ElementIndex, flattened
 from .lane_values import Index
 from .matrix_step import Left, MatrixStep, Streamed
 from .matrix_tile import LANES
@@ -68,23 +68,30 @@ class SharedPlan:
         return 1 if own.role is None else self.step.tile.shared_extent(own.role)
 
     def part_width(self, node: Node) -> int:
-        return self.step.tile.shared_extent(COLUMN) if COLUMN in self.step.axes.roles[node] else 1
+        along = [role for role in self.step.axes.roles[node] if role in (ROW, COLUMN)]
+        return self.step.tile.shared_extent(along[0]) if along else 1
+
+    def parts(self, node: Node) -> int:
+        """How many warps leave parts of a sum."""
+        tile, roles = self.step.tile, self.step.axes.summed[node].values()
+        return (tile.down if ROW in roles else 1) * (tile.across if COLUMN in roles else 1)
 
     @cached_property
     def part_places(self) -> Mapping[tuple[Node, tuple[int, ...]], int]:
-        """Where parts of each sum over rows begin, by the numbers of its index that are no columns."""
+        """Where parts of each sum begin that several warps have, by the numbers of its index that are no columns, or no
+        rows."""
         found, at = dict[tuple[Node, tuple[int, ...]], int](), 0
-        for node in self.step.row_sums:
+        for node in (*self.step.row_sums, *self.step.column_sums):
             roles = self.step.axes.roles[node]
             apart = [n for n, role in zip(node.shape, roles, strict=True) if role is None or n == 1]
             for numbers in _counted(apart):
                 found[node, numbers] = at
-                at += self.step.tile.warps * self.part_width(node)
+                at += self.parts(node) * self.part_width(node)
         return found
 
     @cached_property
     def sum_words(self) -> int:
-        return sum(self.step.tile.warps * self.part_width(node) for node, _ in self.part_places)
+        return sum(self.parts(node) * self.part_width(node) for node, _ in self.part_places)
 
     @cached_property
     def dense_places(self) -> Mapping[tuple[Node, int], int]:
@@ -268,17 +275,17 @@ class Block:
         return (wide(self.row) * self.layout.heads + wide(self.head)) * size + wide(flat(state, index))
 
     def part_at(self, node: Node, index: Index) -> tuple[int, Expr]:
-        """Of a sum over rows: where its parts begin, and the column among them."""
+        """Of a sum: where its parts begin, and the column or row among them."""
         numbers = tuple(i for i in index if isinstance(i, int))
         columns = [i.expression for i in index if isinstance(i, ElementIndex)]
         return self.plan.first_part + self.plan.part_places[node, numbers], (columns or [0])[0]
 
     def sum_of(self, node: Node, index: Index, step: TirExpr) -> TirExpr:
-        """A sum over rows, of the parts that warps have left."""
+        """A sum, of the parts that warps have left."""
         first, column = self.part_at(node, index)
         width, parity = self.plan.part_width(node), tirx.truncmod(step, PARITIES) * self.plan.part_words
         combine, _ = combiner(node)
-        parts = [self.floats[parity + column + (first + warp * width)] for warp in range(self.tile.warps)]
+        parts = [self.floats[parity + column + (first + n * width)] for n in range(self.plan.parts(node))]
         total = parts[0]
         for part in parts[1:]:
             total = self.w.keep(combine(total, part))

@@ -167,13 +167,13 @@ class _Elements:
         return self.w.when(conditions[0] if len(conditions) == 1 else tirx.And(*conditions))
 
     def _who(self, roles: Roles) -> TirExpr | None:
-        block = self.block
-        first = tirx.And(tirx.EQ(block.warp, 0), block.lane < 4)
-        if UNIT in roles:
+        block, (down, across) = self.block, self.tile.place(self.block.warp)
+        if UNIT in roles or {ROW, COLUMN} <= {*roles}:
             return None
-        if ROW in roles:
-            return None if COLUMN in roles else tirx.EQ(block.lane % 4, 0)
-        return first if COLUMN in roles else tirx.And(first, tirx.EQ(block.lane, 0))
+        own = [tirx.EQ(block.lane % 4, 0)] if COLUMN not in roles else []
+        own += [tirx.EQ(across, 0)] if COLUMN not in roles and self.tile.across > 1 else []
+        own += [tirx.EQ(down, 0), block.lane < 4] if ROW not in roles else []
+        return own[0] if len(own) == 1 else tirx.And(*own)
 
     # --- a step ----------------------------------------------------------------------------------------------------
 
@@ -301,12 +301,27 @@ class _Elements:
         parts = [self._of_lane(node, index) for index in indices]
         if COLUMN in roles:
             parts = [self._across(node, part, OVER_COLUMNS) for part in parts]
+        if node in self.step.column_sums:
+            self._meet_columns(node, indices, parts, t)
+            return
         if ROW not in roles:
             self.values.held |= {(node, index): part for index, part in zip(indices, parts, strict=True)}
             return
         self._scatter(node, indices, parts, t)
         if node in self.step.lanes.waited:
             self.block.meet(self.tile.warps, SUMMING)
+
+    def _meet_columns(self, node: Node, indices: list[Index], parts: list[TirExpr], t: TirExpr) -> None:
+        """Warps that share rows add up what each has of them."""
+        w, block, roles = self.w, self.block, self.step.axes.roles[node]
+        own = tirx.EQ(block.lane % 4, 0)
+        own = own if ROW in roles else tirx.And(tirx.EQ(self.tile.place(block.warp)[0], 0), tirx.EQ(block.lane, 0))
+        offsets = [self._part(node, index, t) for index in indices]
+        with w.when(own):
+            for part, offset in zip(parts, offsets, strict=True):
+                w.store(block.floats, part, offset)
+        block.meet(self.tile.warps, SUMMING)
+        self.values.held |= {(node, index): block.sum_of(node, index, t) for index in indices}
 
     def _of_lane(self, node: Node, index: Index) -> TirExpr:
         combine, identity = combiner(node)
@@ -348,12 +363,19 @@ class _Elements:
             kept = [chosen(a, b) for a, b in zip(parts[:half], parts[half:], strict=True)]
             offsets = [chosen(a, b) for a, b in zip(offsets[:half], offsets[half:], strict=True)]
             parts = [w.keep(combine(a, self._other(b, distance))) for a, b in zip(kept, sent, strict=True)]
-        for part, offset in zip(parts, offsets, strict=True):
-            w.store(block.floats, part, offset)
+        once = self.tile.across > 1 and COLUMN not in {
+            *self.step.axes.summed[node].values(),
+            *self.step.axes.roles[node],
+        }
+        with w.when(tirx.EQ(self.tile.place(block.warp)[1], 0)) if once else nullcontext():
+            for part, offset in zip(parts, offsets, strict=True):
+                w.store(block.floats, part, offset)
 
     def _part(self, node: Node, index: Index, t: TirExpr) -> TirExpr:
         """Where this warp's part of a sum goes."""
-        block = self.block
+        block, (down, across) = self.block, self.tile.place(self.block.warp)
         first, column = block.part_at(node, index)
         parity = tirx.truncmod(t, 2) * block.plan.part_words
-        return self.w.keep(parity + block.warp * block.plan.part_width(node) + column + first)
+        roles = {*self.step.axes.summed[node].values()}
+        number = down if COLUMN not in roles else across if ROW not in roles else block.warp
+        return self.w.keep(parity + number * block.plan.part_width(node) + column + first)

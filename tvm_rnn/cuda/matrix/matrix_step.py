@@ -19,7 +19,7 @@ from tvm_rnn.graph.node_text import in_words
 from tvm_rnn.graph.ops import Shape
 from tvm_rnn.tir.expr import TirExpr
 
-from .element_index import ROW, Along, ElementIndex, NotOnChip, flattened
+from .element_index import COLUMN, ROW, Along, ElementIndex, NotOnChip, flattened
 from .lane_values import Index, LaneValues
 from .matrix_axes import MatrixAxes, Roles, is_product
 from .matrix_tile import MatrixTile
@@ -92,6 +92,15 @@ class MatrixStep:
     def row_sums(self) -> list[Node]:
         """Sums over rows, which several warps have."""
         return [n for n in self.phases if n not in self.products and ROW in self.axes.summed.get(n, {}).values()]
+
+    @cached_property
+    def column_sums(self) -> list[Node]:
+        """Sums over columns alone, where several warps have them."""
+        return [n for n in self.phases if n in self.axes.summed and self._meets(n)]
+
+    def _meets(self, node: Node) -> bool:
+        roles = self.axes.summed[node].values()
+        return self.tile.across > 1 and COLUMN in roles and ROW not in roles
 
     @cached_property
     def dense(self) -> list[Node]:
@@ -299,11 +308,11 @@ class _DryRun:
         return tirx.Var("value", "float32")
 
 
-def matrix_step(layout: Layout, shape: Shape, accumulate: bool = True) -> MatrixStep:
+def matrix_step(layout: Layout, shape: Shape, accumulate: bool = True, across: int = 1) -> MatrixStep:
     """The step of a layer, or of one head. shape: of the matrices; accumulate: sums over all rows, of those that the
-    layout offers. Raises NotOnChip."""
+    layout offers; across: warps that share columns. Raises NotOnChip."""
     graph = step_graph(layout, shape)
-    tile = MatrixTile(graph.axes.rows, graph.axes.columns, graph.axes.units)
+    tile = MatrixTile(graph.axes.rows, graph.axes.columns, graph.axes.units, across)
     sums = accumulated(layout, graph.kept, graph.axes.roles) if accumulate else ()
     step = MatrixStep(layout, graph, tile, sums if GradientPlan(tile, sums).possible else ())
     for demands in (step.lanes, step.stores):

@@ -28,6 +28,7 @@ from .matrix_step import matrix_step
 from .parameter_gradients import part_bytes
 
 WHAT = "matrix states on the chip"
+ACROSS = (1, 2, 4, 8)  # warps that share the columns of a row: as few as will do, for sums over columns wait for all
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,12 +137,16 @@ def _plan(layout: Layout, target: Target) -> SharedPlan:
     own = of_heads(layout, *heads) if heads else layout
     shape = matrix_shape(s.shape[1:] if heads else s.shape for s in states if len(s.shape) > len(heads))
     accumulate = layout.precision in TENSOR and bool(layout.sums.nodes)
-    for sums in (True, False) if accumulate else (False,):
-        plan = SharedPlan(matrix_step(own, shape, sums), layout.precision, target.registers)
-        lack = _lack(plan, target)
-        if not lack:
+    reasons = list[str]()
+    for sums, across in ((True, 1), *((False, n) for n in ACROSS)) if accumulate else ((False, n) for n in ACROSS):
+        step = matrix_step(own, shape, sums, across)
+        plan = SharedPlan(step, layout.precision, target.registers)
+        reasons.append(_lack(plan, target))
+        if not reasons[-1]:
             return plan
-    raise NotOnChip(lack)
+        if (step.products and not sums) or 8 * across >= step.tile.columns:
+            break  # products read whole rows of a warp's registers
+    raise NotOnChip(reasons[0])
 
 
 def _lack(plan: SharedPlan, target: Target) -> str:

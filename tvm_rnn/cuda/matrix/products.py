@@ -131,7 +131,7 @@ class PlainProduct:
         w, tile = self.w, self.tile
         pitch, lane = tile.padded_columns + SPARE, self.own.lane
         own = [w.keep((tile.row(self.own.warp, lane, i).value) * pitch + self.rows) for i in range(tile.lane_rows)]
-        columns = [tile.column(lane, j).value for j in range(tile.lane_columns)]
+        columns = [tile.column(self.own.warp, lane, j).value for j in range(tile.lane_columns)]
         for i in range(tile.lane_rows):
             for j, column in enumerate(columns):
                 w.store(self.memory, elements(i, j), own[i] + column)

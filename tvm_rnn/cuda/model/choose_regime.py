@@ -112,8 +112,9 @@ class Persistent:
         return self._groups_of("B")
 
     @property
-    def at_once(self) -> int:
-        return self.resident // self.layout.heads * self.geometry.rows
+    def at_once(self) -> int | None:
+        whole = self.geometry.exchange.in_memory
+        return self.resident // self.layout.heads * self.geometry.rows if whole else None
 
     @property
     def blocks(self) -> HostExpr:
@@ -231,7 +232,7 @@ def _as_vectors(layout: Layout, reason: str) -> tuple[Layout, Step]:
         step = step_of(own)
     except (NoVector, NotPersistent) as other:
         raise NotPersistent(f"{reason}; as one vector: {other}") from None
-    zeros = "products of heads are dense, with 0 between them, and infinity times 0 is NaN"
+    zeros = "products of heads have 0 between heads; where these are multiplied, infinity times 0 is NaN"
     tell(True, "heads as one vector", f"{reason}: {zeros}")
     return own, step
 

@@ -100,7 +100,7 @@ def able_to_run(geometry: Geometry, target: Target) -> bool:
 
 def _words(geometry: Geometry) -> int:
     operands = ((phase, operand) for phase in geometry.step.phases for operand in phase.operands)
-    return sum(geometry.block_words(p) * (geometry.depth_blocks(o.source) // geometry.k_parts) for p, o in operands)
+    return sum(geometry.block_words(p) * (geometry.operand_blocks(o) // geometry.k_parts) for p, o in operands)
 
 
 class StepTime:
@@ -110,6 +110,11 @@ class StepTime:
         self.geometry, self.resident = geometry, resident_groups(geometry, target)
         self.at_once = self.resident // geometry.step.heads * geometry.rows
         self._round = sum(phase.us for phase in phase_times(geometry))
+
+    def whole(self, batch: int) -> int:
+        """How many of so many rows it takes: whole rounds, where blocks wait for each other through memory. Clusters do
+        not, and one launch is for all: LSTM 256 bf16, B = 128 on an H200 1.04 us, in 120 rows and 8 1.47."""
+        return batch // self.at_once * self.at_once or batch if self.geometry.exchange.in_memory else batch
 
     def us(self, batch: int) -> float:
         """Microseconds per step for B = batch rows."""

@@ -708,6 +708,15 @@ class Geometry(ABC):
         width = source.shape[0] if source.op == "input" else self.ctas * self.units(source.shape[0])
         return ceil(ceil(width / self.block_k) / self.k_parts) * self.k_parts
 
+    def operand_blocks(self, operand: Operand) -> int:
+        """K blocks that a warp multiplies, whole ones per part of K."""
+        return self.depth_blocks(operand.source)
+
+    def block_of(self, share: Share, kblock: int, ids: ThreadIds) -> Expr:
+        """Which of an operand's blocks of K a warp multiplies as its kblock-th."""
+        number = tirx.const(kblock, "int32")
+        return number if self.warps_k == 1 else ids.warp_k * share.kblocks + number
+
     @cached_property
     def shares(self) -> dict[Phase, tuple[Share, ...]]:
         """Registers are given to the products in order, those that wait for nobody's values last; then shared memory;
@@ -715,7 +724,7 @@ class Geometry(ABC):
         registers, shared, made = self.register_words, self.shared_words, {}
         every = [(phase, operand) for phase in self.step.phases for operand in phase.operands]
         for phase, operand in sorted(every, key=lambda pair: pair[1].given):
-            kblocks = self.depth_blocks(operand.source) // self.k_parts
+            kblocks = self.operand_blocks(operand) // self.k_parts
             words = self.block_words(phase)
             kept = min(kblocks, registers // words)
             registers -= kept * words

@@ -157,7 +157,7 @@ class ClusterInputs(Inputs):
 
     def load(self, share: Share, kblock: int, tile: int, registers: Buffer, first: int, within: int | None) -> None:
         geometry, ids, node = self.geometry, self.body.ids, share.operand.source
-        block = ids.warp_k * share.kblocks + kblock if geometry.warps_k > 1 else kblock
+        block = geometry.block_of(share, kblock, ids)
         row = (ids.warp_n * geometry.tiles + tile) * 8 + (ids.g if within is None else within)
         at = self.copies[node] + self.body.par * geometry.value_words(node)
         address = self.body.arena.ptr_to([at + (block * geometry.rows + row) * BLOCK_WORDS + ids.q * 4])
@@ -190,14 +190,10 @@ class InputPieces:
         row = tirx.Cast("int64", tirx.Min(row, k["batch"] - 1))
         return k.keep(row * node.shape[0] + ids.q * (16 // geometry.itemsize))
 
-    def _block(self, share: Share, kblock: int) -> Expr:
-        one = self.geometry.warps_k == 1
-        return tirx.const(kblock, "int32") if one else self.body.ids.warp_k * share.kblocks + kblock
-
     def load(self, share: Share, kblock: int, tile: int, registers: Buffer, first: int) -> None:
         """Without copies: a piece of an input, straight to registers; 0 past the row's end."""
         k, geometry, ids, node = self.k, self.geometry, self.body.ids, share.operand.source
-        block = self._block(share, kblock)
+        block = self.geometry.block_of(share, kblock, self.body.ids)
         element = self.body.time(self.body.t) * node.shape[0] + self.rows[node][tile] + block * geometry.block_k
         words = [registers[first + z] for z in range(4)]
         source = k[f"x_{geometry.step.given.index(node)}"].ptr_to([element])
@@ -265,7 +261,7 @@ class Copies(InputPieces):
                 source = k[f"x_{geometry.step.given.index(node)}"]
                 whole = node.shape[0] == geometry.depth_blocks(node) * geometry.block_k
                 for kblock in range(share.kblocks):
-                    block = self._block(share, kblock)
+                    block = self.geometry.block_of(share, kblock, self.body.ids)
                     inside = block * geometry.block_k + ids.q * (16 // geometry.itemsize) < node.shape[0]
                     block = block if whole else tirx.Select(inside, block, tirx.const(0, "int32"))
                     size = tirx.Select(inside, tirx.const(16, "uint32"), tirx.const(0, "uint32"))
@@ -284,7 +280,7 @@ class Copies(InputPieces):
         for kblock in range(share.kblocks):
             for tile in range(geometry.tiles):
                 row = (body.ids.warp_n * geometry.tiles + tile) * 8 + body.ids.g
-                block = self._block(share, kblock)
+                block = self.geometry.block_of(share, kblock, self.body.ids)
                 value = self.exchange.pointer(body.value(source), body.copy_of(source), block, row)
                 self._copy(share, kblock, tile, value, 16)
             k.do(I.ptx["cp.async.commit_group"]())

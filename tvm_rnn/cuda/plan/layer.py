@@ -28,7 +28,7 @@ from tvm_rnn.cuda.layer.matrix_operands import (
     marks_dtype,
     prepared,
 )
-from tvm_rnn.cuda.layer.pointers import Argument, Place
+from tvm_rnn.cuda.layer.pointers import Argument, Place, storage
 from tvm_rnn.cuda.layer.regime import LayerSteps, Regime, by_batch
 from tvm_rnn.cuda.layer.row_kernels import Job, Rows, rows_kernel, sources
 from tvm_rnn.cuda.layer.user_states import UserStates, user_states
@@ -36,13 +36,13 @@ from tvm_rnn.cuda.layer.value_layout import ROW_BYTES, Layout, RowSums, Target
 from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.linear.matrix_again import MatrixAgain, matrix_again
 from tvm_rnn.cuda.linear.matrix_scan import MatrixScan, matrix_scan
-from tvm_rnn.cuda.linear.steps_again import EVERY
+from tvm_rnn.cuda.linear.pair import EVERY
 from tvm_rnn.cuda.linear.vector_scan import VectorScan, vector_scan
 from tvm_rnn.cuda.matrix.on_chip import OnChip
 from tvm_rnn.cuda.model.choose_regime import Persistent, choose
 from tvm_rnn.cuda.model.launched_step_time import predict_steps
 from tvm_rnn.cuda.model.persistent_step_time import predict
-from tvm_rnn.cuda.rowwise.chained_groups import chained_groups, chained_groups_kernel
+from tvm_rnn.cuda.rowwise.chained_groups import chained_groups, chained_groups_kernel, held
 from tvm_rnn.cuda.rowwise.dropout_masks import BITS, WORD, MaskRows, mask_kernel
 from tvm_rnn.cuda.rowwise.row_copies import row_copy
 from tvm_rnn.cuda.rowwise.state_moves import Buffers, InPlace, StateKernels, Step, Tile
@@ -89,10 +89,10 @@ class Layer:
         self.batches = tuple(prod(self.graph.pixels) * batch for batch in batches)
         self.graph = _with_kept(self.graph, self.kept)
         self.weights = Weights(self.graph, self.number, self.precision, self.options.stored)
-        self.graph, matrices = prepared(self.graph, lambda node: self.weights.place(node) is not None)
+        self.graph, matrices = prepared(self.graph, lambda node: self.weights.place(node) is not None, self._as_operand)
         common = (self.dtype, self.directions, self.kept, self.given, self.narrow, matrices)
         self.layout = Layout(self.graph, self.precision, self.weights, *common, sums=self.sums)
-        for number, groups in enumerate(chained_groups(self.graph.groups)):
+        for number, groups in enumerate(self._chains()):
             work = self._kernel(f"g{self.number}_{groups[0].region}{number}_{_kind(groups)}", groups, self.layout)
             self.groups.append((groups, work))
             for pack in getattr(work, "packs", ()):
@@ -104,6 +104,18 @@ class Layer:
         for pack in (pack for regime in self.regimes for pack in regime.packs):
             self.weights.want(pack)
         self._take_states_of_users()
+
+    def _chains(self) -> list[list[Group]]:
+        """What a launch does, in order; what copies the output is a launch of its own, which may be spared."""
+        chains = chained_groups(self.graph.groups)
+        if self.passed_on is None or len(chains[-1]) == 1:
+            return chains
+        return [*chains[:-1], chains[-1][:-1], chains[-1][-1:]]
+
+    def _as_operand(self, node: Node) -> bool:
+        """Whether an input lies as products read it."""
+        place = self.given.get(self.graph.inputs.index(node))
+        return place is not None and place.dtype == storage(self.precision) and place.align % ROW_BYTES == 0
 
     def _take_states_of_users(self) -> None:
         """Kernels for a call of one step that read and write states where the user has them."""
@@ -187,7 +199,7 @@ class Layer:
             job = Job(name, first, elsewhere=layout.elsewhere(first), early=early, **own)
             replaced = {row: self.graph.states[i] for row, i in layout.solved.items() if row in first.nodes}
             return vector_scan(job, replaced, self.initial, self._zeroed & {*first.stored}, self.machine)
-        if len(groups) == 1:
+        if len(groups) == 1 and not held(first, layout.elsewhere(first)):
             return rows_kernel(name, first, elsewhere=layout.elsewhere(first), early=early, **own)
         places: dict[str, Any] = {"reads": reads, "writes": writes, "elsewhere": layout.elsewhere}
         places |= {"early": early, "needed": lambda n: first.region == "step" or layout.is_needed(n, groups)}
@@ -319,8 +331,9 @@ class Layer:
         if self.regimes:
             least = by_batch(self.regimes, lambda regime: regime.least_steps, 1)
             self.regime = host.let("regime", f"T < {least} ? -1 : {fitting('B')}")
-        if len(self.regimes) > 1 and self.regimes[-1].at_once is not None:
-            sizes = "".join(f"{self.regime} == {i} ? {r.at_once} : " for i, r in enumerate(self.regimes))
+        rounds = {i: r.at_once for i, r in enumerate(self.regimes) if r.at_once is not None}
+        if len(self.regimes) > 1 and rounds:
+            sizes = "".join(f"{self.regime} == {i} ? {size} : " for i, size in rounds.items())
             at_once = host.let("at_once", f"{sizes}B")
             self.whole = host.let("whole", f"B > {at_once} ? B / {at_once} * {at_once} : B")
             self.rest = host.let("rest", f"{self.whole} < B ? {fitting(f'(B - {self.whole})')} : -1")
@@ -348,7 +361,10 @@ class Layer:
     def facts(self) -> list[dict[str, Any]]:
         found = [regime.fact for regime in self.regimes]
         for groups, work in self.groups:
-            if isinstance(work, VectorScan | MatrixScan | MatrixAgain):
+            if isinstance(work, MatrixScan):
+                found += work.facts
+                continue
+            if isinstance(work, VectorScan | MatrixAgain):
                 found.append(work.fact)
                 continue
             if hasattr(work, "unit"):
@@ -386,7 +402,7 @@ class Layer:
         """What a recurrence of a matrix reads of it, where that is the output but for its shape: it goes to where the
         output does, if the address allows it, and what the last group would copy is there."""
         output, layout = self.graph.output, self.layout
-        last = [node for groups, _ in self.groups[-1:] for group in groups for node in group.nodes]
+        last = [node for group in self.graph.groups[-1:] for node in group.nodes]
         if not layout.written_first or output.op != "reshape" or last != [output]:
             return None
         read = output.args[0]
@@ -406,6 +422,8 @@ class Layer:
         def find(target: Target, node: Node) -> Pointer:
             if target.kind in ("input", "kept"):
                 return (tile.inputs if target.kind == "input" else tile.kept)[target.number]
+            if target.kind == "part":
+                return tile.output.at(target.number)
             if target.kind in ("output", "copy"):
                 return tile.output if target.kind == "output" else buffers.copies[target.number]
             return buffers.weights[node] if target.kind == "weights" else self.hoisted_at(buffers, tile)[node]

@@ -27,7 +27,7 @@ from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.codegen.vector_access import aligned
 from tvm_rnn.cuda.layer.time_segments import COUNT, TimeSegment, time_segment
 from tvm_rnn.cuda.layer.value_layout import ROW_BYTES
-from tvm_rnn.cuda.linear.steps_again import EVERY
+from tvm_rnn.cuda.linear.pair import EVERY
 from tvm_rnn.cuda.model.choose_backward_lanes import WAVE_STEPS, WAVE_TILES
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
 from tvm_rnn.cuda.rowwise.dropout_masks import Dropped, NetworkMaskKeys

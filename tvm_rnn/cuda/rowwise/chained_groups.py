@@ -73,6 +73,13 @@ def _joins(group: Group) -> bool:
     return few or (group.kind in JOINED and work_of(group) <= MOST_WORK)
 
 
+def held(group: Group, elsewhere: frozenset[Node]) -> bool:
+    """Whether warps hold parts of a row of a group alone, of all rows: they move several elements at a time."""
+    if group.region == "step" or elsewhere or not _joins(group):
+        return False
+    return fits([group], parts_of_rows([group], (), work_of(group)))
+
+
 @dataclass
 class _ChainedGroups:
     """A kernel under construction: the jobs, their pointers, and which nodes lie where."""

@@ -124,7 +124,7 @@ class BackwardCode:
     finish: FinishKernels
     input_gradients: list[InputGradient]
     early: list[Node]  # values from before the steps that sums read: rows that have ended must be 0
-    direct: bool  # whether the steps' products write the gradient of the input where it goes
+    direct: bool  # whether kernels of the steps, or of all, write the gradient of the input where it goes
     kept_rows: list[tuple[Pointer, str]] = field(default_factory=list)  # a copy for each layer, and its elements
     last_rows: Pointer | None = None  # the gradient of the input, until directions are added up
 
@@ -170,7 +170,7 @@ class BackwardPlan(Plan):
         left = [n for n in sums if n not in made]
         weight_gradients = WeightGradients(name, left, precision, *places, *machine, accumulated=made)
         finish = FinishKernels(graph, sums, f"{layer.number}_finish", precision)
-        direct = layout.written_last and self.directions == 1
+        direct = bool(layout.in_output) or (layout.written_last and self.directions == 1)
         roots = [*([] if direct else [graph.output]), *graph.emitted]
         given = precision, reads, self.net.dtype
         input_gradients = [InputGradient(f"{name}_give{i}", n, *given) for i, n in enumerate(roots)]
@@ -432,6 +432,11 @@ class BackwardPlan(Plan):
                 self._blank(host, names, own, start, count)
 
         code.after(host, visit.buffers, work, blank_quotients)
+        if layout.in_output:
+            with host.when("has_lengths"):
+                size = prod(layout.graph.output.shape)
+                own = [Blank(work.output, Place(self.net.dtype, size), size)]
+                self._blank(host, f"input{index}", own, start, count)
 
         for at, gradient in enumerate(back.input_gradients, int(back.direct)):
             add = not first if at else bool(visit.direction)

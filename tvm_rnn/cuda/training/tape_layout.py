@@ -26,7 +26,7 @@ from tvm_rnn.cuda.codegen.host_program import ALIGNMENT, ITEM_BYTES, HostExpr, P
 from tvm_rnn.cuda.layer.matrix_operands import marked
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.time_segments import TimeSegment
-from tvm_rnn.cuda.linear.steps_again import EVERY
+from tvm_rnn.cuda.linear.pair import EVERY
 from tvm_rnn.cuda.plan.layer import Layer
 from tvm_rnn.graph.graph import Graph, Node
 from tvm_rnn.graph.ops import TABLE

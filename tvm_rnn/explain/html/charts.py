@@ -19,6 +19,7 @@ from tvm_rnn.tune.journal import Outcome
 from tvm_rnn.vega_lite import BLUE, GREY, ORANGE, Spec
 
 LETTER = 6.5  # pixels of a label's letter
+LINE = 14  # pixels from a name to the one below
 
 
 class AblationRow(TypedDict):
@@ -68,10 +69,10 @@ def roofline(
     x = {"field": "intensity", "type": "quantitative", "scale": wide, "title": "FLOPs per byte moved"}
     y = {"field": "tflops", "type": "quantitative", "scale": {"type": "log"}, "title": "TFLOP/s"}
     colour: Spec = {"field": "kind", "type": "nominal", "scale": {"range": [BLUE, ORANGE]}, "sort": None}
-    colour |= {"title": None, "legend": {"orient": "bottom", "labelLimit": 0}}
-    # The roof rises and then is level: above to the left and below to the right of a point there is room.
-    sides = ({"align": "right", "dx": -8, "dy": -9}, {"align": "left", "dx": 8, "dy": 15})
+    colour |= {"title": None, "legend": {"orient": "bottom", "labelLimit": 0, "direction": "vertical"}}
+    # The roof rises and then is level: below to the right of a point there is room; each name has a line of its own.
     name: Spec = {"x": x, "y": y, "text": {"field": "name"}}
+    lines = [{"align": "left", "dx": 8, "dy": 15 + LINE * number} for number in range(len(drawn))]
     return {
         "height": 300,
         "layer": [
@@ -82,8 +83,8 @@ def roofline(
                 "encoding": {"x": x, "y": y, "color": colour, "shape": {"field": "kind", "legend": None}},
             },
             *(
-                {"data": {"values": drawn[side::2]}, "mark": {"type": "text", **place}, "encoding": name}
-                for side, place in enumerate(sides)
+                {"data": {"values": [point]}, "mark": {"type": "text", **place}, "encoding": name}
+                for point, place in zip(drawn, lines, strict=True)
             ),
         ],
     }

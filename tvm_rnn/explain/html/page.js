@@ -16,6 +16,37 @@ for (const slider of document.querySelectorAll("input.stages")) {
   slider.addEventListener("input", show);
   show();
 }
+// Graphs of all stages: buttons, or the wheel with Ctrl, zoom; dragging moves what is seen.
+for (const tools of document.querySelectorAll(".zoom")) {
+  const frames = [...document.querySelectorAll(`#${tools.dataset.of} .graph.wide`)];
+  const pictures = frames.map((frame) => frame.querySelector("svg"));
+  const first = pictures.map((svg) => svg.getAttribute("style"));
+  let scale = 0;
+  const zoom = (by) => {
+    const shown = pictures.find((svg) => svg.getBoundingClientRect().width);
+    const now = scale || shown.getBoundingClientRect().width / shown.viewBox.baseVal.width;
+    scale = by && Math.min(4, Math.max(0.2, now * by));
+    pictures.forEach((svg, number) => {
+      const width = `${scale * svg.viewBox.baseVal.width}px`;
+      svg.setAttribute("style", scale ? `width: ${width}; min-width: ${width}` : first[number]);
+    });
+  };
+  for (const button of tools.querySelectorAll("button")) {
+    button.addEventListener("click", () => zoom(Number(button.dataset.by)));
+  }
+  for (const frame of frames) {
+    frame.addEventListener("wheel", (event) => {
+      if (!event.ctrlKey) { return; }
+      event.preventDefault();
+      zoom(event.deltaY < 0 ? 1.1 : 0.9);
+    }, { passive: false });
+    frame.addEventListener("pointermove", (event) => {
+      if (event.buttons !== 1 || event.pointerType !== "mouse") { return; }
+      frame.scrollBy(-event.movementX, -event.movementY);
+      event.preventDefault();
+    });
+  }
+}
 for (const button of document.querySelectorAll("button.play")) {
   const chart = document.getElementById(button.dataset.of);
   const marks = [...chart.querySelectorAll(".mark-rect path")];

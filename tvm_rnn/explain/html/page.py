@@ -42,7 +42,7 @@ def page(
     networks = facts["networks"]
     title = " and ".join(f"{own['cell']} for {_where(own)}" for own in networks)
     body = [f"<h1>{escape(title)}</h1>", *map(_summary, networks)]
-    body += [_contents(bool(looked and looked[0]), bool(ablation), bool(history))]
+    body += [_contents(networks[0], bool(looked and looked[0]), bool(ablation), bool(history))]
     for number, own in enumerate(networks):
         net = looked[number] if number < len(looked) else None
         body += _network(own, net, number)
@@ -93,9 +93,10 @@ def _where(own: NetworkFacts) -> str:
     return ", ".join(own["target"]["archs"]) or own["target"]["mcpu"]
 
 
-def _contents(looked: bool, ablation: bool, history: bool) -> str:
+def _contents(own: NetworkFacts, looked: bool, ablation: bool, history: bool) -> str:
     parts = [("decided", "What was decided"), *([("equations", "Equations"), ("graph", "Graph")] if looked else [])]
-    parts += [("time", "Layers and time"), ("work", "Work")]
+    parts += [("time", "Layers and time"), *([("step", "One step on the GPU")] if _timelines(own) else [])]
+    parts += [("work", "Work")]
     parts += [("ablation", "Ablation")] if ablation else []
     parts += [("tuning", "Tuning")] if history else []
     parts += [("code", "Code")] if looked else []
@@ -198,8 +199,13 @@ def _graphs(net: Looked, at: str) -> str:
             pictures.append(_folded("As text", graph_text(graph)))
         hidden = "" if number == len(stages) - 1 else " hidden"
         parts.append(f'<div class="stage" data-name="{escape(name)}"{hidden}>{"".join(pictures)}</div>')
-    note = "Numbers at boxes are groups that run in one go; thick frames are stored. Wide graphs scroll sideways."
-    return f'{slider}<p class="key">{key}</p><div id="{at}">{"".join(parts)}</div><p class="soft">{note}</p>'
+    buttons = (("0.8", "smaller", "&minus;"), ("1.25", "larger", "+"), ("0", "as at first", "fit"))
+    zoom = "".join(
+        f'<button type="button" data-by="{by}" aria-label="{words}">{text}</button> ' for by, words, text in buttons
+    )
+    tools = f'<p class="zoom" data-of="{at}">{zoom}<span class="soft">drag to move</span></p>'
+    note = "Numbers at boxes are groups that run in one go; thick frames are stored."
+    return f'{slider}<p class="key">{key}</p>{tools}<div id="{at}">{"".join(parts)}</div><p class="soft">{note}</p>'
 
 
 def _time(own: NetworkFacts, at: str) -> Iterator[str]:
@@ -230,9 +236,14 @@ def _time(own: NetworkFacts, at: str) -> Iterator[str]:
     yield _chart(charts.wavefront(turns, f"colours: {count} x {tile}"), f"layers over time: {words}", at)
 
 
+def _timelines(own: NetworkFacts) -> list[DecisionFacts]:
+    """What was decided of kernels whose step has phases."""
+    return [row for row in own["regimes"] if row["done"] and "phase_times" in row.get("facts", {})]
+
+
 def _steps(own: NetworkFacts, more: str) -> Iterator[str]:
     """One step of each persistent kernel over time."""
-    rows = [row for row in own["regimes"] if row["done"] and "phase_times" in row.get("facts", {})]
+    rows = _timelines(own)
     if rows:
         yield _h2(f"step{more}", "One step on the GPU")
         words = "By the model of time that chose this kernel. All steps run in one launch: this repeats T times."

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 from emulated import check_packed_once
 from persistent_layers import TENSOR_CORES, geometry_of, layout_of, step, text_of
 
+from tvm_rnn.cuda.layer.phases import Diagonal
 from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.geometry import MMA, Geometry
 
@@ -94,3 +97,30 @@ def test_every_weight_is_packed_once(name: str, hidden: int, precision: str, sto
     geometry = {"ctas": 2, "rows": 8, "warps_u": 2, "warps_k": 2}
     made = geometry_of(step(name, hidden, precision), precision, "grid", **geometry, stored=stored)
     check_packed_once(made)
+
+
+def smaller(found: Any) -> int:
+    """A number, or the smaller of two."""
+    return min(int(found.a), int(found.b)) if hasattr(found, "a") else int(found)
+
+
+@pytest.mark.parametrize(("hidden", "units"), [(128, 32), (96, 16), (120, 40), (72, 12), (256, 64)])
+@pytest.mark.parametrize("precision", ["bfloat16", "tf32"])
+def test_of_heads_a_warp_multiplies_its_own(hidden: int, units: int, precision: str) -> None:
+    """Every block of K that is not 0 for one of its units, and of wide layers fewer than all."""
+    (phase,), fewer = (own := step("elman", hidden, precision)).phases, []
+    operands = tuple(replace(o, diagonal=None if o.given else Diagonal(units, units)) for o in phase.operands)
+    own = replace(own, phases=(replace(phase, operands=operands),))
+    for ctas, warps_u, warps_k in product((1, 3, 4), (1, 2, 4), (1, 2)):
+        made = geometry_of(own, precision, "cluster", ctas, 8, warps_u=warps_u, warps_k=warps_k)
+        for operand in (o for o in operands if o.diagonal):
+            blocks, all_blocks = made.operand_blocks(operand), made.depth_blocks(operand.source)
+            fewer.append(blocks < all_blocks)
+            assert blocks % warps_k == 0
+            for cta, warp in product(range(ctas), range(warps_u)):
+                first = smaller(made.first_block(operand, cta, warp))
+                begin = cta * made.units(hidden) + warp * 8 * made.blocks(hidden)
+                heads = {unit // units for unit in range(begin, begin + 8 * made.blocks(hidden)) if unit < hidden}
+                wanted = {k // made.block_k for head in heads for k in range(head * units, head * units + units)}
+                assert wanted <= {*range(first, first + blocks)} and first + blocks <= all_blocks
+    assert any(fewer)

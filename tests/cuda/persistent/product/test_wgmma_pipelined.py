@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulated import check_packed_once
-from persistent_layers import geometry_of, layout_of, step, text_of
+from persistent_layers import ONE_QUICK, geometry_of, layout_of, step, text_of
 
 from tests.cuda.persistent.product.test_bulk_copy_pipeline import pipelined
 from tests.cuda.persistent.product.test_mma_sync import calls
@@ -73,9 +73,7 @@ COPIES = 2  # of the loop's body: even and odd steps
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize(
-    "precision", ["bfloat16", *(pytest.param(p, marks=pytest.mark.slow) for p in ("float16", "tf32"))]
-)
+@pytest.mark.parametrize("precision", ONE_QUICK)
 @pytest.mark.parametrize(
     ("register_words", "shared_words"),
     [(1000, 0), pytest.param(8, 1000, marks=pytest.mark.slow), (8, 8), pytest.param(0, 0, marks=pytest.mark.slow)],

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulated import Case, check_packed_once, persistent_error
-from persistent_layers import GPU, geometry_of, layout_of, step, text_of
+from persistent_layers import GPU, ONE_QUICK, geometry_of, layout_of, step, text_of
 
 from tests.cuda.persistent.product.test_mma_sync import calls
 from tests.cuda.persistent.test_kernel import check, grid
@@ -207,9 +207,7 @@ COPIES = 2  # of the loop's body: even and odd steps
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize(
-    "precision", ["bfloat16", *(pytest.param(p, marks=pytest.mark.slow) for p in ("float16", "tf32"))]
-)
+@pytest.mark.parametrize("precision", ONE_QUICK)
 @pytest.mark.parametrize(
     ("register_words", "shared_words"),
     [(1000, 0), pytest.param(0, 1000, marks=pytest.mark.slow), (16, 16), pytest.param(0, 0, marks=pytest.mark.slow)],

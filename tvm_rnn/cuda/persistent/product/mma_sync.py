@@ -15,15 +15,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, prod
+from math import ceil, gcd, prod
 from typing import ClassVar
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.tile_layout import Layout
-from tvm_rnn.cuda.layer import fp8_weights
-from tvm_rnn.cuda.layer.phases import Phase
+from tvm_rnn.cuda.layer.packed_layout import ceil_div
+from tvm_rnn.cuda.layer.phases import Operand, Phase
 from tvm_rnn.cuda.persistent.geometry import (
     LANES,
     MMA,
@@ -33,12 +33,14 @@ from tvm_rnn.cuda.persistent.geometry import (
     LaneExchange,
     LaneInputs,
     Share,
+    ThreadIds,
     begins,
 )
 from tvm_rnn.cuda.persistent.layer_input_rows import Copies, round_inputs
 from tvm_rnn.cuda.persistent.rates import CLOCK_MHZ, SHARED_BYTES_PER_CYCLE, Rates
 from tvm_rnn.tir.expr import Buffer, Expr
 
+from . import coded_weights
 from .operands_staged import largest, until_written
 
 Fragment = Callable[[int, int], Sequence[Expr]]  # (M tile, MMA step) -> the registers of A
@@ -64,7 +66,7 @@ MOST_POLLED = 64  # registers of a thread for pieces that it polls for
 @dataclass(frozen=True)
 class MmaSync(Geometry):
     """ahead: K blocks whose operands are asked for before they are used. copied: 1 where a grid's operands come to
-    shared memory by asynchronous copies (`cuda/persistent/operand_cp_async.py`) in place of registers `ahead`."""
+    shared memory by asynchronous copies (`cuda/persistent/layer_input_rows.py`) in place of registers `ahead`."""
 
     ahead: int = 1
     copied: int = 0
@@ -110,6 +112,32 @@ class MmaSync(Geometry):
 
     # --- sizes -------------------------------------------------------------------------------------------------------
 
+    def operand_blocks(self, operand: Operand) -> int:
+        """Of heads side by side: blocks of K of all heads that a warp's units are of."""
+        whole, own = self.depth_blocks(operand.source), operand.diagonal
+        if own is None or operand.given:
+            return whole
+        units = 8 * self.blocks(operand.width)
+        if own.units % units == 0 or units % own.units == 0:
+            heads = max(1, units // own.units)
+        else:
+            heads = (units - 2) // own.units + 2
+        before = self.block_k - gcd(own.depth, self.block_k)  # of the first block, elements of another head at most
+        blocks = ceil_div(before + heads * own.depth, self.block_k)
+        return min(whole, ceil_div(blocks, self.k_parts) * self.k_parts)
+
+    def first_block(self, operand: Operand, cta: Expr, warp_u: Expr) -> Expr:
+        """The first block of K that a warp multiplies."""
+        own, all_but_own = operand.diagonal, self.depth_blocks(operand.source) - self.operand_blocks(operand)
+        if own is None or not all_but_own:
+            return 0
+        width = operand.width
+        unit = cta * self.units(width) + warp_u * (8 * self.blocks(width))
+        return tirx.Min(unit // own.units * own.depth // self.block_k, all_but_own)
+
+    def block_of(self, share: Share, kblock: int, ids: ThreadIds) -> Expr:
+        return super().block_of(share, kblock, ids) + self.first_block(share.operand, ids.rank, ids.warp_u)
+
     def block_words(self, phase: Phase) -> int:
         return self.m_tiles(phase) * (4 if self.stored else 8)
 
@@ -148,7 +176,7 @@ class MmaSync(Geometry):
 
     def product_registers(self) -> int:
         total = self.kept_registers + self.exchange.input_registers(self)
-        total += fp8_weights.registers(self) if self.stored else 0
+        total += coded_weights.registers(self) if self.stored else 0
         if self.precision == "float32":  # sums of 8 rows per half tile, and some operands
             most = max(self.m_tiles(p) for p in self.step.phases)
             total += self.pass_tiles * (most * 16 + 24)
@@ -192,7 +220,7 @@ class MmaSync(Geometry):
             chain = 0.0
         if self.stored:
             issue += ceil(self.warps / 4) * self.passes * steps * m_tiles * DECODE_CYCLES[self.precision]
-        operand = self.rows * self.depth_blocks(share.operand.source) * 64 * self.warps_u
+        operand = self.rows * share.kblocks * self.k_parts * 64 * self.warps_u
         piece = self.block_words(phase) * 4 * 32 * self.warps_u * self.warps_k * self.warps_n
         math = max(issue, chain) / CLOCK_MHZ
         near = rates.shared * self.passes * share.shared * piece / SHARED_BYTES_PER_CYCLE / CLOCK_MHZ
@@ -221,7 +249,8 @@ class MmaSync(Geometry):
         lanes = {"lane": LANES, "mma": 2} if self.stored else {"mma": 2, "lane": LANES}
         place = Layout(cta=self.ctas, **warps, **lanes, word=4, element=per_word).coordinates(at)
         half, g, q = place["tile"] * 2 + place["word"] % 2, place["lane"] // 4, place["lane"] % 4
-        k = (place["warp_k"] * share.kblocks + place["kblock"]) * self.block_k + q * (4 * per_word)
+        first = self.first_block(share.operand, place["cta"], place["warp_u"])
+        k = (first + place["warp_k"] * share.kblocks + place["kblock"]) * self.block_k + q * (4 * per_word)
         k = k + place["mma"] * (2 * per_word) + place["word"] // 2 * per_word + place["element"]
         block, gate = half // phase.gates, half % phase.gates
         unit = self.first_unit(phase, place["cta"], place["warp_u"], block) + g
@@ -254,7 +283,7 @@ class MmaSyncProduct:
         self.fragment = [
             k.local(max((geometry.block_words(p) for p in geometry.step.phases), default=8), "uint32") for _ in "ab"
         ]
-        self.coded = fp8_weights.Coded(k, geometry, self.ids, geometry.scale_names) if geometry.stored else None
+        self.coded = coded_weights.Coded(k, geometry, self.ids, geometry.scale_names) if geometry.stored else None
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
@@ -334,7 +363,7 @@ class MmaSyncProduct:
             self.inputs.load(share, kblock, tile, pieces, at, within)
             return
         ids, geometry, source = self.ids, self.geometry, share.operand.source
-        block = ids.warp_k * share.kblocks + kblock if geometry.warps_k > 1 else kblock
+        block = geometry.block_of(share, kblock, ids)
         row = (ids.warp_n * geometry.tiles + tile) * 8 + (ids.g if within is None else within)
         node, slot = self.body.value(source), self.body.copy_of(source)
         self.exchange.load(node, slot, block, row, [pieces[at + z] for z in range(4)])
