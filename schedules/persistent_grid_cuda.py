@@ -108,7 +108,7 @@ def _directs(unit: RecurrentUnit, target: Target, fixed: Mapping[str, int]) -> I
             continue
         for rows in allowed(fixed, "rows", rows_per_group(unit.batch, target.sms // ctas)):
             for shape in _shapes(rows, -(-width // (8 * ctas)), WARPS_U if unit.stored else TIMED_WARPS_U):
-                for words, near in TIMED_WORDS:
+                for words, near in _rooms(unit, {"ctas": ctas, "rows": rows, **shape, **fixed}):
                     knobs = {"ctas": ctas, "rows": rows, **shape, "register_words": words, "shared_words": near}
                     if unit.step.given:
                         yield _direct(unit, {**knobs, "ahead": 1, "copied": 1, **fixed})
@@ -117,6 +117,20 @@ def _directs(unit: RecurrentUnit, target: Target, fixed: Mapping[str, int]) -> I
                             if rows // (8 * shape["warps_n"]) % passes == 0:
                                 more = {"ahead": ahead, "passes": passes, "polled": 0}
                                 yield from _exchanges(_direct(unit, {**knobs, **more, **fixed}), fixed)
+
+
+def _rooms(unit: RecurrentUnit, knobs: Mapping[str, int]) -> Iterator[tuple[int, int]]:
+    """Words in registers and in shared memory that hold all weights: each way for them to lie once. Where none does,
+    the most, for the reason why not."""
+    seen = set[tuple[tuple[int, int], ...]]()
+    for words, near in TIMED_WORDS:
+        made = _direct(unit, {"register_words": words, "shared_words": near, **knobs})
+        kept = tuple((share.registers, share.shared) for _, share in made.weights)
+        if kept not in seen and not any(share.streamed for _, share in made.weights):
+            seen.add(kept)
+            yield words, near
+    if not seen:
+        yield max(TIMED_WORDS, key=sum)
 
 
 def _in_lanes(unit: RecurrentUnit, target: Target, fixed: Mapping[str, int]) -> Iterator[MmaSync]:

@@ -44,16 +44,16 @@ def sizes_of(cell: str) -> dict[str, int]:
     return {axis: size for axis, size in sizes.items() if axis in rnn.cells.get(cell).size_names}
 
 
-def check(net: rnn.RNN, mod: Any, precision: str, rows: int = B) -> None:
+def check(net: rnn.RNN, mod: Any, precision: str, rows: int = B, count: int = T) -> None:
     """y and the last states, of plain calls, ragged batches and restarts."""
     rng = np.random.default_rng(0)
-    every = [emulator.arrays(rng, T, rows, *shape) for shape in net.input_shapes.values()]
+    every = [emulator.arrays(rng, count, rows, *shape) for shape in net.input_shapes.values()]
     cast = [x.astype(EXACT.get(net.dtype, net.dtype)) for x in every]
     given, x = (cast[0], every[0]) if len(every) == 1 else (tuple(cast), tuple(every))
     held = {name: emulator.arrays(rng, rows, *shape) for name, shape in net.constant_shapes.items()}
     near = {name: value.astype(EXACT.get(net.dtype, net.dtype)) for name, value in held.items()}
-    lengths = rng.integers(0, T + 1, rows)
-    for more in ({}, {"lengths": lengths, "reset": rng.random((T, rows)) < 0.3}):
+    lengths = rng.integers(0, count + 1, rows)
+    for more in ({}, {"lengths": lengths, "reset": rng.random((count, rows)) < 0.3}):
         more = fitting(net, more)
         y, state = mod(given, **near, **more)
         expected, last = rnn.reference(net)(x, **held, **more)
@@ -316,7 +316,8 @@ def test_layers_in_a_wave(name: str) -> None:
     net = network(cell, 32, dtype, **sizes)
     mod = emulator.compile(net, batch=[B], precision=precision)
     assert any("layers in a wave" in row["unit"] for row in mod.manifest.templates)
-    check(net, mod, precision or dtype)
+    for count in (T, 2):
+        check(net, mod, precision or dtype, count=count)
 
 
 @pytest.mark.slow

@@ -70,7 +70,8 @@ class Drawn:
 @pytest.mark.parametrize("name", [*list(NETWORKS)[:-1], pytest.param("wave_float32", marks=pytest.mark.slow)])
 def test_a_wave_is_right_and_the_same_each_time(name: str) -> None:
     drawn = Drawn(name)
-    for steps, batch, every in ((5, 13, True), (19, drawn.most, True), (101, drawn.most - 3, False)):
+    long = ((19, drawn.most, True), (101, drawn.most - 3, False))
+    for steps, batch, every in ((2, 13, True), (3, drawn.most, False), (5, 13, True), *long):
         x, state = drawn.call(steps, batch)
         for flags in drawn.flags(steps, batch)[:: 1 if every else 3]:
 

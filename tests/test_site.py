@@ -323,6 +323,17 @@ def test_records_of_every_kind_are_drawn(site: ModuleType, tmp_path: Path, monke
     assert "slower in 1." in text and all(f"### {name}" in text for name in written) and "### empty" not in text
 
 
+def test_what_compiling_took_is_a_table(site: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [
+        {"kind": "facts", "device": "a machine", "date": "2026-11-26T10:00:00Z", "command": "", "load": 0.5},
+        {"kind": "compile", "network": "lif", "framework": "tvm_rnn", "inference": 1.0, "training": 4.0},
+        {"kind": "compile", "network": "gru", "framework": "tvm_rnn", "reason": "no compiler"},
+    ]
+    (tmp_path / "compile.jsonl").write_text("\n".join(map(json.dumps, records)))
+    monkeypatch.setattr(site.benchmarks, "RECORDS", tmp_path)
+    assert not site.benchmarks.rows() and "| lif | 1.00 | 4.00 |" in "\n".join(site.benchmarks.runs())
+
+
 def test_the_history_of_records_is_what_git_has(site: ModuleType, tmp_path: Path) -> None:
     """Two runs of a file in two commits, and a third commit that changed no figure."""
 

@@ -216,6 +216,19 @@ def test_the_first_call_is_not_captured(module: CudaModule, monkeypatch: pytest.
     np.testing.assert_array_equal(module(X)[0], expected(X)[0])
 
 
+def test_weights_take_memory_in_the_first_call(module: CudaModule, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = module._device(gpu_arrays.HostArrays(module, None)).parts["sequence"]
+    assert plain.stale and not plain.packed
+    monkeypatch.setenv("FAKE_STATE", "capture")
+    with pytest.raises(DeviceError, match="call it once, then capture"):
+        module(X)
+    monkeypatch.delenv("FAKE_STATE")
+    module(X)
+    assert plain.packed and not plain.stale
+    module.load_weights({"w_l0": np.full(H, -1, "f4")})
+    assert not plain.stale  # graphs that were captured before use them too
+
+
 def test_a_gpu_without_memory(module: CudaModule) -> None:
     module.manifest["variants"][0]["packed_bytes"] = 1 << 50
     with pytest.raises(DeviceError, match="no memory"):

@@ -80,6 +80,8 @@ def test_gradients_and_what_a_tape_is_for() -> None:
     case = draw(net, 4, 2)
     y, _, tape = module.forward_train(case.x["x"], case.state)
     assert tape.nbytes == 0 and "4 steps of 2 rows" in repr(tape)  # backward reads y, which is the state
+    (device,) = module._devices.values()
+    assert device.parts["forward_train"].packed and not device.parts["sequence"].packed  # nobody made a plain call
     assert module.forward_train(case.x["x"], case.state, lengths=[4, 3])[2].nbytes > 0  # y has zeros behind the ends
     first, second = (named(*module.backward(tape, case.gy, case.gstate)) for _ in range(2))
     assert all(np.array_equal(first[name], second[name]) for name in first)

@@ -418,9 +418,8 @@ def runs() -> Iterator[str]:
 
 def _compiled(path: Path) -> str:
     """CPU seconds of compiling, the slowest network first."""
-    found = [own for own in map(json.loads, path.read_text().splitlines()) if own["kind"] == "compile"]
     lines = ["| network | inference, CPU s | training, CPU s |", "|---|---:|---:|"]
-    for own in sorted((own for own in found if "reason" not in own), key=lambda own: -float(own["training"])):
+    for own in stored_records.compiled(path):
         lines.append(f"| {own['network']} | {own['inference']:.2f} | {own['training']:.2f} |")
     return "\n".join(lines)
 

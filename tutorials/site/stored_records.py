@@ -1,11 +1,12 @@
 """Files of records as the site reads them: whatever a suite of `bench` writes, in one form.
 
 In: the text of a file. Out: a `Report`, in which every record has what pages choose and sort by. A record of a whole
-model has no cell, sizes or steps: its call is what a step is elsewhere.
+model has no cell, sizes or steps: its call is what a step is elsewhere. What compiling took is no point: `compiled`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,26 +17,27 @@ from tvm_rnn.bench.suites.gpu import SHORT
 
 Record = dict[str, Any]
 WHOLE = "a whole model"
+COMPILE = "compile"  # the kind of records of what compiling took
 # What a record of a whole model lacks; "hidden" 0: it has several sizes.
 OF_A_MODEL: Record = {"cell": WHOLE, "hidden": 0, "steps": 1, "batch": 1, "precision": "float32"}
 
 
 def read(text: str) -> Report:
     """The report of a file's text. Fields that no page knows are left alone; a line that is cut off is no record."""
-    records = list[Record]()
+    return report(map(whole, _records(text)))
+
+
+def _records(text: str) -> Iterator[Record]:
     for line in text.splitlines():
-        try:
-            records.append(whole(json.loads(line)))
-        except json.JSONDecodeError:
-            continue
-    return report(records)
+        with contextlib.suppress(json.JSONDecodeError):
+            yield json.loads(line)
 
 
 def whole(record: Record) -> Record:
     """A record with a point, sizes and microseconds per step, where it has a time."""
     if record["kind"] == "facts":
         return {"device": "?", "versions": {}, "ceilings": {}, "date": "", "command": "", "load": 0.0, **record}
-    if record["kind"] == "stopped":
+    if record["kind"] in ("stopped", COMPILE):
         return record
     point = record.get("point") or record.get("model") or record.get("name") or "?"
     made = {**OF_A_MODEL, **record, "kind": "point", "point": str(point)}
@@ -45,10 +47,16 @@ def whole(record: Record) -> Record:
 
 
 def stored(folder: Path) -> Iterator[tuple[Path, Report]]:
-    """Every file of a folder that has a point, the newest first."""
+    """Every file of a folder that has a point, or what compiling took, the newest first."""
     every = [(path, read(path.read_text())) for path in folder.glob("*.jsonl")]
-    found = [pair for pair in every if pair[1].facts and pair[1].lines]
+    found = [(path, one) for path, one in every if one.facts and (one.lines or compiled(path))]
     yield from sorted(found, key=lambda pair: (pair[1].facts["date"], pair[0].name), reverse=True)
+
+
+def compiled(path: Path) -> list[Record]:
+    """What compiling took, by a file: CPU seconds of each network, the slowest first."""
+    found = [own for own in _records(path.read_text()) if own["kind"] == COMPILE and "reason" not in own]
+    return sorted(found, key=lambda own: -float(own["training"]))
 
 
 def dtype(record: Record) -> str:

@@ -63,8 +63,8 @@ def fits(arch: str, capability: int) -> bool:
 
 
 class Program:
-    """One function of a module on one GPU: how it is called there, and the weights in its kernels' order. way: "" for
-    plain calls, else of training. stale: its weights are not the module's."""
+    """One function of a module on one GPU: how it is called there, and the weights in its kernels' order, which take
+    memory from the first call on. way: "" for plain calls, else of training. stale: they are not the module's."""
 
     def __init__(self, device: Device, module: CudaModule, way: str, stream: int) -> None:
         self.device, self.stale, self.sizes = device, True, dict[tuple[int, int], int]()
@@ -73,7 +73,7 @@ class Program:
         names = ("load", "pack", "workspace", "sequence")
         self.functions = {n: module._library.get_function(f"{n}_{suffix}") for n in names}
         self.functions["load"](device.number, stream)
-        self.packed = device.allocate(module, int(self.variant.packed_bytes))
+        self.packed, self._module = 0, weakref.ref(module)
 
     def workspace(self, T: int, B: int, stream: int) -> int:
         """Bytes that a call needs."""
@@ -85,8 +85,15 @@ class Program:
 
     def pack(self, stream: int, addresses: Mapping[str, int]) -> None:
         """Write the weights, of raw ones that are on the GPU; enqueued on the stream."""
+        if not self.packed:
+            self.device.check_outside(stream, "weights that take memory in their first call")
+            self.packed = self.device.allocate(self._module(), int(self.variant.packed_bytes))
         raw = (addresses[name] for name, _ in self.variant.parameters)
         self.functions["pack"](self.device.number, stream, self.packed, *raw)
+
+    def known(self, sources: Mapping[str, np.ndarray]) -> bool:
+        """Whether these are all the weights that it reads."""
+        return all(name in sources for name, _ in self.variant.parameters)
 
     def pack_arrays(self, sources: Mapping[str, np.ndarray]) -> None:
         """Write the weights, of arrays of the CPU."""
@@ -117,9 +124,7 @@ class Device:
             raise _wrong_gpu(module, f"compute capability {capability / 10}")
         self.variant = max(fitting, key=lambda v: (int("".join(filter(str.isdigit, v.arch))), v.arch))
         self.functions = {n: library.get_function(f"{n}_{self.variant.arch}") for n in gpu_arrays.FUNCTIONS}
-        if self.functions["capturing"](number, stream):
-            got, do = "the first call on this GPU", "call it once, then capture: kernels and weights are loaded then"
-            raise runtime._error(DeviceError, "the module cannot be captured into a graph yet", got, do=do)
+        self.check_outside(stream, "the first call on this GPU")
         ways = (*self.ways, *(["generate"] if hasattr(self.variant, "generate") else []))
         self.parts = {way or "sequence": Program(self, module, way, stream) for way in ways}
         self._kept: dict[tuple[int, int], tuple[int, int]] = {}  # (state, B): address, bytes
@@ -138,22 +143,29 @@ class Device:
         self.functions["transfer"](self.number, stream, address, array.ctypes.data, array.nbytes)
         return address
 
-    def pack(self, sources: Mapping[str, np.ndarray]) -> None:
-        """Write the weights of plain calls, after all work that may still read the old ones; none of a module that has
-        none yet."""
-        if any(name not in sources for name, _ in self.parts["sequence"].variant.parameters):
-            return
-        self.functions["settle"](self.number)
-        self.parts["sequence"].pack_arrays(sources)
-        self.parts.get("generate", self.parts["sequence"]).stale = "generate" in self.parts
+    def check_outside(self, stream: int, got: str) -> None:
+        """Raises DeviceError where the stream is captured into a CUDA graph."""
+        if self.functions["capturing"](self.number, stream):
+            do = "call it once, then capture: kernels and weights are loaded then"
+            raise runtime._error(DeviceError, "the module cannot be captured into a graph yet", got, do=do)
 
-    def loop(self, sources: Mapping[str, np.ndarray]) -> Program:
-        """The program of generation, with weights: the first where there is no other."""
-        found = self.parts.get("generate", self.parts["sequence"])
-        if found.stale:
+    def pack(self, sources: Mapping[str, np.ndarray]) -> None:
+        """Take new weights: those of plain calls, where there were some, at once, after all work that may still read
+        the old ones; others are written in their next call."""
+        plain = self.parts["sequence"]
+        for part in self.parts.values():
+            part.stale = True
+        if plain.packed and plain.known(sources):
             self.functions["settle"](self.number)
-            found.pack_arrays(sources)
-        return found
+            plain.pack_arrays(sources)
+
+    def ready(self, program: Program, sources: Mapping[str, np.ndarray], stream: int) -> None:
+        """Write a program's weights, where it has not the module's."""
+        with self._lock:
+            if program.stale:
+                self.check_outside(stream, "weights that were loaded meanwhile")
+                self.functions["settle"](self.number)
+                program.pack_arrays(sources)
 
     def initial(self, module: CudaModule, index: int, B: int, stream: int) -> int | None:
         """The address of a state's initial values, or None where they are not kept: a recorded graph must not be the
@@ -328,9 +340,7 @@ class CudaModule(Module):
                 count = self._library.get_function(f"devices_{self._first}")()
                 if not 0 <= arrays.number < count:
                     raise _wrong_gpu(self, f"GPU {arrays.number} of {count}")
-                device = self.device_type(self, arrays.number, arrays.stream())
-                device.pack({**self.weights, **self._constants})
-                self._devices[arrays.number] = device
+                self._devices[arrays.number] = self.device_type(self, arrays.number, arrays.stream())
             return self._devices[arrays.number]
 
     def _given(self, arrays: Arrays, call: Call) -> Given:
@@ -352,10 +362,20 @@ class CudaModule(Module):
         before, y = self._before(device, arrays, call.state, B), arrays.empty(shape)
         if not T or not B:
             return arrays.result(y, shape), self._shaped(arrays, self._unchanged(arrays, before, B), B)
-        after, program = self._after(arrays, B), device.parts["sequence"]
+        after, program = self._after(arrays, B), self._ready(device, "sequence", stream)
         work = arrays.workspace(program.workspace(T, B, stream))
         self._launch(program, arrays, (T, B), [y, *given.rows], [work, *given.inputs, *before, *after])
         return arrays.result(y, shape), self._shaped(arrays, after, B)
+
+    def _ready(self, device: Device, way: str, stream: int) -> Program:
+        """A program with weights in it."""
+        program = device.parts[way]
+        if program.stale:
+            sources = {**self.weights, **self._constants}
+            if not program.known(sources):
+                raise self._weightless()
+            device.ready(program, sources, stream)
+        return program
 
     def _launch(
         self, program: Program, arrays: Arrays, sizes: tuple[int, int], first: Sequence[Array], rest: Sequence[Array]

@@ -115,7 +115,7 @@ class _Loop:
         assert isinstance(arrays, HostArrays)
         module, kind, rows = self.module, self.module._kind, self.ask.rows
         device, stream = module._device(arrays), arrays.stream()
-        program = device.loop({**module.weights, **module._constants})
+        program = module._ready(device, "generate" if "generate" in device.parts else "sequence", stream)
 
         def piece(array: np.ndarray) -> Piece:
             return Piece(gpu_arrays.narrow(array, kind), kind)

@@ -25,7 +25,7 @@ import numpy as np
 
 from . import gpu_arrays, runtime
 from .gpu_arrays import PER_THREAD_STREAM, Arrays, HostArrays, Piece
-from .runtime import Array, DeviceError, Facts, InputError, Shape, State
+from .runtime import Array, Facts, InputError, Shape, State
 from .runtime_cuda import Call, CudaModule, Device
 from .runtime_training import Asked, Gradients, Part, Recorded, Segments, Trainable, by_visit
 
@@ -410,23 +410,14 @@ class TrainingDevice(Device):
         self._fresh = False
 
     def pack(self, sources: Mapping[str, np.ndarray]) -> None:
-        """The weights of calls at once, those of training when it next begins."""
         super().pack(sources)
         self.used, self.held, self._fresh = {}, {}, False
-        for way in WAYS:
-            self.parts[way].stale = True
 
     def prepare(self, sources: Mapping[str, np.ndarray], stream: int) -> None:
         """Weights in the order of both programs, where they are the module's own."""
-        if self.drops or self.held or not any(part.stale for part in self.parts.values()):
-            return
-        if self.functions["capturing"](self.number, stream):
-            got, do = "weights that were loaded meanwhile", "call forward_train once, then capture"
-            raise runtime._error(DeviceError, "the module cannot be captured into a graph yet", got, do=do)
-        self.functions["settle"](self.number)
-        for part in self.parts.values():
-            if part.stale:
-                part.pack_arrays(sources)
+        for way in WAYS:
+            if self.parts[way].stale and not (self.drops or self.held):
+                self.ready(self.parts[way], sources, stream)
 
     def constants(self, module: CudaModule) -> dict[str, int]:
         """The addresses of the equations' constants."""

@@ -45,7 +45,7 @@ def test_the_instruction_of_a_precision(precision: str, instruction: str) -> Non
     variant = wide(precision, 4, 256, 128)
     text = text_of(variant.kernel)
     assert instruction in text and "multicast__cluster" in text and "setmaxnreg" in text
-    assert variant.kernel.cluster == 2 and variant.condition == "rows >= 512 && ((uintptr_t)x0 & 15) == 0"
+    assert variant.kernel.cluster == 2 and variant.condition == "rows >= 128 && ((uintptr_t)x0 & 15) == 0"
 
 
 def test_three_gates_and_two_operands() -> None:
@@ -61,7 +61,7 @@ def test_no_kernel_for_rows_that_are_not_aligned() -> None:
 
 def test_rows_of_4_byte_pieces_are_copied_piece_by_piece() -> None:
     variant = wide("bfloat16", 4, 256, 34)
-    assert variant.condition == "rows >= 512 && ((uintptr_t)x0 & 3) == 0"
+    assert variant.condition == "rows >= 128 && ((uintptr_t)x0 & 3) == 0"
     assert "cp_async_ca_src_size_async_ca_shared_global_4" in text_of(variant.kernel)
 
 
@@ -153,6 +153,14 @@ def test_a_step_s_epilogue_loads_what_several_items_read_before_it_stores() -> N
         [m.start() for m in re.finditer(word, text)] for word in (r"ptx_ld_\w*global", r"ptx_st_\w*global")
     )
     assert sum(at < stores[0] for at in loads) >= 5 * 8  # four gates and c of 8 items
+
+
+def test_weights_are_fetched_while_the_kernel_before_still_runs() -> None:
+    """Rows are not, nor what the epilogue reads."""
+    kernel = variant_of(made(lstm_step(64, 64), batches=(256,)), "mid").kernel
+    text = text_of(kernel).split('extern "C"')[-1]
+    words = ("griddepcontrol_launch_dependents", "cp_async_bulk", "griddepcontrol_wait", "cp_async_cg")
+    assert kernel.shares and sorted(words, key=text.index) == [*words] and text.count(words[2]) == 2
 
 
 def script(dtype: str = "bfloat16", columns: int = 64, first: bool = False, **options: Any) -> tuple[str, str]:

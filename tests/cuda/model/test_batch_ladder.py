@@ -27,6 +27,9 @@ class Time:
     def us(self, batch: int) -> float:
         return ceil(batch / self.at_once) * (1 + self.at_once / 20)
 
+    def whole(self, batch: int) -> int:
+        return batch // self.at_once * self.at_once or batch
+
 
 def rung(rows: int, most: int | None, record: str = "default") -> Any:
     time: Any = Time(rows)

@@ -44,6 +44,8 @@ def test_another_gpu() -> None:
         ("lstm", 2560, "bfloat16", 64, 14.8),
         ("lstm", 2560, "tf32", 64, 31.2),
         ("lstm", 2560, "float32", 64, 152.0),
+        ("lstm", 1001, "bfloat16", 256, 24.0),  # whose epilogue reads one element after the other
+        ("gru", 2741, "bfloat16", 279, 93.0),
     ],
 )
 def test_what_was_measured(cell: str, hidden: int, precision: str, batch: int, measured: float) -> None:

@@ -11,6 +11,7 @@ from persistent_layers import GPU, best_geometry, geometry_of, step
 
 from tvm_rnn.cuda.model.persistent_step_time import (
     RESIDENT_CLUSTERS,
+    StepTime,
     able_to_run,
     cheapest,
     exchange_us,
@@ -30,6 +31,13 @@ def geometry(name: str = "lstm", hidden: int = 256, precision: str = "bfloat16",
 
 def rising(values: list[float]) -> bool:
     return all(a <= b for a, b in pairwise(values))
+
+
+def test_one_launch_of_clusters_is_for_all_rows() -> None:
+    """Grids go through whole rounds, and leave the rest to others."""
+    grid, clusters = (StepTime(geometry(exchange=exchange), GPU) for exchange in ("grid", "cluster"))
+    assert grid.whole(2 * grid.at_once + 1) == 2 * grid.at_once and grid.whole(1) == 1
+    assert clusters.whole(2 * clusters.at_once + 1) == 2 * clusters.at_once + 1
 
 
 @pytest.mark.parametrize("exchange", ["cluster", "grid"])

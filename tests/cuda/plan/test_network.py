@@ -100,7 +100,7 @@ def test_flags_cost_nothing_where_they_are_not_given(step_by_step: None) -> None
 def test_a_call_of_one_step_has_its_states_where_the_user_has_them(step_by_step: None) -> None:
     """Nothing is copied then; kernels for 16 bits are of their own, in float32 they are those of every step."""
     for precision, own in (("bfloat16", True), ("float32", False)):
-        net, target = rnn.RNN(rnn.cells.lstm, 5, 7, dtype=precision), resolve("nvidia-h200")
+        net, target = rnn.RNN(rnn.cells.lstm, 5, 6, dtype=precision), resolve("nvidia-h200")
         program = plan(passed(net, Options(target, precision=precision)), target)
         text = "\n".join(lines(program))
         assert text.count("T == 1 && !has_lengths && !has_reset") == 1

@@ -42,7 +42,7 @@ def test_layers_follow_each_other() -> None:
     assert "% 16 == 0" in chosen and f"<= resident(kernels::{name}))" in chosen and "has_" not in chosen
     [row] = [row for row in plan.program.facts["templates"] if "in a wave" in row["unit"]]
     assert row["unit"].startswith("3 layers in a wave") and row["predicted_us"] > 0
-    assert row["layers"] == [0, 1, 2] and row["most"] == plan.together.limits[0] and row["least_steps"] == 4
+    assert row["layers"] == [0, 1, 2] and row["most"] == plan.together.limits[0] and row["least_steps"] == 2
 
 
 @pytest.mark.broad
@@ -75,7 +75,7 @@ def test_few_rows_are_left_to_layers_side_by_side() -> None:
     plan = planned("lstm", 512, (1, 16, 64), "float32", num_layers=4)
     assert plan.together is not None and plan.together.floors == [1, 0]
     sizes = text(plan) + "\n".join(line.strip() for line in plan.program.layout)
-    assert "T >= 4 && B > 1 && B <= 16 ? 0 : T >= 4 && B <= 64 ? 1 : -1" in sizes
+    assert "T >= 2 && B > 1 && B <= 16 ? 0 : T >= 2 && B <= 64 ? 1 : -1" in sizes
     few, many = [row for row in plan.program.facts["templates"] if "in a wave" in row["unit"]]
     assert few["least_batch"] == 2 and few["unit"].endswith("B > 1") and many["least_batch"] == 1
 

@@ -140,7 +140,7 @@ def _variants(name: str, problem: Problem, knobs: Config) -> tuple[Variant, ...]
         found.append(Variant(_kernel(f"{name}_few", problem, knobs, "few"), f"rows <= {knobs['few']}"))
     if knobs.get("wide_columns") and all(o.piece(problem.compute) for o in problem.operands):
         shape = {k: knobs[f"wide_{k}"] for k in ("columns", "stages", "cluster")}
-        tile, aligned = WgmmaTile(overlap=False, most=knobs["wide_blocks"], **shape), _aligned(problem)
+        tile, aligned = WgmmaTile(overlap=True, most=knobs["wide_blocks"], **shape), _aligned(problem)
         if knobs["mid"] > knobs["wide"]:
             narrow = replace(tile, columns=tile.columns // 2, stages=6, cluster=1)
             condition = f"rows >= {knobs['wide']} && rows < {knobs['mid']}{aligned}"

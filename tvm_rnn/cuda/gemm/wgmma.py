@@ -12,7 +12,9 @@ Source: Hopper's warpgroup products: PTX ISA 8.5, "wgmma.mma_async".
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -137,6 +139,7 @@ class WgmmaStages(Stages):
 class WgmmaTile(GemmTile):
     """columns of a block (at most 256); cluster: blocks that share weights; most: blocks at once."""
 
+    shares: ClassVar[bool] = True  # what the kernel before writes is not read ahead of its end
     rows: int = 2 * HIGH
     _: KW_ONLY
     columns: int
@@ -202,6 +205,8 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
         left = tirx.Cast("int32", items) - self.number + (self.clusters - 1)
         self.items = w.keep(tirx.truncdiv(left, self.clusters))
         self._make_barriers(5, tile.members // 32 * tile.cluster)  # full: by 4 warps, and the bulk copies
+        if tile.overlap:
+            w.do(I.ptx.griddepcontrol.launch_dependents())
         around = any(operand.around is not None for operand in self.problem.operands)
         self._divide(AROUND_REGISTERS if around else REGISTERS, self._produce, self._consume)
 
@@ -215,16 +220,30 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
         return row0
 
     def _produce(self) -> None:
-        w = self.w
+        w, early = self.w, min(self.total, self.tile.stages) if self.tile.overlap else 0
         self._take_line()
+        if early:
+            self._fetch(early)
         with w.loop(self.items) as number:
             self._take_rows(self._take_item(number) + wide(self.line))
-            with w.loop(self.total) as k, self._filling(w.bind(number * self.total + k)) as slot:
-                for operand, own in self._of_operands(k):
-                    stage = w.bind(self._stage(slot))
-                    self._copy_weights(operand, slot, stage, own)
-                    self._copy_rows(operand, stage, own)
+            with w.loop(self.total) as k:
+                turn = w.bind(number * self.total + k)
+                with self._filling(turn) as slot:
+                    for operand, own in self._of_operands(k):
+                        stage = w.bind(self._stage(slot))
+                        with w.when(turn >= early) if early else nullcontext():
+                            self._copy_weights(operand, slot, stage, own)
+                        self._copy_rows(operand, stage, own)
         self._filled(self.items * self.total)  # over all items: a short K has one tile in each
+
+    def _fetch(self, turns: int) -> None:
+        """The weights of the first turns, while the kernel before this one still runs."""
+        w = self.w
+        self._take_item(tirx.const(0, "int32"))
+        with w.loop(turns) as k:
+            for operand, own in self._of_operands(k):
+                self._copy_weights(operand, k, w.bind(self._stage(k)), own)
+        w.do(I.ptx.griddepcontrol.wait())
 
     def _hold(self, reach: TirExpr) -> TirExpr:
         return self.w.bind(reach)
@@ -247,6 +266,8 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
         product = WgmmaProduct(w, self.arena, tile.columns, self.problem.compute)
         tell = self._remote(self.lane)
         own = w.bind(tirx.Cast("uint64", self.warp // 4 * units(SQUARE_BYTES)))
+        if tile.overlap:
+            w.do(I.ptx.griddepcontrol.wait())
         with w.loop(self.items) as number:
             row0 = self._take_item(number)
             self._multiply(product, tell, (own, tile.rows * ROW_BYTES), self.total, first=number * self.total)

@@ -35,6 +35,7 @@ class BlockTile(ABC):
     allow on a multiprocessor. apart: warps of their own copy, and tell the others by two barriers for each stage."""
 
     apart: ClassVar[bool] = True
+    shares: ClassVar[bool] = False  # see `Kernel`
     stages: int = 4
     cluster: int = 1
     overlap: bool = False
@@ -72,8 +73,14 @@ class BlockTile(ABC):
                 body(w).run()
 
         attributes = {"tirx.kernel_launch_params": [DEPENDENT]} if self.overlap else None
-        given, shared = (name, pointers, scalars, run), self.shared_bytes
-        return write(*given, threads=self.threads, attributes=attributes, shared_bytes=shared, cluster=self.cluster)
+        return write(
+            *(name, pointers, scalars, run),
+            threads=self.threads,
+            attributes=attributes,
+            shared_bytes=self.shared_bytes,
+            cluster=self.cluster,
+            shares=self.shares,
+        )
 
 
 class Stages(ABC):

@@ -9,8 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from math import prod
 
+from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES
+
 from .pointers import Place
 from .value_layout import Layout
+
+PIECE_BYTES = 4  # that the hardware copies to shared memory at a time, at least
 
 
 @dataclass(frozen=True)
@@ -29,8 +33,13 @@ class UserStates(Layout):
 
 def user_states(layout: Layout) -> UserStates | None:
     """The layout of a call of one step. None: nothing is left for steps, training keeps values, products read another
-    dtype than the user's, or a group reads a new state of another one, which would be rounded."""
+    dtype than the user's or rows that do not begin at multiples of 4 bytes, or a group reads a new state of another
+    one, which would be rounded."""
     if not layout.emits or layout.kept or layout.solved or not layout.has_steps or layout.dtype != layout.storage:
+        return None
+    # One element after the other, LSTM 1001 bf16 took 66 us for B = 100 on an H200, 19 for a step of copies.
+    read = [state for state in layout.graph.states if state in layout.operands["step"]]
+    if any(prod(state.shape) * ITEM_BYTES[layout.dtype] % PIECE_BYTES for state in read):
         return None
     results = [node for node in layout.graph.results if node in layout.home]
     rounded = layout.dtype != layout.arithmetic

@@ -46,7 +46,7 @@ def ladder_us(rungs: Sequence[Rung], batch: int, steps: Steps) -> float:
         rung = next((rung for rung in rungs if rung.serves(batch)), None)
         if rung is None:
             return us + steps(batch)
-        whole = batch // rung.time.at_once * rung.time.at_once or batch
+        whole = rung.time.whole(batch)
         us, batch = us + rung.time.us(whole), batch - whole
     return us
 

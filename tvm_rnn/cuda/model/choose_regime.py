@@ -112,8 +112,9 @@ class Persistent:
         return self._groups_of("B")
 
     @property
-    def at_once(self) -> int:
-        return self.resident // self.layout.heads * self.geometry.rows
+    def at_once(self) -> int | None:
+        whole = self.geometry.exchange.in_memory
+        return self.resident // self.layout.heads * self.geometry.rows if whole else None
 
     @property
     def blocks(self) -> HostExpr:

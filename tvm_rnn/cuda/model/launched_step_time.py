@@ -30,6 +30,7 @@ TALL, LINE = 128, 128  # rows of a tile of wgmma, bytes of a row's stage
 WGMMA_US = 0.0022  # a stage, per column of such a tile: what tensor cores take
 BLOCK_MB_PER_US = 0.11  # what a multiprocessor reads at most
 ITEM_US = 0.45  # of its epilogue: a row and a block of units of a lane
+ODD_ITEM_US = 1.5  # where rows are odd, and a lane's two units no vector: LSTM 1001 bf16 B=256, 24 us a step
 MEGA = 1e6
 
 
@@ -79,4 +80,5 @@ def _wgmma(unit: Unit, knobs: Config, batch: int, target: Target, size: int) -> 
     stage = max(columns * WGMMA_US, each / BLOCK_MB_PER_US, each * min(tiles, target.sms) / L2_MB_PER_US)
     stages = sum(ceil(depth * size / LINE) for depth in unit.depths)
     items = columns / (4 * unit.gates)
-    return LAUNCH_US + GROUP_US + ceil(tiles / target.sms) * (stages * stage + items * ITEM_US)
+    item = ODD_ITEM_US if unit.width % 2 else ITEM_US
+    return LAUNCH_US + GROUP_US + ceil(tiles / target.sms) * (stages * stage + items * item)

@@ -111,6 +111,11 @@ class StepTime:
         self.at_once = self.resident // geometry.step.heads * geometry.rows
         self._round = sum(phase.us for phase in phase_times(geometry))
 
+    def whole(self, batch: int) -> int:
+        """How many of so many rows it takes: whole rounds, where blocks wait for each other through memory. Clusters do
+        not, and one launch is for all: LSTM 256 bf16, B = 128 on an H200 1.04 us, in 120 rows and 8 1.47."""
+        return batch // self.at_once * self.at_once or batch if self.geometry.exchange.in_memory else batch
+
     def us(self, batch: int) -> float:
         """Microseconds per step for B = batch rows."""
         groups = ceil(batch / self.geometry.rows) * self.geometry.step.heads

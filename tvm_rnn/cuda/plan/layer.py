@@ -331,8 +331,9 @@ class Layer:
         if self.regimes:
             least = by_batch(self.regimes, lambda regime: regime.least_steps, 1)
             self.regime = host.let("regime", f"T < {least} ? -1 : {fitting('B')}")
-        if len(self.regimes) > 1 and self.regimes[-1].at_once is not None:
-            sizes = "".join(f"{self.regime} == {i} ? {r.at_once} : " for i, r in enumerate(self.regimes))
+        rounds = {i: r.at_once for i, r in enumerate(self.regimes) if r.at_once is not None}
+        if len(self.regimes) > 1 and rounds:
+            sizes = "".join(f"{self.regime} == {i} ? {size} : " for i, size in rounds.items())
             at_once = host.let("at_once", f"{sizes}B")
             self.whole = host.let("whole", f"B > {at_once} ? B / {at_once} * {at_once} : B")
             self.rest = host.let("rest", f"{self.whole} < B ? {fitting(f'(B - {self.whole})')} : -1")

@@ -40,7 +40,7 @@ from tvm_rnn.target import Target
 from .layer import picked
 
 WAVE_BYTES = 256 << 20  # for outputs between layers, in one tile of time
-LEAST_STEPS = 4
+LEAST_STEPS = 2  # H200, 3 LSTMs of 512, B = 16, bf16: 4 steps in a wave 27 us, 2 layer by layer 52
 WAVES = (*MMA, "float32")  # precisions
 GAIN = 1.3  # of the layers' times one after the other: their streams, tiles and products of inputs take more than that
 # In float32 products of inputs are counted: multiply-adds per us of large ones, and the part of all times that a wave
