@@ -1,6 +1,6 @@
 """What was measured in PyTorch, for the site: tables of stored records.
 
-In: `pages/records/pytorch/*.jsonl`: of `tests/torch_own_tests.py`, `python -m tvm_rnn.bench.run.whole_models` and
+In: `pages/records/pytorch/*.jsonl`: of `tests/torch_own_tests.py`, `tvm-rnn bench --suite models` and
 `python -m tvm_rnn.bench.run.first_call`, each with `--records`. Out: a page with each marker `<!-- records: NAME -->`
 replaced by the tables of the files whose names begin so.
 """
