@@ -69,13 +69,39 @@ def poison() -> None:
     del blocks
 
 
+def check_results(module: Any, net: rnn.RNN, case: Case, precision: str = "") -> None:
+    """One call of a module: y and the last state. precision: of products; "": the network's dtype."""
+    import torch
+
+    x, state = given(net, case)
+    results = [run_poisoned(partial(module, x, state, **case.rows), BYTES) for _ in range(REPEATS)]
+    found = [named({"y": y}, last, {}) for y, last in results]
+    assert all(torch.equal(again[key], value) for again in found for key, value in found[0].items())
+    y, last = rnn.reference(net)(case.x, case.state, **case.rows)
+    assert_near(found[0], named({"y": y}, last, {}), precision or net.dtype)
+
+
+def given(net: rnn.RNN, case: Case) -> tuple[Any, Any]:
+    """Input and state of a case on the GPU, in the network's dtype."""
+    import torch
+
+    x, state = (there(value, getattr(torch, net.dtype)) for value in (case.x, case.state))
+    return x if len(x) > 1 else next(iter(x.values())), state
+
+
+def assert_near(found: dict[str, Any], expected: dict[str, Any], precision: str) -> None:
+    """Each array in the Euclidean norm."""
+    for key, value in expected.items():
+        difference = np.linalg.norm(plain(found[key]) - value)
+        assert difference < LIMITS[precision] * max(float(np.linalg.norm(value)), 1e-30), key
+
+
 def check_gradients(module: Any, net: rnn.RNN, case: Case, precision: str = "") -> None:
     """Both passes of a module for training. precision: of products; "": the network's dtype."""
     import torch
 
     kind, last = getattr(torch, net.dtype), None
-    x, state = there(case.x, kind), there(case.state, kind)
-    x = x if len(x) > 1 else next(iter(x.values()))
+    x, state = given(net, case)
     gy, gstate = there(case.gy, kind), there(case.gstate, kind)
     for _ in range(REPEATS):
         poison()
@@ -86,6 +112,4 @@ def check_gradients(module: Any, net: rnn.RNN, case: Case, precision: str = "") 
         last = {key: value.clone() for key, value in found.items()}
     assert last is not None
     expected = {**oracle(net, case), "y": rnn.reference(net)(case.x, case.state, **case.rows)[0]}
-    for key, value in expected.items():
-        difference = np.linalg.norm(plain(last[key]) - value)
-        assert difference < LIMITS[precision or net.dtype] * max(float(np.linalg.norm(value)), 1e-30), key
+    assert_near(last, expected, precision or net.dtype)
