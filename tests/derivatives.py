@@ -95,10 +95,14 @@ def moved(net: rnn.RNN, case: Case, name: str, by: np.ndarray) -> tuple[rnn.RNN,
         else:
             value = value + by
         return net, replace(case, state={**case.state, key: value})
+    return with_weights(net, {**net.weights, name: net.weights[name] + by}), case
+
+
+def with_weights(net: rnn.RNN, weights: Arrays) -> rnn.RNN:
+    """A network of its own that is like `net`, with other weights."""
     sizes = {axis: [layer.sizes[axis] for layer in net.layers] for axis in net.sizes[0] if axis != "I"}
     ways = {"bidirectional": net.bidirectional, "reverse": net.reverse, **net.regularisers.facts()}
-    other = rnn.RNN(net.cell, net.input_size, None, net.num_layers, dtype=net.dtype, **ways, **sizes)
-    return other.load({**net.weights, name: net.weights[name] + by}), case
+    return rnn.RNN(net.cell, net.input_size, None, net.num_layers, dtype=net.dtype, **ways, **sizes).load(weights)
 
 
 def assert_slopes(net: rnn.RNN, case: Case, seed: int = 0, tolerance: float = 2e-7) -> None:
