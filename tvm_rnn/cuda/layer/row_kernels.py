@@ -198,14 +198,15 @@ def elements(writer: Writer, size: int) -> tuple[Expr, Expr, Expr]:
 
 
 def unravel(writer: Writer, flat: Expr, shape: Shape) -> Index:
-    """The index into `shape` of a row-major element number."""
-    if len(shape) < 2:
-        return (flat,) if shape else ()
+    """The index into `shape` of a row-major element number; along an axis of one element always the number 0, by which
+    values are known that are spread over it."""
+    if not shape:
+        return ()
     index: list[Expr] = []
     for size in reversed(shape[1:]):
         index.append(0 if size == 1 else writer.keep(tirx.truncmod(flat, size)))
         flat = writer.keep(tirx.truncdiv(flat, size)) if size > 1 else flat
-    return tuple(reversed([*index, flat]))
+    return tuple(reversed([*index, 0 if shape[0] == 1 else flat]))
 
 
 def _pointwise(job: Job) -> Rows:

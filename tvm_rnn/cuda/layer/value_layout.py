@@ -264,11 +264,13 @@ class Layout:
         return node
 
     def kept_place(self, node: Node) -> Place:
-        """Rows of a kept value: 16-bit where products are, but for what is one number per row. What the steps read
-        themselves is not narrower than they would have it without."""
-        if node in self.narrow and (node not in self.home or self.home[node].region == "step"):
+        """Rows of a kept value: 16-bit where products are, but for what is one number per row and no product over all
+        steps reads. What the steps read themselves is not narrower than they would have it without."""
+        in_steps = node not in self.home or self.home[node].region == "step"
+        if node in self.narrow and in_steps:
             return self._padded(node, self.narrow[node])
-        return self._padded(node, self.storage if prod(node.shape) > 1 else self.arithmetic)
+        operand = not in_steps and any(node in read for read in self.operands.values())
+        return self._padded(node, self.storage if prod(node.shape) > 1 or operand else self.arithmetic)
 
     @cached_property
     def taped(self) -> Sequence[Taped]:
