@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu_modules import gpu_module
 
 import tvm_rnn as rnn
 from tests.compiler.test_surroundings import speech
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("cell", ["LSTM", "GRU"])
 def test_convolutions_around_a_network(cell: str) -> None:
     net = rnn.from_onnx(speech(cell))
-    mod = rnn.compile(net, target="cuda")
+    mod = gpu_module(f"model_{cell}", net)
     for batch, steps in ((1, 2), (3, 101), (2, 40)):
         x = np.random.default_rng(steps).normal(size=(batch, 2, steps)).astype("f4")
         expected = rnn.reference(net).run({"x": x})
@@ -28,8 +29,9 @@ def test_convolutions_around_a_network(cell: str) -> None:
 def test_arrays_of_the_gpu_come_back_there() -> None:
     torch: Any = pytest.importorskip("torch")
     net = rnn.from_onnx(speech())
+    mod = gpu_module("model_of_torch_arrays", net)
     x = torch.randn(2, 2, 21, device="cuda")
-    found = rnn.compile(net, target="cuda").run({"x": x})
+    found = mod.run({"x": x})
     expected = rnn.reference(net).run({"x": x.cpu().numpy()})
     assert all(value.is_cuda for value in found.values())
     assert_close({name: value.cpu().numpy() for name, value in found.items()}, expected, "float32", 21)
@@ -56,7 +58,7 @@ def test_two_layers_behind_convolutions_of_torch() -> None:
 
     torch.manual_seed(0)
     model, x = Reader().eval(), torch.randn(2, 1, 16, 36)
-    mod = rnn.compile(rnn.from_torch(model, x, axes={"x": {0: "B", 3: "W"}}), target="cuda")
+    mod = gpu_module("model_reader", rnn.from_torch(model, x, axes={"x": {0: "B", 3: "W"}}))
     for shape in ((2, 1, 16, 36), (1, 1, 16, 52)):
         x = torch.randn(shape)
         with torch.no_grad():

@@ -29,8 +29,9 @@ def test_facts_are_json_and_a_valid_part_of_a_manifest() -> None:
     assert facts["inputs"][0]["shape"] == ["T", None, 3] and facts["inputs"][1]["shape"] is None
     names = [item["array"] for item in facts["constants"]]
     assert names == list(PROGRAM.arrays()) == ["constant.model.0", "constant.model.1"]
-    validate(Tiny().manifest(model=facts))
-    for wrong in ({**facts["steps"][0], "op": "Conv"}, {**facts["steps"][0], "inputs": "x"}):
+    around, network, _ = facts["steps"]
+    validate(Tiny().manifest(model={**facts, "steps": [network]}))
+    for wrong in (around, {**network, "op": "Conv"}, {**network, "inputs": "x"}):  # what is around is compiled
         with pytest.raises(BuildError, match=r"model\.steps"):
             validate(Tiny().manifest(model={**facts, "steps": [wrong]}))
 

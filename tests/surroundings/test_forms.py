@@ -158,7 +158,7 @@ def expected(name: str) -> list[np.ndarray]:
     for own in nodes:
         given = {a.name: onnx.helper.get_attribute_value(a) for a in own.attribute}
         if "to" in given:
-            given = {"dtype": {1: "f4", 10: "f2"}[given["to"]]}
+            given = {"dtype": {1: "float32", 10: "float16"}[given["to"]]}
         made = evaluated(own.op_type, [values[n] for n in own.input], given, len(own.output))
         values.update(zip(own.output, made, strict=True))
     return [np.asarray(values[n]) for n in nodes[-1].output]

@@ -60,6 +60,8 @@ CALLS = {
     "index": "{0}.select({axis}, {at})",
     "flip": "{0}.flip({axis})",
     "take": "{0}[{1}.reshape({1}.shape[: {1}.ndim - {rank} + 1]).long()]",
+    "to_int8": "torch.nan_to_num({0}.round().clamp(-128, 127), nan=0.0)",
+    "to_uint8": "torch.nan_to_num({0}.round().clamp(0, 255), nan=0.0)",
     "mod": "torch.remainder({all})",
     "stop_gradient": "{0}.detach()",
     "surrogate": "{0}.detach() + ({1} - {1}.detach())",

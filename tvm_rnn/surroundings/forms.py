@@ -162,6 +162,42 @@ def _mod(node: Node) -> Item:
     return op.where(normal(op.equal(rest, zero)), zeros, moved)
 
 
+def _gemm(node: Node) -> Item:
+    """What is added to a product may have sizes of other names."""
+    if len(node.inputs) < 3 or node.inputs[2] is None:
+        return None
+    op, normal = relax.op, node.bb.normalize
+    a, b, added = (node.asked.array(value) for value in node.inputs)
+    kind = str(a.ty.dtype)
+    a, b = (
+        normal(op.permute_dims(value, [1, 0])) if node.attributes.get(f"trans{name}", 0) else value
+        for name, value in (("A", a), ("B", b))
+    )
+    product, added = (
+        value if factor == 1 else normal(op.multiply(value, relax.const(factor, kind)))
+        for value, factor in (
+            (normal(op.matmul(a, b)), node.attributes.get("alpha", 1.0)),
+            (added, node.attributes.get("beta", 1.0)),
+        )
+    )
+    return op.add(*node.aligned([product, added]))
+
+
+def _root_of_squares(node: Node) -> Item:
+    """Of whole numbers too, of which TVM has no root."""
+    x, *axes = (node.asked.array(value) for value in node.inputs if value is not None)
+    kind, known = str(x.ty.dtype), node.known(axes[0]) if axes else node.attributes.get("axes")
+    if kind.startswith("float") or (axes and known is None):
+        return None
+    chosen = [int(axis) for axis in known] if known is not None and len(known) else None
+    if chosen is None and node.attributes.get("noop_with_empty_axes", 0):
+        chosen = []
+    op, normal = relax.op, node.bb.normalize
+    squares = normal(op.multiply(x, x))
+    total = normal(op.sum(squares, chosen, bool(node.attributes.get("keepdims", 1)))) if chosen != [] else squares
+    return op.astype(normal(op.sqrt(normal(op.astype(total, "float64")))), kind)
+
+
 def _concat(node: Node) -> Item:
     """What is joined has the same sizes along other axes, whatever their names."""
     arrays = [node.asked.array(value) for value in node.inputs]
@@ -299,6 +335,8 @@ FORMS: dict[str, Callable[[Node], Item]] = {
     "GatherElements": _gather_elements,
     "IsInf": _is_inf,
     "Mod": _mod,
+    "Gemm": _gemm,
+    "ReduceL2": _root_of_squares,
     "Concat": _concat,
     "LengthsOfMask": _lengths_of_mask,
     "HoldLast": _hold_last,

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 # Inputs that say how large results are, by place; where they are inputs of the model, their elements are sizes.
 SHAPES = {"Reshape": (1,), "Expand": (1,), "Tile": (1,), "ConstantOfShape": (0,)}
-BINARY = {"Add", "Sub", "Mul", "Div", "Pow", "Mod", "And", "Or", "Xor", "Less", "LessOrEqual", "Greater"}
-BINARY |= {"GreaterOrEqual", "Equal", "Where", "Max", "Min"}
+ALIGNED = {"Add", "Sub", "Mul", "Div", "Pow", "Mod", "And", "Or", "Xor", "Less", "LessOrEqual", "Greater"}
+ALIGNED |= {"GreaterOrEqual", "Equal", "Where", "Max", "Min", "Sum", "Mean", "PRelu"}
 MOST_SIZES = 8  # of a shape
 
 
@@ -127,6 +127,6 @@ class Importer(ONNXGraphImporter):
     def _standard(self, node: Node) -> Item:
         """What TVM's own importer makes of it, on operands that go together."""
         inputs = [None if value is None else self.asked.array(value) for value in node.inputs]
-        if node.op in BINARY:
+        if node.op in ALIGNED:
             inputs = node.aligned(inputs)
         return self._convert_operator(node.op, onnx_input(inputs), node.attributes, self.opset)
