@@ -59,3 +59,9 @@ def test_results_that_a_tuple_has() -> None:
 def test_sizes_that_only_a_run_shows() -> None:
     with pytest.raises(Unsupported, match="sizes that only a run shows"):
         graph_of(relax.op.nonzero)
+
+
+def test_scalars_are_stacked() -> None:
+    """Relax's change of layouts ends the process at them."""
+    graph = graph_of(lambda x: relax.op.stack([relax.op.max(x), relax.op.min(x)], 0))
+    assert [int(n) for n in graph.outputs[0].shape] == [2]

@@ -116,6 +116,16 @@ CASES: dict[str, tuple[list[Any], dict[str, np.ndarray], dict[str, np.ndarray]]]
     "NaN is no bound": ([node("Clip", ["x", "l", "h"], ["y"])], {"x": ODD}, {"l": np.float32(-1), "h": np.float32(2)}),
     "the larger of NaN": ([node("Max", ["x", "z"], ["y"])], {"x": ODD, "z": ODD[:, ::-1].copy()}, {}),
     "a remainder": ([node("Mod", ["x", "z"], ["y"])], {"x": W[:3], "z": np.array([[3, -3]])}, {}),
+    "zeros of a remainder": (
+        [node("Mod", ["x", "z"], ["r"]), node("Reciprocal", ["r"], ["y"])],
+        {"x": np.array([0, -0.0, 0, -0.0], "f4"), "z": np.array([-2, 2, 2, -2], "f4")},
+        {},
+    ),
+    "zeros of a remainder as C has it": (
+        [node("Mod", ["x", "z"], ["r"], fmod=1), node("Reciprocal", ["r"], ["y"])],
+        {"x": np.array([0, -0.0, 4, -4], "f4"), "z": np.array([-2, 2, -2, 2], "f4")},
+        {},
+    ),
     "a remainder as C has it": ([node("Mod", ["x", "z"], ["y"], fmod=1)], {"x": W[:3], "z": np.array([[3, -3]])}, {}),
     "a remainder of floats": (
         [node("Mod", ["x", "z"], ["y"])],

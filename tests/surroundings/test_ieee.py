@@ -1,7 +1,10 @@
-"""Extrema of floats as IEEE has them; those of whole numbers stay."""
+"""Extrema of floats as IEEE has them; those of whole numbers stay. Divisions of whole numbers that never stop."""
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
+import tvm
 from tvm import te, tirx, topi
 
 from tvm_rnn.surroundings.ieee import as_ieee
@@ -29,3 +32,26 @@ def test_a_bound_that_is_a_number_is_one_comparison() -> None:
     y = te.compute((4,), lambda i: tirx.Max(x[i], tirx.const(0, "float32")))
     found = as_ieee(te.create_prim_func([x, y])).script()
     assert "T.isnan" not in found and "T.Select" in found
+
+
+@pytest.mark.parametrize("kind", ["int32", "int64", pytest.param("int8", marks=pytest.mark.broad)])
+def test_no_quotient_of_whole_numbers_ends_the_process(kind: str) -> None:
+    lowest = np.iinfo(kind).min
+    a = np.array([5, 7, lowest, -7, lowest, 0, 9, -9], kind)
+    b = np.array([0, 2, -1, 0, 3, 0, -1, 4], kind)
+    x, z = (te.placeholder((8,), kind, name=name) for name in "xz")
+    made = [topi.divide(x, z), topi.mod(x, z), topi.floor_divide(x, z), topi.floor_mod(x, z)]
+    with np.errstate(all="ignore"):
+        rest = np.fmod(a, b)
+        quotient = np.where(rest != 0, np.floor_divide(a, b) + (np.sign(a) != np.sign(b)), np.floor_divide(a, b))
+        expected = [quotient, rest, np.floor_divide(a, b), np.mod(a, b)]
+    found = tvm.compile(tvm.IRModule({"main": as_ieee(te.create_prim_func([x, z, *made]))}), "llvm")
+    arrays = [tvm.runtime.tensor(value) for value in (a, b, *(np.full_like(a, 77) for _ in made))]
+    found(*arrays)
+    for got, wanted in zip(arrays[2:], expected, strict=True):
+        np.testing.assert_array_equal(got.numpy(), wanted)
+
+
+def test_places_are_divided_as_they_were() -> None:
+    x = te.placeholder((12,), "int32", name="x")
+    assert "T.Select" not in as_ieee(te.create_prim_func([x, topi.reshape(x, (3, 4))])).script()

@@ -108,13 +108,19 @@ def _channels_last(module: tvm.IRModule) -> tvm.IRModule:
 
 def _visit_call(mutator: relax.PyExprMutator, call: tvm.ir.Call) -> relax.Expr:
     """Elements are taken at places inside of the array, whatever the indices are. Axes are counted from the first one:
-    of others Relax loses count where it changes layouts."""
+    of others Relax loses count where it changes layouts. So it does of what is stacked: that is joined along a new axis
+    (where scalars are stacked, it divides by their rank, and that ends the process)."""
     call = mutator.visit_expr_post_order(call)
     if call.op == tvm.ir.Op.get("relax.take"):
         return relax.op.take(*call.args, axis=call.attrs.axis, mode="clip")
     if call.op == tvm.ir.Op.get("relax.squeeze") and call.attrs.axis is not None:
         rank = call.args[0].ty.ndim
         return relax.op.squeeze(call.args[0], [int(axis) % rank for axis in call.attrs.axis])
+    if call.op == tvm.ir.Op.get("relax.stack") and isinstance(call.args[0], tvm.ir.Tuple):
+        axis, parts = int(call.attrs.axis or 0), call.args[0].fields
+        axis %= parts[0].ty.ndim + 1
+        whole = [mutator.builder_.emit(relax.op.expand_dims(part, axis)) for part in parts]
+        return relax.op.concat(whole, axis)
     return call
 
 

@@ -1,14 +1,18 @@
-"""Floats as IEEE says, where TVM's loops have it otherwise: the larger of NaN, and the largest of nothing.
+"""Numbers as NumPy has them, where TVM's loops have them otherwise: extrema of NaN and of nothing, quotients by zero.
 
-In: a function of blocks. Out: the same, in which NaN goes through extrema, and these begin with an infinity.
+In: a function of blocks. Out: the same, in which NaN goes through extrema, these begin with an infinity, and no
+division of whole numbers stops the processor: by 0 a quotient and its rest are 0, and the lowest number over -1 is
+itself.
 
 Rewrite: max(a, b)  -->  a if a > b or isnan(a) else b;  init: lowest  -->  init: -inf
+         a / b  -->  0 if b == 0 else a / (1 if b == 0 or (b == -1 and a == lowest) else b)
 """
 
 from __future__ import annotations
 
 import math
 
+import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
@@ -16,10 +20,12 @@ from tvm_rnn.tir.expr import Expr, Stmt
 
 
 def as_ieee(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function with extrema of floats as IEEE has them."""
+    """The function with extrema of floats as IEEE has them, and with divisions that never stop."""
     body = tvm_ffi.structural_map(
         function.body, [(s_tir.SBlock, _block), (tirx.Max, lambda own: _chosen(own, tirx.GT)), (tirx.Min, _smaller)]
     )
+    body = tvm_ffi.structural_map(body, [(kind, _divided) for kind in (tirx.Div, tirx.FloorDiv)])
+    body = tvm_ffi.structural_map(body, [(kind, _rest) for kind in (tirx.Mod, tirx.FloorMod)])
     return function.with_body(body)
 
 
@@ -33,6 +39,38 @@ def _chosen(own: tirx.Max | tirx.Min, before: type) -> Expr:
     if isinstance(own.b, tirx.FloatImm) and not math.isnan(own.b.value):
         return tirx.Select(before(own.b, own.a), own.b, own.a)  # of NaN no comparison is true
     return tirx.Select(tirx.Or(before(own.a, own.b), tirx.isnan(own.a)), own.a, own.b)
+
+
+def _divided(own: tirx.Div | tirx.FloorDiv) -> Expr:
+    if not _may_stop(own):
+        return own
+    zero = tirx.const(0, str(own.ty))
+    return tirx.Select(tirx.EQ(own.b, zero), zero, type(own)(own.a, _harmless(own)))
+
+
+def _rest(own: tirx.Mod | tirx.FloorMod) -> Expr:
+    return type(own)(own.a, _harmless(own)) if _may_stop(own) else own
+
+
+def _may_stop(own: Expr) -> bool:
+    """Whether it divides whole numbers that are elements of arrays, not places or sizes, by what may be 0 or -1."""
+    if str(own.ty).startswith("float") or (isinstance(own.b, tirx.IntImm) and own.b.value not in (0, -1)):
+        return False
+    found = list[Expr]()
+    for side in (own.a, own.b):
+        tvm_ffi.structural_walk(side, (tvm.ir.TensorLoad, found.append))
+    return bool(found)
+
+
+def _harmless(own: Expr) -> Expr:
+    """The divisor; 1 in its place where the processor would stop."""
+    kind = str(own.ty)
+    stops = tirx.EQ(own.b, tirx.const(0, kind))
+    if kind.startswith("int"):
+        # TVM's simplifier holds that no number is the lowest one; of bits it does not know.
+        lowest = tirx.EQ(tirx.bitwise_xor(own.a, tirx.min_value(kind)), tirx.const(0, kind))
+        stops = tirx.Or(stops, tirx.And(tirx.EQ(own.b, tirx.const(-1, kind)), lowest))
+    return tirx.Select(stops, tirx.const(1, kind), own.b)
 
 
 def _block(own: s_tir.SBlock) -> s_tir.SBlock:

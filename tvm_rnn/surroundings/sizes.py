@@ -14,7 +14,7 @@ import numpy as np
 from tvm import tirx
 
 from tvm_rnn.tir.expr import Expr
-from tvm_rnn.tir.index import wide
+from tvm_rnn.tir.index import int64, wide
 
 from .evaluation import evaluated
 
@@ -57,7 +57,8 @@ def _quotient(a: Number, b: Number) -> Number:
     """Of sizes, of which none is negative."""
     if isinstance(a, int | np.integer) and isinstance(b, int | np.integer):
         return int(a) // int(b)
-    return tirx.floordiv(wide(a), wide(b))
+    below = wide(b)
+    return tirx.floordiv(wide(a), below if isinstance(below, tirx.IntImm) else tirx.Max(below, int64(1)))
 
 
 def _extremum(

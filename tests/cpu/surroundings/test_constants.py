@@ -40,3 +40,9 @@ def test_numbers_are_in_the_code() -> None:
     assert tvm_ffi.structural_equal(with_numbers(power, known).value, load * load)
     strange = tirx.BufferStore(x, tirx.BufferLoad(odd, [int64(0)]), [int64(1)])
     assert tvm_ffi.structural_equal(with_numbers(strange, known), strange)
+
+
+def test_a_zero_below_is_no_number_in_the_code() -> None:
+    x, below = (tirx.decl_buffer((), "float32", name=name) for name in ("x", "below"))
+    store = tirx.BufferStore(x, tirx.BufferLoad(below, []), [])
+    assert tvm_ffi.structural_equal(with_numbers(store, {below: value(np.array(-0.0, "f4"))}), store)
