@@ -162,6 +162,14 @@ def _mod(node: Node) -> Item:
     return op.where(normal(op.equal(rest, zero)), zeros, moved)
 
 
+def _thresholded(node: Node) -> Item:
+    """What is not above the threshold is 0: NaN is not."""
+    op, normal = relax.op, node.bb.normalize
+    x = node.asked.array(node.inputs[0])
+    least, zero = (relax.const(value, str(x.ty.dtype)) for value in (float(node.attributes.get("alpha", 1.0)), 0.0))
+    return op.where(normal(op.greater(x, least)), x, zero)
+
+
 def _gemm(node: Node) -> Item:
     """What is added to a product may have sizes of other names."""
     if len(node.inputs) < 3 or node.inputs[2] is None:
@@ -336,6 +344,7 @@ FORMS: dict[str, Callable[[Node], Item]] = {
     "IsInf": _is_inf,
     "Mod": _mod,
     "Gemm": _gemm,
+    "ThresholdedRelu": _thresholded,
     "ReduceL2": _root_of_squares,
     "Concat": _concat,
     "LengthsOfMask": _lengths_of_mask,

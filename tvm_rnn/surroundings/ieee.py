@@ -11,12 +11,16 @@ Rewrite: max(a, b)  -->  a if a > b or isnan(a) else b;  init: lowest  -->  init
 from __future__ import annotations
 
 import math
+from typing import TypeAlias
 
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
 from tvm_rnn.tir.expr import Expr, Stmt
+
+Quotient: TypeAlias = tirx.Div | tirx.FloorDiv
+Rest: TypeAlias = tirx.Mod | tirx.FloorMod
 
 
 def as_ieee(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -41,18 +45,18 @@ def _chosen(own: tirx.Max | tirx.Min, before: type) -> Expr:
     return tirx.Select(tirx.Or(before(own.a, own.b), tirx.isnan(own.a)), own.a, own.b)
 
 
-def _divided(own: tirx.Div | tirx.FloorDiv) -> Expr:
+def _divided(own: Quotient) -> Expr:
     if not _may_stop(own):
         return own
     zero = tirx.const(0, str(own.ty))
     return tirx.Select(tirx.EQ(own.b, zero), zero, type(own)(own.a, _harmless(own)))
 
 
-def _rest(own: tirx.Mod | tirx.FloorMod) -> Expr:
+def _rest(own: Rest) -> Expr:
     return type(own)(own.a, _harmless(own)) if _may_stop(own) else own
 
 
-def _may_stop(own: Expr) -> bool:
+def _may_stop(own: Quotient | Rest) -> bool:
     """Whether it divides whole numbers that are elements of arrays, not places or sizes, by what may be 0 or -1."""
     if str(own.ty).startswith("float") or (isinstance(own.b, tirx.IntImm) and own.b.value not in (0, -1)):
         return False
@@ -62,7 +66,7 @@ def _may_stop(own: Expr) -> bool:
     return bool(found)
 
 
-def _harmless(own: Expr) -> Expr:
+def _harmless(own: Quotient | Rest) -> Expr:
     """The divisor; 1 in its place where the processor would stop."""
     kind = str(own.ty)
     stops = tirx.EQ(own.b, tirx.const(0, kind))
