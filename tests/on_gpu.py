@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-from derivatives import Case, named, oracle, with_weights
+from derivatives import Case, named, oracle
 from headed_cells import both_ways
 
 import tvm_rnn as rnn
@@ -31,7 +30,8 @@ def calm(net: rnn.RNN) -> rnn.RNN:
 
 
 def plain(value: Any) -> np.ndarray:
-    return np.asarray(value.double().cpu().numpy())
+    """A tensor, or an array, in float64."""
+    return np.asarray(value if isinstance(value, np.ndarray) else value.double().cpu().numpy(), np.float64)
 
 
 def check_calls(module: Any, net: rnn.RNN, calls: Iterable[tuple[int, int, bool]]) -> None:
@@ -73,7 +73,24 @@ def poison() -> None:
     del blocks
 
 
-def check_results(module: Any, net: rnn.RNN, case: Case, precision: str = "") -> None:
+Exact = Callable[[rnn.RNN, Case], dict[str, Any]]
+Near = Callable[[dict[str, Any], Exact, rnn.RNN, Case, str], None]
+
+
+def assert_near(found: dict[str, Any], exact: Exact, net: rnn.RNN, case: Case, precision: str) -> None:
+    """Each array in the Euclidean norm; a failure names all that are off."""
+    limit, gaps = LIMITS[precision], gaps_of(found, exact(net, case))
+    off = {key: gap for key, gap in gaps.items() if not gap < limit}
+    assert not off, (precision, limit, off)
+
+
+def gaps_of(found: dict[str, Any], expected: dict[str, Any]) -> dict[str, float]:
+    """How far each array is from what is expected, in parts of its norm."""
+    sizes = {key: max(float(np.linalg.norm(value)), 1e-30) for key, value in expected.items()}
+    return {key: float(np.linalg.norm(plain(found[key]) - value)) / sizes[key] for key, value in expected.items()}
+
+
+def check_results(module: Any, net: rnn.RNN, case: Case, precision: str = "", near: Near = assert_near) -> None:
     """One call of a module: y and the last state. precision: of products; "": the network's dtype."""
     import torch
 
@@ -81,7 +98,7 @@ def check_results(module: Any, net: rnn.RNN, case: Case, precision: str = "") ->
     results = [run_poisoned(partial(module, x, state, **case.rows), BYTES) for _ in range(REPEATS)]
     found = [named({"y": y}, last, {}) for y, last in results]
     assert all(torch.equal(again[key], value) for again in found for key, value in found[0].items())
-    assert_near(found[0], results_of, net, case, precision or net.dtype)
+    near(found[0], results_of, net, case, precision or net.dtype)
 
 
 def results_of(net: rnn.RNN, case: Case) -> dict[str, Any]:
@@ -98,47 +115,17 @@ def given(net: rnn.RNN, case: Case) -> tuple[Any, Any]:
     return x if len(x) > 1 else next(iter(x.values())), state
 
 
-Exact = Callable[[rnn.RNN, Case], dict[str, Any]]
-ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "tf32": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
+def rounded(value: Any, rounding: float, rng: np.random.Generator) -> Any:
+    """Arrays, in float64, of which every number is off by at most one rounding."""
+    if isinstance(value, dict):
+        return {name: rounded(part, rounding, rng) for name, part in value.items()}
+    if isinstance(value, list):
+        return [rounded(part, rounding, rng) for part in value]
+    exactly = np.asarray(value).astype(np.float64)
+    return exactly * (1 + rounding * rng.uniform(-1, 1, exactly.shape))
 
 
-def assert_near(found: dict[str, Any], exact: Exact, net: rnn.RNN, case: Case, precision: str) -> None:
-    """Each array in the Euclidean norm, a failure names all that are off. What is further off than the limit may be
-    twice as much further as the exact result moves where inputs and weights are off by a rounding: a gate's gradient is
-    a sum over all steps, of either sign, that may be near 0 where its terms are not."""
-    expected = exact(net, case)
-
-    def gaps(other: dict[str, Any]) -> dict[str, float]:
-        sizes = {key: max(float(np.linalg.norm(value)), 1e-30) for key, value in expected.items()}
-        return {key: float(np.linalg.norm(other[key] - value)) / sizes[key] for key, value in expected.items()}
-
-    limit = LIMITS[precision]
-    off = {
-        key: gap for key, gap in gaps({key: plain(value) for key, value in found.items()}).items() if not gap < limit
-    }
-    if off:
-        others = [gaps(exact(*moved(net, case, ROUNDING[precision], seed))) for seed in range(3)]
-        off = {key: (gap, [o[key] for o in others]) for key, gap in off.items()}
-    assert all(gap < limit + 2 * max(others) for gap, others in off.values()), (precision, limit, off)
-
-
-def moved(net: rnn.RNN, case: Case, rounding: float, seed: int) -> tuple[rnn.RNN, Case]:
-    """Network and case, every number off by at most one rounding."""
-    rng = np.random.default_rng(seed)
-
-    def off(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: off(part) for name, part in value.items()}
-        if isinstance(value, list):
-            return [off(part) for part in value]
-        exactly = np.asarray(value, np.float64)
-        return exactly * (1 + rounding * rng.uniform(-1, 1, exactly.shape))
-
-    other = replace(case, x=off(case.x), state=off(case.state), gy=off(case.gy), gstate=off(case.gstate))
-    return with_weights(net, off(net.weights)), other
-
-
-def check_gradients(module: Any, net: rnn.RNN, case: Case, precision: str = "") -> None:
+def check_gradients(module: Any, net: rnn.RNN, case: Case, precision: str = "", near: Near = assert_near) -> None:
     """Both passes of a module for training. precision: of products; "": the network's dtype."""
     import torch
 
@@ -153,7 +140,7 @@ def check_gradients(module: Any, net: rnn.RNN, case: Case, precision: str = "") 
         assert last is None or all(torch.equal(found[key], last[key]) for key in found)
         last = {key: value.clone() for key, value in found.items()}
     assert last is not None
-    assert_near(last, gradients_of, net, case, precision or net.dtype)
+    near(last, gradients_of, net, case, precision or net.dtype)
 
 
 def gradients_of(net: rnn.RNN, case: Case) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from derivatives import Case, draw, named, oracle
 from gpu_modules import gpu_module
 from linear_cells import OWN, exact
 from networks import flags
-from on_gpu import LIMITS, poison, there
+from on_gpu import LIMITS, plain, poison, rounded, there
 
 import tvm_rnn as rnn
 from tvm_rnn.bench.measure.gpu_graphs import run_poisoned
@@ -48,10 +48,6 @@ KINDS = [
 ]
 
 SIZES = {"gated_delta_net_conv": {"N": 2, "M": 2}}  # heads, of which some share a key
-
-
-def plain(value: Any) -> np.ndarray:
-    return np.asarray(value.double().cpu().numpy())
 
 
 @pytest.mark.broad_after(1)
@@ -130,12 +126,7 @@ def conditioning(net: rnn.RNN, case: Case, key: str, value: Any) -> float:
     found, rounding = [0.0], float(np.finfo(net.dtype).eps) if net.dtype != "bfloat16" else 2.0**-8
     for seed in range(3):
         rng = np.random.default_rng(seed)
-
-        def off(given: Any, rng: np.random.Generator = rng) -> Any:
-            exactly = np.asarray(given).astype("f8")
-            return exactly * (1 + rounding * rng.uniform(-1, 1, exactly.shape))
-
-        moved = replace(case, x={name: off(x) for name, x in case.x.items()}, gy=off(case.gy))
+        moved = replace(case, x=rounded(case.x, rounding, rng), gy=rounded(case.gy, rounding, rng))
         found.append(float(np.linalg.norm(oracle(net, moved).get(key, value) - value)))
     return max(found)
 

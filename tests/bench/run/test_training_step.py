@@ -13,12 +13,20 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.peers
 
 
-def test_a_step_learns() -> None:
-    torch.manual_seed(0)
-    layer = torch.nn.LSTM(3, 4)
-    step = training_step.step_of(layer, torch.randn(5, 2, 3))
-    first, last = training_step._losses(step)
-    assert last < first
+SMALL = training_step.Sizes(3, 4, 1, 5, 2)
+
+
+def test_both_learn_the_same() -> None:
+    losses = training_step.learned(SMALL, "cpu", "float32")
+    ours, theirs = losses["tvm_rnn"], losses["torch"]
+    assert ours == pytest.approx(theirs, rel=1e-4) and theirs[-1] < theirs[0]
+    training_step._check([ours[-1], theirs[-1]])
+
+
+@pytest.mark.parametrize("ours", [0.9, 1.1, float("nan")])
+def test_others_are_refused(ours: float) -> None:
+    with pytest.raises(rnn.ConfigError, match="do not learn the same"):
+        training_step._check([ours, 1.0])
 
 
 def test_the_table_has_both_ways() -> None:

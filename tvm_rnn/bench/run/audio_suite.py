@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -97,25 +97,45 @@ def _measure(point: Point, options: Options, rtneural: str | os.PathLike[str] | 
     net = tamed(network(point).init(0))
     with tempfile.TemporaryDirectory(prefix="tvm_rnn-audio-") as folder:
         path = os.path.join(folder, "module.so")
-        try:
+
+        def ours() -> Sequence[Program]:
             compile(net, batch=1, progress=False).export(path)
-            entries = prepared(bundle_programs(problem_of(net, path), Path(folder), point.steps), net)
-        except (TvmRnnError, Unsupported) as reason:
-            yield {"framework": OURS, "reason": " ".join(str(reason).split())}
-            return
-        failed: Record = {}
-        if rtneural is not None:
-            try:
-                theirs = rtneural_program(entries[0].program.problem, Path(folder), point.steps, rtneural)
-                entries += prepared([theirs], net)
-            except Unsupported as reason:
-                failed = {"framework": "rtneural", "reason": str(reason)}
-        for _ in range(options.rounds):
-            for entry in entries:
-                entry.timed.append(entry.program.run(options.round_seconds)[0])
-        yield from (entry.record() for entry in entries)
-        yield from [failed] * bool(failed)
-        yield from _called_from_python(path, point, options)
+            return bundle_programs(problem_of(net, path), Path(folder), point.steps)
+
+        def theirs(problem: Problem) -> Program:
+            assert rtneural is not None
+            return rtneural_program(problem, Path(folder), point.steps, rtneural)
+
+        peers = {} if rtneural is None else {"rtneural": theirs}
+        if (yield from take_turns(ours, peers, net, options)):
+            yield from _called_from_python(path, point, options)
+
+
+def take_turns(
+    ours: Callable[[], Sequence[Program]],
+    peers: Mapping[str, Callable[[Problem], Program]],
+    net: RNN,
+    options: Options,
+) -> Generator[Record, None, bool]:
+    """Records of our programs and of peers' by name, which are made of the same problem; where one cannot be made, its
+    reason. Returns whether ours could."""
+    try:
+        entries = prepared(ours(), net)
+    except (TvmRnnError, Unsupported) as reason:
+        yield {"framework": OURS, "reason": " ".join(str(reason).split())}
+        return False
+    problem, failed = entries[0].program.problem, list[Record]()
+    for name, theirs in peers.items():
+        try:
+            entries += prepared([theirs(problem)], net)
+        except Unsupported as reason:
+            failed.append({"framework": name, "reason": str(reason)})
+    for _ in range(options.rounds):
+        for entry in entries:
+            entry.timed.append(entry.program.run(options.round_seconds)[0])
+    yield from (entry.record() for entry in entries)
+    yield from failed
+    return True
 
 
 def problem_of(net: RNN, path: str) -> Problem:

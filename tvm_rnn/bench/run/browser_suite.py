@@ -11,14 +11,14 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tvm_rnn.bench.peers.models import Unsupported
+from tvm_rnn.bench.peers.models import Problem
 from tvm_rnn.bench.peers.node import PACKAGE, onnxruntime_web_program, web_program
+from tvm_rnn.bench.peers.programs import Program
 from tvm_rnn.bench.suites.gpu import Point, network, tamed
 from tvm_rnn.compiler.compile import compile
-from tvm_rnn.errors import TvmRnnError
 
-from .audio_suite import prepared, problem_of
-from .compare import OURS, cpu_facts
+from .audio_suite import problem_of, take_turns
+from .compare import cpu_facts
 from .cpu_suite import Options
 from .gpu_suite import Progress, Record, Run, writing
 
@@ -52,22 +52,14 @@ def _measure(point: Point, options: Options, packages: str | os.PathLike[str] | 
     net = tamed(network(point).init(0))
     with tempfile.TemporaryDirectory(prefix="tvm_rnn-browser-") as name:
         folder = Path(name)
-        try:
+
+        def ours() -> Sequence[Program]:
             module = compile(net, TARGET, batch=1, progress=False)
             module.export(folder / "module.so")
-            problem = problem_of(net, str(folder / "module.so"))
-            entries = prepared([web_program(module, problem, folder)], net)
-        except (TvmRnnError, Unsupported) as reason:
-            yield {"framework": OURS, "reason": " ".join(str(reason).split())}
-            return
-        failed: Record = {}
-        if packages is not None:
-            try:
-                entries += prepared([onnxruntime_web_program(problem, folder, packages)], net)
-            except Unsupported as reason:
-                failed = {"framework": PACKAGE, "reason": str(reason)}
-        for _ in range(options.rounds):
-            for entry in entries:
-                entry.timed.append(entry.program.run(options.round_seconds)[0])
-        yield from (entry.record() for entry in entries)
-        yield from [failed] * bool(failed)
+            return [web_program(module, problem_of(net, str(folder / "module.so")), folder)]
+
+        def theirs(problem: Problem) -> Program:
+            assert packages is not None
+            return onnxruntime_web_program(problem, folder, packages)
+
+        yield from take_turns(ours, {} if packages is None else {PACKAGE: theirs}, net, options)
