@@ -56,8 +56,8 @@ def of_seed(seed: int) -> dict[str, Any]:
 
 def as_conditioned(found: dict[str, Any], exact: Exact, net: rnn.RNN, case: Case, precision: str) -> None:
     """What is further off than the limit may be twice as much further as the exact result moves where inputs and
-    weights are off by a rounding: nobody has looked at the cells that are drawn here, and a gate's gradient is a sum over all
-    steps, of either sign, that may be near 0 where its terms are not."""
+    weights are off by a rounding: nobody has looked at the cells that are drawn here, and a gate's gradient is a sum
+    over all steps, of either sign, that may be near 0 where its terms are not."""
     expected, limit = exact(net, case), LIMITS[precision]
     off: dict[str, Any] = {key: gap for key, gap in gaps_of(found, expected).items() if not gap < limit}
     if off:
