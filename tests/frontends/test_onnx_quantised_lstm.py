@@ -84,7 +84,7 @@ def test_a_state_of_256_values() -> None:
         return products_of_bytes(True, values), h
 
     y, _ = rnn.reference(rnn.RNN(read, 4, 3).load({"R_l0": weights}))(rows[None])
-    np.testing.assert_allclose(y[0], expected, rtol=1e-5)
+    np.testing.assert_allclose(y[0], expected, rtol=1e-6)
 
 
 def test_it_is_a_cell_of_its_own() -> None:
