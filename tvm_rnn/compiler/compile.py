@@ -73,22 +73,33 @@ def compile(
     """Compile an RNN for one target, to run it, and with training=True to train it.
 
     Args:
-        net: the network, with weights, or without: then call `Module.load_weights`. Or a Model of several, for CPUs.
-        target: "llvm", this machine's CPU; "cuda", its GPU; or a name of `tvm_rnn.target.names()`, here or not.
+        net: the network, with weights (then they are in the module) or without (then call `Module.load_weights`). Or a
+            Model of several networks, for CPUs. What a frontend found around a network is in the module too:
+            `Module.run`.
+        target: "llvm", this machine's CPU; "cuda", its GPU; or a name of `tvm_rnn.target.names()`: a GPU that is named,
+            such as "nvidia-h200", need not be there.
         batch: one or more batch sizes to be quickest at. Every batch size stays correct, as does every number of steps.
         training: add `forward_train` and `backward`, which takes three times the work.
-        keep: training: what forward_train leaves for backward, "values" or "states"; on GPUs, of float32, with
-            ":bfloat16" behind it in half the bytes. None: the choice that is predicted to be faster. See `plan_memory`.
+        keep: training: what forward_train leaves for backward besides inputs and states. "values": as much as saves
+            every product; "states": nothing, the products run again, in less memory. On GPUs, of float32, ":bfloat16"
+            behind either halves the bytes of what no product reads. None: "values" on CPUs; on GPUs the choice that is
+            predicted to be faster. See `plan_memory`.
         max_bytes: training: the module's `max_bytes` at first, in bytes; whether a call fits is forward_train's to say.
-        generate: add `Module.generate`: outputs are the next inputs. Random numbers need this or training.
-        precision: what products are computed in. None: the network's dtype. "tf32": of float32, on GPUs. "float32": of
-            16 bits, so that CPUs run it. float16 and bfloat16 are for GPUs, which sum and keep states in float32.
-        weights: the dtype in which products' matrices are stored; None: that of the precision. CPUs, float32:
-            "bfloat16", "float16", "int8", widened as they are read; "int8_dynamic": products of bytes, by instructions
-            that the target must have. GPUs, 16 bits: "float8_e4m3", each row with a power of two as its scale.
-        arch: the GPU architectures that the file is for, such as ["sm_80", "sm_90a"]. Empty: the target's alone.
+        generate: add `Module.generate`, in which the output of a step is the input of the next. A network that
+            draws random numbers needs this or training.
+        precision: what products are computed in. None: the network's dtype. "tf32": float32 networks on GPUs, with 10
+            bits of mantissa. "float32": a network of 16 bits computes in float32, with the same weights, so that it
+            runs on CPUs. float16 and bfloat16 (GPUs only) sum and keep states in float32.
+        weights: the dtype in which matrices of products are stored. None: that of the precision. CPUs, float32:
+            "bfloat16", "float16" or "int8", widened as they are read; "int8_dynamic": products of 8-bit integers, with
+            one scale per row and step (AVX-512 VNNI, AVX-VNNI, Arm's dotprod, relaxed SIMD). GPUs, 16 bits:
+            "float8_e4m3", so that twice as large a layer stays on the chip: each row is divided by a power of two that
+            makes its largest value 448 at most, and rounded; a row with a NaN or an infinity makes results NaN.
+        arch: the GPU architectures that the file is for, such as ["sm_80", "sm_90a"]; the runtime takes the kernels
+            that fit. Empty: the target's alone.
         without: names of passes to switch off.
-        records: tuned knob values: a folder that `tune` wrote, "none", or None: the user's own and those that ship.
+        records: tuned knob values: a folder that `tune` wrote, or "none". None: those of TVM_RNN_RECORDS, else the
+            user's own and those that ship. The manifest says which was used for what.
         dump: a folder for the text of every stage.
         progress: called with each stage's name as it starts, and with a line for each record that cannot be used. None:
             a terminal or notebook shows the stages in one line of stderr, unless TVM_RNN_PROGRESS=0; False: nothing.
@@ -97,8 +108,9 @@ def compile(
         A Module. If the target is this machine it can be called; else `Module.export` it.
 
     Raises:
-        ConfigError: an argument is wrong. CellError: the equations cannot be compiled.
+        ConfigError: an argument is wrong.
         WeightError: a finite weight would be infinite in the dtype in which it is stored.
+        CellError: the equations cannot be compiled.
         BuildError: a compiler or linker fails or is missing.
     """
     with watched(progress) as tell:

@@ -101,9 +101,9 @@ def explain(
     """What was combined, moved, fused and tiled, why not more, who runs the steps, and how far that is from a floor.
 
     Args:
-        net_or_module: an RNN or a Model: all passes and, for GPUs, the choice of regimes run, without generating code.
-            Or a Module or the path of one, whose manifest says it; of what follows it takes steps, max_bytes, measure.
-        target: as for `compile`.
+        net_or_module: an RNN or a Model, which is taken through all passes and, for GPUs, the choice of regimes,
+            without generating code. Or a Module or the path of one, whose manifest says it.
+        target: as for `compile`; not for a module, like all up to `records` but `steps` and `max_bytes`.
         batch: batch sizes to be quickest at.
         steps: T of the workload that is counted.
         precision: as for `compile`.
@@ -114,7 +114,8 @@ def explain(
         without: names of passes to switch off.
         records: as for `compile`.
         measure: compile the network, which tells a GPU's registers, and time what is for this CPU.
-        cell: of a module, whose file has no equations: the cell that it was made from, for pictures.
+        cell: of a module, whose file has no equations: the cell that it was made from, for pictures, where the zoo does
+            not have it.
 
     Returns:
         An Explanation: `str()` of it is a page of text.

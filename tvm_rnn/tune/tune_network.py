@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -74,7 +73,17 @@ def tune(
     """
     from .session import SearchOptions, run
 
-    search = SearchOptions(seconds=seconds, patience=patience, seed=seed, jobs=jobs, timeout=timeout, fresh=fresh)
-    kept = replace(search, precision=precision, records=records, progress=progress)
-    options = replace(kept, rpc_tracker=rpc_tracker, device_key=device_key)
+    options = SearchOptions(
+        seconds=seconds,
+        patience=patience,
+        precision=precision,
+        records=records,
+        seed=seed,
+        jobs=jobs,
+        timeout=timeout,
+        fresh=fresh,
+        rpc_tracker=rpc_tracker,
+        device_key=device_key,
+        progress=progress,
+    )
     return [run(net, target, steps, batch, trials, options).record]
