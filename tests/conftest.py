@@ -13,7 +13,9 @@ from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
+import numpy as np
 import pytest
 import unoptimised
 
@@ -89,6 +91,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         with unoptimised.code():
             return (yield)
     return (yield)
+
+
+@pytest.fixture(autouse=True)
+def _draws_of_its_own(request: pytest.FixtureRequest) -> None:
+    """A test draws the same numbers whatever ran before it in its process."""
+    if hasattr(request.module, "RNG"):
+        request.module.RNG = np.random.default_rng(crc32(request.node.nodeid.encode()))
 
 
 @pytest.fixture(scope="session")
