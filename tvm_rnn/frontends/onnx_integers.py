@@ -94,7 +94,7 @@ class _Nodes:
 
     def is_one(self, numbers: str) -> bool:
         """Whether it is known to be a single number, or missing."""
-        shape = self.steps.shape(numbers) if numbers else []
+        shape = self.steps.shape(numbers) if numbers else ()
         maker = self.steps.makers.get(numbers)
         return (shape is not None and all(size == 1 for size in shape)) or (
             maker is not None and maker.op == "DynamicQuantizeLinear"
