@@ -20,7 +20,7 @@ from .onnx_file import type_name
 from .onnx_nodes import GraphSteps, bodies, label, nodes_below
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, NodeProto
+    from onnx import GraphProto, NodeProto, ValueInfoProto
 
 
 def without_condition(steps: GraphSteps, node: NodeProto, why: str) -> NodeProto:
@@ -66,7 +66,7 @@ class _Held:
         self.kind = self.onnx.helper.np_dtype_to_tensor_dtype(np.dtype(held_dtype_of(dtype)))
         self.dtype = held_dtype_of(dtype)
 
-    def hold(self, count: int) -> object:
+    def hold(self, count: int) -> ValueInfoProto:
         """Change the body, of so many states. What it declares the new one as."""
         body, steps, make = self.body, self.steps, self.onnx.helper.make_node
         go, number, then = (steps.fresh(name) for name in ("go", "go", "go"))
