@@ -127,7 +127,7 @@ PRINTED = {
         "as a loop with states cleared by hand: True",
         "without resets it is another: True",
     ],
-    "16_torchrl": ["update   5 ", "update  20 "],
+    "16_torchrl": ["update   4 ", "update  12 "],
     "17_flax": ["step  600   loss 0.", "the file does what the model does: True"],
     "18_lightning": ["step  600   loss 0.0", "found at: ", "the compiled layer is the trained one: True"],
     "08_bring_your_model": [
