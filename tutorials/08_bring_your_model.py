@@ -33,8 +33,8 @@ def installed(*names: str) -> bool:
 # ## A layer of PyTorch
 #
 # Every option of `torch.nn.RNN`, `LSTM` and `GRU` is followed, `batch_first` too: the module takes and gives what the
-# layer does. torch has two biases where our cells have their sum: both are kept, so that `state_dict` gives back the very
-# bits.
+# layer does. torch has two biases where our cells have their sum: both are kept, so that `state_dict` gives back the
+# very bits.
 
 # %%
 if installed("torch"):
