@@ -11,6 +11,7 @@ import inspect
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.core import TyperGroup
@@ -25,9 +26,9 @@ GOLDEN = Path(__file__).parent / "golden" / "public_names.txt"
 CLASSES = {"Module": rnn.Module, "RNN": rnn.RNN, "Cell": rnn.Cell, "TrainingModule": TrainingModule}
 
 
-def arguments(name: str, value: object) -> Iterator[str]:
+def arguments(name: str, value: Any) -> Iterator[str]:
     """A line for each argument: whether it must be given, and its place, or its name alone where it has none."""
-    for place, (own, found) in enumerate(inspect.signature(value).parameters.items()):  # type: ignore[arg-type]
+    for place, (own, found) in enumerate(inspect.signature(value).parameters.items()):
         if own == "self" or own.startswith("_"):
             continue
         needed = found.default is found.empty and found.kind not in (found.VAR_POSITIONAL, found.VAR_KEYWORD)

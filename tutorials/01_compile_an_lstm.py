@@ -53,8 +53,8 @@ assert error < 1e-5
 # %% [markdown]
 # ## State
 #
-# A state is a dict of arrays [L*D, B, width], in PyTorch's order of layers and directions. Give it back to continue
-# where a call ended: two halves are the same as the whole.
+# A state is a dict of arrays [L*D, B, width], in PyTorch's order of layers and directions, and unpacks as PyTorch's
+# tuples do: `h, c = state`. Give it back to continue where a call ended: two halves are the same as the whole.
 
 # %%
 first, halfway = mod(x[:50])
@@ -124,7 +124,7 @@ print("made for", mod.manifest.target.mcpu, "with the passes", ", ".join(mod.man
 #
 # A module can be compiled before there are weights, and given new ones at any time: `load_weights` takes a dict or a
 # .safetensors file. PyTorch keeps the gates of a matrix stacked, [4*H, I], and has two biases that are only ever added
-# up. So the change is a reshape and a sum.
+# up. So the change is a reshape and a sum. `rnn.from_torch(layer)` makes it for you; here it is by hand.
 
 # %%
 try:
