@@ -44,7 +44,7 @@ def tools(target: str) -> Tools | str:
     if found is None:
         return f"no {names[0]}: apt-get install qemu-user"
     if row.isa == "rvv" and not _knows_vectors(found):
-        return f"{found} is older than 8.1, which stops at vectors"
+        return f"{found} is older than 8.1, which stops at vectors: bookworm-backports has a later qemu-user"
     root = Path(os.environ.get("TVM_RNN_SYSROOTS", "/usr"), row.triple)
     if not (root / "lib").is_dir():
         return (
@@ -60,21 +60,26 @@ def _knows_vectors(qemu: str) -> bool:
     return (int(major), int(minor)) >= (8, 1)
 
 
-def example(own: Tools, bundle: Path, inputs: Mapping[str, np.ndarray], constants: Sequence[str] = ()) -> np.ndarray:
-    """All outputs of the bundle's example.c, flat. constants: states that nobody has given; here they are zeros."""
-    folder, source = bundle.parent, bundle / "example.c"
+def build_example(own: Tools, bundle: Path, constants: Sequence[str] = ()) -> Sequence[str]:
+    """The command that runs the bundle's example.c. constants: states that nobody has given; here they are zeros."""
+    source = bundle / "example.c"
     named = identifiers(constants, TAKEN)
     zeros = "".join(f"  for (int64_t i = 0; i < batch * FAR_{n.upper()}_PER_ROW; ++i) {n}[i] = 0;\n" for n in named)
     source.write_text(source.read_text().replace("  CHECK(far_sequence", f"{zeros}  CHECK(far_sequence", 1))
     words = [*own.compiler, "-O2", "example.c", "-o", "example", "-L.", f"-l{bundle.name}", "-Wl,-rpath,$ORIGIN"]
     subprocess.run(words, cwd=bundle, check=True, capture_output=True)
+    return [*own.emulator, str(bundle / "example")]
+
+
+def run_example(example: Sequence[str], scratch: Path, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+    """All outputs of an example, flat. scratch: a folder for files."""
     files = []
     for name, value in inputs.items():
-        value.tofile(folder / f"{name}.raw")
-        files.append(str(folder / f"{name}.raw"))
-    batch = str(next(iter(inputs.values())).shape[1])
-    command = [*own.emulator, str(bundle / "example"), "--batch", batch, "--output", str(folder / "y.raw"), *files]
+        value.tofile(scratch / f"{name}.raw")
+        files.append(str(scratch / f"{name}.raw"))
+    x = next(iter(inputs.values()))
+    command = [*example, "--batch", str(x.shape[1]), "--output", str(scratch / "y.raw"), *files]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.returncode}\n{done.stdout}{done.stderr}")
-    return np.fromfile(folder / "y.raw", next(iter(inputs.values())).dtype)
+    return np.fromfile(scratch / "y.raw", x.dtype)

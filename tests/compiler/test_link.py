@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tvm
+from tvm import tirx
 
 import tvm_rnn as rnn
 from tvm_rnn.compiler import link
 from tvm_rnn.errors import BuildError
 from tvm_rnn.target import host
 from tvm_rnn.tir.index import int64
-from tvm_rnn.tir.statements import buffer, function, store
+from tvm_rnn.tir.statements import buffer, function, load, store
 
 
 def executable() -> object:
@@ -24,6 +26,18 @@ def executable() -> object:
 def test_the_file_has_the_function_and_the_pool(tmp_path: Path) -> None:
     elf = link.link(executable(), tmp_path, host())
     assert elf.startswith(b"\x7fELF") and b"put" in elf and b"tvm_rnn_pool_use" in elf
+
+
+def test_the_file_brings_the_functions_that_its_code_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program in C need not have loaded them; gcc and clang, unlike g++, do not link them unasked."""
+    compiler = shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("no gcc, no clang: apt-get install gcc")
+    monkeypatch.setattr(link.c_compiler, "find_compiler", lambda triple="": (compiler,))
+    array = buffer("a", "float32", 8)
+    sine = tirx.call_pure_extern("float32", "sinf", load(array, int64(0)))
+    made = link.generate(tvm.IRModule({"put": function("put", [array], store(array, 1, sine))}), host())
+    assert b"libm.so" in link.link(made, tmp_path, host())
 
 
 def test_a_machine_that_no_compiler_knows_is_said(tmp_path: Path) -> None:

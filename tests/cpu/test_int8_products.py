@@ -126,7 +126,7 @@ def test_sums_are_exact_on_arm(inputs: int, hidden: int, batch: int, tmp_path: P
         pytest.skip(own)
     net, x = drawn(inputs, hidden, batch)
     rnn.compile(net, "aarch64-linux-gnu+dotprod", weights="int8_dynamic").export(bundle=tmp_path / "far")
-    y = cross.example(own, tmp_path / "far", {"x": x}).reshape(3, batch, hidden)
+    y = cross.run_example(cross.build_example(own, tmp_path / "far"), tmp_path, {"x": x}).reshape(3, batch, hidden)
     assert relative_error(y, expected(net, x)) < 1e-6
 
 

@@ -13,18 +13,21 @@ import tvm_rnn as rnn
 from tvm_rnn.frontends.onnx_cells import Form, cell_of, products_of_bytes
 
 RNG = np.random.default_rng(0)
+# ONNX Runtime adds pairs of products of uint8 and int8 up in 16 bits on CPUs without instructions for bytes, where they
+# saturate: with weights of 7 bits they do not (2 * 255 * 64 < 2 ** 15).
+LEAST, MOST = -64, 64
 
 
 def quantised(inputs: int = 3, width: int = 5, count: int = 1, **changed: Any) -> Any:
     """A model of one node. changed: constants in the place of the usual ones, attributes of the node, or `last`: how
     many of its inputs it has."""
     constants = {
-        "W": RNG.integers(-128, 128, (count, inputs, 4 * width)).astype("i1"),
-        "R": RNG.integers(-128, 128, (count, width, 4 * width)).astype("i1"),
+        "W": RNG.integers(LEAST, MOST, (count, inputs, 4 * width)).astype("i1"),
+        "R": RNG.integers(LEAST, MOST, (count, width, 4 * width)).astype("i1"),
         "b": RNG.normal(size=(count, 8 * width)).astype("f4"),
-        "W_s": RNG.uniform(0.003, 0.006, (count, 4 * width)).astype("f4"),
+        "W_s": RNG.uniform(0.006, 0.012, (count, 4 * width)).astype("f4"),
         "W_z": np.zeros((count, 4 * width), "i1"),
-        "R_s": RNG.uniform(0.003, 0.006, count).astype("f4"),
+        "R_s": RNG.uniform(0.006, 0.012, count).astype("f4"),
         "R_z": RNG.integers(-20, 20, count).astype("i1"),
     }
     attributes = {"hidden_size": width, "direction": "bidirectional" if count == 2 else "forward"}
@@ -38,24 +41,44 @@ def quantised(inputs: int = 3, width: int = 5, count: int = 1, **changed: Any) -
     return made
 
 
+def levels(state: np.ndarray) -> np.ndarray:
+    """What the next step reads of a state [H]: whole numbers, the zero point last; formed as both form them."""
+    low, high = np.minimum(state.min(), 0), np.maximum(state.max(), 0)
+    scale = (high - low) / np.float32(255) if high > low else np.float32(1)
+    zero = np.rint(np.clip(-low / scale, 0, 255))
+    return np.append(np.clip(np.rint(state / scale) + zero, 0, 255), zero)
+
+
 @pytest.mark.broad
 @pytest.mark.parametrize(("inputs", "width", "count"), [(3, 5, 1), (37, 22, 2)])
 @pytest.mark.parametrize("kind", ["i1", "u1"])
 def test_one_row_is_onnx_runtimes(inputs: int, width: int, count: int, kind: str) -> None:
+    """Sums of bytes, scales and zero points are the same; exp and tanh are not, to the last bit. A state that lies at a
+    tie of its levels may become another level then: from there on two results are both right."""
     more = {}
     if kind == "u1":
         sizes = {"W": inputs, "R": width}
         more = {n: RNG.integers(0, 256, (count, size, 4 * width)).astype("u1") for n, size in sizes.items()}
         more |= {"W_z": np.full((count, 4 * width), 128, "u1"), "R_z": RNG.integers(100, 150, count).astype("u1")}
+        more |= {"R_s": RNG.uniform(0.003, 0.006, count).astype("f4")}
     made = quantised(inputs, width, count, **more)
-    feeds = {
-        "x": RNG.normal(size=(23, 1, inputs)).astype("f4"),
-        "h": RNG.normal(size=(count, 1, width)).astype("f4"),
-        "c": RNG.normal(size=(count, 1, width)).astype("f4"),
-    }
-    got, expected = rnn.compile(rnn.from_onnx(made)).run(feeds), onnx_runtime(made, feeds)
-    for name, value in expected.items():
-        np.testing.assert_allclose(got[name], value, atol=3e-6, err_msg=name)
+    mod, compared, steps = rnn.compile(rnn.from_onnx(made)), 0, 23
+    for _ in range(3):
+        feeds = {
+            "x": RNG.normal(size=(steps, 1, inputs)).astype("f4"),
+            "h": RNG.normal(size=(count, 1, width)).astype("f4"),
+            "c": RNG.normal(size=(count, 1, width)).astype("f4"),
+        }
+        got, expected = mod.run(feeds), onnx_runtime(made, feeds)
+        for way in range(count):
+            own, theirs = (found["Y"][:: 1 - 2 * way, way, 0] for found in (got, expected))
+            same = [np.array_equal(levels(a), levels(b)) for a, b in zip(own, theirs, strict=True)]
+            sure = [*same, False].index(False) + 1  # steps, with the one whose state has another level
+            np.testing.assert_allclose(own[:sure], theirs[:sure], atol=3e-6)
+            compared += min(sure, steps)
+            for name in ("Y_h", "Y_c") if sure >= steps else ():
+                np.testing.assert_allclose(got[name][way], expected[name][way], atol=3e-6, err_msg=name)
+    assert compared > 3 * count * steps // 2
 
 
 def test_weights_are_whole_numbers_with_scales_and_zero_points() -> None:

@@ -68,8 +68,9 @@ def objects_of(functions: Mapping[str, tirx.PrimFunc], folder: Path, target: Tar
 
 
 def _shared_object(compiler: Sequence[str], output: str, objects: Sequence[str], **options: object) -> None:
-    """What TVM calls to link. options: TVM's own, of which a compiler named by us wants none."""
-    c_compiler.run([*compiler, "-shared", "-fPIC", "-o", output, *objects])
+    """What TVM calls to link. options: TVM's own, of which a compiler named by us wants none. Code calls libm, which a
+    compiler of C does not link unasked, and a program in C need not have loaded."""
+    c_compiler.run([*compiler, "-shared", "-fPIC", "-o", output, *objects, "-lm"])
 
 
 def _object(output: str, objects: Sequence[str], **options: object) -> None:

@@ -5,8 +5,13 @@ In: ConvInteger, MatMulInteger, QLinearConv and QLinearMatMul nodes. Out: nodes 
 Sums of products of bytes are taken in float32 where the weights are constants that keep all of them below 2^24: as
 exact there as in int32, and CPUs multiply floats in a third of the time.
 
+QLinearConv and QLinearMatMul round once, where ONNX Runtime does (`onnxruntime/core/mlas/lib/quantize.cpp`): the sum is
+a whole number, it becomes a float32, and one multiplier scales it, f = a_scale * b_scale / y_scale:
+all results are the same, ties too.
+
 Rewrite: ConvInteger(x, w, a, b)  -->  int32(Conv(float(x) - a, float(w) - b)), or Conv(int32(x) - a, int32(w) - b)
-         QLinearMatMul(x, w)      -->  QuantizeLinear(MatMul(DequantizeLinear(x), DequantizeLinear(w)))
+         QLinearConv(x, w, bias)  -->  QuantizeLinear(float(ConvInteger(x, w) + bias) * f, 1)
+         QLinearMatMul(a, b)      -->  QuantizeLinear(float(MatMulInteger(a, b)) * f, 1)
 """
 
 from __future__ import annotations
@@ -61,17 +66,44 @@ class _Nodes:
         whole = known.astype(np.int64) - (0 if start is None else int(start.reshape(())))
         return FLOAT if LARGEST * int(np.abs(whole).sum(axes).max(initial=0)) < EXACT else INT32
 
-    def summed(self, op: str, inputs: Sequence[str], kind: int) -> None:
+    def summed(self, op: str, inputs: Sequence[str], kind: int, into: str) -> None:
         """A node with the attributes of the one that is replaced, whose sums become int32."""
-        result = self.origin.output[0]
-        made = result if kind == INT32 else self.steps.fresh(result)
+        made = into if kind == INT32 else self.steps.fresh(into)
         self.last(op, inputs, made)
-        if made != result:
-            self("Cast", made, into=result, to=INT32)
+        if made != into:
+            self("Cast", made, into=into, to=INT32)
+
+    def convolved(self, x: tuple[str, str], w: tuple[str, str], into: str) -> None:
+        """ConvInteger of values and their zero points."""
+        behind = self.behind(w[0])
+        kind = self.sums(*w, tuple(range(1, 1 + behind)))
+        self.summed("Conv", [self.whole(*x, 0, kind), self.whole(*w, behind, kind)], kind, into)
+
+    def multiplied(self, a: tuple[str, str], b: tuple[str, str], into: str) -> None:
+        """MatMulInteger of values and their zero points, of the first's rows and the second's columns."""
+        kind = self.sums(*b, (0,))
+        self.summed("MatMul", [self.whole(*a, 1, kind), self.whole(*b, 0, kind)], kind, into)
+
+    def rounded(self, total: str, scales: Sequence[str], zero: str) -> None:
+        """The replaced node's result: the sum times the first two scales, divided by the third, in 8 bits."""
+        if not self.is_one(zero) or not self.is_one(scales[2]):
+            raise Unreadable("rows of the result with scales and zero points of their own are not supported")
+        one, two, three = (self("Cast", own, to=FLOAT) for own in scales)
+        scaled = self("Mul", self("Cast", total, to=FLOAT), self("Div", self("Mul", one, two), three))
+        self("QuantizeLinear", scaled, self.steps.keep(1, "float32"), zero, into=self.origin.output[0])
+
+    def is_one(self, numbers: str) -> bool:
+        """Whether it is known to be a single number, or missing."""
+        shape = self.steps.shape(numbers) if numbers else ()
+        maker = self.steps.makers.get(numbers)
+        return (shape is not None and all(size == 1 for size in shape)) or (
+            maker is not None and maker.op == "DynamicQuantizeLinear"
+        )
 
     def beside(self, numbers: str, behind: int) -> str:
         """Numbers along an axis, or one number, for arithmetic with an array that has more axes behind that."""
-        if (known := self.steps.constant(numbers)) is None or known.size == 1:
+        shape = self.steps.shape(numbers)
+        if self.is_one(numbers) or not behind or (shape is not None and len(shape) > 1):
             return numbers
         return self("Reshape", numbers, self.steps.keep([-1] + [1] * behind))
 
@@ -85,37 +117,30 @@ class _Nodes:
 
 def _conv_integer(nodes: _Nodes) -> None:
     x, w, x_zero, w_zero = nodes.inputs[:4]
-    behind = nodes.behind(w)
-    kind = nodes.sums(w, w_zero, tuple(range(1, 1 + behind)))
-    nodes.summed("Conv", [nodes.whole(x, x_zero, 0, kind), nodes.whole(w, w_zero, behind, kind)], kind)
+    nodes.convolved((x, x_zero), (w, w_zero), nodes.origin.output[0])
 
 
 def _matmul_integer(nodes: _Nodes) -> None:
     """Left as it is where its sums are in int32, or rows may have zero points of their own."""
     a, b, a_zero, b_zero = nodes.inputs[:4]
-    kind, known = nodes.sums(b, b_zero, (0,)), nodes.steps.constant(a_zero) if a_zero else None
-    maker = nodes.steps.makers.get(a_zero)
-    one = not a_zero or (known is not None and known.size == 1) or (maker and maker.op == "DynamicQuantizeLinear")
-    if kind == FLOAT and one:
-        nodes.summed("MatMul", [nodes.whole(a, a_zero, 0, kind), nodes.whole(b, b_zero, 0, kind)], kind)
+    if nodes.sums(b, b_zero, (0,)) == FLOAT and nodes.is_one(a_zero):
+        nodes.multiplied((a, a_zero), (b, b_zero), nodes.origin.output[0])
 
 
 def _linear_conv(nodes: _Nodes) -> None:
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = nodes.inputs[:9]
-    behind = nodes.behind(w)
-    filters = nodes("Mul", nodes("Cast", nodes.whole(w, w_zero, behind), to=FLOAT), nodes.beside(w_scale, behind))
-    own = [nodes("DequantizeLinear", x, x_scale, x_zero), filters]
+    behind, total = nodes.behind(w), nodes.steps.fresh(nodes.origin.output[0])
+    nodes.convolved((x, x_zero), (w, w_zero), total)
     if bias:
-        own.append(nodes("Mul", nodes("Cast", bias, to=FLOAT), nodes("Mul", x_scale, w_scale)))
-    made = nodes.steps.fresh(nodes.origin.output[0])
-    nodes.last("Conv", own, made)
-    nodes("QuantizeLinear", made, y_scale, y_zero, into=nodes.origin.output[0])
+        total = nodes("Add", total, nodes("Reshape", bias, nodes.steps.keep([-1] + [1] * (behind - 1))))
+    nodes.rounded(total, (x_scale, nodes.beside(w_scale, behind - 1), y_scale), y_zero)
 
 
 def _linear_matmul(nodes: _Nodes) -> None:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = nodes.inputs[:8]
-    one, two = nodes("DequantizeLinear", a, a_scale, a_zero), nodes("DequantizeLinear", b, b_scale, b_zero)
-    nodes("QuantizeLinear", nodes("MatMul", one, two), y_scale, y_zero, into=nodes.origin.output[0])
+    total = nodes.steps.fresh(nodes.origin.output[0])
+    nodes.multiplied((a, a_zero), (b, b_zero), total)
+    nodes.rounded(total, (a_scale, b_scale, y_scale), y_zero)
 
 
 FORMS: dict[str, Callable[[_Nodes], None]] = {

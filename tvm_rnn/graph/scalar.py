@@ -52,6 +52,8 @@ LOG_P = (
     3.3333331174e-1,
 )
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
+NEAREST = 12582912.0  # 1.5 * 2**23: its last bit counts ones
+MANTISSA, BIAS = 23, 127
 
 _names = itertools.count()
 _ATOMS = ("Var", "FloatImm", "IntImm", "TensorLoad")
@@ -293,24 +295,34 @@ def tanh(x: Expr) -> Expr:
     return let(_clamp(x, -9.0, 9.0), lambda x: let(x * x, lambda y: div(x * _horner(y, TANH_P), _horner(y, TANH_Q))))
 
 
-@_row
-def _nearest(x: Expr) -> Expr:
-    """The nearest integer."""
-    return _tir().nearbyint(x)
+def _nearest(x: Expr, body: Callable[[Expr, Expr], Expr]) -> Expr:
+    """body(the nearest integer, its last bits). A sum with 1.5 * 2**23 has them: TVM knows no vectors of nearbyint, and
+    LLVM puts its lanes together again in halves of 512 bits. Without a name for the sum TVM makes x of the difference.
+    """
+    return let(x + const(NEAREST, x), lambda total: let(total - const(NEAREST, x), lambda n: body(n, _bits(total))))
+
+
+def _bits(x: Expr) -> Expr:
+    return _tir().reinterpret("int32", x)
+
+
+def _power(bits: Expr, bias: int) -> Expr:
+    """2**(n + bias - 127), n in the last bits."""
+    t = _tir()
+    shifted = (bits << t.const(MANTISSA, "int32")) + t.const(bias << MANTISSA, "int32")
+    return t.reinterpret("float32", shifted)
 
 
 def _exp_bounded(x: Expr) -> Expr:
     """2**n * p(f) for |x| <= 87: n the nearest integer of x/ln2, f = x - n ln2 with ln2 in two parts."""
-    t = _tir()
 
-    def scaled(n: Expr, f: Expr) -> Expr:
-        bits = (t.Cast("int32", n) + t.const(127, "int32")) << t.const(23, "int32")
-        return (_horner(f, EXP_P) * f * f + f + const(1.0, f)) * t.reinterpret("float32", bits)
+    def scaled(f: Expr, bits: Expr) -> Expr:
+        return (_horner(f, EXP_P) * f * f + f + const(1.0, f)) * _power(bits, BIAS)
 
-    def rest(x: Expr, n: Expr) -> Expr:
-        return let(n * const(-LN2_LOW, x) + (n * const(-LN2_HIGH, x) + x), lambda f: scaled(n, f))
+    def rest(x: Expr, n: Expr, bits: Expr) -> Expr:
+        return let(n * const(-LN2_LOW, x) + (n * const(-LN2_HIGH, x) + x), lambda f: scaled(f, bits))
 
-    return let(x, lambda x: let(_nearest(x * const(1.0 / math.log(2.0), x)), lambda n: rest(x, n)))
+    return let(x, lambda x: _nearest(x * const(1.0 / math.log(2.0), x), functools.partial(rest, x)))
 
 
 @_row
@@ -335,19 +347,18 @@ def expm1(x: Expr) -> Expr:
     """
     if _dtype(x) != "float32":
         return _call("expm1", x)
-    t, half = _tir(), const(0.5, x)
+    half = const(0.5, x)
 
-    def whole(n: Expr, q: Expr) -> Expr:
-        bits = (t.Cast("int32", n) + t.const(126, "int32")) << t.const(23, "int32")
-        scaled = let(t.reinterpret("float32", bits), lambda s: (s * q + (s - half)) * const(2.0, x))
-        return where(t.EQ(n, const(0.0, x)), q, scaled)
+    def whole(n: Expr, bits: Expr, q: Expr) -> Expr:
+        scaled = let(_power(bits, BIAS - 1), lambda s: (s * q + (s - half)) * const(2.0, x))
+        return where(_tir().EQ(n, const(0.0, x)), q, scaled)
 
-    def rest(x: Expr, n: Expr) -> Expr:
+    def rest(x: Expr, n: Expr, bits: Expr) -> Expr:
         f = n * const(-LN2_LOW, x) + (n * const(-LN2_HIGH, x) + x)
-        return let(f, lambda f: let(_horner(f, EXP_P) * f * f + f, lambda q: whole(n, q)))
+        return let(f, lambda f: let(_horner(f, EXP_P) * f * f + f, lambda q: whole(n, bits, q)))
 
     def bounded(x: Expr) -> Expr:
-        return let(_nearest(x * const(1.0 / math.log(2.0), x)), lambda n: rest(x, n))
+        return _nearest(x * const(1.0 / math.log(2.0), x), functools.partial(rest, x))
 
     return let(_clamp(x, -20.0, 89.0), bounded)  # below it is -1 in float32, above infinite
 

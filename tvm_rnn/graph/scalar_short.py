@@ -2,8 +2,7 @@
 meanwhile: a step of one row.
 
 In: `using(FORMS)`. Out: TVM scalar expressions of float32, other dtypes as before. The polynomials are those of
-`scalar.py`, summed in pairs instead of one term after the other: more products, half the depth. Rounding adds and
-subtracts 1.5 * 2**23, whose sum has the integer in its last bits.
+`scalar.py`, summed in pairs instead of one term after the other: more products, half the depth.
 """
 
 from __future__ import annotations
@@ -14,10 +13,7 @@ from functools import partial
 from types import MappingProxyType
 
 from . import scalar
-from .scalar import EXP_P, LN2_HIGH, LN2_LOW, TANH_P, TANH_Q, Expr, const, let
-
-NEAREST = 12582912.0  # 1.5 * 2**23: its last bit counts ones
-MANTISSA, BIAS = 23, 127
+from .scalar import BIAS, EXP_P, LN2_HIGH, LN2_LOW, NEAREST, TANH_P, TANH_Q, Expr, const, let
 
 
 def in_pairs(powers: Sequence[Expr], coefficients: Sequence[float]) -> Expr:
@@ -46,12 +42,10 @@ def _exp(x: Expr) -> Expr:
     """exp(x/2)**2, as in `scalar.py`; n from the last bits of the rounded sum."""
     if scalar._dtype(x) != "float32":
         return scalar._call("exp", x)
-    t = scalar._tir()
 
     def scaled(bits: Expr, f: Expr, f2: Expr) -> Expr:
-        power = (t.reinterpret("int32", bits) << t.const(MANTISSA, "int32")) + t.const(BIAS << MANTISSA, "int32")
         series = in_pairs([f, f2], EXP_P[2:]) + f2 * f2 * in_pairs([f], EXP_P[:2])
-        return let((f2 * series + (f + const(1.0, f))) * t.reinterpret("float32", power), lambda e: e * e)
+        return let((f2 * series + (f + const(1.0, f))) * scalar._power(scalar._bits(bits), BIAS), lambda e: e * e)
 
     def rest(x: Expr, bits: Expr) -> Expr:
         n = bits - const(NEAREST, x)
@@ -64,8 +58,4 @@ def _exp(x: Expr) -> Expr:
     return let(scalar._clamp(x, -104.0, 104.0), body)
 
 
-def _nearest(x: Expr) -> Expr:
-    return let(x + const(NEAREST, x), lambda sum_: sum_ - const(NEAREST, x))  # without a name for it TVM makes x of it
-
-
-FORMS: Mapping[str, Callable[..., Expr]] = MappingProxyType({"tanh": _tanh, "exp": _exp, "_nearest": _nearest})
+FORMS: Mapping[str, Callable[..., Expr]] = MappingProxyType({"tanh": _tanh, "exp": _exp})

@@ -333,6 +333,18 @@ def _quantised(node: Node) -> Item:
     return None
 
 
+def _dynamically_quantised(node: Node) -> Item:
+    """The scale of zeros is 1, where the standard divides by 0: ONNX Runtime's rule."""
+    op, normal, (x,) = relax.op, node.bb.normalize, node.inputs[:1]
+    zero, one, levels = (relax.const(value, "float32") for value in (0.0, 1.0, 255.0))
+    low, high = normal(op.minimum(zero, normal(op.min(x)))), normal(op.maximum(zero, normal(op.max(x))))
+    scale = normal(op.divide(normal(op.subtract(high, low)), levels))
+    scale = normal(op.where(normal(op.equal(scale, zero)), one, scale))
+    begin = normal(op.clip(normal(op.subtract(zero, normal(op.divide(low, scale)))), 0, 255))
+    begin = normal(op.astype(normal(op.round(begin)), "uint8"))
+    return [normal(op.quantize(x, scale, begin, axis=0, out_dtype="uint8")), scale, begin]
+
+
 FORMS: dict[str, Callable[[Node], Item]] = {
     "Reshape": _reshape,
     "Expand": _expand,
@@ -356,5 +368,6 @@ FORMS: dict[str, Callable[[Node], Item]] = {
     "LayerNormalization": _layer_normalization,
     "QuantizeLinear": _quantised,
     "DequantizeLinear": _quantised,
+    "DynamicQuantizeLinear": _dynamically_quantised,
     "Resize": resized,
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 from tvm_rnn.runtime.runtime import Module
@@ -44,4 +45,5 @@ def _program(framework: str, version: str, engine: str, path: Path, problem: Pro
     if node is None:
         raise Unsupported("no node, which runs WebAssembly here: apt-get install nodejs")
     path.with_suffix(".weights").touch()
-    return Program(framework, version, "node", path, problem, 1, (node, SCRIPT, engine))
+    runs = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    return Program(framework, version, f"node {runs.removeprefix('v')}", path, problem, 1, (node, SCRIPT, engine))
