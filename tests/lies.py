@@ -23,7 +23,7 @@ from tvm_rnn.runtime.runtime import ALIGNMENT, FOOTER, MAGIC, LoadError, Module,
 from tvm_rnn.runtime.runtime_memory import smallest
 from tvm_rnn.worker_process import Late, Lost, WorkerProcess, channel
 
-SECONDS, MOST_BYTES = 20.0, 8 << 30
+SECONDS, MOST_BYTES = 60.0, 8 << 30
 T, B = 5, 3
 NUMBERS = (
     -(1 << 63),

@@ -141,8 +141,8 @@ SHORT: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.broad
-@pytest.mark.parametrize("name", [n if n == "one layer" else pytest.param(n, marks=pytest.mark.slow) for n in SHORT])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHORT)
 def test_calls_of_a_few_steps_go_step_by_step(name: str) -> None:
     """On both sides of the limit, with states given, ragged batches and restarts: what one call leaves the next may
     begin with, whichever way it goes."""
@@ -163,8 +163,8 @@ def test_calls_of_a_few_steps_go_step_by_step(name: str) -> None:
             assert all(error(last[key], value) < LIMITS[dtype] for key, value in after.items())
 
 
-@pytest.mark.broad
-@pytest.mark.parametrize("exchange", ["cluster", pytest.param("grid", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", ["cluster", "grid"])
 def test_what_whole_rounds_leave_of_a_batch_runs_in_a_smaller_kernel(
     exchange: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

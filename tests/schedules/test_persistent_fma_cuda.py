@@ -70,7 +70,7 @@ def test_every_geometry_runs_on_a_quarter_of_the_gpu() -> None:
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("masked", [None, {}])
+@pytest.mark.parametrize("masked", [None, pytest.param({}, marks=pytest.mark.slow)])
 def test_four_layers_of_512_units(masked: dict[str, float] | None, tmp_path: Path) -> None:
     made: Any = unit()
     config: Any = templates()[NAME].configure(made, PART, configured(NAME, made)[1])

@@ -58,8 +58,8 @@ def second_derivatives(layer: Any, ragged: bool) -> list[Any]:
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("name", ["elman", *(pytest.param(n, marks=pytest.mark.broad) for n in CASES if n != "elman")])
+@pytest.mark.parametrize("ragged", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("name", CASES)
 def test_every_kind_of_call(name: str, ragged: bool, counted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     layer = layer_of(name)
     ours = second_derivatives(layer, ragged)
@@ -136,6 +136,7 @@ CELLS: dict[str, dict[str, int]] = {
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(8)
 @pytest.mark.parametrize("name", CELLS)
 def test_cells_beside_differences_and_torch(name: str, counted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """What compiled code makes is how compiled gradients change, in float64, and what torch makes of a loop."""

@@ -35,7 +35,7 @@ print(json.dumps([states, result.record.as_dict(), result.record.gain]))
 """
 
 
-def tuned(folder: Path, *faults: int, default: int = planted.OK, timeout: float = 12.0) -> Any:
+def tuned(folder: Path, *faults: int, default: int = planted.OK, timeout: float = 20.0) -> Any:
     """(what became of each fault, the record, its gain) of a process that tunes with these faults planted."""
     environment = {**os.environ, **planted.plant(folder, *faults, default=default)}
     command = [sys.executable, "-c", TUNE, str(folder / "records"), str(timeout)]
