@@ -155,6 +155,13 @@ $(VENV)/.installed-docs: $(LOCKED_DOCS) $(VENV)/.installed-test
 	$(INSTALL) --require-hashes --requirement $(LOCKED_DOCS)
 	@touch $@
 
+# Of tutorials whose packages lack the pages show no results, and say so.
+$(VENV)/.installed-notebooks: pyproject.toml $(VENV)/.installed-test
+	$(INSTALL) --editable '.[notebooks]'
+	@if $(BIN)/python -c 'import torch' 2>/dev/null; then $(INSTALL) --editable '.[notebooks-torch]'; \
+		else echo "torch is not at hand: tutorials that need it will show no results"; fi
+	@touch $@
+
 # The tests that compare with torch skip themselves where it is absent. The default index serves torch with gigabytes of
 # CUDA libraries, too much to install unasked; a wheel in a local folder that pip is configured to look in (find-links,
 # which --no-index leaves on) is installed: unpacked while pip installs the rest, then with what it depends on.

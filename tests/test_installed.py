@@ -110,7 +110,7 @@ def test_every_block_of_a_page_runs_in_order(checkout: Path, tmp_path: Path, pag
 def test_every_notebook_runs(checkout: Path) -> None:
     """From its first cell to its last; those whose packages lack are named by their pages, and have no outputs."""
     python = str(checkout / ".venv" / "bin" / "python")
-    run(checkout, python, "-m", "pip", "install", ".[notebooks,demo]")
+    run(checkout, python, "-m", "pip", "install", ".[notebooks,notebooks-torch,demo]")
     run(checkout, python, "tutorials/site/notebooks.py", "build/notebooks")
     written = sorted((checkout / "build" / "notebooks").glob("*.ipynb"))
     assert [path.stem for path in written] == sorted(path.stem for path in (ROOT / "tutorials").glob("[0-9]*.py"))

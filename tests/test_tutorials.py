@@ -36,6 +36,7 @@ LONG = (
     "16_torchrl",
     "17_flax",
     "18_lightning",
+    "19_forecast",
 )
 NEEDS = {"16_torchrl": "torchrl", "17_flax": "flax", "18_lightning": "pytorch_lightning"}  # beside what tests have
 TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
@@ -127,9 +128,10 @@ PRINTED = {
         "as a loop with states cleared by hand: True",
         "without resets it is another: True",
     ],
-    "16_torchrl": ["update   5 ", "update  20 "],
+    "16_torchrl": ["update   4 ", "update  12 "],
     "17_flax": ["step  600   loss 0.", "the file does what the model does: True"],
     "18_lightning": ["step  600   loss 0.0", "found at: ", "the compiled layer is the trained one: True"],
+    "19_forecast": ["within the budget: True", "step   90   error 0.", "error an hour ahead: 0."],
     "08_bring_your_model": [
         "<RNN lstm H=16, I=8 layers=2 directions=1 float32> with ['Network', ",
         "classes (4, 3) each row sums to 1: True",

@@ -31,8 +31,9 @@ for name, shape in net.weight_shapes.items():
 # %% [markdown]
 # ## Compile and call
 #
-# `compile` returns a `Module`, already loaded. Its input is time-major: [T, B, I], T steps of B rows. T and B are not
-# compiled in. `batch` names the batch sizes to be quickest at; all others work too.
+# `compile` returns a `Module`, already loaded. Its input is time-major: [T, B, I], T steps of B rows, as PyTorch has it
+# without `batch_first=True`, which `RNN` takes too. T and B are not compiled in. `batch` names the batch sizes to be
+# quickest at; all others work too.
 
 # %%
 mod = rnn.compile(net, batch=[1, 16])
@@ -52,8 +53,8 @@ assert error < 1e-5
 # %% [markdown]
 # ## State
 #
-# A state is a dict of arrays [L*D, B, width], in PyTorch's order of layers and directions. Give it back to continue
-# where a call ended: two halves are the same as the whole.
+# A state is a dict of arrays [L*D, B, width], in PyTorch's order of layers and directions, and unpacks as PyTorch's
+# tuples do: `h, c = state`. Give it back to continue where a call ended: two halves are the same as the whole.
 
 # %%
 first, halfway = mod(x[:50])
@@ -123,7 +124,7 @@ print("made for", mod.manifest.target.mcpu, "with the passes", ", ".join(mod.man
 #
 # A module can be compiled before there are weights, and given new ones at any time: `load_weights` takes a dict or a
 # .safetensors file. PyTorch keeps the gates of a matrix stacked, [4*H, I], and has two biases that are only ever added
-# up. So the change is a reshape and a sum.
+# up. So the change is a reshape and a sum. `rnn.from_torch(layer)` makes it for you; here it is by hand.
 
 # %%
 try:

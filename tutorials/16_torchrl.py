@@ -34,7 +34,7 @@ from torchrl.objectives.value import GAE
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
-ENVS, STEPS, UPDATES, H = 64, 32, 20, 32
+ENVS, STEPS, UPDATES, H = 64, 32, 12, 32
 
 # %% [markdown]
 # ## The module
@@ -137,7 +137,7 @@ for number, batch in enumerate(collector, 1):
                 optimiser.zero_grad()
                 sum(v for name, v in found.items() if name.startswith("loss_")).backward()
                 optimiser.step()
-    if number % 5 == 0:
+    if number % 4 == 0:
         right = batch["next", "reward"].sum() / batch["next", "done"].sum()
         print(f"update {number:3}   {100 * right:3.0f} % of the turns are right")
 collector.shutdown()

@@ -3,7 +3,7 @@
 In: names of groups (none: all), and how many processes work. Out: a line per group, then every test that is not passed,
 with the reason. The exit status is 1 where a result is wrong. Needs the onnx package alone.
 
-    python tests/frontends/onnx_cases.py [--jobs N] [--part I/N] [--limit SECONDS] [--csv FILE] [GROUP ...]
+    python tests/frontends/onnx_cases.py [--jobs N] [--part I/N] [--limit S] [--csv FILE] [--table FILE] [GROUP ...]
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ OPERATORS = {
 }
 OTHERS, SEVERAL, SMALL, CONVERTED = "other operators", "several operators", "small models", "converted by torch"
 GROUPS = (*OPERATORS, SEVERAL, SMALL, CONVERTED, OTHERS)
+KINDS = ("passed", "refused", "wrong")
 FOLDERS = {SMALL: ("simple",), CONVERTED: ("pytorch-converted", "pytorch-operator")}
 
 
@@ -66,7 +67,7 @@ class Found:
 
     def __str__(self) -> str:
         counts = Counter(text.split(":")[0] for text in self.outcomes.values())
-        return f"{self.group:<20}" + "".join(f"{counts[kind]:>5} {kind}" for kind in ("passed", "refused", "wrong"))
+        return f"{self.group:<20}" + "".join(f"{counts[kind]:>5} {kind}" for kind in KINDS)
 
 
 def cases(group: str, modules: tuple[str, ...] = ()) -> Iterator[Case]:
@@ -228,6 +229,18 @@ def _all_worked(work: Sequence[tuple[str, Case]], jobs: int, limit: float) -> It
         yield ready.get()
 
 
+def table(found: Iterable[Found]) -> str:
+    """The counts as a table of Markdown, under the versions that they hold for."""
+    lines = [
+        f"onnx {onnx.__version__}, tvm_rnn {rnn.__version__}.",
+        "",
+        "| group | passed | refused | wrong |",
+        "|---|---|---|---|",
+    ]
+    lines += [f"| {own.group} | " + " | ".join(str(len(own.of(kind))) for kind in KINDS) + " |" for own in found]
+    return "\n".join(lines) + "\n"
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="ONNX's own tests: passed, refused by name, wrong")
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(map(repr, GROUPS))}; none: all")
@@ -235,6 +248,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--part", default="0/1", help="I/N: every Nth test from the Ith on (0/1)")
     parser.add_argument("--limit", type=float, default=240, help="seconds for one test (240)")
     parser.add_argument("--csv", help="a file that gets every test with its outcome")
+    parser.add_argument("--table", help="a file that gets the counts as a table of Markdown")
     given = parser.parse_args(arguments)
     if unknown := {*given.groups} - {*GROUPS}:
         parser.error(f"unknown groups: {', '.join(unknown)}")
@@ -249,6 +263,8 @@ def main(arguments: Sequence[str]) -> int:
     if given.csv:
         lines = [f"{group},{name},{text!r}\n" for group, own in found.items() for name, text in own.outcomes.items()]
         Path(given.csv).write_text("".join(lines))
+    if given.table:
+        Path(given.table).write_text(table(found.values()))
     return int(any(own.of("wrong") for own in found.values()))
 
 

@@ -372,7 +372,8 @@ def test_what_is_below_an_if_is_named_and_how_to_cut_the_rest_out() -> None:
     made.graph.output.append(onnx.helper.make_tensor_value_info("w", 1, None))
     with pytest.raises(ConfigError) as caught:
         rnn.from_onnx(made)
-    said = "its condition is not known before the model runs: fix it by given={'c': ...}; "
+    said = "its condition is not known before the model runs: fix it by given={'c': ...}; both branches would run, "
+    said += "if they made the same shapes, but they make 'w' as float32 [?, ?, ?] or float32 [?, ?, ?]; "
     said += "operator If is not supported; nor is, in its branches: Det (1), If (1)"
     assert said in str(caught.value)
     assert "onnx.utils.extract_model(path, 'part.onnx', ['h_0', 'xs'], [" in str(caught.value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from onnx_cases import GROUPS, SMALL, Case, Found, _all_worked, cases, fixed, outcome
+from onnx_cases import GROUPS, SMALL, Case, Found, _all_worked, cases, fixed, outcome, table
 
 
 def test_small_inputs_are_constants() -> None:
@@ -23,6 +23,7 @@ def test_stored_tests_are_read() -> None:
     assert str(counted).split()[2:] == ["2", "passed", "1", "refused", "0", "wrong"] and counted.of("refused") == {
         "b": "refused: why"
     }
+    assert table([counted]).splitlines()[-2:] == ["|---|---|---|---|", "| small models | 2 | 1 | 0 |"]
 
 
 class _Ender:

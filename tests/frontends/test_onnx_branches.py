@@ -164,6 +164,17 @@ def test_damaged_nodes_are_refused() -> None:
             folded([broken], {"c": np.array(one.attribute[0].name != "then_branch")})
 
 
+def test_branches_that_make_different_shapes_are_named() -> None:
+    """As torch writes `squeeze` of an axis whose size it does not know."""
+    then = branch([node("Squeeze", ["x", "first"], ["a"])], "a", constants={"first": np.array([0])})
+    other = branch([node("Identity", ["x"], ["b"])], "b")
+    made = model_of([condition("c", ["z"], then, other)], {"x": ("f4", [1, 3]), "c": ("bool", [])}, {"z": "f4"})
+    with pytest.raises(ConfigError) as caught:
+        rnn.from_onnx(made)
+    assert "but they make 'z' as float32 [3] or float32 [1, 3]; " in str(caught.value)
+    assert "given={'c': ...}" in str(caught.value) and "onnx.utils.extract_model(" in str(caught.value)
+
+
 def test_where_only_a_run_shows_it_both_branches_run_and_one_is_taken() -> None:
     """Networks in branches too."""
     own = weights("GRU", 1, 2, 3, RNG)

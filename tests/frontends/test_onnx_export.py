@@ -91,6 +91,17 @@ def test_layers_of_other_sizes(tmp_path: Path) -> None:
     agrees(rnn.RNN(rnn.cells.mgu, 3, [4, 2], 2).init(1), tmp_path)
 
 
+@pytest.mark.parametrize("name", ["lstm", "mgu"])
+def test_with_the_batch_first(name: str, tmp_path: Path) -> None:
+    net = network(name, 6, 5, num_layers=2, bidirectional=True)
+    net.batch_first = True
+    x = {"x": np.random.default_rng(0).normal(size=(3, 7, 6)).astype("f4")}
+    y, end = rnn.reference(net)(x, lengths=[7, 2, 4])
+    feeds = {**x, "lengths": np.array([7, 2, 4], "i4")}
+    found = onnx_runtime(exported(net, tmp_path, lengths=True), feeds)
+    assert_close(found, {"y": y, **{f"{n}_n": value for n, value in end.items()}}, "float32", 7)
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["lstm", "mgu"])
 def test_other_dtypes(name: str, dtype: str, tmp_path: Path) -> None:

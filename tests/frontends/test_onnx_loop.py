@@ -112,6 +112,11 @@ def test_rows_that_end() -> None:
     assert net.input_size == 3 and net.cell.output == "h"
 
 
+def test_a_body_that_takes_no_step_of_anything() -> None:
+    nodes = [GO_ON, node("Tanh", ["h"], ["next"]), node("MatMul", ["next", "R"], ["new_h"]), STEP[-1]]
+    compared(loop(nodes), simple_feeds(), compiled=True)
+
+
 WRONG: dict[str, dict[str, Any]] = {
     "it has no number of steps": {"trips": ""},
     "its condition 'false' is not always true": {"condition": "false", "constants": {"false": np.array(False)}},
@@ -121,7 +126,6 @@ WRONG: dict[str, dict[str, Any]] = {
     "its body computes with 'cond', the condition": {
         "nodes": [GO_ON, TAKEN, *STEP[:-1], node("Where", ["cond", "new_h", "h"], ["y"])],
     },
-    "1 states and 0 scan inputs": {"nodes": [GO_ON, node("Tanh", ["h"], ["new_h"]), STEP[-1]]},
     "value 'sum' of its body is made twice": {"nodes": [GO_ON, TAKEN, *STEP, node("Tanh", ["h"], ["sum"])]},
     "Gather 'x' in its body": {"nodes": [GO_ON, node("Gather", ["nothing", "i"], ["x"], axis=0), *STEP]},
     "the shape of 'moved' is not known": {

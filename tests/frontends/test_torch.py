@@ -179,7 +179,6 @@ class Tall(torch.nn.LSTM):
 @pytest.mark.parametrize(
     ("source", "texts"),
     [
-        (torch.nn.GRU(3, 4, batch_first=True), ["batch_first=True", "[T, B, ...]", "batch_first=False", "swapaxes"]),
         (torch.nn.MultiheadAttention(4, 2, batch_first=True), ["MultiheadAttention", "torch.nn.LSTM"]),
         (torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.GRU(3, 4)), ["Sequential", "the layer itself: model[1]"]),
         (torch.nn.ModuleDict({"a": torch.nn.ModuleList([torch.nn.GRU(3, 4)])}), ["the layer itself: model.a[0]"]),
@@ -213,13 +212,21 @@ def test_what_is_refused_says_why(source: Any, texts: list[str]) -> None:
     assert all(text in str(error.value) for text in texts), str(error.value)
 
 
-def test_a_layer_with_the_batch_first_is_taken_at_the_user_s_word() -> None:
-    """Names of weights do not tell: there True is refused as well."""
-    layer = layer_of("lstm batch first")
-    assert rnn.to_torch_layer(rnn.from_torch(layer, batch_first=False)).batch_first
-    for source in (layer, layer.state_dict(), layer_of("gru"), "none.safetensors"):
-        with pytest.raises(ConfigError, match=r"batch first[\s\S]*batch_first=False"):
-            rnn.from_torch(source, batch_first=True)
+def test_a_layer_with_the_batch_first_is_a_network_that_has_it_too() -> None:
+    """Unless the user says otherwise. Names of weights do not tell: there time is first."""
+    layer, x = layer_of("lstm batch first"), np.random.default_rng(0).normal(size=(9, 3, 5))
+    expected, _ = torch_runs(layer, x)
+    net = rnn.from_torch(layer)
+    assert net.batch_first and rnn.to_torch_layer(net).batch_first
+    assert_close(rnn.reference(net)(x.swapaxes(0, 1))[0].swapaxes(0, 1), expected, "float64", 9)
+    other = rnn.from_torch(layer, batch_first=False)
+    assert not other.batch_first and rnn.to_torch_layer(other).batch_first
+    assert_close(rnn.reference(other)(x)[0], expected, "float64", 9)
+    names = rnn.from_torch(layer.state_dict(), batch_first=True)
+    assert names.batch_first and not rnn.from_torch(layer.state_dict()).batch_first
+    assert rnn.from_torch(layer_of("gru"), batch_first=True).batch_first
+    with pytest.raises(ConfigError, match=r"batch_first= is for layers"):
+        rnn.from_torch(layer, torch.ones(2, 3, 5), batch_first=True)
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -277,14 +284,14 @@ def test_scripts_say_their_weights_and_options(tmp_path: Path) -> None:
     model = Speech().eval()
     torch.jit.save(torch.jit.script(model), str(tmp_path / "m.pt"))
     script = torch.jit.load(str(tmp_path / "m.pt"))
-    net = rnn.from_torch(script, prefix="rnn", batch_first=False)
+    net = rnn.from_torch(script, prefix="rnn")
+    assert net.batch_first and not rnn.from_torch(script, prefix="rnn", batch_first=False).batch_first
     assert net.cell is rnn.cells.elman_relu and net.regularisers.facts() == {"dropout": 0.25}
     assert net.origin is not None and net.origin.batch_first and net.origin.layer == "torch.nn.RNN 'rnn'"
     assert_same_bits(rnn.state_dict(net), model.rnn.state_dict())
     assert rnn.from_torch(script, prefix="cell").cell is rnn.cells.elman_relu
     assert rnn.from_torch(torch.jit.script(torch.nn.GRU(3, 4))).hidden_size == 4
     for call, text in (
-        (lambda: rnn.from_torch(script, prefix="rnn"), "batch first"),
         (lambda: rnn.from_torch(script), "prefixes 'cell.', 'rnn.'"),
         (lambda: rnn.from_torch(torch.jit.script(Scaled(3, 4))), r"Scaled[\s\S]*write them as a cell"),
         (lambda: rnn.from_torch(torch.jit.script(torch.nn.Linear(3, 4))), "no weights"),

@@ -123,7 +123,8 @@ def test_expression_is_the_numpy_column(rows: Any, op: Any, dtype: str) -> None:
     worst = int(np.argmax(error))
     assert error[worst] <= ULP.get(op.name, 0.5), [a[finite][worst] for a in arrays]
     same_sign = np.signbit(found) == np.signbit(expected)
-    assert same_sign[~finite & ~np.isnan(expected)].all()
+    of_zeros = op.name == "mod"  # no other operation's sign is lost with its zero
+    assert same_sign[(of_zeros | ~finite) & ~np.isnan(expected)].all()
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="reads x86 assembly")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from typing import Any
 
@@ -29,6 +30,20 @@ def test_results_are_the_references(layer: Any, x: np.ndarray) -> None:
             assert isinstance(y, jax.Array)
             assert_close(np.asarray(y), wanted, "float64", T)
             assert_close(np.asarray(found["c"]), last["c"], "float64", T)
+
+
+def test_with_the_batch_first(layer: Any, x: np.ndarray) -> None:
+    own = copy.copy(layer)
+    own.net = copy.copy(layer.net)
+    own.net.batch_first = True
+    reset = np.arange(x.shape[0] * x.shape[1]).reshape(x.shape[:2]) % 3 == 0
+    y, last = layer(layer.weights, x, reset=reset)
+    found, after = jax.jit(own)(own.weights, x.swapaxes(0, 1), reset=reset.T)
+    assert_close(np.asarray(found.swapaxes(0, 1)), np.asarray(y), "float64", len(x))
+    assert_close(np.asarray(after["h"]), np.asarray(last["h"]), "float64", len(x))
+    assert own.compiled(own.weights).batch_first and not layer.compiled(layer.weights).batch_first
+    with pytest.raises(InputError, match=r"x has the wrong shape[\s\S]*\[B, T"):
+        own(own.weights, x[0])
 
 
 def test_arrays_that_do_not_fit(layer: Any, x: np.ndarray) -> None:

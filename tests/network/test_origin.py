@@ -20,6 +20,7 @@ def test_a_manifest_with_an_origin_is_valid_and_shown() -> None:
     validate(Tiny().manifest(origin=ORIGIN.facts()))
     text = origin_text(ORIGIN.facts())
     assert text == "LSTM node 'l', batch_first there, [T, B, ...] here, m.onnx, sha256 ab12"
+    assert "batch_first" not in origin_text(ORIGIN.facts(), batch_first=True)
     assert origin_text(Origin("torch", "torch.nn.GRU").facts()) == "torch.nn.GRU"
     for wrong in ({"layer": ""}, {"file": 3}, {"batch_first": None}):
         with pytest.raises(BuildError, match=rf"origin\.{next(iter(wrong))}"):

@@ -145,7 +145,11 @@ CONFIG = {
     "dtype None": (lambda: RNN(cells.lstm, 3, 5, dtype=None), "unsupported dtype", "'None'"),
     "unknown axis": (lambda: RNN(cells.lstm, 3, 5, P=2), "has no axis 'P'", "I, H"),
     "nearly an argument": (lambda: RNN(cells.lstm, 3, 5, num_layer=2), "no such argument", "did you mean 'num_layers'"),
-    "torch's order of axes": (lambda: RNN(cells.lstm, 3, 5, batch_first=True), "time is the first axis", "rnn.nn.LSTM"),
+    "nearly batch_first": (
+        lambda: RNN(cells.lstm, 3, 5, batch_frist=True),
+        "no such argument",
+        "did you mean 'batch_first'",
+    ),
     "proj_size of lstm": (lambda: RNN(cells.lstm, 3, 5, proj_size=2), "has no axis 'P'", "use a known axis"),
     "both names of P": (lambda: RNN(cells.lstm_projection, 3, 5, proj_size=2, P=2), "another name of P", "one of them"),
     "steps": (lambda: RNN(cells.lstm, 3, 5, T=7), "has no axis 'T'", "hidden_size"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import pairwise
 from typing import Any
 
@@ -125,6 +126,25 @@ def test_resets_are_per_row_and_go_with_lengths(net: RNN) -> None:
         assert_close(y[:n, b], y_b[:, 0], "float64", T)
         own.append(final_b)
     assert_close(final, join(*own), "float64", T)
+
+
+def test_with_the_batch_first(net: RNN) -> None:
+    """Calls and gradients are those with time first, turned."""
+    first, x, state = copy.copy(net), draw(net), some_state(net)
+    first.batch_first = True
+    rows = {"lengths": np.arange(B) % (T + 1), "reset": np.random.default_rng(0).random((T, B)) < 0.2}
+    if net.cell.constants:
+        del rows["reset"]
+    turned = {**rows, "reset": rows["reset"].T} if "reset" in rows else rows
+    swapped = each(x, lambda a: a.swapaxes(0, 1))
+    y, last = rnn.reference(net)(x, state, **rows)
+    own, after = rnn.reference(first)(swapped, state, **turned)
+    assert_close((own.swapaxes(0, 1), after), (y, last), "float64", T)
+    gx, gstate, gweights = rnn.reference(net).gradients(x, state, y, **rows)
+    found, *rest = rnn.reference(first).gradients(swapped, state, own, **turned)
+    assert_close((each(found, lambda a: a.swapaxes(0, 1)), *rest), (gx, gstate, gweights), "float64", T)
+    with pytest.raises(InputError, match=r"wrong shape[\s\S]*\[B, T"):
+        rnn.reference(first)(each(x, lambda a: a[0]))
 
 
 def test_a_reset_everywhere_forgets_the_state() -> None:

@@ -97,6 +97,44 @@ def test_steps_and_pieces_are_the_sequence(make: Make, tiny: Tiny) -> None:
     np.testing.assert_array_equal(module.step(x[0])[0], y[0])
 
 
+def test_with_the_batch_first(make: Make, tmp_path: Path) -> None:
+    """As the same call with time first, of arrays of both kinds; the file keeps it."""
+    plain, tiny = make(FORMS[1]), FORMS[1]
+    module = copy.copy(plain)
+    module.batch_first = True
+    assert not plain.batch_first and "batch first" in repr(module) and "batch first" not in repr(plain)
+    module.export(tmp_path / "m.so")
+    x, reset, lengths = numbers(6, 4, H), np.random.default_rng(2).random((6, 4)) < 0.4, [6, 0, 3, 1]
+    expected_y, expected_h = tiny.expected(x, None, lengths, reset)
+    for own in (module, copy.copy(module), load(tmp_path / "m.so")):
+        for turned in (reset.T, reset.T.tolist(), reset.T.astype("u1")):
+            y, after = own(x.swapaxes(0, 1), lengths=lengths, reset=turned)
+            same(y.swapaxes(0, 1), expected_y)
+            same(after["h"], expected_h)
+    state = after
+    same(module({"x": x.swapaxes(0, 1)}, state)[0], plain(x, state)[0].swapaxes(0, 1))
+    same(module.step(x[0], state)[0], plain.step(x[0], state)[0])
+    assert module(x.swapaxes(0, 1)[:, :0])[0].shape == (4, 0, H) and module(x.swapaxes(0, 1)[:0])[0].shape == (0, 6, H)
+
+
+def test_the_other_order_of_axes_is_told(make: Make) -> None:
+    plain = make()
+    first = copy.copy(plain)
+    first.batch_first = True
+    x = numbers(6, 4, H)
+    calls: dict[str, Callable[[], object]] = {
+        r"lengths does not fit x[\s\S]*x has 4 rows of 6 steps here": lambda: plain(x, lengths=[1] * 6),
+        r"lengths does not fit x[\s\S]*x has 6 rows of 4 steps here": lambda: first(x, lengths=[1] * 4),
+        r"reset does not fit x[\s\S]*\(6, 4\) = \[B, T\]": lambda: first(x, reset=np.zeros((4, 6), bool)),
+        r"x has the wrong shape[\s\S]*\[B, T, 4\]": lambda: first(x[0]),
+        r"state h has the wrong shape": lambda: first(x, {"h": np.zeros((1, 4, H), "f4")}),
+        r"x is not an array": lambda: first(x.tolist()),
+    }
+    for text, call in calls.items():
+        with pytest.raises(InputError, match=text.replace("[B, T, 4", f"[B, T, {H}")):
+            call()
+
+
 def test_a_state_is_a_dict_that_unpacks_as_torchs() -> None:
     state = runtime.State(h=1, c=2)
     h, c = state

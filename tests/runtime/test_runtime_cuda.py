@@ -50,6 +50,17 @@ def test_numpy_in_and_out(module: CudaModule) -> None:
     np.testing.assert_array_equal(state["m"], np.full((1, 4, H), 6, "f4"), strict=True)
 
 
+def test_with_the_batch_first(module: CudaModule) -> None:
+    lengths, reset = [5, 0, 2, 4], np.random.default_rng(1).random((5, 4)) < 0.3
+    expected_y, h = expected(X, None, lengths, reset)
+    module.batch_first = True
+    y, state = module(X.swapaxes(0, 1), lengths=lengths, reset=reset.T)
+    np.testing.assert_array_equal(y.swapaxes(0, 1), expected_y)
+    np.testing.assert_array_equal(state["h"], h)
+    with pytest.raises(InputError, match=r"x has the wrong shape[\s\S]*\[B, T, "):
+        module(X[0])
+
+
 def test_states_lengths_and_reset(module: CudaModule) -> None:
     start = {"h": X[:1].copy(), "m": np.zeros((1, 4, H), "f4")}
     lengths, reset = [5, 0, 2, 4], np.random.default_rng(1).random((5, 4)) < 0.3

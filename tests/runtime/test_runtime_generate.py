@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import subprocess
 import sys
@@ -109,6 +110,27 @@ def test_numbers_and_further_inputs(reals: tuple[rnn.RNN, rnn.Module]) -> None:
     for name, parts in state.items():
         for own, other in zip(found[1][name], parts, strict=True):
             np.testing.assert_allclose(own, other, rtol=1e-12)
+
+
+@pytest.mark.broad
+def test_with_the_batch_first(module: rnn.Module, reals: tuple[rnn.RNN, rnn.Module]) -> None:
+    rng = np.random.default_rng(0)
+    prompt, u = rng.normal(size=(2, 4, 3)), rng.normal(size=(7, 4, 2))
+    wanted = reals[1].generate(6, prompt=prompt, u=u)
+    net, own = copy.copy(reals[0]), copy.copy(reals[1])
+    net.batch_first = own.batch_first = True
+    for made in (own, rnn.reference(net)):
+        y, _, ends = made.generate(6, prompt=prompt.swapaxes(0, 1), u=u.swapaxes(0, 1))
+        np.testing.assert_allclose(y.swapaxes(0, 1), wanted[0], rtol=1e-12)
+        np.testing.assert_array_equal(ends, wanted[2])
+    with pytest.raises(InputError, match=r"u has the wrong shape[\s\S]*\[B, T, \.\.\.\]"):
+        own.generate(6, prompt=prompt.swapaxes(0, 1), u=u)
+    tokens, first = np.array([[1, 2], [0, 1], [2, 2]]), copy.copy(module)
+    first.batch_first = True
+    found, expected = first.generate(5, prompt=tokens.T, seed=3)[0], module.generate(5, prompt=tokens, seed=3)[0]
+    np.testing.assert_array_equal(found.T, expected)
+    with pytest.raises(InputError, match=r"integers \[B, P\]"):
+        first.generate(5, prompt=tokens[0], seed=3)
 
 
 @pytest.mark.broad

@@ -5,6 +5,7 @@ In: one compiled stack of two layers with two states. What its gradients are is 
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import functools
 import gc
@@ -74,6 +75,23 @@ def test_forms_and_dtypes(module: TrainingModule) -> None:
     assert {n: g.shape for n, g in gweights.items()} == NET.weight_shapes
     assert {a.dtype for a in (y, *gx.values(), *gstate.values(), *gweights.values())} == {np.dtype("f4")}
     assert_close((y, state), module(case.x, case.state), "float32", T)
+
+
+@pytest.mark.broad
+def test_with_the_batch_first(module: TrainingModule) -> None:
+    case, own = draw(NET, T, B, **flags(T, B)), copy.copy(module)
+    own.batch_first = True
+    x = {name: value.swapaxes(0, 1) for name, value in case.x.items()}
+    rows = {**case.rows, "reset": case.rows["reset"].T}
+    y, _, tape = own.forward_train(x, case.state, **rows)
+    gx, gstate, gweights = own.backward(tape, case.gy.swapaxes(0, 1), case.gstate)
+    found = named({name: value.swapaxes(0, 1) for name, value in gx.items()}, gstate, gweights)
+    assert_close(found, oracle(NET, case), "float32", T)
+    assert_close(y.swapaxes(0, 1), module(case.x, case.state, **case.rows)[0], "float32", T)
+    with pytest.raises(InputError, match=r"the gradient of y has the wrong shape[\s\S]*\[B, T, D\*H\]"):
+        own.backward(tape, case.gy)
+    with pytest.raises(InputError, match=r"u has the wrong shape[\s\S]*\[B, T, \.\.\.\]"):
+        own.forward_train({**x, "u": x["u"][:, 1:]}, case.state)
 
 
 @pytest.mark.broad

@@ -98,6 +98,26 @@ def test_weights_by_torchs_names_are_the_net_s(name: str) -> None:
     assert_close(own(torch.tensor(x))[0].detach(), rnn.reference(net)(x)[0], "float64", T)
 
 
+def test_with_the_batch_first(layer: Any) -> None:
+    """Results and gradients of torch's layer; the module that it gives has the batch first too."""
+    own = torch.nn.LSTM(X, H, num_layers=2, bidirectional=True, batch_first=True, dtype=torch.float64)
+    own.load_state_dict(layer.state_dict())
+    layer.batch_first = True
+    assert ", batch_first=True" in repr(layer)
+    x = torch.randn(B, T, X, dtype=torch.float64, requires_grad=True)
+    (y, (h, _)), (expected, (wanted, _)) = layer(x), own(x)
+    assert_close((y.detach(), h.detach()), (expected.detach(), wanted.detach()), "float64", T)
+    pair = [torch.autograd.grad(each.square().sum(), x)[0].numpy() for each in (y, expected)]
+    assert_close(*pair, "float64", T)
+    reset = torch.rand(B, T) < 0.3
+    module = layer.compiled()
+    assert module.batch_first
+    assert_close(module(x.detach(), reset=reset)[0], layer(x, reset=reset)[0].detach(), "float64", T)
+    for wrong in (x.detach().numpy(), x[0, 0]):
+        with pytest.raises(InputError, match=r"batch first[\s\S]*\[B, T, \.\.\.\]"):
+            layer(wrong)
+
+
 @pytest.mark.broad
 def test_a_layer_of_torch_and_back() -> None:
     """One without biases has none here either; the net's, which are zeros, take no gradient from it."""

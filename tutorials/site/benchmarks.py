@@ -40,9 +40,9 @@ PEERS = {
     "torch": ("PyTorch, its layer", ORANGE),
     "torch-loop": ("PyTorch, step by step", RED),
     "torch-compile": ("torch.compile", PURPLE),
-    "torch-cuda": ("PyTorch, token by token", RED),
-    "torch-cuda-compile": ("torch.compile of a token", PURPLE),
-    "torch-cuda-graph": ("PyTorch, a CUDA graph of a token", ORANGE),
+    "torch-cuda": ("PyTorch, token by token", "#a1440d"),
+    "torch-cuda-compile": ("torch.compile of a token", "#5e35b1"),
+    "torch-cuda-graph": ("PyTorch, a CUDA graph of a token", "#00695c"),
     "cudnn": ("cuDNN's own API", "#8a5a44"),
     "onnxruntime": ("ONNX Runtime", GREEN),
     "openvino": ("OpenVINO", "#b59a00"),
@@ -324,7 +324,7 @@ def compared(data: Sequence[Row]) -> Spec:
         "title": "their time / ours: right of the line tvm_rnn is faster",
         "axis": {"format": "~g"},
     }
-    colour = {"field": "framework", "type": "nominal", "title": None, "legend": {"orient": "top"}}
+    colour = {"field": "framework", "type": "nominal", "title": None, "legend": {"orient": "top", "columns": 4}}
     colour |= {"scale": {"domain": list(peers), "range": list(peers.values())}}
     tips = [{"field": name} for name in ("framework", "ratio", "us", "spread", "device", "date")]
     y = {"field": "point", "type": "nominal", "title": None, "axis": {"labelLimit": 190}}
@@ -370,7 +370,7 @@ def times(data: Sequence[Row], **chosen: str) -> Spec:
             "x": {**x, "axis": {"format": "~g"}},
             "y": {"field": "point", "type": "nominal", "title": None, "axis": {"labelLimit": 190}},
             "color": {
-                **{"field": "framework", "type": "nominal", "title": None, "legend": {"orient": "top"}},
+                **{"field": "framework", "type": "nominal", "title": None, "legend": {"orient": "top", "columns": 4}},
                 "scale": {"domain": list(names), "range": list(names.values())},
             },
             "tooltip": tips,

@@ -12,6 +12,7 @@ import json
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -156,7 +157,7 @@ def _speed(name: str) -> Iterator[str]:
 
 def prose(text: str) -> str:
     """Paragraphs of a docstring as Markdown, so that lines are as long as the page is wide; what is set in columns or
-    indented stays as it is."""
+    indented keeps its lines."""
     found = []
     for part in text.split("\n\n"):
         columns = any(line.startswith(" ") or re.search(r"\S  +\S", line) for line in part.splitlines())
@@ -164,7 +165,7 @@ def prose(text: str) -> str:
         plain = [
             piece if n % 2 else re.sub(r"([\\*_<>[\]|#])", r"\\\1", piece) for n, piece in enumerate(words.split("`"))
         ]
-        found.append(f"```text\n{part}\n```" if columns else "`".join(plain))
+        found.append(f"```text\n{textwrap.dedent(part)}\n```" if columns else "`".join(plain))
     return "\n\n".join(found)
 
 

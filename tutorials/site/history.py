@@ -92,7 +92,7 @@ def chart(data: Sequence[Row], params: Sequence[Spec], kept: Sequence[Spec]) -> 
             "x": x,
             "y": {**y, "axis": {"format": "~g"}},
             "detail": [{"field": "point"}, {"field": "device"}],
-            "color": {"field": "cell", "type": "nominal", "title": None, "legend": {"orient": "top"}},
+            "color": {"field": "cell", "type": "nominal", "title": None, "legend": {"orient": "top", "columns": 4}},
             "tooltip": tips,
         },
     }

@@ -132,7 +132,7 @@ def run_module(
         typer.Option(
             "--input",
             metavar="FILE",
-            help="x [T, B, I] as .npy; other inputs, constants: NAME=FILE. Repeatable.",
+            help="x [T, B, I] as .npy, batch first if it was compiled so; others: NAME=FILE. Repeatable.",
         ),
     ],
     output: Annotated[str, typer.Option(metavar="FILE", help="y [T, B, D*H], written as .npy.")],

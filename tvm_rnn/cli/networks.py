@@ -56,7 +56,7 @@ def net_of(
         return rnn_of(spec, sizes, regularisers, values, fill)
     said: dict[str, object] = {**asdict(sizes), **regularisers, **asdict(values or Values())}
     said |= {"layers": None if sizes.layers == 1 else sizes.layers, "size": sizes.size or None}
-    said |= {"bidirectional": sizes.bidirectional or None}
+    said |= {"bidirectional": sizes.bidirectional or None, "batch_first": sizes.batch_first or None}
     options = [f"--{name.replace('_', '-')}" for name, value in said.items() if value is not None]
     return read_model(spec, options, given, shapes)
 
@@ -80,6 +80,7 @@ def rnn_of(spec: str, sizes: Sizes, regularisers: Given, values: Values | None =
         fill=fill,
         regularisers=regularisers,
     )
+    net.batch_first = sizes.batch_first
     if values is not None and values.weights is not None:
         net.load(values.weights)
     elif values is not None and values.seed is not None:

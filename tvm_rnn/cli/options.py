@@ -37,6 +37,9 @@ class Sizes:
         None
     )
     size: Annotated[list[str] | None, typer.Option(metavar="NAME=INT", help="Another axis. Repeatable.")] = None
+    batch_first: Annotated[
+        bool, typer.Option("--batch-first", help="x and y [B, T, ...] in Python; C takes time first.")
+    ] = False
 
 
 @dataclass(frozen=True)

@@ -266,7 +266,8 @@ def weight_error(net: RNN, module: Module) -> float | None:
     None where that is no number: a cell that overflows on such inputs, or weights with a NaN.
     """
     rng, inputs = np.random.default_rng(0), module.manifest.inputs
-    x = {i.name: rng.uniform(-1, 1, (STEPS, BATCH, *i.shape)).astype(net.dtype) for i in inputs}
+    lead = (BATCH, STEPS) if net.batch_first else (STEPS, BATCH)
+    x = {i.name: rng.uniform(-1, 1, (*lead, *i.shape)).astype(net.dtype) for i in inputs}
     x |= {n: rng.uniform(-1, 1, (BATCH, *shape)).astype(net.dtype) for n, shape in net.constant_shapes.items()}
     with np.errstate(all="ignore"):
         expected, _ = reference(net)(x)

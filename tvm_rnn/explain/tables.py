@@ -161,7 +161,8 @@ def _facts(path: str, m: Figures, weights: Mapping[str, np.ndarray], file_bytes:
     return [
         ("module", f"{path}, {size_text(file_bytes)}"),
         *(("cell", _cell_text(own)) for own in networks),
-        *([("made from", origin_text(m["origin"]))] if "origin" in m else []),
+        *([("made from", origin_text(m["origin"], m.get("batch_first", False)))] if "origin" in m else []),
+        *([("calls", "batch first: x and y [B, T, ...]; of C, time first")] if m.get("batch_first") else []),
         *([("precision", m["precision"])] if variants else []),
         ("batch", "any" + (f", made for {', '.join(map(str, m['batch']))}" if m["batch"] else "")),
         ("weights", kind + (f"in the file, {size_text(held)}" if there else missing)),
@@ -184,10 +185,10 @@ def _cell_text(m: Figures) -> str:
     return f"{m['cell']}, {layers}, {directions}, {m['dtype']}"
 
 
-def origin_text(origin: Figures) -> str:
-    """Which layer of which framework a module was, and the file that it was read from."""
+def origin_text(origin: Figures, batch_first: bool = False) -> str:
+    """Which layer of which framework a module was, and the file that it was read from. batch_first: of the module."""
     parts = [origin["layer"]]
-    if origin["batch_first"]:
+    if origin["batch_first"] and not batch_first:
         parts.append("batch_first there, [T, B, ...] here")
     if origin["file"] is not None:
         parts.append(f"{origin['file']}, sha256 {origin['sha256']}")

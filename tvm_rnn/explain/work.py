@@ -201,7 +201,8 @@ def _time(module: Module, batch: int, steps: int) -> float:
     if not getattr(module, "weights", None):
         shapes = {item["name"]: item["shape"] for item in module.manifest["weights"]}
         module.load_weights({name: rng.normal(0, 0.05, shape).astype(dtype) for name, shape in shapes.items()})
-    x = {i["name"]: rng.normal(size=(steps, batch, *i["shape"])).astype(dtype) for i in module.manifest["inputs"]}
+    lead = (batch, steps) if module.batch_first else (steps, batch)
+    x = {i["name"]: rng.normal(size=(*lead, *i["shape"])).astype(dtype) for i in module.manifest["inputs"]}
     held = {s["name"]: s["shapes"][0] for s in module.manifest["states"] if s.get("constant")}
     x |= {name: rng.normal(size=(batch, *shape)).astype(dtype) for name, shape in held.items()}
     rounds = []

@@ -19,7 +19,7 @@ from tvm_rnn.surroundings.nodes import import_onnx
 from ..errors import ConfigError, message
 from .fields import Unreadable, Wrong
 from .folding import Recurrent
-from .onnx_branches import undecided, without_branches
+from .onnx_branches import inferred, undecided, without_branches
 from .onnx_file import Source, read_model
 from .onnx_functions import without_functions
 from .onnx_given import Shapes, Values, with_given
@@ -156,7 +156,7 @@ def _read_nodes(steps: GraphSteps, layers: list[Recurrent]) -> Wrong:
             elif refused.isdisjoint(node.input[1:4]):  # of its weights nothing is known then
                 read_recurrent(steps, node, layers)
         except Unreadable as reason:
-            why = f"{undecided(steps.graph, node)}; " if node.op_type == "If" else ""
+            why = f"{undecided(inferred(steps.source.model).graph, node)}; " if node.op_type == "If" else ""
             problems.append(f"{label(node)}: {why}{reason}")
             refused.update(node.output)
             steps.made.update(node.output)

@@ -24,7 +24,7 @@ from tvm_rnn.surroundings.nodes import import_onnx
 
 from .fields import Unreadable, integer
 from .folding import FOLDED, MOVES
-from .onnx_file import Array, Source, tensor_array, type_name
+from .onnx_file import TYPES, Array, Source, tensor_array, type_name
 from .onnx_nodes import GraphSteps, attributes_of, bodies, constant_of, label, nodes_below, ordinary_attributes
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 UNKNOWN = -(1 << 61) - 2718281828  # stands for a size that is not known, in shapes that are partly known
 BFLOAT16 = "bfloat16"
 WHERE = 9  # the operator set from which on there is Where
+INFERRED = "unk__"  # begins names that ONNX's shape inference gives to sizes
 SMALL = 256  # elements: of values that are computed here. What decides about branches is no weight
 
 
@@ -281,7 +282,8 @@ def renamed(node: NodeProto, names: dict[str, str]) -> NodeProto:
 
 
 def undecided(graph: GraphProto, node: NodeProto) -> str:
-    """What the condition of an If depends on, and those of the Ifs below it, and how to fix that."""
+    """What the condition of an If depends on, and those of the Ifs below it, and how to fix that; and why both branches
+    cannot run. graph: the model's, with the types of its values."""
     makers = {name: own for own in _every_node(graph) for name in own.output if name}
     inputs = {value.name: value for value in graph.input}
     conditions = [own.input[0] for own in (node, *nodes_below(node)) if own.op_type == "If" and own.input]
@@ -301,7 +303,32 @@ def undecided(graph: GraphProto, node: NodeProto) -> str:
     sized = {name for name in found["shapes"] if _has_all_sizes(inputs[name])}
     found["shapes"] -= found["given"] | sized
     fixes = [f"{by}={{{', '.join(f'{n!r}: ...' for n in inputs if n in own)}}}" for by, own in found.items() if own]
-    return "its condition is not known before the model runs" + (f": fix it by {', '.join(fixes)}" if fixes else "")
+    fix = f": fix it by {', '.join(fixes)}" if fixes else ""
+    return f"its condition is not known before the model runs{fix}{_unlike(makers.get(node.output[0], node))}"
+
+
+def _unlike(node: NodeProto) -> str:
+    """Which results the branches make in types that are not the same, or not known; "" where there are none."""
+    branches = {a.name: a.g for a in node.attribute if a.HasField("g")}
+    if {*branches} != {"then_branch", "else_branch"}:
+        return ""
+    pairs = zip(node.output, *(branches[name].output for name in ("then_branch", "else_branch")), strict=False)
+    unlike = [(name, a, b) for name, a, b in pairs if _kind(a) is None or _kind(a) != _kind(b)]
+    shown = ", ".join(f"{name!r} as {_text(a)} or {_text(b)}" for name, a, b in unlike)
+    return f"; both branches would run, if they made the same shapes, but they make {shown}" if unlike else ""
+
+
+def _text(value: ValueInfoProto) -> str:
+    kind = value.type.tensor_type
+    name = TYPES[kind.elem_type][0] if kind.elem_type in TYPES else "an unknown type"
+    if not kind.HasField("shape"):
+        return f"{name} of an unknown shape"
+    names = (d.dim_param if not d.dim_param.startswith(INFERRED) else "" for d in kind.shape.dim)
+    sizes = (
+        str(d.dim_value) if d.HasField("dim_value") else own or "?"
+        for d, own in zip(kind.shape.dim, names, strict=True)
+    )
+    return f"{name} [{', '.join(sizes)}]"
 
 
 def _has_all_sizes(value: ValueInfoProto) -> bool:

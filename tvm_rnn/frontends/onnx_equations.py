@@ -237,9 +237,9 @@ MOVES: dict[str, Operator] = {
 def _reduce(function: Callable[..., Data]) -> Operator:
     def reduce(items: Items, a: Fields) -> Item:
         item, axes = first_of(items), numbers_of(items, 1, a, "axes")
-        if axes is None:
+        if axes is None and item.batched:
             raise Unreadable("a reduction over all axes, the batch's too")
-        own = [axis_of(item, axis) for axis in axes]
+        own = [*range(len(item.shape))] if axes is None else [axis_of(item, axis) for axis in axes]
         return Item(function(item.data, own, keepdims=bool(a.get("keepdims", 1))), item.batched)
 
     return reduce

@@ -5,6 +5,8 @@ cells a Scan per layer and direction whose body is one step.
 
     inputs:   x [T, B, I] (the cell's inputs by their names), lengths [B] and <state>_0 [L*D, B, *shape] if asked for
     outputs:  y [T, B, D*H] and <state>_n [L*D, B, *shape]; <state>_n_l0, ... where layers differ in shape
+
+Of a network with batch_first x and y are [B, T, ...]: a Transpose stands at either end.
 """
 
 from __future__ import annotations
@@ -100,7 +102,7 @@ class _Writer:
         self.element = onnx.TensorProto.DataType.Value(
             {"float32": "FLOAT", "float64": "DOUBLE"}.get(net.dtype, net.dtype.upper())
         )
-        self.x = [a.name for a in net.cell.inputs]
+        self.x = [a.name for a in net.cell.inputs]  # [T, B, ...]
         taken = {*self.x}
         self.lengths = _name("lengths", taken) if lengths else ""
         self.y = _name("y", taken)
@@ -128,11 +130,13 @@ class _Writer:
         """The ModelProto."""
         # The standard's operators have no zoneout, whose expectation is part of the steps.
         form = None if self.net.regularisers.zoneout else form_of(self.net.cell)
-        above = self._shaped(self.x[0], self.net.layers[0].graph.inputs[0].shape, self.net.input_shapes[self.x[0]])
+        self.x = [self._turned(name, len(shape)) for name, shape in self.net.input_shapes.items()]
+        first = next(iter(self.net.input_shapes.values()))
+        above = self._shaped(self.x[0], self.net.layers[0].graph.inputs[0].shape, first)
         for layer in self.net.layers:
             above = self._standard(form, layer, above) if form is not None else self._scans(layer, above)
         above = self._shaped(above, self.net.output_shape, (self.net.output_size,))
-        self.graph.make("Identity", above, outputs=[self.y])
+        self.graph.make("Identity", self._turned(above, len(self.net.output_shape)), outputs=[self.y])
         helper = self.onnx.helper
         constants = [self.onnx.numpy_helper.from_array(value, name) for name, value in self.constants.items()]
         graph = helper.make_graph(
@@ -152,6 +156,11 @@ class _Writer:
         """A value [T, B, *own] as [T, B, *shape]."""
         return value if len(shape) == len(own) else self.graph.make("Reshape", value, self.constant([0, 0, *shape]))
 
+    def _turned(self, value: str, axes: int) -> str:
+        """[B, T, ...] of a value [T, B, ...] and the other way about, where the network has the batch first."""
+        perm = [1, 0, *range(2, 2 + axes)]
+        return self.graph.make("Transpose", value, perm=perm) if self.net.batch_first else value
+
     # --- inputs and outputs ------------------------------------------------------------------------------------------
 
     def _value(self, name: str, shape: Sequence[int | str], element: int | None = None) -> ValueInfoProto:
@@ -169,7 +178,8 @@ class _Writer:
         return [name] if count == 1 else [f"{name}_l{i}" for i in range(count)]
 
     def _inputs(self) -> list[ValueInfoProto]:
-        found = [self._value(name, ["T", "B", *shape]) for name, shape in self.net.input_shapes.items()]
+        lead = ["B", "T"] if self.net.batch_first else ["T", "B"]
+        found = [self._value(name, [*lead, *shape]) for name, shape in self.net.input_shapes.items()]
         if self.lengths:
             found.append(self._value(self.lengths, ["B"], self.onnx.TensorProto.INT32))
         for position, state in enumerate(self.net.cell.states if self.given_state else ()):
@@ -179,7 +189,8 @@ class _Writer:
         return found
 
     def _outputs(self) -> list[ValueInfoProto]:
-        found = [self._value(self.y, ["T", "B", *self.net.output_shape])]
+        lead = ["B", "T"] if self.net.batch_first else ["T", "B"]
+        found = [self._value(self.y, [*lead, *self.net.output_shape])]
         for position, state in enumerate(self.net.cell.states):
             shapes, parts = self._state_shapes(position), self.final[state.name]
             names = self._named(self.last[state.name], len(shapes))

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from tvm_rnn.surroundings.nodes import import_onnx
 
 from .fields import Unreadable, Wrong, integer
-from .folding import Recurrent
-from .onnx_file import Array, tensor_array
+from .folding import Recurrent, held_dtype_of
+from .onnx_file import Array, tensor_array, type_name
+from .onnx_loop_condition import without_condition
 from .onnx_nodes import GraphSteps, attributes_of, bodies, constant_of, label, ordinary_attributes
 from .onnx_scan import read_scan
 from .onnx_scan_body import unsupported
@@ -39,7 +40,9 @@ def read_loop(steps: GraphSteps, node: NodeProto, found: list[Recurrent]) -> Non
     wrong, more = _misfits(node, body), functools.partial(unsupported, steps, body)
     wrong.check(more)
     if early := _ends_early(steps, node, body):
-        wrong.append(early)
+        with wrong.noting():
+            node = without_condition(steps, node, early)
+            (body,) = bodies(node)
     wrong.check(more)
     rewritten = _Rewritten(steps, node, body)
     scan = rewritten.scan()
@@ -126,6 +129,8 @@ class _Rewritten:
             info = helper.make_tensor_value_info(count, self.onnx.TensorProto.INT64, [])
             self.given.append((info, self.every, 0))
         states = list(body.input)[2:]
+        if not self.given and states:
+            self.given.append(self._nothing(states[0]))
         graph = helper.make_graph(
             kept,
             body.name or "body",
@@ -142,6 +147,22 @@ class _Rewritten:
             num_scan_inputs=len(self.given),
             scan_input_axes=[axis for _, _, axis in self.given] or None,
         )
+
+    def _nothing(self, state: ValueInfoProto) -> tuple[ValueInfoProto, str, int]:
+        """Zeros in the place of scan inputs, for a body that takes none: one for each row and step."""
+        steps, where, first = self.steps, self.where, self.node.input[2]
+        kind, dims = state.type.tensor_type.elem_type, state.type.tensor_type.shape.dim[:1]
+        sizes = [steps.emit("Reshape", [self.node.input[0], steps.keep([1])], where)]
+        if dims:
+            sizes.append(
+                steps.emit("Slice", [steps.emit("Shape", [first], where), *map(steps.keep, ([0], [1]))], where)
+            )
+        shape = steps.emit("Concat", [*sizes, steps.keep([1])], where, axis=0)
+        zeros = steps.emit(
+            "Expand", [steps.keep(0.0, held_dtype_of(steps.dtype(first) or type_name(kind))), shape], where
+        )
+        own = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in dims]
+        return self.onnx.helper.make_tensor_value_info(steps.fresh("nothing"), kind, [*own, 1]), zeros, 0
 
     def _read_later(self, nodes: list[NodeProto]) -> list[NodeProto]:
         """Those that a result needs: the number of the step and the condition go where nobody reads them."""

@@ -55,7 +55,8 @@ def from_torch(
     A whole model, `from_torch(model, example)`, goes through torch.onnx and `from_onnx`: what it does on the example is
     what is compiled, its recurrent layers as networks. Inputs are called as forward's parameters, results y0, y1 ...
 
-    Inputs and outputs of the RNN are time-major, [T, B, ...]. Weights are copies; `state_dict(net)` gives torch's names
+    Inputs and outputs of the RNN lie as the layer's do: [T, B, ...], or [B, T, ...] of a layer with batch_first=True.
+    Weights are copies; `state_dict(net)` gives torch's names
     and the same bits again. Dropout between layers acts in training, as everywhere.
 
     Args:
@@ -63,37 +64,40 @@ def from_torch(
             device; every option), a state_dict of one by torch's names, a checkpoint with a state_dict somewhere inside
             (`net.origin.layer` says where it was), a ScriptModule, or the path of a .safetensors file with these names.
             Of Hugging Face's transformers a Qwen3NextGatedDeltaNet, Qwen3_5GatedDeltaNet or
-            RecurrentGemmaRecurrentBlock, whole, with batch_first=False.
+            RecurrentGemmaRecurrentBlock, whole, which have the batch first.
         kind: for a state_dict or a file: "LSTM", "GRU" or "RNN"; where the shapes tell, it may be left out. For a whole
             model its example: a tensor, or a tuple of them, in the order of forward's parameters.
         prefix: which of a larger model's names are meant, "encoder.rnn."; only needed where several layers are there.
         nonlinearity: of kind "RNN": "tanh" or "relu".
-        batch_first: False: the RNN is given [T, B, ...], although the layer was given [B, T, ...]. A layer with
-            batch_first=True is refused without it. True is refused: no RNN here takes [B, T, ...].
+        batch_first: of the RNN: True: [B, T, ...]; False: [T, B, ...], whatever the layer has. None: as the layer; of
+            names and files, which do not say, False.
         axes: of a whole model, the axes that may have another size than in the example: {"x": {0: "B", 1: "T"}}.
 
     Returns:
         The RNN; of a whole model what `from_onnx` gives: `rnn.compile(net).run({"x": x})`.
 
     Raises:
-        ConfigError: the layer is not supported, or its kind cannot be told, or it has batch_first; a whole model cannot
-            be exported, or has operators that are not supported.
+        ConfigError: the layer is not supported, or its kind cannot be told; a whole model cannot be exported, or has
+            operators that are not supported.
         WeightError: weights do not fit, or a file has none.
     """
-    if batch_first:
-        raise _batch_first()
     if isinstance(source, (str, os.PathLike)):
-        return _from_file(os.fspath(source), kind, prefix, nonlinearity)
-    if isinstance(source, Mapping):
-        return _from_names(source, kind, prefix, nonlinearity)
-    torch = _import_torch()
-    if _is_example(kind, torch):
-        return from_model(source, kind, axes or {})
-    if axes:
-        raise ConfigError(message("from_torch: axes= is for whole models", do="give an example of the inputs too"))
-    if isinstance(source, torch.jit.ScriptModule):
-        return _from_script(source, kind, prefix, nonlinearity, batch_first)
-    return _from_module(source, batch_first)
+        net = _from_file(os.fspath(source), kind, prefix, nonlinearity)
+    elif isinstance(source, Mapping):
+        net = _from_names(source, kind, prefix, nonlinearity)
+    else:
+        torch = _import_torch()
+        if _is_example(kind, torch):
+            if batch_first is not None:
+                do = "leave it out: a whole model's inputs lie as the example does"
+                raise ConfigError(message("from_torch: batch_first= is for layers", got=f"{batch_first!r}", do=do))
+            return from_model(source, kind, axes or {})
+        if axes:
+            raise ConfigError(message("from_torch: axes= is for whole models", do="give an example of the inputs too"))
+        scripted = isinstance(source, torch.jit.ScriptModule)
+        net = _from_script(source, kind, prefix, nonlinearity) if scripted else _from_module(source)
+    net.batch_first = net.batch_first if batch_first is None else bool(batch_first)
+    return net
 
 
 def _is_example(value: object, torch: ModuleType) -> bool:
@@ -135,10 +139,10 @@ def _layer_name(form: Form, prefix: str, at: str = "") -> str:
 # --- a layer in memory -----------------------------------------------------------------------------------------------
 
 
-def _from_module(layer: torch.nn.Module, batch_first: bool | None) -> RNN:
+def _from_module(layer: torch.nn.Module) -> RNN:
     torch = _import_torch()
     known = {name: getattr(torch.nn, name) for name in (*GATES, *(f"{kind}Cell" for kind in GATES))}
-    if isinstance(layer, torch.nn.Module) and (net := _from_block(layer, batch_first)) is not None:
+    if isinstance(layer, torch.nn.Module) and (net := _from_block(layer)) is not None:
         return net
     name = next((n for n, base in known.items() if isinstance(layer, base)), None)
     # The forward() of our own layers names the one of torch's that it stands for.
@@ -146,8 +150,6 @@ def _from_module(layer: torch.nn.Module, batch_first: bool | None) -> RNN:
         raise _no_layer(layer, torch, known)
     form = form_of_layer(layer, name)
     first = not form.single and bool(layer.batch_first)
-    if first and batch_first is None:
-        raise _batch_first()
     arrays = {n: _array(n, getattr(layer, n)) for n in form.shapes()}
     dropout = float(layer.dropout) if form.num_layers > 1 else 0.0  # it acts between layers
     return _network(form, arrays, Origin("torch", f"torch.nn.{name}", batch_first=first), dropout)
@@ -169,9 +171,7 @@ def form_of_layer(layer: torch.nn.Module, name: str) -> Form:
     )
 
 
-def _from_script(
-    script: torch.jit.ScriptModule, kind: object, prefix: str | None, nonlinearity: str, batch_first: bool | None
-) -> RNN:
+def _from_script(script: torch.jit.ScriptModule, kind: object, prefix: str | None, nonlinearity: str) -> RNN:
     """Of a ScriptModule its weights; a layer that was scripted, and not traced, also says its options."""
     values = script.state_dict()
     names, prefix = select(values, prefix)
@@ -181,8 +181,6 @@ def _from_script(
         do = "pass script.state_dict() if its equations are torch's, else write them as a cell"
         raise ConfigError(message("from_torch: not a recurrent layer of torch.nn", got=where, do=do))
     first = bool(getattr(part, "batch_first", False))
-    if first and batch_first is None:
-        raise _batch_first()
     told = getattr(part, "mode", name if hasattr(part, "nonlinearity") or not name.startswith("RNN") else None)
     arrays = {name: _array(name, values[name]) for name in names}
     form, arrays = read_form(arrays, kind or told, prefix, getattr(part, "nonlinearity", nonlinearity))
@@ -190,7 +188,7 @@ def _from_script(
     return _network(form, arrays, Origin("torch", _layer_name(form, prefix), batch_first=first), dropout)
 
 
-def _from_block(module: torch.nn.Module, batch_first: bool | None) -> RNN | None:
+def _from_block(module: torch.nn.Module) -> RNN | None:
     """A block of a large model, [B, T, ...] as all of them are; None where it is of no known class."""
     given = dict(module.named_parameters())
     dtypes: set[str] = set()
@@ -203,19 +201,11 @@ def _from_block(module: torch.nn.Module, batch_first: bool | None) -> RNN | None
     block = read_block(module, read)
     if block is None:
         return None
-    if batch_first is None:
-        raise _batch_first()
     # Parameters that are kept in float32 beside others in 16 bits: the network is of the dtype of most.
     dtype = _array("", next(p for p in given.values() if p.ndim > 1))[1]
-    net = RNN(block.cell, block.input_size, dtype=dtype)
+    net = RNN(block.cell, block.input_size, dtype=dtype, batch_first=True)
     held = held_dtype(dtype)
     return net.load({weight_name(name, 0, 0): np.asarray(value, held) for name, value in block.weights.items()})
-
-
-def _batch_first() -> ConfigError:
-    got, expected = "batch_first=True: x [B, T, ...]", "x and y [T, B, ...], as all networks here have them"
-    do = "say from_torch(..., batch_first=False), then swap: mod(x.swapaxes(0, 1)), and y.swapaxes(0, 1)"
-    return ConfigError(message("from_torch: this layer has the batch first", got=got, expected=expected, do=do))
 
 
 def _import_torch() -> ModuleType:
@@ -282,6 +272,7 @@ def _network(form: Form, given: Given, origin: Origin, dropout: float = 0.0) -> 
     (dtype,) = dtypes
     make = partial(RNN, form.cell, form.input_size, form.hidden_size, form.num_layers, form.bidirectional, dtype)
     net = make(dropout=dropout, P=form.proj_size) if form.proj_size else make(dropout=dropout)
+    net.batch_first = origin.batch_first
     arrays = {name: np.array(array, held_dtype(dtype)) for name, (array, _) in given.items()}
     weights: dict[str, Array] = {}
     biases = {}
@@ -422,7 +413,7 @@ def to_torch_layer(net: RNN) -> torch.nn.Module:
 
     Returns:
         An RNN, LSTM or GRU of torch.nn, or the cell that the network was made from; in eval mode, on the CPU, with
-        batch_first as the layer that the network came from, and its dropout between layers.
+        batch_first as the network, or as the layer that it came from, and its dropout between layers.
 
     Raises:
         ConfigError, WeightError: as `state_dict` does, and for regularisers that torch.nn does not have.
@@ -441,7 +432,7 @@ def to_torch_layer(net: RNN) -> torch.nn.Module:
         if form.proj_size:
             options["proj_size"] = form.proj_size
         options |= {"num_layers": form.num_layers, "bidirectional": form.bidirectional, **own}
-        options["batch_first"] = net.origin is not None and net.origin.batch_first
+        options["batch_first"] = net.batch_first or (net.origin is not None and net.origin.batch_first)
         layer = getattr(torch.nn, form.kind)(form.input_size, form.hidden_size, **options)
     layer.load_state_dict(values)
     return layer.eval()

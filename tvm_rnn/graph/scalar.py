@@ -265,12 +265,13 @@ def _in_a_byte(x: Expr, low: float, high: float) -> Expr:
 
 
 def mod(a: Expr, b: Expr) -> Expr:
-    """The rest that libm's fmod leaves, with the sign of b as in NumPy."""
+    """The rest that libm's fmod leaves, with the sign of b as in NumPy, that of 0 too."""
 
     def signed(rest: Expr, b: Expr) -> Expr:
         zero = const(0.0, rest)
         above, below = (logical_and(wins(rest, zero), wins(zero, b)) for wins in (greater, less))
-        return where(logical_or(above, below), rest + b, rest)
+        size = _tir().abs(rest)  # of -0 it is 0; ours is -0 once TVM has simplified it
+        return where(logical_or(above, below), rest + b, where(less(b, zero), neg(size), size))
 
     return let(b, lambda b: let(_call("fmod", a, b), lambda rest: signed(rest, b)))
 

@@ -68,7 +68,9 @@ class JaxLayer:
         if module._held:
             x, state, inputs = module.hold(x, state, inputs, reset)
         first, *others = [*map(jnp.asarray, module._name_inputs(x, inputs))]
-        module._check_lead(module._inputs[0][0], first.shape, ("T", "B"))
+        module._check_lead(*module._inputs[0], first.shape, ("B", "T") if self.net.batch_first else ("T", "B"))
+        first, *others = [self._ordered(value) for value in (first, *others)]
+        reset = None if reset is None else self._ordered(reset)
         (T, B), arrays = first.shape[:2], []
 
         def take(what: str, value: Array, shape: Shape, axes: str) -> None:
@@ -91,12 +93,19 @@ class JaxLayer:
             rows += [jnp.asarray(seed), jnp.asarray(first_step)]
         form = Form(self._code.number, state is not None, lengths is not None, reset is not None, seeded)
         y, *last = steps_p.bind(*arrays, *own.values(), *rows, form=form)
-        return y, self._code.named(last)
+        return self._ordered(y), self._code.named(last)
+
+    def _ordered(self, value: Array) -> Array:
+        """[T, B, ...] of an array [B, T, ...], and the other way about, where the net has the batch first."""
+        if not self.net.batch_first or np.ndim(value) < 2:
+            return value
+        return jnp.swapaxes(jnp.asarray(value), 0, 1)
 
     def compiled(self, weights: Mapping[str, Array]) -> TrainingModule:
         """A compiled module with these weights: to call without JAX, or to export."""
         module = copy.copy(self._code.module)
         module.load_weights({name: np.asarray(value) for name, value in self._weights(weights).items()})
+        module.batch_first = self.net.batch_first
         return module
 
     def _check_dtype(self) -> None:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 def to_jax(
     net: RNN, target: str | Target = "llvm", batch: int | Sequence[int] = (), *, keep: str | None = None
 ) -> JaxLayer:
-    """The network as a pure function for JAX on a CPU: `y, state = layer(weights, x, state)`, with x [T, B, I].
+    """The network as a pure function for JAX on a CPU: `y, state = layer(weights, x, state)`, with x [T, B, I],
+    or [B, T, I] of a net with batch_first.
 
     `layer.weights` is what the net has, {name: array}: begin with it, and train it with any optimiser. What y and the
     state depend on gets gradients by reverse mode, once: jax.grad, jax.vjp, jax.jacrev, inside of jit and scan too.
@@ -60,6 +61,6 @@ def to_jax(
         raise ConfigError(not_installed(str(error.name))) from None
     from tvm_rnn.compiler.compile import compile
 
-    module = compile(net, found, batch, training=True, keep=keep)
+    module = compile(net.time_first(), found, batch, training=True, keep=keep)
     assert isinstance(module, TrainingModule)
     return JaxLayer(net, module)

@@ -57,6 +57,7 @@ def common_facts(net: RNN, target: Target, batches: tuple[int, ...], without: tu
         ],
         weights=[Array(name, list(shape)) for name, shape in net.weight_shapes.items()],
         reverse=net.reverse,
+        batch_first=net.batch_first,
         regularisers=net.regularisers.facts() or None,
         draws=net.draws or None,
         entry_points=["sequence", *step, "init_state", *run],

@@ -277,6 +277,7 @@ class Network(Shared, kw_only=True):
     entry_points: list[str]
     equations: Name | None = None
     reverse: bool = False
+    batch_first: bool = False
     regularisers: dict[str, object] | None = None
     decisions: list[DecisionFacts] | None = None
     origin: Origin | None = None

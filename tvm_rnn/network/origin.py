@@ -21,7 +21,7 @@ class Origin:
     """A layer of another framework.
 
     framework: "torch", "onnx" or "keras". layer: what it was there, such as "torch.nn.LSTM". file, sha256: where it was
-    read from, if it was a file. batch_first: whether its own arrays are [B, T, ...]; ours are [T, B, ...] all the same.
+    read from, if it was a file. batch_first: whether its own arrays are [B, T, ...]; `RNN.batch_first` says it of ours.
     options: its arguments that our network has no place for. biases: for a bias of ours the two arrays that it was
     added up from, kept so that the way back gives the same bits.
     """

@@ -7,6 +7,7 @@ them.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -56,6 +57,8 @@ class RNN:
         members: how many networks of this form there are, in one: each has inputs, states and weights of its own, x
             [T, B, members, I], y [T, B, members, H], states [L*D, B, members, H], weights [members, ...]. None: one
             network, without that axis. Directions are joined along the first axis: y [T, B, 2 members, H].
+        batch_first: x, y and whatever else begins [T, B] begin [B, T], as of torch's layers: in calls of modules,
+            layers and the oracle, and in ONNX files. States are [L*D, B, ...] all the same. C takes time first.
         **sizes: other axes of the cell by name: `RNN(cells.lstm_projection, 32, 64, P=16)`; an int, or one per layer.
             proj_size is P, as in torch. An axis "N?" is left out where N is not given; "K=H" is H then.
 
@@ -82,6 +85,7 @@ class RNN:
         zoneout: Probability = None,
         weight_drop: Probability = None,
         members: int | None = None,
+        batch_first: bool = False,
         **sizes: Sizes,
     ) -> None:
         if not isinstance(cell, Cell):
@@ -98,7 +102,7 @@ class RNN:
         self.cell, self.dtype = cell, dtype_name(dtype)
         self.input_size = _size("input_size", input_size)
         self.num_layers = _size("num_layers", num_layers)
-        self.bidirectional, self.reverse = bool(bidirectional), bool(reverse)
+        self.bidirectional, self.reverse, self.batch_first = bool(bidirectional), bool(reverse), bool(batch_first)
         if self.bidirectional and self.reverse:
             raise ConfigError(
                 message("RNN: both directions include the reverse one", got="both", do="give one of them")
@@ -110,6 +114,14 @@ class RNN:
         self.weights: dict[str, np.ndarray] = {}
         self.origin: Origin | None = None  # the layer of another framework that this one was
         self.program: Program | None = None  # the whole model that it was part of, this network included
+
+    def time_first(self) -> RNN:
+        """The same network, with the same weights, whose calls have time first, as compiled code has it."""
+        if not self.batch_first:
+            return self
+        found = copy.copy(self)
+        found.batch_first = False
+        return found
 
     @property
     def num_directions(self) -> int:
@@ -169,7 +181,7 @@ class RNN:
     def __repr__(self) -> str:
         sizes = ", ".join(f"{k}={v}" for k, v in self.sizes[0].items()) or f"I={self.input_size}"
         directions = "reverse" if self.reverse else f"directions={self.num_directions}"
-        drops = f" {self.regularisers}" if self.regularisers else ""
+        drops = " batch first" * self.batch_first + (f" {self.regularisers}" if self.regularisers else "")
         return f"<RNN {self.cell.name} {sizes} layers={self.num_layers} {directions} {self.dtype}{drops}>"
 
     def _repr_html_(self) -> str:
@@ -190,12 +202,10 @@ class RNN:
     def _bind(self, hidden_size: Sizes | None, sizes: Mapping[str, Sizes]) -> list[dict[str, int]]:
         names = self.cell.size_names
         given: dict[str, Sizes] = dict(sizes) if hidden_size is None else {"H": hidden_size, **sizes}
-        for name, value in given.items():
+        for name in given:
             if name not in names:
-                if name == "batch_first":
-                    do = "give [T, B, I]: x.swapaxes(0, 1); torch layers take it: rnn.nn.LSTM(..., batch_first=True)"
-                    raise ConfigError(message("RNN: time is the first axis", got=f"batch_first={value!r}", do=do))
-                known = (*names, "hidden_size", "num_layers", "bidirectional", "dtype", "reverse", *OPTIONS)
+                own = ("hidden_size", "num_layers", "bidirectional", "dtype", "reverse", "members", "batch_first")
+                known = (*names, *own, *OPTIONS)
                 what = f"RNN: cell {self.cell.name} has no axis {name!r}, and RNN no such argument"
                 if name == "H" and hidden_size is not None:
                     what = f"RNN: cell {self.cell.name} has no axis 'H', whose size hidden_size is"

@@ -122,7 +122,8 @@ class Reference:
         reset: ArrayLike | None = None,
         **inputs: ArrayLike,
     ) -> tuple[Array, State]:
-        """x [T, B, I] (a dict, or a sequence where the cell has several inputs); lengths [B] ints; reset [T, B] bool.
+        """x [T, B, I] (a dict, or a sequence where the cell has several inputs); lengths [B] ints; reset [T, B] bool;
+        of a network with batch_first [B, T, ...] each.
 
         Returns y [T, B, D*H] and the final state, both float64. Raises InputError for arrays that do not fit.
         """
@@ -130,10 +131,17 @@ class Reference:
             got, do = "a call without a seed", "reference(net, seed=1)(x), or reference(net).generate(steps, seed=1)"
             raise InputError(message("this network draws random numbers", got=got, do=do))
         x, state, inputs = self._held(x, state, inputs, reset)
-        arrays = self._inputs(x, inputs)
+        arrays = self._time_first(self._inputs(x, inputs))
         states, ends = self._arguments(arrays, state, lengths, reset)
         y, _ = self._run(self.graphs, arrays, states, ends)
-        return self._shaped(y, self.net.output_shape), self._joined(states)
+        return self._ordered(self._shaped(y, self.net.output_shape)), self._joined(states)
+
+    def _ordered(self, array: Array) -> Array:
+        """[B, T, ...] for [T, B, ...] where the network has the batch first, and the other way about."""
+        return array.swapaxes(0, 1) if self.net.batch_first else array
+
+    def _time_first(self, arrays: list[Array]) -> list[Array]:
+        return [self._ordered(array) for array in arrays]
 
     @staticmethod
     def _shaped(rows: Array, shape: tuple[int, ...]) -> Array:
@@ -160,15 +168,15 @@ class Reference:
         """
         net = self.net
         x, state, inputs = self._held(x, state, inputs, reset)
-        arrays = self._inputs(x, inputs)
+        arrays = self._time_first(self._inputs(x, inputs))
         states, ends = self._arguments(arrays, state, lengths, reset)
         graphs = [self._with_gradients(graph) for graph in self.graphs]
         y, tapes = self._run(graphs, arrays, states, ends)
-        expected = (*y.shape[:2], *net.output_shape)
+        expected = self._ordered(self._shaped(y, net.output_shape)).shape
         d_y = np.zeros(expected) if gy is None else _floats("the gradient of y", gy)
         if d_y.shape != expected:
             raise InputError(message("the gradient of y has the wrong shape", got=d_y.shape, expected=expected))
-        d_y = d_y.reshape(y.shape)
+        d_y = self._ordered(d_y).reshape(y.shape)
         first = net._first_states(y.shape[1]) if gstate is None else gstate
         carried = self._states(first, y.shape[1], "the gradient of state")
         if gstate is None:
@@ -190,10 +198,10 @@ class Reference:
             d_y = np.asarray(d_x)
         names = [a.name for a in net.cell.inputs]
         d_y = self._shaped(d_y, net.input_shapes[names[0]])
-        d_inputs = dict(zip(names, [d_y, *d_extra], strict=True))
+        d_inputs = dict(zip(names, self._time_first([d_y, *d_extra]), strict=True))
         factors = {} if self.draws is None else self.draws.factors(net)
         d_weights = {name: d_weights[name] * factors.get(name, 1.0) for name in net.weight_shapes}
-        return (d_inputs if len(names) > 1 else d_y), self._joined(carried), d_weights
+        return (d_inputs if len(names) > 1 else d_inputs[names[0]]), self._joined(carried), d_weights
 
     def _held(
         self, x: Inputs, state: GivenState | None, inputs: dict[str, ArrayLike], reset: ArrayLike | None
@@ -239,7 +247,7 @@ class Reference:
         net = self.net
         _, state, inputs = self._held(0.0, state, inputs, None)
         options: runtime_generate.Options = {"seed": seed, "first_step": first_step, "stop": stop, "inputs": inputs}
-        facts = runtime_generate.Network(net.tokens, net.output_shape, np.dtype(float), net.draws)
+        facts = runtime_generate.Network(net.tokens, net.output_shape, np.dtype(float), net.draws, net.batch_first)
         first = prompt if prompt is None or net.tokens is not None else _floats("prompt", prompt)
         rows = None if state is None else runtime_generate._rows_of(state)
         ask = runtime_generate.requested(facts, steps, first, rows, options)
@@ -247,7 +255,7 @@ class Reference:
         y, ends = np.zeros((ask.total, ask.rows, net.output_size)), np.full(ask.rows, ask.total)
         x, own = np.zeros((ask.total, *ask.prompt.shape[1:])), copy.copy(self)
         x[: len(ask.prompt)] = ask.prompt[: ask.total]
-        given = self._inputs(x, inputs)
+        given = self._time_first(self._inputs(self._ordered(x), inputs))
         for t in range(ask.total):
             arrays = [array[t : t + 1] for array in given]
             own.draws = None if ask.seed is None else Draws(ask.seed, ask.first_step + t)
@@ -268,7 +276,9 @@ class Reference:
         if ((n < 0) | (n > steps)).any():
             expected = f"0 to {steps}, the number of steps of x"
             raise InputError(message("lengths are out of range", got=n.tolist(), expected=expected))
-        mask = np.zeros((steps, batch), bool) if reset is None else _rows("reset", reset, (steps, batch), "b")
+        own = (batch, steps) if self.net.batch_first else (steps, batch)
+        mask = np.zeros(own, bool) if reset is None else _rows("reset", reset, own, "b")
+        mask = self._ordered(mask)
         return self._states(self.net._first_states(batch) if state is None else state, batch), (n, mask)
 
     def _run(
@@ -318,8 +328,9 @@ class Reference:
         widths = list(self.net.input_shapes.values())
         for name, array, shape in zip(names, arrays, widths, strict=True):
             if array.ndim != 2 + len(shape) or array.shape[2:] != shape or array.shape[:2] != arrays[0].shape[:2]:
-                expected = f"[{', '.join(['T', 'B', *map(str, shape)])}]"
-                do = "arrays are time-major, with the same T and B in every input"
+                axes = ["B", "T"] if self.net.batch_first else ["T", "B"]
+                expected = f"[{', '.join([*axes, *map(str, shape)])}]"
+                do = f"arrays are {', '.join(axes)}, ..., with the same T and B in every input"
                 raise InputError(
                     message(f"input {name} has the wrong shape", got=list(array.shape), expected=expected, do=do)
                 )

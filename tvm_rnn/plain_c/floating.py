@@ -71,7 +71,7 @@ static {t} in_a_byte({t} x, {t} low, {t} high) {{
     "mod": """\
 static {t} mod({t} a, {t} b) {{
   const {t} rest = fmod{f}(a, b);
-  return (rest < 0 && b > 0) || (rest > 0 && b < 0) ? rest + b : rest;
+  return (rest < 0 && b > 0) || (rest > 0 && b < 0) ? rest + b : copysign{f}(rest, b);
 }}""",
     "row_of": """\
 /* An element of a row of a table; NaN where there is no such row. */

@@ -59,7 +59,8 @@ ALIGNMENT = 64  # generated code moves whole cache lines to and from its own buf
 CARRIED = struct.Struct("<QQ8s")  # the end of code: bytes of what it says of its manifest, of its arrays, and this mark
 CARRIED_MARK = b"TVMFACTS"
 CODE_BEGINS = (b"\x7fELF", b"\0asm")  # what systems load, and what is linked to a program
-FOR_PEOPLE = frozenset(("created", "decisions", "templates", "weight_error"))  # of a manifest: no code depends on these
+# Of a manifest what no code depends on: what is for people, and how arrays of calls lie, which are turned before it.
+FOR_PEOPLE = frozenset(("batch_first", "created", "decisions", "templates", "weight_error"))
 SAFETENSORS = {f"{kind}{8 * size}": f"{kind.lower()}{size}" for kind in "FIU" for size in (1, 2, 4, 8)} | {"BOOL": "?"}
 # Where LLVM's name of a CPU feature is not the kernel's.
 KERNEL_NAMES = {
@@ -521,6 +522,11 @@ def _numpy(what: str, value: Array, kind: type[Exception] = InputError) -> np.nd
     raise _error(kind, f"{what} is not an array for this module", got, "a dense CPU array: numpy, torch, DLPack", do)
 
 
+def turned(value: Array) -> Array:
+    """[T, B, ...] of [B, T, ...], and the other way about: a view."""
+    return value.swapaxes(0, 1)
+
+
 def _converted(what: str, value: Array) -> str:
     """How to make an array of what is none."""
     if type(value).__name__ == "PackedSequence":
@@ -578,8 +584,10 @@ def _per_row(what: str, value: object, dtype: type, shape: Shape, steps: int) ->
     array = _numpy(what, value)
     kinds, expected = ("?B", "bool or uint8") if dtype is bool else ("bBhHiIlLqQ", "integers")
     if array.dtype.char not in kinds or array.shape != shape:
-        got = f"{array.dtype} of shape {array.shape}"
-        raise _error(InputError, f"{what} does not fit x", got, f"{expected} of shape {shape}", "cast or reshape it")
+        got, do = f"{array.dtype} of shape {array.shape}", "cast or reshape it"
+        if what == "lengths" and array.shape == (steps,) != shape:
+            do = f"x has {shape[0]} rows of {steps} steps here: swap its first two axes, or see batch_first of rnn.RNN"
+        raise _error(InputError, f"{what} does not fit x", got, f"{expected} of shape {shape}", do)
     array = np.array(array, dtype, order="C")
     if dtype is not bool and array.size and not 0 <= array.min() <= array.max() <= steps:
         row = np.argmax((array < 0) | (array > steps))
@@ -591,8 +599,10 @@ class Module:
     """A compiled RNN: call it for all steps, or `step` for one.
 
     Arrays are time-major: x [T, B, *input], y [T, B, D*H], a state [L*D, B, *shape] in torch's order (a list of
-    [D, B, *shape] by layer where these differ), where D is 1 or 2 directions. Results are new arrays of the kind of x
-    and carry no gradient. dtypes are never cast. Thread-safe, but for changes of weights.
+    [D, B, *shape] by layer where these differ), where D is 1 or 2 directions. Of a network with batch_first=True every
+    array that begins [T, B] begins [B, T] instead, in all calls; states are as they were, as in torch, and compiled
+    code stays time-major: x is copied once, and y is a view. Results are new arrays of the kind of x and carry no
+    gradient. dtypes are never cast. Thread-safe, but for changes of weights.
 
     Ctrl-C, or another signal whose handler raises, ends a call of the main thread on a CPU within 0.2 s. It returns
     nothing; the module, its weights and the caller's arrays are as before, but those given as `out` may hold anything.
@@ -641,7 +651,7 @@ class Module:
         m = self.manifest
         both = " in both directions" if m.num_directions == 2 else " backwards" if m.get("reverse") else ""
         shapes = [f"{item.name} {[*item.shape]}" for item in (*m.inputs, m.output)]
-        layers = f"{m.num_layers} layer{'s' * (m.num_layers > 1)}{both}"
+        layers = f"{m.num_layers} layer{'s' * (m.num_layers > 1)}{both}{', batch first' * self.batch_first}"
         return (
             f"<{type(self).__name__} {m.cell}: {', '.join(shapes[:-1])} -> {shapes[-1]}, {layers}, {self._runs_on()}>"
         )
@@ -674,6 +684,16 @@ class Module:
     def is_elsewhere(self) -> bool:
         """Whether its code is for another machine: it can be exported, not called."""
         return isinstance(self._library, Absent)
+
+    @property
+    def batch_first(self) -> bool:
+        """Whether arrays of calls are [B, T, ...], as of the network that was compiled. It can be set, and is exported
+        as it is then."""
+        return bool(self.manifest.get("batch_first", False))
+
+    @batch_first.setter
+    def batch_first(self, value: bool) -> None:
+        self.manifest["batch_first"] = bool(value)
 
     def _runs_on(self) -> str:
         """The dtype and the target, for people."""
@@ -720,9 +740,39 @@ class Module:
         do not fit, WeightError where there are no weights."""
         if self._held:
             x, state, inputs = self.hold(x, state, inputs, reset)
+        if not self.batch_first:
+            return self._all_steps(x, state, inputs, lengths, reset)
+        x, reset = self._time_first(x, inputs, reset)
+        y, last = self._all_steps(x, state, {}, lengths, reset)
+        return turned(y), last
+
+    def _all_steps(
+        self, x: object, state: Mapping[str, object] | None, inputs: dict[str, Array], lengths: object, reset: object
+    ) -> tuple[Array, State]:
+        """What a call returns, of arrays [T, B, ...]."""
         arrays, lead, like = self._read_inputs(x, inputs, ("T", "B"))
         has, rows = self._read_rows(lengths, reset, lead)
         return self._run(arrays, state, lead, like, has, rows)
+
+    def _time_first(self, x: object, inputs: Mapping[str, Array], reset: object) -> tuple[dict[str, Array], object]:
+        """All inputs by name, and the resets, [T, B, ...], of those of a call with [B, T, ...]. Raises InputError where
+        they are not so."""
+        values, found = self._name_inputs(x, inputs), dict[str, Array]()
+        lead: Shape | None = None
+        for (name, shape), value in zip(self._inputs, values, strict=True):
+            array: Array = value if hasattr(value, "swapaxes") else _numpy(name, value)
+            self._check_lead(name, shape, tuple(array.shape), ("B", "T"))
+            if lead not in (None, tuple(array.shape[:2])):
+                do = f"give every input [B, T, ...], as {self._inputs[0][0]}"
+                raise _error(InputError, f"{name} has the wrong shape", tuple(array.shape), f"{lead} = [B, T, ...]", do)
+            lead, found[name] = tuple(array.shape[:2]), turned(array)
+        if reset is None:
+            return found, None
+        mask: Array = reset if hasattr(reset, "swapaxes") else np.asarray(reset)
+        if tuple(mask.shape) != lead:
+            do = "give a flag for each row and step"
+            raise _error(InputError, "reset does not fit x", tuple(mask.shape), f"{lead} = [B, T]", do)
+        return found, turned(mask)
 
     def hold(
         self, x: object, state: Mapping[str, object] | None, inputs: dict[str, Array], reset: object = None
@@ -919,16 +969,16 @@ class Module:
         values = self._name_inputs(x, named) if named or len(self._inputs) > 1 or not hasattr(x, "shape") else [x]
         (name, shape), *others = self._inputs
         array = values[0] if type(values[0]) is np.ndarray else _numpy(name, values[0])
-        self._check_lead(name, array.shape, axes)
+        self._check_lead(name, shape, array.shape, axes)
         lead, flat = array.shape[: len(axes)], [self._flat(name, array, array.shape, "")]
         for (other, shape), value in zip(others, values[1:], strict=True) if others else ():
             flat.append(self._flat(other, value, (*lead, *shape), f"[{', '.join(axes)}, ...], as in {name}"))
         kind: type = values[0].__class__
         return flat, lead, None if array is values[0] else _like(kind)
 
-    def _check_lead(self, name: str, found: Shape, axes: tuple[str, ...]) -> None:
-        """Whether the first input has these axes and its own ones behind them."""
-        shape = self._inputs[0][1]
+    @staticmethod
+    def _check_lead(name: str, shape: Shape, found: Shape, axes: tuple[str, ...]) -> None:
+        """Whether an input has these axes and its own ones, `shape`, behind them."""
         if len(found) != len(axes) + len(shape) or found[len(axes) :] != shape:
             expected = f"[{', '.join([*axes, *map(str, shape)])}]"
             raise _error(InputError, f"{name} has the wrong shape", found, expected, "T is time, B the batch")

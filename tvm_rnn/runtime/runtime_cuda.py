@@ -266,19 +266,11 @@ class CudaModule(Module):
     def threads(self, count: int | None) -> None:
         raise runtime._error(InputError, "a module for a GPU has no threads to set", repr(count))
 
-    def __call__(
-        self,
-        x: object,
-        state: Mapping[str, object] | None = None,
-        *,
-        lengths: object = None,
-        reset: object = None,
-        **inputs: object,
+    def _all_steps(
+        self, x: object, state: Mapping[str, object] | None, inputs: dict[str, Array], lengths: object, reset: object
     ) -> tuple[Array, State]:
-        """All steps, as Module says. x, state, lengths and reset may each be on the GPU or of the CPU; results are of
-        the kind and at the place of x. Raises DeviceError too, where the GPU fails."""
-        if self._held:
-            x, state, inputs = self.hold(x, state, inputs, reset)
+        """What a call returns, of arrays [T, B, ...]. x, state, lengths and reset may each be on the GPU or of the CPU;
+        results are of the kind and at the place of x. Raises DeviceError too, where the GPU fails."""
         call = Call(self._asked(x, inputs), state, ("T", "B"), lengths, reset)
         return self._on_device(call.values[0], lambda arrays: self._run_on(arrays, call))
 
@@ -344,9 +336,9 @@ class CudaModule(Module):
             return self._devices[arrays.number]
 
     def _given(self, arrays: Arrays, call: Call) -> Given:
-        (name, _), *others = self._inputs
+        (name, shape), *others = self._inputs
         first = self._take(arrays, name, call.values[0], None, "")
-        self._check_lead(name, tuple(first.shape), call.axes)
+        self._check_lead(name, shape, tuple(first.shape), call.axes)
         lead = tuple(first.shape[: len(call.axes)])
         text = f"[{', '.join(call.axes)}, ...], as in {name}"
         pairs = zip(others, call.values[1:], strict=True)

@@ -29,12 +29,21 @@ class Options(TypedDict):
 
 class Network(NamedTuple):
     """What generation must know of a network. tokens: how many there are, where its input is one; shape: of its input
-    and output; draws: the streams of its random numbers."""
+    and output; draws: the streams of its random numbers; batch_first: whether a call's arrays are [B, T, ...]."""
 
     tokens: int | None
     shape: tuple[int, ...]
     dtype: np.dtype
     draws: list[str]
+    batch_first: bool = False
+
+    def axes(self, steps: str) -> str:
+        """Of arrays over time, as a call has them."""
+        return f"B, {steps}" if self.batch_first else f"{steps}, B"
+
+    def ordered(self, array: np.ndarray) -> np.ndarray:
+        """[T, B, ...] of a call's array, and the other way about."""
+        return np.ascontiguousarray(array.swapaxes(0, 1)) if self.batch_first else array
 
 
 class Request(NamedTuple):
@@ -58,22 +67,23 @@ class Request(NamedTuple):
         return len(self.prompt) - 1 + self.steps
 
     def results(self, y: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of all outputs [total, B, *shape] and the number of steps of each row: the new outputs, those of tokens as
-        [steps, B] int32, with `stop` behind a row's end; and how many of them are a row's own."""
+        """Of all outputs [total, B, *shape] and the number of steps of each row: the new outputs as the caller has
+        them, those of tokens as [steps, B] int32, with `stop` behind a row's end; and how many of them are a row's
+        own."""
         before = len(self.prompt) - 1
         new, lengths = y[before:], np.maximum(ends - before, 0)
         over = np.arange(self.steps)[:, None] >= lengths
         if self.stop is not None:
             new[over] = self.stop
         if self.net.tokens is None:
-            return new, lengths
+            return self.net.ordered(new), lengths
         tokens = new[..., 0]
         wrong = tokens[~((tokens >= 0) & (tokens < self.net.tokens) & (tokens == np.floor(tokens)))]
         if wrong.size:
             do = "emit a place in the table, such as argmax(logits) or sample(logits)"
             expected = f"whole numbers from 0 to {self.net.tokens - 1}"
             raise _error("an output is no token", f"{wrong[0]}", expected, do)
-        return tokens.astype(np.int32), lengths
+        return self.net.ordered(tokens.astype(np.int32)), lengths
 
 
 def _error(what: str, got: object, expected: object = None, do: object = None) -> Exception:
@@ -122,20 +132,20 @@ def _of_kind(what: str, got: object, expected: object, do: object = None) -> Exc
 def _prompt(net: Network, prompt: object) -> np.ndarray:
     array = runtime._numpy("prompt", prompt) if hasattr(prompt, "__dlpack__") else np.asarray(prompt)
     if net.tokens is None:
-        if array.ndim < 2 or array.shape[2:] != net.shape or not len(array):
-            expected = f"[P, B, {', '.join(map(str, net.shape))}], P of at least 1"
+        if array.ndim < 2 or array.shape[2:] != net.shape or not array.shape[int(net.batch_first)]:
+            expected = f"[{', '.join([net.axes('P'), *map(str, net.shape)])}], P of at least 1"
             raise _error("prompt has the wrong shape", array.shape, expected)
         if array.dtype != net.dtype:
             raise _error("prompt has the wrong dtype", array.dtype, net.dtype, "cast it")
-        return np.ascontiguousarray(array)
+        return np.ascontiguousarray(net.ordered(array))
     array = array[..., 0] if array.ndim == 3 and array.shape[2:] == (1,) else array
-    if array.ndim != 2 or not len(array) or array.dtype.kind not in "iu":
+    if array.ndim != 2 or not array.shape[int(net.batch_first)] or array.dtype.kind not in "iu":
         got = f"{array.dtype} of shape {array.shape}"
-        raise _error("prompt is not one of tokens", got, "integers [P, B], P of at least 1")
+        raise _error("prompt is not one of tokens", got, f"integers [{net.axes('P')}], P of at least 1")
     if array.size and not 0 <= array.min() <= array.max() < net.tokens:
         wrong = array[(array < 0) | (array >= net.tokens)][0]
         raise _error("prompt: no such token", wrong, f"0 to {net.tokens - 1}")
-    return array[..., None].astype(net.dtype)
+    return net.ordered(array)[..., None].astype(net.dtype)
 
 
 def network(module: Module) -> Network:
@@ -146,17 +156,25 @@ def network(module: Module) -> Network:
         do = "rnn.compile(net, generate=True)"
         raise _error("this module cannot generate", "a module for given inputs", "one for generation", do)
     tokens, draws = facts.get("tokens"), manifest.get("draws") or []
-    return Network(tokens, tuple(manifest.inputs[0].shape), module._dtype, [*draws])
+    return Network(tokens, tuple(manifest.inputs[0].shape), module._dtype, [*draws], module.batch_first)
 
 
 def others(module: Module, ask: Request, named: Mapping[str, object]) -> list[np.ndarray]:
     """The cell's inputs after the first, flat. Raises InputError where they are not all there, or do not fit."""
     wanted = [name for name, _ in module._inputs[1:]]
     if sorted(named) != sorted(wanted):
-        do = f"give each other input once, [{ask.total}, B, ...]: the prompt's steps but the last, and {ask.steps} more"
+        axes = ask.net.axes(str(ask.total))
+        do = f"give each other input once, [{axes}, ...]: the prompt's steps but the last, and {ask.steps} more"
         raise _error("the inputs are not the module's", [*named], wanted, do)
-    lead = ask.total, ask.rows
-    return [module._flat(name, named[name], (*lead, *shape), "[T, B, ...]") for name, shape in module._inputs[1:]]
+    if not ask.net.batch_first:
+        lead = ask.total, ask.rows
+        return [module._flat(name, named[name], (*lead, *shape), "[T, B, ...]") for name, shape in module._inputs[1:]]
+    found = []
+    for name, shape in module._inputs[1:]:
+        own = (ask.rows, ask.total, *shape)
+        flat = module._flat(name, named[name], own, "[B, T, ...]")
+        found.append(ask.net.ordered(flat.reshape(own)).ravel())
+    return found
 
 
 def run(

@@ -70,6 +70,7 @@ NETWORK: dict[str, Spec] = {
     "entry_points": [str],
     "flops_per_row": float,
     "reverse?": bool,
+    "batch_first?": bool,
     "masks?": MASKS,
     "memory?": FLOPS | {"keep": str, "max_bytes?": SIZE},
 }

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from . import runtime
-from .runtime import Array, Facts, FunctionFacts, InputError, Module, Pack, State
+from .runtime import Array, Facts, FunctionFacts, InputError, Module, Pack, State, turned
 
 if TYPE_CHECKING:
     import tvm_ffi
@@ -143,7 +143,11 @@ class Trainable(Module, Generic[AnyTape], ABC):
         the smallest number possible, where no plan fits max_bytes."""
         if self._held:
             x, state, inputs = self.hold(x, state, inputs, reset)
-        return self._recorded(Asked(x, inputs, state, lengths, reset, seed, first_step, max_bytes))
+        if not self.batch_first:
+            return self._recorded(Asked(x, inputs, state, lengths, reset, seed, first_step, max_bytes))
+        x, reset = self._time_first(x, inputs, reset)
+        y, last, tape = self._recorded(Asked(x, {}, state, lengths, reset, seed, first_step, max_bytes))
+        return turned(y), last, tape
 
     @abstractmethod
     def _recorded(self, asked: Asked) -> tuple[Array, State, AnyTape]:
@@ -172,7 +176,19 @@ class Trainable(Module, Generic[AnyTape], ABC):
             got = "weights that were loaded after it was written"
             raise runtime._error(InputError, "the tape was written with other weights", got, "the same weights", do)
         tape.check_arrays()
-        return self._gradients(tape, gy, gstate)
+        if not self.batch_first:
+            return self._gradients(tape, gy, gstate)
+        above: Array = gy
+        if above is not None:
+            above = above if hasattr(above, "swapaxes") else runtime._numpy("the gradient of y", above)
+            shape, found = (tape.B, tape.T, *self._output), tuple(above.shape)
+            if found != shape:
+                what, expected = "the gradient of y has the wrong shape", f"{shape} = [B, T, D*H], as y"
+                raise runtime._error(InputError, what, found, expected, "reshape it")
+            above = turned(above)
+        d_x, d_state, d_weights = self._gradients(tape, above, gstate)
+        d_x = {name: turned(own) for name, own in d_x.items()} if isinstance(d_x, dict) else turned(d_x)
+        return d_x, d_state, d_weights
 
     @abstractmethod
     def _gradients(self, tape: AnyTape, gy: object, gstate: Mapping[str, object] | None) -> Gradients:

@@ -378,13 +378,15 @@ _present_apart = torch._disable_dynamo(_present)
 
 class TorchLayer(torch.nn.Module):
     """A network that torch trains; see `tvm_rnn.to_torch`. The parameters are the net's weights under their own names,
-    or under those of torch.nn's layers."""
+    or under those of torch.nn's layers. net: with time first, as its code is, whatever the layer's calls have."""
+
+    batch_first = False
 
     def __init__(self, net: RNN, module: Compiled, names: str) -> None:
         super().__init__()
         self._module = module  # first: it says why the layer cannot be pickled
-        self._code, self._told = Code(module), set[str]()
-        self.net, self.form = net, form_of(net) if names == "torch" else None
+        self._code, self._told, self.batch_first = Code(module), set[str](), net.batch_first
+        self.net, self.form = net.time_first(), form_of(net) if names == "torch" else None
         values = net.weights if self.form is None else state_arrays(net)
         home = f"cuda:{module.device}" if hasattr(module, "device") and torch.cuda.is_available() else "cpu"
         self._names = [*values]
@@ -403,7 +405,35 @@ class TorchLayer(torch.nn.Module):
         **inputs: Tensor,
     ) -> tuple[Tensor, dict[str, Tensor | list[Tensor]]]:
         """All steps: (y [T, B, D*H], {name: state after the last step}). Arguments as of a compiled Module's call, and
-        of its `forward_train`: in training mode regularisers act, with a seed of torch's generator if none is given."""
+        of its `forward_train`: in training mode regularisers act, with a seed of torch's generator if none is given. Of
+        a net with batch_first x, y, further inputs and reset are [B, T, ...]."""
+        more: dict[str, Any] = {"lengths": lengths, "seed": seed, "first_step": first_step}
+        if not self.batch_first:
+            return self._all_steps(x, state, reset=reset, **more, **inputs)
+        constants = self._code.constants
+        turned = {name: value if name in constants else batch_first(name, value) for name, value in inputs.items()}
+        again = None if reset is None else batch_first("reset", torch.as_tensor(reset))
+        if isinstance(x, Mapping):
+            first: object = {n: v if n in constants else batch_first(n, v) for n, v in x.items()}
+        elif isinstance(x, list | tuple):
+            first = [batch_first("x", value) for value in x]
+        else:
+            first = batch_first("x", x)
+        y, last = self._all_steps(first, state, reset=again, **more, **turned)
+        return y.transpose(0, 1), last
+
+    def _all_steps(
+        self,
+        x: object,
+        state: State | None = None,
+        *,
+        lengths: object = None,
+        reset: object = None,
+        seed: int | None = None,
+        first_step: int = 0,
+        **inputs: Tensor,
+    ) -> tuple[Tensor, dict[str, Tensor | list[Tensor]]]:
+        """forward() of tensors [T, B, ...]."""
         module = self._module
         in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()  # asked here: Dynamo compiles what is called
         if in_graph and unserved(self._code, self._code.ordered(x, inputs)[0], self.max_bytes):
@@ -460,8 +490,8 @@ class TorchLayer(torch.nn.Module):
 
     @torch._disable_dynamo  # as torch.compiler.disable, which would import Dynamo now
     def _outside(self, *given: Any, **named: Any) -> tuple[Tensor, dict[str, Tensor | list[Tensor]]]:
-        """forward(), not in a graph of torch.compile's."""
-        return TorchLayer.forward(self, *given, **named)
+        """`_all_steps`, not in a graph of torch.compile's."""
+        return TorchLayer._all_steps(self, *given, **named)
 
     def weights(self) -> dict[str, Tensor]:
         """The net's weights, {name: tensor}, made of the parameters: what `net.load` takes."""
@@ -480,9 +510,14 @@ class TorchLayer(torch.nn.Module):
         self._module.max_bytes = count
 
     def compiled(self) -> Compiled:
-        """The compiled module with the present weights: to call without torch, or to export."""
+        """The compiled module with the present weights: to call without torch, or to export. Of a layer with
+        batch_first it is a copy, whose calls have the batch first too."""
         present(self._module, self.weights())
-        return self._module
+        if not self.batch_first:
+            return self._module
+        found = copy.copy(self._module)
+        found.batch_first = True
+        return found
 
     def __prepare_scriptable__(self) -> NoReturn:
         """Called by torch.jit.script."""
@@ -490,7 +525,17 @@ class TorchLayer(torch.nn.Module):
         raise ConfigError(message("torch cannot look into compiled code", got="torch.jit.script", do=do))
 
     def extra_repr(self) -> str:
-        return repr(self.net)[1:-1]
+        return repr(self.net)[1:-1] + ", batch_first=True" * self.batch_first
+
+
+def batch_first(what: str, value: object) -> Tensor:
+    """[T, B, ...] of a tensor [B, T, ...]. Raises InputError for what is none."""
+    if isinstance(value, Tensor) and value.dim() > 1:
+        return value.transpose(0, 1)
+    got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    do = "torch.from_numpy(x), or layer.compiled()(x)" if not isinstance(value, Tensor) else "give it both axes"
+    what = f"{what} does not fit this layer, which has the batch first"
+    raise InputError(message(what, got=got, expected="a tensor [B, T, ...]", do=do))
 
 
 def net_weights(shapes: Mapping[str, Shape], form: Form, own: Mapping[str, Tensor]) -> dict[str, Tensor]:

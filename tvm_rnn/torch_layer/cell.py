@@ -134,7 +134,7 @@ class Cell(TorchLayer):
         more = {n: (v.unsqueeze(0) if single else v) if n in constants else steps(v) for n, v in inputs.items()}
         again = None if reset is None else steps(torch.as_tensor(reset))
         state = each(state, lambda part: part.unsqueeze(1)) if single else state
-        y, found = super().forward(
+        y, found = self._all_steps(
             steps(x), state, lengths=lengths, reset=again, seed=seed, first_step=first_step, **more
         )
         y = y.transpose(0, 1) if self.batch_first else y
@@ -158,9 +158,6 @@ class Cell(TorchLayer):
         self._budget = count
         if self._use is not None:
             self._module.max_bytes = count
-
-    def extra_repr(self) -> str:
-        return super().extra_repr() + ", batch_first=True" * self.batch_first
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in vars(self).items() if name not in ("net", "_module", "_code", "_use")}

@@ -65,7 +65,7 @@ class InTorch:
                 raise InputError(message(f"{what} has the wrong dtype", got=value.dtype, expected=kind, do=do))
             return value
 
-        module._check_lead(name, tuple(inputs[0].shape), ("T", "B"))
+        module._check_lead(*module._inputs[0], tuple(inputs[0].shape), ("T", "B"))
         T, B = inputs[0].shape[:2]
         for (own, shape), value in zip(module._inputs, inputs, strict=True):
             take(own, value, (T, B, *shape), f"[T, B, ...], as in {name}")

@@ -25,11 +25,12 @@ def to_torch(
 ) -> TorchLayer:
     """The network as a torch.nn.Module on the target: a CPU, or a GPU, where its parameters are then.
 
-    Call it as a Module: `y, state = layer(x, state, lengths=n, reset=mask)`, with x [T, B, I] and a state that is a
-    dict, all tensors of the net's dtype. What y and state depend on gets gradients, also by torch.func's `vmap` and
-    `grad`. Its forward mode and third derivatives are torch's own operations, which take much longer than compiled
-    code; on GPUs so are gradients of gradients. `layer.compiled()` is the compiled Module with the present weights, to
-    export or to call without torch, and `net.load(layer.weights())` takes them back.
+    Call it as a Module: `y, state = layer(x, state, lengths=n, reset=mask)`, with x [T, B, I] ([B, T, I] of a net with
+    batch_first) and a state that is a dict, all tensors of the net's dtype. What y and state depend on gets gradients,
+    also by torch.func's `vmap` and `grad`. Its forward mode and third derivatives are torch's own operations, which
+    take much longer than compiled code; on GPUs so are gradients of gradients. `layer.compiled()` is the compiled
+    Module with the present weights, to export or to call without torch, and `net.load(layer.weights())` takes them
+    back.
 
     A net's regularisers act in training mode (`layer.train()`, as at first) with a new seed from torch's generator in
     each call, so that torch.manual_seed gives the same bits again; `layer(x, seed=n, first_step=t)` gives it. In eval
@@ -74,6 +75,6 @@ def to_torch(
         raise ConfigError(not_installed("torch")) from None
     from tvm_rnn.compiler.compile import compile
 
-    module: Compiled = compile(net, target, training=True, **options)
+    module: Compiled = compile(net.time_first(), target, training=True, **options)
     module.max_bytes = max_bytes
     return TorchLayer(net, module, names)

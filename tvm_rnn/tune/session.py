@@ -155,7 +155,7 @@ def workload(net: RNN, target: Target, steps: int, batch: int, precision: str | 
     if not isinstance(net, RNN):
         raise no_network("tune", net)
     check(steps=steps, batch=batch)
-    net = widened(net, precision)
+    net = widened(net.time_first(), precision)
     name = precision_name(net.dtype, precision)
     if target.kind != "cuda" and name not in ("float32", "float64"):
         raise ConfigError(

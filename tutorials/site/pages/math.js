@@ -7,11 +7,12 @@ if (base && base.nextElementSibling.getBoundingClientRect().bottom - base.getBou
 
 // The theme leaves its search dialog without a name.
 document.querySelector(".md-search")?.setAttribute("aria-label", "Search");
-// What is wider than the page scrolls by keys too: tables, equations, charts.
+// What is wider than the page scrolls by keys too: tables, equations, charts, code. Blocks of code are landmarks of the
+// theme's, which have no names.
 function reach() {
-  for (const part of document.querySelectorAll(".md-content div")) {
+  for (const part of document.querySelectorAll(".md-content :is(div, code)")) {
     if (part.scrollWidth > part.clientWidth && getComputedStyle(part).overflowX !== "visible") part.tabIndex = 0;
   }
+  document.querySelectorAll(".md-code__nav").forEach((part, number) => part.setAttribute("aria-label", `Code ${number + 1}`));
 }
-window.addEventListener("load", reach);
-window.addEventListener("resize", reach);
+for (const when of ["load", "resize"]) window.addEventListener(when, () => { reach(); setTimeout(reach, 500); });

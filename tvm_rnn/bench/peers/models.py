@@ -132,6 +132,7 @@ class Problem:
     def module(self) -> Module:
         """This project's, with these weights where its file has none."""
         module = load(self.path)
+        module.batch_first = False  # arrays of a problem have time first
         if not module.weights:
             module.load_weights({item.name: self.weights[item.name] for item in self.manifest.weights})
         return module

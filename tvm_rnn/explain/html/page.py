@@ -7,6 +7,7 @@ are `page.css` and `page.js`, written into it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
@@ -78,7 +79,7 @@ def _summary(own: NetworkFacts) -> str:
         "What it is": escape(found.what),
         "How fast": escape(found.speed),
         "How far from the roof": bar + escape(found.distance),
-        "What to change first": escape(found.change),
+        "What to change first": re.sub(r"--[\w-]+", r"<code>\g<0></code>", escape(found.change)),
     }
     cards = "".join(f"<div><dt>{words}</dt><dd>{answer}</dd></div>" for words, answer in answers.items())
     return f'<dl class="summary">{cards}</dl>'
@@ -199,7 +200,7 @@ def _graphs(net: Looked, at: str) -> str:
             pictures.append(_folded("As text", graph_text(graph)))
         hidden = "" if number == len(stages) - 1 else " hidden"
         parts.append(f'<div class="stage" data-name="{escape(name)}"{hidden}>{"".join(pictures)}</div>')
-    buttons = (("0.8", "smaller", "&minus;"), ("1.25", "larger", "+"), ("0", "as at first", "fit"))
+    buttons = (("0.8", "smaller", "&minus;"), ("1.25", "larger", "+"), ("0", "fit: as at first", "fit"))
     zoom = "".join(
         f'<button type="button" data-by="{by}" aria-label="{words}">{text}</button> ' for by, words, text in buttons
     )
