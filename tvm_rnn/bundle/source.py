@@ -5,6 +5,7 @@ In: `Facts`. Out: the text of one C file, which is compiled with engine.c.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -48,22 +49,19 @@ int32_t {network}_init_state({name} *handle, int64_t batch{state_parameters}) {{
 """
 
 # Of a network with a function of one row's step: the same checks as the engine's, of sizes that are known. What does
-# not pass them is the engine's, with all that it has to say.
+# not pass them is the engine's, with all that it has to say. Nothing is stored and nothing loops: comparisons of
+# registers, a branch for each.
+APART = """\
+static inline int engine_apart(const void *a, uint64_t bytes_of_a, const void *b, uint64_t bytes_of_b) {
+  return (uint64_t)((uintptr_t)b - (uintptr_t)a) + bytes_of_b - 1 >= bytes_of_a + bytes_of_b - 1;
+}
+"""
+
 DIRECT = """\
-static int {network}_fits({name} *handle, int64_t steps, int64_t batch, {arrays}) {{
-  const uintptr_t at[] = {{{addresses}}};
-  static const uint64_t bytes[] = {{{bytes}}}, per_step[] = {{{per_step}}};
-  uintptr_t all = 0;
-  int bad = !handle | (batch != 1);
-  if (steps < 1 || steps > MOST_BLOCK) return 0;
-  for (int i = 0; i < {count}; ++i) {{
-    const uint64_t size = bytes[i] + per_step[i] * (uint64_t)steps;
-    all |= at[i], bad |= !at[i];
-    for (int k = 0; k < i; ++k)
-      if (i >= {read} || k >= {read})
-        bad |= (at[i] - at[k] < bytes[k] + per_step[k] * (uint64_t)steps) | (at[k] - at[i] < size);
-  }}
-  return !(bad | (all % {item} != 0));
+static inline int {network}_fits({name} *handle, int64_t steps, int64_t batch, {arrays}) {{
+  return handle && batch == 1 && steps >= 1 && steps <= MOST_BLOCK && {there}
+    && !(({addresses}) % {item})
+    && {apart};
 }}
 
 """
@@ -83,12 +81,21 @@ BLOCK = """\
 """
 
 CALL = """\
-int32_t {network}_{entry}({name} *handle, {sizes}int64_t batch, {arrays}{more}) {{
-{direct}\
+{in_full}int32_t {network}_{entry}{kind}({name} *handle, {sizes}int64_t batch, {arrays}{more}) {{
   const void *const inputs[] = {{{inputs}0}};
   void *const states[] = {{{states}0}};
   const struct engine_call call = {{{steps}, batch, inputs, states, y, {rows}, 0}};
   return engine_{entry}(HANDLE, {number}, &call);
+}}
+"""
+
+# A function of its own for what the engine does: what is kept for its sake would cost the quick way half its time.
+IN_FULL = {"kind": "_in_full", "in_full": "static __attribute__((noinline)) "}
+WHOLE = {"kind": "", "in_full": ""}
+QUICK = """\
+int32_t {network}_{entry}({name} *handle, {sizes}int64_t batch, {arrays}{more}) {{
+{direct}\
+  return {network}_{entry}_in_full(handle, {given});
 }}
 """
 
@@ -111,6 +118,7 @@ def source_text(facts: Facts, program: str = "", linked: bool = False) -> str:
     parts = [f"/* Tables and functions of {facts.name}, made from its module. */\n"]
     parts.append(f'#include <math.h>\n\n#include "{facts.name}.h"\n#include "program.h"\n')
     parts.append("enum { MOST_BLOCK = 1 << 20 }; /* steps: their sizes in bytes are none that overflow */\n")
+    parts.append(APART)
     parts.append(_tables(facts))
     parts += [_network_tables(network, i) for i, network in enumerate(facts.networks)]
     parts += [_linked(facts)] * linked
@@ -241,14 +249,19 @@ def _functions(facts: Facts, network: Network, number: int) -> str:
     parameters = "".join(f", {network.c_type} *{state.name}" for state in network.states)
     own = {**names, "states": states, "inputs": inputs, "arrays": ", ".join(arrays_of(network))}
     parts = [NETWORK.format(**names, states=states, state_parameters=parameters)]
-    direct, step, block = _direct(network, own)
-    parts.append(direct)
+    entries = list[Mapping[str, str]]()
     if network.can_step:
-        parts.append(CALL.format(**own, entry="step", sizes="", more="", steps="1", rows="0, 0", direct=step))
-    more = ", const int64_t *lengths, const uint8_t *reset"
+        entries.append({"entry": "step", "sizes": "", "more": "", "steps": "1", "rows": "0, 0"})
     if network.can_run:
-        rows = {"more": more, "steps": "steps", "rows": "lengths, reset", "direct": block}
-        parts.append(CALL.format(**own, entry="sequence", sizes="int64_t steps, ", **rows))
+        more = ", const int64_t *lengths, const uint8_t *reset"
+        whole = {"sizes": "int64_t steps, ", "more": more, "steps": "steps", "rows": "lengths, reset"}
+        entries.append({"entry": "sequence", **whole})
+    check, quick = _direct(network, own)
+    parts.append(check)
+    for entry in entries:
+        way = quick.get(entry["entry"], "")
+        parts.append(CALL.format(**own, **entry, **(IN_FULL if way else WHOLE)))
+        parts += [QUICK.format(**own, **entry, direct=way, given=_given(network, entry))] * bool(way)
     if network.manifest.generation is not None:
         others = "".join(f"{x.name}, " for x in network.inputs[1:])
         more, drawn = (
@@ -259,23 +272,40 @@ def _functions(facts: Facts, network: Network, number: int) -> str:
     return "\n".join(parts)
 
 
-def _direct(network: Network, own: Mapping[str, object]) -> tuple[str, str, str]:
-    """The check of a call of one row, and what makes a step and a sequence of such calls; empty where there is none."""
+def _arrays(network: Network) -> list[Array]:
+    """In the order of the entry points' parameters."""
+    return [*network.inputs, *network.states, network.output]
+
+
+def _given(network: Network, entry: Mapping[str, str]) -> str:
+    """What an entry point was given, behind the handle, in a call of another."""
+    arrays = [array.name for array in _arrays(network)]
+    of_steps = entry["entry"] == "sequence"
+    return ", ".join([*["steps"] * of_steps, "batch", *arrays, *["lengths", "reset"] * of_steps])
+
+
+def _direct(network: Network, own: Mapping[str, object]) -> tuple[str, dict[str, str]]:
+    """The check of a call of one row, and what the entry points do with one that passes; empty where there is none."""
     if network.direct is None:
-        return "", "", ""
+        return "", {}
     item = np.dtype(network.manifest.dtype).itemsize
-    arrays = [*network.inputs, *network.states, Array("y", network.output.per_row, "")]
-    held = {state.name for state in network.states}
-    given = ", ".join(array.name for array in arrays)
+    arrays = _arrays(network)
+    held, read = {state.name for state in network.states}, {x.name for x in network.inputs}
+    given = ", ".join(a.name for a in arrays)
     at_step = (a.name if a.name in held else f"{a.name} + t * {a.per_row}" for a in arrays)
+    sizes = {a.name: f"{item * a.per_row}" + " * (uint64_t)steps" * (a.name not in held) for a in arrays}
+    apart = (
+        f"engine_apart({a}, {sizes[a]}, {b}, {sizes[b]})"
+        for a, b in itertools.combinations(sizes, 2)
+        if not {a, b} <= read
+    )
     facts = {
-        "addresses": ", ".join(f"(uintptr_t){array.name}" for array in arrays),
-        "bytes": ", ".join(str(item * a.per_row if a.name in held else 0) for a in arrays),
-        "per_step": ", ".join(str(0 if a.name in held else item * a.per_row) for a in arrays),
-        "count": len(arrays),
-        "read": len(network.inputs),
+        "there": " && ".join(sizes),
+        "addresses": " | ".join(f"(uintptr_t){name}" for name in sizes),
+        "apart": "\n    && ".join(apart),
         "item": item,
     }
     pieces = {"network": network.name, "given": given, "at_step": ", ".join(at_step)}
-    block = BLOCK.format(**pieces) if network.direct.blocks else ""
-    return DIRECT.format(**own, **facts), STEP.format(**pieces), block
+    quick = {"step": STEP.format(**pieces)}
+    quick |= {"sequence": BLOCK.format(**pieces)} if network.direct.blocks else {}
+    return DIRECT.format(**own, **facts), quick
