@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-from derivatives import Case, named, oracle
+from derivatives import Case, named, oracle, with_weights
 from headed_cells import both_ways
 
 import tvm_rnn as rnn
@@ -15,6 +16,7 @@ from tvm_rnn.bench.measure.gpu_graphs import run_poisoned
 from tvm_rnn.oracle.tolerance import assert_close
 
 REPEATS, BYTES = 20, 1 << 26
+ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "tf32": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
 # Relative error in the Euclidean norm.
 LIMITS = {"bfloat16": 2e-2, "float16": 4e-3, "tf32": 2e-3, "float32": 1e-5, "float64": 1e-12}
 
@@ -123,6 +125,14 @@ def rounded(value: Any, rounding: float, rng: np.random.Generator) -> Any:
         return [rounded(part, rounding, rng) for part in value]
     exactly = np.asarray(value).astype(np.float64)
     return exactly * (1 + rounding * rng.uniform(-1, 1, exactly.shape))
+
+
+def moved(net: rnn.RNN, case: Case, rounding: float, seed: int) -> tuple[rnn.RNN, Case]:
+    """Network and case, every number off by at most one rounding."""
+    rng = np.random.default_rng(seed)
+    names = ("x", "state", "gy", "gstate")
+    other = replace(case, **{name: rounded(getattr(case, name), rounding, rng) for name in names})
+    return with_weights(net, rounded(net.weights, rounding, rng)), other
 
 
 def check_gradients(module: Any, net: rnn.RNN, case: Case, precision: str = "", near: Near = assert_near) -> None:

@@ -8,15 +8,13 @@ from __future__ import annotations
 import math
 import os
 import random
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
-from derivatives import Case, draw, with_weights
+from derivatives import Case, draw
 from gpu_modules import gpu_module
 from networks import FEWEST, SPIKING, fitting, flags, network
-from on_gpu import LIMITS, Exact, check_gradients, check_results, gaps_of, rounded
+from on_gpu import LIMITS, ROUNDING, Exact, check_gradients, check_results, gaps_of, moved
 
 import tvm_rnn as rnn
 
@@ -25,7 +23,6 @@ pytest.importorskip("torch")
 pytest.importorskip("ml_dtypes")  # gives NumPy bfloat16
 FIRST = int(os.environ.get("TVM_RNN_SEED", "0"))
 MOST = {"H": 300, "matrix": 72}  # units of a vector; keys of a matrix
-ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "tf32": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
 DTYPES = ("bfloat16", "bfloat16", "float16", "tf32", "float32", "float64")
 
 
@@ -64,14 +61,6 @@ def as_conditioned(found: dict[str, Any], exact: Exact, net: rnn.RNN, case: Case
         others = [gaps_of(exact(*moved(net, case, ROUNDING[precision], seed)), expected) for seed in range(3)]
         off = {key: (gap, [o[key] for o in others]) for key, gap in off.items()}
     assert all(gap < limit + 2 * max(others) for gap, others in off.values()), (precision, limit, off)
-
-
-def moved(net: rnn.RNN, case: Case, rounding: float, seed: int) -> tuple[rnn.RNN, Case]:
-    """Network and case, every number off by at most one rounding."""
-    rng = np.random.default_rng(seed)
-    names = ("x", "state", "gy", "gstate")
-    other = replace(case, **{name: rounded(getattr(case, name), rounding, rng) for name in names})
-    return with_weights(net, rounded(net.weights, rounding, rng)), other
 
 
 @pytest.mark.broad_after(2)

@@ -1,11 +1,12 @@
 """Recurrences over all time on a real GPU, against the oracle: one chunk and many, outputs poisoned, the same bits.
 
-Both passes of training too. Machines without a compiler need TVM_RNN_MODULES, a folder that has the modules.
+Both passes of training too, of a case that TVM_RNN_SEED (0) draws. Machines without a compiler need TVM_RNN_MODULES, a
+folder that has the modules.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from derivatives import Case, draw, named, oracle
 from gpu_modules import gpu_module
 from linear_cells import OWN, exact
 from networks import flags
-from on_gpu import LIMITS, plain, poison, rounded, there
+from on_gpu import LIMITS, ROUNDING, moved, plain, poison, there
 
 import tvm_rnn as rnn
 from tvm_rnn.bench.measure.gpu_graphs import run_poisoned
@@ -24,6 +25,7 @@ from tvm_rnn.oracle.tolerance import assert_close
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
 REPEATS, BYTES = 20, 1 << 26
+SEED = int(os.environ.get("TVM_RNN_SEED", "0"))
 KINDS = [
     ("min_gru", "float32"),
     ("t_rnn", "float64"),
@@ -103,7 +105,7 @@ def test_gradients_against_the_oracle(name: str, ragged: bool) -> None:
     kind = getattr(torch, dtype)
     for steps, batch in ((1, 3), (37, 5), (400 if name in MATRICES else 1500, 2)):
         rows = flags(steps, batch) if ragged else {}
-        case = draw(net, steps, batch, seed=int(torch.seed() % 1000), **rows)
+        case = draw(net, steps, batch, seed=SEED, **rows)
         x, state, gy, gstate = (there(value, kind) for value in (case.x["x"], case.state, case.gy, case.gstate))
         first: dict[str, Any] = {}
         for _ in range(REPEATS):
@@ -117,18 +119,15 @@ def test_gradients_against_the_oracle(name: str, ragged: bool) -> None:
         for key, value in expected.items():
             gap = float(np.linalg.norm(plain(first[key]) - value))
             limit = LIMITS[dtype] * max(float(np.linalg.norm(value)), 1e-30)
-            assert gap < limit or gap < limit + 2 * conditioning(net, case, key, value), (key, steps)
+            assert gap < limit or gap < limit + 2 * conditioning(net, case, key, value), (key, steps, gap)
 
 
 def conditioning(net: rnn.RNN, case: Case, key: str, value: Any) -> float:
-    """How far the exact gradient goes where inputs are off by a rounding. One number is a sum over all steps, of either
-    sign: it may be near 0 where its terms are not."""
-    found, rounding = [0.0], float(np.finfo(net.dtype).eps) if net.dtype != "bfloat16" else 2.0**-8
-    for seed in range(3):
-        rng = np.random.default_rng(seed)
-        moved = replace(case, x=rounded(case.x, rounding, rng), gy=rounded(case.gy, rounding, rng))
-        found.append(float(np.linalg.norm(oracle(net, moved).get(key, value) - value)))
-    return max(found)
+    """How far the exact gradient goes where inputs, states, their gradients and weights are off by a rounding. One
+    number is a sum over all steps, of either sign: it may be near 0 where its terms are not. mamba2 has one decay: with
+    draws 0 to 6 its gradient is 4 to 60 after 400 steps, and moves by 0.1 to 0.4 whatever it is."""
+    others = [oracle(*moved(net, case, ROUNDING[net.dtype], seed)) for seed in range(3)]
+    return max(float(np.linalg.norm(other.get(key, value) - value)) for other in others)
 
 
 def results(y: Any, last: Any, gradients: Any) -> dict[str, Any]:

@@ -150,6 +150,23 @@ def test_an_attribute_of_another_version() -> None:
         rnn.from_onnx(made)
 
 
+def test_sizes_are_computed_where_they_are_read() -> None:
+    """As exporters write `y.view(x.shape[2] // 2, x.shape[0], -1)`: what -1 stands for follows from sizes, in each
+    region."""
+    nodes = [
+        node("Shape", ["x"], ["shape"]),
+        node("Gather", ["shape", "ends"], ["two"]),
+        node("Div", ["two", "parts"], ["lead"]),
+        node("Concat", ["lead", "open"], ["sizes"], axis=0),
+        node("Reshape", ["y", "sizes"], ["flat"]),
+        node("MatMul", ["flat", "m"], ["out"]),
+    ]
+    known = {"ends": np.array([2, 0]), "parts": np.array([2, 1]), "open": np.array([-1]), "m": random(3, 2)}
+    made, feeds = front(*nodes, outputs="out", constants=known), {"x": random(3, 2, 8)}
+    mod = rnn.compile(rnn.from_onnx(made))
+    np.testing.assert_allclose(mod.run(feeds)["out"], onnx_runtime(made, feeds)["out"], atol=1e-6)
+
+
 def test_sizes_of_different_names_are_compared_when_a_model_runs() -> None:
     nodes = [node("Conv", ["x", "k"], ["c"]), node("MatMul", ["c", "z"], ["m"]), node("Add", ["m", "s"], ["y"])]
     shapes = {"x": ("f4", ["B", 2, "T"]), "z": ("f4", ["frames", "U"]), "s": ("f4", ["rows", "U"])}

@@ -18,10 +18,14 @@ from tvm_rnn.network.rnn import RNN
 
 from .calls import Graph, Look, Unsupported, calls_of
 from .nodes import CODES, Values, import_onnx, opset_of, renamed
+from .sizes import ARITHMETIC, MOVES
 from .types import Types
 
 if TYPE_CHECKING:
     from onnx import ModelProto
+
+SIZES = {*MOVES, *ARITHMETIC, "Cast", "ReduceProd"}  # what is done with sizes
+WHOLE = ("int32", "int64")
 
 
 @dataclass
@@ -112,10 +116,31 @@ class _Regions:
         own = {id(step) for step in region.steps}
         used = {name for step in self.steps if id(step) not in own for name in step.inputs} | {*self.wanted}
         outputs = tuple(name for name in region.made if name in used)
-        inputs = tuple(name for name in region.read if not self.is_constant(name))
-        graph = self.graph(region, inputs, outputs)
+        whole = Region([*self.sizes_again(region), *region.steps])
+        inputs = tuple(name for name in whole.read if not self.is_constant(name))
+        graph = self.graph(whole, inputs, outputs)
         operators = [step.op for step in region.steps]
         return Step(COMPILED, inputs, outputs, {"graph": graph, "operators": operators}, region.label)
+
+    def sizes_again(self, region: Region) -> list[Step]:
+        """Steps of other regions that compute what this one reads from sizes of arrays that it can be given. Of sizes
+        more is known than of elements of an array: what -1 stands for, and which are the same."""
+        given = {*region.read, *(own.name for own in self.values.program.inputs)}
+        sized, makers = set[str](), dict[str, Step]()
+        for step in ordered(self.steps):
+            rest = [name for name in step.inputs if name and name not in sized]
+            starts = step.op in ("Shape", "Size") and {*rest} <= given
+            goes_on = step.op in SIZES and len(rest) < len(step.inputs) and all(map(self.is_constant, rest))
+            if starts or (goes_on and step.attributes.get("dtype", "int64") in WHOLE):
+                sized.update(filter(None, step.outputs))
+                makers.update((name, step) for name in step.outputs if name)
+        stack, chosen = [name for name in region.read if name in makers], set[int]()
+        while stack:
+            step = makers[stack.pop()]
+            if id(step) not in chosen:
+                chosen.add(id(step))
+                stack += [name for name in step.inputs if name in makers]
+        return [step for step in ordered(self.steps) if id(step) in chosen]
 
     def graph(self, region: Region, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
         """The region as a Graph. Raises Unsupported."""

