@@ -9,6 +9,7 @@ whose sizes have different names are aligned, as a size of 1 goes with every oth
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 SHAPES = {"Reshape": (1,), "Expand": (1,), "Tile": (1,), "ConstantOfShape": (0,)}
 ALIGNED = {"Add", "Sub", "Mul", "Div", "Pow", "Mod", "And", "Or", "Xor", "Less", "LessOrEqual", "Greater"}
 ALIGNED |= {"GreaterOrEqual", "Equal", "Where", "Max", "Min", "Sum", "Mean", "PRelu"}
+MOST_GROUPS, WIDE = 8, 8  # of a convolution that becomes several; input channels of each
 MOST_SIZES = 8  # of a shape
 
 
@@ -129,4 +131,32 @@ class Importer(ONNXGraphImporter):
         inputs = [None if value is None else self.asked.array(value) for value in node.inputs]
         if node.op in ALIGNED:
             inputs = node.aligned(inputs)
+        if node.op == "Conv" and (groups := _groups(node, inputs)):
+            return self._joined(node, groups)
         return self._convert_operator(node.op, onnx_input(inputs), node.attributes, self.opset)
+
+    def _joined(self, node: Node, groups: list[list[relax.Expr | None]]) -> relax.Expr:
+        """Convolutions of these operands, with their channels side by side."""
+        own = {**node.attributes, "group": 1}
+        made = [self._convert_operator(node.op, onnx_input(inputs), {**own}, self.opset) for inputs in groups]
+        return self.bb.normalize(relax.op.concat([self.bb.normalize(part) for part in made], 1))
+
+
+def _groups(node: Node, inputs: Sequence[relax.Expr | None]) -> list[list[relax.Expr | None]]:
+    """The operands of each group of a convolution, where groups are few and wide: each is a product of matrices then.
+    [] of others."""
+    groups, (x, filters, bias) = int(node.attributes.get("group", 1)), [*inputs, None][:3]
+    weights, shift = _constant(filters), _constant(bias)
+    if not 1 < groups <= MOST_GROUPS or weights is None or (bias is not None and shift is None):
+        return []
+    rows, wide = weights.shape[:2]
+    if wide < WIDE or rows % groups or node.shape(x)[1] != wide * groups:
+        return []
+    data = node.bb.emit(relax.op.split(x, groups, 1))
+    shifts = [None] * groups if shift is None else [relax.const(own) for own in np.split(shift, groups)]
+    own = [relax.const(part) for part in np.split(weights, groups)]
+    return [[node.bb.emit(relax.TupleGetItem(data, i)), own[i], shifts[i]] for i in range(groups)]
+
+
+def _constant(value: relax.Expr | None) -> np.ndarray | None:
+    return value.value.numpy() if isinstance(value, tvm.ir.GenericConst) else None
