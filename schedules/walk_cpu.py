@@ -19,8 +19,10 @@ MOST_ROWS, MOST_BYTES = 8192, 64 << 20  # of any choice, and of what its tile st
 # on one thread of Zen 5 took 266 ms with 32 rows, 183 with 128, 157 with 256, 156 with 512.
 BACKWARD_ROWS = 256
 # The input's weights are read once per tile. LSTM, H = 1024 (16 MB), B = 16, two threads of Zen 5: 1316 us per step
-# with 32 rows, 927 with 256, 854 with 1024; with H = 512 (4 MB) all are the same.
-HEAVY = 8  # level-2 caches
+# with 32 rows, 927 with 256, 854 with 1024; with H = 512 (4 MB) all are the same. With a slower level-3 cache they
+# count sooner: GRU, H = 786 (7 MB), B = 18, one thread of Ice Lake: 2446 with 33 rows, 1566 with 512; LSTM, I = 1350,
+# H = 182 (4 MB), B = 16: 441 and 348.
+HEAVY = 2  # level-2 caches
 BYTES = {"float32": 4, "float64": 8}
 
 

@@ -90,7 +90,7 @@ PRINTED = {
     "07_train": [
         "both find the same gradients",
         "Sobel: the error is ",
-        "   512 ",
+        "   256 ",
         "frames: the error is ",
     ],
     "10_train_spikes": [
