@@ -263,7 +263,7 @@ def test_the_search_needs_nothing_from_elsewhere() -> None:
 
 def test_docstrings_are_prose_but_for_what_is_set_in_columns(site: ModuleType) -> None:
     text = site.prose("One line\nand `a_b` more, a*b.\n\n    indented\n\nname   what")
-    assert text == "One line and `a_b` more, a\\*b.\n\n```text\n    indented\n```\n\n```text\nname   what\n```"
+    assert text == "One line and `a_b` more, a\\*b.\n\n```text\nindented\n```\n\n```text\nname   what\n```"
 
 
 @pytest.mark.parametrize("paper", ["light", "dark"])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +29,7 @@ from .graph_ops import Code, Shape, array_of, for_others, steps_in_graph, unserv
 from .in_torch import ENDS, InTorch
 from .mapped import Mapped, mapped_steps, served
 from .second import Point, Second, second_of
+from .warn import warn
 
 State = Mapping[str, Tensor | list[Tensor]]
 
@@ -482,8 +482,7 @@ class TorchLayer(torch.nn.Module):
         steps.check(self._module, *given[:2])
         if why not in self._told:
             self._told.add(why)
-            text = message("torch's own operations ran this layer", where=repr(self.net), got=why)
-            warnings.warn(text, stacklevel=5)
+            warn(message("torch's own operations ran this layer", where=repr(self.net), got=why))
         kind = given[0][0].dtype
         y, last = steps(*given)
         return y.to(kind), runtime.State(each(last, lambda part: part.to(kind)) or {})

@@ -8,7 +8,6 @@ one call after the other.
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from tvm_rnn.network.rnn import RNN
 from tvm_rnn.runtime.runtime import Module
 
 from .graph_ops import IN_GRAPHS, Code, States, gradients, put_in_graphs, steps, steps_recorded
+from .warn import warn
 
 Dims: TypeAlias = "Sequence[int | None]"
 Results: TypeAlias = "tuple[Tensor | None, ...]"
@@ -136,8 +136,7 @@ def members_of(net: RNN, code: Code, count: int) -> tuple[RNN, Code] | None:
             known[count] = many, getattr(IN_GRAPHS, name)
         except TvmRnnError as reason:
             known[count] = None
-            text = message("vmap is one call after the other here", where=repr(net), got=str(reason).splitlines()[0])
-            warnings.warn(text, stacklevel=2)
+            warn(message("vmap is one call after the other here", where=repr(net), got=str(reason).splitlines()[0]))
     return known[count]
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
@@ -44,6 +43,7 @@ from .cell import Cell as Cell
 from .graph_ops import IN_GRAPHS, Code, put_in_graphs, records, steps_in_graph
 from .in_torch import InTorch
 from .mapped import code_of, mapped_steps, served
+from .warn import warn
 
 # A network with code; in graphs the code; under torch.func what serves it; a network alone: its equations, in torch's
 # operations.
@@ -230,7 +230,7 @@ def _tell(layer: DropIn, why: str) -> None:
     told = _own.setdefault(layer, Own()).told
     if why and why not in told:
         told.add(why)
-        warnings.warn(message("torch's own code ran this layer", where=repr(layer), got=why), stacklevel=5)
+        warn(message("torch's own code ran this layer", where=repr(layer), got=why))
 
 
 # --- what runs it -----------------------------------------------------------------------------------------------------
