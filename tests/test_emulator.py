@@ -120,12 +120,8 @@ GEOMETRIES = {
 }
 
 
-# One always; the others with the slow tests.
-USUAL = ("cluster, rows shared, weights in shared memory",)
-
-
-@pytest.mark.broad
-@pytest.mark.parametrize("name", [n if n in USUAL else pytest.param(n, marks=pytest.mark.slow) for n in GEOMETRIES])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GEOMETRIES)
 def test_a_persistent_geometry_is_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (cell, width, dtype, precision), knobs = GEOMETRIES[name]
     forced(monkeypatch, name.split()[0].strip(","), **knobs)

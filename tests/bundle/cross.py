@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tvm_rnn.bundle.facts import TAKEN
+from tvm_rnn.bundle.facts import LOCALS, TAKEN
 from tvm_rnn.cpu.c_compiler import find_compiler
 from tvm_rnn.errors import BuildError
 from tvm_rnn.names import identifiers
@@ -63,7 +63,7 @@ def _knows_vectors(qemu: str) -> bool:
 def build_example(own: Tools, bundle: Path, constants: Sequence[str] = ()) -> Sequence[str]:
     """The command that runs the bundle's example.c. constants: states that nobody has given; here they are zeros."""
     source = bundle / "example.c"
-    named = identifiers(constants, TAKEN)
+    named = identifiers(constants, TAKEN | LOCALS)
     zeros = "".join(f"  for (int64_t i = 0; i < batch * FAR_{n.upper()}_PER_ROW; ++i) {n}[i] = 0;\n" for n in named)
     source.write_text(source.read_text().replace("  CHECK(far_sequence", f"{zeros}  CHECK(far_sequence", 1))
     words = [*own.compiler, "-O2", "example.c", "-o", "example", "-L.", f"-l{bundle.name}", "-Wl,-rpath,$ORIGIN"]

@@ -71,7 +71,7 @@ def test_functions_beside_a_gpu_are_for_its_host() -> None:
     assert resolve("nvidia-h200").host.name == "x86-64-v3"
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_a_file_for_gpus_has_what_is_around_the_network() -> None:
     own = weights("GRU", 1, 4, 3, RNG)
     nodes = [node("GRU", ["x", "W", "R", "B"], ["y", "last"], hidden_size=3), node("Softmax", ["last"], ["p"], axis=-1)]

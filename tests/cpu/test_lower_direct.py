@@ -17,8 +17,10 @@ from networks import arguments, network
 from tvm import tirx
 
 import tvm_rnn as rnn
+from tvm_rnn.bundle.facts import LOCALS, TAKEN
 from tvm_rnn.compiler.link import generate
 from tvm_rnn.cpu.lower_direct import direct_of, narrowed
+from tvm_rnn.names import identifiers
 from tvm_rnn.options import Options
 from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.passes.pipeline import passed
@@ -82,8 +84,9 @@ def check(net: rnn.RNN, folder: Path) -> None:
         assert_close(y.reshape(expected.shape), expected, net.dtype, STEPS)
         for own, value in zip(states, after.values(), strict=True):
             assert_close(own, flat(value), net.dtype, STEPS)
-    row = {name: value[0].ravel() for name, value in x.items()} | {name: flat(value) for name, value in state.items()}
-    check_looks(stepper, {**row, "y": y[0].ravel()}, set(x))
+    words = identifiers([*x, *state], TAKEN | LOCALS)
+    row = [value[0].ravel() for value in x.values()] + [flat(value) for value in state.values()]
+    check_looks(stepper, {**dict(zip(words, row, strict=True)), "y": y[0].ravel()}, set(words[: len(x)]))
     stepper("close", stepper.handle)
 
 

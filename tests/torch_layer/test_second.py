@@ -136,7 +136,7 @@ CELLS: dict[str, dict[str, int]] = {
 
 
 @pytest.mark.broad
-@pytest.mark.slow_after(8)
+@pytest.mark.slow_after(5)
 @pytest.mark.parametrize("name", CELLS)
 def test_cells_beside_differences_and_torch(name: str, counted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """What compiled code makes is how compiled gradients change, in float64, and what torch makes of a loop."""

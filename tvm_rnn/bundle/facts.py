@@ -29,13 +29,15 @@ TAKEN = set(
         r"\w+",
         """
         model handle steps batch y lengths reset NULL main errno stdin stdout stderr std
-        own step weights inputs states call t engine_apart engine_init_state engine_step engine_sequence
+        engine_apart engine_init_state engine_step engine_sequence
         abort atoll calloc clock_gettime exit fclose fopen fprintf fread free fseek ftell fwrite malloc memcpy memset
         printf qsort signal strcmp time argc argv begin check compare count files found given i in memory now_us out
         output print_times process read_file run size start status timed us v
         """,
     )
 )
+# Variables of entry points: a bundle may be called so, an array may not.
+LOCALS = {"own", "step", "weights", "inputs", "states", "call", "t"}
 # What entry points call, after the network's name and an underscore.
 ENTRIES = ("direct", "fits", "step_unchecked", "step_in_full", "sequence_in_full")
 # The parameters' names of the function that generates besides, and what its program uses.
@@ -211,7 +213,7 @@ def _network(m: CpuNetwork, name: str, number: Mapping[str, int], first: str, gi
     if m.draws and m.generation is None:
         do = "compile it with generate=True; or bundle a cell that emits what is drawn from, and draw in the program"
         raise ConfigError(message("bundle: a network that draws random numbers", got=", ".join(m.draws), do=do))
-    taken = {*TAKEN, name, *(f"{name}_{entry}" for entry in ENTRIES)} | (
+    taken = {*TAKEN, *LOCALS, name, *(f"{name}_{entry}" for entry in ENTRIES)} | (
         GENERATING if m.generation is not None else set()
     )
     words = identifiers([*(item.name for item in m.inputs), *(state.name for state in m.states)], taken)
