@@ -30,7 +30,7 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.broad
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", CASES)
 def test_against_the_oracle(name: str) -> None:
     """With lengths and resets."""

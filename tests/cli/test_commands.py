@@ -120,7 +120,7 @@ def test_compile_says_what_it_wrote(files: Paths, tmp_path: Path) -> None:
     assert any("trace" in name for name in os.listdir(dump))
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_compile_for_training_with_regularisers_and_a_budget(tmp_path: Path) -> None:
     path = str(tmp_path / "trained.so")
     how = ["--training", "--layers", "2", "--dropout", "0.25", "--zoneout", "h=0.1,c=0.05", "--max-bytes", "20k"]

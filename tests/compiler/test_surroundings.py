@@ -94,6 +94,7 @@ def test_what_relax_reads_is_compiled_whatever_is_around_it() -> None:
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("cell", ("LSTM", "GRU"))
 def test_a_whole_model(cell: str) -> None:
     made = speech(cell)

@@ -43,7 +43,7 @@ def test_the_default_fits(name: str, hidden: int, batch: int) -> None:
     )
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_layers_alone_other_precisions_and_what_does_not_fit() -> None:
     assert configured(NAME, replace(unit(), layers=1))[0] == {}
     assert configured(NAME, unit(precision="tf32"))[0] == {}
@@ -69,8 +69,8 @@ def test_every_geometry_runs_on_a_quarter_of_the_gpu() -> None:
         assert able_to_run(geometry, PART) and predict(geometry, 64, PART) > 17  # FFMA alone
 
 
-@pytest.mark.broad
-@pytest.mark.parametrize("masked", [None, pytest.param({}, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("masked", [None, {}])
 def test_four_layers_of_512_units(masked: dict[str, float] | None, tmp_path: Path) -> None:
     made: Any = unit()
     config: Any = templates()[NAME].configure(made, PART, configured(NAME, made)[1])

@@ -58,6 +58,7 @@ def second_derivatives(layer: Any, ragged: bool) -> list[Any]:
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(5)
 @pytest.mark.parametrize("ragged", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("name", CASES)
 def test_every_kind_of_call(name: str, ragged: bool, counted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ def test_defaults_that_are_wrong_are_an_error(tmp_path: Path) -> None:
     assert "the defaults cannot be measured" in done.stderr and "after 3 steps" in done.stderr
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_the_defaults_are_measured_beside_themselves(tmp_path: Path) -> None:
     with CpuBackend(work(), host(), jobs=1) as backend:
         first = backend.start(lambda stage: None)
@@ -92,7 +92,7 @@ def test_the_defaults_are_measured_beside_themselves(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_cells_of_ones_own_several_inputs_and_constants_are_measured() -> None:
     from tvm_rnn import cell, sigmoid, tanh
 
