@@ -1,14 +1,12 @@
 """Every cell of the zoo, compiled here for other machines, is the oracle: its bundle's example runs under an emulator.
 
 What is not installed (a compiler, qemu, the other system's C library) is skipped and named. `cross.tools` says where it
-looks. WebAssembly runs in node. Cells that stand for a kind of lowering are optimised as users have them; of the
-others, whose loops are of the same kinds, LLVM optimises nothing: for vectors of RISC-V alone that takes 5 s a cell.
+looks. WebAssembly runs in node.
 """
 
 from __future__ import annotations
 
 import re
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +14,14 @@ import cross
 import javascript
 import numpy as np
 import pytest
-import unoptimised
 from networks import arguments, constants, network
 
 import tvm_rnn as rnn
-from tests.conftest import FEW_CELLS
 from tvm_rnn import cells
 from tvm_rnn.compiler import stage_texts
 from tvm_rnn.oracle.tolerance import assert_close
 
 STEPS, BATCH = 20, 3
-
-
-def _code(name: str) -> AbstractContextManager[None]:
-    return nullcontext() if name in FEW_CELLS else unoptimised.code()
 
 
 @pytest.mark.broad_after(1)
@@ -56,8 +48,7 @@ def test_every_cell_runs_elsewhere(target: str, name: str, tmp_path: Path) -> No
     if isinstance(own, str):
         pytest.skip(own)
     net = network(name, 5, 7)
-    with _code(name):
-        module = rnn.compile(net, target, batch=1)
+    module = rnn.compile(net, target, batch=1)
     assert module.is_elsewhere
     module.export(bundle=tmp_path / "far")
     command = cross.build_example(own, tmp_path / "far", [*constants(net, 1)])
@@ -75,9 +66,7 @@ def test_every_cell_runs_in_node(name: str, options: dict[str, Any], tmp_path: P
     if javascript.missing():
         pytest.skip(javascript.missing())
     net = network(name, 5, 7, **options)
-    with _code(name):
-        module = rnn.compile(net, "wasm32", batch=1)
-    module.export(web=tmp_path / "far")
+    rnn.compile(net, "wasm32", batch=1).export(web=tmp_path / "far")
     for rows in (1, BATCH):
         x, held = arguments(net, STEPS, rows)[0], {n: np.zeros_like(v) for n, v in constants(net, rows).items()}
         expected, _ = rnn.reference(net)(x, **held)

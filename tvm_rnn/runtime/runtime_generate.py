@@ -166,14 +166,11 @@ def others(module: Module, ask: Request, named: Mapping[str, object]) -> list[np
         axes = ask.net.axes(str(ask.total))
         do = f"give each other input once, [{axes}, ...]: the prompt's steps but the last, and {ask.steps} more"
         raise _error("the inputs are not the module's", [*named], wanted, do)
-    if not ask.net.batch_first:
-        lead = ask.total, ask.rows
-        return [module._flat(name, named[name], (*lead, *shape), "[T, B, ...]") for name, shape in module._inputs[1:]]
-    found = []
+    lead = (ask.rows, ask.total) if ask.net.batch_first else (ask.total, ask.rows)
+    text, found = f"[{ask.net.axes('T')}, ...]", []
     for name, shape in module._inputs[1:]:
-        own = (ask.rows, ask.total, *shape)
-        flat = module._flat(name, named[name], own, "[B, T, ...]")
-        found.append(ask.net.ordered(flat.reshape(own)).ravel())
+        own = (*lead, *shape)
+        found.append(ask.net.ordered(module._flat(name, named[name], own, text).reshape(own)).ravel())
     return found
 
 
