@@ -208,36 +208,24 @@ inline cudaError_t launch(const void* handle, const cudaLaunchConfig_t* given, v
   return cudaLaunchKernelExC(&config, handle, arguments);
 }
 
-template <int kCode, int kBits>
-struct Array {
-  char* data;
-};
+inline TVMFFIAny argument(char* pointer) {
+  TVMFFIAny value = {};
+  value.type_index = kTVMFFIOpaquePtr;
+  value.v_ptr = pointer;
+  return value;
+}
 
-struct Arguments {
-  DLTensor* tensors;
-  TVMFFIAny* values;
-  template <int kCode, int kBits>
-  void put(Array<kCode, kBits> array) {
-    static int64_t endless[1] = {int64_t(1) << 40};  // nobody reads a size
-    *tensors = {array.data, {kDLCUDA, device}, 1, {kCode, kBits, 1}, endless, nullptr, 0};
-    *values = {};
-    values->type_index = kTVMFFIDLTensorPtr;
-    values++->v_ptr = tensors++;
-  }
-  void put(int64_t value) {
-    *values = {};
-    values->type_index = kTVMFFIInt;
-    values++->v_int64 = value;
-  }
-};
+inline TVMFFIAny argument(int64_t number) {
+  TVMFFIAny value = {};
+  value.type_index = kTVMFFIInt;
+  value.v_int64 = number;
+  return value;
+}
 
 // Launch on the current stream.
 template <typename... Given>
 int call(const Kernel& kernel, Given... given) {
-  DLTensor tensors[sizeof...(given)];
-  TVMFFIAny values[sizeof...(given)], result = {};
-  Arguments arguments{tensors, values};
-  (arguments.put(given), ...);
+  TVMFFIAny values[] = {argument(given)...}, result = {};
   launching = &kernel;
   const int status = kernel.wrapper(nullptr, values, int32_t(sizeof...(given)), &result);
   launching = nullptr;

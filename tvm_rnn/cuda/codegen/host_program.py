@@ -105,7 +105,7 @@ class Host:
             if place.dtype != dtype:
                 where, got = f"{kernel.name}({parameter})", f"{place.text} of {place.dtype}"
                 raise BuildError(message("a kernel is given another dtype", where=where, got=got, expected=dtype))
-            words.append(f"Array<{_type_code(dtype)}>{{{place.text}}}")
+            words.append(place.text)
         words += [_long(number) for number in numbers]
         self.code(f"RUN(call({', '.join(words)}));")
 
@@ -313,10 +313,3 @@ def _text(value: HostExpr) -> str:
 
 def _long(value: HostExpr) -> str:
     return f"int64_t({value})"
-
-
-def _type_code(dtype: str) -> str:
-    """DLPack's type code, and bits."""
-    codes = {"bool": 6, "bfloat16": 4, "float8_e4m3fn": 10}
-    code = codes.get(dtype, 2 if dtype.startswith("float") else 1 if dtype.startswith("uint") else 0)
-    return f"{code}, {8 * ITEM_BYTES[dtype]}"

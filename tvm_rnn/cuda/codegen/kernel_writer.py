@@ -64,6 +64,9 @@ class Kernel:
         return self.written()
 
 
+ENDLESS = 1 << 40  # elements of a buffer whose size nobody reads
+
+
 @dataclass
 class Writer:
     """What a kernel's body sees: its buffers and scalars by name, and statements as methods."""
@@ -149,12 +152,11 @@ def write(
             I.func_name(name)
             I.func_attr(marks)
             writer = Writer()
-            handles = [I.arg(p, I.handle()) for p, _ in pointers]
+            handles = [I.arg(p, I.handle(dtype)) for p, dtype in pointers]
             for scalar, dtype in scalars:
                 writer.arguments[scalar] = I.arg(scalar, tirx.Var(scalar, dtype))
             for handle, (pointer, dtype) in zip(handles, pointers, strict=True):
-                size = tirx.Var(f"size_{pointer}", "int64")
-                writer.arguments[pointer] = I.match_buffer(handle, (size,), dtype)
+                writer.arguments[pointer] = I.decl_buffer((ENDLESS,), dtype, data=handle)
             I.device_entry()
             if early:
                 writer.do(I.ptx.griddepcontrol.launch_dependents())
