@@ -183,7 +183,8 @@ def test_files_that_cannot_be_compared(tmp_path: Path) -> None:
 def test_a_process_that_ends_early_is_an_error_with_its_last_words(tmp_path: Path) -> None:
     contender = compare.Contender("numpy", None, 1.0)
     with contextlib.ExitStack() as stack:
-        contender.prepare(stack, str(tmp_path), {"path": "nowhere.so", "threads": 1})
+        contender.start(stack, str(tmp_path), {"path": "nowhere.so", "threads": 1})
+        contender.prepare()
     assert "numpy ended early" in contender.reason and "nowhere.so" in contender.reason
 
 

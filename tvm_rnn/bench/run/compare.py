@@ -1,9 +1,9 @@
 """Time a module beside its peers: torch, onnxruntime, OpenVINO and NumPy, with the same weights and inputs.
 
 In: a module's .so file (`compare`), from which everything is derived. Out: a `Report` of one row per framework, as a
-table or as JSON. Every framework has a process of its own (`bench/peers/worker.py`), of which only one works at a time,
-in alternating rounds; results are compared with the oracle before anything is timed, and one that differs gets no
-ratio.
+table or as JSON. Every framework has a process of its own (`bench/peers/worker.py`). They get ready side by side; when
+all results have been compared with the oracle's, one works at a time, in alternating rounds. A result that differs gets
+no ratio.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -225,8 +226,10 @@ def compare(
             for name in (OURS, *against):
                 tell(f"starting {name}")
                 contender = Contender(name, expected, _limit(manifest, steps, expected))
-                contender.prepare(stack, folder, request)
+                contender.start(stack, folder, request)
                 contenders.append(contender)
+            for contender in contenders:
+                contender.prepare()
             for number in range(rounds):
                 tell(f"round {number + 1} of {rounds}")
                 for contender in contenders:
@@ -284,14 +287,21 @@ class Contender:
         self.tails: dict[str, list[list[float]]] = {}
         self.worker: WorkerProcess | None = None
 
-    def prepare(self, stack: contextlib.ExitStack, folder: str, request: Request) -> None:
-        """Start the process and compare its results. What is wrong with a peer becomes its reason; ours is an error."""
+    def start(self, stack: contextlib.ExitStack, folder: str, request: Request) -> None:
+        """Start the process and ask for its results: imports and compilers take long, so all processes are started
+        before the first is waited for."""
         environment = dict.fromkeys(THREAD_VARIABLES, str(request["threads"]))
         command = ("-m", "tvm_rnn.bench.peers.worker", self.name)
-        worker = WorkerProcess(command, folder, environment=environment)
-        stack.callback(worker.end)
+        self.worker = WorkerProcess(command, folder, environment=environment)
+        stack.callback(self.worker.end)
+        self.worker.send(request)
+
+    def prepare(self) -> None:
+        """Wait for its results and compare them. What is wrong with a peer becomes its reason; ours is an error."""
+        worker, self.worker = self.worker, None
+        assert worker is not None
         try:
-            answer = self._ask(worker, request)
+            answer = self._answer(worker.receive)
         except TvmRnnError as problem:
             if self.name == OURS:
                 raise
@@ -318,10 +328,10 @@ class Contender:
         else:
             self.worker = worker
 
-    def _ask(self, worker: WorkerProcess, request: Request) -> Reply:
+    def _answer(self, ask: Callable[[], Reply]) -> Reply:
         """The answer. Raises TvmRnnError, with the last line of what the process printed, where it ended instead."""
         try:
-            return worker.ask(request)
+            return ask()
         except Lost as reason:
             raise TvmRnnError(message(f"the benchmark's process of {self.name} ended early", got=str(reason))) from None
 
@@ -331,7 +341,7 @@ class Contender:
             return
         for config, found in self.seconds.items():
             time.sleep(SETTLE_SECONDS)
-            answer = self._ask(self.worker, {"config": config, "seconds": seconds})
+            answer = self._answer(partial(self.worker.ask, {"config": config, "seconds": seconds}))
             found.append(answer["seconds"])
             self.tails.setdefault(config, []).append(answer.get("tail", []))
 
