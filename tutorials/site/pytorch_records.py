@@ -1,8 +1,8 @@
 """What was measured in PyTorch, for the site: tables of stored records.
 
-In: `pages/records/pytorch/*.jsonl`: of `tests/torch_own_tests.py`, `tvm-rnn bench --suite models`, and of
-`python -m tvm_rnn.bench.run.first_call` and `training_step`, each with `--records`. Out: a page with each marker `<!-- records: NAME -->`
-replaced by the tables of the files whose names begin so.
+In: `pages/records/pytorch/*.jsonl`: of `tests/torch_own_tests.py`, `tvm-rnn bench --suite models`, and
+`python -m tvm_rnn.bench.run.first_call` and `training_step`, each with `--records`. Out: a page with each marker
+`<!-- records: NAME -->` replaced by the tables of the files whose names begin so.
 """
 
 from __future__ import annotations

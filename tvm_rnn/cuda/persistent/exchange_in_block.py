@@ -27,9 +27,9 @@ from .rates import Rates
 # Each value that a lane computes, for two cells and for each cell more. LSTM and sLSTM of 32 and of 64 units, four
 # warps with two and with four cells a lane, H100: 0.59 and 0.84, 0.74 and 1.15 us. Of two cells a part is in `rates`.
 VALUE_US, MORE_US = 0.0024, 0.0072
-# Values that go to memory for training, each for 1000 of the block's cells beyond so many. GRU of 128 units, 16 members,
-# 8 rows to a block, H200: forward 0.84 us a step, 1.32 with five such values; backward, with four, 1.61, where clusters
-# of two blocks take 1.01. Heads of 64 units and fewer were measured to be right without.
+# Values that go to memory for training, each for 1000 of the block's cells beyond so many. GRU of 128 units, 16
+# members, 8 rows to a block, H200: forward 0.84 us a step, 1.32 with five such values; backward, with four, 1.61, where
+# clusters of two blocks take 1.01. Blocks of fewer cells, as heads of 64 units have, are predicted as they were.
 STORED_US, STORED_CELLS = 0.186, 512
 
 
