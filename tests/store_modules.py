@@ -1,4 +1,5 @@
-"""Makes what `test_stored_modules.py` reads, once for a format of manifests: `PYTHONPATH=.:tests:tests/frontends python tests/store_modules.py`.
+"""Makes what `test_stored_modules.py` reads, once for a format of manifests:
+`PYTHONPATH=.:tests:tests/frontends python tests/store_modules.py`.
 
 In: nothing. Out: `golden/modules/format_N.zip`, which is not made anew where it is there: modules for any x86-64 and
 one for a GPU (needs nvcc), and beside each what its calls are given and what the oracle says of them.
