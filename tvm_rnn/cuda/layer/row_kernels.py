@@ -199,8 +199,8 @@ def elements(writer: Writer, size: int) -> tuple[Expr, Expr, Expr]:
     return row, writer.keep(tirx.truncmod(thread, size)), inside
 
 
-def parts(writer: Writer, size: int, each: int, element: Callable[[Expr, Expr], None]) -> None:
-    """What `element(row, element of the row)` emits for `each` elements of this thread, THREADS apart: blocks are parts
+def parts(writer: Writer, size: int, each: int, one: Callable[[Expr, Expr], None]) -> None:
+    """What `one(row, element of the row)` emits for `each` elements of this thread, THREADS apart: blocks are parts
     of a row."""
     chunks = -(-size // (THREADS * each))
     block, thread = I.cta_id([tirx.Cast("int32", writer["rows"] * int64(chunks))]), I.thread_id([THREADS])
@@ -209,7 +209,7 @@ def parts(writer: Writer, size: int, each: int, element: Callable[[Expr, Expr], 
     for turn in range(each):
         j = writer.keep(first + turn * THREADS)
         with nullcontext() if size % (THREADS * each) == 0 else writer.when(j < size):
-            element(row, j)
+            one(row, j)
 
 
 def unravel(writer: Writer, flat: Expr, shape: Shape) -> Index:
@@ -228,16 +228,16 @@ def _pointwise(job: Job) -> Rows:
     shape = job.group.nodes[-1].shape
     arguments = job.arguments(job.group.nodes)
 
+    def one(writer: Writer, row: Expr, j: Expr) -> None:
+        finish_group(job, job.values(writer, row, arguments), arguments, unravel(writer, j, shape))
+
     def body(writer: Writer) -> None:
         if prod(shape) >= LONG:
-            parts(writer, prod(shape), EACH, lambda row, j: element(writer, row, j))
+            parts(writer, prod(shape), EACH, lambda row, j: one(writer, row, j))
             return
         row, j, inside = elements(writer, prod(shape))
         with writer.when(inside):
-            element(writer, row, j)
-
-    def element(writer: Writer, row: Expr, j: Expr) -> None:
-        finish_group(job, job.values(writer, row, arguments), arguments, unravel(writer, j, shape))
+            one(writer, row, j)
 
     return job.finish(body, arguments)
 

@@ -221,7 +221,7 @@ class Body:
             for number, _ in components(own.node, width):
                 value = converted(self._now(own.node, number), own.place.dtype)
                 at = row * own.place.row_stride + (number * width + self.unit if width > 1 else number)
-                with self.k.when(self.unit == 0) if width == 1 else nullcontext():
+                with self.k.when(tirx.EQ(self.unit, 0)) if width == 1 else nullcontext():
                     self.k.store(self.k[f"kept_{own.number}"], value, at)
 
     def _now(self, node: Node, number: int) -> Expr:
