@@ -259,6 +259,8 @@ def scan(layout: Layout, target: Target, batches: Sequence[int], initial: Mappin
             stepped(layout.graph), lambda n: layout.weights.place(n) is not None, lambda n: n in hoisted, False
         )
         check_kept(step, (own.node for own in layout.taped))
+        if layout.kept and any(node.mask for node in step.read_nodes):
+            raise NotPersistent("masks of training are drawn step by step")
     except NotPersistent as reason:
         tell(False, "scan_cuda", str(reason))
         return []
