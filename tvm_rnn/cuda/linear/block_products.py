@@ -9,7 +9,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Writer, converted
+from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.cuda.codegen.register_tile import RegisterTile
 from tvm_rnn.cuda.codegen.vector_access import pack, unpack
 from tvm_rnn.cuda.gemm.mma_sync import INSTRUCTIONS, LDMATRIX
@@ -19,7 +19,6 @@ from tvm_rnn.tir.index import uint32
 
 from .blocks_layout import LINE_BYTES, PRODUCT_PITCH, SCALED_PITCH, UNIT_BYTES, BlocksLayout, unit_of
 from .chunk_tile import BLOCK
-from .pair import marks_name
 from .part_layout import SIDE, UNITS
 from .part_place import Place
 
@@ -86,23 +85,6 @@ class Products:
             w.do(I.ptx["st.shared.v2.f32"](place, *sums[n][2 * half : 2 * half + 2]))
 
     # --- of a matrix -----------------------------------------------------------------------------------------------
-
-    def border(self, name: str, piece: int) -> RegisterTile:
-        """A matrix at the border of the part as left operand, 16 keys and a piece of the values of it."""
-        w, deep = self.w, self.layout.deep
-        words = w.tile(deep, 4, dtype="uint32")
-        for k in range(deep):
-            for i in range(4):
-                two = w.tile(1, 2)
-                key = w.bind(self.place.key0 + self.key0 + (8 * (i % 2) + self.lane // 4))
-                for odd in range(2):
-                    value = w.bind(self.lane % 4 * 2 + (BLOCK * (piece * deep + k) + 8 * (i // 2) + odd))
-                    there, at = self.place.border(key, value)
-                    two.store(ZERO, 0, odd)
-                    with w.when(there):
-                        two.store(converted(w[marks_name(name)][at], "float32"), 0, odd)
-                pack(w, self.precision, words[k][i], *two[0])
-        return words
 
     def add(self, sums: RegisterTile, matrix: RegisterTile, vector: str) -> None:
         """<matrix, vector of each step>, of a piece of the values."""

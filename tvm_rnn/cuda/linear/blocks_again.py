@@ -35,6 +35,7 @@ from tvm_rnn.cuda.codegen.vector_access import pack, unpack
 from tvm_rnn.tir.expr import Buffer, TirExpr
 from tvm_rnn.tir.index import uint32, wide
 
+from .block_borders import Borders
 from .block_keys import KeySums, Steps, factors
 from .block_products import ZERO, Products
 from .blocks_layout import PRODUCT_PITCH, SCALED_PITCH, UNIT_BYTES, BlocksLayout
@@ -66,7 +67,7 @@ class _Body:
         self.w, self.layout, self.pair = w, layout, layout.pair
         self.place = place = Place(w, layout, masked)
         self.operands = operands = Operands(w, layout, place)
-        self.products = Products(w, layout, operands.base, place)
+        self.products, self.borders = Products(w, layout, operands.base, place), Borders(w, layout, place, operands)
         self.own = w.keep(place.warp * BLOCK + place.lane % BLOCK)
         self.key = w.keep(place.key0 + self.own)
         self.begins: list[list[TirExpr]] = []  # of each block, of the keys of a lane as sums lie
@@ -98,6 +99,7 @@ class _Body:
     def _fill(self, piece: int) -> None:
         self.operands.fill(piece * self.layout.deep * BLOCK)
         self.w.do(I.ptx["cp.async.commit_group"]())
+        self.borders.fill(piece)
 
     # --- a lane's key over a block ---------------------------------------------------------------------------------
 
@@ -146,13 +148,15 @@ class _Body:
     def _numbers(self, name: str, rows: Rows, first: TirExpr, missing: TirExpr) -> Buffer:
         """Numbers of 16 steps, of a lane's key, from memory; something else where there are none."""
         w, place, found = self.w, self.place, self.w.local(BLOCK)
-        begin = w.keep(place.at(name, rows, first) + (wide(self.key) if rows.width > 1 else 0))
-        step = w.keep(wide(w["batch"]) * rows.stride)
+        raw = w.local(BLOCK, rows.dtype)  # all loads are on their way before the first is awaited
+        key: TirExpr = tirx.min(self.key, rows.width - 1) if rows.width > 1 else tirx.const(0, "int32")
+        begin = w.keep(place.at(name, rows, 0) + wide(key))
+        step, last = w.keep(wide(w["batch"]) * rows.stride), w.keep(tirx.max(place.limit - 1, 0))
         inside = w.keep(tirx.Select(self.key < rows.width, place.limit, 0) if rows.width > 1 else place.limit)
         for t in range(BLOCK):
-            w.store(found, missing, t)
-            with w.when(first + t < inside):
-                w.store(found, converted(w[name][begin + step * wide(t)], "float32"), t)
+            w.store(raw, w[name][begin + step * wide(tirx.min(first + t, last))], t)
+        for t in range(BLOCK):
+            w.store(found, tirx.Select(first + t < inside, converted(raw[t], "float32"), missing), t)
         return found
 
     # --- products at the part's borders ----------------------------------------------------------------------------
@@ -172,7 +176,7 @@ class _Body:
             w.do(I.ptx["cp.async.wait_group"](0))
             w.do(I.cuda.cta_sync())
             self.products.scores(more=piece > 0)
-            borders = {name: self.products.border(name, piece) for name in self.pair.made}
+            borders = {name: self.borders.operand(name) for name in self.pair.made}
             if layout.sums:
                 self.products.add_both(whole, borders[STATE], borders[GRADIENT])
             for name, own in sums.items():

@@ -87,8 +87,15 @@ class BlocksLayout(PartLayout):
             "scaled": sum(len(own.writes) for own in made) * keys * SCALED_PITCH,
             "left": len(made) * SIDE * keys * 4,
             "begins": SIDE * keys * 4 * self.sums,
-            "products": sum(len(self.vectors[name]) for name in self.pair.made) * keys * PRODUCT_PITCH,
+            "products": max(
+                sum(len(self.vectors[name]) for name in self.pair.made) * keys * PRODUCT_PITCH,
+                len(made) * self._border_bytes(keys),
+            ),
         }
+
+    def _border_bytes(self, keys: int) -> int:
+        values = self.deep * BLOCK
+        return values * (2 * keys + PAD) if self.pair.keys_last else keys * (2 * values + PAD)
 
     @cached_property
     def _places(self) -> dict[str, int]:
@@ -121,6 +128,24 @@ class BlocksLayout(PartLayout):
     def left_at(self, name: str) -> int:
         """What is left of a matrix behind each block, [block][key]."""
         return self._places["left"] + list(self.pair.made).index(name) * SIDE * self.keys * 4
+
+    @property
+    def border_width(self) -> int:
+        """Elements of a matrix that lie side by side, of a line."""
+        return self.keys if self.pair.keys_last else self.deep * BLOCK
+
+    @property
+    def border_lines(self) -> int:
+        return self.deep * BLOCK if self.pair.keys_last else self.keys
+
+    @property
+    def border_pitch(self) -> int:
+        """Bytes from a line to the next."""
+        return 2 * self.border_width + PAD
+
+    def border_at(self, name: str) -> int:
+        """A matrix at the border of the part, where products come later."""
+        return self._places["products"] + list(self.pair.made).index(name) * self._border_bytes(self.keys)
 
     def product_at(self, name: str, vector: str) -> int:
         """What a vector of each step reads of a matrix at its block's border, [key][step]."""
