@@ -32,6 +32,8 @@ TOGETHER = 8  # loads of a thread that are on their way before the first is awai
 
 @dataclass(frozen=True)
 class Borders:
+    """Of all matrices of a layout's pair."""
+
     w: Writer
     layout: BlocksLayout
     place: Place
