@@ -150,7 +150,7 @@ class _Body:
         w, place, found = self.w, self.place, self.w.local(BLOCK)
         raw = w.local(BLOCK, rows.dtype)  # all loads are on their way before the first is awaited
         key: TirExpr = tirx.min(self.key, rows.width - 1) if rows.width > 1 else tirx.const(0, "int32")
-        begin = w.keep(place.at(name, rows, 0) + wide(key))
+        begin = w.keep(place.at(name, rows, tirx.const(0, "int32")) + wide(key))
         step, last = w.keep(wide(w["batch"]) * rows.stride), w.keep(tirx.max(place.limit - 1, 0))
         inside = w.keep(tirx.Select(self.key < rows.width, place.limit, 0) if rows.width > 1 else place.limit)
         for t in range(BLOCK):
