@@ -144,7 +144,7 @@ def test_a_module_that_is_not_what_its_name_says(monkeypatch: pytest.MonkeyPatch
     module = rnn.compile(rnn.RNN(mine, 4, 8).init(seed=1))
     ours, numpy = compare.compare(module, ["numpy"], **QUICK).rows  # its equations tell that it is a user's own
     assert ours.median_us is not None and "not a cell of the zoo" in numpy.reason
-    del module.manifest["equations"]  # as a file of an older version, whose code is told what it was made for anew
+    del module.manifest["equations"]  # which files may leave out; its code is told what it was made for anew
     monkeypatch.setattr(manifest, "carried", lambda *_: None)
     with pytest.raises(rnn.TvmRnnError, match="differs from the oracle"):
         compare.compare(module, ["numpy"], **QUICK)
@@ -180,10 +180,18 @@ def test_files_that_cannot_be_compared(tmp_path: Path) -> None:
         compare.compare(path, ["numpy"], **QUICK)
 
 
+def test_some_rows_of_a_large_batch_that_draws_no_tokens_are_compared() -> None:
+    plain, drawn = compare.Manifest(), compare.Manifest(draws=["token"])
+    assert range(256)[compare._compared_rows(plain, 256, "generation")] == range(0, 256, 16)
+    for given in ((plain, 31, "generation"), (drawn, 256, "generation"), (plain, 256, "sequence")):
+        assert compare._compared_rows(*given) == slice(None)
+
+
 def test_a_process_that_ends_early_is_an_error_with_its_last_words(tmp_path: Path) -> None:
     contender = compare.Contender("numpy", None, 1.0)
     with contextlib.ExitStack() as stack:
-        contender.prepare(stack, str(tmp_path), {"path": "nowhere.so", "threads": 1})
+        contender.start(stack, str(tmp_path), {"path": "nowhere.so", "threads": 1})
+        contender.prepare()
     assert "numpy ended early" in contender.reason and "nowhere.so" in contender.reason
 
 
