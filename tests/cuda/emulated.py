@@ -122,7 +122,8 @@ def run(kernel: Kernel, arrays: Arrays, scalars: dict[str, int], blocks: int, se
     body = translated(device)
     given = [arrays[name].ctypes.data for name, _ in kernel.pointers] + [scalars[name] for name, _ in kernel.scalars]
     text = f'#include "emulate_ptx.h"\n{body}\n' + (
-        'extern "C" __attribute__((visibility("default"))) const char* launch(void** emulated, int blocks, unsigned seed) {\n'
+        'extern "C" __attribute__((visibility("default"))) const char* '
+        "launch(void** emulated, int blocks, unsigned seed) {\n"
         "  emu::random.seed(seed);\n"
         f"  {arguments(kernel, wrapper)}\n"
         f"  return emu::launch(blocks, {kernel.threads}, {kernel.shared_bytes}, {kernel.cluster}, true, "
@@ -133,8 +134,8 @@ def run(kernel: Kernel, arrays: Arrays, scalars: dict[str, int], blocks: int, se
 
 
 def arguments(kernel: Kernel, wrapper: str) -> str:
-    """C++ of a kernel's pointers and scalars, emulated[0], emulated[1], ..., by the names that they have in the launching
-    text, and of what that text computes of them."""
+    """C++ of a kernel's pointers and scalars, emulated[0] and on, by the names that they have in the launching text, and
+    of what that text computes of them."""
     names = [name for name, _ in kernel.pointers]
     lines = [f"void* {name} = emulated[{i}];" for i, name in enumerate(names)]
     for i, (name, dtype) in enumerate(kernel.scalars, len(names)):
