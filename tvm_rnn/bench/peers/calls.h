@@ -13,8 +13,8 @@
 #include <string.h>
 #include <time.h>
 
-/* Percentiles are of as many calls as there is time for: of at least LEAST_CALLS, ten of which are above the highest. */
-enum { MOST_BURSTS = 1 << 16, LEAST_CALLS = 10000, MOST_CALLS = 200000 };
+/* Percentiles are of as many calls as there is time for: of at least LEAST_CALLS, three of which are above the highest. */
+enum { MOST_BURSTS = 1 << 16, LEAST_CALLS = 3000, MOST_CALLS = 200000 };
 
 static double ns_of(clockid_t clock) {
   struct timespec now;
