@@ -56,7 +56,7 @@ static inline const float *call(const float *x, float *y) {{
 
 
 class Timed(NamedTuple):
-    """Seconds of a call: the median, and percentiles; clock: the last percentile of calls that do nothing (`calls.h`)."""
+    """Seconds of a call: the median, percentiles, and the last of these for calls that do nothing (`calls.h`)."""
 
     seconds: float
     tail: list[float]

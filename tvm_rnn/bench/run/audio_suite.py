@@ -3,8 +3,8 @@
 In: points of the suite; RTNeural's sources where there are some. Out: records as `cpu_suite.py` makes them: ours twice,
 with a call's checks and without ("unchecked"), RTNeural, and the peers that `compare.py` knows, which are called from
 Python. `real_time`: how many times as fast as 48 kHz. Programs take turns in processes of their own; their times are of
-the thread, not of the wall, but for percentiles: those are a clock's on the wall, and of the round where they are least,
-since what the machine does beside a call can only add to them. `clock_us`: the same of a call that does nothing.
+the thread, not of the wall, but for percentiles: those are a clock's on the wall, of the round where they are least, as
+what the machine does beside a call can only add to them. `clock_us`: the last of them where a call does nothing.
 """
 
 from __future__ import annotations
