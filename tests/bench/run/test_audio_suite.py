@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -87,7 +87,7 @@ def test_a_block_counts_by_the_sample(built: list[str]) -> None:
 
 def test_percentiles_are_of_the_best_round() -> None:
     """Medians are of all of them."""
-    entry = audio_suite.Entry(Fake("tvm_rnn", "checked", 1e-6, problem=None))  # type: ignore[arg-type]
+    entry = audio_suite.Entry(Fake("tvm_rnn", "checked", 1e-6, problem=cast(Problem, None)))
     entry.timed += [Timed(s * 1e-6, [2 * s * 1e-6, 10e-6 / s], 1e-8 * s) for s in (1, 2, 4)]
     record = entry.record()
     assert record["us"] == pytest.approx(2) and record["tail_us"] == pytest.approx([2, 2.5])
