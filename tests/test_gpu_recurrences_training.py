@@ -19,6 +19,7 @@ from test_gpu_recurrences import led
 import tvm_rnn as rnn
 from tests.runtime.test_runtime_cuda_training import LIMITS, cast, check, error, gradients
 from tvm_rnn import cell, sigmoid, tanh
+from tvm_rnn.bench.suites import neurons
 from tvm_rnn.cuda.linear import vector_scan
 from tvm_rnn.cuda.plan import network as plan
 from tvm_rnn.cuda.training import plan_backward
@@ -46,7 +47,7 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def network(name: str, dtype: str = "float32", width: int = 7, **options: Any) -> rnn.RNN:
-    own = MINE.get(name) or OTHERS.get(name) or rnn.cells.get(name)
+    own = MINE.get(name) or OTHERS.get(name) or neurons.CELLS.get(name) or rnn.cells.get(name)
     sizes = {axis: 2 for axis in ("N", "P") if axis in own.size_names}
     return exact(rnn.RNN(own, 5 if "I" in own.size_names else width, width, dtype=dtype, **sizes, **options).init(2))
 
@@ -175,6 +176,30 @@ def test_layers(name: str, options: dict[str, Any]) -> None:
         assert error(y, rnn.reference(net, **case.training)(case.x, case.state, **rows)[0]) < LIMITS["float32"]
         for name, value in oracle(net, case).items():
             assert error(found[name], value) < LIMITS["float32"], name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "dtype", "options"),
+    [
+        ("brc", "float32", {"num_layers": 2, "bidirectional": True}),
+        ("brc", "bfloat16", {"reverse": True}),
+        ("indrnn", "float32", {"num_layers": 2}),
+        ("lif_neuron", "float64", {}),  # a spike is a spike in either
+    ],
+)
+def test_steps_without_products_are_one_launch(name: str, dtype: str, options: dict[str, Any]) -> None:
+    """Forward no state is linear: a thread for each unit takes all steps, and keeps what backward reads."""
+    net = network(name, dtype, **options)
+    module = emulator.compile(net, training=True)
+    forward = [row["template"] for row in module.manifest["variants"][0]["forward_train"]["templates"]]
+    assert "scan_cuda" in forward
+    for rows in ({}, flags(23, 3)):
+        case = draw(net, 23, 3, **rows)
+        y, _, found = gradients(net, module, case)
+        assert error(y, rnn.reference(net)(case.x, case.state, **rows)[0]) < LIMITS[dtype]
+        for key, value in oracle(net, case).items():
+            assert error(found[key], value) < LIMITS[dtype], key
 
 
 @pytest.mark.slow

@@ -24,6 +24,8 @@ CASES: dict[str, tuple[str, int, str, dict[str, Any]]] = {
     "norm_fp32": ("lstm_layer_norm", 40, "float32", {}),
     "matrices": ("mlstm", 12, "float64", {}),
     "constants": ("gru_attention", 24, "float32", {}),
+    "scan_fp32": ("brc", 40, "float32", {"num_layers": 2, "bidirectional": True}),  # steps without products
+    "scan_bf16": ("indrnn", 33, "bfloat16", {}),
 }
 
 

@@ -1,8 +1,8 @@
 """What was measured in PyTorch, for the site: tables of stored records.
 
-In: `pages/records/pytorch/*.jsonl`: of `tests/torch_own_tests.py`, `tvm-rnn bench --suite models` and
-`python -m tvm_rnn.bench.run.first_call`, each with `--records`. Out: a page with each marker `<!-- records: NAME -->`
-replaced by the tables of the files whose names begin so.
+In: `pages/records/pytorch/*.jsonl`: of `tests/torch_own_tests.py`, `tvm-rnn bench --suite models`, and
+`python -m tvm_rnn.bench.run.first_call` and `training_step`, each with `--records`. Out: a page with each marker
+`<!-- records: NAME -->` replaced by the tables of the files whose names begin so.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tvm_rnn.bench.run import first_call, whole_models
+from tvm_rnn.bench.run import first_call, training_step, whole_models
 
 RECORDS = Path(__file__).resolve().parent / "pages" / "records" / "pytorch"
 MARKER = re.compile(r"^<!-- records: (\S+) -->$", re.M)
@@ -66,6 +66,7 @@ def _cell(text: str) -> str:
 
 TABLES: dict[str, Callable[[Sequence[Record]], str]] = {
     "models": whole_models.table,
+    "training-step": training_step.table,
     "first-call": first_call.table,
     "torch-tests": tests,
 }

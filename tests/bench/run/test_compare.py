@@ -180,10 +180,18 @@ def test_files_that_cannot_be_compared(tmp_path: Path) -> None:
         compare.compare(path, ["numpy"], **QUICK)
 
 
+def test_some_rows_of_a_large_batch_that_draws_no_tokens_are_compared() -> None:
+    plain, drawn = compare.Manifest(), compare.Manifest(draws=["token"])
+    assert range(256)[compare._compared_rows(plain, 256, "generation")] == range(0, 256, 16)
+    for given in ((plain, 31, "generation"), (drawn, 256, "generation"), (plain, 256, "sequence")):
+        assert compare._compared_rows(*given) == slice(None)
+
+
 def test_a_process_that_ends_early_is_an_error_with_its_last_words(tmp_path: Path) -> None:
     contender = compare.Contender("numpy", None, 1.0)
     with contextlib.ExitStack() as stack:
-        contender.prepare(stack, str(tmp_path), {"path": "nowhere.so", "threads": 1})
+        contender.start(stack, str(tmp_path), {"path": "nowhere.so", "threads": 1})
+        contender.prepare()
     assert "numpy ended early" in contender.reason and "nowhere.so" in contender.reason
 
 

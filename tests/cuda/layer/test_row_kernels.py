@@ -5,11 +5,14 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+import numpy as np
 import pytest
 from compiled_kernels import graph_of, text_of
+from emulated import run
 
+from tvm_rnn.cuda.layer import row_kernels
 from tvm_rnn.cuda.layer.pointers import Place
-from tvm_rnn.cuda.layer.row_kernels import FEW_TERMS, Rows, rows_kernel, sources
+from tvm_rnn.cuda.layer.row_kernels import EACH, FEW_TERMS, THREADS, Rows, rows_kernel, sources
 from tvm_rnn.graph.graph import Graph, Group, Node, make
 
 
@@ -41,6 +44,17 @@ def test_every_element_of_a_row_has_a_thread(size: int) -> None:
     # 300: three blocks for a row; 7: 18 rows in a block; 128: one row in a block.
     expected = {300: ["/ 3", "% 3"], 7: ["(int64_t)18", "% 7"], 128: [], 1: ["(int64_t)128"]}[size]
     assert [part for part in expected if part not in text] == [], text
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("size", [2 * EACH * THREADS, EACH * THREADS + 5])
+def test_a_thread_has_several_elements_of_a_long_row(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_kernels, "LONG", 1000)
+    h = Node("state", shape=(size,), name="h")
+    kernel = kernel_of(alone(make("tanh", h))).kernel
+    x, y = np.random.default_rng(size).uniform(-2, 2, (3, size)).astype("f4"), np.full((3, size), np.nan, "f4")
+    run(kernel, {"r0": x, "w0": y}, {"rows": 3}, 3 * 2)
+    np.testing.assert_allclose(y, np.tanh(x), rtol=1e-6, atol=1e-6)
 
 
 def test_a_matrix_is_one_index_space() -> None:

@@ -46,3 +46,16 @@ def test_a_warp_alone_needs_no_barrier_of_the_block() -> None:
     geometry = geometry_of(step("lstm", 8), "bfloat16", "block", rows=8, register_words=160)
     text = kernel("k", geometry, layout_of("lstm", 8)).func.script()
     assert geometry.warps == 1 and text.count("cta_sync") == 1 and "warp_sync" in text
+
+
+@pytest.mark.parametrize(("units", "dearer"), [(128, True), (64, False)])
+def test_what_training_keeps_costs_a_block_of_many_cells(units: int, dearer: bool) -> None:
+    plain = step("gru", units)
+    phase = plain.phases[-1]
+    kept = replace(plain.graph, emitted=tuple(node for node in phase.nodes if node.shape == (units,))[:2])
+    alone, trained = (
+        geometry_of(own, "bfloat16", "block", rows=8, warps_u=8, register_words=160)
+        for own in (plain, replace(plain, graph=kept))
+    )
+    own, more = (geometry.exchange.phase_us(geometry, phase, 4) for geometry in (alone, trained))
+    assert (more > own) == dearer and more >= own > 0

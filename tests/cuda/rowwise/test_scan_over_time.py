@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 from emulated import Case, scan_error
 from persistent_layers import GPU, layout_of
+from training_plans import trained
 
 from tvm_rnn.cuda.codegen.host_program import Pointer, Program
 from tvm_rnn.cuda.layer.regime import LayerSteps
@@ -74,3 +75,11 @@ def test_one_of_two_kernels_is_launched() -> None:
     found.launch(program.sequence, layer_steps)
     text = "\n".join(program.sequence.lines)
     assert text.count("call(") == 2 and "!has_lengths && !has_reset" in text
+
+
+def test_training_keeps_values_in_the_same_launch() -> None:
+    (code,) = trained("brc", precision="bfloat16")[1].forward.code
+    (found,) = code.regimes
+    assert isinstance(found, Scan) and code.layout.taped
+    kept = {(f"kept_{own.number}", own.place.dtype) for own in code.layout.taped}
+    assert all(kept <= {*kernel.pointers} for kernel in found.kernels)

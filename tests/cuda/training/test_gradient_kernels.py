@@ -11,8 +11,8 @@ from emulated import decoded, encoded, run
 from training_plans import trained
 
 from tvm_rnn.cuda.layer.pointers import Place
-from tvm_rnn.cuda.layer.row_kernels import THREADS
-from tvm_rnn.cuda.training.gradient_kernels import EACH, FinishKernels, InputGradient
+from tvm_rnn.cuda.layer.row_kernels import EACH, THREADS
+from tvm_rnn.cuda.training.gradient_kernels import FinishKernels, InputGradient
 from tvm_rnn.graph.graph import Node, make
 
 

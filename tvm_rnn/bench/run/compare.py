@@ -1,9 +1,9 @@
 """Time a module beside its peers: torch, onnxruntime, OpenVINO and NumPy, with the same weights and inputs.
 
 In: a module's .so file (`compare`), from which everything is derived. Out: a `Report` of one row per framework, as a
-table or as JSON. Every framework has a process of its own (`bench/peers/worker.py`), of which only one works at a time,
-in alternating rounds; results are compared with the oracle before anything is timed, and one that differs gets no
-ratio.
+table or as JSON. Every framework has a process of its own (`bench/peers/worker.py`). They get ready side by side; when
+all results have been compared with the oracle's, one works at a time, in alternating rounds. A result that differs gets
+no ratio.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,6 +41,7 @@ USUAL = ("torch", "onnxruntime", "openvino", "numpy")
 # Thread pools that have just worked spin for up to 20 ms (libgomp, onnxruntime) before they sleep: wait that out.
 SETTLE_SECONDS = 0.05
 MOST_OTHER_TOKENS = 0.1  # two tokens may be as likely but for rounding, and what follows in that row is another text
+COMPARED_ROWS = 16  # of a batch that generates: for all rows and a large vocabulary the oracle takes minutes
 MOST_SPREAD = 0.5  # on a machine with nothing else to do rounds differ by a few percent
 TAILS = ("p99", "p99.9")
 THREAD_VARIABLES = (
@@ -197,9 +199,9 @@ def compare(
     threads: for each framework; None: the CPUs that this process may use. A round times every configuration for
     `round_seconds`. stream: one step a call, the state carried from call to call, over and over through `steps` steps;
     figures are of one call. Otherwise a module that was compiled to generate makes `steps` steps from a prompt of one,
-    and figures are of one step. weights: by name, for a file without them. progress is told what is being done. A
-    framework that is not installed, has no such cell, fails, or whose result differs from the oracle gets a row with
-    the reason and no figures.
+    and figures are of one step; where it draws no tokens, some rows of a large batch are compared. weights: by name,
+    for a file without them. progress is told what is being done. A framework that is not installed, has no such cell,
+    fails, or whose result differs from the oracle gets a row with the reason and no figures.
 
     Raises ConfigError for wrong arguments, LoadError for the file, WeightError for a module without weights, and
     TvmRnnError where the module itself fails or differs from the oracle.
@@ -218,15 +220,18 @@ def compare(
         new_steps = steps if way == "generation" else 0
         request = {"path": path, **files, "folder": folder, "threads": threads, "way": way, "steps": new_steps}
         tell("computing the oracle")
-        expected = _expected(manifest, weights, inputs, new_steps)
+        rows = _compared_rows(manifest, batch, way)
+        expected = _expected(manifest, weights, {name: array[:, rows] for name, array in inputs.items()}, new_steps)
         load = [os.getloadavg()[0]]
         with contextlib.ExitStack() as stack:
             contenders = []
             for name in (OURS, *against):
                 tell(f"starting {name}")
-                contender = Contender(name, expected, _limit(manifest, steps, expected))
-                contender.prepare(stack, folder, request)
+                contender = Contender(name, expected, _limit(manifest, steps, expected), rows)
+                contender.start(stack, folder, request)
                 contenders.append(contender)
+            for contender in contenders:
+                contender.prepare()
             for number in range(rounds):
                 tell(f"round {number + 1} of {rounds}")
                 for contender in contenders:
@@ -256,6 +261,14 @@ def check(against: Sequence[str], peers: Sequence[str] = PEERS, **counts: int) -
             raise ConfigError(message(f"the number of {name} is wrong", got=repr(count), expected="at least 1"))
 
 
+def _compared_rows(manifest: Manifest, batch: int, way: str) -> slice:
+    """All; some from everywhere in a large batch that generates without drawing: rows read nothing of one another, and
+    have no numbers of their own."""
+    if way != "generation" or manifest.get("draws") or batch < 2 * COMPARED_ROWS:
+        return slice(None)
+    return slice(0, None, batch // COMPARED_ROWS)
+
+
 def _of_tokens(result: np.ndarray | None) -> bool:
     return result is not None and result.dtype.kind == "i"
 
@@ -276,22 +289,36 @@ def _error(found: np.ndarray, expected: np.ndarray) -> float:
 class Contender:
     """One framework: its process, its configurations, and what was measured of each."""
 
-    def __init__(self, name: str, expected: np.ndarray | None, limit: float) -> None:
-        self.name, self.expected, self.limit = name, expected, limit
+    def __init__(
+        self,
+        name: str,
+        expected: np.ndarray | None,
+        limit: float,
+        rows: slice = slice(None),
+    ) -> None:
+        """rows: of its results, that are compared with what is expected of them."""
+        self.name, self.expected, self.limit, self.rows = name, expected, limit, rows
         self.version, self.reason = "", ""
         self.errors: dict[str, float | None] = {}
         self.seconds: dict[str, list[float]] = {}
         self.tails: dict[str, list[list[float]]] = {}
         self.worker: WorkerProcess | None = None
 
-    def prepare(self, stack: contextlib.ExitStack, folder: str, request: Request) -> None:
-        """Start the process and compare its results. What is wrong with a peer becomes its reason; ours is an error."""
+    def start(self, stack: contextlib.ExitStack, folder: str, request: Request) -> None:
+        """Start the process and ask for its results: imports and compilers take long, so all processes are started
+        before the first is waited for."""
         environment = dict.fromkeys(THREAD_VARIABLES, str(request["threads"]))
         command = ("-m", "tvm_rnn.bench.peers.worker", self.name)
-        worker = WorkerProcess(command, folder, environment=environment)
-        stack.callback(worker.end)
+        self.worker = WorkerProcess(command, folder, environment=environment)
+        stack.callback(self.worker.end)
+        self.worker.send(request)
+
+    def prepare(self) -> None:
+        """Wait for its results and compare them. What is wrong with a peer becomes its reason; ours is an error."""
+        worker, self.worker = self.worker, None
+        assert worker is not None
         try:
-            answer = self._ask(worker, request)
+            answer = self._answer(worker.receive)
         except TvmRnnError as problem:
             if self.name == OURS:
                 raise
@@ -305,7 +332,7 @@ class Contender:
         for config, path in answer["results"].items():
             error, found = None, np.load(path, allow_pickle=False)
             if self.expected is not None:
-                error = _error(found, self.expected)
+                error = _error(found[:, self.rows], self.expected)
             if error is not None and not error <= self.limit:
                 differing.append(f"{config}: error {error:.3g}, at most {self.limit:.3g} is allowed")
             else:
@@ -318,10 +345,10 @@ class Contender:
         else:
             self.worker = worker
 
-    def _ask(self, worker: WorkerProcess, request: Request) -> Reply:
+    def _answer(self, ask: Callable[[], Reply]) -> Reply:
         """The answer. Raises TvmRnnError, with the last line of what the process printed, where it ended instead."""
         try:
-            return worker.ask(request)
+            return ask()
         except Lost as reason:
             raise TvmRnnError(message(f"the benchmark's process of {self.name} ended early", got=str(reason))) from None
 
@@ -331,7 +358,7 @@ class Contender:
             return
         for config, found in self.seconds.items():
             time.sleep(SETTLE_SECONDS)
-            answer = self._ask(self.worker, {"config": config, "seconds": seconds})
+            answer = self._answer(partial(self.worker.ask, {"config": config, "seconds": seconds}))
             found.append(answer["seconds"])
             self.tails.setdefault(config, []).append(answer.get("tail", []))
 

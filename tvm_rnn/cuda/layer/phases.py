@@ -7,7 +7,7 @@ what it computed for them, parameters, hoisted values and row scalars; everythin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import prod
@@ -136,6 +136,15 @@ def components(node: Node, width: int) -> Iterator[tuple[int, Index]]:
             index.insert(0, rest % size)
             rest //= size
         yield number, tuple(index)
+
+
+def check_kept(step: Step, kept: Iterable[Node]) -> None:
+    """Raises NotPersistent where a value of the step that training reads later is not one that units have."""
+    roots = {root for phase in step.phases for root in (phase.root, *phase.roots)}
+    for node in kept:
+        if node not in step.domain or not (node.op == "state" or node.pointwise or node in roots):
+            raise NotPersistent("a value that training reads later is a view")
+        list(components(node, step.domain[node]))
 
 
 def place(node: Node, index: Index, width: int) -> tuple[int, bool]:

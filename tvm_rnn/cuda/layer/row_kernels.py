@@ -99,6 +99,8 @@ def store(writer: Writer, argument: Argument, place: Place, row: Expr, index: Se
 Writes = Callable[[Node], Sequence[Place]]
 THREADS, WARP = 128, 32
 FEW_TERMS = 8  # of a sum that a thread makes
+EACH = 8  # elements of a thread, of long rows: with one, launching blocks took four times what moving their bytes does
+LONG = 1 << 16  # elements of a row: the gradients of weights, which are one row, more than all else
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,19 @@ def elements(writer: Writer, size: int) -> tuple[Expr, Expr, Expr]:
     return row, writer.keep(tirx.truncmod(thread, size)), inside
 
 
+def parts(writer: Writer, size: int, each: int, one: Callable[[Expr, Expr], None]) -> None:
+    """What `one(row, element of the row)` emits for `each` elements of this thread, THREADS apart: blocks are parts
+    of a row."""
+    chunks = -(-size // (THREADS * each))
+    block, thread = I.cta_id([tirx.Cast("int32", writer["rows"] * int64(chunks))]), I.thread_id([THREADS])
+    row = wide(writer.keep(tirx.truncdiv(block, chunks)))
+    first = writer.keep(tirx.truncmod(block, chunks) * (THREADS * each) + thread)
+    for turn in range(each):
+        j = writer.keep(first + turn * THREADS)
+        with nullcontext() if size % (THREADS * each) == 0 else writer.when(j < size):
+            one(row, j)
+
+
 def unravel(writer: Writer, flat: Expr, shape: Shape) -> Index:
     """The index into `shape` of a row-major element number; along an axis of one element always the number 0, by which
     values are known that are spread over it."""
@@ -213,10 +228,16 @@ def _pointwise(job: Job) -> Rows:
     shape = job.group.nodes[-1].shape
     arguments = job.arguments(job.group.nodes)
 
+    def one(writer: Writer, row: Expr, j: Expr) -> None:
+        finish_group(job, job.values(writer, row, arguments), arguments, unravel(writer, j, shape))
+
     def body(writer: Writer) -> None:
+        if prod(shape) >= LONG:
+            parts(writer, prod(shape), EACH, lambda row, j: one(writer, row, j))
+            return
         row, j, inside = elements(writer, prod(shape))
         with writer.when(inside):
-            finish_group(job, job.values(writer, row, arguments), arguments, unravel(writer, j, shape))
+            one(writer, row, j)
 
     return job.finish(body, arguments)
 

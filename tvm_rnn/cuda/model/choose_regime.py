@@ -17,13 +17,12 @@ from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.layer.one_head import Coupled, one_head
 from tvm_rnn.cuda.layer.one_vector import NoVector, one_vector
 from tvm_rnn.cuda.layer.packed_layout import Pack
-from tvm_rnn.cuda.layer.phases import NotPersistent, Step, phases
+from tvm_rnn.cuda.layer.phases import NotPersistent, Step, check_kept, phases
 from tvm_rnn.cuda.layer.regime import LayerSteps, Regime, launch_either
 from tvm_rnn.cuda.layer.value_layout import Layout, PackIndex
 from tvm_rnn.cuda.layer.weight_packing import scales_of
 from tvm_rnn.cuda.matrix.on_chip import on_chip
 from tvm_rnn.cuda.persistent import kernel as persistent
-from tvm_rnn.cuda.persistent.cell_epilogue import check_kept
 from tvm_rnn.cuda.persistent.cell_reads import prefetched
 from tvm_rnn.cuda.persistent.geometry import COUNTER_WORDS, MMA, Geometry
 from tvm_rnn.cuda.persistent.lengths_and_resets import resettable
@@ -193,7 +192,7 @@ def step_of(layout: Layout) -> Step:
     step = phases(
         stepped(layout.graph), lambda node: layout.weights.place(node) is not None, lambda node: node in hoisted
     )
-    check_kept(step, layout)
+    check_kept(step, (own.node for own in layout.taped))
     for node in step.given:
         place = layout.input(layout.graph.inputs.index(node))
         if place.dtype != layout.storage or place.row_stride * ITEM_BYTES[place.dtype] % 16:
@@ -256,8 +255,7 @@ def choose(
         return []
     any_batch = not batches and not training and not target.records.lean
     batches = batches or EXPECTED_BATCHES
-    scans = [] if layout.kept else scan(layout, target, batches, initial)
-    if scans:
+    if scans := scan(layout, target, batches, initial):
         return list(scans)
     if precision not in (*MMA, "float32") or (training and target.arch != HOPPER):
         known = precision in (*MMA, "float32")

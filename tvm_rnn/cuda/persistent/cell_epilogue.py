@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import converted
-from tvm_rnn.cuda.layer.phases import NotPersistent, Phase, Step, components
+from tvm_rnn.cuda.layer.phases import Phase, components
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.value_layout import Layout, Taped
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.tensor_expressions import Index, element
-from tvm_rnn.tir.expr import Expr
+from tvm_rnn.tir.expr import Buffer, Expr
 
 from .exchange import convert
 from .geometry import LANES, POISON, Body, Slots
@@ -176,17 +177,9 @@ def name_of(own: Taped) -> str:
     return f"kept_{own.number}" if own.number >= 0 else "y"
 
 
-def check_kept(step: Step, layout: Layout) -> None:
-    """Raises NotPersistent where a kept value is not one that units have."""
-    roots = {root for phase in step.phases for root in (phase.root, *phase.roots)}
-    for node in (own.node for own in layout.taped):
-        if node not in step.domain or not (node.op == "state" or node.pointwise or node in roots):
-            raise NotPersistent("a value that training reads later is a view")
-        list(components(node, step.domain[node]))
-
-
 class TapeStores:
-    """The stores of one kernel."""
+    """The stores of one kernel. Of all values of a phase the words are made first, then they are stored: shuffles and
+    conversions of one value do not wait for the store of another, as one store after the other has them."""
 
     def __init__(self, body: Body, late: bool) -> None:
         """late: y is stored a step later where it is a state, from that state's registers."""
@@ -200,9 +193,7 @@ class TapeStores:
 
     def before(self) -> None:
         """States as they are when the step begins; y of the step before."""
-        for own in self.layout.taped:
-            if own.node.op == "state":
-                self._store(own)
+        self._store([own for own in self.layout.taped if own.node.op == "state"])
         if self.late is not None:
             with self.k.when(self.body.t > 0) if self.body.par == 0 else nullcontext():
                 self._store_late(self.late)
@@ -215,15 +206,13 @@ class TapeStores:
 
     def _store_late(self, own: Taped) -> None:
         self.back = 1
-        self._store(own)
+        self._store([own])
         self.back = 0
 
     def phase(self, phase: Phase) -> None:
         """What the phase has computed."""
         made = {*phase.nodes, *phase.roots, phase.root}
-        for own in self.layout.taped:
-            if own.node in made and own.node.op != "state":
-                self._store(own)
+        self._store([own for own in self.layout.taped if own.node in made and own.node.op != "state"])
 
     def _value(self, node: Node, number: int, block: int, j: int, e: int) -> Expr:
         if node.op == "state":
@@ -231,21 +220,27 @@ class TapeStores:
             return registers[at]
         return self.body.held[(node, number, block, j, e)]
 
-    def _store(self, own: Taped) -> None:
-        node, place, name = own.node, own.place, name_of(own)
-        body, geometry, width = self.body, self.body.geometry, self.step.domain[node]
-        blocks = 1 if width == 1 else geometry.blocks(width)
-        for j in range(geometry.own_tiles):
-            with body.cells.own_tile(j):
-                for number, _ in components(node, width):
-                    for block in range(blocks):
-                        values = [self._value(node, number, block, j, e) for e in range(2)]
-                        cell = (self.layout.spread(own.apart, number * width), block, j)
-                        whole = place.align >= 4 and place.row_stride % 2 == 0
-                        if width > 1 and pairs(place, width) and whole:
-                            self.pair(name, place, values, cell, width)
-                        else:
-                            self._each(name, place, values, cell, width)
+    def _store(self, owns: Sequence[Taped]) -> None:
+        geometry = self.body.geometry
+        for j in range(geometry.own_tiles) if owns else ():
+            with self.body.cells.own_tile(j):
+                words = list[Word]()
+                for own in owns:
+                    self._values(own, j, words)
+                self._store_words(words, j)
+
+    def _values(self, own: Taped, j: int, words: list[Word]) -> None:
+        """Store one number at a time what does not lie in pairs; else make the words of it, to be stored later."""
+        node, place, name, width = own.node, own.place, name_of(own), self.step.domain[own.node]
+        whole = place.align >= 4 and place.row_stride % 2 == 0
+        for number, _ in components(node, width):
+            for block in range(1 if width == 1 else self.body.geometry.blocks(width)):
+                values = [self._value(node, number, block, j, e) for e in range(2)]
+                first_at = self.layout.spread(own.apart, number * width)
+                if width > 1 and pairs(place, width) and whole:
+                    words.append(self._word(name, place, values, (first_at, block, width)))
+                else:
+                    self._each(name, place, values, (first_at, block, j), width)
 
     def _at(self, place: Place, j: int, e: Expr, offset: Expr) -> Expr:
         row = self.body.time(self.body.t - self.back) + self.body.cells.row(j, e)
@@ -260,10 +255,14 @@ class TapeStores:
                 self.k.store(self.k[name], converted(value, place.dtype), self._at(place, j, e, offset))
 
     def pair(self, name: str, place: Place, values: Sequence[Expr], of: tuple[int, int, int], width: int) -> None:
-        """Lanes of even units store two units of the first row, those of odd units of the second. name: of a pointer;
-        of: as for `_each`."""
-        (first_at, block, j), body, k = of, self.body, self.k
-        odd = tirx.NE(tirx.floormod(body.ids.g, 2), 0)
+        """One value's words. name: of a pointer; of: as for `_each`."""
+        first_at, block, j = of
+        self._store_words([self._word(name, place, values, (first_at, block, width))], j)
+
+    def _word(self, name: str, place: Place, values: Sequence[Expr], of: tuple[int, int, int]) -> Word:
+        """Lanes of even units have two units of the first row, those of odd units of the second. of: where the
+        component begins, block, width."""
+        k, odd = self.k, self._odd
         mine = k.keep(tirx.Select(odd, values[1], values[0]))
         given = k.keep(tirx.Select(odd, values[0], values[1]))
         mask = tirx.const(0xFFFFFFFF, "uint32")
@@ -272,9 +271,41 @@ class TapeStores:
         word = k.local(1, "uint32")
         low, high = k.keep(tirx.Select(odd, other, mine)), k.keep(tirx.Select(odd, mine, other))
         k.do(I.ptx[f"cvt.rn.{kind}.f32"](word[0], high, low))
-        e = tirx.Select(odd, tirx.const(1, "int32"), tirx.const(0, "int32"))
-        unit = k.keep(body.cells.unit(width, block) - tirx.floormod(body.ids.g, 2))
-        inside = body.cells.row(j, 0) + e < k["batch"]
-        with k.when(tirx.And(inside, unit < width)):
-            at = self._at(place, j, e, first_at + unit)
-            k.do(I.ptx["st.global.b32"](k[name].ptr_to([at]), word[0]))
+        return Word(name, place, word, *of)
+
+    @property
+    def _odd(self) -> Expr:
+        return tirx.NE(tirx.floormod(self.body.ids.g, 2), 0)
+
+    def _store_words(self, words: Sequence[Word], j: int) -> None:
+        """Those of the same units share their condition."""
+        body, geometry = self.body, self.body.geometry
+        e = tirx.Select(self._odd, tirx.const(1, "int32"), tirx.const(0, "int32"))
+        inside = body.cells.row(j, 0) + e < self.k["batch"]
+        found: dict[tuple[int, int], list[Word]] = {}
+        for own in words:
+            filled = geometry.ctas * geometry.units(own.width) == own.width
+            found.setdefault((0, 0) if filled else (own.block, own.width), []).append(own)
+        for (block, width), those in found.items():
+            units = inside if not width else tirx.And(inside, self._unit(width, block) < width)
+            with self.k.when(units):
+                for own in those:
+                    at = self._at(own.place, j, e, own.first_at + self._unit(own.width, own.block))
+                    self.k.do(I.ptx["st.global.b32"](self.k[own.name].ptr_to([at]), own.register[0]))
+
+    def _unit(self, width: int, block: int) -> Expr:
+        """The first of a lane's two units."""
+        return self.body.cells.unit(width, block) - tirx.floormod(self.body.ids.g, 2)
+
+
+@dataclass(frozen=True)
+class Word:
+    """Two units of a row, to be stored. name: of a pointer; first_at: where the component begins; block, width: whose
+    units these are."""
+
+    name: str
+    place: Place
+    register: Buffer
+    first_at: int
+    block: int
+    width: int

@@ -1,8 +1,8 @@
 """The scan regime: steps without products, all of T in one launch, one thread per batch row and unit.
 
 In: a layer's layout whose step is pointwise. Out: `Scan`, a Regime for any batch size and precision. States stay in
-registers; hoisted values and inputs are prefetched into registers, each `ahead` steps before its use; y is written
-side by side by the threads of a warp.
+registers; hoisted values and inputs are prefetched into registers, each `ahead` steps before its use; y, and what
+training keeps, are written side by side by the threads of a warp.
 
 Rewrite: for t: pointwise  -->  one launch: for t in thread: pointwise
 """
@@ -10,6 +10,7 @@ Rewrite: for t: pointwise  -->  one launch: for t in thread: pointwise
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -19,7 +20,16 @@ from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
-from tvm_rnn.cuda.layer.phases import NotPersistent, Phase, Step, component, components, phases, place
+from tvm_rnn.cuda.layer.phases import (
+    NotPersistent,
+    Phase,
+    Step,
+    check_kept,
+    component,
+    components,
+    phases,
+    place,
+)
 from tvm_rnn.cuda.layer.regime import FOREVER, MASK_POINTERS, MASK_SCALARS, AnyBatch, LayerSteps, launch_either
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.decisions import tell
@@ -74,6 +84,7 @@ class Scan(AnyBatch):
         pointers += [(f"read_{n}", self.layout.rows(node).dtype) for n, node in enumerate(self.step.read_nodes)]
         pointers += [(f"old_{n}", float_) for n in numbers] + [(f"new_{n}", float_) for n in numbers]
         pointers += [("y", self.layout.output.dtype)]
+        pointers += [(f"kept_{own.number}", own.place.dtype) for own in self.layout.taped]
         pointers += MASK_POINTERS if masked else ()
         scalars = (*SCALARS, *(MASK_SCALARS if masked else ()))
         with flavour(self.layout.precision):
@@ -91,6 +102,7 @@ class Scan(AnyBatch):
         pointers = [layer_steps.weights[node] for node in self.step.param_nodes]
         pointers += [read(node) for node in self.step.read_nodes]
         pointers += [*layer_steps.before, *layer_steps.after, layer_steps.output]
+        pointers += [layer_steps.kept[own.number] for own in self.layout.taped]
         scalars = [layer_steps.count, int(layer_steps.reverse), "B"]
         launch_either(host, self.kernels, pointers, scalars, layer_steps)
 
@@ -196,10 +208,27 @@ class Body:
 
         place = self.scan.layout.output
         y = kept(self.held[(step.graph.output, 0)], tirx.const(0.0, self.dtype))
-        row = tirx.Cast("int64", local) * k["batch"] + self.row
+        row = k.keep(tirx.Cast("int64", local) * k["batch"] + self.row)
         k.store(k["y"], converted(y, place.dtype), row * place.row_stride + self.unit)
+        self._keep(row)
         for register, result in zip(self.states, step.graph.results, strict=True):
             k.store(register, kept(self.held[(result, 0)], register[0]), 0)
+
+    def _keep(self, row: Expr) -> None:
+        """What training reads later. In rows that have ended, and before a reset, other kernels write it again."""
+        for own in self.scan.layout.taped:
+            width = self.step.domain[own.node]
+            for number, _ in components(own.node, width):
+                value = converted(self._now(own.node, number), own.place.dtype)
+                at = row * own.place.row_stride + (number * width + self.unit if width > 1 else number)
+                with self.k.when(tirx.EQ(self.unit, 0)) if width == 1 else nullcontext():
+                    self.k.store(self.k[f"kept_{own.number}"], value, at)
+
+    def _now(self, node: Node, number: int) -> Expr:
+        """A component of a value of this step, or of a state as it was before."""
+        if node.op == "state":
+            return self.states[self.step.graph.states.index(node)][0]
+        return self.held[(node, number)]
 
     def _phase(self, phase: Phase, now: dict[tuple[Node, int], Expr]) -> None:
         def read(node: Node, index: Index) -> Expr | None:
@@ -224,9 +253,14 @@ def scan(layout: Layout, target: Target, batches: Sequence[int], initial: Mappin
     """The regime, where it is one for this layer."""
     hoisted = set(layout.hoisted_nodes)
     try:
+        if not layout.emits:
+            raise NotPersistent("a backward graph's output is no value of the step")
         step = phases(
             stepped(layout.graph), lambda n: layout.weights.place(n) is not None, lambda n: n in hoisted, False
         )
+        check_kept(step, (own.node for own in layout.taped))
+        if layout.kept and any(node.mask for node in step.read_nodes):
+            raise NotPersistent("masks of training are drawn step by step")
     except NotPersistent as reason:
         tell(False, "scan_cuda", str(reason))
         return []

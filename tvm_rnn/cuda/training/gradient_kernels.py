@@ -14,13 +14,23 @@ from dataclasses import dataclass
 from math import prod
 
 from tvm import tirx
-from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
 from tvm_rnn.cuda.layer.pointers import Place, address, arithmetic
-from tvm_rnn.cuda.layer.row_kernels import THREADS, Reads, Rows, Values, elements, rows_kernel, sources, unravel
+from tvm_rnn.cuda.layer.row_kernels import (
+    EACH,
+    THREADS,
+    Reads,
+    Rows,
+    Values,
+    elements,
+    parts,
+    rows_kernel,
+    sources,
+    unravel,
+)
 from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.graph.graph import Graph, Group, Node
 from tvm_rnn.graph.ops import TABLE
@@ -30,8 +40,6 @@ from tvm_rnn.tir.expr import Expr
 from tvm_rnn.tir.index import wide
 
 from .weight_gradient_sums import Find
-
-EACH = 8  # elements of a thread: with one, launching blocks took four times what moving their bytes does
 
 
 @dataclass
@@ -61,13 +69,7 @@ class InputGradient:
             with w.when(inside):
                 self._element(w, row, j)
             return
-        chunks = ceil_div(size, THREADS * each)
-        block, thread = I.cta_id([tirx.Cast("int32", w["rows"] * chunks)]), I.thread_id([THREADS])
-        row, first = wide(w.keep(tirx.truncdiv(block, chunks))), w.keep(tirx.truncmod(block, chunks) * (THREADS * each))
-        for turn in range(each):
-            j = w.keep(first + thread + turn * THREADS)
-            with w.when(j < size):
-                self._element(w, row, j)
+        parts(w, size, each, lambda row, j: self._element(w, row, j))
 
     def _element(self, w: Writer, row: Expr, j: Expr) -> None:
         size, dtype = prod(self.root.shape), arithmetic(self.precision)
