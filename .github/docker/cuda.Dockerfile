@@ -5,6 +5,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends g++ python3-ven
 COPY . /src
 RUN python3 -m venv /opt/venv && /opt/venv/bin/pip install --no-cache-dir "/src[onnx]" && rm -rf /src
 ENV PATH="/opt/venv/bin:$PATH"
-USER ubuntu
+# That image's user ubuntu, by its number, which a cluster can see not to be root's.
+USER 1000
 WORKDIR /data
 ENTRYPOINT ["tvm-rnn"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ class Fake(NamedTuple):
     def run(self, seconds: float) -> tuple[Timed, np.ndarray]:
         net = rnn.RNN(rnn.cells.lstm, 4, 4).init(0)
         y, _ = rnn.reference(net)(self.problem.inputs)
-        return Timed(self.seconds, [2 * self.seconds, 3 * self.seconds]), y + self.wrong
+        return Timed(self.seconds, [2 * self.seconds, 3 * self.seconds], self.seconds / 2), y + self.wrong
 
 
 @pytest.fixture
@@ -82,6 +82,16 @@ def test_a_point_becomes_a_record_of_everyone(built: list[str], tmp_path: Path) 
 def test_a_block_counts_by_the_sample(built: list[str]) -> None:
     (_, ours, _) = run([replace(TINY, steps=64)], QUICK)
     assert ours["us_per_step"] == pytest.approx(0.05 / 64) and ours["us"] == pytest.approx(0.05)
+    assert ours["tail_us"] == pytest.approx([0.1 / 64, 0.15 / 64]) and ours["clock_us"] == pytest.approx(0.025 / 64)
+
+
+def test_percentiles_are_of_the_best_round() -> None:
+    """Medians are of all of them."""
+    entry = audio_suite.Entry(Fake("tvm_rnn", "checked", 1e-6, problem=cast(Problem, None)))
+    entry.timed += [Timed(s * 1e-6, [2 * s * 1e-6, 10e-6 / s], 1e-8 * s) for s in (1, 2, 4)]
+    record = entry.record()
+    assert record["us"] == pytest.approx(2) and record["tail_us"] == pytest.approx([2, 2.5])
+    assert record["clock_us"] == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize(("path", "reason"), [("none", "no sources"), ("wrong", "differs from the oracle")])
@@ -108,5 +118,5 @@ def test_wrong_arguments() -> None:
 def test_it_runs(tmp_path: Path) -> None:
     found = run([TINY, replace(TINY, steps=64)], replace(QUICK, against=("numpy",)))
     names = [[r["framework"] for r in found[1:] if r["steps"] == steps] for steps in (1, 64)]
-    assert names == [["tvm_rnn", "unchecked", "numpy"], ["tvm_rnn", "numpy"]]
+    assert names == [["tvm_rnn", "unchecked", "numpy"]] * 2
     assert all(r["us_per_step"] > 0 and r["error"] < 1e-5 for r in found[1:])

@@ -34,7 +34,7 @@ class Fake(NamedTuple):
 
     def run(self, seconds: float) -> tuple[Timed, np.ndarray]:
         y, _ = rnn.reference(rnn.RNN(rnn.cells.gru, 4, 4).init(0))(self.problem.inputs)
-        return Timed(self.seconds, [2 * self.seconds, 3 * self.seconds]), y + self.wrong
+        return Timed(self.seconds, [2 * self.seconds, 3 * self.seconds], self.seconds / 2), y + self.wrong
 
 
 @pytest.fixture(autouse=True)

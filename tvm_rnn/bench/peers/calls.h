@@ -4,17 +4,17 @@
    In, before this file: INPUTS and OUTPUTS of one sample, SAMPLES a call, and three functions: take(weights, count),
    begin() and call(x, y), which says where the outputs are: y, or memory of its own. In, from the command line: files of
    floats (x, weights), the file of outputs to write, seconds. Out: y of all samples, call after call from the beginning;
-   then a line: a call's time in ns, and its 99th and 99.9th percentile. The first is the median of bursts of about 1 ms,
-   of the thread's own CPU time, so that others on the machine count little; percentiles are of calls that were timed one
-   by one by a clock on the wall, whose reading they include. C99 and C++11. */
+   then a line: a call's time in ns, its 99th and 99.9th percentile, and the 99.9th of calls that do nothing. The first is
+   the median of bursts of about 1 ms, of the thread's own CPU time, so that others on the machine count little;
+   percentiles are of calls that were timed one by one by a clock on the wall, whose reading they include. C99 and C++11. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-/* CALLS: of percentiles; fewer where a call is of many samples, which 50,000 of would take seconds. */
-enum { MOST_BURSTS = 1 << 16, MOST_CALLS = 50000, CALLS = SAMPLES < 10 ? MOST_CALLS : MOST_CALLS / 5 };
+/* Percentiles are of as many calls as there is time for: of at least LEAST_CALLS, three of which are above the highest. */
+enum { MOST_BURSTS = 1 << 16, LEAST_CALLS = 3000, MOST_CALLS = 200000 };
 
 static double ns_of(clockid_t clock) {
   struct timespec now;
@@ -52,8 +52,25 @@ static void one(void) {
   if (++next == calls) next = 0;
 }
 
+static void nothing(void) {}
+
+static double found[MOST_CALLS];
+
+/* Time calls one by one for so many seconds, and sort their times in ns. Returns how many there are. */
+static long sorted_times(void (*timed)(void), double seconds) {
+  double begun = ns_of(CLOCK_MONOTONIC), before, now = begun;
+  long count = 0;
+  while (count < LEAST_CALLS || (count < MOST_CALLS && now - begun < seconds * 1e9)) {
+    before = ns_of(CLOCK_MONOTONIC);
+    timed();
+    now = ns_of(CLOCK_MONOTONIC);
+    found[count++] = now - before;
+  }
+  qsort(found, (size_t)count, sizeof *found, by_size);
+  return count;
+}
+
 int main(int argc, char **argv) {
-  static double found[MOST_BURSTS > MOST_CALLS ? MOST_BURSTS : MOST_CALLS];
   long samples, count_of_weights;
   if (argc != 5) return 2;
   x = floats_of(argv[1], &samples);
@@ -88,12 +105,11 @@ int main(int argc, char **argv) {
   }
   qsort(found, (size_t)count, sizeof *found, by_size);
   printf("%.9g", found[count / 2]);
-  for (int i = 0; i < CALLS; ++i) {
-    found[i] = -ns_of(CLOCK_MONOTONIC);
-    one();
-    found[i] += ns_of(CLOCK_MONOTONIC);
-  }
-  qsort(found, CALLS, sizeof *found, by_size);
-  printf(" %.9g %.9g\n", found[(long)CALLS * 99 / 100], found[(long)CALLS * 999 / 1000]);
+  memset(found, 1, sizeof found); /* else the first write to each of its pages is part of a call's time */
+  for (long i = 0; i < burst; ++i) one(); /* else some hundred calls find weights and clock rate as memset left them */
+  long timed = sorted_times(one, seconds);
+  printf(" %.9g %.9g", found[timed * 99 / 100], found[timed * 999 / 1000]);
+  timed = sorted_times(nothing, 0.0);
+  printf(" %.9g\n", found[timed * 999 / 1000]);
   return 0;
 }

@@ -56,10 +56,11 @@ static inline const float *call(const float *x, float *y) {{
 
 
 class Timed(NamedTuple):
-    """Seconds of a call: the median, and percentiles (`calls.h`)."""
+    """Seconds of a call: the median, percentiles, and the last of these for calls that do nothing (`calls.h`)."""
 
     seconds: float
     tail: list[float]
+    clock: float
 
 
 @dataclass(frozen=True)
@@ -84,12 +85,13 @@ class Program:
             done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
         except (subprocess.SubprocessError, OSError) as reason:
             raise Unsupported(f"its program failed: {str(reason).splitlines()[0][-200:]}") from None
-        median, *tail = (float(word) * 1e-9 for word in done.stdout.split())
-        return Timed(median, tail), np.fromfile(y, self.problem.x.dtype).reshape(len(self.problem.x), 1, -1)
+        median, *tail, clock = (float(word) * 1e-9 for word in done.stdout.split())
+        return Timed(median, tail, clock), np.fromfile(y, self.problem.x.dtype).reshape(len(self.problem.x), 1, -1)
 
 
 def bundle_programs(problem: Problem, folder: Path, samples: int) -> list[Program]:
-    """Of the problem's module: the checked call, and the one that checks nothing where the bundle has it."""
+    """Of the problem's module: the checked call, and the one that checks nothing where the bundle has it: of a block,
+    its steps one by one."""
     bundle = folder / NAME
     if not bundle.exists():
         load(problem.path).export(bundle=bundle)
@@ -100,8 +102,9 @@ def bundle_programs(problem: Problem, folder: Path, samples: int) -> list[Progra
     calls = {"checked": f"{NAME}_step(handle, 1, x, {words}, y)"}
     if samples > 1:
         calls = {"checked": f"{NAME}_sequence(handle, SAMPLES, 1, x, {words}, y, 0, 0)"}
-    elif f"{NAME}_step_unchecked(" in header:
-        calls["unchecked"] = f"{NAME}_step_unchecked(handle, x, {words}, y)"
+    if f"{NAME}_step_unchecked(" in header:
+        step = f"{NAME}_step_unchecked(handle, x + i * INPUTS, {words}, y + i * OUTPUTS)"
+        calls["unchecked"] = f"for (int i = 0; i < SAMPLES; ++i) {step}"
     found = []
     for config, call in calls.items():
         source = folder / f"{config}_{samples}.c"
