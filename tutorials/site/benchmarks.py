@@ -17,6 +17,7 @@ from typing import Any
 import history
 import stored_records
 
+from tvm_rnn.bench.run.audio_suite import UNCHECKED
 from tvm_rnn.bench.run.tables import Report
 from tvm_rnn.bench.suites.gpu import SHORT
 from tvm_rnn.schedule.record_files import read
@@ -100,8 +101,8 @@ def of_cell(cell: str) -> list[str]:
 
 
 def is_ours(framework: str) -> bool:
-    """Whether it is tvm_rnn, or another way to run it: "tvm_rnn-graph"."""
-    return framework.partition("-")[0] == OURS
+    """Whether it is tvm_rnn, or another way to run it: "tvm_rnn-graph", or its step without checks."""
+    return framework.partition("-")[0] in (OURS, UNCHECKED)
 
 
 def label(framework: str) -> str:
