@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tvm_rnn.bench.peers.models import imported
-from tvm_rnn.bench.peers.nudged import nudged
 from tvm_rnn.bench.suites.onnx_files import OnnxFile
 from tvm_rnn.compiler.compile import compile
 from tvm_rnn.errors import TvmRnnError
@@ -91,11 +90,6 @@ class Question:
         """ONNX Runtime's results."""
         return [np.asarray(value) for value in self.session.run(None, self.whole)]
 
-    def moved(self, path: Path, threads: int) -> float:
-        """How far ONNX Runtime's own results move if every float of the file is rounded once more."""
-        _, session = _session(nudged(path), threads)
-        return largest_difference(session.run(None, self.whole), self.answer())
-
 
 def largest_difference(found: Iterable[object], expected: Iterable[object]) -> float:
     """Of all elements of arrays."""
@@ -114,27 +108,21 @@ def _measured(model: OnnxFile, path: Path, options: Options) -> list[Record]:
         found, expected = module.run(question.arrays), question.answer()
     except TvmRnnError as reason:
         return [{**base, "framework": OURS, "reason": " ".join(str(reason).split())}]
-    error, moved = largest_difference(found.values(), expected), question.moved(path, threads)
+    error = largest_difference(found.values(), expected)
     clock = time.thread_time if threads == 1 else time.perf_counter
     ours, other = _fastest([lambda: module.run(question.arrays), question.answer], clock, options.rounds)
-    known = {
-        "us": ours * 1e6,
-        "error": error,
-        "one_rounding": moved,
-        "compile_cpu_seconds": round(seconds, 1),
-        "ratio": other / ours,
-    }
+    known = {"us": ours * 1e6, "error": error, "compile_cpu_seconds": round(seconds, 1), "ratio": other / ours}
     peer = {"framework": PEER, "version": question.version, "us": other * 1e6}
     return [{**base, "framework": OURS, **known}, {**base, **peer}]
 
 
-def _session(model: Path | bytes, threads: int) -> tuple[str, InferenceSession]:
+def _session(path: Path, threads: int) -> tuple[str, InferenceSession]:
     """ONNX Runtime's version, and the model in it."""
     with imported(PEER):
         import onnxruntime
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    return onnxruntime.__version__, onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
+    return onnxruntime.__version__, onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"])
 
 
 def _fastest(calls: Sequence[Call], clock: Callable[[], float], rounds: int) -> list[float]:
@@ -166,7 +154,7 @@ def table(records: Sequence[Record]) -> tuple[Table, str]:
     from rich.table import Table
 
     shown = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("model", "us", "onnxruntime us", "ratio", "largest difference", "one rounding", "note"):
+    for column in ("model", "us", "onnxruntime us", "ratio", "largest difference", "note"):
         shown.add_column(column, overflow="fold")
     files = [own for own in records if own["kind"] == "model"]
     peers = {str(own["model"]): own for own in files if own["framework"] == PEER}
@@ -175,16 +163,10 @@ def table(records: Sequence[Record]) -> tuple[Table, str]:
         if own["framework"] != OURS:
             continue
         if "ratio" not in own:
-            shown.add_row(str(own["model"]), *[""] * 5, str(own["reason"]))
+            shown.add_row(str(own["model"]), *[""] * 4, str(own["reason"]))
             continue
         ratios.append(float(str(own["ratio"])))
         numbers = (float(str(own["us"])), float(str(peers[str(own["model"])]["us"])))
-        words = (
-            *(f"{n:.1f}" for n in numbers),
-            f"{ratios[-1]:.2f}",
-            f"{own['error']:.1e}",
-            f"{own['one_rounding']:.1e}",
-        )
-        shown.add_row(str(own["model"]), *words, "")
+        shown.add_row(str(own["model"]), *(f"{n:.1f}" for n in numbers), f"{ratios[-1]:.2f}", f"{own['error']:.1e}", "")
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else math.nan
     return shown, f"geometric mean of {len(ratios)}: {mean:.2f}; least: {min(ratios, default=math.nan):.2f}"
