@@ -42,7 +42,10 @@ def test_named_batches_change_no_result() -> None:
 
 
 @pytest.mark.broad_after(1)
-@pytest.mark.parametrize("name", ["lstm", pytest.param("lstm_fgr", marks=pytest.mark.slow), "mlstm", "augru"])
+@pytest.mark.parametrize(
+    "name",
+    ["lstm", pytest.param("lstm_fgr", marks=pytest.mark.slow), "mlstm", pytest.param("augru", marks=pytest.mark.slow)],
+)
 def test_steps_chunks_and_the_whole_sequence_agree(name: str) -> None:
     net, module = compiled(name, 5, 21, num_layers=2)
     x, state = arguments(net, 10, 3)

@@ -16,6 +16,7 @@ CASES: dict[str, tuple[rnn.Cell, str, dict[str, int]]] = {
     "m2rnn-float32": (rnn.cells.m2rnn, "float32", {"N": 2, "H": 9, "K": 20}),
     "m2rnn-both-ways": (rnn.cells.m2rnn, "bfloat16", {"N": 2, "H": 16, "K": 8, "bidirectional": True, "num_layers": 2}),
     "fast_tanh-bfloat16": (own.fast_tanh, "bfloat16", {"N": 2, "K": 24, "V": 40}),
+    "fast_tanh_wide-bfloat16": (own.fast_tanh, "bfloat16", {"N": 1, "K": 60, "V": 64}),
     "gated-float16": (own.gated, "float16", {"K": 24, "V": 20}),
     "gated_wide-float16": (own.gated, "float16", {"K": 24, "V": 40}),
     "keys_multiplied-bfloat16": (own.keys_multiplied, "bfloat16", {"N": 2, "K": 20, "V": 9}),

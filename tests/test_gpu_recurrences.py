@@ -90,7 +90,7 @@ def test_every_cell(name: str, dtype: str) -> None:
 
 
 @pytest.mark.broad
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [

@@ -131,7 +131,7 @@ def test_matrices_in_layers_tiles_and_parts_of_the_time(monkeypatch: pytest.Monk
     in_parts(monkeypatch, net, module, 90, 2, (40,))
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_a_product_reads_a_feature_that_is_one_number() -> None:
     """What is kept as one number per row is float32; a product over all steps reads it in 16 bits."""
     net = network("lru", "bfloat16", width=1)

@@ -58,7 +58,7 @@ def test_heads_compiled(name: str) -> None:
 
 
 @pytest.mark.broad
-@pytest.mark.slow_after(4)
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("name", [*OWN, *HEADS])
 def test_gradients_of_heads(name: str) -> None:
     own, sizes = sized(name)

@@ -95,7 +95,7 @@ def test_many(**form: Any) -> None:
     oracle_is_torch(**form)
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 @examples(20, same=True)
 @given(**COMPILED)
 def test_more_compiled(**form: Any) -> None:

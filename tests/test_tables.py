@@ -45,8 +45,8 @@ def test_gradients_on_cpus(cell: rnn.Cell) -> None:
     assert_slopes(net, case)
 
 
-@pytest.mark.broad
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_gradients_on_gpus(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_GPUS", "90")
     net = net_of(looking_up, dtype, D=2)

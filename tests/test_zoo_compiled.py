@@ -78,7 +78,11 @@ def no_state_is_the_initial_one(net: rnn.RNN, module: rnn.Module) -> None:
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("number", range(len(STACKS)), ids=["3 layers", "both ways", "3 layers both ways"])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.slow), 2],
+    ids=["3 layers", "both ways", "3 layers both ways"],
+)
 @pytest.mark.parametrize("third", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 def test_layers_and_directions(number: int, third: int) -> None:
     """Layer 0 reads another width than the others: two graphs share the code."""

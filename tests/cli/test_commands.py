@@ -132,7 +132,7 @@ def test_compile_for_training_with_regularisers_and_a_budget(tmp_path: Path) -> 
     assert "dropout 0.25; zoneout h 0.1, c 0.05" in text and "20" in text[text.index("budget") :]
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_compile_for_a_gpu(files: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     tools = toolchain()
     monkeypatch.setattr(nvcc, "find", lambda: tools)

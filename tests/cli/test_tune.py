@@ -23,7 +23,7 @@ def call(*words: str, code: int = 0) -> str:
     return result.stdout if code == 0 else result.stderr
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_a_search_prints_a_table_and_draws_a_picture(tmp_path: Path) -> None:
     picture, records = tmp_path / "search.svg", tmp_path / "records"
     printed = call("elman", *SMALL, "--records", str(records), "--plot", str(picture))

@@ -45,9 +45,9 @@ def test_each_member_is_the_network_of_one(name: str) -> None:
             np.testing.assert_allclose(state[key][:, :, m], value, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize(
-    "name", ["elman", *(pytest.param(n, marks=pytest.mark.broad) for n in NETS if n not in ("elman", "matrices"))]
-)
+@pytest.mark.broad_after(1)
+@pytest.mark.slow_after(2)
+@pytest.mark.parametrize("name", ["elman", *(n for n in NETS if n not in ("elman", "matrices"))])
 def test_gradients_of_compiled_members(name: str) -> None:
     cell, options = NETS[name]
     net, one = (rnn.RNN(cell, X, H, dtype="float64", members=m, **options) for m in (N, None))

@@ -103,6 +103,7 @@ STACK = {"num_layers": 2, "bidirectional": True}
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

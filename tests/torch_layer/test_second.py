@@ -137,7 +137,7 @@ CELLS: dict[str, dict[str, int]] = {
 
 
 @pytest.mark.broad
-@pytest.mark.slow_after(5)
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("name", CELLS)
 def test_cells_beside_differences_and_torch(name: str, counted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """What compiled code makes is how compiled gradients change, in float64, and what torch makes of a loop."""
@@ -172,7 +172,7 @@ def test_cells_beside_differences_and_torch(name: str, counted: list[str], monke
         assert_close(one, two, "float64", T)
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_a_critic_whose_gradients_are_penalised_trains(counted: list[str]) -> None:
     """WGAN-GP of sequences that rise from about 1 to about 2.25: what the generator makes comes to be like them, and
     every penalty's gradient is of compiled code. From other seeds the distance fell to 3 to 14 % of its start."""

@@ -71,7 +71,7 @@ def test_what_is_faster_than_a_slow_default_wins(tmp_path: Path) -> None:
     assert record["median_us"] < record["default_us"]
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_defaults_that_are_wrong_are_an_error(tmp_path: Path) -> None:
     environment = {**os.environ, **planted.plant(tmp_path, planted.OK, default=planted.WRONG)}
     command = [sys.executable, "-c", TUNE, str(tmp_path / "records"), "30"]

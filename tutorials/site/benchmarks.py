@@ -149,9 +149,9 @@ def first(paper: str) -> Spec:
     text = dict.fromkeys(("labelColor", "titleColor"), ink)
     return {
         "background": background,
-        "padding": {"left": 40, "right": 16, "top": 16, "bottom": 16},
+        "padding": {"left": 28, "right": 20, "top": 8, "bottom": 8},  # fonts of readers are wider
         "title": {
-            "text": "How many times as long others take: the line at 1 is tvm_rnn. Without a bar: no such layer",
+            "text": ["How many times as long others take", "The line at 1 is tvm_rnn; no bar: no such layer"],
             "anchor": "start",
             "color": ink,
             "offset": 12,
@@ -183,20 +183,20 @@ def _group(one: Report, every: Sequence[str], ink: str) -> Spec:
     y |= {"axis": {"labelFontSize": 12, "labelLimit": 0, "ticks": False, "domain": False, "labelPadding": 8}}
     y["axis"]["labelExpr"] = "split(datum.label, '|')[1] == '0' ? split(datum.label, '|')[0] : ''"
     colour = {"field": "peer", "type": "nominal", "sort": list(names), "title": None}
-    colour |= {"legend": {"orient": "bottom", "labelLimit": 0, "columnPadding": 20}}
+    colour |= {"legend": {"orient": "bottom", "labelLimit": 0, "columnPadding": 20, "columns": 3}}
     colour |= {"scale": {"domain": list(names), "range": list(hues)}}
     line = {"mark": {"type": "rule", "color": BLUE, "strokeWidth": 2}, "encoding": {"x": {"datum": 1.0}}}
     label = {"mark": {"type": "text", "align": "left", "dx": 4, "fontSize": 10}}
     return {
         "title": {
-            "text": f"{one.facts['device']}, {_sizes(one)}",
-            "subtitle": _made_with(one),
+            "text": one.facts["device"],
+            "subtitle": [_sizes(one), *_made_with(one)],
             "anchor": "start",
             "color": ink,
             "subtitleColor": ink,
             "fontSize": 12,
         },
-        "width": 560,
+        "width": 320,  # with names some 460: words can be read on a phone
         "height": {"step": 12},
         "data": {"values": values},
         "layer": [

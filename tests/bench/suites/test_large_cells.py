@@ -23,7 +23,7 @@ def drawn(name: str, steps: int = 4) -> tuple[rnn.RNN, np.ndarray]:
 
 
 @pytest.mark.broad
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", CELLS)
 def test_they_compile_to_what_they_say(name: str) -> None:
     net, x = drawn(name)

@@ -54,6 +54,7 @@ def test_sizes(size: tuple[int, int], dtype: str) -> None:
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", ["conv_lstm_peephole", "conv_gru", "conv_gru_separable"])
 def test_the_zoo(name: str) -> None:
     check(rnn.RNN(rnn.cells.get(name), 2, 5, Y=6, X=10).init(1))

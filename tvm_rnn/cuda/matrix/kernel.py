@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
 from math import prod
 
 from tvm import tirx
@@ -173,7 +174,7 @@ class _Elements:
         own = [tirx.EQ(block.lane % 4, 0)] if COLUMN not in roles else []
         own += [tirx.EQ(across, 0)] if COLUMN not in roles and self.tile.across > 1 else []
         own += [tirx.EQ(down, 0), block.lane < 4] if ROW not in roles else []
-        return own[0] if len(own) == 1 else tirx.And(*own)
+        return reduce(tirx.And, own)
 
     # --- a step ----------------------------------------------------------------------------------------------------
 
