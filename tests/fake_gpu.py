@@ -97,7 +97,7 @@ def tiny_manifest(dtype: str = "float32", archs: tuple[str, ...] = ("sm_90a",), 
     variant = {"target": "nvidia-h200", "packed_bytes": 256, "parameters": parameters, "kernels": kernels}
     variant |= {"templates": []}
     return {
-        "format": 1,
+        "format": 2,
         "versions": {"tvm_rnn": "0", "tvm": "0", "tvm_ffi": "0", "cuda": "0"},
         "cell": "tiny",
         "dtype": dtype,

@@ -17,7 +17,7 @@ FITTING = [name for name in rnn.cells.names() if not rnn.cells.get(name).constan
 def facts_of(net: rnn.RNN) -> dict[str, Any]:
     """The manifest of an RNN, as far as it does not speak of code."""
     return {
-        "format": 1,
+        "format": 2,
         "versions": {"tvm_rnn": rnn.__version__},
         "cell": net.cell.name,
         "dtype": net.dtype,

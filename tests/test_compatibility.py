@@ -1,4 +1,5 @@
-"""What the documentation promises under Compatibility: names, arguments, commands and options that were there stay.
+"""What the documentation promises under Compatibility: names, arguments, commands, options, keys of JSON and functions
+of bundles that were there stay.
 
 In: `golden/public_names.txt`, a line for each, as of the last release, or of what is to be the first. What is new is
 added to it by `TVM_RNN_UPDATE_GOLDEN=1`. What it names and is gone, or now has to be given, fails: it goes away by hand
@@ -9,17 +10,28 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
 
 import pytest
+from tiny_module import Tiny
 from typer.core import TyperGroup
 from typer.main import get_command
 
 import tvm_rnn as rnn
+from tvm_rnn.bench.run.compare import Row
+from tvm_rnn.bundle.facts import read_facts
+from tvm_rnn.bundle.header import header_text
 from tvm_rnn.cli import app
+from tvm_rnn.explain.facts import BesideFacts, ExplanationFacts
+from tvm_rnn.explain.tables import cell_facts
 from tvm_rnn.language import functions
+from tvm_rnn.module_file.schema import Network
+from tvm_rnn.plain_c.folder import Written
+from tvm_rnn.runtime.runtime import read_container
 from tvm_rnn.runtime.runtime_training import TrainingModule
 
 GOLDEN = Path(__file__).parent / "golden" / "public_names.txt"
@@ -65,6 +77,37 @@ def in_a_terminal() -> Iterator[str]:
                     yield f"{words}: {word}{', needed' * option.required}"
 
 
+# What commands print with --json, as far as types say it.
+PRINTED = {"explain": ExplanationFacts, "explain --beside": BesideFacts, "write-c": Written}
+
+
+def keys(kind: Any, place: str = "") -> Iterator[str]:
+    """The paths of a type's keys. What a mapping's are is no promise: they are names of layers, knobs, machines."""
+    if is_typeddict(kind) or is_dataclass(kind):
+        for name, own in get_type_hints(kind).items():
+            path = f"{place}.{name}".lstrip(".")
+            yield path
+            yield from keys(own, path)
+    elif get_origin(kind) in (list, Sequence):
+        yield from keys(get_args(kind)[0], f"{place}[]")
+
+
+def in_json() -> Iterator[str]:
+    for command, kind in PRINTED.items():
+        yield from (f"tvm-rnn {command} --json: {key}" for key in keys(kind))
+    yield from (f"tvm-rnn bench --json: {key}" for key in keys(list[Row], "rows"))
+    yield from (f"tvm-rnn cells --json: {key}" for key in cell_facts(rnn.cells.lstm))
+    yield from (f"tvm-rnn inspect --json: manifest.{key}" for key in get_type_hints(Network))
+
+
+def in_c(folder: Path) -> Iterator[str]:
+    """Of the header of a bundle: functions as they are declared, codes of errors, and sizes."""
+    path = Tiny(2).write(folder / "m.so")
+    text = header_text(read_facts(path.read_bytes(), read_container(path)[0], "net"))
+    for found in re.findall(r"^NET_API ([^;]*);|^ +(NET_\w+ += \d+)|^#define (NET_\w+) \d", text, re.M):
+        yield f"net.h {' '.join(''.join(found).split())}"
+
+
 def lost(before: list[str], now: list[str]) -> list[str]:
     """What was there and is not, and what has to be given since."""
     known = {line.removesuffix(", needed").partition(": ")[::2] for line in before}
@@ -75,8 +118,8 @@ def lost(before: list[str], now: list[str]) -> list[str]:
 
 
 @pytest.mark.broad
-def test_what_was_there_is_there() -> None:
-    now = [*in_python(), *in_a_terminal()]
+def test_what_was_there_is_there(tmp_path: Path) -> None:
+    now = [*in_python(), *in_a_terminal(), *in_json(), *in_c(tmp_path)]
     before = GOLDEN.read_text().splitlines()
     assert lost(before, now) == []
     if os.environ.get("TVM_RNN_UPDATE_GOLDEN"):

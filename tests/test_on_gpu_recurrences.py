@@ -50,15 +50,23 @@ KINDS = [
     ("corrected_twice", "bfloat16"),
 ]
 
-SIZES = {"gated_delta_net_conv": {"N": 2, "M": 2}}  # heads, of which some share a key
+# Heads, of which some share a key; and such of 128 keys and values.
+SIZES = {"gated_delta_net_conv": {"N": 2, "M": 2}, "gla-heads": {"N": 2}, "rwkv7-heads": {"N": 2}}
+HIDDEN = {"gla-heads": 128}
+
+
+def network(name: str, dtype: str) -> rnn.RNN:
+    """Of a cell, or one with heads."""
+    cell, own = name.partition("-")[0], SIZES.get(name, {})
+    found = OWN[cell][0] if cell in OWN else rnn.cells.get(cell)
+    return exact(rnn.RNN(found, 24, HIDDEN.get(name, 64), dtype=dtype, **own).init(seed=1))
 
 
 @pytest.mark.broad_after(1)
 @pytest.mark.parametrize(("name", "dtype"), KINDS)
 @pytest.mark.parametrize("ragged", [False, True])
 def test_against_the_oracle(name: str, dtype: str, ragged: bool) -> None:
-    cell = OWN[name][0] if name in OWN else rnn.cells.get(name)
-    net = exact(rnn.RNN(cell, 24, 64, dtype=dtype, **SIZES.get(name, {})).init(seed=1))
+    net = network(name, dtype)
     module = gpu_module(f"recurrence_{name}_{dtype}", net)
     generator = torch.Generator(device="cuda").manual_seed(2)
 
@@ -89,6 +97,8 @@ MATRICES = {
     "gated_delta_net": "bfloat16",
     "rwkv7": "float16",
     "gla": "float16",
+    "gla-heads": "bfloat16",
+    "rwkv7-heads": "bfloat16",
     "mamba2": "bfloat16",
     "corrected_twice": "float32",
 }
@@ -100,8 +110,7 @@ TRAINED = VECTORS | MATRICES
 def test_gradients_against_the_oracle(name: str, ragged: bool) -> None:
     """Both passes, in a number of launches that does not grow with the time."""
     dtype = TRAINED[name]
-    cell = OWN[name][0] if name in OWN else rnn.cells.get(name)
-    net = exact(rnn.RNN(cell, 24, 64, dtype=dtype).init(seed=1))
+    net = network(name, dtype)
     module = gpu_module(f"recurrence_training_{name}_{dtype}", net, training=True)
     kind = getattr(torch, dtype)
     for steps, batch in ((1, 3), (37, 5), (400 if name in MATRICES else 1500, 2)):

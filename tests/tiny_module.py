@@ -47,7 +47,7 @@ class Tiny:
         packs = [{"function": f"pack_{i}", "weights": [name], "offset": i * H} for i, name in enumerate(self.names)]
         target = {"name": "tiny", "kind": "llvm", "mcpu": "", "machine": platform.machine(), "features": []}
         return {
-            "format": 1,
+            "format": 2,
             "versions": {"tvm_rnn": "0", "tvm": "0", "tvm_ffi": "0"},
             "cell": "tiny",
             "dtype": self.dtype,

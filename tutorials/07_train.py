@@ -111,7 +111,7 @@ print(f"both find the same gradients; the loss is {ours[0]:.4f}")
 # %% [markdown]
 # ## Learn
 #
-# Adam (Kingma & Ba 2015), a few hundred times over the whole picture.
+# Adam (Kingma & Ba 2015), two hundred times over half of the squares; the others it never sees.
 
 
 # %%
@@ -130,10 +130,11 @@ def train(mod, V: np.ndarray, x: np.ndarray, target: np.ndarray, epochs: int, ra
     return values["V"], loss
 
 
-V, loss = train(mod, V, x, target, 300)
-power = float((target**2).mean())
-print(f"Sobel: the error is {loss / power:.1%} of the answer's power")
-assert loss < 0.2 * power
+V, _ = train(mod, V, *(np.ascontiguousarray(part[:, ::2]) for part in (x, target)), 200)
+answer = (mod(x)[0].reshape(-1, units) @ V.T).reshape(x.shape)
+unseen = float(((answer - target)[:, 1::2] ** 2).mean() / (target[:, 1::2] ** 2).mean())
+print(f"Sobel: the error is {unseen:.1%} of the answer's power, where it was not trained")
+assert unseen < 0.2
 
 # %% [markdown]
 # The result beside the target, over the whole photograph: `sobel.png` in this folder.
@@ -148,7 +149,6 @@ def picture_of(x: np.ndarray, like: np.ndarray, size: int) -> np.ndarray:
     return x.reshape(size, rows, columns, size).transpose(1, 3, 2, 0).reshape(rows * size, columns * size)
 
 
-answer = (mod(x)[0].reshape(-1, units) @ V.T).reshape(x.shape)
 both = [picture_of(part, photo, x.shape[-1]) for part in (x, target, answer)]
 grey = np.concatenate([np.clip(128 + 127 * part, 0, 255) for part in both], axis=1)
 Image.fromarray(grey.astype(np.uint8)).save(folder / "sobel.png")
@@ -158,7 +158,7 @@ print("sobel.png: the photograph, the filter, and what was learned")
 # ## How long an epoch takes
 #
 # The Halide project gives 366 s for an epoch of its first version, 8 s for its best and 5 s for NumPy, at 1024 x 1024.
-# Here is an epoch of one picture at a time, forwards and backwards, for three sizes.
+# Here is an epoch of one picture at a time, forwards and backwards, for two sizes.
 
 
 # %%
@@ -186,7 +186,7 @@ def epoch_ms(size: int) -> list[float]:
 
 
 print(f"{'size':>6} {'NumPy, ms':>10} {'compiled, ms':>13} {'ratio':>6}")
-for size in (32, 128, 256):
+for size in (32, 128):
     slow, fast = epoch_ms(size)
     print(f"{size:>6} {slow:>10.2f} {fast:>13.2f} {slow / fast:>6.1f}")
 
@@ -201,7 +201,7 @@ digits = load_digits().images[:64].astype(np.float32) / 16
 frames = np.stack([np.roll(digits, shift, axis=2) for shift in range(8)]).reshape(8, 64, 64)
 change = frames - np.concatenate([np.zeros_like(frames[:1]), frames[:-1]])
 film = rnn.compile(rnn.RNN(rnn.cells.elman, 64, 128).init(seed=1), training=True, batch=64)
-U, loss = train(film, (0.1 * rng.normal(size=(64, 128))).astype(np.float32), frames, change, 300)
+U, loss = train(film, (0.1 * rng.normal(size=(64, 128))).astype(np.float32), frames, change, 200)
 print(f"frames: the error is {loss / float((change**2).mean()):.1%} of the answer's power")
 assert loss < 0.2 * float((change**2).mean())
 
@@ -221,7 +221,7 @@ if torch is None:
 text = (Path(__file__).resolve().parent / "data" / "shakespeare.txt").read_text()
 letters = sorted(set(text))
 codes = torch.tensor([letters.index(c) for c in text])
-T, B, H, steps = 35, 32, 96, 80
+T, B, H, steps = 35, 32, 96, 60
 rows = codes[: len(codes) // B * B].reshape(B, -1).T  # [time, B]: each row a part of the text
 
 

@@ -23,6 +23,16 @@ PASS_NAMES = (  # in the order they run
 
 
 @dataclass(frozen=True)
+class Call:
+    """What of a call of inference decides which kernels it launches."""
+
+    steps: int
+    batch: int
+    lengths: bool = False
+    resets: bool = False
+
+
+@dataclass(frozen=True)
 class Options:
     """How one network is compiled. As asked, until `of` says what that means for the network's dtype.
 
@@ -30,7 +40,8 @@ class Options:
     precision: of products; "": that of the network's dtype. stored: the dtype of products' weights; "": that of the
     precision. training: False, or what forward_train leaves for backward, by name (`passes/keep_choice.py`); True: left
     to the network. max_bytes: of a call of training; None: no limit. targets: of GPUs one for each architecture that
-    the file is for. generate: whether outputs can be the next inputs.
+    the file is for. generate: whether outputs can be the next inputs. calls: on GPUs, the only calls that the module
+    is for, which leaves out other kernels; none: it is for all.
     """
 
     target: Target
@@ -42,6 +53,7 @@ class Options:
     max_bytes: int | None = None
     targets: tuple[Target, ...] = ()
     generate: bool = False
+    calls: tuple[Call, ...] = ()
 
     @property
     def least(self) -> Target:

@@ -29,10 +29,11 @@ def pair(
     keys_last: bool = False,
     group: int = 1,
     chained: bool = False,
+    summed: bool | None = None,
 ) -> Pair:
     """decay: "number" of a head, "key", or ""; writes: of the matrix and its gradient, -1: there is none; reads: of the
     matrix, its gradient, or both; chained: as gradients are, what is read of one is read by what is written to the
-    other, both decay as one, and their product is summed over keys too."""
+    other, and both decay as one; summed: their product is summed over keys too (None: as chained)."""
 
     def rows(width: int, dtype: str = precision, group: int = 1) -> Rows:
         return Rows(width, width * HEADS // group + 8, dtype, 4, group)
@@ -42,7 +43,7 @@ def pair(
         return None if count < 0 else Made(decays, tuple((rows(keys, group=group), rows(values)) for _ in range(count)))
 
     kinds, rest = {"s": STATE, "g": GRADIENT, "b": BOTH}, {"s": writes[1], "g": writes[0], "b": 0}
-    widths = {"b": 1 if chained else keys}
+    widths = {"b": 1 if (chained if summed is None else summed) else keys}
     found = [Read(kinds[k], rows(widths.get(k, keys)), None if k == "b" else rows(values)) for k in reads]
     same = [("gradient_decay", "state_decay")] if chained and decay and min(writes) >= 0 else []
     for i, kind in enumerate(reads):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from tvm_rnn.cuda.gemm.group_kernels import Gemm, gemm
+from tvm_rnn.cuda.gemm.group_kernels import Gemm, Variant, gemm
 from tvm_rnn.cuda.layer.pointers import Place, arithmetic, storage
 from tvm_rnn.graph.graph import Group, Node, make
 from tvm_rnn.target import resolve
@@ -69,3 +69,9 @@ def made(group: Group, precision: str = "bfloat16", stride: int = 0, align: int 
     target = resolve(options.pop("target", "nvidia-h200"))
     given = {"operands": place, "reads": place, "writes": writes, **options}
     return gemm("kernel", group, precision=precision, target=target, **given)
+
+
+def variant_of(found: Gemm, size: str) -> Variant:
+    """The kernel of that name."""
+    (variant,) = (v for v in found.variants if v.kernel.name.endswith(f"_{size}"))
+    return variant

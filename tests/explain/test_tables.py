@@ -23,7 +23,7 @@ from tvm_rnn.explain.tables import (
 )
 
 MANIFEST: dict[str, Any] = {
-    "format": 1,
+    "format": 2,
     "versions": {"tvm_rnn": "0.1.0", "tvm": "0.27"},
     "cell": "lstm_projection",
     "dtype": "float32",

@@ -156,3 +156,13 @@ def test_values_are_rebuilt_of_others_in_what_is_made_of_them_too() -> None:
 def test_the_derived_graph_is_as_it_was_where_no_matrix_is_solved() -> None:
     graph = differentiate(network(squared).layers[0].training)
     assert graph.backward is not None and graph.backward.states[0].name == "d_S"
+
+
+def test_a_sum_that_is_a_vector_of_each_head_is_read_once() -> None:
+    """A norm behind the read-out makes a sum of its gradient."""
+    net = rnn.RNN(rnn.cells.gla, 5, 8, dtype="bfloat16", N=2)
+    stages = pipeline.run(net, target.resolve("nvidia-h200"), training="values", precision="bfloat16")
+    back = stages[-1][1].graphs[0].backward
+    assert back is not None
+    reads = [node for node in back.nodes() if node.op == "read_out" and node.args[0].args[0].op == "rescan"]
+    assert sorted(node.args[1].op == "carried" for node in reads) == [False, False, True]

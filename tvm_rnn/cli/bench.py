@@ -214,6 +214,7 @@ def _build(suite: SuiteOptions, folder: str, shown: Shown) -> None:
             jobs=suite.jobs,
             limit=suite.limit or 600.0,
             progress=stage,
+            alone=suite.suite in suites.DRAWN,
         )
     failed = [row["reason"] for row in index.values() if "reason" in row]
     table = plain_table("network", "seconds", "result")

@@ -118,11 +118,13 @@ def compile(
         products: Products = {"precision": precision, "weights": weights, "without": without}
         tape: Tape = {"training": training, "keep": keep, "max_bytes": max_bytes}
         options = asked(machine, targets, batch=batch, generate=generate, **products, **tape)
-        return _built(net, options, dump, tell)
+        return built(net, options, dump, tell)
 
 
-def _built(net: RNN | Model, options: Options, dump: str | os.PathLike[str] | None, tell: Progress) -> Module:
-    """All that `compile` does once its arguments are options: checks, texts of stages, passes, code."""
+def built(net: RNN | Model, options: Options, dump: str | os.PathLike[str] | None, tell: Progress) -> Module:
+    """All that `compile` does once its arguments are options: checks, texts of stages, passes, code.
+
+    net, dump, tell: as for `compile`; options: with targets. Raises what `compile` raises."""
     keep_choice.check_name(options.training)
     net, around = with_functions(widened(net, options.precision or None), options.target)
     networks = networks_of(net, options)

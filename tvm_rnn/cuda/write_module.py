@@ -22,6 +22,7 @@ from tvm_rnn.module_file.schema import Generation, GpuNetwork, GpuProgram, Kerne
 from tvm_rnn.passes.passed import Passed
 
 from .codegen import cuda_text, nvcc
+from .codegen.launched_kernels import launched_kernels
 from .plan import generation
 from .plan import network as plan
 from .plan.generation import GenerationPlan
@@ -39,6 +40,8 @@ def write_module(passed: Passed, folder: Path, tell: Callable[[str], None], obje
     alone = bool(net.draws)  # then the loops are all that there is
     programs = [own.program for own in loops] if alone else [plan.plan(passed, t) for t in options.targets]
     trained = [add_entry_points.plan(passed, target) for target in options.targets if options.training]
+    for program, target in zip(programs, options.targets, strict=True) if options.calls else ():
+        program.left_out = frozenset(program.kernels) - launched_kernels(program, options.calls, target.sms)
     tell("code generation")
     pairs = [*zip(programs, options.targets, strict=True)]
     pairs += [(own, t) for found, t in zip(trained, options.targets, strict=False) for own in found.programs]

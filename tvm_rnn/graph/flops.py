@@ -9,6 +9,7 @@ import numpy as np
 
 from .graph import Graph, Layers, Node, depends, reduced_axes
 from .ops import GEMMS, TABLE
+from .recurrences import matrix_operands
 
 
 def node_flops(node: Node) -> int:
@@ -19,7 +20,22 @@ def node_flops(node: Node) -> int:
         return size * sum(2 * int(a.shape[-1]) for a in node.args[1::2])
     if node.op in ("einsum", "sum", "max"):
         return size * int(np.prod([s for _, s in reduced_axes(node)], dtype=int)) * op.cost
+    if op.kind == "scan":
+        return _of_recurrence(node)
     return size * op.cost if op.kind == "pointwise" else 0
+
+
+def _of_recurrence(node: Node) -> int:
+    """What a step takes as the recurrence says it, however many run at once: of each element of a matrix 1 for its
+    decay, 2 for each product that is read of it, and 2 for each column along which is written."""
+    size = int(np.prod(np.broadcast_shapes(*(a.shape for a in node.args)), dtype=int))
+    if node.op in ("scan", "scan_max", "read_out"):
+        return size * TABLE[node.op].cost * (len(node.args) // 2 if node.op == "scan" else 1)
+    if node.op not in ("scan_matrix", "rescan"):  # what hands on
+        return 0
+    written, products = matrix_operands(node.args, node.attrs["writes"])
+    columns = {column for column, _ in (*written, *products)}
+    return size * (1 + TABLE[node.op].cost * (len(columns) + len(products)))
 
 
 def flops_per_row(layers: Layers, directions: int) -> int:

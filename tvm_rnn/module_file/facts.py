@@ -35,7 +35,7 @@ def blob(net: RNN, layers: Layers) -> dict[str, Any]:
 
 
 def common_facts(net: RNN, target: Target, batches: tuple[int, ...], without: tuple[str, ...]) -> Network:
-    """What the manifest of format 1 says of every module."""
+    """What a manifest says of every module."""
     last = net.layers[-1]
     shapes = [[list(layer.graph.states[i].shape) for layer in net.layers] for i in range(len(net.cell.states))]
     initial = [float(net.cell.initial.get(s.name, 0.0)) for s in net.cell.states]

@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 from tvm_rnn.decisions import DecisionFacts
 from tvm_rnn.dtypes import DTYPES, PRECISIONS, STORED
 from tvm_rnn.errors import BuildError, message
-from tvm_rnn.runtime.runtime import CONSTANT, MANIFEST_FORMAT
+from tvm_rnn.runtime.runtime import CONSTANT, MANIFEST_FORMAT, OLDEST_FORMAT
 
 MODEL_CONSTANT = f"{CONSTANT}model."  # begins the names of arrays that belong to a model around networks
 
@@ -255,7 +255,7 @@ class Model(Struct):
 class Shared(Struct, kw_only=True, omit_defaults=True):
     """What a file says once, however many networks are in it. batch: the batch sizes that it was made for."""
 
-    format: Annotated[int, Meta(ge=MANIFEST_FORMAT, le=MANIFEST_FORMAT)]
+    format: Annotated[int, Meta(ge=OLDEST_FORMAT, le=MANIFEST_FORMAT)]
     versions: dict[str, str]
     target: Machine
     batch: list[Size]

@@ -296,17 +296,18 @@ def _index(node: Node, args: Sequence[Form], dependent: Collection[Node]) -> For
 # --- one spelling for all ------------------------------------------------------------------------------------------
 
 
-def spread(form: Form, known: bool = False) -> Form:
+def spread(form: Form, known: bool = False, heads: Axes = ()) -> Form:
     """The form with its known matrices written out: S (I - b k k^T) is S - b (S k) k^T. Only those that a state is
-    multiplied with; known: those of terms without a state too."""
-    terms = [t for term in form.terms for t in _spread(term, form.axes, known)]
+    multiplied with; known: those of terms without a state too. heads: axes that all matrices have, beside the state's
+    own: a vector of each head is no matrix."""
+    terms = [t for term in form.terms for t in _spread(term, form.axes, known, heads)]
     return Form(form.axes, tuple(_without_diagonals(t, form.axes) for t in terms))
 
 
-def _spread(term: Term, axes: Axes, known: bool) -> list[Term]:
+def _spread(term: Term, axes: Axes, known: bool, heads: Axes) -> list[Term]:
     alone = term.state is None
     mixing = [f for f in term.factors if (_spans(f, axes) if alone else f.letters - {*axes})]
-    mixing = [f for f in mixing if len(f.letters) > 1]
+    mixing = [f for f in mixing if len(f.letters - {*heads, *term.axes[:-2]}) > 1]
     several = ((f, _written_out(f.node, len(f.letters) if alone else 0)) for f in mixing if known or not alone)
     inside, written = next(((f, w) for f, w in several if w is not None and len(w.terms) > 1), (None, None))
     if inside is None:
@@ -314,7 +315,7 @@ def _spread(term: Term, axes: Axes, known: bool) -> list[Term]:
     assert written is not None
     names = {a: b for a, b in zip(written.axes, inside.axes, strict=True) if a is not None}
     rest = replace(term, factors=tuple(f for f in term.factors if f is not inside))
-    return [t for part in written.renamed(names).terms for t in _spread(rest.times(part), axes, known)]
+    return [t for part in written.renamed(names).terms for t in _spread(rest.times(part), axes, known, heads)]
 
 
 def _spans(factor: Factor, axes: Axes) -> bool:

@@ -155,7 +155,8 @@ class _Gradient:
         return make("rescan", state, row.args[1], *turned, writes=writes, key=self.other, of=self.tape.name)
 
     def _read_out(self, form: Form, new: Node, again: Node, tape: Node) -> Node:
-        parts = [self._read(term, form.axes, new, again, tape) for term in spread(form, known=True).terms]
+        heads = tuple(a for t in form.terms for f in t.factors if f.node is self.tape for a in f.axes[:-2])
+        parts = [self._read(term, form.axes, new, again, tape) for term in spread(form, True, heads).terms]
         return total(parts, len(form.axes))
 
     def _read(self, term: Term, axes: Axes, new: Node, again: Node, tape: Node) -> Node:

@@ -127,7 +127,7 @@ class Matrix:
     ) -> None:
         self.graph, self.state, self.result = graph, state, result
         self.found, self.blocked, self.dependent = found, blocked, dependent
-        self.form = spread(found[result], known=True)
+        self.form = spread(found[result], True, found[result].axes[:-2])
 
     def solved(self) -> Solved | str:
         key = self._key()

@@ -48,7 +48,10 @@ if not __package__ and __spec__ is not None:
 if TYPE_CHECKING:
     import tvm_ffi
 
-MAGIC, CONTAINER_VERSION, MANIFEST_FORMAT = b"TVMRNN\0\1", 1, 1
+MAGIC, CONTAINER_VERSION = b"TVMRNN\0\1", 1
+# Manifests that are read, and what is written: it grows where a fact means something else than before, or where what
+# follows from the same facts does. Format 1, of checkouts before 1.0.0, was several things.
+OLDEST_FORMAT = MANIFEST_FORMAT = 2
 FOOTER = struct.Struct("<8sIIQQQQ")  # magic, version, crc32 of all before; ELF size; weights at, size; manifest size
 PARALLEL_FLOPS_PER_STEP = 100_000  # two threads, Zen 4: 71 kFLOP take 0.9 us in place of 1.2, 273 take 2.5, not 3.9
 CONSTANT = "constant."  # begins the names of arrays that belong to the equations, not to the user
@@ -298,6 +301,9 @@ def _open_container(path: str | os.PathLike[str], copied: bool = False) -> Opene
         manifest = json.loads(data[end - text : end], object_hook=Manifest)
         if manifest["format"] > MANIFEST_FORMAT:
             raise _error(LoadError, newer, f"manifest format {manifest.format}", f"at most {MANIFEST_FORMAT}", do)
+        if manifest["format"] < OLDEST_FORMAT:
+            what, got = f"{path!r} was made by an earlier tvm_rnn", f"manifest format {manifest.format}"
+            raise _error(LoadError, what, got, f"{OLDEST_FORMAT} or later, as since 1.0.0", "compile it again")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _error(LoadError, f"{path!r} has no readable manifest", error, do="export it again") from None
     arrays = _parse_weights(data, start, size, path, LoadError) if size else {}
@@ -363,7 +369,7 @@ def described(array: np.ndarray) -> str:
 
 def carried(data: bytes | mmap.mmap, elf_size: int) -> tuple[str, dict[str, str]] | None:
     """What code says of itself, at its end: the text of the manifest that it was made with, and the arrays that it
-    reads, described, by name; None: it is of an earlier version. Raises ValueError where that is damaged."""
+    reads, described, by name; None: it says nothing. Raises ValueError where that is damaged."""
     at = elf_size - CARRIED.size
     if at < 0 or data[elf_size - len(CARRIED_MARK) : elf_size] != CARRIED_MARK:
         return None
@@ -379,7 +385,7 @@ def _check_facts(path: str, data: mmap.mmap, elf_size: int, manifest: Facts, arr
     anything else. Raises LoadError, naming the field or the array that differs."""
     try:
         if (known := carried(data, elf_size)) is None:
-            return _check_older(path, manifest, arrays)
+            raise ValueError("code that does not say which manifest it was made for")
         text, expected = known
         where, got, wanted = "", None, None
         if facts_text(manifest) != text:
@@ -394,16 +400,6 @@ def _check_facts(path: str, data: mmap.mmap, elf_size: int, manifest: Facts, arr
     if where:
         what = f"{path!r} has another {where} than its code was made for"
         raise _error(LoadError, what, f"{got!r:.200}", f"{wanted!r:.200}", "export it again")
-
-
-def _check_older(path: str, manifest: Facts, arrays: dict[str, np.ndarray]) -> None:
-    """What can be checked where code does not say what it was made for, if the file that does it is there."""
-    with contextlib.suppress(ImportError):
-        problem = importlib.import_module(".runtime_manifest", __package__).problem_of(manifest, arrays)
-        if problem is not None:
-            where, got, expected = problem
-            what = f"{path!r} has an unusable manifest: {where} is wrong"
-            raise _error(LoadError, what, f"{got!r:.200}", f"{expected:.200}", "export it again")
 
 
 def _is_constant(name: str) -> bool:

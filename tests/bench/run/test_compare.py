@@ -144,7 +144,7 @@ def test_a_module_that_is_not_what_its_name_says(monkeypatch: pytest.MonkeyPatch
     module = rnn.compile(rnn.RNN(mine, 4, 8).init(seed=1))
     ours, numpy = compare.compare(module, ["numpy"], **QUICK).rows  # its equations tell that it is a user's own
     assert ours.median_us is not None and "not a cell of the zoo" in numpy.reason
-    del module.manifest["equations"]  # as a file of an older version, whose code is told what it was made for anew
+    del module.manifest["equations"]  # which files may leave out; its code is told what it was made for anew
     monkeypatch.setattr(manifest, "carried", lambda *_: None)
     with pytest.raises(rnn.TvmRnnError, match="differs from the oracle"):
         compare.compare(module, ["numpy"], **QUICK)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from compiled_kernels import text_of
-from gemm_groups import hoisted, lstm_step, made
+from gemm_groups import hoisted, lstm_step, made, variant_of
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.gemm import group_kernels as module
@@ -41,3 +41,22 @@ def test_overlap_waits_for_the_kernel_before(monkeypatch: pytest.MonkeyPatch) ->
     assert "griddepcontrol" not in text_of(kernel_with(monkeypatch))
     text = text_of(kernel_with(monkeypatch, overlap=1))
     assert text.index("launch_dependents") < text.index("griddepcontrol_wait")
+
+
+@pytest.mark.parametrize(("size", "rows"), [("few", 16), ("share1", 64), ("mid", 256)])
+def test_rows_that_are_given_are_multiplied_beside_the_kernel_before(size: str, rows: int) -> None:
+    """Only what the epilogue reads waits, in the kernel's text and for the compiler, which knows of no wait."""
+    kernel = variant_of(made(lstm_step(64, 64), batches=(rows,), given=True), size).kernel
+    text = text_of(kernel).split('extern "C"')[-1]
+    words = ("launch_dependents", "async_cg_shared", "griddepcontrol_wait", "ptx_ld_global")
+    places = [text.index(words[0]), text.rindex(words[1]), text.index(words[2]), text.index(words[3])]
+    assert kernel.shares and places == sorted(places) and text.count(words[2]) == 1
+
+
+@pytest.mark.parametrize(("size", "early"), [("share1", False), ("many", False), ("mid", True)])
+def test_a_kernel_that_opens_does_so_when_what_came_before_has_ended(size: str, early: bool) -> None:
+    """One that was launched early has to wait for that first."""
+    kernel = variant_of(made(hoisted(4, 64, (64,)), opens=True), size).kernel
+    text = text_of(kernel).split('extern "C"')[-1]
+    assert text.count("launch_dependents") == 1 and ("griddepcontrol_wait" in text) == early
+    assert not early or text.index("griddepcontrol_wait") < text.index("launch_dependents")

@@ -10,23 +10,17 @@ import pytest
 from compiled_kernels import text_of
 from emulated import POISON, decoded, encoded, run
 from emulator import arrays
-from gemm_groups import hoisted, lstm_step, made
+from gemm_groups import hoisted, lstm_step, made, variant_of
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer, write
 from tvm_rnn.cuda.gemm import group_kernels
-from tvm_rnn.cuda.gemm.group_kernels import Gemm, Variant
+from tvm_rnn.cuda.gemm.group_kernels import Variant
 from tvm_rnn.cuda.gemm.wgmma import STEPS, WgmmaProduct, WgmmaTile
 from tvm_rnn.graph.graph import Group
 
 ROWS = WgmmaTile(columns=64).rows
-
-
-def variant_of(made_for: Gemm, size: str) -> Variant:
-    found = [v for v in made_for.variants if v.kernel.name.endswith(f"_{size}")]
-    assert len(found) == 1
-    return found[0]
 
 
 def wide(precision: str, gates: int, width: int, *depths: int) -> Variant:
@@ -81,9 +75,9 @@ def few_blocks(monkeypatch: pytest.MonkeyPatch, blocks: int) -> None:
     monkeypatch.setattr(group_kernels, "best", fewer)
 
 
-def check(size: str, precision: str, group: Group, rows: int, blocks: int) -> None:
+def check(size: str, precision: str, group: Group, rows: int, blocks: int, **options: bool) -> None:
     """What the kernel writes is x W + b."""
-    made_for = made(group, precision)
+    made_for = made(group, precision, **options)
     gates, width = made_for.unit.gates, made_for.unit.width
     kernel, rng = variant_of(made_for, size).kernel, np.random.default_rng(0)
     given: dict[str, np.ndarray] = {}
@@ -142,7 +136,7 @@ def test_results(
     ("size", "gates", "width", "depth", "rows", "blocks"), [("mid", 4, 30, 54, 70, 2), ("wide", 3, 61, 136, 200, 4)]
 )
 def test_steps_of_more_rows_than_share_k(size: str, gates: int, width: int, depth: int, rows: int, blocks: int) -> None:
-    check(size, "bfloat16", hoisted(gates, width, (depth,), "step"), rows, blocks)
+    check(size, "bfloat16", hoisted(gates, width, (depth,), "step"), rows, blocks, given=True)
 
 
 def test_a_step_s_epilogue_loads_what_several_items_read_before_it_stores() -> None:

@@ -1,24 +1,16 @@
-"""Products of a block of steps: sums; what tensor cores do is tested with all of a part (test_blocks_again.py)."""
+"""Products of a part's steps; what tensor cores do is tested with all of a part (test_blocks_again.py)."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from again_pairs import pair
 
-from tvm_rnn.cuda.linear.block_products import Products, summed
-from tvm_rnn.cuda.linear.blocks_layout import BlocksLayout
+from tvm_rnn.cuda.linear.blocks_again import BlocksAgain
 
 
-def test_sums() -> None:
-    terms: list[Any] = [1, 2, 4]
-    assert summed(terms) == 7 and summed(terms[:1]) == 1
-
-
-def test_a_block_has_places_of_its_own() -> None:
-    block: Any = "block"
-    made: Any = None
-    products = Products(made, BlocksLayout("k", pair()), made, made, made)
-    products.places["state_row_0", "left"] = block
-    products.enter(block)
-    assert products.block is block and not products.places
+def test_scores_are_made_once_and_each_matrix_is_multiplied_with_what_reads_it() -> None:
+    """Instructions of tensor cores: 2 for each 16 values of a unit of scores and of steps, and for each block of steps
+    that goes on to another one."""
+    own = pair(16, 16, "bfloat16", writes=(1, 1), reads="sgb", chained=True, summed=False)
+    text = BlocksAgain("k", own).kernels[0].func.script()
+    score, matrices, blocks = 2, 2 * 4 * 2, 2 * 6 * 2
+    assert text.count("ptx.mma") == score + matrices + blocks

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from again_pairs import pair
 
 from tvm_rnn.cuda.linear.chunk_layout import MOST_SHARED
-from tvm_rnn.cuda.linear.pair import GRADIENT, STATE
 from tvm_rnn.cuda.linear.parts_layout import MOST, PartsLayout
 from tvm_rnn.passes.chunk_form import MOST_AT_ONCE, MOST_WRITES
 
@@ -39,15 +37,6 @@ def test_what_passes_make_one_number_fits() -> None:
     for writes in range(1, MOST_WRITES):
         own = layout(keys=MOST, values=MOST, writes=(writes, MOST_WRITES - writes), reads="sgb")
         assert not own.why_not and own.shared_bytes <= MOST_SHARED
-
-
-def test_one_score_serves_both_matrices() -> None:
-    """What reads the matrix is written to its gradient, and the other way."""
-    own = layout(reads="sgsb", writes=(1, 2))
-    assert own.vectors == {STATE: ["gradient_row_0", "gradient_row_1"], GRADIENT: ["state_row_0"]}
-    assert own.scores == [("gradient_row_0", "state_row_0"), ("gradient_row_1", "state_row_0")]
-    apart = PartsLayout("k", replace(own.pair, same=()))
-    assert len(apart.scores) > len(own.scores)
 
 
 def test_a_warp_has_16_keys() -> None:

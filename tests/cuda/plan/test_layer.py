@@ -145,3 +145,17 @@ def test_what_is_read_of_a_matrix_goes_to_the_output() -> None:
     scans = [line for line in lines if "_scan_" in line and "_ends" not in line and "_compose" not in line]
     assert scans and all("{read_" in line for line in scans)
     assert layer_of("rwkv7", "bfloat16").passed_on is None and layer_of("min_gru").passed_on is None
+
+
+def test_the_only_step_of_a_call_multiplies_beside_hoisted_products() -> None:
+    """The kernel before it must be one that lets it begin, and what it multiplies must be there before the call."""
+    net, layers = layers_of("lstm", hidden=8)
+    for name, early in (("nvidia-h200", True), ("nvidia-a100", False)):
+        machine = resolve(name)
+        options = Options(machine, precision="bfloat16")
+        layer = Layer(layers.graphs[0], 0, "bfloat16", options, machine, net.cell.initial)
+        (((group, *_), once),) = layer.direct_groups
+        assert group.region == "step" and layer._given(1) == early and not layer._given(0)
+        assert {variant.kernel.shares for variant in once.variants} == {early}
+    rounded = layer_of("lstm_layer_norm")  # in float32, whose kernels do not begin early
+    assert not any(rounded._given(number) for number in range(len(rounded.groups)))

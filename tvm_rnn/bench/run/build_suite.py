@@ -17,6 +17,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tvm_rnn.bench.suites import writers
@@ -25,6 +26,7 @@ from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.locations import PACKAGE
 from tvm_rnn.names import file_name
 from tvm_rnn.npy_files import text_writer, write_whole
+from tvm_rnn.options import Call, asked
 from tvm_rnn.worker_process import Late, Lost, Pool, Reply, Request, WorkerProcess, channel
 
 STARTED = time.perf_counter()  # of a process that compiles one network
@@ -65,8 +67,8 @@ def _key(network: Point, sizes: Sequence[int]) -> str:
     return f"{network.network_name} for B={','.join(map(str, sizes))}"
 
 
-def _file_name(network: Point, sizes: Sequence[int]) -> str:
-    key = json.dumps([network.as_dict(), list(sizes), sources_digest()], sort_keys=True)
+def _file_name(network: Point, sizes: Sequence[int], calls: Sequence[Row] = ()) -> str:
+    key = json.dumps([network.as_dict(), list(sizes), sources_digest(), *calls], sort_keys=True)
     return f"{file_name(network.network_name)}-{hashlib.sha256(key.encode()).hexdigest()[:10]}.so"
 
 
@@ -88,12 +90,14 @@ def build(
     jobs: int | None = None,
     limit: float = 600.0,
     progress: Progress | None = None,
+    alone: bool = False,
 ) -> Row:
     """Compile the networks of the points to a folder. Returns their part of its index: {name: {"file", "reason", ...}}.
 
     every: all points of the suite, whose batch sizes a module is made for (default: points). jobs: compilations at a
     time (default: one per CPU). limit: seconds for each. One that fails has a reason in the index and stops no other; a
-    file that another one has replaced is removed.
+    file that another one has replaced is removed. alone: on GPUs modules are for the calls of these points and no
+    others, which takes a part of the time: a drawn suite has a network for each point.
 
     Raises ConfigError where the folder cannot be made.
     """
@@ -104,13 +108,18 @@ def build(
         raise ConfigError(message("--build: this folder cannot be made", got=str(reason))) from None
     wanted = {point.network for point in points}
     sizes = {network: found for network, found in batches(every or points).items() if network in wanted}
-    index, files = _indexed(folder), {network: _file_name(network, found) for network, found in sizes.items()}
+    calls: dict[Point, list[Row]] = {network: [] for network in wanted}
+    for point in points if alone else ():
+        calls[point.network].append({"steps": point.steps, "batch": point.batch, "lengths": point.lengths})
+    index = _indexed(folder)
+    files = {network: _file_name(network, found, calls[network]) for network, found in sizes.items()}
     there = [network for network, file in files.items() if os.path.exists(os.path.join(folder, file))]
     missing = [network for network in files if network not in there]
     requests = [
         {
             "network": network.as_dict(),
             "batches": list(sizes[network]),
+            "calls": calls[network],
             "target": target,
             "path": os.path.abspath(os.path.join(folder, files[network])),
         }
@@ -142,7 +151,8 @@ def _result(answer: Reply | Lost, limit: float) -> Reply:
 
 def build_one(request: Request) -> Reply:
     """Compile one network, as `build` asks for it, and write its file. What goes wrong is the reason."""
-    from tvm_rnn.compiler.compile import compile
+    from tvm_rnn.compiler.compile import built
+    from tvm_rnn.schedule import record_files
 
     point = Point.from_dict(dict(request["network"]))
     options: Reply = {} if point.precision == point.dtype else {"precision": point.precision}
@@ -150,7 +160,10 @@ def build_one(request: Request) -> Reply:
     options |= {"training": True} if point.training else {}
     result: Reply = {}
     try:
-        module = compile(network(point), request["target"], tuple(request["batches"]), without=point.without, **options)
+        machine, targets = record_files.machines(request["target"], (), None, lambda text: None)
+        how = asked(machine, targets, batch=tuple(request["batches"]), without=point.without, **options)
+        how = replace(how, calls=tuple(Call(**call) for call in request.get("calls", ())))
+        module = built(network(point), how, None, lambda text: None)
         module.export(request["path"])
         result["bytes"] = os.path.getsize(request["path"])
     except Exception as reason:

@@ -77,12 +77,12 @@ class Source:
 def generate(program: Program, target: Target) -> Source:
     """Compile the kernels with TVM and write the host program. Raises BuildError."""
     ending = target.arch + program.suffix
-    symbols = {name: f"{name}_{ending}" for name in program.kernels}
+    symbols = {name: f"{name}_{ending}" for name in program.kernels if name not in program.left_out}
     functions = {
-        symbols[name]: kernel.func.with_attr("global_symbol", symbols[name]) for name, kernel in program.kernels.items()
+        symbol: program.kernels[name].func.with_attr("global_symbol", symbol) for name, symbol in symbols.items()
     }
     device, wrappers = compile_kernels(functions, target) if functions else ("", "")
-    device = unrestricted(device, {symbols[name] for name, kernel in program.kernels.items() if kernel.shares})
+    device = unrestricted(device, {symbol for name, symbol in symbols.items() if program.kernels[name].shares})
     shards = split_kernels(device, os.cpu_count() or 1)
     return Source(shards, _host_text(program, symbols, shards, wrappers, ending), target.arch, program.suffix)
 
@@ -190,7 +190,10 @@ def cubin_symbol(arch: str, number: int) -> str:
 
 def _kernel_table(program: Program, symbols: dict[str, str], shards: tuple[str, ...], arch: str) -> list[str]:
     lines = ["namespace kernels {"]
-    for name, kernel in program.kernels.items():
+    for name in program.left_out:
+        lines.append(f'static const host::Kernel {name}{{host::left_out, nullptr, "{name}", 0, 0, 1, false}};')
+    for name in symbols:
+        kernel = program.kernels[name]
         symbol = f"__tvm_ffi_{symbols[name]}, (void**)&{symbols[name]}_kernel"
         facts = f"{kernel.threads}, {kernel.shared_bytes}, {kernel.cluster}, {str(kernel.resident).lower()}"
         lines.append(f'static const host::Kernel {name}{{{symbol}, "{name}",')
@@ -254,7 +257,7 @@ def _functions(program: Program) -> list[str]:
     workspace = [sizes, f"  return_int(result, {least});"]
     load = [
         "  (void)sms;",
-        f"  for (int i = 0; i < {len(program.kernels)}; ++i) {{",
+        f"  for (int i = 0; i < {len(program.kernels) - len(program.left_out)}; ++i) {{",
         "    cudaFuncAttributes facts;",
         "    RUN(check(cudaFuncGetAttributes(&facts, *kernels::all[i]->handle), kernels::all[i]->name));",
         "  }",

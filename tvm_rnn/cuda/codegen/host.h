@@ -130,6 +130,12 @@ inline cudaError_t set_attribute(const void* handle, cudaFuncAttribute attribute
   return error;
 }
 
+// In the place of a kernel that no call needs for which the module was compiled.
+inline int32_t left_out(void*, void*, int32_t, void*) {
+  return fail(std::string("kernel ") + launching->name +
+              " was left out: this module is for calls of one size alone; compile one for every call");
+}
+
 // How many blocks of a kernel can be on the current device at once, with nothing else on it. Negative: an error is raised.
 inline int64_t occupancy(const Kernel& kernel, Shape shape) {
   static std::mutex guard;
@@ -172,6 +178,7 @@ inline int64_t occupancy(const Kernel& kernel, Shape shape) {
 }
 
 inline int64_t resident(const Kernel& kernel) {
+  if (kernel.handle == nullptr) return 0;
   return max<int64_t>(0, occupancy(kernel, {kernel.threads, kernel.shared_bytes, kernel.cluster}));
 }
 

@@ -196,6 +196,7 @@ class Program:
     flags: str = "reset"  # C++ expression: where the steps find their reset flags
     dropped: WeightDrop | None = None  # parameters that are dropped in each call
     each: int = 1  # rows of a batch row: B is so many times the call's
+    left_out: frozenset[str] = frozenset()  # kernels that no call of this module launches
 
     def __post_init__(self) -> None:
         self._names: dict[str, int] = {}

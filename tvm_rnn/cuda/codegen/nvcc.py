@@ -219,7 +219,7 @@ def build(
 ) -> tuple[bytes, dict[str, list[Taken]], str]:
     """The shared object, {arch: what its kernels take}, and the compiler's name. more: object files to link in. Raises
     BuildError."""
-    tools, compiler = find(), _host_compiler()
+    tools, compiler = find(), host_compiler()
     includes = (tvm_ffi.libinfo.find_include_path(), tvm_ffi.libinfo.find_dlpack_include_path(), *tools.include)
     # Host code only starts what runs on the GPU: -O2 takes twice as long for nothing.
     common = [compiler, "-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-w", *(f"-I{path}" for path in includes)]
@@ -251,7 +251,8 @@ def build(
     return linked.read_bytes(), taken, tools.name
 
 
-def _host_compiler() -> str:
+def host_compiler() -> str:
+    """The C++ compiler of this machine. Raises BuildError."""
     compiler = next((c for c in (os.environ.get("CXX"), "g++", "clang++", "c++") if c and shutil.which(c)), None)
     if compiler is None:
         got = "none of $CXX, g++, clang++, c++"

@@ -78,7 +78,25 @@ class GemmBody(Stages):
         else:
             cta = I.cta_id([grid])
         self._allocate()
+        self._open()
         return (self._take_member(cta, tirx.Cast("int32", blocks)) if members else cta), blocks
+
+    def _open(self, waited: bool = False) -> None:
+        """Let the kernel behind this one begin: at the start, where nothing that it does before it waits can matter;
+        else when this one has waited for the kernel before it, as one that was not launched early has at its start."""
+        own = self.problem.opens and self.tile.overlap
+        if waited == own and (self.problem.opens or self.tile.overlap):
+            self.w.do(I.ptx.griddepcontrol.launch_dependents())
+
+    @property
+    def _waits(self) -> bool:
+        """Whether left operands may be what the kernel before this one writes, while it still runs."""
+        return self.tile.overlap and not self.problem.given
+
+    def _wait_at_the_end(self) -> None:
+        """The products are done: what the epilogue reads is the kernel's before this one."""
+        if self.tile.overlap and self.problem.given:
+            self.w.do(I.ptx.griddepcontrol.wait())
 
     def _take_member(self, item: TirExpr, blocks: TirExpr) -> TirExpr:
         """Of a batched GEMM's items those of one member are numbered together: which is this one of its own."""
@@ -241,6 +259,7 @@ class CpAsyncGemm(GemmBody):
     def body(self) -> None:
         self._sources()
         self._mainloop()
+        self._wait_at_the_end()
         if self.tile.parts > 1:
             self._combine()
         else:
@@ -342,15 +361,15 @@ class CpAsyncGemm(GemmBody):
                 self._fill(slot, first + k, rows, weights)
 
     def _before(self, first: Expr, count: Expr) -> None:
-        """Fill all stages but one. With `overlap`, only weights until the kernel before this one is done."""
+        """Fill all stages but one. Where it waits, only weights until the kernel before this one is done."""
         w, stages = self.w, self.tile.stages
-        if self.tile.overlap:
-            w.do(I.ptx.griddepcontrol.launch_dependents())
+        if self._waits:
             with w.loop(stages - 1) as group:
                 self._fill_group(group, first, count, rows=False)
             w.do(I.ptx.griddepcontrol.wait())
+            self._open(waited=True)
         with w.loop(stages - 1) as group:
-            self._fill_group(group, first, count, weights=not self.tile.overlap)
+            self._fill_group(group, first, count, weights=not self._waits)
             w.do(I.ptx["cp.async.commit_group"]())
 
     # --- results ---------------------------------------------------------------------------------------------------

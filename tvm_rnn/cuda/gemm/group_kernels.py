@@ -64,13 +64,15 @@ def gemm(
     batches: tuple[int, ...] = (),
     record: Mapping[str, int] | None = None,
     few: bool = False,
+    opens: bool = False,
+    given: bool = False,
 ) -> Gemm:
     """Kernels for a gemm group.
 
     operands: how products read the values below their left operands; reads: how the epilogue reads a value (None: it
     is computed from others); writes: where a stored value goes. batches: numbers of rows to expect in a step.
     record: knob values in place of the template's own. few: calls of few rows matter whatever the region, as where no
-    steps are left: decoding is a call of one step.
+    steps are left: decoding is a call of one step. opens, given: see `Problem`.
     """
     root = group.root
     assert root is not None and root.op in GEMMS
@@ -85,7 +87,7 @@ def gemm(
     arguments, problem = _problem(group, precision, layout, tuple(resolve(root, operands)), (reads, writes))
     packs = tuple(_packed(layout, weight, precision == "tf32", problem.members) for weight in root.args[::2])
     each = tuple(pack.elements // max(problem.members, 1) for pack in packs)
-    problem = replace(problem, packed=each)
+    problem = replace(problem, packed=each, opens=opens, given=given)
     if problem.members:  # there are so many times more tiles
         knobs = {**knobs, "mid": knobs.get("mid", 0) // problem.members}
     return Gemm(_variants(name, problem, knobs), packs, arguments, unit, template.name, knobs, source)
@@ -130,7 +132,8 @@ Tile = TypeVar("Tile", bound=GemmTile)
 
 def _written(name: str, problem: Problem, tile: Tile, body: Callable[[Writer, Problem, Tile], GemmBody]) -> Kernel:
     scalars = [("rows", "int64")]
-    return tile.write(name, problem.precision, problem.pointers, scalars, lambda w: body(w, problem, tile))
+    kernel = tile.write(name, problem.precision, problem.pointers, scalars, lambda w: body(w, problem, tile))
+    return replace(kernel, shares=kernel.shares or problem.given)  # the epilogue's loads stay behind its wait
 
 
 def _variants(name: str, problem: Problem, knobs: Config) -> tuple[Variant, ...]:
@@ -168,7 +171,7 @@ def _split_k(name: str, problem: Problem, knobs: Config) -> list[Variant]:
         return found
     for high in range(1, knobs.get("share", 0) // 64 + 1):
         shape = {k: knobs[f"share_{k}"] for k in ("columns", "along", "cluster", "kept")}
-        overlap = 0 < knobs["share_overlap"] <= high
+        overlap = problem.given or 0 < knobs["share_overlap"] <= high
         tile = SplitKTile(64 * high, block=problem.layout.block, overlap=overlap, **shape)
         tile = replace(tile, stages=knobs["share_bytes"] // (tile.stage_bytes + 16))
         if not tile.fits:  # so many rows are the other kernels'
@@ -183,7 +186,7 @@ def _kernel(name: str, problem: Problem, knobs: Config, size: str) -> Kernel:
     tensor = not isinstance(problem.layout, Lanes)
     own = ("columns", "warps", "along", "cluster") if tensor else ("across", "high")
     shape = {k: knobs[f"{size}_{k}"] for k in ("rows", "split", "stages", "pace", "blocks", *own)}
-    overlap = size == "few" and knobs["overlap"] == 1
+    overlap = size == "few" and (knobs["overlap"] == 1 or problem.given)
     if isinstance(problem.layout, Lanes):
         shape |= {"groups": problem.layout.groups, "size": SIZES[problem.compute]}
         return _written(name, problem, LanesTile(overlap=overlap, **shape), LanesGemm)

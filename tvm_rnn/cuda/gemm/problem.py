@@ -32,7 +32,10 @@ AHEAD = 8  # items of an epilogue that are loaded before the first of them is co
 class Problem:
     """One gemm group for one precision. reads, writes: what its epilogue loads and stores. names: pointer names by
     (role, node, number); pointers: all of them, with their dtypes. packed: elements of each weight, of a member where
-    there are several. members: of a batched GEMM, 0: there is no such axis; member: the one that a kernel is at."""
+    there are several. members: of a batched GEMM, 0: there is no such axis; member: the one that a kernel is at.
+
+    opens: the kernel behind this one may begin once all that came before this one has ended. given: no kernel of the
+    call writes the left operands, and the kernel before this one opens: only the epilogue waits for its end."""
 
     precision: str
     group: Group
@@ -45,6 +48,8 @@ class Problem:
     packed: tuple[int, ...] = ()
     members: int = 0
     member: TirExpr | None = None
+    opens: bool = False
+    given: bool = False
 
     def at(self, member: TirExpr) -> Problem:
         """That of one member."""

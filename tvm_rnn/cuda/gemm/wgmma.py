@@ -205,8 +205,7 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
         left = tirx.Cast("int32", items) - self.number + (self.clusters - 1)
         self.items = w.keep(tirx.truncdiv(left, self.clusters))
         self._make_barriers(5, tile.members // 32 * tile.cluster)  # full: by 4 warps, and the bulk copies
-        if tile.overlap:
-            w.do(I.ptx.griddepcontrol.launch_dependents())
+        self._open()
         around = any(operand.around is not None for operand in self.problem.operands)
         self._divide(AROUND_REGISTERS if around else REGISTERS, self._produce, self._consume)
 
@@ -220,7 +219,7 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
         return row0
 
     def _produce(self) -> None:
-        w, early = self.w, min(self.total, self.tile.stages) if self.tile.overlap else 0
+        w, early = self.w, min(self.total, self.tile.stages) if self._waits else 0
         self._take_line()
         if early:
             self._fetch(early)
@@ -244,6 +243,7 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
             for operand, own in self._of_operands(k):
                 self._copy_weights(operand, k, w.bind(self._stage(k)), own)
         w.do(I.ptx.griddepcontrol.wait())
+        self._open(waited=True)
 
     def _hold(self, reach: TirExpr) -> TirExpr:
         return self.w.bind(reach)
@@ -266,7 +266,7 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
         product = WgmmaProduct(w, self.arena, tile.columns, self.problem.compute)
         tell = self._remote(self.lane)
         own = w.bind(tirx.Cast("uint64", self.warp // 4 * units(SQUARE_BYTES)))
-        if tile.overlap:
+        if self._waits:
             w.do(I.ptx.griddepcontrol.wait())
         with w.loop(self.items) as number:
             row0 = self._take_item(number)
@@ -278,4 +278,5 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
                 for n in range(blocks):
                     pairs = [product.acc[n * (block // 8) + i, half] for i in range(block // 8)]
                     items.append(Item(at, self.column * blocks + n, self.lane, pairs))
+            self._wait_at_the_end()
             self.problem.finish_items(w, items)

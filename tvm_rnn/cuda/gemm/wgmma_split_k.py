@@ -99,8 +99,6 @@ class WgmmaSplitKGemm(WgmmaRows):
         self.column = w.keep(tirx.truncmod(place, self.tiles))
         self.begin, self.count = self._share_of_k()
         self._make_barriers(5, tile.members // 32)  # full: by 4 warps, and the bulk copy
-        if tile.overlap:
-            w.do(I.ptx.griddepcontrol.launch_dependents())
         with I.If(self.tx < COPIERS):
             with I.Then():
                 self._produce()
@@ -116,12 +114,13 @@ class WgmmaSplitKGemm(WgmmaRows):
         w, stages = self.w, self.tile.stages
         self._take_line()
         self._take_rows(w.keep(self.row0 + wide(self.line)))
-        if self.tile.overlap:
+        if self._waits:
             with w.loop(tirx.min(self.count, stages)) as k:
                 self._weights(k, k)
             w.do(I.ptx.griddepcontrol.wait())
+            self._open(waited=True)
         with w.loop(self.count) as k, self._filling(k) as slot:
-            with w.when(k >= stages) if self.tile.overlap else nullcontext():
+            with w.when(k >= stages) if self._waits else nullcontext():
                 self._weights(k, slot)
             for number, own in self._of_operands(self.begin + k):
                 self._copy_rows(number, self._stage(slot), own)
@@ -153,7 +152,7 @@ class WgmmaSplitKGemm(WgmmaRows):
         w, tile = self.w, self.tile
         member = w.bind(self.tx - COPIERS)
         self._fetch(member)
-        if tile.overlap:
+        if self._waits:
             w.do(I.ptx.griddepcontrol.wait())
         broad = tile.columns // tile.along
         product = WgmmaProduct(w, self.arena, broad, self.problem.compute)
@@ -221,6 +220,7 @@ class WgmmaSplitKGemm(WgmmaRows):
     def _finish(self) -> None:
         """The items of this block, by all its threads."""
         w, tile = self.w, self.tile
+        self._wait_at_the_end()
         with w.loop(ceil_div(tile.own * tile.members, tile.threads)) as turn:
             piece = w.keep(self.tx + turn * tile.threads)
             mine, member = w.keep(tirx.truncdiv(piece, tile.members)), w.keep(tirx.truncmod(piece, tile.members))

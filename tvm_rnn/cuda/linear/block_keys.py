@@ -1,8 +1,8 @@
 """What a lane adds up for its key over a block of 16 steps: what steps of the block read of what others of it wrote.
 
-In: products of the block in shared memory, decays and columns of its key in registers. Out: results of all 16 steps.
-Sums go step by step, as the recurrence does, in float32: a decay is multiplied with what was before it, no logarithm
-and no quotient is taken, and a decay of 0 or a reset is a factor of 0.
+In: products and scores of the block in shared memory, decays and columns of its key in registers. Out: results of all
+16 steps. Sums go step by step, as the recurrence does, in float32: a decay is multiplied with what was before it, no
+logarithm and no quotient is taken, and a decay of 0 or a reset is a factor of 0.
 
 Rewrite, with a_s a step's decay, 0 where it begins with nothing, c its column, w the scores:
 
@@ -23,7 +23,7 @@ from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.tir.expr import Buffer, TirExpr
 from tvm_rnn.tir.index import uint32
 
-from .block_products import summed
+from .blocks_layout import LINE_BYTES
 from .chunk_tile import BLOCK
 
 FOUR = 4
@@ -40,74 +40,91 @@ class Steps:
 
 
 class KeySums:
-    """products: where the lane's row of products is in shared memory; scores: where scores begin."""
+    """products: where the lane's products with the block's steps begin in shared memory, from a vector's place on;
+    scores: where those of the block with itself do, from a pair's place on."""
 
     def __init__(self, w: Writer, products: TirExpr, scores: TirExpr) -> None:
         self.w, self.products, self.scores = w, products, scores
 
-    def row(self) -> Buffer:
-        """The lane's products, of 16 steps."""
+    def row(self, at: int) -> Buffer:
+        """The lane's products, of 16 steps. at: of the vector."""
         w, found = self.w, self.w.local(BLOCK)
         for i in range(0, BLOCK, FOUR):
             four = [found[i + j] for j in range(FOUR)]
-            w.do(I.ptx["ld.shared.v4.f32"](*four, self.products + uint32(4 * i)))
+            w.do(I.ptx["ld.shared.v4.f32"](*four, self.products + uint32(4 * i + at)))
         return found
 
-    def _scores(self, number: int, line: int, columns: range) -> dict[int, TirExpr]:
-        """Of the pair of that number, of a line, those of some columns."""
+    def _scores(self, at: int, line: int, columns: range) -> dict[int, TirExpr]:
+        """Of the pair at that place, of an earlier step, those of some later ones."""
         found: dict[int, TirExpr] = {}
         if not columns:
             return found
         for i in range(columns.start // FOUR * FOUR, columns.stop, FOUR):
             four = self.w.tile(1, FOUR)
-            at = self.scores + uint32(((number * BLOCK + line) * BLOCK + i) * 4)
-            self.w.do(I.ptx["ld.shared.v4.f32"](*four[0], at))
+            self.w.do(I.ptx["ld.shared.v4.f32"](*four[0], self.scores + uint32(line * LINE_BYTES + i * 4 + at)))
             found |= {i + j: four[0][j] for j in range(FOUR)}
         return {i: found[i] for i in columns}
 
-    def read(self, steps: Steps, backwards: bool) -> Buffer:
-        """A read-out of all steps. backwards: of the gradient, which steps behind have written to."""
-        w, found = self.w, self.row()
-        for s in range(BLOCK - 1, 0, -1) if backwards else range(BLOCK - 1):
-            columns = range(s) if backwards else range(s + 1, BLOCK)
-            scores = [self._scores(i, s, columns) for i in range(len(steps.columns))]
-            for t in columns:
-                terms = [own[s] * scores[i][t] for i, own in enumerate(steps.columns)]
-                before = found[t] if steps.decays is None else found[t] * steps.decays[s]
-                w.store(found, summed([before, *terms]), t)
+    def read(self, steps: Steps, vector: int, scores: Sequence[int]) -> Buffer:
+        """A read-out of the matrix, of all steps. vector: its place; scores: that of the pair with each write."""
+        w, found = self.w, self.row(vector)
+        for s in range(BLOCK - 1):
+            later = range(s + 1, BLOCK)
+            own = [self._scores(at, s, later) for at in scores]
+            for t in later:
+                terms = [column[s] * own[i][t] for i, column in enumerate(steps.columns)]
+                w.store(found, summed([_left(found[t], steps, s), *terms]), t)
         self._keep(found, [steps])
         return found
 
-    def both(self, state: Steps, gradient: Steps, begin: TirExpr, ends: Sequence[Buffer], reads: Buffer) -> Buffer:
+    def read_gradient(self, steps: Steps, vector: int, scores: Sequence[int]) -> Buffer:
+        """The same of the gradient, which steps behind have written to."""
+        w, found = self.w, self.row(vector)
+        for t in range(BLOCK - 1):
+            later = range(t + 1, BLOCK)
+            own = [self._scores(at, t, later) for at in scores]
+            total: TirExpr = found[t]
+            for s in reversed(later):
+                terms = [column[s] * own[i][s] for i, column in enumerate(steps.columns)]
+                total = w.keep(summed([_left(total, steps, s), *terms]))
+            w.store(found, total, t)
+        self._keep(found, [steps])
+        return found
+
+    def both(
+        self,
+        state: Steps,
+        gradient: Steps,
+        begin: TirExpr,
+        ends: Sequence[Buffer],
+        reads: Buffer,
+        scores: Sequence[Sequence[int]],
+    ) -> Buffer:
         """The product of the matrix before each step and the gradient after it. begin: of the two at the block's
         borders; ends: what rows of each write of the matrix read of the gradient behind the block; reads: what rows of
-        the gradient's writes read of the matrix before it, times columns, summed over writes."""
+        the gradient's writes read of the matrix before it, times columns, summed over writes. scores: places of those
+        of each write of the matrix with each of the gradient."""
         w, found, outer = self.w, self.w.local(BLOCK), self.w.local(1)
         w.store(outer, begin, 0)
-        own, every = len(state.columns), len(gradient.columns)
         for t in range(BLOCK):
             total: TirExpr = outer[0]
             for r in range(BLOCK - 1, t, -1):
-                total = (total if gradient.decays is None else total * gradient.decays[r]) + reads[r]
-                total = w.keep(total)
+                total = w.keep(_left(total, gradient, r) + reads[r])
             w.store(found, total, t)
             if t + 1 == BLOCK:
                 break
             later = range(t + 2, BLOCK)  # what the next steps read
-            scores = [self._scores(n, t, later) for n in range(own * every)]
+            own = [[self._scores(at, t, later) for at in line] for line in scores]
             for r in later:
                 terms = []
-                for i in range(own):
-                    parts = [gradient.columns[j][r] * scores[i * every + j][r] for j in range(every)]
+                for i, line in enumerate(own):
+                    parts = [gradient.columns[j][r] * one[r] for j, one in enumerate(line)]
                     terms.append(state.columns[i][t] * summed(parts))
-                w.store(reads, summed([self._left(reads[r], state, t), *terms]), r)
-            terms = [state.columns[i][t] * ends[i][t] for i in range(own)]
-            w.store(outer, summed([self._left(outer[0], state, t), *terms]), 0)
+                w.store(reads, summed([_left(reads[r], state, t), *terms]), r)
+            terms = [state.columns[i][t] * end[t] for i, end in enumerate(ends)]
+            w.store(outer, summed([_left(outer[0], state, t), *terms]), 0)
         self._keep(found, [state, gradient])
         return found
-
-    def _left(self, value: TirExpr, steps: Steps, t: int) -> TirExpr:
-        return value if steps.decays is None else value * steps.decays[t]
 
     def _keep(self, found: Buffer, every: Sequence[Steps]) -> None:
         """0 where a step begins with nothing."""
@@ -116,11 +133,24 @@ class KeySums:
                 for t in range(BLOCK):
                     self.w.store(found, found[t] * steps.keeps[t], t)
 
-    def factors(self, steps: Steps, backwards: bool) -> tuple[list[TirExpr], TirExpr]:
-        """What of a step's writing is left behind the block (backwards: before it), and of what was there."""
-        w, total = self.w, tirx.const(1.0, "float32")
-        found = [total] * BLOCK
-        for s in range(BLOCK) if backwards else range(BLOCK - 1, -1, -1):
-            found[s] = total
-            total = total if steps.decays is None else w.keep(total * steps.decays[s])
-        return found, total
+
+def _left(value: TirExpr, steps: Steps, t: int) -> TirExpr:
+    return value if steps.decays is None else value * steps.decays[t]
+
+
+def factors(w: Writer, steps: Steps, backwards: bool) -> tuple[list[TirExpr], TirExpr]:
+    """What of a step's writing is left behind the block (backwards: before it), and of what was there."""
+    total: TirExpr = tirx.const(1.0, "float32")
+    found = [total] * BLOCK
+    for s in range(BLOCK) if backwards else range(BLOCK - 1, -1, -1):
+        found[s] = total
+        total = total if steps.decays is None else w.keep(total * steps.decays[s])
+    return found, total
+
+
+def summed(terms: Sequence[TirExpr]) -> TirExpr:
+    """All of them, of which there is one at least."""
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total

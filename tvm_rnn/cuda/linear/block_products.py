@@ -1,12 +1,10 @@
-"""Products of a block of 16 steps, on tensor cores: what a warp multiplies that makes a matrix and its gradient again.
+"""Products of a part's steps with each other and with a matrix at its border, on tensor cores.
 
-In: a kernel's writer, a `BlocksLayout`, operands in shared memory. Out: `Products`, which emits them. Matrices lie in
-registers as sums of products, [keys][values], and are packed to left operands; vectors of steps are right operands.
+In: a kernel's writer, a `BlocksLayout`, rows and vectors in shared memory. Out: `Products`, which emits them. A warp
+has 16 keys of a matrix as left operand; vectors of steps are right operands, and sums are [tiles of 8 steps][4].
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -15,139 +13,140 @@ from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.cuda.codegen.register_tile import RegisterTile
 from tvm_rnn.cuda.codegen.vector_access import pack, unpack
 from tvm_rnn.cuda.gemm.mma_sync import INSTRUCTIONS, LDMATRIX
-from tvm_rnn.tir.expr import TirExpr
+from tvm_rnn.cuda.layer.packed_layout import ceil_div
+from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import uint32
 
-from .blocks_layout import BlocksLayout
-from .chunk_states import TURNED
-from .chunk_tile import BLOCK, TRIANGLE_PITCH
+from .blocks_layout import LINE_BYTES, PRODUCT_PITCH, SCALED_PITCH, UNIT_BYTES, BlocksLayout, unit_of
+from .chunk_tile import BLOCK
+from .part_layout import SIDE, UNITS
+from .part_place import Place
+
+ZERO = tirx.const(0.0, "float32")
 
 
 class Products:
-    """base: of shared memory; own: where the warp's begins; lane: of this thread. Matrices: [tile of 16 keys][8
-    values][4]; packed ones: [tile of 16 keys][16 values][4 words]."""
+    """base: of shared memory."""
 
-    def __init__(self, w: Writer, layout: BlocksLayout, base: TirExpr, own: TirExpr, lane: TirExpr) -> None:
-        self.w, self.layout, self.base, self.own, self.lane = w, layout, base, own, lane
-        self.precision = layout.pair.precision
-        self.places: dict[tuple[str, str], TirExpr] = {}
-        self.block: TirExpr = tirx.const(0, "int32")
-
-    def enter(self, block: TirExpr) -> None:
-        """From here on operands are those of a block of steps."""
-        self.block, self.places = block, {}
-
-    def _line(self, name: str, kind: str) -> TirExpr:
-        """Where a lane reads an operand: its rows as "left" operands, or as columns of a "right" one."""
-        name = self.layout.first(name)
-        if (name, kind) not in self.places:
-            lane, pitch = self.lane, self.layout.pitch(name)
-            line, half = (lane // 16 * 8 + lane % 8, lane // 8 % 2) if kind == "right" else (lane % 16, lane // 16)
-            own = (self.block * BLOCK + line) * pitch + half * 16 + self.layout.at(name)
-            self.places[name, kind] = self.w.keep(self.base + tirx.Cast("uint32", own))
-        return self.places[name, kind]
+    def __init__(self, w: Writer, layout: BlocksLayout, base: TirExpr, place: Place) -> None:
+        self.w, self.layout, self.base, self.place = w, layout, base, place
+        self.lane, self.precision = place.lane, layout.pair.precision
+        self.key0 = w.keep(place.warp * BLOCK)
 
     def _multiply(self, sums: tuple[TirExpr, ...], a: tuple[TirExpr, ...], b: tuple[TirExpr, ...]) -> None:
         self.w.do(I.ptx[INSTRUCTIONS[self.precision]](*sums, *a, *b, *sums))
 
-    # --- read ------------------------------------------------------------------------------------------------------
+    def _place(self, at: Expr) -> TirExpr:
+        return self.w.bind(self.base + tirx.Cast("uint32", at))
 
-    def of_matrix(self, left: RegisterTile, vector: str) -> None:
-        """<matrix, vector of each step>, to where keys read products, a row for each. left: the matrix, packed."""
-        w, own = self.w, self.layout
-        sums, b = w.tile(own.high, 2, 4), w.tile(2, 2, dtype="uint32")
-        sums.fill(tirx.const(0.0, "float32"))
-        at = self._line(vector, "right")
-        for k in range(own.deep):
-            w.do(I.ptx[LDMATRIX.format("x4")](*b[0], *b[1], at + uint32(32 * k)))
-            for m in range(own.high):
-                for n in range(2):
-                    self._multiply(sums[m, n], left[m, k], b[n])
-        for m in range(own.high):
-            self._spread(sums, m, m * BLOCK * TRIANGLE_PITCH * 4, TRIANGLE_PITCH)
+    def _right(self, name: str, first: Expr) -> TirExpr:
+        """Where a lane reads vectors of 16 steps as columns of a right operand. first: of the steps."""
+        line = first + (self.lane // 16 * 8 + self.lane % 8)
+        own = line * self.layout.pitch(name) + self.lane // 8 % 2 * 16 + self.layout.at(name)
+        return self.w.keep(self.base + tirx.Cast("uint32", own))
 
-    def scores(self, rows: str, vector: str, number: int) -> None:
-        """<row of a step, vector of a step>, to the scores of that number, [row's step][vector's]."""
-        w, own = self.w, self.layout
-        sums, a, b = w.tile(1, 2, 4), w.tile(1, 4, dtype="uint32"), w.tile(2, 2, dtype="uint32")
-        sums.fill(tirx.const(0.0, "float32"))
-        left, right = self._line(rows, "left"), self._line(vector, "right")
-        for k in range(own.deep):
+    # --- of two steps ----------------------------------------------------------------------------------------------
+
+    def scores(self, more: bool) -> None:
+        """Of all pairs of vectors, units of 16 x 16 in turn by all warps. more: added to those that are there."""
+        w, warps = self.w, self.layout.warps
+        with w.loop(ceil_div(UNITS, warps)) as turn:
+            unit = w.keep(turn * warps + self.place.warp)
+            with w.when(unit < UNITS):
+                apart = w.keep(unit - SIDE)  # of two blocks: 1 and 0, 2 and 0, 2 and 1, 3 and 0 ...
+                far = tirx.const(1, "int32") + sum(
+                    (tirx.Cast("int32", apart >= n * (n - 1) // 2) for n in range(2, SIDE)), tirx.const(0, "int32")
+                )
+                later = w.keep(tirx.Select(unit < SIDE, unit, far))
+                near = apart - tirx.truncdiv(later * (later - 1), 2)
+                earlier = w.keep(tirx.Select(unit < SIDE, unit, near))
+                for left, right in self.layout.scores:
+                    self._score(unit, (left, later), (right, earlier), more)
+
+    def _score(self, unit: TirExpr, later: tuple[str, TirExpr], earlier: tuple[str, TirExpr], more: bool) -> None:
+        w, lane, layout = self.w, self.lane, self.layout
+        (name, block), (other, before) = later, earlier
+        line = (before * BLOCK + lane % 16) * layout.pitch(other) + lane // 16 * 16 + layout.at(other)
+        left, right = self._place(line), self._right(name, block * BLOCK)
+        own = lane // 4 * LINE_BYTES + lane % 4 * 8 + unit * UNIT_BYTES + layout.score_at(name, other)
+        at = w.keep(self.base + tirx.Cast("uint32", own))
+        places = [(n, half, at + uint32(8 * half * LINE_BYTES + 32 * n)) for n in range(2) for half in range(2)]
+        sums, a, b = w.tile(2, 4), w.tile(1, 4, dtype="uint32"), w.tile(2, 2, dtype="uint32")
+        sums.fill(ZERO)
+        if more:
+            for n, half, place in places:
+                w.do(I.ptx["ld.shared.v2.f32"](*sums[n][2 * half : 2 * half + 2], place))
+        for k in range(layout.deep):
             w.do(I.ptx[LDMATRIX.format("x4")](*a[0], left + uint32(32 * k)))
             w.do(I.ptx[LDMATRIX.format("x4")](*b[0], *b[1], right + uint32(32 * k)))
             for n in range(2):
-                self._multiply(sums[0, n], a[0], b[n])
-        self._spread(sums, 0, own.scores_at + number * BLOCK * BLOCK * 4, BLOCK)
+                self._multiply(sums[n], a[0], b[n])
+        for n, half, place in places:
+            w.do(I.ptx["st.shared.v2.f32"](place, *sums[n][2 * half : 2 * half + 2]))
 
-    def _spread(self, sums: RegisterTile, m: int, place: int, pitch: int) -> None:
-        """Sums of 16 x 16 to rows of shared memory."""
-        lane = self.lane
-        own = self.w.bind(self.own + tirx.Cast("uint32", (lane // 4 * pitch + lane % 4 * 2) * 4 + place))
-        for n in range(2):
-            for half in range(2):
-                two = sums[m, n][2 * half : 2 * half + 2]
-                self.w.do(I.ptx["st.shared.v2.f32"](own + uint32((8 * half * pitch + 8 * n) * 4), *two))
+    # --- of a matrix -----------------------------------------------------------------------------------------------
 
-    # --- matrices --------------------------------------------------------------------------------------------------
+    def add(self, sums: RegisterTile, matrix: RegisterTile, vector: str) -> None:
+        """<matrix, vector of each step>, of a piece of the values."""
+        w, b = self.w, self.w.tile(2, 2, dtype="uint32")
+        for n in range(SIDE):
+            at = self._right(vector, n * BLOCK)
+            for k in range(self.layout.deep):
+                w.do(I.ptx[LDMATRIX.format("x4")](*b[0], *b[1], at + uint32(32 * k)))
+                for half in range(2):
+                    self._multiply(sums[2 * n + half], matrix[k], b[half])
 
-    def packed(self, matrix: RegisterTile) -> RegisterTile:
-        """A matrix as left operand."""
-        own = self.layout
-        words = self.w.tile(own.high, own.deep, 4, dtype="uint32")
-        for m in range(own.high):
-            for k in range(own.deep):
-                for i in range(4):
-                    tile = matrix[m, 2 * k + i // 2]
-                    pack(self.w, self.precision, words[m, k][i], tile[2 * (i % 2)], tile[2 * (i % 2) + 1])
+    def add_both(self, sums: RegisterTile, left: RegisterTile, right: RegisterTile) -> None:
+        """The product of two matrices, summed over a lane's values: of its two keys."""
+        for k in range(self.layout.deep):
+            for i, (a, b) in enumerate(zip(left[k], right[k], strict=True)):
+                for one, two in zip(unpack(self.precision, a), unpack(self.precision, b), strict=True):
+                    sums.store(sums[0][i % 2] + one * two, 0, i % 2)
+
+    # --- of a block of steps ---------------------------------------------------------------------------------------
+
+    def scaled(self, name: str, write: int, block: int) -> RegisterTile:
+        """Columns of a block's steps, scaled to its border, as left operand, [keys of the warp][steps]."""
+        own = (self.key0 + self.lane % 16) * SCALED_PITCH + self.lane // 16 * 16 + self.layout.scaled_at(name, write)
+        words = self.w.tile(1, 4, dtype="uint32")
+        self.w.do(I.ptx[LDMATRIX.format("x4")](*words[0], self._place(own) + uint32(2 * BLOCK * block)))
         return words
 
-    def both(self, left: RegisterTile, matrix: RegisterTile) -> list[list[TirExpr]]:
-        """The product of a packed matrix and another one, summed over values: of the two keys of a lane in each tile,
-        in all four lanes that have them."""
-        w, found = self.w, []
-        everyone = tirx.const(0xFFFFFFFF, "uint32")
-        for m in range(self.layout.high):
-            sums: list[TirExpr] = [tirx.const(0.0, "float32")] * 2
-            for k in range(self.layout.deep):
-                for i, word in enumerate(left[m, k]):
-                    tile = matrix[m, 2 * k + i // 2]
-                    for odd, value in enumerate(unpack(self.precision, word)):
-                        sums[i % 2] = w.keep(sums[i % 2] + value * tile[2 * (i % 2) + odd])
-            for turn in (1, 2):
-                sums = [w.keep(one + I.tvm_warp_shuffle_xor(everyone, one, turn, 32, 32)) for one in sums]
-            found.append(sums)
-        return found
+    def left(self, name: str, block: int) -> list[TirExpr]:
+        """What is left of a matrix behind a block of steps, of a lane's two keys."""
+        found = self.w.tile(1, 2)
+        for half in range(2):
+            own = (self.key0 + (self.lane // 4 + 8 * half)) * 4 + (block * self.layout.keys * 4)
+            self.w.do(I.ptx["ld.shared.f32"](found[0][half], self._place(own + self.layout.left_at(name))))
+        return list(found[0])
 
-    def add_outer(self, matrix: RegisterTile, rows: str) -> None:
-        """Scaled columns, [keys][steps] in shared memory, times rows of the steps, to a matrix."""
-        w, own, lane = self.w, self.layout, self.lane
-        a, b = w.tile(own.high, 4, dtype="uint32"), w.tile(2, 2, dtype="uint32")
-        left = w.bind(self.own + tirx.Cast("uint32", lane % 16 * own.scaled_pitch + lane // 16 * 16))
-        for m in range(own.high):
-            w.do(I.ptx[LDMATRIX.format("x4")](*a[m], left + uint32(m * BLOCK * own.scaled_pitch)))
-        at = self._line(rows, "left")
-        for k in range(own.deep):
-            w.do(I.ptx[TURNED](*b[0], *b[1], at + uint32(32 * k)))
-            for m in range(own.high):
-                for n in range(2):
-                    self._multiply(matrix[m, 2 * k + n], a[m], b[n])
-
-    def scale(self, matrix: RegisterTile, total: TirExpr) -> None:
-        """Times a number of each key, which the key's lane has."""
-        everyone = tirx.const(0xFFFFFFFF, "uint32")
-        for m in range(self.layout.high):
+    def add_written(
+        self, sums: RegisterTile, columns: RegisterTile, pair: tuple[str, str], blocks: tuple[int, int]
+    ) -> None:
+        """What steps of a block read of what those of another one wrote. pair: later and earlier vector; blocks: whose
+        steps are read, and that which wrote."""
+        reads, wrote = blocks
+        unit, lane = unit_of(max(blocks), min(blocks)), self.lane
+        begin = self.layout.score_at(*pair) + unit * UNIT_BYTES
+        for n in range(2):
+            b, two = self.w.tile(1, 2, dtype="uint32"), self.w.tile(1, 2)
             for half in range(2):
-                key = self.w.bind(self.lane // 4 + (m * BLOCK + 8 * half))
-                own = self.w.keep(tirx.call_extern("float32", "__shfl_sync", everyone, total, key, 32))
-                for n in range(2 * self.layout.deep):
+                k, column = lane % 4 * 2 + 8 * half, lane // 4 + 8 * n
+                if wrote < reads:  # a line of scores is an earlier step
+                    at = self._place(k * LINE_BYTES + column * 4 + begin)
                     for odd in range(2):
-                        i = 2 * half + odd
-                        matrix.store(matrix[m, n][i] * own, m, n, i)
+                        self.w.do(I.ptx["ld.shared.f32"](two[0][odd], at + uint32(odd * LINE_BYTES)))
+                else:
+                    at = self._place(column * LINE_BYTES + k * 4 + begin)
+                    self.w.do(I.ptx["ld.shared.v2.f32"](*two[0], at))
+                pack(self.w, self.precision, b[0][half], *two[0])
+            self._multiply(sums[2 * reads + n], columns[0], b[0])
 
-
-def summed(terms: Sequence[TirExpr]) -> TirExpr:
-    """All of them, of which there is one at least."""
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
+    def put(self, sums: RegisterTile, at: int) -> None:
+        """Sums of all steps, a row of them for each key. at: of the vector."""
+        own = (self.key0 + self.lane // 4) * PRODUCT_PITCH + self.lane % 4 * 8 + at
+        place = self.w.keep(self.base + tirx.Cast("uint32", own))
+        for n in range(2 * SIDE):
+            for half in range(2):
+                two = sums[n][2 * half : 2 * half + 2]
+                self.w.do(I.ptx["st.shared.v2.f32"](place + uint32(8 * half * PRODUCT_PITCH + 32 * n), *two))

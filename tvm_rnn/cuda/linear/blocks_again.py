@@ -1,24 +1,28 @@
-"""A matrix and its gradient made again in blocks of 16 steps, on tensor cores, for what backward reads of them.
+"""A matrix and its gradient made again between blocks of 16 steps, for what backward reads of them.
 
-In: a `Pair`. Out: `BlocksAgain`, whose kernel has a block of threads for each part of the time, batch row, head and 16
-or 32 keys. Before each part the tape has the matrix, and behind it the backward recurrence left the gradient. A warp
-has 16 steps of the part: it takes the matrix to these, and the gradient back to them, 16 steps at a time; then it adds
-up what its steps read of the two: of what was there before, by products with all vectors at once; of what steps of the
-block wrote, by products of the vectors with each other (`block_products.py`), weighted by columns and decays, a lane
-for each key (`block_keys.py`). What steps write is known: nothing is solved.
+In: a `Pair`. Out: `BlocksAgain`, whose kernel has a block of threads for each part of the time, batch row, head and up
+to 64 keys, 16 to a warp. Before each part the tape has the matrix S, and behind it the backward recurrence left the
+gradient G; both are multiplied with vectors of all steps at once, on tensor cores. What steps of a block wrote goes to
+the products of all later steps (of G: earlier ones), by columns that are scaled to the block's border and by products
+of the vectors with each other; behind that, products are those of the matrix at the border of each step's own block.
+So no matrix is made. What is written in a step's own block is added up by a lane for each key and block
+(`block_keys.py`). With A_b what is left of S behind block b, K_b its scaled columns, B_b and C_b the same of G:
+
+    products of S with steps after block b = A_b (the same) + K_b <row, vector>
+    <S, G> at the borders of a block       = <S, G> at the part's, times what is left behind each block between, plus
+                                             the sum of K or C times products of that matrix with the rows written
 
     S = decay * S + sum over writes of column * row           forward
     output = sum over values of (vector * S before the step)  or of G after it
     G = decay * G + sum over writes of column * row           backward
 
-A warp that went through all four blocks of a part, one after the other, took 50 us on an H100 (64 keys and values, one
-write and two), and a multiprocessor held five: 377 us for 131,072 steps, where these take 275, and step by step 1,900.
 Source: chunk forms as Yang et al. 2024, "Gated Linear Attention Transformers with Hardware-Efficient Training".
 """
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,22 +31,23 @@ from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted
 from tvm_rnn.cuda.codegen.register_tile import RegisterTile
-from tvm_rnn.cuda.codegen.vector_access import pack
-from tvm_rnn.cuda.layer.packed_layout import ceil_div
+from tvm_rnn.cuda.codegen.vector_access import pack, unpack
 from tvm_rnn.tir.expr import Buffer, TirExpr
 from tvm_rnn.tir.index import uint32, wide
 
-from .block_keys import KeySums, Steps
-from .block_products import Products
-from .blocks_layout import BlocksLayout
-from .chunk_tile import BLOCK, TRIANGLE_PITCH
-from .pair import BOTH, EVERY, GRADIENT, STATE, marks_name
+from .block_borders import Borders
+from .block_keys import KeySums, Steps, factors
+from .block_products import ZERO, Products
+from .blocks_layout import PRODUCT_PITCH, SCALED_PITCH, UNIT_BYTES, BlocksLayout
+from .chunk_tile import BLOCK
+from .pair import BOTH, EVERY, GRADIENT, STATE, Read
+from .part_layout import SIDE
 from .part_operands import Operands, kernels_of_parts
-from .part_place import Place
+from .part_place import ONE, Place
+from .recurrence import Rows
 
-UNROLLED = (8, 4, 2, 1)  # copies of a lane in a row
-FOUR_BYTES = 4  # an asynchronous copy has at least
-ZERO, ONE = tirx.const(0.0, "float32"), tirx.const(1.0, "float32")
+EVERYONE = tirx.const(0xFFFFFFFF, "uint32")
+Sums = dict[str, RegisterTile]  # by vector, [tiles of 8 steps][4]
 
 
 @dataclass(frozen=True)
@@ -55,203 +60,232 @@ class BlocksAgain(BlocksLayout):
         return kernels_of_parts(self, lambda w, masked: _Body(w, self, masked).run())
 
 
-class _Place(Place):
-    """A lane has a key of the warp's."""
-
-    def __init__(self, w: Writer, layout: BlocksLayout, masked: bool) -> None:
-        super().__init__(w, layout, masked)
-        self.own = w.keep(self.lane % layout.keys)
-        self.key = w.keep(self.key0 + self.own)
-        self.there = w.bind(self.key < layout.pair.keys)
-
-
 class _Body:
-    """What a block of threads does."""
+    """What a block of threads does. own, key: a lane's key in the block and of all; a lane has two blocks of steps."""
 
     def __init__(self, w: Writer, layout: BlocksAgain, masked: bool) -> None:
         self.w, self.layout, self.pair = w, layout, layout.pair
-        self.place = place = _Place(w, layout, masked)
+        self.place = place = Place(w, layout, masked)
         self.operands = operands = Operands(w, layout, place)
-        self.words, self.numbers = operands.words, operands.numbers
-        own = tirx.Cast("uint32", place.warp * layout.warp_bytes + layout.warps_at)
-        self.own = w.keep(operands.base + own)
-        self.products = Products(w, layout, operands.base, self.own, place.lane)
-        row = tirx.Cast("uint32", place.own * (TRIANGLE_PITCH * 4))
-        self.sums = KeySums(w, w.keep(self.own + row), w.bind(self.own + uint32(layout.scores_at)))
+        self.products, self.borders = Products(w, layout, operands.base, place), Borders(w, layout, place, operands)
+        self.own = w.keep(place.warp * BLOCK + place.lane % BLOCK)
+        self.key = w.keep(place.key0 + self.own)
+        self.begins: list[list[TirExpr]] = []  # of each block, of the keys of a lane as sums lie
 
     def run(self) -> None:
-        w, place = self.w, self.place
-        self._fill()
-        w.do(I.ptx["cp.async.commit_group"]())
-        w.do(I.ptx["cp.async.wait_group"](0))
+        w, layout = self.w, self.layout
+        self._fill(0)
+        if self.place.masked:
+            with w.loop(-(-(EVERY + 1) // layout.threads)) as turn:
+                step = w.bind(turn * layout.threads + self.place.thread)
+                with w.when(step <= EVERY):
+                    w.store(self.operands.numbers, self.place.kept(step), layout.keeps_at // 4 + step)
+            w.do(I.cuda.cta_sync())
+        with self._blocks() as block:
+            self._scale(block)
+        sums, whole = self._multiply()
         w.do(I.cuda.cta_sync())
-        blocks = w.keep(tirx.truncdiv(place.limit + (BLOCK - 1), BLOCK))
-        with w.when(place.warp < blocks):
-            self._reads(blocks)
-        with w.when(place.warp >= blocks), w.loop(BLOCK) as t:
-            step = w.bind(place.warp * BLOCK + t)
-            with w.when(step < place.count):
-                for i in range(len(self.pair.reads)):
-                    self._put(i, step, ZERO)
+        self._carry(sums, whole)
+        w.do(I.cuda.warp_sync())
+        with self._blocks() as block:
+            self._read(block)
 
-    def _reads(self, blocks: TirExpr) -> None:
-        """All results of the warp's steps."""
-        w, own, place = self.w, self.pair, self.place
-        packed: dict[str, RegisterTile] = {}
-        begin: list[list[TirExpr]] = []
-        if own.state is not None:
-            state = self._load(STATE)
-            with w.loop(place.warp) as block:
-                self._make(STATE, state, block)
-            packed[STATE] = self.products.packed(state)
-        if own.gradient is not None:
-            gradient = self._load(GRADIENT)
-            with w.loop(blocks - 1 - place.warp) as late:
-                self._make(GRADIENT, gradient, w.keep(blocks - 1 - late))
-            packed[GRADIENT] = self.products.packed(gradient)
-            if any(read.of == BOTH for read in own.reads):
-                begin = self.products.both(packed[STATE], gradient)
-        self.products.enter(place.warp)
-        for i, read in enumerate(own.reads):
-            found = self._both(packed, begin) if read.of == BOTH else self._read(i, read.of, packed[read.of])
-            for t in range(BLOCK):
-                step = w.bind(place.warp * BLOCK + t)
-                with w.when(step < place.count):
-                    self._put(i, step, tirx.Select(step < place.limit, found[t], ZERO))
-            w.do(I.cuda.warp_sync())
+    @contextmanager
+    def _blocks(self) -> Iterator[TirExpr]:
+        """The blocks of 16 steps that a lane has, one after the other."""
+        with self.w.loop(SIDE // 2) as turn:
+            yield self.w.keep(turn * 2 + self.place.lane // BLOCK)
 
-    # --- a block ---------------------------------------------------------------------------------------------------
+    def _fill(self, piece: int) -> None:
+        self.operands.fill(piece * self.layout.deep * BLOCK)
+        self.w.do(I.ptx["cp.async.commit_group"]())
+        self.borders.fill(piece)
 
-    def _read(self, i: int, of: str, matrix: RegisterTile) -> Buffer:
-        """A read-out of a matrix, of all steps."""
-        steps = self._steps(of, self.place.warp)
-        self.products.of_matrix(matrix, f"vector_{i}")
-        for number in range(len(steps.columns)):
-            self.products.scores(f"{of}_row_{number}", f"vector_{i}", number)
-        self.w.do(I.cuda.warp_sync())
-        return self.sums.read(steps, of == GRADIENT)
+    # --- a lane's key over a block ---------------------------------------------------------------------------------
 
-    def _both(self, packed: dict[str, RegisterTile], begin: list[list[TirExpr]]) -> Buffer:
-        """The product of the two matrices, of all steps. begin: of the two at the block's borders."""
-        w, products = self.w, self.products
-        state, gradient = (self._steps(name, self.place.warp) for name in (STATE, GRADIENT))
-        reads, ends = w.local(BLOCK), list[Buffer]()
-        for t in range(BLOCK):
-            w.store(reads, ZERO, t)
-        for j, column in enumerate(gradient.columns):
-            products.of_matrix(packed[STATE], f"{GRADIENT}_row_{j}")
-            for i in range(len(state.columns)):
-                products.scores(f"{STATE}_row_{i}", f"{GRADIENT}_row_{j}", i * len(gradient.columns) + j)
-            w.do(I.cuda.warp_sync())
-            row = self.sums.row()
-            for t in range(BLOCK):
-                w.store(reads, reads[t] + column[t] * row[t], t)
-            w.do(I.cuda.warp_sync())
-        for i in range(len(state.columns)):
-            products.of_matrix(packed[GRADIENT], f"{STATE}_row_{i}")
-            w.do(I.cuda.warp_sync())
-            ends.append(self.sums.row())
-            w.do(I.cuda.warp_sync())
-        return self.sums.both(state, gradient, self._mine(begin), ends, reads)
+    def _scale(self, block: TirExpr) -> None:
+        """Columns scaled to the border of their block, and what is left behind it, to shared memory."""
+        w, layout, base = self.w, self.layout, self.operands.base
+        known: dict[str, Buffer] = {}
+        for name, made in self.pair.made.items():
+            steps = self._steps(name, block, known)
+            found, total = factors(w, steps, name == GRADIENT)
+            at = tirx.Cast("int32", block * layout.keys + self.own) + layout.left_at(name) // 4
+            w.store(self.operands.numbers, total, at)
+            for i in range(len(made.writes)):
+                words = w.tile(2, 4, dtype="uint32")
+                for n in range(BLOCK // 2):
+                    two = [steps.columns[i][t] * found[t] for t in (2 * n, 2 * n + 1)]
+                    pack(w, self.pair.precision, words[n // 4][n % 4], *two)
+                own = self.own * SCALED_PITCH + block * (2 * BLOCK) + layout.scaled_at(name, i)
+                place = w.keep(base + tirx.Cast("uint32", own))
+                for half in range(2):
+                    w.do(I.ptx["st.shared.v4.b32"](place + uint32(16 * half), *words[half]))
 
-    def _mine(self, sums: list[list[TirExpr]]) -> TirExpr:
-        """The lane's key's, of sums that lanes have of keys as they lie in tiles."""
-        w, own = self.w, self.place.own
-        everyone, found = tirx.const(0xFFFFFFFF, "uint32"), w.local(1)
-        for m, two in enumerate(sums):
-            for half, one in enumerate(two):
-                source = w.bind(own % 8 * 4)
-                value = w.keep(tirx.call_extern("float32", "__shfl_sync", everyone, one, source, 32))
-                mine = tirx.EQ(tirx.truncdiv(own, 8), 2 * m + half)
-                w.store(found, tirx.Select(mine, value, found[0]) if m or half else value, 0)
-        return found[0]
-
-    def _make(self, name: str, matrix: RegisterTile, block: TirExpr) -> None:
-        """A matrix behind a block; the gradient, before it."""
-        w, steps = self.w, self._steps(name, block)
-        self.products.enter(block)
-        factors, total = self.sums.factors(steps, name == GRADIENT)
-        if steps.decays is not None:
-            self.products.scale(matrix, w.keep(total))
-        at = w.bind(self.own + tirx.Cast("uint32", self.place.own * self.layout.scaled_pitch))
-        for i, column in enumerate(steps.columns):
-            words = w.tile(2, 4, dtype="uint32")
-            for n in range(BLOCK // 2):
-                two = [column[t] * factors[t] for t in (2 * n, 2 * n + 1)]
-                pack(w, self.pair.precision, words[n // 4][n % 4], *two)
-            for half in range(2):
-                w.do(I.ptx["st.shared.v4.b32"](at + uint32(16 * half), *words[half]))
-            w.do(I.cuda.warp_sync())
-            self.products.add_outer(matrix, f"{name}_row_{i}")
-            w.do(I.cuda.warp_sync())
-
-    def _steps(self, name: str, block: TirExpr) -> Steps:
-        """Of a block's steps, of a lane's key."""
-        made, layout, first = self.pair.made[name], self.layout, self.w.bind(block * BLOCK)
+    def _steps(self, name: str, block: TirExpr, known: dict[str, Buffer]) -> Steps:
+        """Of a block's steps, of a lane's key. known: decays that are there already."""
+        w, made, layout, first = self.w, self.pair.made[name], self.layout, self.w.keep(block * BLOCK)
         keeps: Buffer | None = None
         if self.place.masked:
-            keeps = self._numbers(layout.keeps_at // 4 + int(name == GRADIENT) + first, 1)
+            keeps, at = w.local(BLOCK), w.keep(first + (layout.keeps_at // 4 + int(name == GRADIENT)))
+            for t in range(BLOCK):
+                w.store(keeps, self.operands.numbers[at + t], t)
         decays = keeps
         if made.decay is not None:
-            width = layout.decay_width(f"{name}_decay")
-            at = first * width + layout.decay_at(f"{name}_decay") // 4
-            decays = self._numbers(at + self.place.own if width > 1 else at, width, keeps)
-        columns = [self._column(f"{name}_column_{i}", first) for i in range(len(made.writes))]
+            own = layout.first(f"{name}_decay")
+            if own not in known:
+                known[own] = self._numbers(own, made.decay, first, ONE)
+            decays = known[own]
+            if keeps is not None:
+                decays = w.local(BLOCK)
+                for t in range(BLOCK):
+                    w.store(decays, known[own][t] * keeps[t], t)
+        columns = [
+            self._numbers(f"{name}_column_{i}", column, first, ZERO) for i, (column, _) in enumerate(made.writes)
+        ]
         return Steps(decays, keeps, columns)
 
-    def _column(self, name: str, first: TirExpr) -> Buffer:
-        """A column of 16 steps."""
-        w, layout, found = self.w, self.layout, self.w.local(BLOCK)
-        pitch = layout.pitch(name) // 2
-        at = w.bind(first * pitch + layout.at(name) // 2 + self.place.own)
+    def _numbers(self, name: str, rows: Rows, first: TirExpr, missing: TirExpr) -> Buffer:
+        """Numbers of 16 steps, of a lane's key, from memory; something else where there are none."""
+        w, place, found = self.w, self.place, self.w.local(BLOCK)
+        raw = w.local(BLOCK, rows.dtype)  # all loads are on their way before the first is awaited
+        key: TirExpr = tirx.min(self.key, rows.width - 1) if rows.width > 1 else tirx.const(0, "int32")
+        begin = w.keep(place.at(name, rows, tirx.const(0, "int32")) + wide(key))
+        step, last = w.keep(wide(w["batch"]) * rows.stride), w.keep(tirx.max(place.limit - 1, 0))
+        inside = w.keep(tirx.Select(self.key < rows.width, place.limit, 0) if rows.width > 1 else place.limit)
         for t in range(BLOCK):
-            w.store(found, tirx.Cast("float32", self.words[at + t * pitch]), t)
+            w.store(raw, w[name][begin + step * wide(tirx.min(first + t, last))], t)
+        for t in range(BLOCK):
+            w.store(found, tirx.Select(first + t < inside, converted(raw[t], "float32"), missing), t)
         return found
 
-    def _numbers(self, at: TirExpr, width: int, keeps: Buffer | None = None) -> Buffer:
-        """Numbers of 16 steps, of a lane's key, times what the steps keep, if given."""
-        w, found, first = self.w, self.w.local(BLOCK), self.w.bind(at)
-        for t in range(BLOCK):
-            value = self.numbers[first + t * width]
-            w.store(found, value if keeps is None else value * keeps[t], t)
+    # --- products at the part's borders ----------------------------------------------------------------------------
+
+    def _multiply(self) -> tuple[dict[str, Sums], RegisterTile]:
+        """Products of each matrix with what reads it, of all steps; and of the two, of a lane's keys and values."""
+        w, layout = self.w, self.layout
+        sums = {name: {vector: w.tile(2 * SIDE, 4) for vector in layout.vectors[name]} for name in self.pair.made}
+        whole = w.tile(1, 2)
+        whole.fill(ZERO)
+        for tile in (one for own in sums.values() for one in own.values()):
+            tile.fill(ZERO)
+        for piece in range(layout.pieces):
+            if piece:
+                w.do(I.cuda.cta_sync())
+                self._fill(piece)
+            w.do(I.ptx["cp.async.wait_group"](0))
+            w.do(I.cuda.cta_sync())
+            self.products.scores(more=piece > 0)
+            borders = {name: self.borders.operand(name) for name in self.pair.made}
+            if layout.sums:
+                self.products.add_both(whole, borders[STATE], borders[GRADIENT])
+            for name, own in sums.items():
+                for vector, tile in own.items():
+                    self.products.add(tile, borders[name], vector)
+        return sums, whole
+
+    # --- from block to block ---------------------------------------------------------------------------------------
+
+    def _carry(self, sums: dict[str, Sums], whole: RegisterTile) -> None:
+        """Products at the border of each step's own block, and of the two matrices at the borders of each block."""
+        if self.layout.sums:
+            self.begins = [list(whole[0])]
+            for block in range(SIDE - 1, 0, -1):  # of the matrix before the part, and the gradient before the block
+                self.begins.insert(0, self._behind(GRADIENT, block, self.begins[0], sums[STATE]))
+        for block in range(SIDE - 1):
+            self._hand_on(STATE, block, range(block + 1, SIDE), sums.get(STATE, {}))
+        for block in range(SIDE - 1, -1, -1):
+            if self.layout.sums:
+                for before in range(block):
+                    self.begins[block] = self._behind(STATE, before, self.begins[block], sums[GRADIENT])
+            self._hand_on(GRADIENT, block, range(block), sums.get(GRADIENT, {}))
+        for name, own in sums.items():
+            for vector, tile in own.items():
+                self.products.put(tile, self.layout.product_at(name, vector))
+        if self.layout.sums:
+            self._put_begins()
+
+    def _hand_on(self, name: str, block: int, to: range, sums: Sums) -> None:
+        """To products of other blocks' steps what a block leaves of them, and what it wrote."""
+        if not sums or not to:
+            return
+        left = self.products.left(name, block)
+        columns = [self.products.scaled(name, i, block) for i in range(len(self.layout.rows[name]))]
+        for vector, tile in sums.items():
+            for other in to:
+                for n in (2 * other, 2 * other + 1):
+                    for i in range(4):
+                        tile.store(tile[n][i] * left[i // 2], n, i)
+                for column, row in zip(columns, self.layout.rows[name], strict=True):
+                    pair = (vector, row) if name == STATE else (row, vector)
+                    self.products.add_written(tile, column, pair, (other, block))
+
+    def _behind(self, name: str, block: int, before: Sequence[TirExpr], sums: Sums) -> list[TirExpr]:
+        """The product of both, of one of them behind a block: what is left of it, and what was written, which products
+        of the other one with the rows have. Lanes have parts of sums over steps."""
+        w, left = self.w, self.products.left(name, block)
+        found = [w.keep(one * by) for one, by in zip(before, left, strict=True)]
+        for i, row in enumerate(self.layout.rows[name]):
+            columns = self.products.scaled(name, i, block)
+            for j, word in enumerate(columns[0]):
+                own = sums[row][2 * block + j // 2][2 * (j % 2) : 2 * (j % 2) + 2]
+                for value, product in zip(unpack(self.pair.precision, word), own, strict=True):
+                    found[j % 2] = w.keep(found[j % 2] + value * product)
         return found
 
-    # --- memory ----------------------------------------------------------------------------------------------------
+    def _put_begins(self) -> None:
+        w, lane = self.w, self.place.lane
+        for block, two in enumerate(self.begins):
+            for half, value in enumerate(two):
+                for turn in (1, 2):
+                    value = w.keep(value + I.tvm_warp_shuffle_xor(EVERYONE, value, turn, 32, 32))
+                with w.when(tirx.EQ(lane % 4, 0)):
+                    own = self.products.key0 + lane // 4 + (8 * half + block * self.layout.keys)
+                    w.store(self.operands.numbers, value, own + self.layout.begins_at // 4)
 
-    def _put(self, i: int, step: TirExpr, value: TirExpr) -> None:
-        """A result of a lane's key."""
-        w, place, output = self.w, self.place, self.pair.reads[i].output
-        name = f"output_{i}"
-        inside = tirx.And(place.there, place.key < output.width)
-        with w.when(tirx.And(inside, place.lane < self.layout.keys)):
-            w.store(w[name], converted(value, output.dtype), place.at(name, output, step) + wide(place.key))
+    # --- results ---------------------------------------------------------------------------------------------------
 
-    def _load(self, name: str) -> RegisterTile:
-        """A matrix at the border of the part; 0 where there is none."""
-        w, layout, place = self.w, self.layout, self.place
-        matrix = w.tile(layout.high, 2 * layout.deep, 4)
-        matrix.fill(ZERO)
-        for m in range(layout.high):
-            for n in range(2 * layout.deep):
-                for i in range(4):
-                    key = w.bind(place.key0 + (m * BLOCK + 8 * (i // 2)) + place.lane // 4)
-                    value = w.bind(place.lane % 4 * 2 + (8 * n + i % 2))
-                    there, at = place.border(key, value)
-                    with w.when(there):
-                        matrix.store(converted(w[marks_name(name)][at], "float32"), m, n, i)
-        return matrix
+    def _read(self, block: TirExpr) -> None:
+        """All results of a block's steps, of a lane's key."""
+        w, base, known = self.w, self.operands.base, dict[str, Buffer]()
+        steps = {name: self._steps(name, block, known) for name in self.pair.made}
+        products = w.keep(base + tirx.Cast("uint32", self.own * PRODUCT_PITCH + block * (4 * BLOCK)))
+        sums = KeySums(w, products, w.keep(base + tirx.Cast("uint32", block * UNIT_BYTES)))
+        for i, read in enumerate(self.pair.reads):
+            if read.of == BOTH:
+                found = self._both(sums, steps, block)
+            else:
+                found = self._one(sums, steps[read.of], read.of, self.layout.first(f"vector_{i}"))
+            self._store(i, read, block, found)
 
-    def _fill(self) -> None:
-        """Start the copies of all steps' operands; numbers of steps."""
-        w, layout, place, threads = self.w, self.layout, self.place, self.layout.threads
-        self.operands.fill()
-        for name, rows in layout.decays.items():
-            width = layout.decay_width(name)
-            with w.loop(ceil_div(EVERY * width, threads)) as turn:
-                number = w.bind(turn * threads + place.thread)
-                with nullcontext() if EVERY * width % threads == 0 else w.when(number < EVERY * width):
-                    value = place.decay(name, rows, tirx.truncdiv(number, width), tirx.truncmod(number, width))
-                    w.store(self.numbers, value, layout.decay_at(name) // 4 + number)
-        if place.masked:
-            with w.when(place.thread <= EVERY):
-                w.store(self.numbers, place.kept(place.thread), layout.keeps_at // 4 + place.thread)
+    def _one(self, sums: KeySums, steps: Steps, name: str, vector: str) -> Buffer:
+        layout, rows = self.layout, self.layout.rows[name]
+        at = layout.product_at(name, vector)
+        if name == STATE:
+            return sums.read(steps, at, [layout.score_at(vector, row) for row in rows])
+        return sums.read_gradient(steps, at, [layout.score_at(row, vector) for row in rows])
+
+    def _both(self, sums: KeySums, steps: dict[str, Steps], block: TirExpr) -> Buffer:
+        w, layout = self.w, self.layout
+        reads = w.local(BLOCK)
+        for t in range(BLOCK):
+            w.store(reads, ZERO, t)
+        for column, row in zip(steps[GRADIENT].columns, layout.rows[GRADIENT], strict=True):
+            found = sums.row(layout.product_at(STATE, row))
+            for t in range(BLOCK):
+                w.store(reads, reads[t] + column[t] * found[t], t)
+        ends = [sums.row(layout.product_at(GRADIENT, row)) for row in layout.rows[STATE]]
+        begin = w.keep(self.operands.numbers[block * layout.keys + self.own + layout.begins_at // 4])
+        scores = [[layout.score_at(late, row) for late in layout.rows[GRADIENT]] for row in layout.rows[STATE]]
+        return sums.both(steps[STATE], steps[GRADIENT], begin, ends, reads, scores)
+
+    def _store(self, i: int, read: Read, block: TirExpr, found: Buffer) -> None:
+        """A result of a lane's key, of 16 steps; 0 where the row has ended."""
+        w, place, rows, first = self.w, self.place, read.output, self.w.keep(block * BLOCK)
+        begin = w.keep(place.at(f"output_{i}", rows, first) + wide(self.key))
+        step = w.keep(wide(w["batch"]) * rows.stride)
+        inside = w.keep(tirx.Select(self.key < rows.width, place.count, 0))
+        for t in range(BLOCK):
+            with w.when(first + t < inside):
+                value = tirx.Select(first + t < place.limit, found[t], ZERO)
+                w.store(w[f"output_{i}"], converted(value, rows.dtype), begin + step * wide(t))

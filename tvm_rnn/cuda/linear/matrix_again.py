@@ -72,7 +72,7 @@ class MatrixAgain:
 
 def kernels_of(name: str, pair: Pair, target: Target) -> Kernels:
     """The first that can. Raises BuildError where none gives the product of both as one number."""
-    parts, blocks = PartsAgain(name, pair), BlocksAgain(name, pair)
+    parts, blocks = PartsAgain(name, pair), BlocksAgain(name, pair, target.shared_bytes)
     if not parts.why_not and parts.shared_bytes <= target.shared_bytes:
         return parts
     if any(read.vector is None and read.output.width < pair.keys for read in pair.reads):
@@ -138,7 +138,7 @@ def matrix_again(
     kernels = kernels_of(name, pair, target)
     which = "its gradient" if STATE not in found else "the matrix" if GRADIENT not in found else "the two"
     how = "whole parts" if isinstance(kernels, PartsAgain) else "blocks of steps"
-    why = BlocksAgain(name, pair).why_not if isinstance(kernels, StepsAgain) else ""
+    why = BlocksAgain(name, pair, target.shared_bytes).why_not if isinstance(kernels, StepsAgain) else ""
     tell(not why, f"{state.name}: {which} made again in {how}", why and f"step by step: {why}")
     arguments += [Argument(f"output_{i}", "write", node, number) for i, (_, node, number) in enumerate(reads)]
     return MatrixAgain(name, operands, pair, tuple(arguments), begins, kernels)

@@ -16,9 +16,10 @@ from tvm_rnn.tir.expr import TirExpr
 from .chunk_loads import GONE
 from .chunk_tile import BLOCK, exp2
 from .pair import EVERY, GRADIENT, STATE, Read
+from .part_layout import SIDE, UNITS
 from .part_operands import Operands
 from .part_place import Place
-from .parts_layout import SIDE, UNITS, PartsLayout
+from .parts_layout import PartsLayout
 
 PER = EVERY // 32  # steps of a lane
 ZERO, ONE = tirx.const(0.0, "float32"), tirx.const(1.0, "float32")

@@ -20,17 +20,16 @@ from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.expr import TirExpr
 from tvm_rnn.tir.index import wide
 
-from .blocks_layout import PAD, BlocksLayout, is_column
 from .chunk_tile import piece_bytes
 from .pair import EVERY
+from .part_layout import PAD, PartLayout, is_column
 from .part_place import Place
 
 UNROLLED = (8, 4, 2, 1)  # copies of a lane in a row
 FOUR_BYTES = 4  # an asynchronous copy has at least
-ONE = tirx.const(1.0, "float32")
 
 
-def kernels_of_parts(layout: BlocksLayout, body: Callable[[Writer, bool], None]) -> tuple[Kernel, Kernel]:
+def kernels_of_parts(layout: PartLayout, body: Callable[[Writer, bool], None]) -> tuple[Kernel, Kernel]:
     """The kernel of which a block of threads has a part, without and with lengths and resets. body: what it does."""
 
     def kernel(masked: bool) -> Kernel:
@@ -49,7 +48,7 @@ def kernels_of_parts(layout: BlocksLayout, body: Callable[[Writer, bool], None])
 class Operands:
     """base: of shared memory; words, numbers: the same as 16-bit and as float32 numbers."""
 
-    def __init__(self, w: Writer, layout: BlocksLayout, place: Place) -> None:
+    def __init__(self, w: Writer, layout: PartLayout, place: Place) -> None:
         self.w, self.layout, self.place = w, layout, place
         arena = I.alloc_buffer((layout.shared_bytes,), "uint8", scope="shared.dyn", align=128)
         self.base = w.bind(I.cuda.cvta_generic_to_shared(arena.ptr_to([0])))
@@ -57,8 +56,8 @@ class Operands:
         self.words = I.decl_buffer(sizes[0], layout.pair.precision, data=arena.data, scope="shared.dyn")
         self.numbers = I.decl_buffer(sizes[1], "float32", data=arena.data, scope="shared.dyn")
 
-    def fill(self) -> None:
-        """Start the copies of all steps' vectors, zeros where there is nothing."""
+    def fill(self, begin: int = 0) -> None:
+        """Start the copies of all steps' vectors, zeros where there is nothing. begin: the first of their values."""
         w, layout, place, threads = self.w, self.layout, self.place, self.layout.threads
         for name, rows in layout.held.items():
             size = max(piece_bytes(rows), SIZES[rows.dtype])
@@ -70,13 +69,13 @@ class Operands:
                     piece = w.bind((outer * group + inner) * threads + place.thread)
                     line, column = tirx.truncdiv(piece, across), tirx.truncmod(piece, across)
                     with nullcontext() if EVERY * across % threads == 0 else w.when(piece < EVERY * across):
-                        self._copy(name, size, w.bind(line), w.bind(column))
+                        self._copy(name, size, w.bind(line), w.bind(column), begin)
 
-    def _copy(self, name: str, size: int, step: TirExpr, number: TirExpr) -> None:
-        """So many bytes of a step's vector: the piece of that number."""
+    def _copy(self, name: str, size: int, step: TirExpr, number: TirExpr, begin: int) -> None:
+        """So many bytes of a step's vector: the piece of that number, from a value on."""
         w, rows, place = self.w, self.layout.held[name], self.place
         each = SIZES[rows.dtype]
-        column = w.bind(number * (size // each) + (place.key0 if is_column(name) else 0))
+        column = w.bind(number * (size // each) + (place.key0 if is_column(name) else begin))
         left: TirExpr = tirx.max(tirx.min((rows.width - column) * each, size), 0)
         inside = w.bind(tirx.Select(step < place.limit, left, 0))
         there = inside > 0

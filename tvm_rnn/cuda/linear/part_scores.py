@@ -19,7 +19,8 @@ from tvm_rnn.tir.index import uint32
 from .chunk_tile import BLOCK
 from .pair import GRADIENT, STATE
 from .part_decays import Decays
-from .parts_layout import SCORE_PITCH, SIDE, UNITS
+from .part_layout import SIDE, UNITS
+from .parts_layout import SCORE_PITCH
 
 ZERO = tirx.const(0.0, "float32")
 TF32 = INSTRUCTIONS["float32"]

@@ -33,15 +33,15 @@ from tvm_rnn.cuda.layer.packed_layout import ceil_div
 from tvm_rnn.tir.expr import TirExpr
 from tvm_rnn.tir.index import uint32, wide
 
-from .blocks_layout import PAD
 from .chunk_states import TURNED
 from .chunk_tile import BLOCK, piece_bytes
 from .pair import BOTH, EVERY, GRADIENT, STATE, Read, marks_name
 from .part_decays import Decays
+from .part_layout import PAD, SIDE
 from .part_operands import Operands, kernels_of_parts
 from .part_place import Place
 from .part_scores import PartScores
-from .parts_layout import SCORE_PITCH, SIDE, PartsLayout
+from .parts_layout import SCORE_PITCH, PartsLayout
 
 ZERO = tirx.const(0.0, "float32")
 

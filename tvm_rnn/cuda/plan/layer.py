@@ -18,7 +18,7 @@ from typing import Any
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.codegen.vector_access import aligned
-from tvm_rnn.cuda.gemm.group_kernels import Gemm, gemm
+from tvm_rnn.cuda.gemm.group_kernels import TENSOR, Gemm, gemm
 from tvm_rnn.cuda.layer.matrix_operands import (
     AgainOperands,
     MatrixOperands,
@@ -130,8 +130,18 @@ class Layer:
         same = all(self.direct.state(i) == self.layout.state(i) for i in range(len(self.graph.states)))
         for number, (groups, work) in enumerate(self.groups):
             if groups[0].region == "step":
-                name = f"g{self.number}_once{number}_{_kind(groups)}"
-                self.direct_groups.append((groups, work if same else self._kernel(name, groups, self.direct)))
+                name, given = f"g{self.number}_once{number}_{_kind(groups)}", self._given(number)
+                own = self._kernel(name, groups, self.direct, given) if given or not same else work
+                self.direct_groups.append((groups, own))
+
+    def _given(self, number: int) -> bool:
+        """Whether that launch of a call's only step multiplies what is there before the call: its products run beside
+        the hoisted ones, where these are the launch before, which let it begin."""
+        if self.machine.arch != HOPPER or self.precision not in TENSOR or not number:
+            return False
+        (before, *_), (own, *_) = (self.groups[place][0] for place in (number - 1, number))
+        hoisted = before.kind == own.kind == "gemm" and before.region == "before"
+        return hoisted and own.root is not None and {*own.root.args[1::2]} <= {*self.graph.states}
 
     @cached_property
     def on_chip(self) -> OnChip | None:
@@ -167,7 +177,7 @@ class Layer:
     def states(self) -> StateKernels:
         return StateKernels(self.layout, f"g{self.number}", self.initial)
 
-    def _kernel(self, name: str, groups: list[Group], layout: Layout) -> Any:
+    def _kernel(self, name: str, groups: list[Group], layout: Layout, given: bool = False) -> Any:
         def writes(group: Group, node: Node) -> list[Place]:
             return [t.place for t in layout.targets(node, group.region)] if layout.writer(node, group) else []
 
@@ -187,8 +197,8 @@ class Layer:
                 found = layout.source(node, True, first.region)
                 return None if found is None else found.place
 
-            few = not layout.has_steps
-            return gemm(name, first, target=self.machine, operands=operands, batches=self.batches, few=few, **own)
+            own |= {"few": not layout.has_steps, "opens": early, "given": given}
+            return gemm(name, first, target=self.machine, operands=operands, batches=self.batches, **own)
         if is_matrix(first) or is_again(first):
             matrix = next(found for found in layout.matrices if found.group is first)
             if isinstance(matrix, MatrixOperands):
