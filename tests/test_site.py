@@ -363,18 +363,31 @@ def test_the_history_of_records_is_what_git_has(site: ModuleType, tmp_path: Path
     assert "| 0.50 over 1 |" in [*history.table(found)][-1]
 
 
-def test_the_page_of_records_in_pytorch_has_all_of_them(site: ModuleType, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("page", "folder"), [("in_pytorch.md", "pytorch"), ("onnx_tests.md", "onnx")])
+def test_a_page_of_records_has_all_of_them(site: ModuleType, tmp_path: Path, page: str, folder: str) -> None:
     """Every stored file is on the page, and every failure has its reason."""
-    records = site.pytorch_records
-    text = records.page((SITE / "pages" / "reference" / "in_pytorch.md").read_text())
+    records = site.page_records
+    text = records.page((SITE / "pages" / "reference" / page).read_text())
     assert "<!-- records" not in text and text.count("`; ") == 0
-    for path in records.RECORDS.glob("*.jsonl"):
+    for path in (records.RECORDS / folder).glob("*.jsonl"):
         facts, *lines = map(json.loads, path.read_text().splitlines())
         assert f"`{facts['command']}`" in text and lines
-        assert all(line["reason"] for line in lines if line.get("outcome") in ("failed", "not applicable"))
-        assert all(f"`{line['name']}`" in text for line in lines if line["kind"] == "test")
+        assert all(line["reason"] for line in lines if line.get("outcome", "passed") != "passed")
+        named = [
+            line for line in lines if line["kind"] == "test" and (folder == "pytorch" or line["outcome"] != "passed")
+        ]
+        assert all(f"`{line['name']}`" in text for line in named)
     with pytest.raises(ValueError, match="no records are stored"):
         records.page("<!-- records: models -->", tmp_path)
+
+
+def test_tests_of_onnx_are_counted_and_reasons_have_no_names_of_nodes(site: ModuleType) -> None:
+    refused = "from_onnx: this model cannot be used got: Det 'y': operator Det is not supported do: cut it"
+    lines = [("moves", "a", "passed", ""), ("moves", "b", "refused", refused), ("numbers", "c", "wrong", "values")]
+    made = [dict(zip(("group", "name", "outcome", "reason"), own, strict=True)) | {"kind": "test"} for own in lines]
+    text = site.page_records.onnx_tests([{"kind": "facts"}, *made])
+    assert "| moves | 1 | 1 | 0 |" in text and "| **all** | **1** | **1** | **1** |" in text
+    assert "| operator Det is not supported | `b` |" in text and "| values | `c` |" in text
 
 
 def test_pages_of_explanation_have_their_pictures(site: ModuleType) -> None:

@@ -134,8 +134,8 @@ def run(kernel: Kernel, arrays: Arrays, scalars: dict[str, int], blocks: int, se
 
 
 def arguments(kernel: Kernel, wrapper: str) -> str:
-    """C++ of a kernel's pointers and scalars, emulated[0] and on, by the names that they have in the launching text, and
-    of what that text computes of them."""
+    """C++ of a kernel's pointers and scalars, emulated[0] and on, by the names that they have in the launching text,
+    and of what that text computes of them."""
     names = [name for name, _ in kernel.pointers]
     lines = [f"void* {name} = emulated[{i}];" for i, name in enumerate(names)]
     for i, (name, dtype) in enumerate(kernel.scalars, len(names)):

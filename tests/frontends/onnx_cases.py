@@ -3,7 +3,7 @@
 In: names of groups (none: all), and how many processes work. Out: a line per group, then every test that is not passed,
 with the reason. The exit status is 1 where a result is wrong. Needs the onnx package alone.
 
-    python tests/frontends/onnx_cases.py [--jobs N] [--part I/N] [--limit S] [--csv FILE] [--table FILE] [GROUP ...]
+    python tests/frontends/onnx_cases.py [--jobs N] [--part I/N] [--limit S] [--records FILE] [GROUP ...]
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ import numpy as np
 import onnx
 
 import tvm_rnn as rnn
+from tvm_rnn.bench.run.compare import cpu_facts
+from tvm_rnn.bench.run.gpu_suite import writing
 from tvm_rnn.errors import TvmRnnError
 
 OPERATORS = {
@@ -229,42 +231,30 @@ def _all_worked(work: Sequence[tuple[str, Case]], jobs: int, limit: float) -> It
         yield ready.get()
 
 
-def table(found: Iterable[Found]) -> str:
-    """The counts as a table of Markdown, under the versions that they hold for."""
-    lines = [
-        f"onnx {onnx.__version__}, tvm_rnn {rnn.__version__}.",
-        "",
-        "| group | passed | refused | wrong |",
-        "|---|---|---|---|",
-    ]
-    lines += [f"| {own.group} | " + " | ".join(str(len(own.of(kind))) for kind in KINDS) + " |" for own in found]
-    return "\n".join(lines) + "\n"
-
-
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="ONNX's own tests: passed, refused by name, wrong")
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(map(repr, GROUPS))}; none: all")
     parser.add_argument("--jobs", type=int, default=1, help="processes (1)")
     parser.add_argument("--part", default="0/1", help="I/N: every Nth test from the Ith on (0/1)")
     parser.add_argument("--limit", type=float, default=240, help="seconds for one test (240)")
-    parser.add_argument("--csv", help="a file that gets every test with its outcome")
-    parser.add_argument("--table", help="a file that gets the counts as a table of Markdown")
+    parser.add_argument("--records", type=Path, help="a file that gets every test with its outcome, as it ends")
     given = parser.parse_args(arguments)
     if unknown := {*given.groups} - {*GROUPS}:
         parser.error(f"unknown groups: {', '.join(unknown)}")
     first, every = map(int, given.part.split("/"))
     work = [(group, case) for group in given.groups or GROUPS for case in cases(group)][first::every]
     found = {group: Found(group) for group in given.groups or GROUPS}
-    for group, name, text in _all_worked(work, given.jobs, given.limit):
-        found[group].outcomes[name] = text
-        if text != "passed":
-            print(f"{group}: {name}: {text:.300}", flush=True)
+    with writing([], given.records) as note:
+        facts = cpu_facts(1)
+        facts["versions"] |= {"onnx": onnx.__version__}
+        note({"kind": "facts", **facts})
+        for group, name, text in _all_worked(work, given.jobs, given.limit):
+            found[group].outcomes[name] = text
+            kind, _, reason = text.partition(": ")
+            note({"kind": "test", "group": group, "name": name, "outcome": kind, "reason": reason})
+            if text != "passed":
+                print(f"{group}: {name}: {text:.300}", flush=True)
     print(*found.values(), sep="\n")
-    if given.csv:
-        lines = [f"{group},{name},{text!r}\n" for group, own in found.items() for name, text in own.outcomes.items()]
-        Path(given.csv).write_text("".join(lines))
-    if given.table:
-        Path(given.table).write_text(table(found.values()))
     return int(any(own.of("wrong") for own in found.values()))
 
 

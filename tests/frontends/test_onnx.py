@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from pathlib import Path
 from typing import Any
 
@@ -358,8 +360,15 @@ def test_a_tensor_that_is_an_output_and_cannot_be_read() -> None:
         rnn.from_onnx(made)
 
 
+def with_an_lstm() -> Any:
+    """A model of an LSTM, whose weights its node reads: onnx's function finds them, and not those of bodies alone."""
+    held = {name: np.zeros((1, 8, size), "f4") for name, size in (("W", 3), ("R", 2))}
+    lstm = node("LSTM", ["xs", "W", "R"], ["ys"], hidden_size=2)
+    return model_of([lstm], {"xs": ("f4", [None, None, None])}, {"ys": "f4"}, held)
+
+
 def test_what_is_below_an_if_is_named_and_how_to_cut_the_rest_out() -> None:
-    made = onnx_scans.simple()
+    made = with_an_lstm()
 
     def branch(*ops: str) -> Any:
         nodes = [onnx.helper.make_node(op, ["xs"], [f"{op}.y"]) for op in ops]
@@ -376,4 +385,42 @@ def test_what_is_below_an_if_is_named_and_how_to_cut_the_rest_out() -> None:
     said += "if they made the same shapes, but they make 'w' as float32 [?, ?, ?] or float32 [?, ?, ?]; "
     said += "operator If is not supported; nor is, in its branches: Det (1), If (1)"
     assert said in str(caught.value)
-    assert "onnx.utils.extract_model(path, 'part.onnx', ['h_0', 'xs'], [" in str(caught.value)
+    assert "onnx.utils.extract_model(path, 'part.onnx', ['xs'], ['ys'])" in str(caught.value)
+
+
+def test_what_is_below_loops_is_named_at_once_and_the_command_that_is_shown_cuts_the_model(tmp_path: Path) -> None:
+    """Of a Loop and a Scan, and of an If in either; the command is run as it is shown."""
+    helper, made = onnx.helper, with_an_lstm()
+
+    def floats(name: str) -> Any:
+        return helper.make_tensor_value_info(name, 1, [3])
+
+    def branch(op: str) -> Any:
+        return helper.make_graph([node(op, ["s"], [op])], "branch", [], [floats(op)])
+
+    def body(inputs: list[Any], outputs: list[Any], own: str) -> Any:
+        either = node("If", ["k"], ["w"], then_branch=branch("Det"), else_branch=branch("Compress"))
+        nodes = [node(own, ["s"], ["u"]), either, node("Sum", ["s", "u", "w"], ["s2"])]
+        return helper.make_graph(nodes, "body", inputs, [*outputs, floats("s2")])
+
+    count, go = helper.make_tensor_value_info("i", 7, []), helper.make_tensor_value_info("go", 9, [])
+    loop = body([count, go, floats("s")], [go], "Unique")
+    made.graph.node.append(node("Loop", ["M", "yes", "s0"], ["r"], body=loop))
+    scan = body([floats("s"), floats("x")], [], "NonZero")
+    made.graph.node.append(node("Scan", ["s0", "rows"], ["q"], body=scan, num_scan_inputs=1))
+    made.graph.node.append(node("StringConcat", ["xs", "xs"], ["text"]))
+    made.graph.input.append(helper.make_tensor_value_info("k", onnx.TensorProto.BOOL, []))
+    made.graph.input.extend([floats("s0"), helper.make_tensor_value_info("rows", 1, [5, 3])])
+    for name, value in (("M", np.int64(7)), ("yes", np.bool_(True))):
+        made.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), name))
+    made.graph.output.extend(helper.make_tensor_value_info(name, 1, None) for name in ("r", "q", "text"))
+    with pytest.raises(ConfigError) as caught:
+        rnn.from_onnx(made)
+    for missing in ("Unique", "NonZero", "Det (1)", "Compress (1)", "StringConcat"):
+        assert missing in str(caught.value), missing
+    onnx.save(made, tmp_path / "whole.onnx")
+    shown = re.search(r"extract_model\(path, 'part.onnx', (\[.*?\]), (\[.*?\])\)", str(caught.value))
+    assert shown
+    part = tmp_path / "part.onnx"
+    onnx.utils.extract_model(tmp_path / "whole.onnx", part, *map(ast.literal_eval, shown.groups()), check_model=False)
+    assert isinstance(rnn.from_onnx(part), rnn.RNN)

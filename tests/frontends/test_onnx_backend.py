@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 
+import onnx
+import onnx_cases
 import pytest
-from onnx_cases import GROUPS, SMALL, Case, Found, _all_worked, cases, fixed, outcome, table
+from onnx_cases import GROUPS, SMALL, Case, Found, _all_worked, cases, fixed, main, outcome
 
 
 def test_small_inputs_are_constants() -> None:
@@ -23,7 +27,19 @@ def test_stored_tests_are_read() -> None:
     assert str(counted).split()[2:] == ["2", "passed", "1", "refused", "0", "wrong"] and counted.of("refused") == {
         "b": "refused: why"
     }
-    assert table([counted]).splitlines()[-2:] == ["|---|---|---|---|", "| small models | 2 | 1 | 0 |"]
+
+
+def test_records_have_every_test_as_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_cases, "cases", lambda group: iter([Case(f"{group} 1", object(), [], [])]))
+    ended = [(SMALL, "a", "passed"), (SMALL, "b", "wrong: values, by 1: 2")]
+    monkeypatch.setattr(onnx_cases, "_all_worked", lambda work, jobs, limit: iter(ended))
+    assert main(["--records", str(tmp_path / "r.jsonl"), SMALL]) == 1
+    facts, *lines = map(json.loads, (tmp_path / "r.jsonl").read_text().splitlines())
+    assert facts["versions"]["onnx"] == onnx.__version__
+    assert [(own["name"], own["outcome"], own["reason"]) for own in lines] == [
+        ("a", "passed", ""),
+        ("b", "wrong", "values, by 1: 2"),
+    ]
 
 
 class _Ender:

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import benchmarks
+import page_records
 import pictures
-import pytorch_records
 
 import tvm_rnn as rnn
 from tvm_rnn.explain.html.drawing import draw
@@ -235,8 +235,8 @@ def generate(folder: Path, notebooks: Path | None = None) -> None:
     write("language.md", language())
     write("numerics.md", numerics())
     write("contributing/index.md", (ROOT / ".github" / "CONTRIBUTING.md").read_text())
-    measured = "reference/in_pytorch.md"
-    write(measured, pytorch_records.page((pages / measured).read_text()))
+    for measured in ("reference/in_pytorch.md", "reference/onnx_tests.md"):
+        write(measured, page_records.page((pages / measured).read_text()))
     write("benchmarks.md", benchmarks.page((pages / "benchmarks.md").read_text()))
     (pages / "vega.js").write_text(benchmarks.script())
     reference = [("The cell language", "language.md"), *_titled("reference"), ("Numerics", "numerics.md"), PLATFORMS]

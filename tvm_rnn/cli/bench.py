@@ -8,7 +8,7 @@ compiler is, and `bench --suite NAME --modules DIR` to measure, where the GPU is
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
@@ -33,7 +33,9 @@ PEERS_HELP = (
 TRAINING_HELP = "Time forward and backward passes of MODULE, on CPU or GPU, and torch's."
 ONLY_HELP = "Points by words of their names: h256,b16,b64,lstm,bf16. Words of one kind are alternatives."
 
-STREAM_HELP = "One step a call, as a stream is served: percentiles of a call's time."
+STREAM_HELP = (
+    "One step a call, as a stream is served: percentiles of a call's time. Of models: C programs, on one thread."
+)
 PACKAGES_HELP = "The folder of the models suite's packages [where Python finds them]; of browser: node_modules."
 DEVICE_HELP = "Where the models suite is measured; on a GPU its torch models alone."
 RTNEURAL_HELP = "Sources of RTNeural, to be built and measured in the audio suite."
@@ -113,6 +115,8 @@ def bench(
 
     $ tvm-rnn bench --suite models --packages DIR --threads 1 --records models.jsonl
 
+    $ tvm-rnn bench --suite models --stream --only silero --packages DIR --records frames.jsonl
+
     $ tvm-rnn bench --suite compile --only lstm,rwkv7 --records compile.jsonl
 
     $ tvm-rnn bench --suite gpu-grid --build modules --only lstm,bf16
@@ -170,13 +174,16 @@ def _module(module: str, timing: Timing, shown: Shown) -> None:
 
 def _models(suite: SuiteOptions, timing: Timing, shown: Shown) -> None:
     """Whole models of packages: ONNX files beside ONNX Runtime, torch models beside torch."""
-    from tvm_rnn.bench.run import models_suite, onnx_files, whole_models
+    from tvm_rnn.bench.run import models_suite, onnx_files, onnx_streams, whole_models
 
     own = models_suite.chosen(suite.only.replace(",", " ").split(), suite.packages, suite.device)
+    if timing.stream:
+        own, timing = replace(own, models=[]), replace(timing, threads=1)
     options = onnx_files.Options(timing.threads, suite.limit, timing.rounds)
+    one = onnx_streams.measured if timing.stream else None
     with progress(shown.as_json) as stage:
-        found = models_suite.run(own, options, shown.records, progress=stage)
-    tables = onnx_files.table(found) if own.files else ()
+        found = models_suite.run(own, options, shown.records, one=one, progress=stage)
+    tables = (onnx_streams.table(found),) if timing.stream else onnx_files.table(found) if own.files else ()
     show(shown.as_json, found, *tables, *([whole_models.table(found)] if own.models else []))
 
 

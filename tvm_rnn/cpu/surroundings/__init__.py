@@ -3,6 +3,6 @@
 In: a `Graph` of calls (`tvm_rnn/surroundings/`). Out: for each graph two functions: one says how large its results and
 its memory are, the other computes. `schedule.py` says how loops run (`nest.py` reads them, `columns.py` says which way
 vectors run, `sum_tiles.py` and `panel_sum.py` make sums into tiles, `elementary.py` writes exponentials out),
-`constants.py` and `memory.py` where values lie, and `host_function.py` puts all loops of a graph, one after the other,
-into one function.
+`constants.py` and `memory.py` where values lie, `held_sizes.py` names sizes that callers decide, and `host_function.py`
+puts all loops of a graph, one after the other, into one function.
 """

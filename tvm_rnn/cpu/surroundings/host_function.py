@@ -65,7 +65,7 @@ class HostFunction:
         body = [*self._calls(), *self._looks(), *self._copies(outputs)]
         args = [self.threads, *inputs, *self.constants.buffers.values(), *outputs, *self.works.values()]
         self.functions[self.name] = function(
-            self.name, args, sequence(self._numbers(inputs, {}), self.memory.bound, body)
+            self.name, args, sequence(self._numbers(inputs, {}), self.memory.held.statements(), body)
         )
         self.functions[f"{self.name}_sizes"] = self._sizes()
 
@@ -200,7 +200,8 @@ class HostFunction:
             shape = tuple(replaced(axis, names) for axis in buffer.shape)
             dtype = str(buffer.dtype)
             places.append((buffer, Place(self._work(dtype), self.memory.take(shape, dtype))))
-        moved = [replaced(_moved(s, places), names) for s in done]
+        held = {own: self.memory.held(size) for own, size in names.items()}
+        moved = [replaced(_moved(s, places), held) for s in done]
         for _, place in places[len(read) :]:
             self._leave(place, True)
         return moved

@@ -13,14 +13,15 @@ import tvm_ffi
 from tvm import tirx
 from tvm.sym import Analyzer
 
-from tvm_rnn.tir.expr import Expr, Stmt
+from tvm_rnn.tir.expr import Expr
 from tvm_rnn.tir.index import int64, wide
-from tvm_rnn.tir.statements import bind
+
+from .held_sizes import HeldSizes
 
 ALIGNED = 64  # elements: no two places share a cache line, nor a vector
 
 
-@dataclass
+@dataclass(eq=False)
 class Room:
     """A place and how many elements fit."""
 
@@ -34,11 +35,13 @@ def elements(shape: tuple[Expr, ...]) -> Expr:
 
 @dataclass
 class Memory:
-    """The flat arrays' sizes so far, by dtype, and what is free in them. bound: names where places begin."""
+    """The flat arrays' sizes so far, by dtype, and what is free in them. held: names where places begin. ends: where
+    what is taken ends, in these names."""
 
     sizes: dict[str, Expr] = field(default_factory=dict)
     free: dict[str, list[Room]] = field(default_factory=dict)
-    bound: list[Stmt] = field(default_factory=list)
+    held: HeldSizes = field(default_factory=HeldSizes)
+    ends: dict[str, Expr] = field(default_factory=dict)
     analyzer: Analyzer = field(default_factory=Analyzer)
 
     def take(self, shape: tuple[Expr, ...], dtype: str) -> Room:
@@ -49,11 +52,10 @@ class Memory:
             if _fits(size, room.size):
                 rooms.remove(room)
                 return room
-        at = self.sizes.get(dtype, int64(0))
-        self.sizes[dtype] = self.analyzer.simplify(at + size)
-        name, statement = bind("at", at)
-        self.bound.append(statement)
-        return Room(name, size)
+        self.sizes[dtype] = self.analyzer.simplify(self.sizes.get(dtype, int64(0)) + size)
+        at = self.held(self.ends.get(dtype, int64(0)), "at")
+        self.ends[dtype] = at + self.held(size)
+        return Room(at, size)
 
     def give(self, room: Room, dtype: str) -> None:
         """The place is free again."""

@@ -1,8 +1,9 @@
-"""What was measured in PyTorch, for the site: tables of stored records.
+"""What was measured in PyTorch, and what comes of ONNX's own tests, for the site: tables of stored records.
 
 In: `pages/records/pytorch/*.jsonl`: of `tests/torch_own_tests.py`, `tvm-rnn bench --suite models`, and
-`python -m tvm_rnn.bench.run.first_call` and `training_step`, each with `--records`. Out: a page with each marker
-`<!-- records: NAME -->` replaced by the tables of the files whose names begin so.
+`python -m tvm_rnn.bench.run.first_call` and `training_step`; `pages/records/onnx/*.jsonl`: of
+`tests/frontends/onnx_cases.py`; each with `--records`. Out: a page with each marker `<!-- records: NAME -->` replaced by
+the tables of the files whose names begin so.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import Any
 
 from tvm_rnn.bench.run import first_call, training_step, whole_models
 
-RECORDS = Path(__file__).resolve().parent / "pages" / "records" / "pytorch"
+RECORDS = Path(__file__).resolve().parent / "pages" / "records"
+ONNX_OUTCOMES = ("passed", "refused", "wrong")
+LONGEST = 160  # characters of a reason that a table shows
 MARKER = re.compile(r"^<!-- records: (\S+) -->$", re.M)
 Record = dict[str, Any]
 
@@ -26,7 +29,7 @@ def page(text: str, folder: Path = RECORDS) -> str:
 
     def tables(found: re.Match[str]) -> str:
         kind = found[1]
-        files = sorted(folder.glob(f"{kind}*.jsonl"))
+        files = sorted(folder.glob(f"*/{kind}*.jsonl"))
         if kind not in TABLES or not files:
             raise ValueError(f"no records are stored for {found[0]}")
         return "\n\n".join(_table(path, TABLES[kind]) for path in files)
@@ -60,6 +63,34 @@ def tests(records: Sequence[Record]) -> str:
     return "\n".join([*lines, '??? note "Passed, by name"', "", *(f"    - `{name}`" for name in passed)])
 
 
+def onnx_tests(records: Sequence[Record]) -> str:
+    """How many of each group of operators, then why tests are refused, the most frequent reasons first."""
+    found = [record for record in records if record["kind"] == "test"]
+    groups = dict.fromkeys(record["group"] for record in found)
+    counts = Counter((record["group"], record["outcome"]) for record in found)
+    lines = ["| group | passed | refused by name | wrong |", "|---|---|---|---|"]
+    for group in groups:
+        lines.append(f"| {group} | " + " | ".join(str(counts[group, kind]) for kind in ONNX_OUTCOMES) + " |")
+    whole = Counter(record["outcome"] for record in found)
+    lines.append("| **all** | " + " | ".join(f"**{whole[kind]}**" for kind in ONNX_OUTCOMES) + " |")
+    reasons = dict[str, list[str]]()
+    for record in found:
+        if record["outcome"] != "passed":
+            reasons.setdefault(reason_of(record["reason"]), []).append(record["name"])
+    most = sorted(reasons.items(), key=lambda pair: -len(pair[1]))
+    rows = [f"    | {_cell(why)} | {', '.join(f'`{name}`' for name in names)} |" for why, names in most]
+    return "\n".join(
+        [*lines, "", '??? note "What is not passed: why"', "", "    | why | tests |", "    |---|---|", *rows]
+    )
+
+
+def reason_of(text: str) -> str:
+    """A refusal without the name of its node, so that tests refused for one reason are together."""
+    got = text.partition(" got: ")[2].partition(" do: ")[0] or text
+    own = re.sub(r"\b[A-Z]\w* '[^']*'(?: in its body)?: ", "", got)
+    return own if len(own) <= LONGEST else own[: LONGEST - 3] + "..."
+
+
 def _cell(text: str) -> str:
     return text.replace("|", "/").replace("<", "&lt;")
 
@@ -69,4 +100,5 @@ TABLES: dict[str, Callable[[Sequence[Record]], str]] = {
     "training-step": training_step.table,
     "first-call": first_call.table,
     "torch-tests": tests,
+    "onnx-tests": onnx_tests,
 }
