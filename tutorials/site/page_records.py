@@ -2,8 +2,8 @@
 
 In: `pages/records/pytorch/*.jsonl`: of `tests/torch_own_tests.py`, `tvm-rnn bench --suite models`, and
 `python -m tvm_rnn.bench.run.first_call` and `training_step`; `pages/records/onnx/*.jsonl`: of
-`tests/frontends/onnx_cases.py`; each with `--records`. Out: a page with each marker `<!-- records: NAME -->` replaced by
-the tables of the files whose names begin so.
+`tests/frontends/onnx_cases.py`; each with `--records`. Out: a page with each marker `<!-- records: NAME -->` replaced
+by the tables of the files whose names begin so.
 """
 
 from __future__ import annotations

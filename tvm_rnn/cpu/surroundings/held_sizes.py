@@ -29,7 +29,7 @@ class HeldSizes:
         if isinstance(value, tirx.IntImm | tirx.Var):
             return value
         for own, known in self.names:
-            if own.same_as(value) or tvm_ffi.structural_equal(own, value):
+            if tvm_ffi.structural_equal(own, value):
                 return known
         made = variable(name)
         self.names.append((value, made))
