@@ -30,7 +30,7 @@ np.save(sys.argv[3], y)
 """
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_named_batches_change_no_result() -> None:
     net = network("gru", 5, 37)
     modules = [rnn.compile(net, batch=b) for b in ((), [2, 16])]

@@ -305,7 +305,7 @@ WAVES = {
 }
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["clusters", *(pytest.param(n, marks=pytest.mark.slow) for n in list(WAVES)[1:])])
 def test_layers_in_a_wave(name: str) -> None:
     cell, dtype, precision, sizes = WAVES[name]

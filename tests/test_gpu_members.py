@@ -26,7 +26,7 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_GPUS", "90")
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n if n == "gru-bfloat16" else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
 def test_gradients_are_the_oracle_s(name: str) -> None:
     cell, sizes = CASES[name]

@@ -66,7 +66,7 @@ MATRICES += ("retnet", "retnet_rotary", "rwkv7", "gla", "hgrn2", "delta_by_key",
 
 
 @pytest.mark.broad
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("name", "dtype"), [("min_gru", "float32"), ("gla", "float32"), ("corrected_twice", "float32")]
 )

@@ -82,8 +82,8 @@ def site() -> ModuleType:
     return module
 
 
-@pytest.mark.broad
-@pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("long", [False, True])
 def test_the_code_of_every_page_runs_and_prints_what_is_said(tmp_path: Path, long: bool) -> None:
     pages, expected = [], {}
     for path in (path for path in WRITTEN if (path.stem in LONG) == long):

@@ -256,7 +256,7 @@ def test_inspect_reads_the_manifest_and_runs_nothing(lstm: str, files: Paths) ->
     assert "error: " in call("inspect", files["out"], code=1)
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_bench_prints_a_table_or_json(lstm: str) -> None:
     words = ["bench", lstm, "--against", "numpy", "--steps", "3", "--batch", "2", "--threads", "1", "--rounds", "1"]
     assert "numpy" in call(*words)

@@ -92,7 +92,7 @@ def test_inspect_says_where_it_is_from_and_what_it_does(folder: Path) -> None:
     assert facts["origin"]["sha256"] and [d["name"] for d in facts["model"]["outputs"]] == ["z0", "h0"]
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_several_networks(folder: Path) -> None:
     done = call("compile", folder / "two.onnx", "-o", folder / "two.so", "--json")
     assert done.exit_code == 0, done.output

@@ -112,7 +112,7 @@ def test_code_stages_of_a_gpu() -> None:
     assert "__global__" in stages["cuda"] and "EXPORT(sequence)" in stages["host"] and "def " in stages["tir"]
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_weights_in_8_bits_on_a_gpu() -> None:
     net = rnn.RNN(rnn.cells.gru, 8, 16, dtype="float16")
     stages = dict(stage_texts.stages(net, "nvidia-h200", (1,), precision=None, weights="float8_e4m3"))

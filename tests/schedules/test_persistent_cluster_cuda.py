@@ -32,6 +32,7 @@ def test_it_takes_whole_layers_on_gpus() -> None:
 
 
 @pytest.mark.broad_after(12)
+@pytest.mark.slow_after(8)
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(("name", "hidden"), [("lstm", 64), ("gru_reset_before", 130), ("lstm_layer_norm", 96)])
 @pytest.mark.parametrize("batch", [1, 20, 200])
@@ -68,6 +69,7 @@ def test_a_knob_has_its_choices_alone() -> None:
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_kernels_do_not_spill(precision: str, tmp_path: Path) -> None:
     check_spills(("lstm", 64, precision, 8), tmp_path, {})

@@ -21,6 +21,7 @@ NAME = "persistent_grid_cuda"
 
 
 @pytest.mark.broad_after(9)
+@pytest.mark.slow_after(6)
 @pytest.mark.parametrize("precision", TENSOR_CORES)
 @pytest.mark.parametrize(("name", "hidden"), [("lstm", 64), ("gru_reset_before", 130), ("lstm", 1024)])
 @pytest.mark.parametrize("batch", [1, 20, 200])
@@ -88,6 +89,7 @@ def test_many_rows_take_turns_where_one_round_has_no_room() -> None:
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("precision", TENSOR_CORES)
 def test_kernels_do_not_spill(precision: str, tmp_path: Path) -> None:
     check_spills(("lstm", 64, precision, 8), tmp_path, {})

@@ -46,7 +46,7 @@ def test_layers_go_first_where_that_is_allowed(gates: int, region: str, expected
     assert {config["layers_first"] for config in found} == expected and len(found) > len(expected)
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bidirectional", "reverse"),
     [

@@ -127,7 +127,7 @@ def test_what_changed_in_place_is_torchs_error(layer: Any, x: Any) -> None:
 
 
 @pytest.mark.broad
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", [*RECURRENT, *LINEAR, "gru_attention", "conv_lstm"])
 def test_second_derivatives_are_differences_of_the_compiled_first_ones(name: str) -> None:
     """Along one random direction of everything; first derivatives are the same in both ways."""

@@ -76,6 +76,7 @@ def gradients(loss: Any) -> Callable[..., dict[str, Any]]:
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", LAYERS)
 def test_results_of_each_member(name: str, compiled: None) -> None:
     loss, layer, (w, x), (ws, xs) = setting(name)

@@ -325,6 +325,7 @@ def test_dropout_between_layers(compiled: Any) -> None:
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("layer", ["rnn.nn.LSTM(3, 4)", "rnn.nn.Cell(rnn.cells.lstm, 3, 4)"])
 def test_first_calls_of_the_next_process_import_little(layer: str, kept_code: Path) -> None:
     """Neither a compiler nor Dynamo, each of which takes longer than all the rest."""

@@ -62,6 +62,7 @@ def curve(layer: Any, optimiser: str, steps: int, **options: Any) -> list[float]
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("optimiser", "options"), [("SGD", {"lr": 0.05, "momentum": 0.9}), ("Adam", {"lr": 0.01})], ids=str
 )

@@ -5,17 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from compiled_kernels import passed_of
 from fake_gpu import Log, link
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+import tvm_rnn as rnn
 from tvm_rnn.cuda.codegen.cuda_text import generate
 from tvm_rnn.cuda.codegen.host_program import Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.codegen.launched_kernels import launched_kernels
 from tvm_rnn.cuda.plan.network import plan
-from tvm_rnn.options import Call
+from tvm_rnn.options import Call, Options
+from tvm_rnn.passes.pipeline import passed
 from tvm_rnn.target import resolve
 
 
@@ -72,7 +73,9 @@ def test_a_kernel_that_was_left_out_is_an_error(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.broad
 def test_a_call_of_a_network_launches_one_way_of_its_steps() -> None:
-    found = plan(passed_of("lstm", "bfloat16", (16,)), resolve("nvidia-h200"))
+    target = resolve("nvidia-h200")
+    net = rnn.RNN(rnn.cells.lstm, 40, 40, dtype="bfloat16").init(0)
+    found = plan(passed(net, Options(target, (16,), precision="bfloat16")), target)
     long, short = (launched_kernels(found, [Call(steps, 16)], 132) for steps in (100, 1))
     assert len([name for name in long if "persistent" in name]) == 1 and not any("once" in name for name in long)
     assert not any("persistent" in name for name in short) and len(long) < len(found.kernels) / 2
