@@ -180,11 +180,13 @@ def test_files_that_cannot_be_compared(tmp_path: Path) -> None:
         compare.compare(path, ["numpy"], **QUICK)
 
 
-def test_some_rows_of_a_large_batch_that_draws_no_tokens_are_compared() -> None:
+def test_rows_of_a_large_batch_that_draws_no_tokens_repeat() -> None:
     plain, drawn = compare.Manifest(), compare.Manifest(draws=["token"])
-    assert range(256)[compare._compared_rows(plain, 256, "generation")] == range(0, 256, 16)
-    for given in ((plain, 31, "generation"), (drawn, 256, "generation"), (plain, 256, "sequence")):
-        assert compare._compared_rows(*given) == slice(None)
+    distinct, rows = compare._rows(plain, 256, "generation")
+    assert distinct == len({*rows.tolist()}) == 29 and rows.tolist() == [row % 29 for row in range(256)]
+    for given in ((plain, 12, "generation"), (drawn, 256, "generation"), (plain, 256, "sequence")):
+        distinct, rows = compare._rows(*given)
+        assert distinct == given[1] and rows.tolist() == [*range(given[1])]
 
 
 def test_a_process_that_ends_early_is_an_error_with_its_last_words(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
    In, from the command line: its shared library, a model, how many calls are timed, the number of inputs; for each input
    its name, ONNX's number of its type, its shape (7x3; "-" of a scalar) and a file of its numbers; then names of outputs.
    Out: of each output its name and how many elements it has, then these, one a line; at last p50, p99 and p99.9 of the
-   calls, as a bundle's example.c prints them. One thread. Outputs are made by the first call and written again by all others, which is the fastest way.
+   calls, as a bundle's example.c prints them. One thread. Outputs are made by the first call and written again by all
+   others, which is the fastest way.
 
    The functions are looked up by their places in OrtApi, so no header is needed; version 1 of that table never changes.
    Source: https://github.com/microsoft/onnxruntime/blob/main/include/onnxruntime/core/session/onnxruntime_c_api.h */

@@ -41,7 +41,9 @@ USUAL = ("torch", "onnxruntime", "openvino", "numpy")
 # Thread pools that have just worked spin for up to 20 ms (libgomp, onnxruntime) before they sleep: wait that out.
 SETTLE_SECONDS = 0.05
 MOST_OTHER_TOKENS = 0.1  # two tokens may be as likely but for rounding, and what follows in that row is another text
-COMPARED_ROWS = 16  # of a batch that generates: for all rows and a large vocabulary the oracle takes minutes
+# Of a batch that generates without drawing; the others repeat them: the oracle takes minutes for many rows and a large
+# vocabulary. A prime: rows that repeat lie at other places of their tiles.
+DISTINCT_ROWS = 29
 MOST_SPREAD = 0.5  # on a machine with nothing else to do rounds differ by a few percent
 TAILS = ("p99", "p99.9")
 THREAD_VARIABLES = (
@@ -199,8 +201,8 @@ def compare(
     threads: for each framework; None: the CPUs that this process may use. A round times every configuration for
     `round_seconds`. stream: one step a call, the state carried from call to call, over and over through `steps` steps;
     figures are of one call. Otherwise a module that was compiled to generate makes `steps` steps from a prompt of one,
-    and figures are of one step; where it draws no tokens, some rows of a large batch are compared. weights: by name,
-    for a file without them. progress is told what is being done. A framework that is not installed, has no such cell,
+    and figures are of one step; where it draws no tokens, rows of a large batch repeat. weights: by name, for a
+    file without them. progress is told what is being done. A framework that is not installed, has no such cell,
     fails, or whose result differs from the oracle gets a row with the reason and no figures.
 
     Raises ConfigError for wrong arguments, LoadError for the file, WeightError for a module without weights, and
@@ -215,19 +217,21 @@ def compare(
             module.export(path)
         manifest, weights = _with_weights(path, own := weights or {})
         way = _way(manifest, stream)
-        inputs = _inputs(manifest, steps, batch, way)
+        distinct, rows = _rows(manifest, batch, way)
+        drawn = _inputs(manifest, steps, distinct, way)
+        inputs = {name: array[:, rows] for name, array in drawn.items()}
         files = {"inputs": _saved(folder, "input", inputs), "weights": _saved(folder, "weight", own)}
         new_steps = steps if way == "generation" else 0
         request = {"path": path, **files, "folder": folder, "threads": threads, "way": way, "steps": new_steps}
         tell("computing the oracle")
-        rows = _compared_rows(manifest, batch, way)
-        expected = _expected(manifest, weights, {name: array[:, rows] for name, array in inputs.items()}, new_steps)
+        expected = _expected(manifest, weights, drawn, new_steps)
+        expected = None if expected is None else expected[:, rows]
         load = [os.getloadavg()[0]]
         with contextlib.ExitStack() as stack:
             contenders = []
             for name in (OURS, *against):
                 tell(f"starting {name}")
-                contender = Contender(name, expected, _limit(manifest, steps, expected), rows)
+                contender = Contender(name, expected, _limit(manifest, steps, expected))
                 contender.start(stack, folder, request)
                 contenders.append(contender)
             for contender in contenders:
@@ -261,12 +265,11 @@ def check(against: Sequence[str], peers: Sequence[str] = PEERS, **counts: int) -
             raise ConfigError(message(f"the number of {name} is wrong", got=repr(count), expected="at least 1"))
 
 
-def _compared_rows(manifest: Manifest, batch: int, way: str) -> slice:
-    """All; some from everywhere in a large batch that generates without drawing: rows read nothing of one another, and
-    have no numbers of their own."""
-    if way != "generation" or manifest.get("draws") or batch < 2 * COMPARED_ROWS:
-        return slice(None)
-    return slice(0, None, batch // COMPARED_ROWS)
+def _rows(manifest: Manifest, batch: int, way: str) -> tuple[int, np.ndarray]:
+    """How many rows of a batch differ, and which of them each row is: what is drawn depends on a row's number."""
+    repeats = way == "generation" and not manifest.get("draws")
+    distinct = min(batch, DISTINCT_ROWS) if repeats else batch
+    return distinct, np.arange(batch) % distinct
 
 
 def _of_tokens(result: np.ndarray | None) -> bool:
@@ -289,15 +292,8 @@ def _error(found: np.ndarray, expected: np.ndarray) -> float:
 class Contender:
     """One framework: its process, its configurations, and what was measured of each."""
 
-    def __init__(
-        self,
-        name: str,
-        expected: np.ndarray | None,
-        limit: float,
-        rows: slice = slice(None),
-    ) -> None:
-        """rows: of its results, that are compared with what is expected of them."""
-        self.name, self.expected, self.limit, self.rows = name, expected, limit, rows
+    def __init__(self, name: str, expected: np.ndarray | None, limit: float) -> None:
+        self.name, self.expected, self.limit = name, expected, limit
         self.version, self.reason = "", ""
         self.errors: dict[str, float | None] = {}
         self.seconds: dict[str, list[float]] = {}
@@ -332,7 +328,7 @@ class Contender:
         for config, path in answer["results"].items():
             error, found = None, np.load(path, allow_pickle=False)
             if self.expected is not None:
-                error = _error(found[:, self.rows], self.expected)
+                error = _error(found, self.expected)
             if error is not None and not error <= self.limit:
                 differing.append(f"{config}: error {error:.3g}, at most {self.limit:.3g} is allowed")
             else:

@@ -17,11 +17,6 @@ struct Kernel {
 
 static int64_t room = 0;  // blocks of a kernel that wait for each other, on the GPU at once
 
-template <int kCode, int kBits>
-struct Array {
-  char* data;
-};
-
 template <typename... Given>
 int call(Kernel& kernel, Given...) {
   kernel.launched = true;

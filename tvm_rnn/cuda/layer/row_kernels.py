@@ -24,6 +24,7 @@ from tvm_rnn.graph.tensor_expressions import Index, element, fit, reduced_value
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import int64, wide
 
+from .packed_layout import ceil_div
 from .pointers import Argument, Place, address, arithmetic, dense
 
 Reads = Callable[[Node], Place | None]
@@ -202,7 +203,7 @@ def elements(writer: Writer, size: int) -> tuple[Expr, Expr, Expr]:
 def parts(writer: Writer, size: int, each: int, one: Callable[[Expr, Expr], None]) -> None:
     """What `one(row, element of the row)` emits for `each` elements of this thread, THREADS apart: blocks are parts
     of a row."""
-    chunks = -(-size // (THREADS * each))
+    chunks = ceil_div(size, THREADS * each)
     block, thread = I.cta_id([tirx.Cast("int32", writer["rows"] * int64(chunks))]), I.thread_id([THREADS])
     row = wide(writer.keep(tirx.truncdiv(block, chunks)))
     first = writer.keep(tirx.truncmod(block, chunks) * (THREADS * each) + thread)
