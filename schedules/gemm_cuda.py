@@ -31,13 +31,13 @@ POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 class GemmCuda:
     """Knobs. span: tiles of 8 units side by side, which makes a thread's units consecutive; widest: what packed columns
     are padded to. few: up to so many rows the few_* tile is used; wide: from so many rows on wgmma with the wide_*
-    tile, below `mid` rows with half its columns. overlap: few_* kernels fetch weights while the kernel before them runs
-    (slower in graphs of steps on an H200). For few_* and many_*: rows, columns, warps (down rows), along (warps along
-    columns), split (parts of K in a block), cluster (parts of K over blocks), stages, pace (K tiles of a stage), blocks
-    (on a multiprocessor); without tensor cores units (of a thread), across (threads along units), high (its rows).
-    share: up to so many rows, from share_from on, blocks share K (share_*, as few_*; most: the last of these kernels
-    takes up to so many rows, in several tiles; kept: percent of the weights that L2 is asked to keep; overlap: from so
-    many times 64 rows on, as above, 0: never)."""
+    tile, below `mid` rows with half its columns, below `slim` with a quarter. overlap: few_* kernels fetch weights
+    while the kernel before them runs (slower in graphs of steps on an H200). For few_* and many_*: rows, columns, warps
+    (down rows), along (warps along columns), split (parts of K in a block), cluster (parts of K over blocks), stages,
+    pace (K tiles of a stage), blocks (on a multiprocessor); without tensor cores units (of a thread), across (threads
+    along units), high (its rows). share: up to so many rows, from share_from on, blocks share K (share_*, as few_*;
+    most: the last of these kernels takes up to so many rows, in several tiles; kept: percent of the weights that L2 is
+    asked to keep; overlap: from so many times 64 rows on, as above, 0: never)."""
 
     @staticmethod
     def configure(unit: Unit, target: Target, knob: Knobs) -> Config:
@@ -113,8 +113,11 @@ def _tensor(unit: Unit, target: Target, knob: Knobs) -> Config:
         "wide_cluster": knob("wide_cluster", (1, 2), 1 + (block * wide % 16 == 0)),
         "wide_blocks": target.sms,
         "mid": _narrower(unit, target, blocks, wide, block) if columns == block * wide else 0,
+        "slim": _slim(target, blocks, wide, block) if columns == block * wide else 0,
     }
     knobs |= _share(unit, target, block, knob)
+    if not step and _room(target, blocks, wide, block):
+        knobs |= {"wide": knob("wide", (0, *POWERS), HIGH), "share_most": knob("share_most", (0, *POWERS), HIGH)}
     high = 1 if fit * block > 128 else 2
     many = {"rows": 64 * high, "columns": block * fit, "warps": 4, "split": 1, "stages": 3, "cluster": 1, "blocks": 1}
     many |= {"along": 1, "pace": 1}
@@ -236,6 +239,28 @@ def _narrower(unit: Unit, target: Target, blocks: int, wide: int, block: int) ->
     if unit.region == "step":
         return 128 * max(1, target.sms // (2 * across)) + 1
     return 256 * max(1, target.sms // 2 // across)
+
+
+def _slim(target: Target, blocks: int, wide: int, block: int) -> int:
+    """Rows below which tiles of a quarter of the columns take half of the multiprocessors at most: the other half is
+    for the product that runs beside, of what a call's only step multiplies."""
+    if wide < 4 or wide * block // 4 < 32:
+        return 0
+    high = target.sms // 2 // (4 * -(-blocks // wide))
+    return 128 * high + 1 if high else 0
+
+
+def _room(target: Target, blocks: int, wide: int, block: int) -> bool:
+    """Whether the narrowest tiles of up to 128 rows keep a good part of the multiprocessors at work, but not so many
+    that another product has no room beside. Blocks that share K take them all.
+
+    H200, us of a call of one step, whose hoisted products share K before the step, or have such tiles beside it: GRU
+    1024 bf16 B 72 15.0 and 11.3, B 128 15.9 and 11.8, GRU 2048 bf16 B 100 28.6 and 21.0, LSTM 512 tf32 B 100 18.9 and
+    11.3, LSTM 502 bf16 B 100 14.0 and 12.6; of two steps that one at B 244 15.7 and 16.4, the others are the same.
+    """
+    part = 4 if _slim(target, blocks, wide, block) else 2
+    tiles = -(-blocks // wide) * part if wide >= part else 0
+    return target.sms // 5 <= tiles <= target.sms // 2
 
 
 def _few(unit: Unit, target: Target, block: int, most: int) -> Config:

@@ -34,8 +34,8 @@ def test_pointers_come_in_order_of_their_roles() -> None:
 @pytest.mark.parametrize(
     ("precision", "names"),
     [
-        ("bfloat16", ["share1", "few", "mid", "wide", "many"]),
-        ("tf32", ["share1", "few", "mid", "wide", "many"]),
+        ("bfloat16", ["share1", "few", "slim", "mid", "wide", "many"]),
+        ("tf32", ["share1", "few", "slim", "mid", "wide", "many"]),
         ("float32", ["few", "many"]),
         ("float64", ["few", "many"]),
     ],
@@ -63,7 +63,7 @@ def blocks_of(knobs: dict[str, int], kind: str, sizes: tuple[int, int, int, tupl
     """Of the whole grid."""
     members, gates, width, _ = sizes
     own = kind.rstrip("1")
-    if own in ("wide", "mid"):
+    if own in ("wide", "mid", "slim"):
         return knobs["wide_blocks"]
     high = 64 if own == "share" else knobs[f"{own}_rows"]
     units = knobs["many_across"] * knobs["units"] if "many_across" in knobs else knobs[f"{own}_columns"] // gates

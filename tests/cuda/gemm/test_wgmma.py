@@ -118,6 +118,7 @@ def test_one_tile_of_k_and_several_items_per_block(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("size", "precision", "gates", "depths", "blocks"),
     [
+        ("slim", "tf32", 4, (40,), 2),
         ("mid", "float16", 4, (40, 200), 2),
         ("wide", "tf32", 1, (72,), 4),
         ("wide", "bfloat16", 1, (66,), 4),
@@ -133,7 +134,8 @@ def test_results(
 
 @pytest.mark.broad
 @pytest.mark.parametrize(
-    ("size", "gates", "width", "depth", "rows", "blocks"), [("mid", 4, 30, 54, 70, 2), ("wide", 3, 61, 136, 200, 4)]
+    ("size", "gates", "width", "depth", "rows", "blocks"),
+    [("slim", 4, 30, 54, 70, 4), ("mid", 4, 30, 54, 70, 2), ("wide", 3, 61, 136, 200, 4)],
 )
 def test_steps_of_more_rows_than_share_k(size: str, gates: int, width: int, depth: int, rows: int, blocks: int) -> None:
     check(size, "bfloat16", hoisted(gates, width, (depth,), "step"), rows, blocks, given=True)

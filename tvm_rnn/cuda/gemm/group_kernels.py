@@ -89,7 +89,7 @@ def gemm(
     each = tuple(pack.elements // max(problem.members, 1) for pack in packs)
     problem = replace(problem, packed=each, opens=opens, given=given)
     if problem.members:  # there are so many times more tiles
-        knobs = {**knobs, "mid": knobs.get("mid", 0) // problem.members}
+        knobs = {**knobs, **{size: knobs.get(size, 0) // problem.members for size in ("slim", "mid")}}
     return Gemm(_variants(name, problem, knobs), packs, arguments, unit, template.name, knobs, source)
 
 
@@ -144,10 +144,11 @@ def _variants(name: str, problem: Problem, knobs: Config) -> tuple[Variant, ...]
     if knobs.get("wide_columns") and all(o.piece(problem.compute) for o in problem.operands):
         shape = {k: knobs[f"wide_{k}"] for k in ("columns", "stages", "cluster")}
         tile, aligned = WgmmaTile(overlap=True, most=knobs["wide_blocks"], **shape), _aligned(problem)
-        if knobs["mid"] > knobs["wide"]:
-            narrow = replace(tile, columns=tile.columns // 2, stages=6, cluster=1)
-            condition = f"rows >= {knobs['wide']} && rows < {knobs['mid']}{aligned}"
-            found.append(Variant(_written(f"{name}_mid", problem, narrow, WgmmaGemm), condition))
+        for size, part in (("slim", 4), ("mid", 2)):
+            if knobs.get(size, 0) > knobs["wide"]:
+                narrow = replace(tile, columns=tile.columns // part, stages=6, cluster=1)
+                condition = f"rows >= {knobs['wide']} && rows < {knobs[size]}{aligned}"
+                found.append(Variant(_written(f"{name}_{size}", problem, narrow, WgmmaGemm), condition))
         condition = f"rows >= {knobs['wide']}{aligned}"
         found.append(Variant(_written(f"{name}_wide", problem, tile, WgmmaGemm), condition))
     return (*found, Variant(_kernel(f"{name}_many", problem, knobs, "many"), "true"))
@@ -158,7 +159,8 @@ def _aligned(problem: Problem) -> str:
 
 
 def _split_k(name: str, problem: Problem, knobs: Config) -> list[Variant]:
-    """Kernels that share K: one per 64 rows up to knobs["share"], of those that fit; without tensor cores one."""
+    """Kernels that share K: one per 64 rows up to knobs["share"], of those that fit; without tensor cores one. Those of
+    more rows take every multiprocessor, where a kernel whose operands are given runs beside another."""
     found: list[Variant] = []
     if isinstance(problem.layout, Lanes):
         if knobs.get("share"):
@@ -169,14 +171,15 @@ def _split_k(name: str, problem: Problem, knobs: Config) -> list[Variant]:
         return found
     if not all(o.rows_of(problem.compute) for o in problem.operands):
         return found
-    for high in range(1, knobs.get("share", 0) // 64 + 1):
+    share = min(64, knobs.get("share", 0)) if problem.given else knobs.get("share", 0)
+    for high in range(1, share // 64 + 1):
         shape = {k: knobs[f"share_{k}"] for k in ("columns", "along", "cluster", "kept")}
         overlap = problem.given or 0 < knobs["share_overlap"] <= high
         tile = SplitKTile(64 * high, block=problem.layout.block, overlap=overlap, **shape)
         tile = replace(tile, stages=knobs["share_bytes"] // (tile.stage_bytes + 16))
         if not tile.fits:  # so many rows are the other kernels'
             continue
-        most = max(64 * high, knobs["share_most"]) if 64 * (high + 1) > knobs["share"] else 64 * high
+        most = max(64 * high, knobs["share_most"]) if 64 * (high + 1) > share else 64 * high
         condition = f"rows > {64 * (high - 1) or knobs['share_from']} && rows <= {most}{_aligned(problem)}"
         found.append(Variant(_written(f"{name}_share{high}", problem, tile, WgmmaSplitKGemm), condition))
     return found
