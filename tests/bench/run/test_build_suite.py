@@ -48,7 +48,8 @@ def test_one_that_fails_has_a_reason_and_stops_no_other(tmp_path: Path) -> None:
 
 
 def test_a_compilation_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
-    (row,) = build([point()], tmp_path, limit=0.05, **CPU).values()
+    (name,), (row,) = zip(*build([point(any_batch=True)], tmp_path, limit=0.05, **CPU).items(), strict=True)
+    assert name.endswith(" for any B")
     assert row["reason"] == "stopped after 0.05 s" and not os.path.exists(tmp_path / row["file"])
 
 

@@ -64,7 +64,7 @@ def module_file(folder: str | os.PathLike[str], network: Point, sizes: Sequence[
 
 
 def _key(network: Point, sizes: Sequence[int]) -> str:
-    return f"{network.network_name} for B={','.join(map(str, sizes))}"
+    return f"{network.network_name} for {'B=' + ','.join(map(str, sizes)) if sizes else 'any B'}"
 
 
 def _file_name(network: Point, sizes: Sequence[int], calls: Sequence[Row] = ()) -> str:
