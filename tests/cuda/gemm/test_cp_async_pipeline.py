@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from compiled_kernels import text_of
 from gemm_groups import hoisted, lstm_step, made, variant_of
@@ -45,12 +47,14 @@ def test_overlap_waits_for_the_kernel_before(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(("size", "rows"), [("few", 16), ("share1", 64), ("mid", 256)])
 def test_rows_that_are_given_are_multiplied_beside_the_kernel_before(size: str, rows: int) -> None:
-    """Only what the epilogue reads waits, in the kernel's text and for the compiler, which knows of no wait."""
+    """Only what the epilogue reads waits then, in the kernel's text and for the compiler, which knows of no wait."""
     kernel = variant_of(made(lstm_step(64, 64), batches=(rows,), given=True), size).kernel
     text = text_of(kernel).split('extern "C"')[-1]
-    words = ("launch_dependents", "async_cg_shared", "griddepcontrol_wait", "ptx_ld_global")
-    places = [text.index(words[0]), text.rindex(words[1]), text.index(words[2]), text.index(words[3])]
-    assert kernel.shares and places == sorted(places) and text.count(words[2]) == 1
+    *early, last = (found.start() for found in re.finditer("griddepcontrol_wait", text))
+    places = [text.index("launch_dependents"), text.rindex("async_cg_shared"), last, text.index("ptx_ld_global")]
+    assert kernel.shares and places == sorted(places) and early[0] > places[0]
+    assert len(early) == len(re.findall(r"if \(given == 0\) {\s+\w*griddepcontrol_wait", text)) > 0
+    assert kernel.scalars == (("rows", "int64"), ("given", "int32"))
 
 
 @pytest.mark.parametrize(("size", "early"), [("share1", False), ("many", False), ("mid", True)])

@@ -100,7 +100,7 @@ def check(size: str, precision: str, group: Group, rows: int, blocks: int, **opt
             value = np.full((rows, width), POISON)
             written.append(argument.name)
         given[argument.name] = encoded(value, dtype)
-    run(kernel, given, {"rows": rows}, blocks)
+    run(kernel, given, {"rows": rows, "given": 1}, blocks)
     for gate, name in enumerate(written):
         expected = total[:, gate]
         found = decoded(given[name], dict(kernel.pointers)[name])

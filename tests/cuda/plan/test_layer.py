@@ -3,7 +3,7 @@ given."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -96,6 +96,7 @@ class Choice:
 class Work:
     variants: list[Choice]
     arguments: list[Argument]
+    given: bool = False
 
 
 def test_variants_are_tried_in_order() -> None:
@@ -112,6 +113,14 @@ def test_variants_are_tried_in_order() -> None:
     openings = [line for line in lines if line.startswith(("if", "else"))]
     assert openings == ["if (rows < 9 && ((uintptr_t)x0 & 15) == 0) {", "else if (rows < 99) {", "else {"]
     assert lines.count("{") + len(openings) == lines.count("}")
+
+    told: Any = Work(
+        [Choice(replace(kernel("d"), scalars=(("rows", "int64"), ("given", "int32"))), "true")],
+        [Argument("x0", "operand", node)],
+        True,
+    )
+    launch_variant(program.sequence, told, [Pointer("input[0]", "float32")], 8, "s == 0")
+    assert program.sequence.lines[-3].strip().endswith("int64_t(rows), int64_t(given)));"), program.sequence.lines[-6:]
 
 
 def test_states_that_are_known_for_all_steps_need_none() -> None:
@@ -147,8 +156,9 @@ def test_what_is_read_of_a_matrix_goes_to_the_output() -> None:
     assert layer_of("rwkv7", "bfloat16").passed_on is None and layer_of("min_gru").passed_on is None
 
 
-def test_the_only_step_of_a_call_multiplies_beside_hoisted_products() -> None:
-    """The kernel before it must be one that lets it begin, and what it multiplies must be there before the call."""
+def test_the_first_step_of_a_tile_multiplies_beside_hoisted_products() -> None:
+    """The kernel before it must be one that lets it begin, and what it multiplies must be there before the tile. Calls
+    of one step have kernels of their own only where the user's states lie otherwise."""
     net, layers = layers_of("lstm", hidden=8)
     for name, early in (("nvidia-h200", True), ("nvidia-a100", False)):
         machine = resolve(name)
@@ -157,5 +167,6 @@ def test_the_only_step_of_a_call_multiplies_beside_hoisted_products() -> None:
         (((group, *_), once),) = layer.direct_groups
         assert group.region == "step" and layer._given(1) == early and not layer._given(0)
         assert {variant.kernel.shares for variant in once.variants} == {early}
+        assert once.given == layer.groups[1][1].given == early
     rounded = layer_of("lstm_layer_norm")  # in float32, whose kernels do not begin early
     assert not any(rounded._given(number) for number in range(len(rounded.groups)))

@@ -78,24 +78,29 @@ class GemmBody(Stages):
         else:
             cta = I.cta_id([grid])
         self._allocate()
-        self._open()
+        self._begin()
         return (self._take_member(cta, tirx.Cast("int32", blocks)) if members else cta), blocks
+
+    def _begin(self) -> None:
+        self._open()
+        if self.problem.given and not self.tile.overlap:
+            self._wait_for_rows()
 
     def _open(self, waited: bool = False) -> None:
         """Let the kernel behind this one begin: at the start, where nothing that it does before it waits can matter;
         else when this one has waited for the kernel before it, as one that was not launched early has at its start."""
         own = self.problem.opens and self.tile.overlap
-        if waited == own and (self.problem.opens or self.tile.overlap):
+        if waited == own and (self.problem.opens or self.problem.given or self.tile.overlap):
             self.w.do(I.ptx.griddepcontrol.launch_dependents())
 
-    @property
-    def _waits(self) -> bool:
-        """Whether left operands may be what the kernel before this one writes, while it still runs."""
-        return self.tile.overlap and not self.problem.given
+    def _wait_for_rows(self) -> None:
+        """Left operands may be what the kernel before this one writes, while it still runs."""
+        with self.w.when(tirx.EQ(self.w["given"], 0)) if self.problem.given else nullcontext():
+            self.w.do(I.ptx.griddepcontrol.wait())
 
     def _wait_at_the_end(self) -> None:
-        """The products are done: what the epilogue reads is the kernel's before this one."""
-        if self.tile.overlap and self.problem.given:
+        """The products are done: what the epilogue reads may be the kernel's before this one."""
+        if self.problem.given:
             self.w.do(I.ptx.griddepcontrol.wait())
 
     def _take_member(self, item: TirExpr, blocks: TirExpr) -> TirExpr:
@@ -363,13 +368,13 @@ class CpAsyncGemm(GemmBody):
     def _before(self, first: Expr, count: Expr) -> None:
         """Fill all stages but one. Where it waits, only weights until the kernel before this one is done."""
         w, stages = self.w, self.tile.stages
-        if self._waits:
+        if self.tile.overlap:
             with w.loop(stages - 1) as group:
                 self._fill_group(group, first, count, rows=False)
-            w.do(I.ptx.griddepcontrol.wait())
+            self._wait_for_rows()
             self._open(waited=True)
         with w.loop(stages - 1) as group:
-            self._fill_group(group, first, count, weights=not self._waits)
+            self._fill_group(group, first, count, weights=not self.tile.overlap)
             w.do(I.ptx["cp.async.commit_group"]())
 
     # --- results ---------------------------------------------------------------------------------------------------

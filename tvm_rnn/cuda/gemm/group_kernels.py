@@ -33,7 +33,7 @@ TENSOR = ("float16", "bfloat16", "tf32")
 
 @dataclass(frozen=True)
 class Variant:
-    """One kernel. condition: C++, in the arguments' names and `rows`."""
+    """One kernel. condition: C++, in the arguments' names, `rows` and `given`."""
 
     kernel: Kernel
     condition: str
@@ -41,7 +41,8 @@ class Variant:
 
 @dataclass(frozen=True)
 class Gemm:
-    """Kernels that take `arguments` and then rows (int64); the first whose condition holds is the one to launch."""
+    """Kernels that take `arguments` and then rows (int64), and `given` (int32, see `Problem`) where they have it; the
+    first whose condition holds is the one to launch."""
 
     variants: tuple[Variant, ...]
     packs: tuple[Pack, ...]
@@ -50,6 +51,7 @@ class Gemm:
     template: str
     knobs: Config
     record: str  # where the knobs are from
+    given: bool = False
 
 
 def gemm(
@@ -90,7 +92,7 @@ def gemm(
     problem = replace(problem, packed=each, opens=opens, given=given)
     if problem.members:  # there are so many times more tiles
         knobs = {**knobs, **{size: knobs.get(size, 0) // problem.members for size in ("slim", "mid")}}
-    return Gemm(_variants(name, problem, knobs), packs, arguments, unit, template.name, knobs, source)
+    return Gemm(_variants(name, problem, knobs), packs, arguments, unit, template.name, knobs, source, given)
 
 
 def unit_of(group: Group, precision: str, batches: tuple[int, ...]) -> Unit:
@@ -131,8 +133,9 @@ Tile = TypeVar("Tile", bound=GemmTile)
 
 
 def _written(name: str, problem: Problem, tile: Tile, body: Callable[[Writer, Problem, Tile], GemmBody]) -> Kernel:
-    scalars = [("rows", "int64")]
-    kernel = tile.write(name, problem.precision, problem.pointers, scalars, lambda w: body(w, problem, tile))
+    scalars = [("rows", "int64"), ("given", "int32")][: 1 + problem.given]
+    own = (name, problem.precision, problem.pointers, scalars)
+    kernel = tile.write(*own, lambda w: body(w, problem, tile), early=problem.given)
     return replace(kernel, shares=kernel.shares or problem.given)  # the epilogue's loads stay behind its wait
 
 
@@ -171,16 +174,16 @@ def _split_k(name: str, problem: Problem, knobs: Config) -> list[Variant]:
         return found
     if not all(o.rows_of(problem.compute) for o in problem.operands):
         return found
-    share = min(64, knobs.get("share", 0)) if problem.given else knobs.get("share", 0)
-    for high in range(1, share // 64 + 1):
+    for high in range(1, knobs.get("share", 0) // 64 + 1):
         shape = {k: knobs[f"share_{k}"] for k in ("columns", "along", "cluster", "kept")}
-        overlap = problem.given or 0 < knobs["share_overlap"] <= high
+        overlap = 0 < knobs["share_overlap"] <= high
         tile = SplitKTile(64 * high, block=problem.layout.block, overlap=overlap, **shape)
         tile = replace(tile, stages=knobs["share_bytes"] // (tile.stage_bytes + 16))
         if not tile.fits:  # so many rows are the other kernels'
             continue
-        most = max(64 * high, knobs["share_most"]) if 64 * (high + 1) > share else 64 * high
+        most = max(64 * high, knobs["share_most"]) if 64 * (high + 1) > knobs["share"] else 64 * high
         condition = f"rows > {64 * (high - 1) or knobs['share_from']} && rows <= {most}{_aligned(problem)}"
+        condition += " && !given" if problem.given and high > 1 else ""
         found.append(Variant(_written(f"{name}_share{high}", problem, tile, WgmmaSplitKGemm), condition))
     return found
 
@@ -189,7 +192,7 @@ def _kernel(name: str, problem: Problem, knobs: Config, size: str) -> Kernel:
     tensor = not isinstance(problem.layout, Lanes)
     own = ("columns", "warps", "along", "cluster") if tensor else ("across", "high")
     shape = {k: knobs[f"{size}_{k}"] for k in ("rows", "split", "stages", "pace", "blocks", *own)}
-    overlap = size == "few" and (knobs["overlap"] == 1 or problem.given)
+    overlap = size == "few" and knobs["overlap"] == 1
     if isinstance(problem.layout, Lanes):
         shape |= {"groups": problem.layout.groups, "size": SIZES[problem.compute]}
         return _written(name, problem, LanesTile(overlap=overlap, **shape), LanesGemm)

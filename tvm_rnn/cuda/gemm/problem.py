@@ -34,8 +34,9 @@ class Problem:
     (role, node, number); pointers: all of them, with their dtypes. packed: elements of each weight, of a member where
     there are several. members: of a batched GEMM, 0: there is no such axis; member: the one that a kernel is at.
 
-    opens: the kernel behind this one may begin once all that came before this one has ended. given: no kernel of the
-    call writes the left operands, and the kernel before this one opens: only the epilogue waits for its end."""
+    opens: the kernel behind this one may begin once all that came before this one has ended. given: the
+    kernel has a scalar `given`, which is not 0 where the kernel before this one opens, and left operands are of before
+    that one: then only the epilogue waits for its end."""
 
     precision: str
     group: Group

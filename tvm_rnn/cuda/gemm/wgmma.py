@@ -205,7 +205,7 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
         left = tirx.Cast("int32", items) - self.number + (self.clusters - 1)
         self.items = w.keep(tirx.truncdiv(left, self.clusters))
         self._make_barriers(5, tile.members // 32 * tile.cluster)  # full: by 4 warps, and the bulk copies
-        self._open()
+        self._begin()
         around = any(operand.around is not None for operand in self.problem.operands)
         self._divide(AROUND_REGISTERS if around else REGISTERS, self._produce, self._consume)
 
@@ -219,7 +219,7 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
         return row0
 
     def _produce(self) -> None:
-        w, early = self.w, min(self.total, self.tile.stages) if self._waits else 0
+        w, early = self.w, min(self.total, self.tile.stages) if self.tile.overlap else 0
         self._take_line()
         if early:
             self._fetch(early)
@@ -242,7 +242,7 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
         with w.loop(turns) as k:
             for operand, own in self._of_operands(k):
                 self._copy_weights(operand, k, w.bind(self._stage(k)), own)
-        w.do(I.ptx.griddepcontrol.wait())
+        self._wait_for_rows()
         self._open(waited=True)
 
     def _hold(self, reach: TirExpr) -> TirExpr:
@@ -266,8 +266,8 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
         product = WgmmaProduct(w, self.arena, tile.columns, self.problem.compute)
         tell = self._remote(self.lane)
         own = w.bind(tirx.Cast("uint64", self.warp // 4 * units(SQUARE_BYTES)))
-        if self._waits:
-            w.do(I.ptx.griddepcontrol.wait())
+        if tile.overlap:
+            self._wait_for_rows()
         with w.loop(self.items) as number:
             row0 = self._take_item(number)
             self._multiply(product, tell, (own, tile.rows * ROW_BYTES), self.total, first=number * self.total)

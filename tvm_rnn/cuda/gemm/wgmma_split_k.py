@@ -114,13 +114,13 @@ class WgmmaSplitKGemm(WgmmaRows):
         w, stages = self.w, self.tile.stages
         self._take_line()
         self._take_rows(w.keep(self.row0 + wide(self.line)))
-        if self._waits:
+        if self.tile.overlap:
             with w.loop(tirx.min(self.count, stages)) as k:
                 self._weights(k, k)
-            w.do(I.ptx.griddepcontrol.wait())
+            self._wait_for_rows()
             self._open(waited=True)
         with w.loop(self.count) as k, self._filling(k) as slot:
-            with w.when(k >= stages) if self._waits else nullcontext():
+            with w.when(k >= stages) if self.tile.overlap else nullcontext():
                 self._weights(k, slot)
             for number, own in self._of_operands(self.begin + k):
                 self._copy_rows(number, self._stage(slot), own)
@@ -152,8 +152,8 @@ class WgmmaSplitKGemm(WgmmaRows):
         w, tile = self.w, self.tile
         member = w.bind(self.tx - COPIERS)
         self._fetch(member)
-        if self._waits:
-            w.do(I.ptx.griddepcontrol.wait())
+        if tile.overlap:
+            self._wait_for_rows()
         broad = tile.columns // tile.along
         product = WgmmaProduct(w, self.arena, broad, self.problem.compute)
         down, across = member // 128 % tile.high, member // 128 // tile.high

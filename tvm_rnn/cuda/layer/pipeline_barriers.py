@@ -64,15 +64,23 @@ class BlockTile(ABC):
         return self.stages * (self.stage_bytes + (16 if self.apart else 0))
 
     def write(
-        self, name: str, precision: str, pointers: Pairs, scalars: Pairs, body: Callable[[Writer], Stages]
+        self,
+        name: str,
+        precision: str,
+        pointers: Pairs,
+        scalars: Pairs,
+        body: Callable[[Writer], Stages],
+        *,
+        early: bool = False,
     ) -> Kernel:
-        """A kernel of such blocks. It has a register cap in any case: without one the compiler ignores setmaxnreg."""
+        """A kernel of such blocks. It has a register cap in any case: without one the compiler ignores setmaxnreg.
+        early: it is launched while the kernel before it still runs, in any case."""
 
         def run(w: Writer) -> None:
             with flavour(precision), I.attr({"tirx.launch_bounds_min_blocks_per_sm": self.blocks}):
                 body(w).run()
 
-        attributes = {"tirx.kernel_launch_params": [DEPENDENT]} if self.overlap else None
+        attributes = {"tirx.kernel_launch_params": [DEPENDENT]} if self.overlap or early else None
         return write(
             *(name, pointers, scalars, run),
             threads=self.threads,

@@ -92,8 +92,9 @@ class Layer:
         self.graph, matrices = prepared(self.graph, lambda node: self.weights.place(node) is not None, self._as_operand)
         common = (self.dtype, self.directions, self.kept, self.given, self.narrow, matrices)
         self.layout = Layout(self.graph, self.precision, self.weights, *common, sums=self.sums)
-        for number, groups in enumerate(self._chains()):
-            work = self._kernel(f"g{self.number}_{groups[0].region}{number}_{_kind(groups)}", groups, self.layout)
+        for number, groups in enumerate(self.chains):
+            name = f"g{self.number}_{groups[0].region}{number}_{_kind(groups)}"
+            work = self._kernel(name, groups, self.layout, self._given(number))
             self.groups.append((groups, work))
             for pack in getattr(work, "packs", ()):
                 self.weights.want(pack)
@@ -105,7 +106,8 @@ class Layer:
             self.weights.want(pack)
         self._take_states_of_users()
 
-    def _chains(self) -> list[list[Group]]:
+    @cached_property
+    def chains(self) -> list[list[Group]]:
         """What a launch does, in order; what copies the output is a launch of its own, which may be spared."""
         chains = chained_groups(self.graph.groups)
         if self.passed_on is None or len(chains[-1]) == 1:
@@ -130,16 +132,16 @@ class Layer:
         same = all(self.direct.state(i) == self.layout.state(i) for i in range(len(self.graph.states)))
         for number, (groups, work) in enumerate(self.groups):
             if groups[0].region == "step":
-                name, given = f"g{self.number}_once{number}_{_kind(groups)}", self._given(number)
-                own = self._kernel(name, groups, self.direct, given) if given or not same else work
+                name = f"g{self.number}_once{number}_{_kind(groups)}"
+                own = work if same else self._kernel(name, groups, self.direct, self._given(number))
                 self.direct_groups.append((groups, own))
 
     def _given(self, number: int) -> bool:
-        """Whether that launch of a call's only step multiplies what is there before the call: its products run beside
+        """Whether that launch of a tile's first step multiplies what is there before the tile: its products run beside
         the hoisted ones, where these are the launch before, which let it begin."""
         if self.machine.arch != HOPPER or self.precision not in TENSOR or not number:
             return False
-        (before, *_), (own, *_) = (self.groups[place][0] for place in (number - 1, number))
+        (before, *_), (own, *_) = self.chains[number - 1], self.chains[number]
         hoisted = before.kind == own.kind == "gemm" and before.region == "before"
         return hoisted and own.root is not None and {*own.root.args[1::2]} <= {*self.graph.states}
 
@@ -504,7 +506,8 @@ class Layer:
             step = Step(tile, t, old, new, old_shadows, new_shadows)
             self.states.restart(host, step)
             self.states.keep(host, step)
-            self._launch(host, "step", "B", buffers, self._finder(buffers, step))
+            given = f"{s} == 0 && !has_lengths && !has_reset"  # nothing is launched since the hoisted groups
+            self._launch(host, "step", "B", buffers, self._finder(buffers, step), given=given)
             self.states.freeze(host, step)
 
     def _once(self, host: Host, buffers: Buffers, tile: Tile) -> None:
@@ -514,7 +517,7 @@ class Layer:
         step = Step(tile, 0, [own.before for own in users], [own.after for own in users], {}, {})
         find = self._finder(buffers, step)
         for _, work in self.direct_groups:
-            _run(host, work, _pointers(work, self.direct, buffers, find), "B")
+            _run(host, work, _pointers(work, self.direct, buffers, find), "B", given="true")
 
     def _finder(self, buffers: Buffers, step: Step) -> Callable[[Target, Node], Pointer]:
         tile = step.tile
@@ -545,9 +548,10 @@ class Layer:
         find: Callable[[Target, Node], Pointer],
         tile: Tile | None = None,
         *,
+        given: str = "false",
         done: Callable[[list[Group]], None] = lambda groups: None,
     ) -> None:
-        """The groups of a region. tile: of those that know time. done: see `after`."""
+        """The groups of a region. tile: of those that know time. given: see `Problem`; done: see `after`."""
         steps: tuple[HostExpr, HostExpr] = (1, 0) if tile is None else (tile.count, tile.start)
         for groups, work in self.groups if self.passed_on is None else self.groups[:-1]:
             if groups[0].region != region:
@@ -564,7 +568,7 @@ class Layer:
             elif isinstance(work, MatrixAgain) and tile is not None:
                 work.launch(host, pointers, _with_marks(tile, buffers), self.machine.records.lean)
             else:
-                _run(host, work, pointers, rows)
+                _run(host, work, pointers, rows, given)
             done(groups)
 
     def _scan(
@@ -625,10 +629,10 @@ def _pointers(
     return [pointer(a) for a in work.arguments]
 
 
-def _run(host: Host, work: Gemm | Rows, pointers: list[Pointer], rows: HostExpr) -> None:
+def _run(host: Host, work: Gemm | Rows, pointers: list[Pointer], rows: HostExpr, given: str) -> None:
     """One launch: of the only kernel, or of the first variant whose condition holds."""
     if isinstance(work, Gemm):
-        launch_variant(host, work, pointers, rows)
+        launch_variant(host, work, pointers, rows, given)
     else:
         host.launch(work.kernel, pointers, [rows])
 
@@ -650,19 +654,21 @@ def picked(host: Host, parity: str, pair: tuple[Pointer, Pointer]) -> tuple[Poin
     return old, host.pointer("fresh", Pointer(f"({parity} ? {first} : {second})", pair[0].dtype))
 
 
-def launch_variant(host: Host, work: Gemm, pointers: list[Pointer], rows: HostExpr) -> None:
+def launch_variant(host: Host, work: Gemm, pointers: list[Pointer], rows: HostExpr, given: str = "false") -> None:
     """Launch the first variant of a product whose condition holds. Conditions speak of the arguments by their names."""
     *others, last = work.variants
-    if not others:
+    if not others and not work.given:
         host.launch(last.kernel, pointers, [rows])
         return
     host.code("{")
     for argument, pointer in zip(work.arguments, pointers, strict=True):
         host.code(f"char* const {argument.name} = {pointer.text};")
     host.code(f"const int64_t rows = {rows};")
+    if work.given:
+        host.code(f"const int32_t given = {given};")
     for number, variant in enumerate(work.variants):
         opening = f"if ({variant.condition})" if not number else f"else if ({variant.condition})"
-        host.code(f"{opening if variant is not last else 'else'} {{")
-        host.launch(variant.kernel, pointers, ["rows"])
+        host.code(f"{opening if variant is not last or not others else 'else'} {{")
+        host.launch(variant.kernel, pointers, ["rows", "given"][: 1 + work.given])
         host.code("}")
     host.code("}")
