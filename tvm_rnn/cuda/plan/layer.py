@@ -506,7 +506,7 @@ class Layer:
             step = Step(tile, t, old, new, old_shadows, new_shadows)
             self.states.restart(host, step)
             self.states.keep(host, step)
-            given = f"{s} == 0 && !has_lengths && !has_reset"  # nothing is launched since the hoisted groups
+            given = f"{s} == 0 && !has_reset"  # nothing writes the states behind the hoisted groups
             self._launch(host, "step", "B", buffers, self._finder(buffers, step), given=given)
             self.states.freeze(host, step)
 
