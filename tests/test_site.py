@@ -180,6 +180,15 @@ def test_every_command_of_the_command_line_is_shown() -> None:
     assert {line.split()[1] for line in commands.splitlines()} == known
 
 
+def test_every_variable_of_the_environment_is_told() -> None:
+    """Those that the package reads, in Python and in C; names of macros are others."""
+    read = re.compile(r"\"(TVM_RNN_[A-Z_]+)\"")
+    sources = [*(ROOT / "tvm_rnn").rglob("*.py"), *(ROOT / "tvm_rnn" / "cpu" / "c").glob("*.c")]
+    known = {name for path in sources for name in read.findall(path.read_text())}
+    told = re.findall(r"^\| `(TVM_RNN_\w+)` \|", (SITE / "pages" / "reference" / "commands.md").read_text(), re.M)
+    assert known and sorted(known) == told
+
+
 def test_the_table_of_the_zoo_is_complete() -> None:
     text = (SITE / "pages" / "reference" / "zoo.md").read_text()
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
