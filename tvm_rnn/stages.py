@@ -23,10 +23,12 @@ class Stages:
         self.at = self.begun
 
     def text(self, stage: str) -> str:
-        """Of a stage that begins."""
-        if stage in ("passes", "planning"):
-            self.known = ON_CPU if stage == "passes" else ON_GPU
+        """Of a stage that begins. What is before a compilation's first, such as to load the compiler, does not count."""
         self.stage, self.at = stage, time.monotonic()
+        if stage == "passes":
+            self.begun, self.known = self.at, ON_CPU
+        elif stage == "planning":
+            self.known = ON_GPU
         return self.now()
 
     def now(self) -> str:
