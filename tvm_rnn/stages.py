@@ -23,7 +23,7 @@ class Stages:
         self.at = self.begun
 
     def text(self, stage: str) -> str:
-        """Of a stage that begins. What is before a compilation's first, such as to load the compiler, does not count."""
+        """Of a stage that begins. What precedes a compilation's first, such as to load the compiler, does not count."""
         self.stage, self.at = stage, time.monotonic()
         if stage == "passes":
             self.begun, self.known = self.at, ON_CPU
