@@ -111,8 +111,8 @@ def differentiate(graph: Graph, keep: Choice | None = None, *, spares: bool = Fa
     )
     back = _substituted(back, {**states, **again})
     if listening():
-        leaves = {n.name for n in back.nodes() if n.op == "input"}
-        _tell(graph, read, kept, [s for s in graph.states if s.name in leaves or not spares])
+        wanted = {n.name for n in back.nodes() if n.op == "input"}
+        _tell(graph, read, kept, [s for s in graph.states if s.name in wanted or not spares])
     return normalise(replace(graph, emitted=kept, backward=back))
 
 
