@@ -24,7 +24,7 @@ from tvm_rnn.graph.graph import Graph, Group, Node, downstream, has_steps, is_sc
 from tvm_rnn.graph.recurrences import BOTH_AXES
 from tvm_rnn.tir.expr import Expr
 
-from .matrix_operands import RowOperands
+from .matrix_operands import NUMBER, RowOperands
 from .pointers import Place, arithmetic, storage
 from .row_kernels import sources
 from .weight_packing import Weights
@@ -294,7 +294,21 @@ class Layout:
         # Of all of T, what products make is the largest thing that is written: as it would be for the step.
         home = self.home.get(node)
         vector = vector or (node.shape[-1:] > (1,) and home is not None and home.kind == "gemm" and home.root is node)
+        vector = vector or self._moved_alone(node)
         return self._padded(node, self.storage if vector or operand else self.arithmetic)
+
+    def _moved_alone(self, node: Node) -> bool:
+        """Whether kernels of rows alone write and read a value, in a layer of matrices without a loop over time: such a
+        kernel takes as long as its bytes. Not numbers of heads, nor what scans of vectors multiply over all time."""
+        heads = max((prod(own.heads) for own in self.matrices), default=0)
+        return bool(heads) and not self.has_steps and prod(node.shape) > heads and node not in self._of_time
+
+    @cached_property
+    def _of_time(self) -> set[Node]:
+        """Numbers that recurrences over all time read, and what scans of vectors make."""
+        numbers = {own.located((node, NUMBER))[0] for own in self.matrices for node in own.numbers}
+        vectors = [g for g in self.graph.groups if g.kind == "scan" and all(own.group is not g for own in self.matrices)]
+        return numbers.union(*(self._read_of[group] for group in vectors), *(group.stored for group in vectors))
 
     @cached_property
     def _drawn(self) -> set[Node]:
