@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
+from tvm_rnn.tir.expr import Expr
 
 from .chunk_tile import BLOCK, FEW, HALVES_PITCH, TRIANGLE_PITCH, ChunkTile
 from .recurrence import Recurrence
@@ -149,6 +150,10 @@ class ChunkLayout:
     def handed_bytes(self) -> int:
         """Of a warp: S before the chunk, then what was written along each column."""
         return self.written_at(len(self.recurrence.columns))
+
+    def barrier(self, warp: Expr, what: int) -> Expr:
+        """The number of that at which a warp of states and its reader meet; all warps meet at 0."""
+        return warp * 2 + (1 + what)
 
     def written_at(self, column: int) -> int:
         return 32 * (self.keys + column * self.tile.chunk)

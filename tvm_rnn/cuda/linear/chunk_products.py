@@ -182,4 +182,4 @@ class Products:
 
     def _barrier(self, what: int) -> tuple[TirExpr, TirExpr]:
         """Of the two warps: its number, and how many threads meet there."""
-        return tirx.Cast("uint32", self.warp * 2 + (1 + what)), uint32(64)
+        return tirx.Cast("uint32", self.scan.barrier(self.warp, what)), uint32(64)
