@@ -3,8 +3,9 @@
 In: a graph with groups, a precision. Out: `Layout`: how kernels read each node, and where each stored node goes.
 
     x, y, user's states    net.dtype, as the caller has them
-    hoisted values         all rows of a tile of time; what products read, and vectors that the step reads, in the
-                           storage dtype; the rest (numbers per row, intermediate values) in the dtype of arithmetic
+    hoisted values         all rows of a tile of time; what products read, vectors that the step reads, and in layers of
+                           matrices without steps all vectors but what scans multiply over time, in the storage dtype;
+                           the rest (numbers per row or head, intermediate values) in the dtype of arithmetic
     states                 two copies, read and written in turn, in the dtype of arithmetic; of those that products
                            read also two in the storage dtype ("shadows"), if that is another
     step values            one copy; in the storage dtype where a product reads them
