@@ -231,6 +231,14 @@ class Layout:
         return self.graph.kind == "forward"
 
     @cached_property
+    def walked(self) -> bool:
+        """Whether a backward graph's output is a value that the steps write to where it goes: one of them that is not
+        kept."""
+        home = self.home.get(self.graph.output)
+        own = home is not None and home.region == "step" and self.kept_number(self.graph.output) is None
+        return self.graph.kind == "backward" and own
+
+    @cached_property
     def solved(self) -> dict[Node, int]:
         """The recurrences over all time that make states, with these states' numbers."""
         return {result: i for i, result in enumerate(self.graph.results) if is_scan(result)}
@@ -426,7 +434,7 @@ class Layout:
                 shadow = self.shadow(number)
                 found += [Target("shadow", shadow, number)] if shadow is not None else []
         found += [Target("step", place, i) for i, place in enumerate(self.step_nodes.get(node, []))]
-        if node is self.graph.output and self.emits:
+        if node is self.graph.output and (self.emits or self.walked):
             found.append(Target("output", self.output))
         return [*found, *kept]
 
