@@ -316,7 +316,8 @@ class Layout:
     def _of_time(self) -> set[Node]:
         """Numbers that recurrences over all time read, and what scans of vectors make."""
         numbers = {own.located((node, NUMBER))[0] for own in self.matrices for node in own.numbers}
-        vectors = [g for g in self.graph.groups if g.kind == "scan" and all(own.group is not g for own in self.matrices)]
+        matrices = [own.group for own in self.matrices]
+        vectors = [group for group in self.graph.groups if group.kind == "scan" and group not in matrices]
         return numbers.union(*(self._read_of[group] for group in vectors), *(group.stored for group in vectors))
 
     @cached_property
