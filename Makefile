@@ -165,7 +165,7 @@ $(VENV)/.installed-notebooks: pyproject.toml $(VENV)/.installed-test
 # The tests that compare with torch skip themselves where it is absent. The default index serves torch with gigabytes of
 # CUDA libraries, too much to install unasked; a wheel in a local folder that pip is configured to look in (find-links,
 # which --no-index leaves on) is installed: unpacked while pip installs the rest, then with what it depends on.
-$(VENV)/.installed-test: pyproject.toml $(LOCKED) | $(BIN)/python
+$(VENV)/.installed-test: pyproject.toml tvm_rnn/version.py $(LOCKED) | $(BIN)/python
 	@$(INSTALL) --no-index --no-deps '$(TORCH)' >/dev/null 2>&1 & torch=$$!; \
 	echo "pip install --requirement $(LOCKED)"; \
 	$(INSTALL) --no-warn-conflicts --require-hashes --requirement $(LOCKED) \

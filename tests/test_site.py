@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -43,20 +44,39 @@ LONG = (
 )  # of seconds
 # What blocks need that `pip install .` does not bring, and how the page says so, before them or in them.
 NEEDS = {"torch": "`pip install torch`", "onnx": '`pip install ".[onnx]"`', "--html": '`pip install ".[report]"`'}
-# One process for all pages: to import TVM takes longer than most pages do.
+PROGRAMS = ("python", "py3", "py")
+# One process for all pages: to import TVM takes longer than most pages do. Blocks run in their order.
 RUNNER = """
-import contextlib, io, json, os, runpy
+import contextlib, io, json, os
 from tvm_rnn.cli.commands import app
 home = os.getcwd()
-for name, words in json.load(open("pages.json")):
-    out = io.StringIO()
+for name in json.load(open("pages.json")):
+    out, names = io.StringIO(), {"__name__": "page"}
     os.chdir(os.path.join(home, name))
     with contextlib.redirect_stdout(out):
-        runpy.run_path("page.py", run_name="page")
-        for line in words:
-            app(line, standalone_mode=False)
+        for first, block in json.load(open("blocks.json")):
+            if isinstance(block, str):
+                exec(compile("\\n" * first + block, os.path.abspath("page.py"), "exec"), names)
+            else:
+                app(block, standalone_mode=False)
     open("said.txt", "w").write(out.getvalue())
 """
+
+
+def lay_out(folder: Path, page: Path, kinds: Sequence[str]) -> None:
+    """What RUNNER runs of a page: its blocks of these kinds. A program's come with the line where they begin in the
+    whole program, which is what tracebacks and sources of functions are read from; of a shell's, our commands."""
+    program, found = "", list[tuple[int, object]]()
+    for kind, text in BLOCK.findall(page.read_text()):
+        if kind in kinds and kind in PROGRAMS:
+            found.append((program.count("\n"), text))
+            program += text
+        elif kind in kinds:
+            lines = [shlex.split(line.removeprefix("$ "), comments=True) for line in text.splitlines()]
+            found += [(0, words[1:]) for words in lines if words[0] == "tvm-rnn"]
+    folder.mkdir(exist_ok=True)
+    (folder / "page.py").write_text(program)
+    (folder / "blocks.json").write_text(json.dumps(found))
 
 
 def blocks(path: Path, language: str) -> list[str]:
@@ -89,13 +109,10 @@ def test_the_code_of_every_page_runs_and_prints_what_is_said(tmp_path: Path, lon
     for path in (path for path in WRITTEN if (path.stem in LONG) == long):
         python, shell = blocks(path, "python"), blocks(path, "bash")
         if python or shell:
-            name = path.stem
-            (tmp_path / name).mkdir()
-            (tmp_path / name / "page.py").write_text("\n".join(python))
-            commands = [shlex.split(line) for text in shell for line in text.splitlines()]
-            assert all(words[0] == "tvm-rnn" for words in commands)
-            pages.append((name, [words[1:] for words in commands]))
-            expected[name] = "".join(blocks(path, "text"))
+            assert all(line.startswith("tvm-rnn ") for text in shell for line in text.splitlines())
+            lay_out(tmp_path / path.stem, path, ("python", "bash"))
+            pages.append(path.stem)
+            expected[path.stem] = "".join(blocks(path, "text"))
     assert len(pages) == len(LONG) if long else len(pages) >= 4
     (tmp_path / "pages.json").write_text(json.dumps(pages))
     done = run(tmp_path, "-c", RUNNER)
@@ -180,6 +197,15 @@ def test_every_command_of_the_command_line_is_shown() -> None:
     assert {line.split()[1] for line in commands.splitlines()} == known
 
 
+def test_every_variable_of_the_environment_is_told() -> None:
+    """Those that the package reads, in Python and in C; names of macros are others."""
+    read = re.compile(r"\"(TVM_RNN_[A-Z_]+)\"")
+    sources = [*(ROOT / "tvm_rnn").rglob("*.py"), *(ROOT / "tvm_rnn" / "cpu" / "c").glob("*.c")]
+    known = {name for path in sources for name in read.findall(path.read_text())}
+    told = re.findall(r"^\| `(TVM_RNN_\w+)` \|", (SITE / "pages" / "reference" / "commands.md").read_text(), re.M)
+    assert known and sorted(known) == told
+
+
 def test_the_table_of_the_zoo_is_complete() -> None:
     text = (SITE / "pages" / "reference" / "zoo.md").read_text()
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
@@ -259,6 +285,12 @@ def test_the_search_needs_nothing_from_elsewhere() -> None:
     settings = (SITE / "mkdocs.yml").read_text()
     assert "offline" in settings and "polyfills: [iframe-worker.js]" in settings
     assert (SITE / "pages" / "iframe-worker.js").exists() and (SITE / "pages" / "math.js").exists()
+
+
+def test_what_a_notebook_prints_in_colour_is_plain_on_a_page(site: ModuleType) -> None:
+    style = "color: #008080; text-decoration-color: #008080; font-weight: bold"
+    said = f'<pre style="white-space:pre;overflow-x:auto">H=<span style="{style}">256</span></pre>'
+    assert site.of_page(said) == '<pre class="wide" tabindex="0">H=<span style="font-weight: bold">256</span></pre>'
 
 
 def test_docstrings_are_prose_but_for_what_is_set_in_columns(site: ModuleType) -> None:

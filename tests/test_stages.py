@@ -31,3 +31,16 @@ def test_a_gpu_has_stages_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     now[0] = 50.0
     assert said.text("code generation") == "code generation, 25%, about 2:30 left"
     assert said.text("compiling kernels") == "compiling kernels, 40%, about 1:15 left"
+
+
+def test_a_stage_that_lasts_counts_down_and_ends_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(stages.time, "monotonic", lambda: now[0])
+    said = stages.Stages()
+    said.text("passes")
+    now[0] = 72.0
+    assert said.text("linking") == "linking, 72%, about 28 s left"
+    now[0] = 80.0
+    assert said.now() == "linking, 80%, about 20 s left"
+    now[0] = 150.0
+    assert said.now() == "linking, 98%"

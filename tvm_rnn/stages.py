@@ -16,19 +16,31 @@ LEAST_SECONDS, LEAST_PART = 1.0, 0.1  # before which nothing is said of how long
 
 class Stages:
     """What is to be said of a stage: its name, with the share that is done and the time that is left, where the time
-    so far says something of it."""
+    so far says something of it. While a stage lasts both go on, and the share ends before the next one's."""
 
     def __init__(self) -> None:
-        self.begun, self.known = time.monotonic(), ON_CPU
+        self.begun, self.known, self.stage = time.monotonic(), ON_CPU, ""
+        self.at = self.begun
 
     def text(self, stage: str) -> str:
-        if stage in ("passes", "planning"):
-            self.known = ON_CPU if stage == "passes" else ON_GPU
-        done, seconds = self.known.get(stage, 0.0), time.monotonic() - self.begun
+        """Of a stage that begins. What precedes a compilation's first, such as to load the compiler, does not count."""
+        self.stage, self.at = stage, time.monotonic()
+        if stage == "passes":
+            self.begun, self.known = self.at, ON_CPU
+        elif stage == "planning":
+            self.known = ON_GPU
+        return self.now()
+
+    def now(self) -> str:
+        """Of the stage at hand, which began with `text`."""
+        done, seconds, now = self.known.get(self.stage, 0.0), self.at - self.begun, time.monotonic()
         if done < LEAST_PART or seconds < LEAST_SECONDS:
-            return stage
-        left = seconds / done * (1 - done)
-        return f"{stage}, {done:.0%}" + (f", about {duration(left)} left" if left >= LEAST_SECONDS else "")
+            return self.stage
+        whole = seconds / done  # as it looked when this stage began
+        end = min((share for share in self.known.values() if share > done), default=1.0)
+        share = max(done, min((now - self.begun) / whole, end - 0.01))
+        left = self.begun + whole - now
+        return f"{self.stage}, {share:.0%}" + (f", about {duration(left)} left" if left >= LEAST_SECONDS else "")
 
 
 def duration(seconds: float) -> str:

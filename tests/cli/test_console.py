@@ -37,3 +37,16 @@ def test_a_log_has_a_line_now_and_then(capsys: pytest.CaptureFixture[str], monke
         for now[0], name in ((1.0, "first"), (11.0, "second"), (12.0, "third"), (30.0, "fourth")):
             stage(name)
     assert capsys.readouterr() == ("", "tvm-rnn: second\ntvm-rnn: fourth\n")
+
+
+def test_a_terminal_is_told_the_time_that_is_left_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    stages = console.Stages()
+    stages.text("passes")
+    now[0] = 7.2
+    stages.text("linking")
+    line = console._Now(stages)
+    assert str(line.__rich__()) == "linking, 72%, about 3 s left"
+    now[0] = 8.0
+    assert str(line.__rich__()) == "linking, 80%, about 2 s left"

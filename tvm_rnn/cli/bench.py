@@ -15,6 +15,7 @@ import typer
 
 from tvm_rnn.errors import BuildError, message
 
+from . import completion
 from .console import progress, show
 from .options import Jobs, Json, Rows, Steps, grouped
 
@@ -63,7 +64,7 @@ class Timing:
 class SuiteOptions:
     """Which networks are measured, and which part of the work is done here."""
 
-    suite: Annotated[str | None, typer.Option(metavar="NAME", help=SUITE_HELP)] = None
+    suite: Annotated[str | None, typer.Option(metavar="NAME", help=SUITE_HELP, autocompletion=completion.suites)] = None
     build: Annotated[str | None, typer.Option(metavar="DIR", help="Compile the suite's modules.")] = None
     modules: Annotated[str | None, typer.Option(metavar="DIR", help="Measure the modules there.")] = None
     only: Annotated[str, typer.Option(metavar="WORDS", help=ONLY_HELP)] = ""

@@ -16,6 +16,7 @@ import typer
 from tvm_rnn.errors import ConfigError, message, unknown
 from tvm_rnn.version import __version__
 
+from . import completion
 from .bench import bench
 from .console import print_json, print_written, progress, show
 from .explain import doctor, explain
@@ -194,7 +195,12 @@ def show_stages(
     code: Code,
     regularisers: Regularisers,
     stage: Annotated[
-        str, typer.Option("--stage", help="trace, a pass, te, tir, llvm, asm (GPUs: cuda, host); or all.")
+        str,
+        typer.Option(
+            "--stage",
+            help="trace, a pass, te, tir, llvm, asm (GPUs: cuda, host); or all.",
+            autocompletion=completion.stages,
+        ),
     ] = "trace",
     as_json: Json = False,
 ) -> None:
@@ -269,7 +275,10 @@ def inspect_module(module: ModuleFile, as_json: Json = False) -> None:
 
 @app.command("cells", cls=Command)
 def list_cells(
-    name: Annotated[str | None, typer.Argument(metavar="[SPEC]", help="One cell, to be told all about it.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[SPEC]", help="One cell, to be told all about it.", autocompletion=completion.cells),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the cells of the zoo, or tell all about one.

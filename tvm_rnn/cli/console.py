@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console, RenderableType
+from rich.text import Text
 
 from tvm_rnn.stages import Stages
 
@@ -31,7 +32,22 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
         yield _log(stages)
         return
     with Console(stderr=True).status("starting") as status:
-        yield lambda stage: status.update(stages.text(stage))
+
+        def tell(stage: str) -> None:
+            stages.text(stage)
+            status.update(_Now(stages))
+
+        yield tell
+
+
+class _Now:
+    """A stage as it is whenever the terminal is written."""
+
+    def __init__(self, stages: Stages) -> None:
+        self.stages = stages
+
+    def __rich__(self) -> Text:
+        return Text(self.stages.now())
 
 
 def _log(stages: Stages) -> Callable[[str], None]:

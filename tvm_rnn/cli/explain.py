@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from . import completion
 from .console import progress, show
 from .options import Code, Fixed, Json, Regularisers, Sizes, Tape, grouped
 
@@ -63,7 +64,12 @@ class Page:
 
 @grouped
 def explain(
-    spec: Annotated[str, typer.Argument(metavar="SPEC|MODULE", help="A cell, a network, or a .so file.")],
+    spec: Annotated[
+        str,
+        typer.Argument(
+            metavar="SPEC|MODULE", help="A cell, a network, or a .so file.", autocompletion=completion.cells
+        ),
+    ],
     sizes: Sizes,
     fixed: Fixed,
     code: Code,
@@ -73,7 +79,12 @@ def explain(
     page: Page,
     as_json: Json = False,
     beside: Annotated[
-        str | None, typer.Option(metavar="SPEC|MODULE", help="Another one, explained with the same options, beside it.")
+        str | None,
+        typer.Option(
+            metavar="SPEC|MODULE",
+            help="Another one, explained with the same options, beside it.",
+            autocompletion=completion.cells,
+        ),
     ] = None,
 ) -> None:
     """Say what each pass did and why not more, who runs the steps and why nothing faster, and how far from the floor.

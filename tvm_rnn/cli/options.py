@@ -14,10 +14,14 @@ from typing import Annotated, get_type_hints
 
 import typer
 
-Spec = Annotated[str, typer.Argument(metavar="SPEC", help="A cell, lstm or file.py:function; or a network, m.onnx.")]
+from . import completion
+
+SPEC_HELP = "A cell, lstm or file.py:function; or a network, m.onnx."
+TARGET_HELP = "llvm: this CPU; cuda: this GPU; or e.g. x86-64-v3, nvidia-h200."
+Spec = Annotated[str, typer.Argument(metavar="SPEC", help=SPEC_HELP, autocompletion=completion.cells)]
 ModuleFile = Annotated[str, typer.Argument(metavar="MODULE", help="A .so file that `compile` or export() wrote.")]
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable results, and nothing else, on stdout.")]
-Target = Annotated[str, typer.Option(help="llvm: this CPU; cuda: this GPU; or e.g. x86-64-v3, nvidia-h200.")]
+Target = Annotated[str, typer.Option(help=TARGET_HELP, autocompletion=completion.targets)]
 Precision = Annotated[str | None, typer.Option(help="What to compute in: the dtype [default], tf32, float32.")]
 Weights = Annotated[str | None, typer.Option(metavar="FILE", help="Weights, as a .safetensors file.")]
 Steps = Annotated[int, typer.Option(min=1, help="Steps of the sequence (T).")]
@@ -33,9 +37,12 @@ class Sizes:
     hidden_size: Annotated[int | None, typer.Option(min=1, help="Hidden units (axis H).")] = None
     layers: Annotated[int, typer.Option(min=1, help="Layers, each on top of the one before.")] = 1
     bidirectional: Annotated[bool, typer.Option("--bidirectional", help="Run each layer in both directions.")] = False
-    dtype: Annotated[str | None, typer.Option(help="float32 [default], float64; for GPUs also float16, bfloat16.")] = (
-        None
-    )
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="float32 [default], float64; for GPUs also float16, bfloat16.", autocompletion=completion.dtypes
+        ),
+    ] = None
     size: Annotated[list[str] | None, typer.Option(metavar="NAME=INT", help="Another axis. Repeatable.")] = None
     batch_first: Annotated[
         bool, typer.Option("--batch-first", help="x and y [B, T, ...] in Python; C takes time first.")
@@ -85,7 +92,10 @@ class Code:
         str | None, typer.Option(help="CPUs: also bfloat16, float16, int8, int8_dynamic. GPUs: float8_e4m3.")
     ] = None
     batch: Annotated[str, typer.Option(help="Batch sizes to be quickest at, e.g. 1,16. All sizes work.")] = ""
-    without: Annotated[list[str] | None, typer.Option(metavar="PASS", help="Leave a pass out. Repeatable.")] = None
+    without: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PASS", help="Leave a pass out. Repeatable.", autocompletion=completion.passes),
+    ] = None
     training: Annotated[bool, typer.Option("--training", help="With gradients.")] = False
 
 

@@ -15,7 +15,7 @@ import typer
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.stages import duration
 
-from . import tune_gpu
+from . import completion, tune_gpu
 from .console import show
 from .options import Devices, Json, Measured, OnGpu, Search, Sizes, Tuning, Values, grouped
 
@@ -34,7 +34,10 @@ def tune(
     search: Search,
     devices: Devices,
     gpu: OnGpu,
-    spec: Annotated[str | None, typer.Argument(metavar="[SPEC]", help="As for compile. Not with --suite.")] = None,
+    spec: Annotated[
+        str | None,
+        typer.Argument(metavar="[SPEC]", help="As for compile. Not with --suite.", autocompletion=completion.cells),
+    ] = None,
     plot: Annotated[str | None, typer.Option(metavar="FILE", help="Draw the search: an .svg file.")] = None,
     as_json: Json = False,
 ) -> None:

@@ -171,8 +171,11 @@ def test_every_peer_is_a_framework_of_the_worker() -> None:
     assert {"tvm_rnn", *PEERS} == FRAMEWORKS.keys()
 
 
-def test_records_name_the_commit_of_a_checkout(tmp_path: Path) -> None:
+def test_records_name_the_commit_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TVM_RNN_COMMIT", raising=False)
     assert gpu_suite._commit(tmp_path) == ""
+    monkeypatch.setenv("TVM_RNN_COMMIT", "0123abc")
+    assert gpu_suite._commit(tmp_path) == "0123abc"
 
     def git(*words: str) -> None:
         own = ("-c", "user.name=a", "-c", "user.email=a@b.example", "-c", "commit.gpgsign=false")

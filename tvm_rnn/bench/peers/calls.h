@@ -3,10 +3,11 @@
 
    In, before this file: INPUTS and OUTPUTS of one sample, SAMPLES a call, and three functions: take(weights, count),
    begin() and call(x, y), which says where the outputs are: y, or memory of its own. In, from the command line: files of
-   floats (x, weights), the file of outputs to write, seconds. Out: y of all samples, call after call from the beginning;
-   then a line: a call's time in ns, its 99th and 99.9th percentile, and the 99.9th of calls that do nothing. The first is
-   the median of bursts of about 1 ms, of the thread's own CPU time, so that others on the machine count little;
-   percentiles are of calls that were timed one by one by a clock on the wall, whose reading they include. C99 and C++11. */
+   floats (x, weights), the file of outputs to write, seconds; then on stdin a line for each turn. Out: y of all samples,
+   call after call from the beginning; an empty line when that is done; then a line for each turn: a call's time in ns,
+   its 99th and 99.9th percentile, and the 99.9th of calls that do nothing. The first is of a burst of about 1 ms, of the
+   thread's own CPU time, so that others on the machine count little; percentiles are of so many seconds of calls that are
+   timed one by one by a clock on the wall, whose reading they include. C99 and C++11. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +15,7 @@
 #include <time.h>
 
 /* Percentiles are of as many calls as there is time for: of at least LEAST_CALLS, three of which are above the highest. */
-enum { MOST_BURSTS = 1 << 16, LEAST_CALLS = 3000, MOST_CALLS = 200000 };
+enum { LEAST_CALLS = 3000, MOST_CALLS = 200000 };
 
 static double ns_of(clockid_t clock) {
   struct timespec now;
@@ -70,6 +71,23 @@ static long sorted_times(void (*timed)(void), double seconds) {
   return count;
 }
 
+/* CPU time of so many calls, in ns. */
+static double burst_of(long count) {
+  double time = -ns_of(CLOCK_THREAD_CPUTIME_ID);
+  for (long i = 0; i < count; ++i) one();
+  return time + ns_of(CLOCK_THREAD_CPUTIME_ID);
+}
+
+static void take_turn(long burst, double seconds) {
+  burst_of(burst / 8 + 1); /* weights and clock rate are as others left them, or the times that were sorted last */
+  printf("%.9g", burst_of(burst) / (double)burst);
+  long timed = sorted_times(one, seconds);
+  printf(" %.9g %.9g", found[timed * 99 / 100], found[timed * 999 / 1000]);
+  timed = sorted_times(nothing, 0.0);
+  printf(" %.9g\n", found[timed * 999 / 1000]);
+  fflush(stdout);
+}
+
 int main(int argc, char **argv) {
   long samples, count_of_weights;
   if (argc != 5) return 2;
@@ -89,27 +107,11 @@ int main(int argc, char **argv) {
   FILE *file = fopen(argv[3], "wb");
   if (!file || fwrite(y, 1, bytes, file) != bytes || fclose(file)) return 1;
 
-  double seconds = atof(argv[4]), begun = ns_of(CLOCK_MONOTONIC), time = 0;
-  long burst = 1;
-  int count = 0;
-  while (time < 1e6) { /* also warms up */
-    burst *= 2;
-    time = -ns_of(CLOCK_THREAD_CPUTIME_ID);
-    for (long i = 0; i < burst; ++i) one();
-    time += ns_of(CLOCK_THREAD_CPUTIME_ID);
-  }
-  while (count < 3 || (count < MOST_BURSTS && ns_of(CLOCK_MONOTONIC) - begun < seconds * 1e9)) {
-    time = -ns_of(CLOCK_THREAD_CPUTIME_ID);
-    for (long i = 0; i < burst; ++i) one();
-    found[count++] = (time + ns_of(CLOCK_THREAD_CPUTIME_ID)) / (double)burst;
-  }
-  qsort(found, (size_t)count, sizeof *found, by_size);
-  printf("%.9g", found[count / 2]);
+  long burst = 2;
+  while (burst_of(burst) < 1e6) burst *= 2;
   memset(found, 1, sizeof found); /* else the first write to each of its pages is part of a call's time */
-  for (long i = 0; i < burst; ++i) one(); /* else some hundred calls find weights and clock rate as memset left them */
-  long timed = sorted_times(one, seconds);
-  printf(" %.9g %.9g", found[timed * 99 / 100], found[timed * 999 / 1000]);
-  timed = sorted_times(nothing, 0.0);
-  printf(" %.9g\n", found[timed * 999 / 1000]);
+  puts("");
+  fflush(stdout);
+  while (getchar() != EOF) take_turn(burst, atof(argv[4]));
   return 0;
 }

@@ -1,16 +1,17 @@
 /* Time a network's steps in node, one after the other, as `calls.h` does in C.
 
    In, from the command line: onnxruntime-web's module, or "-" for a folder of ours; the network, NAME.js or .onnx; files
-   of x, of weights (nobody's) and of y to write; seconds. Out: y of all steps; then a line: a step's time in ns, its 99th
-   and 99.9th percentile, and the 99.9th of steps that do nothing. The first is the median of bursts of about 20 ms, of
-   the thread's CPU time, so that others on the machine count little; percentiles are of steps that were timed one by one
-   by a clock on the wall. */
+   of x, of weights (nobody's) and of y to write; seconds (nobody's); then on stdin a line for each turn. Out: y of all
+   steps; an empty line when that is done; then a line for each turn: a step's time in ns, its 99th and 99.9th percentile,
+   and the 99.9th of steps that do nothing. The first is of a burst of about 20 ms, of the thread's CPU time, so that
+   others on the machine count little; percentiles are of CALLS steps that are timed one by one by a clock on the wall. */
 import { readFileSync, writeFileSync } from "node:fs";
+import { createInterface } from "node:readline";
 import { pathToFileURL } from "node:url";
 
 const CALLS = 5000; // timed one by one; so many before all, until what compiles as it runs has done so
-const BURST = 2e4, ALL = 65536; // us; bursts at most
-const [engine, path, from, , into, seconds] = process.argv.slice(2);
+const BURST = 2e4; // us
+const [engine, path, from, , into] = process.argv.slice(2);
 const x = new Float32Array(new Uint8Array(readFileSync(from)).buffer);
 
 async function ours() {
@@ -72,8 +73,6 @@ writeFileSync(into, Buffer.concat(made.map((y) => Buffer.from(y.buffer))));
 await burst(CALLS);
 let count = 16;
 while ((await timed(count)) < BURST) count *= 2;
-const bursts = [], end = performance.now() + 1e3 * seconds;
-while (bursts.length < 3 || (bursts.length < ALL && performance.now() < end)) bursts.push((1e3 * (await timed(count))) / count);
 async function percentiles(waits, call) {
   const calls = [];
   for (let i = 0; i < CALLS; ++i) {
@@ -84,5 +83,10 @@ async function percentiles(waits, call) {
   }
   return [percentile(calls, 0.99), percentile(calls, 0.999)];
 }
-const nothing = await percentiles(false, () => {});
-console.log(percentile(bursts, 0.5), ...(await percentiles(waits, step)), nothing[1]);
+console.log();
+for await (const _ of createInterface({ input: process.stdin })) {
+  await burst(count >> 3); // what others left in the caches
+  const each = (1e3 * (await timed(count))) / count;
+  const tail = await percentiles(waits, step), [, clock] = await percentiles(false, () => {});
+  console.log(each, ...tail, clock);
+}

@@ -2,14 +2,18 @@
 from its sources.
 
 In: a `Problem` of one row, whose inputs are a stream's samples; a folder to build in. Out: `Program`s, each of which
-computes the whole stream and times its calls (`calls.h`). `Unsupported` says what cannot be built, and why.
+computes the whole stream and then times its calls, turn after turn (`calls.h`). `Unsupported` says what cannot be
+built, and why.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import select
 import subprocess
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -56,7 +60,8 @@ static inline const float *call(const float *x, float *y) {{
 
 
 class Timed(NamedTuple):
-    """Seconds of a call: the median, percentiles, and the last of these for calls that do nothing (`calls.h`)."""
+    """What a turn found, seconds of a call: CPU time, percentiles, and the last of these for calls that do nothing
+    (`calls.h`)."""
 
     seconds: float
     tail: list[float]
@@ -75,18 +80,48 @@ class Program:
     samples: int
     run_by: tuple[str, ...] = ()
 
-    def run(self, seconds: float) -> tuple[Timed, np.ndarray]:
-        """What it timed in a process of its own, and y of the whole stream, [T, 1, outputs]. Raises Unsupported."""
-        x, y = (self.path.with_suffix(f".{name}") for name in "xy")
-        self.problem.x.tofile(x)
-        weights = self.path.with_suffix(".weights")
-        command = [*self.run_by, *map(str, (self.path, x, weights, y)), str(seconds)]
+    def outputs(self) -> np.ndarray:
+        """y of the whole stream, [T, 1, outputs]. Raises Unsupported."""
+        command = self._command(0.0)
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
+            subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=PATIENCE)
         except (subprocess.SubprocessError, OSError) as reason:
             raise Unsupported(f"its program failed: {str(reason).splitlines()[0][-200:]}") from None
-        median, *tail, clock = (float(word) * 1e-9 for word in done.stdout.split())
-        return Timed(median, tail, clock), np.fromfile(y, self.problem.x.dtype).reshape(len(self.problem.x), 1, -1)
+        y = np.fromfile(self.path.with_suffix(".y"), self.problem.x.dtype)
+        return y.reshape(len(self.problem.x), 1, -1)
+
+    @contextlib.contextmanager
+    def running(self, seconds: float) -> Iterator[Callable[[], Timed]]:
+        """A process of its own, that is ready; each call of what is given is a turn. seconds: of a turn's calls that
+        are timed one by one. Raises Unsupported."""
+        pipe, none = subprocess.PIPE, subprocess.DEVNULL
+        with subprocess.Popen(self._command(seconds), stdin=pipe, stdout=pipe, stderr=none, text=True) as process:
+            assert process.stdin is not None and process.stdout is not None
+            told, heard = process.stdin, process.stdout
+
+            def answer() -> str:
+                line = heard.readline() if select.select([heard], [], [], PATIENCE)[0] else ""
+                if not line:
+                    raise Unsupported(f"its program failed: no answer, exit code {process.poll()}")
+                return line
+
+            def turn() -> Timed:
+                with contextlib.suppress(OSError):
+                    told.write("\n")
+                    told.flush()
+                each, *tail, clock = (float(word) * 1e-9 for word in answer().split())
+                return Timed(each, tail, clock)
+
+            try:
+                answer()  # it is ready
+                yield turn
+            finally:
+                process.kill()
+
+    def _command(self, seconds: float) -> list[str]:
+        x, y, weights = (self.path.with_suffix(f".{name}") for name in ("x", "y", "weights"))
+        self.problem.x.tofile(x)
+        return [*self.run_by, *map(str, (self.path, x, weights, y)), str(seconds)]
 
 
 def bundle_programs(problem: Problem, folder: Path, samples: int) -> list[Program]:

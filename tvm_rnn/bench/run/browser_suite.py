@@ -17,7 +17,7 @@ from tvm_rnn.bench.peers.programs import Program
 from tvm_rnn.bench.suites.gpu import Point, network, tamed
 from tvm_rnn.compiler.compile import compile
 
-from .audio_suite import problem_of, take_turns
+from .audio_suite import CLOCK, problem_of, take_turns
 from .compare import cpu_facts
 from .cpu_suite import Options
 from .gpu_suite import Progress, Record, Run, writing
@@ -40,8 +40,7 @@ def run(
     """
     found = list[Record]()
     with writing(found, records) as write:
-        clock = "CPU time of the thread; percentiles: wall time"
-        write({"kind": "facts", **cpu_facts(1), "target": TARGET, "clock": clock})
+        write({"kind": "facts", **cpu_facts(1), "target": TARGET, "clock": CLOCK})
         for point in Run(write, options.limit, progress).each(points):
             for record in _measure(point, options, packages):
                 write({**point.record, **record})

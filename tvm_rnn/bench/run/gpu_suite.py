@@ -154,7 +154,7 @@ def writing(found: list[Record], path: str | os.PathLike[str] | None) -> Iterato
 
 
 def _made() -> Record:
-    """When and how records are made, of which commit where this is a checkout, and what else the machine did then."""
+    """When and how records are made, of which commit where that is known, and what else the machine did then."""
     command = shlex.join([os.path.basename(sys.argv[0]), *sys.argv[1:]])
     made = {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "command": command, "load": os.getloadavg()[0]}
     commit = _commit(Path(__file__).resolve().parents[3])
@@ -162,9 +162,10 @@ def _made() -> Record:
 
 
 def _commit(checkout: Path) -> str:
-    """The commit that is checked out, with a "+" where files differ from it; "" where this is no checkout."""
+    """The commit that is checked out, with a "+" where files differ from it. Where this is no checkout, what
+    TVM_RNN_COMMIT says: copies of sources on other machines have no history."""
     if not (checkout / ".git").exists():
-        return ""
+        return os.environ.get("TVM_RNN_COMMIT", "")
     words = ["git", "-C", str(checkout), "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
         return subprocess.run(words, capture_output=True, text=True, check=False, timeout=10).stdout.strip()
