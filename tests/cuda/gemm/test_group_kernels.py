@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from typing import Any
 
@@ -160,7 +161,7 @@ def run(torch: Any, found: Gemm, precision: str, rows: int, offset: int) -> floa
             kernel = tvm.compile(module, target=target, tir_pipeline="tirx")[variant.kernel.name]
         for _ in range(20 if rows < 1000 else 2):
             outs = torch.full((gates, rows * width), math.nan, dtype=dtype, device="cuda")
-            kernel(packed, x, bias.view(-1), *outs, rows)
+            kernel(*(ctypes.c_void_p(own.data_ptr()) for own in (packed, x, bias, *outs)), rows)
             got = outs.view(gates, rows, width).double()
             worst = max(worst, float((got - expected).norm() / expected.norm()), key=lambda e: (e != e, e))
     return worst
