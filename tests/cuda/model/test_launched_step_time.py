@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from persistent_layers import GPU, layout_of
 
-from tvm_rnn.cuda.model.launched_step_time import predict_steps
+from tvm_rnn.cuda.model.launched_step_time import hidden_us, predict_steps
 from tvm_rnn.target import resolve
 
 
@@ -23,6 +23,14 @@ def test_more_rows_never_take_less_time(precision: str) -> None:
 
 def test_each_kernel_costs_a_launch() -> None:
     assert us("gru_reset_before", 64, "bfloat16", 1) > us("gru", 64, "bfloat16", 1)
+
+
+def test_a_first_step_s_products_are_hidden_where_kernels_begin_early() -> None:
+    """That is not so on an A100, without tensor cores, and where a step's product reads what the step computes."""
+    layout = layout_of("lstm", 512, "bfloat16")
+    assert 0 < hidden_us(layout, "bfloat16", 64, GPU) < predict_steps(layout, "bfloat16", 64, GPU)
+    assert hidden_us(layout, "bfloat16", 64, resolve("nvidia-a100")) == 0
+    assert hidden_us(layout_of("lstm", 512, "float32"), "float32", 64, GPU) == 0
 
 
 def test_another_gpu() -> None:
@@ -41,6 +49,8 @@ def test_another_gpu() -> None:
         ("lstm", 2048, "tf32", 1, 18.6),
         ("lstm", 2048, "tf32", 128, 24.7),
         ("gru", 2048, "tf32", 64, 14.7),
+        ("gru", 1024, "bfloat16", 72, 7.8),  # by tiles of a quarter of the columns
+        ("lstm", 512, "tf32", 256, 9.4),
         ("lstm", 2560, "bfloat16", 64, 14.8),
         ("lstm", 2560, "tf32", 64, 31.2),
         ("lstm", 2560, "float32", 64, 152.0),

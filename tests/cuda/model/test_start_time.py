@@ -28,6 +28,8 @@ def test_the_crossing_is_where_both_ways_take_the_same_time() -> None:
         least = least_steps(time, 8, lambda rows, us=other: time.us(rows) + us)
         ways = [(start_us(time, 8) + t * time.us(8), t * (time.us(8) + other)) for t in range(1, MOST + 1)]
         assert [one <= launched for one, launched in ways] == [t >= least for t in range(1, MOST + 1)]
+        later = least_steps(time, 8, lambda rows, us=other: time.us(rows) + us, hidden=other)
+        assert later == min(MOST, least + 1)  # a step's time less: one step later
     assert least_steps(time, 8, lambda rows: 1e9) == 1
 
 

@@ -6,7 +6,7 @@ order in which they take pointers, and how the weights must be packed for all of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -17,7 +17,7 @@ from tvm_rnn.cuda.layer.row_kernels import Reads, Writes
 from tvm_rnn.graph.graph import Group, Node, make
 from tvm_rnn.graph.ops import GEMMS
 from tvm_rnn.schedule.schedule_template import Config, Unit, best
-from tvm_rnn.target import Target
+from tvm_rnn.target import HOPPER, Target
 
 from .cp_async_pipeline import GemmBody, GemmTile
 from .ffma import LanesGemm, LanesSplitK, LanesSplitKTile, LanesTile
@@ -93,6 +93,15 @@ def gemm(
     if problem.members:  # there are so many times more tiles
         knobs = {**knobs, **{size: knobs.get(size, 0) // problem.members for size in ("slim", "mid")}}
     return Gemm(_variants(name, problem, knobs), packs, arguments, unit, template.name, knobs, source, given)
+
+
+def multiplies_early(before: Group, group: Group, states: Sequence[Node], precision: str, target: Target) -> bool:
+    """Whether a tile's first step multiplies what is there before the tile, beside the hoisted products: these are the
+    launch before, which lets it begin."""
+    if target.arch != HOPPER or precision not in TENSOR or group.root is None:
+        return False
+    hoisted = before.kind == group.kind == "gemm" and before.region == "before" and group.region == "step"
+    return hoisted and {*group.root.args[1::2]} <= {*states}
 
 
 def unit_of(group: Group, precision: str, batches: tuple[int, ...]) -> Unit:

@@ -35,7 +35,7 @@ from tvm_rnn.target import HOPPER, Target
 from .batch_ladder import Rung, ladder
 from .choose_backward_lanes import geometry_beside
 from .choose_geometry import ANY, ChosenGeometry, RecurrentUnit, unit_of
-from .launched_step_time import predict_steps
+from .launched_step_time import hidden_us, predict_steps
 from .persistent_step_time import StepTime, exchange_us, phase_times, predict
 from .start_time import least_steps, start_us
 
@@ -280,7 +280,8 @@ def choose(
     regimes = [_persistent(own, rung, initial) for rung in found]
     if not (training or target.records.lean):
         steps = partial(predict_steps, layout, precision, target=target)
-        regimes = [_from_steps(*pair, steps) for pair in zip(regimes, found, strict=True)]
+        hidden = partial(hidden_us, layout, precision, target=target)
+        regimes = [_from_steps(*pair, steps, hidden) for pair in zip(regimes, found, strict=True)]
     _tell_rest(layout, regimes, precision, batches, target)
     return list(regimes)
 
@@ -327,9 +328,11 @@ def _persistent(layout: Layout, rung: Rung, initial: Mapping[str, float]) -> Per
     return Persistent(layout, geometry, template, name, rung.most, rung.time.resident, us, initial, record, knobs)
 
 
-def _from_steps(regime: Persistent, rung: Rung, steps: Callable[[int], float]) -> Persistent:
+def _from_steps(
+    regime: Persistent, rung: Rung, steps: Callable[[int], float], hidden: Callable[[int], float]
+) -> Persistent:
     """The regime for calls that are long enough to be worth its start."""
-    least = least_steps(rung.time, rung.batch, steps)
+    least = least_steps(rung.time, rung.batch, steps, hidden(rung.batch))
     if least > 1:
         with about("", batch=rung.batch):
             start = start_us(rung.time, rung.batch)

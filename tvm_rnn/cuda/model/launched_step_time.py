@@ -11,9 +11,10 @@ CUDA 13.0) where weights are 8 to 105 MB, B is 1 to 128, without the hoisted pro
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import ceil
 
-from tvm_rnn.cuda.gemm.group_kernels import unit_of
+from tvm_rnn.cuda.gemm.group_kernels import multiplies_early, unit_of
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.rowwise.chained_groups import chained_groups
 from tvm_rnn.graph.graph import Group
@@ -42,6 +43,15 @@ def predict_steps(layout: Layout, precision: str, batch: int, target: Target) ->
             gemm = groups[0].kind == "gemm"
             us += _product(groups[0], precision, batch, target) if gemm else LAUNCH_US
     return us
+
+
+def hidden_us(layout: Layout, precision: str, batch: int, target: Target) -> float:
+    """Microseconds of a call's first step that its hoisted products hide: those of its own product."""
+    chains = chained_groups(layout.graph.groups)
+    for (before, *_), (own, *_) in pairwise(chains):
+        if multiplies_early(before, own, layout.graph.states, precision, target):
+            return max(0.0, _product(own, precision, batch, target) - LAUNCH_US)
+    return 0.0
 
 
 def _product(group: Group, precision: str, batch: int, target: Target) -> float:
@@ -73,8 +83,9 @@ def _tiles(unit: Unit, knobs: Config, batch: int, target: Target, size: int) -> 
 
 
 def _wgmma(unit: Unit, knobs: Config, batch: int, target: Target, size: int) -> float:
-    """Tiles of wgmma, of which a pair shares its weights; where they would be few, of half the columns, alone."""
-    columns, pair = (knobs["wide_columns"] // 2, 1) if batch < knobs["mid"] else (knobs["wide_columns"], 2)
+    """Tiles of wgmma, of which a pair shares its weights; where they would be few, of a part of the columns, alone."""
+    part = next((part for size, part in (("slim", 4), ("mid", 2)) if batch < knobs[size]), 1)
+    columns, pair = knobs["wide_columns"] // part, 2 if part == 1 else 1
     tiles = ceil(batch / (TALL * pair)) * pair * ceil(unit.gates * unit.width / columns)
     each = (TALL + columns / pair) * LINE / MEGA
     stage = max(columns * WGMMA_US, each / BLOCK_MB_PER_US, each * min(tiles, target.sms) / L2_MB_PER_US)

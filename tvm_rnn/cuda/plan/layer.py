@@ -18,7 +18,7 @@ from typing import Any
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.codegen.vector_access import aligned
-from tvm_rnn.cuda.gemm.group_kernels import TENSOR, Gemm, gemm
+from tvm_rnn.cuda.gemm.group_kernels import Gemm, gemm, multiplies_early
 from tvm_rnn.cuda.layer.matrix_operands import (
     AgainOperands,
     MatrixOperands,
@@ -137,13 +137,9 @@ class Layer:
                 self.direct_groups.append((groups, own))
 
     def _given(self, number: int) -> bool:
-        """Whether that launch of a tile's first step multiplies what is there before the tile: its products run beside
-        the hoisted ones, where these are the launch before, which let it begin."""
-        if self.machine.arch != HOPPER or self.precision not in TENSOR or not number:
-            return False
+        """Whether that launch's products may run beside those of the launch before."""
         (before, *_), (own, *_) = self.chains[number - 1], self.chains[number]
-        hoisted = before.kind == own.kind == "gemm" and before.region == "before"
-        return hoisted and own.root is not None and {*own.root.args[1::2]} <= {*self.graph.states}
+        return number > 0 and multiplies_early(before, own, self.graph.states, self.precision, self.machine)
 
     @cached_property
     def on_chip(self) -> OnChip | None:
