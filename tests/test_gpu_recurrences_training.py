@@ -23,6 +23,7 @@ from tvm_rnn.bench.suites import neurons
 from tvm_rnn.cuda.linear import vector_scan
 from tvm_rnn.cuda.plan import network as plan
 from tvm_rnn.cuda.training import plan_backward
+from tvm_rnn.passes import parallelise_time
 from tvm_rnn.runtime.runtime_cuda_training import CudaSegmentedTape
 from tvm_rnn.runtime.runtime_memory import plan_of
 
@@ -35,7 +36,15 @@ def summing(x: "I", h: "H", c: "H", *, W: "2 H I", R: "H H"):
     return h, sigmoid(f) * c + h
 
 
+@cell(states="v a", output="y")
+def pushed(x: "H", v: "H", a: "H", *, tau: "H"):
+    """Pointwise work alone: two states that read each other, and a parameter for each unit."""
+    v = sigmoid(tau) * tanh(v) + x - a
+    return v, 0.5 * a + 0.2 * tanh(v), v * a
+
+
 MINE = {"led": led, "driven": OWN["driven"][0], "summing": summing}
+POINTWISE = {"pushed": pushed}
 OTHERS = {name: own for name, (own, _) in OWN.items()}
 EVERY = {"dropout": 0.4, "zoneout": 0.2}
 
@@ -47,7 +56,7 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def network(name: str, dtype: str = "float32", width: int = 7, **options: Any) -> rnn.RNN:
-    own = MINE.get(name) or OTHERS.get(name) or neurons.CELLS.get(name) or rnn.cells.get(name)
+    own = MINE.get(name) or POINTWISE.get(name) or OTHERS.get(name) or neurons.CELLS.get(name) or rnn.cells.get(name)
     sizes = {axis: 2 for axis in ("N", "P") if axis in own.size_names}
     return exact(rnn.RNN(own, 5 if "I" in own.size_names else width, width, dtype=dtype, **sizes, **options).init(2))
 
@@ -200,6 +209,38 @@ def test_steps_without_products_are_one_launch(name: str, dtype: str, options: d
         assert error(y, rnn.reference(net)(case.x, case.state, **rows)[0]) < LIMITS[dtype]
         for key, value in oracle(net, case).items():
             assert error(found[key], value) < LIMITS[dtype], key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "dtype", "options"),
+    [
+        ("lif_neuron", "float64", {}),
+        ("pushed", "float32", {"num_layers": 2}),
+        ("pushed", "bfloat16", {"reverse": True}),
+        ("pushed", "float32", {"bidirectional": True}),
+        ("pushed", "float32", {"width": 8, "zoneout": 0.2}),
+    ],
+)
+def test_pointwise_steps_are_one_launch_backwards_too(
+    monkeypatch: pytest.MonkeyPatch, name: str, dtype: str, options: dict[str, Any]
+) -> None:
+    """Where rows fill the GPU, which few do here: no recurrence over all time, and no launch for what the steps write
+    themselves. Where masks are drawn, the steps are no launch."""
+    monkeypatch.setattr(parallelise_time, "FILLING", 1)
+    monkeypatch.setattr(plan_backward, "HOISTED_BYTES", 1 << 9)  # tiles of time hand gradients on
+    net = network(name, dtype, **options)
+    module = emulator.compile(net, training=True)
+    for way in ("forward_train", "backward"):
+        found = [row["template"] for row in module.manifest["variants"][0][way]["templates"]]
+        assert ("scan_cuda" in found) == (not net.regularisers)
+    if not net.regularisers:
+        check(net, module, dtype, 23)
+    else:
+        case = draw(net, 23, 3)
+        case.training.update(seed=7, first_step=3)
+        found = gradients(net, module, case)[2]
+        assert all(error(found[key], value) < LIMITS[dtype] for key, value in oracle(net, case).items())
 
 
 @pytest.mark.slow

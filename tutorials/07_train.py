@@ -258,7 +258,7 @@ def fit(model):
 
 
 torch.manual_seed(0)
-torch.set_num_threads(2)
+torch.set_num_threads(1)
 theirs = Model(torch.nn.LSTM(H, H, num_layers=2))
 ours = Model(rnn.to_torch(rnn.from_torch(theirs.layer), names="torch", batch=B))
 ours.load_state_dict(theirs.state_dict())

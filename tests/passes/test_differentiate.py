@@ -132,6 +132,7 @@ def test_products_that_run_again_leave_the_loop() -> None:
 
 def test_choices_by_name() -> None:
     assert choice(True) is choice("values") is cheapest_cut
+    assert choice("values", spares=True) is not cheapest_cut and choice("states", spares=True)(None, []) == []
     with pytest.raises(ConfigError, match=r"no such choice[\s\S]*states, states:bfloat16, values[\s\S]*'states'"):
         choice("state")
 

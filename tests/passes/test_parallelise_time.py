@@ -24,6 +24,7 @@ from tvm_rnn import (
     target,
     where,
 )
+from tvm_rnn.bench.suites.neurons import lif_neuron
 from tvm_rnn.decisions import Decision, recording
 from tvm_rnn.graph.graph import Graph, Node, has_steps, is_scan, recurrence_states, topological
 from tvm_rnn.language.trace import Value
@@ -31,7 +32,7 @@ from tvm_rnn.oracle.reference import Reference, evaluate
 from tvm_rnn.passes import pipeline
 from tvm_rnn.passes.differentiate import differentiate
 from tvm_rnn.passes.normalise import normalise
-from tvm_rnn.passes.parallelise_time import ParalleliseTime
+from tvm_rnn.passes.parallelise_time import FILLING, ParalleliseTime
 
 V4 = target.TABLE["x86-64-v4"]
 
@@ -505,3 +506,17 @@ def test_a_recurrence_that_steps_read_does_not_go_back_into_the_loop() -> None:
 
     graph = pipeline.run(network(scaled), V4)[-1][1].graphs[0]
     assert {graph.region_of(n) for n in graph.nodes() if is_scan(n)} == {"before"}
+
+
+def test_pointwise_steps_of_gradients_that_fill_a_gpu_are_walked() -> None:
+    """There alone: fewer elements, a CPU, and a cell with a product have a recurrence over all time."""
+    gpu = target.resolve("nvidia-h200")
+
+    def steps(own: rnn.Cell, machine: target.Target, rows: int) -> bool:
+        net = rnn.RNN(own, 64, 64)
+        back = pipeline.run(net, machine, batches=(rows,), training=True)[-1][1].graphs[0].backward
+        assert back is not None
+        return has_steps(back)
+
+    assert steps(lif_neuron, gpu, FILLING // 64) and not steps(lif_neuron, gpu, FILLING // 64 - 1)
+    assert not steps(lif_neuron, V4, FILLING) and not steps(rnn.cells.min_gru, gpu, FILLING)

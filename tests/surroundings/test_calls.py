@@ -65,3 +65,18 @@ def test_scalars_are_stacked() -> None:
     """Relax's change of layouts ends the process at them."""
     graph = graph_of(lambda x: relax.op.stack([relax.op.max(x), relax.op.min(x)], 0))
     assert [int(n) for n in graph.outputs[0].shape] == [2]
+
+
+def test_channels_stay_last_through_what_is_pointwise() -> None:
+    """Between two convolutions there is no other order of axes."""
+    weights, order = relax.const(np.ones((4, 4, 3), "f4")), [0, 2, 1]
+
+    def conv(x: relax.Var) -> relax.Expr:
+        return relax.op.nn.conv1d(x, weights, padding=1)
+
+    between = (lambda x: relax.op.clip(x, 0, 6), relax.op.nn.leakyrelu, relax.op.round)
+    given = (lambda x: relax.op.expand_dims(x, 0), lambda x: relax.op.permute_dims(x, order))
+    graph = graph_of(*given, conv, *between, conv)
+    texts = [call.function.script() for call in graph.calls]
+    assert sum("conv1d_nwc" in text for text in texts) == 2
+    assert not any("transpose" in text for text in texts[1:-1])

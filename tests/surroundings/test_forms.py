@@ -139,6 +139,11 @@ CASES: dict[str, tuple[list[Any], dict[str, np.ndarray], dict[str, np.ndarray]]]
         {},
     ),
     "a quotient": ([node("Div", ["x", "z"], ["y"])], {"x": W[:3], "z": np.array([[3, -3]])}, {}),
+    "whole numbers of floats": (
+        [node("Cast", ["x"], ["h"], to=6), node("Cast", ["h"], ["y"], to=1)],
+        {"x": np.array([2.9, -2.9, -0.0, 2147483520, -2147483648], "f4")},
+        {},
+    ),
     "half precision": ([node("Cast", ["x"], ["h"], to=10), node("Exp", ["h"], ["y"])], {"x": X}, {}),
 }
 
@@ -168,7 +173,7 @@ def expected(name: str) -> list[np.ndarray]:
     for own in nodes:
         given = {a.name: onnx.helper.get_attribute_value(a) for a in own.attribute}
         if "to" in given:
-            given = {"dtype": {1: "float32", 10: "float16"}[given["to"]]}
+            given = {"dtype": {1: "float32", 6: "int32", 10: "float16"}[given["to"]]}
         made = evaluated(own.op_type, [values[n] for n in own.input], given, len(own.output))
         values.update(zip(own.output, made, strict=True))
     return [np.asarray(values[n]) for n in nodes[-1].output]
@@ -211,6 +216,13 @@ def test_forms(run: Any, name: str) -> None:
     for got, wanted in zip(found, expected(name), strict=True):
         assert got.shape == wanted.shape and got.dtype == wanted.dtype
         np.testing.assert_allclose(got, wanted, rtol=1e-2 if got.dtype == "f2" else 1e-5, atol=1e-6)
+
+
+@pytest.mark.broad
+def test_floats_that_are_too_large_are_the_largest_whole_number(run: Any) -> None:
+    """Of which the standard says nothing."""
+    (found,) = run("whole numbers of floats", {"x": np.array([3e9, np.inf, -3e9, -np.inf], "f4")})
+    assert found.tolist() == [2147483520, 2147483520, -2147483648, -2147483648]
 
 
 WRONG: list[tuple[str, dict[str, np.ndarray], str]] = [

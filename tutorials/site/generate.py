@@ -82,10 +82,18 @@ def lesson(path: Path, notebooks: Path | None, pages: Path) -> str:
         for name, data in resources["outputs"].items():
             (pages / name).parent.mkdir(exist_ok=True)
             (pages / name).write_bytes(data)
+        text = of_page(text)
         about += f" [As a notebook]({path.stem}.ipynb)"
         lacks = json.loads(notebook.read_text())["metadata"]["tvm_rnn"]["lacks"]
         about += f", not run here: it needs {', '.join(lacks)}." if lacks else ", with its results."
     return re.sub(r"\]\((\d\d_\w+)\.py\)", r"](\1.md)", text.strip("\n")) + f"\n\n{about}\n"
+
+
+def of_page(text: str) -> str:
+    """What rich prints in a notebook, for a page that is light or dark: without colours of its own, and keys reach it
+    where it scrolls."""
+    text = re.sub(r'<pre style="white-space:pre;[^"]*">', '<pre class="wide" tabindex="0">', text)
+    return re.sub(r"(?<=[\"; ])(text-decoration-)?color: #\w{6};? ?", "", text)
 
 
 def language() -> str:

@@ -108,6 +108,7 @@ class Reference:
         own = [layer.graph if draws is None else layer.training for layer in net.layers]
         self.graphs = own if graphs is None else list(graphs)
         self._differentiated: dict[int, Graph] = {}
+        self._kept: dict[Place, dict[Node, Array]] | None = None  # what _fixed has made, in a call of many steps
         self.draws, self.dropped = draws, None if draws is None else draws.weights(net)
 
     def _masks(self, nodes: Sequence[Node], place: Place, batch: int, t: int) -> dict[Node, Array]:
@@ -254,6 +255,7 @@ class Reference:
         states = self._states(net._first_states(ask.rows) if state is None else state, ask.rows)
         y, ends = np.zeros((ask.total, ask.rows, net.output_size)), np.full(ask.rows, ask.total)
         x, own = np.zeros((ask.total, *ask.prompt.shape[1:])), copy.copy(self)
+        own._kept = {}  # weights in float64: to make them again in each step took longer than the step
         x[: len(ask.prompt)] = ask.prompt[: ask.total]
         given = self._time_first(self._inputs(self._ordered(x), inputs))
         for t in range(ask.total):
@@ -363,10 +365,14 @@ class Reference:
 
     def _fixed(self, graph: Graph, place: Place) -> dict[Node, Array]:
         """The values of a graph that are made of parameters alone, of one (layer, direction)."""
+        if self._kept is not None and place in self._kept:
+            return self._kept[place]
         weights = self.net.weights if self.dropped is None else self.dropped
         fixed = {p: weights[weight_name(p.name, *place)].astype(np.float64) for p in graph.params}
         leaves = depends(nodes := graph.nodes())
         evaluate([n for n in nodes if not leaves[n]], fixed)
+        if self._kept is not None:
+            self._kept[place] = fixed
         return fixed
 
     def _layer(

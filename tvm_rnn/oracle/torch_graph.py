@@ -206,18 +206,37 @@ class Rows:
 PLAIN = Rows()
 
 
+def constants_of(made: Sequence[Program], like: Tensor) -> dict[Program, list[Tensor]]:
+    """The constants of each program, as `like` is."""
+    return {program: [_as(node.value, like) for node in program.constants] for program in made}
+
+
+def _as(value: object, like: Tensor) -> Tensor:
+    import torch
+
+    return torch.as_tensor(value, dtype=like.dtype, device=like.device)
+
+
 class Steps:
     """All steps of a network in torch's operations, of one set of weights. made: its `programs`. like: a tensor of the
-    dtype and the device of all arithmetic."""
+    dtype and the device of all arithmetic. constants: by program, where they are tensors there already: a CUDA graph
+    is captured without a copy from a CPU."""
 
-    def __init__(self, net: RNN, made: Sequence[Program], weights: Mapping[str, Tensor], like: Tensor) -> None:
+    def __init__(
+        self,
+        net: RNN,
+        made: Sequence[Program],
+        weights: Mapping[str, Tensor],
+        like: Tensor,
+        constants: Mapping[Program, list[Tensor]] | None = None,
+    ) -> None:
         self.net, self.made, self.like = net, made, like
         self.kept = {}
+        there = constants_of(made, like) if constants is None else constants
         for layer, program in zip(net.layers, made, strict=True):
-            constants = [self._tensor(node.value) for node in program.constants]
             for place in ((layer.index, direction) for direction in range(net.num_directions)):
                 params = [weights[weight_name(p.name, *place)] for p in program.graph.params]
-                self.kept[place] = program.fixed([*params, *constants])
+                self.kept[place] = program.fixed([*params, *there[program]])
 
     def __call__(
         self, inputs: Sequence[Tensor], state: Mapping[str, Tensor | Sequence[Tensor]] | None = None, rows: Rows = PLAIN
@@ -239,11 +258,6 @@ class Steps:
             x = torch.cat(outputs, dim=-1) if len(outputs) > 1 else outputs[0]
         y = x.reshape(*x.shape[:2], *self.net.output_shape)
         return y, {name: self._joined(parts) for name, parts in ends.items()}
-
-    def _tensor(self, value: object) -> Tensor:
-        import torch
-
-        return torch.as_tensor(value, dtype=self.like.dtype, device=self.like.device)
 
     def _begin(self, place: Place, state: Mapping[str, Tensor | Sequence[Tensor]] | None, batch: int) -> list[Tensor]:
         """The states of one layer and direction before the first step."""
@@ -286,7 +300,7 @@ class Steps:
         steps, batch = lead
         each = [rows.draws.masks(program.random, place, batch, t) for t in range(steps)] if rows.draws else []
         whole = {n: np.stack([values[n] for values in each] or [np.empty((batch, *n.shape))]) for n in program.random}
-        return [self._tensor(value[:steps]) for value in whole.values()]
+        return [_as(value[:steps], self.like) for value in whole.values()]
 
     def _joined(self, parts: list[Tensor]) -> Tensor | list[Tensor]:
         import torch

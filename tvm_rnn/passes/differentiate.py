@@ -18,9 +18,10 @@ that is made of parameters alone is differentiated once, on its sum over rows, a
 
 What is kept: of all sets of values from which pointwise work can make again what the gradients read, so that no product
 or reduction runs twice, the smallest (`cheapest_cut`); of equal ones that which leaves least to be made again. States
-before each step are kept in any case, masks never: the backward graph makes them again, of the same counters. With
-"states" states are all that is kept: what gradients read is made again of them and of inputs, products too. As all
-states are known before the backward steps begin, these products leave the loop (`hoist_gemms.py`).
+before each step are kept in any case, but on GPUs those that no gradient reads; masks never: the backward graph makes
+them again, of the same counters. Where GPUs have pointwise work alone, what is kept is the least to write and read.
+With "states" states are all that is kept: what gradients read is made again of them and of inputs, products too. As
+all states are known before the backward steps begin, these products leave the loop (`hoist_gemms.py`).
 `Differentiate(keep=...)` takes any other choice.
 
 Source: Werbos 1990, "Backpropagation through time: what it does and how to do it".
@@ -30,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +64,7 @@ class Differentiate(Pass):
     keep: Choice | None = None
 
     def apply(self, graph: Graph, net: RNN, target: Target) -> Graph:
-        return differentiate(graph, self.keep)
+        return differentiate(graph, self.keep, spares=target.kind == "cuda")
 
     def ensures(self, graph: Graph) -> None:
         back = graph.backward
@@ -72,8 +74,9 @@ class Differentiate(Pass):
         self.check(back is not None and len(back.results) == len(graph.states), "a state has no gradient", graph)
 
 
-def differentiate(graph: Graph, keep: Choice | None = None) -> Graph:
-    """The graph with what its gradients read emitted, and with its backward graph.
+def differentiate(graph: Graph, keep: Choice | None = None, *, spares: bool = False) -> Graph:
+    """The graph with what its gradients read emitted, and with its backward graph. spares: the tape has no states that
+    they do not read.
 
     graph: traced, or normalised with expand=False. keep: see `Differentiate`; it names pointwise values, products or
     reductions of the graph, from which the values read can be made again.
@@ -90,8 +93,6 @@ def differentiate(graph: Graph, keep: Choice | None = None) -> Graph:
     read = _read([*d_states, *d_inputs, *d_params], graph)
     kept = tuple(dict.fromkeys((keep or cheapest_cut)(graph, read)))
     _check_kept(kept, graph)
-    if listening():
-        _tell(graph, read, kept)
     states = {s: Node("input", shape=s.shape, name=s.name) for s in graph.states}
     again = {n: Node("input", shape=n.shape, name=f"kept_{i}") for i, n in enumerate(kept)}
     back = Graph(
@@ -108,7 +109,11 @@ def differentiate(graph: Graph, keep: Choice | None = None) -> Graph:
         emitted=tuple(d_inputs[1:]),
         weight_gradients=tuple(d_params),
     )
-    return normalise(replace(graph, emitted=kept, backward=_substituted(back, {**states, **again})))
+    back = _substituted(back, {**states, **again})
+    if listening():
+        wanted = {n.name for n in back.nodes() if n.op == "input"}
+        _tell(graph, read, kept, [s for s in graph.states if s.name in wanted or not spares])
+    return normalise(replace(graph, emitted=kept, backward=back))
 
 
 def _without_own_gradients(graph: Graph, derived: Sequence[Sequence[Node]]) -> tuple[Graph, list[list[Node]]]:
@@ -119,14 +124,16 @@ def _without_own_gradients(graph: Graph, derived: Sequence[Sequence[Node]]) -> t
     return rewrite(graph, new), [[new[n] for n in part] for part in derived]
 
 
-def choice(training: bool | str) -> Choice:
-    """What to keep, by name (`keep_choice.py`); True: "values". Raises ConfigError for a name that is none."""
+def choice(training: bool | str, *, spares: bool = False) -> Choice:
+    """What to keep, by name (`keep_choice.py`); True: "values"; spares: see `differentiate`. Raises ConfigError for a
+    name that is none."""
     check_name(training)
-    return KEEP[split(training)[0]]
+    found = KEEP[split(training)[0]]
+    return partial(cheapest_cut, leaves_too=True) if found is cheapest_cut and spares else found
 
 
-def _tell(graph: Graph, read: Sequence[Node], kept: Sequence[Node]) -> None:
-    for state in graph.states:
+def _tell(graph: Graph, read: Sequence[Node], kept: Sequence[Node], states: Sequence[Node]) -> None:
+    for state in states:
         why = "gradients begin from it, at each step where parallelise_time does not make it again"
         tell(True, f"keep state {state.name}", why, elements=prod(state.shape))
     pointwise = {*cheapest_cut(graph, read)} <= {*kept}

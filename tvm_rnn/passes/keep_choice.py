@@ -26,6 +26,8 @@ from tvm_rnn.graph.flops import node_flops
 from tvm_rnn.graph.graph import Node, depends
 from tvm_rnn.graph.ops import TABLE
 
+from .min_cut import HEAVY
+
 if TYPE_CHECKING:
     from tvm_rnn.network.rnn import RNN
     from tvm_rnn.target import Target
@@ -85,6 +87,10 @@ def share_again(net: RNN, batch: int, precision: str = "") -> float:
     return max(flops / over, results / RESULTS_PER_US) / once
 
 
+def _has_heavy(net: RNN) -> bool:
+    return any(TABLE[n.op].kind in HEAVY for layer in net.layers for n in layer.graph.nodes() if not n.leaf)
+
+
 def _of_matrices(product: Node) -> bool:
     """Whether both operands have rows of their own: a matrix state's product stays in the registers of its step."""
     if "spec" not in product.attrs:
@@ -100,7 +106,7 @@ def chosen(
     """The name of what is kept, where it is left to the network."""
     if not training or str(training) not in ("True", AUTO):
         return training
-    if target.kind != "cuda":
+    if target.kind != "cuda" or not _has_heavy(net):
         return "values"
     return "states" if share_again(net, max(batches, default=BATCH), precision) <= MOST_SHARE else "values"
 
@@ -109,6 +115,8 @@ def why(net: RNN, target: Target, batches: Iterable[int] = (), precision: str = 
     """The reason for a choice that was left to the network."""
     if target.kind != "cuda":
         return "on CPUs products that run again take as long as they did"
+    if not _has_heavy(net):
+        return "it has no products that would run again"
     share = share_again(net, max(batches, default=BATCH), precision)
     return f"products that run again would take {share:.0%} of both passes; {MOST_SHARE:.0%} is the most"
 

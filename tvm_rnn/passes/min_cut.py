@@ -1,4 +1,4 @@
-"""The smallest set of values between products and what reads their results.
+"""The smallest set of values between products, or leaves, and what reads their results.
 
 In: a graph, and the values that are read later. Out: those to keep, of which pointwise work can make the others again.
 `differentiate` asks what forward leaves for backward, `hoist_gemms` what backward leaves for its steps.
@@ -18,16 +18,22 @@ Point: TypeAlias = "str | tuple[Node, int]"  # of the network of flows: a value'
 HEAVY = ("contract", "reduce")  # kinds of what is not done again
 
 
-def cheapest_cut(graph: Graph, read: Sequence[Node], there: Collection[Node] = ()) -> list[Node]:
+def cheapest_cut(
+    graph: Graph, read: Sequence[Node], there: Collection[Node] = (), *, leaves_too: bool = False
+) -> list[Node]:
     """The fewest elements per row that must be kept so that `read` needs no product and no reduction again. there:
     values that are kept in any case.
 
-    A minimal cut between what is read and the products, by augmenting paths (Edmonds & Karp 1972) over values split in
-    an entrance and an exit; of minimal cuts the one nearest to what is read.
+    leaves_too: where the graph has neither, all can be made again of leaves, which are not kept for nothing: an element
+    of an input is read, one of a state or of another value is written before. The fewest of these, then.
+
+    A minimal cut between what is read and the products (or leaves), by augmenting paths (Edmonds & Karp 1972) over
+    values split in an entrance and an exit; of minimal cuts the one nearest to what is read.
     """
     nodes = graph.nodes()
     leaves = depends(nodes)
-    late = [n for n in nodes if leaves[n] and not n.leaf]
+    light = leaves_too and not any(TABLE[n.op].kind in HEAVY for n in nodes if leaves[n] and not n.leaf)
+    late = [n for n in nodes if leaves[n] and not (n.leaf and not light)]
     room: dict[Point, dict[Point, float]] = {}
 
     def edge(a: Point, b: Point, capacity: float) -> None:
@@ -38,14 +44,15 @@ def cheapest_cut(graph: Graph, read: Sequence[Node], there: Collection[Node] = (
     for node in read:
         edge("read", (node, 0), inf)
     for node in late:
-        loose = node.boolean or TABLE[node.op].kind == "move"  # made again from what it reads, never kept
-        size = 0 if node in there else prod(node.shape)
+        kind = "leaf" if node.leaf else TABLE[node.op].kind
+        loose = node.boolean or kind == "move"  # made again from what it reads, never kept
+        size = 0 if node in there else prod(node.shape) * (1 if node.op == "input" or not light else 2)
         edge((node, 0), (node, 1), inf if loose else size)
-        if TABLE[node.op].kind in HEAVY:
+        if kind in ("leaf", *HEAVY):
             edge((node, 1), "products", inf)
             continue
         for arg in node.args:
-            if leaves[arg] and not arg.leaf:
+            if leaves[arg] and (light or not arg.leaf):
                 edge((node, 1), (arg, 0), inf)
     near = _reachable(room)
     while "products" in near:
@@ -58,7 +65,7 @@ def cheapest_cut(graph: Graph, read: Sequence[Node], there: Collection[Node] = (
             room[a][b] -= flow
             room[b][a] += flow
         near = _reachable(room)
-    return [n for n in late if (n, 0) in near and (n, 1) not in near]
+    return [n for n in late if (n, 0) in near and (n, 1) not in near and not n.leaf]
 
 
 def _reachable(room: Mapping[Point, Mapping[Point, float]]) -> dict[Point, Point]:

@@ -38,18 +38,30 @@ if TYPE_CHECKING:
     from ..target import Target
 
 ROWS = frozenset({"scan", "scan_max", "delay", "scan_matrix"})  # what targets run over all time
+# So many elements of all rows fill a GPU. One launch that walks their steps takes 0.1 us a step and reads each value
+# once, a recurrence over all time reads it several times: even at 20,000 on an H200.
+FILLING = 1 << 14
+USUAL_BATCH = 64  # where the caller names none
 
 
 @dataclass(frozen=True)
 class ParalleliseTime(Pass):
-    """Applies to states that are linear in themselves, or a maximum of sums. rows: those that the back end runs."""
+    """Applies to states that are linear in themselves, or a maximum of sums. rows: those that the back end runs.
+    batches: sizes to be quickest at."""
 
     name = "parallelise_time"
     needs = ("hoist_gemms",)  # what recurrences read is made before them, out of the loop
     rows: frozenset[str] = ROWS
+    batches: tuple[int, ...] = ()
 
     def apply(self, graph: Graph, net: RNN, target: Target) -> Graph:
         rows = self.rows
+        if graph.kind == "backward" and target.kind == "cuda" and _is_walked(graph, self.batches):
+            why = (
+                "pointwise work alone, in rows that fill the GPU: one launch walks the steps and reads each value once"
+            )
+            tell(False, _names(graph.states), why)
+            return graph
         if graph.kind == "backward":
             rows -= {"scan_matrix"}  # solved with the matrix itself, or else the tape has one of each step
         refused: dict[str, str] = {}
@@ -69,6 +81,16 @@ class ParalleliseTime(Pass):
         for node in graph.nodes():
             late = node.op == "read_out" and node.args[0].op not in ("scan_matrix", "carried")
             self.check(not late, "a read-out of something that is no recurrence", graph)
+
+
+def _is_walked(graph: Graph, batches: Sequence[int]) -> bool:
+    """Whether steps are pointwise work on vectors of one width, but for sums over rows, and fill the GPU."""
+    leaves = depends(nodes := graph.nodes())
+    work = [n for n in nodes if leaves[n] and not n.leaf and "sum_rows" not in leaves[n]]
+    shapes = {s.shape for s in graph.states}
+    alike = len(shapes) == 1 and len(next(iter(shapes))) == 1
+    pointwise = all(n.pointwise for n in work) and {graph.output, *graph.results} <= {*work}
+    return alike and pointwise and max(batches, default=USUAL_BATCH) * graph.states[0].shape[0] >= FILLING
 
 
 @dataclass

@@ -77,7 +77,7 @@ def run(
     first = "differentiate" if training else "normalise"
     if training:
         what = keep_choice.chosen(training, net, target, batches, precision)
-        graphs = _applied(Differentiate(choice(what)), graphs, net, target)
+        graphs = _applied(Differentiate(choice(what, spares=target.kind == "cuda")), graphs, net, target)
         with about("differentiate"):
             why = "as asked" if what == training else keep_choice.why(net, target, batches, precision)
             tell(True, f'keep="{what}"', why, elements=0)
@@ -95,7 +95,7 @@ def run(
             if not isinstance(step, (FusePointwise, TileLayersAndTime)):
                 continue
             step = replace(step, enabled=False)
-        if isinstance(step, TileLayersAndTime):
+        if isinstance(step, ParalleliseTime | TileLayersAndTime):
             step = replace(step, batches=tuple(sorted(batches)))
         graphs = _applied(step, graphs, net, target)
         stages.append((step.name, Layers(tuple(graphs), tuple(of_layer))))

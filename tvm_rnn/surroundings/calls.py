@@ -19,6 +19,9 @@ from .ieee import as_ieee
 
 # Channels come last: vectors run along them, in inputs, filters and results alike.
 LAYOUTS = {"relax.nn.conv1d": ["NWC", "OWI"], "relax.nn.conv2d": ["NHWC", "OHWI"]}
+# What TVM does not know to be pointwise, and so to work in any order of axes.
+for _name in ("relax.clip", "relax.nn.leakyrelu"):
+    tvm.ir.register_op_attr(_name, "FRelaxInferLayout", tvm.ir.Op.get("relax.sigmoid").get_attr("FRelaxInferLayout"))
 FIRST = (relax.transform.DecomposeOpsForInference, relax.transform.CanonicalizeBindings)
 PASSES = (
     relax.transform.LegalizeOps,

@@ -16,6 +16,7 @@ from tvm_rnn.tir.index import int64, wide
 
 from .demands import text_of
 from .graph_node import Item, Node
+from .nodes import DTYPES
 from .resize import resized
 from .sizes import computed, sizes_of
 
@@ -341,8 +342,22 @@ def _dynamically_quantised(node: Node) -> Item:
     scale = normal(op.divide(normal(op.subtract(high, low)), levels))
     scale = normal(op.where(normal(op.equal(scale, zero)), one, scale))
     begin = normal(op.clip(normal(op.subtract(zero, normal(op.divide(low, scale)))), 0, 255))
-    begin = normal(op.astype(normal(op.round(begin)), "uint8"))
-    return [normal(op.quantize(x, scale, begin, axis=0, out_dtype="uint8")), scale, begin]
+    begin = normal(op.round(begin))
+    # In pointwise operators: around Relax's own one, channels could not come last.
+    level = normal(op.add(normal(op.round(normal(op.divide(x, scale)))), begin))
+    levels = normal(op.astype(normal(op.clip(level, 0, 255)), "uint8"))
+    return [levels, scale, normal(op.astype(begin, "uint8"))]
+
+
+def _cast(node: Node) -> Item:
+    """Of floats to whole numbers: the nearest one that there is. Of what does not fit the standard says nothing; TVM
+    takes it modulo the range, which no CPU has vectors for."""
+    kind, x = DTYPES.get(int(node.attributes["to"])), node.inputs[0]
+    if isinstance(x, np.ndarray) or str(x.ty.dtype) != "float32" or kind not in ("int32", "int64"):
+        return None
+    end = np.float32(2.0 ** (31 if kind == "int32" else 63))
+    within = node.bb.normalize(relax.op.clip(x, -float(end), float(np.nextafter(end, np.float32(0)))))
+    return relax.op.astype(within, kind)
 
 
 FORMS: dict[str, Callable[[Node], Item]] = {
@@ -369,5 +384,6 @@ FORMS: dict[str, Callable[[Node], Item]] = {
     "QuantizeLinear": _quantised,
     "DequantizeLinear": _quantised,
     "DynamicQuantizeLinear": _dynamically_quantised,
+    "Cast": _cast,
     "Resize": resized,
 }

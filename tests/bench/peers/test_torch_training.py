@@ -7,6 +7,7 @@ import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn.bench.peers.torch_training import both_passes
+from tvm_rnn.oracle import torch_graph
 from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.oracle.torch_graph import Rows
 
@@ -28,3 +29,13 @@ def test_gradients_with_resets() -> None:
     expected = [*(inputs[name] for name in names), *(weights[name] for name in net.weights)]
     for own, wanted in zip(found, expected, strict=True):
         assert_close(own.numpy(), wanted, "float64", 4)
+
+
+def test_a_run_moves_no_constants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA graph is captured of it."""
+    net = rnn.RNN(rnn.cells.block_gru, 5, N=2, H=3, P=4, A=2, dtype="float64").init(0)
+    assert any(program.constants for program in torch_graph.programs(net))
+    x = [torch.zeros(2, 3, *shape, dtype=torch.float64) for shape in net.input_shapes.values()]
+    run = both_passes(net, "torch-loop", x, torch.ones(2, 3, *net.output_shape, dtype=torch.float64), Rows())
+    monkeypatch.setattr(torch, "as_tensor", None)
+    run()

@@ -14,6 +14,7 @@ from rich.console import Console
 
 import tvm_rnn as rnn
 from tvm_rnn.bench.run import compare
+from tvm_rnn.bench.suites import writers
 from tvm_rnn.module_file import manifest
 from tvm_rnn.oracle.tolerance import tolerance
 
@@ -189,11 +190,24 @@ def test_rows_of_a_large_batch_that_draws_no_tokens_repeat() -> None:
         assert distinct == given[1] and rows.tolist() == [*range(given[1])]
 
 
+def test_the_oracle_makes_the_first_steps_where_all_take_minutes() -> None:
+    """Of what is drawn each number counts; without draws 29 rows do not take long."""
+
+    def steps(cell: str, tokens: int, rows: int) -> int:
+        net = rnn.RNN(writers.CELLS[cell], 1, 512, V=tokens)
+        flops = 2 * 512 * (4 * 512 + tokens)  # the table has the input's product
+        return compare._oracle_steps(net, compare.Manifest(flops_per_row=flops), rows, 1000)
+
+    assert [steps("lstm_greedy", tokens, rows) for tokens, rows in ((256, 29), (32000, 16))] == [1000, 1000]
+    assert steps("lstm_sample", 256, 256) == 1000 and steps("lstm_sample", 32000, 1) == 1000
+    assert 10 < steps("lstm_sample", 32000, 256) < 100 and steps("lstm_sample", 32000, 10**9) == 1
+
+
 def test_a_process_that_ends_early_is_an_error_with_its_last_words(tmp_path: Path) -> None:
-    contender = compare.Contender("numpy", None, 1.0)
+    contender = compare.Contender("numpy")
     with contextlib.ExitStack() as stack:
         contender.start(stack, str(tmp_path), {"path": "nowhere.so", "threads": 1})
-        contender.prepare()
+        contender.prepare(None, 1.0)
     assert "numpy ended early" in contender.reason and "nowhere.so" in contender.reason
 
 

@@ -35,7 +35,8 @@ def test_ours_and_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     def compare(path: str, peers: Any, *, steps: int, batch: int, weights: Any, **more: Any) -> Report:
         assert Path(path).exists() and peers == ("torch-cuda",) and (steps, batch) == (3, 2)
         assert weights["E_l0"].shape == (5, 4)
-        return Report((Row("tvm_rnn", "1", "compiled", 4.0, 0.1, error=0.0), Row("torch-cuda", reason="no GPU")))
+        rows = (Row("tvm_rnn", "1", "compiled", 4.0, 0.1, error=0.0), Row("torch-cuda", reason="no GPU"))
+        return Report(rows, {"oracle_steps": steps})
 
     (tmp_path / "m.so").touch()
     monkeypatch.setattr(generation_suite, "read_container", written)
@@ -45,7 +46,7 @@ def test_ours_and_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     facts, ours, peer = generation_suite.run([POINT], tmp_path, Options(("torch-cuda",)))
     assert facts["device"] == "a GPU"
     assert ours["tokens_per_second"] == 5e5 and ours["regime"] == "persistent_grid_cuda, 3 phases"
-    assert ours["compile_seconds"] == 9.0 and peer["reason"] == "no GPU"
+    assert ours["oracle_steps"] == 3 and ours["compile_seconds"] == 9.0 and peer["reason"] == "no GPU"
 
 
 PROGRAM = """import sys

@@ -13,9 +13,8 @@ from tvm_rnn.tir.index import int64
 
 def loops(make: Any, shape: Any = ("n", 4)) -> list[Any]:
     graph = graph_of([*shape], make)
-    (function,) = loops_of([call.function for call in graph.calls])
-    body = function.body
-    parts = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+    bodies = [function.body for function in loops_of([call.function for call in graph.calls])]
+    parts = [part for body in bodies for part in (body.seq if isinstance(body, tirx.SeqStmt) else [body])]
     return [part for part in parts if not isinstance(part, tirx.AllocBuffer)]
 
 
@@ -38,3 +37,23 @@ def test_what_is_no_nest_stays() -> None:
     other = tirx.SeqStmt([one, one])
     assert nest_of(other) is None
     assert Tiles(8, int64(1)).scheduled([other], lambda buffer: True) == [other]
+
+
+def test_a_number_that_takes_long_is_computed_once() -> None:
+    """It is no part of the loops that read it."""
+    parts = loops(lambda x: relax.op.multiply(x, relax.op.sqrt(relax.op.max(x, 1, True))))
+    assert [len(nest.own) for nest in map(nest_of, parts) if nest is not None] == [1, 1, 2]
+
+
+def test_a_number_may_stand_between_a_sum_and_what_stores_it() -> None:
+    weights = relax.const([[1.0] * 3] * 4, "float32")
+    parts = loops(lambda x: relax.op.exp(relax.op.matmul(x, weights)))
+    own = tirx.decl_buffer((), "float32")
+    number = tirx.BufferStore(own, tirx.const(2.0, "float32"), [])
+    assert len(Tiles(8, int64(1)).scheduled([parts[0], number, parts[1]], lambda buffer: True)) == 2
+
+
+def test_vectors_of_what_is_rounded() -> None:
+    (one,) = loops(relax.op.round)
+    (done,) = Tiles(4, int64(1)).scheduled([one], lambda buffer: True)
+    assert "T.vectorized(T.int64(4))" in str(done)

@@ -6,8 +6,10 @@ from math import prod
 
 import pytest
 from compiled_kernels import graph_of, layers_of
+from training_plans import trained
 
 import tvm_rnn as rnn
+from tvm_rnn.cuda.layer.matrix_operands import NUMBER
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.graph.graph import Graph, is_scan
@@ -74,3 +76,13 @@ def _check_places(layout: Layout) -> None:
         else:
             region = "step" if layout.has_steps else "before"
             assert any(g.region == region and result in g.stored for g in layout.graph.groups)
+
+
+def test_vectors_between_kernels_of_a_layer_of_matrices_are_stored_small() -> None:
+    """Numbers of heads, and decays that a scan multiplies over all time, are whole."""
+    _, found = trained("gla", 16, "bfloat16")
+    for code in (found.forward.code[0], found.backward.code[0]):
+        layout = code.layout
+        decays = {own.located((n, NUMBER))[0] for own in layout.matrices for n in own.numbers}
+        wide = [n for n in layout.hoisted_nodes if prod(n.shape) > 1]
+        assert wide and all((layout.hoisted(n).dtype == "float32") == (n in decays) for n in wide)

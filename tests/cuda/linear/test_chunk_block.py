@@ -16,6 +16,7 @@ from tvm_rnn.cuda.linear.chunk_layout import ChunkLayout
 @pytest.mark.parametrize("masked", [False, True])
 def test_offsets_are_wide(masked: bool) -> None:
     own, seen = recurrence(), dict[str, Any]()
+    layout = ChunkLayout("k", own, SMALL)
 
     def body(w: Writer) -> None:
         block = Block(w, ChunkLayout("k", own, SMALL), masked)
@@ -23,5 +24,5 @@ def test_offsets_are_wide(masked: bool) -> None:
         w.store(w["state_out"], tirx.const(0.0, "float32"), seen["at"])
 
     scalars = [(name, "int32") for name in ("steps", "batch", "span", "start", "has_lengths")]
-    assert write("f", [*own.pointers, ("lengths", "int64")], scalars, body, threads=SMALL.threads).func
+    assert write("f", [*own.pointers, ("lengths", "int64")], scalars, body, threads=layout.threads).func
     assert str(seen["at"].ty) == "int64"

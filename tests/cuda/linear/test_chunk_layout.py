@@ -5,8 +5,8 @@ from __future__ import annotations
 from linear_steps import recurrence
 
 from tvm_rnn.cuda.linear.chunk_layout import ChunkLayout
-from tvm_rnn.cuda.linear.chunk_tile import ChunkTile
-from tvm_rnn.cuda.linear.recurrence import DECAYED
+from tvm_rnn.cuda.linear.chunk_tile import REGISTERS, ChunkTile
+from tvm_rnn.cuda.linear.recurrence import AFTER, BEFORE, DECAYED
 
 
 def layout(keys: int, values: int, **tile: int) -> ChunkLayout:
@@ -32,3 +32,26 @@ def test_what_fits() -> None:
     assert layout(128, 128, warps=8).possible
     assert not layout(256, 128).possible
     assert layout(256, 128, chunk=32).possible
+
+
+def test_warps_that_read_stand_beside_few_of_states() -> None:
+    """Each has what its warp of states hands on: S, [16 values][keys], and what was written, in 16 bits."""
+    few, many = layout(128, 128, warps=2), layout(128, 128, warps=4)
+    assert (few.readers, few.loaders, few.threads) == (2, 2, 320) and many.readers == 0
+    assert few.handed_bytes == 2 * 16 * 128 + 2 * 16 * 64 and few.shared_bytes == few.handed_at + 2 * few.handed_bytes
+    by_key = ChunkLayout("k", recurrence(2, 20, 40, decay=20), ChunkTile())
+    solved = recurrence(others=("vector",), reads=(BEFORE,), same=(("read_0", "vector_0"),))
+    assert by_key.readers == 0 == ChunkLayout("k", solved, ChunkTile()).readers
+    assert ChunkLayout("k", recurrence(others=("vector",), reads=(AFTER,)), ChunkTile()).readers == 2
+
+
+def test_without_readers_few_warps_fill_eight() -> None:
+    for warps in (1, 2, 3):
+        assert ChunkLayout("k", recurrence(reads=()), ChunkTile(warps=warps)).threads == 256
+
+
+def test_registers_are_no_more_than_the_block_begins_with() -> None:
+    for (scorers, warps), (few, many, rest) in REGISTERS.items():
+        found = layout(64, 128, chunk=16 * scorers, warps=warps)
+        begins = 65536 // found.threads // 8 * 8 * (found.threads // 32)
+        assert few * scorers + many * warps + rest * found.loaders <= begins

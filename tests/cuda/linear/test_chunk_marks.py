@@ -14,6 +14,7 @@ from tvm_rnn.cuda.linear.recurrence import AFTER, BEFORE
 CASES: dict[str, dict[str, Any]] = {
     "gated": {"heads": 1, "keys_last": True, "reads": (BEFORE, AFTER)},
     "by key": {"heads": 1, "decay": 24, "keys": 24},
+    "lines": {"heads": 1, "keys_last": True, "keys": 40, "values": 24},
 }
 
 

@@ -11,7 +11,8 @@ from emulated import POISON, run
 
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.row_kernels import Rows
-from tvm_rnn.cuda.rowwise.chained_groups import MOST_WORK, chained_groups, chained_groups_kernel, work_of
+from tvm_rnn.cuda.rowwise import chained_groups as chains
+from tvm_rnn.cuda.rowwise.chained_groups import ASKED, MOST_WORK, chained_groups, chained_groups_kernel, work_of
 from tvm_rnn.graph.graph import Group, Node, make
 
 BARRIERS = {40: "warp_sync();", 400: "cta_sync();"}  # by elements of a row: a warp has it, or a block
@@ -141,3 +142,21 @@ def test_a_few_terms_are_a_threads() -> None:
     run(made.kernel, arrays, {"rows": 5}, 5 if made.kernel.threads != 128 else 2)
     name = next(a.name for a in made.arguments if a.node is total)
     assert np.abs(arrays[name] - value.sum(1)).max() < 1e-6
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("op", ["max", "sum"])
+def test_a_long_reduction_asks_for_several_elements_at_once(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last ones are fewer than a thread asks for; numbers below 0, so that no 0 is the largest."""
+    monkeypatch.setattr(chains, "MOST_THREADS", 96)
+    h = leaf("h", size := 96 * 2 * ASKED + 7)
+    root = make(op, h, axis=-1, keepdims=False)
+    made = kernel_of([group(root, root=root), group(make("neg", root))])
+    assert made.kernel.threads == 96 and text_of(made.kernel).count(f", {size - 1}") == ASKED
+    value = -1.0 - np.random.default_rng(1).random((5, size), "float32")
+    arrays = {a.name: np.full((5, *a.node.shape), POISON, "float32") for a in made.arguments}
+    arrays |= {a.name: value for a in made.arguments if a.node is h}
+    run(made.kernel, arrays, {"rows": 5}, 5)
+    name = next(a.name for a in made.arguments if a.node is root)
+    expected = value.astype(float).max(1) if op == "max" else value.astype(float).sum(1)
+    assert np.abs(arrays[name].ravel() / expected - 1).max() < 1e-6

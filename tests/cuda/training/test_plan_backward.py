@@ -10,14 +10,16 @@ import pytest
 from networks import network
 from training_plans import trained
 
-from tvm_rnn import RNN, cells
+from tvm_rnn import RNN, cell, cells, sigmoid, tanh
 from tvm_rnn.bench.suites import recurrences
 from tvm_rnn.cuda.codegen.host_program import Pointer, Program
 from tvm_rnn.cuda.codegen.workspace_size import working_memory
 from tvm_rnn.cuda.layer.time_segments import TimeSegment
+from tvm_rnn.cuda.rowwise.scan_over_time import Scan
 from tvm_rnn.cuda.training.add_entry_points import plan
 from tvm_rnn.cuda.training.plan_backward import Sequences, Tiles, gradient_width
 from tvm_rnn.options import Options
+from tvm_rnn.passes import parallelise_time
 from tvm_rnn.passes.pipeline import passed
 from tvm_rnn.target import resolve
 
@@ -229,3 +231,18 @@ def test_parts_of_an_input_s_gradient_are_written_where_they_belong() -> None:
     lines = [line.strip() for line in plans.programs[1].sequence.lines]
     assert any("blank_input0" in line for line in lines) and not any("_give" in line for line in lines)
     assert not any(node.op == "broadcast" and prod(node.shape) == n * m * h for node in layout.home)
+
+
+def test_a_kernel_that_walks_pointwise_steps_writes_the_gradient_of_x(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both states are in registers, nothing but what a sum over rows reads is kept, and no launch copies a gradient."""
+
+    @cell(states="v a", output="y")
+    def coupled(x: "H", v: "H", a: "H", *, tau: "H"):
+        v = sigmoid(tau) * tanh(v) + x - a
+        return v, 0.5 * a + 0.2 * tanh(v), v * a
+
+    monkeypatch.setattr(parallelise_time, "FILLING", 1)
+    (back,) = trained(coupled)[1].backward.backs
+    (regime,) = back.layer.regimes
+    assert isinstance(regime, Scan) and back.direct and not back.input_gradients and len(back.layer.layout.kept) == 1
+    assert all(("y", "float32") in kernel.pointers for kernel in regime.kernels)

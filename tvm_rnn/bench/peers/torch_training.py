@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tvm_rnn.network.rnn import RNN
-from tvm_rnn.oracle.torch_graph import Rows, Steps, Wrap, programs
+from tvm_rnn.oracle.torch_graph import Rows, Steps, Wrap, constants_of, programs
 
 if TYPE_CHECKING:
     import torch
@@ -30,10 +30,11 @@ def both_passes(net: RNN, name: str, inputs: Sequence[torch.Tensor], above: torc
         wrap = partial(torch.compile, dynamic=False, fullgraph=True)
     made, like = programs(net, wrap), inputs[0]
     weights = {key: torch.as_tensor(value).to(like).requires_grad_() for key, value in net.weights.items()}
+    constants = constants_of(made, like)
     leaves = [x.clone().requires_grad_() for x in inputs]
 
     def run() -> object:
-        y, _ = Steps(net, made, weights, like)(leaves, rows=rows)
+        y, _ = Steps(net, made, weights, like, constants)(leaves, rows=rows)
         return y, torch.autograd.grad(y, [*leaves, *weights.values()], above, allow_unused=True)
 
     return run

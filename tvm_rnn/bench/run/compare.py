@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +27,7 @@ from tvm_rnn.bench.peers.models import Unsupported, net_of
 from tvm_rnn.bench.peers.worker import FRAMEWORKS
 from tvm_rnn.bench.suites.gpu import Point
 from tvm_rnn.errors import ConfigError, TvmRnnError, WeightError, message, unknown
+from tvm_rnn.network.rnn import RNN
 from tvm_rnn.oracle.reference import reference
 from tvm_rnn.oracle.tolerance import relative_error, tolerance
 from tvm_rnn.runtime.runtime import Manifest, Module, read_container
@@ -44,6 +46,8 @@ MOST_OTHER_TOKENS = 0.1  # two tokens may be as likely but for rounding, and wha
 # Of a batch that generates without drawing; the others repeat them: the oracle takes minutes for many rows and a large
 # vocabulary. A prime: rows that repeat lie at other places of their tiles.
 DISTINCT_ROWS = 29
+# Of generation the oracle makes as many steps as these take it, in tens of seconds; all of them are compared.
+ORACLE_FLOPS, FLOPS_OF_A_DRAW = 1e12, 3000
 MOST_SPREAD = 0.5  # on a machine with nothing else to do rounds differ by a few percent
 TAILS = ("p99", "p99.9")
 THREAD_VARIABLES = (
@@ -159,7 +163,15 @@ def _expected(manifest: Manifest, weights: Weights, inputs: dict[str, np.ndarray
     exact = reference(net.load({name: weights[name] for name in net.weight_shapes}))
     if not new_steps:
         return exact(inputs)[0]
-    return exact.generate(new_steps, prompt=next(iter(inputs.values())), seed=SEED)[0]
+    prompt = next(iter(inputs.values()))
+    return exact.generate(_oracle_steps(net, manifest, prompt.shape[1], new_steps), prompt=prompt, seed=SEED)[0]
+
+
+def _oracle_steps(net: RNN, manifest: Manifest, rows: int, steps: int) -> int:
+    """How many of the steps of generation the oracle makes: all, but where rows or the numbers they draw are many."""
+    graphs = (layer.graph for layer in net.layers)
+    drawn = sum(prod(node.shape) for graph in graphs for node in graph.nodes() if node.random)
+    return min(steps, max(1, int(ORACLE_FLOPS / (rows * (manifest.flops_per_row + FLOPS_OF_A_DRAW * drawn)))))
 
 
 def _way(manifest: Manifest, stream: bool) -> str:
@@ -201,9 +213,10 @@ def compare(
     threads: for each framework; None: the CPUs that this process may use. A round times every configuration for
     `round_seconds`. stream: one step a call, the state carried from call to call, over and over through `steps` steps;
     figures are of one call. Otherwise a module that was compiled to generate makes `steps` steps from a prompt of one,
-    and figures are of one step; where it draws no tokens, rows of a large batch repeat. weights: by name, for a
-    file without them. progress is told what is being done. A framework that is not installed, has no such cell,
-    fails, or whose result differs from the oracle gets a row with the reason and no figures.
+    and figures are of one step; where it draws no tokens, rows of a large batch repeat, and where the oracle would
+    take minutes it makes the first steps alone (oracle_steps of the facts), which are compared. weights: by name, for a
+    file without them. progress is told what is being done. A framework that is not installed, has no such cell, fails,
+    or whose result differs from the oracle gets a row with the reason and no figures.
 
     Raises ConfigError for wrong arguments, LoadError for the file, WeightError for a module without weights, and
     TvmRnnError where the module itself fails or differs from the oracle.
@@ -223,25 +236,26 @@ def compare(
         files = {"inputs": _saved(folder, "input", inputs), "weights": _saved(folder, "weight", own)}
         new_steps = steps if way == "generation" else 0
         request = {"path": path, **files, "folder": folder, "threads": threads, "way": way, "steps": new_steps}
-        tell("computing the oracle")
-        expected = _expected(manifest, weights, drawn, new_steps)
-        expected = None if expected is None else expected[:, rows]
         load = [os.getloadavg()[0]]
         with contextlib.ExitStack() as stack:
             contenders = []
             for name in (OURS, *against):
                 tell(f"starting {name}")
-                contender = Contender(name, expected, _limit(manifest, steps, expected))
+                contender = Contender(name)
                 contender.start(stack, folder, request)
                 contenders.append(contender)
+            tell("computing the oracle")
+            expected = _expected(manifest, weights, drawn, new_steps)
+            expected = None if expected is None else expected[:, rows]
             for contender in contenders:
-                contender.prepare()
+                contender.prepare(expected, _limit(manifest, steps, expected))
             for number in range(rounds):
                 tell(f"round {number + 1} of {rounds}")
                 for contender in contenders:
                     contender.time_once(round_seconds)
         load.append(os.getloadavg()[0])
         facts = run_facts(path, manifest, load, steps=steps, batch=batch, threads=threads, rounds=rounds)
+        facts["oracle_steps"] = 0 if expected is None else len(expected)
     flops, each = manifest.flops_per_row * batch, 1 if stream else steps
     ours = contenders[0].row(each, flops, None)
     return Report((ours, *(c.row(each, flops, ours.median_us) for c in contenders[1:])), facts)
@@ -292,8 +306,8 @@ def _error(found: np.ndarray, expected: np.ndarray) -> float:
 class Contender:
     """One framework: its process, its configurations, and what was measured of each."""
 
-    def __init__(self, name: str, expected: np.ndarray | None, limit: float) -> None:
-        self.name, self.expected, self.limit = name, expected, limit
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.version, self.reason = "", ""
         self.errors: dict[str, float | None] = {}
         self.seconds: dict[str, list[float]] = {}
@@ -309,8 +323,9 @@ class Contender:
         stack.callback(self.worker.end)
         self.worker.send(request)
 
-    def prepare(self) -> None:
-        """Wait for its results and compare them. What is wrong with a peer becomes its reason; ours is an error."""
+    def prepare(self, expected: np.ndarray | None, limit: float) -> None:
+        """Wait for its results and compare them with what is expected, whose steps are the first of all; None: nothing
+        is. What is wrong with a peer becomes its reason; ours is an error."""
         worker, self.worker = self.worker, None
         assert worker is not None
         try:
@@ -327,10 +342,10 @@ class Contender:
         differing: list[str] = []
         for config, path in answer["results"].items():
             error, found = None, np.load(path, allow_pickle=False)
-            if self.expected is not None:
-                error = _error(found, self.expected)
-            if error is not None and not error <= self.limit:
-                differing.append(f"{config}: error {error:.3g}, at most {self.limit:.3g} is allowed")
+            if expected is not None:
+                error = _error(found[: len(expected)], expected)
+            if error is not None and not error <= limit:
+                differing.append(f"{config}: error {error:.3g}, at most {limit:.3g} is allowed")
             else:
                 self.errors[config], self.seconds[config] = error, []
         if differing and self.name == OURS:

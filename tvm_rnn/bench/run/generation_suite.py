@@ -68,7 +68,7 @@ def _measure(point: Point, path: str, peers: Sequence[str], rounds: int) -> Iter
         yield {**point.record, "framework": OURS, "reason": " ".join(str(reason).split())}
         return
     ran = regime(_loop_of(manifest), point.batch, point.steps)
-    ours = {"regime": ran, "flops_per_row": manifest.flops_per_row}
+    ours = {"regime": ran, "flops_per_row": manifest.flops_per_row, "oracle_steps": report.facts["oracle_steps"]}
     yield from records_of(report, point, ours, writes=True)
 
 

@@ -68,16 +68,22 @@ def _loads(nest: Nest, own: tirx.For) -> list[tvm.ir.TensorLoad]:
 
 def _is_dense(nest: Nest, own: tirx.For) -> bool:
     """Whether the loop's steps read neighbours in memory."""
-    return all(_step(load, own.loop_var) == 1 for load in _loads(nest, own))
+    return all(step_of(load, own.loop_var) == 1 for load in _loads(nest, own))
 
 
-def _step(load: tvm.ir.TensorLoad, var: tirx.Var) -> int | None:
+def step_of(load: tvm.ir.TensorLoad, var: tirx.Var) -> int | None:
     """How many elements further the next step reads; None: that is not the same everywhere, or not known."""
+    flat = flat_index(load)
+    moved = Analyzer().simplify(replaced(flat, {var: var + int64(1)}) - flat)
+    return int(moved) if isinstance(moved, tirx.IntImm) else None
+
+
+def flat_index(load: tvm.ir.TensorLoad) -> Expr:
+    """Where it reads, of all elements in a row."""
     flat: Expr = int64(0)
     for size, index in zip(load.source.shape, load.indices, strict=True):
         flat = flat * size + index
-    moved = Analyzer().simplify(replaced(flat, {var: var + int64(1)}) - flat)
-    return int(moved) if isinstance(moved, tirx.IntImm) else None
+    return flat
 
 
 def _axis(load: tvm.ir.TensorLoad, own: tirx.For) -> int | None:
@@ -91,7 +97,7 @@ def turned(nest: Nest, own: tirx.For, laid: Laid) -> Nest | None:
     places = dict[tuple[Buffer, int], Buffer]()
     loads = _loads(nest, own)
     for load in loads:
-        if _step(load, own.loop_var) == 1:
+        if step_of(load, own.loop_var) == 1:
             continue
         axis = _axis(load, own)
         buffer = None if axis is None else laid.along(load.source, axis)

@@ -15,6 +15,10 @@ import tvm_ffi
 from tvm_rnn.graph import scalar
 from tvm_rnn.tir.expr import Expr, Stmt
 
+# What LLVM has of vectors too, which TVM does not say: it would take their loops element by element.
+for _name in ("tirx.nearbyint", "tirx.isnan", "tirx.rsqrt"):
+    tvm.ir.register_op_attr(_name, "TVectorizable", True)
+
 FORMS: dict[str, Callable[[Expr], Expr]] = {
     "tirx.exp": scalar.exp,
     "tirx.sigmoid": scalar.sigmoid,

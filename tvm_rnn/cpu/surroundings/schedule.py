@@ -22,6 +22,7 @@ from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import loop, sequence, when
 
 from .columns import Laid, columns_of, in_panels, turned
+from .lane_sums import LaneSum
 from .nest import Nest, mentions, nest_of, reads, reads_nothing, replaced
 from .panel_sum import PanelSum
 from .sum_tiles import Sum, around, vector
@@ -48,11 +49,12 @@ def loops_of(functions: Sequence[tirx.PrimFunc]) -> list[tirx.PrimFunc]:
 
 
 def inlined(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function with each pointwise value in what reads it, but where sums do: they would compute it many times."""
+    """The function with each pointwise value in what reads it, but where that would compute it many times: in sums, and
+    what takes long in loops over more axes than its own."""
     schedule = s_tir.Schedule(function)
     for block in schedule.get_child_blocks(schedule.get_sblock("root")):
         readers = schedule.get_consumers(block)
-        if readers and not any(_sums(schedule, own) for own in (block, *readers)):
+        if readers and not any(_many_times(schedule, block, own) for own in readers):
             try:
                 schedule.compute_inline(block)
             except Exception:  # it is not pointwise after all
@@ -61,8 +63,36 @@ def inlined(function: tirx.PrimFunc) -> tirx.PrimFunc:
     return made
 
 
-def _sums(schedule: s_tir.Schedule, block: object) -> bool:
-    return any(int(axis.iter_type) == REDUCED for axis in schedule.get(block).iter_vars)
+def _many_times(schedule: s_tir.Schedule, block: object, reader: object) -> bool:
+    """Whether a block in its reader would be more work than it is by itself."""
+    own, other = schedule.get(block), schedule.get(reader)
+    if _sums(own) or not isinstance(own.body, tirx.BufferStore):
+        return True
+    if isinstance(own.body.value, tvm.ir.TensorLoad) and _is_copy(own.body):
+        return False
+    return _sums(other) or (_axes(own) < _axes(other) and _takes_long(own.body.value))
+
+
+def _is_copy(store: tirx.BufferStore) -> bool:
+    """Whether it stores what it reads at the same place of another array."""
+    places = store.value.indices
+    return len(places) == len(store.indices) and all(map(tvm_ffi.structural_equal, places, store.indices))
+
+
+def _sums(block: s_tir.SBlock) -> bool:
+    return any(int(axis.iter_type) == REDUCED for axis in block.iter_vars)
+
+
+def _axes(block: s_tir.SBlock) -> int:
+    """Over how many axes it has more than one element."""
+    return sum(not (isinstance(n, tirx.IntImm) and int(n) == 1) for n in (axis.dom.extent for axis in block.iter_vars))
+
+
+def _takes_long(value: Expr) -> bool:
+    """Whether it divides, or has a function such as an exponential."""
+    found = list[Expr]()
+    tvm_ffi.structural_walk(value, [(tirx.Div, found.append), (tvm.ir.Call, found.append)])
+    return bool(found)
 
 
 @dataclass
@@ -79,19 +109,29 @@ class Tiles:
         done, i = list[Stmt](), 0
         while i < len(nests):
             nest = nest_of(nests[i])
-            if nest is None or not nest.summed or not nest.own:
-                done.append(nests[i] if nest is None or nest.summed else self.pointwise(nest))
-                i += 1
+            i += 1
+            if nest is None or not nest.summed:
+                done.append(nests[i - 1] if nest is None else self.pointwise(nest))
                 continue
-            after = nest_of(nests[i + 1]) if i + 1 < len(nests) else None
-            behind = nests[i + 2 :]
+            if not nest.own:
+                lanes = LaneSum.of(nest, None, self.lanes, self.threads)
+                done.append(nests[i - 1] if lanes is None else lanes.statement())
+                continue
+            while i < len(nests) and self._may_go_before(nests[i], nest):
+                done.append(nests[i])
+                i += 1
+            after = nest_of(nests[i]) if i < len(nests) else None
+            behind = nests[i + 1 :]
             if after is not None and self._follows(nest, after, behind) and temporary(nest.store.buffer):
                 done.append(self.sum(nest, after))
-                i += 2
+                i += 1
             else:
                 done.append(self.sum(nest, None))
-                i += 1
         return done
+
+    def _may_go_before(self, statement: Stmt, nest: Nest) -> bool:
+        """Whether it is a single number, which the sum's follower may read, and that does not read the sum."""
+        return isinstance(statement, tirx.BufferStore) and not reads(statement, nest.store.buffer)
 
     def _follows(self, nest: Nest, after: Nest, behind: Sequence[Stmt]) -> bool:
         """Whether a pointwise nest reads a sum only where it was just made, and nobody does later."""
@@ -166,7 +206,9 @@ class Tiles:
         width = PanelSum.width(plain)
         if reads_nothing(nest.first) and (found := in_panels(nest, columns, self.laid, width)) is not None:
             return PanelSum(found[0], store, columns, min(self.lanes, width), self.threads, found[1]).statement()
-        return replace(plain, nest=turned(nest, columns, self.laid) or nest).statement()
+        dense = turned(nest, columns, self.laid)
+        lanes = None if dense is not None else LaneSum.of(nest, store, self.lanes, self.threads)
+        return lanes.statement() if lanes is not None else replace(plain, nest=dense or nest).statement()
 
 
 def _is_call(value: Expr, name: str) -> bool:

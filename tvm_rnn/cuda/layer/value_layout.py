@@ -3,8 +3,9 @@
 In: a graph with groups, a precision. Out: `Layout`: how kernels read each node, and where each stored node goes.
 
     x, y, user's states    net.dtype, as the caller has them
-    hoisted values         all rows of a tile of time; what products read, and vectors that the step reads, in the
-                           storage dtype; the rest (numbers per row, intermediate values) in the dtype of arithmetic
+    hoisted values         all rows of a tile of time; what products read, vectors that the step reads, and in layers of
+                           matrices without steps all vectors but what scans multiply over time, in the storage dtype;
+                           the rest (numbers per row or head, intermediate values) in the dtype of arithmetic
     states                 two copies, read and written in turn, in the dtype of arithmetic; of those that products
                            read also two in the storage dtype ("shadows"), if that is another
     step values            one copy; in the storage dtype where a product reads them
@@ -24,7 +25,7 @@ from tvm_rnn.graph.graph import Graph, Group, Node, downstream, has_steps, is_sc
 from tvm_rnn.graph.recurrences import BOTH_AXES
 from tvm_rnn.tir.expr import Expr
 
-from .matrix_operands import RowOperands
+from .matrix_operands import NUMBER, RowOperands
 from .pointers import Place, arithmetic, storage
 from .row_kernels import sources
 from .weight_packing import Weights
@@ -230,6 +231,14 @@ class Layout:
         return self.graph.kind == "forward"
 
     @cached_property
+    def walked(self) -> bool:
+        """Whether a backward graph's output is a value that the steps write to where it goes: one of them that is not
+        kept."""
+        home = self.home.get(self.graph.output)
+        own = home is not None and home.region == "step" and self.kept_number(self.graph.output) is None
+        return self.graph.kind == "backward" and own
+
+    @cached_property
     def solved(self) -> dict[Node, int]:
         """The recurrences over all time that make states, with these states' numbers."""
         return {result: i for i, result in enumerate(self.graph.results) if is_scan(result)}
@@ -294,7 +303,22 @@ class Layout:
         # Of all of T, what products make is the largest thing that is written: as it would be for the step.
         home = self.home.get(node)
         vector = vector or (node.shape[-1:] > (1,) and home is not None and home.kind == "gemm" and home.root is node)
+        vector = vector or self._moved_alone(node)
         return self._padded(node, self.storage if vector or operand else self.arithmetic)
+
+    def _moved_alone(self, node: Node) -> bool:
+        """Whether kernels of rows alone write and read a value, in a layer of matrices without a loop over time: such a
+        kernel takes as long as its bytes. Not numbers of heads, nor what scans of vectors multiply over all time."""
+        heads = max((prod(own.heads) for own in self.matrices), default=0)
+        return bool(heads) and not self.has_steps and prod(node.shape) > heads and node not in self._of_time
+
+    @cached_property
+    def _of_time(self) -> set[Node]:
+        """Numbers that recurrences over all time read, and what scans of vectors make."""
+        numbers = {own.located((node, NUMBER))[0] for own in self.matrices for node in own.numbers}
+        matrices = [own.group for own in self.matrices]
+        vectors = [group for group in self.graph.groups if group.kind == "scan" and group not in matrices]
+        return numbers.union(*(self._read_of[group] for group in vectors), *(group.stored for group in vectors))
 
     @cached_property
     def _drawn(self) -> set[Node]:
@@ -411,7 +435,7 @@ class Layout:
                 shadow = self.shadow(number)
                 found += [Target("shadow", shadow, number)] if shadow is not None else []
         found += [Target("step", place, i) for i, place in enumerate(self.step_nodes.get(node, []))]
-        if node is self.graph.output and self.emits:
+        if node is self.graph.output and (self.emits or self.walked):
             found.append(Target("output", self.output))
         return [*found, *kept]
 

@@ -5,7 +5,8 @@ In: a `Recurrence` (`recurrence.py`). Out: kernels. `step_by_step.py` runs steps
 writing the states once: few steps, and all steps of what has no chunks. `chunk_scan.py` runs all in chunks, on tensor
 cores: `chunk_tile.py` and `chunk_layout.py` say what a block is made of, `choose_tile.py` which, `chunk_block.py` what
 it has; `chunk_loads.py`, `chunk_scores.py` (where each key decays by itself, `chunk_key_scores.py`) and
-`chunk_states.py` are its three kinds of warps, `chunk_marks.py` keeps states for training. `segments.py` runs parts of
+`chunk_states.py` are its kinds of warps, and where few have states `chunk_readers.py`, which shares `chunk_products.py`
+with these; `chunk_marks.py` keeps states for training. `segments.py` runs parts of
 the time at once, where there are few states. `lane_sums.py` adds up over a warp.
 
 A `Pair` (`pair.py`) of a matrix and its gradient in: they are made again between the states that were kept;

@@ -21,7 +21,7 @@ from tvm_rnn.tir.expr import TirExpr
 from tvm_rnn.tir.index import uint32
 
 from .blocks_layout import BlocksLayout
-from .chunk_states import TURNED
+from .chunk_products import TURNED
 from .chunk_tile import BLOCK
 from .pair import marks_name
 from .part_operands import Operands

@@ -53,7 +53,7 @@ class Block:
         segments = tirx.truncdiv(w["steps"] + w["span"] - 1, w["span"])
         grid = wide(w["batch"]) * wide(segments) * (scan.tiles * self.recurrence.heads)
         block = w.keep(I.cta_id([tirx.Cast("int32", grid)]))
-        self.tx: TirExpr = I.thread_id([self.tile.threads])
+        self.tx: TirExpr = I.thread_id([scan.threads])
         self.lane = w.bind(self.tx % 32)
         self.arena: Buffer = I.alloc_buffer((scan.shared_bytes,), "uint8", scope="shared.dyn", align=128)
         self.base = w.bind(I.cuda.cvta_generic_to_shared(self.arena.ptr_to([0])))

@@ -6,14 +6,17 @@ In: a `Recurrence` and a `ChunkTile`. Out: `ChunkLayout`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
+from tvm_rnn.tir.expr import Expr
 
-from .chunk_tile import BLOCK, HALVES_PITCH, TRIANGLE_PITCH, ChunkTile
+from .chunk_tile import BLOCK, FEW, HALVES_PITCH, TRIANGLE_PITCH, ChunkTile
 from .recurrence import Recurrence
 
 PAD = 16  # bytes behind a row of shared memory: the next row begins in other banks
 MOST_SHARED = 227 * 1024  # bytes of a block
+MOST_APART = 2  # warps of states beside which others read: with four, each tensor core has one
 NUMBERS = 7  # of a step, at most, beside one for each read-out
 
 
@@ -48,10 +51,37 @@ class ChunkLayout:
     @property
     def possible(self) -> bool:
         """Whether shared memory holds it."""
+        return self.handed_at + self._beside <= MOST_SHARED
+
+    @property
+    def _beside(self) -> int:
+        """Shared memory that is not in `shared_bytes`."""
         numbers = 4 * 3 * self.tile.chunk * (NUMBERS + len(self.recurrence.reads))
-        beside = numbers + 4 * self.tile.chunk * TRIANGLE_PITCH  # what is not in `shared_bytes`
-        beside += self.tile.chunk * HALVES_PITCH if self.recurrence.decays_by_key else 0
-        return self.shared_bytes + beside <= MOST_SHARED
+        halves = self.tile.chunk * HALVES_PITCH if self.recurrence.decays_by_key else 0
+        return numbers + 4 * self.tile.chunk * TRIANGLE_PITCH + halves
+
+    # --- warps -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def readers(self) -> int:
+        """Warps that make read-outs, one for each of states; 0: these do it themselves, as they do where each tensor
+        core has one of them, or nothing is read but what they solve."""
+        own, most = self.recurrence, MOST_SHARED - self._beside - self.handed_at
+        reads = not all(own.solved(i) for i in range(len(own.reads)))
+        apart = reads and self.part == self.tile.chunk and self.tile.warps <= MOST_APART
+        return self.tile.warps if apart and self.tile.warps * self.handed_bytes <= most else 0
+
+    @property
+    def loaders(self) -> int:
+        """Warps that bring operands: what is left of eight, or four."""
+        if self.tile.registers is not None:
+            return 4
+        least, others = (2, self.tile.warps + self.readers) if self.readers else (1, self.tile.warps)
+        return min(4, max(least, FEW - self.tile.scorers - others))
+
+    @property
+    def threads(self) -> int:
+        return 32 * (self.tile.scorers + self.tile.warps + self.readers + self.loaders)
 
     # --- shared memory: stages of operands, then two sets of scores, then results on their way out -----------------
 
@@ -112,5 +142,22 @@ class ChunkLayout:
         return 2 * BLOCK + PAD
 
     @property
-    def shared_bytes(self) -> int:
+    def handed_at(self) -> int:
+        """Where what warps of states hand to those that read begins."""
         return self.results_at + self.tile.warps * self.tile.chunk * self.result_pitch
+
+    @property
+    def handed_bytes(self) -> int:
+        """Of a warp: S before the chunk, then what was written along each column."""
+        return self.written_at(len(self.recurrence.columns))
+
+    def barrier(self, warp: Expr, what: int) -> Expr:
+        """The number of that at which a warp of states and its reader meet; all warps meet at 0."""
+        return warp * 2 + (1 + what)
+
+    def written_at(self, column: int) -> int:
+        return 32 * (self.keys + column * self.tile.chunk)
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.handed_at + self.readers * self.handed_bytes

@@ -88,7 +88,7 @@ class Loads:
         piece = piece_bytes(rows)
         size = max(piece, 2)
         across = SIZES[rows.dtype] * target[2] // size
-        threads = 32 * self.tile.loaders
+        threads = 32 * self.scan.loaders
         pieces = self.tile.chunk * across
         turns = ceil_div(pieces, threads)
         group = next(n for n in UNROLLED if turns % n == 0) if piece >= 4 else 1

@@ -1,8 +1,9 @@
 """All steps of a linear recurrence of matrices in chunks: a block for each batch row, head, tile of values and segment.
 
-In: a `Recurrence` and a `ChunkTile`. Out: `ChunkScan`, whose kernel has three kinds of warps: while some take the
+In: a `Recurrence` and a `ChunkTile`. Out: `ChunkScan`, whose kernel has several kinds of warps: while some take the
 states through a chunk (`chunk_states.py`), others make the scores of the next one (`chunk_scores.py`), and others bring
-the operands of those behind it (`chunk_loads.py`). They meet once a chunk.
+the operands of those behind it (`chunk_loads.py`). Where few warps have states, others make their read-outs
+(`chunk_readers.py`). They meet once a chunk.
 
 With g the sum of a chunk's log decays up to a step, S the states before the chunk, and all sums over steps s of it:
 
@@ -34,6 +35,7 @@ from .chunk_block import Block
 from .chunk_key_scores import KeyScorers
 from .chunk_layout import ChunkLayout
 from .chunk_loads import Loads
+from .chunk_readers import Readers
 from .chunk_scores import Scorers
 from .chunk_states import States
 
@@ -72,7 +74,7 @@ class ChunkScan(ChunkLayout):
         pointers = (*self.pointers, *(MASK_POINTERS if masked else ()))
         scalars = (*SCALARS, *(BACK_SCALARS if self.reverse else ()), *(MASK_SCALARS if masked else ()))
         name = f"{self.name}_masked" if masked else self.name
-        return write(name, pointers, scalars, run, threads=self.tile.threads, shared_bytes=self.shared_bytes)
+        return write(name, pointers, scalars, run, threads=self.threads, shared_bytes=self.shared_bytes)
 
 
 class _Body:
@@ -87,7 +89,8 @@ class _Body:
         warp = w.keep(self.block.tx // 32)
         scorers = (KeyScorers if scan.recurrence.decays_by_key else Scorers)(self.block, warp)
         states = scan.states(self.block, w.bind(warp - tile.scorers))
-        loads = Loads(self.block, w.bind(warp - tile.scorers - tile.warps))
+        readers = Readers(self.block, w.bind(warp - tile.scorers - tile.warps))
+        loads = Loads(self.block, w.bind(warp - tile.scorers - tile.warps - scan.readers))
         with I.If(warp < tile.scorers):
             with I.Then():
                 self._scorers(scorers)
@@ -95,7 +98,18 @@ class _Body:
                 with I.Then():
                     self._states(states)
                 with I.Else():
-                    self._loads(loads)
+                    self._others(warp, readers, loads)
+
+    def _others(self, warp: TirExpr, readers: Readers, loads: Loads) -> None:
+        """Those that read, if some do, and those that bring operands."""
+        if not self.scan.readers:
+            self._loads(loads)
+            return
+        with I.If(warp < self.tile.scorers + self.tile.warps + self.scan.readers):
+            with I.Then():
+                self._readers(readers)
+            with I.Else():
+                self._loads(loads)
 
     def _scorers(self, scorers: Scorers) -> None:
         self._registers(0)
@@ -113,6 +127,12 @@ class _Body:
             states.advance(turn)
         states.finish()
 
+    def _readers(self, readers: Readers) -> None:
+        self._meet()
+        with self.w.loop(self.block.chunks) as turn:
+            self._meet()
+            readers.read(turn)
+
     def _loads(self, loads: Loads) -> None:
         self._registers(2)
         loads.begin()
@@ -123,12 +143,12 @@ class _Body:
 
     def _meet(self) -> None:
         """All warps: once before the scores of the first chunk, then once a chunk."""
-        self.w.do(I.ptx.bar.sync(0, uint32(self.tile.threads)))
+        self.w.do(I.ptx.bar.sync(0, uint32(self.scan.threads)))
 
     def _registers(self, kind: int) -> None:
         """Take or give registers."""
         own = self.tile.registers
         if own is not None:
-            begins = ALL_REGISTERS // self.tile.threads // 8 * 8
+            begins = ALL_REGISTERS // self.scan.threads // 8 * 8
             how = "inc" if own[kind] > begins else "dec"
             self.w.do(I.ptx[f"setmaxnreg.{how}.sync.aligned.u32"](own[kind]))

@@ -2,9 +2,10 @@
 
 In: the kernel's body, a warp's number. Out: statements that take S through a chunk. S lies in registers as sums of
 products, [16 values][keys], and sums of one product are the left operand of the next: S of what steps read of it, these
-of what steps write, and these of what is added to S. Nothing but right operands comes from shared memory.
+of what steps write, and these of what is added to S. Where warps of read-outs (`chunk_readers.py`) have the products
+of what is read, they are handed S and what was written.
 
-Source: sums as operands: Dao 2023, "FlashAttention-2"; what a step writes, by blocks of 16 steps, forward substitution.
+Source: what a step writes, by blocks of 16 steps: forward substitution.
 """
 
 from __future__ import annotations
@@ -15,28 +16,25 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.register_tile import RegisterTile
-from tvm_rnn.cuda.codegen.vector_access import pack, unpack
-from tvm_rnn.cuda.gemm.mma_sync import INSTRUCTIONS, LDMATRIX
+from tvm_rnn.cuda.codegen.vector_access import unpack
 from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import uint32, wide
 
 from .chunk_block import Block
-from .chunk_tile import BLOCK, piece_bytes
-from .recurrence import Rows
+from .chunk_products import OLD, TURNED, WRITTEN, Products
+from .chunk_tile import BLOCK
 
-TURNED = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16"
+Written = dict[str, tuple[RegisterTile, RegisterTile]]  # by what it was written along: at the time, and at the end
+
 FEW = 4  # warps of states, whose registers are enough for two products at a time
-STORE_TURNED = "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16"
+TOGETHER = 4  # tiles of keys whose products fill a gap of what is solved
 
 
-class States:
-    """warp: the number of this one, among those of states. state[n]: 8 keys; as sums of mma.sync lie."""
+class States(Products):
+    """state[n]: 8 keys; as sums of mma.sync lie."""
 
     def __init__(self, block: Block, warp: TirExpr) -> None:
-        self.body, self.w, self.scan, self.warp = block, block.w, block.scan, warp
-        self.recurrence, self.tile, self.precision = block.recurrence, block.tile, block.recurrence.precision
-        self.deep, self.blocks = self.scan.keys // BLOCK, self.scan.part // BLOCK
-        self.lane = block.lane
+        super().__init__(block, warp)
         self.state = self.w.tile(self.scan.keys // 8, 4)
 
     # --- before and after ------------------------------------------------------------------------------------------
@@ -78,14 +76,8 @@ class States:
 
     def advance(self, number: TirExpr) -> None:
         """Results of a chunk, and the states after it."""
-        w, body = self.w, self.body
-        self.number = number
-        self.stage = w.keep(body.base + tirx.Cast("uint32", body.slot(number)))
-        parity = number % 2 * (self.scan.score_sets * self.scan.score_bytes) + self.scan.scores_at
-        self.scores = w.keep(body.base + tirx.Cast("uint32", parity))
-        key_line = self.lane // 16 * 8 + self.lane % 8  # of right operands whose rows are columns of the product
-        self.key_at = w.bind(tirx.Cast("uint32", key_line * self.scan.key_pitch + self.lane // 8 % 2 * 16))
-        self.score_at = w.bind(tirx.Cast("uint32", key_line * self.scan.score_pitch + self.lane // 8 % 2 * 16))
+        w = self.w
+        self._enter(number)
         if self.scan.part == self.tile.chunk:
             self._part(0)
             return
@@ -97,10 +89,13 @@ class States:
         w, own = self.w, self.recurrence
         self.first = first
         self.old = self._operand(self.state, self.deep)
+        if self.scan.readers:
+            self._handed(self.old, 0, "st")
+            w.do(I.ptx.bar.arrive(*self._barrier(OLD)))
         sums = w.tile(2 * self.blocks, 4)
         if own.erasing is not None:
             run(self._of_states(sums, own.erasing_vector))
-        written: dict[str, tuple[RegisterTile, RegisterTile]] = {}
+        written: Written = {}
         if len(own.columns) > 1:
             self._scale(sums, "erase")
             values = w.tile(2 * self.blocks, 4)
@@ -109,63 +104,41 @@ class States:
             self._add_known(sums, written["key"][0])
         else:
             self._add_values(sums, own.erasing is not None)
+        if self.scan.readers:
+            self._hand_on(sums, written)
+        else:
+            self._read_all(sums, written)
+
+    def _read_all(self, sums: RegisterTile, written: Written) -> None:
+        """What the last steps write, all read-outs, the states behind the part."""
+        w, own = self.w, self.recurrence
         reads = {i: w.tile(2 * self.blocks, 4) for i in range(len(own.reads)) if not own.solved(i)}
         products = {i: self._of_states(found, f"read_{i}") for i, found in reads.items()}
         # The first read-out's products fill the gaps of what steps write, where registers hold both.
         between = next(iter(products.values())) if self.tile.warps <= FEW and products else iter(())
-        written[own.columns[-1]] = self._write(sums, between)
+        written[own.columns[-1]] = self._write(sums, [between])
         for i, read in enumerate(own.reads):
             if i not in reads:
                 self._store(i, read.output, written[own.columns[-1]][0])
                 continue
             run(products[i])
             self._read(i, read.output, reads[i], {column: both[0] for column, both in written.items()})
-        self._carry({column: both[1] for column, both in written.items()})
-
-    def _operand(self, sums: RegisterTile, count: int) -> RegisterTile:
-        """Sums [2 count tiles of 8 columns] as the left operand of `count` steps of K."""
-        words = self.w.tile(count, 4, dtype="uint32")
-        for k in range(count):
-            self._pack_block(words, k, [sums[2 * k], sums[2 * k + 1]])
-        return words
-
-    def _pack_block(self, words: RegisterTile, k: int, tiles: list[tuple[TirExpr, ...]]) -> None:
-        for i in range(4):
-            tile = tiles[i // 2]
-            pack(self.w, self.precision, words[k][i], tile[2 * (i % 2)], tile[2 * (i % 2) + 1])
-
-    def _multiply(self, sums: tuple[TirExpr, ...], a: tuple[TirExpr, ...], b: tuple[TirExpr, ...]) -> None:
-        self.w.do(I.ptx[INSTRUCTIONS[self.precision]](*sums, *a, *b, *sums))
-
-    def _of_states(self, sums: RegisterTile, vector: str) -> Iterator[None]:
-        """<vector, S> of all steps of the chunk: one step of K after the other."""
-        w, scan = self.w, self.scan
-        at = w.bind(self.stage + self.key_at + self._offset(scan.vector_at(vector), scan.key_pitch))
-        b = w.tile(2, self.blocks, 2, 2, dtype="uint32")
-        sums.fill(tirx.const(0.0, "float32"))
-
-        def load(k: int) -> None:
+        self._decay()
+        for column, (_, ending) in written.items():
             for block in range(self.blocks):
-                own = uint32(32 * k + block * BLOCK * scan.key_pitch)
-                w.do(I.ptx[LDMATRIX.format("x4")](*b[k % 2, block, 0], *b[k % 2, block, 1], at + own))
+                run(self._outer(column, ending[block], block))
 
-        load(0)
-        for k in range(self.deep):
-            if k + 1 < self.deep:
-                load(k + 1)
-            for n in range(2 * self.blocks):
-                self._multiply(sums[n], self.old[k], b[k % 2, n // 2, n % 2])
-            yield
-
-    def _offset(self, at: int, pitch: int) -> TirExpr:
-        """Where rows of the first step of the part begin."""
-        return tirx.Cast("uint32", self.first * pitch + at)
-
-    def _scaled(self, name: str, n: int) -> list[TirExpr]:
-        """A number of the steps of a tile's two columns."""
-        numbers = self.body.numbers
-        step = self.w.bind(self.first + 8 * n + self.lane % 4 * 2)
-        return [self.w.keep(numbers.load(name, self.number, step + odd)) for odd in range(2)]
+    def _hand_on(self, sums: RegisterTile, written: Written) -> None:
+        """The same where others read: what is written to the states fills the gaps."""
+        w, last = self.w, self.recurrence.columns[-1]
+        self._decay()
+        between = [self._outer(c, both[1][block], block) for c, both in written.items() for block in range(self.blocks)]
+        written[last] = self._write(sums, between, last)
+        for i, column in enumerate(self.recurrence.columns):
+            self._handed(written[column][0], self.scan.written_at(i), "st")
+        w.do(I.ptx.bar.arrive(*self._barrier(WRITTEN)))
+        for products in between:
+            run(products)
 
     def _add_values(self, sums: RegisterTile, erases: bool) -> None:
         """What steps write, but for what they write of each other: values, and, if some is there, what they erase of
@@ -191,9 +164,12 @@ class States:
                             value = before + value
                         sums.store(value, n, i)
 
-    def _write(self, sums: RegisterTile, between: Iterator[None]) -> tuple[RegisterTile, RegisterTile]:
+    def _write(
+        self, sums: RegisterTile, between: list[Iterator[None]], column: str = ""
+    ) -> tuple[RegisterTile, RegisterTile]:
         """What steps write, as operands: as it is, and what is left of it at the end of the chunk. between: other
-        products, of which some are started while those here are under way."""
+        products, of which some are started while those here are under way; column: to these, what is written along it
+        is added."""
         w, erases = self.w, self.recurrence.erasing is not None
         written = w.tile(self.blocks, 4, dtype="uint32")
         ending = w.tile(self.blocks, 4, dtype="uint32") if self.body.weighted else written
@@ -204,6 +180,8 @@ class States:
             self._pack_block(written, block, tiles)
             if self.body.weighted:
                 self._pack_block(ending, block, self._ending(tiles, block))
+            if column:
+                between.append(self._outer(column, ending[block], block))
             if erases:
                 for later in range(block + 1, self.blocks):
                     self._add(sums, written[block], later, self._scores(later, block, 0))
@@ -224,15 +202,6 @@ class States:
             for other in range(block + 1):
                 self._add(sums, written[other], block, self._scores(block, other, 1))
 
-    def _scale(self, sums: RegisterTile, name: str) -> None:
-        """Times a number of each step, if they have one."""
-        if name not in self.body.numbers.buffers:
-            return
-        for n in range(2 * self.blocks):
-            scale = self._scaled(name, n)
-            for j in range(4):
-                sums.store(sums[n][j] * scale[j % 2], n, j)
-
     def _ending(self, tiles: list[tuple[TirExpr, ...]], block: int) -> list[tuple[TirExpr, ...]]:
         """What steps of a block wrote, times what is left of it."""
         found = []
@@ -241,108 +210,43 @@ class States:
             found.append(tuple(value * scale[i % 2] for i, value in enumerate(tile)))
         return found
 
-    def _solve(self, sums: RegisterTile, block: int, between: Iterator[None]) -> None:
+    def _solve(self, sums: RegisterTile, block: int, between: list[Iterator[None]]) -> None:
         """Times the inverse of the block on the diagonal."""
         words = self.w.tile(1, 4, dtype="uint32")
         inverse = self._scores(block, block, 0)
-        next(between, None)
+        advance_one(between)
         self._pack_block(words, 0, [sums[2 * block], sums[2 * block + 1]])
         for n in range(2):
             for i in range(4):
                 sums.store(tirx.const(0.0, "float32"), 2 * block + n, i)
         self._add(sums, words[0], block, inverse)
-        next(between, None)
+        advance_one(between)
 
-    def _scores(self, block: int, other: int, which: int) -> RegisterTile:
-        """The scores of 16 steps of what 16 others wrote, as a right operand."""
-        w, scan = self.w, self.scan
-        b = w.tile(2, 2, dtype="uint32")
-        own = which * scan.score_bytes + block * BLOCK * scan.score_pitch + other * BLOCK * 2
-        at = self.scores + self.score_at + self._offset(own, scan.score_pitch + 2)
-        w.do(I.ptx[LDMATRIX.format("x4")](*b[0], *b[1], at))
-        return b
-
-    def _add(self, sums: RegisterTile, a: tuple[TirExpr, ...], block: int, b: RegisterTile) -> None:
-        """To the steps of `block`: what others wrote, times scores."""
-        for n in range(2):
-            self._multiply(sums[2 * block + n], a, b[n])
-
-    def _read(self, i: int, output: Rows, sums: RegisterTile, written: dict[str, RegisterTile]) -> None:
-        """A read-out of all steps, stored. written: by what it was written along."""
-        self._scale(sums, f"read_{i}")
-        whose = {(vector, column): n for n, (vector, _, column) in enumerate(self.recurrence.scores)}
-        pairs = [
-            (block, other, whose[f"read_{i}", column], own)
-            for column, own in written.items()
-            for other in range(self.blocks)
-            for block in range(other, self.blocks)
-        ]
-        loaded = self._scores(*pairs[0][:3])
-        for number, (block, other, _, own) in enumerate(pairs):
-            now = loaded
-            if number + 1 < len(pairs):
-                loaded = self._scores(*pairs[number + 1][:3])
-            self._add(sums, own[other], block, now)
-        self._store(i, output, self._operand(sums, self.blocks))
-
-    def _store(self, i: int, output: Rows, words: RegisterTile) -> None:
-        """Results to memory, by way of shared memory: a row's 16 values lie side by side there."""
-        w, scan, body, lane = self.w, self.scan, self.body, self.lane
-        pitch = scan.result_pitch
-        begin = w.bind(scan.results_at + self.warp * (self.tile.chunk * pitch))
-        line = lane // 16 * 8 + lane % 8
-        into = w.bind(body.base + tirx.Cast("uint32", begin + line * pitch + lane // 8 % 2 * 16))
-        w.do(I.cuda.warp_sync())
-        for block in range(self.blocks):
-            w.do(I.ptx[STORE_TURNED](into + uint32(block * BLOCK * pitch), *words[block]))
-        w.do(I.cuda.warp_sync())
-        step0 = w.bind(self.number * self.tile.chunk + self.first)
-        value0 = w.bind(body.value0 + self.warp * BLOCK)
-        if piece_bytes(output) == 16:
-            four = w.tile(1, 4, dtype="uint32")
-            for turn in range(self.blocks):
-                line, half = w.bind(turn * BLOCK + lane // 2), w.bind(lane % 2)
-                at = body.base + tirx.Cast("uint32", begin + line * pitch + half * 16)
-                w.do(I.ptx["ld.shared.v4.b32"](*four[0], at))
-                value = w.bind(value0 + half * 8)
-                with w.when(tirx.And(body.stored(step0 + line), value < output.width)):
-                    to = w[f"output_{i}"].ptr_to([body.element(output, step0 + line, value)])
-                    w.do(I.ptx["st.global.v4.b32"](to, *four[0]))
-            return
-        with w.loop(scan.part // 2) as pair:
-            line, column = w.bind(pair * 2 + lane // 16), w.bind(lane % 16)
-            value = w.bind(value0 + column)
-            with w.when(tirx.And(body.stored(step0 + line), value < output.width)):
-                found = body.words[tirx.truncdiv(begin + line * pitch, 2) + column]
-                w.store(w[f"output_{i}"], found, body.element(output, step0 + line, value))
-
-    def _carry(self, ending: dict[str, RegisterTile]) -> None:
-        """The states at the end of the part. ending: by what it was written along."""
+    def _decay(self) -> None:
+        """What is left of the states at the end of the part."""
         for n, left in self._left():
             for i in range(4):
                 self.state.store(self.state[n][i] * left[i % 2], n, i)
-        for column, own in ending.items():
-            self._add_outer(column, own)
 
-    def _add_outer(self, column: str, ending: RegisterTile) -> None:
-        """What was written along a column."""
+    def _outer(self, column: str, ending: tuple[TirExpr, ...], block: int) -> Iterator[None]:
+        """To the states, what a block of steps wrote along a column: some tiles of keys after the other."""
         w, scan = self.w, self.scan
         own = self._offset(scan.vector_at(column), scan.key_pitch)
         at = w.bind(self.stage + own + tirx.Cast("uint32", self.lane % 16 * scan.key_pitch + self.lane // 16 * 16))
         b = w.tile(2, 2, 2, dtype="uint32")
-        pairs = [(k, block) for block in range(self.blocks) for k in range(self.deep)]
 
-        def load(number: int) -> None:
-            k, block = pairs[number]
+        def load(k: int) -> None:
             place = at + uint32(block * BLOCK * scan.key_pitch + 32 * k)
-            w.do(I.ptx[TURNED](*b[number % 2, 0], *b[number % 2, 1], place))
+            w.do(I.ptx[TURNED](*b[k % 2, 0], *b[k % 2, 1], place))
 
         load(0)
-        for number, (k, block) in enumerate(pairs):
-            if number + 1 < len(pairs):
-                load(number + 1)
+        for k in range(self.deep):
+            if k + 1 < self.deep:
+                load(k + 1)
             for n in range(2):
-                self._multiply(self.state[2 * k + n], ending[block], b[number % 2, n])
+                self._multiply(self.state[2 * k + n], ending, b[k % 2, n])
+            if (k + 1) % TOGETHER == 0:
+                yield
 
     def _left(self) -> Iterator[tuple[int, Sequence[TirExpr]]]:
         """Of 8 keys each: what the part leaves of a lane's two; nothing where that is all."""
@@ -363,3 +267,9 @@ def run(statements: Iterator[None]) -> None:
     """All that are left."""
     for _ in statements:
         pass
+
+
+def advance_one(statements: list[Iterator[None]]) -> None:
+    """Some of the first that has any left."""
+    while statements and next(statements[0], True) is not None:
+        del statements[0]

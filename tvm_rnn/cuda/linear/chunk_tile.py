@@ -50,15 +50,6 @@ class ChunkTile:
         """Of a thread of each kind, where warps come in fours, which may give registers to each other; else None."""
         return REGISTERS.get((self.scorers, self.warps))
 
-    @property
-    def loaders(self) -> int:
-        """Warps that bring operands: what is left of eight, or four."""
-        return min(4, max(1, FEW - self.scorers - self.warps)) if self.registers is None else 4
-
-    @property
-    def threads(self) -> int:
-        return 32 * (self.scorers + self.warps + self.loaders)
-
 
 class Numbers:
     """What all warps know of a chunk's steps, in shared memory, of three chunks."""

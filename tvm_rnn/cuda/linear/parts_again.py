@@ -33,7 +33,7 @@ from tvm_rnn.cuda.layer.packed_layout import ceil_div
 from tvm_rnn.tir.expr import TirExpr
 from tvm_rnn.tir.index import uint32, wide
 
-from .chunk_states import TURNED
+from .chunk_products import TURNED
 from .chunk_tile import BLOCK, piece_bytes
 from .pair import BOTH, EVERY, GRADIENT, STATE, Read, marks_name
 from .part_decays import Decays

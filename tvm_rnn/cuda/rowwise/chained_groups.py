@@ -45,6 +45,9 @@ JOINED = ("pointwise", "reduce")  # kinds of groups
 MOST_WORK = 1 << 14  # elements of a group per row: beyond, one block per row leaves too much of the GPU idle
 FEW = 2  # results of a reduction that the whole block makes
 MOST_THREADS, ELEMENTS_PER_THREAD = 1024, 4
+# Elements of a long reduction that a thread asks for before it combines the first: one at a time each waits for memory.
+# The largest of 32,000 numbers took 32 such waits.
+ASKED = 8
 
 
 def work_of(group: Group) -> int:
@@ -241,10 +244,21 @@ class _ChainedGroups:
         total = writer.local(1, dtype)
         writer.store(total, tirx.const(identity, dtype), 0)
         extents = tuple(size for _, size in reduced_axes(root))
-        index = self._index(writer, j, root.shape)
-        with self._each(writer, prod(extents), first, step) as k:
-            value = reduced(self._values(writer, job), root, index, unravel(writer, k, extents))
-            writer.store(total, combine(total[0], value), 0)
+        index, count = self._index(writer, j, root.shape), prod(extents)
+
+        def element(k: Expr) -> Expr:
+            return reduced(self._values(writer, job), root, index, unravel(writer, k, extents))
+
+        if count < 2 * ASKED * step:
+            with self._each(writer, count, first, step) as k:
+                writer.store(total, combine(total[0], element(k)), 0)
+            return total
+        with writer.loop(-(-count // (ASKED * step))) as turn:
+            places = [writer.keep((turn * ASKED + u) * step + first) for u in range(ASKED)]
+            values = [writer.keep(element(writer.keep(tirx.Min(k, count - 1)))) for k in places]
+            for k, value in zip(places, values, strict=True):
+                own = tirx.Select(k < count, value, tirx.const(identity, dtype))
+                writer.store(total, combine(total[0], own), 0)
         return total
 
     def _index(self, writer: Writer, j: Expr, shape: tuple[int, ...]) -> Index:

@@ -1,8 +1,9 @@
 """The scan regime: steps without products, all of T in one launch, one thread per batch row and unit.
 
-In: a layer's layout whose step is pointwise. Out: `Scan`, a Regime for any batch size and precision. States stay in
-registers; hoisted values and inputs are prefetched into registers, each `ahead` steps before its use; y, and what
-training keeps, are written side by side by the threads of a warp.
+In: a layer's layout whose step is pointwise, of a forward graph or of a backward one. Out: `Scan`, a Regime for any
+batch size and precision. States, or their gradients, stay in registers; hoisted values, inputs and the tape are
+prefetched into registers, each `ahead` steps before its use; y, or the gradient of x, and what is kept are written side
+by side by the threads of a warp.
 
 Rewrite: for t: pointwise  -->  one launch: for t in thread: pointwise
 """
@@ -56,6 +57,11 @@ class Scan(AnyBatch):
     record: str = DEFAULT  # where the knobs are from
 
     @property
+    def writes_output(self) -> bool:
+        """A backward graph's output may be made of what is kept, after the steps."""
+        return self.layout.emits or self.layout.walked
+
+    @property
     def width(self) -> int:
         return self.step.phases[0].width
 
@@ -83,7 +89,7 @@ class Scan(AnyBatch):
         pointers = [(f"param_{n}", float_) for n in range(len(self.step.param_nodes))]
         pointers += [(f"read_{n}", self.layout.rows(node).dtype) for n, node in enumerate(self.step.read_nodes)]
         pointers += [(f"old_{n}", float_) for n in numbers] + [(f"new_{n}", float_) for n in numbers]
-        pointers += [("y", self.layout.output.dtype)]
+        pointers += [("y", self.layout.output.dtype)] if self.writes_output else []
         pointers += [(f"kept_{own.number}", own.place.dtype) for own in self.layout.taped]
         pointers += MASK_POINTERS if masked else ()
         scalars = (*SCALARS, *(MASK_SCALARS if masked else ()))
@@ -101,7 +107,8 @@ class Scan(AnyBatch):
 
         pointers = [layer_steps.weights[node] for node in self.step.param_nodes]
         pointers += [read(node) for node in self.step.read_nodes]
-        pointers += [*layer_steps.before, *layer_steps.after, layer_steps.output]
+        pointers += [*layer_steps.before, *layer_steps.after]
+        pointers += [layer_steps.output] if self.writes_output else []
         pointers += [layer_steps.kept[own.number] for own in self.layout.taped]
         scalars = [layer_steps.count, int(layer_steps.reverse), "B"]
         launch_either(host, self.kernels, pointers, scalars, layer_steps)
@@ -206,10 +213,11 @@ class Body:
                 return value
             return tirx.Select(tirx.NE(active, tirx.const(0, "int32")), value, instead)
 
-        place = self.scan.layout.output
-        y = kept(self.held[(step.graph.output, 0)], tirx.const(0.0, self.dtype))
         row = k.keep(tirx.Cast("int64", local) * k["batch"] + self.row)
-        k.store(k["y"], converted(y, place.dtype), row * place.row_stride + self.unit)
+        if self.scan.writes_output:
+            place = self.scan.layout.output
+            y = kept(self.held[(step.graph.output, 0)], tirx.const(0.0, self.dtype))
+            k.store(k["y"], converted(y, place.dtype), row * place.row_stride + self.unit)
         self._keep(row)
         for register, result in zip(self.states, step.graph.results, strict=True):
             k.store(register, kept(self.held[(result, 0)], register[0]), 0)
@@ -253,13 +261,13 @@ def scan(layout: Layout, target: Target, batches: Sequence[int], initial: Mappin
     """The regime, where it is one for this layer."""
     hoisted = set(layout.hoisted_nodes)
     try:
-        if not layout.emits:
-            raise NotPersistent("a backward graph's output is no value of the step")
         step = phases(
             stepped(layout.graph), lambda n: layout.weights.place(n) is not None, lambda n: n in hoisted, False
         )
         check_kept(step, (own.node for own in layout.taped))
-        if layout.kept and any(node.mask for node in step.read_nodes):
+        if layout.walked and layout.graph.output.shape != (step.phases[0].width,):
+            raise NotPersistent("the gradient of x has not as many elements as the state")
+        if (layout.kept or not layout.emits) and any(node.mask for node in step.read_nodes):
             raise NotPersistent("masks of training are drawn step by step")
     except NotPersistent as reason:
         tell(False, "scan_cuda", str(reason))

@@ -38,11 +38,12 @@ from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
 from tvm_rnn.cuda.plan.images import Images
 from tvm_rnn.cuda.plan.layer import Layer
 from tvm_rnn.cuda.plan.network import HOISTED_BYTES, STREAMS, Plan, Visit
+from tvm_rnn.cuda.rowwise.scan_over_time import Scan
 from tvm_rnn.cuda.rowwise.state_moves import Tile
 from tvm_rnn.graph.graph import Graph, Group, Node, sums_rows
 from tvm_rnn.network.layer import weight_name
 from tvm_rnn.network.rnn import RNN
-from tvm_rnn.passes.fuse_pointwise import quotients, read_at_last
+from tvm_rnn.passes.fuse_pointwise import bases, quotients, read_at_last
 
 from .gradient_kernels import FinishKernels, InputGradient
 from .plan_forward import Blank, ForwardTrain, blank_kernel
@@ -53,6 +54,15 @@ from .weight_gradient_sums import WeightGradients
 # better the more steps it has. gated_delta_net H 64, T 16384, B 8, bf16, H100: both passes 1.51 ms, with 2 1.37, with 4
 # 1.30.
 OVER_TIME = 2
+
+
+def _walks_output(graph: Graph) -> bool:
+    """Whether a kernel that walks all steps of pointwise work can write the output, which nothing else reads."""
+    steps = [g for g in graph.groups if g.region == "step"]
+    read = [a for n in graph.nodes() if sums_rows(n) or graph.region_of(n) == "after" for a in n.args]
+    elsewhere = {b for n in (*read, *graph.emitted) for b in bases(n)}
+    own = any(graph.output in g.stored for g in steps) and graph.output not in elsewhere
+    return own and all(g.kind == "pointwise" for g in steps)
 
 
 def gradient_width(net: RNN) -> int:
@@ -153,12 +163,21 @@ class BackwardPlan(Plan):
         operands = tuple(a for n in sums for a in n.args)
         rows = replace(graph, weight_gradients=(), emitted=(*graph.emitted, *operands))
         kept = tuple(n for n in last if n.op == "state" or stored.get(n) == "step")
-        own = rows, self.number + number, self.net.dtype, self.options, self.target, dict[str, float](), 1, kept
-        streams, together = tuple(self.net.regularisers.streams), 1 if self.whole else self.net.num_layers
+        given, streams = self._given(self.forward.code[number].layout), tuple(self.net.regularisers.streams)
+        together = 1 if self.whole else self.net.num_layers
         offered = [n for n in sums if n.op == "einsum_rows"]
         others = read_at_last(graph, offered)
-        beside = RowSums(tuple(offered), tuple(n for n in kept if n not in others))
-        layer = Layer(*own, self._given(self.forward.code[number].layout), streams, together=together, sums=beside)
+
+        def layer_of(kept: tuple[Node, ...]) -> Layer:
+            own = rows, self.number + number, self.net.dtype, self.options, self.target, dict[str, float](), 1, kept
+            beside = RowSums(tuple(offered), tuple(n for n in kept if n not in others))
+            return Layer(*own, given, streams, together=together, sums=beside)
+
+        layer = None
+        if self.directions == 1 and _walks_output(graph):
+            layer = layer_of(tuple(n for n in kept if n is not graph.output))
+        if layer is None or not any(isinstance(regime, Scan) for regime in layer.regimes):
+            layer = layer_of(kept)
         name, layout, precision = f"g{layer.number}", layer.layout, self.options.precision
 
         def reads(node: Node, product: bool = False) -> Place | None:
@@ -170,10 +189,10 @@ class BackwardPlan(Plan):
         left = [n for n in sums if n not in made]
         weight_gradients = WeightGradients(name, left, precision, *places, *machine, accumulated=made)
         finish = FinishKernels(graph, sums, f"{layer.number}_finish", precision)
-        direct = bool(layout.in_output) or (layout.written_last and self.directions == 1)
+        direct = bool(layout.in_output) or layout.walked or (layout.written_last and self.directions == 1)
         roots = [*([] if direct else [graph.output]), *graph.emitted]
-        given = precision, reads, self.net.dtype
-        input_gradients = [InputGradient(f"{name}_give{i}", n, *given) for i, n in enumerate(roots)]
+        facts = precision, reads, self.net.dtype
+        input_gradients = [InputGradient(f"{name}_give{i}", n, *facts) for i, n in enumerate(roots)]
         early = [n for n in last if stored.get(n) == "before"]
         self.backs.append(BackwardCode(layer, weight_gradients, finish, input_gradients, early, direct))
         return layer

@@ -1,0 +1,145 @@
+"""A sum whose vectors run along what is summed: each lane adds up its own elements, then lanes are added.
+
+In: a nest that adds up, or takes the largest or the smallest, along an axis whose elements lie side by side, where none
+of the result's axes does. Out: statements.
+
+Rewrite: for k: y += x[k]  -->  for c: lanes += x[c * 16 : c * 16 + 16]; for v: y += lanes[v]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from tvm_rnn.tir.expr import Expr, Stmt, TirExpr
+from tvm_rnn.tir.index import int64
+from tvm_rnn.tir.statements import load, loop, sequence, variable
+
+from .columns import flat_index, step_of
+from .nest import Nest, mentions, reads, replaced
+from .sum_tiles import Sum, around, unrolled, vector, with_value
+
+MANY = 4  # vectors of sums that do not wait for one another
+NEUTRAL = {  # what lanes must begin with: extrema may begin with the same number twice
+    tirx.Add: 0,
+    tirx.Mul: 1,
+}
+
+
+@dataclass
+class LaneSum(Sum):
+    """columns: what is summed of neighbours in memory, as one loop. outside: what else is summed. element: what is
+    added; step: the sum behind it, of the variables sum and own."""
+
+    outside: Sequence[tirx.For]
+    element: Expr
+    step: Expr
+    total: tirx.Var
+    own: tirx.Var
+
+    @staticmethod
+    def of(nest: Nest, after: tirx.BufferStore | None, lanes: int, threads: TirExpr) -> LaneSum | None:
+        """None: it is not such a sum."""
+        value, buffer, kind = nest.store.value, nest.store.buffer, str(nest.store.buffer.dtype)
+        element = _element(nest)
+        joined = [] if element is None else _joined(nest.summed, element)
+        if element is None or not joined:
+            return None
+        along, total, own = variable("k"), tirx.Var("total", kind), tirx.Var("own", kind)
+        same = tvm_ffi.structural_equal
+        step = tvm_ffi.structural_map(value, (type(element), lambda node: own if same(node, element) else node))
+        step = with_value(step, buffer, total)
+        count = math.prod([own.extent for own in joined], start=int64(1))
+        columns = tirx.For(along, int64(0), count, tirx.ForKind.SERIAL, tirx.Evaluate(int64(0)))
+        outside = [own for own in nest.summed if own not in joined]
+        return LaneSum(nest, after, columns, lanes, threads, outside, _along(element, joined, along), step, total, own)
+
+    def statement(self) -> Stmt:
+        """Threads share the result's axes."""
+        lanes, extent = self.lanes, self.columns.extent
+        sums = tirx.decl_buffer((MANY * lanes,), str(self.nest.store.buffer.dtype), name="sums", scope="local")
+
+        def add(lane: Expr, value: Expr) -> Stmt:
+            step = replaced(self.step, {self.total: load(sums, lane), self.own: value})
+            return tirx.BufferStore(sums, step, [lane])
+
+        def vectors(count: int, first: Expr) -> Stmt:
+            def one(u: tirx.Var) -> Stmt:
+                at = u * int64(lanes)
+                return vector(lanes, lambda v: add(at + v, self.at(first + at + v)))
+
+            return unrolled(count, one)
+
+        many, whole = extent // int64(MANY * lanes), extent // int64(lanes)
+        adding = sequence(
+            loop("c", many, lambda c: vectors(MANY, c * int64(MANY * lanes))),
+            loop("c", whole - many * int64(MANY), lambda c: vectors(1, (many * int64(MANY) + c) * int64(lanes))),
+            loop("c", extent - whole * int64(lanes), lambda c: add(int64(0), self.at(whole * int64(lanes) + c))),
+        )
+        begin = unrolled(MANY, lambda u: vector(lanes, lambda v: self.begin(sums, {}, u * int64(lanes) + v)))
+        fold = unrolled(
+            MANY - 1, lambda u: vector(lanes, lambda v: add(v, load(sums, (u + int64(1)) * int64(lanes) + v)))
+        )
+        last = unrolled(lanes - 1, lambda v: add(int64(0), load(sums, v + int64(1))))
+        end = self.end(sums, {}, int64(0))
+        body = sequence(tirx.AllocBuffer(sums), begin, around(self.outside, adding), fold, last, end)
+        return self.share([(own.loop_var, own.extent) for own in self.nest.own], body)
+
+    def at(self, place: Expr) -> Expr:
+        """The element at a place of the walk."""
+        return replaced(self.element, {self.columns.loop_var: place})
+
+
+def _element(nest: Nest) -> Expr | None:
+    """What is added in each step; None: the nest does not add, multiply or choose, or begins with anything."""
+    value = nest.store.value
+    if isinstance(value, tirx.Select):
+        sides = (value.true_value, value.false_value)
+    elif isinstance(value, tirx.Add | tirx.Mul | tirx.Max | tirx.Min):
+        sides = (value.a, value.b)
+    else:
+        return None
+    neutral = NEUTRAL.get(type(value))
+    if neutral is not None and getattr(nest.first, "value", None) != neutral:
+        return None
+    others = [side for side in sides if not reads(side, nest.store.buffer)]
+    return others[0] if len(others) == 1 else None
+
+
+def _joined(summed: Sequence[tirx.For], element: Expr) -> list[tirx.For]:
+    """The innermost loops that are one walk over neighbours in memory, the first one outside; none: there are none."""
+    loads = list[tvm.ir.TensorLoad]()
+    tvm_ffi.structural_walk(element, (tvm.ir.TensorLoad, loads.append))
+    bare = tvm_ffi.structural_map(element, (tvm.ir.TensorLoad, lambda load: tirx.const(1, str(load.ty))))
+    found, size = list[tirx.For](), 1
+    inner = {load: step_of(load, summed[-1].loop_var) for load in loads}
+    if 1 not in inner.values() or any(step not in (0, 1) for step in inner.values()):
+        return []
+    for own in reversed(summed):
+        goes_on = all(step_of(load, own.loop_var) == step * size for load, step in inner.items() if step is not None)
+        if mentions(bare, own.loop_var) or not goes_on:
+            break
+        found.insert(0, own)
+        if not isinstance(own.extent, tirx.IntImm):
+            break
+        size *= int(own.extent)
+    return found
+
+
+def _along(element: Expr, joined: Sequence[tirx.For], along: tirx.Var) -> Expr:
+    """The element in the variable of the walk. A place is one number, behind zeros: only their sum counts in memory."""
+    if len(joined) == 1:
+        return replaced(element, {joined[0].loop_var: along})
+
+    def moved(load: tvm.ir.TensorLoad) -> tvm.ir.TensorLoad:
+        if not any(mentions(i, own.loop_var) for i in load.indices for own in joined):
+            return load
+        begin = replaced(flat_index(load), {own.loop_var: int64(0) for own in joined})
+        return tirx.BufferLoad(load.source, [*[int64(0)] * (len(load.indices) - 1), begin + along])
+
+    return tvm_ffi.structural_map(element, (tvm.ir.TensorLoad, moved))
