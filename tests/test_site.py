@@ -290,7 +290,7 @@ def test_the_search_needs_nothing_from_elsewhere() -> None:
 def test_what_a_notebook_prints_in_colour_is_plain_on_a_page(site: ModuleType) -> None:
     style = "color: #008080; text-decoration-color: #008080; font-weight: bold"
     said = f'<pre style="white-space:pre;overflow-x:auto">H=<span style="{style}">256</span></pre>'
-    assert site.of_page(said) == '<pre tabindex="0">H=<span style="font-weight: bold">256</span></pre>'
+    assert site.of_page(said) == '<pre class="wide" tabindex="0">H=<span style="font-weight: bold">256</span></pre>'
 
 
 def test_docstrings_are_prose_but_for_what_is_set_in_columns(site: ModuleType) -> None:

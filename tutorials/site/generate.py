@@ -92,7 +92,7 @@ def lesson(path: Path, notebooks: Path | None, pages: Path) -> str:
 def of_page(text: str) -> str:
     """What rich prints in a notebook, for a page that is light or dark: without colours of its own, and keys reach it
     where it scrolls."""
-    text = re.sub(r'<pre style="white-space:pre;[^"]*">', '<pre tabindex="0">', text)
+    text = re.sub(r'<pre style="white-space:pre;[^"]*">', '<pre class="wide" tabindex="0">', text)
     return re.sub(r"(?<=[\"; ])(text-decoration-)?color: #\w{6};? ?", "", text)
 
 
