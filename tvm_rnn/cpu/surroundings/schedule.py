@@ -19,13 +19,13 @@ from tvm import s_tir, tirx
 
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
 from tvm_rnn.tir.index import int64
-from tvm_rnn.tir.statements import loop, sequence, when
+from tvm_rnn.tir.statements import loop, sequence, variable, when
 
-from .columns import Laid, columns_of, in_panels, turned
+from .columns import Laid, columns_of, in_panels, step_of, turned
 from .lane_sums import LaneSum
 from .nest import Nest, mentions, nest_of, reads, reads_nothing, replaced
 from .panel_sum import PanelSum
-from .sum_tiles import Sum, around, vector
+from .sum_tiles import Sum, around, is_multiple, vector
 
 LOWER = (
     s_tir.transform.LowerInitBlock,
@@ -37,6 +37,7 @@ LOWER = (
     s_tir.transform.LowerOpaqueBlock,
     s_tir.transform.ConvertSSA,
 )
+SQUARE = 16  # elements on each side: float32 of a cache line
 REDUCED = 2  # the kind of a block's axis that is summed over
 
 
@@ -160,8 +161,28 @@ class Tiles:
 
     def pointwise(self, nest: Nest) -> Stmt:
         """Vectors along the last axis, and what is left one by one. A condition that is the same along that axis is
-        looked at once for all of it; what looks at other ones has no vectors."""
-        return around(nest.loops[:-1], self._along_last(nest.loops[-1], nest.store))
+        looked at once for all of it; what looks at other ones has no vectors. What is read along another axis goes in
+        squares of both axes, so that each cache line is read once."""
+        last, across = nest.loops[-1], _across(nest)
+        if across is None:
+            return around(nest.loops[:-1], self._along_last(last, nest.store))
+        outside = [own for own in nest.loops if own is not across and own is not last]
+        tiles = [variable("tile") for _ in range(2)]
+        places = [(own, tile * int64(SQUARE)) for own, tile in zip((across, last), tiles, strict=True)]
+        lengths = [_shorter(own.extent - begin, own.extent) for own, begin in places]
+        counts = [(own.extent + int64(SQUARE - 1)) // int64(SQUARE) for own, _ in places]
+
+        def row(r: tirx.Var) -> Stmt:
+            first, second = (begin for _, begin in places)
+            store = replaced(nest.store, {across.loop_var: first + r})
+            inner = variable("i")
+            store = replaced(store, {last.loop_var: second + inner})
+            return self._along_last(tirx.For(inner, int64(0), lengths[1], last.kind, last.body), store)
+
+        square = loop("r", lengths[0], row)
+        for tile, count in zip(reversed(tiles), reversed(counts), strict=True):
+            square = tirx.For(tile, int64(0), count, tirx.ForKind.SERIAL, square)
+        return around(outside, square)
 
     def _along_last(self, inner: tirx.For, store: tirx.BufferStore) -> Stmt:
         chosen = store.value
@@ -209,6 +230,21 @@ class Tiles:
         dense = turned(nest, columns, self.laid)
         lanes = None if dense is not None else LaneSum.of(nest, store, self.lanes, self.threads)
         return lanes.statement() if lanes is not None else replace(plain, nest=dense or nest).statement()
+
+
+def _across(nest: Nest) -> tirx.For | None:
+    """The loop whose steps read neighbours in memory, where those of the last one do not; None: there is none."""
+    last, loads = nest.loops[-1], list[tvm.ir.TensorLoad]()
+    tvm_ffi.structural_walk(nest.store.value, (tvm.ir.TensorLoad, loads.append))
+    apart = [load for load in loads if any(mentions(i, last.loop_var) for i in list(load.indices)[:-1])]
+    apart = [load for load in apart if step_of(load, last.loop_var) not in (0, 1)]
+    able = (own for own in nest.own[:-1] if apart and all(step_of(load, own.loop_var) == 1 for load in apart))
+    return next(able, None)
+
+
+def _shorter(left: Expr, extent: Expr) -> Expr:
+    """Of a square's side: what is left of an axis, where that is less."""
+    return int64(SQUARE) if is_multiple(extent, SQUARE) else tirx.Min(left, int64(SQUARE))
 
 
 def _is_call(value: Expr, name: str) -> bool:
