@@ -55,6 +55,19 @@ def test_a_graph_without_tiling_is_refused() -> None:
         Lowering(net, stages["fuse_pointwise"], Options(V4))
 
 
+def test_inputs_that_are_only_multiplied_are_read_where_the_caller_has_them() -> None:
+    """Then nothing of them is in the workspace, whose tiles are as large whatever their number."""
+
+    def per_tile_row(name: str, inputs: int, layers: int = 1) -> int:
+        return lowered(rnn.RNN(rnn.cells.get(name), inputs, 16, num_layers=layers)).memory.per_tile_row
+
+    assert per_tile_row("lstm", 16) == per_tile_row("lstm", 900)
+    assert per_tile_row("lstm", 100, layers=3) == per_tile_row("lstm", 900, layers=3)  # the first has code of its own
+    # An attention that scales a gate is no product's; layers that share code share what they read.
+    assert [lowered(net_of("augru"))._is_read_in_place(i) for i in (0, 1)] == [True, False]
+    assert not lowered(rnn.RNN(rnn.cells.lstm, 16, 16, num_layers=3))._is_read_in_place(0)
+
+
 @pytest.mark.broad
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CELLS])
 def test_the_workspace_is_large_enough_and_its_contents_do_not_matter(

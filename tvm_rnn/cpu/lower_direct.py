@@ -12,7 +12,7 @@ stack, most of it in registers. Vectors are no wider than the network needs, and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from typing import ClassVar
@@ -56,9 +56,8 @@ WITHOUT = ("parallelise_time", "hoist_gemms")  # left out: there is one step
 
 @dataclass
 class DirectVisit(Visit):
-    """given: the states and inputs that are read where the caller has them. output: where the layer's goes."""
+    """given: states too. output: where the layer's goes."""
 
-    given: Mapping[Node, Array] = field(default_factory=dict)
     output: Array | None = None
 
 
@@ -74,7 +73,7 @@ class DirectLayer(Layer):
         return step
 
     def _state_at(self, ctx: Context, visit: Visit, state: Node, last: bool) -> Array:
-        given = visit.given.get(state) if isinstance(visit, DirectVisit) and not last else None
+        given = None if last else visit.given.get(state)
         return given or self.state(self.graph.states.index(state), int64(last), visit.states, ctx.batch)
 
     def _work(self, ctx: Context, visit: Visit, step: Step) -> list[Block]:
@@ -87,10 +86,6 @@ class DirectLayer(Layer):
     def _emitted(self, ctx: Context, visit: Visit, values: Mapping[Node, Array]) -> Stmt:
         assert isinstance(visit, DirectVisit) and visit.output is not None
         return moved(ctx.buffers, visit.output, values[self.graph.output], self.lanes)
-
-    def _input(self, number: int, visit: Visit, t: Expr, ctx: Context) -> Array:
-        given = visit.given.get(self.graph.inputs[number]) if isinstance(visit, DirectVisit) else None
-        return given or super()._input(number, visit, t, ctx)
 
     def _places(
         self, ctx: Context, visit: Visit, read: Mapping[Node, Array], write: Mapping[Node, Sequence[Array]]
@@ -228,8 +223,8 @@ class DirectLowering(Lowering):
             parts.append(moved(self.ctx.buffers, *pair, self.lanes))
         return sequence(parts)
 
-    def _complete(self, work: Visit, named: Named, run: Run, place: tuple[Expr, Expr, Expr], tile: Tile) -> None:
-        super()._complete(work, named, run, place, tile)
+    def _given(self, run: Run, i: Expr, tile: Tile) -> dict[Node, Array]:
+        """States too."""
         code, layer = self.code[run.graph], self.at
         given = dict[Node, Array]()
         for number, node in enumerate(code.graph.inputs):
@@ -239,9 +234,13 @@ class DirectLowering(Lowering):
             if isinstance(code, DirectLayer) and code.read_in_place(node):
                 before = [self.code[graph].graph.states[number].shape for graph in self.layers.of_layer[:layer]]
                 given[node] = in_place(f"state_{number}", node, sum(map(prod, before)))
+        return given
+
+    def _complete(self, work: Visit, named: Named, run: Run, place: tuple[Expr, Expr, Expr], tile: Tile) -> None:
+        super()._complete(work, named, run, place, tile)
+        code, layer = self.code[run.graph], self.at
         if not isinstance(work, DirectVisit):
             return
-        work.given = given
         width = (code.graph.output.shape[0],)
         work.output = Array("workspace", self._flow(1 - layer % 2), self.stride, (1,), width)
         if layer == self.net.num_layers - 1:

@@ -26,6 +26,7 @@ class GenerationLowering(Lowering):
     """The function `generate`. given: steps whose input is given; progress: rows that have not ended, steps done."""
 
     name: ClassVar[str] = "generate"
+    in_place: ClassVar[bool] = False  # an output becomes the next input
 
     def _plan(self) -> None:
         self.time_major, self.rows_per_tile = True, 1

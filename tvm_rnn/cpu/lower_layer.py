@@ -62,6 +62,7 @@ class Visit:
     count: Expr  # steps in the tile
     done: Expr  # steps of this layer and direction before this tile
     emit: Emit = field(default=lambda *where: sequence())  # emit(t, b, j, value): element j of row b of step t's output
+    given: Mapping[Node, Array] = field(default_factory=dict)  # what is read in the caller's arrays, from `start` on
     keys: Expr = 0  # address of this layer's and direction's words in the keys of masks
     block: Expr = 0  # address in the tape of what this layer and direction keeps
 
@@ -263,7 +264,20 @@ class Layer:
 
     def _input(self, number: int, visit: Visit, t: Expr, ctx: Context) -> Array:
         node, stride = self.graph.inputs[number], visit.widths[number]
+        if (given := visit.given.get(node)) is not None:
+            return replace(given, base=given.base + t * ctx.batch * int64(given.row_stride))
         return self._array("workspace", node, visit.inputs[number] + t * ctx.batch * int64(stride), stride)
+
+    def is_only_multiplied(self, number: int) -> bool:
+        """Whether nothing but products reads an input, element by element: then it needs no padding."""
+        node = self.graph.inputs[number]
+        users = self.graph.users()[node]
+        products = all(u.op == "gemm" and not self._in_bytes(u) for u in users)
+        return products and node not in (*self.graph.results, self.graph.output)
+
+    def _in_bytes(self, product: Node) -> bool:
+        storage = self.emitter.storages.of(product)
+        return storage is not None and storage.dot is not None
 
     def state(self, number: int, parity: Expr, states: Expr, batch: Expr) -> Array:
         """State `number` of one layer and direction, the copy of the given parity."""

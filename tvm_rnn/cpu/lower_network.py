@@ -22,7 +22,7 @@ from tvm import tirx
 
 from tvm_rnn.errors import PassError, message
 from tvm_rnn.graph.flops import flops_per_row
-from tvm_rnn.graph.graph import Layers
+from tvm_rnn.graph.graph import Layers, Node
 from tvm_rnn.module_file.facts import common_facts
 from tvm_rnn.module_file.schema import CpuNetwork, Pack
 from tvm_rnn.network.layer import weight_name
@@ -84,6 +84,7 @@ class Lowering:
     flow: ClassVar[str] = "workspace"  # where layers read inputs
     together: ClassVar[int] = CHUNK  # steps of matrices that belong together
     in_bytes: ClassVar[bool] = True  # whether products of bytes are computed as such
+    in_place: ClassVar[bool] = True  # whether inputs may be read in the caller's arrays
     few_as_given: ClassVar[bool] = True  # whether matrices stay as their owner laid them out for a few steps
 
     def __post_init__(self) -> None:
@@ -130,6 +131,7 @@ class Lowering:
             self.states_at.append(self.memory.per_row)
             self.memory.per_row += layer.states_per_row * count * d
         widths = [layer.graph.inputs[0].shape[0] for layer in net.layers] + [net.output_size]
+        widths = widths[1:] if self._is_read_in_place(0) else widths
         self.stride = max(row_stride((w,), self.lanes, self.itemsize) for w in widths)
         self.extra = [row_stride(n.shape, self.lanes, self.itemsize) for n in self.code[0].graph.inputs[1:]]
         # Vectors may read past the end of a value into padding, by at most one vector of its outermost axis.
@@ -221,6 +223,8 @@ class Lowering:
         given, cell = self._arguments(), self.net.cell
         self.x, (self.y,) = self._users([a.name for a in cell.inputs]), self._users(["y"])
         self.s_in, self.s_out = (self._users([f"{a.name}_{way}" for a in cell.states]) for way in ("in", "out"))
+        in_place = {f"input_{i}": user for i, user in enumerate(self.x) if self._is_read_in_place(i)}
+        self.ctx.buffers = {**self.ctx.buffers, **in_place}
         walk = self._time_major() if self.time_major else self._layer_major()
         body = self._with_threads(given["threads"], self._states(True), walk, self._states(False))
         return self._function(given, [*self.x, self.y, *self.s_in, *self.s_out], body)
@@ -367,11 +371,20 @@ class Lowering:
         """The user's inputs from step `start` on, to where the first layer reads them."""
         parts: list[Block] = []
         nodes = self.net.layers[0].graph.inputs
-        for node, user, (base, stride) in zip(nodes, self.x, self._inputs_at(start), strict=True):
+        for i, (node, user, (base, stride)) in enumerate(zip(nodes, self.x, self._inputs_at(start), strict=True)):
+            if self._is_read_in_place(i):
+                continue
             array = Array(self.flow, base, stride, strides_of(node.shape, self.lanes)[0], node.shape)
             parts.append(rows_in(self.ctx.buffers[self.flow], user, array, start * self.B, count * self.B))
             parts.append(self._blank(array, start, count))
         return self._if_layer(0, parts)
+
+    def _is_read_in_place(self, number: int) -> bool:
+        """Whether an input is read in the caller's array: a copy of many inputs takes as long as products with few
+        units (LSTM, I = 1400, H = 16, B = 16: a quarter of the time). Layers that share code read the workspace."""
+        graph = self.layers.of_layer[0]
+        alone = self.layers.of_layer.count(graph) == 1 and (number == 0 or self.net.num_layers == 1)
+        return self.in_place and alone and self.code[graph].is_only_multiplied(number)
 
     def _inputs_at(self, start: Expr) -> list[tuple[Expr, int]]:
         """Where the first layer reads each input, and its row stride."""
@@ -456,6 +469,13 @@ class Lowering:
             inputs.append(named(f"input_{number + 1}", self._flow(number + 2) + tile.row * self.B * int64(stride)))
         return inputs, [self.stride, *self.extra]
 
+    def _given(self, run: Run, i: Expr, tile: Tile) -> dict[Node, Array]:
+        """What a visit reads in the caller's arrays."""
+        nodes = self.code[run.graph].graph.inputs if run.first == 0 else ()
+        own = {k: node for k, node in enumerate(nodes) if self._is_read_in_place(k)}
+        rows = {k: tile.start * self.B * int64(node.shape[0]) for k, node in own.items()}
+        return {node: Array(f"input_{k}", rows[k], node.shape[0], (1,), node.shape) for k, node in own.items()}
+
     def _odd(self, run: Run, i: Expr) -> Expr:
         return tirx.bitwise_and(i + int64(run.first), int64(1))
 
@@ -466,6 +486,7 @@ class Lowering:
     def _complete(self, work: Visit, named: Named, run: Run, place: tuple[Expr, Expr, Expr], tile: Tile) -> None:
         """What else a visit must know. place: its layer in the run, its direction, its number in the run."""
         i, d, number = place
+        work.given = self._given(run, i, tile)
         if self.streams:
             work.keys = (int64(run.first * self.net.num_directions) + number) * int64(2 * len(self.streams))
         output = (

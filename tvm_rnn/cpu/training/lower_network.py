@@ -30,6 +30,7 @@ class TrainingLowering(Lowering):
     """What both functions share."""
 
     tape: TapeLayout
+    in_place: ClassVar[bool] = False  # backward reads them in the tape
     few_as_given: ClassVar[bool] = False
 
     def use(self, tape: TapeLayout) -> None:

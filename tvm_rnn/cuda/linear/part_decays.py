@@ -141,20 +141,40 @@ class Decays:
                 at = unit * EVERY + step + self.place.lane * 2 + (self._units_at + odd)
                 self.w.store(self.operands.numbers, total, at)
 
-    def products(self, i: int, read: Read) -> None:
-        """The product of both, of every step of the part, stored."""
-        w, place, name = self.w, self.place, f"output_{i}"
-        threads = self.layout.threads
-        with w.loop(-(-EVERY // threads)) as turn:
-            step = w.bind(turn * threads + place.thread)
-            with w.when(tirx.And(step < EVERY, step < place.count)):
-                total = tirx.Select(step < place.limit, self._product(step), ZERO)
-                w.store(w[name], converted(total, read.output.dtype), place.at(name, read.output, step))
+    def sum_up(self) -> None:
+        """What all warps give for a step, to the first one's place."""
+        w, numbers, warps, threads = self.w, self.operands.numbers, self.layout.warps, self.layout.threads
+        with w.loop(-(-2 * EVERY // threads)) as turn:
+            own = w.bind(turn * threads + self.place.thread)
+            with w.when(own < 2 * EVERY):
+                begin = w.keep(tirx.truncdiv(own, EVERY) * (EVERY * warps) + tirx.truncmod(own, EVERY))
+                at, total = w.keep(begin + self._sum_at(STATE)), ZERO
+                for warp in range(warps):
+                    total = total + numbers[at + warp * EVERY]
+                w.store(numbers, total, at)
 
-    def _product(self, t: TirExpr) -> TirExpr:
-        w, numbers, warps = self.w, self.operands.numbers, self.layout.warps
+    @property
+    def _together(self) -> int:
+        """Threads that share a step's product, side by side."""
+        return next(n for n in (4, 2, 1) if n * EVERY <= self.layout.threads or n == 1)
+
+    def products(self, i: int, read: Read) -> None:
+        """The product of both, of every step of the part, stored. Behind `sum_up`, and a meeting of all warps."""
+        w, place, name = self.w, self.place, f"output_{i}"
+        threads, together = self.layout.threads, self._together
+        with w.loop(-(-EVERY * together // threads)) as turn:
+            number = w.bind(turn * threads + place.thread)
+            step, part = w.keep(tirx.truncdiv(number, together)), w.keep(tirx.truncmod(number, together))
+            with w.when(step < EVERY):  # of all threads of a warp, or of none
+                total = tirx.Select(step < place.limit, self._product(step, part), ZERO)
+                with w.when(tirx.And(step < place.count, tirx.EQ(part, 0))):
+                    w.store(w[name], converted(total, read.output.dtype), place.at(name, read.output, step))
+
+    def _product(self, t: TirExpr, part: TirExpr) -> TirExpr:
+        """part: which of the other steps a thread takes."""
+        w, numbers, together = self.w, self.operands.numbers, self._together
         whole: TirExpr = ZERO
-        for warp in range(warps):
+        for warp in range(self.layout.warps):
             whole = whole + numbers[self._whole_at + warp]
         before, after, begins, ends = ZERO, ZERO, ONE, ONE
         if self.weighted:
@@ -163,16 +183,16 @@ class Decays:
         found = {name: w.local(1) for name in (STATE, GRADIENT)}
         for own in found.values():
             w.store(own, ZERO, 0)
-        with w.loop(EVERY) as other:
+        with w.loop(EVERY // together) as turn:
+            other = w.bind(turn * together + part)
             there = {STATE: (other > t, "before"), GRADIENT: (other < t, "after")}
             for name, (seen, kind) in there.items():
-                total: TirExpr = ZERO
-                for warp in range(warps):
-                    total = total + numbers[self._sum_at(name) + warp * EVERY + other]
                 far = self.number(kind, other) if self.weighted else ZERO
                 weight = self.weight(seen, far, after) if name == STATE else self.weight(seen, before, far)
-                w.store(found[name], found[name][0] + weight * total, 0)
-        total = begins * (ends * whole + found[STATE][0]) + ends * found[GRADIENT][0]
+                w.store(found[name], found[name][0] + weight * numbers[self._sum_at(name) + other], 0)
+        lanes = tuple(n for n in (1, 2) if n < together)
+        state, gradient = (self._reduced(found[name][0], lanes) for name in (STATE, GRADIENT))
+        total = begins * (ends * whole + state) + ends * gradient
         for unit, (later, earlier) in enumerate((a, b) for a in range(SIDE) for b in range(a + 1)):
             inside = tirx.And(t >= earlier * BLOCK, t < (later + 1) * BLOCK)
             total = total + tirx.Select(inside, numbers[self._units_at + unit * EVERY + t], ZERO)

@@ -7,6 +7,8 @@ writes to the matrix before it and to the gradient behind it give, by one more p
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
@@ -19,11 +21,13 @@ from tvm_rnn.tir.index import uint32
 from .chunk_tile import BLOCK
 from .pair import GRADIENT, STATE
 from .part_decays import Decays
-from .part_layout import SIDE, UNITS
+from .part_layout import PAD, SIDE, UNITS
 from .parts_layout import SCORE_PITCH
 
 ZERO = tirx.const(0.0, "float32")
+AT_ONCE = 4  # pairs whose sums registers hold beside both matrices
 TF32 = INSTRUCTIONS["float32"]
+Pair = tuple[str, str]
 Sums = list[list[TirExpr]]  # [8 columns][4], as sums of mma.sync lie
 
 
@@ -57,18 +61,28 @@ class PartScores:
             self.before = [decays.number("before", row) for row in self.rows]
             self.after = [[decays.number("after", column) for column in two] for two in self.columns]
         weights = [[self._weight(n, i) for i in range(4)] for n in range(2)]
-        both: RegisterTile | None = None
+        columns = self._columns if layout.sums else {}
+        found = self._products(list(dict.fromkeys([*layout.scores, *columns.values()])))
+        for left, right in layout.scores:
+            self._keep(found[left, right], weights, layout.score_at(left, right))
         if layout.sums:
             both = w.tile(2, 4)
             both.fill(ZERO)
-        for left, right in layout.scores:
-            sums = w.tile(2, 4)
-            self._product(sums, left, right)
-            self._keep(sums, weights, layout.score_at(left, right))
-            if both is not None:
-                self._add(both, sums, left, right)
-        if both is not None:
+            for scores, own in columns.items():
+                for n in range(2):
+                    for k in range(4):
+                        both.store(both[n][k] + found[own][n][k] * found[scores[:2]][n][k], n, k)
             self._between(unit, both)
+
+    @cached_property
+    def _columns(self) -> dict[tuple[str, str, int, int], tuple[str, str]]:
+        """By scores of rows, and the numbers of their writes: the columns that are written beside these."""
+        rows = self.layout.rows
+        return {
+            (row, other, j, i): (f"{GRADIENT}_column_{j}", f"{STATE}_column_{i}")
+            for j, row in enumerate(rows[GRADIENT])
+            for i, other in enumerate(rows[STATE])
+        }
 
     def _weight(self, n: int, i: int) -> TirExpr:
         half, odd = i // 2, i % 2
@@ -76,21 +90,40 @@ class PartScores:
         before, after = (self.before[half], self.after[n][odd]) if self.decays.weighted else (ZERO, ZERO)
         return self.w.keep(self.decays.weight(seen, before, after))
 
-    def _product(self, sums: RegisterTile, left: str, right: str) -> None:
-        """<left of the later steps, right of the earlier ones>."""
-        w, lane, layout = self.w, self.lane, self.layout
-        sums.fill(ZERO)
-        a, b = w.tile(1, 4, dtype="uint32"), w.tile(2, 2, dtype="uint32")
-        own, pitch = layout.first(left), layout.pitch(left)
-        line = (self.row0 + lane % 16) * pitch + lane // 16 * 16 + layout.at(own)
-        a_at = w.bind(self.base + tirx.Cast("uint32", line))
-        line = (self.column0 + lane // 16 * 8 + lane % 8) * pitch + lane // 8 % 2 * 16 + layout.at(layout.first(right))
-        b_at = w.bind(self.base + tirx.Cast("uint32", line))
-        for k in range((pitch - 16) // 32):
-            w.do(I.ptx[LDMATRIX.format("x4")](*a[0], a_at + uint32(32 * k)))
-            w.do(I.ptx[LDMATRIX.format("x4")](*b[0], *b[1], b_at + uint32(32 * k)))
-            for n in range(2):
-                w.do(I.ptx[INSTRUCTIONS[self.precision]](*sums[n], *a[0], *b[n], *sums[n]))
+    def _products(self, pairs: list[Pair]) -> dict[Pair, RegisterTile]:
+        """<left of the later steps, right of the earlier ones> of some pairs at a time, whose sums are independent:
+        one pair's alone waited for each other."""
+        found = dict[Pair, RegisterTile]()
+        for first in range(0, len(pairs), AT_ONCE):
+            some = {pair: self.w.tile(2, 4) for pair in pairs[first : first + AT_ONCE]}
+            for sums in some.values():
+                sums.fill(ZERO)
+            deep = {pair: (self.layout.pitch(self.layout.first(pair[0])) - PAD) // 32 for pair in some}
+            places = {own: self._place(*own) for pair in some for own in ((pair[0], True), (pair[1], False))}
+            for k in range(max(deep.values())):
+                words = {own: self._load(at, k) for own, at in places.items()}
+                for pair, sums in some.items():
+                    if k < deep[pair]:
+                        a, b = words[pair[0], True], words[pair[1], False]
+                        for n in range(2):
+                            right = b[2 * n : 2 * n + 2]
+                            self.w.do(I.ptx[INSTRUCTIONS[self.precision]](*sums[n], *a, *right, *sums[n]))
+            found |= some
+        return found
+
+    def _place(self, name: str, left: bool) -> TirExpr:
+        """Where a lane reads rows of the block of later, or of earlier steps."""
+        lane, own = self.lane, self.layout.first(name)
+        line, half = (self.row0 + lane % 16, lane // 16)
+        if not left:
+            line, half = self.column0 + lane // 16 * 8 + lane % 8, lane // 8 % 2
+        at = line * self.layout.pitch(own) + half * 16 + self.layout.at(own)
+        return self.w.bind(self.base + tirx.Cast("uint32", at))
+
+    def _load(self, at: TirExpr, k: int) -> tuple[TirExpr, ...]:
+        words = self.w.tile(1, 4, dtype="uint32")
+        self.w.do(I.ptx[LDMATRIX.format("x4")](*words[0], at + uint32(32 * k)))
+        return words[0]
 
     def _keep(self, sums: RegisterTile, weights: Sums, at: int) -> None:
         """Scores, weighted, to shared memory."""
@@ -104,19 +137,6 @@ class PartScores:
                 w.do(I.ptx["st.shared.b32"](self.base + tirx.Cast("uint32", place), word))
 
     # --- the product of the matrix and its gradient ------------------------------------------------------------------
-
-    def _add(self, both: RegisterTile, sums: RegisterTile, left: str, right: str) -> None:
-        """Scores times products of the columns that are written beside these rows."""
-        w, rows = self.w, self.layout.rows
-        for j, row in enumerate(rows[GRADIENT]):
-            for i, other in enumerate(rows[STATE]):
-                if (row, other) != (left, right):
-                    continue
-                columns = w.tile(2, 4)
-                self._product(columns, f"{GRADIENT}_column_{j}", f"{STATE}_column_{i}")
-                for n in range(2):
-                    for k in range(4):
-                        both.store(both[n][k] + columns[n][k] * sums[n][k], n, k)
 
     def _between(self, unit: TirExpr, both: RegisterTile) -> None:
         """For all steps between two blocks: sums of what is written before and behind, times what decays from the one

@@ -86,6 +86,8 @@ class _Body:
             for vector in self.layout.vectors[name]:
                 found |= self._vector(packed[name], name, vector)
         w.do(I.cuda.cta_sync())
+        if self.layout.sums:
+            self.decays.sum_up()
         for number, words in enumerate(found.values()):
             self._put(number, words)
         w.do(I.cuda.cta_sync())
@@ -133,8 +135,8 @@ class _Body:
         sums = w.tile(2 * SIDE, 4)
         sums.fill(ZERO)
         at, pitch = self._columns(vector)
-        for n in range(SIDE):
-            for k in range(layout.deep):
+        for k in range(layout.deep):
+            for n in range(SIDE):  # whose sums are independent
                 b = self._right(LDMATRIX.format("x4"), w.bind(at + uint32(n * BLOCK * pitch + 32 * k)))
                 for half in range(2):
                     self._multiply(sums[2 * n + half], matrix[k], b[half])
