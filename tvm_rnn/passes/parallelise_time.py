@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from ..target import Target
 
 ROWS = frozenset({"scan", "scan_max", "delay", "scan_matrix"})  # what targets run over all time
-# So many elements of all rows fill a GPU. One launch that walks their steps reads each value once, a recurrence over all
-# time several times, but steps of few elements wait for one another. Both passes of spiking neurons, H200, walked and
-# not: 32,768 elements, T 128, 83 and 63 us; 2,097,152, T 16, 266 and 840 us.
+# So many elements of all rows fill a GPU. One launch that walks their steps reads each value once, a recurrence over
+# all time several times, but steps of few elements wait for one another. Both passes of spiking neurons, H200, walked
+# and not: 32,768 elements, T 128, 83 and 63 us; 2,097,152, T 16, 266 and 840 us.
 FILLING = 1 << 17
 USUAL_BATCH = 64  # where the caller names none
 

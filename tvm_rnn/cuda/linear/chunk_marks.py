@@ -62,7 +62,7 @@ class _Marking(States):
 
     def _keep_lines(self, part: TirExpr, dtype: str) -> None:
         """Store them by way of shared memory, where results go out too: so many keys at a time as a chunk has steps.
-        Words of two keys, as registers have them, took a third of a chunk's time: each was half a sector."""
+        Words of two keys, as registers have them, are half a sector each."""
         w, body, own, width = self.w, self.body, self.recurrence, self.tile.chunk
         pitch, lane = 2 * width + PAD, self.lane
         begin = w.bind(self.scan.results_at + self.warp * (self.tile.chunk * self.scan.result_pitch))
