@@ -271,7 +271,7 @@ class Layer:
     def is_only_multiplied(self, number: int) -> bool:
         """Whether nothing but products reads an input, element by element: then it needs no padding."""
         node = self.graph.inputs[number]
-        users = self.graph.users()[node]
+        users = self.graph.users().get(node, [])  # of one that nothing reads there are none
         products = all(u.op == "gemm" and not self._in_bytes(u) for u in users)
         return products and node not in (*self.graph.results, self.graph.output)
 
