@@ -243,7 +243,7 @@ def _narrower(unit: Unit, target: Target, blocks: int, wide: int, block: int) ->
 
 def _slim(target: Target, blocks: int, wide: int, block: int) -> int:
     """Rows below which tiles of a quarter of the columns take half of the multiprocessors at most: the other half is
-    for the product that runs beside, of what a call's only step multiplies."""
+    for the product that runs beside, as a first step's does beside the hoisted one."""
     if wide < 4 or wide * block // 4 < 32:
         return 0
     high = target.sms // 2 // (4 * -(-blocks // wide))

@@ -22,7 +22,21 @@ from .console import print_json, print_written, progress, show
 from .explain import doctor, explain
 from .fill_cache import fill_cache
 from .generate import generate
-from .options import Code, Fixed, Json, ModuleFile, Outputs, Regularisers, Sizes, Spec, Tape, Values, Weights, grouped
+from .options import (
+    Code,
+    Fixed,
+    Json,
+    ModuleFile,
+    Outputs,
+    Regularisers,
+    Sizes,
+    Spec,
+    Stage,
+    Tape,
+    Values,
+    Weights,
+    grouped,
+)
 from .records import app as records
 from .tune import tune
 from .usage import MARKUP, SETTINGS, Command, Commands
@@ -194,14 +208,7 @@ def show_stages(
     fixed: Fixed,
     code: Code,
     regularisers: Regularisers,
-    stage: Annotated[
-        str,
-        typer.Option(
-            "--stage",
-            help="trace, a pass, te, tir, llvm, asm (GPUs: cuda, host); or all.",
-            autocompletion=completion.stages,
-        ),
-    ] = "trace",
+    stage: Stage = "trace",
     as_json: Json = False,
 ) -> None:
     """Print what a cell becomes on its way to machine code. Axes that got no size get a small one.

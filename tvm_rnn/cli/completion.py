@@ -42,10 +42,16 @@ def _stages() -> list[str]:
 
 
 def _suites() -> list[str]:
-    from tvm_rnn.bench.suites import cpu, gpu
+    from tvm_rnn.bench.suites import compile_times, cpu, gpu
 
-    return sorted({*cpu.SUITES, *gpu.SUITES, "models", "compile"})
+    return sorted({*cpu.SUITES, *gpu.SUITES, compile_times.SUITE, "models"})
+
+
+def _dtypes() -> tuple[str, ...]:
+    from tvm_rnn.dtypes import DTYPES
+
+    return DTYPES
 
 
 cells, targets, passes, stages, suites = map(_of, (_cells, _targets, _passes, _stages, _suites))
-dtypes = _of(lambda: ("float32", "float64", "float16", "bfloat16"))
+dtypes = _of(_dtypes)

@@ -20,6 +20,8 @@ SPEC_HELP = "A cell, lstm or file.py:function; or a network, m.onnx."
 TARGET_HELP = "llvm: this CPU; cuda: this GPU; or e.g. x86-64-v3, nvidia-h200."
 Spec = Annotated[str, typer.Argument(metavar="SPEC", help=SPEC_HELP, autocompletion=completion.cells)]
 ModuleFile = Annotated[str, typer.Argument(metavar="MODULE", help="A .so file that `compile` or export() wrote.")]
+STAGE_HELP = "trace, a pass, te, tir, llvm, asm (GPUs: cuda, host); or all."
+Stage = Annotated[str, typer.Option("--stage", help=STAGE_HELP, autocompletion=completion.stages)]
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable results, and nothing else, on stdout.")]
 Target = Annotated[str, typer.Option(help=TARGET_HELP, autocompletion=completion.targets)]
 Precision = Annotated[str | None, typer.Option(help="What to compute in: the dtype [default], tf32, float32.")]

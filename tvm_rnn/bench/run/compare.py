@@ -238,12 +238,7 @@ def compare(
         request = {"path": path, **files, "folder": folder, "threads": threads, "way": way, "steps": new_steps}
         load = [os.getloadavg()[0]]
         with contextlib.ExitStack() as stack:
-            contenders = []
-            for name in (OURS, *against):
-                tell(f"starting {name}")
-                contender = Contender(name)
-                contender.start(stack, folder, request)
-                contenders.append(contender)
+            contenders = _started((OURS, *against), stack, folder, request, tell)
             tell("computing the oracle")
             expected = _expected(manifest, weights, drawn, new_steps)
             expected = None if expected is None else expected[:, rows]
@@ -259,6 +254,19 @@ def compare(
     flops, each = manifest.flops_per_row * batch, 1 if stream else steps
     ours = contenders[0].row(each, flops, None)
     return Report((ours, *(c.row(each, flops, ours.median_us) for c in contenders[1:])), facts)
+
+
+def _started(
+    names: Iterable[str], stack: contextlib.ExitStack, folder: str, request: Request, tell: Callable[[str], None]
+) -> list[Contender]:
+    """Ours and its peers, each of which gets ready in a process of its own."""
+    contenders = []
+    for name in names:
+        tell(f"starting {name}")
+        contender = Contender(name)
+        contender.start(stack, folder, request)
+        contenders.append(contender)
+    return contenders
 
 
 def _saved(folder: str, kind: str, arrays: Weights) -> dict[str, str]:
