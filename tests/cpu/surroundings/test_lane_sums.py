@@ -30,8 +30,9 @@ def test_axes_that_are_one_walk_through_memory_are_one_loop() -> None:
     assert rows is not None and int(rows.columns.extent) == 7 and not rows.outside
     apart = made(lambda x: relax.op.sum(x, [0, 2]), (3, 5, 7))
     assert apart is not None and int(apart.columns.extent) == 7 and len(apart.outside) == 1
-    open_size = made(relax.op.max, ("n", 5, 7))
-    assert open_size is not None and not isinstance(open_size.columns.extent, tirx.IntImm) and not open_size.outside
+    for shape in (("n", 5, 7), ("n", "m", "m", 7)):
+        open_size = made(relax.op.max, shape)
+        assert open_size is not None and not isinstance(open_size.columns.extent, tirx.IntImm) and not open_size.outside
 
 
 def test_what_does_not_lie_side_by_side_is_no_such_sum() -> None:

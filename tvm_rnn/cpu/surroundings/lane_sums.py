@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 import tvm
 import tvm_ffi
 from tvm import tirx
+from tvm.sym import Analyzer
 
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import load, loop, sequence, variable
 
-from .columns import flat_index, step_of
+from .columns import flat_index, moved_by, step_of
 from .nest import Nest, mentions, reads, replaced
 from .shared_loops import product, worth_it
 from .sum_tiles import Sum, around, unrolled, vector, with_value
@@ -169,18 +170,16 @@ def _joined(summed: Sequence[tirx.For], element: Expr) -> list[tirx.For]:
     loads = list[tvm.ir.TensorLoad]()
     tvm_ffi.structural_walk(element, (tvm.ir.TensorLoad, loads.append))
     bare = tvm_ffi.structural_map(element, (tvm.ir.TensorLoad, lambda load: tirx.const(1, str(load.ty))))
-    found, size = list[tirx.For](), 1
+    found, size, analyzer = list[tirx.For](), int64(1), Analyzer()
     inner = {load: step_of(load, summed[-1].loop_var) for load in loads}
     if 1 not in inner.values() or any(step not in (0, 1) for step in inner.values()):
         return []
     for own in reversed(summed):
-        goes_on = all(step_of(load, own.loop_var) == step * size for load, step in inner.items() if step is not None)
-        if mentions(bare, own.loop_var) or not goes_on:
+        moved = [(moved_by(load, own.loop_var), step) for load, step in inner.items() if step is not None]
+        if mentions(bare, own.loop_var) or not all(analyzer.can_prove_equal(m, size * int64(n)) for m, n in moved):
             break
         found.insert(0, own)
-        if not isinstance(own.extent, tirx.IntImm):
-            break
-        size *= int(own.extent)
+        size = size * own.extent
     return found
 
 
