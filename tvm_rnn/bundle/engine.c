@@ -34,11 +34,11 @@ struct loaded {
   } network[];
 };
 
-/* Memory of a handle: what is in front of it. used: since the last run ended. */
+/* Memory of a handle: what is in front of it. idle: how many runs have had no use for it. */
 struct piece {
   struct piece* next;
   int64_t bytes;
-  int used;
+  int idle;
   enum { PIECE_FREE, PIECE_TAKEN, PIECE_KEPT } state;
 };
 
@@ -262,6 +262,8 @@ void engine_close(struct engine* handle) {
 
 /* --- memory for runs --- */
 
+enum { MOST_IDLE = 4 }; /* runs: which piece serves what differs in the first ones of some sizes */
+
 void* engine_take(struct engine* handle, int64_t bytes) {
   struct piece* best = 0;
   for (struct piece* p = handle->pieces; p; p = p->next)
@@ -272,7 +274,7 @@ void* engine_take(struct engine* handle, int64_t bytes) {
     *best = (struct piece){handle->pieces, bytes, 0, PIECE_FREE};
     handle->pieces = best;
   }
-  best->used = 1;
+  best->idle = 0;
   best->state = PIECE_TAKEN;
   return (char*)best + ALIGNMENT;
 }
@@ -285,13 +287,12 @@ void engine_put(void* memory) {
 
 void engine_settle(struct engine* handle, int32_t count, void* const* kept) {
   for (struct piece **at = &handle->pieces, *p; (p = *at);) {
-    if (p->state == PIECE_FREE && !p->used) {
+    if (p->state == PIECE_FREE && ++p->idle > MOST_IDLE) {
       *at = p->next;
       free(p);
       continue;
     }
     if (p->state == PIECE_TAKEN || kept) p->state = PIECE_FREE;
-    p->used = 0;
     at = &p->next;
   }
   for (int32_t i = 0; kept && i < count; ++i) piece_of(kept[i])->state = PIECE_KEPT;

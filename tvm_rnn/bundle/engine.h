@@ -172,7 +172,7 @@ int32_t engine_weights(struct engine* handle, int32_t network, const void* const
 
 /* For program.c: memory of the handle: a piece of it, or 0 where there is none, for the time of a run; a piece that has
    served; the end of a run, from which on `kept` are its outputs and those of the run before are no more (null: it
-   failed, and those stay). What a whole run had no use for is freed: where sizes stay, runs after the second one take
+   failed, and those stay). What some runs had no use for is freed: where sizes stay, all runs but the first ones take
    nothing from the system. */
 void* engine_take(struct engine* handle, int64_t bytes);
 void engine_put(void* memory);
