@@ -88,7 +88,7 @@ class LaneSum(Sum):
 
         def piece(p: tirx.Var) -> Stmt:
             sums = self._registers()
-            begin, end = (cut.extent * (p + int64(i)) // int64(PIECES) for i in (0, 1))
+            begin, end = (tirx.truncdiv(cut.extent * (p + int64(i)), int64(PIECES)) for i in (0, 1))
             own = tirx.For(variable("k"), int64(0), end - begin, cut.kind, cut.body)
             outside = [own, *self.outside[1:]] if self.outside else []
             moved = replace(self, element=replaced(self.element, {cut.loop_var: begin + own.loop_var}))
@@ -123,7 +123,7 @@ class LaneSum(Sum):
 
             return unrolled(count, one)
 
-        many, whole = extent // int64(MANY * lanes), extent // int64(lanes)
+        many, whole = (tirx.truncdiv(extent, int64(n)) for n in (MANY * lanes, lanes))
         adding = sequence(
             loop("c", many, lambda c: vectors(MANY, c * int64(MANY * lanes))),
             loop("c", whole - many * int64(MANY), lambda c: vectors(1, (many * int64(MANY) + c) * int64(lanes))),

@@ -51,7 +51,7 @@ class Cut:
 
     @property
     def count(self) -> Expr:
-        return (self.own.extent + int64(self.size - 1)) // int64(self.size)
+        return tirx.truncdiv(self.own.extent + int64(self.size - 1), int64(self.size))
 
     @property
     def length(self) -> Expr:
@@ -74,7 +74,7 @@ class Pointwise:
         nest, last, across = self.nest, self.nest.loops[-1], self._across()
         outside = [(own.loop_var, own.extent) for own in nest.loops if own is not across and own is not last]
         sides = [own for own in (across, last) if own is not None]
-        if across is None and _pieces(outside) >= ENOUGH:
+        if across is None and not (_is_few(outside) and _is_long(last.extent)):
             loops, body = outside, self._along(last, nest.store)
         else:
             cuts = [Cut(own, SQUARE if across is not None else BLOCK, variable("piece")) for own in sides]
@@ -124,7 +124,7 @@ class Pointwise:
 
         if own == 1:
             return loop("i", extent, at)
-        whole = extent // int64(own)
+        whole = tirx.truncdiv(extent, int64(own))
         return sequence(
             loop("i", whole, lambda i: vector(own, lambda v: at(i * int64(own) + v))),
             loop("i", extent - whole * int64(own), lambda i: at(whole * int64(own) + i)),
@@ -143,6 +143,15 @@ class Pointwise:
         tvm_ffi.structural_walk(store.value, (tvm.ir.TensorLoad, loads.append))
         places = [store.indices, *(own.indices for own in loads)]
         return not refused and all(not mentions(i, var) for place in places for i in list(place)[:-1])
+
+
+def _is_few(loops: Loops) -> bool:
+    """Whether they are no pieces for threads."""
+    return all(isinstance(extent, tirx.IntImm) for _, extent in loops) and _pieces(loops) < ENOUGH
+
+
+def _is_long(extent: Expr) -> bool:
+    return not isinstance(extent, tirx.IntImm) or int(extent) > BLOCK
 
 
 def _pieces(loops: Loops) -> int:

@@ -45,19 +45,19 @@ def worth_it(work: Expr, threads: TirExpr, plain: Callable[[], Stmt], parallel: 
 
 
 def shared(loops: Loops, body: Stmt, work: Expr, threads: TirExpr) -> Stmt:
-    """The loops as one, a piece of which each thread has."""
+    """The loops as one, a piece of which each thread has. Nothing here is negative: floors would be more code."""
     if not loops:
         return body
     count = product([extent for _, extent in loops])
 
     def piece(thread: tirx.Var) -> Stmt:
-        begin, end = ((count * (thread + int64(i))) // threads for i in (0, 1))
+        begin, end = (tirx.truncdiv(count * (thread + int64(i)), threads) for i in (0, 1))
 
         def one(i: tirx.Var) -> Stmt:
             names, left = dict[tirx.Var, Expr](), begin + i
             for number, (var, extent) in reversed(list(enumerate(loops))):
-                names[var] = left % extent if number else left
-                left = left // extent
+                names[var] = tirx.truncmod(left, extent) if number else left
+                left = tirx.truncdiv(left, extent)
             return sequence(*(tirx.Bind(var, names[var]) for var, _ in loops), body)
 
         return loop("i", end - begin, one)
