@@ -262,12 +262,15 @@ void engine_close(struct engine* handle) {
 
 /* --- memory for runs --- */
 
-enum { MOST_IDLE = 4 }; /* runs: which piece serves what differs in the first ones of some sizes */
+/* Runs: which piece serves what differs in the first ones of some sizes. Bytes: a large piece is for large arrays, lest
+   these need another one in the next run. */
+enum { MOST_IDLE = 4, PIECE_SMALL = 1024 };
 
 void* engine_take(struct engine* handle, int64_t bytes) {
   struct piece* best = 0;
   for (struct piece* p = handle->pieces; p; p = p->next)
-    if (p->state == PIECE_FREE && p->bytes >= bytes && (!best || p->bytes < best->bytes)) best = p;
+    if (p->state == PIECE_FREE && p->bytes >= bytes && p->bytes / 4 <= bytes + PIECE_SMALL && (!best || p->bytes < best->bytes))
+      best = p;
   if (!best) {
     best = bytes < 0 || bytes > INT64_MAX - ALIGNMENT ? 0 : aligned(ALIGNMENT + bytes, 1);
     if (!best) return 0;
