@@ -102,9 +102,9 @@ def test_sums_are_made_beside_the_steps_alone() -> None:
 def test_kernels_know_where_their_operands_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Operand] = []
 
-    def spy(tile: MmaWeightGradientTile, lefts: Sequence[Operand], right: Operand) -> list[tuple[str, str]]:
-        seen.extend((*lefts, right))
-        return [(one.name, one.place.dtype) for one in (*lefts, right)]
+    def spy(tile: MmaWeightGradientTile, lefts: Sequence[Operand], rights: Sequence[Operand]) -> list[tuple[str, str]]:
+        seen.extend((*lefts, *rights))
+        return [(one.name, one.place.dtype) for one in (*lefts, *rights)]
 
     monkeypatch.setattr(MmaWeightGradientTile, "pointers", spy)
     weight_gradients(product(A, X), product(B, X))

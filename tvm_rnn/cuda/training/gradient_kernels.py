@@ -144,11 +144,12 @@ class FinishKernels:
         own, elsewhere = self.precision, frozenset([node] if there else [])
         return rows_kernel(name, group, precision=own, reads=reads, writes=lambda n: places, elsewhere=elsewhere)
 
-    def joined(self) -> dict[tuple[Node, ...], int]:
-        """Gradients that are sums one after the other, as they lie: which sums, and the gradient's number."""
+    def joined(self, axis: int = 0) -> dict[tuple[Node, ...], int]:
+        """Gradients that are sums one after the other, as they lie: which sums, and the gradient's number. axis: that
+        the sums lie along; 1: they do so in each head."""
         found: dict[tuple[Node, ...], int] = {}
         for number, node in enumerate(self.graph.weight_gradients):
-            if node.op == "concat" and len(node.shape) + node.attrs["axis"] == 0:
+            if node.op == "concat" and len(node.shape) + node.attrs["axis"] == axis:
                 parts = [_same_order(a) for a in node.args]
                 if len({*parts}) == len(parts) and all(a in self.finish.inner for a in parts):
                     found[tuple(self.finish.inner[a] for a in parts)] = number
@@ -164,7 +165,8 @@ class FinishKernels:
     ) -> None:
         """Fill `gradients`, in the order of the parameters. Where sums were made in a gradient, it is there already."""
         places = {leaf: sums[node] for leaf, node in self.finish.inner.items()} | dict(self.values)
-        there = {number for nodes, number in self.joined().items() if sums[nodes[0]].text == gradients[number].text}
+        joined = (self.joined() | self.joined(1)).items()
+        there = {number for nodes, number in joined if sums[nodes[0]].text == gradients[number].text}
         for key, made in self.kernels.items():
             if not isinstance(key, Node) and key[1] in there:
                 continue
