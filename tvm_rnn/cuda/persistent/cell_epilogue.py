@@ -160,6 +160,7 @@ class Epilogue:
         return I.reinterpret("float32", bits)
 
 
+LOWER, UPPER = 0x5410, 0x3276  # of prmt: the lower halves of a and b; the upper ones of b and a
 NEIGHBOUR, NEXT_PAIR = 4, 8  # lanes: the next unit's is so many further, and that of the next pair of units
 
 
@@ -265,15 +266,13 @@ class TapeStores:
     def _word(self, name: str, place: Place, values: Sequence[Expr], of: tuple[int, int, int]) -> Word:
         """Lanes of even units have two units of the first row, those of odd units of the second. of: where the
         component begins, block, width."""
-        k, odd = self.k, self._odd
-        mine = k.keep(tirx.Select(odd, values[1], values[0]))
-        given = k.keep(tirx.Select(odd, values[0], values[1]))
+        k, kind = self.k, "bf16x2" if place.dtype == "bfloat16" else "f16x2"
+        own, word = k.local(1, "uint32"), k.local(1, "uint32")
+        k.do(I.ptx[f"cvt.rn.{kind}.f32"](own[0], values[1], values[0]))
         mask = tirx.const(0xFFFFFFFF, "uint32")
-        other = k.keep(tirx.call_extern("float32", "__shfl_xor_sync", mask, given, NEIGHBOUR, LANES))
-        kind = "bf16x2" if place.dtype == "bfloat16" else "f16x2"
-        word = k.local(1, "uint32")
-        low, high = k.keep(tirx.Select(odd, other, mine)), k.keep(tirx.Select(odd, mine, other))
-        k.do(I.ptx[f"cvt.rn.{kind}.f32"](word[0], high, low))
+        other = k.keep(tirx.call_extern("uint32", "__shfl_xor_sync", mask, own[0], NEIGHBOUR, LANES))
+        halves = tirx.Select(self._odd, tirx.const(UPPER, "uint32"), tirx.const(LOWER, "uint32"))
+        k.do(I.ptx["prmt.b32"](word[0], own[0], other, k.bind(halves)))
         return Word(name, place, word, *of)
 
     @property

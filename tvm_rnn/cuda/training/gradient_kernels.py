@@ -32,7 +32,7 @@ from tvm_rnn.cuda.layer.row_kernels import (
     unravel,
 )
 from tvm_rnn.cuda.layer.weight_packing import Weights
-from tvm_rnn.graph.graph import Graph, Group, Node
+from tvm_rnn.graph.graph import Graph, Group, Node, in_order
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.passes.sums_to_gradients import SumsToGradients
@@ -150,7 +150,7 @@ class FinishKernels:
         found: dict[tuple[Node, ...], int] = {}
         for number, node in enumerate(self.graph.weight_gradients):
             if node.op == "concat" and len(node.shape) + node.attrs["axis"] == axis:
-                parts = [_same_order(a) for a in node.args]
+                parts = [in_order(a) for a in node.args]
                 if len({*parts}) == len(parts) and all(a in self.finish.inner for a in parts):
                     found[tuple(self.finish.inner[a] for a in parts)] = number
         return found
@@ -173,10 +173,3 @@ class FinishKernels:
             target = places[key] if isinstance(key, Node) else gradients[key[1]]
             read = (target if a.role == "write" else places.get(a.node) or weights[a.node] for a in made.arguments)
             host.launch(made.kernel, list(read), [1])
-
-
-def _same_order(node: Node) -> Node:
-    """What a node is a reshape of, or itself."""
-    while node.op == "reshape":
-        node = node.args[0]
-    return node
