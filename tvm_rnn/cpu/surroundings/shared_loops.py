@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import reduce
+from math import prod
 
 from tvm import tirx
 
@@ -24,7 +25,7 @@ Loops = Sequence[tuple[tirx.Var, Expr]]
 def product(extents: Sequence[Expr]) -> Expr:
     """How many times the innermost of loops runs; a number where all are."""
     if all(isinstance(n, tirx.IntImm | int) for n in extents):
-        return int64(reduce(lambda a, b: a * b, map(int, extents), 1))
+        return int64(prod(int(n) for n in extents))
     return reduce(lambda a, b: a * b, extents)
 
 
