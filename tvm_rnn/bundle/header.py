@@ -93,7 +93,7 @@ static inline void {network}_step_unchecked({name} *handle, {arrays}) {{
 """
 
 SEQUENCE_UNCHECKED = """\
-/* All steps of one row, without a look at what it is given, in the memory that {network}_reserve took for so many steps.
+/* All steps of one row, without a look at what it is given, in memory that {network}_reserve took for so many steps.
    Takes no memory and no lock, makes no system call and starts no thread (with 0 threads). */
 {macro}_API int32_t {network}_sequence_unchecked({name} *handle, int64_t steps, {arrays});
 """

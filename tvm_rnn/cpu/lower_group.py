@@ -8,7 +8,7 @@ Rewrite: group  -->  parallel for panels: for rows: tile
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -27,7 +27,7 @@ from . import convolution, dropout_masks, int8_products, register_tile, register
 from .matrix_recurrence import MatrixRecurrence
 from .recurrence import Recurrence
 from .reduction_tiles import ReductionTiles, tile_shape
-from .register_tile import Places, Tile
+from .register_tile import Ahead, Places, Tile
 from .row_loops import each_row, leftovers
 from .weight_storage import NETWORKS, Storages
 from .workspace import Array
@@ -244,22 +244,27 @@ class Panels:
         full, across = self.config["rows"], self.config["panels"]
         first, set_first = bind("first", c * int64(across))
 
-        def whole(panels: Expr, broad: int) -> Stmt:
-            def tiles_of(p: tirx.Var) -> Stmt:
+        def whole(panels: int, broad: int) -> Stmt:
+            def tiles_of(p: tirx.Var) -> list[Block]:
                 panel = first + p * int64(broad)
-                return loop("r", floordiv(self.rows, full), lambda r: self._tile(full, broad, r * int64(full), panel))
+                after, set_after = bind("after", self._after(p, panels - 1, panel + int64(broad), first))
+
+                def one(r: Expr) -> list[Block]:
+                    return self._tile(full, broad, r * int64(full), panel, self._ahead(after, r))
+
+                return [set_after, loop("r", floordiv(self.rows, full), one)]
 
             return loop("p", panels, tiles_of)
 
         broad = self.config.get("broad", 1)
-        work = [whole(across // broad, broad), *self._leftovers(first, across, across)]
+        work = [whole(across // broad, broad), self._leftovers(first, across, across)]
         rest = self.count % across
         if rest:
-            short = [whole(rest, 1), *self._leftovers(first, rest, 1)]
+            short = [whole(rest, 1), self._leftovers(first, rest, 1)]
             work = [when(c < int64(self.count // across), work, short)]
         return [set_first, *work]
 
-    def _leftovers(self, first: Expr, count: int, wide: int) -> Iterator[Stmt]:
+    def _leftovers(self, first: Expr, count: int, wide: int) -> Stmt:
         """Rows that do not fill a full tile, across more panels: `wide` divided by the height."""
 
         def tiles(height: int, start: Expr) -> Stmt:
@@ -267,7 +272,8 @@ class Panels:
             return loop("p", count // across, lambda p: self._tile(height, across, start, first + p * int64(across)))
 
         full = self.config["rows"]
-        return leftovers(self.rows, full, 1 << (min(full - 1, 8).bit_length() - 1), tiles)
+        named = self.unit.batches if self.unit.region == "step" else ()
+        return leftovers(self.rows, full, 1 << (min(full - 1, 8).bit_length() - 1), tiles, named)
 
     def _single_rows(self, c: tirx.Var) -> Stmt:
         across = self.config["panels"]
@@ -278,14 +284,27 @@ class Panels:
         last = loop("r", self.rows, lambda r: self._tile(1, rest, r, int64(whole * across)))
         return when(c < int64(whole), full, last)
 
-    def _tile(self, height: int, across: int, row0: Expr, panel0: Expr) -> list[Block]:
+    def _after(self, p: Expr, last: int, next_panel: Expr, first: Expr) -> Expr:
+        """The panel that is multiplied after those of turn p of a chunk, in this step's direction."""
+        odd = 0 if self.places.odd is None or not self.config.get("turns") else self.places.odd
+        chunk = int64(self.config["panels"]) * (int64(1) - odd - odd)
+        return tirx.Select(p < int64(last), next_panel, first + chunk)
+
+    def _ahead(self, after: Expr, number: Expr) -> Ahead | None:
+        if not self.config.get("next"):
+            return None
+        most = max(self.unit.batches, default=1)
+        return Ahead(after, number, max(1, most // self.config["rows"]))
+
+    def _tile(self, height: int, across: int, row0: Expr, panel0: Expr, ahead: Ahead | None = None) -> list[Block]:
         """Product and epilogue of `height` rows by `across` panels."""
         row, set_row = bind("row", row0)
         panel, set_panel = bind("panel", panel0)
         size = height * across * self.unit.gates * self.lanes
         gates = tirx.decl_buffer((size,), self.unit.dtype, name="gates", scope="local")
         local = replace(self.places, buffers={**self.places.buffers, "gates": gates})
-        whole = Tile(self.group, local, self.unit, self.lanes, rows=height, panels=across, row0=row, panel0=panel)
+        own = Tile(self.group, local, self.unit, self.lanes, rows=height, panels=across, row0=row, panel0=panel)
+        whole = replace(own, ahead=ahead)
         # Two vectors at a time: one alone would wait for the latency of its functions. More only adds code.
         tall = 2 if height % 2 == 0 else 1
         broad = 2 if tall == 1 and across % 2 == 0 else 1

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import tvm
 import tvm_ffi
@@ -32,12 +33,12 @@ from .weight_storage import Storage
 from .workspace import Array
 
 CACHE_LINE = 64  # bytes
-READ, EVERY_LEVEL, DATA = (tirx.IntImm("int32", value) for value in (0, 3, 1))
+READ, SECOND_LEVEL, EVERY_LEVEL, DATA = (tirx.IntImm("int32", value) for value in (0, 2, 3, 1))
 
 
-def with_prefetches(product: Stmt, weights: Buffer, wanted: Callable[[tirx.Var], Sequence[Expr]]) -> Stmt:
-    """The product, with prefetches of `weights`. wanted(k): the elements to prefetch in the loop over k, one in each
-    cache line; none in a loop that is not one over K.
+def with_prefetches(product: Stmt, weights: Buffer, level: Expr, wanted: Callable[[tirx.Var], Sequence[Expr]]) -> Stmt:
+    """The product, with prefetches of `weights` into caches from `level` on. wanted(k): the elements to prefetch in the
+    loop over k, one in each cache line; none in a loop that is not one over K.
 
     Rewrite: for k: acc += a[k] * w[k]  -->  for k: prefetch w[k + ahead]; acc += a[k] * w[k]
     """
@@ -46,7 +47,7 @@ def with_prefetches(product: Stmt, weights: Buffer, wanted: Callable[[tirx.Var],
         requests = []
         for place in wanted(loop.loop_var):
             address = tirx.address_of(tirx.BufferLoad(weights, [place]))
-            request = tirx.call_intrin("void", "tirx.prefetch", address, READ, EVERY_LEVEL, DATA)
+            request = tirx.call_intrin("void", "tirx.prefetch", address, READ, level, DATA)
             requests.append(tirx.Evaluate(request))
         if not requests:
             return loop
@@ -89,6 +90,16 @@ class Places:
     chains: int = 0  # of additions that a product is to have at least; 0: as many as accumulators
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """What a tile asks for while it multiplies: its part of the panels that are multiplied after its own, from `panel`
+    on. number: of the tile, among `tiles` of rows."""
+
+    panel: Expr
+    number: Expr
+    tiles: int
+
+
 @dataclass
 class Tile:
     """One tile under construction. The free variables are the lower loops' own."""
@@ -103,6 +114,7 @@ class Tile:
     panel0: Expr = 0  # first vector of units
     outer: Index = ()  # leading indices of a pointwise group of several axes
     slot: tuple[Expr, Expr, int] | None = None  # in an epilogue: row and panel inside the product's tile, its panels
+    ahead: Ahead | None = None  # which weights are asked for meanwhile
     stages: dict[Node, te.Tensor] = field(default_factory=dict)
     outputs: dict[te.Tensor, tuple[Array, Callable[..., Index]]] = field(default_factory=dict)
     tensors: list[te.Tensor] = field(default_factory=list)
@@ -326,26 +338,47 @@ def product(tile: Tile, template: Template, config: Config) -> Stmt:
     out = te.compute(shape, lambda r, p, g, v: tile.accumulated(r, p, g, v), name="out_0")
     tile._emit(out, Array("gates", int64(0), 0, strides, shape), lambda *index: index)
     done, ahead = tile.statement(template, config), config.get("ahead", 0)
-    if not ahead:
-        return done
     packed = tile.places.buffers.get("stored", tile.places.buffers["packed"])
     step = max(1, CACHE_LINE * 8 // int(tvm_ffi.dtype(packed.dtype).bits))
-    return with_prefetches(done, packed, lambda k: _wanted(tile, k, ahead, step))
+    if ahead:
+        done = with_prefetches(done, packed, EVERY_LEVEL, lambda k: _wanted(tile, k, ahead, step))
+    if tile.ahead is None:
+        return done
+    return with_prefetches(done, packed, SECOND_LEVEL, partial(_coming, tile, tile.ahead, step))
+
+
+def _coming(tile: Tile, ahead: Ahead, step: int, k: tirx.Var) -> list[Expr]:
+    """The tile's part of the panels to come, every `step` elements, shared out over the turns of the loop."""
+    if (found := _matrix(tile, k)) is None:
+        return []
+    base, depth = found
+    row = tile.gates * tile.lanes
+    lines = -(-tile.panels * row // step)
+    each = -(-lines // ahead.tiles)
+    turn = tirx.min(ahead.number, int64(-(-lines // each) - 1)) * int64(depth) + tirx.Cast(INDEX, k)
+    first = base + ahead.panel * int64(depth * row) + turn * int64(each * step)
+    return [first + int64(i * step) for i in range(each)]
+
+
+def _matrix(tile: Tile, k: tirx.Var) -> tuple[Expr, int] | None:
+    """Address and depth of the parameter whose product has the loop over k; None: of no product."""
+    root = tile.group.root
+    assert root is not None
+    numbers = {f"k_product_{i}": i for i in range(len(root.args) // 2)}
+    if k.name not in numbers:
+        return None
+    number = numbers[k.name]
+    return tile.places.products[root][number], root.args[2 * number + 1].shape[0]
 
 
 def _wanted(tile: Tile, k: tirx.Var, ahead: int, step: int) -> list[Expr]:
     """The weights of the k that comes `ahead` vectors of all gates later, every `step` elements, where k is the loop of
     a product. What lies past the end is the next panel's, or nobody's, which does no harm."""
-    root = tile.group.root
-    assert root is not None
-    numbers = {f"k_product_{i}": i for i in range(len(root.args) // 2)}
-    if k.name not in numbers:
+    if (own := _matrix(tile, k)) is None:
         return []
-    number = numbers[k.name]
-    depth, base = root.args[2 * number + 1].shape[0], tile.places.products[root][number]
     found = []
     for p in range(tile.panels):
-        first = tile.weight_address(base, depth, p, k) + int64(ahead * tile.gates * tile.lanes)
+        first = tile.weight_address(*own, p, k) + int64(ahead * tile.gates * tile.lanes)
         found += [first + int64(at) for at in range(0, tile.gates * tile.lanes, step)]
     return found
 
