@@ -29,6 +29,7 @@ from .recurrence import Recurrence
 from .reduction_tiles import ReductionTiles, tile_shape
 from .register_tile import Ahead, Places, Tile
 from .row_loops import each_row, leftovers
+from .weight_packing import Tail
 from .weight_storage import NETWORKS, Storages
 from .workspace import Array
 from .zero_padding import Padded, Put, padded
@@ -209,13 +210,26 @@ class Panels:
     config: Config
 
     @property
+    def tail(self) -> Tail | None:
+        """Of the last panel, where its gates lie side by side: it is a chunk of its own."""
+        return None if self.group.root is None else self.places.tails.get(self.group.root)
+
+    @property
     def count(self) -> int:
-        return -(-self.unit.width // self.lanes)
+        """Of panels but for the tail."""
+        return self.unit.width // self.lanes if self.tail else -(-self.unit.width // self.lanes)
 
     def statement(self) -> Stmt:
         """The whole group. A configuration of one row has one shape of tile; others need tiles for leftover rows."""
-        chunks = -(-self.count // self.config["panels"])
-        body = self._single_rows if self.config["rows"] == 1 else self._chunk
+        before = -(-self.count // self.config["panels"])
+        chunks = before + bool(self.tail)
+        alone = self._single_rows if self.config["rows"] == 1 else self._chunk
+
+        def body(c: Expr) -> Block:
+            if not self.tail:
+                return alone(c)
+            return when(c < int64(before), alone(c), self._last()) if before else self._last()
+
         shared = chunks > 1 and bool(self.config.get("shared", 1))
         odd, threads = self.places.odd, self.places.threads
         if not self.config.get("turns") or odd is None or threads is None:
@@ -240,7 +254,15 @@ class Panels:
 
         return loop("worker", threads, worker, parallel=True)
 
-    def _chunk(self, c: tirx.Var) -> list[Block]:
+    def _last(self) -> Block:
+        """The tail of all rows."""
+        full, panel = self.config["rows"], int64(self.count)
+        whole = loop(
+            "r", floordiv(self.rows, full), lambda r: self._tile(full, 1, r * int64(full), panel, tail=self.tail)
+        )
+        return [whole, self._leftovers(panel, 1, 1, self.tail)] if full > 1 else whole
+
+    def _chunk(self, c: Expr) -> list[Block]:
         full, across = self.config["rows"], self.config["panels"]
         first, set_first = bind("first", c * int64(across))
 
@@ -264,18 +286,22 @@ class Panels:
             work = [when(c < int64(self.count // across), work, short)]
         return [set_first, *work]
 
-    def _leftovers(self, first: Expr, count: int, wide: int) -> Stmt:
+    def _leftovers(self, first: Expr, count: int, wide: int, tail: Tail | None = None) -> Stmt:
         """Rows that do not fill a full tile, across more panels: `wide` divided by the height."""
 
         def tiles(height: int, start: Expr) -> Stmt:
             across = max(1, wide // height)
-            return loop("p", count // across, lambda p: self._tile(height, across, start, first + p * int64(across)))
+
+            def one(p: Expr) -> list[Block]:
+                return self._tile(height, across, start, first + p * int64(across), tail=tail)
+
+            return loop("p", count // across, one)
 
         full = self.config["rows"]
         named = self.unit.batches if self.unit.region == "step" else ()
         return leftovers(self.rows, full, 1 << (min(full - 1, 8).bit_length() - 1), tiles, named)
 
-    def _single_rows(self, c: tirx.Var) -> Stmt:
+    def _single_rows(self, c: Expr) -> Stmt:
         across = self.config["panels"]
         whole, rest = self.count // across, self.count % across
         full = loop("r", self.rows, lambda r: self._tile(1, across, r, c * int64(across)))
@@ -296,15 +322,23 @@ class Panels:
         most = max(self.unit.batches, default=1)
         return Ahead(after, number, max(1, most // self.config["rows"]))
 
-    def _tile(self, height: int, across: int, row0: Expr, panel0: Expr, ahead: Ahead | None = None) -> list[Block]:
+    def _tile(
+        self,
+        height: int,
+        across: int,
+        row0: Expr,
+        panel0: Expr,
+        ahead: Ahead | None = None,
+        tail: Tail | None = None,
+    ) -> list[Block]:
         """Product and epilogue of `height` rows by `across` panels."""
         row, set_row = bind("row", row0)
         panel, set_panel = bind("panel", panel0)
-        size = height * across * self.unit.gates * self.lanes
+        size = height * across * self.unit.gates * self.lanes + self.lanes  # a tail's last vector may read past it
         gates = tirx.decl_buffer((size,), self.unit.dtype, name="gates", scope="local")
         local = replace(self.places, buffers={**self.places.buffers, "gates": gates})
-        own = Tile(self.group, local, self.unit, self.lanes, rows=height, panels=across, row0=row, panel0=panel)
-        whole = replace(own, ahead=ahead)
+        where = {"row0": row, "panel0": panel, "tail": tail}
+        whole = Tile(self.group, local, self.unit, self.lanes, rows=height, panels=across, ahead=ahead, **where)
         # Two vectors at a time: one alone would wait for the latency of its functions. More only adds code.
         tall = 2 if height % 2 == 0 else 1
         broad = 2 if tall == 1 and across % 2 == 0 else 1
@@ -312,7 +346,7 @@ class Panels:
 
         def finish(e: tirx.Var) -> Stmt:
             r, p = floordiv(e, across // broad) * int64(tall), floormod(e, across // broad) * int64(broad)
-            place = {"row0": row + r, "panel0": panel + p, "slot": (r, p, across)}
+            place = {"row0": row + r, "panel0": panel + p, "slot": (r, p, across), "tail": tail}
             return register_tile.pointwise(
                 Tile(self.group, local, unit, self.lanes, rows=tall, panels=broad, **place), self.finish, {}
             )

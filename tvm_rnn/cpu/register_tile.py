@@ -29,6 +29,7 @@ from tvm_rnn.tir.index import INDEX, int64, wide
 
 from .dropout_masks import Draw
 from .walk_through_time import Walk
+from .weight_packing import Tail
 from .weight_storage import Storage
 from .workspace import Array
 
@@ -82,6 +83,7 @@ class Places:
     scales: Mapping[Node, Sequence[Expr]] = field(default_factory=dict)  # a gemm -> address of each parameter's
     sums: Mapping[Node, Sequence[Expr]] = field(default_factory=dict)  # the same of integers: where sums begin
     levels: Mapping[Node, Sequence[Array]] = field(default_factory=dict)  # a gemm -> its operands in integers
+    tails: Mapping[Node, Tail] = field(default_factory=dict)  # a gemm -> what its last panel has
     batch: Expr | None = None  # rows of a step
     threads: Expr | None = None  # that may share the work
     odd: Expr | None = None  # 0 and 1 in turns, from step to step; None outside of steps
@@ -115,6 +117,7 @@ class Tile:
     outer: Index = ()  # leading indices of a pointwise group of several axes
     slot: tuple[Expr, Expr, int] | None = None  # in an epilogue: row and panel inside the product's tile, its panels
     ahead: Ahead | None = None  # which weights are asked for meanwhile
+    tail: Tail | None = None  # of the last panel, where this is one whose gates lie side by side
     stages: dict[Node, te.Tensor] = field(default_factory=dict)
     outputs: dict[te.Tensor, tuple[Array, Callable[..., Index]]] = field(default_factory=dict)
     tensors: list[te.Tensor] = field(default_factory=list)
@@ -161,13 +164,13 @@ class Tile:
     def _ways(self, depth: int) -> int:
         """Into how many sums a product is split: a power of two that divides its depth."""
         ways = 1
-        while self.rows * self.panels * self.gates * ways * 2 <= self.places.chains and not depth % (2 * ways):
+        while self.rows * self.panels * self.vectors * ways * 2 <= self.places.chains and not depth % (2 * ways):
             ways *= 2
         return ways
 
     def _product(self, name: str, operand: Node, base: Expr, part: tuple[int, int]) -> te.Tensor:
         """part: number i of n: of terms i, i + n, i + 2n, ..."""
-        depth, gates, (way, ways) = operand.shape[0], self.gates, part
+        depth, vectors, (way, ways) = operand.shape[0], self.vectors, part
         axis = te.reduce_axis((0, depth // ways), name=f"k_{name}")
 
         def body(r: Expr, p: Expr, g: Expr, v: Expr) -> Expr:
@@ -176,7 +179,7 @@ class Tile:
             first = self.weight_address(base, depth, p, k)
             return te.sum(x * self._weight(first + tirx.Cast(INDEX, g * self.lanes + v)), axis=axis)
 
-        return te.compute((self.rows, self.panels, gates, self.lanes), body, name=name)
+        return te.compute((self.rows, self.panels, vectors, self.lanes), body, name=name)
 
     def _weight(self, address: Expr) -> Expr:
         storage = self.places.storage
@@ -185,19 +188,28 @@ class Tile:
     def weight_address(self, base: Expr, depth: int, p: Expr, k: Expr) -> Expr:
         """The address of the first gate's first lane."""
         panel = self.panel0 + tirx.Cast(INDEX, p)
-        return base + (panel * int64(depth) + tirx.Cast(INDEX, k)) * int64(self.gates * self.lanes)
+        first = base + panel * int64(depth * self.gates * self.lanes)
+        return first + tirx.Cast(INDEX, k) * int64(self.vectors * self.lanes)
 
     @property
     def gates(self) -> int:
         root = self.group.root
         return root.shape[0] if root is not None and len(root.shape) == 2 else 1
 
+    @property
+    def vectors(self) -> int:
+        """That a product's panel has."""
+        return self.gates if self.tail is None else self.tail.vectors
+
     def accumulated(self, r: Expr, p: Expr, g: Expr, v: Expr) -> Expr:
         if self.slot is not None:
             row, panel, across = self.slot
             pair = (row + wide(r)) * int64(across) + panel + wide(p)
-            place = (pair * int64(self.gates) + wide(g)) * int64(self.lanes) + wide(v)
-            return self.flat["gates"](place)
+            if self.tail is None:
+                return self.flat["gates"]((pair * int64(self.gates) + wide(g)) * int64(self.lanes) + wide(v))
+            units, first = self.tail.units, pair * int64(self.tail.vectors * self.lanes)
+            found = self.flat["gates"](first + wide(g) * int64(units) + wide(v))
+            return tirx.Select(v < units, found, tirx.const(0.0, self.unit.dtype))
         total = self._sum(0, r, p, g, v)
         for number in range(1, len(self.sums)):
             total = total + self._sum(number, r, p, g, v)
@@ -333,8 +345,8 @@ def _operands(node: Node) -> list[Node]:
 def product(tile: Tile, template: Template, config: Config) -> Stmt:
     """The products of a gemm group, summed in registers, then left in "gates" [row, panel, gate, lane]."""
     tile.products()
-    shape = (tile.rows, tile.panels, tile.gates, tile.lanes)
-    strides = (tile.panels * tile.gates * tile.lanes, tile.gates * tile.lanes, tile.lanes, 1)
+    shape = (tile.rows, tile.panels, tile.vectors, tile.lanes)
+    strides = (tile.panels * tile.vectors * tile.lanes, tile.vectors * tile.lanes, tile.lanes, 1)
     out = te.compute(shape, lambda r, p, g, v: tile.accumulated(r, p, g, v), name="out_0")
     tile._emit(out, Array("gates", int64(0), 0, strides, shape), lambda *index: index)
     done, ahead = tile.statement(template, config), config.get("ahead", 0)
@@ -378,8 +390,8 @@ def _wanted(tile: Tile, k: tirx.Var, ahead: int, step: int) -> list[Expr]:
         return []
     found = []
     for p in range(tile.panels):
-        first = tile.weight_address(*own, p, k) + int64(ahead * tile.gates * tile.lanes)
-        found += [first + int64(at) for at in range(0, tile.gates * tile.lanes, step)]
+        first = tile.weight_address(*own, p, k) + int64(ahead * tile.vectors * tile.lanes)
+        found += [first + int64(at) for at in range(0, tile.vectors * tile.lanes, step)]
     return found
 
 
