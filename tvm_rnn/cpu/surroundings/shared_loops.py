@@ -18,7 +18,7 @@ from tvm_rnn.tir.expr import Expr, Stmt, TirExpr
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import loop, sequence, use_threads
 
-WORTH = 1 << 17  # products that are worth a second thread
+WORTH = 1 << 19  # products that are worth a second thread: some 6 us of one
 Loops = Sequence[tuple[tirx.Var, Expr]]
 
 
