@@ -21,6 +21,7 @@ from tvm_rnn.graph.graph import (
     Group,
     Node,
     depends,
+    downstream,
     has_steps,
     is_move,
     is_scan,
@@ -254,7 +255,43 @@ class _Grouping:
             self._need(root, final=True)
         if self.scans:
             self._into_recurrences()
+        if self.scans and self.region == "before":
+            self._to_readers()
         return self._finish()
+
+    def _to_readers(self) -> None:
+        """What one later group alone reads, element by element, is made there and never stored: out of a recurrence's
+        loop all that does not read it; of pointwise work what is made of one value, of which no more is read then."""
+        read = {b for n in self._read_elsewhere() for b in self._through(n)}
+        for index in reversed(range(len(self.drafts))):
+            draft = self.drafts[index]
+            loop = draft.kind == "scan" and draft.root is not None and draft.root.op not in MATRICES
+            if not loop and draft.kind != "pointwise":
+                continue
+            rows = {n for n in draft.nodes if is_scan(n)}
+            late = {*rows, *downstream(draft.nodes, lambda n: n in rows)}
+            for node in [n for n in reversed(draft.nodes) if n.pointwise and n not in late and n not in read]:
+                target = self._only_reader(node, index)
+                if target is not None and (loop or len(self._read_whole(node)) <= 1):
+                    draft.nodes.remove(node)
+                    self.drafts[target].nodes.insert(0, node)
+                    self.home[node] = target
+        for index in reversed([i for i, d in enumerate(self.drafts) if not d.nodes]):
+            del self.drafts[index]
+            self.home = {n: h - (h > index) for n, h in self.home.items()}
+
+    def _only_reader(self, node: Node, index: int) -> int | None:
+        """The one pointwise group behind group `index` that reads a node of it, and does so element by element."""
+        users = self.users[node]
+        homes = {self.home.get(u, -1) if u.shape == node.shape and u.pointwise else -1 for u in users}
+        home = homes.pop() if len(homes) == 1 else -1
+        alike = home > index and self.drafts[home].kind == "pointwise" and self.drafts[home].space == node.shape
+        return home if alike and not any(is_truth(u) for u in users) else None
+
+    def _read_whole(self, node: Node) -> set[Node]:
+        """The stored values that a node is made of, but for parameters and what has fewer elements."""
+        found = {b for a in node.args for b in bases(a) if self.leaves[b]}
+        return {b for b in found if prod(b.shape) >= prod(node.shape)}
 
     def _into_recurrences(self) -> None:
         """Pointwise work that a recurrence reads element by element, and nobody before it, joins its loop: what is read

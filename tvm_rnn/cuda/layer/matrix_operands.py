@@ -96,6 +96,11 @@ class RowOperands:
         """Where an operand is."""
         return _located(self.copies.get(operand, operand[0]))
 
+    @property
+    def stored(self) -> set[Node]:
+        """What operands are parts of."""
+        return {self.located(operand)[0] for operand in self.operands}
+
     def whole(self, operand: Operand) -> bool:
         """Whether it has an element for each of the axis, and heads as the matrix has, or fewer that each serve
         several."""
