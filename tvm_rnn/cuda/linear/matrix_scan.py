@@ -139,13 +139,12 @@ class MatrixScan:
         """All steps of a tile that is the whole call. values, lean: as of `launch`; states: the user's."""
         assert self.in_place is not None
         work = self._work(host, values, states, tile)
-        kinds = [(f"!({self.when_alone})", self.in_place)]
-        kinds += [] if self.alone is None else [(self.when_alone, self.alone)]
+        kinds = [(self.in_place, f" && !({self.when_alone})" if self.alone is not None else "")]
+        kinds += [] if self.alone is None else [(self.alone, f" && {self.when_alone}")]
         for masked, case in self._cases(lean):
-            with host.when(case):
-                for when, own in kinds:
-                    with host.when(when):
-                        work(own.kernels[masked])
+            for own, when in kinds:
+                with host.when(f"({case}){when}" if when else case):
+                    work(own.kernels[masked])
 
     def _work(self, host: Host, values: Sequence[Pointer], states: tuple[Pointer, Pointer], tile: Tile) -> Launches:
         pointers = {a.name: p for a, p in zip(self.arguments, values, strict=True)}

@@ -573,7 +573,7 @@ class Layer:
         """A C++ condition under which all that a launch makes is made again by recurrences of matrices, where they read
         it; "": there is none."""
         layout, made = self.layout, {n for group in chain for n in group.stored}
-        roots = [*self.graph.roots, *self.graph.results, *layout.kept]
+        roots = [n for n in (*self.graph.roots, *self.graph.results, *layout.kept) if not is_scan(n)]
         read = {*roots, *sources(roots, layout.stored)}
         scans = dict[Group, MatrixScan]()
         for groups, work in self.groups:
