@@ -257,6 +257,7 @@ class _Grouping:
             self._into_recurrences()
         if self.scans and self.region == "before":
             self._to_readers()
+            self._to_makers()
         return self._finish()
 
     def _to_readers(self) -> None:
@@ -279,6 +280,24 @@ class _Grouping:
         for index in reversed([i for i, d in enumerate(self.drafts) if not d.nodes]):
             del self.drafts[index]
             self.home = {n: h - (h > index) for n, h in self.home.items()}
+
+    def _to_makers(self) -> None:
+        """What a reduction makes in its loop of several values, for which alone these would be stored, is made where
+        they are. What groups next to each other read of one another, pointwise work and reductions, is not stored."""
+        outside = {b for n in self._read_elsewhere() for b in self._through(n)}
+        for index, draft in enumerate(self.drafts):
+            for node in [n for n in draft.nodes if draft.kind == "reduce" and n is not draft.root and n.pointwise]:
+                args = {a for a in node.args if self.leaves[a]}
+                homes = {self.home.get(a, -1) if a.shape == node.shape else -1 for a in args}
+                home = homes.pop() if len(homes) == 1 else -1
+                if len(args) < 2 or home < 0 or self.drafts[home].kind != "pointwise" or is_truth(node):
+                    continue
+                apart = [i for i in range(home, len(self.drafts)) if self.drafts[i].kind not in ("pointwise", "reduce")]
+                late = {n for d in self.drafts[apart[0] :] for n in d.nodes} if apart else set()
+                if node in late and {u for a in args for u in self.users[a]} & late == {node} and not args & outside:
+                    draft.nodes.remove(node)
+                    self.drafts[home].nodes.append(node)
+                    self.home[node] = home
 
     def _only_reader(self, node: Node, index: int) -> int | None:
         """The one pointwise group behind group `index` that reads a node of it, and does so element by element."""
