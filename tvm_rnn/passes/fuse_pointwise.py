@@ -270,7 +270,7 @@ class _Grouping:
             if not loop and draft.kind != "pointwise":
                 continue
             rows = {n for n in draft.nodes if is_scan(n)}
-            late = {*rows, *downstream(draft.nodes, lambda n: n in rows)}
+            late = downstream(draft.nodes, rows.__contains__)
             for node in [n for n in reversed(draft.nodes) if n.pointwise and n not in late and n not in read]:
                 target = self._only_reader(node, index)
                 if target is not None and (loop or len(self._read_whole(node)) <= 1):
@@ -285,7 +285,7 @@ class _Grouping:
         """What a reduction makes in its loop of several values, for which alone these would be stored, is made where
         they are. What groups next to each other read of one another, pointwise work and reductions, is not stored."""
         outside = {b for n in self._read_elsewhere() for b in self._through(n)}
-        for index, draft in enumerate(self.drafts):
+        for draft in self.drafts:
             for node in [n for n in draft.nodes if draft.kind == "reduce" and n is not draft.root and n.pointwise]:
                 args = {a for a in node.args if self.leaves[a]}
                 homes = {self.home.get(a, -1) if a.shape == node.shape else -1 for a in args}
