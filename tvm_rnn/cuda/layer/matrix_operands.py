@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
-from tvm_rnn.graph.graph import Graph, Group, Node, make
+from tvm_rnn.graph.graph import Graph, Group, Node, make, topological
 from tvm_rnn.graph.recurrences import matrix_operands
 
 Place = tuple[Node, int]  # a stored value, and the element at which an operand begins in it
@@ -155,7 +155,11 @@ class AgainOperands(RowOperands):
 
 @dataclass(frozen=True)
 class MatrixOperands(RowOperands):
-    """Of a recurrence."""
+    """Of a recurrence. apart: what is written, without a number of each head that it is multiplied with, by the product
+    of both; value_scale: that number; None: there is none."""
+
+    apart: dict[Node, Node] = field(default_factory=dict)
+    value_scale: Node | None = None
 
     @cached_property
     def decay(self) -> Node | None:
@@ -165,11 +169,11 @@ class MatrixOperands(RowOperands):
 
     @property
     def key(self) -> Node:
-        return self.root.args[2]
+        return self.apart.get(self.root.args[2], self.root.args[2])
 
     @property
     def value(self) -> Node:
-        return self.root.args[3]
+        return self.apart.get(self.root.args[3], self.root.args[3])
 
     @cached_property
     def others(self) -> list[tuple[Node, Node, bool]]:
@@ -199,7 +203,7 @@ class MatrixOperands(RowOperands):
 
     @property
     def numbers(self) -> list[Node]:
-        return [node for node in (self.decay, self.erase_scale) if node is not None]
+        return [node for node in (self.decay, self.value_scale, self.erase_scale) if node is not None]
 
 
 def _shares(own: tuple[int, ...], heads: tuple[int, ...], first: int) -> bool:
@@ -216,6 +220,40 @@ def _located(node: Node) -> Place:
         elif node.op != "reshape":
             return node, offset
         node = node.args[0]
+
+
+def _taken_apart(
+    graph: Graph, own: MatrixOperands, groups: list[Group], there: Callable[[Node], bool]
+) -> tuple[MatrixOperands, list[Group]]:
+    """Operands, and the groups before them, where what is written is the product of a vector that is there and a number
+    of each head, and nothing else reads it: kernels multiply, and the product is not stored."""
+    users, roots, rank = graph.users(), {*graph.roots}, len(own.heads)
+    # What multiplies the states, or is multiplied with them, is written along the key: that is not taken apart.
+    for operand in own.root.args[3:4] if own.others else own.root.args[3:1:-1]:
+        node, path = operand, [operand]
+        while node.op == "reshape":
+            node = node.args[0]
+            path.append(node)
+        alone = all([*users[a]] == [b] and a not in roots for a, b in zip(path, [own.root, *path], strict=False))
+        home = next((g for g in groups if node in g.stored and g.kind == "pointwise"), None)
+        if node.op != "mul" or not alone or home is None:
+            continue
+        for number, vector in (node.args, node.args[::-1]):
+            heads = number.shape[:rank] == node.shape[:rank] == own.heads and prod(number.shape) == prod(own.heads)
+            if not heads or vector.shape != node.shape or not there(_located(vector)[0]):
+                continue
+            vector = vector if operand is node else make("reshape", vector, rank=len(vector.shape), to=operand.shape)
+            number = make("reshape", number, rank=len(number.shape), to=(*own.heads, 1, 1))
+            left = [group if group is not home else _without(group, node) for group in groups]
+            return replace(own, apart={operand: vector}, value_scale=number), [g for g in left if g.nodes]
+    return own, groups
+
+
+def _without(group: Group, node: Node) -> Group:
+    """The group without a value that it stores, and what it makes for that alone."""
+    stored = tuple(n for n in group.stored if n is not node)
+    needed = {*topological(stored)}
+    return replace(group, nodes=tuple(n for n in group.nodes if n in needed), stored=stored)
 
 
 def _of_matrices(group: Group) -> bool:
@@ -236,6 +274,8 @@ def prepared(
     for group in graph.groups:
         if group in every:
             own = every[group]
+            if isinstance(own, MatrixOperands):
+                own, groups = _taken_apart(graph, own, groups, lambda n: n in stored or (n.op == "input" and given(n)))
             for operand in own.operands:
                 node, axis = operand
                 base, _ = _located(node)

@@ -298,6 +298,7 @@ def matrix_scan(
 
     key, erase = rows("key", operands.key), operands.erase
     scale = None if operands.erase_scale is None else rows("erase_scale", operands.erase_scale, NUMBER)
+    times = None if operands.value_scale is None else rows("value_scale", operands.value_scale, NUMBER)
     taken = None if erase is None else Erase(rows("erase", erase), scale, BEFORE)
     rest = [(column, row, product) for column, row, product in operands.others if row is not erase]
     reads: list[tuple[Read, Node, int]] = []
@@ -314,7 +315,7 @@ def matrix_scan(
         key,
         rows("value", operands.value, -3 - along),
         tuple(read for read, _, _ in reads),
-        None,
+        times,
         taken,
         None if operands.decay is None else rows("decay", operands.decay, NUMBER),
         keys_last=along == -1,

@@ -115,8 +115,12 @@ class Layer:
         return [*chains[:-1], chains[-1][:-1], chains[-1][-1:]]
 
     def _as_operand(self, node: Node) -> bool:
-        """Whether an input lies as products read it."""
+        """Whether an input lies as products read it. What users give begins at multiples of 16 bytes: the rest is
+        copied before a call."""
         place = self.given.get(self.graph.inputs.index(node))
+        if place is None and self.graph.kind == "forward":
+            own = Place(self.dtype, prod(node.shape))
+            place = own if own.row_stride * ITEM_BYTES[own.dtype] % ROW_BYTES == 0 else None
         return place is not None and place.dtype == storage(self.precision) and place.align % ROW_BYTES == 0
 
     def _take_states_of_users(self) -> None:
