@@ -20,11 +20,13 @@ from tvm_rnn.graph.graph import (
     Graph,
     Group,
     Node,
+    constant,
     depends,
     downstream,
     has_steps,
     is_move,
     is_scan,
+    make,
     recurrence_states,
     rewrite,
     sums_rows,
@@ -82,7 +84,7 @@ class FusePointwise(Pass):
 
 def grouped(graph: Graph, enabled: bool = True, scans: bool = False) -> Graph:
     """The graph with groups. enabled=False: one per node. scans: those of recurrences take what they read first."""
-    graph = _own_windows(_own_results(graph))
+    graph = _own_windows(_own_results(_on_units(graph) if scans else graph))
     nodes = graph.nodes()
     leaves = depends(nodes)
     groups: list[Group] = []
@@ -161,6 +163,71 @@ def _own_windows(graph: Graph) -> Graph:
         return graph
     region = {new[n]: where for n, where in graph.region.items() if n in new}
     return rewrite(graph, new, region={**graph.region, **region, **dict.fromkeys(copies.values(), "after")})
+
+
+def _on_units(graph: Graph) -> Graph:
+    """Pointwise work on hoisted products that are seen as heads is done on their units, as epilogues can: what is known
+    of each unit, and the products, come in their shape, and results are seen as heads. It is, where nothing else reads
+    the products: they are not stored then."""
+    leaves = depends(nodes := graph.nodes())
+    products = {n: found for n in nodes if (found := _seen_as_heads(n, graph)) is not None}
+    moved = _moved(graph, products, leaves)
+    new, flat = dict[Node, Node](), dict[Node, Node]()
+
+    def units(node: Node) -> Node:
+        """An operand in the shape of units."""
+        if node in flat or node in products:
+            return flat[node] if node in flat else new[node.args[0]]
+        if node.scalar is not None:
+            return constant(node.scalar, 1)
+        return make("reshape", new[node], rank=len(node.shape), to=(prod(node.shape),))
+
+    for node in nodes:
+        new[node] = with_args(node, new)
+        if node in moved:
+            flat[node] = make(node.op, *map(units, node.args), source=node.source, **node.attrs)
+            new[node] = make("reshape", flat[node], rank=1, to=node.shape)
+    if not flat:
+        return graph
+    region = {new[n]: where for n, where in graph.region.items() if n in new}
+    return rewrite(graph, {**new, **flat}, region={**graph.region, **region, **dict.fromkeys(flat.values(), "before")})
+
+
+def _seen_as_heads(node: Node, graph: Graph) -> Node | None:
+    """The hoisted product of which a node is a gate, or all, in another shape."""
+    if node.op != "reshape" or len(node.args[0].shape) != 1 or len(node.shape) == 1:
+        return None
+    (own,) = node.args
+    base = own.args[0] if own.op == "index" and own.attrs["axis"] == -2 else own
+    hoisted = base.op == "gemm" and len(base.shape) <= 2 and graph.region_of(base) == "before"
+    return base if hoisted else None
+
+
+def _moved(graph: Graph, products: Mapping[Node, Node], leaves: Mapping[Node, frozenset[str]]) -> set[Node]:
+    """The pointwise nodes that are made of products' views, and of what is known, by products that nothing else
+    reads."""
+    users, ends = graph.users(), {*graph.results, graph.output}
+    stored: set[Node] = set()
+
+    def read_elsewhere(node: Node) -> bool:
+        moves = [u for u in users[node] if u not in found]
+        return node in ends or any(not is_move(u) or read_elsewhere(u) for u in moves)
+
+    def moves(node: Node) -> bool:
+        late = [a for a in node.args if leaves[a]]
+        alike = all(a.shape == node.shape or (prod(a.shape) == 1 and not leaves[a]) for a in node.args)
+        if not late or not alike or not node.pointwise or node.boolean or node in ends:
+            return False
+        return all(a in found or (a in products and products[a] not in stored) for a in late)
+
+    while True:
+        found: set[Node] = set()
+        for node in (n for n in graph.nodes() if graph.region_of(n) == "before"):
+            found |= {node} if moves(node) else set()
+        more = {base for base in products.values() if read_elsewhere(base)} - stored
+        if not more:
+            return found
+        stored |= more
 
 
 def _is_kept(node: Node, users: Mapping[Node, list[Node]]) -> bool:

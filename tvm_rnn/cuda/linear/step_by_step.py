@@ -275,7 +275,7 @@ class _Body:
         node = self.made[name]
         at = w.keep(tirx.truncdiv(self.head, rows.group) * rows.width + (within + rows.offset))
         values = Values(w, self.recurrence.precision, w.keep(self._row(step)), places.get, pointers)
-        return values.at(node, unravel(w, at, node.shape))
+        return w.keep(values.at(node, unravel(w, at, node.shape)))
 
     def _prefetch(self, slot: _Slot, step: TirExpr) -> None:
         """What a step reads, as it is in memory; 0 behind a vector's end."""
