@@ -69,7 +69,7 @@ class FusePointwise(Pass):
             for node in group.nodes:
                 if node.leaf or node in ready:  # copied from where it is
                     continue
-                for base in (b for a in node.args for b in bases(a)):
+                for base in (b for a in node.args for b in bases(a, ready)):
                     ok = base.leaf or base in members or base in ready or not leaves[base]
                     self.check(ok, f"{node.op} reads a {base.op} that no earlier group stores", graph)
             ready.update(group.stored)
@@ -84,7 +84,7 @@ class FusePointwise(Pass):
 
 def grouped(graph: Graph, enabled: bool = True, scans: bool = False) -> Graph:
     """The graph with groups. enabled=False: one per node. scans: those of recurrences take what they read first."""
-    graph = _own_windows(_own_results(_on_units(graph) if scans else graph))
+    graph = _own_windows(_own_results(_on_units(graph) if scans else graph, scans))
     nodes = graph.nodes()
     leaves = depends(nodes)
     groups: list[Group] = []
@@ -131,13 +131,15 @@ def quotients(groups: Sequence[Group]) -> list[Node]:
     return [node for group in groups for node in group.stored] if divides else []
 
 
-def _own_results(graph: Graph) -> Graph:
+def _own_results(graph: Graph, scans: bool) -> Graph:
     """A result that is a view and is also read becomes a node of its own: its array is filled at the end of the step,
-    and what reads the view must not read that array before. A join that products read is filled at its place."""
+    and what reads the view must not read that array before. A join that products read is filled at its place, and so is
+    a gate of a hoisted product. scans: as of `grouped`."""
     nodes, users = graph.nodes(), graph.users()
     leaves = depends(nodes)
     finals = (*_finals(graph, "before"), *_finals(graph, "step"))
-    own = {n: replace(n) for n in finals if is_move(n) and leaves[n] and users[n] and not _is_kept(n, users)}
+    filled = {n for n in finals if _is_kept(n, users) or (scans and _is_gate(n, graph))}
+    own = {n: replace(n) for n in finals if is_move(n) and leaves[n] and users[n] and n not in filled}
     return rewrite(graph, own, region={**graph.region, **{new: graph.region_of(n) for n, new in own.items()}})
 
 
@@ -203,14 +205,20 @@ def _seen_as_heads(node: Node, graph: Graph) -> Node | None:
     return base if hoisted else None
 
 
+def _is_gate(node: Node, graph: Graph) -> bool:
+    """Whether a node is what a hoisted product makes of one of its gates."""
+    gate = node.op == "index" and node.attrs["axis"] == -2 and node.args[0].op == "gemm" and len(node.shape) == 1
+    return gate and graph.region_of(node.args[0]) == "before"
+
+
 def _moved(graph: Graph, products: Mapping[Node, Node], leaves: Mapping[Node, frozenset[str]]) -> set[Node]:
     """The pointwise nodes that are made of products' views, and of what is known, by products that nothing else
     reads."""
-    users, ends = graph.users(), {*graph.results, graph.output}
-    stored: set[Node] = set()
+    users, ends, stored = graph.users(), {*graph.results, graph.output}, set[Node]()
+    arrays = {n for n in graph.emitted if _is_gate(n, graph)}  # which others read
 
     def read_elsewhere(node: Node) -> bool:
-        moves = [u for u in users[node] if u not in found]
+        moves = [u for u in users[node] if u not in found and u not in arrays]
         return node in ends or any(not is_move(u) or read_elsewhere(u) for u in moves)
 
     def moves(node: Node) -> bool:
@@ -246,9 +254,12 @@ def is_truth(node: Node) -> bool:
     return node.pointwise and node.boolean
 
 
-def bases(node: Node) -> list[Node]:
-    """The values that must be stored for `node` to be read: below views (index, reshape, ...) and truth values."""
-    return [b for a in node.args for b in bases(a)] if is_move(node) or is_truth(node) else [node]
+def bases(node: Node, arrays: Collection[Node] = ()) -> list[Node]:
+    """The values that must be stored for `node` to be read: below views (index, reshape, ...) and truth values. arrays:
+    views that are stored."""
+    if node in arrays or not (is_move(node) or is_truth(node)):
+        return [node]
+    return [b for a in node.args for b in bases(a, arrays)]
 
 
 def recurrences(nodes: Sequence[Node]) -> dict[Node, tuple[Node, ...]]:
@@ -311,6 +322,10 @@ class _Grouping:
                 if node.op not in GEMMS:
                     self._need_inlined(node)
                 index = self._open("gemm" if node.op in GEMMS else "reduce", _space(node), node)
+                for gate in self.users[node] if self.scans else ():
+                    if gate in self.graph.emitted and _is_gate(gate, self.graph):  # an array of its own from here on
+                        self.home[gate] = index
+                        self.drafts[index].nodes.append(gate)
                 self.drafts[index].nodes[:0] = self._inlined_below(node)
             elif node.pointwise and not is_truth(node) and node not in self.inlined and not self._free(node):
                 self._place(node)

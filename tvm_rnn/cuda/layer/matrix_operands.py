@@ -7,12 +7,12 @@ which copies it; and which matrices are kept before some steps alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
-from tvm_rnn.graph.graph import Graph, Group, Node, make, topological
+from tvm_rnn.graph.graph import Graph, Group, Node, is_move, make, topological
 from tvm_rnn.graph.recurrences import matrix_operands
 
 Place = tuple[Node, int]  # a stored value, and the element at which an operand begins in it
@@ -49,9 +49,10 @@ def marked(graph: Graph) -> list[int]:
 
 @dataclass(frozen=True)
 class RowOperands:
-    """Of a group. copies: what was copied, by operand."""
+    """Of a group. arrays: views that are arrays of their own; copies: what was copied, by operand."""
 
     group: Group
+    arrays: frozenset[Node] = frozenset()
     copies: dict[Operand, Node] = field(default_factory=dict)
 
     @cached_property
@@ -94,7 +95,7 @@ class RowOperands:
 
     def located(self, operand: Operand) -> Place:
         """Where an operand is."""
-        return _located(self.copies.get(operand, operand[0]))
+        return _located(self.copies.get(operand, operand[0]), self.arrays)
 
     @property
     def stored(self) -> set[Node]:
@@ -210,9 +211,11 @@ def _shares(own: tuple[int, ...], heads: tuple[int, ...], first: int) -> bool:
     return own[:first] == heads[:first] and all(size == 1 for size in own[first:])
 
 
-def _located(node: Node) -> Place:
+def _located(node: Node, arrays: Collection[Node]) -> Place:
     offset = 0
     while True:
+        if node in arrays:
+            return node, offset
         if node.op == "index" and node.attrs["axis"] == -len(node.args[0].shape):
             offset += node.attrs["at"] * prod(node.shape)
         elif node.op == "slice" and len(node.shape) == 1 and node.attrs.get("step", 1) == 1:
@@ -240,7 +243,7 @@ def _taken_apart(
             continue
         for number, vector in (node.args, node.args[::-1]):
             heads = number.shape[:rank] == node.shape[:rank] == own.heads and prod(number.shape) == prod(own.heads)
-            if not heads or vector.shape != node.shape or not there(_located(vector)[0]):
+            if not heads or vector.shape != node.shape or not there(_located(vector, own.arrays)[0]):
                 continue
             vector = vector if operand is node else make("reshape", vector, rank=len(vector.shape), to=operand.shape)
             number = make("reshape", number, rank=len(number.shape), to=(*own.heads, 1, 1))
@@ -267,9 +270,11 @@ def prepared(
     parameters; given: whether an input lies as products read it."""
     groups, found, stored = list[Group](), list[RowOperands](), set[Node]()
     products = {n for g in graph.groups if g.kind == "gemm" and g.root is not None for n in g.root.args[1::2]}
-    products = {_located(n)[0] for n in products}
-    every = {g: (MatrixOperands if is_matrix(g) else AgainOperands)(g) for g in graph.groups if _of_matrices(g)}
-    vectors = {_located(n)[0] for own in every.values() for n, _ in own.vectors}
+    arrays = frozenset(n for g in graph.groups for n in g.stored if is_move(n))
+    products = {_located(n, arrays)[0] for n in products}
+    matrices = [g for g in graph.groups if _of_matrices(g)]
+    every = {g: (MatrixOperands if is_matrix(g) else AgainOperands)(g, arrays) for g in matrices}
+    vectors = {_located(n, arrays)[0] for own in every.values() for n, _ in own.vectors}
     copies: dict[Operand, Node] = {}
     for group in graph.groups:
         if group in every:
@@ -278,7 +283,7 @@ def prepared(
                 own, groups = _taken_apart(graph, own, groups, lambda n: n in stored or (n.op == "input" and given(n)))
             for operand in own.operands:
                 node, axis = operand
-                base, _ = _located(node)
+                base, _ = _located(node, arrays)
                 number = axis == NUMBER
                 there = kept(base) if number and base.op != "input" else False
                 there = there or (base in stored and not (number and base in vectors | products))
