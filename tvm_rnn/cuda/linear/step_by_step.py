@@ -260,7 +260,7 @@ class _Body:
                     self._result(i, step, [tirx.const(0.0, "float32")] * len(self.values))
 
     def _row(self, step: TirExpr) -> TirExpr:
-        return wide(self._time(step)) * wide(self.w["batch"]) + wide(self.row)
+        return self.w.bind(wide(self._time(step)) * wide(self.w["batch"]) + wide(self.row))
 
     def _element(self, rows: Rows, step: TirExpr, within: TirExpr | int) -> TirExpr:
         at = self.w.bind(self._row(step) * rows.stride + rows.offset)

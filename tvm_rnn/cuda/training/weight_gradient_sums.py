@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import cast
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -236,7 +237,7 @@ class WeightGradients:
         self, w: Writer, place: tuple[Expr, Expr], nodes: Sequence[Node], pointers: Mapping[Node, str], sums: Buffer
     ) -> None:
         """One row's part of a thread's elements. place: the row, and the first of these."""
-        (row, j), each = place, prod(sums.shape) // len(nodes)
+        (row, j), each = place, cast("int", sums.shape[0]) // len(nodes)
         if each == 1:
             values = Values(w, self.precision, row, self.reads, dict(pointers))
             for n, node in enumerate(nodes):
