@@ -23,6 +23,9 @@ CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15}
 LEAST_STAGES, GAIN = 4, 0.8  # of a pipeline; of what is read, below which a larger cluster was quicker
 HIGH = 64  # rows of a step up to which blocks share K, or tiles for few rows are used
 SHARE_ACROSS = 8  # threads along units
+# Rows of a tile whose weights are streamed: as many as are multiplied while memory sends these.
+THIN = 16
+STAGE_BYTES, HALF_BYTES = 8_000, 113_000  # of its pipeline: of a stage at least, of the shared memory of a block
 MANY_ROWS = 2048  # of a step, as of images, whose rows are pixels: these are as many as of a hoisted product
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
@@ -307,19 +310,32 @@ def _lanes(unit: Unit, target: Target, knob: Knobs) -> Config:
     tall = max(1, rows // 8)
     few = {"rows": rows, "across": across, "high": tall, "split": 256 // (8 * across), "blocks": 1 if slots > 8 else 2}
     few["pace"], few["stages"] = _pipeline(128 * (rows + slots * across), 4 if rows <= 16 else 2)
+    across = min((16, 8, 4), key=waves)
+    thin = {"rows": THIN, "across": across, "high": THIN * across // 32, "split": 8, "blocks": 1 if slots > 8 else 2}
+    thin["cluster"] = 1
+    thin["pace"], thin["stages"] = _under_way(128 * (THIN + slots * across))
+    streams = unit.gates * unit.width * sum(unit.depths) >= 1 << 20
     many = {"rows": 16 * high, "across": 16, "high": high, "split": 1, "blocks": 2 if slots == 8 and not double else 1}
     many |= {"stages": 2, "pace": 1}
     knobs = {
         "units": knob("units", (1, 2, 3, 4, 5, 8), units),
         "few": knob("few", (0, *POWERS), _most_of_few(unit, target, 16 * units, 16 * high) if step else 0),
+        "thin": knob("thin", (0, *POWERS), 2 * THIN if step or streams else 0),
         "overlap": knob("overlap", (0, 1), 0),
         **shared,
     }
-    values = {"rows": POWERS, "across": (4, 8, 16), "stages": (2, 3, 4, 5, 6, 8)}
-    for size, tile in (("few", few), ("many", many)):
+    values = {"rows": POWERS, "across": (4, 8, 16), "stages": (2, 3, 4, 5, 6, 7, 8)}
+    for size, tile in (("thin", thin), ("few", few), ("many", many)):
         for part, value in tile.items():
             knobs[f"{size}_{part}"] = knob(f"{size}_{part}", values.get(part, (1, 2, 4, 8)), value)
     return knobs
+
+
+def _under_way(tile_bytes: int) -> tuple[int, int]:
+    """K tiles of a stage, and stages, such that two blocks of a multiprocessor have as much under way as fits: what
+    memory sends meanwhile. Stages are large, for each has a barrier."""
+    pace = next((p for p in (1, 2, 4) if p * tile_bytes >= STAGE_BYTES), 4)
+    return pace, max(2, min(8, HALF_BYTES // (pace * tile_bytes)))
 
 
 def _most_of_few(unit: Unit, target: Target, across: int, rows: int) -> int:
@@ -344,7 +360,7 @@ def _share_lanes(unit: Unit, target: Target, knob: Knobs) -> Config:
     if unit.region != "step" or unit.dtype != "float32" or target.arch != "sm_90a" or not large:
         return {"share": 0}
     found = []
-    for units in (1, 2, 3, 4, 5):
+    for units in (1, 2, 3, 4, 5, 8):
         slots = -(-unit.gates * units // 4) * 4
         if slots > 20 or slots > unit.gates * units + 1:
             continue

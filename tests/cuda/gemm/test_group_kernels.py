@@ -67,8 +67,9 @@ def blocks_of(knobs: dict[str, int], kind: str, sizes: tuple[int, int, int, tupl
     if own in ("wide", "mid", "slim"):
         return knobs["wide_blocks"]
     high = 64 if own == "share" else knobs[f"{own}_rows"]
-    units = knobs["many_across"] * knobs["units"] if "many_across" in knobs else knobs[f"{own}_columns"] // gates
-    return members * -(-rows // high) * -(-width // units) * knobs.get(f"{own}_cluster", 1)
+    lanes = "many_across" in knobs
+    units = knobs[f"{own}_across"] * knobs["units"] if lanes else knobs[f"{own}_columns"] // gates
+    return max(members, 1) * -(-rows // high) * -(-width // units) * knobs.get(f"{own}_cluster", 1)
 
 
 @pytest.mark.broad
@@ -101,7 +102,8 @@ def test_each_member_has_a_product_of_its_own(
 def of_each_member(precision: str, kind: str, sizes: tuple[int, int, int, tuple[int, ...]], rows: int) -> None:
     """What a kernel of members, gates, units and depths writes is x W + b of each member."""
     members, gates, width, depths = sizes
-    found, rng = made(of_members(members, gates, width, depths), precision), np.random.default_rng(0)
+    region = "step" if kind == "thin" else "before"
+    found, rng = made(of_members(members, gates, width, depths, region), precision), np.random.default_rng(0)
     variant = next(v for v in found.variants if v.kernel.name.endswith(f"_{kind}"))
     dtypes, kernel = dict(variant.kernel.pointers), variant.kernel
     given: dict[str, np.ndarray] = {}

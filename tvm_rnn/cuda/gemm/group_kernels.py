@@ -151,6 +151,8 @@ def _written(name: str, problem: Problem, tile: Tile, body: Callable[[Writer, Pr
 def _variants(name: str, problem: Problem, knobs: Config) -> tuple[Variant, ...]:
     """The kernel for few rows first, then the fastest for many, then the one that takes any operands."""
     found = _split_k(name, problem, knobs)
+    if knobs.get("thin"):
+        found.append(Variant(_kernel(f"{name}_thin", problem, knobs, "thin"), f"rows <= {knobs['thin']}"))
     if knobs["few"]:
         found.append(Variant(_kernel(f"{name}_few", problem, knobs, "few"), f"rows <= {knobs['few']}"))
     if knobs.get("wide_columns") and all(o.piece(problem.compute) for o in problem.operands):
@@ -199,8 +201,9 @@ def _split_k(name: str, problem: Problem, knobs: Config) -> list[Variant]:
 
 def _kernel(name: str, problem: Problem, knobs: Config, size: str) -> Kernel:
     tensor = not isinstance(problem.layout, Lanes)
-    own = ("columns", "warps", "along", "cluster") if tensor else ("across", "high")
-    shape = {k: knobs[f"{size}_{k}"] for k in ("rows", "split", "stages", "pace", "blocks", *own)}
+    own = ("columns", "warps", "along", "cluster") if tensor else ("across", "high", "cluster")
+    given = {k: knobs.get(f"{size}_{k}") for k in ("rows", "split", "stages", "pace", "blocks", *own)}
+    shape = {k: value for k, value in given.items() if value is not None}
     overlap = size == "few" and knobs["overlap"] == 1
     if isinstance(problem.layout, Lanes):
         shape |= {"groups": problem.layout.groups, "size": SIZES[problem.compute]}
