@@ -204,7 +204,7 @@ def _kernel(name: str, problem: Problem, knobs: Config, size: str) -> Kernel:
     own = ("columns", "warps", "along", "cluster") if tensor else ("across", "high", "cluster")
     given = {k: knobs.get(f"{size}_{k}") for k in ("rows", "split", "stages", "pace", "blocks", *own)}
     shape = {k: value for k, value in given.items() if value is not None}
-    overlap = size == "few" and knobs["overlap"] == 1
+    overlap = size != "many" and knobs["overlap"] == 1
     if isinstance(problem.layout, Lanes):
         shape |= {"groups": problem.layout.groups, "size": SIZES[problem.compute]}
         return _written(name, problem, LanesTile(overlap=overlap, **shape), LanesGemm)
