@@ -272,8 +272,8 @@ class Layer:
         """Whether nothing but products reads an input, element by element: then it needs no padding."""
         node = self.graph.inputs[number]
         users = self.graph.users().get(node, [])  # of one that nothing reads there are none
-        products = all(u.op == "gemm" and not self._in_bytes(u) for u in users)
-        return products and node not in (*self.graph.results, self.graph.output)
+        products = users and all(u.op == "gemm" and not self._in_bytes(u) for u in users)
+        return bool(products) and node not in (*self.graph.results, self.graph.output)
 
     def _in_bytes(self, product: Node) -> bool:
         storage = self.emitter.storages.of(product)
