@@ -335,11 +335,10 @@ def _lanes(unit: Unit, target: Target, knob: Knobs) -> Config:
     weights = (8 if double else 4) * unit.gates * unit.width * sum(unit.depths)
     streams = weights >= 1 << 22
     many = {"rows": 16 * high, "across": 16, "high": high, "split": 1, "blocks": 2 if slots == 8 and not double else 1}
-    many |= {"stages": 2, "pace": 1, "cluster": _parts(unit, target, 16 * units, 16 * high) if step else 1}
-    most = min(_most_of_few(unit, target, 16 * units, 16 * high), HIGH * 2 if many["cluster"] > 1 else 512)
+    many |= {"stages": 2, "pace": 1}
     knobs = {
         "units": knob("units", (1, 2, 3, 4, 5, 8), units),
-        "few": knob("few", (0, *POWERS), most if step else 0),
+        "few": knob("few", (0, *POWERS), _most_of_few(unit, target, 16 * units, 16 * high) if step else 0),
         "thin": knob("thin", (0, *POWERS), 2 * THIN if step or streams else 0),
         "slender": knob("slender", (0, *POWERS), THIN // 2 if 2 * weights > target.l2_bytes else 0),
         "overlap": knob("overlap", (0, 1), 0),
@@ -374,20 +373,6 @@ def _thin(unit: Unit, target: Target, units: int, slots: int) -> Config:
     stages = max(2, min(8, HALF_BYTES // (pace * tile_bytes)))
     shape = {"rows": THIN, "across": across, "high": THIN * across // 32, "split": 8, "cluster": cluster}
     return {**shape, "pace": pace, "stages": stages, "blocks": 1 if slots > 8 else 2}
-
-
-def _parts(unit: Unit, target: Target, across: int, rows: int) -> int:
-    """Blocks that share K in a step of many rows, where these give every multiprocessor one larger tile, of so many
-    units and rows.
-
-    H200, float32, LSTM 512 of 512 inputs, us of 128, 256 and 512 rows: two blocks 35, 36 and 61, one 65, 66 and 66;
-    tiles for few rows 21, 42 and 83.
-    """
-    most = max(unit.batches, default=0)
-    tiles = -(-most // rows) * -(-unit.width // across)
-    if most <= 2 * HIGH or target.arch != "sm_90a" or unit.dtype == "float64":
-        return 1
-    return next((c for c in (2, 4) if 0.9 * target.sms <= tiles * c <= target.sms), 1)
 
 
 def _most_of_few(unit: Unit, target: Target, across: int, rows: int) -> int:

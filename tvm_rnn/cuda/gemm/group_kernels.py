@@ -75,8 +75,8 @@ def gemm(
     operands: how products read the values below their left operands; reads: how the epilogue reads a value (None: it
     is computed from others); writes: where a stored value goes. batches: numbers of rows to expect in a step.
     record: knob values in place of the template's own. few: calls of few rows matter whatever the region, as where no
-    steps are left: decoding is a call of one step. opens, given: see `Problem`. chained: kernels begin, with weights,
-    while the kernel before them runs, as in a loop whose launches are no graph.
+    steps are left: decoding is a call of one step. opens, given: see `Problem`. chained: kernels for few rows begin, with
+    weights, while the kernel before them runs, as in a loop whose launches are no graph.
     """
     root = group.root
     assert root is not None and root.op in GEMMS
@@ -219,7 +219,7 @@ def _kernel(name: str, problem: Problem, knobs: Config, size: str) -> Kernel:
     own = ("columns", "warps", "along", "cluster") if tensor else ("across", "high", "cluster")
     given = {k: knobs.get(f"{size}_{k}") for k in ("rows", "split", "stages", "pace", "blocks", *own)}
     shape = {k: value for k, value in given.items() if value is not None}
-    overlap = knobs["overlap"] == 1
+    overlap = size != "many" and knobs["overlap"] == 1
     if isinstance(problem.layout, Lanes):
         shape |= {"groups": problem.layout.groups, "size": SIZES[problem.compute]}
         return _written(name, problem, LanesTile(overlap=overlap, **shape), LanesGemm)
