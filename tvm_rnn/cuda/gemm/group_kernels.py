@@ -75,15 +75,13 @@ def gemm(
     operands: how products read the values below their left operands; reads: how the epilogue reads a value (None: it
     is computed from others); writes: where a stored value goes. batches: numbers of rows to expect in a step.
     record: knob values in place of the template's own. few: calls of few rows matter whatever the region, as where no
-    steps are left: decoding is a call of one step. opens, given: see `Problem`. chained: kernels for few rows begin, with
-    weights, while the kernel before them runs, as in a loop whose launches are no graph.
+    steps are left: decoding is a call of one step. opens, given, chained: see `Problem`.
     """
     root = group.root
     assert root is not None and root.op in GEMMS
     unit = unit_of(group, precision, batches)
     template, knobs, source = best(unit, target, record)
     knobs = {**knobs, "few": knobs["few"] or knobs["few_rows"]} if few else knobs
-    knobs = {**knobs, "overlap": 1} if chained else knobs
     if precision in TENSOR:
         sizes = unit.gates, unit.width, storage(precision)
         layout: Fragments | Lanes = Fragments(*sizes, knobs["span"], knobs["widest"])
@@ -92,7 +90,7 @@ def gemm(
     arguments, problem = _problem(group, precision, layout, tuple(resolve(root, operands)), (reads, writes))
     packs = tuple(_packed(layout, weight, precision == "tf32", problem.members) for weight in root.args[::2])
     each = tuple(pack.elements // max(problem.members, 1) for pack in packs)
-    problem = replace(problem, packed=each, opens=opens, given=given)
+    problem = replace(problem, packed=each, opens=opens, given=given, chained=chained)
     if problem.members:  # there are so many times more tiles
         knobs = {**knobs, **{size: knobs.get(size, 0) // problem.members for size in ("slim", "mid")}}
     return Gemm(_variants(name, problem, knobs), packs, arguments, unit, template.name, knobs, source, given)
@@ -148,7 +146,7 @@ def _written(name: str, problem: Problem, tile: Tile, body: Callable[[Writer, Pr
     scalars = [("rows", "int64"), ("given", "int32")][: 1 + problem.given]
     own = (name, problem.precision, problem.pointers, scalars)
     kernel = tile.write(*own, lambda w: body(w, problem, tile), early=problem.given)
-    waits = problem.given or (not tile.apart and tile.overlap)
+    waits = problem.given or problem.chained or (not tile.apart and tile.overlap)
     return replace(kernel, shares=kernel.shares or waits)  # loads of what was written stay behind its wait
 
 
@@ -219,7 +217,7 @@ def _kernel(name: str, problem: Problem, knobs: Config, size: str) -> Kernel:
     own = ("columns", "warps", "along", "cluster") if tensor else ("across", "high", "cluster")
     given = {k: knobs.get(f"{size}_{k}") for k in ("rows", "split", "stages", "pace", "blocks", *own)}
     shape = {k: value for k, value in given.items() if value is not None}
-    overlap = size != "many" and knobs["overlap"] == 1
+    overlap = size != "many" and bool(problem.chained or knobs["overlap"])
     if isinstance(problem.layout, Lanes):
         shape |= {"groups": problem.layout.groups, "size": SIZES[problem.compute]}
         return _written(name, problem, LanesTile(overlap=overlap, **shape), LanesGemm)

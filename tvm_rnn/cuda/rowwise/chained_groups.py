@@ -174,7 +174,9 @@ class _ChainedGroups:
 
     def _groups(self, writer: Writer) -> None:
         self.held: dict[tuple[Node, Index], TirExpr] = {}  # what is in registers
-        self.places: dict[Shape, list[tuple[Expr, Index]]] = {}  # of long reductions: a thread's, in axes of these sizes
+        self.places: dict[
+            Shape, list[tuple[Expr, Index]]
+        ] = {}  # of long reductions: a thread's, in axes of these sizes
         fresh: set[Node] = set()  # stored since the last barrier
         for job in self.jobs:
             read = {a.node for a in job.arguments(job.group.nodes) if a.role == "read"}
