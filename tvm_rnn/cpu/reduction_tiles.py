@@ -127,7 +127,7 @@ class ReductionTiles:
             place = (*index[:-1], index[-1] * int64(broad))
             whole = loop("r", floordiv(self.rows, full), lambda r: self._tile(full, r * int64(full), place))
             rest = leftovers(self.rows, full, full // 2, lambda height, start: self._tile(height, start, place))
-            return [*sets, whole, *rest]
+            return [*sets, whole, rest]
 
         return loop("i", prod(counts), body, parallel=self._worth and prod(counts) > 1)
 
