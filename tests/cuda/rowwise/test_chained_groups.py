@@ -165,16 +165,18 @@ def test_a_long_reduction_asks_for_several_elements_at_once(op: str, monkeypatch
 @pytest.mark.parametrize("rest", [0, 7])
 def test_what_a_reduction_read_is_there_for_the_next_one(rest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The place of the largest element: each thread's are in registers, and what counts up is no load."""
-    monkeypatch.setattr(chains, "MOST_THREADS", 64)
-    h = leaf("h", size := 64 * 2 * ASKED + rest)
+    monkeypatch.setattr(chains, "MOST_THREADS", 96)
+    h = leaf("h", size := 96 * 2 * ASKED + rest)
     top, counted = make("max", h, axis=-1, keepdims=True), constant(np.arange(float(size)), 1)
     place = make("where", make("equal", h, top), counted, constant(0.0, 1))
     found = make("sum", place, axis=-1, keepdims=False)
     made = kernel_of([group(top, root=top), group(place, found, root=found, stored=(found,))])
-    assert made.kernel.threads == 64
-    text, names = text_of(made.kernel), {a.node: f"_ptr_{i}" if i else "_ptr" for i, a in enumerate(made.arguments)}
-    assert text.count(f"= {names[h]}[") == -(-size // 64)
-    assert counted not in names or f"{names[counted]}[" not in text
+    assert made.kernel.threads == 96
+    text, (first, second, *_) = text_of(made.kernel), made.arguments
+    assert (first.node, second.node) == (h, counted)
+    assert text.count("= _ptr[") == -(-size // 96)
+    signature = text[text.index("__launch_bounds__") :].split(";")[0]
+    assert signature.count("float*") == len(made.arguments) - 1  # what nothing reads is no parameter
     value = -1.0 - np.random.default_rng(1).random((5, size), "float32")
     arrays = {a.name: np.full((5, *a.node.shape), POISON, "float32") for a in made.arguments}
     arrays |= {a.name: value for a in made.arguments if a.node is h}
