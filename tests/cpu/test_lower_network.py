@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm_ffi
+from headed_cells import given
 from networks import arguments, check, compiled, flags, network
 from tvm import tirx
 
