@@ -31,8 +31,8 @@ def layers_of(name: str, inputs: int = 5, hidden: int = 7, **options: Any) -> tu
 
 
 def passed_of(name: str, precision: str = "float32", batches: tuple[int, ...] = (), **options: Any) -> Passed:
-    """The same network for planners."""
-    net, _ = layers_of(name, **options)
+    """The same network for planners; in float64 products are of a network in float64."""
+    net, _ = layers_of(name, **({"dtype": precision} if precision == "float64" else {}), **options)
     return pipeline.passed(net, Options(resolve("nvidia-h200"), batches, precision=precision))
 
 

@@ -144,6 +144,17 @@ def test_streams_are_ordered_by_events_alone(build: Callable[[Program], Built]) 
         assert len(rest) == 2 + 4 + 1 + 4
 
 
+def test_a_call_knows_that_it_is_recorded(build: Callable[[Program], Built], monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program()
+    host, place = program.sequence, program.buffer("x", 100)
+    with host.when(host.captured):
+        host.memset(place, 9)
+    built = build(program)
+    assert built() == []
+    monkeypatch.setenv("FAKE_STATE", "capture")
+    assert built() == ["set(0, 9)"]
+
+
 @pytest.mark.broad
 def test_errors_end_the_call(build: Callable[[Program], Built]) -> None:
     program = Program()

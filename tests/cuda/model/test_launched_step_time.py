@@ -51,6 +51,13 @@ def test_another_gpu() -> None:
         ("gru", 2048, "tf32", 64, 14.7),
         ("gru", 1024, "bfloat16", 72, 7.8),  # by tiles of a quarter of the columns
         ("lstm", 512, "tf32", 256, 9.4),
+        ("lstm", 1024, "bfloat16", 256, 11.8),
+        ("gru", 1024, "bfloat16", 256, 9.9),
+        ("lstm", 2048, "bfloat16", 256, 19.0),
+        ("lstm", 2048, "bfloat16", 512, 34.4),
+        ("gru", 2048, "bfloat16", 256, 17.0),
+        ("lstm", 1312, "tf32", 128, 20.4),
+        ("elman", 2600, "bfloat16", 300, 26.5),
         ("lstm", 2560, "bfloat16", 64, 14.8),
         ("lstm", 2560, "tf32", 64, 31.2),
         ("lstm", 2560, "float32", 64, 152.0),

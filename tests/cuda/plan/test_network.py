@@ -79,6 +79,9 @@ def test_directions_run_side_by_side(step_by_step: None) -> None:
     text = "\n".join(lines(program))
     assert text.count("fork(int64_t(1))") == text.count("join(int64_t(1))") == 2
     assert text.count("T - done") == 4 + 2  # the size of each tile, and where those of the backward direction begin
+    # In a graph a second stream costs nothing; outside of one the steps have to be worth its events.
+    (least,) = re.findall(r"forks_\d+ = \w+ && \(T >= (\d+) \|\| call_state.captured\(\)\)", text)
+    assert 1 < int(least) < 64
 
 
 @pytest.mark.broad

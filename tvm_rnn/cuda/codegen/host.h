@@ -286,6 +286,12 @@ class CallState {
     for (const auto& entry : events_) events.push_back(entry.second);
   }
 
+  // Whether this call is being recorded into a CUDA graph.
+  bool captured() const {
+    cudaStreamCaptureStatus state = cudaStreamCaptureStatusNone;
+    return cudaStreamIsCapturing(caller_, &state) == cudaSuccess && state != cudaStreamCaptureStatusNone;
+  }
+
   int get(int64_t number, cudaStream_t* found) {
     *found = caller_;
     if (number <= 0) return 0;

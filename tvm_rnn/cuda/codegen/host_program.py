@@ -167,6 +167,12 @@ class Host:
         """What follows on the current stream begins after all that is enqueued on internal streams 1 to `count`."""
         self.code(f"RUN(call_state.join({_long(count)}));")
 
+    @property
+    def captured(self) -> str:
+        """A C++ condition: this call is being recorded into a CUDA graph. Not for sizes: a call of the same sizes
+        outside of the graph takes the same workspace."""
+        return "call_state.captured()"
+
     @contextmanager
     def _block(self, opening: str) -> Iterator[None]:
         self.code(opening)

@@ -59,8 +59,8 @@ class Regime(Protocol):
     applies runs. packs: parameters it wants packed. work_bytes: a C++ expression in B. most: the largest B that it
     applies to (None: any). at_once: so many rows take no longer than one; what is more takes as long again (None: one
     launch is for all rows). least_steps: in calls of fewer, one launch per group and step is
-    quicker. blocks: a C++ expression in B: how many blocks run at
-    once, each on a multiprocessor of its own. room: a C++ condition in B and sms: two launches have room on the GPU at
+    quicker. blocks: a C++ expression in B: how many blocks run at once; multiprocessors: how many of those they take,
+    at least. room: a C++ condition in B and sms: two launches have room on the GPU at
     the same time. words: the masks that it reads as words, not as rows. fact: a row for the manifest's templates, with
     `most`, and `phases` where a step has some.
     """
@@ -84,6 +84,9 @@ class Regime(Protocol):
 
     @property
     def blocks(self) -> HostExpr: ...
+
+    @property
+    def multiprocessors(self) -> HostExpr: ...
 
     @property
     def room(self) -> str: ...
@@ -117,6 +120,10 @@ class AnyBatch:
     @property
     def blocks(self) -> HostExpr:
         raise NotImplementedError
+
+    @property
+    def multiprocessors(self) -> HostExpr:
+        return self.blocks
 
     @property
     def room(self) -> str:

@@ -53,6 +53,7 @@ class Persistent:
     name: str
     most: int | None
     resident: int  # groups of blocks that run at once
+    together: int  # blocks that a multiprocessor has room for
     predicted_us: float
     initial: Mapping[str, float]
     record: str = DEFAULT  # where the geometry is from
@@ -118,6 +119,10 @@ class Persistent:
     @property
     def blocks(self) -> HostExpr:
         return f"({self.groups} * {self.geometry.ctas})"
+
+    @property
+    def multiprocessors(self) -> HostExpr:
+        return f"(({self.blocks} + {self.together - 1}) / {self.together})"
 
     @property
     def room(self) -> str:
@@ -325,7 +330,8 @@ def _persistent(layout: Layout, rung: Rung, initial: Mapping[str, float]) -> Per
     us, template, geometry, record, knobs = rung.chosen
     assert geometry is not None
     name = f"persistent_{layout.weights.number}_d{layout.directions}_b{rung.batch}"
-    return Persistent(layout, geometry, template, name, rung.most, rung.time.resident, us, initial, record, knobs)
+    room = rung.time.resident, rung.time.together
+    return Persistent(layout, geometry, template, name, rung.most, *room, us, initial, record, knobs)
 
 
 def _from_steps(

@@ -5,7 +5,9 @@ CUDA 13.0) where weights are 8 to 105 MB, B is 1 to 128, without the hoisted pro
 
     shared K       LSTM 2048 bf16 B=1, 64, 128: 8.7, 9.6, 13.5; tf32 18.6, 19.2, 24.7
                    LSTM 2560 B=64 bf16 14.8, tf32 31.2
-    wgmma          B=256 GRU 1024 bf16 12.5, LSTM 512 tf32 13.7; B=512 GRU 2048 bf16 31 (H100)
+    wgmma          B=256 bf16 LSTM 1024 11.8, 2048 19.0, GRU 1024 9.9, 2048 17.0; LSTM 512 tf32 8.8
+                   B=512 LSTM 2048 bf16 34.4; B=128 LSTM 1312 tf32 20.4; B=200 LSTM 1500 fp16 17.4
+                   B=300 elman 2600 bf16 26.5
     few_* tiles    LSTM 1024 bf16 B=64: 6.5 for 64 rows; 2048: 25 for 128 rows; float32 2560 B=64: 152
 """
 
@@ -28,9 +30,9 @@ L2_MB_PER_US = 5.2  # all that all multiprocessors read
 GROUP_US = 1.5  # from the copy of a stage of K until it is multiplied
 FFMA_PER_US = 11e6  # by kernels for few rows
 TALL, LINE = 128, 128  # rows of a tile of wgmma, bytes of a row's stage
-WGMMA_US = 0.0022  # a stage, per column of such a tile: what tensor cores take
-BLOCK_MB_PER_US = 0.11  # what a multiprocessor reads at most
-ITEM_US = 0.45  # of its epilogue: a row and a block of units of a lane
+WGMMA_US = 0.0029  # a stage, per column of such a tile: what tensor cores take, all of them at work
+BLOCK_MB_PER_US = 0.11  # what a multiprocessor reads at most; what many read at the same time L2 gives them at once
+ITEM_US, GATE_US = 0.17, 0.07  # of its epilogue: a row and a block of units of a lane, and each of their gates
 ODD_ITEM_US = 1.5  # where rows are odd, and a lane's two units no vector: LSTM 1001 bf16 B=256, 24 us a step
 MEGA = 1e6
 
@@ -88,8 +90,8 @@ def _wgmma(unit: Unit, knobs: Config, batch: int, target: Target, size: int) -> 
     columns, pair = knobs["wide_columns"] // part, 2 if part == 1 else 1
     tiles = ceil(batch / (TALL * pair)) * pair * ceil(unit.gates * unit.width / columns)
     each = (TALL + columns / pair) * LINE / MEGA
-    stage = max(columns * WGMMA_US, each / BLOCK_MB_PER_US, each * min(tiles, target.sms) / L2_MB_PER_US)
+    stage = max(columns * WGMMA_US, each / BLOCK_MB_PER_US)
     stages = sum(ceil(depth * size / LINE) for depth in unit.depths)
     items = columns / (4 * unit.gates)
-    item = ODD_ITEM_US if unit.width % 2 else ITEM_US
+    item = ODD_ITEM_US if unit.width % 2 else ITEM_US + GATE_US * unit.gates
     return LAUNCH_US + GROUP_US + ceil(tiles / target.sms) * (stages * stage + items * item)

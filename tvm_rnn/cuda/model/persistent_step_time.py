@@ -22,12 +22,25 @@ from tvm_rnn.target import HOPPER, Target
 LIGHT_US = 0.04  # of a phase without a product
 # Clusters that can be resident on the 132 multiprocessors of an H200 with one block on each.
 RESIDENT_CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
+SM_THREADS, BLOCK_SHARED_BYTES = 2048, 1024  # of a multiprocessor; what a block takes beside its own
+# Blocks of small layers that share a multiprocessor: each waits most of the time, and more would begin to wait for each
+# other.
+MOST_TOGETHER = 4
 
 
 def resident_groups(geometry: Geometry, target: Target) -> int:
     """Groups of blocks that run at the same time, one block per multiprocessor."""
     blocks = RESIDENT_CLUSTERS.get(geometry.cluster, 0) * geometry.cluster * target.sms // 132
     return blocks // geometry.ctas
+
+
+def blocks_together(geometry: Geometry, target: Target) -> int:
+    """Blocks that one multiprocessor has room for; one, where blocks wait for each other through memory."""
+    if geometry.exchange.in_memory:
+        return 1
+    shared = target.sm_shared_bytes // (geometry.shared_bytes + BLOCK_SHARED_BYTES)
+    registers = target.registers // (geometry.threads * (geometry.registers() + 7) // 8 * 8)
+    return max(1, min(MOST_TOGETHER, shared, registers, SM_THREADS // geometry.threads))
 
 
 def cheapest(geometries: Iterable[Geometry], batch: int, target: Target) -> Geometry | None:
@@ -104,10 +117,12 @@ def _words(geometry: Geometry) -> int:
 
 
 class StepTime:
-    """The time of a geometry's steps on a GPU, for any batch size. at_once: batch rows of one round."""
+    """The time of a geometry's steps on a GPU, for any batch size. at_once: batch rows of one round; together: blocks
+    that a multiprocessor has room for."""
 
     def __init__(self, geometry: Geometry, target: Target) -> None:
         self.geometry, self.resident = geometry, resident_groups(geometry, target)
+        self.together = blocks_together(geometry, target)
         self.at_once = self.resident // geometry.step.heads * geometry.rows
         self._round = sum(phase.us for phase in phase_times(geometry))
 

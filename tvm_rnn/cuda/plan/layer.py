@@ -347,9 +347,11 @@ class Layer:
             self.rest = host.let("rest", f"{self.whole} < B ? {fitting(f'(B - {self.whole})')} : -1")
 
     @property
-    def blocks(self) -> HostExpr:
-        """How many multiprocessors the steps take while they run, roughly: a C++ expression in B."""
-        return by_batch(self.regimes, lambda regime: regime.blocks, 0)
+    def multiprocessors(self) -> HostExpr:
+        """How many multiprocessors a kernel of all steps takes while it runs, roughly: a C++ expression in B and T."""
+        least = by_batch(self.regimes, lambda regime: regime.least_steps, 1)
+        taken = by_batch(self.regimes, lambda regime: regime.multiprocessors, 0)
+        return f"(T < {least} ? 0 : {taken})"
 
     def predicted_us(self, batch: int) -> float:
         """Of one step, where a persistent regime runs it; else what a step of several launches takes at least."""

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
-from math import prod
+from math import ceil, prod
 from typing import Any, ClassVar
 
 from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer, Program
@@ -45,6 +45,7 @@ from .wave import Wave, wave
 
 HOISTED_BYTES = 256 << 20  # for hoisted values, of all layers that run at once: more rows make no product faster
 STREAMS = 8  # layers beyond share them
+FORK_US = 10.0  # of the CPU, to have work on a second stream and wait for it
 
 
 @dataclass
@@ -237,15 +238,28 @@ class Plan:
         tiled = all("tile_layers_and_time" in graph.applied for graph in self.layers.graphs)
         tiled = tiled and any(code.layout.has_steps for code in self.code)  # else each layer fills the GPU
         self.cuda_streams = self.directions if self.whole else min(layers, STREAMS) if tiled else 1
-        wave = "0" if self.cuda_streams == 1 else f"T >= {2 * WAVE_STEPS}"
+        wave = "0" if self.cuda_streams == 1 else "1" if self.whole else f"T >= {2 * WAVE_STEPS}"
         for code in self.code if self.cuda_streams > 1 else ():
-            wave += f" && 2 * {code.blocks} <= sms"
+            wave += f" && 2 * {code.multiprocessors} <= sms"
         self.wave = program.let("wave", wave)
+        if self.cuda_streams > 1 and self.whole:
+            host = program.sequence
+            self.forks = host.let("forks", f"{self.wave} && (T >= {self._worth_a_fork} || {host.captured})")
+        else:
+            self.forks = self.wave
         share = max(self.directions, layers)
         most = f"max<int64_t>(1, {HOISTED_BYTES // per_row} / ({self.wave} ? {share} : 1) / B)"
         largest = f"max<int64_t>({WAVE_STEPS}, (T + {WAVE_TILES * layers - 1}) / {WAVE_TILES * layers})"
         whole = "T" if self.whole else f"({self.wave} ? {largest} : T)"
         self.steps = program.let("tile_steps", self._in_parts(f"min<int64_t>(T, min<int64_t>({whole}, {most}))"))
+
+    @property
+    def _worth_a_fork(self) -> int:
+        """Steps of a direction from which on a second stream saves more than it takes: to record and wait for events
+        costs nothing within a CUDA graph, and outside of one the time of some launches."""
+        batches = self.options.batches or EXPECTED_BATCHES
+        least = min(code.predicted_us(batch) for code in self.code for batch in batches)
+        return max(1, ceil(FORK_US / max(least, 0.1)))
 
     def _in_parts(self, steps: str) -> str:
         """The steps of a tile: whole parts of the time, before which matrices are kept, if some are."""
@@ -389,12 +403,12 @@ class Plan:
         if not number:
             yield
         else:
-            with host.stream(f"{self.wave} ? {number} : 0"):
+            with host.stream(f"{self.forks} ? {number} : 0"):
                 yield
 
     def _when_wave(self, host: Host, act: Callable[[Host], None]) -> None:
         if self.cuda_streams > 1:
-            with host.when(self.wave):
+            with host.when(self.forks):
                 act(host)
 
     @contextmanager

@@ -282,7 +282,7 @@ class BackwardPlan(Plan):
         batches = self.options.batches or EXPECTED_BATCHES
         least = least_steps(min(max(code.predicted_us(batch) for code in self.code) for batch in batches))
         for_two = "".join(f" && {room_for_two(code.regimes)}" for code in self.code)
-        self.wave = program.let("wave", f"T > {least}{for_two}" if self.cuda_streams > 1 else "0")
+        self.wave = self.forks = program.let("wave", f"T > {least}{for_two}" if self.cuda_streams > 1 else "0")
         tiles = f"max<int64_t>(1, min<int64_t>({WAVE_TILES * layers}, (T + {least - 1}) / {least}))"
         tiles = program.let("tiles", f"{self.wave} ? {tiles} : 1")
         room = HOISTED_BYTES * (1 if any(code.layout.has_steps for code in self.code) else OVER_TIME)
