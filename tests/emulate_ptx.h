@@ -89,6 +89,11 @@ inline W two(uint16_t low, uint16_t high) { return W(low) | W(high) << 16; }
 template <class T> uint16_t bits(T x) { uint16_t y; return std::memcpy(&y, &x, 2), y; }
 inline void tvm_builtin_ptx_cvt_bf16x2_f32_rn_bf16x2_f32(W& d, float a, float b) { d = two(bits(__float2bfloat16_rn(b)), bits(__float2bfloat16_rn(a))); }
 inline void tvm_builtin_ptx_cvt_f16x2_f32_rn_f16x2_f32(W& d, float a, float b) { d = two(bits(__float2half_rn(b)), bits(__float2half_rn(a))); }
+inline void tvm_builtin_ptx_prmt_b32(W& d, W a, W b, W selector) {
+  const uint64_t bytes = uint64_t(b) << 32 | a;
+  d = 0;
+  for (int i = 0; i < 4; ++i) d |= W(bytes >> (selector >> 4 * i & 7) * 8 & 255) << 8 * i;
+}
 inline float e4m3(unsigned code) {
   const int exponent = code >> 3 & 15, mantissa = code & 7;
   const float size = exponent ? std::ldexp(1.f + mantissa / 8.f, exponent - 7) : std::ldexp(mantissa / 8.f, -6);

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch_own_tests as own
+import unoptimised
 from torch_own_tests import FAILED, OTHER, PASSED, Result
+
+import tvm_rnn as rnn
 
 FILE = """
 import unittest
@@ -32,6 +36,13 @@ class TestNN(unittest.TestCase):
 """
 
 
+class FunctionInput:
+    """A call, as torch's samples have it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.args, self.kwargs = args, kwargs
+
+
 def test_the_table_has_every_reason() -> None:
     results = [
         Result("a", PASSED),
@@ -53,6 +64,22 @@ def test_one_result_of_each_name(tmp_path: Path) -> None:
     facts, *lines = map(json.loads, (tmp_path / "r.jsonl").read_text().splitlines())
     assert facts["versions"]["torch's test files"] == "2.0" and lines[0]["reason"] == "sample 1: told"
     assert [line["name"] for line in lines] == ["a", "b", "c"] and "whose it is" in lines[2]["reason"]
+
+
+@pytest.mark.broad
+def test_a_gradient_of_which_float32_has_no_more_digits() -> None:
+    """A sample as module_db draws them, in which a gate is near 1: torch's own layer is as far from float64 as ours."""
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(39)
+    peer = torch.nn.GRU(2, 3, 2, bias=False, bidirectional=True)
+    given = [torch.empty(*shape).uniform_(-9, 9).requires_grad_() for shape in ((3, 2), (4, 3))]
+    with unoptimised.code():
+        ours = rnn.nn.GRU(2, 3, 2, bias=False, bidirectional=True)
+        ours.load_state_dict(peer.state_dict())
+        call = FunctionInput(*given)
+        found = own.attempt("gradients", lambda: own.gradients(ours, peer, call, None))
+    assert found.outcome == FAILED and "torch's own layer is off by" in found.reason
+    assert own.reason_of(found).startswith("float32 has no more digits here: torch's own layer is off by ")
 
 
 @pytest.mark.broad

@@ -174,3 +174,10 @@ def test_builder_makes_equal_nodes_once() -> None:
     x, h = rnn.RNN(packed, 5, 7).layers[0].graph.inputs[0], rnn.RNN(packed, 5, 7).layers[0].graph.states[0]
     assert builder.make("tanh", x) is builder.make("tanh", x)
     assert builder.make("tanh", x) is not builder.make("tanh", h)
+
+
+def test_a_sum_over_rows_is_made_in_the_order_that_is_asked_for() -> None:
+    builder, operands = Builder(), [Node("input", shape=(2, size), name=name) for name, size in (("a", 3), ("b", 4))]
+    sums = builder.make("einsum_rows", *operands, spec="nm,nk->nkm")
+    turned = builder.make("transpose", sums, axes=(0, 2, 1))
+    assert (turned.op, turned.attrs["spec"], turned.shape) == ("einsum_rows", "nm,nk->nmk", (2, 3, 4))

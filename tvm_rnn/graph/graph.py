@@ -217,6 +217,13 @@ def is_move(node: Node) -> bool:
     return not node.leaf and TABLE[node.op].kind == "move"
 
 
+def in_order(node: Node) -> Node:
+    """What a node is a reshape of, or itself: the same elements, as they lie."""
+    while node.op == "reshape":
+        node = node.args[0]
+    return node
+
+
 def is_scan(node: Node) -> bool:
     return not node.leaf and TABLE[node.op].kind == "scan"
 

@@ -98,6 +98,10 @@ class Builder:
         if x.op == "transpose":
             inner = x.attrs["axes"]
             return self.make("transpose", x.args[0], source=source, axes=tuple(inner[a] for a in axes))
+        if x.op == "einsum_rows" and x.args[1].op != "windows":  # a sum over all rows is made in any order
+            inputs, out = x.attrs["spec"].split("->")
+            spec = f"{inputs}->{''.join(out[a] for a in axes)}"
+            return self.make("einsum_rows", *x.args, source=x.source, spec=spec)
         return None
 
     def _push(self, op: str, x: Node, source: str, attrs: dict[str, object]) -> Node | None:

@@ -84,6 +84,14 @@ def test_values_of_16_bits_are_stored_in_pairs(backward: bool) -> None:
     assert [name for name, _ in made.pointers if name.startswith("kept_")] == list(pointers)
 
 
+def test_units_of_two_blocks_are_stored_in_fours() -> None:
+    found = regime("lstm", False)
+    for warps, stores in ((4, "st_global_b32"), (2, "st_vec_global_v2_b32")):
+        own = replace(found.geometry, ctas=1, warps_u=warps, warps_k=1)
+        body = text_of(kernel("k", own, found.layout))
+        assert own.blocks(32) == 4 // warps and stores in body[body.index("{") :]
+
+
 @pytest.mark.broad
 def test_numbers_of_a_row_stay_in_float32() -> None:
     found = regime("lstm_layer_norm", False)

@@ -56,10 +56,11 @@ def test_outputs_that_are_no_state_or_lie_otherwise_are_kept_apart() -> None:
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("reverse", [False, True])
-def test_the_last_layer_s_state_is_found_in_y(reverse: bool) -> None:
-    """From the step before y's first on, or behind its last."""
-    _, plans = trained("gru", precision="bfloat16", reverse=reverse)
+@pytest.mark.parametrize(("reverse", "members"), [(False, 0), (True, 0), (False, 2)])
+def test_the_last_layer_s_state_is_found_in_y(reverse: bool, members: int) -> None:
+    """From the step before y's first on, or behind its last; also where y is members' states as one vector."""
+    width, options = (4, {"members": members}) if members else (8, {})
+    _, plans = trained("gru", width, "bfloat16", reverse=reverse, **options)
     tape = plans.forward.tape
     assert tape.output is not None and tape.output[0] == tape.visits[0, 0][-1]
     texts = []

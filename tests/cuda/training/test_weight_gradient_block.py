@@ -25,17 +25,17 @@ class Place(WeightGradientBlock):
     def _work(self) -> None:
         w = self.w
         cta = (self._result() * 2 + (self.line // 64).astype("int64")) * 2 + (self.column // 128).astype("int64")
-        found: list[Any] = [self.part, self.left, self.line, self.column, self.first, self.count]
+        found: list[Any] = [self.part, self.group, self.line, self.column, self.first, self.count]
         with w.when(I.EQ(self.tx, 0)):
             for i, value in enumerate(found):
                 w.store(w["sums"], value.astype("float32"), cta * FACTS + i)
 
 
 class Tile(MmaWeightGradientTile):
-    def body(self, w: Writer, lefts: Sequence[Operand], right: Operand) -> WeightGradientBlock:
-        return Place(w, self, lefts, right)
+    def body(self, w: Writer, lefts: Sequence[Operand], rights: Sequence[Operand]) -> WeightGradientBlock:
+        return Place(w, self, lefts, rights)
 
-    def pointers(self, lefts: Sequence[Operand], right: Operand) -> list[tuple[str, str]]:
+    def pointers(self, lefts: Sequence[Operand], rights: Sequence[Operand]) -> list[tuple[str, str]]:
         return []
 
 
@@ -48,7 +48,7 @@ def test_tiles_cover_the_result() -> None:
 
 def test_pointers_have_the_dtypes_of_what_is_stored() -> None:
     tile = MmaWeightGradientTile("float32", 64, 128)
-    found = tile.pointers([operand("a", 8, 8, "bfloat16")], operand("b", 8, 8, "float32"))
+    found = tile.pointers([operand("a", 8, 8, "bfloat16")], [operand("b", 8, 8, "float32")])
     assert found == [("a", "bfloat16"), ("b", "float32")]
 
 

@@ -78,6 +78,33 @@ def test_biases_are_summed_by_the_products_that_read_the_same_values() -> None:
     assert [len(launch.totals) for launch in elsewhere.launches] == [0, 0, 0]
 
 
+def test_products_of_members_share_a_launch_and_lie_in_their_gradients() -> None:
+    """A GRU's, whose left operands a block multiplies together: one launch, whose parts are always added up, where each
+    right operand's sums go."""
+    x, h, *gates = (leaf(name, 16, 128) for name in "xhrzmn")
+    r, z, m, n = gates
+    products = [product(a, right, "cb,ck->cbk") for right, lefts in ((x, (r, z, m)), (h, (r, z, n))) for a in lefts]
+    sums = [make("sum_rows", gate, rank=2) for gate in gates]
+    both = [tuple(products[:3]), tuple(products[3:])]
+
+    def reads(node: Node) -> Place | None:
+        return Place("bfloat16", 16 * 128) if node.leaf else None
+
+    found = WeightGradients("t", [*products, *sums], "bfloat16", reads, reads, "sm_90a", beside=both)
+    (launch,) = found.launches
+    assert launch.rights == 2 and launch.made == [*both, tuple(sums)] and found.in_heads == {*both}
+    program = Program()
+    found.reserve(program, "T * B")
+    ready = {nodes: program.input(number).cast("float32") for number, nodes in enumerate(both)}
+    places = found.pointers(program, ready)
+    assert [places[nodes[0]].text for nodes in both] == [pointer.text for pointer in ready.values()]
+    operand = program.input(2).cast("bfloat16")
+    found.run(program.sequence, lambda node, product: operand, "T * B", places, "tile > 0")
+    assert sum("RUN(call" in line for line in program.sequence.lines) == 4
+    few = WeightGradients("t", products, "bfloat16", reads, reads, "sm_90a", 1000)
+    assert [launch.rights for launch in few.launches] == [1, 1] and not few.in_heads
+
+
 def test_parts_that_the_steps_have_left_are_added_up() -> None:
     """One for each batch row; no kernel multiplies again."""
     sums, made = [make("sum_rows", A, rank=1)], product(A, H)
@@ -102,9 +129,9 @@ def test_sums_are_made_beside_the_steps_alone() -> None:
 def test_kernels_know_where_their_operands_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Operand] = []
 
-    def spy(tile: MmaWeightGradientTile, lefts: Sequence[Operand], right: Operand) -> list[tuple[str, str]]:
-        seen.extend((*lefts, right))
-        return [(one.name, one.place.dtype) for one in (*lefts, right)]
+    def spy(tile: MmaWeightGradientTile, lefts: Sequence[Operand], rights: Sequence[Operand]) -> list[tuple[str, str]]:
+        seen.extend((*lefts, *rights))
+        return [(one.name, one.place.dtype) for one in (*lefts, *rights)]
 
     monkeypatch.setattr(MmaWeightGradientTile, "pointers", spy)
     weight_gradients(product(A, X), product(B, X))

@@ -48,7 +48,7 @@ def test_sums_over_rows(precision: str, height: int, width: int, rows: int, part
     stride = -(-height // 8) * 8
     lefts = [operand("a0", height, stride, precision), operand("a1", height, stride + 24, precision, 16)]
     right = operand("b", width, -(-width // 8) * 8 + 8, precision, 8)
-    tile = wgmma_tile_for(precision, lefts, RowProduct(lefts[0], right), "sm_90a")
+    tile = wgmma_tile_for(precision, lefts, RowProduct(lefts[0], right), "sm_90a", 132)
     assert tile is not None
     kernel = tile.kernel("gradients", lefts, right)
     found, expected = sums(kernel, tile.tiles(2, height, width), lefts, right, rows, parts)
@@ -60,7 +60,7 @@ def test_rows_of_4_byte_pieces() -> None:
     """Some of each: rows of 132 bytes, rows of 148 of which 4 are before them, and rows of 144."""
     lefts = [operand("a0", 66, 66, "bfloat16"), operand("a1", 66, 74, "bfloat16", 2)]
     for right in (operand("b", 70, 72, "bfloat16"), operand("b", 70, 70, "bfloat16")):
-        tile = wgmma_tile_for("bfloat16", lefts, RowProduct(lefts[0], right), "sm_90a")
+        tile = wgmma_tile_for("bfloat16", lefts, RowProduct(lefts[0], right), "sm_90a", 132)
         assert tile is not None
         kernel = tile.kernel("gradients", lefts, right)
         found, expected = sums(kernel, tile.tiles(2, 66, 70), lefts, right, 70, 1)
@@ -90,7 +90,7 @@ def test_heads_and_the_left_operands_own_sums(
     lefts = [replace(operand(n, height, heads * 136, precision), apart=136) for n in ("a0", "a1")]
     right = replace(operand("b", width, heads * width, precision), apart=width)
     row = RowProduct(lefts[0], right, turned, heads)
-    tile = wgmma_tile_for(precision, lefts, row, "sm_90a")
+    tile = wgmma_tile_for(precision, lefts, row, "sm_90a", 132)
     assert tile is not None
     tile, rng = replace(tile, totals=totals), np.random.default_rng(1)
     arrays = {o.name: encoded(rng.normal(size=(rows, heads, o.apart)), precision) for o in (*lefts, right)}
@@ -108,23 +108,52 @@ def test_heads_and_the_left_operands_own_sums(
             assert np.linalg.norm(found - one.sum(0)) < LIMITS[precision] * np.linalg.norm(one.sum(0))
 
 
+@pytest.mark.parametrize(
+    ("turned", "heads", "rows", "parts"),
+    [(True, 2, 70, 2), *(pytest.param(*c, marks=pytest.mark.slow) for c in ((False, 1, 130, 1), (True, 3, 65, 3)))],
+)
+@pytest.mark.broad
+def test_all_left_operands_of_one_block(turned: bool, heads: int, rows: int, parts: int) -> None:
+    """Three lefts of each of two rights, which are read once; totals of some; parts that have no rows."""
+    height, width, totals = 72, 120, (0, 2, 4)
+    lefts = [replace(operand(f"a{n}", height, heads * 80, "bfloat16"), apart=80) for n in range(6)]
+    rights = [replace(operand(f"b{n}", width, heads * width, "bfloat16"), apart=width) for n in range(2)]
+    row = RowProduct(lefts[0], rights[0], turned, heads)
+    tile = wgmma_tile_for("bfloat16", lefts[:3], row, "sm_90a", 8)
+    assert tile is not None and tile.together == 3 and tile.shared_bytes <= 227 * 1024
+    tile, rng = replace(tile, totals=totals), np.random.default_rng(1)
+    arrays = {o.name: encoded(rng.normal(size=(rows, heads, o.apart)), "bfloat16") for o in (*lefts, *rights)}
+    arrays["sums"] = np.full((parts, 6, heads, *((width, height) if turned else (height, width))), np.nan, "f4")
+    arrays["totals"] = np.full((parts, len(totals), heads, height), np.nan, "f4")
+    blocks = parts * tile.tiles(6, height, width)
+    run(tile.kernel("gradients", lefts, *rights), arrays, {"rows": rows, "parts": parts}, blocks)
+    values = {o.name: decoded(arrays[o.name], "bfloat16")[..., : o.depth] for o in (*lefts, *rights)}
+    for n in range(6):
+        one, other = values[f"a{n}"], values[f"b{n // 3}"]
+        expected = np.einsum("rhm,rhn->hnm" if turned else "rhm,rhn->hmn", one, other)
+        assert np.linalg.norm(arrays["sums"].sum(0)[n] - expected) < LIMITS["bfloat16"] * np.linalg.norm(expected)
+        if n in totals:
+            found = arrays["totals"].sum(0)[totals.index(n)]
+            assert np.linalg.norm(found - one.sum(0)) < LIMITS["bfloat16"] * np.linalg.norm(one.sum(0))
+
+
 def test_it_is_for_large_results_of_16_bit_rows_on_hopper() -> None:
     left, right, thin = (operand(name, size, size, "bfloat16") for name, size in (("a0", 512), ("b", 512), ("c", 40)))
-    tile = wgmma_tile_for("bfloat16", [left], RowProduct(left, right), "sm_90a")
+    tile = wgmma_tile_for("bfloat16", [left], RowProduct(left, right), "sm_90a", 132)
     assert tile == WgmmaWeightGradientTile("bfloat16", 128, 256) and tile.shared_bytes < 227 * 1024
-    assert wgmma_tile_for("bfloat16", [left], RowProduct(left, right), "sm_80") is None
-    assert wgmma_tile_for("tf32", [left], RowProduct(left, right), "sm_90a") is None
-    assert wgmma_tile_for("bfloat16", [thin], RowProduct(thin, right), "sm_90a") is None
-    assert wgmma_tile_for("bfloat16", [left], RowProduct(left, thin), "sm_90a") is None
+    assert wgmma_tile_for("bfloat16", [left], RowProduct(left, right), "sm_80", 132) is None
+    assert wgmma_tile_for("tf32", [left], RowProduct(left, right), "sm_90a", 132) is None
+    assert wgmma_tile_for("bfloat16", [thin], RowProduct(thin, right), "sm_90a", 132) is None
+    assert wgmma_tile_for("bfloat16", [left], RowProduct(left, thin), "sm_90a", 132) is None
     odd = operand("b", 251, 251, "bfloat16")
-    assert wgmma_tile_for("bfloat16", [left], RowProduct(left, odd), "sm_90a") is None
+    assert wgmma_tile_for("bfloat16", [left], RowProduct(left, odd), "sm_90a", 132) is None
 
 
 @pytest.mark.parametrize("height", [64, 130, 256, 650, 2560])
 def test_the_tile_that_reads_least(height: int) -> None:
     """Of all that fit shared memory and registers: none may be asked to read less than the one that is taken."""
     left, right = operand("a0", height, 2560, "float16"), operand("b", 650, 1024, "float16")
-    tile = wgmma_tile_for("float16", [left], RowProduct(left, right), "sm_90a")
+    tile = wgmma_tile_for("float16", [left], RowProduct(left, right), "sm_90a", 132)
     assert tile is not None and tile.threads <= 384 and tile.shared_bytes <= 227 * 1024
     read = tile.tiles(1, height, 650) * (tile.high + tile.wide)
     for high in (64, 128):
@@ -135,7 +164,7 @@ def test_the_tile_that_reads_least(height: int) -> None:
 
 def test_operands_are_multiplied_as_they_lie() -> None:
     left, right = (operand(name, 64, 64, "bfloat16") for name in ("a0", "b"))
-    tile = wgmma_tile_for("bfloat16", [left], RowProduct(left, right), "sm_90a")
+    tile = wgmma_tile_for("bfloat16", [left], RowProduct(left, right), "sm_90a", 132)
     assert tile is not None
     text = text_of(tile.kernel("t", [left], right))
     assert "m64n64k16_f32_bf16_bf16_1_1_1_1" in text and "atomic" not in text
@@ -214,7 +243,7 @@ def test_packing_is_for_large_results_on_hopper() -> None:
     assert tile("bfloat16", 256, 256) is None and tile("tf32", 64, 64) is None
     assert tile("tf32", 2560, 2560, "sm_80") is None and tile("float32", 2560, 2560) is None
     odd = operand("a0", 2561, 2561, "bfloat16")
-    assert packed_tile_for("bfloat16", [odd], operand("b", 2560, 2560, "bfloat16"), "sm_90a", 132) is None
+    assert packed_tile_for("bfloat16", [odd], operand("b", 2560, 2560, "bfloat16"), "sm_90a") is None
 
 
 @pytest.mark.parametrize("shape", SHAPES)

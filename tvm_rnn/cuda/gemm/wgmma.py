@@ -49,20 +49,16 @@ class WgmmaProduct:
     warp's 16.
 
     columns: of the product, at most 256. dtype: of the operands. turned: both lie along what is not summed, rows of K
-    one below the other, in squares of 64 rows side by side; else along K, lines of 128 bytes. zero: sums begin at 0.
+    one below the other, in squares of 64 rows side by side; else along K, lines of 128 bytes.
     """
 
-    def __init__(
-        self, w: Writer, arena: Buffer, columns: int, dtype: str, *, turned: bool = False, zero: bool = False
-    ) -> None:
+    def __init__(self, w: Writer, arena: Buffer, columns: int, dtype: str, *, turned: bool = False) -> None:
         self.w, self.columns, self.turned = w, columns, turned
         deep, kinds = KINDS[dtype]
         self.name = f"wgmma.mma_async.sync.aligned.m64n{columns}{deep}.f32.{kinds}"
         # Whether either operand is turned, which only instructions for 16 bits can do.
         self.flags = () if dtype == "float32" else (int(turned), int(turned))
         self.acc = w.tile(columns // 8, 2, 2)
-        if zero:
-            self.acc.fill(tirx.const(0.0, "float32"))
         self.descriptor = w.local(1, "uint64")
         sizes = (units(SQUARE_BYTES), units(8 * ROW_BYTES)) if turned else (1, units(8 * ROW_BYTES))
         at = I.address_of(self.descriptor[0]), arena.ptr_to([0])
@@ -120,14 +116,14 @@ class WgmmaStages(Stages):
     def _multiply(
         self, product: WgmmaProduct, tell: TirExpr, at: tuple[TirExpr, int], count: Expr, first: TirExpr | None = None
     ) -> None:
-        """The stages of `count` turns, and tell when they are read no more. at: where both operands lie in a stage.
-        first: the first turn's number, where there is one in any case, with which sums begin; None: number 0."""
+        """The stages of `count` turns, the first of which begins the sums, and tell when they are read no more. at:
+        where both operands lie in a stage. first: the first turn's number, where there is one in any case; None: 0."""
         w, tile, tells = self.w, self.tile, self.lane < self.tile.cluster
         with w.loop(count) as k:
             turn = k if first is None else w.bind(first + k)
             slot = w.bind(self._slot(turn))
             self._wait(self._full(slot), self._round(turn) % 2)
-            product.multiply(slot * units(tile.stage_bytes), at[0], units(at[1]), None if first is None else k > 0)
+            product.multiply(slot * units(tile.stage_bytes), at[0], units(at[1]), k > 0)
             with w.when(tirx.And(k > 0, tells)):
                 self._release(tell, turn - 1)
         product.wait(0)

@@ -23,7 +23,7 @@ from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import uint32
 
-LAG = 2  # stages whose copies are under way when one is announced
+LAG = 2  # stages whose copies are under way when one is announced, of pipelines of four stages and more
 COPIERS = 128  # threads that copy
 Pairs = Sequence[tuple[str, str]]
 
@@ -58,6 +58,11 @@ class BlockTile(ABC):
     @property
     @abstractmethod
     def stage_bytes(self) -> int: ...
+
+    @property
+    def lag(self) -> int:
+        """Stages whose copies are under way when one is announced: who multiplies reads two, and one is filled."""
+        return min(LAG, self.stages - 2)
 
     @property
     def shared_bytes(self) -> int:
@@ -144,18 +149,18 @@ class Stages(ABC):
     @contextmanager
     def _filling(self, turn: TirExpr) -> Iterator[TirExpr]:
         """Statements that start the copies of a stage, into the slot that this yields, when nobody reads it any more;
-        then the stage before, LAG turns ago, is announced."""
-        w = self.w
+        then the stage before, `lag` turns ago, is announced."""
+        w, lag = self.w, self.tile.lag
         slot = w.bind(self._slot(turn))
         self._wait(self._empty(slot), (self._round(turn) + 1) % 2)
         yield slot
         w.do(I.ptx["cp.async.commit_group"]())
-        with w.when(turn >= LAG):
-            self._announce(LAG, self._slot(turn - LAG))
+        with w.when(turn >= lag):
+            self._announce(lag, self._slot(turn - lag))
 
     def _filled(self, count: Expr) -> None:
         """Announce the last stages of `count`: of fewer, where there are fewer."""
-        for behind in range(LAG, 0, -1):
+        for behind in range(self.tile.lag, 0, -1):
             with self.w.when(count >= behind):
                 self._announce(behind - 1, self._slot(count - behind))
 

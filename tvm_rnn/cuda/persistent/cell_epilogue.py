@@ -3,14 +3,15 @@
 In: the kernel's state (`persistent.Body`), a phase, the gates that its product left in registers, and what the layout
 keeps. Out: statements: every value once, in registers; y, published and kept values stored, as soon as a phase has
 them. Expressions come from the op table. A lane has one unit of each block for two batch rows; two lanes with
-neighbouring units exchange a row each, so that 16-bit values are stored in pairs.
+neighbouring units exchange a row each, so that 16-bit values are stored in pairs; where a lane has units of two blocks
+beside each other, two pairs are exchanged for four units of a row: what is stored at once fills sectors of memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -159,7 +160,8 @@ class Epilogue:
         return I.reinterpret("float32", bits)
 
 
-NEIGHBOUR = 4  # lanes: the next unit's is so many further
+LOWER, UPPER = 0x5410, 0x3276  # of prmt: the lower halves of a and b; the upper ones of b and a
+NEIGHBOUR, NEXT_PAIR = 4, 8  # lanes: the next unit's is so many further, and that of the next pair of units
 
 
 def pairs(place: Place, width: int) -> bool:
@@ -233,12 +235,14 @@ class TapeStores:
         """Store one number at a time what does not lie in pairs; else make the words of it, to be stored later."""
         node, place, name, width = own.node, own.place, name_of(own), self.step.domain[own.node]
         whole = place.align >= 4 and place.row_stride % 2 == 0
+        fours = place.align >= 8 and place.row_stride % 4 == own.apart % 4 == 0
         for number, _ in components(node, width):
             for block in range(1 if width == 1 else self.body.geometry.blocks(width)):
                 values = [self._value(node, number, block, j, e) for e in range(2)]
                 first_at = self.layout.spread(own.apart, number * width)
                 if width > 1 and pairs(place, width) and whole:
-                    words.append(self._word(name, place, values, (first_at, block, width)))
+                    word = self._word(name, place, values, (first_at, block, width))
+                    words.append(replace(word, fours=fours and first_at % 4 == 0))
                 else:
                     self._each(name, place, values, (first_at, block, j), width)
 
@@ -262,15 +266,13 @@ class TapeStores:
     def _word(self, name: str, place: Place, values: Sequence[Expr], of: tuple[int, int, int]) -> Word:
         """Lanes of even units have two units of the first row, those of odd units of the second. of: where the
         component begins, block, width."""
-        k, odd = self.k, self._odd
-        mine = k.keep(tirx.Select(odd, values[1], values[0]))
-        given = k.keep(tirx.Select(odd, values[0], values[1]))
+        k, kind = self.k, "bf16x2" if place.dtype == "bfloat16" else "f16x2"
+        own, word = k.local(1, "uint32"), k.local(1, "uint32")
+        k.do(I.ptx[f"cvt.rn.{kind}.f32"](own[0], values[1], values[0]))
         mask = tirx.const(0xFFFFFFFF, "uint32")
-        other = k.keep(tirx.call_extern("float32", "__shfl_xor_sync", mask, given, NEIGHBOUR, LANES))
-        kind = "bf16x2" if place.dtype == "bfloat16" else "f16x2"
-        word = k.local(1, "uint32")
-        low, high = k.keep(tirx.Select(odd, other, mine)), k.keep(tirx.Select(odd, mine, other))
-        k.do(I.ptx[f"cvt.rn.{kind}.f32"](word[0], high, low))
+        other = k.keep(tirx.call_extern("uint32", "__shfl_xor_sync", mask, own[0], NEIGHBOUR, LANES))
+        halves = tirx.Select(self._odd, tirx.const(UPPER, "uint32"), tirx.const(LOWER, "uint32"))
+        k.do(I.ptx["prmt.b32"](word[0], own[0], other, k.bind(halves)))
         return Word(name, place, word, *of)
 
     @property
@@ -288,10 +290,29 @@ class TapeStores:
             found.setdefault((0, 0) if filled else (own.block, own.width), []).append(own)
         for (block, width), those in found.items():
             units = inside if not width else tirx.And(inside, self._unit(width, block) < width)
+            couples, rest = _couples(those) if not width else ([], those)
+            exchanged = [self._exchanged(*couple) for couple in couples]
             with self.k.when(units):
-                for own in those:
+                for (own, _), (unit, *two) in zip(couples, exchanged, strict=True):
+                    at = self._at(own.place, j, e, own.first_at + unit)
+                    self.k.do(I.ptx["st.global.v2.b32"](self.k[own.name].ptr_to([at]), *two))
+                for own in rest:
                     at = self._at(own.place, j, e, own.first_at + self._unit(own.width, own.block))
                     self.k.do(I.ptx["st.global.b32"](self.k[own.name].ptr_to([at]), own.register[0]))
+
+    def _exchanged(self, low: Word, high: Word) -> tuple[Expr, Expr, Expr]:
+        """Of two pairs of units, of two blocks, four units beside each other: the first one, and both words."""
+        k, ids = self.k, self.body.ids
+        odd = tirx.NE(tirx.floormod(tirx.floordiv(ids.g, 2), 2), 0)
+        given = k.keep(tirx.Select(odd, low.register[0], high.register[0]))
+        mask = tirx.const(0xFFFFFFFF, "uint32")
+        other = k.keep(tirx.call_extern("uint32", "__shfl_xor_sync", mask, given, NEXT_PAIR, LANES))
+        first, second = (
+            k.keep(tirx.Select(odd, *pair)) for pair in ((other, low.register[0]), (high.register[0], other))
+        )
+        block = tirx.Select(odd, tirx.const(8, "int32"), tirx.const(0, "int32"))
+        unit = self.body.cells.first_unit(low.width, low.block) + block + tirx.floordiv(ids.g, 4) * 4
+        return unit, first, second
 
     def _unit(self, width: int, block: int) -> Expr:
         """The first of a lane's two units."""
@@ -301,7 +322,7 @@ class TapeStores:
 @dataclass(frozen=True)
 class Word:
     """Two units of a row, to be stored. name: of a pointer; first_at: where the component begins; block, width: whose
-    units these are."""
+    units these are; fours: whether four of them, from a multiple of four on, lie as one piece of memory."""
 
     name: str
     place: Place
@@ -309,3 +330,15 @@ class Word:
     first_at: int
     block: int
     width: int
+    fours: bool = False
+
+
+def _couples(words: Sequence[Word]) -> tuple[list[tuple[Word, Word]], list[Word]]:
+    """The words of two blocks beside each other that can be stored as one, and the rest."""
+    found = {(own.name, own.first_at, own.width, own.block): own for own in words if own.fours}
+    couples = []
+    for (name, first_at, width, block), own in found.items():
+        if block % 2 == 0 and (other := found.get((name, first_at, width, block + 1))) is not None:
+            couples.append((own, other))
+    taken = [id(own) for couple in couples for own in couple]
+    return couples, [own for own in words if id(own) not in taken]

@@ -32,7 +32,7 @@ from tvm_rnn.cuda.layer.row_kernels import (
     unravel,
 )
 from tvm_rnn.cuda.layer.weight_packing import Weights
-from tvm_rnn.graph.graph import Graph, Group, Node
+from tvm_rnn.graph.graph import Graph, Group, Node, in_order
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.passes.sums_to_gradients import SumsToGradients
@@ -144,12 +144,13 @@ class FinishKernels:
         own, elsewhere = self.precision, frozenset([node] if there else [])
         return rows_kernel(name, group, precision=own, reads=reads, writes=lambda n: places, elsewhere=elsewhere)
 
-    def joined(self) -> dict[tuple[Node, ...], int]:
-        """Gradients that are sums one after the other, as they lie: which sums, and the gradient's number."""
+    def joined(self, axis: int = 0) -> dict[tuple[Node, ...], int]:
+        """Gradients that are sums one after the other, as they lie: which sums, and the gradient's number. axis: that
+        the sums lie along; 1: they do so in each head."""
         found: dict[tuple[Node, ...], int] = {}
         for number, node in enumerate(self.graph.weight_gradients):
-            if node.op == "concat" and len(node.shape) + node.attrs["axis"] == 0:
-                parts = [_same_order(a) for a in node.args]
+            if node.op == "concat" and len(node.shape) + node.attrs["axis"] == axis:
+                parts = [in_order(a) for a in node.args]
                 if len({*parts}) == len(parts) and all(a in self.finish.inner for a in parts):
                     found[tuple(self.finish.inner[a] for a in parts)] = number
         return found
@@ -164,17 +165,11 @@ class FinishKernels:
     ) -> None:
         """Fill `gradients`, in the order of the parameters. Where sums were made in a gradient, it is there already."""
         places = {leaf: sums[node] for leaf, node in self.finish.inner.items()} | dict(self.values)
-        there = {number for nodes, number in self.joined().items() if sums[nodes[0]].text == gradients[number].text}
+        joined = (self.joined() | self.joined(1)).items()
+        there = {number for nodes, number in joined if sums[nodes[0]].text == gradients[number].text}
         for key, made in self.kernels.items():
             if not isinstance(key, Node) and key[1] in there:
                 continue
             target = places[key] if isinstance(key, Node) else gradients[key[1]]
             read = (target if a.role == "write" else places.get(a.node) or weights[a.node] for a in made.arguments)
             host.launch(made.kernel, list(read), [1])
-
-
-def _same_order(node: Node) -> Node:
-    """What a node is a reshape of, or itself."""
-    while node.op == "reshape":
-        node = node.args[0]
-    return node

@@ -187,8 +187,9 @@ class BackwardPlan(Plan):
         places = reads, partial(reads, product=True)
         made, machine = layer.accumulated, (self.target.arch, self.target.sms)
         left = [n for n in sums if n not in made]
-        weight_gradients = WeightGradients(name, left, precision, *places, *machine, accumulated=made)
         finish = FinishKernels(graph, sums, f"{layer.number}_finish", precision)
+        more = {"accumulated": made, "beside": finish.joined(1)}
+        weight_gradients = WeightGradients(name, left, precision, *places, *machine, **more)
         direct = bool(layout.in_output) or layout.walked or (layout.written_last and self.directions == 1)
         roots = [*([] if direct else [graph.output]), *graph.emitted]
         facts = precision, reads, self.net.dtype
@@ -317,7 +318,9 @@ class BackwardPlan(Plan):
         self.sums, self.finish_weights = {}, {}
         for visit in self.visits:
             back, gradients = self._code(visit), self.weight_gradients[visit.key]
-            ready = {nodes: gradients[number] for nodes, number in back.finish.joined().items()}
+            in_heads = back.weight_gradients.in_heads
+            joined = {nodes: number for nodes, number in back.finish.joined(1).items() if nodes in in_heads}
+            ready = {nodes: gradients[number] for nodes, number in (back.finish.joined() | joined).items()}
             self.sums[visit.key] = back.weight_gradients.pointers(program, ready)
             self.finish_weights[visit.key] = back.finish.weights.pack(program, *visit.key)
 

@@ -28,6 +28,11 @@ class RowProduct:
     vectors: int = 1
 
     @property
+    def form(self) -> tuple[object, ...]:
+        """The same for products whose right operands differ in where they lie alone."""
+        return (self.right.apart, self.right.step, self.right.around, self.turned, self.heads, self.vectors)
+
+    @property
     def of_right(self) -> tuple[object, ...]:
         """The same for products that can share a launch."""
         own = self.right

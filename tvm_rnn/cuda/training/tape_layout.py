@@ -28,7 +28,7 @@ from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.time_segments import TimeSegment
 from tvm_rnn.cuda.linear.pair import EVERY
 from tvm_rnn.cuda.plan.layer import Layer
-from tvm_rnn.graph.graph import Graph, Node
+from tvm_rnn.graph.graph import Graph, Node, in_order
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.network.rnn import RNN
 
@@ -117,7 +117,7 @@ class Tape:
                 self.matrices[layer, direction] = {n: self._add_matrix(code, n) for n in code.marked}
                 # Those of flagged calls come last, so that others are where they are with and without them.
                 if given is not None:
-                    place = code.layout.kept_place(code.graph.output)
+                    place = code.layout.kept_place(code.layout.kept[given])
                     found[given] = self._add(place, 1, flagged=True)
                     self.output = found[given], place
                 self.visits[layer, direction] = [found[i] for i in range(len(found))]
@@ -146,7 +146,7 @@ class Tape:
         for number, node in enumerate(code.layout.kept):
             same = code.layout.kept_place(node)
             alike = (same.dtype, same.row_stride) == (place.dtype, place.row_stride)
-            if number >= len(code.graph.emitted) and node is code.graph.output and alike:
+            if number >= len(code.graph.emitted) and node is in_order(code.graph.output) and alike:
                 return number
         return None
 

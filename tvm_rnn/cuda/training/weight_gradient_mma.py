@@ -71,8 +71,8 @@ class MmaWeightGradientTile(WeightGradientTile):
     def stage_bytes(self) -> int:
         return self.right_at + self.deep * self.row_bytes(self.wide)
 
-    def body(self, w: Writer, lefts: Sequence[Operand], right: Operand) -> WeightGradientBlock:
-        return (_OnTensorCores if self.tensor else _WithoutTensorCores)(w, self, lefts, right)
+    def body(self, w: Writer, lefts: Sequence[Operand], rights: Sequence[Operand]) -> WeightGradientBlock:
+        return (_OnTensorCores if self.tensor else _WithoutTensorCores)(w, self, lefts, rights)
 
 
 def tile_for(precision: str, product: RowProduct) -> MmaWeightGradientTile:

@@ -11,7 +11,7 @@ summed column by column.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -36,9 +36,11 @@ from .weight_gradient_block import WeightGradientTile
 from .weight_gradient_mma import tile_for
 
 Find = Callable[[Node, bool], Pointer]
+Products = list[tuple[Node, RowProduct]]
 COLUMNS, LINES = 32, 8  # threads of a block that sums columns: along elements, and along rows
 COLUMN_BLOCKS = 8  # of these on a multiprocessor: they wait for memory
 TILE_SQUARES = 4  # as wide as tiles are
+FOLDERS, EACH = 128, 4  # threads of a block that adds parts up, and elements of each: it waits for memory
 LEAST_ROWS = 256  # of a part: fewer, and adding the parts up takes longer than the sums
 
 
@@ -56,7 +58,8 @@ class Packed:
 @dataclass
 class GradientLaunch:
     """Sums of one launch, of one shape. arguments: what the kernel's pointers stand for, but for the last. totals: sums
-    of left operands that it makes too."""
+    of left operands that it makes too. rights: right operands, each of an equal part of the sums. beside:
+    as of `WeightGradientTile`."""
 
     nodes: tuple[Node, ...]
     kernel: Kernel
@@ -65,11 +68,15 @@ class GradientLaunch:
     resident: int  # blocks on a multiprocessor at once
     packed: tuple[Packed, ...] = ()  # its operands, where it reads them out of buffers in another order
     totals: tuple[Node, ...] = ()
+    rights: int = 1
+    beside: bool = False
 
     @property
     def made(self) -> list[tuple[Node, ...]]:
-        """What it makes: for each array that it writes the sums in it, which are of one shape."""
-        return [nodes for nodes in (self.nodes, self.totals) if nodes]
+        """What it makes: for each array the sums in it, which are of one shape; totals last."""
+        each = len(self.nodes) // self.rights
+        parts = [self.nodes[first : first + each] for first in range(0, len(self.nodes), each)]
+        return [*parts, self.totals] if self.totals else parts
 
     @property
     def size(self) -> int:
@@ -85,7 +92,8 @@ def elements(nodes: Sequence[Node]) -> int:
 @dataclass
 class WeightGradients:
     """All sums of one backward graph. reads: how a stored value is read; operand_places: the same by products.
-    accumulated: sums of which the steps have left a part for each batch row, beside `nodes`."""
+    accumulated: sums of which the steps have left a part for each batch row, beside `nodes`. beside: sums that lie
+    beside each other in each head, in the gradient that they are made in."""
 
     name: str
     nodes: Sequence[Node]
@@ -95,12 +103,13 @@ class WeightGradients:
     arch: str = ""
     sms: int = 132
     accumulated: Sequence[Node] = ()
+    beside: Collection[tuple[Node, ...]] = ()
     launches: list[GradientLaunch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.dtype = arithmetic(self.precision)
         self.packers: dict[tuple[object, ...], Kernel] = {}
-        products: dict[tuple[object, ...], list[tuple[Node, RowProduct]]] = {}
+        products: dict[tuple[object, ...], Products] = {}
         columns: dict[tuple[object, ...], list[Node]] = {}
         others = list[Node]()
         for node in self.nodes:
@@ -109,7 +118,7 @@ class WeightGradients:
                 others.append(node)
             else:
                 products.setdefault((node.shape, *found.of_right), []).append((node, found))
-        for group in products.values():
+        for group in self._with_others(products):
             self._add_products(group, others)
         for node in others:
             columns.setdefault((node.shape, node.op == "sum_rows" or node), []).append(node)
@@ -127,26 +136,45 @@ class WeightGradients:
         except ValueError:  # an operand is made of several values: not an array
             return None
 
-    def _add_products(self, group: Sequence[tuple[Node, RowProduct]], others: list[Node]) -> None:
-        """others: sums that no product is; those that the kernel makes beside its own are taken out."""
-        nodes, (_, first) = tuple(node for node, _ in group), group[0]
-        right = first.right
-        lefts = [replace(product.left, name=f"a{i}") for i, (_, product) in enumerate(group)]
-        height, width = lefts[0].depth, right.depth
-        found = tuple(Argument(o.name, "operand", o.base) for o in (*lefts, right))
+    def _tile(self, group: Sequence[tuple[Node, RowProduct]]) -> WeightGradientTile:
+        """Of products with one right operand."""
+        first, lefts = group[0][1], [product.left for _, product in group]
         tile: WeightGradientTile | None = None
         if first.heads == first.vectors == 1 and not first.turned:
-            tile = wgmma.packed_tile_for(self.precision, lefts, right, self.arch, self.sms)
-        tile = tile or wgmma.wgmma_tile_for(self.precision, lefts, first, self.arch)
-        tile = tile or tile_for(self.precision, first)
+            tile = wgmma.packed_tile_for(self.precision, lefts, first.right, self.arch, self.sms)
+        tile = tile or wgmma.wgmma_tile_for(self.precision, lefts, first, self.arch, self.sms)
+        return tile or tile_for(self.precision, first)
+
+    def _with_others(self, products: Mapping[tuple[object, ...], Products]) -> list[Products]:
+        """Products with one right operand each; of those of one form whose blocks multiply all left operands together,
+        with one after the other, as what they read once may be the same."""
+        found: dict[object, Products] = {}
+        for key, group in products.items():
+            node, product = group[0]
+            form = (node.shape, len(group), product.form) if self._tile(group).together > 1 else key
+            found.setdefault(form, []).extend(group)
+        return list(found.values())
+
+    def _add_products(self, group: Products, others: list[Node]) -> None:
+        """others: sums that no product is; those that the kernel makes beside its own are taken out."""
+        nodes, first = tuple(node for node, _ in group), group[0][1]
+        rights = list({product.of_right: product.right for _, product in group}.values())
+        lefts = [replace(product.left, name=f"a{i}") for i, (_, product) in enumerate(group)]
+        if len(rights) > 1:
+            rights = [replace(right, name=f"b{i}") for i, right in enumerate(rights)]
+        found = tuple(Argument(o.name, "operand", o.base) for o in (*lefts, *rights))
+        tile = self._tile(group[: len(group) // len(rights)])
         packed = isinstance(tile, wgmma.PackedWeightGradientTile)
         totals = self._totals(nodes, others) if isinstance(tile, wgmma.WgmmaWeightGradientTile) else {}
         for node in totals.values():
             others.remove(node)
-        tile = replace(tile, totals=tuple(totals))
-        kernel = tile.kernel(f"{self.name}_totals{len(self.launches)}", lefts, right)
-        sides = (self._packed(0, lefts), self._packed(len(lefts), [right])) if packed else ()
-        own = tile.tiles(len(nodes), height, width), tile.resident, sides, tuple(totals.values())
+        each = len(nodes) // len(rights)
+        beside = first.heads > 1 and all(nodes[n : n + each] in self.beside for n in range(0, len(nodes), each))
+        tile = replace(tile, totals=tuple(totals), beside=beside)
+        kernel = tile.kernel(f"{self.name}_totals{len(self.launches)}", lefts, *rights)
+        sides = (self._packed(0, lefts), self._packed(len(lefts), rights)) if packed else ()
+        blocks = tile.tiles(len(nodes), lefts[0].depth, rights[0].depth)
+        own = blocks, tile.resident, sides, tuple(totals.values()), len(rights), beside
         self.launches.append(GradientLaunch(nodes, kernel, found, *own))
 
     def _totals(self, nodes: Sequence[Node], others: Sequence[Node]) -> dict[int, Node]:
@@ -157,7 +185,7 @@ class WeightGradients:
             place, text = self.reads(left), texts.partition(",")[0]
             if place is not None and place.dtype in wgmma.ONES and text == "".join(t for t in out if t in text):
                 for other in others:
-                    if other.op == "sum_rows" and other.args[0] is left:
+                    if other.op == "sum_rows" and other.args[0] is left and other not in found.values():
                         found[number] = other
         return found
 
@@ -240,20 +268,26 @@ class WeightGradients:
         """totals[i] = (what is there, if `add`) + the parts' sums, in order."""
 
         def body(w: Writer) -> None:
-            block = I.cta_id([tirx.Cast("int32", tirx.truncdiv(w["size"] + 127, int64(128)))])
-            at = w.keep(wide(block) * int64(128) + wide(I.thread_id([128])))
-            with w.when(at < w["size"]):
-                total = w.local(1, self.dtype)
-                w.store(total, tirx.const(0.0, self.dtype), 0)
+            many = FOLDERS * EACH
+            block = I.cta_id([tirx.Cast("int32", tirx.truncdiv(w["size"] + (many - 1), int64(many)))])
+            first = w.keep(wide(block) * int64(many) + wide(I.thread_id([FOLDERS])))
+            places = [w.keep(tirx.min(first + n * FOLDERS, w["size"] - 1)) for n in range(EACH)]
+            totals = w.local(EACH, self.dtype)
+            for n, at in enumerate(places):
+                w.store(totals, tirx.const(0.0, self.dtype), n)
                 with w.when(tirx.NE(w["add"], tirx.const(0, "int32"))):
-                    w.store(total, w["totals"][at], 0)
-                with w.loop(tirx.Cast("int32", w["parts"])) as part:
-                    w.store(total, total[0] + w["sums"][wide(part) * w["size"] + at], 0)
-                w.store(w["totals"], total[0], at)
+                    w.store(totals, w["totals"][at], n)
+            with w.loop(tirx.Cast("int32", w["parts"])) as part:
+                start = w.keep(wide(part) * w["size"])
+                for n, at in enumerate(places):
+                    w.store(totals, totals[n] + w["sums"][start + at], n)
+            for n in range(EACH):
+                with w.when(first + n * FOLDERS < w["size"]):
+                    w.store(w["totals"], totals[n], first + n * FOLDERS)
 
         pointers = [("sums", self.dtype), ("totals", self.dtype)]
         scalars = [("size", "int64"), ("parts", "int64"), ("add", "int32")]
-        return write(f"{self.name}_fold", pointers, scalars, body, threads=128)
+        return write(f"{self.name}_fold", pointers, scalars, body, threads=FOLDERS)
 
     # --- memory and statements -------------------------------------------------------------------------------------
 
@@ -293,6 +327,11 @@ class WeightGradients:
             found[node] = ready.get((node,)) or program.buffer("totals", prod(node.shape), self.dtype)
         return found
 
+    @property
+    def in_heads(self) -> set[tuple[Node, ...]]:
+        """Sums of which those of one head lie beside each other."""
+        return {nodes for launch in self.launches if launch.beside for nodes in launch.made[: launch.rights]}
+
     def add_parts(self, host: Host, parts: Mapping[Node, Pointer], gradients: Mapping[Node, Pointer], add: str) -> None:
         """The parts that the steps have left, one for each batch row. add: as `run` has it."""
         for node, left in parts.items():
@@ -317,11 +356,14 @@ class WeightGradients:
                     for source, kernel in zip(pointers[side.first :], side.kernels, strict=False):
                         host.launch(kernel, [source, sides[number]], [rows])
                 packed[number] = side.key
-            folded, start, arrays = f"{parts} > 1 || ({add})", 0, list[tuple[Pointer, Pointer, int]]()
+            # Of several right operands the parts lie one behind the other, gradients do not.
+            folded = f"{parts} > 1 || ({add})" if launch.rights == 1 else "true"
+            start, arrays = 0, list[tuple[Pointer, Pointer, int]]()
             for nodes in launch.made:
                 arrays.append((parted.at(f"{parts} * {start}"), gradients[nodes[0]], elements(nodes)))
                 start += elements(nodes)
-            sums = [Pointer(f"({folded} ? {own.text} : {into.text})", self.dtype) for own, into, _ in arrays]
+            written = [arrays[0], *arrays[launch.rights :]]
+            sums = [Pointer(f"({folded} ? {own.text} : {into.text})", self.dtype) for own, into, _ in written]
             host.launch(launch.kernel, [*(sides if launch.packed else pointers), *sums], [rows, parts])
             with host.when(folded):
                 for own, into, size in arrays:

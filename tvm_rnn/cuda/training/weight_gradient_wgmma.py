@@ -51,6 +51,8 @@ ONES = {"float16": 0x3C003C00, "bfloat16": 0x3F803F80}  # two in a word
 SHAPES = ((128, 256), (128, 192), (128, 128), (192, 192), (192, 128))  # of packed operands' tiles
 # Of a thread that copies, and of one that multiplies, by warpgroups that do.
 REGISTERS = {1: (40, 232), 2: (40, 232), 3: (24, 160)}
+# Of blocks that multiply several left operands: stages, a thread's sums, bytes of shared memory, and parts of the rows.
+STAGES_OF_ALL, MOST_SUMS, SHARED_BYTES, PARTS = 3, 192, 232448, 8
 LEAST = 64  # lines and columns below which the other kernel's tiles waste less
 # Tensor cores' rates and memory's, as measured on an H200, in FLOP/s and bytes/s: with packed operands and without.
 PACKED_RATE = {"float16": 650e12, "bfloat16": 650e12, "tf32": 330e12}
@@ -82,11 +84,11 @@ class WgmmaWeightGradientTile(WeightGradientTile):
 
     @property
     def right_at(self) -> int:
-        return self.high // SQUARE * SQUARE_BYTES
+        return self.together * self.high // SQUARE * SQUARE_BYTES
 
     @property
     def stage_bytes(self) -> int:
-        return (self.high + self.wide) // SQUARE * SQUARE_BYTES
+        return self.right_at + self.wide // SQUARE * SQUARE_BYTES
 
     @property
     def ones_at(self) -> int:
@@ -97,12 +99,12 @@ class WgmmaWeightGradientTile(WeightGradientTile):
     def shared_bytes(self) -> int:
         return self.ones_at + ONES_BYTES if self.totals else super().shared_bytes
 
-    def body(self, w: Writer, lefts: Sequence[Operand], right: Operand) -> WeightGradientBlock:
-        return _AsTheyLie(w, self, lefts, right)
+    def body(self, w: Writer, lefts: Sequence[Operand], rights: Sequence[Operand]) -> WeightGradientBlock:
+        return _AsTheyLie(w, self, lefts, rights)
 
 
 def wgmma_tile_for(
-    precision: str, lefts: Sequence[Operand], row: RowProduct, arch: str
+    precision: str, lefts: Sequence[Operand], row: RowProduct, arch: str, sms: int
 ) -> WgmmaWeightGradientTile | None:
     """The tile with which blocks read least; None where operands, sizes or the GPU do not suit. row: the product of the
     first of `lefts`."""
@@ -113,7 +115,23 @@ def wgmma_tile_for(
         return None
     plain = (WgmmaWeightGradientTile(precision, *shape) for shape in product(HEIGHTS, WIDTHS))
     tiles = [replace(tile, heads=row.heads, turned=row.turned) for tile in plain]
-    return min(tiles, key=lambda tile: tile.tiles(1, height, width) * (tile.high + tile.wide))  # asked of L2, by all
+    tiles += _of_all(tiles, len(lefts), (height, width), sms)
+
+    def asked(tile: WgmmaWeightGradientTile) -> int:
+        """Of L2, by all blocks."""
+        return tile.tiles(len(lefts), height, width) * (tile.together * tile.high + tile.wide)
+
+    return min(tiles, key=asked)
+
+
+def _of_all(
+    tiles: Sequence[WgmmaWeightGradientTile], lefts: int, size: tuple[int, int], sms: int
+) -> list[WgmmaWeightGradientTile]:
+    """The tiles that multiply all left operands at once: of those whose sums registers hold, and which are so many that
+    PARTS parts of the rows keep nine tenths of the multiprocessors at work."""
+    found = [replace(t, together=lefts, stages=STAGES_OF_ALL) for t in tiles if lefts * t.wide <= 2 * MOST_SUMS]
+    found = [t for t in found if t.shared_bytes + ONES_BYTES <= SHARED_BYTES]
+    return [t for t in found if lefts > 1 and 10 * PARTS * t.tiles(lefts, *size) >= 9 * sms]
 
 
 @dataclass(frozen=True)
@@ -128,12 +146,12 @@ class PackedWeightGradientTile(WgmmaWeightGradientTile):
         down = ceil_div(lefts * ceil_div(height, self.high), self.cluster) * self.cluster
         return down * ceil_div(width, self.wide)
 
-    def pointers(self, lefts: Sequence[Operand], right: Operand) -> list[tuple[str, str]]:
+    def pointers(self, lefts: Sequence[Operand], rights: Sequence[Operand]) -> list[tuple[str, str]]:
         """`a`: [stage][left][square], and `b`: [stage][square]."""
         return [("a", self.compute), ("b", self.compute)]
 
-    def body(self, w: Writer, lefts: Sequence[Operand], right: Operand) -> WeightGradientBlock:
-        return _Packed(w, self, lefts, right)
+    def body(self, w: Writer, lefts: Sequence[Operand], rights: Sequence[Operand]) -> WeightGradientBlock:
+        return _Packed(w, self, lefts, rights)
 
 
 def packed_tile_for(
@@ -162,17 +180,26 @@ def packed_tile_for(
     return min((PackedWeightGradientTile(precision, *shape) for shape in SHAPES), key=work)
 
 
-class _WithTotals(WgmmaProduct):
-    """Products with ones beside the others: a left operand's sums, in each of 8 columns of `totals.acc`."""
+class _Products(WgmmaProduct):
+    """A warpgroup's products with each of a block's left operands, and with ones beside those of which totals are made:
+    a left operand's sums, in each of 8 columns."""
 
     def __init__(self, w: Writer, arena: Buffer, tile: WgmmaWeightGradientTile) -> None:
-        super().__init__(w, arena, tile.wide, tile.compute, turned=True, zero=True)
-        self.totals = WgmmaProduct(w, arena, 8, tile.compute, turned=True, zero=True)
-        self.ones = w.bind(self.descriptor[0] + tirx.const(units(tile.ones_at), "uint64"))
+        # 16-bit operands lie along what is not summed; of tf32 wgmma takes only what lies along K.
+        plain = {"turned": tile.precision != "tf32"}
+        super().__init__(w, arena, tile.wide, tile.compute, **plain)
+        self.apart = units(tile.right_at // tile.together)  # from one left operand to the next
+        self.each = [self, *(WgmmaProduct(w, arena, tile.wide, tile.compute, **plain) for _ in range(1, tile.together))]
+        places = sorted({left % tile.together for left in tile.totals})
+        self.totals = {n: WgmmaProduct(w, arena, 8, tile.compute, **plain) for n in places}
+        self.ones = w.bind(self.descriptor[0] + tirx.const(units(tile.ones_at), "uint64")) if places else None
 
     def start(self, a: TirExpr, b: TirExpr, add: TirExpr) -> None:
-        super().start(a, b, add)
-        self.totals.start(a, self.ones, add)
+        for n, one in enumerate(self.each):
+            left = a + tirx.const(n * self.apart, "uint64") if n else a
+            WgmmaProduct.start(one, left, b, add)
+            if n in self.totals and self.ones is not None:
+                self.totals[n].start(left, self.ones, add)
 
 
 class _WgmmaWeightGradient(WeightGradientBlock, WgmmaStages):
@@ -201,39 +228,47 @@ class _WgmmaWeightGradient(WeightGradientBlock, WgmmaStages):
     def _consume(self) -> None:
         w, tile = self.w, self.tile
         self._take_place()
-        # 16-bit operands lie along what is not summed; of tf32 wgmma takes only what lies along K.
-        plain = {"turned": tile.precision != "tf32", "zero": True}
-        both = _WithTotals(w, self.arena, tile) if tile.totals else None
-        sums = both or WgmmaProduct(w, self.arena, tile.wide, tile.compute, **plain)
+        products = _Products(w, self.arena, tile)
         own = w.bind(tirx.Cast("uint64", self.warp // 4 * units(SQUARE_BYTES)))
-        self._multiply(sums, self._remote(self.lane), (own, tile.right_at), self.count)
-        size, block, pairs = self.height * self.width, self._result(), self.width % 2 == 0 and not tile.turned
-        across, down = (self.height, 1) if tile.turned else (1, self.width)
+        self._multiply(products, self._remote(self.lane), (own, tile.right_at), self.count)
         for high in range(2):
             line = w.keep(self.line + self.warp * 16 + (self.lane // 4 + 8 * high))
-            start = w.keep(block * size + wide(line) * down)
             with w.when(tirx.And(self.there, line < self.height)):
-                for i in range(tile.wide // 8):
-                    column = w.bind(self.column + 8 * i + self.lane % 4 * 2)
-                    if pairs:
-                        with w.when(column < self.width):
-                            place = w["sums"].ptr_to([start + wide(column)])
-                            w.do(I.ptx["st.global.v2.f32"](place, *sums.acc[i, high]))
-                        continue
-                    for odd, value in enumerate(sums.acc[i, high]):
-                        with w.when(column + odd < self.width):
-                            w.store(w["sums"], value, start + wide(column + odd) * across)
-            if both is not None:
-                self._store_totals(line, both.totals.acc[0, high][0])
+                for number, one in enumerate(products.each):
+                    self._store(number, line, [self._sums(one.acc[i, high]) for i in range(tile.wide // 8)])
+            for number, ones in products.totals.items():
+                self._store_totals(number, line, *self._sums(ones.acc[0, high][:1]))
 
-    def _store_totals(self, line: TirExpr, value: TirExpr) -> None:
+    def _sums(self, values: Sequence[TirExpr]) -> list[TirExpr]:
+        """What was added up; 0 in a part that has no rows."""
+        return [tirx.Select(self.count > 0, value, tirx.const(0.0, "float32")) for value in values]
+
+    def _store(self, number: int, line: TirExpr, sums: Sequence[Sequence[TirExpr]]) -> None:
+        """A line of the product with the number-th of the left operands: two of every 8 columns."""
+        w, tile, size = self.w, self.tile, self.height * self.width
+        pairs = self.width % 2 == 0 and not tile.turned
+        across, down = (self.height, 1) if tile.turned else (1, self.width)
+        start = w.keep(self._result(number) * size + wide(line) * down)
+        for i, pair in enumerate(sums):
+            column = w.bind(self.column + 8 * i + self.lane % 4 * 2)
+            if pairs:
+                with w.when(column < self.width):
+                    w.do(I.ptx["st.global.v2.f32"](w["sums"].ptr_to([start + wide(column)]), *pair))
+                continue
+            for odd, value in enumerate(pair):
+                with w.when(column + odd < self.width):
+                    w.store(w["sums"], value, start + wide(column + odd) * across)
+
+    def _store_totals(self, number: int, line: TirExpr, value: TirExpr) -> None:
         """A line's total, by the lane that has the first column, of a block that has."""
         w, tile = self.w, self.tile
         mine = tirx.And(tirx.EQ(self.column, 0), tirx.EQ(self.lane % 4, 0))
         for place, left in enumerate(tile.totals):
-            matrix = (self.part * len(tile.totals) + place) * tile.heads + wide(self.head)
-            with w.when(tirx.And(tirx.And(mine, tirx.EQ(self.left, left)), tirx.And(self.there, line < self.height))):
-                w.store(w["totals"], value, matrix * self.height + wide(line))
+            if left % tile.together == number:
+                matrix = (self.part * len(tile.totals) + place) * tile.heads + wide(self.head)
+                own = tirx.And(tirx.EQ(self.group, left // tile.together), tirx.And(self.there, line < self.height))
+                with w.when(tirx.And(mine, own)):
+                    w.store(w["totals"], value, matrix * self.height + wide(line))
 
 
 class _AsTheyLie(_WgmmaWeightGradient):
@@ -307,7 +342,7 @@ class _Packed(_WgmmaWeightGradient):
         number = w.keep(tirx.truncmod(tirx.truncdiv(cluster, across), clusters // across) * tile.cluster + self.rank)
         self.there = number < self.lefts * down
         number = w.keep(tirx.min(number, self.lefts * down - 1))
-        self.left = w.keep(tirx.truncdiv(number, down))
+        self.group = w.keep(tirx.truncdiv(number, down))
         self.line = w.keep(tirx.truncmod(number, down) * tile.high)
         self.part = w.keep(wide(tirx.truncdiv(cluster, clusters)))
 
@@ -319,7 +354,7 @@ class _Packed(_WgmmaWeightGradient):
         w, tile = self.w, self.tile
         each = SQUARE_BYTES // SIZES[tile.compute]  # elements of a square
         own = squares(self.height)
-        place = wide(self.left * own + tirx.truncdiv(self.line, SQUARE)) * each
+        place = wide(self.group * own + tirx.truncdiv(self.line, SQUARE)) * each
         left = w.keep(self.first * (self.lefts * own * each) + place)
         part = tile.wide // tile.cluster  # columns that this block fetches
         place = wide(self.column + self.rank * part) * (each // SQUARE)
