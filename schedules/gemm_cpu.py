@@ -11,6 +11,9 @@ Source: the register-blocked micro-kernel of Goto & van de Geijn 2008, "Anatomy 
 Multiplication".
 """
 
+from collections.abc import Sequence
+
+import numpy as np
 from tvm.s_tir import Schedule
 
 from tvm_rnn.schedule.schedule_template import Config, Knobs, Unit, template
@@ -23,18 +26,24 @@ CHAINS = 8  # independent accumulators; 16 and 24 were no faster at H 128 to 512
 AHEAD = (0, 4, 8, 16, 32)  # vectors of all gates
 
 
-def _passes(batch: int, rows: int) -> int:
-    """How often so many batch rows read a panel of weights: once for each full tile, then for the powers of two that
-    make up the rest (`lower_group.py`)."""
-    return batch // rows + (batch % rows).bit_count()
+LEAST_ROWS = 3  # a tile of fewer takes as long: that is how fast weights come from a second cache
+
+
+def _cost(batches: Sequence[int], rows: int) -> tuple[int, int, int]:
+    """What batches take in tiles of so many rows and one of what they leave: time, in rows; tiles; heights of what they
+    leave that are no power of two: those have code of their own (`lower_group.py`)."""
+    heights = [[rows] * (batch // rows) + [batch % rows] * (batch % rows > 0) for batch in batches]
+    own = {found[-1] for found in heights} - {rows}
+    time = sum(max(height, LEAST_ROWS) for found in heights for height in found)
+    return time, sum(map(len, heights)), sum(height.bit_count() > 1 for height in own)
 
 
 @template("gemm_cpu", kinds=("gemm",), targets=("llvm",), version=3)
 class GemmCpu:
     """Knobs: rows (batch rows of a full tile); broad (its vectors of units); panels (vectors taken together when there
-    is one row, and the least that a thread takes); ahead (how far ahead weights are asked for, 0: not at all); shared
-    (among threads); turns (panels forwards in even steps and backwards in odd ones, for weights larger than a
-    cache)."""
+    is one row, and the least that a thread takes); ahead (how far ahead weights are asked for, 0: not at all); next
+    (whether each tile asks for a part of the panel that comes next); shared (among threads); turns (panels forwards in
+    even steps and backwards in odd ones, for weights larger than a cache)."""
 
     @staticmethod
     def configure(unit: Unit, target: Target, knob: Knobs) -> Config:
@@ -47,7 +56,7 @@ class GemmCpu:
         if unit.region == "before":  # many rows, of all steps: a panel of weights passes the fewest tiles
             rows = max([r for r in fitting if r <= max(DEFAULT_ROWS)], default=rows)
         elif unit.batches:
-            rows = min([rows, *fitting], key=lambda r: sum(_passes(b, r) for b in unit.batches))
+            rows = min([rows, *fitting], key=lambda r: _cost(unit.batches, r))
         # One row alone is bound by the latency of its chain of additions: two FMA pipes of four cycles want CHAINS.
         single = max(p for p in PANELS if p == 1 or (p <= all_panels and p * unit.gates <= min(CHAINS, accumulators)))
         # Whatever batch sizes are named: at B = 1 the loops for taller tiles cost nothing (lstm and elman, H 130 to
@@ -56,6 +65,10 @@ class GemmCpu:
         if unit.batches:  # one row at a time suits one batch size, and is slow at all others
             tall = [r for r in tall if r > 1 and (unit.region != "step" or r <= max(unit.batches))]
         step = unit.region == "step"
+        # Caches ask for what follows only while it is read: the other tiles of rows would read a panel from the second
+        # cache, and what is behind that would have nothing to do (LSTM 57 -> 684, B = 13: 484 us, and 425 with `next`).
+        weights = unit.gates * unit.width * sum(unit.depths) * np.dtype(unit.dtype).itemsize
+        heavy = step and weights > target.l2_bytes
         panels = knob("panels", [p for p in PANELS if p // 2 < all_panels], single)
         taken = knob("rows", [rows, *tall], rows)
         # A vector of weights serves `rows` rows, and a row's value `broad` vectors: where gates are few, each
@@ -68,6 +81,7 @@ class GemmCpu:
             "broad": knob("broad", [1, *wide], default),
             "panels": panels,
             "ahead": knob("ahead", AHEAD, 0),
+            "next": knob("next", (0, 1) if heavy else (0,), int(heavy)),
             "shared": knob("shared", (0, 1) if all_panels > 1 else (1,), 1),
             # What was read last is read first again: B = 1, H 256 to 512, 1.05 to 1.2 times as fast, and never slower.
             "turns": knob("turns", (0, 1) if step and all_panels > 1 else (0,), int(step and all_panels > 1)),

@@ -22,7 +22,6 @@ BACKWARD_ROWS = 256
 # with 32 rows, 927 with 256, 854 with 1024; with H = 512 (4 MB) all are the same. With a slower level-3 cache they
 # count sooner: GRU, H = 786 (7 MB), B = 18, one thread of Ice Lake: 2446 with 33 rows, 1566 with 512; LSTM, I = 1350,
 # H = 182 (4 MB), B = 16: 441 and 348.
-HEAVY = 2  # level-2 caches
 BYTES = {"float32": 4, "float64": 8}
 
 
@@ -35,7 +34,7 @@ class WalkCpu:
         """Tiles that fit half of the level-2 cache, backwards BACKWARD_ROWS if that is more, MAX_ROWS where the input's
         weights are too large for caches; time outside, layers inside, where there is one direction."""
         bytes_per_row = (unit.width + sum(unit.depths)) * BYTES[unit.dtype]
-        heavy = unit.width * unit.depths[0] * BYTES[unit.dtype] > HEAVY * target.l2_bytes
+        heavy = unit.width * unit.depths[0] * BYTES[unit.dtype] > target.l2_bytes
         least = BACKWARD_ROWS if unit.region == "backward" else MAX_ROWS if heavy else 0
         least = min(least, MOST_BYTES // bytes_per_row)
         default = max(MIN_ROWS, least, min(MAX_ROWS, target.l2_bytes // 2 // bytes_per_row))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,3 +143,15 @@ def test_features_behind_a_name_are_the_machine_s() -> None:
         resolve("aarch64+dotprd")
     with pytest.raises(ConfigError, match="no such target"):
         resolve("arch64+dotprod")
+
+
+def test_the_caches_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = (("1", "Instruction", "64K"), ("1", "Data", "48K"), ("2", "Unified", "2048K"), ("3", "Unified", "huge"))
+    for number, own in enumerate(facts):
+        for name, value in zip(("level", "type", "size"), own, strict=True):
+            (tmp_path / f"index{number}").mkdir(exist_ok=True)
+            (tmp_path / f"index{number}" / name).write_text(f"{value}\n")
+    monkeypatch.setattr(target, "CACHES", tmp_path)
+    assert (host().l1_bytes, host().l2_bytes) == (48 << 10, 2 << 20)
+    monkeypatch.setattr(target, "CACHES", tmp_path / "none")
+    assert (host().l1_bytes, host().l2_bytes) == (32 << 10, 1 << 20)

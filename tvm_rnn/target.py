@@ -7,11 +7,12 @@ code (`features`, `arch`).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +24,7 @@ from .errors import ConfigError, message, nearest, unknown
 if TYPE_CHECKING:
     import tvm
 
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 # Features that generated code may use and that the runtime can recognise, by machine; names as LLVM has them.
 FEATURES = {
     "x86_64": (
@@ -276,8 +278,8 @@ def host() -> Target:
         isa=row.isa,
         vector_bytes=row.vector_bytes,
         vector_registers=row.vector_registers,
-        l1_bytes=_cache("LEVEL1_DCACHE", row.l1_bytes),
-        l2_bytes=_cache("LEVEL2_CACHE", row.l2_bytes),
+        l1_bytes=_cache(1, row.l1_bytes),
+        l2_bytes=_cache(2, row.l2_bytes),
         features=tuple(sorted(features)),
     )
 
@@ -341,12 +343,14 @@ def for_archs(target: Target, archs: Sequence[str]) -> tuple[Target, ...]:
     return tuple(found)
 
 
-def _cache(level: str, default: int) -> int:
-    try:
-        size = os.sysconf(f"SC_{level}_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return default
-    return size if size > 0 else default
+def _cache(level: int, default: int) -> int:
+    """Bytes of this machine's data cache of a level, where its system has them as Linux has."""
+    for folder in CACHES.glob("index*"):
+        with contextlib.suppress(OSError, ValueError):
+            own, kind, size = ((folder / name).read_text().strip() for name in ("level", "type", "size"))
+            if own == str(level) and kind != "Instruction":
+                return int(size.removesuffix("K")) << 10
+    return default
 
 
 def _features(target: Target) -> tuple[str, ...]:

@@ -1,9 +1,9 @@
 /* Calls of any network inside of a section in which clang's realtime sanitizer ends the process at the first call that
-   may wait: a step of one row and of ROWS, the one that checks nothing, a sequence and a generated one, all of which were
+   may wait: a step of one row and of ROWS, a sequence, those that check nothing, and a generated one, all of which were
    reserved. With an argument: one malloc there, which it must find.
 
    -DARRAYS: float x[..], ..., of STEPS steps of one row; -DSTATES, -DGIVEN: the arrays as functions take them; -DUNCHECKED:
-   there is such a step; -DGENERATED: what far_generate takes of one row, -DTOKEN: the kind of its y. */
+   there are such; -DGENERATED: what far_generate takes of one row, -DTOKEN: the kind of its y. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -33,6 +33,7 @@ static int calls(far *handle) {
     failed |= far_sequence(handle, STEPS / ROWS, ROWS, GIVEN, y, NULL, NULL);
 #ifdef UNCHECKED
     far_step_unchecked(handle, GIVEN, y);
+    failed |= far_sequence_unchecked(handle, STEPS, GIVEN, y);
 #endif
 #endif
   }

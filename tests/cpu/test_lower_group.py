@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tvm_ffi
@@ -88,3 +90,14 @@ def test_threads_share_panels_without_changing_a_bit() -> None:
         module.threads = threads
         results.append(module(x)[0])
     assert all(np.array_equal(results[0], r) for r in results[1:])
+
+
+@pytest.mark.parametrize("named", [(13,), (21, 3)], ids=str)
+def test_named_batches_have_a_tile_for_what_is_left(named: tuple[int, ...]) -> None:
+    """Also where weights are asked for early, which a small cache makes them."""
+    net = rnn.RNN(rnn.cells.lstm, 5, 37).init(seed=3)
+    mod = rnn.compile(net, target=replace(target.host(), l2_bytes=1), batch=named)
+    rng = np.random.default_rng(1)
+    for batch in (1, 2, 5, 7, 8, *named):
+        x = rng.uniform(-1, 1, (3, batch, 5)).astype("float32")
+        assert_close(mod(x)[0], rnn.reference(net)(x)[0], "float32", 3)

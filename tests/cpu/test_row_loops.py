@@ -14,23 +14,31 @@ def number(value: tirx.PrimExpr) -> int:
     return int(Analyzer().simplify(value))
 
 
-@pytest.mark.parametrize(("full", "below"), [(8, 4), (6, 4), (3, 2), (2, 1), (12, 8)])
-def test_leftovers_are_each_row_once(full: int, below: int) -> None:
+@pytest.mark.parametrize(
+    ("full", "below", "named"), [(8, 4, ()), (6, 4, ()), (3, 2, ()), (2, 1, (5,)), (12, 8, (7, 31)), (5, 4, (13, 4))]
+)
+def test_leftovers_are_each_row_once(full: int, below: int, named: tuple[int, ...]) -> None:
     for rows in range(2 * full + 1):
-        assert covered(rows, full, below) == list(range(rows - rows % full, rows))
+        found = [(start, height) for height, start in tiles_of(rows, full, below, named)]
+        assert [start + r for start, height in found for r in range(height)] == list(range(rows - rows % full, rows))
+        assert len(found) == 1 or rows % full not in {size % full for size in named} - {0}
 
 
-def covered(rows: int, full: int, below: int) -> list[int]:
-    """Rows of the tiles whose conditions hold."""
-    tiles: list[tuple[int, tirx.PrimExpr]] = []
+def tiles_of(rows: int, full: int, below: int, named: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Height and first row of the tiles whose conditions hold."""
 
     def tile(height: int, start: tirx.PrimExpr) -> tirx.Stmt:
-        tiles.append((height, start))
-        return tirx.Evaluate(int64(0))
+        return tirx.Evaluate(int64(height) * int64(1 << 16) + start)
 
-    holds = [number(statement.condition) for statement in leftovers(int64(rows), full, below, tile)]
-    there = [own for own, present in zip(tiles, holds, strict=True) if present]
-    return [number(start) + r for height, start in there for r in range(height)]
+    def met(statement: tirx.Stmt) -> list[int]:
+        if isinstance(statement, tirx.SeqStmt):
+            return [value for part in statement.seq for value in met(part)]
+        if isinstance(statement, tirx.IfThenElse):
+            own = statement.then_case if number(statement.condition) else statement.else_case
+            return [] if own is None else met(own)
+        return [number(statement.value)]
+
+    return [divmod(value, 1 << 16) for value in met(leftovers(int64(rows), full, below, tile, named))]
 
 
 def test_each_row_with_all_outer_elements() -> None:

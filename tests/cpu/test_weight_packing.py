@@ -8,7 +8,7 @@ import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn import target
-from tvm_rnn.cpu.weight_packing import PackedWeights
+from tvm_rnn.cpu.weight_packing import PackedWeights, Tail
 from tvm_rnn.cpu.weight_storage import Storages, storage_on
 from tvm_rnn.graph.graph import depends
 from tvm_rnn.passes import pipeline
@@ -43,3 +43,13 @@ def test_no_two_places_overlap(stored: str) -> None:
     places = sorted(own.packed.names.values())
     assert len(set(places)) == len(places) and places[-1] < own.packed.size
     assert all(place % 16 == 0 for place in places)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "tail"), [(32, None), (34, Tail(2, 1)), (71, Tail(7, 2)), (45, None), (7, Tail(7, 2))]
+)
+def test_gates_of_the_last_units_lie_side_by_side_where_that_is_shorter(hidden: int, tail: Tail | None) -> None:
+    own = weights_of(rnn.cells.lstm, hidden)
+    hoisted, step = own.products
+    assert own.tails.get(hoisted) == tail and step not in own.tails
+    assert not weights_of(rnn.cells.lstm, hidden, "int8").tails

@@ -26,14 +26,24 @@ def test_the_default_tile_stays_in_registers(machine: target.Target) -> None:
 @pytest.mark.parametrize(
     ("gates", "batches", "rows"),
     [
-        *[(4, (), 4), (4, (1,), 4), (4, (2, 1), 4), (4, (3,), 3), (4, (5,), 5), (4, (6, 12), 6), (4, (64,), 6)],
+        *[
+            (4, (), 4),
+            (4, (1,), 4),
+            (4, (2, 1), 4),
+            (4, (3,), 3),
+            (4, (5,), 5),
+            (4, (6, 12), 6),
+            (4, (64,), 6),
+            (4, (13,), 5),
+            (4, (21,), 6),
+            (4, (29,), 6),
+        ],
         *[(3, (), 8), (3, (1,), 8), (3, (7,), 7), (3, (11,), 7), (3, (1, 16), 8)],
     ],
     ids=str,
 )
 def test_a_named_batch_reads_weights_as_rarely_as_can_be(gates: int, batches: tuple[int, ...], rows: int) -> None:
-    """What does not fill a tile is made up of powers of two, each of which reads the weights again; other batches than
-    the named ones keep tall tiles."""
+    """A tile of few rows takes as long as one of three; other batches than the named ones keep tall tiles."""
     unit = Unit("gemm", "step", "float32", gates, 64, (64,), 1, batches)
     assert best(unit, target.TABLE["x86-64-v4"])[1]["rows"] == rows
 
@@ -47,7 +57,7 @@ def test_products_before_the_loop_fill_the_registers(name: str, gates: int, rows
 def test_a_record_is_replayed() -> None:
     machine = target.TABLE["x86-64-v4"]
     unit = Unit("gemm", "step", "float32", 4, 64, (64,))
-    knobs = {"rows": 2, "broad": 1, "panels": 4, "ahead": 8, "shared": 0, "turns": 1}
+    knobs = {"rows": 2, "broad": 1, "panels": 4, "ahead": 8, "next": 0, "shared": 0, "turns": 1}
     assert best(unit, machine, knobs)[1] == knobs
 
 
@@ -60,8 +70,9 @@ def test_a_value_that_no_knob_has_is_an_error() -> None:
 def test_the_space_is_every_choice() -> None:
     knobs = Knobs()
     templates()["gemm_cpu"].configure(Unit("gemm", "step", "float32", 4, 64, (64,)), target.TABLE["x86-64-v4"], knobs)
-    names = {"rows", "broad", "panels", "ahead", "shared", "turns"}
-    assert set(knobs.space) == names and all(len(v) > 1 for n, v in knobs.space.items() if n != "broad")
+    names = {"rows", "broad", "panels", "ahead", "next", "shared", "turns"}
+    assert set(knobs.space) == names
+    assert all(len(v) > 1 for n, v in knobs.space.items() if n not in ("broad", "next"))
     assert knobs.chosen == {k: v for k, v in knobs.chosen.items() if v in knobs.space[k]}
 
 
@@ -81,6 +92,12 @@ def test_no_choice_wants_more_registers_than_there_are(machine: target.Target) -
             assert rows == default or rows > 1, f"one row alone is slow at every other batch size: {unit}"
             assert rows == default or region == "before" or rows <= batch, unit
     assert {config["turns"] for config in found} == ({0, 1} if region == "step" else {0})
+
+
+@pytest.mark.parametrize(("region", "width", "asked"), [("step", 684, 1), ("step", 128, 0), ("before", 684, 0)])
+def test_weights_that_a_cache_does_not_hold_are_asked_for_early(region: str, width: int, asked: int) -> None:
+    unit = Unit("gemm", region, "float32", 4, width, (width,), batches=(13,))
+    assert best(unit, target.TABLE["x86-64-v4"]).knobs["next"] == asked
 
 
 def test_one_panel_has_nothing_to_share_or_to_turn() -> None:

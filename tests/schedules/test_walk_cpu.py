@@ -29,8 +29,8 @@ def test_the_default_fits_half_of_the_level_2_cache() -> None:
 def test_weights_too_large_for_caches_are_read_seldom() -> None:
     wide = replace(unit(4096), depths=(1024, 1024))
     assert best(wide, replace(MACHINE, l2_bytes=1 << 20)).knobs["rows"] == 512
-    assert best(wide, replace(MACHINE, l2_bytes=1 << 22)).knobs["rows"] == 512
-    assert best(wide, replace(MACHINE, l2_bytes=1 << 23)).knobs["rows"] == 170  # they fit two of these
+    assert best(wide, replace(MACHINE, l2_bytes=1 << 23)).knobs["rows"] == 512
+    assert best(wide, replace(MACHINE, l2_bytes=1 << 24)).knobs["rows"] == 341  # it holds them
 
 
 @pytest.mark.parametrize(("width", "expected"), [(1024, 256), (1 << 18, 63), (1 << 20, 32)])

@@ -39,7 +39,7 @@ TAKEN = set(
 # Variables of entry points: a bundle may be called so, an array may not.
 LOCALS = {"own", "step", "weights", "inputs", "states", "call", "t"}
 # What entry points call, after the network's name and an underscore.
-ENTRIES = ("direct", "fits", "step_unchecked", "step_in_full", "sequence_in_full")
+ENTRIES = ("direct", "fits", "step_unchecked", "step_in_full", "sequence_unchecked", "sequence_in_full")
 # The parameters' names of the function that generates besides, and what its program uses.
 GENERATING = {
     "prompt",

@@ -92,6 +92,12 @@ static inline void {network}_step_unchecked({name} *handle, {arrays}) {{
 }}
 """
 
+SEQUENCE_UNCHECKED = """\
+/* All steps of one row, without a look at what it is given, in memory that {network}_reserve took for so many steps.
+   Takes no memory and no lock, makes no system call and starts no thread (with 0 threads). */
+{macro}_API int32_t {network}_sequence_unchecked({name} *handle, int64_t steps, {arrays});
+"""
+
 SEQUENCE = """\
 /* All steps of `batch` rows. 0 steps or 0 rows change nothing.
    lengths: NULL, or [batch] numbers of 0 to steps: a row stops after so many steps, its y is 0 from there.
@@ -195,6 +201,7 @@ def _network(facts: Facts, network: Network) -> str:
     parts += [STEP.format(**names, arrays=arrays)] * network.can_step
     parts += [_unchecked(facts, network, names)] * (network.direct is not None)
     parts += [SEQUENCE.format(**names, arrays=arrays)] * network.can_run
+    parts += [SEQUENCE_UNCHECKED.format(**names, arrays=arrays)] * (network.direct is not None)
     return "\n".join([*parts, *[_generate(names, network)] * (network.manifest.generation is not None)])
 
 

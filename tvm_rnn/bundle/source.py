@@ -73,27 +73,41 @@ STEP = """\
   }}
 """
 
-BLOCK = """\
+SEQUENCE = """\
   if (!lengths && !reset && {network}_fits(handle, steps, batch, {given})) {{
-    for (int64_t t = 0; t < steps; ++t) {network}_step_unchecked(handle, {at_step});
-    return ENGINE_OK;
+{memory}\
+    return {network}_sequence_unchecked(handle, steps, {given});
   }}
 """
 
+# All steps of one row, unchecked: small networks call their step again and again, in no memory; the others' code for
+# many steps has a workspace.
+STEP_BY_STEP = """\
+int32_t {network}_sequence_unchecked({name} *handle, int64_t steps, {arrays}) {{
+  for (int64_t t = 0; t < steps; ++t) {network}_step_unchecked(handle, {at_step});
+  return ENGINE_OK;
+}}
+
+"""
+WORKSPACE = "    TRY(engine_reserve(HANDLE, {number}, steps, 1));\n"
+
 CALL = """\
-{in_full}int32_t {network}_{entry}{kind}({name} *handle, {sizes}int64_t batch, {arrays}{more}) {{
+{in_full}int32_t {network}_{entry}{kind}({name} *handle, {sizes}, {arrays}{more}) {{
   const void *const inputs[] = {{{inputs}0}};
   void *const states[] = {{{states}0}};
-  const struct engine_call call = {{{steps}, batch, inputs, states, y, {rows}, 0}};
-  return engine_{entry}(HANDLE, {number}, &call);
+  const struct engine_call call = {{{steps}, {batch}, inputs, states, y, {rows}, 0}};
+  return engine_{does}(HANDLE, {number}, &call);
 }}
 """
+# What one says that checks nothing: of one row, whose lengths and resets are none.
+UNCHECKED = {"entry": "sequence", "kind": "_unchecked", "in_full": "", "does": "run", "sizes": "int64_t steps"}
+UNCHECKED |= {"steps": "steps", "batch": "1", "rows": "0, 0", "more": ""}
 
 # A function of its own for what the engine does: what is kept for its sake would cost the quick way half its time.
 IN_FULL = {"kind": "_in_full", "in_full": "static __attribute__((noinline)) "}
 WHOLE = {"kind": "", "in_full": ""}
 QUICK = """\
-int32_t {network}_{entry}({name} *handle, {sizes}int64_t batch, {arrays}{more}) {{
+int32_t {network}_{entry}({name} *handle, {sizes}, {arrays}{more}) {{
 {direct}\
   return {network}_{entry}_in_full(handle, {given});
 }}
@@ -251,16 +265,17 @@ def _functions(facts: Facts, network: Network, number: int) -> str:
     parts = [NETWORK.format(**names, states=states, state_parameters=parameters)]
     entries = list[Mapping[str, str]]()
     if network.can_step:
-        entries.append({"entry": "step", "sizes": "", "more": "", "steps": "1", "rows": "0, 0"})
+        entries.append({"entry": "step", "sizes": "int64_t batch", "more": "", "steps": "1", "rows": "0, 0"})
     if network.can_run:
         more = ", const int64_t *lengths, const uint8_t *reset"
-        whole = {"sizes": "int64_t steps, ", "more": more, "steps": "steps", "rows": "lengths, reset"}
+        whole = {"sizes": "int64_t steps, int64_t batch", "more": more, "steps": "steps", "rows": "lengths, reset"}
         entries.append({"entry": "sequence", **whole})
     check, quick = _direct(network, own)
     parts.append(check)
     for entry in entries:
         way = quick.get(entry["entry"], "")
-        parts.append(CALL.format(**own, **entry, **(IN_FULL if way else WHOLE)))
+        whole = {**entry, "batch": "batch", "does": entry["entry"]}
+        parts.append(CALL.format(**own, **whole, **(IN_FULL if way else WHOLE)))
         parts += [QUICK.format(**own, **entry, direct=way, given=_given(network, entry))] * bool(way)
     if network.manifest.generation is not None:
         others = "".join(f"{x.name}, " for x in network.inputs[1:])
@@ -305,7 +320,9 @@ def _direct(network: Network, own: Mapping[str, object]) -> tuple[str, dict[str,
         "apart": "\n    && ".join(apart),
         "item": item,
     }
-    pieces = {"network": network.name, "given": given, "at_step": ", ".join(at_step)}
-    quick = {"step": STEP.format(**pieces)}
-    quick |= {"sequence": BLOCK.format(**pieces)} if network.direct.blocks else {}
-    return DIRECT.format(**own, **facts), quick
+    pieces = {"network": network.name, "given": given}
+    memory, unchecked = WORKSPACE.format(**own), CALL.format(**own, **UNCHECKED)
+    if network.direct.blocks:
+        memory, unchecked = "", STEP_BY_STEP.format(**own, at_step=", ".join(at_step))
+    quick = {"step": STEP.format(**pieces), "sequence": SEQUENCE.format(**pieces, memory=memory)}
+    return DIRECT.format(**own, **facts) + unchecked, quick

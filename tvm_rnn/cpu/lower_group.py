@@ -8,7 +8,7 @@ Rewrite: group  -->  parallel for panels: for rows: tile
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -29,8 +29,9 @@ from .head_loops import Heads, Within
 from .matrix_recurrence import MatrixRecurrence
 from .recurrence import Recurrence
 from .reduction_tiles import ReductionTiles, tile_shape
-from .register_tile import Places, Tile
+from .register_tile import Ahead, Places, Tile
 from .row_loops import each_row, leftovers
+from .weight_packing import Tail
 from .weight_storage import NETWORKS, Storages
 from .workspace import Array
 from .zero_padding import Padded, Put, padded
@@ -281,13 +282,26 @@ class Panels:
     config: Config
 
     @property
+    def tail(self) -> Tail | None:
+        """Of the last panel, where its gates lie side by side: it is a chunk of its own."""
+        return None if self.group.root is None else self.places.tails.get(self.group.root)
+
+    @property
     def count(self) -> int:
-        return -(-self.unit.width // self.lanes)
+        """Of panels but for the tail."""
+        return self.unit.width // self.lanes if self.tail else -(-self.unit.width // self.lanes)
 
     def statement(self) -> Stmt:
         """The whole group. A configuration of one row has one shape of tile; others need tiles for leftover rows."""
-        chunks = -(-self.count // self.config["panels"])
-        body = self._single_rows if self.config["rows"] == 1 else self._chunk
+        before = -(-self.count // self.config["panels"])
+        chunks = before + bool(self.tail)
+        alone = self._single_rows if self.config["rows"] == 1 else self._chunk
+
+        def body(c: Expr) -> Block:
+            if not self.tail:
+                return alone(c)
+            return when(c < int64(before), alone(c), self._last()) if before else self._last()
+
         shared = chunks > 1 and bool(self.config.get("shared", 1))
         odd, threads = self.places.odd, self.places.threads
         if not self.config.get("turns") or odd is None or threads is None:
@@ -312,36 +326,54 @@ class Panels:
 
         return loop("worker", threads, worker, parallel=True)
 
-    def _chunk(self, c: tirx.Var) -> list[Block]:
+    def _last(self) -> Block:
+        """The tail of all rows."""
+        full, panel = self.config["rows"], int64(self.count)
+        whole = loop(
+            "r", floordiv(self.rows, full), lambda r: self._tile(full, 1, r * int64(full), panel, tail=self.tail)
+        )
+        return [whole, self._leftovers(panel, 1, 1, self.tail)] if full > 1 else whole
+
+    def _chunk(self, c: Expr) -> list[Block]:
         full, across = self.config["rows"], self.config["panels"]
         first, set_first = bind("first", c * int64(across))
 
-        def whole(panels: Expr, broad: int) -> Stmt:
-            def tiles_of(p: tirx.Var) -> Stmt:
+        def whole(panels: int, broad: int) -> Stmt:
+            def tiles_of(p: tirx.Var) -> list[Block]:
                 panel = first + p * int64(broad)
-                return loop("r", floordiv(self.rows, full), lambda r: self._tile(full, broad, r * int64(full), panel))
+                after, set_after = bind("after", self._after(p, panels - 1, panel + int64(broad), first))
+
+                def one(r: Expr) -> list[Block]:
+                    return self._tile(full, broad, r * int64(full), panel, self._ahead(after, r))
+
+                return [set_after, loop("r", floordiv(self.rows, full), one)]
 
             return loop("p", panels, tiles_of)
 
         broad = self.config.get("broad", 1)
-        work = [whole(across // broad, broad), *self._leftovers(first, across, across)]
+        work = [whole(across // broad, broad), self._leftovers(first, across, across)]
         rest = self.count % across
         if rest:
-            short = [whole(rest, 1), *self._leftovers(first, rest, 1)]
+            short = [whole(rest, 1), self._leftovers(first, rest, 1)]
             work = [when(c < int64(self.count // across), work, short)]
         return [set_first, *work]
 
-    def _leftovers(self, first: Expr, count: int, wide: int) -> Iterator[Stmt]:
+    def _leftovers(self, first: Expr, count: int, wide: int, tail: Tail | None = None) -> Stmt:
         """Rows that do not fill a full tile, across more panels: `wide` divided by the height."""
 
         def tiles(height: int, start: Expr) -> Stmt:
             across = max(1, wide // height)
-            return loop("p", count // across, lambda p: self._tile(height, across, start, first + p * int64(across)))
+
+            def one(p: Expr) -> list[Block]:
+                return self._tile(height, across, start, first + p * int64(across), tail=tail)
+
+            return loop("p", count // across, one)
 
         full = self.config["rows"]
-        return leftovers(self.rows, full, 1 << (min(full - 1, 8).bit_length() - 1), tiles)
+        named = self.unit.batches if self.unit.region == "step" else ()
+        return leftovers(self.rows, full, 1 << (min(full - 1, 8).bit_length() - 1), tiles, named)
 
-    def _single_rows(self, c: tirx.Var) -> Stmt:
+    def _single_rows(self, c: Expr) -> Stmt:
         across = self.config["panels"]
         whole, rest = self.count // across, self.count % across
         full = loop("r", self.rows, lambda r: self._tile(1, across, r, c * int64(across)))
@@ -350,14 +382,35 @@ class Panels:
         last = loop("r", self.rows, lambda r: self._tile(1, rest, r, int64(whole * across)))
         return when(c < int64(whole), full, last)
 
-    def _tile(self, height: int, across: int, row0: Expr, panel0: Expr) -> list[Block]:
+    def _after(self, p: Expr, last: int, next_panel: Expr, first: Expr) -> Expr:
+        """The panel that is multiplied after those of turn p of a chunk, in this step's direction."""
+        odd = 0 if self.places.odd is None or not self.config.get("turns") else self.places.odd
+        chunk = int64(self.config["panels"]) * (int64(1) - odd - odd)
+        return tirx.Select(p < int64(last), next_panel, first + chunk)
+
+    def _ahead(self, after: Expr, number: Expr) -> Ahead | None:
+        if not self.config.get("next"):
+            return None
+        most = max(self.unit.batches, default=1)
+        return Ahead(after, number, max(1, most // self.config["rows"]))
+
+    def _tile(
+        self,
+        height: int,
+        across: int,
+        row0: Expr,
+        panel0: Expr,
+        ahead: Ahead | None = None,
+        tail: Tail | None = None,
+    ) -> list[Block]:
         """Product and epilogue of `height` rows by `across` panels."""
         row, set_row = bind("row", row0)
         panel, set_panel = bind("panel", panel0)
-        size = height * across * self.unit.gates * self.lanes
+        size = height * across * self.unit.gates * self.lanes + self.lanes  # a tail's last vector may read past it
         gates = tirx.decl_buffer((size,), self.unit.dtype, name="gates", scope="local")
         local = replace(self.places, buffers={**self.places.buffers, "gates": gates})
-        whole = Tile(self.group, local, self.unit, self.lanes, rows=height, panels=across, row0=row, panel0=panel)
+        where = {"row0": row, "panel0": panel, "tail": tail}
+        whole = Tile(self.group, local, self.unit, self.lanes, rows=height, panels=across, ahead=ahead, **where)
         # Two vectors at a time: one alone would wait for the latency of its functions. More only adds code.
         tall = 2 if height % 2 == 0 else 1
         broad = 2 if tall == 1 and across % 2 == 0 else 1
@@ -365,7 +418,7 @@ class Panels:
 
         def finish(e: tirx.Var) -> Stmt:
             r, p = floordiv(e, across // broad) * int64(tall), floormod(e, across // broad) * int64(broad)
-            place = {"row0": row + r, "panel0": panel + p, "slot": (r, p, across)}
+            place = {"row0": row + r, "panel0": panel + p, "slot": (r, p, across), "tail": tail}
             return register_tile.pointwise(
                 Tile(self.group, local, unit, self.lanes, rows=tall, panels=broad, **place), self.finish, {}
             )

@@ -322,7 +322,7 @@ class Layer:
         sums = {n: [visit.weights + int64(o) for o in offsets] for n, offsets in own.sums.items()}
         found = (lambda n: read.get(n) or self._weights(n, visit), lambda n: write[n])
         places = Places(dict(ctx.buffers), *found, products, batch=ctx.batch, threads=ctx.threads)
-        places = replace(places, scales=scales)
+        places = replace(places, scales=scales, tails=own.tails)
         if ctx.keys is not None and ctx.first_step is not None:
             draw = Draw(ctx.keys, visit.keys, ctx.streams, ctx.first_step + visit.start, ctx.batch)
             places = replace(places, draw=draw)

@@ -131,7 +131,7 @@ class ReductionTiles:
             place = (*index[:-1], index[-1] * int64(broad))
             whole = loop("r", floordiv(self.rows, full), lambda r: self._tile(full, r * int64(full), place))
             rest = leftovers(self.rows, full, full // 2, lambda height, start: self._tile(height, start, place))
-            return [*sets, whole, *rest]
+            return [*sets, whole, rest]
 
         shared = self.is_worth_threads and within is None and prod(counts) > 1
         return loop("i", first * int64(prod(counts[1:])), body, parallel=shared)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import tvm
 import tvm_ffi
@@ -29,16 +30,17 @@ from tvm_rnn.tir.index import INDEX, int64, wide
 from .dropout_masks import Draw
 from .head_loops import Within
 from .walk_through_time import Walk
+from .weight_packing import Tail
 from .weight_storage import Storage
 from .workspace import Array
 
 CACHE_LINE = 64  # bytes
-READ, EVERY_LEVEL, DATA = (tirx.IntImm("int32", value) for value in (0, 3, 1))
+READ, SECOND_LEVEL, EVERY_LEVEL, DATA = (tirx.IntImm("int32", value) for value in (0, 2, 3, 1))
 
 
-def with_prefetches(product: Stmt, weights: Buffer, wanted: Callable[[tirx.Var], Sequence[Expr]]) -> Stmt:
-    """The product, with prefetches of `weights`. wanted(k): the elements to prefetch in the loop over k, one in each
-    cache line; none in a loop that is not one over K.
+def with_prefetches(product: Stmt, weights: Buffer, level: Expr, wanted: Callable[[tirx.Var], Sequence[Expr]]) -> Stmt:
+    """The product, with prefetches of `weights` into caches from `level` on. wanted(k): the elements to prefetch in the
+    loop over k, one in each cache line; none in a loop that is not one over K.
 
     Rewrite: for k: acc += a[k] * w[k]  -->  for k: prefetch w[k + ahead]; acc += a[k] * w[k]
     """
@@ -47,7 +49,7 @@ def with_prefetches(product: Stmt, weights: Buffer, wanted: Callable[[tirx.Var],
         requests = []
         for place in wanted(loop.loop_var):
             address = tirx.address_of(tirx.BufferLoad(weights, [place]))
-            request = tirx.call_intrin("void", "tirx.prefetch", address, READ, EVERY_LEVEL, DATA)
+            request = tirx.call_intrin("void", "tirx.prefetch", address, READ, level, DATA)
             requests.append(tirx.Evaluate(request))
         if not requests:
             return loop
@@ -82,6 +84,7 @@ class Places:
     scales: Mapping[Node, Sequence[Expr]] = field(default_factory=dict)  # a gemm -> address of each parameter's
     sums: Mapping[Node, Sequence[Expr]] = field(default_factory=dict)  # the same of integers: where sums begin
     levels: Mapping[Node, Sequence[Array]] = field(default_factory=dict)  # a gemm -> its operands in integers
+    tails: Mapping[Node, Tail] = field(default_factory=dict)  # a gemm -> what its last panel has
     batch: Expr | None = None  # rows of a step
     threads: Expr | None = None  # that may share the work
     odd: Expr | None = None  # 0 and 1 in turns, from step to step; None outside of steps
@@ -89,6 +92,16 @@ class Places:
     walk: Walk | None = None  # through a tile's steps, of recurrences
     within: Within | None = None  # the loop over heads around the group
     chains: int = 0  # of additions that a product is to have at least; 0: as many as accumulators
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What a tile asks for while it multiplies: its part of the panels that are multiplied after its own, from `panel`
+    on. number: of the tile, among `tiles` of rows."""
+
+    panel: Expr
+    number: Expr
+    tiles: int
 
 
 @dataclass
@@ -105,6 +118,8 @@ class Tile:
     panel0: Expr = 0  # first vector of units
     outer: Index = ()  # leading indices of a pointwise group of several axes
     slot: tuple[Expr, Expr, int] | None = None  # in an epilogue: row and panel inside the product's tile, its panels
+    ahead: Ahead | None = None  # which weights are asked for meanwhile
+    tail: Tail | None = None  # of the last panel, where this is one whose gates lie side by side
     stages: dict[Node, te.Tensor] = field(default_factory=dict)
     outputs: dict[te.Tensor, tuple[Array, Callable[..., Index]]] = field(default_factory=dict)
     tensors: list[te.Tensor] = field(default_factory=list)
@@ -151,13 +166,13 @@ class Tile:
     def _ways(self, depth: int) -> int:
         """Into how many sums a product is split: a power of two that divides its depth."""
         ways = 1
-        while self.rows * self.panels * self.gates * ways * 2 <= self.places.chains and not depth % (2 * ways):
+        while self.rows * self.panels * self.vectors * ways * 2 <= self.places.chains and not depth % (2 * ways):
             ways *= 2
         return ways
 
     def _product(self, name: str, operand: Node, base: Expr, part: tuple[int, int]) -> te.Tensor:
         """part: number i of n: of terms i, i + n, i + 2n, ..."""
-        depth, gates, (way, ways) = operand.shape[0], self.gates, part
+        depth, vectors, (way, ways) = operand.shape[0], self.vectors, part
         axis = te.reduce_axis((0, depth // ways), name=f"k_{name}")
 
         def body(r: Expr, p: Expr, g: Expr, v: Expr) -> Expr:
@@ -166,7 +181,7 @@ class Tile:
             first = self.weight_address(base, depth, p, k)
             return te.sum(x * self._weight(first + tirx.Cast(INDEX, g * self.lanes + v)), axis=axis)
 
-        return te.compute((self.rows, self.panels, gates, self.lanes), body, name=name)
+        return te.compute((self.rows, self.panels, vectors, self.lanes), body, name=name)
 
     def _weight(self, address: Expr) -> Expr:
         storage = self.places.storage
@@ -175,19 +190,28 @@ class Tile:
     def weight_address(self, base: Expr, depth: int, p: Expr, k: Expr) -> Expr:
         """The address of the first gate's first lane."""
         panel = self.panel0 + tirx.Cast(INDEX, p)
-        return base + (panel * int64(depth) + tirx.Cast(INDEX, k)) * int64(self.gates * self.lanes)
+        first = base + panel * int64(depth * self.gates * self.lanes)
+        return first + tirx.Cast(INDEX, k) * int64(self.vectors * self.lanes)
 
     @property
     def gates(self) -> int:
         root = self.group.root
         return root.shape[0] if root is not None and len(root.shape) == 2 else 1
 
+    @property
+    def vectors(self) -> int:
+        """That a product's panel has."""
+        return self.gates if self.tail is None else self.tail.vectors
+
     def accumulated(self, r: Expr, p: Expr, g: Expr, v: Expr) -> Expr:
         if self.slot is not None:
             row, panel, across = self.slot
             pair = (row + wide(r)) * int64(across) + panel + wide(p)
-            place = (pair * int64(self.gates) + wide(g)) * int64(self.lanes) + wide(v)
-            return self.flat["gates"](place)
+            if self.tail is None:
+                return self.flat["gates"]((pair * int64(self.gates) + wide(g)) * int64(self.lanes) + wide(v))
+            units, first = self.tail.units, pair * int64(self.tail.vectors * self.lanes)
+            found = self.flat["gates"](first + wide(g) * int64(units) + wide(v))
+            return tirx.Select(v < units, found, tirx.const(0.0, self.unit.dtype))
         total = self._sum(0, r, p, g, v)
         for number in range(1, len(self.sums)):
             total = total + self._sum(number, r, p, g, v)
@@ -323,32 +347,53 @@ def _operands(node: Node) -> list[Node]:
 def product(tile: Tile, template: Template, config: Config) -> Stmt:
     """The products of a gemm group, summed in registers, then left in "gates" [row, panel, gate, lane]."""
     tile.products()
-    shape = (tile.rows, tile.panels, tile.gates, tile.lanes)
-    strides = (tile.panels * tile.gates * tile.lanes, tile.gates * tile.lanes, tile.lanes, 1)
+    shape = (tile.rows, tile.panels, tile.vectors, tile.lanes)
+    strides = (tile.panels * tile.vectors * tile.lanes, tile.vectors * tile.lanes, tile.lanes, 1)
     out = te.compute(shape, lambda r, p, g, v: tile.accumulated(r, p, g, v), name="out_0")
     tile._emit(out, Array("gates", int64(0), 0, strides, shape), lambda *index: index)
     done, ahead = tile.statement(template, config), config.get("ahead", 0)
-    if not ahead:
-        return done
     packed = tile.places.buffers.get("stored", tile.places.buffers["packed"])
     step = max(1, CACHE_LINE * 8 // int(tvm_ffi.dtype(packed.dtype).bits))
-    return with_prefetches(done, packed, lambda k: _wanted(tile, k, ahead, step))
+    if ahead:
+        done = with_prefetches(done, packed, EVERY_LEVEL, lambda k: _wanted(tile, k, ahead, step))
+    if tile.ahead is None:
+        return done
+    return with_prefetches(done, packed, SECOND_LEVEL, partial(_coming, tile, tile.ahead, step))
+
+
+def _coming(tile: Tile, ahead: Ahead, step: int, k: tirx.Var) -> list[Expr]:
+    """The tile's part of the panels to come, every `step` elements, shared out over the turns of the loop."""
+    if (found := _matrix(tile, k)) is None:
+        return []
+    base, depth = found
+    row = tile.gates * tile.lanes
+    lines = -(-tile.panels * row // step)
+    each = -(-lines // ahead.tiles)
+    turn = tirx.min(ahead.number, int64(-(-lines // each) - 1)) * int64(depth) + tirx.Cast(INDEX, k)
+    first = base + ahead.panel * int64(depth * row) + turn * int64(each * step)
+    return [first + int64(i * step) for i in range(each)]
+
+
+def _matrix(tile: Tile, k: tirx.Var) -> tuple[Expr, int] | None:
+    """Address and depth of the parameter whose product has the loop over k; None: of no product."""
+    root = tile.group.root
+    assert root is not None
+    numbers = {f"k_product_{i}": i for i in range(len(root.args) // 2)}
+    if k.name not in numbers:
+        return None
+    number = numbers[k.name]
+    return tile.places.products[root][number], root.args[2 * number + 1].shape[0]
 
 
 def _wanted(tile: Tile, k: tirx.Var, ahead: int, step: int) -> list[Expr]:
     """The weights of the k that comes `ahead` vectors of all gates later, every `step` elements, where k is the loop of
     a product. What lies past the end is the next panel's, or nobody's, which does no harm."""
-    root = tile.group.root
-    assert root is not None
-    numbers = {f"k_product_{i}": i for i in range(len(root.args) // 2)}
-    if k.name not in numbers:
+    if (own := _matrix(tile, k)) is None:
         return []
-    number = numbers[k.name]
-    depth, base = root.args[2 * number + 1].shape[0], tile.places.products[root][number]
     found = []
     for p in range(tile.panels):
-        first = tile.weight_address(base, depth, p, k) + int64(ahead * tile.gates * tile.lanes)
-        found += [first + int64(at) for at in range(0, tile.gates * tile.lanes, step)]
+        first = tile.weight_address(*own, p, k) + int64(ahead * tile.vectors * tile.lanes)
+        found += [first + int64(at) for at in range(0, tile.vectors * tile.lanes, step)]
     return found
 
 

@@ -5,13 +5,13 @@ In: the number of rows, known when code runs; what one row, or one tile, does. O
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tvm import tirx
 
 from tvm_rnn.tir.expr import Expr, Stmt
 from tvm_rnn.tir.index import int64
-from tvm_rnn.tir.statements import Block, bind, floordiv, floormod, loop, when
+from tvm_rnn.tir.statements import Block, bind, floordiv, floormod, loop, sequence, when
 
 from .head_loops import Within
 
@@ -47,10 +47,17 @@ def each_row(
     return loop("i", rows * int64(first), outermost, parallel=parallel)
 
 
-def leftovers(rows: Expr, full: int, below: int, tile: Callable[[int, Expr], Block]) -> Iterator[Stmt]:
-    """What full tiles of rows leave: at most one tile(height, first row) of each power of two from `below` down."""
+def leftovers(rows: Expr, full: int, below: int, tile: Callable[[int, Expr], Block], named: Iterable[int] = ()) -> Stmt:
+    """What full tiles of rows leave: one tile(height, first row) of all of it where that many rows were named, else at
+    most one of each power of two from `below` down."""
     left, height = floormod(rows, full), below
+    parts = list[Stmt]()
     while height:
         start = rows - left + floordiv(left, 2 * height) * int64(2 * height)
-        yield when(tirx.NE(tirx.bitwise_and(left, int64(height)), int64(0)), tile(height, start))
+        parts.append(when(tirx.NE(tirx.bitwise_and(left, int64(height)), int64(0)), tile(height, start)))
         height //= 2
+    done = sequence(parts)
+    for own in sorted({count % full for count in named}):
+        if own.bit_count() > 1:
+            done = when(tirx.EQ(left, int64(own)), tile(own, rows - left), done)
+    return done

@@ -8,7 +8,7 @@ in elements of the network's dtype, also those of matrices whose own elements ar
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tvm import tirx
@@ -27,10 +27,19 @@ from .weight_storage import LARGEST, NETWORKS, WORD, Storage, Storages, larger
 from .workspace import Array, Packed, dense, each_element, pad, strides_of
 
 
+@dataclass(frozen=True)
+class Tail:
+    """What the last panel of a product has: `units` of each gate, one gate's behind the other's, in `vectors`."""
+
+    units: int
+    vectors: int
+
+
 class PackedWeights:
     """The packed parameters of one layer and direction.
 
-    packed: places of values; products: of each product's matrices; scales: of their rows, where the storage has some;
+    packed: places of values; products: of each product's matrices; tails: of products whose last panel takes fewer
+    vectors with its gates side by side than with a vector for each; scales: of their rows, where the storage has some;
     sums: of their rows, times minus the offset of levels, where products are of integers;
     kept: values made of parameters that are computed when weights are loaded. free: nodes that depend on parameters
     alone.
@@ -42,7 +51,19 @@ class PackedWeights:
         self.products: dict[Node, list[int]] = {}
         self.scales: dict[Node, list[int]] = {}
         self.sums: dict[Node, list[int]] = {}
+        self.tails = self._tails()
         self.kept = self._reserve(graph.nodes())
+
+    def _tails(self) -> dict[Node, Tail]:
+        """Of products of many rows, which are as long as their vectors take."""
+        found = dict[Node, Tail]()
+        for root in (group.root for group in self.graph.groups if group.kind == "gemm" and group.region == "before"):
+            if root is not None and len(root.shape) == 2 and self.storages.of(root) is None:
+                units = root.shape[1] % self.lanes
+                vectors = -(-root.shape[0] * units // self.lanes)
+                if 0 < vectors < root.shape[0]:
+                    found[root] = Tail(units, vectors)
+        return found
 
     def ratio(self, product: Node) -> int:
         """Elements of a stored matrix in the room of one of the network's dtype; of integers, words of four."""
@@ -172,7 +193,7 @@ class Matrix:
         return element(self.weight, index, self.read, self.dtype)
 
     def pack(self) -> Stmt:
-        """[panel][k][gate][lane], zero where a panel runs past the last unit."""
+        """[panel][k][gate][lane], zero where a panel runs past the last unit; a tail: [k][gate][unit], then zeros."""
         zero = tirx.const(0.0, self.dtype)
         return self._everywhere(self.packed, self.base, self.value, zero)
 
@@ -270,28 +291,39 @@ class Matrix:
     ) -> Stmt:
         depth, lanes, gates = depth or self.depth, self.lanes, self.gates
         full, rest = divmod(self.node.shape[-1], lanes)
+        tail = self.own.tails.get(self.node, Tail(lanes, gates))
+        blanks = lanes - rest if tail.units == lanes else tail.vectors * lanes - gates * rest
         # A bound that LLVM does not know: of few steps it makes straight-line code, a third of a small module's.
         steps = tirx.min(int64(depth), target.shape[0])
 
         def place(p: Expr, k: Expr, g: int, v: Expr) -> Expr:
-            return base + ((p * int64(depth) + k) * int64(gates) + int64(g)) * int64(lanes) + v
+            return base + (p * int64(depth * gates) + k * int64(gates)) * int64(lanes) + int64(g * lanes) + v
+
+        def last(k: Expr, g: int, v: Expr) -> Expr:
+            """In the last panel."""
+            first = base + int64(full * depth * gates * lanes)
+            return first + k * int64(tail.vectors * lanes) + int64(g * tail.units) + v
 
         def row(p: Expr, k: Expr, g: int, v: Expr) -> Stmt:
             return store(target, place(p, k, g, v), value(p, k, g, v))
 
-        def rows(p: Expr, g: int, count: int) -> Stmt:
+        def rows(p: Expr, g: int) -> Stmt:
             """A vector of units at a time: left to itself LLVM shuffles 16 of them, in 4 s at H = 512."""
-            return loop("k", steps, lambda k: vector("v", count, lambda v: row(p, k, g, v)))
+            return loop("k", steps, lambda k: vector("v", lanes, lambda v: row(p, k, g, v)))
+
+        def row_of_rest(k: Expr, g: int, v: Expr) -> Stmt:
+            return store(target, last(k, g, v), value(int64(full), k, g, v))
 
         def blank(k: Expr, g: int, v: Expr) -> Stmt:
-            return store(target, place(int64(full), k, g, int64(rest) + v), zero)
+            return store(target, last(k, g, int64(rest) + v), zero)
 
         # No condition on the unit inside the loops: LLVM makes 4000 scatters of it at H = 130, in ten seconds.
         def gate(g: int) -> list[Stmt]:
-            parts = [loop("p", full, lambda p: rows(p, g, lanes))] if full else []
+            parts = [loop("p", full, lambda p: rows(p, g))] if full else []
             if rest:
-                parts.append(rows(int64(full), g, rest))
-                parts.append(loop("k", steps, lambda k: loop("v", lanes - rest, lambda v: blank(k, g, v))))
+                parts.append(loop("k", steps, lambda k: vector("v", rest, lambda v: row_of_rest(k, g, v))))
+            if rest and blanks and (tail.units == lanes or g == gates - 1):
+                parts.append(loop("k", steps, lambda k: loop("v", blanks, lambda v: blank(k, g, v))))
             return parts
 
         return sequence([gate(g) for g in range(gates)])

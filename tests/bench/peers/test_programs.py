@@ -24,8 +24,9 @@ def check(program: Program, net: rnn.RNN) -> None:
 
 
 @pytest.mark.broad
-def test_a_bundle_is_called_checked_and_unchecked(tmp_path: Path) -> None:
-    net, path = small("lstm", 1, False), str(tmp_path / "m.so")
+@pytest.mark.parametrize("hidden", [4, 64])  # many steps are its step again and again, and code of their own
+def test_a_bundle_is_called_checked_and_unchecked(hidden: int, tmp_path: Path) -> None:
+    net, path = rnn.RNN(rnn.cells.lstm, 4, hidden).init(seed=2), str(tmp_path / "m.so")
     rnn.compile(net, batch=1).export(path)
     programs = {samples: bundle_programs(samples_of(net, path), tmp_path, samples) for samples in (1, 64)}
     assert [[p.config for p in found] for found in programs.values()] == [["checked", "unchecked"]] * 2

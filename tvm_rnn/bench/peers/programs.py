@@ -45,7 +45,7 @@ static float {arrays}; /* at whole cache lines, as its own arrays are where a fr
 
 static void take(const float *weights, long count) {{
   (void)weights, (void)count;
-  if ({name}_open(0, &handle)) exit(3);
+  if ({name}_open(0, &handle) || {name}_reserve(handle, SAMPLES, 1)) exit(3);
 }}
 
 static void begin(void) {{ {name}_init_state(handle, 1, {states}); }}
@@ -125,8 +125,7 @@ class Program:
 
 
 def bundle_programs(problem: Problem, folder: Path, samples: int) -> list[Program]:
-    """Of the problem's module: the checked call, and the one that checks nothing where the bundle has it: of a block,
-    its steps one by one."""
+    """Of the problem's module: the checked call, and the one that checks nothing where the bundle has it."""
     bundle = folder / NAME
     if not bundle.exists():
         load(problem.path).export(bundle=bundle)
@@ -138,8 +137,9 @@ def bundle_programs(problem: Problem, folder: Path, samples: int) -> list[Progra
     if samples > 1:
         calls = {"checked": f"{NAME}_sequence(handle, SAMPLES, 1, x, {words}, y, 0, 0)"}
     if f"{NAME}_step_unchecked(" in header:
-        step = f"{NAME}_step_unchecked(handle, x + i * INPUTS, {words}, y + i * OUTPUTS)"
-        calls["unchecked"] = f"for (int i = 0; i < SAMPLES; ++i) {step}"
+        calls["unchecked"] = f"{NAME}_step_unchecked(handle, x, {words}, y)"
+        if samples > 1:
+            calls["unchecked"] = f"{NAME}_sequence_unchecked(handle, SAMPLES, x, {words}, y)"
     found = []
     for config, call in calls.items():
         source = folder / f"{config}_{samples}.c"
