@@ -30,12 +30,24 @@ from tvm_rnn.network.rnn import RNN, named_constants
 from tvm_rnn.options import Options
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
 from tvm_rnn.tir.index import int64
-from tvm_rnn.tir.statements import Block, Named, bind, buffer, function, load, loop, sequence, store, variable, when
+from tvm_rnn.tir.statements import (
+    Block,
+    Named,
+    bind,
+    buffer,
+    function,
+    load,
+    loop,
+    sequence,
+    store,
+    use_threads,
+    variable,
+    when,
+)
 
 from .lower_group import Emitter, Used
 from .lower_layer import Context, Layer, Visit
 from .matrix_part import held
-from .recurrence import use_threads
 from .walk_through_time import CHUNK, is_few
 from .weight_storage import Storages, bytes_on, storage_on
 from .workspace import Array, Workspace, each_element, row_stride, rows_in, rows_out, strides_of
