@@ -22,7 +22,7 @@ from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.model import choose_geometry
 from tvm_rnn.cuda.model.choose_geometry import RecurrentUnit
 from tvm_rnn.cuda.model.choose_regime import step_of
-from tvm_rnn.cuda.model.persistent_step_time import predict
+from tvm_rnn.cuda.model.persistent_step_time import StepTime, predict
 from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.exchange import CLUSTER, COUNTER
 from tvm_rnn.cuda.persistent.exchange_by_polling import POLLING
@@ -36,7 +36,7 @@ from tvm_rnn.cuda.persistent.product.wgmma_staged import WgmmaStaged
 from tvm_rnn.errors import BuildError
 from tvm_rnn.passes import pipeline
 from tvm_rnn.schedule.schedule_template import Config, Knobs, templates
-from tvm_rnn.target import resolve
+from tvm_rnn.target import Target, resolve
 
 GPU = resolve("nvidia-h200")
 TEMPLATES = ("persistent_cluster_cuda", "persistent_grid_cuda")
@@ -132,3 +132,10 @@ def compiled_without_spills(
     registers, spilled = registers_and_spills(kernel, folder)
     assert spilled <= most and 0 < registers <= 65536 // geometry.threads
     return kernel, geometry
+
+
+def two_groups(geometry: Geometry, target: Target) -> StepTime:
+    """The time of a geometry on a GPU that has room for two groups of its blocks at once."""
+    time = StepTime(geometry, target)
+    time.resident = 2
+    return time

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from networks import SPIKING, fitting
-from persistent_layers import geometry_of
+from persistent_layers import geometry_of, two_groups
 
 import tvm_rnn as rnn
 from tvm_rnn.cuda.gemm import group_kernels
@@ -75,7 +75,8 @@ def forced(monkeypatch: pytest.MonkeyPatch, exchange: str, **knobs: int) -> None
 
     def choose(layout: Any, target: Any, precision: str, batches: Any, initial: Any, *_: Any) -> list[Any]:
         geometry = geometry_of(choose_regime.step_of(layout), precision, exchange, **knobs)
-        return [choose_regime.Persistent(layout, geometry, "forced", "forced", None, 2, 0.0, initial)]
+        time = two_groups(geometry, target)
+        return [choose_regime.Persistent(layout, geometry, "forced", "forced", None, time, 0.0, initial)]
 
     monkeypatch.setattr(steps, "choose", choose)
 
@@ -170,7 +171,8 @@ def test_what_whole_rounds_leave_of_a_batch_runs_in_a_smaller_kernel(
         def made(name: str, most: int | None, warps: int) -> Any:
             shape = {"ctas": 2, "rows": 8, "warps_u": 2, "warps_n": 1, "warps_k": warps, "register_words": 64}
             geometry = geometry_of(choose_regime.step_of(layout), precision, exchange, **shape)
-            return choose_regime.Persistent(layout, geometry, "forced", name, most, 2, 0.0, initial)
+            time = two_groups(geometry, target)
+            return choose_regime.Persistent(layout, geometry, "forced", name, most, time, 0.0, initial)
 
         return [made("small", 8, 2), made("large", None, 1)]
 

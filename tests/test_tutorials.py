@@ -37,6 +37,7 @@ LONG = (
     "17_flax",
     "18_lightning",
     "19_forecast",
+    "20_read_digits",
 )
 NEEDS = {"16_torchrl": "torchrl", "17_flax": "flax", "18_lightning": "pytorch_lightning"}  # beside what tests have
 TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
@@ -132,6 +133,12 @@ PRINTED = {
     "17_flax": ["step  600   loss 0.", "the file does what the model does: True"],
     "18_lightning": ["step  600   loss 0.0", "found at: ", "the compiled layer is the trained one: True"],
     "19_forecast": ["within the budget: True", "step   90   error 0.", "error an hour ahead: 0."],
+    "20_read_digits": [
+        "step  1200   loss 0.",
+        "the largest difference is below 1e-4: True",
+        "of 500 new pictures are read without a fault",
+        "500 pictures in C, ",
+    ],
     "08_bring_your_model": [
         "<RNN lstm H=16, I=8 layers=2 directions=1 float32> with ['Network', ",
         "classes (4, 3) each row sums to 1: True",

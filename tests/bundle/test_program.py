@@ -120,6 +120,13 @@ def test_an_output_is_an_input_of_the_next_run(two: tuple[Any, Path]) -> None:
 
 
 @pytest.mark.broad
+def test_runs_of_the_same_sizes_take_no_memory(two: tuple[Any, Path], tmp_path: Path) -> None:
+    program = build(Path(__file__).parent / "run_memory.c", tmp_path / "run_memory", two[1], "-rdynamic", "-std=gnu99")
+    first, same, other, again = map(int, run(program, two[1]).split())
+    assert first and other and not same and not again
+
+
+@pytest.mark.broad
 def test_its_networks_can_be_called_alone(two: tuple[Any, Path]) -> None:
     module, bundle = two
     x, h = RNG.normal(size=(4, 1, 3)).astype("f4"), np.empty((1, 1, 4), "f4")

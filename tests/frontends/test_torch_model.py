@@ -77,3 +77,29 @@ def test_names_of_axes_are_for_whole_models() -> None:
         rnn.from_torch(torch.nn.GRU(2, 3), axes={"x": {0: "T"}})
     with pytest.raises(ConfigError, match=r"from_torch\(model, x\)"):
         rnn.from_torch(Reader())
+
+
+class Remembering(Module):
+    """Keeps its state from call to call, as a plain attribute, and counts in place in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = torch.nn.GRU(3, 4, batch_first=True)
+        self.h = torch.full((1, 1, 4), 0.25)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        y, self.h = self.rnn(x, self.h)
+        return y
+
+
+def test_what_a_model_keeps_from_call_to_call_stays_as_it_was() -> None:
+    torch.manual_seed(0)
+    model, x = Remembering(), torch.randn(1, 5, 3)
+    net = rnn.from_torch(model, x)
+    assert model.h.eq(0.25).all() and not model.calls.any()
+    found = rnn.reference(net).run({"x": x.numpy()})["y0"]
+    with torch.no_grad():
+        np.testing.assert_allclose(found, model(x), atol=1e-6)
+    assert model.calls == 1 and not model.h.eq(0.25).any()

@@ -10,10 +10,11 @@ from networks import network
 import tvm_rnn as rnn
 from tvm_rnn import PassError, cell, concat, mean, sin, tanh, target, where
 from tvm_rnn.graph.graph import Graph, Group, depends
+from tvm_rnn.options import Options
 from tvm_rnn.passes import pipeline
 from tvm_rnn.passes.fuse_pointwise import FusePointwise, bases, read_at_last
 
-V4 = target.TABLE["x86-64-v4"]
+V4, H200 = target.TABLE["x86-64-v4"], target.resolve("nvidia-h200")
 
 
 def fused(c: rnn.Cell, without: tuple[str, ...] = ()) -> Graph:
@@ -64,6 +65,37 @@ def test_truth_values_are_never_stored() -> None:
     graph = fused(gate)
     assert not any(n.boolean for g in graph.groups for n in g.stored)
     assert all(not b.boolean for n in graph.nodes() for b in bases(n))
+
+
+def test_what_one_group_reads_is_made_there() -> None:
+    net = rnn.RNN(rnn.cells.mlstm_capped, 5, 8, N=2, K=8, dtype="bfloat16")
+    graph = pipeline.passed(net, Options(H200, precision="bfloat16")).layers.graphs[0]
+    (scan,) = (g for g in graph.groups if g.root is not None and g.root.op == "scan")
+    assert [n.op for n in scan.stored] == ["scan"]  # nothing that does not read it
+    (gate,) = (g for g in graph.groups if any(n.op == "sigmoid" for n in g.nodes))
+    assert {n.op for n in gate.nodes} == {"sigmoid", "div", "mul"} and [n.op for n in gate.stored] == ["mul"]
+
+
+def test_heads_of_a_product_that_nothing_else_reads_are_made_in_its_epilogue() -> None:
+    def products(name: str, **sizes: int) -> list[Group]:
+        net = rnn.RNN(rnn.cells.get(name), 5, 8, **sizes, dtype="bfloat16")
+        graph = pipeline.passed(net, Options(H200, precision="bfloat16")).layers.graphs[0]
+        return [g for g in graph.groups if g.kind == "gemm"]
+
+    (_, own) = products("mlstm", N=2)  # gates of numbers, then q k v o, each with a bias
+    assert own.root not in own.stored and [n.shape for n in own.stored] == [(16,)] * 4
+    (_, own, _) = products("mlstm_capped", N=2, K=6)  # q is read as it is
+    assert own.stored == (own.root,)
+
+
+def test_a_reduction_behind_a_recurrence_reads_one_product() -> None:
+    net = rnn.RNN(rnn.cells.gla, 5, 8, N=2, dtype="bfloat16")
+    own = pipeline.passed(net, Options(H200, precision="bfloat16", training=True))
+    back = own.training("values")[-1][1].graphs[0].backward
+    assert back is not None
+    (last,) = (g for g in back.groups if g.root is not None and g.root.op == "sum" and g.root.attrs["axis"] == -2)
+    (product,) = (n for n in last.root.args if last.root is not None)
+    assert product.op == "mul" and last.nodes == (last.root,) and any(product in g.stored for g in back.groups)
 
 
 def test_a_joined_operand_of_a_reduction_is_read_in_place() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from derivatives import Case, draw, named, oracle
 from networks import flags, network
-from persistent_layers import geometry_of
+from persistent_layers import geometry_of, two_groups
 
 import tvm_rnn as rnn
 from tests.cpu.training.test_add_entry_points import normed
@@ -185,7 +185,8 @@ def forced(monkeypatch: pytest.MonkeyPatch, **knobs: Any) -> None:
     def choose(layout: Any, target: Any, precision: str, batches: Any, initial: Any, *_: Any) -> list[Any]:
         geometry = geometry_of(choose_regime.step_of(layout), precision, **knobs)
         name = f"persistent_{layout.weights.number}"
-        return [choose_regime.Persistent(layout, geometry, "forced", name, None, 2, 0.0, initial)]
+        time = two_groups(geometry, target)
+        return [choose_regime.Persistent(layout, geometry, "forced", name, None, time, 0.0, initial)]
 
     monkeypatch.setattr(steps, "choose", choose)
 

@@ -12,7 +12,7 @@ import pytest
 import tvm
 from onnx_models import model_of, node
 
-from tvm_rnn.compiler.link import generate
+from tvm_rnn.compiler.link import generate, link
 from tvm_rnn.cpu.surroundings.host_function import HostFunction
 from tvm_rnn.errors import InputError
 from tvm_rnn.runtime.runtime_model import call_compiled
@@ -189,9 +189,10 @@ def run(tmp_path_factory: Any) -> Any:
 def compiled(names: tuple[str, ...], folder: Path) -> Any:
     made = {name: HostFunction(f"around_{i}", read_graph(model(name), name), 8) for i, name in enumerate(names)}
     functions = {key: value for own in made.values() for key, value in own.functions.items()}
-    path = str(folder / "around.so")
-    generate(tvm.IRModule(functions), host()).export_library(path)
-    library = tvm.runtime.load_module(path)
+    path = folder / "around.so"
+    path.write_bytes(link(generate(tvm.IRModule(functions), host()), folder, host()))
+    library = tvm.runtime.load_module(str(path))
+    library["pool_install"]()  # libtvm_runtime's loader has put its own pool there
     module = type("Fake", (), {"_library": type("Fake", (), {"get_function": library.get_function})(), "threads": 2})()
 
     def call(name: str, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:

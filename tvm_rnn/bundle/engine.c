@@ -34,11 +34,19 @@ struct loaded {
   } network[];
 };
 
+/* Memory of a handle: what is in front of it. idle: how many runs have had no use for it. */
+struct piece {
+  struct piece* next;
+  int64_t bytes;
+  int idle;
+  enum { PIECE_FREE, PIECE_TAKEN, PIECE_KEPT } state;
+};
+
 struct engine {
   struct engine_direct* direct; /* first: inline functions of the header read it */
   struct loaded* loaded;
-  int32_t threads, kept_count;
-  void** kept;
+  int32_t threads;
+  struct piece* pieces;
   struct room {
     void *work, *states; /* states: where a call's first states are copied, so that results may take their place */
     void* packed;        /* weights that were given to this handle; null where they are the file's */
@@ -247,16 +255,50 @@ void engine_close(struct engine* handle) {
     free(handle->room[i].packed);
     free(handle->room[i].loop);
   }
-  engine_keep(handle, 0, 0);
+  for (struct piece *p = handle->pieces, *next; p; p = next) next = p->next, free(p);
   release(handle->loaded);
   free(handle);
 }
 
-void engine_keep(struct engine* handle, int32_t count, void** pieces) {
-  for (int32_t i = 0; i < handle->kept_count; ++i) free(handle->kept[i]);
-  free(handle->kept);
-  handle->kept = pieces;
-  handle->kept_count = count;
+/* --- memory for runs --- */
+
+/* Runs: which piece serves what differs in the first ones of some sizes. Bytes: a large piece is for large arrays, lest
+   these need another one in the next run. */
+enum { MOST_IDLE = 4, PIECE_SMALL = 1024 };
+
+void* engine_take(struct engine* handle, int64_t bytes) {
+  struct piece* best = 0;
+  for (struct piece* p = handle->pieces; p; p = p->next)
+    if (p->state == PIECE_FREE && p->bytes >= bytes && p->bytes / 4 <= bytes + PIECE_SMALL && (!best || p->bytes < best->bytes))
+      best = p;
+  if (!best) {
+    best = bytes < 0 || bytes > INT64_MAX - ALIGNMENT ? 0 : aligned(ALIGNMENT + bytes, 1);
+    if (!best) return 0;
+    *best = (struct piece){handle->pieces, bytes, 0, PIECE_FREE};
+    handle->pieces = best;
+  }
+  best->idle = 0;
+  best->state = PIECE_TAKEN;
+  return (char*)best + ALIGNMENT;
+}
+
+static struct piece* piece_of(void* memory) { return (struct piece*)((char*)memory - ALIGNMENT); }
+
+void engine_put(void* memory) {
+  if (memory) piece_of(memory)->state = PIECE_FREE;
+}
+
+void engine_settle(struct engine* handle, int32_t count, void* const* kept) {
+  for (struct piece **at = &handle->pieces, *p; (p = *at);) {
+    if (p->state == PIECE_FREE && ++p->idle > MOST_IDLE) {
+      *at = p->next;
+      free(p);
+      continue;
+    }
+    if (p->state == PIECE_TAKEN || kept) p->state = PIECE_FREE;
+    at = &p->next;
+  }
+  for (int32_t i = 0; kept && i < count; ++i) piece_of(kept[i])->state = PIECE_KEPT;
 }
 
 /* Arrays as TVM takes them. */
@@ -284,16 +326,16 @@ int32_t engine_call(struct engine* handle, const char* name, const char* suffix,
   Function function = length < 0 || length >= (int)sizeof whole ? 0 : (Function)engine_symbol(&handle->loaded->code, "__tvm_ffi_", whole);
   if (!function) FAIL(BAD_FILE, "the module has no function %s", name);
   if (count > ENGINE_MOST_TENSORS) FAIL(BAD_ARGUMENT, "%d arrays", (int)count);
-  struct shaped* own = calloc((size_t)count + 1, sizeof *own);
-  TVMFFIAny *arguments = calloc((size_t)count + 1, sizeof *arguments), result = {0};
+  struct shaped* own = engine_take(handle, (count + 1) * (int64_t)sizeof *own);
+  TVMFFIAny *arguments = engine_take(handle, (count + 1) * (int64_t)sizeof *arguments), result = {0};
   int32_t status = own && arguments ? ENGINE_OK : engine_fail(ENGINE_NO_MEMORY, "no memory for a call");
   if (!status) {
     if (with_threads) integer(arguments, handle->threads < 1 ? 1 : handle->threads);
     for (int32_t i = 0; i < count; ++i) shape_argument(&tensors[i], &own[i], &arguments[i + !!with_threads]);
     status = called(handle->loaded, function(0, arguments, count + !!with_threads, &result));
   }
-  free(own);
-  free(arguments);
+  engine_put(own);
+  engine_put(arguments);
   return status;
 }
 

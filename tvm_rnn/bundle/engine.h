@@ -170,9 +170,16 @@ int32_t engine_call(struct engine* handle, const char* name, const char* suffix,
    in the order of their numbers. */
 int32_t engine_weights(struct engine* handle, int32_t network, const void* const* given);
 
-/* For program.c: pieces of memory, and their list, that the handle frees with its next ones; the bytes of an array of the
-   file; a message for engine_error, whose code is given back; one size times another, or -1 where that is no size. */
-void engine_keep(struct engine* handle, int32_t count, void** pieces);
+/* For program.c: memory of the handle: a piece of it, or 0 where there is none, for the time of a run; a piece that has
+   served; the end of a run, from which on `kept` are its outputs and those of the run before are no more (null: it
+   failed, and those stay). What some runs had no use for is freed: where sizes stay, all runs but the first ones take
+   nothing from the system. */
+void* engine_take(struct engine* handle, int64_t bytes);
+void engine_put(void* memory);
+void engine_settle(struct engine* handle, int32_t count, void* const* kept);
+
+/* For program.c: the bytes of an array of the file; a message for engine_error, whose code is given back; one size times
+   another, or -1 where that is no size. */
 const void* engine_array_data(const struct engine* handle, int32_t number);
 int32_t engine_fail(int32_t code, const char* format, ...) __attribute__((format(printf, 2, 3)));
 int64_t engine_times(int64_t a, int64_t b);

@@ -15,14 +15,14 @@ static int64_t value_size(int dtype) {
   return sizes[dtype];
 }
 
-static int32_t value_make(struct value* v, int dtype, int rank, const int64_t* shape) {
+static int32_t value_make(struct engine* handle, struct value* v, int dtype, int rank, const int64_t* shape) {
   int64_t count = 1;
   memset(v, 0, sizeof *v);
   if (rank > MOST_AXES) FAIL(BAD_ARGUMENT, "an array of %d axes, at most %d are supported", rank, MOST_AXES);
   for (int i = 0; i < rank; ++i) count = engine_times(count, v->shape[i] = shape[i]);
   int64_t bytes = engine_times(count, value_size(dtype));
   if (count < 0 || bytes < 0) FAIL(BAD_ARGUMENT, "a size that is negative or too large");
-  v->data = malloc(bytes ? (size_t)bytes : 1);
+  v->data = engine_take(handle, bytes);
   if (!v->data) FAIL(NO_MEMORY, "no memory for %lld bytes", (long long)bytes);
   v->count = count;
   v->rank = rank;
@@ -32,7 +32,7 @@ static int32_t value_make(struct value* v, int dtype, int rank, const int64_t* s
 }
 
 static void value_free(struct value* v) {
-  if (v->owned) free(v->data);
+  if (v->owned) engine_put(v->data);
   memset(v, 0, sizeof *v);
 }
 
@@ -97,7 +97,7 @@ static int32_t join_states(struct engine* handle, int32_t number, const struct e
   int dtype = n->bits == 32 ? IS_FLOAT32 : IS_FLOAT64;
   for (int32_t s = 0; s < n->states; ++s) {
     int64_t shape[1] = {engine_times(batch, n->state_per_row[s])};
-    TRY(value_make(&states[s], dtype, 1, shape));
+    TRY(value_make(handle, &states[s], dtype, 1, shape));
     pointers[s] = states[s].data;
   }
   int32_t status = engine_init_state(handle, number, batch, pointers);
@@ -118,7 +118,7 @@ static int32_t join_states(struct engine* handle, int32_t number, const struct e
 }
 
 /* y and each layer's part of each state. shapes: rank and sizes of y's and of each part's axes; in parts -1 is the batch. */
-static int32_t give_outputs(const struct work* w, const struct engine_network* n, const struct value* states,
+static int32_t give_outputs(struct engine* handle, const struct work* w, const struct engine_network* n, const struct value* states,
                             const int64_t* parts, int32_t layers, int64_t batch, const int64_t* shapes) {
   int dtype = n->bits == 32 ? IS_FLOAT32 : IS_FLOAT64;
   for (int32_t s = 0, out = 1; s < n->states; ++s) {
@@ -128,7 +128,7 @@ static int32_t give_outputs(const struct work* w, const struct engine_network* n
       int rank = (int)*shapes++;
       for (int i = 0; i < rank; ++i, ++shapes) sizes[i] = *shapes < 0 ? batch : *shapes;
       if (out < w->outs && w->out[out]) {
-        TRY(value_make(w->out[out], dtype, rank, sizes));
+        TRY(value_make(handle, w->out[out], dtype, rank, sizes));
         memcpy(w->out[out]->data, (char*)states[s].data + at * value_size(dtype), (size_t)(own * value_size(dtype)));
       }
       at += own;
@@ -177,9 +177,9 @@ static int32_t run_network(struct engine* handle, const struct engine_module* mo
   memset(states, 0, sizeof states);
   int32_t ins = w->ins - (n->given ? (int32_t)*weights : 0);
   int32_t status = join_states(handle, number, n, w, ins, parts, layers, B, states, pointers);
-  if (!status) status = value_make(&y, dtype, rank, sizes);
+  if (!status) status = value_make(handle, &y, dtype, rank, sizes);
   if (!status && lengths) {
-    counts = malloc(sizeof *counts * (size_t)(B + 1));
+    counts = engine_take(handle, engine_times(B, (int64_t)sizeof *counts));
     if (!counts) status = engine_fail(ENGINE_NO_MEMORY, "no memory for lengths");
     else if (lengths->count != B) status = engine_fail(ENGINE_BAD_ARGUMENT, "lengths: %lld for %lld rows", (long long)lengths->count, (long long)B);
     for (int64_t b = 0; !status && b < B; ++b) counts[b] = value_int(lengths, b);
@@ -189,8 +189,8 @@ static int32_t run_network(struct engine* handle, const struct engine_module* mo
     const struct engine_call call = {T, B, inputs, pointers, y.data, counts, 0, 0};
     status = engine_sequence(handle, number, &call);
   }
-  if (!status) status = give_outputs(w, n, states, parts, layers, B, shapes);
-  free(counts);
+  if (!status) status = give_outputs(handle, w, n, states, parts, layers, B, shapes);
+  engine_put(counts);
   for (int32_t s = 0; s < n->states; ++s) value_free(&states[s]);
   if (status || !w->out[0]) value_free(&y);
   else *w->out[0] = y;
@@ -250,11 +250,11 @@ static int32_t run_compiled(struct engine* handle, const char* name, const struc
   *last = kept;
   for (int32_t i = 0; !status && i < w->outs; size += ranks[i++]) {
     struct value* out = w->out[i];
-    status = value_make(out, (int)kinds[i], (int)ranks[i], size);
+    status = value_make(handle, out, (int)kinds[i], (int)ranks[i], size);
     if (!status) tensors[count++] = tensor_of(out);
   }
   for (int32_t i = 0; !status && i < pieces; ++i) {
-    status = value_make(&rooms[i], (int)memory[i], 1, size + i);
+    status = value_make(handle, &rooms[i], (int)memory[i], 1, size + i);
     if (!status) tensors[count++] = tensor_of(&rooms[i]);
   }
   if (!status && (status = engine_call(handle, name, "", 1, count, tensors))) status = with_shapes(status, w, inputs);
@@ -282,13 +282,14 @@ static int32_t run_step(struct engine* handle, const struct engine_module* modul
   return engine_fail(status, "%s: %s", step->node, said);
 }
 
-static int32_t give(const struct program* p, const struct value* values, struct program_array* outputs, void** kept) {
+static int32_t give(struct engine* handle, const struct program* p, const struct value* values,
+                    struct program_array* outputs, void** kept) {
   for (int32_t i = 0; i < p->outputs; ++i) {
     const struct program_declared* d = &p->output[i];
     const struct value* found = &values[d->value];
     struct value copy = {0};
     if (!found->there) FAIL(FAILED, "output %s was not made", d->name);
-    TRY(value_make(&copy, found->dtype, found->rank, found->shape)); /* an output may be an input, or twice */
+    TRY(value_make(handle, &copy, found->dtype, found->rank, found->shape)); /* an output may be an input, or twice */
     kept[i] = copy.data;
     if (copy.count) memcpy(copy.data, found->data, (size_t)(copy.count * value_size(copy.dtype)));
     outputs[i].data = copy.data;
@@ -303,13 +304,15 @@ int32_t program_run(struct engine* handle, const struct engine_module* module, c
                     const struct program_array* inputs, struct program_array* outputs) {
   if (!handle) FAIL(BAD_ARGUMENT, "run: no handle");
   if ((!inputs && p->inputs) || !outputs) FAIL(BAD_ARGUMENT, "run: no arrays");
-  struct value* values = calloc((size_t)p->values + 1, sizeof *values);
-  if (!values) FAIL(NO_MEMORY, "no memory for values");
+  int64_t bytes = (p->values + 1) * (int64_t)sizeof(struct value);
+  struct value* values = engine_take(handle, bytes);
+  void** kept = engine_take(handle, (p->outputs + 1) * (int64_t)sizeof *kept);
+  int32_t status = values && kept ? ENGINE_OK : engine_fail(ENGINE_NO_MEMORY, "no memory for values");
+  if (values) memset(values, 0, (size_t)bytes);
   struct sizes sizes;
   memset(&sizes, 0, sizeof sizes);
   for (int i = 0; i < MOST_VALUES; ++i) sizes.size[i] = -1;
-  int32_t status = ENGINE_OK;
-  for (int32_t i = 0; i < p->constants; ++i) {
+  for (int32_t i = 0; !status && i < p->constants; ++i) {
     const struct program_constant* c = &p->constant[i];
     struct value* v = &values[c->value];
     *v = (struct value){(void*)engine_array_data(handle, c->array), {0}, module->array[c->array].elements, c->rank,
@@ -319,12 +322,7 @@ int32_t program_run(struct engine* handle, const struct engine_module* module, c
   for (int32_t i = 0; !status && i < p->inputs; ++i)
     status = take_input(&p->input[i], &inputs[i], &sizes, &values[p->input[i].value]);
   for (int32_t i = 0; !status && i < p->steps; ++i) status = run_step(handle, module, &p->step[i], values);
-  if (!status) {
-    void** kept = calloc((size_t)p->outputs + 1, sizeof *kept);
-    status = kept ? give(p, values, outputs, kept) : engine_fail(ENGINE_NO_MEMORY, "no memory for outputs");
-    engine_keep(handle, kept ? p->outputs : 0, kept); /* not sooner: inputs may be outputs of the run before */
-  }
-  for (int32_t i = 0; i < p->values; ++i) value_free(&values[i]);
-  free(values);
+  if (!status) status = give(handle, p, values, outputs, kept);
+  engine_settle(handle, p->outputs, status ? 0 : kept); /* not sooner: inputs may be outputs of the run before */
   return status;
 }

@@ -32,7 +32,7 @@ enum {{
 {inputs}
    outputs: {count} arrays that are filled in; what they point to is the handle's, until its next run:
 {outputs}
-   Takes memory. {macro}_BAD_ARGUMENT names the input, or the step, that does not fit. */
+   Takes memory where sizes are new. {macro}_BAD_ARGUMENT names the input, or the step, that does not fit. */
 enum {{ {macro}_INPUTS = {input_count}, {macro}_OUTPUTS = {count} }};
 {macro}_API int32_t {name}_run({name} *handle, const {name}_array *inputs, {name}_array *outputs);
 """

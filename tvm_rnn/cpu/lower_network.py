@@ -30,12 +30,24 @@ from tvm_rnn.network.rnn import RNN, named_constants
 from tvm_rnn.options import Options
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
 from tvm_rnn.tir.index import int64
-from tvm_rnn.tir.statements import Block, Named, bind, buffer, function, load, loop, sequence, store, variable, when
+from tvm_rnn.tir.statements import (
+    Block,
+    Named,
+    bind,
+    buffer,
+    function,
+    load,
+    loop,
+    sequence,
+    store,
+    use_threads,
+    variable,
+    when,
+)
 
 from .lower_group import Emitter, Used
 from .lower_layer import Context, Layer, Visit
 from .matrix_part import held
-from .recurrence import use_threads
 from .walk_through_time import CHUNK, is_few
 from .weight_storage import Storages, bytes_on, storage_on
 from .workspace import Array, Workspace, each_element, row_stride, rows_in, rows_out, strides_of
@@ -384,7 +396,8 @@ class Lowering:
         units (LSTM, I = 1400, H = 16, B = 16: a quarter of the time). Layers that share code read the workspace."""
         graph = self.layers.of_layer[0]
         alone = self.layers.of_layer.count(graph) == 1 and (number == 0 or self.net.num_layers == 1)
-        return self.in_place and alone and self.code[graph].is_only_multiplied(number)
+        flat = len(self.layers.graphs[graph].inputs[number].shape) == 1
+        return self.in_place and alone and flat and self.code[graph].is_read_within(number)
 
     def _inputs_at(self, start: Expr) -> list[tuple[Expr, int]]:
         """Where the first layer reads each input, and its row stride."""

@@ -19,7 +19,19 @@ from tvm_rnn.graph.graph import Group, Node, is_scan, make, topological, with_ar
 from tvm_rnn.schedule.schedule_template import Config, Template, Unit
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt
 from tvm_rnn.tir.index import int64
-from tvm_rnn.tir.statements import Block, Named, bind, floordiv, floormod, load, loop, sequence, store, vector
+from tvm_rnn.tir.statements import (
+    Block,
+    Named,
+    bind,
+    floordiv,
+    floormod,
+    load,
+    loop,
+    sequence,
+    store,
+    use_threads,
+    vector,
+)
 
 from . import register_tile
 from .register_tile import Places, Tile
@@ -29,11 +41,6 @@ from .workspace import Array
 # Below so many elements of work one thread does it all: a launch costs about 1 us.
 SHARED_ELEMENTS = 16384
 ROWS = ("scan", "scan_max", "delay")  # what makes a state anew
-
-
-def use_threads(number: Expr) -> Stmt:
-    """So many threads at most share what follows."""
-    return tirx.Evaluate(tirx.call_extern("int32", "tvm_rnn_pool_use", tirx.Cast("int32", number)))
 
 
 def shared(tasks: Expr, work: Expr, places: Places, body: Callable[[Expr], Block]) -> Stmt:

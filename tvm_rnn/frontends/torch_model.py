@@ -37,12 +37,13 @@ def from_model(model: object, example: object, axes: Mapping[str, Mapping[int, s
     names = _names(model, len(given))
     if strange := {*axes} - {*names}:
         raise ConfigError(message("from_torch: no such input", got=", ".join(sorted(strange)), expected=names))
-    before, text = model.training, io.BytesIO()
+    before, states, text = model.training, _States(model), io.BytesIO()
     try:
         model.eval()
         with torch.no_grad(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             outputs = _outputs(model(*given))
+            states.put_back()
             dynamic = {name: dict(own) for name, own in axes.items()}
             torch.onnx.export(
                 model,
@@ -59,8 +60,28 @@ def from_model(model: object, example: object, axes: Mapping[str, Mapping[int, s
         do = "export it yourself with torch.onnx.export, and read the file with from_onnx"
         raise ConfigError(message("from_torch: torch cannot export this model", got=f"{got:.300}", do=do)) from None
     finally:
+        states.put_back()
         model.train(before)
     return from_onnx(text.getvalue())
+
+
+class _States:
+    """What a model's modules keep from call to call: tensors among their attributes and buffers."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        import torch
+
+        places = [own for module in model.modules() for own in (vars(module), module._buffers)]
+        found = [(own, name, value) for own in places for name, value in own.items() if isinstance(value, torch.Tensor)]
+        self.kept = [(own, name, value, value.detach().clone()) for own, name, value in found]
+
+    def put_back(self) -> None:
+        """As they were, also where they were written in place."""
+        import torch
+
+        with torch.no_grad():
+            for own, name, value, copy in self.kept:
+                own[name] = value.copy_(copy)
 
 
 def _names(model: torch.nn.Module, count: int) -> list[str]:

@@ -20,10 +20,13 @@ from tvm_rnn.graph.graph import (
     Graph,
     Group,
     Node,
+    constant,
     depends,
+    downstream,
     has_steps,
     is_move,
     is_scan,
+    make,
     recurrence_states,
     rewrite,
     sums_rows,
@@ -66,7 +69,7 @@ class FusePointwise(Pass):
             for node in group.nodes:
                 if node.leaf or node in ready:  # copied from where it is
                     continue
-                for base in (b for a in node.args for b in bases(a)):
+                for base in (b for a in node.args for b in bases(a, ready)):
                     ok = base.leaf or base in members or base in ready or not leaves[base]
                     self.check(ok, f"{node.op} reads a {base.op} that no earlier group stores", graph)
             ready.update(group.stored)
@@ -81,7 +84,7 @@ class FusePointwise(Pass):
 
 def grouped(graph: Graph, enabled: bool = True, scans: bool = False) -> Graph:
     """The graph with groups. enabled=False: one per node. scans: those of recurrences take what they read first."""
-    graph = _own_windows(_own_results(graph))
+    graph = _own_windows(_own_results(_on_units(graph) if scans else graph, scans))
     nodes = graph.nodes()
     leaves = depends(nodes)
     groups: list[Group] = []
@@ -128,13 +131,15 @@ def quotients(groups: Sequence[Group]) -> list[Node]:
     return [node for group in groups for node in group.stored] if divides else []
 
 
-def _own_results(graph: Graph) -> Graph:
+def _own_results(graph: Graph, scans: bool) -> Graph:
     """A result that is a view and is also read becomes a node of its own: its array is filled at the end of the step,
-    and what reads the view must not read that array before. A join that products read is filled at its place."""
+    and what reads the view must not read that array before. A join that products read is filled at its place, and so is
+    a gate of a hoisted product. scans: as of `grouped`."""
     nodes, users = graph.nodes(), graph.users()
     leaves = depends(nodes)
     finals = (*_finals(graph, "before"), *_finals(graph, "step"))
-    own = {n: replace(n) for n in finals if is_move(n) and leaves[n] and users[n] and not _is_kept(n, users)}
+    filled = {n for n in finals if _is_kept(n, users) or (scans and _is_gate(n, graph))}
+    own = {n: replace(n) for n in finals if is_move(n) and leaves[n] and users[n] and n not in filled}
     return rewrite(graph, own, region={**graph.region, **{new: graph.region_of(n) for n, new in own.items()}})
 
 
@@ -162,6 +167,77 @@ def _own_windows(graph: Graph) -> Graph:
     return rewrite(graph, new, region={**graph.region, **region, **dict.fromkeys(copies.values(), "after")})
 
 
+def _on_units(graph: Graph) -> Graph:
+    """Pointwise work on hoisted products that are seen as heads is done on their units, as epilogues can: what is known
+    of each unit, and the products, come in their shape, and results are seen as heads. It is, where nothing else reads
+    the products: they are not stored then."""
+    leaves = depends(nodes := graph.nodes())
+    products = {n: found for n in nodes if (found := _seen_as_heads(n, graph)) is not None}
+    moved = _moved(graph, products, leaves)
+    new, flat = dict[Node, Node](), dict[Node, Node]()
+
+    def units(node: Node) -> Node:
+        """An operand in the shape of units."""
+        if node in flat or node in products:
+            return flat[node] if node in flat else new[node.args[0]]
+        if node.scalar is not None:
+            return constant(node.scalar, 1)
+        return make("reshape", new[node], rank=len(node.shape), to=(prod(node.shape),))
+
+    for node in nodes:
+        new[node] = with_args(node, new)
+        if node in moved:
+            flat[node] = make(node.op, *map(units, node.args), source=node.source, **node.attrs)
+            new[node] = make("reshape", flat[node], rank=1, to=node.shape)
+    if not flat:
+        return graph
+    region = {new[n]: where for n, where in graph.region.items() if n in new}
+    return rewrite(graph, {**new, **flat}, region={**graph.region, **region, **dict.fromkeys(flat.values(), "before")})
+
+
+def _seen_as_heads(node: Node, graph: Graph) -> Node | None:
+    """The hoisted product of which a node is a gate, or all, in another shape."""
+    if node.op != "reshape" or len(node.args[0].shape) != 1 or len(node.shape) == 1:
+        return None
+    (own,) = node.args
+    base = own.args[0] if own.op == "index" and own.attrs["axis"] == -2 else own
+    hoisted = base.op == "gemm" and len(base.shape) <= 2 and graph.region_of(base) == "before"
+    return base if hoisted else None
+
+
+def _is_gate(node: Node, graph: Graph) -> bool:
+    """Whether a node is what a hoisted product makes of one of its gates."""
+    gate = node.op == "index" and node.attrs["axis"] == -2 and node.args[0].op == "gemm" and len(node.shape) == 1
+    return gate and graph.region_of(node.args[0]) == "before"
+
+
+def _moved(graph: Graph, products: Mapping[Node, Node], leaves: Mapping[Node, frozenset[str]]) -> set[Node]:
+    """The pointwise nodes that are made of products' views, and of what is known, by products that nothing else
+    reads."""
+    users, ends, stored = graph.users(), {*graph.results, graph.output}, set[Node]()
+    arrays = {n for n in graph.emitted if _is_gate(n, graph)}  # which others read
+
+    def read_elsewhere(node: Node) -> bool:
+        moves = [u for u in users[node] if u not in found and u not in arrays]
+        return node in ends or any(not is_move(u) or read_elsewhere(u) for u in moves)
+
+    def moves(node: Node) -> bool:
+        late = [a for a in node.args if leaves[a]]
+        alike = all(a.shape == node.shape or (prod(a.shape) == 1 and not leaves[a]) for a in node.args)
+        if not late or not alike or not node.pointwise or node.boolean or node in ends:
+            return False
+        return all(a in found or (a in products and products[a] not in stored) for a in late)
+
+    while True:
+        found: set[Node] = set()
+        for node in (n for n in graph.nodes() if graph.region_of(n) == "before"):
+            found |= {node} if moves(node) else set()
+        more = {base for base in products.values() if read_elsewhere(base)} - stored
+        if not more:
+            return found
+        stored |= more
+
+
 def _is_kept(node: Node, users: Mapping[Node, list[Node]]) -> bool:
     """A join that a product reads must become an array, and what a convolution in the step does."""
     read = [u for u in users[node] if u.op == "windows" and not all(map(sums_rows, users[u]))]
@@ -178,9 +254,12 @@ def is_truth(node: Node) -> bool:
     return node.pointwise and node.boolean
 
 
-def bases(node: Node) -> list[Node]:
-    """The values that must be stored for `node` to be read: below views (index, reshape, ...) and truth values."""
-    return [b for a in node.args for b in bases(a)] if is_move(node) or is_truth(node) else [node]
+def bases(node: Node, arrays: Collection[Node] = ()) -> list[Node]:
+    """The values that must be stored for `node` to be read: below views (index, reshape, ...) and truth values. arrays:
+    views that are stored."""
+    if node in arrays or not (is_move(node) or is_truth(node)):
+        return [node]
+    return [b for a in node.args for b in bases(a, arrays)]
 
 
 def recurrences(nodes: Sequence[Node]) -> dict[Node, tuple[Node, ...]]:
@@ -243,6 +322,10 @@ class _Grouping:
                 if node.op not in GEMMS:
                     self._need_inlined(node)
                 index = self._open("gemm" if node.op in GEMMS else "reduce", _space(node), node)
+                for gate in self.users[node] if self.scans else ():
+                    if gate in self.graph.emitted and _is_gate(gate, self.graph):  # an array of its own from here on
+                        self.home[gate] = index
+                        self.drafts[index].nodes.append(gate)
                 self.drafts[index].nodes[:0] = self._inlined_below(node)
             elif node.pointwise and not is_truth(node) and node not in self.inlined and not self._free(node):
                 self._place(node)
@@ -254,7 +337,62 @@ class _Grouping:
             self._need(root, final=True)
         if self.scans:
             self._into_recurrences()
+        if self.scans and self.region == "before":
+            self._to_readers()
+            self._to_makers()
         return self._finish()
+
+    def _to_readers(self) -> None:
+        """What one later group alone reads, element by element, is made there and never stored: out of a recurrence's
+        loop all that does not read it; of pointwise work what is made of one value, of which no more is read then."""
+        read = {b for n in self._read_elsewhere() for b in self._through(n)}
+        for index in reversed(range(len(self.drafts))):
+            draft = self.drafts[index]
+            loop = draft.kind == "scan" and draft.root is not None and draft.root.op not in MATRICES
+            if not loop and draft.kind != "pointwise":
+                continue
+            rows = {n for n in draft.nodes if is_scan(n)}
+            late = downstream(draft.nodes, rows.__contains__)
+            for node in [n for n in reversed(draft.nodes) if n.pointwise and n not in late and n not in read]:
+                target = self._only_reader(node, index)
+                if target is not None and (loop or len(self._read_whole(node)) <= 1):
+                    draft.nodes.remove(node)
+                    self.drafts[target].nodes.insert(0, node)
+                    self.home[node] = target
+        for index in reversed([i for i, d in enumerate(self.drafts) if not d.nodes]):
+            del self.drafts[index]
+            self.home = {n: h - (h > index) for n, h in self.home.items()}
+
+    def _to_makers(self) -> None:
+        """What a reduction makes in its loop of several values, for which alone these would be stored, is made where
+        they are. What groups next to each other read of one another, pointwise work and reductions, is not stored."""
+        outside = {b for n in self._read_elsewhere() for b in self._through(n)}
+        for draft in self.drafts:
+            for node in [n for n in draft.nodes if draft.kind == "reduce" and n is not draft.root and n.pointwise]:
+                args = {a for a in node.args if self.leaves[a]}
+                homes = {self.home.get(a, -1) if a.shape == node.shape else -1 for a in args}
+                home = homes.pop() if len(homes) == 1 else -1
+                if len(args) < 2 or home < 0 or self.drafts[home].kind != "pointwise" or is_truth(node):
+                    continue
+                apart = [i for i in range(home, len(self.drafts)) if self.drafts[i].kind not in ("pointwise", "reduce")]
+                late = {n for d in self.drafts[apart[0] :] for n in d.nodes} if apart else set()
+                if node in late and {u for a in args for u in self.users[a]} & late == {node} and not args & outside:
+                    draft.nodes.remove(node)
+                    self.drafts[home].nodes.append(node)
+                    self.home[node] = home
+
+    def _only_reader(self, node: Node, index: int) -> int | None:
+        """The one pointwise group behind group `index` that reads a node of it, and does so element by element."""
+        users = self.users[node]
+        homes = {self.home.get(u, -1) if u.shape == node.shape and u.pointwise else -1 for u in users}
+        home = homes.pop() if len(homes) == 1 else -1
+        alike = home > index and self.drafts[home].kind == "pointwise" and self.drafts[home].space == node.shape
+        return home if alike and not any(is_truth(u) for u in users) else None
+
+    def _read_whole(self, node: Node) -> set[Node]:
+        """The stored values that a node is made of, but for parameters and what has fewer elements."""
+        found = {b for a in node.args for b in bases(a) if self.leaves[b]}
+        return {b for b in found if prod(b.shape) >= prod(node.shape)}
 
     def _into_recurrences(self) -> None:
         """Pointwise work that a recurrence reads element by element, and nobody before it, joins its loop: what is read

@@ -53,6 +53,11 @@ def loop(name: str, extent: Expr, body: Callable[[tirx.Var], Block], parallel: b
     return tirx.For(var, int64(0), extent, kind, sequence(body(var)))
 
 
+def use_threads(number: Expr) -> Stmt:
+    """So many threads at most share what follows."""
+    return tirx.Evaluate(tirx.call_extern("int32", "tvm_rnn_pool_use", tirx.Cast("int32", number)))
+
+
 def vector(name: str, extent: int, body: Callable[[tirx.Var], Block]) -> Stmt:
     """for name in range(extent): body(name), as one operation on vectors. extent: of one register at most."""
     var = variable(name)

@@ -9,7 +9,7 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from tvm_rnn.compiler.link import generate
+from tvm_rnn.compiler.link import generate, link
 from tvm_rnn.cpu.surroundings.host_function import HostFunction
 from tvm_rnn.runtime.runtime_model import call_compiled
 from tvm_rnn.surroundings.calls import Graph, calls_of
@@ -31,9 +31,10 @@ def graph_of(shape: list[str | int], make: Callable[[Any], Any]) -> Graph:
 def compiled(graph: Graph, folder: Any, lanes: int = 8) -> Callable[..., list[np.ndarray]]:
     """A function of x."""
     made = HostFunction("around", graph, lanes)
-    path = str(folder / "around.so")
-    generate(tvm.IRModule(made.functions), host()).export_library(path)
-    library = tvm.runtime.load_module(path)
+    path = folder / "around.so"
+    path.write_bytes(link(generate(tvm.IRModule(made.functions), host()), folder, host()))
+    library = tvm.runtime.load_module(str(path))
+    library["pool_install"]()  # libtvm_runtime's loader has put its own pool there
     attributes = {
         "function": "around",
         "constants": len(made.constants.buffers),

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pytest
-from graphs import compiled, graph_of
+from graphs import graph_of
 from tvm import relax, tirx
 
 from tvm_rnn.cpu.surroundings.schedule import Tiles, loops_of, nest_of
@@ -54,29 +51,3 @@ def test_a_number_may_stand_between_a_sum_and_what_stores_it() -> None:
     own = tirx.decl_buffer((), "float32")
     number = tirx.BufferStore(own, tirx.const(2.0, "float32"), [])
     assert len(Tiles(8, int64(1)).scheduled([parts[0], number, parts[1]], lambda buffer: True)) == 2
-
-
-def test_vectors_of_what_is_rounded() -> None:
-    (one,) = loops(relax.op.round)
-    (done,) = Tiles(4, int64(1)).scheduled([one], lambda buffer: True)
-    assert "T.vectorized(T.int64(4))" in str(done)
-
-
-def test_other_orders_of_axes_go_in_squares() -> None:
-    def turned(shape: Any) -> Any:
-        (one,) = loops(relax.op.permute_dims, shape)
-        (done,) = Tiles(8, int64(1)).scheduled([one], lambda buffer: True)
-        return done
-
-    def depth(statement: Any) -> int:
-        return 1 + depth(statement.body) if isinstance(statement, tirx.For) else 0
-
-    assert depth(turned((32, 48))) == depth(turned(("n", 5))) == 4
-
-
-@pytest.mark.broad
-@pytest.mark.parametrize("shape", [(32, 48), (37, 5), (1, 19)])
-def test_other_orders_of_axes(shape: tuple[int, int], tmp_path: Path) -> None:
-    x = np.random.default_rng(0).uniform(-1, 1, shape).astype("f4")
-    run = compiled(graph_of(["n", shape[1]], lambda x: relax.op.negative(relax.op.permute_dims(x))), tmp_path)
-    np.testing.assert_array_equal(run(x)[0], -x.T)

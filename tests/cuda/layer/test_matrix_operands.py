@@ -47,6 +47,25 @@ def test_what_is_no_part_of_a_stored_value_is_copied() -> None:
     assert graph.groups.index(group) < next(i for i, g in enumerate(graph.groups) if is_matrix(g))
 
 
+def test_what_is_written_is_taken_apart_where_nothing_else_reads_it() -> None:
+    graph = graph_of("mamba2", 2, M=3)
+    (scan,) = (g for g in graph.groups if is_matrix(g))
+    assert scan.root is not None
+    product = scan.root.args[3].args[0]
+    new, (own,) = prepared(graph, lambda node: node.leaf)
+    assert isinstance(own, MatrixOperands) and product.op == "mul"
+    assert own.located((own.value, -2))[0].op == "gemm" and own.value_scale in own.numbers
+    assert own.value_scale is not None and own.value_scale.shape == (2, 3, 1, 1)
+    assert any(product in g.nodes for g in graph.groups) and not any(product in g.nodes for g in new.groups)
+    trained = passed(
+        rnn.RNN(rnn.cells.mlstm, 5, 8, N=2, dtype="bfloat16"), Options(GPU, precision="bfloat16", training=True)
+    )
+    back = trained.training("values")[-1][1].graphs[0].backward
+    assert back is not None
+    _, (own, _) = prepared(back, lambda node: node.leaf)  # of both the product is read, which is stored then
+    assert isinstance(own, MatrixOperands) and own.value_scale is None
+
+
 @pytest.mark.parametrize("name", ["gated_delta_net", "delta_net"])
 def test_what_is_erased_is_read_by_the_key_and_scaled(name: str) -> None:
     own = operands_of(name)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn.cuda.linear.matrix_scan import FEW
+from tvm_rnn.bench.suites.recurrences import CELLS
+from tvm_rnn.cuda.linear.matrix_scan import ALONE, FEW
 from tvm_rnn.cuda.plan.network import plan
 from tvm_rnn.options import Options
 from tvm_rnn.passes.pipeline import passed
@@ -27,6 +28,20 @@ def test_few_steps_go_one_after_the_other() -> None:
     assert lines[steps[0] - 2] == "if (in_place_1) {"
     (row,) = [row for row in program.facts["templates"] if row["template"] == "chunk_scan_cuda"]
     assert row["unit"] == "before scan_matrix 1x16x16, all of T in chunks of 64 steps, any B"
+
+
+def test_few_blocks_make_what_they_read() -> None:
+    net = rnn.RNN(CELLS["gated_delta"], 2 * (3 * 16 + 2), 16, N=2, M=1, dtype="bfloat16")
+    program = plan(passed(net, Options(GPU, precision="bfloat16")), GPU)
+    lines = [line.strip() for line in program.sequence.lines]
+    alone = [i for i, line in enumerate(lines) if "_scan_alone" in line]
+    (rows,) = [i for i, line in enumerate(lines) if "g0_before0_rows" in line]
+    few = f"B * 2 <= sms * {ALONE}"  # a block for each head
+    assert len(alone) == 2 and all(few in lines[i - 1] and "hoisted" not in lines[i] for i in alone)
+    assert lines[rows - 1] == f"if (!(in_place_1 && {few})) {{"
+    normed = rnn.RNN(rnn.cells.gated_delta_net, 5, 16, dtype="bfloat16")  # keys are divided by their lengths
+    program = plan(passed(normed, Options(GPU, precision="bfloat16")), GPU)
+    assert not any("_scan_alone" in line for line in program.sequence.lines)
 
 
 @pytest.mark.broad

@@ -9,9 +9,11 @@ import pytest
 from emulated import decoded, encoded, rounded, run
 from linear_steps import Steps, recurrence
 
+from tvm_rnn.cuda.layer.pointers import Argument, Place
 from tvm_rnn.cuda.linear import step_by_step
 from tvm_rnn.cuda.linear.recurrence import AFTER, BEFORE, DECAYED
 from tvm_rnn.cuda.linear.step_by_step import STATES
+from tvm_rnn.graph.graph import Node, constant, make
 
 
 def error(case: Steps, ahead: int = 1, dtype: str = "float32") -> float:
@@ -25,6 +27,18 @@ def error(case: Steps, ahead: int = 1, dtype: str = "float32") -> float:
     run(found.kernels[case.masked], arrays, scalars, found.blocks(case.batch))
     arrays["state_out"] = decoded(arrays["state_out"], dtype)
     return case.error(arrays)
+
+
+def made(case: Steps) -> tuple[step_by_step.Makes, dict[str, np.ndarray]]:
+    """What makes all operands but one, twice what lies in other arrays, and these arrays."""
+    values, given, arrays = dict[str, Node](), dict[Argument, Place](), case.arrays()
+    for number, (name, rows) in enumerate(list(case.rows.items())[1:]):
+        node = Node("input", shape=(rows.stride,))
+        values[name] = make("mul", node, constant(2.0, 1))
+        argument = Argument(f"given_{number}", "read", node)
+        given[argument] = Place(rows.dtype, rows.stride)
+        arrays[argument.name] = encoded(decoded(arrays.pop(name), rows.dtype) / 2, rows.dtype)
+    return step_by_step.Makes(values, given), arrays
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -51,6 +65,18 @@ CASES: dict[str, dict[str, Any]] = {
 def test_against_a_loop(name: str) -> None:
     own = recurrence(**CASES[name])
     assert error(Steps(own, 3, decays=(0.0, 0.9))) < 4e-3
+
+
+@pytest.mark.broad_after(1)
+@pytest.mark.parametrize("name", ["keys last", "odd", "gated delta", "float32, two more"])
+@pytest.mark.parametrize("ahead", [1, 4])
+def test_operands_that_are_made_where_they_are_read(name: str, ahead: int) -> None:
+    case = Steps(recurrence(**CASES[name]), 3, decays=(0.5, 0.9))
+    makes, arrays = made(case)
+    found = step_by_step.Steps("k", case.own, ahead, makes=makes)
+    assert not {name for name, _ in found.kernels[0].pointers} & {*makes.values}
+    run(found.kernels[0], arrays, {"steps": 3, "batch": case.batch}, found.blocks(case.batch))
+    assert case.error(arrays) < 4e-3
 
 
 @pytest.mark.broad

@@ -47,7 +47,7 @@ def shared(u: Node) -> list[Group]:
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("shape", [(3, 64), (2, 256), (3, 2, 64)])
+@pytest.mark.parametrize("shape", [(3, 64), (2, 256), (2, 512), (3, 2, 64)])
 def test_only_what_others_read_is_stored(shape: tuple[int, ...]) -> None:
     u = Node("input", shape=shape)
     groups = shared(u) if len(shape) > 2 else normalised(u)

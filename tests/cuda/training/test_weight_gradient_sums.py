@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 import pytest
-from emulated import run
+from emulated import encoded, rounded, run
 
 from tvm_rnn.cuda.codegen.host_program import Program
 from tvm_rnn.cuda.codegen.workspace_size import working_memory
@@ -210,6 +210,28 @@ def test_sums_by_column(node: Node, expected: object) -> None:
     run(found.kernel, arrays, {"rows": rows, "parts": parts}, parts * -(-prod(node.shape) // COLUMNS))
     assert callable(expected)
     np.testing.assert_allclose(arrays["sums"].sum(0), expected(*values.values()), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.broad_after(1)
+@pytest.mark.parametrize(
+    ("dtype", "shape", "each"), [("bfloat16", (3, 48), 4), ("float32", (130,), 2), ("bfloat16", (25,), 1)]
+)
+def test_sums_of_values_as_they_lie_are_of_words(dtype: str, shape: tuple[int, ...], each: int) -> None:
+    both = [Node("input", shape=shape, name=name) for name in "ab"]
+    size, rows, parts = prod(shape), 37, 3
+    nodes = [make("sum_rows", node, rank=len(shape)) for node in both]
+
+    def reads(node: Node) -> Place | None:
+        return Place(dtype, size + 8) if node in both else None
+
+    (found,) = WeightGradients("t", nodes, dtype, reads, reads, "sm_80").launches
+    assert found.blocks == -(-size // (COLUMNS * each))
+    values = [np.random.default_rng(i).normal(size=(rows, size + 8)).astype("f4") for i in range(2)]
+    arrays = {a.name: encoded(values[both.index(a.node)], dtype) for a in found.arguments}
+    arrays["sums"] = np.full((parts, 2, size), np.nan, "f4")
+    run(found.kernel, arrays, {"rows": rows, "parts": parts}, parts * found.blocks)
+    expected = [rounded(value, dtype).astype("f8").sum(0)[:size] for value in values]
+    np.testing.assert_allclose(arrays["sums"].sum(0), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.broad

@@ -109,29 +109,39 @@ def test_heads_and_the_left_operands_own_sums(
 
 
 @pytest.mark.parametrize(
-    ("turned", "heads", "rows", "parts"),
-    [(True, 2, 70, 2), *(pytest.param(*c, marks=pytest.mark.slow) for c in ((False, 1, 130, 1), (True, 3, 65, 3)))],
+    ("turned", "beside", "heads", "rows", "parts"),
+    [
+        (False, True, 2, 70, 2),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((False, False, 1, 130, 1), (True, False, 3, 65, 3), (True, True, 2, 200, 2))
+        ),
+    ],
 )
 @pytest.mark.broad
-def test_all_left_operands_of_one_block(turned: bool, heads: int, rows: int, parts: int) -> None:
-    """Three lefts of each of two rights, which are read once; totals of some; parts that have no rows."""
+def test_all_left_operands_of_one_block(turned: bool, beside: bool, heads: int, rows: int, parts: int) -> None:
+    """Three lefts of each of two rights, which are read once; totals of some; parts that have no rows; results of a
+    head or of a left operand beside each other."""
     height, width, totals = 72, 120, (0, 2, 4)
     lefts = [replace(operand(f"a{n}", height, heads * 80, "bfloat16"), apart=80) for n in range(6)]
     rights = [replace(operand(f"b{n}", width, heads * width, "bfloat16"), apart=width) for n in range(2)]
     row = RowProduct(lefts[0], rights[0], turned, heads)
     tile = wgmma_tile_for("bfloat16", lefts[:3], row, "sm_90a", 8)
     assert tile is not None and tile.together == 3 and tile.shared_bytes <= 227 * 1024
-    tile, rng = replace(tile, totals=totals), np.random.default_rng(1)
+    tile, rng = replace(tile, totals=totals, beside=beside), np.random.default_rng(1)
     arrays = {o.name: encoded(rng.normal(size=(rows, heads, o.apart)), "bfloat16") for o in (*lefts, *rights)}
-    arrays["sums"] = np.full((parts, 6, heads, *((width, height) if turned else (height, width))), np.nan, "f4")
+    order, size = (heads, 3) if beside else (3, heads), (width, height) if turned else (height, width)
+    arrays["sums"] = np.full((2, parts, *order, *size), np.nan, "f4")
     arrays["totals"] = np.full((parts, len(totals), heads, height), np.nan, "f4")
     blocks = parts * tile.tiles(6, height, width)
     run(tile.kernel("gradients", lefts, *rights), arrays, {"rows": rows, "parts": parts}, blocks)
     values = {o.name: decoded(arrays[o.name], "bfloat16")[..., : o.depth] for o in (*lefts, *rights)}
+    sums_of = arrays["sums"].sum(1)
+    sums_of = sums_of.swapaxes(1, 2) if beside else sums_of
     for n in range(6):
         one, other = values[f"a{n}"], values[f"b{n // 3}"]
         expected = np.einsum("rhm,rhn->hnm" if turned else "rhm,rhn->hmn", one, other)
-        assert np.linalg.norm(arrays["sums"].sum(0)[n] - expected) < LIMITS["bfloat16"] * np.linalg.norm(expected)
+        assert np.linalg.norm(sums_of[n // 3, n % 3] - expected) < LIMITS["bfloat16"] * np.linalg.norm(expected)
         if n in totals:
             found = arrays["totals"].sum(0)[totals.index(n)]
             assert np.linalg.norm(found - one.sum(0)) < LIMITS["bfloat16"] * np.linalg.norm(one.sum(0))

@@ -73,9 +73,14 @@ def _is_dense(nest: Nest, own: tirx.For) -> bool:
 
 def step_of(load: tvm.ir.TensorLoad, var: tirx.Var) -> int | None:
     """How many elements further the next step reads; None: that is not the same everywhere, or not known."""
-    flat = flat_index(load)
-    moved = Analyzer().simplify(replaced(flat, {var: var + int64(1)}) - flat)
+    moved = moved_by(load, var)
     return int(moved) if isinstance(moved, tirx.IntImm) else None
+
+
+def moved_by(load: tvm.ir.TensorLoad, var: tirx.Var) -> Expr:
+    """How many elements further the next step reads, which may depend on sizes."""
+    flat = flat_index(load)
+    return Analyzer().simplify(replaced(flat, {var: var + int64(1)}) - flat)
 
 
 def flat_index(load: tvm.ir.TensorLoad) -> Expr:

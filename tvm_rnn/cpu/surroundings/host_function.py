@@ -20,7 +20,7 @@ from tvm_rnn.surroundings.calls import Call, Graph, Look, Value
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt
 from tvm_rnn.tir.index import int64, wide
 from tvm_rnn.tir.statements import buffer as flat_buffer
-from tvm_rnn.tir.statements import demanded, function, loop, sequence, store, variable
+from tvm_rnn.tir.statements import demanded, function, loop, sequence, store, use_threads, variable
 
 from .columns import Laid
 from .constants import Constants, with_numbers
@@ -64,6 +64,7 @@ class HostFunction:
         inputs, outputs = self._arguments("x", self.graph.inputs), self._arguments("y", self.graph.outputs)
         body = [*self._calls(), *self._looks(), *self._copies(outputs)]
         args = [self.threads, *inputs, *self.constants.buffers.values(), *outputs, *self.works.values()]
+        body = [use_threads(self.threads), *body, use_threads(int64(1))]
         self.functions[self.name] = function(
             self.name, args, sequence(self._numbers(inputs, {}), self.memory.held.statements(), body)
         )

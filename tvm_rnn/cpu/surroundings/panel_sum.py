@@ -10,7 +10,7 @@ Rewrite: for f: for r: y[r, f] = sum of k: x[r, k] w[k, f]
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import tvm
@@ -23,12 +23,12 @@ from tvm_rnn.tir.statements import loop, sequence, variable, when
 
 from .columns import Panels
 from .nest import mentions, replaced
+from .shared_loops import Loops
 from .sum_tiles import Sum, around, unrolled, vector
 
 FEW = 4  # rows of a tile where there are not enough for a whole one
 ENOUGH = 8  # pieces of work that threads share well
 SERIAL = tirx.ForKind.SERIAL
-Loops = Sequence[tuple[tirx.Var, Expr]]
 Tile = Callable[[int, Mapping[tirx.Var, Expr], "tirx.For | None"], Stmt]  # so many rows, from where on
 Cell = Callable[[Buffer, Mapping[tirx.Var, Expr], Expr], Stmt]
 

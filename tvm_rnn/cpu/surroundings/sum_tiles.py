@@ -7,7 +7,6 @@ left matrix, a filter, or, where vectors run along filters, a position.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,8 +19,7 @@ from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import loop, sequence, variable, when
 
 from .nest import Nest, mentions, replaced
-
-WORTH = 1 << 17  # products that are worth a second thread, where their number is known
+from .shared_loops import Loops, product, shared
 
 
 def vector(lanes: int, body: Callable[[tirx.Var], Stmt]) -> Stmt:
@@ -123,36 +121,15 @@ class Sum:
         most = 8 if known < 2 else 4 if known < 3 else 2
         return [n for n in (8, 4, 2, 1) if n <= most]
 
-    def share(self, loops: Sequence[tuple[tirx.Var, Expr]], body: Stmt) -> Stmt:
-        """The loops as one, a piece of which each thread has; as they are where their work is known to be little."""
-        if not loops:
-            return body
-        extents = [own.extent for own in self.nest.loops]
-        if all(isinstance(n, tirx.IntImm) for n in extents) and math.prod(map(int, extents)) < WORTH:
-            for var, extent in reversed(loops):
-                body = tirx.For(var, int64(0), extent, tirx.ForKind.SERIAL, body)
-            return body
-        count = functools.reduce(lambda a, b: a * b, (extent for _, extent in loops))
-
-        def piece(thread: tirx.Var) -> Stmt:
-            begin, end = ((count * (thread + int64(i))) // self.threads for i in (0, 1))
-
-            def one(i: tirx.Var) -> Stmt:
-                names, left = dict[tirx.Var, Expr](), begin + i
-                for number, (var, extent) in reversed(list(enumerate(loops))):
-                    names[var] = left % extent if number else left
-                    left = left // extent
-                return sequence(*(tirx.Bind(var, names[var]) for var, _ in loops), body)
-
-            return loop("i", end - begin, one)
-
-        return loop("thread", self.threads, piece, parallel=True)
+    def share(self, loops: Loops, body: Stmt) -> Stmt:
+        """The loops as one, a piece of which each thread has where that is worth it."""
+        return shared(loops, body, product([own.extent for own in self.nest.loops]), self.threads)
 
     def along(
         self,
         extent: Expr,
         columns: Callable[[int, Expr], Stmt],
-        share: Callable[[Sequence[tuple[tirx.Var, Expr]], Stmt], Stmt] | None = None,
+        share: Callable[[Loops, Stmt], Stmt] | None = None,
     ) -> Stmt:
         """All columns. Of a size that is known: as many wide tiles as there are, which threads may share, then narrower
         ones. The last tile ends at the last column, and may compute some again."""

@@ -7,12 +7,12 @@ which copies it; and which matrices are kept before some steps alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
-from tvm_rnn.graph.graph import Graph, Group, Node, make
+from tvm_rnn.graph.graph import Graph, Group, Node, is_move, make, topological
 from tvm_rnn.graph.recurrences import matrix_operands
 
 Place = tuple[Node, int]  # a stored value, and the element at which an operand begins in it
@@ -49,9 +49,10 @@ def marked(graph: Graph) -> list[int]:
 
 @dataclass(frozen=True)
 class RowOperands:
-    """Of a group. copies: what was copied, by operand."""
+    """Of a group. arrays: views that are arrays of their own; copies: what was copied, by operand."""
 
     group: Group
+    arrays: frozenset[Node] = frozenset()
     copies: dict[Operand, Node] = field(default_factory=dict)
 
     @cached_property
@@ -94,7 +95,12 @@ class RowOperands:
 
     def located(self, operand: Operand) -> Place:
         """Where an operand is."""
-        return _located(self.copies.get(operand, operand[0]))
+        return _located(self.copies.get(operand, operand[0]), self.arrays)
+
+    @property
+    def stored(self) -> set[Node]:
+        """What operands are parts of."""
+        return {self.located(operand)[0] for operand in self.operands}
 
     def whole(self, operand: Operand) -> bool:
         """Whether it has an element for each of the axis, and heads as the matrix has, or fewer that each serve
@@ -150,7 +156,11 @@ class AgainOperands(RowOperands):
 
 @dataclass(frozen=True)
 class MatrixOperands(RowOperands):
-    """Of a recurrence."""
+    """Of a recurrence. apart: what is written, without a number of each head that it is multiplied with, by the product
+    of both; value_scale: that number; None: there is none."""
+
+    apart: dict[Node, Node] = field(default_factory=dict)
+    value_scale: Node | None = None
 
     @cached_property
     def decay(self) -> Node | None:
@@ -160,11 +170,11 @@ class MatrixOperands(RowOperands):
 
     @property
     def key(self) -> Node:
-        return self.root.args[2]
+        return self.apart.get(self.root.args[2], self.root.args[2])
 
     @property
     def value(self) -> Node:
-        return self.root.args[3]
+        return self.apart.get(self.root.args[3], self.root.args[3])
 
     @cached_property
     def others(self) -> list[tuple[Node, Node, bool]]:
@@ -194,16 +204,18 @@ class MatrixOperands(RowOperands):
 
     @property
     def numbers(self) -> list[Node]:
-        return [node for node in (self.decay, self.erase_scale) if node is not None]
+        return [node for node in (self.decay, self.value_scale, self.erase_scale) if node is not None]
 
 
 def _shares(own: tuple[int, ...], heads: tuple[int, ...], first: int) -> bool:
     return own[:first] == heads[:first] and all(size == 1 for size in own[first:])
 
 
-def _located(node: Node) -> Place:
+def _located(node: Node, arrays: Collection[Node]) -> Place:
     offset = 0
     while True:
+        if node in arrays:
+            return node, offset
         if node.op == "index" and node.attrs["axis"] == -len(node.args[0].shape):
             offset += node.attrs["at"] * prod(node.shape)
         elif node.op == "slice" and len(node.shape) == 1 and node.attrs.get("step", 1) == 1:
@@ -211,6 +223,40 @@ def _located(node: Node) -> Place:
         elif node.op != "reshape":
             return node, offset
         node = node.args[0]
+
+
+def _taken_apart(
+    graph: Graph, own: MatrixOperands, groups: list[Group], there: Callable[[Node], bool]
+) -> tuple[MatrixOperands, list[Group]]:
+    """Operands, and the groups before them, where what is written is the product of a vector that is there and a number
+    of each head, and nothing else reads it: kernels multiply, and the product is not stored."""
+    users, roots, rank = graph.users(), {*graph.roots}, len(own.heads)
+    # What multiplies the states, or is multiplied with them, is written along the key: that is not taken apart.
+    for operand in own.root.args[3:4] if own.others else own.root.args[3:1:-1]:
+        node, path = operand, [operand]
+        while node.op == "reshape":
+            node = node.args[0]
+            path.append(node)
+        alone = all([*users[a]] == [b] and a not in roots for a, b in zip(path, [own.root, *path], strict=False))
+        home = next((g for g in groups if node in g.stored and g.kind == "pointwise"), None)
+        if node.op != "mul" or not alone or home is None:
+            continue
+        for number, vector in (node.args, node.args[::-1]):
+            heads = number.shape[:rank] == node.shape[:rank] == own.heads and prod(number.shape) == prod(own.heads)
+            if not heads or vector.shape != node.shape or not there(_located(vector, own.arrays)[0]):
+                continue
+            vector = vector if operand is node else make("reshape", vector, rank=len(vector.shape), to=operand.shape)
+            number = make("reshape", number, rank=len(number.shape), to=(*own.heads, 1, 1))
+            left = [group if group is not home else _without(group, node) for group in groups]
+            return replace(own, apart={operand: vector}, value_scale=number), [g for g in left if g.nodes]
+    return own, groups
+
+
+def _without(group: Group, node: Node) -> Group:
+    """The group without a value that it stores, and what it makes for that alone."""
+    stored = tuple(n for n in group.stored if n is not node)
+    needed = {*topological(stored)}
+    return replace(group, nodes=tuple(n for n in group.nodes if n in needed), stored=stored)
 
 
 def _of_matrices(group: Group) -> bool:
@@ -224,16 +270,20 @@ def prepared(
     parameters; given: whether an input lies as products read it."""
     groups, found, stored = list[Group](), list[RowOperands](), set[Node]()
     products = {n for g in graph.groups if g.kind == "gemm" and g.root is not None for n in g.root.args[1::2]}
-    products = {_located(n)[0] for n in products}
-    every = {g: (MatrixOperands if is_matrix(g) else AgainOperands)(g) for g in graph.groups if _of_matrices(g)}
-    vectors = {_located(n)[0] for own in every.values() for n, _ in own.vectors}
+    arrays = frozenset(n for g in graph.groups for n in g.stored if is_move(n))
+    products = {_located(n, arrays)[0] for n in products}
+    matrices = [g for g in graph.groups if _of_matrices(g)]
+    every = {g: (MatrixOperands if is_matrix(g) else AgainOperands)(g, arrays) for g in matrices}
+    vectors = {_located(n, arrays)[0] for own in every.values() for n, _ in own.vectors}
     copies: dict[Operand, Node] = {}
     for group in graph.groups:
         if group in every:
             own = every[group]
+            if isinstance(own, MatrixOperands):
+                own, groups = _taken_apart(graph, own, groups, lambda n: n in stored or (n.op == "input" and given(n)))
             for operand in own.operands:
                 node, axis = operand
-                base, _ = _located(node)
+                base, _ = _located(node, arrays)
                 number = axis == NUMBER
                 there = kept(base) if number and base.op != "input" else False
                 there = there or (base in stored and not (number and base in vectors | products))

@@ -130,6 +130,11 @@ class Layout:
         """The stored values that each group reads."""
         return {g: {*sources([a for n in g.nodes for a in (n.args or (n,))], self.stored)} for g in self.graph.groups}
 
+    def reads_of(self, group: Group) -> set[Node]:
+        """The stored values that a group reads: of a recurrence of a matrix what its operands are parts of."""
+        own = next((own for own in self.matrices if own.group is group), None)
+        return self._read_of[group] if own is None else own.stored
+
     @cached_property
     def _read_outside(self) -> set[Node]:
         """What is read by others than groups, of results that are made of it too, or by matrices under another name."""
@@ -314,11 +319,11 @@ class Layout:
 
     @cached_property
     def _of_time(self) -> set[Node]:
-        """Numbers that recurrences over all time read, and what scans of vectors make."""
+        """Numbers that recurrences over all time read, and what scans of vectors do."""
         numbers = {own.located((node, NUMBER))[0] for own in self.matrices for node in own.numbers}
         matrices = [own.group for own in self.matrices]
         vectors = [group for group in self.graph.groups if group.kind == "scan" and group not in matrices]
-        return numbers.union(*(self._read_of[group] for group in vectors), *(group.stored for group in vectors))
+        return numbers.union(*(self._read_of[group] for group in vectors))
 
     @cached_property
     def _drawn(self) -> set[Node]:
@@ -368,7 +373,7 @@ class Layout:
     @cached_property
     def _of_operands(self) -> set[Node]:
         """What recurrences of matrices read."""
-        return {own.located(operand)[0] for own in self.matrices for operand in own.operands}
+        return {node for own in self.matrices for node in own.stored}
 
     @cached_property
     def _of_matrices(self) -> set[Node]:

@@ -61,11 +61,11 @@ class _Marking(States):
         super().advance(number)
 
     def _keep_lines(self, part: TirExpr, dtype: str) -> None:
-        """Store them by way of shared memory, where results go out too: so many keys at a time as a chunk has steps.
-        Words of two keys, as registers have them, are half a sector each."""
+        """Store them by way of shared memory: so many keys at a time as a chunk has steps. Words of two keys, as
+        registers have them, are half a sector each."""
         w, body, own, width = self.w, self.body, self.recurrence, self.tile.chunk
         pitch, lane = 2 * width + PAD, self.lane
-        begin = w.bind(self.scan.results_at + self.warp * (self.tile.chunk * self.scan.result_pitch))
+        begin = w.bind(self._own_memory())
         into = w.bind(body.base + tirx.Cast("uint32", begin + lane // 4 * pitch + lane % 4 * 4))
         matrix = w.keep((wide(part) * own.heads + wide(body.head)) * (own.keys * own.values))
         for first in range(0, self.scan.keys, width):
@@ -79,6 +79,15 @@ class _Marking(States):
                     w.do(I.ptx["st.shared.b32"](into + uint32(8 * half * pitch + 16 * n), word[0]))
             w.do(I.cuda.warp_sync())
             self._lines(w.bind(body.base + tirx.Cast("uint32", begin)), (first, count, pitch), matrix)
+        w.do(I.cuda.warp_sync())  # the memory has another use next
+
+    def _own_memory(self) -> TirExpr:
+        """Where the warp has memory that no other writes to: where its results go out, or, if another warp has these,
+        what it is about to hand to that."""
+        scan = self.scan
+        if scan.readers:
+            return scan.handed_at + self.warp * scan.handed_bytes
+        return scan.results_at + self.warp * (self.tile.chunk * scan.result_pitch)
 
     def _lines(self, begin: TirExpr, keys: tuple[int, int, int], matrix: TirExpr) -> None:
         """From shared memory to where they go. keys: the first, how many, and bytes from a value's to the next's."""

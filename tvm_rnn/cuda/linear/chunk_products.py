@@ -91,11 +91,9 @@ class Products:
         """Where rows of the first step of the part begin."""
         return tirx.Cast("uint32", self.first * pitch + at)
 
-    def _scaled(self, name: str, n: int) -> list[TirExpr]:
+    def _scaled(self, name: str, n: int) -> tuple[TirExpr, ...]:
         """A number of the steps of a tile's two columns."""
-        numbers = self.body.numbers
-        step = self.w.bind(self.first + 8 * n + self.lane % 4 * 2)
-        return [self.w.keep(numbers.load(name, self.number, step + odd)) for odd in range(2)]
+        return self.body.numbers.two(name, self.number, self.w.bind(self.first + 8 * n + self.lane % 4 * 2))
 
     def _scale(self, sums: RegisterTile, name: str) -> None:
         """Times a number of each step, if they have one."""

@@ -64,6 +64,13 @@ class Numbers:
     def load(self, name: str, number: TirExpr, step: Expr) -> TirExpr:
         return self.buffers[name][self.place(number, step)]
 
+    def two(self, name: str, number: TirExpr, step: Expr) -> tuple[TirExpr, ...]:
+        """Of an even step and the next, by one instruction."""
+        found = self.w.tile(1, 2)
+        place = self.buffers[name].ptr_to([self.place(number, step)])
+        self.w.do(I.ptx["ld.shared.v2.f32"](*found[0], I.cuda.cvta_generic_to_shared(place)))
+        return found[0]
+
     def store(self, name: str, value: Expr, number: TirExpr, step: Expr) -> None:
         self.w.store(self.buffers[name], value, self.place(number, step))
 

@@ -6,7 +6,7 @@ In: the group's operands, and where its values lie. Out: a `MatrixScan`, the ker
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -16,10 +16,11 @@ from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.codegen.vector_access import DTYPES
 from tvm_rnn.cuda.layer.matrix_operands import NUMBER, MatrixOperands, marked
 from tvm_rnn.cuda.layer.pointers import Argument, Place
+from tvm_rnn.cuda.layer.row_kernels import sources
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.rowwise.state_moves import Tile
 from tvm_rnn.decisions import tell
-from tvm_rnn.graph.graph import Node
+from tvm_rnn.graph.graph import Node, is_move
 from tvm_rnn.schedule.schedule_template import DEFAULT
 from tvm_rnn.target import HOPPER, Target
 
@@ -29,10 +30,13 @@ from .chunk_scan import ChunkScan
 from .pair import EVERY
 from .recurrence import AFTER, BEFORE, Erase, Outer, Read, Recurrence, Rows, same_places
 from .segments import Segments
-from .step_by_step import STATES, Steps
+from .step_by_step import STATES, Makes, Steps
 
 FEW = 8  # steps that take less one after the other than a chunk does
 AHEAD = 4  # steps that what a step reads is loaded before it, where all steps go one after the other
+# Blocks on a multiprocessor, up to which each makes what its steps read: more make the same too often. Gated delta, 16
+# key and 32 value heads of 128, one step, has 128 a row.
+ALONE = 8
 
 
 @dataclass
@@ -61,7 +65,7 @@ class MatrixScan:
 
     arguments: what `values` of `launch` are, in the order of the kernels' pointers. dtype: of the user's states.
     reverse: from the last step to the first. marked: states before the parts of the time are kept, where a tile says.
-    early: as of `write`, of kernels that go step by step.
+    early: as of `write`, of kernels that go step by step. makes: what steps read, made of inputs; None: it is not.
     """
 
     name: str
@@ -72,6 +76,7 @@ class MatrixScan:
     reverse: bool
     marked: bool
     early: bool
+    makes: Makes | None
 
     @property
     def states(self) -> list[Node]:
@@ -110,6 +115,19 @@ class MatrixScan:
         own = replace(self.steps, name=f"{self.name}_in_place", dtype=self.dtype)
         return own if self.dtype in DTYPES else None
 
+    @cached_property
+    def alone(self) -> Steps | None:
+        """The same kernels where they make what they read, of inputs: no other is launched before them. None: they do
+        not."""
+        if self.in_place is None or self.makes is None:
+            return None
+        return replace(self.in_place, name=f"{self.name}_alone", makes=self.makes)
+
+    @property
+    def when_alone(self) -> str:
+        """A condition of calls in place."""
+        return "false" if self.alone is None else f"B * {self.alone.blocks(1)} <= sms * {ALONE}"
+
     @property
     def most_in_place(self) -> int | None:
         """Steps of a call; None: any number."""
@@ -121,9 +139,12 @@ class MatrixScan:
         """All steps of a tile that is the whole call. values, lean: as of `launch`; states: the user's."""
         assert self.in_place is not None
         work = self._work(host, values, states, tile)
+        kinds = [(self.in_place, f" && !({self.when_alone})" if self.alone is not None else "")]
+        kinds += [] if self.alone is None else [(self.alone, f" && {self.when_alone}")]
         for masked, case in self._cases(lean):
-            with host.when(case):
-                work(self.in_place.kernels[masked])
+            for own, when in kinds:
+                with host.when(f"({case}){when}" if when else case):
+                    work(own.kernels[masked])
 
     def _work(self, host: Host, values: Sequence[Pointer], states: tuple[Pointer, Pointer], tile: Tile) -> Launches:
         pointers = {a.name: p for a, p in zip(self.arguments, values, strict=True)}
@@ -277,6 +298,7 @@ def matrix_scan(
 
     key, erase = rows("key", operands.key), operands.erase
     scale = None if operands.erase_scale is None else rows("erase_scale", operands.erase_scale, NUMBER)
+    times = None if operands.value_scale is None else rows("value_scale", operands.value_scale, NUMBER)
     taken = None if erase is None else Erase(rows("erase", erase), scale, BEFORE)
     rest = [(column, row, product) for column, row, product in operands.others if row is not erase]
     reads: list[tuple[Read, Node, int]] = []
@@ -293,7 +315,7 @@ def matrix_scan(
         key,
         rows("value", operands.value, -3 - along),
         tuple(read for read, _, _ in reads),
-        None,
+        times,
         taken,
         None if operands.decay is None else rows("decay", operands.decay, NUMBER),
         keys_last=along == -1,
@@ -302,8 +324,36 @@ def matrix_scan(
     arguments += [Argument(f"output_{i}", "write", node, number) for i, (_, node, number) in enumerate(reads)]
     graph = layout.graph
     reverse, kept = graph.kind == "backward", graph.states.index(state) in marked(graph)
+    makes = made_of_inputs({a.name: a.node for a in arguments if a.role == "read"}, layout)
+    arguments += [] if makes is None else makes.given
     own = replace(recurrence, same=same_places({name: places[name] for name in recurrence.vectors}))
     why = refused(own, target)
     tell(not why, f"{state.name} in chunks of time", why and f"step by step in one launch: {why}")
-    given = name, operands, own, tuple(arguments), layout.dtype, reverse, kept, target.arch == HOPPER
+    given = name, operands, own, tuple(arguments), layout.dtype, reverse, kept, target.arch == HOPPER, makes
     return MatrixScan(*given) if why else ChunkedScan(*given, rungs(own, batches, target))
+
+
+def made_of_inputs(values: Mapping[str, Node], layout: Layout) -> Makes | None:
+    """How steps make what they read, where each element is made of a few of inputs and parameters; None: it is not.
+    values: by operands' names that which each is a part of."""
+
+    def is_given(node: Node) -> bool:
+        return node.op == "input" or layout.weights.place(node) is not None
+
+    made, left = set[Node](), [*values.values()]
+    while left:
+        node = left.pop()
+        if node in made or is_given(node):
+            continue
+        if node.scalar is None and not is_move(node) and not node.pointwise:
+            return None
+        made.add(node)
+        left += node.args
+    if not made:
+        return None
+    found = dict[Argument, Place]()
+    for number, node in enumerate(sources(values.values(), is_given)):
+        place = layout.source(node, False, "before")
+        assert place is not None
+        found[Argument(f"given_{number}", "read", node)] = place.place
+    return Makes(dict(values), found)

@@ -7,7 +7,7 @@ warps share keys, by shared memory. In float32 throughout: this is what a step o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +19,10 @@ from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
 from tvm_rnn.cuda.codegen.vector_access import LoadedLanes, store_lanes, unpack
 from tvm_rnn.cuda.layer.matrix_operands import marks_dtype
 from tvm_rnn.cuda.layer.packed_layout import SIZES, ceil_div
+from tvm_rnn.cuda.layer.pointers import Argument, Place
 from tvm_rnn.cuda.layer.regime import MASK_POINTERS, MASK_SCALARS
+from tvm_rnn.cuda.layer.row_kernels import Values, unravel
+from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.expr import Buffer, TirExpr
 from tvm_rnn.tir.index import wide
@@ -36,12 +39,26 @@ _Slot = dict[str, Buffer]  # what a step reads, in registers, by name
 
 
 @dataclass(frozen=True)
+class Makes:
+    """What steps read, of which the kernel makes every element where it reads it: rows of no other kernel are read.
+
+    values: by names of operands the value that each is a part of; given: what these are made of, with its place."""
+
+    values: Mapping[str, Node]
+    given: Mapping[Argument, Place]
+
+    @property
+    def pointers(self) -> tuple[tuple[str, str], ...]:
+        return tuple((argument.name, place.dtype) for argument, place in self.given.items())
+
+
+@dataclass(frozen=True)
 class Steps:
     """Its kernels take the recurrence's pointers, then steps and batch. ahead: how many steps what a step reads is
     loaded before it. dtype: of the states in memory, before and after: float32, float16 or bfloat16. reverse: from the
     last step to the first. every: steps of the part of time, of those that begin at a multiple of it, whose states
     before it (in the order of the steps) go to another pointer, `marks`: [parts, B, ...], float32; 0: there is none.
-    early: as of `write`."""
+    early: as of `write`. makes: None: all that steps read is in memory."""
 
     name: str
     recurrence: Recurrence
@@ -50,6 +67,7 @@ class Steps:
     reverse: bool = False
     every: int = 0
     early: bool = False
+    makes: Makes | None = None
 
     @property
     def lanes(self) -> int:
@@ -74,7 +92,9 @@ class Steps:
             with flavour(self.recurrence.precision):
                 _Body(w, self, masked).run()
 
-        pointers = [(n, self.dtype if n in STATES else kind) for n, kind in self.recurrence.pointers]
+        made = {} if self.makes is None else self.makes.values
+        pointers = [(n, self.dtype if n in STATES else kind) for n, kind in self.recurrence.pointers if n not in made]
+        pointers += [] if self.makes is None else self.makes.pointers
         pointers += [("marks", marks_dtype(self.recurrence.precision))] if self.every else []
         pointers += MASK_POINTERS if masked else ()
         scalars = (("steps", "int32"), ("batch", "int32"), *(MASK_SCALARS if masked else ()))
@@ -90,6 +110,7 @@ class _Body:
 
     def __init__(self, w: Writer, steps: Steps, masked: bool) -> None:
         self.w, self.steps, self.recurrence, self.masked = w, steps, steps.recurrence, masked
+        self.made = {} if steps.makes is None else steps.makes.values
 
     def run(self) -> None:
         w = self.w
@@ -118,7 +139,8 @@ class _Body:
         found = {}
         for name, (rows, at) in self.operands.items():
             words = self._vectorised(name) and SIZES[rows.dtype] == 2
-            found[name] = self.w.local(len(at) // 2, "uint32") if words else self.w.local(len(at), rows.dtype)
+            dtype = "float32" if name in self.made else rows.dtype
+            found[name] = self.w.local(len(at) // 2, "uint32") if words else self.w.local(len(at), dtype)
         return found
 
     def _place(self) -> None:
@@ -237,9 +259,23 @@ class _Body:
                 for i in range(len(self.recurrence.reads)):
                     self._result(i, step, [tirx.const(0.0, "float32")] * len(self.values))
 
+    def _row(self, step: TirExpr) -> TirExpr:
+        return self.w.bind(wide(self._time(step)) * wide(self.w["batch"]) + wide(self.row))
+
     def _element(self, rows: Rows, step: TirExpr, within: TirExpr | int) -> TirExpr:
-        at = self.w.bind((wide(self._time(step)) * wide(self.w["batch"]) + wide(self.row)) * rows.stride + rows.offset)
+        at = self.w.bind(self._row(step) * rows.stride + rows.offset)
         return at + wide(tirx.truncdiv(self.head, rows.group) * rows.width + within)
+
+    def _make(self, name: str, step: TirExpr, within: TirExpr) -> TirExpr:
+        """An element of what no memory has."""
+        w, makes, (rows, _) = self.w, self.steps.makes, self.operands[name]
+        assert makes is not None
+        places = {argument.node: place for argument, place in makes.given.items()}
+        pointers = {argument.node: argument.name for argument in makes.given}
+        node = self.made[name]
+        at = w.keep(tirx.truncdiv(self.head, rows.group) * rows.width + (within + rows.offset))
+        values = Values(w, self.recurrence.precision, w.keep(self._row(step)), places.get, pointers)
+        return w.keep(values.at(node, unravel(w, at, node.shape)))
 
     def _prefetch(self, slot: _Slot, step: TirExpr) -> None:
         """What a step reads, as it is in memory; 0 behind a vector's end."""
@@ -253,16 +289,18 @@ class _Body:
                     w.do(I.ptx[kind](*(raw[i * each + j] for j in range(each)), place))
                 continue
             for i, within in enumerate(at):
-                if self._whole(name):
-                    w.store(raw, w[name][self._element(rows, step, within)], i)
-                    continue
-                w.store(raw, tirx.const(0.0, rows.dtype), i)
-                with w.when(within < rows.width):
-                    w.store(raw, w[name][self._element(rows, step, within)], i)
+                if not self._whole(name):
+                    w.store(raw, tirx.const(0.0, raw.dtype), i)
+                with nullcontext() if self._whole(name) else w.when(within < rows.width):
+                    made = name in self.made
+                    value = self._make(name, step, within) if made else w[name][self._element(rows, step, within)]
+                    w.store(raw, value, i)
 
     def _vectorised(self, name: str) -> bool:
         """Whether a thread loads four elements at a time: they lie side by side, and begin at a multiple of four."""
         rows, at = self.operands[name]
+        if name in self.made:
+            return False
         beside = at is (self.keys if self.recurrence.keys_last else self.values)
         places = (rows.width, rows.stride, rows.offset)
         return beside and self._whole(name) and SIZES[rows.dtype] in (2, 4) and not any(n % VECTOR for n in places)

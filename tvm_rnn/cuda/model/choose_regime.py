@@ -52,8 +52,7 @@ class Persistent:
     template: str
     name: str
     most: int | None
-    resident: int  # groups of blocks that run at once
-    together: int  # blocks that a multiprocessor has room for
+    time: StepTime
     predicted_us: float
     initial: Mapping[str, float]
     record: str = DEFAULT  # where the geometry is from
@@ -121,8 +120,14 @@ class Persistent:
         return f"({self.groups} * {self.geometry.ctas})"
 
     @property
+    def resident(self) -> int:
+        """Groups of blocks that run at once."""
+        return self.time.resident
+
+    @property
     def multiprocessors(self) -> HostExpr:
-        return f"(({self.blocks} + {self.together - 1}) / {self.together})"
+        together = self.time.together
+        return f"(({self.blocks} + {together - 1}) / {together})"
 
     @property
     def room(self) -> str:
@@ -330,8 +335,7 @@ def _persistent(layout: Layout, rung: Rung, initial: Mapping[str, float]) -> Per
     us, template, geometry, record, knobs = rung.chosen
     assert geometry is not None
     name = f"persistent_{layout.weights.number}_d{layout.directions}_b{rung.batch}"
-    room = rung.time.resident, rung.time.together
-    return Persistent(layout, geometry, template, name, rung.most, *room, us, initial, record, knobs)
+    return Persistent(layout, geometry, template, name, rung.most, rung.time, us, initial, record, knobs)
 
 
 def _from_steps(

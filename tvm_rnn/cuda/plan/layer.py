@@ -115,8 +115,12 @@ class Layer:
         return [*chains[:-1], chains[-1][:-1], chains[-1][-1:]]
 
     def _as_operand(self, node: Node) -> bool:
-        """Whether an input lies as products read it."""
+        """Whether an input lies as products read it. What users give begins at multiples of 16 bytes: the rest is
+        copied before a call."""
         place = self.given.get(self.graph.inputs.index(node))
+        if place is None and self.graph.kind == "forward":
+            own = Place(self.dtype, prod(node.shape))
+            place = own if own.row_stride * ITEM_BYTES[own.dtype] % ROW_BYTES == 0 else None
         return place is not None and place.dtype == storage(self.precision) and place.align % ROW_BYTES == 0
 
     def _take_states_of_users(self) -> None:
@@ -566,8 +570,29 @@ class Layer:
             elif isinstance(work, MatrixAgain) and tile is not None:
                 work.launch(host, pointers, _with_marks(tile, buffers), self.machine.records.lean)
             else:
-                _run(host, work, pointers, rows, given)
+                spared = self._spared(groups, buffers)
+                with host.when(f"!({spared})") if spared else nullcontext():
+                    _run(host, work, pointers, rows, given)
             done(groups)
+
+    def _spared(self, chain: list[Group], buffers: Buffers) -> str:
+        """A C++ condition under which all that a launch makes is made again by recurrences of matrices, where they read
+        it; "": there is none."""
+        layout, made = self.layout, {n for group in chain for n in group.stored}
+        roots = [n for n in (*self.graph.roots, *self.graph.results, *layout.kept) if not is_scan(n)]
+        read = {*roots, *sources(roots, layout.stored)}
+        scans = dict[Group, MatrixScan]()
+        for groups, work in self.groups:
+            own = groups[0]
+            if isinstance(work, MatrixScan) and work.alone is not None:
+                scans[own] = work
+                continue
+            read |= {n for group in groups if group not in chain for n in layout.reads_of(group)}
+        found = [work for work in scans.values() if made & work.operands.stored]
+        if not found or made & read:
+            return ""
+        users = [(work, buffers.in_place.get(self.graph.states.index(work.operands.state))) for work in found]
+        return " && ".join("false" if own is None else f"{own.when} && {work.when_alone}" for work, own in users)
 
     def _scan(
         self, host: Host, work: VectorScan | MatrixScan, pointers: list[Pointer], buffers: Buffers, tile: Tile

@@ -27,7 +27,7 @@ from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.model.choose_geometry import ChosenGeometry, choose_geometry
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES, Persistent, step_of
-from tvm_rnn.cuda.model.persistent_step_time import able_to_run, predict, resident_groups
+from tvm_rnn.cuda.model.persistent_step_time import StepTime, able_to_run, resident_groups
 from tvm_rnn.cuda.persistent import wave_kernel
 from tvm_rnn.cuda.persistent.geometry import MMA
 from tvm_rnn.cuda.persistent.lengths_and_resets import resettable
@@ -290,7 +290,6 @@ def _regime(member: Member, best: ChosenGeometry, most: int | None, net: RNN, ta
     own = replace(best.geometry, step=member.step)
     weights = member.layout.weights
     name = f"wave_{weights.number}_{own.exchange.name}{own.ctas}x{own.rows}" + (f"_b{most}" if most else "")
-    us = predict(own, own.rows, target)
-    resident = resident_groups(own, target)
-    initial, knobs = net.cell.initial, best.knobs
-    return Persistent(member.layout, own, best.template, name, most, resident, us, initial, best.record, knobs)
+    time = StepTime(own, target)
+    us, initial, knobs = time.us(own.rows), net.cell.initial, best.knobs
+    return Persistent(member.layout, own, best.template, name, most, time, us, initial, best.record, knobs)

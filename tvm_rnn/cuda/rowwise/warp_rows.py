@@ -33,7 +33,7 @@ from tvm_rnn.tir.index import wide
 
 from .side_by_side import Word, loaded, stored, word_of
 
-MOST_ELEMENTS = 256  # of a part of a value: 8 registers of each lane
+MOST_ELEMENTS = 512  # of a part of a value: 16 registers of each lane
 MOST_NUMBERS = 4  # of a part of a value, that every lane has
 WARPS = 4  # of a block
 # Parts of a warp, of so many elements. One at a time they moved 1.0 TB/s on an H100.

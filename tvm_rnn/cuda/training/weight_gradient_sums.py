@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import cast
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -25,6 +26,7 @@ from tvm_rnn.cuda.gemm.wgmma import SQUARE_BYTES
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
 from tvm_rnn.cuda.layer.pointers import Argument, arithmetic, storage
 from tvm_rnn.cuda.layer.row_kernels import Reads, Values, sources, unravel
+from tvm_rnn.cuda.rowwise.side_by_side import Word, loaded, word_of
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.expr import Buffer, Expr
@@ -40,7 +42,6 @@ Products = list[tuple[Node, RowProduct]]
 COLUMNS, LINES = 32, 8  # threads of a block that sums columns: along elements, and along rows
 COLUMN_BLOCKS = 8  # of these on a multiprocessor: they wait for memory
 TILE_SQUARES = 4  # as wide as tiles are
-FOLDERS, EACH = 128, 4  # threads of a block that adds parts up, and elements of each: it waits for memory
 LEAST_ROWS = 256  # of a part: fewer, and adding the parts up takes longer than the sums
 
 
@@ -206,48 +207,74 @@ class WeightGradients:
         read = sources([a for n in nodes for a in n.args], lambda n: self.reads(n) is not None)
         found = tuple(Argument(f"r{i}", "read", n) for i, n in enumerate(read))
         pointers = [(a.name, place.dtype) for a in found if (place := self.reads(a.node)) is not None]
+        each = self._side_by_side(nodes)
         kernel = write(
             f"{self.name}_totals{len(self.launches)}",
             [*pointers, ("sums", self.dtype)],
             [("rows", "int64"), ("parts", "int64")],
-            lambda w: self._column_sums(w, nodes, found),
+            lambda w: self._column_sums(w, nodes, found, each),
             threads=COLUMNS * LINES,
         )
-        blocks = ceil_div(prod(nodes[0].shape), COLUMNS)
+        blocks = ceil_div(prod(nodes[0].shape), COLUMNS * each)
         self.launches.append(GradientLaunch(tuple(nodes), kernel, found, blocks, COLUMN_BLOCKS))
 
-    def _column_sums(self, w: Writer, nodes: Sequence[Node], found: Sequence[Argument]) -> None:
-        """A thread for an element and every 8th row of a part; the 8 sums are added up in order."""
-        shape, size = nodes[0].shape, prod(nodes[0].shape)
-        across = ceil_div(size, COLUMNS)
+    def _side_by_side(self, nodes: Sequence[Node]) -> int:
+        """Elements of a thread: as many as lie in a word of every value, where these are summed as they are."""
+        found = 4
+        for node in nodes:
+            own = node.args[0]
+            place = self.reads(own) if node.op == "sum_rows" and self.dtype == "float32" else None
+            word = None if place is None else word_of(place, own, found)
+            found = 1 if word is None else word.elements
+        return found if prod(nodes[0].shape) % found == 0 else 1
+
+    def _column_sums(self, w: Writer, nodes: Sequence[Node], found: Sequence[Argument], each: int) -> None:
+        """A thread for `each` elements and every 8th row of a part; the 8 sums are added up in order."""
+        size = prod(nodes[0].shape)
+        across = ceil_div(size, COLUMNS * each)
         cta, thread = I.cta_id([tirx.Cast("int32", w["parts"] * across)]), I.thread_id([COLUMNS * LINES])
         part, column = wide(w.keep(tirx.truncdiv(cta, across))), w.keep(tirx.truncmod(thread, COLUMNS))
-        j = w.keep(tirx.truncmod(cta, across) * COLUMNS + column)
+        j = w.keep((tirx.truncmod(cta, across) * COLUMNS + column) * each)
         line = w.keep(tirx.truncdiv(thread, COLUMNS))
-        each = w.keep(tirx.truncdiv(w["rows"] + w["parts"] - 1, w["parts"]))
-        first = w.keep(part * each + wide(line))
-        last = w.keep(tirx.min(w["rows"], part * each + each))
-        turns = w.keep(tirx.Cast("int32", tirx.truncdiv(each + (LINES - 1), int64(LINES))))
-        sums = w.local(len(nodes), self.dtype)
-        shared = I.alloc_buffer((LINES * COLUMNS,), self.dtype, scope="shared")
-        for n in range(len(nodes)):
+        rows = w.keep(tirx.truncdiv(w["rows"] + w["parts"] - 1, w["parts"]))
+        first = w.keep(part * rows + wide(line))
+        last = w.keep(tirx.min(w["rows"], part * rows + rows))
+        turns = w.keep(tirx.Cast("int32", tirx.truncdiv(rows + (LINES - 1), int64(LINES))))
+        sums = w.local(len(nodes) * each, self.dtype)
+        shared = I.alloc_buffer((each * LINES * COLUMNS,), self.dtype, scope="shared")
+        for n in range(len(nodes) * each):
             w.store(sums, tirx.const(0.0, self.dtype), n)
         with flavour(self.precision), w.loop(turns) as turn:
             row = w.keep(first + wide(turn) * LINES)
             with w.when(tirx.And(row < last, j < size)):
-                values = Values(w, self.precision, row, self.reads, {a.node: a.name for a in found})
-                for n, node in enumerate(nodes):
-                    self._add(w, values, node, unravel(w, j, shape), sums, n)
+                self._add_row(w, (row, j), nodes, {a.node: a.name for a in found}, sums)
         for n in range(len(nodes)):
             w.do(I.cuda.cta_sync())
-            w.store(shared, sums[n], thread)
+            for e in range(each):
+                w.store(shared, sums[n * each + e], e * (LINES * COLUMNS) + thread)
             w.do(I.cuda.cta_sync())
-            with w.when(tirx.And(tirx.EQ(line, 0), j < size)):
-                total = w.local(1, self.dtype)
-                w.store(total, shared[column], 0)
+            with w.when(tirx.And(line < each, j < size)):
+                total, begin = w.local(1, self.dtype), w.keep(line * (LINES * COLUMNS) + column)
+                w.store(total, shared[begin], 0)
                 for other in range(1, LINES):
-                    w.store(total, total[0] + shared[other * COLUMNS + column], 0)
-                w.store(w["sums"], total[0], (part * len(nodes) + n) * size + wide(j))
+                    w.store(total, total[0] + shared[begin + other * COLUMNS], 0)
+                w.store(w["sums"], total[0], (part * len(nodes) + n) * size + wide(j + line))
+
+    def _add_row(
+        self, w: Writer, place: tuple[Expr, Expr], nodes: Sequence[Node], pointers: Mapping[Node, str], sums: Buffer
+    ) -> None:
+        """One row's part of a thread's elements. place: the row, and the first of these."""
+        (row, j), each = place, cast("int", sums.shape[0]) // len(nodes)
+        if each == 1:
+            values = Values(w, self.precision, row, self.reads, dict(pointers))
+            for n, node in enumerate(nodes):
+                self._add(w, values, node, unravel(w, j, node.shape), sums, n)
+            return
+        for n, node in enumerate(nodes):
+            found = self.reads(node.args[0])
+            assert found is not None
+            for e, value in enumerate(loaded(w, pointers[node.args[0]], Word(found, each), row, j)):
+                w.store(sums, sums[n * each + e] + value, n * each + e)
 
     def _add(self, w: Writer, values: Values, node: Node, index: Sequence[Expr], sums: Buffer, n: int) -> None:
         """One row's part of an element."""
@@ -268,26 +295,20 @@ class WeightGradients:
         """totals[i] = (what is there, if `add`) + the parts' sums, in order."""
 
         def body(w: Writer) -> None:
-            many = FOLDERS * EACH
-            block = I.cta_id([tirx.Cast("int32", tirx.truncdiv(w["size"] + (many - 1), int64(many)))])
-            first = w.keep(wide(block) * int64(many) + wide(I.thread_id([FOLDERS])))
-            places = [w.keep(tirx.min(first + n * FOLDERS, w["size"] - 1)) for n in range(EACH)]
-            totals = w.local(EACH, self.dtype)
-            for n, at in enumerate(places):
-                w.store(totals, tirx.const(0.0, self.dtype), n)
+            block = I.cta_id([tirx.Cast("int32", tirx.truncdiv(w["size"] + 127, int64(128)))])
+            at = w.keep(wide(block) * int64(128) + wide(I.thread_id([128])))
+            with w.when(at < w["size"]):
+                total = w.local(1, self.dtype)
+                w.store(total, tirx.const(0.0, self.dtype), 0)
                 with w.when(tirx.NE(w["add"], tirx.const(0, "int32"))):
-                    w.store(totals, w["totals"][at], n)
-            with w.loop(tirx.Cast("int32", w["parts"])) as part:
-                start = w.keep(wide(part) * w["size"])
-                for n, at in enumerate(places):
-                    w.store(totals, totals[n] + w["sums"][start + at], n)
-            for n in range(EACH):
-                with w.when(first + n * FOLDERS < w["size"]):
-                    w.store(w["totals"], totals[n], first + n * FOLDERS)
+                    w.store(total, w["totals"][at], 0)
+                with w.loop(tirx.Cast("int32", w["parts"])) as part:
+                    w.store(total, total[0] + w["sums"][wide(part) * w["size"] + at], 0)
+                w.store(w["totals"], total[0], at)
 
         pointers = [("sums", self.dtype), ("totals", self.dtype)]
         scalars = [("size", "int64"), ("parts", "int64"), ("add", "int32")]
-        return write(f"{self.name}_fold", pointers, scalars, body, threads=FOLDERS)
+        return write(f"{self.name}_fold", pointers, scalars, body, threads=128)
 
     # --- memory and statements -------------------------------------------------------------------------------------
 
