@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm_ffi
+from headed_cells import given
 from networks import arguments, check, compiled, flags, network
 from tvm import tirx
 
@@ -65,6 +66,9 @@ def test_inputs_that_are_only_multiplied_are_read_where_the_caller_has_them() ->
     assert per_tile_row("lstm", 100, layers=3) == per_tile_row("lstm", 900, layers=3)  # the first has code of its own
     # An attention that scales a gate is no product's; layers that share code share what they read.
     assert [lowered(net_of("augru"))._is_read_in_place(i) for i in (0, 1)] == [True, False]
+    for units, whole in ((16, True), (12, False)):  # gates that come as they are: whole vectors, or with padding behind
+        net = rnn.RNN(given, 4 * 3 * units, N=3, D=units)
+        assert lowered(net)._is_read_in_place(0) is whole
     assert not lowered(rnn.RNN(rnn.cells.lstm, 16, 16, num_layers=3))._is_read_in_place(0)
 
 

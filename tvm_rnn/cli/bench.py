@@ -23,7 +23,7 @@ MODELS, COMPILE = "models", "compile"
 CPU_PEERS = "torch,onnxruntime,openvino,numpy"
 SUITE_HELP = (
     "Measure a suite. On this CPU: cpu-grid, cpu-random, streaming, audio, browser, generate, fastrnns, deepbench, "
-    "zoo, ablation, linear, models (whole ones, of packages) or compile (CPU seconds that compiling takes). "
+    "zoo, ablation, linear, heads, models (whole ones, of packages) or compile (CPU seconds that compiling takes). "
     "With --build or --modules on a GPU: gpu-grid, any-batch, random, generate, images, spikes, blog, deepbench, "
     "flashrnn, heads, members, zoo, ablation or linear."
 )

@@ -8,7 +8,7 @@ Rewrite: group  -->  parallel for panels: for rows: tile
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from tvm import tirx
 
 from tvm_rnn.graph.graph import Group, Node, reduced_axes, runs_along
+from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.graph.tensor_expressions import Index, element
 from tvm_rnn.schedule.schedule_template import Chosen, Config, Template, Unit, best
 from tvm_rnn.target import Target
@@ -23,7 +24,8 @@ from tvm_rnn.tir.expr import Expr, Stmt
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import Block, bind, floordiv, floormod, load, loop, sequence, store, when
 
-from . import convolution, dropout_masks, int8_products, register_tile, register_tile_reductions
+from . import convolution, dropout_masks, head_loops, int8_products, register_tile, register_tile_reductions
+from .head_loops import Heads, Within
 from .matrix_recurrence import MatrixRecurrence
 from .recurrence import Recurrence
 from .reduction_tiles import ReductionTiles, tile_shape
@@ -37,6 +39,8 @@ from .zero_padding import Padded, Put, padded
 # A row group is shared among threads only if one row is at least this many elements of work (a launch costs about 1
 # us).
 PARALLEL_ELEMENTS = 16384
+PARALLEL_VECTORS = 6144  # of a run of groups, in one launch: more than 1 us
+ENOUGH_HEADS = 8  # parts that threads share a step into, where more would need the loops of each group
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ class Emitter:
                 return self._padding(group, image, rows, places)
         shape = group.nodes[-1].shape or (1,)
         outer = shape[:-1]
-        vectors = -(-shape[-1] // self.lanes)
+        vectors = self._vectors(shape)
 
         def body(row: Expr, index: tuple[Expr, ...]) -> Stmt:
             def vector(c: tirx.Var) -> Stmt:
@@ -132,7 +136,11 @@ class Emitter:
 
             return loop("c", vectors, vector)
 
-        return self._rows(rows, outer, vectors * self.lanes, body)
+        return self._rows(rows, outer, vectors * self.lanes, body, places)
+
+    def _vectors(self, shape: tuple[int, ...]) -> int:
+        """Of the last axis."""
+        return -(-shape[-1] // self.lanes)
 
     def _padding(self, group: Group, image: Padded, rows: Expr, places: Places) -> Stmt:
         """An image and the zeros around it."""
@@ -151,7 +159,7 @@ class Emitter:
             arrays = places.write(group.nodes[0])
             return sequence([image.row(index[:-1], index[-1], value, put(a), self.lanes) for a in arrays])
 
-        return self._rows(rows, image.shape[:-1], image.shape[-1], body)
+        return self._rows(rows, image.shape[:-1], image.shape[-1], body, places)
 
     def _random(self, group: Group, rows: Expr, places: Places) -> Stmt:
         assert places.draw is not None
@@ -166,16 +174,75 @@ class Emitter:
             if (done := own.statement(rows, PARALLEL_ELEMENTS)) is not None:
                 return done
         if not runs_along(root):
-            batch = max(self.batches, default=None)
-            shape = tile_shape(root, places, self.lanes, self.target.accumulators, batch)
-            where = (self.lanes, template, config, shape, PARALLEL_ELEMENTS)
-            return ReductionTiles(group, unit, rows, places, *where).statement()
+            return self._tiles(group, unit, rows, places, template, config).statement()
 
         def body(row: Expr, index: tuple[Expr, ...]) -> Stmt:
             own = self._tile(group, unit, places, row0=row, panel0=int64(0))
             return register_tile_reductions.reduction(own, template, config, index, True)
 
-        return self._rows(rows, root.shape, prod(size for _, size in reduced_axes(root)), body)
+        return self._rows(rows, root.shape, self._terms(root), body, places)
+
+    def _tiles(
+        self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config
+    ) -> ReductionTiles:
+        assert group.root is not None
+        batch = max(self.batches, default=None)
+        shape = tile_shape(group.root, places, self.lanes, self.target.accumulators, batch)
+        return ReductionTiles(group, unit, rows, places, self.lanes, template, config, shape, PARALLEL_ELEMENTS)
+
+    @staticmethod
+    def _terms(root: Node) -> int:
+        """Of one sum."""
+        return prod(size for _, size in reduced_axes(root))
+
+    # --- groups that share loops over heads ----------------------------------------------------------------------
+
+    def step(self, groups: Sequence[Group], rows: Expr, places: Sequence[Places]) -> list[Stmt]:
+        """The groups of a step on `rows` rows, in order."""
+        heads = [self._heads(*each) for each in zip(groups, places, strict=True)]
+        together = head_loops.runs(groups, heads, ENOUGH_HEADS)
+        return [self._run([(groups[i], places[i], heads[i]) for i in run], rows) for run in together]
+
+    def _run(self, run: Sequence[tuple[Group, Places, Heads | None]], rows: Expr) -> Stmt:
+        """Groups inside of one loop over heads, and over rows where no tile has several."""
+        (group, own, heads), *others = run
+        if not others or heads is None:
+            return self.group(group, rows, own)
+
+        def body(*within: Expr) -> list[Stmt]:
+            return [self.group(g, rows, replace(p, within=Within(*within))) for g, p, _ in run]
+
+        worth = min(self.batches, default=1) * sum(self._vectors_of(g) for g, _, _ in run) >= PARALLEL_VECTORS
+        if not any(h.tall for _, _, h in run if h is not None):
+            return each_row(rows, (heads.count,), worth, lambda row, index: body(index[0], int64(1), row))
+        count, threads = int64(heads.count), own.threads
+        if threads is None or not worth:
+            return sequence(body(int64(0), count))
+        # Several threads take one head at a time; one alone reads rows as they lie, of all heads.
+        tasks = tirx.Select(tirx.EQ(threads, int64(1)), int64(1), count)
+        share, set_share = bind("share", tirx.floordiv(count, tasks))
+        return sequence(set_share, loop("heads", tasks, lambda i: body(i * share, share), parallel=True))
+
+    def _vectors_of(self, group: Group) -> int:
+        """Of work in one row: multiply-adds, and all that is pointwise."""
+        found = sum(prod(n.shape[:-1]) * self._vectors(n.shape) * TABLE[n.op].cost for n in group.nodes if n.shape)
+        if group.root is None:
+            return found
+        shape = group.root.shape
+        each = prod(shape) / self.lanes if runs_along(group.root) else prod(shape[:-1]) * self._vectors(shape)
+        return found + int(self._terms(group.root) * each)
+
+    def _heads(self, group: Group, places: Places) -> Heads | None:
+        """How a group shares a loop over its first axis; None where it has no such loop."""
+        root = group.root
+        if group.kind == "reduce" and root is not None and root.shape and convolution.form(root) is None:
+            if runs_along(root):
+                return Heads(root.shape[0], False, prod(root.shape))
+            unit = self._unit(group)
+            return self._tiles(group, unit, int64(0), places, *best(unit, self.target)[:2]).heads
+        shape = group.nodes[-1].shape if group.kind == "pointwise" else ()
+        is_move = group.kind == "pointwise" and group.nodes[-1].op == "concat"
+        return Heads(shape[0], False, prod(shape[:-1])) if len(shape) > 1 and not is_move else None
 
     def _scan(self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config) -> Stmt:
         assert places.walk is not None and group.root is not None
@@ -185,10 +252,15 @@ class Emitter:
         return Recurrence(group, unit, places, places.walk, self.lanes, template, config).statement(rows)
 
     def _rows(
-        self, rows: Expr, outer: tuple[int, ...], work: int, body: Callable[[Expr, tuple[Expr, ...]], Stmt]
+        self,
+        rows: Expr,
+        outer: tuple[int, ...],
+        work: int,
+        body: Callable[[Expr, tuple[Expr, ...]], Stmt],
+        places: Places,
     ) -> Stmt:
         """Threads share the rows and the first outer axis where that is worth it."""
-        return each_row(rows, outer, work * prod(outer) >= PARALLEL_ELEMENTS, body)
+        return each_row(rows, outer, work * prod(outer) >= PARALLEL_ELEMENTS, body, places.within)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from .weight_packing import PackedWeights
 from .workspace import Array, row_stride, strides_of
 
 Emit = Callable[[Expr, Expr, Expr, Expr], Stmt]
+VIEWS = ("reshape", "index", "slice")  # of which every element is one of the operand's
 
 
 @dataclass
@@ -268,12 +269,22 @@ class Layer:
             return replace(given, base=given.base + t * ctx.batch * int64(given.row_stride))
         return self._array("workspace", node, visit.inputs[number] + t * ctx.batch * int64(stride), stride)
 
-    def is_only_multiplied(self, number: int) -> bool:
-        """Whether nothing but products reads an input, element by element: then it needs no padding."""
-        node = self.graph.inputs[number]
-        users = self.graph.users().get(node, [])  # of one that nothing reads there are none
-        products = all(u.op == "gemm" and not self._in_bytes(u) for u in users)
-        return products and node not in (*self.graph.results, self.graph.output)
+    def is_read_within(self, number: int) -> bool:
+        """Whether what reads an input reads no padding behind it: products take element by element, and vectors end
+        where a last axis is whole vectors."""
+        return self._is_read_within(self.graph.inputs[number], self.graph.users())
+
+    def _is_read_within(self, node: Node, users: Mapping[Node, Sequence[Node]]) -> bool:
+        if node in (*self.graph.results, self.graph.output):
+            return False
+
+        def within(user: Node) -> bool:
+            if user.op == "gemm":
+                return not self._in_bytes(user)
+            whole = bool(user.shape) and user.shape[-1] % self.lanes == 0
+            return whole and (user.pointwise or (user.op in VIEWS and self._is_read_within(user, users)))
+
+        return all(map(within, users.get(node, [])))  # of one that nothing reads there are none
 
     def _in_bytes(self, product: Node) -> bool:
         storage = self.emitter.storages.of(product)
@@ -388,7 +399,7 @@ class Layer:
         stored = {n for g in own for n in g.stored if not n.leaf} - {*step.read, *self.packed.names}
         step.read |= {n: arrays[0] for n, arrays in step.write.items() if n in stored}
         places = replace(self._places(ctx, visit, step.read, step.write), odd=step.odd)
-        return [self.emitter.group(g, ctx.batch, self._own(places, g)) for g in own]
+        return self.emitter.step(own, ctx.batch, [self._own(places, g) for g in own])
 
     def _own(self, places: Places, group: Group) -> Places:
         """A result that is a leaf, or that another region computes, is copied from where it is."""

@@ -396,7 +396,8 @@ class Lowering:
         units (LSTM, I = 1400, H = 16, B = 16: a quarter of the time). Layers that share code read the workspace."""
         graph = self.layers.of_layer[0]
         alone = self.layers.of_layer.count(graph) == 1 and (number == 0 or self.net.num_layers == 1)
-        return self.in_place and alone and self.code[graph].is_only_multiplied(number)
+        flat = len(self.layers.graphs[graph].inputs[number].shape) == 1
+        return self.in_place and alone and flat and self.code[graph].is_read_within(number)
 
     def _inputs_at(self, start: Expr) -> list[tuple[Expr, int]]:
         """Where the first layer reads each input, and its row stride."""

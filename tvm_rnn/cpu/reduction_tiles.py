@@ -25,6 +25,7 @@ from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import Block, bind, floordiv, floormod, loop, sequence
 
 from . import register_tile_reductions
+from .head_loops import Heads
 from .register_tile import Places, Tile
 from .row_loops import each_row, leftovers
 
@@ -115,21 +116,34 @@ class ReductionTiles:
                 lambda c: self._tile(shape.tall, row, (*own, c * int64(shape.broad))),
             )
 
-        return each_row(self.rows, counts, self._worth, vectors)
+        return each_row(self.rows, counts, self.is_worth_threads, vectors, self.places.within)
 
     def _rows_inside(self, outer: tuple[int, ...]) -> Stmt:
         """for outer axes, vectors: for rows: tile; then what full tiles of rows leave."""
-        full, broad = self.shape.tall, self.shape.broad
+        full, broad, within = self.shape.tall, self.shape.broad, self.places.within
         counts = [*outer, self.vectors // broad]
+        first = counts[0] if within is None else within.count
 
         def body(i: tirx.Var) -> list[Block]:
             index, sets = self._split(i, counts)
+            if within is not None:
+                index[0] = within.begin + index[0]
             place = (*index[:-1], index[-1] * int64(broad))
             whole = loop("r", floordiv(self.rows, full), lambda r: self._tile(full, r * int64(full), place))
             rest = leftovers(self.rows, full, full // 2, lambda height, start: self._tile(height, start, place))
             return [*sets, whole, rest]
 
-        return loop("i", prod(counts), body, parallel=self._worth and prod(counts) > 1)
+        shared = self.is_worth_threads and within is None and prod(counts) > 1
+        return loop("i", first * int64(prod(counts[1:])), body, parallel=shared)
+
+    @property
+    def heads(self) -> Heads | None:
+        """How it shares a loop over its first axis."""
+        first, *others = self.root.shape
+        if not others or self.shape.axis == 0:
+            return None
+        tall = self.shape.axis is None and self.shape.tall > 1
+        return Heads(first, tall, prod(self.root.shape[:-1]) * self.vectors // self.shape.broad)
 
     @staticmethod
     def _split(i: Expr, counts: list[int]) -> tuple[list[Expr], list[Stmt]]:
@@ -143,7 +157,7 @@ class ReductionTiles:
         return index, sets
 
     @property
-    def _worth(self) -> bool:
+    def is_worth_threads(self) -> bool:
         """Whether threads share it."""
         work = prod(size for _, size in reduced_axes(self.root))
         return bool(work * prod(self.root.shape[:-1]) >= self.most)

@@ -28,6 +28,7 @@ from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
 from tvm_rnn.tir.index import INDEX, int64, wide
 
 from .dropout_masks import Draw
+from .head_loops import Within
 from .walk_through_time import Walk
 from .weight_packing import Tail
 from .weight_storage import Storage
@@ -89,6 +90,7 @@ class Places:
     odd: Expr | None = None  # 0 and 1 in turns, from step to step; None outside of steps
     draw: Draw | None = None  # what masks are made of
     walk: Walk | None = None  # through a tile's steps, of recurrences
+    within: Within | None = None  # the loop over heads around the group
     chains: int = 0  # of additions that a product is to have at least; 0: as many as accumulators
 
 

@@ -13,15 +13,32 @@ from tvm_rnn.tir.expr import Expr, Stmt
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import Block, bind, floordiv, floormod, loop, sequence, when
 
+from .head_loops import Within
 
-def each_row(rows: Expr, outer: Sequence[int], parallel: bool, body: Callable[[Expr, tuple[Expr, ...]], Block]) -> Stmt:
-    """for row, outer axes: body(row, index). parallel: threads share the rows and the first outer axis."""
+
+def each_row(
+    rows: Expr,
+    outer: Sequence[int],
+    parallel: bool,
+    body: Callable[[Expr, tuple[Expr, ...]], Block],
+    within: Within | None = None,
+) -> Stmt:
+    """for row, outer axes: body(row, index). parallel: threads share the rows and the first outer axis. within: what a
+    loop around it has of these."""
     first = outer[0] if outer else 1
 
     def inner(row: Expr, index: tuple[Expr, ...]) -> Block:
         if len(index) == len(outer):
             return body(row, index)
         return loop(f"i{len(index)}", outer[len(index)], lambda i: inner(row, (*index, i)))
+
+    if within is not None:
+        own = within
+
+        def heads(row: Expr) -> Stmt:
+            return loop("head", own.count, lambda n: inner(row, (own.begin + n,)))
+
+        return loop("row", rows, heads) if own.row is None else heads(own.row)
 
     def outermost(i: Expr) -> list[Block]:
         row, set_row = bind("row", floordiv(i, first))

@@ -279,7 +279,8 @@ class Steps:
         program, kept, way = self.made[place[0]], self.kept[place], place[1] + self.net.reverse
         (steps, batch), states = inputs[0].shape[:2], program.graph.states
         first = [self.like.new_full((), self.net.cell.initial.get(s.name, 0.0)) for s in states]  # made on the device
-        handed = program.early(kept, [*inputs, *self._drawn(program, place, (steps, batch), rows)])
+        early = program.early(kept, [*inputs, *self._drawn(program, place, (steps, batch), rows)])
+        handed = [value.unbind() for value in early]  # indexing has gradients as large as all steps, at every step
         shape, zero = (batch, *program.graph.output.shape), self.like.new_zeros(())
         y: list[Tensor] = [zero] * steps
         for t in range(steps)[:: -1 if way else 1]:

@@ -148,10 +148,11 @@ class Bench:
     def _training(self, problem: GpuProblem, request: Request) -> list[Reply]:
         """The same of both passes."""
         self._stage("checking", OURS)
-        reason = request["skip"].get(OURS)
-        found = {} if reason else measure_on_gpu(problem, request["rounds"], request["frameworks"])
-        missing = reason or "it was not measured"
-        return [found.get(name, {"framework": name, "reason": missing}) for name in request["frameworks"]]
+        skip, every = request["skip"], request["frameworks"]
+        able = [name for name in every if name not in skip]
+        found = measure_on_gpu(problem, request["rounds"], able, self._stage) if OURS in able else {}
+        missing = skip.get(OURS, "it was not measured")
+        return [found.get(name, {"framework": name, "reason": skip.get(name, missing)}) for name in every]
 
     def candidates(self, request: Request) -> list[Reply]:
         """A row per file: us (of the whole sequence), spread and error, or the reason why there is none. A final

@@ -98,14 +98,18 @@ def compare_training(
     return Report(tuple(rows), bench.facts(facts))
 
 
-def measure_on_gpu(problem: GpuProblem, rounds: int, frameworks: Sequence[str] = ()) -> dict[str, Reply]:
+def measure_on_gpu(
+    problem: GpuProblem, rounds: int, frameworks: Sequence[str] = (), begin: Callable[[str, str], None] | None = None
+) -> dict[str, Reply]:
     """Records of both passes, by framework, as the worker of a GPU's suite has them: times, or the reason why not.
-    frameworks: of these all that are in `torch_training` run beside the module and torch's own layers."""
+    frameworks: of these all that are in `torch_training` run beside the module and torch's own layers. begin: told
+    each stage of the work, and whose it is."""
     point, work, facts = problem.point, {"bytes": problem.bytes}, Reply()
     try:
         if problem.module is None:
             raise Unsupported("no module was built for it")
         bench = _OnGpu(problem.module, problem.net, 1)
+        bench.begin = begin or bench.begin
         bench.reset, bench.loops = problem.reset, tuple(n for n in frameworks if n in torch_training.NAMES)
         bench.module.load_weights(problem.net.weights)
         flops = 3 * float(bench.module.manifest.get("flops_per_row") or 0)
@@ -137,8 +141,9 @@ def checked(steps: int, batch: int, flops: float) -> tuple[int, int]:
 
 class _OnCpu:
     """Both in this process. reset: [T, B], where rows begin anew. loops: further frameworks; failed: why one of them
-    does not run."""
+    does not run. begin: told each stage, and whose it is."""
 
+    begin: Callable[[str, str], None] = staticmethod(lambda stage, framework: None)
     reset: torch.Tensor | None = None
     loops: tuple[str, ...] = ()
     failed: Mapping[str, str] = {}
@@ -239,17 +244,21 @@ class _OnCpu:
     def measure(self, steps: int, batch: int, rounds: int) -> dict[str, tuple[str, list[float]]]:
         """The best configuration of each framework, and its microseconds."""
         x, gy = self._arrays(steps, batch)
+        self.begin("preparing", OURS)
         timers = {(OURS, BOTH): self.timer(lambda: self._gradients(x, gy))}
         for config, run in self._torch(x, gy).items():
+            self.begin("preparing", "torch")
             try:
                 timers["torch", config] = self.timer(run)
             except Exception as reason:  # its compiler may raise anything, and ours is to be reported
                 self.reason = f"{config}: {in_a_line(reason)}"
         for name in self.loops:
+            self.begin("preparing", name)
             try:
                 timers[name, BOTH] = self.timer(self._loop(name, x, gy))
             except Exception as reason:
                 self.failed = {**self.failed, name: in_a_line(reason)}
+        self.begin("timing", OURS)
         times: dict[tuple[str, str], list[float]] = {key: [] for key in timers}
         for _ in range(rounds):
             for key, timer in timers.items():

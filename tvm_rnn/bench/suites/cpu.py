@@ -64,6 +64,15 @@ def linear() -> list[Point]:
     return [replace(point, without=off) for point in points for off in ((), suites.IN_STEPS)]
 
 
+def heads() -> list[Point]:
+    """Recurrences of several heads and matrix states, as on GPUs, at H=64, T=50; of sixteen rows, and of one."""
+    own = {
+        point.network: point for point in suites.heads() if point.hidden == 64 and not (point.training or point.resets)
+    }
+    points = [replace(point, steps=50, precision=DTYPE) for point in own.values()]
+    return [replace(point, batch=batch) for point in points for batch in (1, 16)]
+
+
 def streaming() -> list[Point]:
     """One row, one step a call, as a device or a server of a stream calls it: LSTM and GRU from small to large."""
     return [Point(cell, h, h, 1, 1, DTYPE) for cell in ("lstm", "gru") for h in (16, 64, 128, 256, 512, 1024)]
@@ -93,5 +102,5 @@ def generate() -> list[Point]:
 
 PEERS = {"audio": "onnxruntime", "generate": "torch,torch-compile"}  # of suites that other peers run than usual
 STREAMS = ("streaming",)  # timed call by call
-EVERY = (cpu_grid, cpu_random, fastrnns, deepbench, zoo, ablation, linear, streaming, audio, browser, generate)
+EVERY = (cpu_grid, cpu_random, fastrnns, deepbench, zoo, ablation, linear, heads, streaming, audio, browser, generate)
 SUITES: suites.Suites = {f.__name__.replace("_", "-"): f for f in EVERY}

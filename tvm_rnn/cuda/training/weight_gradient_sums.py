@@ -42,7 +42,6 @@ Products = list[tuple[Node, RowProduct]]
 COLUMNS, LINES = 32, 8  # threads of a block that sums columns: along elements, and along rows
 COLUMN_BLOCKS = 8  # of these on a multiprocessor: they wait for memory
 TILE_SQUARES = 4  # as wide as tiles are
-FOLDERS, EACH = 128, 4  # threads of a block that adds parts up, and elements of each: it waits for memory
 LEAST_ROWS = 256  # of a part: fewer, and adding the parts up takes longer than the sums
 
 
@@ -296,26 +295,20 @@ class WeightGradients:
         """totals[i] = (what is there, if `add`) + the parts' sums, in order."""
 
         def body(w: Writer) -> None:
-            many = FOLDERS * EACH
-            block = I.cta_id([tirx.Cast("int32", tirx.truncdiv(w["size"] + (many - 1), int64(many)))])
-            first = w.keep(wide(block) * int64(many) + wide(I.thread_id([FOLDERS])))
-            places = [w.keep(tirx.min(first + n * FOLDERS, w["size"] - 1)) for n in range(EACH)]
-            totals = w.local(EACH, self.dtype)
-            for n, at in enumerate(places):
-                w.store(totals, tirx.const(0.0, self.dtype), n)
+            block = I.cta_id([tirx.Cast("int32", tirx.truncdiv(w["size"] + 127, int64(128)))])
+            at = w.keep(wide(block) * int64(128) + wide(I.thread_id([128])))
+            with w.when(at < w["size"]):
+                total = w.local(1, self.dtype)
+                w.store(total, tirx.const(0.0, self.dtype), 0)
                 with w.when(tirx.NE(w["add"], tirx.const(0, "int32"))):
-                    w.store(totals, w["totals"][at], n)
-            with w.loop(tirx.Cast("int32", w["parts"])) as part:
-                start = w.keep(wide(part) * w["size"])
-                for n, at in enumerate(places):
-                    w.store(totals, totals[n] + w["sums"][start + at], n)
-            for n in range(EACH):
-                with w.when(first + n * FOLDERS < w["size"]):
-                    w.store(w["totals"], totals[n], first + n * FOLDERS)
+                    w.store(total, w["totals"][at], 0)
+                with w.loop(tirx.Cast("int32", w["parts"])) as part:
+                    w.store(total, total[0] + w["sums"][wide(part) * w["size"] + at], 0)
+                w.store(w["totals"], total[0], at)
 
         pointers = [("sums", self.dtype), ("totals", self.dtype)]
         scalars = [("size", "int64"), ("parts", "int64"), ("add", "int32")]
-        return write(f"{self.name}_fold", pointers, scalars, body, threads=FOLDERS)
+        return write(f"{self.name}_fold", pointers, scalars, body, threads=128)
 
     # --- memory and statements -------------------------------------------------------------------------------------
 
