@@ -225,7 +225,8 @@ class Emitter:
 
     def _vectors_of(self, group: Group) -> int:
         """Of work in one row: multiply-adds, and all that is pointwise."""
-        found = sum(prod(n.shape[:-1]) * self._vectors(n.shape) * TABLE[n.op].cost for n in group.nodes if n.shape)
+        made = [n for n in group.nodes if n.shape and not n.leaf]
+        found = sum(prod(n.shape[:-1]) * self._vectors(n.shape) * TABLE[n.op].cost for n in made)
         if group.root is None:
             return found
         shape = group.root.shape
