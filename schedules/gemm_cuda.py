@@ -23,6 +23,9 @@ CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15}
 LEAST_STAGES, GAIN = 4, 0.8  # of a pipeline; of what is read, below which a larger cluster was quicker
 HIGH = 64  # rows of a step up to which blocks share K, or tiles for few rows are used
 SHARE_ACROSS = 8  # threads along units
+# Rows of a tile whose weights are streamed: as many as are multiplied while memory sends these. Of its pipeline: bytes
+# of a stage at least, for each has a barrier; and of all stages at most, so that two blocks fit a multiprocessor.
+THIN, STAGE_BYTES, HALF_BYTES = 16, 8_000, 113_000
 MANY_ROWS = 2048  # of a step, as of images, whose rows are pixels: these are as many as of a hoisted product
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
@@ -35,9 +38,10 @@ class GemmCuda:
     while the kernel before them runs (slower in graphs of steps on an H200). For few_* and many_*: rows, columns, warps
     (down rows), along (warps along columns), split (parts of K in a block), cluster (parts of K over blocks), stages,
     pace (K tiles of a stage), blocks (on a multiprocessor); without tensor cores units (of a thread), across (threads
-    along units), high (its rows). share: up to so many rows, from share_from on, blocks share K (share_*, as few_*;
-    most: the last of these kernels takes up to so many rows, in several tiles; kept: percent of the weights that L2 is
-    asked to keep; overlap: from so many times 64 rows on, as above, 0: never)."""
+    along units), high (its rows); thin: up to so many rows the thin_* tile streams weights, up to `slender` rows one of
+    half as many. share: up to so many rows, from share_from on, blocks share K (share_*, as few_*; most: the last of
+    these kernels takes up to so many rows, in several tiles; kept: percent of the weights that L2 is asked to keep;
+    overlap: from so many times 64 rows on, as above, 0: never)."""
 
     @staticmethod
     def configure(unit: Unit, target: Target, knob: Knobs) -> Config:
@@ -307,19 +311,48 @@ def _lanes(unit: Unit, target: Target, knob: Knobs) -> Config:
     tall = max(1, rows // 8)
     few = {"rows": rows, "across": across, "high": tall, "split": 256 // (8 * across), "blocks": 1 if slots > 8 else 2}
     few["pace"], few["stages"] = _pipeline(128 * (rows + slots * across), 4 if rows <= 16 else 2)
+    thin = _thin(unit, target, units, slots)
+    weights = (8 if double else 4) * unit.gates * unit.width * sum(unit.depths)
+    streams = weights >= 1 << 22
     many = {"rows": 16 * high, "across": 16, "high": high, "split": 1, "blocks": 2 if slots == 8 and not double else 1}
     many |= {"stages": 2, "pace": 1}
     knobs = {
         "units": knob("units", (1, 2, 3, 4, 5, 8), units),
         "few": knob("few", (0, *POWERS), _most_of_few(unit, target, 16 * units, 16 * high) if step else 0),
+        "thin": knob("thin", (0, *POWERS), 2 * THIN if step or streams else 0),
+        "slender": knob("slender", (0, *POWERS), THIN // 2 if 2 * weights > target.l2_bytes else 0),
         "overlap": knob("overlap", (0, 1), 0),
         **shared,
     }
-    values = {"rows": POWERS, "across": (4, 8, 16), "stages": (2, 3, 4, 5, 6, 8)}
-    for size, tile in (("few", few), ("many", many)):
+    values = {"rows": POWERS, "across": (4, 8, 16), "stages": (2, 3, 4, 5, 6, 7, 8)}
+    for size, tile in (("thin", thin), ("few", few), ("many", many)):
         for part, value in tile.items():
             knobs[f"{size}_{part}"] = knob(f"{size}_{part}", values.get(part, (1, 2, 4, 8)), value)
     return knobs
+
+
+def _thin(unit: Unit, target: Target, units: int, slots: int) -> Config:
+    """A tile of THIN rows, whose weights are streamed: a warp's, of which all warps of the block, and of a cluster,
+    multiply a part of K. Of shapes that keep multiprocessors equally busy the broadest: lanes along rows all read the
+    same weights from shared memory.
+
+    H200, us, float32, 1, 16 and 32 rows: 512 -> 32,000 22, 23 and 39 (cuBLAS 18, 39 and 40; the few_* tile for 64 rows
+    87); of 8 rows 19 up to 8. LSTM 512 of 512 inputs with 8 across and a cluster of two 6.9, 6.9 and 9.5, with 4 across
+    7.7, 7.7 and 10.9 (few_* 13); 1024 -> 4096 8.4, 8.3 and 12.9 against 8.9, 8.8 and 14.9 (few_* 21).
+    """
+
+    def busy(shape: tuple[int, int]) -> float:
+        across, cluster = shape
+        tiles = -(-unit.width // (across * units)) * cluster
+        return across / cluster * -(-tiles // target.sms)
+
+    shapes = [(16, 1), *([(8, 2)] if target.arch == "sm_90a" else []), (8, 1), (4, 1)]
+    across, cluster = min(shapes, key=busy)
+    tile_bytes = 128 * (THIN + slots * across)
+    pace = next((p for p in (1, 2, 4) if p * tile_bytes >= STAGE_BYTES), 4)
+    stages = max(2, min(8, HALF_BYTES // (pace * tile_bytes)))
+    shape = {"rows": THIN, "across": across, "high": THIN * across // 32, "split": 8, "cluster": cluster}
+    return {**shape, "pace": pace, "stages": stages, "blocks": 1 if slots > 8 else 2}
 
 
 def _most_of_few(unit: Unit, target: Target, across: int, rows: int) -> int:
@@ -327,10 +360,11 @@ def _most_of_few(unit: Unit, target: Target, across: int, rows: int) -> int:
     leave half of the multiprocessors without one.
 
     Measured on an H100, float32, 256 rows of 512 units: a step's four gates 23.2 us, 256 results 11.1 us; in tiles of
-    128 rows, of which there are 32 and 4, 42.6 and 59.8 us.
+    128 rows, of which there are 32 and 4, 42.6 and 59.8 us. 128 rows of 512 -> 32,000, H200: smaller ones 202, larger
+    ones 110.
     """
     half = rows * (target.sms // 2 // -(-unit.width // across))
-    return min(512, max(128, 1 << (half.bit_length() - 1) if half else 0))
+    return min(512, max(128, 1 << (half.bit_length() - 1))) if half else HIGH
 
 
 def _share_lanes(unit: Unit, target: Target, knob: Knobs) -> Config:
@@ -344,7 +378,7 @@ def _share_lanes(unit: Unit, target: Target, knob: Knobs) -> Config:
     if unit.region != "step" or unit.dtype != "float32" or target.arch != "sm_90a" or not large:
         return {"share": 0}
     found = []
-    for units in (1, 2, 3, 4, 5):
+    for units in (1, 2, 3, 4, 5, 8):
         slots = -(-unit.gates * units // 4) * 4
         if slots > 20 or slots > unit.gates * units + 1:
             continue

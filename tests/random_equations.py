@@ -26,11 +26,11 @@ Draw = Callable[[Any], Any]
 SIZES = (1, 2, 3, 4, 7, 8, 9, 16, 17)
 LARGEST = 300  # elements of a value
 KINK = re.compile(
-    r"\b(abs|relu|maximum|minimum|max|min|sign|where|floor|round|mod|argmax|sort|topk|\w+_spike|logsumexp|clip|elu|"
+    r"\b(abs|absolute|to_u?int8|relu|maximum|minimum|max|min|sign|where|floor|round|mod|argmax|sort|topk|\w+_spike|logsumexp|clip|elu|"
     r"leaky_relu|hard_\w+|softsign)\("
 )
 FUNCTIONS = "tanh sigmoid softplus exp expm1 log log1p sqrt erf sin cos silu gelu elu mean var softmax layer_norm"
-FUNCTIONS += " logsumexp log_sigmoid hard_sigmoid leaky_relu rms_norm"
+FUNCTIONS += " power logsumexp log_sigmoid hard_sigmoid leaky_relu rms_norm"
 DRAWS = re.compile(r"\b(random_uniform|random_normal|sample)\(")
 ROUNDS = re.compile(rf"/|\*\*|\b({FUNCTIONS.replace(' ', '|')})\(")
 
@@ -142,6 +142,10 @@ class Writer:
     def one_of(self, options: Any) -> Any:
         return self.draw(st.sampled_from(list(options)))
 
+    def order(self, rank: int) -> Shape:
+        """So many axes in some order."""
+        return tuple(self.draw(st.permutations(range(rank))))
+
     def leaf(self, kind: dict[str, Shape], name: str, shape: Shape) -> Variable:
         kind[name] = shape
         found = Variable(name, name, (), shape, 1.0)
@@ -201,10 +205,13 @@ class Writer:
             f"cos({n})": 1.0,
             f"relu({n})": b,
             f"abs({n})": b,
+            f"absolute({n})": b,
             f"-{n}": b,
+            f"negative({n})": b,
             f"silu({n})": b,
             f"gelu({n})": b,
             f"({n}) ** 2": b * b,
+            f"square({n})": b * b,
             f"expm1(0.5 * {n})": exp(b / 2),
             f"elu({n}, 0.7)": b + 1,
             f"leaky_relu({n}, 0.1)": b,
@@ -214,6 +221,7 @@ class Writer:
             f"hard_tanh({n})": 1.0,
             f"clip({n}, -0.6, 0.4)": 0.6,
             f"(abs({n}) + 0.5) ** 1.7": (b + 0.5) ** 1.7,
+            f"power(abs({n}) + 0.5, 0.3)": b + 0.5,
         }
         sharp = {
             f"stop_gradient({n})": b,
@@ -221,6 +229,8 @@ class Writer:
             f"floor({n})": b + 1,
             f"round({n})": b + 0.5,
             f"mod({n}, 0.75)": 0.75,
+            f"0.01 * to_int8(90.0 * {n})": 1.28,
+            f"to_uint8(3.0 * {n})": 3 * b + 0.5,
             f"fast_sigmoid_spike({n})": 1.0,
             f"atan_spike({n})": 1.0,
             f"triangle_spike({n})": 1.0,
@@ -272,6 +282,7 @@ class Writer:
         tests = (f"{a.name} > {b.name}", f"{c.name} <= 0.1", f"{a.name} != {d.name}", f"{b.name} < {c.name}")
         first, second = self.one_of(tests), self.one_of(tests)
         tests = (first, f"~({first})", f"({first}) & ({second})", f"logical_or({first}, {second})")
+        tests += (f"logical_not({first})", f"logical_and({first}, {second})")
         text = f"where({self.one_of(tests)}, {c.name}, {d.name} - 0.25)"
         self.write(text, a.shape, max(c.bound, d.bound) + 0.25, sharp=True)
 
@@ -281,10 +292,15 @@ class Writer:
         n, k = self.one_of(SIZES), v.shape[0]
         lead = self.one_of(((), (), (2,), (4,)))
         bound = 1.0 + v.bound * k * 0.5
-        if self.one_of((True, True, False)):
+        way = self.one_of(("left", "left", "right", "named", "bytes" if self.sharp else "left"))
+        if way == "left":
             self.write(f"{self.param((*lead, n, k))} @ {v.name}", (*lead, n), bound)
+        elif way == "bytes":
+            text = f"0.001 * (to_int8(30.0 * {self.param((n, k))}) @ to_uint8(20.0 * {v.name}))"
+            self.write(text, (n,), 1.0 + 0.3 * v.bound * k, sharp=True)
         else:
-            self.write(f"{v.name} @ {self.param((k, n))}", (n,), bound)
+            p = self.param((k, n))
+            self.write(f"matmul({v.name}, {p})" if way == "named" else f"{v.name} @ {p}", (n,), bound)
 
     def again(self) -> None:
         """A matrix that an earlier line multiplies by, once more: as it is, or transposed."""
@@ -388,8 +404,12 @@ class Writer:
         self.write(text, shape, bound)
 
     def outer(self) -> None:
+        """Of two vectors the products of all pairs, or the sum of those at the same places."""
         a, b = self.value((1,)), self.value((1,))
         assert a is not None and b is not None
+        if a.shape == b.shape and self.one_of((True, False)):
+            self.write(f"dot({a.name}, {b.name})", (), a.bound * b.bound * a.shape[0])
+            return
         self.write(f"outer({a.name}, {b.name})", (a.shape[0], b.shape[0]), a.bound * b.bound)
 
     def reduction(self) -> None:
@@ -457,11 +477,12 @@ class Writer:
         at = self.one_of(range(size))
         stop = self.one_of(range(at + 1, size + 1))
         lead = ":, " * axis
-        order = tuple(self.draw(st.permutations(range(rank))))
+        order = self.order(rank)
         rest = v.shape[axis + 1 :]
         texts = {
             f"{v.name}[{lead}{at}]": (*v.shape[:axis], *rest),
             f"{v.name}[{lead}{at}:{stop}]": (*v.shape[:axis], stop - at, *rest),
+            f"rename({v.name}, '{' '.join(map(str, v.shape))}')": v.shape,
             f"transpose({v.name}, {order})": tuple(v.shape[a] for a in order),
             f"{v.name}.reshape(-1)": (prod(v.shape),),
             f"expand({v.name}, {axis})": (*v.shape[:axis], 1, size, *rest),

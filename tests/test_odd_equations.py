@@ -134,6 +134,16 @@ def choice_by_a_join(x: "I", h: "H+I", *, W: "H I", p: "I"):
     return where(concat([W @ x > 0, x * p > 0.1]), h * 0.5, 1.0)
 
 
+@cell(states="h")
+def inputs_that_nothing_reads(x: "I", u: "", v: "2 3", h: "H", *, W: "H I"):
+    return tanh(W @ x + h)
+
+
+@cell(states="h")
+def no_input_is_read(x: "I", u: "", h: "H"):
+    return tanh(h * 0.5)
+
+
 CELLS = [value for value in list(globals().values()) if isinstance(value, rnn.Cell)]
 EVERY_CELL = pytest.mark.parametrize("c", CELLS, ids=lambda c: c.name)
 

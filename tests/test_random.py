@@ -6,7 +6,10 @@ with random sizes and options are in test_random_cells.py.
 
 from __future__ import annotations
 
+import random
+import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,10 +17,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from networks import first_state, fitting
-from random_equations import Equations, equations
+from random_equations import OPS, Equations, Shape, Writer, equations
 
 import tvm_rnn as rnn
 from tvm_rnn import target
+from tvm_rnn.language import trace
 from tvm_rnn.options import PASS_NAMES
 from tvm_rnn.oracle.reference import Draws, Reference
 from tvm_rnn.oracle.tolerance import assert_close, relative_error
@@ -28,6 +32,31 @@ PASSES = st.sets(st.sampled_from(PASS_NAMES))
 STEPS, SEED = 4, 2**40 + 3
 # No explain phase: it compiles a counter-example hundreds of times over.
 PHASES = (Phase.explicit, Phase.generate, Phase.shrink)
+
+
+@dataclass
+class ByChance(Writer):
+    """Writes lines without hypothesis, hence many in a short time."""
+
+    rng: random.Random = field(default_factory=random.Random)
+
+    def one_of(self, options: Any) -> Any:
+        return self.rng.choice(list(options))
+
+    def order(self, rank: int) -> Shape:
+        return tuple(self.rng.sample(range(rank), rank))
+
+
+def test_random_equations_are_made_of_every_function() -> None:
+    rng, called = random.Random(0), set[str]()
+    for _ in range(300):
+        writer = ByChance(lambda _: None, sharp=True, drawing=True, rng=rng)
+        for name, shape in (("x", (4,)), ("h", (4,)), ("S", (2, 5)), ("M", (1, 3))):
+            writer.leaf(writer.states, name, shape)
+        for _ in range(12):
+            getattr(writer, rng.choice(OPS.split()))()
+        called |= {name for line in writer.lines for name in re.findall(r"\b(\w+)\(", line.text)}
+    assert called >= trace.FUNCTIONS, trace.FUNCTIONS - called
 
 
 def examples(count: int, same: bool) -> Callable[[Any], Any]:

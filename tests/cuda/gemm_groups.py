@@ -24,7 +24,7 @@ def hoisted(gates: int, width: int, depths: Sequence[int] = (40,), region: str =
     return Group("gemm", region, int(region == "step"), root, (root, *sums), tuple(sums))
 
 
-def of_members(members: int, gates: int, width: int, depths: Sequence[int]) -> Group:
+def of_members(members: int, gates: int, width: int, depths: Sequence[int], region: str = "before") -> Group:
     """z[g] + b[g] of each member, each stored; the first operand's vectors lie side by side, others' at distances."""
     shape = (members, gates, width) if gates > 1 else (members, width)
     pairs = []
@@ -36,7 +36,7 @@ def of_members(members: int, gates: int, width: int, depths: Sequence[int]) -> G
     root, b = make("batched_gemm", *pairs), Node("param", shape=(members, gates, width), name="b")
     parts = [make("index", root, axis=-2, at=g) if gates > 1 else root for g in range(gates)]
     sums = [make("add", part, make("index", b, axis=-2, at=g)) for g, part in enumerate(parts)]
-    return Group("gemm", "before", 0, root, (root, *sums), tuple(sums))
+    return Group("gemm", region, int(region == "step"), root, (root, *sums), tuple(sums))
 
 
 def lstm_step(width: int, depth: int) -> Group:

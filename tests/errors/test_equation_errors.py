@@ -217,6 +217,48 @@ BODIES = {
 }
 
 
+# A misuse of each function of the language: of most a truth value in place of numbers, operands that do not fit, or an
+# axis that is not there.
+TRUTHS = (
+    "absolute cos erf exp expm1 floor gelu hard_sigmoid hard_tanh log log1p log_sigmoid negative relu round sigmoid "
+)
+TRUTHS += "sign silu sin softplus softsign sqrt square stop_gradient tanh to_int8 to_uint8"
+UNFIT = "maximum minimum mod power dot vecdot elu leaky_relu atan_spike fast_sigmoid_spike triangle_spike"
+UNFIT += " layer_norm rms_norm"
+ABSENT = "argmax cumprod cumsum flip logsumexp max mean min softmax sort sum var"
+MISUSED = {
+    **{name: (f"{name}(h > 0)", "has the wrong kind") for name in TRUTHS.split()},
+    **{name: (f"{name}(h, x)", "operands do not fit") for name in UNFIT.split()},
+    **{name: (f"{name}(h, 1)", "this axis does not exist") for name in ABSENT.split()},
+    "clip": ("clip(h, x, 1.0)", "operands do not fit"),
+    "concat": ("concat([R, W], axis=0)", "differ outside the joined axis"),
+    "conv": ("conv(h, R)", "one or two more axes"),
+    "einsum": ("einsum('ij,j->i', W, h)", "axis 'j' has sizes 3 and 4"),
+    "expand": ("expand(h, 3)", "no new axis can be there"),
+    "logical_and": ("logical_and(h > 0, c)", "argument 2 has the wrong kind"),
+    "logical_not": ("logical_not(h)", "has the wrong kind"),
+    "logical_or": ("logical_or(h, c > 0)", "argument 1 has the wrong kind"),
+    "matmul": ("matmul(W, h)", "the inner sizes differ"),
+    "matvec": ("matvec(R, x)", "operands do not fit"),
+    "one_hot": ("one_hot(w, 4.0)", "size of the new axis"),
+    "outer": ("outer(w, h)", "needs more axes"),
+    "random_normal": ("random_normal(-1)", "this is no shape"),
+    "random_uniform": ("random_uniform(h)", "this is no shape"),
+    "rename": ("rename(h, 'T')", "axis T (steps)"),
+    "reshape": ("reshape(h, (3, -1))", "the number of elements differs"),
+    "sample": ("sample(h, -1)", "the temperature"),
+    "split": ("split(h, 3)[0]", "does not divide"),
+    "squeeze": ("squeeze(h, 0)", "the number of elements differs without this axis"),
+    "stack": ("stack([h, x])", "differ outside the joined axis"),
+    "surrogate": ("surrogate(h, x)", "the shapes differ"),
+    "take": ("take(h, w)", "a table that stays the same"),
+    "topk": ("topk(h, 5)[0]", "so many"),
+    "transpose": ("transpose(R, (0, 0)) @ h", "not an order of the axes"),
+    "vecmat": ("vecmat(x, R)", "operands do not fit"),
+    "where": ("where(h > 0, h, x)", "operands do not fit"),
+}
+
+
 def load(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
@@ -248,6 +290,21 @@ def test_the_message_names_the_line_and_says_what_to_do(
     assert not got or got in text[text.index("got:") :]
     assert do is None or do in text[text.index("do:") :]
     assert do is not None or "do:" in text or "expected:" in text
+
+
+def test_every_function_has_a_misuse() -> None:
+    assert MISUSED.keys() == trace.FUNCTIONS
+
+
+@pytest.mark.parametrize("name", sorted(trace.FUNCTIONS))
+def test_a_misused_function_names_the_line(name: str, tmp_path: Path) -> None:
+    call, what = MISUSED[name]
+    mine, path, line = define(tmp_path, f"h = rnn.{call}  # here\nreturn h, c")
+    with pytest.raises(CellError) as caught:
+        mine.trace(SIZES)
+    first, *rest = str(caught.value).splitlines()
+    assert what in first and f"  where:    {path}:{line}" in rest
+    assert any(row.startswith(("  expected:", "  do:")) for row in rest)
 
 
 def test_a_line_of_a_helper_in_the_users_file_is_named(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_switched_off_there_is_one_tile_layer_by_layer() -> None:
 
 
 def test_a_tile_fits_half_the_cache() -> None:
-    """Weights of at most two level-2 caches are no reason for more rows."""
+    """Weights that the level-2 cache holds are no reason for more rows."""
     net = rnn.RNN(rnn.cells.lstm, 256, 256)
     rows = tiling(net).rows_per_tile
     assert rows is not None and rows * (4 * 256 + 2 * 256) * 4 <= V4.l2_bytes // 2
@@ -69,5 +69,5 @@ def test_rows_stay_within_bounds() -> None:
 
 
 def test_wider_elements_mean_fewer_rows() -> None:
-    single, double = (tiling(rnn.RNN(rnn.cells.lstm, 256, 256, dtype=d)).rows_per_tile for d in ("float32", "float64"))
+    single, double = (tiling(rnn.RNN(rnn.cells.lstm, 128, 128, dtype=d)).rows_per_tile for d in ("float32", "float64"))
     assert single is not None and double is not None and double < single

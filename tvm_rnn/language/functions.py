@@ -483,7 +483,11 @@ def expand(x: Array, axis: int) -> Array:
 
 def squeeze(x: Array, axis: int) -> Array:
     """The array without an axis of size 1."""
-    at = axis % len(x.shape)
+    at = _one_axis("squeeze", x, axis) + len(x.shape)
+    if x.shape[at] != 1:
+        got = f"axis={axis} of {list(x.shape)}"
+        what = "squeeze: the number of elements differs without this axis"
+        fail(what, got=got, expected="an axis of size 1", do="take one place of it by an index, or its sum")
     if _traced(x):
         return removed(x, at)
     return reshape(x, (*x.shape[:at], *x.shape[at + 1 :]))

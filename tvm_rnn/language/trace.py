@@ -383,7 +383,9 @@ def apply(op: str, *operands: object) -> Value:
                 f"{op}: argument {position + 1} has the wrong kind",
                 got="a comparison's truth value" if v.node.boolean else repr(v),
                 expected="a truth value (a comparison)" if wants_truth else "numbers",
-                do="turn a truth value into numbers with where(condition, 1.0, 0.0)",
+                do="compare it: where(condition, a, b) asks for a value > 0.0, say, or another truth value"
+                if wants_truth
+                else "turn a truth value into numbers with where(condition, 1.0, 0.0)",
             )
     return made(op, *same)
 

@@ -55,3 +55,10 @@ def test_threads_that_copy_are_beside_those_that_multiply() -> None:
     tile = LanesSplitKTile(64, split=2, stages=8, cluster=2, across=8, high=4, groups=5)
     assert tile.members == 256 and tile.copiers == COPIERS and tile.threads == 256 + COPIERS
     assert tile.shared_bytes == max(8 * (tile.stage_bytes + 16), 256 * 4 * 20 * 4)
+
+
+def test_a_warp_has_a_whole_tile_whose_weights_are_streamed() -> None:
+    """Rows that are too few for the lanes leave them to units; all warps have a part of K."""
+    for across, high, lanes in ((4, 2, 4), (8, 4, 8), (16, 8, 16)):
+        tile = LanesTile(16, split=8, across=across, high=high)
+        assert (tile.lanes, tile.down * tile.lanes, tile.threads) == (lanes, 32, 256)

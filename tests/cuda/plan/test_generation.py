@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from compiled_kernels import text_of
 from emulated import Case, persistent_error
 
 import tvm_rnn as rnn
 from tests.cuda.persistent.test_kernel import cluster, grid
 from tvm_rnn.bench.suites import writers
+from tvm_rnn.cuda.gemm.group_kernels import Gemm
 from tvm_rnn.cuda.model.choose_regime import Persistent
 from tvm_rnn.cuda.plan import layer as steps
 from tvm_rnn.cuda.plan.generation import GenerationPlan, plans
@@ -43,6 +45,21 @@ def test_a_step_is_four_launches_and_no_copy(name: str, tokens: int) -> None:
     assert own.program.suffix == ("" if net.draws else "_generate")
     assert {name for name, _ in own.program.parameters if "constant" not in name} == {*net.weight_shapes}
     assert own.program.inputs == 3 + 3 * bool(net.draws) and own.program.states == 4
+
+
+@pytest.mark.usefixtures("step_by_step")
+def test_kernels_of_a_step_begin_while_the_one_before_runs() -> None:
+    """All but those of many rows. A product has weights by then; what others write is read behind the wait."""
+    own = planned(rnn.RNN(writers.CELLS["lstm_greedy"], 1, 8, V=300))
+    works = [work for groups, work in own.code[0].groups if groups[0].region == "step"]
+    products = [work for work in works if isinstance(work, Gemm)]
+    few = [v.kernel for work in products for v in work.variants if not v.kernel.name.endswith("_many")]
+    assert len(products) == 2 and len(few) >= 4
+    for kernel in [*few, *(work.kernel for work in works if not isinstance(work, Gemm))]:
+        text = text_of(kernel).split('extern "C"')[-1]
+        starts, waits = text.index("launch_dependents"), text.index("griddepcontrol_wait")
+        assert starts < waits and kernel.shares
+        assert kernel not in few or starts < text.index("async_cg_shared") < waits
 
 
 @pytest.mark.usefixtures("step_by_step")

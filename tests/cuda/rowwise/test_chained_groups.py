@@ -12,8 +12,8 @@ from emulated import POISON, run
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.row_kernels import Rows
 from tvm_rnn.cuda.rowwise import chained_groups as chains
-from tvm_rnn.cuda.rowwise.chained_groups import ASKED, MOST_WORK, chained_groups, chained_groups_kernel, work_of
-from tvm_rnn.graph.graph import Group, Node, make
+from tvm_rnn.cuda.rowwise.chained_groups import ASKED, HELD, MOST_WORK, chained_groups, chained_groups_kernel, work_of
+from tvm_rnn.graph.graph import Group, Node, constant, make
 
 BARRIERS = {40: "warp_sync();", 400: "cta_sync();"}  # by elements of a row: a warp has it, or a block
 
@@ -149,7 +149,7 @@ def test_a_few_terms_are_a_threads() -> None:
 def test_a_long_reduction_asks_for_several_elements_at_once(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last ones are fewer than a thread asks for; numbers below 0, so that no 0 is the largest."""
     monkeypatch.setattr(chains, "MOST_THREADS", 96)
-    h = leaf("h", size := 96 * 2 * ASKED + 7)
+    h = leaf("h", size := 96 * HELD + 7)
     root = make(op, h, axis=-1, keepdims=False)
     made = kernel_of([group(root, root=root), group(make("neg", root))])
     assert made.kernel.threads == 96 and text_of(made.kernel).count(f", {size - 1}") == ASKED
@@ -160,3 +160,26 @@ def test_a_long_reduction_asks_for_several_elements_at_once(op: str, monkeypatch
     name = next(a.name for a in made.arguments if a.node is root)
     expected = value.astype(float).max(1) if op == "max" else value.astype(float).sum(1)
     assert np.abs(arrays[name].ravel() / expected - 1).max() < 1e-6
+
+
+@pytest.mark.parametrize("rest", [0, 7])
+def test_what_a_reduction_read_is_there_for_the_next_one(rest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The place of the largest element: each thread's are in registers, and what counts up is no load."""
+    monkeypatch.setattr(chains, "MOST_THREADS", 96)
+    h = leaf("h", size := 96 * 2 * ASKED + rest)
+    top, counted = make("max", h, axis=-1, keepdims=True), constant(np.arange(float(size)), 1)
+    place = make("where", make("equal", h, top), counted, constant(0.0, 1))
+    found = make("sum", place, axis=-1, keepdims=False)
+    made = kernel_of([group(top, root=top), group(place, found, root=found, stored=(found,))])
+    assert made.kernel.threads == 96
+    text, (first, second, *_) = text_of(made.kernel), made.arguments
+    assert (first.node, second.node) == (h, counted)
+    assert text.count("= _ptr[") == -(-size // 96)
+    signature = text[text.index("__launch_bounds__") :].split(";")[0]
+    assert signature.count("float*") == len(made.arguments) - 1  # what nothing reads is no parameter
+    value = -1.0 - np.random.default_rng(1).random((5, size), "float32")
+    arrays = {a.name: np.full((5, *a.node.shape), POISON, "float32") for a in made.arguments}
+    arrays |= {a.name: value for a in made.arguments if a.node is h}
+    run(made.kernel, arrays, {"rows": 5}, 5)
+    name = next(a.name for a in made.arguments if a.node is found)
+    np.testing.assert_array_equal(arrays[name].ravel(), value.argmax(1))

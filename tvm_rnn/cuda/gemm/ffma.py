@@ -30,7 +30,8 @@ from tvm_rnn.tir.index import uint32, wide
 from .cp_async_pipeline import CpAsyncGemm, CpAsyncTile
 from .problem import Problem
 
-ACROSS = 8  # lanes of a warp along units, at most
+WARP = 32
+ACROSS = 8  # lanes of a warp along units
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class LanesTile(CpAsyncTile):
 
     @property
     def lanes(self) -> int:
-        """Lanes of a warp along units."""
-        return min(self.across, ACROSS)
+        """Lanes of a warp along units: more where rows are too few for the others."""
+        return max(min(self.across, ACROSS), WARP // self.down)
 
     @property
     def down(self) -> int:
@@ -113,7 +114,8 @@ class LanesGemm(CpAsyncGemm):
 
     def multiply(self, stage: TirExpr) -> None:
         """Chunks of this thread's part. A k of the weights is read one k ahead, a row of the next chunk as soon as the
-        row's last product is made: the loads hide behind the other rows' products."""
+        row's last product is made: the loads hide behind the other rows' products. Where a part is one chunk, nothing
+        of it is left to read ahead."""
         w, tile, chunk = self.w, self.tile, self.chunk_elements
         count, number = self.chunks()
         line = tile.groups * tile.across * 4 * tile.size
@@ -130,11 +132,13 @@ class LanesGemm(CpAsyncGemm):
             following = tirx.min(c + 1, count - 1)  # once too often, which does no harm
             starts = self._a_starts(stage, number(following))
             for e in range(chunk):
-                self._load_b(b_of(c, e + 1) if e + 1 < chunk else b_of(following, 0), (e + 1) % 2)
+                last = e == chunk - 1
+                if count > 1 or not last:
+                    self._load_b(b_of(following, 0) if last else b_of(c, e + 1), (e + 1) % 2)
                 for m in range(tile.high):
                     for v, z in product(range(self.vectors), range(chunk)):
                         self.acc.store(self.acc[m, v][z] + self.a[m][e] * self.b[e % 2, v][z], m, v, z)
-                    if e == chunk - 1:
+                    if count > 1 and last:
                         self._load_a(starts, m)
 
     def chunks(self) -> tuple[int, Callable[[Expr], Expr]]:

@@ -68,13 +68,14 @@ def gemm(
     few: bool = False,
     opens: bool = False,
     given: bool = False,
+    chained: bool = False,
 ) -> Gemm:
     """Kernels for a gemm group.
 
     operands: how products read the values below their left operands; reads: how the epilogue reads a value (None: it
     is computed from others); writes: where a stored value goes. batches: numbers of rows to expect in a step.
     record: knob values in place of the template's own. few: calls of few rows matter whatever the region, as where no
-    steps are left: decoding is a call of one step. opens, given: see `Problem`.
+    steps are left: decoding is a call of one step. opens, given, chained: see `Problem`.
     """
     root = group.root
     assert root is not None and root.op in GEMMS
@@ -89,7 +90,7 @@ def gemm(
     arguments, problem = _problem(group, precision, layout, tuple(resolve(root, operands)), (reads, writes))
     packs = tuple(_packed(layout, weight, precision == "tf32", problem.members) for weight in root.args[::2])
     each = tuple(pack.elements // max(problem.members, 1) for pack in packs)
-    problem = replace(problem, packed=each, opens=opens, given=given)
+    problem = replace(problem, packed=each, opens=opens, given=given, chained=chained)
     if problem.members:  # there are so many times more tiles
         knobs = {**knobs, **{size: knobs.get(size, 0) // problem.members for size in ("slim", "mid")}}
     return Gemm(_variants(name, problem, knobs), packs, arguments, unit, template.name, knobs, source, given)
@@ -145,13 +146,14 @@ def _written(name: str, problem: Problem, tile: Tile, body: Callable[[Writer, Pr
     scalars = [("rows", "int64"), ("given", "int32")][: 1 + problem.given]
     own = (name, problem.precision, problem.pointers, scalars)
     kernel = tile.write(*own, lambda w: body(w, problem, tile), early=problem.given)
-    return replace(kernel, shares=kernel.shares or problem.given)  # the epilogue's loads stay behind its wait
+    waits = problem.given or problem.chained or (not tile.apart and tile.overlap)
+    return replace(kernel, shares=kernel.shares or waits)  # loads of what was written stay behind its wait
 
 
 def _variants(name: str, problem: Problem, knobs: Config) -> tuple[Variant, ...]:
-    """The kernel for few rows first, then the fastest for many, then the one that takes any operands."""
-    found = _split_k(name, problem, knobs)
-    if knobs["few"]:
+    """The kernels for few rows first, then the fastest for many, then the one that takes any operands."""
+    found = [*_split_k(name, problem, knobs), *_thin(name, problem, knobs)]
+    if knobs["few"] > _reach(knobs):
         found.append(Variant(_kernel(f"{name}_few", problem, knobs, "few"), f"rows <= {knobs['few']}"))
     if knobs.get("wide_columns") and all(o.piece(problem.compute) for o in problem.operands):
         shape = {k: knobs[f"wide_{k}"] for k in ("columns", "stages", "cluster")}
@@ -164,6 +166,19 @@ def _variants(name: str, problem: Problem, knobs: Config) -> tuple[Variant, ...]
         condition = f"rows >= {knobs['wide']}{aligned}"
         found.append(Variant(_written(f"{name}_wide", problem, tile, WgmmaGemm), condition))
     return (*found, Variant(_kernel(f"{name}_many", problem, knobs, "many"), "true"))
+
+
+def _thin(name: str, problem: Problem, knobs: Config) -> list[Variant]:
+    """Kernels without tensor cores that stream weights past few rows."""
+    half = {f"thin_{part}": knobs.get(f"thin_{part}", 0) // 2 for part in ("rows", "high")}
+    sizes = [(size, own) for size, own in (("slender", {**knobs, **half}), ("thin", knobs)) if knobs.get(size)]
+    return [Variant(_kernel(f"{name}_{n}", problem, own, "thin"), f"rows <= {knobs[n]}") for n, own in sizes]
+
+
+def _reach(knobs: Config) -> int:
+    """Up to how many rows these, and behind them kernels that share K, leave nothing for others."""
+    reach = knobs.get("thin", 0)
+    return knobs["share"] if reach and knobs["share"] and knobs["share_from"] <= reach else reach
 
 
 def _aligned(problem: Problem) -> str:
@@ -199,9 +214,10 @@ def _split_k(name: str, problem: Problem, knobs: Config) -> list[Variant]:
 
 def _kernel(name: str, problem: Problem, knobs: Config, size: str) -> Kernel:
     tensor = not isinstance(problem.layout, Lanes)
-    own = ("columns", "warps", "along", "cluster") if tensor else ("across", "high")
-    shape = {k: knobs[f"{size}_{k}"] for k in ("rows", "split", "stages", "pace", "blocks", *own)}
-    overlap = size == "few" and knobs["overlap"] == 1
+    own = ("columns", "warps", "along", "cluster") if tensor else ("across", "high", "cluster")
+    given = {k: knobs.get(f"{size}_{k}") for k in ("rows", "split", "stages", "pace", "blocks", *own)}
+    shape = {k: value for k, value in given.items() if value is not None}
+    overlap = size != "many" and bool(problem.chained or knobs["overlap"])
     if isinstance(problem.layout, Lanes):
         shape |= {"groups": problem.layout.groups, "size": SIZES[problem.compute]}
         return _written(name, problem, LanesTile(overlap=overlap, **shape), LanesGemm)

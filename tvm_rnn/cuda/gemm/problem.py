@@ -36,7 +36,9 @@ class Problem:
 
     opens: the kernel behind this one may begin once all that came before this one has ended. given: the
     kernel has a scalar `given`, which is not 0 where the kernel before this one opens, and left operands are of before
-    that one: then only the epilogue waits for its end."""
+    that one: then only the epilogue waits for its end. chained: all kernels of a loop begin early, so that this one may
+    begin while several before it run; those for few rows have fetched weights when it is their turn. Those for many
+    would take the place of the blocks before them: LSTM 512 with 32,000 results, B = 256, H200, 318 us a step."""
 
     precision: str
     group: Group
@@ -51,6 +53,7 @@ class Problem:
     member: TirExpr | None = None
     opens: bool = False
     given: bool = False
+    chained: bool = False
 
     def at(self, member: TirExpr) -> Problem:
         """That of one member."""

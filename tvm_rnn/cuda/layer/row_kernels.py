@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from math import prod
 
+import numpy as np
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
@@ -74,6 +75,8 @@ class Values:
         dtype = arithmetic(self.precision)
         if node in self.given:
             return self.given[node](index)
+        if (count := counted(node)) is not None:
+            return self.writer.keep(tirx.Cast(dtype, index[count]))
         if node in self.pointers:
             place = self.reads(node)
             assert place is not None
@@ -89,6 +92,14 @@ class Values:
     def load(self, pointer: str, place: Place, node: Node, index: Index) -> Expr:
         value = self.writer[pointer][address(place, self.row, dense(node.shape, index))]
         return converted(value, arithmetic(self.precision))
+
+
+def counted(node: Node) -> int | None:
+    """The axis of a constant whose elements are 0, 1, 2 and so on along it: known without a look at memory."""
+    if node.op != "const" or node.value is None or not 1 < node.value.size <= 1 << 24:
+        return None
+    long = [axis for axis, size in enumerate(node.shape) if size > 1]
+    return long[0] if len(long) == 1 and (node.value.ravel() == np.arange(node.value.size)).all() else None
 
 
 def store(writer: Writer, argument: Argument, place: Place, row: Expr, index: Sequence[Expr], value: Expr) -> None:

@@ -166,6 +166,12 @@ class Layer:
         """Whether kernels that know lengths and resets are left out."""
         return self.looped or self.machine.records.lean
 
+    @property
+    def chained(self) -> bool:
+        """Whether each kernel of a step begins while the one before it runs: a loop's launches are no graph, in which
+        kernels follow each other as fast without."""
+        return self.looped and self.machine.arch == HOPPER
+
     @cached_property
     def copies(self) -> dict[int, Kernel]:
         """What copies inputs for products of all rows."""
@@ -190,7 +196,7 @@ class Layer:
         first = groups[0]
         own: dict[str, Any] = {"precision": self.precision}
         own |= {"reads": partial(reads, first), "writes": partial(writes, first)}
-        early = self.machine.arch == HOPPER and first.region == "before"
+        early = self.machine.arch == HOPPER and (first.region == "before" or self.chained)
         if first.kind == "random":
             return mask_kernel(name, first.nodes[0], partial(writes, first), self.streams)
         if first.kind == "gemm":
@@ -199,7 +205,8 @@ class Layer:
                 found = layout.source(node, True, first.region)
                 return None if found is None else found.place
 
-            own |= {"few": not layout.has_steps, "opens": early, "given": given}
+            opens = early and first.region == "before"
+            own |= {"few": not layout.has_steps, "opens": opens, "given": given, "chained": self.chained}
             return gemm(name, first, target=self.machine, operands=operands, batches=self.batches, **own)
         if is_matrix(first) or is_again(first):
             matrix = next(found for found in layout.matrices if found.group is first)

@@ -33,9 +33,10 @@ from tvm_rnn.cuda.layer.row_kernels import (
     unravel,
 )
 from tvm_rnn.graph.graph import Group, Node, reduced_axes
+from tvm_rnn.graph.ops import Shape
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.graph.tensor_expressions import Index
-from tvm_rnn.tir.expr import Buffer, Expr
+from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import wide
 
 from .parts_of_rows import parts_of_rows
@@ -48,6 +49,7 @@ MOST_THREADS, ELEMENTS_PER_THREAD = 1024, 4
 # Elements of a long reduction that a thread asks for before it combines the first: one at a time each waits for memory.
 # The largest of 32,000 numbers took 32 such waits.
 ASKED = 8
+HELD = 32  # of one that fits into registers: all, and what the next reductions read of the same places is there
 
 
 def work_of(group: Group) -> int:
@@ -171,6 +173,10 @@ class _ChainedGroups:
         writer.do(I.cuda.warp_sync() if self.threads == WARP else I.cuda.cta_sync())
 
     def _groups(self, writer: Writer) -> None:
+        self.held: dict[tuple[Node, Index], TirExpr] = {}  # what is in registers
+        self.places: dict[
+            Shape, list[tuple[Expr, Index]]
+        ] = {}  # of long reductions: a thread's, in axes of these sizes
         fresh: set[Node] = set()  # stored since the last barrier
         for job in self.jobs:
             read = {a.node for a in job.arguments(job.group.nodes) if a.role == "read"}
@@ -184,7 +190,7 @@ class _ChainedGroups:
         pointers = {a.node: a.name for a in self.reads.values()}
         inside = set(job.group.nodes) - job.elsewhere
         pointers |= {node: name for node, name in self.made.items() if node not in inside}
-        return Values(writer, job.precision, self.row, job.reads, pointers)
+        return Values(writer, job.precision, self.row, job.reads, pointers, known=dict(self.held))
 
     def _own(self, job: Job) -> list[Argument]:
         return [a for a in self.writes if a.node in job.group.stored and job.writes(a.node)]
@@ -222,9 +228,14 @@ class _ChainedGroups:
             with self._each(writer, outputs, self.thread, self.threads) as j:
                 finish(j, self._sum(writer, job, j, tirx.const(0, "int32"), 1)[0])
         elif outputs <= FEW:  # all threads for each
+            terms = prod(size for _, size in reduced_axes(root))
+            hold = 2 * ASKED * self.threads <= terms <= HELD * self.threads
             for j in range(outputs):
-                total = self._sum(writer, job, j, self.thread, self.threads)
+                total = (
+                    self._sum_of_held(writer, job, j) if hold else self._sum(writer, job, j, self.thread, self.threads)
+                )
                 self._over_block(writer, root, total)
+                self.held[root, self._index(writer, j, root.shape)] = writer.keep(total[0])
                 with writer.when(tirx.EQ(self.thread, 0)):
                     finish(j, total[0])
         else:  # a warp for each
@@ -261,6 +272,28 @@ class _ChainedGroups:
                 writer.store(total, combine(total[0], own), 0)
         return total
 
+    def _sum_of_held(self, writer: Writer, job: Job, j: int) -> Buffer:
+        """The same of all threads, each of which holds all elements that it reads."""
+        root, dtype = job.group.root, arithmetic(job.precision)
+        assert root is not None
+        combine, identity = combiner(root)
+        extents = tuple(size for _, size in reduced_axes(root))
+        index, count, values = self._index(writer, j, root.shape), prod(extents), self._values(writer, job)
+        if extents not in self.places:
+            every = [writer.keep(u * self.threads + self.thread) for u in range(-(-count // self.threads))]
+            last = writer.keep(tirx.Min(every[-1], count - 1))
+            self.places[extents] = [(k, unravel(writer, k, extents)) for k in [*every[:-1], last]]
+        elements = [writer.keep(reduced(values, root, index, place)) for _, place in self.places[extents]]
+        given = {node for node in values.pointers if node not in self.made}
+        self.held |= {key: value for key, value in values.known.items() if key[0] in given}
+        inside = (len(elements) - 1) * self.threads + self.thread < count
+        elements[-1] = tirx.Select(inside, elements[-1], tirx.const(identity, dtype))
+        total = writer.local(1, dtype)
+        writer.store(total, elements[0], 0)
+        for value in elements[1:]:
+            writer.store(total, combine(total[0], value), 0)
+        return total
+
     def _index(self, writer: Writer, j: Expr, shape: tuple[int, ...]) -> Index:
         """The index of element j of the part."""
         if self.parts > 1:
@@ -275,7 +308,7 @@ class _ChainedGroups:
 
     def _over_block(self, writer: Writer, root: Node, total: Buffer) -> None:
         """The result of all threads' parts, in every thread, in one order whatever runs first."""
-        combine, _ = combiner(root)
+        combine, identity = combiner(root)
         across_warp(writer, total, combine)
         if self.threads == WARP:
             return
@@ -283,9 +316,12 @@ class _ChainedGroups:
         with writer.when(tirx.EQ(tirx.truncmod(self.thread, WARP), 0)):
             writer.store(self.partial, total[0], tirx.truncdiv(self.thread, WARP))
         writer.do(I.cuda.cta_sync())
-        writer.store(total, self.partial[0], 0)
-        for warp in range(1, self.threads // WARP):
-            writer.store(total, combine(total[0], self.partial[warp]), 0)
+        warps = self.threads // WARP  # each warp combines what all have
+        lane = writer.keep(tirx.truncmod(self.thread, WARP))
+        writer.store(total, self.partial[tirx.Min(lane, warps - 1)], 0)
+        if warps < WARP:
+            writer.store(total, tirx.Select(lane < warps, total[0], tirx.const(identity, total.dtype)), 0)
+        across_warp(writer, total, combine)
 
 
 def written(rows: Rows) -> Rows:
