@@ -20,7 +20,7 @@ from tvm_rnn.target import resolve
 class Noted:
     """A regime that writes down where it was launched."""
 
-    most, at_once, blocks, least_steps = 8, None, "4", 1
+    most, at_once, blocks, multiprocessors, least_steps = 8, None, "4", "4", 1
     packs: Sequence[Pack] = ()
     words: Sequence[Node] = ()
     work_bytes: HostExpr = "B * 64"
