@@ -253,7 +253,7 @@ def test_packing_is_for_large_results_on_hopper() -> None:
     assert tile("bfloat16", 256, 256) is None and tile("tf32", 64, 64) is None
     assert tile("tf32", 2560, 2560, "sm_80") is None and tile("float32", 2560, 2560) is None
     odd = operand("a0", 2561, 2561, "bfloat16")
-    assert packed_tile_for("bfloat16", [odd], operand("b", 2560, 2560, "bfloat16"), "sm_90a") is None
+    assert packed_tile_for("bfloat16", [odd], operand("b", 2560, 2560, "bfloat16"), "sm_90a", 132) is None
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -24,8 +24,9 @@ Loops = Sequence[tuple[tirx.Var, Expr]]
 
 def product(extents: Sequence[Expr]) -> Expr:
     """How many times the innermost of loops runs; a number where all are."""
-    if all(isinstance(n, tirx.IntImm | int) for n in extents):
-        return int64(prod(int(n) for n in extents))
+    numbers = [n if isinstance(n, int) else int(n.value) for n in extents if isinstance(n, tirx.IntImm | int)]
+    if len(numbers) == len(extents):
+        return int64(prod(numbers))
     return reduce(lambda a, b: a * b, extents)
 
 

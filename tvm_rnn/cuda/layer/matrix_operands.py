@@ -278,23 +278,25 @@ def prepared(
     copies: dict[Operand, Node] = {}
     for group in graph.groups:
         if group in every:
-            own = every[group]
-            if isinstance(own, MatrixOperands):
-                own, groups = _taken_apart(graph, own, groups, lambda n: n in stored or (n.op == "input" and given(n)))
-            for operand in own.operands:
+            matrix = every[group]
+            if isinstance(matrix, MatrixOperands):
+                matrix, groups = _taken_apart(
+                    graph, matrix, groups, lambda n: n in stored or (n.op == "input" and given(n))
+                )
+            for operand in matrix.operands:
                 node, axis = operand
                 base, _ = _located(node, arrays)
                 number = axis == NUMBER
                 there = kept(base) if number and base.op != "input" else False
                 there = there or (base in stored and not (number and base in vectors | products))
                 there = there or (not number and base.op == "input" and given(base))
-                if there and own.whole(operand):
+                if there and matrix.whole(operand):
                     continue
                 if operand not in copies:
-                    copy = copies[operand] = make("broadcast", node, to=own.spread(operand))
+                    copy = copies[operand] = make("broadcast", node, to=matrix.spread(operand))
                     groups.append(Group("pointwise", "before", 0, None, (copy,), (copy,)))
-                own.copies[operand] = copies[operand]
-            found.append(own)
+                matrix.copies[operand] = copies[operand]
+            found.append(matrix)
         groups.append(group)
         if group.region == "before":
             stored.update(n for n in group.stored if not n.leaf)

@@ -188,8 +188,9 @@ class BackwardPlan(Plan):
         made, machine = layer.accumulated, (self.target.arch, self.target.sms)
         left = [n for n in sums if n not in made]
         finish = FinishKernels(graph, sums, f"{layer.number}_finish", precision)
-        more = {"accumulated": made, "beside": finish.joined(1)}
-        weight_gradients = WeightGradients(name, left, precision, *places, *machine, **more)
+        weight_gradients = WeightGradients(
+            name, left, precision, *places, *machine, accumulated=made, beside=finish.joined(1)
+        )
         direct = bool(layout.in_output) or layout.walked or (layout.written_last and self.directions == 1)
         roots = [*([] if direct else [graph.output]), *graph.emitted]
         facts = precision, reads, self.net.dtype
