@@ -102,6 +102,37 @@ def test_parts_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
         check(net, module, draw(net, 2 * T, B, **rows), monkeypatch)
 
 
+# Directions, in calls of any number of steps: cell, inputs, least steps of a persistent kernel, form.
+DIRECTIONS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
+    "lstm-bfloat16": ("lstm", 5, 2, {"dtype": "bfloat16", "num_layers": 2}),
+    "gru-float32": ("gru", 8, 1, {"dtype": "float32", "num_layers": 2}),
+    "launched-float16": ("elman", 8, 99, {"dtype": "float16"}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DIRECTIONS)
+def test_directions_of_short_calls_in_any_order(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a CUDA graph has them: one step, too, is on streams of its own."""
+    monkeypatch.setattr(plan, "FORK_US", 0.0)
+    cell, inputs, least, options = DIRECTIONS[name]
+    net = network(cell, inputs, 8, bidirectional=True, **options)
+    module = emulator.compile(net, least, batch=[B])
+    for steps in (1, 2, 5):
+        for rows in ({}, flags(steps, B)):
+            case, found = draw(net, steps, B, **rows), list[Any]()
+            wanted, ends = rnn.reference(net)(case.x, case.state, **case.rows)
+            for order in (None, *ORDERS):
+                with monkeypatch.context() as patch:
+                    if order is not None:
+                        patch.setenv("FAKE_ORDER", order)
+                    y, last = module(case.x["x"], case.state, **case.rows)
+                    found.append(np.array(y))
+                assert error(y, wanted) < LIMITS[net.dtype], (order, steps)
+                assert all(error(last[key], value) < LIMITS[net.dtype] for key, value in ends.items()), (order, steps)
+            assert all(np.array_equal(found[0], other) for other in found), steps
+
+
 @pytest.mark.slow
 def test_a_missing_wait_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without waits gradients are others: streams are in use, and this file's tests look at them."""
