@@ -58,11 +58,10 @@ class Regime(Protocol):
     applies(rows): a C++ condition in that expression, T, has_lengths, has_reset; of several regimes the first that
     applies runs. packs: parameters it wants packed. work_bytes: a C++ expression in B. most: the largest B that it
     applies to (None: any). at_once: so many rows take no longer than one; what is more takes as long again (None: one
-    launch is for all rows). least_steps: in calls of fewer, one launch per group and step is
-    quicker. blocks: a C++ expression in B: how many blocks run at once; multiprocessors: how many of those they take,
-    at least. room: a C++ condition in B and sms: two launches have room on the GPU at
-    the same time. words: the masks that it reads as words, not as rows. fact: a row for the manifest's templates, with
-    `most`, and `phases` where a step has some.
+    launch is for all rows). least_steps: in calls of fewer, one launch per group and step is quicker. blocks: a C++
+    expression in B: how many blocks run at once; multiprocessors: on how many multiprocessors they have room. room: a
+    C++ condition in B and sms: two launches have room on the GPU at the same time. words: the masks that it reads as
+    words, not as rows. fact: a row for the manifest's templates, with `most`, and `phases` where a step has some.
     """
 
     def applies(self, rows: HostExpr = "B") -> str: ...

@@ -39,7 +39,7 @@ def blocks_together(geometry: Geometry, target: Target) -> int:
     if geometry.exchange.in_memory:
         return 1
     shared = target.sm_shared_bytes // (geometry.shared_bytes + BLOCK_SHARED_BYTES)
-    registers = target.registers // (geometry.threads * (geometry.registers() + 7) // 8 * 8)
+    registers = target.registers // (geometry.threads * 8 * ceil(geometry.registers() / 8))
     return max(1, min(MOST_TOGETHER, shared, registers, SM_THREADS // geometry.threads))
 
 
