@@ -213,6 +213,14 @@ def depends(nodes: Sequence[Node]) -> dict[Node, frozenset[str]]:
     return found
 
 
+def alike(a: Node, b: Node) -> bool:
+    """Whether two nodes, of one graph or of two forms of it, are the same value."""
+    if a is b:
+        return True
+    same = (a.op, a.name, a.shape, a.attrs) == (b.op, b.name, b.shape, b.attrs) and a.value is b.value
+    return same and len(a.args) == len(b.args) and all(map(alike, a.args, b.args))
+
+
 def is_move(node: Node) -> bool:
     return not node.leaf and TABLE[node.op].kind == "move"
 

@@ -101,15 +101,19 @@ def test_flags_cost_nothing_where_they_are_not_given(step_by_step: None) -> None
 
 
 def test_a_call_of_one_step_has_its_states_where_the_user_has_them(step_by_step: None) -> None:
-    """Nothing is copied then; kernels for 16 bits are of their own, in float32 they are those of every step."""
-    for precision, own in (("bfloat16", True), ("float32", False)):
-        net, target = rnn.RNN(rnn.cells.lstm, 5, 6, dtype=precision), resolve("nvidia-h200")
+    """Nothing is copied then, and one launch is all of an LSTM's: nothing is hoisted. A GRU's step reads what is
+    hoisted; its kernels for 16 bits are of their own, in float32 they are those of every step."""
+    for cell, precision, own in (("lstm", "float32", True), ("gru", "bfloat16", True), ("gru", "float32", False)):
+        net, target = rnn.RNN(rnn.cells.get(cell), 6, 6, dtype=precision), resolve("nvidia-h200")
         program = plan(passed(net, Options(target, precision=precision)), target)
         text = "\n".join(lines(program))
+        assert (re.search(r"if \(!direct_\d+\) {[^{}]*g0_before0", text) is not None) == (cell == "lstm")
         assert text.count("T == 1 && !has_lengths && !has_reset") == 1
         load, save = (re.findall(rf"if \((\S+)\) {{[^{{}}]*kernels::{name}0[,)]", text) for name in ("load", "save"))
         assert len(load) == len(save) == 1 and load == save and load[0].startswith("!direct")
         assert any(name.startswith("g0_once") for name in program.kernels) == own
+        packed = [name for name in program.kernels if name.startswith("g0_joined_pack")]
+        assert len(packed) == (cell == "lstm")  # of W, in other tiles; R is packed once
 
 
 def test_the_users_states_are_cut_by_layer_and_direction(step_by_step: None) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tvm_rnn.cuda.codegen.tile_layout import SWIZZLE_128, Layout, offset
-from tvm_rnn.graph.graph import Node
+from tvm_rnn.graph.graph import Node, alike
 from tvm_rnn.tir.expr import Expr
 
 ROW_BYTES = 128  # of one column (gate of a unit) in one tile of K: as wide as a swizzled row of shared memory
@@ -33,6 +33,10 @@ class Pack:
     key: tuple[object, ...]
     tf32: bool = False
     coded: str = ""
+
+    def serves(self, other: Pack) -> bool:
+        """Whether the other one would be the same numbers: of the same parameters, of another form of the graph."""
+        return self.key[1:] == other.key[1:] and alike(self.node, other.node)
 
 
 def of_members(pack: Pack, node: Node) -> Pack:

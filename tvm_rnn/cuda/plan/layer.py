@@ -48,11 +48,22 @@ from tvm_rnn.cuda.rowwise.row_copies import row_copy
 from tvm_rnn.cuda.rowwise.state_moves import Buffers, InPlace, StateKernels, Step, Tile
 from tvm_rnn.decisions import about
 from tvm_rnn.graph.graph import Graph, Group, Node, is_scan
+from tvm_rnn.network.rnn import constants
 from tvm_rnn.options import Options
 from tvm_rnn.target import HOPPER
 from tvm_rnn.target import Target as Machine
 
 STEP_US = 6.0  # a product and a row kernel, each with a launch
+
+
+@dataclass(frozen=True)
+class OneStep:
+    """A call of one step on the user's states. weights: those of its graph, where products of inputs are part of the
+    step and nothing runs before it; None: the step of the layer's graph behind what is hoisted."""
+
+    layout: UserStates
+    groups: Sequence[tuple[list[Group], Any]]
+    weights: Weights | None = None
 
 
 @dataclass
@@ -75,8 +86,8 @@ class Layer:
     looped: bool = False  # the graph is a closed loop: there are never lengths or resets
     groups: list[tuple[list[Group], Any]] = field(default_factory=list)  # what one launch does, in order
     regimes: list[Regime] = field(default_factory=list)
-    direct: UserStates | None = None  # in calls of one step, where a step needs no copies of its states
-    direct_groups: list[tuple[list[Group], Any]] = field(default_factory=list)  # of the step, for `direct`
+    joined: Callable[[], Graph | None] = lambda: None  # the graph with the products of inputs in the step
+    one_step: OneStep | None = None  # of calls of one step, where a step needs no copies of its states
     reserved: dict[tuple[str, str], tuple[Pointer, str]] = field(default_factory=dict)
     regime: str = "-1"  # C++ expression: which of `regimes` runs in this call; below 0: none
     whole: str = "B"  # C++ expression: rows that it takes; `rest` takes the others, as `regime` says
@@ -126,19 +137,36 @@ class Layer:
     def _take_states_of_users(self) -> None:
         """Kernels for a call of one step that read and write states where the user has them."""
         copied = self.streams or self._lean or self.graph.pixels  # images are turned in any case
-        self.direct = None if copied else user_states(self.layout)
-        if self.direct is None or not all(isinstance(regime, Persistent) for regime in self.regimes):
-            self.direct = None
+        layout = None if copied else user_states(self.layout)
+        if layout is None or not all(isinstance(regime, Persistent) for regime in self.regimes):
             return
         self.regimes = [
             replace(r, least_steps=max(2, r.least_steps)) for r in self.regimes if isinstance(r, Persistent)
         ]
-        same = all(self.direct.state(i) == self.layout.state(i) for i in range(len(self.graph.states)))
-        for number, (groups, work) in enumerate(self.groups):
-            if groups[0].region == "step":
-                name = f"g{self.number}_once{number}_{_kind(groups)}"
-                own = work if same else self._kernel(name, groups, self.direct, self._given(number))
-                self.direct_groups.append((groups, own))
+        same = all(layout.state(i) == self.layout.state(i) for i in range(len(self.graph.states)))
+        groups = []
+        for number, (own, work) in enumerate(self.groups):
+            if own[0].region == "step":
+                name = f"g{self.number}_once{number}_{_kind(own)}"
+                groups.append((own, work if same else self._kernel(name, own, layout, self._given(number))))
+        self.one_step = self._in_one_launch() or OneStep(layout, groups)
+
+    def _in_one_launch(self) -> OneStep | None:
+        """A call of one step whose products of inputs are products of the step, where that makes one launch of all."""
+        graph = self.joined() if len(self.chains) > 1 else None
+        if graph is None or constants(graph):  # arrays are known by the hoisted graph's names
+            return None
+        weights = Weights(graph, f"{self.number}_joined", self.precision, self.options.stored)
+        layout = user_states(Layout(graph, self.precision, weights, self.dtype, self.directions))
+        chains = chained_groups(graph.groups)
+        if layout is None or len(chains) > 1:
+            return None
+        work = self._kernel(f"g{self.number}_once_{_kind(chains[0])}", chains[0], layout)
+        packs = [next((own for own in self.weights.packs.values() if own.serves(pack)), pack) for pack in work.packs]
+        for pack in packs:
+            if pack.key not in self.weights.packs:
+                weights.want(pack)
+        return OneStep(layout, [(chains[0], replace(work, packs=tuple(packs)))], weights)
 
     def _given(self, number: int) -> bool:
         """Whether that launch's products may run beside those of the launch before."""
@@ -256,6 +284,13 @@ class Layer:
     def _marked_here(self) -> list[Node]:
         """The gradients of matrices that are kept so: in a tile's own memory."""
         return [self.graph.states[n] for n in self.marked] if self.graph.kind == "backward" else []
+
+    def pack(self, program: Program, layer: int, direction: int) -> Mapping[Any, Pointer]:
+        """Where the packed weights of one layer and direction lie, by what they are known by."""
+        found = dict(self.weights.pack(program, layer, direction))
+        if self.one_step is not None and self.one_step.weights is not None:
+            found |= self.one_step.weights.pack(program, layer, direction)
+        return found
 
     def state_buffers(
         self, program: Program
@@ -384,24 +419,23 @@ class Layer:
         for groups, work in self.groups:
             if isinstance(work, MatrixScan):
                 found += work.facts
-                continue
-            if isinstance(work, VectorScan | MatrixAgain):
+            elif isinstance(work, VectorScan | MatrixAgain):
                 found.append(work.fact)
-                continue
-            if hasattr(work, "unit"):
-                unit = f"{groups[0].region} {work.unit.kind} G={work.unit.gates} N={work.unit.width}"
-                unit += f" K={'+'.join(map(str, work.unit.depths))}"
-                template, knobs, record = work.template, dict(work.knobs), work.record
             else:
-                shapes = ["x".join(map(str, g.nodes[-1].shape)) or "1" for g in groups]
-                unit = f"{groups[0].region} {' '.join(dict.fromkeys(g.kind for g in groups))} {' '.join(shapes)}"
-                template, knobs, record = "rows_cuda", {}, "default"
-            found.append({"unit": unit, "template": template, "knobs": knobs, "record": record})
+                found.append(_fact(groups, work))
+        if self.one_step is not None and self.one_step.weights is not None:
+            for fact in (_fact(groups, work) for groups, work in self.one_step.groups):
+                found.append({**fact, "unit": f"{fact['unit']}, T = 1", "most_steps": 1})
         return found
 
     # --- statements ------------------------------------------------------------------------------------------------
 
     def before(self, host: Host, buffers: Buffers, tile: Tile) -> None:
+        once = self._when_once(buffers) if self.one_step is not None and self.one_step.weights is not None else ""
+        with host.when(f"!{once}") if once else nullcontext():
+            self._hoisted(host, buffers, tile)
+
+    def _hoisted(self, host: Host, buffers: Buffers, tile: Tile) -> None:
         for number in self.layout.copied:
             pointers = [tile.inputs[number], buffers.copies[number]]
             host.launch(self.copies[number], pointers, [f"({tile.count} * B)"])
@@ -468,12 +502,16 @@ class Layer:
         if self._never_in_steps or (self.regimes and self.machine.records.lean):
             return  # what is measured runs by a regime
         with host.when(f"!({self.by_regime})") if self.regimes else nullcontext():
-            direct = next((own.when for own in buffers.in_place.values()), "") if self.direct is not None else ""
-            with host.when(direct) if direct else nullcontext():
-                if direct:
+            once = self._when_once(buffers)
+            with host.when(once) if once else nullcontext():
+                if once:
                     self._once(host, buffers, tile)
-            with host.otherwise() if direct else nullcontext():
+            with host.otherwise() if once else nullcontext():
                 self._steps(host, buffers, tile, parity)
+
+    def _when_once(self, buffers: Buffers) -> str:
+        """A C++ condition: `one_step` is all of this call; "": never."""
+        return next((own.when for own in buffers.in_place.values()), "") if self.one_step is not None else ""
 
     @property
     def _never_in_steps(self) -> bool:
@@ -521,12 +559,12 @@ class Layer:
 
     def _once(self, host: Host, buffers: Buffers, tile: Tile) -> None:
         """The step of a call that has one, on the user's states."""
-        assert self.direct is not None
+        assert self.one_step is not None
         users = [buffers.in_place[number] for number in range(len(self.graph.states))]
         step = Step(tile, 0, [own.before for own in users], [own.after for own in users], {}, {})
         find = self._finder(buffers, step)
-        for _, work in self.direct_groups:
-            _run(host, work, _pointers(work, self.direct, buffers, find), "B", given="true")
+        for _, work in self.one_step.groups:
+            _run(host, work, _pointers(work, self.one_step.layout, buffers, find), "B", given="true")
 
     def _finder(self, buffers: Buffers, step: Step) -> Callable[[Target, Node], Pointer]:
         tile = step.tile
@@ -640,6 +678,17 @@ def _with_marks(tile: Tile, buffers: Buffers) -> Tile:
 def _kind(groups: list[Group]) -> str:
     """In kernels' names."""
     return groups[0].kind if len(groups) == 1 else "rows"
+
+
+def _fact(groups: list[Group], work: Gemm | Rows) -> dict[str, Any]:
+    """What a launch does, for people and records."""
+    if isinstance(work, Gemm):
+        unit = f"{groups[0].region} {work.unit.kind} G={work.unit.gates} N={work.unit.width}"
+        unit += f" K={'+'.join(map(str, work.unit.depths))}"
+        return {"unit": unit, "template": work.template, "knobs": dict(work.knobs), "record": work.record}
+    shapes = ["x".join(map(str, g.nodes[-1].shape)) or "1" for g in groups]
+    unit = f"{groups[0].region} {' '.join(dict.fromkeys(g.kind for g in groups))} {' '.join(shapes)}"
+    return {"unit": unit, "template": "rows_cuda", "knobs": {}, "record": "default"}
 
 
 def _pointers(

@@ -90,7 +90,14 @@ class Plan:
 
     def _layer(self, graph: Graph, number: int) -> Layer:
         own = (graph, number, self.net.dtype, self.options, self.target, self.net.cell.initial)
-        return Layer(*own, directions=self.directions, together=self._side_by_side())
+        return Layer(
+            *own, directions=self.directions, together=self._side_by_side(), joined=partial(self._joined, number)
+        )
+
+    def _joined(self, number: int) -> Graph | None:
+        """That graph with products of inputs in the step. None: a pass was left out by name, which it would have."""
+        whole = set(PASS_NAMES) <= set(self.layers.graphs[number].applied)
+        return self.passed.in_wave.graphs[number] if whole else None
 
     def _side_by_side(self) -> int:
         """Layers, or directions of one, that share the GPU. In strict float32 one layer may take all of it, and then
@@ -131,7 +138,7 @@ class Plan:
 
     def _direct(self, host: Host) -> str:
         """Whether that holds of all states: a call of one step, which no regime runs. "": never."""
-        if self.mask_keys is not None or any(code.direct is None for code in self.code):
+        if self.mask_keys is not None or any(code.one_step is None for code in self.code):
             return ""
         places = [pointer for visit in self.visits for pair in visit.user for pointer in pair]
         able = ["T == 1", "!has_lengths", "!has_reset", *(f"!({code.by_regime})" for code in self.code)]
@@ -299,7 +306,7 @@ class Plan:
             code = self.code[index]
             for direction in range(self.directions):
                 work = code.work_buffers(program, f"{self.steps} * B", *self._copies(layer, direction))
-                weights = code.weights.pack(program, layer, direction)
+                weights = code.pack(program, layer, direction)
                 mask_keys = None if self.mask_keys is None else self.mask_keys.of(layer, direction)
                 buffers = Buffers(weights, *states[layer, direction], **work, mask_keys=mask_keys)
                 visits.append(Visit(code, layer, direction, buffers, self._user(layer, direction)))
