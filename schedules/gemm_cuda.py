@@ -21,6 +21,7 @@ TENSOR = ("float16", "bfloat16", "tf32")
 # Clusters of so many blocks with a multiprocessor for each, of 132: they lie within a group of at most 18.
 CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15}
 LEAST_STAGES, GAIN = 4, 0.8  # of a pipeline; of what is read, below which a larger cluster was quicker
+TILE_US, KERNEL_US = 0.3, 3.0  # of a tile of K of wgmma, and of what is before and behind all of them
 HIGH = 64  # rows of a step up to which blocks share K, or tiles for few rows are used
 SHARE_ACROSS = 8  # threads along units
 # Rows of a tile whose weights are streamed: as many as are multiplied while memory sends these. Of its pipeline: bytes
@@ -28,6 +29,7 @@ SHARE_ACROSS = 8  # threads along units
 THIN, STAGE_BYTES, HALF_BYTES = 16, 8_000, 113_000
 MANY_ROWS = 2048  # of a step, as of images, whose rows are pixels: these are as many as of a hoisted product
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+ROWS = (0, *POWERS[:6], *(HIGH * n for n in range(1, 33)))
 
 
 @template("gemm_cuda", kinds=("gemm",), targets=("cuda",))
@@ -121,7 +123,11 @@ def _tensor(unit: Unit, target: Target, knob: Knobs) -> Config:
     }
     knobs |= _share(unit, target, block, knob)
     if not step and _room(target, blocks, wide, block):
-        knobs |= {"wide": knob("wide", (0, *POWERS), HIGH), "share_most": knob("share_most", (0, *POWERS), HIGH)}
+        knobs |= {"wide": knob("wide", (0, *POWERS), HIGH), "share_most": knob("share_most", ROWS, HIGH)}
+    elif not step:
+        knobs |= {
+            "share_most": knob("share_most", ROWS, _most_shared(unit, target, block, wide, knobs["share_cluster"]))
+        }
     high = 1 if fit * block > 128 else 2
     many = {"rows": 64 * high, "columns": block * fit, "warps": 4, "split": 1, "stages": 3, "cluster": 1, "blocks": 1}
     many |= {"along": 1, "pace": 1}
@@ -155,7 +161,7 @@ def _share(unit: Unit, target: Target, block: int, knob: Knobs) -> Config:
     fits = target.arch == "sm_90a" and each * block // along <= 256
     return {
         "share": knob("share", (0, 64, 128), 128 if large else 64) if fits else 0,
-        "share_most": 0 if unit.region == "step" else knob("share_most", (0, *POWERS), 128),
+        "share_most": 0,
         "share_from": knob("share_from", (0, 16, 32), 0),
         "share_columns": knob("share_columns", [block * n for n in range(1, 65)], block * each),
         "share_along": along,
@@ -265,6 +271,20 @@ def _room(target: Target, blocks: int, wide: int, block: int) -> bool:
     part = 4 if _slim(target, blocks, wide, block) else 2
     tiles = -(-blocks // wide) * part if wide >= part else 0
     return target.sms // 5 <= tiles <= target.sms // 2
+
+
+def _most_shared(unit: Unit, target: Target, block: int, wide: int, cluster: int) -> int:
+    """Rows of a hoisted product up to which blocks share K: two tiles of them; where K is deep and units are few, as
+    many as take no longer than tiles that go through all of K, while those would leave most multiprocessors idle."""
+    blocks, deep = -(-unit.width * unit.gates // block), _deep(unit)
+    if not wide or deep < 4 * cluster:
+        return 2 * HIGH
+    each, _ = _columns(unit, target, block, cluster)
+    narrow = -(-blocks // wide) * min(4, wide)  # tiles of 128 rows, with a quarter of the columns
+    idle = 2 * HIGH * (target.sms // 5 // narrow)
+    at_once = HIGH * (CLUSTERS[cluster] * target.sms // CLUSTERS[1] // -(-blocks // each))
+    turns = GAIN * (deep * TILE_US + KERNEL_US) // (deep / cluster * TILE_US + KERNEL_US)
+    return max(2 * HIGH, min(idle, int(turns) * at_once, ROWS[-1]))
 
 
 def _few(unit: Unit, target: Target, block: int, most: int) -> Config:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
 from tvm_rnn.cuda.layer.packed_layout import SIZES, Fragments, Lanes, Pack, of_members
-from tvm_rnn.cuda.layer.pointers import Argument, storage
+from tvm_rnn.cuda.layer.pointers import TENSOR, Argument, storage
 from tvm_rnn.cuda.layer.row_kernels import Reads, Writes
 from tvm_rnn.graph.graph import Group, Node, make
 from tvm_rnn.graph.ops import GEMMS
@@ -27,8 +27,6 @@ from .operands import operands as resolve
 from .problem import Problem, read_nodes
 from .wgmma import WgmmaGemm, WgmmaTile
 from .wgmma_split_k import SplitKTile, WgmmaSplitKGemm
-
-TENSOR = ("float16", "bfloat16", "tf32")
 
 
 @dataclass(frozen=True)
