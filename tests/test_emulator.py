@@ -152,7 +152,7 @@ def test_calls_of_a_few_steps_go_step_by_step(name: str) -> None:
     for count in (1, 2, 3, 4):
         x = emulator.arrays(rng, count, B, 12)
         masks: dict[str, Any] = {"lengths": rng.integers(0, count + 1, B), "reset": rng.random((count, B)) < 0.3}
-        for more in ({}, masks):
+        for more in ({}, {"lengths": masks["lengths"]}, masks):
             given = {key: value.astype(exact) for key, value in state.items()}
             y, last = module(x.astype(exact), given, **more)
             expected, after = rnn.reference(net)(x, state, **more)

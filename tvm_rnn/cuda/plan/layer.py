@@ -63,6 +63,7 @@ class OneStep:
 
     layout: UserStates
     groups: Sequence[tuple[list[Group], Any]]
+    states: StateKernels
     weights: Weights | None = None
 
 
@@ -149,7 +150,8 @@ class Layer:
             if own[0].region == "step":
                 name = f"g{self.number}_once{number}_{_kind(own)}"
                 groups.append((own, work if same else self._kernel(name, own, layout, self._given(number))))
-        self.one_step = self._in_one_launch() or OneStep(layout, groups)
+        states = self.states if same else StateKernels(layout, f"g{self.number}_once", self.initial)
+        self.one_step = self._in_one_launch() or OneStep(layout, groups, states)
 
     def _in_one_launch(self) -> OneStep | None:
         """A call of one step whose products of inputs are products of the step, where that makes one launch of all."""
@@ -166,7 +168,8 @@ class Layer:
         for pack in packs:
             if pack.key not in self.weights.packs:
                 weights.want(pack)
-        return OneStep(layout, [(chains[0], replace(work, packs=tuple(packs)))], weights)
+        states = StateKernels(layout, f"g{self.number}_once", self.initial)
+        return OneStep(layout, [(chains[0], replace(work, packs=tuple(packs)))], states, weights)
 
     def _given(self, number: int) -> bool:
         """Whether that launch's products may run beside those of the launch before."""
@@ -565,6 +568,7 @@ class Layer:
         find = self._finder(buffers, step)
         for _, work in self.one_step.groups:
             _run(host, work, _pointers(work, self.one_step.layout, buffers, find), "B", given="true")
+        self.one_step.states.freeze(host, step)
 
     def _finder(self, buffers: Buffers, step: Step) -> Callable[[Target, Node], Pointer]:
         tile = step.tile

@@ -141,7 +141,7 @@ class Plan:
         if self.mask_keys is not None or any(code.one_step is None for code in self.code):
             return ""
         places = [pointer for visit in self.visits for pair in visit.user for pointer in pair]
-        able = ["T == 1", "!has_lengths", "!has_reset", *(f"!({code.by_regime})" for code in self.code)]
+        able = ["T == 1", "!has_reset", *(f"!({code.by_regime})" for code in self.code)]
         # Blocks of a step read all of a state while others write the next one.
         apart = [
             f"{self.program.state_in(n).text} != {self.program.state_out(n).text}"
