@@ -153,7 +153,8 @@ def _share(unit: Unit, target: Target, block: int, knob: Knobs) -> Config:
     blocks = -(-unit.width * unit.gates // block)
     cluster = _sharing(unit, target, block)
     each, along = _columns(unit, target, block, cluster)
-    large = unit.region == "step" and sum(unit.depths) >= 1536 and each * block // along <= 256
+    step = unit.region == "step"
+    large = step and sum(unit.depths) >= 1536 and each * block // along <= 256
     large = large and -(-blocks // each) * cluster >= 0.75 * target.sms
     able = tuple(c for c in CLUSTERS if c <= _deep(unit))  # a block without a tile of K has no sums
     cluster = knob("share_cluster", able, cluster if large else _spread(unit, target, block))
@@ -161,7 +162,7 @@ def _share(unit: Unit, target: Target, block: int, knob: Knobs) -> Config:
     fits = target.arch == "sm_90a" and each * block // along <= 256
     return {
         "share": knob("share", (0, 64, 128), 128 if large else 64) if fits else 0,
-        "share_most": 0,
+        "share_most": knob("share_most", ROWS, _at_once(unit, target, block, cluster)) if step else 0,
         "share_from": knob("share_from", (0, 16, 32), 0),
         "share_columns": knob("share_columns", [block * n for n in range(1, 65)], block * each),
         "share_along": along,
@@ -279,12 +280,17 @@ def _most_shared(unit: Unit, target: Target, block: int, wide: int, cluster: int
     blocks, deep = -(-unit.width * unit.gates // block), _deep(unit)
     if not wide or deep < 4 * cluster:
         return 2 * HIGH
-    each, _ = _columns(unit, target, block, cluster)
     narrow = -(-blocks // wide) * min(4, wide)  # tiles of 128 rows, with a quarter of the columns
     idle = 2 * HIGH * (target.sms // 5 // narrow)
-    at_once = HIGH * (CLUSTERS[cluster] * target.sms // CLUSTERS[1] // -(-blocks // each))
     turns = GAIN * (deep * TILE_US + KERNEL_US) // (deep / cluster * TILE_US + KERNEL_US)
-    return max(2 * HIGH, min(idle, int(turns) * at_once, ROWS[-1]))
+    return max(2 * HIGH, min(idle, int(turns) * _at_once(unit, target, block, cluster), ROWS[-1]))
+
+
+def _at_once(unit: Unit, target: Target, block: int, cluster: int) -> int:
+    """Rows, in tiles of 64, for which there are multiprocessors at the same time where clusters share K."""
+    each, _ = _columns(unit, target, block, cluster)
+    beside = -(-(-(-unit.width * unit.gates // block)) // each)
+    return min(ROWS[-1], HIGH * (CLUSTERS[cluster] * target.sms // CLUSTERS[1] // beside))
 
 
 def _few(unit: Unit, target: Target, block: int, most: int) -> Config:

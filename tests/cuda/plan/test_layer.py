@@ -32,7 +32,8 @@ def step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def layer_of(name: str, precision: str = "float32") -> Layer:
     net, layers = layers_of(name)
-    return Layer(layers.graphs[0], 0, precision, Options(GPU, precision=precision), GPU, net.cell.initial)
+    dtype = "float32" if precision == "tf32" else precision
+    return Layer(layers.graphs[0], 0, dtype, Options(GPU, precision=precision), GPU, net.cell.initial)
 
 
 @pytest.mark.parametrize("name", ["elman", "lstm_layer_norm", "mlstm"])
@@ -47,9 +48,10 @@ def test_memory_of_hoisted_values_is_counted_with_its_padding() -> None:
     assert layer.bytes_per_row == 16 + 16  # 7 numbers of 2 bytes, and the copy of an input of 5
 
 
-def test_inputs_of_odd_width_are_copied_for_products_in_16_bits_alone() -> None:
-    layer = layer_of("elman", "bfloat16")
-    assert {n: (p.dtype, p.row_stride) for n, p in layer.layout.copied.items()} == {0: ("bfloat16", 8)}
+def test_inputs_of_odd_width_are_copied_for_products_of_tensor_cores_alone() -> None:
+    for precision, dtype in (("tf32", "float32"), ("bfloat16", "bfloat16")):
+        layer = layer_of("elman", precision)
+        assert {n: (p.dtype, p.row_stride) for n, p in layer.layout.copied.items()} == {0: (dtype, 8)}
     assert [kernel.name for kernel in layer.copies.values()] == ["g0_copy0"]
     (_, product), *_ = layer.groups
     (operand,) = [a for a in product.arguments if a.role == "operand"]
