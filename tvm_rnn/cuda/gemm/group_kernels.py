@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
 from tvm_rnn.cuda.layer.packed_layout import SIZES, Fragments, Lanes, Pack, of_members
-from tvm_rnn.cuda.layer.pointers import TENSOR, Argument, storage
+from tvm_rnn.cuda.layer.pointers import Argument, storage
 from tvm_rnn.cuda.layer.row_kernels import Reads, Writes
 from tvm_rnn.graph.graph import Group, Node, make
 from tvm_rnn.graph.ops import GEMMS
@@ -27,6 +27,8 @@ from .operands import operands as resolve
 from .problem import Problem, read_nodes
 from .wgmma import WgmmaGemm, WgmmaTile
 from .wgmma_split_k import SplitKTile, WgmmaSplitKGemm
+
+TENSOR = ("float16", "bfloat16", "tf32")
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ def _written(name: str, problem: Problem, tile: Tile, body: Callable[[Writer, Pr
 
 def _variants(name: str, problem: Problem, knobs: Config) -> tuple[Variant, ...]:
     """The kernels for few rows first, then the fastest for many, then the one that takes any operands."""
-    found = [*_split_k(name, problem, knobs), *_thin(name, problem, knobs)]
+    found = [*_split_k(name, problem, knobs), *_skinny(name, problem, knobs)]
     if knobs["few"] > _reach(knobs):
         found.append(Variant(_kernel(f"{name}_few", problem, knobs, "few"), f"rows <= {knobs['few']}"))
     if knobs.get("wide_columns") and all(o.piece(problem.compute) for o in problem.operands):
@@ -166,16 +168,16 @@ def _variants(name: str, problem: Problem, knobs: Config) -> tuple[Variant, ...]
     return (*found, Variant(_kernel(f"{name}_many", problem, knobs, "many"), "true"))
 
 
-def _thin(name: str, problem: Problem, knobs: Config) -> list[Variant]:
+def _skinny(name: str, problem: Problem, knobs: Config) -> list[Variant]:
     """Kernels without tensor cores that stream weights past few rows."""
-    half = {f"thin_{part}": knobs.get(f"thin_{part}", 0) // 2 for part in ("rows", "high")}
-    sizes = [(size, own) for size, own in (("slender", {**knobs, **half}), ("thin", knobs)) if knobs.get(size)]
-    return [Variant(_kernel(f"{name}_{n}", problem, own, "thin"), f"rows <= {knobs[n]}") for n, own in sizes]
+    half = {f"skinny_{part}": knobs.get(f"skinny_{part}", 0) // 2 for part in ("rows", "high")}
+    sizes = [(size, own) for size, own in (("skinny_half", {**knobs, **half}), ("skinny", knobs)) if knobs.get(size)]
+    return [Variant(_kernel(f"{name}_{n}", problem, own, "skinny"), f"rows <= {knobs[n]}") for n, own in sizes]
 
 
 def _reach(knobs: Config) -> int:
     """Up to how many rows these, and behind them kernels that share K, leave nothing for others."""
-    reach = knobs.get("thin", 0)
+    reach = knobs.get("skinny", 0)
     return knobs["share"] if reach and knobs["share"] and knobs["share_from"] <= reach else reach
 
 
@@ -194,7 +196,8 @@ def _split_k(name: str, problem: Problem, knobs: Config) -> list[Variant]:
             condition = f"rows > {knobs['share_from']} && rows <= {knobs['share']}"
             found.append(Variant(_written(f"{name}_share", problem, lanes, LanesSplitK), condition))
         return found
-    if not all(o.rows_of(problem.compute) for o in problem.operands):
+    # Rows of pixels that begin between multiples of 16 bytes are the other kernels'.
+    if not all(o.rows_of(problem.compute) or (o.piece(problem.compute) and not o.around) for o in problem.operands):
         return found
     for high in range(1, knobs.get("share", 0) // 64 + 1):
         shape = {k: knobs[f"share_{k}"] for k in ("columns", "along", "cluster", "kept")}

@@ -80,7 +80,7 @@ class SplitKTile(GemmTile):
 
 
 class WgmmaSplitKGemm(WgmmaRows):
-    """For 16-byte aligned operands."""
+    """For operands whose rows begin at multiples of 4 bytes, and best of 16."""
 
     tile: SplitKTile
     div, mod = staticmethod(tirx.truncdiv), staticmethod(tirx.truncmod)

@@ -26,7 +26,7 @@ from tvm_rnn.graph.recurrences import BOTH_AXES
 from tvm_rnn.tir.expr import Expr
 
 from .matrix_operands import NUMBER, RowOperands
-from .pointers import TENSOR, Place, arithmetic, storage
+from .pointers import Place, arithmetic, storage
 from .row_kernels import sources
 from .weight_packing import Weights
 
@@ -176,8 +176,8 @@ class Layout:
         whole = {
             n: p.dtype == self.storage and p.row_stride * ITEM_BYTES[p.dtype] % ROW_BYTES == 0 for n, _, p in places
         }
-        tensor = self.precision in TENSOR and self.graph.kind == "forward"
-        read = self.operands["before"] if tensor else set()
+        short = ITEM_BYTES[self.storage] == 2
+        read = self.operands["before"] if short and self.graph.kind == "forward" else set()
         inputs = enumerate(self.graph.inputs)
         return {n: self._padded(node, self.storage) for n, node in inputs if node in read and not whole[n]}
 
