@@ -299,7 +299,8 @@ def _most_shared(unit: Unit, target: Target, block: int, wide: int, cluster: int
 def _at_once(unit: Unit, target: Target, block: int, cluster: int) -> int:
     """Rows, in tiles of 64, for which there are multiprocessors at the same time where clusters share K."""
     each, _ = _columns(unit, target, block, cluster)
-    beside = -(-(-(-unit.width * unit.gates // block)) // each)
+    blocks = -(-unit.width * unit.gates // block)
+    beside = -(-blocks // each)
     return min(ROWS[-1], HIGH * (CLUSTERS[cluster] * target.sms // CLUSTERS[1] // beside))
 
 

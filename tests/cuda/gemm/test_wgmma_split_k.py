@@ -81,6 +81,8 @@ def in_order(pack: Pack, value: np.ndarray) -> np.ndarray:
     [
         (4, 70, 200, "bfloat16", 130, 4),
         (3, 50, 72, "float16", 65, 2),
+        (2, 24, 74, "bfloat16", 33, 1),  # rows of multiples of 4 bytes, no more
+        (2, 20, 77, "tf32", 67, 2),
         pytest.param(4, 40, 132, "tf32", 70, 2, marks=pytest.mark.slow),
         pytest.param(3, 40, 1160, "tf32", 9, 8, marks=pytest.mark.slow),
     ],
