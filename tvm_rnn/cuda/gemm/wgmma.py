@@ -20,21 +20,19 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
-from tvm_rnn.cuda.codegen.tile_layout import PIECE_BYTES, SWIZZLE_128
-from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, SIZES, ceil_div
+from tvm_rnn.cuda.codegen.tile_layout import PIECE_BYTES
+from tvm_rnn.cuda.layer.packed_layout import ROW_BYTES, ceil_div
 from tvm_rnn.cuda.layer.pipeline_barriers import COPIERS, LAG, Stages
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import int64, uint32, wide
 
 from .cp_async_pipeline import GemmBody, GemmTile
-from .operands import COPY_PIECE, Operand
 from .problem import Item, Problem
 
 STEPS = 4  # wgmma steps of a stage: 32 bytes of K each
 HIGH = 64  # rows of a warpgroup
 SQUARE_BYTES = HIGH * ROW_BYTES  # 64 lines of 128 bytes
 KINDS = {"bfloat16": ("k16", "bf16.bf16"), "float16": ("k16", "f16.f16"), "float32": ("k8", "tf32.tf32")}
-WARP, WORD_BYTES = 32, 4
 SWIZZLED = 3  # of 128 bytes, as descriptors say it
 BULK = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 REGISTERS = 40, 232  # of a copying and of a multiplying thread
@@ -154,8 +152,7 @@ class WgmmaTile(GemmTile):
 
 
 class WgmmaRows(GemmBody):
-    """Whose copying warpgroup brings rows of x by cp.async, to constant steps from one address of a stage; rows that
-    begin between multiples of 16 bytes to constant steps from few."""
+    """Whose copying warpgroup brings rows of x by cp.async, to constant steps from one address of a stage."""
 
     def _take_line(self) -> None:
         super()._take_line()
@@ -164,36 +161,6 @@ class WgmmaRows(GemmBody):
     def _addresses(self, stage: TirExpr, at: TirExpr) -> tuple[TirExpr, Callable[[int], TirExpr]]:
         at, target = self.w.bind(at), self.w.bind(stage + self.into)
         return at, lambda i: target + uint32(i * self.apart * ROW_BYTES)
-
-    def _copy_rows(self, number: int, stage: TirExpr, k: TirExpr) -> None:
-        operand = self.problem.operands[number]
-        if operand.rows_of(self.problem.compute) or operand.around is not None:
-            super()._copy_rows(number, stage, k)
-        else:
-            self._copy_words(operand, stage, k)
-
-    def _copy_words(self, operand: Operand, stage: TirExpr, k: TirExpr) -> None:
-        """A stage of rows that are copied 4 bytes at a time: a warp takes 128 bytes of one row, which lie side by side
-        in memory and in all banks. Four copies for each 16 bytes, of 8 threads a row, meet the same 8 banks."""
-        w, tile, size = self.w, self.tile, SIZES[self.problem.compute]
-        lane, line = w.bind(self.tx % WARP), w.bind(self.tx // WARP)
-        apart, each = tile.copiers // WARP, WORD_BYTES // size
-        first = w.bind(k * self.deep + lane * each)
-        inside: Expr = WORD_BYTES
-        if operand.depth % self.deep:
-            inside = self._hold(tirx.max(tirx.min(operand.depth - first, each), 0) * size)
-        assert operand.offset is not None
-        start = (self.row + wide(line - self.line)) * operand.place.row_stride + wide(first) + operand.offset
-        at, left = w.bind(start + self.problem.further(operand.apart)), w.bind(self.left + self.line - line)
-        turn = ceil_div(CHUNKS, apart)  # copies from one to the next that has the same place in its row
-        chunk, further = tirx.truncdiv(lane, 4), tirx.truncmod(lane, 4) * WORD_BYTES
-        into = [SWIZZLE_128.offset(line + i * apart, chunk) + further for i in range(turn)]
-        targets = [w.bind(stage + tirx.Cast("uint32", own)) for own in into]
-        for i in range(ceil_div(tile.rows, apart)):
-            target = targets[i % turn] + uint32(i // turn * turn * apart * ROW_BYTES)
-            there = tirx.Cast("uint32", tirx.Select(left > i * apart, inside, 0))
-            source = w[operand.name].ptr_to([at + i * apart * operand.place.row_stride])
-            w.do(I.ptx[COPY_PIECE](target, source, WORD_BYTES, there))
 
 
 def bulk_copy(w: Writer, target: TirExpr, source: TirExpr, size: TirExpr, full: TirExpr, cluster: int = 1) -> None:
