@@ -73,10 +73,10 @@ def workload_of(point: Point) -> Workload:
 
 
 def asked_units(work: Workload, target: Target) -> list[Unit]:
-    """The units that a compilation for a GPU asks templates for."""
+    """The units that a compilation for a GPU asks templates for, where it is measured."""
     from tvm_rnn.cuda.plan.network import plan
 
-    trial = Trial()
+    trial = Trial(lean=True)
     machine = replace(target, records=trial)
     plan(passed(work.net, Options(machine, (work.batch,), precision=work.precision)), machine)
     return [unit for unit in trial.asked.values() if unit.key["sizes"].get("batch")]
