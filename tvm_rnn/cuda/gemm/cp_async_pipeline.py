@@ -195,9 +195,9 @@ class GemmBody(Stages):
         threads, each = ROW_BYTES // word, word // size  # of a row, elements of a thread
         lane, line, apart = w.bind(self.tx % threads), w.bind(self.tx // threads), tile.copiers // threads
         first = w.bind(k * self.deep + lane * each)
-        inside: Expr = word
+        inside: Expr = uint32(word)
         if operand.depth % self.deep:
-            inside = self._hold(tirx.max(tirx.min(operand.depth - first, each), 0) * size)
+            inside = w.keep(tirx.Cast("uint32", tirx.max(tirx.min(operand.depth - first, each), 0) * size))
         assert operand.offset is not None
         start = (self.row + wide(line - self.line)) * operand.place.row_stride + wide(first) + operand.offset
         at, left = w.bind(start + self.problem.further(operand.apart)), w.bind(self.left + self.line - line)
@@ -207,11 +207,11 @@ class GemmBody(Stages):
         targets = [w.bind(stage + tirx.Cast("uint32", own)) for own in into]
         for i in range(ceil_div(tile.rows, apart)):
             target = targets[i % turn] + uint32(i // turn * turn * apart * ROW_BYTES)
-            there = tirx.Cast("uint32", tirx.Select(left > i * apart, inside, 0))
             source = w[operand.name].ptr_to([at + i * apart * operand.place.row_stride])
             every = (i + 1) * apart <= tile.rows
-            with nullcontext() if every else w.when(line + i * apart < tile.rows):
-                w.do(I.ptx[COPY_PIECE](target, source, word, there))
+            there = left > i * apart if every else tirx.And(left > i * apart, line + i * apart < tile.rows)
+            with w.when(there):  # what is multiplied of other rows is not stored
+                w.do(I.ptx[COPY_PIECE](target, source, word, inside))
 
     def _copy_around(self, operand: Operand, look: Look, stage: TirExpr) -> None:
         """The same of pixels that a tap looks at: rows at one distance from these, and zeros where there are none."""
