@@ -328,12 +328,12 @@ class Layer:
                 found[number] = InPlace(before, after, host.let("in_place", when))
         return found
 
-    def walked_in_place(self, user: Sequence[tuple[Pointer, Pointer]], whole: str) -> dict[int, InPlace]:
-        """The same of states of pointwise steps: a thread that walks all of them reads and writes its own elements."""
+    @property
+    def walks_users_states(self) -> bool:
+        """Whether one kernel walks all steps, pointwise ones, on states as the user has them: a thread reads and writes
+        its own elements alone."""
         walked = self._never_in_steps and all(isinstance(regime, Scan) for regime in self.regimes)
-        if not walked or self.dtype != self.layout.arithmetic:
-            return {}
-        return {number: InPlace(*user[number], whole) for number in self.layout.stepped}
+        return walked and self.dtype == self.layout.arithmetic
 
     @property
     def by_regime(self) -> str:

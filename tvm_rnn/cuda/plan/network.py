@@ -133,11 +133,12 @@ class Plan:
 
     def _walk_states_of_users(self, host: Host, unless: str = "") -> None:
         """Those of steps that one kernel walks, where a tile has all of them. unless: a C++ condition."""
-        if self.segment.given:
-            return
-        whole = host.let("walked", f"{self.steps} >= T" + (f" && !{unless}" if unless else ""))
-        for visit in self.visits:
-            visit.buffers.in_place |= visit.code.walked_in_place(visit.user, whole)
+        able = [visit for visit in self.visits if visit.code.walks_users_states and not self.segment.given]
+        if able:
+            whole = host.let("walked", f"{self.steps} >= T" + (f" && !{unless}" if unless else ""))
+        for visit in able:
+            own = {number: InPlace(*visit.user[number], whole) for number in visit.code.layout.stepped}
+            visit.buffers.in_place |= own
 
     def _direct(self, host: Host) -> str:
         """Whether that holds of all states: a call of one step, which no regime runs. "": never."""
