@@ -310,7 +310,10 @@ def _lanes(unit: Unit, target: Target, knob: Knobs) -> Config:
     across = 8 if waves(8) <= waves(4) else 4
     tall = max(1, rows // 8)
     few = {"rows": rows, "across": across, "high": tall, "split": 256 // (8 * across), "blocks": 1 if slots > 8 else 2}
-    few["pace"], few["stages"] = _pipeline(128 * (rows + slots * across), 4 if rows <= 16 else 2)
+    broad = -(-max(unit.batches, default=0) // rows) * -(-unit.width // (16 * units))
+    if slots == 4 and rows == 64 and not double and broad >= 0.75 * target.sms:
+        few |= {"across": 16, "split": 4, "beside": 2}  # 8 columns of a thread: fewer loads from shared memory
+    few["pace"], few["stages"] = _pipeline(128 * (rows + slots * few["across"]), 4 if rows <= 16 else 2)
     thin = _thin(unit, target, units, slots)
     weights = (8 if double else 4) * unit.gates * unit.width * sum(unit.depths)
     streams = weights >= 1 << 22
