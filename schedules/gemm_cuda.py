@@ -37,11 +37,12 @@ class GemmCuda:
     tile, below `mid` rows with half its columns, below `slim` with a quarter. overlap: few_* kernels fetch weights
     while the kernel before them runs (slower in graphs of steps on an H200). For few_* and many_*: rows, columns, warps
     (down rows), along (warps along columns), split (parts of K in a block), cluster (parts of K over blocks), stages,
-    pace (K tiles of a stage), blocks (on a multiprocessor); without tensor cores units (of a thread), across (threads
-    along units), high (its rows); thin: up to so many rows the thin_* tile streams weights, up to `slender` rows one of
-    half as many. share: up to so many rows, from share_from on, blocks share K (share_*, as few_*; most: the last of
-    these kernels takes up to so many rows, in several tiles; kept: percent of the weights that L2 is asked to keep;
-    overlap: from so many times 64 rows on, as above, 0: never)."""
+    pace (K tiles of a stage), blocks (on a multiprocessor); without tensor cores units, across (the layout's threads
+    along units, each with so many), beside (of these a thread has the columns), high (its rows); thin: up to so many
+    rows the thin_* tile streams weights, up to `slender` rows one of half as many. share: up to so many rows, from
+    share_from on, blocks share K (share_*, as few_*; most: the last of these kernels takes up to so many rows, in
+    several tiles; kept: percent of the weights that L2 is asked to keep; overlap: from so many times 64 rows on, as
+    above, 0: never)."""
 
     @staticmethod
     def configure(unit: Unit, target: Target, knob: Knobs) -> Config:
