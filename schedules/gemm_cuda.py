@@ -47,8 +47,7 @@ class GemmCuda:
 
     Of a tile, few_*, many_* and skinny_*: rows, columns, warps (down rows), along (warps along columns), split (parts
     of K in a block), cluster (parts of K over blocks), stages, pace (K tiles of a stage), blocks (on a multiprocessor).
-    Without tensor cores: units, across (the layout's threads along units, which have so many each), beside (of these,
-    whose columns a thread has), high (its rows).
+    Without tensor cores: units (of a thread), across (threads along units), high (its rows).
 
     span: tiles of 8 units side by side, which makes a thread's units consecutive; widest: what packed columns are
     padded to; overlap: few_* kernels fetch weights while the kernel before them runs (slower in graphs of steps on an
@@ -321,10 +320,7 @@ def _lanes(unit: Unit, target: Target, knob: Knobs) -> Config:
     across = 8 if waves(8) <= waves(4) else 4
     tall = max(1, rows // 8)
     few = {"rows": rows, "across": across, "high": tall, "split": 256 // (8 * across), "blocks": 1 if slots > 8 else 2}
-    broad = -(-max(unit.batches, default=0) // rows) * -(-unit.width // (16 * units))
-    if slots == 4 and rows == 64 and not double and broad >= 0.75 * target.sms:
-        few |= {"across": 16, "split": 4, "beside": 2}  # 8 columns of a thread: fewer loads from shared memory
-    few["pace"], few["stages"] = _pipeline(128 * (rows + slots * few["across"]), 4 if rows <= 16 else 2)
+    few["pace"], few["stages"] = _pipeline(128 * (rows + slots * across), 4 if rows <= 16 else 2)
     skinny = _skinny(unit, target, units, slots)
     weights = (8 if double else 4) * unit.gates * unit.width * sum(unit.depths)
     streams = weights >= 1 << 22

@@ -99,7 +99,6 @@ def blocks_of(knobs: dict[str, int], kind: str, sizes: tuple[int, int, int, tupl
         ("float32", "skinny", (2, 4, 9, (40, 13)), 21),
         ("float64", "skinny", (2, 3, 33, (33,)), 5),
         ("float32", "skinny_half", (1, 1, 300, (70,)), 9),
-        ("float32", "few", (1, 4, 19, (40, 13)), 70),  # a thread has the columns of two of the layout's
     ],
 )
 def test_each_member_has_a_product_of_its_own(
@@ -111,9 +110,6 @@ def test_each_member_has_a_product_of_its_own(
         template, knobs, _ = best(unit, target)
         changed = {"wide_blocks": 2, "mid": 600 * sizes[0] * (kind == "mid")}
         changed |= {"skinny_half": 8 * (kind == "skinny_half")}
-        if kind == "few":
-            changed |= {"units": 1, "few": 256, "few_rows": 64, "few_high": 8}
-            changed |= {"few_across": 16, "few_beside": 2, "few_split": 4}
         return template, {**knobs, **changed}, "forced"
 
     monkeypatch.setattr(group_kernels, "best", fewer)
@@ -123,7 +119,7 @@ def test_each_member_has_a_product_of_its_own(
 def of_each_member(precision: str, kind: str, sizes: tuple[int, int, int, tuple[int, ...]], rows: int) -> None:
     """What a kernel of members, gates, units and depths writes is x W + b of each member."""
     members, gates, width, depths = sizes
-    region = "step" if kind in ("skinny", "skinny_half", "few") else "before"
+    region = "step" if kind in ("skinny", "skinny_half") else "before"
     found, rng = made(of_members(members, gates, width, depths, region), precision), np.random.default_rng(0)
     variant = next(v for v in found.variants if v.kernel.name.endswith(f"_{kind}"))
     dtypes, kernel = dict(variant.kernel.pointers), variant.kernel

@@ -34,7 +34,7 @@ WARP = 32
 ACROSS = 8  # lanes of a warp along units
 
 
-def spread(lane: TirExpr, lanes: int) -> tuple[Expr, Expr]:
+def spread(lane: Expr, lanes: int) -> tuple[Expr, Expr]:
     """(column, line) of a lane, of so many along columns. Lanes 2n and 2n + 1 have one line, lanes n and n ^ 2 one
     column: shared memory serves half a warp at once, instead of a quarter, where each lane of a warp reads the same 16
     bytes as the lane of one of these numbers."""
@@ -45,25 +45,18 @@ def spread(lane: TirExpr, lanes: int) -> tuple[Expr, Expr]:
 
 @dataclass(frozen=True)
 class LanesTile(CpAsyncTile):
-    """rows of a block, high: of a thread; across: of the layout's threads along units; groups: of 4 columns of one;
-    beside: of the layout's threads, whose columns a thread has."""
+    """rows of a block, high: of a thread; across: threads along units; groups: of 4 columns of a thread."""
 
     _: KW_ONLY
     across: int = 16
     high: int = 8
     groups: int = 2
     size: int = 4
-    beside: int = 1
-
-    @property
-    def along(self) -> int:
-        """Threads along units."""
-        return self.across // self.beside
 
     @property
     def lanes(self) -> int:
         """Lanes of a warp along units: more where rows are too few for the others."""
-        return max(min(self.along, ACROSS), WARP // self.down)
+        return max(min(self.across, ACROSS), WARP // self.down)
 
     @property
     def down(self) -> int:
@@ -72,7 +65,7 @@ class LanesTile(CpAsyncTile):
 
     @property
     def members(self) -> int:
-        return self.along * self.down * self.split
+        return self.across * self.down * self.split
 
     @property
     def weight_bytes(self) -> int:
@@ -80,7 +73,7 @@ class LanesTile(CpAsyncTile):
 
     @property
     def sums(self) -> int:
-        return self.high * self.beside * self.groups * 4 * self.size
+        return self.high * self.groups * 4 * self.size
 
 
 class LanesGemm(CpAsyncGemm):
@@ -96,7 +89,7 @@ class LanesGemm(CpAsyncGemm):
     def prepare(self) -> None:
         w, tile = self.w, self.tile
         lane, warp = w.bind(self.tx % 32), w.bind(self.tx // 32)
-        along, lines = tile.along // tile.lanes, 32 // tile.lanes
+        along, lines = tile.across // tile.lanes, 32 // tile.lanes
         warps = along * (tile.down // lines)
         own = w.bind(warp % warps)
         self.part = w.bind(warp // warps)
@@ -105,7 +98,7 @@ class LanesGemm(CpAsyncGemm):
         self.x = w.bind(own % along * tile.lanes + x)
         self.y = w.bind(own // along * lines + y)
         self.items, dtype, chunk = tile.high // tile.cluster, self.problem.arithmetic, self.chunk_elements
-        self.vectors = 4 * tile.groups * tile.beside // chunk  # of 16 bytes, of a row's sums
+        self.vectors = 4 * tile.groups // chunk  # of 16 bytes, of a row's sums
         self.load_vector = "ld.shared.v4.f32" if chunk == 4 else "ld.shared.v2.f64"
         self.acc = w.tile(tile.high, self.vectors, chunk, dtype=dtype)
         self.acc.fill(tirx.const(0.0, dtype))
@@ -177,23 +170,21 @@ class LanesGemm(CpAsyncGemm):
 
     def _load_b(self, start: TirExpr, half: int) -> None:
         tile, chunk = self.tile, self.chunk_elements
-        places = product(range(tile.beside), range(tile.groups), range(0, 4, chunk))
-        for vector, (own, group, first) in enumerate(places):
-            at = start + uint32((own * tile.along + group * tile.across) * 4 * tile.size + first * tile.size)
-            self.w.do(I.ptx[self.load_vector](*self.b[half, vector], at))
+        for group in range(tile.groups):
+            for first in range(0, 4, chunk):
+                at = start + uint32(group * tile.across * 4 * tile.size + first * tile.size)
+                self.w.do(I.ptx[self.load_vector](*self.b[half, (group * 4 + first) // chunk], at))
 
     def pieces(self, item: int, block: int) -> list[tuple[int, ...]]:
         """Items: the rows of a thread that one block of the cluster finishes."""
         return [(item * self.tile.cluster + block, v) for v in range(self.vectors)]
 
     def finish(self, item: int) -> None:
-        tile, units, hold = self.tile, self.lanes.units, self.w.keep if self.tile.apart else self.w.bind
-        row = hold(self.row0 + wide(self.y + (item * tile.cluster + self.rank) * tile.down))
+        units, hold = self.lanes.units, self.w.keep if self.tile.apart else self.w.bind
+        own = item * self.tile.cluster + self.rank
+        row = hold(self.row0 + wide(self.y + own * self.tile.down))
         sums = [value for piece in self.pieces(item, 0) for value in self.acc[piece]]
-        each = len(sums) // tile.beside
-        for own in range(tile.beside):
-            unit = (self.tile_n * tile.across + self.x + own * tile.along) * units
-            self.problem.finish(self.w, row, unit, units, sums[own * each : (own + 1) * each])
+        self.problem.finish(self.w, row, (self.tile_n * self.tile.across + self.x) * units, units, sums)
 
 
 @dataclass(frozen=True)

@@ -214,7 +214,7 @@ def _split_k(name: str, problem: Problem, knobs: Config) -> list[Variant]:
 
 def _kernel(name: str, problem: Problem, knobs: Config, size: str) -> Kernel:
     tensor = not isinstance(problem.layout, Lanes)
-    own = ("columns", "warps", "along", "cluster") if tensor else ("across", "high", "cluster", "beside")
+    own = ("columns", "warps", "along", "cluster") if tensor else ("across", "high", "cluster")
     given = {k: knobs.get(f"{size}_{k}") for k in ("rows", "split", "stages", "pace", "blocks", *own)}
     shape = {k: value for k, value in given.items() if value is not None}
     overlap = size != "many" and bool(problem.chained or knobs["overlap"])
