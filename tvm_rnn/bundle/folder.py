@@ -94,6 +94,9 @@ def write_bundle(module: Module, path: str | os.PathLike[str], name: str | None 
     if not (table_row(manifest["target"]["name"]) or Target("")).loads_code:
         do = 'mod.export(web="folder")'
         raise ConfigError(message("bundle: only systems that load code", got=manifest["target"]["name"], do=do))
+    if (table_row(manifest["target"]["name"]) or Target("llvm", machine=manifest["target"]["machine"])).is_macos:
+        do = 'mod.export("m.so") for Python there, or rnn.write_c(net, "folder")'
+        raise ConfigError(message("bundle: not for macOS", got=manifest["target"]["name"], do=do))
     folder, own = check_place(path, name)
     write_whole("the bundle", folder, lambda work: _fill(module, work, own))
 
