@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 from pathlib import Path
@@ -35,12 +34,6 @@ def test_code_of_another_system_is_refused_before_it_is_loaded() -> None:
     assert runtime._other_machine("m.so", own, b"\x7fELF") is None
     error = runtime._other_machine("m.so", own, b"\xcf\xfa\xed\xfe")
     assert re.search(r"'m.so' is for another system[\s\S]*darwin[\s\S]*linux[\s\S]*compile for this", str(error))
-
-
-def test_a_system_that_does_not_tell_its_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert this_machine.cpus() >= 1
-    monkeypatch.delattr(this_machine.os, "sched_getaffinity")
-    assert this_machine.cpus() == os.cpu_count()
 
 
 @pytest.mark.parametrize(

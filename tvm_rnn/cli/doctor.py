@@ -37,6 +37,8 @@ OPTIONAL = {
     "keras": "from_keras of a layer",
     "onnxruntime": "bench --against onnxruntime",
     "openvino": "bench --against openvino",
+    "ncnn": "bench --against ncnn",
+    "tract": "bench --against tract",
     "cloudpickle": "tune --rpc-tracker: on the machines that it measures on",
     "cupy": "arrays on GPUs",
     "vl-convert-python": "bench --plot, tune --plot, explain --html",
