@@ -38,9 +38,10 @@ typedef int (*Launch)(Body body, void* data, int num_task);
 extern __attribute__((weak)) void* __TVMBackendParallelLaunch;
 
 enum { MAX_THREADS = 256, IDLE = 0, READY = 1, RUNNING = 2 };
-/* Spin for longer than the serial part between two parallel loops of one step (1 to 10 us), and no longer than an idle
-   process can afford. The launcher yields after about as long: its core may be what the worker waits for. */
-enum { SPIN_NS = 40000, PAUSES_PER_CLOCK_READ = 32, PAUSES_BEFORE_YIELD = 2000 };
+/* Spin for longer than the serial part between two parallel loops, or two calls of a small model, and no longer than an
+   idle process can afford: who wakes a thread spends 20 us on it. The launcher yields after a while: its core may be
+   what the worker waits for. */
+enum { SPIN_NS = 200000, PAUSES_PER_CLOCK_READ = 32, PAUSES_BEFORE_YIELD = 2000 };
 /* Of looks for signals: how far apart they are, for each takes Python's lock; of how many tasks one reads the clock. */
 enum { LOOK_NS = 100000000, TASKS_PER_LOOK = 16 };
 

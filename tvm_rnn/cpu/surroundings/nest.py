@@ -62,6 +62,14 @@ def nest_of(statement: Stmt) -> Nest | None:
     return nest if plain and distinct and bool(nest.summed) == (first is not None) else None
 
 
+CHOICE = "prim.if_then_else"  # as TVM names the operator of a choice whose other value is not computed
+
+
+def is_choice(value: Expr) -> bool:
+    """Whether it is one of two values, of which only that one is computed."""
+    return isinstance(value, tvm.ir.Call) and getattr(value.op, "name", "") == CHOICE
+
+
 def _is(value: Expr, number: int) -> bool:
     return isinstance(value, tirx.IntImm) and int(value) == number
 
