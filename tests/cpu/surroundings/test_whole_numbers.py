@@ -21,15 +21,15 @@ def test_ranges_of_expressions() -> None:
     assert of(LEVEL - number(128)) == (-128, 127)
     assert of(LEVEL + LEVEL) == (0, 510)
     assert of(tirx.Cast("float32", tirx.Cast("int8", OTHER)) - LEVEL) == (-383, 127)
-    assert of(tirx.Select(OTHER < number(1), LEVEL, number(-3))) == (-3, 255)
-    assert of(tirx.if_then_else(OTHER < number(1), LEVEL, number(0))) == (0, 255)
+    assert of(tirx.Select(number(1) > OTHER, LEVEL, number(-3))) == (-3, 255)
+    assert of(tirx.if_then_else(number(1) > OTHER, LEVEL, number(0))) == (0, 255)
 
 
 def test_what_may_be_no_whole_number() -> None:
     of = WholeNumbers().of
     for value in (OTHER, LEVEL + OTHER, LEVEL + number(0.5), LEVEL / number(3), number(float("inf"))):
         assert of(value) is None
-    assert of(tirx.Select(OTHER < number(1), LEVEL, OTHER)) is None
+    assert of(tirx.Select(number(1) > OTHER, LEVEL, OTHER)) is None
     assert of(tirx.Cast("float16", tirx.Cast("int16", OTHER))) is None
 
 

@@ -122,7 +122,8 @@ static void wait_for_work(struct slot* slot) {
     pthread_mutex_lock(&slot->mutex);
     /* Sequentially consistent on both sides: either the launcher sees `asleep`, or this thread sees READY. */
     __atomic_store_n(&slot->asleep, 1, __ATOMIC_SEQ_CST);
-    while (__atomic_load_n(&slot->state, __ATOMIC_SEQ_CST) != READY) pthread_cond_wait(&slot->wake, &slot->mutex);
+    /* Once: who is woken waits awake again. Its work may have been done by others meanwhile, but more comes soon. */
+    if (__atomic_load_n(&slot->state, __ATOMIC_SEQ_CST) != READY) pthread_cond_wait(&slot->wake, &slot->mutex);
     __atomic_store_n(&slot->asleep, 0, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&slot->mutex);
     end = 0;

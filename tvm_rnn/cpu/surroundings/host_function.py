@@ -51,7 +51,8 @@ class Place:
 @dataclass
 class HostFunction:
     """lanes: elements of a vector. pairs: instructions for pairs of whole numbers, by words of a vector. whole: the
-    ranges of values that are whole numbers. functions: by name. constants: those that the first one takes. works: the dtypes of the flat arrays."""
+    ranges of values that are whole numbers. functions: by name. constants: those that the first one takes. works: the
+    dtypes of the flat arrays."""
 
     name: str
     graph: Graph

@@ -47,7 +47,11 @@ def factors_of(nest: Nest, columns: tirx.For, constant: Callable[[Buffer], np.nd
     store, added = nest.store, nest.store.value
     if not isinstance(added, tirx.Add) or not isinstance(added.b, tirx.Mul) or not nest.summed:
         return None
-    if not isinstance(added.a, tvm.ir.TensorLoad) or not added.a.source.same_as(store.buffer) or not _is_zero(nest.first):
+    if (
+        not isinstance(added.a, tvm.ir.TensorLoad)
+        or not added.a.source.same_as(store.buffer)
+        or not _is_zero(nest.first)
+    ):
         return None
     both = added.b.a, added.b.b
     if not all(isinstance(own, tvm.ir.TensorLoad) for own in both):

@@ -131,7 +131,7 @@ class Pointwise:
         )
 
     def _vectors(self, store: tirx.BufferStore, var: tirx.Var) -> bool:
-        """Whether neighbours along `var` are neighbours in memory, and none is computed under a condition of its own."""
+        """Whether neighbours along `var` are neighbours in memory, and none has a condition of its own."""
         refused = []
 
         def note(call: tvm.ir.Call) -> None:
