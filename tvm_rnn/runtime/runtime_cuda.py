@@ -273,7 +273,7 @@ class CudaModule(Module):
     def _shares(self) -> bool:
         """Whether there is work for threads of the CPU."""
         model = self.manifest.get("model")
-        return bool(model) and any(step["op"] == "Compiled" for step in model["steps"])
+        return model is not None and any(step["op"] == "Compiled" for step in model["steps"])
 
     def _all_steps(
         self, x: object, state: Mapping[str, object] | None, inputs: dict[str, Array], lengths: object, reset: object

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 import tvm
 import tvm_ffi
@@ -65,7 +65,7 @@ def nest_of(statement: Stmt) -> Nest | None:
 CHOICE = "prim.if_then_else"  # as TVM names the operator of a choice whose other value is not computed
 
 
-def is_choice(value: Expr) -> bool:
+def is_choice(value: Expr) -> TypeGuard[tvm.ir.Call]:
     """Whether it is one of two values, of which only that one is computed."""
     return isinstance(value, tvm.ir.Call) and getattr(value.op, "name", "") == CHOICE
 
