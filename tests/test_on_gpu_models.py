@@ -37,20 +37,6 @@ def test_arrays_of_the_gpu_come_back_there() -> None:
     assert_close({name: value.cpu().numpy() for name, value in found.items()}, expected, "float32", 21)
 
 
-def test_threads_of_the_cpu_share_what_is_around_the_network() -> None:
-    net = rnn.from_onnx(speech())
-    mod = gpu_module("model_of_threads", net)
-    x = np.random.default_rng(0).normal(size=(64, 2, 400)).astype("f4")
-    found = []
-    for threads in (1, 3, None):
-        mod.threads = threads
-        assert mod.threads == threads or threads is None
-        found.append(mod.run({"x": x}))
-    for other in found[1:]:
-        for name, value in found[0].items():
-            np.testing.assert_array_equal(other[name], value)
-
-
 def test_two_layers_behind_convolutions_of_torch() -> None:
     torch: Any = pytest.importorskip("torch")
     Layer: Any = torch.nn.Module

@@ -113,7 +113,7 @@ def test_strided_and_double(tmp_path: Path, module: CudaModule) -> None:
         (lambda m: m(X, {"h": X, "m": X}), "wrong shape"),
         (lambda m: m(X, lengths=[9, 0, 0, 0]), "out of range"),
         (lambda m: m(X, reset=np.zeros((5, 4))), "does not fit"),
-        (lambda m: setattr(m, "threads", 2), "has no threads"),
+        (lambda m: setattr(m, "threads", 2), "no threads"),
     ],
 )
 def test_what_does_not_fit(module: CudaModule, call: Any, says: str) -> None:

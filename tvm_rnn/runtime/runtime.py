@@ -1092,9 +1092,6 @@ class Module:
 
     @threads.setter
     def threads(self, count: int | None) -> None:
-        self._use_threads(count)
-
-    def _use_threads(self, count: int | None) -> None:
         if count is not None and (not isinstance(count, int | np.integer) or not 1 <= count <= 256):
             raise _error(InputError, "the number of threads is wrong", repr(count), "an integer from 1 to 256, or None")
         self._threads = int(count or 0)

@@ -259,21 +259,12 @@ class CudaModule(Module):
 
     @property
     def threads(self) -> int:
-        """Of the CPU: the most that share what is around the network, as Module says; else the caller's alone."""
-        return self._threads or int(self._library.pool_size()) if self._shares else 1
+        """Of the CPU: a call uses the caller's."""
+        return 1
 
     @threads.setter
     def threads(self, count: int | None) -> None:
-        if not self._shares:
-            do = "leave them: all of it runs on the GPU"
-            raise runtime._error(InputError, "this module for a GPU has no threads to set", repr(count), do=do)
-        self._use_threads(count)
-
-    @property
-    def _shares(self) -> bool:
-        """Whether there is work for threads of the CPU."""
-        model = self.manifest.get("model")
-        return model is not None and any(step["op"] == "Compiled" for step in model["steps"])
+        raise runtime._error(InputError, "a module for a GPU has no threads to set", repr(count))
 
     def _all_steps(
         self, x: object, state: Mapping[str, object] | None, inputs: dict[str, Array], lengths: object, reset: object
