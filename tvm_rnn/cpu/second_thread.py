@@ -13,7 +13,7 @@ from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import int64, wide
 
 LOOP = 1 << 19  # multiply-adds of a loop: some 6 us of one thread
-CALL = 1 << 20  # FLOPs of a call of a network, whose first loop finds threads asleep: 20 us and more
+CALL = 1 << 19  # FLOPs of a call of a network, which may find threads asleep: some 15 us of one row
 
 
 def threads_for_call(flops: Expr, threads: TirExpr) -> TirExpr:
