@@ -193,7 +193,7 @@ def test_the_schedules_of_the_gpu_table_exist() -> None:
 def test_every_command_of_the_command_line_is_shown() -> None:
     known = {c.name or (c.callback.__name__ if c.callback else "") for c in app.registered_commands}
     known |= {group.name or "" for group in app.registered_groups}
-    (commands,) = blocks(SITE / "pages" / "reference" / "commands.md", "bash")
+    commands = "".join(blocks(SITE / "pages" / "reference" / "commands.md", "bash"))
     assert {line.split()[1] for line in commands.splitlines()} == known
 
 
@@ -233,6 +233,20 @@ def test_files_that_are_named_exist() -> None:
     for path in (*WRITTEN, ROOT / ".github" / "CONTRIBUTING.md"):
         for name in re.findall(r"`((?:tvm_rnn|schedules|tests|tutorials)/[\w/.]+)`", path.read_text()):
             assert (ROOT / name).exists(), (path.name, name)
+
+
+def test_every_line_of_the_tables_of_torch_names_tests_that_there_are() -> None:
+    """`file.py::test`, in tests/torch_layer/; names without a file are of the file before."""
+    page = (SITE / "pages" / "howto" / "train.md").read_text()
+    tables = re.findall(r"^\| what \|.*test, in `tests/torch_layer/`.*\n\|[-|]+\n((?:\|.*\n)+)", page, re.M)
+    assert len(tables) == 2
+    for row in "".join(tables).splitlines():
+        cell, text = row.split(" | ")[-1], ""
+        named = re.findall(r"`(?:([\w./]+\.py)::)?(test_\w+)`", cell)
+        assert named or "the same tests" in cell, row
+        for file, test in named:
+            text = (ROOT / "tests" / "torch_layer" / file).read_text() if file else text
+            assert f"def {test}(" in text, (file, test)
 
 
 def test_the_reference_of_the_language_is_the_op_table(site: ModuleType) -> None:

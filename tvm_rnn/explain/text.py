@@ -286,10 +286,11 @@ def beside_page(facts: BesideFacts) -> RenderableType:
 
 
 def _section(section: SectionFacts, names: Sequence[str]) -> RenderableType:
-    table = plain_table("", *names, "ratio", title=section["title"])
+    figures = any("ratio" in row for row in section["rows"])
+    table = plain_table("", *names, *["ratio"] * figures, title=section["title"])
     for row in section["rows"]:
-        ratio = f"{row['ratio']:.3g}" if "ratio" in row else ""
-        table.add_row(Text(row["name"]), *map(Text, row["values"]), ratio)
+        ratio = [f"{row['ratio']:.3g}"] if "ratio" in row else []
+        table.add_row(Text(row["name"]), *map(Text, row["values"]), *ratio)
     if not section["rows"]:
         table.add_row("nothing")
     return Group(table, "")
