@@ -19,6 +19,8 @@ CASES: dict[str, dict[str, Any]] = {
     "gradient alone": {"writes": (-1, 2), "reads": "gg"},
     "many values": {"values": 122, "keys": 50, "reads": "sgb"},
     "vectors of their own": {"reads": "sssgg"},
+    "what is written decays too": {"reads": "sgsb", "late": (True, True), "keys": 18, "values": 20},
+    "of the gradient alone, keys side by side": {"reads": "sgsb", "keys_last": True, "keys": 18, "late": (False, True)},
 }
 
 

@@ -7,7 +7,7 @@ which copies it; and which matrices are kept before some steps alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -126,7 +126,10 @@ class RowOperands:
 
 @dataclass(frozen=True)
 class AgainOperands(RowOperands):
-    """Of a matrix, its gradient, or both, as `graph/recurrences.py` has them; `along`: the axis that sums run along."""
+    """Of a matrix, its gradient, or both, as `graph/recurrences.py` has them; `along`: the axis that sums run along.
+    undecayed: of rows whose every write is multiplied with their decay, the vectors without it, by the products."""
+
+    undecayed: dict[Node, dict[Node, Node]] = field(default_factory=dict)
 
     @cached_property
     def made(self) -> dict[Node, Node]:
@@ -147,7 +150,8 @@ class AgainOperands(RowOperands):
 
     def writes(self, row: Node) -> list[tuple[Node, Node]]:
         """What a row writes: pairs of a vector of the axis that sums run along, and one of the other."""
-        return matrix_operands(row.args, int(row.attrs["writes"]))[0]
+        bare = self.undecayed.get(row, {})
+        return [(a, bare.get(b, b)) for a, b in matrix_operands(row.args, int(row.attrs["writes"]))[0]]
 
     @property
     def numbers(self) -> list[Node]:
@@ -252,6 +256,50 @@ def _taken_apart(
     return own, groups
 
 
+def _undecayed(
+    graph: Graph, own: AgainOperands, groups: list[Group], there: Callable[[Node], bool]
+) -> tuple[AgainOperands, list[Group]]:
+    """Operands, and the groups before them, where all that is written to a matrix is multiplied with its decay, as
+    gradients' writes are: kernels decay what is written with the matrix, and the products are not stored if nothing
+    else reads them."""
+    users, roots = graph.users(), {*graph.roots}
+    for row in own.made.values():
+        decay, bare = own.decay(row), dict[Node, Node]()
+        for _, column in [] if decay is None else own.writes(row):
+            product = _unshaped(column)
+            for number, vector in (product.args, product.args[::-1]) if product.op == "mul" else ():
+                to = (*vector.shape[: len(own.heads)], *column.shape[-2:])
+                known = prod(to) == prod(vector.shape) and there(_located(vector, own.arrays)[0])
+                if known and _unshaped(number) is _unshaped(decay):
+                    bare[column] = vector if vector.shape == to else make("reshape", vector, rank=len(vector.shape), to=to)
+        if len(bare) < len({column for _, column in own.writes(row)}) or not bare:
+            continue
+        own = replace(own, undecayed={**own.undecayed, row: bare})
+        for column in bare:
+            product = _unshaped(column)
+            home = next((g for g in groups if product in g.stored and g.kind == "pointwise"), None)
+            inside = {*home.nodes} if home is not None else set[Node]()
+            if home is None or product in roots or not _read_by(product, row, users, inside):
+                continue
+            left = [group if group is not home else _without(group, product) for group in groups]
+            groups = [group for group in left if group.nodes]
+    return own, groups
+
+
+def _unshaped(node: Node | None) -> Node | None:
+    while node is not None and node.op == "reshape":
+        node = node.args[0]
+    return node
+
+
+def _read_by(node: Node, row: Node, users: Mapping[Node, Collection[Node]], inside: Collection[Node]) -> bool:
+    """Whether nothing else reads a value, but for what is inside its own group."""
+    return all(
+        user is row or user in inside or (user.op == "reshape" and _read_by(user, row, users, inside))
+        for user in users[node]
+    )
+
+
 def _without(group: Group, node: Node) -> Group:
     """The group without a value that it stores, and what it makes for that alone."""
     stored = tuple(n for n in group.stored if n is not node)
@@ -276,13 +324,17 @@ def prepared(
     every = {g: (MatrixOperands if is_matrix(g) else AgainOperands)(g, arrays) for g in matrices}
     vectors = {_located(n, arrays)[0] for own in every.values() for n, _ in own.vectors}
     copies: dict[Operand, Node] = {}
+
+    def is_there(node: Node) -> bool:
+        return node in stored or (node.op == "input" and given(node))
+
     for group in graph.groups:
         if group in every:
             matrix = every[group]
             if isinstance(matrix, MatrixOperands):
-                matrix, groups = _taken_apart(
-                    graph, matrix, groups, lambda n: n in stored or (n.op == "input" and given(n))
-                )
+                matrix, groups = _taken_apart(graph, matrix, groups, is_there)
+            elif isinstance(matrix, AgainOperands):
+                matrix, groups = _undecayed(graph, matrix, groups, is_there)
             for operand in matrix.operands:
                 node, axis = operand
                 base, _ = _located(node, arrays)
