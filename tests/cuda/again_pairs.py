@@ -52,7 +52,9 @@ def pair(
     for i, kind in enumerate(reads):
         if chained and kind != "b" and reads[:i].count(kind) < rest[kind]:
             same.append((f"vector_{i}", f"{kinds[{'s': 'g', 'g': 's'}[kind]]}_row_{reads[:i].count(kind)}"))
-    own = Pair(HEADS, keys, values, precision, made(writes[0], late[0]), made(writes[1], late[1]), tuple(found), keys_last)
+    own = Pair(
+        HEADS, keys, values, precision, made(writes[0], late[0]), made(writes[1], late[1]), tuple(found), keys_last
+    )
     return replace(own, same=tuple(same))
 
 

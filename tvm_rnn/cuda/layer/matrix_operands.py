@@ -127,9 +127,9 @@ class RowOperands:
 @dataclass(frozen=True)
 class AgainOperands(RowOperands):
     """Of a matrix, its gradient, or both, as `graph/recurrences.py` has them; `along`: the axis that sums run along.
-    undecayed: of rows whose every write is multiplied with their decay, the vectors without it, by the products."""
+    undecayed: of rows whose every write is multiplied with their decay, what is written without it."""
 
-    undecayed: dict[Node, dict[Node, Node]] = field(default_factory=dict)
+    undecayed: dict[Node, list[tuple[Node, Node]]] = field(default_factory=dict)
 
     @cached_property
     def made(self) -> dict[Node, Node]:
@@ -150,8 +150,7 @@ class AgainOperands(RowOperands):
 
     def writes(self, row: Node) -> list[tuple[Node, Node]]:
         """What a row writes: pairs of a vector of the axis that sums run along, and one of the other."""
-        bare = self.undecayed.get(row, {})
-        return [(a, bare.get(b, b)) for a, b in matrix_operands(row.args, int(row.attrs["writes"]))[0]]
+        return self.undecayed.get(row) or matrix_operands(row.args, int(row.attrs["writes"]))[0]
 
     @property
     def numbers(self) -> list[Node]:
@@ -264,30 +263,39 @@ def _undecayed(
     else reads them."""
     users, roots = graph.users(), {*graph.roots}
     for row in own.made.values():
-        decay, bare = own.decay(row), dict[Node, Node]()
-        for _, column in [] if decay is None else own.writes(row):
-            product = _unshaped(column)
-            for number, vector in (product.args, product.args[::-1]) if product.op == "mul" else ():
-                to = (*vector.shape[: len(own.heads)], *column.shape[-2:])
-                known = prod(to) == prod(vector.shape) and there(_located(vector, own.arrays)[0])
-                if known and _unshaped(number) is _unshaped(decay):
-                    bare[column] = vector if vector.shape == to else make("reshape", vector, rank=len(vector.shape), to=to)
-        if len(bare) < len({column for _, column in own.writes(row)}) or not bare:
+        decay, writes = own.decay(row), own.writes(row)
+        bare = [] if decay is None else [_undecayed_pair(own, pair, decay, there) for pair in writes]
+        found = [pair for pair in bare if pair is not None]
+        if len(found) < len(writes) or not found:
             continue
-        own = replace(own, undecayed={**own.undecayed, row: bare})
-        for column in bare:
-            product = _unshaped(column)
+        own = replace(own, undecayed={**own.undecayed, row: found})
+        for before, after in zip(writes, found, strict=True):
+            product = next(_unshaped(a) for a, b in zip(before, after, strict=True) if a is not b)
             home = next((g for g in groups if product in g.stored and g.kind == "pointwise"), None)
-            inside = {*home.nodes} if home is not None else set[Node]()
-            if home is None or product in roots or not _read_by(product, row, users, inside):
-                continue
-            left = [group if group is not home else _without(group, product) for group in groups]
-            groups = [group for group in left if group.nodes]
+            if home is not None and product not in roots and _read_by(product, row, users, {*home.nodes}):
+                left = [group if group is not home else _without(group, product) for group in groups]
+                groups = [group for group in left if group.nodes]
     return own, groups
 
 
-def _unshaped(node: Node | None) -> Node | None:
-    while node is not None and node.op == "reshape":
+def _undecayed_pair(
+    own: AgainOperands, pair: tuple[Node, Node], decay: Node, there: Callable[[Node], bool]
+) -> tuple[Node, Node] | None:
+    """A pair of vectors of which one is multiplied with the decay, without it; None if neither is, or if the vector
+    without it is no part of a stored value."""
+    for i, node in enumerate(pair):
+        product = _unshaped(node)
+        for number, vector in (product.args, product.args[::-1]) if product.op == "mul" else ():
+            to = (*vector.shape[: len(own.heads)], *node.shape[-2:])
+            known = prod(to) == prod(vector.shape) and there(_located(vector, own.arrays)[0])
+            if known and _unshaped(number) is _unshaped(decay):
+                bare = vector if vector.shape == to else make("reshape", vector, rank=len(vector.shape), to=to)
+                return (bare, pair[1]) if i == 0 else (pair[0], bare)
+    return None
+
+
+def _unshaped(node: Node) -> Node:
+    while node.op == "reshape":
         node = node.args[0]
     return node
 

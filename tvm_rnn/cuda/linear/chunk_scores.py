@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.cuda.codegen.register_tile import RegisterTile
 from tvm_rnn.cuda.codegen.vector_access import pack
 from tvm_rnn.cuda.gemm.mma_sync import INSTRUCTIONS, LDMATRIX
-from tvm_rnn.tir.expr import TirExpr
+from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import uint32
 
 from .chunk_block import Block
@@ -93,36 +94,32 @@ class Scorers:
             w.do(I.ptx[LDMATRIX.format("x4")](*a[k], at + uint32(32 * k)))
         line = lane // 16 * 8 + lane % 8
         own = scan.vector_at(scores.column) + line * scan.key_pitch + lane // 8 % 2 * 16
-        keys = w.bind(self.stage + tirx.Cast("uint32", own))
+        keys, b = w.bind(self.stage + tirx.Cast("uint32", own)), w.tile(deep, 2, 2, dtype="uint32")
+
+        def load(block: Expr) -> None:
+            begin = w.bind(keys + tirx.Cast("uint32", block * (BLOCK * scan.key_pitch)))
+            for k in range(deep):
+                w.do(I.ptx[LDMATRIX.format("x4")](*b[k, 0], *b[k, 1], begin + uint32(32 * k)))
+
+        load(tirx.const(0, "int32"))
         with w.loop(scores.block) as other:
-            sums = self._product(a, w.bind(keys + tirx.Cast("uint32", other * (BLOCK * scan.key_pitch))))
-            self._keep(self._weigh(sums, other, scores, False), scores, other)
-        sums = self._product(a, w.bind(keys + tirx.Cast("uint32", scores.block * (BLOCK * scan.key_pitch))))
-        found = self._weigh(sums, scores.block, scores, True)
+            chains = self._chains(a, b)
+            load(other + 1)  # while what is here is weighed
+            self._keep(self._weigh(_added(w, chains), other, scores, False), scores, other)
+        found = self._weigh(_added(w, self._chains(a, b)), scores.block, scores, True)
         self._keep(self._inverse(found) if erases else found, scores, scores.block)
 
-    def _product(self, a: RegisterTile, keys: TirExpr) -> Sums:
-        """16 x 16: chains of products for several parts of K, added up."""
+    def _chains(self, a: RegisterTile, b: RegisterTile) -> RegisterTile:
+        """16 x 16: chains of products for several parts of K."""
         w, deep = self.w, self.scan.keys // BLOCK
         chains = next(n for n in (4, 2, 1) if deep >= 2 * n or n == 1)
         acc = w.tile(chains, 2, 4)
         acc.fill(tirx.const(0.0, "float32"))
-        b = w.tile(deep, 2, 2, dtype="uint32")
-        for k in range(deep):
-            w.do(I.ptx[LDMATRIX.format("x4")](*b[k, 0], *b[k, 1], keys + uint32(32 * k)))
         for k in range(deep):
             for n in range(2):
                 d = acc[k % chains, n]
                 w.do(I.ptx[INSTRUCTIONS[self.precision]](*d, *a[k], *b[k, n], *d))
-        found: list[list[TirExpr]] = []
-        for n in range(2):
-            found.append([])
-            for i in range(4):
-                total = acc[0, n][i]
-                for chain in range(1, chains):
-                    total = total + acc[chain, n][i]
-                found[n].append(w.keep(total))
-        return found
+        return acc
 
     def _weigh(self, sums: Sums, other: TirExpr, scores: _Scores, diagonal: bool) -> Sums:
         """Times decays and scales; 0 where a step would read later ones."""
@@ -173,7 +170,7 @@ class Scorers:
                 place = base + uint32((m * TRIANGLE_PITCH + 4 * four) * 4)
                 w.do(I.ptx["ld.shared.v4.f32"](*columns[m, four], place))
 
-        load(0)
+        load(tirx.const(0, "int32"))
         for m in range(BLOCK - 1):
             if m + 2 < BLOCK:
                 load(m + 1)
@@ -184,3 +181,16 @@ class Scorers:
             w.store(self.triangle, x[i], at + i * TRIANGLE_PITCH + lane % 16)
         w.do(I.cuda.warp_sync())
         return [[w.keep(self.triangle[at + line * TRIANGLE_PITCH + column]) for column, line in row] for row in place]
+
+
+def _added(w: Writer, chains: RegisterTile) -> Sums:
+    """The sums of all chains."""
+    found: list[list[TirExpr]] = []
+    for n in range(2):
+        found.append([])
+        for i in range(4):
+            total = chains[0, n][i]
+            for chain in range(1, chains.shape[0]):
+                total = total + chains[chain, n][i]
+            found[n].append(w.keep(total))
+    return found

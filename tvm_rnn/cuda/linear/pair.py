@@ -6,7 +6,8 @@ In: sizes, places in memory. Out: `Pair`: heads of matrices [keys, values], for 
     output = sum over values of (vector * S before the step)  or of G after it
     G = decay * G + sum over writes of column * row           backward
 
-where a matrix may decay behind what is written to it: decay * (S + sum over writes of column * row). Before each part of the time the tape has the matrix, and behind it the backward recurrence left the gradient.
+where a matrix may decay behind what is written to it: decay * (S + sum over writes of column * row). Before each part
+of the time the tape has the matrix, and behind it the backward recurrence left the gradient.
 """
 
 from __future__ import annotations

@@ -179,9 +179,7 @@ class _Body:
                 found |= dict.fromkeys(own, words)
         return found
 
-    def _vector(
-        self, matrix: RegisterTile, which: tuple[str, str], blocks: range, words: RegisterTile | None
-    ) -> None:
+    def _vector(self, matrix: RegisterTile, which: tuple[str, str], blocks: range, words: RegisterTile | None) -> None:
         """What a vector reads of a matrix in some blocks of 16 steps. words: where it goes; None: it is no result."""
         w, layout, (name, vector) = self.w, self.layout, which
         sums = w.tile(2 * AT_ONCE, 4)
@@ -241,9 +239,7 @@ class _Body:
             for i in range(4):
                 sums.store(sums[n][i] * left[i % 2], n, i)
 
-    def _written(
-        self, sums: RegisterTile, which: tuple[str, int], scores: tuple[str, str], blocks: range
-    ) -> None:
+    def _written(self, sums: RegisterTile, which: tuple[str, int], scores: tuple[str, str], blocks: range) -> None:
         """What steps of some blocks read of what others have written along a column: to the gradient, later ones."""
         w, lane, (name, number) = self.w, self.lane, which
         at, later = self.layout.score_at(*scores), name == GRADIENT
