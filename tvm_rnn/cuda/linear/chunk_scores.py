@@ -170,7 +170,7 @@ class Scorers:
                 place = base + uint32((m * TRIANGLE_PITCH + 4 * four) * 4)
                 w.do(I.ptx["ld.shared.v4.f32"](*columns[m, four], place))
 
-        load(tirx.const(0, "int32"))
+        load(0)
         for m in range(BLOCK - 1):
             if m + 2 < BLOCK:
                 load(m + 1)
