@@ -4,7 +4,8 @@ In: the kernel's body, a warp's number. Out: statements that leave in shared mem
 chunk, [step][step written], and for the erasure those times its scale, whose blocks of 16 on the diagonal are replaced
 by the inverse of 1 - block: substitution, in float32.
 
-A warp has 16 steps of the erasure and 16 of each read-out, whose order is reversed: all have as many blocks to make.
+A warp has 16 steps of the erasure and 16 of a read-out, whose order is reversed: all have as many blocks to make. What
+is erased and read by the same vector is one product.
 """
 
 from __future__ import annotations
@@ -57,14 +58,24 @@ class Scorers:
 
     def make(self, number: TirExpr) -> None:
         """Scores of a chunk."""
-        w, solves, several = self.w, self.recurrence.erasing is not None, len(self.recurrence.columns) > 1
+        w, solves = self.w, self.recurrence.erasing is not None
         scores = self._enter(number)
         backwards = w.bind((self.tile.scorers - 1) - self.warp)
-        for i, (vector, of, column) in enumerate(self.recurrence.scores):
-            forwards = i % 2 == 0 if several else solves and not i
-            own = scores if not i else w.bind(scores + uint32(i * self.scan.score_bytes))
-            found = self._where((column, own), self.warp if forwards else backwards, of, solves and not i)
-            self._rows(vector, found, solves and not i)
+        for turn, sets in enumerate(self._alike()):
+            forwards = turn % 2 == (0 if solves else 1)
+            found = []
+            for i in sets:
+                _, of, column = self.recurrence.scores[i]
+                own = scores if not i else w.bind(scores + uint32(i * self.scan.score_bytes))
+                found.append(self._where((column, own), self.warp if forwards else backwards, of, solves and not i))
+            self._rows(self.recurrence.scores[sets[0]][0], found, solves and not sets[0])
+
+    def _alike(self) -> list[list[int]]:
+        """Scores, by their numbers, whose products are the same: of the same vectors, before and after a decay."""
+        found: dict[tuple[int, int], list[int]] = {}
+        for i, (vector, _, column) in enumerate(self.recurrence.scores):
+            found.setdefault((self.scan.vector_at(vector), self.scan.vector_at(column)), []).append(i)
+        return list(found.values())
 
     def _enter(self, number: TirExpr) -> TirExpr:
         """Where the scores of a chunk go."""
@@ -83,9 +94,10 @@ class Scorers:
             scale = [w.keep(numbers.load("scale", self.number, r)) for r in row]
         return _Scores(*what, block, row, g, scale, turned(of))
 
-    def _rows(self, vector: str, scores: _Scores, erases: bool) -> None:
-        """All blocks of 16 rows: those below the diagonal, and that on it."""
-        w, scan, lane = self.w, self.scan, self.body.lane
+    def _rows(self, vector: str, every: Sequence[_Scores], erases: bool) -> None:
+        """All blocks of 16 rows: those below the diagonal, and that on it. every: what is made of the same products, of
+        which the first erases, if any does."""
+        w, scan, lane, scores = self.w, self.scan, self.body.lane, every[0]
         deep = scan.keys // BLOCK
         a = w.tile(deep, 4, dtype="uint32")
         line = scores.block * BLOCK + lane % 16
@@ -105,9 +117,13 @@ class Scorers:
         with w.loop(scores.block) as other:
             chains = self._chains(a, b)
             load(other + 1)  # while what is here is weighed
-            self._keep(self._weigh(_added(w, chains), other, scores, False), scores, other)
-        found = self._weigh(_added(w, self._chains(a, b)), scores.block, scores, True)
-        self._keep(self._inverse(found) if erases else found, scores, scores.block)
+            sums = _added(w, chains)
+            for one in every:
+                self._keep(self._weigh(sums, other, one, False), one, other)
+        sums = _added(w, self._chains(a, b))
+        for i, one in enumerate(every):
+            found = self._weigh(sums, scores.block, one, True)
+            self._keep(self._inverse(found) if erases and not i else found, one, scores.block)
 
     def _chains(self, a: RegisterTile, b: RegisterTile) -> RegisterTile:
         """16 x 16: chains of products for several parts of K."""
