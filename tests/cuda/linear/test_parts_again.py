@@ -44,7 +44,7 @@ def test_parts_of_any_length(steps: int) -> None:
 @pytest.mark.parametrize("kind", ["lengths", "resets", "both"])
 @pytest.mark.parametrize("decay", ["number", ""])
 def test_lengths_and_resets(kind: str, decay: str) -> None:
-    assert flagged(of(decay=decay), kind).error(PartsAgain) < 1
+    assert flagged(of(decay=decay, late=(False, bool(decay))), kind).error(PartsAgain) < 1
 
 
 def test_kernels_take_lengths_or_not() -> None:
