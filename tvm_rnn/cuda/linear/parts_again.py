@@ -19,7 +19,6 @@ Source: chunk forms as Yang et al. 2024, "Gated Linear Attention Transformers wi
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -115,11 +114,10 @@ class _Body:
         """A matrix at the border of the part as left operand, 16 keys of it; 0 where there is none."""
         words = self.w.tile(self.layout.deep, 4, dtype="uint32")
         words.fill(uint32(0))
-        begin = self._first_pair() if self._paired else self.key0
         for k in range(self.layout.deep):
             for i in range(4):
-                place = words[k][i], 8 * (i % 2), BLOCK * k + 8 * (i // 2)
-                (self._load_pair if self._paired else self._load_each)(name, begin, place)
+                first = self.key0 + 8 * (i % 2), BLOCK * k + 8 * (i // 2)
+                (self._load_pair if self._paired else self._load_each)(name, words[k][i], first)
         return words
 
     @property
@@ -128,31 +126,21 @@ class _Body:
         own = self.pair
         return marks_dtype(own.precision) == own.precision and (own.keys if own.keys_last else own.values) % 2 == 0
 
-    @property
-    def _pair(self) -> tuple[TirExpr, TirExpr]:
-        """The key and the value of the first two neighbours of a lane: 8 lines of 4 of them."""
+    def _load_pair(self, name: str, word: TirExpr, first: tuple[TirExpr, int]) -> None:
+        """Two neighbours at once."""
+        w, (key0, value0) = self.w, first
         line, column = self.lane // 4, self.lane % 4 * 2
-        return (self.key0 + column, line) if self.pair.keys_last else (self.key0 + line, column)
-
-    def _first_pair(self) -> TirExpr:
-        """Where these are: others are so many elements further for all lanes."""
-        return self.w.keep(self.place.border(*self._pair)[1])
-
-    def _load_pair(self, name: str, begin: TirExpr, place: tuple[TirExpr, int, int]) -> None:
-        """Two neighbours at once. place: where they go, and how many keys and values they are from the first."""
-        w, own, (word, keys, values) = self.w, self.pair, place
-        key, value = (first + apart for first, apart in zip(self._pair, (keys, values), strict=True))
-        whole = own.keys % BLOCK == 0 and own.values % BLOCK == 0
-        at = begin + (values * own.keys + keys if own.keys_last else keys * own.values + values)
-        with nullcontext() if whole else w.when(self.place.border(w.bind(key), w.bind(value))[0]):
+        key, value = (key0 + column, line + value0) if self.pair.keys_last else (key0 + line, column + value0)
+        there, at = self.place.border(w.bind(key), w.bind(value))
+        with w.when(there):
             w.do(I.ptx["ld.global.b32"](word, w[marks_name(name)].ptr_to([at])))
 
-    def _load_each(self, name: str, begin: TirExpr, place: tuple[TirExpr, int, int]) -> None:
-        """One by one. begin: the first key."""
-        w, two, (word, keys, values) = self.w, self.w.tile(1, 2), place
-        key = w.bind(begin + (keys + self.lane // 4))
+    def _load_each(self, name: str, word: TirExpr, first: tuple[TirExpr, int]) -> None:
+        """One by one."""
+        w, two = self.w, self.w.tile(1, 2)
+        key = w.bind(first[0] + self.lane // 4)
         for odd in range(2):
-            value = w.bind(self.lane % 4 * 2 + (values + odd))
+            value = w.bind(self.lane % 4 * 2 + (first[1] + odd))
             there, at = self.place.border(key, value)
             two.store(ZERO, 0, odd)
             with w.when(there):
