@@ -71,7 +71,8 @@ format: $(VENV)/.installed-test ## Rewrite the sources in the house style
 
 docs: $(VENV)/.installed-docs $(VENV)/.installed-notebooks ## Run the tutorials, build the documentation (build/docs/html/index.html) and check its links
 	$(BIN)/python tutorials/site/notebooks.py build/notebooks
-	$(BIN)/python tutorials/site/generate.py build/docs build/notebooks
+	$(BIN)/python tutorials/site/amplifier.py build/amplifier
+	$(BIN)/python tutorials/site/generate.py build/docs build/notebooks build/amplifier
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -f build/docs/mkdocs.yml
 
 docs-serve: docs ## Show the documentation in a browser

@@ -25,23 +25,33 @@ HIGH = 64  # rows of a step up to which blocks share K, or tiles for few rows ar
 SHARE_ACROSS = 8  # threads along units
 # Rows of a tile whose weights are streamed: as many as are multiplied while memory sends these. Of its pipeline: bytes
 # of a stage at least, for each has a barrier; and of all stages at most, so that two blocks fit a multiprocessor.
-THIN, STAGE_BYTES, HALF_BYTES = 16, 8_000, 113_000
+SKINNY_ROWS, STAGE_BYTES, HALF_BYTES = 16, 8_000, 113_000
 MANY_ROWS = 2048  # of a step, as of images, whose rows are pixels: these are as many as of a hoisted product
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 @template("gemm_cuda", kinds=("gemm",), targets=("cuda",))
 class GemmCuda:
-    """Knobs. span: tiles of 8 units side by side, which makes a thread's units consecutive; widest: what packed columns
-    are padded to. few: up to so many rows the few_* tile is used; wide: from so many rows on wgmma with the wide_*
-    tile, below `mid` rows with half its columns, below `slim` with a quarter. overlap: few_* kernels fetch weights
-    while the kernel before them runs (slower in graphs of steps on an H200). For few_* and many_*: rows, columns, warps
-    (down rows), along (warps along columns), split (parts of K in a block), cluster (parts of K over blocks), stages,
-    pace (K tiles of a stage), blocks (on a multiprocessor); without tensor cores units (of a thread), across (threads
-    along units), high (its rows); thin: up to so many rows the thin_* tile streams weights, up to `slender` rows one of
-    half as many. share: up to so many rows, from share_from on, blocks share K (share_*, as few_*; most: the last of
-    these kernels takes up to so many rows, in several tiles; kept: percent of the weights that L2 is asked to keep;
-    overlap: from so many times 64 rows on, as above, 0: never)."""
+    """Knobs. A launch takes the first kernel that is for its number of rows:
+
+    share: up to so many rows, from share_from on, blocks share K (share_*, as few_*). most: the last of these kernels
+        takes up to so many rows, in several tiles; kept: percent of the weights that L2 is asked to keep; overlap: from
+        so many times 64 rows on, as below, 0: never.
+    skinny_half, skinny: without tensor cores. A product of a few rows, of which people say skinny, is as slow as its
+        weights are read: the skinny_* tile streams them. skinny: up to so many rows; skinny_half: up to so many rows it
+        is a tile of half as many.
+    few: up to so many rows the few_* tile is used.
+    wide: from so many rows on wgmma with the wide_* tile; below `slim` rows with a quarter of its columns, below `mid`
+        with half.
+    many: all others.
+
+    Of a tile, few_*, many_* and skinny_*: rows, columns, warps (down rows), along (warps along columns), split (parts
+    of K in a block), cluster (parts of K over blocks), stages, pace (K tiles of a stage), blocks (on a multiprocessor).
+    Without tensor cores: units (of a thread), across (threads along units), high (its rows).
+
+    span: tiles of 8 units side by side, which makes a thread's units consecutive; widest: what packed columns are
+    padded to; overlap: few_* kernels fetch weights while the kernel before them runs (slower in graphs of steps on an
+    H200)."""
 
     @staticmethod
     def configure(unit: Unit, target: Target, knob: Knobs) -> Config:
@@ -311,7 +321,7 @@ def _lanes(unit: Unit, target: Target, knob: Knobs) -> Config:
     tall = max(1, rows // 8)
     few = {"rows": rows, "across": across, "high": tall, "split": 256 // (8 * across), "blocks": 1 if slots > 8 else 2}
     few["pace"], few["stages"] = _pipeline(128 * (rows + slots * across), 4 if rows <= 16 else 2)
-    thin = _thin(unit, target, units, slots)
+    skinny = _skinny(unit, target, units, slots)
     weights = (8 if double else 4) * unit.gates * unit.width * sum(unit.depths)
     streams = weights >= 1 << 22
     many = {"rows": 16 * high, "across": 16, "high": high, "split": 1, "blocks": 2 if slots == 8 and not double else 1}
@@ -319,22 +329,22 @@ def _lanes(unit: Unit, target: Target, knob: Knobs) -> Config:
     knobs = {
         "units": knob("units", (1, 2, 3, 4, 5, 8), units),
         "few": knob("few", (0, *POWERS), _most_of_few(unit, target, 16 * units, 16 * high) if step else 0),
-        "thin": knob("thin", (0, *POWERS), 2 * THIN if step or streams else 0),
-        "slender": knob("slender", (0, *POWERS), THIN // 2 if 2 * weights > target.l2_bytes else 0),
+        "skinny": knob("skinny", (0, *POWERS), 2 * SKINNY_ROWS if step or streams else 0),
+        "skinny_half": knob("skinny_half", (0, *POWERS), SKINNY_ROWS // 2 if 2 * weights > target.l2_bytes else 0),
         "overlap": knob("overlap", (0, 1), 0),
         **shared,
     }
     values = {"rows": POWERS, "across": (4, 8, 16), "stages": (2, 3, 4, 5, 6, 7, 8)}
-    for size, tile in (("thin", thin), ("few", few), ("many", many)):
+    for size, tile in (("skinny", skinny), ("few", few), ("many", many)):
         for part, value in tile.items():
             knobs[f"{size}_{part}"] = knob(f"{size}_{part}", values.get(part, (1, 2, 4, 8)), value)
     return knobs
 
 
-def _thin(unit: Unit, target: Target, units: int, slots: int) -> Config:
-    """A tile of THIN rows, whose weights are streamed: a warp's, of which all warps of the block, and of a cluster,
-    multiply a part of K. Of shapes that keep multiprocessors equally busy the broadest: lanes along rows all read the
-    same weights from shared memory.
+def _skinny(unit: Unit, target: Target, units: int, slots: int) -> Config:
+    """A tile of SKINNY_ROWS rows, whose weights are streamed: a warp's, of which all warps of the block, and of a
+    cluster, multiply a part of K. Of shapes that keep multiprocessors equally busy the broadest: lanes along rows all
+    read the same weights from shared memory.
 
     H200, us, float32, 1, 16 and 32 rows: 512 -> 32,000 22, 23 and 39 (cuBLAS 18, 39 and 40; the few_* tile for 64 rows
     87); of 8 rows 19 up to 8. LSTM 512 of 512 inputs with 8 across and a cluster of two 6.9, 6.9 and 9.5, with 4 across
@@ -348,10 +358,10 @@ def _thin(unit: Unit, target: Target, units: int, slots: int) -> Config:
 
     shapes = [(16, 1), *([(8, 2)] if target.arch == "sm_90a" else []), (8, 1), (4, 1)]
     across, cluster = min(shapes, key=busy)
-    tile_bytes = 128 * (THIN + slots * across)
+    tile_bytes = 128 * (SKINNY_ROWS + slots * across)
     pace = next((p for p in (1, 2, 4) if p * tile_bytes >= STAGE_BYTES), 4)
     stages = max(2, min(8, HALF_BYTES // (pace * tile_bytes)))
-    shape = {"rows": THIN, "across": across, "high": THIN * across // 32, "split": 8, "cluster": cluster}
+    shape = {"rows": SKINNY_ROWS, "across": across, "high": SKINNY_ROWS * across // 32, "split": 8, "cluster": cluster}
     return {**shape, "pace": pace, "stages": stages, "blocks": 1 if slots > 8 else 2}
 
 

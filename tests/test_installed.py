@@ -100,6 +100,7 @@ ELSEWHERE = {
     "onnx_tests": (("console",), "hours; its results are the page"),
     "operation": (("console",), "make fast"),
     "pytorch": (("console",), "a suite: minutes, and other packages"),
+    "speed": (("console",), "suites: minutes, and other packages"),
     "tuning": (("sh",), "minutes, and other machines"),
 }
 RUN = (*PROGRAMS, "bash", "console")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import platform
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tvm_rnn import ConfigError, target
+from tvm_rnn import ConfigError, target, this_machine
 from tvm_rnn.runtime import runtime
 from tvm_rnn.target import FEATURES, GPUS, TABLE, Target, for_archs, host, names, resolve
 
@@ -28,6 +29,13 @@ def test_what_the_host_needs_it_has() -> None:
     runtime._check_machine("here", runtime.Manifest(facts))
 
 
+def test_code_of_another_system_is_refused_before_it_is_loaded() -> None:
+    own = runtime.Manifest({"name": "llvm", "machine": this_machine.machine(), "features": []})
+    assert runtime._other_machine("m.so", own, b"\x7fELF") is None
+    error = runtime._other_machine("m.so", own, b"\xcf\xfa\xed\xfe")
+    assert re.search(r"'m.so' is for another system[\s\S]*darwin[\s\S]*linux[\s\S]*compile for this", str(error))
+
+
 @pytest.mark.parametrize(
     ("name", "has", "lacks"),
     [
@@ -37,6 +45,7 @@ def test_what_the_host_needs_it_has() -> None:
         ("x86-64-v4", "avx512vl", "avx512bf16"),
         ("aarch64", "neon", "avx"),
         ("aarch64-linux-android", "neon", "sve"),
+        ("aarch64-macos", "dotprod", "sve"),
         ("riscv64", "v", "neon"),
         ("riscv64gc-linux-gnu", "", "v"),
     ],
@@ -52,13 +61,18 @@ def test_lanes(row: Target) -> None:
 
 
 def test_which_targets_are_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("x86-64-v3", "aarch64-linux-gnu", "aarch64-linux-android", "aarch64-macos")
     found = {}
-    for machine in ("x86_64", "aarch64"):
-        monkeypatch.setattr(target.platform, "machine", lambda machine=machine: machine)
-        found[machine] = {TABLE[name].elsewhere for name in ("x86-64-v3", "aarch64-linux-gnu", "aarch64-linux-android")}
+    for machine, system in (("x86_64", "linux"), ("aarch64", "linux"), ("arm64", "darwin")):
+        monkeypatch.setattr(this_machine.platform, "machine", lambda machine=machine: machine)
+        monkeypatch.setattr(this_machine.sys, "platform", system)
+        found[machine] = [TABLE[name].elsewhere for name in names]
+        assert TABLE["aarch64-macos"].is_macos and not TABLE["aarch64-linux-gnu"].is_macos
+        assert Target("llvm", machine=this_machine.machine()).is_macos == (system == "darwin")
     assert found == {
-        "x86_64": {"", "aarch64-linux-gnu", "aarch64-linux-android"},
-        "aarch64": {"x86_64-linux-gnu", "", "aarch64-linux-android"},
+        "x86_64": ["", "aarch64-linux-gnu", "aarch64-linux-android", "aarch64-macos"],
+        "aarch64": ["x86_64-linux-gnu", "", "aarch64-linux-android", "aarch64-macos"],
+        "arm64": ["x86_64-linux-gnu", "aarch64-linux-gnu", "aarch64-linux-android", ""],
     }
     assert Target("mine", machine="riscv64").elsewhere == "riscv64-linux-gnu"
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tvm_rnn import this_machine
 from tvm_rnn.records import Records
 
 from .errors import ConfigError, message, nearest, unknown
@@ -58,7 +58,7 @@ class Target:
 
     name: what the user says. kind: TVM's ("llvm"). mcpu: LLVM's name of the CPU. isa: "avx512", "avx2", "neon",
     "rvv", "simd128" or "plain". vector_bytes, vector_registers: what a register tile is made of. l1_bytes, l2_bytes:
-    per core. features: what the code needs from the CPU, by LLVM's names. machine: as platform.machine() says it.
+    per core. features: what the code needs from the CPU, by LLVM's names. machine: as Linux calls it.
     triple: what compilers for it call it; empty: this machine. attributes, abi: what LLVM has to be told besides.
 
     GPUs (kind "cuda"): arch: as nvcc has it. sms: multiprocessors. shared_bytes: what one block may have of shared
@@ -111,7 +111,7 @@ class Target:
         # LLVM's third level takes a fifth to a third longer for the same speed: our code is unrolled and vectorised.
         options: dict[str, str | int | list[str]] = {"kind": self.kind, "mcpu": self.mcpu, "opt-level": 2}
         if self.elsewhere:
-            options["mtriple"] = self.elsewhere
+            options["mtriple"] = _LLVM_TRIPLES.get(self.elsewhere, self.elsewhere)
         if self.attributes:
             options["mattr"] = list(self.attributes)
         if self.abi:
@@ -130,8 +130,13 @@ class Target:
     @property
     def elsewhere(self) -> str:
         """What compilers call its system, where that is not this machine's; else empty."""
-        here = self.machine == platform.machine() and self.triple in ("", f"{self.machine}-linux-gnu")
+        here = self.machine == this_machine.machine() and self.triple in ("", this_machine.system())
         return "" if here else self.triple or f"{self.machine}-linux-gnu"
+
+    @property
+    def is_macos(self) -> bool:
+        """Whether its system is Apple's."""
+        return (self.elsewhere or this_machine.system()).endswith("macos")
 
     @property
     def loads_code(self) -> bool:
@@ -139,8 +144,12 @@ class Target:
         return self.machine != "wasm32"
 
 
-def _arm(triple: str) -> Target:
-    return Target(triple, mcpu="generic", machine="aarch64", isa="neon", vector_registers=32, triple=triple)
+# What LLVM calls systems that compilers have a shorter name for: the first macOS on Arm.
+_LLVM_TRIPLES = {"aarch64-macos": "arm64-apple-macosx11.0.0"}
+
+
+def _arm(triple: str, mcpu: str = "generic") -> Target:
+    return Target(triple, mcpu=mcpu, machine="aarch64", isa="neon", vector_registers=32, triple=triple)
 
 
 def _riscv(name: str, isa: str, registers: int, more: tuple[str, ...]) -> Target:
@@ -168,6 +177,7 @@ _ROWS = (
     ),
     _arm("aarch64-linux-gnu"),
     _arm("aarch64-linux-android"),
+    _arm("aarch64-macos", "apple-m1"),
     _riscv("riscv64-linux-gnu", "rvv", 32, ("+v",)),
     _riscv("riscv64gc-linux-gnu", "plain", 8, ()),
     Target("wasm32", mcpu="generic", machine="wasm32", isa="simd128", triple="wasm32-wasi", attributes=("+simd128",)),
@@ -177,7 +187,7 @@ _ROWS = (
 def _gpu(name: str, arch: str, sms: int, shared_kb: tuple[int, int], l2_mb: int) -> Target:
     """shared_kb: of one block, of a multiprocessor."""
     block, whole = (kb << 10 for kb in shared_kb)
-    machine = platform.machine()
+    machine = this_machine.machine()
     return Target(
         name,
         "cuda",
@@ -263,7 +273,7 @@ def host() -> Target:
     import tvm
 
     mcpu = str(tvm.get_global_func("target.llvm_get_system_cpu")())
-    found = Target("llvm", mcpu=mcpu, machine=platform.machine())
+    found = Target("llvm", mcpu=mcpu, machine=this_machine.machine())
     features = set(_features(found))
     if "avx512f" in features:
         row = TABLE["x86-64-v4"]
@@ -315,7 +325,7 @@ def gpu(number: int = 0) -> Target:
     return Target(
         name,
         "cuda",
-        machine=platform.machine(),
+        machine=this_machine.machine(),
         arch=arch,
         sms=ask(_ATTRIBUTES["sms"]),
         l2_bytes=ask(_ATTRIBUTES["l2_bytes"]),
@@ -357,6 +367,5 @@ def _features(target: Target) -> tuple[str, ...]:
     import tvm
 
     has: Callable[..., object] = tvm.get_global_func("target.llvm_cpu_has_feature")
-    machine = "aarch64" if target.machine == "arm64" else target.machine
     with target.tvm_target:
-        return tuple(name for name in FEATURES.get(machine, ()) if has(name, target.tvm_target))
+        return tuple(name for name in FEATURES.get(target.machine, ()) if has(name, target.tvm_target))

@@ -212,6 +212,11 @@ def test_what_cannot_be_a_bundle(tmp_path: Path) -> None:
     gpu = type("Module", (), {"manifest": {"target": {"kind": "cuda", "name": "nvidia-h200"}}})()
     with pytest.raises(ConfigError, match="only modules for CPUs"):
         write_bundle(gpu, tmp_path / "b")
+    mac = type(
+        "Module", (), {"manifest": {"target": {"kind": "llvm", "name": "aarch64-macos", "machine": "aarch64"}}}
+    )()
+    with pytest.raises(ConfigError, match=r"bundle: not for macOS[\s\S]*write_c"):
+        write_bundle(mac, tmp_path / "b")
     old = runtime.load(Tiny().write(tmp_path / "m2.so"))
     data = bytes(old._file[:]).replace(folder_module.MARK, b"x" * len(folder_module.MARK))
     own = {

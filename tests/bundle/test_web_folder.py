@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,20 @@ def test_frames_values_and_knobs_in_chromium(kind: str, tmp_path: Path) -> None:
         assert np.abs(left[16:] - y.ravel()[:-16]).max() < 1e-5 and not left[:16].any()
     else:
         assert np.abs(left - y[:, 0]).max() < 1e-5 and np.abs(right - y[:, 1]).max() < 1e-5
+
+
+@pytest.mark.slow
+def test_chromium_plays_the_amplifier_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The site publishes the folder that its page makes of a network trained there."""
+    pytest.importorskip("torch")
+    if missing := javascript.missing() or chromium.missing():
+        pytest.skip(missing)
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "tutorials" / "site")
+    net = importlib.import_module("amplifier").write(tmp_path / "site")
+    with chromium.page(tmp_path / "site" / "amp", tmp_path / "profile") as page:
+        page.until(READY)
+        left, _, _ = rendered(page, {})
+    assert np.abs(left - rnn.reference(net)(SAMPLES.reshape(-1, 1, 1))[0].ravel()).max() < 1e-5
 
 
 def test_only_modules_for_wasm32_with_weights(tmp_path: Path, amp: tuple[rnn.RNN, Path]) -> None:

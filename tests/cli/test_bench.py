@@ -93,7 +93,9 @@ def test_a_suite_without_a_folder_runs_on_this_cpu(monkeypatch: pytest.MonkeyPat
     text = call(*words, "--plot", str(tmp_path / "ratios.svg"))
     assert "lstm-h8-i4-b2-t5-fp32" in text and "x numpy (geometric mean" in text
     assert "lstm-h8-i4-b2-t5-fp32" in (tmp_path / "ratios.svg").read_text()
-    assert "no such suite" in call("--suite", "gpu-grid", code=2)
+    assert "is measured on a GPU" in call("--suite", "gpu-grid", code=2)
+    assert "is measured on a CPU" in call("--suite", "models", "--modules", "m", code=2)
+    assert "did you mean 'models'" in call("--suite", "modles", code=2)
 
 
 @pytest.mark.broad

@@ -129,7 +129,9 @@ def test_a_file_says_itself_what_it_is(folder: Path, options: list[Any]) -> None
 
 def test_cells_have_sizes_of_the_users(folder: Path) -> None:
     done = call("compile", "lstm", "-o", folder / "never.so")
-    assert done.exit_code == 2 and "--input-size is needed" in done.output
+    assert done.exit_code == 2 and "--input-size 64 --hidden-size 256" in done.output
+    done = call("compile", "lstm_projection", "-o", folder / "never.so", "--input-size", 2, "--hidden-size", 3)
+    assert done.exit_code == 2 and "sizes of P" in done.output and "--size P=8" in done.output
     done = call("compile", folder / "none.onnx", "-o", folder / "never.so")
     assert done.exit_code == 2 and "no such ONNX file" in done.output
     done = call("cells", folder / "m.onnx")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tvm_rnn.cpu import c_compiler
-from tvm_rnn.cpu.c_compiler import compile_c, find_compiler, object_of
+from tvm_rnn.cpu.c_compiler import compile_c, find_compiler, for_people, object_of
 from tvm_rnn.errors import BuildError
 
 
@@ -55,6 +55,25 @@ def test_those_for_another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     ]
     with pytest.raises(BuildError, match="no C\\+\\+ compiler"):
         find_compiler()
+
+
+@pytest.mark.parametrize(
+    ("words", "c", "cpp"),
+    [
+        ("aarch64-linux-gnu-g++", "aarch64-linux-gnu-gcc", "aarch64-linux-gnu-g++"),
+        ("ccache g++-13", "ccache gcc-13", "ccache g++-13"),
+        ("clang --target=a-b", "clang --target=a-b", "clang++ --target=a-b"),
+        (
+            f"{sys.executable} -m ziglang cc -target a",
+            "python3 -m ziglang cc -target a",
+            "python3 -m ziglang c++ -target a",
+        ),
+        ("/ndk/android29-clang++", "/ndk/android29-clang", "/ndk/android29-clang++"),
+        ("own --more", "own --more", "own --more"),
+    ],
+)
+def test_its_commands_for_people(words: str, c: str, cpp: str) -> None:
+    assert for_people(words.split()) == (c, cpp)
 
 
 def test_android_s_is_the_oldest_of_its_kit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tvm_rnn as rnn
 from tvm_rnn import explain
-from tvm_rnn.explain.text import percent, plans_text, text
+from tvm_rnn.explain.tables import percent, time_text
+from tvm_rnn.explain.text import plans_text, text
 from tvm_rnn.options import PASS_NAMES
 
 
@@ -39,6 +40,13 @@ def test_a_network_for_a_cpu() -> None:
 
 def test_what_is_small_is_not_nothing() -> None:
     assert [percent(part) for part in (0.0, 0.001, 0.5)] == ["0%", "< 1%", "50%"]
+    assert [*map(time_text, (0.1234, 999.0, 21413.0, 2.5e6))] == ["0.123 us", "999 us", "21.4 ms", "2.5 s"]
+
+
+def test_four_answers_come_first() -> None:
+    page = str(explain(rnn.RNN(rnn.cells.gru, 8, 8), "x86-64-v4", records="none"))
+    questions = ("What it is", "How fast", "How far from the roof", "What to change first", "parallelise_time")
+    assert sorted(questions, key=page.index) == [*questions]
 
 
 def test_kernels_of_a_compiled_module() -> None:

@@ -43,18 +43,24 @@ PEERS = {
     "torch-compile": ("torch.compile", PURPLE),
     "torch-cuda": ("PyTorch, token by token", "#a1440d"),
     "torch-cuda-compile": ("torch.compile of a token", "#5e35b1"),
-    "torch-cuda-graph": ("PyTorch, a CUDA graph of a token", "#00695c"),
+    "torch-cuda-graph": ("CUDA graph of a token", "#00695c"),
     "cudnn": ("cuDNN's own API", "#8a5a44"),
     "onnxruntime": ("ONNX Runtime", GREEN),
     "openvino": ("OpenVINO", "#b59a00"),
     "numpy": ("NumPy", GREY),
     "flashrnn": ("FlashRNN", "#c2185b"),
     "rtneural": ("RTNeural", "#00838f"),
+    "onnxruntime-web": ("ONNX Runtime Web", "#6d4c41"),
+    UNCHECKED: ("tvm_rnn, arguments unchecked", "#7fb0de"),
     OURS: (OURS, BLUE),
+    "defaults": ("defaults", GREY),  # of tuning
+    "best found": ("best found", BLUE),
 }
-OTHERS = ("#6d4c41", "#546e7a", "#ad1457", "#558b2f", "#283593", "#ef6c00")  # of frameworks that are not among these
+OTHERS = ("#546e7a", "#ad1457", "#558b2f", "#283593", "#ef6c00")  # of frameworks that are not among these
 PAPERS = {"light": ("#ffffff", "#1f2328"), "dark": ("#0d1117", "#e6edf3")}  # GitHub's own: background, ink
 Row = dict[str, Any]
+WIDE: Spec = {"width": "container", "height": {"step": 16}}  # as the page; a row's
+LEGEND = {"orient": "top", "columns": 3, "labelLimit": 0}
 
 
 def stored() -> Iterator[tuple[Path, Report]]:
@@ -110,12 +116,18 @@ def label(framework: str) -> str:
     return PEERS[framework][0] if framework in PEERS else framework
 
 
-def colours(data: Sequence[Row], more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """A colour for each framework that these rows have: known ones in their order, then any other. more: further
-    names that are no framework."""
+def charted(data: Sequence[Row]) -> tuple[list[Row], Spec]:
+    """Rows whose frameworks have the names that readers know, and the colours of these."""
+    names = colours(data)
+    scale = {"domain": [label(name) for name in names], "range": list(names.values())}
+    own = {"field": "framework", "type": "nominal", "title": None, "scale": scale}
+    return [row | {"framework": label(row["framework"])} for row in data], {**own, "legend": LEGEND}
+
+
+def colours(data: Sequence[Row]) -> dict[str, str]:
+    """A colour for each framework that these rows have: known ones in their order, then any other."""
     there = {row["framework"] for row in data}
     known = {name: colour for name, (_, colour) in PEERS.items() if name in there}
-    known |= {name: colour for name, colour in (more or {}).items() if name in there}
     return known | dict(zip(sorted(there - known.keys()), itertools.cycle(OTHERS), strict=False))
 
 
@@ -152,7 +164,10 @@ def first(paper: str) -> Spec:
         "background": background,
         "padding": {"left": 28, "right": 20, "top": 8, "bottom": 8},  # fonts of readers are wider
         "title": {
-            "text": ["How many times as long others take", "The line at 1 is tvm_rnn; no bar: no such layer"],
+            "text": [
+                "How many times as long as tvm_rnn others take",
+                "tvm_rnn is the line at 1; no bar: no such layer",
+            ],
             "anchor": "start",
             "color": ink,
             "offset": 12,
@@ -184,7 +199,7 @@ def _group(one: Report, every: Sequence[str], ink: str) -> Spec:
     y |= {"axis": {"labelFontSize": 12, "labelLimit": 0, "ticks": False, "domain": False, "labelPadding": 8}}
     y["axis"]["labelExpr"] = "split(datum.label, '|')[1] == '0' ? split(datum.label, '|')[0] : ''"
     colour = {"field": "peer", "type": "nominal", "sort": list(names), "title": None}
-    colour |= {"legend": {"orient": "bottom", "labelLimit": 0, "columnPadding": 20, "columns": 3}}
+    colour |= {"legend": {"orient": "top", "labelLimit": 0, "columnPadding": 20, "columns": 3}}
     colour |= {"scale": {"domain": list(names), "range": list(hues)}}
     line = {"mark": {"type": "rule", "color": BLUE, "strokeWidth": 2}, "encoding": {"x": {"datum": 1.0}}}
     label = {"mark": {"type": "text", "align": "left", "dx": 4, "fontSize": 10}}
@@ -278,8 +293,9 @@ def page(text: str) -> str:
         "history": embedded("history", history.chart(again, *_filters(again, {})), "microseconds per step, run by run")
         if again
         else "",
-        "versions": "\n".join(history.table(found)),
+        "versions": folded("Every run that was committed", "\n".join(history.table(found))),
         "counts": counts(measured),
+        "summary": "\n".join(summary(measured)),
         "misses": "\n".join(misses(measured)),
         "runs": "\n".join(runs()),
     }
@@ -318,20 +334,16 @@ def compared(data: Sequence[Row]) -> Spec:
     """Dots on a logarithmic axis, right of 1 where tvm_rnn is faster, left of it where it is slower; on top the points
     where it does worst."""
     params, kept = _filters(data, {})
-    known = [row for row in data if row["ratio"] is not None]
-    peers = colours(known)
+    known, colour = charted([row for row in data if row["ratio"] is not None])
     x = {"field": "ratio", "type": "quantitative", "scale": {"type": "log"}}
     x |= {
         "title": "their time / ours: right of the line tvm_rnn is faster",
-        "axis": {"format": "~g"},
+        "axis": {"format": "~g", "orient": "top"},
     }
-    colour = {"field": "framework", "type": "nominal", "title": None, "legend": {"orient": "top", "columns": 4}}
-    colour |= {"scale": {"domain": list(peers), "range": list(peers.values())}}
-    tips = [{"field": name} for name in ("framework", "ratio", "us", "spread", "device", "date")]
+    tips = [{"field": name} for name in ("framework", "ratio", "us", "spread", "device", "date", "suite")]
     y = {"field": "point", "type": "nominal", "title": None, "axis": {"labelLimit": 190}}
     return {
-        "width": "container",
-        "height": {"step": 16},
+        **WIDE,
         "params": params,
         "data": {"values": known},
         "transform": kept,
@@ -357,23 +369,19 @@ def compared(data: Sequence[Row]) -> Spec:
 def times(data: Sequence[Row], **chosen: str) -> Spec:
     """Microseconds per step of every framework. chosen: what the filters leave at first."""
     params, kept = _filters(data, chosen)
-    names = colours(data, {"defaults": GREY, "best found": BLUE})
-    tips = [{"field": name} for name in ("framework", "us", "device", "date")]
+    shown, colour = charted(data)
+    tips = [{"field": name} for name in ("framework", "us", "device", "date", "suite")]
     x = {"field": "us", "type": "quantitative", "scale": {"type": "log"}, "title": "microseconds per step"}
     return {
-        "width": "container",
-        "height": {"step": 16},
+        **WIDE,
         "params": params,
-        "data": {"values": list(data)},
+        "data": {"values": shown},
         "transform": kept,
         "mark": {"type": "tick", "thickness": 3, "bandSize": 13},
         "encoding": {
-            "x": {**x, "axis": {"format": "~g"}},
+            "x": {**x, "axis": {"format": "~g", "orient": "top"}},
             "y": {"field": "point", "type": "nominal", "title": None, "axis": {"labelLimit": 190}},
-            "color": {
-                **{"field": "framework", "type": "nominal", "title": None, "legend": {"orient": "top", "columns": 4}},
-                "scale": {"domain": list(names), "range": list(names.values())},
-            },
+            "color": colour,
             "tooltip": tips,
         },
     }
@@ -386,21 +394,29 @@ def counts(data: Sequence[Row]) -> str:
     return f"Of {len(ratios)} comparisons tvm_rnn is faster in {len(ratios) - slower}, slower in {slower}."
 
 
-def misses(data: Sequence[Row]) -> Iterator[str]:
-    """Means of the ratios, and every comparison in which tvm_rnn is not faster."""
-    known = sorted((row for row in data if row["ratio"] is not None), key=lambda row: float(row["ratio"]))
-    slower = [row for row in known if row["ratio"] < 1]
+def summary(data: Sequence[Row]) -> Iterator[str]:
+    """A line for each framework: how it compares over all points."""
+    yield "| beside | comparisons | tvm_rnn slower | their time / ours, geometric mean | least | most |"
+    yield "|---|---:|---:|---:|---:|---:|"
+    known = [row for row in data if row["ratio"] is not None]
     for name in colours(known):
         ratios = [row["ratio"] for row in known if row["framework"] == name]
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        yield f"- {label(name)}: geometric mean {mean:.2f}, least {min(ratios):.2f}, over {len(ratios)}."
-    if slower:
-        yield "\n| where others are faster | records | framework | its time / ours | spread of ours |"
-        yield "|---|---|---|---:|---:|"
-        ours = {(row["suite"], row["point"]): row["spread"] for row in data if row["framework"] == OURS}
-        for row in slower:
-            noise = ours.get((row["suite"], row["point"]), 0.0)
-            yield f"| {row['point']} | {row['suite']} | {label(row['framework'])} | {row['ratio']:.2f} | {noise:.0%} |"
+        slower = sum(ratio < 1 for ratio in ratios)
+        yield f"| {label(name)} | {len(ratios)} | {slower} | {mean:.2f} | {min(ratios):.2f} | {max(ratios):.3g} |"
+
+
+def misses(data: Sequence[Row]) -> Iterator[str]:
+    """Every comparison in which tvm_rnn is not faster, the worst first."""
+    slower = sorted((row for row in data if row["ratio"] and row["ratio"] < 1), key=lambda row: float(row["ratio"]))
+    if not slower:
+        return
+    yield "| where others are faster | records | framework | its time / ours | spread of ours |"
+    yield "|---|---|---|---:|---:|"
+    ours = {(row["suite"], row["point"]): row["spread"] for row in data if row["framework"] == OURS}
+    for row in slower:
+        noise = ours.get((row["suite"], row["point"]), 0.0)
+        yield f"| {row['point']} | {row['suite']} | {label(row['framework'])} | {row['ratio']:.2f} | {noise:.0%} |"
 
 
 def runs() -> Iterator[str]:
@@ -413,8 +429,16 @@ def runs() -> Iterator[str]:
         yield f"[{path.name}](records/{path.name}).\n"
         if facts["command"]:
             yield f"```console\n$ {facts['command']}\n```\n"
-        yield '<div class="wide" tabindex="0" markdown>\n'
-        yield f"{_table(one) if one.lines else _compiled(path)}\n\n</div>\n"
+        count = len(one.lines) or len(stored_records.compiled(path))
+        yield folded(f"{count} {'points' if count > 1 else 'point'}", _table(one) if one.lines else _compiled(path))
+
+
+def folded(words: str, table: str) -> str:
+    """A table that is shown when its words are clicked."""
+    return (
+        f"<details markdown><summary>{words}</summary>\n\n"
+        f'<div class="wide" tabindex="0" markdown>\n\n{table}\n\n</div>\n\n</details>\n'
+    )
 
 
 def _compiled(path: Path) -> str:

@@ -1,7 +1,8 @@
 """The pages of the documentation site: those written by hand, and those made from the sources they speak of.
 
 In: `pages/` beside this file, the op table, the zoo, module docstrings, tutorials. Out: a folder that mkdocs
-builds: `python tutorials/site/generate.py build/docs build/notebooks && mkdocs build -f build/docs/mkdocs.yml`.
+builds: `python tutorials/site/generate.py build/docs build/notebooks build/amplifier && mkdocs build -f
+build/docs/mkdocs.yml`.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ KINDS = {
 }
 PLATFORMS = ("Platforms", "platforms.md")
 CHANGING = (("What TVM does", "contributing/tvm.md"), ("A first day", "contributing/newcomer.md"))
+# What a page says of what is beside it on the site alone.
+PLAYED = re.compile(r"^<!-- on the site: (.*?) -->$", re.M | re.S)
 Nav = list[tuple[str, str]]
 
 
@@ -214,10 +217,11 @@ def navigation(parts: Sequence[tuple[str, Nav]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def generate(folder: Path, notebooks: Path | None = None) -> None:
+def generate(folder: Path, notebooks: Path | None = None, played: Path | None = None) -> None:
     """Write the pages and mkdocs.yml to an empty or missing folder, or one that this wrote before.
 
-    notebooks: the folder that `notebooks.py` wrote; None: pages of tutorials show no results."""
+    notebooks: the folder that `notebooks.py` wrote; None: pages of tutorials show no results. played: the one that
+    `amplifier.py` writes; where it is not there the site has no amplifier to play."""
     shutil.rmtree(folder, ignore_errors=True)
     pages = folder / "pages"
     shutil.copytree(HERE / "pages", pages)
@@ -240,6 +244,10 @@ def generate(folder: Path, notebooks: Path | None = None) -> None:
     for path in sorted((HERE / "pages" / "explanation").glob("*.md")):
         if path.name != Path(pipeline).name:
             write(f"explanation/{path.name}", pictures.illustrated(path.read_text()))
+    with_amplifier = played is not None and played.is_dir()
+    write("howto/browser.md", PLAYED.sub(r"\1" if with_amplifier else "", (pages / "howto" / "browser.md").read_text()))
+    if with_amplifier:  # its README would be a page
+        shutil.copytree(played, pages / "howto", ignore=shutil.ignore_patterns("README.md"), dirs_exist_ok=True)
     write("language.md", language())
     write("numerics.md", numerics())
     write("contributing/index.md", (ROOT / ".github" / "CONTRIBUTING.md").read_text())

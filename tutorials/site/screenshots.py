@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import functools
 import http.server
-import os
-import re
-import runpy
 import shutil
 import sys
 import tempfile
 import threading
 from pathlib import Path
 from typing import Any
+
+import amplifier
 
 import tvm_rnn as rnn
 
@@ -66,11 +65,8 @@ def _report(browser: Any, folder: Path, name: str) -> None:
 
 def _amplifier(browser: Any, folder: Path, name: str) -> None:
     """The page of the how-to's network, as it plays a note."""
-    (code,) = re.findall(r"^```python\n(.*?)^```$", (PAGES / "howto" / "browser.md").read_text(), re.M | re.S)
-    (folder / "amp.py").write_text(code)
-    os.chdir(folder)  # where it writes its weights
-    rnn.compile(runpy.run_path("amp.py")["net"], "wasm32", batch=1).export(web="amp")
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory="amp")
+    amplifier.write(folder)
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=folder / "amp")
     server = http.server.ThreadingHTTPServer(("localhost", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     page = browser.new_page(viewport={"width": 1000, "height": 580})

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tvm_rnn.cpu.c_compiler import compile_c, find_compiler, object_of, run
+from tvm_rnn.cpu.c_compiler import compile_c, find_compiler, for_people, object_of, run
 from tvm_rnn.runtime import runtime
 from tvm_rnn.runtime.runtime import Module
 from tvm_rnn.target import Target, table_row
@@ -94,6 +94,9 @@ def write_bundle(module: Module, path: str | os.PathLike[str], name: str | None 
     if not (table_row(manifest["target"]["name"]) or Target("")).loads_code:
         do = 'mod.export(web="folder")'
         raise ConfigError(message("bundle: only systems that load code", got=manifest["target"]["name"], do=do))
+    if (table_row(manifest["target"]["name"]) or Target("llvm", machine=manifest["target"]["machine"])).is_macos:
+        do = 'mod.export("m.so") for Python there, or rnn.write_c(net, "folder")'
+        raise ConfigError(message("bundle: not for macOS", got=manifest["target"]["name"], do=do))
     folder, own = check_place(path, name)
     write_whole("the bundle", folder, lambda work: _fill(module, work, own))
 
@@ -208,7 +211,7 @@ def readme_text(facts: Facts, sources: Mapping[str, str]) -> str:
     given = [f" {x.name}.raw" for x in network.inputs] if network is not None else []
     inputs = examples.arguments(facts) if facts.manifest.model else "".join(given)
     triple = _elsewhere(facts)
-    cc, cpp = (f"{triple}-gcc", f"{triple}-g++") if triple else ("cc", "c++")
+    cc, cpp = for_people(find_compiler(triple)) if triple else ("cc", "c++")
     compilers = {program: cpp if source.endswith(".cpp") else cc for program, source in sources.items()}
     build = [f"{cc} -O2 {sources[p]} -o {p} -L. -l{facts.name} -Wl,-rpath,'$ORIGIN'" for p, cc in compilers.items()]
     loop = "./generate 20" + "".join(given[1:])

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from tvm_rnn.errors import BuildError, message
+from tvm_rnn.errors import BuildError, ConfigError, message, unknown
 
 from . import completion
 from .console import progress, show
@@ -28,8 +28,9 @@ SUITE_HELP = (
     "flashrnn, heads, members, zoo, ablation or linear."
 )
 PEERS_HELP = (
-    f"Peers, comma-separated. [{CPU_PEERS}; also torch-loop, torch-compile, torch-cuda-graph; of a GPU: torch, or any "
-    "of torch,cudnn,torch-compile,triton,flashrnn, and of what generates torch-cuda and its -compile and -graph]"
+    f"Peers, comma-separated. [{CPU_PEERS}; also ncnn, tract, torch-loop, torch-compile, torch-cuda-graph; of a GPU: "
+    "torch, or any of torch,cudnn,torch-compile,triton,flashrnn, and of what generates torch-cuda and its -compile and "
+    "-graph]"
 )
 TRAINING_HELP = "Time forward and backward passes of MODULE, on CPU or GPU, and torch's."
 ONLY_HELP = "Points by words of their names: h256,b16,b64,lstm,bf16. Words of one kind are alternatives."
@@ -138,16 +139,34 @@ def bench(
         raise typer.BadParameter("--packages DIR is for --suite models, or browser")
     if suite.device not in ("cpu", "cuda") or (suite.device != "cpu" and suite.suite != MODELS):
         raise typer.BadParameter("--device is cpu, or cuda for the torch models of --suite models")
+    if suite.suite is not None:
+        _check_suite(suite.suite, suite.build is not None or suite.modules is not None)
     if module is not None:
         _module(module, timing, shown)
-    elif suite.suite == MODELS and suite.build is None and suite.modules is None:
+    elif suite.suite == MODELS:
         _models(suite, timing, shown)
-    elif suite.suite == COMPILE and suite.build is None and suite.modules is None:
+    elif suite.suite == COMPILE:
         _compile_times(suite, shown)
     elif suite.build is not None:
         _build(suite, suite.build, shown)
     else:
         _suite(suite, timing, shown)
+
+
+def _check_suite(name: str, on_gpu: bool) -> None:
+    """Whether there is such a suite, and it is measured where it was asked for. Raises ConfigError."""
+    from tvm_rnn.bench.suites import cpu as suites_cpu
+    from tvm_rnn.bench.suites import gpu as suites
+
+    cpu = {*suites_cpu.SUITES, MODELS, COMPILE}
+    if name not in cpu | suites.SUITES.keys():
+        raise ConfigError(message("--suite: no such suite", **unknown("suite", name, cpu | suites.SUITES.keys())))
+    if not on_gpu and name not in cpu:
+        do = "--build DIR compiles its modules, then --modules DIR measures them where the GPU is"
+        raise ConfigError(message(f"--suite {name} is measured on a GPU", got="neither --build nor --modules", do=do))
+    if on_gpu and name not in suites.SUITES:
+        do = "leave --build and --modules out"
+        raise ConfigError(message(f"--suite {name} is measured on a CPU", got="--build or --modules", do=do))
 
 
 def _module(module: str, timing: Timing, shown: Shown) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from tvm_rnn import this_machine
 from tvm_rnn.errors import BuildError, TvmRnnError
 from tvm_rnn.explain.tables import plain_table, size_text
 from tvm_rnn.version import __version__
@@ -36,6 +37,8 @@ OPTIONAL = {
     "keras": "from_keras of a layer",
     "onnxruntime": "bench --against onnxruntime",
     "openvino": "bench --against openvino",
+    "ncnn": "bench --against ncnn",
+    "tract": "bench --against tract",
     "cloudpickle": "tune --rpc-tracker: on the machines that it measures on",
     "cupy": "arrays on GPUs",
     "vl-convert-python": "bench --plot, tune --plot, explain --html",
@@ -74,7 +77,7 @@ def examine(tell: Callable[[str], None] = lambda stage: None) -> Facts:
         "system": {"platform": platform.platform(), "machine": platform.machine(), "tvm_rnn": __version__},
         "versions": versions,
         "cpu": cpu,
-        "threads": {"cpus": os.cpu_count(), "allowed": len(os.sched_getaffinity(0))},  # the machine's, this process's
+        "threads": {"cpus": os.cpu_count(), "allowed": this_machine.cpus()},  # the machine's, this process's
         "compilers": compilers,
         "gpu": gpu,
         "targets": targets,
@@ -212,7 +215,7 @@ def _targets(cpu: Facts, compilers: Mapping[str, Facts], gpu: Facts) -> dict[str
     found: dict[str, Facts] = {"llvm": {"compiles": cxx or True, "runs": cxx or True}}
     for name, row in TABLE.items():
         lacking = sorted({*resolve(name).features} - {*cpu["features"]})
-        other = f"this machine is {platform.machine()}" if row.machine != platform.machine() else ""
+        other = f"this machine is {this_machine.machine()}" if row.machine != this_machine.machine() else ""
         runs = other or (f"this CPU has no {', '.join(lacking)}" if lacking else "")
         found[name] = {
             "compiles": _no_compiler(row.elsewhere) if row.elsewhere else cxx or True,

@@ -101,10 +101,21 @@ def check_compiled(spec: str, sizes: Sizes, code: Code, values: Values, outputs:
     """Whether options of `compile` go together, and what it writes has a place. Raises as `check_outputs` does."""
     if values.weights is not None and values.seed is not None:
         raise typer.BadParameter("give --weights or --seed, not both")
-    if sizes.input_size is None and not is_model(spec):
-        raise typer.BadParameter("--input-size is needed for a cell")
+    if not is_model(spec):
+        check_sizes(spec, sizes)
     filled = values.weights is not None or values.seed is not None
     check_outputs(outputs, code.target, filled or is_model(spec))
+
+
+def check_sizes(spec: str, sizes: Sizes) -> None:
+    """Whether a cell has its sizes; all that it lacks is said at once. Raises BadParameter."""
+    given = {"I": sizes.input_size, "H": sizes.hidden_size, **parse_sizes(sizes.size or [])}
+    needed = dict.fromkeys(("I", *find_cell(spec).required))  # x has features, whatever the cell calls them
+    lacks = [axis for axis in needed if given.get(axis) is None]
+    if lacks:
+        options = {"I": "--input-size 64", "H": "--hidden-size 256"}
+        do = " ".join(options.get(axis, f"--size {axis}=8") for axis in lacks)
+        raise typer.BadParameter(f"{spec} needs sizes of {', '.join(lacks)}, for example {do}")
 
 
 def check_outputs(outputs: Outputs, target: str, weights: bool) -> None:

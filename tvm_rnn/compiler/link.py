@@ -18,7 +18,8 @@ from tvm_rnn.cpu import c_compiler, tir_pipeline
 from tvm_rnn.errors import BuildError, message
 from tvm_rnn.target import Target
 
-LINKED = ("cpu/c/pool", "cpu/c/ffi")  # the C files that every module for a CPU has in it
+# The C files that every module for a CPU has in it. macOS runs their constructors in this order, whatever they ask for.
+LINKED = ("cpu/c/ffi", "cpu/c/pool")
 
 
 def generate(module: tvm.IRModule, target: Target) -> tvm.runtime.Executable:
@@ -49,7 +50,7 @@ def link(executable: tvm.runtime.Executable, folder: Path, target: Target) -> by
         addons.append(str(folder / f"{Path(name).name}.o"))
         Path(addons[-1]).write_bytes(c_compiler.object_of(name, compiler))
     try:
-        executable.export_library(str(linked), fcompile=functools.partial(_shared_object, compiler), addons=addons)
+        executable.export_library(str(linked), fcompile=functools.partial(_shared_object, target), addons=addons)
     except (RuntimeError, OSError) as reason:
         raise BuildError(
             message("linking failed", got=str(reason).strip()[-400:], do=f"check {compiler[0]}")
@@ -63,14 +64,16 @@ def objects_of(functions: Mapping[str, tirx.PrimFunc], folder: Path, target: Tar
         return []
     generate(tvm.IRModule(dict(functions)), target).export_library(str(folder / "around.o"), fcompile=_object)
     pool = folder / "pool.o"
-    pool.write_bytes(c_compiler.object_of(LINKED[0], c_compiler.find_compiler(target.elsewhere)))
+    pool.write_bytes(c_compiler.object_of(LINKED[1], c_compiler.find_compiler(target.elsewhere)))
     return [str(folder / "around.o"), str(pool)]
 
 
-def _shared_object(compiler: Sequence[str], output: str, objects: Sequence[str], **options: object) -> None:
+def _shared_object(target: Target, output: str, objects: Sequence[str], **options: object) -> None:
     """What TVM calls to link. options: TVM's own, of which a compiler named by us wants none. Code calls libm, which a
     compiler of C does not link unasked, and a program in C need not have loaded."""
-    c_compiler.run([*compiler, "-shared", "-fPIC", "-o", output, *objects, "-lm"])
+    compiler = c_compiler.find_compiler(target.elsewhere)
+    absent = ["-Wl,-undefined,dynamic_lookup"] if target.is_macos else []  # the pool asks what is there, as on Linux
+    c_compiler.run([*compiler, "-shared", "-fPIC", "-o", output, *objects, "-lm", *absent])
 
 
 def _object(output: str, objects: Sequence[str], **options: object) -> None:

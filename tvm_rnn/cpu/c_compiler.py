@@ -9,12 +9,13 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tvm_rnn.errors import BuildError, message
@@ -38,6 +39,19 @@ def find_compiler(triple: str = "") -> tuple[str, ...]:
     raise BuildError(message(what, got=got, do=do))
 
 
+def for_people(compiler: Sequence[str]) -> tuple[str, str]:
+    """A compiler's commands for C and for C++, as people write them."""
+    words = shlex.join("python3" if word == sys.executable else word for word in compiler)
+    return _renamed(words, _C_OF), _renamed(words, {c: cpp for cpp, c in _C_OF.items()})
+
+
+def _renamed(words: str, names: Mapping[str, str]) -> str:
+    return _NAME.sub(lambda found: names.get(found[0], found[0]), words)
+
+
+_C_OF = {"g++": "gcc", "clang++": "clang", "c++": "cc"}
+# At the end of a word, but for a version: of aarch64-linux-gnu-g++, /usr/bin/clang-19.
+_NAME = re.compile(r"(?<![^-/\s])(g\+\+|gcc|clang\+\+|clang|c\+\+|cc)(?=(-\d+)?(\s|$))")
 _OWN = (("g++",), ("clang++",), ("c++",))
 _NDK = "toolchains/llvm/prebuilt/*/bin/{triple}[0-9]*-clang++"
 _INSTALL = {"aarch64-linux-android": "install Android's NDK and set ANDROID_NDK_HOME to its folder"}

@@ -14,9 +14,9 @@ from itertools import zip_longest
 
 from .explanation import Explanation
 from .facts import BesideFacts, NetworkFacts, PairFacts, SectionFacts, WorkFacts
-from .summary import summary
-from .tables import size_text
-from .text import beside_text, cpu_text, percent, subject_text
+from .summary import QUESTIONS, summary
+from .tables import percent, size_text, time_text
+from .text import beside_text, cpu_text, subject_text
 
 NOTHING = "-"
 
@@ -84,13 +84,7 @@ def _sections(number: str, first: NetworkFacts | None, second: NetworkFacts | No
 
 def _short(first: NetworkFacts | None, second: NetworkFacts | None) -> Iterator[PairFacts]:
     one, other = (None if own is None else summary(own) for own in (first, second))
-    questions = {
-        "what": "What it is",
-        "speed": "How fast",
-        "distance": "How far from the roof",
-        "change": "What to change first",
-    }
-    for field, words in questions.items():
+    for field, words in QUESTIONS.items():
         yield _pair(words, *("" if own is None else str(getattr(own, field)) for own in (one, other)))
 
 
@@ -100,7 +94,7 @@ def _time(row: WorkFacts) -> float | None:
 
 def _time_text(row: WorkFacts) -> str:
     us = _time(row)
-    return "" if us is None else f"{us:.4g} us {'measured' if 'measured_us' in row else 'predicted'}"
+    return "" if us is None else f"{time_text(us)} {'measured' if 'measured_us' in row else 'predicted'}"
 
 
 def _floor(row: WorkFacts) -> float | None:
@@ -114,7 +108,7 @@ def _work(first: NetworkFacts, second: NetworkFacts) -> Iterator[PairFacts]:
         rows, at = (one, others[one["batch"]]), f"B = {one['batch']}: "
         yield _figures(f"{at}time", [*map(_time, rows)], [*map(_time_text, rows)])
         floors = [*map(_floor, rows)]
-        yield _figures(f"{at}floor", floors, ["" if us is None else f"{us:.4g} us" for us in floors])
+        yield _figures(f"{at}floor", floors, ["" if us is None else time_text(us) for us in floors])
         yield _pair(f"{at}share of the roof", *(percent(row["share"]) if "share" in row else "" for row in rows))
         yield _figures(f"{at}MFLOP", [row["flops"] for row in rows], [f"{row['flops'] / 1e6:.4g}" for row in rows])
         for sizes, words in (

@@ -10,11 +10,20 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from .facts import NetworkFacts, WorkFacts
-from .text import percent
+from .tables import number_text, percent
 
 NEAR = 0.75  # of the roof: passes, schedules and knobs have little left to find
 WAITING = 0.3  # of the time
 FLOORS = {"memory": "moving bytes", "arithmetic": "arithmetic"}
+
+
+# Fields of a summary, and what they answer.
+QUESTIONS = {
+    "what": "What it is",
+    "speed": "How fast",
+    "distance": "How far from the roof",
+    "change": "What to change first",
+}
 
 
 class Summary(NamedTuple):
@@ -39,11 +48,6 @@ def _us(row: WorkFacts) -> float | None:
     return row["measured_us"] if "measured_us" in row else row.get("predicted_us")
 
 
-def _number(value: float) -> str:
-    """Three digits that count."""
-    return f"{float(f'{value:.3g}'):,.12g}"
-
-
 def _source(row: WorkFacts) -> str:
     return "measured" if "measured_us" in row else "predicted"
 
@@ -60,10 +64,10 @@ def _what(own: NetworkFacts) -> str:
 def _speed(timed: list[WorkFacts]) -> str:
     if not timed:
         return "No time is known yet."
-    each = [f"{_number((_us(row) or 0.0) / row['steps'])} us per step at B = {row['batch']}" for row in timed]
+    each = [f"{number_text((_us(row) or 0.0) / row['steps'])} us per step at B = {row['batch']}" for row in timed]
     rows = max(timed, key=lambda row: row["batch"])
     rate = 1e6 * rows["batch"] * rows["steps"] / (_us(rows) or 1.0)
-    return f"{', '.join(each)}, {_source(rows)}; {_number(rate)} steps of a row a second."
+    return f"{', '.join(each)}, {_source(rows)}; {number_text(rate)} steps of a row a second."
 
 
 def _distance(row: WorkFacts) -> str:
@@ -71,7 +75,7 @@ def _distance(row: WorkFacts) -> str:
     if not floors:
         return "What this device does at best is not known."
     worst = max(floors, key=lambda name: floors[name])
-    least = f"{_number(floors[worst] / row['steps'])} us per step, by {FLOORS.get(worst, worst)}"
+    least = f"{number_text(floors[worst] / row['steps'])} us per step, by {FLOORS.get(worst, worst)}"
     if "share" not in row:
         return f"At best it could take {least}."
     return f"{percent(row['share'])} of the roof at B = {row['batch']}: at best it could take {least}."

@@ -224,6 +224,24 @@ def _state_shapes(m: Figures, state: Figures) -> list[Text]:
     return [_shape(directions, "B", *shape) for shape in shapes]
 
 
+def number_text(value: float) -> str:
+    """Three digits that count, and no exponent: "51,100"."""
+    return f"{float(f'{value:.3g}'):,.12g}"
+
+
+def percent(part: float) -> str:
+    """A share; one that would round to nothing says so."""
+    return "< 1%" if 0 < part < 0.01 else f"{part:.0%}"
+
+
+def time_text(us: float) -> str:
+    """Microseconds for people: "31.3 ms"."""
+    for factor, unit in ((1e6, "s"), (1e3, "ms")):
+        if us >= factor:
+            return f"{number_text(us / factor)} {unit}"
+    return f"{number_text(us)} us"
+
+
 def size_text(count: int) -> str:
     """A number of bytes for people: "57.0 KB"."""
     value, unit = float(count), "B"

@@ -24,7 +24,8 @@ from .facts import (
     TemplateFacts,
     WorkFacts,
 )
-from .tables import plain_table, regularisers_text, size_text
+from .summary import QUESTIONS, summary
+from .tables import percent, plain_table, regularisers_text, size_text, time_text
 
 WIDTH = 120
 MOST_KNOBS = 12  # of a template, in words
@@ -61,6 +62,8 @@ def _network(facts: NetworkFacts) -> Iterator[RenderableType]:
         yield Text(f"in training {regularisers_text(facts['regularisers'])}")
     if not facts["told"]:
         yield Text("this module's file does not say what was decided: compile it again")
+    if facts["work"]:
+        yield from _in_short(facts)
     for name, told in facts["passes"].items():
         yield from _pass(name, told, facts["graphs"])
     if rows := facts["phases"]:
@@ -72,6 +75,15 @@ def _network(facts: NetworkFacts) -> Iterator[RenderableType]:
     yield from _kernels(facts["kernels"])
     yield from _work(facts["work"])
     yield from _memory(facts)
+
+
+def _in_short(facts: NetworkFacts) -> Iterator[RenderableType]:
+    found, table = summary(facts), plain_table("", "")
+    table.show_header = False
+    for field, question in QUESTIONS.items():
+        table.add_row(question, getattr(found, field))
+    yield ""
+    yield Padding(table, (0, 0, 0, 2))
 
 
 def _title(words: str) -> Iterator[RenderableType]:
@@ -183,7 +195,7 @@ def _kernels(rows: Sequence[KernelFacts]) -> Iterator[RenderableType]:
 
 def _work(rows: Sequence[WorkFacts]) -> Iterator[RenderableType]:
     yield from _title(f"work of T = {rows[0]['steps']} steps")
-    times = ("floor, us", "bound by", "predicted", "measured", "share")
+    times = ("floor", "bound by", "predicted", "measured", "share")
     table = plain_table("B", "MFLOP", "moved", "read per step", *times)
     for row in rows:
         floors = row.get("floor_us", {})
@@ -194,10 +206,10 @@ def _work(rows: Sequence[WorkFacts]) -> Iterator[RenderableType]:
             f"{row['flops'] / 1e6:.4g}",
             size_text(int(row["bytes"])),
             size_text(int(row["step_bytes"])) if row["step_bytes"] else "",
-            f"{floors[worst]:.4g}" if worst else "",
+            time_text(floors[worst]) if worst else "",
             worst,
-            f"{row['predicted_us']:.4g} us" if "predicted_us" in row else "",
-            f"{row['measured_us']:.4g} us" if "measured_us" in row else "",
+            time_text(row["predicted_us"]) if "predicted_us" in row else "",
+            time_text(row["measured_us"]) if "measured_us" in row else "",
             share,
         )
     yield Padding(table, (0, 0, 0, 2))
@@ -208,11 +220,6 @@ def _work(rows: Sequence[WorkFacts]) -> Iterator[RenderableType]:
         yield _note("share: no time is known yet; --measure times it on this CPU")
 
 
-def percent(part: float) -> str:
-    """A share; one that would round to nothing says so."""
-    return "< 1%" if 0 < part < 0.01 else f"{part:.0%}"
-
-
 def in_turn_text(row: WorkFacts) -> str:
     """Why steps that follow each other are far from a floor of bytes and arithmetic: how long their blocks wait for
     each other's values; "" where they do not."""
@@ -221,7 +228,7 @@ def in_turn_text(row: WorkFacts) -> str:
     us, count = row["in_turn_us"], row["exchanges"]
     often = f"{count} time{'s' * (count > 1)}"
     words = f"B = {row['batch']}: steps take turns, and their blocks wait for each other {often}"
-    words += f" in each: {us / row['steps']:.2f} us of a step at least, {us:.4g} us of all"
+    words += f" in each: {us / row['steps']:.2f} us of a step at least, {time_text(us)} of all"
     timed = row["measured_us"] if "measured_us" in row else row["predicted_us"]
     return f"{words}, {percent(us / timed)} of the time {'measured' if 'measured_us' in row else 'predicted'}"
 
@@ -279,10 +286,11 @@ def beside_page(facts: BesideFacts) -> RenderableType:
 
 
 def _section(section: SectionFacts, names: Sequence[str]) -> RenderableType:
-    table = plain_table("", *names, "ratio", title=section["title"])
+    figures = any("ratio" in row for row in section["rows"])
+    table = plain_table("", *names, *["ratio"] * figures, title=section["title"])
     for row in section["rows"]:
-        ratio = f"{row['ratio']:.3g}" if "ratio" in row else ""
-        table.add_row(Text(row["name"]), *map(Text, row["values"]), ratio)
+        ratio = [f"{row['ratio']:.3g}"] if "ratio" in row else []
+        table.add_row(Text(row["name"]), *map(Text, row["values"]), *ratio)
     if not section["rows"]:
         table.add_row("nothing")
     return Group(table, "")

@@ -6,7 +6,6 @@ Out: a row per batch size for `explanation.py`, and how full each kernel makes a
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tvm_rnn import this_machine
 from tvm_rnn.bench.measure.floors import DATA_SHEETS, floor_us, shares
 from tvm_rnn.decisions import Decision, Figures
 from tvm_rnn.dtypes import ITEM_BYTES
@@ -132,7 +132,7 @@ def _ceilings(manifest: Figures, machine: Target | None, row: WorkFacts) -> tupl
     from tvm_rnn.bench.run.cpu_suite import ceilings_of
 
     found = ceilings_of(row["precision"], int(row["step_bytes"] or row["bytes"]), 1)
-    return found, measured_text(found, len(os.sched_getaffinity(0)))
+    return found, measured_text(found, this_machine.cpus())
 
 
 def measured_text(ceilings: Mapping[str, float], cpus: int) -> str:

@@ -5,10 +5,10 @@ In: an RNN with weights, and a target. Out: a function whose class needs JAX, an
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tvm_rnn import this_machine
 from tvm_rnn.errors import ConfigError, WeightError, message, not_installed
 from tvm_rnn.network.rnn import RNN, no_network
 from tvm_rnn.runtime.runtime_training import TrainingModule
@@ -52,7 +52,7 @@ def to_jax(
         raise WeightError(message("the RNN has no weights", do="call net.init(seed=0) or net.load(...) first"))
     net.check_weights()
     found = resolve(target)
-    if found.kind != "llvm" or found.machine != platform.machine():
+    if found.kind != "llvm" or found.machine != this_machine.machine():
         do = 'leave out target; rnn.to_torch(net, "cuda") trains on a GPU'
         raise ConfigError(message("to_jax: code for JAX runs on this machine's CPU", got=found.name, do=do))
     try:

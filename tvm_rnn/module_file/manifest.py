@@ -161,7 +161,7 @@ def write_container(
         with open(elf, "rb") as file:
             elf = file.read()
     if elf[:4] not in runtime.CODE_BEGINS:
-        expected = "an ELF file, or one of WebAssembly"
+        expected = "an ELF or a Mach-O file, or one of WebAssembly"
         raise BuildError(message("there is no code to write", got=repr(elf[:8]), expected=expected))
     blob = serialize_weights(facts, weights or {})
     elf = with_facts(elf, facts, weights or {})

@@ -61,7 +61,8 @@ MOST_AXES = 32  # of an array in a file
 ALIGNMENT = 64  # generated code moves whole cache lines to and from its own buffers
 CARRIED = struct.Struct("<QQ8s")  # the end of code: bytes of what it says of its manifest, of its arrays, and this mark
 CARRIED_MARK = b"TVMFACTS"
-CODE_BEGINS = (b"\x7fELF", b"\0asm")  # what systems load, and what is linked to a program
+# How code begins: what systems load, and what is linked to a program.
+CODE_BEGINS = {b"\x7fELF": "linux", b"\xcf\xfa\xed\xfe": "darwin", b"\0asm": "wasm"}
 # Of a manifest what no code depends on: what is for people, and how arrays of calls lie, which are turned before it.
 FOR_PEOPLE = frozenset(("batch_first", "created", "decisions", "templates", "weight_error"))
 SAFETENSORS = {f"{kind}{8 * size}": f"{kind.lower()}{size}" for kind in "FIU" for size in (1, 2, 4, 8)} | {"BOOL": "?"}
@@ -429,12 +430,14 @@ def cpu_features() -> set[str] | None:
     return None
 
 
-def _other_machine(path: str, target: Machine) -> Exception | None:
-    """Why a module of that target cannot run here; None: it can."""
+def _other_machine(path: str, target: Machine, code: bytes = b"") -> Exception | None:
+    """Why a module of that target cannot run here; None: it can. code: how its code begins."""
     do = f"compile for this machine; it was compiled for {target.name!r}"
     machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
     if target.machine != machine:
         return _error(LoadError, f"{path!r} is for another machine", target.machine, machine, do)
+    if CODE_BEGINS.get(code, sys.platform) != sys.platform:
+        return _error(LoadError, f"{path!r} is for another system", CODE_BEGINS[code], sys.platform, do)
     known = cpu_features()
     names = {feature: feature.replace("_", "").replace(".", "").replace("-", "") for feature in target.features}
     missing = [f for f, name in names.items() if known is not None and not {name, KERNEL_NAMES.get(name)} & known]
@@ -619,7 +622,7 @@ class Module:
         self.path, self._file, self.manifest, arrays, self._elf_size = opened or _open_container(path)
         try:
             self._read_manifest(self.manifest)
-            reason = _other_machine(self.path, self.manifest.target)
+            reason = _other_machine(self.path, self.manifest.target, self._file[:4])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise _error(LoadError, f"{self.path!r} has an unusable manifest", error, do="export it again") from None
         if reason is not None and not anywhere:

@@ -312,7 +312,7 @@ class ModelModule(runtime.Module):
         self.path, self._file, self.manifest, arrays, self._elf_size = opened or runtime._open_container(path)
         self._constants = {name: arrays[name] for name in arrays if name.startswith(runtime.CONSTANT)}
         self.networks: list[Module] = []
-        reason = runtime._other_machine(self.path, self.manifest.target)
+        reason = runtime._other_machine(self.path, self.manifest.target, self._file[:4])
         if reason is not None and not anywhere:
             raise reason
         if reason is None:

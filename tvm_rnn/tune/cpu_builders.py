@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from tvm_rnn import this_machine
 from tvm_rnn.errors import TvmRnnError, message
 from tvm_rnn.oracle.reference import reference
 from tvm_rnn.oracle.tolerance import tolerance
@@ -90,7 +91,7 @@ class CpuBackend:
     ) -> None:
         self.workload, self.seed, self.timeout = workload, seed, timeout
         self.folder = scratch()
-        self.builders = Builders(workload, target, self.folder, jobs or len(os.sched_getaffinity(0)), timeout)
+        self.builders = Builders(workload, target, self.folder, jobs or this_machine.cpus(), timeout)
         self.worker: WorkerProcess | None = None  # measures; its inputs are made by `start`
         self.default = self.folder / "default.so"
         self.default_seconds, self.limit = 0.0, tolerance(workload.precision, workload.steps)

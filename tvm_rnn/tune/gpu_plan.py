@@ -24,6 +24,7 @@ from pathlib import Path
 
 import tvm
 
+from tvm_rnn import this_machine
 from tvm_rnn.bench.suites.gpu import Point, network
 from tvm_rnn.cuda.model.choose_geometry import LAYER_BY_LAYER, STEP_BY_STEP
 from tvm_rnn.errors import ConfigError, TvmRnnError, message
@@ -162,7 +163,7 @@ def build_candidates(
     points = [_carried(point, Path(folder)) for point in points]
     plan: Reply = {"format": 1, "target": machine.name, "command": command}
     with tempfile.TemporaryDirectory(prefix="tvm_rnn-plan-") as scratch:
-        pool = Pool(lambda: WorkerProcess(COMMAND, scratch), jobs or len(os.sched_getaffinity(0)))
+        pool = Pool(lambda: WorkerProcess(COMMAND, scratch), jobs or this_machine.cpus())
         try:
             asked = [{"point": point.as_dict(), "target": machine.name} for point in points]
             found = dict(pool.map([{**one, "count": count} for one in asked], math.inf))

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tvm_rnn import this_machine
 from tvm_rnn.bench.run.build_suite import sources_digest
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.names import file_name
@@ -169,8 +170,7 @@ def compiler_digest() -> str:
 
 def machine() -> str:
     """Differs between machines, and between numbers of CPUs that one may use; says neither."""
-    cpus = len(os.sched_getaffinity(0))
-    return _digest(f"{platform.node()} {platform.machine()} {cpus}")
+    return _digest(f"{platform.node()} {platform.machine()} {this_machine.cpus()}")
 
 
 def _digest(text: str) -> str:

@@ -37,25 +37,25 @@ def test_pointers_come_in_order_of_their_roles() -> None:
     [
         ("bfloat16", ["share1", "few", "slim", "mid", "wide", "many"]),
         ("tf32", ["share1", "few", "slim", "mid", "wide", "many"]),
-        ("float32", ["thin", "few", "many"]),
-        ("float64", ["thin", "few", "many"]),
+        ("float32", ["skinny", "few", "many"]),
+        ("float64", ["skinny", "few", "many"]),
     ],
 )
 def test_steps_have_a_kernel_for_few_rows(precision: str, names: list[str]) -> None:
     found = made(lstm_step(32, 32), precision, batches=(8,)).variants
     assert [v.kernel.name for v in found] == [f"kernel_{n}" for n in names]
-    few = [variant for variant in found if variant.kernel.name[7:] in ("thin", "few")]
+    few = [variant for variant in found if variant.kernel.name[7:] in ("skinny", "few")]
     assert all(v.condition.startswith("rows <= ") for v in few) and found[-1].condition == "true"
 
 
 def test_kernels_whose_rows_others_take_are_left_out() -> None:
     """A read-out of many units: up to 32 rows stream weights, up to 64 share K, more are many."""
     found = made(hoisted(1, 32000, [64], "step"), "float32", batches=(1, 256)).variants
-    assert [v.kernel.name for v in found] == [f"kernel_{n}" for n in ("share", "thin", "many")]
+    assert [v.kernel.name for v in found] == [f"kernel_{n}" for n in ("share", "skinny", "many")]
     large = made(hoisted(1, 32000, [512], "step"), "float32", batches=(1, 256)).variants
     names = {v.kernel.name: v.condition for v in large}
-    assert [*names] == [f"kernel_{n}" for n in ("share", "slender", "thin", "many")]
-    assert (names["kernel_slender"], names["kernel_thin"]) == ("rows <= 8", "rows <= 32")
+    assert [*names] == [f"kernel_{n}" for n in ("share", "skinny_half", "skinny", "many")]
+    assert (names["kernel_skinny_half"], names["kernel_skinny"]) == ("rows <= 8", "rows <= 32")
 
 
 def test_large_hoisted_products_have_kernels_for_hopper() -> None:
@@ -76,8 +76,8 @@ def blocks_of(knobs: dict[str, int], kind: str, sizes: tuple[int, int, int, tupl
     own = kind.rstrip("1")
     if own in ("wide", "mid", "slim"):
         return knobs["wide_blocks"]
-    if own == "slender":
-        return blocks_of({**knobs, "thin_rows": knobs["thin_rows"] // 2}, "thin", sizes, rows)
+    if own == "skinny_half":
+        return blocks_of({**knobs, "skinny_rows": knobs["skinny_rows"] // 2}, "skinny", sizes, rows)
     high = 64 if own == "share" else knobs[f"{own}_rows"]
     lanes = "many_across" in knobs
     units = knobs[f"{own}_across"] * knobs["units"] if lanes else knobs[f"{own}_columns"] // gates
@@ -96,9 +96,9 @@ def blocks_of(knobs: dict[str, int], kind: str, sizes: tuple[int, int, int, tupl
         ("tf32", "wide", (2, 1, 72, (34,)), 290),
         ("float64", "many", (3, 2, 9, (11,)), 20),
         ("bfloat16", "many", (4, 1, 30, (13,)), 150),
-        ("float32", "thin", (2, 4, 9, (40, 13)), 21),
-        ("float64", "thin", (2, 3, 33, (33,)), 5),
-        ("float32", "slender", (1, 1, 300, (70,)), 9),
+        ("float32", "skinny", (2, 4, 9, (40, 13)), 21),
+        ("float64", "skinny", (2, 3, 33, (33,)), 5),
+        ("float32", "skinny_half", (1, 1, 300, (70,)), 9),
     ],
 )
 def test_each_member_has_a_product_of_its_own(
@@ -108,7 +108,8 @@ def test_each_member_has_a_product_of_its_own(
 
     def fewer(unit: Any, target: Any, record: Any = None) -> Any:
         template, knobs, _ = best(unit, target)
-        changed = {"wide_blocks": 2, "mid": 600 * sizes[0] * (kind == "mid"), "slender": 8 * (kind == "slender")}
+        changed = {"wide_blocks": 2, "mid": 600 * sizes[0] * (kind == "mid")}
+        changed |= {"skinny_half": 8 * (kind == "skinny_half")}
         return template, {**knobs, **changed}, "forced"
 
     monkeypatch.setattr(group_kernels, "best", fewer)
@@ -118,7 +119,7 @@ def test_each_member_has_a_product_of_its_own(
 def of_each_member(precision: str, kind: str, sizes: tuple[int, int, int, tuple[int, ...]], rows: int) -> None:
     """What a kernel of members, gates, units and depths writes is x W + b of each member."""
     members, gates, width, depths = sizes
-    region = "step" if kind in ("thin", "slender") else "before"
+    region = "step" if kind in ("skinny", "skinny_half") else "before"
     found, rng = made(of_members(members, gates, width, depths, region), precision), np.random.default_rng(0)
     variant = next(v for v in found.variants if v.kernel.name.endswith(f"_{kind}"))
     dtypes, kernel = dict(variant.kernel.pointers), variant.kernel

@@ -11,7 +11,8 @@ document.querySelector(".md-search")?.setAttribute("aria-label", "Search");
 // theme's, which have no names.
 function reach() {
   for (const part of document.querySelectorAll(".md-content :is(div, code)")) {
-    if (part.scrollWidth > part.clientWidth && getComputedStyle(part).overflowX !== "visible") part.tabIndex = 0;
+    const longer = part.scrollWidth > part.clientWidth || part.scrollHeight > part.clientHeight;
+    if (longer && getComputedStyle(part).overflowX !== "visible") part.tabIndex = 0;
   }
   document.querySelectorAll(".md-code__nav").forEach((part, number) => part.setAttribute("aria-label", `Code ${number + 1}`));
 }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import models
+from . import models, small_engines
 from .models import Prepared, Problem, Unsupported
 
 if TYPE_CHECKING:
@@ -203,6 +203,8 @@ STREAMS: dict[str, Callable[[Problem], Prepared]] = {
     "onnxruntime": stream_onnxruntime,
     "openvino": stream_openvino,
     "numpy": stream_numpy,
+    "ncnn": small_engines.stream_ncnn,
+    "tract": small_engines.stream_tract,
 }
 
 

@@ -100,7 +100,10 @@ def generate() -> list[Point]:
     ]
 
 
-PEERS = {"audio": "onnxruntime", "generate": "torch,torch-compile"}  # of suites that other peers run than usual
+PEERS = {
+    "audio": "onnxruntime,ncnn,tract",
+    "generate": "torch,torch-compile",
+}  # of suites that other peers run than usual
 STREAMS = ("streaming",)  # timed call by call
 EVERY = (cpu_grid, cpu_random, fastrnns, deepbench, zoo, ablation, linear, heads, streaming, audio, browser, generate)
 SUITES: suites.Suites = {f.__name__.replace("_", "-"): f for f in EVERY}

@@ -21,9 +21,11 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#endif
 
 #include <tvm/ffi/c_api.h>
 
@@ -105,6 +107,8 @@ static int look(void) {
   next = now + LOOK_NS;
 #ifdef __linux__
   if (getpid() != syscall(SYS_gettid)) return 0;
+#elif defined(__APPLE__)
+  if (!pthread_main_np()) return 0;
 #endif
   return check_signals();
 }

@@ -275,6 +275,14 @@ inline Pool& pool() {
   return *one;
 }
 
+// Whether a stream is being recorded into a CUDA graph. One that cannot be asked may be, and the status says why.
+inline int is_captured(cudaStream_t asked, bool* found) {
+  cudaStreamCaptureStatus state = cudaStreamCaptureStatusNone;
+  const int status = check(cudaStreamIsCapturing(asked, &state), "the stream cannot be asked");
+  *found = status || state != cudaStreamCaptureStatusNone;
+  return status;
+}
+
 class CallState {
  public:
   explicit CallState(cudaStream_t caller) : caller_(caller) {}
@@ -288,8 +296,9 @@ class CallState {
 
   // Whether this call is being recorded into a CUDA graph.
   bool captured() const {
-    cudaStreamCaptureStatus state = cudaStreamCaptureStatusNone;
-    return cudaStreamIsCapturing(caller_, &state) == cudaSuccess && state != cudaStreamCaptureStatusNone;
+    bool found;
+    is_captured(caller_, &found);
+    return found;
   }
 
   int get(int64_t number, cudaStream_t* found) {
@@ -348,9 +357,10 @@ class CallState {
     std::lock_guard<std::mutex> lock(pool().guard);
     auto& free = pool().streams[device % kDevices];
     for (size_t i = free.size(); i-- > 0;) {
-      cudaStreamCaptureStatus state = cudaStreamCaptureStatusNone;
       // A stream that is part of somebody's unfinished graph would drag this call into it.
-      if (cudaStreamIsCapturing(free[i], &state) != cudaSuccess || state != cudaStreamCaptureStatusNone) continue;
+      bool busy;
+      is_captured(free[i], &busy);
+      if (busy) continue;
       *found = free[i];
       free.erase(free.begin() + std::ptrdiff_t(i));
       return 0;

@@ -152,7 +152,7 @@ def _written(name: str, problem: Problem, tile: Tile, body: Callable[[Writer, Pr
 
 def _variants(name: str, problem: Problem, knobs: Config) -> tuple[Variant, ...]:
     """The kernels for few rows first, then the fastest for many, then the one that takes any operands."""
-    found = [*_split_k(name, problem, knobs), *_thin(name, problem, knobs)]
+    found = [*_split_k(name, problem, knobs), *_skinny(name, problem, knobs)]
     if knobs["few"] > _reach(knobs):
         found.append(Variant(_kernel(f"{name}_few", problem, knobs, "few"), f"rows <= {knobs['few']}"))
     if knobs.get("wide_columns") and all(o.piece(problem.compute) for o in problem.operands):
@@ -168,16 +168,16 @@ def _variants(name: str, problem: Problem, knobs: Config) -> tuple[Variant, ...]
     return (*found, Variant(_kernel(f"{name}_many", problem, knobs, "many"), "true"))
 
 
-def _thin(name: str, problem: Problem, knobs: Config) -> list[Variant]:
+def _skinny(name: str, problem: Problem, knobs: Config) -> list[Variant]:
     """Kernels without tensor cores that stream weights past few rows."""
-    half = {f"thin_{part}": knobs.get(f"thin_{part}", 0) // 2 for part in ("rows", "high")}
-    sizes = [(size, own) for size, own in (("slender", {**knobs, **half}), ("thin", knobs)) if knobs.get(size)]
-    return [Variant(_kernel(f"{name}_{n}", problem, own, "thin"), f"rows <= {knobs[n]}") for n, own in sizes]
+    half = {f"skinny_{part}": knobs.get(f"skinny_{part}", 0) // 2 for part in ("rows", "high")}
+    sizes = [(size, own) for size, own in (("skinny_half", {**knobs, **half}), ("skinny", knobs)) if knobs.get(size)]
+    return [Variant(_kernel(f"{name}_{n}", problem, own, "skinny"), f"rows <= {knobs[n]}") for n, own in sizes]
 
 
 def _reach(knobs: Config) -> int:
     """Up to how many rows these, and behind them kernels that share K, leave nothing for others."""
-    reach = knobs.get("thin", 0)
+    reach = knobs.get("skinny", 0)
     return knobs["share"] if reach and knobs["share"] and knobs["share_from"] <= reach else reach
 
 

@@ -7,7 +7,7 @@ In: the group's operands, and where its values lie. Out: a `MatrixScan`, the ker
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
@@ -268,6 +268,44 @@ class ChunkedScan(MatrixScan):
             least = most or 0
 
 
+@dataclass(frozen=True, eq=False)
+class _Located:
+    """Where steps find the vectors that they read: an argument for each, in the order in which they are asked for."""
+
+    operands: MatrixOperands
+    layout: Layout
+    arguments: list[Argument] = field(default_factory=list)
+    places: dict[str, object] = field(default_factory=dict)  # equal where two vectors are the same memory
+
+    def rows(self, name: str, node: Node, axis: int) -> Rows:
+        """A vector per row, of the state's size along this axis, or of numbers."""
+        base, offset = self.operands.located((node, axis))
+        source = self.layout.source(base, False, "before")
+        assert source is not None
+        self.arguments.append(Argument(name, "read", base))
+        numbers = prod(node.shape[len(self.operands.heads) :])
+        width = numbers if axis == NUMBER else self.operands.state.shape[axis]
+        group = self.operands.group_size((node, axis))
+        self.places[name] = base, offset, width, group
+        return Rows(width, source.place.row_stride, source.place.dtype, offset, group)
+
+    def key(self, name: str, node: Node) -> Rows:
+        return self.rows(name, node, self.operands.along)
+
+    def value(self, name: str, node: Node) -> Rows:
+        return self.rows(name, node, -3 - self.operands.along)
+
+    def number(self, name: str, node: Node | None) -> Rows | None:
+        return None if node is None else self.rows(name, node, NUMBER)
+
+    def outer(self, number: int, column: Node, row: Node, product: bool) -> Outer:
+        """Another outer product that a step adds. product: the row is multiplied with the states before the step."""
+        along_key = self.key(f"column_{number}", column)
+        if product:
+            return Outer(along_key, None, self.key(f"vector_{number}", row))
+        return Outer(along_key, self.value(f"value_{number}", row))
+
+
 def matrix_scan(
     name: str,
     operands: MatrixOperands,
@@ -277,60 +315,50 @@ def matrix_scan(
     target: Target,
 ) -> MatrixScan:
     """The kernels of a group. writes: where a read-out goes."""
-    state, along = operands.state, operands.along
-    arguments, places = list[Argument](), dict[str, object]()
+    located, state = _Located(operands, layout), operands.state
+    recurrence, outputs = _recurrence(located, writes)
+    arguments = [*located.arguments, *outputs]
+    graph = layout.graph
+    reverse, kept = graph.kind == "backward", graph.states.index(state) in marked(graph)
+    makes = made_of_inputs({a.name: a.node for a in arguments if a.role == "read"}, layout)
+    arguments += [] if makes is None else makes.given
+    why = refused(recurrence, target)
+    tell(not why, f"{state.name} in chunks of time", why and f"step by step in one launch: {why}")
+    given = name, operands, recurrence, tuple(arguments), layout.dtype, reverse, kept, target.arch == HOPPER, makes
+    return MatrixScan(*given) if why else ChunkedScan(*given, rungs(recurrence, batches, target))
 
-    def rows(name: str, node: Node, axis: int = along) -> Rows:
-        base, offset = operands.located((node, axis))
-        source = layout.source(base, False, "before")
-        assert source is not None
-        arguments.append(Argument(name, "read", base))
-        width = prod(node.shape[len(operands.heads) :]) if axis == NUMBER else state.shape[axis]
-        group = operands.group_size((node, axis))
-        places[name] = base, offset, width, group
-        return Rows(width, source.place.row_stride, source.place.dtype, offset, group)
 
-    def outer(number: int, column: Node, row: Node, product: bool) -> Outer:
-        along_key = rows(f"column_{number}", column)
-        if product:
-            return Outer(along_key, None, rows(f"vector_{number}", row))
-        return Outer(along_key, rows(f"value_{number}", row, -3 - along))
-
-    key, erase = rows("key", operands.key), operands.erase
-    scale = None if operands.erase_scale is None else rows("erase_scale", operands.erase_scale, NUMBER)
-    times = None if operands.value_scale is None else rows("value_scale", operands.value_scale, NUMBER)
-    taken = None if erase is None else Erase(rows("erase", erase), scale, BEFORE)
-    rest = [(column, row, product) for column, row, product in operands.others if row is not erase]
+def _recurrence(located: _Located, writes: Callable[[Node], list[Place]]) -> tuple[Recurrence, list[Argument]]:
+    """What a step does, and the arguments that it writes."""
+    operands, erase = located.operands, located.operands.erase
+    state, along, key = operands.state, operands.along, located.key("key", operands.key)
+    scale = located.number("erase_scale", operands.erase_scale)
+    times = located.number("value_scale", operands.value_scale)
+    taken = None if erase is None else Erase(located.key("erase", erase), scale, BEFORE)
     reads: list[tuple[Read, Node, int]] = []
     for node in operands.reads:
         for number, place in enumerate(writes(node)):
             of = AFTER if node.args[0].op == "scan_matrix" else BEFORE
             output = Rows(node.shape[-1], place.row_stride, place.dtype)
-            reads.append((Read(rows(f"read_{len(reads)}", node.args[1]), output, of), node, number))
+            reads.append((Read(located.key(f"read_{len(reads)}", node.args[1]), output, of), node, number))
+    rest = [(column, row, product) for column, row, product in operands.others if row is not erase]
     recurrence = Recurrence(
         prod(operands.heads),
         state.shape[along],
         state.shape[-3 - along],
-        layout.storage,
+        located.layout.storage,
         key,
-        rows("value", operands.value, -3 - along),
+        located.value("value", operands.value),
         tuple(read for read, _, _ in reads),
         times,
         taken,
-        None if operands.decay is None else rows("decay", operands.decay, NUMBER),
+        located.number("decay", operands.decay),
         keys_last=along == -1,
-        others=tuple(outer(number, *other) for number, other in enumerate(rest)),
+        others=tuple(located.outer(number, *other) for number, other in enumerate(rest)),
     )
-    arguments += [Argument(f"output_{i}", "write", node, number) for i, (_, node, number) in enumerate(reads)]
-    graph = layout.graph
-    reverse, kept = graph.kind == "backward", graph.states.index(state) in marked(graph)
-    makes = made_of_inputs({a.name: a.node for a in arguments if a.role == "read"}, layout)
-    arguments += [] if makes is None else makes.given
-    own = replace(recurrence, same=same_places({name: places[name] for name in recurrence.vectors}))
-    why = refused(own, target)
-    tell(not why, f"{state.name} in chunks of time", why and f"step by step in one launch: {why}")
-    given = name, operands, own, tuple(arguments), layout.dtype, reverse, kept, target.arch == HOPPER, makes
-    return MatrixScan(*given) if why else ChunkedScan(*given, rungs(own, batches, target))
+    same = same_places({name: located.places[name] for name in recurrence.vectors})
+    written = [Argument(f"output_{i}", "write", node, number) for i, (_, node, number) in enumerate(reads)]
+    return replace(recurrence, same=same), written
 
 
 def made_of_inputs(values: Mapping[str, Node], layout: Layout) -> Makes | None:

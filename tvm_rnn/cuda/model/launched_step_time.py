@@ -9,7 +9,7 @@ CUDA 13.0) where weights are 8 to 105 MB, B is 1 to 128, without the hoisted pro
                    B=512 LSTM 2048 bf16 34.4; B=128 LSTM 1312 tf32 20.4; B=200 LSTM 1500 fp16 17.4
                    B=300 elman 2600 bf16 26.5
     few_* tiles    LSTM 1024 bf16 B=64: 6.5 for 64 rows; 2048: 25 for 128 rows; float32 2560 B=64: 152
-    thin_* tiles   float32 B=1, 16, 32: LSTM 512 with its input 6.4, 6.4, 9.0; 512 -> 32,000 18.7, 23, 39
+    skinny_* tiles   float32 B=1, 16, 32: LSTM 512 with its input 6.4, 6.4, 9.0; 512 -> 32,000 18.7, 23, 39
 """
 
 from __future__ import annotations

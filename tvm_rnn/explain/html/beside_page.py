@@ -39,14 +39,17 @@ def _section(section: SectionFacts, names: Sequence[str]) -> Iterator[str]:
     if not section["rows"]:
         yield '<p class="soft">Nothing.</p>'
         return
-    head = "".join(f'<th scope="col">{escape(words)}</th>' for words in ("", *names, "ratio"))
-    rows = "".join(map(_row, section["rows"]))
+    figures = any("ratio" in row for row in section["rows"])
+    head = "".join(f'<th scope="col">{escape(words)}</th>' for words in ("", *names, *["ratio"] * figures))
+    rows = "".join(_row(row, figures) for row in section["rows"])
     yield f'<div class="wide" tabindex="0"><table class="beside"><tr>{head}</tr>{rows}</table></div>'
 
 
-def _row(row: PairFacts) -> str:
+def _row(row: PairFacts, figures: bool) -> str:
+    """figures: the section has a column of ratios."""
     first, second = row["values"]
     cells = "".join(f"<td>{escape(words)}</td>" for words in (first, second))
-    ratio = f"{row['ratio']:.3g}" if "ratio" in row else ""
+    if figures:
+        cells += f'<td class="number">{row["ratio"]:.3g}</td>' if "ratio" in row else '<td class="number"></td>'
     kind = ' class="differs"' if first != second else ""
-    return f'<tr{kind}><th scope="row">{escape(row["name"])}</th>{cells}<td class="number">{ratio}</td></tr>'
+    return f'<tr{kind}><th scope="row">{escape(row["name"])}</th>{cells}</tr>'

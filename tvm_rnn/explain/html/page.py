@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 from tvm_rnn.decisions import DecisionFacts
 from tvm_rnn.explain.facts import ExplanationFacts, KernelFacts, NetworkFacts, PassFacts
-from tvm_rnn.explain.summary import summary
-from tvm_rnn.explain.text import cpu_text, in_turn_text, percent, phase_text, subject_text, text
+from tvm_rnn.explain.summary import QUESTIONS, summary
+from tvm_rnn.explain.tables import percent
+from tvm_rnn.explain.text import cpu_text, in_turn_text, phase_text, subject_text, text
 from tvm_rnn.graph.equations import equations, math
 from tvm_rnn.tune.plot import history as trials
 from tvm_rnn.vega_lite import Spec, svg
@@ -74,14 +75,10 @@ def document(title: str, body: Sequence[str]) -> str:
 def _summary(own: NetworkFacts) -> str:
     """What a reader in a hurry wants: four answers, and a bar as long as the share of the roof."""
     found = summary(own)
-    bar = "" if found.share is None else _meter(found.share)
-    answers = {
-        "What it is": escape(found.what),
-        "How fast": escape(found.speed),
-        "How far from the roof": bar + escape(found.distance),
-        "What to change first": re.sub(r"--[\w-]+", r"<code>\g<0></code>", escape(found.change)),
-    }
-    cards = "".join(f"<div><dt>{words}</dt><dd>{answer}</dd></div>" for words, answer in answers.items())
+    answers = {field: re.sub(r"--[\w-]+", r"<code>\g<0></code>", escape(getattr(found, field))) for field in QUESTIONS}
+    if found.share is not None:
+        answers["distance"] = _meter(found.share) + answers["distance"]
+    cards = "".join(f"<div><dt>{words}</dt><dd>{answers[field]}</dd></div>" for field, words in QUESTIONS.items())
     return f'<dl class="summary">{cards}</dl>'
 
 
