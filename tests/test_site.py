@@ -235,6 +235,20 @@ def test_files_that_are_named_exist() -> None:
             assert (ROOT / name).exists(), (path.name, name)
 
 
+def test_every_line_of_the_tables_of_torch_names_tests_that_there_are() -> None:
+    """`file.py::test`, in tests/torch_layer/; names without a file are of the file before."""
+    page = (SITE / "pages" / "howto" / "train.md").read_text()
+    tables = re.findall(r"^\| what \|.*test, in `tests/torch_layer/`.*\n\|[-|]+\n((?:\|.*\n)+)", page, re.M)
+    assert len(tables) == 2
+    for row in "".join(tables).splitlines():
+        cell, text = row.split(" | ")[-1], ""
+        named = re.findall(r"`(?:([\w./]+\.py)::)?(test_\w+)`", cell)
+        assert named or "the same tests" in cell, row
+        for file, test in named:
+            text = (ROOT / "tests" / "torch_layer" / file).read_text() if file else text
+            assert f"def {test}(" in text, (file, test)
+
+
 def test_the_reference_of_the_language_is_the_op_table(site: ModuleType) -> None:
     page = site.language()
     for op in TABLE.values():

@@ -348,3 +348,25 @@ def test_sizes_of_different_names_are_compared(tmp_path: Path) -> None:
         assert library.of("run", given, made) == BAD_ARGUMENT
         assert "needed is T - 2 = frames" in library.error
         assert f"got [2, 2, 9] [{frames}, 5]: check the shapes of the inputs" in library.error
+
+
+@pytest.mark.broad
+def test_whole_numbers_of_16_bits_inside_of_a_model(tmp_path: Path) -> None:
+    """Quantised products: weights of bytes less a zero point of 0 need more than 8 bits."""
+    w = RNG.integers(0, 256, (6, 5)).astype(np.uint8)
+    nodes = [
+        node("DynamicQuantizeLinear", "x", "q scale zero"),
+        node("MatMulInteger", "q w zero none", "whole"),
+        node("Cast", "whole", "sums", to=1),
+        node("Mul", "sums scale", "y"),
+    ]
+    info = onnx.helper.make_tensor_value_info
+    values = [onnx.numpy_helper.from_array(v, n) for n, v in {"w": w, "none": np.array(0, np.uint8)}.items()]
+    graph = onnx.helper.make_graph(nodes, "g", [info("x", 1, ["B", 6])], [info("y", 1, ["B", 5])], values)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 14)], ir_version=8)
+    module = rnn.compile(rnn.from_onnx(model))
+    module.export(bundle=tmp_path / "bundle")
+    x = RNG.normal(size=(7, 6)).astype("f4")
+    (expected,) = module.run({"x": x}).values()
+    np.testing.assert_array_equal(ran(Library(tmp_path / "bundle"), [x], 1)[0], expected)
+    assert_close({"y": expected}, rnn.reference(rnn.from_onnx(model)).run({"x": x}), "float32", 1)

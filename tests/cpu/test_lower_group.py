@@ -43,6 +43,26 @@ def test_products_of_several_panels_are_shared_among_threads() -> None:
     assert parallel_loops("lstm", 16) == []
 
 
+@pytest.mark.parametrize(("units", "lanes"), [(7, 16), (16, 16), (20, 32), (48, 16), (64, 32)])
+def test_pointwise_work_takes_two_vectors_at_a_time(units: int, lanes: int) -> None:
+    """Where they leave no rest."""
+
+    @rnn.cell(states="c")
+    def ema(x: "H", c: "H"):
+        return 0.5 * c + 0.5 * rnn.tanh(x)
+
+    passed = pipeline.run(rnn.RNN(ema, units, units), V4, STEPS)
+    func = Lowering(rnn.RNN(ema, units, units), passed[-1][1], Options(V4)).run().module["sequence"]
+    found: list[int] = []
+
+    def visit(node: tirx.For) -> None:
+        if node.kind == tirx.ForKind.VECTORIZED:
+            found.append(int(node.extent))
+
+    tvm_ffi.structural_walk(func.body, (tirx.For, visit))
+    assert max(found) == lanes
+
+
 def test_matrix_states_are_shared_when_they_are_large() -> None:
     assert "i" not in parallel_loops("mlstm", 32, STEPS)
     assert "i" in parallel_loops("mlstm", 256, STEPS) and PARALLEL_ELEMENTS <= 256 * 256

@@ -8,7 +8,7 @@ import pytest
 from networks import network
 
 import tvm_rnn as rnn
-from tvm_rnn import PassError, cell, concat, mean, sin, tanh, target, where
+from tvm_rnn import PassError, cell, concat, matvec, mean, sin, tanh, target, where
 from tvm_rnn.graph.graph import Graph, Group, depends
 from tvm_rnn.options import Options
 from tvm_rnn.passes import pipeline
@@ -54,6 +54,35 @@ def test_what_only_a_reduction_reads_is_inlined() -> None:
     reduce = next(g for g in graph.groups if g.kind == "reduce")
     assert "mul" in [n.op for n in reduce.nodes]
     assert all(n.op != "mul" or n.shape != (7,) for g in graph.groups for n in g.stored if g is reduce)
+
+
+@cell(states="h c", output="y")
+def gates_of_sums(x: "H", h: "N H", c: "N H", *, R: "2 N H H"):
+    i, g = (matvec(R[k], h) + x for k in range(2))
+    c = c + tanh(i) * tanh(g)
+    return tanh(c), c, c.reshape(-1)
+
+
+@cell(states="h c", output="y")
+def gates_that_are_states(x: "H", h: "N H", c: "N H", *, R: "2 N H H"):
+    i, g = (tanh(matvec(R[k], h) + x) for k in range(2))
+    return i * g, i, (i * g).reshape(-1)
+
+
+@pytest.mark.parametrize(
+    ("c", "expected"),
+    [
+        (gates_of_sums, ["reduce", "reduce", "pointwise"]),
+        (gates_that_are_states, ["reduce", "pointwise", "reduce", "pointwise"]),
+    ],
+)
+def test_gates_of_sums_are_made_where_they_are_read(c: rnn.Cell, expected: list[str]) -> None:
+    """But for those that are stored in any case."""
+    graph = fused(c)
+    (*found, _) = kinds(graph, "step")
+    assert found == expected
+    made = [g for g in graph.groups if g.region == "step" and g.kind == "pointwise" and g.nodes[0].op != "reshape"]
+    assert {n for g in made for n in g.stored} == set(graph.results)
 
 
 def test_truth_values_are_never_stored() -> None:

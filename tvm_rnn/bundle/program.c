@@ -201,7 +201,7 @@ static int32_t run_network(struct engine* handle, const struct engine_module* mo
 
 static const struct engine_tensor KINDS[] = {{.code = 6, .bits = 8}, {.code = 0, .bits = 32}, {.code = 0, .bits = 64},
                                              {.code = 2, .bits = 32}, {.code = 2, .bits = 64}, {.code = 1, .bits = 8},
-                                             {.code = 0, .bits = 8}}; /* by dtype */
+                                             {.code = 0, .bits = 8}, {.code = 0, .bits = 16}}; /* by dtype */
 
 static struct engine_tensor tensor_of(const struct value* v) {
   struct engine_tensor t = KINDS[v->dtype];

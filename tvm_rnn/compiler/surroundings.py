@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from tvm import tirx
 
+from tvm_rnn.cpu.pair_product import pair_products
 from tvm_rnn.cpu.surroundings.host_function import HostFunction
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.network.model import Model
@@ -69,7 +70,7 @@ def _advice(program: Program, problems: Sequence[Problem]) -> str:
 def _function(step: Step, name: str, target: Target) -> HostFunction:
     graph = step.attributes["graph"]
     assert isinstance(graph, Graph)
-    return HostFunction(name, graph, target.lanes("float32"))
+    return HostFunction(name, graph, target.lanes("float32"), pair_products(target))
 
 
 def _attributes(made: HostFunction) -> dict[str, object]:

@@ -40,6 +40,8 @@ from .zero_padding import Padded, Put, padded
 # us).
 PARALLEL_ELEMENTS = 16384
 PARALLEL_VECTORS = 6144  # of a run of groups, in one launch: more than 1 us
+# Vectors of pointwise work, where they leave no rest: one alone waits for the latency of its functions.
+AT_A_TIME = 2
 ENOUGH_HEADS = 8  # parts that threads share a step into, where more would need the loops of each group
 
 
@@ -127,14 +129,16 @@ class Emitter:
         shape = group.nodes[-1].shape or (1,)
         outer = shape[:-1]
         vectors = self._vectors(shape)
+        several = AT_A_TIME if vectors % AT_A_TIME == 0 else 1
+        lanes = several * self.lanes  # LLVM makes each operation of all of them before the next one
 
         def body(row: Expr, index: tuple[Expr, ...]) -> Stmt:
             def vector(c: tirx.Var) -> Stmt:
                 scalar = not group.nodes[-1].shape
-                own = self._tile(group, unit, places, row0=row, panel0=c, outer=() if scalar else index)
+                own = Tile(group, places, unit, lanes, row0=row, panel0=c, outer=() if scalar else index)
                 return register_tile.pointwise(own, template, config)
 
-            return loop("c", vectors, vector)
+            return loop("c", vectors // several, vector)
 
         return self._rows(rows, outer, vectors * self.lanes, body, places)
 

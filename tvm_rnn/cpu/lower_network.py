@@ -48,6 +48,7 @@ from tvm_rnn.tir.statements import (
 from .lower_group import Emitter, Used
 from .lower_layer import Context, Layer, Visit
 from .matrix_part import held
+from .second_thread import threads_for_call
 from .walk_through_time import CHUNK, is_few
 from .weight_storage import Storages, bytes_on, storage_on
 from .workspace import Array, Workspace, each_element, row_stride, rows_in, rows_out, strides_of
@@ -294,8 +295,11 @@ class Lowering:
         rest = tirx.floormod(given, int64(self.together))
         return held("tile_steps", tirx.Select(given < int64(self.together), given, given - rest))
 
-    def _with_threads(self, count: Expr, *body: Block) -> Stmt:
-        return sequence(self.views, use_threads(count), self.sets, body, use_threads(int64(1)))
+    def _with_threads(self, count: TirExpr, *body: Block) -> Stmt:
+        """The call, on one thread where it is little work."""
+        work = self.T * self.B * int64(flops_per_row(self.layers, self.net.num_directions))
+        few = threads_for_call(work, count)
+        return sequence(self.views, use_threads(few), self.sets, body, use_threads(int64(1)))
 
     def _users(self, names: list[str]) -> list[Buffer]:
         """Arrays of the user's."""

@@ -340,7 +340,43 @@ class _Grouping:
         if self.scans and self.region == "before":
             self._to_readers()
             self._to_makers()
+        if self.enabled and not self.scans and self.region == "step":
+            self._together()
         return self._finish()
+
+    def _together(self) -> None:
+        """Pointwise work on sums, which are stored in any case, is done where one later group alone reads it, element
+        by element: gates of several sums in one loop, which asks for what is given of all of them at once.
+
+        Rewrite: z = sum(..); i = sigmoid(z); g = sum(..); c = i * tanh(g)  -->  z, g = sum(..), sum(..); c = ..
+        """
+        read = {b for n in self._read_elsewhere() for b in self._through(n)}
+        for index in reversed(range(len(self.drafts))):
+            draft = self.drafts[index]
+            members = set(draft.nodes)
+            if draft.kind != "pointwise" or members & read or not all(n.pointwise for n in members):
+                continue
+            users = {u for n in members for u in self.users[n]} - members
+            homes = {self.home.get(u, -1) if u.pointwise and u.shape == draft.space else -1 for u in users}
+            home = homes.pop() if len(homes) == 1 else -1
+            alike = home > index and self.drafts[home].kind == "pointwise" and not any(is_truth(u) for u in users)
+            below = {b for n in members for a in n.args if a not in members for b in self._through(a)}
+            if alike and all(self._is_stored(b) for b in below):
+                self.drafts[home].nodes[:0] = draft.nodes
+                self.home.update(dict.fromkeys(draft.nodes, home))
+                draft.nodes = []
+        self._forget_empty()
+
+    def _is_stored(self, node: Node) -> bool:
+        """Whether a value is an array whoever reads it."""
+        home = self.home.get(node)
+        return node.leaf or home is None or self.drafts[home].root is node
+
+    def _forget_empty(self) -> None:
+        """Drop groups of which nothing is left."""
+        for index in reversed([i for i, d in enumerate(self.drafts) if not d.nodes]):
+            del self.drafts[index]
+            self.home = {n: h - (h > index) for n, h in self.home.items()}
 
     def _to_readers(self) -> None:
         """What one later group alone reads, element by element, is made there and never stored: out of a recurrence's
@@ -359,9 +395,7 @@ class _Grouping:
                     draft.nodes.remove(node)
                     self.drafts[target].nodes.insert(0, node)
                     self.home[node] = target
-        for index in reversed([i for i, d in enumerate(self.drafts) if not d.nodes]):
-            del self.drafts[index]
-            self.home = {n: h - (h > index) for n, h in self.home.items()}
+        self._forget_empty()
 
     def _to_makers(self) -> None:
         """What a reduction makes in its loop of several values, for which alone these would be stored, is made where

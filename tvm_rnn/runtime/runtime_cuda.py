@@ -427,10 +427,15 @@ class CudaModule(Module):
         """Each first state as one flat array, or as the address of kept initial values."""
         if state is not None:
             return self._each_state(state, B, partial(self._take, arrays), arrays.join)
+        return self._filled(device, arrays, B, [flat.initial for flat in self._plan(B)])
+
+    def _filled(self, device: Device, arrays: Arrays, B: int, values: Sequence[float]) -> list[Array]:
+        """States that have one value each: the address of kept initial values where it is theirs."""
         result = []
-        for i, flat in enumerate(self._plan(B)):
-            address = device.initial(self, i, B, arrays.stream()) if flat.size else None
-            result.append(arrays.full(flat.size, flat.initial) if address is None else address)
+        for i, (flat, value) in enumerate(zip(self._plan(B), values, strict=True)):
+            kept = flat.size and value == flat.initial
+            address = device.initial(self, i, B, arrays.stream()) if kept else None
+            result.append(arrays.full(flat.size, value) if address is None else address)
         return result
 
     def _shaped(self, arrays: Arrays, flat: Sequence[Array], B: int) -> State:

@@ -573,7 +573,9 @@ class CudaTrainingModule(Trainable[CudaTape], CudaModule):
             above = self._take(arrays, "the gradient of y", gy, (T, B, *self._output), "[T, B, D*H], as y")
             above = arrays.aligned(above, always=True)
         if gstate is None:
-            before = [arrays.full(flat.size, 0.0) for flat in self._plan(B)]
+            sizes = [flat.size for flat in self._plan(B)]
+            zeros = [0.0] * len(sizes)
+            before = self._filled(device, arrays, B, zeros) if T and B else [arrays.full(n, 0.0) for n in sizes]
         else:
             before = self._each_state(gstate, B, partial(self._take, arrays), arrays.join, "gradient")
         kind = "float64" if self._kind == "float64" else "float32"

@@ -17,10 +17,10 @@ def int64(value: int) -> tirx.IntImm:
 
 
 def wide(value: Expr) -> Expr:
-    """An index as a 64-bit expression."""
+    """An index, or a vector of indices that are 64 bits wide, as a 64-bit expression."""
     if isinstance(value, int):
         return int64(value)
-    return value if str(value.ty) == INDEX else tirx.Cast(INDEX, value)
+    return value if str(value.ty).partition("x")[0] == INDEX else tirx.Cast(INDEX, value)
 
 
 def uint32(value: int) -> TirExpr:

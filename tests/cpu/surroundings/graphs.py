@@ -10,6 +10,7 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_rnn.compiler.link import generate, link
+from tvm_rnn.cpu.pair_product import pair_products
 from tvm_rnn.cpu.surroundings.host_function import HostFunction
 from tvm_rnn.runtime.runtime_model import call_compiled
 from tvm_rnn.surroundings.calls import Graph, calls_of
@@ -30,7 +31,7 @@ def graph_of(shape: list[str | int], make: Callable[[Any], Any]) -> Graph:
 
 def compiled(graph: Graph, folder: Any, lanes: int = 8) -> Callable[..., list[np.ndarray]]:
     """A function of x."""
-    made = HostFunction("around", graph, lanes)
+    made = HostFunction("around", graph, lanes, pair_products(host()))
     path = folder / "around.so"
     path.write_bytes(link(generate(tvm.IRModule(made.functions), host()), folder, host()))
     library = tvm.runtime.load_module(str(path))

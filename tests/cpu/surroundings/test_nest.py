@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from tvm_rnn.cpu.surroundings.nest import mentions, nest_of, reads, replaced
+from tvm_rnn.cpu.surroundings.nest import is_choice, mentions, nest_of, reads, replaced
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import loop, variable
 
@@ -25,3 +25,10 @@ def test_loops_around_a_store() -> None:
 def test_variables_of_an_expression() -> None:
     i, j = variable("i"), variable("j")
     assert mentions(i + int64(1), i) and not mentions(replaced(i + int64(1), {i: j}), i)
+
+
+def test_choices_are_known() -> None:
+    """By the name that this TVM gives the operator."""
+    i = variable("i")
+    assert is_choice(tirx.if_then_else(i < int64(3), i, int64(0)))
+    assert not is_choice(tirx.Select(i < int64(3), i, int64(0))) and not is_choice(i)

@@ -62,3 +62,15 @@ def test_results_by_two_threads(axes: list[str | int], tmp_path: Path) -> None:
         shape = [n if isinstance(n, int) else size for n, size in zip(axes, sizes, strict=False)]
         x = np.random.default_rng(0).uniform(-2, 2, shape).astype("f4")
         np.testing.assert_allclose(run(x)[0], np.tanh(x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_condition_of_rows_is_looked_at_once_for_a_row() -> None:
+    """Padding around rows: what is inside of it is copied in vectors."""
+    n, i, j = tirx.Var("n", "int64"), tirx.Var("i", "int64"), tirx.Var("j", "int64")
+    x, y = (tirx.decl_buffer((n, int64(64)), "float32", name=name) for name in "xy")
+    value = tirx.if_then_else(i < n - int64(1), tirx.BufferLoad(x, [i, j]), tirx.FloatImm("float32", 0.0))
+    inner = tirx.For(j, int64(0), int64(64), tirx.ForKind.SERIAL, tirx.BufferStore(y, value, [i, j]))
+    nest = nest_of(tirx.For(i, int64(0), n, tirx.ForKind.SERIAL, inner))
+    assert nest is not None
+    text = str(Pointwise(nest, 8, int64(2)).statement())
+    assert "if_then_else" not in text and text.count("T.vectorized") == 2

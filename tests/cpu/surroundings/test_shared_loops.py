@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from tvm_rnn.cpu.surroundings.shared_loops import WORTH, product, serial, shared
+from tvm_rnn.cpu.second_thread import LOOP
+from tvm_rnn.cpu.surroundings.shared_loops import product, serial, shared
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import variable
 
@@ -24,14 +25,14 @@ def test_loops_stand_in_their_order() -> None:
 
 def test_little_work_is_for_one_thread() -> None:
     loops = [(variable("i"), int64(4))]
-    assert "parallel" not in str(shared(loops, BODY, int64(WORTH - 1), int64(2)))
-    assert "parallel" in str(shared(loops, BODY, int64(WORTH), int64(2)))
+    assert "parallel" not in str(shared(loops, BODY, int64(LOOP - 1), int64(2)))
+    assert "parallel" in str(shared(loops, BODY, int64(LOOP), int64(2)))
 
 
 def test_a_run_says_whether_work_of_an_unknown_size_is_shared() -> None:
     text = str(shared([(variable("i"), int64(4))], BODY, variable("n"), variable("threads")))
-    assert text.count("tvm_rnn_pool_use") == 2 and str(WORTH) in text and "parallel" in text
+    assert text.count("tvm_rnn_pool_use") == 2 and str(LOOP) in text and "parallel" in text
 
 
 def test_no_loops_are_left_alone() -> None:
-    assert shared([], BODY, int64(WORTH), int64(2)).same_as(BODY)
+    assert shared([], BODY, int64(LOOP), int64(2)).same_as(BODY)

@@ -6,7 +6,7 @@ import pytest
 from compiled_kernels import text_of
 from gemm_groups import hoisted, lstm_step, made
 
-from tvm_rnn.cuda.gemm.ffma import COPIERS, LanesSplitKTile, LanesTile
+from tvm_rnn.cuda.gemm.ffma import COPIERS, LanesSplitKTile, LanesTile, spread
 from tvm_rnn.cuda.gemm.group_kernels import Variant
 from tvm_rnn.target import resolve
 
@@ -27,6 +27,17 @@ def test_threads_of_a_tile() -> None:
     tile = LanesTile(64, split=8, across=4, high=8)
     assert (tile.down, tile.lanes, tile.threads) == (8, 4, 256)
     assert LanesTile(128).threads == 256
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16, 32])
+def test_lanes_that_read_the_same_are_side_by_side(lanes: int) -> None:
+    """Each lane has a place of its own; half a warp reads at once where the lanes' numbers differ as here."""
+    places = [spread(lane, lanes) for lane in range(32)]
+    assert {*places} == {(x, y) for x in range(lanes) for y in range(32 // lanes)}
+    if lanes in (1, 32):
+        return
+    for lane, (x, y) in enumerate(places):
+        assert places[lane ^ 1][1] == y and places[lane ^ 2][0] == x
 
 
 def shared(width: int, precision: str = "float32", **options: object) -> list[Variant]:

@@ -31,6 +31,14 @@ def test_reductions_have_barriers_of_their_own() -> None:
     assert set(counts) == {str(64 * 8 * 2), str(4 * 8 * 2 * 4)}  # two numbers for 8 rows from 4 warps
 
 
+def test_waits_for_values_and_parts_leave_the_level_1_cache_alone() -> None:
+    """To acquire for a cluster is to empty it: once before the first step and once behind the last one, in no wait."""
+    body = text("lstm_layer_norm", 64, **cluster(4, 8))
+    body = body[body.index("{") :]
+    assert body.count("try_wait_parity_shared__cta") == 2 * (1 + 2)  # in each of two steps: a value, two reductions
+    assert body.count("acquire") == 2
+
+
 def test_values_have_two_copies() -> None:
     geometry = geometry_of(step("gru_reset_before", 64), "bfloat16", **cluster(4, 8))
     assert sorted(geometry.value_at.values()) == [0, 2 * geometry.value_words(geometry.published[0])]

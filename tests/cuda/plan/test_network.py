@@ -112,6 +112,19 @@ def test_a_call_of_one_step_has_its_states_where_the_user_has_them(step_by_step:
         assert any(name.startswith("g0_once") for name in program.kernels) == own
 
 
+def test_pointwise_steps_have_their_states_where_the_user_has_them() -> None:
+    """One kernel walks all steps of a tile: where that is all of the call, nothing is copied, whatever layer it is. In
+    16 bits states are float32, which the user's are not."""
+    for precision, walked in (("float32", True), ("bfloat16", False)):
+        net, target = rnn.RNN(rnn.cells.brc, 5, 6, num_layers=2, dtype=precision), resolve("nvidia-h200")
+        text = "\n".join(lines(plan(passed(net, Options(target, precision=precision)), target)))
+        pattern = r"(?:if \((\S+)\) {{)?\s*[^{{}}\n]*kernels::{}\d\b"
+        copied = [re.findall(pattern.format(name), text) for name in ("load", "save")]
+        whole = re.findall(r"const int64_t (walked_\d+) = ", text)
+        assert len(whole) == int(walked)
+        assert all(found == ([f"!{whole[0]}"] if walked else [""]) for found in copied), copied
+
+
 def test_the_users_states_are_cut_by_layer_and_direction(step_by_step: None) -> None:
     text = "\n".join(lines(program_of("gru", num_layers=2, bidirectional=True)))
     for place in (0, 7, 14, 21):

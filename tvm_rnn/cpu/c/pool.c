@@ -40,9 +40,10 @@ typedef int (*Launch)(Body body, void* data, int num_task);
 extern __attribute__((weak)) void* __TVMBackendParallelLaunch;
 
 enum { MAX_THREADS = 256, IDLE = 0, READY = 1, RUNNING = 2 };
-/* Spin for longer than the serial part between two parallel loops of one step (1 to 10 us), and no longer than an idle
-   process can afford. The launcher yields after about as long: its core may be what the worker waits for. */
-enum { SPIN_NS = 40000, PAUSES_PER_CLOCK_READ = 32, PAUSES_BEFORE_YIELD = 2000 };
+/* Spin for longer than the serial part between two parallel loops, or two calls of a small model, and no longer than an
+   idle process can afford: who wakes a thread spends 20 us on it. The launcher yields after a while: its core may be
+   what the worker waits for. */
+enum { SPIN_NS = 200000, PAUSES_PER_CLOCK_READ = 32, PAUSES_BEFORE_YIELD = 2000 };
 /* Of looks for signals: how far apart they are, for each takes Python's lock; of how many tasks one reads the clock. */
 enum { LOOK_NS = 100000000, TASKS_PER_LOOK = 16 };
 
@@ -125,7 +126,8 @@ static void wait_for_work(struct slot* slot) {
     pthread_mutex_lock(&slot->mutex);
     /* Sequentially consistent on both sides: either the launcher sees `asleep`, or this thread sees READY. */
     __atomic_store_n(&slot->asleep, 1, __ATOMIC_SEQ_CST);
-    while (__atomic_load_n(&slot->state, __ATOMIC_SEQ_CST) != READY) pthread_cond_wait(&slot->wake, &slot->mutex);
+    /* Once: who is woken waits awake again. Its work may have been done by others meanwhile, but more comes soon. */
+    if (__atomic_load_n(&slot->state, __ATOMIC_SEQ_CST) != READY) pthread_cond_wait(&slot->wake, &slot->mutex);
     __atomic_store_n(&slot->asleep, 0, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&slot->mutex);
     end = 0;

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import tvm
 import tvm_ffi
 from tvm import tirx
@@ -31,10 +32,14 @@ WIDE = 4  # vectors along the last axis that are enough: fewer leave part of the
 @dataclass(frozen=True)
 class Laid:
     """How constants can be laid out; each gives None for what is no constant. along: with this axis as the last one.
-    panels: the same in pieces of so many elements, each of which has all other axes: [pieces, ..., elements]."""
+    panels: the same in pieces of so many elements, each of which has all other axes: [pieces, ..., elements]. paired:
+    whole numbers in pieces along one axis, in pairs along another: [pieces, ..., pairs, elements of both]. array: what
+    it is."""
 
     along: Callable[[Buffer, int], Buffer | None] = lambda buffer, axis: None
     panels: Callable[[Buffer, int, int], Buffer | None] = lambda buffer, axis, width: None
+    paired: Callable[[Buffer, int, int, int], Buffer | None] = lambda buffer, axis, pair, width: None
+    array: Callable[[Buffer], np.ndarray | None] = lambda buffer: None
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,7 @@ def flat_index(load: tvm.ir.TensorLoad) -> Expr:
     return flat
 
 
-def _axis(load: tvm.ir.TensorLoad, own: tirx.For) -> int | None:
+def axis_of(load: tvm.ir.TensorLoad, own: tirx.For) -> int | None:
     """The one axis along which the loop alone moves; None: there is none."""
     axes = [axis for axis, i in enumerate(load.indices) if mentions(i, own.loop_var)]
     return axes[0] if len(axes) == 1 and load.indices[axes[0]].same_as(own.loop_var) else None
@@ -104,7 +109,7 @@ def turned(nest: Nest, own: tirx.For, laid: Laid) -> Nest | None:
     for load in loads:
         if step_of(load, own.loop_var) == 1:
             continue
-        axis = _axis(load, own)
+        axis = axis_of(load, own)
         buffer = None if axis is None else laid.along(load.source, axis)
         if axis is None or buffer is None:
             return None
@@ -119,7 +124,7 @@ def in_panels(nest: Nest, own: tirx.For, laid: Laid, width: int) -> tuple[Nest, 
     places = dict[tuple[Buffer, int], Buffer]()
     loads = _loads(nest, own)
     for load in loads:
-        axis = _axis(load, own)
+        axis = axis_of(load, own)
         buffer = None if axis is None else laid.panels(load.source, axis, width)
         if axis is None or buffer is None:
             return None

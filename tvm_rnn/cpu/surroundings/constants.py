@@ -28,6 +28,7 @@ class Constants:
     buffers: dict[Value, Buffer] = field(default_factory=dict)
     turned: dict[tuple[Value, int], Value] = field(default_factory=dict)
     cut: dict[tuple[Value, int, int], Value] = field(default_factory=dict)
+    in_pairs: dict[tuple[Value, int, int, int], Value] = field(default_factory=dict)
 
     def buffer(self, value: Value) -> Buffer:
         """The argument that has a constant's elements."""
@@ -49,14 +50,30 @@ class Constants:
     def panels(self, value: Value, axis: int, width: int) -> Value:
         """The constant in pieces along this axis, [pieces, other axes, width]; behind its end there are zeros."""
         if (value, axis, width) not in self.cut:
-            array = np.moveaxis(value.array, axis, -1)
-            count = -(-array.shape[-1] // width)
-            whole = np.zeros((*array.shape[:-1], count * width), array.dtype)
-            whole[..., : array.shape[-1]] = array
-            pieces = np.moveaxis(whole.reshape(*array.shape[:-1], count, width), -2, 0)
-            array = np.ascontiguousarray(pieces)
+            array = in_pieces(np.moveaxis(value.array, axis, -1), width)
             self.cut[value, axis, width] = Value(tuple(array.shape), value.dtype, array)
         return self.cut[value, axis, width]
+
+    def paired(self, value: Value, axis: int, pair: int, width: int) -> Value:
+        """The constant, whole numbers, in pieces along an axis, in pairs along another one: [pieces, other axes, pairs,
+        2 * width]. In 8 bits where that is enough, else in 16."""
+        if (value, axis, pair, width) not in self.in_pairs:
+            byte = np.iinfo(np.int8)
+            short = byte.min <= value.array.min() and value.array.max() <= byte.max
+            whole = value.array.astype(np.int8 if short else np.int16)
+            array = in_pieces(np.moveaxis(whole, (pair, axis), (-2, -1)), width)
+            array = array.reshape(*array.shape[:-2], -1, 2, width).swapaxes(-1, -2)
+            array = np.ascontiguousarray(array).reshape(*array.shape[:-2], 2 * width)
+            self.in_pairs[value, axis, pair, width] = Value(tuple(array.shape), str(array.dtype), array)
+        return self.in_pairs[value, axis, pair, width]
+
+
+def in_pieces(array: np.ndarray, width: int) -> np.ndarray:
+    """An array in pieces along its last axis, [pieces, other axes, width]; behind its end there are zeros."""
+    count = -(-array.shape[-1] // width)
+    whole = np.zeros((*array.shape[:-1], count * width), array.dtype)
+    whole[..., : array.shape[-1]] = array
+    return np.ascontiguousarray(np.moveaxis(whole.reshape(*array.shape[:-1], count, width), -2, 0))
 
 
 def with_numbers(statement: Stmt, numbers: Mapping[Buffer, Value]) -> Stmt:

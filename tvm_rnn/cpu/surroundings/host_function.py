@@ -16,6 +16,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
+from tvm_rnn.cpu.pair_product import PairProduct
 from tvm_rnn.surroundings.calls import Call, Graph, Look, Value
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt
 from tvm_rnn.tir.index import int64, wide
@@ -28,6 +29,7 @@ from .elementary import with_polynomials
 from .memory import Memory, Room
 from .nest import mentions, reads, replaced
 from .schedule import Tiles, loops_of
+from .whole_numbers import Range, WholeNumbers
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,15 @@ class Place:
 
 @dataclass
 class HostFunction:
-    """functions: by name. constants: those that the first one takes. works: the dtypes of the flat arrays."""
+    """lanes: elements of a vector. pairs: instructions for pairs of whole numbers, by words of a vector. whole: the
+    ranges of values that are whole numbers. functions: by name. constants: those that the first one takes. works: the
+    dtypes of the flat arrays."""
 
     name: str
     graph: Graph
     lanes: int
+    pairs: Mapping[int, PairProduct] = field(default_factory=dict)
+    whole: dict[Value, Range] = field(default_factory=dict)
     places: dict[Value, Place] = field(default_factory=dict)
     constants: Constants = field(default_factory=Constants)
     memory: Memory = field(default_factory=Memory)
@@ -190,10 +196,16 @@ class HostFunction:
         layouts = Laid(
             lambda buffer, axis: placed(buffer, lambda own: constants.along(own, axis)),
             lambda buffer, axis, width: placed(buffer, lambda own: constants.panels(own, axis, width)),
+            lambda buffer, axis, pair, width: placed(buffer, lambda own: constants.paired(own, axis, pair, width)),
+            lambda buffer: next((value.array for param, value in known.items() if param.same_as(buffer)), None),
         )
         nests = [with_polynomials(with_numbers(nest, known)) for nest in nests]
-        tiles = Tiles(self.lanes, self.threads, layouts)
+        whole = WholeNumbers({p: self.whole[v] for p, v in zip(params, values, strict=True) if v in self.whole})
+        whole.read(nests)
+        self.whole |= {v: whole.known[p] for p, v in zip(params, values, strict=True) if p in whole.known}
+        tiles = Tiles(self.lanes, self.threads, layouts, whole, self.pairs)
         done = tiles.scheduled(nests, lambda b: any(b.same_as(o) for o in own))
+        own = [*own, *tiles.copies]
         there = [*zip(params, values, strict=True), *laid.items()]
         read = [own for own in there if own[1].constant is None or any(reads(s, own[0]) for s in done)]
         places = [(param, self._at(value)) for param, value in read]

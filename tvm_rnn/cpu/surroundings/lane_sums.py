@@ -71,7 +71,7 @@ class LaneSum(Sum):
         plain = sequence(tirx.AllocBuffer(sums), summed, end)
         if own:
             return self.share(own, plain)
-        return worth_it(product(whole), self.threads, lambda: plain, self._in_pieces)
+        return worth_it(product(whole), self.threads, lambda: plain, lambda _: self._in_pieces())
 
     def _registers(self) -> Buffer:
         """What one thread adds up."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 import tvm
 import tvm_ffi
@@ -60,6 +60,14 @@ def nest_of(statement: Stmt) -> Nest | None:
     )
     distinct = len({own.loop_var for own in nest.own}) == len(nest.own)
     return nest if plain and distinct and bool(nest.summed) == (first is not None) else None
+
+
+CHOICE = "prim.if_then_else"  # as TVM names the operator of a choice whose other value is not computed
+
+
+def is_choice(value: Expr) -> TypeGuard[tvm.ir.Call]:
+    """Whether it is one of two values, of which only that one is computed."""
+    return isinstance(value, tvm.ir.Call) and getattr(value.op, "name", "") == CHOICE
 
 
 def _is(value: Expr, number: int) -> bool:

@@ -33,6 +33,21 @@ Tile = Callable[[int, Mapping[tirx.Var, Expr], "tirx.For | None"], Stmt]  # so m
 Cell = Callable[[Buffer, Mapping[tirx.Var, Expr], Expr], Stmt]
 
 
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a tile. wide: their elements. starts: where the tile begins; row: the loop whose steps are rows."""
+
+    count: int
+    wide: int
+    starts: Mapping[tirx.Var, Expr]
+    row: tirx.For | None
+
+    def at(self, r: Expr) -> dict[tirx.Var, Expr]:
+        """Where row r is."""
+        own = {} if self.row is None else {self.row.loop_var: self.starts[self.row.loop_var] + r}
+        return {**self.starts, **own}
+
+
 @dataclass
 class PanelSum(Sum):
     """panels: what the nest's constants are read with."""
@@ -53,7 +68,7 @@ class PanelSum(Sum):
         """Panels outside, rows inside; threads share both, and what is around them."""
         extent, width = int(self.columns.extent), self.panels.width
         outer = [own for own in self.nest.own if own is not self.columns]
-        row = next((own for own in reversed(outer) if not self._moves_panels(own.loop_var)), None)
+        row = next((own for own in reversed(outer) if not self.moves_panels(own.loop_var)), None)
         outer = [own for own in outer if own is not row]
         around_rows = [(own.loop_var, own.extent) for own in outer]
         whole, rest, panel = extent // width, extent % width, variable("p")
@@ -64,7 +79,7 @@ class PanelSum(Sum):
             parts.append(self.in_rows(row, around_rows, self._at(int64(whole), rest)))
         return sequence(parts)
 
-    def _moves_panels(self, var: tirx.Var) -> bool:
+    def moves_panels(self, var: tirx.Var) -> bool:
         """Whether a loop reads other elements of panels."""
         loads = list[tvm.ir.TensorLoad]()
         tvm_ffi.structural_walk(self.nest.store.value, (tvm.ir.TensorLoad, loads.append))
@@ -128,39 +143,39 @@ class PanelSum(Sum):
     def panel_tile(self, rows: int, count: int, starts: Mapping[tirx.Var, Expr], row: tirx.For | None) -> Stmt:
         """A tile of so many columns, computed in whole vectors. What stores the sums reads them from memory, in a loop:
         unrolled it would be as much code as rows and vectors."""
-        lanes, last = self.lanes, self.columns.loop_var
-        wide = -(-count // lanes) * lanes
-        kind = str(self.nest.store.buffer.dtype)
-        sums = tirx.decl_buffer((rows * wide,), kind, name="sums", scope="local")
-        tile = sums if self.after is None else tirx.decl_buffer((rows * wide,), kind, name="tile", scope="local")
-
-        def one(part: Cell, source: Buffer, r: Expr, offset: Expr) -> Stmt:
-            at = {**starts, last: starts[last] + offset, self.panels.column: offset}
-            if row is not None:
-                at[row.loop_var] = starts[row.loop_var] + r
-            return part(source, at, r * int64(wide) + offset)
-
-        def columns(part: Cell, source: Buffer, r: Expr, upto: int) -> Stmt:
-            parts, whole = list[Stmt](), upto // lanes
-            if whole:
-
-                def at(j: Expr) -> Stmt:
-                    return vector(lanes, lambda v: one(part, source, r, j * int64(lanes) + v))
-
-                parts.append(unrolled(whole, at))
-            if upto % lanes:
-                parts.append(vector(upto % lanes, lambda v: one(part, source, r, int64(whole * lanes) + v)))
-            return sequence(parts)
+        wide = -(-count // self.lanes) * self.lanes
+        rows_at = Rows(rows, wide, starts, row)
+        sums = tirx.decl_buffer((rows * wide,), self.kind, name="sums", scope="local")
+        tile = sums if self.after is None else tirx.decl_buffer((rows * wide,), self.kind, name="tile", scope="local")
 
         def kept(source: Buffer, at: Mapping[tirx.Var, Expr], place: Expr) -> Stmt:
             return tirx.BufferStore(tile, tirx.BufferLoad(source, [place]), [place])
 
-        begin = unrolled(rows, lambda r: columns(self.begin, sums, r, wide))
-        add = unrolled(rows, lambda r: columns(self.add, sums, r, wide))
+        begin = unrolled(rows, lambda r: self.in_vectors(self.begin, sums, rows_at, r, wide))
+        add = self.adding(sums, rows_at)
         if self.after is None:
-            end = unrolled(rows, lambda r: columns(self.end, sums, r, count))
-            return sequence(tirx.AllocBuffer(sums), begin, around(self.nest.summed, add), end)
-        keep = unrolled(rows, lambda r: columns(kept, sums, r, wide))
-        end = loop("r", int64(rows), lambda r: columns(self.end, tile, r, count))
+            end = unrolled(rows, lambda r: self.in_vectors(self.end, sums, rows_at, r, count))
+            return sequence(tirx.AllocBuffer(sums), begin, add, end)
+        keep = unrolled(rows, lambda r: self.in_vectors(kept, sums, rows_at, r, wide))
+        end = loop("r", int64(rows), lambda r: self.in_vectors(self.end, tile, rows_at, r, count))
         allocated = tirx.AllocBuffer(sums), tirx.AllocBuffer(tile)
-        return sequence(*allocated, begin, around(self.nest.summed, add), keep, end)
+        return sequence(*allocated, begin, add, keep, end)
+
+    def adding(self, sums: Buffer, rows: Rows) -> Stmt:
+        """All that is summed, added to the sums of a tile."""
+        add = unrolled(rows.count, lambda r: self.in_vectors(self.add, sums, rows, r, rows.wide))
+        return around(self.nest.summed, add)
+
+    def in_vectors(self, part: Cell, source: Buffer, rows: Rows, r: Expr, upto: int) -> Stmt:
+        """A statement for each of the first columns of a row."""
+        lanes, parts, last = self.lanes, list[Stmt](), self.columns.loop_var
+
+        def one(offset: Expr) -> Stmt:
+            at = {**rows.at(r), last: rows.starts[last] + offset, self.panels.column: offset}
+            return part(source, at, r * int64(rows.wide) + offset)
+
+        if upto // lanes:
+            parts.append(unrolled(upto // lanes, lambda j: vector(lanes, lambda v: one(j * int64(lanes) + v))))
+        if upto % lanes:
+            parts.append(vector(upto % lanes, lambda v: one(int64(upto // lanes * lanes) + v)))
+        return sequence(parts)

@@ -20,7 +20,7 @@ from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import loop, sequence, variable, when
 
 from .columns import step_of
-from .nest import Nest, mentions, replaced
+from .nest import Nest, is_choice, mentions, replaced
 from .shared_loops import Loops, product, serial, shared
 from .sum_tiles import is_multiple, vector
 
@@ -111,7 +111,7 @@ class Pointwise:
         """Vectors, and what is left one by one. A condition that is the same along the axis is looked at once for all
         of it; what looks at other ones has no vectors."""
         chosen = store.value
-        if _is_call(chosen, "tirx.if_then_else") and not mentions(chosen.args[0], inner.loop_var):
+        if is_choice(chosen) and not mentions(chosen.args[0], inner.loop_var):
             condition, *values = chosen.args
             both = (tirx.BufferStore(store.buffer, value, store.indices) for value in values)
             return when(condition, *(self._along(inner, own) for own in both))
@@ -131,11 +131,12 @@ class Pointwise:
         )
 
     def _vectors(self, store: tirx.BufferStore, var: tirx.Var) -> bool:
-        """Whether neighbours along `var` are neighbours in memory, and nothing is computed under conditions."""
+        """Whether neighbours along `var` are neighbours in memory, and none has a condition of its own."""
         refused = []
 
         def note(call: tvm.ir.Call) -> None:
-            if getattr(call.op, "name", "") in ("tirx.if_then_else", "tirx.call_pure_extern", "tirx.call_extern"):
+            choice = is_choice(call) and mentions(call.args[0], var)
+            if choice or getattr(call.op, "name", "") in ("tirx.call_pure_extern", "tirx.call_extern"):
                 refused.append(call)
 
         tvm_ffi.structural_walk(store.value, (tvm.ir.Call, note))
@@ -160,7 +161,3 @@ def _pieces(loops: Loops) -> int:
     for _, extent in loops:
         found *= int(extent) if isinstance(extent, tirx.IntImm) else 1
     return found
-
-
-def _is_call(value: Expr, name: str) -> bool:
-    return isinstance(value, tvm.ir.Call) and getattr(value.op, "name", "") == name

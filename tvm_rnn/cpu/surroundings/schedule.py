@@ -10,21 +10,25 @@ Rewrite: for s: for r: y[s] += f(s, r); for s: z[s] = g(y[s])  -->  parallel for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
+from tvm_rnn.cpu.pair_product import PairProduct
 from tvm_rnn.tir.expr import Buffer, Stmt, TirExpr
+from tvm_rnn.tir.statements import sequence, variable
 
-from .columns import Laid, columns_of, in_panels, turned
+from .columns import Laid, Panels, columns_of, in_panels, turned
 from .lane_sums import LaneSum
 from .nest import Nest, nest_of, reads, reads_nothing, replaced
+from .pair_sum import PairSum, are_exact, factors_of, short_copy
 from .panel_sum import PanelSum
 from .pointwise import Pointwise, takes_long
 from .sum_tiles import Sum
+from .whole_numbers import WholeNumbers
 
 LOWER = (
     s_tir.transform.LowerInitBlock,
@@ -90,11 +94,15 @@ def _axes(block: s_tir.SBlock) -> int:
 @dataclass
 class Tiles:
     """Statements for nests on a CPU with vectors of so many elements. threads: how many share the work. laid: how
-    constants can be laid out."""
+    constants can be laid out. whole: which arrays hold whole numbers. pairs: instructions for their products, by words
+    of a vector. copies: arrays of these statements' own that they need meanwhile; added."""
 
     lanes: int
     threads: TirExpr
     laid: Laid = field(default_factory=Laid)
+    whole: WholeNumbers = field(default_factory=WholeNumbers)
+    pairs: Mapping[int, PairProduct] = field(default_factory=dict)
+    copies: list[Buffer] = field(default_factory=list)
 
     def scheduled(self, nests: Sequence[Stmt], temporary: Callable[[Buffer], bool]) -> list[Stmt]:
         """The statements in order. temporary: whether an array is read by these statements alone."""
@@ -156,8 +164,30 @@ class Tiles:
         columns = columns_of(nest, self.lanes, self.laid)
         plain = Sum(nest, store, columns, self.lanes, self.threads)
         width = PanelSum.width(plain)
+        if (pairs := self.in_pairs(plain, width)) is not None:
+            return pairs
         if reads_nothing(nest.first) and (found := in_panels(nest, columns, self.laid, width)) is not None:
             return PanelSum(found[0], store, columns, min(self.lanes, width), self.threads, found[1]).statement()
         dense = turned(nest, columns, self.laid)
         lanes = None if dense is not None else LaneSum.of(nest, store, self.lanes, self.threads)
         return lanes.statement() if lanes is not None else replace(plain, nest=dense or nest).statement()
+
+    def in_pairs(self, plain: Sum, width: int) -> Stmt | None:
+        """The sum as one of pairs of whole numbers; None: it is none, or the CPU has no instruction for it."""
+        nest, columns, laid, lanes = plain.nest, plain.columns, self.laid, min(self.lanes, width)
+        factors = factors_of(nest, columns, laid.array) if lanes in self.pairs else None
+        if factors is None:
+            return None
+        source, known = factors.moving.source, laid.array(factors.still.source)
+        found = self.whole.of(factors.moving)
+        if known is None or not are_exact(factors, found, known, str(nest.store.buffer.dtype)):
+            return None
+        weights = laid.paired(factors.still.source, factors.column, factors.pair, width)
+        if weights is None:
+            return None
+        into, copy = short_copy(source)
+        self.copies.append(into)
+        short = replace(factors, moving=tirx.BufferLoad(into, factors.moving.indices))
+        panels = Panels(width, variable("panel"), variable("column"))
+        tiles = (nest, plain.after, columns, lanes, self.threads, panels, short, weights, self.pairs[lanes])
+        return sequence(Pointwise(copy, self.lanes, self.threads).statement(), PairSum(*tiles).statement())

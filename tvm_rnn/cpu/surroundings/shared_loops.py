@@ -14,11 +14,11 @@ from math import prod
 
 from tvm import tirx
 
+from tvm_rnn.cpu.second_thread import LOOP, threads_for_loop
 from tvm_rnn.tir.expr import Expr, Stmt, TirExpr
 from tvm_rnn.tir.index import int64
-from tvm_rnn.tir.statements import loop, sequence, use_threads
+from tvm_rnn.tir.statements import bind, loop, sequence, use_threads
 
-WORTH = 1 << 19  # products that are worth a second thread: some 6 us of one
 Loops = Sequence[tuple[tirx.Var, Expr]]
 
 
@@ -37,13 +37,13 @@ def serial(loops: Loops, body: Stmt) -> Stmt:
     return body
 
 
-def worth_it(work: Expr, threads: TirExpr, plain: Callable[[], Stmt], parallel: Callable[[], Stmt]) -> Stmt:
-    """parallel(), by one thread where a run shows that it is little work; plain() where that is known. work: in
-    products."""
-    if isinstance(work, tirx.IntImm):
-        return plain() if int(work) < WORTH else parallel()
-    few = tirx.Select(work < int64(WORTH), int64(1), threads)
-    return sequence(use_threads(few), parallel(), use_threads(threads))
+def worth_it(work: Expr, threads: TirExpr, plain: Callable[[], Stmt], parallel: Callable[[TirExpr], Stmt]) -> Stmt:
+    """parallel(how many threads), by one where a run shows that it is little work; plain() where that is known. work:
+    in products."""
+    if isinstance(work, tirx.IntImm) and int(work) < LOOP:
+        return plain()
+    few, set_few = bind("few", threads_for_loop(work, threads))
+    return sequence(set_few, use_threads(few), parallel(few), use_threads(threads))
 
 
 def shared(loops: Loops, body: Stmt, work: Expr, threads: TirExpr) -> Stmt:
@@ -52,8 +52,8 @@ def shared(loops: Loops, body: Stmt, work: Expr, threads: TirExpr) -> Stmt:
         return body
     count = product([extent for _, extent in loops])
 
-    def piece(thread: tirx.Var) -> Stmt:
-        begin, end = (tirx.truncdiv(count * (thread + int64(i)), threads) for i in (0, 1))
+    def piece(thread: tirx.Var, few: Expr) -> Stmt:
+        begin, end = (tirx.truncdiv(count * (thread + int64(i)), few) for i in (0, 1))
 
         def one(i: tirx.Var) -> Stmt:
             names, left = dict[tirx.Var, Expr](), begin + i
@@ -64,4 +64,7 @@ def shared(loops: Loops, body: Stmt, work: Expr, threads: TirExpr) -> Stmt:
 
         return loop("i", end - begin, one)
 
-    return worth_it(work, threads, lambda: serial(loops, body), lambda: loop("thread", threads, piece, parallel=True))
+    def pieces(few: TirExpr) -> Stmt:
+        return loop("thread", few, lambda thread: piece(thread, few), parallel=True)
+
+    return worth_it(work, threads, lambda: serial(loops, body), pieces)

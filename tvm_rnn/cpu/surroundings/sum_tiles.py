@@ -162,8 +162,7 @@ class Sum:
         lanes = min(self.lanes, width)
         vectors = width // lanes
         last = self.columns.loop_var
-        kind = str(nest.store.buffer.dtype)
-        sums = tirx.decl_buffer((rows * width,), kind, name="sums", scope="local")
+        sums = tirx.decl_buffer((rows * width,), self.kind, name="sums", scope="local")
 
         def each(body: Callable[[dict[tirx.Var, Expr], Expr], Stmt]) -> Stmt:
             def one(r: Expr, j: Expr, v: Expr) -> Stmt:
@@ -179,6 +178,11 @@ class Sum:
         begin, add, end = (each(functools.partial(part, sums)) for part in parts)
         return sequence(tirx.AllocBuffer(sums), begin, around(nest.summed, add), end)
 
+    @property
+    def kind(self) -> str:
+        """The dtype that sums have in registers."""
+        return str(self.nest.store.buffer.dtype)
+
     def begin(self, sums: Buffer, at: Mapping[tirx.Var, Expr], place: Expr) -> Stmt:
         """What a sum begins with."""
         return tirx.BufferStore(sums, replaced(self.nest.first, at), [place])
@@ -189,9 +193,13 @@ class Sum:
         value = with_value(store.value, store.buffer, tirx.BufferLoad(sums, [place]))
         return tirx.BufferStore(sums, replaced(value, at), [place])
 
+    def found(self, sums: Buffer, place: Expr) -> Expr:
+        """A sum."""
+        return tirx.BufferLoad(sums, [place])
+
     def end(self, sums: Buffer, at: Mapping[tirx.Var, Expr], place: Expr) -> Stmt:
         """The sum where it belongs."""
-        found, store = tirx.BufferLoad(sums, [place]), self.nest.store
+        found, store = self.found(sums, place), self.nest.store
         if self.after is None:
             return tirx.BufferStore(store.buffer, found, [replaced(i, at) for i in store.indices])
         value = with_value(self.after.value, store.buffer, found)

@@ -34,6 +34,15 @@ WARP = 32
 ACROSS = 8  # lanes of a warp along units
 
 
+def spread(lane: Expr, lanes: int) -> tuple[Expr, Expr]:
+    """(column, line) of a lane, of so many along columns. Lanes 2n and 2n + 1 have one line, lanes n and n ^ 2 one
+    column: shared memory serves half a warp at once, instead of a quarter, where each lane of a warp reads the same 16
+    bytes as the lane of one of these numbers."""
+    if lanes in (1, WARP):
+        return lane % lanes, lane // lanes
+    return lane % 2 + lane // 4 % (lanes // 2) * 2, lane // 2 % 2 + lane // (2 * lanes) * 2
+
+
 @dataclass(frozen=True)
 class LanesTile(CpAsyncTile):
     """rows of a block, high: of a thread; across: threads along units; groups: of 4 columns of a thread."""
@@ -85,8 +94,9 @@ class LanesGemm(CpAsyncGemm):
         own = w.bind(warp % warps)
         self.part = w.bind(warp // warps)
         self.member = w.bind(own * 32 + lane)
-        self.x = w.bind(own % along * tile.lanes + lane % tile.lanes)
-        self.y = w.bind(own // along * lines + lane // tile.lanes)
+        x, y = spread(lane, tile.lanes)
+        self.x = w.bind(own % along * tile.lanes + x)
+        self.y = w.bind(own // along * lines + y)
         self.items, dtype, chunk = tile.high // tile.cluster, self.problem.arithmetic, self.chunk_elements
         self.vectors = 4 * tile.groups // chunk  # of 16 bytes, of a row's sums
         self.load_vector = "ld.shared.v4.f32" if chunk == 4 else "ld.shared.v2.f64"

@@ -99,12 +99,15 @@ class WgmmaSplitKGemm(WgmmaRows):
         self.column = w.keep(tirx.truncmod(place, self.tiles))
         self.begin, self.count = self._share_of_k()
         self._make_barriers(5, tile.members // 32)  # full: by 4 warps, and the bulk copy
+        product = WgmmaProduct(w, self.arena, tile.columns // tile.along, self.problem.compute)
         with I.If(self.tx < COPIERS):
             with I.Then():
                 self._produce()
-                self._meet(alone=True)
             with I.Else():
-                self._consume()
+                self._consume(product)
+        self._meet(alone=True)  # no block reads stages any more
+        with w.when(self.tx >= COPIERS):
+            self._store_sums(product.acc)
         self._meet(alone=True)
         self._finish()
 
@@ -148,17 +151,15 @@ class WgmmaSplitKGemm(WgmmaRows):
 
     # --- multiplying -----------------------------------------------------------------------------------------------
 
-    def _consume(self) -> None:
+    def _consume(self, product: WgmmaProduct) -> None:
         w, tile = self.w, self.tile
         member = w.bind(self.tx - COPIERS)
         self._fetch(member)
         if tile.overlap:
             self._wait_for_rows()
-        broad = tile.columns // tile.along
-        product = WgmmaProduct(w, self.arena, broad, self.problem.compute)
         down, across = member // 128 % tile.high, member // 128 // tile.high
         x_at = w.bind(tirx.Cast("uint64", down * units(SQUARE_BYTES)))
-        w_at = w.bind(tirx.Cast("uint64", across * units(broad * ROW_BYTES) + units(tile.rows * ROW_BYTES)))
+        w_at = w.bind(tirx.Cast("uint64", across * units(product.columns * ROW_BYTES) + units(tile.rows * ROW_BYTES)))
         leads = w.bind(tirx.EQ(member % 32, 0))
         with w.loop(self.count) as k:
             slot = w.keep(self._slot(k))
@@ -168,8 +169,6 @@ class WgmmaSplitKGemm(WgmmaRows):
                 last = tirx.Cast("uint32", self._slot(k - 1) * 8)
                 w.do(I.ptx["mbarrier.arrive.shared.b64"](self._empty(tirx.const(0, "int32")) + last))
         product.wait(0)
-        self._meet(alone=True)  # no block reads stages any more
-        self._store_sums(member, product.acc)
 
     # --- results ---------------------------------------------------------------------------------------------------
 
@@ -204,9 +203,10 @@ class WgmmaSplitKGemm(WgmmaRows):
         place = (source * self.tile.own + item) * (self.size // self.width) + part
         return start + tirx.Cast("uint32", (place * self.tile.members + member) * (4 * self.width))
 
-    def _store_sums(self, member: TirExpr, acc: RegisterTile) -> None:
+    def _store_sums(self, acc: RegisterTile) -> None:
         """To every block of the cluster, the sums of its items."""
         w, tile, size, width = self.w, self.tile, self.size, self.width
+        member = w.keep(self.tx - COPIERS)
         for block, (to, space) in self._blocks():
             start = w.bind(self._at(to, self.rank, 0, 0, member))
             for item in range(block, tile.items, tile.cluster):

@@ -28,6 +28,7 @@ from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.cuda.layer.phases import Phase
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Buffer, Expr
+from tvm_rnn.tir.index import uint32
 
 from .geometry import (
     BLOCK_WORDS,
@@ -393,8 +394,16 @@ class Cluster(InShared):
         tau = body.t if source.op == "state" else body.t + 1
         count = tirx.floordiv(tau - 1, 2) if node in body.carried else tirx.floordiv(body.t, 2)
         with self.k.when(body.t > 0) if source.op == "state" and body.par == 0 else nullcontext():
-            pointer = self._pointer(node, slot)
-            self.k.do(I.cuda.mbarrier_wait_acquire_cluster(pointer, tirx.floormod(count, 2)))
+            self._wait(self._pointer(node, slot), tirx.floormod(count, 2))
+
+    def _wait(self, pointer: Expr, parity: Expr) -> None:
+        """Until all bytes are there that were said to come. They come to the block's own shared memory: a wait that
+        acquires for all of the cluster would have the level-1 cache emptied, by each warp in each step."""
+        k = self.k
+        barrier, done = k.bind(I.cuda.cvta_generic_to_shared(pointer)), k.local(1, "uint32")
+        k.store(done, uint32(0), 0)
+        with I.While(tirx.EQ(done[0], uint32(0))):
+            k.do(I.ptx["mbarrier.try_wait.parity.shared::cta.b64"](done[0], barrier, tirx.Cast("uint32", parity)))
 
     def _expect(self, node: Node, slot: Expr, when: Expr | None = None) -> None:
         """Say how many bytes will come for this copy."""
@@ -428,8 +437,7 @@ class Cluster(InShared):
         # Reductions are counted through all steps; every second one uses this buffer.
         uses = tirx.floordiv(body.t, 2) * each + (body.par * each + number) // 2
         with body.cells.own_tile(0):
-            pointer = self._at(self._reduce_barrier(slot))
-            k.do(I.cuda.mbarrier_wait_acquire_cluster(pointer, tirx.floormod(uses, 2)))
+            self._wait(self._at(self._reduce_barrier(slot)), tirx.floormod(uses, 2))
             with k.when(self.ids.thread == 0):
                 self._expect_parts(number + 2, slot)
 

@@ -45,6 +45,7 @@ from tvm_rnn.cuda.model.persistent_step_time import predict
 from tvm_rnn.cuda.rowwise.chained_groups import chained_groups, chained_groups_kernel, held
 from tvm_rnn.cuda.rowwise.dropout_masks import BITS, WORD, MaskRows, mask_kernel
 from tvm_rnn.cuda.rowwise.row_copies import row_copy
+from tvm_rnn.cuda.rowwise.scan_over_time import Scan
 from tvm_rnn.cuda.rowwise.state_moves import Buffers, InPlace, StateKernels, Step, Tile
 from tvm_rnn.decisions import about
 from tvm_rnn.graph.graph import Graph, Group, Node, is_scan
@@ -328,6 +329,13 @@ class Layer:
         return found
 
     @property
+    def walks_users_states(self) -> bool:
+        """Whether one kernel walks all steps, pointwise ones, on states as the user has them: a thread reads and writes
+        its own elements alone."""
+        walked = self._never_in_steps and all(isinstance(regime, Scan) for regime in self.regimes)
+        return walked and self.dtype == self.layout.arithmetic
+
+    @property
     def by_regime(self) -> str:
         """A C++ condition: a regime runs the steps of this call."""
         return f"{self.regime} >= 0" if self.regimes else "false"
@@ -485,7 +493,7 @@ class Layer:
         """Whole rounds of the regime that applies, then what is left of the batch."""
         if buffers.regime is None:
             return
-        pairs = [picked(host, parity, buffers.states[i]) for i in self.layout.stepped]
+        pairs = [_where(host, buffers, i, picked(host, parity, buffers.states[i])) for i in self.layout.stepped]
         before, after = [old for old, _ in pairs], [new for _, new in pairs]
         given = (tile.inputs, self.hoisted_at(buffers, tile), buffers.weights)
         span = (tile.start, tile.count, tile.reverse)
@@ -682,6 +690,16 @@ def picked(host: Host, parity: str, pair: tuple[Pointer, Pointer]) -> tuple[Poin
     first, second = pair[0].text, pair[1].text
     old = host.pointer("old", Pointer(f"({parity} ? {second} : {first})", pair[0].dtype))
     return old, host.pointer("fresh", Pointer(f"({parity} ? {first} : {second})", pair[0].dtype))
+
+
+def _where(host: Host, buffers: Buffers, state: int, own: tuple[Pointer, Pointer]) -> tuple[Pointer, Pointer]:
+    """Of a state: the copies, or the user's arrays."""
+    users = buffers.in_place.get(state)
+    if users is None:
+        return own
+    pairs = zip((users.before, users.after), own, strict=True)
+    before, after = (Pointer(f"({users.when} ? {theirs.text} : {ours.text})", ours.dtype) for theirs, ours in pairs)
+    return host.pointer("old", before), host.pointer("fresh", after)
 
 
 def launch_variant(host: Host, work: Gemm, pointers: list[Pointer], rows: HostExpr, given: str = "false") -> None:

@@ -128,6 +128,17 @@ class Plan:
                 visit.buffers.in_place = {n: InPlace(*pair, direct) for n, pair in enumerate(visit.user)}
             elif self.together is None:
                 visit.buffers.in_place = visit.code.in_place(host, visit.user, f"{self.steps} >= T", not self.whole)
+        if not direct and self.together is None:
+            self._walk_states_of_users(host)
+
+    def _walk_states_of_users(self, host: Host, unless: str = "") -> None:
+        """Those of steps that one kernel walks, where a tile has all of them. unless: a C++ condition."""
+        able = [visit for visit in self.visits if visit.code.walks_users_states and not self.segment.given]
+        if able:
+            whole = host.let("walked", f"{self.steps} >= T" + (f" && !{unless}" if unless else ""))
+        for visit in able:
+            own = {number: InPlace(*visit.user[number], whole) for number in visit.code.layout.stepped}
+            visit.buffers.in_place |= own
 
     def _direct(self, host: Host) -> str:
         """Whether that holds of all states: a call of one step, which no regime runs. "": never."""

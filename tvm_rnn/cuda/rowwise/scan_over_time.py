@@ -173,7 +173,7 @@ class Body:
         return tirx.Select(tirx.NE(self.k["reverse"], tirx.const(0, "int32")), self.k["steps"] - 1 - t, t)
 
     def _ask(self, s: int, t: Expr) -> None:
-        """Load what step t reads. Past the end the last step's values, once more: that costs no condition."""
+        """Load what step t reads; the last one's values where a short call has no such step."""
         k = self.k
         local = k.keep(self._local(tirx.Min(t, k["steps"] - 1)))
         row = k.keep(tirx.Cast("int64", local) * k["batch"] + self.row)
@@ -198,7 +198,8 @@ class Body:
         for key, register in self.prefetched[s].items():
             now[key] = k.keep(converted(register[0], self.dtype))
         restart = k.keep(self.flags[s][0]) if self.masked else None
-        self._ask(s, t + self.ahead)
+        with k.when(t + self.ahead < k["steps"]):
+            self._ask(s, t + self.ahead)
         if restart is not None:
             for register, state in zip(self.states, step.graph.states, strict=True):
                 first = tirx.const(self.scan.initial.get(state.name, 0.0), self.dtype)

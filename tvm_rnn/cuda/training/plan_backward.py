@@ -222,6 +222,7 @@ class BackwardPlan(Plan):
         self._tile_sizes()
         self.visits = self._visits()
         self._reserve()
+        self._walk_states_of_users(host, unless="has_reset")  # gradients of first states are cut there
         self._copy_states(host, "load", self._load)
         self._prepare(host)
         self._layers(host)

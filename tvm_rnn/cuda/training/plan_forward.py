@@ -73,6 +73,7 @@ class ForwardTrain(Plan):
         self.tape_pointers = self.tape.pointers(program, program.input(inputs), 0, self.segment)
         self._tile_sizes()
         self.visits = self._visits()
+        self._walk_states_of_users(host)
         self._copy_states(host, "load", self._load)
         self._reset_at_start(host)
         self._copy_inputs(host)

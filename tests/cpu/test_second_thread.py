@@ -1,0 +1,27 @@
+"""How many threads share loops and calls: one where there is little work, each with enough where there is more."""
+
+from __future__ import annotations
+
+import pytest
+from tvm.sym import Analyzer
+
+from tvm_rnn.cpu.second_thread import CALL, LOOP, threads_for_call, threads_for_loop
+from tvm_rnn.tir.expr import Expr
+from tvm_rnn.tir.index import int64
+
+
+def number(value: Expr) -> int:
+    return int(Analyzer().simplify(value))
+
+
+@pytest.mark.parametrize(
+    ("products", "threads", "few"),
+    [(0, 8, 1), (LOOP - 1, 8, 1), (LOOP, 8, 2), (LOOP, 1, 1), (3 * LOOP // 2, 8, 3), (1 << 40, 8, 8)],
+)
+def test_threads_of_a_loop(products: int, threads: int, few: int) -> None:
+    assert number(threads_for_loop(int64(products), int64(threads))) == few
+
+
+@pytest.mark.parametrize(("flops", "few"), [(0, 1), (CALL - 1, 1), (CALL, 8)])
+def test_threads_of_a_call(flops: int, few: int) -> None:
+    assert number(threads_for_call(int64(flops), int64(8))) == few

@@ -1,0 +1,27 @@
+"""How many threads are worth it: what it costs to hand work over, against the work.
+
+In: how much work there is, known when the code is made or by a run alone. Out: how many threads share it. The numbers
+are of a Sapphire Rapids: a thread that waits for work has begun 0.2 us after it is there, one that sleeps 20 us and
+more after that, which the calling thread spends in waking it. pool.c lets threads wait for a while before they sleep.
+"""
+
+from __future__ import annotations
+
+from tvm import tirx
+
+from tvm_rnn.tir.expr import Expr, TirExpr
+from tvm_rnn.tir.index import int64, wide
+
+LOOP = 1 << 19  # multiply-adds of a loop: some 6 us of one thread
+CALL = 1 << 19  # FLOPs of a call of a network, which may find threads asleep: some 15 us of one row
+
+
+def threads_for_call(flops: Expr, threads: TirExpr) -> TirExpr:
+    """How many threads share a call of so many FLOPs."""
+    return tirx.Select(flops < int64(CALL), int64(1), threads)
+
+
+def threads_for_loop(products: Expr, threads: TirExpr) -> TirExpr:
+    """How many threads share a loop of so many multiply-adds: two from LOOP on, one more for each half of that."""
+    most = tirx.truncdiv(wide(products) * int64(2), int64(LOOP))
+    return tirx.Max(int64(1), tirx.Min(wide(threads), most))
