@@ -54,6 +54,18 @@ inline void ldmatrix_trans(Matrices& own) {  // each lane: a column's two rows
   });
 }
 
+inline void movmatrix_trans(Matrices& own) {  // 8 x 8: a lane has two of a row before, two of a column behind
+  together(own, 32, [](Matrices** lanes) {
+    uint32_t before[32];
+    for (int l = 0; l < 32; ++l) before[l] = lanes[l]->address;
+    for (int l = 0; l < 32; ++l)
+      for (int e = 0; e < 2; ++e) {
+        const int row = 2 * (l % 4) + e, column = l / 4;
+        std::memcpy((char*)lanes[l]->r[0] + 2 * e, (char*)&before[4 * row + column / 2] + 2 * (column % 2), 2);
+      }
+  });
+}
+
 inline void stmatrix_trans(Matrices& own) {  // each lane has a column's two rows
   together(own, 32, [](Matrices** lanes) {
     for (int m = 0; m < lanes[0]->count; ++m)

@@ -153,6 +153,10 @@ inline void tvm_builtin_ptx_ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(W& a,
   emu::Matrices own{{&a, &b, &c, &d}, p, 4};
   emu::ldmatrix_trans(own);
 }
+inline void tvm_builtin_ptx_movmatrix_sync_aligned_m8n8_trans_b16(W& d, W a) {
+  emu::Matrices own{{&d, nullptr, nullptr, nullptr}, a, 1};
+  emu::movmatrix_trans(own);
+}
 inline void tvm_builtin_ptx_stmatrix_sync_aligned_m8n8_x4_trans_shared_b16(W p, W a, W b, W c, W d) {
   emu::Matrices own{{&a, &b, &c, &d}, p, 4};
   emu::stmatrix_trans(own);

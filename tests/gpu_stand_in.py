@@ -17,14 +17,14 @@ from tvm_rnn.bench.suites.gpu import Point, network
 def stand_in(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
     """Make the worker run where there is no GPU. What is timed is no more than the order of the calls."""
 
-    def capture(run: Callable[[], Any]) -> gpu_graphs.Captured:
+    def capture(run: Callable[[], Any], calls: int = 1) -> gpu_graphs.Captured:
         result = run()
 
         def replay() -> None:
             for old, new in zip(gpu_graphs.tensors(result), gpu_graphs.tensors(run()), strict=True):
                 old.copy_(new)
 
-        return gpu_graphs.Captured(SimpleNamespace(replay=replay), result)
+        return gpu_graphs.Captured(SimpleNamespace(replay=replay), result, calls=calls)
 
     def rounds_us(graphs: dict[str, gpu_graphs.Captured], rounds: int) -> dict[str, list[float]]:
         return {name: [100.0 + i for i in range(rounds)] for name in graphs}

@@ -175,3 +175,23 @@ def test_kernels_on_a_gpu(tool: str) -> None:
     words += ["-m", "pytest", "-n0", "-q", "-x", "-m", "not broad and not slow", "tests/test_on_gpu.py"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "tool", "is_reported"),
+    [("stores", "racecheck", False), ("copies", "racecheck", True), ("apart", "synccheck", True)],
+)
+def test_what_a_tool_reports_of_kernels_in_order(kernel: str, tool: str, is_reported: bool, tmp_path: Path) -> None:
+    """racecheck does not see that a barrier of the cluster orders copies that were waited for, and synccheck wants one
+    instruction where all warps meet: such reports of our kernels alone are no findings. Once a tool knows better, this
+    test fails, and they are."""
+    if not shutil.which("compute-sanitizer") or not shutil.which("nvcc"):
+        pytest.skip("no compute-sanitizer or no nvcc: they come with the CUDA toolkit")
+    if not shutil.which("nvidia-smi") or subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode:
+        pytest.skip("no GPU")
+    program = tmp_path / "reports"
+    subprocess.run(["nvcc", "-arch=sm_90a", "-o", program, ROOT / "tests" / "sanitizer_reports.cu"], check=True)
+    assert not subprocess.run([program, kernel], check=False).returncode
+    words = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", program, kernel]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == (9 if is_reported else 0), (done.stdout + done.stderr)[-4000:]

@@ -30,17 +30,20 @@ def pair(
     group: int = 1,
     chained: bool = False,
     summed: bool | None = None,
+    late: tuple[bool, bool] = (False, False),
 ) -> Pair:
     """decay: "number" of a head, "key", or ""; writes: of the matrix and its gradient, -1: there is none; reads: of the
     matrix, its gradient, or both; chained: as gradients are, what is read of one is read by what is written to the
-    other, and both decay as one; summed: their product is summed over keys too (None: as chained)."""
+    other, and both decay as one; summed: their product is summed over keys too (None: as chained);
+    late: of the matrix and its gradient: what is written decays too."""
 
     def rows(width: int, dtype: str = precision, group: int = 1) -> Rows:
         return Rows(width, width * HEADS // group + 8, dtype, 4, group)
 
-    def made(count: int) -> Made | None:
+    def made(count: int, late: bool) -> Made | None:
         decays = {"number": rows(1, "float32"), "key": rows(keys, "float32")}.get(decay)
-        return None if count < 0 else Made(decays, tuple((rows(keys, group=group), rows(values)) for _ in range(count)))
+        pairs = tuple((rows(keys, group=group), rows(values)) for _ in range(count))
+        return None if count < 0 else Made(decays, pairs, late)
 
     kinds, rest = {"s": STATE, "g": GRADIENT, "b": BOTH}, {"s": writes[1], "g": writes[0], "b": 0}
     widths = {"b": 1 if (chained if summed is None else summed) else keys}
@@ -49,7 +52,9 @@ def pair(
     for i, kind in enumerate(reads):
         if chained and kind != "b" and reads[:i].count(kind) < rest[kind]:
             same.append((f"vector_{i}", f"{kinds[{'s': 'g', 'g': 's'}[kind]]}_row_{reads[:i].count(kind)}"))
-    own = Pair(HEADS, keys, values, precision, made(writes[0]), made(writes[1]), tuple(found), keys_last)
+    own = Pair(
+        HEADS, keys, values, precision, made(writes[0], late[0]), made(writes[1], late[1]), tuple(found), keys_last
+    )
     return replace(own, same=tuple(same))
 
 
@@ -77,12 +82,13 @@ class Case:
 
     def made(self, name: str, t: int, b: int, matrix: np.ndarray) -> np.ndarray:
         made = self.own.made[name]
-        if made.decay is not None:
-            matrix = matrix * self.at(f"{name}_decay", t, b)[:, :, None]
+        decay = np.ones(()) if made.decay is None else self.at(f"{name}_decay", t, b)[:, :, None]
+        if not made.late:
+            matrix = matrix * decay
         for i in range(len(made.writes)):
             column, row = self.at(f"{name}_column_{i}", t, b), self.at(f"{name}_row_{i}", t, b)
             matrix = matrix + column[:, :, None] * row[:, None, :]
-        return matrix
+        return matrix * decay if made.late else matrix
 
     def _loop(self) -> tuple[Arrays, Arrays]:
         own, T = self.own, self.steps

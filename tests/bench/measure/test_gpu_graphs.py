@@ -43,6 +43,9 @@ def test_everyone_has_a_turn_in_every_round(monkeypatch: pytest.MonkeyPatch) -> 
     graphs = {name: Captured(SimpleNamespace(name=name), None) for name in "ab"}
     assert rounds_us(graphs, 2) == {"a": [400.0, 400.0], "b": [400.0, 400.0]}
     assert calls == [("a", 1), ("b", 1), *[("a", 3), ("b", 3)] * 2]  # 3 replays of 400 us make a round of 1 ms
+    calls.clear()
+    rounds_us({"c": Captured(SimpleNamespace(name="c"), None, calls=2)}, 1)
+    assert calls == [("c", 1), ("c", 2)]  # of 2 calls each
 
 
 @pytest.mark.gpu
@@ -54,6 +57,10 @@ def test_a_captured_function_is_replayed_into_the_same_tensors() -> None:
     assert gpu_graphs.replay_us(captured, 3) > 0
     assert bool((captured.result == 2).all())
     assert gpu_graphs.memory_of(lambda: x * 2) >= 4 << 20
+    several = gpu_graphs.capture(lambda: x.add_(1), 3)
+    before = float(x[0])
+    several.replay()
+    assert float(x[0]) == before + 3 and gpu_graphs.replay_us(several, 1) > 0
 
 
 @pytest.mark.gpu

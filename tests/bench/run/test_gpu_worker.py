@@ -56,7 +56,7 @@ def test_ours_and_torch_are_compared_with_float64_and_timed(module: str) -> None
 def test_lengths_are_everyones_and_a_call_without_a_graph_is_a_call(
     module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_graphs, "capture", lambda run: pytest.fail("a graph"))
+    monkeypatch.setattr(gpu_graphs, "capture", lambda run, calls: pytest.fail("a graph"))
     rows = Bench(lambda told: None).measure(request(point(lengths=True, eager=True), module, "tvm_rnn", "torch"))
     assert all(row["us_per_step"] and row["error"] < 1e-5 for row in rows)
 
@@ -91,7 +91,7 @@ def test_an_element_that_nobody_writes_is_noticed(monkeypatch: pytest.MonkeyPatc
     y = torch.zeros(5, 3, 8)
     monkeypatch.setitem(peers_gpu.FRAMEWORKS, "torch", lambda p: Prepared("0", {"lazy": lambda: (y, None)}))
     monkeypatch.setattr(gpu_graphs, "poison", lambda result: result[0].fill_(float("nan")))
-    monkeypatch.setattr(gpu_graphs, "capture", lambda run: gpu_graphs.Captured(Idle(), run()))
+    monkeypatch.setattr(gpu_graphs, "capture", lambda run, calls=1: gpu_graphs.Captured(Idle(), run(), calls=calls))
     (row,) = Bench(lambda told: None).measure(request(point(), None, "torch"))
     assert "error inf" in row["reason"]
 

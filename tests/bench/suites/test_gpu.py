@@ -89,6 +89,13 @@ def test_a_seed_draws_networks_of_all_kinds() -> None:
         suite("blog", seed=1)
 
 
+def test_steps_of_decoding_follow_each_other_in_a_graph() -> None:
+    decoded = [point for point in suite("linear") if point.steps == 1]
+    assert decoded and all(point.calls > 1 and f"-calls{point.calls}-" in point.name for point in decoded)
+    assert {point.calls for point in suite("linear") if point.steps > 1} == {1}
+    assert decoded[0].network.calls == 1  # it is compiled once for all
+
+
 def test_tf32_is_a_way_to_multiply_float32() -> None:
     assert Point("lstm", 4, 4, 1, 1, "tf32").dtype == "float32"
     assert Point("lstm", 4, 4, 1, 1, "float16").dtype == "float16"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import tvm_rnn as rnn
@@ -100,6 +102,24 @@ def test_what_training_makes_again() -> None:
     assert {*again.made} == {back.states[0], back.inputs[1 + len(graph.inputs)]} and again.along == -2
     assert recurrence.along == -1 and {*recurrence.copies.values()} & {*again.copies.values()}
     assert not marked(passed(net, Options(GPU, precision="float32")).layers.graphs[0])
+
+
+@pytest.mark.parametrize("name", ["gated_delta_net", "mamba2", "retnet"])
+def test_what_is_written_to_a_gradient_decays_with_it(name: str) -> None:
+    """So products with the decay are read by nobody, and not made."""
+    net = rnn.RNN(rnn.cells.get(name), 5, 8, N=2, dtype="bfloat16")
+    (graph,) = passed(net, Options(GPU, precision="bfloat16", training=True)).training("values")[-1][1].graphs
+    back = graph.backward
+    assert back is not None
+    _, found = prepared(back, lambda node: node.leaf, lambda node: True)
+    (own,) = (one for one in found if isinstance(one, AgainOperands))
+    ((row, bare),) = own.undecayed.items()
+    assert row.args[0] is back.states[0] and own.writes(row) == bare
+    before = [node for pair in replace(own, undecayed={}).writes(row) for node in pair]
+    after = [node for pair in bare for node in pair]
+    changed = [node for node, other in zip(before, after, strict=True) if node is not other]
+    assert len(changed) == len(bare) and not {*changed} & own.stored
+    assert {own.located((node, -1))[0] for node in after} <= own.stored | {*back.inputs}
 
 
 def test_graphs_without_matrices_stay_as_they_are() -> None:

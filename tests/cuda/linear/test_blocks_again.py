@@ -18,6 +18,7 @@ CASES: dict[str, dict[str, Any]] = {
     "gradient alone": {"writes": (-1, 2), "reads": "gg", "chained": False},
     "vectors of their own, of whole warps": {"keys": 32, "values": 16, "group": 2, "reads": "bsg", "chained": False},
     "more values than registers hold, several tiles of keys": {"values": 130, "keys": 70, "reads": "sgb"},
+    "what is written decays too": {"decay": "key", "reads": "sgb", "keys": 5, "late": (True, True)},
 }
 
 
@@ -41,7 +42,7 @@ def test_parts_of_any_length(steps: int) -> None:
 @pytest.mark.broad
 @pytest.mark.parametrize(("kind", "decay"), [("lengths", "key"), ("resets", ""), ("both", "key")])
 def test_lengths_and_resets(kind: str, decay: str) -> None:
-    assert flagged(of(decay=decay, reads="sgb"), kind).error(BlocksAgain) < 1
+    assert flagged(of(decay=decay, reads="sgb", late=(False, bool(decay))), kind).error(BlocksAgain) < 1
 
 
 def test_kernels_take_lengths_or_not() -> None:

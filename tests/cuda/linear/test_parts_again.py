@@ -19,6 +19,8 @@ CASES: dict[str, dict[str, Any]] = {
     "gradient alone": {"writes": (-1, 2), "reads": "gg"},
     "many values": {"values": 122, "keys": 50, "reads": "sgb"},
     "vectors of their own": {"reads": "sssgg"},
+    "what is written decays too": {"reads": "sgsb", "late": (True, True), "keys": 18, "values": 20},
+    "of the gradient alone, keys side by side": {"reads": "sgsb", "keys_last": True, "keys": 18, "late": (False, True)},
 }
 
 
@@ -42,7 +44,7 @@ def test_parts_of_any_length(steps: int) -> None:
 @pytest.mark.parametrize("kind", ["lengths", "resets", "both"])
 @pytest.mark.parametrize("decay", ["number", ""])
 def test_lengths_and_resets(kind: str, decay: str) -> None:
-    assert flagged(of(decay=decay), kind).error(PartsAgain) < 1
+    assert flagged(of(decay=decay, late=(False, bool(decay))), kind).error(PartsAgain) < 1
 
 
 def test_kernels_take_lengths_or_not() -> None:

@@ -26,12 +26,14 @@ SMALL_BLOCKS = (1 << 18,) * 32
 class Captured:
     """A CUDA graph and what it writes: the same tensors at every replay.
 
-    run is kept because the graph uses what it holds: a module's code and weights are unloaded with the module.
+    run is kept because the graph uses what it holds: a module's code and weights are unloaded with the module. calls:
+    how many the graph has, one after the other; the result is the last one's.
     """
 
     graph: torch.cuda.CUDAGraph
     result: Result
     run: Run | None = None
+    calls: int = 1
 
     def again(self) -> Result:
         """The result of another replay, which writes everything."""
@@ -49,6 +51,7 @@ class Called:
     """A function that is called each time, after two calls in which it may compile, choose and allocate."""
 
     run: Run
+    calls: int = 1
 
     def again(self) -> Result:
         return self.run()
@@ -64,8 +67,9 @@ def called(run: Run) -> Called:
     return Called(run)
 
 
-def capture(run: Run) -> Captured:
-    """The function as CUDA graph, after two ordinary calls in which it may compile, choose and allocate."""
+def capture(run: Run, calls: int = 1) -> Captured:
+    """So many calls of the function as CUDA graph, after two ordinary ones in which it may compile, choose and
+    allocate."""
     import torch
 
     stream = torch.cuda.Stream()
@@ -76,12 +80,13 @@ def capture(run: Run) -> Captured:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        result = run()
-    return Captured(graph, result, run)
+        for _ in range(calls):
+            result = run()
+    return Captured(graph, result, run, calls)
 
 
 def replay_us(captured: Captured | Called, count: int) -> float:
-    """Microseconds per replay, of `count` replays one after the other.
+    """Microseconds per call, of `count` replays one after the other.
 
     A replay before them keeps the device busy while they are submitted: what is measured is the device's time, and of
     calls without a graph the host's, where that is longer.
@@ -95,12 +100,12 @@ def replay_us(captured: Captured | Called, count: int) -> float:
         captured.replay()
     after.record()
     after.synchronize()
-    return float(before.elapsed_time(after)) * 1e3 / count
+    return float(before.elapsed_time(after)) * 1e3 / (count * captured.calls)
 
 
 def rounds_us(graphs: Mapping[str, Captured | Called], rounds: int) -> dict[str, list[float]]:
-    """Microseconds per replay of each graph in each round. Everyone has a turn in every round, after one to warm up."""
-    counts = {name: max(1, math.ceil(ROUND_US / max(1.0, replay_us(g, 1)))) for name, g in graphs.items()}
+    """Microseconds per call of each graph in each round. Everyone has a turn in every round, after one to warm up."""
+    counts = {name: max(1, math.ceil(ROUND_US / max(1.0, replay_us(g, 1) * g.calls))) for name, g in graphs.items()}
     found: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(rounds):
         for name, captured in graphs.items():

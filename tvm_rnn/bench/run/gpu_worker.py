@@ -236,7 +236,8 @@ class Bench:
                 if config in prepared.compiling:
                     contender.seconds[config] = _first_call(run, problem.compile_seconds)
                 ours = contender.name == OURS
-                self._check(contender, config, run, expected, limit, repeatedly=ours, eager=problem.point.eager)
+                calls = 0 if problem.point.eager else problem.point.calls
+                self._check(contender, config, run, expected, limit, repeatedly=ours, calls=calls)
 
     def _check(
         self,
@@ -247,14 +248,15 @@ class Bench:
         limit: float,
         *,
         repeatedly: bool,
-        eager: bool = False,
+        calls: int = 1,
     ) -> None:
+        """calls: of a graph; 0: there is none."""
         if repeatedly:
             contender.facts["memory_bytes"] = memory = gpu_graphs.memory_of(run)
             first = gpu_graphs.run_poisoned(run, memory)
             equal = all(gpu_graphs.same_bits(first, gpu_graphs.run_poisoned(run, memory)) for _ in range(REPEATS))
             contender.facts["repeats_equal"] = equal
-        captured = gpu_graphs.called(run) if eager else gpu_graphs.capture(run)
+        captured = gpu_graphs.capture(run, calls) if calls else gpu_graphs.called(run)
         result = captured.again()
         if repeatedly:
             contender.facts["repeats_equal"] = equal and gpu_graphs.same_bits(first, result)

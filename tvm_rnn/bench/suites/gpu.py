@@ -30,6 +30,7 @@ TAMED = {"lstm_layer_norm": ("a_h", 0.5)}
 PASSES = ("hoist_gemms", "combine_gemms", "fuse_pointwise", "tile_layers_and_time")
 CELLS = {**writers.CELLS, **recurrences.CELLS, **headed_recurrences.CELLS, **neurons.CELLS}  # of benchmarks alone
 RESET_EVERY = 16
+DECODED = 20  # steps of decoding in a graph: one follows another, and a graph's own launch is not what they take
 IN_STEPS = ("parallelise_time",)  # left out, recurrences run one step after the other
 
 
@@ -40,7 +41,7 @@ class Point:
     cell: of the zoo, of CELLS, or "file.py:function". precision: of products, a key of SHORT. sizes: other axes
     of the cell, (name, size). without: passes left out. lengths: rows have lengths of their own. eager: calls are no
     CUDA graph. any_batch: the module is compiled for no batch size in particular. training: both passes. resets: rows
-    begin anew, each at about one step of RESET_EVERY.
+    begin anew, each at about one step of RESET_EVERY. calls: of a graph, one after the other.
     """
 
     cell: str
@@ -58,6 +59,7 @@ class Point:
     any_batch: bool = False
     training: bool = False
     resets: bool = False
+    calls: int = 1
 
     @property
     def dtype(self) -> str:
@@ -67,7 +69,7 @@ class Point:
     @property
     def network(self) -> Point:
         """The same network without T and B, however it is called: what is compiled."""
-        return replace(self, steps=0, batch=0, lengths=False, eager=False, resets=False)
+        return replace(self, steps=0, batch=0, lengths=False, eager=False, resets=False, calls=1)
 
     @property
     def network_name(self) -> str:
@@ -86,6 +88,7 @@ class Point:
         """Such as lstm-h512-i64-l3-b64-t100-bf16. Its words choose points; no two points of a suite share one."""
         network, _, precision = self.network_name.rpartition("-")
         ways = "-lengths" * self.lengths + "-resets" * self.resets + "-eager" * self.eager
+        ways += f"-calls{self.calls}" if self.calls > 1 else ""
         return f"{network}-b{self.batch}-t{self.steps}{ways}-{precision}"
 
     def as_dict(self) -> Facts:
@@ -193,6 +196,7 @@ def linear() -> list[Point]:
     whole, delta = n * (2 * h + m * h + 2 * m), (("N", n), ("M", m))
     alone = [Point("gated_delta", whole, h, t, b, sizes=delta) for t, b in ((1, 1), (1, 64), (32768, 1))]
     layers = [Point("gated_delta_net_conv", 64, h, t, b, sizes=delta) for t, b in ((1, 1), (1, 64), (32768, 1))]
+    alone, layers = ([replace(p, calls=DECODED if p.steps == 1 else 1) for p in own] for own in (alone, layers))
     few = Point("gated_delta", n * (3 * h + 2), h, 2048, 16, sizes=(("N", n), ("M", 1)))
     memory = [Point("mlstm", 64, h, 8192, 8, sizes=(("N", 4),))]
     memory.append(Point("mlstm_capped", 64, 512, 32768, 1, sizes=(("K", 256), ("N", 8))))

@@ -7,7 +7,7 @@ which copies it; and which matrices are kept before some steps alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -126,7 +126,10 @@ class RowOperands:
 
 @dataclass(frozen=True)
 class AgainOperands(RowOperands):
-    """Of a matrix, its gradient, or both, as `graph/recurrences.py` has them; `along`: the axis that sums run along."""
+    """Of a matrix, its gradient, or both, as `graph/recurrences.py` has them; `along`: the axis that sums run along.
+    undecayed: of rows whose every write is multiplied with their decay, what is written without it."""
+
+    undecayed: dict[Node, list[tuple[Node, Node]]] = field(default_factory=dict)
 
     @cached_property
     def made(self) -> dict[Node, Node]:
@@ -147,7 +150,7 @@ class AgainOperands(RowOperands):
 
     def writes(self, row: Node) -> list[tuple[Node, Node]]:
         """What a row writes: pairs of a vector of the axis that sums run along, and one of the other."""
-        return matrix_operands(row.args, int(row.attrs["writes"]))[0]
+        return self.undecayed.get(row) or matrix_operands(row.args, int(row.attrs["writes"]))[0]
 
     @property
     def numbers(self) -> list[Node]:
@@ -252,6 +255,59 @@ def _taken_apart(
     return own, groups
 
 
+def _undecayed(
+    graph: Graph, own: AgainOperands, groups: list[Group], there: Callable[[Node], bool]
+) -> tuple[AgainOperands, list[Group]]:
+    """Operands, and the groups before them, where all that is written to a matrix is multiplied with its decay, as
+    gradients' writes are: kernels decay what is written with the matrix, and the products are not stored if nothing
+    else reads them."""
+    users, roots = graph.users(), {*graph.roots}
+    for row in own.made.values():
+        decay, writes = own.decay(row), own.writes(row)
+        bare = [] if decay is None else [_undecayed_pair(own, pair, decay, there) for pair in writes]
+        found = [pair for pair in bare if pair is not None]
+        if len(found) < len(writes) or not found:
+            continue
+        own = replace(own, undecayed={**own.undecayed, row: found})
+        for before, after in zip(writes, found, strict=True):
+            product = next(_unshaped(a) for a, b in zip(before, after, strict=True) if a is not b)
+            home = next((g for g in groups if product in g.stored and g.kind == "pointwise"), None)
+            if home is not None and product not in roots and _read_by(product, row, users, {*home.nodes}):
+                left = [group if group is not home else _without(group, product) for group in groups]
+                groups = [group for group in left if group.nodes]
+    return own, groups
+
+
+def _undecayed_pair(
+    own: AgainOperands, pair: tuple[Node, Node], decay: Node, there: Callable[[Node], bool]
+) -> tuple[Node, Node] | None:
+    """A pair of vectors of which one is multiplied with the decay, without it; None if neither is, or if the vector
+    without it is no part of a stored value."""
+    for i, node in enumerate(pair):
+        product = _unshaped(node)
+        for number, vector in (product.args, product.args[::-1]) if product.op == "mul" else ():
+            to = (*vector.shape[: len(own.heads)], *node.shape[-2:])
+            known = prod(to) == prod(vector.shape) and there(_located(vector, own.arrays)[0])
+            if known and _unshaped(number) is _unshaped(decay):
+                bare = vector if vector.shape == to else make("reshape", vector, rank=len(vector.shape), to=to)
+                return (bare, pair[1]) if i == 0 else (pair[0], bare)
+    return None
+
+
+def _unshaped(node: Node) -> Node:
+    while node.op == "reshape":
+        node = node.args[0]
+    return node
+
+
+def _read_by(node: Node, row: Node, users: Mapping[Node, Collection[Node]], inside: Collection[Node]) -> bool:
+    """Whether nothing else reads a value, but for what is inside its own group."""
+    return all(
+        user is row or user in inside or (user.op == "reshape" and _read_by(user, row, users, inside))
+        for user in users[node]
+    )
+
+
 def _without(group: Group, node: Node) -> Group:
     """The group without a value that it stores, and what it makes for that alone."""
     stored = tuple(n for n in group.stored if n is not node)
@@ -276,13 +332,17 @@ def prepared(
     every = {g: (MatrixOperands if is_matrix(g) else AgainOperands)(g, arrays) for g in matrices}
     vectors = {_located(n, arrays)[0] for own in every.values() for n, _ in own.vectors}
     copies: dict[Operand, Node] = {}
+
+    def is_there(node: Node) -> bool:
+        return node in stored or (node.op == "input" and given(node))
+
     for group in graph.groups:
         if group in every:
             matrix = every[group]
             if isinstance(matrix, MatrixOperands):
-                matrix, groups = _taken_apart(
-                    graph, matrix, groups, lambda n: n in stored or (n.op == "input" and given(n))
-                )
+                matrix, groups = _taken_apart(graph, matrix, groups, is_there)
+            elif isinstance(matrix, AgainOperands):
+                matrix, groups = _undecayed(graph, matrix, groups, is_there)
             for operand in matrix.operands:
                 node, axis = operand
                 base, _ = _located(node, arrays)

@@ -143,6 +143,11 @@ class _Body:
         columns = [
             self._numbers(f"{name}_column_{i}", column, first, ZERO) for i, (column, _) in enumerate(made.writes)
         ]
+        if made.late and made.decay is not None:
+            left = known[layout.first(f"{name}_decay")]
+            for column in columns:
+                for t in range(BLOCK):
+                    w.store(column, column[t] * left[t], t)
         return Steps(decays, keeps, columns)
 
     def _numbers(self, name: str, rows: Rows, first: TirExpr, missing: TirExpr) -> Buffer:

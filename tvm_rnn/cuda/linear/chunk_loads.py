@@ -15,6 +15,7 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cuda.gemm.operands import COPY, COPY_PIECE
 from tvm_rnn.cuda.layer.packed_layout import SIZES, ceil_div
 from tvm_rnn.tir.expr import Expr, TirExpr
+from tvm_rnn.tir.index import uint32, wide
 
 from .chunk_block import Block
 from .chunk_tile import exp2, piece_bytes
@@ -23,6 +24,7 @@ from .recurrence import Rows, sum_name
 GONE = -160.0  # log2 of what counts as 0; the sum of 64 of them is still exact to 10 bits behind the point
 LOG2_E = 1.4426950408889634
 UNROLLED = (8, 4, 2, 1)  # copies of a lane in a row
+FOUR_BYTES, LARGEST = 4, 16  # an asynchronous copy has at least, and at most
 
 
 class Loads:
@@ -91,17 +93,67 @@ class Loads:
         threads = 32 * self.scan.loaders
         pieces = self.tile.chunk * across
         turns = ceil_div(pieces, threads)
-        group = next(n for n in UNROLLED if turns % n == 0) if piece >= 4 else 1
+        group = next(n for n in UNROLLED if turns % n == 0) if piece >= FOUR_BYTES else 1
+        if pieces % threads == 0 and threads % across == 0 and piece >= FOUR_BYTES:
+            whole = self._whole(step0)
+            with self.w.when(whole):
+                self._lines((name, rows), target, (step0, column0), (across, turns, group))
+            with self.w.when(tirx.Not(whole)), self.w.loop(turns) as turn:
+                self._turn((name, rows), target, (step0, column0), (across, pieces, turn))
+            return
         with self.w.loop(turns // group) as outer:
             for inner in range(group):
                 turn = self.w.bind(outer * group + inner)
-                number = self.w.bind(turn * threads + self.thread)
-                line, chunk = tirx.truncdiv(number, across), tirx.truncmod(number, across)
-                if threads % across == 0:
-                    line = turn * (threads // across) + tirx.truncdiv(self.thread, across)
-                    chunk = tirx.truncmod(self.thread, across)
-                with nullcontext() if pieces % threads == 0 else self.w.when(number < pieces):
-                    self._piece((name, rows), target, (step0, line), (column0, chunk))
+                self._turn((name, rows), target, (step0, column0), (across, pieces, turn))
+
+    def _turn(
+        self,
+        what: tuple[str, Rows],
+        target: tuple[TirExpr, int, int],
+        first: tuple[TirExpr, TirExpr],
+        place: tuple[int, int, TirExpr],
+    ) -> None:
+        """A piece of each thread, anywhere. first: step and column; place: pieces of a row, and of all, and which of a
+        thread's."""
+        threads, (across, pieces, turn) = 32 * self.scan.loaders, place
+        number = self.w.bind(turn * threads + self.thread)
+        line, chunk = tirx.truncdiv(number, across), tirx.truncmod(number, across)
+        if threads % across == 0:
+            line = turn * (threads // across) + tirx.truncdiv(self.thread, across)
+            chunk = tirx.truncmod(self.thread, across)
+        with nullcontext() if pieces % threads == 0 else self.w.when(number < pieces):
+            self._piece(what, target, (first[0], line), (first[1], chunk))
+
+    def _whole(self, step0: TirExpr) -> TirExpr:
+        """Whether the row has all steps of a chunk: the first and the last one."""
+        body = self.body
+        return self.w.keep(tirx.And(body.there(step0), body.there(step0 + (self.tile.chunk - 1))))
+
+    def _lines(
+        self,
+        what: tuple[str, Rows],
+        target: tuple[TirExpr, int, int],
+        first: tuple[TirExpr, TirExpr],
+        counts: tuple[int, int, int],
+    ) -> None:
+        """All pieces of a thread, of steps that there are: a column, every so many rows, which lie equally far apart.
+        first: step and column; counts: pieces of a row, of a thread, and of a turn of the loop."""
+        w, (name, rows), (at, pitch, _), (across, turns, group) = self.w, what, target, counts
+        piece, each = piece_bytes(rows), SIZES[rows.dtype]
+        apart, line = 32 * self.scan.loaders // across, tirx.truncdiv(self.thread, across)
+        number = tirx.truncmod(self.thread, across)
+        column = w.bind(first[1] + number * (piece // each))
+        inside = w.keep(tirx.Cast("uint32", tirx.max(tirx.min((rows.width - column) * each, piece), 0)))
+        source, beside = w.local(1, "int64"), tirx.Select(column < rows.width, column, 0)
+        w.store(source, self.body.element(rows, w.bind(first[0] + line), beside), 0)
+        further = w.keep(wide(w["batch"]) * (rows.stride * apart * (-1 if self.scan.reverse else 1)))
+        to = w.keep(self.body.base + tirx.Cast("uint32", at + line * pitch + number * piece))
+        how = COPY if piece == LARGEST else COPY_PIECE
+        with w.loop(turns // group) as outer:
+            begin = w.bind(to + tirx.Cast("uint32", outer * (group * apart * pitch)))
+            for inner in range(group):
+                w.do(I.ptx[how](begin + uint32(inner * apart * pitch), w[name].ptr_to([source[0]]), piece, inside))
+                w.store(source, source[0] + further, 0)
 
     def _piece(
         self,
@@ -121,7 +173,7 @@ class Loads:
         there = inside > 0
         source = self.body.element(rows, tirx.Select(there, step, self.body.spare), tirx.Select(there, column, 0))
         to = at + place[1] * pitch + across[1] * size
-        if piece < 4:
+        if piece < FOUR_BYTES:
             value = w.local(1, rows.dtype)
             w.store(value, tirx.const(0.0, rows.dtype), 0)
             with w.when(there):
@@ -129,7 +181,7 @@ class Loads:
             w.store(self.body.words, value[0], tirx.truncdiv(to, 2))
             return
         address = self.body.base + tirx.Cast("uint32", to)
-        how = COPY if piece == 16 else COPY_PIECE
+        how = COPY if piece == LARGEST else COPY_PIECE
         w.do(I.ptx[how](address, w[name].ptr_to([source]), piece, tirx.Cast("uint32", inside)))
 
     # --- numbers of steps ------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from .recurrence import Rows
 
 TURNED = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16"
 STORE_TURNED = "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16"
+AHEAD = 2  # blocks of scores that are asked for before the two products that take one
 OLD, WRITTEN = 0, 1  # what warps of states hand to those of read-outs, in this order
 
 
@@ -128,13 +129,17 @@ class Products:
             for other in range(self.blocks)
             for block in range(other, self.blocks)
         ]
-        loaded = self._scores(*pairs[0][:3])
-        for number, (block, other, _, own) in enumerate(pairs):
-            now = loaded
-            if number + 1 < len(pairs):
-                loaded = self._scores(*pairs[number + 1][:3])
-            self._add(sums, own[other], block, now)
+        self._add_all(sums, pairs)
         self._store(i, output, self._operand(sums, self.blocks))
+
+    def _add_all(self, sums: RegisterTile, pairs: list[tuple[int, int, int, RegisterTile]]) -> None:
+        """To the steps of blocks what others wrote, times scores: (block, other, which scores, what was written)."""
+        loaded = [self._scores(*pair[:3]) for pair in pairs[:AHEAD]]
+        for number, (block, other, _, own) in enumerate(pairs):
+            now, loaded = loaded[0], loaded[1:]
+            if number + AHEAD < len(pairs):
+                loaded.append(self._scores(*pairs[number + AHEAD][:3]))
+            self._add(sums, own[other], block, now)
 
     def _store(self, i: int, output: Rows, words: RegisterTile) -> None:
         """Results to memory, by way of shared memory: a row's 16 values lie side by side there."""

@@ -4,7 +4,8 @@ In: the kernel's body, a warp's number. Out: statements that leave in shared mem
 chunk, [step][step written], and for the erasure those times its scale, whose blocks of 16 on the diagonal are replaced
 by the inverse of 1 - block: substitution, in float32.
 
-A warp has 16 steps of the erasure and 16 of each read-out, whose order is reversed: all have as many blocks to make.
+A warp has 16 steps of the erasure and 16 of a read-out, whose order is reversed: all have as many blocks to make. What
+is erased and read by the same vector is one product.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.cuda.codegen.register_tile import RegisterTile
 from tvm_rnn.cuda.codegen.vector_access import pack
 from tvm_rnn.cuda.gemm.mma_sync import INSTRUCTIONS, LDMATRIX
-from tvm_rnn.tir.expr import TirExpr
+from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import uint32
 
 from .chunk_block import Block
@@ -56,14 +58,24 @@ class Scorers:
 
     def make(self, number: TirExpr) -> None:
         """Scores of a chunk."""
-        w, solves, several = self.w, self.recurrence.erasing is not None, len(self.recurrence.columns) > 1
+        w, solves = self.w, self.recurrence.erasing is not None
         scores = self._enter(number)
         backwards = w.bind((self.tile.scorers - 1) - self.warp)
-        for i, (vector, of, column) in enumerate(self.recurrence.scores):
-            forwards = i % 2 == 0 if several else solves and not i
-            own = scores if not i else w.bind(scores + uint32(i * self.scan.score_bytes))
-            found = self._where((column, own), self.warp if forwards else backwards, of, solves and not i)
-            self._rows(vector, found, solves and not i)
+        for turn, sets in enumerate(self._alike()):
+            forwards = turn % 2 == (0 if solves else 1)
+            found = []
+            for i in sets:
+                _, of, column = self.recurrence.scores[i]
+                own = scores if not i else w.bind(scores + uint32(i * self.scan.score_bytes))
+                found.append(self._where((column, own), self.warp if forwards else backwards, of, solves and not i))
+            self._rows(self.recurrence.scores[sets[0]][0], found, solves and not sets[0])
+
+    def _alike(self) -> list[list[int]]:
+        """Scores, by their numbers, whose products are the same: of the same vectors, before and after a decay."""
+        found: dict[tuple[int, int], list[int]] = {}
+        for i, (vector, _, column) in enumerate(self.recurrence.scores):
+            found.setdefault((self.scan.vector_at(vector), self.scan.vector_at(column)), []).append(i)
+        return list(found.values())
 
     def _enter(self, number: TirExpr) -> TirExpr:
         """Where the scores of a chunk go."""
@@ -82,9 +94,10 @@ class Scorers:
             scale = [w.keep(numbers.load("scale", self.number, r)) for r in row]
         return _Scores(*what, block, row, g, scale, turned(of))
 
-    def _rows(self, vector: str, scores: _Scores, erases: bool) -> None:
-        """All blocks of 16 rows: those below the diagonal, and that on it."""
-        w, scan, lane = self.w, self.scan, self.body.lane
+    def _rows(self, vector: str, every: Sequence[_Scores], erases: bool) -> None:
+        """All blocks of 16 rows: those below the diagonal, and that on it. every: what is made of the same products, of
+        which the first erases, if any does."""
+        w, scan, lane, scores = self.w, self.scan, self.body.lane, every[0]
         deep = scan.keys // BLOCK
         a = w.tile(deep, 4, dtype="uint32")
         line = scores.block * BLOCK + lane % 16
@@ -93,36 +106,36 @@ class Scorers:
             w.do(I.ptx[LDMATRIX.format("x4")](*a[k], at + uint32(32 * k)))
         line = lane // 16 * 8 + lane % 8
         own = scan.vector_at(scores.column) + line * scan.key_pitch + lane // 8 % 2 * 16
-        keys = w.bind(self.stage + tirx.Cast("uint32", own))
-        with w.loop(scores.block) as other:
-            sums = self._product(a, w.bind(keys + tirx.Cast("uint32", other * (BLOCK * scan.key_pitch))))
-            self._keep(self._weigh(sums, other, scores, False), scores, other)
-        sums = self._product(a, w.bind(keys + tirx.Cast("uint32", scores.block * (BLOCK * scan.key_pitch))))
-        found = self._weigh(sums, scores.block, scores, True)
-        self._keep(self._inverse(found) if erases else found, scores, scores.block)
+        keys, b = w.bind(self.stage + tirx.Cast("uint32", own)), w.tile(deep, 2, 2, dtype="uint32")
 
-    def _product(self, a: RegisterTile, keys: TirExpr) -> Sums:
-        """16 x 16: chains of products for several parts of K, added up."""
+        def load(block: Expr) -> None:
+            begin = w.bind(keys + tirx.Cast("uint32", block * (BLOCK * scan.key_pitch)))
+            for k in range(deep):
+                w.do(I.ptx[LDMATRIX.format("x4")](*b[k, 0], *b[k, 1], begin + uint32(32 * k)))
+
+        load(tirx.const(0, "int32"))
+        with w.loop(scores.block) as other:
+            chains = self._chains(a, b)
+            load(other + 1)  # while what is here is weighed
+            sums = _added(w, chains)
+            for one in every:
+                self._keep(self._weigh(sums, other, one, False), one, other)
+        sums = _added(w, self._chains(a, b))
+        for i, one in enumerate(every):
+            found = self._weigh(sums, scores.block, one, True)
+            self._keep(self._inverse(found) if erases and not i else found, one, scores.block)
+
+    def _chains(self, a: RegisterTile, b: RegisterTile) -> RegisterTile:
+        """16 x 16: chains of products for several parts of K."""
         w, deep = self.w, self.scan.keys // BLOCK
         chains = next(n for n in (4, 2, 1) if deep >= 2 * n or n == 1)
         acc = w.tile(chains, 2, 4)
         acc.fill(tirx.const(0.0, "float32"))
-        b = w.tile(deep, 2, 2, dtype="uint32")
-        for k in range(deep):
-            w.do(I.ptx[LDMATRIX.format("x4")](*b[k, 0], *b[k, 1], keys + uint32(32 * k)))
         for k in range(deep):
             for n in range(2):
                 d = acc[k % chains, n]
                 w.do(I.ptx[INSTRUCTIONS[self.precision]](*d, *a[k], *b[k, n], *d))
-        found: list[list[TirExpr]] = []
-        for n in range(2):
-            found.append([])
-            for i in range(4):
-                total = acc[0, n][i]
-                for chain in range(1, chains):
-                    total = total + acc[chain, n][i]
-                found[n].append(w.keep(total))
-        return found
+        return acc
 
     def _weigh(self, sums: Sums, other: TirExpr, scores: _Scores, diagonal: bool) -> Sums:
         """Times decays and scales; 0 where a step would read later ones."""
@@ -184,3 +197,16 @@ class Scorers:
             w.store(self.triangle, x[i], at + i * TRIANGLE_PITCH + lane % 16)
         w.do(I.cuda.warp_sync())
         return [[w.keep(self.triangle[at + line * TRIANGLE_PITCH + column]) for column, line in row] for row in place]
+
+
+def _added(w: Writer, chains: RegisterTile) -> Sums:
+    """The sums of all chains."""
+    found: list[list[TirExpr]] = []
+    for n in range(2):
+        found.append([])
+        for i in range(4):
+            total = chains[0, n][i]
+            for chain in range(1, chains.shape[0]):
+                total = total + chains[chain, n][i]
+            found[n].append(w.keep(total))
+    return found

@@ -10,7 +10,7 @@ Source: what a step writes, by blocks of 16 steps: forward substitution.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -28,6 +28,8 @@ Written = dict[str, tuple[RegisterTile, RegisterTile]]  # by what it was written
 
 FEW = 4  # warps of states, whose registers are enough for two products at a time
 TOGETHER = 4  # tiles of keys whose products fill a gap of what is solved
+AHEAD = 3  # tiles of keys that are asked for before the two products that take one: these alone do not fill the wait
+FEW_KEYS = 128  # beside whose states registers hold them
 
 
 class States(Products):
@@ -114,8 +116,13 @@ class States(Products):
         w, own = self.w, self.recurrence
         reads = {i: w.tile(2 * self.blocks, 4) for i in range(len(own.reads)) if not own.solved(i)}
         products = {i: self._of_states(found, f"read_{i}") for i, found in reads.items()}
+        if not reads:
+            written[own.columns[-1]] = self._write_to_states(sums, written)
+            for i, read in enumerate(own.reads):
+                self._store(i, read.output, written[own.columns[-1]][0])
+            return
         # The first read-out's products fill the gaps of what steps write, where registers hold both.
-        between = next(iter(products.values())) if self.tile.warps <= FEW and products else iter(())
+        between = next(iter(products.values())) if self.tile.warps <= FEW else iter(())
         written[own.columns[-1]] = self._write(sums, [between])
         for i, read in enumerate(own.reads):
             if i not in reads:
@@ -130,15 +137,27 @@ class States(Products):
 
     def _hand_on(self, sums: RegisterTile, written: Written) -> None:
         """The same where others read: what is written to the states fills the gaps."""
-        w, last = self.w, self.recurrence.columns[-1]
+
+        def hand() -> None:
+            for i, column in enumerate(self.recurrence.columns):
+                self._handed(written[column][0], self.scan.written_at(i), "st")
+            self.w.do(I.ptx.bar.arrive(*self._barrier(WRITTEN)))
+
+        self._write_to_states(sums, written, hand)
+
+    def _write_to_states(
+        self, sums: RegisterTile, written: Written, then: Callable[[], None] = lambda: None
+    ) -> tuple[RegisterTile, RegisterTile]:
+        """What the last column's steps write, and the states behind the part, whose products fill the gaps. then: what
+        comes as soon as all that is written is there."""
+        last = self.recurrence.columns[-1]
         self._decay()
         between = [self._outer(c, both[1][block], block) for c, both in written.items() for block in range(self.blocks)]
-        written[last] = self._write(sums, between, last)
-        for i, column in enumerate(self.recurrence.columns):
-            self._handed(written[column][0], self.scan.written_at(i), "st")
-        w.do(I.ptx.bar.arrive(*self._barrier(WRITTEN)))
+        written[last] = found = self._write(sums, between, last)
+        then()
         for products in between:
             run(products)
+        return found
 
     def _add_values(self, sums: RegisterTile, erases: bool) -> None:
         """What steps write, but for what they write of each other: values, and, if some is there, what they erase of
@@ -175,16 +194,18 @@ class States(Products):
         ending = w.tile(self.blocks, 4, dtype="uint32") if self.body.weighted else written
         for block in range(self.blocks):
             tiles = [sums[2 * block], sums[2 * block + 1]]
+            rest = range(block + 1, self.blocks)
+            scores = {other: self._scores(other, block, 0) for other in (block, *rest)} if erases else {}
             if erases:
-                self._solve(sums, block, between)
+                self._solve(sums, block, scores[block], between)
             self._pack_block(written, block, tiles)
             if self.body.weighted:
                 self._pack_block(ending, block, self._ending(tiles, block))
             if column:
                 between.append(self._outer(column, ending[block], block))
             if erases:
-                for later in range(block + 1, self.blocks):
-                    self._add(sums, written[block], later, self._scores(later, block, 0))
+                for later in rest:
+                    self._add(sums, written[block], later, scores[later])
         return written, ending
 
     def _known(self, values: RegisterTile) -> tuple[RegisterTile, RegisterTile]:
@@ -198,9 +219,8 @@ class States(Products):
 
     def _add_known(self, sums: RegisterTile, written: RegisterTile) -> None:
         """To what is to be solved: what it reads of what is known."""
-        for block in range(self.blocks):
-            for other in range(block + 1):
-                self._add(sums, written[other], block, self._scores(block, other, 1))
+        pairs = [(block, other, 1, written) for other in range(self.blocks) for block in range(other, self.blocks)]
+        self._add_all(sums, pairs)
 
     def _ending(self, tiles: list[tuple[TirExpr, ...]], block: int) -> list[tuple[TirExpr, ...]]:
         """What steps of a block wrote, times what is left of it."""
@@ -210,10 +230,9 @@ class States(Products):
             found.append(tuple(value * scale[i % 2] for i, value in enumerate(tile)))
         return found
 
-    def _solve(self, sums: RegisterTile, block: int, between: list[Iterator[None]]) -> None:
+    def _solve(self, sums: RegisterTile, block: int, inverse: RegisterTile, between: list[Iterator[None]]) -> None:
         """Times the inverse of the block on the diagonal."""
         words = self.w.tile(1, 4, dtype="uint32")
-        inverse = self._scores(block, block, 0)
         advance_one(between)
         self._pack_block(words, 0, [sums[2 * block], sums[2 * block + 1]])
         for n in range(2):
@@ -233,18 +252,20 @@ class States(Products):
         w, scan = self.w, self.scan
         own = self._offset(scan.vector_at(column), scan.key_pitch)
         at = w.bind(self.stage + own + tirx.Cast("uint32", self.lane % 16 * scan.key_pitch + self.lane // 16 * 16))
-        b = w.tile(2, 2, 2, dtype="uint32")
+        ahead = AHEAD if scan.keys <= FEW_KEYS and self.tile.warps <= FEW else 1
+        b = w.tile(ahead + 1, 2, 2, dtype="uint32")
 
         def load(k: int) -> None:
             place = at + uint32(block * BLOCK * scan.key_pitch + 32 * k)
-            w.do(I.ptx[TURNED](*b[k % 2, 0], *b[k % 2, 1], place))
+            w.do(I.ptx[TURNED](*b[k % (ahead + 1), 0], *b[k % (ahead + 1), 1], place))
 
-        load(0)
+        for k in range(min(ahead, self.deep)):
+            load(k)
         for k in range(self.deep):
-            if k + 1 < self.deep:
-                load(k + 1)
+            if k + ahead < self.deep:
+                load(k + ahead)
             for n in range(2):
-                self._multiply(self.state[2 * k + n], ending, b[k % 2, n])
+                self._multiply(self.state[2 * k + n], ending, b[k % (ahead + 1), n])
             if (k + 1) % TOGETHER == 0:
                 yield
 

@@ -108,7 +108,7 @@ def matrix_again(
             (rows(f"{own}_column_{i}", column, -3 - axis), rows(f"{own}_row_{i}", value))
             for i, (value, column) in enumerate(operands.writes(row))
         ]
-        return Made(decays, tuple(written))
+        return Made(decays, tuple(written), row in operands.undecayed)
 
     found: dict[str, Made] = {}
     for begin, row in operands.made.items():

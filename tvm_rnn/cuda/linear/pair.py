@@ -6,7 +6,8 @@ In: sizes, places in memory. Out: `Pair`: heads of matrices [keys, values], for 
     output = sum over values of (vector * S before the step)  or of G after it
     G = decay * G + sum over writes of column * row           backward
 
-Before each part of the time the tape has the matrix, and behind it the backward recurrence left the gradient.
+where a matrix may decay behind what is written to it: decay * (S + sum over writes of column * row). Before each part
+of the time the tape has the matrix, and behind it the backward recurrence left the gradient.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ STATE, GRADIENT, BOTH = "state", "gradient", "both"
 @dataclass(frozen=True)
 class Made:
     """What a step makes of a matrix. decay: a number of a head, or of each key of it; None: 1. writes: a column, of the
-    keys, and a row, of the values, of each outer product."""
+    keys, and a row, of the values, of each outer product. late: what is written decays with the matrix."""
 
     decay: Rows | None
     writes: tuple[tuple[Rows, Rows], ...]
+    late: bool = False
 
     def operands(self, name: str) -> dict[str, Rows]:
         """By their names as pointers; name: of the matrix."""

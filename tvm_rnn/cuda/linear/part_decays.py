@@ -34,7 +34,7 @@ class Decays:
     def __init__(self, w: Writer, layout: PartsLayout, place: Place, operands: Operands) -> None:
         self.w, self.layout, self.place, self.operands = w, layout, place, operands
         self.weighted = place.masked or bool(layout.decays)
-        self.put: set[str] = set()  # matrices of which there are sums
+        self.put: set[tuple[str, int]] = set()  # matrices of which there are sums, from a step on
 
     # --- numbers of steps ------------------------------------------------------------------------------------------
 
@@ -63,7 +63,7 @@ class Decays:
         for e, step in enumerate(steps):
             g = w.keep(begin + before[e])
             after = w.keep(g + own[e])
-            found = {"before": g, "after": after, "begins": exp2(g), "ends": exp2(end - after)}
+            found = {"before": g, "after": after, "begins": exp2(g), "ends": exp2(end - after), "decay": exp2(own[e])}
             for kind, value in found.items():
                 w.store(self.operands.numbers, value, self.layout.number_at(kind) // 4 + step)
 
@@ -121,17 +121,17 @@ class Decays:
         with self.w.when(tirx.EQ(self.place.lane, 0)):
             self.w.store(self.operands.numbers, total, self._whole_at + self.place.warp)
 
-    def put_parts(self, parts: list[TirExpr], name: str) -> None:
-        """What a matrix gives, of two steps of each 8, over a lane's keys."""
+    def put_parts(self, parts: list[TirExpr], name: str, first: int) -> None:
+        """What a matrix gives, of two steps of each 8 from the first on, over a lane's keys."""
         w, lane = self.w, self.place.lane
-        begin = w.bind(self._sum_at(name) + self.place.warp * EVERY + lane % 4 * 2)
+        begin = w.bind(self.place.warp * EVERY + lane % 4 * 2 + (self._sum_at(name) + first))
         for i, part in enumerate(parts):
             total, at = self._reduced(part, LANES), begin + (i // 2 * 8 + i % 2)
             with w.when(lane < 4):
-                if name in self.put:
+                if (name, first) in self.put:
                     total = total + self.operands.numbers[at]
                 w.store(self.operands.numbers, total, at)
-        self.put.add(name)
+        self.put.add((name, first))
 
     def put_unit(self, unit: TirExpr, step: TirExpr, two: list[TirExpr]) -> None:
         """What writes of two blocks of steps give for a lane's two steps, over some rows. step: the first of 8."""

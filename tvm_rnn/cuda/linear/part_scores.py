@@ -72,7 +72,18 @@ class PartScores:
                 for n in range(2):
                     for k in range(4):
                         both.store(both[n][k] + found[own][n][k] * found[scores[:2]][n][k], n, k)
+            self._decay(both)
             self._between(unit, both)
+
+    def _decay(self, sums: RegisterTile) -> None:
+        """Times a later step's decay if what it writes to the gradient decays there, and an earlier one's likewise."""
+        made = self.layout.pair.made
+        for n in range(2):
+            for k in range(4):
+                steps = {GRADIENT: self.rows[k // 2], STATE: self.columns[n][k % 2]}
+                for name, step in steps.items():
+                    if made[name].late:
+                        sums.store(sums[n][k] * self.decays.number("decay", step), n, k)
 
     @cached_property
     def _columns(self) -> dict[tuple[str, str, int, int], tuple[str, str]]:

@@ -29,6 +29,7 @@ from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted
 from tvm_rnn.cuda.codegen.register_tile import RegisterTile
 from tvm_rnn.cuda.codegen.vector_access import pack, unpack
 from tvm_rnn.cuda.gemm.mma_sync import INSTRUCTIONS, LDMATRIX
+from tvm_rnn.cuda.layer.matrix_operands import marks_dtype
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
 from tvm_rnn.tir.expr import TirExpr
 from tvm_rnn.tir.index import uint32, wide
@@ -44,6 +45,8 @@ from .part_scores import PartScores
 from .parts_layout import SCORE_PITCH, PartsLayout
 
 ZERO = tirx.const(0.0, "float32")
+AT_ONCE = SIDE // 2  # blocks of 16 steps whose sums registers hold, where two parts share a multiprocessor
+TURN = "movmatrix.sync.aligned.m8n8.trans.b16"
 
 
 @dataclass(frozen=True)
@@ -73,18 +76,21 @@ class _Body:
         w = self.w
         self.operands.fill()
         w.do(I.ptx["cp.async.commit_group"]())
-        packed = {name: self._load(name) for name in self.pair.made}
+        first, *others = self._order
+        packed = {first: self._load(first)}
         self.decays.make()
         w.do(I.ptx["cp.async.wait_group"](0))
         w.do(I.cuda.cta_sync())
         self.scores.make()
         w.do(I.cuda.cta_sync())
-        if self.layout.sums:
-            self.decays.put_whole(self._whole(packed))
-        found: dict[int, RegisterTile] = {}
-        for name in (GRADIENT, STATE):
-            for vector in self.layout.vectors[name]:
-                found |= self._vector(packed[name], name, vector)
+        self._turn(packed[first])
+        found = self._vectors(packed[first], first)
+        for name in others:
+            packed[name] = self._load(name)
+            self._turn(packed[name])
+            if self.layout.sums:
+                self.decays.put_whole(self._whole(packed))
+            found |= self._vectors(packed[name], name)
         w.do(I.cuda.cta_sync())
         if self.layout.sums:
             self.decays.sum_up()
@@ -97,24 +103,55 @@ class _Body:
             if read.of == BOTH:
                 self.decays.products(i, read)
 
+    @property
+    def _order(self) -> list[str]:
+        """One after the other: registers hold the results of one matrix beside the other."""
+        return [name for name in (GRADIENT, STATE) if name in self.pair.made]
+
     # --- matrices --------------------------------------------------------------------------------------------------
 
     def _load(self, name: str) -> RegisterTile:
         """A matrix at the border of the part as left operand, 16 keys of it; 0 where there is none."""
-        w, place = self.w, self.place
-        words = w.tile(self.layout.deep, 4, dtype="uint32")
+        words = self.w.tile(self.layout.deep, 4, dtype="uint32")
+        words.fill(uint32(0))
         for k in range(self.layout.deep):
             for i in range(4):
-                two = w.tile(1, 2)
-                key = w.bind(self.key0 + (8 * (i % 2) + self.lane // 4))
-                for odd in range(2):
-                    value = w.bind(self.lane % 4 * 2 + (BLOCK * k + 8 * (i // 2) + odd))
-                    there, at = place.border(key, value)
-                    two.store(ZERO, 0, odd)
-                    with w.when(there):
-                        two.store(converted(w[marks_name(name)][at], "float32"), 0, odd)
-                pack(w, self.precision, words[k][i], *two[0])
+                first = self.key0 + 8 * (i % 2), BLOCK * k + 8 * (i // 2)
+                (self._load_pair if self._paired else self._load_each)(name, words[k][i], first)
         return words
+
+    @property
+    def _paired(self) -> bool:
+        """Whether memory has words of two neighbours as products take them."""
+        own = self.pair
+        return marks_dtype(own.precision) == own.precision and (own.keys if own.keys_last else own.values) % 2 == 0
+
+    def _load_pair(self, name: str, word: TirExpr, first: tuple[TirExpr, int]) -> None:
+        """Two neighbours at once."""
+        w, (key0, value0) = self.w, first
+        line, column = self.lane // 4, self.lane % 4 * 2
+        key, value = (key0 + column, line + value0) if self.pair.keys_last else (key0 + line, column + value0)
+        there, at = self.place.border(w.bind(key), w.bind(value))
+        with w.when(there):
+            w.do(I.ptx["ld.global.b32"](word, w[marks_name(name)].ptr_to([at])))
+
+    def _load_each(self, name: str, word: TirExpr, first: tuple[TirExpr, int]) -> None:
+        """One by one."""
+        w, two = self.w, self.w.tile(1, 2)
+        key = w.bind(first[0] + self.lane // 4)
+        for odd in range(2):
+            value = w.bind(self.lane % 4 * 2 + (first[1] + odd))
+            there, at = self.place.border(key, value)
+            two.store(ZERO, 0, odd)
+            with w.when(there):
+                two.store(converted(w[marks_name(name)][at], "float32"), 0, odd)
+        pack(w, self.precision, word, *two[0])
+
+    def _turn(self, words: RegisterTile) -> None:
+        """Blocks of 8 x 8 whose neighbours were keys, so that they are values."""
+        if self._paired and self.pair.keys_last:
+            for word in words.flat:
+                self.w.do(I.ptx[TURN](word, word))
 
     def _whole(self, packed: dict[str, RegisterTile]) -> TirExpr:
         """What a lane has of the product of both at the borders, summed over keys too."""
@@ -129,35 +166,45 @@ class _Body:
     def _multiply(self, sums: tuple[TirExpr, ...], a: tuple[TirExpr, ...], b: tuple[TirExpr, ...]) -> None:
         self.w.do(I.ptx[INSTRUCTIONS[self.precision]](*sums, *a, *b, *sums))
 
-    def _vector(self, matrix: RegisterTile, name: str, vector: str) -> dict[int, RegisterTile]:
-        """Results of a matrix that a vector reads, by number, packed: [16 steps][4 words]."""
-        w, layout, pair = self.w, self.layout, self.pair
-        sums = w.tile(2 * SIDE, 4)
+    def _vectors(self, matrix: RegisterTile, name: str) -> dict[int, RegisterTile]:
+        """Results of a matrix, by number, packed: [16 steps][4 words]."""
+        found: dict[int, RegisterTile] = {}
+        for vector in self.layout.vectors[name]:
+            reads = enumerate(self.pair.reads)
+            own = [i for i, read in reads if read.of == name and self.layout.first(f"vector_{i}") == vector]
+            words = self.w.tile(SIDE, 4, dtype="uint32") if own else None
+            for first in range(0, SIDE, AT_ONCE):
+                self._vector(matrix, (name, vector), range(first, first + AT_ONCE), words)
+            if words is not None:
+                found |= dict.fromkeys(own, words)
+        return found
+
+    def _vector(self, matrix: RegisterTile, which: tuple[str, str], blocks: range, words: RegisterTile | None) -> None:
+        """What a vector reads of a matrix in some blocks of 16 steps. words: where it goes; None: it is no result."""
+        w, layout, (name, vector) = self.w, self.layout, which
+        sums = w.tile(2 * AT_ONCE, 4)
         sums.fill(ZERO)
         at, pitch = self._columns(vector)
         for k in range(layout.deep):
-            for n in range(SIDE):  # whose sums are independent
-                b = self._right(LDMATRIX.format("x4"), w.bind(at + uint32(n * BLOCK * pitch + 32 * k)))
+            for n, block in enumerate(blocks):  # whose sums are independent
+                b = self._right(LDMATRIX.format("x4"), w.bind(at + uint32(block * BLOCK * pitch + 32 * k)))
                 for half in range(2):
                     self._multiply(sums[2 * n + half], matrix[k], b[half])
         other = GRADIENT if name == STATE else STATE
         if layout.sums:
             for i, row in enumerate(layout.rows[other]):
                 if row == vector:
-                    self._sum(sums, f"{other}_column_{i}", name)
-        own = [i for i, read in enumerate(pair.reads) if read.of == name and layout.first(f"vector_{i}") == vector]
-        if not own:
-            return {}
-        self._scale(sums, "begins" if name == STATE else "ends")
+                    self._sum(sums, (other, i), blocks)
+        if words is None:
+            return
+        self._scale(sums, "begins" if name == STATE else "ends", blocks)
         for i, row in enumerate(layout.rows[name]):
             pair_of = (vector, row) if name == STATE else (row, vector)
-            self._written(sums, f"{name}_column_{i}", pair_of, name == GRADIENT)
-        words = w.tile(SIDE, 4, dtype="uint32")
-        for n in range(SIDE):
+            self._written(sums, (name, i), pair_of, blocks)
+        for n, block in enumerate(blocks):
             for i in range(4):
                 tile = sums[2 * n + i // 2]
-                pack(w, self.precision, words[n][i], tile[2 * (i % 2)], tile[2 * (i % 2) + 1])
-        return dict.fromkeys(own, words)
+                pack(w, self.precision, words[block][i], tile[2 * (i % 2)], tile[2 * (i % 2) + 1])
 
     def _columns(self, name: str) -> tuple[TirExpr, int]:
         """Where a lane reads rows of steps that are columns of a right operand, and their pitch."""
@@ -179,41 +226,61 @@ class _Body:
         self.w.do(I.ptx[TURNED](*words[0], at + own))
         return words[0]
 
-    def _scale(self, sums: RegisterTile, kind: str) -> None:
+    def _left(self, n: int) -> list[tuple[TirExpr, ...]]:
+        """What a lane's steps of a block of 16 decay by, two of each 8."""
+        return [self.decays.two("decay", self.w.bind(self.lane % 4 * 2 + (BLOCK * n + 8 * half))) for half in range(2)]
+
+    def _scale(self, sums: RegisterTile, kind: str, blocks: range) -> None:
         """Times what is left of the matrix at each step."""
         if not self.decays.weighted:
             return
-        for n in range(2 * SIDE):
-            left = self.decays.two(kind, self.w.bind(self.lane % 4 * 2 + 8 * n))
+        for n in range(2 * AT_ONCE):
+            left = self.decays.two(kind, self.w.bind(self.lane % 4 * 2 + (blocks[0] * BLOCK + 8 * n)))
             for i in range(4):
                 sums.store(sums[n][i] * left[i % 2], n, i)
 
-    def _written(self, sums: RegisterTile, column: str, scores: tuple[str, str], later: bool) -> None:
-        """What steps read of what others have written along a column. later: these come later."""
-        w, lane, at = self.w, self.lane, self.layout.score_at(*scores)
+    def _written(self, sums: RegisterTile, which: tuple[str, int], scores: tuple[str, str], blocks: range) -> None:
+        """What steps of some blocks read of what others have written along a column: to the gradient, later ones."""
+        w, lane, (name, number) = self.w, self.lane, which
+        at, later = self.layout.score_at(*scores), name == GRADIENT
         line, half = (lane % 16, lane // 16) if later else (lane // 16 * 8 + lane % 8, lane // 8 % 2)
         begin = w.bind(self.base + tirx.Cast("uint32", line * SCORE_PITCH + half * 16 + at))
         for other in range(SIDE):
-            a = self._turned(column, other)
-            for n in range(other + 1) if later else range(other, SIDE):
+            own = [n for n in blocks if (n <= other if later else n >= other)]
+            if not own:
+                continue
+            a = self._turned(f"{name}_column_{number}", other)
+            if self.pair.made[name].late:
+                a = self._decayed(a, other)
+            for n in own:
                 row, place = (other, n) if later else (n, other)
-                own = begin + uint32(row * BLOCK * SCORE_PITCH + place * BLOCK * 2)
-                b = self._right(TURNED if later else LDMATRIX.format("x4"), own)
+                from_ = begin + uint32(row * BLOCK * SCORE_PITCH + place * BLOCK * 2)
+                b = self._right(TURNED if later else LDMATRIX.format("x4"), from_)
                 for i in range(2):
-                    self._multiply(sums[2 * n + i], a, b[i])
+                    self._multiply(sums[2 * (n - blocks[0]) + i], a, b[i])
 
-    def _sum(self, sums: RegisterTile, column: str, name: str) -> None:
-        """To what the product of both needs: what a matrix gives for a vector, times the column written beside it."""
-        w, parts = self.w, list[TirExpr]()
-        for n in range(SIDE):
-            words = self._turned(column, n)
+    def _decayed(self, words: tuple[TirExpr, ...], n: int) -> tuple[TirExpr, ...]:
+        """A block of columns times the decays of its steps."""
+        found, left = self.w.tile(1, 4, dtype="uint32"), self._left(n)
+        for i, word in enumerate(words):
+            values = unpack(self.precision, word)
+            pack(self.w, self.precision, found[0][i], *(v * by for v, by in zip(values, left[i // 2], strict=True)))
+        return found[0]
+
+    def _sum(self, sums: RegisterTile, which: tuple[str, int], blocks: range) -> None:
+        """To what the product of both needs: what a matrix gives for a vector, times the column that the vector is
+        written along to the other one. which: that one, and the number of the column."""
+        w, (other, number), parts = self.w, which, list[TirExpr]()
+        for n, block in enumerate(blocks):
+            words = self._turned(f"{other}_column_{number}", block)
+            left = self._left(block) if self.pair.made[other].late else None
             for half in range(2):
                 two: list[TirExpr] = [ZERO, ZERO]
                 for q in range(2):
                     for odd, value in enumerate(unpack(self.precision, words[2 * half + q])):
                         two[odd] = w.keep(two[odd] + sums[2 * n + half][2 * q + odd] * value)
-                parts += two
-        self.decays.put_parts(parts, name)
+                parts += two if left is None else [w.keep(a * by) for a, by in zip(two, left[half], strict=True)]
+        self.decays.put_parts(parts, STATE if other == GRADIENT else GRADIENT, blocks[0] * BLOCK)
 
     # --- results ---------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from .part_layout import ALL_SHARED, PAD, UNITS, PartLayout
 
 MOST = 128  # keys, of which each 16 are a warp's; values, of which registers hold 16 keys of both matrices
 THREADS = 512  # of a multiprocessor, each with the registers that this takes
-KINDS = ("before", "after", "begins", "ends")
+KINDS = ("before", "after", "begins", "ends", "decay")
 NUMBERS = EVERY + 4  # of a kind: of every step, and of the one behind
 SCORE_PITCH = 2 * EVERY + PAD
 
@@ -53,7 +53,7 @@ class PartsLayout(PartLayout):
 
     def number_at(self, kind: str) -> int:
         """Where numbers of a kind begin: sums of log decays before and after a step's own, what is left of the matrix
-        before a step, and of the gradient behind the part."""
+        before a step, and of the gradient behind the part, and a step's decay."""
         return self.operand_bytes + 4 * NUMBERS * KINDS.index(kind)
 
     @property

@@ -6,9 +6,9 @@ either is known. So all parts of the time run at once, and no step waits for a p
 part and keeps the matrix before every 8th step; then, from the last of these on, before each of the 8 steps, and back
 through these with the gradient. What it keeps is each thread's own, in shared memory: nobody waits for anybody.
 
-    S = decay * S + sum over writes of column * row           forward
+    S = decay * S + sum over writes of column * row           forward, or decay * (S + ...)
     output = sum over values of (vector * S before the step)  or of G after it
-    G = decay * G + sum over writes of column * row           backward
+    G = decay * G + sum over writes of column * row           backward, likewise
 """
 
 from __future__ import annotations
@@ -255,12 +255,13 @@ class _Body:
         for k in range(self.steps.deep):
             for v in range(self.steps.each):
                 total: Expr = tile[k, v][0]
-                if made.decay is not None:
-                    decay = now[f"{name}_decay"]
-                    total = total * decay[k if len(decay) > 1 else 0]
+                decay = now.get(f"{name}_decay", [])
+                left = decay[k if len(decay) > 1 else 0] if decay else None
+                if left is not None and not made.late:
+                    total = total * left
                 for i in range(len(made.writes)):
                     total = total + now[f"{name}_column_{i}"][k] * now[f"{name}_row_{i}"][v]
-                tile.store(total, k, v, 0)
+                tile.store(total * left if left is not None and made.late else total, k, v, 0)
 
     # --- what is read ----------------------------------------------------------------------------------------------
 
