@@ -20,7 +20,7 @@ REPEATS, BYTES = 20, 1 << 26
 NETWORKS: dict[str, tuple[str, str, int, int, dict[str, Any]]] = {
     "lstm_short": ("lstm", "bfloat16", 156, 502, {}),
     "lstm_short_aligned": ("lstm", "float16", 128, 320, {"num_layers": 2}),
-    "elman_short_both": ("elman", "tf32", 54, 88, {"num_layers": 2, "bidirectional": True}),
+    "lstm_short_both": ("lstm", "tf32", 54, 88, {"num_layers": 2, "bidirectional": True}),
     "gru_short_stack": ("gru", "tf32", 77, 264, {"num_layers": 2}),
     "gru_short_both": ("gru_reset_before", "float16", 96, 333, {"bidirectional": True}),
 }

@@ -25,7 +25,7 @@ from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import int64, uint32, wide
 
 from .around import Look
-from .operands import COPY, COPY_PIECE, Operand
+from .operands import COPY, Operand
 from .problem import Problem
 
 
@@ -167,9 +167,6 @@ class GemmBody(Stages):
         """A stage of a left operand by the hardware; zeros beyond its depth and beyond the rows. One address and
         constant steps from it: address arithmetic is what a short K tile would wait for."""
         w, tile, operand, chunk = self.w, self.tile, self.problem.operands[number], self.chunk_elements
-        if not operand.rows_of(self.problem.compute) and operand.around is None:
-            self._copy_words(operand, stage, k)
-            return
         assert operand.offset is not None
         first = w.bind(k * self.deep + self.chunk * chunk)
         if operand.around is not None:
@@ -187,31 +184,6 @@ class GemmBody(Stages):
             every = (i + 1) * self.apart <= tile.rows
             with nullcontext() if every else w.when(self.line + i * self.apart < tile.rows):
                 operand.copy(w, self.problem.compute, target(i), source, size)
-
-    def _copy_words(self, operand: Operand, stage: TirExpr, k: TirExpr) -> None:
-        """A stage of rows that are copied 4 or 8 bytes at a time: threads take one behind the other what lies side by
-        side in memory and in all banks. Each 16 bytes by one thread, threads would meet the same banks."""
-        w, tile, size, word = self.w, self.tile, SIZES[self.problem.compute], operand.piece(self.problem.compute)
-        threads, each = ROW_BYTES // word, word // size  # of a row, elements of a thread
-        lane, line, apart = w.bind(self.tx % threads), w.bind(self.tx // threads), tile.copiers // threads
-        first = w.bind(k * self.deep + lane * each)
-        inside: Expr = uint32(word)
-        if operand.depth % self.deep:
-            inside = w.keep(tirx.Cast("uint32", tirx.max(tirx.min(operand.depth - first, each), 0) * size))
-        assert operand.offset is not None
-        start = (self.row + wide(line - self.line)) * operand.place.row_stride + wide(first) + operand.offset
-        at, left = w.bind(start + self.problem.further(operand.apart)), w.bind(self.left + self.line - line)
-        chunk, further = tirx.truncdiv(lane, threads // CHUNKS), tirx.truncmod(lane, threads // CHUNKS) * word
-        turn = ceil_div(CHUNKS, apart)  # copies from one to the next that has the same place in its row
-        into = [SWIZZLE_128.offset(line + i * apart, chunk) + further for i in range(turn)]
-        targets = [w.bind(stage + tirx.Cast("uint32", own)) for own in into]
-        for i in range(ceil_div(tile.rows, apart)):
-            target = targets[i % turn] + uint32(i // turn * turn * apart * ROW_BYTES)
-            source = w[operand.name].ptr_to([at + i * apart * operand.place.row_stride])
-            every = (i + 1) * apart <= tile.rows
-            there = left > i * apart if every else tirx.And(left > i * apart, line + i * apart < tile.rows)
-            with w.when(there):  # what is multiplied of other rows is not stored
-                w.do(I.ptx[COPY_PIECE](target, source, word, inside))
 
     def _copy_around(self, operand: Operand, look: Look, stage: TirExpr) -> None:
         """The same of pixels that a tap looks at: rows at one distance from these, and zeros where there are none."""

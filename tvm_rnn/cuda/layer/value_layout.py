@@ -31,7 +31,6 @@ from .row_kernels import sources
 from .weight_packing import Weights
 
 PackIndex = Callable[[Expr], tuple[tuple[Expr, ...], Expr]]
-WORD_BYTES, TILE_COLUMNS = 4, 256  # that the hardware copies at least; of the broadest tile of a product
 ROW_BYTES = 16  # rows that products read begin at multiples of this, as their fast loads want
 
 
@@ -179,16 +178,8 @@ class Layout:
         }
         short = ITEM_BYTES[self.storage] == 2
         read = self.operands["before"] if short and self.graph.kind == "forward" else set()
-        inputs = [(n, node) for n, node in enumerate(self.graph.inputs) if node in read and not whole[n]]
-        return {n: self._padded(node, self.storage) for n, node in inputs if not self._read_once(node)}
-
-    def _read_once(self, node: Node) -> bool:
-        """Whether one tile of columns is all of each product that reads an input, 4 bytes at a time: a copy would be
-        written and read for that alone."""
-        if self.dtype != self.storage or prod(node.shape) * ITEM_BYTES[self.dtype] % WORD_BYTES:
-            return False
-        products = [g.root for g in self.graph.groups if g.kind == "gemm" and g.root is not None]
-        return all(prod(root.shape) <= TILE_COLUMNS for root in products if node in root.args[1::2])
+        inputs = enumerate(self.graph.inputs)
+        return {n: self._padded(node, self.storage) for n, node in inputs if node in read and not whole[n]}
 
     @property
     def of_all(self) -> Layout:
