@@ -10,10 +10,11 @@
 
 /* --- arrays --- */
 
-static int64_t value_size(int dtype) {
-  static const int64_t sizes[] = {1, 4, 8, 4, 8, 1, 1};
-  return sizes[dtype];
-}
+static const struct engine_tensor KINDS[] = {{.code = 6, .bits = 8}, {.code = 0, .bits = 32}, {.code = 0, .bits = 64},
+                                             {.code = 2, .bits = 32}, {.code = 2, .bits = 64}, {.code = 1, .bits = 8},
+                                             {.code = 0, .bits = 8}, {.code = 0, .bits = 16}}; /* by dtype */
+
+static int64_t value_size(int dtype) { return KINDS[dtype].bits / 8; }
 
 static int32_t value_make(struct engine* handle, struct value* v, int dtype, int rank, const int64_t* shape) {
   int64_t count = 1;
@@ -198,10 +199,6 @@ static int32_t run_network(struct engine* handle, const struct engine_module* mo
 }
 
 /* --- functions of the module's file --- */
-
-static const struct engine_tensor KINDS[] = {{.code = 6, .bits = 8}, {.code = 0, .bits = 32}, {.code = 0, .bits = 64},
-                                             {.code = 2, .bits = 32}, {.code = 2, .bits = 64}, {.code = 1, .bits = 8},
-                                             {.code = 0, .bits = 8}, {.code = 0, .bits = 16}}; /* by dtype */
 
 static struct engine_tensor tensor_of(const struct value* v) {
   struct engine_tensor t = KINDS[v->dtype];
