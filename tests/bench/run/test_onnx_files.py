@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -45,3 +48,22 @@ def test_time_that_is_gone_leaves_the_rest(tmp_path: Path) -> None:
     models = {OnnxFile("one", "package/one.onnx", {"x": (3, 4)}): tmp_path / "none.onnx"}
     (record,) = onnx_files.measured(models, onnx_files.Options(1, limit=-1.0))
     assert record["kind"] == "stopped" and record["points_left"] == 1
+
+
+def test_a_round_waits_for_threads_of_the_one_before() -> None:
+    """While another thread of this process is busy; no longer than it was asked to."""
+    ends = time.perf_counter() + 0.15
+
+    def busy() -> None:
+        while time.perf_counter() < ends:
+            pass
+
+    thread = threading.Thread(target=busy)
+    thread.start()
+    onnx_files.until_idle(0.005, 1000)
+    assert time.perf_counter() >= ends
+    thread.join()
+    with mock.patch.object(time, "process_time", time.perf_counter):  # as if it never rested
+        begun = time.perf_counter()
+        onnx_files.until_idle(0.001, 3)
+        assert time.perf_counter() - begun >= 0.003
