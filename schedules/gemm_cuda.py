@@ -132,12 +132,11 @@ def _tensor(unit: Unit, target: Target, knob: Knobs) -> Config:
         "slim": _slim(target, blocks, wide, block) if columns == block * wide else 0,
     }
     knobs |= _share(unit, target, block, knob)
-    if not step and _room(target, blocks, wide, block):
-        knobs |= {"wide": knob("wide", (0, *POWERS), HIGH), "share_most": knob("share_most", ROWS, HIGH)}
-    elif not step:
-        knobs |= {
-            "share_most": knob("share_most", ROWS, _most_shared(unit, target, block, wide, knobs["share_cluster"]))
-        }
+    if not step:
+        room = _room(target, blocks, wide, block)
+        rows = HIGH if room else _most_shared(unit, target, block, wide, knobs["share_cluster"])
+        knobs["share_most"] = knob("share_most", ROWS, rows)
+        knobs |= {"wide": knob("wide", (0, *POWERS), HIGH)} if room else {}
     high = 1 if fit * block > 128 else 2
     many = {"rows": 64 * high, "columns": block * fit, "warps": 4, "split": 1, "stages": 3, "cluster": 1, "blocks": 1}
     many |= {"along": 1, "pace": 1}

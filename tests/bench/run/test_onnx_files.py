@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
+import math
 from pathlib import Path
 from unittest import mock
 
@@ -51,19 +50,17 @@ def test_time_that_is_gone_leaves_the_rest(tmp_path: Path) -> None:
 
 
 def test_a_round_waits_for_threads_of_the_one_before() -> None:
-    """While another thread of this process is busy; no longer than it was asked to."""
-    ends = time.perf_counter() + 0.15
+    """On clocks of its own: while another thread of this process is busy, and no longer than it was asked to."""
+    for busy_until, most, pauses in ((0.1, 1000, 21), (math.inf, 3, 3), (0.0, 1000, 1)):
+        now = [0.0]
 
-    def busy() -> None:
-        while time.perf_counter() < ends:
-            pass
+        def sleep(seconds: float, now: list[float] = now) -> None:
+            now[0] += seconds
 
-    thread = threading.Thread(target=busy)
-    thread.start()
-    onnx_files.until_idle(0.005, 1000)
-    assert time.perf_counter() >= ends
-    thread.join()
-    with mock.patch.object(time, "process_time", time.perf_counter):  # as if it never rested
-        begun = time.perf_counter()
-        onnx_files.until_idle(0.001, 3)
-        assert time.perf_counter() - begun >= 0.003
+        def used(now: list[float] = now, until: float = busy_until) -> float:
+            return min(now[0], until)
+
+        clock = mock.Mock(sleep=sleep, perf_counter=lambda now=now: now[0], process_time=used)
+        with mock.patch.object(onnx_files, "time", clock):
+            onnx_files.until_idle(0.005, most)
+        assert round(now[0] / 0.005) == pauses

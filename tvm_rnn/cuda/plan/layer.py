@@ -172,6 +172,11 @@ class Layer:
         states = StateKernels(layout, f"g{self.number}_once", self.initial)
         return OneStep(layout, [(chains[0], replace(work, packs=tuple(packs)))], states, weights)
 
+    @property
+    def _joined_step(self) -> OneStep | None:
+        """The call of one step, where it has the products of inputs in it."""
+        return self.one_step if self.one_step is not None and self.one_step.weights is not None else None
+
     def _given(self, number: int) -> bool:
         """Whether that launch's products may run beside those of the launch before."""
         (before, *_), (own, *_) = self.chains[number - 1], self.chains[number]
@@ -292,8 +297,8 @@ class Layer:
     def pack(self, program: Program, layer: int, direction: int) -> Mapping[Any, Pointer]:
         """Where the packed weights of one layer and direction lie, by what they are known by."""
         found = dict(self.weights.pack(program, layer, direction))
-        if self.one_step is not None and self.one_step.weights is not None:
-            found |= self.one_step.weights.pack(program, layer, direction)
+        if self._joined_step is not None and self._joined_step.weights is not None:
+            found |= self._joined_step.weights.pack(program, layer, direction)
         return found
 
     def state_buffers(
@@ -434,15 +439,15 @@ class Layer:
                 found.append(work.fact)
             else:
                 found.append(_fact(groups, work))
-        if self.one_step is not None and self.one_step.weights is not None:
-            for fact in (_fact(groups, work) for groups, work in self.one_step.groups):
+        if self._joined_step is not None:
+            for fact in (_fact(groups, work) for groups, work in self._joined_step.groups):
                 found.append({**fact, "unit": f"{fact['unit']}, T = 1", "most_steps": 1})
         return found
 
     # --- statements ------------------------------------------------------------------------------------------------
 
     def before(self, host: Host, buffers: Buffers, tile: Tile) -> None:
-        once = self._when_once(buffers) if self.one_step is not None and self.one_step.weights is not None else ""
+        once = self._when_once(buffers) if self._joined_step is not None else ""
         with host.when(f"!{once}") if once else nullcontext():
             self._hoisted(host, buffers, tile)
 
