@@ -19,7 +19,7 @@ Spec = dict[str, object]
 BLUE, ORANGE, GREEN, GREY, RED, PURPLE = "#3b82c4", "#e07b39", "#4c9f70", "#888888", "#c44536", "#8d5a97"
 PAPER = {"background": "white", "padding": 16}
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # a name that Vega-Lite knows: nothing is fetched
-WIDTH = 620
+WIDTH = 480
 INK = "currentColor"
 CONFIG = {
     "background": "transparent",
