@@ -7,9 +7,13 @@ more after that, which the calling thread spends in waking it. pool.c lets threa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
+
+import tvm
 from tvm import tirx
 
-from tvm_rnn.tir.expr import Expr, TirExpr
+from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import int64, wide
 
 LOOP = 1 << 19  # multiply-adds of a loop: some 6 us of one thread
@@ -21,7 +25,14 @@ def threads_for_call(flops: Expr, threads: TirExpr) -> TirExpr:
     return tirx.Select(flops < int64(CALL), int64(1), threads)
 
 
-def threads_for_loop(products: Expr, threads: TirExpr) -> TirExpr:
+def threads_for_loop(work: Expr, threads: TirExpr) -> TirExpr:
     """How many threads share a loop of so many multiply-adds: two from LOOP on, one more for each half of that."""
-    most = tirx.truncdiv(wide(products) * int64(2), int64(LOOP))
+    most = tirx.truncdiv(wide(work) * int64(2), int64(LOOP))
     return tirx.Max(int64(1), tirx.Min(wide(threads), most))
+
+
+def with_weights(products: Expr, weights: Sequence[Buffer]) -> Expr:
+    """The work of so many multiply-adds that read these arrays of a known size, in multiply-adds. Few rows wait for the
+    weights, of which a byte takes at least as long as a multiply-add."""
+    size = sum(prod(map(int, own.shape)) * int(tvm.DataType(own.dtype).bits) // 8 for own in weights)
+    return tirx.max(wide(products), int64(size))

@@ -17,6 +17,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
+from tvm_rnn.cpu.second_thread import with_weights
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import loop, sequence, variable, when
@@ -79,12 +80,24 @@ class PanelSum(Sum):
             parts.append(self.in_rows(row, around_rows, self._at(int64(whole), rest)))
         return sequence(parts)
 
-    def moves_panels(self, var: tirx.Var) -> bool:
-        """Whether a loop reads other elements of panels."""
+    @property
+    def work(self) -> Expr:
+        return with_weights(super().work, self.constants)
+
+    @property
+    def constants(self) -> list[Buffer]:
+        """The arrays that panels are in."""
+        return [own.source for own in self._loads()]
+
+    def _loads(self) -> list[tvm.ir.TensorLoad]:
+        """Where the sum reads panels."""
         loads = list[tvm.ir.TensorLoad]()
         tvm_ffi.structural_walk(self.nest.store.value, (tvm.ir.TensorLoad, loads.append))
-        panels = [own for own in loads if any(mentions(i, self.panels.column) for i in own.indices)]
-        return any(mentions(i, var) for own in panels for i in own.indices)
+        return [own for own in loads if any(mentions(i, self.panels.column) for i in own.indices)]
+
+    def moves_panels(self, var: tirx.Var) -> bool:
+        """Whether a loop reads other elements of panels."""
+        return any(mentions(i, var) for own in self._loads() for i in own.indices)
 
     def _at(self, panel: Expr, count: int) -> Tile:
         """What makes a tile of some rows of a panel, of which there are so many columns."""
