@@ -7,13 +7,9 @@ more after that, which the calling thread spends in waking it. pool.c lets threa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import prod
-
-import tvm
 from tvm import tirx
 
-from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
+from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import int64, wide
 
 LOOP = 1 << 19  # multiply-adds of a loop: some 6 us of one thread
@@ -31,8 +27,7 @@ def threads_for_loop(work: Expr, threads: TirExpr) -> TirExpr:
     return tirx.Max(int64(1), tirx.Min(wide(threads), most))
 
 
-def with_weights(products: Expr, weights: Sequence[Buffer]) -> Expr:
-    """The work of so many multiply-adds that read these arrays of a known size, in multiply-adds. Few rows wait for the
-    weights, of which a byte takes at least as long as a multiply-add."""
-    size = sum(prod(map(int, own.shape)) * int(tvm.DataType(own.dtype).bits) // 8 for own in weights)
-    return tirx.max(wide(products), int64(size))
+def with_weights(products: Expr, size: Expr) -> Expr:
+    """The work of so many multiply-adds on weights of so many bytes, in multiply-adds. Few rows wait for the weights:
+    a byte takes at least as long to come as a multiply-add."""
+    return tirx.max(wide(products), wide(size))

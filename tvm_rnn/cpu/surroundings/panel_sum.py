@@ -24,7 +24,7 @@ from tvm_rnn.tir.statements import loop, sequence, variable, when
 
 from .columns import Panels
 from .nest import mentions, replaced
-from .shared_loops import Loops
+from .shared_loops import Loops, product
 from .sum_tiles import Sum, around, unrolled, vector
 
 FEW = 4  # rows of a tile where there are not enough for a whole one
@@ -82,7 +82,8 @@ class PanelSum(Sum):
 
     @property
     def work(self) -> Expr:
-        return with_weights(super().work, self.constants)
+        sizes = [product(own.shape) * int64(int(tvm.DataType(own.dtype).bits) // 8) for own in self.constants]
+        return with_weights(super().work, sum(sizes, start=int64(0)))
 
     @property
     def constants(self) -> list[Buffer]:
