@@ -11,14 +11,18 @@ import importlib.metadata
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from . import models
 from .models import Array, Prepared, Problem, Unsupported
 
-LITERT_CELLS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in ("lstm", "gru", "elman")}
+if TYPE_CHECKING:
+    from ai_edge_litert.interpreter import Interpreter
+
+LITERT_CELLS: dict[str, tuple[str, dict[str, object]]] = {name: (name, {}) for name in ("lstm", "gru", "elman")}
 PACKAGE = "ai_edge_litert"
 MOST_STEPS = 1024  # that a model repeats
 LSTM_INPUTS = 24  # of its operator, most of which an LSTM without peepholes, projections and norms leaves out
@@ -31,10 +35,11 @@ ABSENT = -1
 class Model:
     """A model that grows, tensor by tensor and operator by operator; each is known by its number. schema: LiteRT's."""
 
-    schema: Any
-    tensors: list[Any] = field(default_factory=list)
-    buffers: list[Any] = field(default_factory=list)
-    operators: list[Any] = field(default_factory=list)
+    schema: ModuleType
+    tensors: list[object] = field(default_factory=list)
+    shapes: list[list[int]] = field(default_factory=list)
+    buffers: list[object] = field(default_factory=list)
+    operators: list[object] = field(default_factory=list)
     codes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -54,10 +59,8 @@ class Model:
         name = f"t{len(self.tensors)}"
         own = self.schema.TensorT(shape=[*shape], type=kind, buffer=buffer, name=name, isVariable=variable)
         self.tensors.append(own)
+        self.shapes.append([*shape])
         return len(self.tensors) - 1
-
-    def shape(self, tensor: int) -> list[int]:
-        return list(self.tensors[tensor].shape)
 
     def operator(self, kind: str, inputs: Sequence[int], outputs: Sequence[int], **options: object) -> None:
         """kind: its name, such as FullyConnected."""
@@ -72,20 +75,20 @@ class Model:
     def pointwise(self, kind: str, *inputs: int) -> int:
         """The result of an operator on elements."""
         options = {} if kind in ("Logistic", "Tanh") else {"fusedActivationFunction": NONE}
-        result = self.tensor(*self.shape(inputs[0]))
+        result = self.tensor(*self.shapes[inputs[0]])
         self.operator(kind, inputs, [result], **options)
         return result
 
     def product(self, x: int, weights: Array, bias: Array) -> int:
         """x by a matrix of [outputs, inputs], along the last axis."""
-        result = self.tensor(*self.shape(x)[:-1], len(weights))
+        result = self.tensor(*self.shapes[x][:-1], len(weights))
         inputs = [x, self.constant(weights), self.constant(bias)]
         self.operator("FullyConnected", inputs, [result], fusedActivationFunction=NONE, keepNumDims=True)
         return result
 
     def split(self, x: int, count: int) -> list[int]:
         """Equal parts along the last axis."""
-        *outer, width = self.shape(x)
+        *outer, width = self.shapes[x]
         parts = [self.tensor(*outer, width // count) for _ in range(count)]
         self.operator("Split", [self.constant(np.array(len(outer))), x], parts, numSplits=count)
         return parts
@@ -125,7 +128,7 @@ class Network:
     after: Sequence[int]
 
 
-def network(problem: Problem, schema: Any, steps: int, stream: bool) -> Network:
+def network(problem: Problem, schema: ModuleType, steps: int, stream: bool) -> Network:
     """The problem's network. stream: states of GRU and Elman go in and out; else they are zeros."""
     kind, _ = problem.form(LITERT_CELLS)
     model, batch, hidden = Model(schema), problem.batch, problem.hidden_size
@@ -145,7 +148,7 @@ def network(problem: Problem, schema: Any, steps: int, stream: bool) -> Network:
 
 def _lstm(model: Model, x: int, arrays: Sequence[Array]) -> int:
     """One operator, which keeps its states from call to call."""
-    (steps, batch, _), (W, R, b, _) = model.shape(x), arrays
+    (steps, batch, _), (W, R, b, _) = model.shapes[x], arrays
     inputs = [ABSENT] * LSTM_INPUTS
     inputs[0] = x
     for place, values in ((1, W), (5, R), (12, b)):
@@ -161,7 +164,7 @@ def _steps(model: Model, x: int, state: int, arrays: Sequence[Array]) -> tuple[i
     """A GRU or an Elman, step by step; the inputs' products at once. What comes out, and the last state."""
     W, R, b, second = arrays
     gates, hidden = R.shape[:2]
-    steps, batch, _ = model.shape(x)
+    steps, batch, _ = model.shapes[x]
     if steps > MOST_STEPS:
         raise Unsupported(f"a model that repeats {steps} steps would be large: at most {MOST_STEPS}")
     given = model.product(x, W.reshape(gates * hidden, -1), b.ravel())
@@ -183,7 +186,7 @@ def _steps(model: Model, x: int, state: int, arrays: Sequence[Array]) -> tuple[i
     return y, state
 
 
-def _interpreters(problem: Problem, steps: int, stream: bool) -> tuple[str, Network, dict[str, Any]]:
+def _interpreters(problem: Problem, steps: int, stream: bool) -> tuple[str, Network, dict[str, Interpreter]]:
     """LiteRT's version, the network, and interpreters of it by configuration: with XNNPACK, and with its own kernels.
     Raises Unsupported."""
     problem.form(LITERT_CELLS)
@@ -209,7 +212,7 @@ def prepare_litert(problem: Problem) -> Prepared:
     """Whole sequences."""
     version, made, interpreters = _interpreters(problem, len(problem.x), stream=False)
 
-    def run(own: Any) -> Array:
+    def run(own: Interpreter) -> Array:
         own.reset_all_variables()
         own.set_tensor(made.x, problem.x)
         own.invoke()
@@ -223,7 +226,7 @@ def stream_litert(problem: Problem) -> Prepared:
     version, made, interpreters = _interpreters(problem, 1, stream=True)
     zeros = np.zeros((problem.batch, problem.hidden_size), np.float32)
 
-    def step(own: Any, t: int) -> Array:
+    def step(own: Interpreter, t: int) -> Array:
         if t == 0:
             own.reset_all_variables()
         for state, after in zip(made.states, made.after, strict=True):
