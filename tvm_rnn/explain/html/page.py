@@ -23,7 +23,7 @@ from tvm_rnn.explain.text import cpu_text, in_turn_text, phase_text, subject_tex
 from tvm_rnn.graph.equations import equations, math
 from tvm_rnn.passes.pipeline import PASSES
 from tvm_rnn.tune.plot import history as trials
-from tvm_rnn.vega_lite import CONFIG, Spec, svg
+from tvm_rnn.vega_lite import AXIS, CONFIG, LEGEND, TEXT, Spec, svg
 
 from . import charts
 from .drawing import draw
@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 FONT = HERE / "equations.woff2"
-LETTERS = {"labelFontSize": 12, "titleFontSize": 12}  # still to be read where a page is narrow
-LEGIBLE = {**CONFIG, **{part: {**CONFIG[part], **LETTERS} for part in ("axis", "legend")}}
-LEGIBLE["text"] = {**CONFIG["text"], "fontSize": 12}
+LETTERS: Spec = {"labelFontSize": 12, "titleFontSize": 12}  # still to be read where a page is narrow
+LEGIBLE = {**CONFIG, "axis": AXIS | LETTERS, "legend": LEGEND | LETTERS, "text": TEXT | {"fontSize": 12}}
 TILES = 24  # at most, in the picture of layers and time
 
 
