@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import models, small_engines
+from . import litert, models, small_engines
 from .models import Prepared, Problem, Unsupported
 
 if TYPE_CHECKING:
@@ -205,6 +205,7 @@ STREAMS: dict[str, Callable[[Problem], Prepared]] = {
     "numpy": stream_numpy,
     "ncnn": small_engines.stream_ncnn,
     "tract": small_engines.stream_tract,
+    "litert": litert.stream_litert,
 }
 
 

@@ -1,0 +1,238 @@
+"""LiteRT, once TensorFlow Lite: whole sequences, and one step a call with states handed on.
+
+In: a `Problem`. Out: what `worker.py` and `streaming.py` hand to a benchmark. Models are written with LiteRT's own
+schema, as its converter writes what Keras has: an LSTM as one operator, which keeps its states; GRU and Elman as
+products and pointwise operators of each step, whose states go in and out.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from . import models
+from .models import Array, Prepared, Problem, Unsupported
+
+if TYPE_CHECKING:
+    from ai_edge_litert.interpreter import Interpreter
+
+LITERT_CELLS: dict[str, tuple[str, dict[str, object]]] = {name: (name, {}) for name in ("lstm", "gru", "elman")}
+PACKAGE = "ai_edge_litert"
+MOST_STEPS = 1024  # that a model repeats
+LSTM_INPUTS = 24  # of its operator, most of which an LSTM without peepholes, projections and norms leaves out
+OWN_STATE = 18  # where the states are among these
+NONE, TANH = 0, 4  # functions behind an operator
+ABSENT = -1
+
+
+@dataclass
+class Model:
+    """A model that grows, tensor by tensor and operator by operator; each is known by its number. schema: LiteRT's."""
+
+    schema: ModuleType
+    tensors: list[object] = field(default_factory=list)
+    shapes: list[list[int]] = field(default_factory=list)
+    buffers: list[object] = field(default_factory=list)
+    operators: list[object] = field(default_factory=list)
+    codes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.buffers.append(self.schema.BufferT())  # that of tensors that are no constants
+
+    def tensor(self, *shape: int, variable: bool = False) -> int:
+        """Of float32."""
+        return self._add(shape, self.schema.TensorType.FLOAT32, 0, variable)
+
+    def constant(self, value: Array) -> int:
+        whole = np.issubdtype(value.dtype, np.integer)
+        kind, value = ("INT32", value.astype(np.int32)) if whole else ("FLOAT32", value.astype(np.float32))
+        self.buffers.append(self.schema.BufferT(data=np.frombuffer(value.tobytes(), np.uint8)))
+        return self._add(value.shape, getattr(self.schema.TensorType, kind), len(self.buffers) - 1, False)
+
+    def _add(self, shape: Sequence[int], kind: int, buffer: int, variable: bool) -> int:
+        name = f"t{len(self.tensors)}"
+        own = self.schema.TensorT(shape=[*shape], type=kind, buffer=buffer, name=name, isVariable=variable)
+        self.tensors.append(own)
+        self.shapes.append([*shape])
+        return len(self.tensors) - 1
+
+    def operator(self, kind: str, inputs: Sequence[int], outputs: Sequence[int], **options: object) -> None:
+        """kind: its name, such as FullyConnected."""
+        if kind not in self.codes:
+            self.codes.append(kind)
+        own = self.schema.OperatorT(opcodeIndex=self.codes.index(kind), inputs=[*inputs], outputs=[*outputs])
+        if options:
+            own.builtinOptionsType = getattr(self.schema.BuiltinOptions, f"{kind}Options")
+            own.builtinOptions = getattr(self.schema, f"{kind}OptionsT")(**options)
+        self.operators.append(own)
+
+    def pointwise(self, kind: str, *inputs: int) -> int:
+        """The result of an operator on elements."""
+        options = {} if kind in ("Logistic", "Tanh") else {"fusedActivationFunction": NONE}
+        result = self.tensor(*self.shapes[inputs[0]])
+        self.operator(kind, inputs, [result], **options)
+        return result
+
+    def product(self, x: int, weights: Array, bias: Array) -> int:
+        """x by a matrix of [outputs, inputs], along the last axis."""
+        result = self.tensor(*self.shapes[x][:-1], len(weights))
+        inputs = [x, self.constant(weights), self.constant(bias)]
+        self.operator("FullyConnected", inputs, [result], fusedActivationFunction=NONE, keepNumDims=True)
+        return result
+
+    def split(self, x: int, count: int) -> list[int]:
+        """Equal parts along the last axis."""
+        *outer, width = self.shapes[x]
+        parts = [self.tensor(*outer, width // count) for _ in range(count)]
+        self.operator("Split", [self.constant(np.array(len(outer))), x], parts, numSplits=count)
+        return parts
+
+    def written(self, inputs: Sequence[int], outputs: Sequence[int]) -> bytes:
+        """As a file has it."""
+        import flatbuffers
+
+        schema, names = self.schema, [code_name(kind) for kind in self.codes]
+        codes = [getattr(schema.BuiltinOperator, name) for name in names]
+        made = schema.ModelT(version=3, buffers=self.buffers)
+        made.operatorCodes = [
+            schema.OperatorCodeT(builtinCode=code, deprecatedBuiltinCode=min(code, 127), version=1) for code in codes
+        ]
+        graph = schema.SubGraphT(
+            tensors=self.tensors, inputs=[*inputs], outputs=[*outputs], operators=self.operators, name="main"
+        )
+        made.subgraphs = [graph]
+        builder = flatbuffers.Builder(1024)
+        builder.Finish(made.Pack(builder), file_identifier=b"TFL3")
+        return bytes(builder.Output())
+
+
+def code_name(kind: str) -> str:
+    """FULLY_CONNECTED of FullyConnected; UNIDIRECTIONAL_SEQUENCE_LSTM of UnidirectionalSequenceLSTM."""
+    return re.sub("(?<=[a-z])(?=[A-Z])", "_", kind).upper()
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model of so many steps. x, y: its tensors; states: those that go in, and those that come out."""
+
+    model: Model
+    x: int
+    y: int
+    states: Sequence[int]
+    after: Sequence[int]
+
+
+def network(problem: Problem, schema: ModuleType, steps: int, stream: bool) -> Network:
+    """The problem's network. stream: states of GRU and Elman go in and out; else they are zeros."""
+    kind, _ = problem.form(LITERT_CELLS)
+    model, batch, hidden = Model(schema), problem.batch, problem.hidden_size
+    x = above = model.tensor(steps, batch, problem.x.shape[-1])
+    states, after = list[int](), list[int]()
+    for layer in range(problem.manifest.num_layers):
+        arrays = problem.gates(layer, 0)
+        if kind == "lstm":
+            above = _lstm(model, above, arrays)
+            continue
+        first = model.tensor(batch, hidden) if stream else model.constant(np.zeros((batch, hidden), np.float32))
+        above, last = _steps(model, above, first, arrays)
+        states.append(first)
+        after.append(last)
+    return Network(model, x, above, states if stream else [], after if stream else [])
+
+
+def _lstm(model: Model, x: int, arrays: Sequence[Array]) -> int:
+    """One operator, which keeps its states from call to call."""
+    (steps, batch, _), (W, R, b, _) = model.shapes[x], arrays
+    inputs = [ABSENT] * LSTM_INPUTS
+    inputs[0] = x
+    for place, values in ((1, W), (5, R), (12, b)):
+        inputs[place : place + 4] = [model.constant(gate) for gate in values]  # i f g o, as ours
+    hidden = R.shape[-1]
+    inputs[OWN_STATE : OWN_STATE + 2] = [model.tensor(batch, hidden, variable=True) for _ in range(2)]
+    y = model.tensor(steps, batch, hidden)
+    model.operator("UnidirectionalSequenceLSTM", inputs, [y], fusedActivationFunction=TANH, timeMajor=True)
+    return y
+
+
+def _steps(model: Model, x: int, state: int, arrays: Sequence[Array]) -> tuple[int, int]:
+    """A GRU or an Elman, step by step; the inputs' products at once. What comes out, and the last state."""
+    W, R, b, second = arrays
+    gates, hidden = R.shape[:2]
+    steps, batch, _ = model.shapes[x]
+    if steps > MOST_STEPS:
+        raise Unsupported(f"a model that repeats {steps} steps would be large: at most {MOST_STEPS}")
+    given = model.product(x, W.reshape(gates * hidden, -1), b.ravel())
+    of_steps = [model.tensor(batch, gates * hidden) for _ in range(steps)]
+    model.operator("Unpack", [given], of_steps, num=steps, axis=0)
+    rows = list[int]()
+    for own in of_steps:
+        held = model.product(state, R.reshape(gates * hidden, hidden), second.ravel())
+        if gates == 1:
+            state = model.pointwise("Tanh", model.pointwise("Add", own, held))
+        else:
+            (r_x, z_x, n_x), (r_h, z_h, n_h) = model.split(own, 3), model.split(held, 3)
+            r, z = (model.pointwise("Logistic", model.pointwise("Add", *pair)) for pair in ((r_x, r_h), (z_x, z_h)))
+            n = model.pointwise("Tanh", model.pointwise("Add", n_x, model.pointwise("Mul", r, n_h)))
+            state = model.pointwise("Add", n, model.pointwise("Mul", z, model.pointwise("Sub", state, n)))
+        rows.append(state)
+    y = model.tensor(steps, batch, hidden)
+    model.operator("Pack", rows, [y], valuesCount=steps, axis=0)
+    return y, state
+
+
+def _interpreters(problem: Problem, steps: int, stream: bool) -> tuple[str, Network, dict[str, Interpreter]]:
+    """LiteRT's version, the network, and interpreters of it by configuration: with XNNPACK, and with its own kernels.
+    Raises Unsupported."""
+    problem.form(LITERT_CELLS)
+    with models.imported(PACKAGE):
+        from ai_edge_litert import schema_py_generated as schema
+        from ai_edge_litert.interpreter import Interpreter, OpResolverType
+    if problem.manifest.num_directions != 1:
+        raise Unsupported("it reads the future: both directions")
+    if problem.x.dtype != np.float32:
+        raise Unsupported(f"its recurrent layers in {problem.x.dtype} are not built here")
+    made = network(problem, schema, steps, stream)
+    content = made.model.written([made.x, *made.states], [made.y, *made.after])
+    found = {}
+    kernels = {"XNNPACK": OpResolverType.AUTO, "own kernels": OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES}
+    for name, resolver in kernels.items():
+        own = Interpreter(model_content=content, num_threads=1, experimental_op_resolver_type=resolver)
+        own.allocate_tensors()
+        found[f"{name}, 1 thread"] = own
+    return importlib.metadata.version("ai-edge-litert"), made, found
+
+
+def prepare_litert(problem: Problem) -> Prepared:
+    """Whole sequences."""
+    version, made, interpreters = _interpreters(problem, len(problem.x), stream=False)
+
+    def run(own: Interpreter) -> Array:
+        own.reset_all_variables()
+        own.set_tensor(made.x, problem.x)
+        own.invoke()
+        return np.asarray(own.get_tensor(made.y))
+
+    return Prepared(version, {name: lambda own=own: run(own) for name, own in interpreters.items()})
+
+
+def stream_litert(problem: Problem) -> Prepared:
+    """A step a call."""
+    version, made, interpreters = _interpreters(problem, 1, stream=True)
+    zeros = np.zeros((problem.batch, problem.hidden_size), np.float32)
+
+    def step(own: Interpreter, t: int) -> Array:
+        if t == 0:
+            own.reset_all_variables()
+        for state, after in zip(made.states, made.after, strict=True):
+            own.set_tensor(state, own.get_tensor(after) if t else zeros)
+        own.set_tensor(made.x, problem.x[t : t + 1])
+        own.invoke()
+        return np.asarray(own.get_tensor(made.y)[0])
+
+    return Prepared(version, {name: lambda t, own=own: step(own, t) for name, own in interpreters.items()})
