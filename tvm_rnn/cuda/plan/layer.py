@@ -57,7 +57,7 @@ from tvm_rnn.target import Target as Machine
 STEP_US = 6.0  # a product and a row kernel, each with a launch
 # Rows of a call of one step from which on products read copies of rows that begin between multiples of 16 bytes: one
 # launch more, of which fewer rows save less.
-COPIED_FROM = 65
+COPIED_FROM = 64
 Find = Callable[[Target, Node], Pointer]
 
 
