@@ -59,6 +59,7 @@ STEP_US = 6.0  # a product and a row kernel, each with a launch
 # launch more, of which fewer rows save less.
 COPIED_FROM = 65
 Find = Callable[[Target, Node], Pointer]
+Launches = list[tuple[list[Group], Any]]  # groups, and what one launch does of them, in order
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Layer:
     together: int = 1  # layers that may run at the same time
     sums: RowSums = field(default_factory=RowSums)  # that the steps may make beside them
     looped: bool = False  # the graph is a closed loop: there are never lengths or resets
-    groups: list[tuple[list[Group], Any]] = field(default_factory=list)  # what one launch does, in order
+    groups: Launches = field(default_factory=list)  # what one launch does, in order
     regimes: list[Regime] = field(default_factory=list)
     joined: Callable[[], Graph | None] = lambda: None  # the graph with the products of inputs in the step
     one_steps: Sequence[OneStep] = ()  # of calls of one step, where a step needs no copies of its states
@@ -154,7 +155,7 @@ class Layer:
         ]
         own = [(number, *pair) for number, pair in enumerate(self.groups) if pair[0][0].region == "step"]
 
-        def groups(layout: UserStates, name: str) -> list[tuple[list[Group], Any]]:
+        def groups(layout: UserStates, name: str) -> Launches:
             if self._as_own(layout):
                 return [(chain, work) for _, chain, work in own]
             return [
@@ -175,7 +176,7 @@ class Layer:
         if others:
             return []
 
-        def groups(layout: UserStates, name: str) -> list[tuple[list[Group], Any]]:
+        def groups(layout: UserStates, name: str) -> Launches:
             work = self._kernel(f"{name}_{_kind(chain)}", chain, layout)
             packs = [next((p for p in self.weights.packs.values() if p.serves(pack)), pack) for pack in work.packs]
             for pack in packs:
@@ -188,7 +189,7 @@ class Layer:
     def _each_step(
         self,
         layouts: Sequence[UserStates],
-        groups: Callable[[UserStates, str], list[tuple[list[Group], Any]]],
+        groups: Callable[[UserStates, str], Launches],
         weights: Weights | None = None,
     ) -> list[OneStep]:
         """Calls of one step, of the layouts. groups: a layout's launches, whose names begin so."""
