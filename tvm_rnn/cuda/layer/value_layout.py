@@ -26,7 +26,7 @@ from tvm_rnn.graph.recurrences import BOTH_AXES
 from tvm_rnn.tir.expr import Expr
 
 from .matrix_operands import NUMBER, RowOperands
-from .pointers import Place, arithmetic, storage
+from .pointers import TENSOR, Place, arithmetic, storage
 from .row_kernels import sources
 from .weight_packing import Weights
 
@@ -38,7 +38,7 @@ ROW_BYTES = 16  # rows that products read begin at multiples of this, as their f
 class Target:
     """Where a stored value goes. kind: "hoisted", "step" (number 0 or, a storage copy, 1), "state" and "shadow" (of
     state `number`), "kept" (number among `Layout.kept`), "output", "part" (of the output, from element `number` on);
-    read alone, "copy" (of input `number`)."""
+    read alone, "copy" (of input `number`) and "copied row" (see `user_states.py`)."""
 
     kind: str
     place: Place
@@ -171,13 +171,14 @@ class Layout:
     def copied(self) -> dict[int, Place]:
         """Inputs whose rows the hardware cannot copy to shared memory 16 bytes at a time (their width is no multiple of
         8, in 16 bits; or they are of another dtype), by number: how copies lie that products of all rows read in their
-        place. LSTM 502 of 156 inputs, 256 rows, H100: 16 us where it copied 4 bytes at a time."""
+        place. LSTM 502 of 156 inputs, 256 rows, H100: 16 us where it copied 4 bytes at a time. 32 lanes that copy 4
+        bytes each take some 13 cycles, as many as for 16 bytes each."""
         places = ((n, node, self.input(n)) for n, node in enumerate(self.graph.inputs))
         whole = {
             n: p.dtype == self.storage and p.row_stride * ITEM_BYTES[p.dtype] % ROW_BYTES == 0 for n, _, p in places
         }
-        short = ITEM_BYTES[self.storage] == 2
-        read = self.operands["before"] if short and self.graph.kind == "forward" else set()
+        tensor = self.precision in TENSOR and self.graph.kind == "forward"
+        read = self.operands["before"] if tensor else set()
         inputs = enumerate(self.graph.inputs)
         return {n: self._padded(node, self.storage) for n, node in inputs if node in read and not whole[n]}
 

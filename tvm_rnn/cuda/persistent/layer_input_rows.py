@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Writer
+from tvm_rnn.cuda.codegen.kernel_writer import Writer, round_tf32
 from tvm_rnn.cuda.layer.phases import Phase
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Buffer, Expr
@@ -27,8 +27,8 @@ from .geometry import BLOCK_WORDS, LANES, POISON, Body, Geometry, LaneExchange, 
 
 def round_inputs(k: Writer, geometry: Geometry, words: Sequence[Expr]) -> None:
     """What is exchanged is rounded to tf32 already, inputs are not."""
-    for word in words if geometry.precision == "tf32" else ():
-        k.do(I.ptx["cvt.rna.tf32.f32"](word, I.reinterpret("float32", word)))
+    if geometry.precision == "tf32":
+        round_tf32(k, words)
 
 
 class Inputs:
