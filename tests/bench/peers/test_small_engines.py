@@ -12,13 +12,13 @@ from tvm_rnn.bench.peers.models import Unsupported
 from tvm_rnn.oracle.tolerance import assert_close
 
 STEPS = 6
-MODULES = {"litert": "ai_edge_litert"}  # whose name is not the peer's
+MODULES = {"litert": "ai_edge_litert", "tflite-micro": "tflite_micro"}  # whose name is not the peer's
 
 
 @pytest.mark.peers
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("cell", ["lstm", "gru", "elman"])
-@pytest.mark.parametrize(("name", "batch"), [("ncnn", 1), ("tract", 3), ("litert", 3)])
+@pytest.mark.parametrize(("name", "batch"), [("ncnn", 1), ("tract", 3), ("litert", 3), ("tflite-micro", 3)])
 def test_they_compute_as_the_oracle(name: str, batch: int, cell: str, layers: int) -> None:
     pytest.importorskip(MODULES.get(name, name))
     net = small(cell, layers, False)
@@ -32,7 +32,7 @@ def test_they_compute_as_the_oracle(name: str, batch: int, cell: str, layers: in
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize("name", ["ncnn", "tract", "litert"])
+@pytest.mark.parametrize("name", ["ncnn", "tract", "litert", "tflite-micro"])
 def test_what_they_lack_is_a_reason(name: str) -> None:
     pytest.importorskip(MODULES.get(name, name))
     with pytest.raises(Unsupported, match="future"):

@@ -1,4 +1,4 @@
-"""LiteRT, once TensorFlow Lite: whole sequences, and one step a call with states handed on.
+"""LiteRT, once TensorFlow Lite, and its engine for microcontrollers: whole sequences, and one step a call.
 
 In: a `Problem`. Out: what `worker.py` and `streaming.py` hand to a benchmark. Models are written with LiteRT's own
 schema, as its converter writes what Keras has: an LSTM as one operator, which keeps its states; GRU and Elman as
@@ -7,28 +7,26 @@ products and pointwise operators of each step, whose states go in and out.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import importlib.metadata
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from . import models
 from .models import Array, Prepared, Problem, Unsupported
 
-if TYPE_CHECKING:
-    from ai_edge_litert.interpreter import Interpreter
-
 LITERT_CELLS: dict[str, tuple[str, dict[str, object]]] = {name: (name, {}) for name in ("lstm", "gru", "elman")}
-PACKAGE = "ai_edge_litert"
 MOST_STEPS = 1024  # that a model repeats
 LSTM_INPUTS = 24  # of its operator, most of which an LSTM without peepholes, projections and norms leaves out
 OWN_STATE = 18  # where the states are among these
 NONE, TANH = 0, 4  # functions behind an operator
 ABSENT = -1
+ARENA = 1 << 16  # bytes for what the small engine needs besides arrays
 
 
 @dataclass
@@ -94,7 +92,7 @@ class Model:
         return parts
 
     def written(self, inputs: Sequence[int], outputs: Sequence[int]) -> bytes:
-        """As a file has it."""
+        """A file of the model with these inputs and outputs."""
         import flatbuffers
 
         schema, names = self.schema, [code_name(kind) for kind in self.codes]
@@ -117,15 +115,20 @@ def code_name(kind: str) -> str:
     return re.sub("(?<=[a-z])(?=[A-Z])", "_", kind).upper()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Network:
-    """A model of so many steps. x, y: its tensors; states: those that go in, and those that come out."""
+    """A model of so many steps. x, y: its tensors; states: those that go in; after: those that come out."""
 
     model: Model
     x: int
     y: int
     states: Sequence[int]
     after: Sequence[int]
+
+    @functools.cached_property
+    def content(self) -> bytes:
+        """As a file has it."""
+        return self.model.written([self.x, *self.states], [self.y, *self.after])
 
 
 def network(problem: Problem, schema: ModuleType, steps: int, stream: bool) -> Network:
@@ -186,53 +189,96 @@ def _steps(model: Model, x: int, state: int, arrays: Sequence[Array]) -> tuple[i
     return y, state
 
 
-def _interpreters(problem: Problem, steps: int, stream: bool) -> tuple[str, Network, dict[str, Interpreter]]:
-    """LiteRT's version, the network, and interpreters of it by configuration: with XNNPACK, and with its own kernels.
-    Raises Unsupported."""
+@dataclass(frozen=True)
+class Engine:
+    """A model that is loaded. run: what it makes of x and states; forget: what it keeps of the calls before."""
+
+    run: Callable[[Sequence[Array]], Sequence[Array]]
+    forget: Callable[[], object]
+
+
+def litert_engines(made: Network) -> tuple[str, dict[str, Engine]]:
+    """LiteRT's version, and itself with XNNPACK, and with its own kernels."""
+    from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+    def engine(resolver: object) -> Engine:
+        own = Interpreter(model_content=made.content, num_threads=1, experimental_op_resolver_type=resolver)
+        own.allocate_tensors()
+
+        def run(arrays: Sequence[Array]) -> Sequence[Array]:
+            for place, value in zip((made.x, *made.states), arrays, strict=True):
+                own.set_tensor(place, value)
+            own.invoke()
+            return [own.get_tensor(place) for place in (made.y, *made.after)]
+
+        return Engine(run, own.reset_all_variables)
+
+    resolvers = {"XNNPACK": OpResolverType.AUTO, "own kernels": OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES}
+    found = {f"{name}, 1 thread": engine(resolver) for name, resolver in resolvers.items()}
+    return importlib.metadata.version("ai-edge-litert"), found
+
+
+def micro_engines(made: Network) -> tuple[str, dict[str, Engine]]:
+    """The version of LiteRT for Microcontrollers, and itself: plain loops."""
+    from tflite_micro import runtime
+
+    own = runtime.Interpreter.from_bytes(made.content, arena_size=len(made.content) * 4 + ARENA)
+
+    def run(arrays: Sequence[Array]) -> Sequence[Array]:
+        for index, value in enumerate(arrays):
+            own.set_input(value, index)
+        own.invoke()
+        return [own.get_output(index) for index in range(1 + len(made.after))]
+
+    return importlib.metadata.version("tflite-micro"), {"1 thread": Engine(run, own.reset)}
+
+
+# By a peer's name: its package, where the package has the schema, what loads a model.
+ENGINES = {
+    "litert": ("ai_edge_litert", "ai_edge_litert.schema_py_generated", litert_engines),
+    "tflite-micro": (
+        "tflite_micro",
+        "tflite_micro.tensorflow.lite.micro.python.schema_py_generated",
+        micro_engines,
+    ),
+}
+
+
+def _loaded(name: str, problem: Problem, steps: int, stream: bool) -> tuple[str, dict[str, Engine]]:
+    """A peer's version, and engines by configuration. Raises Unsupported."""
     problem.form(LITERT_CELLS)
-    with models.imported(PACKAGE):
-        from ai_edge_litert import schema_py_generated as schema
-        from ai_edge_litert.interpreter import Interpreter, OpResolverType
+    package, schema, engines = ENGINES[name]
+    with models.imported(package):
+        _, own = map(importlib.import_module, (package, schema))
     if problem.manifest.num_directions != 1:
         raise Unsupported("it reads the future: both directions")
     if problem.x.dtype != np.float32:
         raise Unsupported(f"its recurrent layers in {problem.x.dtype} are not built here")
-    made = network(problem, schema, steps, stream)
-    content = made.model.written([made.x, *made.states], [made.y, *made.after])
-    found = {}
-    kernels = {"XNNPACK": OpResolverType.AUTO, "own kernels": OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES}
-    for name, resolver in kernels.items():
-        own = Interpreter(model_content=content, num_threads=1, experimental_op_resolver_type=resolver)
-        own.allocate_tensors()
-        found[f"{name}, 1 thread"] = own
-    return importlib.metadata.version("ai-edge-litert"), made, found
+    return engines(network(problem, own, steps, stream))
 
 
-def prepare_litert(problem: Problem) -> Prepared:
+def prepare(name: str, problem: Problem) -> Prepared:
     """Whole sequences."""
-    version, made, interpreters = _interpreters(problem, len(problem.x), stream=False)
+    version, engines = _loaded(name, problem, len(problem.x), stream=False)
 
-    def run(own: Interpreter) -> Array:
-        own.reset_all_variables()
-        own.set_tensor(made.x, problem.x)
-        own.invoke()
-        return np.asarray(own.get_tensor(made.y))
+    def run(own: Engine) -> Array:
+        own.forget()
+        return own.run([problem.x])[0]
 
-    return Prepared(version, {name: lambda own=own: run(own) for name, own in interpreters.items()})
+    return Prepared(version, {label: lambda own=own: run(own) for label, own in engines.items()})
 
 
-def stream_litert(problem: Problem) -> Prepared:
+def stream(name: str, problem: Problem) -> Prepared:
     """A step a call."""
-    version, made, interpreters = _interpreters(problem, 1, stream=True)
-    zeros = np.zeros((problem.batch, problem.hidden_size), np.float32)
+    version, engines = _loaded(name, problem, 1, stream=True)
+    count = 0 if problem.manifest.cell == "lstm" else problem.manifest.num_layers
+    zeros = [np.zeros((problem.batch, problem.hidden_size), np.float32)] * count
+    held: list[Array] = []
 
-    def step(own: Interpreter, t: int) -> Array:
+    def step(own: Engine, t: int) -> Array:
         if t == 0:
-            own.reset_all_variables()
-        for state, after in zip(made.states, made.after, strict=True):
-            own.set_tensor(state, own.get_tensor(after) if t else zeros)
-        own.set_tensor(made.x, problem.x[t : t + 1])
-        own.invoke()
-        return np.asarray(own.get_tensor(made.y)[0])
+            own.forget()
+        y, *held[:] = own.run([problem.x[t : t + 1], *(held if t else zeros)])
+        return y[0]
 
-    return Prepared(version, {name: lambda t, own=own: step(own, t) for name, own in interpreters.items()})
+    return Prepared(version, {label: lambda t, own=own: step(own, t) for label, own in engines.items()})

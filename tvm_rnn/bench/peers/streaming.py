@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -205,7 +206,7 @@ STREAMS: dict[str, Callable[[Problem], Prepared]] = {
     "numpy": stream_numpy,
     "ncnn": small_engines.stream_ncnn,
     "tract": small_engines.stream_tract,
-    "litert": litert.stream_litert,
+    **{name: partial(litert.stream, name) for name in litert.ENGINES},
 }
 
 

@@ -123,7 +123,7 @@ FRAMEWORKS: dict[str, Callable[[Problem], Prepared]] = {
     "numpy": prepare_numpy,
     "ncnn": small_engines.prepare_ncnn,
     "tract": small_engines.prepare_tract,
-    "litert": litert.prepare_litert,
+    **{name: partial(litert.prepare, name) for name in litert.ENGINES},
 }
 
 

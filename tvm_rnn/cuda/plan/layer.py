@@ -56,6 +56,7 @@ from tvm_rnn.target import Target as Machine
 
 STEP_US = 6.0  # a product and a row kernel, each with a launch
 Find = Callable[[Target, Node], Pointer]
+Launches = list[tuple[list[Group], Any]]  # groups, and what one launch does of them, in order
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class OneStep:
     products read, where any are copied, those of hoisted products among them."""
 
     layout: UserStates
-    groups: Sequence[tuple[list[Group], Any]]
+    groups: Launches
     states: StateKernels
     weights: Weights | None = None
     copy: Kernel | None = None
@@ -89,7 +90,7 @@ class Layer:
     together: int = 1  # layers that may run at the same time
     sums: RowSums = field(default_factory=RowSums)  # that the steps may make beside them
     looped: bool = False  # the graph is a closed loop: there are never lengths or resets
-    groups: list[tuple[list[Group], Any]] = field(default_factory=list)  # what one launch does, in order
+    groups: Launches = field(default_factory=list)  # what one launch does, in order
     regimes: list[Regime] = field(default_factory=list)
     joined: Callable[[], Graph | None] = lambda: None  # the graph with the products of inputs in the step
     one_step: OneStep | None = None  # of calls of one step, where a step needs no copies of its states
