@@ -191,7 +191,7 @@ class Wave:
     def tiles(self) -> str:
         return f"((T + {self.steps} - 1) / {self.steps})"
 
-    def run(self, host: Host, states: States, weights: Mapping[Any, Pointer]) -> None:
+    def run(self, host: Host, states: States, weights: Mapping[object, Pointer]) -> None:
         """All of T. states: per layer and state the two copies, by parity of the tile; weights: the first layer's, as
         it is alone."""
         with host.loop(self.tiles, "tile") as tile:
@@ -203,7 +203,7 @@ class Wave:
                 with host.when(f"{self.number} == {number}"):
                     self._tile(host, number, (tile, done, count), states)
 
-    def _multiply_inputs(self, host: Host, first: Layer, at: tuple[str, str], weights: Mapping[Any, Pointer]) -> None:
+    def _multiply_inputs(self, host: Host, first: Layer, at: tuple[str, str], weights: Mapping[object, Pointer]) -> None:
         """What the first layer computes before its steps. at: the steps done before the tile, its steps."""
         (done, count), program, layout = at, host.program, first.layout
         inputs = [
