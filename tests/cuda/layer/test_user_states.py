@@ -20,31 +20,49 @@ def layout_of(name: str, precision: str, dtype: str = "", hidden: int = 10) -> L
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bfloat16", "bfloat16"), ("tf32", "float32")])
 def test_products_read_and_steps_write_the_users_states(precision: str, dtype: str) -> None:
-    copying, found = user_states(layout_of("lstm", precision, dtype))
-    assert found.state(0) == found.state(1) == Place(dtype, 10, 4 if dtype == "bfloat16" else 8)
+    found = user_states(layout_of("lstm", precision, dtype))
+    assert found is not None and found.state(0) == found.state(1) == Place(dtype, 10, 4 if dtype == "bfloat16" else 8)
     assert found.shadow(0) is None
     graph = found.graph
     assert [target.kind for target in found.targets(graph.results[0], "step")] == ["state", "output"]
     source = found.source(graph.states[0], product=True)
     assert source is not None and (source.kind, source.place) == ("old", found.state(0))
-    source = copying.source(graph.states[0], product=True)
-    assert source is not None and source.kind == "copied row" and source.place.row_stride in (12, 16)
-    assert copying.state(0) == found.state(0)  # where the cell reads and writes it
 
 
-def test_rows_are_copied_where_products_cannot_read_them() -> None:
-    """Rows of whole pieces of 16 bytes never are; those of single elements always, whatever the batch is."""
-    for hidden, copied in ((16, [False]), (10, [True, False]), (7, [True])):
-        assert [own.aligned for own in user_states(layout_of("lstm", "bfloat16", hidden=hidden))] == copied
-    assert [own.aligned for own in user_states(layout_of("lstm", "float32", hidden=7))] == [False]  # no tensor cores
+@pytest.mark.parametrize(
+    ("precision", "hidden", "copied"),
+    [
+        ("bfloat16", 512, False),  # rows of whole pieces of 16 bytes
+        ("bfloat16", 510, True),  # long ones of pieces of 4
+        ("bfloat16", 10, False),  # short ones
+        ("bfloat16", 7, True),  # single elements
+        ("tf32", 7, False),
+        ("tf32", 131, True),
+        ("float32", 131, False),  # not for tensor cores
+    ],
+)
+def test_products_read_copies_of_rows_that_the_hardware_is_slow_to_bring(
+    precision: str, hidden: int, copied: bool
+) -> None:
+    layout = layout_of("lstm", precision, "float32" if precision == "tf32" else precision, hidden)
+    found = user_states(layout)
+    assert found is not None and [own.name for own in found.copied_rows] == ["h"] * copied
+    state = found.graph.states[0]
+    source = found.source(state, product=True)
+    assert source is not None and source.kind == ("copied row" if copied else "old")
+    elsewhere = found.source(state)  # where the cell reads it itself
+    assert elsewhere is not None and elsewhere.place == found.state(0)
+    if copied:
+        lanes = 4 if precision == "tf32" else 8
+        assert source.place.row_stride == -(-hidden // lanes) * lanes
 
 
 def test_layers_whose_steps_need_copies() -> None:
     layout = layout_of("lstm", "bfloat16")
-    assert user_states(layout)
-    assert not user_states(replace(layout, dtype="float32"))  # products read another dtype
-    assert not user_states(replace(layout, kept=(layout.graph.results[0],)))
-    assert not user_states(layout_of("min_gru", "bfloat16"))  # nothing is left for steps
+    assert user_states(layout) is not None
+    assert user_states(replace(layout, dtype="float32")) is None  # products read another dtype
+    assert user_states(replace(layout, kept=(layout.graph.results[0],))) is None
+    assert user_states(layout_of("min_gru", "bfloat16")) is None  # nothing is left for steps
     # Another group reads the new state, which must not be rounded in between.
     narrow, wide = layout_of("lstm_layer_norm", "bfloat16"), layout_of("lstm_layer_norm", "float32")
-    assert not user_states(narrow) and user_states(wide)
+    assert user_states(narrow) is None and user_states(wide) is not None

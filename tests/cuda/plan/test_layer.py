@@ -166,8 +166,7 @@ def test_the_first_step_of_a_tile_multiplies_beside_hoisted_products() -> None:
         machine = resolve(name)
         options = Options(machine, precision="bfloat16")
         layer = Layer(layers.graphs[0], 0, "bfloat16", options, machine, net.cell.initial)
-        (own,) = layer.one_steps
-        (((group, *_), once),) = own.groups
+        (((group, *_), once),) = layer.one_step.groups
         assert group.region == "step" and layer._given(1) == early and not layer._given(0)
         assert {variant.kernel.shares for variant in once.variants} == {early}
         assert once.given == layer.groups[1][1].given == early

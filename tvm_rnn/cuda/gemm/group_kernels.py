@@ -63,11 +63,6 @@ class Gemm:
     record: str  # where the knobs are from
     given: bool = False
 
-    def within(self, least: int, most: int | None) -> Gemm:
-        """The same for so many rows alone."""
-        able = [v for v in self.variants if (most is None or v.least <= most) and (v.most is None or v.most >= least)]
-        return replace(self, variants=tuple(able))
-
 
 def gemm(
     name: str,

@@ -81,6 +81,7 @@ class Layout:
     matrices: Sequence[RowOperands] = ()  # of recurrences
     sums: RowSums = field(default_factory=RowSums)
     heads: int = 1  # of the layer, where this is the layout of one of them (`one_head.py`)
+    whole_rows: bool = False  # of x and y, in memory of ours: made of pieces of 16 bytes, zeros behind what they have
 
     @property
     def arithmetic(self) -> str:
@@ -165,6 +166,8 @@ class Layout:
     def input(self, number: int) -> Place:
         if number in self.given:
             return self.given[number]
+        if self.whole_rows:
+            return self._padded(self.graph.inputs[number], self.storage)
         return Place(self.dtype, prod(self.graph.inputs[number].shape), ITEM_BYTES[self.dtype])
 
     @cached_property
@@ -227,6 +230,8 @@ class Layout:
 
     @property
     def output(self) -> Place:
+        if self.whole_rows:
+            return self._padded(self.graph.output, self.storage)
         # A row of the backward direction begins `width` elements into that of both, a later step many rows on.
         width = self.graph.output.shape[0]
         return Place(self.dtype, width * self.directions, gcd(16, width * ITEM_BYTES[self.dtype]))

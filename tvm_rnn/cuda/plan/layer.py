@@ -9,7 +9,7 @@ directions that share a graph share the kernels.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import prod
@@ -55,9 +55,6 @@ from tvm_rnn.target import HOPPER
 from tvm_rnn.target import Target as Machine
 
 STEP_US = 6.0  # a product and a row kernel, each with a launch
-# Rows of a call of one step from which on products read copies of rows that begin between multiples of 16 bytes: one
-# launch more, of which fewer rows save less.
-COPIED_FROM = 65
 Find = Callable[[Target, Node], Pointer]
 Launches = list[tuple[list[Group], Any]]  # groups, and what one launch does of them, in order
 
@@ -65,15 +62,14 @@ Launches = list[tuple[list[Group], Any]]  # groups, and what one launch does of 
 @dataclass(frozen=True)
 class OneStep:
     """A call of one step on the user's states. weights: those of its graph, where products of inputs are part of the
-    step and nothing runs before it; None: the step of the layer's graph behind what is hoisted. copy: of rows that
-    products read, where they are copied. least: rows that it takes; fewer are another one's."""
+    step and nothing runs before it; None: the step of the layer's graph behind what is hoisted. copy: of the rows that
+    products read, where any are copied, those of hoisted products among them."""
 
     layout: UserStates
-    groups: Sequence[tuple[list[Group], Any]]
+    groups: Launches
     states: StateKernels
     weights: Weights | None = None
     copy: Kernel | None = None
-    least: int = 0
 
 
 @dataclass
@@ -97,7 +93,7 @@ class Layer:
     groups: Launches = field(default_factory=list)  # what one launch does, in order
     regimes: list[Regime] = field(default_factory=list)
     joined: Callable[[], Graph | None] = lambda: None  # the graph with the products of inputs in the step
-    one_steps: Sequence[OneStep] = ()  # of calls of one step, where a step needs no copies of its states
+    one_step: OneStep | None = None  # of calls of one step, where a step needs no copies of its states
     reserved: dict[tuple[str, str], tuple[Pointer, str]] = field(default_factory=dict)
     regime: str = "-1"  # C++ expression: which of `regimes` runs in this call; below 0: none
     whole: str = "B"  # C++ expression: rows that it takes; `rest` takes the others, as `regime` says
@@ -147,83 +143,55 @@ class Layer:
     def _take_states_of_users(self) -> None:
         """Kernels for a call of one step that read and write states where the user has them."""
         copied = self.streams or self._lean or self.graph.pixels  # images are turned in any case
-        layouts = [] if copied else user_states(self.layout)
-        if not layouts or not all(isinstance(regime, Persistent) for regime in self.regimes):
+        layout = None if copied else user_states(self.layout)
+        if layout is None or not all(isinstance(regime, Persistent) for regime in self.regimes):
             return
         self.regimes = [
             replace(r, least_steps=max(2, r.least_steps)) for r in self.regimes if isinstance(r, Persistent)
         ]
-        own = [(number, *pair) for number, pair in enumerate(self.groups) if pair[0][0].region == "step"]
+        same = all(layout.state(i) == self.layout.state(i) for i in range(len(self.graph.states)))
+        same = same and not layout.copied_rows
+        groups = []
+        for number, (own, work) in enumerate(self.groups):
+            if own[0].region == "step":
+                name = f"g{self.number}_once{number}_{_kind(own)}"
+                groups.append((own, work if same else self._kernel(name, own, layout, self._given(number))))
+        states = self.states if same else StateKernels(layout, f"g{self.number}_once", self.initial)
+        inputs = [(self.layout.input(n), place, self.graph.inputs[n]) for n, place in self.layout.copied.items()]
+        copy = self._row_copies(layout, inputs)
+        self.one_step = self._in_one_launch() or OneStep(layout, groups, states, copy=copy)
 
-        def groups(layout: UserStates, name: str) -> Launches:
-            if self._as_own(layout):
-                return [(chain, work) for _, chain, work in own]
-            return [
-                (chain, self._kernel(f"{name}{number}_{_kind(chain)}", chain, layout, self._given(number)))
-                for number, chain, _ in own
-            ]
-
-        self.one_steps = self._in_one_launch() or self._each_step(layouts, groups)
-
-    def _in_one_launch(self) -> list[OneStep]:
-        """Calls of one step whose products of inputs are products of the step, where that makes one launch of all."""
+    def _in_one_launch(self) -> OneStep | None:
+        """A call of one step whose products of inputs are products of the step, where that makes one launch of all."""
         graph = self.joined() if len(self.chains) > 1 else None
         if graph is None or constants(graph):  # arrays are known by the hoisted graph's names
-            return []
+            return None
         weights = Weights(graph, f"{self.number}_joined", self.precision, self.options.stored)
-        layouts = user_states(Layout(graph, self.precision, weights, self.dtype, self.directions))
-        (chain, *others) = chained_groups(graph.groups)
-        if others:
-            return []
+        layout = user_states(Layout(graph, self.precision, weights, self.dtype, self.directions))
+        chains = chained_groups(graph.groups)
+        if layout is None or len(chains) > 1:
+            return None
+        work = self._kernel(f"g{self.number}_once_{_kind(chains[0])}", chains[0], layout)
+        packs = [next((own for own in self.weights.packs.values() if own.serves(pack)), pack) for pack in work.packs]
+        for pack in packs:
+            if pack.key not in self.weights.packs:
+                weights.want(pack)
+        states = StateKernels(layout, f"g{self.number}_once", self.initial)
+        groups = [(chains[0], replace(work, packs=tuple(packs)))]
+        return OneStep(layout, groups, states, weights, self._row_copies(layout))
 
-        def groups(layout: UserStates, name: str) -> Launches:
-            work = self._kernel(f"{name}_{_kind(chain)}", chain, layout)
-            packs = [next((p for p in self.weights.packs.values() if p.serves(pack)), pack) for pack in work.packs]
-            for pack in packs:
-                if pack.key not in self.weights.packs:
-                    weights.want(pack)
-            return [(chain, replace(work, packs=tuple(packs)))]
-
-        return self._each_step(layouts, groups, weights)
-
-    def _each_step(
-        self,
-        layouts: Sequence[UserStates],
-        groups: Callable[[UserStates, str], Launches],
-        weights: Weights | None = None,
-    ) -> list[OneStep]:
-        """Calls of one step, of the layouts. groups: a layout's launches, whose names begin so."""
-        found = []
-        for layout in layouts:
-            copied = layout.copied_rows
-            name = f"g{self.number}_once" + ("_copied" if copied else "")
-            least = COPIED_FROM if copied and len(layouts) > 1 else 0
-            most = COPIED_FROM - 1 if not copied and len(layouts) > 1 else None
-            launches = [
-                (chain, work.within(least, most) if isinstance(work, Gemm) else work)
-                for chain, work in groups(layout, name)
-            ]
-            copy = self._row_copies(f"{name}_rows", layout) if copied else None
-            own = weights is None and self._as_own(layout)
-            states = self.states if own else StateKernels(layout, name, self.initial)
-            found.append(OneStep(layout, launches, states, weights, copy, least))
-        return found
-
-    def _as_own(self, layout: UserStates) -> bool:
-        """Whether states lie there as those of every step do."""
-        places = ((layout.state(i), self.layout.state(i)) for i in range(len(self.graph.states)))
-        return not layout.copied_rows and all(there == here for there, here in places)
-
-    def _row_copies(self, name: str, layout: UserStates) -> Kernel:
-        """What copies rows for a step's products."""
-        places = [(layout.source(node), place, node) for node, place in layout.copied_rows.items()]
-        copies = [RowCopy(own.place, place, prod(node.shape)) for own, place, node in places if own is not None]
-        return row_copies(name, copies, early=self.machine.arch == HOPPER)
+    def _row_copies(self, layout: UserStates, others: Sequence[tuple[Place, Place, Node]] = ()) -> Kernel | None:
+        """What copies rows that products of one step read. others: more rows, how they lie and are to lie."""
+        own = ((layout.source(node), place, node) for node, place in layout.copied_rows.items())
+        rows = [*others, *((source.place, place, node) for source, place, node in own if source is not None)]
+        copies = [RowCopy(source, place, prod(node.shape)) for source, place, node in rows]
+        name, early = f"g{self.number}_once_rows", self.machine.arch == HOPPER
+        return row_copies(name, copies, early=early) if layout.copied_rows else None
 
     @property
-    def _joined_steps(self) -> list[OneStep]:
-        """The calls of one step that have the products of inputs in it."""
-        return [own for own in self.one_steps if own.weights is not None]
+    def _joined_step(self) -> OneStep | None:
+        """The call of one step, where it has the products of inputs in it."""
+        return self.one_step if self.one_step is not None and self.one_step.weights is not None else None
 
     def _given(self, number: int) -> bool:
         """Whether that launch's products may run beside those of the launch before."""
@@ -346,8 +314,8 @@ class Layer:
     def pack(self, program: Program, layer: int, direction: int) -> Mapping[Any, Pointer]:
         """Where the packed weights of one layer and direction lie, by what they are known by."""
         found = dict(self.weights.pack(program, layer, direction))
-        for weights in {id(own.weights): own.weights for own in self._joined_steps}.values():
-            found |= weights.pack(program, layer, direction) if weights is not None else {}
+        if self._joined_step is not None and self._joined_step.weights is not None:
+            found |= self._joined_step.weights.pack(program, layer, direction)
         return found
 
     def state_buffers(
@@ -394,8 +362,11 @@ class Layer:
             node: reserve(f"marks{i}", f"{rows} / {EVERY} * {prod(node.shape)}", self.marks_dtype)
             for i, node in enumerate(self._marked_here)
         }
-        places = [place for own in self.one_steps for place in own.layout.copied_rows.values()]
-        rows_of_step = [reserve(f"row{i}", f"B * {place.row_stride}", place.dtype) for i, place in enumerate(places)]
+        rows_of_step = [
+            reserve(f"row{i}", f"B * {place.row_stride}", place.dtype)
+            for own in ([] if self.one_step is None else [self.one_step])
+            for i, place in enumerate(own.layout.copied_rows.values())
+        ]
         found = {"hoisted": hoisted, "step": step, "regime": regime, "words": words, "copies": inputs, "marks": marks}
         found["copied_rows"] = rows_of_step
         if self.scans:
@@ -491,23 +462,44 @@ class Layer:
                 found.append(work.fact)
             else:
                 found.append(_fact(groups, work))
-        for own in self._joined_steps:
-            rows = f", B >= {own.least}" if own.least else ""
-            for fact in (_fact(groups, work) for groups, work in own.groups):
-                found.append({**fact, "unit": f"{fact['unit']}, T = 1{rows}", "most_steps": 1})
+        if self._joined_step is not None:
+            for fact in (_fact(groups, work) for groups, work in self._joined_step.groups):
+                found.append({**fact, "unit": f"{fact['unit']}, T = 1", "most_steps": 1})
         return found
 
     # --- statements ------------------------------------------------------------------------------------------------
 
     def before(self, host: Host, buffers: Buffers, tile: Tile) -> None:
-        once = self._when_once(buffers) if self._joined_steps else ""
-        with host.when(f"!{once}") if once else nullcontext():
+        once = self._when_once(buffers)
+        with host.when(f"!{once}") if once and self._joined_step is not None else nullcontext():
+            self._copy_inputs(host, buffers, tile, once)
             self._hoisted(host, buffers, tile)
 
+    def _copy_inputs(self, host: Host, buffers: Buffers, tile: Tile, once: str) -> None:
+        """Rows for hoisted products; in a call of one step those for the step in the same launch. once: whether it is
+        one."""
+        pairs = [(tile.inputs[number], buffers.copies[number]) for number in self.layout.copied]
+        own = self.one_step if once and self._joined_step is None else None
+        together = own is not None and own.copy is not None
+        if own is not None and together:
+            with host.when(once):
+                self._copy_rows(host, buffers, own, self._user_step(buffers, tile), pairs)
+        with host.otherwise() if together else nullcontext():
+            for number, pair in zip(self.layout.copied, pairs, strict=True):
+                host.launch(self.copies[number], [*pair], [f"({tile.count} * B)"])
+
+    def _copy_rows(
+        self, host: Host, buffers: Buffers, own: OneStep, step: Step, others: Sequence[tuple[Pointer, Pointer]] = ()
+    ) -> None:
+        """Rows that products of one step read. others: source and target of those that come first."""
+        assert own.copy is not None
+        sources = ((own.layout.source(node), node) for node in own.layout.copied_rows)
+        find = self._finder(buffers, step)
+        read = [find(source, node) for source, node in sources if source is not None]
+        pairs = [*others, *zip(read, buffers.copied_rows, strict=True)]
+        host.launch(own.copy, [pointer for pair in pairs for pointer in pair], ["B"])
+
     def _hoisted(self, host: Host, buffers: Buffers, tile: Tile) -> None:
-        for number in self.layout.copied:
-            pointers = [tile.inputs[number], buffers.copies[number]]
-            host.launch(self.copies[number], pointers, [f"({tile.count} * B)"])
         find, rows = self.rows_of(buffers, tile), f"({tile.count} * B)"
         read = self.passed_on
         if read is None:
@@ -579,8 +571,8 @@ class Layer:
                 self._steps(host, buffers, tile, parity)
 
     def _when_once(self, buffers: Buffers) -> str:
-        """A C++ condition: one of `one_steps` is all of this call; "": never."""
-        return next((own.when for own in buffers.in_place.values()), "") if self.one_steps else ""
+        """A C++ condition: `one_step` is all of this call; "": never."""
+        return next((own.when for own in buffers.in_place.values()), "") if self.one_step is not None else ""
 
     @property
     def _never_in_steps(self) -> bool:
@@ -628,25 +620,23 @@ class Layer:
 
     def _once(self, host: Host, buffers: Buffers, tile: Tile) -> None:
         """The step of a call that has one, on the user's states."""
-        users = [buffers.in_place[number] for number in range(len(self.graph.states))]
-        step = Step(tile, 0, [own.before for own in users], [own.after for own in users], {}, {})
-        find = self._finder(buffers, step)
-        with ExitStack() as fewer:
-            for own in self.one_steps:
-                with host.when(f"B >= {own.least}") if own.least else nullcontext():
-                    self._one_step(host, buffers, own, step, find)
-                if own.least:
-                    fewer.enter_context(host.otherwise())
-
-    def _one_step(self, host: Host, buffers: Buffers, own: OneStep, step: Step, find: Find) -> None:
-        if own.copy is not None:
-            sources = ((own.layout.source(node), node) for node in own.layout.copied_rows)
-            read = [find(source, node) for source, node in sources if source is not None]
-            pairs = zip(read, buffers.copied_rows, strict=False)
-            host.launch(own.copy, [pointer for pair in pairs for pointer in pair], ["B"])
+        own, step = self.one_step, self._user_step(buffers, tile)
+        assert own is not None
+        if own.copy is not None and own.weights is not None:
+            self._copy_rows(host, buffers, own, step)
         for _, work in own.groups:
-            _run(host, work, _pointers(work, own.layout, buffers, find), "B", given="true")
+            _run(host, work, _pointers(work, own.layout, buffers, self._finder(buffers, step)), "B", given="true")
         own.states.freeze(host, step)
+
+    def users_state(self, number: int) -> Place:
+        """How a state lies in a call of one step."""
+        assert self.one_step is not None
+        return self.one_step.layout.state(number)
+
+    def _user_step(self, buffers: Buffers, tile: Tile) -> Step:
+        """The only step, on the user's states."""
+        users = [buffers.in_place[number] for number in range(len(self.graph.states))]
+        return Step(tile, 0, [own.before for own in users], [own.after for own in users], {}, {})
 
     def _finder(self, buffers: Buffers, step: Step) -> Find:
         tile = step.tile

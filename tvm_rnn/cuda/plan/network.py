@@ -148,7 +148,7 @@ class Plan:
 
     def _direct(self, host: Host) -> str:
         """Whether that holds of all states: a call of one step, which no regime runs. "": never."""
-        if self.mask_keys is not None or not all(code.one_steps for code in self.code):
+        if self.mask_keys is not None or any(code.one_step is None for code in self.code):
             return ""
         able = ["T == 1", "!has_reset", *(f"!({code.by_regime})" for code in self.code)]
         # Blocks of a step read all of a state while others write the next one.
@@ -159,7 +159,7 @@ class Plan:
         there = []
         for visit in self.visits:
             for number, pair in enumerate(visit.user):
-                place = visit.code.one_steps[0].layout.state(number)
+                place = visit.code.users_state(number)
                 there.append(aligned(pair, place.align // ITEM_BYTES[place.dtype]))
         return host.let("direct", " && ".join([*able, *apart, *there]))
 

@@ -1,4 +1,4 @@
-"""A kernel that copies rows which begin anywhere to rows that begin at multiples of 16 bytes.
+"""A kernel that copies rows which begin anywhere to rows that begin at multiples of 16 bytes, or back.
 
 In: how rows of one or several arrays lie, and how their copies are to lie. Out: a kernel over all rows. Products read
 such copies where the hardware cannot bring the rows themselves to shared memory 16 bytes at a time: each element once
@@ -26,7 +26,7 @@ PIECE_BYTES = 16  # that a thread makes
 @dataclass(frozen=True)
 class RowCopy:
     """[rows, width] from `source` to `target`, converted to its dtype of 16 or 32 bits; behind each row zeros up to its
-    stride, which is made of whole pieces of 16 bytes."""
+    stride, where that is made of whole pieces of 16 bytes; else the target has `width` elements in a row."""
 
     source: Place
     target: Place
@@ -34,12 +34,13 @@ class RowCopy:
 
     @property
     def lanes(self) -> int:
-        """Elements of a piece."""
-        return PIECE_BYTES // ITEM_BYTES[self.target.dtype]
+        """Elements that a thread makes: a piece, or one."""
+        lanes = PIECE_BYTES // ITEM_BYTES[self.target.dtype]
+        return 1 if self.target.row_stride % lanes else lanes
 
     @property
     def pieces(self) -> int:
-        """Of a row."""
+        """Of a row: threads."""
         return self.target.row_stride // self.lanes
 
 
@@ -66,6 +67,10 @@ def row_copies(name: str, copies: Sequence[RowCopy], *, early: bool = False) -> 
 def _copy_piece(w: Writer, number: int, own: RowCopy, row: Expr, first: TirExpr) -> None:
     """The elements from `first` on."""
     source, dtype, size = w[f"source{number}"], own.target.dtype, ITEM_BYTES[own.target.dtype]
+    if own.lanes == 1:
+        value = converted(source[address(own.source, row, first)], dtype)
+        w.store(w[f"target{number}"], value, address(own.target, row, first))
+        return
     bits, words = f"uint{8 * size}", list[TirExpr]()
     for lane in range(own.lanes):  # all are asked for before the first is there
         value = converted(source[address(own.source, row, tirx.min(first + lane, own.width - 1))], dtype)
