@@ -77,11 +77,11 @@ class Model:
         self.operator(kind, inputs, [result], **options)
         return result
 
-    def product(self, x: int, weights: Array, bias: Array) -> int:
+    def product(self, x: int, weights: int, bias: int) -> int:
         """x by a matrix of [outputs, inputs], along the last axis."""
-        result = self.tensor(*self.shapes[x][:-1], len(weights))
-        inputs = [x, self.constant(weights), self.constant(bias)]
-        self.operator("FullyConnected", inputs, [result], fusedActivationFunction=NONE, keepNumDims=True)
+        result = self.tensor(*self.shapes[x][:-1], self.shapes[weights][0])
+        options = {"fusedActivationFunction": NONE, "keepNumDims": True}
+        self.operator("FullyConnected", [x, weights, bias], [result], **options)
         return result
 
     def split(self, x: int, count: int) -> list[int]:
@@ -170,12 +170,14 @@ def _steps(model: Model, x: int, state: int, arrays: Sequence[Array]) -> tuple[i
     steps, batch, _ = model.shapes[x]
     if steps > MOST_STEPS:
         raise Unsupported(f"a model that repeats {steps} steps would be large: at most {MOST_STEPS}")
-    given = model.product(x, W.reshape(gates * hidden, -1), b.ravel())
+    matrices = [model.constant(matrix.reshape(gates * hidden, -1)) for matrix in (W, R)]
+    biases = [model.constant(bias.ravel()) for bias in (b, second)]
+    given = model.product(x, matrices[0], biases[0])
     of_steps = [model.tensor(batch, gates * hidden) for _ in range(steps)]
     model.operator("Unpack", [given], of_steps, num=steps, axis=0)
     rows = list[int]()
     for own in of_steps:
-        held = model.product(state, R.reshape(gates * hidden, hidden), second.ravel())
+        held = model.product(state, matrices[1], biases[1])
         if gates == 1:
             state = model.pointwise("Tanh", model.pointwise("Add", own, held))
         else:
