@@ -203,7 +203,9 @@ class Wave:
                 with host.when(f"{self.number} == {number}"):
                     self._tile(host, number, (tile, done, count), states)
 
-    def _multiply_inputs(self, host: Host, first: Layer, at: tuple[str, str], weights: Mapping[object, Pointer]) -> None:
+    def _multiply_inputs(
+        self, host: Host, first: Layer, at: tuple[str, str], weights: Mapping[object, Pointer]
+    ) -> None:
         """What the first layer computes before its steps. at: the steps done before the tile, its steps."""
         (done, count), program, layout = at, host.program, first.layout
         inputs = [
