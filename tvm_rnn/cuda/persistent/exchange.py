@@ -64,6 +64,7 @@ class ClusterExchange(Exchange):
 
     name: ClassVar[str] = "cluster"
     in_memory: ClassVar[bool] = False
+    lines: ClassVar[bool] = True
     marks: ClassVar[bool] = True
     rates: ClassVar[Rates] = Rates(0.24, 0.012, 34.0, 0.8, 0.15, 0.03)
 
@@ -457,6 +458,7 @@ class Cluster(InShared):
         if not slots:
             return
         k, geometry = self.k, self.geometry
+        self.body.tape_stores.meeting()
         k.do(I.cuda.cta_sync())
         for node, (slot, when, y) in slots.items():
             copy = slot * geometry.value_words(node) * 4
@@ -470,6 +472,7 @@ class Cluster(InShared):
                     k.do(I.ptx[name](target, *words, barrier))
             if y is not None:
                 self._store_y(node, words, y)
+        self.body.tape_stores.met()
 
     def _store_y(self, node: Node, words: Sequence[Expr], y: Store) -> None:
         """This block's part of y, 16 bytes per thread."""

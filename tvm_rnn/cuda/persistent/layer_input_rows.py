@@ -24,6 +24,8 @@ from tvm_rnn.tir.expr import Buffer, Expr
 
 from .geometry import BLOCK_WORDS, LANES, POISON, Body, Geometry, LaneExchange, LanePieces, Share
 
+FAR_STEPS = 4  # from a prefetch to L2 until the load
+
 
 def round_inputs(k: Writer, geometry: Geometry, words: Sequence[Expr]) -> None:
     """What is exchanged is rounded to tf32 already, inputs are not."""
@@ -40,6 +42,11 @@ class Inputs:
     @property
     def used(self) -> bool:
         return bool(self.geometry.step.given)
+
+    def stride(self, node: Node) -> int:
+        """Elements from one row of an input to the next: rows of all heads, where there are heads."""
+        layout = self.body.layout
+        return layout.input(layout.graph.inputs.index(node)).row_stride
 
     def events(self, t: Expr) -> Expr:
         return (t + 1) * len(self.geometry.events) + 1
@@ -104,7 +111,7 @@ class ClusterInputs(Inputs):
         lanes = 16 // geometry.itemsize
         inside = tirx.And(row < geometry.rows, piece * lanes < node.shape[0])
         from_row = tirx.Min(k["row0"] + ids.group * geometry.rows + tirx.Min(row, geometry.rows - 1), k["batch"] - 1)
-        element = tirx.Cast("int64", from_row) * node.shape[0] + tirx.Min(piece * lanes, node.shape[0] - lanes)
+        element = tirx.Cast("int64", from_row) * self.stride(node) + tirx.Min(piece * lanes, node.shape[0] - lanes)
         block = tirx.floordiv(piece, 4) * geometry.rows + tirx.Min(row, geometry.rows - 1)
         word = self.copies[node] + block * BLOCK_WORDS + tirx.floormod(piece, 4) * 4
         whole = pieces % geometry.threads == 0 and node.shape[0] == geometry.depth_blocks(node) * geometry.block_k
@@ -112,14 +119,21 @@ class ClusterInputs(Inputs):
         placed = yes if i + geometry.threads <= pieces else ids.thread + i < pieces
         return k.keep(element), k.keep(word), yes if whole else inside, placed
 
-    def _ask(self, t: Expr) -> None:
-        """Load this thread's pieces of step t."""
-        k = self.k
+    def _ask(self, t: Expr, far: bool = False) -> None:
+        """Load this thread's pieces of step t. far: where nobody writes them meanwhile, those of a later step come to
+        L2: a step is shorter than the way from memory."""
+        k, later = self.k, t + FAR_STEPS
+        if far:
+            with k.when(tirx.And(tirx.EQ(k["follows"], tirx.const(0, "int32")), later < k["steps"])):
+                for name, node, element, _, inside, placed in self.own:
+                    with k.when(tirx.And(inside, placed)):
+                        source = k[name].ptr_to([self.body.time(later) * self.stride(node) + element])
+                        k.do(I.ptx["prefetch.global.L2"](source))
         with k.when(t < k["steps"]):
             for n, (name, node, element, _, inside, _) in enumerate(self.own):
                 words = [self.pieces[4 * n + z] for z in range(4)]
                 with k.when(inside):
-                    source = k[name].ptr_to([self.body.time(t) * node.shape[0] + element])
+                    source = k[name].ptr_to([self.body.time(t) * self.stride(node) + element])
                     k.do(I.ptx["ld.relaxed.gpu.global.v4.b32"](*words, source))
 
     def stash(self, t: Expr, par: int) -> None:
@@ -135,7 +149,7 @@ class ClusterInputs(Inputs):
             with k.when(placed):
                 target = self.body.arena.ptr_to([word + (1 - par) * geometry.value_words(node)])
                 k.do(I.ptx["st.shared.v4.b32"](target, *words))
-        self._ask(t + 2)
+        self._ask(t + 2, far=True)
 
     def _wait(self, t: Expr) -> None:
         """Until this thread's pieces of step t are what the layer below has written."""
@@ -296,10 +310,7 @@ class Copies(InputPieces):
 
     def wait(self, share: Share, kblock: int) -> None:
         """Until a block of K is there."""
-        if not share.operand.given:
-            left = share.kblocks - 1 - kblock + self.newer
-        else:  # copied in the step before; hoisted values were asked for since
-            left = 1 if self.body.reads.prefetch.order else 0
+        left = 0 if share.operand.given else share.kblocks - 1 - kblock + self.newer
         if kblock == 0 or not share.operand.given:
             self.k.do(I.ptx["cp.async.wait_group"](min(left, 7)))
 

@@ -93,7 +93,7 @@ def _plan(passed: Passed, target: Target, training: bool | str) -> Trained:
     training = keep_choice.chosen(training, net, target, options.batches, options.precision)
     count, narrow = len(layers.graphs), keep_choice.split(training)[1]
     backs = Layers(tuple(g.backward for g in layers.graphs if g.backward is not None), layers.of_layer)
-    forward = ForwardTrain(passed, layers, target, number=count, narrow=narrow)
+    forward = ForwardTrain(passed, layers, target, number=count, narrow=narrow, keep=training)
     backward = BackwardPlan(passed, backs, target, forward=forward, number=2 * count)
     programs = forward.run(), backward.run()
     programs[0].suffix, programs[1].suffix = (f"_{way}" for way in WAYS)

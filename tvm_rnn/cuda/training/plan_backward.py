@@ -155,6 +155,9 @@ class BackwardPlan(Plan):
     backs: list[BackwardCode] = field(default_factory=list)
     blanks: dict[str, Kernel] = field(default_factory=dict)
 
+    def _quickest(self, number: int) -> Layer:
+        return self._layer(self.layers.graphs[number], number)
+
     def _layer(self, graph: Graph, number: int) -> Layer:
         """The layer's code; what follows its steps goes to `backs`."""
         assert self.forward is not None

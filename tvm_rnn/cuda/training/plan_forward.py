@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -27,6 +27,7 @@ from tvm_rnn.cuda.plan.layer import Layer
 from tvm_rnn.cuda.plan.network import Plan, Visit
 from tvm_rnn.cuda.rowwise.state_moves import StateCopy
 from tvm_rnn.graph.graph import Graph, Node
+from tvm_rnn.options import PASS_NAMES
 from tvm_rnn.tir.expr import TirExpr
 from tvm_rnn.tir.index import int64, wide
 
@@ -50,10 +51,12 @@ class Blank:
 @dataclass
 class ForwardTrain(Plan):
     """Call `run()`; then `tape` is the layout of the tape. number: of the first graph, among those whose constants the
-    file has. narrow: the dtype in which the tape has what backward reads in pointwise work; "": the storage dtype."""
+    file has. narrow: the dtype in which the tape has what backward reads in pointwise work; "": the storage dtype.
+    keep: what is kept."""
 
     number: int = 0
     narrow: str = ""
+    keep: bool | str = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,6 +67,13 @@ class ForwardTrain(Plan):
         own = graph, self.number + number, net.dtype, self.options, self.target, net.cell.initial, self.directions
         streams, narrow = tuple(net.regularisers.streams), narrowed(graph, self.narrow)
         return Layer(*own, kept=kept_nodes(graph), streams=streams, narrow=narrow, together=self._side_by_side())
+
+    def _joined(self, number: int) -> Graph | None:
+        """Of what is kept the backward graph that there is reads the same. Masks are made for many steps at a time."""
+        own = self.layers.graphs[number]
+        if self.net.regularisers or not set(PASS_NAMES) <= set(own.applied):
+            return None
+        return replace(self.passed.in_step(self.keep).graphs[number], backward=own.backward)
 
     def run(self) -> Program:
         """The program."""
