@@ -20,8 +20,8 @@ from tvm_rnn.decisions import listening, tell
 from tvm_rnn.target import HOPPER, Target
 
 LIGHT_US = 0.04  # of a phase without a product
-# Of the cells of a phase that multiplies inputs alone, what is not hidden where the blocks wait for each other's values.
-# 16 members of GRU 128, 8 rows to a cluster of two blocks, H200: 0.63 us a step, 0.52 of hoisted products.
+# Of the cells of a phase that multiplies inputs alone, what is not hidden while blocks wait for each other's values. 16
+# members of GRU 128, 8 rows to a cluster of two blocks, H200: 0.63 us a step, 0.52 of hoisted products.
 GIVEN_PART = 0.4
 # Clusters that can be resident on the 132 multiprocessors of an H200 with one block on each.
 RESIDENT_CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}

@@ -456,7 +456,7 @@ class Prefetch:
         self._copy(t + (self.stages - 1), tirx.floormod(t + (self.stages - 1), self.stages))
 
     def _take_squares(self, slot: Expr) -> None:
-        """Four matrices of 8 x 8 at a time, turned: a lane's two rows are one word. Those behind the last are its own."""
+        """Four matrices of 8 x 8 at a time, turned: a lane's two rows are one word. Behind the last, that again."""
         k, last, lane = self.k, len(self.order) - 1, self.body.ids.lane
         first = k.keep(self.lines + tirx.Cast("uint32", slot * (self._words() * 4)))
         for n in range(0, len(self.order), SQUARES):
