@@ -1,5 +1,6 @@
 """Training whose kept values go to memory in lines, on the emulated GPU: the oracle's results and gradients. Lines are
-as long as those of large layers' blocks are not: then small networks have some."""
+taken to be worth while, and hoisted products of members to be slow: then small networks have lines, and products of
+inputs in the steps."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import pytest
 import tvm_rnn as rnn
 from tests.runtime.test_runtime_cuda_training import check
 from tvm_rnn.cuda.persistent import geometry
+from tvm_rnn.cuda.plan import layer
 
 CASES: dict[str, tuple[rnn.Cell, dict[str, Any]]] = {
     "gru-bfloat16": (rnn.cells.gru, {"input_size": 24, "hidden_size": 40, "members": 2, "dtype": "bfloat16"}),
@@ -23,7 +25,12 @@ CASES: dict[str, tuple[rnn.Cell, dict[str, Any]]] = {
 def test_gradients_are_the_oracle_s(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_GPUS", "90")
     monkeypatch.setattr(geometry, "LEAST_LINE", 16)
+    monkeypatch.setattr(layer, "HOISTED_BYTES_PER_US", 1.0)
     cell, sizes = CASES[name]
     net = rnn.RNN(cell, **sizes).init(3)
     module = emulator.compile(net, batch=[3], training=True)
+    hoisted = [
+        row["unit"] for row in module.manifest["variants"][0]["forward_train"]["templates"] if "gemm" in row["unit"]
+    ]
+    assert bool(hoisted) == ("members" not in sizes)
     check(net, module, net.dtype)
