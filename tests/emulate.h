@@ -79,10 +79,6 @@ struct Warp {
   uint64_t generation = 0;
   void* slots[32];
 };
-struct Store {
-  char* to;
-  uint32_t from, size;
-};
 struct Copy { uint32_t to, size; const void* from; uint32_t whole; };
 struct Product { std::vector<float*> d; int lane, deep; bool bf16, add; const char* memory; uint64_t a, b; std::vector<uint32_t> fragment; bool turned_a, turned_b; };
 struct Named { int arrived = 0; uint64_t generation = 0; };
@@ -114,8 +110,6 @@ struct Fiber {
   std::vector<Copy> copies;
   std::vector<Product> products;
   std::deque<std::vector<Copy>> copy_groups;
-  std::vector<Store> stores;
-  std::deque<std::vector<Store>> store_groups;
   std::deque<std::vector<Product>> product_groups;
   int lane() const { return tid.x % 32; }
   Warp& warp() const { return block->warps[tid.x / 32]; }
@@ -376,19 +370,5 @@ inline void copy(uint32_t to, const void* from, uint32_t size, uint32_t whole = 
 inline void commit_copies() {
   now->copy_groups.push_back(std::move(now->copies)), now->copies.clear();
   if (maybe(4)) wait_copies(0);
-}
-
-// --- bulk copies to global memory: they read shared memory at any time before the wait for that ends --------------------
-inline void wait_stores(size_t n) {
-  finish(now->store_groups, n, [](const Store& store) { std::memcpy(store.to, at(store.from, 16), store.size); });
-}
-inline void bulk_store(void* to, uint32_t from, uint32_t size) {
-  if (size % 16) fail("bulk copy: not of 16 bytes");
-  at(from + size - 16, 16);
-  now->stores.push_back({(char*)aligned(to, 16), from, size});
-}
-inline void commit_stores() {
-  now->store_groups.push_back(std::move(now->stores)), now->stores.clear();
-  if (maybe(4)) wait_stores(0);
 }
 }  // namespace emu

@@ -77,11 +77,6 @@ inline void BULK(W to, const void* from, W size, W barrier, uint64_t) { emu::bul
 #define BULK tvm_builtin_ptx_cp_async_bulk_g2s_cluster_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes_multicast__cluster
 inline void BULK(W to, const void* from, W size, W barrier, W blocks) { emu::bulk_multicast(to, from, size, barrier, blocks); }
 #undef BULK
-inline void tvm_builtin_ptx_cp_async_bulk_s2g_async_bulk_global_shared__cta_bulk_group(void* to, W from, W size) {
-  emu::bulk_store(to, from, size);
-}
-inline void tvm_builtin_ptx_cp_async_bulk_commit_group_async_bulk_commit_group() { emu::commit_stores(); }
-inline void tvm_builtin_ptx_cp_async_bulk_wait_group_async_bulk_wait_group_read_0() { emu::wait_stores(0); }
 inline nv_bfloat16 __float2bfloat16_rn(float x) { return nv_bfloat16(x); }
 inline half __float2half_rn(float x) { return half(x); }
 inline float __half2float(half x) { return float(x); }

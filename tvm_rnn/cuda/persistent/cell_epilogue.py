@@ -200,13 +200,8 @@ class TapeStores:
         """Once: where lines go."""
         self.lines.prepare()
 
-    def meeting(self) -> None:
-        """Before all of a block meet."""
-        if self.lines.lines and not self.copied:
-            self.lines.meeting()
-
     def met(self) -> None:
-        """Behind that: the first time in a step the lines of the one before go to memory."""
+        """All of a block have met: the first time in a step the lines of the one before go to memory."""
         if self.lines.lines and not self.copied:
             self.lines.met()
         self.copied = True
@@ -250,8 +245,6 @@ class TapeStores:
                     for block in range(geometry.blocks(geometry.line_width))
                 ]
                 self.lines.write(values, j)
-        if owns:
-            self.lines.written()
 
     def _value(self, node: Node, number: int, block: int, j: int, e: int) -> Expr:
         if node.op == "state":

@@ -458,7 +458,6 @@ class Cluster(InShared):
         if not slots:
             return
         k, geometry = self.k, self.geometry
-        self.body.tape_stores.meeting()
         k.do(I.cuda.cta_sync())
         for node, (slot, when, y) in slots.items():
             copy = slot * geometry.value_words(node) * 4

@@ -242,11 +242,8 @@ class Tape(Protocol):
     def late(self) -> object:
         """None: y is stored in its own step."""
 
-    def meeting(self) -> None:
-        """Before all of a block meet, after they have computed a phase."""
-
     def met(self) -> None:
-        """Behind that, when what is handed over has gone."""
+        """All of a block have met behind a phase, and what is handed over has gone."""
 
     def pair(self, name: str, place: Place, values: Sequence[Expr], of: tuple[int, int, int], width: int) -> None: ...
 

@@ -24,8 +24,6 @@ from tvm_rnn.tir.expr import Buffer, Expr
 
 from .geometry import BLOCK_WORDS, LANES, POISON, Body, Geometry, LaneExchange, LanePieces, Share
 
-FAR_STEPS = 4  # from a prefetch to L2 until the load
-
 
 def round_inputs(k: Writer, geometry: Geometry, words: Sequence[Expr]) -> None:
     """What is exchanged is rounded to tf32 already, inputs are not."""
@@ -119,16 +117,9 @@ class ClusterInputs(Inputs):
         placed = yes if i + geometry.threads <= pieces else ids.thread + i < pieces
         return k.keep(element), k.keep(word), yes if whole else inside, placed
 
-    def _ask(self, t: Expr, far: bool = False) -> None:
-        """Load this thread's pieces of step t. far: where nobody writes them meanwhile, those of a later step come to
-        L2: a step is shorter than the way from memory."""
-        k, later = self.k, t + FAR_STEPS
-        if far:
-            with k.when(tirx.And(tirx.EQ(k["follows"], tirx.const(0, "int32")), later < k["steps"])):
-                for name, node, element, _, inside, placed in self.own:
-                    with k.when(tirx.And(inside, placed)):
-                        source = k[name].ptr_to([self.body.time(later) * self.stride(node) + element])
-                        k.do(I.ptx["prefetch.global.L2"](source))
+    def _ask(self, t: Expr) -> None:
+        """Load this thread's pieces of step t."""
+        k = self.k
         with k.when(t < k["steps"]):
             for n, (name, node, element, _, inside, _) in enumerate(self.own):
                 words = [self.pieces[4 * n + z] for z in range(4)]
@@ -149,7 +140,7 @@ class ClusterInputs(Inputs):
             with k.when(placed):
                 target = self.body.arena.ptr_to([word + (1 - par) * geometry.value_words(node)])
                 k.do(I.ptx["st.shared.v4.b32"](target, *words))
-        self._ask(t + 2, far=True)
+        self._ask(t + 2)
 
     def _wait(self, t: Expr) -> None:
         """Until this thread's pieces of step t are what the layer below has written."""

@@ -1,15 +1,14 @@
-"""What training keeps of a step goes to memory in lines: a block's part of a row by one bulk copy.
+"""What training keeps of a step goes to memory in lines: a block's part of a row, by lanes side by side.
 
 In: the kernel's state (`persistent.Body`), of a geometry whose blocks meet in every step. Out: statements. A lane has
 one unit of each block of 8 for two batch rows, and so a warp a matrix of 8 x 8 of each value: stmatrix turns four at a
 time on their way to shared memory, where a row's units lie side by side. When all of the block meet in the next step
-the lines are whole, and are copied from there, while others are written: stores of single lanes, of 32 bytes of a line
-each, would keep the values that blocks hand to each other waiting.
+the lines are whole: a lane stores 16 bytes of one, beside its neighbours.
 
     step t:      compute; meet; hand over; lines of t - 1 to memory; those of t to shared memory
-    step t + 1:  compute; lines of t - 1 are read; meet; hand over; lines of t to memory; ...
+    step t + 1:  compute; meet; hand over; lines of t to memory; ...
 
-Source: PTX ISA 8.5, "cp.async.bulk", "stmatrix".
+Source: PTX ISA 8.5, "stmatrix".
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from tvm_rnn.tir.index import uint32
 from .geometry import LANES, Body
 
 STORE_TURNED = "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16"
-TO_MEMORY = "cp.async.bulk.global.shared::cta.bulk_group"
 PACKED = {"bfloat16": "cvt.rn.bf16x2.f32", "float16": "cvt.rn.f16x2.f32"}  # the second number is the upper half
 SQUARES = 4  # of an stmatrix
 
@@ -60,16 +58,19 @@ class TapeLines:
         row = tirx.floormod(ids.lane, 8) * geometry.line_pitch
         unit = ids.warp_u * (geometry.blocks(self.width) * 16)
         self.lane_at = k.keep(self.base + tirx.Cast("uint32", row + unit))
-        self.copies = [self._copy(first) for first in range(0, len(self.lines) * geometry.rows, geometry.threads)]
+        pieces = len(self.lines) * geometry.rows * (geometry.units(self.width) // 8)
+        self.copies = [self._copy(first, pieces) for first in range(0, pieces, geometry.threads)]
+        self.words = k.local(4 * len(self.copies), "uint32")
 
-    def _copy(self, first: int) -> tuple[Expr, Expr, Expr, Expr]:
-        """Of this thread's line from the `first`-th on: its place in shared memory, its address at time 0, bytes of a
-        row there, and how many bytes it has; 0: none."""
+    def _copy(self, first: int, pieces: int) -> tuple[Expr, Expr, Expr, Expr]:
+        """Of this thread's piece of 16 bytes from the `first`-th on: its place in shared memory, its address at time 0,
+        bytes from a row to the next there, and whether it is one."""
         k, geometry, ids = self.k, self.geometry, self.body.ids
-        flat = k.keep(tirx.Min(ids.thread + first, len(self.lines) * geometry.rows - 1))
-        number, row = tirx.floordiv(flat, geometry.rows), tirx.floormod(flat, geometry.rows)
-        units = geometry.units(self.width)
-        unit = ids.rank * units
+        each = geometry.units(self.width) // 8  # of a line
+        flat = k.keep(tirx.Min(ids.thread + first, pieces - 1))
+        line, piece = k.keep(tirx.floordiv(flat, each)), k.keep(tirx.floormod(flat, each))
+        number, row = tirx.floordiv(line, geometry.rows), tirx.floormod(line, geometry.rows)
+        unit = ids.rank * geometry.units(self.width) + piece * 8
         batch_row = k["row0"] + ids.group * geometry.rows + row
         address, stride = k.local(1, "uint64"), k.local(1, "int64")
         for n, (name, own, _, first_at) in enumerate(self.lines):
@@ -77,10 +78,15 @@ class TapeLines:
                 at = tirx.Cast("int64", batch_row) * own.place.row_stride + tirx.Cast("int64", unit + first_at)
                 k.store(address, tirx.reinterpret("uint64", k[name].ptr_to([at])), 0)
                 k.store(stride, tirx.const(own.place.row_stride * 2, "int64"), 0)
-        there = tirx.And(ids.thread + first < len(self.lines) * geometry.rows, batch_row < k["batch"])
-        size = tirx.Max(tirx.Min(self.width - unit, units), 0) * 2
-        size = k.keep(tirx.Select(there, size, tirx.const(0, "int32")))
-        return k.keep(self.base + tirx.Cast("uint32", flat * geometry.line_pitch)), address[0], stride[0], size
+        strides = {own.place.row_stride * 2 for _, own, _, _ in self.lines}
+        apart = stride[0] if len(strides) > 1 else tirx.const(*strides, "int64")
+        there = tirx.And(ids.thread + first < pieces, tirx.And(batch_row < k["batch"], unit < self.width))
+        return (
+            k.keep(self.base + tirx.Cast("uint32", line * geometry.line_pitch + piece * 16)),
+            address[0],
+            apart,
+            there,
+        )
 
     def write(self, values: Sequence[tuple[Taped, int, int, Sequence[Expr]]], j: int) -> None:
         """Values of this warp's j-th own tile: of what, which component, block, and the numbers of two rows."""
@@ -98,34 +104,27 @@ class TapeLines:
             at = first + tirx.Cast("uint32", _picked([offsets[m] for m in four], which))
             k.do(I.ptx[STORE_TURNED](at, *(words[m][0] for m in four)))
 
-    def written(self) -> None:
-        """Behind a step's values: bulk copies see them."""
-        self.k.do(I.ptx.fence.proxy.async_.shared__cta())
-
-    def meeting(self) -> None:
-        """Before the block meets: the lines that were copied in the step before may be written again."""
-        self.k.do(I.ptx["cp.async.bulk.wait_group.read"](0))
-
     def met(self) -> None:
         """The lines of the step before to memory."""
         with self.k.when(self.body.t > 0) if self.body.par == 0 else nullcontext():
-            self._send(self.body.t - 1, tirx.const((1 - self.body.par) * self.geometry.line_bytes, "uint32"))
+            self._send(self.body.t - 1, uint32((1 - self.body.par) * self.geometry.line_bytes))
 
     def end(self) -> None:
         """Those of the last step."""
-        k, t = self.k, self.k["steps"] - 1
-        k.do(I.cuda.cta_sync())
+        t = self.k["steps"] - 1
+        self.k.do(I.cuda.cta_sync())
         self._send(t, tirx.Cast("uint32", tirx.floormod(t, 2) * self.geometry.line_bytes))
-        k.do(I.ptx["cp.async.bulk.wait_group.read"](0))
 
     def _send(self, t: Expr, behind: Expr) -> None:
         k = self.k
-        for place, address, stride, size in self.copies:
-            with k.when(size > 0):
-                at = address + tirx.Cast("uint64", self.body.time(t) * stride)
-                target = I.bind(tirx.reinterpret("handle", at))
-                k.do(I.ptx[TO_MEMORY](target, place + behind, tirx.Cast("uint32", size)))
-        k.do(I.ptx["cp.async.bulk.commit_group"]())
+        every = [[self.words[4 * n + z] for z in range(4)] for n in range(len(self.copies))]
+        for words, (place, *_) in zip(every, self.copies, strict=True):
+            k.do(I.ptx["ld.shared.v4.b32"](*words, place + behind))
+        time = k.keep(self.body.time(t))
+        for words, (_, address, apart, there) in zip(every, self.copies, strict=True):
+            with k.when(there):
+                target = I.bind(tirx.reinterpret("handle", address + tirx.Cast("uint64", time * apart)))
+                k.do(I.ptx["st.global.v4.b32"](target, *words))
 
 
 def _picked(values: Sequence[int], number: Expr) -> Expr:
