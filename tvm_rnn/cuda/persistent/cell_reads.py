@@ -24,12 +24,10 @@ from tvm_rnn.cuda.rowwise.dropout_masks import BITS, WORD
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.tensor_expressions import Index, element
 from tvm_rnn.tir.expr import Buffer, Expr
-from tvm_rnn.tir.index import uint32
 
-from .geometry import LANES, SQUARES, Body, Geometry
+from .geometry import LANES, Body, Geometry
 
 Coming = tuple[Phase, Node, int, int, int, int]  # a read of one cell: with block, own tile, row of two
-LOAD_TURNED = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16"
 PREFETCH_AHEAD = 6  # steps from a value's prefetch into L2 to its load, where registers are short
 
 
@@ -93,7 +91,6 @@ class CellReads:
         A thread waits for loads by counters, of which it has six, and so for all that are in flight by the same one:
         what is asked for at a step's end, the next step waits for as it begins. LSTM 256 backwards, B = 32, on an H200
         took 1.5 us, and 1.8 where both of two steps did so. Here it is under way while the phase's values are."""
-        self.prefetch.phase(phase, t)
         if self.ahead > 1:
             self.ask(par, t + self.ahead, phase)
 
@@ -179,12 +176,10 @@ class CellReads:
             key = (node, number, phase.width, block) if number >= 0 else (node, number, 0, 0)
             if key in self.params:
                 return self.params[key]
-            every: tuple[Mapping[Coming, tuple[Buffer | Halves, int]], ...]
-            every = self.prefetch.now, self.coming[body.par % self.ahead]
-            for loaded in every:
+            for loaded in (self.prefetch.now, self.coming[body.par % self.ahead]):
                 if (phase, node, number, block, j, e) in loaded:
-                    found, at = loaded[(phase, node, number, block, j, e)]
-                    return tirx.Cast("float32", found[at])
+                    registers, at = loaded[(phase, node, number, block, j, e)]
+                    return tirx.Cast("float32", registers[at])
             return None
 
         return read
@@ -325,24 +320,13 @@ def prefetched(geometry: Geometry) -> list[tuple[Phase, Node, int]]:
     return [(phase, *read) for phase, reads in every for read in reads if geometry.prefetches(phase, *read)]
 
 
-class Halves:
-    """Numbers of 16 bits, two in a word, the first one below."""
-
-    def __init__(self, words: Buffer, dtype: str) -> None:
-        self.words, self.dtype = words, dtype
-
-    def __getitem__(self, at: int) -> Expr:
-        word = self.words[at // 2] >> tirx.const(16, "uint32") if at % 2 else self.words[at // 2]
-        return tirx.reinterpret(self.dtype, tirx.Cast("uint16", word))
-
-
 class Prefetch:
     """The copies of one kernel. at: the word of the arena where they begin."""
 
     def __init__(self, body: Body, at: int, pointers: dict[Node, int]) -> None:
         self.body, self.k, self.geometry, self.at = body, body.k, body.geometry, at
         self.pointers = pointers  # number of each value's pointer
-        self.now: dict[Coming, tuple[Buffer | Halves, int]] = {}
+        self.now: dict[Coming, tuple[Buffer, int]] = {}
         self.order: list[tuple[Phase, Node, int, int, int]] = []  # with block and own tile: 8 x 8 values each
         for phase, node, slot in prefetched(self.geometry):
             for block in range(self.geometry.blocks(phase.width)):
@@ -370,21 +354,13 @@ class Prefetch:
             for i in range(0, pieces, LANES):
                 self.sources.append((node, at + i, pieces - i, self._source(node, entries, i)))
             at += pieces
-        # Lane l names row l % 8 of number l // 8 of four matrices.
-        self.lines = k.keep(self.base)
-        short = geometry.itemsize == 2
-        count = -(-len(self.order) // SQUARES) * SQUARES if short else 2 * len(self.order)
-        self.registers = k.local(count, "uint32" if short else "float32")
-        found = Halves(self.registers, geometry.storage) if short else self.registers
+        self.registers = k.local(2 * len(self.order), geometry.storage)
         for n, (phase, node, slot, block, j) in enumerate(self.order):
             for e in range(2):
-                self.now[(phase, node, slot, block, j, e)] = (found, 2 * n + e)
+                self.now[(phase, node, slot, block, j, e)] = (self.registers, 2 * n + e)
         self.stages = geometry.exchange.prefetch_steps
         for t in range(self.stages - 1):
             self._copy(tirx.const(t, "int32"), t)
-        reading = {phase for phase, *_ in self.order}
-        self.last = [phase for phase in geometry.step.phases if phase in reading][-1]
-        self.take(tirx.const(0, "int32"))
 
     def _warp(self) -> Expr:
         """This warp's number, among those that copy."""
@@ -431,38 +407,18 @@ class Prefetch:
                     k.do(I.ptx["cp.async.cg.shared.global"](target, source, 16))
         k.do(I.ptx["cp.async.commit_group"]())
 
-    def phase(self, phase: Phase, t: Expr) -> None:
-        """After a phase of step t. Behind the last one that reads them the values of step t + 1 go to registers: where
-        a product follows, while its operands are waited for."""
-        if self.order and phase is self.last:
-            self.take(t + 1)
-
-    def take(self, t: Expr) -> None:
-        """The values of step t to registers; the copy of a later step takes the place of the last one's."""
+    def begin(self, t: Expr) -> None:
+        """Step t begins: its values to registers; the copy of a later step takes the place of the last one's."""
+        if not self.order:
+            return
         k, geometry, ids = self.k, self.geometry, self.body.ids
         k.do(I.ptx["cp.async.wait_group"](self.stages - 2))
         k.do(I.cuda.warp_sync())
-        slot = k.keep(tirx.floormod(t, self.stages))
-        if geometry.itemsize == 2:
-            self._take_squares(slot)
-        else:
-            view = I.decl_buffer(
-                (geometry.shared_bytes // 4,), "float32", data=self.body.arena.data, scope="shared.dyn"
-            )
-            place = k.keep(self.warp + slot * self._words() + ids.q * 16 + ids.g)
-            for n in range(len(self.order)):
-                for e in range(2):
-                    k.store(self.registers, view[place + n * 64 + e * 8], 2 * n + e)
+        elements, size = self._words() * 4 // geometry.itemsize, geometry.shared_bytes // geometry.itemsize
+        view = I.decl_buffer((size,), geometry.storage, data=self.body.arena.data, scope="shared.dyn")
+        place = self.warp * (4 // geometry.itemsize) + tirx.floormod(t, self.stages) * elements
+        place = k.keep(place + ids.q * 16 + ids.g)
+        for n in range(len(self.order)):
+            for e in range(2):
+                k.store(self.registers, view[place + n * 64 + e * 8], 2 * n + e)
         self._copy(t + (self.stages - 1), tirx.floormod(t + (self.stages - 1), self.stages))
-
-    def _take_squares(self, slot: Expr) -> None:
-        """Four matrices of 8 x 8 at a time, turned: a lane's two rows are one word. Behind the last, that again."""
-        k, last, lane = self.k, len(self.order) - 1, self.body.ids.lane
-        first = k.keep(self.lines + tirx.Cast("uint32", slot * (self._words() * 4)))
-        for n in range(0, len(self.order), SQUARES):
-            at = first + uint32(n * 128)
-            if n + SQUARES > len(self.order):
-                beyond = tirx.Max(tirx.floordiv(lane, 8) - (last - n), tirx.const(0, "int32"))
-                at = at - tirx.Cast("uint32", beyond * 128)
-            words = [self.registers[n + z] for z in range(SQUARES)]
-            k.do(I.ptx[LOAD_TURNED](*words, at))

@@ -231,6 +231,7 @@ class KernelBody:
             self.masks.begin(t)
         self.exchange.begin_step()
         self.pieces.begin_step()
+        self.reads.prefetch.begin(t)
         self.reads.words.begin(t)
         late = next((p for p in self.step.phases if p.kind == "gemm"), None) if self.stores_late else None
         if late is None:

@@ -301,7 +301,10 @@ class Copies(InputPieces):
 
     def wait(self, share: Share, kblock: int) -> None:
         """Until a block of K is there."""
-        left = 0 if share.operand.given else share.kblocks - 1 - kblock + self.newer
+        if not share.operand.given:
+            left = share.kblocks - 1 - kblock + self.newer
+        else:  # copied in the step before; hoisted values were asked for since
+            left = 1 if self.body.reads.prefetch.order else 0
         if kblock == 0 or not share.operand.given:
             self.k.do(I.ptx["cp.async.wait_group"](min(left, 7)))
 
