@@ -278,7 +278,7 @@ def _map_file(path: str, kind: type[Exception], copied: bool = False) -> Mapped:
             data.signature = () if copied else _signature(found)
             return data
     except FileNotFoundError:
-        raise _error(kind, "no such file", repr(path), do="check the path") from None
+        raise _error(kind, f"cannot read {path!r}", "no such file", do="check the path") from None
     except (OSError, TypeError, ValueError) as error:
         raise _error(kind, f"cannot read {path!r}", error, "a file with something in it") from None
 
