@@ -206,7 +206,8 @@ def step_of(layout: Layout) -> Step:
     check_kept(step, (own.node for own in layout.taped))
     for node in step.given:
         place, own = layout.input(layout.graph.inputs.index(node)), node.shape[0]
-        pieces = all(size * ITEM_BYTES[place.dtype] % 16 == 0 for size in (place.row_stride, own))
+        sizes = (place.row_stride,) if layout.heads == 1 else (place.row_stride, own)  # of a row, and of a head in it
+        pieces = all(size * ITEM_BYTES[place.dtype] % 16 == 0 for size in sizes)
         if place.dtype != layout.storage or not pieces or layout.side_by_side(node) not in (0, own):
             raise NotPersistent("a product reads an input whose rows are not made of 16-byte pieces")
     # The inputs, not a user's x, whose rows are made of 16-byte pieces of the storage dtype.
