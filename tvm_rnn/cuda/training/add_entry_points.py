@@ -16,7 +16,7 @@ from msgspec import convert
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Program
 from tvm_rnn.cuda.codegen.workspace_size import working_memory
 from tvm_rnn.cuda.layer.made_again import made_again, without_kept
-from tvm_rnn.decisions import about, forget, recording, told
+from tvm_rnn.decisions import about, forget, recording, tell, told
 from tvm_rnn.dtypes import held_dtype
 from tvm_rnn.graph.graph import Layers, has_steps
 from tvm_rnn.module_file.facts import memory_facts
@@ -93,6 +93,10 @@ def _plan(passed: Passed, target: Target, training: bool | str) -> Trained:
     layers = passed.training(training)[-1][1]
     found = {number: made_again(graph, net) for number, graph in enumerate(layers.graphs)}
     again = {number: own for number, own in found.items() if own is not None}
+    for number, own in again.items():
+        why = f"made again from inputs and the states before each {own.every}th step, which moves fewer bytes"
+        with about("differentiate", graph=number):
+            tell(False, "keep values for backward", why)
     training = keep_choice.chosen(training, net, target, options.batches, options.precision)
     count, narrow = len(layers.graphs), keep_choice.split(training)[1]
     backs = Layers(tuple(g.backward for g in layers.graphs if g.backward is not None), layers.of_layer)
