@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tvm_rnn.cuda.layer.packed_layout import ceil_div
+
 from .chunk_layout import MOST_SHARED
 from .chunk_tile import BLOCK
 from .pair import BOTH, EVERY
 from .part_layout import ALL_SHARED, PAD, UNITS, PartLayout
 
-MOST = 128  # keys, of which each 16 are a warp's; values, of which registers hold 16 keys of both matrices
+MOST_KEYS = 256  # of which each 16 are a warp's
+WHOLE = 8  # tiles of 16 values of which registers hold 16 keys of both matrices; of more than these, slices in turn
+SLICE = 2  # tiles of a slice, of which registers hold two, beside sums of all steps
+AT_A_TIME = 2  # vectors of all steps whose sums those are
 THREADS = 512  # of a multiprocessor, each with the registers that this takes
 KINDS = ("before", "after", "begins", "ends", "decay")
 NUMBERS = EVERY + 4  # of a kind: of every step, and of the one behind
@@ -36,14 +41,26 @@ class PartsLayout(PartLayout):
             return "each key decays by itself"
         if any(read.of == BOTH and read.output.width > 1 for read in own.reads):
             return "the product of both is wanted for each key"
-        if max(own.keys, own.values) > MOST:
-            return f"registers hold {MOST} keys and values, not {own.keys} and {own.values}"
+        if own.keys > MOST_KEYS:
+            return f"a block of threads has {MOST_KEYS} keys, not {own.keys}"
+        if self.slices and sum(len(vectors) for vectors in self.vectors.values()) > AT_A_TIME:
+            return f"registers hold slices of {WHOLE * BLOCK} values beside sums of {AT_A_TIME} vectors"
         return "" if self.shared_bytes <= MOST_SHARED else "shared memory does not hold a part"
 
     @property
     def warps(self) -> int:
         """All keys, with zeros that fill the last warp's."""
         return -(-self.pair.keys // BLOCK)
+
+    @property
+    def deep(self) -> int:
+        whole = ceil_div(self.pair.values, BLOCK)
+        return whole if whole <= WHOLE else ceil_div(whole, 2 * SLICE) * (2 * SLICE)
+
+    @property
+    def slices(self) -> int:
+        """Of the values, an even number of them; 0: registers hold all."""
+        return 0 if self.deep <= WHOLE else self.deep // SLICE
 
     @property
     def resident(self) -> int:
