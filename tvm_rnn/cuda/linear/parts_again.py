@@ -237,9 +237,7 @@ class _Body:
                 for half in range(2):
                     self._multiply(sums[2 * n + half], matrix[k], b[half])
 
-    def _finish(
-        self, sums: RegisterTile, which: tuple[str, str], blocks: range, words: RegisterTile | None
-    ) -> None:
+    def _finish(self, sums: RegisterTile, which: tuple[str, str], blocks: range, words: RegisterTile | None) -> None:
         """What some blocks of steps read of the matrix is added to the product of both, and what others wrote to it."""
         w, layout, (name, vector) = self.w, self.layout, which
         other = GRADIENT if name == STATE else STATE
