@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from again_pairs import BATCH, Case, flagged, pair
 
-from tvm_rnn.cuda.linear.pair import EVERY
+from tvm_rnn.cuda.linear.pair import EVERY, Pair
 from tvm_rnn.cuda.linear.parts_again import PartsAgain
 
 CASES: dict[str, dict[str, Any]] = {
@@ -35,6 +35,26 @@ def of(**more: Any) -> Any:
 @pytest.mark.parametrize("name", CASES)
 def test_against_a_loop(name: str) -> None:
     assert Case(of(**CASES[name]), EVERY + 11).error(PartsAgain) < 1
+
+
+BY_WGMMA: dict[str, dict[str, Any]] = {
+    "two squares of values": {"keys": 50, "values": 128, "reads": "sgsb", "keys_last": True},
+    "one, in float16": {"keys": 64, "values": 60, "reads": "bsg", "writes": (1, 1), "precision": "float16"},
+    "slices": {"keys": 64, "values": 170, "reads": "sgb", "writes": (1, 1), "late": (False, True)},
+}
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("name", BY_WGMMA)
+def test_by_warpgroups(name: str) -> None:
+    """Whose products read vectors from shared memory, as Hopper can."""
+
+    def kind(name: str, own: Pair) -> PartsAgain:
+        found = PartsAgain(name, own, wgmma=True)
+        assert found.by_wgmma and "wgmma" in found.kernels[0].func.script()
+        return found
+
+    assert Case(of(**BY_WGMMA[name]), EVERY + 11).error(kind) < 1
 
 
 @pytest.mark.broad

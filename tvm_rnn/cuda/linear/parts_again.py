@@ -19,6 +19,7 @@ Source: chunk forms as Yang et al. 2024, "Gated Linear Attention Transformers wi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -42,10 +43,12 @@ from .part_layout import PAD, SIDE
 from .part_operands import Operands, kernels_of_parts
 from .part_place import Place
 from .part_scores import PartScores
-from .parts_layout import SCORE_PITCH, SLICE, PartsLayout
+from .part_vectors import STEP_BYTES, Vectors
+from .parts_layout import IN_SQUARE, SCORE_PITCH, SLICE, PartsLayout
 
 ZERO = tirx.const(0.0, "float32")
 AT_ONCE = SIDE // 2  # blocks of 16 steps whose sums registers hold, where two parts share a multiprocessor
+Added = tuple[str, RegisterTile, RegisterTile]  # a vector, sums of what it reads, the matrix
 TURN = "movmatrix.sync.aligned.m8n8.trans.b16"
 
 
@@ -70,7 +73,8 @@ class _Body:
         self.base, self.lane = operands.base, place.lane
         self.key0 = w.keep(place.warp * BLOCK)
         self.decays = Decays(w, layout, place, operands)
-        self.scores = PartScores(self.decays)
+        self.vectors = Vectors(w, layout, operands, self.lane)
+        self.scores = PartScores(self.decays, self.vectors)
 
     def run(self) -> None:
         w = self.w
@@ -80,6 +84,8 @@ class _Body:
         packed = {name: self._load(name, 0) for name in (self._order if self.layout.slices else [first])}
         self.decays.make()
         w.do(I.ptx["cp.async.wait_group"](0))
+        if self.layout.by_wgmma:
+            w.do(I.ptx.fence.proxy.async_.shared__cta())
         w.do(I.cuda.cta_sync())
         self.scores.make()
         w.do(I.cuda.cta_sync())
@@ -192,7 +198,7 @@ class _Body:
 
     def _in_slices(self, packed: dict[str, RegisterTile]) -> dict[int, RegisterTile]:
         """Results of both matrices. packed: the first slices; the next ones come while these are multiplied."""
-        w, layout, every = self.w, self.layout, range(SIDE)
+        w, layout = self.w, self.layout
         sums = {(name, vector): w.tile(2 * SIDE, 4) for name in packed for vector in layout.vectors[name]}
         for tile in sums.values():
             tile.fill(ZERO)
@@ -201,21 +207,21 @@ class _Body:
         w.store(total, ZERO, 0)
         with w.loop(layout.slices // 2) as turn:
             for half, (now, then) in enumerate(((packed, more), (more, packed))):
-                value0 = w.bind(turn * (2 * SLICE * BLOCK) + half * SLICE * BLOCK)
+                value0 = w.bind(turn * (2 * SLICE * BLOCK) + (half + 1) * SLICE * BLOCK)
                 for name, words in then.items():
-                    self._load_into(words, name, value0 + SLICE * BLOCK)
+                    self._load_into(words, name, value0)
                 for words in now.values():
                     self._turn(words)
                 if layout.sums:
                     w.store(total, total[0] + self._whole(now), 0)
-                for (name, vector), tile in sums.items():
-                    self._add(tile, now[name], vector, every, value0)
+                every = [(vector, tile, now[name]) for (name, vector), tile in sums.items()]
+                self._add(every, range(SIDE), turn, half * SLICE)
         if layout.sums:
             self.decays.put_whole(total[0])
         found: dict[int, RegisterTile] = {}
         for which, tile in sums.items():
             own, words = self._results(*which)
-            self._finish(tile, which, every, words)
+            self._finish(tile, which, range(SIDE), words)
             if words is not None:
                 found |= dict.fromkeys(own, words)
         return found
@@ -224,16 +230,29 @@ class _Body:
         """What a vector reads of a matrix in some blocks of 16 steps. words: where it goes; None: it is no result."""
         sums = self.w.tile(2 * len(blocks), 4)
         sums.fill(ZERO)
-        self._add(sums, matrix, which[1], blocks)
+        self._add([(which[1], sums, matrix)], blocks)
         self._finish(sums, which, blocks, words)
 
-    def _add(self, sums: RegisterTile, matrix: RegisterTile, vector: str, blocks: range, value0: Expr = 0) -> None:
-        """To what a vector reads: of values from that one on."""
+    def _add(self, every: Sequence[Added], blocks: range, square: Expr = 0, tile: int = 0) -> None:
+        """To what vectors read, of values from a square of 64, and a tile of 16 in it, on."""
+        if not self.layout.by_wgmma:
+            for added in every:
+                self._add_by_warps(added, blocks, (square * IN_SQUARE + tile) * STEP_BYTES)
+            return
+        self.w.do(I.ptx.wgmma.fence.sync.aligned())
+        for vector, sums, matrix in every:
+            self.vectors.multiply(sums, matrix, vector, blocks, square, tile)
+        self.w.do(I.ptx.wgmma.commit_group.sync.aligned())
+        self.w.do(I.ptx.wgmma.wait_group.sync.aligned(0))
+
+    def _add_by_warps(self, added: Added, blocks: range, byte: Expr) -> None:
+        """The same, each warp by itself. byte: where the vector's values begin."""
+        vector, sums, matrix = added
         at, pitch = self._columns(vector)
-        at = at + tirx.Cast("uint32", value0 * 2)
+        at = self.w.bind(at + tirx.Cast("uint32", byte))
         for k in range(matrix.shape[0]):
             for n, block in enumerate(blocks):  # whose sums are independent
-                b = self._right(LDMATRIX.format("x4"), self.w.bind(at + uint32(block * BLOCK * pitch + 32 * k)))
+                b = self._right(LDMATRIX.format("x4"), self.w.bind(at + uint32(block * BLOCK * pitch + STEP_BYTES * k)))
                 for half in range(2):
                     self._multiply(sums[2 * n + half], matrix[k], b[half])
 

@@ -7,27 +7,46 @@ warps add up for decays; in the place of operands, behind all products, results 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
 
-from tvm_rnn.cuda.layer.packed_layout import ceil_div
+from tvm_rnn.cuda.codegen.tile_layout import PIECE_BYTES, SWIZZLE_128
+from tvm_rnn.cuda.layer.packed_layout import ROW_BYTES, ceil_div
+from tvm_rnn.tir.expr import Expr
 
 from .chunk_layout import MOST_SHARED
 from .chunk_tile import BLOCK
 from .pair import BOTH, EVERY
-from .part_layout import ALL_SHARED, PAD, UNITS, PartLayout
+from .part_layout import ALL_SHARED, PAD, UNITS, PartLayout, is_column
+from .recurrence import Rows
 
 MOST_KEYS = 256  # of which each 16 are a warp's
 WHOLE = 8  # tiles of 16 values of which registers hold 16 keys of both matrices; of more than these, slices in turn
 SLICE = 2  # tiles of a slice, of which registers hold two, beside sums of all steps
+WARPGROUP = 4  # warps
 AT_A_TIME = 2  # vectors of all steps whose sums those are
 THREADS = 512  # of a multiprocessor, each with the registers that this takes
 KINDS = ("before", "after", "begins", "ends", "decay")
 NUMBERS = EVERY + 4  # of a kind: of every step, and of the one behind
 SCORE_PITCH = 2 * EVERY + PAD
+IN_SQUARE = 4  # tiles of 16 values in 128 bytes
 
 
 @dataclass(frozen=True)
 class PartsLayout(PartLayout):
-    """name: of the kernel."""
+    """wgmma: whether the GPU has it."""
+
+    wgmma: bool = False
+    alignment: ClassVar[int] = 1024  # as swizzled vectors want it
+
+    @property
+    def by_wgmma(self) -> bool:
+        """Whether it multiplies matrices with vectors: where keys make warpgroups, and values lines of 128 bytes."""
+        return self.wgmma and self.warps % WARPGROUP == 0 and self.deep % IN_SQUARE == 0
+
+    def swizzled(self, name: str) -> bool:
+        """Whether an operand lies as wgmma reads it."""
+        return self.by_wgmma and not is_column(name)
 
     @property
     def why_not(self) -> str:
@@ -65,6 +84,20 @@ class PartsLayout(PartLayout):
     @property
     def resident(self) -> int:
         return max(1, min(THREADS // self.threads, ALL_SHARED // (self.shared_bytes + 1024)))
+
+    @cached_property
+    def held(self) -> dict[str, Rows]:
+        """Vectors first, and columns behind them."""
+        return dict(sorted(self._once(False).items(), key=lambda item: is_column(item[0])))
+
+    def pitch(self, name: str) -> int:
+        return self.row_bytes(name) if self.swizzled(name) else super().pitch(name)
+
+    def place(self, name: str, step: Expr, byte: Expr) -> Expr:
+        if not self.swizzled(name):
+            return super().place(name, step, byte)
+        square, piece, rest = byte // ROW_BYTES, byte % ROW_BYTES // PIECE_BYTES, byte % PIECE_BYTES
+        return square * (EVERY * ROW_BYTES) + SWIZZLE_128.offset(step, piece) + rest + self.at(name)
 
     # --- shared memory ---------------------------------------------------------------------------------------------
 
