@@ -29,6 +29,22 @@ CASES: dict[str, dict[str, Any]] = {
         "same": (("read_0", "key"), ("read_1", "vector_0")),
     },
     "two columns, no decay": {"others": ("vector",), "decay": 0},
+    "what is erased is read": {"erase": BEFORE, "reads": (AFTER, BEFORE), "same": (("read_1", "key"),)},
+    "what is erased by a vector is read alone": {
+        "erase": BEFORE,
+        "own": True,
+        "reads": (BEFORE,),
+        "same": (("read_0", "erase"),),
+        "value_scale": True,
+        "keys_last": True,
+    },
+    "what is erased is read, no scale": {
+        "erase": BEFORE,
+        "decay": 0,
+        "scaled": False,
+        "reads": (BEFORE, AFTER),
+        "same": (("read_0", "key"),),
+    },
     "shared keys": {"erase": DECAYED, "group": 2, "keys_last": True},
 }
 

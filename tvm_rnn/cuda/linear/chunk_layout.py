@@ -148,8 +148,9 @@ class ChunkLayout:
 
     @property
     def handed_bytes(self) -> int:
-        """Of a warp: S before the chunk, then what was written along each column."""
-        return self.written_at(len(self.recurrence.columns))
+        """Of a warp: S before the chunk, then what was written along each column, and what was solved for unscaled."""
+        own = self.recurrence
+        return self.written_at(len(own.columns) + int(own.solved_unscaled is not None))
 
     def barrier(self, warp: Expr, what: int) -> Expr:
         """The number of that at which a warp of states and its reader meet; all warps meet at 0."""
