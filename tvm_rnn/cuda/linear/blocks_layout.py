@@ -1,9 +1,9 @@
 """Where blocks that make a matrix and its gradient again have what in shared memory.
 
-In: a `Pair`. Out: `BlocksLayout`: rows and vectors of all steps of a part, and matrices at its border, of so many
-values at a time; in their place, later, what steps read of a matrix at their block's border; what steps keep; scores of
-each two steps; then, of each key, columns scaled to the border of their block of 16 steps, what is left of a matrix
-behind each block, and the product of both at each block's borders.
+In: a `Pair`. Out: `BlocksLayout`: rows and vectors of all steps of a part, or so many of their values at a time; what
+steps keep; scores of each two steps; then, of each key, columns scaled to the border of their block of 16 steps, what
+is left of a matrix behind each block, the product of both at each block's borders, and what steps read of a matrix at
+their block's border.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .pair import EVERY, GRADIENT, STATE
 from .part_layout import ALL_SHARED, PAD, SIDE, UNITS, PartLayout, is_column
 from .recurrence import Rows
 
-WIDE = 4  # tiles of 16 values of which registers hold a warp's keys
+WIDE = 8  # tiles of 16 values of which registers hold a warp's keys
 WARPS = (4, 2, 1)
-THREADS = 384  # of a multiprocessor, each with the registers that this takes
+THREADS = 256  # of a multiprocessor, each with all registers that one can have
 TWICE = (ALL_SHARED - 2048) // 2  # bytes of which a multiprocessor has room for two
 SCALED_PITCH = 2 * EVERY + PAD  # bytes from a key's scaled columns to the next's
 PRODUCT_PITCH = 4 * EVERY + PAD  # and from its products
@@ -81,14 +81,16 @@ class BlocksLayout(PartLayout):
     def _sizes(self, warps: int) -> dict[str, int]:
         """Bytes of each kind, behind the operands."""
         keys, made = warps * BLOCK, self.pair.made.values()
-        products = sum(len(self.vectors[name]) for name in self.pair.made) * keys * PRODUCT_PITCH
         return {
-            "borders": max(len(made) * self._border_bytes(keys), products - self.operand_bytes),
             "keeps": 4 * EVERY + PAD,
             "scores": len(self.scores) * UNITS * UNIT_BYTES,
             "scaled": sum(len(own.writes) for own in made) * keys * SCALED_PITCH,
             "left": len(made) * SIDE * keys * 4,
             "begins": SIDE * keys * 4 * self.sums,
+            "products": max(
+                sum(len(self.vectors[name]) for name in self.pair.made) * keys * PRODUCT_PITCH,
+                len(made) * self._border_bytes(keys),
+            ),
         }
 
     def _border_bytes(self, keys: int) -> int:
@@ -142,13 +144,13 @@ class BlocksLayout(PartLayout):
         return 2 * self.border_width + PAD
 
     def border_at(self, name: str) -> int:
-        """A matrix at the border of the part."""
-        return self._places["borders"] + list(self.pair.made).index(name) * self._border_bytes(self.keys)
+        """A matrix at the border of the part, where products come later."""
+        return self._places["products"] + list(self.pair.made).index(name) * self._border_bytes(self.keys)
 
     def product_at(self, name: str, vector: str) -> int:
-        """What a vector of each step reads of a matrix at its block's border, [key][step], where operands were."""
+        """What a vector of each step reads of a matrix at its block's border, [key][step]."""
         every = [(own, one) for own in self.pair.made for one in self.vectors[own]]
-        return every.index((name, self.first(vector))) * self.keys * PRODUCT_PITCH
+        return self._places["products"] + every.index((name, self.first(vector))) * self.keys * PRODUCT_PITCH
 
 
 def unit_of(later: int, earlier: int) -> int:
