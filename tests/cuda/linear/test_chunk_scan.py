@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from linear_steps import Steps, chunk_error, recurrence
 
+from tvm_rnn.cuda.linear.chunk_scan import ChunkScan
 from tvm_rnn.cuda.linear.chunk_tile import ChunkTile
 from tvm_rnn.cuda.linear.recurrence import AFTER, BEFORE, DECAYED
 
@@ -69,6 +70,16 @@ def test_large_tiles(seed: int) -> None:
     own = recurrence(1, keys, values, erase=DECAYED, value_scale=True, log_decay=bool(seed % 2))
     steps = int(rng.choice([65, 130, 200]))
     assert chunk_error(Steps(own, steps, 1, seed, repeat=seed == 3), ChunkTile(warps=2, stages=3 + seed % 2)) < 1
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("warps", [3, 8])
+def test_what_is_erased_is_read_by_the_warps_of_states(warps: int) -> None:
+    """Which are so many that no others read for them."""
+    own = recurrence(1, 16, 16 * warps, erase=BEFORE, reads=(AFTER, BEFORE), same=(("read_1", "key"),))
+    tile = ChunkTile(chunk=32, warps=warps)
+    assert not ChunkScan("k", own, tile).readers
+    assert chunk_error(Steps(own, 40, 1), tile) < 1
 
 
 @pytest.mark.slow
