@@ -208,10 +208,10 @@ class _Body:
         with w.loop(layout.slices // 2) as turn:
             for half, (now, then) in enumerate(((packed, more), (more, packed))):
                 value0 = w.bind(turn * (2 * SLICE * BLOCK) + (half + 1) * SLICE * BLOCK)
-                for name, words in then.items():
-                    self._load_into(words, name, value0)
-                for words in now.values():
-                    self._turn(words)
+                for name, matrix in then.items():
+                    self._load_into(matrix, name, value0)
+                for matrix in now.values():
+                    self._turn(matrix)
                 if layout.sums:
                     w.store(total, total[0] + self._whole(now), 0)
                 every = [(vector, tile, now[name]) for (name, vector), tile in sums.items()]
