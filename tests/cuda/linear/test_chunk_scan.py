@@ -73,12 +73,18 @@ def test_large_tiles(seed: int) -> None:
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("warps", [3, 8])
-def test_what_is_erased_is_read_by_the_warps_of_states(warps: int) -> None:
-    """Which are so many that no others read for them."""
-    own = recurrence(1, 16, 16 * warps, erase=BEFORE, reads=(AFTER, BEFORE), same=(("read_1", "key"),))
-    tile = ChunkTile(chunk=32, warps=warps)
-    assert not ChunkScan("k", own, tile).readers
+@pytest.mark.parametrize(
+    ("warps", "name"),
+    [
+        (8, "what is erased is read"),
+        (3, "what is erased by a vector is read alone"),
+        (3, "what is erased is read, no scale"),
+    ],
+)
+def test_what_is_erased_is_solved_for(warps: int, name: str) -> None:
+    """By warps of states, which are so many that no others read for them."""
+    own, tile = recurrence(1, 16, 16 * warps, **CASES[name]), ChunkTile(chunk=32, warps=warps)
+    assert ChunkScan("k", own, tile).unscaled is not None
     assert chunk_error(Steps(own, 40, 1), tile) < 1
 
 

@@ -72,6 +72,16 @@ class ChunkLayout:
         return self.tile.warps if apart and self.tile.warps * self.handed_bytes <= most else 0
 
     @property
+    def unscaled(self) -> int | None:
+        """A read-out that warps of states solve for: what is erased, before it is scaled. Where others read, these wait
+        less if the others make it."""
+        return None if self.readers else self.recurrence.erased
+
+    def solved(self, read: int) -> bool:
+        """Whether a result is what warps of states solve."""
+        return read == self.unscaled or self.recurrence.solved(read)
+
+    @property
     def loaders(self) -> int:
         """Warps that bring operands: what is left of eight, or four."""
         if self.tile.registers is not None:
@@ -148,9 +158,8 @@ class ChunkLayout:
 
     @property
     def handed_bytes(self) -> int:
-        """Of a warp: S before the chunk, then what was written along each column, and what was solved for unscaled."""
-        own = self.recurrence
-        return self.written_at(len(own.columns) + int(own.solved_unscaled is not None))
+        """Of a warp: S before the chunk, then what was written along each column."""
+        return self.written_at(len(self.recurrence.columns))
 
     def barrier(self, warp: Expr, what: int) -> Expr:
         """The number of that at which a warp of states and its reader meet; all warps meet at 0."""

@@ -35,10 +35,8 @@ class Readers(Products):
         for i, read in enumerate(own.reads):
             if i in sums:
                 self._read(i, read.output, sums[i], written)
-            elif own.solved_unscaled is None:
-                self._store(i, read.output, written[own.columns[-1]])
             else:
-                self._store(i, read.output, self._given(self.blocks, self.scan.written_at(len(own.columns))))
+                self._store(i, read.output, written[own.columns[-1]])
 
     def _given(self, count: int, at: int) -> RegisterTile:
         words = self.w.tile(count, 4, dtype="uint32")

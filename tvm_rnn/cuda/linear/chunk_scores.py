@@ -62,7 +62,7 @@ class Scorers:
 
     def make(self, number: TirExpr) -> None:
         """Scores of a chunk."""
-        w, solves, unscaled = self.w, self.recurrence.erasing is not None, self.recurrence.solved_unscaled
+        w, solves, unscaled = self.w, self.recurrence.erasing is not None, self.scan.unscaled
         scores = self._enter(number)
         backwards = w.bind((self.tile.scorers - 1) - self.warp)
         for turn, sets in enumerate(self._alike()):
@@ -95,7 +95,7 @@ class Scorers:
         g, scale = None, None
         if self.body.weighted:
             g = [w.keep(numbers.load(sum_name(of), self.number, r)) for r in row]
-        unscaled = self.recurrence.solved_unscaled is not None
+        unscaled = self.scan.unscaled is not None
         if erases and not unscaled and "scale" in numbers.buffers:
             scale = [w.keep(numbers.load("scale", self.number, r)) for r in row]
         return _Scores(*what, block, row, g, scale, turned(of), erases and unscaled, False)

@@ -106,8 +106,8 @@ class States(Products):
             self._add_values(values, False)
             written["key"] = self._known(values)
             self._add_known(sums, written["key"][0])
-        elif own.solved_unscaled is not None:
-            self._scale(sums, f"read_{own.solved_unscaled}")
+        elif self.scan.unscaled is not None:
+            self._scale(sums, f"read_{self.scan.unscaled}")
         else:
             self._add_values(sums, own.erasing is not None)
         if self.scan.readers:
@@ -118,7 +118,7 @@ class States(Products):
     def _read_all(self, sums: RegisterTile, written: Written) -> None:
         """What the last steps write, all read-outs, the states behind the part."""
         w, own = self.w, self.recurrence
-        reads = {i: w.tile(2 * self.blocks, 4) for i in range(len(own.reads)) if not own.solved(i)}
+        reads = {i: w.tile(2 * self.blocks, 4) for i in range(len(own.reads)) if not self.scan.solved(i)}
         products = {i: self._of_states(found, f"read_{i}") for i, found in reads.items()}
         if not reads:
             written[own.columns[-1]] = self._write_to_states(sums, written)
@@ -145,8 +145,6 @@ class States(Products):
         def hand() -> None:
             for i, column in enumerate(self.recurrence.columns):
                 self._handed(written[column][0], self.scan.written_at(i), "st")
-            if self.recurrence.solved_unscaled is not None:
-                self._handed(self.unscaled, self.scan.written_at(len(self.recurrence.columns)), "st")
             self.w.do(I.ptx.bar.arrive(*self._barrier(WRITTEN)))
 
         self._write_to_states(sums, written, hand)
@@ -167,7 +165,7 @@ class States(Products):
 
     def _solution(self, written: Written) -> RegisterTile:
         """What was solved, as operand: what is written along the last column, or that of which it is made."""
-        return written[self.recurrence.columns[-1]][0] if self.recurrence.solved_unscaled is None else self.unscaled
+        return written[self.recurrence.columns[-1]][0] if self.scan.unscaled is None else self.unscaled
 
     def _add_values(self, sums: RegisterTile, erases: bool) -> None:
         """What steps write, but for what they write of each other: values, and, if some is there, what they erase of
@@ -208,9 +206,9 @@ class States(Products):
         is added."""
         w, own = self.w, self.recurrence
         erases, unscaled = own.erasing is not None, None
-        if own.solved_unscaled is not None:
+        if self.scan.unscaled is not None:
             self.unscaled = w.tile(self.blocks, 4, dtype="uint32")
-            unscaled = [vector for vector, _, _ in own.scores].index(f"read_{own.solved_unscaled}")
+            unscaled = [vector for vector, _, _ in own.scores].index(f"read_{self.scan.unscaled}")
         written = w.tile(self.blocks, 4, dtype="uint32")
         ending = w.tile(self.blocks, 4, dtype="uint32") if self.body.weighted else written
         for block in range(self.blocks):

@@ -41,8 +41,9 @@ class PartsLayout(PartLayout):
 
     @property
     def by_wgmma(self) -> bool:
-        """Whether it multiplies matrices with vectors: where keys make warpgroups, and values lines of 128 bytes."""
-        return self.wgmma and self.warps % WARPGROUP == 0 and self.deep % IN_SQUARE == 0
+        """Whether it multiplies matrices with vectors: slices, where keys make warpgroups. Whole matrices of 128 x 128
+        took a tenth more time than by warps: 2.24 ms against 1.98 on an H200."""
+        return self.wgmma and self.slices > 0 and self.warps % WARPGROUP == 0
 
     def swizzled(self, name: str) -> bool:
         """Whether an operand lies as wgmma reads it."""

@@ -92,19 +92,18 @@ class Recurrence:
 
     def solved(self, read: int) -> bool:
         """Whether a result is what chunks solve."""
-        if self.erasing is None or self.erasing.of != BEFORE or self.reads[read].of != BEFORE:
-            return False
-        if self.erase is None:
-            return (f"read_{read}", "vector_0") in self.same
-        first = dict(self.same)
-        own, erasing = (first.get(name, name) for name in (f"read_{read}", self.erasing_vector))
-        return own == erasing and not self.decays_by_key
+        own = self.erase is None and bool(self.others) and self.reads[read].of == BEFORE
+        return own and (f"read_{read}", "vector_0") in self.same
 
     @property
-    def solved_unscaled(self) -> int | None:
-        """A read-out of what is erased, before it is scaled; None: there is none. Chunks solve for it then."""
-        found = (i for i in range(len(self.reads)) if self.erase is not None and self.solved(i))
-        return next(found, None)
+    def erased(self) -> int | None:
+        """The read-out that is what is erased, before it is scaled; None: there is none that chunks can solve for."""
+        if self.erase is None or self.erase.of != BEFORE or self.decays_by_key:
+            return None
+        first = dict(self.same)
+        vector = first.get(self.erasing_vector, self.erasing_vector)
+        reads = ((i, f"read_{i}") for i, read in enumerate(self.reads) if read.of == BEFORE)
+        return next((i for i, name in reads if first.get(name, name) == vector), None)
 
     @property
     def vectors(self) -> dict[str, Rows]:
@@ -152,9 +151,8 @@ class Recurrence:
     @property
     def scores(self) -> tuple[tuple[str, str, str], ...]:
         """What chunks know of each two steps: the vector that reads, of which states, and the column that was written.
-        The first is solved, if anything is; of a read-out that is solved for unscaled a step's own block is wanted."""
-        wanted = [i for i in range(len(self.reads)) if not self.solved(i) or i == self.solved_unscaled]
-        reads = [(f"read_{i}", self.reads[i].of) for i in wanted]
+        The first is solved, if anything is."""
+        reads = [(f"read_{i}", read.of) for i, read in enumerate(self.reads) if not self.solved(i)]
         own = [] if self.erasing is None else [(self.erasing_vector, self.erasing.of)]
         return tuple((*read, column) for read in own + reads for column in self.columns[::-1])
 
