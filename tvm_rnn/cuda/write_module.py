@@ -26,14 +26,22 @@ from .codegen.launched_kernels import launched_kernels
 from .plan import generation
 from .plan import network as plan
 from .plan.generation import GenerationPlan
+from .surroundings.device_function import DeviceFunction
 from .training import add_entry_points
 
 EXACT = ("float32", "float64")  # precisions whose kernels must keep subnormals
 
 
-def write_module(passed: Passed, folder: Path, tell: Callable[[str], None], objects: Sequence[str] = ()) -> str:
+def write_module(
+    passed: Passed,
+    folder: Path,
+    tell: Callable[[str], None],
+    objects: Sequence[str] = (),
+    around: Sequence[DeviceFunction] = (),
+) -> str:
     """Compile for every target of the options, each of another arch; returns the path of the module's file. objects:
-    object files of the functions for the CPU that the file has, too. Raises BuildError."""
+    object files of the functions for the CPU that the file has, too. around: what is around the network. Raises
+    BuildError."""
     net, options = passed.net, passed.options
     tell("planning")
     loops = generation.plans(passed, options.targets) if options.generate else []
@@ -42,6 +50,8 @@ def write_module(passed: Passed, folder: Path, tell: Callable[[str], None], obje
     trained = [add_entry_points.plan(passed, target) for target in options.targets if options.training]
     for program, target in zip(programs, options.targets, strict=True) if options.calls else ():
         program.left_out = frozenset(program.kernels) - launched_kernels(program, options.calls, target.sms)
+    for program, own in ((program, own) for program in programs for own in around):
+        own.add_to(program)
     tell("code generation")
     pairs = [*zip(programs, options.targets, strict=True)]
     pairs += [(own, t) for found, t in zip(trained, options.targets, strict=False) for own in found.programs]

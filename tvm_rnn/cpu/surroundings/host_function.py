@@ -76,6 +76,11 @@ class HostFunction:
         )
         self.functions[f"{self.name}_sizes"] = self._sizes()
 
+    @property
+    def given(self) -> list[Value]:
+        """The constants that the first function takes, in order."""
+        return [*self.constants.buffers]
+
     def _arguments(self, kind: str, values: Sequence[Value]) -> list[Buffer]:
         found = [_argument(f"{kind}{i}", self._open(value)) for i, value in enumerate(values)]
         for value, buffer in zip(values, found, strict=True):

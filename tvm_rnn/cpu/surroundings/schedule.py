@@ -23,7 +23,7 @@ from tvm_rnn.tir.statements import sequence, variable
 
 from .columns import Laid, Panels, columns_of, in_panels, turned
 from .lane_sums import LaneSum
-from .nest import Nest, nest_of, reads, reads_nothing, replaced
+from .nest import Nest, nest_of, reads, reads_nothing, renaming, replaced
 from .pair_sum import PairSum, are_exact, factors_of, short_copy
 from .panel_sum import PanelSum
 from .pointwise import Pointwise, takes_long
@@ -138,29 +138,11 @@ class Tiles:
         if after.summed or any(reads(s, nest.store.buffer) for s in behind):
             return False
         found = reads(after.store.value, nest.store.buffer)
-        return bool(found) and self._renaming(nest, after) is not None
-
-    def _renaming(self, nest: Nest, after: Nest) -> dict[tirx.Var, tirx.Var] | None:
-        """after's variables as those of the nest; None: it reads other elements, or walks in another order."""
-        names: dict[tirx.Var, tirx.Var] = {}
-        for load in reads(after.store.value, nest.store.buffer):
-            for mine, theirs in zip(nest.store.indices, load.indices, strict=True):
-                if isinstance(mine, tirx.IntImm) and isinstance(theirs, tirx.IntImm):
-                    continue
-                if not isinstance(theirs, tirx.Var) or not isinstance(mine, tirx.Var):
-                    return None
-                if not names.setdefault(theirs, mine).same_as(mine):
-                    return None
-        extents = {own.loop_var: own.extent for own in nest.loops}
-        same = all(
-            own.loop_var in names and tvm_ffi.structural_equal(own.extent, extents[names[own.loop_var]])
-            for own in after.loops
-        )
-        return names if same and len(names) == len(nest.own) else None
+        return bool(found) and renaming(nest, after) is not None
 
     def sum(self, nest: Nest, after: Nest | None) -> Stmt:
         """Tiles of rows and vectors, each summed in registers, and stored by `after` where there is one."""
-        store = None if after is None else replaced(after.store, self._renaming(nest, after) or {})
+        store = None if after is None else replaced(after.store, renaming(nest, after) or {})
         columns = columns_of(nest, self.lanes, self.laid)
         plain = Sum(nest, store, columns, self.lanes, self.threads)
         width = PanelSum.width(plain)
