@@ -122,9 +122,12 @@ def _model(manifest: Figures) -> list[RenderableType]:
 
 
 def _step(step: Figures) -> str:
-    """A step's name; of a compiled function the operators that it came of."""
-    operators = step["attributes"].get("operators", ())
-    return f"{step['op']} ({_counted(operators)})" if operators else str(step["op"])
+    """A step's name; of a compiled function the operators that it came of, and in a module for GPUs where it runs."""
+    facts = step["attributes"]
+    operators = facts.get("operators", ())
+    name = f"{step['op']} ({_counted(operators)})" if operators else str(step["op"])
+    where = {"gpu": "on the GPU", "cpu": f"on the CPU: {facts.get('why')}"}
+    return f"{name} {where[facts['on']]}" if facts.get("on") in where else name
 
 
 def _counted(names: Iterable[str]) -> str:

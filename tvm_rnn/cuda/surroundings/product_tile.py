@@ -61,7 +61,7 @@ class Tile:
 
 
 # The first whose columns are at most twice as many as there are.
-TILES = (Tile(64, 64, 4, 4), Tile(128, 32, 4, 4), Tile(128, 16, 4, 2), Tile(128, 8, 4, 1))
+TILES = (Tile(64, 64, 4, 4), Tile(64, 32, 4, 2), Tile(64, 16, 2, 2), Tile(64, 8, 2, 1))
 
 
 def product_of(nest: NestKernel) -> Product | None:

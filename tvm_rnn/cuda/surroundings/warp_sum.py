@@ -70,9 +70,13 @@ def _is_extremum(value: tirx.Select, mine: Expr, term: Expr, first: Expr | None)
         condition = condition.a
     if not isinstance(condition, tirx.LT | tirx.GT):
         return False
-    if not (tvm_ffi.structural_equal(condition.a, term) and tvm_ffi.structural_equal(condition.b, mine)):
+    turned = bool(tvm_ffi.structural_equal(condition.a, mine) and tvm_ffi.structural_equal(condition.b, term))
+    if not turned and not (
+        tvm_ffi.structural_equal(condition.a, term) and tvm_ffi.structural_equal(condition.b, mine)
+    ):
         return False
-    return _is(first, float("-inf") if isinstance(condition, tirx.LT) else float("inf"))
+    largest = isinstance(condition, tirx.LT) != turned  # what stays is not below a term
+    return _is(first, float("-inf") if largest else float("inf"))
 
 
 def _with(condition: Expr, part: Callable[[Expr], Expr]) -> Expr:
