@@ -141,9 +141,7 @@ def built(net: RNN | Model, options: Options, dump: str | os.PathLike[str] | Non
         return _compiled(net, every, around, options, tell)
 
 
-def _compiled(
-    net: RNN | Model, networks: Sequence[Passed], around: Around, options: Options, tell: Progress
-) -> Module:
+def _compiled(net: RNN | Model, networks: Sequence[Passed], around: Around, options: Options, tell: Progress) -> Module:
     for number, own in enumerate(networks):
         with about("", **({"network": number} if len(networks) > 1 else {})):
             own.run()

@@ -151,9 +151,9 @@ class DeviceFunction:
 
     def _checks(self, names: dict[tirx.Var, str]) -> list[str]:
         """Errors for sizes that do not fit each other, or the graph."""
-        lines = []
+        lines, unfit = [], "the sizes of inputs do not fit each other"
         for i, axis in enumerate(self._axes()):
-            lines.append(_failing(f"axes[{i}] != {size_text(axis, names)}", "the sizes of inputs do not fit each other"))
+            lines.append(_failing(f"axes[{i}] != {size_text(axis, names)}", unfit))
         for own in self.graph.demands:
             lines.append(_failing(f"!{size_text(own.condition, names)}", f"needed is {own.text}"))
         large = dict.fromkeys(size_text(_elements(b), names) for group in self.launches for b in group[0].arrays)
@@ -193,5 +193,3 @@ def _elements(buffer: Buffer) -> Expr:
 
 def _failing(condition: str, text: str) -> str:
     return f'  if ({condition}) return fail({json.dumps(text, ensure_ascii=False)}, "ValueError");'
-
-

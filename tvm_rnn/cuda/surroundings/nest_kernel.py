@@ -136,7 +136,7 @@ class Frame:
             extent = self.extent(own)
             found[own] = self.w.keep(tirx.Mod(rest, extent))
             rest = self.w.keep(tirx.Div(rest, extent))
-        return found | {own: rest for own in loops[:1]}
+        return found | dict.fromkeys(loops[:1], rest)
 
     def narrow(self, variables: Variables, sums: Mapping[Buffer, TirExpr] | None = None) -> Narrow:
         """Expressions in terms of the kernel. sums: values in the place of loads of an array."""

@@ -197,9 +197,7 @@ class _Body:
                     at = i * tile.broad + j
                     w.store(sums, sums[at] + a[i] * b[j], at)
 
-    def _finish(
-        self, w: Writer, first: tuple[TirExpr, TirExpr], ends: tuple[TirExpr, TirExpr], sums: Buffer
-    ) -> None:
+    def _finish(self, w: Writer, first: tuple[TirExpr, TirExpr], ends: tuple[TirExpr, TirExpr], sums: Buffer) -> None:
         """Store a thread's elements."""
         (row, column), (rows, columns), frame = first, ends, self.frame
         for i in range(self.tile.high):
@@ -211,5 +209,3 @@ class _Body:
                         own = {**self.each, **down, **across}
                         value = sums[i * self.tile.broad + j]
                         frame.store(own, {self.nest.nest.store.buffer: value})
-
-

@@ -1,7 +1,9 @@
 """A graph as statements over arrays, one after the other, each of which one kernel can be.
 
 In: a graph of calls. Out: `Statements`: loop nests, with the arrays of all calls side by side; sizes have one name each
-in all of them. What a reshape divides by sizes in vain is simplified: of a[(i + j // n) % m] with j < n and i < m, a[i].
+in all of them. What a reshape divides by sizes in vain is simplified.
+
+Rewrite: a[(i + j // n) % m]  -->  a[i], of j < n and i < m
 """
 
 from __future__ import annotations
@@ -141,5 +143,3 @@ def _copy(source: Buffer, into: Buffer) -> Stmt:
         return loop("i", into.shape[len(index)], lambda i: at([*index, i]))
 
     return at([])
-
-

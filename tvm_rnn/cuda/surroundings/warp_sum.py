@@ -71,9 +71,7 @@ def _is_extremum(value: tirx.Select, mine: Expr, term: Expr, first: Expr | None)
     if not isinstance(condition, tirx.LT | tirx.GT):
         return False
     turned = bool(tvm_ffi.structural_equal(condition.a, mine) and tvm_ffi.structural_equal(condition.b, term))
-    if not turned and not (
-        tvm_ffi.structural_equal(condition.a, term) and tvm_ffi.structural_equal(condition.b, mine)
-    ):
+    if not turned and not (tvm_ffi.structural_equal(condition.a, term) and tvm_ffi.structural_equal(condition.b, mine)):
         return False
     largest = isinstance(condition, tirx.LT) != turned  # what stays is not below a term
     return _is(first, float("-inf") if largest else float("inf"))
