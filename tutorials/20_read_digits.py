@@ -202,9 +202,9 @@ assert same
 # %% [markdown]
 # ## On a GPU
 #
-# With `target="cuda"` all of it is kernels of the GPU, the convolutions and the pooling too, in one stream: a call can be
-# captured in a CUDA graph, whose replay launches all of them at once. For a GPU that is elsewhere, name it: `nvidia-h200`
-# compiles here.
+# With `target="cuda"` all of it is kernels of the GPU, the convolutions and the pooling too, in one stream: a call can
+# be captured in a CUDA graph, whose replay launches all of them at once. For a GPU that is elsewhere, name it:
+# `nvidia-h200` compiles here.
 
 # %%
 print("GPUs that have names:", ", ".join(name for name in names() if name.startswith("nvidia")))

@@ -1,4 +1,4 @@
-"""Graphs as functions for GPUs: their kernels on the emulator, beside NumPy and torch, with sizes that tiles do not divide."""
+"""Graphs as functions for GPUs, on the emulator, beside NumPy and torch, with sizes that tiles do not divide."""
 
 from __future__ import annotations
 

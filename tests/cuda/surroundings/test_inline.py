@@ -1,4 +1,4 @@
-"""Which statements become one kernel: moves where they are read, what follows a sum with it; never what changes later."""
+"""Which statements become one kernel: moves where they are read, what follows a sum with it."""
 
 from __future__ import annotations
 

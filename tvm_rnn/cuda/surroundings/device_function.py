@@ -1,4 +1,4 @@
-"""A graph as two functions of a module for GPUs: NAME computes it, NAME_sizes says how large its results and memory are.
+"""A graph as two functions of a module for GPUs: NAME computes it, NAME_sizes says how large results and memory are.
 
 In: a graph of calls. Out: kernels, and C++ that launches them one after the other on the caller's stream, on planned
 memory: a call waits for nothing and allocates nothing, so that it can be captured in a CUDA graph. Both are given the
@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 from tvm import tirx
 
-from tvm_rnn.cpu.surroundings.memory import Memory, Room
-from tvm_rnn.cpu.surroundings.nest import Nest, reads
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Export, Host, Pointer, Program
 from tvm_rnn.surroundings.calls import Graph, Value
+from tvm_rnn.surroundings.memory import Memory, Room
+from tvm_rnn.surroundings.nest import Nest, reads
 from tvm_rnn.tir.expr import Buffer, Expr
 from tvm_rnn.tir.index import int64, wide
 

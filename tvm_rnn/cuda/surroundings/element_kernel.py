@@ -33,7 +33,7 @@ def element_kernel(nest: NestKernel) -> Launch:
                 return
             store = nest.nest.store
             sums = w.local(1, str(store.buffer.dtype))
-            w.store(sums, frame.narrow(variables).value(nest.nest.first), 0)
+            frame.begin(sums, variables)
 
             def terms(loops: Sequence[tirx.Var], variables: dict[tirx.Var, TirExpr]) -> None:
                 if loops:

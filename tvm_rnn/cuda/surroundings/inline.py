@@ -16,8 +16,8 @@ import tvm_ffi
 from tvm import tirx
 from tvm.sym import Analyzer
 
-from tvm_rnn.cpu.surroundings.nest import Nest, is_choice, nest_of, reads, renaming, replaced
-from tvm_rnn.cpu.surroundings.pointwise import takes_long
+from tvm_rnn.surroundings.loops import takes_long
+from tvm_rnn.surroundings.nest import Nest, is_choice, nest_of, reads, renaming, replaced
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt
 
 from .statements import simplified

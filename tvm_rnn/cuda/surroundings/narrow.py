@@ -16,7 +16,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.sym import Analyzer
 
-from tvm_rnn.cpu.surroundings.nest import is_choice
+from tvm_rnn.surroundings.nest import is_choice
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import wide
 
@@ -64,7 +64,7 @@ class Narrow:
         return self._index(self.value(wide(expression)))
 
     def _index(self, own: Expr) -> TirExpr:
-        if isinstance(own, tirx.IntImm):
+        if isinstance(own, int | tirx.IntImm):
             return tirx.const(int(own), "int32")
         if isinstance(own, tirx.Cast) and str(own.value.ty) == "int32":
             return own.value

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 import tvm_ffi
 from tvm import tirx
 
-from tvm_rnn.cpu.surroundings.held_sizes import HeldSizes
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.surroundings.held_sizes import HeldSizes
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import int64, wide
 
@@ -151,6 +151,12 @@ class Frame:
             return self.w[f"a{number}"][at]
 
         return Narrow({**sizes, **variables}, load)
+
+    def begin(self, sums: Buffer, variables: Variables) -> None:
+        """What a sum begins with, in a register."""
+        first = self.of.nest.first
+        assert first is not None
+        self.w.store(sums, self.narrow(variables).value(first), 0)
 
     def store(self, variables: Variables, sums: Mapping[Buffer, TirExpr] | None = None) -> None:
         """Store the nest's element: what follows of its sum."""

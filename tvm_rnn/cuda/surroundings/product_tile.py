@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cpu.surroundings.nest import mentions
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
+from tvm_rnn.surroundings.nest import mentions
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 
 from .nest_kernel import Frame, Launch, NestKernel

@@ -13,11 +13,10 @@ from tvm import tirx
 
 from tvm_rnn.tir.expr import Expr
 
-SIGNS = {
-    **{tirx.Add: "+", tirx.Sub: "-", tirx.Mul: "*", tirx.And: "&&", tirx.Or: "||"},
-    **{tirx.EQ: "==", tirx.NE: "!=", tirx.LT: "<", tirx.LE: "<=", tirx.GT: ">", tirx.GE: ">="},
-}
-CALLS = {tirx.Min: "min<int64_t>", tirx.Max: "max<int64_t>", tirx.FloorDiv: "floordiv", tirx.FloorMod: "floormod"}
+INFIX = (tirx.Add, tirx.Sub, tirx.Mul, tirx.And, tirx.Or, tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
+SIGNS = dict(zip(INFIX, ("+", "-", "*", "&&", "||", "==", "!=", "<", "<=", ">", ">="), strict=True))
+CALLED = (tirx.Min, tirx.Max, tirx.FloorDiv, tirx.FloorMod)
+CALLS = dict(zip(CALLED, ("min<int64_t>", "max<int64_t>", "floordiv", "floormod"), strict=True))
 
 
 class NoText(Exception):
@@ -37,8 +36,9 @@ def size_text(value: Expr, names: Mapping[tirx.Var, str]) -> str:
     if isinstance(value, tirx.Select):
         parts = (value.condition, value.true_value, value.false_value)
         return "({} ? {} : {})".format(*(size_text(part, names) for part in parts))
-    if type(value) in SIGNS:
-        return f"({size_text(value.a, names)} {SIGNS[type(value)]} {size_text(value.b, names)})"
-    if type(value) in CALLS:
-        return f"{CALLS[type(value)]}({size_text(value.a, names)}, {size_text(value.b, names)})"
+    kind: type = type(value)
+    if isinstance(value, INFIX):
+        return f"({size_text(value.a, names)} {SIGNS[kind]} {size_text(value.b, names)})"
+    if isinstance(value, CALLED):
+        return f"{CALLS[kind]}({size_text(value.a, names)}, {size_text(value.b, names)})"
     raise NoText(f"a size that is a {type(value).__name__}")

@@ -16,11 +16,10 @@ import tvm_ffi
 from tvm import tirx
 from tvm.sym import Analyzer
 
-from tvm_rnn.cpu.surroundings.constants import with_numbers
-from tvm_rnn.cpu.surroundings.held_sizes import HeldSizes
-from tvm_rnn.cpu.surroundings.nest import nest_of, replaced
-from tvm_rnn.cpu.surroundings.schedule import loops_of
 from tvm_rnn.surroundings.calls import Call, Graph, Value
+from tvm_rnn.surroundings.held_sizes import HeldSizes
+from tvm_rnn.surroundings.loops import loops_of, with_numbers
+from tvm_rnn.surroundings.nest import nest_of, replaced
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt
 from tvm_rnn.tir.index import int64, wide
 from tvm_rnn.tir.statements import loop

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import tvm
 import tvm_ffi
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cpu.surroundings.nest import Nest, reads
+from tvm_rnn.surroundings.nest import Nest, reads
 from tvm_rnn.tir.expr import Expr, TirExpr
 
 from .nest_kernel import Frame, Launch, NestKernel
@@ -83,6 +84,7 @@ def _with(condition: Expr, part: Callable[[Expr], Expr]) -> Expr:
         return tirx.Or(_with(condition.a, part), _with(condition.b, part))
     if isinstance(condition, tirx.LT | tirx.GT):
         return type(condition)(part(condition.a), part(condition.b))
+    assert isinstance(condition, tvm.ir.Call)
     return tirx.isnan(part(condition.args[0]))
 
 
@@ -101,7 +103,7 @@ def warp_sum(nest: NestKernel) -> Launch | None:
         with w.when(index < total):
             variables = frame.split(index, nest.own)
             sums = w.local(1, str(store.buffer.dtype))
-            w.store(sums, frame.narrow(variables).value(nest.nest.first), 0)
+            frame.begin(sums, variables)
             with w.loop((terms + (WARP - 1) - lane) // WARP) as i:
                 own = {**variables, **frame.split(w.keep(i * WARP + lane), nest.summed)}
                 w.store(sums, frame.narrow(own, {store.buffer: sums[0]}).value(store.value), 0)
@@ -110,7 +112,7 @@ def warp_sum(nest: NestKernel) -> Launch | None:
                 other = w.keep(_from_lane(sums[0], distance))
                 w.store(sums, found.joined(sums[0], other), 0)
                 distance //= 2
-            with w.when(lane == 0):
+            with w.when(tirx.EQ(lane, tirx.const(0, "int32"))):
                 frame.store(variables, {store.buffer: sums[0]})
 
     return nest.launch(body, THREADS)
