@@ -78,6 +78,31 @@ def _codec() -> torch.nn.Module:
     return model
 
 
+def _reader() -> torch.nn.Module:
+    """Convolutions and pooling of a picture, two LSTMs of 48 in both directions over its columns, and a product, as in
+    tutorial 20."""
+    from torch import nn
+
+    def part(channels: int, more: int) -> list[nn.Module]:
+        return [nn.Conv2d(channels, more, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+
+    class Reader(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.features = nn.Sequential(*part(1, 16), *part(16, 32))
+            self.lstm = nn.LSTM(128, 48, num_layers=2, bidirectional=True)
+            self.head = nn.Linear(96, 11)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y, _ = self.lstm(self.features(x).permute(3, 0, 1, 2).flatten(2))
+            scores: torch.Tensor = self.head(y).log_softmax(-1)
+            return scores
+
+    return Reader()
+
+
+# Of torch alone, for GPUs.
+READERS = tuple(PackagedModel(f"reader of {rows}", "torch", _reader, (rows, 1, 16, 64), 16) for rows in (1, 32))
 MODELS = {
     model.name: model
     for model in (
