@@ -49,9 +49,9 @@ def compiled(graph: Graph, tiles: bool = False) -> tuple[DeviceFunction, Run]:
     def call(*inputs: np.ndarray) -> list[np.ndarray]:
         axes = np.array([size for array in inputs for size in array.shape] or [0], np.int64)
         counts = [len(value.shape) for value in graph.outputs]
-        found = np.zeros(sum(counts) + 1, np.int64)
+        found = np.zeros(sum(counts) + 1 + 2 * len(made.looked_at), np.int64)
         sizes(0, 0, axes.ctypes.data, found.ctypes.data)
-        *rest, size = found.tolist()
+        rest, size = found.tolist(), int(found[sum(counts)])
         results, at = [], 0
         for value, count in zip(graph.outputs, counts, strict=True):
             poison = np.nan if value.dtype.startswith("float") else 0

@@ -86,7 +86,8 @@ def _made(step: Step, around: Around, target: Target) -> tuple[HostFunction | De
         try:
             kernels = DeviceFunction(name, graph)
             around.on_gpu.append(kernels)
-            return kernels, {**facts, "constants": len(kernels.given), "on": "gpu"}
+            facts |= {"constants": len(kernels.given), "looked_at": list(map(list, kernels.looked_at))}
+            return kernels, {**facts, "on": "gpu"}
         except NotOnDevice as reason:
             facts |= {"on": "cpu", "why": str(reason)}
     host = target.host

@@ -21,11 +21,13 @@ from .runtime_cuda import Call, CudaModule, Device
 
 
 class Ready(NamedTuple):
-    """What a function needs for inputs of some shapes: their axes; shapes of results; bytes of memory."""
+    """What a function needs for inputs of some shapes: their axes; shapes of results; bytes of memory; bounds of the
+    elements that are looked at."""
 
     axes: np.ndarray
     shapes: list[Shape]
     memory: int
+    bounds: list[tuple[int, int]]
 
 
 class DeviceFunction:
@@ -38,12 +40,17 @@ class DeviceFunction:
         self.sizes = module._library.get_function(f"{self.name}_sizes_{arch}")
         self.ready = dict[tuple[Shape, ...], Ready]()
         self.constants: list[int] | None = None
+        self.looked_at: list[tuple[int, str]] = [(int(i), text) for i, text in attributes.get("looked_at", ())]
 
     def __call__(self, module: CudaModule, arrays: Arrays, given: Sequence[Array], constants: Facts) -> list[Array]:
         """given: the graph's inputs; constants: arrays of the CPU, by name, which stay on the GPU."""
         taken, stream, number = [arrays.adopt(value) for value in given], arrays.stream(), self.device.number
         key = tuple(tuple(map(int, array.shape)) for array in taken)
         ready = self.ready.get(key) or self._prepared(key, stream)
+        for (i, text), (low, high) in zip(self.looked_at, ready.bounds, strict=True):
+            value = given[i]  # of a GPU it is not looked at, which would wait: what is beyond is the nearest
+            if isinstance(value, np.ndarray) and value.size and not (low <= value.min() and value.max() < high):
+                raise self._wrong(key, text)
         if self.constants is None:
             self.device.check_outside(stream, "constants that are loaded in their first call")
             self.constants = [self._kept(module, value) for value in constants.values()]
@@ -53,22 +60,26 @@ class DeviceFunction:
         self.run(number, stream, ready.axes.ctypes.data, memory, *inputs, *self.constants, *results)
         return made
 
+    def _wrong(self, key: tuple[Shape, ...], text: str) -> Exception:
+        what = f"a part of this model cannot be computed ({self.name})"
+        got = f"{', '.join(str(list(shape)) for shape in key)}: {text}"
+        return runtime._error(InputError, what, got, do="check the shapes of the inputs, and their elements")
+
     def _kept(self, module: CudaModule, value: np.ndarray) -> int:
         own = np.ascontiguousarray(value)
         return self.device.send(own, self.device.allocate(module, own.nbytes))
 
     def _prepared(self, key: tuple[Shape, ...], stream: int) -> Ready:
         axes = np.array([size for shape in key for size in shape] or [0], np.int64)
-        found = np.zeros(sum(self.axes) + 1, np.int64)
+        found = np.zeros(sum(self.axes) + 1 + 2 * len(self.looked_at), np.int64)
         try:
             self.sizes(self.device.number, stream, axes.ctypes.data, found.ctypes.data)
         except ValueError as error:
-            what = f"a part of this model cannot be computed ({self.name})"
-            got = f"{', '.join(str(list(shape)) for shape in key)}: {error}"
-            raise runtime._error(InputError, what, got, do="check the shapes of the inputs") from None
+            raise self._wrong(key, str(error)) from None
         ends, numbers = [*itertools.accumulate(self.axes, initial=0)], found.tolist()
         shapes = [tuple(numbers[begin:end]) for begin, end in itertools.pairwise(ends)]
-        ready = Ready(axes, shapes, numbers[-1])
+        memory, *bounds = numbers[ends[-1] :]
+        ready = Ready(axes, shapes, memory, [*zip(bounds[::2], bounds[1::2], strict=True)])
         self.ready = {**self.ready, key: ready} if len(self.ready) < runtime_model.MOST_READY else {key: ready}
         return ready
 

@@ -2,8 +2,9 @@
 
 In: a graph of calls. Out: kernels, and C++ that launches them one after the other on the caller's stream, on planned
 memory: a call waits for nothing and allocates nothing, so that it can be captured in a CUDA graph. Both are given the
-axes of all inputs, one after the other. NAME_sizes fills an array with all axes of all results, then the bytes of
-memory, and looks at what the graph demands of sizes. NAME is given that memory, inputs, constants and results.
+axes of all inputs, one after the other. NAME_sizes fills an array with all axes of all results, the bytes of memory,
+and bounds of the elements that must have some, and looks at what the graph demands of sizes. NAME is given that memory,
+inputs, constants and results.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import tvm
 from tvm import tirx
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Export, Host, Pointer, Program
 from tvm_rnn.surroundings.calls import Graph, Value
 from tvm_rnn.surroundings.memory import Memory, Room
-from tvm_rnn.surroundings.nest import Nest, reads
+from tvm_rnn.surroundings.nest import Nest, nest_of, reads
 from tvm_rnn.tir.expr import Buffer, Expr
 from tvm_rnn.tir.index import int64, wide
 
@@ -42,19 +44,22 @@ class NotOnDevice(Exception):
 
 @dataclass
 class DeviceFunction:
-    """given: the constants that the function takes, in order."""
+    """given: the constants that the function takes, in order. looked_at: which inputs have elements that must be in
+    bounds, which NAME_sizes says, and what is needed of them, in words."""
 
     name: str
     graph: Graph
     given: list[Value] = field(default_factory=list)
     launches: list[list[Launch]] = field(default_factory=list)
     rooms: list[tuple[Buffer, Room]] = field(default_factory=list)
+    looked_at: list[tuple[int, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Raises NotOnDevice."""
-        if self.graph.looks or self.graph.numbers:
-            raise NotOnDevice("elements of arrays decide sizes, or are looked at")
+        if self.graph.numbers:
+            raise NotOnDevice("elements of arrays decide sizes")
         self.statements = Statements(self.graph)
+        self.looked_at = [(self._looked_at(own.value), own.text) for own in self.graph.looks]
         self.memory = Memory(held=self.statements.sizes)
         pieces = pieces_of(self.statements.done, self.statements.outputs)
         self.given = [
@@ -70,6 +75,17 @@ class DeviceFunction:
             self.checks = self._checks(self.names)
         except NoText as reason:
             raise NotOnDevice(str(reason)) from None
+
+    def _looked_at(self, value: Value) -> int:
+        """Which input has these elements."""
+        buffer = self.statements.arrays.get(value)
+        made = {own.store.buffer: own.store.value for own in map(nest_of, self.statements.done) if own is not None}
+        while buffer is not None and isinstance(copied := made.get(buffer), tvm.ir.TensorLoad):
+            buffer = copied.source
+        for i, own in enumerate(self.statements.inputs):
+            if buffer is not None and own.same_as(buffer):
+                return i
+        raise NotOnDevice("elements of arrays that it makes are looked at")
 
     # --- kernels ------------------------------------------------------------------------------------------------
 
@@ -126,10 +142,11 @@ class DeviceFunction:
         about = f"{self.name}(device, stream, axes, memory, inputs..., constants..., results...)"
         known = ["  (void)sms;", "  char* const memory = as_pointer(args[3]);", *self.begin]
         program.exports.append(Export(self.name, 4 + count, (*known, *host.lines), (about,)))
-        about = f"{self.name}_sizes(device, stream, axes, into): axes of results, then bytes of memory"
+        about = f"{self.name}_sizes(device, stream, axes, into): axes of results, bytes of memory, bounds of elements"
         found = [axis for buffer in self.statements.outputs for axis in buffer.shape]
+        found += [self.size, *(bound for own in self.graph.looks for bound in (own.low, own.high))]
         lines = ["  (void)sms;", *self.begin, *self.checks, "  int64_t* const into = (int64_t*)args[3].v_int64;"]
-        lines += [f"  into[{i}] = {size_text(axis, names)};" for i, axis in enumerate((*found, self.size))]
+        lines += [f"  into[{i}] = {size_text(axis, names)};" for i, axis in enumerate(found)]
         program.exports.append(Export(f"{self.name}_sizes", 4, tuple(lines), (about,)))
 
     def _names(self) -> tuple[dict[tirx.Var, str], list[str]]:

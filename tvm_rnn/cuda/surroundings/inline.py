@@ -43,9 +43,9 @@ class Piece:
 
 
 def pieces_of(statements: Sequence[Stmt], outputs: Sequence[Buffer]) -> list[Piece]:
-    """The statements, after moves were taken into what reads them."""
-    done, i = [*statements], 0
+    """The statements, after moves were taken into what reads them, without those that nobody reads."""
     kept = [*outputs, *_changed(statements)]
+    done, i = _read(statements, kept), 0
     while i < len(done):
         readers = _readers(done, i, kept)
         if readers and all(_may(done[i], done[j]) for j in readers):
@@ -73,6 +73,18 @@ def _changed(statements: Sequence[Stmt]) -> list[Buffer]:
     """Arrays that several statements write: what is read of them depends on when."""
     every = [buffer for own in statements for buffer in stored_by(own)]
     return [own for own in every if sum(own.same_as(other) for other in every) > 1]
+
+
+def _read(statements: Sequence[Stmt], kept: Sequence[Buffer]) -> list[Stmt]:
+    """The statements whose results are kept, or read by another one."""
+    done = list[Stmt]()
+    for own in reversed(statements):
+        made = stored_by(own)
+        if any(into.same_as(known) for into in made for known in kept) or any(
+            reads(other, into) for other in done for into in made
+        ):
+            done.append(own)
+    return done[::-1]
 
 
 def _readers(statements: Sequence[Stmt], maker: int, kept: Sequence[Buffer]) -> list[int]:
