@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -51,8 +52,10 @@ def test_layers_of_one_kind_twice_have_code_of_their_own() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ConfigError, match="for CPUs"):
-        rnn.compile(two(), "nvidia-h200")
+    alone = two()
+    alone.networks, alone.program = [], replace(alone.program, steps=(), outputs=())
+    with pytest.raises(ConfigError, match="a model without networks is for CPUs"):
+        rnn.compile(alone, "nvidia-h200")
     with pytest.raises(ConfigError, match="does not train as a whole"):
         rnn.compile(two(), training=True)
     model = two()

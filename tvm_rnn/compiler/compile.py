@@ -74,7 +74,7 @@ def compile(
 
     Args:
         net: the network, with weights (then they are in the module) or without (then call `Module.load_weights`). Or a
-            Model of several networks, for CPUs. What a frontend found around a network is in the module too:
+            Model of several networks. What a frontend found around a network is in the module too:
             `Module.run`.
         target: "llvm", this machine's CPU; "cuda", its GPU; or a name of `tvm_rnn.target.names()`: a GPU that is named,
             such as "nvidia-h200", need not be there.
@@ -228,11 +228,16 @@ def _for_a_cpu(own: Passed, around: Around, folder: Path, tell: Progress) -> Mod
 def _for_a_model(
     model: Model, networks: Sequence[Passed], around: Around, options: Options, folder: Path, tell: Progress
 ) -> Module:
-    machine = options.target
-    if machine.kind != "llvm":
-        do = "compile model.networks one by one for it, or the whole model for a CPU"
-        raise ConfigError(message("a model of several networks is for CPUs", got=machine.name, do=do))
-    path = write_model(model, networks, around.functions, options, folder, tell)
+    if options.target.kind == "cuda" and not networks:
+        do = "compile it for a CPU"
+        raise ConfigError(message("a model without networks is for CPUs", got=options.target.name, do=do))
+    if options.target.kind == "cuda":
+        from tvm_rnn.cuda.write_module import write_model as write_for_gpus
+
+        objects = objects_of(around.functions, folder, options.target.host)
+        path = write_for_gpus(model, networks, folder, tell, objects, around.on_gpu)
+    else:
+        path = write_model(model, networks, around.functions, options, folder, tell)
     tell("loading")
     return runtime.load(path, anywhere=True)
 

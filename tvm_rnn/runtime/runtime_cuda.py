@@ -70,7 +70,7 @@ class Program:
     def __init__(self, device: Device, module: CudaModule, way: str, stream: int) -> None:
         self.device, self.stale, self.sizes = device, True, dict[tuple[int, int], int]()
         self.variant: Variant = getattr(device.variant, way) if way else device.variant
-        suffix = "_".join([device.variant.arch, *filter(None, [way])])
+        suffix = "_".join([device.variant.arch, *filter(None, [module.manifest.get("part"), way])])
         names = ("load", "pack", "workspace", "sequence")
         self.functions = {n: module._library.get_function(f"{n}_{suffix}") for n in names}
         self.functions["load"](device.number, stream)

@@ -9,6 +9,7 @@ with the other files of the runtime.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from . import gpu_arrays, runtime, runtime_model
 from .gpu_arrays import Arrays
-from .runtime import Array, Facts, InputError, Shape
+from .runtime import Array, Facts, InputError, Opened, Shape
 from .runtime_cuda import Call, CudaModule, Device
 
 
@@ -84,28 +85,64 @@ class DeviceFunction:
         return ready
 
 
-def run(module: CudaModule, inputs: Mapping[str, object]) -> dict[str, Array]:
+class CudaModelModule(runtime_model.ModelModule):
+    """A model of several networks for GPUs, in one file: `run` is how it is called; `networks` are its parts, each a
+    CudaModule."""
+
+    def __init__(self, path: str | os.PathLike[str], opened: Opened | None = None, anywhere: bool = False) -> None:
+        """anywhere: as of CudaModule."""
+        self.path, self._file, self.manifest, arrays, self._elf_size = opened or runtime._open_container(path)
+        self._constants = {name: arrays[name] for name in arrays if name.startswith(runtime.CONSTANT)}
+        self.networks, self._threads = [], 0
+        for i, own in enumerate(self.manifest.networks):
+            mine = {name.partition(".")[2]: value for name, value in arrays.items() if name.startswith(f"{i}.")}
+            manifest = runtime.Manifest({**self.manifest, **own})
+            network = CudaModule(path, Opened(self.path, self._file, manifest, mine, self._elf_size), anywhere)
+            self.networks.append(network)
+            self._constants |= {f"{i}.{name}": value for name, value in network._constants.items()}
+        self._library = self.networks[0]._library
+        self._gather()
+
+    def run(self, inputs: Mapping[str, object]) -> dict[str, Array]:
+        """All of the model, as CudaModule.run."""
+        return run(self, inputs)
+
+    @property
+    def threads(self) -> int:
+        """Of the CPU: a call uses the caller's."""
+        return 1
+
+    @threads.setter
+    def threads(self, count: int | None) -> None:
+        raise runtime._error(InputError, "a module for a GPU has no threads to set", repr(count))
+
+
+def run(module: CudaModule | CudaModelModule, inputs: Mapping[str, object]) -> dict[str, Array]:
     """The outputs by name, as `runtime_model.run` returns them; where the first input is on a GPU, they are."""
     plan = runtime_model._plan(module)
+    networks: list[CudaModule] = getattr(module, "networks", [module])
+    home = networks[0]  # whose file has the functions
     if not any(step["attributes"].get("on") == "gpu" for step in plan.steps) or not isinstance(inputs, Mapping):
         return _beside(module, inputs)
     values = _checked(plan.inputs, inputs)
     first = next(iter(inputs.values()))
 
     def all_steps(arrays: Arrays) -> dict[str, Array]:
-        device = module._device(arrays)
+        device = home._device(arrays)
 
         def made(step: Facts, given: Sequence[Array]) -> Sequence[Array]:
             attributes = step["attributes"]
             if attributes.get("on") == "gpu":
                 count = len(given) - int(attributes["constants"])
                 constants = dict(zip(step["inputs"][count:], given[count:], strict=True))
-                return _function(module, device, attributes)(module, arrays, given[:count], constants)
-            if step["op"] == "Network" and not attributes.get("weights") and not module._held:
-                return _network(module, arrays, given)
+                return _function(home, device, attributes)(home, arrays, given[:count], constants)
+            network = networks[int(attributes["network"])] if step["op"] == "Network" else home
+            alike = not attributes.get("weights") and not network._held and network._kind == home._kind
+            if step["op"] == "Network" and alike:
+                return _network(network, arrays, given)
             here = [value if value is None else arrays.numpy(value) for value in given]
             if step["op"] == "Network":
-                return runtime_model.call(module, here, attributes)
+                return runtime_model.call(network, here, attributes)
             return runtime_model.call_compiled(module, here, attributes)
 
         found, taken = dict[str, Array](), {*map(id, values.values())}
@@ -116,14 +153,14 @@ def run(module: CudaModule, inputs: Mapping[str, object]) -> dict[str, Array]:
             found[name] = arrays.result(own, tuple(own.shape))
         return found
 
-    return module._on_device(first, all_steps)
+    return home._on_device(first, all_steps)
 
 
-def _beside(module: CudaModule, inputs: Mapping[str, object]) -> dict[str, Array]:
+def _beside(module: CudaModule | CudaModelModule, inputs: Mapping[str, object]) -> dict[str, Array]:
     """The model with all that is around the network on the CPU."""
     if not isinstance(inputs, Mapping):
         return runtime_model.run(module, inputs)
-    widens = module._kind == "bfloat16"
+    widens = any(own._kind == "bfloat16" for own in getattr(module, "networks", [module]))
     found = runtime_model.run(module, {name: gpu_arrays.to_numpy(value, widens) for name, value in inputs.items()})
     home = gpu_arrays.sender(next(iter(inputs.values()), None))
     return {name: home(value) for name, value in found.items()}
@@ -193,4 +230,4 @@ def _by_layer(parts: Sequence[tuple[slice, Shape]], layers: int) -> list[Shape]:
     return [(rows // layers, *rest)] * layers
 
 
-__all__ = ["run"]
+__all__ = ["CudaModelModule", "run"]
