@@ -9,7 +9,7 @@ before; a thread adds up some rows and columns in registers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -22,7 +22,6 @@ from .nest_kernel import Frame, Launch, NestKernel
 from .statements import loads_of
 from .warp_sum import terms_of
 
-DEEP = 16  # terms of a piece
 PADDING = 4  # elements between rows of shared memory, so that what lies below each other is in other banks
 FLOATS = ("float32", "float64")
 
@@ -48,12 +47,13 @@ class Product:
 
 @dataclass(frozen=True)
 class Tile:
-    """Of a block, and of a thread: rows and columns."""
+    """Of a block, and of a thread: rows and columns; terms of a piece."""
 
     rows: int
     columns: int
     high: int
     broad: int
+    deep: int = 32
 
     @property
     def threads(self) -> int:
@@ -97,6 +97,8 @@ def product_tile(nest: NestKernel, product: Product, where: Expr | None) -> Laun
     """The kernel of a product."""
     width = nest.known(product.columns.loops)
     tile = next((own for own in TILES if width is None or own.columns <= 2 * width - 1), TILES[-1])
+    terms = nest.known(nest.summed)
+    tile = replace(tile, deep=tile.deep // 2) if terms is not None and terms <= tile.deep // 2 else tile
     return nest.launch(lambda frame: _Body(frame, product, tile).write(), tile.threads, where)
 
 
@@ -105,16 +107,16 @@ class _Copy:
 
     def __init__(self, body: _Body, factor: Factor, lines: int, first: TirExpr, total: TirExpr) -> None:
         self.body, self.factor, self.lines, self.total = body, factor, lines, total
-        w, threads = body.w, body.tile.threads
-        self.count = -(-lines * DEEP // threads)
-        self.whole = lines * DEEP % threads == 0
-        self.shared = I.alloc_buffer((DEEP * (lines + PADDING),), body.dtype, scope="shared", align=16)
+        w, threads, deep = body.w, body.tile.threads, body.tile.deep
+        self.elements, self.count = lines * deep, -(-lines * deep // threads)
+        self.whole = self.elements % threads == 0
+        self.shared = I.alloc_buffer((deep * (lines + PADDING),), body.dtype, scope="shared", align=16)
         self.registers = w.local(self.count, body.dtype)
         self.places = list[tuple[TirExpr, TirExpr, TirExpr]]()
         self.variables = list[dict[tirx.Var, TirExpr]]()
         for i in range(self.count):
             number = w.keep(body.thread + i * threads)
-            line, term = (number // DEEP, number % DEEP) if factor.run else (number % lines, number // lines)
+            line, term = (number // deep, number % deep) if factor.run else (number % lines, number // lines)
             line, term = w.keep(line), w.keep(term)
             at = w.keep(first + line)
             self.places.append((line, term, at))
@@ -128,7 +130,7 @@ class _Copy:
             w.store(self.registers, zero, i)
             inside = tirx.And(at < self.total, k < body.terms)
             if not self.whole:
-                inside = tirx.And(inside, body.thread + i * body.tile.threads < self.lines * DEEP)
+                inside = tirx.And(inside, body.thread + i * body.tile.threads < self.elements)
             with w.when(inside):
                 own = {**body.each, **variables, **body.frame.split(k, body.nest.summed)}
                 w.store(self.registers, body.frame.narrow(own).value(self.factor.value), i)
@@ -137,7 +139,7 @@ class _Copy:
         """What was loaded, to shared memory."""
         w, body = self.body.w, self.body
         for i, (line, term, _) in enumerate(self.places):
-            with w.when(body.thread + i * body.tile.threads < self.lines * DEEP):
+            with w.when(body.thread + i * body.tile.threads < self.elements):
                 w.store(self.shared, self.registers[i], term * (self.lines + PADDING) + line)
 
     def at(self, term: TirExpr | int, line: TirExpr) -> TirExpr:
@@ -172,12 +174,12 @@ class _Body:
             w.store(sums, tirx.const(0.0, self.dtype), i)
         left.load(tirx.const(0, "int32"))
         right.load(tirx.const(0, "int32"))
-        with w.loop((self.terms + (DEEP - 1)) // DEEP) as piece:
+        with w.loop((self.terms + (tile.deep - 1)) // tile.deep) as piece:
             w.do(I.cuda.cta_sync())
             left.put()
             right.put()
             w.do(I.cuda.cta_sync())
-            following = w.keep(piece * DEEP + DEEP)
+            following = w.keep(piece * tile.deep + tile.deep)
             with w.when(following < self.terms):
                 left.load(following)
                 right.load(following)
@@ -186,7 +188,7 @@ class _Body:
 
     def _multiply(self, left: _Copy, right: _Copy, first: tuple[TirExpr, TirExpr], sums: Buffer) -> None:
         w, tile, (row, column) = self.w, self.tile, first
-        with I.unroll(0, DEEP) as k:
+        with I.unroll(0, tile.deep) as k:
             a, b = w.local(tile.high, self.dtype), w.local(tile.broad, self.dtype)
             for i in range(tile.high):
                 w.store(a, left.at(k, row + i), i)
