@@ -15,6 +15,7 @@ from msgspec import convert, structs
 
 from tvm_rnn.cuda.codegen.host_program import Program
 from tvm_rnn.cuda.layer.pointers import storage
+from tvm_rnn.decisions import about
 from tvm_rnn.errors import BuildError, message
 from tvm_rnn.module_file import manifest
 from tvm_rnn.module_file.facts import blob, common_facts, shared_facts
@@ -92,9 +93,11 @@ def write_model(
     around all of them is with it. Raises BuildError."""
     options = networks[0].options
     tell("planning")
-    each = [[plan.plan(own, target) for target in own.options.targets] for own in networks]
-    for number, programs in enumerate(each[1:], 1):
-        for program in programs:
+    each = list[list[Program]]()
+    for number, own in enumerate(networks):
+        with about("", network=number):
+            each.append([plan.plan(own, target) for target in own.options.targets])
+        for program in each[number] if number else ():
             program.suffix = f"_n{number}"
     for program, function in ((program, function) for program in each[0] for function in around):
         function.add_to(program)
@@ -106,8 +109,9 @@ def write_model(
     elf, taken, compiler = nvcc.build(sources, folder, fast, objects)
     tell("writing")
     facts = [describe(own, programs, taken) for own, programs in zip(networks, each, strict=True)]
-    for number, network in enumerate(facts[1:], 1):
-        network.part = f"n{number}"
+    for number, network in enumerate(facts):
+        network.part = f"n{number}" if number else None
+        network.decisions = [d for d in network.decisions or () if d["subject"].get("network", number) == number]
     whole = SeveralOnGpus(
         **structs.asdict(shared_facts(options.targets[0], options.batches, options.without)),
         entry_points=["run"],
