@@ -61,7 +61,7 @@ def test_one_file_for_gpus_has_functions_of_each_network(tmp_path: Path) -> None
     manifest_page("m.so", manifest, arrays, 1)
     module = rnn.load(tmp_path / "m.so", anywhere=True)
     assert type(module).__name__ == "CudaModelModule" and len(module.networks) == 2
-    with pytest.raises(rnn.InputError, match="mod.run"):
+    with pytest.raises(rnn.InputError, match=r"mod\.run"):
         module(np.zeros((T, B, WIDTH), "f4"))
 
 
