@@ -86,19 +86,15 @@ def _reader() -> torch.nn.Module:
     def part(channels: int, more: int) -> list[nn.Module]:
         return [nn.Conv2d(channels, more, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
 
-    class Reader(nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.features = nn.Sequential(*part(1, 16), *part(16, 32))
-            self.lstm = nn.LSTM(128, 48, num_layers=2, bidirectional=True)
-            self.head = nn.Linear(96, 11)
+    def forward(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        y, _ = self.lstm(self.features(x).permute(3, 0, 1, 2).flatten(2))
+        scores: torch.Tensor = self.head(y).log_softmax(-1)
+        return scores
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y, _ = self.lstm(self.features(x).permute(3, 0, 1, 2).flatten(2))
-            scores: torch.Tensor = self.head(y).log_softmax(-1)
-            return scores
-
-    return Reader()
+    made: torch.nn.Module = type("Reader", (nn.Module,), {"forward": forward})()
+    made.features = nn.Sequential(*part(1, 16), *part(16, 32))
+    made.lstm, made.head = nn.LSTM(128, 48, num_layers=2, bidirectional=True), nn.Linear(96, 11)
+    return made
 
 
 # Of torch alone, for GPUs.
