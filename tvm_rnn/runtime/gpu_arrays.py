@@ -224,9 +224,13 @@ class TorchArrays(GpuArrays):
     def __init__(self, module: Owner, number: int, back: type | None) -> None:
         super().__init__(sys.modules["torch"], module, number, back)
         self.place = self.lib.device("cuda", number)
+        # What torch's own compilers ask, where this torch has it: a tenth of the time that a Stream object takes.
+        self._current_stream: Callable[[int], int] | None = getattr(self.lib._C, "_cuda_getCurrentRawStream", None)
 
     def stream(self) -> int:
         """The CUDA stream for work."""
+        if self._current_stream is not None:
+            return int(self._current_stream(self.number))
         return int(self.lib.cuda.current_stream(self.number).cuda_stream)
 
     def make(self, function: Callable[..., Array], *shape: object, dtype: object) -> Array:

@@ -185,7 +185,11 @@ class Device:
 
 
 def _wrong_gpu(module: CudaModule, got: str) -> Exception:
+    """got: what this machine has; "": no GPU, or no driver that works."""
     archs = ", ".join(v.arch for v in module.manifest["variants"])
+    if not got:
+        do = "run it on a machine with one, and NVIDIA's driver; for a CPU compile it without a target"
+        return runtime._error(LoadError, f"{module.path!r} is for a GPU", "no GPU", archs, do)
     do = "compile it with target='cuda' on this machine, or with this GPU's arch"
     return runtime._error(LoadError, f"{module.path!r} is for another GPU", got, archs, do)
 
@@ -225,7 +229,7 @@ class CudaModule(Module):
         ask = self._library.get_function(f"capability_{self._first}")
         found = [int(ask(i)) for i in range(self._library.get_function(f"devices_{self._first}")())]
         if not anywhere and not any(fits(v.arch, capability) for v in m.variants for capability in found):
-            raise _wrong_gpu(self, "compute capability " + ", ".join(f"{c / 10}" for c in found) if found else "no GPU")
+            raise _wrong_gpu(self, "compute capability " + ", ".join(f"{c / 10}" for c in found) if found else "")
         if arrays or not self._weight_shapes:
             self._use_weights(arrays)
 
@@ -330,7 +334,7 @@ class CudaModule(Module):
             if arrays.number not in self._devices:
                 count = self._library.get_function(f"devices_{self._first}")()
                 if not 0 <= arrays.number < count:
-                    raise _wrong_gpu(self, f"GPU {arrays.number} of {count}")
+                    raise _wrong_gpu(self, f"GPU {arrays.number} of {count}" if count else "")
                 self._devices[arrays.number] = self.device_type(self, arrays.number, arrays.stream())
             return self._devices[arrays.number]
 

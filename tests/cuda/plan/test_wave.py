@@ -80,6 +80,21 @@ def test_few_rows_are_left_to_layers_side_by_side() -> None:
     assert few["least_batch"] == 2 and few["unit"].endswith("B > 1") and many["least_batch"] == 1
 
 
+@pytest.mark.parametrize(("inputs", "hidden", "copied"), [(16, 64, ""), (12, 64, "copy0"), (16, 37, "output")])
+def test_rows_of_any_width_run_in_a_wave(inputs: int, hidden: int, copied: str) -> None:
+    """What the user has is copied where its rows are not made of 16-byte pieces; between layers they always are."""
+    plan = planned("lstm", hidden, num_layers=3, inputs=inputs)
+    assert plan.together is not None
+    own = [name for name in plan.program.kernels if name.startswith("wave_") and "_pack" not in name]
+    assert [any(name.endswith(f"_{kind}") for name in own) for kind in ("copy0", "output", "unwritten")] == [
+        copied == "copy0",
+        copied == "output",
+        copied == "output",
+    ]
+    layout = plan.together.members[0].layout
+    assert layout.output.row_stride == -(-hidden // 8) * 8 and layout.input(0).row_stride == 16
+
+
 @pytest.mark.broad_after(1)
 @pytest.mark.parametrize(
     ("cell", "hidden", "how"),
@@ -91,7 +106,6 @@ def test_few_rows_are_left_to_layers_side_by_side() -> None:
         # 9.4 us in a wave, 8.8 without.
         ("lstm", 256, {"num_layers": 3, "precision": "float32", "batches": (64,), "inputs": 64}),
         ("lstm", 512, {"num_layers": 4, "precision": "float32", "batches": (1,)}),  # side by side
-        ("lstm", 256, {"num_layers": 2, "inputs": 12}),  # rows of 24 bytes
         ("lstm", 2048, {"num_layers": 2}),  # does not fit
         *(("lstm", 256, {"num_layers": 2, "without": (name,)}) for name in PASS_NAMES),
         ("sru", 256, {"num_layers": 2}),

@@ -102,6 +102,10 @@ class PairSum(PanelSum):
     def kind(self) -> str:
         return "int32"
 
+    @property
+    def constants(self) -> list[Buffer]:
+        return [self.weights]
+
     def moves_panels(self, var: tirx.Var) -> bool:
         return any(mentions(i, var) for i in self.factors.still.indices)
 

@@ -123,7 +123,12 @@ class Sum:
 
     def share(self, loops: Loops, body: Stmt) -> Stmt:
         """The loops as one, a piece of which each thread has where that is worth it."""
-        return shared(loops, body, product([own.extent for own in self.nest.loops]), self.threads)
+        return shared(loops, body, self.work, self.threads)
+
+    @property
+    def work(self) -> Expr:
+        """In multiply-adds."""
+        return product([own.extent for own in self.nest.loops])
 
     def along(
         self,

@@ -45,6 +45,11 @@ def _section(section: SectionFacts, names: Sequence[str]) -> Iterator[str]:
     yield f'<div class="wide" tabindex="0"><table class="beside"><tr>{head}</tr>{rows}</table></div>'
 
 
+def breakable(name: str) -> str:
+    """A name that may go on in the next line behind each underscore."""
+    return escape(name).replace("_", "_<wbr>")
+
+
 def _row(row: PairFacts, figures: bool) -> str:
     """figures: the section has a column of ratios."""
     first, second = row["values"]
@@ -52,4 +57,4 @@ def _row(row: PairFacts, figures: bool) -> str:
     if figures:
         cells += f'<td class="number">{row["ratio"]:.3g}</td>' if "ratio" in row else '<td class="number"></td>'
     kind = ' class="differs"' if first != second else ""
-    return f'<tr{kind}><th scope="row">{escape(row["name"])}</th>{cells}</tr>'
+    return f'<tr{kind}><th scope="row">{breakable(row["name"])}</th>{cells}</tr>'
