@@ -29,7 +29,7 @@ def test_an_array_of_a_gpu_is_checked_without_its_elements() -> None:
     assert found.dtype == np.float32 and found.shape == There.shape
 
     class Wide(There):
-        dtype = "torch.bfloat16"
+        dtype = "torch.quint8"
 
     own = Wide()
     assert _as_numpy(own) is own, "NumPy has no such dtype: who reads it says so"
