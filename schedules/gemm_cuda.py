@@ -354,7 +354,7 @@ def _lanes(unit: Unit, target: Target, knob: Knobs) -> Config:
     many |= {"stages": 2, "pace": 1}
     knobs = {
         "units": knob("units", (1, 2, 3, 4, 5, 8), units),
-        "few": knob("few", (0, *POWERS), _most_of_few(unit, target, 16 * units, 16 * high)),
+        "few": knob("few", (0, *POWERS), _most_of_few(unit, target, 16 * units, 16 * high) if step else 0),
         "skinny": knob("skinny", (0, *POWERS), 2 * SKINNY_ROWS if step or streams else 0),
         "skinny_half": knob("skinny_half", (0, *POWERS), SKINNY_ROWS // 2 if 2 * weights > target.l2_bytes else 0),
         "overlap": knob("overlap", (0, 1), 0),
