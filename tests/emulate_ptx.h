@@ -53,6 +53,7 @@ inline void tvm_builtin_cuda_cta_sync() { __syncthreads(); }
 inline void tvm_builtin_cuda_warp_sync() { emu::warp_sync(); }
 inline void tvm_builtin_ptx_bar_arrive_arrive(W id, W count) { emu::meet(emu::now->block->named[id], count, false); }
 inline void tvm_builtin_ptx_bar_sync_count_sync(W id, W count) { emu::meet(emu::now->block->named[id], count, true); }
+inline void tvm_builtin_ptx_barrier_sync_count_sync(W id, W count) { emu::meet(emu::now->block->named[id], count, true); }
 inline void tvm_builtin_ptx_barrier_cluster_arrive_cluster_arrive_release_aligned() {
   emu::Cluster* c = emu::now->block->cluster;
   emu::now->meeting = c->meeting.generation;

@@ -130,11 +130,12 @@ def test_a_persistent_geometry_is_right(name: str, monkeypatch: pytest.MonkeyPat
     check(net, emulator.compile(net, batch=[B], precision=precision), precision or dtype)
 
 
-SHORT: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "one layer": ("elman", "bfloat16", {}),
-    "gates": ("lstm", "bfloat16", {}),
-    "a stack": ("gru", "float32", {"num_layers": 2}),
-    "both directions": ("gru_reset_before", "bfloat16", {"num_layers": 2, "bidirectional": True}),
+SHORT: dict[str, tuple[str, int, str, dict[str, Any]]] = {
+    "one layer": ("elman", 40, "bfloat16", {}),
+    "gates": ("lstm", 40, "bfloat16", {}),
+    "a stack": ("gru", 40, "float32", {"num_layers": 2}),
+    "both directions": ("gru_reset_before", 40, "bfloat16", {"num_layers": 2, "bidirectional": True}),
+    "rows that products read copies of": ("lstm", 37, "bfloat16", {"num_layers": 2}),
 }
 
 
@@ -143,8 +144,8 @@ SHORT: dict[str, tuple[str, str, dict[str, Any]]] = {
 def test_calls_of_a_few_steps_go_step_by_step(name: str) -> None:
     """On both sides of the limit, with states given, ragged batches and restarts: what one call leaves the next may
     begin with, whichever way it goes."""
-    cell, dtype, form = SHORT[name]
-    net = network(cell, 40, dtype, **form)
+    cell, width, dtype, form = SHORT[name]
+    net = network(cell, width, dtype, **form)
     exact = EXACT.get(dtype, dtype)
     module, rng = emulator.compile(net, least=3, batch=[B]), np.random.default_rng(0)
     assert {row.get("least_steps") for row in module.manifest.templates if "most" in row} >= {3}
@@ -300,18 +301,22 @@ def test_every_cell_with_heads(cell: str, precision: str) -> None:
 
 
 WAVES = {
-    "clusters": ("lstm", "bfloat16", None, {"num_layers": 2, "inputs": 16}),
-    "clusters of layers of one size": ("gru", "float16", None, {"num_layers": 2, "inputs": 64}),
-    "tf32": ("lstm_peephole", "float32", "tf32", {"num_layers": 2, "inputs": 12}),
-    "norms of inputs": ("lstm_layer_norm", "bfloat16", None, {"num_layers": 2, "inputs": 24}),
+    "clusters": ("lstm", 32, "bfloat16", None, {"num_layers": 2, "inputs": 16}),
+    "clusters of layers of one size": ("gru", 32, "float16", None, {"num_layers": 2, "inputs": 64}),
+    "tf32": ("lstm_peephole", 32, "float32", "tf32", {"num_layers": 2, "inputs": 12}),
+    "norms of inputs": ("lstm_layer_norm", 32, "bfloat16", None, {"num_layers": 2, "inputs": 24}),
+    "an odd width": ("lstm", 27, "bfloat16", None, {"num_layers": 3, "inputs": 9}),
+    "an even width": ("gru", 30, "float16", None, {"num_layers": 2, "inputs": 11}),
+    "products of a long input before it": ("elman", 21, "bfloat16", None, {"num_layers": 2, "inputs": 1401}),
+    "an odd width in tf32": ("elman", 31, "float32", "tf32", {"num_layers": 3, "inputs": 5}),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["clusters", *(pytest.param(n, marks=pytest.mark.slow) for n in list(WAVES)[1:])])
 def test_layers_in_a_wave(name: str) -> None:
-    cell, dtype, precision, sizes = WAVES[name]
-    net = network(cell, 32, dtype, **sizes)
+    cell, width, dtype, precision, sizes = WAVES[name]
+    net = network(cell, width, dtype, **sizes)
     mod = emulator.compile(net, batch=[B], precision=precision)
     assert any("layers in a wave" in row["unit"] for row in mod.manifest.templates)
     for count in (T, 2):
@@ -339,7 +344,8 @@ def test_a_gpu_without_room_for_a_wave(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_wave_in_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("width", [32, 29])
+def test_a_wave_in_a_grid(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def best(step: Any, *_: Any) -> ChosenGeometry:
         geometry = geometry_of(
             step, "bfloat16", "grid", 2, 16, warps_u=1, warps_k=2, register_words=64, shared_words=192, ahead=1
@@ -347,14 +353,15 @@ def test_a_wave_in_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
         return ChosenGeometry(0.5, "persistent_grid_cuda", geometry, "forced")
 
     monkeypatch.setattr(wave, "choose_geometry", best)
-    net = network("gru_reset_before", 32, "bfloat16", inputs=16, num_layers=2)
+    net = network("gru_reset_before", width, "bfloat16", inputs=16, num_layers=2)
     mod = emulator.compile(net, batch=[B])
     assert any("layers in a wave" in row["unit"] for row in mod.manifest.templates)
     check(net, mod, "bfloat16")
 
 
 @pytest.mark.slow
-def test_a_wave_of_staged_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("width", [64, 61])
+def test_a_wave_of_staged_operands(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three layers of two graphs that look for the values of the layer below; two groups of rows."""
 
     def best(step: Any, *_: Any) -> ChosenGeometry:
@@ -363,7 +370,7 @@ def test_a_wave_of_staged_operands(monkeypatch: pytest.MonkeyPatch) -> None:
         return ChosenGeometry(0.5, "persistent_staged_cuda", geometry, "forced")
 
     monkeypatch.setattr(wave, "choose_geometry", best)
-    net = network("lstm", 64, "bfloat16", inputs=128, num_layers=3)
+    net = network("lstm", width, "bfloat16", inputs=128, num_layers=3)
     mod = emulator.compile(net, batch=[B])
     assert any("3 layers in a wave" in row["unit"] for row in mod.manifest.templates)
     check(net, mod, "bfloat16")

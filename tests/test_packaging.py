@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import re
 import sys
@@ -62,6 +63,10 @@ def test_the_conda_recipe_is_of_this_project(project: dict[str, Any]) -> None:
         assert (
             f"{needed.name}{needed.specifier}" in recipe if exact else f"- {needed.name} {needed.specifier}" in recipe
         )
+    for own in re.findall(r"([\w-]+)==", recipe):  # what pip brings without its own requirements
+        for needed in map(Requirement, importlib.metadata.requires(own) or ()):
+            name = needed.name.replace("-", "_")
+            assert needed.marker or f"- {name}" in recipe or name.startswith("apache_tvm"), (own, needed.name)
 
 
 def test_every_target_of_the_makefile_is_explained() -> None:

@@ -74,7 +74,7 @@ def test_what_is_no_file_of_ours(tmp_path: Path, reader: Callable[[Path], Any]) 
     (tmp_path / "foreign.so").write_bytes(elf(TINY))
     (tmp_path / "tail.so").write_bytes(b"x" * 64 + container(b"{}")[-48:])
     cases = {
-        "none.so": "No such file",
+        "none.so": "no such file",
         "": "directory",
         "empty.so": "empty",
         "short.so": "not a complete tvm_rnn module",
@@ -350,6 +350,8 @@ def test_pipes_devices_and_what_is_no_path(tmp_path: Path, reader: Callable[[Any
     for given in (None, 0, 2.5, "a\0b"):
         with pytest.raises(LoadError, match=r"no path|cannot read"):
             reader(given)
+    with pytest.raises(LoadError, match=r"absent.so[\s\S]*no such file[\s\S]*check the path"):
+        reader(tmp_path / "absent.so")
 
 
 def test_paths_of_any_bytes(tmp_path: Path) -> None:

@@ -302,11 +302,13 @@ _CAPABILITY = (75, 76)
 
 def gpu(number: int = 0) -> Target:
     """The GPU at hand, as its driver describes it. Raises ConfigError where there is none, or none of our kind."""
-    do = f"name the GPU to compile for: {', '.join(GPUS)}"
+    do = f"name the GPU to compile for, or give no target for this CPU: {', '.join(GPUS)}"
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as reason:
-        raise ConfigError(message('target "cuda" means this machine\'s GPU', got=str(reason), do=do)) from None
+        raise ConfigError(
+            message('target "cuda" means this machine\'s GPU', got=f"no driver: {reason}", do=do)
+        ) from None
     device, value, text = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
     if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), number):
         raise ConfigError(message('target "cuda" means this machine\'s GPU', got="none", do=do))

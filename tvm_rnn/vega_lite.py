@@ -19,15 +19,18 @@ Spec = dict[str, object]
 BLUE, ORANGE, GREEN, GREY, RED, PURPLE = "#3b82c4", "#e07b39", "#4c9f70", "#888888", "#c44536", "#8d5a97"
 PAPER = {"background": "white", "padding": 16}
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # a name that Vega-Lite knows: nothing is fetched
-WIDTH = 620
+WIDTH = 480
 INK = "currentColor"
+AXIS: Spec = {"labelColor": INK, "titleColor": INK, "domainColor": GREY, "tickColor": GREY, "gridOpacity": 0.25}
+LEGEND: Spec = {"labelColor": INK, "titleColor": INK}
+TEXT: Spec = {"color": INK, "fill": INK}
 CONFIG = {
     "background": "transparent",
     "view": {"stroke": None, "continuousWidth": WIDTH, "discreteWidth": WIDTH},
-    "axis": {"labelColor": INK, "titleColor": INK, "domainColor": GREY, "tickColor": GREY, "gridOpacity": 0.25},
-    "legend": {"labelColor": INK, "titleColor": INK},
+    "axis": AXIS,
+    "legend": LEGEND,
     "title": {"color": INK, "subtitleColor": INK},
-    "text": {"color": INK, "fill": INK},
+    "text": TEXT,
     "font": "system-ui, sans-serif",
 }
 

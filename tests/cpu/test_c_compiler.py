@@ -38,9 +38,14 @@ def test_those_for_another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     triple, variable = "riscv64-linux-gnu", "CXX_riscv64_linux_gnu"
     with pytest.raises(BuildError, match=rf"no C compiler for {triple}[\s\S]*{variable}[\s\S]*pip install ziglang"):
         find_compiler(triple)
+    (tmp_path / "clang").write_text("#!/bin/sh\nexit 1\n")  # it lacks that system's headers
+    (tmp_path / "clang").chmod(0o755)
+    with pytest.raises(BuildError, match=r"no C compiler[\s\S]*clang with that system's headers[\s\S]*ziglang"):
+        find_compiler(triple)
+    c_compiler._has_headers.cache_clear()
     found = []
     for name in ("clang", "zig", f"{triple}-clang++", f"{triple}-g++", "own"):
-        (tmp_path / name).write_text("")
+        (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
         if name == "own":
             monkeypatch.setenv(variable, "own --more")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tvm.sym import Analyzer
 
-from tvm_rnn.cpu.second_thread import CALL, LOOP, threads_for_call, threads_for_loop
+from tvm_rnn.cpu.second_thread import CALL, LOOP, threads_for_call, threads_for_loop, with_weights
 from tvm_rnn.tir.expr import Expr
 from tvm_rnn.tir.index import int64
 
@@ -25,3 +25,8 @@ def test_threads_of_a_loop(products: int, threads: int, few: int) -> None:
 @pytest.mark.parametrize(("flops", "few"), [(0, 1), (CALL - 1, 1), (CALL, 8)])
 def test_threads_of_a_call(flops: int, few: int) -> None:
     assert number(threads_for_call(int64(flops), int64(8))) == few
+
+
+@pytest.mark.parametrize(("products", "size", "work"), [(64, 4000, 4000), (5000, 4000, 5000)])
+def test_few_products_wait_for_weights(products: int, size: int, work: int) -> None:
+    assert number(with_weights(int64(products), int64(size))) == work

@@ -126,7 +126,7 @@ def test_the_other_order_of_axes_is_told(make: Make) -> None:
         r"lengths does not fit x[\s\S]*x has 4 rows of 6 steps here": lambda: plain(x, lengths=[1] * 6),
         r"lengths does not fit x[\s\S]*x has 6 rows of 4 steps here": lambda: first(x, lengths=[1] * 4),
         r"reset does not fit x[\s\S]*\(6, 4\) = \[B, T\]": lambda: first(x, reset=np.zeros((4, 6), bool)),
-        r"x has the wrong shape[\s\S]*\[B, T, 4\]": lambda: first(x[0]),
+        r"x has the wrong shape[\s\S]*\[B, T, 4\][\s\S]*a batch of one: x\[None\]": lambda: first(x[0]),
         r"state h has the wrong shape": lambda: first(x, {"h": np.zeros((1, 4, H), "f4")}),
         r"x is not an array": lambda: first(x.tolist()),
     }
@@ -292,7 +292,7 @@ class OnGpu:
 X = numbers(4, 3, H)
 STATE = {"h": numbers(1, 3, H)}
 WRONG_CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
-    "rank": (r"\(3, 5\)(.|\n)*\[T, B, 5\]", (X[0],), {}),
+    "rank": (r"\(3, 5\)(.|\n)*\[T, B, 5\](.|\n)*a batch of one: x\[:, None\]", (X[0],), {}),
     "rank 0": (r"\(\)(.|\n)*\[T, B, 5\]", (np.zeros((), "f4"),), {}),
     "width": (r"\(4, 3, 4\)(.|\n)*\[T, B, 5\]", (X[..., :4],), {}),
     "float64": ("got: +float64(.|\n)*expected: float32(.|\n)*cast", (X.astype("f8"),), {}),
@@ -300,7 +300,7 @@ WRONG_CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "bool": ("got: +bool", (X > 0,), {}),
     "complex": ("got: +complex64", (X.astype("c8"),), {}),
     "object": ("got: +object", (X.astype(object),), {}),
-    "list": ("list(.|\n)*numpy.asarray", (X.tolist(),), {}),
+    "list": (r"list(.|\n)*numpy.asarray\(x, dtype=...\)$", (X.tolist(),), {}),
     "None": ("NoneType", (None,), {}),
     "scalar": ("float", (1.0,), {}),
     "numpy scalar": ("float32", (np.float32(1),), {}),

@@ -23,6 +23,7 @@ import pictures
 
 import tvm_rnn as rnn
 from tvm_rnn.explain.html.drawing import draw
+from tvm_rnn.explain.html.page import FONT
 from tvm_rnn.explain.tables import cell_facts
 from tvm_rnn.graph.equations import equations, math
 from tvm_rnn.graph.graph_text import graph_text
@@ -225,6 +226,7 @@ def generate(folder: Path, notebooks: Path | None = None, played: Path | None = 
     shutil.rmtree(folder, ignore_errors=True)
     pages = folder / "pages"
     shutil.copytree(HERE / "pages", pages)
+    shutil.copy(FONT, pages)  # of equations
 
     def write(path: str, text: str) -> str:
         (pages / path).parent.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 
 In: networks; the amplifier of the how-to "Run in the browser". Out: `pages/images/report_*.png` and `browser_amp.png`,
 made in Chromium: `python tutorials/site/screenshots.py [NAME ...]`. Needs playwright and a Chromium; reports need
-the extra "report" and a font for mathematics (such as STIX); the amplifier needs torch and a compiler for WebAssembly.
+the extra "report"; the amplifier needs torch and a compiler for WebAssembly.
 """
 
 from __future__ import annotations

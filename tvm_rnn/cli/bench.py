@@ -28,9 +28,9 @@ SUITE_HELP = (
     "flashrnn, heads, members, zoo, ablation or linear."
 )
 PEERS_HELP = (
-    f"Peers, comma-separated. [{CPU_PEERS}; also ncnn, tract, torch-loop, torch-compile, torch-cuda-graph; of a GPU: "
-    "torch, or any of torch,cudnn,torch-compile,triton,flashrnn, and of what generates torch-cuda and its -compile and "
-    "-graph]"
+    f"Peers, comma-separated. [{CPU_PEERS}; also ncnn, tract, litert, tflite-micro, torch-loop, torch-compile, "
+    "torch-cuda-graph; of a GPU: torch, or any of torch,cudnn,torch-compile,triton,flashrnn, and of what generates "
+    "torch-cuda and its -compile and -graph]"
 )
 TRAINING_HELP = "Time forward and backward passes of MODULE, on CPU or GPU, and torch's."
 ONLY_HELP = "Points by words of their names: h256,b16,b64,lstm,bf16. Words of one kind are alternatives."

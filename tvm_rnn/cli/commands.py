@@ -150,7 +150,7 @@ def run_module(
             help="x [T, B, I] as .npy, batch first if it was compiled so; others: NAME=FILE. Repeatable.",
         ),
     ],
-    output: Annotated[str, typer.Option(metavar="FILE", help="y [T, B, D*H], written as .npy.")],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="y [T, B, D*H], written as .npy.")],
     files: RunFiles,
     weights: Weights = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Most threads to use.")] = None,

@@ -39,6 +39,8 @@ OPTIONAL = {
     "openvino": "bench --against openvino",
     "ncnn": "bench --against ncnn",
     "tract": "bench --against tract",
+    "ai-edge-litert": "bench --against litert",
+    "tflite-micro": "bench --against tflite-micro",
     "cloudpickle": "tune --rpc-tracker: on the machines that it measures on",
     "cupy": "arrays on GPUs",
     "vl-convert-python": "bench --plot, tune --plot, explain --html",

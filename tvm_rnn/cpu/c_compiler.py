@@ -29,11 +29,11 @@ def find_compiler(triple: str = "") -> tuple[str, ...]:
     variable = f"CXX_{triple.replace('-', '_')}" if triple else "CXX"
     own = tuple(shlex.split(os.environ.get(variable, "")))
     for command in (own, *(_for_another(triple) if triple else _OWN)):
-        if command and shutil.which(command[0]):
+        if command and (found := shutil.which(command[0])) and (command[0] != "clang" or _has_headers(found, triple)):
             return command
     if triple:
-        what = f"no C compiler for {triple}"
-        got, do = f"none of ${variable}, {triple}-g++, ziglang, clang", _INSTALL.get(triple, "pip install ziglang")
+        what, do = f"no C compiler for {triple}", _INSTALL.get(triple, "pip install ziglang")
+        got = f"none of ${variable}, {triple}-g++, ziglang, clang with that system's headers"
     else:
         what, got, do = "no C++ compiler to link with", "none of $CXX, g++, clang++, c++", "install g++"
     raise BuildError(message(what, got=got, do=do))
@@ -68,6 +68,13 @@ def _for_another(triple: str) -> Iterator[tuple[str, ...]]:
     zig = (sys.executable, "-m", "ziglang") if importlib.util.find_spec("ziglang") else ("zig",)
     yield (*zig, "cc", "-target", triple)  # what is linked is C; its c++ would build a library of C++ first
     yield ("clang", f"--target={triple}")
+
+
+@functools.cache
+def _has_headers(clang: str, triple: str) -> bool:
+    """Whether clang, which compiles for every system, finds the C library of this one."""
+    command = [clang, f"--target={triple}", "-x", "c", "-include", "math.h", "-fsyntax-only", os.devnull]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 @functools.cache

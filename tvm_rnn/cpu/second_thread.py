@@ -21,7 +21,13 @@ def threads_for_call(flops: Expr, threads: TirExpr) -> TirExpr:
     return tirx.Select(flops < int64(CALL), int64(1), threads)
 
 
-def threads_for_loop(products: Expr, threads: TirExpr) -> TirExpr:
+def threads_for_loop(work: Expr, threads: TirExpr) -> TirExpr:
     """How many threads share a loop of so many multiply-adds: two from LOOP on, one more for each half of that."""
-    most = tirx.truncdiv(wide(products) * int64(2), int64(LOOP))
+    most = tirx.truncdiv(wide(work) * int64(2), int64(LOOP))
     return tirx.Max(int64(1), tirx.Min(wide(threads), most))
+
+
+def with_weights(products: Expr, size: Expr) -> Expr:
+    """The work of so many multiply-adds on weights of so many bytes, in multiply-adds. Few rows wait for the weights:
+    a byte takes at least as long to come as a multiply-add."""
+    return tirx.max(wide(products), wide(size))

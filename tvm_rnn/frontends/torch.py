@@ -219,7 +219,8 @@ def _import_torch() -> ModuleType:
 
 def _no_layer(layer: object, torch: ModuleType, known: Mapping[str, type[object]]) -> ConfigError:
     expected = ", ".join(f"torch.nn.{name}" for name in known) + ", a state_dict, or a .safetensors file"
-    got, do = f"{type(layer).__module__}.{type(layer).__qualname__}", None
+    got = f"{type(layer).__module__}.{type(layer).__qualname__}"
+    do = "pass one of these; or a whole model with an example: from_torch(model, x)"
     if isinstance(layer, torch.nn.Module):
         inside = [n for n, part in layer.named_modules() if n and isinstance(part, tuple(known.values()))]
         if inside:

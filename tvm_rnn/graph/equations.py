@@ -67,7 +67,9 @@ def _gates(node: Node, users: Sequence[Node]) -> dict[Node, str]:
 
 def math(row: str) -> str:
     """One row as an element for a page."""
-    if not any(tall in row for tall in ("<mfrac", "<mtable")):  # without a font for mathematics stretched ones are huge
+    if not any(
+        tall in row for tall in ("<mfrac", "<mtable")
+    ):  # a notebook may lack a font for mathematics: stretched ones are huge
         row = re.sub(r"<mo>(?=[()[\]]</mo>)", '<mo stretchy="false">', row)
     return f'<math xmlns="http://www.w3.org/1998/Math/MathML" display="block"><mrow>{row}</mrow></math>'
 
@@ -133,7 +135,7 @@ def _function(node: Node, args: list[tuple[str, int]]) -> tuple[str, int]:
         return f"<mi>{escape(node.op)}</mi>", 9
     first = args[0]
     if node.op == "neg":
-        return f"<mo>&minus;</mo>{_held(first, TIGHT)}", LOOSE
+        return f'<mo form="prefix">&minus;</mo>{_held(first, TIGHT)}', LOOSE
     if node.op == "exp":
         return f"<msup><mi>e</mi><mrow>{first[0]}</mrow></msup>", 9
     if node.op == "sqrt":

@@ -1,4 +1,4 @@
-"""Make one GEMM of independent GEMMs: those of one dependency level that read the same operand get a gate axis.
+"""Make one GEMM of several that read the same operand and do not wait for each other: its extra axis is the gate.
 
 In: a graph whose products are `gemm` nodes of one parameter and one vector each, in regions. Out: fewer, larger `gemm`
 nodes. Gates that feed gates are on another level and stay apart; so do products of different widths.

@@ -1,4 +1,4 @@
-"""Choose how layers and time are walked: tiles of time outside and layers inside where that is allowed.
+"""Choose the order of layers and time: a tile of steps through all layers while it is in cache, where that is allowed.
 
 In: a graph with groups; a template for the walk, and records for it. Out: `graph.tiling`. A tile of T-steps goes
 through all layers while its activations and hoisted products are still in cache, and only one tile of them is ever

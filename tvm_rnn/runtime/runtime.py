@@ -78,6 +78,7 @@ KERNEL_NAMES = {
 }
 # Where the kinds of modules are, by what their manifests have, the first that is there: those files import this one.
 KINDS = {
+    "archs": ("runtime_cuda_model", "CudaModelModule"),
     "networks": ("runtime_model", "ModelModule"),
     "tape": ("runtime_cuda_training", "CudaTrainingModule"),
     "variants": ("runtime_cuda", "CudaModule"),
@@ -87,10 +88,12 @@ EXIT_SECONDS, EXIT_LOOKS = 10.0, 5  # how long the end of the process waits for 
 BOUND = 16  # kept by thread and module of what writes to given arrays: a stream has one, or two that take turns
 EXPORTERS: list[Callable[..., None]] = []  # what `Module.export` calls: the package says it when it is imported
 _opened: dict[str, tuple[int, ...]] = {}
+AGAIN = "copy it again, or make it again: tvm-rnn compile -o FILE, or mod.export(FILE)"
 ALL = "give all of them, as backward returns them, or None"
 # What settings a copy of a module takes along.
 SETTINGS = ("_threads", "_max_bytes", "device", "watchdog_seconds", "drawing")
 PACKED = "x, lengths = torch.nn.utils.rnn.pad_packed_sequence(packed), then (x, lengths=lengths)"
+WEIGHTS = "load_weights first; or, before compiling, net.init(seed=0) or net.load(...)"
 ONCE = "make them once: y = numpy.empty(...), state = mod.init_state(batch) with constants; then out=(y, state)"
 # Of dicts of states, by kind: what one is called, and one of its items, and what to do where it is not right.
 STATES = {
@@ -275,6 +278,8 @@ def _map_file(path: str, kind: type[Exception], copied: bool = False) -> Mapped:
                 data.seek(count, os.SEEK_CUR)
             data.signature = () if copied else _signature(found)
             return data
+    except FileNotFoundError:
+        raise _error(kind, f"cannot read {path!r}", "no such file", do="check the path") from None
     except (OSError, TypeError, ValueError) as error:
         raise _error(kind, f"cannot read {path!r}", error, "a file with something in it") from None
 
@@ -287,7 +292,7 @@ def _open_container(path: str | os.PathLike[str], copied: bool = False) -> Opene
     magic, version, crc, elf_size, start, size, text = FOOTER.unpack(data[-FOOTER.size :].ljust(FOOTER.size))
     if data[:4] not in CODE_BEGINS or magic != MAGIC:
         got = f"{len(data)} bytes that begin {data[:4]!r} and do not end with its footer"
-        raise _error(LoadError, f"{path!r} is not a complete tvm_rnn module", got, "a .so as exported", "copy it again")
+        raise _error(LoadError, f"{path!r} is not a complete tvm_rnn module", got, "a .so as exported", AGAIN)
     newer, do = f"{path!r} was made by a newer tvm_rnn", "upgrade tvm_rnn (or the copied runtime.py) here"
     if version > CONTAINER_VERSION:
         raise _error(LoadError, newer, f"container version {version}", f"at most {CONTAINER_VERSION}", do)
@@ -516,7 +521,8 @@ def _numpy(what: str, value: Array, kind: type[Exception] = InputError) -> np.nd
             value = _detached(value, kind) if getattr(value, "requires_grad", False) else value
             return value.numpy() if on_cpu else np.from_dlpack(value)
     except (AttributeError, RuntimeError, BufferError, TypeError, ValueError) as error:
-        do = f"{_converted(what, value)} ({type(error).__name__}: {error})"
+        reason = f" ({type(error).__name__}: {error})" if hasattr(value, "__dlpack__") else ""
+        do = f"{_converted(what, value)}{reason}"
     got = f"a {type(value).__name__} of {getattr(value, 'dtype', 'unknown dtype')} on {getattr(value, 'device', 'cpu')}"
     raise _error(kind, f"{what} is not an array for this module", got, "a dense CPU array: numpy, torch, DLPack", do)
 
@@ -934,7 +940,7 @@ class Module:
         return self._threads or (1 if self._flops * B < PARALLEL_FLOPS_PER_STEP else self.threads)
 
     def _weightless(self) -> Exception:
-        return _error(WeightError, "the module has no weights", "none", [*self._weight_shapes], "load_weights first")
+        return _error(WeightError, "the module has no weights", "none", [*self._weight_shapes], WEIGHTS)
 
     def _flat(self, what: str, value: object, shape: Shape, axes: str) -> np.ndarray:
         """Flat, contiguous, aligned, writable (DLPack wants that), native: the user's memory where it is so already."""
@@ -979,8 +985,10 @@ class Module:
     def _check_lead(name: str, shape: Shape, found: Shape, axes: tuple[str, ...]) -> None:
         """Whether an input has these axes and its own ones, `shape`, behind them."""
         if len(found) != len(axes) + len(shape) or found[len(axes) :] != shape:
-            expected = f"[{', '.join([*axes, *map(str, shape)])}]"
-            raise _error(InputError, f"{name} has the wrong shape", found, expected, "T is time, B the batch")
+            expected, do = f"[{', '.join([*axes, *map(str, shape)])}]", "T is time, B the batch"
+            if len(axes) == 2 and found[1:] == shape:
+                do += f"; one sequence is a batch of one: {name}[{'None' if axes[0] == 'B' else ':, None'}]"
+            raise _error(InputError, f"{name} has the wrong shape", found, expected, do)
 
     def _plan(self, B: int) -> list[Flat]:
         """Each state of B rows."""

@@ -86,15 +86,21 @@ def test_openvino_computes_the_same(name: str) -> None:
     check(peers.prepare_openvino, name, 2, True)
 
 
-@pytest.mark.parametrize("name", ["torch", "onnxruntime", "openvino", "ncnn", "tract"])
+@pytest.mark.parametrize("name", ["torch", "onnxruntime", "openvino", "ncnn", "tract", "litert", "tflite-micro"])
 def test_a_cell_that_a_framework_lacks_or_a_missing_framework_is_a_reason(name: str) -> None:
     with pytest.raises(Unsupported, match=r"it has no cell mgu|is not installed"):
         peers.FRAMEWORKS[name](problem_of(small("mgu")))
 
 
 def test_a_framework_that_is_not_installed_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("torch", "torch-loop", "torch-compile", "onnxruntime", "openvino", "ncnn", "tract"):
-        module = name.partition("-")[0]
+    modules = {
+        "torch-loop": "torch",
+        "torch-compile": "torch",
+        "litert": "ai_edge_litert",
+        "tflite-micro": "tflite_micro",
+    }
+    for name in ("torch", "onnxruntime", "openvino", "ncnn", "tract", *modules):
+        module = modules.get(name, name)
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(Unsupported, match=f"{module} is not installed"):
             peers.FRAMEWORKS[name](problem_of(small("lstm")))

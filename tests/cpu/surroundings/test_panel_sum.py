@@ -9,6 +9,9 @@ import pytest
 from graphs import compiled, graph_of
 from tvm import relax
 
+from tvm_rnn.cpu.second_thread import LOOP
+from tvm_rnn.cpu.surroundings.host_function import HostFunction
+
 RNG = np.random.default_rng(3)
 
 
@@ -57,3 +60,10 @@ def test_convolutions(size: tuple[int, int], filters: int, stride: int, groups: 
         folder = tmp_path / str(number)
         folder.mkdir()
         np.testing.assert_allclose(compiled(graph_of(shape, make), folder)(x)[0], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("depth", "shared"), ((LOOP // 4 // 64, True), (LOOP // 4 // 64 - 1, False)))
+def test_one_row_is_shared_where_its_weights_are_many_bytes(depth: int, shared: bool) -> None:
+    graph = graph_of([1, depth], lambda x: relax.op.matmul(x, relax.const(random(depth, 64))))
+    (function, _) = HostFunction("around", graph, 8, {}).functions.values()
+    assert ("T.parallel" in str(function)) is shared

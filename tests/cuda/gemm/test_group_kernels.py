@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,8 @@ def blocks_of(knobs: dict[str, int], kind: str, sizes: tuple[int, int, int, tupl
         ("float16", "wide", (3, 2, 32, (64, 40)), 300),
         ("bfloat16", "mid", (3, 4, 64, (72,)), 200),
         ("bfloat16", "share1", (5, 4, 24, (136,)), 33),
+        ("bfloat16", "mid", (1, 3, 67, (40,)), 150),
+        ("tf32", "wide", (1, 2, 73, (34,)), 290),
         ("tf32", "wide", (2, 1, 72, (34,)), 290),
         ("float64", "many", (3, 2, 9, (11,)), 20),
         ("bfloat16", "many", (4, 1, 30, (13,)), 150),
@@ -116,10 +119,34 @@ def test_each_member_has_a_product_of_its_own(
     of_each_member(precision, kind, sizes, rows)
 
 
-def of_each_member(precision: str, kind: str, sizes: tuple[int, int, int, tuple[int, ...]], rows: int) -> None:
-    """What a kernel of members, gates, units and depths writes is x W + b of each member."""
+@pytest.mark.parametrize(
+    ("kind", "sizes", "rows"),
+    [("few", (1, 20, (40,)), 9), ("share1", (4, 24, (78,)), 33), ("many", (1, 30, (13,)), 50)],
+)
+def test_rows_of_tf32_are_rounded_to_nearest(
+    kind: str, sizes: tuple[int, int, tuple[int, ...]], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensor cores drop 13 bits: of numbers just below the next one of tf32 that is 0.1 %, always towards 0."""
+
+    def just_below(_: Any, *shape: int) -> np.ndarray:
+        return np.full(shape, 1 + 0.95 * 2**-10)
+
+    of_each_member("tf32", kind, (1, *sizes), rows, x=just_below, limit=2e-4)
+
+
+def of_each_member(
+    precision: str,
+    kind: str,
+    sizes: tuple[int, int, int, tuple[int, ...]],
+    rows: int,
+    *,
+    x: Callable[..., np.ndarray] = arrays,
+    limit: float = 2**-7,
+) -> None:
+    """What a kernel of members, gates, units and depths writes is x W + b of each member. limit: of the error beside
+    the largest result, where products are not in float32."""
     members, gates, width, depths = sizes
-    region = "step" if kind in ("skinny", "skinny_half") else "before"
+    region = "step" if kind in ("few", "skinny", "skinny_half") else "before"
     found, rng = made(of_members(members, gates, width, depths, region), precision), np.random.default_rng(0)
     variant = next(v for v in found.variants if v.kernel.name.endswith(f"_{kind}"))
     dtypes, kernel = dict(variant.kernel.pointers), variant.kernel
@@ -130,13 +157,14 @@ def of_each_member(precision: str, kind: str, sizes: tuple[int, int, int, tuple[
         shape = argument.node.shape
         if argument.role == "weight":
             pack, weight = found.packs[argument.number], arrays(rng, *shape)
+            weight = nearest_tf32(weight) if pack.tf32 else weight
             index, valid = pack.index(np.arange(pack.elements))
             value = np.where(valid, weight[tuple(np.where(valid, at, 0) for at in index)], 0)
             weights.append(weight.reshape(members, gates, width, -1))
         elif argument.role == "operand":
-            value, own = arrays(rng, rows, *shape), weights[argument.number]
-            x = value.reshape(rows, members, -1)[..., -own.shape[-1] :]
-            total += np.einsum("mnk,ngwk->mngw", x, own)
+            value, own = x(rng, rows, *shape), weights[argument.number]
+            vectors = value.reshape(rows, members, -1)[..., -own.shape[-1] :]
+            total += np.einsum("mnk,ngwk->mngw", vectors, own)
         elif argument.role == "read":
             value = arrays(rng, *shape)
             total += value
@@ -147,8 +175,14 @@ def of_each_member(precision: str, kind: str, sizes: tuple[int, int, int, tuple[
     run_emulated(kernel, given, {"rows": rows}, blocks_of(found.knobs, kind, sizes, rows))
     for gate, name in enumerate(written):
         expected = total[:, :, gate]
-        limit = {"float32": 1e-5, "float64": 1e-12}.get(precision, 2**-7) * np.abs(expected).max()
-        np.testing.assert_allclose(decoded(given[name], dtypes[name]), expected, rtol=0, atol=limit)
+        most = {"float32": 1e-5, "float64": 1e-12}.get(precision, limit) * np.abs(expected).max()
+        np.testing.assert_allclose(decoded(given[name], dtypes[name]), expected, rtol=0, atol=most)
+
+
+def nearest_tf32(values: np.ndarray) -> np.ndarray:
+    """As packing rounds weights."""
+    words = values.astype(np.float32).view(np.uint32) + np.uint32(1 << 12)
+    return (words & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
 
 
 TOLERANCE = {"bfloat16": 5e-3, "float16": 1e-3, "tf32": 1.5e-3, "float32": 1e-6, "float64": 1e-13}

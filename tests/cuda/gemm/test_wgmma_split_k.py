@@ -30,7 +30,7 @@ def shared(width: int, precision: str = "bfloat16", most: int = 64, **options: o
 )
 def test_large_steps_share_k_in_clusters(precision: str, instruction: str) -> None:
     (variant,) = shared(2560, precision)
-    assert variant.condition == "rows > 0 && rows <= 64 && ((uintptr_t)x0 & 15) == 0"
+    assert variant.condition == "rows >= 1 && rows <= 64 && ((uintptr_t)x0 & 15) == 0"
     assert variant.kernel.cluster == 2 and variant.kernel.shared_bytes <= resolve("nvidia-h200").shared_bytes
     text = text_of(variant.kernel)
     assert instruction in text and "cp_async_bulk" in text and "prefetch_global_L2" in text
@@ -38,7 +38,7 @@ def test_large_steps_share_k_in_clusters(precision: str, instruction: str) -> No
 
 def test_more_rows_have_a_kernel_of_their_own() -> None:
     conditions = [v.condition.split(" && ((")[0] for v in shared(2048, most=128)]
-    assert conditions == ["rows > 0 && rows <= 64", "rows > 64 && rows <= 128"]
+    assert conditions == ["rows >= 1 && rows <= 64", "rows >= 65 && rows <= 128"]
 
 
 def test_it_is_for_hopper() -> None:
@@ -61,7 +61,7 @@ def test_products_of_few_rows_are_spread(
     where no narrow tiles keep half of the multiprocessors at work."""
     (variant, *_), own = made(hoisted(gates, width, (depth,)), precision).variants, f"kernel_share1 {cluster}"
     assert f"{variant.kernel.name} {variant.kernel.cluster}" == own
-    assert variant.condition == f"rows > 0 && rows <= {most} && ((uintptr_t)x0 & 15) == 0"
+    assert variant.condition == f"rows >= 1 && rows <= {most} && ((uintptr_t)x0 & 15) == 0"
 
 
 def whole_numbers(rng: np.random.Generator, *shape: int) -> np.ndarray:

@@ -48,9 +48,10 @@ def test_memory_of_hoisted_values_is_counted_with_its_padding() -> None:
     assert layer.bytes_per_row == 16 + 16  # 7 numbers of 2 bytes, and the copy of an input of 5
 
 
-def test_inputs_of_odd_width_are_copied_for_products_in_16_bits_alone() -> None:
-    layer = layer_of("elman", "bfloat16")
-    assert {n: (p.dtype, p.row_stride) for n, p in layer.layout.copied.items()} == {0: ("bfloat16", 8)}
+def test_inputs_of_odd_width_are_copied_for_products_of_tensor_cores_alone() -> None:
+    for precision, dtype in (("tf32", "float32"), ("bfloat16", "bfloat16")):
+        layer = layer_of("elman", precision)
+        assert {n: (p.dtype, p.row_stride) for n, p in layer.layout.copied.items()} == {0: (dtype, 8)}
     assert [kernel.name for kernel in layer.copies.values()] == ["g0_copy0"]
     (_, product), *_ = layer.groups
     (operand,) = [a for a in product.arguments if a.role == "operand"]

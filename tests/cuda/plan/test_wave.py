@@ -80,6 +80,33 @@ def test_few_rows_are_left_to_layers_side_by_side() -> None:
     assert few["least_batch"] == 2 and few["unit"].endswith("B > 1") and many["least_batch"] == 1
 
 
+@pytest.mark.parametrize(("inputs", "hidden", "copied"), [(16, 64, ""), (12, 64, "copy0"), (16, 37, "output")])
+def test_rows_of_any_width_run_in_a_wave(inputs: int, hidden: int, copied: str) -> None:
+    """What the user has is copied where its rows are not made of 16-byte pieces; between layers they always are."""
+    plan = planned("lstm", hidden, num_layers=3, inputs=inputs)
+    assert plan.together is not None
+    own = [name for name in plan.program.kernels if name.startswith("wave_") and "_pack" not in name]
+    assert [any(name.endswith(f"_{kind}") for name in own) for kind in ("copy0", "output", "unwritten")] == [
+        copied == "copy0",
+        copied == "output",
+        copied == "output",
+    ]
+    layout = plan.together.members[0].layout
+    assert layout.output.row_stride == -(-hidden // 8) * 8 and layout.input(0).row_stride == 16
+
+
+def test_a_long_input_is_multiplied_before_the_wave() -> None:
+    """Whose weights would leave no room for those of states: the first layer reads what is made over all steps."""
+    plan = planned("gru", 24, num_layers=3, inputs=2056)
+    assert plan.together is not None and plan.together.first is plan.code[0] and not plan.together.read
+    steps = [member.step for member in plan.together.members]
+    assert steps[0].read_nodes and not steps[0].given and steps[1].given
+    wave = text(plan).split("if (in_waves_", 1)[1]
+    assert wave.index("kernels::g0_before0") < wave.index("kernels::wave_")
+    short = planned("gru", 24, num_layers=3, inputs=64)
+    assert short.together is not None and short.together.first is None and short.together.read == {0}
+
+
 @pytest.mark.broad_after(1)
 @pytest.mark.parametrize(
     ("cell", "hidden", "how"),
@@ -91,7 +118,6 @@ def test_few_rows_are_left_to_layers_side_by_side() -> None:
         # 9.4 us in a wave, 8.8 without.
         ("lstm", 256, {"num_layers": 3, "precision": "float32", "batches": (64,), "inputs": 64}),
         ("lstm", 512, {"num_layers": 4, "precision": "float32", "batches": (1,)}),  # side by side
-        ("lstm", 256, {"num_layers": 2, "inputs": 12}),  # rows of 24 bytes
         ("lstm", 2048, {"num_layers": 2}),  # does not fit
         *(("lstm", 256, {"num_layers": 2, "without": (name,)}) for name in PASS_NAMES),
         ("sru", 256, {"num_layers": 2}),

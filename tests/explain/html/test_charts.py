@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -64,14 +65,17 @@ def test_charts_become_svg(spec: dict[str, object]) -> None:
 
 
 def test_names_of_kernels_are_beside_the_roof_and_not_cut() -> None:
-    """Below to the right of their points, each on a line of its own, with room for the longest at both ends."""
+    """Below to the right of their points, each on a line of its own, which ends within the chart."""
     spec = charts.roofline(KERNELS, {"memory_tb_s": 2.0, "tflops": 100.0}, 5.0, "predicted")
     points, names = spec["layer"][1], spec["layer"][2:]
     kinds = [row["kind"] for row in points["data"]["values"]]
     assert sorted(kinds) == ["a kernel: a bound, not measured"] * 2 + ["all of it, predicted"]
     assert sum(len(layer["data"]["values"]) for layer in names) == len(kinds)
     assert [layer["mark"]["dy"] for layer in names] == [15 + charts.LINE * number for number in range(len(names))]
-    assert points["encoding"]["x"]["scale"]["padding"] >= 6 * len("all of it")
+    low, end = points["encoding"]["x"]["scale"]["domain"]
+    for row in points["data"]["values"]:
+        at = math.log(row["intensity"] / low) / math.log(end / low) * charts.WIDTH
+        assert at + 8 + 6 * len(row["name"]) < charts.WIDTH
 
 
 def test_tiles_have_a_colour_each() -> None:

@@ -1,10 +1,4 @@
 "use strict";
-// Without a font for mathematics a browser leaves indices on the line: then the style sheet moves them.
-const base = document.querySelector("msub > :first-child");
-if (base && base.nextElementSibling.getBoundingClientRect().bottom - base.getBoundingClientRect().bottom < 1) {
-  document.documentElement.classList.add("no-math-font");
-}
-
 // The theme leaves its search dialog without a name.
 document.querySelector(".md-search")?.setAttribute("aria-label", "Search");
 // What is wider than the page scrolls by keys too: tables, equations, charts, code. Blocks of code are landmarks of the

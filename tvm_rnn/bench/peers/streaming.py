@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import models, small_engines
+from . import litert, models, small_engines
 from .models import Prepared, Problem, Unsupported
 
 if TYPE_CHECKING:
@@ -205,6 +206,7 @@ STREAMS: dict[str, Callable[[Problem], Prepared]] = {
     "numpy": stream_numpy,
     "ncnn": small_engines.stream_ncnn,
     "tract": small_engines.stream_tract,
+    **{name: partial(litert.stream, name) for name in litert.ENGINES},
 }
 
 

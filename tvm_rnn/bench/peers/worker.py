@@ -22,7 +22,7 @@ from tvm_rnn.oracle.torch_graph import TorchModel
 from tvm_rnn.runtime.runtime import read_container
 from tvm_rnn.worker_process import Reply, channel
 
-from . import generation, models, small_engines
+from . import generation, litert, models, small_engines
 from . import streaming as peers_stream
 from .models import Prepared, Problem, Unsupported
 
@@ -123,6 +123,7 @@ FRAMEWORKS: dict[str, Callable[[Problem], Prepared]] = {
     "numpy": prepare_numpy,
     "ncnn": small_engines.prepare_ncnn,
     "tract": small_engines.prepare_tract,
+    **{name: partial(litert.prepare, name) for name in litert.ENGINES},
 }
 
 

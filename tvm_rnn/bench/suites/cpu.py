@@ -101,7 +101,7 @@ def generate() -> list[Point]:
 
 
 PEERS = {
-    "audio": "onnxruntime,ncnn,tract",
+    "audio": "onnxruntime,ncnn,tract,litert,tflite-micro",
     "generate": "torch,torch-compile",
 }  # of suites that other peers run than usual
 STREAMS = ("streaming",)  # timed call by call

@@ -19,12 +19,12 @@ import tvm
 from tvm import tirx
 
 from tvm_rnn.cpu.pair_product import PairProduct
+from tvm_rnn.surroundings.nest import Nest, mentions, replaced
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import variable
 
 from .columns import axis_of, step_of
-from .nest import Nest, mentions, replaced
 from .panel_sum import PanelSum, Rows
 from .sum_tiles import around, unrolled
 from .whole_numbers import EXACT, TYPES, Range
@@ -101,6 +101,10 @@ class PairSum(PanelSum):
     @property
     def kind(self) -> str:
         return "int32"
+
+    @property
+    def constants(self) -> list[Buffer]:
+        return [self.weights]
 
     def moves_panels(self, var: tirx.Var) -> bool:
         return any(mentions(i, var) for i in self.factors.still.indices)

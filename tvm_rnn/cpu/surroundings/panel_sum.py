@@ -17,13 +17,14 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
+from tvm_rnn.cpu.second_thread import with_weights
+from tvm_rnn.surroundings.nest import mentions, replaced
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import loop, sequence, variable, when
 
 from .columns import Panels
-from .nest import mentions, replaced
-from .shared_loops import Loops
+from .shared_loops import Loops, product
 from .sum_tiles import Sum, around, unrolled, vector
 
 FEW = 4  # rows of a tile where there are not enough for a whole one
@@ -79,12 +80,25 @@ class PanelSum(Sum):
             parts.append(self.in_rows(row, around_rows, self._at(int64(whole), rest)))
         return sequence(parts)
 
-    def moves_panels(self, var: tirx.Var) -> bool:
-        """Whether a loop reads other elements of panels."""
+    @property
+    def work(self) -> Expr:
+        sizes = [product(own.shape) * int64(int(tvm.DataType(own.dtype).bits) // 8) for own in self.constants]
+        return with_weights(super().work, sum(sizes, start=int64(0)))
+
+    @property
+    def constants(self) -> list[Buffer]:
+        """The arrays that panels are in."""
+        return [own.source for own in self._loads()]
+
+    def _loads(self) -> list[tvm.ir.TensorLoad]:
+        """Where the sum reads panels."""
         loads = list[tvm.ir.TensorLoad]()
         tvm_ffi.structural_walk(self.nest.store.value, (tvm.ir.TensorLoad, loads.append))
-        panels = [own for own in loads if any(mentions(i, self.panels.column) for i in own.indices)]
-        return any(mentions(i, var) for own in panels for i in own.indices)
+        return [own for own in loads if any(mentions(i, self.panels.column) for i in own.indices)]
+
+    def moves_panels(self, var: tirx.Var) -> bool:
+        """Whether a loop reads other elements of panels."""
+        return any(mentions(i, var) for own in self._loads() for i in own.indices)
 
     def _at(self, panel: Expr, count: int) -> Tile:
         """What makes a tile of some rows of a panel, of which there are so many columns."""

@@ -14,11 +14,11 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
+from tvm_rnn.surroundings.nest import Nest, mentions, replaced
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import loop, sequence, variable, when
 
-from .nest import Nest, mentions, replaced
 from .shared_loops import Loops, product, shared
 
 
@@ -123,7 +123,12 @@ class Sum:
 
     def share(self, loops: Loops, body: Stmt) -> Stmt:
         """The loops as one, a piece of which each thread has where that is worth it."""
-        return shared(loops, body, product([own.extent for own in self.nest.loops]), self.threads)
+        return shared(loops, body, self.work, self.threads)
+
+    @property
+    def work(self) -> Expr:
+        """In multiply-adds."""
+        return product([own.extent for own in self.nest.loops])
 
     def along(
         self,

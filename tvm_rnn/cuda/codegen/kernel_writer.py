@@ -117,6 +117,13 @@ class Writer:
         return RegisterTile(*shape, dtype=dtype)
 
 
+def round_tf32(w: Writer, words: Sequence[Expr]) -> None:
+    """Registers of 32 bits with float32 numbers: rounded to the nearest of tf32. Tensor cores cut the bits off that
+    tf32 does not have, which makes every number smaller."""
+    for word in words:
+        w.do(I.ptx["cvt.rna.tf32.f32"](word, I.reinterpret("float32", word)))
+
+
 def converted(value: Expr, dtype: str) -> TirExpr:
     """A value in that dtype."""
     if isinstance(value, int):

@@ -33,10 +33,20 @@ TENSOR = ("float16", "bfloat16", "tf32")
 
 @dataclass(frozen=True)
 class Variant:
-    """One kernel. condition: C++, in the arguments' names, `rows` and `given`."""
+    """One kernel. least, most: rows that it takes, None: any number. further: what else must hold, in C++, of the
+    arguments' names and `given`."""
 
     kernel: Kernel
-    condition: str
+    least: int = 0
+    most: int | None = None
+    further: tuple[str, ...] = ()
+
+    @property
+    def condition(self) -> str:
+        """C++, in `rows` too."""
+        least = [f"rows >= {self.least}"] if self.least else []
+        most = [] if self.most is None else [f"rows <= {self.most}"]
+        return " && ".join([*least, *most, *self.further]) or "true"
 
 
 @dataclass(frozen=True)
@@ -154,25 +164,24 @@ def _variants(name: str, problem: Problem, knobs: Config) -> tuple[Variant, ...]
     """The kernels for few rows first, then the fastest for many, then the one that takes any operands."""
     found = [*_split_k(name, problem, knobs), *_skinny(name, problem, knobs)]
     if knobs["few"] > _reach(knobs):
-        found.append(Variant(_kernel(f"{name}_few", problem, knobs, "few"), f"rows <= {knobs['few']}"))
+        found.append(Variant(_kernel(f"{name}_few", problem, knobs, "few"), most=knobs["few"]))
     if knobs.get("wide_columns") and all(o.piece(problem.compute) for o in problem.operands):
         shape = {k: knobs[f"wide_{k}"] for k in ("columns", "stages", "cluster")}
         tile, aligned = WgmmaTile(overlap=True, most=knobs["wide_blocks"], **shape), _aligned(problem)
         for size, part in (("slim", 4), ("mid", 2)):
             if knobs.get(size, 0) > knobs["wide"]:
                 narrow = replace(tile, columns=tile.columns // part, stages=6, cluster=1)
-                condition = f"rows >= {knobs['wide']} && rows < {knobs[size]}{aligned}"
-                found.append(Variant(_written(f"{name}_{size}", problem, narrow, WgmmaGemm), condition))
-        condition = f"rows >= {knobs['wide']}{aligned}"
-        found.append(Variant(_written(f"{name}_wide", problem, tile, WgmmaGemm), condition))
-    return (*found, Variant(_kernel(f"{name}_many", problem, knobs, "many"), "true"))
+                kernel = _written(f"{name}_{size}", problem, narrow, WgmmaGemm)
+                found.append(Variant(kernel, knobs["wide"], knobs[size] - 1, aligned))
+        found.append(Variant(_written(f"{name}_wide", problem, tile, WgmmaGemm), knobs["wide"], None, aligned))
+    return (*found, Variant(_kernel(f"{name}_many", problem, knobs, "many")))
 
 
 def _skinny(name: str, problem: Problem, knobs: Config) -> list[Variant]:
     """Kernels without tensor cores that stream weights past few rows."""
     half = {f"skinny_{part}": knobs.get(f"skinny_{part}", 0) // 2 for part in ("rows", "high")}
     sizes = [(size, own) for size, own in (("skinny_half", {**knobs, **half}), ("skinny", knobs)) if knobs.get(size)]
-    return [Variant(_kernel(f"{name}_{n}", problem, own, "skinny"), f"rows <= {knobs[n]}") for n, own in sizes]
+    return [Variant(_kernel(f"{name}_{n}", problem, own, "skinny"), most=knobs[n]) for n, own in sizes]
 
 
 def _reach(knobs: Config) -> int:
@@ -181,8 +190,8 @@ def _reach(knobs: Config) -> int:
     return knobs["share"] if reach and knobs["share"] and knobs["share_from"] <= reach else reach
 
 
-def _aligned(problem: Problem) -> str:
-    return "".join(f" && ((uintptr_t){o.name} & {o.piece(problem.compute) - 1}) == 0" for o in problem.operands)
+def _aligned(problem: Problem) -> tuple[str, ...]:
+    return tuple(f"((uintptr_t){o.name} & {o.piece(problem.compute) - 1}) == 0" for o in problem.operands)
 
 
 def _split_k(name: str, problem: Problem, knobs: Config) -> list[Variant]:
@@ -193,8 +202,8 @@ def _split_k(name: str, problem: Problem, knobs: Config) -> list[Variant]:
         if knobs.get("share"):
             shape = {k: knobs[f"share_{k}"] for k in ("high", "split", "cluster", "stages")}
             lanes = LanesSplitKTile(64, overlap=False, across=8, groups=problem.layout.groups, **shape)
-            condition = f"rows > {knobs['share_from']} && rows <= {knobs['share']}"
-            found.append(Variant(_written(f"{name}_share", problem, lanes, LanesSplitK), condition))
+            kernel = _written(f"{name}_share", problem, lanes, LanesSplitK)
+            found.append(Variant(kernel, knobs["share_from"] + 1, knobs["share"]))
         return found
     # Rows of pixels that begin between multiples of 16 bytes are the other kernels'.
     if not all(o.rows_of(problem.compute) or (o.piece(problem.compute) and not o.around) for o in problem.operands):
@@ -207,9 +216,9 @@ def _split_k(name: str, problem: Problem, knobs: Config) -> list[Variant]:
         if not tile.fits:  # so many rows are the other kernels'
             continue
         most = max(64 * high, knobs["share_most"]) if 64 * (high + 1) > knobs["share"] else 64 * high
-        condition = f"rows > {64 * (high - 1) or knobs['share_from']} && rows <= {most}{_aligned(problem)}"
-        condition += " && !given" if problem.given and high > 1 else ""
-        found.append(Variant(_written(f"{name}_share{high}", problem, tile, WgmmaSplitKGemm), condition))
+        least = 1 + (64 * (high - 1) or knobs["share_from"])
+        further = (*_aligned(problem), *(["!given"] if problem.given and high > 1 else []))
+        found.append(Variant(_written(f"{name}_share{high}", problem, tile, WgmmaSplitKGemm), least, most, further))
     return found
 
 

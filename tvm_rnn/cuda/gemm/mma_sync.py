@@ -14,7 +14,7 @@ from dataclasses import KW_ONLY, dataclass
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Writer
+from tvm_rnn.cuda.codegen.kernel_writer import Writer, round_tf32
 from tvm_rnn.cuda.codegen.tile_layout import SWIZZLE_128
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, ceil_div
 from tvm_rnn.tir.expr import TirExpr
@@ -130,6 +130,8 @@ class MmaGemm(CpAsyncGemm):
         for step in range(steps):
             if step + 1 < steps:
                 self._load(stage, step + 1)
+            if self.problem.precision == "tf32":  # weights are rounded when they are packed
+                round_tf32(self.w, [word for m in range(self.tile.high) for word in self.product.a[step % 2, m]])
             self.product.multiply(step % 2)
 
     def _load(self, stage: TirExpr, step: int) -> None:

@@ -19,7 +19,7 @@ from typing import ClassVar
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Writer
+from tvm_rnn.cuda.codegen.kernel_writer import Writer, round_tf32
 from tvm_rnn.cuda.codegen.tile_layout import PIECE_BYTES
 from tvm_rnn.cuda.layer.packed_layout import ROW_BYTES, ceil_div
 from tvm_rnn.cuda.layer.pipeline_barriers import COPIERS, LAG, Stages
@@ -161,6 +161,24 @@ class WgmmaRows(GemmBody):
     def _addresses(self, stage: TirExpr, at: TirExpr) -> tuple[TirExpr, Callable[[int], TirExpr]]:
         at, target = self.w.bind(at), self.w.bind(stage + self.into)
         return at, lambda i: target + uint32(i * self.apart * ROW_BYTES)
+
+    def _announce(self, pending: int, slot: TirExpr) -> None:
+        """Rows of tf32 are rounded first, by the threads that copied them; weights are when they are packed."""
+        if self.problem.precision == "tf32":
+            self.w.do(I.ptx["cp.async.wait_group"](pending))
+            self._nearest(self.w.bind(self._stage(slot) + self.into))
+        super()._announce(pending, slot)
+
+    def _nearest(self, first: TirExpr) -> None:
+        """This thread's chunks of a stage, the first of which is at `first`."""
+        w, words = self.w, self.w.local(4, "uint32")
+        chunk = [words[z] for z in range(4)]
+        for i in range(ceil_div(self.tile.rows, self.apart)):
+            at, every = first + uint32(i * self.apart * ROW_BYTES), (i + 1) * self.apart <= self.tile.rows
+            with nullcontext() if every else w.when(self.line + i * self.apart < self.tile.rows):
+                w.do(I.ptx["ld.shared.v4.b32"](*chunk, at))
+                round_tf32(w, chunk)
+                w.do(I.ptx["st.shared.v4.b32"](at, *chunk))
 
 
 def bulk_copy(w: Writer, target: TirExpr, source: TirExpr, size: TirExpr, full: TirExpr, cluster: int = 1) -> None:

@@ -18,6 +18,7 @@ from tvm_rnn.tir.expr import Expr
 from tvm_rnn.tir.index import wide
 
 PRECISIONS = ("float64", "float32", "tf32", "float16", "bfloat16")
+TENSOR = PRECISIONS[2:]  # whose products tensor cores make
 
 
 @dataclass(frozen=True)

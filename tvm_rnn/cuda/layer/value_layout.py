@@ -26,7 +26,7 @@ from tvm_rnn.graph.recurrences import BOTH_AXES
 from tvm_rnn.tir.expr import Expr
 
 from .matrix_operands import NUMBER, RowOperands
-from .pointers import Place, arithmetic, storage
+from .pointers import TENSOR, Place, arithmetic, storage
 from .row_kernels import sources
 from .weight_packing import Weights
 
@@ -38,7 +38,7 @@ ROW_BYTES = 16  # rows that products read begin at multiples of this, as their f
 class Target:
     """Where a stored value goes. kind: "hoisted", "step" (number 0 or, a storage copy, 1), "state" and "shadow" (of
     state `number`), "kept" (number among `Layout.kept`), "output", "part" (of the output, from element `number` on);
-    read alone, "copy" (of input `number`)."""
+    read alone, "copy" (of input `number`) and "copied row" (see `user_states.py`)."""
 
     kind: str
     place: Place
@@ -81,6 +81,7 @@ class Layout:
     matrices: Sequence[RowOperands] = ()  # of recurrences
     sums: RowSums = field(default_factory=RowSums)
     heads: int = 1  # of the layer, where this is the layout of one of them (`one_head.py`)
+    whole_rows: bool = False  # of x and y, in memory of ours: made of pieces of 16 bytes, zeros behind what they have
 
     @property
     def arithmetic(self) -> str:
@@ -165,19 +166,22 @@ class Layout:
     def input(self, number: int) -> Place:
         if number in self.given:
             return self.given[number]
+        if self.whole_rows:
+            return self._padded(self.graph.inputs[number], self.storage)
         return Place(self.dtype, prod(self.graph.inputs[number].shape), ITEM_BYTES[self.dtype])
 
     @cached_property
     def copied(self) -> dict[int, Place]:
         """Inputs whose rows the hardware cannot copy to shared memory 16 bytes at a time (their width is no multiple of
         8, in 16 bits; or they are of another dtype), by number: how copies lie that products of all rows read in their
-        place. LSTM 502 of 156 inputs, 256 rows, H100: 16 us where it copied 4 bytes at a time."""
+        place. LSTM 502 of 156 inputs, 256 rows, H100: 16 us where it copied 4 bytes at a time. 32 lanes that copy 4
+        bytes each take some 13 cycles, as many as for 16 bytes each."""
         places = ((n, node, self.input(n)) for n, node in enumerate(self.graph.inputs))
         whole = {
             n: p.dtype == self.storage and p.row_stride * ITEM_BYTES[p.dtype] % ROW_BYTES == 0 for n, _, p in places
         }
-        short = ITEM_BYTES[self.storage] == 2
-        read = self.operands["before"] if short and self.graph.kind == "forward" else set()
+        tensor = self.precision in TENSOR and self.graph.kind == "forward"
+        read = self.operands["before"] if tensor else set()
         inputs = enumerate(self.graph.inputs)
         return {n: self._padded(node, self.storage) for n, node in inputs if node in read and not whole[n]}
 
@@ -226,6 +230,8 @@ class Layout:
 
     @property
     def output(self) -> Place:
+        if self.whole_rows:
+            return self._padded(self.graph.output, self.storage)
         # A row of the backward direction begins `width` elements into that of both, a later step many rows on.
         width = self.graph.output.shape[0]
         return Place(self.dtype, width * self.directions, gcd(16, width * ITEM_BYTES[self.dtype]))

@@ -120,7 +120,8 @@ class Epilogue:
         if any(self.step.result(state) is node for state in self.step.shown):
             return False
         place = self.body.layout.output
-        whole = node.shape[0] % 8 == 0 and place.align >= 16 and place.row_stride % 8 == 0
+        ends = node.shape[0] % 8 == 0 or self.body.layout.whole_rows  # units that only fill up are 0
+        whole = ends and place.align >= 16 and place.row_stride % 8 == 0
         return self.geometry.itemsize == 2 and whole and place.dtype == self.geometry.storage
 
     def _store_vector(self, row: Expr, unit: Expr, words: Sequence[Expr]) -> None:
@@ -141,7 +142,7 @@ class Epilogue:
         if body.masks is not None:
             values = [body.masks.kept(value, tirx.const(0.0, "float32"), j, e) for e, value in enumerate(values)]
         # A layer above looks for words that are written: not one half at a time.
-        if pairs(place, width) and place.align >= 4 and place.row_stride % 2 == 0:
+        if pairs(place, width, body.layout.whole_rows) and place.align >= 4 and place.row_stride % 2 == 0:
             body.tape_stores.pair("y", place, values, (0, block, j), width)
             return
         for e, value in enumerate(values):
@@ -164,9 +165,9 @@ LOWER, UPPER = 0x5410, 0x3276  # of prmt: the lower halves of a and b; the upper
 NEIGHBOUR, NEXT_PAIR = 4, 8  # lanes: the next unit's is so many further, and that of the next pair of units
 
 
-def pairs(place: Place, width: int) -> bool:
-    """Whether values are stored two at a time, as words."""
-    return place.dtype in ("bfloat16", "float16") and width % 2 == 0
+def pairs(place: Place, width: int, padded: bool = False) -> bool:
+    """Whether values are stored two at a time, as words. padded: whether there is a place behind an odd one."""
+    return place.dtype in ("bfloat16", "float16") and (width % 2 == 0 or padded)
 
 
 def pointers(layout: Layout) -> list[tuple[str, str]]:
@@ -240,7 +241,8 @@ class TapeStores:
             for block in range(1 if width == 1 else self.body.geometry.blocks(width)):
                 values = [self._value(node, number, block, j, e) for e in range(2)]
                 first_at = self.layout.spread(own.apart, number * width)
-                if width > 1 and pairs(place, width) and whole:
+                padded = self.layout.whole_rows and own.number < 0
+                if width > 1 and pairs(place, width, padded) and whole:
                     word = self._word(name, place, values, (first_at, block, width))
                     words.append(replace(word, fours=fours and first_at % 4 == 0))
                 else:
@@ -268,6 +270,10 @@ class TapeStores:
         component begins, block, width."""
         k, kind = self.k, "bf16x2" if place.dtype == "bfloat16" else "f16x2"
         own, word = k.local(1, "uint32"), k.local(1, "uint32")
+        _, block, width = of
+        if width % 2:  # 0 stands behind the last one
+            real = self.body.cells.unit(width, block) < width
+            values = [k.keep(tirx.Select(real, value, tirx.const(0.0, "float32"))) for value in values]
         k.do(I.ptx[f"cvt.rn.{kind}.f32"](own[0], values[1], values[0]))
         mask = tirx.const(0xFFFFFFFF, "uint32")
         other = k.keep(tirx.call_extern("uint32", "__shfl_xor_sync", mask, own[0], NEIGHBOUR, LANES))

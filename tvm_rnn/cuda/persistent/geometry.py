@@ -551,9 +551,10 @@ class Geometry(ABC):
         n = tirx.floormod(tirx.floordiv(warp, self.warps_k), self.warps_n)
         return tirx.floormod(warp, self.warps_k), n, tirx.floordiv(warp, self.warps_k * self.warps_n)
 
-    def follows(self, whole: bool) -> bool:
-        """Whether the layer can follow another one in a wave. whole: its output's rows are made of 16-byte pieces."""
-        return not self.exchange.polls and (whole or self.exchange.in_memory)
+    @property
+    def follows(self) -> bool:
+        """Whether the layer can follow another one in a wave."""
+        return not self.exchange.polls
 
     def extra_us(self, groups: int) -> float:
         """What a step takes beside its phases, us, where so many groups run at once."""

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Writer
+from tvm_rnn.cuda.codegen.kernel_writer import Writer, round_tf32
 from tvm_rnn.cuda.layer.phases import Phase
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Buffer, Expr
@@ -27,8 +27,13 @@ from .geometry import BLOCK_WORDS, LANES, POISON, Body, Geometry, LaneExchange, 
 
 def round_inputs(k: Writer, geometry: Geometry, words: Sequence[Expr]) -> None:
     """What is exchanged is rounded to tf32 already, inputs are not."""
-    for word in words if geometry.precision == "tf32" else ():
-        k.do(I.ptx["cvt.rna.tf32.f32"](word, I.reinterpret("float32", word)))
+    if geometry.precision == "tf32":
+        round_tf32(k, words)
+
+
+def input_stride(body: Body, node: Node) -> int:
+    """Elements from one row of an input to the next."""
+    return body.layout.input(body.layout.graph.inputs.index(node)).row_stride
 
 
 class Inputs:
@@ -40,6 +45,10 @@ class Inputs:
     @property
     def used(self) -> bool:
         return bool(self.geometry.step.given)
+
+    def stride(self, node: Node) -> int:
+        """Elements from one of its rows to the next."""
+        return input_stride(self.body, node)
 
     def events(self, t: Expr) -> Expr:
         return (t + 1) * len(self.geometry.events) + 1
@@ -104,7 +113,8 @@ class ClusterInputs(Inputs):
         lanes = 16 // geometry.itemsize
         inside = tirx.And(row < geometry.rows, piece * lanes < node.shape[0])
         from_row = tirx.Min(k["row0"] + ids.group * geometry.rows + tirx.Min(row, geometry.rows - 1), k["batch"] - 1)
-        element = tirx.Cast("int64", from_row) * node.shape[0] + tirx.Min(piece * lanes, node.shape[0] - lanes)
+        stride = self.stride(node)
+        element = tirx.Cast("int64", from_row) * stride + tirx.Min(piece * lanes, stride - lanes)
         block = tirx.floordiv(piece, 4) * geometry.rows + tirx.Min(row, geometry.rows - 1)
         word = self.copies[node] + block * BLOCK_WORDS + tirx.floormod(piece, 4) * 4
         whole = pieces % geometry.threads == 0 and node.shape[0] == geometry.depth_blocks(node) * geometry.block_k
@@ -119,7 +129,7 @@ class ClusterInputs(Inputs):
             for n, (name, node, element, _, inside, _) in enumerate(self.own):
                 words = [self.pieces[4 * n + z] for z in range(4)]
                 with k.when(inside):
-                    source = k[name].ptr_to([self.body.time(t) * node.shape[0] + element])
+                    source = k[name].ptr_to([self.body.time(t) * self.stride(node) + element])
                     k.do(I.ptx["ld.relaxed.gpu.global.v4.b32"](*words, source))
 
     def stash(self, t: Expr, par: int) -> None:
@@ -188,13 +198,14 @@ class InputPieces:
         k, geometry, ids = self.k, self.geometry, self.body.ids
         row = k["row0"] + ids.group * geometry.rows + (ids.warp_n * geometry.tiles + tile) * 8 + ids.g
         row = tirx.Cast("int64", tirx.Min(row, k["batch"] - 1))
-        return k.keep(row * node.shape[0] + ids.q * (16 // geometry.itemsize))
+        return k.keep(row * input_stride(self.body, node) + ids.q * (16 // geometry.itemsize))
 
     def load(self, share: Share, kblock: int, tile: int, registers: Buffer, first: int) -> None:
         """Without copies: a piece of an input, straight to registers; 0 past the row's end."""
         k, geometry, ids, node = self.k, self.geometry, self.body.ids, share.operand.source
         block = self.geometry.block_of(share, kblock, self.body.ids)
-        element = self.body.time(self.body.t) * node.shape[0] + self.rows[node][tile] + block * geometry.block_k
+        start = self.body.time(self.body.t) * input_stride(self.body, node)
+        element = start + self.rows[node][tile] + block * geometry.block_k
         words = [registers[first + z] for z in range(4)]
         source = k[f"x_{geometry.step.given.index(node)}"].ptr_to([element])
         load = I.ptx["ld.relaxed.gpu.global.v4.b32"](*words, source)
@@ -266,7 +277,8 @@ class Copies(InputPieces):
                     block = block if whole else tirx.Select(inside, block, tirx.const(0, "int32"))
                     size = tirx.Select(inside, tirx.const(16, "uint32"), tirx.const(0, "uint32"))
                     for tile in range(geometry.tiles):
-                        element = self.body.time(t) * node.shape[0] + self.rows[node][tile] + block * geometry.block_k
+                        start = self.body.time(t) * input_stride(self.body, node)
+                        element = start + self.rows[node][tile] + block * geometry.block_k
                         self._copy(share, kblock, tile, source.ptr_to([element]), *((16,) if whole else (16, size)))
         if self.shares:
             k.do(I.ptx["cp.async.commit_group"]())

@@ -23,13 +23,17 @@ from typing import cast
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES
 from tvm_rnn.cuda.codegen.kernel_writer import Argument, Kernel, Writer, write
+from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.regime import MASK_POINTERS, MASK_SCALARS
+from tvm_rnn.cuda.layer.row_kernels import THREADS, elements
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.expr import Expr
+from tvm_rnn.tir.index import uint32, wide
 
-from .geometry import Geometry
+from .geometry import POISON, Geometry
 from .kernel import COOPERATIVE, SCALARS, KernelBody, enter, pointers
 
 FOLLOWS = "follows"  # the scalar of a layer's own kernel that its number says here
@@ -77,6 +81,20 @@ def wave_kernel(
             resident=True,
             shares=True,  # one layer's blocks read what those of another one write
         )
+
+
+def unwritten_rows(name: str, place: Place, width: int) -> Kernel:
+    """What rows of a layer's output are before a wave in which layers look for words that are written: POISON, and 0
+    behind what a row has, which nobody writes."""
+    words = place.row_stride * ITEM_BYTES[place.dtype] // 4
+
+    def body(w: Writer) -> None:
+        row, word, inside = elements(w, words)
+        with w.when(inside):
+            value = tirx.Select(word * 4 < width * ITEM_BYTES[place.dtype], uint32(POISON), uint32(0))
+            w.store(w["rows_of_words"], value, row * words + wide(word))
+
+    return write(name, [("rows_of_words", "uint32")], [("rows", "int64")], body, threads=THREADS)
 
 
 def _pointers(member: Member) -> list[tuple[str, str]]:

@@ -44,7 +44,7 @@ from tvm_rnn.cuda.model.launched_step_time import predict_steps
 from tvm_rnn.cuda.model.persistent_step_time import predict
 from tvm_rnn.cuda.rowwise.chained_groups import chained_groups, chained_groups_kernel, held
 from tvm_rnn.cuda.rowwise.dropout_masks import BITS, WORD, MaskRows, mask_kernel
-from tvm_rnn.cuda.rowwise.row_copies import row_copy
+from tvm_rnn.cuda.rowwise.row_copies import RowCopy, row_copies
 from tvm_rnn.cuda.rowwise.scan_over_time import Scan
 from tvm_rnn.cuda.rowwise.state_moves import Buffers, InPlace, StateKernels, Step, Tile
 from tvm_rnn.decisions import about
@@ -55,17 +55,21 @@ from tvm_rnn.target import HOPPER
 from tvm_rnn.target import Target as Machine
 
 STEP_US = 6.0  # a product and a row kernel, each with a launch
+Find = Callable[[Target, Node], Pointer]
+Launches = list[tuple[list[Group], Any]]  # groups, and what one launch does of them, in order
 
 
 @dataclass(frozen=True)
 class OneStep:
     """A call of one step on the user's states. weights: those of its graph, where products of inputs are part of the
-    step and nothing runs before it; None: the step of the layer's graph behind what is hoisted."""
+    step and nothing runs before it; None: the step of the layer's graph behind what is hoisted. copy: of the rows that
+    products read, where any are copied, those of hoisted products among them."""
 
     layout: UserStates
-    groups: Sequence[tuple[list[Group], Any]]
+    groups: Launches
     states: StateKernels
     weights: Weights | None = None
+    copy: Kernel | None = None
 
 
 @dataclass
@@ -86,7 +90,7 @@ class Layer:
     together: int = 1  # layers that may run at the same time
     sums: RowSums = field(default_factory=RowSums)  # that the steps may make beside them
     looped: bool = False  # the graph is a closed loop: there are never lengths or resets
-    groups: list[tuple[list[Group], Any]] = field(default_factory=list)  # what one launch does, in order
+    groups: Launches = field(default_factory=list)  # what one launch does, in order
     regimes: list[Regime] = field(default_factory=list)
     joined: Callable[[], Graph | None] = lambda: None  # the graph with the products of inputs in the step
     one_step: OneStep | None = None  # of calls of one step, where a step needs no copies of its states
@@ -146,13 +150,16 @@ class Layer:
             replace(r, least_steps=max(2, r.least_steps)) for r in self.regimes if isinstance(r, Persistent)
         ]
         same = all(layout.state(i) == self.layout.state(i) for i in range(len(self.graph.states)))
+        same = same and not layout.copied_rows
         groups = []
         for number, (own, work) in enumerate(self.groups):
             if own[0].region == "step":
                 name = f"g{self.number}_once{number}_{_kind(own)}"
                 groups.append((own, work if same else self._kernel(name, own, layout, self._given(number))))
         states = self.states if same else StateKernels(layout, f"g{self.number}_once", self.initial)
-        self.one_step = self._in_one_launch() or OneStep(layout, groups, states)
+        inputs = [(self.layout.input(n), place, self.graph.inputs[n]) for n, place in self.layout.copied.items()]
+        copy = self._row_copies(layout, inputs)
+        self.one_step = self._in_one_launch() or OneStep(layout, groups, states, copy=copy)
 
     def _in_one_launch(self) -> OneStep | None:
         """A call of one step whose products of inputs are products of the step, where that makes one launch of all."""
@@ -170,7 +177,16 @@ class Layer:
             if pack.key not in self.weights.packs:
                 weights.want(pack)
         states = StateKernels(layout, f"g{self.number}_once", self.initial)
-        return OneStep(layout, [(chains[0], replace(work, packs=tuple(packs)))], states, weights)
+        groups = [(chains[0], replace(work, packs=tuple(packs)))]
+        return OneStep(layout, groups, states, weights, self._row_copies(layout))
+
+    def _row_copies(self, layout: UserStates, others: Sequence[tuple[Place, Place, Node]] = ()) -> Kernel | None:
+        """What copies rows that products of one step read. others: more rows, how they lie and are to lie."""
+        own = ((layout.source(node), place, node) for node, place in layout.copied_rows.items())
+        rows = [*others, *((source.place, place, node) for source, place, node in own if source is not None)]
+        copies = [RowCopy(source, place, prod(node.shape)) for source, place, node in rows]
+        name, early = f"g{self.number}_once_rows", self.machine.arch == HOPPER
+        return row_copies(name, copies, early=early) if layout.copied_rows else None
 
     @property
     def _joined_step(self) -> OneStep | None:
@@ -215,7 +231,8 @@ class Layer:
         found, layout = {}, self.layout
         for number, place in layout.copied.items():
             width = prod(self.graph.inputs[number].shape)
-            found[number] = row_copy(f"g{self.number}_copy{number}", layout.input(number), place, width)
+            copy = RowCopy(layout.input(number), place, width)
+            found[number] = row_copies(f"g{self.number}_copy{number}", [copy])
         return found
 
     @cached_property
@@ -345,7 +362,13 @@ class Layer:
             node: reserve(f"marks{i}", f"{rows} / {EVERY} * {prod(node.shape)}", self.marks_dtype)
             for i, node in enumerate(self._marked_here)
         }
+        rows_of_step = [
+            reserve(f"row{i}", f"B * {place.row_stride}", place.dtype)
+            for own in ([] if self.one_step is None else [self.one_step])
+            for i, place in enumerate(own.layout.copied_rows.values())
+        ]
         found = {"hoisted": hoisted, "step": step, "regime": regime, "words": words, "copies": inputs, "marks": marks}
+        found["copied_rows"] = rows_of_step
         if self.scans:
             most = "std::max<int64_t>({" + ", ".join(scan.ends_size(rows) for scan in self.scans) + "})"
             found["chunk_ends"] = reserve("chunk_ends", most, self.layout.arithmetic)
@@ -447,14 +470,36 @@ class Layer:
     # --- statements ------------------------------------------------------------------------------------------------
 
     def before(self, host: Host, buffers: Buffers, tile: Tile) -> None:
-        once = self._when_once(buffers) if self._joined_step is not None else ""
-        with host.when(f"!{once}") if once else nullcontext():
+        once = self._when_once(buffers)
+        with host.when(f"!{once}") if once and self._joined_step is not None else nullcontext():
+            self._copy_inputs(host, buffers, tile, once)
             self._hoisted(host, buffers, tile)
 
+    def _copy_inputs(self, host: Host, buffers: Buffers, tile: Tile, once: str) -> None:
+        """Rows for hoisted products; in a call of one step those for the step in the same launch. once: whether it is
+        one."""
+        pairs = [(tile.inputs[number], buffers.copies[number]) for number in self.layout.copied]
+        own = self.one_step if once and self._joined_step is None else None
+        together = own is not None and own.copy is not None
+        if own is not None and together:
+            with host.when(once):
+                self._copy_rows(host, buffers, own, self._user_step(buffers, tile), pairs)
+        with host.otherwise() if together else nullcontext():
+            for number, pair in zip(self.layout.copied, pairs, strict=True):
+                host.launch(self.copies[number], [*pair], [f"({tile.count} * B)"])
+
+    def _copy_rows(
+        self, host: Host, buffers: Buffers, own: OneStep, step: Step, others: Sequence[tuple[Pointer, Pointer]] = ()
+    ) -> None:
+        """Rows that products of one step read. others: source and target of those that come first."""
+        assert own.copy is not None
+        sources = ((own.layout.source(node), node) for node in own.layout.copied_rows)
+        find = self._finder(buffers, step)
+        read = [find(source, node) for source, node in sources if source is not None]
+        pairs = [*others, *zip(read, buffers.copied_rows, strict=True)]
+        host.launch(own.copy, [pointer for pair in pairs for pointer in pair], ["B"])
+
     def _hoisted(self, host: Host, buffers: Buffers, tile: Tile) -> None:
-        for number in self.layout.copied:
-            pointers = [tile.inputs[number], buffers.copies[number]]
-            host.launch(self.copies[number], pointers, [f"({tile.count} * B)"])
         find, rows = self.rows_of(buffers, tile), f"({tile.count} * B)"
         read = self.passed_on
         if read is None:
@@ -487,7 +532,7 @@ class Layer:
         """done: called behind each launch, with its groups."""
         self._launch(host, "after", f"({tile.count} * B)", buffers, self.rows_of(buffers, tile), done=done)
 
-    def rows_of(self, buffers: Buffers, tile: Tile) -> Callable[[Target, Node], Pointer]:
+    def rows_of(self, buffers: Buffers, tile: Tile) -> Find:
         """Where the tile's rows of a value begin."""
 
         def find(target: Target, node: Node) -> Pointer:
@@ -575,15 +620,25 @@ class Layer:
 
     def _once(self, host: Host, buffers: Buffers, tile: Tile) -> None:
         """The step of a call that has one, on the user's states."""
-        assert self.one_step is not None
-        users = [buffers.in_place[number] for number in range(len(self.graph.states))]
-        step = Step(tile, 0, [own.before for own in users], [own.after for own in users], {}, {})
-        find = self._finder(buffers, step)
-        for _, work in self.one_step.groups:
-            _run(host, work, _pointers(work, self.one_step.layout, buffers, find), "B", given="true")
-        self.one_step.states.freeze(host, step)
+        own, step = self.one_step, self._user_step(buffers, tile)
+        assert own is not None
+        if own.copy is not None and own.weights is not None:
+            self._copy_rows(host, buffers, own, step)
+        for _, work in own.groups:
+            _run(host, work, _pointers(work, own.layout, buffers, self._finder(buffers, step)), "B", given="true")
+        own.states.freeze(host, step)
 
-    def _finder(self, buffers: Buffers, step: Step) -> Callable[[Target, Node], Pointer]:
+    def users_state(self, number: int) -> Place:
+        """How a state lies in a call of one step."""
+        assert self.one_step is not None
+        return self.one_step.layout.state(number)
+
+    def _user_step(self, buffers: Buffers, tile: Tile) -> Step:
+        """The only step, on the user's states."""
+        users = [buffers.in_place[number] for number in range(len(self.graph.states))]
+        return Step(tile, 0, [own.before for own in users], [own.after for own in users], {}, {})
+
+    def _finder(self, buffers: Buffers, step: Step) -> Find:
         tile = step.tile
 
         def find(target: Target, node: Node) -> Pointer:
@@ -595,8 +650,8 @@ class Layer:
                 return (tile.output if kind == "output" else buffers.hoisted[node]).at(row)
             if kind == "step":
                 return buffers.step[node][number]
-            if kind == "weights":
-                return buffers.weights[node]
+            if kind in ("weights", "copied row"):
+                return buffers.weights[node] if kind == "weights" else buffers.copied_rows[number]
             if kind in ("old", "state"):
                 return (step.old if kind == "old" else step.new)[number]
             return (step.old_shadows if kind == "old shadow" else step.new_shadows)[number]
@@ -609,7 +664,7 @@ class Layer:
         region: str,
         rows: HostExpr,
         buffers: Buffers,
-        find: Callable[[Target, Node], Pointer],
+        find: Find,
         tile: Tile | None = None,
         *,
         given: str = "false",
@@ -708,9 +763,7 @@ def _fact(groups: list[Group], work: Gemm | Rows) -> dict[str, Any]:
     return {"unit": unit, "template": "rows_cuda", "knobs": {}, "record": "default"}
 
 
-def _pointers(
-    work: Any, layout: Layout, buffers: Buffers, find: Callable[[Target, Node], Pointer], region: str = "step"
-) -> list[Pointer]:
+def _pointers(work: Any, layout: Layout, buffers: Buffers, find: Find, region: str = "step") -> list[Pointer]:
     """What a kernel of that region is given, in its order. find: where a place of the layout is."""
 
     def pointer(a: Argument) -> Pointer:

@@ -23,10 +23,9 @@ from itertools import groupby
 from math import ceil, prod
 from typing import Any, ClassVar
 
-from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer, Program
+from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.codegen.vector_access import aligned
 from tvm_rnn.cuda.layer.time_segments import COUNT, TimeSegment, time_segment
-from tvm_rnn.cuda.layer.value_layout import ROW_BYTES
 from tvm_rnn.cuda.linear.pair import EVERY
 from tvm_rnn.cuda.model.choose_backward_lanes import WAVE_STEPS, WAVE_TILES
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
@@ -115,7 +114,8 @@ class Plan:
         self._copy_states(host, "load", self._load)
         if self.together is not None:
             with host.when(f"{self.together.choose(host)} >= 0"):
-                self.together.run(host, [visit.buffers.states for visit in self.visits])
+                states = [visit.buffers.states for visit in self.visits]
+                self.together.run(host, states, self.visits[0].buffers.weights)
         if self.together is None:
             self._layers(host)
         elif not self.target.records.lean:  # what is measured runs in a wave
@@ -151,14 +151,18 @@ class Plan:
         """Whether that holds of all states: a call of one step, which no regime runs. "": never."""
         if self.mask_keys is not None or any(code.one_step is None for code in self.code):
             return ""
-        places = [pointer for visit in self.visits for pair in visit.user for pointer in pair]
         able = ["T == 1", "!has_reset", *(f"!({code.by_regime})" for code in self.code)]
         # Blocks of a step read all of a state while others write the next one.
         apart = [
             f"{self.program.state_in(n).text} != {self.program.state_out(n).text}"
             for n, _ in enumerate(self.net.cell.states)
         ]
-        return host.let("direct", " && ".join([*able, *apart, aligned(places, ROW_BYTES)]))
+        there = []
+        for visit in self.visits:
+            for number, pair in enumerate(visit.user):
+                place = visit.code.users_state(number)
+                there.append(aligned(pair, place.align // ITEM_BYTES[place.dtype]))
+        return host.let("direct", " && ".join([*able, *apart, *there]))
 
     # --- images ----------------------------------------------------------------------------------------------------
 
@@ -244,7 +248,8 @@ class Plan:
         ]
         beside = [min(code.beside(batch) for code in self.code) for batch in self.options.batches or EXPECTED_BATCHES]
         with about("wave"):
-            found = wave(self.passed, self.target, alone, beside)
+            first = self.code[self.layers.of_layer[0]]
+            found = wave(self.passed, self.target, first, alone, beside)
         if found is not None:
             found.reserve(self.program)
         return found

@@ -3,8 +3,9 @@
 In: an RNN of one direction, its layers' graphs before anything is hoisted. Out: statements for a tile of time: one
 launch for all layers (`cuda/persistent/wave_kernel.py`), each on multiprocessors of its own, each multiplying its own
 input ([W R] on the chip) as soon as the layer below has written it. Layer l works on step t while layer l - 1 works on
-a later one. On a GPU that has no room for all of them, and where a reset cannot be part of a step, layers run one after
-the other.
+a later one. Where the first layer's weights for a long input leave no room, its products of inputs run before, over all
+steps. Rows that are not made of 16-byte pieces are copied to such ones, and results back. On a GPU that has no
+room for all of them, and where a reset cannot be part of a step, layers run one after the other.
 
 Rewrite: for layer: for t: step  -->  for t: for layer: step, layers side by side
 
@@ -13,15 +14,16 @@ Source: the wavefront of Appleyard, Kocisky & Blunsom 2016, section 3.3; Diamos 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
-from math import ceil
+from math import ceil, gcd, prod
 from typing import Any
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.layer.phases import NotPersistent, Step
+from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.regime import LayerSteps, launch_either
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import Weights
@@ -31,13 +33,15 @@ from tvm_rnn.cuda.model.persistent_step_time import StepTime, able_to_run, resid
 from tvm_rnn.cuda.persistent import wave_kernel
 from tvm_rnn.cuda.persistent.geometry import MMA
 from tvm_rnn.cuda.persistent.lengths_and_resets import resettable
+from tvm_rnn.cuda.rowwise.row_copies import RowCopy, row_copies
+from tvm_rnn.cuda.rowwise.state_moves import Buffers, Tile
 from tvm_rnn.decisions import about, tell
-from tvm_rnn.graph.graph import Graph
+from tvm_rnn.graph.graph import Graph, Node
 from tvm_rnn.network.rnn import RNN, constants
 from tvm_rnn.passes.passed import Passed
 from tvm_rnn.target import Target
 
-from .layer import picked
+from .layer import Layer, picked
 
 WAVE_BYTES = 256 << 20  # for outputs between layers, in one tile of time
 LEAST_STEPS = 2  # H200, 3 LSTMs of 512, B = 16, bf16: 4 steps in a wave 27 us, 2 layer by layer 52
@@ -69,6 +73,7 @@ class Wave:
     limits: list[int]  # per wave: the largest B
     floors: list[int]  # per wave: the largest B that layers one by one are left to; 0: none
     lean: bool = False  # there are never lengths or resets
+    first: Layer | None = None  # the first layer, where its products of inputs run before the wave
     places: list[dict[Any, Pointer]] = field(default_factory=list)  # per layer: packed weights
 
     @cached_property
@@ -85,6 +90,55 @@ class Wave:
 
     # --- memory ----------------------------------------------------------------------------------------------------
 
+    @property
+    def read(self) -> set[int]:
+        """The numbers of the user's inputs that products of the wave read. A later layer's first one is the output of
+        the layer below."""
+        by_member = [{m.layout.graph.inputs.index(node) for node in m.step.given} for m in self.members]
+        first, *later = (by_member[index] for index in self.of_layer)
+        return first.union(*later) - ({0} - first)
+
+    @cached_property
+    def copied(self) -> dict[int, Kernel]:
+        """What copies inputs whose rows the user has otherwise, by number."""
+        layout, found = self.members[0].layout, dict[int, Kernel]()
+        for number in sorted(self.read):
+            node = layout.graph.inputs[number]
+            own, place = self._users(node), layout.input(number)
+            if own.row_stride != place.row_stride:
+                copy = RowCopy(own, place, prod(node.shape))
+                found[number] = row_copies(f"wave_{layout.weights.number}_copy{number}", [copy])
+        return found
+
+    @cached_property
+    def copied_back(self) -> Kernel | None:
+        """What copies the last layer's output, where the user has its rows otherwise."""
+        layout = self.members[self.of_layer[-1]].layout
+        own, place = self._users(layout.graph.output), layout.output
+        if own.row_stride == place.row_stride:
+            return None
+        copy = RowCopy(place, own, prod(layout.graph.output.shape))
+        return row_copies(f"wave_{layout.weights.number}_output", [copy])
+
+    @cached_property
+    def unwritten(self) -> Kernel | None:
+        """What marks rows between layers as not written, where a memset would mark what nobody writes."""
+        layout = self.members[0].layout
+        width = prod(layout.graph.output.shape)
+        if layout.output.row_stride == width:
+            return None
+        return wave_kernel.unwritten_rows(f"wave_{layout.weights.number}_unwritten", layout.output, width)
+
+    def _users(self, node: Node) -> Place:
+        """How the user has rows of it."""
+        width = prod(node.shape)
+        return Place(self.net.dtype, width, gcd(16, width * ITEM_BYTES[self.net.dtype]))
+
+    @property
+    def kept_outputs(self) -> int:
+        """Layers whose outputs lie in memory of ours."""
+        return len(self.of_layer) - (self.copied_back is None)
+
     def reserve(self, program: Program) -> None:
         layers = len(self.of_layer)
         cases = ""
@@ -93,10 +147,21 @@ class Wave:
         self.fits = program.let("wave_fits", f"{cases}-1")
         output = self.members[0].layout.output
         row = output.row_stride * ITEM_BYTES[output.dtype] * max(1, layers - 1)
+        row += 0 if self.first is None else self.first.bytes_per_row
         self.steps = program.let("wave_steps", f"min<int64_t>(T, max<int64_t>(1, {WAVE_BYTES // row} / B))")
         on = f"({self.fits} >= 0)"
         self.size = program.let("handed", f"{on} ? {self.steps} * B * {output.row_stride} : 0")
-        self.outputs = program.buffer("handed", f"{layers - 1} * {self.size}", output.dtype)
+        self.outputs = program.buffer("handed", f"{self.kept_outputs} * {self.size}", output.dtype)
+
+        def rows(name: str, place: Place) -> Pointer:
+            return program.buffer(name, f"{on} ? {self.steps} * B * {place.row_stride} : 0", place.dtype)
+
+        self.rows = {n: rows(f"wave_rows{n}", self.members[0].layout.input(n)) for n in self.copied}
+        if self.first is not None:
+            own = self.first.layout
+            nodes = enumerate(own.hoisted_nodes)
+            self.hoisted = {node: rows(f"wave_hoisted{i}", own.hoisted(node)) for i, node in nodes}
+            self.copies = {n: rows(f"wave_copy{n}", place) for n, place in own.copied.items()}
         work = [regimes[0] for regimes in self.regimes]
         self.counters = program.buffer("counters", f"{on} ? {layers} * {_most([r.counter_bytes for r in work])} : 0")
         values = _most([r.values_in(self.steps) for r in work])
@@ -112,8 +177,8 @@ class Wave:
 
     def choose(self, host: Host) -> str:
         """Decide, in each call, which wave runs: a variable, below 0 for none."""
-        numbers = {n for member in self.members for n in range(len(member.layout.graph.inputs))}
-        able = [f"reinterpret_cast<uintptr_t>(input[{n}]) % 16 == 0" for n in sorted(numbers)]
+        numbers = sorted(self.read - {*self.copied})
+        able = [f"reinterpret_cast<uintptr_t>(input[{n}]) % 16 == 0" for n in numbers]
         able += ["!has_lengths", "!has_reset"] if self.lean else []
         able += [] if all(resettable(member.step) for member in self.members) else ["!has_reset"]
         for number, (regimes, (plain, _)) in enumerate(zip(self.regimes, self.kernels, strict=True)):
@@ -126,24 +191,35 @@ class Wave:
     def tiles(self) -> str:
         return f"((T + {self.steps} - 1) / {self.steps})"
 
-    def run(self, host: Host, states: States) -> None:
-        """All of T. states: per layer and state the two copies, by parity of the tile."""
+    def run(self, host: Host, states: States, weights: Mapping[object, Pointer]) -> None:
+        """All of T. states: per layer and state the two copies, by parity of the tile; weights: the first layer's, as
+        it is alone."""
         with host.loop(self.tiles, "tile") as tile:
             done = host.let("done", f"{tile} * {self.steps}")
             count = host.let("count", f"min({self.steps}, T - {done})")
+            if self.first is not None:
+                self._multiply_inputs(host, self.first, (done, count), weights)
             for number in range(len(self.regimes)):
                 with host.when(f"{self.number} == {number}"):
                     self._tile(host, number, (tile, done, count), states)
+
+    def _multiply_inputs(
+        self, host: Host, first: Layer, at: tuple[str, str], weights: Mapping[object, Pointer]
+    ) -> None:
+        """What the first layer computes before its steps. at: the steps done before the tile, its steps."""
+        (done, count), program, layout = at, host.program, first.layout
+        inputs = [
+            program.input(n).at(f"{done} * B * {layout.input(n).row_stride}") for n in range(len(layout.graph.inputs))
+        ]
+        buffers = Buffers(weights, [], {}, self.hoisted, {}, copies=self.copies)
+        first.before(host, buffers, Tile(inputs, program.output, done, count, False, "0"))
 
     def _tile(self, host: Host, number: int, at: tuple[str, str, str], states: States) -> None:
         """One launch. number: of the wave; at: the tile's number, the steps done before it, its steps."""
         regimes, layers, (_, _, count) = self.regimes[number], len(self.of_layer), at
         exchange, counters, values = regimes[0].geometry.exchange, regimes[0].counter_bytes, regimes[0].values_in(count)
         exchange.clear_for_wave(host, self.counters, f"{layers} * {counters}", self.exchange, f"{layers} * {values}")
-        if exchange.marks:
-            place = self.members[0].layout.output
-            each = f"{count} * B * {place.row_stride * ITEM_BYTES[place.dtype]}"
-            host.memset(self.outputs, f"{layers - 1} * {each}", 0xFF)
+        self._prepare(host, at, exchange.marks)
         pointers = list[Pointer]()
         for layer, index in enumerate(self.of_layer):
             steps = self._layer_steps(host, layer, at, regimes[index], states)
@@ -151,6 +227,23 @@ class Wave:
             pointers += regimes[index].in_wave(steps, own, below)
         scalars: list[HostExpr] = [count, 1, "B", 0, f"{layers} * {regimes[0].groups}"]
         launch_either(host, self.kernels[number], pointers, scalars, steps)
+        if self.copied_back is not None:
+            width = self._users(self.members[-1].layout.graph.output).row_stride
+            output = host.program.output.at(f"{at[1]} * B * {width}")
+            host.launch(self.copied_back, [self._between(count, layers - 1), output], [f"({count} * B)"])
+
+    def _prepare(self, host: Host, at: tuple[str, str, str], marks: bool) -> None:
+        """Memory between layers, which says what nobody has written yet, or is 0 where nobody writes; inputs' rows."""
+        (_, done, count), place = at, self.members[0].layout.output
+        if marks and self.unwritten is not None:
+            host.launch(self.unwritten, [self.outputs.cast("uint32")], [f"({self.kept_outputs} * {count} * B)"])
+        elif marks or self.unwritten is not None:
+            each = f"{count} * B * {place.row_stride * ITEM_BYTES[place.dtype]}"
+            host.memset(self.outputs, f"{self.kept_outputs} * {each}", 0xFF if marks else 0)
+        for number, copy in self.copied.items():
+            width = self._users(self.members[0].layout.graph.inputs[number]).row_stride
+            source = host.program.input(number).at(f"{done} * B * {width}")
+            host.launch(copy, [source, self.rows[number]], [f"({count} * B)"])
 
     def _layer_steps(
         self, host: Host, layer: int, at: tuple[str, str, str], regime: Persistent, states: States
@@ -159,14 +252,19 @@ class Wave:
         (tile, done, count), layout, program = at, regime.layout, host.program
         pairs = [picked(host, f"{tile} & 1", pair) for pair in states[layer]]
         old, new = [before for before, _ in pairs], [after for _, after in pairs]
-        inputs = [program.input(n) for n in range(len(layout.graph.inputs))]
-        inputs = [p.at(f"{done} * B * {layout.input(n).row_stride}") for n, p in enumerate(inputs)]
+        inputs = [
+            self.rows[n] if n in self.copied else program.input(n).at(f"{done} * B * {layout.input(n).row_stride}")
+            for n in range(len(layout.graph.inputs))
+        ]
         if layer:
             inputs[0] = self._between(count, layer - 1)
-        last, stride = layer + 1 == len(self.of_layer), layout.output.row_stride
-        output = program.output.at(f"{done} * B * {stride}") if last else self._between(count, layer)
+        hoisted = self.hoisted if self.first is not None and not layer else {}
+        users, stride = layer >= self.kept_outputs, layout.output.row_stride
+        output = program.output.at(f"{done} * B * {stride}") if users else self._between(count, layer)
         values, weights = self.exchange.skip(f"{layer} * {regime.values_in(count)}"), self.places[layer]
-        return LayerSteps(layout, done, count, False, inputs, {}, weights, old, new, output, values, lean=self.lean)
+        return LayerSteps(
+            layout, done, count, False, inputs, hoisted, weights, old, new, output, values, lean=self.lean
+        )
 
     def _between(self, count: str, layer: int) -> Pointer:
         """Where a layer leaves its output for the next one: tiles lie dense, so that one memset reaches all."""
@@ -186,13 +284,13 @@ def _most(values: Sequence[HostExpr]) -> str:
     return reduce(lambda text, value: f"max<int64_t>({text}, {value})", map(str, values))
 
 
-def wave(passed: Passed, target: Target, alone: Sequence[float], beside: Sequence[int]) -> Wave | None:
+def wave(passed: Passed, target: Target, first: Layer, alone: Sequence[float], beside: Sequence[int]) -> Wave | None:
     """The waves of a network; None where there is none that is worth while.
 
-    alone: for each expected batch size the predicted time of a step of all layers one after the other. beside: how many
-    of them run at the same time.
+    first: the first layer, as it is alone. alone: for each expected batch size the predicted time of a step of all
+    layers one after the other. beside: how many of them run at the same time.
     """
-    net, precision, batches = passed.net, passed.options.precision, passed.options.batches
+    net, precision = passed.net, passed.options.precision
     if net.num_directions > 1 or net.reverse or net.num_layers < 2 or precision not in WAVES or target.arch != "sm_90a":
         tell(False, "layers in a wave", _no_wave(net, target, precision))
         return None
@@ -202,6 +300,27 @@ def wave(passed: Passed, target: Target, alone: Sequence[float], beside: Sequenc
     except NotPersistent as reason:
         tell(False, "layers in a wave", str(reason))
         return None
+    found = _chosen(passed, target, members, None, alone, beside)
+    if found is not None or layers.of_layer.count(layers.of_layer[0]) > 1:
+        return found
+    try:
+        members[0] = _behind_its_inputs(passed, first)
+    except NotPersistent as reason:
+        tell(False, "layers in a wave, the first one behind its products of inputs", str(reason))
+        return None
+    return _chosen(passed, target, members, first, alone, beside)
+
+
+def _chosen(
+    passed: Passed,
+    target: Target,
+    members: list[Member],
+    first: Layer | None,
+    alone: Sequence[float],
+    beside: Sequence[int],
+) -> Wave | None:
+    """The waves of layers; first: see `Wave`."""
+    net, precision, batches, layers = passed.net, passed.options.precision, passed.options.batches, passed.in_wave
     found: list[tuple[int, ChosenGeometry]] = []
     floors: dict[int, int] = {}  # by the number in `found`: the next smaller batch, where that has no wave
     for batch, other, more in sorted(zip(batches or EXPECTED_BATCHES, alone, beside, strict=True), reverse=True):
@@ -223,7 +342,7 @@ def wave(passed: Passed, target: Target, alone: Sequence[float], beside: Sequenc
     if not found:
         return None
     below = [floors.get(n, 0) for n in reversed(range(len(found)))]
-    result = Wave(net, layers.of_layer, members, [], [], below, bool(target.records.lean))
+    result = Wave(net, layers.of_layer, members, [], [], below, bool(target.records.lean), first)
     for number, (batch, best) in enumerate(reversed(found)):
         most = batch if number + 1 < len(found) else None
         result.regimes.append([_regime(m, best, most, net, target) for m in members])
@@ -254,13 +373,23 @@ def _member(passed: Passed, graph: Graph, number: int) -> Member:
         raise NotPersistent("arrays of constants are known by the hoisted graph's names")
     net, precision = passed.net, passed.options.precision
     weights = Weights(graph, len(net.layers) + number, precision, passed.options.stored)
-    layout = Layout(graph, precision, weights, net.dtype)
+    layout = Layout(graph, precision, weights, net.dtype, whole_rows=True)
     step = step_of(layout)
     # What layers publish is their output, as the product of the next one reads it.
     if not step.given or any(step.reads) or graph.output not in {n for p in step.phases for n in p.published}:
         raise NotPersistent("a layer cannot follow another one")
-    if layout.output.dtype != layout.storage:
+    if layout.dtype != layout.storage:
         raise NotPersistent("a layer's output is not what the next one's product reads")
+    return Member(layout, step)
+
+
+def _behind_its_inputs(passed: Passed, first: Layer) -> Member:
+    """The first layer where its products of inputs run before the wave."""
+    weights = Weights(first.graph, f"{first.number}_wave", first.precision, passed.options.stored)
+    layout = Layout(first.graph, first.precision, weights, passed.net.dtype, whole_rows=True)
+    step = step_of(layout)
+    if step.given or layout.graph.output not in {n for p in step.phases for n in p.published}:
+        raise NotPersistent("a layer cannot follow another one")
     return Member(layout, step)
 
 
@@ -278,8 +407,7 @@ def _best(members: Sequence[Member], layers: int, target: Target, precision: str
         return None
     for member in members:  # every layer must have room in this geometry, and follow another one in it
         own = replace(found.geometry, step=member.step)
-        whole = member.layout.output.row_stride % 8 == 0 and member.layout.graph.output.shape[0] % 8 == 0
-        if not able_to_run(own, target) or not own.follows(whole):
+        if not able_to_run(own, target) or not own.follows:
             tell(False, "layers in a wave", "in this geometry a layer cannot follow another one")
             return None
     return found

@@ -48,7 +48,8 @@ class Buffers:
     """The memory of one layer and direction, or what several share.
 
     states, shadows: for each state its two copies, by parity. hoisted: each value for all rows of a tile. step: each
-    value's copies. copies: of inputs by number, for all rows of a tile. in_place: states by number.
+    value's copies. copies: of inputs by number, for all rows of a tile. copied_rows: of what a call of one step reads.
+    in_place: states by number.
     """
 
     weights: Mapping[Any, Pointer]
@@ -61,6 +62,7 @@ class Buffers:
     words: dict[Node, Pointer] = field(default_factory=dict)  # masks as persistent kernels read them
     chunk_ends: Pointer | None = None  # what chunks of a recurrence do to its states
     copies: dict[int, Pointer] = field(default_factory=dict)
+    copied_rows: Sequence[Pointer] = ()
     marks: dict[Node, Pointer] = field(default_factory=dict)  # gradients of matrices behind each part of a tile
     in_place: dict[int, InPlace] = field(default_factory=dict)
 

@@ -40,9 +40,14 @@ def _section(section: SectionFacts, names: Sequence[str]) -> Iterator[str]:
         yield '<p class="soft">Nothing.</p>'
         return
     figures = any("ratio" in row for row in section["rows"])
-    head = "".join(f'<th scope="col">{escape(words)}</th>' for words in ("", *names, *["ratio"] * figures))
+    head = "".join(f'<th scope="col">{escape(words)}</th>' for words in (*names, *["ratio"] * figures))
     rows = "".join(_row(row, figures) for row in section["rows"])
-    yield f'<div class="wide" tabindex="0"><table class="beside"><tr>{head}</tr>{rows}</table></div>'
+    yield f'<div class="wide" tabindex="0"><table class="beside"><tr><td></td>{head}</tr>{rows}</table></div>'
+
+
+def breakable(name: str) -> str:
+    """A name that may go on in the next line behind each underscore."""
+    return escape(name).replace("_", "_<wbr>")
 
 
 def _row(row: PairFacts, figures: bool) -> str:
@@ -52,4 +57,4 @@ def _row(row: PairFacts, figures: bool) -> str:
     if figures:
         cells += f'<td class="number">{row["ratio"]:.3g}</td>' if "ratio" in row else '<td class="number"></td>'
     kind = ' class="differs"' if first != second else ""
-    return f'<tr{kind}><th scope="row">{escape(row["name"])}</th>{cells}</tr>'
+    return f'<tr{kind}><th scope="row">{breakable(row["name"])}</th>{cells}</tr>'

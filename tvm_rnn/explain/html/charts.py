@@ -16,10 +16,12 @@ from tvm_rnn.decisions import Figures
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.explain.facts import GroupFacts
 from tvm_rnn.tune.journal import Outcome
-from tvm_rnn.vega_lite import BLUE, GREY, ORANGE, Spec
+from tvm_rnn.vega_lite import BLUE, GREY, ORANGE, WIDTH, Spec
 
-LETTER = 6.5  # pixels of a label's letter
-LINE = 14  # pixels from a name to the one below
+LETTER = 7  # pixels of a label's letter
+LINE = 15  # pixels from a name to the one below
+FEW = {"labelOverlap": "greedy", "labelSeparation": 8, "tickCount": 6}  # labels of an axis
+KINDS = ("a kernel: a bound, not measured", "all of it, {source}")  # what a point of a roofline is
 
 
 class AblationRow(TypedDict):
@@ -54,33 +56,37 @@ def roofline(
         group["bytes"] += kernel["bytes"]
     for kernel in merged.values():
         intensity = kernel["flops"] / max(1.0, kernel["bytes"])
-        points.append((intensity, min(peak, intensity * memory), kernel["name"], "a kernel: a bound, not measured"))
+        points.append((intensity, min(peak, intensity * memory), kernel["name"], KINDS[0]))
     if rate is not None:
         flops, size = sum(k["flops"] for k in kernels), sum(k["bytes"] for k in kernels)
-        points.append((flops / max(1.0, size), rate, "all of it", f"all of it, {source}"))
+        points.append((flops / max(1.0, size), rate, "all of it", KINDS[1].format(source=source)))
     points = sorted(p for p in points if p[0] > 0 and p[1] > 0)
     ridge = peak / memory
     low = min([ridge / 10, *(p[0] / 2 for p in points)])
     high = max([ridge * 10, *(p[0] * 2 for p in points)])
+    names = LETTER * max((len(p[2]) for p in points), default=0) / WIDTH  # what names at the right take of the width
+    end = low * (high / low) ** (1 / (1 - min(names, 0.6)))
     drawn = [dict(zip(("intensity", "tflops", "name", "kind"), point, strict=True)) for point in points]
     line = [{"intensity": x, "tflops": min(peak, x * memory)} for x in (low, ridge, high)]
-    room = LETTER * max((len(p[2]) for p in points), default=0)  # at both ends, for names beside points
-    wide: Spec = {"type": "log", "nice": False, "padding": room}
-    x = {"field": "intensity", "type": "quantitative", "scale": wide, "title": "FLOPs per byte moved"}
+    x = {"field": "intensity", "type": "quantitative", "title": "FLOPs per byte moved", "axis": FEW}
+    x |= {"scale": {"type": "log", "nice": False, "domain": [low, end]}}
     y = {"field": "tflops", "type": "quantitative", "scale": {"type": "log"}, "title": "TFLOP/s"}
-    colour: Spec = {"field": "kind", "type": "nominal", "scale": {"range": [BLUE, ORANGE]}, "sort": None}
-    colour |= {"title": None, "legend": {"orient": "bottom", "labelLimit": 0, "direction": "vertical"}}
+    kind: Spec = {"field": "kind", "type": "nominal", "title": None}
+    kind |= {"legend": {"orient": "bottom", "labelLimit": 0, "direction": "vertical"}}
+    kinds = [words for words in (KINDS[0], KINDS[1].format(source=source)) if any(p[3] == words for p in points)]
+    colour = {**kind, "scale": {"domain": kinds, "range": [BLUE, ORANGE]}}
+    shape = {**kind, "scale": {"domain": kinds, "range": ["circle", "square"]}}
     # The roof rises and then is level: below to the right of a point there is room; each name has a line of its own.
     name: Spec = {"x": x, "y": y, "text": {"field": "name"}}
     lines = [{"align": "left", "dx": 8, "dy": 15 + LINE * number} for number in range(len(drawn))]
     return {
-        "height": 300,
+        "height": 260,
         "layer": [
             {"data": {"values": line}, "mark": {"type": "line", "color": GREY}, "encoding": {"x": x, "y": y}},
             {
                 "data": {"values": drawn},
                 "mark": {"type": "point", "filled": True, "size": 90},
-                "encoding": {"x": x, "y": y, "color": colour, "shape": {"field": "kind", "legend": None}},
+                "encoding": {"x": x, "y": y, "color": colour, "shape": shape},
             },
             *(
                 {"data": {"values": [point]}, "mark": {"type": "text", **place}, "encoding": name}
@@ -113,7 +119,7 @@ def step_timeline(phases: Sequence[PhaseRow]) -> Spec:
             rows.append({"phase": name, "part": PARTS[part], "from": at, "to": at + us, "us": round(us, 3)})
             at += us
     words = [*PARTS.values()]
-    x: Spec = {"field": "from", "type": "quantitative", "title": "microseconds of one step, predicted"}
+    x: Spec = {"field": "from", "type": "quantitative", "title": "microseconds of one step, predicted", "axis": FEW}
     colour = {
         "field": "part",
         "type": "nominal",

@@ -1,10 +1,5 @@
 "use strict";
 const MARKED = 500; // places in a file, at most: more make a browser slow
-// Without a font for mathematics a browser leaves indices on the line: then the style sheet moves them.
-const base = document.querySelector("msub > :first-child");
-if (base && base.nextElementSibling.getBoundingClientRect().bottom - base.getBoundingClientRect().bottom < 1) {
-  document.documentElement.classList.add("no-math-font");
-}
 for (const slider of document.querySelectorAll("input.stages")) {
   const stages = document.querySelectorAll(`#${slider.dataset.of} .stage`);
   const show = () => {

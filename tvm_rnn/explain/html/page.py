@@ -7,7 +7,9 @@ are `page.css` and `page.js`, written into it.
 
 from __future__ import annotations
 
+import base64
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
@@ -19,8 +21,9 @@ from tvm_rnn.explain.summary import QUESTIONS, summary
 from tvm_rnn.explain.tables import percent
 from tvm_rnn.explain.text import cpu_text, in_turn_text, phase_text, subject_text, text
 from tvm_rnn.graph.equations import equations, math
+from tvm_rnn.passes.pipeline import PASSES
 from tvm_rnn.tune.plot import history as trials
-from tvm_rnn.vega_lite import Spec, svg
+from tvm_rnn.vega_lite import AXIS, CONFIG, LEGEND, TEXT, Spec, svg
 
 from . import charts
 from .drawing import draw
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
     from tvm_rnn.explain.module import Looked
 
 HERE = Path(__file__).parent
+FONT = HERE / "equations.woff2"
+LETTERS: Spec = {"labelFontSize": 12, "titleFontSize": 12}  # still to be read where a page is narrow
+LEGIBLE = {**CONFIG, "axis": AXIS | LETTERS, "legend": LEGEND | LETTERS, "text": TEXT | {"fontSize": 12}}
 TILES = 24  # at most, in the picture of layers and time
 
 
@@ -62,14 +68,21 @@ def page(
 
 
 def document(title: str, body: Sequence[str]) -> str:
-    """A page with the style and the script in it."""
+    """A page with the style, the font of equations and the script in it."""
     style, script = ((HERE / name).read_text() for name in ("page.css", "page.js"))
+    if any("<math" in part for part in body):
+        style += _font()
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
     inside = f"<main>{''.join(body)}</main><script>{script}</script>"
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head>{head}<title>{escape(title)}</title><style>{style}</style></head>'
         f"<body>{inside}</body></html>\n"
     )
+
+
+def _font() -> str:
+    letters = base64.b64encode(FONT.read_bytes()).decode()
+    return f'@font-face {{ font-family: "tvm_rnn equations"; src: url("data:font/woff2;base64,{letters}"); }}'
 
 
 def _summary(own: NetworkFacts) -> str:
@@ -113,7 +126,7 @@ def _h2(at: str, words: str) -> str:
 
 def _chart(spec: Spec, title: str, at: str = "") -> str:
     own = f' id="{at}"' if at else ""
-    return f'<div class="chart wide"{own}>{svg(spec, title)}</div>'
+    return f'<div class="chart wide"{own}>{svg({**spec, "config": LEGIBLE}, title)}</div>'
 
 
 def _network(own: NetworkFacts, net: Looked | None, number: int) -> Iterator[str]:
@@ -123,7 +136,7 @@ def _network(own: NetworkFacts, net: Looked | None, number: int) -> Iterator[str
     if net is not None:
         yield _h2(f"equations{more}", "Equations of one step")
         for graph in net.stages[0][1].graphs[:1]:
-            yield "".join(f'<div class="wide">{math(row)}</div>' for _, row in equations(graph))
+            yield f'<div class="wide" tabindex="0">{"".join(math(row) for _, row in equations(graph))}</div>'
             words = "&#8857; is element by element; [g] is part g; sigma is the logistic function."
             yield f'<p class="soft">{words}</p>'
         yield _h2(f"graph{more}", "The graph before and after each pass")
@@ -142,7 +155,7 @@ def _network(own: NetworkFacts, net: Looked | None, number: int) -> Iterator[str
 def _decided(own: NetworkFacts) -> Iterator[str]:
     for name, rows in own["passes"].items():
         if any(rows.values()):
-            yield f"<h3>{escape(name)}</h3>{_told(rows['did'], rows['did_not'], own['graphs'])}"
+            yield f"<h3>{escape(name)}</h3>{_purpose(name)}{_told(rows['did'], rows['did_not'], own['graphs'])}"
     if own["phases"]:
         items = "".join(f'<li class="did">{escape(phase_text(row, own["graphs"]))}</li>' for row in own["phases"])
         yield f'<h3>What runs in one go</h3><ul class="told">{items}</ul>'
@@ -153,6 +166,15 @@ def _decided(own: NetworkFacts) -> Iterator[str]:
         yield f"<h3>Who runs the steps</h3>{_told(did, rest, own['graphs'])}"
     if own["kernels"]:
         yield _kernels(own["kernels"])
+
+
+def _purpose(name: str) -> str:
+    """What a pass is for: the first words of its file. Nothing of one that this version has not."""
+    for step in PASSES:
+        if step.name == name:
+            words = (sys.modules[type(step).__module__].__doc__ or "").partition("\n\n")[0]
+            return f'<p class="soft purpose">{escape(" ".join(words.split()))}</p>'
+    return ""
 
 
 def _told(did: Sequence[DecisionFacts], rest: Sequence[DecisionFacts], graphs: Sequence[Sequence[int]]) -> str:
@@ -175,7 +197,7 @@ def _kernels(rows: Sequence[KernelFacts]) -> str:
             shown = f"{value:.0%}" if name == "occupancy" and value != "" else str(value)
             cells.append(f'<td class="number">{escape(shown)}</td>')
         lines.append(f"<tr>{''.join(cells)}</tr>")
-    return f'<h3>Kernels</h3><div class="wide"><table><tr>{head}</tr>{"".join(lines)}</table></div>'
+    return f'<h3>Kernels</h3><div class="wide" tabindex="0"><table><tr>{head}</tr>{"".join(lines)}</table></div>'
 
 
 def _graphs(net: Looked, at: str) -> str:
@@ -223,15 +245,18 @@ def _time(own: NetworkFacts, at: str) -> Iterator[str]:
         "time-major": "A tile of steps goes through all layers while it is in cache.",
         "layer-major": "Each layer runs over all steps before the next one begins.",
     }[order]
+    if own["layers"] == count == 1:
+        yield f"<p>One layer runs over all T = {row['steps']} steps.</p>"
+        return
     more = f" The first {shown} of {count} are drawn." if shown < count else ""
     rows_of = " and ".join(map(str, asked))
     least = f" Layers ask for tiles of {rows_of} rows: the least counts." if len({*asked}) > 1 else ""
-    tile = "step" if each == 1 else f"tile of {each} steps"
+    tiles_of = f"{count} steps" if each == 1 else f"{count} x tile of {each} steps"
     sizes = f"T = {row['steps']}, B = {row['batch']}"
-    yield f"<p>{words} {sizes}: {count} x {tile} for {own['layers']} layers.{least}{more}</p>"
+    yield f"<p>{words} {sizes}: {tiles_of} for {own['layers']} layer{'s' * (own['layers'] > 1)}.{least}{more}</p>"
     yield f'<p><button class="play" data-of="{at}" type="button">Play once</button></p>'
     turns = charts.turns(own["layers"], shown, order)
-    yield _chart(charts.wavefront(turns, f"colours: {count} x {tile}"), f"layers over time: {words}", at)
+    yield _chart(charts.wavefront(turns, f"colours: {tiles_of}"), f"layers over time: {words}", at)
 
 
 def _timelines(own: NetworkFacts) -> list[DecisionFacts]:

@@ -45,7 +45,7 @@ from tvm_rnn.cuda.persistent.geometry import (
     Share,
     begins,
 )
-from tvm_rnn.cuda.persistent.layer_input_rows import InputPieces, Inputs
+from tvm_rnn.cuda.persistent.layer_input_rows import InputPieces, Inputs, input_stride
 from tvm_rnn.cuda.persistent.rates import CLOCK_MHZ, SHARED_BYTES_PER_CYCLE, Rates
 from tvm_rnn.tir.expr import Buffer, Expr
 from tvm_rnn.tir.index import uint32
@@ -97,7 +97,8 @@ class Ffma(Geometry):
             return False
         return bool(2 <= self.stages <= 1 + min(share.kblocks for _, share in self.order))
 
-    def follows(self, whole: bool) -> bool:
+    @property
+    def follows(self) -> bool:
         return self.possible
 
     @cached_property
@@ -302,7 +303,7 @@ class FfmaPipeline:
         target = k.keep(stage + tirx.Cast("uint32", tirx.floordiv(ids.lane, 4) * ROW_BYTES + place * 16))
         if given:
             row = k.keep(k["row0"] + ids.group * geometry.rows + tirx.floordiv(ids.lane, 4))
-            width = node.shape[0]
+            width = input_stride(self.body, node)
             first = (self.body.time(t) + row) * width + (block * geometry.block_k + piece * 4)
             source, each, step = k[f"x_{geometry.step.given.index(node)}"], 8 * width, 8
         else:

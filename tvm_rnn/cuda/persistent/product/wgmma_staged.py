@@ -27,7 +27,7 @@ from tvm_rnn.cuda.codegen.tile_layout import SWIZZLE_64
 from tvm_rnn.cuda.layer.phases import Phase
 from tvm_rnn.cuda.persistent.exchange_by_polling import POLLING
 from tvm_rnn.cuda.persistent.geometry import BLOCK_WORDS, LANES, Body, Emitters, Exchange, Share, begins
-from tvm_rnn.cuda.persistent.layer_input_rows import InputPieces, Inputs, round_inputs
+from tvm_rnn.cuda.persistent.layer_input_rows import InputPieces, Inputs, input_stride, round_inputs
 from tvm_rnn.cuda.persistent.rates import CLOCK_MHZ, Rates
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
@@ -73,8 +73,9 @@ class WgmmaStaged(WgmmaTiles):
         groups = self.warps_u == WARPGROUP and self.warps_n == 1 and self.rows <= MOST_ROWS
         return bool(plain and groups and self.products_alone and self.publishes_whole_blocks)
 
-    def follows(self, whole: bool) -> bool:
-        return whole
+    @property
+    def follows(self) -> bool:
+        return True
 
     def warp_place(self, warp: Expr) -> tuple[Expr, Expr, Expr]:
         """A warpgroup has all units, and a part of K."""
@@ -250,7 +251,7 @@ class StagedInputs(Inputs):
         inside = within < k["batch"]
         if geometry.depth_blocks(node) * geometry.block_k != node.shape[0]:
             inside = tirx.And(inside, element < node.shape[0])
-        place = tirx.Cast("int64", within) * node.shape[0] + element
+        place = tirx.Cast("int64", within) * input_stride(body, node) + element
         place = tirx.Select(inside, self.time[number] + place, tirx.const(0, "int64"))
         size = tirx.Select(inside, tirx.const(16, "uint32"), tirx.const(0, "uint32"))
         target = self.base + tirx.Cast("uint32", self._word(node, n) * 4)
@@ -263,7 +264,7 @@ class StagedInputs(Inputs):
         if not self.used:
             return
         self.mine = self.operands.mine()
-        self.time = [k.keep(self.body.time(t) * node.shape[0]) for node in self.geometry.step.given]
+        self.time = [k.keep(self.body.time(t) * input_stride(self.body, n)) for n in self.geometry.step.given]
         with k.when(t < k["steps"]):
             for number, node, n in self._every():
                 self._bring(number, node, n)
