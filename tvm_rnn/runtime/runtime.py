@@ -78,6 +78,7 @@ KERNEL_NAMES = {
 }
 # Where the kinds of modules are, by what their manifests have, the first that is there: those files import this one.
 KINDS = {
+    "archs": ("runtime_cuda_model", "CudaModelModule"),
     "networks": ("runtime_model", "ModelModule"),
     "tape": ("runtime_cuda_training", "CudaTrainingModule"),
     "variants": ("runtime_cuda", "CudaModule"),
@@ -278,7 +279,7 @@ def _map_file(path: str, kind: type[Exception], copied: bool = False) -> Mapped:
             data.signature = () if copied else _signature(found)
             return data
     except FileNotFoundError:
-        raise _error(kind, "no such file", repr(path), do="check the path") from None
+        raise _error(kind, f"cannot read {path!r}", "no such file", do="check the path") from None
     except (OSError, TypeError, ValueError) as error:
         raise _error(kind, f"cannot read {path!r}", error, "a file with something in it") from None
 

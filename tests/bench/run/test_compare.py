@@ -172,12 +172,16 @@ def test_wrong_arguments_are_named(lstm: Any) -> None:
             compare.compare(lstm, ["numpy"], **{**QUICK, name: 0})
 
 
-def test_files_that_cannot_be_compared(tmp_path: Path) -> None:
+def test_files_that_cannot_be_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(rnn.LoadError):
         compare.compare(tmp_path / "none.so", ["numpy"], **QUICK)
     path = tmp_path / "bare.so"
     rnn.compile(rnn.RNN(rnn.cells.elman, 4, 8)).export(path)
     with pytest.raises(rnn.WeightError, match="without weights"):
+        compare.compare(path, ["numpy"], **QUICK)
+    of_a_gpu = compare.Manifest(variants=[compare.Manifest(arch="sm_90a")])
+    monkeypatch.setattr(compare, "read_container", lambda path: (of_a_gpu, {}))
+    with pytest.raises(rnn.ConfigError, match=r"(?s)only modules of CPUs.*got: +one for sm_90a.*--training"):
         compare.compare(path, ["numpy"], **QUICK)
 
 

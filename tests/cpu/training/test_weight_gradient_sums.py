@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -15,10 +17,10 @@ from tvm_rnn.cpu.lower_group import Emitter
 from tvm_rnn.cpu.register_tile import Places
 from tvm_rnn.cpu.training.weight_gradient_sums import ROW_SUMS, accumulate, vector_axes
 from tvm_rnn.cpu.workspace import Array, row_stride, strides_of
-from tvm_rnn.graph.graph import Node, make
+from tvm_rnn.graph.graph import Node, constant, make
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.tir.index import int64
-from tvm_rnn.tir.statements import buffer, function, variable
+from tvm_rnn.tir.statements import buffer, function, sequence, variable
 
 HOST = target.resolve("llvm")
 Shapes = tuple[tuple[int, ...], ...]
@@ -43,31 +45,45 @@ def node_of(shapes: Shapes, spec: str) -> Node:
     return make("einsum_rows", *leaves, spec=spec) if spec else make("sum_rows", *leaves, rank=len(shapes[0]))
 
 
-def sums_of(node: Node, dtype: str, arrays: list[np.ndarray], calls: int) -> np.ndarray:
-    """The compiled sum over the arrays' rows, `calls` times over, as the padded buffer has it."""
+def sums_of(
+    nodes: Sequence[Node], dtype: str, values: Mapping[Node, np.ndarray], calls: int = 1, gaps: Sequence[int] = ()
+) -> list[np.ndarray]:
+    """The compiled sums over the values' rows, `calls` times over. gaps: elements between the sums, 0 where none is
+    given."""
     lanes, rows, parallel = HOST.lanes(dtype), variable("rows"), Emitter(HOST, dtype, ())
-    places, flat, at = {}, [], 0
-    for leaf, array in zip(node.args, arrays, strict=True):
-        stride = row_stride(leaf.shape, lanes, np.dtype(dtype).itemsize)
+    places, flat, at, count = {}, [], 0, 0
+    for leaf, array in values.items():
+        stride, count = row_stride(leaf.shape, lanes, np.dtype(dtype).itemsize), len(array)
         steps = strides_of(leaf.shape, lanes)[0]
         places[leaf] = Array("workspace", int64(at), stride, steps, leaf.shape)
-        padded = np.full((len(array), stride), np.nan, dtype)
-        for row, values in zip(padded, array, strict=True):
+        padded = np.full((count, stride), np.nan, dtype)
+        for row, own in zip(padded, array, strict=True):
             for index in np.ndindex(*leaf.shape):
-                row[sum(i * s for i, s in zip(index, steps, strict=True))] = values[index]
+                row[sum(i * s for i, s in zip(index, steps, strict=True))] = own[index]
         flat.append(padded.ravel())
         at += padded.size
     buffers = {name: buffer(name, dtype) for name in ("workspace", "packed", ROW_SUMS)}
-    into = Array(ROW_SUMS, int64(0), 0, strides_of(node.shape, lanes)[0], node.shape)
+    into, first, end = {}, {}, 0
+    for node, gap in zip_longest(nodes, gaps[: len(nodes)], fillvalue=0):
+        assert isinstance(node, Node)
+        steps, size = strides_of(node.shape, lanes)
+        first[node], into[node] = end + gap, Array(ROW_SUMS, int64(end + gap), 0, steps, node.shape)
+        end += gap + size
     reads = Places(buffers, places.get, lambda n: [], {})
-    body = accumulate(parallel, node, rows, reads, into)
+    body = sequence(accumulate(parallel, nodes, rows, reads, lambda n: into[n]))
     module = tvm.IRModule({"sum": function("sum", [rows, *buffers.values()], body)})
     run: Any = generate(module, HOST)["sum"]
     work = aligned(np.concatenate([*flat, np.full(4096, np.nan, dtype)]))
-    result = aligned(np.zeros(strides_of(node.shape, lanes)[1] + 64, dtype))
+    result = aligned(np.zeros(end + 64, dtype))
     for _ in range(calls):
-        run(len(arrays[0]), *(tvm_ffi.from_dlpack(a) for a in (work, aligned(np.zeros(64, dtype)), result)))
-    return result
+        run(count, *(tvm_ffi.from_dlpack(a) for a in (work, aligned(np.zeros(64, dtype)), result)))
+    found = []
+    for node in nodes:
+        own = np.empty(node.shape, dtype)
+        for index in np.ndindex(*node.shape):
+            own[index] = result[first[node] + sum(i * s for i, s in zip(index, into[node].strides, strict=True))]
+        found.append(own)
+    return found
 
 
 def aligned(array: np.ndarray) -> np.ndarray:
@@ -85,12 +101,43 @@ def test_sums_are_numpys(name: str) -> None:
     node, rng = node_of(shapes, spec), np.random.default_rng(0)
     for rows in (1, 13) if name == "gemm" else (13,):
         arrays = [rng.normal(size=(rows, *shape)).astype(dtype) for shape in shapes]
-        found = sums_of(node, dtype, arrays, 2)
+        (found,) = sums_of([node], dtype, dict(zip(node.args, arrays, strict=True)), 2)
         expected = 2 * TABLE[node.op].numpy(*(a.astype("float64") for a in arrays), **node.attrs)
-        steps = strides_of(node.shape, HOST.lanes(dtype))[0]
-        for index in np.ndindex(*node.shape):
-            own = found[sum(i * s for i, s in zip(index, steps, strict=True))]
-            np.testing.assert_allclose(own, expected[index], rtol=1e-5 if dtype == "float32" else 1e-13, atol=1e-5)
+        np.testing.assert_allclose(found, expected, rtol=1e-5 if dtype == "float32" else 1e-13, atol=1e-5)
+
+
+def rows_of(leaves: Sequence[Node]) -> dict[Node, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {leaf: rng.normal(size=(5, *leaf.shape)) for leaf in leaves}
+
+
+def test_sums_that_are_alike_share_their_code_wherever_they_lie() -> None:
+    a, b, c, x, y = (Node("input", shape=(n,), name=f"v{i}") for i, n in enumerate((19, 19, 19, 19, 7)))
+    pairs = [(a, a), (a, x), (b, y), (c, x), (x, b), (c, y), (a, y)]
+    nodes = [make("einsum_rows", *pair, spec="a,k->ak") for pair in pairs]
+    values = rows_of((a, y, c, b, x))
+    found = sums_of(nodes, "float64", values, gaps=(64, 0, 128, 8))
+    for (left, right), own in zip(pairs, found, strict=True):
+        np.testing.assert_allclose(own, values[left].T @ values[right], rtol=1e-13, atol=1e-13)
+    emitter, rows = Emitter(HOST, "float64", ()), variable("rows")
+    buffers = {name: buffer(name, "float64") for name in ("workspace", ROW_SUMS)}
+    array = Array("workspace", int64(0), 24, (1,), (19,))
+    reads = Places(buffers, lambda n: array if n.shape == (19,) else None, lambda n: [], {})
+    total = Array(ROW_SUMS, int64(0), 0, (24, 1), (19, 19))
+    assert len(accumulate(emitter, [nodes[0], nodes[1], nodes[3], nodes[4]], rows, reads, lambda n: total)) == 1
+    assert len(emitter.used) == 1
+
+
+def test_a_vector_that_is_a_choice_is_made_once_for_all_rows_of_a_tile() -> None:
+    gradient, x = (Node("input", shape=(n, 3, 4), name=f"image{n}") for n in (21, 19))
+    zeros = constant(np.zeros((19, 1, 4)))
+    moved = make("concat", zeros, make("slice", x, axis=-2, start=0, stop=2), axis=-2)
+    node = make("einsum_rows", gradient, moved, spec="oyx,cyx->oc")
+    values = rows_of((gradient, x))
+    with_constant = {**values, zeros: np.zeros((5, 19, 1, 4))}
+    (found,) = sums_of([node], "float64", with_constant)
+    seen = np.concatenate([np.zeros((5, 19, 1, 4)), values[x][:, :, :2]], axis=2)
+    np.testing.assert_allclose(found, np.einsum("noyx,ncyx->oc", values[gradient], seen), rtol=1e-12, atol=1e-12)
 
 
 def test_a_gemm_has_a_tall_letter_and_a_last_one() -> None:

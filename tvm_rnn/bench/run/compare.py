@@ -144,6 +144,10 @@ def _with_weights(path: str, others: Weights) -> tuple[Manifest, Weights]:
     if "networks" in manifest:
         got, do = f"a model of {len(manifest.networks)}", "time a module of each: rnn.compile(model.networks[0])"
         raise ConfigError(message("one network is compared at a time", where=path, got=got, do=do))
+    if "variants" in manifest:
+        got = f"one for {manifest.variants[0].arch}"
+        do = "--training times both passes on a GPU; a suite with --build and --modules times networks there"
+        raise ConfigError(message("only modules of CPUs are compared one by one", where=path, got=got, do=do))
     if any(getattr(state, "constant", False) for state in manifest.states):
         do = "call the module, and time it"
         raise ConfigError(message("a module of a cell with constants is not compared", where=path, do=do))

@@ -162,7 +162,7 @@ class BackwardLayer(TapeLayer):
         return [
             self._blank(ctx, visit, arrays),
             [part for g in after for part in (self.emitter.group(g, rows, places), self._defined(ctx, visit, g))],
-            [accumulate(self.emitter, n, rows, places, self.finish.place(n, visit.sums_at)) for n in self.sums],
+            accumulate(self.emitter, self.sums, rows, places, lambda n: self.finish.place(n, visit.sums_at)),
             [self._give(ctx, visit, number, places) for number in range(len(self.gradients))],
         ]
 

@@ -3,29 +3,32 @@
 In: a `sum_rows` or `einsum_rows` node, how many rows there are, and where operands and the sum live. Out: a statement
 that adds to the sum in place. It is a product with exchanged roles: what is summed is rows (steps x batch), what are
 rows in a forward product are here the elements of one operand. Each element of the sum belongs to one thread and is
-added up in the order of the rows: results do not depend on the number of threads.
+added up in the order of the rows: results do not depend on the number of threads. A vector is made once for all
+elements that are multiplied with it: it may be a choice among arrays, as that of a moved picture is. Sums that are
+alike, as those of gates are, have one loop around one such nest.
 
 Rewrite: for m, n, row: sum[m, n] += a[row, m] b[row, n]
-         -->  parallel for tile of m: for vectors of n: (registers) for row: acc += a b;  sum += acc
+         -->  parallel for tile of m: for vectors of n: (registers) for row: v = b;  acc += a v;  sum += acc
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+import tvm_ffi
 from tvm import te, tirx
 
 from tvm_rnn.cpu.lower_group import PARALLEL_ELEMENTS, Emitter, Used
 from tvm_rnn.cpu.register_tile import Places, Tile
 from tvm_rnn.cpu.workspace import Array
-from tvm_rnn.graph.graph import Group, Node
-from tvm_rnn.graph.tensor_expressions import Index, element
+from tvm_rnn.graph.graph import Group, Node, make
+from tvm_rnn.graph.tensor_expressions import Index, Reader, element
 from tvm_rnn.schedule.schedule_template import Config, Template, Unit, best
-from tvm_rnn.tir.expr import Expr, Stmt
+from tvm_rnn.tir.expr import Buffer, Expr, Stmt
 from tvm_rnn.tir.index import int64
-from tvm_rnn.tir.statements import loop, sequence, when
+from tvm_rnn.tir.statements import Block, Named, load, loop, sequence, store, vector, when
 
 from .kernel_gradient_sums import KernelGradient
 
@@ -66,8 +69,50 @@ def vector_axes(node: Node) -> Axes:
     return Axes(out, outer, tall, last, "".join(t for t in sizes if t not in out), operands, sizes)
 
 
-def accumulate(emitter: Emitter, node: Node, rows: Expr, places: Places, into: Array) -> Stmt:
-    """into += the sum of `node` over rows 0 to `rows` of its operands."""
+def accumulate(
+    emitter: Emitter, nodes: Sequence[Node], rows: Expr, places: Places, into: Callable[[Node], Array]
+) -> list[Stmt]:
+    """into(node) += the sum of each node over rows 0 to `rows` of its operands. Those that differ only in where they
+    lie, as gates do, share their code."""
+    alike: dict[Hashable, list[Node]] = {}
+    for node in nodes:
+        operands = tuple(_kind(a, places.read(a)) for a in node.args)
+        alike.setdefault((node.op, *sorted(node.attrs.items()), operands), []).append(node)
+    return [_together(emitter, family, rows, places, [into(n) for n in family]) for family in alike.values()]
+
+
+def _kind(operand: Node, array: Array | None) -> Hashable:
+    """What two operands have in common whose sums share their code: in memory, all but the place."""
+    return operand if array is None else (array.buffer, array.row_stride, array.strides, array.shape)
+
+
+def _together(emitter: Emitter, nodes: Sequence[Node], rows: Expr, places: Places, into: Sequence[Array]) -> Stmt:
+    """Sums that are alike: one loop around the code of one."""
+    node, *others = nodes
+    if not others:
+        return _accumulate(emitter, node, rows, places, *into)
+    found = [[places.read(n.args[i]) for n in nodes] for i in range(len(node.args))]
+    lying = {i: [a for a in arrays if a is not None] for i, arrays in enumerate(found) if arrays[0] is not None}
+    leaf = {i: Node("input", shape=node.args[i].shape, name=f"operand_{i}") for i in lying}
+    one = make(node.op, *(leaf.get(i, a) for i, a in enumerate(node.args)), **node.attrs)
+
+    def body(number: Expr) -> list[Block]:
+        named = Named()
+
+        def chosen(arrays: Sequence[Array]) -> Array:
+            base = arrays[0].base
+            for i, array in enumerate(arrays[1:], 1):
+                base = tirx.Select(number < int64(i), base, array.base)
+            return replace(arrays[0], base=named("base", base))
+
+        own, place = {leaf[i]: chosen(arrays) for i, arrays in lying.items()}, chosen(into)
+        reads = replace(places, read=lambda n: own[n] if n in own else places.read(n))
+        return [*named.sets, _accumulate(emitter, one, rows, reads, place)]
+
+    return loop("alike", len(nodes), body)
+
+
+def _accumulate(emitter: Emitter, node: Node, rows: Expr, places: Places, into: Array) -> Stmt:
     kernel = KernelGradient(node, rows, places, into, emitter.lanes, emitter.target.vector_registers)
     if kernel.fits:
         return kernel.statement()
@@ -129,19 +174,23 @@ class _Sum:
 
     def _tile(self, height: int, across: int, first: Expr, panel0: Expr, known: dict[str, Expr]) -> Stmt:
         """One register tile: its sum over all rows, added to what is there."""
-        group = Group("sum_rows", "after", 0, self.node, (self.node,), (self.node,))
-        tile = Tile(group, self.places, self.unit, self.lanes, rows=height, panels=across, panel0=panel0)
-        axes = self.axes
+        axes, group = self.axes, Group("sum_rows", "after", 0, self.node, (self.node,), (self.node,))
+        made = self._made_once(across) if height > 1 else {}
+        local = {_vectors(number): buffer for number, buffer in made.items()}
+        places = replace(self.places, buffers={**self.places.buffers, **local})
+        tile = Tile(group, places, self.unit, self.lanes, rows=height, panels=across, panel0=panel0)
         row = te.reduce_axis((0, self.rows), name="row")
-        inner = {t: te.reduce_axis((0, axes.sizes[t]), name=t) for t in axes.summed}
+        inner = {t: te.reduce_axis((0, axes.sizes[t]), name=f"summed_{t}") for t in axes.summed}
 
         def body(m: Expr, p: Expr, v: Expr) -> Expr:
-            unit = tile.unit_of(p, v)
-            place = {**known, axes.tall: first + tirx.Cast("int64", m), axes.last: unit}
+            place = {**known, axes.tall: first + tirx.Cast("int64", m), axes.last: tile.unit_of(p, v)}
             place |= {t: k.var for t, k in inner.items()}
             value: Expr | None = None
-            for text, operand in zip(axes.operands, self.node.args, strict=True):
-                one = self._operand(tile, operand, text, place, row.var)
+            for number, (text, operand) in enumerate(zip(axes.operands, self.node.args, strict=True)):
+                if number in made:
+                    one = tile.flat[_vectors(number)](p * self.lanes + v)
+                else:
+                    one = self._operand(operand, text, place, lambda n, i: tile.load(n, row.var, i))
                 value = one if value is None else value * one
             return te.sum(value, axis=[row, *inner.values()])
 
@@ -158,12 +207,57 @@ class _Sum:
             return sums(m, p, v) + tile.flat[ROW_SUMS](array.address(0, at(m, p, v)))
 
         tile._emit(te.compute((height, across, self.lanes), added, name="out_0"), array, at)
-        return tile.statement(self.template, self.config)
+        done = tile.statement(self.template, self.config)
+        return self._with_vectors(done, made, across, panel0, known) if made else done
 
-    def _operand(self, tile: Tile, node: Node, text: str, place: Mapping[str, Expr], row: Expr) -> Expr:
-        def read(n: Node, index: Index) -> Expr | None:
-            return tile.load(n, row, index)
+    def _made_once(self, across: int) -> dict[int, Buffer]:
+        """Registers for vectors of the operands that are the same for all rows of a tile, by the operand's number."""
+        found = {}
+        for number, text in enumerate(self.axes.operands):
+            if self.axes.last in text and self.axes.tall not in text:
+                size = (across * self.lanes,)
+                found[number] = tirx.decl_buffer(size, self.unit.dtype, name=_vectors(number), scope="local")
+        return found
 
+    def _with_vectors(
+        self, tile: Stmt, made: Mapping[int, Buffer], across: int, panel0: Expr, known: Mapping[str, Expr]
+    ) -> Stmt:
+        """The tile, in whose innermost loop over what is summed vectors are made before they are multiplied."""
+        names = {"row": "row", **{f"summed_{t}": t for t in self.axes.summed}}
+        loops: dict[str, tirx.Var] = {}
+
+        def note(own: tirx.For) -> None:
+            if own.loop_var.name in names:
+                loops[names[own.loop_var.name]] = own.loop_var
+
+        tvm_ffi.structural_walk(tile, (tirx.For, note))
+        innermost = next(loops[t] for t in (*reversed(self.axes.summed), "row") if t in loops)
+
+        def read(node: Node, index: Index) -> Expr | None:
+            array = self.places.read(node)
+            if array is None:
+                return None
+            return load(self.places.buffers[array.buffer], array.address(loops["row"], index))
+
+        def make(number: int, p: int) -> Stmt:
+            text, operand = self.axes.operands[number], self.node.args[number]
+            sums: dict[str, Expr] = {t: loops.get(t, int64(0)) for t in self.axes.summed}
+
+            def one(v: tirx.Var) -> Stmt:
+                place = {**known, **sums, self.axes.last: (panel0 + int64(p)) * int64(self.lanes) + v}
+                return store(made[number], int64(p * self.lanes) + v, self._operand(operand, text, place, read))
+
+            return vector("v", self.lanes, one)
+
+        def first(own: tirx.For) -> tirx.For:
+            if not own.loop_var.same_as(innermost):
+                return own
+            body = sequence([make(number, p) for number in made for p in range(across)], own.body)
+            return tirx.For(own.loop_var, own.min, own.extent, own.kind, body)
+
+        return sequence([tirx.AllocBuffer(b) for b in made.values()], tvm_ffi.structural_map(tile, (tirx.For, first)))
+
+    def _operand(self, node: Node, text: str, place: Mapping[str, Expr], read: Reader) -> Expr:
         index = []
         for letter in text:
             i = place[letter]
@@ -171,3 +265,8 @@ class _Sum:
             beyond = letter == self.axes.last and letter != text[-1] and self.axes.sizes[letter] % self.lanes
             index.append(tirx.min(i, int64(self.axes.sizes[letter] - 1)) if beyond else i)
         return element(node, tuple(index), read, self.unit.dtype)
+
+
+def _vectors(number: int) -> str:
+    """The name of the registers for vectors of that operand."""
+    return f"vectors_{number}"
