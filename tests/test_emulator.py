@@ -307,6 +307,7 @@ WAVES = {
     "norms of inputs": ("lstm_layer_norm", 32, "bfloat16", None, {"num_layers": 2, "inputs": 24}),
     "an odd width": ("lstm", 27, "bfloat16", None, {"num_layers": 3, "inputs": 9}),
     "an even width": ("gru", 30, "float16", None, {"num_layers": 2, "inputs": 11}),
+    "products of a long input before it": ("elman", 21, "bfloat16", None, {"num_layers": 2, "inputs": 1401}),
     "an odd width in tf32": ("elman", 31, "float32", "tf32", {"num_layers": 3, "inputs": 5}),
 }
 

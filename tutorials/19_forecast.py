@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 19. Forecast within a budget
 #
-# In this tutorial you will train a GRU to forecast a series with days and weeks in it, hour by hour, on whole years at
+# In this tutorial you will train a GRU to forecast a series with days and weeks in it, hour by hour, on six weeks at
 # once and with little memory; compare it with the usual rule of thumb; and draw what it expects of the next days. It
 # needs PyTorch (`pip install torch`); with matplotlib it draws.
 

@@ -135,7 +135,7 @@ def _function(node: Node, args: list[tuple[str, int]]) -> tuple[str, int]:
         return f"<mi>{escape(node.op)}</mi>", 9
     first = args[0]
     if node.op == "neg":
-        return f"<mo>&minus;</mo>{_held(first, TIGHT)}", LOOSE
+        return f'<mo form="prefix">&minus;</mo>{_held(first, TIGHT)}', LOOSE
     if node.op == "exp":
         return f"<msup><mi>e</mi><mrow>{first[0]}</mrow></msup>", 9
     if node.op == "sqrt":

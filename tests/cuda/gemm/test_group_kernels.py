@@ -94,6 +94,8 @@ def blocks_of(knobs: dict[str, int], kind: str, sizes: tuple[int, int, int, tupl
         ("float16", "wide", (3, 2, 32, (64, 40)), 300),
         ("bfloat16", "mid", (3, 4, 64, (72,)), 200),
         ("bfloat16", "share1", (5, 4, 24, (136,)), 33),
+        ("bfloat16", "mid", (1, 3, 67, (40,)), 150),
+        ("tf32", "wide", (1, 2, 73, (34,)), 290),
         ("tf32", "wide", (2, 1, 72, (34,)), 290),
         ("float64", "many", (3, 2, 9, (11,)), 20),
         ("bfloat16", "many", (4, 1, 30, (13,)), 150),

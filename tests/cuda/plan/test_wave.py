@@ -95,6 +95,18 @@ def test_rows_of_any_width_run_in_a_wave(inputs: int, hidden: int, copied: str) 
     assert layout.output.row_stride == -(-hidden // 8) * 8 and layout.input(0).row_stride == 16
 
 
+def test_a_long_input_is_multiplied_before_the_wave() -> None:
+    """Whose weights would leave no room for those of states: the first layer reads what is made over all steps."""
+    plan = planned("gru", 24, num_layers=3, inputs=2056)
+    assert plan.together is not None and plan.together.first is plan.code[0] and not plan.together.read
+    steps = [member.step for member in plan.together.members]
+    assert steps[0].read_nodes and not steps[0].given and steps[1].given
+    wave = text(plan).split("if (in_waves_", 1)[1]
+    assert wave.index("kernels::g0_before0") < wave.index("kernels::wave_")
+    short = planned("gru", 24, num_layers=3, inputs=64)
+    assert short.together is not None and short.together.first is None and short.together.read == {0}
+
+
 @pytest.mark.broad_after(1)
 @pytest.mark.parametrize(
     ("cell", "hidden", "how"),

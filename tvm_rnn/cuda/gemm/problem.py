@@ -97,25 +97,46 @@ class Problem:
 
     def finish_items(self, w: Writer, items: Sequence[Item]) -> None:
         """The same of many. What an epilogue reads comes from L2 or memory, and takes as long for one value as for all
-        that are asked for at once: of AHEAD items it is loaded before the first of them is computed."""
+        that are asked for at once: of AHEAD items it is loaded before the first of them is computed. GRU 189 fp16, 378
+        rows of 56 inputs, H200: 12 us where it was loaded item by item, since the width is odd."""
         count, width = 2 * self.fragments.span, self.layout.width
-        if width % count:
+        whole = width % count == 0
+        if width < count:
             for item in items:
                 self.finish_rows(w, item.row, item.block, item.lane, item.pairs)
             return
         for first in range(0, len(items), AHEAD):
             spans = []
             for item in items[first : first + AHEAD]:
-                sums = [value for pair in item.pairs for value in pair]
-                gates = [sums[gate * count : (gate + 1) * count] for gate in range(self.layout.gates)]
-                unit = w.keep(tirx.Cast("int64", item.block * (4 * count) + item.lane % 4 * count))
+                gates, unit = self._gates(item, count), w.keep(self._unit(item, count))
                 # Loads are inside of the arrays, even where the item is not.
                 at = w.keep(tirx.min(item.row, w["rows"] - 1)), w.keep(tirx.min(unit, int64(width - count)))
-                spans.append((tirx.And(item.row < w["rows"], unit < width), _Span(self, w, *at, gates, True)))
+                there = unit < width if whole else unit + count <= width
+                spans.append((tirx.And(item.row < w["rows"], there), _Span(self, w, *at, gates, whole)))
                 spans[-1][1].fetch()
             for inside, span in spans:
                 with w.when(inside):
                     span.run()
+        for item in [] if whole else items:
+            with w.when(item.row < w["rows"]):
+                self._last_units(w, item.row, w.bind(self._unit(item, count)), self._gates(item, count))
+
+    @staticmethod
+    def _unit(item: Item, count: int) -> TirExpr:
+        """The first of a lane's `count` consecutive units."""
+        return tirx.Cast("int64", item.block * (4 * count) + item.lane % 4 * count)
+
+    def _gates(self, item: Item, count: int) -> list[list[TirExpr]]:
+        """Its sums by gate."""
+        sums = [value for pair in item.pairs for value in pair]
+        return [sums[gate * count : (gate + 1) * count] for gate in range(self.layout.gates)]
+
+    def _last_units(self, w: Writer, row: TirExpr, unit: TirExpr, gates: Sequence[Sequence[TirExpr]]) -> None:
+        """The last units of a row from `unit` on, where these are fewer than there are sums."""
+        width, count = self.layout.width, len(gates[0])
+        for u in range(count - 1):
+            with w.when(tirx.And(unit + count > width, unit + u < width)):
+                _Span(self, w, row, unit + u, [[own[u]] for own in gates], False).run()
 
     def finish(self, w: Writer, row: TirExpr, unit: TirExpr, count: int, sums: Sequence[TirExpr]) -> None:
         """The epilogue of `count` consecutive units from `unit` on, in `row`, of those that are there. sums: of the
@@ -131,9 +152,7 @@ class Problem:
                 return
             with w.when(unit + count <= width):
                 _Span(self, w, row, unit, gates, False).run()
-            for u in range(count - 1):
-                with w.when(tirx.And(unit + count > width, unit + u < width)):
-                    _Span(self, w, row, unit + u, [[own[u]] for own in gates], False).run()
+            self._last_units(w, row, unit, gates)
 
 
 def read_nodes(group: Group, reads: Callable[[Node], Place | None]) -> dict[Node, Place]:

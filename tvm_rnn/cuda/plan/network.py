@@ -114,7 +114,8 @@ class Plan:
         self._copy_states(host, "load", self._load)
         if self.together is not None:
             with host.when(f"{self.together.choose(host)} >= 0"):
-                self.together.run(host, [visit.buffers.states for visit in self.visits])
+                states = [visit.buffers.states for visit in self.visits]
+                self.together.run(host, states, self.visits[0].buffers.weights)
         if self.together is None:
             self._layers(host)
         elif not self.target.records.lean:  # what is measured runs in a wave
@@ -247,7 +248,8 @@ class Plan:
         ]
         beside = [min(code.beside(batch) for code in self.code) for batch in self.options.batches or EXPECTED_BATCHES]
         with about("wave"):
-            found = wave(self.passed, self.target, alone, beside)
+            first = self.code[self.layers.of_layer[0]]
+            found = wave(self.passed, self.target, first, alone, beside)
         if found is not None:
             found.reserve(self.program)
         return found

@@ -3,7 +3,8 @@
 In: an RNN of one direction, its layers' graphs before anything is hoisted. Out: statements for a tile of time: one
 launch for all layers (`cuda/persistent/wave_kernel.py`), each on multiprocessors of its own, each multiplying its own
 input ([W R] on the chip) as soon as the layer below has written it. Layer l works on step t while layer l - 1 works on
-a later one. Rows that are not made of 16-byte pieces are copied to such ones, and results back. On a GPU that has no
+a later one. Where the first layer's weights for a long input leave no room, its products of inputs run before, over all
+steps. Rows that are not made of 16-byte pieces are copied to such ones, and results back. On a GPU that has no
 room for all of them, and where a reset cannot be part of a step, layers run one after the other.
 
 Rewrite: for layer: for t: step  -->  for t: for layer: step, layers side by side
@@ -13,7 +14,7 @@ Source: the wavefront of Appleyard, Kocisky & Blunsom 2016, section 3.3; Diamos 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from math import ceil, gcd, prod
@@ -33,13 +34,14 @@ from tvm_rnn.cuda.persistent import wave_kernel
 from tvm_rnn.cuda.persistent.geometry import MMA
 from tvm_rnn.cuda.persistent.lengths_and_resets import resettable
 from tvm_rnn.cuda.rowwise.row_copies import RowCopy, row_copies
+from tvm_rnn.cuda.rowwise.state_moves import Buffers, Tile
 from tvm_rnn.decisions import about, tell
 from tvm_rnn.graph.graph import Graph, Node
 from tvm_rnn.network.rnn import RNN, constants
 from tvm_rnn.passes.passed import Passed
 from tvm_rnn.target import Target
 
-from .layer import picked
+from .layer import Layer, picked
 
 WAVE_BYTES = 256 << 20  # for outputs between layers, in one tile of time
 LEAST_STEPS = 2  # H200, 3 LSTMs of 512, B = 16, bf16: 4 steps in a wave 27 us, 2 layer by layer 52
@@ -71,6 +73,7 @@ class Wave:
     limits: list[int]  # per wave: the largest B
     floors: list[int]  # per wave: the largest B that layers one by one are left to; 0: none
     lean: bool = False  # there are never lengths or resets
+    first: Layer | None = None  # the first layer, where its products of inputs run before the wave
     places: list[dict[Any, Pointer]] = field(default_factory=list)  # per layer: packed weights
 
     @cached_property
@@ -87,11 +90,20 @@ class Wave:
 
     # --- memory ----------------------------------------------------------------------------------------------------
 
+    @property
+    def read(self) -> set[int]:
+        """The numbers of the user's inputs that products of the wave read. A later layer's first one is the output of
+        the layer below."""
+        by_member = [{m.layout.graph.inputs.index(node) for node in m.step.given} for m in self.members]
+        first, *later = (by_member[index] for index in self.of_layer)
+        return first.union(*later) - ({0} - first)
+
     @cached_property
     def copied(self) -> dict[int, Kernel]:
         """What copies inputs whose rows the user has otherwise, by number."""
         layout, found = self.members[0].layout, dict[int, Kernel]()
-        for number, node in enumerate(layout.graph.inputs):
+        for number in sorted(self.read):
+            node = layout.graph.inputs[number]
             own, place = self._users(node), layout.input(number)
             if own.row_stride != place.row_stride:
                 copy = RowCopy(own, place, prod(node.shape))
@@ -135,15 +147,21 @@ class Wave:
         self.fits = program.let("wave_fits", f"{cases}-1")
         output = self.members[0].layout.output
         row = output.row_stride * ITEM_BYTES[output.dtype] * max(1, layers - 1)
+        row += 0 if self.first is None else self.first.bytes_per_row
         self.steps = program.let("wave_steps", f"min<int64_t>(T, max<int64_t>(1, {WAVE_BYTES // row} / B))")
         on = f"({self.fits} >= 0)"
         self.size = program.let("handed", f"{on} ? {self.steps} * B * {output.row_stride} : 0")
         self.outputs = program.buffer("handed", f"{self.kept_outputs} * {self.size}", output.dtype)
-        places = {number: self.members[0].layout.input(number) for number in self.copied}
-        self.rows = {
-            n: program.buffer(f"wave_rows{n}", f"{on} ? {self.steps} * B * {p.row_stride} : 0", p.dtype)
-            for n, p in places.items()
-        }
+
+        def rows(name: str, place: Place) -> Pointer:
+            return program.buffer(name, f"{on} ? {self.steps} * B * {place.row_stride} : 0", place.dtype)
+
+        self.rows = {n: rows(f"wave_rows{n}", self.members[0].layout.input(n)) for n in self.copied}
+        if self.first is not None:
+            own = self.first.layout
+            nodes = enumerate(own.hoisted_nodes)
+            self.hoisted = {node: rows(f"wave_hoisted{i}", own.hoisted(node)) for i, node in nodes}
+            self.copies = {n: rows(f"wave_copy{n}", place) for n, place in own.copied.items()}
         work = [regimes[0] for regimes in self.regimes]
         self.counters = program.buffer("counters", f"{on} ? {layers} * {_most([r.counter_bytes for r in work])} : 0")
         values = _most([r.values_in(self.steps) for r in work])
@@ -159,8 +177,8 @@ class Wave:
 
     def choose(self, host: Host) -> str:
         """Decide, in each call, which wave runs: a variable, below 0 for none."""
-        numbers = {n for member in self.members for n in range(len(member.layout.graph.inputs))}
-        able = [f"reinterpret_cast<uintptr_t>(input[{n}]) % 16 == 0" for n in sorted(numbers) if n not in self.copied]
+        numbers = sorted(self.read - {*self.copied})
+        able = [f"reinterpret_cast<uintptr_t>(input[{n}]) % 16 == 0" for n in numbers]
         able += ["!has_lengths", "!has_reset"] if self.lean else []
         able += [] if all(resettable(member.step) for member in self.members) else ["!has_reset"]
         for number, (regimes, (plain, _)) in enumerate(zip(self.regimes, self.kernels, strict=True)):
@@ -173,14 +191,28 @@ class Wave:
     def tiles(self) -> str:
         return f"((T + {self.steps} - 1) / {self.steps})"
 
-    def run(self, host: Host, states: States) -> None:
-        """All of T. states: per layer and state the two copies, by parity of the tile."""
+    def run(self, host: Host, states: States, weights: Mapping[object, Pointer]) -> None:
+        """All of T. states: per layer and state the two copies, by parity of the tile; weights: the first layer's, as
+        it is alone."""
         with host.loop(self.tiles, "tile") as tile:
             done = host.let("done", f"{tile} * {self.steps}")
             count = host.let("count", f"min({self.steps}, T - {done})")
+            if self.first is not None:
+                self._multiply_inputs(host, self.first, (done, count), weights)
             for number in range(len(self.regimes)):
                 with host.when(f"{self.number} == {number}"):
                     self._tile(host, number, (tile, done, count), states)
+
+    def _multiply_inputs(
+        self, host: Host, first: Layer, at: tuple[str, str], weights: Mapping[object, Pointer]
+    ) -> None:
+        """What the first layer computes before its steps. at: the steps done before the tile, its steps."""
+        (done, count), program, layout = at, host.program, first.layout
+        inputs = [
+            program.input(n).at(f"{done} * B * {layout.input(n).row_stride}") for n in range(len(layout.graph.inputs))
+        ]
+        buffers = Buffers(weights, [], {}, self.hoisted, {}, copies=self.copies)
+        first.before(host, buffers, Tile(inputs, program.output, done, count, False, "0"))
 
     def _tile(self, host: Host, number: int, at: tuple[str, str, str], states: States) -> None:
         """One launch. number: of the wave; at: the tile's number, the steps done before it, its steps."""
@@ -226,10 +258,13 @@ class Wave:
         ]
         if layer:
             inputs[0] = self._between(count, layer - 1)
+        hoisted = self.hoisted if self.first is not None and not layer else {}
         users, stride = layer >= self.kept_outputs, layout.output.row_stride
         output = program.output.at(f"{done} * B * {stride}") if users else self._between(count, layer)
         values, weights = self.exchange.skip(f"{layer} * {regime.values_in(count)}"), self.places[layer]
-        return LayerSteps(layout, done, count, False, inputs, {}, weights, old, new, output, values, lean=self.lean)
+        return LayerSteps(
+            layout, done, count, False, inputs, hoisted, weights, old, new, output, values, lean=self.lean
+        )
 
     def _between(self, count: str, layer: int) -> Pointer:
         """Where a layer leaves its output for the next one: tiles lie dense, so that one memset reaches all."""
@@ -249,13 +284,13 @@ def _most(values: Sequence[HostExpr]) -> str:
     return reduce(lambda text, value: f"max<int64_t>({text}, {value})", map(str, values))
 
 
-def wave(passed: Passed, target: Target, alone: Sequence[float], beside: Sequence[int]) -> Wave | None:
+def wave(passed: Passed, target: Target, first: Layer, alone: Sequence[float], beside: Sequence[int]) -> Wave | None:
     """The waves of a network; None where there is none that is worth while.
 
-    alone: for each expected batch size the predicted time of a step of all layers one after the other. beside: how many
-    of them run at the same time.
+    first: the first layer, as it is alone. alone: for each expected batch size the predicted time of a step of all
+    layers one after the other. beside: how many of them run at the same time.
     """
-    net, precision, batches = passed.net, passed.options.precision, passed.options.batches
+    net, precision = passed.net, passed.options.precision
     if net.num_directions > 1 or net.reverse or net.num_layers < 2 or precision not in WAVES or target.arch != "sm_90a":
         tell(False, "layers in a wave", _no_wave(net, target, precision))
         return None
@@ -265,6 +300,27 @@ def wave(passed: Passed, target: Target, alone: Sequence[float], beside: Sequenc
     except NotPersistent as reason:
         tell(False, "layers in a wave", str(reason))
         return None
+    found = _chosen(passed, target, members, None, alone, beside)
+    if found is not None or layers.of_layer.count(layers.of_layer[0]) > 1:
+        return found
+    try:
+        members[0] = _behind_its_inputs(passed, first)
+    except NotPersistent as reason:
+        tell(False, "layers in a wave, the first one behind its products of inputs", str(reason))
+        return None
+    return _chosen(passed, target, members, first, alone, beside)
+
+
+def _chosen(
+    passed: Passed,
+    target: Target,
+    members: list[Member],
+    first: Layer | None,
+    alone: Sequence[float],
+    beside: Sequence[int],
+) -> Wave | None:
+    """The waves of layers; first: see `Wave`."""
+    net, precision, batches, layers = passed.net, passed.options.precision, passed.options.batches, passed.in_wave
     found: list[tuple[int, ChosenGeometry]] = []
     floors: dict[int, int] = {}  # by the number in `found`: the next smaller batch, where that has no wave
     for batch, other, more in sorted(zip(batches or EXPECTED_BATCHES, alone, beside, strict=True), reverse=True):
@@ -286,7 +342,7 @@ def wave(passed: Passed, target: Target, alone: Sequence[float], beside: Sequenc
     if not found:
         return None
     below = [floors.get(n, 0) for n in reversed(range(len(found)))]
-    result = Wave(net, layers.of_layer, members, [], [], below, bool(target.records.lean))
+    result = Wave(net, layers.of_layer, members, [], [], below, bool(target.records.lean), first)
     for number, (batch, best) in enumerate(reversed(found)):
         most = batch if number + 1 < len(found) else None
         result.regimes.append([_regime(m, best, most, net, target) for m in members])
@@ -324,6 +380,16 @@ def _member(passed: Passed, graph: Graph, number: int) -> Member:
         raise NotPersistent("a layer cannot follow another one")
     if layout.dtype != layout.storage:
         raise NotPersistent("a layer's output is not what the next one's product reads")
+    return Member(layout, step)
+
+
+def _behind_its_inputs(passed: Passed, first: Layer) -> Member:
+    """The first layer where its products of inputs run before the wave."""
+    weights = Weights(first.graph, f"{first.number}_wave", first.precision, passed.options.stored)
+    layout = Layout(first.graph, first.precision, weights, passed.net.dtype, whole_rows=True)
+    step = step_of(layout)
+    if step.given or layout.graph.output not in {n for p in step.phases for n in p.published}:
+        raise NotPersistent("a layer cannot follow another one")
     return Member(layout, step)
 
 

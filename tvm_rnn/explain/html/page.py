@@ -251,12 +251,12 @@ def _time(own: NetworkFacts, at: str) -> Iterator[str]:
     more = f" The first {shown} of {count} are drawn." if shown < count else ""
     rows_of = " and ".join(map(str, asked))
     least = f" Layers ask for tiles of {rows_of} rows: the least counts." if len({*asked}) > 1 else ""
-    tile = "step" if each == 1 else f"tile of {each} steps"
+    tiles_of = f"{count} steps" if each == 1 else f"{count} x tile of {each} steps"
     sizes = f"T = {row['steps']}, B = {row['batch']}"
-    yield f"<p>{words} {sizes}: {count} x {tile} for {own['layers']} layer{'s' * (own['layers'] > 1)}.{least}{more}</p>"
+    yield f"<p>{words} {sizes}: {tiles_of} for {own['layers']} layer{'s' * (own['layers'] > 1)}.{least}{more}</p>"
     yield f'<p><button class="play" data-of="{at}" type="button">Play once</button></p>'
     turns = charts.turns(own["layers"], shown, order)
-    yield _chart(charts.wavefront(turns, f"colours: {count} x {tile}"), f"layers over time: {words}", at)
+    yield _chart(charts.wavefront(turns, f"colours: {tiles_of}"), f"layers over time: {words}", at)
 
 
 def _timelines(own: NetworkFacts) -> list[DecisionFacts]:
