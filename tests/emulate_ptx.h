@@ -29,6 +29,7 @@ template <class A, class B> auto min(A a, B b) {
 inline void __syncthreads() { emu::meet(emu::now->block->named[0], emu::now->block->threads, true); }
 inline void __syncwarp(unsigned mask = 0xFFFFFFFF) { emu::warp_sync(mask); }
 inline float __expf(float x) { return std::exp(x); }
+inline float __logf(float x) { return std::log(x); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __int_as_float(int x) { float y; return std::memcpy(&y, &x, 4), y; }

@@ -108,7 +108,7 @@ def test_a_call_of_one_step_has_its_states_where_the_user_has_them(step_by_step:
         net, target = rnn.RNN(rnn.cells.get(cell), 6, 6, dtype=precision), resolve("nvidia-h200")
         program = plan(passed(net, Options(target, precision=precision)), target)
         text = "\n".join(lines(program))
-        assert (re.search(r"if \(!direct_\d+\) {[^{}]*g0_before0", text) is not None) == (cell == "lstm")
+        assert (re.search(r"if \(!direct_\d+\) {[^}]*g0_before0", text) is not None) == (cell == "lstm")
         assert text.count("T == 1 && !has_reset") == 1
         load, save = (re.findall(rf"if \((\S+)\) {{[^{{}}]*kernels::{name}0[,)]", text) for name in ("load", "save"))
         assert len(load) == len(save) == 1 and load == save and load[0].startswith("!direct")

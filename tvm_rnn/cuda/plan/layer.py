@@ -19,6 +19,7 @@ from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointe
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.codegen.vector_access import aligned
 from tvm_rnn.cuda.gemm.group_kernels import Gemm, gemm, multiplies_early
+from tvm_rnn.cuda.layer.made_again import MadeAgain
 from tvm_rnn.cuda.layer.matrix_operands import (
     AgainOperands,
     MatrixOperands,
@@ -92,6 +93,7 @@ class Layer:
     sums: RowSums = field(default_factory=RowSums)  # that the steps may make beside them
     looped: bool = False  # the graph is a closed loop: there are never lengths or resets
     groups: Launches = field(default_factory=list)  # what one launch does, in order
+    again: MadeAgain | None = None  # what backward makes of states that are kept before some steps
     regimes: list[Regime] = field(default_factory=list)
     joined: Callable[[], Graph | None] = lambda: None  # the graph with the products of inputs in the step
     one_step: OneStep | None = None  # of calls of one step, where a step needs no copies of its states
@@ -109,7 +111,7 @@ class Layer:
         self.weights = Weights(self.graph, self.number, self.precision, self.options.stored)
         self.graph, matrices = prepared(self.graph, lambda node: self.weights.place(node) is not None, self._as_operand)
         common = (self.dtype, self.directions, self.kept, self.given, self.narrow, matrices)
-        self.layout = Layout(self.graph, self.precision, self.weights, *common, sums=self.sums)
+        self.layout = Layout(self.graph, self.precision, self.weights, *common, sums=self.sums, again=self.again)
         for number, groups in enumerate(self.chains):
             name = f"g{self.number}_{groups[0].region}{number}_{_kind(groups)}"
             work = self._kernel(name, groups, self.layout, self._given(number))
@@ -306,8 +308,9 @@ class Layer:
 
     @cached_property
     def marked(self) -> list[int]:
-        """The numbers of the states that are matrices and kept before the parts of the time alone."""
-        return marked(self.graph)
+        """The numbers of the states that are kept before parts of the time alone."""
+        of_vectors = self.again is not None and self.graph.kind == "forward"
+        return [*range(len(self.graph.states))] if of_vectors else marked(self.graph)
 
     @property
     def _marked_here(self) -> list[Node]:
@@ -615,7 +618,7 @@ class Layer:
         given = (tile.inputs, self.hoisted_at(buffers, tile), buffers.weights)
         span = (tile.start, tile.count, tile.reverse)
         steps = LayerSteps(self.layout, *span, *given, before, after, tile.output, buffers.regime)
-        steps = replace(steps, lean=self._lean, kept=tile.kept, words=buffers.words)
+        steps = replace(steps, lean=self._lean, kept=tile.kept, words=buffers.words, borders=tile.marks)
         if self.rest == "-1":
             for number, regime in enumerate(self.regimes):
                 with host.when(f"{self.regime} == {number}"):
