@@ -101,8 +101,8 @@ def _plan(passed: Passed, target: Target, training: bool | str) -> Trained:
     count, narrow = len(layers.graphs), keep_choice.split(training)[1]
     backs = Layers(tuple(g.backward for g in layers.graphs if g.backward is not None), layers.of_layer)
     kept = tuple(without_kept(g) if number in again else g for number, g in enumerate(layers.graphs))
-    own = passed, replace(layers, graphs=kept), target
-    forward = ForwardTrain(*own, number=count, narrow=narrow, keep=training, again=again)
+    given = passed, replace(layers, graphs=kept), target
+    forward = ForwardTrain(*given, number=count, narrow=narrow, keep=training, again=again)
     backward = BackwardPlan(passed, backs, target, forward=forward, number=2 * count)
     programs = forward.run(), backward.run()
     programs[0].suffix, programs[1].suffix = (f"_{way}" for way in WAYS)
