@@ -29,6 +29,7 @@ template <class A, class B> auto min(A a, B b) {
 inline void __syncthreads() { emu::meet(emu::now->block->named[0], emu::now->block->threads, true); }
 inline void __syncwarp(unsigned mask = 0xFFFFFFFF) { emu::warp_sync(mask); }
 inline float __expf(float x) { return std::exp(x); }
+inline float __logf(float x) { return std::log(x); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __int_as_float(int x) { float y; return std::memcpy(&y, &x, 4), y; }
@@ -52,6 +53,7 @@ inline void tvm_builtin_cuda_cta_sync() { __syncthreads(); }
 inline void tvm_builtin_cuda_warp_sync() { emu::warp_sync(); }
 inline void tvm_builtin_ptx_bar_arrive_arrive(W id, W count) { emu::meet(emu::now->block->named[id], count, false); }
 inline void tvm_builtin_ptx_bar_sync_count_sync(W id, W count) { emu::meet(emu::now->block->named[id], count, true); }
+inline void tvm_builtin_ptx_barrier_sync_count_sync(W id, W count) { emu::meet(emu::now->block->named[id], count, true); }
 inline void tvm_builtin_ptx_barrier_cluster_arrive_cluster_arrive_release_aligned() {
   emu::Cluster* c = emu::now->block->cluster;
   emu::now->meeting = c->meeting.generation;

@@ -20,6 +20,7 @@ import tvm_rnn as rnn
 from tests.runtime.test_runtime_cuda_training import LIMITS, cast, check, error, gradients
 from tvm_rnn import cell, sigmoid, tanh
 from tvm_rnn.bench.suites import neurons
+from tvm_rnn.cuda.layer.made_again import EVERY as EVERY_STEPS
 from tvm_rnn.cuda.linear import vector_scan
 from tvm_rnn.cuda.plan import network as plan
 from tvm_rnn.cuda.training import plan_backward
@@ -43,8 +44,15 @@ def pushed(x: "H", v: "H", a: "H", *, tau: "H"):
     return v, 0.5 * a + 0.2 * tanh(v), v * a
 
 
+@cell(states="v a", output="y")
+def pushing(x: "H", v: "H", a: "H"):
+    """The same without a parameter."""
+    v = 0.9 * tanh(v) + x - a
+    return v, 0.5 * a + 0.2 * tanh(v) * x, v * a
+
+
 MINE = {"led": led, "driven": OWN["driven"][0], "summing": summing}
-POINTWISE = {"pushed": pushed}
+POINTWISE = {"pushed": pushed, "pushing": pushing}
 OTHERS = {name: own for name, (own, _) in OWN.items()}
 EVERY = {"dropout": 0.4, "zoneout": 0.2}
 
@@ -241,6 +249,41 @@ def test_pointwise_steps_are_one_launch_backwards_too(
         case.training.update(seed=7, first_step=3)
         found = gradients(net, module, case)[2]
         assert all(error(found[key], value) < LIMITS[dtype] for key, value in oracle(net, case).items())
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.broad
+@pytest.mark.parametrize(
+    ("name", "dtype", "options", "arrays"),
+    [
+        ("pushing", "float32", {"num_layers": 2}, 4),
+        ("lif_neuron", "float64", {}, 1),
+        ("pushing", "bfloat16", {}, 2),
+        ("pushing", "float16", {"keep": "states"}, 0),
+        ("pushing", "float32", {"reverse": True}, 0),
+        ("pushing", "float32", {"bidirectional": True}, 0),
+        ("pushed", "float32", {}, 0),
+    ],
+)
+def test_values_are_made_again_from_states_before_some_steps(
+    monkeypatch: pytest.MonkeyPatch, name: str, dtype: str, options: dict[str, Any], arrays: int
+) -> None:
+    """Where that moves fewer bytes: the tape has states before each 16th step, or before more. Parts of the time that
+    end within such a span, tiles of whole ones, rows that end and begin anew."""
+    monkeypatch.setattr(parallelise_time, "FILLING", 1)
+    monkeypatch.setattr(plan_backward, "HOISTED_BYTES", 1 << 9)
+    options = dict(options)
+    keep = options.pop("keep", None)
+    net = network(name, dtype, **options)
+    module = emulator.compile(net, training=True, keep=keep)
+    every = [sizes[3] for sizes in module.manifest["tape"] if len(sizes) == 4]
+    assert len(every) == arrays and all(steps in EVERY_STEPS for steps in every)
+    for steps, batch in ((1, 2), (16, 2), (65, 3), (100, 3)) if arrays else ((23, 3),):
+        for rows in ({}, flags(steps, batch)):
+            case = draw(net, steps, batch, **rows)
+            found = gradients(net, module, case)[2]
+            for key, value in oracle(net, case).items():
+                assert error(found[key], value) < LIMITS[dtype], (steps, rows.keys(), key)
 
 
 @pytest.mark.slow

@@ -17,6 +17,10 @@ torch = pytest.importorskip("torch")
 REPEATS = 20
 KINDS: dict[str, tuple[rnn.Cell, dict[str, Any]]] = {
     "gru_16x128": (rnn.cells.gru, {"input_size": 128, "hidden_size": 128, "members": 16, "dtype": "bfloat16"}),
+    "lstm_16x128x2": (
+        rnn.cells.lstm,
+        {"input_size": 64, "hidden_size": 128, "members": 16, "dtype": "float16", "num_layers": 2},
+    ),
     "gru_5x37": (rnn.cells.gru, {"input_size": 19, "hidden_size": 37, "members": 5, "dtype": "float32"}),
     "lstm_3x40": (
         rnn.cells.lstm,

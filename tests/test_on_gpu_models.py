@@ -1,4 +1,4 @@
-"""Whole models on a GPU beside the oracle: the network's kernels, and what is around it on the host."""
+"""Whole models on a GPU beside the oracle: networks, and what is around them as kernels, or on the host."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu_modules import gpu_module
+from onnx_models import model_of, node, weights
 
 import tvm_rnn as rnn
 from tests.compiler.test_surroundings import speech
+from tests.runtime.test_runtime_model import WIDTH, two
 from tvm_rnn.oracle.tolerance import assert_close
 
 pytestmark = pytest.mark.gpu
@@ -65,3 +67,65 @@ def test_two_layers_behind_convolutions_of_torch() -> None:
             expected = model.double()(x.double()).numpy()
         (found,) = mod.run({"x": x}).values()
         assert_close(np.asarray(found), expected, "float32", shape[-1])
+
+
+def test_a_call_of_a_whole_model_is_captured_in_a_graph() -> None:
+    """All of it is enqueued on the caller's stream; results are written again, whatever was there."""
+    torch: Any = pytest.importorskip("torch")
+    net = rnn.from_onnx(speech("LSTM"))
+    mod = gpu_module("model_in_a_graph", net)
+    x = torch.randn(3, 2, 50, device="cuda")
+    first = mod.run({"x": x})
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = mod.run({"x": x})
+    for _ in range(20):
+        for value in found.values():
+            value.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(value, found[name]) for name, value in first.items())
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    expected = rnn.reference(net).run({"x": x.cpu().numpy()})
+    assert_close({name: value.cpu().numpy() for name, value in found.items()}, expected, "float32", 50)
+
+
+def test_an_embedding_and_a_step_on_the_host() -> None:
+    """Indices of the CPU are looked at; those of a GPU beyond the table take its ends. ArgMax has no kernel."""
+    torch: Any = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    own = weights("GRU", 1, 4, 3, rng)
+    nodes = [
+        node("Gather", ["table", "ids"], ["x"]),
+        node("GRU", ["x", "W", "R", "B", "", "h"], ["y", "last"], hidden_size=3),
+        node("ArgMax", ["y"], ["best"], axis=3),
+    ]
+    known = {n: own[n] for n in "WRB"} | {"table": rng.normal(size=(9, 4)).astype("f4")}
+    inputs = {"ids": ("i8", ["T", "B"]), "h": ("f4", [1, "B", 3])}
+    net = rnn.from_onnx(model_of(nodes, inputs, {"y": "f4", "best": "i8", "last": "f4"}, known))
+    mod = gpu_module("model_embedding", net)
+    steps = mod.manifest["model"]["steps"]
+    assert [step["attributes"].get("on") for step in steps if step["op"] == "Compiled"] == ["gpu", "cpu"]
+    feeds = {"ids": rng.integers(0, 9, (7, 2)), "h": rng.normal(size=(1, 2, 3)).astype("f4")}
+    expected = rnn.reference(net).run(feeds)
+    for place in ("cpu", "cuda"):
+        found = mod.run({name: torch.from_numpy(value).to(place) for name, value in feeds.items()})
+        arrays = {name: value.cpu().numpy() for name, value in found.items()}
+        np.testing.assert_array_equal(arrays.pop("best"), expected["best"])
+        assert_close(arrays, {name: expected[name] for name in arrays}, "float32", 7)
+    beyond = {**feeds, "ids": feeds["ids"] + 9}
+    with pytest.raises(rnn.InputError, match="as many places as there are"):
+        mod.run(beyond)
+    found = mod.run({name: torch.from_numpy(value).cuda() for name, value in beyond.items()})
+    expected = rnn.reference(net).run({**feeds, "ids": np.full((7, 2), 8)})
+    assert_close(found["y"].cpu().numpy(), expected["y"], "float32", 7)
+
+
+def test_two_networks() -> None:
+    model = two()
+    mod = gpu_module("model_of_two", model)
+    x = np.random.default_rng(0).normal(size=(7, 3, WIDTH)).astype("f4")
+    expected = rnn.reference(model).run({"X": x})
+    for _ in range(3):
+        assert_close(mod.run({"X": x}), expected, "float32", 7)

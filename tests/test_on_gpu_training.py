@@ -11,12 +11,13 @@ from networks import fitting, flags, network
 from on_gpu import LIMITS, check_gradients, there
 
 import tvm_rnn as rnn
+from tvm_rnn.bench.suites import neurons
 from tvm_rnn.runtime.runtime_memory import table
 
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
 T, B = 24, 20
-CASES: dict[str, tuple[str, int, str, dict[str, Any]]] = {
+CASES: dict[str, tuple[str | rnn.Cell, int, str, dict[str, Any]]] = {
     "lstm_bf16": ("lstm", 256, "bfloat16", {"num_layers": 2}),
     "lstm_tf32": ("lstm", 128, "tf32", {}),
     "gru_fp16": ("gru", 64, "float16", {"bidirectional": True}),
@@ -26,6 +27,7 @@ CASES: dict[str, tuple[str, int, str, dict[str, Any]]] = {
     "constants": ("gru_attention", 24, "float32", {}),
     "scan_fp32": ("brc", 40, "float32", {"num_layers": 2, "bidirectional": True}),  # steps without products
     "scan_bf16": ("indrnn", 33, "bfloat16", {}),
+    "walked": (neurons.lif_neuron, 2048, "float64", {"num_layers": 2}),  # values made again from states before steps
 }
 
 

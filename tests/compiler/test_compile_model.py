@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -50,9 +51,25 @@ def test_layers_of_one_kind_twice_have_code_of_their_own() -> None:
     np.testing.assert_allclose(rnn.compile(model).run({"X": x})["Y"], expected, atol=1e-5)
 
 
+@pytest.mark.slow
+def test_one_file_for_gpus_has_functions_of_each_network(tmp_path: Path) -> None:
+    rnn.compile(two(), "nvidia-h200", batch=[1]).export(tmp_path / "m.so")
+    manifest, arrays = read_container(tmp_path / "m.so")
+    assert manifest.archs == ["sm_90a"] and [own.get("part") for own in manifest.networks] == [None, "n1"]
+    assert {d["subject"].get("network", 1) for d in manifest.networks[1].decisions} == {1}
+    assert has_weights(manifest, arrays) and set(arrays) == set(two().weights)
+    manifest_page("m.so", manifest, arrays, 1)
+    module = rnn.load(tmp_path / "m.so", anywhere=True)
+    assert type(module).__name__ == "CudaModelModule" and len(module.networks) == 2
+    with pytest.raises(rnn.InputError, match=r"mod\.run"):
+        module(np.zeros((T, B, WIDTH), "f4"))
+
+
 def test_what_is_refused() -> None:
-    with pytest.raises(ConfigError, match="for CPUs"):
-        rnn.compile(two(), "nvidia-h200")
+    alone = two()
+    alone.networks, alone.program = [], replace(alone.program, steps=(), outputs=())
+    with pytest.raises(ConfigError, match="a model without networks is for CPUs"):
+        rnn.compile(alone, "nvidia-h200")
     with pytest.raises(ConfigError, match="does not train as a whole"):
         rnn.compile(two(), training=True)
     model = two()

@@ -10,7 +10,7 @@ import pytest
 from onnx_models import model_of, node, onnx_runtime, weights
 
 import tvm_rnn as rnn
-from tvm_rnn.compiler.surroundings import with_functions
+from tvm_rnn.compiler.surroundings import Around, with_functions
 from tvm_rnn.errors import ConfigError
 from tvm_rnn.runtime.runtime_model import call_compiled
 from tvm_rnn.target import resolve
@@ -45,7 +45,7 @@ def speech(cell: str = "GRU") -> Any:
 
 def test_other_networks_stay_as_they_are() -> None:
     net = rnn.RNN(rnn.cells.gru, 2, 3)
-    assert with_functions(net, resolve("llvm")) == (net, {})
+    assert with_functions(net, resolve("llvm")) == (net, Around())
 
 
 def test_a_model_without_networks_is_one_function() -> None:
@@ -63,26 +63,41 @@ def test_a_model_without_networks_is_one_function() -> None:
     assert mod.threads == 1
 
 
-def test_functions_beside_a_gpu_are_for_its_host() -> None:
+def attributes_of(net: Any, target: str) -> list[dict[str, Any]]:
+    return [step.attributes for step in with_functions(net, resolve(target))[0].program.steps if step.op == "Compiled"]
+
+
+def test_functions_for_a_gpu_are_kernels() -> None:
     nodes = [node("MatMul", ["x", "w"], ["m"]), node("Relu", ["m"], ["y"])]
     net = rnn.from_onnx(model_of(nodes, {"x": ("f4", ["B", 3])}, {"y": "f4"}, {"w": random(3, 5)}))
-    found, functions = with_functions(net, resolve("nvidia-h200"))
-    assert [step.op for step in found.program.steps] == ["Compiled"] and len(functions) == 2
+    _, around = with_functions(net, resolve("nvidia-h200"))
+    assert not around.functions and [own.name for own in around.on_gpu] == ["around_0"]
+    (facts,) = attributes_of(net, "nvidia-h200")
+    assert facts["on"] == "gpu" and facts["constants"] == 1
+
+
+def test_what_no_kernel_is_made_of_is_for_the_host_and_says_why() -> None:
+    nodes = [node("ArgMax", ["x"], ["y"], axis=1)]
+    net = rnn.from_onnx(model_of(nodes, {"x": ("f4", ["B", 3])}, {"y": "i8"}, {}))
+    _, around = with_functions(net, resolve("nvidia-h200"))
+    assert len(around.functions) == 2 and not around.on_gpu
     assert resolve("nvidia-h200").host.name == "x86-64-v3"
+    (facts,) = attributes_of(net, "nvidia-h200")
+    assert (facts["on"], facts["why"]) == ("cpu", "a loop whose steps follow from each other")
+    assert "on" not in attributes_of(net, "llvm")[0]
 
 
 @pytest.mark.slow
-def test_a_file_for_gpus_has_what_is_around_the_network() -> None:
+def test_a_file_for_gpus_has_what_runs_on_the_host() -> None:
     own = weights("GRU", 1, 4, 3, RNG)
-    nodes = [node("GRU", ["x", "W", "R", "B"], ["y", "last"], hidden_size=3), node("Softmax", ["last"], ["p"], axis=-1)]
-    net = rnn.from_onnx(model_of(nodes, {"x": ("f4", ["T", "B", 4])}, {"p": "f4"}, {n: own[n] for n in "WRB"}))
+    nodes = [node("GRU", ["x", "W", "R", "B"], ["y", "last"], hidden_size=3), node("ArgMax", ["last"], ["p"], axis=2)]
+    net = rnn.from_onnx(model_of(nodes, {"x": ("f4", ["T", "B", 4])}, {"p": "i8"}, {n: own[n] for n in "WRB"}))
     mod = rnn.compile(net, target="nvidia-h200")
     assert "avx2" in mod.manifest.target.features
     (step,) = [step for step in mod.manifest["model"]["steps"] if step["op"] == "Compiled"]
     x = random(1, 5, 3)
     (found,) = call_compiled(mod, [x], step["attributes"])  # without the GPU that the network needs
-    expected = np.exp(x) / np.exp(x).sum(-1, keepdims=True)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_array_equal(found, x.argmax(2)[..., None])
 
 
 def test_what_relax_reads_is_compiled_whatever_is_around_it() -> None:

@@ -121,3 +121,23 @@ def test_named_batches_have_a_tile_for_what_is_left(named: tuple[int, ...]) -> N
     for batch in (1, 2, 5, 7, 8, *named):
         x = rng.uniform(-1, 1, (3, batch, 5)).astype("float32")
         assert_close(mod(x)[0], rnn.reference(net)(x)[0], "float32", 3)
+
+
+def asks(batch: int) -> int:
+    """How many lines of weights the tiles of a step ask for ahead, in an LSTM whose weights no near cache holds."""
+    net = rnn.RNN(rnn.cells.lstm, 8, 512)
+    graph = pipeline.run(net, V4, ())[-1][1]
+    return str(Lowering(net, graph, Options(V4, batches=(batch,))).run().module["sequence"]).count("prefetch")
+
+
+@pytest.mark.parametrize(("batch", "more"), [(9, True), (11, True), (19, True), (13, False), (16, False)])
+def test_leftovers_ask_for_weights_too_where_each_tile_asks_for_less_then(batch: int, more: bool) -> None:
+    assert (asks(batch) > asks(12)) is more
+
+
+@pytest.mark.parametrize("rows", [11, 5])
+def test_leftovers_beside_full_tiles(rows: int) -> None:
+    """Of the batch size that was named, and of another one."""
+    net = rnn.RNN(rnn.cells.lstm, 8, 520).init(seed=0)
+    x = np.random.default_rng(0).normal(size=(3, rows, 8)).astype("f4")
+    assert_close(rnn.compile(net, batch=11)(x), rnn.reference(net)(x), "float32", 3)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 import tvm_ffi
 from headed_cells import given
 from networks import arguments, check, compiled, flags, network
@@ -70,6 +71,33 @@ def test_inputs_that_are_only_multiplied_are_read_where_the_caller_has_them() ->
         net = rnn.RNN(given, 4 * 3 * units, N=3, D=units)
         assert lowered(net)._is_read_in_place(0) is whole
     assert not lowered(rnn.RNN(rnn.cells.lstm, 16, 16, num_layers=3))._is_read_in_place(0)
+
+
+def heads_side_by_side(x: "I", h: "N D", *, R: "N D D") -> Any:
+    h = rnn.tanh(x.reshape(h.shape) + rnn.matvec(R, h))
+    return h, h.reshape(-1)
+
+
+@pytest.mark.parametrize(("units", "is_copied"), [(16, False), (12, True)])
+def test_the_output_goes_from_the_state_to_the_caller(units: int, is_copied: bool) -> None:
+    """Each step's, though it has another shape, unless there is padding between the heads."""
+    cell = rnn.cell(states="h", output="y")(heads_side_by_side)
+    net = rnn.RNN(cell, 3 * units, N=3, D=units)
+    own = lowered(net)
+    found: list[tirx.BufferStore] = []
+
+    def inside(store: tirx.BufferStore) -> None:
+        if store.buffer.name == "y":
+            found.append(store)
+
+    def step(loop: tirx.For) -> None:
+        if loop.loop_var.name == "step":
+            tvm_ffi.structural_walk(loop.body, (tirx.BufferStore, inside))
+
+    tvm_ffi.structural_walk(own.module["sequence"].body, (tirx.For, step))
+    of_values = [store for store in found if isinstance(store.value, tvm.ir.TensorLoad)]
+    assert len(of_values) == 1 and len(found) == 2  # and zeros for rows that have ended
+    assert ("h_new" in str(of_values[0].value)) is not is_copied
 
 
 @pytest.mark.broad

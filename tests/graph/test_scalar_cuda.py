@@ -60,6 +60,7 @@ def interpret(expression: Any, values: dict[str, np.ndarray]) -> np.ndarray:
         known: dict[str, Any] = {
             "__expf": np.exp,
             "expf": np.exp,
+            "__logf": lambda x: np.log(x) + np.float32(4e-7),  # as far off as the hardware's is near 1
             "exp": np.exp,
             "fabsf": np.abs,
             "fabs": np.abs,
@@ -112,6 +113,14 @@ def test_tanh_is_relatively_right_where_it_is_small() -> None:
     exact = np.tanh(x.astype(np.float64))
     assert np.max(np.abs(evaluated("tanh", "float32", x) / exact - 1)) < 1e-6
     assert np.max(np.abs(evaluated("tanh", "float16", x) - exact)) < 2e-7
+
+
+def test_log1p_in_16_bits_is_relatively_right() -> None:
+    x = np.concatenate([np.float32(10.0) ** np.linspace(-30, 38, 4001, dtype=np.float32), VALUES])
+    x = np.concatenate([x, -x])
+    with np.errstate(all="ignore"):
+        exact = np.log1p(x.astype(np.float64))
+    np.testing.assert_allclose(evaluated("log1p", "bfloat16", x), exact, rtol=2e-5, atol=0)
 
 
 def test_division_in_16_bits_also_by_what_is_very_large() -> None:

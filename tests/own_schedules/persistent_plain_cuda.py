@@ -67,7 +67,7 @@ class Plain(Geometry):
         return self.stage_words
 
     @property
-    def shared_bytes(self) -> int:
+    def own_bytes(self) -> int:
         return 4 * (self.stage_words + self.prefetch_words) + 256
 
     def product_registers(self) -> int:

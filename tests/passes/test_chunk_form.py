@@ -11,7 +11,7 @@ from tests.linear_cells import OWN
 from tvm_rnn.decisions import recording
 from tvm_rnn.graph.graph import is_scan
 from tvm_rnn.passes import pipeline
-from tvm_rnn.passes.chunk_form import MOST_AT_ONCE, MOST_KEYS, MOST_WRITES, sums_of_both
+from tvm_rnn.passes.chunk_form import AT_ONCE, MOST_KEYS, sums_of_both
 from tvm_rnn.passes.matrix_recurrence import Solved
 from tvm_rnn.target import resolve
 
@@ -53,10 +53,11 @@ def test_the_others_say_why() -> None:
 @pytest.mark.parametrize(
     ("name", "target", "more", "most"),
     [
-        ("gated_delta_net", "nvidia-h200", {}, MOST_WRITES),
+        ("gated_delta_net", "nvidia-h200", {}, AT_ONCE[0][2]),
         ("gated_delta_net", "nvidia-a100", {}, 0),
         ("gated_delta_net", "nvidia-h200", {"dtype": "float32"}, 0),
-        ("gated_delta_net", "nvidia-h200", {"hidden_size": MOST_AT_ONCE + 1}, 0),
+        ("gated_delta_net", "nvidia-h200", {"hidden_size": AT_ONCE[0][0] + 1}, AT_ONCE[1][2]),
+        ("gated_delta_net", "nvidia-h200", {"hidden_size": MOST_KEYS + 1}, 0),
         ("gla", "nvidia-h200", {}, 0),
     ],
 )

@@ -9,7 +9,7 @@ from networks import network
 
 import tvm_rnn as rnn
 from tvm_rnn import PassError, cell, concat, matvec, mean, sin, tanh, target, where
-from tvm_rnn.graph.graph import Graph, Group, depends
+from tvm_rnn.graph.graph import Graph, Group, Node, depends
 from tvm_rnn.options import Options
 from tvm_rnn.passes import pipeline
 from tvm_rnn.passes.fuse_pointwise import FusePointwise, bases, read_at_last
@@ -226,3 +226,22 @@ def test_what_a_recurrence_reads_first_joins_its_loop_on_gpus(machine: str, grou
     (scan,) = [g for g in graph.groups if g.kind == "scan"]
     assert ("sub" in [n.op for n in scan.nodes]) == (groups == 1)
     assert all(n.op != "sub" for n in scan.stored)
+
+
+@pytest.mark.parametrize("name", ["gated_delta_net", "mlstm"])
+def test_sums_are_made_where_their_values_are_at_hand(name: str) -> None:
+    """None is left behind a product or a recurrence, where groups in front of that have made or read all its values."""
+    net = rnn.RNN(rnn.cells.get(name), 5, 8, dtype="bfloat16")
+    back = pipeline.run(net, H200, training="values")[-1][1].graphs[0].backward
+    assert back is not None
+    leaves, stretches, sums = depends(back.nodes()), [set[Node]()], 0
+    for group in (g for g in back.groups if g.region == "before"):
+        read = {b for n in group.nodes for a in n.args for b in bases(a) if b not in group.nodes and leaves[b]}
+        if group.kind not in ("pointwise", "reduce"):
+            stretches.append(set())
+            continue
+        if group.kind == "reduce":
+            sums += 1
+            assert not any(read <= known for known in stretches[:-1])
+        stretches[-1] |= {*group.nodes, *read}
+    assert sums > 2

@@ -47,6 +47,15 @@ def test_in_a_wave_products_of_inputs_are_part_of_the_step_and_nobody_hears_of_i
     assert {group.region for graph in layers.graphs for group in graph.groups if group.kind == "gemm"} == {"step"}
 
 
+def test_in_training_too() -> None:
+    own, seen = noted(Options(GPU))
+    with recording() as told:
+        graphs = own.in_step("states").graphs
+    assert told == [] and graphs
+    assert all(graph.backward is not None and "hoist_gemms" not in graph.applied for graph in graphs)
+    assert [options.training for options in seen] == ["states"]
+
+
 def test_the_passes_are_those_of_the_pipeline() -> None:
     own = passed(NET, Options(GPU, (4,), ("combine_gemms",)))
     assert [name for name, _ in own.stages] == [name for name, _ in run(NET, GPU, ("combine_gemms",), (4,))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -130,3 +132,24 @@ def test_what_begins_between_multiples_of_16_bytes(width: int, always: bool, cop
     assert arrays.aligned(whole, always) is whole and (arrays.aligned(odd, always) is not odd) == copied
     piece = gpu_arrays.Piece(np.ones(3, "f4"), "float32", 4098)
     assert object.__new__(HostArrays).aligned(piece, always) is piece
+
+
+def test_parts_of_an_array_are_the_same_memory() -> None:
+    held = list[np.ndarray]()
+
+    def allocate(number: int, size: int) -> int:
+        held.append(np.zeros(size, np.uint8))
+        return int(held[-1].ctypes.data)
+
+    def transfer(number: int, stream: int, target: int, source: int, size: int) -> None:
+        ctypes.memmove(target, source, size)
+
+    owner = SimpleNamespace(device=0, manifest={"dtype": "float32"}, _local=threading.local())
+    arrays = HostArrays(owner, np.zeros(1, "f4"))
+    arrays.use({"allocate": allocate, "transfer": transfer, "release": lambda *given: None})
+    piece = arrays.adopt(np.arange(6, dtype="f4"))
+    part = arrays.part(piece, 2, (2, 2))
+    held[0].view("f4")[4] = 9  # as a kernel writes
+    np.testing.assert_array_equal(arrays.numpy(part), [[2, 3], [9, 5]])
+    np.testing.assert_array_equal(arrays.join([part, piece]).array, [2, 3, 9, 5, 0, 1, 2, 3, 9, 5])
+    assert arrays.adopt(part) is part

@@ -14,7 +14,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tvm_rnn.module_file.schema import CpuNetwork, Direct, GpuNetwork, Model, SeveralNetworks, State, read
+from tvm_rnn.module_file.schema import (
+    CpuNetwork,
+    Direct,
+    GpuNetwork,
+    Model,
+    SeveralNetworks,
+    SeveralOnGpus,
+    State,
+    read,
+)
 from tvm_rnn.runtime import runtime
 
 from ..errors import ConfigError, message
@@ -186,7 +195,7 @@ def read_facts(data: bytes, manifest: Mapping[str, object], name: str) -> Facts:
         for n, e in entries.items()
     )
     said = read(manifest)
-    if isinstance(said, GpuNetwork):
+    if isinstance(said, GpuNetwork | SeveralOnGpus):
         raise ConfigError(message("bundle: only modules for CPUs", got=said.target.name, do="compile it for a CPU"))
     several = isinstance(said, SeveralNetworks)
     parts = said.networks if isinstance(said, SeveralNetworks) else [said]

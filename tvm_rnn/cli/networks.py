@@ -22,7 +22,7 @@ from tvm_rnn.frontends.spec import (
     parse_values,
     read_model,
 )
-from tvm_rnn.module_file.schema import CpuNetwork, GpuNetwork, SeveralNetworks, read
+from tvm_rnn.module_file.schema import Facts, GpuNetwork, SeveralNetworks, SeveralOnGpus, read
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.origin import sha256_of
 from tvm_rnn.network.rnn import RNN
@@ -163,7 +163,9 @@ def report_compiled(outputs: Outputs, manifest: Mapping[str, object], seconds: f
     machine = f"{said.target.machine} {said.target.mcpu}".strip()
     if isinstance(said, GpuNetwork):
         machine = f"{', '.join(v.arch for v in said.variants)} in {said.precision}"
-    cells = [part.cell for part in (said.networks if isinstance(said, SeveralNetworks) else [said])]
+    if isinstance(said, SeveralOnGpus):
+        machine = ", ".join(said.archs)
+    cells = [own.cell for own in (said.networks if isinstance(said, SeveralNetworks | SeveralOnGpus) else [said])]
     own = " and ".join(cells) or "a model without recurrent networks"
     for path, count in sizes.items():
         print(f"wrote {path}: {own} for {machine}, {size_text(count)}, {seconds:.1f} s")
@@ -172,7 +174,7 @@ def report_compiled(outputs: Outputs, manifest: Mapping[str, object], seconds: f
     print(f"next: {_next(outputs, said, filled)}")
 
 
-def _next(outputs: Outputs, said: CpuNetwork | GpuNetwork | SeveralNetworks, filled: bool) -> str:
+def _next(outputs: Outputs, said: Facts, filled: bool) -> str:
     """What can be done now with what was written."""
     output, bundle = outputs.output, outputs.bundle
     row = table_row(said.target.name) or Target("")

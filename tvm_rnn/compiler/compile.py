@@ -46,7 +46,7 @@ from .compile_model import write_model
 from .link import generate as generate_code
 from .link import link, objects_of, with_more
 from .stage_texts import texts
-from .surroundings import Functions, with_functions
+from .surroundings import Around, with_functions
 from .watched import Progress, watched
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def compile(
 
     Args:
         net: the network, with weights (then they are in the module) or without (then call `Module.load_weights`). Or a
-            Model of several networks, for CPUs. What a frontend found around a network is in the module too:
+            Model of several networks. What a frontend found around a network is in the module too:
             `Module.run`.
         target: "llvm", this machine's CPU; "cuda", its GPU; or a name of `tvm_rnn.target.names()`: a GPU that is named,
             such as "nvidia-h200", need not be there.
@@ -141,9 +141,7 @@ def built(net: RNN | Model, options: Options, dump: str | os.PathLike[str] | Non
         return _compiled(net, every, around, options, tell)
 
 
-def _compiled(
-    net: RNN | Model, networks: Sequence[Passed], around: Functions, options: Options, tell: Progress
-) -> Module:
+def _compiled(net: RNN | Model, networks: Sequence[Passed], around: Around, options: Options, tell: Progress) -> Module:
     for number, own in enumerate(networks):
         with about("", **({"network": number} if len(networks) > 1 else {})):
             own.run()
@@ -191,7 +189,7 @@ def _check_drawing(net: RNN, options: Options, inside: bool) -> None:
         raise ConfigError(message("these equations draw random numbers, which need a seed", got=got, do=do))
 
 
-def _for_a_cpu(own: Passed, around: Functions, folder: Path, tell: Progress) -> Module:
+def _for_a_cpu(own: Passed, around: Around, folder: Path, tell: Progress) -> Module:
     net, options = own.net, own.options
     tell("lowering")
     lowered = Lowering(net, own.layers, options).run()
@@ -214,7 +212,7 @@ def _for_a_cpu(own: Passed, around: Functions, folder: Path, tell: Progress) -> 
         facts.direct = direct.facts()
         arrays |= direct.constants()
     tell("code generation")
-    executable = generate_code(with_more(lowered.module, around), options.target)
+    executable = generate_code(with_more(lowered.module, around.functions), options.target)
     tell("linking")
     elf = link(executable, folder, options.target)
     path = os.path.join(folder, "module.so")
@@ -228,23 +226,29 @@ def _for_a_cpu(own: Passed, around: Functions, folder: Path, tell: Progress) -> 
 
 
 def _for_a_model(
-    model: Model, networks: Sequence[Passed], around: Functions, options: Options, folder: Path, tell: Progress
+    model: Model, networks: Sequence[Passed], around: Around, options: Options, folder: Path, tell: Progress
 ) -> Module:
-    machine = options.target
-    if machine.kind != "llvm":
-        do = "compile model.networks one by one for it, or the whole model for a CPU"
-        raise ConfigError(message("a model of several networks is for CPUs", got=machine.name, do=do))
-    path = write_model(model, networks, around, options, folder, tell)
+    if options.target.kind == "cuda" and not networks:
+        do = "compile it for a CPU"
+        raise ConfigError(message("a model without networks is for CPUs", got=options.target.name, do=do))
+    if options.target.kind == "cuda":
+        from tvm_rnn.cuda.write_module import write_model as write_for_gpus
+
+        objects = objects_of(around.functions, folder, options.target.host)
+        path = write_for_gpus(model, networks, folder, tell, objects, around.on_gpu)
+    else:
+        path = write_model(model, networks, around.functions, options, folder, tell)
     tell("loading")
     return runtime.load(path, anywhere=True)
 
 
-def _for_gpus(own: Passed, around: Functions, folder: Path, tell: Progress) -> Module:
+def _for_gpus(own: Passed, around: Around, folder: Path, tell: Progress) -> Module:
     from tvm_rnn.cuda.write_module import write_module
     from tvm_rnn.runtime.runtime_cuda import CudaModule
     from tvm_rnn.runtime.runtime_cuda_training import CudaTrainingModule
 
-    path = write_module(own, folder, tell, objects_of(around, folder, own.options.target.host))
+    objects = objects_of(around.functions, folder, own.options.target.host)
+    path = write_module(own, folder, tell, objects, around.on_gpu)
     tell("loading")
     kind = CudaTrainingModule if own.options.training else CudaModule
     return kind(path, anywhere=True)

@@ -1,19 +1,20 @@
 """What is around networks and came as graphs of calls: functions for the module's file, and their names in the program.
 
 In: a network or a model with its program, a target. Out: the same whose program names functions, and these functions.
-In a module for GPUs they run on the CPU beside it.
+In a module for GPUs they are kernels; those that none can be made of run on the CPU beside it.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from tvm import tirx
 
 from tvm_rnn.cpu.pair_product import pair_products
 from tvm_rnn.cpu.surroundings.host_function import HostFunction
+from tvm_rnn.cuda.surroundings.device_function import DeviceFunction, NotOnDevice
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.program import COMPILED, Program, Step
@@ -25,18 +26,26 @@ from tvm_rnn.target import Target
 Functions = dict[str, tirx.PrimFunc]
 
 
-def with_functions(net: RNN | Model, target: Target) -> tuple[RNN | Model, Functions]:
+@dataclass
+class Around:
+    """functions: for a CPU, by name. on_gpu: for a GPU."""
+
+    functions: Functions = field(default_factory=dict)
+    on_gpu: list[DeviceFunction] = field(default_factory=list)
+
+
+def with_functions(net: RNN | Model, target: Target) -> tuple[RNN | Model, Around]:
     """The network with a program that a manifest can hold. Raises ConfigError."""
     program = net.program if isinstance(net, RNN | Model) else None  # what else it may be is said elsewhere
     networks = net.networks if isinstance(net, Model) else [net]
     if program is None or not all(isinstance(own, RNN) for own in networks):
-        return net, {}
-    found, functions = copy.copy(net), Functions()
-    found.program = _compiled(program, networks, functions, target.host)
-    return found, functions
+        return net, Around()
+    found, around = copy.copy(net), Around()
+    found.program = _compiled(program, networks, around, target)
+    return found, around
 
 
-def _compiled(program: Program, networks: Sequence[RNN], functions: Functions, target: Target) -> Program:
+def _compiled(program: Program, networks: Sequence[RNN], around: Around, target: Target) -> Program:
     """The program on functions, which are added."""
     regions, problems = with_regions(program, networks)
     if problems:
@@ -46,11 +55,10 @@ def _compiled(program: Program, networks: Sequence[RNN], functions: Functions, t
     steps, constants = list[Step](), dict(program.constants)
     for step in regions:
         if step.op == COMPILED:
-            made = _function(step, f"around_{len(functions) // 2}", target)
-            functions |= made.functions
-            own = {f"{made.name}.{i}": value.array for i, value in enumerate(made.constants.buffers)}
+            made, attributes = _made(step, around, target)
+            own = {f"{made.name}.{i}": value.array for i, value in enumerate(made.given)}
             constants |= own
-            attributes = {**_attributes(made), "operators": step.attributes["operators"]}
+            attributes["operators"] = step.attributes["operators"]
             step = replace(step, inputs=(*step.inputs, *own), attributes=attributes)
         steps.append(step)
     used = {name for step in steps for name in step.inputs} | {own.name for own in program.outputs}
@@ -67,21 +75,23 @@ def _advice(program: Program, problems: Sequence[Problem]) -> str:
     return f"cut off what comes before them: onnx.utils.extract_model(path, 'part.onnx', {inputs}, {ends}); or {do}"
 
 
-def _function(step: Step, name: str, target: Target) -> HostFunction:
-    graph = step.attributes["graph"]
+def _made(step: Step, around: Around, target: Target) -> tuple[HostFunction | DeviceFunction, dict[str, object]]:
+    """A function, which is added, and what a runtime must know of it: its name, axes and dtype of each result, and of
+    one for a CPU dtypes of the memory that it needs, and which inputs have sizes for elements."""
+    graph, name = step.attributes["graph"], f"around_{len(around.functions) // 2 + len(around.on_gpu)}"
     assert isinstance(graph, Graph)
-    return HostFunction(name, graph, target.lanes("float32"), pair_products(target))
-
-
-def _attributes(made: HostFunction) -> dict[str, object]:
-    """What a runtime must know: the function, axes and dtype of each result, dtypes of the memory it needs, and which
-    inputs have sizes for elements."""
-    outputs = made.graph.outputs
-    return {
-        "function": made.name,
-        "constants": len(made.constants.buffers),
-        "axes": [len(value.shape) for value in outputs],
-        "dtypes": [value.dtype for value in outputs],
-        "memory": list(made.works),
-        "numbers": list(made.graph.numbers),
-    }
+    axes, dtypes = [len(value.shape) for value in graph.outputs], [value.dtype for value in graph.outputs]
+    facts: dict[str, object] = {"function": name, "axes": axes, "dtypes": dtypes}
+    if target.kind == "cuda":
+        try:
+            kernels = DeviceFunction(name, graph)
+            around.on_gpu.append(kernels)
+            facts |= {"constants": len(kernels.given), "looked_at": list(map(list, kernels.looked_at))}
+            return kernels, {**facts, "on": "gpu"}
+        except NotOnDevice as reason:
+            facts |= {"on": "cpu", "why": str(reason)}
+    host = target.host
+    made = HostFunction(name, graph, host.lanes("float32"), pair_products(host))
+    around.functions |= made.functions
+    facts |= {"memory": list(made.works), "numbers": list(graph.numbers)}
+    return made, {**facts, "constants": len(made.given)}

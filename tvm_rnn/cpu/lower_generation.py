@@ -59,7 +59,7 @@ class GenerationLowering(Lowering):
             def layers(run: Run) -> Stmt:
                 return loop("l", run.count, lambda i: self._visit(run, i, int64(0), Tile(done, done, count, int64(0))))
 
-            work = [self._copy_in(done, count), *map(layers, self.runs), self._copy_out(done, count)]
+            work = [self._copy_in(done, count), *map(layers, self.runs)]
             after = store(self.progress, int64(1), done + int64(1))
             return when(loaded(self.progress, int64(0)) > int64(0), [*work, self._feed(done), after])
 

@@ -351,32 +351,54 @@ class Panels:
                 def one(r: Expr) -> list[Block]:
                     return self._tile(full, broad, r * int64(full), panel, self._ahead(after, r))
 
-                return [set_after, loop("r", floordiv(self.rows, full), one)]
+                count = floordiv(self.rows, full)
+                left = self._leftovers(panel, 1, 1, ahead=self._ahead(after, count)) if self._at_once else None
+                return [set_after, loop("r", count, one), left]
 
             return loop("p", panels, tiles_of)
 
+        def left(count: int, wide: int) -> Block:
+            return None if self._at_once else self._leftovers(first, count, wide)
+
         broad = self.config.get("broad", 1)
-        work = [whole(across // broad, broad), self._leftovers(first, across, across)]
+        work: list[Block] = [whole(across // broad, broad), left(across, across)]
         rest = self.count % across
         if rest:
-            short = [whole(rest, 1), self._leftovers(first, rest, 1)]
-            work = [when(c < int64(self.count // across), work, short)]
+            work = [when(c < int64(self.count // across), work, [whole(rest, 1), left(rest, 1)])]
         return [set_first, *work]
 
-    def _leftovers(self, first: Expr, count: int, wide: int, tail: Tail | None = None) -> Stmt:
+    @property
+    def _named(self) -> tuple[int, ...]:
+        """Batch sizes whose leftovers are one tile."""
+        return self.unit.batches if self.unit.region == "step" else ()
+
+    @property
+    def _at_once(self) -> bool:
+        """Whether leftovers follow on the full tiles of their panel, and ask for a part of the next one as these do:
+        where each tile then asks for less at a time. One row alone takes several panels, for their additions do not
+        wait for one another."""
+        if not self.config.get("next") or self.config.get("broad", 1) > 1 or not self._named:
+            return False
+        full, vectors = self.config["rows"], self.unit.gates
+        tiles = max(self._named) // full
+        less = not tiles or -(-vectors // (tiles + 1)) < -(-vectors // tiles)
+        return less and not {size % full for size in self._named} & {0, 1}
+
+    def _leftovers(
+        self, first: Expr, count: int, wide: int, tail: Tail | None = None, ahead: Ahead | None = None
+    ) -> Stmt:
         """Rows that do not fill a full tile, across more panels: `wide` divided by the height."""
 
         def tiles(height: int, start: Expr) -> Stmt:
             across = max(1, wide // height)
 
             def one(p: Expr) -> list[Block]:
-                return self._tile(height, across, start, first + p * int64(across), tail=tail)
+                return self._tile(height, across, start, first + p * int64(across), ahead, tail)
 
             return loop("p", count // across, one)
 
         full = self.config["rows"]
-        named = self.unit.batches if self.unit.region == "step" else ()
-        return leftovers(self.rows, full, 1 << (min(full - 1, 8).bit_length() - 1), tiles, named)
+        return leftovers(self.rows, full, 1 << (min(full - 1, 8).bit_length() - 1), tiles, self._named)
 
     def _single_rows(self, c: Expr) -> Stmt:
         across = self.config["panels"]
@@ -396,8 +418,8 @@ class Panels:
     def _ahead(self, after: Expr, number: Expr) -> Ahead | None:
         if not self.config.get("next"):
             return None
-        most = max(self.unit.batches, default=1)
-        return Ahead(after, number, max(1, most // self.config["rows"]))
+        most, full = max(self.unit.batches, default=1), self.config["rows"]
+        return Ahead(after, number, -(-most // full) if self._at_once else max(1, most // full))
 
     def _tile(
         self,

@@ -397,9 +397,21 @@ class Layer:
         that leaf."""
         own = [g for g in self.graph.groups if g.region == "step"]
         stored = {n for g in own for n in g.stored if not n.leaf} - {*step.read, *self.packed.names}
+        same = {g.nodes: array for g in own if (array := self._in_other_shape(g, step.write)) is not None}
+        step.write |= {node: [array] for (node,), array in same.items()}
+        own = [g for g in own if g.nodes not in same]
         step.read |= {n: arrays[0] for n, arrays in step.write.items() if n in stored}
         places = replace(self._places(ctx, visit, step.read, step.write), odd=step.odd)
         return self.emitter.step(own, ctx.batch, [self._own(places, g) for g in own])
+
+    def _in_other_shape(self, group: Group, written: Mapping[Node, Sequence[Array]]) -> Array | None:
+        """Where a group's one value is already, if it is another shape of what the step leaves, without padding."""
+        node, *more = group.nodes or group.stored
+        if more or node.op != "reshape" or node not in self.scratch or node.args[0] not in written:
+            return None
+        array, strides = written[node.args[0]][0], strides_of(node.shape, self.lanes)[0]
+        flat = array.strides == strides_of(array.shape, 1)[0] and strides == strides_of(node.shape, 1)[0]
+        return replace(array, strides=strides, shape=node.shape) if flat else None
 
     def _own(self, places: Places, group: Group) -> Places:
         """A result that is a leaf, or that another region computes, is copied from where it is."""

@@ -4,8 +4,8 @@ In: the RNN, its layers' graphs after the passes, a target. Out: an IRModule wit
 distinct layer, and the facts that the manifest needs. Closing the loop over time happens here and nowhere else;
 `verify` checks it.
 
-    time-major:   states in; for tile of time: inputs in; for layer: layer's tile; outputs out; states out
-    layer-major:  states in; inputs in; for layer: for direction: for tile of time: layer's tile; outputs, states out
+    time-major:   states in; for tile of time: inputs in; for layer: layer's tile; states out
+    layer-major:  states in; inputs in; for layer: for direction: for tile of time: layer's tile; states out
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from tvm_rnn.tir.statements import (
 )
 
 from .lower_group import Emitter, Used
-from .lower_layer import Context, Layer, Visit
+from .lower_layer import Context, Emit, Layer, Visit
 from .matrix_part import held
 from .second_thread import threads_for_call
 from .walk_through_time import CHUNK, is_few
 from .weight_storage import Storages, bytes_on, storage_on
-from .workspace import Array, Workspace, each_element, row_stride, rows_in, rows_out, strides_of
+from .workspace import Array, Workspace, each_element, row_stride, rows_in, strides_of
 
 INTEGERS = ("T", "B", "n", "threads", "has_lengths", "has_reset")
 Given = dict[str, Any]  # a function's parameters by name, expressions and buffers
@@ -411,11 +411,6 @@ class Lowering:
         """What becomes of rows that have ended: in inference nobody reads them."""
         return None
 
-    def _copy_out(self, start: Expr, count: Expr) -> Stmt:
-        base, width = self._flow(self.net.num_layers % 2), self.net.output_size
-        array = Array("workspace", base, self.stride, (1,), (width,))
-        return rows_out(self.ws, self.y, array, start * self.B, count * self.B)
-
     # --- the two walks -------------------------------------------------------------------------------------------
 
     def _tiles(self, body: Callable[[Expr, Expr], Block]) -> Stmt:
@@ -433,7 +428,7 @@ class Lowering:
             def layers(run: Run) -> Stmt:
                 return loop("l", run.count, lambda i: self._visit(run, i, int64(0), Tile(done, done, count, int64(0))))
 
-            return [self._copy_in(done, count), *map(layers, self.runs), self._copy_out(done, count)]
+            return [self._copy_in(done, count), *map(layers, self.runs)]
 
         return self._tiles(tile)
 
@@ -451,8 +446,7 @@ class Lowering:
         def layers(run: Run) -> Stmt:
             return loop("l", run.count, lambda i: layer(run, i))
 
-        whole = (int64(0), self.T)
-        return sequence(self._copy_in(*whole), list(map(layers, self.runs)), self._copy_out(*whole))
+        return sequence(self._copy_in(int64(0), self.T), list(map(layers, self.runs)))
 
     def _weights_of(self, run: Run, visit: Expr) -> Expr:
         """Where the packed weights of a run's layer and direction begin."""
@@ -506,16 +500,30 @@ class Lowering:
         work.given = self._given(run, i, tile)
         if self.streams:
             work.keys = (int64(run.first * self.net.num_directions) + number) * int64(2 * len(self.streams))
-        output = (
-            self._flow(0) + (int64(1) - self._odd(run, i)) * self._flow_size + tile.row * self.B * int64(self.stride)
-        )
+        work.emit = self._emission(named, run, i, d, tile)
+
+    def _emission(self, named: Named, run: Run, i: Expr, d: Expr, tile: Tile) -> Emit:
+        """Where a layer's output goes: to the next layer, or to the user's y."""
+        width, onward = self.code[run.graph].graph.output.shape[0], self._onward(named, run, i, d, tile)
+
+        def to_user(t: Expr, b: Expr, j: Expr, value: Expr) -> Stmt:
+            row = (tile.start + t) * self.B + b
+            return store(self.y, row * int64(width * self.net.num_directions) + d * int64(width) + j, value)
+
+        def either(*element: Expr) -> Stmt:
+            return when(tirx.EQ(i, int64(run.count - 1)), to_user(*element), onward(*element))
+
+        if run.first + run.count < self.net.num_layers:
+            return onward
+        return to_user if run.count == 1 else either
+
+    def _onward(self, named: Named, run: Run, i: Expr, d: Expr, tile: Tile) -> Emit:
+        """To the next layer's input."""
+        flow = self._flow(0) + (int64(1) - self._odd(run, i)) * self._flow_size
+        output = flow + tile.row * self.B * int64(self.stride)
         output = named("output", output + d * int64(self.code[run.graph].graph.output.shape[0]))
         stride = int64(self.stride)
-
-        def emit(t: Expr, b: Expr, j: Expr, value: Expr) -> Stmt:
-            return store(self.ws, output + t * self.B * stride + b * stride + j, value)
-
-        work.emit = emit
+        return lambda t, b, j, value: store(self.ws, output + t * self.B * stride + b * stride + j, value)
 
 
 def _look() -> Stmt:

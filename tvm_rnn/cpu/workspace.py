@@ -121,13 +121,3 @@ def rows_in(workspace: Buffer, user: Buffer, array: Array, first: Expr, rows: Ex
         return store(workspace, array.address(r, index), load(user, (first + r) * int64(size) + flat))
 
     return loop("r", rows, lambda r: each_element(array.shape, partial(one, r)))
-
-
-def rows_out(workspace: Buffer, user: Buffer, array: Array, first: Expr, rows: Expr) -> Stmt:
-    """Rows 0, 1, ... of `array` to rows first, first + 1, ... of the user's [rows, *shape]."""
-    size = int(np.prod(array.shape, dtype=int))
-
-    def one(r: Expr, index: Sequence[Expr], flat: Expr) -> Stmt:
-        return store(user, (first + r) * int64(size) + flat, load(workspace, array.address(r, index)))
-
-    return loop("r", rows, lambda r: each_element(array.shape, partial(one, r)))

@@ -11,14 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from msgspec import structs
+from msgspec import convert, structs
 
 from tvm_rnn.cuda.codegen.host_program import Program
 from tvm_rnn.cuda.layer.pointers import storage
+from tvm_rnn.decisions import about
 from tvm_rnn.errors import BuildError, message
 from tvm_rnn.module_file import manifest
-from tvm_rnn.module_file.facts import blob, common_facts
-from tvm_rnn.module_file.schema import Generation, GpuNetwork, GpuProgram, Kernel, Variant
+from tvm_rnn.module_file.facts import blob, common_facts, shared_facts
+from tvm_rnn.module_file.schema import Generation, GpuNetwork, GpuProgram, Kernel, Origin, SeveralOnGpus, Variant
+from tvm_rnn.module_file.schema import Model as ModelFacts
+from tvm_rnn.network.model import Model
 from tvm_rnn.passes.passed import Passed
 
 from .codegen import cuda_text, nvcc
@@ -26,14 +29,22 @@ from .codegen.launched_kernels import launched_kernels
 from .plan import generation
 from .plan import network as plan
 from .plan.generation import GenerationPlan
+from .surroundings.device_function import DeviceFunction
 from .training import add_entry_points
 
 EXACT = ("float32", "float64")  # precisions whose kernels must keep subnormals
 
 
-def write_module(passed: Passed, folder: Path, tell: Callable[[str], None], objects: Sequence[str] = ()) -> str:
+def write_module(
+    passed: Passed,
+    folder: Path,
+    tell: Callable[[str], None],
+    objects: Sequence[str] = (),
+    around: Sequence[DeviceFunction] = (),
+) -> str:
     """Compile for every target of the options, each of another arch; returns the path of the module's file. objects:
-    object files of the functions for the CPU that the file has, too. Raises BuildError."""
+    object files of the functions for the CPU that the file has, too. around: what is around the network. Raises
+    BuildError."""
     net, options = passed.net, passed.options
     tell("planning")
     loops = generation.plans(passed, options.targets) if options.generate else []
@@ -42,6 +53,8 @@ def write_module(passed: Passed, folder: Path, tell: Callable[[str], None], obje
     trained = [add_entry_points.plan(passed, target) for target in options.targets if options.training]
     for program, target in zip(programs, options.targets, strict=True) if options.calls else ():
         program.left_out = frozenset(program.kernels) - launched_kernels(program, options.calls, target.sms)
+    for program, own in ((program, own) for program in programs for own in around):
+        own.add_to(program)
     tell("code generation")
     pairs = [*zip(programs, options.targets, strict=True)]
     pairs += [(own, t) for found, t in zip(trained, options.targets, strict=False) for own in found.programs]
@@ -68,6 +81,55 @@ def write_module(passed: Passed, folder: Path, tell: Callable[[str], None], obje
     return path
 
 
+def write_model(
+    model: Model,
+    networks: Sequence[Passed],
+    folder: Path,
+    tell: Callable[[str], None],
+    objects: Sequence[str] = (),
+    around: Sequence[DeviceFunction] = (),
+) -> str:
+    """The same of a model of several networks: the functions of the first have no number in their names, and what is
+    around all of them is with it. Raises BuildError."""
+    options = networks[0].options
+    tell("planning")
+    each = list[list[Program]]()
+    for number, own in enumerate(networks):
+        with about("", network=number):
+            each.append([plan.plan(own, target) for target in own.options.targets])
+        for program in each[number] if number else ():
+            program.suffix = f"_n{number}"
+    for program, function in ((program, function) for program in each[0] for function in around):
+        function.add_to(program)
+    tell("code generation")
+    pairs = [pair for programs in each for pair in zip(programs, options.targets, strict=True)]
+    sources = [cuda_text.generate(program, target) for program, target in pairs]
+    tell("compiling kernels")
+    fast = all(own.options.precision not in EXACT for own in networks)
+    elf, taken, compiler = nvcc.build(sources, folder, fast, objects)
+    tell("writing")
+    facts = [describe(own, programs, taken) for own, programs in zip(networks, each, strict=True)]
+    for number, network in enumerate(facts):
+        network.part = f"n{number}" if number else None
+        network.decisions = [d for d in network.decisions or () if d["subject"].get("network", number) == number]
+    whole = SeveralOnGpus(
+        **structs.asdict(shared_facts(options.targets[0], options.batches, options.without)),
+        entry_points=["run"],
+        origin=convert(model.origin.facts(), Origin),
+        model=convert(model.program.facts(), ModelFacts),
+        archs=[target.arch for target in options.targets],
+        networks=facts,
+    )
+    whole.versions["cuda"] = compiler
+    if objects:
+        whole.target.features = [*options.targets[0].host.features]
+    arrays = [(i, blob(own.net, own.layers)) for i, own in enumerate(networks)]
+    named = {f"{i}.{name}": value for i, found in arrays for name, value in found.items()}
+    path = os.path.join(folder, "model.so")
+    manifest.write_container(elf, whole, named | model.program.arrays(), path)
+    return path
+
+
 def describe(passed: Passed, programs: Sequence[Program], taken: Mapping[str, list[dict[str, object]]]) -> GpuNetwork:
     """The manifest: what all modules say, and one variant per arch, in the order of the options' targets. taken: by
     arch what the compiler says of each kernel."""
@@ -78,7 +140,7 @@ def describe(passed: Passed, programs: Sequence[Program], taken: Mapping[str, li
             target=target.name,
             packed_bytes=program.packed_bytes,
             parameters=program.parameters,
-            kernels=[_with_threads(row, program) for row in taken.get(target.arch, [])],
+            kernels=[_with_threads(row, program) for row in taken.get(target.arch + program.suffix, [])],
             templates=program.facts.get("templates", []),
         )
         for program, target in zip(programs, targets, strict=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tvm_rnn.decisions import DecisionFacts, recording
 from tvm_rnn.language.cell import Cell
-from tvm_rnn.module_file.schema import CpuNetwork, GpuNetwork, SeveralNetworks, plain, read
+from tvm_rnn.module_file.schema import CpuNetwork, GpuNetwork, SeveralNetworks, SeveralOnGpus, plain, read
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.options import PASS_NAMES
 from tvm_rnn.passes import pipeline
@@ -60,7 +60,7 @@ def remade(manifest: Mapping[str, object], cell: Cell | None = None) -> Looked:
     from tvm_rnn.bench.peers.models import Unsupported, net_of
 
     facts = read(manifest)
-    if isinstance(facts, SeveralNetworks) or facts.equations is None:
+    if isinstance(facts, SeveralNetworks | SeveralOnGpus) or facts.equations is None:
         raise NotDrawn("the module is from a version whose files do not say which equations they have")
     try:
         net = net_of(json.loads(json.dumps(plain(facts)), object_hook=Manifest), cell)

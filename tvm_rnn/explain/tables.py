@@ -122,9 +122,12 @@ def _model(manifest: Figures) -> list[RenderableType]:
 
 
 def _step(step: Figures) -> str:
-    """A step's name; of a compiled function the operators that it came of."""
-    operators = step["attributes"].get("operators", ())
-    return f"{step['op']} ({_counted(operators)})" if operators else str(step["op"])
+    """A step's name; of a compiled function the operators that it came of, and in a module for GPUs where it runs."""
+    facts = step["attributes"]
+    operators = facts.get("operators", ())
+    name = f"{step['op']} ({_counted(operators)})" if operators else str(step["op"])
+    where = {"gpu": "on the GPU", "cpu": f"on the CPU: {facts.get('why')}"}
+    return f"{name} {where[facts['on']]}" if facts.get("on") in where else name
 
 
 def _counted(names: Iterable[str]) -> str:
@@ -151,7 +154,8 @@ def has_weights(manifest: Figures, arrays: Mapping[str, object]) -> bool:
 
 
 def _facts(path: str, m: Figures, weights: Mapping[str, np.ndarray], file_bytes: int) -> list[tuple[str, str]]:
-    target, variants, networks = m["target"], m.get("variants", ()), m.get("networks", (m,))
+    target, networks = m["target"], m.get("networks", (m,))
+    archs = m.get("archs", [variant["arch"] for variant in m.get("variants", ())])
     held = sum(array.nbytes for array in weights.values())
     there = has_weights(m, weights)
     brought = any(step["attributes"].get("weights") for step in m.get("model", {}).get("steps", ()))
@@ -163,16 +167,16 @@ def _facts(path: str, m: Figures, weights: Mapping[str, np.ndarray], file_bytes:
         *(("cell", _cell_text(own)) for own in networks),
         *([("made from", origin_text(m["origin"], m.get("batch_first", False)))] if "origin" in m else []),
         *([("calls", "batch first: x and y [B, T, ...]; of C, time first")] if m.get("batch_first") else []),
-        *([("precision", m["precision"])] if variants else []),
+        *([("precision", m["precision"])] if "precision" in m else []),
         ("batch", "any" + (f", made for {', '.join(map(str, m['batch']))}" if m["batch"] else "")),
         ("weights", kind + (f"in the file, {size_text(held)}" if there else missing)),
         ("entry points", ", ".join(m["entry_points"])),
         ("target", f"{target['name']}: {target['machine']} {target['mcpu']}".rstrip()),
-        ("needs", " or ".join(v["arch"] for v in variants) or ", ".join(target["features"]) or "no particular CPU"),
+        ("needs", " or ".join(archs) or ", ".join(target["features"]) or "no particular CPU"),
         *([("in training", regularisers_text(m["regularisers"]))] if "regularisers" in m else []),
         *([("budget", f"{m['memory']['max_bytes']} bytes for training")] if "max_bytes" in m.get("memory", {}) else []),
         ("passes", ", ".join(m["passes"]) or "none"),
-        *(fact for own in networks if not variants for fact in _cpu_facts(own)),
+        *(fact for own in networks if not archs for fact in _cpu_facts(own)),
         ("work", f"{sum(own['flops_per_row'] for own in networks) / 1e6:.4g} MFLOP per step and row"),
         ("made by", ", ".join(f"{name} {version}" for name, version in m["versions"].items())),
         ("created", m["created"]),

@@ -22,6 +22,8 @@ Expr = Any
 SMALL = 0.2  # below, tanh is its series: 1 - 2 / (1 + e) would lose what x has to the left of 1
 LARGE = 2.0**64
 TANH_SERIES = (-17.0 / 315.0, 2.0 / 15.0, -1.0 / 3.0)  # of x**7, x**5, x**3
+NEAR_ONE = 1.0 / 32.0  # below, log1p is its series: the hardware's logarithm is right in absolute terms there
+LOG1P_SERIES = (-1.0 / 4.0, 1.0 / 3.0, -1.0 / 2.0)  # of x**4, x**3, x**2
 
 
 def _call(dtype: str, name: str, *operands: Expr) -> Expr:
@@ -60,6 +62,18 @@ def tanh(x: Expr) -> Expr:
     def both(x: Expr) -> Expr:
         near = scalar.less(abs(x), scalar.const(SMALL, x))
         return scalar.where(near, scalar.let(x * x, lambda square: series(x, square)), _tanh_rough(x))
+
+    return scalar.let(x, both)
+
+
+def _log1p_rough(x: Expr) -> Expr:
+    """log(1 + x) in float32, to 2e-5: of a number near 1 the hardware's logarithm is off by 4e-7."""
+    if scalar._dtype(x) != "float32":
+        return scalar._call("log1p", x)
+
+    def both(x: Expr) -> Expr:
+        near, one = scalar.less(abs(x), scalar.const(NEAR_ONE, x)), scalar.const(1.0, x)
+        return scalar.where(near, x + x * x * scalar._horner(x, LOG1P_SERIES), _call("float32", "__logf", one + x))
 
     return scalar.let(x, both)
 
@@ -132,6 +146,7 @@ FORMS: Mapping[str, Callable[..., Expr]] = {
 FORMS_16_BIT: Mapping[str, Callable[..., Expr]] = {
     **FORMS,
     "tanh": _tanh_rough,
+    "log1p": _log1p_rough,
     "div": _div_rough,
     "sqrt": _sqrt_rough,
     "exp": lambda x: _call("float32", "__expf", x) if scalar._dtype(x) == "float32" else scalar._call("exp", x),
@@ -142,6 +157,6 @@ def flavour(precision: str) -> AbstractContextManager[None]:
     """A context in which the op table builds expressions for CUDA.
 
     precision: "float64", "float32", "tf32", or "float16" and "bfloat16", whose results are rounded to 16 bits: those
-    take tanh and exp in their shortest forms.
+    take tanh, exp and log1p in their shortest forms.
     """
     return scalar.using(FORMS_16_BIT if precision in ("float16", "bfloat16") else FORMS)

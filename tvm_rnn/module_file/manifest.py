@@ -31,7 +31,7 @@ from tvm_rnn.runtime.runtime import (
 from tvm_rnn.runtime.runtime_random import RAW
 from tvm_rnn.whole_files import write_whole
 
-from .schema import CpuNetwork, Facts, GpuNetwork, SeveralNetworks, invalid, plain, read
+from .schema import CpuNetwork, Facts, GpuNetwork, SeveralNetworks, SeveralOnGpus, invalid, plain, read
 
 
 def validate(manifest: Facts | Mapping[str, object]) -> Facts:
@@ -46,7 +46,7 @@ def validate(manifest: Facts | Mapping[str, object]) -> Facts:
 
 
 def _networks(facts: Facts) -> Sequence[CpuNetwork | GpuNetwork]:
-    return facts.networks if isinstance(facts, SeveralNetworks) else [facts]
+    return facts.networks if isinstance(facts, SeveralNetworks | SeveralOnGpus) else [facts]
 
 
 def _check_network(network: CpuNetwork | GpuNetwork) -> None:
@@ -88,7 +88,7 @@ def serialize_weights(manifest: Facts | Mapping[str, object], weights: Mapping[s
     shapes, dtypes = dict[str, Sequence[int]](), dict[str, np.dtype]()
     constants = {item.array for item in facts.model.constants} if facts.model is not None else set()
     for number, own in enumerate(_networks(facts)):
-        first = f"{number}." if isinstance(facts, SeveralNetworks) else ""
+        first = f"{number}." if isinstance(facts, SeveralNetworks | SeveralOnGpus) else ""
         mine = {first + weight.name: tuple(weight.shape) for weight in own.weights}
         fixed = {first + name for _, names in _reads(own) for name in names if name.startswith(CONSTANT)}
         shapes |= mine
@@ -132,7 +132,7 @@ def with_facts(elf: bytes, facts: Mapping[str, object], arrays: Mapping[str, np.
     described = dict[str, str]()
     said = validate(facts)
     for number, own in enumerate(_networks(said)):
-        first = f"{number}." if isinstance(said, SeveralNetworks) else ""
+        first = f"{number}." if isinstance(said, SeveralNetworks | SeveralOnGpus) else ""
         described |= {first + weight.name: f"{held_dtype(own.dtype)} {weight.shape}" for weight in own.weights}
     described |= {name: runtime.described(array) for name, array in arrays.items() if name not in described}
     texts = [runtime.facts_text(facts).encode(), json.dumps(described, separators=(",", ":")).encode()]

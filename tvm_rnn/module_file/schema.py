@@ -323,7 +323,7 @@ class CpuNetwork(Network, kw_only=True):
 class GpuNetwork(Network, kw_only=True):
     """A network with code for GPUs. tape: of each array bytes of a row, steps beyond T, and with a third number, 1,
     whether only calls with lengths or resets have it; with a fourth, how many steps share a row. gradients: names of
-    weights, in the order of backward's."""
+    weights, in the order of backward's. part: in a file of several, what the names of its functions end with."""
 
     precision: Precision
     weight_dtype: WeightDtype
@@ -336,18 +336,31 @@ class GpuNetwork(Network, kw_only=True):
     reads_inputs: bool | None = None
     reads_output: bool | None = None
     parts: TimeParts | None = None
+    part: Name | None = None
 
 
-class SeveralNetworks(Shared, kw_only=True):
-    """A model of several networks, which are for CPUs."""
+class Several(Shared, kw_only=True):
+    """A model of several networks."""
 
     entry_points: list[str]
     origin: Origin | None = None
     model: Model
+
+
+class SeveralNetworks(Several, kw_only=True):
+    """A model of several networks, or of none, with code for a CPU."""
+
     networks: list[CpuNetwork]
 
 
-Facts = CpuNetwork | GpuNetwork | SeveralNetworks
+class SeveralOnGpus(Several, kw_only=True):
+    """A model of several networks with code for GPUs. archs: those that all of them have code for."""
+
+    archs: Annotated[list[Name], Meta(min_length=1)]
+    networks: Annotated[list[GpuNetwork], Meta(min_length=1)]
+
+
+Facts = CpuNetwork | GpuNetwork | SeveralNetworks | SeveralOnGpus
 SHARED = tuple(get_type_hints(Shared))
 Kind = TypeVar("Kind", bound=Struct)
 
@@ -355,8 +368,10 @@ Kind = TypeVar("Kind", bound=Struct)
 def plain(facts: Struct) -> dict[str, Any]:
     """As json.dumps takes it: what is not there is left out, and what networks share is said once."""
     found: dict[str, Any] = msgspec.to_builtins(facts)
+    if isinstance(facts, Several):
+        found["networks"] = [{k: v for k, v in own.items() if k not in SHARED} for own in found["networks"]]
     if isinstance(facts, SeveralNetworks):
-        networks = [{k: v for k, v in own.items() if k not in SHARED} for own in found["networks"]]
+        networks = found["networks"]
         names = [own.sequence for own in facts.networks]
         found["networks"] = [{**own, "sequence": name} for own, name in zip(networks, names, strict=True)]
     return found
@@ -371,7 +386,8 @@ def read(manifest: Mapping[str, object]) -> Facts:
         return _converted(manifest, CpuNetwork)
     shared = {name: manifest[name] for name in SHARED if name in manifest}
     own = [{**shared, **network} for network in networks] if isinstance(networks, Sequence) else networks
-    return _converted({**manifest, "networks": own}, SeveralNetworks)
+    whole = {**manifest, "networks": own}
+    return _converted(whole, SeveralOnGpus) if "archs" in manifest else _converted(whole, SeveralNetworks)
 
 
 def _converted(manifest: Mapping[str, object], kind: type[Kind]) -> Kind:

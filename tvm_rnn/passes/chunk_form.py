@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 MOST_KEYS = 256  # that registers have room for
 MOST_VALUES = 1024  # in training, likewise
-# Of what is made again at once for all keys, of which the product with the gradient is one number.
-MOST_AT_ONCE, MOST_WRITES = 128, 3
+# Of what is made again at once for all keys, of which the product with the gradient is one number: (keys, values,
+# products written to the two), small and large.
+AT_ONCE = ((128, 128, 3), (MOST_KEYS, 512, 2))
 
 
 def chunk_form(graph: Graph, name: str) -> Graph:
@@ -73,8 +74,10 @@ def sums_of_both(solved: Solved, net: RNN, target: Target) -> int:
     in 16 bits, of heads that decay as one."""
     (new,), (state,) = solved.new, solved.states
     able = target.arch == HOPPER and net.dtype in ("bfloat16", "float16")
-    able = able and max(state.shape[-2:]) <= MOST_AT_ONCE and all(size == 1 for size in new.args[1].shape[-2:])
-    return MOST_WRITES if able else 0
+    if not able or any(size > 1 for size in new.args[1].shape[-2:]):
+        return 0
+    keys, values = state.shape[new.attrs["key"]], state.shape[-3 - new.attrs["key"]]
+    return next((writes for k, v, writes in AT_ONCE if keys <= k and values <= v), 0)
 
 
 def _scaled(node: Node, along: int) -> tuple[Node, list[Node]]:

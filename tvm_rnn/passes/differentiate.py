@@ -19,7 +19,8 @@ that is made of parameters alone is differentiated once, on its sum over rows, a
 What is kept: of all sets of values from which pointwise work can make again what the gradients read, so that no product
 or reduction runs twice, the smallest (`cheapest_cut`); of equal ones that which leaves least to be made again. States
 before each step are kept in any case, but on GPUs those that no gradient reads; masks never: the backward graph makes
-them again, of the same counters. Where GPUs have pointwise work alone, what is kept is the least to write and read.
+them again, of the same counters. Where GPUs have pointwise work alone, what is kept is the least to write and read, and
+may be less still: their kernels can make it again from few states (`cuda/layer/made_again.py`).
 With "states" states are all that is kept: what gradients read is made again of them and of inputs, products too. As
 all states are known before the backward steps begin, these products leave the loop (`hoist_gemms.py`).
 `Differentiate(keep=...)` takes any other choice.

@@ -249,6 +249,14 @@ def _space(root: Node) -> Shape:
     return (root.shape[0], root.shape[-1]) if root.op == "batched_gemm" else root.shape[-1:]
 
 
+def _sums_neighbours(root: Node) -> bool:
+    """Whether a reduction is along the last axes: whoever has some of the others needs nothing of the rest."""
+    kept = root.shape
+    while kept and kept[-1] == 1:
+        kept = kept[:-1]
+    return root.args[0].shape[: len(kept)] == kept
+
+
 def is_truth(node: Node) -> bool:
     """A comparison or a combination of them: never stored, computed again wherever it is read."""
     return node.pointwise and node.boolean
@@ -340,6 +348,7 @@ class _Grouping:
         if self.scans and self.region == "before":
             self._to_readers()
             self._to_makers()
+            self._sums_early()
         if self.enabled and not self.scans and self.region == "step":
             self._together()
         return self._finish()
@@ -414,6 +423,43 @@ class _Grouping:
                     draft.nodes.remove(node)
                     self.drafts[home].nodes.append(node)
                     self.home[node] = home
+
+    def _sums_early(self) -> None:
+        """A sum of neighbours that groups without products make or read, before a product or a recurrence comes, is
+        made behind these: there the values are at hand, and need not come from memory again."""
+        for draft in [d for d in self.drafts if d.kind == "reduce" and d.root is not None and _sums_neighbours(d.root)]:
+            index = self._index(draft)
+            operands = self._operands(draft)
+            latest = max((self.home.get(b, -1) for b in operands), default=-1)
+            stretches = [own for own in self._stretches() if latest <= own[-1] and own[-1] < index and index not in own]
+            at_hand = [own for own in stretches if operands <= self._at_hand(own)]
+            if operands and at_hand:
+                to = at_hand[0][-1] + 1
+                self.drafts.insert(to, self.drafts.pop(index))
+                moved = {h: to if h == index else h + (to <= h < index) for h in range(len(self.drafts))}
+                self.home = {n: moved[h] for n, h in self.home.items()}
+
+    def _operands(self, draft: _Draft) -> set[Node]:
+        """Arrays that a group reads, but for parameters."""
+        return {
+            b for n in draft.nodes for a in n.args for b in self._through(a) if b not in draft.nodes and self.leaves[b]
+        }
+
+    def _stretches(self) -> list[list[int]]:
+        """Groups without products or recurrences, one behind the other: one kernel may run them."""
+        found: list[list[int]] = []
+        for index, draft in enumerate(self.drafts):
+            if draft.kind in ("pointwise", "reduce"):
+                if found and found[-1][-1] == index - 1:
+                    found[-1].append(index)
+                else:
+                    found.append([index])
+        return found
+
+    def _at_hand(self, stretch: Sequence[int]) -> set[Node]:
+        """Values that some groups make or read."""
+        drafts = [self.drafts[i] for i in stretch]
+        return {n for d in drafts for n in d.nodes} | {b for d in drafts for b in self._operands(d)}
 
     def _only_reader(self, node: Node, index: int) -> int | None:
         """The one pointwise group behind group `index` that reads a node of it, and does so element by element."""

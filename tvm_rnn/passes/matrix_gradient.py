@@ -28,15 +28,16 @@ def gradient(given: Graph, solved: Solved, back: Graph, summed: int = 0) -> Grap
     """The backward graph with the recurrence of the matrix's gradient, or why it has none.
 
     given: the forward graph as the gradients were derived from it. back: its backward graph; other matrices may be
-    solved there. summed: the product of matrix and gradient is read as one number, where no more of it is wanted and no
-    more than so many products are written to the two."""
+    solved there. summed: the product of matrix and gradient is read as one number, where no more of it is wanted, no
+    more than so many products are written to the two, and no more vectors than that are multiplied with either."""
     (state,), (new,) = solved.states, solved.new
     number = next(i for i, s in enumerate(given.states) if s.name == state.name)
     made, back = _made_again(given, number, back)
     tape, carried = back.inputs[1 + len(given.inputs) + number], back.states[number]
     own = _Gradient(back, tape, carried, made, back.results[number], new.attrs["key"], summed)
     try:
-        return own.graph()
+        graph = own.graph()
+        return graph if own.vectors(graph) <= summed else replace(own, summed=0, whole={}, read={}, part={}).graph()
     except NotLinear as reason:
         return f"{in_words(reason.node)} stands in the way of its gradient: one step after the other"
 
@@ -101,6 +102,12 @@ class _Gradient:
         graph = normalise(rewrite(self.back, dict(zip(self.back.roots, roots, strict=True))))
         self._check(graph)
         return graph
+
+    def vectors(self, graph: Graph) -> int:
+        """How many vectors along values the matrices that are made again are multiplied with, or made of."""
+        again = [n for n in graph.nodes() if n.op == "rescan" and n.attrs["of"] == self.tape.name]
+        reads = [n.args[1] for n in graph.nodes() if n.op == "read_out" and n.args[0].args[0] in again]
+        return len({row for n in again for row in n.args[2::2]} | {v for v in reads if v.op != "carried"})
 
     def _find(self) -> None:
         """Which values have all of a matrix, and which are read of it."""

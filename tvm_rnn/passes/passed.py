@@ -47,7 +47,11 @@ class Passed:
 
     @cached_property
     def in_wave(self) -> Layers:
-        """The graphs of layers that run step by step beside each other: products of inputs are part of the step. This
-        is an attempt: nobody hears of its passes."""
+        """The graphs of layers that run step by step beside each other: products of inputs are part of the step."""
+        return self.in_step(False)
+
+    def in_step(self, training: bool | str) -> Layers:
+        """The graphs of inference, or of training for that choice of what is kept, with products of inputs as part of
+        the step. This is an attempt: nobody hears of its passes."""
         with recording(listen=False):
-            return self.pipeline(self.net, replace(self.options, training=False, without=IN_STEP))[-1][1]
+            return self.pipeline(self.net, replace(self.options, training=training, without=IN_STEP))[-1][1]

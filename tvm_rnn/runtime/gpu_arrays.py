@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import sys
 import threading
 import weakref
@@ -197,6 +198,16 @@ class GpuArrays(ABC):
         """The values in one dimension."""
         return array.reshape(-1)
 
+    def part(self, array: Array, first: int, shape: Shape) -> Array:
+        """The elements from the one of this number on, as an array of this shape: the same memory."""
+        return self.flat(array)[first : first + math.prod(shape)].reshape(shape)
+
+    @staticmethod
+    def numpy(array: Array) -> np.ndarray:
+        """The values on the CPU."""
+        found: np.ndarray = to_numpy(array)
+        return found
+
     def result(self, array: Array, shape: Shape) -> Array:
         """What the user gets: an array of the kind of x."""
         array = array if array.shape == shape else array.reshape(shape)
@@ -351,10 +362,21 @@ class HostArrays:
         return Piece(array, dtype, self.workspace(array.nbytes))
 
     def join(self, pieces: list[Piece]) -> Piece:
-        return Piece(np.concatenate([piece.array.ravel() for piece in pieces]), self.kind)
+        return Piece(np.concatenate([self.flat(piece) for piece in pieces]), self.kind)
+
+    def part(self, piece: Piece, first: int, shape: Shape) -> Piece:
+        """The elements from the one of this number on, as an array of this shape: the same memory."""
+        address = self.address(piece) + first * piece.array.itemsize
+        return Piece(piece.array.reshape(-1)[first : first + math.prod(shape)].reshape(shape), piece.dtype, address)
+
+    def numpy(self, piece: Array) -> np.ndarray:
+        """The values on the CPU."""
+        return self.flat(piece).reshape(piece.shape) if isinstance(piece, Piece) else np.asarray(piece)
 
     def adopt(self, value: Array) -> Piece:
         """The array, contiguous. float32 is rounded to bfloat16, which NumPy lacks."""
+        if isinstance(value, Piece):
+            return value
         if str(getattr(value, "dtype", "")) == "torch.bfloat16":
             torch = sys.modules["torch"]
             return Piece(value.detach().cpu().contiguous().view(torch.int16).numpy().view(np.uint16), self.kind)

@@ -78,6 +78,7 @@ KERNEL_NAMES = {
 }
 # Where the kinds of modules are, by what their manifests have, the first that is there: those files import this one.
 KINDS = {
+    "archs": ("runtime_cuda_model", "CudaModelModule"),
     "networks": ("runtime_model", "ModelModule"),
     "tape": ("runtime_cuda_training", "CudaTrainingModule"),
     "variants": ("runtime_cuda", "CudaModule"),

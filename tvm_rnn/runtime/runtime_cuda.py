@@ -7,6 +7,7 @@ new arrays of the same kind and place. Works alone beside a .so, together with r
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 import weakref
@@ -69,7 +70,7 @@ class Program:
     def __init__(self, device: Device, module: CudaModule, way: str, stream: int) -> None:
         self.device, self.stale, self.sizes = device, True, dict[tuple[int, int], int]()
         self.variant: Variant = getattr(device.variant, way) if way else device.variant
-        suffix = "_".join([device.variant.arch, *filter(None, [way])])
+        suffix = "_".join([device.variant.arch, *filter(None, [module.manifest.get("part"), way])])
         names = ("load", "pack", "workspace", "sequence")
         self.functions = {n: module._library.get_function(f"{n}_{suffix}") for n in names}
         self.functions["load"](device.number, stream)
@@ -128,6 +129,7 @@ class Device:
         ways = (*self.ways, *(["generate"] if hasattr(self.variant, "generate") else []))
         self.parts = {way or "sequence": Program(self, module, way, stream) for way in ways}
         self._kept: dict[tuple[int, int], tuple[int, int]] = {}  # (state, B): address, bytes
+        self.around = dict[str, object]()  # functions of what is around the network, by name
         self._lock = threading.Lock()
 
     def allocate(self, owner: object, size: int) -> int:
@@ -252,14 +254,11 @@ class CudaModule(Module):
         return found
 
     def run(self, inputs: Mapping[str, object]) -> dict[str, Array]:
-        """All of the model, as Module.run. What is around the network runs on the CPU: arrays of a GPU are copied
-        there, and results to where the first input is."""
-        if not isinstance(inputs, Mapping):
-            return super().run(inputs)
-        widens = self._kind == "bfloat16"
-        found = super().run({name: gpu_arrays.to_numpy(value, widens) for name, value in inputs.items()})
-        home = gpu_arrays.sender(next(iter(inputs.values()), None))
-        return {name: home(value) for name, value in found.items()}
+        """All of the model, as Module.run: on the GPU, in the caller's stream, where all that is around the network is
+        compiled for it; what is not runs on the CPU, and its arrays are copied there and back. Results are where the
+        first input is."""
+        found: dict[str, Array] = importlib.import_module(".runtime_cuda_model", __package__).run(self, inputs)
+        return found
 
     @property
     def threads(self) -> int:
@@ -353,15 +352,21 @@ class CudaModule(Module):
         return Given([first, *more], lead, T, B, [lengths, reset])
 
     def _run_on(self, arrays: Arrays, call: Call) -> tuple[Array, State]:
-        device, given, stream = self._device(arrays), self._given(arrays, call), arrays.stream()
-        T, B, shape = given.T, given.B, (*given.lead, *self._output)
-        before, y = self._before(device, arrays, call.state, B), arrays.empty(shape)
+        given = self._given(arrays, call)
+        before = self._before(self._device(arrays), arrays, call.state, given.B)
+        y, after = self._computed(arrays, given, before)
+        return arrays.result(y, (*given.lead, *self._output)), self._shaped(arrays, after, given.B)
+
+    def _computed(self, arrays: Arrays, given: Given, before: Sequence[Array]) -> tuple[Array, list[Array]]:
+        """y and the last states, flat, of given inputs and first states; enqueued."""
+        T, B, y = given.T, given.B, arrays.empty((*given.lead, *self._output))
         if not T or not B:
-            return arrays.result(y, shape), self._shaped(arrays, self._unchanged(arrays, before, B), B)
-        after, program = self._after(arrays, B), self._ready(device, "sequence", stream)
+            return y, self._unchanged(arrays, before, B)
+        stream = arrays.stream()
+        after, program = self._after(arrays, B), self._ready(self._device(arrays), "sequence", stream)
         work = arrays.workspace(program.workspace(T, B, stream))
         self._launch(program, arrays, (T, B), [y, *given.rows], [work, *given.inputs, *before, *after])
-        return arrays.result(y, shape), self._shaped(arrays, after, B)
+        return y, after
 
     def _ready(self, device: Device, way: str, stream: int) -> Program:
         """A program with weights in it."""

@@ -12,7 +12,7 @@ import pytest
 import tvm_rnn as rnn
 from tvm_rnn.bench.run import models_suite, onnx_files, whole_models
 from tvm_rnn.bench.suites.onnx_files import OnnxFile
-from tvm_rnn.bench.suites.packages import PackagedModel
+from tvm_rnn.bench.suites.packages import READERS, PackagedModel
 
 FILE = OnnxFile("a file", "package/one.onnx", {"x": (3, 4)})
 NOTHING: Any = None
@@ -41,7 +41,7 @@ def test_what_is_there_is_chosen_by_words(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(models_suite, "found_in", lambda folder: {FILE: tmp_path})
     assert models_suite.chosen([], None) == models_suite.Chosen({FILE: tmp_path}, [MODEL])
     assert models_suite.chosen(["file"], None) == models_suite.Chosen({FILE: tmp_path}, [])
-    assert models_suite.chosen([], None, "cuda") == models_suite.Chosen({}, [MODEL], "cuda")
+    assert models_suite.chosen([], None, "cuda") == models_suite.Chosen({}, [*READERS, MODEL], "cuda")
 
 
 def test_no_package_at_all() -> None:

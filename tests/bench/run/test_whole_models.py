@@ -60,6 +60,22 @@ def test_both_are_timed_and_compared(one: PackagedModel) -> None:
     assert whole_models.table(found).count("| one |") == 2
 
 
+def test_a_model_compiled_whole_is_compared_with_torch_called_alike() -> None:
+    ways = {"tvm_rnn whole": 50.0, "tvm_rnn whole-graph": 20.0, "tvm_rnn": 80.0, "torch": 100.0, "torch-graph": 10.0}
+    one = {"kind": "point", "point": "one", "package": "own", "error": 0.0}
+    rows = whole_models.table([{**one, "framework": way, "us": us} for way, us in ways.items()]).splitlines()[2:]
+    assert [row.split("|")[5].strip() for row in rows] == ["2.00", "0.50", "1.25", "1.00", "1.00"]
+
+
+@pytest.mark.gpu
+def test_a_model_is_compiled_whole_on_a_gpu(one: PackagedModel) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    found = {record["framework"]: record for record in whole_models.measured([one], "cuda", 2)}
+    assert {"tvm_rnn whole", "tvm_rnn whole-graph", "torch-graph"} <= {*found}
+    assert found["tvm_rnn whole"]["error"] < 1e-6
+
+
 @pytest.mark.broad
 def test_what_differs_is_not_timed(one: PackagedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whole_models, "tolerance", lambda dtype, steps: -1.0)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn.bench.suites.packages import MODELS
+from tvm_rnn.bench.suites.packages import MODELS, READERS, PackagedModel
 
 torch = pytest.importorskip("torch")
 
@@ -20,3 +20,10 @@ def test_a_package_that_is_not_there(name: str, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(rnn.ConfigError, match=f"pip install {package}"):
         MODELS[name].model()
     assert "==" in package and MODELS[name].steps <= max(MODELS[name].shape)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_readers_need_no_package(reader: PackagedModel) -> None:
+    with torch.no_grad():
+        assert reader.model()(torch.zeros(reader.shape)).shape == (16, reader.shape[0], 11)
+    assert reader.is_installed

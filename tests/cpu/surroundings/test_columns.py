@@ -11,8 +11,8 @@ from graphs import compiled, graph_of
 from tvm import relax, tirx
 
 from tvm_rnn.cpu.surroundings.columns import Laid, columns_of, in_panels, turned
-from tvm_rnn.cpu.surroundings.nest import Nest, nest_of, reads
-from tvm_rnn.cpu.surroundings.schedule import loops_of
+from tvm_rnn.surroundings.loops import loops_of
+from tvm_rnn.surroundings.nest import Nest, nest_of, reads
 
 RNG = np.random.default_rng(0)
 

@@ -13,8 +13,8 @@ from tvm import relax, tirx
 
 from tvm_rnn.cpu.surroundings.columns import columns_of
 from tvm_rnn.cpu.surroundings.lane_sums import LaneSum
-from tvm_rnn.cpu.surroundings.nest import nest_of
 from tvm_rnn.cpu.surroundings.schedule import Laid
+from tvm_rnn.surroundings.nest import nest_of
 from tvm_rnn.tir.index import int64
 
 

@@ -12,8 +12,8 @@ from graphs import compiled, graph_of
 from test_schedule import loops
 from tvm import relax, tirx
 
-from tvm_rnn.cpu.surroundings.nest import nest_of
 from tvm_rnn.cpu.surroundings.pointwise import Pointwise
+from tvm_rnn.surroundings.nest import nest_of
 from tvm_rnn.tir.index import int64
 
 

@@ -7,7 +7,9 @@ from typing import Any
 from graphs import graph_of
 from tvm import relax, tirx
 
-from tvm_rnn.cpu.surroundings.schedule import Tiles, loops_of, nest_of
+from tvm_rnn.cpu.surroundings.schedule import Tiles
+from tvm_rnn.surroundings.loops import loops_of
+from tvm_rnn.surroundings.nest import nest_of
 from tvm_rnn.tir.index import int64
 
 
@@ -16,12 +18,6 @@ def loops(make: Any, shape: Any = ("n", 4)) -> list[Any]:
     bodies = [function.body for function in loops_of([call.function for call in graph.calls])]
     parts = [part for body in bodies for part in (body.seq if isinstance(body, tirx.SeqStmt) else [body])]
     return [part for part in parts if not isinstance(part, tirx.AllocBuffer)]
-
-
-def test_pointwise_values_are_computed_where_they_are_read() -> None:
-    (one,) = loops(lambda x: relax.op.exp(relax.op.tanh(relax.op.negative(x))))
-    nest = nest_of(one)
-    assert nest is not None and not nest.summed and len(nest.own) == 2
 
 
 def test_a_sum_is_stored_by_what_follows() -> None:
@@ -37,12 +33,6 @@ def test_what_is_no_nest_stays() -> None:
     other = tirx.SeqStmt([one, one])
     assert nest_of(other) is None
     assert Tiles(8, int64(1)).scheduled([other], lambda buffer: True) == [other]
-
-
-def test_a_number_that_takes_long_is_computed_once() -> None:
-    """It is no part of the loops that read it."""
-    parts = loops(lambda x: relax.op.multiply(x, relax.op.sqrt(relax.op.max(x, 1, True))))
-    assert [len(nest.own) for nest in map(nest_of, parts) if nest is not None] == [1, 1, 2]
 
 
 def test_a_number_may_stand_between_a_sum_and_what_stores_it() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from linear_steps import Steps, chunk_error, recurrence
 
+from tvm_rnn.cuda.linear.chunk_scan import ChunkScan
 from tvm_rnn.cuda.linear.chunk_tile import ChunkTile
 from tvm_rnn.cuda.linear.recurrence import AFTER, BEFORE, DECAYED
 
@@ -29,6 +30,22 @@ CASES: dict[str, dict[str, Any]] = {
         "same": (("read_0", "key"), ("read_1", "vector_0")),
     },
     "two columns, no decay": {"others": ("vector",), "decay": 0},
+    "what is erased is read": {"erase": BEFORE, "reads": (AFTER, BEFORE), "same": (("read_1", "key"),)},
+    "what is erased by a vector is read alone": {
+        "erase": BEFORE,
+        "own": True,
+        "reads": (BEFORE,),
+        "same": (("read_0", "erase"),),
+        "value_scale": True,
+        "keys_last": True,
+    },
+    "what is erased is read, no scale": {
+        "erase": BEFORE,
+        "decay": 0,
+        "scaled": False,
+        "reads": (BEFORE, AFTER),
+        "same": (("read_0", "key"),),
+    },
     "shared keys": {"erase": DECAYED, "group": 2, "keys_last": True},
 }
 
@@ -53,6 +70,22 @@ def test_large_tiles(seed: int) -> None:
     own = recurrence(1, keys, values, erase=DECAYED, value_scale=True, log_decay=bool(seed % 2))
     steps = int(rng.choice([65, 130, 200]))
     assert chunk_error(Steps(own, steps, 1, seed, repeat=seed == 3), ChunkTile(warps=2, stages=3 + seed % 2)) < 1
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize(
+    ("warps", "name"),
+    [
+        (8, "what is erased is read"),
+        (3, "what is erased by a vector is read alone"),
+        (3, "what is erased is read, no scale"),
+    ],
+)
+def test_what_is_erased_is_solved_for(warps: int, name: str) -> None:
+    """By warps of states, which are so many that no others read for them."""
+    own, tile = recurrence(1, 16, 16 * warps, **CASES[name]), ChunkTile(chunk=32, warps=warps)
+    assert ChunkScan("k", own, tile).unscaled is not None
+    assert chunk_error(Steps(own, 40, 1), tile) < 1
 
 
 @pytest.mark.slow

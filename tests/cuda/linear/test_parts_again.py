@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from again_pairs import BATCH, Case, flagged, pair
 
-from tvm_rnn.cuda.linear.pair import EVERY
+from tvm_rnn.cuda.linear.pair import EVERY, Pair
 from tvm_rnn.cuda.linear.parts_again import PartsAgain
 
 CASES: dict[str, dict[str, Any]] = {
@@ -18,6 +18,9 @@ CASES: dict[str, dict[str, Any]] = {
     "matrix alone": {"writes": (1, -1), "reads": "s"},
     "gradient alone": {"writes": (-1, 2), "reads": "gg"},
     "many values": {"values": 122, "keys": 50, "reads": "sgb"},
+    "values in slices": {"values": 150, "keys": 18, "reads": "sgb", "writes": (1, 1), "keys_last": True},
+    "slices, values side by side": {"values": 200, "keys": 35, "reads": "bgs", "writes": (1, 1), "late": (False, True)},
+    "slices of the gradient alone": {"values": 290, "keys": 9, "reads": "gg", "writes": (-1, 2), "chained": False},
     "vectors of their own": {"reads": "sssgg"},
     "what is written decays too": {"reads": "sgsb", "late": (True, True), "keys": 18, "values": 20},
     "of the gradient alone, keys side by side": {"reads": "sgsb", "keys_last": True, "keys": 18, "late": (False, True)},
@@ -32,6 +35,25 @@ def of(**more: Any) -> Any:
 @pytest.mark.parametrize("name", CASES)
 def test_against_a_loop(name: str) -> None:
     assert Case(of(**CASES[name]), EVERY + 11).error(PartsAgain) < 1
+
+
+BY_WGMMA: dict[str, dict[str, Any]] = {
+    "keys side by side": {"keys": 50, "values": 132, "reads": "sgb", "keys_last": True, "precision": "float16"},
+    "values side by side": {"keys": 64, "values": 170, "reads": "bsg", "late": (False, True)},
+}
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("name", BY_WGMMA)
+def test_by_warpgroups(name: str) -> None:
+    """Whose products of slices read vectors from shared memory, as Hopper can."""
+
+    def kind(name: str, own: Pair) -> PartsAgain:
+        found = PartsAgain(name, own, wgmma=True)
+        assert found.by_wgmma and "wgmma" in found.kernels[0].func.script()
+        return found
+
+    assert Case(of(writes=(1, 1), **BY_WGMMA[name]), EVERY + 11).error(kind) < 1
 
 
 @pytest.mark.broad

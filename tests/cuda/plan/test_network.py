@@ -12,6 +12,7 @@ import tvm_rnn as rnn
 from tvm_rnn.cuda.codegen.host_program import Program
 from tvm_rnn.cuda.plan import layer as steps
 from tvm_rnn.cuda.plan.network import plan
+from tvm_rnn.decisions import recording
 from tvm_rnn.options import Options
 from tvm_rnn.passes.pipeline import passed
 from tvm_rnn.target import resolve
@@ -107,13 +108,32 @@ def test_a_call_of_one_step_has_its_states_where_the_user_has_them(step_by_step:
         net, target = rnn.RNN(rnn.cells.get(cell), 6, 6, dtype=precision), resolve("nvidia-h200")
         program = plan(passed(net, Options(target, precision=precision)), target)
         text = "\n".join(lines(program))
-        assert (re.search(r"if \(!direct_\d+\) {[^{}]*g0_before0", text) is not None) == (cell == "lstm")
+        assert (re.search(r"if \(!direct_\d+\) {[^}]*g0_before0", text) is not None) == (cell == "lstm")
         assert text.count("T == 1 && !has_reset") == 1
         load, save = (re.findall(rf"if \((\S+)\) {{[^{{}}]*kernels::{name}0[,)]", text) for name in ("load", "save"))
         assert len(load) == len(save) == 1 and load == save and load[0].startswith("!direct")
         assert any(name.startswith("g0_once") for name in program.kernels) == own
         packed = [name for name in program.kernels if name.startswith("g0_joined_pack")]
         assert len(packed) == (cell == "lstm")  # of W, in other tiles; R is packed once
+
+
+@pytest.mark.parametrize(("members", "inside"), [(16, True), (2, False)])
+def test_products_of_members_are_in_the_steps_where_that_takes_less(members: int, inside: bool) -> None:
+    """Sixteen members' hoisted values are more than L2 holds. Whoever listens hears of the way that is taken alone."""
+    net, target = rnn.RNN(rnn.cells.gru, 128, 128, dtype="bfloat16", members=members), resolve("nvidia-h200")
+    with recording() as told:
+        program = plan(passed(net, Options(target, (32,), precision="bfloat16")), target)
+    assert any("gemm" in kernel for kernel in program.kernels) != inside
+    (said,) = [own for own in told if own.what == "products of inputs in the steps"]
+    assert (
+        said.done == inside and sum(own.stage == "regime" and own.what == f"{members} heads apart" for own in told) == 1
+    )
+
+
+def test_members_in_float32_have_a_step_of_their_own_for_a_call_of_one() -> None:
+    net, target = rnn.RNN(rnn.cells.gru, 13, 11, members=2), resolve("nvidia-h200")
+    program = plan(passed(net, Options(target, precision="float32")), target)
+    assert not any(name.startswith("g0_joined_pack") for name in program.kernels)
 
 
 def test_pointwise_steps_have_their_states_where_the_user_has_them() -> None:

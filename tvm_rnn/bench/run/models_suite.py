@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tvm_rnn.bench.suites.onnx_files import INSTALL, OnnxFile, found_in
-from tvm_rnn.bench.suites.packages import MODELS, PackagedModel
+from tvm_rnn.bench.suites.packages import MODELS, READERS, PackagedModel
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.target import host
 
@@ -35,7 +35,8 @@ class Chosen:
 def chosen(words: Sequence[str], packages: str | None, device: str = "cpu") -> Chosen:
     """What is there of the suite, with all these words in its name. On a GPU: torch models alone."""
     files = found_in(packages) if device == "cpu" else {}
-    models = MODELS.values() if importlib.util.find_spec("torch") is not None else ()
+    more = READERS if device == "cuda" else ()
+    models = (*more, *MODELS.values()) if importlib.util.find_spec("torch") is not None else ()
     return Chosen(
         {own: path for own, path in files.items() if all(word in own.name for word in words)},
         [own for own in models if own.is_installed and all(word in own.name for word in words)],

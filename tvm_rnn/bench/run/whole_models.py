@@ -1,4 +1,4 @@
-"""Whole torch models of packages before and after `rnn.accelerate(model)`.
+"""Whole torch models of packages before and after `rnn.accelerate(model)`; on a GPU also compiled whole.
 
 In: models of `suites/packages.py`, from `models_suite.py`; the device that torch has. Out: records, one for each model
 and way to run it, with the error beside the package's model in float64, and a table. On a CPU one thread, whose CPU
@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from tvm_rnn.bench.measure.gpu_graphs import Called, Captured, called, capture, rounds_us
 from tvm_rnn.bench.suites.packages import PackagedModel
+from tvm_rnn.compiler.compile import compile
 from tvm_rnn.errors import ConfigError, message
+from tvm_rnn.frontends.torch import from_torch
 from tvm_rnn.oracle.tolerance import relative_error, tolerance
 from tvm_rnn.torch_layer.accelerate import accelerate
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 ROUND_SECONDS = 0.2
+WHOLE, GRAPH = f"{OURS} whole", "-graph"
 Call: TypeAlias = "Callable[[], torch.Tensor]"
 
 
@@ -75,16 +78,26 @@ def _measure(packaged: PackagedModel, device: str, rounds: int) -> Iterator[Reco
     replaced = list[str]()
     accelerate(ours, replaced.append)
     x = torch.randn(packaged.shape, generator=torch.Generator().manual_seed(1)).to(device)
-    runs = {OURS: _call(ours, x), "torch": _call(theirs, x)}
+    runs, reasons = {OURS: _call(ours, x), "torch": _call(theirs, x)}, dict[str, str]()
+    if device == "cuda":
+        try:
+            runs[WHOLE] = _whole(packaged.model(), x)
+        except ConfigError as reason:
+            reasons[WHOLE] = " ".join(str(reason).split())
+    for way, text in reasons.items():
+        yield {"framework": way, "reason": text}
     with torch.inference_mode():
         expected = _call(exact.double(), x.double())().cpu().numpy()
         found = {name: relative_error(run().cpu().numpy(), expected) for name, run in runs.items()}
-        if not found[OURS] <= (limit := tolerance("float32", packaged.steps)):
-            got = f"relative error {found[OURS]:.3g}, at most {limit:.3g}"
-            yield {"framework": OURS, "reason": f"its result differs from float64: {got}"}
+        limit = tolerance("float32", packaged.steps)
+        for name in [own for own in runs if own != "torch" and not found[own] <= limit]:
+            got = f"relative error {found[name]:.3g}, at most {limit:.3g}"
+            yield {"framework": name, "reason": f"its result differs from float64: {got}"}
+            del runs[name]
+        if [*runs] == ["torch"]:
             return
         for way, times in (_on_gpu if device == "cuda" else _on_cpu)(runs, rounds).items():
-            name = way.partition("-")[0]
+            name = way.removesuffix(GRAPH)
             own = {"replaced": replaced} if name == OURS else {}
             us = statistics.median(times)
             yield {"framework": way, "us": us, "spread": spread(times), "error": found[name], **own}
@@ -98,6 +111,20 @@ def _call(model: torch.nn.Module, x: torch.Tensor) -> Call:
         for name, value in state.items():
             setattr(model, name, value)
         result: torch.Tensor = model(x)
+        return result
+
+    return call
+
+
+def _whole(model: torch.nn.Module, x: torch.Tensor) -> Call:
+    """One call of the model that is compiled whole for the GPU of x. Raises ConfigError."""
+    net = from_torch(model, x.cpu())
+    assert net.program is not None
+    module, (name, *_) = compile(net, "cuda", progress=False), [own.name for own in net.program.inputs]
+
+    def call() -> torch.Tensor:
+        result: torch.Tensor
+        (result, *_) = module.run({name: x}).values()
         return result
 
     return call
@@ -122,7 +149,7 @@ def _on_cpu(runs: dict[str, Call], rounds: int) -> dict[str, list[float]]:
 
 def _on_gpu(runs: dict[str, Call], rounds: int) -> dict[str, list[float]]:
     graphs: dict[str, Captured | Called] = {name: called(call) for name, call in runs.items()}
-    return rounds_us(graphs | {f"{name}-graph": capture(call) for name, call in runs.items()}, rounds)
+    return rounds_us(graphs | {f"{name}{GRAPH}": capture(call) for name, call in runs.items()}, rounds)
 
 
 def table(records: Sequence[Record]) -> str:
@@ -135,6 +162,6 @@ def table(records: Sequence[Record]) -> str:
         if "reason" in record:
             lines.append(f"{first} {how} | {record['reason']} | | |")
             continue
-        ratio = us[record["point"], how.replace(OURS, "torch")] / record["us"]
+        ratio = us[record["point"], how.replace(WHOLE, "torch").replace(OURS, "torch")] / record["us"]
         lines.append(f"{first} {how} | {record['us']:.0f} | {ratio:.2f} | {record['error']:.1e} |")
     return "\n".join(lines)

@@ -78,6 +78,27 @@ def _codec() -> torch.nn.Module:
     return model
 
 
+def _reader() -> torch.nn.Module:
+    """Convolutions and pooling of a picture, two LSTMs of 48 in both directions over its columns, and a product, as in
+    tutorial 20."""
+    from torch import nn
+
+    def part(channels: int, more: int) -> list[nn.Module]:
+        return [nn.Conv2d(channels, more, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+
+    def forward(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        y, _ = self.lstm(self.features(x).permute(3, 0, 1, 2).flatten(2))
+        scores: torch.Tensor = self.head(y).log_softmax(-1)
+        return scores
+
+    made: torch.nn.Module = type("Reader", (nn.Module,), {"forward": forward})()
+    made.features = nn.Sequential(*part(1, 16), *part(16, 32))
+    made.lstm, made.head = nn.LSTM(128, 48, num_layers=2, bidirectional=True), nn.Linear(96, 11)
+    return made
+
+
+# Of torch alone, for GPUs.
+READERS = tuple(PackagedModel(f"reader of {rows}", "torch", _reader, (rows, 1, 16, 64), 16) for rows in (1, 32))
 MODELS = {
     model.name: model
     for model in (

@@ -20,11 +20,10 @@ import tvm_ffi
 from tvm import tirx
 from tvm.sym import Analyzer
 
+from tvm_rnn.surroundings.nest import Nest, mentions, replaced
 from tvm_rnn.tir.expr import Buffer, Expr
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import variable
-
-from .nest import Nest, mentions, replaced
 
 WIDE = 4  # vectors along the last axis that are enough: fewer leave part of the registers empty
 

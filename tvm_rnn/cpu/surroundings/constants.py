@@ -8,16 +8,13 @@ Rewrite: w[f, k] along f  -->  w'[k, f], or w'[f // 32, k, f % 32];  pow(x, two[
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import tvm
-import tvm_ffi
 from tvm import tirx
 
 from tvm_rnn.surroundings.calls import Value
-from tvm_rnn.tir.expr import Buffer, Expr, Stmt
+from tvm_rnn.tir.expr import Buffer
 from tvm_rnn.tir.index import int64
 
 
@@ -74,32 +71,3 @@ def in_pieces(array: np.ndarray, width: int) -> np.ndarray:
     whole = np.zeros((*array.shape[:-1], count * width), array.dtype)
     whole[..., : array.shape[-1]] = array
     return np.ascontiguousarray(np.moveaxis(whole.reshape(*array.shape[:-1], count, width), -2, 0))
-
-
-def with_numbers(statement: Stmt, numbers: Mapping[Buffer, Value]) -> Stmt:
-    """The statement with numbers where it loads from constants of one element; squares are products."""
-    known = [(buffer, number) for buffer, value in numbers.items() if (number := _number(value)) is not None]
-
-    def load(own: tvm.ir.TensorLoad) -> Expr:
-        return next((number for buffer, number in known if own.source.same_as(buffer)), own)
-
-    def power(own: tvm.ir.Call) -> Expr:
-        if own.op.same_as(_POWER) and isinstance(own.args[1], tirx.FloatImm) and own.args[1].value == 2:
-            return own.args[0] * own.args[0]
-        return own
-
-    found = tvm_ffi.structural_map(statement, (tvm.ir.TensorLoad, load)) if known else statement
-    return tvm_ffi.structural_map(found, (tvm.ir.Call, power))
-
-
-_POWER = tvm.ir.Op.get("tirx.pow")
-
-
-def _number(value: Value) -> Expr | None:
-    if value.constant is None or value.array.size != 1 or not np.isfinite(value.array).all():
-        return None
-    if value.array.dtype.kind == "f":
-        if np.signbit(value.array).any() and not value.array.any():
-            return None  # TVM takes -0 and 0 for the same number: of a choice between them it keeps the first one
-        return tirx.FloatImm(value.dtype, float(value.array.reshape(())))
-    return tirx.IntImm(value.dtype, int(value.array.reshape(())))

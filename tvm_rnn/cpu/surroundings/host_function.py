@@ -18,17 +18,18 @@ from tvm import tirx
 
 from tvm_rnn.cpu.pair_product import PairProduct
 from tvm_rnn.surroundings.calls import Call, Graph, Look, Value
+from tvm_rnn.surroundings.loops import loops_of, with_numbers
+from tvm_rnn.surroundings.memory import Memory, Room
+from tvm_rnn.surroundings.nest import mentions, reads, replaced
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt
 from tvm_rnn.tir.index import int64, wide
 from tvm_rnn.tir.statements import buffer as flat_buffer
 from tvm_rnn.tir.statements import demanded, function, loop, sequence, store, use_threads, variable
 
 from .columns import Laid
-from .constants import Constants, with_numbers
+from .constants import Constants
 from .elementary import with_polynomials
-from .memory import Memory, Room
-from .nest import mentions, reads, replaced
-from .schedule import Tiles, loops_of
+from .schedule import Tiles
 from .whole_numbers import Range, WholeNumbers
 
 
@@ -75,6 +76,11 @@ class HostFunction:
             self.name, args, sequence(self._numbers(inputs, {}), self.memory.held.statements(), body)
         )
         self.functions[f"{self.name}_sizes"] = self._sizes()
+
+    @property
+    def given(self) -> list[Value]:
+        """The constants that the first function takes, in order."""
+        return [*self.constants.buffers]
 
     def _arguments(self, kind: str, values: Sequence[Value]) -> list[Buffer]:
         found = [_argument(f"{kind}{i}", self._open(value)) for i, value in enumerate(values)]

@@ -17,12 +17,12 @@ import tvm_ffi
 from tvm import tirx
 from tvm.sym import Analyzer
 
+from tvm_rnn.surroundings.nest import Nest, mentions, reads, replaced
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import load, loop, sequence, variable
 
 from .columns import flat_index, moved_by, step_of
-from .nest import Nest, mentions, reads, replaced
 from .shared_loops import product, worth_it
 from .sum_tiles import Sum, around, unrolled, vector, with_value
 

@@ -19,12 +19,12 @@ import tvm
 from tvm import tirx
 
 from tvm_rnn.cpu.pair_product import PairProduct
+from tvm_rnn.surroundings.nest import Nest, mentions, replaced
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import variable
 
 from .columns import axis_of, step_of
-from .nest import Nest, mentions, replaced
 from .panel_sum import PanelSum, Rows
 from .sum_tiles import around, unrolled
 from .whole_numbers import EXACT, TYPES, Range

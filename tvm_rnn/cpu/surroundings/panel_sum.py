@@ -18,12 +18,12 @@ import tvm_ffi
 from tvm import tirx
 
 from tvm_rnn.cpu.second_thread import with_weights
+from tvm_rnn.surroundings.nest import mentions, replaced
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import loop, sequence, variable, when
 
 from .columns import Panels
-from .nest import mentions, replaced
 from .shared_loops import Loops, product
 from .sum_tiles import Sum, around, unrolled, vector
 

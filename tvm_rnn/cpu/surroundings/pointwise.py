@@ -15,12 +15,13 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
+from tvm_rnn.surroundings.loops import takes_long
+from tvm_rnn.surroundings.nest import Nest, is_choice, mentions, replaced
 from tvm_rnn.tir.expr import Expr, Stmt, TirExpr
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import loop, sequence, variable, when
 
 from .columns import step_of
-from .nest import Nest, is_choice, mentions, replaced
 from .shared_loops import Loops, product, serial, shared
 from .sum_tiles import is_multiple, vector
 
@@ -28,13 +29,6 @@ SQUARE = 16  # elements on each side: float32 of a cache line
 BLOCK = 4096  # elements of the last axis that one thread does, where there is no other axis to share
 ENOUGH = 8  # pieces of work that threads share well
 CHEAP, DEAR = 8, 32  # how many products an element is worth: what is moved and added; what takes long
-
-
-def takes_long(value: Expr) -> bool:
-    """Whether it divides, or has a function such as an exponential."""
-    found = list[Expr]()
-    tvm_ffi.structural_walk(value, [(tirx.Div, found.append), (tvm.ir.Call, found.append)])
-    return bool(found)
 
 
 @dataclass(frozen=True)

@@ -13,82 +13,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import tvm
-import tvm_ffi
-from tvm import s_tir, tirx
+from tvm import tirx
 
 from tvm_rnn.cpu.pair_product import PairProduct
+from tvm_rnn.surroundings.nest import Nest, nest_of, reads, reads_nothing, renaming, replaced
 from tvm_rnn.tir.expr import Buffer, Stmt, TirExpr
 from tvm_rnn.tir.statements import sequence, variable
 
 from .columns import Laid, Panels, columns_of, in_panels, turned
 from .lane_sums import LaneSum
-from .nest import Nest, nest_of, reads, reads_nothing, replaced
 from .pair_sum import PairSum, are_exact, factors_of, short_copy
 from .panel_sum import PanelSum
-from .pointwise import Pointwise, takes_long
+from .pointwise import Pointwise
 from .sum_tiles import Sum
 from .whole_numbers import WholeNumbers
-
-LOWER = (
-    s_tir.transform.LowerInitBlock,
-    s_tir.transform.PlanAndUpdateBufferAllocationLocation,
-    s_tir.transform.ConvertBlocksToOpaque,
-    s_tir.transform.CompactBufferAllocation,
-    s_tir.transform.LowerMatchBuffer,
-    s_tir.transform.StmtSimplify,
-    s_tir.transform.LowerOpaqueBlock,
-    s_tir.transform.ConvertSSA,
-)
-REDUCED = 2  # the kind of a block's axis that is summed over
-
-
-def loops_of(functions: Sequence[tirx.PrimFunc]) -> list[tirx.PrimFunc]:
-    """The functions without blocks, pointwise values computed where they are read."""
-    names = [f"f{i}" for i in range(len(functions))]
-    module = tvm.IRModule({n: inlined(f).with_attr("global_symbol", n) for n, f in zip(names, functions, strict=True)})
-    module = tvm.transform.Sequential([make() for make in LOWER])(module)
-    return [module[name] for name in names]
-
-
-def inlined(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function with each pointwise value in what reads it, but where that would compute it many times: in sums, and
-    what takes long in loops over more axes than its own."""
-    schedule = s_tir.Schedule(function)
-    for block in schedule.get_child_blocks(schedule.get_sblock("root")):
-        readers = schedule.get_consumers(block)
-        if readers and not any(_many_times(schedule, block, own) for own in readers):
-            try:
-                schedule.compute_inline(block)
-            except Exception:  # it is not pointwise after all
-                continue
-    (made,) = schedule.mod.functions.values()
-    return made
-
-
-def _many_times(schedule: s_tir.Schedule, block: object, reader: object) -> bool:
-    """Whether a block in its reader would be more work than it is by itself."""
-    own, other = schedule.get(block), schedule.get(reader)
-    if _sums(own) or not isinstance(own.body, tirx.BufferStore):
-        return True
-    if isinstance(own.body.value, tvm.ir.TensorLoad) and _is_copy(own.body):
-        return False
-    return _sums(other) or (_axes(own) < _axes(other) and takes_long(own.body.value))
-
-
-def _is_copy(store: tirx.BufferStore) -> bool:
-    """Whether it stores what it reads at the same place of another array."""
-    places = store.value.indices
-    return len(places) == len(store.indices) and all(map(tvm_ffi.structural_equal, places, store.indices))
-
-
-def _sums(block: s_tir.SBlock) -> bool:
-    return any(int(axis.iter_type) == REDUCED for axis in block.iter_vars)
-
-
-def _axes(block: s_tir.SBlock) -> int:
-    """Over how many axes it has more than one element."""
-    return sum(not (isinstance(n, tirx.IntImm) and int(n) == 1) for n in (axis.dom.extent for axis in block.iter_vars))
 
 
 @dataclass
@@ -138,29 +76,11 @@ class Tiles:
         if after.summed or any(reads(s, nest.store.buffer) for s in behind):
             return False
         found = reads(after.store.value, nest.store.buffer)
-        return bool(found) and self._renaming(nest, after) is not None
-
-    def _renaming(self, nest: Nest, after: Nest) -> dict[tirx.Var, tirx.Var] | None:
-        """after's variables as those of the nest; None: it reads other elements, or walks in another order."""
-        names: dict[tirx.Var, tirx.Var] = {}
-        for load in reads(after.store.value, nest.store.buffer):
-            for mine, theirs in zip(nest.store.indices, load.indices, strict=True):
-                if isinstance(mine, tirx.IntImm) and isinstance(theirs, tirx.IntImm):
-                    continue
-                if not isinstance(theirs, tirx.Var) or not isinstance(mine, tirx.Var):
-                    return None
-                if not names.setdefault(theirs, mine).same_as(mine):
-                    return None
-        extents = {own.loop_var: own.extent for own in nest.loops}
-        same = all(
-            own.loop_var in names and tvm_ffi.structural_equal(own.extent, extents[names[own.loop_var]])
-            for own in after.loops
-        )
-        return names if same and len(names) == len(nest.own) else None
+        return bool(found) and renaming(nest, after) is not None
 
     def sum(self, nest: Nest, after: Nest | None) -> Stmt:
         """Tiles of rows and vectors, each summed in registers, and stored by `after` where there is one."""
-        store = None if after is None else replaced(after.store, self._renaming(nest, after) or {})
+        store = None if after is None else replaced(after.store, renaming(nest, after) or {})
         columns = columns_of(nest, self.lanes, self.laid)
         plain = Sum(nest, store, columns, self.lanes, self.threads)
         width = PanelSum.width(plain)

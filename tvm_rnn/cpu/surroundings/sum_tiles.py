@@ -14,11 +14,11 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
+from tvm_rnn.surroundings.nest import Nest, mentions, replaced
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import loop, sequence, variable, when
 
-from .nest import Nest, mentions, replaced
 from .shared_loops import Loops, product, shared
 
 

@@ -13,9 +13,8 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
+from tvm_rnn.surroundings.nest import is_choice, reads
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt
-
-from .nest import is_choice, reads
 
 Range = tuple[int, int]
 TYPES: dict[str, Range] = {"int8": (-128, 127), "uint8": (0, 255), "int16": (-(1 << 15), (1 << 15) - 1), "bool": (0, 1)}

@@ -21,7 +21,7 @@ from tvm_rnn.cpu.workspace import Array, row_stride
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Expr, Stmt
 from tvm_rnn.tir.index import int64
-from tvm_rnn.tir.statements import Block, Named, bind, sequence, store, when
+from tvm_rnn.tir.statements import Block, Named, bind, store
 
 from .lower_network import TrainingLowering
 from .tape_layout import TapeLayer
@@ -144,29 +144,18 @@ class ForwardTrain(TrainingLowering):
     def _inputs_at(self, start: Expr) -> list[tuple[Expr, int]]:
         return self._tape_inputs(self.runs[0], int64(0), start)
 
-    def _copy_out(self, start: Expr, count: Expr) -> Stmt:
-        """Nothing: the last layer writes y itself."""
-        return sequence()
-
     def _complete(self, work: Visit, named: Named, run: Run, place: tuple[Expr, Expr, Expr], tile: Tile) -> None:
         super()._complete(work, named, run, place, tile)
-        work.emit = self._emission(run, *place[:2], tile.start)
+        work.emit = self._emission(named, run, *place[:2], tile)
 
-    def _emission(self, run: Run, i: Expr, d: Expr, start: Expr) -> Emit:
-        """Where a layer's output goes: to the next layer's input in the tape, or to the user's y."""
+    def _onward(self, named: Named, run: Run, i: Expr, d: Expr, tile: Tile) -> Emit:
+        """To the next layer's input in the tape."""
         width = self.code[run.graph].graph.output.shape[0]
-        wide = width * self.net.num_directions
-        after = run.first + run.count
-        stride = row_stride((wide,), self.lanes, self.itemsize)
+        stride = row_stride((width * self.net.num_directions,), self.lanes, self.itemsize)
 
         def emit(t: Expr, b: Expr, j: Expr, value: Expr) -> Stmt:
-            row, there = (start + t) * self.B + b, (self._there(start) + t) * self.B + b
-            column = d * int64(width) + j
-            above = self.tape.input(run.first, i + int64(1), self.whole) + there * int64(stride) + column
-            to_tape = store(self.ctx.buffers["tape"], above, value)
-            to_user = store(self.y, row * int64(wide) + column, value)
-            if after < self.net.num_layers:
-                return to_tape
-            return to_user if run.count == 1 else when(tirx.EQ(i, int64(run.count - 1)), to_user, to_tape)
+            there = (self._there(tile.start) + t) * self.B + b
+            above = self.tape.input(run.first, i + int64(1), self.whole) + there * int64(stride)
+            return store(self.ctx.buffers["tape"], above + d * int64(width) + j, value)
 
         return emit

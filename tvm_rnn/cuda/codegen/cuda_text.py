@@ -274,10 +274,12 @@ def _functions(program: Program) -> list[str]:
     needs = "workspace(device, stream, T, B) -> bytes that sequence needs; at least 1 allocation unit"
     now = "load(device, stream): every kernel on this GPU now, not in the first launch (which may be captured)"
     order = "pack(device, stream, packed, raw...): weights as the user gave them, into the kernels' order"
+    more = [_export(own.name, own.arguments, own.lines, *own.comment) for own in program.exports]
     return [
         *[*size, *layout, "  return most;", "}", ""],
         *[*_export("sequence", 11 + inputs + 2 * states, sequence, *both), ""],
         *[*_export("workspace", 4, workspace, needs), ""],
         *[*_export("load", 2, load, now), ""],
         *_export("pack", 3 + raw, pack, order),
+        *(line for lines in more for line in ("", *lines)),
     ]

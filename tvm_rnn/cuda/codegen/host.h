@@ -251,6 +251,10 @@ inline int copy(char* target, const char* source, int64_t count) {
   return check(cudaMemcpyAsync(target, source, size_t(count), cudaMemcpyDeviceToDevice, stream), "copy");
 }
 
+// Of sizes: as Python divides.
+inline int64_t floordiv(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
+inline int64_t floormod(int64_t a, int64_t b) { return a - floordiv(a, b) * b; }
+
 // --- memory plan ---------------------------------------------------------------------------------------------------
 
 inline int64_t reserve(int64_t& at, int64_t& most, int64_t count) {

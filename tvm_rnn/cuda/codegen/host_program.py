@@ -182,6 +182,16 @@ class Host:
         self.code("}")
 
 
+@dataclass(frozen=True)
+class Export:
+    """One more function of the module. arguments: how many it takes, the device and the stream first."""
+
+    name: str
+    arguments: int
+    lines: tuple[str, ...]
+    comment: tuple[str, ...]
+
+
 @dataclass
 class Program:
     """One network's host program for one arch.
@@ -203,6 +213,7 @@ class Program:
     dropped: WeightDrop | None = None  # parameters that are dropped in each call
     each: int = 1  # rows of a batch row: B is so many times the call's
     left_out: frozenset[str] = frozenset()  # kernels that no call of this module launches
+    exports: list[Export] = field(default_factory=list)  # what is around the network
 
     def __post_init__(self) -> None:
         self._names: dict[str, int] = {}

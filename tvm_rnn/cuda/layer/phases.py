@@ -90,6 +90,7 @@ class Step:
     whole: frozenset[Node] = frozenset()  # inputs whose rows are made of 16-byte pieces, in the storage dtype
     shown: dict[Node, Node] = field(default_factory=dict)  # of a state: what products read in its place, made of it
     heads: int = 1  # of the layer, each of which takes this step by itself
+    lined: tuple[Node, ...] = ()  # what is kept in pieces of 16 bytes, made when nothing is handed over any more
     tables: tuple[Node, ...] = ()
 
     @property
@@ -104,6 +105,11 @@ class Step:
 
     def result(self, state: Node) -> Node:
         return self.graph.results[self.graph.states.index(state)]
+
+    @property
+    def line_widths(self) -> list[int]:
+        """Units of each vector of those of `lined`."""
+        return [self.domain[node] for node in self.lined for _ in components(node, self.domain[node])]
 
     @cached_property
     def sources(self) -> frozenset[Node]:

@@ -48,6 +48,7 @@ class LayerSteps:
     lean: bool = False  # there are never lengths or resets
     kept: Sequence[Pointer] = ()  # rows of what training reads later, as layout.kept_place says
     words: Mapping[Node, Pointer] = field(default_factory=dict)  # masks as words (`cuda/rowwise/dropout_masks.py`)
+    borders: Mapping[Node, Pointer] = field(default_factory=dict)  # states that are kept before some steps
     first: HostExpr = 0  # of the batch rows that are worked on
     rows: HostExpr = "B"  # how many these are
 

@@ -25,6 +25,7 @@ from tvm_rnn.graph.graph import Graph, Group, Node, downstream, has_steps, is_sc
 from tvm_rnn.graph.recurrences import BOTH_AXES
 from tvm_rnn.tir.expr import Expr
 
+from .made_again import MadeAgain
 from .matrix_operands import NUMBER, RowOperands
 from .pointers import TENSOR, Place, arithmetic, storage
 from .row_kernels import sources
@@ -82,6 +83,7 @@ class Layout:
     sums: RowSums = field(default_factory=RowSums)
     heads: int = 1  # of the layer, where this is the layout of one of them (`one_head.py`)
     whole_rows: bool = False  # of x and y, in memory of ours: made of pieces of 16 bytes, zeros behind what they have
+    again: MadeAgain | None = None  # what backward makes of states that are kept before some steps
 
     @property
     def arithmetic(self) -> str:

@@ -12,9 +12,10 @@ the time at once, where there are few states. `lane_sums.py` adds up over a warp
 A `Pair` (`pair.py`) of a matrix and its gradient in: they are made again between the states that were kept;
 `part_layout.py` says what is multiplied with what, `part_place.py` which part a block has, `part_operands.py` brings
 what its steps read. Where heads decay as one, by `parts_again.py`, all steps of a part at once on tensor cores
-(`parts_layout.py`: shared memory, `part_scores.py`: products of two steps, `part_decays.py`: their weights); else by
-`blocks_again.py` from block to block of 16 steps (`blocks_layout.py`, `block_borders.py`: the matrices,
-`block_products.py`: products, `block_keys.py`: sums of a key within a block), or by `steps_again.py`.
+(`parts_layout.py`: shared memory, `part_vectors.py`: vectors as products read them, `part_scores.py`: products of two
+steps, `part_decays.py`: their weights); else by `blocks_again.py` from block to block of 16 steps (`blocks_layout.py`,
+`block_borders.py`: the matrices, `block_products.py`: products, `block_keys.py`: sums of a key within a block), or by
+`steps_again.py`.
 
 Groups of kind "scan" in, kernels over chunks of time out: `vector_scan.py` for vectors; `matrix_scan.py` for matrices
 and `matrix_again.py` for those made again, which have those of above launched.

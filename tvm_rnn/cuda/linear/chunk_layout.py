@@ -72,6 +72,16 @@ class ChunkLayout:
         return self.tile.warps if apart and self.tile.warps * self.handed_bytes <= most else 0
 
     @property
+    def unscaled(self) -> int | None:
+        """A read-out that warps of states solve for: what is erased, before it is scaled. Where others read, these wait
+        less if the others make it."""
+        return None if self.readers else self.recurrence.erased
+
+    def solved(self, read: int) -> bool:
+        """Whether a result is what warps of states solve."""
+        return read == self.unscaled or self.recurrence.solved(read)
+
+    @property
     def loaders(self) -> int:
         """Warps that bring operands: what is left of eight, or four."""
         if self.tile.registers is not None:

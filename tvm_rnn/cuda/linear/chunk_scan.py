@@ -142,8 +142,9 @@ class _Body:
             loads.advance(turn)
 
     def _meet(self) -> None:
-        """All warps: once before the scores of the first chunk, then once a chunk."""
-        self.w.do(I.ptx.bar.sync(0, uint32(self.scan.threads)))
+        """All warps: once before the scores of the first chunk, then once a chunk. Each kind of warps meets at its own
+        instruction, which synccheck reports of bar.sync and not of barrier.sync."""
+        self.w.do(I.ptx.barrier.sync(0, uint32(self.scan.threads)))
 
     def _registers(self, kind: int) -> None:
         """Take or give registers."""

@@ -2,7 +2,8 @@
 
 In: the kernel's body, a warp's number. Out: statements that leave in shared memory, for each read-out, the scores of a
 chunk, [step][step written], and for the erasure those times its scale, whose blocks of 16 on the diagonal are replaced
-by the inverse of 1 - block: substitution, in float32.
+by the inverse of 1 - block: substitution, in float32. What is erased may be a result too, before it is scaled. Then the
+scores have no scale, but what is inverted has those of the steps that wrote.
 
 A warp has 16 steps of the erasure and 16 of a read-out, whose order is reversed: all have as many blocks to make. What
 is erased and read by the same vector is one product.
@@ -11,7 +12,7 @@ is erased and read by the same vector is one product.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -34,7 +35,8 @@ Sums = Sequence[Sequence[TirExpr]]  # [tile of 8 columns][4]
 @dataclass(frozen=True)
 class _Scores:
     """16 rows of scores. column: what was written along; at: where scores go; block: which rows; row: a lane's two;
-    g, scale: theirs, if any; own: a step sees what it writes itself."""
+    g, scale: theirs, if any; own: a step sees what it writes itself; solves: what is inverted has the scales of what
+    was written; alone: the block on the diagonal is all that is wanted."""
 
     column: str
     at: TirExpr
@@ -43,6 +45,8 @@ class _Scores:
     g: Sequence[TirExpr] | None
     scale: Sequence[TirExpr] | None
     own: bool
+    solves: bool
+    alone: bool
 
 
 class Scorers:
@@ -58,7 +62,7 @@ class Scorers:
 
     def make(self, number: TirExpr) -> None:
         """Scores of a chunk."""
-        w, solves = self.w, self.recurrence.erasing is not None
+        w, solves, unscaled = self.w, self.recurrence.erasing is not None, self.scan.unscaled
         scores = self._enter(number)
         backwards = w.bind((self.tile.scorers - 1) - self.warp)
         for turn, sets in enumerate(self._alike()):
@@ -67,7 +71,8 @@ class Scorers:
             for i in sets:
                 _, of, column = self.recurrence.scores[i]
                 own = scores if not i else w.bind(scores + uint32(i * self.scan.score_bytes))
-                found.append(self._where((column, own), self.warp if forwards else backwards, of, solves and not i))
+                where = self._where((column, own), self.warp if forwards else backwards, of, solves and not i)
+                found.append(replace(where, alone=self.recurrence.scores[i][0] == f"read_{unscaled}"))
             self._rows(self.recurrence.scores[sets[0]][0], found, solves and not sets[0])
 
     def _alike(self) -> list[list[int]]:
@@ -90,9 +95,10 @@ class Scorers:
         g, scale = None, None
         if self.body.weighted:
             g = [w.keep(numbers.load(sum_name(of), self.number, r)) for r in row]
-        if erases and "scale" in numbers.buffers:
+        unscaled = self.scan.unscaled is not None
+        if erases and not unscaled and "scale" in numbers.buffers:
             scale = [w.keep(numbers.load("scale", self.number, r)) for r in row]
-        return _Scores(*what, block, row, g, scale, turned(of))
+        return _Scores(*what, block, row, g, scale, turned(of), erases and unscaled, False)
 
     def _rows(self, vector: str, every: Sequence[_Scores], erases: bool) -> None:
         """All blocks of 16 rows: those below the diagonal, and that on it. every: what is made of the same products, of
@@ -119,7 +125,8 @@ class Scorers:
             load(other + 1)  # while what is here is weighed
             sums = _added(w, chains)
             for one in every:
-                self._keep(self._weigh(sums, other, one, False), one, other)
+                if not one.alone:
+                    self._keep(self._weigh(sums, other, one, False), one, other)
         sums = _added(w, self._chains(a, b))
         for i, one in enumerate(every):
             found = self._weigh(sums, scores.block, one, True)
@@ -153,6 +160,8 @@ class Scorers:
                     value = value * exp2(away if seen is None else tirx.Select(seen, away, never))
                 if scores.scale is not None:
                     value = value * scores.scale[half]
+                if scores.solves and diagonal and "scale" in numbers.buffers:
+                    value = value * numbers.load("scale", self.number, other * BLOCK + column)
                 found[n].append(w.keep(value if seen is None else tirx.Select(seen, value, zero)))
         return found
 

@@ -33,7 +33,9 @@ FEW_KEYS = 128  # beside whose states registers hold them
 
 
 class States(Products):
-    """state[n]: 8 keys; as sums of mma.sync lie."""
+    """state[n]: 8 keys; as sums of mma.sync lie. unscaled: what is erased, where that is a result."""
+
+    unscaled: RegisterTile
 
     def __init__(self, block: Block, warp: TirExpr) -> None:
         super().__init__(block, warp)
@@ -104,6 +106,8 @@ class States(Products):
             self._add_values(values, False)
             written["key"] = self._known(values)
             self._add_known(sums, written["key"][0])
+        elif self.scan.unscaled is not None:
+            self._scale(sums, f"read_{self.scan.unscaled}")
         else:
             self._add_values(sums, own.erasing is not None)
         if self.scan.readers:
@@ -114,19 +118,19 @@ class States(Products):
     def _read_all(self, sums: RegisterTile, written: Written) -> None:
         """What the last steps write, all read-outs, the states behind the part."""
         w, own = self.w, self.recurrence
-        reads = {i: w.tile(2 * self.blocks, 4) for i in range(len(own.reads)) if not own.solved(i)}
+        reads = {i: w.tile(2 * self.blocks, 4) for i in range(len(own.reads)) if not self.scan.solved(i)}
         products = {i: self._of_states(found, f"read_{i}") for i, found in reads.items()}
         if not reads:
             written[own.columns[-1]] = self._write_to_states(sums, written)
             for i, read in enumerate(own.reads):
-                self._store(i, read.output, written[own.columns[-1]][0])
+                self._store(i, read.output, self._solution(written))
             return
         # The first read-out's products fill the gaps of what steps write, where registers hold both.
         between = next(iter(products.values())) if self.tile.warps <= FEW else iter(())
         written[own.columns[-1]] = self._write(sums, [between])
         for i, read in enumerate(own.reads):
             if i not in reads:
-                self._store(i, read.output, written[own.columns[-1]][0])
+                self._store(i, read.output, self._solution(written))
                 continue
             run(products[i])
             self._read(i, read.output, reads[i], {column: both[0] for column, both in written.items()})
@@ -159,29 +163,40 @@ class States(Products):
             run(products)
         return found
 
+    def _solution(self, written: Written) -> RegisterTile:
+        """What was solved, as operand: what is written along the last column, or that of which it is made."""
+        return written[self.recurrence.columns[-1]][0] if self.scan.unscaled is None else self.unscaled
+
     def _add_values(self, sums: RegisterTile, erases: bool) -> None:
         """What steps write, but for what they write of each other: values, and, if some is there, what they erase of
         S."""
-        w, scan, names = self.w, self.scan, self.body.numbers.buffers
-        words = w.tile(2, 2, dtype="uint32")
+        names = self.body.numbers.buffers
+        for block in range(self.blocks):
+            values = self._values(block)
+            for half in range(2):
+                n = 2 * block + half
+                erased = self._scaled("erase", n) if "erase" in names else None
+                for i, value in enumerate(values[half]):
+                    if erases:
+                        value = (sums[n][i] if erased is None else sums[n][i] * erased[i % 2]) + value
+                    sums.store(value, n, i)
+
+    def _values(self, block: int) -> list[list[TirExpr]]:
+        """Values of a block of steps, times their scale: [8 steps][4], as sums lie."""
+        w, scan = self.w, self.scan
+        words, found = w.tile(2, 2, dtype="uint32"), list[list[TirExpr]]()
         line = self.lane // 16 * 8 + self.lane % 8
         column = self.warp * BLOCK + self.lane // 8 % 2 * 8
         own = self._offset(scan.value_at, scan.value_pitch)
         at = w.bind(self.stage + own + tirx.Cast("uint32", line * scan.value_pitch + column * 2))
-        for block in range(self.blocks):
-            w.do(I.ptx[TURNED](*words[0], *words[1], at + uint32(block * BLOCK * scan.value_pitch)))
-            for half in range(2):
-                n = 2 * block + half
-                scale = self._scaled("value_scale", n) if "value_scale" in names else None
-                erased = self._scaled("erase", n) if "erase" in names else None
-                for high in range(2):
-                    for odd, value in enumerate(unpack(self.precision, words[half][high])):
-                        i = 2 * high + odd
-                        value = value if scale is None else value * scale[odd]
-                        if erases:
-                            before = sums[n][i] if erased is None else sums[n][i] * erased[odd]
-                            value = before + value
-                        sums.store(value, n, i)
+        w.do(I.ptx[TURNED](*words[0], *words[1], at + uint32(block * BLOCK * scan.value_pitch)))
+        for half in range(2):
+            values = [value for high in range(2) for value in unpack(self.precision, words[half][high])]
+            if "value_scale" in self.body.numbers.buffers:
+                scale = self._scaled("value_scale", 2 * block + half)
+                values = [value * scale[i % 2] for i, value in enumerate(values)]
+            found.append(values)
+        return found
 
     def _write(
         self, sums: RegisterTile, between: list[Iterator[None]], column: str = ""
@@ -189,14 +204,20 @@ class States(Products):
         """What steps write, as operands: as it is, and what is left of it at the end of the chunk. between: other
         products, of which some are started while those here are under way; column: to these, what is written along it
         is added."""
-        w, erases = self.w, self.recurrence.erasing is not None
+        w, own = self.w, self.recurrence
+        erases, unscaled = own.erasing is not None, None
+        if self.scan.unscaled is not None:
+            self.unscaled = w.tile(self.blocks, 4, dtype="uint32")
+            unscaled = [vector for vector, _, _ in own.scores].index(f"read_{self.scan.unscaled}")
         written = w.tile(self.blocks, 4, dtype="uint32")
         ending = w.tile(self.blocks, 4, dtype="uint32") if self.body.weighted else written
         for block in range(self.blocks):
             tiles = [sums[2 * block], sums[2 * block + 1]]
             rest = range(block + 1, self.blocks)
             scores = {other: self._scores(other, block, 0) for other in (block, *rest)} if erases else {}
-            if erases:
+            if unscaled is not None:
+                self._solve_unscaled(sums, block, (scores[block], self._scores(block, block, unscaled)), between)
+            elif erases:
                 self._solve(sums, block, scores[block], between)
             self._pack_block(written, block, tiles)
             if self.body.weighted:
@@ -240,6 +261,29 @@ class States(Products):
                 sums.store(tirx.const(0.0, "float32"), 2 * block + n, i)
         self._add(sums, words[0], block, inverse)
         advance_one(between)
+
+    def _solve_unscaled(
+        self, sums: RegisterTile, block: int, scores: tuple[RegisterTile, RegisterTile], between: list[Iterator[None]]
+    ) -> None:
+        """What is erased, from what is known of it: values of its own block are written too. Then what is written, in
+        its place. scores: the inverse, and what steps of the block read of each other.
+
+        With L the scores, c the scale, v the values: x = y + L (v + c x)  -->  x = (1 - L c)^-1 (y + L v)
+        """
+        values, words = self._values(block), self.w.tile(1, 4, dtype="uint32")
+        inverse, own = scores
+        for half in range(2):
+            values[half] = [self.w.keep(value) for value in values[half]]
+        self._pack_block(words, 0, [tuple(four) for four in values])
+        self._add(sums, words[0], block, own)
+        self._solve(sums, block, inverse, between)
+        self._pack_block(self.unscaled, block, [sums[2 * block], sums[2 * block + 1]])
+        for half in range(2):
+            n = 2 * block + half
+            scale = self._scaled("scale", n) if "scale" in self.body.numbers.buffers else None
+            for i, value in enumerate(values[half]):
+                erased = sums[n][i] if scale is None else sums[n][i] * scale[i % 2]
+                sums.store(value + erased, n, i)
 
     def _decay(self) -> None:
         """What is left of the states at the end of the part."""

@@ -21,7 +21,7 @@ from tvm_rnn.errors import BuildError, message
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.recurrences import BOTH_AXES
 from tvm_rnn.schedule.schedule_template import DEFAULT
-from tvm_rnn.target import Target
+from tvm_rnn.target import HOPPER, Target
 
 from .blocks_again import BlocksAgain
 from .pair import BOTH, EVERY, GRADIENT, STATE, Made, Pair, Read, marks_name
@@ -72,7 +72,8 @@ class MatrixAgain:
 
 def kernels_of(name: str, pair: Pair, target: Target) -> Kernels:
     """The first that can. Raises BuildError where none gives the product of both as one number."""
-    parts, blocks = PartsAgain(name, pair), BlocksAgain(name, pair, target.shared_bytes)
+    parts = PartsAgain(name, pair, wgmma=target.arch == HOPPER)
+    blocks = BlocksAgain(name, pair, target.shared_bytes)
     if not parts.why_not and parts.shared_bytes <= target.shared_bytes:
         return parts
     if any(read.vector is None and read.output.width < pair.keys for read in pair.reads):

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
+from tvm_rnn.tir.expr import Expr
 
 from .chunk_tile import BLOCK
 from .pair import BOTH, EVERY, GRADIENT, STATE, Pair
@@ -27,6 +29,7 @@ class PartLayout:
 
     name: str
     pair: Pair
+    alignment: ClassVar[int] = 128  # of shared memory
 
     @property
     def warps(self) -> int:
@@ -87,14 +90,22 @@ class PartLayout:
         found = {n: rows for n, rows in self.pair.operands.items() if n.endswith("_decay") == decays}
         return {name: rows for name, rows in found.items() if self.first(name) == name}
 
+    def row_bytes(self, name: str) -> int:
+        """Of a step's vector."""
+        return 2 * (self.keys if is_column(name) else self.deep * BLOCK)
+
     def pitch(self, name: str) -> int:
         """Bytes from a step's vector to the next."""
-        return 2 * (self.keys if is_column(name) else self.deep * BLOCK) + PAD
+        return self.row_bytes(name) + PAD
 
     def at(self, name: str) -> int:
         """Where an operand's first step is."""
         names = list(self.held)
         return sum(EVERY * self.pitch(other) for other in names[: names.index(self.first(name))])
+
+    def place(self, name: str, step: Expr, byte: Expr) -> Expr:
+        """Where a byte of a step's vector is."""
+        return step * self.pitch(name) + byte + self.at(name)
 
     @property
     def operand_bytes(self) -> int:

@@ -22,7 +22,7 @@ from tvm_rnn.tir.index import wide
 
 from .chunk_tile import piece_bytes
 from .pair import EVERY
-from .part_layout import PAD, PartLayout, is_column
+from .part_layout import PartLayout, is_column
 from .part_place import Place
 
 UNROLLED = (8, 4, 2, 1)  # copies of a lane in a row
@@ -46,11 +46,11 @@ def kernels_of_parts(layout: PartLayout, body: Callable[[Writer, bool], None]) -
 
 
 class Operands:
-    """base: of shared memory; words, numbers: the same as 16-bit and as float32 numbers."""
+    """arena, base: shared memory, and where it begins; words, numbers: the same as 16-bit and as float32 numbers."""
 
     def __init__(self, w: Writer, layout: PartLayout, place: Place) -> None:
         self.w, self.layout, self.place = w, layout, place
-        arena = I.alloc_buffer((layout.shared_bytes,), "uint8", scope="shared.dyn", align=128)
+        self.arena = arena = I.alloc_buffer((layout.shared_bytes,), "uint8", scope="shared.dyn", align=layout.alignment)
         self.base = w.bind(I.cuda.cvta_generic_to_shared(arena.ptr_to([0])))
         sizes = (layout.shared_bytes // 2,), (layout.shared_bytes // 4,)
         self.words = I.decl_buffer(sizes[0], layout.pair.precision, data=arena.data, scope="shared.dyn")
@@ -61,7 +61,7 @@ class Operands:
         w, layout, place, threads = self.w, self.layout, self.place, self.layout.threads
         for name, rows in layout.held.items():
             size = max(piece_bytes(rows), SIZES[rows.dtype])
-            across = (layout.pitch(name) - PAD) // size
+            across = layout.row_bytes(name) // size
             turns = ceil_div(EVERY * across, threads)
             group = next(n for n in UNROLLED if turns % n == 0)
             with w.loop(turns // group) as outer:
@@ -80,7 +80,7 @@ class Operands:
         inside = w.bind(tirx.Select(step < place.limit, left, 0))
         there = inside > 0
         source = place.at(name, rows, tirx.Select(there, step, 0)) + wide(tirx.Select(there, column, 0))
-        to = step * self.layout.pitch(name) + number * size + self.layout.at(name)
+        to = self.layout.place(name, step, number * size)
         if size < FOUR_BYTES:
             value = w.local(1, rows.dtype)
             w.store(value, tirx.const(0.0, rows.dtype), 0)

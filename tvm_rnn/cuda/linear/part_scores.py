@@ -7,6 +7,7 @@ writes to the matrix before it and to the gradient behind it give, by one more p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 
 from tvm import tirx
@@ -16,12 +17,12 @@ from tvm_rnn.cuda.codegen.register_tile import RegisterTile
 from tvm_rnn.cuda.codegen.vector_access import pack
 from tvm_rnn.cuda.gemm.mma_sync import INSTRUCTIONS, LDMATRIX
 from tvm_rnn.tir.expr import TirExpr
-from tvm_rnn.tir.index import uint32
 
 from .chunk_tile import BLOCK
 from .pair import GRADIENT, STATE
 from .part_decays import Decays
-from .part_layout import PAD, SIDE, UNITS
+from .part_layout import SIDE, UNITS
+from .part_vectors import STEP_BYTES, Vectors
 from .parts_layout import SCORE_PITCH
 
 ZERO = tirx.const(0.0, "float32")
@@ -34,7 +35,8 @@ Sums = list[list[TirExpr]]  # [8 columns][4], as sums of mma.sync lie
 class PartScores:
     """later, earlier: blocks of 16 steps of the unit at hand; row, column: a lane's steps."""
 
-    def __init__(self, decays: Decays) -> None:
+    def __init__(self, decays: Decays, vectors: Vectors) -> None:
+        self.vectors = vectors
         self.decays, self.w, self.layout, self.place = decays, decays.w, decays.layout, decays.place
         self.lane, self.base = decays.place.lane, decays.operands.base
         self.precision = decays.layout.pair.precision
@@ -109,7 +111,7 @@ class PartScores:
             some = {pair: self.w.tile(2, 4) for pair in pairs[first : first + AT_ONCE]}
             for sums in some.values():
                 sums.fill(ZERO)
-            deep = {pair: (self.layout.pitch(self.layout.first(pair[0])) - PAD) // 32 for pair in some}
+            deep = {pair: self.layout.row_bytes(self.layout.first(pair[0])) // STEP_BYTES for pair in some}
             places = {own: self._place(*own) for pair in some for own in ((pair[0], True), (pair[1], False))}
             for k in range(max(deep.values())):
                 words = {own: self._load(at, k) for own, at in places.items()}
@@ -122,18 +124,16 @@ class PartScores:
             found |= some
         return found
 
-    def _place(self, name: str, left: bool) -> TirExpr:
+    def _place(self, name: str, left: bool) -> Callable[[int], TirExpr]:
         """Where a lane reads rows of the block of later, or of earlier steps."""
-        lane, own = self.lane, self.layout.first(name)
-        line, half = (self.row0 + lane % 16, lane // 16)
-        if not left:
-            line, half = self.column0 + lane // 16 * 8 + lane % 8, lane // 8 % 2
-        at = line * self.layout.pitch(own) + half * 16 + self.layout.at(own)
-        return self.w.bind(self.base + tirx.Cast("uint32", at))
+        lane = self.lane
+        if left:
+            return self.vectors.lines(name, self.row0 + lane % 16, lane // 16)
+        return self.vectors.lines(name, self.column0 + lane // 16 * 8 + lane % 8, lane // 8 % 2)
 
-    def _load(self, at: TirExpr, k: int) -> tuple[TirExpr, ...]:
+    def _load(self, at: Callable[[int], TirExpr], k: int) -> tuple[TirExpr, ...]:
         words = self.w.tile(1, 4, dtype="uint32")
-        self.w.do(I.ptx[LDMATRIX.format("x4")](*words[0], at + uint32(32 * k)))
+        self.w.do(I.ptx[LDMATRIX.format("x4")](*words[0], at(k)))
         return words[0]
 
     def _keep(self, sums: RegisterTile, weights: Sums, at: int) -> None:

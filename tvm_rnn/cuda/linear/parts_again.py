@@ -19,6 +19,7 @@ Source: chunk forms as Yang et al. 2024, "Gated Linear Attention Transformers wi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -31,7 +32,7 @@ from tvm_rnn.cuda.codegen.vector_access import pack, unpack
 from tvm_rnn.cuda.gemm.mma_sync import INSTRUCTIONS, LDMATRIX
 from tvm_rnn.cuda.layer.matrix_operands import marks_dtype
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
-from tvm_rnn.tir.expr import TirExpr
+from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import uint32, wide
 
 from .chunk_products import TURNED
@@ -42,10 +43,12 @@ from .part_layout import PAD, SIDE
 from .part_operands import Operands, kernels_of_parts
 from .part_place import Place
 from .part_scores import PartScores
-from .parts_layout import SCORE_PITCH, PartsLayout
+from .part_vectors import STEP_BYTES, Vectors
+from .parts_layout import IN_SQUARE, SCORE_PITCH, SLICE, PartsLayout
 
 ZERO = tirx.const(0.0, "float32")
 AT_ONCE = SIDE // 2  # blocks of 16 steps whose sums registers hold, where two parts share a multiprocessor
+Added = tuple[str, RegisterTile, RegisterTile]  # a vector, sums of what it reads, the matrix
 TURN = "movmatrix.sync.aligned.m8n8.trans.b16"
 
 
@@ -70,27 +73,33 @@ class _Body:
         self.base, self.lane = operands.base, place.lane
         self.key0 = w.keep(place.warp * BLOCK)
         self.decays = Decays(w, layout, place, operands)
-        self.scores = PartScores(self.decays)
+        self.vectors = Vectors(w, layout, operands, self.lane)
+        self.scores = PartScores(self.decays, self.vectors)
 
     def run(self) -> None:
         w = self.w
         self.operands.fill()
         w.do(I.ptx["cp.async.commit_group"]())
         first, *others = self._order
-        packed = {first: self._load(first)}
+        packed = {name: self._load(name, 0) for name in (self._order if self.layout.slices else [first])}
         self.decays.make()
         w.do(I.ptx["cp.async.wait_group"](0))
+        if self.layout.by_wgmma:
+            w.do(I.ptx.fence.proxy.async_.shared__cta())
         w.do(I.cuda.cta_sync())
         self.scores.make()
         w.do(I.cuda.cta_sync())
-        self._turn(packed[first])
-        found = self._vectors(packed[first], first)
-        for name in others:
-            packed[name] = self._load(name)
-            self._turn(packed[name])
-            if self.layout.sums:
-                self.decays.put_whole(self._whole(packed))
-            found |= self._vectors(packed[name], name)
+        if self.layout.slices:
+            found = self._in_slices(packed)
+        else:
+            self._turn(packed[first])
+            found = self._vectors(packed[first], first)
+            for name in others:
+                packed[name] = self._load(name, 0)
+                self._turn(packed[name])
+                if self.layout.sums:
+                    self.decays.put_whole(self._whole(packed))
+                found |= self._vectors(packed[name], name)
         w.do(I.cuda.cta_sync())
         if self.layout.sums:
             self.decays.sum_up()
@@ -105,20 +114,24 @@ class _Body:
 
     @property
     def _order(self) -> list[str]:
-        """One after the other: registers hold the results of one matrix beside the other."""
+        """Of what is read: of whole matrices registers hold the results of one beside the other."""
         return [name for name in (GRADIENT, STATE) if name in self.pair.made]
 
     # --- matrices --------------------------------------------------------------------------------------------------
 
-    def _load(self, name: str) -> RegisterTile:
-        """A matrix at the border of the part as left operand, 16 keys of it; 0 where there is none."""
-        words = self.w.tile(self.layout.deep, 4, dtype="uint32")
-        words.fill(uint32(0))
-        for k in range(self.layout.deep):
-            for i in range(4):
-                first = self.key0 + 8 * (i % 2), BLOCK * k + 8 * (i // 2)
-                (self._load_pair if self._paired else self._load_each)(name, words[k][i], first)
+    def _load(self, name: str, value0: Expr) -> RegisterTile:
+        """A matrix, or a slice of its values, at the border of the part as left operand, 16 keys of it; 0 where there
+        is none. value0: the first."""
+        words = self.w.tile(SLICE if self.layout.slices else self.layout.deep, 4, dtype="uint32")
+        self._load_into(words, name, value0)
         return words
+
+    def _load_into(self, words: RegisterTile, name: str, value0: Expr) -> None:
+        words.fill(uint32(0))
+        for k in range(words.shape[0]):
+            for i in range(4):
+                first = self.key0 + 8 * (i % 2), value0 + (BLOCK * k + 8 * (i // 2))
+                (self._load_pair if self._paired else self._load_each)(name, words[k][i], first)
 
     @property
     def _paired(self) -> bool:
@@ -126,7 +139,7 @@ class _Body:
         own = self.pair
         return marks_dtype(own.precision) == own.precision and (own.keys if own.keys_last else own.values) % 2 == 0
 
-    def _load_pair(self, name: str, word: TirExpr, first: tuple[TirExpr, int]) -> None:
+    def _load_pair(self, name: str, word: TirExpr, first: tuple[TirExpr, Expr]) -> None:
         """Two neighbours at once."""
         w, (key0, value0) = self.w, first
         line, column = self.lane // 4, self.lane % 4 * 2
@@ -135,7 +148,7 @@ class _Body:
         with w.when(there):
             w.do(I.ptx["ld.global.b32"](word, w[marks_name(name)].ptr_to([at])))
 
-    def _load_each(self, name: str, word: TirExpr, first: tuple[TirExpr, int]) -> None:
+    def _load_each(self, name: str, word: TirExpr, first: tuple[TirExpr, Expr]) -> None:
         """One by one."""
         w, two = self.w, self.w.tile(1, 2)
         key = w.bind(first[0] + self.lane // 4)
@@ -170,26 +183,82 @@ class _Body:
         """Results of a matrix, by number, packed: [16 steps][4 words]."""
         found: dict[int, RegisterTile] = {}
         for vector in self.layout.vectors[name]:
-            reads = enumerate(self.pair.reads)
-            own = [i for i, read in reads if read.of == name and self.layout.first(f"vector_{i}") == vector]
-            words = self.w.tile(SIDE, 4, dtype="uint32") if own else None
+            own, words = self._results(name, vector)
             for first in range(0, SIDE, AT_ONCE):
                 self._vector(matrix, (name, vector), range(first, first + AT_ONCE), words)
             if words is not None:
                 found |= dict.fromkeys(own, words)
         return found
 
+    def _results(self, name: str, vector: str) -> tuple[list[int], RegisterTile | None]:
+        """Numbers of the results that a vector reads of a matrix, and where they go, if there are any."""
+        reads = enumerate(self.pair.reads)
+        own = [i for i, read in reads if read.of == name and self.layout.first(f"vector_{i}") == vector]
+        return own, self.w.tile(SIDE, 4, dtype="uint32") if own else None
+
+    def _in_slices(self, packed: dict[str, RegisterTile]) -> dict[int, RegisterTile]:
+        """Results of both matrices. packed: the first slices; the next ones come while these are multiplied."""
+        w, layout = self.w, self.layout
+        sums = {(name, vector): w.tile(2 * SIDE, 4) for name in packed for vector in layout.vectors[name]}
+        for tile in sums.values():
+            tile.fill(ZERO)
+        more = {name: w.tile(SLICE, 4, dtype="uint32") for name in packed}
+        total = w.local(1)
+        w.store(total, ZERO, 0)
+        with w.loop(layout.slices // 2) as turn:
+            for half, (now, then) in enumerate(((packed, more), (more, packed))):
+                value0 = w.bind(turn * (2 * SLICE * BLOCK) + (half + 1) * SLICE * BLOCK)
+                for name, matrix in then.items():
+                    self._load_into(matrix, name, value0)
+                for matrix in now.values():
+                    self._turn(matrix)
+                if layout.sums:
+                    w.store(total, total[0] + self._whole(now), 0)
+                every = [(vector, tile, now[name]) for (name, vector), tile in sums.items()]
+                self._add(every, range(SIDE), turn, half * SLICE)
+        if layout.sums:
+            self.decays.put_whole(total[0])
+        found: dict[int, RegisterTile] = {}
+        for which, tile in sums.items():
+            own, words = self._results(*which)
+            self._finish(tile, which, range(SIDE), words)
+            if words is not None:
+                found |= dict.fromkeys(own, words)
+        return found
+
     def _vector(self, matrix: RegisterTile, which: tuple[str, str], blocks: range, words: RegisterTile | None) -> None:
         """What a vector reads of a matrix in some blocks of 16 steps. words: where it goes; None: it is no result."""
-        w, layout, (name, vector) = self.w, self.layout, which
-        sums = w.tile(2 * AT_ONCE, 4)
+        sums = self.w.tile(2 * len(blocks), 4)
         sums.fill(ZERO)
+        self._add([(which[1], sums, matrix)], blocks)
+        self._finish(sums, which, blocks, words)
+
+    def _add(self, every: Sequence[Added], blocks: range, square: Expr = 0, tile: int = 0) -> None:
+        """To what vectors read, of values from a square of 64, and a tile of 16 in it, on."""
+        if not self.layout.by_wgmma:
+            for added in every:
+                self._add_by_warps(added, blocks, (square * IN_SQUARE + tile) * STEP_BYTES)
+            return
+        self.w.do(I.ptx.wgmma.fence.sync.aligned())
+        for vector, sums, matrix in every:
+            self.vectors.multiply(sums, matrix, vector, blocks, square, tile)
+        self.w.do(I.ptx.wgmma.commit_group.sync.aligned())
+        self.w.do(I.ptx.wgmma.wait_group.sync.aligned(0))
+
+    def _add_by_warps(self, added: Added, blocks: range, byte: Expr) -> None:
+        """The same, each warp by itself. byte: where the vector's values begin."""
+        vector, sums, matrix = added
         at, pitch = self._columns(vector)
-        for k in range(layout.deep):
+        at = self.w.bind(at + tirx.Cast("uint32", byte))
+        for k in range(matrix.shape[0]):
             for n, block in enumerate(blocks):  # whose sums are independent
-                b = self._right(LDMATRIX.format("x4"), w.bind(at + uint32(block * BLOCK * pitch + 32 * k)))
+                b = self._right(LDMATRIX.format("x4"), self.w.bind(at + uint32(block * BLOCK * pitch + STEP_BYTES * k)))
                 for half in range(2):
                     self._multiply(sums[2 * n + half], matrix[k], b[half])
+
+    def _finish(self, sums: RegisterTile, which: tuple[str, str], blocks: range, words: RegisterTile | None) -> None:
+        """What some blocks of steps read of the matrix is added to the product of both, and what others wrote to it."""
+        w, layout, (name, vector) = self.w, self.layout, which
         other = GRADIENT if name == STATE else STATE
         if layout.sums:
             for i, row in enumerate(layout.rows[other]):
@@ -234,7 +303,7 @@ class _Body:
         """Times what is left of the matrix at each step."""
         if not self.decays.weighted:
             return
-        for n in range(2 * AT_ONCE):
+        for n in range(2 * len(blocks)):
             left = self.decays.two(kind, self.w.bind(self.lane % 4 * 2 + (blocks[0] * BLOCK + 8 * n)))
             for i in range(4):
                 sums.store(sums[n][i] * left[i % 2], n, i)

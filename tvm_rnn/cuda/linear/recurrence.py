@@ -96,6 +96,16 @@ class Recurrence:
         return own and (f"read_{read}", "vector_0") in self.same
 
     @property
+    def erased(self) -> int | None:
+        """The read-out that is what is erased, before it is scaled; None: there is none that chunks can solve for."""
+        if self.erase is None or self.erase.of != BEFORE or self.decays_by_key:
+            return None
+        first = dict(self.same)
+        vector = first.get(self.erasing_vector, self.erasing_vector)
+        reads = ((i, f"read_{i}") for i, read in enumerate(self.reads) if read.of == BEFORE)
+        return next((i for i, name in reads if first.get(name, name) == vector), None)
+
+    @property
     def vectors(self) -> dict[str, Rows]:
         """Of every step, by their names as pointers: those of `keys` numbers."""
         found = {"key": self.key}

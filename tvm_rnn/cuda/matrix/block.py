@@ -196,8 +196,9 @@ class Block:
         w.do(I.cuda.cta_sync())
 
     def meet(self, warps: int, name: int) -> None:
-        """Wait for so many warps, at the barrier of that number."""
-        self.w.do(I.ptx.bar.sync(name, uint32(LANES * warps)))
+        """Wait for so many warps, at the barrier of that number. Each kind of warps meets at its own instruction,
+        which synccheck reports of bar.sync and not of barrier.sync."""
+        self.w.do(I.ptx.barrier.sync(name, uint32(LANES * warps)))
 
     def meet_all(self) -> None:
         """Once before the steps, and once in each."""

@@ -79,7 +79,8 @@ class Persistent:
     @property
     def _inputs(self) -> list[int]:
         """Numbers of the inputs that products read, 16 bytes at a time."""
-        return [self.layout.graph.inputs.index(node) for node in self.geometry.step.given]
+        inputs = self.layout.of_all.graph.inputs
+        return [inputs.index(self.layout.of_layer(node)) for node in self.geometry.step.given]
 
     @cached_property
     def kernels(self) -> tuple[Kernel, Kernel]:
@@ -204,17 +205,31 @@ def step_of(layout: Layout) -> Step:
     )
     check_kept(step, (own.node for own in layout.taped))
     for node in step.given:
-        place = layout.input(layout.graph.inputs.index(node))
-        if place.dtype != layout.storage or place.row_stride * ITEM_BYTES[place.dtype] % 16:
+        place, own = layout.input(layout.graph.inputs.index(node)), node.shape[0]
+        sizes = (place.row_stride,) if layout.heads == 1 else (place.row_stride, own)  # of a row, and of a head in it
+        pieces = all(size * ITEM_BYTES[place.dtype] % 16 == 0 for size in sizes)
+        if place.dtype != layout.storage or not pieces or layout.side_by_side(node) not in (0, own):
             raise NotPersistent("a product reads an input whose rows are not made of 16-byte pieces")
     # The inputs, not a user's x, whose rows are made of 16-byte pieces of the storage dtype.
     found = [(n, place) for n, place in layout.given.items() if place.dtype == layout.storage and place.align % 16 == 0]
     whole = [layout.graph.inputs[n] for n, p in found if p.row_stride * ITEM_BYTES[p.dtype] % 16 == 0]
-    if any(layout.of_layer(node) is not node for node in step.given):
-        raise NotPersistent("a product of heads reads an input")
     if step.tables and layout.heads > 1:
         raise NotPersistent("heads read rows of a table at computed places")
-    return replace(step, whole=frozenset(whole), heads=layout.heads)
+    return replace(step, whole=frozenset(whole), heads=layout.heads, lined=_lined(layout, step))
+
+
+def _lined(layout: Layout, step: Step) -> tuple[Node, ...]:
+    """Of what is kept, vectors of 16 bits in pieces of 16 bytes, of the last phase that hands something over, or of
+    later ones."""
+    last = max((n for n, phase in enumerate(step.phases) if phase.published), default=len(step.phases))
+    late = {node for phase in step.phases[last:] for node in (*phase.nodes, *phase.roots, phase.root)}
+    found = []
+    for own in layout.taped:
+        place, width = own.place, step.domain[own.node]
+        pieces = ITEM_BYTES[place.dtype] == 2 and place.align >= 16
+        if pieces and place.row_stride % 8 == own.apart % 8 == width % 8 == 0 and own.node in late:
+            found.append(own.node)
+    return tuple(found)
 
 
 def planned(layout: Layout) -> tuple[Layout, Step]:

@@ -26,6 +26,7 @@ from tvm_rnn.tir.expr import Buffer, Expr
 
 from .exchange import convert
 from .geometry import LANES, POISON, Body, Slots
+from .tape_lines import TapeLines
 
 
 class Epilogue:
@@ -189,13 +190,26 @@ class TapeStores:
         self.body, self.k, self.layout, self.step = body, body.k, body.layout, body.step
         self.back = 0  # steps from the one that is being written to the one that is stored
         self.late: Taped | None = None
+        self.lines = TapeLines(body, [(name_of(own), own) for own in self.layout.taped])
+        self.copied = False  # whether the lines of the step before go to memory
         results, output = self.step.graph.results, self.step.graph.output
         if late and self.layout.emits and output in results and self.step.domain[output] > 1:
             state = self.step.graph.states[results.index(output)]
             self.late = Taped(-1, state, self.layout.output, output.shape[0])
 
+    def prepare(self) -> None:
+        """Once: where lines go."""
+        self.lines.prepare()
+
+    def met(self) -> None:
+        """All of a block have met: the first time in a step the lines of the one before go to memory."""
+        if self.lines.lines and not self.copied:
+            self.lines.met()
+        self.copied = True
+
     def before(self) -> None:
         """States as they are when the step begins; y of the step before."""
+        self.copied = False
         self._store([own for own in self.layout.taped if own.node.op == "state"])
         if self.late is not None:
             with self.k.when(self.body.t > 0) if self.body.par == 0 else nullcontext():
@@ -206,6 +220,8 @@ class TapeStores:
         if self.late is not None:
             self.body.t = self.k["steps"]
             self._store_late(self.late)
+        if self.lines.lines:
+            self.lines.end()
 
     def _store_late(self, own: Taped) -> None:
         self.back = 1
@@ -215,7 +231,21 @@ class TapeStores:
     def phase(self, phase: Phase) -> None:
         """What the phase has computed."""
         made = {*phase.nodes, *phase.roots, phase.root}
-        self._store([own for own in self.layout.taped if own.node in made and own.node.op != "state"])
+        owns = [own for own in self.layout.taped if own.node in made and own.node.op != "state"]
+        self._store([own for own in owns if not self.lines.takes(own)])
+        self._write_lines([own for own in owns if self.lines.takes(own)])
+
+    def _write_lines(self, owns: Sequence[Taped]) -> None:
+        geometry = self.body.geometry
+        for j in range(geometry.own_tiles) if owns else ():
+            with self.body.cells.own_tile(j):
+                values = [
+                    (own, number, block, [self._value(own.node, number, block, j, e) for e in range(2)])
+                    for own in owns
+                    for number, _ in components(own.node, self.step.domain[own.node])
+                    for block in range(geometry.blocks(geometry.line_width))
+                ]
+                self.lines.write(values, j)
 
     def _value(self, node: Node, number: int, block: int, j: int, e: int) -> Expr:
         if node.op == "state":

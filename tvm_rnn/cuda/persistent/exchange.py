@@ -64,6 +64,7 @@ class ClusterExchange(Exchange):
 
     name: ClassVar[str] = "cluster"
     in_memory: ClassVar[bool] = False
+    lines: ClassVar[bool] = True
     marks: ClassVar[bool] = True
     rates: ClassVar[Rates] = Rates(0.24, 0.012, 34.0, 0.8, 0.15, 0.03)
 
@@ -470,6 +471,7 @@ class Cluster(InShared):
                     k.do(I.ptx[name](target, *words, barrier))
             if y is not None:
                 self._store_y(node, words, y)
+        self.body.tape_stores.met()
 
     def _store_y(self, node: Node, words: Sequence[Expr], y: Store) -> None:
         """This block's part of y, 16 bytes per thread."""

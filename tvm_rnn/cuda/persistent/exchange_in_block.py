@@ -38,6 +38,7 @@ class BlockExchange(ClusterExchange):
     """As planning sees it: a cluster of one block, without what blocks tell each other."""
 
     name: ClassVar[str] = "block"
+    lines: ClassVar[bool] = False
     marks: ClassVar[bool] = False
     prefetch_steps: ClassVar[int] = 8  # of 0.2 to 0.5 us; a value from memory takes 0.8
     stages: ClassVar[bool] = False

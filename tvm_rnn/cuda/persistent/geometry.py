@@ -46,6 +46,10 @@ MMA = {
 LANES = 32
 BLOCK_WORDS = 16  # 64 bytes of K
 POISON = 0xFFFFFFFF  # memory that nobody has written yet: no value's bits, see `exchange_by_polling.py`
+# Bytes of a line that is worth while. GRUs of 128 units, B 32, 128 steps, H200: of 128 bytes (16 members) forward 111
+# and 100 us without and with lines, backward 134 and 113; of 64 (one) 57 and 62, 92 and 86.
+LEAST_LINE = {"forward": 128, "backward": 64}
+BLOCK_BYTES = 232448  # of shared memory, that a block may have
 COUNTER_WORDS = 32  # a counter per 128 bytes: no two groups share a line
 Store = Callable[[Expr, Expr, Sequence[Expr]], None]  # (row, unit, words): 16 bytes of y
 Slots: TypeAlias = "dict[Node, tuple[Expr, Expr | None, Store | None]]"  # per published value: the copy, when, y
@@ -250,6 +254,9 @@ class Tape(Protocol):
     def late(self) -> object:
         """None: y is stored in its own step."""
 
+    def met(self) -> None:
+        """All of a block have met behind a phase, and what is handed over has gone."""
+
     def pair(self, name: str, place: Place, values: Sequence[Expr], of: tuple[int, int, int], width: int) -> None: ...
 
 
@@ -342,6 +349,7 @@ class Exchange(ABC):
     polls: ClassVar[bool] = False  # a reader loads a value until it is there
     marks: ClassVar[bool] = False  # a layer knows by the values themselves what the layer below has written
     prefetch_steps: ClassVar[int] = 4  # stages of hoisted values: copies begin three steps early
+    lines: ClassVar[bool] = False  # all of a block meet in every step: what training keeps may be stored behind that
     stages: ClassVar[bool] = True  # values wait in shared memory for others, and y is stored from there
     # Products wait for nobody else: what is stored of the step before waits for them, not they for it.
     stores_late: ClassVar[bool] = False
@@ -522,9 +530,43 @@ class Geometry(ABC):
         return self.memory_map["prefetch"]
 
     @property
-    def shared_bytes(self) -> int:
+    def own_bytes(self) -> int:
         """Of shared memory, per block: behind all regions two mbarriers per value, and for reductions."""
         return 4 * self.memory_map["end"] + max(256, 16 * (len(self.published) + 1))
+
+    @property
+    def tape_at(self) -> int:
+        """The byte where rows begin that go to the tape as lines (`tape_lines.py`)."""
+        return -(-self.own_bytes // 128) * 128
+
+    @cached_property
+    def line_width(self) -> int:
+        """Units of the values that a block stores as lines; 0: none. Those of which it has most, where its part of a
+        row is as long as is worth while, and two steps' rows have room."""
+        widths = self.step.line_widths
+        if not self.exchange.lines or not widths:
+            return 0
+        width = max(widths, key=lambda width: widths.count(width) * width)
+        whole = self.tape_at + 2 * self._lines_of(width) <= BLOCK_BYTES
+        return width if whole and self.units(width) * 2 >= LEAST_LINE[self.step.graph.kind] else 0
+
+    @property
+    def line_pitch(self) -> int:
+        """Bytes from a line to the next: eight of them lie in different banks."""
+        return self.units(self.line_width) * 2 + 16
+
+    def _lines_of(self, width: int) -> int:
+        """Bytes of a step's lines."""
+        return self.step.line_widths.count(width) * self.rows * (self.units(width) * 2 + 16)
+
+    @property
+    def line_bytes(self) -> int:
+        return self._lines_of(self.line_width)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of shared memory, per block."""
+        return self.tape_at + 2 * self.line_bytes if self.line_width else self.own_bytes
 
     @property
     def cluster(self) -> int:
@@ -570,7 +612,7 @@ class Geometry(ABC):
         """Whether it takes what Hopper GPUs alone have: clusters, wgmma, bulk copies."""
         return True
 
-    def fits(self, registers: int = 255, shared_bytes: int = 232448) -> bool:
+    def fits(self, registers: int = 255, shared_bytes: int = BLOCK_BYTES) -> bool:
         """Whether a block fits on an SM. 255 registers per thread, 64 K per SM."""
         most = min(registers, (1 << 16) // self.threads // 8 * 8)
         return self.threads <= 1024 and self.registers() <= most and self.shared_bytes <= shared_bytes

@@ -63,6 +63,7 @@ def strides_of_heads(geometry: Geometry, layout: Layout) -> dict[str, int]:
     found = {f"weight_{n}": geometry.weight_elements(*own) for n, own in enumerate(geometry.weights)}
     found |= {f"param_{n}": layout.side_by_side(node) for n, node in enumerate(step.param_nodes)}
     found |= {f"read_{n}": layout.side_by_side(node) for n, node in enumerate(step.read_nodes)}
+    found |= {f"x_{n}": layout.side_by_side(node) for n, node in enumerate(step.given)}
     found |= {f"{way}_{n}": s.shape[0] for way in ("old", "new") for n, s in enumerate(step.graph.states)}
     found |= {name_of(own): own.apart for own in layout.taped}
     return found | ({"y": step.graph.output.shape[0]} if layout.emits else {})
@@ -143,6 +144,7 @@ class KernelBody:
     def emit(self) -> None:
         self.reads.load_params()
         self.reads.words.prepare()
+        self.tape_stores.prepare()
         self.masks = None if self.initial is None else Masks(self, self.initial)
         self._load_states()
         self.exchange.prepare()

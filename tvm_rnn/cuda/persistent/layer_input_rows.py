@@ -114,7 +114,8 @@ class ClusterInputs(Inputs):
         inside = tirx.And(row < geometry.rows, piece * lanes < node.shape[0])
         from_row = tirx.Min(k["row0"] + ids.group * geometry.rows + tirx.Min(row, geometry.rows - 1), k["batch"] - 1)
         stride = self.stride(node)
-        element = tirx.Cast("int64", from_row) * stride + tirx.Min(piece * lanes, stride - lanes)
+        last = (node.shape[0] if geometry.step.heads > 1 else stride) - lanes  # heads lie in one row
+        element = tirx.Cast("int64", from_row) * stride + tirx.Min(piece * lanes, last)
         block = tirx.floordiv(piece, 4) * geometry.rows + tirx.Min(row, geometry.rows - 1)
         word = self.copies[node] + block * BLOCK_WORDS + tirx.floormod(piece, 4) * 4
         whole = pieces % geometry.threads == 0 and node.shape[0] == geometry.depth_blocks(node) * geometry.block_k

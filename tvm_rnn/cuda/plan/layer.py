@@ -19,6 +19,7 @@ from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointe
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.codegen.vector_access import aligned
 from tvm_rnn.cuda.gemm.group_kernels import Gemm, gemm, multiplies_early
+from tvm_rnn.cuda.layer.made_again import MadeAgain
 from tvm_rnn.cuda.layer.matrix_operands import (
     AgainOperands,
     MatrixOperands,
@@ -55,6 +56,7 @@ from tvm_rnn.target import HOPPER
 from tvm_rnn.target import Target as Machine
 
 STEP_US = 6.0  # a product and a row kernel, each with a launch
+HOISTED_BYTES_PER_US = 2.8e6  # of products of members: 16 GRUs of 128, 4096 rows, H200: 67 MB in 24 us
 Find = Callable[[Target, Node], Pointer]
 Launches = list[tuple[list[Group], Any]]  # groups, and what one launch does of them, in order
 
@@ -91,6 +93,7 @@ class Layer:
     sums: RowSums = field(default_factory=RowSums)  # that the steps may make beside them
     looped: bool = False  # the graph is a closed loop: there are never lengths or resets
     groups: Launches = field(default_factory=list)  # what one launch does, in order
+    again: MadeAgain | None = None  # what backward makes of states that are kept before some steps
     regimes: list[Regime] = field(default_factory=list)
     joined: Callable[[], Graph | None] = lambda: None  # the graph with the products of inputs in the step
     one_step: OneStep | None = None  # of calls of one step, where a step needs no copies of its states
@@ -108,7 +111,7 @@ class Layer:
         self.weights = Weights(self.graph, self.number, self.precision, self.options.stored)
         self.graph, matrices = prepared(self.graph, lambda node: self.weights.place(node) is not None, self._as_operand)
         common = (self.dtype, self.directions, self.kept, self.given, self.narrow, matrices)
-        self.layout = Layout(self.graph, self.precision, self.weights, *common, sums=self.sums)
+        self.layout = Layout(self.graph, self.precision, self.weights, *common, sums=self.sums, again=self.again)
         for number, groups in enumerate(self.chains):
             name = f"g{self.number}_{groups[0].region}{number}_{_kind(groups)}"
             work = self._kernel(name, groups, self.layout, self._given(number))
@@ -172,6 +175,8 @@ class Layer:
         if layout is None or len(chains) > 1:
             return None
         work = self._kernel(f"g{self.number}_once_{_kind(chains[0])}", chains[0], layout)
+        if not isinstance(work, Gemm):  # products of members in float32 are row kernels, slower than one for all rows
+            return None
         packs = [next((own for own in self.weights.packs.values() if own.serves(pack)), pack) for pack in work.packs]
         for pack in packs:
             if pack.key not in self.weights.packs:
@@ -303,8 +308,9 @@ class Layer:
 
     @cached_property
     def marked(self) -> list[int]:
-        """The numbers of the states that are matrices and kept before the parts of the time alone."""
-        return marked(self.graph)
+        """The numbers of the states that are kept before parts of the time alone."""
+        of_vectors = self.again is not None and self.graph.kind == "forward"
+        return [*range(len(self.graph.states))] if of_vectors else marked(self.graph)
 
     @property
     def _marked_here(self) -> list[Node]:
@@ -448,6 +454,29 @@ class Layer:
                 return predict(fitting[0].geometry, batch, self.machine)
         return next((float(r.fact.get("predicted_us", STEP_US)) for r in fitting), STEP_US)
 
+    @property
+    def multiplies_members(self) -> bool:
+        """Whether products of members are made for all steps before the first one."""
+        early = [group.root for group in self.graph.groups if group.region == "before"]
+        return any(root is not None and root.op == "batched_gemm" for root in early)
+
+    def hoisted_us(self, batch: int) -> float:
+        """Of a step's part of these products, predicted: what they read and write goes through memory."""
+        layout, found = self.layout, 0.0
+        for group in (groups[0] for groups, _ in self.groups if groups[0].region == "before"):
+            if group.root is not None and group.root.op == "batched_gemm":
+                read = [prod(vector.shape) * ITEM_BYTES[layout.storage] for vector in group.root.args[1::2]]
+                written = [t.place for node in group.stored for t in layout.targets(node, "before")]
+                found += sum(read) + sum(place.row_stride * ITEM_BYTES[place.dtype] for place in written)
+        return found * batch / HOISTED_BYTES_PER_US
+
+    @property
+    def walks_all_steps(self) -> bool:
+        """Whether persistent kernels take every call."""
+        return all(isinstance(regime, Persistent) for regime in self.regimes) and any(
+            regime.most is None and regime.least_steps == 1 for regime in self.regimes
+        )
+
     def beside(self, batch: int) -> int:
         """How many layers like this one have room on the GPU at the same time."""
         regime = next((r for r in self.regimes if r.most is None or batch <= r.most), None)
@@ -589,7 +618,7 @@ class Layer:
         given = (tile.inputs, self.hoisted_at(buffers, tile), buffers.weights)
         span = (tile.start, tile.count, tile.reverse)
         steps = LayerSteps(self.layout, *span, *given, before, after, tile.output, buffers.regime)
-        steps = replace(steps, lean=self._lean, kept=tile.kept, words=buffers.words)
+        steps = replace(steps, lean=self._lean, kept=tile.kept, words=buffers.words, borders=tile.marks)
         if self.rest == "-1":
             for number, regime in enumerate(self.regimes):
                 with host.when(f"{self.regime} == {number}"):

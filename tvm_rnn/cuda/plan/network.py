@@ -31,7 +31,7 @@ from tvm_rnn.cuda.model.choose_backward_lanes import WAVE_STEPS, WAVE_TILES
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
 from tvm_rnn.cuda.rowwise.dropout_masks import Dropped, NetworkMaskKeys
 from tvm_rnn.cuda.rowwise.state_moves import Buffers, InPlace, StateCopy, Tile, copy_states
-from tvm_rnn.decisions import about, tell
+from tvm_rnn.decisions import about, forget, recording, tell, told
 from tvm_rnn.graph.flops import flops_per_row
 from tvm_rnn.graph.graph import Graph, Layers, Node
 from tvm_rnn.options import PASS_NAMES
@@ -85,7 +85,30 @@ class Plan:
         self.program = Program(dtype=net.dtype)
         self.directions = net.num_directions
         self.whole = self.directions > 1 or net.reverse  # each layer over all of T before the next one
-        self.code = [self._layer(graph, i) for i, graph in enumerate(self.layers.graphs)]
+        self.code = [self._quickest(number) for number in range(len(self.layers.graphs))]
+
+    def _quickest(self, number: int) -> Layer:
+        """The code of the layers of a graph: with products of inputs in the steps, where that is predicted to take
+        less."""
+        before, batches = told(), self.options.batches or EXPECTED_BATCHES
+        hoisted = self._layer(self.layers.graphs[number], number)
+        graph = self._joined(number) if hoisted.multiplies_members else None
+        if graph is None:
+            return hoisted
+        with recording(listen=False):
+            other = self._layer(graph, number)
+        taken = sum(hoisted.predicted_us(batch) + hoisted.hoisted_us(batch) for batch in batches)
+        us = sum(other.predicted_us(batch) for batch in batches)
+        each, apart = us / len(batches), taken / len(batches)
+        why = f"of members {each:.2f} us per step predicted, {apart:.2f} where they are hoisted"
+        if not other.walks_all_steps or us > taken:
+            with about("regime", graph=number):
+                tell(False, "products of inputs in the steps", why)
+            return hoisted
+        forget(before)
+        with about("regime", graph=number):
+            tell(True, "products of inputs in the steps", why)
+        return self._layer(graph, number)
 
     def _layer(self, graph: Graph, number: int) -> Layer:
         own = (graph, number, self.net.dtype, self.options, self.target, self.net.cell.initial)

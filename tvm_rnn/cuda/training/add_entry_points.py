@@ -7,7 +7,7 @@ and the constants that their equations read.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ from msgspec import convert
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Program
 from tvm_rnn.cuda.codegen.workspace_size import working_memory
-from tvm_rnn.decisions import about, forget, recording, told
+from tvm_rnn.cuda.layer.made_again import made_again, without_kept
+from tvm_rnn.decisions import about, forget, recording, tell, told
 from tvm_rnn.dtypes import held_dtype
 from tvm_rnn.graph.graph import Layers, has_steps
 from tvm_rnn.module_file.facts import memory_facts
@@ -90,10 +91,18 @@ def _plan(passed: Passed, target: Target, training: bool | str) -> Trained:
     net, options = passed.net, passed.options
     keep_choice.check(training, net.dtype, target.kind)
     layers = passed.training(training)[-1][1]
+    found = {number: made_again(graph, net) for number, graph in enumerate(layers.graphs)}
+    again = {number: own for number, own in found.items() if own is not None}
+    for number, own in again.items():
+        why = f"made again from inputs and the states before each {own.every}th step, which moves fewer bytes"
+        with about("differentiate", graph=number):
+            tell(False, "keep values for backward", why)
     training = keep_choice.chosen(training, net, target, options.batches, options.precision)
     count, narrow = len(layers.graphs), keep_choice.split(training)[1]
     backs = Layers(tuple(g.backward for g in layers.graphs if g.backward is not None), layers.of_layer)
-    forward = ForwardTrain(passed, layers, target, number=count, narrow=narrow)
+    kept = tuple(without_kept(g) if number in again else g for number, g in enumerate(layers.graphs))
+    given = passed, replace(layers, graphs=kept), target
+    forward = ForwardTrain(*given, number=count, narrow=narrow, keep=training, again=again)
     backward = BackwardPlan(passed, backs, target, forward=forward, number=2 * count)
     programs = forward.run(), backward.run()
     programs[0].suffix, programs[1].suffix = (f"_{way}" for way in WAYS)

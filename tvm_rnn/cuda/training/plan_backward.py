@@ -155,6 +155,9 @@ class BackwardPlan(Plan):
     backs: list[BackwardCode] = field(default_factory=list)
     blanks: dict[str, Kernel] = field(default_factory=dict)
 
+    def _quickest(self, number: int) -> Layer:
+        return self._layer(self.layers.graphs[number], number)
+
     def _layer(self, graph: Graph, number: int) -> Layer:
         """The layer's code; what follows its steps goes to `backs`."""
         assert self.forward is not None
@@ -164,6 +167,7 @@ class BackwardPlan(Plan):
         rows = replace(graph, weight_gradients=(), emitted=(*graph.emitted, *operands))
         kept = tuple(n for n in last if n.op == "state" or stored.get(n) == "step")
         given, streams = self._given(self.forward.code[number].layout), tuple(self.net.regularisers.streams)
+        again = self.forward.again.get(number)
         together = 1 if self.whole else self.net.num_layers
         offered = [n for n in sums if n.op == "einsum_rows"]
         others = read_at_last(graph, offered)
@@ -171,7 +175,7 @@ class BackwardPlan(Plan):
         def layer_of(kept: tuple[Node, ...]) -> Layer:
             own = rows, self.number + number, self.net.dtype, self.options, self.target, dict[str, float](), 1, kept
             beside = RowSums(tuple(offered), tuple(n for n in kept if n not in others))
-            return Layer(*own, given, streams, together=together, sums=beside)
+            return Layer(*own, given, streams, together=together, sums=beside, again=again)
 
         layer = None
         if self.directions == 1 and _walks_output(graph):
@@ -291,6 +295,11 @@ class BackwardPlan(Plan):
         room = HOISTED_BYTES * (1 if any(code.layout.has_steps for code in self.code) else OVER_TIME)
         most = f"max<int64_t>(1, {room // per_row} / ({self.wave} ? {layers} : 1) / B)"
         self.steps = program.let("tile_steps", self._in_parts(f"min<int64_t>((T + {tiles} - 1) / {tiles}, {most})"))
+
+    @property
+    def marked(self) -> bool:
+        """Whether a part of the time begins from states that were kept there."""
+        return super().marked or (self.forward is not None and self.forward.marked)
 
     def _between(self) -> None:
         """Memory for the gradients of layers' outputs."""

@@ -11,9 +11,9 @@ tape.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
@@ -21,12 +21,14 @@ from tvm import tirx
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
+from tvm_rnn.cuda.layer.made_again import MadeAgain
 from tvm_rnn.cuda.layer.pointers import Place, address
 from tvm_rnn.cuda.layer.row_kernels import THREADS, elements
 from tvm_rnn.cuda.plan.layer import Layer
 from tvm_rnn.cuda.plan.network import Plan, Visit
 from tvm_rnn.cuda.rowwise.state_moves import StateCopy
 from tvm_rnn.graph.graph import Graph, Node
+from tvm_rnn.options import PASS_NAMES
 from tvm_rnn.tir.expr import TirExpr
 from tvm_rnn.tir.index import int64, wide
 
@@ -50,10 +52,13 @@ class Blank:
 @dataclass
 class ForwardTrain(Plan):
     """Call `run()`; then `tape` is the layout of the tape. number: of the first graph, among those whose constants the
-    file has. narrow: the dtype in which the tape has what backward reads in pointwise work; "": the storage dtype."""
+    file has. again: of graphs, by their number, what backward makes again. narrow: the dtype in which the tape has what
+    backward reads in pointwise work; "": the storage dtype. keep: what is kept."""
 
     number: int = 0
     narrow: str = ""
+    keep: bool | str = True
+    again: Mapping[int, MadeAgain] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,7 +68,21 @@ class ForwardTrain(Plan):
         net = self.net
         own = graph, self.number + number, net.dtype, self.options, self.target, net.cell.initial, self.directions
         streams, narrow = tuple(net.regularisers.streams), narrowed(graph, self.narrow)
-        return Layer(*own, kept=kept_nodes(graph), streams=streams, narrow=narrow, together=self._side_by_side())
+        return Layer(
+            *own,
+            kept=kept_nodes(graph),
+            streams=streams,
+            narrow=narrow,
+            together=self._side_by_side(),
+            again=self.again.get(number),
+        )
+
+    def _joined(self, number: int) -> Graph | None:
+        """Of what is kept the backward graph that there is reads the same. Masks are made for many steps at a time."""
+        own = self.layers.graphs[number]
+        if self.net.regularisers or number in self.again or not set(PASS_NAMES) <= set(own.applied):
+            return None
+        return replace(self.passed.in_step(self.keep).graphs[number], backward=own.backward)
 
     def run(self) -> Program:
         """The program."""

@@ -7,7 +7,8 @@ programs compute them, and its size for the manifest. Each array is [T, B, row],
     kept       for each layer and direction what its graph emits
     states     for each layer and direction the states that the backward graph reads, T+1 times: entry t is the state
                before step t, after step t + 1 in the direction that goes backwards it is the reverse
-    matrices   likewise, of those that backward makes again: before each 64th step alone, float32 or bfloat16
+    matrices   likewise, of those that backward makes again: before each 64th step alone, float32 or bfloat16; and of
+               vectors from which it goes forward again (`cuda/layer/made_again.py`): before each 16th step, or more
 
 The first layer's inputs are the caller's own arrays, which both programs read where they are. Where a layer's output is
 a state that is kept, the layer above finds its inputs there: they are not kept twice. Likewise the last layer's: where
@@ -155,8 +156,10 @@ class Tape:
         return len(self.arrays) - 1
 
     def _add_matrix(self, code: Layer, number: int) -> int:
-        shape, dtype = code.graph.states[number].shape, code.marks_dtype
-        self.arrays.append(TapeArray(0, prod(shape) * ITEM_BYTES[dtype], dtype, every=EVERY))
+        shape, dtype, every = code.graph.states[number].shape, code.marks_dtype, EVERY
+        if code.again is not None:
+            dtype, every = code.layout.arithmetic, code.again.every
+        self.arrays.append(TapeArray(0, prod(shape) * ITEM_BYTES[dtype], dtype, every=every))
         return len(self.arrays) - 1
 
     def input_place(self, node: Node) -> Place:
@@ -199,7 +202,7 @@ class Tape:
         return found
 
     def matrix(self, pointers: Sequence[Pointer], key: tuple[int, int], number: int, start: HostExpr) -> Pointer:
-        """Of a visit, the matrix of state `number` before a part of the time that begins at step `start`."""
+        """Of a visit, the state `number` before a part of the time that begins at step `start`."""
         array = self.matrices[key][number]
         size = self.arrays[array].row_bytes // ITEM_BYTES[self.arrays[array].dtype]
-        return pointers[array].at(f"{start} / {EVERY} * B * {size}")
+        return pointers[array].at(f"{start} / {self.arrays[array].every} * B * {size}")

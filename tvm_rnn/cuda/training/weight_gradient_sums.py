@@ -126,7 +126,7 @@ class WeightGradients:
         for nodes in columns.values():
             for first in range(0, len(nodes), 8):
                 self._add_columns(nodes[first : first + 8])
-        self.fold = self._fold() if self.nodes or self.accumulated else None
+        self.folds: dict[int, Kernel] = {}  # by how many arrays they are for
 
     # --- kernels ---------------------------------------------------------------------------------------------------
 
@@ -291,24 +291,38 @@ class WeightGradients:
             a, b = (own.at(operand, tuple(place[t] for t in text)) for text, operand in pairs)
             w.store(sums, sums[n] + a * b, n)
 
-    def _fold(self) -> Kernel:
-        """totals[i] = (what is there, if `add`) + the parts' sums, in order."""
+    def fold(self, count: int) -> Kernel:
+        """totals[i] = (what is there, if `add`) + the parts' sums, in order, of so many arrays."""
 
         def body(w: Writer) -> None:
-            block = I.cta_id([tirx.Cast("int32", tirx.truncdiv(w["size"] + 127, int64(128)))])
-            at = w.keep(wide(block) * int64(128) + wide(I.thread_id([128])))
-            with w.when(at < w["size"]):
-                total = w.local(1, self.dtype)
-                w.store(total, tirx.const(0.0, self.dtype), 0)
-                with w.when(tirx.NE(w["add"], tirx.const(0, "int32"))):
-                    w.store(total, w["totals"][at], 0)
-                with w.loop(tirx.Cast("int32", w["parts"])) as part:
-                    w.store(total, total[0] + w["sums"][wide(part) * w["size"] + at], 0)
-                w.store(w["totals"], total[0], at)
+            blocks = [tirx.truncdiv(w[f"size{n}"] + 127, int64(128)) for n in range(count)]
+            block = w.keep(wide(I.cta_id([tirx.Cast("int32", sum(blocks[1:], blocks[0]))])))
+            thread, first = wide(I.thread_id([128])), int64(0)
+            for n in range(count):
+                at, first = w.keep((block - first) * int64(128) + thread), first + blocks[n]
+                with w.when(tirx.And(at >= 0, at < w[f"size{n}"])):
+                    self._add_parts(w, n, at)
 
-        pointers = [("sums", self.dtype), ("totals", self.dtype)]
-        scalars = [("size", "int64"), ("parts", "int64"), ("add", "int32")]
-        return write(f"{self.name}_fold", pointers, scalars, body, threads=128)
+        arrays = [f"{name}{n}" for n in range(count) for name in ("sums", "totals")]
+        scalars = [*((f"size{n}", "int64") for n in range(count)), ("parts", "int64"), ("add", "int32")]
+        name = f"{self.name}_fold{count if count > 1 else ''}"
+        return write(name, [(array, self.dtype) for array in arrays], scalars, body, threads=128)
+
+    def _add_parts(self, w: Writer, n: int, at: Expr) -> None:
+        """One element of the n-th array."""
+        total, sums, totals = w.local(1, self.dtype), w[f"sums{n}"], w[f"totals{n}"]
+        w.store(total, tirx.const(0.0, self.dtype), 0)
+        with w.when(tirx.NE(w["add"], tirx.const(0, "int32"))):
+            w.store(total, totals[at], 0)
+        with w.loop(tirx.Cast("int32", w["parts"])) as part:
+            w.store(total, total[0] + sums[wide(part) * w[f"size{n}"] + at], 0)
+        w.store(totals, total[0], at)
+
+    def _fold_all(self, host: Host, arrays: Sequence[tuple[Pointer, Pointer, int]], parts: HostExpr, add: str) -> None:
+        """One launch for all of them."""
+        kernel = self.folds.setdefault(len(arrays), self.fold(len(arrays)))
+        pointers, sizes = [p for own, into, _ in arrays for p in (own, into)], [size for *_, size in arrays]
+        host.launch(kernel, pointers, [*sizes, parts, f"({add}) ? 1 : 0"])
 
     # --- memory and statements -------------------------------------------------------------------------------------
 
@@ -356,16 +370,13 @@ class WeightGradients:
     def add_parts(self, host: Host, parts: Mapping[Node, Pointer], gradients: Mapping[Node, Pointer], add: str) -> None:
         """The parts that the steps have left, one for each batch row. add: as `run` has it."""
         for node, left in parts.items():
-            assert self.fold is not None
-            host.launch(self.fold, [left, gradients[node]], [prod(node.shape), "B", f"({add}) ? 1 : 0"])
+            self._fold_all(host, [(left, gradients[node], prod(node.shape))], "B", add)
 
     def run(
         self, host: Host, find: Find, rows: str, gradients: dict[Node, Pointer], add: str, copy: HostExpr = 0
     ) -> None:
         """Add the sums over `rows` rows. find: where rows of a value begin. add: whether something is there already.
         copy: which copy of the memory."""
-        if self.fold is None:
-            return
         packed: list[object] = [None, None]
         memory = [(self.sums, self.size), *self.sides]
         parted, *sides = (place if copy == 0 else place.at(f"({copy}) * {size}") for place, size in memory)
@@ -387,5 +398,4 @@ class WeightGradients:
             sums = [Pointer(f"({folded} ? {own.text} : {into.text})", self.dtype) for own, into, _ in written]
             host.launch(launch.kernel, [*(sides if launch.packed else pointers), *sums], [rows, parts])
             with host.when(folded):
-                for own, into, size in arrays:
-                    host.launch(self.fold, [own, into], [size, parts, f"({add}) ? 1 : 0"])
+                self._fold_all(host, arrays, parts, add)

@@ -40,9 +40,9 @@ def _section(section: SectionFacts, names: Sequence[str]) -> Iterator[str]:
         yield '<p class="soft">Nothing.</p>'
         return
     figures = any("ratio" in row for row in section["rows"])
-    head = "".join(f'<th scope="col">{escape(words)}</th>' for words in ("", *names, *["ratio"] * figures))
+    head = "".join(f'<th scope="col">{escape(words)}</th>' for words in (*names, *["ratio"] * figures))
     rows = "".join(_row(row, figures) for row in section["rows"])
-    yield f'<div class="wide" tabindex="0"><table class="beside"><tr>{head}</tr>{rows}</table></div>'
+    yield f'<div class="wide" tabindex="0"><table class="beside"><tr><td></td>{head}</tr>{rows}</table></div>'
 
 
 def breakable(name: str) -> str:

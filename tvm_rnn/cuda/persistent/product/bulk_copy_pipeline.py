@@ -108,7 +108,7 @@ class BulkCopyTiles(WgmmaTiles):
         return {name: at // 4 for name, at in found.items()} | {"prefetch": 0}  # nothing is copied there
 
     @property
-    def shared_bytes(self) -> int:
+    def own_bytes(self) -> int:
         return 4 * self.memory_map["end"]
 
 

@@ -25,6 +25,7 @@ from tvm_rnn.cuda.codegen.tile_layout import Layout
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
 from tvm_rnn.cuda.layer.phases import Operand, Phase
 from tvm_rnn.cuda.persistent.geometry import (
+    BLOCK_BYTES,
     LANES,
     MMA,
     Body,
@@ -104,7 +105,7 @@ class MmaSync(Geometry):
         whole = self.publishes_whole_blocks
         return bool(self.precision != "float32" and whole and plain and at_once and barriers)
 
-    def fits(self, registers: int = 255, shared_bytes: int = 232448) -> bool:
+    def fits(self, registers: int = 255, shared_bytes: int = BLOCK_BYTES) -> bool:
         """The next step's input would take the place of this one's too early, if it was multiplied in passes."""
         if self.step.given and self.copied and self.passes > 1:
             return False

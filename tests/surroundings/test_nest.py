@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from tvm_rnn.cpu.surroundings.nest import is_choice, mentions, nest_of, reads, replaced
+from tvm_rnn.surroundings.nest import is_choice, mentions, nest_of, reads, replaced
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import loop, variable
 

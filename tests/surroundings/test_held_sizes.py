@@ -5,7 +5,7 @@ from __future__ import annotations
 import tvm
 from tvm import tirx
 
-from tvm_rnn.cpu.surroundings.held_sizes import HeldSizes
+from tvm_rnn.surroundings.held_sizes import HeldSizes
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import buffer, function, loop, sequence, store, variable
 

@@ -62,6 +62,26 @@ def nest_of(statement: Stmt) -> Nest | None:
     return nest if plain and distinct and bool(nest.summed) == (first is not None) else None
 
 
+def renaming(nest: Nest, after: Nest) -> dict[tirx.Var, tirx.Var] | None:
+    """after's variables as those of the nest, whose result it reads where that was just made; None: it reads other
+    elements, or walks in another order."""
+    names: dict[tirx.Var, tirx.Var] = {}
+    for load in reads(after.store.value, nest.store.buffer):
+        for mine, theirs in zip(nest.store.indices, load.indices, strict=True):
+            if isinstance(mine, tirx.IntImm) and isinstance(theirs, tirx.IntImm):
+                continue
+            if not isinstance(theirs, tirx.Var) or not isinstance(mine, tirx.Var):
+                return None
+            if not names.setdefault(theirs, mine).same_as(mine):
+                return None
+    extents = {own.loop_var: own.extent for own in nest.loops}
+    same = all(
+        own.loop_var in names and tvm_ffi.structural_equal(own.extent, extents[names[own.loop_var]])
+        for own in after.loops
+    )
+    return names if same and len(names) == len(nest.own) else None
+
+
 CHOICE = "prim.if_then_else"  # as TVM names the operator of a choice whose other value is not computed
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from tvm_rnn.cpu.surroundings.memory import ALIGNED, Memory
+from tvm_rnn.surroundings.memory import ALIGNED, Memory
 from tvm_rnn.tir.index import int64
 
 
