@@ -63,27 +63,27 @@ class Narrow:
         """A size, or an index of loops, as int32."""
         return self._index(self.value(wide(expression)))
 
-    def _index(self, own: Expr) -> TirExpr:
-        if isinstance(own, int | tirx.IntImm):
-            return tirx.const(int(own), "int32")
-        if isinstance(own, tirx.Cast) and str(own.value.ty) == "int32":
-            return own.value
-        if isinstance(own, BINARY):
-            return type(own)(self._index(own.a), self._index(own.b))
-        if isinstance(own, tirx.FloorDiv | tirx.FloorMod):
-            return _division(own, self._index(own.a), self._index(own.b))
-        if isinstance(own, tirx.Select):
-            return tirx.Select(own.condition, self._index(own.true_value), self._index(own.false_value))
-        if is_choice(own):
-            return tirx.if_then_else(own.args[0], self._index(own.args[1]), self._index(own.args[2]))
-        return own if str(own.ty) == "int32" else tirx.Cast("int32", own)
+    def _index(self, index: Expr) -> TirExpr:
+        if isinstance(index, int | tirx.IntImm):
+            return tirx.const(int(index), "int32")
+        if isinstance(index, tirx.Cast) and str(index.value.ty) == "int32":
+            return index.value
+        if isinstance(index, BINARY):
+            return type(index)(self._index(index.a), self._index(index.b))
+        if isinstance(index, tirx.FloorDiv | tirx.FloorMod):
+            return _division(index, self._index(index.a), self._index(index.b))
+        if isinstance(index, tirx.Select):
+            return tirx.Select(index.condition, self._index(index.true_value), self._index(index.false_value))
+        if is_choice(index):
+            return tirx.if_then_else(index.args[0], self._index(index.args[1]), self._index(index.args[2]))
+        return index if str(index.ty) == "int32" else tirx.Cast("int32", index)
 
 
-def _division(own: tirx.FloorDiv | tirx.FloorMod, a: TirExpr, b: TirExpr) -> TirExpr:
-    """Of what is never negative, the GPU's own division."""
+def _division(index: tirx.FloorDiv | tirx.FloorMod, a: TirExpr, b: TirExpr) -> TirExpr:
+    """Of what is never negative, the GPU's index division."""
     if _never_negative(a) and _never_negative(b):
-        return tirx.Div(a, b) if isinstance(own, tirx.FloorDiv) else tirx.Mod(a, b)
-    return type(own)(a, b)
+        return tirx.Div(a, b) if isinstance(index, tirx.FloorDiv) else tirx.Mod(a, b)
+    return type(index)(a, b)
 
 
 def _never_negative(value: TirExpr) -> bool:

@@ -66,10 +66,10 @@ class Statements:
         params = [*loops.params[:count], *loops.params[count + len(call.numbers) :]]
         names = dict(zip(loops.params[count:], call.numbers, strict=False))
         for param, value in zip(params, values, strict=True):
-            for own, axis in zip(param.shape, value.shape, strict=True):
-                if isinstance(own, tirx.Var):
-                    names.setdefault(own, wide(axis))
-        held = {own: self.sizes(wide(size)) for own, size in names.items()}
+            for size, axis in zip(param.shape, value.shape, strict=True):
+                if isinstance(size, tirx.Var):
+                    names.setdefault(size, wide(axis))
+        held = {name: self.sizes(wide(size)) for name, size in names.items()}
         found = list(loops.body.seq) if isinstance(loops.body, tirx.SeqStmt) else [loops.body]
         known = {param: value for param, value in zip(params, values, strict=True) if value.constant is not None}
         places = dict[Buffer, Buffer]()
