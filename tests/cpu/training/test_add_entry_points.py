@@ -16,7 +16,7 @@ import pytest
 import test_odd_equations as odd
 from derivatives import draw, named, oracle
 from hypothesis import HealthCheck, given, settings
-from networks import FEWEST, flags, network
+from networks import FEWEST, fitting, flags, network
 from poison import poison
 from random_equations import Equations, equations
 
@@ -60,6 +60,7 @@ def quick(name: str) -> tuple[rnn.RNN, TrainingModule]:
 
 def check(net: rnn.RNN, module: TrainingModule, steps: int, batch: int, seed: int = 0, **rows: Any) -> None:
     """y, state and gradients are the oracle's, within the table's tolerance."""
+    rows = fitting(net, rows)
     case = draw(net, steps, batch, seed, **rows)
     y, state, tape = module.forward_train(case.x, case.state, **rows)
     assert_close((y, state), rnn.reference(net)(case.x, case.state, **rows), net.dtype, max(steps, 1))
