@@ -194,7 +194,20 @@ def _wrong_gpu(module: CudaModule, got: str) -> Exception:
     return runtime._error(LoadError, f"{module.path!r} is for another GPU", got, archs, do)
 
 
-class CudaModule(Module):
+class CallersThread:
+    """What a module for GPUs says of threads of the CPU."""
+
+    @property
+    def threads(self) -> int:
+        """Of the CPU: a call uses the caller's."""
+        return 1
+
+    @threads.setter
+    def threads(self, count: int | None) -> None:
+        raise runtime._error(InputError, "a module for a GPU has no threads to set", repr(count))
+
+
+class CudaModule(CallersThread, Module):
     """A compiled RNN for GPUs; called as Module says. dtypes are never cast, but for bfloat16, which NumPy lacks: there
     arrays of the CPU may be float32, and are rounded and widened. `lengths` on a GPU are not checked: that would wait
     for the GPU. Calls on a GPU only enqueue work, and can be captured in a CUDA graph after a first call outside.
@@ -259,15 +272,6 @@ class CudaModule(Module):
         first input is."""
         found: dict[str, Array] = importlib.import_module(".runtime_cuda_model", __package__).run(self, inputs)
         return found
-
-    @property
-    def threads(self) -> int:
-        """Of the CPU: a call uses the caller's."""
-        return 1
-
-    @threads.setter
-    def threads(self, count: int | None) -> None:
-        raise runtime._error(InputError, "a module for a GPU has no threads to set", repr(count))
 
     def _all_steps(
         self, x: object, state: Mapping[str, object] | None, inputs: dict[str, Array], lengths: object, reset: object

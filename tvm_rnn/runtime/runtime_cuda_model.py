@@ -18,7 +18,7 @@ import numpy as np
 from . import gpu_arrays, runtime, runtime_model
 from .gpu_arrays import Arrays
 from .runtime import Array, Facts, InputError, Opened, Shape
-from .runtime_cuda import Call, CudaModule, Device
+from .runtime_cuda import Call, CallersThread, CudaModule, Device
 
 
 class Ready(NamedTuple):
@@ -85,7 +85,7 @@ class DeviceFunction:
         return ready
 
 
-class CudaModelModule(runtime_model.ModelModule):
+class CudaModelModule(CallersThread, runtime_model.ModelModule):
     """A model of several networks for GPUs, in one file: `run` is how it is called; `networks` are its parts, each a
     CudaModule."""
 
@@ -106,15 +106,6 @@ class CudaModelModule(runtime_model.ModelModule):
     def run(self, inputs: Mapping[str, object]) -> dict[str, Array]:
         """All of the model, as CudaModule.run."""
         return run(self, inputs)
-
-    @property
-    def threads(self) -> int:
-        """Of the CPU: a call uses the caller's."""
-        return 1
-
-    @threads.setter
-    def threads(self, count: int | None) -> None:
-        raise runtime._error(InputError, "a module for a GPU has no threads to set", repr(count))
 
 
 def run(module: CudaModule | CudaModelModule, inputs: Mapping[str, object]) -> dict[str, Array]:

@@ -16,8 +16,9 @@ import tvm_ffi
 from tvm import s_tir, tirx
 
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt
+from tvm_rnn.tir.index import wide
 
-from .calls import Value
+from .calls import Call, Value
 
 LOWER = (
     s_tir.transform.LowerInitBlock,
@@ -38,6 +39,18 @@ def loops_of(functions: Sequence[tirx.PrimFunc]) -> list[tirx.PrimFunc]:
     module = tvm.IRModule({n: inlined(f).with_attr("global_symbol", n) for n, f in zip(names, functions, strict=True)})
     module = tvm.transform.Sequential([make() for make in LOWER])(module)
     return [module[name] for name in names]
+
+
+def parameters(call: Call, loops: tirx.PrimFunc) -> tuple[list[Buffer], dict[tirx.Var, Expr]]:
+    """Of a call's loops: the arrays of its inputs and outputs, in order, and what the sizes are that they name."""
+    values, count = [*call.inputs, *call.outputs], len(call.inputs)
+    arrays = [*loops.params[:count], *loops.params[count + len(call.numbers) :]]
+    sizes = dict(zip(loops.params[count:], call.numbers, strict=False))
+    for array, value in zip(arrays, values, strict=True):
+        for size, axis in zip(array.shape, value.shape, strict=True):
+            if isinstance(size, tirx.Var):
+                sizes.setdefault(size, wide(axis))
+    return arrays, sizes
 
 
 def inlined(function: tirx.PrimFunc) -> tirx.PrimFunc:

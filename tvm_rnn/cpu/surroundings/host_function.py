@@ -18,7 +18,7 @@ from tvm import tirx
 
 from tvm_rnn.cpu.pair_product import PairProduct
 from tvm_rnn.surroundings.calls import Call, Graph, Look, Value
-from tvm_rnn.surroundings.loops import loops_of, with_numbers
+from tvm_rnn.surroundings.loops import loops_of, parameters, with_numbers
 from tvm_rnn.surroundings.memory import Memory, Room
 from tvm_rnn.surroundings.nest import mentions, reads, replaced
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt
@@ -175,14 +175,7 @@ class HostFunction:
 
     def _body(self, call: Call, loops: tirx.PrimFunc) -> list[Stmt]:
         """The call's statements, on the arrays where its values lie."""
-        values = [*call.inputs, *call.outputs]
-        count = len(call.inputs)
-        params = [*loops.params[:count], *loops.params[count + len(call.numbers) :]]
-        names = dict(zip(loops.params[count:], call.numbers, strict=False))
-        for param, value in zip(params, values, strict=True):
-            for own, axis in zip(param.shape, value.shape, strict=True):
-                if isinstance(own, tirx.Var):
-                    names.setdefault(own, wide(axis))
+        values, (params, names) = [*call.inputs, *call.outputs], parameters(call, loops)
         nests = list(loops.body.seq) if isinstance(loops.body, tirx.SeqStmt) else [loops.body]
         own = [s.buffer for s in nests if isinstance(s, tirx.AllocBuffer)]
         nests = [s for s in nests if not isinstance(s, tirx.AllocBuffer)]

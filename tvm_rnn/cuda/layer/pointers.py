@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 
 from tvm import tirx
 
+from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.ops import Shape
 from tvm_rnn.tir.expr import Expr
@@ -29,6 +31,11 @@ class Place:
     dtype: str
     row_stride: int
     align: int = 16
+
+
+def rows_of_users(dtype: str, width: int) -> Place:
+    """How the user has rows of `width` elements: one behind the other, the first at a multiple of 16 bytes."""
+    return Place(dtype, width, gcd(16, width * ITEM_BYTES[dtype]))
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import cached_property
-from math import gcd, prod
+from math import prod
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES
 from tvm_rnn.graph.graph import Node
 
-from .pointers import TENSOR, Place
+from .pointers import TENSOR, Place, rows_of_users
 from .value_layout import ROW_BYTES, Layout, Target
 
 # Bytes of a row from which on a copy pays, where the hardware brings it 4 bytes at a time. H200: LSTM 502 bf16, 244
-# rows, 12.1 us and, with copies, 9.1 and 1.2; Elman 507 of 1014 inputs tf32, 10 rows, 21.6 without.
+# rows, 12.1 us and, with copies, 9.1 and 1.2; Elman 507 of 1014 inputs tf32, 10 rows, 21.6; 18.5 and 1.3.
 COPIED_BYTES = 512
 PIECE_BYTES = 4  # that the hardware copies to shared memory at a time, at least
 
@@ -31,8 +31,7 @@ class UserStates(Layout):
         return self._dense(self.graph.states[number]) if self.precision in TENSOR else super().state(number)
 
     def _dense(self, node: Node) -> Place:
-        width = prod(node.shape)
-        return Place(self.dtype, width, gcd(ROW_BYTES, width * ITEM_BYTES[self.dtype]))
+        return rows_of_users(self.dtype, prod(node.shape))
 
     def shadow(self, number: int) -> Place | None:
         return None

@@ -16,7 +16,7 @@ In: a graph with groups, a precision. Out: `Layout`: how kernels read each node,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import gcd, prod
 
@@ -27,7 +27,7 @@ from tvm_rnn.tir.expr import Expr
 
 from .made_again import MadeAgain
 from .matrix_operands import NUMBER, RowOperands
-from .pointers import TENSOR, Place, arithmetic, storage
+from .pointers import TENSOR, Place, arithmetic, rows_of_users, storage
 from .row_kernels import sources
 from .weight_packing import Weights
 
@@ -236,7 +236,7 @@ class Layout:
             return self._padded(self.graph.output, self.storage)
         # A row of the backward direction begins `width` elements into that of both, a later step many rows on.
         width = self.graph.output.shape[0]
-        return Place(self.dtype, width * self.directions, gcd(16, width * ITEM_BYTES[self.dtype]))
+        return replace(rows_of_users(self.dtype, width), row_stride=width * self.directions)
 
     @cached_property
     def emits(self) -> bool:

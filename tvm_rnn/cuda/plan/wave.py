@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
-from math import ceil, gcd, prod
+from math import ceil, prod
 from typing import Any
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.layer.phases import NotPersistent, Step
-from tvm_rnn.cuda.layer.pointers import Place
+from tvm_rnn.cuda.layer.pointers import Place, rows_of_users
 from tvm_rnn.cuda.layer.regime import LayerSteps, launch_either
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import Weights
@@ -131,8 +131,7 @@ class Wave:
 
     def _users(self, node: Node) -> Place:
         """How the user has rows of it."""
-        width = prod(node.shape)
-        return Place(self.net.dtype, width, gcd(16, width * ITEM_BYTES[self.net.dtype]))
+        return rows_of_users(self.net.dtype, prod(node.shape))
 
     @property
     def kept_outputs(self) -> int:

@@ -18,7 +18,7 @@ from tvm.sym import Analyzer
 
 from tvm_rnn.surroundings.calls import Call, Graph, Value
 from tvm_rnn.surroundings.held_sizes import HeldSizes
-from tvm_rnn.surroundings.loops import loops_of, with_numbers
+from tvm_rnn.surroundings.loops import loops_of, parameters, with_numbers
 from tvm_rnn.surroundings.nest import nest_of, replaced
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt
 from tvm_rnn.tir.index import int64, wide
@@ -62,13 +62,7 @@ class Statements:
 
     def _body(self, call: Call, loops: tirx.PrimFunc) -> list[Stmt]:
         """The call's statements, on the arrays where its values lie."""
-        values, count = [*call.inputs, *call.outputs], len(call.inputs)
-        params = [*loops.params[:count], *loops.params[count + len(call.numbers) :]]
-        names = dict(zip(loops.params[count:], call.numbers, strict=False))
-        for param, value in zip(params, values, strict=True):
-            for size, axis in zip(param.shape, value.shape, strict=True):
-                if isinstance(size, tirx.Var):
-                    names.setdefault(size, wide(axis))
+        values, (params, names) = [*call.inputs, *call.outputs], parameters(call, loops)
         held = {name: self.sizes(wide(size)) for name, size in names.items()}
         found = list(loops.body.seq) if isinstance(loops.body, tirx.SeqStmt) else [loops.body]
         known = {param: value for param, value in zip(params, values, strict=True) if value.constant is not None}

@@ -25,12 +25,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import gcd, prod
+from math import prod
 from typing import ClassVar
 
 from tvm_rnn.cuda.codegen.host_program import ALIGNMENT, ITEM_BYTES, Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
-from tvm_rnn.cuda.layer.pointers import Place
+from tvm_rnn.cuda.layer.pointers import Place, rows_of_users
 from tvm_rnn.cuda.layer.time_segments import TimeSegment
 from tvm_rnn.cuda.layer.value_layout import Layout, RowSums, Target
 from tvm_rnn.cuda.model.choose_backward_lanes import WAVE_TILES, least_steps, room_for_two
@@ -207,7 +207,7 @@ class BackwardPlan(Plan):
         """How the inputs of a backward graph lie: the gradient of the output, x, states and kept values."""
         graph, dtype = layout.graph, self.net.dtype
         width = graph.output.shape[0]
-        found = {0: Place(dtype, width * self.directions, gcd(16, width * ITEM_BYTES[dtype]))}
+        found = {0: replace(rows_of_users(dtype, width), row_stride=width * self.directions)}
         found |= {n: Place(dtype, prod(node.shape), 16) for n, node in enumerate(graph.inputs, 1)}
         first, emitted = 1 + len(graph.inputs), len(graph.emitted)
         kept = [first + len(graph.states) + n for n in range(emitted)] + [first + n for n in states_read(graph)]
