@@ -47,6 +47,7 @@ from .part_vectors import STEP_BYTES, Vectors
 from .parts_layout import IN_SQUARE, SCORE_PITCH, SLICE, PartsLayout
 
 ZERO = tirx.const(0.0, "float32")
+LINE = 64  # numbers of 128 bytes
 AT_ONCE = SIDE // 2  # blocks of 16 steps whose sums registers hold, where two parts share a multiprocessor
 Added = tuple[str, RegisterTile, RegisterTile]  # a vector, sums of what it reads, the matrix
 TURN = "movmatrix.sync.aligned.m8n8.trans.b16"
@@ -80,8 +81,11 @@ class _Body:
         w = self.w
         self.operands.fill()
         w.do(I.ptx["cp.async.commit_group"]())
+        if self._whole_tiles:
+            for name in self._order:
+                self._ask_for(name)
         first, *others = self._order
-        packed = {name: self._load(name, 0) for name in (self._order if self.layout.slices else [first])}
+        packed = {name: self._load(name, 0) for name in self._order} if self.layout.slices else {}
         self.decays.make()
         w.do(I.ptx["cp.async.wait_group"](0))
         if self.layout.by_wgmma:
@@ -91,7 +95,8 @@ class _Body:
         w.do(I.cuda.cta_sync())
         if self.layout.slices:
             found = self._in_slices(packed)
-        else:
+        else:  # registers do not hold a matrix beside what scores take
+            packed[first] = self._load(first, 0)
             self._turn(packed[first])
             found = self._vectors(packed[first], first)
             for name in others:
@@ -123,7 +128,10 @@ class _Body:
         """A matrix, or a slice of its values, at the border of the part as left operand, 16 keys of it; 0 where there
         is none. value0: the first."""
         words = self.w.tile(SLICE if self.layout.slices else self.layout.deep, 4, dtype="uint32")
-        self._load_into(words, name, value0)
+        if self._whole_tiles:
+            self._load_tiles(words, name)
+        else:
+            self._load_into(words, name, value0)
         return words
 
     def _load_into(self, words: RegisterTile, name: str, value0: Expr) -> None:
@@ -138,6 +146,35 @@ class _Body:
         """Whether memory has words of two neighbours as products take them."""
         own = self.pair
         return marks_dtype(own.precision) == own.precision and (own.keys if own.keys_last else own.values) % 2 == 0
+
+    @property
+    def _whole_tiles(self) -> bool:
+        """Whether such words fill the tiles of a matrix that registers hold."""
+        own = self.pair
+        return self._paired and not self.layout.slices and own.keys % BLOCK == 0 and own.values % BLOCK == 0
+
+    def _load_tiles(self, words: RegisterTile, name: str) -> None:
+        """All of them, from one address on: none waits for another."""
+        own, line, column = self.pair, self.lane // 4, self.lane % 4 * 2
+        first = (self.key0 + column, line) if own.keys_last else (self.key0 + line, column)
+        _, at = self.place.border(*(self.w.bind(number) for number in first))
+        begin = self.w.keep(at)
+        for k in range(words.shape[0]):
+            for i in range(4):
+                key, value = 8 * (i % 2), BLOCK * k + 8 * (i // 2)
+                then = begin + (value * own.keys + key if own.keys_last else key * own.values + value)
+                self.w.do(I.ptx["ld.global.b32"](words[k][i], self.w[marks_name(name)].ptr_to([then])))
+        self.w.do(I.cuda.cta_sync())  # or compilers move each to where it is used, and it waits alone
+
+    def _ask_for(self, name: str) -> None:
+        """To L2, line by line."""
+        w, own, threads = self.w, self.pair, self.layout.threads
+        lines = ceil_div(own.keys * own.values, LINE)
+        with w.loop(ceil_div(lines, threads)) as turn:
+            line = w.bind(turn * threads + self.place.thread)
+            with w.when(line < lines):
+                place = self.place.matrix + wide(line * LINE)
+                w.do(I.ptx["prefetch.global.L2"](w[marks_name(name)].ptr_to([place])))
 
     def _load_pair(self, name: str, word: TirExpr, first: tuple[TirExpr, Expr]) -> None:
         """Two neighbours at once."""
