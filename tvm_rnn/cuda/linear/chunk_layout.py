@@ -165,6 +165,10 @@ class ChunkLayout:
         """The number of that at which a warp of states and its reader meet; all warps meet at 0."""
         return warp * 2 + (1 + what)
 
+    def meeting(self, what: int) -> int:
+        """Warps that meet there."""
+        return 2
+
     def written_at(self, column: int) -> int:
         return 32 * (self.keys + column * self.tile.chunk)
 

@@ -19,11 +19,14 @@ from tvm_rnn.tir.index import uint32, wide
 
 from .chunk_block import Block
 from .chunk_layout import PAD
+from .chunk_loads import Loads
+from .chunk_products import OLD, Products
 from .chunk_scan import ChunkScan
 from .chunk_states import States
 from .chunk_tile import BLOCK
 from .pair import EVERY
 
+EVERYONE = tirx.const(0xFFFFFFFF, "uint32")
 LANES = 8  # keys, in 16 bits, that go to memory in one instruction of a lane
 
 
@@ -35,24 +38,90 @@ class MarkedChunkScan(ChunkScan):
     def pointers(self) -> tuple[tuple[str, str], ...]:
         return (*super().pointers, ("marks", marks_dtype(self.recurrence.precision)))
 
+    @property
+    def lines(self) -> bool:
+        """Whether marks are lines of keys, as products take them."""
+        own = self.recurrence
+        return marks_dtype(own.precision) != "float32" and own.keys_last and own.keys % LANES == 0
+
+    @property
+    def beside(self) -> bool:
+        """Whether warps that bring operands keep marks, of what others are handed: warps of states have more to do."""
+        return self.lines and self.readers > 0
+
     def states(self, block: Block, warp: TirExpr) -> States:
-        return _Marking(block, warp)
+        return States(block, warp) if self.beside else _Marking(block, warp)
+
+    def loads(self, block: Block, warp: TirExpr) -> Loads:
+        return _KeepingLoads(block, warp) if self.beside else Loads(block, warp)
+
+    def meeting(self, what: int) -> int:
+        return super().meeting(what) + int(self.beside and what == OLD)
+
+    def marked(self, block: Block, number: TirExpr) -> tuple[TirExpr, TirExpr]:
+        """Of a chunk: whether it is the first of a part, and where the part is, of all rows'."""
+        w, step = block.w, block.w.bind(number * self.tile.chunk)
+        time = w.keep(block.time(step))
+        begins = tirx.EQ(tirx.truncmod(time + int(self.reverse), EVERY), 0)
+        if self.reverse:
+            begins = tirx.Or(begins, tirx.EQ(block.first + step, 0))
+        return begins, w.bind(tirx.truncdiv(time, EVERY) * w["batch"] + block.row)
+
+
+class _KeepingLoads(Loads):
+    """Each of as many warps as have states keeps those of one."""
+
+    def __init__(self, block: Block, warp: TirExpr) -> None:
+        super().__init__(block, warp)
+        self.warp, self.handed = warp, _Handed(block, warp)
+
+    def advance(self, number: TirExpr) -> None:
+        super().advance(number)
+        with self.w.when(tirx.And(number > 0, self.warp < self.tile.warps)):
+            self.handed.keep(self.w.keep(number - 1))  # that of warps of states: scores are made one chunk before
+
+
+class _Handed(Products):
+    """States before a chunk, as a warp of states hands them on."""
+
+    scan: MarkedChunkScan
+
+    def keep(self, number: TirExpr) -> None:
+        """To memory, if the chunk is the first of a part."""
+        w, own = self.w, self.recurrence
+        w.do(I.ptx.bar.sync(*self._barrier(OLD)))
+        begins, part = self.scan.marked(self.body, number)
+        with w.when(begins):
+            words = self._given(self.deep, 0)
+            matrix = w.keep((wide(part) * own.heads + wide(self.body.head)) * (own.keys * own.values))
+            for k in range(self.deep):
+                for half in range(2):
+                    self._line(matrix, k, half, (words[k][half], words[k][half + 2]))
+
+    def _line(self, matrix: TirExpr, k: int, half: int, two: tuple[TirExpr, TirExpr]) -> None:
+        """16 keys of 8 values: lanes side by side change a word, so that each has four keys in a row."""
+        w, own, lane = self.w, self.recurrence, self.lane
+        odd = w.keep(tirx.EQ(lane % 2, 1))
+        given = w.keep(tirx.Select(odd, *two))
+        taken = w.keep(I.tvm_warp_shuffle_xor(EVERYONE, given, 1, 32, 32))
+        words = tirx.Select(odd, taken, two[0]), tirx.Select(odd, two[1], taken)
+        value = w.bind(self.body.value0 + self.warp * BLOCK + lane // 4 + 8 * half)
+        key = w.bind(lane % 4 // 2 * 4 + lane % 2 * 8 + BLOCK * k)
+        with w.when(tirx.And(value < own.values, key < own.keys)):
+            to = w["marks"].ptr_to([matrix + wide(value * own.keys + key)])
+            w.do(I.ptx["st.global.v2.b32"](to, *(w.keep(word) for word in words)))
 
 
 class _Marking(States):
     """Leaves the states as they are before a chunk that is the first of a part."""
 
+    scan: MarkedChunkScan
+
     def advance(self, number: TirExpr) -> None:
-        w, body, dtype = self.w, self.body, marks_dtype(self.precision)
-        step = w.bind(number * self.tile.chunk)
-        time = w.keep(body.time(step))
-        begins = tirx.EQ(tirx.truncmod(time + int(self.scan.reverse), EVERY), 0)
-        if self.scan.reverse:
-            begins = tirx.Or(begins, tirx.EQ(body.first + step, 0))
+        w, dtype = self.w, marks_dtype(self.precision)
+        begins, part = self.scan.marked(self.body, number)
         with w.when(begins):
-            part = w.keep(tirx.truncdiv(time, EVERY) * w["batch"] + body.row)
-            own = self.recurrence
-            if dtype != "float32" and own.keys_last and own.keys % LANES == 0:
+            if self.scan.lines:
                 self._keep_lines(part, dtype)
             else:
                 for register, there, at in self._elements(part):
@@ -82,11 +151,8 @@ class _Marking(States):
         w.do(I.cuda.warp_sync())  # the memory has another use next
 
     def _own_memory(self) -> TirExpr:
-        """Where the warp has memory that no other writes to: where its results go out, or, if another warp has these,
-        what it is about to hand to that."""
+        """Where the warp has memory that no other writes to: where its results go out."""
         scan = self.scan
-        if scan.readers:
-            return scan.handed_at + self.warp * scan.handed_bytes
         return scan.results_at + self.warp * (self.tile.chunk * scan.result_pitch)
 
     def _lines(self, begin: TirExpr, keys: tuple[int, int, int], matrix: TirExpr) -> None:

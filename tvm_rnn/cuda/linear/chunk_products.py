@@ -172,7 +172,7 @@ class Products:
                 found = body.words[tirx.truncdiv(begin + line * pitch, 2) + column]
                 w.store(w[f"output_{i}"], found, body.element(output, step0 + line, value))
 
-    # --- what a warp of states hands to that of read-outs of the same values ------------------------------------------
+    # --- what a warp of states hands to others, of the same values --------------------------------------------------
 
     def _handed(self, words: RegisterTile, at: int, how: str) -> None:
         """Left operands to shared memory, or from there. at: where they begin, from those of the warp on."""
@@ -183,6 +183,12 @@ class Products:
             given = (own, *words[k]) if how.startswith("st") else (*words[k], own)
             self.w.do(I.ptx[f"{how}.shared.v4.b32"](*given))
 
+    def _given(self, count: int, at: int) -> RegisterTile:
+        """What was handed on."""
+        words = self.w.tile(count, 4, dtype="uint32")
+        self._handed(words, at, "ld")
+        return words
+
     def _barrier(self, what: int) -> tuple[TirExpr, TirExpr]:
-        """Of the two warps: its number, and how many threads meet there."""
-        return tirx.Cast("uint32", self.scan.barrier(self.warp, what)), uint32(64)
+        """Of the warps: its number, and how many threads meet there."""
+        return tirx.Cast("uint32", self.scan.barrier(self.warp, what)), uint32(32 * self.scan.meeting(what))

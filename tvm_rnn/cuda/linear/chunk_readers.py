@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.register_tile import RegisterTile
 from tvm_rnn.tir.expr import TirExpr
 
 from .chunk_products import OLD, WRITTEN, Products
@@ -37,8 +36,3 @@ class Readers(Products):
                 self._read(i, read.output, sums[i], written)
             else:
                 self._store(i, read.output, written[own.columns[-1]])
-
-    def _given(self, count: int, at: int) -> RegisterTile:
-        words = self.w.tile(count, 4, dtype="uint32")
-        self._handed(words, at, "ld")
-        return words

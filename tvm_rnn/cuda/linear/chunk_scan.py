@@ -58,6 +58,10 @@ class ChunkScan(ChunkLayout):
         """Of the warps of states."""
         return States(block, warp)
 
+    def loads(self, block: Block, warp: TirExpr) -> Loads:
+        """Of the warps that bring operands."""
+        return Loads(block, warp)
+
     # --- the kernel ------------------------------------------------------------------------------------------------
 
     @cached_property
@@ -90,7 +94,7 @@ class _Body:
         scorers = (KeyScorers if scan.recurrence.decays_by_key else Scorers)(self.block, warp)
         states = scan.states(self.block, w.bind(warp - tile.scorers))
         readers = Readers(self.block, w.bind(warp - tile.scorers - tile.warps))
-        loads = Loads(self.block, w.bind(warp - tile.scorers - tile.warps - scan.readers))
+        loads = scan.loads(self.block, w.bind(warp - tile.scorers - tile.warps - scan.readers))
         with I.If(warp < tile.scorers):
             with I.Then():
                 self._scorers(scorers)
