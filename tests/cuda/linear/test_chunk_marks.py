@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from linear_steps import Steps, chunk_error, recurrence
+from linear_steps import SMALL, Steps, chunk_error, recurrence, scan
 
+from tvm_rnn.cuda.linear.chunk_products import OLD, WRITTEN
 from tvm_rnn.cuda.linear.pair import EVERY
 from tvm_rnn.cuda.linear.recurrence import AFTER, BEFORE
 
@@ -32,3 +33,10 @@ def test_lengths_and_resets_backwards(name: str) -> None:
     steps, flags = EVERY + 10, np.random.default_rng(3)
     more = {"lengths": np.array([EVERY + 2, 5, 40]), "reset": flags.random((steps, 3)) < 0.1}
     assert chunk_error(Steps(recurrence(**CASES[name]), steps, 3, reverse=True, **more)) < 1
+
+
+@pytest.mark.parametrize(("name", "beside"), [("lines", True), ("by key", False)])
+def test_who_keeps_marks(name: str, beside: bool) -> None:
+    """Where others read, warps that bring operands do: they and those that read meet those of states."""
+    found = scan(recurrence(**CASES[name]), SMALL, False, True)
+    assert found.beside == beside and found.meeting(OLD) == 2 + beside and found.meeting(WRITTEN) == 2

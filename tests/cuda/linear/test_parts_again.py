@@ -13,6 +13,7 @@ from tvm_rnn.cuda.linear.parts_again import PartsAgain
 CASES: dict[str, dict[str, Any]] = {
     "a delta rule": {"reads": "sgsb", "keys_last": True},
     "of whole warps": {"keys": 32, "values": 32, "group": 2, "reads": "bsg"},
+    "of whole tiles, keys side by side": {"keys": 32, "values": 48, "reads": "sgb", "keys_last": True},
     "several writes": {"writes": (2, 3), "reads": "ssggsb", "precision": "float16"},
     "no decay, few": {"decay": "", "keys": 3, "values": 7, "reads": "sgb"},
     "matrix alone": {"writes": (1, -1), "reads": "s"},
