@@ -39,14 +39,14 @@ TANH_P = (
     4.89352455891786e-03,
 )
 TANH_Q = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03)
-SIGMOID_P = (
+RATIONAL_P = (
     4.37031012579801e-11,
     1.15627324459942e-07,
     6.08574864600143e-05,
     8.51377133304701e-03,
     2.48287947061529e-01,
 )
-SIGMOID_Q = (
+RATIONAL_Q = (
     6.10247389755681e-13,
     5.76102136993427e-09,
     6.29106785017040e-06,
@@ -453,7 +453,7 @@ def rational_sigmoid(x: Expr) -> Expr:
     """Of float32 alone, with ONNX Runtime's bits (MLAS): absolute error 1.3e-7, far from 0 a large relative one."""
 
     def inside(x: Expr) -> Expr:
-        return let(x * x, lambda y: div(x * _horner(y, SIGMOID_P), _horner(y, SIGMOID_Q)) + const(0.5, x))
+        return let(x * x, lambda y: div(x * _horner(y, RATIONAL_P), _horner(y, RATIONAL_Q)) + const(0.5, x))
 
     t = _tir()
     return t.Max(const(0.0, x), t.Min(const(1.0, x), let(_clamp(x, -18.0, 18.0), inside)))
