@@ -181,8 +181,8 @@ class KernelBody:
         return ThreadIds(group, rank, thread, warp, lane, g, q, *geometry.warp_place(warp))
 
     def _identify_again(self) -> None:
-        """What follows computes its addresses anew. Compilers cannot tell these numbers from others; no number of steps is
-        negative."""
+        """What follows computes its addresses anew: compilers cannot tell that these numbers are the same, as no number
+        of steps is negative."""
         none = tirx.shift_right(self.k["steps"], tirx.const(31, "int32"))
         for n in range(3):
             self.k.store(self.pinned, tirx.bitwise_or(self.pinned[n], none), n)
