@@ -3,8 +3,8 @@
 The quick tests take TINY, one cell for each kind of lowering, at a tiny size. Of the sweeps over cells and sizes, those
 that are not slow take every cell in float32 at one size, and some cells otherwise. Sizes include 1, primes, and numbers
 that are no multiple of a vector.
-Weights and inputs are as `networks.network` draws them: see there for the one cell whose gains are scaled down, because
-with gains of 1 no float32 follows float64.
+Weights and inputs are as `networks.network` draws them: see there for the two cells of which one parameter is scaled
+down, because as it is drawn no float32 follows float64.
 """
 
 from __future__ import annotations

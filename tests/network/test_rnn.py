@@ -122,6 +122,7 @@ def lower(x: "i", h: "h", *, W: "h i"):
 
 CONFIG = {
     "no cell": (lambda: RNN("lstm", 3, 5), "RNN needs a cell", "rnn.cells.lstm"),
+    "torch's name": (lambda: RNN("GRU", 3, 5), "RNN needs a cell", "rnn.cells.gru "),
     "a function": (lambda: RNN(cells.lstm.function, 3, 5), "RNN needs a cell", "your own @cell"),
     "input_size 0": (lambda: RNN(cells.lstm, 0, 5), "RNN: input_size", "at least 1"),
     "input_size -1": (lambda: RNN(cells.lstm, -1, 5), "RNN: input_size", "got:      -1"),

@@ -311,7 +311,7 @@ WRONG_CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "state layers": ("h has the wrong shape", (X, {"h": numbers(2, 3, H)}), {}),
     "state dtype": ("h has the wrong dtype", (X, {"h": STATE["h"].astype("f8")}), {}),
     "state list": ("h is not an array", (X, {"h": STATE["h"].tolist()}), {}),
-    "state tuple": (r"tuple(.|\n)*\['h'\](.|\n)*dict of all states, such as", (X, (STATE["h"], STATE["h"])), {}),
+    "state tuple": (r"tuple(.|\n)*\['h'\](.|\n)*such as {'h': h};", (X, (STATE["h"], STATE["h"])), {}),
     "state text": (r"h is not an array(.|\n)*state\['h'\], or by h, c", (X, {"h": "h"}), {}),
     "state missing": (r"state is not the module's(.|\n)*init_state", (X, {}), {}),
     "state unknown": ("state is not the module's", (X, {**STATE, "c": STATE["h"]}), {}),

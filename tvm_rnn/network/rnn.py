@@ -89,9 +89,9 @@ class RNN:
         **sizes: Sizes,
     ) -> None:
         if not isinstance(cell, Cell):
-            raise ConfigError(
-                message("RNN needs a cell", got=f"{cell!r:.80}", do="pass rnn.cells.lstm or your own @cell")
-            )
+            name = cell.lower() if isinstance(cell, str) and cell.isidentifier() else "lstm"
+            do = f"pass rnn.cells.{name} or your own @cell"
+            raise ConfigError(message("RNN needs a cell", got=f"{cell!r:.80}", do=do))
         self.members = None if members is None else _size("members", members)
         if self.members is not None:
             cell, sizes[AXIS] = cell if AXIS in cell.size_names else ensemble(cell), self.members

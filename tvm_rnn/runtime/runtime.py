@@ -97,7 +97,7 @@ WEIGHTS = "load_weights first; or, before compiling, net.init(seed=0) or net.loa
 ONCE = "make them once: y = numpy.empty(...), state = mod.init_state(batch) with constants; then out=(y, state)"
 # Of dicts of states, by kind: what one is called, and one of its items, and what to do where it is not right.
 STATES = {
-    "given": ("state", "state {}", "give a dict of all states, such as {'h': h, 'c': c}; see mod.init_state(batch)"),
+    "given": ("state", "state {}", "give a dict of all states, such as {{{}}}; see mod.init_state(batch)"),
     "gradient": ("gradient of the state", "the gradient of state {}", ALL),
     "out": ("state of out", "state {} of out", ONCE),
 }
@@ -1023,6 +1023,7 @@ class Module:
         if (type(state) is not dict and not isinstance(state, Mapping)) or state.keys() != self._states.keys():
             got = [*state] if isinstance(state, Mapping) else type(state).__name__
             whole, _, do = STATES[kind]
+            do = do.format(", ".join(f"{name!r}: {name}" for name in self._states))
             raise _error(InputError, f"the {whole} is not the module's", got, [*self._states], do)
         found = []
         for name, _, _, parts, called in self._plan(B):

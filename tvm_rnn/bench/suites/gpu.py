@@ -24,8 +24,9 @@ Facts = dict[str, Any]  # what JSON says of a point
 SHORT = {"bfloat16": "bf16", "float16": "fp16", "tf32": "tf32", "float32": "fp32", "float64": "fp64"}
 ALL = ("bfloat16", "float16", "tf32", "float32")
 # Layer normalisation undoes every scale but that of its gains: with gains of 1, NumPy in float32 is off by 9e-5 after
-# 200 steps (H = 33), with 0.5 by 1e-7.
-TAMED = {"lstm_layer_norm": ("a_h", 0.5)}
+# 200 steps (H = 33), with 0.5 by 1e-7. A cell without a forget gate keeps every difference: as `init` draws R, 1,000
+# steps multiply one by 200 to 3,000, and NumPy in float32 is off by up to 1e-3 (H = 64 and 130); with 0.1 by 8e-6.
+TAMED = {"lstm_layer_norm": ("a_h", 0.5), "lstm_nfg": ("R", 0.1)}
 # The passes of every network, in the order in which the ablation adds them again.
 PASSES = ("hoist_gemms", "combine_gemms", "fuse_pointwise", "tile_layers_and_time")
 CELLS = {**writers.CELLS, **recurrences.CELLS, **headed_recurrences.CELLS, **neurons.CELLS}  # of benchmarks alone
