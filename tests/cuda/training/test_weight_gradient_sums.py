@@ -239,10 +239,10 @@ def test_sums_of_values_as_they_lie_are_of_words(dtype: str, shape: tuple[int, .
 def test_parts_are_added_to_what_is_there() -> None:
     """Of two arrays in one launch, one of which has more than a block."""
     fold = weight_gradients(make("sum_rows", A, rank=1)).fold(2)
-    sums = [np.arange(3 * size, dtype="f4").reshape(3, size) for size in (700, 16)]
+    sums = [np.arange(3 * size, dtype="f4").reshape(3, size) for size in (130, 16)]
     into = [np.full(own.shape[1], 1000, "f4") for own in sums]
     arrays = {f"sums{n}": own for n, own in enumerate(sums)} | {f"totals{n}": own for n, own in enumerate(into)}
     for add, expected in ((1, 1000), (0, 0)):
-        run(fold, arrays, {"size0": 700, "size1": 16, "parts": 3, "add": add}, 3)
+        run(fold, arrays, {"size0": 130, "size1": 16, "parts": 3, "add": add}, 3)
         for n, own in enumerate(sums):
             np.testing.assert_array_equal(arrays[f"totals{n}"], own.sum(0) + expected)

@@ -41,8 +41,6 @@ Find = Callable[[Node, bool], Pointer]
 Products = list[tuple[Node, RowProduct]]
 COLUMNS, LINES = 32, 8  # threads of a block that sums columns: along elements, and along rows
 COLUMN_BLOCKS = 8  # of these on a multiprocessor: they wait for memory
-# Threads of a block that adds parts up, and elements of each: loads of one wait for memory together.
-FOLDERS, FOLDED = 128, 4
 TILE_SQUARES = 4  # as wide as tiles are
 LEAST_ROWS = 256  # of a part: fewer, and adding the parts up takes longer than the sums
 
@@ -297,37 +295,28 @@ class WeightGradients:
         """totals[i] = (what is there, if `add`) + the parts' sums, in order, of so many arrays."""
 
         def body(w: Writer) -> None:
-            own = FOLDERS * FOLDED  # elements of a block
-            blocks = [tirx.truncdiv(w[f"size{n}"] + (own - 1), int64(own)) for n in range(count)]
+            blocks = [tirx.truncdiv(w[f"size{n}"] + 127, int64(128)) for n in range(count)]
             block = w.keep(wide(I.cta_id([tirx.Cast("int32", sum(blocks[1:], blocks[0]))])))
-            thread, first = wide(I.thread_id([FOLDERS])), int64(0)
+            thread, first = wide(I.thread_id([128])), int64(0)
             for n in range(count):
-                at, first = w.keep((block - first) * int64(own) + thread), first + blocks[n]
+                at, first = w.keep((block - first) * int64(128) + thread), first + blocks[n]
                 with w.when(tirx.And(at >= 0, at < w[f"size{n}"])):
                     self._add_parts(w, n, at)
 
         arrays = [f"{name}{n}" for n in range(count) for name in ("sums", "totals")]
         scalars = [*((f"size{n}", "int64") for n in range(count)), ("parts", "int64"), ("add", "int32")]
         name = f"{self.name}_fold{count if count > 1 else ''}"
-        return write(name, [(array, self.dtype) for array in arrays], scalars, body, threads=FOLDERS)
+        return write(name, [(array, self.dtype) for array in arrays], scalars, body, threads=128)
 
     def _add_parts(self, w: Writer, n: int, at: Expr) -> None:
-        """A thread's elements of the n-th array, from `at` on: all are loaded before one is added."""
-        total, sums, totals, size = w.local(FOLDED, self.dtype), w[f"sums{n}"], w[f"totals{n}"], w[f"size{n}"]
-        # Behind the end a thread reads the last element again, and stores nothing.
-        places = [w.keep(tirx.min(at + e * FOLDERS, size - 1)) for e in range(FOLDED)]
-        for e in range(FOLDED):
-            w.store(total, tirx.const(0.0, self.dtype), e)
+        """One element of the n-th array."""
+        total, sums, totals = w.local(1, self.dtype), w[f"sums{n}"], w[f"totals{n}"]
+        w.store(total, tirx.const(0.0, self.dtype), 0)
         with w.when(tirx.NE(w["add"], tirx.const(0, "int32"))):
-            for e, place in enumerate(places):
-                w.store(total, totals[place], e)
+            w.store(total, totals[at], 0)
         with w.loop(tirx.Cast("int32", w["parts"])) as part:
-            start = w.keep(wide(part) * size)
-            for value, e in [(w.keep(sums[start + place]), e) for e, place in enumerate(places)]:
-                w.store(total, total[e] + value, e)
-        for e in range(FOLDED):
-            with w.when(at + e * FOLDERS < size):
-                w.store(totals, total[e], at + e * FOLDERS)
+            w.store(total, total[0] + sums[wide(part) * w[f"size{n}"] + at], 0)
+        w.store(totals, total[0], at)
 
     def _fold_all(self, host: Host, arrays: Sequence[tuple[Pointer, Pointer, int]], parts: HostExpr, add: str) -> None:
         """One launch for all of them."""
