@@ -139,3 +139,24 @@ def test_a_form_that_is_not_standard() -> None:
     with pytest.raises(rnn.errors.ConfigError, match="it has 1 inputs, ConvInteger has 2 to 4"):
         rnn.from_onnx(made)
     assert onnx.defs.get_schema("ConvInteger").since_version == 10
+
+
+def test_what_is_rounded_to_levels_has_the_bits_of_onnx_runtime() -> None:
+    """A product, a sum of another operator, and sigmoid: none of them may differ in its last bit."""
+    nodes = [
+        node("Mul", ["x", "w"], ["a"]),
+        node("Add", ["a", "x"], ["b"]),
+        node("Sigmoid", ["b"], ["c"]),
+        node("Mul", ["b", "c"], ["d"]),
+        node("Sub", ["d", "a"], ["e"]),
+        node("DynamicQuantizeLinear", ["e"], ["levels", "scale", "zero"]),
+        node("Cast", ["levels"], ["y"], to=onnx.TensorProto.FLOAT),
+    ]
+    outputs = {"y": "f4", "scale": "f4", "e": "f4"}
+    made = model_of(nodes, {"x": ("f4", ["N"])}, outputs, {"w": np.float32(1 / 3)})
+    mod = rnn.compile(rnn.from_onnx(made), progress=False)
+    for size in (5, 1003):
+        feeds = {"x": (RNG.standard_normal(size) * 4).astype("f4")}
+        found, expected = mod.run(feeds), onnx_runtime(made, feeds)
+        for name in outputs:
+            np.testing.assert_array_equal(found[name], expected[name])

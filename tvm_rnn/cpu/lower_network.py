@@ -23,6 +23,7 @@ from tvm import tirx
 from tvm_rnn.errors import PassError, message
 from tvm_rnn.graph.flops import flops_per_row
 from tvm_rnn.graph.graph import Layers, Node
+from tvm_rnn.graph.scalar import rational_sigmoid, using
 from tvm_rnn.module_file.facts import common_facts
 from tvm_rnn.module_file.schema import CpuNetwork, Pack
 from tvm_rnn.network.layer import weight_name
@@ -238,9 +239,16 @@ class Lowering:
         self.s_in, self.s_out = (self._users([f"{a.name}_{way}" for a in cell.states]) for way in ("in", "out"))
         in_place = {f"input_{i}": user for i, user in enumerate(self.x) if self._is_read_in_place(i)}
         self.ctx.buffers = {**self.ctx.buffers, **in_place}
-        walk = self._time_major() if self.time_major else self._layer_major()
+        with using(self._forms):
+            walk = self._time_major() if self.time_major else self._layer_major()
         body = self._with_threads(given["threads"], self._states(True), walk, self._states(False))
         return self._function(given, [*self.x, self.y, *self.s_in, *self.s_out], body)
+
+    @property
+    def _forms(self) -> dict[str, Callable[..., Expr]]:
+        """Where states are rounded to 8 bits, sigmoid is ONNX Runtime's: a last bit of it may decide for a level."""
+        levels = any(node.op == "to_uint8" for layer in self.code for node in layer.graph.nodes())
+        return {"sigmoid": rational_sigmoid} if levels and self.net.dtype == "float32" else {}
 
     def _function(self, given: Given, users: Sequence[Buffer], body: Stmt) -> tirx.PrimFunc:
         own = [given[n] for n in ("lengths", "reset", *self.memories)]

@@ -4,6 +4,6 @@ In: a `Graph` of calls (`tvm_rnn/surroundings/`). Out: for each graph two functi
 its memory are, the other computes. `schedule.py` says how loops run (`columns.py` says which way vectors run,
 `sum_tiles.py`, `panel_sum.py` and `lane_sums.py` make sums into tiles, `pair_sum.py` those of whole numbers, which
 `whole_numbers.py` finds, `pointwise.py` does the rest, `shared_loops.py` gives threads their pieces, `elementary.py`
-writes exponentials out), `constants.py` where constants lie, and `host_function.py` puts all loops of a graph, one
-after the other, into one function.
+writes exponentials out, `levels.py` gives models that round to 8 bits the last bits of ONNX Runtime), `constants.py`
+where constants lie, and `host_function.py` puts all loops of a graph, one after the other, into one function.
 """

@@ -29,6 +29,7 @@ from tvm_rnn.tir.statements import demanded, function, loop, sequence, store, us
 from .columns import Laid
 from .constants import Constants
 from .elementary import with_polynomials
+from .levels import has_levels, rounded_as_kept
 from .schedule import Tiles
 from .whole_numbers import Range, WholeNumbers
 
@@ -53,7 +54,7 @@ class Place:
 class HostFunction:
     """lanes: elements of a vector. pairs: instructions for pairs of whole numbers, by words of a vector. whole: the
     ranges of values that are whole numbers. functions: by name. constants: those that the first one takes. works: the
-    dtypes of the flat arrays."""
+    dtypes of the flat arrays. levels: whether values are rounded to 8 bits."""
 
     name: str
     graph: Graph
@@ -64,6 +65,7 @@ class HostFunction:
     constants: Constants = field(default_factory=Constants)
     memory: Memory = field(default_factory=Memory)
     works: dict[str, Buffer] = field(default_factory=dict)
+    levels: bool = False
     functions: dict[str, tirx.PrimFunc] = field(default_factory=dict)
     threads: tirx.Var = field(default_factory=lambda: variable("threads"))
 
@@ -150,6 +152,7 @@ class HostFunction:
     def _calls(self) -> list[Stmt]:
         calls = self.graph.calls
         lowered = loops_of([call.function for call in calls])
+        self.levels = has_levels([loops.body for loops in lowered])
         last = {value: i for i, call in enumerate(calls) for value in (*call.inputs, *call.outputs)}
         last |= {own.value: len(calls) for own in self.graph.looks}
         done = list[Stmt]()
@@ -198,7 +201,9 @@ class HostFunction:
             lambda buffer, axis, pair, width: placed(buffer, lambda own: constants.paired(own, axis, pair, width)),
             lambda buffer: next((value.array for param, value in known.items() if param.same_as(buffer)), None),
         )
-        nests = [with_polynomials(with_numbers(nest, known)) for nest in nests]
+        nests = [with_numbers(nest, known) for nest in nests]
+        nests = [rounded_as_kept(nest) for nest in nests] if self.levels else nests
+        nests = [with_polynomials(nest) for nest in nests]
         whole = WholeNumbers({p: self.whole[v] for p, v in zip(params, values, strict=True) if v in self.whole})
         whole.read(nests)
         self.whole |= {v: whole.known[p] for p, v in zip(params, values, strict=True) if p in whole.known}

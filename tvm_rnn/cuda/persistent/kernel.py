@@ -172,13 +172,20 @@ class KernelBody:
             place = self._of_head(*place)
         self.first: Buffer = k.local(1, "int32")
         k.store(self.first, tirx.Select(k["direction"] < 0, k["steps"] - 1, tirx.const(0, "int32")), 0)
-        pinned = k.local(3, "int32")
+        pinned = self.pinned = k.local(3, "int32")
         for n, value in enumerate((*place, block.thread)):
             k.store(pinned, value, n)
         group, rank, thread = pinned[0], pinned[1], pinned[2]
         warp, lane = tirx.floordiv(thread, LANES), tirx.floormod(thread, LANES)
         g, q = tirx.floordiv(tirx.floormod(thread, LANES), 4), tirx.floormod(thread, 4)
         return ThreadIds(group, rank, thread, warp, lane, g, q, *geometry.warp_place(warp))
+
+    def _identify_again(self) -> None:
+        """What follows computes its addresses anew: compilers cannot tell that these numbers are the same, as no number
+        of steps is negative."""
+        none = tirx.shift_right(self.k["steps"], tirx.const(31, "int32"))
+        for n in range(3):
+            self.k.store(self.pinned, tirx.bitwise_or(self.pinned[n], none), n)
 
     def _of_head(self, team: Expr, rank: Expr) -> tuple[Expr, Expr]:
         """Heads lie beside each other in all that the kernel reads and writes: its pointers become those of this head.
@@ -210,6 +217,8 @@ class KernelBody:
                 self.states[(state, block, j, e)] = (registers, at)
 
     def _store_states(self) -> None:
+        if self.geometry.stored:  # codes leave no register for what is needed once: kept over all steps it would spill
+            self._identify_again()
         for (state, block, j, e), (registers, at) in self.states.items():
             new, width = self.k[f"new_{self.step.graph.states.index(state)}"], self.step.domain[state]
             with self.cells.own_tile(j), self.k.when(self.cells.alone(width, block, j, e)):
