@@ -2,7 +2,8 @@
 //
 // `given`: threads fill a block's shared memory, by stores or by cp.async that they wait for; behind a barrier of the
 // cluster other blocks write there. `apart`: two kinds of warps meet at a barrier, each at an instruction of its own,
-// with the number of threads that meet, as PTX's bar.sync allows.
+// with the number of threads that meet, as PTX's bar.sync allows. `handed`: warps in pairs, one that writes sums and
+// arrives or waits, one that waits and reads them; then all of the block meet between what they write and read.
 
 #include <cstdint>
 #include <cstdio>
@@ -41,6 +42,28 @@ __global__ void apart(float* y) {
   }
 }
 
+template <bool ARRIVES> __global__ void handed(float* y) {
+  __shared__ float sums[256];
+  __shared__ uint16_t words[256];
+  uint32_t number = threadIdx.x / 64 + 1;
+  float total = 0.0f;
+  for (int step = 0; step < 6; step++) {
+    if (threadIdx.x / 32 % 2) {
+      sums[threadIdx.x] = 0.0f;
+      if (ARRIVES) asm volatile("bar.arrive %0, 64;" ::"r"(number) : "memory");
+      else asm volatile("bar.sync %0, 64;" ::"r"(number) : "memory");
+    } else {
+      asm volatile("bar.sync %0, 64;" ::"r"(number) : "memory");
+      total += sums[threadIdx.x + 32];
+    }
+    words[threadIdx.x] = (uint16_t)step;
+    __syncthreads();
+    total += words[(threadIdx.x + 160) % 256] == step ? 1.0f : 0.0f;
+    __syncthreads();
+  }
+  y[blockIdx.x * blockDim.x + threadIdx.x] = total == 6.0f ? 2.0f : 0.0f;
+}
+
 int main(int, char** arguments) {
   float *x, *y, found[16 * 256];
   cudaMalloc(&x, 256 * 16);
@@ -49,6 +72,8 @@ int main(int, char** arguments) {
   if (!strcmp(arguments[1], "stores")) given<false><<<16, 256, 4096>>>(x, y);
   if (!strcmp(arguments[1], "copies")) given<true><<<16, 256, 4096>>>(x, y);
   if (!strcmp(arguments[1], "apart")) apart<<<16, 256>>>(y);
+  if (!strcmp(arguments[1], "arrive")) handed<true><<<16, 256>>>(y);
+  if (!strcmp(arguments[1], "wait")) handed<false><<<16, 256>>>(y);
   cudaMemcpy(found, y, sizeof found, cudaMemcpyDeviceToHost);
   for (float value : found)
     if (value != 2.0f) return 1;
