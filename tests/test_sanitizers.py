@@ -188,10 +188,10 @@ def test_kernels_on_a_gpu(tool: str) -> None:
     ],
 )
 def test_what_a_tool_reports_of_kernels_in_order(kernel: str, tool: str, is_reported: bool, tmp_path: Path) -> None:
-    """racecheck does not see that a barrier of the cluster orders copies that were waited for, nor that a barrier of the
-    block orders what warps do that arrived at another before and did not wait; and synccheck wants one instruction where
-    all warps meet: such reports of our kernels alone are no findings. Once a tool knows better, this
-    test fails, and they are."""
+    """racecheck does not see that a barrier of the cluster orders copies that were waited for, nor that one of a
+    block orders what warps do that arrived at another before and did not wait; synccheck wants one instruction where
+    all warps meet. Such reports of our kernels alone are no findings. Once a tool knows better, this test fails, and
+    they are."""
     if not shutil.which("compute-sanitizer") or not shutil.which("nvcc"):
         pytest.skip("no compute-sanitizer or no nvcc: they come with the CUDA toolkit")
     if not shutil.which("nvidia-smi") or subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode:
