@@ -79,9 +79,13 @@ def run_instrumented(folder: Path, *words: str, **environment: str) -> None:
 
 
 def test_the_library_of_bundles(tmp_path: Path) -> None:
-    """realtime.c has a malloc of its own, as the sanitizer has."""
+    """What counts calls of malloc has one of its own, as the sanitizer has."""
     files = [f"tests/bundle/test_{name}.py" for name in ("engine", "generate", "program", "encoding", "examples")]
-    counted = ("engine.py::test_steps_of_a_real_time_thread", "generate.py::test_a_call_takes_no_memory_and_no_lock")
+    counted = (
+        "engine.py::test_steps_of_a_real_time_thread",
+        "generate.py::test_a_call_takes_no_memory_and_no_lock",
+        "program.py::test_runs_of_the_same_sizes_take_no_memory",
+    )
     run_instrumented(
         tmp_path, *files, *(word for name in counted for word in ("--deselect", f"tests/bundle/test_{name}"))
     )

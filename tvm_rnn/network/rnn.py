@@ -89,8 +89,9 @@ class RNN:
         **sizes: Sizes,
     ) -> None:
         if not isinstance(cell, Cell):
-            name = cell.lower() if isinstance(cell, str) and cell.isidentifier() else "lstm"
-            do = f"pass rnn.cells.{name} or your own @cell"
+            do = "pass rnn.cells.lstm or your own @cell"
+            if isinstance(cell, str) and cell.isidentifier():
+                do = f"pass the cell, not its name: rnn.cells.{cell.lower()} if the zoo has it, or your own @cell"
             raise ConfigError(message("RNN needs a cell", got=f"{cell!r:.80}", do=do))
         self.members = None if members is None else _size("members", members)
         if self.members is not None:
