@@ -7,6 +7,7 @@ folder that has the modules.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -67,14 +68,43 @@ def network(name: str, dtype: str) -> rnn.RNN:
 @pytest.mark.parametrize("ragged", [False, True])
 def test_against_the_oracle(name: str, dtype: str, ragged: bool) -> None:
     net = network(name, dtype)
-    module = gpu_module(f"recurrence_{name}_{dtype}", net)
+    check_results(gpu_module(f"recurrence_{name}_{dtype}", net), net, ((1, 3), (37, 5), (1000, 2)), ragged)
+
+
+@pytest.mark.broad_after(1)
+@pytest.mark.parametrize("name", ["mlstm", "delta_net", "gated_delta_net"])
+@pytest.mark.parametrize("hidden", [64, 128])
+@pytest.mark.parametrize("ragged", [False, True])
+def test_few_steps_and_many_rows_take_as_many_launches(name: str, hidden: int, ragged: bool) -> None:
+    """Less than a chunk of time, and matrices that fill the GPU: never a launch per step."""
+    net = exact(rnn.RNN(rnn.cells.get(name), 24, hidden, dtype="bfloat16").init(seed=1))
+    module = gpu_module(f"recurrence_{name}_{hidden}_bfloat16", net)
+    check_results(module, net, ((2, 3), (7, 160), (16, 132)), ragged)
+    x = torch.zeros(16, 132, 24, dtype=torch.bfloat16, device="cuda")
+    few, many = (kernels(partial(module, x[:steps])) for steps in (2, 16))
+    assert 0 < few == many
+
+
+def kernels(call: Callable[[], Any]) -> int:
+    """How many kernels a call launches."""
+    call()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        call()
+        torch.cuda.synchronize()
+    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in seen.events())
+
+
+def check_results(module: Any, net: rnn.RNN, calls: Iterable[tuple[int, int]], ragged: bool) -> None:
+    """calls: T and B. ragged: with lengths and resets. From states that belong together."""
     generator = torch.Generator(device="cuda").manual_seed(2)
+    dtype = net.dtype
 
     def drawn(*shape: int) -> Any:
         return torch.randint(-2, 3, shape, generator=generator, device="cuda").to(getattr(torch, dtype))
 
     reference = rnn.reference(net)
-    for steps, batch in ((1, 3), (37, 5), (1000, 2)):
+    for steps, batch in calls:
         x = drawn(steps, batch, 24)
         _, reached = reference(plain(drawn(8, batch, 24)))  # states that belong together, as a normaliser and a matrix
         state = {key: torch.as_tensor(value).to(x) for key, value in reached.items()}
