@@ -38,14 +38,18 @@ def test_it_stages_nothing_and_waits_less() -> None:
 
 @pytest.mark.parametrize(("cell", "each"), [("lstm", 1), ("gru_reset_before", 2)])
 def test_a_barrier_for_each_value_that_products_wait_for(cell: str, each: int) -> None:
-    """Of two steps, and two before them: behind zeros, and behind the first state."""
-    assert kernel_text(cell).count("cta_sync") == 2 * each + 2
+    """Of two steps, and two before them: behind zeros, and behind the first state. At the first of each step, and once
+    before all, the warps that copy are there too."""
+    text, of_block = kernel_text(cell), 1 + 2
+    assert text.count("ptx.bar(") == 2 * each + 2 + 1 - of_block
+    assert text.count("cta_sync") == of_block + 2  # of the warps that copy: before all, and in the loop
 
 
 def test_a_warp_alone_needs_no_barrier_of_the_block() -> None:
     geometry = geometry_of(step("lstm", 8), "bfloat16", "block", rows=8, register_words=160)
     text = kernel("k", geometry, layout_of("lstm", 8)).func.script()
-    assert geometry.warps == 1 and text.count("cta_sync") == 1 and "warp_sync" in text
+    assert geometry.warps == geometry.copy_warps == 1 and "warp_sync" in text
+    assert "ptx.bar(" not in text  # all meet where the warp that copies does, no more
 
 
 @pytest.mark.parametrize(("units", "dearer"), [(128, True), (64, False)])

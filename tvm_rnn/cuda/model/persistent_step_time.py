@@ -43,8 +43,8 @@ def blocks_together(geometry: Geometry, target: Target) -> int:
     if geometry.exchange.in_memory:
         return 1
     shared = target.sm_shared_bytes // (geometry.shared_bytes + BLOCK_SHARED_BYTES)
-    registers = target.registers // (geometry.threads * 8 * ceil(geometry.registers() / 8))
-    return max(1, min(MOST_TOGETHER, shared, registers, SM_THREADS // geometry.threads))
+    registers = target.registers // (geometry.block_threads * 8 * ceil(geometry.registers() / 8))
+    return max(1, min(MOST_TOGETHER, shared, registers, SM_THREADS // geometry.block_threads))
 
 
 def cheapest(geometries: Iterable[Geometry], batch: int, target: Target) -> Geometry | None:
@@ -76,8 +76,8 @@ class Lack:
 
 def lacking(geometry: Geometry, target: Target) -> Lack:
     """By how much a geometry that is not `able_to_run` misses it."""
-    where = f"{geometry.ctas} blocks of {geometry.threads} threads, {geometry.rows} rows"
-    if geometry.threads > 1024:
+    where = f"{geometry.ctas} blocks of {geometry.block_threads} threads, {geometry.rows} rows"
+    if geometry.block_threads > 1024:
         return Lack(f"{where}: 1024 threads are the most", 1 << 40, 0)
     if geometry.hopper and target.arch != HOPPER:
         return Lack(f"{where}: {target.arch} lacks clusters, or wgmma", 1 << 40, 0)
@@ -91,11 +91,11 @@ def lacking(geometry: Geometry, target: Target) -> Lack:
     if (streamed or not held) and not geometry.streams:
         why = f"{where}: a block's weights are {words * lanes} bytes, {streamed * lanes} more than it may keep"
         return Lack(why, streamed * lanes, words * lanes)
-    most = min(255, (1 << 16) // geometry.threads // 8 * 8)
+    most = min(255, (1 << 16) // geometry.block_threads // 8 * 8)
     over, shared = geometry.registers() - most, geometry.shared_bytes - target.shared_bytes
-    if over > 0 and over * 4 * geometry.threads > shared:
+    if over > 0 and over * 4 * geometry.block_threads > shared:
         why = f"{where}: about {geometry.registers()} registers per thread, {most} are the most"
-        return Lack(why, over * 4 * geometry.threads + max(0, shared), words * lanes)
+        return Lack(why, over * 4 * geometry.block_threads + max(0, shared), words * lanes)
     why = f"{where}: {geometry.shared_bytes} bytes of shared memory, {shared} more than a block may have"
     return Lack(why, max(0, shared), geometry.shared_bytes)
 
@@ -104,7 +104,9 @@ def able_to_run(geometry: Geometry, target: Target) -> bool:
     """Whether it fits with all weights on the chip: reading some from L2 in every step was slower than one launch per
     step (H 2048, B 64: 42 us against 15; through a pipeline, H 2560, B 64: 31 against 23). Not so in float32, where
     products take longer than that."""
-    if geometry.threads > 1024 or (geometry.hopper and target.arch != HOPPER) or not resident_groups(geometry, target):
+    if geometry.block_threads > 1024 or (geometry.hopper and target.arch != HOPPER):
+        return False
+    if not resident_groups(geometry, target):
         return False
     if geometry.step.heads > 1 and geometry.exchange.in_memory:  # whose launches take slices of the batch alone
         return False

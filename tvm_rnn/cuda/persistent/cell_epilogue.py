@@ -185,13 +185,15 @@ class TapeStores:
     """The stores of one kernel. Of all values of a phase the words are made first, then they are stored: shuffles and
     conversions of one value do not wait for the store of another, as one store after the other has them."""
 
-    def __init__(self, body: Body, late: bool) -> None:
-        """late: y is stored a step later where it is a state, from that state's registers."""
+    def __init__(self, body: Body, late: bool, copied: bool = False) -> None:
+        """late: y is stored a step later where it is a state, from that state's registers. copied: but for the last
+        step's, other warps do that (`copy_warps.py`)."""
         self.body, self.k, self.layout, self.step = body, body.k, body.layout, body.step
         self.back = 0  # steps from the one that is being written to the one that is stored
         self.late: Taped | None = None
         self.lines = TapeLines(body, [(name_of(own), own) for own in self.layout.taped])
         self.copied = False  # whether the lines of the step before go to memory
+        self.by_others = copied
         results, output = self.step.graph.results, self.step.graph.output
         if late and self.layout.emits and output in results and self.step.domain[output] > 1:
             state = self.step.graph.states[results.index(output)]
@@ -211,7 +213,7 @@ class TapeStores:
         """States as they are when the step begins; y of the step before."""
         self.copied = False
         self._store([own for own in self.layout.taped if own.node.op == "state"])
-        if self.late is not None:
+        if self.late is not None and not self.by_others:
             with self.k.when(self.body.t > 0) if self.body.par == 0 else nullcontext():
                 self._store_late(self.late)
 

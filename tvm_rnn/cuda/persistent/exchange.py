@@ -236,6 +236,9 @@ class Exchanger(ABC):
     def plain(self, value: Expr) -> Expr:
         return tirx.Cast(self.geometry.storage, value)
 
+    def sync(self) -> None:
+        self.k.do(I.cuda.cta_sync())
+
     def pointer(self, node: Node, slot: int, kblock: Expr, row: Expr) -> Expr:
         return self._at(self.word(node, slot, kblock, row, self.ids.q))
 
@@ -264,7 +267,7 @@ class InShared(Exchanger):
             at = i * geometry.threads + ids.thread
             with k.when(at < total):
                 k.store(body.arena, tirx.const(0, "uint32"), at)
-        k.do(I.cuda.cta_sync())
+        self.sync()
         view = I.decl_buffer(
             (total * 4 // geometry.itemsize,), geometry.storage, data=body.arena.data, elem_offset=0, scope="shared.dyn"
         )

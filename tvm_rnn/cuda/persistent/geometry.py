@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from math import ceil
+from math import ceil, prod
 from typing import ClassVar, Protocol, TypeAlias
 
 from tvm import tirx
@@ -50,6 +50,7 @@ POISON = 0xFFFFFFFF  # memory that nobody has written yet: no value's bits, see 
 # and 100 us without and with lines, backward 134 and 113; of 64 (one) 57 and 62, 92 and 86.
 LEAST_LINE = {"forward": 128, "backward": 64}
 BLOCK_BYTES = 232448  # of shared memory, that a block may have
+MOST_COPY_WARPS, COPIES = 4, 4  # one for each quarter of a multiprocessor; pieces of a step for each lane
 COUNTER_WORDS = 32  # a counter per 128 bytes: no two groups share a line
 Store = Callable[[Expr, Expr, Sequence[Expr]], None]  # (row, unit, words): 16 bytes of y
 Slots: TypeAlias = "dict[Node, tuple[Expr, Expr | None, Store | None]]"  # per published value: the copy, when, y
@@ -148,6 +149,9 @@ class ExchangeEmitter(Protocol):
 
     def plain(self, value: Expr) -> Expr:
         """A float32 value in the storage dtype, as others may read it."""
+
+    def sync(self) -> None:
+        """A barrier of all warps of the block that compute."""
 
     def end(self) -> None:
         """At the kernel's end."""
@@ -353,6 +357,7 @@ class Exchange(ABC):
     stages: ClassVar[bool] = True  # values wait in shared memory for others, and y is stored from there
     # Products wait for nobody else: what is stored of the step before waits for them, not they for it.
     stores_late: ClassVar[bool] = False
+    copies_apart: ClassVar[bool] = False  # warps of their own copy hoisted values and y (`copy_warps.py`)
     rates: ClassVar[Rates]
 
     @abstractmethod
@@ -614,8 +619,8 @@ class Geometry(ABC):
 
     def fits(self, registers: int = 255, shared_bytes: int = BLOCK_BYTES) -> bool:
         """Whether a block fits on an SM. 255 registers per thread, 64 K per SM."""
-        most = min(registers, (1 << 16) // self.threads // 8 * 8)
-        return self.threads <= 1024 and self.registers() <= most and self.shared_bytes <= shared_bytes
+        most = min(registers, (1 << 16) // self.block_threads // 8 * 8)
+        return self.block_threads <= 1024 and self.registers() <= most and self.shared_bytes <= shared_bytes
 
     def registers(self) -> int:
         """An estimate per thread, used to discard what would spill: of the product, cells, and what addresses take."""
@@ -655,7 +660,23 @@ class Geometry(ABC):
 
     @property
     def threads(self) -> int:
+        """Of the warps that compute."""
         return LANES * self.warps
+
+    @property
+    def copy_warps(self) -> int:
+        """Warps that copy hoisted values and y while the others compute (`copy_warps.py`): a lane has few pieces of a
+        step. Weights in 8 bits leave no registers for them."""
+        reads = any(not operand.given for phase in self.step.phases for operand in phase.operands)
+        if not self.exchange.copies_apart or self.stored or not reads:
+            return 0
+        pieces = self.prefetch_words // 4 // self.exchange.prefetch_steps
+        return min(MOST_COPY_WARPS, ceil(pieces / (COPIES * LANES)))
+
+    @property
+    def block_threads(self) -> int:
+        """Of a block."""
+        return self.threads + LANES * self.copy_warps
 
     @property
     def tiles(self) -> int:
@@ -795,7 +816,10 @@ class Geometry(ABC):
         # clusters (LSTM 256).
         aligned = node in self.step.whole and (self.exchange.in_memory or self.step.heads > 1)
         whole = node.op != "input" or aligned
-        return not self.reads_in_step and whole and slot >= 0 and phase.width % 8 == 0 and not node.mask
+        # Rows of hoisted values begin at multiples of 16 bytes, further components of odd widths do not.
+        alone = node.op != "input" and self.step.heads == 1 and prod(node.shape) == phase.width > 1
+        pieces = slot >= 0 and (phase.width % 8 == 0 or alone)
+        return not self.reads_in_step and whole and pieces and not node.mask
 
     @property
     def prefetching_warps(self) -> int:
