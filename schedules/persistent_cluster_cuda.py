@@ -13,7 +13,7 @@ from itertools import product
 
 from tvm_rnn.cuda.model.choose_geometry import RecurrentUnit
 from tvm_rnn.cuda.model.template_base import PersistentTemplate, allowed, width_of
-from tvm_rnn.cuda.persistent.exchange import CLUSTER
+from tvm_rnn.cuda.persistent.exchange import CLUSTER, CLUSTER_ALONE
 from tvm_rnn.cuda.persistent.exchange_in_block import BLOCK
 from tvm_rnn.cuda.persistent.product.mma_sync import MmaSync
 from tvm_rnn.schedule.schedule_template import template
@@ -43,8 +43,8 @@ class PersistentCluster(PersistentTemplate):
     def geometry(unit: RecurrentUnit, **knobs: int) -> MmaSync:
         """All that registers do not keep is in shared memory. One block alone exchanges values without messages, but
         in waves, whose layers read each other's rows."""
-        alone = knobs["ctas"] == 1 and unit.layers == 1 and not unit.step.given
-        exchange = BLOCK if alone else CLUSTER
+        alone = unit.layers == 1 and not unit.step.given
+        exchange = CLUSTER if not alone else BLOCK if knobs["ctas"] == 1 else CLUSTER_ALONE
         return MmaSync(unit.step, unit.precision, exchange, stored=unit.stored, shared_words=1 << 20, **knobs)
 
     @classmethod

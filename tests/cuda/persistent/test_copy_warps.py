@@ -17,7 +17,8 @@ from tvm_rnn.oracle.tolerance import tolerance
 
 
 def block(rows: int, **knobs: int) -> dict[str, Any]:
-    return {"exchange": "block", "rows": rows, "shared_words": 1 << 20, "register_words": 160, **knobs}
+    how = "block" if knobs.get("ctas", 1) == 1 else "cluster alone"
+    return {"exchange": how, "rows": rows, "shared_words": 1 << 20, "register_words": 160, **knobs}
 
 
 def geometry(cell: str, hidden: int, precision: str = "bfloat16", rows: int = 8, **knobs: int) -> Geometry:
@@ -29,6 +30,8 @@ def geometry(cell: str, hidden: int, precision: str = "bfloat16", rows: int = 8,
     ("name", "hidden", "batch", "precision", "knobs", "modes"),
     [
         ("lstm", 21, 11, "bfloat16", {"warps_u": 3}, [(False, False, False), (True, False, False)]),
+        ("lstm", 43, 11, "bfloat16", {"ctas": 2, "warps_u": 2}, [(False, False, False), (True, False, False)]),
+        ("gru_reset_before", 24, 9, "float16", {"ctas": 2, "warps_u": 2, "warps_k": 2}, [(False, False, False)]),
         ("lstm", 32, 9, "float16", {"warps_u": 2, "rows": 16}, [(False, False, False)]),
         ("gru_reset_before", 18, 5, "float16", {"warps_u": 2, "warps_k": 2}, [(False, False, False)]),
         pytest.param("gru", 13, 9, "tf32", {"warps_u": 2}, [(True, False, False)], marks=pytest.mark.broad),
@@ -37,6 +40,20 @@ def geometry(cell: str, hidden: int, precision: str = "bfloat16", rows: int = 8,
             "lstm_projection", 40, 9, "float16", {"warps_u": 5}, [(False, False, False)], marks=pytest.mark.broad
         ),
         pytest.param("slstm", 20, 9, "bfloat16", {"warps_u": 1}, [(False, False, False)], marks=pytest.mark.broad),
+        pytest.param("lstm", 40, 9, "tf32", {"ctas": 4}, [(False, False, False)], marks=pytest.mark.slow),
+        pytest.param(
+            "lstm_projection",
+            40,
+            9,
+            "bfloat16",
+            {"ctas": 2, "warps_u": 2},
+            [(True, False, False)],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "slstm", 36, 20, "bfloat16", {"ctas": 2, "rows": 16}, [(False, False, False)], marks=pytest.mark.slow
+        ),
+        pytest.param("lstm", 33, 9, "float16", {"ctas": 3}, [(False, True, True)], marks=pytest.mark.slow),
         pytest.param("lstm", 75, 17, "float16", {"warps_u": 10}, [(False, False, False)], marks=pytest.mark.slow),
         pytest.param("elman", 39, 5, "float32", {"warps_u": 5}, [(False, False, False)], marks=pytest.mark.slow),
     ],
@@ -56,14 +73,24 @@ def test_they_bring_what_cells_read_and_take_y_away(
 def test_a_lane_has_few_pieces_and_a_quarter_of_a_multiprocessor_one_warp() -> None:
     assert geometry("lstm", 32, warps_u=4).copy_warps == 1
     assert geometry("lstm", 64, warps_u=8).copy_warps == 2
-    assert geometry("lstm", 64, warps_u=8, rows=32).copy_warps == MOST_COPY_WARPS
+    assert geometry("lstm", 32, warps_u=4, rows=32).copy_warps == MOST_COPY_WARPS
     own = geometry("lstm", 32, warps_u=4)
     assert own.block_threads == own.threads + 32 == 160
 
 
-def test_blocks_of_a_cluster_copy_themselves() -> None:
-    made = geometry_of(step("lstm", 64), "bfloat16", "cluster", ctas=2, rows=8, warps_u=4)
-    assert made.copy_warps == 0 and made.block_threads == made.threads
+def test_the_warps_of_a_wave_copy_themselves() -> None:
+    alone, wave = (
+        geometry_of(step("lstm", 64), "bfloat16", how, ctas=2, rows=8, warps_u=4)
+        for how in ("cluster alone", "cluster")
+    )
+    assert alone.copy_warps == 1 and wave.copy_warps == 0
+    assert wave.block_threads == wave.threads
+
+
+def test_they_take_registers_that_others_leave() -> None:
+    roomy, crowded = (geometry("lstm", 64, warps_u=8, rows=32, warps_k=k) for k in (1, 2))
+    assert roomy.copy_warps and not crowded.copy_warps
+    assert crowded.registers() * (crowded.threads + 32) > 1 << 16
 
 
 @pytest.mark.parametrize(

@@ -64,12 +64,15 @@ class CopyWarps:
 
     def __init__(self, k: Writer, geometry: Geometry, layout: Layout, block: Block, masked: bool) -> None:
         self.k, self.geometry, self.layout = k, geometry, layout
-        self.group, self.arena = block.group, block.arena
+        self.group, self.rank, self.arena = block.group, block.rank, block.arena
         self.thread, self.lanes = k.keep(block.thread - geometry.threads), LANES * geometry.copy_warps
         self.first = k.keep(tirx.Select(k["direction"] < 0, k["steps"] - 1, tirx.const(0, "int32")))
         self.pieces = Pieces(geometry, layout)
         self.stored = gcd(16, *self._output_bytes())  # bytes that are stored at once
-        self.output = self._output_pieces() if copies_output(geometry, layout, masked) else []
+        self.output: list[OutputPiece] = []
+        if copies_output(geometry, layout, masked):
+            self.at = geometry.exchange.copied_output(geometry, block.rank)
+            self.output = self._output_pieces()
         self.numbers = {node: n for n, node in enumerate(geometry.step.read_nodes)}  # of pointers
         self.hoisted = [piece for node in self.pieces.strides for piece in self._hoisted_pieces(node)]
 
@@ -77,13 +80,15 @@ class CopyWarps:
         k, stages = self.k, self.pieces.stages
         for early in range(stages - 1):
             self._copy(tirx.const(early, "int32"))
+        self.geometry.exchange.blocks_meet(k)
         self._meet()
         with k.loop(k["steps"]) as t:
             self._meet()
             if self.output:
-                with k.when(t > 0):
+                with k.when(t >= self.at.lag) if self.at.lag else nullcontext():
                     self._store_output(t)
             self._copy(t + (stages - 1))
+        self.geometry.exchange.blocks_meet(k)
 
     def _meet(self) -> None:
         """The values of the step after this one are there."""
@@ -106,7 +111,7 @@ class CopyWarps:
         for i in range(0, each * geometry.warps, self.lanes):
             flat = k.keep(tirx.Min(self.thread + i, each * geometry.warps - 1))
             warp, own = tirx.floordiv(flat, each), tirx.floormod(flat, each)
-            ids = identify(geometry, self.group, tirx.const(0, "int32"), warp * LANES)
+            ids = identify(geometry, self.group, self.rank, warp * LANES)
             cells = LaneCells(k, geometry, ids)
             word = geometry.prefetch_at + warp * pieces.warp_words + (first + own) * 4
             target = k.keep(arena + tirx.Cast("uint32", word * 4))
@@ -137,29 +142,27 @@ class CopyWarps:
         return place.align, place.row_stride * size, width * size
 
     def _output_pieces(self) -> list[OutputPiece]:
-        k, geometry, output = self.k, self.geometry, self.geometry.step.graph.output
-        lanes = self.stored // geometry.itemsize
-        of_row = output.shape[0] // lanes
+        k, geometry, at = self.k, self.geometry, self.at
+        width, lanes = geometry.step.graph.output.shape[0], self.stored // geometry.itemsize
+        of_row = at.units // lanes
         found = []
         for i in range(0, of_row * geometry.rows, self.lanes):
             flat = k.keep(self.thread + i)
             row, unit = tirx.floordiv(flat, of_row), tirx.floormod(flat, of_row) * lanes
-            block = tirx.floordiv(unit, geometry.block_k) * geometry.rows + row
-            source = geometry.value_at[output] * (4 // geometry.itemsize) + block * geometry.block_k
             batch_row = k["row0"] + self.group * geometry.rows + row
-            place = tirx.Cast("int64", batch_row) * self.layout.output.row_stride + unit
+            place = tirx.Cast("int64", batch_row) * self.layout.output.row_stride + (at.first + unit)
             real = tirx.And(flat < of_row * geometry.rows, batch_row < k["batch"])
+            real = tirx.And(real, at.first + unit < width)
             there = k.keep(tirx.Select(real, tirx.const(1, "int32"), tirx.const(0, "int32")))
-            source = k.keep(source + tirx.floormod(unit, geometry.block_k))
+            source = k.keep(at.element(row, unit))
             found.append(OutputPiece(source, k.keep(place), tirx.NE(there, tirx.const(0, "int32"))))
         return found
 
     def _store_output(self, t: Expr) -> None:
-        """y of step t - 1: the state that step t begins with. All is loaded, then stored."""
-        k, geometry, node = self.k, self.geometry, self.geometry.step.graph.output
-        words = max(1, self.stored // 4)
-        copy = k.keep(tirx.floormod(t, 2) * (geometry.value_words(node) * (4 // geometry.itemsize)))
-        time = k.keep(self._time(t - 1) * self.layout.output.row_stride)
+        """y that is there behind the barrier of step t. All is loaded, then stored."""
+        k, geometry, words = self.k, self.geometry, max(1, self.stored // 4)
+        copy = k.keep(tirx.floormod(t, 2) * self.at.apart)
+        time = k.keep(self._time(t - self.at.lag) * self.layout.output.row_stride)
         size = geometry.shared_bytes // geometry.itemsize
         view = I.decl_buffer((size,), geometry.storage, data=self.arena.data, scope="shared.dyn")
         registers = k.local(words * len(self.output), geometry.storage if self.stored < 4 else "uint32")

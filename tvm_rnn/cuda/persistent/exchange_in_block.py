@@ -19,13 +19,11 @@ from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.cuda.layer.phases import Phase
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Expr
-from tvm_rnn.tir.index import uint32
 
 from .exchange import ClusterExchange, InShared
-from .geometry import Body, Geometry, Slots, Store
+from .geometry import Body, CopiedOutput, Geometry, Slots, Store
 from .rates import Rates
 
-COMPUTING = 15  # the barrier of the warps that compute
 # Each value that a lane computes, for two cells and for each cell more. LSTM and sLSTM of 32 and of 64 units, four
 # warps with two and with four cells a lane, H100: 0.59 and 0.84, 0.74 and 1.15 us. Of two cells a part is in `rates`.
 VALUE_US, MORE_US = 0.0024, 0.0072
@@ -44,12 +42,25 @@ class BlockExchange(ClusterExchange):
     marks: ClassVar[bool] = False
     prefetch_steps: ClassVar[int] = 8  # of 0.2 to 0.5 us; a value from memory takes 0.8
     stages: ClassVar[bool] = False
-    copies_apart: ClassVar[bool] = True
     stores_late: ClassVar[bool] = True
     rates: ClassVar[Rates] = Rates(0.05, 0.0, 34.0, 0.8, 0.28, 0.0)
 
     def place(self, k: Writer, geometry: Geometry) -> tuple[Expr, Expr]:
         return I.cta_id([k["teams"]]), tirx.const(0, "int32")
+
+    def blocks_meet(self, k: Writer) -> None:
+        """There is one."""
+
+    def copied_output(self, geometry: Geometry, rank: Expr) -> CopiedOutput:
+        """What products of the next step read."""
+        node = geometry.step.graph.output
+        per_word, each = 4 // geometry.itemsize, geometry.block_k
+
+        def element(row: Expr, unit: Expr) -> Expr:
+            line = tirx.floordiv(unit, each) * geometry.rows + row
+            return geometry.value_at[node] * per_word + line * each + tirx.floormod(unit, each)
+
+        return CopiedOutput(1, 0, node.shape[0], geometry.value_words(node) * per_word, element)
 
     def exchanger(self, body: Body, stage_at: int, barriers_at: int) -> Block:
         return Block(body)
@@ -64,7 +75,7 @@ class BlockExchange(ClusterExchange):
         return us + STORED_US * stored * max(0, geometry.units(phase.width) * geometry.rows - STORED_CELLS) / 1000
 
 
-BLOCK = BlockExchange()
+BLOCK = BlockExchange(copies_apart=True)
 
 
 class Block(InShared):
@@ -73,7 +84,6 @@ class Block(InShared):
     def __init__(self, body: Body) -> None:
         super().__init__(body, 0, body.geometry.exchange_words)
         self.met = False  # whether a barrier lies between this step's beginning, or all that was published, and here
-        self.joined = True  # whether the warps that copy were at a barrier of this step: once in each they are
 
     def prepare(self) -> None:
         """The element, in copy 0, of each of this lane's units, in the first of its two rows."""
@@ -95,7 +105,7 @@ class Block(InShared):
     def begin_step(self) -> None:
         """What the step before has published is not known to be there. A phase that publishes before anybody waits
         would overwrite what others still read."""
-        self.met = self.joined = False
+        self.met, self.joined = False, not self.geometry.copy_warps
         if self._publishes_first:
             self._meet()
 
@@ -113,21 +123,17 @@ class Block(InShared):
             self._meet()
 
     def _meet(self) -> None:
-        if self.geometry.copy_warps and not self.joined:
-            self.k.do(I.cuda.cta_sync())
-            self.joined = True
-        else:
+        if self.joined:
             self.sync()
+        else:
+            self.join()
         self.met = True
 
     def sync(self) -> None:
-        geometry = self.geometry
-        if geometry.warps == 1:
+        if self.geometry.warps == 1:
             self.k.do(I.cuda.warp_sync())
-        elif geometry.copy_warps:
-            self.k.do(I.ptx.bar.sync(uint32(COMPUTING), uint32(geometry.threads)))
         else:
-            self.k.do(I.cuda.cta_sync())
+            super().sync()
 
     def stage(self, node: Node, block: int, j: int, e: int, value: Expr) -> None:
         geometry, body = self.geometry, self.body

@@ -319,6 +319,10 @@ class Body(Protocol):
     def exchange(self) -> ExchangeEmitter: ...
 
     @property
+    def copies_output(self) -> bool:
+        """Whether warps that copy store y."""
+
+    @property
     def inputs(self) -> InputRows: ...
 
     @property
@@ -344,6 +348,19 @@ class Body(Protocol):
 # --- how blocks exchange values ---------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class CopiedOutput:
+    """y in shared memory, as the warps that copy find it behind a step's barrier. lag: how many steps before that one
+    it is of; first, units: the block's own; apart: elements from an even step's to an odd one's; element: of a row and
+    one of these units, of an even step."""
+
+    lag: int
+    first: Expr
+    units: int
+    apart: int
+    element: Callable[[Expr, Expr], Expr]
+
+
 class Exchange(ABC):
     """The exchange of values between the blocks of a group, as planning sees it. Implementations are frozen, and have
     no state: `exchange.py`, `exchange_by_polling.py`."""
@@ -357,7 +374,7 @@ class Exchange(ABC):
     stages: ClassVar[bool] = True  # values wait in shared memory for others, and y is stored from there
     # Products wait for nobody else: what is stored of the step before waits for them, not they for it.
     stores_late: ClassVar[bool] = False
-    copies_apart: ClassVar[bool] = False  # warps of their own copy hoisted values and y (`copy_warps.py`)
+    copies_apart: bool = False  # warps of their own copy hoisted values and y (`copy_warps.py`)
     rates: ClassVar[Rates]
 
     @abstractmethod
@@ -381,6 +398,16 @@ class Exchange(ABC):
     def cluster(self, geometry: Geometry) -> int:
         """Blocks that are launched as a cluster."""
         return 1
+
+    # What warps that copy ask for, where it `copies_apart`.
+
+    def blocks_meet(self, k: Writer) -> None:
+        """A barrier of all blocks of a group."""
+        raise NotImplementedError
+
+    def copied_output(self, geometry: Geometry, rank: Expr) -> CopiedOutput:
+        """Where y lies that they store, of a block of this rank."""
+        raise NotImplementedError
 
     def operand_words(self, geometry: Geometry) -> int:
         """Words of shared memory for what blocks exchange."""
@@ -663,15 +690,17 @@ class Geometry(ABC):
         """Of the warps that compute."""
         return LANES * self.warps
 
-    @property
+    @cached_property
     def copy_warps(self) -> int:
         """Warps that copy hoisted values and y while the others compute (`copy_warps.py`): a lane has few pieces of a
         step. Weights in 8 bits leave no registers for them."""
         reads = any(not operand.given for phase in self.step.phases for operand in phase.operands)
-        if not self.exchange.copies_apart or self.stored or not reads:
+        if not self.exchange.copies_apart or self.stored or self.step.given or not reads:
             return 0
-        pieces = self.prefetch_words // 4 // self.exchange.prefetch_steps
-        return min(MOST_COPY_WARPS, ceil(pieces / (COPIES * LANES)))
+        pieces, registers = self.prefetch_words // 4 // self.exchange.prefetch_steps, self.registers()
+        wanted = min(MOST_COPY_WARPS, ceil(pieces / (COPIES * LANES)))
+        room = (1 << 16) // (8 * ceil(registers / 8)) // LANES - self.warps
+        return max(0, min(wanted, room, 1024 // LANES - self.warps))
 
     @property
     def block_threads(self) -> int:

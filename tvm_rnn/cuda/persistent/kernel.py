@@ -144,8 +144,8 @@ class KernelBody:
         self.cells = LaneCells(k, geometry, self.ids)
         self.reads = CellReads(self, geometry.prefetch_at)
         self.stores_late = geometry.exchange.stores_late
-        late = self.stores_late and initial is None
-        self.tape_stores = TapeStores(self, late, copies_output(geometry, layout, initial is not None))
+        self.copies_output = copies_output(geometry, layout, initial is not None)
+        self.tape_stores = TapeStores(self, self.stores_late and initial is None)
         self.masks: Masks | None = None
         emitters = geometry.emitters(self)
         self.exchange, self.inputs = emitters.exchange, emitters.inputs
