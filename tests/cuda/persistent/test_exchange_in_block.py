@@ -9,7 +9,7 @@ from persistent_layers import geometry_of, layout_of, step, unit_of
 
 from tvm_rnn.cuda.model.choose_geometry import geometry_of as chosen
 from tvm_rnn.cuda.model.persistent_step_time import exchange_us
-from tvm_rnn.cuda.persistent.exchange import CLUSTER
+from tvm_rnn.cuda.persistent.exchange import CLUSTER, CLUSTER_ALONE
 from tvm_rnn.cuda.persistent.exchange_in_block import BLOCK
 from tvm_rnn.cuda.persistent.kernel import kernel
 from tvm_rnn.schedule.schedule_template import templates
@@ -26,7 +26,7 @@ def test_one_block_alone_exchanges_values_without_messages() -> None:
     unit, knobs = unit_of("lstm", 32, "bfloat16", 8), {"ctas": 1, "warps_n": 1, "warps_k": 1, **SHAPE}
     of = templates()["persistent_cluster_cuda"]
     assert chosen(of, unit, knobs).exchange is BLOCK
-    assert chosen(of, unit, {**knobs, "ctas": 2}).exchange is CLUSTER
+    assert chosen(of, unit, {**knobs, "ctas": 2}).exchange is CLUSTER_ALONE
     assert chosen(of, replace(unit, layers=2), knobs).exchange is CLUSTER  # a wave's rows come through memory
 
 

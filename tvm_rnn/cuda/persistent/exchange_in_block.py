@@ -20,7 +20,7 @@ from tvm_rnn.cuda.layer.phases import Phase
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Expr
 
-from .exchange import ClusterExchange, InShared
+from .exchange import COPIES_US, ClusterExchange, InShared
 from .geometry import Body, CopiedOutput, Geometry, Slots, Store
 from .rates import Rates
 
@@ -42,8 +42,9 @@ class BlockExchange(ClusterExchange):
     marks: ClassVar[bool] = False
     prefetch_steps: ClassVar[int] = 8  # of 0.2 to 0.5 us; a value from memory takes 0.8
     stages: ClassVar[bool] = False
+    copies_apart: ClassVar[bool] = True
     stores_late: ClassVar[bool] = True
-    rates: ClassVar[Rates] = Rates(0.05, 0.0, 34.0, 0.8, 0.28, 0.0)
+    rates: ClassVar[Rates] = Rates(0.05, 0.0, 34.0, 0.8, 0.1, 0.0)
 
     def place(self, k: Writer, geometry: Geometry) -> tuple[Expr, Expr]:
         return I.cta_id([k["teams"]]), tirx.const(0, "int32")
@@ -72,10 +73,11 @@ class BlockExchange(ClusterExchange):
         each = VALUE_US * min(cells, 2) + MORE_US * max(0, cells - 2)
         us = len(phase.nodes) * each * max(1.0, geometry.warps / 8)
         stored = len({*geometry.step.graph.emitted} & {*phase.nodes, *phase.roots, phase.root})
+        us += 0.0 if geometry.copy_warps else COPIES_US
         return us + STORED_US * stored * max(0, geometry.units(phase.width) * geometry.rows - STORED_CELLS) / 1000
 
 
-BLOCK = BlockExchange(copies_apart=True)
+BLOCK = BlockExchange()
 
 
 class Block(InShared):

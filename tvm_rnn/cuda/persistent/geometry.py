@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from math import ceil, prod
+from math import ceil, gcd, prod
 from typing import ClassVar, Protocol, TypeAlias
 
 from tvm import tirx
@@ -72,6 +72,12 @@ class Share:
     @property
     def streamed(self) -> int:
         return self.kblocks - self.registers - self.shared
+
+
+def most_registers(warps: int) -> int:
+    """Registers that a thread may have, of a block of so many warps: a quarter of a multiprocessor has 16384 for its
+    own warps."""
+    return min(255, (1 << 14) // (LANES * ceil(warps / 4)) // 8 * 8)
 
 
 def begins(**sizes: int) -> dict[str, int]:
@@ -374,7 +380,7 @@ class Exchange(ABC):
     stages: ClassVar[bool] = True  # values wait in shared memory for others, and y is stored from there
     # Products wait for nobody else: what is stored of the step before waits for them, not they for it.
     stores_late: ClassVar[bool] = False
-    copies_apart: bool = False  # warps of their own copy hoisted values and y (`copy_warps.py`)
+    copies_apart: ClassVar[bool] = False  # warps of their own copy hoisted values and y (`copy_warps.py`)
     rates: ClassVar[Rates]
 
     @abstractmethod
@@ -646,7 +652,7 @@ class Geometry(ABC):
 
     def fits(self, registers: int = 255, shared_bytes: int = BLOCK_BYTES) -> bool:
         """Whether a block fits on an SM. 255 registers per thread, 64 K per SM."""
-        most = min(registers, (1 << 16) // self.block_threads // 8 * 8)
+        most = min(registers, most_registers(self.warps + self.copy_warps))
         return self.block_threads <= 1024 and self.registers() <= most and self.shared_bytes <= shared_bytes
 
     def registers(self) -> int:
@@ -697,10 +703,12 @@ class Geometry(ABC):
         reads = any(not operand.given for phase in self.step.phases for operand in phase.operands)
         if not self.exchange.copies_apart or self.stored or self.step.given or not reads:
             return 0
-        pieces, registers = self.prefetch_words // 4 // self.exchange.prefetch_steps, self.registers()
-        wanted = min(MOST_COPY_WARPS, ceil(pieces / (COPIES * LANES)))
-        room = (1 << 16) // (8 * ceil(registers / 8)) // LANES - self.warps
-        return max(0, min(wanted, room, 1024 // LANES - self.warps))
+        output = self.step.graph.output.shape[0]
+        pieces = self.prefetch_words // 4 // self.exchange.prefetch_steps
+        stored = self.rows * min(output, self.units(output)) * self.itemsize // gcd(16, output * self.itemsize)
+        wanted = min(MOST_COPY_WARPS, ceil((pieces + stored) / (COPIES * LANES)) if pieces else 0)
+        registers = self.registers()
+        return next((n for n in range(wanted, 0, -1) if registers <= most_registers(self.warps + n)), 0)
 
     @property
     def block_threads(self) -> int:
