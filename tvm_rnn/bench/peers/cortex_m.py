@@ -58,7 +58,7 @@ def results(
     defined = [f"-D{key}={value}" for key, value in facts.items()]
     link = ["--specs=rdimon.specs", f"-I{folder}", f"-T{HERE / 'cortex_m.ld'}", "-o", str(work / "program.elf"), "-lm"]
     program = [str(HERE / "cortex_m.c"), *map(str, objects)]
-    subprocess.run([*compiler, *options, "-std=gnu99", "-O2", *defined, *program, *link], check=True)
+    subprocess.run([*compiler, "-std=gnu99", "-O2", *defined, *program, *link], check=True)
     words = ["qemu-system-arm", "-M", board, "-icount", "shift=0", "-display", "none", "-monitor", "none", "-serial"]
     words += ["none", "-semihosting-config", "enable=on,target=native", "-kernel", "program.elf"]
     done = subprocess.run(words, cwd=work, capture_output=True, text=True, check=True, timeout=300)

@@ -20,6 +20,7 @@ import numpy as np
 from tvm_rnn.bench.peers import cortex_m
 from tvm_rnn.bench.peers.cmsis_nn import quantised
 from tvm_rnn.bench.peers.models import Unsupported
+from tvm_rnn.bench.peers.programs import commit_of
 from tvm_rnn.bench.suites.gpu import Point, network, tamed
 from tvm_rnn.errors import BuildError, message
 from tvm_rnn.network.rnn import RNN
@@ -83,7 +84,7 @@ def _counted(point: Point, packages: str | os.PathLike[str] | None) -> Iterator[
                 yield {"framework": CMSIS_NN, "numbers": numbers, "reason": str(reason)}
                 continue
             y, count = cortex_m.results(own.folder, {"x": own.x}, CORE, own.options, own.sources)
-            yield said(CMSIS_NN, numbers, y * own.scale, count)
+            yield {**said(CMSIS_NN, numbers, y * own.scale, count), "version": commit_of(Path(packages))}
 
 
 def _ours(net: RNN, x: np.ndarray, bits: int, folder: Path) -> tuple[np.ndarray, int]:
