@@ -230,10 +230,11 @@ def _cortex_m(suite: SuiteOptions, shown: Shown) -> None:
     """Instructions of a step on a microcontroller, in an emulator."""
     from tvm_rnn.bench.run import cortex_m_suite
     from tvm_rnn.bench.suites import cpu, gpu
+    from tvm_rnn.plain_c.folder import write_c
 
     points, packages = gpu.select(cpu.cortex_m(), suite.only), suite.packages
     with progress(shown.as_json) as stage:
-        found = cortex_m_suite.run(points, shown.records, limit=suite.limit, packages=packages, progress=stage)
+        found = cortex_m_suite.run(points, write_c, shown.records, limit=suite.limit, packages=packages, progress=stage)
     show(shown.as_json, found, cortex_m_suite.table(found))
 
 

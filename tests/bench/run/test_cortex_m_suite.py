@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import tvm_rnn as rnn
 from tvm_rnn.bench.peers import cortex_m
 from tvm_rnn.bench.run.cortex_m_suite import NUMBERS, run, table
 from tvm_rnn.bench.suites.gpu import Point
@@ -19,7 +20,7 @@ def test_a_record_for_each_kind_of_numbers(tmp_path: Path) -> None:
     if cortex_m.missing():
         pytest.skip(cortex_m.missing())
     (tmp_path / "CMSIS-NN").mkdir()
-    found = run([TINY], tmp_path / "records.jsonl", packages=tmp_path / "CMSIS-NN")
+    found = run([TINY], rnn.write_c, tmp_path / "records.jsonl", packages=tmp_path / "CMSIS-NN")
     assert [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()] == found
     facts, *own = found
     assert facts["target"] == "cortex-m4" and [row["kind"] for row in own] == ["instructions"] * 5
@@ -34,4 +35,4 @@ def test_a_record_for_each_kind_of_numbers(tmp_path: Path) -> None:
 def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cortex_m.shutil, "which", lambda name: None)
     with pytest.raises(BuildError, match=r"cortex-m: a tool is missing[\s\S]*gcc-arm-none-eabi"):
-        run([TINY])
+        run([TINY], rnn.write_c)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,9 +23,7 @@ from tvm_rnn.bench.peers.models import Unsupported
 from tvm_rnn.bench.peers.programs import commit_of
 from tvm_rnn.bench.suites.gpu import Point, network, tamed
 from tvm_rnn.errors import BuildError, message
-from tvm_rnn.network.rnn import RNN
 from tvm_rnn.oracle.reference import reference
-from tvm_rnn.plain_c.folder import write_c
 
 from .compare import OURS, cpu_facts
 from .gpu_suite import Progress, Record, Run, writing
@@ -42,26 +40,30 @@ KIND = "instructions"
 
 def run(
     points: Sequence[Point],
+    write_c: Callable[..., object],
     records: str | os.PathLike[str] | None = None,
     *,
     limit: float | None = None,
     packages: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> list[Record]:
-    """Count the points' instructions and return the records. packages: the folder of CMSIS-NN's sources; None: without
-    it. records: a file of lines of JSON to write. Raises BuildError where the compiler or QEMU is missing."""
+    """Count the points' instructions and return the records.
+
+    write_c: `rnn.write_c`, which is made of more than benchmarks may use. packages: the folder of CMSIS-NN's sources;
+    None: without it. records: a file of lines of JSON to write. Raises BuildError where the compiler or QEMU is
+    missing."""
     if cortex_m.missing():
         raise BuildError(message("--suite cortex-m: a tool is missing", got=cortex_m.missing()))
     found = list[Record]()
     with writing(found, records) as write:
         write({"kind": "facts", **cpu_facts(1), "target": CORE, "clock": "instructions in QEMU"})
         for point in Run(write, limit, progress).each(points):
-            for record in _counted(point, packages):
+            for record in _counted(point, write_c, packages):
                 write({**point.record, "kind": KIND, **record})
     return found
 
 
-def _counted(point: Point, packages: str | os.PathLike[str] | None) -> Iterator[Record]:
+def _counted(point: Point, write_c: Callable[..., object], packages: str | os.PathLike[str] | None) -> Iterator[Record]:
     """Ours in floats and in fixed point, and theirs."""
     net = tamed(network(point).init(0))
     x = np.random.default_rng(0).normal(size=(point.steps, 1, point.input)).astype(np.float32)
@@ -74,7 +76,9 @@ def _counted(point: Point, packages: str | os.PathLike[str] | None) -> Iterator[
     with tempfile.TemporaryDirectory(prefix="tvm_rnn-cortex-m-") as name:
         folder = Path(name)
         for bits, numbers in NUMBERS.items():
-            yield said(OURS, numbers, *_ours(net, x, bits, folder / f"own{bits}"))
+            own_folder = folder / f"own{bits}"
+            write_c(net, own_folder, **({"bits": bits, "samples": x} if bits else {}))
+            yield said(OURS, numbers, *_ours(own_folder, x[:, 0], bits))
         for bits, numbers in THEIRS.items() if packages is not None else ():
             assert packages is not None
             (folder / f"theirs{bits}").mkdir()
@@ -87,15 +91,13 @@ def _counted(point: Point, packages: str | os.PathLike[str] | None) -> Iterator[
             yield {**said(CMSIS_NN, numbers, y * own.scale, count), "version": commit_of(Path(packages))}
 
 
-def _ours(net: RNN, x: np.ndarray, bits: int, folder: Path) -> tuple[np.ndarray, int]:
+def _ours(folder: Path, x: np.ndarray, bits: int) -> tuple[np.ndarray, int]:
     """y as floats, and the instructions of a step."""
     options = ("-std=c99", "-O3")
     if not bits:
-        write_c(net, folder)
-        return cortex_m.results(folder, {"x": x[:, 0]}, CORE, options)
-    write_c(net, folder, bits=bits, samples=x)
+        return cortex_m.results(folder, {"x": x}, CORE, options)
     scales = dict(re.findall(r"_([XY])_EXPONENT = (-?\d+)", (folder / f"{folder.name}.h").read_text()))
-    integers = np.clip(np.round(x[:, 0] * 2.0 ** int(scales["X"])), -(2**15), 2**15 - 1).astype(np.int16)
+    integers = np.clip(np.round(x * 2.0 ** int(scales["X"])), -(2**15), 2**15 - 1).astype(np.int16)
     y, count = cortex_m.results(folder, {"x": integers}, CORE, options)
     return y * 2.0 ** -int(scales["Y"]), count
 
