@@ -11,7 +11,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import cortex_m
 import numpy as np
 import pytest
 from networks import arguments, constants, network
@@ -19,6 +18,7 @@ from plain_programs import HOST, STRICT, built, results
 
 import tvm_rnn as rnn
 from tvm_rnn import cells
+from tvm_rnn.bench.peers import cortex_m
 from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.plain_c.fixed_point import quantised
 
