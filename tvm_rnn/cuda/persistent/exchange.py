@@ -134,10 +134,9 @@ class ClusterExchange(Exchange):
 
 @dataclass(frozen=True)
 class AloneExchange(ClusterExchange):
-    """Of a layer that is in no wave. Its steps are short: copies of hoisted values begin seven early."""
+    """Of a layer that is in no wave."""
 
     copies_apart: ClassVar[bool] = True
-    prefetch_steps: ClassVar[int] = 8
     rates: ClassVar[Rates] = Rates(0.24, 0.012, 34.0, 0.8, 0.0, 0.03)
 
     def phase_us(self, geometry: Geometry, phase: Phase, cells: int) -> float:
