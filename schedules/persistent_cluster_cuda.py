@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 
 from tvm_rnn.cuda.model.choose_geometry import RecurrentUnit
+from tvm_rnn.cuda.model.persistent_step_time import RESIDENT_CLUSTERS
 from tvm_rnn.cuda.model.template_base import PersistentTemplate, allowed, width_of
 from tvm_rnn.cuda.persistent.exchange import CLUSTER, CLUSTER_ALONE
 from tvm_rnn.cuda.persistent.exchange_in_block import BLOCK
@@ -44,7 +45,10 @@ class PersistentCluster(PersistentTemplate):
         """All that registers do not keep is in shared memory. One block alone exchanges values without messages, but
         in waves, whose layers read each other's rows."""
         alone = unit.layers == 1 and not unit.step.given
-        exchange = CLUSTER if not alone else BLOCK if knobs["ctas"] == 1 else CLUSTER_ALONE
+        groups = -(-unit.batch // knobs["rows"]) * unit.step.heads
+        at_once = unit.batch and groups <= RESIDENT_CLUSTERS.get(knobs["ctas"], 0)
+        several = CLUSTER_ALONE if alone and at_once else CLUSTER
+        exchange = BLOCK if alone and knobs["ctas"] == 1 else several
         return MmaSync(unit.step, unit.precision, exchange, stored=unit.stored, shared_words=1 << 20, **knobs)
 
     @classmethod

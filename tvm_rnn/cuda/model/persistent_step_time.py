@@ -86,7 +86,7 @@ def lacking(geometry: Geometry, target: Target) -> Lack:
     if not resident_groups(geometry, target):
         return Lack(f"{where}: this GPU runs {target.sms} blocks at once", 1 << 40, 0)
     held = sum(s.registers + s.shared for parts in geometry.shares.values() for s in parts)
-    lanes, words = geometry.k_parts * geometry.part_lanes * 4, _words(geometry)
+    lanes, words = geometry.k_parts * geometry.part_lanes * 4, geometry.weights_of_lane
     streamed = sum(s.streamed * geometry.block_words(p) for p, parts in geometry.shares.items() for s in parts)
     if (streamed or not held) and not geometry.streams:
         why = f"{where}: a block's weights are {words * lanes} bytes, {streamed * lanes} more than it may keep"
@@ -111,15 +111,10 @@ def able_to_run(geometry: Geometry, target: Target) -> bool:
     if geometry.step.heads > 1 and geometry.exchange.in_memory:  # whose launches take slices of the batch alone
         return False
     # A quick look at what a lane may keep, for most geometries the last one.
-    holds = geometry.streams or _words(geometry) <= geometry.register_words + geometry.shared_words
+    holds = geometry.streams or geometry.weights_of_lane <= geometry.register_words + geometry.shared_words
     if not geometry.streams and (not holds or any(share.streamed for _, share in geometry.weights)):
         return False
     return geometry.fits(shared_bytes=target.shared_bytes)
-
-
-def _words(geometry: Geometry) -> int:
-    operands = ((phase, operand) for phase in geometry.step.phases for operand in phase.operands)
-    return sum(geometry.block_words(p) * (geometry.operand_blocks(o) // geometry.k_parts) for p, o in operands)
 
 
 class StepTime:

@@ -52,6 +52,10 @@ COMPUTING = 15  # the barrier of a block's warps that compute
 # LSTM 32 in one block 0.343, 0.222, in clusters of two 0.389, 0.305; LSTM 128, eight blocks, 0.472, 0.405; GRU 62, one
 # block, 0.456, 0.275. Before copies were made apart, all of them were predicted slower by as much.
 COPIES_US = 0.15
+# Words of weights per lane up to which copies are made apart in clusters. H200, bf16, us a step without and with that:
+# 64 words, LSTM 128 0.472, 0.405; 128 words, LSTM 256 0.612, 0.591; 192 words, GRU 512 1.019, 1.146; and of 16 rows,
+# LSTM 256 1.112, 1.221.
+MOST_WEIGHTS = 128
 ROWS_US, CELLS_US = 0.12, 0.1  # each 8 rows of a cluster beyond the first; each 256 cells of a block beyond the first
 # Of each further vector that a cluster's blocks hand to each other, as a backward step does with the gradients of all
 # gates: per 1000 bytes of it that a block receives; and where that is, of each cell of a lane beyond two, whose values
@@ -134,10 +138,13 @@ class ClusterExchange(Exchange):
 
 @dataclass(frozen=True)
 class AloneExchange(ClusterExchange):
-    """Of a layer that is in no wave."""
+    """Of a layer that is in no wave, and whose clusters are all on the GPU at once: blocks of more warps leave no room
+    beside them."""
 
-    copies_apart: ClassVar[bool] = True
     rates: ClassVar[Rates] = Rates(0.24, 0.012, 34.0, 0.8, 0.0, 0.03)
+
+    def copies_apart(self, geometry: Geometry) -> bool:
+        return geometry.rows == 8 and geometry.weights_of_lane <= MOST_WEIGHTS
 
     def phase_us(self, geometry: Geometry, phase: Phase, cells: int) -> float:
         return super().phase_us(geometry, phase, cells) + (0.0 if geometry.copy_warps else COPIES_US)

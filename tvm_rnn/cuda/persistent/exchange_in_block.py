@@ -42,12 +42,14 @@ class BlockExchange(ClusterExchange):
     marks: ClassVar[bool] = False
     prefetch_steps: ClassVar[int] = 8  # of 0.2 to 0.5 us; a value from memory takes 0.8
     stages: ClassVar[bool] = False
-    copies_apart: ClassVar[bool] = True
     stores_late: ClassVar[bool] = True
     rates: ClassVar[Rates] = Rates(0.05, 0.0, 34.0, 0.8, 0.1, 0.0)
 
     def place(self, k: Writer, geometry: Geometry) -> tuple[Expr, Expr]:
         return I.cta_id([k["teams"]]), tirx.const(0, "int32")
+
+    def copies_apart(self, geometry: Geometry) -> bool:
+        return True
 
     def blocks_meet(self, k: Writer) -> None:
         """There is one."""

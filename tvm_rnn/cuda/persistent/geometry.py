@@ -50,6 +50,7 @@ POISON = 0xFFFFFFFF  # memory that nobody has written yet: no value's bits, see 
 # and 100 us without and with lines, backward 134 and 113; of 64 (one) 57 and 62, 92 and 86.
 LEAST_LINE = {"forward": 128, "backward": 64}
 BLOCK_BYTES = 232448  # of shared memory, that a block may have
+SPARE = 24  # registers that a kernel may have beyond the estimate where warps are added to it
 MOST_COPY_WARPS, COPIES = 4, 4  # one for each quarter of a multiprocessor; pieces of a step for each lane
 COUNTER_WORDS = 32  # a counter per 128 bytes: no two groups share a line
 Store = Callable[[Expr, Expr, Sequence[Expr]], None]  # (row, unit, words): 16 bytes of y
@@ -380,7 +381,6 @@ class Exchange(ABC):
     stages: ClassVar[bool] = True  # values wait in shared memory for others, and y is stored from there
     # Products wait for nobody else: what is stored of the step before waits for them, not they for it.
     stores_late: ClassVar[bool] = False
-    copies_apart: ClassVar[bool] = False  # warps of their own copy hoisted values and y (`copy_warps.py`)
     rates: ClassVar[Rates]
 
     @abstractmethod
@@ -406,6 +406,10 @@ class Exchange(ABC):
         return 1
 
     # What warps that copy ask for, where it `copies_apart`.
+
+    def copies_apart(self, geometry: Geometry) -> bool:
+        """Whether warps of their own copy hoisted values and y (`copy_warps.py`)."""
+        return False
 
     def blocks_meet(self, k: Writer) -> None:
         """A barrier of all blocks of a group."""
@@ -701,14 +705,20 @@ class Geometry(ABC):
         """Warps that copy hoisted values and y while the others compute (`copy_warps.py`): a lane has few pieces of a
         step. Weights in 8 bits leave no registers for them."""
         reads = any(not operand.given for phase in self.step.phases for operand in phase.operands)
-        if not self.exchange.copies_apart or self.stored or self.step.given or not reads:
+        if not self.exchange.copies_apart(self) or self.stored or self.step.given or not reads:
             return 0
         output = self.step.graph.output.shape[0]
         pieces = self.prefetch_words // 4 // self.exchange.prefetch_steps
         stored = self.rows * min(output, self.units(output)) * self.itemsize // gcd(16, output * self.itemsize)
         wanted = min(MOST_COPY_WARPS, ceil((pieces + stored) / (COPIES * LANES)) if pieces else 0)
         registers = self.registers()
-        return next((n for n in range(wanted, 0, -1) if registers <= most_registers(self.warps + n)), 0)
+        return next((n for n in range(wanted, 0, -1) if registers + SPARE <= most_registers(self.warps + n)), 0)
+
+    @cached_property
+    def weights_of_lane(self) -> int:
+        """Words of weights that a lane multiplies in a step."""
+        operands = ((phase, operand) for phase in self.step.phases for operand in phase.operands)
+        return sum(self.block_words(p) * (self.operand_blocks(o) // self.k_parts) for p, o in operands)
 
     @property
     def block_threads(self) -> int:
