@@ -147,7 +147,7 @@ class AloneExchange(ClusterExchange):
         return geometry.rows == 8 and geometry.weights_of_lane <= MOST_WEIGHTS
 
     def phase_us(self, geometry: Geometry, phase: Phase, cells: int) -> float:
-        return super().phase_us(geometry, phase, cells) + (0.0 if geometry.copy_warps else COPIES_US)
+        return super().phase_us(geometry, phase, cells) + copies_us(geometry, phase)
 
 
 @dataclass(frozen=True)
@@ -223,6 +223,11 @@ class CounterExchange(GridExchange):
 def stage_size(geometry: Geometry, node: Node) -> int:
     """Words of all that a block of a cluster publishes of a value."""
     return geometry.rows * geometry.units(node.shape[0]) * geometry.itemsize // 4
+
+
+def copies_us(geometry: Geometry, phase: Phase) -> float:
+    """What a product's phase takes longer where the warps that compute copy too."""
+    return COPIES_US if phase.kind == "gemm" and not geometry.copy_warps else 0.0
 
 
 def stage_offset(geometry: Geometry, node: Node) -> int:

@@ -20,7 +20,7 @@ from tvm_rnn.cuda.layer.phases import Phase
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Expr
 
-from .exchange import COPIES_US, ClusterExchange, InShared
+from .exchange import ClusterExchange, InShared, copies_us
 from .geometry import Body, CopiedOutput, Geometry, Slots, Store
 from .rates import Rates
 
@@ -75,7 +75,7 @@ class BlockExchange(ClusterExchange):
         each = VALUE_US * min(cells, 2) + MORE_US * max(0, cells - 2)
         us = len(phase.nodes) * each * max(1.0, geometry.warps / 8)
         stored = len({*geometry.step.graph.emitted} & {*phase.nodes, *phase.roots, phase.root})
-        us += 0.0 if geometry.copy_warps else COPIES_US
+        us += copies_us(geometry, phase)
         return us + STORED_US * stored * max(0, geometry.units(phase.width) * geometry.rows - STORED_CELLS) / 1000
 
 
