@@ -77,8 +77,8 @@ def test_biases_are_summed_by_the_products_that_read_the_same_values() -> None:
 
 
 def test_products_of_members_share_a_launch_and_lie_in_their_gradients() -> None:
-    """A GRU's, whose left operands a block multiplies together: one launch, whose parts are always added up, where each
-    right operand's sums go."""
+    """A GRU's, whose left operands a block multiplies together: one launch, which writes where each right operand's sums
+    go, and whose clusters add up four parts."""
     x, h, *gates = (leaf(name, 16, 128) for name in "xhrzmn")
     r, z, m, n = gates
     products = [product(a, right, "cb,ck->cbk") for right, lefts in ((x, (r, z, m)), (h, (r, z, n))) for a in lefts]
@@ -91,6 +91,7 @@ def test_products_of_members_share_a_launch_and_lie_in_their_gradients() -> None
     found = WeightGradients("t", [*products, *sums], "bfloat16", reads, reads, "sm_90a", beside=both)
     (launch,) = found.launches
     assert launch.rights == 2 and launch.made == [*both, tuple(sums)] and found.in_heads == {*both}
+    assert launch.adds == launch.kernel.cluster == 4
     program = Program()
     found.reserve(program, "T * B")
     ready = {nodes: program.input(number).cast("float32") for number, nodes in enumerate(both)}

@@ -18,6 +18,7 @@ from tvm_rnn.cuda.training.weight_gradient_wgmma import (
     SHAPES,
     PackedWeightGradientTile,
     WgmmaWeightGradientTile,
+    added,
     pack_kernel,
     packed_tile_for,
     rows_of_stage,
@@ -109,42 +110,57 @@ def test_heads_and_the_left_operands_own_sums(
 
 
 @pytest.mark.parametrize(
-    ("turned", "beside", "heads", "rows", "parts"),
+    ("turned", "beside", "heads", "rows", "parts", "adds"),
     [
-        (False, True, 2, 70, 2),
+        (False, True, 2, 70, 2, 1),
+        (False, True, 2, 200, 4, 4),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in ((False, False, 1, 130, 1), (True, False, 3, 65, 3), (True, True, 2, 200, 2))
+            for case in (
+                (False, False, 1, 130, 1, 1),
+                (True, False, 3, 65, 3, 1),
+                (True, True, 2, 200, 4, 2),
+                (False, False, 1, 1000, 8, 4),
+                (True, False, 1, 60, 4, 4),
+            )
         ),
     ],
 )
 @pytest.mark.broad
-def test_all_left_operands_of_one_block(turned: bool, beside: bool, heads: int, rows: int, parts: int) -> None:
+def test_all_left_operands_of_one_block(
+    turned: bool, beside: bool, heads: int, rows: int, parts: int, adds: int
+) -> None:
     """Three lefts of each of two rights, which are read once; totals of some; parts that have no rows; results of a
-    head or of a left operand beside each other."""
+    head or of a left operand beside each other; parts that clusters add up."""
     height, width, totals = 72, 120, (0, 2, 4)
     lefts = [replace(operand(f"a{n}", height, heads * 80, "bfloat16"), apart=80) for n in range(6)]
     rights = [replace(operand(f"b{n}", width, heads * width, "bfloat16"), apart=width) for n in range(2)]
     row = RowProduct(lefts[0], rights[0], turned, heads)
     tile = wgmma_tile_for("bfloat16", lefts[:3], row, "sm_90a", 8)
-    assert tile is not None and tile.together == 3 and tile.shared_bytes <= 227 * 1024
-    tile, rng = replace(tile, totals=totals, beside=beside), np.random.default_rng(1)
+    assert tile is not None and tile.together == 3
+    tile, rng = replace(tile, totals=totals, beside=beside, adds=adds), np.random.default_rng(1)
+    assert tile.shared_bytes <= 227 * 1024
     arrays = {o.name: encoded(rng.normal(size=(rows, heads, o.apart)), "bfloat16") for o in (*lefts, *rights)}
     order, size = (heads, 3) if beside else (3, heads), (width, height) if turned else (height, width)
-    arrays["sums"] = np.full((2, parts, *order, *size), np.nan, "f4")
-    arrays["totals"] = np.full((parts, len(totals), heads, height), np.nan, "f4")
+    arrays |= {f"sums{n}": np.full((parts // adds, *order, *size), np.nan, "f4") for n in range(2)}
+    arrays["totals"] = np.full((parts // adds, len(totals), heads, height), np.nan, "f4")
     blocks = parts * tile.tiles(6, height, width)
     run(tile.kernel("gradients", lefts, *rights), arrays, {"rows": rows, "parts": parts}, blocks)
     values = {o.name: decoded(arrays[o.name], "bfloat16")[..., : o.depth] for o in (*lefts, *rights)}
-    sums_of = arrays["sums"].sum(1)
-    sums_of = sums_of.swapaxes(1, 2) if beside else sums_of
+    sums_of = [arrays[f"sums{n}"].sum(0) for n in range(2)]
     for n in range(6):
         one, other = values[f"a{n}"], values[f"b{n // 3}"]
         expected = np.einsum("rhm,rhn->hnm" if turned else "rhm,rhn->hmn", one, other)
-        assert np.linalg.norm(sums_of[n // 3, n % 3] - expected) < LIMITS["bfloat16"] * np.linalg.norm(expected)
+        found = sums_of[n // 3][:, n % 3] if beside else sums_of[n // 3][n % 3]
+        assert np.linalg.norm(found - expected) < LIMITS["bfloat16"] * np.linalg.norm(expected)
         if n in totals:
             found = arrays["totals"].sum(0)[totals.index(n)]
             assert np.linalg.norm(found - one.sum(0)) < LIMITS["bfloat16"] * np.linalg.norm(one.sum(0))
+
+
+def test_clusters_add_up_as_many_parts_as_keep_multiprocessors_at_work() -> None:
+    """Of the results of 16 members four; none where two parts of all have no room at once, or a third would have."""
+    assert [added(blocks, 132) for blocks in (16, 32, 60, 44, 120)] == [4, 4, 2, 1, 1]
 
 
 def test_it_is_for_large_results_of_16_bit_rows_on_hopper() -> None:

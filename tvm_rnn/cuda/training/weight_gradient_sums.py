@@ -59,8 +59,8 @@ class Packed:
 @dataclass
 class GradientLaunch:
     """Sums of one launch, of one shape. arguments: what the kernel's pointers stand for, but for the last. totals: sums
-    of left operands that it makes too. rights: right operands, each of an equal part of the sums. beside:
-    as of `WeightGradientTile`."""
+    of left operands that it makes too. rights: right operands, each of an equal part of the sums. beside,
+    adds: as of `WeightGradientTile`."""
 
     nodes: tuple[Node, ...]
     kernel: Kernel
@@ -71,6 +71,7 @@ class GradientLaunch:
     totals: tuple[Node, ...] = ()
     rights: int = 1
     beside: bool = False
+    adds: int = 1
 
     @property
     def made(self) -> list[tuple[Node, ...]]:
@@ -171,11 +172,12 @@ class WeightGradients:
             others.remove(node)
         each = len(nodes) // len(rights)
         beside = first.heads > 1 and all(nodes[n : n + each] in self.beside for n in range(0, len(nodes), each))
-        tile = replace(tile, totals=tuple(totals), beside=beside)
+        blocks = tile.tiles(len(nodes), lefts[0].depth, rights[0].depth)
+        adds = wgmma.added(blocks, self.sms) if tile.together > 1 else 1
+        tile = replace(tile, totals=tuple(totals), beside=beside, adds=adds)
         kernel = tile.kernel(f"{self.name}_totals{len(self.launches)}", lefts, *rights)
         sides = (self._packed(0, lefts), self._packed(len(lefts), rights)) if packed else ()
-        blocks = tile.tiles(len(nodes), lefts[0].depth, rights[0].depth)
-        own = blocks, tile.resident, sides, tuple(totals.values()), len(rights), beside
+        own = blocks, tile.resident, sides, tuple(totals.values()), len(rights), beside, tile.adds
         self.launches.append(GradientLaunch(nodes, kernel, found, *own))
 
     def _totals(self, nodes: Sequence[Node], others: Sequence[Node]) -> dict[int, Node]:
@@ -333,10 +335,11 @@ class WeightGradients:
         for launch in self.launches:
             most = f"max<int64_t>(1, {launch.resident} * sms / ({launch.blocks} * {beside}))"
             parts = f"max<int64_t>(1, min<int64_t>({most}, ({rows}) / {LEAST_ROWS}))"
+            parts = f"max<int64_t>(1, {parts} / {launch.adds}) * {launch.adds}" if launch.adds > 1 else parts
             self.parts.append(program.let("parts", parts))
         aligned, sizes = ALIGNMENT // ITEM_BYTES[self.dtype], "int64_t(1)"
         for parts, launch in zip(self.parts, self.launches, strict=True):
-            sizes = f"max<int64_t>({sizes}, {parts} * {launch.size})"
+            sizes = f"max<int64_t>({sizes}, {parts} / {launch.adds} * {launch.size})"
         self.size = program.let("size", f"({sizes} + {aligned - 1}) / {aligned} * {aligned}")
         self.sums = program.buffer("sums", f"({copies}) * {self.size}", self.dtype)
         self.sides = [self._side(program, rows, side, copies) for side in range(2)]
@@ -388,14 +391,13 @@ class WeightGradients:
                     for source, kernel in zip(pointers[side.first :], side.kernels, strict=False):
                         host.launch(kernel, [source, sides[number]], [rows])
                 packed[number] = side.key
-            # Of several right operands the parts lie one behind the other, gradients do not.
-            folded = f"{parts} > 1 || ({add})" if launch.rights == 1 else "true"
+            left = f"{parts} / {launch.adds}"  # what a cluster does not add up
+            folded = f"{left} > 1 || ({add})"
             start, arrays = 0, list[tuple[Pointer, Pointer, int]]()
             for nodes in launch.made:
-                arrays.append((parted.at(f"{parts} * {start}"), gradients[nodes[0]], elements(nodes)))
+                arrays.append((parted.at(f"{left} * {start}"), gradients[nodes[0]], elements(nodes)))
                 start += elements(nodes)
-            written = [arrays[0], *arrays[launch.rights :]]
-            sums = [Pointer(f"({folded} ? {own.text} : {into.text})", self.dtype) for own, into, _ in written]
+            sums = [Pointer(f"({folded} ? {own.text} : {into.text})", self.dtype) for own, into, _ in arrays]
             host.launch(launch.kernel, [*(sides if launch.packed else pointers), *sums], [rows, parts])
             with host.when(folded):
-                self._fold_all(host, arrays, parts, add)
+                self._fold_all(host, arrays, left, add)
