@@ -19,7 +19,7 @@ from tvm_rnn.cuda.gemm.operands import Operand
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
 from tvm_rnn.cuda.layer.pipeline_barriers import BlockTile, Stages
 from tvm_rnn.cuda.layer.pointers import arithmetic, storage
-from tvm_rnn.tir.expr import TirExpr
+from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import int64, uint32, wide
 
 
@@ -27,10 +27,11 @@ from tvm_rnn.tir.index import int64, uint32, wide
 class WeightGradientTile(BlockTile):
     """high x wide: lines and columns of the result that a block has; resident: blocks on a multiprocessor at once;
     heads: results that lie beside each other, as their operands do; vectors: of a row of either operand, over which a
-    product sums as it does over rows; turned: results are stored with a line for each column. totals: the left operands
-    of which the sums over rows are made too, as biases' gradients are. together: left operands that a block multiplies
-    with its part of the right one, which it reads once for all of them. beside: a head's results lie beside each other,
-    else those of a left operand. adds: parts of the rows of which a cluster's blocks add the sums up."""
+    product sums as it does over rows; turned: results are stored with a line for each column. totals: for each array of
+    them the left operands of which the sums over rows are made too, as biases' gradients are. together: left operands
+    that a block multiplies with its part of the right one, which it reads once for all of them. beside: a head's
+    results lie beside each other, else those of a left operand. adds: parts of the rows of which a cluster's blocks add
+    the sums up."""
 
     precision: str
     high: int
@@ -40,7 +41,7 @@ class WeightGradientTile(BlockTile):
     heads: int = 1
     vectors: int = 1
     turned: bool = False
-    totals: tuple[int, ...] = ()
+    totals: tuple[tuple[int, ...], ...] = ()
     together: int = 1
     beside: bool = False
     adds: int = 1
@@ -77,17 +78,17 @@ class WeightGradientTile(BlockTile):
     def kernel(self, name: str, lefts: Sequence[Operand], *rights: Operand) -> Kernel:
         """sums[part, left, head, m, n], or [part, head, left, m, n], of `lefts` (of one depth) with `rights`
         (likewise), each of which is for its equal part of `lefts`, in order, and has an array of its own, for all rows;
-        and totals[part, n, head, m] of the left operands that `totals` names; scalars: rows, parts. What is added up
-        counts as one part."""
-        made = [*sums_of(len(rights)), *(["totals"] if self.totals else [])]
+        and arrays of totals[part, n, head, m], or [part, head, n, m], of the left operands that `totals` names;
+        scalars: rows, parts. What is added up counts as one part."""
+        made = [*numbered("sums", len(rights)), *numbered("totals", len(self.totals))]
         pointers = [*self.pointers(lefts, rights), *((name, arithmetic(self.precision)) for name in made)]
         scalars = [("rows", "int64"), ("parts", "int64")]
         return self.write(name, self.precision, pointers, scalars, lambda w: self.body(w, lefts, rights))
 
 
-def sums_of(rights: int) -> list[str]:
-    """The names of the arrays of sums, one for each right operand."""
-    return ["sums"] if rights == 1 else [f"sums{n}" for n in range(rights)]
+def numbered(name: str, count: int) -> list[str]:
+    """The names of so many arrays of one kind."""
+    return [name] if count == 1 else [f"{name}{n}" for n in range(count)]
 
 
 class WeightGradientBlock(Stages):
@@ -151,12 +152,14 @@ class WeightGradientBlock(Stages):
     def _result(self, number: int = 0) -> TirExpr:
         """Which matrix of its right operand's sums this block writes to, of the number-th of its left operands."""
         tile, each = self.tile, self.lefts // len(self.rights)
-        left, part = wide(self.group * tile.together + number), self.written
-        if len(self.rights) > 1:
-            left = tirx.truncmod(left, int64(each))
+        left = wide(self.group * tile.together + number)
+        return self._matrix(tirx.truncmod(left, int64(each)) if len(self.rights) > 1 else left, each)
+
+    def _matrix(self, left: Expr, each: int) -> TirExpr:
+        """Which one of an array's that has so many for a head and a part of the rows."""
+        tile, part, head = self.tile, self.written, wide(self.head)
         if tile.heads == 1:
             return part * each + left
-        head = wide(self.head)
         return (part * tile.heads + head) * each + left if tile.beside else (part * each + left) * tile.heads + head
 
     def _copy_both(self, stage: TirExpr, row0: TirExpr) -> None:

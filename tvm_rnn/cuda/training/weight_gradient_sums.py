@@ -58,9 +58,9 @@ class Packed:
 
 @dataclass
 class GradientLaunch:
-    """Sums of one launch, of one shape. arguments: what the kernel's pointers stand for, but for the last. totals: sums
-    of left operands that it makes too. rights: right operands, each of an equal part of the sums. beside,
-    adds: as of `WeightGradientTile`."""
+    """Sums of one launch, of one shape. arguments: what the kernel's pointers stand for, but for the last. totals:
+    arrays of sums of left operands that it makes too. rights: right operands, each of an equal part of the sums.
+    beside, adds: as of `WeightGradientTile`."""
 
     nodes: tuple[Node, ...]
     kernel: Kernel
@@ -68,7 +68,7 @@ class GradientLaunch:
     blocks: int  # of one part of the rows
     resident: int  # blocks on a multiprocessor at once
     packed: tuple[Packed, ...] = ()  # its operands, where it reads them out of buffers in another order
-    totals: tuple[Node, ...] = ()
+    totals: tuple[tuple[Node, ...], ...] = ()
     rights: int = 1
     beside: bool = False
     adds: int = 1
@@ -78,7 +78,7 @@ class GradientLaunch:
         """What it makes: for each array the sums in it, which are of one shape; totals last."""
         each = len(self.nodes) // self.rights
         parts = [self.nodes[first : first + each] for first in range(0, len(self.nodes), each)]
-        return [*parts, self.totals] if self.totals else parts
+        return [*parts, *self.totals]
 
     @property
     def size(self) -> int:
@@ -167,29 +167,39 @@ class WeightGradients:
         found = tuple(Argument(o.name, "operand", o.base) for o in (*lefts, *rights))
         tile = self._tile(group[: len(group) // len(rights)])
         packed = isinstance(tile, wgmma.PackedWeightGradientTile)
-        totals = self._totals(nodes, others) if isinstance(tile, wgmma.WgmmaWeightGradientTile) else {}
-        for node in totals.values():
+        found_totals = self._totals(nodes, others) if isinstance(tile, wgmma.WgmmaWeightGradientTile) else {}
+        for node in found_totals:
             others.remove(node)
         each = len(nodes) // len(rights)
         beside = first.heads > 1 and all(nodes[n : n + each] in self.beside for n in range(0, len(nodes), each))
+        totals = self._arrays([*found_totals], beside)
         blocks = tile.tiles(len(nodes), lefts[0].depth, rights[0].depth)
         adds = wgmma.added(blocks, self.sms) if tile.together > 1 else 1
-        tile = replace(tile, totals=tuple(totals), beside=beside, adds=adds)
+        numbers = tuple(tuple(found_totals[node] for node in array) for array in totals)
+        tile = replace(tile, totals=numbers, beside=beside, adds=adds)
         kernel = tile.kernel(f"{self.name}_totals{len(self.launches)}", lefts, *rights)
         sides = (self._packed(0, lefts), self._packed(len(lefts), rights)) if packed else ()
-        own = blocks, tile.resident, sides, tuple(totals.values()), len(rights), beside, tile.adds
+        own = blocks, tile.resident, sides, totals, len(rights), beside, tile.adds
         self.launches.append(GradientLaunch(nodes, kernel, found, *own))
 
-    def _totals(self, nodes: Sequence[Node], others: Sequence[Node]) -> dict[int, Node]:
-        """Sums over rows of products' left operands, which lie as the products read them, by number."""
-        found: dict[int, Node] = {}
+    def _arrays(self, totals: Sequence[Node], beside: bool) -> tuple[tuple[Node, ...], ...]:
+        """The arrays in which totals lie: one; where those of a head lie beside each other, one for each gradient."""
+        if not beside:
+            return (tuple(totals),) if totals else ()
+        whole = [nodes for nodes in self.beside if {*nodes} <= {*totals}]
+        return (*whole, *((node,) for node in totals if not any(node in nodes for nodes in whole)))
+
+    def _totals(self, nodes: Sequence[Node], others: Sequence[Node]) -> dict[Node, int]:
+        """Sums over rows of products' left operands, which lie as the products read them, with these operands'
+        numbers."""
+        found: dict[Node, int] = {}
         for number, node in enumerate(nodes):
             left, (texts, out) = node.args[0], node.attrs["spec"].split("->")
             place, text = self.reads(left), texts.partition(",")[0]
             if place is not None and place.dtype in wgmma.ONES and text == "".join(t for t in out if t in text):
                 for other in others:
-                    if other.op == "sum_rows" and other.args[0] is left and other not in found.values():
-                        found[number] = other
+                    if other.op == "sum_rows" and other.args[0] is left and other not in found:
+                        found[other] = number
         return found
 
     def _packed(self, first: int, operands: Sequence[Operand]) -> Packed:
@@ -368,7 +378,7 @@ class WeightGradients:
     @property
     def in_heads(self) -> set[tuple[Node, ...]]:
         """Sums of which those of one head lie beside each other."""
-        return {nodes for launch in self.launches if launch.beside for nodes in launch.made[: launch.rights]}
+        return {nodes for launch in self.launches if launch.beside for nodes in launch.made}
 
     def add_parts(self, host: Host, parts: Mapping[Node, Pointer], gradients: Mapping[Node, Pointer], add: str) -> None:
         """The parts that the steps have left, one for each batch row. add: as `run` has it."""

@@ -40,7 +40,7 @@ from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import int64, uint32, wide
 
 from .row_product import RowProduct
-from .weight_gradient_block import WeightGradientBlock, WeightGradientTile, sums_of
+from .weight_gradient_block import WeightGradientBlock, WeightGradientTile, numbered
 
 SQUARE = 64  # columns
 PACKERS = 128
@@ -54,7 +54,7 @@ SHAPES = ((128, 256), (128, 192), (128, 128), (192, 192), (192, 128))  # of pack
 REGISTERS = {1: (40, 232), 2: (40, 232), 3: (24, 160)}
 # Of blocks that multiply several left operands: stages, a thread's sums, bytes of shared memory, and parts of the rows.
 STAGES_OF_ALL, MOST_SUMS, SHARED_BYTES, PARTS = 3, 192, 232448, 8
-ADDED = (4, 2)  # parts of the rows that a cluster may add up
+PAIR = 2  # parts of the rows that a cluster adds up; of clusters of four only 30 have room on an H200
 LEAST = 64  # lines and columns below which the other kernel's tiles waste less
 # Tensor cores' rates and memory's, as measured on an H200, in FLOP/s and bytes/s: with packed operands and without.
 PACKED_RATE = {"float16": 650e12, "bfloat16": 650e12, "tf32": 330e12}
@@ -100,7 +100,8 @@ class WgmmaWeightGradientTile(WeightGradientTile):
     @property
     def shared_bytes(self) -> int:
         stages = self.ones_at + ONES_BYTES if self.totals else super().shared_bytes
-        return max(stages, self.totals_at + self.adds * self.kept * self.members * 2) if self.adds > 1 else stages
+        handed = self.totals_at + self.adds * len(self.summed) * self.members * 2
+        return max(stages, handed) if self.adds > 1 else stages
 
     # --- sums that a cluster adds up ---
 
@@ -115,9 +116,9 @@ class WgmmaWeightGradientTile(WeightGradientTile):
         return self.adds * self.pieces * self.members * 16
 
     @property
-    def kept(self) -> int:
-        """Left operands of a block that have totals."""
-        return len({left % self.together for left in self.totals})
+    def summed(self) -> list[int]:
+        """The numbers of a block's left operands that have totals."""
+        return sorted({left % self.together for array in self.totals for left in array})
 
     def body(self, w: Writer, lefts: Sequence[Operand], rights: Sequence[Operand]) -> WeightGradientBlock:
         return _AsTheyLie(w, self, lefts, rights)
@@ -151,13 +152,13 @@ def _of_all(
     PARTS parts of the rows keep nine tenths of the multiprocessors at work."""
     found = [replace(t, together=lefts, stages=STAGES_OF_ALL) for t in tiles if lefts * t.wide <= 2 * MOST_SUMS]
     found = [t for t in found if lefts > 1 and 10 * PARTS * t.tiles(lefts, *size) >= 9 * sms]
-    return [t for t in found if replace(t, totals=tuple(range(lefts)), adds=ADDED[0]).shared_bytes <= SHARED_BYTES]
+    return [t for t in found if replace(t, totals=(tuple(range(lefts)),), adds=PAIR).shared_bytes <= SHARED_BYTES]
 
 
 def added(blocks: int, sms: int) -> int:
-    """How many parts of so many blocks a cluster adds up: the most that keep nine tenths of the multiprocessors at
+    """How many parts of so many blocks a cluster adds up: two, where pairs keep nine tenths of the multiprocessors at
     work."""
-    return next((n for n in ADDED if 10 * (sms // blocks // n * n) * blocks >= 9 * sms), 1)
+    return PAIR if 10 * (sms // blocks // PAIR * PAIR) * blocks >= 9 * sms else 1
 
 
 @dataclass(frozen=True)
@@ -216,9 +217,8 @@ class _Products(WgmmaProduct):
         super().__init__(w, arena, tile.wide, tile.compute, **plain)
         self.apart = units(tile.right_at // tile.together)  # from one left operand to the next
         self.each = [self, *(WgmmaProduct(w, arena, tile.wide, tile.compute, **plain) for _ in range(1, tile.together))]
-        places = sorted({left % tile.together for left in tile.totals})
-        self.totals = {n: WgmmaProduct(w, arena, 8, tile.compute, **plain) for n in places}
-        self.ones = w.bind(self.descriptor[0] + tirx.const(units(tile.ones_at), "uint64")) if places else None
+        self.totals = {n: WgmmaProduct(w, arena, 8, tile.compute, **plain) for n in tile.summed}
+        self.ones = w.bind(self.descriptor[0] + tirx.const(units(tile.ones_at), "uint64")) if tile.totals else None
 
     def start(self, a: TirExpr, b: TirExpr, add: TirExpr) -> None:
         for n, one in enumerate(self.each):
@@ -283,7 +283,7 @@ class _WgmmaWeightGradient(WeightGradientBlock, WgmmaStages):
     def _totals_at(self, start: TirExpr, source: TirExpr) -> TirExpr:
         """The same of its totals, of every fourth thread."""
         tile = self.tile
-        at = source * (tile.kept * tile.members * 2) + self.member // 4 * 8
+        at = source * (len(tile.summed) * tile.members * 2) + self.member // 4 * 8
         return self.w.bind(start + uint32(tile.totals_at) + tirx.Cast("uint32", at))
 
     def _hand_out(self, products: _Products) -> None:
@@ -295,11 +295,11 @@ class _WgmmaWeightGradient(WeightGradientBlock, WgmmaStages):
         remote = w.local(1, "uint32")
         for block in range(tile.adds):
             w.do(I.ptx["mapa.shared::cluster.u32"](remote[0], self.base, uint32(block)))
-            at, piece = self._sums_at(remote[0], self.rank), 0
-            for one, high, i in product(products.each, range(2), range(block * across, (block + 1) * across, 2)):
+            at = self._sums_at(remote[0], self.rank)
+            pieces = product(products.each, range(2), range(block * across, (block + 1) * across, 2))
+            for piece, (one, high, i) in enumerate(pieces):
                 values = self._sums((*one.acc[i, high], *one.acc[i + 1, high]))
                 w.do(I.ptx["st.shared::cluster.v4.f32"](at + uint32(piece * tile.members * 16), *values))
-                piece += 1
             own = [*products.totals.values()][block :: tile.adds]
             with w.when(tirx.EQ(self.lane % 4, 0)) if own else nullcontext():
                 at = self._totals_at(remote[0], self.rank)
@@ -342,12 +342,10 @@ class _WgmmaWeightGradient(WeightGradientBlock, WgmmaStages):
         """What was added up; 0 in a part that has no rows."""
         return [tirx.Select(self.count > 0, value, tirx.const(0.0, "float32")) for value in values]
 
-    def _store(
-        self, number: int, line: TirExpr, sums: Sequence[Sequence[TirExpr]], first: TirExpr | int = 0
-    ) -> None:
+    def _store(self, number: int, line: TirExpr, sums: Sequence[Sequence[TirExpr]], first: TirExpr | int = 0) -> None:
         """A line of the product with the number-th of the left operands: two of every 8 columns. first: of the tile's
         columns."""
-        for right, name in enumerate(sums_of(len(self.rights))):
+        for right, name in enumerate(numbered("sums", len(self.rights))):
             with self._of(right, len(self.rights)):
                 self._store_in(name, number, line, sums, first)
 
@@ -373,12 +371,16 @@ class _WgmmaWeightGradient(WeightGradientBlock, WgmmaStages):
         """A line's total, by the lane that has the first column, of a block that has."""
         w, tile = self.w, self.tile
         mine = tirx.And(tirx.EQ(self.column, 0), tirx.EQ(self.lane % 4, 0))
-        for place, left in enumerate(tile.totals):
-            if left % tile.together == number:
-                matrix = (self.written * len(tile.totals) + place) * tile.heads + wide(self.head)
-                own = tirx.And(tirx.EQ(self.group, left // tile.together), tirx.And(self.there, line < self.height))
-                with w.when(tirx.And(mine, own)):
-                    w.store(w["totals"], value, matrix * self.height + wide(line))
+        arrays = zip(numbered("totals", len(tile.totals)), tile.totals, strict=True)
+        places = [(name, lefts, place) for name, lefts in arrays for place in range(len(lefts))]
+        for name, lefts, place in places:
+            group, place_in_group = divmod(lefts[place], tile.together)
+            if place_in_group != number:
+                continue
+            matrix = self._matrix(place, len(lefts))
+            own = tirx.And(tirx.EQ(self.group, group), tirx.And(self.there, line < self.height))
+            with w.when(tirx.And(mine, own)):
+                w.store(w[name], value, matrix * self.height + wide(line))
 
 
 class _AsTheyLie(_WgmmaWeightGradient):
