@@ -434,7 +434,7 @@ class TorchLayer(torch.nn.Module):
         **inputs: Tensor,
     ) -> tuple[Tensor, dict[str, Tensor | list[Tensor]]]:
         """forward() of tensors [T, B, ...]."""
-        more = {"lengths": lengths, "reset": reset, "seed": seed, "first_step": first_step}
+        more: dict[str, Any] = {"lengths": lengths, "reset": reset, "seed": seed, "first_step": first_step}
         in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()  # asked here: Dynamo compiles what is called
         if in_graph and not unserved(self._code, self._code.ordered(x, inputs)[0], self.max_bytes):
             return self._steps(True, x, state, **more, **inputs)

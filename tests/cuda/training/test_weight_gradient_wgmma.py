@@ -56,6 +56,28 @@ def test_sums_over_rows(precision: str, height: int, width: int, rows: int, part
     assert np.linalg.norm(found - expected) < LIMITS[precision] * np.linalg.norm(expected)
 
 
+@pytest.mark.parametrize(
+    ("height", "width", "rows"), [(72, 70, 200), pytest.param(130, 260, 70, marks=pytest.mark.slow)]
+)
+def test_pairs_of_parts_are_added_up(height: int, width: int, rows: int) -> None:
+    """Four parts as two, one of which may have no rows; both columns that a pair shares out have ends."""
+    lefts = [operand(name, height, -(-height // 8) * 8, "bfloat16") for name in ("a0", "a1")]
+    right, rng = operand("b", width, -(-width // 8) * 8, "bfloat16"), np.random.default_rng(1)
+    tile = wgmma_tile_for("bfloat16", lefts, RowProduct(lefts[0], right), "sm_90a", 132)
+    assert tile is not None
+    tile = replace(tile, adds=2, totals=((1,),))
+    names = {o.name: rng.normal(size=(rows, o.place.row_stride)) for o in (*lefts, right)}
+    arrays = {name: encoded(value, "bfloat16") for name, value in names.items()}
+    arrays |= {"sums": np.full((2, 2, height, width), np.nan, "f4"), "totals": np.full((2, 1, height), np.nan, "f4")}
+    kernel = tile.kernel("gradients", lefts, right)
+    run(kernel, arrays, {"rows": rows, "parts": 4}, 4 * tile.tiles(2, height, width))
+    a0, a1, b = (decoded(arrays[o.name], "bfloat16")[:, : o.depth] for o in (*lefts, right))
+    for n, one in enumerate((a0, a1)):
+        expected = one.T @ b
+        assert np.linalg.norm(arrays["sums"].sum(0)[n] - expected) < LIMITS["bfloat16"] * np.linalg.norm(expected)
+    np.testing.assert_allclose(arrays["totals"].sum(0)[0], a1.sum(0), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.broad
 def test_rows_of_4_byte_pieces() -> None:
     """Some of each: rows of 132 bytes, rows of 148 of which 4 are before them, and rows of 144."""

@@ -174,7 +174,7 @@ class WeightGradients:
         beside = first.heads > 1 and all(nodes[n : n + each] in self.beside for n in range(0, len(nodes), each))
         totals = self._arrays([*found_totals], beside)
         blocks = tile.tiles(len(nodes), lefts[0].depth, rights[0].depth)
-        adds = wgmma.added(blocks, self.sms) if tile.together > 1 else 1
+        adds = wgmma.added(blocks, self.sms) if not packed and isinstance(tile, wgmma.WgmmaWeightGradientTile) else 1
         numbers = tuple(tuple(found_totals[node] for node in array) for array in totals)
         tile = replace(tile, totals=numbers, beside=beside, adds=adds)
         kernel = tile.kernel(f"{self.name}_totals{len(self.launches)}", lefts, *rights)
