@@ -1,8 +1,8 @@
 """Cells that are linear in their states and that no paper has, each twice: in the language, and as a step in NumPy.
 
 In: nothing. Out: `OWN`, by the name of the cell: the cell, and a function of the weights, one row of x and the old
-states that returns the output and the new states; `exact`, for networks that 16 bits would round apart; and `enduring`, for many
-steps, with inputs.
+states that returns the output and the new states; `exact`, for networks that 16 bits would round apart; `enduring`, a
+cell for many steps, and `stretches`, its inputs.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def enduring(x: "I", S: "K K", C: "K K", h: "K", m: "", *, A: "3 K I"):
 
 
 def stretches(steps: int) -> Array:
-    """Inputs of `enduring`, [steps, 5 rows, 4], that last. Rows: gates near 0 and near 1 in turns; near 1 and near 0 all
-    the time; zeros; one input again and again, so that keys repeat."""
+    """Inputs of `enduring`, [steps, 5 rows, 4]. Rows: gates near 0 and near 1 in turns; near 1 and near 0 all the time;
+    zeros; one input again and again, so that keys repeat."""
     x = np.random.default_rng(0).standard_normal((steps, 5, 4))
     near, stretch = np.array([100.0, -100.0, 30.0, -30.0]), np.arange(steps) // (steps // 12)
     x[:, 0, 0], x[:, 0, 1] = near[stretch % 4], near[stretch // 2 % 4]

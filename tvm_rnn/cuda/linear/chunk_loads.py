@@ -15,7 +15,7 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cuda.gemm.operands import COPY, COPY_PIECE
 from tvm_rnn.cuda.layer.packed_layout import SIZES, ceil_div
 from tvm_rnn.tir.expr import Expr, TirExpr
-from tvm_rnn.tir.index import uint32, wide
+from tvm_rnn.tir.index import wide
 
 from .chunk_block import Block
 from .chunk_tile import exp2, piece_bytes, swizzled
