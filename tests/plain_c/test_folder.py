@@ -139,7 +139,7 @@ int main(void) {
         (lambda: rnn.RNN(rnn.cells.lstm, 2, 3).init(0), {"bits": 7, "samples": 0}, "8 or 16"),
         (lambda: rnn.RNN(rnn.cells.lstm, 2, 3).init(0), {"bits": 8, "samples": np.zeros((4, 1, 5))}, r"\[T, B, 2\]"),
         (lambda: rnn.RNN(rnn.cells.lstm, 2, 3).init(0), {"bits": 8, "samples": np.full((4, 1, 2), np.nan)}, "finite"),
-        (lambda: rnn.RNN(rnn.cells.lstm, 2, 3).init(0), {"bits": 8, "samples": {"z": 0}}, "samples do not fit"),
+        (lambda: rnn.RNN(rnn.cells.lstm, 2, 3).init(0), {"bits": 8, "samples": {"z": 0}}, "--samples NAME=FILE"),
         (lambda: rnn.RNN(rnn.cells.lstm, 2, 3).init(0), {"name": "while"}, "not a name in C"),
         (lambda: "lstm", {}, "write_c needs an RNN"),
     ],
