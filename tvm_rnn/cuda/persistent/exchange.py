@@ -227,7 +227,8 @@ def stage_size(geometry: Geometry, node: Node) -> int:
 
 def copies_us(geometry: Geometry, phase: Phase) -> float:
     """What a product's phase takes longer where the warps that compute copy too."""
-    return COPIES_US if phase.kind == "gemm" and not geometry.copy_warps else 0.0
+    copied = phase.kind == "gemm" and geometry.prefetched_values > 0
+    return COPIES_US if copied and not geometry.copy_warps else 0.0
 
 
 def stage_offset(geometry: Geometry, node: Node) -> int:
