@@ -380,7 +380,7 @@ def _tell(layout: Layout, best: ChosenGeometry, batch: int, most: int | None, ta
         for share in parts:
             each = geometry.block_words(phase) * geometry.k_parts * geometry.part_lanes * 4 * geometry.ctas
             kept["registers"] += share.registers * each
-    chip: dict[str, Any] = {"blocks": geometry.ctas, "rows": geometry.rows, "threads": geometry.threads}
+    chip: dict[str, Any] = {"blocks": geometry.ctas, "rows": geometry.rows, "threads": geometry.block_threads}
     chip |= {"heads": geometry.step.heads} if geometry.step.heads > 1 else {}
     chip["shared_bytes"] = geometry.shared_bytes
     chip |= {"exchanges": len(geometry.events), "exchange_us": round(exchange_us(geometry), 3)}
