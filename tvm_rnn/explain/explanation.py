@@ -8,8 +8,9 @@ In: an RNN, a Model or a module, and a target, from users. Out: an `Explanation`
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from tvm_rnn.language.cell import Cell
 from tvm_rnn.network.model import Model, widened
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.runtime.runtime import Facts, Module, load, read_container
+from tvm_rnn.runtime.runtime_cuda import CudaModule
 
 from .facts import ExplanationFacts, MemoryFacts, NetworkFacts, PassFacts, TrainingFacts
 from .work import occupancies, work
@@ -113,7 +115,8 @@ def explain(
         max_bytes: of training: the budget to plan memory for, in bytes.
         without: names of passes to switch off.
         records: as for `compile`.
-        measure: compile the network, which tells a GPU's registers, and time what is for this CPU.
+        measure: compile the network, which tells a GPU's registers, and time what is for this CPU; on a GPU of this
+            machine the phases of a step too, by clocks in its persistent kernels.
         cell: of a module, whose file has no equations: the cell that it was made from, for pictures, where the zoo does
             not have it.
 
@@ -134,7 +137,8 @@ def explain(
         machine, targets = record_files.machines(target, (), records, lambda line: None)
         source = _of_a_network(net_or_module, asked(machine, targets, batch=batch, **products, **tape))
         if measure:
-            source = source.compiled(compile(net_or_module, target, batch, records=records, **products, **tape))
+            compiled = partial(compile, net_or_module, target, batch, records=records, **products, **tape)
+            source = source.compiled(compiled()).clocked(compiled, steps)
     else:
         source = _of_a_module(net_or_module, bool(batch or training or any(products.values())), measure)
     plan_all = keep is None and isinstance(net_or_module, RNN)
@@ -163,6 +167,17 @@ class _Source:
         """With the manifest of the module, and what planning alone knows."""
         planned = {name: self.manifest[name] for name in ("working",) if name in self.manifest}
         return replace(self, manifest={**module.manifest, **planned}, module=module)
+
+    def clocked(self, compiled: Callable[[], Module], steps: int) -> _Source:
+        """With what clocks in persistent kernels say, where the module is for a GPU of this machine. compiled: compiles
+        the network again."""
+        if not isinstance(self.module, CudaModule) or not self.module._fits_here() or "decisions" not in self.manifest:
+            return self
+        from .phase_clocks import with_clocks
+
+        return replace(
+            self, manifest={**self.manifest, "decisions": with_clocks(self.manifest["decisions"], compiled, steps)}
+        )
 
     def explained(self, workload: _Workload, cell: Cell | None) -> Explanation:
         shared = {name: value for name, value in self.manifest.items() if name != "networks"}

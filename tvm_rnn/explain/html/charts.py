@@ -97,7 +97,7 @@ def roofline(
 
 
 class PhaseRow(TypedDict):
-    """Where the time of one phase of a step goes, in microseconds, as the model of time has it."""
+    """Where the time of one phase of a step goes, in microseconds: as the model of time has it, or as clocks say."""
 
     kind: str
     units: int
@@ -110,8 +110,14 @@ PARTS = {"exchange": "waits for other blocks' values", "product": "products", "c
 PHASES = {"gemm": "product", "reduce": "reduction", "pointwise": "pointwise"}
 
 
-def step_timeline(phases: Sequence[PhaseRow]) -> Spec:
-    """One step of a persistent kernel over time: a row for each phase, a bar for each thing that it does."""
+def step_us(phases: Sequence[PhaseRow]) -> float:
+    """What a step takes."""
+    return sum(phase["exchange"] + phase["product"] + phase["cells"] for phase in phases)
+
+
+def step_timeline(phases: Sequence[PhaseRow], source: str = "predicted", longest: float = 0.0) -> Spec:
+    """One step of a persistent kernel over time: a row for each phase, a bar for each thing that it does. source: of
+    the times; longest: how long a step the axis has room for, to compare with another one."""
     rows, at = [], 0.0
     for number, phase in enumerate(phases, 1):
         name = f"{number}: {PHASES.get(phase['kind'], phase['kind'])}, {phase['units']} units"
@@ -119,7 +125,8 @@ def step_timeline(phases: Sequence[PhaseRow]) -> Spec:
             rows.append({"phase": name, "part": PARTS[part], "from": at, "to": at + us, "us": round(us, 3)})
             at += us
     words = [*PARTS.values()]
-    x: Spec = {"field": "from", "type": "quantitative", "title": "microseconds of one step, predicted", "axis": FEW}
+    title, whole = f"microseconds of one step, {source}", max(longest, step_us(phases))
+    x: Spec = {"field": "from", "type": "quantitative", "title": title, "axis": FEW, "scale": {"domain": [0, whole]}}
     colour = {
         "field": "part",
         "type": "nominal",
