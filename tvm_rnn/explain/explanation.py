@@ -14,12 +14,14 @@ from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
 
+from tvm_rnn.cells import ZOO
 from tvm_rnn.decisions import Decision, recording
 from tvm_rnn.dtypes import ITEM_BYTES
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.language.cell import Cell
 from tvm_rnn.network.model import Model, widened
 from tvm_rnn.network.rnn import RNN
+from tvm_rnn.options import asked, pass_names
 from tvm_rnn.runtime.runtime import Facts, Module, load, read_container
 from tvm_rnn.runtime.runtime_cuda import CudaModule
 
@@ -127,10 +129,9 @@ def explain(
         ConfigError, CellError, BuildError: as `compile` does.
         LoadError: the file of a module is bad.
     """
-    products: Products = {"precision": precision, "weights": weights, "without": tuple(without)}
+    products: Products = {"precision": precision, "weights": weights, "without": pass_names(without)}
     if isinstance(net_or_module, RNN | Model):
         from tvm_rnn.compiler.compile import compile
-        from tvm_rnn.options import asked
         from tvm_rnn.schedule import record_files
 
         tape: Tape = {"training": training, "keep": keep}
@@ -217,6 +218,9 @@ def _of_a_module(source: Module | str | os.PathLike[str], options: bool, measure
     if options:
         do = "leave them out, or explain the network it was made from"
         raise ConfigError(message("a module says itself how it was compiled", got="options of compile", do=do))
+    if isinstance(source, str) and source in ZOO and not os.path.exists(source):
+        do = f"give a network of it: RNN(cells.{source}, input_size, hidden_size)"
+        raise ConfigError(message("explain: a cell's name is no network", got=repr(source), do=do))
     if isinstance(source, str | os.PathLike):
         manifest: Facts = read_container(source)[0]
         module = load(source) if measure and manifest["target"]["kind"] == "llvm" else None
