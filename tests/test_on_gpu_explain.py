@@ -6,7 +6,6 @@ import pytest
 from gpu_modules import has_gpu
 
 import tvm_rnn as rnn
-from tvm_rnn.explain.html.page import page
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not has_gpu(), reason="needs an NVIDIA GPU")]
 PARTS = ("exchange", "product", "cells")
@@ -27,5 +26,4 @@ def test_a_report_has_measured_phases(cell: str, hidden: int, precision: str, ba
     found = rnn.explain(net, "cuda", batch=batch, precision=precision, measure=True)
     (row,) = [d for d in found.facts["networks"][0]["regimes"] if "phase_times" in d.get("facts", {})]
     step = sum(phase[part] for phase in row["facts"]["clocked_times"] for part in PARTS)
-    assert "microseconds of one step, measured at" in page(found.facts, found.looked)
     assert 0.2 * row["facts"]["predicted_us"] < step < 5 * row["facts"]["predicted_us"]

@@ -14,7 +14,6 @@ from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
 
-from tvm_rnn.cells import ZOO
 from tvm_rnn.decisions import Decision, recording
 from tvm_rnn.dtypes import ITEM_BYTES
 from tvm_rnn.errors import ConfigError, message
@@ -218,6 +217,8 @@ def _of_a_module(source: Module | str | os.PathLike[str], options: bool, measure
     if options:
         do = "leave them out, or explain the network it was made from"
         raise ConfigError(message("a module says itself how it was compiled", got="options of compile", do=do))
+    from tvm_rnn.cells import ZOO
+
     if isinstance(source, str) and source in ZOO and not os.path.exists(source):
         do = f"give a network of it: RNN(cells.{source}, input_size, hidden_size)"
         raise ConfigError(message("explain: a cell's name is no network", got=repr(source), do=do))
