@@ -36,9 +36,7 @@ def find_cell(spec: str) -> Cell:
         raise ConfigError(message("this is a network, not a cell", got=repr(spec), expected=EXPECTED, do=do))
     if spec.endswith(".so"):
         do = "name what it was made from; `tvm-rnn inspect` says what that is"
-        raise ConfigError(
-            message("this is a module, which is compiled already", got=repr(spec), expected=EXPECTED, do=do)
-        )
+        raise ConfigError(message("this module is compiled already", got=repr(spec), expected=EXPECTED, do=do))
     if path.endswith(".py"):
         return _cell_of(_run(path), path, name)
     if spec not in cells.ZOO:
