@@ -105,5 +105,6 @@ def test_one_pass_is_named_without_a_list() -> None:
 
 
 def test_batch_sizes_in_words() -> None:
+    words: dict[str, Any] = {"batch": "1,2"}
     with pytest.raises(ConfigError, match=r"got: +'1,2'[\s\S]*batch=\(1, 16\)"):
-        asked(CPU, batch="1,2")  # type: ignore[arg-type]
+        asked(CPU, **words)
