@@ -5,8 +5,8 @@
 # note, and take it to where it is to play: a program in plain C, for a plug-in or a microcontroller, and a page in a
 # browser.
 #
-# It needs torch and a C compiler; for the browser a compiler for WebAssembly (`pip install ".[cross]"`), and to try that
-# here node. With matplotlib it draws.
+# It needs torch and a C compiler; for the browser a compiler for WebAssembly (`pip install ".[cross]"`), and node to
+# try that here. With matplotlib it draws.
 
 # %%
 import shutil
@@ -159,5 +159,6 @@ if (folder / "web").is_dir() and shutil.which("node"):
 # %% [markdown]
 # ## What to read next
 #
-# "Run in the browser", "Run on a microcontroller" and "Deploy in C and C++" of the documentation have all that these
-# folders can do: 8-bit weights without floating point, several streams, a step in an audio thread that takes no lock.
+# `20_read_digits.py` takes a whole model to C. "Run in the browser", "Run on a microcontroller" and "Deploy in C and
+# C++" of the documentation have all that these folders can do: 8-bit weights without floating point, several streams,
+# a step in an audio thread that takes no lock. `tvm_rnn/plain_c/` writes the C, `tvm_rnn/bundle/browser/` is the page.
