@@ -20,13 +20,14 @@ from tvm_rnn.runtime import runtime
 
 
 @functools.cache
-def _folder() -> Path:
+def folder() -> Path:
+    """Where this process has its modules."""
     return Path(os.environ.get("TVM_RNN_MODULES") or tempfile.mkdtemp(prefix="tvm_rnn_"))
 
 
 def gpu_module(name: str, net: rnn.RNN, **how: Any) -> Any:
     """The module of a network, under a name that is its own. Skips the test where there is no GPU."""
-    path = _folder() / f"{name}.so"
+    path = folder() / f"{name}.so"
     if not path.exists():
         keep = os.environ.get("TVM_RNN_MODULES")
         if not (keep or has_gpu()):

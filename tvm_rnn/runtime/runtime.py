@@ -563,7 +563,8 @@ def _beside(like: Array, value: np.ndarray | list[np.ndarray]) -> Array:
     """A state as tensors of torch where `like` is one, at its place; else as it is."""
     if not hasattr(like, "new_tensor"):
         return value
-    return [like.new_tensor(part) for part in value] if isinstance(value, list) else like.new_tensor(value)
+    as_tensor = functools.partial(sys.modules["torch"].as_tensor, dtype=like.dtype, device=like.device)
+    return [as_tensor(part) for part in value] if isinstance(value, list) else as_tensor(value)
 
 
 @functools.cache

@@ -434,11 +434,28 @@ class TorchLayer(torch.nn.Module):
         **inputs: Tensor,
     ) -> tuple[Tensor, dict[str, Tensor | list[Tensor]]]:
         """forward() of tensors [T, B, ...]."""
-        module = self._module
+        more: dict[str, Any] = {"lengths": lengths, "reset": reset, "seed": seed, "first_step": first_step}
         in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()  # asked here: Dynamo compiles what is called
-        if in_graph and unserved(self._code, self._code.ordered(x, inputs)[0], self.max_bytes):
-            more = {"lengths": lengths, "reset": reset, "seed": seed, "first_step": first_step}
-            return self._outside(x, state, **more, **inputs)
+        if in_graph and not unserved(self._code, self._code.ordered(x, inputs)[0], self.max_bytes):
+            return self._steps(True, x, state, **more, **inputs)
+        # Where Dynamo gives a frame up it compiles what that calls.
+        apart = in_graph or "torch._dynamo" in sys.modules
+        return (self._outside if apart else self._steps)(False, x, state, **more, **inputs)
+
+    def _steps(
+        self,
+        in_graph: bool,
+        x: object,
+        state: State | None,
+        *,
+        lengths: object,
+        reset: object,
+        seed: int | None,
+        first_step: int,
+        **inputs: Tensor,
+    ) -> tuple[Tensor, dict[str, Tensor | list[Tensor]]]:
+        """The same, as nodes of a graph or at once."""
+        module = self._module
         if module._held:
             x, state, inputs = module.hold(x, state, inputs, reset)
         values = self._code.ordered(x, inputs) if in_graph else module._name_inputs(x, inputs)
@@ -489,8 +506,8 @@ class TorchLayer(torch.nn.Module):
 
     @torch._disable_dynamo  # as torch.compiler.disable, which would import Dynamo now
     def _outside(self, *given: Any, **named: Any) -> tuple[Tensor, dict[str, Tensor | list[Tensor]]]:
-        """`_all_steps`, not in a graph of torch.compile's."""
-        return TorchLayer._all_steps(self, *given, **named)
+        """`_steps`, into which Dynamo does not look."""
+        return TorchLayer._steps(self, *given, **named)
 
     def weights(self) -> dict[str, Tensor]:
         """The net's weights, {name: tensor}, made of the parameters: what `net.load` takes."""

@@ -394,7 +394,7 @@ def _tell(layout: Layout, best: ChosenGeometry, batch: int, most: int | None, ta
         "kernel": _name(layout, largest),
         "blocks": geometry.ctas,
         "rows": geometry.rows,
-        "threads": geometry.threads,
+        "threads": geometry.block_threads,
     }
     chip |= {"heads": geometry.step.heads} if geometry.step.heads > 1 else {}
     chip["shared_bytes"] = geometry.shared_bytes

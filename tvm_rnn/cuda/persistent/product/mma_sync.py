@@ -466,7 +466,7 @@ class MmaSyncProduct:
             return self.arena.ptr_to([self.partial_at + place + (row * LANES + ids.lane) * 4])
 
         if number or not geometry.separated(phase):
-            k.do(I.cuda.cta_sync())
+            self.exchange.sync()
         own, part = k.local(m_tiles * geometry.pass_own * 4), k.local(4 * geometry.warps_k)
         number_of = tirx.Cast("uint32", group + 1 + self._turn(phase) * geometry.warps_u * geometry.warps_n)
         threads = tirx.const(LANES * geometry.warps_k, "uint32")
