@@ -44,11 +44,11 @@ class PersistentCluster(PersistentTemplate):
     def geometry(unit: RecurrentUnit, **knobs: int) -> MmaSync:
         """All that registers do not keep is in shared memory. One block alone exchanges values without messages, but
         in waves, whose layers read each other's rows."""
-        alone = unit.layers == 1 and not unit.step.given
+        alone = unit.layers == 1
         groups = -(-unit.batch // knobs["rows"]) * unit.step.heads
         at_once = unit.batch and groups <= RESIDENT_CLUSTERS.get(knobs["ctas"], 0)
         several = CLUSTER_ALONE if alone and at_once else CLUSTER
-        exchange = BLOCK if alone and knobs["ctas"] == 1 else several
+        exchange = BLOCK if alone and knobs["ctas"] == 1 and not unit.step.given else several
         return MmaSync(unit.step, unit.precision, exchange, stored=unit.stored, shared_words=1 << 20, **knobs)
 
     @classmethod

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tvm_rnn.errors import ConfigError, InputError, message
+from tvm_rnn.errors import ConfigError, InputError, WeightError, message
 from tvm_rnn.frontends.torch import form_of, state_arrays
 from tvm_rnn.frontends.torch_names import Form
 from tvm_rnn.network.layer import weight_name
@@ -31,6 +31,7 @@ from .mapped import Mapped, mapped_steps, served
 from .second import Point, Second, second_of
 from .warn import warn
 
+PLACES = ("cpu", "cuda")  # where compiled code runs
 State = Mapping[str, Tensor | list[Tensor]]
 
 
@@ -308,11 +309,17 @@ def looked_into(tensors: Iterable[Tensor]) -> str:
 
 
 def _looked_into(given: Sequence[Tensor], weights: Iterable[Tensor]) -> str:
-    """As `looked_into`; raises InputError for what is no tensor."""
+    """As `looked_into`; raises InputError for what is no tensor, or lies where no compiled code runs."""
     if not all(isinstance(value, torch.Tensor) for value in given):
         kinds = [*dict.fromkeys(type(value).__name__ for value in given)]
         do = runtime.PACKED if "PackedSequence" in kinds else "torch.from_numpy(x), or layer.compiled()(x)"
         raise InputError(message("this layer takes tensors", got=", ".join(kinds), expected="torch.Tensor", do=do))
+    elsewhere = next((value.device for value in given if value.device.type not in PLACES), None)
+    if elsewhere is not None:
+        do = "x.to('cpu'); torch.compile and torch.export need no memory for shapes"
+        raise InputError(
+            message("compiled code does not run there", got=elsewhere, expected=" or ".join(PLACES), do=do)
+        )
     return looked_into((*given, *weights))
 
 
@@ -355,9 +362,13 @@ def drawn_seed(x: Tensor | None = None, in_graph: bool = False) -> int | Tensor:
 
 
 def _moved(module: Compiled, device: torch.device, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights on a GPU, dense, in the dtype that the module reads: for 16-bit networks float32."""
-    kind = torch.float64 if str(module.manifest.dtype) == "float64" else torch.float32
-    return {name: tensor.to(device, kind).contiguous() for name, tensor in weights.items()}
+    """The weights on a GPU, dense, in the dtype that the module reads."""
+    return {name: tensor.to(device, _held(module)).contiguous() for name, tensor in weights.items()}
+
+
+def _held(module: Compiled) -> torch.dtype:
+    """The dtype of a module's weights: for 16-bit networks float32."""
+    return torch.float64 if str(module.manifest.dtype) == "float64" else torch.float32
 
 
 def present(module: Compiled, found: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -366,6 +377,13 @@ def present(module: Compiled, found: Mapping[str, Tensor]) -> Mapping[str, Tenso
 
 
 def _present(module: Compiled, found: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    expected = _held(module)
+    wrong = next((name for name, tensor in found.items() if tensor.dtype is not expected or tensor.is_meta), None)
+    if wrong is not None:
+        got = f"{found[wrong].dtype} on {found[wrong].device}"
+        do = f"layer.to({expected}); a layer of another dtype is made of one: rnn.RNN(..., dtype='float16')"
+        do = "layer.to_empty(device='cpu'), then layer.load_state_dict(...)" if found[wrong].is_meta else do
+        raise WeightError(message(f"weight {wrong} does not fit this layer", got=got, expected=expected, do=do))
     arrays, held = {name: array_of(name, tensor) for name, tensor in found.items()}, module.weights
     if not all(n in held and a.dtype == held[n].dtype and np.array_equal(a, held[n]) for n, a in arrays.items()):
         module.load_weights(arrays)

@@ -52,10 +52,10 @@ COMPUTING = 15  # the barrier of a block's warps that compute
 # LSTM 32 in one block 0.343, 0.222, in clusters of two 0.389, 0.305; LSTM 128, eight blocks, 0.472, 0.405; GRU 62, one
 # block, 0.456, 0.275. Before copies were made apart, all of them were predicted slower by as much.
 COPIES_US = 0.15
-# Words of weights per lane up to which copies are made apart in clusters. H200, bf16, us a step without and with that:
-# 64 words, LSTM 128 0.472, 0.405; 128 words, LSTM 256 0.612, 0.591; 192 words, GRU 512 1.019, 1.146; and of 16 rows,
-# LSTM 256 1.112, 1.221.
-MOST_WEIGHTS = 128
+# Words of weights per lane, for each hoisted value of a cell, up to which copies are made apart in clusters. H200, us a
+# step without and with that: 16 words, LSTM 128 0.472, 0.405; 32, LSTM 256 0.612, 0.591; 40, GRU 302 1.760, 1.583; 64,
+# GRU 512 1.019, 1.146, LSTM 512 1.061, 1.064; 128, ALIF 512 0.451, 0.465; and of 16 rows, LSTM 256 1.112, 1.221.
+MOST_WEIGHTS = 48
 ROWS_US, CELLS_US = 0.12, 0.1  # each 8 rows of a cluster beyond the first; each 256 cells of a block beyond the first
 # Of each further vector that a cluster's blocks hand to each other, as a backward step does with the gradients of all
 # gates: per 1000 bytes of it that a block receives; and where that is, of each cell of a lane beyond two, whose values
@@ -144,7 +144,7 @@ class AloneExchange(ClusterExchange):
     rates: ClassVar[Rates] = Rates(0.24, 0.012, 34.0, 0.8, 0.0, 0.03)
 
     def copies_apart(self, geometry: Geometry) -> bool:
-        return geometry.rows == 8 and geometry.weights_of_lane <= MOST_WEIGHTS
+        return geometry.rows == 8 and geometry.weights_of_lane <= MOST_WEIGHTS * geometry.prefetched_values
 
     def phase_us(self, geometry: Geometry, phase: Phase, cells: int) -> float:
         return super().phase_us(geometry, phase, cells) + copies_us(geometry, phase)
@@ -227,7 +227,8 @@ def stage_size(geometry: Geometry, node: Node) -> int:
 
 def copies_us(geometry: Geometry, phase: Phase) -> float:
     """What a product's phase takes longer where the warps that compute copy too."""
-    return COPIES_US if phase.kind == "gemm" and not geometry.copy_warps else 0.0
+    copied = phase.kind == "gemm" and geometry.prefetched_values > 0
+    return COPIES_US if copied and not geometry.copy_warps else 0.0
 
 
 def stage_offset(geometry: Geometry, node: Node) -> int:

@@ -50,7 +50,7 @@ POISON = 0xFFFFFFFF  # memory that nobody has written yet: no value's bits, see 
 # and 100 us without and with lines, backward 134 and 113; of 64 (one) 57 and 62, 92 and 86.
 LEAST_LINE = {"forward": 128, "backward": 64}
 BLOCK_BYTES = 232448  # of shared memory, that a block may have
-SPARE = 24  # registers that a kernel may have beyond the estimate where warps are added to it
+SPARE = 24  # registers that a kernel may have beyond the estimate where added warps leave each fewer
 MOST_COPY_WARPS, COPIES = 4, 4  # one for each quarter of a multiprocessor; pieces of a step for each lane
 COUNTER_WORDS = 32  # a counter per 128 bytes: no two groups share a line
 Store = Callable[[Expr, Expr, Sequence[Expr]], None]  # (row, unit, words): 16 bytes of y
@@ -721,8 +721,10 @@ class Geometry(ABC):
         pieces = self.prefetch_words // 4 // self.exchange.prefetch_steps
         stored = self.rows * min(output, self.units(output)) * self.itemsize // gcd(16, output * self.itemsize)
         wanted = min(MOST_COPY_WARPS, ceil((pieces + stored) / (COPIES * LANES)) if pieces else 0)
-        registers = self.registers()
-        return next((n for n in range(wanted, 0, -1) if registers + SPARE <= most_registers(self.warps + n)), 0)
+        # Registers that others have less of then; an estimate wants some to spare.
+        room = {n: most_registers(self.warps + n) for n in range(wanted, 0, -1)}
+        same, registers = most_registers(self.warps), self.registers()
+        return next((n for n, most in room.items() if registers + (SPARE if most < same else 0) <= most), 0)
 
     @cached_property
     def weights_of_lane(self) -> int:
@@ -877,6 +879,12 @@ class Geometry(ABC):
         alone = node.op != "input" and self.step.heads == 1 and prod(node.shape) == phase.width > 1
         pieces = slot >= 0 and (phase.width % 8 == 0 or alone)
         return not self.reads_in_step and whole and pieces and not node.mask
+
+    @property
+    def prefetched_values(self) -> int:
+        """Hoisted values of a cell that are prefetched."""
+        pairs = zip(self.step.phases, self.step.reads, strict=True)
+        return sum(self.prefetches(phase, node, slot) for phase, reads in pairs for node, slot in reads)
 
     @property
     def prefetching_warps(self) -> int:
