@@ -6,7 +6,7 @@ adds the cycles since the last time to numbers of its block in global memory: on
 steps, cycles and nanoseconds from the first step to the last, which say how long a cycle is. `Clocks` knows whose
 numbers lie where, and `measured` makes times of them.
 
-Nobody waits for an addition; a step takes a little longer all the same, as more instructions are in its way.
+Nobody waits for an addition; a step takes longer all the same, as more instructions are in its way.
 """
 
 from __future__ import annotations

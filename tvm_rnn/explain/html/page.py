@@ -272,7 +272,7 @@ def _steps(own: NetworkFacts, more: str) -> Iterator[str]:
         words = "By the model of time that chose this kernel. All steps run in one launch: this repeats T times."
         if any("clocked_times" in row["facts"] for row in rows):
             words += " Below it, where the kernel ran: by clocks in it, the mean of its blocks and warps."
-            words += " Clocks make a step a little longer."
+            words += " Clocks take time of their own."
         yield f'<p class="soft">{words}</p>'
     for row in rows:
         title = f"{row['what']}{subject_text(row, own['graphs'])}"
