@@ -284,6 +284,13 @@ class Cells(Protocol):
     def alone(self, width: int, block: int, j: int, e: int) -> Expr: ...
 
 
+class Clock(Protocol):
+    """What counts cycles, where a kernel has clocks (`phase_clocks.py`)."""
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Statements that wait."""
+
+
 class Resets(Protocol):
     """Lengths and resets (`lengths_and_resets.py`)."""
 
@@ -306,6 +313,9 @@ class Body(Protocol):
     t: Expr
     last: Phase | None
     held: dict[Held, Expr]
+
+    @property
+    def clock(self) -> Clock: ...
 
     @property
     def tape_stores(self) -> Tape: ...

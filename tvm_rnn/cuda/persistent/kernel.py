@@ -31,6 +31,7 @@ from .copy_warps import CopyWarps, copies_output
 from .geometry import Geometry, Held, Share, ThreadIds
 from .lane_cells import Block, LaneCells, identify
 from .lengths_and_resets import Masks
+from .phase_clocks import POINTER, PhaseClock, clocks
 from .unit_reduction import Reduction
 
 COOPERATIVE = {"tirx.kernel_launch_params": ["tirx.use_cooperative_launch"]}
@@ -53,7 +54,7 @@ def pointers(geometry: Geometry, layout: Layout, masked: bool = False) -> list[t
     found += [(f"read_{n}", place_of(layout, node).dtype) for n, node in enumerate(step.read_nodes)]
     found += [(f"x_{n}", geometry.storage) for n in range(len(step.given))]
     found += [(f"{which}_{n}", "float32") for which in ("old", "new") for n in range(len(step.graph.states))]
-    found += [("y", layout.output.dtype), *kept_pointers(layout)]
+    found += [("y", layout.output.dtype), *kept_pointers(layout), *([POINTER] if clocks() else [])]
     if geometry.exchange.in_memory:
         found += [("exchange", "uint32"), ("counter", "uint32"), ("below", "uint32")]
     return [*found, *(MASK_POINTERS if masked else ())]
@@ -141,6 +142,7 @@ class KernelBody:
 
         self.arena = block.arena
         self.ids = self._identify(block)
+        self.clock = PhaseClock(self, len(self.step.phases))
         self.cells = LaneCells(k, geometry, self.ids)
         self.reads = CellReads(self, geometry.prefetch_at)
         self.stores_late = geometry.exchange.stores_late
@@ -164,11 +166,13 @@ class KernelBody:
         self.pieces.prepare()
         if self.masks is not None:
             self.masks.ask(1, tirx.const(1, "int32"))
+        self.clock.prepare()
         steps = self.k["steps"]
         with self.k.loop(tirx.floordiv(steps + 1, 2)) as pair:
             for par in range(2):
                 with self.k.when(pair * 2 + par < steps) if par else nullcontext():
                     self._step(par, pair * 2 + par)
+        self.clock.end()
         self._store_states()
         self.tape_stores.end()
         self.exchange.end()
@@ -240,14 +244,16 @@ class KernelBody:
         late = next((p for p in self.step.phases if p.kind == "gemm"), None) if self.stores_late else None
         if late is None:
             self.tape_stores.before()
-        for phase in self.step.phases:
+        for number, phase in enumerate(self.step.phases):
             self.phase = phase
+            self.clock.enter(number, "product" if phase.kind == "gemm" else "cells")
             if phase.kind == "reduce":
                 Reduction(self, phase).emit()
             else:
                 gates = self.product.emit(phase) if phase.kind == "gemm" else ()
                 if phase is late:
                     self.tape_stores.before()
+                self.clock.enter(number, "cells")
                 self._stash(phase)
                 Epilogue(self, phase, gates).emit()
             self.tape_stores.phase(phase)
@@ -274,7 +280,8 @@ class KernelBody:
     def ready(self, share: Share) -> None:
         if not share.operand.given:
             self._stash(self.phase)
-            self.exchange.ready(share.operand.source)
+            with self.clock.waiting():
+                self.exchange.ready(share.operand.source)
 
     def _stash(self, phase: Phase) -> None:
         """Once per step, when no product reads this step's input any more, before a wait if there is one."""

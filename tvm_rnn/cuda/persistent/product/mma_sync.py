@@ -413,7 +413,8 @@ class MmaSyncProduct:
             ask(*which)
         if polls:
             every = [[pieces[(kblock * tiles + tile) * 4 + z] for z in range(4)] for kblock, tile in early]
-            until_written(k, len(early), lambda n: largest(every[n]), lambda n: ask(*early[n]))
+            with self.body.clock.waiting():
+                until_written(k, len(early), lambda n: largest(every[n]), lambda n: ask(*early[n]))
             k.do(I.cuda.warp_sync())  # MMA wants the whole warp at one place
         self._ask_weights(phase, share, 0)
         for kblock in range(share.kblocks):
