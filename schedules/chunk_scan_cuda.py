@@ -20,7 +20,7 @@ CHUNKS = (32, 64)
 WARPS = (1, 2, 3, 4, 8)
 STAGES = (3, 4)
 FULL = 0.9  # of the multiprocessors, with a block each
-SEGMENTS = 16  # at once: more take longer to compose than they spare
+SEGMENTS = 16  # at once: where few values fit so many, these share the GPU better than many values do
 
 
 @template("chunk_scan_cuda", kinds=("chunks",), targets=("cuda",))

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 
 from tvm_rnn.cuda.model.choose_geometry import RecurrentUnit
+from tvm_rnn.cuda.model.persistent_step_time import RESIDENT_CLUSTERS
 from tvm_rnn.cuda.model.template_base import PersistentTemplate, allowed, width_of
-from tvm_rnn.cuda.persistent.exchange import CLUSTER
+from tvm_rnn.cuda.persistent.exchange import CLUSTER, CLUSTER_ALONE
 from tvm_rnn.cuda.persistent.exchange_in_block import BLOCK
 from tvm_rnn.cuda.persistent.product.mma_sync import MmaSync
 from tvm_rnn.schedule.schedule_template import template
@@ -22,10 +23,11 @@ from tvm_rnn.target import Target
 CTAS = (1, 2, 4, 8, 16)
 ROWS = (8, 16, 24, 32)
 WARPS_U, WARPS_N, WARPS_K = (1, 2, 4, 8), (1, 2, 3, 4), (1, 2, 4, 8)
+MOST_WARPS = 16
 REGISTER_WORDS = (0, 32, 64, 96, 128, 160)
 AHEAD = (1, 2, 3, 7)
 CHOICES: dict[str, tuple[int, ...]] = {
-    **{"ctas": CTAS, "rows": ROWS, "warps_u": WARPS_U, "warps_n": WARPS_N, "warps_k": WARPS_K},
+    **{"ctas": CTAS, "rows": ROWS, "warps_u": tuple(range(1, MOST_WARPS + 1)), "warps_n": WARPS_N, "warps_k": WARPS_K},
     **{"register_words": REGISTER_WORDS, "ahead": AHEAD, "passes": (1, 2, 3, 4)},
 }
 
@@ -42,8 +44,11 @@ class PersistentCluster(PersistentTemplate):
     def geometry(unit: RecurrentUnit, **knobs: int) -> MmaSync:
         """All that registers do not keep is in shared memory. One block alone exchanges values without messages, but
         in waves, whose layers read each other's rows."""
-        alone = knobs["ctas"] == 1 and unit.layers == 1 and not unit.step.given
-        exchange = BLOCK if alone else CLUSTER
+        alone = unit.layers == 1
+        groups = -(-unit.batch // knobs["rows"]) * unit.step.heads
+        at_once = unit.batch and groups <= RESIDENT_CLUSTERS.get(knobs["ctas"], 0)
+        several = CLUSTER_ALONE if alone and at_once else CLUSTER
+        exchange = BLOCK if alone and knobs["ctas"] == 1 and not unit.step.given else several
         return MmaSync(unit.step, unit.precision, exchange, stored=unit.stored, shared_words=1 << 20, **knobs)
 
     @classmethod
@@ -63,9 +68,11 @@ class PersistentCluster(PersistentTemplate):
 
 
 def _shapes(ctas: int, rows: int, width: int, record: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    for warps_u in allowed(record, "warps_u", WARPS_U):
+    blocks = -(-width // 8)  # of units: in one block of threads, as many for each warp
+    even = {-(-blocks // n) for n in (1, 2, 3)} if ctas == 1 else set[int]()
+    for warps_u in allowed(record, "warps_u", sorted({*WARPS_U, *(n for n in even if n <= MOST_WARPS)})):
         if ctas * warps_u * 8 >= width + ctas * 8 and (ctas, warps_u) != (1, 1):
             continue  # blocks or warps without units
         for warps_n, warps_k in product(allowed(record, "warps_n", WARPS_N), allowed(record, "warps_k", WARPS_K)):
-            if rows % (8 * warps_n) == 0 and warps_u * warps_n * warps_k <= 16:
+            if rows % (8 * warps_n) == 0 and warps_u * warps_n * warps_k <= MOST_WARPS:
                 yield {"warps_u": warps_u, "warps_n": warps_n, "warps_k": warps_k}

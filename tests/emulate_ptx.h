@@ -47,6 +47,12 @@ template <class T> T __shfl_up_sync(unsigned mask, T v, int n, int = 32) {
 #define W uint32_t
 #define GLOBAL(x, n) emu::aligned(x, n)
 inline int32_t tvm_builtin_ptx_fetch_register_clusterid_x() { return emu::now->block->cluster->id; }
+namespace emu {
+inline uint64_t ticks = 0;  // a clock that goes on whenever a thread reads it: who waits sees the others' time
+}
+inline unsigned long long tvm_builtin_clock64() { return ++emu::ticks; }
+inline int64_t tvm_builtin_ptx_fetch_register_globaltimer() { return 2 * ++emu::ticks; }
+inline void tvm_builtin_ptx_red_global_add_u64(const void* place, uint64_t value) { *(uint64_t*)GLOBAL(place, 8) += value; }
 inline unsigned tvm_builtin_cluster_ctaid_x() { return emu::now->block->rank; }
 inline unsigned tvm_builtin_cuda_cvta_generic_to_shared(const void* p) { return unsigned((char*)p - emu::now->block->arena.begin); }
 inline void tvm_builtin_cuda_cta_sync() { __syncthreads(); }

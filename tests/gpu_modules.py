@@ -20,19 +20,20 @@ from tvm_rnn.runtime import runtime
 
 
 @functools.cache
-def _folder() -> Path:
+def folder() -> Path:
+    """Where this process has its modules."""
     return Path(os.environ.get("TVM_RNN_MODULES") or tempfile.mkdtemp(prefix="tvm_rnn_"))
 
 
 def gpu_module(name: str, net: rnn.RNN, **how: Any) -> Any:
     """The module of a network, under a name that is its own. Skips the test where there is no GPU."""
-    path = _folder() / f"{name}.so"
+    path = folder() / f"{name}.so"
     if not path.exists():
         keep = os.environ.get("TVM_RNN_MODULES")
-        if not (keep or _has_gpu()):
+        if not (keep or has_gpu()):
             pytest.skip("needs an NVIDIA GPU")
         path.parent.mkdir(parents=True, exist_ok=True)
-        usual = os.environ.get("TVM_RNN_GPU") or ("cuda" if _has_gpu() else "nvidia-h200")
+        usual = os.environ.get("TVM_RNN_GPU") or ("cuda" if has_gpu() else "nvidia-h200")
         rnn.compile(net, how.pop("target", usual), **how).export(path)
     try:
         return rnn.load(path)
@@ -41,7 +42,7 @@ def gpu_module(name: str, net: rnn.RNN, **how: Any) -> Any:
 
 
 @functools.cache
-def _has_gpu() -> bool:
+def has_gpu() -> bool:
     from tvm_rnn.target import resolve
 
     try:

@@ -1,7 +1,8 @@
 """Cells that are linear in their states and that no paper has, each twice: in the language, and as a step in NumPy.
 
 In: nothing. Out: `OWN`, by the name of the cell: the cell, and a function of the weights, one row of x and the old
-states that returns the output and the new states; and `exact`, for networks that 16 bits would round apart.
+states that returns the output and the new states; `exact`, for networks that 16 bits would round apart; `enduring`, a
+cell for many steps, and `stretches`, its inputs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 import tvm_rnn as rnn
-from tvm_rnn import cell, exp, matvec, outer, sigmoid, softplus, sqrt, tanh, vecdot
+from tvm_rnn import cell, exp, log_sigmoid, matvec, maximum, outer, sigmoid, softplus, sqrt, sum, tanh, vecdot
 
 Array = np.ndarray
 Weights = Mapping[str, Array]
@@ -83,6 +84,31 @@ def _driven(w: Weights, x: Array, a: Array, c: Array) -> tuple[Array, ...]:
     a = a / (1 + np.exp(-f)) + u
     c = np.tanh(a) + (c - np.tanh(a)) / (1 + np.exp(-g - a))
     return c, a, c
+
+
+@cell(states="S C h m", output="y", initial={"m": -1.0})
+def enduring(x: "I", S: "K K", C: "K K", h: "K", m: "", *, A: "3 K I"):
+    """A delta rule, a decaying sum, an average and a maximum, whose gates inputs set."""
+    k, q, v = A @ x
+    k = k / sqrt(sum(k * k) + 1e-6)
+    keep, write = sigmoid(x[0]), sigmoid(x[1])
+    S = keep * (S - write * outer(S @ k, k)) + write * outer(v, k)
+    C = 0.999 * keep * C + write * outer(v, k)
+    h = keep * h + (1 - keep) * v
+    m = maximum(m + log_sigmoid(x[0]), x[1])
+    return S, C, h, m, S @ q + C @ q + h + m
+
+
+def stretches(steps: int) -> Array:
+    """Inputs of `enduring`, [steps, 5 rows, 4]. Rows: gates near 0 and near 1 in turns; near 1 and near 0 all the time;
+    zeros; one input again and again, so that keys repeat."""
+    x = np.random.default_rng(0).standard_normal((steps, 5, 4))
+    near, stretch = np.array([100.0, -100.0, 30.0, -30.0]), np.arange(steps) // (steps // 12)
+    x[:, 0, 0], x[:, 0, 1] = near[stretch % 4], near[stretch // 2 % 4]
+    x[:, 1] = x[0, 1]
+    x[:, 1, :2], x[:, 2, :2], x[:, 3], x[:, 4] = 100.0, -100.0, 0.0, x[0, 4]
+    x[:, 4, :2] = 5.0
+    return x
 
 
 OWN: dict[str, tuple[rnn.Cell, Callable[..., tuple[Array, ...]]]] = {

@@ -24,7 +24,7 @@ from tvm_rnn.cuda.model.choose_geometry import RecurrentUnit
 from tvm_rnn.cuda.model.choose_regime import step_of
 from tvm_rnn.cuda.model.persistent_step_time import StepTime, predict
 from tvm_rnn.cuda.persistent import kernel as persistent
-from tvm_rnn.cuda.persistent.exchange import CLUSTER, COUNTER
+from tvm_rnn.cuda.persistent.exchange import CLUSTER, CLUSTER_ALONE, COUNTER
 from tvm_rnn.cuda.persistent.exchange_by_polling import POLLING
 from tvm_rnn.cuda.persistent.exchange_in_block import BLOCK
 from tvm_rnn.cuda.persistent.geometry import Geometry
@@ -61,8 +61,8 @@ def step(name: str, hidden: int, precision: str = "bfloat16") -> Step:
 
 
 def geometry_of(step: Step, precision: str, exchange: str = "grid", ctas: int = 1, rows: int = 8, **knobs: Any) -> Any:
-    """The geometry of knobs as records name them: exchange "block", "cluster" or "grid", polled; of other products than
-    those of mma.sync: pace (split-K), ring, staged, fma."""
+    """The geometry of knobs as records name them: exchange "block", "cluster alone" (in no wave), "cluster" or "grid",
+    polled; of other products than those of mma.sync: pace (split-K), ring, staged, fma."""
     polled, staged = knobs.pop("polled", 0), knobs.pop("staged", 0)
     if "fma" in knobs:
         return Ffma(step, precision, ctas, rows, stages=knobs.pop("fma"), **knobs)
@@ -70,7 +70,8 @@ def geometry_of(step: Step, precision: str, exchange: str = "grid", ctas: int = 
         return (WgmmaSplitK if "pace" in knobs else WgmmaPipelined)(step, precision, ctas, rows, **knobs)
     if staged:
         return WgmmaStaged(step, precision, ctas, rows, **knobs)
-    how = {"block": BLOCK, "cluster": CLUSTER, "grid": POLLING if polled else COUNTER}[exchange]
+    clusters = {"block": BLOCK, "cluster alone": CLUSTER_ALONE, "cluster": CLUSTER}
+    how = clusters.get(exchange, POLLING if polled else COUNTER)
     return MmaSync(step, precision, how, ctas, rows, **knobs)
 
 

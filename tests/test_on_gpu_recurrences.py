@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from derivatives import Case, draw, named, oracle
 from gpu_modules import gpu_module
-from linear_cells import OWN, exact
+from linear_cells import OWN, enduring, exact, stretches
 from networks import flags
 from on_gpu import LIMITS, ROUNDING, plain, poison, rounded, there
 
@@ -119,6 +119,25 @@ def check_results(module: Any, net: rnn.RNN, calls: Iterable[tuple[int, int]], r
         expected, states = reference(plain(x), {key: plain(value) for key, value in state.items()}, **host)
         assert_close(plain(y), expected, dtype, steps, "y")
         assert_close({key: plain(value) for key, value in last.items()}, states, dtype, steps, "state")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_hundred_thousand_steps_lose_no_more_than_the_table_says(dtype: str) -> None:
+    """Gates that stay near 0 and near 1, keys that repeat, zeros; segments of time that run at once."""
+    steps, kind = 100_000, getattr(torch, dtype)
+    net = exact(rnn.RNN(enduring, 4, K=32, dtype=dtype).init(seed=1))
+    net.weights["A_l0"][:, :, :2] = 0.0  # what sets gates
+    module = gpu_module(f"recurrence_enduring_{dtype}", net)
+    x = there(stretches(steps), kind)
+    found = [run_poisoned(partial(module, x), BYTES) for _ in range(REPEATS)]
+    (y, last), *others = found
+    for again, states in others:
+        assert torch.equal(y, again) and all(torch.equal(last[name], states[name]) for name in last)
+    wanted, states = rnn.reference(net)(plain(x))
+    for row in range(5):  # each by itself: a large one would hide the others
+        assert_close(plain(y)[:, row], wanted[:, row], dtype, steps, f"y of row {row}")
+        for name, value in states.items():
+            assert_close(plain(last[name])[:, row], value[:, row], dtype, steps, f"{name} of row {row}")
 
 
 VECTORS = {"min_gru": "float32", "lru": "bfloat16", "rg_lru": "float16"}

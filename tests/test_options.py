@@ -96,3 +96,15 @@ def test_passes_are_for_the_gpu_whose_kernels_all_others_can_run() -> None:
     assert Options(h200, targets=(h200, a100, ada)).least is ada
     assert Options(b200, targets=(b200, h200)).least is b200
     assert Options(TABLE["x86-64-v3"]).least is TABLE["x86-64-v3"]
+
+
+def test_one_pass_is_named_without_a_list() -> None:
+    assert asked(CPU, without="hoist_gemms") == asked(CPU, without=["hoist_gemms"])
+    with pytest.raises(ConfigError, match=r"got: +'hoist'[\s\S]*did you mean 'hoist_gemms'"):
+        check_passes(asked(CPU, without="hoist").without)
+
+
+def test_batch_sizes_in_words() -> None:
+    words: dict[str, Any] = {"batch": "1,2"}
+    with pytest.raises(ConfigError, match=r"got: +'1,2'[\s\S]*batch=\(1, 16\)"):
+        asked(CPU, **words)

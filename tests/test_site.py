@@ -369,7 +369,7 @@ def test_records_of_every_kind_are_drawn(site: ModuleType, tmp_path: Path, monke
     assert "slower in 1." in text and all(f"### {name}" in text for name in written) and "### empty" not in text
 
 
-def test_what_compiling_took_is_a_table(site: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_point_has_a_table(site: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = [
         {"kind": "facts", "device": "a machine", "date": "2026-11-26T10:00:00Z", "command": "", "load": 0.5},
         {"kind": "compile", "network": "lif", "framework": "tvm_rnn", "inference": 1.0, "training": 4.0},
@@ -377,7 +377,13 @@ def test_what_compiling_took_is_a_table(site: ModuleType, tmp_path: Path, monkey
     ]
     (tmp_path / "compile.jsonl").write_text("\n".join(map(json.dumps, records)))
     monkeypatch.setattr(site.benchmarks, "RECORDS", tmp_path)
-    assert not site.benchmarks.rows() and "| lif | 1.00 | 4.00 |" in "\n".join(site.benchmarks.runs())
+    counted = {"kind": "instructions", "point": "lstm-h16", "framework": "cmsis-nn", "numbers": "8 bits"}
+    (tmp_path / "counted.jsonl").write_text(
+        "\n".join(map(json.dumps, [records[0], {**counted, "instructions": 14556, "error": 0.0182}]))
+    )
+    assert not site.benchmarks.rows()
+    text = "\n".join(site.benchmarks.runs())
+    assert "| lif | 1.00 | 4.00 |" in text and "| lstm-h16 | cmsis-nn | 8 bits | 14,556 | 1.8e-02 |" in text
 
 
 def test_the_history_of_records_is_what_git_has(site: ModuleType, tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ LONG = (
     "18_lightning",
     "19_forecast",
     "20_read_digits",
+    "21_play_an_amplifier",
 )
 NEEDS = {"16_torchrl": "torchrl", "17_flax": "flax", "18_lightning": "pytorch_lightning"}  # beside what tests have
 TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
@@ -133,6 +134,11 @@ PRINTED = {
     "17_flax": ["step  600   loss 0.", "the file does what the model does: True"],
     "18_lightning": ["step  600   loss 0.0", "found at: ", "the compiled layer is the trained one: True"],
     "19_forecast": ["within the budget: True", "step   90   error 0.", "error an hour ahead: 0."],
+    "21_play_an_amplifier": [
+        "step  100   part of the power that is wrong 0.0",
+        "of a new note: 0.0",
+        "in C the largest difference is below 1e-4: True",
+    ],
     "20_read_digits": [
         "step  1200   loss 0.",
         "the largest difference is below 1e-4: True",

@@ -7,6 +7,8 @@ looks. WebAssembly runs in node.
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,29 @@ def test_every_cell_runs_elsewhere(target: str, name: str, tmp_path: Path) -> No
     for rows in (1, BATCH):  # one row's steps are a function of their own
         x, held = arguments(net, STEPS, rows)[0], {n: np.zeros_like(v) for n, v in constants(net, rows).items()}
         expected, _ = rnn.reference(net)(x, **held)
+        found = cross.run_example(command, tmp_path, x).reshape(expected.shape)
+        assert_close((found, {}), (expected, {}), net.dtype, STEPS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["aarch64-linux-gnu", "riscv64gc-linux-gnu"])
+def test_the_lines_of_the_readme_build_for_elsewhere(target: str, tmp_path: Path) -> None:
+    """The compiler's and CMake's; what runs a program is left out, as it is for there."""
+    own = cross.tools(target)
+    if isinstance(own, str):
+        pytest.skip(own)
+    if shutil.which("cmake") is None:
+        pytest.skip("no cmake")
+    net = network("gru", 5, 7)
+    rnn.compile(net, target, batch=1).export(bundle=tmp_path / "far")
+    text = (tmp_path / "far" / "README.md").read_text()
+    lines = [line for block in re.findall(r"```bash\n(.*?)```", text, re.S) for line in block.splitlines()]
+    for line in (line for line in lines if not line.startswith(("#", "./"))):
+        subprocess.run(["sh", "-ec", line], cwd=tmp_path / "far", check=True, capture_output=True)
+    x = arguments(net, STEPS, 1)[0]
+    expected, _ = rnn.reference(net)(x)
+    for program in ("example_c", "build/example_c"):
+        command = [*own.emulator, str(tmp_path / "far" / program)]
         found = cross.run_example(command, tmp_path, x).reshape(expected.shape)
         assert_close((found, {}), (expected, {}), net.dtype, STEPS)
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gpu_modules
 import numpy as np
 import torch
-from gpu_modules import gpu_module
 from networks import network
 
 import tvm_rnn as rnn
@@ -58,7 +58,7 @@ class Work:
             return rnn.to_torch(net)
         from tvm_rnn.torch_layer.autograd import TorchLayer
 
-        module = gpu_module(f"parallel_{int(regularised)}", net, training=True)
+        module = gpu_modules.gpu_module(f"parallel_{int(regularised)}", net, training=True)
         module.device = rank
         return TorchLayer(net, module, "net")
 
@@ -101,6 +101,8 @@ def spawn(
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
     paths = [str(Path(rnn.__file__).parent.parent), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     address["PYTHONPATH"] = os.pathsep.join(paths)
+    if backend == "nccl":  # what this process has compiled
+        address["TVM_RNN_MODULES"] = str(gpu_modules.folder())
     command = [sys.executable, __file__, backend, str(folder), str(int(regularised)), way]
     workers = [
         subprocess.Popen(command, env={**os.environ, **address, "RANK": str(rank)}, stderr=subprocess.PIPE)

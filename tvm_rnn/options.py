@@ -119,7 +119,7 @@ def asked(
     return Options(
         target,
         batch_sizes(batch),
-        tuple(without),
+        pass_names(without),
         precision or "",
         "" if weights is None else str(weights),
         training if keep is None else keep,
@@ -134,8 +134,14 @@ def batch_sizes(batch: int | Sequence[int]) -> tuple[int, ...]:
     sizes = tuple(batch) if isinstance(batch, Iterable) else (batch,)
     for size in sizes:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ConfigError(message("compile: batch", got=repr(batch), expected="batch sizes of at least 1"))
+            do = "give a number, or several: batch=(1, 16)"
+            raise ConfigError(message("compile: batch", got=repr(batch), expected="batch sizes of at least 1", do=do))
     return tuple(sorted(set(sizes)))
+
+
+def pass_names(without: Iterable[str]) -> tuple[str, ...]:
+    """The names that a caller gave, one or several."""
+    return (without,) if isinstance(without, str) else tuple(without)
 
 
 def check_passes(without: Iterable[str]) -> frozenset[str]:

@@ -246,7 +246,7 @@ def resolve(target: str | Target) -> Target:
     if (row := table_row(target)) is not None:
         return replace(row, features=_features(row))
     slots = unknown("target", target, names())
-    own = "llvm is this CPU, cuda this GPU"
+    own = "llvm is this CPU, cuda this GPU; whatever else has a C compiler: rnn.write_c"
     slots["do"] = f"{slots['do']} ({own})" if nearest(target, names()) else f"name one of these: {own}"
     raise ConfigError(message("no such target", **slots))
 

@@ -113,6 +113,18 @@ def test_what_does_not_fit_is_said(amp: tuple[rnn.RNN, Path]) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["gru", "lstm_attention", "augru", "indrnn"])
+def test_the_lines_of_the_readme_run(name: str, tmp_path: Path) -> None:
+    """Whatever it reads: one input or several, constants, numbers of 32 or 64 bits."""
+    if javascript.missing():
+        pytest.skip(javascript.missing())
+    net = network(name, 5, 7, dtype="float64" if name == "indrnn" else "float32")
+    rnn.compile(net, "wasm32", batch=1).export(web=tmp_path / "far")
+    text = (tmp_path / "far" / "README.md").read_text()
+    (tmp_path / "far" / "lines.mjs").write_text(text.split("```js\n")[1].split("```")[0] + "console.log(all.length);\n")
+    assert javascript.node(tmp_path / "far" / "lines.mjs") == f"{100 * int(np.prod(net.output_shape))}\n"
+
+
 @pytest.mark.slow
 def test_chromium_plays_it(amp: tuple[rnn.RNN, Path], tmp_path: Path) -> None:
     """The worklet gives the first outputs of each sample; the page shows it, plays it, and says how long that takes."""

@@ -166,6 +166,9 @@ def test_bundles_that_cannot_be(folder: Path, tmp_path: Path) -> None:
         (["elman", *sizes, "--seed", 0, "--bundle", tmp_path / "none" / "b"], 2, "--bundle: no such folder"),
         (["elman", *sizes, "--seed", 0, "--bundle", tmp_path / "2b"], 2, "not a name in C"),
         (["elman", *sizes, "--seed", 0, "--bundle", folder], 2, "is not a bundle"),
+        (["elman", *sizes, "--seed", 0, "--bundle", tmp_path / "b", "--target", "wasm32"], 2, "--web DIR"),
+        (["elman", *sizes, "--seed", 0, "--web", tmp_path / "b"], 2, "--target wasm32"),
+        (["elman", *sizes, "--seed", 0, "--web", tmp_path / "2b", "--target", "wasm32+relaxed-simd"], 2, "a name in C"),
     ):
         done = call("compile", *words)
         assert done.exit_code == code and text in done.output, done.output

@@ -46,6 +46,7 @@ def test_a_search_that_is_asked_for_again_has_nothing_left_to_measure(tmp_path: 
     [
         ([], "which network?"),
         (["lstm"], "no --input-size"),
+        (["m.so"], "a module is compiled already"),
         (["no_such", *SMALL], "no such cell"),
         (["lstm", *SMALL, "--plot", "picture.png"], "a name ending in .svg"),
         (["lstm", *SMALL, "--target", "x86-64-v3"], "tune measures on this machine"),

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from linear_cells import enduring, stretches
 
 import tvm_rnn as rnn
 from tests.cpu.matrix_parts import V4, delta_part
-from tvm_rnn import cell, log_sigmoid, maximum, outer, sigmoid, sqrt, sum
+from tvm_rnn import cell, outer, sigmoid, sum
 from tvm_rnn.cpu import matrix_chunk
 from tvm_rnn.cpu.matrix_recurrence import MatrixRecurrence
 from tvm_rnn.cpu.walk_through_time import CHUNK, FEW_STEPS, FEW_WITH_PRODUCTS
@@ -38,19 +39,6 @@ def shared(x: "I", S: "N=2 V K", *, A: "2 N K I", B: "N V I", Q: "2 N K I"):
     q = Q @ x
     S = S * sigmoid(d)[:, None, :] + (B @ x)[:, :, None] * k[:, None, :]
     return S, sum(S * q[:, :, None, :], axis=-1).reshape(-1)
-
-
-@cell(states="S C h m", output="y", initial={"m": -1.0})
-def enduring(x: "I", S: "K K", C: "K K", h: "K", m: "", *, A: "3 K I"):
-    """A delta rule, a decaying sum, an average and a maximum, whose gates inputs set."""
-    k, q, v = A @ x
-    k = k / sqrt(sum(k * k) + 1e-6)
-    keep, write = sigmoid(x[0]), sigmoid(x[1])
-    S = keep * (S - write * outer(S @ k, k)) + write * outer(v, k)
-    C = 0.999 * keep * C + write * outer(v, k)
-    h = keep * h + (1 - keep) * v
-    m = maximum(m + log_sigmoid(x[0]), x[1])
-    return S, C, h, m, S @ q + C @ q + h + m
 
 
 def gate_is_closed(net: rnn.RNN) -> None:
@@ -122,15 +110,7 @@ def test_steps_by_themselves_and_vectors_of_eight_lanes(monkeypatch: pytest.Monk
     "steps", [pytest.param(5000, marks=pytest.mark.broad), pytest.param(100_000, marks=pytest.mark.slow)]
 )
 def test_long_stretches_lose_no_more_than_the_table_says(steps: int) -> None:
-    """Rows: gates near 0 and near 1 in turns; near 1 and near 0 all the time; zeros; one input again and again, so that
-    keys repeat."""
-    x = np.random.default_rng(0).standard_normal((steps, 5, 4)).astype("float32")
-    near, stretch = np.array([100.0, -100.0, 30.0, -30.0]), np.arange(steps) // (steps // 12)
-    x[:, 0, 0], x[:, 0, 1] = near[stretch % 4], near[stretch // 2 % 4]
-    x[:, 1] = x[0, 1]
-    x[:, 1, :2], x[:, 2, :2], x[:, 3], x[:, 4] = 100.0, -100.0, 0.0, x[0, 4]
-    x[:, 4, :2] = 5.0
-    net = rnn.RNN(enduring, 4, K=6).init(1)
+    x, net = stretches(steps).astype("float32"), rnn.RNN(enduring, 4, K=6).init(1)
     net.weights["A_l0"][:, :, :2] *= 0.01
     module, (wanted, last) = rnn.compile(net), Reference(net)(x)
     got, state = module(x)

@@ -342,8 +342,10 @@ def kernel_error(
     reset: bool = False,
     seed: int = 0,
     follows: bool = False,
+    also: Arrays | None = None,
 ) -> float:
-    """The same of any geometry and its kernel, with or without masks."""
+    """The same of any geometry and its kernel, with or without masks. also: arrays of pointers that few kernels
+    have."""
     arrays = case.arrays(geometry.step.read_nodes, geometry.step.param_nodes, lambda node: place_of(case.layout, node))
     for n, (phase, share) in enumerate(geometry.weights):
         value = case.kept(share.operand.weight)
@@ -355,6 +357,7 @@ def kernel_error(
         arrays[f"weight_{n}"] = encoded(packed(geometry, phase, share, value), case.precision)
     groups = -(-case.batch // geometry.rows)
     places = max(2, min(case.steps + 1, 3 * exchange_by_polling.TURN))  # where values are polled for; else two copies
+    arrays |= also or {}
     arrays["exchange"] = np.full(groups * places * geometry.exchange_words // 2, 0xFFFFFFFF, np.uint32)
     arrays["counter"] = np.zeros(groups * COUNTER_WORDS, np.uint32)
     arrays["below"] = np.full(groups * COUNTER_WORDS, 1 << 30, np.uint32)

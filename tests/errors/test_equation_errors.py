@@ -204,7 +204,7 @@ BODIES = {
     "recursion": ("return mine(x, h, c, W=W, R=R, b=b, w=w)  # here", "cannot call itself", "mine inside mine", "loop"),
     "none returned": ("h = tanh(h)  # here", "not the new states", "1 value(s): NoneType", "return every state"),
     "one result": ("return h  # here", "not the new states", "1 value(s): Value", "return every state"),
-    "three results": ("return h, c, h  # here", "not the new states", "3 value(s)", "return every state"),
+    "three results": ("return h, c, h  # here", "not the new states", "3 value(s)", "return the new states alone"),
     "a number returned": ("return h, 0.0  # here", "not the new states", "Value, float", "return every state"),
     "shape returned": (
         "h = W @ x\nc = R  # no new value\nreturn h, c  # here",

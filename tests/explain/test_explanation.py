@@ -241,3 +241,8 @@ def test_what_cannot_be_explained_is_an_error() -> None:
         explain(np.zeros(3))
     with pytest.raises(rnn.ConfigError, match="a module says itself"):
         explain(compiled("gru", 4, 8)[1], batch=4)
+
+
+def test_a_cell_s_name_is_no_network() -> None:
+    with pytest.raises(rnn.ConfigError, match=r"a cell's name is no network[\s\S]*cells.lstm, input_size, hidden_size"):
+        explain("lstm")

@@ -424,3 +424,15 @@ def test_what_is_below_loops_is_named_at_once_and_the_command_that_is_shown_cuts
     part = tmp_path / "part.onnx"
     onnx.utils.extract_model(tmp_path / "whole.onnx", part, *map(ast.literal_eval, shown.groups()), check_model=False)
     assert isinstance(rnn.from_onnx(part), rnn.RNN)
+
+
+def test_nothing_behind_what_is_refused_is_offered_to_be_cut_out() -> None:
+    """Of x -> Tanh -> Det -> Relu -> Unique, the part that ends at Tanh."""
+    kinds = (("Tanh", "a"), ("Det", "b"), ("Relu", "c"), ("Unique", "y"))
+    helper = onnx.helper
+    made = [helper.make_node(kind, [before], [name]) for (kind, name), before in zip(kinds, "xabc", strict=True)]
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in "xy")
+    model = helper.make_model(helper.make_graph(made, "g", [x], [y]), opset_imports=[helper.make_opsetid("", 17)])
+    with pytest.raises(ConfigError, match=r"extract_model\(path, 'part.onnx', \['x'\], \['a'\]\)") as caught:
+        rnn.from_onnx(model)
+    assert "Det" in str(caught.value) and "Unique" in str(caught.value)

@@ -170,3 +170,8 @@ def test_files_of_networks(tmp_path: Path) -> None:
         read_model("m.keras", given={"sr": 1}, shapes={})
     rnn.to_onnx(rnn.RNN(cells.gru, 3, 4).init(), tmp_path / "m.onnx")
     assert read_model(str(tmp_path / "m.onnx")).cell is cells.gru
+
+
+def test_a_module_is_no_cell() -> None:
+    with pytest.raises(ConfigError, match=r"compiled already[\s\S]*tvm-rnn inspect"):
+        find_cell("m.so")

@@ -138,6 +138,13 @@ def test_libm_is_called_for_float64_only(dtype: str, expected: set[str]) -> None
     assert not re.search(r"\bv?(round|rndscale)[ps][sd]|nearbyint", assembly)
 
 
+def test_sigmoid_near_one_rounds_once(rows: Any) -> None:
+    """What a gate near 1 keeps is multiplied in every step: 0.7 of a unit, 0.5 of which any rounding takes."""
+    x = np.random.default_rng(0).uniform(3.0, 20.0, N).astype(np.float32)
+    error = call(rows, "sigmoid_float32", x) - 1.0 / (1.0 + np.exp(-x.astype(np.float64)))
+    assert np.abs(error).max() <= 0.7 * np.spacing(np.float32(0.75))
+
+
 def test_sigmoid_and_tanh_reach_their_ends_exactly(rows: Any) -> None:
     ends = np.full(N, np.inf, np.float32)
     assert (call(rows, "tanh_float32", ends) == 1).all() and (call(rows, "tanh_float32", -ends) == -1).all()

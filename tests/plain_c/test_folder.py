@@ -11,7 +11,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import cortex_m
 import numpy as np
 import pytest
 from networks import arguments, constants, network
@@ -19,6 +18,7 @@ from plain_programs import HOST, STRICT, built, results
 
 import tvm_rnn as rnn
 from tvm_rnn import cells
+from tvm_rnn.bench.peers import cortex_m
 from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.plain_c.fixed_point import quantised
 
@@ -139,7 +139,7 @@ int main(void) {
         (lambda: rnn.RNN(rnn.cells.lstm, 2, 3).init(0), {"bits": 7, "samples": 0}, "8 or 16"),
         (lambda: rnn.RNN(rnn.cells.lstm, 2, 3).init(0), {"bits": 8, "samples": np.zeros((4, 1, 5))}, r"\[T, B, 2\]"),
         (lambda: rnn.RNN(rnn.cells.lstm, 2, 3).init(0), {"bits": 8, "samples": np.full((4, 1, 2), np.nan)}, "finite"),
-        (lambda: rnn.RNN(rnn.cells.lstm, 2, 3).init(0), {"bits": 8, "samples": {"z": 0}}, "samples do not fit"),
+        (lambda: rnn.RNN(rnn.cells.lstm, 2, 3).init(0), {"bits": 8, "samples": {"z": 0}}, "--samples NAME=FILE"),
         (lambda: rnn.RNN(rnn.cells.lstm, 2, 3).init(0), {"name": "while"}, "not a name in C"),
         (lambda: "lstm", {}, "write_c needs an RNN"),
     ],

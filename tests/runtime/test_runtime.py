@@ -399,6 +399,13 @@ def test_modules_for_inference_cannot_train(make: Make) -> None:
         make().max_bytes = 3
 
 
+@pytest.mark.parametrize("name", ["to_torch", "to_jax"])
+def test_layers_are_made_of_networks(make: Make, name: str) -> None:
+    assert not hasattr(make(), name)
+    with pytest.raises(AttributeError, match=rf"Module has no {name}[\s\S]*tvm_rnn.{name}\(net\)"):
+        getattr(make(), name)
+
+
 def test_steps_have_the_same_checks(make: Make) -> None:
     for wrong in (X, X[0, 0], X[0].astype("f8"), X[0].tolist()):
         with pytest.raises(InputError):

@@ -338,3 +338,20 @@ print(*(name for name in ("tvm", "torch._dynamo") if name in sys.modules))
     for _ in range(2):
         found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     assert not found.stdout.split()
+
+
+@pytest.mark.filterwarnings("ignore:torch's own operations ran:UserWarning", "ignore:torch's own code ran:UserWarning")
+def test_gradients_of_each_sample() -> None:
+    """By vmap of grad, for which torch's own layers raise an error: those of one sample after the other."""
+    layer, x = ours_of(torch.nn.GRU(X, H, batch_first=True, dtype=torch.float64)), torch.randn(B, T, X).double()
+
+    def loss(weights: Any, row: Any) -> Any:
+        return torch.func.functional_call(layer, weights, (row[None],))[0].square().sum()
+
+    weights = {name: value.detach() for name, value in layer.named_parameters()}
+    found = torch.func.vmap(torch.func.grad(loss), (None, 0))(weights, x)
+    for n, row in enumerate(x):
+        given = {name: value.clone().requires_grad_() for name, value in weights.items()}
+        expected = torch.autograd.grad(loss(given, row), [*given.values()])
+        for (name, of_each), wanted in zip(found.items(), expected, strict=True):
+            assert torch.allclose(of_each[n], wanted, rtol=1e-9, atol=1e-12), name

@@ -168,6 +168,18 @@ def test_weights_go_back_to_the_net_and_into_files(layer: Any, tmp_path: Any) ->
     assert_close(rnn.load(tmp_path / "m.so")(x)[0], expected, "float64", T)
 
 
+def test_tensors_of_another_dtype_or_without_memory(layer: Any) -> None:
+    x = torch.zeros(T, B, X, dtype=torch.float64)
+    with pytest.raises(InputError, match=r"does not run there[\s\S]*got: +meta[\s\S]*x\.to\('cpu'\)"):
+        layer(x.to("meta"))
+    expected = r"does not fit this layer[\s\S]*got: +torch\.bfloat16 on cpu[\s\S]*layer\.to\(torch\.float64\)"
+    with pytest.raises(WeightError, match=expected):
+        copy.deepcopy(layer).bfloat16()(x)
+    with pytest.raises(WeightError, match=r"got: +torch\.float64 on meta[\s\S]*to_empty[\s\S]*load_state_dict"):
+        copy.deepcopy(layer).to("meta")(x)
+    assert torch.isfinite(copy.deepcopy(layer).float().double()(x)[0]).all()
+
+
 def test_refused(layer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     net = network("lstm", X, H)
     with pytest.raises(ConfigError, match="to_torch needs an RNN"):

@@ -446,8 +446,8 @@ def runs() -> Iterator[str]:
         yield f"[{path.name}](records/{path.name}).\n"
         if facts["command"]:
             yield f"```console\n$ {facts['command']}\n```\n"
-        count = len(one.lines) or len(stored_records.compiled(path))
-        yield folded(f"{count} {'points' if count > 1 else 'point'}", _table(one) if one.lines else _compiled(path))
+        count = len(one.lines) or len(stored_records.others(path))
+        yield folded(f"{count} {'points' if count > 1 else 'point'}", _table(one) if one.lines else _others(path))
 
 
 def folded(words: str, table: str) -> str:
@@ -458,11 +458,14 @@ def folded(words: str, table: str) -> str:
     )
 
 
-def _compiled(path: Path) -> str:
-    """CPU seconds of compiling, the slowest network first."""
-    lines = ["| network | inference, CPU s | training, CPU s |", "|---|---:|---:|"]
-    for own in stored_records.compiled(path):
-        lines.append(f"| {own['network']} | {own['inference']:.2f} | {own['training']:.2f} |")
+def _others(path: Path) -> str:
+    """Of a file without points: a line for each record."""
+    found = stored_records.others(path)
+    fields = stored_records.OTHERS[found[0]["kind"]]
+    lines = [f"| {' | '.join(heading for heading, _ in fields.values())} |"]
+    lines.append("|" + "".join("---:|" if form else "---|" for _, form in fields.values()))
+    for own in found:
+        lines.append(f"| {' | '.join(format(own[name], form) for name, (_, form) in fields.items())} |")
     return "\n".join(lines)
 
 

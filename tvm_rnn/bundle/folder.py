@@ -6,6 +6,7 @@ In: a Module for a CPU with weights, from `Module.export`. Out: a folder, whole 
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -45,12 +46,21 @@ need.
 {example}
 ```
 
-or, with CMake, `cmake -B build && cmake --build build`. Files of numbers are raw {kind}s in the machine's byte order,
-as `numpy.ndarray.tofile` writes them.
+or, with CMake:
+
+```bash
+{cmake}
+```
+
+Files of numbers are raw {kind}s in the machine's byte order, as `numpy.ndarray.tofile` writes them.
 """
+# Of another machine: programs are built here, and run there.
+THERE = """\
+# there, where this folder is taken
+{example}"""
 
 CMAKE = """\
-# Build the examples: cmake -B build && cmake --build build
+# Build the examples: {cmake}
 # In a project of your own: add_subdirectory(this folder), then target_link_libraries(your_program {name}::{name}).
 cmake_minimum_required(VERSION 3.10)
 project({name}_bundle C CXX)
@@ -210,17 +220,17 @@ def readme_text(facts: Facts, sources: Mapping[str, str]) -> str:
     network = facts.networks[0] if facts.networks else None
     given = [f" {x.name}.raw" for x in network.inputs] if network is not None else []
     inputs = examples.arguments(facts) if facts.manifest.model else "".join(given)
-    triple = _elsewhere(facts)
-    cc, cpp = for_people(find_compiler(triple)) if triple else ("cc", "c++")
+    cc, cpp = _commands(facts)
     compilers = {program: cpp if source.endswith(".cpp") else cc for program, source in sources.items()}
     build = [f"{cc} -O2 {sources[p]} -o {p} -L. -l{facts.name} -Wl,-rpath,'$ORIGIN'" for p, cc in compilers.items()]
-    loop = "./generate 20" + "".join(given[1:])
+    example = f"./example_c --time 1000{inputs}" if "example_c" in sources else "./generate 20" + "".join(given[1:])
     return README.format(
         name=facts.name,
         about="\n\n".join(map(markdown, about_lines(facts))),
         files="\n".join(f"| `{key}` | {text} |" for key, text in files.items()),
         build="\n".join(build),
-        example=f"./example_c --time 1000{inputs}" if "example_c" in sources else loop,
+        example=THERE.format(example=example) if _elsewhere(facts) else example,
+        cmake=_cmake(facts),
         kind="number" if facts.manifest.model or network is None else network.c_type,
     )
 
@@ -228,4 +238,16 @@ def readme_text(facts: Facts, sources: Mapping[str, str]) -> str:
 def cmake_text(facts: Facts, sources: Mapping[str, str]) -> str:
     """CMakeLists.txt."""
     programs = "".join(PROGRAM.format(name=facts.name, program=p, source=s) for p, s in sources.items())
-    return CMAKE.format(name=facts.name, programs=programs)
+    return CMAKE.format(name=facts.name, programs=programs, cmake=_cmake(facts))
+
+
+def _commands(facts: Facts) -> tuple[str, str]:
+    """The compilers of C and of C++ that build programs for its system, as people write them."""
+    triple = _elsewhere(facts)
+    return for_people(find_compiler(triple)) if triple else ("cc", "c++")
+
+
+def _cmake(facts: Facts) -> str:
+    """The command by which CMake builds its programs: CMake looks for this machine's compilers by itself."""
+    cc, cpp = map(shlex.quote, _commands(facts))
+    return f"{f'CC={cc} CXX={cpp} ' * bool(_elsewhere(facts))}cmake -B build && cmake --build build"

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tvm_rnn.cpu.c_compiler import compile_c, find_compiler, object_of, run
@@ -54,9 +54,9 @@ README = """\
 ```js
 import {{ open }} from "./{name}.js";
 const network = await open();
-const y = network.step([{numbers}]); // one step; y is overwritten by the next
-const all = network.run(new {kind}Array({many})); // 100 steps
-network.reset();
+{constants}const y = network.step({one}); // one step; y lasts until the next call
+const all = network.run({many}); // 100 steps
+network.reset({held});
 ```
 
 See the page: `python3 -m http.server`, then open `http://localhost:8000` (the microphone and AudioWorklets need
@@ -154,7 +154,6 @@ def texts_of(facts: Facts) -> Mapping[str, str]:
     """What the names between @ in the folder's texts stand for."""
     (network,) = facts.networks
     title = about_lines(facts)[0]
-    floats = "Float64Array" if network.c_type == "double" else "Float32Array"
     several = len(network.inputs) > 1
     names = [json.dumps(own.name) for own in network.manifest.inputs]
     axes = ["".join(f"[{n}]" for n in own.shape) for own in (network.manifest.inputs[0], network.manifest.output)]
@@ -166,7 +165,7 @@ def texts_of(facts: Facts) -> Mapping[str, str]:
         "FACTS": json.dumps(js_facts(facts), indent=2),
         "INPUTS": ", ".join(f"at[{i}].at" for i in range(len(network.inputs))),
         "STATES": "".join(f"states[{i}].at, " for i in range(len(network.states))),
-        "NUMBERS": floats,
+        "NUMBERS": _numbers(network),
         "INPUT_TYPES": "\n".join(f"  {name}: Given;" for name in names),
         "STATE_TYPES": "\n".join(f"  {json.dumps(own.name)}: Given;" for own in network.manifest.states),
         "STEP_TYPE": "Inputs" if several else "Given | Inputs",
@@ -245,11 +244,29 @@ def package_text(facts: Facts) -> str:
 def readme_text(facts: Facts) -> str:
     """README.md."""
     (network,) = facts.networks
-    size = network.inputs[0].per_row
+    m, numbers = network.manifest, _numbers(network)
+    own = [(said.name, array.per_row) for array, said in zip(network.inputs, m.inputs, strict=True)]
+    states = zip(network.states, m.states, strict=True)
+    copies = m.num_directions * m.num_layers
+    held = [(said.name, array.per_row // copies) for array, said in states if math.isnan(array.initial)]
+    constants = _given(held, numbers, is_named=True)
     return README.format(
         name=facts.name,
         about="\n\n".join(about_lines(facts)),
-        numbers=", ".join(["0.5", "-0.5", "0.25"][:size]) + (", ..." if size > 3 else ""),
-        kind="Float64" if network.c_type == "double" else "Float32",
-        many=100 * size,
+        constants=f"network.reset({constants}); // what each step reads besides\n" if held else "",
+        one=_given(own, numbers, is_named=len(own) > 1),
+        many=_given([(name, 100 * size) for name, size in own], numbers, is_named=len(own) > 1),
+        held=constants if held else "",
     )
+
+
+def _numbers(network: Network) -> str:
+    """The class of its arrays in JavaScript."""
+    return "Float64Array" if network.c_type == "double" else "Float32Array"
+
+
+def _given(arrays: Sequence[tuple[str, int]], kind: str, *, is_named: bool) -> str:
+    """Arrays of so many numbers, as an argument in JavaScript."""
+    values = [f"[{', '.join(['0.5'] * size)}]" if size < 4 else f"new {kind}({size}).fill(0.5)" for _, size in arrays]
+    named = [f"{name}: {value}" for (name, _), value in zip(arrays, values, strict=True)]
+    return f"{{ {', '.join(named)} }}" if is_named else values[0]

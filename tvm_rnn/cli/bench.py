@@ -19,11 +19,12 @@ from . import completion
 from .console import progress, show
 from .options import Jobs, Json, Rows, Steps, grouped
 
-MODELS, COMPILE = "models", "compile"
+MODELS, COMPILE, CORTEX_M = "models", "compile", "cortex-m"
 CPU_PEERS = "torch,onnxruntime,openvino,numpy"
 SUITE_HELP = (
-    "Measure a suite. On this CPU: cpu-grid, cpu-random, streaming, audio, browser, generate, fastrnns, deepbench, "
-    "zoo, ablation, linear, heads, models (whole ones, of packages) or compile (CPU seconds that compiling takes). "
+    "Measure a suite. On this CPU: cpu-grid, cpu-random, streaming, audio, browser, cortex-m (instructions in QEMU), "
+    "generate, fastrnns, deepbench, zoo, ablation, linear, heads, models (whole ones, of packages) or compile (CPU "
+    "seconds that compiling takes). "
     "With --build or --modules on a GPU: gpu-grid, any-batch, random, generate, images, spikes, blog, deepbench, "
     "flashrnn, heads, members, zoo, ablation or linear."
 )
@@ -38,7 +39,10 @@ ONLY_HELP = "Points by words of their names: h256,b16,b64,lstm,bf16. Words of on
 STREAM_HELP = (
     "One step a call, as a stream is served: percentiles of a call's time. Of models: C programs, on one thread."
 )
-PACKAGES_HELP = "The folder of the models suite's packages [where Python finds them]; of browser: node_modules."
+PACKAGES_HELP = (
+    "The folder of the models suite's packages [where Python finds them]; of browser: node_modules; of cortex-m: "
+    "CMSIS-NN's sources."
+)
 DEVICE_HELP = "Where the models suite is measured; on a GPU its torch models alone."
 RTNEURAL_HELP = "Sources of RTNeural, to be built and measured in the audio suite."
 MODULE_HELP = "A .so file of `compile`, for a CPU."
@@ -115,6 +119,8 @@ def bench(
 
     $ tvm-rnn bench --suite browser --packages node_modules --records browser.jsonl
 
+    $ tvm-rnn bench --suite cortex-m --packages CMSIS-NN --records cortex-m.jsonl
+
     $ tvm-rnn bench --suite models --packages DIR --threads 1 --records models.jsonl
 
     $ tvm-rnn bench --suite models --stream --only silero --packages DIR --records frames.jsonl
@@ -135,8 +141,8 @@ def bench(
         raise typer.BadParameter("give a MODULE to time on the CPU, or --suite to measure many networks")
     if suite.suite is not None and suite.build is not None and suite.modules is not None:
         raise typer.BadParameter("--build DIR compiles a suite, --modules DIR measures it: one after the other")
-    if suite.packages is not None and suite.suite not in (MODELS, "browser"):
-        raise typer.BadParameter("--packages DIR is for --suite models, or browser")
+    if suite.packages is not None and suite.suite not in (MODELS, "browser", CORTEX_M):
+        raise typer.BadParameter("--packages DIR is for --suite models, browser or cortex-m")
     if suite.device not in ("cpu", "cuda") or (suite.device != "cpu" and suite.suite != MODELS):
         raise typer.BadParameter("--device is cpu, or cuda for the torch models of --suite models")
     if suite.suite is not None:
@@ -147,6 +153,8 @@ def bench(
         _models(suite, timing, shown)
     elif suite.suite == COMPILE:
         _compile_times(suite, shown)
+    elif suite.suite == CORTEX_M:
+        _cortex_m(suite, shown)
     elif suite.build is not None:
         _build(suite, suite.build, shown)
     else:
@@ -216,6 +224,18 @@ def _compile_times(suite: SuiteOptions, shown: Shown) -> None:
     with progress(shown.as_json) as stage:
         found = compile_times.run(list(networks(suite.only)), options, shown.records, progress=stage)
     show(shown.as_json, found, *compile_times.table(found))
+
+
+def _cortex_m(suite: SuiteOptions, shown: Shown) -> None:
+    """Instructions of a step on a microcontroller, in an emulator."""
+    from tvm_rnn.bench.run import cortex_m_suite
+    from tvm_rnn.bench.suites import cpu, gpu
+    from tvm_rnn.plain_c.folder import write_c
+
+    points, packages = gpu.select(cpu.cortex_m(), suite.only), suite.packages
+    with progress(shown.as_json) as stage:
+        found = cortex_m_suite.run(points, write_c, shown.records, limit=suite.limit, packages=packages, progress=stage)
+    show(shown.as_json, found, cortex_m_suite.table(found))
 
 
 def _build(suite: SuiteOptions, folder: str, shown: Shown) -> None:

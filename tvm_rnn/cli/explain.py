@@ -30,7 +30,10 @@ class Question:
 
     steps: Annotated[int, typer.Option(min=1, help="Steps (T) of the work that is counted.")] = 100
     measure: Annotated[
-        bool, typer.Option("--measure", help="Compile it too: a GPU's registers; on CPUs, time it here.")
+        bool,
+        typer.Option(
+            "--measure", help="Compile it too: a GPU's registers, and times of a step's phases; on CPUs, time it here."
+        ),
     ] = False
     cell: Annotated[
         str | None, typer.Option(metavar="SPEC", help="Of a module: its cell, for pictures, if not the zoo's.")

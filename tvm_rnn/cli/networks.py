@@ -129,8 +129,11 @@ def check_outputs(outputs: Outputs, target: str, weights: bool) -> None:
     if all(path is None for path in paths.values()):
         do = "-o FILE, --bundle DIR, --web DIR, or several"
         raise ConfigError(message("compile: nothing to write", got="none of --output, --bundle and --web", do=do))
-    if outputs.web is not None and target != "wasm32":
+    is_web = (row := table_row(target)) is not None and not row.loads_code
+    if outputs.web is not None and not is_web:
         raise ConfigError(message("--web is for WebAssembly", got=f"--target {target}", do="--target wasm32"))
+    if outputs.bundle is not None and is_web:
+        raise ConfigError(message("--bundle is for systems that load code", got=f"--target {target}", do="--web DIR"))
     for option, path in paths.items():
         folder = os.path.dirname(os.path.abspath(path or ""))
         if not os.path.isdir(folder):

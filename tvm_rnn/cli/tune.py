@@ -75,6 +75,9 @@ def _here(asked: Tuning, plot: str | None, as_json: bool) -> None:
 
     from .networks import rnn_of
 
+    if asked.spec is not None and asked.spec.endswith(".so"):
+        do = "tune the network that it was made from, then compile that again: records are found by themselves"
+        raise ConfigError(message("tune: a module is compiled already", got=asked.spec, do=do))
     if asked.spec is None or asked.sizes.input_size is None:
         got = "no SPEC" if asked.spec is None else "no --input-size"
         raise ConfigError(

@@ -50,6 +50,7 @@ from .lower_group import Emitter, Used
 from .lower_layer import Context, Emit, Layer, Visit
 from .matrix_part import held
 from .second_thread import threads_for_call
+from .surroundings.levels import makes_levels
 from .walk_through_time import CHUNK, is_few
 from .weight_storage import Storages, bytes_on, storage_on
 from .workspace import Array, Workspace, each_element, row_stride, rows_in, strides_of
@@ -247,7 +248,7 @@ class Lowering:
     @property
     def _forms(self) -> dict[str, Callable[..., Expr]]:
         """Where states are rounded to 8 bits, sigmoid is ONNX Runtime's: a last bit of it may decide for a level."""
-        levels = any(node.op == "to_uint8" for layer in self.code for node in layer.graph.nodes())
+        levels = any(makes_levels(layer.graph.nodes()) for layer in self.code)
         return {"sigmoid": rational_sigmoid} if levels and self.net.dtype == "float32" else {}
 
     def _function(self, given: Given, users: Sequence[Buffer], body: Stmt) -> tirx.PrimFunc:

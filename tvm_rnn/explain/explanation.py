@@ -8,8 +8,9 @@ In: an RNN, a Model or a module, and a target, from users. Out: an `Explanation`
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,9 @@ from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.language.cell import Cell
 from tvm_rnn.network.model import Model, widened
 from tvm_rnn.network.rnn import RNN
+from tvm_rnn.options import asked, pass_names
 from tvm_rnn.runtime.runtime import Facts, Module, load, read_container
+from tvm_rnn.runtime.runtime_cuda import CudaModule
 
 from .facts import ExplanationFacts, MemoryFacts, NetworkFacts, PassFacts, TrainingFacts
 from .work import occupancies, work
@@ -113,7 +116,8 @@ def explain(
         max_bytes: of training: the budget to plan memory for, in bytes.
         without: names of passes to switch off.
         records: as for `compile`.
-        measure: compile the network, which tells a GPU's registers, and time what is for this CPU.
+        measure: compile the network, which tells a GPU's registers, and time what is for this CPU; on a GPU of this
+            machine the phases of a step too, by clocks in its persistent kernels.
         cell: of a module, whose file has no equations: the cell that it was made from, for pictures, where the zoo does
             not have it.
 
@@ -124,17 +128,17 @@ def explain(
         ConfigError, CellError, BuildError: as `compile` does.
         LoadError: the file of a module is bad.
     """
-    products: Products = {"precision": precision, "weights": weights, "without": tuple(without)}
+    products: Products = {"precision": precision, "weights": weights, "without": pass_names(without)}
     if isinstance(net_or_module, RNN | Model):
         from tvm_rnn.compiler.compile import compile
-        from tvm_rnn.options import asked
         from tvm_rnn.schedule import record_files
 
         tape: Tape = {"training": training, "keep": keep}
         machine, targets = record_files.machines(target, (), records, lambda line: None)
         source = _of_a_network(net_or_module, asked(machine, targets, batch=batch, **products, **tape))
         if measure:
-            source = source.compiled(compile(net_or_module, target, batch, records=records, **products, **tape))
+            compiled = partial(compile, net_or_module, target, batch, records=records, **products, **tape)
+            source = source.compiled(compiled()).clocked(compiled, steps)
     else:
         source = _of_a_module(net_or_module, bool(batch or training or any(products.values())), measure)
     plan_all = keep is None and isinstance(net_or_module, RNN)
@@ -163,6 +167,17 @@ class _Source:
         """With the manifest of the module, and what planning alone knows."""
         planned = {name: self.manifest[name] for name in ("working",) if name in self.manifest}
         return replace(self, manifest={**module.manifest, **planned}, module=module)
+
+    def clocked(self, compiled: Callable[[], Module], steps: int) -> _Source:
+        """With what clocks in persistent kernels say, where the module is for a GPU of this machine. compiled: compiles
+        the network again."""
+        if not isinstance(self.module, CudaModule) or not self.module._fits_here() or "decisions" not in self.manifest:
+            return self
+        from .phase_clocks import with_clocks
+
+        return replace(
+            self, manifest={**self.manifest, "decisions": with_clocks(self.manifest["decisions"], compiled, steps)}
+        )
 
     def explained(self, workload: _Workload, cell: Cell | None) -> Explanation:
         shared = {name: value for name, value in self.manifest.items() if name != "networks"}
@@ -202,6 +217,11 @@ def _of_a_module(source: Module | str | os.PathLike[str], options: bool, measure
     if options:
         do = "leave them out, or explain the network it was made from"
         raise ConfigError(message("a module says itself how it was compiled", got="options of compile", do=do))
+    from tvm_rnn.cells import ZOO
+
+    if isinstance(source, str) and source in ZOO and not os.path.exists(source):
+        do = f"give a network of it: RNN(cells.{source}, input_size, hidden_size)"
+        raise ConfigError(message("explain: a cell's name is no network", got=repr(source), do=do))
     if isinstance(source, str | os.PathLike):
         manifest: Facts = read_container(source)[0]
         module = load(source) if measure and manifest["target"]["kind"] == "llvm" else None

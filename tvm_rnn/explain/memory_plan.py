@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tvm_rnn.dtypes import precision_name
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.module_file.schema import plain
-from tvm_rnn.options import Options
+from tvm_rnn.options import Options, pass_names
 from tvm_rnn.passes import keep_choice
 from tvm_rnn.runtime.runtime_cuda_training import sizes_of as sizes_on_gpu
 from tvm_rnn.runtime.runtime_memory import MemoryPlan, Sizes, check_budget, fastest, plan_of, smallest, table
@@ -115,7 +115,7 @@ def plan_memory(
     if keep is not None:
         keep_choice.check(keep, net.dtype, machine.kind)
     kinds = [keep] if keep else keep_choice.names(net.dtype, machine.kind)
-    options = Options(machine, (batch,), tuple(without), precision_name(net.dtype, precision))
+    options = Options(machine, (batch,), pass_names(without), precision_name(net.dtype, precision))
     budget = check_budget(max_bytes)
     found = {kind: facts_of(net, options, kind) for kind in kinds}
     return plans_of({kind: sizes_of(facts, steps, batch) for kind, facts in found.items()}, budget)

@@ -97,7 +97,7 @@ def _advice(steps: GraphSteps, problems: Sequence[str]) -> str:
     ends = [name for name in given if name and not steps.is_constant(name)], [] if found is None else [*found.output]
     if not all(ends):
         inputs, read = [own.name for own in steps.inputs], [name for node in refused for name in _read_by(node)]
-        outside = {name for name in read if name and not steps.is_constant(name)} - {*inputs}
+        outside = {name for name in read if name and not steps.is_constant(name)} - {*inputs} - _behind(steps, refused)
         ends = inputs, [name for name in dict.fromkeys(read) if name in outside & {*_made(steps)}]
     part = ", ".join(str([name for name in own if name]) for own in ends) if all(ends) else "[inputs], [outputs]"
     cut = f"cut out what can be: onnx.utils.extract_model(path, 'part.onnx', {part})"
@@ -107,6 +107,15 @@ def _advice(steps: GraphSteps, problems: Sequence[str]) -> str:
 def _lost(steps: GraphSteps, node: NodeProto) -> set[str]:
     """What onnx's function leaves out of a part: values of the model that a node's body alone reads."""
     return {name for name in _read_by(node) if steps.known(name)} - {*node.input}
+
+
+def _behind(steps: GraphSteps, refused: Sequence[NodeProto]) -> set[str]:
+    """The values that need one of these nodes."""
+    found = set[str]()
+    for node in steps.graph.node:
+        if node in refused or not found.isdisjoint(_read_by(node)):
+            found.update(node.output)
+    return found
 
 
 def _made(steps: GraphSteps) -> list[str]:

@@ -34,6 +34,9 @@ def find_cell(spec: str) -> Cell:
     if is_model(spec):
         do = "`tvm-rnn compile`, `show` and `inspect` take networks"
         raise ConfigError(message("this is a network, not a cell", got=repr(spec), expected=EXPECTED, do=do))
+    if spec.endswith(".so"):
+        do = "name what it was made from; `tvm-rnn inspect` says what that is"
+        raise ConfigError(message("this module is compiled already", got=repr(spec), expected=EXPECTED, do=do))
     if path.endswith(".py"):
         return _cell_of(_run(path), path, name)
     if spec not in cells.ZOO:

@@ -429,24 +429,31 @@ def _log_float32(x: Expr) -> Expr:
 
 @_row
 def sigmoid(x: Expr) -> Expr:
-    """1 / (1 + exp(-x)), exactly 0 at -inf: 0 times inf must stay NaN where it is used as a gate.
+    """q = 1 / (1 + exp(|x|)), or 1 - q where x is not negative. Exactly 0 at -inf: 0 times inf must stay NaN where it
+    is used as a gate.
 
-    In float32 exp(-x) is infinite below -88.4, where its scale 2**128 is, and 0 above 87.7, where the scale is.
+    In float32 the exponential is infinite from 88.4 on, where its scale 2**128 is. Near 1 only the subtraction rounds,
+    by half a unit: a state that such a gate multiplies in every step adds up its errors.
     """
     if _dtype(x) != "float32":
         return div(const(1.0, x), const(1.0, x) + _call("exp", neg(x)))
+    one, zero = const(1.0, x), const(0.0, x)
 
     def scaled(f: Expr, bits: Expr) -> Expr:
         scale = _tir().reinterpret("float32", bits << _tir().const(MANTISSA, "int32"))
-        return div(const(1.0, f), _horner(f, SIGMOID_P) * scale + const(1.0, f))
+        return div(one, _horner(f, SIGMOID_P) * scale + one)
 
-    def rest(x: Expr, n: Expr, bits: Expr) -> Expr:
-        return let(n * const(-LN2_LOW, x) + (n * const(-LN2_HIGH, x) - x), lambda f: scaled(f, bits))
+    def rest(size: Expr, n: Expr, bits: Expr) -> Expr:
+        return let(n * const(-LN2_LOW, x) + (n * const(-LN2_HIGH, x) + size), lambda f: scaled(f, bits))
 
-    def bounded(x: Expr) -> Expr:
-        return _nearest(x * const(-1.0 / math.log(2.0), x), functools.partial(rest, x), NEAREST + BIAS)
+    def below_half(size: Expr) -> Expr:
+        return _nearest(size * const(1.0 / math.log(2.0), x), functools.partial(rest, size), NEAREST + BIAS)
 
-    return let(_clamp(x, -89.0, 88.0), bounded)
+    def body(x: Expr) -> Expr:
+        size = _tir().Min(const(89.0, x), _tir().abs(x))
+        return let(let(size, below_half), lambda q: where(less(x, zero), q, one - q))
+
+    return let(x, body)
 
 
 def rational_sigmoid(x: Expr) -> Expr:

@@ -304,6 +304,8 @@ class Cell:
     def _advice_on_states(self, more: int) -> str:
         """What to do where `more` values than expected are returned."""
         inputs = [a.name for a in self.inputs[1 : 1 + max(more, 0)]]
+        if not inputs and more > 0:
+            return 'return the new states alone; what a layer gives is named: @rnn.cell(output="NAME")'
         if not inputs:
             return "return every state, computed from the arguments"
         states = " ".join([*(s.name for s in self.states), *inputs])

@@ -118,7 +118,8 @@ static void {name}(const {w} *w, const int32_t *m, const int16_t *x, int rows, i
   }}
 }}"""
 # Arm's instructions that multiply two pairs of 16 bits and add: weights of 8 bits lie so that a word has two columns of
-# two rows, and one instruction makes a pair of 16 bits of it. __smlad of arm_acle.h, Arm's C Language Extensions.
+# two rows, and one instruction makes a pair of 16 bits of it. __smlad of arm_acle.h, Arm's C Language Extensions. gcc
+# does not turn the bytes in the instruction that widens them, clang does.
 TWO = """\
 #if defined(__ARM_FEATURE_DSP) && !defined(__ARM_BIG_ENDIAN)
 #define TWO_AT_ONCE
@@ -129,6 +130,16 @@ static inline int32_t two(const void *at) {{
   memcpy(&v, at, sizeof v);
   return v;
 }}
+static inline int32_t even(int32_t bytes) {{ return __sxtb16(bytes); }}
+static inline int32_t odd(int32_t bytes) {{
+#if defined(__GNUC__) && !defined(__clang__)
+  int32_t v;
+  __asm__("sxtb16 %0, %1, ror #8" : "=r"(v) : "r"(bytes));
+  return v;
+#else
+  return __sxtb16((int32_t)((uint32_t)bytes >> 8 | (uint32_t)bytes << 24));
+#endif
+}}
 #endif""".replace("{{", "{").replace("}}", "}")
 
 
@@ -138,9 +149,8 @@ def _product(bits: int, wide: bool) -> str:
     pairs, single = [], []
     if bits == 8:
         for i in (0, 2):
-            pairs.append(f"const uint32_t w{i} = (uint32_t)two(row + {i} * columns + 2 * k);")
-            halves = (f"w{i}", f"w{i} >> 8 | w{i} << 24")
-            pairs += [f"s{i + n} = {add}(v, __sxtb16((int32_t)({half})), s{i + n});" for n, half in enumerate(halves)]
+            pairs.append(f"const int32_t w{i} = two(row + {i} * columns + 2 * k);")
+            pairs += [f"s{i + n} = {add}(v, {half}(w{i}), s{i + n});" for n, half in enumerate(("even", "odd"))]
             single += [f"s{i + n} += row[{i} * columns + 2 * k + {n}] * v;" for n in (0, 1)]
     else:
         pairs = [f"s{i} = {add}(v, two(row + {i} * columns + k), s{i});" for i in range(BLOCK)]

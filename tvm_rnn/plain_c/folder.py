@@ -109,7 +109,8 @@ def _samples(net: RNN, given: object) -> dict[str, np.ndarray]:
     names, constants = list(net.input_shapes), net.constant_shapes
     arrays = dict(given) if isinstance(given, Mapping) else {names[0]: given}
     if {*arrays} != {*names, *constants}:
-        raise InputError(message("write_c: samples do not fit", got=[*arrays], expected=[*names, *constants]))
+        do = "samples={name: array, ...}; in the shell --samples NAME=FILE for each"
+        raise InputError(message("write_c: samples do not fit", got=[*arrays], expected=[*names, *constants], do=do))
     found, lead = {}, None
     for name, shape in {**net.input_shapes, **constants}.items():
         value = _numbers(name, arrays[name])
@@ -175,7 +176,9 @@ def _check(net: object, bits: int | None, samples: object) -> None:
     if bits not in (None, 8, 16):
         raise ConfigError(message("write_c: bits of weights in fixed point", got=repr(bits), expected="8 or 16"))
     if (bits is None) != (samples is None):
-        got, do = ("bits alone", "give samples=x") if samples is None else ("samples alone", "give bits=8 too")
+        got, do = ("samples alone", "give bits=8, --bits 8")
+        if samples is None:
+            got, do = "bits alone", "give samples=x, --samples x.npy"
         raise ConfigError(message("write_c: fixed point needs bits and samples", got=got, do=do))
 
 

@@ -563,7 +563,8 @@ def _beside(like: Array, value: np.ndarray | list[np.ndarray]) -> Array:
     """A state as tensors of torch where `like` is one, at its place; else as it is."""
     if not hasattr(like, "new_tensor"):
         return value
-    return [like.new_tensor(part) for part in value] if isinstance(value, list) else like.new_tensor(value)
+    as_tensor = functools.partial(sys.modules["torch"].as_tensor, dtype=like.dtype, device=like.device)
+    return [as_tensor(part) for part in value] if isinstance(value, list) else as_tensor(value)
 
 
 @functools.cache
@@ -665,8 +666,14 @@ class Module:
         what, do = f"{type(self).__name__} cannot train", "rnn.compile(net, ..., training=True)"
         raise _error(AttributeError, what, "a module for inference", "one for training", do)
 
+    def _of_a_network(self, function: str) -> NoReturn:
+        what, do = f"{type(self).__name__} has no {function}", f"tvm_rnn.{function}(net)"
+        raise _error(AttributeError, what, "a module", "the network that it is made from", do)
+
     if not TYPE_CHECKING:  # what Trainable has
         forward_train = backward = plan_memory = memory_sizes = max_bytes = property(_untrained, _untrained)
+        to_torch = property(lambda self: self._of_a_network("to_torch"))
+        to_jax = property(lambda self: self._of_a_network("to_jax"))
 
     def __deepcopy__(self, memo: object) -> Module:
         """A module with weights and settings of its own, and the same code, which this one's file has."""

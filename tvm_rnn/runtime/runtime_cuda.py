@@ -239,12 +239,20 @@ class CudaModule(CallersThread, Module):
         self.watchdog_seconds: float | None = float(seconds) if seconds else None
         self._begin(arrays)
         self._draws = bool(m.get("draws"))
-        ask = self._library.get_function(f"capability_{self._first}")
-        found = [int(ask(i)) for i in range(self._library.get_function(f"devices_{self._first}")())]
-        if not anywhere and not any(fits(v.arch, capability) for v in m.variants for capability in found):
+        if not anywhere and not self._fits_here():
+            found = self._capabilities()
             raise _wrong_gpu(self, "compute capability " + ", ".join(f"{c / 10}" for c in found) if found else "")
         if arrays or not self._weight_shapes:
             self._use_weights(arrays)
+
+    def _capabilities(self) -> list[int]:
+        """Of the GPUs of this machine."""
+        ask = self._library.get_function(f"capability_{self._first}")
+        return [int(ask(i)) for i in range(self._library.get_function(f"devices_{self._first}")())]
+
+    def _fits_here(self) -> bool:
+        """Whether a GPU of this machine can run it."""
+        return any(fits(v.arch, capability) for v in self.manifest.variants for capability in self._capabilities())
 
     def _use_weights(self, weights: dict[str, np.ndarray]) -> None:
         super()._use_weights(weights)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tvm_rnn.errors import ConfigError, InputError, message
+from tvm_rnn.errors import ConfigError, InputError, WeightError, message
 from tvm_rnn.frontends.torch import form_of, state_arrays
 from tvm_rnn.frontends.torch_names import Form
 from tvm_rnn.network.layer import weight_name
@@ -31,6 +31,7 @@ from .mapped import Mapped, mapped_steps, served
 from .second import Point, Second, second_of
 from .warn import warn
 
+PLACES = ("cpu", "cuda")  # where compiled code runs
 State = Mapping[str, Tensor | list[Tensor]]
 
 
@@ -308,11 +309,17 @@ def looked_into(tensors: Iterable[Tensor]) -> str:
 
 
 def _looked_into(given: Sequence[Tensor], weights: Iterable[Tensor]) -> str:
-    """As `looked_into`; raises InputError for what is no tensor."""
+    """As `looked_into`; raises InputError for what is no tensor, or lies where no compiled code runs."""
     if not all(isinstance(value, torch.Tensor) for value in given):
         kinds = [*dict.fromkeys(type(value).__name__ for value in given)]
         do = runtime.PACKED if "PackedSequence" in kinds else "torch.from_numpy(x), or layer.compiled()(x)"
         raise InputError(message("this layer takes tensors", got=", ".join(kinds), expected="torch.Tensor", do=do))
+    elsewhere = next((value.device for value in given if value.device.type not in PLACES), None)
+    if elsewhere is not None:
+        do = "x.to('cpu'); torch.compile and torch.export need no memory for shapes"
+        raise InputError(
+            message("compiled code does not run there", got=elsewhere, expected=" or ".join(PLACES), do=do)
+        )
     return looked_into((*given, *weights))
 
 
@@ -355,9 +362,13 @@ def drawn_seed(x: Tensor | None = None, in_graph: bool = False) -> int | Tensor:
 
 
 def _moved(module: Compiled, device: torch.device, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights on a GPU, dense, in the dtype that the module reads: for 16-bit networks float32."""
-    kind = torch.float64 if str(module.manifest.dtype) == "float64" else torch.float32
-    return {name: tensor.to(device, kind).contiguous() for name, tensor in weights.items()}
+    """The weights on a GPU, dense, in the dtype that the module reads."""
+    return {name: tensor.to(device, _held(module)).contiguous() for name, tensor in weights.items()}
+
+
+def _held(module: Compiled) -> torch.dtype:
+    """The dtype of a module's weights: for 16-bit networks float32."""
+    return torch.float64 if str(module.manifest.dtype) == "float64" else torch.float32
 
 
 def present(module: Compiled, found: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -366,6 +377,13 @@ def present(module: Compiled, found: Mapping[str, Tensor]) -> Mapping[str, Tenso
 
 
 def _present(module: Compiled, found: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    expected = _held(module)
+    wrong = next((name for name, tensor in found.items() if tensor.dtype is not expected or tensor.is_meta), None)
+    if wrong is not None:
+        got = f"{found[wrong].dtype} on {found[wrong].device}"
+        do = f"layer.to({expected}); a layer of another dtype is made of one: rnn.RNN(..., dtype='float16')"
+        do = "layer.to_empty(device='cpu'), then layer.load_state_dict(...)" if found[wrong].is_meta else do
+        raise WeightError(message(f"weight {wrong} does not fit this layer", got=got, expected=expected, do=do))
     arrays, held = {name: array_of(name, tensor) for name, tensor in found.items()}, module.weights
     if not all(n in held and a.dtype == held[n].dtype and np.array_equal(a, held[n]) for n, a in arrays.items()):
         module.load_weights(arrays)
@@ -434,11 +452,28 @@ class TorchLayer(torch.nn.Module):
         **inputs: Tensor,
     ) -> tuple[Tensor, dict[str, Tensor | list[Tensor]]]:
         """forward() of tensors [T, B, ...]."""
-        module = self._module
+        more: dict[str, Any] = {"lengths": lengths, "reset": reset, "seed": seed, "first_step": first_step}
         in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()  # asked here: Dynamo compiles what is called
-        if in_graph and unserved(self._code, self._code.ordered(x, inputs)[0], self.max_bytes):
-            more = {"lengths": lengths, "reset": reset, "seed": seed, "first_step": first_step}
-            return self._outside(x, state, **more, **inputs)
+        if in_graph and not unserved(self._code, self._code.ordered(x, inputs)[0], self.max_bytes):
+            return self._steps(True, x, state, **more, **inputs)
+        # Where Dynamo gives a frame up it compiles what that calls.
+        apart = in_graph or "torch._dynamo" in sys.modules
+        return (self._outside if apart else self._steps)(False, x, state, **more, **inputs)
+
+    def _steps(
+        self,
+        in_graph: bool,
+        x: object,
+        state: State | None,
+        *,
+        lengths: object,
+        reset: object,
+        seed: int | None,
+        first_step: int,
+        **inputs: Tensor,
+    ) -> tuple[Tensor, dict[str, Tensor | list[Tensor]]]:
+        """The same, as nodes of a graph or at once."""
+        module = self._module
         if module._held:
             x, state, inputs = module.hold(x, state, inputs, reset)
         values = self._code.ordered(x, inputs) if in_graph else module._name_inputs(x, inputs)
@@ -489,8 +524,8 @@ class TorchLayer(torch.nn.Module):
 
     @torch._disable_dynamo  # as torch.compiler.disable, which would import Dynamo now
     def _outside(self, *given: Any, **named: Any) -> tuple[Tensor, dict[str, Tensor | list[Tensor]]]:
-        """`_all_steps`, not in a graph of torch.compile's."""
-        return TorchLayer._all_steps(self, *given, **named)
+        """`_steps`, into which Dynamo does not look."""
+        return TorchLayer._steps(self, *given, **named)
 
     def weights(self) -> dict[str, Tensor]:
         """The net's weights, {name: tensor}, made of the parameters: what `net.load` takes."""

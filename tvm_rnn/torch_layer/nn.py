@@ -78,6 +78,15 @@ class Own:
     lock: threading.RLock = field(default_factory=threading.RLock)
 
 
+def _batched(tensor: Tensor) -> bool:
+    """Whether torch.func.vmap has a batch of it, also where another transform of torch.func is around that."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        if torch._C._functorch.is_batchedtensor(tensor):
+            return True
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return False
+
+
 _own = weakref.WeakKeyDictionary[torch.nn.Module, Own]()  # not attributes: copies and pickles are torch's
 
 
@@ -99,7 +108,7 @@ class DropIn(torch.nn.RNNBase):
         made: Made | str = _made(self, values, given) if why is None else why
         if why == "torch.func" and (mapped := _mapped(self, values, given, input.batch_sizes if packed else None)):
             made = mapped
-        elif why and any(map(torch._C._functorch.is_batchedtensor, (values, *given, *self._flat_weights))):
+        elif why and any(map(_batched, (values, *given, *self._flat_weights))):
             made = _equations(self, values)  # of torch's own code there are no rules for batches of layers
             _tell(self, why)
         if isinstance(made, str):

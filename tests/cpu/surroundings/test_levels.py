@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import tvm
 import tvm_ffi
 from tvm import tirx
 
-from tvm_rnn.cpu.surroundings.levels import has_levels, rounded_as_kept
+from tvm_rnn.cpu.surroundings.levels import has_levels, makes_levels, rounded_as_kept
+from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Expr, Stmt
 from tvm_rnn.tir.index import int64
 
@@ -29,6 +31,12 @@ def test_levels_are_found() -> None:
     rounding = tirx.BufferStore(byte, tirx.Cast("uint8", tirx.round(X)), [int64(0)])
     assert has_levels([stored(X), rounding])
     assert not has_levels([stored(X + Y)])
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("to_int8", True), ("to_uint8", True), ("tanh", False)])
+def test_levels_of_a_cell_are_found(kind: str, expected: bool) -> None:
+    x = Node("input", shape=(4,), name="x")
+    assert makes_levels([x, Node(kind, (x,), shape=(4,))]) == expected
 
 
 def test_products_in_sums_are_rounded_and_sums_over_an_axis_stay() -> None:

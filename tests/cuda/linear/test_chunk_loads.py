@@ -11,7 +11,7 @@ from tvm_rnn.cuda.linear.recurrence import AFTER, BEFORE, DECAYED
 
 
 @pytest.mark.broad_after(1)
-@pytest.mark.parametrize(("keys", "values", "spare"), [(20, 24, 4), (16, 36, 2), (33, 17, 1), (24, 40, 8)])
+@pytest.mark.parametrize(("keys", "values", "spare"), [(20, 24, 4), (16, 36, 2), (33, 17, 1), (64, 40, 8)])
 def test_any_size(keys: int, values: int, spare: int) -> None:
     own = recurrence(2, keys, values, erase=DECAYED, spare=spare)
     assert chunk_error(Steps(own, 35, 1), ChunkTile(chunk=32, warps=2)) < 1

@@ -183,7 +183,9 @@ def test_kernels_without_and_with_masks() -> None:
     plain, masked = regime.kernels
     assert [p for p, _ in masked.pointers] == [*(p for p, _ in plain.pointers), "lengths", "reset"]
     assert [s for s, _ in masked.scalars][: len(plain.scalars)] == [s for s, _ in plain.scalars]
-    assert plain.cluster == regime.geometry.ctas and not plain.resident and plain.threads == regime.geometry.threads
+    assert (
+        plain.cluster == regime.geometry.ctas and not plain.resident and plain.threads == regime.geometry.block_threads
+    )
 
 
 @pytest.mark.broad

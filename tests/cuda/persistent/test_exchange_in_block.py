@@ -9,7 +9,7 @@ from persistent_layers import geometry_of, layout_of, step, unit_of
 
 from tvm_rnn.cuda.model.choose_geometry import geometry_of as chosen
 from tvm_rnn.cuda.model.persistent_step_time import exchange_us
-from tvm_rnn.cuda.persistent.exchange import CLUSTER
+from tvm_rnn.cuda.persistent.exchange import CLUSTER, CLUSTER_ALONE
 from tvm_rnn.cuda.persistent.exchange_in_block import BLOCK
 from tvm_rnn.cuda.persistent.kernel import kernel
 from tvm_rnn.schedule.schedule_template import templates
@@ -26,7 +26,7 @@ def test_one_block_alone_exchanges_values_without_messages() -> None:
     unit, knobs = unit_of("lstm", 32, "bfloat16", 8), {"ctas": 1, "warps_n": 1, "warps_k": 1, **SHAPE}
     of = templates()["persistent_cluster_cuda"]
     assert chosen(of, unit, knobs).exchange is BLOCK
-    assert chosen(of, unit, {**knobs, "ctas": 2}).exchange is CLUSTER
+    assert chosen(of, unit, {**knobs, "ctas": 2}).exchange is CLUSTER_ALONE
     assert chosen(of, replace(unit, layers=2), knobs).exchange is CLUSTER  # a wave's rows come through memory
 
 
@@ -38,14 +38,18 @@ def test_it_stages_nothing_and_waits_less() -> None:
 
 @pytest.mark.parametrize(("cell", "each"), [("lstm", 1), ("gru_reset_before", 2)])
 def test_a_barrier_for_each_value_that_products_wait_for(cell: str, each: int) -> None:
-    """Of two steps, and two before them: behind zeros, and behind the first state."""
-    assert kernel_text(cell).count("cta_sync") == 2 * each + 2
+    """Of two steps, and two before them: behind zeros, and behind the first state. At the first of each step, and once
+    before all, the warps that copy are there too."""
+    text, of_block = kernel_text(cell), 1 + 2
+    assert text.count("ptx.bar(") == 2 * each + 2 + 1 - of_block
+    assert text.count("cta_sync") == of_block + 2  # of the warps that copy: before all, and in the loop
 
 
 def test_a_warp_alone_needs_no_barrier_of_the_block() -> None:
     geometry = geometry_of(step("lstm", 8), "bfloat16", "block", rows=8, register_words=160)
     text = kernel("k", geometry, layout_of("lstm", 8)).func.script()
-    assert geometry.warps == 1 and text.count("cta_sync") == 1 and "warp_sync" in text
+    assert geometry.warps == geometry.copy_warps == 1 and "warp_sync" in text
+    assert "ptx.bar(" not in text  # all meet where the warp that copies does, no more
 
 
 @pytest.mark.parametrize(("units", "dearer"), [(128, True), (64, False)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -71,7 +72,7 @@ def test_names_of_kernels_are_beside_the_roof_and_not_cut() -> None:
     kinds = [row["kind"] for row in points["data"]["values"]]
     assert sorted(kinds) == ["a kernel: a bound, not measured"] * 2 + ["all of it, predicted"]
     assert sum(len(layer["data"]["values"]) for layer in names) == len(kinds)
-    assert [layer["mark"]["dy"] for layer in names] == [15 + charts.LINE * number for number in range(len(names))]
+    assert all(layer["mark"]["dx"] == 8 and layer["mark"]["dy"] for layer in names)
     low, end = points["encoding"]["x"]["scale"]["domain"]
     for row in points["data"]["values"]:
         at = math.log(row["intensity"] / low) / math.log(end / low) * charts.WIDTH
@@ -117,3 +118,18 @@ def test_files_that_hold_nothing_of_the_kind(tmp_path: Path) -> None:
             read(empty)
         with pytest.raises(ConfigError, match="cannot be read"):
             read(tmp_path / "missing")
+
+
+def test_names_on_a_roofline_lie_apart() -> None:
+    rng = random.Random(0)
+    for _ in range(50):
+        count = rng.randint(1, 6)
+        places = [(rng.uniform(0, 400), rng.uniform(5, charts.HEIGHT)) for _ in range(count)]
+        names = ["x" * rng.randint(3, 30) for _ in range(count)]
+        boxes = [
+            (left, left + charts.LETTER * len(name), top + down)
+            for (left, top), name, down in zip(places, names, charts.label_shifts(places, names), strict=True)
+        ]
+        for n, (left, right, y) in enumerate(boxes):
+            assert y <= charts.HEIGHT - charts.LINE / 2
+            assert all(right < first or last < left or abs(y - at) >= charts.LINE for first, last, at in boxes[:n])

@@ -186,13 +186,17 @@ def _built(source: Path, weights: np.ndarray, *options: str, after: tuple[str, .
     return program
 
 
+def commit_of(root: Path) -> str:
+    """The commit of a clone; empty: it is none."""
+    command = ["git", "-C", str(root), "rev-parse", "--short=7", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False) if (root / ".git").exists() else None
+    return done.stdout.strip() if done is not None and not done.returncode else ""
+
+
 def _version(root: Path) -> str:
     """The commit of a clone, else what the sources say."""
-    command = ["git", "-C", str(root), "rev-parse", "--short=7", "HEAD"]
-    if (root / ".git").exists():
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if not done.returncode:
-            return done.stdout.strip()
+    if commit := commit_of(root):
+        return commit
     said = root / "CMakeLists.txt"
     found = re.search(r"project\(RTNeural VERSION ([\d.]+)", said.read_text()) if said.is_file() else None
     return found[1] if found else ""

@@ -89,6 +89,11 @@ def browser() -> list[Point]:
     return [Point(cell, n, n, 1, 1, DTYPE) for cell in ("lstm", "gru") for n in (16, 64, 128)]
 
 
+def cortex_m() -> list[Point]:
+    """One row, a step a call, as a microcontroller calls it: 60 steps."""
+    return [Point(cell, n, n, 60, 1, DTYPE) for cell in ("lstm", "gru") for n in (16, 32, 64)]
+
+
 def generate() -> list[Point]:
     """An LSTM that writes, token after token, of a small vocabulary and of a large one: the surest token, and a drawn
     one. Fewer steps where a token takes longer: seconds a call for the slowest peer."""
@@ -105,5 +110,8 @@ PEERS = {
     "generate": "torch,torch-compile",
 }  # of suites that other peers run than usual
 STREAMS = ("streaming",)  # timed call by call
-EVERY = (cpu_grid, cpu_random, fastrnns, deepbench, zoo, ablation, linear, heads, streaming, audio, browser, generate)
+EVERY = (
+    *(cpu_grid, cpu_random, fastrnns, deepbench, zoo, ablation, linear, heads),
+    *(streaming, audio, browser, cortex_m, generate),
+)
 SUITES: suites.Suites = {f.__name__.replace("_", "-"): f for f in EVERY}

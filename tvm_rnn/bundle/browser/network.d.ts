@@ -50,7 +50,7 @@ export declare class Network {
   /** Of a module that is compiled, at once: for AudioWorklets and workers, which may not wait. */
   static of(module: WebAssembly.Module, options?: Options): Network;
   readonly rows: number;
-  /** One step. x: [rows]@X_AXES@ numbers@OR_NAMED@. Gives [rows]@Y_AXES@, an array that the next call overwrites. */
+  /** One step. x: [rows]@X_AXES@ numbers@OR_NAMED@. Gives [rows]@Y_AXES@, an array that lasts until the next call. */
   step(x: @STEP_TYPE@): Numbers;
   /** All steps of x: [steps][rows]@X_AXES@, from where the states are. Gives [steps][rows]@Y_AXES@, in y if that is there. */
   run(x: @STEP_TYPE@, y?: Numbers): Numbers;

@@ -85,7 +85,7 @@ export class Network {
     this.#init();
   }
 
-  /** One step. x: [rows][...] numbers, or {name: numbers} of several inputs. The result is overwritten by the next. */
+  /** One step. x: [rows][...] numbers, or {name: numbers} of several inputs. The result lasts until the next call. */
   step(x) {
     this.#put(x, 1);
     return this.#call(1);

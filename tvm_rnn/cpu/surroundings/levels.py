@@ -13,13 +13,14 @@ Rewrite: x * y + z  -->  arithmetic.fence(x * y) + z
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import tvm
 import tvm_ffi
 from tvm import tirx
 
 from tvm_rnn.graph import scalar
+from tvm_rnn.graph.graph import Node
 from tvm_rnn.surroundings.nest import reads
 from tvm_rnn.tir.expr import Expr, Stmt
 
@@ -32,6 +33,11 @@ def has_levels(statements: Sequence[Stmt]) -> bool:
     for own in statements:
         tvm_ffi.structural_walk(own, (tirx.Cast, casts.append))
     return any(str(own.ty) in LEVELS for own in casts)
+
+
+def makes_levels(nodes: Iterable[Node]) -> bool:
+    """Whether one of a cell's operations does."""
+    return any(node.op in {f"to_{kind}" for kind in LEVELS} for node in nodes)
 
 
 def rounded_as_kept(statement: Stmt) -> Stmt:

@@ -11,10 +11,9 @@ from functools import cached_property
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
 from tvm_rnn.tir.expr import Expr
 
-from .chunk_tile import BLOCK, FEW, HALVES_PITCH, TRIANGLE_PITCH, ChunkTile
+from .chunk_tile import BLOCK, FEW, HALVES_PITCH, PAD, TRIANGLE_PITCH, ChunkTile, row_pitch
 from .recurrence import Recurrence
 
-PAD = 16  # bytes behind a row of shared memory: the next row begins in other banks
 MOST_SHARED = 227 * 1024  # bytes of a block
 MOST_APART = 2  # warps of states beside which others read: with four, each tensor core has one
 NUMBERS = 7  # of a step, at most, beside one for each read-out
@@ -97,11 +96,12 @@ class ChunkLayout:
 
     @property
     def key_pitch(self) -> int:
-        return 2 * self.keys + PAD
+        """Where each key decays by itself, rows are written again, element by element."""
+        return 2 * self.keys + PAD if self.recurrence.decays_by_key else row_pitch(2 * self.keys)
 
     @property
     def value_pitch(self) -> int:
-        return 2 * self.tile.values + PAD
+        return row_pitch(2 * self.tile.values)
 
     @property
     def score_pitch(self) -> int:

@@ -15,10 +15,10 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cuda.gemm.operands import COPY, COPY_PIECE
 from tvm_rnn.cuda.layer.packed_layout import SIZES, ceil_div
 from tvm_rnn.tir.expr import Expr, TirExpr
-from tvm_rnn.tir.index import uint32, wide
+from tvm_rnn.tir.index import wide
 
 from .chunk_block import Block
-from .chunk_tile import exp2, piece_bytes
+from .chunk_tile import exp2, piece_bytes, swizzled
 from .recurrence import Rows, sum_name
 
 GONE = -160.0  # log2 of what counts as 0; the sum of 64 of them is still exact to 10 bits behind the point
@@ -147,12 +147,22 @@ class Loads:
         source, beside = w.local(1, "int64"), tirx.Select(column < rows.width, column, 0)
         w.store(source, self.body.element(rows, w.bind(first[0] + line), beside), 0)
         further = w.keep(wide(w["batch"]) * (rows.stride * apart * (-1 if self.scan.reverse else 1)))
-        to = w.keep(self.body.base + tirx.Cast("uint32", at + line * pitch + number * piece))
         how = COPY if piece == LARGEST else COPY_PIECE
+
+        def place(row: Expr) -> TirExpr:
+            """Of this thread's piece of a row, but for whole rows."""
+            within = at + line * pitch + swizzled(pitch, row, number * piece)
+            return w.keep(self.body.base + tirx.Cast("uint32", within))
+
+        # Rows change places every eight. A turn of the loop that has a multiple of eight begins where the first does.
+        again = group * apart % 8 == 0
+        to = {row: place(line + row) for row in sorted({i * apart % 8 for i in range(group)})} if again else {}
         with w.loop(turns // group) as outer:
-            begin = w.bind(to + tirx.Cast("uint32", outer * (group * apart * pitch)))
             for inner in range(group):
-                w.do(I.ptx[how](begin + uint32(inner * apart * pitch), w[name].ptr_to([source[0]]), piece, inside))
+                row = outer * (group * apart) + inner * apart
+                begin = to[inner * apart % 8] if again else place(line + row)
+                into = begin + tirx.Cast("uint32", row * pitch)
+                w.do(I.ptx[how](into, w[name].ptr_to([source[0]]), piece, inside))
                 w.store(source, source[0] + further, 0)
 
     def _piece(
@@ -172,7 +182,7 @@ class Loads:
         inside = w.bind(tirx.Select(self.body.there(step), left, 0))
         there = inside > 0
         source = self.body.element(rows, tirx.Select(there, step, self.body.spare), tirx.Select(there, column, 0))
-        to = at + place[1] * pitch + across[1] * size
+        to = at + place[1] * pitch + swizzled(pitch, place[1], across[1] * size)
         if piece < FOUR_BYTES:
             value = w.local(1, rows.dtype)
             w.store(value, tirx.const(0.0, rows.dtype), 0)

@@ -18,12 +18,11 @@ from tvm_rnn.tir.expr import TirExpr
 from tvm_rnn.tir.index import uint32, wide
 
 from .chunk_block import Block
-from .chunk_layout import PAD
 from .chunk_loads import Loads
 from .chunk_products import OLD, Products
 from .chunk_scan import ChunkScan
 from .chunk_states import States
-from .chunk_tile import BLOCK
+from .chunk_tile import BLOCK, PAD
 from .pair import EVERY
 
 EVERYONE = tirx.const(0xFFFFFFFF, "uint32")

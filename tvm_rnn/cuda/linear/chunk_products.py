@@ -20,7 +20,7 @@ from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import uint32
 
 from .chunk_block import Block
-from .chunk_tile import BLOCK, piece_bytes
+from .chunk_tile import BLOCK, further, piece_bytes, swizzled
 from .recurrence import Rows
 
 TURNED = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16"
@@ -50,7 +50,9 @@ class Products:
         parity = number % 2 * (self.scan.score_sets * self.scan.score_bytes) + self.scan.scores_at
         self.scores = w.keep(body.base + tirx.Cast("uint32", parity))
         key_line = self.lane // 16 * 8 + self.lane % 8  # of right operands whose rows are columns of the product
-        self.key_at = w.bind(tirx.Cast("uint32", key_line * self.scan.key_pitch + self.lane // 8 % 2 * 16))
+        pitch = self.scan.key_pitch
+        at = key_line * pitch + swizzled(pitch, self.lane, self.lane // 8 % 2 * 16)
+        self.key_at = w.bind(tirx.Cast("uint32", at))
         self.score_at = w.bind(tirx.Cast("uint32", key_line * self.scan.score_pitch + self.lane // 8 % 2 * 16))
 
     def _operand(self, sums: RegisterTile, count: int) -> RegisterTile:
@@ -77,8 +79,8 @@ class Products:
 
         def load(k: int) -> None:
             for block in range(self.blocks):
-                own = uint32(32 * k + block * BLOCK * scan.key_pitch)
-                w.do(I.ptx[LDMATRIX.format("x4")](*b[k % 2, block, 0], *b[k % 2, block, 1], at + own))
+                own = further(scan.key_pitch, at, k) + uint32(block * BLOCK * scan.key_pitch)
+                w.do(I.ptx[LDMATRIX.format("x4")](*b[k % 2, block, 0], *b[k % 2, block, 1], own))
 
         load(0)
         for k in range(self.deep):

@@ -25,7 +25,7 @@ from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import uint32
 
 from .chunk_block import Block
-from .chunk_tile import BLOCK, TRIANGLE_PITCH, exp2, turned
+from .chunk_tile import BLOCK, TRIANGLE_PITCH, exp2, further, swizzled, turned
 from .recurrence import sum_name
 
 NEVER = -1000.0  # log2 of 0, once
@@ -107,17 +107,19 @@ class Scorers:
         deep = scan.keys // BLOCK
         a = w.tile(deep, 4, dtype="uint32")
         line = scores.block * BLOCK + lane % 16
-        at = w.bind(self.stage + tirx.Cast("uint32", scan.vector_at(vector) + line * scan.key_pitch + lane // 16 * 16))
+        pitch = scan.key_pitch
+        own = scan.vector_at(vector) + line * pitch + swizzled(pitch, lane, lane // 16 * 16)
+        at = w.bind(self.stage + tirx.Cast("uint32", own))
         for k in range(deep):
-            w.do(I.ptx[LDMATRIX.format("x4")](*a[k], at + uint32(32 * k)))
+            w.do(I.ptx[LDMATRIX.format("x4")](*a[k], further(pitch, at, k)))
         line = lane // 16 * 8 + lane % 8
-        own = scan.vector_at(scores.column) + line * scan.key_pitch + lane // 8 % 2 * 16
+        own = scan.vector_at(scores.column) + line * pitch + swizzled(pitch, lane, lane // 8 % 2 * 16)
         keys, b = w.bind(self.stage + tirx.Cast("uint32", own)), w.tile(deep, 2, 2, dtype="uint32")
 
         def load(block: Expr) -> None:
-            begin = w.bind(keys + tirx.Cast("uint32", block * (BLOCK * scan.key_pitch)))
+            begin = w.bind(keys + tirx.Cast("uint32", block * (BLOCK * pitch)))
             for k in range(deep):
-                w.do(I.ptx[LDMATRIX.format("x4")](*b[k, 0], *b[k, 1], begin + uint32(32 * k)))
+                w.do(I.ptx[LDMATRIX.format("x4")](*b[k, 0], *b[k, 1], further(pitch, begin, k)))
 
         load(tirx.const(0, "int32"))
         with w.loop(scores.block) as other:

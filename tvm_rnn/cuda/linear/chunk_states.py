@@ -22,7 +22,7 @@ from tvm_rnn.tir.index import uint32, wide
 
 from .chunk_block import Block
 from .chunk_products import OLD, TURNED, WRITTEN, Products
-from .chunk_tile import BLOCK
+from .chunk_tile import BLOCK, further, swizzled
 
 Written = dict[str, tuple[RegisterTile, RegisterTile]]  # by what it was written along: at the time, and at the end
 
@@ -188,7 +188,8 @@ class States(Products):
         line = self.lane // 16 * 8 + self.lane % 8
         column = self.warp * BLOCK + self.lane // 8 % 2 * 8
         own = self._offset(scan.value_at, scan.value_pitch)
-        at = w.bind(self.stage + own + tirx.Cast("uint32", line * scan.value_pitch + column * 2))
+        within = line * scan.value_pitch + swizzled(scan.value_pitch, self.lane, column * 2)
+        at = w.bind(self.stage + own + tirx.Cast("uint32", within))
         w.do(I.ptx[TURNED](*words[0], *words[1], at + uint32(block * BLOCK * scan.value_pitch)))
         for half in range(2):
             values = [value for high in range(2) for value in unpack(self.precision, words[half][high])]
@@ -295,12 +296,13 @@ class States(Products):
         """To the states, what a block of steps wrote along a column: some tiles of keys after the other."""
         w, scan = self.w, self.scan
         own = self._offset(scan.vector_at(column), scan.key_pitch)
-        at = w.bind(self.stage + own + tirx.Cast("uint32", self.lane % 16 * scan.key_pitch + self.lane // 16 * 16))
+        within = self.lane % 16 * scan.key_pitch + swizzled(scan.key_pitch, self.lane, self.lane // 16 * 16)
+        at = w.bind(self.stage + own + tirx.Cast("uint32", within))
         ahead = AHEAD if scan.keys <= FEW_KEYS and self.tile.warps <= FEW else 1
         b = w.tile(ahead + 1, 2, 2, dtype="uint32")
 
         def load(k: int) -> None:
-            place = at + uint32(block * BLOCK * scan.key_pitch + 32 * k)
+            place = further(scan.key_pitch, at, k) + uint32(block * BLOCK * scan.key_pitch)
             w.do(I.ptx[TURNED](*b[k % (ahead + 1), 0], *b[k % (ahead + 1), 1], place))
 
         for k in range(min(ahead, self.deep)):

@@ -17,6 +17,8 @@ from tvm_rnn.tir.expr import Expr, TirExpr
 
 from .recurrence import AFTER, Rows
 
+LINE, PIECE = 128, 16  # bytes of shared memory that are read at a time, and that an instruction reads of a row
+PAD = 16  # bytes behind a row, where it fills no lines: the next one begins in other banks
 BLOCK = 16  # steps, keys or values that an instruction takes at a time
 TRIANGLE_PITCH = 20  # float32 numbers from a column of a block to be inverted to the next
 FEW = 8  # warps whose threads may have all registers that a thread can have
@@ -73,6 +75,29 @@ class Numbers:
 
     def store(self, name: str, value: Expr, number: TirExpr, step: Expr) -> None:
         self.w.store(self.buffers[name], value, self.place(number, step))
+
+
+def row_pitch(size: int) -> int:
+    """Bytes from a row of shared memory to the next: none are between rows that fill lines, alone or with others."""
+    return size if size % LINE == 0 or LINE % size == 0 else size + PAD
+
+
+def swizzled(pitch: int, row: Expr, at: Expr) -> Expr:
+    """Where in its row a byte lies. Eight rows, of which products read the same 16 bytes, must have these in other
+    banks: in each the pieces of a line have another order. PAD bytes between rows would do it too, but a line that is
+    copied to two took ten turns of shared memory in place of four."""
+    if pitch % LINE and LINE % pitch:
+        return at
+    rows = max(1, LINE // pitch)  # of a line
+    return at ^ tirx.truncmod(tirx.truncdiv(row, rows), 8 // rows) * PIECE
+
+
+def further(pitch: int, at: TirExpr, k: int) -> TirExpr:
+    """The address of the k-th 32 bytes behind those at an address in the row's first ones."""
+    if pitch % LINE and LINE % pitch:
+        return at + tirx.const(32 * k, "uint32")
+    low, high = 32 * k % LINE, 32 * k // LINE * LINE
+    return (at ^ tirx.const(low, "uint32") if low else at) + tirx.const(high, "uint32")
 
 
 def piece_bytes(rows: Rows) -> int:

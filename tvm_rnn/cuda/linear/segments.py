@@ -30,7 +30,8 @@ from .chunk_tile import ChunkTile
 from .recurrence import Recurrence
 
 LEAST = 3  # segments that are worth it: all but the last are run twice
-VALUES = 8  # of a block that composes
+COMPOSED = 4  # segments that are composed while both kernels run a chunk
+VALUES = 2  # of a block that composes
 HELD = 128  # elements of the next M that a thread has, or has asked for
 
 
@@ -243,14 +244,20 @@ class Segments:
         """Numbers, at most, for so many rows of steps. LEAST segments have more than LEAST - 1 of LEAST chunks each."""
         (states, maps), heads = self.sizes, self.recurrence.heads
         most = f"{rows} * {heads} / {(LEAST - 1) * self.tile.chunk}"
-        return f"std::min<int64_t>(sms / {self.ends.tiles}, {most}) * {2 * states + maps}"
+        return f"std::min<int64_t>(sms / {self._tiles}, {most}) * {2 * states + maps}"
+
+    @property
+    def _tiles(self) -> int:
+        """Of values, of the scan whose segments these are."""
+        return ceil_div(self.recurrence.values, self.tile.values)
 
     def span(self, host: Host, steps: HostExpr) -> str:
-        """Steps of a segment: there are as many as the GPU has room for, but no more than the square root of the
-        chunks, because composing takes about as long as a segment has chunks."""
-        chunk, blocks = self.tile.chunk, self.ends.tiles * self.recurrence.heads
+        """Steps of a segment, which has LEAST chunks at least: there are as many as the GPU has room for, though what
+        finds their ends, which has columns of M too, may take two turns; but composing takes no longer than a segment.
+        """
+        chunk, blocks = self.tile.chunk, self._tiles * self.recurrence.heads
         chunks = host.let("chunks", f"({steps} + {chunk - 1}) / {chunk}")
-        root = f"static_cast<int64_t>(std::sqrt({chunks}))"
+        root = f"std::min<int64_t>({chunks} / {LEAST}, static_cast<int64_t>(std::sqrt({COMPOSED} * {chunks})))"
         most = host.let("segments", f"std::min<int64_t>(sms / (B * {blocks}), {root})")
         return host.let("span", f"({most} < {LEAST} ? {chunks} : ({chunks} + {most} - 1) / {most}) * {chunk}")
 

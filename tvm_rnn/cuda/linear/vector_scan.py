@@ -272,9 +272,9 @@ class _Step:
 
 class _Walk:
     """What all kernels do: a thread's place, and its steps in rounds, some for each warp. few: warps have other
-    elements, and all steps, in their place."""
+    elements, and all steps, in their place; from_the_end: the last round comes first."""
 
-    few = False
+    few, from_the_end = False, False
 
     def __init__(self, writer: Writer, scan: VectorScan, masked: bool) -> None:
         self.w, self.scan, self.masked = writer, scan, masked
@@ -309,7 +309,6 @@ class _Walk:
         between = w.keep(tirx.Select(backwards, -batch, batch))  # rows from a step to the next
         strides = {place.row_stride for place in map(self.place, scan.arguments) if place.row_stride}
         self.apart = {stride: w.keep(between * stride) for stride in sorted(strides)}
-        self.begin()
         self._rounds()
         with w.when(tirx.And(tirx.EQ(self.part, 0), self.there)):
             self.finish()
@@ -343,13 +342,28 @@ class _Walk:
     def _rounds(self) -> None:
         """The chunk's steps: while some are done, the operands of the next ones are on their way. Whole rounds ask of
         no step whether there is one; the last one may have fewer steps."""
-        w, ahead = self.w, self.scan.ahead
-        each = self.warps * ahead
-        mine = w.keep(self.first + self.part * ahead)
-        whole: Expr = 0  # few steps are not worth a loop
-        if not self.few:
-            whole = w.keep(tirx.truncdiv(self.stop - self.first, each))
-            self._whole_rounds(whole, mine)
+        each = self.warps * self.scan.ahead
+        mine = self.w.keep(self.first + self.part * self.scan.ahead)
+        if self.few:  # not worth a loop
+            self.begin()
+            self._rest(0, mine)
+            return
+        whole = self.w.keep(tirx.truncdiv(self.stop - self.first, each))
+        if self.from_the_end:
+            self.begin()
+            self._rest(whole, mine)
+        first = tirx.Max(whole - 1, tirx.const(0, "int32")) if self.from_the_end else tirx.const(0, "int32")
+        # While it is found what comes before, the first round's operands are on their way.
+        loads = self._loads(mine + first * each, last=True)
+        if not self.from_the_end:
+            self.begin()
+        self._whole_rounds(whole, mine, loads)
+        if not self.from_the_end:
+            self._rest(whole, mine)
+
+    def _rest(self, whole: Expr, mine: Expr) -> None:
+        """The steps behind so many whole rounds."""
+        w, each = self.w, self.warps * self.scan.ahead
         at = w.keep(mine + whole * each)
         with w.when(self.first + whole * each < self.stop):
             loads = self._loads(at, last=True)
@@ -357,19 +371,19 @@ class _Walk:
                 own.take()
             self._round(whole, at, loads, last=True)
 
-    def _whole_rounds(self, count: Expr, mine: Expr) -> None:
-        w, ahead = self.w, self.scan.ahead
-        each = self.warps * ahead
-        with w.when(count > 0):
-            loads = self._loads(mine, last=False)
-            with w.loop(count) as i:
-                at = w.keep(mine + i * each)
-                for own in loads:
-                    own.take()
-                with w.when(i + 1 < count):
-                    for own, row in zip(loads, self._rows(at + each, last=False), strict=True):
-                        own.ask(self._values(row, own))
-                self._round(i, at, loads, last=False)
+    def _whole_rounds(self, count: Expr, mine: Expr, loads: Sequence[_Loads]) -> None:
+        """loads: of the round that comes first."""
+        w, each = self.w, self.warps * self.scan.ahead
+        with w.loop(count) as i:
+            number = w.keep(count - 1 - i) if self.from_the_end else i
+            at = w.keep(mine + number * each)
+            for own in loads:
+                own.take()
+            with w.when(i + 1 < count):
+                after = at - each if self.from_the_end else at + each
+                for own, row in zip(loads, self._rows(after, last=False), strict=True):
+                    own.ask(self._values(row, own))
+            self._round(number, at, loads, last=False)
 
     def _loads(self, at: Expr, last: bool) -> list[_Loads]:
         """What a warp's steps of a round read, from step `at` on, on its way."""
@@ -498,7 +512,10 @@ class _Effect:
                 w.store(register, tirx.const(float(i == j and not few), self.dtype), 0)
 
     def words(self) -> list[TirExpr]:
-        return [register[0] for register in (self.cut, *(r for row in self.matrix for r in row), *self.vector)]
+        return [register[0] for register in self._registers()]
+
+    def _registers(self) -> list[Buffer]:
+        return [self.cut, *(register for row in self.matrix for register in row), *self.vector]
 
     def step(self, step: _Step) -> None:
         """Another step behind them."""
@@ -536,6 +553,13 @@ class _Effect:
         cut = tirx.NE(words[0], tirx.const(0.0, self.dtype))
         w.store(self.cut, tirx.Select(cut, tirx.const(1.0, self.dtype), self.cut[0]), 0)
 
+    def come_behind(self, words: Sequence[Expr]) -> None:
+        """Steps before them, of which it is known what they do."""
+        own = [self.w.keep(word) for word in self.words()]
+        for register, word in zip(self._registers(), words, strict=True):
+            self.w.store(register, word, 0)
+        self.join(own)
+
     def _kept(self, register: Buffer, value: TirExpr, active: Expr | None) -> None:
         self.w.store(register, value if active is None else tirx.Select(active, value, register[0]), 0)
 
@@ -552,14 +576,17 @@ class _Effect:
 
 
 class _Ends(_Walk):
-    """What a chunk does to any states that enter it."""
+    """What a chunk does to any states that enter it. It is read from its end: what `apply` begins with is what the
+    level-2 cache has had last."""
+
+    from_the_end = True
 
     def begin(self) -> None:
         self.total = _Effect(self)
 
     def round(self, number: Expr, steps: Sequence[_Step]) -> None:
-        for words in self.effects(number, steps):
-            self.total.join(words)
+        for words in reversed(self.effects(number, steps)):
+            self.total.come_behind(words)
 
     def finish(self) -> None:
         for number, word in enumerate(self.total.words()):

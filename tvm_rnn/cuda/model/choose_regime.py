@@ -26,6 +26,7 @@ from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.cell_reads import prefetched
 from tvm_rnn.cuda.persistent.geometry import COUNTER_WORDS, MMA, Geometry
 from tvm_rnn.cuda.persistent.lengths_and_resets import resettable
+from tvm_rnn.cuda.persistent.phase_clocks import clocks
 from tvm_rnn.cuda.rowwise.scan_over_time import scan
 from tvm_rnn.decisions import about, listening, tell
 from tvm_rnn.graph.graph import Node, stepped
@@ -194,7 +195,9 @@ class Persistent:
         pointers += [read(node) for node in self.geometry.step.read_nodes]
         pointers += [layer_steps.inputs[number] for number in self._inputs]
         kept = [layer_steps.kept[own.number] for own in self.layout.taped]
-        return [*pointers, *layer_steps.before, *layer_steps.after, layer_steps.output, *kept]
+        pointers += [*layer_steps.before, *layer_steps.after, layer_steps.output, *kept]
+        found = clocks()
+        return pointers if found is None else [*pointers, found.pointer(self.name, len(self.geometry.step.phases))]
 
 
 def step_of(layout: Layout) -> Step:
@@ -327,9 +330,10 @@ def _rungs(
                 bounded = True  # step by step for this batch: no smaller one's geometry reaches it
                 continue
             most = batch if found or bounded else _reach(layout, best, batch, target)
+            same = bool(found) and found[-1].chosen.geometry == best.geometry
             if listening():
-                _tell(layout, best, batch, most, target)
-        if most == 0 or (found and found[-1].chosen.geometry == best.geometry):
+                _tell(layout, best, batch, most, target, found[-1].batch if same else batch)
+        if most == 0 or same:
             continue
         found.append(Rung(batch, most, best, StepTime(best.geometry, target)))
     return found[::-1], bounded
@@ -342,14 +346,19 @@ def _ladder(layout: Layout, rungs: Sequence[Rung], unit: RecurrentUnit, target: 
     for rung in found if listening() else ():
         if rung not in rungs:
             with about("", batch=rung.batch):
-                _tell(layout, rung.chosen, rung.batch, rung.most, target)
+                _tell(layout, rung.chosen, rung.batch, rung.most, target, rung.batch)
     return found
+
+
+def _name(layout: Layout, batch: int) -> str:
+    """Of the kernel for that batch size."""
+    return f"persistent_{layout.weights.number}_d{layout.directions}_b{batch}"
 
 
 def _persistent(layout: Layout, rung: Rung, initial: Mapping[str, float]) -> Persistent:
     us, template, geometry, record, knobs = rung.chosen
     assert geometry is not None
-    name = f"persistent_{layout.weights.number}_d{layout.directions}_b{rung.batch}"
+    name = _name(layout, rung.batch)
     return Persistent(layout, geometry, template, name, rung.most, rung.time, us, initial, record, knobs)
 
 
@@ -366,8 +375,9 @@ def _from_steps(
     return replace(regime, least_steps=least)
 
 
-def _tell(layout: Layout, best: ChosenGeometry, batch: int, most: int | None, target: Target) -> None:
-    """The regime of one batch size, beside what step by step would take, and what it keeps on the chip."""
+def _tell(layout: Layout, best: ChosenGeometry, batch: int, most: int | None, target: Target, largest: int) -> None:
+    """The regime of one batch size, beside what step by step would take, and what it keeps on the chip. largest: the
+    batch size that its kernel was chosen for."""
     us, template, geometry, record, _ = best
     assert geometry is not None
     other = predict_steps(layout, geometry.precision, batch, target)
@@ -380,7 +390,12 @@ def _tell(layout: Layout, best: ChosenGeometry, batch: int, most: int | None, ta
         for share in parts:
             each = geometry.block_words(phase) * geometry.k_parts * geometry.part_lanes * 4 * geometry.ctas
             kept["registers"] += share.registers * each
-    chip: dict[str, Any] = {"blocks": geometry.ctas, "rows": geometry.rows, "threads": geometry.threads}
+    chip: dict[str, Any] = {
+        "kernel": _name(layout, largest),
+        "blocks": geometry.ctas,
+        "rows": geometry.rows,
+        "threads": geometry.block_threads,
+    }
     chip |= {"heads": geometry.step.heads} if geometry.step.heads > 1 else {}
     chip["shared_bytes"] = geometry.shared_bytes
     chip |= {"exchanges": len(geometry.events), "exchange_us": round(exchange_us(geometry), 3)}

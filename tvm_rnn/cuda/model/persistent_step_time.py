@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from tvm_rnn.cuda.layer.phases import Phase
-from tvm_rnn.cuda.persistent.geometry import Geometry
+from tvm_rnn.cuda.persistent.geometry import Geometry, most_registers
 from tvm_rnn.decisions import listening, tell
 from tvm_rnn.target import HOPPER, Target
 
@@ -43,8 +43,8 @@ def blocks_together(geometry: Geometry, target: Target) -> int:
     if geometry.exchange.in_memory:
         return 1
     shared = target.sm_shared_bytes // (geometry.shared_bytes + BLOCK_SHARED_BYTES)
-    registers = target.registers // (geometry.threads * 8 * ceil(geometry.registers() / 8))
-    return max(1, min(MOST_TOGETHER, shared, registers, SM_THREADS // geometry.threads))
+    registers = target.registers // (geometry.block_threads * 8 * ceil(geometry.registers() / 8))
+    return max(1, min(MOST_TOGETHER, shared, registers, SM_THREADS // geometry.block_threads))
 
 
 def cheapest(geometries: Iterable[Geometry], batch: int, target: Target) -> Geometry | None:
@@ -76,8 +76,8 @@ class Lack:
 
 def lacking(geometry: Geometry, target: Target) -> Lack:
     """By how much a geometry that is not `able_to_run` misses it."""
-    where = f"{geometry.ctas} blocks of {geometry.threads} threads, {geometry.rows} rows"
-    if geometry.threads > 1024:
+    where = f"{geometry.ctas} blocks of {geometry.block_threads} threads, {geometry.rows} rows"
+    if geometry.block_threads > 1024:
         return Lack(f"{where}: 1024 threads are the most", 1 << 40, 0)
     if geometry.hopper and target.arch != HOPPER:
         return Lack(f"{where}: {target.arch} lacks clusters, or wgmma", 1 << 40, 0)
@@ -86,16 +86,16 @@ def lacking(geometry: Geometry, target: Target) -> Lack:
     if not resident_groups(geometry, target):
         return Lack(f"{where}: this GPU runs {target.sms} blocks at once", 1 << 40, 0)
     held = sum(s.registers + s.shared for parts in geometry.shares.values() for s in parts)
-    lanes, words = geometry.k_parts * geometry.part_lanes * 4, _words(geometry)
+    lanes, words = geometry.k_parts * geometry.part_lanes * 4, geometry.weights_of_lane
     streamed = sum(s.streamed * geometry.block_words(p) for p, parts in geometry.shares.items() for s in parts)
     if (streamed or not held) and not geometry.streams:
         why = f"{where}: a block's weights are {words * lanes} bytes, {streamed * lanes} more than it may keep"
         return Lack(why, streamed * lanes, words * lanes)
-    most = min(255, (1 << 16) // geometry.threads // 8 * 8)
+    most = most_registers(geometry.warps + geometry.copy_warps)
     over, shared = geometry.registers() - most, geometry.shared_bytes - target.shared_bytes
-    if over > 0 and over * 4 * geometry.threads > shared:
+    if over > 0 and over * 4 * geometry.block_threads > shared:
         why = f"{where}: about {geometry.registers()} registers per thread, {most} are the most"
-        return Lack(why, over * 4 * geometry.threads + max(0, shared), words * lanes)
+        return Lack(why, over * 4 * geometry.block_threads + max(0, shared), words * lanes)
     why = f"{where}: {geometry.shared_bytes} bytes of shared memory, {shared} more than a block may have"
     return Lack(why, max(0, shared), geometry.shared_bytes)
 
@@ -104,20 +104,17 @@ def able_to_run(geometry: Geometry, target: Target) -> bool:
     """Whether it fits with all weights on the chip: reading some from L2 in every step was slower than one launch per
     step (H 2048, B 64: 42 us against 15; through a pipeline, H 2560, B 64: 31 against 23). Not so in float32, where
     products take longer than that."""
-    if geometry.threads > 1024 or (geometry.hopper and target.arch != HOPPER) or not resident_groups(geometry, target):
+    if geometry.block_threads > 1024 or (geometry.hopper and target.arch != HOPPER):
+        return False
+    if not resident_groups(geometry, target):
         return False
     if geometry.step.heads > 1 and geometry.exchange.in_memory:  # whose launches take slices of the batch alone
         return False
     # A quick look at what a lane may keep, for most geometries the last one.
-    holds = geometry.streams or _words(geometry) <= geometry.register_words + geometry.shared_words
+    holds = geometry.streams or geometry.weights_of_lane <= geometry.register_words + geometry.shared_words
     if not geometry.streams and (not holds or any(share.streamed for _, share in geometry.weights)):
         return False
     return geometry.fits(shared_bytes=target.shared_bytes)
-
-
-def _words(geometry: Geometry) -> int:
-    operands = ((phase, operand) for phase in geometry.step.phases for operand in phase.operands)
-    return sum(geometry.block_words(p) * (geometry.operand_blocks(o) // geometry.k_parts) for p, o in operands)
 
 
 class StepTime:

@@ -86,6 +86,7 @@ class Epilogue:
             body.exchange.publish_tile(node, slot, block, j, when, y)
         output = self.step.graph.output
         ours = (output in phase.nodes or output is phase.root) and body.tape_stores.late is None
+        ours = ours and not body.copies_output
         if ours and not (output in phase.published and self._vectors(output)):
             self._store_scalars(block, j)
 
@@ -104,7 +105,8 @@ class Epilogue:
         for node in self.phase.published:
             carried = node in body.carried
             when = body.t + 1 < self.k["steps"] if carried and node not in self.step.sources else None
-            y = self._store_vector if node is self.step.graph.output and self._vectors(node) else None
+            ours = node is self.step.graph.output and not body.copies_output
+            y = self._store_vector if ours and self._vectors(node) else None
             found[node] = (1 - body.par if carried else body.par, when, y)
         return found
 
@@ -186,7 +188,8 @@ class TapeStores:
     conversions of one value do not wait for the store of another, as one store after the other has them."""
 
     def __init__(self, body: Body, late: bool) -> None:
-        """late: y is stored a step later where it is a state, from that state's registers."""
+        """late: y is stored a step later where it is a state, from that state's registers; or, but for the last step's,
+        by other warps (`copy_warps.py`)."""
         self.body, self.k, self.layout, self.step = body, body.k, body.layout, body.step
         self.back = 0  # steps from the one that is being written to the one that is stored
         self.late: Taped | None = None
@@ -211,7 +214,7 @@ class TapeStores:
         """States as they are when the step begins; y of the step before."""
         self.copied = False
         self._store([own for own in self.layout.taped if own.node.op == "state"])
-        if self.late is not None:
+        if self.late is not None and not self.body.copies_output:
             with self.k.when(self.body.t > 0) if self.body.par == 0 else nullcontext():
                 self._store_late(self.late)
 

@@ -17,6 +17,7 @@ from math import prod
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.cuda.layer.phases import Phase, at_computed_row, component, components, in_row, place
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.value_layout import Layout
@@ -25,9 +26,10 @@ from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.tensor_expressions import Index, element
 from tvm_rnn.tir.expr import Buffer, Expr
 
-from .geometry import LANES, Body, Geometry
+from .geometry import LANES, Body, Cells, Geometry
 
 Coming = tuple[Phase, Node, int, int, int, int]  # a read of one cell: with block, own tile, row of two
+Entry = tuple[Phase, Node, int, int, int]  # of a warp's copies, 8 x 8 values: with component, block, own tile
 PREFETCH_AHEAD = 6  # steps from a value's prefetch into L2 to its load, where registers are short
 
 
@@ -45,7 +47,8 @@ class CellReads:
     def __init__(self, body: Body, at: int) -> None:
         self.body, self.k, self.geometry, self.step = body, body.k, body.geometry, body.step
         self.numbers = {node: n for n, node in enumerate(self.step.read_nodes)}  # of pointers
-        self.prefetch, self.words = Prefetch(body, at, self.numbers), MaskWords(body, self.numbers)
+        copies = Prefetch if self.geometry.copy_warps else OwnPrefetch
+        self.prefetch, self.words = copies(body, at, self.numbers), MaskWords(body, self.numbers)
         self.params: dict[tuple[Node, int, int, int], Expr] = {}  # with width and block
         self.ahead = 1 if self.geometry.reads_in_step else 2  # steps
         self.late = self.geometry.reads_in_step and self.step.phases[0].kind == "gemm"
@@ -320,78 +323,131 @@ def prefetched(geometry: Geometry) -> list[tuple[Phase, Node, int]]:
     return [(phase, *read) for phase, reads in every for read in reads if geometry.prefetches(phase, *read)]
 
 
+class Pieces:
+    """Where the hoisted values of one kernel lie that shared memory prefetches: pieces of 16 bytes, 8 rows of a value
+    and 8 units for each entry of `order`, of each warp's cells."""
+
+    def __init__(self, geometry: Geometry, layout: Layout) -> None:
+        self.geometry, self.layout = geometry, layout
+        self.order: list[Entry] = []
+        for phase, node, slot in prefetched(geometry):
+            for block in range(geometry.blocks(phase.width)):
+                self.order += [(phase, node, slot, block, j) for j in range(geometry.own_tiles)]
+        # A value's pieces follow each other, also where several phases read it.
+        known = list(dict.fromkeys(entry[1] for entry in self.order))
+        self.order.sort(key=lambda entry: known.index(entry[1]))
+        self.of_row = 8 * geometry.itemsize // 16
+        self.strides = {node: layout.rows(node).row_stride for node in known}
+        self.stages = geometry.exchange.prefetch_steps
+
+    def entries(self, node: Node) -> list[Entry]:
+        return [entry for entry in self.order if entry[1] is node]
+
+    @property
+    def warp_words(self) -> int:
+        """Of shared memory, of all steps of one warp."""
+        return self.geometry.prefetch_words // self.geometry.prefetching_warps
+
+    @property
+    def step_words(self) -> int:
+        """Of one step of one warp."""
+        return self.warp_words // self.stages
+
+    def element(self, k: Writer, cells: Cells, group: Expr, node: Node, flat: Expr) -> Expr:
+        """Element at time 0 of the flat-th piece of a value, of the warp that has these cells."""
+        entries, geometry, lanes = self.entries(node), self.geometry, 16 // self.geometry.itemsize
+        each = 8 * self.of_row
+        entry, row = tirx.floordiv(flat, each), tirx.floormod(tirx.floordiv(flat, self.of_row), 8)
+        piece = tirx.floormod(flat, self.of_row) * lanes
+        unit, tile = k.local(1, "int32"), k.local(1, "int32")
+        for n, (phase, _, slot, block, j) in enumerate(entries):
+            with k.when(entry == n):
+                # Units past the last one are never looked at: any will do.
+                last = self.strides[node] if phase.width % 8 else phase.width
+                within = tirx.Min(cells.first_unit(phase.width, block) + piece, tirx.const(last - lanes, "int32"))
+                k.store(unit, self.layout.offset(node, slot * phase.width) + within, 0)
+                k.store(tile, cells.tile(j), 0)
+        row = k["row0"] + group * geometry.rows + tile[0] * 8 + row
+        row = tirx.Cast("int64", tirx.Min(row, k["batch"] - 1))
+        return k.keep(row * self.strides[node] + unit[0])
+
+
 class Prefetch:
-    """The copies of one kernel. at: the word of the arena where they begin."""
+    """What cells read of the copies, which warps of their own make (`copy_warps.py`). at: the word of the arena where
+    they begin."""
 
     def __init__(self, body: Body, at: int, pointers: dict[Node, int]) -> None:
         self.body, self.k, self.geometry, self.at = body, body.k, body.geometry, at
         self.pointers = pointers  # number of each value's pointer
         self.now: dict[Coming, tuple[Buffer, int]] = {}
-        self.order: list[tuple[Phase, Node, int, int, int]] = []  # with block and own tile: 8 x 8 values each
-        for phase, node, slot in prefetched(self.geometry):
-            for block in range(self.geometry.blocks(phase.width)):
-                self.order += [(phase, node, slot, block, j) for j in range(self.geometry.own_tiles)]
-        # A value's pieces follow each other, also where several phases read it.
-        known = list(dict.fromkeys(entry[1] for entry in self.order))
-        self.order.sort(key=lambda entry: known.index(entry[1]))
-        self.each = 8 * self.geometry.itemsize // 16  # pieces of a row
-        self.strides = {node: body.layout.rows(node).row_stride for node in known}
+        self.pieces = Pieces(self.geometry, body.layout)
+        self.order = self.pieces.order
 
     def prepare(self) -> None:
-        """Where this lane's pieces come from; the first steps' copies begin."""
+        """Registers for a step's values; the first steps' copies begin."""
         k, geometry = self.k, self.geometry
         if not self.order:
             return
-        arena = I.cuda.cvta_generic_to_shared(self.body.arena.ptr_to([tirx.const(0, "int32")]))
-        warp = self.at + self._warp() * (geometry.prefetch_words // geometry.prefetching_warps)
-        self.warp = k.keep(warp)
-        self.base = k.keep(arena + tirx.Cast("uint32", (self.warp + self.body.ids.lane * 4) * 4))
-        self.sources: list[tuple[Node, int, int, Expr]] = []  # with the first of 32 pieces, and how many are left
-        at = 0
-        for node in self.strides:
-            entries = [entry for entry in self.order if entry[1] is node]
-            pieces = len(entries) * 8 * self.each
-            for i in range(0, pieces, LANES):
-                self.sources.append((node, at + i, pieces - i, self._source(node, entries, i)))
-            at += pieces
+        self.warp = k.keep(self.at + self._warp() * self.pieces.warp_words)
         self.registers = k.local(2 * len(self.order), geometry.storage)
         for n, (phase, node, slot, block, j) in enumerate(self.order):
             for e in range(2):
                 self.now[(phase, node, slot, block, j, e)] = (self.registers, 2 * n + e)
-        self.stages = geometry.exchange.prefetch_steps
-        for t in range(self.stages - 1):
-            self._copy(tirx.const(t, "int32"), t)
+        self._start()
+
+    def _start(self) -> None:
+        """The first step's values are there."""
+        self.k.do(I.cuda.cta_sync())
+
+    def _await(self) -> None:
+        """A step's values are there: since a barrier of the step before."""
+
+    def _later(self, t: Expr) -> None:
+        """Step t's values are in registers."""
 
     def _warp(self) -> Expr:
-        """This warp's number, among those that copy."""
+        """This warp's number, among those that have copies."""
         geometry, ids = self.geometry, self.body.ids
         if geometry.prefetching_warps == geometry.warps:
             return ids.warp
         group, each = tirx.floordiv(ids.warp, geometry.warps_k), min(geometry.warps_k, geometry.pass_tiles)
         return group * each + tirx.Min(ids.warp_k, tirx.const(each - 1, "int32"))
 
-    def _source(self, node: Node, entries: list[tuple[Phase, Node, int, int, int]], i: int) -> Expr:
-        """Element at time 0 of this lane's piece of 32 of a value, from i on. Lanes past the last piece repeat it."""
-        k, body, geometry = self.k, self.body, self.geometry
-        lanes = 16 // geometry.itemsize
-        flat = tirx.Min(body.ids.lane + i, len(entries) * 8 * self.each - 1)
-        entry, row = tirx.floordiv(flat, 8 * self.each), tirx.floormod(tirx.floordiv(flat, self.each), 8)
-        unit, tile = k.local(1, "int32"), k.local(1, "int32")
-        for n, (phase, _, slot, block, j) in enumerate(entries):
-            with k.when(entry == n):
-                # Units past the last one are never looked at: any will do.
-                within = tirx.Min(body.cells.first_unit(phase.width, block), tirx.const(phase.width - 8, "int32"))
-                k.store(unit, body.layout.offset(node, slot * phase.width) + within, 0)
-                k.store(tile, body.cells.tile(j), 0)
-        row = k["row0"] + body.ids.group * geometry.rows + tile[0] * 8 + row
-        row = tirx.Cast("int64", tirx.Min(row, k["batch"] - 1))
-        piece = tirx.floormod(flat, self.each) * lanes
-        return k.keep(row * self.strides[node] + unit[0] + piece)
+    def begin(self, t: Expr) -> None:
+        """Step t begins: its values to registers."""
+        if not self.order:
+            return
+        k, geometry, ids = self.k, self.geometry, self.body.ids
+        self._await()
+        elements, size = self.pieces.step_words * 4 // geometry.itemsize, geometry.shared_bytes // geometry.itemsize
+        view = I.decl_buffer((size,), geometry.storage, data=self.body.arena.data, scope="shared.dyn")
+        place = self.warp * (4 // geometry.itemsize) + tirx.floormod(t, self.pieces.stages) * elements
+        place = k.keep(place + ids.q * 16 + ids.g)
+        for n in range(len(self.order)):
+            for e in range(2):
+                k.store(self.registers, view[place + n * 64 + e * 8], 2 * n + e)
+        self._later(t)
 
-    def _words(self) -> int:
-        """Of one step of one warp."""
-        words: int = self.geometry.prefetch_words // self.geometry.prefetching_warps // self.stages
-        return words
+
+class OwnPrefetch(Prefetch):
+    """Each warp makes the copies that its own cells read."""
+
+    def _start(self) -> None:
+        """Where this lane's pieces come from; the first steps' copies begin."""
+        k, pieces = self.k, self.pieces
+        arena = I.cuda.cvta_generic_to_shared(self.body.arena.ptr_to([tirx.const(0, "int32")]))
+        self.base = k.keep(arena + tirx.Cast("uint32", (self.warp + self.body.ids.lane * 4) * 4))
+        self.sources: list[tuple[Node, int, int, Expr]] = []  # with the first of 32 pieces, and how many are left
+        at = 0
+        for node in pieces.strides:
+            count = len(pieces.entries(node)) * 8 * pieces.of_row
+            for i in range(0, count, LANES):  # lanes past the last piece repeat it
+                flat = tirx.Min(self.body.ids.lane + i, count - 1)
+                element = pieces.element(k, self.body.cells, self.body.ids.group, node, flat)
+                self.sources.append((node, at + i, count - i, element))
+            at += count
+        for t in range(pieces.stages - 1):
+            self._copy(tirx.const(t, "int32"), t)
 
     def _copy(self, t: Expr, slot: Expr) -> None:
         """Begin to copy step t to a stage."""
@@ -401,24 +457,17 @@ class Prefetch:
         with k.when(tirx.And(copies, t < k["steps"])):
             time = k.bind(self.body.time(t))
             for node, first, left, element in self.sources:
-                source = k[f"read_{self.pointers[node]}"].ptr_to([time * self.strides[node] + element])
-                target = self.base + tirx.Cast("uint32", slot * (self._words() * 4) + first * 16)
+                source = k[f"read_{self.pointers[node]}"].ptr_to([time * self.pieces.strides[node] + element])
+                target = self.base + tirx.Cast("uint32", slot * (self.pieces.step_words * 4) + first * 16)
                 with nullcontext() if left >= LANES else k.when(ids.lane < left):
                     k.do(I.ptx["cp.async.cg.shared.global"](target, source, 16))
         k.do(I.ptx["cp.async.commit_group"]())
 
-    def begin(self, t: Expr) -> None:
-        """Step t begins: its values to registers; the copy of a later step takes the place of the last one's."""
-        if not self.order:
-            return
-        k, geometry, ids = self.k, self.geometry, self.body.ids
-        k.do(I.ptx["cp.async.wait_group"](self.stages - 2))
-        k.do(I.cuda.warp_sync())
-        elements, size = self._words() * 4 // geometry.itemsize, geometry.shared_bytes // geometry.itemsize
-        view = I.decl_buffer((size,), geometry.storage, data=self.body.arena.data, scope="shared.dyn")
-        place = self.warp * (4 // geometry.itemsize) + tirx.floormod(t, self.stages) * elements
-        place = k.keep(place + ids.q * 16 + ids.g)
-        for n in range(len(self.order)):
-            for e in range(2):
-                k.store(self.registers, view[place + n * 64 + e * 8], 2 * n + e)
-        self._copy(t + (self.stages - 1), tirx.floormod(t + (self.stages - 1), self.stages))
+    def _await(self) -> None:
+        self.k.do(I.ptx["cp.async.wait_group"](self.pieces.stages - 2))
+        self.k.do(I.cuda.warp_sync())
+
+    def _later(self, t: Expr) -> None:
+        """The copy of a later step takes the place of the last one's."""
+        later = t + (self.pieces.stages - 1)
+        self._copy(later, tirx.floormod(later, self.pieces.stages))

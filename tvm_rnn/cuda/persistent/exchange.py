@@ -35,6 +35,7 @@ from .geometry import (
     COUNTER_WORDS,
     LANES,
     Body,
+    CopiedOutput,
     Exchange,
     Geometry,
     LaneExchange,
@@ -46,6 +47,15 @@ from .geometry import (
 from .layer_input_rows import ClusterInputs, GridInputs, InputPieces, NoPieces
 from .rates import Rates
 
+COMPUTING = 15  # the barrier of a block's warps that compute
+# What copies take where the warps that compute make them. H200, fp16, us a step without and with warps of their own:
+# LSTM 32 in one block 0.343, 0.222, in clusters of two 0.389, 0.305; LSTM 128, eight blocks, 0.472, 0.405; GRU 62, one
+# block, 0.456, 0.275. Before copies were made apart, all of them were predicted slower by as much.
+COPIES_US = 0.15
+# Words of weights per lane, for each hoisted value of a cell, up to which copies are made apart in clusters. H200, us a
+# step without and with that: 16 words, LSTM 128 0.472, 0.405; 32, LSTM 256 0.612, 0.591; 40, GRU 302 1.760, 1.583; 64,
+# GRU 512 1.019, 1.146, LSTM 512 1.061, 1.064; 128, ALIF 512 0.451, 0.465; and of 16 rows, LSTM 256 1.112, 1.221.
+MOST_WEIGHTS = 48
 ROWS_US, CELLS_US = 0.12, 0.1  # each 8 rows of a cluster beyond the first; each 256 cells of a block beyond the first
 # Of each further vector that a cluster's blocks hand to each other, as a backward step does with the gradients of all
 # gates: per 1000 bytes of it that a block receives; and where that is, of each cell of a lane beyond two, whose values
@@ -83,6 +93,20 @@ class ClusterExchange(Exchange):
     def cluster(self, geometry: Geometry) -> int:
         return geometry.ctas
 
+    def blocks_meet(self, k: Writer) -> None:
+        """A barrier of all blocks of a group."""
+        k.do(I.ptx["barrier.cluster.arrive.release.aligned"]())
+        k.do(I.ptx["barrier.cluster.wait.acquire.aligned"]())
+
+    def copied_output(self, geometry: Geometry, rank: Expr) -> CopiedOutput:
+        """What this block stages of it, in this step."""
+        node = geometry.step.graph.output
+        per_word, units = 4 // geometry.itemsize, geometry.units(node.shape[0])
+        first = (geometry.memory_map["stage"] + stage_offset(geometry, node)) * per_word
+        return CopiedOutput(
+            0, rank * units, units, geometry.stage_words // 2 * per_word, lambda row, unit: first + row * units + unit
+        )
+
     def operand_words(self, geometry: Geometry) -> int:
         return geometry.exchange_words
 
@@ -110,6 +134,20 @@ class ClusterExchange(Exchange):
     ) -> Iterator[tuple[str, str, list[Pointer]]]:
         """One for all groups: clusters do not wait for each other."""
         yield "0", groups, []
+
+
+@dataclass(frozen=True)
+class AloneExchange(ClusterExchange):
+    """Of a layer that is in no wave, and whose clusters are all on the GPU at once: blocks of more warps leave no room
+    beside them."""
+
+    rates: ClassVar[Rates] = Rates(0.24, 0.012, 34.0, 0.8, 0.0, 0.03)
+
+    def copies_apart(self, geometry: Geometry) -> bool:
+        return geometry.rows == 8 and geometry.weights_of_lane <= MOST_WEIGHTS * geometry.prefetched_values
+
+    def phase_us(self, geometry: Geometry, phase: Phase, cells: int) -> float:
+        return super().phase_us(geometry, phase, cells) + copies_us(geometry, phase)
 
 
 @dataclass(frozen=True)
@@ -187,7 +225,18 @@ def stage_size(geometry: Geometry, node: Node) -> int:
     return geometry.rows * geometry.units(node.shape[0]) * geometry.itemsize // 4
 
 
-CLUSTER, COUNTER = ClusterExchange(), CounterExchange()
+def copies_us(geometry: Geometry, phase: Phase) -> float:
+    """What a product's phase takes longer where the warps that compute copy too."""
+    copied = phase.kind == "gemm" and geometry.prefetched_values > 0
+    return COPIES_US if copied and not geometry.copy_warps else 0.0
+
+
+def stage_offset(geometry: Geometry, node: Node) -> int:
+    """Words from the first value that a block of a cluster publishes to this one."""
+    return sum(stage_size(geometry, n) for n in geometry.published[: geometry.published.index(node)])
+
+
+CLUSTER, CLUSTER_ALONE, COUNTER = ClusterExchange(), AloneExchange(), CounterExchange()
 
 
 # --- who emits them ---------------------------------------------------------------------------------------------------
@@ -225,6 +274,7 @@ class Exchanger(ABC):
         )
         self.chunks_of_row = 8 * geometry.itemsize // 16  # 16-byte pieces of 8 units
         self.par = 0  # of the step that is being written
+        self.joined = True  # whether the warps that copy were at a barrier of this step
         self.passing = k.local(4, "uint32")
 
     def word(self, node: Node, slot: Expr, kblock: Expr, row: Expr, piece: Expr) -> Expr:
@@ -235,6 +285,17 @@ class Exchanger(ABC):
 
     def plain(self, value: Expr) -> Expr:
         return tirx.Cast(self.geometry.storage, value)
+
+    def sync(self) -> None:
+        if self.geometry.copy_warps:
+            self.k.do(I.ptx.bar.sync(uint32(COMPUTING), uint32(self.geometry.threads)))
+        else:
+            self.k.do(I.cuda.cta_sync())
+
+    def join(self) -> None:
+        """A barrier of all warps of the block, those that copy too: they are at one in each step."""
+        self.k.do(I.cuda.cta_sync())
+        self.joined = True
 
     def pointer(self, node: Node, slot: int, kblock: Expr, row: Expr) -> Expr:
         return self._at(self.word(node, slot, kblock, row, self.ids.q))
@@ -264,7 +325,7 @@ class InShared(Exchanger):
             at = i * geometry.threads + ids.thread
             with k.when(at < total):
                 k.store(body.arena, tirx.const(0, "uint32"), at)
-        k.do(I.cuda.cta_sync())
+        self.sync()
         view = I.decl_buffer(
             (total * 4 // geometry.itemsize,), geometry.storage, data=body.arena.data, elem_offset=0, scope="shared.dyn"
         )
@@ -338,12 +399,7 @@ class Cluster(InShared):
             self.sends[node] = found
 
     def stage_word(self, node: Node) -> int:
-        geometry, at = self.geometry, self.stage_at
-        for other in geometry.published:
-            if other is node:
-                return at
-            at += stage_size(geometry, other)
-        raise KeyError(node)
+        return self.stage_at + stage_offset(self.geometry, node)
 
     def _barrier(self, node: Node, slot: Expr) -> Expr:
         """Word of the mbarrier (8 bytes) of one copy of a value."""
@@ -367,21 +423,17 @@ class Cluster(InShared):
             self.k.do(I.ptx.fence.mbarrier_init.release.cluster())
             for slot in range(2) if geometry.reductions else ():
                 self._expect_parts(slot, slot)
-        self.k.do(I.cuda.cta_sync())
-        self._sync()
+        self.sync()
+        self.geometry.exchange.blocks_meet(self.k)
 
     def end(self) -> None:
         """No block leaves while others may still write into its memory."""
-        self._sync()
-
-    def _sync(self) -> None:
-        """All blocks of the cluster."""
-        self.k.do(I.ptx["barrier.cluster.arrive.release.aligned"]())
-        self.k.do(I.ptx["barrier.cluster.wait.acquire.aligned"]())
+        self.geometry.exchange.blocks_meet(self.k)
 
     def begin_step(self) -> None:
         """Say how many bytes will come for the values that this step, or the next one, reads."""
         body = self.body
+        self.joined = not self.geometry.copy_warps
         for node in self.geometry.published:
             if node not in body.carried:
                 self._expect(node, body.par)
@@ -458,7 +510,10 @@ class Cluster(InShared):
         if not slots:
             return
         k, geometry = self.k, self.geometry
-        k.do(I.cuda.cta_sync())
+        if self.joined or (self.body.copies_output and geometry.step.graph.output not in slots):
+            self.sync()
+        else:
+            self.join()
         for node, (slot, when, y) in slots.items():
             copy = slot * geometry.value_words(node) * 4
             words = [self.passing[z] for z in range(4)]

@@ -20,8 +20,8 @@ from tvm_rnn.cuda.layer.phases import Phase
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Expr
 
-from .exchange import ClusterExchange, InShared
-from .geometry import Body, Geometry, Slots, Store
+from .exchange import ClusterExchange, InShared, copies_us
+from .geometry import Body, CopiedOutput, Geometry, Slots, Store
 from .rates import Rates
 
 # Each value that a lane computes, for two cells and for each cell more. LSTM and sLSTM of 32 and of 64 units, four
@@ -43,10 +43,27 @@ class BlockExchange(ClusterExchange):
     prefetch_steps: ClassVar[int] = 8  # of 0.2 to 0.5 us; a value from memory takes 0.8
     stages: ClassVar[bool] = False
     stores_late: ClassVar[bool] = True
-    rates: ClassVar[Rates] = Rates(0.05, 0.0, 34.0, 0.8, 0.28, 0.0)
+    rates: ClassVar[Rates] = Rates(0.05, 0.0, 34.0, 0.8, 0.1, 0.0)
 
     def place(self, k: Writer, geometry: Geometry) -> tuple[Expr, Expr]:
         return I.cta_id([k["teams"]]), tirx.const(0, "int32")
+
+    def copies_apart(self, geometry: Geometry) -> bool:
+        return True
+
+    def blocks_meet(self, k: Writer) -> None:
+        """There is one."""
+
+    def copied_output(self, geometry: Geometry, rank: Expr) -> CopiedOutput:
+        """What products of the next step read."""
+        node = geometry.step.graph.output
+        per_word, each = 4 // geometry.itemsize, geometry.block_k
+
+        def element(row: Expr, unit: Expr) -> Expr:
+            line = tirx.floordiv(unit, each) * geometry.rows + row
+            return geometry.value_at[node] * per_word + line * each + tirx.floormod(unit, each)
+
+        return CopiedOutput(1, 0, node.shape[0], geometry.value_words(node) * per_word, element)
 
     def exchanger(self, body: Body, stage_at: int, barriers_at: int) -> Block:
         return Block(body)
@@ -58,6 +75,7 @@ class BlockExchange(ClusterExchange):
         each = VALUE_US * min(cells, 2) + MORE_US * max(0, cells - 2)
         us = len(phase.nodes) * each * max(1.0, geometry.warps / 8)
         stored = len({*geometry.step.graph.emitted} & {*phase.nodes, *phase.roots, phase.root})
+        us += copies_us(geometry, phase)
         return us + STORED_US * stored * max(0, geometry.units(phase.width) * geometry.rows - STORED_CELLS) / 1000
 
 
@@ -91,7 +109,7 @@ class Block(InShared):
     def begin_step(self) -> None:
         """What the step before has published is not known to be there. A phase that publishes before anybody waits
         would overwrite what others still read."""
-        self.met = False
+        self.met, self.joined = False, not self.geometry.copy_warps
         if self._publishes_first:
             self._meet()
 
@@ -109,9 +127,17 @@ class Block(InShared):
             self._meet()
 
     def _meet(self) -> None:
-        """All warps of the block."""
-        self.k.do(I.cuda.warp_sync() if self.geometry.warps == 1 else I.cuda.cta_sync())
+        if self.joined:
+            self.sync()
+        else:
+            self.join()
         self.met = True
+
+    def sync(self) -> None:
+        if self.geometry.warps == 1:
+            self.k.do(I.cuda.warp_sync())
+        else:
+            super().sync()
 
     def stage(self, node: Node, block: int, j: int, e: int, value: Expr) -> None:
         geometry, body = self.geometry, self.body

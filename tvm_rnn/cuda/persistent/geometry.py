@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from math import ceil
+from math import ceil, gcd, prod
 from typing import ClassVar, Protocol, TypeAlias
 
 from tvm import tirx
@@ -50,6 +50,8 @@ POISON = 0xFFFFFFFF  # memory that nobody has written yet: no value's bits, see 
 # and 100 us without and with lines, backward 134 and 113; of 64 (one) 57 and 62, 92 and 86.
 LEAST_LINE = {"forward": 128, "backward": 64}
 BLOCK_BYTES = 232448  # of shared memory, that a block may have
+SPARE = 24  # registers that a kernel may have beyond the estimate where added warps leave each fewer
+MOST_COPY_WARPS, COPIES = 4, 4  # one for each quarter of a multiprocessor; pieces of a step for each lane
 COUNTER_WORDS = 32  # a counter per 128 bytes: no two groups share a line
 Store = Callable[[Expr, Expr, Sequence[Expr]], None]  # (row, unit, words): 16 bytes of y
 Slots: TypeAlias = "dict[Node, tuple[Expr, Expr | None, Store | None]]"  # per published value: the copy, when, y
@@ -71,6 +73,12 @@ class Share:
     @property
     def streamed(self) -> int:
         return self.kblocks - self.registers - self.shared
+
+
+def most_registers(warps: int) -> int:
+    """Registers that a thread may have, of a block of so many warps: a quarter of a multiprocessor has 16384 for its
+    own warps."""
+    return min(255, (1 << 14) // (LANES * ceil(warps / 4)) // 8 * 8)
 
 
 def begins(**sizes: int) -> dict[str, int]:
@@ -148,6 +156,9 @@ class ExchangeEmitter(Protocol):
 
     def plain(self, value: Expr) -> Expr:
         """A float32 value in the storage dtype, as others may read it."""
+
+    def sync(self) -> None:
+        """A barrier of all warps of the block that compute."""
 
     def end(self) -> None:
         """At the kernel's end."""
@@ -273,6 +284,13 @@ class Cells(Protocol):
     def alone(self, width: int, block: int, j: int, e: int) -> Expr: ...
 
 
+class Clock(Protocol):
+    """What counts cycles, where a kernel has clocks (`phase_clocks.py`)."""
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Statements that wait."""
+
+
 class Resets(Protocol):
     """Lengths and resets (`lengths_and_resets.py`)."""
 
@@ -297,6 +315,9 @@ class Body(Protocol):
     held: dict[Held, Expr]
 
     @property
+    def clock(self) -> Clock: ...
+
+    @property
     def tape_stores(self) -> Tape: ...
 
     @property
@@ -313,6 +334,10 @@ class Body(Protocol):
 
     @property
     def exchange(self) -> ExchangeEmitter: ...
+
+    @property
+    def copies_output(self) -> bool:
+        """Whether warps that copy store y."""
 
     @property
     def inputs(self) -> InputRows: ...
@@ -338,6 +363,19 @@ class Body(Protocol):
 
 
 # --- how blocks exchange values ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CopiedOutput:
+    """y in shared memory, as the warps that copy find it behind a step's barrier. lag: how many steps before that one
+    it is of; first, units: the block's own; apart: elements from an even step's to an odd one's; element: of a row and
+    one of these units, of an even step."""
+
+    lag: int
+    first: Expr
+    units: int
+    apart: int
+    element: Callable[[Expr, Expr], Expr]
 
 
 class Exchange(ABC):
@@ -376,6 +414,20 @@ class Exchange(ABC):
     def cluster(self, geometry: Geometry) -> int:
         """Blocks that are launched as a cluster."""
         return 1
+
+    # What warps that copy ask for, where it `copies_apart`.
+
+    def copies_apart(self, geometry: Geometry) -> bool:
+        """Whether warps of their own copy hoisted values and y (`copy_warps.py`)."""
+        return False
+
+    def blocks_meet(self, k: Writer) -> None:
+        """A barrier of all blocks of a group."""
+        raise NotImplementedError
+
+    def copied_output(self, geometry: Geometry, rank: Expr) -> CopiedOutput:
+        """Where y lies that they store, of a block of this rank."""
+        raise NotImplementedError
 
     def operand_words(self, geometry: Geometry) -> int:
         """Words of shared memory for what blocks exchange."""
@@ -614,8 +666,8 @@ class Geometry(ABC):
 
     def fits(self, registers: int = 255, shared_bytes: int = BLOCK_BYTES) -> bool:
         """Whether a block fits on an SM. 255 registers per thread, 64 K per SM."""
-        most = min(registers, (1 << 16) // self.threads // 8 * 8)
-        return self.threads <= 1024 and self.registers() <= most and self.shared_bytes <= shared_bytes
+        most = min(registers, most_registers(self.warps + self.copy_warps))
+        return self.block_threads <= 1024 and self.registers() <= most and self.shared_bytes <= shared_bytes
 
     def registers(self) -> int:
         """An estimate per thread, used to discard what would spill: of the product, cells, and what addresses take."""
@@ -655,7 +707,35 @@ class Geometry(ABC):
 
     @property
     def threads(self) -> int:
+        """Of the warps that compute."""
         return LANES * self.warps
+
+    @cached_property
+    def copy_warps(self) -> int:
+        """Warps that copy hoisted values and y while the others compute (`copy_warps.py`): a lane has few pieces of a
+        step. Weights in 8 bits leave no registers for them."""
+        reads = any(not operand.given for phase in self.step.phases for operand in phase.operands)
+        if not self.exchange.copies_apart(self) or self.stored or self.step.given or not reads:
+            return 0
+        output = self.step.graph.output.shape[0]
+        pieces = self.prefetch_words // 4 // self.exchange.prefetch_steps
+        stored = self.rows * min(output, self.units(output)) * self.itemsize // gcd(16, output * self.itemsize)
+        wanted = min(MOST_COPY_WARPS, ceil((pieces + stored) / (COPIES * LANES)) if pieces else 0)
+        # Registers that others have less of then; an estimate wants some to spare.
+        room = {n: most_registers(self.warps + n) for n in range(wanted, 0, -1)}
+        same, registers = most_registers(self.warps), self.registers()
+        return next((n for n, most in room.items() if registers + (SPARE if most < same else 0) <= most), 0)
+
+    @cached_property
+    def weights_of_lane(self) -> int:
+        """Words of weights that a lane multiplies in a step."""
+        operands = ((phase, operand) for phase in self.step.phases for operand in phase.operands)
+        return sum(self.block_words(p) * (self.operand_blocks(o) // self.k_parts) for p, o in operands)
+
+    @property
+    def block_threads(self) -> int:
+        """Of a block."""
+        return self.threads + LANES * self.copy_warps
 
     @property
     def tiles(self) -> int:
@@ -795,7 +875,16 @@ class Geometry(ABC):
         # clusters (LSTM 256).
         aligned = node in self.step.whole and (self.exchange.in_memory or self.step.heads > 1)
         whole = node.op != "input" or aligned
-        return not self.reads_in_step and whole and slot >= 0 and phase.width % 8 == 0 and not node.mask
+        # Rows of hoisted values begin at multiples of 16 bytes, further components of odd widths do not.
+        alone = node.op != "input" and self.step.heads == 1 and prod(node.shape) == phase.width > 1
+        pieces = slot >= 0 and (phase.width % 8 == 0 or alone)
+        return not self.reads_in_step and whole and pieces and not node.mask
+
+    @property
+    def prefetched_values(self) -> int:
+        """Hoisted values of a cell that are prefetched."""
+        pairs = zip(self.step.phases, self.step.reads, strict=True)
+        return sum(self.prefetches(phase, node, slot) for phase, reads in pairs for node, slot in reads)
 
     @property
     def prefetching_warps(self) -> int:

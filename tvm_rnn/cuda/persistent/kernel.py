@@ -9,9 +9,9 @@ Rewrite: for t: for phase: gemm; pointwise  -->  one launch; units over blocks, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -27,8 +27,11 @@ from tvm_rnn.tir.expr import Buffer, Expr
 from .cell_epilogue import Epilogue, TapeStores, name_of
 from .cell_epilogue import pointers as kept_pointers
 from .cell_reads import CellReads, place_of
-from .geometry import LANES, Geometry, Held, Share, ThreadIds
+from .copy_warps import CopyWarps, copies_output
+from .geometry import Geometry, Held, Share, ThreadIds
+from .lane_cells import Block, LaneCells, identify
 from .lengths_and_resets import Masks
+from .phase_clocks import POINTER, PhaseClock, clocks
 from .unit_reduction import Reduction
 
 COOPERATIVE = {"tirx.kernel_launch_params": ["tirx.use_cooperative_launch"]}
@@ -51,7 +54,7 @@ def pointers(geometry: Geometry, layout: Layout, masked: bool = False) -> list[t
     found += [(f"read_{n}", place_of(layout, node).dtype) for n, node in enumerate(step.read_nodes)]
     found += [(f"x_{n}", geometry.storage) for n in range(len(step.given))]
     found += [(f"{which}_{n}", "float32") for which in ("old", "new") for n in range(len(step.graph.states))]
-    found += [("y", layout.output.dtype), *kept_pointers(layout)]
+    found += [("y", layout.output.dtype), *kept_pointers(layout), *([POINTER] if clocks() else [])]
     if geometry.exchange.in_memory:
         found += [("exchange", "uint32"), ("counter", "uint32"), ("below", "uint32")]
     return [*found, *(MASK_POINTERS if masked else ())]
@@ -69,23 +72,25 @@ def strides_of_heads(geometry: Geometry, layout: Layout) -> dict[str, int]:
     return found | ({"y": step.graph.output.shape[0]} if layout.emits else {})
 
 
-@dataclass(frozen=True)
-class Block:
-    """Who a thread of a kernel is: its group of blocks, its block's rank in there, its number in the block; and the
-    block's shared memory."""
-
-    group: Expr
-    rank: Expr
-    thread: Expr
-    arena: Buffer
-
-
 def enter(k: Writer, geometry: Geometry, shared_bytes: int) -> Block:
     """The first statements of a kernel of this geometry, whose blocks have so much shared memory."""
     place = geometry.exchange.place(k, geometry)
-    thread = I.thread_id([geometry.threads])
+    thread = I.thread_id([geometry.block_threads])
     arena: Buffer = I.alloc_buffer((shared_bytes // 4,), "uint32", scope="shared.dyn", align=geometry.alignment)
     return Block(*place, thread, arena)
+
+
+def of_head(k: Writer, geometry: Geometry, layout: Layout, block: Block) -> Block:
+    """Heads lie beside each other in all that the kernel reads and writes: its pointers become those of this head. What
+    is left of the group's number is that of its batch rows."""
+    heads = layout.heads
+    if heads == 1:
+        return block
+    head = k.keep(tirx.floormod(block.group, heads))
+    for name, elements in strides_of_heads(geometry, layout).items():
+        whole = k[name]
+        k.arguments[name] = I.decl_buffer(whole.shape, whole.dtype, data=whole.data, elem_offset=head * elements)
+    return replace(block, group=tirx.floordiv(block.group, heads))
 
 
 def kernel(name: str, geometry: Geometry, layout: Layout, initial: Mapping[str, float] | None = None) -> Kernel:
@@ -98,7 +103,12 @@ def kernel(name: str, geometry: Geometry, layout: Layout, initial: Mapping[str, 
 
     def body(k: Writer) -> None:
         with I.attr({"tirx.launch_bounds_min_blocks_per_sm": 1}):  # else ptxas may stop at 128 registers, and spill
-            KernelBody(k, geometry, layout, initial, enter(k, geometry, geometry.shared_bytes)).emit()
+            block = of_head(k, geometry, layout, enter(k, geometry, geometry.shared_bytes))
+            with k.when(block.thread < geometry.threads) if geometry.copy_warps else nullcontext():
+                KernelBody(k, geometry, layout, initial, block).emit()
+            if geometry.copy_warps:
+                with k.when(block.thread >= geometry.threads):
+                    CopyWarps(k, geometry, layout, block, masked).emit()
 
     with flavour(geometry.precision):
         return write(
@@ -106,7 +116,7 @@ def kernel(name: str, geometry: Geometry, layout: Layout, initial: Mapping[str, 
             pointers(geometry, layout, masked),
             (*SCALARS, *(MASK_SCALARS if masked else ())),
             body,
-            threads=geometry.threads,
+            threads=geometry.block_threads,
             attributes=attributes,
             shared_bytes=geometry.shared_bytes,
             cluster=geometry.cluster,
@@ -132,9 +142,11 @@ class KernelBody:
 
         self.arena = block.arena
         self.ids = self._identify(block)
+        self.clock = PhaseClock(self, len(self.step.phases))
         self.cells = LaneCells(k, geometry, self.ids)
         self.reads = CellReads(self, geometry.prefetch_at)
         self.stores_late = geometry.exchange.stores_late
+        self.copies_output = copies_output(geometry, layout, initial is not None)
         self.tape_stores = TapeStores(self, self.stores_late and initial is None)
         self.masks: Masks | None = None
         emitters = geometry.emitters(self)
@@ -154,11 +166,13 @@ class KernelBody:
         self.pieces.prepare()
         if self.masks is not None:
             self.masks.ask(1, tirx.const(1, "int32"))
+        self.clock.prepare()
         steps = self.k["steps"]
         with self.k.loop(tirx.floordiv(steps + 1, 2)) as pair:
             for par in range(2):
                 with self.k.when(pair * 2 + par < steps) if par else nullcontext():
                     self._step(par, pair * 2 + par)
+        self.clock.end()
         self._store_states()
         self.tape_stores.end()
         self.exchange.end()
@@ -167,18 +181,13 @@ class KernelBody:
     def _identify(self, block: Block) -> ThreadIds:
         """Who this thread is. Special registers are read once, into registers."""
         geometry, k = self.geometry, self.k
-        place = block.group, block.rank
-        if self.layout.heads > 1:
-            place = self._of_head(*place)
         self.first: Buffer = k.local(1, "int32")
         k.store(self.first, tirx.Select(k["direction"] < 0, k["steps"] - 1, tirx.const(0, "int32")), 0)
         pinned = self.pinned = k.local(3, "int32")
-        for n, value in enumerate((*place, block.thread)):
+        for n, value in enumerate((block.group, block.rank, block.thread)):
             k.store(pinned, value, n)
         group, rank, thread = pinned[0], pinned[1], pinned[2]
-        warp, lane = tirx.floordiv(thread, LANES), tirx.floormod(thread, LANES)
-        g, q = tirx.floordiv(tirx.floormod(thread, LANES), 4), tirx.floormod(thread, 4)
-        return ThreadIds(group, rank, thread, warp, lane, g, q, *geometry.warp_place(warp))
+        return identify(geometry, group, rank, thread)
 
     def _identify_again(self) -> None:
         """What follows computes its addresses anew: compilers cannot tell that these numbers are the same, as no number
@@ -186,16 +195,6 @@ class KernelBody:
         none = tirx.shift_right(self.k["steps"], tirx.const(31, "int32"))
         for n in range(3):
             self.k.store(self.pinned, tirx.bitwise_or(self.pinned[n], none), n)
-
-    def _of_head(self, team: Expr, rank: Expr) -> tuple[Expr, Expr]:
-        """Heads lie beside each other in all that the kernel reads and writes: its pointers become those of this head.
-        What is left of the group's number is that of its batch rows."""
-        k, heads, layout = self.k, self.layout.heads, self.layout
-        head = k.keep(tirx.floormod(team, heads))
-        for name, elements in strides_of_heads(self.geometry, layout).items():
-            whole = k[name]
-            k.arguments[name] = I.decl_buffer(whole.shape, whole.dtype, data=whole.data, elem_offset=head * elements)
-        return tirx.floordiv(team, heads), rank
 
     # --- start and end -----------------------------------------------------------------------------------------------
 
@@ -245,14 +244,16 @@ class KernelBody:
         late = next((p for p in self.step.phases if p.kind == "gemm"), None) if self.stores_late else None
         if late is None:
             self.tape_stores.before()
-        for phase in self.step.phases:
+        for number, phase in enumerate(self.step.phases):
             self.phase = phase
+            self.clock.enter(number, "product" if phase.kind == "gemm" else "cells")
             if phase.kind == "reduce":
                 Reduction(self, phase).emit()
             else:
                 gates = self.product.emit(phase) if phase.kind == "gemm" else ()
                 if phase is late:
                     self.tape_stores.before()
+                self.clock.enter(number, "cells")
                 self._stash(phase)
                 Epilogue(self, phase, gates).emit()
             self.tape_stores.phase(phase)
@@ -279,7 +280,8 @@ class KernelBody:
     def ready(self, share: Share) -> None:
         if not share.operand.given:
             self._stash(self.phase)
-            self.exchange.ready(share.operand.source)
+            with self.clock.waiting():
+                self.exchange.ready(share.operand.source)
 
     def _stash(self, phase: Phase) -> None:
         """Once per step, when no product reads this step's input any more, before a wait if there is one."""
@@ -287,56 +289,3 @@ class KernelBody:
             return
         self.stashed = True
         self.inputs.stash(self.t, self.par)
-
-
-class LaneCells:
-    """The cells of this thread. Construct once, at the kernel's start: rows are kept in registers."""
-
-    def __init__(self, k: Writer, geometry: Geometry, ids: ThreadIds) -> None:
-        self.k, self.geometry, self.ids = k, geometry, ids
-        self.rows = k.local(geometry.own_tiles, "int32")
-        for j in range(geometry.own_tiles):
-            row = k["row0"] + ids.group * geometry.rows + self.tile(j) * 8 + ids.q * 2
-            k.store(self.rows, row, j)
-
-    def unit(self, width: int, block: int) -> Expr:
-        """This lane's unit: of the `block`-th of its blocks of 8."""
-        return self.first_unit(width, block) + self.ids.g
-
-    def first_unit(self, width: int, block: int) -> Expr:
-        """The first unit of a block of 8."""
-        geometry, ids = self.geometry, self.ids
-        return ids.rank * geometry.units(width) + (ids.warp_u * geometry.blocks(width) + block) * 8
-
-    def tile(self, j: int) -> Expr:
-        """The batch tile of this warp's j-th own one, among the group's."""
-        return self.ids.warp_n * self.geometry.tiles + self.geometry.own_tile(j, self.ids.warp_k)
-
-    def row(self, j: int, e: Expr) -> Expr:
-        """The batch row, in the arrays."""
-        return self.rows[j] + e
-
-    def own_tile(self, j: int) -> AbstractContextManager[None]:
-        """Statements for warps that have a j-th tile."""
-        owned = self.geometry.owned(j, self.ids.warp_k)
-        return nullcontext() if owned is None else self.k.when(owned)
-
-    def each(self, width: int) -> Iterator[tuple[int, int, int]]:
-        """(block, own tile, row of two) of every cell of a value so wide."""
-        blocks = 1 if width == 1 else self.geometry.blocks(width)
-        return ((b, j, e) for j in range(self.geometry.own_tiles) for b in range(blocks) for e in range(2))
-
-    def alone(self, width: int, block: int, j: int, e: int) -> Expr:
-        """The same for one lane of those that know a cell: all do where it is one number per row."""
-        inside, ids = self.inside(width, block, j, e), self.ids
-        if width > 1:
-            return inside
-        first = tirx.And(tirx.EQ(ids.g, 0), tirx.And(tirx.EQ(ids.rank, 0), tirx.EQ(ids.warp_u, 0)))
-        return tirx.And(first, inside)
-
-    def inside(self, width: int, block: int, j: int, e: int) -> Expr:
-        """Whether a cell is one of the layer's: rows and units are padded."""
-        inside = self.row(j, e) < self.k["batch"]
-        if width > 1 and self.geometry.ctas * self.geometry.units(width) != width:
-            inside = tirx.And(inside, self.unit(width, block) < width)
-        return inside

@@ -112,7 +112,7 @@ class TapeLines:
     def end(self) -> None:
         """Those of the last step."""
         t = self.k["steps"] - 1
-        self.k.do(I.cuda.cta_sync())
+        self.body.exchange.sync()
         self._send(t, tirx.Cast("uint32", tirx.floormod(t, 2) * self.geometry.line_bytes))
 
     def _send(self, t: Expr, behind: Expr) -> None:

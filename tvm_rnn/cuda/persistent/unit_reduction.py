@@ -75,7 +75,8 @@ class Reduction:
                     self._across((root.op, *self.own[(root, j, e)]) for e in range(2))
                 for first, count in self._messages():
                     self._send_partial(number, first, count, j)
-        self.body.exchange.meet(number)
+        with self.body.clock.waiting():
+            self.body.exchange.meet(number)
         # Results are read later, outside of the condition that there is such a tile.
         results = [self.k.local(2 * len(self.phase.roots)) for _ in range(geometry.own_tiles)]
         for j in range(geometry.own_tiles):

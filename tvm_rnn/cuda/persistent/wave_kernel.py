@@ -34,7 +34,7 @@ from tvm_rnn.tir.expr import Expr
 from tvm_rnn.tir.index import uint32, wide
 
 from .geometry import POISON, Geometry
-from .kernel import COOPERATIVE, SCALARS, KernelBody, enter, pointers
+from .kernel import COOPERATIVE, SCALARS, KernelBody, enter, of_head, pointers
 
 FOLLOWS = "follows"  # the scalar of a layer's own kernel that its number says here
 
@@ -66,7 +66,8 @@ def wave_kernel(
                 mine = [n for n, index in enumerate(of_layer) if index == number]
                 with k.when(_one_of(layer, mine)) if len(members) > 1 else nullcontext():
                     own = _of_layers(k, member, layer, mine)
-                    KernelBody(own, member.geometry, member.layout, initial, block).emit()
+                    place = of_head(own, member.geometry, member.layout, block)
+                    KernelBody(own, member.geometry, member.layout, initial, place).emit()
 
     with flavour(geometry.precision):
         return write(
@@ -74,7 +75,7 @@ def wave_kernel(
             [*every, *(MASK_POINTERS if masked else ())],
             [*(scalar for scalar in SCALARS if scalar[0] != FOLLOWS), *(MASK_SCALARS if masked else ())],
             body,
-            threads=geometry.threads,
+            threads=geometry.block_threads,
             attributes=COOPERATIVE,
             shared_bytes=shared_bytes,
             cluster=geometry.cluster,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from math import ceil, floor, log, log10
 from typing import TypedDict
 
 from tvm_rnn.decisions import Figures
@@ -20,6 +21,7 @@ from tvm_rnn.vega_lite import BLUE, GREY, ORANGE, WIDTH, Spec
 
 LETTER = 7  # pixels of a label's letter
 LINE = 15  # pixels from a name to the one below
+HEIGHT = 260  # pixels of a roofline
 FEW = {"labelOverlap": "greedy", "labelSeparation": 8, "tickCount": 6}  # labels of an axis
 KINDS = ("a kernel: a bound, not measured", "all of it, {source}")  # what a point of a roofline is
 
@@ -70,17 +72,20 @@ def roofline(
     line = [{"intensity": x, "tflops": min(peak, x * memory)} for x in (low, ridge, high)]
     x = {"field": "intensity", "type": "quantitative", "title": "FLOPs per byte moved", "axis": FEW}
     x |= {"scale": {"type": "log", "nice": False, "domain": [low, end]}}
-    y = {"field": "tflops", "type": "quantitative", "scale": {"type": "log"}, "title": "TFLOP/s"}
+    rates = [*(row["tflops"] for row in line), *(p[1] for p in points)]
+    bottom, top = (10.0 ** way(log10(rate)) for way, rate in ((floor, min(rates)), (ceil, max(rates))))
+    y: Spec = {"field": "tflops", "type": "quantitative", "title": "TFLOP/s"}
+    y |= {"scale": {"type": "log", "nice": False, "domain": [bottom, top]}}
     kind: Spec = {"field": "kind", "type": "nominal", "title": None}
     kind |= {"legend": {"orient": "bottom", "labelLimit": 0, "direction": "vertical"}}
     kinds = [words for words in (KINDS[0], KINDS[1].format(source=source)) if any(p[3] == words for p in points)]
     colour = {**kind, "scale": {"domain": kinds, "range": [BLUE, ORANGE]}}
     shape = {**kind, "scale": {"domain": kinds, "range": ["circle", "square"]}}
-    # The roof rises and then is level: below to the right of a point there is room; each name has a line of its own.
     name: Spec = {"x": x, "y": y, "text": {"field": "name"}}
-    lines = [{"align": "left", "dx": 8, "dy": 15 + LINE * number} for number in range(len(drawn))]
+    places = [(WIDTH * _part(p[0], low, end), HEIGHT * (1 - _part(p[1], bottom, top))) for p in points]
+    lines = [{"align": "left", "dx": 8, "dy": down} for down in label_shifts(places, [p[2] for p in points])]
     return {
-        "height": 260,
+        "height": HEIGHT,
         "layer": [
             {"data": {"values": line}, "mark": {"type": "line", "color": GREY}, "encoding": {"x": x, "y": y}},
             {
@@ -96,8 +101,33 @@ def roofline(
     }
 
 
+def _part(value: float, first: float, last: float) -> float:
+    """How far along a logarithmic axis it is."""
+    return log(value / first) / log(last / first)
+
+
+def label_shifts(places: Sequence[tuple[float, float]], names: Sequence[str]) -> list[float]:
+    """Pixels from each point down to the middle of its name: no name lies on another one or on the axis. places: of the
+    points, from the left and from the top. A roof rises and then is level, so there is room below to the right of a
+    point; where that is too near the bottom, above it."""
+    found, taken = dict[int, float](), list[tuple[float, float, float]]()
+    for number in sorted(range(len(places)), key=lambda n: places[n][1]):
+        left, top = places[number]
+        right = left + LETTER * len(names[number])
+
+        def free(y: float, left: float = left, right: float = right) -> bool:
+            return all(abs(y - at) >= LINE or right < first or last < left for at, first, last in taken)
+
+        below = [top + LINE * (1 + n) for n in range(len(places)) if top + LINE * (1.5 + n) <= HEIGHT]
+        above = [top - LINE * (1 + n) for n in range(len(places))]
+        y = next(filter(free, [*below, *above]), top + LINE)
+        found[number] = y - top
+        taken.append((y, left, right))
+    return [found[number] for number in range(len(places))]
+
+
 class PhaseRow(TypedDict):
-    """Where the time of one phase of a step goes, in microseconds, as the model of time has it."""
+    """Where the time of one phase of a step goes, in microseconds: as the model of time has it, or as clocks say."""
 
     kind: str
     units: int
@@ -110,8 +140,14 @@ PARTS = {"exchange": "waits for other blocks' values", "product": "products", "c
 PHASES = {"gemm": "product", "reduce": "reduction", "pointwise": "pointwise"}
 
 
-def step_timeline(phases: Sequence[PhaseRow]) -> Spec:
-    """One step of a persistent kernel over time: a row for each phase, a bar for each thing that it does."""
+def step_us(phases: Sequence[PhaseRow]) -> float:
+    """What a step takes."""
+    return sum(phase["exchange"] + phase["product"] + phase["cells"] for phase in phases)
+
+
+def step_timeline(phases: Sequence[PhaseRow], source: str = "predicted", longest: float = 0.0) -> Spec:
+    """One step of a persistent kernel over time: a row for each phase, a bar for each thing that it does. source: of
+    the times; longest: how long a step the axis has room for, to compare with another one."""
     rows, at = [], 0.0
     for number, phase in enumerate(phases, 1):
         name = f"{number}: {PHASES.get(phase['kind'], phase['kind'])}, {phase['units']} units"
@@ -119,7 +155,8 @@ def step_timeline(phases: Sequence[PhaseRow]) -> Spec:
             rows.append({"phase": name, "part": PARTS[part], "from": at, "to": at + us, "us": round(us, 3)})
             at += us
     words = [*PARTS.values()]
-    x: Spec = {"field": "from", "type": "quantitative", "title": "microseconds of one step, predicted", "axis": FEW}
+    title, whole = f"microseconds of one step, {source}", max(longest, step_us(phases))
+    x: Spec = {"field": "from", "type": "quantitative", "title": title, "axis": FEW, "scale": {"domain": [0, whole]}}
     colour = {
         "field": "part",
         "type": "nominal",

@@ -15,7 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tvm_rnn.decisions import DecisionFacts
+from tvm_rnn.decisions import DecisionFacts, Figures
 from tvm_rnn.explain.facts import ExplanationFacts, KernelFacts, NetworkFacts, PassFacts
 from tvm_rnn.explain.summary import QUESTIONS, summary
 from tvm_rnn.explain.tables import percent
@@ -270,11 +270,27 @@ def _steps(own: NetworkFacts, more: str) -> Iterator[str]:
     if rows:
         yield _h2(f"step{more}", "One step on the GPU")
         words = "By the model of time that chose this kernel. All steps run in one launch: this repeats T times."
+        if any("clocked_times" in row["facts"] for row in rows):
+            words += " Below it, where the kernel ran: by clocks in it, the mean of its blocks and warps."
+            words += " Clocks take time of their own."
         yield f'<p class="soft">{words}</p>'
     for row in rows:
         title = f"{row['what']}{subject_text(row, own['graphs'])}"
         yield f"<h3>{escape(title)}</h3>"
-        yield _chart(charts.step_timeline(row["facts"]["phase_times"]), f"one step of {title}")
+        yield from _step_charts(row["facts"], title)
+
+
+def _step_charts(facts: Figures, title: str) -> Iterator[str]:
+    """A step as predicted and, where there are clocks, as measured, over one axis."""
+    predicted = facts["phase_times"]
+    if "clocked_times" not in facts:
+        yield _chart(charts.step_timeline(predicted), f"one step of {title}")
+        return
+    measured = facts["clocked_times"]
+    longest = max(charts.step_us(predicted), charts.step_us(measured))
+    yield _chart(charts.step_timeline(predicted, longest=longest), f"one step of {title}, predicted")
+    source = f"measured at {facts['clocked_by']}"
+    yield _chart(charts.step_timeline(measured, source, longest), f"one step of {title}, measured")
 
 
 def work(own: NetworkFacts) -> Iterator[str]:

@@ -319,7 +319,8 @@ class BulkCopyProduct(WgmmaProduct):
         bulk.refresh()
         between = self.begin(phase)
         for number, chunk in enumerate(every):
-            bulk.wait(chunk)
+            with body.clock.waiting():
+                bulk.wait(chunk)
             self.before_chunk(phase)
             k.do(I.ptx.wgmma.fence.sync.aligned())
             self._multiply(phase, chunk, acc, number == 0)

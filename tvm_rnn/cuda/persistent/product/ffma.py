@@ -248,7 +248,8 @@ class FfmaPipeline:
             with k.when(tirx.NE(k["follows"], tirx.const(0, "int32"))):
                 self._poll(number, c, stage)
         else:
-            self._poll(number, c, stage)
+            with self.body.clock.waiting():
+                self._poll(number, c, stage)
         k.do(I.cuda.warp_sync())  # all lanes' pieces are there, and nobody reads the stage before this one
         last = uint32(self.ahead * self.bytes)
         free = k.keep(self.first + tirx.Select(self.slot[0] == uint32(0), last, self.slot[0] - uint32(self.bytes)))

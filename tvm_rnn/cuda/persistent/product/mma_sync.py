@@ -413,7 +413,8 @@ class MmaSyncProduct:
             ask(*which)
         if polls:
             every = [[pieces[(kblock * tiles + tile) * 4 + z] for z in range(4)] for kblock, tile in early]
-            until_written(k, len(early), lambda n: largest(every[n]), lambda n: ask(*early[n]))
+            with self.body.clock.waiting():
+                until_written(k, len(early), lambda n: largest(every[n]), lambda n: ask(*early[n]))
             k.do(I.cuda.warp_sync())  # MMA wants the whole warp at one place
         self._ask_weights(phase, share, 0)
         for kblock in range(share.kblocks):
@@ -465,7 +466,7 @@ class MmaSyncProduct:
             return self.arena.ptr_to([self.partial_at + place + (row * LANES + ids.lane) * 4])
 
         if number or not geometry.separated(phase):
-            k.do(I.cuda.cta_sync())
+            self.exchange.sync()
         own, part = k.local(m_tiles * geometry.pass_own * 4), k.local(4 * geometry.warps_k)
         number_of = tirx.Cast("uint32", group + 1 + self._turn(phase) * geometry.warps_u * geometry.warps_n)
         threads = tirx.const(LANES * geometry.warps_k, "uint32")

@@ -178,7 +178,8 @@ class Operands:
             def worst(at: int, pieces: Buffer = pieces) -> Expr:
                 return largest([pieces[4 * at + z] for z in range(4)])
 
-            until_written(k, len(self.held), worst, self.load)
+            with body.clock.waiting():
+                until_written(k, len(self.held), worst, self.load)
             k.do(I.cuda.warp_sync())
             at = self.geometry.place(share.operand.source) + body.ids.warp_k * (total * 4)
             at = k.keep(at + self.mine() * 4)

@@ -1,0 +1,47 @@
+"""Clocks in a network's kernels, emulated, beside the decisions that a report shows."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import emulator
+import pytest
+
+import tvm_rnn as rnn
+from tvm_rnn.decisions import DecisionFacts
+from tvm_rnn.explain.html import page
+from tvm_rnn.explain.phase_clocks import with_clocks
+from tvm_rnn.runtime.runtime import Module
+
+
+@pytest.mark.broad
+def test_phases_have_measured_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_GPUS", "90")
+    net = rnn.RNN(rnn.cells.gru_reset_before, 8, 16, dtype="bfloat16").init(0)
+    compiled = partial(emulator.compile, net, batch=[3])
+    before = compiled().manifest["decisions"]
+    after = with_clocks(before, compiled, 3)
+    own, row = [[d for d in rows if "phase_times" in d.get("facts", {})] for rows in (before, after)]
+    assert len(own) == len(row) == 1 and len(after) == len(before)
+    predicted, measured = own[0]["facts"]["phase_times"], row[0]["facts"]["clocked_times"]
+    same = [(phase["kind"], phase["units"]) for phase in predicted]
+    assert [(phase["kind"], phase["units"]) for phase in measured] == same
+    assert all(phase["product"] > 0 and phase["cells"] > 0 and phase["exchange"] >= 0 for phase in measured)
+    assert row[0]["facts"]["clocked_by"] == "B = 3, T = 3" and "clocked_times" not in own[0]["facts"]
+
+
+def test_what_has_no_phases_is_not_compiled_again() -> None:
+    def compiled() -> Module:
+        raise AssertionError
+
+    decisions: list[DecisionFacts] = [{"stage": "regime", "done": True, "what": "step by step", "facts": {}}]
+    assert with_clocks(decisions, compiled, 3) == decisions
+
+
+def test_a_page_draws_both_over_one_axis() -> None:
+    pytest.importorskip("vl_convert")
+    phase = {"kind": "gemm", "units": 32, "exchange": 0.5, "product": 1.0, "cells": 0.25}
+    facts = {"phase_times": [phase], "clocked_times": [{**phase, "product": 3.0}], "clocked_by": "B = 2, T = 3"}
+    whole = "".join(page._step_charts(facts, "a layer"))
+    assert "one step, predicted" in whole and "one step, measured at B = 2, T = 3" in whole
+    assert whole.count("<svg") == 2
