@@ -57,14 +57,16 @@ def test_gradients_are_kept_before_they_are_read() -> None:
 
 @pytest.mark.broad
 def test_launches_do_not_grow_with_the_time() -> None:
-    def loops(name: str) -> list[str]:
-        lines = [line.strip() for program in trained(name)[1].programs for line in program.sequence.lines]
+    def loops(name: str, width: int = 8) -> list[str]:
+        programs = trained(name, width)[1].programs
+        lines = [line.strip() for program in programs for line in program.sequence.lines]
         return [line for line in lines if line.startswith("for (")]
 
     assert {line.split("=")[0] for line in loops("gated_delta_net")} == {
         line.split("=")[0] for line in loops("min_gru")
     }
-    assert len(loops("lstm")) > len(loops("gated_delta_net"))
+    # A small LSTM has no loop over steps either: one launch runs them.
+    assert len(loops("lstm", 1536)) > len(loops("lstm")) >= len(loops("gated_delta_net"))
 
 
 def test_what_no_gpu_s_memory_holds_says_so() -> None:
