@@ -43,7 +43,8 @@ class PersistentCluster(PersistentTemplate):
     @staticmethod
     def geometry(unit: RecurrentUnit, **knobs: int) -> MmaSync:
         """All that registers do not keep is in shared memory. One block alone exchanges values without messages, but
-        in waves, whose layers read each other's rows."""
+        in waves, whose layers read each other's rows. Clusters of a layer in no wave may have warps that copy, where
+        all of them are on the GPU at once."""
         alone = unit.layers == 1
         groups = -(-unit.batch // knobs["rows"]) * unit.step.heads
         at_once = unit.batch and groups <= RESIDENT_CLUSTERS.get(knobs["ctas"], 0)

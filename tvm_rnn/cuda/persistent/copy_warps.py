@@ -1,8 +1,9 @@
 """Warps that copy while those of the same block compute: hoisted values to shared memory, some steps early, y from it.
 
-In: a `Geometry` of one block per group, a layout. Out: the statements of these warps. Once in each step all warps of
-the block meet, where those that compute wait for the state: behind that barrier of step t the state of step t - 1 lies
-whole in shared memory, the hoisted values of step t have been read, and those of step t + 1 are there.
+In: a `Geometry` of one block or cluster per group, a layout. Out: the statements of these warps. Once in each step all
+warps of the block meet. Behind that barrier of step t the hoisted values of step t have been read, and those of step
+t + 1 are there; and y lies in shared memory: where one block has all units, that of step t - 1, which products wait
+for; in a cluster what the block stages of step t (`Exchange.copied_output`).
 
 A warp of a small layer issues some 220 instructions per step, one after the other, of which 80 only copy. H200, LSTM of
 32 units in float16, 8 rows: 0.37 us a step where warps that compute copy too, 0.24 with a warp that copies.
