@@ -14,6 +14,7 @@ Rewrite: x * y + z  -->  arithmetic.fence(x * y) + z
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tvm
 import tvm_ffi
@@ -50,10 +51,11 @@ def rounded_as_kept(statement: Stmt) -> Stmt:
 
 
 def _of_rounded(own: tirx.Add | tirx.Sub) -> Expr:
-    return type(own)(*(_rounded(value) if isinstance(value, tirx.Mul) else value for value in (own.a, own.b)))
+    a, b = (_rounded(value) if isinstance(value, tirx.Mul) else value for value in (own.a, own.b))
+    return type(own)(a, b)
 
 
-def _rounded(product: Expr) -> Expr:
+def _rounded(product: Any) -> Any:
     if str(product.ty) != "float32":
         return product
     return tirx.call_llvm_pure_intrin("float32", "llvm.arithmetic.fence.f32", product)
