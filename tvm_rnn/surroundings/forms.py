@@ -19,6 +19,7 @@ from .graph_node import Item, Node
 from .nodes import DTYPES
 from .resize import resized
 from .sizes import computed, sizes_of
+from .slices import sliced
 
 SIGNS = {"positive": math.inf, "negative": -math.inf}
 
@@ -386,4 +387,5 @@ FORMS: dict[str, Callable[[Node], Item]] = {
     "DynamicQuantizeLinear": _dynamically_quantised,
     "Cast": _cast,
     "Resize": resized,
+    "Slice": sliced,
 }
