@@ -60,12 +60,11 @@ def test_a_part_on_the_cpu_and_states_that_the_model_gives(monkeypatch: pytest.M
         node("Relu", ["h"], ["first"]),
         node("GRU", ["t", "W", "R", "B", "", "first"], ["y", "last"], hidden_size=3),
         node("Sigmoid", ["last"], ["p"]),
-        node("ArgMax", ["y"], ["best"], axis=3),
         node("Reshape", ["y", "s"], ["flat"]),
     ]
     inputs = {"x": ("f4", ["T", "B", 4]), "h": ("f4", [1, "B", 3]), "s": ("i8", [2])}
     known = {n: own[n] for n in "WRB"}
-    net = rnn.from_onnx(model_of(nodes, inputs, {"p": "f4", "best": "i8", "flat": "f4"}, known))
+    net = rnn.from_onnx(model_of(nodes, inputs, {"p": "f4", "flat": "f4"}, known))
     mod: Any = emulator.compile(net)
     where = [step["attributes"].get("on") for step in mod.manifest["model"]["steps"]]
     assert "gpu" in where and "cpu" in where

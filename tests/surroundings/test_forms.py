@@ -52,6 +52,11 @@ CASES: dict[str, tuple[list[Any], dict[str, np.ndarray], dict[str, np.ndarray]]]
     ),
     "a range of steps": ([*shapes()[:3], node("Range", ["zero", "T", "one"], ["y"])], {"x": X}, KNOWN),
     "zeros": ([*shapes(), node("ConstantOfShape", ["to"], ["y"])], {"x": X}, KNOWN),
+    "sizes that are compared with a constant": (
+        [*shapes(), node("Equal", ["to", "others"], ["y"])],
+        {"x": X},
+        {**KNOWN, "others": np.array([3, 8])},
+    ),
     "without axes of one element": (
         [node("Unsqueeze", ["x", "zero1"], ["z"]), node("Squeeze", ["z"], ["y"])],
         {"x": X},
