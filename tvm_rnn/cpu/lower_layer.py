@@ -6,7 +6,7 @@ tiles. The same statements serve every layer and direction of equal sizes: what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -403,20 +403,28 @@ class Layer:
         same = {g.nodes: array for g in own if (array := self._in_other_shape(g, step.write)) is not None}
         step.write |= {node: [array] for (node,), array in same.items()}
         own = [g for g in own if g.nodes not in same]
-        self._leave_output(ctx, visit, step, own)
+        output = self.graph.output
+        self._leave_output(ctx, visit, step, own, output.args[0] if (output,) in same else output)
         step.read |= {n: arrays[0] for n, arrays in step.write.items() if n in stored}
         places = replace(self._places(ctx, visit, step.read, step.write), odd=step.odd)
+        read = {source for g in own for n in g.nodes for source in self._sources(n)}
+        places = replace(places, given=tuple(step.read[n] for n in visit.given if n in read))
         return self.emitter.step(own, ctx.batch, [self._own(places, g) for g in own])
 
-    def _leave_output(self, ctx: Context, visit: Visit, step: Step, groups: Sequence[Group]) -> None:
-        """Pointwise groups store the output where the caller has it as well, if it is whole vectors: row after row, as a
-        copy would."""
-        node, y = self.graph.output, visit.y
-        if node.op == "reshape" and node.args[0] in step.write and step.write.get(node, [None])[0] is not None:
-            same = step.write[node][0].base is step.write[node.args[0]][0].base
-            node = node.args[0] if same else node
-        makes = any(g.kind == "pointwise" and node in g.nodes and node in g.stored for g in groups)
-        if y is None or not makes or node.leaf or node.shape[-1] % self.lanes:
+    def _sources(self, node: Node) -> Iterator[Node]:
+        """What a node reads, but for views."""
+        for arg in node.args:
+            if arg.op in VIEWS:
+                yield from self._sources(arg)
+            else:
+                yield arg
+
+    def _leave_output(self, ctx: Context, visit: Visit, step: Step, groups: Sequence[Group], node: Node) -> None:
+        """A pointwise group stores the output, which is this node, where the caller has it as well, if it is whole
+        vectors: row after row, as a copy would."""
+        y = visit.y
+        made = any(g.kind == "pointwise" and node in g.nodes and node in g.stored for g in groups)
+        if y is None or not made or node.leaf or not node.shape or node.shape[-1] % self.lanes:
             return
         base = y.base + step.t * ctx.batch * int64(y.row_stride)
         step.write[node].append(replace(y, base=base, strides=strides_of(node.shape, 1)[0], shape=node.shape))
