@@ -10,7 +10,7 @@ distinct layer, and the facts that the manifest needs. Closing the loop over tim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -22,8 +22,8 @@ from tvm import tirx
 
 from tvm_rnn.errors import PassError, message
 from tvm_rnn.graph.flops import flops_per_row
-from tvm_rnn.graph.graph import Layers, Node
-from tvm_rnn.graph.scalar import rational_sigmoid, using
+from tvm_rnn.graph.graph import Layers, Node, makes_levels
+from tvm_rnn.graph.scalar import using
 from tvm_rnn.module_file.facts import common_facts
 from tvm_rnn.module_file.schema import CpuNetwork, Pack
 from tvm_rnn.network.layer import weight_name
@@ -50,7 +50,7 @@ from .lower_group import Emitter, Used
 from .lower_layer import Context, Emit, Layer, Visit
 from .matrix_part import held
 from .second_thread import threads_for_call
-from .surroundings.levels import makes_levels
+from .surroundings.levels import FORMS
 from .walk_through_time import CHUNK, is_few
 from .weight_storage import Storages, bytes_on, storage_on
 from .workspace import Array, Workspace, each_element, row_stride, rows_in, strides_of
@@ -246,10 +246,10 @@ class Lowering:
         return self._function(given, [*self.x, self.y, *self.s_in, *self.s_out], body)
 
     @property
-    def _forms(self) -> dict[str, Callable[..., Expr]]:
-        """Where states are rounded to 8 bits, sigmoid is ONNX Runtime's: a last bit of it may decide for a level."""
+    def _forms(self) -> Mapping[str, Callable[..., Expr]]:
+        """Where states are rounded to 8 bits, they have ONNX Runtime's bits: the last one may decide for a level."""
         levels = any(makes_levels(layer.graph.nodes()) for layer in self.code)
-        return {"sigmoid": rational_sigmoid} if levels and self.net.dtype == "float32" else {}
+        return FORMS if levels and self.net.dtype == "float32" else {}
 
     def _function(self, given: Given, users: Sequence[Buffer], body: Stmt) -> tirx.PrimFunc:
         own = [given[n] for n in ("lengths", "reset", *self.memories)]
