@@ -61,6 +61,13 @@ def test_parts_that_are_picked_one_by_one_have_their_numbers() -> None:
     assert plain(rows(picked)[-1][1]) == "ht=z1[1]*ht-1+z1[0]"
 
 
+def test_a_head_reads_as_a_matrix_and_vectors() -> None:
+    texts = [plain(row) for _, row in rows(rnn.cells.gated_delta_net, N=2)]
+    assert texts[0] == "(b,decay)=w xt" and any("=St q/" in text or "yt=St" in text for text in texts)
+    assert not any("wk" in text for text in texts) and any("kT k+10" in text for text in texts)
+    assert all("1e" not in text for text in texts)
+
+
 def test_parentheses_stand_where_they_are_needed() -> None:
     @cell(states="h")
     def odd(x: "H", h: "H", *, a: "H"):
