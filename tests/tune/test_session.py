@@ -185,12 +185,14 @@ def test_arguments_are_checked_before_anything_is_done(tmp_path: Path) -> None:
         ({"target": "x86-64-v3"}, 'with target "llvm"'),
         ({"target": "nonsense"}, "no such target"),
         ({"net": 3}, "tune needs an RNN"),
+        ({"records": 3}, "records: no folder"),
+        ({"records": "a\0b"}, "records: no folder"),
     ]
     for options, text in wrong:
         given = {"net": NET, "target": "llvm", "steps": 4, "batch": 2, "trials": 5} | options
         with pytest.raises(rnn.ConfigError, match=text.replace("(", r"\(")):
-            own = {name: given.pop(name) for name in ("seconds", "timeout", "precision") if name in given}
-            run(**given, options=SearchOptions(records=tmp_path, **own))
+            own = {name: given.pop(name) for name in ("seconds", "timeout", "precision", "records") if name in given}
+            run(**given, options=SearchOptions(**{"records": tmp_path, **own}))
     assert list(tmp_path.iterdir()) == []
 
 

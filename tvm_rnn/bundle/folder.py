@@ -149,7 +149,7 @@ def check_folder(
 
 def unwritable(what: str, folder: str, error: OSError) -> BuildError:
     """The error to raise where a folder cannot be written. what: it is."""
-    do = "give a folder in an existing one that you may write to"
+    do = advice(error, "give a folder in an existing one that you may write to")
     return BuildError(message(f"cannot write {what} {folder!r}", got=error.strerror or str(error), do=do))
 
 

@@ -299,7 +299,11 @@ class RNN:
         }
 
     def init(self, seed: int = 0) -> RNN:
-        """Fill the weights: uniform in +-1/sqrt(H) as torch does, or as the cell's `init` says. Returns self."""
+        """Fill the weights: uniform in +-1/sqrt(H) as torch does, or as the cell's `init` says. Returns self.
+
+        Raises ConfigError for a seed that is no whole number of at least 0."""
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+            raise ConfigError(message("init: seed", got=f"{seed!r:.80}", expected="a whole number of at least 0"))
         rng = np.random.default_rng(seed)
         for layer in self.layers:
             bound = 1.0 / np.sqrt(layer.sizes.get("H", layer.width))
@@ -329,7 +333,10 @@ class RNN:
 
     def initial_state(self, batch: int) -> dict[str, Any]:
         """{name: [L*D, B, *shape]}, or a list of one [D, B, *shape] per layer where layers differ in shape. Constants,
-        which a caller gives, are not among them."""
+        which a caller gives, are not among them. Raises ConfigError for a batch that is none."""
+        if isinstance(batch, bool) or not isinstance(batch, int | np.integer) or not 0 <= batch <= LARGEST_SIZE:
+            expected = f"a whole number, 0 to {LARGEST_SIZE:,}"
+            raise ConfigError(message("initial_state: batch", got=f"{batch!r:.80}", expected=expected))
         return {n: value for n, value in self._first_states(batch).items() if n not in self.cell.constants}
 
     def _first_states(self, batch: int) -> dict[str, Any]:

@@ -867,8 +867,8 @@ class Module:
         batch: B, how many rows, at least 0.
 
         Returns {name: [L*D, B, *shape]} as numpy arrays. Raises InputError for another batch."""
-        if not isinstance(batch, int | np.integer) or batch < 0:
-            raise _error(InputError, "the batch size is wrong", repr(batch), "an integer, at least 0")
+        if not isinstance(batch, int | np.integer) or not 0 <= batch < 1 << 40:
+            raise _error(InputError, "the batch size is wrong", repr(batch), "an integer, 0 or more, below 2 ** 40")
         first = self._shape_states(self._read_states(None, int(batch)), int(batch), None)
         return State((name, value) for name, value in first.items() if name not in self._held)
 
@@ -978,8 +978,12 @@ class Module:
         self, x: object, named: Mapping[str, object], axes: tuple[str, ...]
     ) -> tuple[list[np.ndarray], Shape, Callable[[np.ndarray], Array] | None]:
         """Flat arrays in the manifest's order, the leading dimensions, and what makes results of the kind of x."""
-        values = self._name_inputs(x, named) if named or len(self._inputs) > 1 or not hasattr(x, "shape") else [x]
         (name, shape), *others = self._inputs
+        try:
+            values = self._name_inputs(x, named) if named or others or not hasattr(x, "shape") else [x]
+        except RuntimeError as reason:  # of torch's nested tensors
+            do = f"give {name} [{', '.join([*axes, *map(str, shape)])}], and lengths of rows that end early"
+            raise _error(InputError, f"{name} has no shape", reason, "a dense array", do) from None
         array = values[0] if type(values[0]) is np.ndarray else _numpy(name, values[0])
         self._check_lead(name, shape, array.shape, axes)
         lead, flat = array.shape[: len(axes)], [self._flat(name, array, array.shape, "")]

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tvm_rnn.errors import ConfigError, message
-from tvm_rnn.names import file_name
+from tvm_rnn.names import file_name, one_or_several
 from tvm_rnn.records import FORMAT, Record, Records
 from tvm_rnn.target import Target, for_archs
 from tvm_rnn.target import resolve as target_of
-from tvm_rnn.whole_files import write_whole
+from tvm_rnn.whole_files import path_of, write_whole
 
 NONE = "none"  # in place of a folder: no records
 VARIABLE = "TVM_RNN_RECORDS"
@@ -50,12 +50,21 @@ def resolve(records: Records | Name | None) -> Records | list[Path]:
         return records
     if records is None:
         return [folder for folder in folders() if folder.is_dir()]
-    if os.fspath(records) == NONE:
+    folder = folder_of(records)
+    if folder == NONE:
         return Records()
-    if not os.path.isdir(records):
+    if not os.path.isdir(folder):
         do = "tune first, or leave records out"
-        raise ConfigError(message("records: no such folder", got=repr(os.fspath(records)), do=do))
-    return [Path(records)]
+        raise ConfigError(message("records: no such folder", got=repr(folder), do=do))
+    return [Path(folder)]
+
+
+def folder_of(records: object) -> str:
+    """A user's folder as text. Raises ConfigError where none can have that name."""
+    try:
+        return path_of(records)
+    except OSError as reason:
+        raise ConfigError(message("records: no folder", got=reason.strerror, do="give the path of one")) from None
 
 
 def read(places: Iterable[Name], target: str) -> Records:
@@ -192,7 +201,7 @@ def machines(
     Raises ConfigError for a target or an arch that is none, and for a folder that is missing.
     """
     machine = target_of(target)
-    found = for_archs(machine, (arch,) if isinstance(arch, str) and arch else tuple(arch))
+    found = for_archs(machine, one_or_several("arch", arch or ()))
     targets = tuple(replace(one, records=for_target(records, one, tell)) for one in found)
     same = next((one for one in targets if one == machine), None)
     return same or replace(machine, records=for_target(records, machine)), targets

@@ -203,7 +203,7 @@ class Session:
 
     def __init__(self, work: Workload, target: Target, backend: Backend, trials: int, options: SearchOptions) -> None:
         self.work, self.target, self.backend, self.budget, self.options = work, target, backend, trials, options
-        self.folder = options.records or record_files.own_folder()
+        self.folder = record_files.folder_of(options.records or record_files.own_folder())
         self.started = time.monotonic()
         self.patience = options.patience or max(32, trials // 3)
         self.outcomes: list[Outcome] = []
