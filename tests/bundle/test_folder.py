@@ -156,6 +156,8 @@ def test_a_folder_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monk
     folder = tmp_path / "out" / "tiny"
     with pytest.raises(BuildError, match="cannot write the bundle"):
         module.export(bundle=folder)
+    with pytest.raises(BuildError, match="cannot write"):
+        module.export([])  # type: ignore[arg-type]
     folder.parent.mkdir()
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(BuildError, match="C compiler failed"):

@@ -153,6 +153,7 @@ CONFIG = {
     ),
     "proj_size of lstm": (lambda: RNN(cells.lstm, 3, 5, proj_size=2), "has no axis 'P'", "use a known axis"),
     "both names of P": (lambda: RNN(cells.lstm_projection, 3, 5, proj_size=2, P=2), "another name of P", "one of them"),
+    "a text for a flag": (lambda: RNN(cells.lstm, 3, 5, bidirectional="no"), "RNN: bidirectional", "True or False"),
     "steps": (lambda: RNN(cells.lstm, 3, 5, T=7), "has no axis 'T'", "hidden_size"),
     "hidden_size without H": (lambda: RNN(scalar_free, 3, 5), "has no axis 'H'", "one of"),
     "capitals": (lambda: RNN(lower, 3, hidden_size=5), "has no axis 'H', whose size hidden_size is", "mean 'h'"),

@@ -314,6 +314,7 @@ WRONG_CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "numpy scalar": ("float32", (np.float32(1),), {}),
     "device": (r"gpu:0(.|\n)*copy it to the CPU", (OnGpu(),), {}),
     "nested": (r"x has no shape(.|\n)*no sizes(.|\n)*\[T, B, 5\], and lengths", (NoShape(),), {}),
+    "masked": (r"x is a masked array(.|\n)*60 masked(.|\n)*x.filled\(0\)", (np.ma.masked_array(X, True),), {}),
     "extra input": ("inputs are not the module's(.|\n)*expected: .*x", (X,), {"a": X}),
     "state batch": (r"h has the wrong shape(.|\n)*\(1, 3, 5\)", (X, {"h": numbers(1, 2, H)}), {}),
     "state rank": ("h has the wrong shape", (X, {"h": numbers(3, H)}), {}),

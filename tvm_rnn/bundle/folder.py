@@ -18,7 +18,7 @@ from tvm_rnn.target import Target, table_row
 from ..errors import BuildError, ConfigError, message
 from ..locations import PACKAGE
 from ..names import markdown
-from ..whole_files import path_of, whole_folder
+from ..whole_files import advice, path_of, whole_folder
 from . import examples
 from .facts import Facts, c_name, read_facts
 from .header import about_lines, header_text

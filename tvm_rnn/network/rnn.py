@@ -100,6 +100,9 @@ class RNN:
             if "P" in sizes:
                 raise ConfigError(message("RNN: proj_size is another name of P", got="both", do="give one of them"))
             sizes["P"] = sizes.pop("proj_size")
+        for name, value in (("bidirectional", bidirectional), ("reverse", reverse), ("batch_first", batch_first)):
+            if not isinstance(value, bool | np.bool_ | int):
+                raise ConfigError(message(f"RNN: {name}", got=repr(value), expected="True or False"))
         self.cell, self.dtype = cell, dtype_name(dtype)
         self.input_size = _size("input_size", input_size)
         self.num_layers = _size("num_layers", num_layers)

@@ -512,6 +512,9 @@ def _aligned(elements: int, dtype: np.dtype) -> np.ndarray:
 
 def _numpy(what: str, value: Array, kind: type[Exception] = InputError) -> np.ndarray:
     """The same memory as numpy array. A torch tensor is detached: nothing here computes gradients."""
+    if isinstance(value, np.ma.MaskedArray):
+        do = f"fill it: {what}.filled(0); rows that end early have lengths"
+        raise _error(kind, f"{what} is a masked array", f"{np.ma.count_masked(value)} masked", "an array", do)
     if isinstance(value, np.ndarray):
         return np.asarray(value)
     try:

@@ -129,7 +129,10 @@ def run(
     options = options or SearchOptions()
     machine = resolve(target)
     work = workload(net, machine, steps, batch, options.precision, options.seed)
-    check(trials=trials, jobs=options.jobs or 1, patience=options.patience or 1)
+    given = {name: value for name in ("jobs", "patience") if (value := getattr(options, name)) is not None}
+    check(trials=trials, **given)
+    if isinstance(options.seed, bool) or not isinstance(options.seed, int | np.integer) or options.seed < 0:
+        raise ConfigError(message("tune: seed", got=repr(options.seed), expected="a whole number of at least 0"))
     for name, value in (("seconds", options.seconds), ("timeout", options.timeout)):
         if value is not None and not (isinstance(value, (int, float)) and value > 0):
             raise ConfigError(message(f"tune: {name}", got=repr(value), expected="a number above 0"))
