@@ -10,8 +10,6 @@ import hashlib
 import re
 from collections.abc import Iterable
 
-from .errors import ConfigError, message
-
 MOST_LETTERS = 100  # of a cell's name
 MOST_FILE_BYTES = 200  # file systems take 255, and whoever asks adds a suffix
 
@@ -33,15 +31,6 @@ C_WORDS = frozenset(
 def is_name(text: object) -> bool:
     """Whether a cell, or what it gives back, may have this name: as a function of Python, and not endless."""
     return isinstance(text, str) and text.isidentifier() and len(text) <= MOST_LETTERS
-
-
-def one_or_several(what: str, given: object) -> tuple[str, ...]:
-    """The names that a caller gave. what: the argument's own. Raises ConfigError where they are none."""
-    found = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (None,)
-    names = tuple(name for name in found if isinstance(name, str))
-    if len(names) < len(found):
-        raise ConfigError(message(f"{what} is a name, or several", got=f"{given!r:.80}", do=f'{what}="one"'))
-    return names
 
 
 def file_name(text: str) -> str:

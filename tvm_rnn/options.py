@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from .dtypes import precision_name, stored_name
-from .errors import ConfigError, message, unknown
-from .names import one_or_several
+from .errors import ConfigError, message, one_or_several, unknown
 from .target import Target
 
 PASS_NAMES = (  # in the order they run

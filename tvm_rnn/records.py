@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from math import log2
-from typing import NotRequired, Protocol, TypedDict
+from typing import Protocol, TypedDict
 
 from tvm_rnn.decisions import Figures
 
@@ -31,19 +31,24 @@ class UnitKey(TypedDict):
     sizes: dict[str, list[int]]
 
 
-class WorkloadFacts(TypedDict):
-    """What a record says of its workload."""
+class NamedBy(TypedDict):
+    """What every record says of its workload."""
 
     cell: str
-    input: NotRequired[int]
     hidden: int | list[int]
-    layers: NotRequired[int]
-    directions: NotRequired[int]
-    dtype: NotRequired[str]
     precision: str
-    sizes: NotRequired[dict[str, int | list[int]]]
-    steps: NotRequired[int]
     batch: int
+
+
+class WorkloadFacts(NamedBy, total=False):
+    """What most records say as well."""
+
+    input: int
+    layers: int
+    directions: int
+    dtype: str
+    sizes: dict[str, int | list[int]]
+    steps: int
 
 
 class HasKey(Protocol):

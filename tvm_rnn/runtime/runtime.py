@@ -514,7 +514,7 @@ def _numpy(what: str, value: Array, kind: type[Exception] = InputError) -> np.nd
     """The same memory as numpy array. A torch tensor is detached: nothing here computes gradients."""
     if isinstance(value, np.ma.MaskedArray):
         do = f"fill it: {what}.filled(0); rows that end early have lengths"
-        raise _error(kind, f"{what} is a masked array", f"{np.ma.count_masked(value)} masked", "an array", do)
+        raise _error(kind, f"{what} is a masked array", f"{np.ma.getmaskarray(value).sum()} masked", "an array", do)
     if isinstance(value, np.ndarray):
         return np.asarray(value)
     try:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tvm_rnn.errors import ConfigError, message
-from tvm_rnn.names import file_name, one_or_several
+from tvm_rnn.errors import ConfigError, message, one_or_several
+from tvm_rnn.names import file_name
 from tvm_rnn.records import FORMAT, Record, Records
 from tvm_rnn.target import Target, for_archs
 from tvm_rnn.target import resolve as target_of

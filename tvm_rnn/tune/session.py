@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -216,7 +217,7 @@ class Session:
 
     def run(self) -> Result:
         versions = {"tvm": tvm.__version__, "tvm_rnn": __version__}
-        at_hand = [*record_files.folders(), self.folder]
+        at_hand = [*record_files.folders(), Path(self.folder)]
         records = record_files.read([p for p in at_hand if os.path.isdir(p)], self.target.records_name)
         self.tell("looking at the units")
         seed = self.options.seed
