@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
+import numpy as np
 from tvm import tirx
 
 from tvm_rnn.graph.graph import Group, Node, is_scan, make, topological, with_args
@@ -69,7 +70,8 @@ def _at_a_step(node: Node) -> Node:
     if node.op == "scan":
         count, total = len(args) // 2, args[-1]
         for state, factor in zip(args[:count], args[count:-1], strict=True):
-            total = make("add", make("mul", factor, state), total)
+            if factor.value is None or np.any(factor.value):  # a state that is not read may be NaN
+                total = make("add", make("mul", factor, state), total)
         return total if total.shape == node.shape else make("broadcast", total, to=node.shape)
     if node.op == "scan_max":
         return make("maximum", make("add", args[0], args[1]), args[2])
