@@ -205,7 +205,8 @@ class Layer:
             own = at_row(places, i)
             return [self.emitter.group(g, int64(1), self._copying(own, g)) for g in groups]
 
-        return shared(rows, rows * int64(sum(map(self.emitter.elements_of, groups))), places.threads, row)
+        work = rows * int64(sum(map(self.emitter.elements_of, groups)))
+        return shared(rows, work, places.threads, row, "row")
 
     def _after(self, ctx: Context, visit: Visit, rows: Expr, places: Places) -> list[Block]:
         """What follows a tile's steps: in forward functions the output, where no step has left it."""
@@ -225,7 +226,7 @@ class Layer:
             return [set_t, set_b, when(self._has_ended(ctx, visit.start + t, b), nothing, value)]
 
         rows = visit.count * ctx.batch
-        return shared(rows, rows * int64(width), ctx.threads, emit)
+        return shared(rows, rows * int64(width), ctx.threads, emit, "row")
 
     @staticmethod
     def _has_ended(ctx: Context, time: Expr, b: Expr) -> Expr:
