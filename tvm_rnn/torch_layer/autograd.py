@@ -25,7 +25,7 @@ from tvm_rnn.network.layer import weight_name
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.runtime import runtime
 
-from .graph_ops import Code, Shape, array_of, for_others, steps_in_graph, unserved
+from .graph_ops import Code, Shape, array_of, for_others, proxied, steps_in_graph, unserved
 from .in_torch import ENDS, InTorch
 from .mapped import Mapped, mapped_steps, served
 from .second import Point, Second, second_of
@@ -453,7 +453,8 @@ class TorchLayer(torch.nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor | list[Tensor]]]:
         """forward() of tensors [T, B, ...]."""
         more: dict[str, Any] = {"lengths": lengths, "reset": reset, "seed": seed, "first_step": first_step}
-        in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()  # asked here: Dynamo compiles what is called
+        # Asked here: Dynamo compiles what is called.
+        in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing() or proxied()
         if in_graph and not unserved(self._code, self._code.ordered(x, inputs)[0], self.max_bytes):
             return self._steps(True, x, state, **more, **inputs)
         # Where Dynamo gives a frame up it compiles what that calls.

@@ -40,7 +40,7 @@ from .autograd import (
 )
 from .cell import SERVED, TARGETS, packed_as
 from .cell import Cell as Cell
-from .graph_ops import IN_GRAPHS, Code, put_in_graphs, records, steps_in_graph
+from .graph_ops import IN_GRAPHS, Code, exports_onnx, proxied, put_in_graphs, records, steps_in_graph
 from .in_torch import InTorch
 from .mapped import code_of, mapped_steps, served
 from .warn import warn
@@ -99,8 +99,12 @@ class DropIn(torch.nn.RNNBase):
         self, theirs: Callable[[Tensor, Hidden], tuple[Tensor, Hidden]], input: Tensor, hx: Hidden
     ) -> tuple[Tensor, Hidden]:
         """What forward() returns: of compiled code, or where that does not serve the call of `theirs`."""
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # asked here: Dynamo compiles what is called
+        # Asked here: Dynamo compiles what is called.
+        if torch.compiler.is_compiling() or torch.jit.is_tracing() or proxied():
             return self._in_graph(theirs, input, hx)
+        if isinstance(input, torch.fx.Proxy):  # the layer is one node of its graph, as torch's own is
+            given = (input,) if hx is None else (input, hx)
+            return input.tracer.create_proxy("call_module", input.tracer.path_of_module(self), given, {})
         packed = isinstance(input, PackedSequence)
         values = input.data if packed else input
         given = () if hx is None else hx if isinstance(hx, tuple | list) else (hx,)
@@ -313,6 +317,8 @@ def _graphed(layer: DropIn, values: Tensor, given: Sequence[Tensor]) -> Code | N
     if (device == "cpu" and torch.is_autocast_enabled("cpu")) or (layer.training and layer.dropout == 1):
         return None
     dropout = _dropout(layer)
+    if exports_onnx():
+        return None
     form = form_of_layer(layer, layer.torchs.__name__)
     training = bool(dropout) or device == "cuda" or records(tensors, layer.training)
     name = _code_of(*(getattr(form, item) for item in FORM), device, kind, training, dropout)
