@@ -89,12 +89,13 @@ def test_graphs_of_make_fx(layers: dict[str, Any], kind: str, mode: str) -> None
     from torch.fx.experimental.proxy_tensor import make_fx
 
     model = Model(layers[kind])
-    graph = make_fx(model, tracing_mode=mode, _allow_non_fake_inputs=True)(given())
+    graph = make_fx(model, tracing_mode=mode, _allow_non_fake_inputs=True)(given(T, 2))
     assert "tvm_rnn.steps_recorded" in graph.code
-    compare(graph, model, given(7, 2) if mode == "symbolic" else 2 * given())
+    compare(graph, model, given(7, 4) if mode == "symbolic" else 2 * given(T, 2))
 
 
 @pytest.mark.broad
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::torch.jit.TracerWarning")  # torch's own
 @pytest.mark.parametrize("kind", KINDS)
 def test_onnx_files_are_of_torchs_operators(layers: dict[str, Any], kind: str, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
@@ -104,7 +105,7 @@ def test_onnx_files_are_of_torchs_operators(layers: dict[str, Any], kind: str, t
         with pytest.raises(ConfigError, match=r"no compiled steps of this[\s\S]*torch.onnx.export"):
             export()
         return
-    export(dynamic_axes={"x": [0, 1]})
+    export(dynamic_axes={"x": {0: "T", 1: "B"}})
     (found,) = onnxruntime.InferenceSession(path).run(None, {"x": x.numpy()})
     assert_close(found, model(x).detach(), "float32", T)
 

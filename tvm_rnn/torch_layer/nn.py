@@ -109,9 +109,9 @@ class DropIn(torch.nn.RNNBase):
         packed = isinstance(input, PackedSequence)
         values = input.data if packed else input
         given = () if hx is None else hx if isinstance(hx, tuple | list) else (hx,)
-        why = _unserved(self, values, given, input.batch_sizes if packed else None)
-        if why is None and proxied():
+        if proxied() and not looked_into((values, *given, *self._flat_weights)):
             return self._in_graph(theirs, input, hx)
+        why = _unserved(self, values, given, input.batch_sizes if packed else None)
         made: Made | str = _made(self, values, given) if why is None else why
         if why == FUNC and (mapped := _mapped(self, values, given)):
             made = mapped
