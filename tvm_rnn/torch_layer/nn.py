@@ -27,13 +27,14 @@ from tvm_rnn.frontends.torch_names import Form
 from tvm_rnn.network.rnn import RNN as Network
 
 from .autograd import (
+    FORWARD,
+    FUNC,
     Again,
     Compiled,
     State,
     differentiated,
-    FORWARD,
-    FUNC,
     drawn_seed,
+    each,
     flat,
     looked_into,
     net_weights,
@@ -104,8 +105,8 @@ class DropIn(torch.nn.RNNBase):
         if torch.compiler.is_compiling() or torch.jit.is_tracing():  # asked here: Dynamo compiles what is called
             return self._in_graph(theirs, input, hx)
         if isinstance(input, torch.fx.Proxy):  # the layer is one node of its graph, as torch's own is
-            given = (input,) if hx is None else (input, hx)
-            return input.tracer.create_proxy("call_module", input.tracer.path_of_module(self), given, {})
+            own = input.tracer
+            return own.create_proxy("call_module", own.path_of_module(self), (input, hx)[: 1 + (hx is not None)], {})
         packed = isinstance(input, PackedSequence)
         values = input.data if packed else input
         given = () if hx is None else hx if isinstance(hx, tuple | list) else (hx,)
@@ -411,7 +412,7 @@ def _steps(
     weights = net_weights(net.weight_shapes, form, own)
     if isinstance(made, Network):
         y, last = InTorch(net, rows)([x], state, [*weights.values()])
-        y, last = y.to(kind), {name: part.to(kind) for name, part in last.items()}
+        y, last = y.to(kind), dict(each(last, lambda part: part.to(kind)) or {})
     else:
         y, last = run(made[1], [x], state, weights, rows, again)
     return y, flat({name: last[name] for name in names})
