@@ -464,7 +464,8 @@ class Writer:
             own = [other for other in self.values if other.shape[:1] == (size,) and len(other.shape) > 1]
             if own and self.one_of((False, False, True)):
                 other = self.one_of(own)
-                self.write(f"take({other.name}, argmax({n}, {axis}))", (*less, *other.shape[1:]), other.bound, sharp=True)
+                shape = (*less, *other.shape[1:])
+                self.write(f"take({other.name}, argmax({n}, {axis}))", shape, other.bound, sharp=True)
                 return
             if self.one_of((False, False, True)) and len(less) + len(row) <= 3:
                 self.param((size, *row))

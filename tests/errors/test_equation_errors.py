@@ -150,7 +150,12 @@ BODIES = {
     "cumsum of all": ("h = rnn.cumsum(R, None)  # here\nreturn h, c", "cumsum works along one axis", "None", "reshape"),
     "topk": ("h = rnn.topk(h, 5)[0]  # here\nreturn h, c", "topk: so many", "k=5", None),
     "one_hot": ("h = rnn.one_hot(w, 4.0)  # here\nreturn h, c", "size of the new axis", "4.0", None),
-    "row by a truth value": ("h = R[0] + h[w > 0.0]  # here\nreturn h, c", "index by a truth value", "state h[4]>[<", "where to select"),
+    "row by a truth value": (
+        "h = R[0] + h[w > 0.0]  # here\nreturn h, c",
+        "index by a truth value",
+        "state h[4]>[<",
+        "where to select",
+    ),
     "shape of random": ("h = h * rnn.random_uniform(h)  # here\nreturn h, c", "this is no shape", "h[4]", "h.shape"),
     "temperature": ("h = h * rnn.sample(h, -1)  # here\nreturn h, c", "the temperature", "-1", None),
     "numpy floor": ("h = np.floor(h)  # here\nreturn h, c", "numpy.floor cannot", "numpy.floor of", "tvm_rnn.floor"),
