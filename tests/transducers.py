@@ -31,16 +31,16 @@ def transducer(
     b: "3 H",
     A: "J M",
     P: "J H",
-    O: "V J",  # noqa: E741
+    Q: "V J",
 ) -> Any:
     """Label V - 1 is the end. t: the frame that is looked at; k: how many labels it has given."""
-    end = O.shape[0] - 1.0
-    given = rnn.take(np.arange(O.shape[0]), x[0]) > 0.5  # as a place alone, x is a label: an integer
+    end = Q.shape[0] - 1.0
+    given = rnn.take(np.arange(Q.shape[0]), x[0]) > 0.5  # as a place alone, x is a label: an integer
     z, r, n = W @ E[x[0]] + b
     z, r = rnn.sigmoid(z + R[0] @ h), rnn.sigmoid(r + R[1] @ h)
     h = rnn.where(given, z * h + (1 - z) * rnn.tanh(n + R[2] @ (r * h)), h)
     frame = frames[rnn.minimum(t, frames.shape[0] - 1.0)]
-    label = rnn.argmax(O @ rnn.tanh(A @ frame + P @ h))
+    label = rnn.argmax(Q @ rnn.tanh(A @ frame + P @ h))
     over, onward = t >= count, rnn.logical_or(label < 0.5, k >= float(MOST))
     label = rnn.where(over, end, rnn.where(onward, 0.0, label))
     k = rnn.where(onward, 0.0, k + 1.0)
@@ -72,7 +72,7 @@ def labels(weights: Mapping[str, np.ndarray], frames: np.ndarray, most: int) -> 
         if t >= len(frames):
             last = len(w["E"]) - 1
         else:
-            last = int(np.argmax(w["O"] @ np.tanh(w["A"] @ frames[t] + w["P"] @ h)))
+            last = int(np.argmax(w["Q"] @ np.tanh(w["A"] @ frames[t] + w["P"] @ h)))
             last, t, k = (0, t + 1, 0) if last == 0 or k >= MOST else (last, t, k + 1)
         found.append(last)
     return found

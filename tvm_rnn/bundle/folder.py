@@ -222,8 +222,8 @@ def readme_text(facts: Facts, sources: Mapping[str, str]) -> str:
     compilers = {program: cpp if source.endswith(".cpp") else cc for program, source in sources.items()}
     build = [f"{cc} -O2 {sources[p]} -o {p} -L. -l{facts.name} -Wl,-rpath,'$ORIGIN'" for p, cc in compilers.items()]
     first = 0 if "example_c" in sources else 1  # a loop's first input is its own output
-    whole = facts.manifest.model or network is None
-    given = examples.arguments(facts) if whole else examples.files(network.inputs[first:], network)
+    alone = network if facts.manifest.model is None else None
+    given = examples.files(alone.inputs[first:], alone) if alone is not None else examples.arguments(facts)
     example = ("./generate 20" if first else "./example_c --time 1000") + given
     return README.format(
         name=facts.name,
