@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -141,3 +142,31 @@ def test_leftovers_beside_full_tiles(rows: int) -> None:
     net = rnn.RNN(rnn.cells.lstm, 8, 520).init(seed=0)
     x = np.random.default_rng(0).normal(size=(3, rows, 8)).astype("f4")
     assert_close(rnn.compile(net, batch=11)(x), rnn.reference(net)(x), "float32", 3)
+
+
+def heads_of_given_gates(x: "I", h: "N D", *, R: "N D D") -> Any:
+    h = rnn.tanh(x.reshape(h.shape) + rnn.matvec(R, h))
+    return h, h.reshape(-1)
+
+
+def heads_ask(units: int, l2_bytes: int = 2 << 20) -> int:
+    """How many lines of the caller's gates a tile asks for, where eight heads share them out."""
+    net = rnn.RNN(rnn.cell(states="h", output="y")(heads_of_given_gates), 8 * units, N=8, D=units)
+    machine = replace(V4, l2_bytes=l2_bytes)
+    graph = pipeline.run(net, machine, ())[-1][1]
+    return str(Lowering(net, graph, Options(machine, batches=(16,))).run().module["sequence"]).count("prefetch")
+
+
+@pytest.mark.parametrize(("units", "lines"), [(16, 8 * 1), (64, 4 * 4), (40, 0)])
+def test_tiles_of_heads_ask_for_gates_that_the_caller_has(units: int, lines: int) -> None:
+    """Those of a head in a tile's rows, where parameters leave room in the second cache. With padding behind the units
+    gates are copied first."""
+    assert heads_ask(units) == lines
+    assert heads_ask(units, l2_bytes=1 << 10) == 0
+
+
+@pytest.mark.parametrize("rows", [16, 7])
+def test_heads_of_given_gates(rows: int) -> None:
+    net = rnn.RNN(rnn.cell(states="h", output="y")(heads_of_given_gates), 8 * 32, N=8, D=32).init(seed=0)
+    x = np.random.default_rng(0).normal(size=(5, rows, 8 * 32)).astype("f4")
+    assert_close(rnn.compile(net, batch=16)(x)[0], rnn.reference(net)(x)[0], "float32", 5)

@@ -6,7 +6,7 @@ tiles. The same statements serve every layer and direction of equal sizes: what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -64,6 +64,7 @@ class Visit:
     done: Expr  # steps of this layer and direction before this tile
     emit: Emit = field(default=lambda *where: sequence())  # emit(t, b, j, value): element j of row b of step t's output
     given: Mapping[Node, Array] = field(default_factory=dict)  # what is read in the caller's arrays, from `start` on
+    y: Array | None = None  # the caller's output from `start` on, where this layer's is it
     keys: Expr = 0  # address of this layer's and direction's words in the keys of masks
     block: Expr = 0  # address in the tape of what this layer and direction keeps
 
@@ -81,6 +82,7 @@ class Step:
         self.new: list[Array] = []
         self.read: dict[Node, Array] = {}
         self.write: dict[Node, list[Array]] = {}
+        self.has_left_output = False  # by its groups, where it goes
 
     def bind_state(self, name: str, old: Array, new: Array) -> None:
         for into, array, word in ((self.old, old, "old"), (self.new, new, "new")):
@@ -386,7 +388,8 @@ class Layer:
 
         # Backwards, a flag at t + 1 separates t from what was just processed.
         restart = self._restart(ctx, step.time + visit.direction, first)
-        return [restart, *groups, loop("b", ctx.batch, emit), ended(ctx, step.time, end)]
+        output = None if step.has_left_output else loop("b", ctx.batch, emit)
+        return [restart, *groups, output, ended(ctx, step.time, end)]
 
     def _blanked(self, ctx: Context, visit: Visit, step: Step) -> list[Array]:
         """What becomes 0 in rows that have ended."""
@@ -400,9 +403,32 @@ class Layer:
         same = {g.nodes: array for g in own if (array := self._in_other_shape(g, step.write)) is not None}
         step.write |= {node: [array] for (node,), array in same.items()}
         own = [g for g in own if g.nodes not in same]
+        output = self.graph.output
+        self._leave_output(ctx, visit, step, own, output.args[0] if (output,) in same else output)
         step.read |= {n: arrays[0] for n, arrays in step.write.items() if n in stored}
         places = replace(self._places(ctx, visit, step.read, step.write), odd=step.odd)
+        read = {source for g in own for n in g.nodes for source in self._sources(n)}
+        places = replace(places, given=tuple(step.read[n] for n in visit.given if n in read))
         return self.emitter.step(own, ctx.batch, [self._own(places, g) for g in own])
+
+    def _sources(self, node: Node) -> Iterator[Node]:
+        """What a node reads, but for views."""
+        for arg in node.args:
+            if arg.op in VIEWS:
+                yield from self._sources(arg)
+            else:
+                yield arg
+
+    def _leave_output(self, ctx: Context, visit: Visit, step: Step, groups: Sequence[Group], node: Node) -> None:
+        """A pointwise group stores the output, which is this node, where the caller has it as well, if it is whole
+        vectors: row after row, as a copy would."""
+        y = visit.y
+        made = any(g.kind == "pointwise" and node in g.nodes and node in g.stored for g in groups)
+        if y is None or not made or node.leaf or not node.shape or node.shape[-1] % self.lanes:
+            return
+        base = y.base + step.t * ctx.batch * int64(y.row_stride)
+        step.write[node].append(replace(y, base=base, strides=strides_of(node.shape, 1)[0], shape=node.shape))
+        step.has_left_output = True
 
     def _in_other_shape(self, group: Group, written: Mapping[Node, Sequence[Array]]) -> Array | None:
         """Where a group's one value is already, if it is another shape of what the step leaves, without padding."""
