@@ -236,6 +236,9 @@ class DirectLowering(Lowering):
                 given[node] = in_place(f"state_{number}", node, sum(map(prod, before)))
         return given
 
+    def _output(self, run: Run, d: Expr, tile: Tile) -> Array | None:
+        return None  # a visit's own is `output`
+
     def _complete(self, work: Visit, named: Named, run: Run, place: tuple[Expr, Expr, Expr], tile: Tile) -> None:
         super()._complete(work, named, run, place, tile)
         code, layer = self.code[run.graph], self.at

@@ -522,7 +522,7 @@ def _numpy(what: str, value: Array, kind: type[Exception] = InputError) -> np.nd
         on_cpu = getattr(value, "is_cpu", False)  # torch says so, in a tenth of the time that DLPack takes
         if on_cpu or value.__dlpack_device__()[0] == 1:
             value = _detached(value, kind) if getattr(value, "requires_grad", False) else value
-            return value.numpy() if on_cpu else np.from_dlpack(value)
+            return value.resolve_neg().numpy() if on_cpu else np.from_dlpack(value)
     except (AttributeError, RuntimeError, BufferError, TypeError, ValueError) as error:
         reason = f" ({type(error).__name__}: {error})" if hasattr(value, "__dlpack__") else ""
         do = f"{_converted(what, value)}{reason}"

@@ -53,7 +53,7 @@ def every(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("every")
 def test_every_batch_is_within_the_bound_and_every_rung_is_needed() -> None:
     given, steps = [rung(8, 8), rung(64, 64), rung(128, None)], lambda rows: 1e9
-    unit: Any = unit_of(step_of(layout_of("lstm", 64, "bfloat16")), "bfloat16", 0)
+    unit: Any = unit_of(step_of(layout_of("lstm", 64, "bfloat16")), GPU, "bfloat16", 0)
     found = ladder(given, unit, GPU, lambda chosen, batch: None, steps)
     least = {b: min(Time(rows).us(b) for rows in range(8, 129, 8)) for b in BATCHES}
     assert all(ladder_us(found, b, steps) <= WITHIN * least[b] for b in BATCHES)
@@ -66,7 +66,7 @@ def test_every_batch_is_within_the_bound_and_every_rung_is_needed() -> None:
 @pytest.mark.usefixtures("every")
 def test_measured_geometries_stay_and_step_by_step_is_not_beaten_where_it_is_quicker() -> None:
     measured = rung(16, 16, "record of this size")
-    unit: Any = unit_of(step_of(layout_of("lstm", 64, "bfloat16")), "bfloat16", 0)
+    unit: Any = unit_of(step_of(layout_of("lstm", 64, "bfloat16")), GPU, "bfloat16", 0)
     found = ladder([measured, rung(128, 256)], unit, GPU, lambda chosen, batch: 0, lambda rows: 14.9)
     assert measured in found and found[-1].most == 256
 
