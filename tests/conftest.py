@@ -9,6 +9,7 @@ the others go to the next one.
 
 import gc
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -38,6 +39,18 @@ ABOUT_OTHERS = {
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[FILES] = {}
     config.stash[CASES] = Counter()
+    if not hasattr(config, "workerinput"):
+        _own_temporary_folder(config)
+
+
+def _own_temporary_folder(config: pytest.Config) -> None:
+    """What tests and the processes that they start leave in the folder for temporary files goes when the run ends, also
+    what a killed process left. `tmp_path` stays where pytest has it."""
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    folder = tempfile.TemporaryDirectory(prefix="tvm_rnn-tests-", ignore_cleanup_errors=True)
+    config.add_cleanup(folder.cleanup)
+    os.environ["TMPDIR"] = folder.name
+    tempfile.tempdir = None
 
 
 def _begin_elsewhere(config: pytest.Config) -> None:

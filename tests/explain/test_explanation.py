@@ -251,6 +251,9 @@ def test_a_modules_file_is_timed_too(tmp_path: Path) -> None:
 def test_what_cannot_be_explained_is_an_error() -> None:
     with pytest.raises(rnn.ConfigError, match="this cannot be explained"):
         explain(np.zeros(3))
+    for steps in (0, -1, 1.5, "9", None):
+        with pytest.raises(rnn.ConfigError, match="explain: steps"):
+            explain(rnn.RNN(rnn.cells.gru, 4, 8), steps=steps)
     with pytest.raises(rnn.ConfigError, match="a module says itself"):
         explain(compiled("gru", 4, 8)[1], batch=4)
 

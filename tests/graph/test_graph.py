@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 from tvm_rnn import cells
-from tvm_rnn.graph.graph import Node, constant, depends, make, reduced_axes, rewrite, runs_along, topological
+from tvm_rnn.graph.graph import (
+    Node,
+    constant,
+    depends,
+    make,
+    makes_levels,
+    reduced_axes,
+    rewrite,
+    runs_along,
+    topological,
+)
 
 X, H = Node("input", shape=(3,), name="x"), Node("state", shape=(3,), name="h")
 
@@ -108,3 +118,8 @@ def test_vectors_run_along_the_last_axis(axis: int, along: bool) -> None:
 def test_vectors_of_a_product_run_along_the_axis_that_lies_dense() -> None:
     assert runs_along(make("einsum", LEFT, Node("input", shape=(6,)), spec="ab,b->a"))
     assert not runs_along(make("einsum", LEFT, RIGHT, spec="ab,bc->ac"))
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("to_int8", True), ("to_uint8", True), ("tanh", False)])
+def test_levels_are_found(kind: str, expected: bool) -> None:
+    assert makes_levels([X, make(kind, X)]) == expected

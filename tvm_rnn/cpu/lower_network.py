@@ -10,7 +10,7 @@ distinct layer, and the facts that the manifest needs. Closing the loop over tim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -22,8 +22,8 @@ from tvm import tirx
 
 from tvm_rnn.errors import PassError, message
 from tvm_rnn.graph.flops import flops_per_row
-from tvm_rnn.graph.graph import Layers, Node
-from tvm_rnn.graph.scalar import rational_sigmoid, using
+from tvm_rnn.graph.graph import Layers, Node, makes_levels
+from tvm_rnn.graph.scalar import using
 from tvm_rnn.module_file.facts import common_facts
 from tvm_rnn.module_file.schema import CpuNetwork, Pack
 from tvm_rnn.network.layer import weight_name
@@ -50,7 +50,7 @@ from .lower_group import Emitter, Used
 from .lower_layer import Context, Emit, Layer, Visit
 from .matrix_part import held
 from .second_thread import threads_for_call
-from .surroundings.levels import makes_levels
+from .surroundings.levels import FORMS
 from .walk_through_time import CHUNK, is_few
 from .weight_storage import Storages, bytes_on, storage_on
 from .workspace import Array, Workspace, each_element, row_stride, rows_in, strides_of
@@ -239,17 +239,17 @@ class Lowering:
         self.x, (self.y,) = self._users([a.name for a in cell.inputs]), self._users(["y"])
         self.s_in, self.s_out = (self._users([f"{a.name}_{way}" for a in cell.states]) for way in ("in", "out"))
         in_place = {f"input_{i}": user for i, user in enumerate(self.x) if self._is_read_in_place(i)}
-        self.ctx.buffers = {**self.ctx.buffers, **in_place}
+        self.ctx.buffers = {**self.ctx.buffers, **in_place, "y": self.y}
         with using(self._forms):
             walk = self._time_major() if self.time_major else self._layer_major()
         body = self._with_threads(given["threads"], self._states(True), walk, self._states(False))
         return self._function(given, [*self.x, self.y, *self.s_in, *self.s_out], body)
 
     @property
-    def _forms(self) -> dict[str, Callable[..., Expr]]:
-        """Where states are rounded to 8 bits, sigmoid is ONNX Runtime's: a last bit of it may decide for a level."""
+    def _forms(self) -> Mapping[str, Callable[..., Expr]]:
+        """Where states are rounded to 8 bits, they have ONNX Runtime's bits: the last one may decide for a level."""
         levels = any(makes_levels(layer.graph.nodes()) for layer in self.code)
-        return {"sigmoid": rational_sigmoid} if levels and self.net.dtype == "float32" else {}
+        return FORMS if levels and self.net.dtype == "float32" else {}
 
     def _function(self, given: Given, users: Sequence[Buffer], body: Stmt) -> tirx.PrimFunc:
         own = [given[n] for n in ("lengths", "reset", *self.memories)]
@@ -510,6 +510,15 @@ class Lowering:
         if self.streams:
             work.keys = (int64(run.first * self.net.num_directions) + number) * int64(2 * len(self.streams))
         work.emit = self._emission(named, run, i, d, tile)
+        work.y = self._output(run, d, tile)
+
+    def _output(self, run: Run, d: Expr, tile: Tile) -> Array | None:
+        """The caller's y from a tile's first step on, where a visit is always the last layer's."""
+        if run.count > 1 or run.first + 1 < self.net.num_layers:
+            return None
+        shape = self.code[run.graph].graph.output.shape
+        width = shape[0] * self.net.num_directions
+        return Array("y", tile.start * self.B * int64(width) + d * int64(shape[0]), width, (1,), shape)
 
     def _emission(self, named: Named, run: Run, i: Expr, d: Expr, tile: Tile) -> Emit:
         """Where a layer's output goes: to the next layer, or to the user's y."""

@@ -129,6 +129,8 @@ def explain(
         ConfigError, CellError, BuildError: as `compile` does.
         LoadError: the file of a module is bad.
     """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ConfigError(message("explain: steps", got=repr(steps), expected="a whole number of at least 1"))
     products: Products = {"precision": precision, "weights": weights, "without": pass_names(without)}
     if isinstance(net_or_module, RNN | Model):
         from tvm_rnn.compiler.compile import compile

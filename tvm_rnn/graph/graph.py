@@ -232,6 +232,11 @@ def in_order(node: Node) -> Node:
     return node
 
 
+def makes_levels(nodes: Iterable[Node]) -> bool:
+    """Whether one of them rounds values to 8 bits. The last bit of what it reads may decide for a level."""
+    return any(node.op in ("to_int8", "to_uint8") for node in nodes)
+
+
 def is_scan(node: Node) -> bool:
     return not node.leaf and TABLE[node.op].kind == "scan"
 

@@ -172,7 +172,13 @@ def mul(a: Expr, b: Expr) -> Expr:
     """a * b; a constant zero is written so that TVM keeps NaN and inf of the other operand."""
     if _is_zero(a) or _is_zero(b):
         return neg(_minus_zero(a) * (b if _is_zero(a) else a))
-    return a * b
+    return rounded(a * b)
+
+
+@_row
+def rounded(product: Expr) -> Expr:
+    """A product of a cell's equations. LLVM may make one step of it and a sum, which rounds once."""
+    return product
 
 
 @_row
@@ -451,7 +457,7 @@ def sigmoid(x: Expr) -> Expr:
 
     def body(x: Expr) -> Expr:
         size = _tir().Min(const(89.0, x), _tir().abs(x))
-        return let(let(size, below_half), lambda q: where(less(x, zero), q, one - q))
+        return let(let(size, below_half), lambda q: where(greater_equal(x, zero), one - q, q))
 
     return let(x, body)
 

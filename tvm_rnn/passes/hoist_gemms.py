@@ -19,7 +19,18 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from tvm_rnn.graph.graph import Graph, Node, depends, downstream, is_scan, make, rewrite, topological, with_args
+from tvm_rnn.graph.graph import (
+    Graph,
+    Node,
+    depends,
+    downstream,
+    is_scan,
+    make,
+    makes_levels,
+    rewrite,
+    topological,
+    with_args,
+)
 from tvm_rnn.graph.node_text import in_words, states_of
 from tvm_rnn.graph.ops import TABLE
 
@@ -96,8 +107,11 @@ def _terms(node: Node, users: dict[Node, list[Node]], top: bool = True) -> list[
 
 
 def _regroup_sums(graph: Graph) -> Graph:
-    """(W x + R h) + b  -->  (W x + b) + R h, so that everything early in a sum can leave the loop together."""
+    """(W x + R h) + b  -->  (W x + b) + R h, so that everything early in a sum can leave the loop together. Not where
+    values are rounded to 8 bits: these sums stay as they were written, to the last bit."""
     nodes, users = graph.nodes(), graph.users()
+    if makes_levels(nodes):
+        return graph
     leaves = depends(nodes)
     new: dict[Node, Node] = {}
     for node in nodes:

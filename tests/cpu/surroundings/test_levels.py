@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import tvm
 import tvm_ffi
 from tvm import tirx
 
-from tvm_rnn.cpu.surroundings.levels import has_levels, makes_levels, rounded_as_kept
-from tvm_rnn.graph.graph import Node
+from tvm_rnn.cpu.surroundings.levels import FORMS, has_levels, rounded_as_kept
+from tvm_rnn.graph import scalar
 from tvm_rnn.tir.expr import Expr, Stmt
 from tvm_rnn.tir.index import int64
 
@@ -33,12 +32,6 @@ def test_levels_are_found() -> None:
     assert not has_levels([stored(X + Y)])
 
 
-@pytest.mark.parametrize(("kind", "expected"), [("to_int8", True), ("to_uint8", True), ("tanh", False)])
-def test_levels_of_a_cell_are_found(kind: str, expected: bool) -> None:
-    x = Node("input", shape=(4,), name="x")
-    assert makes_levels([x, Node(kind, (x,), shape=(4,))]) == expected
-
-
 def test_products_in_sums_are_rounded_and_sums_over_an_axis_stay() -> None:
     assert calls(rounded_as_kept(stored(X * Y + X))) == ["tirx.call_llvm_pure_intrin"]
     assert calls(rounded_as_kept(stored(X - X * Y))) == ["tirx.call_llvm_pure_intrin"]
@@ -49,3 +42,10 @@ def test_products_in_sums_are_rounded_and_sums_over_an_axis_stay() -> None:
 def test_sigmoid_is_written_out() -> None:
     assert calls(stored(tirx.sigmoid(X))) == ["tirx.sigmoid"]
     assert "tirx.sigmoid" not in calls(rounded_as_kept(stored(tirx.sigmoid(X))))
+
+
+def test_a_cells_products_are_rounded_before_sums() -> None:
+    with scalar.using(FORMS):
+        own = scalar.add(scalar.mul(X, Y), Y)
+    assert calls(stored(own)) == ["tirx.call_llvm_pure_intrin"]
+    assert calls(stored(scalar.add(scalar.mul(X, Y), Y))) == []

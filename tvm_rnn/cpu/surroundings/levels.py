@@ -13,16 +13,15 @@ Rewrite: x * y + z  -->  arithmetic.fence(x * y) + z
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import tvm
 import tvm_ffi
 from tvm import tirx
 
 from tvm_rnn.graph import scalar
-from tvm_rnn.graph.graph import Node
 from tvm_rnn.surroundings.nest import reads
-from tvm_rnn.tir.expr import Expr, Stmt
+from tvm_rnn.tir.expr import Expr, Stmt, TirExpr
 
 LEVELS = ("int8", "uint8")
 
@@ -33,11 +32,6 @@ def has_levels(statements: Sequence[Stmt]) -> bool:
     for own in statements:
         tvm_ffi.structural_walk(own, (tirx.Cast, casts.append))
     return any(str(own.ty) in LEVELS for own in casts)
-
-
-def makes_levels(nodes: Iterable[Node]) -> bool:
-    """Whether one of a cell's operations does."""
-    return any(node.op in {f"to_{kind}" for kind in LEVELS} for node in nodes)
 
 
 def rounded_as_kept(statement: Stmt) -> Stmt:
@@ -56,15 +50,20 @@ def rounded_as_kept(statement: Stmt) -> Stmt:
 
 
 def _of_rounded(own: tirx.Add | tirx.Sub) -> Expr:
-    return type(own)(_rounded(own.a), _rounded(own.b))
+    a, b = (_rounded(value) if isinstance(value, tirx.Mul) else value for value in (own.a, own.b))
+    return type(own)(a, b)
 
 
-def _rounded(value: Expr) -> Expr:
-    if not isinstance(value, tirx.Mul) or str(value.ty) != "float32":
-        return value
-    return tirx.call_llvm_pure_intrin("float32", "llvm.arithmetic.fence.f32", value)
+def _rounded(product: TirExpr) -> TirExpr:
+    if str(product.ty) != "float32":
+        return product
+    return tirx.call_llvm_pure_intrin("float32", "llvm.arithmetic.fence.f32", product)
 
 
 def _sigmoid(own: tvm.ir.Call) -> Expr:
     is_one = getattr(own.op, "name", "") == "tirx.sigmoid" and str(own.ty) == "float32"
     return scalar.rational_sigmoid(own.args[0]) if is_one else own
+
+
+# A cell's functions with these roundings, for `scalar.using`.
+FORMS = {"sigmoid": scalar.rational_sigmoid, "rounded": _rounded}

@@ -303,7 +303,7 @@ def choose(
     found, bounded = _rungs(layout, step, precision, batches, layers, target)
     if any_batch and not bounded:
         found = _ladder(
-            layout, found, unit_of(step, precision, ANY, stored=layout.weights.stored, beside=layers), target
+            layout, found, unit_of(step, target, precision, ANY, stored=layout.weights.stored, beside=layers), target
         )
     regimes = [_persistent(own, rung, initial) for rung in found]
     if not (training or target.records.lean):

@@ -26,7 +26,7 @@ from tvm_rnn.tir.expr import Expr
 
 from .cell_reads import Pieces
 from .geometry import LANES, Geometry
-from .lane_cells import Block, LaneCells, identify
+from .lane_cells import Block, LaneCells, StepOrder, identify
 
 
 def copies_output(geometry: Geometry, layout: Layout, masked: bool) -> bool:
@@ -67,14 +67,13 @@ class CopyWarps:
         self.k, self.geometry, self.layout = k, geometry, layout
         self.group, self.rank, self.arena = block.group, block.rank, block.arena
         self.thread, self.lanes = k.keep(block.thread - geometry.threads), LANES * geometry.copy_warps
-        self.first = k.keep(tirx.Select(k["direction"] < 0, k["steps"] - 1, tirx.const(0, "int32")))
+        self.time = StepOrder(k).time
         self.pieces = Pieces(geometry, layout)
         self.stored = gcd(16, *self._output_bytes())  # bytes that are stored at once
         self.output: list[OutputPiece] = []
         if copies_output(geometry, layout, masked):
             self.at = geometry.exchange.copied_output(geometry, block.rank)
             self.output = self._output_pieces()
-        self.numbers = {node: n for n, node in enumerate(geometry.step.read_nodes)}  # of pointers
         self.hoisted = [piece for node in self.pieces.strides for piece in self._hoisted_pieces(node)]
 
     def emit(self) -> None:
@@ -95,9 +94,6 @@ class CopyWarps:
         """The values of the step after this one are there."""
         self.k.do(I.ptx["cp.async.wait_group"](self.pieces.stages - 3))
         self.k.do(I.cuda.cta_sync())
-
-    def _time(self, t: Expr) -> Expr:
-        return tirx.Cast("int64", self.first + self.k["direction"] * t) * self.k["batch"]
 
     # --- hoisted values ----------------------------------------------------------------------------------------------
 
@@ -125,10 +121,10 @@ class CopyWarps:
         """Begin to copy step t to its stage."""
         k, pieces = self.k, self.pieces
         with k.when(t < k["steps"]):
-            time = k.keep(self._time(t))
+            time = k.keep(self.time(t))
             stage = k.keep(tirx.Cast("uint32", tirx.floormod(t, pieces.stages) * (pieces.step_words * 4)))
             for piece in self.hoisted:
-                source = k[f"read_{self.numbers[piece.node]}"]
+                source = k[self.geometry.read_names[piece.node]]
                 at = source.ptr_to([time * pieces.strides[piece.node] + piece.element])
                 with nullcontext() if piece.there is None else k.when(piece.there):
                     k.do(I.ptx["cp.async.cg.shared.global"](piece.target + stage, at, 16))
@@ -163,7 +159,7 @@ class CopyWarps:
         """y that is there behind the barrier of step t. All is loaded, then stored."""
         k, geometry, words = self.k, self.geometry, max(1, self.stored // 4)
         copy = k.keep(tirx.floormod(t, 2) * self.at.apart)
-        time = k.keep(self._time(t - self.at.lag) * self.layout.output.row_stride)
+        time = k.keep(self.time(t - self.at.lag) * self.layout.output.row_stride)
         size = geometry.shared_bytes // geometry.itemsize
         view = I.decl_buffer((size,), geometry.storage, data=self.arena.data, scope="shared.dyn")
         registers = k.local(words * len(self.output), geometry.storage if self.stored < 4 else "uint32")
