@@ -461,6 +461,12 @@ class Writer:
         if self.sharp:
             row, table = self.one_of(((), (5,), (2, 3))), f"p{len(self.params)}"
             text = f"take({table}, argmax({n}, {axis}))"
+            own = [other for other in self.values if other.shape[:1] == (size,) and len(other.shape) > 1]
+            if own and self.one_of((False, False, True)):
+                other = self.one_of(own)
+                shape = (*less, *other.shape[1:])
+                self.write(f"take({other.name}, argmax({n}, {axis}))", shape, other.bound, sharp=True)
+                return
             if self.one_of((False, False, True)) and len(less) + len(row) <= 3:
                 self.param((size, *row))
                 self.write(text, (*less, *row), 1.0, sharp=True)

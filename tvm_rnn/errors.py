@@ -105,3 +105,12 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> dict[str, str]:
         "expected": f"one of: {shown}",
         "do": f"did you mean {near!r}?" if near is not None else f"use a known {kind}",
     }
+
+
+def one_or_several(what: str, given: object) -> tuple[str, ...]:
+    """The names that a caller gave. what: the argument's own. Raises ConfigError where they are none."""
+    found = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (None,)
+    names = tuple(name for name in found if isinstance(name, str))
+    if len(names) < len(found):
+        raise ConfigError(message(f"{what} is a name, or several", got=f"{given!r:.80}", do=f'{what}="one"'))
+    return names

@@ -69,6 +69,26 @@ def test_matrix_states_are_shared_when_they_are_large() -> None:
     assert "i" in parallel_loops("mlstm", 256, STEPS) and PARALLEL_ELEMENTS <= 256 * 256
 
 
+def test_rows_before_the_steps_are_shared() -> None:
+    """What is element by element, and the output; a product alone has panels to share."""
+    assert parallel_loops("mlstm", 64).count("row") > 1
+    assert "row" not in parallel_loops("lstm", 64)
+
+
+@pytest.mark.parametrize("name", ["mlstm", "gated_delta_net"])
+def test_two_threads_share_rows(name: str) -> None:
+    net = rnn.RNN(rnn.cells.get(name), 8, 24).init(seed=0)
+    module, x = rnn.compile(net, batch=3), np.random.default_rng(0).normal(size=(200, 3, 8)).astype("f4")
+
+    def on(threads: int) -> np.ndarray:
+        module.threads = threads
+        return np.asarray(module(x)[0])
+
+    alone = on(1)
+    np.testing.assert_array_equal(on(2), alone)
+    assert_close(alone, rnn.reference(net)(x)[0], "float32", 200)
+
+
 @pytest.mark.parametrize(("name", "gates", "depths"), [("lstm", 4, (8,)), ("gru", 3, (8,)), ("elman", 1, (8,))])
 def test_units_of_the_input_product(name: str, gates: int, depths: tuple[int, ...]) -> None:
     net = rnn.RNN(rnn.cells.get(name), 8, 24)

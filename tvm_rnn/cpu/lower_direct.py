@@ -97,7 +97,7 @@ class DirectLayer(Layer):
         whole vectors, or end there, read past it."""
         if not node.shape or node.shape[-1] % self.lanes or node in self.turned or node in self.solved.values():
             return False
-        users = self.graph.users()[node]
+        users = self.graph.users().get(node, ())
         return all(u.op == "gemm" or (u.pointwise and u.shape == node.shape) for u in users)
 
 

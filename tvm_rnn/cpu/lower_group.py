@@ -244,6 +244,20 @@ class Emitter:
             return {}
         return {g.nodes: Wanted(p.given, number, len(tall)) for number, (g, p) in enumerate(tall)}
 
+    def is_little(self, group: Group) -> bool:
+        """Whether a row of a group is work of one thread, and of that row alone."""
+        if group.kind == "pointwise":
+            shape = group.nodes[-1].shape or (1,)
+            return prod(shape[:-1]) * self._vectors(shape) * self.lanes < PARALLEL_ELEMENTS
+        root = group.root
+        if group.kind != "reduce" or root is None or not runs_along(root) or convolution.form(root) is not None:
+            return False
+        return self._terms(root) * prod(root.shape) < PARALLEL_ELEMENTS
+
+    def elements_of(self, group: Group) -> int:
+        """Of work in one row."""
+        return self._vectors_of(group) * self.lanes
+
     def _vectors_of(self, group: Group) -> int:
         """Of work in one row: multiply-adds, and all that is pointwise."""
         made = [n for n in group.nodes if n.shape and not n.leaf]

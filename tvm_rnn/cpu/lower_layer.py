@@ -6,6 +6,7 @@ tiles. The same statements serve every layer and direction of equal sizes: what 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,6 +21,7 @@ from tvm_rnn.tir.statements import Block, bind, load, loop, sequence, store, whe
 from .dropout_masks import Draw
 from .int8_products import row_elements
 from .lower_group import Emitter
+from .recurrence import shared
 from .register_tile import Places
 from .walk_through_time import Walk, is_few
 from .weight_packing import PackedWeights
@@ -179,9 +181,32 @@ class Layer:
         if self.solved:
             places = replace(places, walk=self._walk(ctx, visit))
         own = [g for g in self.graph.groups if g.region == "before"]
-        before = [self.emitter.group(g, rows, self._copying(places, g)) for g in own]
+        before = self._before(own, rows, places)
         steps = loop("step", visit.count, lambda s: self._step(ctx, visit, s)) if self.has_steps else None
         return sequence(set_rows, before, steps, self._after(ctx, visit, rows, places))
+
+    def _before(self, groups: Sequence[Group], rows: Expr, places: Places) -> list[Stmt]:
+        """The groups on a tile's rows. Threads share rows where groups that follow one another are little work each;
+        what a row has made is read again while it is near.
+
+        Rewrite: for row: a[row] = f(..); for row: b[row] = g(a[row])  -->  parallel for row: a[row] = ..; b[row] = ..
+        """
+        found = list[Stmt]()
+        for is_little, some in itertools.groupby(groups, self.emitter.is_little):
+            run = list(some)
+            if is_little and places.threads is not None:
+                found.append(self._row_by_row(run, rows, places))
+            else:
+                found += [self.emitter.group(g, rows, self._copying(places, g)) for g in run]
+        return found
+
+    def _row_by_row(self, groups: Sequence[Group], rows: Expr, places: Places) -> Stmt:
+        def row(i: Expr) -> list[Stmt]:
+            own = at_row(places, i)
+            return [self.emitter.group(g, int64(1), self._copying(own, g)) for g in groups]
+
+        work = rows * int64(sum(map(self.emitter.elements_of, groups)))
+        return shared(rows, work, places.threads, row, "row")
 
     def _after(self, ctx: Context, visit: Visit, rows: Expr, places: Places) -> list[Block]:
         """What follows a tile's steps: in forward functions the output, where no step has left it."""
@@ -200,7 +225,8 @@ class Layer:
             nothing = loop("j", width, lambda j: visit.emit(t, b, j, zero))
             return [set_t, set_b, when(self._has_ended(ctx, visit.start + t, b), nothing, value)]
 
-        return loop("i", visit.count * ctx.batch, emit)
+        rows = visit.count * ctx.batch
+        return shared(rows, rows * int64(width), ctx.threads, emit, "row")
 
     @staticmethod
     def _has_ended(ctx: Context, time: Expr, b: Expr) -> Expr:
@@ -463,6 +489,19 @@ class Layer:
         whole = tirx.EQ(ctx.has_lengths, int64(0))  # then there are no lengths to read
         unfinished = tirx.if_then_else(whole, tirx.const(True, "bool"), at < load(ctx.lengths, b))
         return when(unfinished, when(tirx.NE(load(ctx.reset, at * ctx.batch + b), tirx.const(0, "uint8")), body))
+
+
+def at_row(places: Places, row: Expr) -> Places:
+    """The same places, in which row 0 is this one."""
+
+    def moved(array: Array) -> Array:
+        return replace(array, base=array.base + row * int64(array.row_stride)) if array.row_stride else array
+
+    def read(node: Node) -> Array | None:
+        found = places.read(node)
+        return None if found is None else moved(found)
+
+    return replace(places, read=read, write=lambda node: [moved(a) for a in places.write(node)])
 
 
 def turned(axes: tuple[int, ...]) -> tuple[int, ...]:

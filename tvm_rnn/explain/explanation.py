@@ -19,6 +19,7 @@ from tvm_rnn.dtypes import ITEM_BYTES
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.language.cell import Cell
 from tvm_rnn.network.model import Model, widened
+from tvm_rnn.network.program import NETWORK
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.options import asked, pass_names
 from tvm_rnn.runtime.runtime import Facts, Module, load, read_container
@@ -128,6 +129,8 @@ def explain(
         ConfigError, CellError, BuildError: as `compile` does.
         LoadError: the file of a module is bad.
     """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ConfigError(message("explain: steps", got=repr(steps), expected="a whole number of at least 1"))
     products: Products = {"precision": precision, "weights": weights, "without": pass_names(without)}
     if isinstance(net_or_module, RNN | Model):
         from tvm_rnn.compiler.compile import compile
@@ -209,6 +212,8 @@ def _of_a_network(net: RNN | Model, options: Options) -> _Source:
     if isinstance(net, Model) and not net.networks:
         raise _nothing(net)
     manifest, looked = _decided(widened(net, options.precision or None), options)
+    if isinstance(net, Model):
+        manifest = {**manifest, "origin": net.origin.facts(), "model": net.program.facts()}
     return _Source(manifest, looked)
 
 
@@ -317,6 +322,10 @@ def _network(
         network["training"] = _training(manifest, decisions, steps)
     if "regularisers" in manifest:
         network["regularisers"] = manifest["regularisers"]
+    if manifest.get("origin"):
+        network["origin"] = manifest["origin"]
+    if manifest.get("model"):
+        network["around"] = sum(step["op"] != NETWORK for step in manifest["model"]["steps"])
     return network
 
 

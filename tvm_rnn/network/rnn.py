@@ -100,6 +100,9 @@ class RNN:
             if "P" in sizes:
                 raise ConfigError(message("RNN: proj_size is another name of P", got="both", do="give one of them"))
             sizes["P"] = sizes.pop("proj_size")
+        for name, value in (("bidirectional", bidirectional), ("reverse", reverse), ("batch_first", batch_first)):
+            if not isinstance(value, bool | np.bool_ | int):
+                raise ConfigError(message(f"RNN: {name}", got=repr(value), expected="True or False"))
         self.cell, self.dtype = cell, dtype_name(dtype)
         self.input_size = _size("input_size", input_size)
         self.num_layers = _size("num_layers", num_layers)
@@ -299,7 +302,11 @@ class RNN:
         }
 
     def init(self, seed: int = 0) -> RNN:
-        """Fill the weights: uniform in +-1/sqrt(H) as torch does, or as the cell's `init` says. Returns self."""
+        """Fill the weights: uniform in +-1/sqrt(H) as torch does, or as the cell's `init` says. Returns self.
+
+        Raises ConfigError for a seed that is no whole number of at least 0."""
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+            raise ConfigError(message("init: seed", got=f"{seed!r:.80}", expected="a whole number of at least 0"))
         rng = np.random.default_rng(seed)
         for layer in self.layers:
             bound = 1.0 / np.sqrt(layer.sizes.get("H", layer.width))
@@ -329,7 +336,10 @@ class RNN:
 
     def initial_state(self, batch: int) -> dict[str, Any]:
         """{name: [L*D, B, *shape]}, or a list of one [D, B, *shape] per layer where layers differ in shape. Constants,
-        which a caller gives, are not among them."""
+        which a caller gives, are not among them. Raises ConfigError for a batch that is none."""
+        if isinstance(batch, bool) or not isinstance(batch, int | np.integer) or not 0 <= batch <= LARGEST_SIZE:
+            expected = f"a whole number, 0 to {LARGEST_SIZE:,}"
+            raise ConfigError(message("initial_state: batch", got=f"{batch!r:.80}", expected=expected))
         return {n: value for n, value in self._first_states(batch).items() if n not in self.cell.constants}
 
     def _first_states(self, batch: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -129,7 +130,10 @@ def run(
     options = options or SearchOptions()
     machine = resolve(target)
     work = workload(net, machine, steps, batch, options.precision, options.seed)
-    check(trials=trials, jobs=options.jobs or 1, patience=options.patience or 1)
+    given = {name: value for name in ("jobs", "patience") if (value := getattr(options, name)) is not None}
+    check(trials=trials, **given)
+    if isinstance(options.seed, bool) or not isinstance(options.seed, int | np.integer) or options.seed < 0:
+        raise ConfigError(message("tune: seed", got=repr(options.seed), expected="a whole number of at least 0"))
     for name, value in (("seconds", options.seconds), ("timeout", options.timeout)):
         if value is not None and not (isinstance(value, (int, float)) and value > 0):
             raise ConfigError(message(f"tune: {name}", got=repr(value), expected="a number above 0"))
@@ -203,7 +207,7 @@ class Session:
 
     def __init__(self, work: Workload, target: Target, backend: Backend, trials: int, options: SearchOptions) -> None:
         self.work, self.target, self.backend, self.budget, self.options = work, target, backend, trials, options
-        self.folder = options.records or record_files.own_folder()
+        self.folder = record_files.folder_of(options.records or record_files.own_folder())
         self.started = time.monotonic()
         self.patience = options.patience or max(32, trials // 3)
         self.outcomes: list[Outcome] = []
@@ -213,7 +217,7 @@ class Session:
 
     def run(self) -> Result:
         versions = {"tvm": tvm.__version__, "tvm_rnn": __version__}
-        at_hand = [*record_files.folders(), self.folder]
+        at_hand = [*record_files.folders(), Path(self.folder)]
         records = record_files.read([p for p in at_hand if os.path.isdir(p)], self.target.records_name)
         self.tell("looking at the units")
         seed = self.options.seed
