@@ -551,7 +551,7 @@ def equations(draw: Draw, most: int = 12, drawing: bool = False, looped: bool = 
     writer.leaf(writer.inputs, "x", (draw(st.sampled_from(SIZES)),))
     width = writer.inputs["x"][0] if looped else draw(st.sampled_from(SIZES))
     writer.leaf(writer.states, "h", (width,))
-    for name, shape in (("s", ()), ("c", (width,)), ("d", (3,)), ("S", (2, 5)), ("M", (width, 4))):
+    for name, shape in (("s", ()), ("c", (width,)), ("d", (3,)), ("S", (2, 5)), ("M", (width, 4)), ("C", (2, 3, 2))):
         if draw(st.sampled_from((False, False, True))):
             writer.leaf(writer.states, name, shape)
     if not looped and draw(st.sampled_from((False, False, True))):
