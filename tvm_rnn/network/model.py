@@ -44,9 +44,9 @@ def widened(net: Net, precision: str | None) -> Net:
     """The network in float32 if its precision is to be that and it, or what is around it, has parts of 16 bits: a copy
     with the same weights, every one of which float32 holds exactly. What is around networks that have no 16 bits is
     computed in float32 in any case, and keeps the dtypes of its inputs and outputs."""
-    if not isinstance(net, RNN | Model):
-        return net
     networks = net.networks if isinstance(net, Model) else [net]
+    if not all(isinstance(own, RNN) for own in networks):
+        return net  # `compile` refuses it
     program = net.program
     around = program is not None and "float16" in program.dtypes
     inside = any(own.dtype in ("float16", "bfloat16") for own in networks)
