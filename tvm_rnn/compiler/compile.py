@@ -41,7 +41,7 @@ from tvm_rnn.runtime import runtime
 from tvm_rnn.runtime.runtime import Module
 from tvm_rnn.schedule import record_files
 from tvm_rnn.target import Target
-from tvm_rnn.whole_files import advice, path_of
+from tvm_rnn.whole_files import advice
 
 from .compile_model import write_model
 from .link import generate as generate_code
@@ -131,7 +131,7 @@ def built(net: RNN | Model, options: Options, dump: str | os.PathLike[str] | Non
     net, dump, tell: as for `compile`; options: with targets. Raises what `compile` raises."""
     keep_choice.check_name(options.training)
     net, around = with_functions(widened(net, options.precision or None), options.target)
-    networks, place = networks_of(net, options), None if dump is None else _dump_folder(dump)
+    networks, place = networks_of(net, options), None if dump is None else record_files.folder_of("dump", dump)
     for own in networks:
         _check_drawing(own, options, isinstance(net, Model))
     tell("passes")
@@ -271,13 +271,6 @@ def _for_gpus(own: Passed, around: Around, folder: Path, tell: Progress) -> Modu
     tell("loading")
     kind = CudaTrainingModule if own.options.training else CudaModule
     return kind(path, anywhere=True)
-
-
-def _dump_folder(dump: object) -> str:
-    try:
-        return path_of(dump)
-    except OSError as reason:
-        raise ConfigError(message("dump: no folder", got=reason.strerror, do="give the path of one")) from None
 
 
 def _dump(folder: str | os.PathLike[str], stages: list[tuple[str, str]]) -> None:

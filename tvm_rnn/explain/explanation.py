@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from tvm_rnn.decisions import Decision, recording
 from tvm_rnn.dtypes import ITEM_BYTES
-from tvm_rnn.errors import ConfigError, message
+from tvm_rnn.errors import ConfigError, message, whole_number
 from tvm_rnn.language.cell import Cell
 from tvm_rnn.network.model import Model, widened
 from tvm_rnn.network.program import NETWORK
@@ -129,8 +129,7 @@ def explain(
         ConfigError, CellError, BuildError: as `compile` does.
         LoadError: the file of a module is bad.
     """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ConfigError(message("explain: steps", got=repr(steps), expected="a whole number of at least 1"))
+    steps = whole_number("explain: steps", steps, 1)
     products: Products = {"precision": precision, "weights": weights, "without": pass_names(without)}
     if isinstance(net_or_module, RNN | Model):
         from tvm_rnn.compiler.compile import compile

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tvm_rnn.dtypes import check_fit, dtype_name, held_dtype, rounded
-from tvm_rnn.errors import ConfigError, WeightError, message, unknown
+from tvm_rnn.errors import ConfigError, WeightError, message, unknown, whole_number
 from tvm_rnn.graph.graph import Graph, constant, is_move
 from tvm_rnn.graph.graph_text import graph_text
 from tvm_rnn.graph.ops import Shape
@@ -305,9 +305,7 @@ class RNN:
         """Fill the weights: uniform in +-1/sqrt(H) as torch does, or as the cell's `init` says. Returns self.
 
         Raises ConfigError for a seed that is no whole number of at least 0."""
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-            raise ConfigError(message("init: seed", got=f"{seed!r:.80}", expected="a whole number of at least 0"))
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(whole_number("init: seed", seed, 0))
         for layer in self.layers:
             bound = 1.0 / np.sqrt(layer.sizes.get("H", layer.width))
             for direction in range(self.num_directions):
@@ -337,9 +335,7 @@ class RNN:
     def initial_state(self, batch: int) -> dict[str, Any]:
         """{name: [L*D, B, *shape]}, or a list of one [D, B, *shape] per layer where layers differ in shape. Constants,
         which a caller gives, are not among them. Raises ConfigError for a batch that is none."""
-        if isinstance(batch, bool) or not isinstance(batch, int | np.integer) or not 0 <= batch <= LARGEST_SIZE:
-            expected = f"a whole number, 0 to {LARGEST_SIZE:,}"
-            raise ConfigError(message("initial_state: batch", got=f"{batch!r:.80}", expected=expected))
+        batch = whole_number("initial_state: batch", batch, 0, LARGEST_SIZE)
         return {n: value for n, value in self._first_states(batch).items() if n not in self.cell.constants}
 
     def _first_states(self, batch: int) -> dict[str, Any]:
@@ -390,11 +386,10 @@ def equations_digest(net: RNN) -> str:
 
 
 def _size(name: str, value: object) -> int:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ConfigError(message(f"RNN: {name}", got=repr(value), expected="a whole number of at least 1"))
-    if value > LARGEST_SIZE:
-        raise ConfigError(message(f"RNN: {name} is too large", got=value, expected=f"at most {LARGEST_SIZE:,}"))
-    return int(value)
+    size = whole_number(f"RNN: {name}", value, 1)
+    if size > LARGEST_SIZE:
+        raise ConfigError(message(f"RNN: {name} is too large", got=size, expected=f"at most {LARGEST_SIZE:,}"))
+    return size
 
 
 def _arrays(source: Mapping[str, object] | str | os.PathLike[str]) -> Mapping[str, Any]:

@@ -50,7 +50,7 @@ def resolve(records: Records | Name | None) -> Records | list[Path]:
         return records
     if records is None:
         return [folder for folder in folders() if folder.is_dir()]
-    folder = folder_of(records)
+    folder = folder_of("records", records)
     if folder == NONE:
         return Records()
     if not os.path.isdir(folder):
@@ -59,12 +59,12 @@ def resolve(records: Records | Name | None) -> Records | list[Path]:
     return [Path(folder)]
 
 
-def folder_of(records: object) -> str:
-    """A user's folder as text. Raises ConfigError where none can have that name."""
+def folder_of(what: str, given: object) -> str:
+    """A user's folder as text. what: the argument. Raises ConfigError where none can have that name."""
     try:
-        return path_of(records)
+        return path_of(given)
     except OSError as reason:
-        raise ConfigError(message("records: no folder", got=reason.strerror, do="give the path of one")) from None
+        raise ConfigError(message(f"{what}: no folder", got=reason.strerror, do="give the path of one")) from None
 
 
 def read(places: Iterable[Name], target: str) -> Records:

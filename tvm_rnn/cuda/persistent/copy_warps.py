@@ -5,8 +5,7 @@ warps of the block meet. Behind that barrier of step t the hoisted values of ste
 t + 1 are there; and y lies in shared memory: where one block has all units, that of step t - 1, which products wait
 for; in a cluster what the block stages of step t (`Exchange.copied_output`).
 
-A warp of a small layer issues some 220 instructions per step, one after the other, of which 80 only copy. H200, LSTM of
-32 units in float16, 8 rows: 0.37 us a step where warps that compute copy too, 0.24 with a warp that copies.
+A warp of a small layer issues its instructions of a step one after the other, and a third of them only copy.
 """
 
 from __future__ import annotations
