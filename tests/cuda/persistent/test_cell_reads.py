@@ -148,7 +148,7 @@ def test_rows_of_eight_units_come_early() -> None:
     geometry = geometry_of(step("lstm", 64), "bfloat16", **cluster(2, 8))
     assert len(prefetched(geometry)) == 4
     # steps, warps, gates, blocks of units, words of 8 x 8
-    assert geometry.prefetch_words == geometry.exchange.prefetch_steps * 1 * 4 * 4 * 32
+    assert geometry.prefetch_words == geometry.prefetch_steps * 1 * 4 * 4 * 32
     # Rows of hoisted values begin at multiples of 16 bytes: the last piece of an odd width is whole too.
     assert len(prefetched(geometry_of(step("lstm", 21), "bfloat16", **cluster(1, 8)))) == 4
 

@@ -337,7 +337,7 @@ class Pieces:
         self.order.sort(key=lambda entry: known.index(entry[1]))
         self.of_row = 8 * geometry.itemsize // 16
         self.strides = {node: layout.rows(node).row_stride for node in known}
-        self.stages = geometry.exchange.prefetch_steps
+        self.stages = geometry.prefetch_steps
 
     def entries(self, node: Node) -> list[Entry]:
         return [entry for entry in self.order if entry[1] is node]

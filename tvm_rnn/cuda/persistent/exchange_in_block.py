@@ -20,7 +20,7 @@ from tvm_rnn.cuda.layer.phases import Phase
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Expr
 
-from .exchange import ClusterExchange, InShared, copies_us
+from .exchange import SHORT_STEPS, ClusterExchange, InShared, copies_us
 from .geometry import Body, CopiedOutput, Geometry, Slots, Store
 from .rates import Rates
 
@@ -40,7 +40,6 @@ class BlockExchange(ClusterExchange):
     name: ClassVar[str] = "block"
     lines: ClassVar[bool] = False
     marks: ClassVar[bool] = False
-    prefetch_steps: ClassVar[int] = 8  # of 0.2 to 0.5 us; a value from memory takes 0.8
     stages: ClassVar[bool] = False
     stores_late: ClassVar[bool] = True
     rates: ClassVar[Rates] = Rates(0.05, 0.0, 34.0, 0.8, 0.1, 0.0)
@@ -50,6 +49,10 @@ class BlockExchange(ClusterExchange):
 
     def copies_apart(self, geometry: Geometry) -> bool:
         return True
+
+    def prefetch_steps(self, geometry: Geometry) -> int:
+        """Of 0.2 to 0.5 us; a value from memory takes 0.8."""
+        return SHORT_STEPS
 
     def blocks_meet(self, k: Writer) -> None:
         """There is one."""

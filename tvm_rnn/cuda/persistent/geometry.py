@@ -386,12 +386,15 @@ class Exchange(ABC):
     in_memory: ClassVar[bool]  # values travel through global memory, and all blocks must be on the GPU at once
     polls: ClassVar[bool] = False  # a reader loads a value until it is there
     marks: ClassVar[bool] = False  # a layer knows by the values themselves what the layer below has written
-    prefetch_steps: ClassVar[int] = 4  # stages of hoisted values: copies begin three steps early
     lines: ClassVar[bool] = False  # all of a block meet in every step: what training keeps may be stored behind that
     stages: ClassVar[bool] = True  # values wait in shared memory for others, and y is stored from there
     # Products wait for nobody else: what is stored of the step before waits for them, not they for it.
     stores_late: ClassVar[bool] = False
     rates: ClassVar[Rates]
+
+    def prefetch_steps(self, geometry: Geometry) -> int:
+        """Stages of hoisted values: copies begin one step less early."""
+        return 4
 
     @abstractmethod
     def place(self, k: Writer, geometry: Geometry) -> tuple[Expr, Expr]:
@@ -718,7 +721,7 @@ class Geometry(ABC):
         if not self.exchange.copies_apart(self) or self.stored or self.step.given or not reads:
             return 0
         output = self.step.graph.output.shape[0]
-        pieces = self.prefetch_words // 4 // self.exchange.prefetch_steps
+        pieces = self.prefetch_words // 4 // self.prefetch_steps
         stored = self.rows * min(output, self.units(output)) * self.itemsize // gcd(16, output * self.itemsize)
         wanted = min(MOST_COPY_WARPS, ceil((pieces + stored) / (COPIES * LANES)) if pieces else 0)
         # Registers that others have less of then; an estimate wants some to spare.
@@ -891,6 +894,11 @@ class Geometry(ABC):
         pairs = zip(self.step.phases, self.step.reads, strict=True)
         return sum(self.prefetches(phase, node, slot) for phase, reads in pairs for node, slot in reads)
 
+    @cached_property
+    def prefetch_steps(self) -> int:
+        """Stages of hoisted values."""
+        return self.exchange.prefetch_steps(self)
+
     @property
     def prefetching_warps(self) -> int:
         """Warps that copy hoisted values. Weights in 8 bits leave no room for those without cells."""
@@ -900,15 +908,7 @@ class Geometry(ABC):
     def prefetch_words(self) -> int:
         pairs = zip(self.step.phases, self.step.reads, strict=True)
         tiles = [self.blocks(p.width) for p, reads in pairs for node, slot in reads if self.prefetches(p, node, slot)]
-        return (
-            self.exchange.prefetch_steps
-            * self.prefetching_warps
-            * sum(tiles)
-            * self.own_tiles
-            * 64
-            * self.itemsize
-            // 4
-        )
+        return self.prefetch_steps * self.prefetching_warps * sum(tiles) * self.own_tiles * 64 * self.itemsize // 4
 
     # --- values and inputs -------------------------------------------------------------------------------------------
 
