@@ -70,6 +70,14 @@ def test_they_bring_what_cells_read_and_take_y_away(
         assert found < tolerance(precision, 11), (found, reverse, lengths, reset)
 
 
+def test_few_blocks_begin_early() -> None:
+    """Steps of other clusters are longer, and where the warps that compute copy, too."""
+    steps = [geometry("lstm", 128, ctas=ctas, warps_u=4, rows=rows).prefetch_steps for ctas, rows in ((4, 8), (4, 16))]
+    assert steps == [8, 4]
+    assert geometry("lstm", 256, ctas=8, warps_u=4).prefetch_steps == 4
+    assert geometry("lstm", 32, warps_u=4).prefetch_steps == 8
+
+
 def test_a_lane_has_few_pieces_and_a_quarter_of_a_multiprocessor_one_warp() -> None:
     assert geometry("lstm", 16, warps_u=2).copy_warps == 1
     assert geometry("lstm", 32, warps_u=4).copy_warps == 2
