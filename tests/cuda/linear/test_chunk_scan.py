@@ -46,6 +46,15 @@ CASES: dict[str, dict[str, Any]] = {
         "reads": (BEFORE, AFTER),
         "same": (("read_0", "key"),),
     },
+    "scaled": {"erase": DECAYED, "value_scale": True, "scale": 0.7, "reads": (AFTER, BEFORE)},
+    "scaled, what is erased is read": {
+        "erase": BEFORE,
+        "own": True,
+        "reads": (AFTER, BEFORE),
+        "same": (("read_1", "erase"),),
+        "scale": 0.7,
+    },
+    "scaled, nothing decays": {"decay": 0, "scale": 1.3},
     "shared keys": {"erase": DECAYED, "group": 2, "keys_last": True},
 }
 
@@ -79,6 +88,7 @@ def test_large_tiles(seed: int) -> None:
         (8, "what is erased is read"),
         (3, "what is erased by a vector is read alone"),
         (3, "what is erased is read, no scale"),
+        (3, "scaled, what is erased is read"),
     ],
 )
 def test_what_is_erased_is_solved_for(warps: int, name: str) -> None:

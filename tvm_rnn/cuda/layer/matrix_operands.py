@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import prod
+from math import inf, prod
 
 from tvm_rnn.graph.graph import Graph, Group, Node, is_move, make, topological
 from tvm_rnn.graph.recurrences import matrix_operands
@@ -18,6 +18,7 @@ from tvm_rnn.graph.recurrences import matrix_operands
 Place = tuple[Node, int]  # a stored value, and the element at which an operand begins in it
 Operand = tuple[Node, int]  # a vector, and the axis of the matrix that it runs along; numbers, and NUMBER
 NUMBER = 0
+VIEWS = ("reshape", "index", "slice")  # of which an operand may be a part
 
 
 def marks_dtype(storage: str) -> str:
@@ -49,11 +50,13 @@ def marked(graph: Graph) -> list[int]:
 
 @dataclass(frozen=True)
 class RowOperands:
-    """Of a group. arrays: views that are arrays of their own; copies: what was copied, by operand."""
+    """Of a group. arrays: views that are arrays of their own; copies: what was copied, by operand; bare: of operands
+    that are constants times stored vectors, these vectors and the constants."""
 
     group: Group
     arrays: frozenset[Node] = frozenset()
     copies: dict[Operand, Node] = field(default_factory=dict)
+    bare: dict[Operand, tuple[Node, float]] = field(default_factory=dict)
 
     @cached_property
     def root(self) -> Node:
@@ -95,7 +98,12 @@ class RowOperands:
 
     def located(self, operand: Operand) -> Place:
         """Where an operand is."""
-        return _located(self.copies.get(operand, operand[0]), self.arrays)
+        bare, _ = self.bare.get(operand, (operand[0], 1.0))
+        return _located(self.copies.get(operand, bare), self.arrays)
+
+    def scale(self, operand: Operand) -> float:
+        """The constant that kernels multiply it with."""
+        return self.bare[operand][1] if operand in self.bare else 1.0
 
     @property
     def stored(self) -> set[Node]:
@@ -201,6 +209,16 @@ class MatrixOperands(RowOperands):
         return list(dict.fromkeys(found))
 
     @property
+    def scalable(self) -> list[Operand]:
+        """Vectors that kernels multiply with constants: by way of numbers of each step, where there are such."""
+        by_key = self.decay is not None and self.decay.shape[self.along] > 1
+        if by_key or any(not product or column is not self.key for column, _, product in self.others):
+            return []
+        scaled = [self.key, *([] if self.erase is None else [self.erase])]
+        found = [] if self.erase is not None and self.erase_scale is None else scaled
+        return [(node, self.along) for node in dict.fromkeys([*found, *(n.args[1] for n in self.reads)])]
+
+    @property
     def erase_scale(self) -> Node | None:
         """What scales the product."""
         return self.root.args[-1] if self.root.attrs.get("scaled") else None
@@ -255,6 +273,37 @@ def _taken_apart(
     return own, groups
 
 
+def _without_constants(
+    graph: Graph, own: MatrixOperands, groups: list[Group], there: Callable[[Node], bool]
+) -> tuple[MatrixOperands, list[Group]]:
+    """Operands, and the groups before them, where a vector is the product of one that is there and a constant: kernels
+    multiply, and the product is not stored if nothing else reads it."""
+    found = dict[Operand, tuple[Node, float]]()
+    for operand in own.scalable:
+        bare, scale = _bare(operand[0])
+        if scale != 1.0 and there(_located(bare, own.arrays)[0]):
+            found[operand] = bare, scale
+    own = replace(own, bare=found)
+    users, roots = graph.users(), {*graph.roots}
+    left = {node for operand in own.operands if operand not in found for node in topological([operand[0]])}
+    for product in {_unshaped(node, *VIEWS) for node, _ in found} - left - roots:
+        home = next((g for g in groups if product in g.stored and g.kind == "pointwise"), None)
+        if home is not None and _read_by(product, {*own.group.nodes}, users, VIEWS):
+            groups = [g for group in groups for g in [_without(group, product) if group is home else group] if g.nodes]
+    return own, groups
+
+
+def _bare(node: Node) -> tuple[Node, float]:
+    """A vector without the constant that it is multiplied with, and the constant; 1 if there is none."""
+    if node.op in VIEWS:
+        bare, scale = _bare(node.args[0])
+        return (node, 1.0) if scale == 1.0 else (make(node.op, bare, **node.attrs), scale)
+    for number, vector in (node.args, node.args[::-1]) if node.op == "mul" else ():
+        if number.scalar is not None and 0.0 < number.scalar < inf and vector.shape == node.shape:
+            return vector, number.scalar
+    return node, 1.0
+
+
 def _undecayed(
     graph: Graph, own: AgainOperands, groups: list[Group], there: Callable[[Node], bool]
 ) -> tuple[AgainOperands, list[Group]]:
@@ -272,7 +321,7 @@ def _undecayed(
         for before, after in zip(writes, found, strict=True):
             product = next(_unshaped(a) for a, b in zip(before, after, strict=True) if a is not b)
             home = next((g for g in groups if product in g.stored and g.kind == "pointwise"), None)
-            if home is not None and product not in roots and _read_by(product, row, users, {*home.nodes}):
+            if home is not None and product not in roots and _read_by(product, {row, *home.nodes}, users):
                 left = [group if group is not home else _without(group, product) for group in groups]
                 groups = [group for group in left if group.nodes]
     return own, groups
@@ -294,17 +343,19 @@ def _undecayed_pair(
     return None
 
 
-def _unshaped(node: Node) -> Node:
-    while node.op == "reshape":
+def _unshaped(node: Node, *views: str) -> Node:
+    """What a node is a view of. views: kinds of them, "reshape" if none are named."""
+    while node.op in (views or ("reshape",)):
         node = node.args[0]
     return node
 
 
-def _read_by(node: Node, row: Node, users: Mapping[Node, Collection[Node]], inside: Collection[Node]) -> bool:
-    """Whether nothing else reads a value, but for what is inside its own group."""
+def _read_by(
+    node: Node, readers: Collection[Node], users: Mapping[Node, Collection[Node]], views: Collection[str] = ("reshape",)
+) -> bool:
+    """Whether nothing else reads a value. views: through which others may."""
     return all(
-        user is row or user in inside or (user.op == "reshape" and _read_by(user, row, users, inside))
-        for user in users[node]
+        user in readers or (user.op in views and _read_by(user, readers, users, views)) for user in users[node]
     )
 
 
@@ -341,11 +392,12 @@ def prepared(
             matrix = every[group]
             if isinstance(matrix, MatrixOperands):
                 matrix, groups = _taken_apart(graph, matrix, groups, is_there)
+                matrix, groups = _without_constants(graph, matrix, groups, is_there)
             elif isinstance(matrix, AgainOperands):
                 matrix, groups = _undecayed(graph, matrix, groups, is_there)
             for operand in matrix.operands:
                 node, axis = operand
-                base, _ = _located(node, arrays)
+                base, _ = matrix.located(operand)
                 number = axis == NUMBER
                 there = kept(base) if number and base.op != "input" else False
                 there = there or (base in stored and not (number and base in vectors | products))

@@ -76,6 +76,11 @@ class ChunkLayout:
         less if the others make it."""
         return None if self.readers else self.recurrence.erased
 
+    def read_scale(self, read: int) -> float:
+        """What the sums of a read-out are multiplied with as they are made: of what is erased they are wanted as they
+        are."""
+        return 1.0 if read == self.unscaled else self.recurrence.reads[read].vector.scale
+
     def solved(self, read: int) -> bool:
         """Whether a result is what warps of states solve."""
         return read == self.unscaled or self.recurrence.solved(read)

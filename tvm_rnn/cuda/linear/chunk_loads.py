@@ -199,6 +199,7 @@ class Loads:
     def _ask(self, number: TirExpr) -> None:
         """Load what a chunk's numbers are made of."""
         w, body = self.w, self.body
+        vectors = {"value_scale": self.recurrence.key.scale, "erase_scale": self.recurrence.erased_scale}
         for e in range(self.per):
             step = w.bind(number * self.tile.chunk + body.lane * self.per + e)
             for name in self.raw:
@@ -206,7 +207,8 @@ class Loads:
                 w.store(self.raw[name], tirx.const(neutral, "float32"), e)
             with w.when(body.there(step)):
                 for name, rows in self.recurrence.numbers.items():
-                    w.store(self.raw[name], w[name][body.element(rows, step)], e)
+                    value = w[name][body.element(rows, step)]
+                    w.store(self.raw[name], value * vectors[name] if vectors.get(name, 1.0) != 1.0 else value, e)
                 if body.masked:
                     known, at = body.reset(step)
                     with w.when(known):
@@ -251,7 +253,8 @@ class Loads:
             g["after"] = w.keep(g["before"] + own[e])
             found = {**g, "ends": exp2(end - g["after"]), "carried": exp2(end)}
             for i, read in enumerate(self.recurrence.reads):
-                found[f"read_{i}"] = exp2(g[sum_name(read.of)])
+                sums = exp2(g[sum_name(read.of)])
+                found[f"read_{i}"] = sums * scale if (scale := self.scan.read_scale(i)) != 1.0 else sums
             if (erase := self.recurrence.erasing) is not None:
                 what = exp2(g[sum_name(erase.of)])
                 found["erase"] = what if erase.scale is None else what * self.raw["erase_scale"][e]

@@ -196,6 +196,8 @@ class States(Products):
             if "value_scale" in self.body.numbers.buffers:
                 scale = self._scaled("value_scale", 2 * block + half)
                 values = [value * scale[i % 2] for i, value in enumerate(values)]
+            elif self.recurrence.key.scale != 1.0:
+                values = [value * self.recurrence.key.scale for value in values]
             found.append(values)
         return found
 
@@ -278,13 +280,19 @@ class States(Products):
         self._pack_block(words, 0, [tuple(four) for four in values])
         self._add(sums, words[0], block, own)
         self._solve(sums, block, inverse, between)
-        self._pack_block(self.unscaled, block, [sums[2 * block], sums[2 * block + 1]])
+        self._pack_block(self.unscaled, block, [self._result(sums[2 * block + n]) for n in range(2)])
         for half in range(2):
             n = 2 * block + half
             scale = self._scaled("scale", n) if "scale" in self.body.numbers.buffers else None
             for i, value in enumerate(values[half]):
                 erased = sums[n][i] if scale is None else sums[n][i] * scale[i % 2]
                 sums.store(value + erased, n, i)
+
+    def _result(self, sums: tuple[TirExpr, ...]) -> tuple[TirExpr, ...]:
+        """What is erased, as a read-out."""
+        assert self.scan.unscaled is not None
+        scale = self.recurrence.reads[self.scan.unscaled].vector.scale
+        return sums if scale == 1.0 else tuple(value * scale for value in sums)
 
     def _decay(self) -> None:
         """What is left of the states at the end of the part."""

@@ -287,7 +287,8 @@ class _Located:
         width = numbers if axis == NUMBER else self.operands.state.shape[axis]
         group = self.operands.group_size((node, axis))
         self.places[name] = base, offset, width, group
-        return Rows(width, source.place.row_stride, source.place.dtype, offset, group)
+        scale = self.operands.scale((node, axis))
+        return Rows(width, source.place.row_stride, source.place.dtype, offset, group, scale)
 
     def key(self, name: str, node: Node) -> Rows:
         return self.rows(name, node, self.operands.along)

@@ -22,13 +22,15 @@ BEFORE, DECAYED, AFTER = "before", "decayed", "after"
 @dataclass(frozen=True)
 class Rows:
     """A vector, or a number, of every step, batch row and head: element i of head n, of step t and row b of B, lies at
-    (t B + b) * stride + offset + n // group * width + i, where `group` heads of the recurrence share a vector."""
+    (t B + b) * stride + offset + n // group * width + i, where `group` heads of the recurrence share a vector. scale: a
+    positive number that it is multiplied with before it is used."""
 
     width: int
     stride: int
     dtype: str
     offset: int = 0
     group: int = 1
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,13 @@ class Recurrence:
         if self.erase is not None or not self.others:
             return self.erase
         return Erase(self.others[0].vector, None, BEFORE)
+
+    @property
+    def erased_scale(self) -> float:
+        """What scales what is erased beside a number of each step: of its vector, and of the key that it is written
+        along."""
+        own = None if self.erase is None else self.erase.vector
+        return self.key.scale * (self.key if own is None else own).scale
 
     @property
     def erasing_vector(self) -> str:
