@@ -52,6 +52,8 @@ LEAST_CHUNKS = 3  # fewer are no faster than one: operands are read twice
 EARLIER = 4  # steps that take as long as to compose the effect of an earlier chunk
 COMPOSED = 8  # chunks whose effects are loaded at once
 FEW_WARPS = 4  # of a block that has few steps
+# How results are stored, by their dtypes, and as which bits.
+STREAMED = {"float32": ("f32", ""), "float64": ("f64", ""), "float16": ("b16", "uint16"), "bfloat16": ("b16", "uint16")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -662,7 +664,16 @@ class _Apply(_Walk):
             found = tirx.Select(active, found, tirx.const(0.0, self.dtype))
         for argument, at in places.items():
             if argument.node is node:
-                self.w.store(self.w[argument.name], converted(found, self.place(argument).dtype), at)
+                self._stream(argument, converted(found, self.place(argument).dtype), at)
+
+    def _stream(self, argument: Argument, value: TirExpr, at: Expr) -> None:
+        """Store what no chunk reads: it takes no place in the level-2 cache from what is read again."""
+        dtype, place = self.place(argument).dtype, self.w[argument.name].ptr_to([at])
+        if dtype in STREAMED:
+            kind, bits = STREAMED[dtype]
+            self.w.do(I.ptx[f"st.global.cs.{kind}"](place, tirx.reinterpret(bits, value) if bits else value))
+        else:
+            self.w.store(self.w[argument.name], value, at)
 
     def finish(self) -> None:
         w = self.w
