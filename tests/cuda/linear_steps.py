@@ -44,7 +44,7 @@ def recurrence(
     scale: float = 1.0,
 ) -> Recurrence:
     """A recurrence whose operands lie in rows of their own. decay: numbers of a head, 0 for none; erase: of which
-    states, "" for none; own: by a vector of its own; others: "value" or "vector" of each; same: vectors that lie where
+    states, "" for none; own: by a vector of its own; others: "value", "vector" or "scaled" (a vector) of each; same: vectors that lie where
     others do; scale: of key, erasing vector and read-outs, each another."""
 
     def rows(width: int, dtype: str, group: int = 1, scale: float = 1.0) -> Rows:
@@ -77,6 +77,8 @@ def recurrence(
             Outer(rows(keys, precision), rows(values, precision))
             if kind == "value"
             else Outer(rows(keys, precision), None, rows(keys, precision))
+            if kind == "vector"
+            else Outer(rows(keys, precision, scale=scale), None, rows(keys, precision, scale=1 / scale**2), number())
             for kind in others
         ),
         same,
@@ -210,6 +212,7 @@ class Steps:
                         u = at(f"value_{i}", t, b)
                     else:
                         u = np.einsum("nk,nkv->nv", at(f"vector_{i}", t, b), seen[BEFORE])
+                        u = u * at("erase_scale", t, b) if other.scale is not None else u
                     s = s + at(f"column_{i}", t, b)[:, :, None] * u[:, None, :]
                 seen[AFTER] = s
                 for i, read in enumerate(own.reads):

@@ -155,6 +155,9 @@ class _Work:
             if isinstance(found, str):
                 self.refused[state.name] = found
                 return
+            if self.target.kind == "cuda":
+                number = [s.name for s in self.given.states].index(state.name)
+                found = chunk_form(found, found.states[number].name)
             self.graph = replace(self.graph, backward=found)
             every = KEPT_EVERY_ON_GPUS if self.target.kind == "cuda" else KEPT_EVERY
             spared = prod(state.shape) - -(-prod(state.shape) // every)

@@ -212,11 +212,12 @@ class MatrixOperands(RowOperands):
     def scalable(self) -> list[Operand]:
         """Vectors that kernels multiply with constants: by way of numbers of each step, where there are such."""
         by_key = self.decay is not None and self.decay.shape[self.along] > 1
-        if by_key or any(not product or column is not self.key for column, _, product in self.others):
+        if by_key or not all(product for _, _, product in self.others):
             return []
-        scaled = [self.key, *([] if self.erase is None else [self.erase])]
-        found = [] if self.erase is not None and self.erase_scale is None else scaled
-        return [(node, self.along) for node in dict.fromkeys([*found, *(n.args[1] for n in self.reads)])]
+        read = [node.args[1] for node in self.reads]
+        written = [self.key, *(vector for column, row, _ in self.others for vector in (column, row))]
+        found = read if self.others and self.erase_scale is None else [*written, *read]
+        return [(node, self.along) for node in dict.fromkeys(found)]
 
     @property
     def erase_scale(self) -> Node | None:

@@ -72,13 +72,13 @@ class Scorers:
             for i in sets:
                 own = scores if not i else w.bind(scores + uint32(i * self.scan.score_bytes))
                 where = self._where(i, own, self.warp if forwards else backwards, solves and not i)
-                found.append(replace(where, alone=self.recurrence.scores[i][0] == f"read_{unscaled}"))
-            self._rows(self.recurrence.scores[sets[0]][0], found, solves and not sets[0])
+                found.append(replace(where, alone=self.scan.scores[i][0] == f"read_{unscaled}"))
+            self._rows(self.scan.scores[sets[0]][0], found, solves and not sets[0])
 
     def _alike(self) -> list[list[int]]:
         """Scores, by their numbers, whose products are the same: of the same vectors, before and after a decay."""
         found: dict[tuple[int, int], list[int]] = {}
-        for i, (vector, _, column) in enumerate(self.recurrence.scores):
+        for i, (vector, _, column) in enumerate(self.scan.scores):
             found.setdefault((self.scan.vector_at(vector), self.scan.vector_at(column)), []).append(i)
         return list(found.values())
 
@@ -90,8 +90,8 @@ class Scorers:
         return self.w.keep(self.body.base + tirx.Cast("uint32", begin))
 
     def _where(self, which: int, at: TirExpr, block: TirExpr, erases: bool) -> _Scores:
-        """which: of the recurrence's scores."""
-        w, numbers, (vector, of, column) = self.w, self.body.numbers, self.recurrence.scores[which]
+        """which: of the scan's scores."""
+        w, numbers, (vector, of, column) = self.w, self.body.numbers, self.scan.scores[which]
         row = [w.bind(block * BLOCK + self.body.lane // 4 + 8 * half) for half in range(2)]
         g, scale = None, None
         if self.body.weighted:
@@ -100,7 +100,8 @@ class Scorers:
             g = [numbers.load(sum_name(of), self.number, r) for r in row]
             g = [w.keep(one + more if more else one) for one in g]
         unscaled = self.scan.unscaled is not None
-        if erases and not unscaled and "scale" in numbers.buffers:
+        solves = self.recurrence.erasing is not None and which < len(self.recurrence.columns)
+        if solves and not unscaled and "scale" in numbers.buffers:
             scale = [w.keep(numbers.load("scale", self.number, r)) for r in row]
         return _Scores(column, at, block, row, g, scale, turned(of), erases and unscaled, False)
 

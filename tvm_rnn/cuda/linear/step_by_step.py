@@ -329,7 +329,11 @@ class _Body:
         products = dict[int, list[TirExpr]]()
         for of in (BEFORE, DECAYED, AFTER):
             if of == BEFORE:
-                products = {i: self._sums(now[f"vector_{i}"]) for i, o in enumerate(own.others) if o.vector is not None}
+                for i, other in enumerate(own.others):
+                    if other.vector is not None:
+                        found = self._sums(now[f"vector_{i}"])
+                        scale = None if other.scale is None else now["erase_scale"][0]
+                        products[i] = found if scale is None else [value * scale for value in found]
             if of == DECAYED and own.decay is not None:
                 self._decay(now["decay"])
             if of == AFTER:
