@@ -199,7 +199,6 @@ class Loads:
     def _ask(self, number: TirExpr) -> None:
         """Load what a chunk's numbers are made of."""
         w, body = self.w, self.body
-        vectors = {"value_scale": self.recurrence.key.scale, "erase_scale": self.recurrence.erased_scale}
         for e in range(self.per):
             step = w.bind(number * self.tile.chunk + body.lane * self.per + e)
             for name in self.raw:
@@ -207,8 +206,7 @@ class Loads:
                 w.store(self.raw[name], tirx.const(neutral, "float32"), e)
             with w.when(body.there(step)):
                 for name, rows in self.recurrence.numbers.items():
-                    value = w[name][body.element(rows, step)]
-                    w.store(self.raw[name], value * vectors[name] if vectors.get(name, 1.0) != 1.0 else value, e)
+                    w.store(self.raw[name], w[name][body.element(rows, step)], e)
                 if body.masked:
                     known, at = body.reset(step)
                     with w.when(known):
@@ -220,7 +218,7 @@ class Loads:
         for name, source in (("value_scale", "value_scale"), ("scale", "erase_scale")):
             if name in numbers.buffers:
                 for e, step in enumerate(steps):
-                    numbers.store(name, self.raw[source][e], number, step)
+                    numbers.store(name, self._scale(source, e), number, step)
         if self.body.keeps:
             for e, step in enumerate(steps):
                 numbers.store("keep", 1.0 - self.raw["reset"][e], number, step)
@@ -228,7 +226,7 @@ class Loads:
             self._decays(number, steps)
         elif "erase" in numbers.buffers:
             for e, step in enumerate(steps):
-                numbers.store("erase", self.raw["erase_scale"][e], number, step)
+                numbers.store("erase", self._scale("erase_scale", e), number, step)
 
     def _decays(self, number: TirExpr, steps: list[TirExpr]) -> None:
         """Sums of log decays, before and after each step's own, and what follows from them."""
@@ -257,9 +255,16 @@ class Loads:
                 found[f"read_{i}"] = sums * scale if (scale := self.scan.read_scale(i)) != 1.0 else sums
             if (erase := self.recurrence.erasing) is not None:
                 what = exp2(g[sum_name(erase.of)])
-                found["erase"] = what if erase.scale is None else what * self.raw["erase_scale"][e]
+                found["erase"] = what if erase.scale is None else what * self._scale("erase_scale", e)
             for name, value in found.items():
                 numbers.store(name, value, number, step)
+
+    def _scale(self, name: str, e: int) -> TirExpr:
+        """What scales a step's value, or what it erases: its number, and the constants of vectors. Not where numbers
+        are asked for: nobody waits for them there."""
+        own = self.recurrence
+        constant = own.key.scale if name == "value_scale" else own.erased_scale
+        return self.raw[name][e] if constant == 1.0 else self.raw[name][e] * constant
 
     def _log(self, e: int) -> TirExpr:
         """log2 of a step's decay."""
