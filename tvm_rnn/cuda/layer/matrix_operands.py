@@ -7,7 +7,7 @@ which copies it; and which matrices are kept before some steps alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf, prod
@@ -96,6 +96,11 @@ class RowOperands:
         """Of every step and head, or each of its keys, in the dtype of arithmetic."""
         raise NotImplementedError
 
+    @property
+    def scalable(self) -> list[Operand]:
+        """Vectors that kernels multiply with constants."""
+        raise NotImplementedError
+
     def located(self, operand: Operand) -> Place:
         """Where an operand is."""
         bare, _ = self.bare.get(operand, (operand[0], 1.0))
@@ -161,6 +166,14 @@ class AgainOperands(RowOperands):
         return self.undecayed.get(row) or matrix_operands(row.args, int(row.attrs["writes"]))[0]
 
     @property
+    def scalable(self) -> list[Operand]:
+        """What is written, if all of it is multiplied with the same."""
+        if any(max(number.shape[-2:]) > 1 for number in self.numbers):
+            return []
+        keys = [key for row in self.made.values() for _, key in self.writes(row)]
+        return [(key, -3 - self.along) for key in dict.fromkeys(keys)]
+
+    @property
     def numbers(self) -> list[Node]:
         return [d for row in self.made.values() if (d := self.decay(row)) is not None]
 
@@ -210,7 +223,7 @@ class MatrixOperands(RowOperands):
 
     @property
     def scalable(self) -> list[Operand]:
-        """Vectors that kernels multiply with constants: by way of numbers of each step, where there are such."""
+        """By way of numbers of each step, where there are such."""
         by_key = self.decay is not None and self.decay.shape[self.along] > 1
         if by_key or not all(product for _, _, product in self.others):
             return []
@@ -274,24 +287,36 @@ def _taken_apart(
     return own, groups
 
 
-def _without_constants(
-    graph: Graph, own: MatrixOperands, groups: list[Group], there: Callable[[Node], bool]
-) -> tuple[MatrixOperands, list[Group]]:
-    """Operands, and the groups before them, where a vector is the product of one that is there and a constant: kernels
-    multiply, and the product is not stored if nothing else reads it."""
+def _without_constants(own: RowOperands, there: Callable[[Node], bool]) -> RowOperands:
+    """Operands, where a vector is the product of one that is there and a constant: kernels multiply."""
     found = dict[Operand, tuple[Node, float]]()
     for operand in own.scalable:
         bare, scale = _bare(operand[0])
-        if scale != 1.0 and there(_located(bare, own.arrays)[0]):
+        if scale != 1.0 and own.whole(operand) and there(_located(bare, own.arrays)[0]):
             found[operand] = bare, scale
-    own = replace(own, bare=found)
-    users, roots = graph.users(), {*graph.roots}
-    left = {node for operand in own.operands if operand not in found for node in topological([operand[0]])}
-    for product in {_unshaped(node, *VIEWS) for node, _ in found} - left - roots:
-        home = next((g for g in groups if product in g.stored and g.kind == "pointwise"), None)
-        if home is not None and _read_by(product, {*own.group.nodes}, users, VIEWS):
-            groups = [g for group in groups for g in [_without(group, product) if group is home else group] if g.nodes]
-    return own, groups
+    scales = {scale for _, scale in found.values()}
+    if isinstance(own, AgainOperands) and (len(found) < len(own.scalable) or len(scales) > 1):
+        return own
+    return replace(own, bare=found)
+
+
+def _made_where_read(graph: Graph, groups: list[Group], matrices: Sequence[RowOperands]) -> list[Group]:
+    """The groups, where products with constants that no matrix reads are made by all that read them, not stored."""
+    products = {_unshaped(node, *VIEWS) for own in matrices for node, _ in own.bare}
+    left = {*graph.roots}.union(*(own.stored for own in matrices))
+    for product in products - left:
+        home = next((g for g in groups if product in g.stored), None)
+        readers = [g for g in groups if g is not home and not _of_matrices(g) and _reads(g, product)]
+        if home is None or any(g.kind not in ("pointwise", "reduce") or g.region != "before" for g in [home, *readers]):
+            continue
+        new = {g: replace(g, nodes=(product, *g.nodes)) for g in readers} | {home: _without(home, product)}
+        groups = [own for g in groups if (own := new.get(g, g)).nodes]
+    return groups
+
+
+def _reads(group: Group, node: Node) -> bool:
+    """Whether what another group stores is read, or views of it."""
+    return any(_unshaped(arg, *VIEWS) is node for own in group.nodes for arg in own.args)
 
 
 def _bare(node: Node) -> tuple[Node, float]:
@@ -351,12 +376,10 @@ def _unshaped(node: Node, *views: str) -> Node:
     return node
 
 
-def _read_by(
-    node: Node, readers: Collection[Node], users: Mapping[Node, Collection[Node]], views: Collection[str] = ("reshape",)
-) -> bool:
-    """Whether nothing else reads a value. views: through which others may."""
+def _read_by(node: Node, readers: Collection[Node], users: Mapping[Node, Collection[Node]]) -> bool:
+    """Whether nothing else reads a value, or reshapes it for others."""
     return all(
-        user in readers or (user.op in views and _read_by(user, readers, users, views)) for user in users[node]
+        user in readers or (user.op == "reshape" and _read_by(user, readers, users)) for user in users[node]
     )
 
 
@@ -393,9 +416,9 @@ def prepared(
             matrix = every[group]
             if isinstance(matrix, MatrixOperands):
                 matrix, groups = _taken_apart(graph, matrix, groups, is_there)
-                matrix, groups = _without_constants(graph, matrix, groups, is_there)
             elif isinstance(matrix, AgainOperands):
                 matrix, groups = _undecayed(graph, matrix, groups, is_there)
+            matrix = _without_constants(matrix, is_there)
             for operand in matrix.operands:
                 node, axis = operand
                 base, _ = matrix.located(operand)
@@ -413,4 +436,5 @@ def prepared(
         groups.append(group)
         if group.region == "before":
             stored.update(n for n in group.stored if not n.leaf)
+    groups = _made_where_read(graph, groups, found)
     return (replace(graph, groups=tuple(groups)) if found else graph), found

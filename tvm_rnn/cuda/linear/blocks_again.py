@@ -143,6 +143,9 @@ class _Body:
         columns = [
             self._numbers(f"{name}_column_{i}", column, first, ZERO) for i, (column, _) in enumerate(made.writes)
         ]
+        for found, (column, _) in zip(columns, made.writes, strict=True):
+            for t in range(BLOCK if column.scale != 1.0 else 0):
+                w.store(found, found[t] * column.scale, t)
         if made.late and made.decay is not None:
             left = known[layout.first(f"{name}_decay")]
             for column in columns:
