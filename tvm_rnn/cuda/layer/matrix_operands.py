@@ -309,8 +309,8 @@ def _made_where_read(graph: Graph, groups: list[Group], matrices: Sequence[RowOp
         readers = [g for g in groups if g is not home and not _of_matrices(g) and _reads(g, product)]
         if home is None or any(g.kind not in ("pointwise", "reduce") or g.region != "before" for g in [home, *readers]):
             continue
-        new = {g: replace(g, nodes=(product, *g.nodes)) for g in readers} | {home: _without(home, product)}
-        groups = [own for g in groups if (own := new.get(g, g)).nodes]
+        new = [_without(g, product) if g is home else g for g in groups]
+        groups = [g for g in new if g.nodes]
     return groups
 
 
