@@ -27,6 +27,7 @@ from ..decisions import tell
 from . import Pass
 from .affine import Form, NotLinear, forms, known_form, product, spread, total
 from .chunk_form import chunk_form, refused, sums_of_both
+from .kept_read_outs import keep_read_outs
 from .matrix_gradient import gradient
 from .matrix_recurrence import MATRICES, Matrix, Solved, between, grows, is_matrix
 from .max_plus import max_plus
@@ -164,6 +165,8 @@ class _Work:
             why = "its gradient is such a recurrence too, backwards in time; between, both are made again"
             what = f"keep state {state.name} before each {every}th step alone"
             self.told.append((True, what, why, {"spared": spared}))
+        if self.matrices and self.target.kind == "cuda":
+            self.graph = keep_read_outs(self.graph)
 
 
 def components(graph: Graph) -> list[frozenset[str]]:
