@@ -44,8 +44,8 @@ def recurrence(
     scale: float = 1.0,
 ) -> Recurrence:
     """A recurrence whose operands lie in rows of their own. decay: numbers of a head, 0 for none; erase: of which
-    states, "" for none; own: by a vector of its own; others: "value", "vector" or "scaled" (a vector) of each; same: vectors that lie where
-    others do; scale: of key, erasing vector and read-outs, each another."""
+    states, "" for none; own: by a vector of its own; others: "value", "vector" or "scaled" (a vector) of each; same:
+    vectors that lie where others do; scale: of key, erasing vector and read-outs, each another."""
 
     def rows(width: int, dtype: str, group: int = 1, scale: float = 1.0) -> Rows:
         heads_of = heads // group
@@ -56,7 +56,11 @@ def recurrence(
         return rows(1, "float32")
 
     vectors = rows(keys, precision, group, scale)
-    wrote = Erase(rows(keys, precision, scale=scale**0.5) if own else None, number() if scaled else None, erase) if erase else None
+    wrote = (
+        Erase(rows(keys, precision, scale=scale**0.5) if own else None, number() if scaled else None, erase)
+        if erase
+        else None
+    )
     return Recurrence(
         heads,
         keys,

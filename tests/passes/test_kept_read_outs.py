@@ -1,4 +1,4 @@
-"""What training keeps of what is read of a matrix, on GPUs: no value that is made of it is stored for backward alone."""
+"""What training keeps on GPUs of what is read of a matrix: no value that is made of it for backward alone."""
 
 from __future__ import annotations
 

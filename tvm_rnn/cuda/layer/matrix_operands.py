@@ -287,8 +287,8 @@ def _taken_apart(
     return own, groups
 
 
-def _without_constants(own: RowOperands, there: Callable[[Node], bool]) -> RowOperands:
-    """Operands, where a vector is the product of one that is there and a constant: kernels multiply."""
+def _without_constants(own: RowOperands, there: Callable[[Node], bool]) -> dict[Operand, tuple[Node, float]]:
+    """Where a vector is the product of one that is there and a constant, these two: kernels multiply."""
     found = dict[Operand, tuple[Node, float]]()
     for operand in own.scalable:
         bare, scale = _bare(operand[0])
@@ -296,8 +296,8 @@ def _without_constants(own: RowOperands, there: Callable[[Node], bool]) -> RowOp
             found[operand] = bare, scale
     scales = {scale for _, scale in found.values()}
     if isinstance(own, AgainOperands) and (len(found) < len(own.scalable) or len(scales) > 1):
-        return own
-    return replace(own, bare=found)
+        return {}
+    return found
 
 
 def _made_where_read(graph: Graph, groups: list[Group], matrices: Sequence[RowOperands]) -> list[Group]:
@@ -378,9 +378,7 @@ def _unshaped(node: Node, *views: str) -> Node:
 
 def _read_by(node: Node, readers: Collection[Node], users: Mapping[Node, Collection[Node]]) -> bool:
     """Whether nothing else reads a value, or reshapes it for others."""
-    return all(
-        user in readers or (user.op == "reshape" and _read_by(user, readers, users)) for user in users[node]
-    )
+    return all(user in readers or (user.op == "reshape" and _read_by(user, readers, users)) for user in users[node])
 
 
 def _without(group: Group, node: Node) -> Group:
@@ -416,9 +414,10 @@ def prepared(
             matrix = every[group]
             if isinstance(matrix, MatrixOperands):
                 matrix, groups = _taken_apart(graph, matrix, groups, is_there)
+                matrix = replace(matrix, bare=_without_constants(matrix, is_there))
             elif isinstance(matrix, AgainOperands):
                 matrix, groups = _undecayed(graph, matrix, groups, is_there)
-            matrix = _without_constants(matrix, is_there)
+                matrix = replace(matrix, bare=_without_constants(matrix, is_there))
             for operand in matrix.operands:
                 node, axis = operand
                 base, _ = matrix.located(operand)

@@ -20,8 +20,8 @@ from .recurrence import Rows
 
 class Block:
     """row, head, value0, first: this block's; number: of its row among those of all segments; weighted: products are
-    multiplied by numbers of steps, because states decay by head, or are reset, or read-outs are scaled. Where they decay by key, operands are,
-    and `keep` is 0 where a step begins with no states.
+    multiplied by numbers of steps, because states decay by head, or are reset, or read-outs are scaled. Where they
+    decay by key, operands are, and `keep` is 0 where a step begins with no states.
 
     Steps are counted from `first` on. Backwards they end with the first one in time, and chunks begin where they do
     forwards: at the first steps, up to `padded`, there is nothing."""

@@ -251,8 +251,8 @@ class Loads:
             g["after"] = w.keep(g["before"] + own[e])
             found = {**g, "ends": exp2(end - g["after"]), "carried": exp2(end)}
             for i, read in enumerate(self.recurrence.reads):
-                sums = exp2(g[sum_name(read.of)])
-                found[f"read_{i}"] = sums * scale if (scale := self.scan.read_scale(i)) != 1.0 else sums
+                left, scale = exp2(g[sum_name(read.of)]), self.scan.read_scale(i)
+                found[f"read_{i}"] = left if scale == 1.0 else left * scale
             if (erase := self.recurrence.erasing) is not None:
                 what = exp2(g[sum_name(erase.of)])
                 found["erase"] = what if erase.scale is None else what * self._scale("erase_scale", e)
