@@ -200,9 +200,6 @@ inline void tvm_builtin_ptx_griddepcontrol_launch_dependents() {}
 inline void tvm_builtin_ptx_prefetch_global_L2(const void*) {}
 inline void tvm_builtin_ptx_red_release_gpu_global_add_u32(const void* p, W value) { *(W*)p += value, ++emu::progress; }
 inline void tvm_builtin_ptx_st_global_f32(const void* p, float a) { emu::put((char*)GLOBAL(p, 4), a); }
-inline void tvm_builtin_ptx_st_global_cs_b16(const void* p, uint16_t a) { emu::put((char*)GLOBAL(p, 2), a); }
-inline void tvm_builtin_ptx_st_global_cs_f32(const void* p, float a) { emu::put((char*)GLOBAL(p, 4), a); }
-inline void tvm_builtin_ptx_st_global_cs_f64(const void* p, double a) { emu::put((char*)GLOBAL(p, 8), a); }
 inline void tvm_builtin_ptx_st_global_f64(const void* p, double a) { emu::put((char*)GLOBAL(p, 8), a); }
 inline void tvm_builtin_ptx_st_global_b32(const void* p, W a) { emu::put((char*)GLOBAL(p, 4), a); }
 inline void tvm_builtin_ptx_st_vec_global_v2_f32(const void* p, float a, float b) { emu::put((char*)GLOBAL(p, 8), a, b); }

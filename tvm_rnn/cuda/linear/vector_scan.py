@@ -50,10 +50,8 @@ SCALARS = (("steps", "int32"), ("reverse", "int32"), ("batch", "int32"), ("chunk
 LEAST_SPAN = 64  # steps of a chunk: fewer take less time than another kernel takes to begin
 LEAST_CHUNKS = 3  # fewer are no faster than one: operands are read twice
 EARLIER = 4  # steps that take as long as to compose the effect of an earlier chunk
-COMPOSED = 48  # numbers that say what chunks do, loaded at once: one chunk after the other each waits for memory
+COMPOSED = 8  # chunks whose effects are loaded at once
 FEW_WARPS = 4  # of a block that has few steps
-# How results are stored, by their dtypes, and as which bits.
-STREAMED = {"float32": ("f32", ""), "float64": ("f64", ""), "float16": ("b16", "uint16"), "bfloat16": ("b16", "uint16")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -603,19 +601,18 @@ class _Apply(_Walk):
         self.held = [w.local(1, self.dtype) for _ in self.scan.states]
         for n, register in enumerate(self.held):
             w.store(register, w[f"old_{n}"][self.flat], 0)
-        many = max(1, COMPOSED // self.scan.words)
-        with w.loop(tirx.truncdiv(self.chunk + (many - 1), many)) as i:
-            self._compose([w.keep(i * many + k) for k in range(many)])
+        rounds = w.keep(tirx.truncdiv(self.chunk, COMPOSED))
+        with w.loop(rounds) as i:
+            self._compose([i * COMPOSED + k for k in range(COMPOSED)])
+        with w.loop(self.chunk - rounds * COMPOSED) as i:
+            self._compose([rounds * COMPOSED + i])
 
-    def _compose(self, chunks: Sequence[TirExpr]) -> None:
-        """Let those of the chunks that are earlier act on the states, one after the other."""
-        w, loaded = self.w, list[list[TirExpr]]()
-        for number in chunks:
-            there = tirx.Min(number, self.chunk - 1)
-            loaded.append([w.keep(w["chunk_ends"][self.word(there, i)]) for i in range(self.scan.words)])
-        for number, words in zip(chunks, loaded, strict=True):
-            with w.when(number < self.chunk):
-                self.act(self.held, words)
+    def _compose(self, chunks: Sequence[Expr]) -> None:
+        """Let chunks act on the states, one after the other."""
+        w = self.w
+        loaded = [[w.keep(w["chunk_ends"][self.word(c, i)]) for i in range(self.scan.words)] for c in chunks]
+        for words in loaded:
+            self.act(self.held, words)
 
     def round(self, number: Expr, steps: Sequence[_Step]) -> None:
         w, held = self.w, self.held
@@ -665,16 +662,7 @@ class _Apply(_Walk):
             found = tirx.Select(active, found, tirx.const(0.0, self.dtype))
         for argument, at in places.items():
             if argument.node is node:
-                self._stream(argument, converted(found, self.place(argument).dtype), at)
-
-    def _stream(self, argument: Argument, value: TirExpr, at: Expr) -> None:
-        """Store what no chunk reads: it takes no place in the level-2 cache from what is read again."""
-        dtype, place = self.place(argument).dtype, self.w[argument.name].ptr_to([at])
-        if dtype in STREAMED:
-            kind, bits = STREAMED[dtype]
-            self.w.do(I.ptx[f"st.global.cs.{kind}"](place, tirx.reinterpret(bits, value) if bits else value))
-        else:
-            self.w.store(self.w[argument.name], value, at)
+                self.w.store(self.w[argument.name], converted(found, self.place(argument).dtype), at)
 
     def finish(self) -> None:
         w = self.w
