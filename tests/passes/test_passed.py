@@ -21,7 +21,7 @@ def noted(options: Options) -> tuple[Passed, list[Options]]:
         seen.append(options)
         return own.pipeline(net, options)
 
-    return Passed(NET, options, pipeline), seen
+    return Passed(NET, options, pipeline, own.of_first_step), seen
 
 
 def test_inference_runs_once_and_when_it_is_asked_for() -> None:

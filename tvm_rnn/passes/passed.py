@@ -1,7 +1,7 @@
 """What the passes made of a network, in each form that somebody plans with: handed to planners, which run no pass.
 
-In: a network, its options, and the function that runs the passes (`pipeline.passed` puts it in). Out: graphs of
-inference, of training, and of layers in a wave.
+In: a network, its options, and the functions that run the passes (`pipeline.passed` puts them in). Out: graphs of
+inference, of training, of layers in a wave, and of a first step from no states.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class Passed:
     net: RNN
     options: Options
     pipeline: Callable[[RNN, Options], Stages]
+    of_first_step: Callable[[RNN, Options], Stages]  # the same, where states that are 0 are multiplied with nothing
 
     @cached_property
     def stages(self) -> Stages:
@@ -49,6 +50,13 @@ class Passed:
     def in_wave(self) -> Layers:
         """The graphs of layers that run step by step beside each other: products of inputs are part of the step."""
         return self.in_step(False)
+
+    @cached_property
+    def first_step(self) -> Layers:
+        """The graphs of a call of one step that is given no states, with products of inputs as part of the step. An
+        attempt, too."""
+        with recording(listen=False):
+            return self.of_first_step(self.net, replace(self.options, training=False, without=IN_STEP))[-1][1]
 
     def in_step(self, training: bool | str) -> Layers:
         """The graphs of inference, or of training for that choice of what is kept, with products of inputs as part of

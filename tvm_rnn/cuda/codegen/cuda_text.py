@@ -246,13 +246,15 @@ def _functions(program: Program) -> list[str]:
         f"    state_in[i] = as_pointer(args[{11 + inputs} + i]);",
         f"    state_out[i] = as_pointer(args[{11 + inputs + states} + i]);",
         "  }",
+        *([f"  const bool starts = args[{11 + inputs + 2 * states}].v_int64 != 0;"] if program.tells_starts else []),
         "  CallState call_state(host::stream);",
         "  int64_t at = 0, most = 0;",
         *layout,
         *program.sequence.lines,
     ]
     about = "sequence(device, stream, T, B, has_lengths, has_reset, output, lengths, reset, packed, work, inputs...,"
-    both = (about, "         states before..., states after...)")
+    both = (about, f"         states before..., states after...{', starts' if program.tells_starts else ''})")
+    count = 11 + inputs + 2 * states + program.tells_starts
     least = f"T > 0 && B > 0 ? max<int64_t>({ALIGNMENT}, workspace(T, B, sms)) : {ALIGNMENT}"
     workspace = [sizes, f"  return_int(result, {least});"]
     load = [
@@ -277,7 +279,7 @@ def _functions(program: Program) -> list[str]:
     more = [_export(own.name, own.arguments, own.lines, *own.comment) for own in program.exports]
     return [
         *[*size, *layout, "  return most;", "}", ""],
-        *[*_export("sequence", 11 + inputs + 2 * states, sequence, *both), ""],
+        *[*_export("sequence", count, sequence, *both), ""],
         *[*_export("workspace", 4, workspace, needs), ""],
         *[*_export("load", 2, load, now), ""],
         *_export("pack", 3 + raw, pack, order),
