@@ -32,6 +32,8 @@ class Variant(Protocol):
     packed_bytes: int
     parameters: Sequence[tuple[str, str]]
 
+    def get(self, name: str) -> object: ...
+
 
 class Call(NamedTuple):
     """One call. values: inputs in the manifest's order; axes: names of the leading ones; lengths and reset: None where
@@ -66,11 +68,13 @@ def fits(arch: str, capability: int) -> bool:
 class Program:
     """One function of a module on one GPU: how it is called there, and the weights in its kernels' order, which take
     memory from the first call on. way: "" for plain calls, else of training. stale: they are not the module's. finite:
-    all of them are known to be, so that what they make of a state that is 0 is 0."""
+    all of them are known to be, so that what they make of a state that is 0 is 0. tells_starts: its last argument says
+    whether a call is given no states."""
 
     def __init__(self, device: Device, module: CudaModule, way: str, stream: int) -> None:
         self.device, self.stale, self.sizes = device, True, dict[tuple[int, int], int]()
         self.variant: Variant = getattr(device.variant, way) if way else device.variant
+        self.tells_starts = bool(self.variant.get("tells_starts"))
         suffix = "_".join([device.variant.arch, *filter(None, [module.manifest.get("part"), way])])
         names = ("load", "pack", "workspace", "sequence")
         self.functions = {n: module._library.get_function(f"{n}_{suffix}") for n in names}
@@ -105,7 +109,7 @@ class Program:
             for name, dtype in self.variant.parameters:
                 raw[name] = device.send(np.ascontiguousarray(sources[name], dtype))
             self.pack(stream, raw)
-            self.finite = self.variant.tells_starts and all(np.isfinite(sources[name]).all() for name in raw)
+            self.finite = self.tells_starts and all(np.isfinite(sources[name]).all() for name in raw)
             device.functions["finish"](device.number, stream, 0)
         finally:
             for address in raw.values():
@@ -383,7 +387,7 @@ class CudaModule(CallersThread, Module):
         stream = arrays.stream()
         after, program = self._after(arrays, B), self._ready(self._device(arrays), "sequence", stream)
         work = arrays.workspace(program.workspace(T, B, stream))
-        told = [int(starts and program.finite)] if program.variant.tells_starts else []
+        told = [int(starts and program.finite)] if program.tells_starts else []
         self._launch(program, arrays, (T, B), [y, *given.rows], [work, *given.inputs, *before, *after, *told])
         return y, after
 
