@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,7 @@ SETUP = """
 DEFINED = re.compile(r'^(?=extern "C" __global__ void [^;\n]*\{$)', re.MULTILINE)
 SHARED = re.compile(r"^ *extern __(?:shared__|attribute__\(\(shared\)\)).*?(\w+)\[\];$", re.MULTILINE)
 COMPILER = "tvm_callback_cuda_compile"  # what TVM's C++ calls
+_replaced = threading.Lock()
 SHARD_BYTES = 60_000  # of CUDA text: about 0.4 s of nvcc, against 0.3 s to start it
 
 
@@ -128,16 +130,18 @@ def compile_kernels(functions: Mapping[str, Function], target: Target) -> tuple[
 @contextlib.contextmanager
 def _text_alone() -> Iterator[None]:
     """TVM compiles the text itself where its CUDA runtime is loaded, as on a machine with a GPU: twice the work, and an
-    error where kernels of one text declare their shared memory differently. nvcc.py does it, kernel by kernel."""
-    before = tvm.get_global_func(COMPILER, allow_missing=True)
-    tvm_ffi.register_global_func(COMPILER, lambda code: b"// not compiled here", override=True)
-    try:
-        yield
-    finally:
-        if before is None:
-            tvm_ffi.registry.remove_global_func(COMPILER)
-        else:
-            tvm_ffi.register_global_func(COMPILER, before, override=True)
+    error where kernels of one text declare their shared memory differently. nvcc.py does it, kernel by kernel. One
+    thread at a time: the function is the whole process's."""
+    with _replaced:
+        before = tvm.get_global_func(COMPILER, allow_missing=True)
+        tvm_ffi.register_global_func(COMPILER, lambda code: b"// not compiled here", override=True)
+        try:
+            yield
+        finally:
+            if before is None:
+                tvm_ffi.registry.remove_global_func(COMPILER)
+            else:
+                tvm_ffi.register_global_func(COMPILER, before, override=True)
 
 
 def _own_shared_memory(kernel: str, number: int) -> str:
