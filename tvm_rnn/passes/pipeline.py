@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from tvm_rnn.decisions import about, tell
@@ -134,4 +133,4 @@ def passed(net: RNN, options: Options) -> Passed:
         how = {"training": options.training, "precision": options.precision, "starts": starts}
         return run(net, options.least, options.without, options.batches, **how)
 
-    return Passed(net, options, graphs, partial(graphs, starts=True))
+    return Passed(net, options, graphs)
