@@ -130,7 +130,7 @@ def passed(net: RNN, options: Options) -> Passed:
     """A network with its graphs after the passes, for planners."""
 
     def graphs(net: RNN, options: Options, starts: bool = False) -> list[tuple[str, Layers]]:
-        how = {"training": options.training, "precision": options.precision, "starts": starts}
-        return run(net, options.least, options.without, options.batches, **how)
+        own = options.without, options.batches
+        return run(net, options.least, *own, training=options.training, precision=options.precision, starts=starts)
 
     return Passed(net, options, graphs)
