@@ -52,6 +52,15 @@ CASES: dict[str, tuple[list[Any], dict[str, np.ndarray], dict[str, np.ndarray]]]
     ),
     "a range of steps": ([*shapes()[:3], node("Range", ["zero", "T", "one"], ["y"])], {"x": X}, KNOWN),
     "zeros": ([*shapes(), node("ConstantOfShape", ["to"], ["y"])], {"x": X}, KNOWN),
+    "as many more as there are": (
+        [
+            *shapes(),
+            node("Concat", ["less", "to"], ["pads"], axis=0),
+            node("Pad", ["x", "pads", "half", "axes"], ["y"]),
+        ],
+        {"x": X},
+        {**KNOWN, "less": np.array([1, 2]), "half": np.float32(0.5), "axes": np.array([1, -1])},
+    ),
     "sizes that are compared with a constant": (
         [*shapes(), node("Equal", ["to", "others"], ["y"])],
         {"x": X},

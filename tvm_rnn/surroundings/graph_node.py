@@ -171,6 +171,17 @@ class Node:
         return self.bb.emit_te(at, value)
 
 
+def places_fit(node: Node, places: relax.Expr, size: Expr) -> None:
+    """Have looked at that places along an axis are there; they may be counted from the end."""
+    known = node.known(places)
+    if known is None:
+        node.asked.bound(places, int64(0) - wide(size), wide(size), "an index of as many places as there are")
+        return
+    most = max([*known.reshape(-1).tolist(), *(-1 - known.reshape(-1)).tolist()], default=-1)
+    fits = size > most if isinstance(size, int) else tirx.LT(int64(most), wide(size))
+    node.asked.demand(fits, f"{most} < {text_of(wide(size))}")
+
+
 def _within(index: Expr, size: Expr) -> Expr:
     """The place along an axis that is as long as the loop, or has one element."""
     if isinstance(size, tirx.IntImm):

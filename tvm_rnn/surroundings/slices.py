@@ -34,7 +34,7 @@ def sliced(node: Node) -> Item:
     for axis, start, end, step in zip(along, starts.tolist(), ends.tolist(), every, strict=True):
         begins[axis], strides[axis] = _place(start, shape[axis]), int64(step)
         distance = _place(end, shape[axis]) - begins[axis] + int64(step - 1)
-        extents[axis] = _simplified(tirx.Max(tirx.floordiv(distance, int64(step)), int64(0)))
+        extents[axis] = simplified(tirx.Max(tirx.floordiv(distance, int64(step)), int64(0)))
 
     def at(source: te.Tensor) -> te.Tensor:
         def element(*index: Expr) -> Expr:
@@ -48,11 +48,11 @@ def sliced(node: Node) -> Item:
 def _place(number: Expr, size: Expr) -> Expr:
     """From 0 to the size; below 0 it is counted from the end."""
     at, last = wide(number), wide(size)
-    return _simplified(tirx.Max(tirx.Min(tirx.Select(at < int64(0), at + last, at), last), int64(0)))
+    return simplified(tirx.Max(tirx.Min(tirx.Select(at < int64(0), at + last, at), last), int64(0)))
 
 
-def _simplified(number: Expr) -> Expr:
-    """A number that is made of sizes, none of which is below 0."""
+def simplified(number: Expr) -> Expr:
+    """A number that is made of sizes, none of which is below 0, in fewer operations."""
     names, analyzer = list[tirx.Var](), Analyzer()
     tvm_ffi.structural_walk(number, (tirx.Var, names.append))
     for name in {*names}:
