@@ -14,14 +14,16 @@ from tvm import relax, te, tirx
 from tvm_rnn.tir.expr import Expr
 from tvm_rnn.tir.index import int64, wide
 
+from .cumulative import summed
 from .demands import text_of
 from .extrema import place_of_largest, place_of_smallest
 from .graph_node import Item, Node, places_fit
 from .nodes import DTYPES
+from .order import best
 from .resize import resized
 from .scatter import scattered_elements, scattered_slices
-from .sizes import computed, sizes_of
-from .slices import simplified, sliced
+from .sizes import MOST_SIZES, computed, simplified, sizes_of
+from .slices import sliced
 
 SIGNS = {"positive": math.inf, "negative": -math.inf}
 
@@ -98,6 +100,8 @@ def _constant_of_shape(node: Node) -> Item:
     sizes, value = node.sizes(0), node.attributes.get("value")
     assert sizes is not None
     number = np.zeros((), "float32") if value is None else numpy_helper.to_array(value).reshape(())
+    if number.dtype == np.int64 and sizes.size == 1 and isinstance(sizes[0], int) and sizes[0] <= MOST_SIZES:
+        return sizes_of([int(number)] * sizes[0])  # they may be sizes themselves
     return relax.op.full(
         relax.ShapeExpr([wide(n) for n in sizes]), relax.const(number, str(number.dtype)), str(number.dtype)
     )
@@ -435,4 +439,6 @@ FORMS: dict[str, Callable[[Node], Item]] = {
     "Squeeze": _squeeze,
     "ScatterElements": scattered_elements,
     "ScatterND": scattered_slices,
+    "TopK": best,
+    "CumSum": summed,
 }

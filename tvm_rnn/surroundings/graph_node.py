@@ -95,10 +95,10 @@ class Node:
         return self.asked.bb
 
     def known(self, value: Item) -> np.ndarray | None:
-        """Whole numbers that are known: sizes, or a constant's elements."""
+        """Whole numbers that are known, or bools: sizes, or a constant's elements."""
         if isinstance(value, np.ndarray):
             return value
-        if isinstance(value, tvm.ir.GenericConst) and str(value.ty.dtype).startswith("int"):
+        if isinstance(value, tvm.ir.GenericConst) and str(value.ty.dtype).startswith(("int", "bool")):
             found: np.ndarray = value.value.numpy()
             return found
         return None

@@ -13,6 +13,7 @@ from tvm import relax, te, tirx
 
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt
 from tvm_rnn.tir.index import int64, wide
+from tvm_rnn.tir.statements import loops
 
 from .demands import text_of
 from .graph_node import Item, Node, places_fit
@@ -76,22 +77,13 @@ def _scattered(node: Node, data: relax.Expr, places: relax.Expr, updates: relax.
             own = at(indices, index, old.shape)
             return tirx.BufferStore(found, combined(found[tuple(own)], new[tuple(index)]), own)
 
-        copy = _over(old.shape, lambda index: tirx.BufferStore(found, old[tuple(index)], index))
-        return tirx.SeqStmt([copy, _over(new.shape, update)])
+        copy = loops(old.shape, lambda index: tirx.BufferStore(found, old[tuple(index)], index))
+        return tirx.SeqStmt([copy, loops(new.shape, update)])
 
     def made(*tensors: te.Tensor) -> te.Tensor:
         return te.extern([tensors[0].shape], [*tensors], body, dtype=str(tensors[0].dtype), name="scatter")
 
     return node.bb.emit_te(made, data, places, updates)
-
-
-def _over(shape: Sequence[Expr], body: Callable[[Sequence[Expr]], Stmt]) -> Stmt:
-    """Loops over all places of an array."""
-    index = [tirx.Var(f"i{n}", "int64") for n in range(len(shape))]
-    made = body(index)
-    for var, extent in reversed([*zip(index, shape, strict=True)]):
-        made = tirx.For(var, int64(0), wide(extent), tirx.ForKind.SERIAL, made)
-    return made
 
 
 def _from_begin(place: Expr, size: Expr) -> Expr:

@@ -6,16 +6,13 @@ In: a node. Out: its value, or None where TVM's own form does.
 from __future__ import annotations
 
 import numpy as np
-import tvm
-import tvm_ffi
 from tvm import te, tirx
-from tvm.sym import Analyzer
 
 from tvm_rnn.tir.expr import Expr
 from tvm_rnn.tir.index import int64, wide
 
-from .demands import MOST
 from .graph_node import Item, Node
+from .sizes import simplified
 
 
 def sliced(node: Node) -> Item:
@@ -49,12 +46,3 @@ def _place(number: Expr, size: Expr) -> Expr:
     """From 0 to the size; below 0 it is counted from the end."""
     at, last = wide(number), wide(size)
     return simplified(tirx.Max(tirx.Min(tirx.Select(at < int64(0), at + last, at), last), int64(0)))
-
-
-def simplified(number: Expr) -> Expr:
-    """A number that is made of sizes, none of which is below 0, in fewer operations."""
-    names, analyzer = list[tirx.Var](), Analyzer()
-    tvm_ffi.structural_walk(number, (tirx.Var, names.append))
-    for name in {*names}:
-        analyzer.bind(name, tvm.ir.Range(0, MOST))
-    return analyzer.simplify(number)
