@@ -62,5 +62,5 @@ def test_more_than_there_are() -> None:
     with pytest.raises(InputError, match="4 <= n"):
         mod.run({"x": np.zeros(3, "f4")})
     for k in (4, 0):
-        with pytest.raises(ConfigError, match="4 <= 3|0 > 0"):
+        with pytest.raises(ConfigError, match=r"4 <= 3|0 > 0"):
             rnn.compile(rnn.from_onnx(model("f4", [3], k)))

@@ -87,7 +87,7 @@ def test_of_constants_it_is_a_constant() -> None:
     net = rnn.from_onnx(model_of(own, {"z": ("f4", ["n", 4])}, {"y": "f4"}, arrays, 18))
     assert [step.op for step in net.program.steps] == ["Add"]
     z = np.ones((2, 4), "f4")
-    np.testing.assert_array_equal(rnn.compile(net).run({"z": z})["y"], z + [0, 3, 0, 2])
+    np.testing.assert_array_equal(rnn.compile(net).run({"z": z})["y"], z + np.array([0, 3, 0, 2]))
 
 
 @pytest.mark.parametrize(

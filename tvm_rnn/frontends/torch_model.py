@@ -72,7 +72,7 @@ def from_model(model: object, example: object, axes: Mapping[str, Mapping[int, s
 
 @contextlib.contextmanager
 def _every_operator() -> Iterator[None]:
-    """Attention as operators of its own: torch's kernel of a whole layer, which it takes in eval mode, has no export."""
+    """Attention as operators: for its kernel of a whole layer, taken in eval mode, torch has no export."""
     import torch
 
     was = torch.backends.mha.get_fastpath_enabled()
