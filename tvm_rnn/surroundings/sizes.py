@@ -1,7 +1,7 @@
 """Whole numbers that follow from sizes: what exporters compute shapes of, known while a model is read, as expressions.
 
-In: an operator on such numbers. Out: such numbers again, as NumPy arrays of ints and expressions, or bools where they are
-compared; or None where the operator has no such form, or only a run shows what is equal.
+In: an operator on such numbers. Out: such numbers again, as NumPy arrays of ints and expressions, or of bools of a
+comparison; or None where the operator has no such form, or only a run shows what is equal.
 """
 
 from __future__ import annotations
