@@ -97,6 +97,11 @@ CASES: dict[str, tuple[list[Any], dict[str, np.ndarray], dict[str, np.ndarray]]]
         {"x": ODD, "z": np.array([[0.25, -1, 2, 0.5]], "f4")},
         {},
     ),
+    "products of rows of other names": (
+        [node("MatMul", ["x", "z"], ["y"])],
+        {"x": X, "z": X.transpose(0, 2, 1)[:, :, :2].copy()},
+        {},
+    ),
     "a product and a row": (
         [node("Gemm", ["x", "w", "z"], ["y"], alpha=0.5, beta=2.0, transB=1)],
         {"x": X[0], "z": X[1, :, :1].copy()},

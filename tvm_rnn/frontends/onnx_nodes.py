@@ -232,7 +232,7 @@ def ordinary_attributes(steps: GraphSteps, node: NodeProto, known: Collection[st
     if node.domain not in ("", "ai.onnx"):
         raise Unreadable(f"operator {node.domain}.{node.op_type} is not of the standard set")
     if node.op_type not in known:
-        elsewhere = (*known, *READ)
+        elsewhere = (*known, *COMPILES, *FORMS, *RECURRENT, *BODIES, *ATTENTION, "CastLike")
         below = Counter(own.op_type for own in nodes_below(node) if own.op_type not in elsewhere)
         more = ", ".join(f"{name} ({count})" for name, count in sorted(below.items()) if name != "Constant")
         more = f"; nor is, in its branches: {more}" if more else ""

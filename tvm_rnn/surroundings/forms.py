@@ -170,6 +170,22 @@ def _thresholded(node: Node) -> Item:
     return op.where(normal(op.greater(x, least)), x, zero)
 
 
+def _matmul(node: Node) -> Item:
+    """Rows of matrices may have sizes of other names."""
+    a, b = (node.asked.array(value) for value in node.inputs)
+    shapes = [node.shape(value) for value in (a, b)]
+    rank = max(map(len, shapes)) - 2
+    if min(map(len, shapes)) < 2 or rank < 1:
+        return None
+    lead = [[*[1] * (rank + 2 - len(own)), *own[:-2]] for own in shapes]
+    axes = [[n for n in dict.fromkeys(own) if not (isinstance(n, int) and n == 1)] for own in zip(*lead, strict=True)]
+    if all(len({str(n) for n in own}) < 2 or all(isinstance(n, int) for n in own) for own in axes):
+        return None
+    whole = [node.joined(own) for own in axes]
+    spread = [node.spread(value, [*whole, *own[-2:]]) for value, own in zip((a, b), shapes, strict=True)]
+    return relax.op.matmul(*spread)
+
+
 def _gemm(node: Node) -> Item:
     """What is added to a product may have sizes of other names."""
     if len(node.inputs) < 3 or node.inputs[2] is None:
@@ -418,6 +434,7 @@ FORMS: dict[str, Callable[[Node], Item]] = {
     "IsInf": _is_inf,
     "Mod": _mod,
     "Gemm": _gemm,
+    "MatMul": _matmul,
     "ThresholdedRelu": _thresholded,
     "ReduceL2": _root_of_squares,
     "Concat": _concat,

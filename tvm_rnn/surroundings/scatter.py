@@ -75,7 +75,10 @@ def _scattered(node: Node, data: relax.Expr, places: relax.Expr, updates: relax.
 
         def update(index: Sequence[Expr]) -> Stmt:
             own = at(indices, index, old.shape)
-            return tirx.BufferStore(found, combined(found[tuple(own)], new[tuple(index)]), own)
+            # Whether all places are there is looked at elsewhere, perhaps later: nothing else is written until then.
+            there = [tirx.And(p >= int64(0), wide(p) < wide(n)) for p, n in zip(own, old.shape, strict=True)]
+            store = tirx.BufferStore(found, combined(found[tuple(own)], new[tuple(index)]), own)
+            return tirx.IfThenElse(tirx.all(*there), store, None)
 
         copy = loops(old.shape, lambda index: tirx.BufferStore(found, old[tuple(index)], index))
         return tirx.SeqStmt([copy, loops(new.shape, update)])
