@@ -195,7 +195,7 @@ class WgmmaSplitKGemm(WgmmaRows):
                 at = tirx.min(unit + tirx.truncmod(piece, parts) * (SECTOR // size), end) + line * width
                 at = w.bind(wide(at) + self.problem.further(lines * width))
                 with w.when(tirx.And(piece < pieces, row < w["rows"])):
-                    address = w[self.problem.names["read", node, 0]].ptr_to([row * place.row_stride + at])
+                    address = w[self.problem.names["read", node, 0]].ptr_to([place.row(row) * place.row_stride + at])
                     w.do(I.ptx["prefetch.global.L2"](address))
 
     def _at(self, start: TirExpr, source: TirExpr, item: Expr, part: int, member: TirExpr) -> TirExpr:
