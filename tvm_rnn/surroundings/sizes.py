@@ -42,10 +42,11 @@ def computed(op: str, inputs: Sequence[np.ndarray | None], attributes: Mapping[s
     if op in ("ReduceProd", "Size"):
         return np.asarray(math.prod(np.asarray(inputs[0]).reshape(-1).tolist()), object)
     if op == "Equal":
-        found = np.asarray(np.frompyfunc(_equal, 2, 1)(*inputs), object)
+        one, other = (np.asarray(value, object) for value in inputs)
+        found = np.asarray(np.frompyfunc(_equal, 2, 1)(one, other), object)
         return None if any(value is None for value in found.reshape(-1)) else found.astype(bool)
     if op == "Where" and inputs[0] is not None and inputs[0].dtype == bool:
-        return np.asarray(np.where(*inputs), object)
+        return np.asarray(np.where(inputs[0], *(np.asarray(value, object) for value in inputs[1:])), object)
     if op not in MOVES:
         return None
     moved = [np.asarray(value) for value in (inputs if op == "Concat" else inputs[:1])]
