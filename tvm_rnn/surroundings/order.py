@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from tvm import relax, te, tirx
 
-from tvm_rnn.tir.expr import Buffer, Expr, Stmt
+from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
 from tvm_rnn.tir.index import int64, wide
 from tvm_rnn.tir.statements import bind, loops, sequence
 
@@ -71,7 +71,7 @@ def best(node: Node) -> Item:
     return [node.bb.emit(relax.TupleGetItem(found, i)) for i in range(2)]
 
 
-def _before(a: Expr, b: Expr, largest: bool) -> Expr:
+def _before(a: TirExpr, b: TirExpr, largest: bool) -> Expr:
     """Whether a comes before b, which has been there longer."""
     if not str(a.ty).startswith("float"):
         return a > b if largest else a < b
