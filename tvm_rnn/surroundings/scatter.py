@@ -60,7 +60,7 @@ def scattered_slices(node: Node) -> Item:
         places_fit(node, column, size)
 
     def at(indices: Buffer, update: Sequence[Expr], sizes: Sequence[Expr]) -> list[Expr]:
-        read = [tuple([*update[:lead], int64(i)]) for i in range(depth)]
+        read = [(*update[:lead], int64(i)) for i in range(depth)]
         found = [_from_begin(indices[place], sizes[i]) for i, place in enumerate(read)]
         return [*found, *update[lead:]]
 
