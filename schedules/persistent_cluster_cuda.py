@@ -9,6 +9,7 @@ Source: Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 
 from tvm_rnn.cuda.model.choose_geometry import RecurrentUnit
@@ -26,9 +27,10 @@ WARPS_U, WARPS_N, WARPS_K = (1, 2, 4, 8), (1, 2, 3, 4), (1, 2, 4, 8)
 MOST_WARPS = 16
 REGISTER_WORDS = (0, 32, 64, 96, 128, 160)
 AHEAD = (1, 2, 3, 7)
+MATES = (1, 2)
 CHOICES: dict[str, tuple[int, ...]] = {
     **{"ctas": CTAS, "rows": ROWS, "warps_u": tuple(range(1, MOST_WARPS + 1)), "warps_n": WARPS_N, "warps_k": WARPS_K},
-    **{"register_words": REGISTER_WORDS, "ahead": AHEAD, "passes": (1, 2, 3, 4)},
+    **{"register_words": REGISTER_WORDS, "ahead": AHEAD, "passes": (1, 2, 3, 4), "mates": MATES},
 }
 
 
@@ -36,7 +38,7 @@ CHOICES: dict[str, tuple[int, ...]] = {
 class PersistentCluster(PersistentTemplate):
     """Knobs: ctas (blocks of a cluster), rows (batch rows of a cluster), warps_u, warps_n, warps_k (how a block's
     warps share units, rows and K), register_words (weights per thread in registers; the rest is in shared memory),
-    ahead, passes."""
+    ahead, passes, mates (warps that multiply their units together)."""
 
     choices = CHOICES
 
@@ -65,7 +67,9 @@ class PersistentCluster(PersistentTemplate):
                 # In float32 a lane sums all rows of a tile: one tile at a time.
                 more = {"ahead": 7 if tiles == 1 else 2, "passes": tiles if unit.precision == "float32" else 1}
                 for words in allowed(record, "register_words", REGISTER_WORDS):
-                    yield cls.geometry(unit, ctas=ctas, rows=rows, register_words=words, **shape, **more)
+                    made = cls.geometry(unit, ctas=ctas, rows=rows, register_words=words, **shape, **more)
+                    for mates in (n for n in _mates(made) if record.get("mates", n) == n):
+                        yield replace(made, mates=mates)
 
 
 def _shapes(ctas: int, rows: int, width: int, record: Mapping[str, int]) -> Iterator[dict[str, int]]:
@@ -77,3 +81,9 @@ def _shapes(ctas: int, rows: int, width: int, record: Mapping[str, int]) -> Iter
         for warps_n, warps_k in product(allowed(record, "warps_n", WARPS_N), allowed(record, "warps_k", WARPS_K)):
             if rows % (8 * warps_n) == 0 and warps_u * warps_n * warps_k <= MOST_WARPS:
                 yield {"warps_u": warps_u, "warps_n": warps_n, "warps_k": warps_k}
+
+
+def _mates(geometry: MmaSync) -> tuple[int, ...]:
+    """How many warps may multiply together: two, where a product of one has an M tile that is half empty."""
+    half = any(len(geometry.halves(phase)) % 2 for phase in geometry.products)
+    return MATES if half and replace(geometry, mates=2).possible else (1,)
