@@ -607,6 +607,11 @@ class Geometry(ABC):
         """Bytes from a line to the next: eight of them lie in different banks."""
         return self.units(self.line_width) * 2 + 16
 
+    @property
+    def line_pieces(self) -> int:
+        """Of 16 bytes, of all rows of a block's lines of one vector."""
+        return self.rows * self.units(self.line_width) // 8
+
     def _lines_of(self, width: int) -> int:
         """Bytes of a step's lines."""
         return self.step.line_widths.count(width) * self.rows * (self.units(width) * 2 + 16)
@@ -712,14 +717,16 @@ class Geometry(ABC):
 
     @cached_property
     def copy_warps(self) -> int:
-        """Warps that copy hoisted values and y while the others compute (`copy_warps.py`): a lane has few pieces of a
-        step. Weights in 8 bits leave no registers for them."""
+        """Warps that copy hoisted values, y and lines while the others compute (`copy_warps.py`): a lane has few pieces
+        of a step. Weights in 8 bits leave no registers for them."""
         reads = any(not operand.given for phase in self.step.phases for operand in phase.operands)
         if not self.exchange.copies_apart(self) or self.stored or self.step.given or not reads:
             return 0
         output = self.step.graph.output.shape[0]
         pieces = self.prefetch_words // 4 // self.exchange.prefetch_steps
         stored = self.rows * min(output, self.units(output)) * self.itemsize // gcd(16, output * self.itemsize)
+        if self.line_width:
+            stored += self.step.line_widths.count(self.line_width) * self.line_pieces
         wanted = min(MOST_COPY_WARPS, ceil((pieces + stored) / (COPIES * LANES)) if pieces else 0)
         # Registers that others have less of then; an estimate wants some to spare.
         room = {n: most_registers(self.warps + n) for n in range(wanted, 0, -1)}
