@@ -82,10 +82,11 @@ class CopyWarps:
 
     def emit(self) -> None:
         k, stages = self.k, self.pieces.stages
-        for early in range(stages - 1):
+        for early in range(stages - 1) if self.hoisted else ():
             self._copy(tirx.const(early, "int32"))
         self.geometry.exchange.blocks_meet(k)
-        self._meet()
+        if self.hoisted:
+            self._meet()
         with k.loop(k["steps"]) as t:
             self._meet()
             if self.output:
@@ -94,7 +95,8 @@ class CopyWarps:
             if self.lines is not None:
                 with k.when(t > 0):
                     self.lines.send(self.time(t - 1), t - 1)
-            self._copy(t + (stages - 1))
+            if self.hoisted:
+                self._copy(t + (stages - 1))
         self.geometry.exchange.blocks_meet(k)
         if self.lines is not None:
             self.lines.send(self.time(k["steps"] - 1), k["steps"] - 1)

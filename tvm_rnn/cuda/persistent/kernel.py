@@ -106,9 +106,13 @@ def kernel(name: str, geometry: Geometry, layout: Layout, initial: Mapping[str, 
         with I.attr({"tirx.launch_bounds_min_blocks_per_sm": 1}):  # else ptxas may stop at 128 registers, and spill
             block = of_head(k, geometry, layout, enter(k, geometry, geometry.shared_bytes))
             with k.when(block.thread < geometry.threads) if geometry.copy_warps else nullcontext():
+                if geometry.moved_registers:
+                    k.do(I.ptx["setmaxnreg.inc.sync.aligned.u32"](geometry.moved_registers[1]))
                 KernelBody(k, geometry, layout, initial, block).emit()
             if geometry.copy_warps:
                 with k.when(block.thread >= geometry.threads):
+                    if geometry.moved_registers:
+                        k.do(I.ptx["setmaxnreg.dec.sync.aligned.u32"](geometry.moved_registers[0]))
                     CopyWarps(k, geometry, layout, block, masked).emit()
 
     with flavour(geometry.precision):
