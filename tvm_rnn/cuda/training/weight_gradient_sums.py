@@ -58,9 +58,9 @@ class Packed:
 
 @dataclass
 class GradientLaunch:
-    """Sums of one launch, of one shape. arguments: what the kernel's pointers stand for, but for the last. totals: sums
-    of left operands that it makes too. rights: right operands, each of an equal part of the sums. beside:
-    as of `WeightGradientTile`."""
+    """Sums of one launch, of one shape. arguments: what the kernel's pointers stand for, but for the last. totals:
+    arrays of sums of left operands that it makes too. rights: right operands, each of an equal part of the sums.
+    beside, adds: as of `WeightGradientTile`."""
 
     nodes: tuple[Node, ...]
     kernel: Kernel
@@ -68,16 +68,17 @@ class GradientLaunch:
     blocks: int  # of one part of the rows
     resident: int  # blocks on a multiprocessor at once
     packed: tuple[Packed, ...] = ()  # its operands, where it reads them out of buffers in another order
-    totals: tuple[Node, ...] = ()
+    totals: tuple[tuple[Node, ...], ...] = ()
     rights: int = 1
     beside: bool = False
+    adds: int = 1
 
     @property
     def made(self) -> list[tuple[Node, ...]]:
         """What it makes: for each array the sums in it, which are of one shape; totals last."""
         each = len(self.nodes) // self.rights
         parts = [self.nodes[first : first + each] for first in range(0, len(self.nodes), each)]
-        return [*parts, self.totals] if self.totals else parts
+        return [*parts, *self.totals]
 
     @property
     def size(self) -> int:
@@ -166,28 +167,39 @@ class WeightGradients:
         found = tuple(Argument(o.name, "operand", o.base) for o in (*lefts, *rights))
         tile = self._tile(group[: len(group) // len(rights)])
         packed = isinstance(tile, wgmma.PackedWeightGradientTile)
-        totals = self._totals(nodes, others) if isinstance(tile, wgmma.WgmmaWeightGradientTile) else {}
-        for node in totals.values():
+        found_totals = self._totals(nodes, others) if isinstance(tile, wgmma.WgmmaWeightGradientTile) else {}
+        for node in found_totals:
             others.remove(node)
         each = len(nodes) // len(rights)
         beside = first.heads > 1 and all(nodes[n : n + each] in self.beside for n in range(0, len(nodes), each))
-        tile = replace(tile, totals=tuple(totals), beside=beside)
+        totals = self._arrays([*found_totals], beside)
+        blocks = tile.tiles(len(nodes), lefts[0].depth, rights[0].depth)
+        adds = wgmma.added(blocks, self.sms) if not packed and isinstance(tile, wgmma.WgmmaWeightGradientTile) else 1
+        numbers = tuple(tuple(found_totals[node] for node in array) for array in totals)
+        tile = replace(tile, totals=numbers, beside=beside, adds=adds)
         kernel = tile.kernel(f"{self.name}_totals{len(self.launches)}", lefts, *rights)
         sides = (self._packed(0, lefts), self._packed(len(lefts), rights)) if packed else ()
-        blocks = tile.tiles(len(nodes), lefts[0].depth, rights[0].depth)
-        own = blocks, tile.resident, sides, tuple(totals.values()), len(rights), beside
+        own = blocks, tile.resident, sides, totals, len(rights), beside, tile.adds
         self.launches.append(GradientLaunch(nodes, kernel, found, *own))
 
-    def _totals(self, nodes: Sequence[Node], others: Sequence[Node]) -> dict[int, Node]:
-        """Sums over rows of products' left operands, which lie as the products read them, by number."""
-        found: dict[int, Node] = {}
+    def _arrays(self, totals: Sequence[Node], beside: bool) -> tuple[tuple[Node, ...], ...]:
+        """The arrays in which totals lie: one; where those of a head lie beside each other, one for each gradient."""
+        if not beside:
+            return (tuple(totals),) if totals else ()
+        whole = [nodes for nodes in self.beside if {*nodes} <= {*totals}]
+        return (*whole, *((node,) for node in totals if not any(node in nodes for nodes in whole)))
+
+    def _totals(self, nodes: Sequence[Node], others: Sequence[Node]) -> dict[Node, int]:
+        """Sums over rows of products' left operands, which lie as the products read them, with these operands'
+        numbers."""
+        found: dict[Node, int] = {}
         for number, node in enumerate(nodes):
             left, (texts, out) = node.args[0], node.attrs["spec"].split("->")
             place, text = self.reads(left), texts.partition(",")[0]
             if place is not None and place.dtype in wgmma.ONES and text == "".join(t for t in out if t in text):
                 for other in others:
-                    if other.op == "sum_rows" and other.args[0] is left and other not in found.values():
-                        found[number] = other
+                    if other.op == "sum_rows" and other.args[0] is left and other not in found:
+                        found[other] = number
         return found
 
     def _packed(self, first: int, operands: Sequence[Operand]) -> Packed:
@@ -333,10 +345,11 @@ class WeightGradients:
         for launch in self.launches:
             most = f"max<int64_t>(1, {launch.resident} * sms / ({launch.blocks} * {beside}))"
             parts = f"max<int64_t>(1, min<int64_t>({most}, ({rows}) / {LEAST_ROWS}))"
+            parts = f"max<int64_t>(1, {parts} / {launch.adds}) * {launch.adds}" if launch.adds > 1 else parts
             self.parts.append(program.let("parts", parts))
         aligned, sizes = ALIGNMENT // ITEM_BYTES[self.dtype], "int64_t(1)"
         for parts, launch in zip(self.parts, self.launches, strict=True):
-            sizes = f"max<int64_t>({sizes}, {parts} * {launch.size})"
+            sizes = f"max<int64_t>({sizes}, {parts} / {launch.adds} * {launch.size})"
         self.size = program.let("size", f"({sizes} + {aligned - 1}) / {aligned} * {aligned}")
         self.sums = program.buffer("sums", f"({copies}) * {self.size}", self.dtype)
         self.sides = [self._side(program, rows, side, copies) for side in range(2)]
@@ -365,7 +378,7 @@ class WeightGradients:
     @property
     def in_heads(self) -> set[tuple[Node, ...]]:
         """Sums of which those of one head lie beside each other."""
-        return {nodes for launch in self.launches if launch.beside for nodes in launch.made[: launch.rights]}
+        return {nodes for launch in self.launches if launch.beside for nodes in launch.made}
 
     def add_parts(self, host: Host, parts: Mapping[Node, Pointer], gradients: Mapping[Node, Pointer], add: str) -> None:
         """The parts that the steps have left, one for each batch row. add: as `run` has it."""
@@ -388,14 +401,13 @@ class WeightGradients:
                     for source, kernel in zip(pointers[side.first :], side.kernels, strict=False):
                         host.launch(kernel, [source, sides[number]], [rows])
                 packed[number] = side.key
-            # Of several right operands the parts lie one behind the other, gradients do not.
-            folded = f"{parts} > 1 || ({add})" if launch.rights == 1 else "true"
+            left = f"{parts} / {launch.adds}"  # what a cluster does not add up
+            folded = f"{left} > 1 || ({add})"
             start, arrays = 0, list[tuple[Pointer, Pointer, int]]()
             for nodes in launch.made:
-                arrays.append((parted.at(f"{parts} * {start}"), gradients[nodes[0]], elements(nodes)))
+                arrays.append((parted.at(f"{left} * {start}"), gradients[nodes[0]], elements(nodes)))
                 start += elements(nodes)
-            written = [arrays[0], *arrays[launch.rights :]]
-            sums = [Pointer(f"({folded} ? {own.text} : {into.text})", self.dtype) for own, into, _ in written]
+            sums = [Pointer(f"({folded} ? {own.text} : {into.text})", self.dtype) for own, into, _ in arrays]
             host.launch(launch.kernel, [*(sides if launch.packed else pointers), *sums], [rows, parts])
             with host.when(folded):
-                self._fold_all(host, arrays, parts, add)
+                self._fold_all(host, arrays, left, add)
