@@ -32,10 +32,9 @@ LEAST_ROWS = 3  # a tile of fewer takes as long: that is how fast weights come f
 def _cost(batches: Sequence[int], rows: int) -> tuple[int, int, int]:
     """What batches take in tiles of so many rows and one of what they leave: time, in rows; tiles; heights of what they
     leave that are no power of two: those have code of their own (`lower_group.py`)."""
-    heights = [[rows] * (batch // rows) + [batch % rows] * (batch % rows > 0) for batch in batches]
-    own = {found[-1] for found in heights} - {rows}
-    time = sum(max(height, LEAST_ROWS) for found in heights for height in found)
-    return time, sum(map(len, heights)), sum(height.bit_count() > 1 for height in own)
+    whole, rest = sum(batch // rows for batch in batches), [batch % rows for batch in batches if batch % rows]
+    time = whole * max(rows, LEAST_ROWS) + sum(max(height, LEAST_ROWS) for height in rest)
+    return time, whole + len(rest), sum(height.bit_count() > 1 for height in {*rest})
 
 
 @template("gemm_cpu", kinds=("gemm",), targets=("llvm",), version=3)

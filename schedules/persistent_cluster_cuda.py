@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 
 from tvm_rnn.cuda.model.choose_geometry import RecurrentUnit
-from tvm_rnn.cuda.model.persistent_step_time import RESIDENT_CLUSTERS
+from tvm_rnn.cuda.model.persistent_step_time import resident_clusters
 from tvm_rnn.cuda.model.template_base import PersistentTemplate, allowed, width_of
 from tvm_rnn.cuda.persistent.exchange import CLUSTER, CLUSTER_ALONE
 from tvm_rnn.cuda.persistent.exchange_in_block import BLOCK
@@ -47,7 +47,7 @@ class PersistentCluster(PersistentTemplate):
         all of them are on the GPU at once."""
         alone = unit.layers == 1
         groups = -(-unit.batch // knobs["rows"]) * unit.step.heads
-        at_once = unit.batch and groups <= RESIDENT_CLUSTERS.get(knobs["ctas"], 0)
+        at_once = unit.batch and groups <= resident_clusters(knobs["ctas"], unit.sms)
         several = CLUSTER_ALONE if alone and at_once else CLUSTER
         exchange = BLOCK if alone and knobs["ctas"] == 1 and not unit.step.given else several
         return MmaSync(unit.step, unit.precision, exchange, stored=unit.stored, shared_words=1 << 20, **knobs)

@@ -32,7 +32,7 @@ TIMED_WARPS_K = (1, 2, 4, 8)
 TIMED_WARPS_U = (1, 2, 4)  # with weights in 16 bits; three share the 24 units of a block of H = 2560 and 3072 in 8
 REGISTER_WORDS = (0, 32, 64, 96, 112, 128, 160)
 SHARED_WORDS = (0, 32, 64, 96, 128, 144, 160, 192)
-IN_LANES_WARPS_K = (4, 8, 16)
+IN_LANES_WARPS_K, IN_LANES_ROWS = (4, 8, 16), (8, 16, 32)
 AHEAD = (0, 1, 3, 7)
 PASSES = (1, 2, 4)
 RINGS = (0, 2, 3, 4, 5, 6, 8)
@@ -135,14 +135,15 @@ def _rooms(unit: RecurrentUnit, knobs: Mapping[str, int]) -> Iterator[tuple[int,
 
 def _in_lanes(unit: RecurrentUnit, target: Target, fixed: Mapping[str, int]) -> Iterator[MmaSync]:
     """In float32 without tensor cores: every lane reads all rows of a tile from L2, of a small part of K. The layer is
-    alone, and its product reads no input: lanes would read two operands so."""
+    alone, and its product reads no input: lanes would read two operands so. Few rows also of large batches: groups that
+    find no room at once take turns."""
     if max(unit.layers, unit.beside) > 1 or unit.step.given or unit.stored:
         return
     width = width_of(unit)
     for ctas in allowed(fixed, "ctas", sorted({-(-width // (8 * n)) for n in BLOCKS})):
         if ctas > target.sms:
             continue
-        for rows in allowed(fixed, "rows", [n for n in rows_per_group(unit.batch, target.sms // ctas) if n <= 32]):
+        for rows in allowed(fixed, "rows", [n for n in IN_LANES_ROWS if n == 8 or not 0 < unit.batch <= n // 2]):
             for shape in _shapes(rows, -(-width // (8 * ctas)), TIMED_WARPS_U, IN_LANES_WARPS_K):
                 own = {"passes": rows // (8 * shape["warps_n"]), "ahead": 1, "polled": 0}
                 for words, near in TIMED_WORDS:

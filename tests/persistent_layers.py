@@ -77,7 +77,7 @@ def geometry_of(step: Step, precision: str, exchange: str = "grid", ctas: int = 
 
 def unit_of(name: str, hidden: int, precision: str, batch: int) -> RecurrentUnit:
     """What templates are asked about."""
-    return choose_geometry.unit_of(step(name, hidden, precision), precision, batch)
+    return choose_geometry.unit_of(step(name, hidden, precision), GPU, precision, batch)
 
 
 def configured(template: str, unit: RecurrentUnit, record: Config | None = None) -> tuple[Config, Knobs]:

@@ -17,19 +17,23 @@ GUARD = 4096
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, value: float = np.nan) -> Callable[[], None]:
-    """From now on workspaces, tapes and packed weights begin as `value`. The result checks the guards."""
+    """From now on workspaces, tapes and packed weights begin as `value`: memory of bytes as float32's, of which two are
+    NaN in float64 as well. The result checks the guards."""
     real, guards = runtime._aligned, []
 
-    def allocate(elements: int, dtype: np.dtype[np.floating]) -> np.ndarray:
+    def allocate(elements: int, dtype: np.dtype) -> np.ndarray:
         whole = real(elements + GUARD, dtype)
-        whole[:] = value
-        guards.append(whole[elements:])
+        whole[:] = np.resize(_poisoned(dtype), len(whole))
+        guards.append((whole[elements:], whole[elements:].copy()))
         return whole[:elements]
+
+    def _poisoned(dtype: np.dtype) -> np.ndarray:
+        return np.array([value], dtype if dtype.kind == "f" else np.float32).view(dtype)
 
     def check() -> None:
         assert guards
-        for guard in guards:
-            np.testing.assert_array_equal(guard, np.full(GUARD, value, guard.dtype))
+        for guard, before in guards:
+            np.testing.assert_array_equal(guard, before)
 
     monkeypatch.setattr(runtime, "_aligned", allocate)
     return check

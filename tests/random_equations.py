@@ -461,6 +461,12 @@ class Writer:
         if self.sharp:
             row, table = self.one_of(((), (5,), (2, 3))), f"p{len(self.params)}"
             text = f"take({table}, argmax({n}, {axis}))"
+            own = [other for other in self.values if other.shape[:1] == (size,) and len(other.shape) > 1]
+            if own and self.one_of((False, False, True)):
+                other = self.one_of(own)
+                shape = (*less, *other.shape[1:])
+                self.write(f"take({other.name}, argmax({n}, {axis}))", shape, other.bound, sharp=True)
+                return
             if self.one_of((False, False, True)) and len(less) + len(row) <= 3:
                 self.param((size, *row))
                 self.write(text, (*less, *row), 1.0, sharp=True)
@@ -545,7 +551,7 @@ def equations(draw: Draw, most: int = 12, drawing: bool = False, looped: bool = 
     writer.leaf(writer.inputs, "x", (draw(st.sampled_from(SIZES)),))
     width = writer.inputs["x"][0] if looped else draw(st.sampled_from(SIZES))
     writer.leaf(writer.states, "h", (width,))
-    for name, shape in (("s", ()), ("c", (width,)), ("d", (3,)), ("S", (2, 5)), ("M", (width, 4))):
+    for name, shape in (("s", ()), ("c", (width,)), ("d", (3,)), ("S", (2, 5)), ("M", (width, 4)), ("C", (2, 3, 2))):
         if draw(st.sampled_from((False, False, True))):
             writer.leaf(writer.states, name, shape)
     if not looped and draw(st.sampled_from((False, False, True))):

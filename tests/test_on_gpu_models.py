@@ -91,8 +91,8 @@ def test_a_call_of_a_whole_model_is_captured_in_a_graph() -> None:
     assert_close({name: value.cpu().numpy() for name, value in found.items()}, expected, "float32", 50)
 
 
-def test_an_embedding_and_a_step_on_the_host() -> None:
-    """Indices of the CPU are looked at; those of a GPU beyond the table take its ends. ArgMax has no kernel."""
+def test_an_embedding_and_the_largest_of_each_step() -> None:
+    """Indices of the CPU are looked at; those of a GPU beyond the table take its ends."""
     torch: Any = pytest.importorskip("torch")
     rng = np.random.default_rng(0)
     own = weights("GRU", 1, 4, 3, rng)
@@ -106,7 +106,7 @@ def test_an_embedding_and_a_step_on_the_host() -> None:
     net = rnn.from_onnx(model_of(nodes, inputs, {"y": "f4", "best": "i8", "last": "f4"}, known))
     mod = gpu_module("model_embedding", net)
     steps = mod.manifest["model"]["steps"]
-    assert [step["attributes"].get("on") for step in steps if step["op"] == "Compiled"] == ["gpu", "cpu"]
+    assert [step["attributes"].get("on") for step in steps if step["op"] == "Compiled"] == ["gpu", "gpu"]
     feeds = {"ids": rng.integers(0, 9, (7, 2)), "h": rng.normal(size=(1, 2, 3)).astype("f4")}
     expected = rnn.reference(net).run(feeds)
     for place in ("cpu", "cuda"):
@@ -120,6 +120,27 @@ def test_an_embedding_and_a_step_on_the_host() -> None:
     found = mod.run({name: torch.from_numpy(value).cuda() for name, value in beyond.items()})
     expected = rnn.reference(net).run({**feeds, "ids": np.full((7, 2), 8)})
     assert_close(found["y"].cpu().numpy(), expected["y"], "float32", 7)
+
+
+def test_a_step_on_the_host() -> None:
+    """What has sizes that an array's elements tell has no kernel."""
+    torch: Any = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    own = weights("GRU", 1, 4, 3, rng)
+    nodes = [
+        node("GRU", ["x", "W", "R", "B"], ["y", "last"], hidden_size=3),
+        node("Reshape", ["last", "s"], ["p"]),
+    ]
+    inputs = {"x": ("f4", ["T", "B", 4]), "s": ("i8", [2])}
+    net = rnn.from_onnx(model_of(nodes, inputs, {"y": "f4", "p": "f4"}, {n: own[n] for n in "WRB"}))
+    mod = gpu_module("model_on_the_host", net)
+    steps = mod.manifest["model"]["steps"]
+    assert [step["attributes"].get("on") for step in steps if step["op"] == "Compiled"] == ["cpu"]
+    feeds = {"x": rng.normal(size=(7, 2, 4)).astype("f4"), "s": np.array([1, 6])}
+    for place in ("cpu", "cuda"):
+        found = mod.run({name: torch.from_numpy(value).to(place) for name, value in feeds.items()})
+        arrays = {name: value.cpu().numpy() for name, value in found.items()}
+        assert_close(arrays, rnn.reference(net).run(feeds), "float32", 7)
 
 
 def test_two_networks() -> None:

@@ -46,6 +46,27 @@ def test_what_is_no_record_is_refused(change: dict[str, Any]) -> None:
         Record.from_dict({**record().as_dict(), **change})
 
 
+@pytest.mark.parametrize("sizes", [{"width": 5}, {"width": ["5"]}, {"width": [None]}, 5], ids=str)
+def test_sizes_of_a_record_are_numbers(sizes: Any) -> None:
+    facts = record().as_dict()
+    choice = {**Choice(UNIT.key, "gemm_cpu", 1, {}).as_dict(), "unit": {**UNIT.key, "sizes": sizes}}
+    with pytest.raises(ValueError):
+        Record.from_dict({**facts, "choices": [choice]})
+
+
+@pytest.mark.parametrize("size", [0, -7, 10**400])
+def test_sizes_that_are_none_are_far_from_all(size: int) -> None:
+    strange = record(replace(UNIT, width=size, batches=(size,)))
+    assert list(Records([strange]).find(UNIT)) == []
+
+
+def test_numbers_of_a_workload_are_some() -> None:
+    facts = record().as_dict()
+    for change in ({"batch": 0}, {"layers": "2"}, {"steps": -1}, {"hidden": [None]}, {"sizes": 3}):
+        with pytest.raises(ValueError):
+            Record.from_dict({**facts, "workload": {**record().workload, **change}})
+
+
 def test_exact_ones_come_first_and_of_those_the_newest() -> None:
     near = record(replace(UNIT, width=320, depths=(320,)), "2026-09-09")
     old, new = record(date="2026-01-01"), record(date="2026-02-01", rows=4)

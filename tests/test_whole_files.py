@@ -76,8 +76,10 @@ def test_a_file_that_may_not_be_written_to(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_full_disk_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "m").write_bytes(b"old")
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match="No space") as caught:
         write_whole({tmp_path / "m": new, tmp_path / "n": full})
+    assert "make room" in whole_files.advice(caught.value, "other")
+    assert whole_files.advice(OSError(), "other") == "other"
     assert os.listdir(tmp_path) == ["m"] and (tmp_path / "m").read_bytes() == b"old"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from numbers import Integral
 
 
 class TvmRnnError(Exception):
@@ -105,3 +106,22 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> dict[str, str]:
         "expected": f"one of: {shown}",
         "do": f"did you mean {near!r}?" if near is not None else f"use a known {kind}",
     }
+
+
+def whole_number(what: str, given: object, least: int, most: int | None = None) -> int:
+    """The number that a caller gave. what: its name. Raises ConfigError where it is no whole one from `least` to
+    `most`."""
+    number = int(given) if isinstance(given, Integral) and not isinstance(given, bool) else None
+    if number is None or number < least or (most is not None and number > most):
+        expected = f"a whole number of at least {least}" if most is None else f"a whole number, {least} to {most:,}"
+        raise ConfigError(message(what, got=f"{given!r:.80}", expected=expected))
+    return number
+
+
+def one_or_several(what: str, given: object) -> tuple[str, ...]:
+    """The names that a caller gave. what: the argument's own. Raises ConfigError where they are none."""
+    found = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (None,)
+    names = tuple(name for name in found if isinstance(name, str))
+    if len(names) < len(found):
+        raise ConfigError(message(f"{what} is a name, or several", got=f"{given!r:.80}", do=f'{what}="one"'))
+    return names

@@ -113,6 +113,6 @@ def write_whole(writers: Mapping[Path, Writer]) -> None:
         whole_files.write_whole(writers)
     except OSError as reason:
         text = reason.strerror or str(reason)
-        do = "check that the folder exists and can be written to"
+        do = whole_files.advice(reason, "check that the folder exists and can be written to")
         where = str(reason.filename) if reason.filename is not None else None
         raise InputError(message("the result cannot be written", where=where, got=text, do=do)) from None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from .dtypes import precision_name, stored_name
-from .errors import ConfigError, message, unknown
+from .errors import ConfigError, message, one_or_several, unknown
 from .target import Target
 
 PASS_NAMES = (  # in the order they run
@@ -140,8 +140,8 @@ def batch_sizes(batch: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def pass_names(without: Iterable[str]) -> tuple[str, ...]:
-    """The names that a caller gave, one or several."""
-    return (without,) if isinstance(without, str) else tuple(without)
+    """The names that a caller gave, one or several. Raises ConfigError where they are none."""
+    return one_or_several("without", without)
 
 
 def check_passes(without: Iterable[str]) -> frozenset[str]:

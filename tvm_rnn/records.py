@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from math import log2
 from typing import Protocol, TypedDict
@@ -29,6 +29,26 @@ class UnitKey(TypedDict):
 
     shape: list[object]
     sizes: dict[str, list[int]]
+
+
+class NamedBy(TypedDict):
+    """What every record says of its workload."""
+
+    cell: str
+    hidden: int | list[int]
+    precision: str
+    batch: int
+
+
+class WorkloadFacts(NamedBy, total=False):
+    """What most records say as well."""
+
+    input: int
+    layers: int
+    directions: int
+    dtype: str
+    sizes: dict[str, int | list[int]]
+    steps: int
 
 
 class HasKey(Protocol):
@@ -55,9 +75,10 @@ class Choice:
 
     @staticmethod
     def from_dict(facts: Figures) -> Choice:
-        """Raises ValueError where it is none."""
+        """Raises KeyError, TypeError or ValueError where it is none."""
         from msgspec import convert  # no sooner: machines that only measure may lack it
 
+        convert(facts["unit"], UnitKey)
         return convert(facts, Choice)
 
     def as_dict(self) -> dict[str, object]:
@@ -118,7 +139,11 @@ class Record:
             raise ValueError(f"format {facts['format']}, not {FORMAT}")
         if missing := {"cell", "hidden", "batch", "precision"} - facts["workload"].keys():
             raise ValueError(f"a workload without {', '.join(sorted(missing))}")
-        return convert({**facts, "source": source}, Record)
+        numbers = {n: v for n, v in convert(facts["workload"], WorkloadFacts).items() if type(v) is int}
+        if low := [f"{name} {value}" for name, value in numbers.items() if value < 1]:
+            raise ValueError(f"a workload with {', '.join(low)}")
+        choices = [*map(Choice.from_dict, facts["choices"])]
+        return replace(convert({**facts, "choices": [], "source": source}, Record), choices=tuple(choices))
 
 
 @dataclass(frozen=True)
@@ -204,11 +229,14 @@ def _distance(ours: Figures, theirs: object) -> float:
         if name == "batch":
             if not sizes and not theirs[name]:
                 continue
-            ratios = [abs(log2(max(sizes) / max(theirs[name])))] if sizes and theirs[name] else [float("inf")]
-            largest = max(largest, *ratios)
+            largest = max(largest, _ratio(max(sizes), max(theirs[name])) if sizes and theirs[name] else float("inf"))
         elif len(sizes) != len(theirs[name]):
             return float("inf")
         else:
-            pairs = zip(sizes, theirs[name], strict=True)
-            largest = max([largest, *(abs(log2(max(1, a) / max(1, b))) for a, b in pairs)])
+            largest = max([largest, *map(_ratio, sizes, theirs[name])])
     return largest
+
+
+def _ratio(one: int, other: int) -> float:
+    """Between two sizes, as a power of two."""
+    return abs(log2(max(1, one)) - log2(max(1, other)))

@@ -237,6 +237,9 @@ def resolve(target: str | Target) -> Target:
     """
     if isinstance(target, Target):
         return target if target.features or target.kind == "cuda" else replace(target, features=_features(target))
+    if not isinstance(target, str):
+        got, do = f"{target!r:.80}", 'target="llvm"; tvm_rnn.target.names() has all of them'
+        raise ConfigError(message("a target is a name or a Target", got=got, do=do))
     if target in ("llvm", "native", "cpu"):
         return host()
     if target == "cuda":

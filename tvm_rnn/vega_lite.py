@@ -21,7 +21,14 @@ PAPER = {"background": "white", "padding": 16}
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # a name that Vega-Lite knows: nothing is fetched
 WIDTH = 480
 INK = "currentColor"
-AXIS: Spec = {"labelColor": INK, "titleColor": INK, "domainColor": GREY, "tickColor": GREY, "gridOpacity": 0.25}
+AXIS: Spec = {
+    "labelColor": INK,
+    "titleColor": INK,
+    "domainColor": GREY,
+    "tickColor": GREY,
+    "gridColor": GREY,
+    "gridOpacity": 0.2,
+}
 LEGEND: Spec = {"labelColor": INK, "titleColor": INK}
 TEXT: Spec = {"color": INK, "fill": INK}
 CONFIG = {

@@ -42,6 +42,11 @@ def path_of(path: object) -> str:
         raise OSError(errno.EINVAL, str(error)) from None
 
 
+def advice(error: OSError, otherwise: str) -> str:
+    """What to do where something cannot be written. otherwise: where the disk has room."""
+    return "make room on that disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else otherwise
+
+
 def write_whole(writers: Mapping[Path, Writer], mode: int = 0o666) -> None:
     """Write every file, or none where one of them cannot be written.
 

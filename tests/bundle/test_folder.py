@@ -156,6 +156,9 @@ def test_a_folder_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monk
     folder = tmp_path / "out" / "tiny"
     with pytest.raises(BuildError, match="cannot write the bundle"):
         module.export(bundle=folder)
+    no_path: Any = []
+    with pytest.raises(BuildError, match="cannot write"):
+        module.export(no_path)
     folder.parent.mkdir()
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(BuildError, match="C compiler failed"):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import transducers
 from programs import build, run
 from test_engine import BAD_ARGUMENT, OK, Library
 
@@ -216,6 +217,36 @@ def test_the_example_of_numbers(real: tuple[rnn.Module, Path], tmp_path: Path) -
     run(program, real[1], *words, 5, tmp_path / "u.raw")
     same((np.fromfile(tmp_path / "y.raw"),), (real[0].generate(5, prompt=prompt, ends=more)[0].ravel(),))
     assert b"does not fit" in run(program, real[1], *words, 6, tmp_path / "u.raw", code=1)
+
+
+@pytest.mark.broad
+def test_programs_are_given_constants(tmp_path: Path) -> None:
+    """A file for each, as [batch][...], behind those of the inputs; of layers the array of all."""
+    call, end = transducers.call(3), transducers.SIZES["V"] - 1
+    module, bundle = bundled(transducers.network("float64"), tmp_path / "asr")
+    files = [tmp_path / "frames.raw", tmp_path / "count.raw"]
+    call["frames"].tofile(files[0])
+    call["count"].tofile(files[1])
+    program = build(bundle / "generate.c", tmp_path / "generate", bundle)
+    words = ("--batch", 3, "--stop", end, 40, *files)
+    printed = [[*map(int, line.split())] for line in run(program, bundle, *words).decode().splitlines()]
+    labels, _, lengths = module.generate(40, stop=end, **call)
+    assert printed == [labels[:length, row].tolist() for row, length in enumerate(lengths)]
+    assert b"not a file of 60 double numbers" in run(program, bundle, "--batch", 2, 40, *files, code=1)
+
+    x, held = np.array([[[2.0]], [[0.0]], [[3.0]]]), {"frames": call["frames"][1:2], "count": call["count"][1:2]}
+    expected = module(x, **held)[0]
+    held["frames"].tofile(files[0])
+    held["count"].tofile(files[1])
+    x.tofile(tmp_path / "x.raw")
+    program = build(bundle / "stream.c", tmp_path / "stream", bundle)
+    same((np.frombuffer(run(program, bundle, *files, given=x.tobytes())),), (expected.ravel(),))
+    for source in ("example.c", "example.cpp"):
+        program = build(bundle / source, tmp_path / source.replace(".", "_"), bundle)
+        printed = run(program, bundle, tmp_path / "x.raw", *files).decode().splitlines()[-1]
+        assert float(printed) == expected[-1, 0, 0]
+    readme = (bundle / "README.md").read_text()
+    assert "./example_c --time 1000 x.raw frames.raw count_.raw\n" in readme
 
 
 def test_a_call_takes_no_memory_and_no_lock(drawn: tuple[rnn.Module, Path], tmp_path: Path) -> None:

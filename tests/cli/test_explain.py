@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,19 @@ def test_memory_of_training_is_planned() -> None:
     assert "no plan for 50 steps" in call("explain", "elman", *words, "--max-bytes", "1k", code=1)
     assert "no such choice" in call("explain", "elman", *words, "--keep", "all", code=2)
     assert "only training keeps anything" in call("explain", "elman", "--keep", "states", code=2)
+
+
+@pytest.mark.parametrize("missing", ["grandalf", "vl_convert"])
+def test_what_draws_is_asked_for_before_anything_is_measured(
+    missing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def explained(*args: object, **options: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setitem(sys.modules, missing, None)
+    monkeypatch.setattr(import_module("tvm_rnn.explain.explanation"), "explain", explained)
+    said = call("explain", "gru", "--measure", "--html", str(tmp_path / "gru.html"), code=2)
+    assert f"{missing.replace('vl_convert', 'vl-convert-python')} is not installed" in said and "pip install" in said
 
 
 def test_a_pass_that_there_is_not() -> None:

@@ -28,6 +28,7 @@ def test_listing(tmp_path: Path) -> None:
     assert [row["workload"]["hidden"] for row in found] == [64] and found[0]["gain"] == 1.25
     assert found[0]["stale"].startswith("made with tvm 1")
     assert "no such folder" in call("--records", str(tmp_path / "none"), code=2)
+    assert "no such folder" in call("--records", "x" * 300, code=2)
 
 
 def test_merging_keeps_the_newer_one(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,29 @@ def test_arguments_of_the_wrong_kind() -> None:
         rnn.compile(NET, "x86-64-v5")
     with pytest.raises(ConfigError, match="no such pass"):
         rnn.compile(NET, without=["fuse"])
+    kinds = {
+        "target": "a target is a name or a Target",
+        "arch": "arch is a name, or several",
+        "without": "without is a name, or several",
+        "records": "records: no folder",
+        "dump": "dump: no folder",
+    }
+    for name, text in kinds.items():
+        for wrong in (3, [None]):
+            with pytest.raises(ConfigError, match=text):
+                rnn.compile(NET, **{name: wrong})
+
+
+def test_a_full_disk_is_an_error_before_llvm_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """LLVM ends the process where it cannot write."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1 << 20))
+    with pytest.raises(BuildError, match=rf"no room for temporary files[\s\S]*{tmp_path}[\s\S]*TMPDIR"):
+        rnn.compile(NET)
+    assert not any(tmp_path.iterdir())
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    with pytest.raises(BuildError, match="no folder for temporary files"):
+        rnn.compile(NET)
 
 
 def test_weights_that_do_not_fit_are_found_before_anything_is_built() -> None:

@@ -77,27 +77,28 @@ def test_functions_for_a_gpu_are_kernels() -> None:
 
 
 def test_what_no_kernel_is_made_of_is_for_the_host_and_says_why() -> None:
-    nodes = [node("ArgMax", ["x"], ["y"], axis=1)]
-    net = rnn.from_onnx(model_of(nodes, {"x": ("f4", ["B", 3])}, {"y": "i8"}, {}))
+    nodes = [node("Reshape", ["x", "s"], ["y"])]
+    net = rnn.from_onnx(model_of(nodes, {"x": ("f4", ["B", 3]), "s": ("i8", [2])}, {"y": "f4"}, {}))
     _, around = with_functions(net, resolve("nvidia-h200"))
     assert len(around.functions) == 2 and not around.on_gpu
     assert resolve("nvidia-h200").host.name == "x86-64-v3"
     (facts,) = attributes_of(net, "nvidia-h200")
-    assert (facts["on"], facts["why"]) == ("cpu", "a loop whose steps follow from each other")
+    assert (facts["on"], facts["why"]) == ("cpu", "elements of arrays decide sizes")
     assert "on" not in attributes_of(net, "llvm")[0]
 
 
 @pytest.mark.slow
 def test_a_file_for_gpus_has_what_runs_on_the_host() -> None:
     own = weights("GRU", 1, 4, 3, RNG)
-    nodes = [node("GRU", ["x", "W", "R", "B"], ["y", "last"], hidden_size=3), node("ArgMax", ["last"], ["p"], axis=2)]
-    net = rnn.from_onnx(model_of(nodes, {"x": ("f4", ["T", "B", 4])}, {"p": "i8"}, {n: own[n] for n in "WRB"}))
+    nodes = [node("GRU", ["x", "W", "R", "B"], ["y", "last"], hidden_size=3), node("Reshape", ["last", "s"], ["p"])]
+    inputs = {"x": ("f4", ["T", "B", 4]), "s": ("i8", [2])}
+    net = rnn.from_onnx(model_of(nodes, inputs, {"p": "f4"}, {n: own[n] for n in "WRB"}))
     mod = rnn.compile(net, target="nvidia-h200")
     assert "avx2" in mod.manifest.target.features
     (step,) = [step for step in mod.manifest["model"]["steps"] if step["op"] == "Compiled"]
     x = random(1, 5, 3)
-    (found,) = call_compiled(mod, [x], step["attributes"])  # without the GPU that the network needs
-    np.testing.assert_array_equal(found, x.argmax(2)[..., None])
+    (found,) = call_compiled(mod, [x, np.array([3, 5])], step["attributes"])  # without the GPU that the network needs
+    np.testing.assert_array_equal(found, x.reshape(3, 5))
 
 
 def test_what_relax_reads_is_compiled_whatever_is_around_it() -> None:

@@ -133,6 +133,19 @@ def test_of_layers(options: dict[str, Any], tmp_path: Path) -> None:
     check(network("cornn", 3, [5, 8, 4][: options["num_layers"]], **options), tmp_path / "sizes")
 
 
+def test_an_input_that_nothing_reads(tmp_path: Path) -> None:
+    @rnn.cell(states="h")
+    def tied(x: "I", u: "16", h: "16", *, W: "16 I"):
+        return rnn.tanh(W @ x + h)
+
+    check(network(tied, 16, None), tmp_path)
+    check(network(rnn.cell(states="h")(_of_itself), 16, None), tmp_path / "first")
+
+
+def _of_itself(x: "I", h: "16", *, b: "16"):
+    return rnn.tanh(h + b)
+
+
 def test_who_has_no_such_function() -> None:
     def has(net: rnn.RNN, **options: Any) -> bool:
         return direct_of(passed(net, Options(TABLE["x86-64-v3"], **options).of(net.dtype))) is not None

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import transducers
 
 import tvm_rnn as rnn
 from tvm_rnn import target
@@ -49,6 +50,17 @@ def test_greedy_tokens_are_those_of_a_loop_in_float64() -> None:
     np.testing.assert_array_equal(tokens, found)
     np.testing.assert_allclose(state["h"][0], h, rtol=1e-13)
     assert lengths.tolist() == [30, 30]
+
+
+@pytest.mark.broad
+def test_a_transducer_decodes_as_a_loop_over_labels_and_frames() -> None:
+    """Each row looks at a frame of its own, and ends by itself."""
+    net, call, end = transducers.network("float64"), transducers.call(5), transducers.SIZES["V"] - 1
+    found, _, lengths = rnn.compile(net, generate=True).generate(40, stop=end, **call)
+    assert found.dtype == np.int32 and len({*lengths}) > 2
+    for row, length in enumerate(lengths):
+        expected = transducers.labels(net.weights, call["frames"][row, : int(call["count"][row])], 40)
+        assert found[:length, row].tolist() == expected
 
 
 @pytest.mark.broad

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,6 +67,26 @@ def test_pointwise_work_takes_two_vectors_at_a_time(units: int, lanes: int) -> N
 def test_matrix_states_are_shared_when_they_are_large() -> None:
     assert "i" not in parallel_loops("mlstm", 32, STEPS)
     assert "i" in parallel_loops("mlstm", 256, STEPS) and PARALLEL_ELEMENTS <= 256 * 256
+
+
+def test_rows_before_the_steps_are_shared() -> None:
+    """What is element by element, and the output; a product alone has panels to share."""
+    assert parallel_loops("mlstm", 64).count("row") > 1
+    assert "row" not in parallel_loops("lstm", 64)
+
+
+@pytest.mark.parametrize("name", ["mlstm", "gated_delta_net"])
+def test_two_threads_share_rows(name: str) -> None:
+    net = rnn.RNN(rnn.cells.get(name), 8, 24).init(seed=0)
+    module, x = rnn.compile(net, batch=3), np.random.default_rng(0).normal(size=(200, 3, 8)).astype("f4")
+
+    def on(threads: int) -> np.ndarray:
+        module.threads = threads
+        return np.asarray(module(x)[0])
+
+    alone = on(1)
+    np.testing.assert_array_equal(on(2), alone)
+    assert_close(alone, rnn.reference(net)(x)[0], "float32", 200)
 
 
 @pytest.mark.parametrize(("name", "gates", "depths"), [("lstm", 4, (8,)), ("gru", 3, (8,)), ("elman", 1, (8,))])
@@ -141,3 +162,31 @@ def test_leftovers_beside_full_tiles(rows: int) -> None:
     net = rnn.RNN(rnn.cells.lstm, 8, 520).init(seed=0)
     x = np.random.default_rng(0).normal(size=(3, rows, 8)).astype("f4")
     assert_close(rnn.compile(net, batch=11)(x), rnn.reference(net)(x), "float32", 3)
+
+
+def heads_of_given_gates(x: "I", h: "N D", *, R: "N D D") -> Any:
+    h = rnn.tanh(x.reshape(h.shape) + rnn.matvec(R, h))
+    return h, h.reshape(-1)
+
+
+def heads_ask(units: int, l2_bytes: int = 2 << 20) -> int:
+    """How many lines of the caller's gates a tile asks for, where eight heads share them out."""
+    net = rnn.RNN(rnn.cell(states="h", output="y")(heads_of_given_gates), 8 * units, N=8, D=units)
+    machine = replace(V4, l2_bytes=l2_bytes)
+    graph = pipeline.run(net, machine, ())[-1][1]
+    return str(Lowering(net, graph, Options(machine, batches=(16,))).run().module["sequence"]).count("prefetch")
+
+
+@pytest.mark.parametrize(("units", "lines"), [(16, 8 * 1), (64, 4 * 4), (40, 0)])
+def test_tiles_of_heads_ask_for_gates_that_the_caller_has(units: int, lines: int) -> None:
+    """Those of a head in a tile's rows, where parameters leave room in the second cache. With padding behind the units
+    gates are copied first."""
+    assert heads_ask(units) == lines
+    assert heads_ask(units, l2_bytes=1 << 10) == 0
+
+
+@pytest.mark.parametrize("rows", [16, 7])
+def test_heads_of_given_gates(rows: int) -> None:
+    net = rnn.RNN(rnn.cell(states="h", output="y")(heads_of_given_gates), 8 * 32, N=8, D=32).init(seed=0)
+    x = np.random.default_rng(0).normal(size=(5, rows, 8 * 32)).astype("f4")
+    assert_close(rnn.compile(net, batch=16)(x)[0], rnn.reference(net)(x)[0], "float32", 5)

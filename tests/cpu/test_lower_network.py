@@ -79,7 +79,7 @@ def heads_side_by_side(x: "I", h: "N D", *, R: "N D D") -> Any:
 
 
 @pytest.mark.parametrize(("units", "is_copied"), [(16, False), (12, True)])
-def test_the_output_goes_from_the_state_to_the_caller(units: int, is_copied: bool) -> None:
+def test_the_output_goes_from_registers_to_the_caller(units: int, is_copied: bool) -> None:
     """Each step's, though it has another shape, unless there is padding between the heads."""
     cell = rnn.cell(states="h", output="y")(heads_side_by_side)
     net = rnn.RNN(cell, 3 * units, N=3, D=units)
@@ -97,7 +97,7 @@ def test_the_output_goes_from_the_state_to_the_caller(units: int, is_copied: boo
     tvm_ffi.structural_walk(own.module["sequence"].body, (tirx.For, step))
     of_values = [store for store in found if isinstance(store.value, tvm.ir.TensorLoad)]
     assert len(of_values) == 1 and len(found) == 2  # and zeros for rows that have ended
-    assert ("h_new" in str(of_values[0].value)) is not is_copied
+    assert ("local" in str(of_values[0].value)) is not is_copied
 
 
 @pytest.mark.broad

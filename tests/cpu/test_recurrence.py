@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from networks import arguments, network
 
 import tvm_rnn as rnn
 from tvm_rnn import cell, maximum, sigmoid, tanh, target
@@ -48,6 +49,19 @@ def test_where_all_states_are_solved_no_step_is_left(c: rnn.Cell) -> None:
     graph = pipeline.run(rnn.RNN(c, 5, 19), V4)[-1][1].graphs[0]
     assert not Layer(graph, {}, Emitter(V4, graph.dtype, ()), 4).has_steps
     assert "scan" in [g.kind for g in graph.groups]
+
+
+@cell(states="h c", output="y")
+def exchanged(x: "I", h: "H", c: "H", *, W: "H I"):
+    return c, h, rnn.tanh(W @ x)
+
+
+def test_a_nan_stays_in_the_state_that_has_it() -> None:
+    net = network(exchanged, 3, 5)
+    x, state = arguments(net, 3, 2)
+    state["c"][0, 1, 2] = np.nan
+    y, after = rnn.compile(net)(x, state)
+    assert np.isnan(after["h"][0, 1, 2]) and after["c"][0, 1, 2] == state["h"][0, 1, 2] and np.isfinite(y).all()
 
 
 @pytest.mark.broad_after(1)

@@ -14,6 +14,8 @@ import os
 import re
 import subprocess
 import tempfile
+import time
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,7 @@ from tvm_rnn.target import resolve
 
 HEADERS = sorted(HERE.glob("emulate*.h"))
 POISON = np.nan
+KEPT = 86400  # seconds
 Arrays = dict[str, np.ndarray]
 
 
@@ -62,11 +65,17 @@ def library(text: str) -> ctypes.CDLL:
 
 @functools.cache
 def header() -> Path:
-    """A folder of these very headers, precompiled: half of the time that g++ takes for a small kernel."""
+    """A folder of these very headers, precompiled: half of the time that g++ takes for a small kernel. The next run
+    finds what this one has made, for a day."""
     version = subprocess.run(["g++", "--version"], capture_output=True, check=True).stdout
     content = b"".join([version, " ".join(FLAGS).encode(), *(header.read_bytes() for header in HEADERS)])
-    folder = Path(tempfile.gettempdir(), "tvm_rnn_emulated", hashlib.sha1(content).hexdigest())
+    root = Path(os.environ.get("PYTEST_DEBUG_TEMPROOT") or tempfile.gettempdir(), "tvm_rnn_emulated")
+    folder = root / hashlib.sha1(content).hexdigest()
     folder.mkdir(parents=True, exist_ok=True)
+    for old in root.glob("*/*"):
+        with suppress(FileNotFoundError):  # another worker did
+            if old.stat().st_mtime < time.time() - KEPT:
+                old.unlink()
     made(HERE / "emulate_ptx.h", folder / "emulate_ptx.h.gch", "-x", "c++-header")
     return folder
 

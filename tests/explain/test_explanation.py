@@ -199,7 +199,19 @@ def test_waves_say_what_they_save() -> None:
     found = facts(zoo("lstm", 128, 3, dtype="bfloat16"), GPU, batch=16)
     (row,) = regime(found, "layers in a wave")
     assert row["done"] and row["facts"]["predicted_us"] < row["facts"]["one_by_one_us"] * 1.3
-    assert found["graphs"] == [[0, 1, 2]]
+    assert found["graphs"] == [[0, 1, 2]] and len(row["facts"]["layer_times"]) == 3
+    assert sum(row["facts"]["layer_times"][-1][0][part] for part in ("exchange", "product", "cells")) == pytest.approx(
+        row["facts"]["predicted_us"], rel=0.01
+    )
+    (work,) = found["work"]
+    assert work["exchanges"] == 1 and 0 < work["in_turn_us"] < work["predicted_us"]
+
+
+@pytest.mark.broad
+def test_what_is_known_for_all_steps_waits_for_none() -> None:
+    net = rnn.RNN(rnn.cells.gated_delta_net, 16, 64, dtype="bfloat16")
+    assert "no step waits for the one before" in str(rnn.explain(net, GPU, batch=1))
+    assert "step by step: one launch" in str(rnn.explain(zoo("gru", 16, dtype="float64"), GPU, batch=1))
 
 
 @pytest.mark.broad
@@ -239,6 +251,9 @@ def test_a_modules_file_is_timed_too(tmp_path: Path) -> None:
 def test_what_cannot_be_explained_is_an_error() -> None:
     with pytest.raises(rnn.ConfigError, match="this cannot be explained"):
         explain(np.zeros(3))
+    for steps in (0, -1, 1.5, "9", None):
+        with pytest.raises(rnn.ConfigError, match="explain: steps"):
+            explain(rnn.RNN(rnn.cells.gru, 4, 8), steps=steps)
     with pytest.raises(rnn.ConfigError, match="a module says itself"):
         explain(compiled("gru", 4, 8)[1], batch=4)
 

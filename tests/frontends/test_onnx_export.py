@@ -132,6 +132,9 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
     net = rnn.RNN(rnn.cells.lstm, 3, 4)
     with pytest.raises(WeightError, match="no weights"):
         rnn.to_onnx(net, tmp_path / "m.onnx")
+    no_path: Any = []
+    with pytest.raises(ConfigError, match="writes to a path"):
+        rnn.to_onnx(net, no_path)
     with pytest.raises(ConfigError, match="writes an RNN"):
         rnn.to_onnx("lstm", tmp_path / "m.onnx")
     with pytest.raises(ConfigError, match=r"a cell with constants[\s\S]*memory, mask[\s\S]*state=True"):

@@ -113,7 +113,7 @@ def test_numbers_of_bytes() -> None:
         2_000_000_000,
         1_000_000_000_000,
     ]
-    for text in ("many", "1X", "1.5", "M"):
+    for text in ("many", "1X", "1.5", "M", "infG", "1e999k"):
         with pytest.raises(ConfigError, match="no number of bytes"):
             parse_bytes(text)
 

@@ -61,6 +61,14 @@ def test_parts_that_are_picked_one_by_one_have_their_numbers() -> None:
     assert plain(rows(picked)[-1][1]) == "ht=z1[1]*ht-1+z1[0]"
 
 
+def test_a_head_reads_as_a_matrix_and_vectors() -> None:
+    graph = rnn.RNN(rnn.cells.gated_delta_net, 8, 8, N=2).layers[0].graph
+    texts = [plain(row) for _, row in equations(graph)]
+    assert texts[0] == "(b,decay)=w xt" and texts[-1].startswith("yt=St q")
+    assert any("k&#8868; k+10-6" in text for text in texts)  # of powers only the digits are left
+    assert not any("wk" in text or "e-06" in text for text in texts)
+
+
 def test_parentheses_stand_where_they_are_needed() -> None:
     @cell(states="h")
     def odd(x: "H", h: "H", *, a: "H"):

@@ -386,6 +386,20 @@ def test_rows_of_a_table() -> None:
     assert rnn.take([1.0, 2.0], 1) == 2.0
 
 
+def test_rows_of_a_table_that_changes() -> None:
+    """Of one value at the places that another holds: the rows are NumPy's, and NaN where there is no such place."""
+    for places in (np.array([4.0, 0.0, 2.0]), np.array([[0.0, 3.0], [3.0, 3.0], [1.0, 4.0]])):
+        for shape in ((5,), (5, 3), (5, 2, 3)):
+            (table,) = draw(shape)
+            found = traced(lambda t, p: t[p], table, places)
+            for own, at, rows in zip(table, places.astype(int), found, strict=True):
+                assert (rows == own[at]).all()
+    wild = np.array([[np.nan, 1.0, np.inf, -np.inf]] * ROWS)
+    found = traced(rnn.take, wild, np.array([np.arange(-1.0, 5.0)] * ROWS))
+    assert np.array_equal(found[0], [np.nan, *wild[0], np.nan], equal_nan=True)
+    assert np.isnan(traced(rnn.take, wild, np.array([[0.5, np.nan, np.inf, -np.inf]] * ROWS))).all()
+
+
 def test_random_numbers_are_those_of_their_streams() -> None:
     """Numbers of the counters; a normal distribution of two streams, a sample by the largest of noisy logits."""
 
@@ -499,10 +513,10 @@ def test_concat_of_a_parameter_and_an_input() -> None:
         (lambda x: rnn.one_hot(x, 0), "size of the new axis"),
         (lambda x: rnn.one_hot(x > 0.0, 3), "wrong kind"),
         (lambda x: rnn.one_hot(x, x), "size of the new axis"),
-        (lambda x: rnn.take(x, rnn.argmax(x)), "needs a table that stays the same"),
+        (lambda x: rnn.take(x, x > 0.0), "index by a truth value"),
         (lambda x: rnn.take(1.0, x), "a scalar has no rows"),
         (lambda x: rnn.take(np.eye(3), x > 0.0), "index by a truth value"),
-        (lambda x: x[x], "needs a table that stays the same"),
+        (lambda x: x[x > 0.0], "index by a truth value"),
         (lambda x: x + rnn.random_uniform(x), "this is no shape"),
         (lambda x: x + rnn.random_uniform(0), "this is no shape"),
         (lambda x: x + rnn.random_normal((2.0,)), "whole number"),

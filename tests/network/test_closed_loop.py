@@ -61,6 +61,18 @@ def test_tokens_and_where_they_end(stop: float | None) -> None:
     assert [*states[ENDED].ravel()] == [float(stop in expected[:, row]) for row in range(4)]
 
 
+def test_every_state_keeps_its_shape() -> None:
+    """Also a number, and a table of numbers, that stay as they are behind a row's end."""
+
+    @cell(states="h count M", output="token")
+    def counting(x: "1", h: "H", count: "", M: "2 H", *, W: "H H") -> Any:
+        h = tanh(W @ h + x)
+        return h, count + 1.0, M + h, argmax(h, keepdims=True)
+
+    graph = closed(rnn.RNN(counting, 1, 4)).net.layers[0].graph
+    assert [n.shape for n in graph.results] == [n.shape for n in graph.states]
+
+
 def test_layers_become_one_and_other_inputs_stay() -> None:
     net = rnn.RNN(frames, 5, num_layers=3).init(1)
     rng = np.random.default_rng(0)

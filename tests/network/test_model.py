@@ -74,6 +74,21 @@ def test_models_of_several_networks() -> None:
     assert [net.dtype for net in nets] == ["float16", "float32"]
 
 
+def test_what_is_around_networks_of_other_dtypes_is_computed_in_float32() -> None:
+    """Sums of 300 terms; arrays are of float16 as the program has them."""
+    rng = np.random.default_rng(0)
+    ends = (Declared("x", "float16", ("T", 300)),), (Declared("y", "float16", None), Declared("p", "float16", None))
+    steps = (Step("MatMul", ("x", "w"), ("p",)), Step("Mul", ("p", "x1"), ("y",)))
+    known = {"w": rng.normal(size=(300, 6)).astype("f2"), "x1": np.float16([[0.3]])}
+    model = Model([], Program(*ends, steps, known), Origin("onnx", "half"))
+    x = rng.normal(size=(4, 300)).astype("f2")
+    found = rnn.compile(model, progress=False).run({"x": x})
+    product = x.astype("f4") @ known["w"].astype("f4")
+    assert found["p"].dtype == found["y"].dtype == "f2"
+    np.testing.assert_allclose(found["p"], product.astype("f2"), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(found["y"], (product * np.float32(known["x1"])).astype("f2"), rtol=1e-3, atol=1e-3)
+
+
 def test_what_stays_as_it_is() -> None:
     for dtype, precision in (("float32", "float32"), ("float16", None), ("bfloat16", "tf32"), ("float64", "float32")):
         net = network(dtype)

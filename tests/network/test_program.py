@@ -10,7 +10,7 @@ from tiny_module import Tiny
 
 from tvm_rnn.errors import BuildError
 from tvm_rnn.module_file.manifest import validate
-from tvm_rnn.network.program import NETWORK, Declared, Program, Step
+from tvm_rnn.network.program import NETWORK, Declared, Program, Step, with_float32_inside
 
 STEPS = (
     Step("Cast", ("X",), ("x",), {"dtype": "float32"}, "a cast"),
@@ -51,3 +51,15 @@ def test_weights_that_are_values() -> None:
     given = Step(NETWORK, ("x", "", "", "w"), ("y", "h"), {"network": 0, "weights": ["W_l0"]})
     assert not PROGRAM.brings_weights
     assert Program(INPUTS, PROGRAM.outputs, (given,), CONSTANTS).brings_weights
+
+
+def test_float32_inside() -> None:
+    """A result that is an input, too."""
+    ends = (Declared("x", "float16", None),), (Declared("y", "float16", None), Declared("x", "float16", None))
+    steps = (Step("Add", ("x", "w"), ("y",)), Step("Cast", ("y",), ("z",), {"dtype": "float16"}))
+    made = with_float32_inside(Program(*ends, steps, {"w": np.float16([1])}))
+    assert (made.inputs, made.outputs) == ends and made.constants["w"].dtype == "f4"
+    before, add, cast, after = made.steps
+    assert before.inputs == ("x",) and before.attributes == {"dtype": "float32"}
+    assert add.inputs == (*before.outputs, "w") and cast.attributes == {"dtype": "float32"}
+    assert after.inputs == add.outputs and after.outputs == ("y",) and after.attributes == {"dtype": "float16"}

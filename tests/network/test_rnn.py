@@ -153,6 +153,7 @@ CONFIG = {
     ),
     "proj_size of lstm": (lambda: RNN(cells.lstm, 3, 5, proj_size=2), "has no axis 'P'", "use a known axis"),
     "both names of P": (lambda: RNN(cells.lstm_projection, 3, 5, proj_size=2, P=2), "another name of P", "one of them"),
+    "a text for a flag": (lambda: RNN(cells.lstm, 3, 5, bidirectional="no"), "RNN: bidirectional", "True or False"),
     "steps": (lambda: RNN(cells.lstm, 3, 5, T=7), "has no axis 'T'", "hidden_size"),
     "hidden_size without H": (lambda: RNN(scalar_free, 3, 5), "has no axis 'H'", "one of"),
     "capitals": (lambda: RNN(lower, 3, hidden_size=5), "has no axis 'H', whose size hidden_size is", "mean 'h'"),
@@ -209,6 +210,12 @@ def test_init_is_deterministic_and_as_the_cell_says() -> None:
     np.testing.assert_allclose(wide["W_l1"], first["W_l1"], rtol=1e-6)
 
 
+@pytest.mark.parametrize("seed", [-1, 1.5, "1", None, True, [1]])
+def test_a_seed_is_a_whole_number(seed: Any) -> None:
+    with pytest.raises(ConfigError, match="init: seed"):
+        RNN(cells.lstm, 3, 5).init(seed)
+
+
 def test_init_returns_the_rnn() -> None:
     net = RNN(small, 3, 4)
     assert net.init() is net and net.load(arrays(net)) is net
@@ -230,6 +237,10 @@ def test_initial_state() -> None:
     assert (state["m"] == -2).all() and not state["h"].any() and state["m"].dtype == np.float32
     uneven = RNN(small, 3, [4, 5], 2).initial_state(0)
     assert [a.shape for a in uneven["m"]] == [(1, 0, 2, 4), (1, 0, 2, 5)]
+    wrong: Any
+    for wrong in (-1, 1.5, "2", None, True, 2**63):
+        with pytest.raises(ConfigError, match="initial_state: batch"):
+            net.initial_state(wrong)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", ">f8"])

@@ -289,6 +289,14 @@ class OnGpu:
         raise AssertionError("memory of another device must not be asked for")
 
 
+class NoShape:
+    """As torch's nested tensors."""
+
+    @property
+    def shape(self) -> Any:
+        raise RuntimeError("Internal error: no sizes")
+
+
 X = numbers(4, 3, H)
 STATE = {"h": numbers(1, 3, H)}
 WRONG_CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
@@ -305,6 +313,8 @@ WRONG_CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "scalar": ("float", (1.0,), {}),
     "numpy scalar": ("float32", (np.float32(1),), {}),
     "device": (r"gpu:0(.|\n)*copy it to the CPU", (OnGpu(),), {}),
+    "nested": (r"x has no shape(.|\n)*no sizes(.|\n)*\[T, B, 5\], and lengths", (NoShape(),), {}),
+    "masked": (r"x is a masked array(.|\n)*60 masked(.|\n)*x.filled\(0\)", (np.ma.masked_array(X, True),), {}),
     "extra input": ("inputs are not the module's(.|\n)*expected: .*x", (X,), {"a": X}),
     "state batch": (r"h has the wrong shape(.|\n)*\(1, 3, 5\)", (X, {"h": numbers(1, 2, H)}), {}),
     "state rank": ("h has the wrong shape", (X, {"h": numbers(3, H)}), {}),

@@ -329,6 +329,11 @@ def test_a_budget_from_the_beginning(tmp_path: Path) -> None:
     net = network("elman", 3, 5)
     free: Any = rnn.compile(net, training=True)
     whole = free.plan_memory(40, 2).bytes
+    wrong: Any
+    for wrong in (-1, 1.5, "40", None, True):
+        for call in ((wrong, 2), (40, wrong)):
+            with pytest.raises(InputError, match="plan_memory: "):
+                free.plan_memory(*call)
     assert free.max_bytes is None
     made: Any = rnn.compile(net, training=True, max_bytes=whole // 2)
     made.export(tmp_path / "m.so")

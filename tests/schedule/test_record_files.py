@@ -57,6 +57,19 @@ def test_what_is_no_record_is_passed_over_with_a_line(tmp_path: Path) -> None:
     assert all("not a record" in line for line in found.ignored)
 
 
+def test_what_cannot_be_read_is_not_lost(tmp_path: Path) -> None:
+    (path,) = merge(tmp_path, [record()])
+    strange = b'{"format": 99, "target": "x86-64-v3"}\n\xff{"tar\n' + b"[" * 10**5
+    path.write_bytes(path.read_bytes() + strange)
+    merge(tmp_path, [other(64)])
+    found = read([tmp_path], MACHINE.name)
+    assert len(found) == 2 and len(found.ignored) == 3 and strange in path.read_bytes()
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ConfigError, match="records cannot be read"):
+        merge(tmp_path, [other(64)])
+
+
 def _write(place: str, number: int) -> None:
     for step in range(5):
         merge(place, [other(1000 * number + step)])

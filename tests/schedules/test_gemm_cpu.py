@@ -34,6 +34,7 @@ def test_the_default_tile_stays_in_registers(machine: target.Target) -> None:
             (4, (5,), 5),
             (4, (6, 12), 6),
             (4, (64,), 6),
+            (4, (6 << 60,), 6),
             (4, (13,), 5),
             (4, (21,), 6),
             (4, (29,), 6),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,18 @@ def test_the_default_fits(name: str, hidden: int, batch: int, precision: str) ->
     assert geometry.rows % (8 * geometry.warps_n) == 0 and geometry.tiles % geometry.passes == 0
     assert geometry.rows < batch + 8
     assert geometry.ctas * geometry.units(hidden) >= hidden
+
+
+def test_copies_have_warps_of_their_own_where_the_gpu_has_room_for_all_clusters() -> None:
+    """15 clusters of 8 on an H200; half as many of half its multiprocessors."""
+    knobs = {"ctas": 8, "rows": 8, "warps_u": 1, "warps_n": 1, "warps_k": 1, "register_words": 64, "ahead": 7}
+    knobs |= {"passes": 1}
+    whole = unit_of("lstm", 64, "bfloat16", 120)
+    apart = [
+        geometry_by(NAME, unit, knobs).exchange.copies_apart(geometry_by(NAME, unit, knobs))
+        for unit in (whole, replace(whole, batch=121), replace(whole, sms=66), replace(whole, sms=66, batch=56))
+    ]
+    assert apart == [True, False, False, True]
 
 
 def test_nothing_fits() -> None:

@@ -24,7 +24,7 @@ PART = replace(GPU, sms=GPU.sms // LAYERS)
 
 def unit(name: str = "lstm", hidden: int = 512, batch: int = 64, precision: str = "float32") -> RecurrentUnit:
     """One of four layers in a wave, which multiplies as many inputs as it has units."""
-    return choose_geometry.unit_of(step_of(layer(name, hidden, precision, hidden)[1]), precision, batch, LAYERS)
+    return choose_geometry.unit_of(step_of(layer(name, hidden, precision, hidden)[1]), GPU, precision, batch, LAYERS)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,14 @@ def test_in_float32_lanes_multiply_one_tile_of_rows_at_a_time() -> None:
     assert geometry.pass_tiles == 1 and config["copied"] == config["polled"] == config["ring"] == 0
 
 
+@pytest.mark.parametrize("batch", [1, 33, 64, 513])
+def test_in_float32_groups_of_any_batch_take_turns(batch: int) -> None:
+    """Two groups of 768 units have room at once, or one."""
+    unit = unit_of("lstm", 768, "float32", batch)
+    geometry = geometry_by(NAME, unit, configured(NAME, unit)[0])
+    assert able_to_run(geometry, GPU) and geometry.rows <= 32
+
+
 @pytest.mark.broad
 def test_rows_are_sliced_where_several_teams_fit() -> None:
     """64 blocks per group: two groups of 32 rows each hold 64 rows."""

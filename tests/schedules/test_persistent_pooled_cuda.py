@@ -68,7 +68,7 @@ def test_backward_steps_are_not_its_own() -> None:
     regime: Any = plans.backward.code[0].regimes[0]
     step = regime.geometry.step
     assert step.graph.kind == "backward"
-    assert configured(NAME, choose_geometry.unit_of(step, "bfloat16", 64), {"ring": 3})[0] == {}
+    assert configured(NAME, choose_geometry.unit_of(step, GPU, "bfloat16", 64), {"ring": 3})[0] == {}
 
 
 def test_weights_are_streamed_where_they_do_not_fit() -> None:

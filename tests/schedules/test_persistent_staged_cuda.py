@@ -23,7 +23,7 @@ LAYERS = 4
 def unit(name: str = "lstm", hidden: int = 512, batch: int = 64, precision: str = "bfloat16") -> RecurrentUnit:
     """One of four layers in a wave, which multiplies as many inputs as it has units."""
     step = step_of(layer(name, hidden, precision, hidden)[1])
-    return choose_geometry.unit_of(step, precision, batch, LAYERS)
+    return choose_geometry.unit_of(step, GPU, precision, batch, LAYERS)
 
 
 @pytest.mark.parametrize(("name", "precision"), [("lstm", "bfloat16"), ("gru", "float16")])

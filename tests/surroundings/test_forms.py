@@ -52,6 +52,16 @@ CASES: dict[str, tuple[list[Any], dict[str, np.ndarray], dict[str, np.ndarray]]]
     ),
     "a range of steps": ([*shapes()[:3], node("Range", ["zero", "T", "one"], ["y"])], {"x": X}, KNOWN),
     "zeros": ([*shapes(), node("ConstantOfShape", ["to"], ["y"])], {"x": X}, KNOWN),
+    "sizes that are compared with a constant": (
+        [*shapes(), node("Equal", ["to", "others"], ["y"])],
+        {"x": X},
+        {**KNOWN, "others": np.array([3, 8])},
+    ),
+    "without axes of one element": (
+        [node("Unsqueeze", ["x", "zero1"], ["z"]), node("Squeeze", ["z"], ["y"])],
+        {"x": X},
+        KNOWN,
+    ),
     "a shape that is given": ([node("Reshape", ["x", "s"], ["y"])], {"x": X, "s": np.array([5, 12])}, {}),
     "repeats that are given": ([node("Tile", ["x", "s"], ["y"])], {"x": X, "s": np.array([2, 1, 3])}, {}),
     "a larger shape that is given": (
@@ -227,6 +237,7 @@ def test_floats_that_are_too_large_are_the_largest_whole_number(run: Any) -> Non
 
 
 WRONG: list[tuple[str, dict[str, np.ndarray], str]] = [
+    ("without axes of one element", {"x": X[:1]}, "needed is x0 other than 1"),
     ("places", {"x": X, "i": np.array([[5, 0]])}, "an index of as many places as there are"),
     ("places", {"x": X, "i": np.array([[-6, 0]])}, "an index of as many places as there are"),
     ("lengths of a mask", {"m": np.array([[True, False, True]])}, "leaves out steps at the end"),

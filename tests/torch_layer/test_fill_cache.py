@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn import ConfigError
+from tvm_rnn import BuildError, ConfigError
 from tvm_rnn.compiler import compile as compiler
 from tvm_rnn.compiler import compiled_files
 from tvm_rnn.oracle.tolerance import assert_close
@@ -83,3 +84,8 @@ def test_refused(tmp_path: Path) -> None:
         rnn.fill_cache(rnn.nn.LSTM(X, H), next(iter(GPUS)), tmp_path, autocast="float64")
     with pytest.raises(ConfigError, match="no such target"):
         rnn.fill_cache(rnn.nn.LSTM(X, H), "nvidia-none", tmp_path)
+    (tmp_path / "file").touch()
+    folder: Any
+    for folder in (tmp_path / "file", 3):
+        with pytest.raises(BuildError, match="no folder for compiled files"):
+            rnn.fill_cache(rnn.nn.LSTM(X, H), "x86-64", folder)

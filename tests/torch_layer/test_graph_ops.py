@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,34 @@ def test_traces(layers: dict[str, Any], kind: str) -> None:
     compare(torch.jit.trace(model, given()), model, given(7, 2))
     found = torch.jit.trace(model.eval(), given())(given(7, 2))
     assert_close(found.detach(), model(given(7, 2)).detach(), "float64", T)
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("mode", ["real", "symbolic"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_graphs_of_make_fx(layers: dict[str, Any], kind: str, mode: str) -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    model = Model(layers[kind])
+    graph = make_fx(model, tracing_mode=mode, _allow_non_fake_inputs=True)(given(T, 2))
+    assert "tvm_rnn.steps_recorded" in graph.code
+    compare(graph, model, given(7, 4) if mode == "symbolic" else 2 * given(T, 2))
+
+
+@pytest.mark.broad
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::torch.jit.TracerWarning")  # torch's own
+@pytest.mark.parametrize("kind", KINDS)
+def test_onnx_files_are_of_torchs_operators(layers: dict[str, Any], kind: str, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model, x, path = Model(layers[kind]).eval().float(), given().detach().float(), str(tmp_path / "model.onnx")
+    export = partial(torch.onnx.export, model, (x,), path, input_names=["x"], dynamo=False)
+    if kind == "to_torch":
+        with pytest.raises(ConfigError, match=r"no compiled steps of this[\s\S]*torch.onnx.export"):
+            export()
+        return
+    export(dynamic_axes={"x": {0: "T", 1: "B"}})
+    (found,) = onnxruntime.InferenceSession(path).run(None, {"x": x.numpy()})
+    assert_close(found, model(x).detach(), "float32", T)
 
 
 @pytest.mark.broad

@@ -139,6 +139,18 @@ def test_vmap_of_vmap_and_of_gradients_alone(compiled: None) -> None:
 
 
 @pytest.mark.broad
+@pytest.mark.parametrize("name", LAYERS)
+def test_many_gradients_of_each_sample(name: str, compiled: None) -> None:
+    """The vmap of jacrev's gradients is inside of the one that the calls were made in."""
+    _, layer, (w, _), (_, xs) = setting(name)
+
+    def run(weights: Any, x: Any) -> Any:
+        return functional_call(layer, weights, (x,))[0][-1, 0]
+
+    check(vmap(jacrev(run), (None, 0))(w, xs), by_member(jacrev(run), (w, False), (xs, True)))
+
+
+@pytest.mark.broad
 def test_gradients_of_gradients_of_members() -> None:
     """Outside of torch.func they are torch's operations."""
     loss, _, _, (ws, xs) = setting("cell")

@@ -244,6 +244,52 @@ def test_an_ensemble_of_weights() -> None:
         assert_close(y.detach(), expected.detach(), "float64", T)
 
 
+@pytest.mark.parametrize("negated", ["x", "weight", "gradient"])
+def test_negated_views(compiled: Any, negated: str) -> None:
+    """The imaginary part of a conjugate is a view whose memory has the other sign."""
+    theirs, made = torch.nn.LSTM(X, H, dtype=torch.float64), []
+    ours = ours_of(theirs)
+
+    def turned(value: Any) -> Any:
+        return torch.complex(value, -value).conj().imag
+
+    for layer in (ours, theirs):
+        weight, x = layer._parameters.pop("weight_hh_l0").detach().requires_grad_(), torch.ones(T, B, X).double()
+        layer.weight_hh_l0 = turned(weight) if negated == "weight" else weight
+        y, _ = layer(turned(x) if negated == "x" else x)
+        above = torch.ones_like(y)
+        made.append([y, *torch.autograd.grad(y, [weight], turned(above) if negated == "gradient" else above)])
+        assert turned(x).is_neg()
+    for own, other in zip(*made, strict=True):
+        assert_close(own.detach(), other.detach(), "float64", T)
+
+
+@pytest.mark.broad
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+def test_tangents(compiled: Any) -> None:
+    """torch's own LSTM has none on a CPU. A product with the gradient of the transposed map is the same number."""
+    ours, x = ours_of(torch.nn.LSTM(X, H, dtype=torch.float64)), torch.randn(T, B, X, dtype=torch.float64)
+    along, above = torch.randn_like(x), torch.randn(T, B, H, dtype=torch.float64)
+
+    def run(value: Any) -> Any:
+        return ours(value)[0]
+
+    y, found = torch.func.jvp(run, (x,), (along,))
+    again, linear = torch.func.linearize(run, x)
+    (back,) = torch.func.vjp(run, x)[1](above)
+    assert_close((found * above).sum().detach(), (back * along).sum().detach(), "float64", T)
+    assert_close(linear(along).detach(), found.detach(), "float64", T)
+    for value in (y, again):
+        assert_close(value.detach(), run(x).detach(), "float64", T)
+
+
+def test_one_node_of_torch_fx(compiled: Any) -> None:
+    ours, x = ours_of(torch.nn.LSTM(X, H, dtype=torch.float64)), torch.randn(T, B, X, dtype=torch.float64)
+    graph = torch.fx.symbolic_trace(torch.nn.Sequential(ours))
+    assert [node.op for node in graph.graph.nodes] == ["placeholder", "call_module", "output"]
+    assert torch.equal(graph(x)[0], ours(x)[0])
+
+
 def test_wrong_calls_are_torchs_errors() -> None:
     theirs = torch.nn.LSTM(X, H)
     ours, x, h = ours_of(theirs), torch.randn(T, B, X), torch.zeros(1, B, H)

@@ -185,12 +185,17 @@ def test_arguments_are_checked_before_anything_is_done(tmp_path: Path) -> None:
         ({"target": "x86-64-v3"}, 'with target "llvm"'),
         ({"target": "nonsense"}, "no such target"),
         ({"net": 3}, "tune needs an RNN"),
+        ({"records": 3}, "records: no folder"),
+        ({"patience": 0}, "tune: patience"),
+        ({"jobs": 0}, "tune: jobs"),
+        ({"net": rnn.RNN(rnn.cells.lstm, 3, 5).init(), "seed": -1}, "tune: seed"),
+        ({"records": "a\0b"}, "records: no folder"),
     ]
     for options, text in wrong:
         given = {"net": NET, "target": "llvm", "steps": 4, "batch": 2, "trials": 5} | options
         with pytest.raises(rnn.ConfigError, match=text.replace("(", r"\(")):
-            own = {name: given.pop(name) for name in ("seconds", "timeout", "precision") if name in given}
-            run(**given, options=SearchOptions(records=tmp_path, **own))
+            own = {name: given.pop(name) for name in (set(given) - {"net", "target", "steps", "batch", "trials"})}
+            run(**given, options=SearchOptions(**{"records": tmp_path, **own}))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -7,9 +7,11 @@ and example.cpp for the whole model, where the module has one around its network
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..names import c_string
 from .encoding import DTYPES
-from .facts import Facts, Network
+from .facts import Array, Facts, Network
 
 C_HELPERS = """\
 #define _POSIX_C_SOURCE 200809L
@@ -73,6 +75,18 @@ static {read_kind} *read_file(const char *path, int64_t *count) {{
 }}
 """
 
+CONSTANT_C = """
+/* A constant of the sequence: as many numbers as the file has. */
+static void read_constant(const char *path, {kind} *to, int64_t count) {{
+  FILE *file = fopen(path, "rb");
+  if (!file || fread(to, sizeof *to, (size_t)count, file) != (size_t)count || fgetc(file) != EOF) {{
+    fprintf(stderr, "%s: not a file of %lld {kind} numbers\\n", path, (long long)count);
+    exit(1);
+  }}
+  fclose(file);
+}}
+"""
+
 EXAMPLE_C = (
     """\
 /* Run {name} over raw {kind} numbers, [steps][batch][...] in C order, and print the last step.
@@ -83,7 +97,7 @@ EXAMPLE_C = (
 """
     + C_HELPERS
     + FILES_C.replace("{read_kind}", "{kind}")
-    + """
+    + """{constant_reader}
 int main(int argc, char **argv) {{
   int64_t batch = 1, timed = 0, steps = -1;
   const char *output = 0, *files[{inputs}] = {{0}};
@@ -107,7 +121,7 @@ int main(int argc, char **argv) {{
 {states}
   {kind} *y = memory(steps * batch * {macro_n}_Y_PER_ROW * (int64_t)sizeof *y);
   CHECK({network}_init_state(handle, batch{state_names}));
-  CHECK({network}_sequence(handle, steps, batch{input_names}{state_names}, y, NULL, NULL));
+{constants}  CHECK({network}_sequence(handle, steps, batch{input_names}{state_names}, y, NULL, NULL));
 
   for (int64_t i = 0; steps && i < batch * {macro_n}_Y_PER_ROW; ++i)
     printf("%.9g%c", (double)y[(steps - 1) * batch * {macro_n}_Y_PER_ROW + i],
@@ -201,6 +215,7 @@ static int run(int argc, char **argv) {{
 {states}
   std::vector<{kind}> y(steps * batch * {macro_n}_Y_PER_ROW);
   check({network}_init_state(handle.get(), batch{state_names}));
+{constants}
   check({network}_sequence(handle.get(), steps, batch{input_names}{state_names}, y.data(), nullptr, nullptr));
   std::cout.precision(9);
   for (std::size_t i = y.size() - (steps ? batch * {macro_n}_Y_PER_ROW : 0), n = 1; i < y.size(); ++i, ++n)
@@ -221,7 +236,7 @@ GENERATE_C = (
 """
     + C_HELPERS
     + FILES_C.replace("read_file", "read_prompt").replace("{read_kind}", "{token}")
-    + """{read_inputs}
+    + """{read_inputs}{constant_reader}
 int main(int argc, char **argv) {{
   const char *path = 0, *output = 0, *ends = 0{files_variable};
   int64_t batch = 1, timed = 0, steps = 0, prompt_steps = 0, count = 0{seed_variable};
@@ -255,7 +270,7 @@ int main(int argc, char **argv) {{
   {token} *y = memory(steps * batch * {macro_n}_Y_PER_ROW * (int64_t)sizeof *y);
   int64_t *lengths = memory(batch * (int64_t)sizeof *lengths);
   CHECK({network}_init_state(handle, batch{state_names}));
-  CHECK({call});
+{constants}  CHECK({call});
 
   for (int64_t b = 0; b < batch; ++b)
     for (int64_t t = 0; t < lengths[b]; ++t)
@@ -293,13 +308,14 @@ int main(int argc, char **argv) {{
 STREAM_C = """\
 /* {name} as a stream, in the style of an audio callback: whatever comes on stdin, step after step, goes to stdout.
 
-     stream < x.raw > y.raw      numbers are {kind}; a step is {input_text}
+     stream{files} < x.raw > y.raw      numbers are {kind}; a step is {input_text}
 
    `process` is what a real-time thread may call: it takes no memory and no lock, and starts no thread. */
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "{name}.h"
-
+{constant_reader}
 /* All that a voice needs, made before it sounds. */
 struct voice {{
   {name} *handle;
@@ -315,14 +331,14 @@ static int32_t process(struct voice *v{parameters}, {kind} *y) {{
   return {network}_step(v->handle, 1{input_names}{state_names}, y);
 }}
 
-int main(void) {{
+int main({main}) {{
   static struct voice v;
   static {kind} in[{input_sum}], out[{macro_n}_Y_PER_ROW];
   if (begin(&v)) {{
     fprintf(stderr, "%s\\n", {name}_error());
     return 1;
   }}
-  while (fread(in, sizeof in, 1, stdin) == 1) {{
+{constants}  while (fread(in, sizeof in, 1, stdin) == 1) {{
     if (process(&v{process_inputs}, out)) {{
       fprintf(stderr, "%s\\n", {name}_error());
       return 1;
@@ -516,6 +532,7 @@ def example_c(facts: Facts) -> str:
         read="\n".join(read),
         states=_states_c(n),
         state_names=states,
+        constants=_constants_c(n, len(n.inputs)),
         input_names=inputs,
         free="\n".join(f"  free({a.name});" for a in (*n.inputs, *n.states)),
     )
@@ -552,9 +569,19 @@ def example_cpp(facts: Facts) -> str:
         read="\n".join(read),
         states=states,
         state_names="".join(f", {s.name}.data()" for s in n.states),
+        constants="".join(_constant_cpp(name, i) for i, name in enumerate(n.constants, len(n.inputs))),
         input_names="".join(f", {x.name}.data()" for x in n.inputs),
     )
     return program + CPP_MAIN
+
+
+def _constant_cpp(name: str, file: int) -> str:
+    """Lines that read a constant."""
+    return (
+        f"  if (read_file(files[{file}]).size() != {name}.size())\n"
+        f'    throw std::runtime_error(files[{file}] + " does not fit the batch size");\n'
+        f"  {name} = read_file(files[{file}]);\n"
+    )
 
 
 def stream_c(facts: Facts) -> str:
@@ -563,8 +590,11 @@ def stream_c(facts: Facts) -> str:
     macros = [f"{n.macro}_{x.name.upper()}_PER_ROW" for x in n.inputs]
     at = ["in" + "".join(f" + {m}" for m in macros[:i]) for i in range(len(macros))]
     fields = "\n".join(f"  {n.c_type} {s.name}[{n.macro}_{s.name.upper()}_PER_ROW];" for s in n.states)
+    pieces = {**_pieces(facts, n), "files": files([], n)}
     return STREAM_C.format(
-        **_pieces(facts, n),
+        **pieces,
+        main="int argc, char **argv" if n.constants else "void",
+        constants=_streamed_constants(n),
         fields=fields,
         parameters="".join(f", const {n.c_type} *{x.name}" for x in n.inputs),
         state_names="".join(f", v->{s.name}" for s in n.states),
@@ -575,6 +605,19 @@ def stream_c(facts: Facts) -> str:
     )
 
 
+def _streamed_constants(n: Network) -> str:
+    """Lines that read the constants of one row."""
+    if not n.constants:
+        return ""
+    count, usage = 1 + len(n.constants), f"usage: %s{files([], n)}"
+    given = [f"  if (argc != {count}) {{", f'    fprintf(stderr, "{usage}\\n", argv[0]);']
+    read = (
+        f"  read_constant(argv[{i}], v.{name}, {n.macro}_{name.upper()}_PER_ROW);"
+        for i, name in enumerate(n.constants, 1)
+    )
+    return "\n".join([*given, "    return 2;", "  }", *read, ""])
+
+
 def _pieces(facts: Facts, n: Network) -> dict[str, object]:
     return {
         "name": facts.name,
@@ -582,9 +625,23 @@ def _pieces(facts: Facts, n: Network) -> dict[str, object]:
         "network": n.name,
         "macro_n": n.macro,
         "kind": n.c_type,
-        "inputs": len(n.inputs),
-        "files": "".join(f" {x.name}.raw" for x in n.inputs),
+        "inputs": len(n.inputs) + len(n.constants),
+        "files": files(n.inputs, n),
+        "constant_reader": CONSTANT_C.format(kind=n.c_type) if n.constants else "",
     }
+
+
+def files(inputs: Sequence[Array], n: Network) -> str:
+    """What a program is given of these inputs and of the network's constants: a file for each."""
+    return "".join(f" {name}.raw" for name in (*(x.name for x in inputs), *n.constants))
+
+
+def _constants_c(n: Network, first: int) -> str:
+    """Lines that read the constants. first: how many files come before theirs."""
+    return "".join(
+        f"  read_constant(files[{i}], {name}, batch * {n.macro}_{name.upper()}_PER_ROW);\n"
+        for i, name in enumerate(n.constants, first)
+    )
 
 
 def generate_c(facts: Facts) -> str:
@@ -602,7 +659,8 @@ def generate_c(facts: Facts) -> str:
         read.append(
             '    fprintf(stderr, "%s does not fit the steps and rows\\n", files[' + f"{i}]);\n    return 1;\n  }}"
         )
-    pieces = {**_pieces(facts, n), "inputs": len(others), "files": "".join(f" {x.name}.raw" for x in others)}
+    count = len(others) + len(n.constants)
+    pieces = {**_pieces(facts, n), "inputs": count, "files": files(others, n)}
     reader = FILES_C[FILES_C.index("/* All of a file") :].replace("{read_kind}", "{kind}")
     return GENERATE_C.format(
         **pieces,
@@ -610,8 +668,9 @@ def generate_c(facts: Facts) -> str:
         layout="" if n.token_type == "int32_t" else f"[{n.output.per_row}]",
         inputs_text=f"\n   {' and '.join(x.name for x in others)}: for P - 1 + STEPS steps." if others else "",
         read_inputs="\n" + reader.format(**pieces) if others else "",
-        files_variable=f", *files[{len(others)}] = {{0}}" if others else "",
-        files_argument=f"    else if (given < {len(others)}) files[given++] = argv[i];\n" if others else "",
+        files_variable=f", *files[{count}] = {{0}}" if count else "",
+        files_argument=f"    else if (given < {count}) files[given++] = argv[i];\n" if count else "",
+        constants=_constants_c(n, len(others)),
         seed_usage=" [--seed N]" if drawn else "",
         seed_argument=seed if drawn else "",
         seed_variable=";\n  uint64_t seed = 0" if drawn else "",

@@ -41,7 +41,7 @@ TAKEN = set(
         engine_apart engine_init_state engine_step engine_sequence
         abort atoll calloc clock_gettime exit fclose fopen fprintf fread free fseek ftell fwrite malloc memcpy memset
         printf qsort signal strcmp time argc argv begin check compare count files found given i in memory now_us out
-        output print_times process read_file run size start status timed us v
+        output print_times process read_constant read_file run size start status timed us v
         """,
     )
 )

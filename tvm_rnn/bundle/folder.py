@@ -18,7 +18,7 @@ from tvm_rnn.target import Target, table_row
 from ..errors import BuildError, ConfigError, message
 from ..locations import PACKAGE
 from ..names import markdown
-from ..whole_files import path_of, whole_folder
+from ..whole_files import advice, path_of, whole_folder
 from . import examples
 from .facts import Facts, c_name, read_facts
 from .header import about_lines, header_text
@@ -149,7 +149,7 @@ def check_folder(
 
 def unwritable(what: str, folder: str, error: OSError) -> BuildError:
     """The error to raise where a folder cannot be written. what: it is."""
-    do = "give a folder in an existing one that you may write to"
+    do = advice(error, "give a folder in an existing one that you may write to")
     return BuildError(message(f"cannot write {what} {folder!r}", got=error.strerror or str(error), do=do))
 
 
@@ -218,12 +218,13 @@ def readme_text(facts: Facts, sources: Mapping[str, str]) -> str:
     gone = {*EXAMPLES} - {*sources.values()}
     files = {key.format(name=facts.name): text for key, text in FILES.items() if key.split(",")[0] not in gone}
     network = facts.networks[0] if facts.networks else None
-    given = [f" {x.name}.raw" for x in network.inputs] if network is not None else []
-    inputs = examples.arguments(facts) if facts.manifest.model else "".join(given)
     cc, cpp = _commands(facts)
     compilers = {program: cpp if source.endswith(".cpp") else cc for program, source in sources.items()}
     build = [f"{cc} -O2 {sources[p]} -o {p} -L. -l{facts.name} -Wl,-rpath,'$ORIGIN'" for p, cc in compilers.items()]
-    example = f"./example_c --time 1000{inputs}" if "example_c" in sources else "./generate 20" + "".join(given[1:])
+    first = 0 if "example_c" in sources else 1  # a loop's first input is its own output
+    alone = network if facts.manifest.model is None else None
+    given = examples.files(alone.inputs[first:], alone) if alone is not None else examples.arguments(facts)
+    example = ("./generate 20" if first else "./example_c --time 1000") + given
     return README.format(
         name=facts.name,
         about="\n\n".join(map(markdown, about_lines(facts))),

@@ -106,6 +106,7 @@ def explain(
     $ tvm-rnn explain before.so --beside after.so --measure --html both.html
     """
     from tvm_rnn.explain.beside import Beside
+    from tvm_rnn.explain.html.drawing import check_installed
 
     from .networks import looked_at
 
@@ -113,6 +114,8 @@ def explain(
         raise typer.BadParameter("--cell is for modules: SPEC is the cell")
     if beside is not None and (page.ablation or page.journal):
         raise typer.BadParameter("--ablation and --journal are for the page of one network, not with --beside")
+    if page.html is not None:
+        check_installed()
     explained = _explainer(code, tape, question, lambda spec: looked_at(spec, sizes, fixed, regularisers.parsed()))
     with progress(as_json) as stage:
         stage("looking at what is decided")

@@ -5,6 +5,7 @@ In: words from the user's shell. Out: tables or JSON; changed folders of records
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -68,7 +69,7 @@ def _read(folder: str | None, only: str) -> tuple[list[Record], list[str]]:
 
 
 def _existing(folder: str) -> str:
-    if not Path(folder).is_dir():
+    if not os.path.isdir(folder):
         raise ConfigError(message("--records: no such folder", got=repr(folder), do="tune first, or check the path"))
     return folder
 

@@ -41,6 +41,7 @@ from tvm_rnn.runtime import runtime
 from tvm_rnn.runtime.runtime import Module
 from tvm_rnn.schedule import record_files
 from tvm_rnn.target import Target
+from tvm_rnn.whole_files import advice
 
 from .compile_model import write_model
 from .link import generate as generate_code
@@ -51,6 +52,9 @@ from .watched import Progress, watched
 
 if TYPE_CHECKING:
     from tvm_rnn.runtime.runtime import Module
+
+
+ROOM = 32 << 20  # bytes: object code, before it is linked and after
 
 
 def compile(
@@ -127,15 +131,15 @@ def built(net: RNN | Model, options: Options, dump: str | os.PathLike[str] | Non
     net, dump, tell: as for `compile`; options: with targets. Raises what `compile` raises."""
     keep_choice.check_name(options.training)
     net, around = with_functions(widened(net, options.precision or None), options.target)
-    networks = networks_of(net, options)
+    networks, place = networks_of(net, options), None if dump is None else record_files.folder_of("dump", dump)
     for own in networks:
         _check_drawing(own, options, isinstance(net, Model))
     tell("passes")
     each = [options.of(own.dtype) for own in networks]
     for own, how in zip(networks, each, strict=True):
         check_fit(own.weights, how.stored)
-    for number, (own, how) in enumerate(zip(networks, each, strict=True) if dump is not None else ()):
-        _dump(os.path.join(dump or "", str(number) if len(networks) > 1 else ""), texts(own, how))
+    for number, (own, how) in enumerate(zip(networks, each, strict=True) if place is not None else ()):
+        _dump(os.path.join(place or "", str(number) if len(networks) > 1 else ""), texts(own, how))
     with recording(not options.target.records.lean):
         every = [passed(own, how) for own, how in zip(networks, each, strict=True)]
         return _compiled(net, every, around, options, tell)
@@ -145,7 +149,7 @@ def _compiled(net: RNN | Model, networks: Sequence[Passed], around: Around, opti
     for number, own in enumerate(networks):
         with about("", **({"network": number} if len(networks) > 1 else {})):
             own.run()
-    folder = tempfile.mkdtemp(prefix="tvm_rnn_")
+    folder = _work_folder()
     try:
         if isinstance(net, Model):
             module = _for_a_model(net, networks, around, options, Path(folder), tell)
@@ -160,6 +164,21 @@ def _compiled(net: RNN | Model, networks: Sequence[Passed], around: Around, opti
     if isinstance(net, RNN):
         module.drawing = net.drawing()
     return module
+
+
+def _work_folder() -> str:
+    """A folder for what is being built. Raises BuildError where there is no room: LLVM would end the process."""
+    do = "make room, or name another folder: export TMPDIR=/path"
+    try:
+        folder = tempfile.mkdtemp(prefix="tvm_rnn_")
+        free = shutil.disk_usage(folder).free
+    except OSError as reason:
+        raise BuildError(message("there is no folder for temporary files", got=str(reason), do=do)) from None
+    if free < ROOM:
+        os.rmdir(folder)
+        got, expected = f"{free} bytes free in {os.path.dirname(folder)}", f"{ROOM} or more"
+        raise BuildError(message("no room for temporary files", got=got, expected=expected, do=do))
+    return folder
 
 
 def networks_of(net: RNN | Model, options: Options) -> list[RNN]:
@@ -260,7 +279,8 @@ def _dump(folder: str | os.PathLike[str], stages: list[tuple[str, str]]) -> None
         for number, (name, text) in enumerate(stages):
             Path(folder, f"{number:02d}_{name}.txt").write_text(text + "\n", encoding="utf-8")
     except OSError as reason:
-        raise BuildError(message("cannot write the stages", where=os.fspath(folder), got=str(reason))) from None
+        do, where = advice(reason, "give a folder that you may write to"), os.fspath(folder)
+        raise BuildError(message("cannot write the stages", where=where, got=str(reason), do=do)) from None
 
 
 STEPS, BATCH = 32, 4

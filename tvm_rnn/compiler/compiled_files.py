@@ -20,13 +20,14 @@ import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tvm_rnn.errors import BuildError, LoadError
+from tvm_rnn.errors import BuildError, LoadError, message
 from tvm_rnn.network.rnn import RNN, equations_digest
 from tvm_rnn.runtime import runtime
 from tvm_rnn.runtime.runtime import Module
 from tvm_rnn.schedule.record_files import folders
 from tvm_rnn.target import GPUS, TABLE, gpu, resolve
 from tvm_rnn.version import __version__
+from tvm_rnn.whole_files import advice, path_of
 
 VARIABLE = "TVM_RNN_CACHE"
 NONE = "none"  # in place of a folder: nothing is kept
@@ -84,8 +85,12 @@ def fill(net: RNN, target: str, folder: str | os.PathLike[str], training: bool =
     Raises what `compile` does, and BuildError where the file cannot be written."""
     from .compile import compile
 
-    place = Path(folder)
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        place = Path(path_of(folder))
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as reason:
+        do = advice(reason, "give a folder, or a name for one, that you may write to")
+        raise BuildError(message("no folder for compiled files", got=str(reason), do=do)) from None
     path = place / f"{_shared_name(net, training)}{MARK}{resolve(target).name}.so"
     compile(_bare(net), target, training=training, progress=False).export(path)
     return path

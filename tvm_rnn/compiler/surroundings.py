@@ -66,8 +66,11 @@ def _compiled(program: Program, networks: Sequence[RNN], around: Around, target:
 
 
 def _advice(program: Program, problems: Sequence[Problem]) -> str:
-    """Which part of a file can be cut out of it: what comes before the operators that cannot be compiled."""
+    """Which part of a file can be cut out of it: what comes before the operators that cannot be compiled. Networks of
+    16 bits give float32, with which operators of 16 bits do not go."""
     inputs = [own.name for own in program.inputs]
+    if "float16" in program.dtypes:
+        return 'precision="float32": the model has values of float16, and takes and gives float32 then'
     ends = list(dict.fromkeys(name for own in problems for name in own.reads if name not in inputs and "#" not in name))
     do = "leave these parts out of what is exported"
     if not ends:

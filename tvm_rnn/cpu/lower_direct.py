@@ -97,7 +97,7 @@ class DirectLayer(Layer):
         whole vectors, or end there, read past it."""
         if not node.shape or node.shape[-1] % self.lanes or node in self.turned or node in self.solved.values():
             return False
-        users = self.graph.users()[node]
+        users = self.graph.users().get(node, ())
         return all(u.op == "gemm" or (u.pointwise and u.shape == node.shape) for u in users)
 
 
@@ -235,6 +235,9 @@ class DirectLowering(Lowering):
                 before = [self.code[graph].graph.states[number].shape for graph in self.layers.of_layer[:layer]]
                 given[node] = in_place(f"state_{number}", node, sum(map(prod, before)))
         return given
+
+    def _output(self, run: Run, d: Expr, tile: Tile) -> Array | None:
+        return None  # a visit's own is `output`
 
     def _complete(self, work: Visit, named: Named, run: Run, place: tuple[Expr, Expr, Expr], tile: Tile) -> None:
         super()._complete(work, named, run, place, tile)

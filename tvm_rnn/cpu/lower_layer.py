@@ -6,7 +6,8 @@ tiles. The same statements serve every layer and direction of equal sizes: what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -20,6 +21,7 @@ from tvm_rnn.tir.statements import Block, bind, load, loop, sequence, store, whe
 from .dropout_masks import Draw
 from .int8_products import row_elements
 from .lower_group import Emitter
+from .recurrence import shared
 from .register_tile import Places
 from .walk_through_time import Walk, is_few
 from .weight_packing import PackedWeights
@@ -64,6 +66,7 @@ class Visit:
     done: Expr  # steps of this layer and direction before this tile
     emit: Emit = field(default=lambda *where: sequence())  # emit(t, b, j, value): element j of row b of step t's output
     given: Mapping[Node, Array] = field(default_factory=dict)  # what is read in the caller's arrays, from `start` on
+    y: Array | None = None  # the caller's output from `start` on, where this layer's is it
     keys: Expr = 0  # address of this layer's and direction's words in the keys of masks
     block: Expr = 0  # address in the tape of what this layer and direction keeps
 
@@ -81,6 +84,7 @@ class Step:
         self.new: list[Array] = []
         self.read: dict[Node, Array] = {}
         self.write: dict[Node, list[Array]] = {}
+        self.has_left_output = False  # by its groups, where it goes
 
     def bind_state(self, name: str, old: Array, new: Array) -> None:
         for into, array, word in ((self.old, old, "old"), (self.new, new, "new")):
@@ -177,9 +181,32 @@ class Layer:
         if self.solved:
             places = replace(places, walk=self._walk(ctx, visit))
         own = [g for g in self.graph.groups if g.region == "before"]
-        before = [self.emitter.group(g, rows, self._copying(places, g)) for g in own]
+        before = self._before(own, rows, places)
         steps = loop("step", visit.count, lambda s: self._step(ctx, visit, s)) if self.has_steps else None
         return sequence(set_rows, before, steps, self._after(ctx, visit, rows, places))
+
+    def _before(self, groups: Sequence[Group], rows: Expr, places: Places) -> list[Stmt]:
+        """The groups on a tile's rows. Threads share rows where groups that follow one another are little work each;
+        what a row has made is read again while it is near.
+
+        Rewrite: for row: a[row] = f(..); for row: b[row] = g(a[row])  -->  parallel for row: a[row] = ..; b[row] = ..
+        """
+        found = list[Stmt]()
+        for is_little, some in itertools.groupby(groups, self.emitter.is_little):
+            run = list(some)
+            if is_little and places.threads is not None:
+                found.append(self._row_by_row(run, rows, places))
+            else:
+                found += [self.emitter.group(g, rows, self._copying(places, g)) for g in run]
+        return found
+
+    def _row_by_row(self, groups: Sequence[Group], rows: Expr, places: Places) -> Stmt:
+        def row(i: Expr) -> list[Stmt]:
+            own = at_row(places, i)
+            return [self.emitter.group(g, int64(1), self._copying(own, g)) for g in groups]
+
+        work = rows * int64(sum(map(self.emitter.elements_of, groups)))
+        return shared(rows, work, places.threads, row, "row")
 
     def _after(self, ctx: Context, visit: Visit, rows: Expr, places: Places) -> list[Block]:
         """What follows a tile's steps: in forward functions the output, where no step has left it."""
@@ -198,7 +225,8 @@ class Layer:
             nothing = loop("j", width, lambda j: visit.emit(t, b, j, zero))
             return [set_t, set_b, when(self._has_ended(ctx, visit.start + t, b), nothing, value)]
 
-        return loop("i", visit.count * ctx.batch, emit)
+        rows = visit.count * ctx.batch
+        return shared(rows, rows * int64(width), ctx.threads, emit, "row")
 
     @staticmethod
     def _has_ended(ctx: Context, time: Expr, b: Expr) -> Expr:
@@ -386,7 +414,8 @@ class Layer:
 
         # Backwards, a flag at t + 1 separates t from what was just processed.
         restart = self._restart(ctx, step.time + visit.direction, first)
-        return [restart, *groups, loop("b", ctx.batch, emit), ended(ctx, step.time, end)]
+        output = None if step.has_left_output else loop("b", ctx.batch, emit)
+        return [restart, *groups, output, ended(ctx, step.time, end)]
 
     def _blanked(self, ctx: Context, visit: Visit, step: Step) -> list[Array]:
         """What becomes 0 in rows that have ended."""
@@ -400,9 +429,32 @@ class Layer:
         same = {g.nodes: array for g in own if (array := self._in_other_shape(g, step.write)) is not None}
         step.write |= {node: [array] for (node,), array in same.items()}
         own = [g for g in own if g.nodes not in same]
+        output = self.graph.output
+        self._leave_output(ctx, visit, step, own, output.args[0] if (output,) in same else output)
         step.read |= {n: arrays[0] for n, arrays in step.write.items() if n in stored}
         places = replace(self._places(ctx, visit, step.read, step.write), odd=step.odd)
+        read = {source for g in own for n in g.nodes for source in self._sources(n)}
+        places = replace(places, given=tuple(step.read[n] for n in visit.given if n in read))
         return self.emitter.step(own, ctx.batch, [self._own(places, g) for g in own])
+
+    def _sources(self, node: Node) -> Iterator[Node]:
+        """What a node reads, but for views."""
+        for arg in node.args:
+            if arg.op in VIEWS:
+                yield from self._sources(arg)
+            else:
+                yield arg
+
+    def _leave_output(self, ctx: Context, visit: Visit, step: Step, groups: Sequence[Group], node: Node) -> None:
+        """A pointwise group stores the output, which is this node, where the caller has it as well, if it is whole
+        vectors: row after row, as a copy would."""
+        y = visit.y
+        made = any(g.kind == "pointwise" and node in g.nodes and node in g.stored for g in groups)
+        if y is None or not made or node.leaf or not node.shape or node.shape[-1] % self.lanes:
+            return
+        base = y.base + step.t * ctx.batch * int64(y.row_stride)
+        step.write[node].append(replace(y, base=base, strides=strides_of(node.shape, 1)[0], shape=node.shape))
+        step.has_left_output = True
 
     def _in_other_shape(self, group: Group, written: Mapping[Node, Sequence[Array]]) -> Array | None:
         """Where a group's one value is already, if it is another shape of what the step leaves, without padding."""
@@ -437,6 +489,19 @@ class Layer:
         whole = tirx.EQ(ctx.has_lengths, int64(0))  # then there are no lengths to read
         unfinished = tirx.if_then_else(whole, tirx.const(True, "bool"), at < load(ctx.lengths, b))
         return when(unfinished, when(tirx.NE(load(ctx.reset, at * ctx.batch + b), tirx.const(0, "uint8")), body))
+
+
+def at_row(places: Places, row: Expr) -> Places:
+    """The same places, in which row 0 is this one."""
+
+    def moved(array: Array) -> Array:
+        return replace(array, base=array.base + row * int64(array.row_stride)) if array.row_stride else array
+
+    def read(node: Node) -> Array | None:
+        found = places.read(node)
+        return None if found is None else moved(found)
+
+    return replace(places, read=read, write=lambda node: [moved(a) for a in places.write(node)])
 
 
 def turned(axes: tuple[int, ...]) -> tuple[int, ...]:

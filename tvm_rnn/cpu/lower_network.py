@@ -239,7 +239,7 @@ class Lowering:
         self.x, (self.y,) = self._users([a.name for a in cell.inputs]), self._users(["y"])
         self.s_in, self.s_out = (self._users([f"{a.name}_{way}" for a in cell.states]) for way in ("in", "out"))
         in_place = {f"input_{i}": user for i, user in enumerate(self.x) if self._is_read_in_place(i)}
-        self.ctx.buffers = {**self.ctx.buffers, **in_place}
+        self.ctx.buffers = {**self.ctx.buffers, **in_place, "y": self.y}
         with using(self._forms):
             walk = self._time_major() if self.time_major else self._layer_major()
         body = self._with_threads(given["threads"], self._states(True), walk, self._states(False))
@@ -510,6 +510,15 @@ class Lowering:
         if self.streams:
             work.keys = (int64(run.first * self.net.num_directions) + number) * int64(2 * len(self.streams))
         work.emit = self._emission(named, run, i, d, tile)
+        work.y = self._output(run, d, tile)
+
+    def _output(self, run: Run, d: Expr, tile: Tile) -> Array | None:
+        """The caller's y from a tile's first step on, where a visit is always the last layer's."""
+        if run.count > 1 or run.first + 1 < self.net.num_layers:
+            return None
+        shape = self.code[run.graph].graph.output.shape
+        width = shape[0] * self.net.num_directions
+        return Array("y", tile.start * self.B * int64(width) + d * int64(shape[0]), width, (1,), shape)
 
     def _emission(self, named: Named, run: Run, i: Expr, d: Expr, tile: Tile) -> Emit:
         """Where a layer's output goes: to the next layer, or to the user's y."""

@@ -72,7 +72,7 @@ class MatrixRecurrence:
             row = named("row", left)
             return [*named.sets, _through_time(Part(work, root, row, tuple(index), low, blocks), batch)]
 
-        return sequence(set_apart, shared(whole * apart, rows * int64(prod(root.shape)), places, task))
+        return sequence(set_apart, shared(whole * apart, rows * int64(prod(root.shape)), threads, task))
 
     def _check(self, root: Node) -> None:
         """What is read has the matrix's own heads: passes read a matrix once for each of several queries."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
+import numpy as np
 from tvm import tirx
 
 from tvm_rnn.graph.graph import Group, Node, is_scan, make, topological, with_args
@@ -43,12 +44,12 @@ SHARED_ELEMENTS = 16384
 ROWS = ("scan", "scan_max", "delay")  # what makes a state anew
 
 
-def shared(tasks: Expr, work: Expr, places: Places, body: Callable[[Expr], Block]) -> Stmt:
-    """body(task) for all tasks, shared among threads where there is enough work, in elements."""
-    threads = places.threads
-    assert threads is not None
+def shared(tasks: Expr, work: Expr, threads: Expr | None, body: Callable[[Expr], Block], name: str = "i") -> Stmt:
+    """for name in range(tasks): body(name), shared among threads where there is enough work, in elements."""
+    if threads is None:
+        return loop(name, tasks, body)
     few = tirx.Select(work < int64(SHARED_ELEMENTS), int64(1), threads)
-    return sequence(use_threads(few), loop("i", tasks, body, parallel=True), use_threads(threads))
+    return sequence(use_threads(few), loop(name, tasks, body, parallel=True), use_threads(threads))
 
 
 def one_step(group: Group) -> tuple[Group, dict[Node, Node]]:
@@ -69,7 +70,8 @@ def _at_a_step(node: Node) -> Node:
     if node.op == "scan":
         count, total = len(args) // 2, args[-1]
         for state, factor in zip(args[:count], args[count:-1], strict=True):
-            total = make("add", make("mul", factor, state), total)
+            if factor.value is None or np.any(factor.value):  # a state that is not read may be NaN
+                total = make("add", make("mul", factor, state), total)
         return total if total.shape == node.shape else make("broadcast", total, to=node.shape)
     if node.op == "scan_max":
         return make("maximum", make("add", args[0], args[1]), args[2])
@@ -106,7 +108,7 @@ class Recurrence:
             row = named("row", left)
             return [*named.sets, _Part(self, batch, row, tuple(index), panel).statement()]
 
-        return shared(batch * int64(prod(outer) * blocks), rows * int64(prod(outer) * width), self.places, task)
+        return shared(batch * int64(prod(outer) * blocks), rows * int64(prod(outer) * width), self.places.threads, task)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,11 @@ Rewrite: for row, n, vector a: for k: z[row, n, a] += R[n, k, a] h[row, n, k]
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from math import prod
 
+import numpy as np
 from tvm import tirx
 
 from tvm_rnn.graph.graph import Group, Node, reduced_axes
@@ -26,8 +28,9 @@ from tvm_rnn.tir.statements import Block, bind, floordiv, floormod, loop, sequen
 
 from . import register_tile_reductions
 from .head_loops import Heads
-from .register_tile import Places, Tile
+from .register_tile import CACHE_LINE, SECOND_LEVEL, Places, Tile, prefetch
 from .row_loops import each_row, leftovers
+from .workspace import dense
 
 HEIGHTS, BROAD = (8, 6, 4, 3, 2, 1), (4, 3, 2, 1)
 FEWEST = 8  # sums at a time, where there is room: two pipes with a latency of four cycles
@@ -129,12 +132,32 @@ class ReductionTiles:
             if within is not None:
                 index[0] = within.begin + index[0]
             place = (*index[:-1], index[-1] * int64(broad))
-            whole = loop("r", floordiv(self.rows, full), lambda r: self._tile(full, r * int64(full), place))
+            asked = partial(self._ask, dense(counts, index), prod(counts))
+            whole = loop(
+                "r",
+                floordiv(self.rows, full),
+                lambda r: [asked(r * int64(full)), self._tile(full, r * int64(full), place)],
+            )
             rest = leftovers(self.rows, full, full // 2, lambda height, start: self._tile(height, start, place))
             return [*sets, whole, rest]
 
         shared = self.is_worth_threads and within is None and prod(counts) > 1
         return loop("i", first * int64(prod(counts[1:])), body, parallel=shared)
+
+    def _ask(self, part: Expr, parts: int, row0: Expr) -> list[Stmt]:
+        """Asks for a part of what is wanted, in a tile's rows."""
+        if (wanted := self.places.wanted) is None:
+            return []
+        line, found = CACHE_LINE // np.dtype(self.unit.dtype).itemsize, list[Stmt]()
+        for array in wanted.arrays:
+            lines = -(-array.row_stride // line)
+            each = -(-lines // (parts * wanted.groups))
+            first = (part + int64(wanted.number * parts)) * int64(each)
+            for row, i in product(range(self.shape.tall), range(each)):
+                at = tirx.min(first + int64(i), int64(lines - 1)) * int64(line)
+                place = array.base + (row0 + int64(row)) * int64(array.row_stride) + at
+                found.append(prefetch(self.places.buffers[array.buffer], place, SECOND_LEVEL))
+        return found
 
     @property
     def heads(self) -> Heads | None:

@@ -38,6 +38,12 @@ CACHE_LINE = 64  # bytes
 READ, SECOND_LEVEL, EVERY_LEVEL, DATA = (tirx.IntImm("int32", value) for value in (0, 2, 3, 1))
 
 
+def prefetch(buffer: Buffer, place: Expr, level: Expr) -> Stmt:
+    """Asks for the cache line of an element, into caches from `level` on."""
+    address = tirx.address_of(tirx.BufferLoad(buffer, [place]))
+    return tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", address, READ, level, DATA))
+
+
 def with_prefetches(product: Stmt, weights: Buffer, level: Expr, wanted: Callable[[tirx.Var], Sequence[Expr]]) -> Stmt:
     """The product, with prefetches of `weights` into caches from `level` on. wanted(k): the elements to prefetch in the
     loop over k, one in each cache line; none in a loop that is not one over K.
@@ -46,11 +52,7 @@ def with_prefetches(product: Stmt, weights: Buffer, level: Expr, wanted: Callabl
     """
 
     def prefetch_first(loop: tirx.For) -> tirx.For:
-        requests = []
-        for place in wanted(loop.loop_var):
-            address = tirx.address_of(tirx.BufferLoad(weights, [place]))
-            request = tirx.call_intrin("void", "tirx.prefetch", address, READ, level, DATA)
-            requests.append(tirx.Evaluate(request))
+        requests = [prefetch(weights, place, level) for place in wanted(loop.loop_var)]
         if not requests:
             return loop
         body = tirx.SeqStmt([*requests, loop.body])
@@ -69,6 +71,16 @@ _LOWER = (
     s_tir.transform.LowerMatchBuffer,
     s_tir.transform.LowerOpaqueBlock,
 )
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a run's tiles ask for before they multiply: rows of the caller's arrays that its pointwise groups read
+    behind them. number: of this group, among `groups` that ask."""
+
+    arrays: Sequence[Array]
+    number: int
+    groups: int
 
 
 @dataclass(frozen=True)
@@ -91,6 +103,8 @@ class Places:
     draw: Draw | None = None  # what masks are made of
     walk: Walk | None = None  # through a tile's steps, of recurrences
     within: Within | None = None  # the loop over heads around the group
+    given: Sequence[Array] = ()  # rows of the caller's arrays that a step's groups read
+    wanted: Wanted | None = None  # of these, what this group's tiles ask for
     chains: int = 0  # of additions that a product is to have at least; 0: as many as accumulators
 
 

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 from tvm_rnn.decisions import Decision, recording
 from tvm_rnn.dtypes import ITEM_BYTES
-from tvm_rnn.errors import ConfigError, message
+from tvm_rnn.errors import ConfigError, message, whole_number
 from tvm_rnn.language.cell import Cell
 from tvm_rnn.network.model import Model, widened
+from tvm_rnn.network.program import NETWORK
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.options import asked, pass_names
 from tvm_rnn.runtime.runtime import Facts, Module, load, read_container
@@ -128,6 +129,7 @@ def explain(
         ConfigError, CellError, BuildError: as `compile` does.
         LoadError: the file of a module is bad.
     """
+    steps = whole_number("explain: steps", steps, 1)
     products: Products = {"precision": precision, "weights": weights, "without": pass_names(without)}
     if isinstance(net_or_module, RNN | Model):
         from tvm_rnn.compiler.compile import compile
@@ -209,6 +211,8 @@ def _of_a_network(net: RNN | Model, options: Options) -> _Source:
     if isinstance(net, Model) and not net.networks:
         raise _nothing(net)
     manifest, looked = _decided(widened(net, options.precision or None), options)
+    if isinstance(net, Model):
+        manifest = {**manifest, "origin": net.origin.facts(), "model": net.program.facts()}
     return _Source(manifest, looked)
 
 
@@ -317,6 +321,10 @@ def _network(
         network["training"] = _training(manifest, decisions, steps)
     if "regularisers" in manifest:
         network["regularisers"] = manifest["regularisers"]
+    if manifest.get("origin"):
+        network["origin"] = manifest["origin"]
+    if manifest.get("model"):
+        network["around"] = sum(step["op"] != NETWORK for step in manifest["model"]["steps"])
     return network
 
 

@@ -97,9 +97,11 @@ class TrainingFacts(TypedDict, total=False):
 
 
 class NetworkFacts(TypedDict, total=False):
-    """All of one network; `training`, `regularisers` and `not_drawn` only where there is something to say.
+    """All of one network; `training`, `regularisers`, `not_drawn`, `origin` and `around` only where there is something
+    to say.
 
     target: as in a manifest, with `archs` of GPUs. phases: groups that run in one go: graph, runs, with, and figures.
+    origin: the layer of another framework that it was. around: operations of a whole model beside its networks.
     """
 
     cell: str
@@ -122,6 +124,8 @@ class NetworkFacts(TypedDict, total=False):
     regularisers: Mapping[str, float | Mapping[str, float]]
     not_drawn: str
     told: bool
+    origin: Mapping[str, object]
+    around: int
 
 
 class ExplanationFacts(TypedDict, total=False):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tvm_rnn.dtypes import precision_name
-from tvm_rnn.errors import ConfigError, message
+from tvm_rnn.errors import whole_number
 from tvm_rnn.module_file.schema import plain
 from tvm_rnn.options import Options, pass_names
 from tvm_rnn.passes import keep_choice
@@ -108,8 +108,7 @@ def plan_memory(
     from tvm_rnn.schedule import record_files
 
     for name, value in (("steps", steps), ("batch", batch)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(message(f"plan_memory: {name}", got=repr(value), expected="an integer, at least 1"))
+        whole_number(f"plan_memory: {name}", value, 1)
     machine, _ = record_files.machines(target, (), records, lambda line: None)
     check_training(net)
     if keep is not None:

@@ -6,6 +6,7 @@ predicted and decided; nothing is estimated here.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -58,7 +59,21 @@ def _what(own: NetworkFacts) -> str:
     stored = "" if own["weights"] in (own["precision"], own["dtype"]) else f", weights in {own['weights']}"
     where = ", ".join(own["target"]["archs"]) or own["target"]["mcpu"]
     kind = f"{own['memory']['parameters']:,} parameters, {own['precision']}{stored}"
-    return f"{layers} of {own['cell']}{both}: {kind}, for {where}."
+    return f"{layers} of {own['cell']}{both}: {kind}, for {where}.{_origin(own)}"
+
+
+def of_file(own: NetworkFacts) -> str:
+    """The file of a whole model, in words; "" where it is from none."""
+    file = own.get("origin", {}).get("file")
+    return f" of {os.path.basename(str(file))}" if file else ""
+
+
+def _origin(own: NetworkFacts) -> str:
+    """The model that it is part of, and what of that the explanation leaves out."""
+    origin, around = own.get("origin", {}), own.get("around", 0)
+    words = f" It was {origin['layer']}{of_file(own)}." if origin else ""
+    more = f"{around} operation{'s' * (around > 1)} around it {'run' if around > 1 else 'runs'}"
+    return words + (f" {more} too, not counted here." if around else "")
 
 
 def _speed(timed: list[WorkFacts]) -> str:

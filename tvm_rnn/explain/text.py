@@ -115,11 +115,16 @@ def subject_text(row: DecisionFacts, graphs: Sequence[Sequence[int]]) -> str:
     return f" ({'; '.join(words)})" if words else ""
 
 
+def told_text(row: DecisionFacts, graphs: Sequence[Sequence[int]]) -> str:
+    """A decision: what, about what, and why."""
+    return f"{row['what']}{subject_text(row, graphs)}: {row.get('why', '')}".rstrip(": ")
+
+
 def _pass(name: str, rows: PassFacts, graphs: Sequence[Sequence[int]]) -> Iterator[RenderableType]:
     yield from _title(name)
     for decisions, mark, style in ((rows["did"], "+", "green"), (rows["did_not"], "-", "yellow")):
         for row in decisions:
-            yield _bullet(mark, f"{row['what']}{subject_text(row, graphs)}: {row.get('why', '')}".rstrip(": "), style)
+            yield _bullet(mark, told_text(row, graphs), style)
     if not any(rows.values()):
         nothing = "all pointwise work is in a group with a product or a reduction: see what runs in one go"
         yield _bullet("+", nothing if name == "fuse_pointwise" else "nothing to say")
@@ -144,6 +149,13 @@ def cpu_text(work: Sequence[WorkFacts]) -> str:
     return f"{words}; {own}, {more} of which a core's level-2 cache holds ({size_text(cache)})"
 
 
+def launches_text(phases: Sequence[Figures]) -> str:
+    """Who runs the steps on a GPU where no regime does."""
+    if any(row["region"] == "step" for row in phases):
+        return "step by step: one launch per group of operations and step"
+    return "no step waits for the one before: a launch of each group is for all of T, or for a chunk of it"
+
+
 def _regimes(facts: NetworkFacts) -> Iterator[RenderableType]:
     rows, graphs = facts["regimes"], facts["graphs"]
     yield from _title("who runs the steps")
@@ -151,10 +163,10 @@ def _regimes(facts: NetworkFacts) -> Iterator[RenderableType]:
         yield _bullet("+", cpu_text(facts["work"]), "green")
         return
     if not any(row["done"] for row in rows):
-        yield _bullet("+", "step by step: one launch per group of operations and step", "green")
+        yield _bullet("+", launches_text(facts["phases"]), "green")
     for row in sorted(rows, key=lambda row: not row["done"]):
         mark, style = ("+", "green") if row["done"] else ("-", "yellow")
-        yield _bullet(mark, f"{row['what']}{subject_text(row, graphs)}: {row.get('why', '')}", style)
+        yield _bullet(mark, told_text(row, graphs), style)
         chip = row.get("facts", {})
         if "weights_in_registers_bytes" in chip:
             near, far = (size_text(chip[f"weights_in_{place}_bytes"]) for place in ("registers", "shared"))

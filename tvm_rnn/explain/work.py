@@ -166,9 +166,10 @@ def _predicted(manifest: Figures, decisions: Sequence[Decision], batch: int) -> 
 def _in_turn(manifest: Figures, decisions: Sequence[Decision], batch: int, steps: int) -> WorkFacts:
     """The exchanges that follow each other: those of the layers' steps, which take turns but in a wave."""
     done = [d for d in decisions if d.done and d.stage in ("regime", "wave") and d.subject.get("batch") == batch]
-    if any(d.stage == "wave" for d in done) or not any("exchange_us" in d.facts for d in done):
+    waves = [(1, d.facts) for d in done if d.stage == "wave"]
+    own = waves or [(_times(manifest, decisions, d), d.facts) for d in done if "exchange_us" in d.facts]
+    if not all("exchange_us" in facts for _, facts in own) or not own:
         return {}
-    own = [(_times(manifest, decisions, d), d.facts) for d in done if "exchange_us" in d.facts]
     return {
         "exchanges": sum(count * facts["exchanges"] for count, facts in own),
         "in_turn_us": sum(count * facts["exchange_us"] for count, facts in own) * steps,

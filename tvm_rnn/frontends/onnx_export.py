@@ -53,6 +53,8 @@ def to_onnx(net: RNN, path: str | os.PathLike[str], *, lengths: bool = False, st
         WeightError: there are no weights.
     """
     onnx = import_onnx()
+    if not isinstance(path, str | bytes | os.PathLike):
+        raise ConfigError(message("to_onnx writes to a path", got=f"{path!r:.80}", do='to_onnx(net, "model.onnx")'))
     if not isinstance(net, RNN):
         do = "write its networks one by one" if hasattr(net, "networks") else "pass an RNN"
         raise ConfigError(message("to_onnx writes an RNN", got=f"{net!r:.80}", do=do))

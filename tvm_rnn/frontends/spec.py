@@ -169,7 +169,7 @@ def parse_bytes(text: str) -> int | None:
     units = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
     try:
         return int(float(text[:-1]) * units[text[-1]]) if text[-1:] in units else int(text) if text else None
-    except ValueError:
+    except (ValueError, OverflowError):
         expected = "a number, such as 500000000 or 500M"
         raise ConfigError(message("this is no number of bytes", got=repr(text), expected=expected)) from None
 

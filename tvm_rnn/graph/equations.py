@@ -95,10 +95,19 @@ def _is_view(node: Node) -> bool:
 def _leaf(node: Node) -> str:
     text = leaf_text(node)
     if node.op == "const":
-        return f"<mn>{escape(text)}</mn>"
+        return _number(text)
     if node.op in ("state", "input"):
         return _state(text, node.op == "state")
     return _symbol(text)
+
+
+def _number(text: str) -> str:
+    """A number; 1e-06 as a power of ten."""
+    digits, _, power = text.partition("e")
+    if not power.lstrip("+-").isdigit():
+        return f"<mn>{escape(text)}</mn>"
+    ten = f"<msup><mn>10</mn><mn>{int(power)}</mn></msup>".replace("<mn>-", "<mn>&minus;")
+    return ten if digits == "1" else f"<mn>{digits}</mn><mo>&sdot;</mo>{ten}"
 
 
 def _symbol(name: str) -> str:
@@ -167,15 +176,23 @@ def _function(node: Node, args: list[tuple[str, int]]) -> tuple[str, int]:
 
 
 def _product(node: Node, args: list[tuple[str, int]]) -> tuple[str, int]:
-    """W x where it is one; any other contraction with its indices below."""
+    """A matrix by a vector, a vector by a vector; any other contraction with its indices below."""
     if node.op in GEMMS:
         pairs = zip(args[::2], args[1::2], strict=True)
         return "<mo>+</mo>".join(f"{_held(w, 9)}<mo>&InvisibleTimes;</mo>{_held(x, 9)}" for w, x in pairs), TIGHT
     inputs, out = node.attrs["spec"].split("->")
     left, right = inputs.split(",")
-    one = len(right) == 1 and left.endswith(right) and out == left[:-1]
-    if one:
-        return f"{_held(args[0], 9)}<mo>&InvisibleTimes;</mo>{_held(args[1], 9)}", TIGHT
+    shared = [letter for letter in left if letter in right and letter in out]  # of heads: each has its own product
+    first, second = ("".join(letter for letter in own if letter not in shared) for own in (left, right))
+    for matrix, vector, pair in ((first, second, args), (second, first, args[::-1])):
+        turned = len(matrix) <= 2 and matrix.startswith(vector)
+        if len(vector) == 1 and vector not in out and (turned or matrix.endswith(vector)):
+            own, other = (_held(value, 9) for value in pair)
+            own = f"<msup><mrow>{own}</mrow><mi>&#8868;</mi></msup>" if turned else own
+            return f"{own}<mo>&InvisibleTimes;</mo>{other}", TIGHT
+    if len(first) == len(second) == 1 and out.endswith(first + second):
+        own, other = (_held(value, 9) for value in args)
+        return f"{own}<mo>&InvisibleTimes;</mo><msup><mrow>{other}</mrow><mi>&#8868;</mi></msup>", TIGHT
     pairs = zip(args, (left, right), strict=True)
     parts = [f"<msub><mrow>{_held(own, 9)}</mrow><mi>{letters}</mi></msub>" for own, letters in pairs]
     return "<mo>&InvisibleTimes;</mo>".join(parts), TIGHT

@@ -457,7 +457,7 @@ def sigmoid(x: Expr) -> Expr:
 
     def body(x: Expr) -> Expr:
         size = _tir().Min(const(89.0, x), _tir().abs(x))
-        return let(let(size, below_half), lambda q: where(less(x, zero), q, one - q))
+        return let(let(size, below_half), lambda q: where(greater_equal(x, zero), one - q, q))
 
     return let(x, body)
 

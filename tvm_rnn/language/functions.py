@@ -394,8 +394,9 @@ def one_hot(places: Array, size: int) -> Array:
 
 
 def take(table: Array, places: Array) -> Array:
-    """The rows of a table at computed places, also written table[places]: E[token] is an embedding. The table is made
-    of parameters or constants; a number that is no place gives NaN."""
+    """The rows of a table at computed places, also written table[places]: E[token] is an embedding. A number that is no
+    place gives NaN. Of a table of parameters one row is read; of one that differs between steps or sequences the work
+    grows with its size."""
     if not _traced(table, places):
         return TABLE["take"].numpy(
             np.asarray(table, float),

@@ -501,14 +501,21 @@ def rows_of(table: Value, places: Value) -> Value:
     if not table.ndim:
         fail("a scalar has no rows", got=repr(table), expected="a table with at least one axis")
     if any(n.op in ("input", "state") or n.random for n in topological([table.node])):
-        fail(
-            "a computed index needs a table that stays the same",
-            got=f"{table!r}[{places!r}]",
-            expected="a parameter, a constant, or what is made of these",
-            do="select from what changes with one_hot and einsum, or with where",
-        )
+        return _chosen(table, places)
     count = table.ndim - 1
     return made("take", table, inserted(places, places.ndim, count) if count else places, rank=table.ndim)
+
+
+def _chosen(table: Value, places: Value) -> Value:
+    """The rows of a table that differs between steps or sequences: a sum over all rows, of which those at other places
+    count 0, so that NaN and infinity stay where they are."""
+    size, count = table.shape[0], table.ndim - 1
+    own = inserted(places, places.ndim, count) if count else places
+    hit = apply("equal", inserted(places, places.ndim, count + 1), np.arange(float(size)).reshape(size, *[1] * count))
+    rows = made("sum", apply("where", hit, table, 0.0), axis=-count - 1, keepdims=False)
+    inside = apply("logical_and", apply("greater_equal", own, 0.0), apply("less_equal", own, size - 1.0))
+    whole = apply("equal", own, apply("floor", own))
+    return apply("where", apply("logical_and", inside, whole), rows, np.nan)
 
 
 def drawn(name: str, shape: object) -> Value:

@@ -29,7 +29,7 @@ from tvm_rnn.runtime.runtime import (
     carried,
 )
 from tvm_rnn.runtime.runtime_random import RAW
-from tvm_rnn.whole_files import write_whole
+from tvm_rnn.whole_files import advice, path_of, write_whole
 
 from .schema import CpuNetwork, Facts, GpuNetwork, SeveralNetworks, SeveralOnGpus, invalid, plain, read
 
@@ -179,9 +179,9 @@ def write_container(
 def _write(path: Path, parts: Sequence[bytes]) -> None:
     """Raises BuildError where that cannot be."""
     try:
-        write_whole({path: lambda file: file.writelines(parts)}, 0o777)
+        write_whole({path_of(path): lambda file: file.writelines(parts)}, 0o777)
     except OSError as error:
         missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
         problem = f"no directory {os.path.dirname(os.path.realpath(path))!r}" if missing else error.strerror
-        do = "give a file name in an existing directory that you may write to"
+        do = advice(error, "give a file name in an existing directory that you may write to")
         raise BuildError(message(f"cannot write {str(path)!r}", got=problem, do=do)) from error

@@ -119,7 +119,8 @@ def _one_of(layer: Layer, inputs: Sequence[Node], ended: Node | None) -> Graph:
 
 
 def _frozen(ended: Node, state: Node, value: Value) -> Value:
-    return apply("where", Value(ended) > 0.5, Value(state), value)
+    over = Value(ended) if state.shape else Value(ended)[0]
+    return apply("where", over > 0.5, Value(state), value)
 
 
 def _in_turn(graphs: Sequence[Graph], kind: str) -> list[Node]:

@@ -15,7 +15,7 @@ import numpy as np
 from tvm_rnn.dtypes import held_dtype
 
 from .origin import Origin
-from .program import Program
+from .program import Program, with_float32_inside
 from .rnn import RNN
 
 
@@ -42,15 +42,21 @@ Net = TypeVar("Net", RNN, Model, RNN | Model)
 
 def widened(net: Net, precision: str | None) -> Net:
     """The network in float32 if its precision is to be that and it, or what is around it, has parts of 16 bits: a copy
-    with the same weights, every one of which float32 holds exactly."""
-    if precision != "float32" or not isinstance(net, RNN | Model):
-        return net
+    with the same weights, every one of which float32 holds exactly. What is around networks that have no 16 bits is
+    computed in float32 in any case, and keeps the dtypes of its inputs and outputs."""
     networks = net.networks if isinstance(net, Model) else [net]
+    if not all(isinstance(own, RNN) for own in networks):
+        return net  # `compile` refuses it
     program = net.program
     around = program is not None and "float16" in program.dtypes
-    if not around and not any(own.dtype in ("float16", "bfloat16") for own in networks):
+    inside = any(own.dtype in ("float16", "bfloat16") for own in networks)
+    if not (around or inside) or (inside and precision != "float32"):
         return net
     made = copy.copy(net)
+    if precision != "float32":
+        assert program is not None
+        made.program = with_float32_inside(program)
+        return made
     if program is not None:
         made.program = program.in_dtype("float32")
     if isinstance(made, Model):

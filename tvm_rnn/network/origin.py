@@ -32,7 +32,7 @@ class Origin:
     sha256: str | None = None
     batch_first: bool = False
     options: Mapping[str, object] = field(default_factory=dict)
-    biases: Mapping[str, Pair] = field(default_factory=dict)
+    biases: Mapping[str, Pair] = field(default_factory=dict, repr=False)
 
     def facts(self) -> dict[str, object]:
         """What the manifest says: everything but the arrays."""

@@ -109,6 +109,24 @@ class Program:
         return Program(inputs, outputs, tuple(map(step, self.steps)), constants)
 
 
+def with_float32_inside(program: Program) -> Program:
+    """The same program in float32 where it has float16; its inputs and outputs are cast, and keep their dtypes."""
+    wide = program.in_dtype("float32")
+    half = [{own.name for own in side if own.dtype == "float16"} for side in (program.inputs, program.outputs)]
+    given = {name: f"{name}#wide" for name in half[0]}
+    made = {name: f"{name}#made" for name in half[1] - half[0]}
+    names = given | made
+
+    def renamed(step: Step) -> Step:
+        inputs, outputs = (tuple(names.get(name, name) for name in side) for side in (step.inputs, step.outputs))
+        return replace(step, inputs=inputs, outputs=outputs)
+
+    ends = [Step("Cast", (name,), (own,), {"dtype": "float32"}) for name, own in given.items()]
+    back = [Step("Cast", (own,), (name,), {"dtype": "float16"}) for name, own in made.items()]
+    steps = (*ends, *map(renamed, wide.steps), *back)
+    return Program(program.inputs, program.outputs, steps, wide.constants)
+
+
 def needed(steps: Sequence[Step], wanted: Iterable[str]) -> list[Step]:
     """The steps that these values need, in the same order."""
     makers = {output: step for step in steps for output in step.outputs}

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tvm_rnn.dtypes import check_fit, dtype_name, held_dtype, rounded
-from tvm_rnn.errors import ConfigError, WeightError, message, unknown
+from tvm_rnn.errors import ConfigError, WeightError, message, unknown, whole_number
 from tvm_rnn.graph.graph import Graph, constant, is_move
 from tvm_rnn.graph.graph_text import graph_text
 from tvm_rnn.graph.ops import Shape
@@ -100,6 +100,9 @@ class RNN:
             if "P" in sizes:
                 raise ConfigError(message("RNN: proj_size is another name of P", got="both", do="give one of them"))
             sizes["P"] = sizes.pop("proj_size")
+        for name, value in (("bidirectional", bidirectional), ("reverse", reverse), ("batch_first", batch_first)):
+            if not isinstance(value, bool | np.bool_ | int):
+                raise ConfigError(message(f"RNN: {name}", got=repr(value), expected="True or False"))
         self.cell, self.dtype = cell, dtype_name(dtype)
         self.input_size = _size("input_size", input_size)
         self.num_layers = _size("num_layers", num_layers)
@@ -299,8 +302,10 @@ class RNN:
         }
 
     def init(self, seed: int = 0) -> RNN:
-        """Fill the weights: uniform in +-1/sqrt(H) as torch does, or as the cell's `init` says. Returns self."""
-        rng = np.random.default_rng(seed)
+        """Fill the weights: uniform in +-1/sqrt(H) as torch does, or as the cell's `init` says. Returns self.
+
+        Raises ConfigError for a seed that is no whole number of at least 0."""
+        rng = np.random.default_rng(whole_number("init: seed", seed, 0))
         for layer in self.layers:
             bound = 1.0 / np.sqrt(layer.sizes.get("H", layer.width))
             for direction in range(self.num_directions):
@@ -329,7 +334,8 @@ class RNN:
 
     def initial_state(self, batch: int) -> dict[str, Any]:
         """{name: [L*D, B, *shape]}, or a list of one [D, B, *shape] per layer where layers differ in shape. Constants,
-        which a caller gives, are not among them."""
+        which a caller gives, are not among them. Raises ConfigError for a batch that is none."""
+        batch = whole_number("initial_state: batch", batch, 0, LARGEST_SIZE)
         return {n: value for n, value in self._first_states(batch).items() if n not in self.cell.constants}
 
     def _first_states(self, batch: int) -> dict[str, Any]:
@@ -380,11 +386,10 @@ def equations_digest(net: RNN) -> str:
 
 
 def _size(name: str, value: object) -> int:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ConfigError(message(f"RNN: {name}", got=repr(value), expected="a whole number of at least 1"))
-    if value > LARGEST_SIZE:
-        raise ConfigError(message(f"RNN: {name} is too large", got=value, expected=f"at most {LARGEST_SIZE:,}"))
-    return int(value)
+    size = whole_number(f"RNN: {name}", value, 1)
+    if size > LARGEST_SIZE:
+        raise ConfigError(message(f"RNN: {name} is too large", got=size, expected=f"at most {LARGEST_SIZE:,}"))
+    return size
 
 
 def _arrays(source: Mapping[str, object] | str | os.PathLike[str]) -> Mapping[str, Any]:

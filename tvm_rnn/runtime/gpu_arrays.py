@@ -251,7 +251,7 @@ class TorchArrays(GpuArrays):
             else:
                 value = self.lib.from_dlpack(value)
         value = _detached(value) if value.requires_grad else value
-        return value.to(self.place).contiguous()
+        return value.to(self.place).contiguous().resolve_neg()
 
     def cast(self, value: Array, dtype: str) -> Array:
         """The values in another dtype."""

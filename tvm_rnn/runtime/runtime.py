@@ -512,6 +512,9 @@ def _aligned(elements: int, dtype: np.dtype) -> np.ndarray:
 
 def _numpy(what: str, value: Array, kind: type[Exception] = InputError) -> np.ndarray:
     """The same memory as numpy array. A torch tensor is detached: nothing here computes gradients."""
+    if isinstance(value, np.ma.MaskedArray):
+        do = f"fill it: {what}.filled(0); rows that end early have lengths"
+        raise _error(kind, f"{what} is a masked array", f"{np.ma.getmaskarray(value).sum()} masked", "an array", do)
     if isinstance(value, np.ndarray):
         return np.asarray(value)
     try:
@@ -519,7 +522,7 @@ def _numpy(what: str, value: Array, kind: type[Exception] = InputError) -> np.nd
         on_cpu = getattr(value, "is_cpu", False)  # torch says so, in a tenth of the time that DLPack takes
         if on_cpu or value.__dlpack_device__()[0] == 1:
             value = _detached(value, kind) if getattr(value, "requires_grad", False) else value
-            return value.numpy() if on_cpu else np.from_dlpack(value)
+            return value.resolve_neg().numpy() if on_cpu else np.from_dlpack(value)
     except (AttributeError, RuntimeError, BufferError, TypeError, ValueError) as error:
         reason = f" ({type(error).__name__}: {error})" if hasattr(value, "__dlpack__") else ""
         do = f"{_converted(what, value)}{reason}"
@@ -867,8 +870,8 @@ class Module:
         batch: B, how many rows, at least 0.
 
         Returns {name: [L*D, B, *shape]} as numpy arrays. Raises InputError for another batch."""
-        if not isinstance(batch, int | np.integer) or batch < 0:
-            raise _error(InputError, "the batch size is wrong", repr(batch), "an integer, at least 0")
+        if not isinstance(batch, int | np.integer) or not 0 <= batch < 1 << 40:
+            raise _error(InputError, "the batch size is wrong", repr(batch), "an integer, 0 or more, below 2 ** 40")
         first = self._shape_states(self._read_states(None, int(batch)), int(batch), None)
         return State((name, value) for name, value in first.items() if name not in self._held)
 
@@ -978,8 +981,12 @@ class Module:
         self, x: object, named: Mapping[str, object], axes: tuple[str, ...]
     ) -> tuple[list[np.ndarray], Shape, Callable[[np.ndarray], Array] | None]:
         """Flat arrays in the manifest's order, the leading dimensions, and what makes results of the kind of x."""
-        values = self._name_inputs(x, named) if named or len(self._inputs) > 1 or not hasattr(x, "shape") else [x]
         (name, shape), *others = self._inputs
+        try:
+            values = self._name_inputs(x, named) if named or others or not hasattr(x, "shape") else [x]
+        except RuntimeError as reason:  # of torch's nested tensors
+            do = f"give {name} [{', '.join([*axes, *map(str, shape)])}], and lengths of rows that end early"
+            raise _error(InputError, f"{name} has no shape", reason, "a dense array", do) from None
         array = values[0] if type(values[0]) is np.ndarray else _numpy(name, values[0])
         self._check_lead(name, shape, array.shape, axes)
         lead, flat = array.shape[: len(axes)], [self._flat(name, array, array.shape, "")]

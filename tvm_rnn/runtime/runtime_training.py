@@ -236,6 +236,9 @@ class Trainable(Module, Generic[AnyTape], ABC):
         with the smallest number possible, where no plan fits."""
         from .runtime_memory import within
 
+        for name, value in (("steps", steps), ("batch", batch)):
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
+                raise runtime._error(InputError, f"plan_memory: {name}", repr(value), "an integer, at least 0")
         return within(self.memory_sizes(steps, batch, reset, lengths), max_bytes, self._max_bytes)
 
     def _in_parts(self, sizes: Callable[[], Sizes], T: int, B: int, max_bytes: int | None) -> MemoryPlan | None:

@@ -11,15 +11,15 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tvm_rnn.errors import ConfigError, message
+from tvm_rnn.errors import ConfigError, message, one_or_several
 from tvm_rnn.names import file_name
 from tvm_rnn.records import FORMAT, Record, Records
 from tvm_rnn.target import Target, for_archs
 from tvm_rnn.target import resolve as target_of
-from tvm_rnn.whole_files import write_whole
+from tvm_rnn.whole_files import path_of, write_whole
 
 NONE = "none"  # in place of a folder: no records
 VARIABLE = "TVM_RNN_RECORDS"
@@ -50,12 +50,21 @@ def resolve(records: Records | Name | None) -> Records | list[Path]:
         return records
     if records is None:
         return [folder for folder in folders() if folder.is_dir()]
-    if os.fspath(records) == NONE:
+    folder = folder_of("records", records)
+    if folder == NONE:
         return Records()
-    if not os.path.isdir(records):
+    if not os.path.isdir(folder):
         do = "tune first, or leave records out"
-        raise ConfigError(message("records: no such folder", got=repr(os.fspath(records)), do=do))
-    return [Path(records)]
+        raise ConfigError(message("records: no such folder", got=repr(folder), do=do))
+    return [Path(folder)]
+
+
+def folder_of(what: str, given: object) -> str:
+    """A user's folder as text. what: the argument. Raises ConfigError where none can have that name."""
+    try:
+        return path_of(given)
+    except OSError as reason:
+        raise ConfigError(message(f"{what}: no folder", got=reason.strerror, do="give the path of one")) from None
 
 
 def read(places: Iterable[Name], target: str) -> Records:
@@ -66,32 +75,45 @@ def read(places: Iterable[Name], target: str) -> Records:
     for place in places:
         here: dict[str, Record] = {}
         for path in sorted(Path(place, file_name(target)).glob("*.jsonl")):
-            for record in _records(path, ignored):
-                here[record.key] = record
+            try:
+                lines = _lines(path)
+            except OSError as reason:
+                ignored.append(f"{path}: {reason}")
+                continue
+            here |= {record.key: record for record in lines.records}
+            ignored += lines.wrong
         found = {**here, **found}
     return Records(found.values(), ignored)
 
 
-def _records(path: Path, ignored: list[str]) -> Iterator[Record]:
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as reason:
-        ignored.append(f"{path}: {reason}")
-        return
-    for number, line in enumerate(lines, 1):
+@dataclass(frozen=True)
+class Lines:
+    """One file's. others: as they are, those that should be a record and are none; wrong: why, a line for each."""
+
+    records: list[Record] = field(default_factory=list)
+    others: list[bytes] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+
+def _lines(path: Path) -> Lines:
+    """Raises OSError where the file cannot be read."""
+    found = Lines()
+    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
         try:
-            facts = json.loads(line)
+            facts = json.loads(line or b"{}")
             if "target" in facts:
-                yield Record.from_dict(facts, str(path.parent.parent))
-        except (KeyError, TypeError, ValueError, AttributeError) as reason:
-            ignored.append(f"{path}:{number}: not a record: {type(reason).__name__} {reason}")
+                found.records.append(Record.from_dict(facts, str(path.parent.parent)))
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as reason:
+            found.others.append(line)
+            found.wrong.append(f"{path}:{number}: not a record: {type(reason).__name__} {reason}")
+    return found
 
 
 def merge(folder: Name, records: Iterable[Record], keep: Callable[[Record, Record], bool] | None = None) -> list[Path]:
     """Put records into a folder's files, each in place of the one for its workload. Returns the files.
 
     keep(old, new): whether the old one stays (default: never). Other records in these files, those of other processes
-    included, are kept. Raises ConfigError where the folder cannot be written to.
+    included, are kept, and lines that are none. Raises ConfigError where a file cannot be read or written.
     """
     files: dict[Path, list[Record]] = {}
     for record in records:
@@ -99,11 +121,12 @@ def merge(folder: Name, records: Iterable[Record], keep: Callable[[Record, Recor
         files.setdefault(Path(folder, file_name(record.target), name), []).append(record)
     for path, new in files.items():
         with _locked(path):
-            old = {r.key: r for r in _records(path, [])} if path.exists() else {}
+            lines = _kept(path)
+            old = {r.key: r for r in lines.records}
             for record in new:
                 if not (keep is not None and record.key in old and keep(old[record.key], record)):
                     old[record.key] = record
-            _replace(path, old.values())
+            _replace(path, old.values(), lines.others)
     return list(files)
 
 
@@ -112,7 +135,7 @@ def remove(folder: Name, unwanted: Callable[[Record], bool]) -> list[Record]:
     gone = []
     for path in sorted(Path(folder).glob("*/*.jsonl")):
         with _locked(path):
-            every = list(_records(path, []))
+            every = _kept(path).records
             going = [record for record in every if unwanted(record)]
             if going:
                 _replace(path, [record for record in every if record not in going])
@@ -134,13 +157,24 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _replace(path: Path, records: Iterable[Record]) -> None:
+def _kept(path: Path) -> Lines:
+    """Of a file that is about to be replaced: what cannot be read may not be lost. Raises ConfigError."""
+    try:
+        return _lines(path)
+    except FileNotFoundError:
+        return Lines()
+    except OSError as reason:
+        do = "let it be read, or move it away"
+        raise ConfigError(message("records cannot be read", where=str(path), got=str(reason), do=do)) from None
+
+
+def _replace(path: Path, records: Iterable[Record], others: Iterable[bytes] = ()) -> None:
     """The whole file at once: whoever reads it sees the old one or the new one."""
     rows = sorted(records, key=lambda r: r.key)
     commands = sorted({r.command for r in rows if r.command})
     lines = [json.dumps({"format": FORMAT, "made by": commands}), *(json.dumps(r.as_dict()) for r in rows)]
     try:
-        write_whole({path: lambda file: file.write(("\n".join(lines) + "\n").encode())})
+        write_whole({path: lambda file: file.write(b"\n".join([*map(str.encode, lines), *others, b""]))})
     except OSError as reason:
         raise ConfigError(message("records cannot be written", where=str(path), got=str(reason))) from None
 
@@ -167,7 +201,7 @@ def machines(
     Raises ConfigError for a target or an arch that is none, and for a folder that is missing.
     """
     machine = target_of(target)
-    found = for_archs(machine, (arch,) if isinstance(arch, str) and arch else tuple(arch))
+    found = for_archs(machine, one_or_several("arch", arch or ()))
     targets = tuple(replace(one, records=for_target(records, one, tell)) for one in found)
     same = next((one for one in targets if one == machine), None)
     return same or replace(machine, records=for_target(records, machine)), targets

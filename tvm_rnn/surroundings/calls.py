@@ -160,15 +160,19 @@ class _Reader:
         return self._of(value)
 
     def _call(self, call: tvm.ir.Call, kind: relax.Type) -> list[Value]:
-        target, given = call.args[0], call.args[1]
-        inputs, numbers = list[Value](), list[Expr]()
+        function, given = self.module[call.args[0]], call.args[1]
+        inputs, numbers, rest = list[Value](), list[Expr](), [*function.params]
+        arrays, sizes = list[tirx.Var](), list[tirx.Var]()
         for item in given.fields if isinstance(given, tvm.ir.Tuple) else [given]:
-            if _is_array(item):
-                inputs += self._of(item)
-            else:
+            found = self._of(item) if _is_array(item) else []
+            inputs += found
+            arrays += [rest.pop(0) for _ in found]
+            if not _is_array(item):
                 numbers.append(item)
+                sizes.append(rest.pop(0))
+        function = tirx.PrimFunc([*arrays, *sizes, *rest], function.body, function.ret_type, function.attrs)
         outputs = [_declared(own) for own in (kind.fields if isinstance(kind, relax.TupleType) else [kind])]
-        self.graph.calls.append(Call(as_ieee(self.module[target]), inputs, numbers, outputs))
+        self.graph.calls.append(Call(as_ieee(function), inputs, numbers, outputs))
         return outputs
 
     def _of(self, item: relax.Expr) -> list[Value]:

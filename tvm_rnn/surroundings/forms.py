@@ -15,10 +15,12 @@ from tvm_rnn.tir.expr import Expr
 from tvm_rnn.tir.index import int64, wide
 
 from .demands import text_of
+from .extrema import place_of_largest, place_of_smallest
 from .graph_node import Item, Node
 from .nodes import DTYPES
 from .resize import resized
 from .sizes import computed, sizes_of
+from .slices import sliced
 
 SIGNS = {"positive": math.inf, "negative": -math.inf}
 
@@ -349,6 +351,19 @@ def _dynamically_quantised(node: Node) -> Item:
     return [levels, scale, normal(op.astype(begin, "uint8"))]
 
 
+def _squeeze(node: Node) -> Item:
+    """Of all axes of one element. Those whose sizes only a run shows have another number, which is looked at."""
+    if any(value is not None for value in node.inputs[1:]) or node.attributes.get("axes") is not None:
+        return None
+    x = node.asked.array(node.inputs[0])
+    shape = node.shape(x)
+    for size in shape:
+        if not isinstance(size, int):
+            node.asked.demand(tirx.NE(wide(size), int64(1)), f"{text_of(wide(size))} other than 1")
+    axes = [i for i, size in enumerate(shape) if isinstance(size, int) and size == 1]
+    return relax.op.squeeze(x, axes) if axes else x
+
+
 def _cast(node: Node) -> Item:
     """Of floats to whole numbers: the nearest one that there is. Of what does not fit the standard says nothing; TVM
     takes it modulo the range, which no CPU has vectors for."""
@@ -386,4 +401,8 @@ FORMS: dict[str, Callable[[Node], Item]] = {
     "DynamicQuantizeLinear": _dynamically_quantised,
     "Cast": _cast,
     "Resize": resized,
+    "Slice": sliced,
+    "ArgMax": place_of_largest,
+    "ArgMin": place_of_smallest,
+    "Squeeze": _squeeze,
 }

@@ -25,13 +25,14 @@ from tvm_rnn.network.layer import weight_name
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.runtime import runtime
 
-from .graph_ops import Code, Shape, array_of, for_others, steps_in_graph, unserved
+from .graph_ops import Code, Shape, array_of, for_others, proxied, steps_in_graph, unserved
 from .in_torch import ENDS, InTorch
 from .mapped import Mapped, mapped_steps, served
 from .second import Point, Second, second_of
 from .warn import warn
 
 PLACES = ("cpu", "cuda")  # where compiled code runs
+FUNC, FORWARD = "torch.func", "forward-mode gradients"  # what looks into what runs
 State = Mapping[str, Tensor | list[Tensor]]
 
 
@@ -303,9 +304,9 @@ def looked_into(tensors: Iterable[Tensor]) -> str:
     if torch._C._are_functorch_transforms_active():
         recorded, wrapped = torch.is_grad_enabled(), torch._C._functorch.is_functorch_wrapped_tensor
         theirs = any((recorded and t.requires_grad) or wrapped(t.detach()) for t in tensors)
-        return "torch.func" if theirs else ""
+        return FUNC if theirs else ""
     dual = forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
-    return "forward-mode gradients" if dual else ""
+    return FORWARD if dual else ""
 
 
 def _looked_into(given: Sequence[Tensor], weights: Iterable[Tensor]) -> str:
@@ -454,6 +455,8 @@ class TorchLayer(torch.nn.Module):
         """forward() of tensors [T, B, ...]."""
         more: dict[str, Any] = {"lengths": lengths, "reset": reset, "seed": seed, "first_step": first_step}
         in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()  # asked here: Dynamo compiles what is called
+        if not in_graph and proxied():
+            in_graph = not looked_into([*self._code.ordered(x, inputs), *flat(state), *self.weights().values()])
         if in_graph and not unserved(self._code, self._code.ordered(x, inputs)[0], self.max_bytes):
             return self._steps(True, x, state, **more, **inputs)
         # Where Dynamo gives a frame up it compiles what that calls.
@@ -504,7 +507,7 @@ class TorchLayer(torch.nn.Module):
         self, why: str, values: Sequence[Tensor], state: State | None, rows: Mapping[str, object]
     ) -> bool | None:
         """What `served` says of a call that torch.func looks into; None: it is none that compiled code takes."""
-        if why != "torch.func" or "seed" in rows or self.net.regularisers:
+        if why != FUNC or "seed" in rows or self.net.regularisers:
             return None
         if unserved(self._code, values[0], self.max_bytes) or (state is not None and {*state} != {*self._code.lists}):
             return None

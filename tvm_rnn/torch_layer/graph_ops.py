@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import sys
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,6 +33,7 @@ Plain: TypeAlias = "np.ndarray | None"
 Arrays: TypeAlias = "np.ndarray | list[np.ndarray]"
 States: TypeAlias = "dict[str, Tensor | list[Tensor]]"
 
+PROXY = torch._C._TorchDispatchModeKey.PROXY
 _numbers = itertools.count()
 _known = weakref.WeakValueDictionary[str, "Code"]()
 
@@ -133,7 +135,7 @@ def array_of(name: str, weight: Tensor) -> np.ndarray:
     """A weight's memory, for a moment: after `numpy()` torch could not free it any more, as FSDP does between calls.
     Raises WeightError."""
     try:
-        return np.from_dlpack(weight.detach())
+        return np.from_dlpack(weight.detach().resolve_neg())  # which DLPack does not ask for
     except (AttributeError, BufferError, RuntimeError, TypeError):
         return runtime._numpy(name, weight, WeightError)  # which says what it is
 
@@ -203,10 +205,24 @@ def unserved(code: Code, x: Tensor, max_bytes: int | None) -> str:
         f"tensors on {x.device.type}" if x.device.type != code.device else "max_bytes" if max_bytes is not None else ""
     )
     why = "a cell with constants" if code.constants else why
+    why = "torch.onnx.export" if exports_onnx() else why
     if why and for_others():
         do = "layer.max_bytes = None, or layer.compiled().export(path), which writes a file for any device"
         raise ConfigError(message("torch.export and traces have no compiled steps of this", got=why, do=do))
     return why
+
+
+def exports_onnx() -> bool:
+    """Whether torch.onnx makes a file of what runs: there are no operations of ours in it."""
+    return "torch.onnx" in sys.modules and torch.onnx.is_in_onnx_export()
+
+
+vars(exports_onnx)["_dynamo_marked_constant"] = True  # as torch.compiler.assume_constant_result, without Dynamo
+
+
+def proxied() -> bool:
+    """Whether torch's make_fx makes a graph of what runs."""
+    return bool(torch._C._len_torch_dispatch_stack()) and torch._C._get_dispatch_mode(PROXY) is not None
 
 
 def for_others() -> bool:

@@ -354,16 +354,17 @@ class Gradients(torch.autograd.Function):
     ) -> tuple[Results, Dims]:
         """As the call was made; or, where only these gradients differ, one after the other."""
         dims, count = in_dims[3:], info.batch_size
-        (tape, *kept), own, above = _parts(call, lead[2], given)
-        if dims[0] is not None or tape.dim() == 1:
+        kinds, first = call.kinds(), lead[2]
+        (tape, *kept), own, above = _parts(call, first, given)
+        of_call, of_above = dims[first : first + len(own)], dims[first + len(own) :]
+        outside = tape.dim() == 1 or all(dim is None for dim in of_call)  # this vmap is none that the call was made in
+        if dims[0] is not None or outside:
             return _one_by_one(Gradients.apply, [call, lead, present], given, dims, count)
         way: OfMembers | OfRows = OfRows(call.code, count)
         if len(tape) == MEMBERS:
             many = members_of(call.net, call.code, count)
             assert many is not None
             way = OfMembers(many, call.code, count, bool(call.net.members))
-        kinds, first = call.kinds(), lead[2]
-        of_call, of_above = dims[first : first + len(own)], dims[first + len(own) :]
         numbers = [number for number, there in enumerate(present) if there]
         taken = [way.taken(*one) for one in zip(kinds, own, of_call, strict=True)]
         from_above = [way.above(*one) for one in zip(numbers, above, of_above, strict=True)]

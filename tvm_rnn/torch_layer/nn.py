@@ -27,11 +27,14 @@ from tvm_rnn.frontends.torch_names import Form
 from tvm_rnn.network.rnn import RNN as Network
 
 from .autograd import (
+    FORWARD,
+    FUNC,
     Again,
     Compiled,
     State,
     differentiated,
     drawn_seed,
+    each,
     flat,
     looked_into,
     net_weights,
@@ -40,7 +43,7 @@ from .autograd import (
 )
 from .cell import SERVED, TARGETS, packed_as
 from .cell import Cell as Cell
-from .graph_ops import IN_GRAPHS, Code, put_in_graphs, records, steps_in_graph
+from .graph_ops import IN_GRAPHS, Code, exports_onnx, proxied, put_in_graphs, records, steps_in_graph
 from .in_torch import InTorch
 from .mapped import code_of, mapped_steps, served
 from .warn import warn
@@ -101,15 +104,21 @@ class DropIn(torch.nn.RNNBase):
         """What forward() returns: of compiled code, or where that does not serve the call of `theirs`."""
         if torch.compiler.is_compiling() or torch.jit.is_tracing():  # asked here: Dynamo compiles what is called
             return self._in_graph(theirs, input, hx)
+        if isinstance(input, torch.fx.Proxy):  # the layer is one node of its graph, as torch's own is
+            own = input.tracer
+            return own.create_proxy("call_module", own.path_of_module(self), (input, hx)[: 1 + (hx is not None)], {})
         packed = isinstance(input, PackedSequence)
         values = input.data if packed else input
         given = () if hx is None else hx if isinstance(hx, tuple | list) else (hx,)
+        if proxied() and not looked_into((values, *given, *self._flat_weights)):
+            return self._in_graph(theirs, input, hx)
         why = _unserved(self, values, given, input.batch_sizes if packed else None)
         made: Made | str = _made(self, values, given) if why is None else why
-        if why == "torch.func" and (mapped := _mapped(self, values, given, input.batch_sizes if packed else None)):
+        if why == FUNC and (mapped := _mapped(self, values, given)):
             made = mapped
-        elif why and any(map(_batched, (values, *given, *self._flat_weights))):
-            made = _equations(self, values)  # of torch's own code there are no rules for batches of layers
+        elif why in (FUNC, FORWARD) or (why and any(map(_batched, (values, *given, *self._flat_weights)))):
+            # torch's own code has no rules for batches of layers, and on CPUs no tangents of an LSTM.
+            made = _equations(self, values)
             _tell(self, why)
         if isinstance(made, str):
             result = theirs(input, hx)  # raises torch's own error where the call is wrong
@@ -188,8 +197,6 @@ def _unserved(layer: DropIn, values: Tensor, given: Sequence[Tensor], batch_size
     kinds = {type(tensor) for tensor in tensors}
     if not all(issubclass(kind, Tensor) for kind in kinds) or not _together(tensors):
         return ""
-    if why := looked_into(tensors):
-        return why
     if not _fits(layer, values, given, batch_sizes):
         return ""
     if theirs := kinds - {Tensor, torch.nn.Parameter}:
@@ -199,7 +206,9 @@ def _unserved(layer: DropIn, values: Tensor, given: Sequence[Tensor], batch_size
         return f"{kind} on {device}"
     if device == "cpu" and torch.is_autocast_enabled(device):
         return "torch.autocast"
-    return "dropout=1.0" if layer.training and layer.dropout == 1.0 and layer.num_layers > 1 else None
+    if layer.training and layer.dropout == 1.0 and layer.num_layers > 1:
+        return "dropout=1.0"
+    return looked_into(tensors) or None
 
 
 def _kind(values: Tensor) -> torch.dtype:
@@ -245,10 +254,9 @@ def _tell(layer: DropIn, why: str) -> None:
 # --- what runs it -----------------------------------------------------------------------------------------------------
 
 
-def _mapped(layer: DropIn, values: Tensor, given: Sequence[Tensor], batch_sizes: Tensor | None) -> Transformed | None:
+def _mapped(layer: DropIn, values: Tensor, given: Sequence[Tensor]) -> Transformed | None:
     """What takes a call under torch.func; None: compiled code does not."""
-    served_kind = _kind(values) in SERVED.get(values.device.type, ()) and _kind(values) == values.dtype
-    if not served_kind or _dropout(layer) or not _fits(layer, values, given, batch_sizes):
+    if _kind(values) != values.dtype or _dropout(layer):
         return None
     apart = served((values, *given), layer._flat_weights)
     made = None if apart is None else _made(layer, values, given, trains=True)
@@ -313,6 +321,8 @@ def _graphed(layer: DropIn, values: Tensor, given: Sequence[Tensor]) -> Code | N
     if (device == "cpu" and torch.is_autocast_enabled("cpu")) or (layer.training and layer.dropout == 1):
         return None
     dropout = _dropout(layer)
+    if exports_onnx():
+        return None
     form = form_of_layer(layer, layer.torchs.__name__)
     training = bool(dropout) or device == "cuda" or records(tensors, layer.training)
     name = _code_of(*(getattr(form, item) for item in FORM), device, kind, training, dropout)
@@ -402,6 +412,7 @@ def _steps(
     weights = net_weights(net.weight_shapes, form, own)
     if isinstance(made, Network):
         y, last = InTorch(net, rows)([x], state, [*weights.values()])
+        y, last = y.to(kind), dict(each(last, lambda part: part.to(kind)) or {})
     else:
         y, last = run(made[1], [x], state, weights, rows, again)
     return y, flat({name: last[name] for name in names})

@@ -16,15 +16,15 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Protocol
 
-import numpy as np
 import tvm
 
 from tvm_rnn.bench.suites.gpu import tamed
 from tvm_rnn.cpu.lower_network import Lowering
 from tvm_rnn.dtypes import precision_name
-from tvm_rnn.errors import ConfigError, message
+from tvm_rnn.errors import ConfigError, message, whole_number
 from tvm_rnn.network.model import widened
 from tvm_rnn.network.rnn import RNN, no_network
 from tvm_rnn.options import Options
@@ -129,7 +129,9 @@ def run(
     options = options or SearchOptions()
     machine = resolve(target)
     work = workload(net, machine, steps, batch, options.precision, options.seed)
-    check(trials=trials, jobs=options.jobs or 1, patience=options.patience or 1)
+    given = {name: value for name in ("jobs", "patience") if (value := getattr(options, name)) is not None}
+    check(trials=trials, **given)
+    whole_number("tune: seed", options.seed, 0)
     for name, value in (("seconds", options.seconds), ("timeout", options.timeout)):
         if value is not None and not (isinstance(value, (int, float)) and value > 0):
             raise ConfigError(message(f"tune: {name}", got=repr(value), expected="a number above 0"))
@@ -171,8 +173,7 @@ def workload(net: RNN, target: Target, steps: int, batch: int, precision: str | 
 def check(**counts: object) -> None:
     """Raises ConfigError for a count that is not at least 1."""
     for name, count in counts.items():
-        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
-            raise ConfigError(message(f"tune: {name}", got=repr(count), expected="a whole number of at least 1"))
+        whole_number(f"tune: {name}", count, 1)
 
 
 def asked(work: Workload, target: Target) -> list[Unit]:
@@ -203,7 +204,7 @@ class Session:
 
     def __init__(self, work: Workload, target: Target, backend: Backend, trials: int, options: SearchOptions) -> None:
         self.work, self.target, self.backend, self.budget, self.options = work, target, backend, trials, options
-        self.folder = options.records or record_files.own_folder()
+        self.folder = record_files.folder_of("records", options.records or record_files.own_folder())
         self.started = time.monotonic()
         self.patience = options.patience or max(32, trials // 3)
         self.outcomes: list[Outcome] = []
@@ -213,7 +214,7 @@ class Session:
 
     def run(self) -> Result:
         versions = {"tvm": tvm.__version__, "tvm_rnn": __version__}
-        at_hand = [*record_files.folders(), self.folder]
+        at_hand = [*record_files.folders(), Path(self.folder)]
         records = record_files.read([p for p in at_hand if os.path.isdir(p)], self.target.records_name)
         self.tell("looking at the units")
         seed = self.options.seed

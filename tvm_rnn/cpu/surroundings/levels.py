@@ -14,7 +14,6 @@ Rewrite: x * y + z  -->  arithmetic.fence(x * y) + z
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tvm
 import tvm_ffi
@@ -22,7 +21,7 @@ from tvm import tirx
 
 from tvm_rnn.graph import scalar
 from tvm_rnn.surroundings.nest import reads
-from tvm_rnn.tir.expr import Expr, Stmt
+from tvm_rnn.tir.expr import Expr, Stmt, TirExpr
 
 LEVELS = ("int8", "uint8")
 
@@ -55,7 +54,7 @@ def _of_rounded(own: tirx.Add | tirx.Sub) -> Expr:
     return type(own)(a, b)
 
 
-def _rounded(product: Any) -> Any:
+def _rounded(product: TirExpr) -> TirExpr:
     if str(product.ty) != "float32":
         return product
     return tirx.call_llvm_pure_intrin("float32", "llvm.arithmetic.fence.f32", product)

@@ -57,19 +57,29 @@ def ladder(rungs: Sequence[Rung], unit: RecurrentUnit, target: Target, reach: Re
     able = list(_best(replace(unit, batch=ANY), target)) if rungs else []
     if not able:
         return list(rungs)
-    least = {b: min(steps(b), *(time.us(b) for _, time in able)) for b in BATCHES}
-    found = list(rungs)
-    for batch in reversed(BATCHES):
-        chosen, time = min(able, key=lambda pair: pair[1].us(batch))
-        if ladder_us(found, batch, steps) <= WITHIN * least[batch] or steps(batch) <= time.us(batch):
-            continue
-        chosen, most = chosen._replace(us=time.us(batch)), batch
-        if batch > found[-1].batch:
-            most = reach(chosen, batch)
-            if most == 0:
+
+    def ways(batch: int) -> list[tuple[ChosenGeometry, StepTime]]:
+        """Those, and the given ones where one round takes the batch: copies have warps of their own in these alone."""
+        own = [rung for rung in rungs if batch <= rung.time.at_once and not rung.chosen.recorded]
+        return [*able, *((rung.chosen, rung.time) for rung in own)]
+
+    least = {b: min(steps(b), *(time.us(b) for _, time in ways(b))) for b in BATCHES}
+    found, before = list(rungs), list[Rung]()
+    while found != before:  # a rung of larger reach ends that of the last one, and what that served may need another
+        before = list(found)
+        for batch in reversed(BATCHES):
+            chosen, time = min(ways(batch), key=lambda pair: pair[1].us(batch))
+            if ladder_us(found, batch, steps) <= WITHIN * least[batch] or steps(batch) <= time.us(batch):
                 continue
-            found[-1] = replace(found[-1], most=found[-1].batch)
-        found = sorted([*(rung for rung in found if rung.most != batch), Rung(batch, most, chosen, time)], key=_order)
+            chosen, most = chosen._replace(us=time.us(batch)), batch
+            if batch > found[-1].batch:
+                most = reach(chosen, batch)
+                if most == 0:
+                    continue
+                found[-1] = replace(found[-1], most=found[-1].batch)
+            found = sorted(
+                [*(rung for rung in found if rung.most != batch), Rung(batch, most, chosen, time)], key=_order
+            )
     return _needed(found, {b: max(WITHIN * least[b], ladder_us(found, b, steps)) for b in BATCHES}, rungs, steps)
 
 

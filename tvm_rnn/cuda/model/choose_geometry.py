@@ -31,9 +31,11 @@ MODEL_ERROR = 1.15
 @dataclass(frozen=True, kw_only=True)
 class RecurrentUnit(Unit):
     """A layer's whole time loop, as templates see it: `step` and `batch` beside the shape. layers: of a wave, each with
-    its part of the GPU. stored: the dtype of weights, where it is not the precision's."""
+    its part of the GPU. stored: the dtype of weights, where it is not the precision's. sms: multiprocessors of the GPU,
+    or of that part."""
 
     step: Step
+    sms: int
     precision: str
     batch: int
     layers: int = 1
@@ -69,7 +71,7 @@ class ChosenGeometry(NamedTuple):
 
 
 def unit_of(
-    step: Step, precision: str, batch: int, layers: int = 1, stored: str = "", *, beside: int = 1
+    step: Step, target: Target, precision: str, batch: int, layers: int = 1, stored: str = "", *, beside: int = 1
 ) -> RecurrentUnit:
     """What templates are asked about, and what records are found by."""
     width = max(state.shape[0] for state in step.graph.states)
@@ -79,6 +81,7 @@ def unit_of(
         dtype=precision,
         width=width,
         step=step,
+        sms=target.sms,
         precision=precision,
         batch=batch,
         layers=layers,
@@ -96,7 +99,7 @@ def choose_geometry(
     layers: of a wave; then `target` is the part of the GPU that one layer has. stored: the dtype of weights, where it
     is not the precision's.
     """
-    unit = unit_of(step, precision, batch, layers, stored, beside=beside)
+    unit = unit_of(step, target, precision, batch, layers, stored, beside=beside)
     able = {t.name: t for t in templates().values() if t.applies(unit, target)}
     best, near, every, note = None, list[ChosenGeometry](), list[ChosenGeometry](), DEFAULT
     for found in target.records.find(unit):

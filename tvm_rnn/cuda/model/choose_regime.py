@@ -28,7 +28,7 @@ from tvm_rnn.cuda.persistent.geometry import COUNTER_WORDS, MMA, Geometry
 from tvm_rnn.cuda.persistent.lengths_and_resets import resettable
 from tvm_rnn.cuda.persistent.phase_clocks import clocks
 from tvm_rnn.cuda.rowwise.scan_over_time import scan
-from tvm_rnn.decisions import about, listening, tell
+from tvm_rnn.decisions import Figures, about, listening, tell
 from tvm_rnn.graph.graph import Node, stepped
 from tvm_rnn.schedule.schedule_template import DEFAULT
 from tvm_rnn.target import HOPPER, Target
@@ -303,7 +303,7 @@ def choose(
     found, bounded = _rungs(layout, step, precision, batches, layers, target)
     if any_batch and not bounded:
         found = _ladder(
-            layout, found, unit_of(step, precision, ANY, stored=layout.weights.stored, beside=layers), target
+            layout, found, unit_of(step, target, precision, ANY, stored=layout.weights.stored, beside=layers), target
         )
     regimes = [_persistent(own, rung, initial) for rung in found]
     if not (training or target.records.lean):
@@ -385,29 +385,39 @@ def _tell(layout: Layout, best: ChosenGeometry, batch: int, most: int | None, ta
     if most == 0:
         tell(False, template, f"{us:.2f} us per step predicted, one launch per step {other:.2f}", **facts)
         return
+    reach = "any B" if most is None else f"B up to {most}"
+    why = f"{us:.2f} us per step predicted, one launch per step {other:.2f}; {reach}; by {record}"
+    tell(True, template, why, **facts, kernel=_name(layout, largest), **geometry_facts(geometry))
+
+
+def geometry_facts(geometry: Geometry) -> Figures:
+    """What a report says of a persistent kernel: blocks, what they keep on the chip, where a step's time goes."""
     kept = {"registers": 0, "shared": geometry.weight_words * 4 * geometry.ctas}
     for phase, parts in geometry.shares.items():
         for share in parts:
             each = geometry.block_words(phase) * geometry.k_parts * geometry.part_lanes * 4 * geometry.ctas
             kept["registers"] += share.registers * each
-    chip: dict[str, Any] = {
-        "kernel": _name(layout, largest),
+    return {
         "blocks": geometry.ctas,
         "rows": geometry.rows,
         "threads": geometry.block_threads,
+        **({"heads": geometry.step.heads} if geometry.step.heads > 1 else {}),
+        "shared_bytes": geometry.shared_bytes,
+        "exchanges": len(geometry.events),
+        "exchange_us": round(exchange_us(geometry), 3),
+        "registers_estimated": geometry.registers(),
+        **{f"weights_in_{place}_bytes": size for place, size in kept.items()},
+        "phase_times": phase_facts(geometry),
     }
-    chip |= {"heads": geometry.step.heads} if geometry.step.heads > 1 else {}
-    chip["shared_bytes"] = geometry.shared_bytes
-    chip |= {"exchanges": len(geometry.events), "exchange_us": round(exchange_us(geometry), 3)}
-    chip |= {"registers_estimated": geometry.registers(), **{f"weights_in_{k}_bytes": v for k, v in kept.items()}}
-    chip["phase_times"] = [
+
+
+def phase_facts(geometry: Geometry) -> list[Figures]:
+    """The phases of a step with their times, microseconds."""
+    return [
         {"kind": phase.kind, "units": phase.units}
         | {name: round(getattr(phase, name) * geometry.slowdown, 4) for name in ("exchange", "product", "cells")}
         for phase in phase_times(geometry)
     ]
-    reach = "any B" if most is None else f"B up to {most}"
-    why = f"{us:.2f} us per step predicted, one launch per step {other:.2f}; {reach}; by {record}"
-    tell(True, template, why, **facts, **chip)
 
 
 def _tell_rest(

@@ -30,6 +30,7 @@ MEMORY_US_PER_MB = 0.2  # more, for what L2 does not hold from step to step
 L2_MB_PER_US = 5.2  # all that all multiprocessors read
 GROUP_US = 1.5  # from the copy of a stage of K until it is multiplied
 FFMA_PER_US = 11e6  # by kernels for few rows
+SHARED_ROWS = 64  # of a tile whose K is shared out, without tensor cores
 TALL, LINE = 128, 128  # rows of a tile of wgmma, bytes of a row's stage
 WGMMA_US = 0.0029  # a stage, per column of such a tile: what tensor cores take, all of them at work
 BLOCK_MB_PER_US = 0.11  # what a multiprocessor reads at most; what many read at the same time L2 gives them at once
@@ -70,10 +71,22 @@ def _product(group: Group, precision: str, batch: int, target: Target) -> float:
         blocks = ceil(columns / knobs["share_columns"]) * cluster
         return max(read, (weights + blocks * batch * depth / cluster * size / MEGA) / L2_MB_PER_US)
     if "units" in knobs:
-        return LAUNCH_US + max(read, batch * columns * depth / FFMA_PER_US)
+        return LAUNCH_US + max(read, _whole_tiles(knobs, batch) * columns * depth / FFMA_PER_US)
     if knobs["wide_columns"] and batch >= knobs["wide"]:
         return max(read if weights > held else 0.0, _wgmma(unit, knobs, batch, target, size))
     return max(read if weights > held else 0.0, _tiles(unit, knobs, batch, target, size))
+
+
+def _whole_tiles(knobs: Config, batch: int) -> int:
+    """Rows that kernels without tensor cores multiply for so many. A tile takes its time however few of its rows are
+    there: LSTM 512 with its input, H200, 13 us for 1 to 32 rows in a tile of 64, 6.9 for 1 and for 16 in one of 16."""
+    if batch <= knobs["skinny"]:
+        rows = knobs["skinny_rows"] // (2 if batch <= knobs["skinny_half"] else 1)
+    elif knobs["share"] and batch <= knobs["share"]:
+        rows = SHARED_ROWS
+    else:
+        rows = knobs["few_rows"] if batch <= knobs["few"] else knobs["many_rows"]
+    return ceil(batch / rows) * rows
 
 
 def _tiles(unit: Unit, knobs: Config, batch: int, target: Target, size: int) -> float:

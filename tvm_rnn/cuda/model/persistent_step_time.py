@@ -32,10 +32,14 @@ SM_THREADS, BLOCK_SHARED_BYTES = 2048, 1024  # of a multiprocessor; what a block
 MOST_TOGETHER = 4
 
 
+def resident_clusters(blocks: int, sms: int) -> int:
+    """Clusters of so many blocks that run at the same time on so many multiprocessors, one block on each."""
+    return RESIDENT_CLUSTERS.get(blocks, 0) * blocks * sms // 132 // blocks
+
+
 def resident_groups(geometry: Geometry, target: Target) -> int:
     """Groups of blocks that run at the same time, one block per multiprocessor."""
-    blocks = RESIDENT_CLUSTERS.get(geometry.cluster, 0) * geometry.cluster * target.sms // 132
-    return blocks // geometry.ctas
+    return resident_clusters(geometry.cluster, target.sms) * geometry.cluster // geometry.ctas
 
 
 def blocks_together(geometry: Geometry, target: Target) -> int:

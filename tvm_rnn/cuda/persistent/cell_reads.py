@@ -9,7 +9,7 @@ is needed. Masks are words of 32 steps (`cuda/rowwise/dropout_masks.py`), a bit 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from math import prod
@@ -46,9 +46,8 @@ class CellReads:
 
     def __init__(self, body: Body, at: int) -> None:
         self.body, self.k, self.geometry, self.step = body, body.k, body.geometry, body.step
-        self.numbers = {node: n for n, node in enumerate(self.step.read_nodes)}  # of pointers
         copies = Prefetch if self.geometry.copy_warps else OwnPrefetch
-        self.prefetch, self.words = copies(body, at, self.numbers), MaskWords(body, self.numbers)
+        self.prefetch, self.words = copies(body, at), MaskWords(body)
         self.params: dict[tuple[Node, int, int, int], Expr] = {}  # with width and block
         self.ahead = 1 if self.geometry.reads_in_step else 2  # steps
         self.late = self.geometry.reads_in_step and self.step.phases[0].kind == "gemm"
@@ -111,7 +110,7 @@ class CellReads:
     def _row(self, t: Expr, phase: Phase, node: Node, j: int, e: int, *, prefetch: bool) -> None:
         """Of one batch row, from one address: loads lie at constant distances from it."""
         k, body = self.k, self.body
-        source, stride = k[f"read_{self.numbers[node]}"], place_of(body.layout, node).row_stride
+        source, stride = k[self.geometry.read_names[node]], place_of(body.layout, node).row_stride
         keys = [key for key in self.coming[0] if (key[0], key[1], *key[4:]) == (phase, node, j, e)]
         unit = body.cells.first_unit(phase.width, 0) if prefetch else body.cells.unit(phase.width, 0)
         now = tirx.And(body.ids.g == 0, t < k["steps"]) if prefetch else tirx.const(True, "bool")
@@ -143,7 +142,7 @@ class CellReads:
                 offset = offset if slot < 0 else offset + body.cells.unit(phase.width, block)
                 row = time + body.cells.row(j, e)
                 with body.cells.own_tile(j), k.when(body.cells.inside(phase.width if slot >= 0 else 1, block, j, e)):
-                    k.store(registers, k[f"read_{self.numbers[node]}"][row * stride + offset], at)
+                    k.store(registers, k[self.geometry.read_names[node]][row * stride + offset], at)
 
     def _in_row(self, table: Node, index: Index, width: int, block: int) -> Expr:
         """An element of a table's row, from L2: nobody knew which before."""
@@ -192,10 +191,10 @@ Key = tuple[Node, int, int, int, int, int]  # mask, component, units of the phas
 
 
 class MaskWords:
-    """The words of one kernel. numbers: of each mask's pointer."""
+    """The words of one kernel."""
 
-    def __init__(self, body: Body, numbers: Mapping[Node, int]) -> None:
-        self.body, self.k, self.step, self.numbers = body, body.k, body.step, numbers
+    def __init__(self, body: Body) -> None:
+        self.body, self.k, self.geometry, self.step = body, body.k, body.geometry, body.step
         self.words: dict[Key, tuple[Buffer, int]] = {}
         self.shift: Expr = tirx.const(0, "int32")
 
@@ -249,7 +248,7 @@ class MaskWords:
             for key in own:
                 if not _whole(key[0]):
                     with self._cell(key):
-                        source, (row, unit) = k[f"read_{self.numbers[key[0]]}"], self._at(later, key)
+                        source, (row, unit) = k[self.geometry.read_names[key[0]]], self._at(later, key)
                         k.do(I.ptx["prefetch.global.L2"](source.ptr_to([self._element(key[0], row, unit)])))
 
     @contextmanager
@@ -270,7 +269,7 @@ class MaskWords:
         return row * prod(node.shape) + tirx.Cast("int64", unit)
 
     def word(self, node: Node, row: Expr, unit: Expr) -> Expr:
-        return self.k[f"read_{self.numbers[node]}"][self._element(node, row, unit)]
+        return self.k[self.geometry.read_names[node]][self._element(node, row, unit)]
 
     def number(self, word: Expr) -> Expr:
         """The lowest bit as a number."""
@@ -376,9 +375,8 @@ class Prefetch:
     """What cells read of the copies, which warps of their own make (`copy_warps.py`). at: the word of the arena where
     they begin."""
 
-    def __init__(self, body: Body, at: int, pointers: dict[Node, int]) -> None:
+    def __init__(self, body: Body, at: int) -> None:
         self.body, self.k, self.geometry, self.at = body, body.k, body.geometry, at
-        self.pointers = pointers  # number of each value's pointer
         self.now: dict[Coming, tuple[Buffer, int]] = {}
         self.pieces = Pieces(self.geometry, body.layout)
         self.order = self.pieces.order
@@ -457,7 +455,7 @@ class OwnPrefetch(Prefetch):
         with k.when(tirx.And(copies, t < k["steps"])):
             time = k.bind(self.body.time(t))
             for node, first, left, element in self.sources:
-                source = k[f"read_{self.pointers[node]}"].ptr_to([time * self.pieces.strides[node] + element])
+                source = k[self.geometry.read_names[node]].ptr_to([time * self.pieces.strides[node] + element])
                 target = self.base + tirx.Cast("uint32", slot * (self.pieces.step_words * 4) + first * 16)
                 with nullcontext() if left >= LANES else k.when(ids.lane < left):
                     k.do(I.ptx["cp.async.cg.shared.global"](target, source, 16))

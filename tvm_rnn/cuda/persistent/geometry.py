@@ -815,6 +815,11 @@ class Geometry(ABC):
         """Pointers to the scales of weights in 8 bits: one for each weight."""
         return {share: f"scale_{number}" for number, (_, share) in enumerate(self.weights)} if self.stored else {}
 
+    @cached_property
+    def read_names(self) -> dict[Node, str]:
+        """Pointers to hoisted values and inputs that cells read."""
+        return {node: f"read_{number}" for number, node in enumerate(self.step.read_nodes)}
+
     def separated(self, phase: Phase) -> bool:
         """Whether an exchange lies between the product before this one and this: else its sums may still be read."""
         phases = self.step.phases

@@ -29,7 +29,7 @@ from .cell_epilogue import pointers as kept_pointers
 from .cell_reads import CellReads, place_of
 from .copy_warps import CopyWarps, copies_output
 from .geometry import Geometry, Held, Share, ThreadIds
-from .lane_cells import Block, LaneCells, identify
+from .lane_cells import Block, LaneCells, StepOrder, identify
 from .lengths_and_resets import Masks
 from .phase_clocks import POINTER, PhaseClock, clocks
 from .unit_reduction import Reduction
@@ -51,7 +51,7 @@ def pointers(geometry: Geometry, layout: Layout, masked: bool = False) -> list[t
     found = [(f"weight_{n}", "uint32" if geometry.stored else geometry.storage) for n in range(len(geometry.weights))]
     found += [(name, "float32") for name in geometry.scale_names.values()]
     found += [(f"param_{n}", "float32") for n in range(len(step.param_nodes))]
-    found += [(f"read_{n}", place_of(layout, node).dtype) for n, node in enumerate(step.read_nodes)]
+    found += [(name, place_of(layout, node).dtype) for node, name in geometry.read_names.items()]
     found += [(f"x_{n}", geometry.storage) for n in range(len(step.given))]
     found += [(f"{which}_{n}", "float32") for which in ("old", "new") for n in range(len(step.graph.states))]
     found += [("y", layout.output.dtype), *kept_pointers(layout), *([POINTER] if clocks() else [])]
@@ -65,7 +65,7 @@ def strides_of_heads(geometry: Geometry, layout: Layout) -> dict[str, int]:
     step = geometry.step
     found = {f"weight_{n}": geometry.weight_elements(*own) for n, own in enumerate(geometry.weights)}
     found |= {f"param_{n}": layout.side_by_side(node) for n, node in enumerate(step.param_nodes)}
-    found |= {f"read_{n}": layout.side_by_side(node) for n, node in enumerate(step.read_nodes)}
+    found |= {name: layout.side_by_side(node) for node, name in geometry.read_names.items()}
     found |= {f"x_{n}": layout.side_by_side(node) for n, node in enumerate(step.given)}
     found |= {f"{way}_{n}": s.shape[0] for way in ("old", "new") for n, s in enumerate(step.graph.states)}
     found |= {name_of(own): own.apart for own in layout.taped}
@@ -140,7 +140,8 @@ class KernelBody:
         self.carried = {self.step.result(s) for s in self.step.carried}
         self.states: dict[tuple[Node, int, int, int], tuple[Buffer, int]] = {}
 
-        self.arena = block.arena
+        self.arena, self.steps = block.arena, StepOrder(k)
+        self.order, self.time = self.steps.order, self.steps.time
         self.ids = self._identify(block)
         self.clock = PhaseClock(self, len(self.step.phases))
         self.cells = LaneCells(k, geometry, self.ids)
@@ -181,8 +182,6 @@ class KernelBody:
     def _identify(self, block: Block) -> ThreadIds:
         """Who this thread is. Special registers are read once, into registers."""
         geometry, k = self.geometry, self.k
-        self.first: Buffer = k.local(1, "int32")
-        k.store(self.first, tirx.Select(k["direction"] < 0, k["steps"] - 1, tirx.const(0, "int32")), 0)
         pinned = self.pinned = k.local(3, "int32")
         for n, value in enumerate((block.group, block.rank, block.thread)):
             k.store(pinned, value, n)
@@ -222,12 +221,6 @@ class KernelBody:
             new, width = self.k[f"new_{self.step.graph.states.index(state)}"], self.step.domain[state]
             with self.cells.own_tile(j), self.k.when(self.cells.alone(width, block, j, e)):
                 self.k.store(new, registers[at], self._state_at(width, block, j, e))
-
-    def time(self, t: Expr) -> Expr:
-        return tirx.Cast("int64", self.order(t)) * self.k["batch"]
-
-    def order(self, t: Expr) -> Expr:
-        return self.first[0] + self.k["direction"] * t
 
     # --- a step ------------------------------------------------------------------------------------------------------
 

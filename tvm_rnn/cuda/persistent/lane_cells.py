@@ -1,6 +1,6 @@
-"""Which cells of a layer a thread of a persistent kernel computes.
+"""Which cells of a layer a thread of a persistent kernel computes, and where its steps are in time.
 
-In: a `Geometry`, who the thread is. Out: the units and batch rows of its cells, and conditions.
+In: a `Geometry`, who the thread is. Out: the units and batch rows of its cells, and conditions; the rows of a step.
 """
 
 from __future__ import annotations
@@ -33,6 +33,21 @@ def identify(geometry: Geometry, group: Expr, rank: Expr, thread: Expr) -> Threa
     warp, lane = tirx.floordiv(thread, LANES), tirx.floormod(thread, LANES)
     g, q = tirx.floordiv(tirx.floormod(thread, LANES), 4), tirx.floormod(thread, 4)
     return ThreadIds(group, rank, thread, warp, lane, g, q, *geometry.warp_place(warp))
+
+
+class StepOrder:
+    """Where the steps of a launch are in order of time. Construct once, at the kernel's start."""
+
+    def __init__(self, k: Writer) -> None:
+        self.k, self.first = k, k.keep(tirx.Select(k["direction"] < 0, k["steps"] - 1, tirx.const(0, "int32")))
+
+    def order(self, t: Expr) -> Expr:
+        """Where step t is."""
+        return self.first + self.k["direction"] * t
+
+    def time(self, t: Expr) -> Expr:
+        """Row 0 of step t in arrays [T, B, ...]."""
+        return tirx.Cast("int64", self.order(t)) * self.k["batch"]
 
 
 class LaneCells:

@@ -28,14 +28,14 @@ from tvm_rnn.cuda.layer.regime import LayerSteps, launch_either
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.model.choose_geometry import ChosenGeometry, choose_geometry
-from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES, Persistent, step_of
+from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES, Persistent, geometry_facts, phase_facts, step_of
 from tvm_rnn.cuda.model.persistent_step_time import StepTime, able_to_run, resident_groups
 from tvm_rnn.cuda.persistent import wave_kernel
 from tvm_rnn.cuda.persistent.geometry import MMA
 from tvm_rnn.cuda.persistent.lengths_and_resets import resettable
 from tvm_rnn.cuda.rowwise.row_copies import RowCopy, row_copies
 from tvm_rnn.cuda.rowwise.state_moves import Buffers, Tile
-from tvm_rnn.decisions import about, tell
+from tvm_rnn.decisions import Figures, about, listening, tell
 from tvm_rnn.graph.graph import Graph, Node
 from tvm_rnn.network.rnn import RNN, constants
 from tvm_rnn.passes.passed import Passed
@@ -331,7 +331,9 @@ def _chosen(
                 why = f"{best.us:.2f} us per step of all layers in one launch predicted"
                 why += f", one by one {other:.2f}; by {best.record}" if taken else f"; one after the other {other:.2f}"
                 why += "" if taken else f"; with their streams and products of inputs a wave may take {allowed:.2f}"
-                tell(taken, "layers in a wave", why, predicted_us=round(best.us, 3), one_by_one_us=round(other, 3))
+                facts = _told(members, layers.of_layer, best) if taken and listening() else {}
+                us = {"predicted_us": round(best.us, 3), "one_by_one_us": round(other, 3)}
+                tell(taken, "layers in a wave", why, **us, **facts)
             if best is None or not taken:
                 if found:
                     floors.setdefault(len(found) - 1, batch)
@@ -349,6 +351,14 @@ def _chosen(
         rows = resident_groups(geometry, part) * geometry.rows
         result.limits.append(min(rows, most or rows))
     return result
+
+
+def _told(members: Sequence[Member], of_layer: Sequence[int], best: ChosenGeometry) -> Figures:
+    """What a report says of a wave: one layer's blocks, and where the time of each layer's step goes."""
+    assert best.geometry is not None
+    facts = {name: value for name, value in geometry_facts(best.geometry).items() if name != "phase_times"}
+    own = [phase_facts(replace(best.geometry, step=member.step)) for member in members]
+    return {**facts, "layer_times": [own[index] for index in of_layer]}
 
 
 def _no_wave(net: RNN, target: Target, precision: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import tvm
 import tvm_ffi
 from tvm import tirx
@@ -44,6 +45,10 @@ def terms_of(nest: Nest) -> Terms | None:
         for mine, term in ((value.a, value.b), (value.b, value.a)):
             if is_sum(mine) and not reads(term, own):
                 return Terms(term, lambda a, b: a + b) if _is(nest.first, 0.0) else None
+    if isinstance(value, tirx.Min | tirx.Max) and isinstance(nest.first, tirx.IntImm):
+        for mine, term in ((value.a, value.b), (value.b, value.a)):
+            if is_sum(mine) and not reads(term, own):
+                return Terms(term, type(value)) if _is(nest.first, _end(value)) else None
     if isinstance(value, tirx.Select) and is_sum(value.true_value) and not reads(value.false_value, own):
         term, mine = value.false_value, value.true_value
 
@@ -58,6 +63,12 @@ def terms_of(nest: Nest) -> Terms | None:
         if _is_extremum(value, mine, term, nest.first):
             return Terms(term, chosen)
     return None
+
+
+def _end(value: tirx.Min | tirx.Max) -> float:
+    """What a least or largest whole number begins with."""
+    ends = np.iinfo(str(value.ty))
+    return int(ends.max if isinstance(value, tirx.Min) else ends.min)
 
 
 def _is(value: Expr | None, number: float) -> bool:

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from math import ceil, floor, log, log10
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from tvm_rnn.decisions import Figures
 from tvm_rnn.errors import ConfigError, message
@@ -137,6 +137,7 @@ class PhaseRow(TypedDict):
 
 
 PARTS = {"exchange": "waits for other blocks' values", "product": "products", "cells": "pointwise work, publishing"}
+_PARTS_IN_TURN: tuple[Literal["exchange", "product", "cells"], ...] = ("exchange", "product", "cells")
 PHASES = {"gemm": "product", "reduce": "reduction", "pointwise": "pointwise"}
 
 
@@ -151,18 +152,12 @@ def step_timeline(phases: Sequence[PhaseRow], source: str = "predicted", longest
     rows, at = [], 0.0
     for number, phase in enumerate(phases, 1):
         name = f"{number}: {PHASES.get(phase['kind'], phase['kind'])}, {phase['units']} units"
-        for part, us in (("exchange", phase["exchange"]), ("product", phase["product"]), ("cells", phase["cells"])):
+        for part in _PARTS_IN_TURN:
+            us = phase[part]
             rows.append({"phase": name, "part": PARTS[part], "from": at, "to": at + us, "us": round(us, 3)})
             at += us
-    words = [*PARTS.values()]
     title, whole = f"microseconds of one step, {source}", max(longest, step_us(phases))
     x: Spec = {"field": "from", "type": "quantitative", "title": title, "axis": FEW, "scale": {"domain": [0, whole]}}
-    colour = {
-        "field": "part",
-        "type": "nominal",
-        "title": None,
-        "scale": {"domain": words, "range": [GREY, BLUE, ORANGE]},
-    }
     return {
         "height": {"step": 28},
         "padding": {"left": 48, "right": 8, "top": 4, "bottom": 4},  # labels are wider where fonts are
@@ -172,9 +167,48 @@ def step_timeline(phases: Sequence[PhaseRow], source: str = "predicted", longest
             "y": {"field": "phase", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 0}},
             "x": x,
             "x2": {"field": "to"},
-            "color": {**colour, "legend": {"orient": "bottom", "labelLimit": 0, "columnPadding": 32}},
+            "color": _part_colours(),
         },
     }
+
+
+def wave_timeline(layers: Sequence[Sequence[PhaseRow]], steps: int = 4) -> Spec:
+    """The first steps of layers in a wave: a row for each layer, which works on a step while the one below works on the
+    next. layers: by layer the phases of its step. All wait for the layer whose step takes longest."""
+    period, rows, names = max(map(step_us, layers)), [], []
+    for layer, phases in enumerate(layers):
+        for step in range(steps):
+            at = (layer + step) * period
+            names.append({"layer": layer, "from": at, "name": f"step {step}"})
+            parts = [(part, phase[part]) for phase in phases for part in _PARTS_IN_TURN]
+            for part, us in [("exchange", period - step_us(phases)), *parts]:
+                rows.append({"layer": layer, "part": PARTS[part], "from": at, "to": at + us, "us": round(us, 3)})
+                at += us
+    x: Spec = {"field": "from", "type": "quantitative", "title": "microseconds, predicted", "axis": FEW}
+    x |= {"scale": {"domain": [0, (len(layers) + steps - 1) * period]}}
+    y: Spec = {"field": "layer", "type": "ordinal", "sort": "descending", "title": "layer"}
+    return {
+        "height": {"step": 44},
+        "encoding": {"y": y, "x": x},
+        "layer": [
+            {
+                "data": {"values": [row for row in rows if row["us"]]},
+                "mark": {"type": "bar", "height": 18, "yOffset": 7},
+                "encoding": {"x2": {"field": "to"}, "color": _part_colours()},
+            },
+            {
+                "data": {"values": names},
+                "mark": {"type": "text", "align": "left", "dx": 2, "dy": -11},
+                "encoding": {"text": {"field": "name"}},
+            },
+        ],
+    }
+
+
+def _part_colours() -> Spec:
+    scale = {"domain": [*PARTS.values()], "range": [GREY, BLUE, ORANGE]}
+    legend = {"orient": "bottom", "labelLimit": 0, "columnPadding": 32}
+    return {"field": "part", "type": "nominal", "title": None, "scale": scale, "legend": legend}
 
 
 def wavefront(turns: Sequence[Turn], words: str) -> Spec:

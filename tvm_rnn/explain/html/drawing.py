@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from html import escape
+from importlib import import_module
 
 from tvm_rnn.errors import ConfigError, not_installed
 from tvm_rnn.graph.graph import Graph, Node, depends
@@ -30,6 +31,16 @@ class _Box:
         self.w = max(len(line) for line in lines) * LETTER + 2 * PADDING
         self.h = HEIGHT
         self.xy = (0.0, 0.0)
+
+
+def check_installed() -> None:
+    """Whether the packages that draw a page are there: asked before anything is compiled or measured for it. Raises
+    ConfigError."""
+    for name, package in (("grandalf", "grandalf"), ("vl_convert", "vl-convert-python")):
+        try:
+            import_module(name)
+        except ImportError:
+            raise ConfigError(not_installed(package)) from None
 
 
 def draw(graph: Graph, title: str) -> str:

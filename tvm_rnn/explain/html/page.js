@@ -15,15 +15,14 @@ for (const slider of document.querySelectorAll("input.stages")) {
 for (const tools of document.querySelectorAll(".zoom")) {
   const frames = [...document.querySelectorAll(`#${tools.dataset.of} .graph.wide`)];
   const pictures = frames.map((frame) => frame.querySelector("svg"));
-  const first = pictures.map((svg) => svg.getAttribute("style"));
   let scale = 0;
   const zoom = (by) => {
     const shown = pictures.find((svg) => svg.getBoundingClientRect().width);
     const now = scale || shown.getBoundingClientRect().width / shown.viewBox.baseVal.width;
     scale = by && Math.min(4, Math.max(0.2, now * by));
-    pictures.forEach((svg, number) => {
+    pictures.forEach((svg) => {
       const width = `${scale * svg.viewBox.baseVal.width}px`;
-      svg.setAttribute("style", scale ? `width: ${width}; min-width: ${width}` : first[number]);
+      svg.setAttribute("style", scale ? `width: ${width}; min-width: ${width}` : "width: 100%");
     });
   };
   for (const button of tools.querySelectorAll("button")) {

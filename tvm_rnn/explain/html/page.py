@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from tvm_rnn.decisions import DecisionFacts, Figures
 from tvm_rnn.explain.facts import ExplanationFacts, KernelFacts, NetworkFacts, PassFacts
-from tvm_rnn.explain.summary import QUESTIONS, summary
+from tvm_rnn.explain.summary import QUESTIONS, of_file, summary
 from tvm_rnn.explain.tables import percent
-from tvm_rnn.explain.text import cpu_text, in_turn_text, phase_text, subject_text, text
+from tvm_rnn.explain.text import cpu_text, in_turn_text, launches_text, phase_text, subject_text, text, told_text
 from tvm_rnn.graph.equations import equations, math
 from tvm_rnn.passes.pipeline import PASSES
 from tvm_rnn.tune.plot import history as trials
@@ -35,6 +35,12 @@ HERE = Path(__file__).parent
 FONT = HERE / "equations.woff2"
 LETTERS: Spec = {"labelFontSize": 12, "titleFontSize": 12}  # still to be read where a page is narrow
 LEGIBLE = {**CONFIG, "axis": AXIS | LETTERS, "legend": LEGEND | LETTERS, "text": TEXT | {"fontSize": 12}}
+# What readers may not know of the signs in equations.
+SIGNS = {
+    "&#8857;": "&#8857; is element by element",
+    "<mo>[": "[g] is part g",
+    "&sigma;": "&sigma; is the logistic function",
+}
 TILES = 24  # at most, in the picture of layers and time
 
 
@@ -48,7 +54,7 @@ def page(
     """The whole page. looked: the networks themselves, for equations, graphs and code; None where one is not at hand.
     ablation: without, us. history: speed over the defaults by trial."""
     networks = facts["networks"]
-    title = " and ".join(f"{own['cell']} for {_where(own)}" for own in networks)
+    title = " and ".join(f"{own['cell']}{of_file(own)} for {_where(own)}" for own in networks)
     body = [f"<h1>{escape(title)}</h1>", *map(_summary, networks)]
     body += [_contents(networks[0], bool(looked and looked[0]), bool(ablation), bool(history))]
     for number, own in enumerate(networks):
@@ -136,9 +142,10 @@ def _network(own: NetworkFacts, net: Looked | None, number: int) -> Iterator[str
     if net is not None:
         yield _h2(f"equations{more}", "Equations of one step")
         for graph in net.stages[0][1].graphs[:1]:
-            yield f'<div class="wide" tabindex="0">{"".join(math(row) for _, row in equations(graph))}</div>'
-            words = "&#8857; is element by element; [g] is part g; sigma is the logistic function."
-            yield f'<p class="soft">{words}</p>'
+            rows = "".join(math(row) for _, row in equations(graph))
+            yield f'<div class="wide" tabindex="0">{rows}</div>'
+            words = "; ".join(meaning for sign, meaning in SIGNS.items() if sign in rows)
+            yield f'<p class="soft">{words}.</p>' if words else ""
         yield _h2(f"graph{more}", "The graph before and after each pass")
         yield _graphs(net, f"stages{number}")
     elif "not_drawn" in own:
@@ -163,7 +170,11 @@ def _decided(own: NetworkFacts) -> Iterator[str]:
         yield f'<h3>Who runs the steps</h3><ul class="told"><li class="did">{escape(cpu_text(own["work"]))}</li></ul>'
     elif own["regimes"]:
         did, rest = ([row for row in own["regimes"] if row["done"] == done] for done in (True, False))
-        yield f"<h3>Who runs the steps</h3>{_told(did, rest, own['graphs'])}"
+        plain = f'<ul class="told"><li class="did">{launches_text(own["phases"])}</li></ul>'
+        yield f"<h3>Who runs the steps</h3>{_told(did, [], own['graphs']) if did else plain}"
+        if rest:
+            words = f"What else could, and why it does not ({len(rest)})"
+            yield f"<details><summary>{words}</summary>{_told([], rest, own['graphs'])}</details>"
     if own["kernels"]:
         yield _kernels(own["kernels"])
 
@@ -179,10 +190,7 @@ def _purpose(name: str) -> str:
 
 def _told(did: Sequence[DecisionFacts], rest: Sequence[DecisionFacts], graphs: Sequence[Sequence[int]]) -> str:
     rows = [("did", row) for row in did] + [("not", row) for row in rest]
-    items = [
-        f'<li class="{kind}">{escape(row["what"] + subject_text(row, graphs))}: {escape(row.get("why", ""))}</li>'
-        for kind, row in rows
-    ]
+    items = [f'<li class="{kind}">{escape(told_text(row, graphs))}</li>' for kind, row in rows]
     return f'<ul class="told">{"".join(items)}</ul>'
 
 
@@ -219,7 +227,7 @@ def _graphs(net: Looked, at: str) -> str:
             pictures.append(_folded("As text", graph_text(graph)))
         hidden = "" if number == len(stages) - 1 else " hidden"
         parts.append(f'<div class="stage" data-name="{escape(name)}"{hidden}>{"".join(pictures)}</div>')
-    buttons = (("0.8", "smaller", "&minus;"), ("1.25", "larger", "+"), ("0", "fit: as at first", "fit"))
+    buttons = (("0.8", "smaller", "&minus;"), ("1.25", "larger", "+"), ("0", "fit: all of it", "fit"))
     zoom = "".join(
         f'<button type="button" data-by="{by}" aria-label="{words}">{text}</button> ' for by, words, text in buttons
     )
@@ -260,8 +268,9 @@ def _time(own: NetworkFacts, at: str) -> Iterator[str]:
 
 
 def _timelines(own: NetworkFacts) -> list[DecisionFacts]:
-    """What was decided of kernels whose step has phases."""
-    return [row for row in own["regimes"] if row["done"] and "phase_times" in row.get("facts", {})]
+    """What was decided of kernels whose step has phases: waves first, as they run where there are some."""
+    done = [row for row in own["regimes"] if row["done"]]
+    return [row for name in ("layer_times", "phase_times") for row in done if name in row.get("facts", {})]
 
 
 def _steps(own: NetworkFacts, more: str) -> Iterator[str]:
@@ -277,7 +286,12 @@ def _steps(own: NetworkFacts, more: str) -> Iterator[str]:
     for row in rows:
         title = f"{row['what']}{subject_text(row, own['graphs'])}"
         yield f"<h3>{escape(title)}</h3>"
-        yield from _step_charts(row["facts"], title)
+        if "layer_times" in row["facts"]:
+            words = "Each layer has multiprocessors of its own, and follows the layer below by one step."
+            yield f'<p class="soft">{words}</p>'
+            yield _chart(charts.wave_timeline(row["facts"]["layer_times"]), f"the first steps of {title}")
+        else:
+            yield from _step_charts(row["facts"], title)
 
 
 def _step_charts(facts: Figures, title: str) -> Iterator[str]:
