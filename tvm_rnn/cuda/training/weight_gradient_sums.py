@@ -42,6 +42,7 @@ Products = list[tuple[Node, RowProduct]]
 COLUMNS, LINES = 32, 8  # threads of a block that sums columns: along elements, and along rows
 COLUMN_BLOCKS = 8  # of these on a multiprocessor: they wait for memory
 TILE_SQUARES = 4  # as wide as tiles are
+FOLDERS, FOLDED = 128, 4  # threads of a block that adds parts up, and elements of each
 LEAST_ROWS = 256  # of a part: fewer, and adding the parts up takes longer than the sums
 
 
@@ -174,7 +175,7 @@ class WeightGradients:
         beside = first.heads > 1 and all(nodes[n : n + each] in self.beside for n in range(0, len(nodes), each))
         totals = self._arrays([*found_totals], beside)
         blocks = tile.tiles(len(nodes), lefts[0].depth, rights[0].depth)
-        adds = wgmma.added(blocks, self.sms) if not packed and isinstance(tile, wgmma.WgmmaWeightGradientTile) else 1
+        adds = wgmma.added(blocks, self.sms) if tile.together > 1 else 1
         numbers = tuple(tuple(found_totals[node] for node in array) for array in totals)
         tile = replace(tile, totals=numbers, beside=beside, adds=adds)
         kernel = tile.kernel(f"{self.name}_totals{len(self.launches)}", lefts, *rights)
@@ -304,31 +305,40 @@ class WeightGradients:
             w.store(sums, sums[n] + a * b, n)
 
     def fold(self, count: int) -> Kernel:
-        """totals[i] = (what is there, if `add`) + the parts' sums, in order, of so many arrays."""
+        """totals[i] = (what is there, if `add`) + the parts' sums, in order, of so many arrays. A thread has several
+        elements, a block's apart, whose loads are under way at the same time."""
+        each = FOLDED * FOLDERS
 
         def body(w: Writer) -> None:
-            blocks = [tirx.truncdiv(w[f"size{n}"] + 127, int64(128)) for n in range(count)]
+            blocks = [tirx.truncdiv(w[f"size{n}"] + (each - 1), int64(each)) for n in range(count)]
             block = w.keep(wide(I.cta_id([tirx.Cast("int32", sum(blocks[1:], blocks[0]))])))
-            thread, first = wide(I.thread_id([128])), int64(0)
+            thread, first = wide(I.thread_id([FOLDERS])), int64(0)
             for n in range(count):
-                at, first = w.keep((block - first) * int64(128) + thread), first + blocks[n]
+                at, first = w.keep((block - first) * int64(each) + thread), first + blocks[n]
                 with w.when(tirx.And(at >= 0, at < w[f"size{n}"])):
                     self._add_parts(w, n, at)
 
         arrays = [f"{name}{n}" for n in range(count) for name in ("sums", "totals")]
         scalars = [*((f"size{n}", "int64") for n in range(count)), ("parts", "int64"), ("add", "int32")]
         name = f"{self.name}_fold{count if count > 1 else ''}"
-        return write(name, [(array, self.dtype) for array in arrays], scalars, body, threads=128)
+        return write(name, [(array, self.dtype) for array in arrays], scalars, body, threads=FOLDERS)
 
     def _add_parts(self, w: Writer, n: int, at: Expr) -> None:
-        """One element of the n-th array."""
-        total, sums, totals = w.local(1, self.dtype), w[f"sums{n}"], w[f"totals{n}"]
-        w.store(total, tirx.const(0.0, self.dtype), 0)
+        """A thread's elements of the n-th array, from `at` on. Those past its end repeat the last one."""
+        size, sums, totals = w[f"size{n}"], w[f"sums{n}"], w[f"totals{n}"]
+        places = [w.keep(tirx.min(at + i * FOLDERS, size - 1)) for i in range(FOLDED)]
+        total = w.local(FOLDED, self.dtype)
+        for i in range(FOLDED):
+            w.store(total, tirx.const(0.0, self.dtype), i)
         with w.when(tirx.NE(w["add"], tirx.const(0, "int32"))):
-            w.store(total, totals[at], 0)
+            for i, place in enumerate(places):
+                w.store(total, totals[place], i)
         with w.loop(tirx.Cast("int32", w["parts"])) as part:
-            w.store(total, total[0] + sums[wide(part) * w[f"size{n}"] + at], 0)
-        w.store(totals, total[0], at)
+            for i, place in enumerate(places):
+                w.store(total, total[i] + sums[wide(part) * size + place], i)
+        for i, place in enumerate(places):
+            with w.when(at + i * FOLDERS < size):
+                w.store(totals, total[i], place)
 
     def _fold_all(self, host: Host, arrays: Sequence[tuple[Pointer, Pointer, int]], parts: HostExpr, add: str) -> None:
         """One launch for all of them."""
