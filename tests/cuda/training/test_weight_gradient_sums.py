@@ -63,11 +63,11 @@ def test_biases_are_summed_by_the_products_that_read_the_same_values() -> None:
 
     found = WeightGradients("t", [*products, *sums], "bfloat16", reads, reads, "sm_90a")
     first, second = found.launches
-    assert first.totals == tuple(sums[:3]) and second.totals == (sums[3],)
-    assert first.size == 3 * 128 * 128 + 3 * 128 and second.made == [second.nodes, second.totals]
+    assert first.totals == (tuple(sums[:3]),) and second.totals == ((sums[3],),)
+    assert first.size == 3 * 128 * 128 + 3 * 128 and second.made == [second.nodes, *second.totals]
     program = Program()
     found.reserve(program, "T * B")
-    places = found.pointers(program, {first.totals: program.input(1).cast("float32")})
+    places = found.pointers(program, {first.totals[0]: program.input(1).cast("float32")})
     assert {*places} == {*products, *sums} and places[sums[1]].text.startswith(f"({places[sums[0]].text}")
     operand = program.input(0).cast("bfloat16")
     found.run(program.sequence, lambda node, product: operand, "T * B", places, "tile > 0")
@@ -77,20 +77,21 @@ def test_biases_are_summed_by_the_products_that_read_the_same_values() -> None:
 
 
 def test_products_of_members_share_a_launch_and_lie_in_their_gradients() -> None:
-    """A GRU's, whose left operands a block multiplies together: one launch, whose parts are always added up, where each
-    right operand's sums go."""
+    """A GRU's, whose left operands a block multiplies together: one launch, which writes where each right operand's
+    sums go, and whose clusters add up two parts."""
     x, h, *gates = (leaf(name, 16, 128) for name in "xhrzmn")
     r, z, m, n = gates
     products = [product(a, right, "cb,ck->cbk") for right, lefts in ((x, (r, z, m)), (h, (r, z, n))) for a in lefts]
     sums = [make("sum_rows", gate, rank=2) for gate in gates]
-    both = [tuple(products[:3]), tuple(products[3:])]
+    both, biases = [tuple(products[:3]), tuple(products[3:])], tuple(sums[:3])
 
     def reads(node: Node) -> Place | None:
         return Place("bfloat16", 16 * 128) if node.leaf else None
 
-    found = WeightGradients("t", [*products, *sums], "bfloat16", reads, reads, "sm_90a", beside=both)
+    found = WeightGradients("t", [*products, *sums], "bfloat16", reads, reads, "sm_90a", beside=[*both, biases])
     (launch,) = found.launches
-    assert launch.rights == 2 and launch.made == [*both, tuple(sums)] and found.in_heads == {*both}
+    assert launch.rights == 2 and launch.made == [*both, biases, (sums[3],)] and found.in_heads == {*launch.made}
+    assert launch.adds == launch.kernel.cluster == 2
     program = Program()
     found.reserve(program, "T * B")
     ready = {nodes: program.input(number).cast("float32") for number, nodes in enumerate(both)}
