@@ -9,7 +9,6 @@ Source: Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import product
 
 from tvm_rnn.cuda.model.choose_geometry import RecurrentUnit
@@ -27,10 +26,9 @@ WARPS_U, WARPS_N, WARPS_K = (1, 2, 4, 8), (1, 2, 3, 4), (1, 2, 4, 8)
 MOST_WARPS = 16
 REGISTER_WORDS = (0, 32, 64, 96, 128, 160)
 AHEAD = (1, 2, 3, 7)
-MATES = (1, 2)
 CHOICES: dict[str, tuple[int, ...]] = {
     **{"ctas": CTAS, "rows": ROWS, "warps_u": tuple(range(1, MOST_WARPS + 1)), "warps_n": WARPS_N, "warps_k": WARPS_K},
-    **{"register_words": REGISTER_WORDS, "ahead": AHEAD, "passes": (1, 2, 3, 4), "mates": MATES},
+    **{"register_words": REGISTER_WORDS, "ahead": AHEAD, "passes": (1, 2, 3, 4)},
 }
 
 
@@ -38,7 +36,7 @@ CHOICES: dict[str, tuple[int, ...]] = {
 class PersistentCluster(PersistentTemplate):
     """Knobs: ctas (blocks of a cluster), rows (batch rows of a cluster), warps_u, warps_n, warps_k (how a block's
     warps share units, rows and K), register_words (weights per thread in registers; the rest is in shared memory),
-    ahead, passes, mates (warps that multiply their units together)."""
+    ahead, passes."""
 
     choices = CHOICES
 
@@ -67,9 +65,7 @@ class PersistentCluster(PersistentTemplate):
                 # In float32 a lane sums all rows of a tile: one tile at a time.
                 more = {"ahead": 7 if tiles == 1 else 2, "passes": tiles if unit.precision == "float32" else 1}
                 for words in allowed(record, "register_words", REGISTER_WORDS):
-                    made = cls.geometry(unit, ctas=ctas, rows=rows, register_words=words, **shape, **more)
-                    for mates in (n for n in _mates(made) if record.get("mates", n) == n):
-                        yield replace(made, mates=mates)
+                    yield cls.geometry(unit, ctas=ctas, rows=rows, register_words=words, **shape, **more)
 
 
 def _shapes(ctas: int, rows: int, width: int, record: Mapping[str, int]) -> Iterator[dict[str, int]]:
@@ -81,11 +77,3 @@ def _shapes(ctas: int, rows: int, width: int, record: Mapping[str, int]) -> Iter
         for warps_n, warps_k in product(allowed(record, "warps_n", WARPS_N), allowed(record, "warps_k", WARPS_K)):
             if rows % (8 * warps_n) == 0 and warps_u * warps_n * warps_k <= MOST_WARPS:
                 yield {"warps_u": warps_u, "warps_n": warps_n, "warps_k": warps_k}
-
-
-def _mates(geometry: MmaSync) -> tuple[int, ...]:
-    """How many warps may multiply together: two, where one's units fill half an M tile, as in backward steps. H200,
-    backward steps of GRUs of 128, B 32, T 128, us alone and together: one 81.1, 76.3; 16 members 113.4, 109.8."""
-    half = all(len(geometry.halves(phase)) == 1 for phase in geometry.products)
-    backward = geometry.step.graph.kind == "backward"
-    return MATES if half and backward and replace(geometry, mates=2).possible else (1,)

@@ -8,13 +8,12 @@ from itertools import product
 from typing import Any
 
 import pytest
-from emulated import Case, check_packed_once, persistent_error
+from emulated import check_packed_once
 from persistent_layers import TENSOR_CORES, geometry_of, layout_of, step, text_of
 
 from tvm_rnn.cuda.layer.phases import Diagonal
 from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.geometry import MMA, Geometry
-from tvm_rnn.oracle.tolerance import tolerance
 
 COPIES = 2  # of the loop's body: even and odd steps
 
@@ -79,44 +78,6 @@ def test_parts_of_k_meet_in_shared_memory() -> None:
     assert not calls(one, "bar_arrive") and not calls(one, "ld_vec_shared_v4_f32")
     # One batch tile: the first of four warps sums it, the others store theirs and go on.
     assert calls(four, "bar_sync") and calls(four, "bar_arrive") == COPIES * 3
-
-
-@pytest.mark.parametrize(
-    ("name", "hidden", "batch", "precision", "knobs"),
-    [
-        ("gru", 43, 11, "bfloat16", {"ctas": 2, "warps_u": 2}),
-        ("elman", 50, 9, "tf32", {"exchange": "block", "warps_u": 4, "register_words": 8, "shared_words": 1000}),
-        *(
-            pytest.param(*case, marks=pytest.mark.broad)
-            for case in (
-                ("gru_reset_before", 72, 17, "float16", {"ctas": 2, "warps_u": 4, "warps_n": 2, "rows": 16}),
-                ("lstm_projection", 40, 5, "bfloat16", {"ctas": 1, "warps_u": 2, "rows": 16}),
-                ("nas", 30, 9, "bfloat16", {"exchange": "cluster", "ctas": 2, "warps_u": 4, "mates": 4}),
-            )
-        ),
-    ],
-)
-def test_mates_multiply_together(name: str, hidden: int, batch: int, precision: str, knobs: dict[str, Any]) -> None:
-    """Two products in a step and one; padded units and K; more steps than two places for sums."""
-    knobs = {"exchange": "cluster alone", "ctas": 1, "rows": 8, "register_words": 160, "mates": 2, **knobs}
-    assert persistent_error(Case(name, hidden, batch, 7, precision), knobs) < tolerance(precision, 7)
-
-
-def test_mates_fill_tiles() -> None:
-    """Half the steps of MMA where a warp's own M tile is half empty, and three quarters of two."""
-    for name, alone, together in (("elman", (1, 8), (1, 4)), ("gru", (2, 8), (3, 4))):
-        for mates, (tiles, blocks) in ((1, alone), (2, together)):
-            made = geometry(name, 128, "bfloat16", ctas=2, warps_u=8, mates=mates)
-            ((phase, share),) = [own for own in made.weights if not own[1].operand.given]
-            assert (made.m_tiles(phase), share.kblocks) == (tiles, blocks // 2), name
-
-
-def test_mates_share_operands() -> None:
-    """Not in several passes, nor in a grid, nor where parts of K have warps of their own."""
-    made = {"ctas": 2, "rows": 16, "warps_u": 4, "mates": 2}
-    assert geometry("gru", 64, "bfloat16", **made).possible
-    for other in ({"passes": 2}, {"warps_k": 2}, {"exchange": "grid"}, {"warps_u": 3}):
-        assert not geometry("gru", 64, "bfloat16", **{**made, **other}).possible
 
 
 def test_weights_have_the_order_of_the_kernels_pointers() -> None:

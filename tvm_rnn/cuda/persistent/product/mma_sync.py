@@ -12,10 +12,9 @@ PTX instructions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from math import ceil, gcd, prod
 from typing import ClassVar
 
@@ -68,15 +67,12 @@ MOST_POLLED = 64  # registers of a thread for pieces that it polls for
 @dataclass(frozen=True)
 class MmaSync(Geometry):
     """ahead: K blocks whose operands are asked for before they are used. copied: 1 where a grid's operands come to
-    shared memory by asynchronous copies (`cuda/persistent/layer_input_rows.py`) in place of registers `ahead`. mates:
-    warps of units beside each other that multiply together: each a part of K for the units of all of them, whose M
-    tiles are full where those of one warp are not. Each then has the sums of its own units."""
+    shared memory by asynchronous copies (`cuda/persistent/layer_input_rows.py`) in place of registers `ahead`."""
 
     ahead: int = 1
     copied: int = 0
-    mates: int = 1
 
-    wants: ClassVar[str] = "values that are polled for come of products alone, in one pass, of whole K blocks; mates"
+    wants: ClassVar[str] = "values that are polled for come of products alone, in one pass, of whole K blocks"
 
     def emitters(self, body: Body) -> Emitters:
         at = self.memory_map
@@ -100,8 +96,6 @@ class MmaSync(Geometry):
         """Where values are polled for: every word of an operand is written in every step, and all of it is asked for at
         once. Where a part came later, it was missing again, and a counter was quicker: LSTM 1024 bf16, B = 64, in two
         passes 5.2 us polled against 4.5; GRU 2048, B = 16, 5.0 against 3.9 (H200)."""
-        if self.mates > 1 and not self._mates_possible:
-            return False
         if not self.exchange.polls:
             return True
         plain = self.products_alone and not self.copied and self.passes == 1 and not self.step.given
@@ -110,13 +104,6 @@ class MmaSync(Geometry):
         barriers = self.warps_k == 1 or 2 * self.warps_u * self.warps_n < 16  # two for each group of warps that sums
         whole = self.publishes_whole_blocks
         return bool(self.precision != "float32" and whole and plain and at_once and barriers)
-
-    @property
-    def _mates_possible(self) -> bool:
-        """In one pass, where all of a block multiply the same operands by weights of 16 or 32 bits."""
-        same = not any(operand.diagonal for phase in self.products for operand in phase.operands)
-        plain = self.precision != "float32" and not self.stored and not self.exchange.in_memory
-        return plain and same and self.passes == self.warps_k == 1 and self.warps_u % self.mates == 0
 
     def fits(self, registers: int = 255, shared_bytes: int = BLOCK_BYTES) -> bool:
         """The next step's input would take the place of this one's too early, if it was multiplied in passes."""
@@ -150,24 +137,7 @@ class MmaSync(Geometry):
         return tirx.Min(unit // own.units * own.depth // self.block_k, all_but_own)
 
     def block_of(self, share: Share, kblock: int, ids: ThreadIds) -> Expr:
-        if self.mates > 1:
-            return tirx.floormod(ids.warp_u, self.mates) * share.kblocks + kblock
         return super().block_of(share, kblock, ids) + self.first_block(share.operand, ids.rank, ids.warp_u)
-
-    @property
-    def k_parts(self) -> int:
-        return self.warps_k * self.mates
-
-    @property
-    def part_lanes(self) -> int:
-        return LANES * self.warps_u // self.mates
-
-    def m_tiles(self, phase: Phase) -> int:
-        """Of all mates' units."""
-        return ceil_div(len(self.halves(phase)) * self.mates, 2)
-
-    def packing(self, phase: Phase, share: Share) -> tuple[Hashable, ...]:
-        return (*super().packing(phase, share), self.mates)
 
     def block_words(self, phase: Phase) -> int:
         return self.m_tiles(phase) * (4 if self.stored else 8)
@@ -175,16 +145,9 @@ class MmaSync(Geometry):
     @property
     def partial_words(self) -> int:
         """Where blocks poll, no barrier of the block lies between two steps: they take turns with two places."""
-        if self.mates > 1:
-            return 2 * self.warps * self.given_words
         if self.warps_k == 1:
             return 0
         return self.warps * self.most_m_tiles * self.pass_tiles * LANES * 4 * (2 if self.exchange.polls else 1)
-
-    @property
-    def given_words(self) -> int:
-        """What a warp gives its mates of a product's sums, at most."""
-        return (self.mates - 1) * max((len(self.halves(p)) for p in self.products), default=0) * self.pass_tiles * 2 * LANES
 
     @property
     def copy_words(self) -> int:
@@ -247,9 +210,6 @@ class MmaSync(Geometry):
         if self.warps_k > 1:
             traffic = 2 * self.warps * self.m_tiles(phase) * self.tiles * 512
             us += PARTIAL_US * (self.warps_k - 1) * self.passes + traffic / SHARED_BYTES_PER_CYCLE / CLOCK_MHZ
-        if self.mates > 1:
-            traffic = 2 * self.warps * self.given_words * 4
-            us += PARTIAL_US * (self.mates - 1) + traffic / SHARED_BYTES_PER_CYCLE / CLOCK_MHZ
         return us
 
     def _operand_us(self, phase: Phase, share: Share) -> float:
@@ -261,7 +221,7 @@ class MmaSync(Geometry):
             chain = 0.0
         if self.stored:
             issue += ceil(self.warps / 4) * self.passes * steps * m_tiles * DECODE_CYCLES[self.precision]
-        operand = self.rows * share.kblocks * self.warps_k * 64 * self.warps_u
+        operand = self.rows * share.kblocks * self.k_parts * 64 * self.warps_u
         piece = self.block_words(phase) * 4 * 32 * self.warps_u * self.warps_k * self.warps_n
         math = max(issue, chain) / CLOCK_MHZ
         near = rates.shared * self.passes * share.shared * piece / SHARED_BYTES_PER_CYCLE / CLOCK_MHZ
@@ -283,24 +243,19 @@ class MmaSync(Geometry):
     def weight_index(self, phase: Phase, share: Share, at: Expr) -> tuple[tuple[Expr, ...], Expr]:
         """Order: [cta][warp_u][warp_k][K block][M tile][MMA step][lane][a0 a1 a2 a3], each a of one word. a0 and a2 are
         the first half of a tile's rows, a1 and a3 the second; a2 and a3 lie half an MMA step further along K. In 8
-        bits: [M tile][lane][MMA step][a0 a1 a2 a3], each a of two codes, so that a lane's 16 bytes are both steps'. Of
-        mates: first the halves of the warp's own units, then those of the warp behind it, and so on around."""
+        bits: [M tile][lane][MMA step][a0 a1 a2 a3], each a of two codes, so that a lane's 16 bytes are both steps'.
+        """
         at, per_word = tirx.Cast("int32", at) if prod(share.operand.weight.shape) < 1 << 28 else at, 4 // self.itemsize
         warps = {"warp_u": self.warps_u, "warp_k": self.warps_k, "kblock": share.kblocks, "tile": self.m_tiles(phase)}
         lanes = {"lane": LANES, "mma": 2} if self.stored else {"mma": 2, "lane": LANES}
         place = Layout(cta=self.ctas, **warps, **lanes, word=4, element=per_word).coordinates(at)
         half, g, q = place["tile"] * 2 + place["word"] % 2, place["lane"] // 4, place["lane"] % 4
         first = self.first_block(share.operand, place["cta"], place["warp_u"])
-        warp, part = place["warp_u"], place["warp_k"]
-        valid = half < self.mates * len(self.halves(phase))
-        if self.mates > 1:
-            part, each = warp % self.mates, len(self.halves(phase))
-            warp, half = warp - part + (part + half // each) % self.mates, half % each
-        k = (first + part * share.kblocks + place["kblock"]) * self.block_k + q * (4 * per_word)
+        k = (first + place["warp_k"] * share.kblocks + place["kblock"]) * self.block_k + q * (4 * per_word)
         k = k + place["mma"] * (2 * per_word) + place["word"] // 2 * per_word + place["element"]
         block, gate = half // phase.gates, half % phase.gates
-        unit = self.first_unit(phase, place["cta"], warp, block) + g
-        return self.weight_at(phase, share, gate, unit, k, valid=valid)
+        unit = self.first_unit(phase, place["cta"], place["warp_u"], block) + g
+        return self.weight_at(phase, share, gate, unit, k, valid=block < self.blocks(phase.width))
 
 
 class MmaSyncProduct:
@@ -501,8 +456,6 @@ class MmaSyncProduct:
                 for chain in range(1, chains):
                     total = total + acc[first + chain * 4]
                 k.store(acc, total, first)
-        if geometry.mates > 1:
-            self._give_and_take(phase, chains, acc)
         if geometry.warps_k == 1:
             return [acc[tile * 4 * chains + z] for tile in range(count) for z in range(4)]
         group = ids.warp_u * geometry.warps_n + ids.warp_n
@@ -551,38 +504,6 @@ class MmaSyncProduct:
                 with k.when(ids.warp_k == warp_k):
                     take(warp_k)
         return [own[z] for z in range(m_tiles * geometry.pass_own * 4)]
-
-
-    def _give_and_take(self, phase: Phase, chains: int, acc: Buffer) -> None:
-        """A warp gives its mates what it has of their units' sums, and adds what they give. Two places take turns: who
-        writes to one has met all who read it, at the barrier of the product in between."""
-        geometry, k, ids = self.geometry, self.k, self.ids
-        mates, warps_n, each = geometry.mates, geometry.warps_n, len(geometry.halves(phase))
-        group, own = tirx.floordiv(ids.warp_u, mates) * warps_n + ids.warp_n, tirx.floormod(ids.warp_u, mates)
-        turn = self.partial_at + geometry.turn(phase, self.par) * geometry.partial_words // 2
-        sums = list(product(range(each), range(geometry.pass_tiles)))
-
-        def place(to: Expr, offset: int) -> Expr:
-            """Where the warp `offset` before it gives sums to a warp, this lane's two words of the first."""
-            return k.keep(turn + (group * mates + to) * geometry.given_words + (offset - 1) * len(sums) * 64 + ids.lane * 2)
-
-        def sum_at(half: int, tile: int) -> int:
-            return (half // 2 * geometry.pass_tiles + tile) * chains * 4 + half % 2 * 2
-
-        for offset in range(1, mates):
-            at = place(tirx.floormod(own + offset, mates), offset)
-            for n, (half, tile) in enumerate(sums):
-                target, first = self.arena.ptr_to([at + n * 64]), sum_at(offset * each + half, tile)
-                k.do(I.ptx["st.shared.v2.f32"](target, acc[first], acc[first + 1]))
-        k.do(I.ptx.bar.sync(tirx.Cast("uint32", group + 1), tirx.const(LANES * mates, "uint32")))
-        words = k.local(2 * len(sums))
-        for offset in range(1, mates):
-            at = place(own, offset)
-            for n in range(len(sums)):
-                k.do(I.ptx["ld.shared.v2.f32"](words[2 * n], words[2 * n + 1], self.arena.ptr_to([at + n * 64])))
-            for n, which in enumerate(sums):
-                for z in range(2):
-                    k.store(acc, acc[sum_at(*which) + z] + words[2 * n + z], sum_at(*which) + z)
 
 
 class CpAsyncProduct(MmaSyncProduct):
