@@ -33,6 +33,12 @@ def line(x: "I L", h: "H L", *, W: "H I 4", R: "H H 3", b: "H"):
 
 
 @cell(states="h")
+def mapped(x: "I Y X", h: "H Y X", *, W: "H I 3 3", R: "H H 3 3", a: "H Y 1", m: "Y X", b: "H Y X"):
+    """Parameters with a number for each pixel, for each line, and for each pixel of all channels alike."""
+    return tanh(conv(x, W) * m + conv(h, R) + rnn.exp(b) * h) * 0.5 + a * h * 0.1
+
+
+@cell(states="h")
 def joined(x: "I Y X", h: "H Y X", *, W: "2 H I 3 3", R: "2 H H 3 3", M: "H H 1 1"):
     """One kernel over what is joined, and a matrix at each pixel."""
     a, b = conv(rnn.concat([x, h], axis=-3), rnn.concat([W, R], axis=-3))

@@ -460,3 +460,40 @@ def test_the_reverse_direction_and_a_whole_model(dtype: str) -> None:
     given = {"x": emulator.arrays(np.random.default_rng(0), T, B, 12).astype(dtype), "n": np.full(B, 3, "i4")}
     found = mod.run(given)["p"]
     assert found.dtype == dtype and error(found, rnn.reference(net).run(given)["p"]) < LIMITS[dtype]
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize(
+    ("cell", "width", "dtype", "precision", "sizes"),
+    [
+        ("lstm", 18, "bfloat16", "bfloat16", {"inputs": 13}),
+        ("gru", 24, "float32", "tf32", {"num_layers": 2}),
+        ("elman", 10, "float32", "float32", {"bidirectional": True}),
+    ],
+)
+def test_a_first_step_from_no_states(
+    cell: str, width: int, dtype: str, precision: str, sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is multiplied with states that are 0; what is infinite or NaN in a parameter shows all the same."""
+    net = network(cell, width, dtype, **sizes)
+    mod = emulator.compile(net, batch=[B], **({} if precision == dtype else {"precision": precision}))
+    assert mod.manifest.variants[0].tells_starts
+    told, launch = [], type(mod)._launch
+    monkeypatch.setattr(
+        type(mod), "_launch", lambda self, p, a, s, y, rest: told.append(rest[-1]) or launch(self, p, a, s, y, rest)
+    )
+    check(net, mod, precision, count=1)
+    assert told == [1, 1]
+    mod(
+        emulator.arrays(np.random.default_rng(2), 1, B, *net.input_shapes["x"]).astype(EXACT.get(dtype, dtype)),
+        mod.init_state(B),
+    )
+    assert told.pop() == 0
+    name = next(name for name in net.weights if name.startswith("R"))
+    net.weights[name].flat[5] = np.inf
+    mod.load_weights(net.weights)
+    x = emulator.arrays(np.random.default_rng(4), 1, B, *net.input_shapes["x"])
+    y, _ = mod(x.astype(EXACT.get(dtype, dtype)))
+    expected, _ = rnn.reference(net)(x)
+    np.testing.assert_array_equal(np.isnan(np.asarray(y, np.float64)), np.isnan(expected))
+    assert told.pop() == 0 and np.isnan(expected).any()

@@ -24,6 +24,8 @@ CASES: dict[str, Case] = {
     "lstm-float32": ("conv_lstm", 3, 5, {"Y": 4, "X": 5}),
     "lstm-bfloat16-whole": ("conv_lstm", 8, 16, {"Y": 17, "X": 16, "dtype": "bfloat16"}),
     "lstm-float16-both": ("conv_lstm", 4, 8, {"Y": 3, "X": 5, "dtype": "float16", "bidirectional": True}),
+    "peephole-float32": ("conv_lstm_peephole", 3, 5, {"Y": 4, "X": 5}),
+    "peephole-bfloat16-whole": ("conv_lstm_peephole", 8, 16, {"Y": 17, "X": 16, "dtype": "bfloat16"}),
     "gru-float16": ("conv_gru", 7, 9, {"Y": 5, "X": 3, "dtype": "float16", "num_layers": 2}),
     "gru-float64": ("conv_gru", 2, 3, {"Y": 1, "X": 6, "dtype": "float64"}),
     "gru-tf32": ("conv_gru", 5, 8, {"Y": 6, "X": 7, "precision": "tf32"}),
@@ -31,6 +33,7 @@ CASES: dict[str, Case] = {
     "images-float32": (convolutions.images, 2, 4, {"Y": 5, "X": 4, "U": 3, "V": 2}),
     "line-bfloat16": (convolutions.line, 3, 8, {"L": 11, "dtype": "bfloat16"}),
     "joined-float32": (convolutions.joined, 3, 4, {"Y": 4, "X": 4}),
+    "mapped-tf32": (convolutions.mapped, 3, 8, {"Y": 5, "X": 4, "precision": "tf32"}),
     "reverse-float32": ("conv_gru", 3, 4, {"Y": 3, "X": 4, "reverse": True}),
 }
 TRAINED: dict[str, Case] = {
@@ -41,6 +44,8 @@ TRAINED: dict[str, Case] = {
     "separable-float64": ("conv_gru_separable", 2, 3, {"Y": 4, "X": 3, "dtype": "float64"}),
     "line-float32": (convolutions.line, 3, 4, {"L": 9}),
     "joined-float32": (convolutions.joined, 3, 4, {"Y": 3, "X": 4}),
+    "mapped-float32": (convolutions.mapped, 3, 4, {"Y": 3, "X": 4}),
+    "peephole-bfloat16": ("conv_lstm_peephole", 5, 8, {"Y": 3, "X": 4, "dtype": "bfloat16"}),
 }
 
 

@@ -27,6 +27,7 @@ CASES: dict[str, Case] = {
     "plain": ("conv_lstm", 5, 16, {"Y": 13, "X": 24}, "float32", 4, 2),
     "gru": ("conv_gru", 7, 33, {"Y": 19, "X": 30}, "bfloat16", 4, 3),
     "separable": ("conv_gru_separable", 16, 32, {"Y": 20, "X": 28, "num_layers": 2}, "float16", 3, 2),
+    "peephole": ("conv_lstm_peephole", 16, 24, {"Y": 17, "X": 22}, "bfloat16", 4, 3),
     "double": ("conv_gru", 2, 5, {"Y": 9, "X": 8, "bidirectional": True}, "float64", 3, 2),
 }
 TRAINED: dict[str, Case] = {
@@ -35,6 +36,7 @@ TRAINED: dict[str, Case] = {
     "tf32": ("conv_lstm", 3, 16, {"Y": 15, "X": 20}, "tf32", 3, 2),
     "plain": ("conv_lstm", 5, 12, {"Y": 11, "X": 14}, "float32", 3, 2),
     "gru": ("conv_gru", 8, 16, {"Y": 12, "X": 9, "num_layers": 2}, "bfloat16", 3, 2),
+    "peephole": ("conv_lstm_peephole", 8, 16, {"Y": 12, "X": 9}, "bfloat16", 3, 2),
 }
 
 

@@ -213,7 +213,8 @@ if torch.cuda.is_available():
     gpu = rnn.compile(net, "cuda", batch=32)
     few = x[:32].cuda()
     (scores,) = gpu.run({"x": few}).values()
-    print("on the GPU, the largest difference is below 1e-4:", bool((scores.cpu() - expected[:32]).abs().max() < 1e-4))
+    difference = (scores.cpu() - expected[:, :32]).abs().max()
+    print("on the GPU, the largest difference is below 1e-4:", bool(difference < 1e-4))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         (again,) = gpu.run({"x": few}).values()

@@ -28,7 +28,7 @@ TRUTHS = {"logical_and": {0, 1}, "logical_or": {0, 1}, "logical_not": {0}, "wher
 OWN_GRADIENT = ("stop_gradient", "surrogate")  # not that of their value
 
 # test_recurrences.py has those of scans; a table's rows have tests of their own below.
-OF_THEIR_OWN = ("take", "neighbours")  # rows that read by places, or other rows
+OF_THEIR_OWN = ("take", "neighbours", "at_pixel", "sum_images")  # rows that read by places, or other rows
 ROWS = [op for op in TABLE.values() if op.kind not in ("random", "scan") and op.name not in OF_THEIR_OWN]
 CASES: list[Case] = [
     *((op, (shape,), {}) for op in UNARY for shape in ((), (3,), (2, 5))),
@@ -170,6 +170,20 @@ def test_neighbours_of_a_pixel_are_what_the_taps_of_an_image_see() -> None:
     for wrong in ((9,), (3, 1)):
         with pytest.raises(ValueError, match="channels"):
             op.shape(wrong, **how)
+
+
+def test_a_table_of_pixels_is_read_image_after_image_and_its_gradient_is_a_sum_of_images() -> None:
+    reads, sums, rng = TABLE["at_pixel"], TABLE["sum_images"], np.random.default_rng(0)
+    table, rows = rng.normal(size=(2, 3, 4)), np.zeros((5, 12, 7))  # two images of 2 x 3 in each step
+    assert reads.shape(table.shape, (7,), image=(2, 3)) == (4,) and reads.gradient is None and reads.kind == "move"
+    np.testing.assert_array_equal(reads.numpy(table, rows, image=(2, 3)), np.tile(table.reshape(6, 4), (2, 1)))
+    values = rng.normal(size=(5, 12, 4))
+    assert sums.shape((4,), rank=1, image=(2, 3)) == (2, 3, 4) and sums.kind == "sum_rows"
+    expected = values.reshape(5, 2, 2, 3, 4).sum((0, 1))
+    np.testing.assert_allclose(sums.numpy(values, rank=1, image=(2, 3)), expected, rtol=1e-14)
+    for wrong in (((3, 2, 4), (7,)), ((2, 3, 4), (1, 7))):
+        with pytest.raises(ValueError, match="pixels"):
+            reads.shape(*wrong, image=(2, 3))
 
 
 def test_no_row_of_a_table_is_nan() -> None:

@@ -77,6 +77,8 @@ def test_what_is_written_is_what_was_read(name: str) -> None:
 @pytest.mark.parametrize("name", OLD)
 def test_a_new_manifest_says_the_same(name: str) -> None:
     old, found = OLD[name], json.loads(json.dumps(plain(new(name))))
+    for variant in found.get("variants", ()):
+        variant.pop("tells_starts", None)  # which came later, too
     assert form(old) == form(found)
     assert found.pop("passes") == ["parallelise_time", *old["passes"]]  # which came later
     for key in SAME.split():

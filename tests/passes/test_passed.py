@@ -17,9 +17,9 @@ NET = rnn.RNN(rnn.cells.lstm, 8, 16, num_layers=2)
 def noted(options: Options) -> tuple[Passed, list[Options]]:
     own, seen = passed(NET, options), list[Options]()
 
-    def pipeline(net: rnn.RNN, options: Options) -> list[tuple[str, Layers]]:
+    def pipeline(net: rnn.RNN, options: Options, starts: bool = False) -> list[tuple[str, Layers]]:
         seen.append(options)
-        return own.pipeline(net, options)
+        return own.pipeline(net, options, starts)
 
     return Passed(NET, options, pipeline), seen
 

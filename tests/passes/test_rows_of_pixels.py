@@ -20,10 +20,12 @@ from tvm_rnn.target import resolve
 
 CELLS: dict[str, tuple[Any, dict[str, int]]] = {
     "lstm": (rnn.cells.conv_lstm, {"Y": 3, "X": 4}),
+    "peephole": (rnn.cells.conv_lstm_peephole, {"Y": 3, "X": 4}),
     "gru": (rnn.cells.conv_gru, {"Y": 2, "X": 3}),
     "separable": (rnn.cells.conv_gru_separable, {"Y": 4}),
     "line": (convolutions.line, {"L": 7}),
     "images": (convolutions.images, {"Y": 4, "X": 3, "U": 3, "V": 2}),
+    "mapped": (convolutions.mapped, {"Y": 2, "X": 3}),
     "joined": (convolutions.joined, {"Y": 3, "X": 3}),
 }
 B = 2
@@ -98,7 +100,6 @@ def centred(x: "I Y X", h: "H Y X", *, W: "H I 3 3", R: "H H 3 3"):
 @pytest.mark.parametrize(
     ("own", "sizes"),
     [
-        (rnn.cells.conv_lstm_peephole, {"Y": 3}),
         (convolutions.lines, {"L": 6}),
         (convolutions.made, {"Y": 3, "X": 3}),
         (centred, {"Y": 3, "X": 3}),

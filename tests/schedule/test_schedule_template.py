@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,15 @@ def test_a_folder_that_is_missing_is_an_error(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(discovery, "_found", None)
     with pytest.raises(ConfigError, match=r"no such folder of schedules[\s\S]*/no/such/folder"):
         templates()
+
+
+def test_threads_that_compile_first_at_the_same_time_see_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, load = templates(), discovery._load
+    monkeypatch.setattr(discovery, "_found", None)
+    monkeypatch.setattr(discovery, "_load", lambda file: time.sleep(0.01) or load(file))
+    with ThreadPoolExecutor(4) as pool:
+        found = [*pool.map(lambda _: {*templates()}, range(4))]
+    assert found == 4 * [{*whole}]
 
 
 def test_knobs_answer_with_the_record_or_the_default() -> None:

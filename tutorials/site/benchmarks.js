@@ -5,9 +5,10 @@ const NARROW = 600;
 // On a phone names of points and the legend leave room for the points.
 function fit(spec) {
   for (const layer of spec.layer ?? [spec]) {
-    const { y, color } = layer.encoding ?? {};
+    const { x, y, color } = layer.encoding ?? {};
+    if (x?.title) x.title = x.title.split(/(?<=:) /); // a line for each part
     if (y?.axis) y.axis = { ...y.axis, labelLimit: 120, labelFontSize: 9 };
-    if (color?.legend) color.legend = { ...color.legend, columns: 2, symbolSize: 60 };
+    if (color?.legend) color.legend = { ...color.legend, columns: y?.axis ? 1 : 2, symbolSize: 60 };
   }
   return spec;
 }

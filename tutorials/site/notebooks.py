@@ -20,6 +20,7 @@ from typing import Any
 import jupytext
 import nbformat
 from nbclient import NotebookClient
+from traitlets.config import Config
 
 import tvm_rnn as rnn
 
@@ -61,7 +62,9 @@ def run(path: Path, folder: Path) -> Path:
             for name in BESIDE:
                 (Path(place) / name).symlink_to(TUTORIALS / name)
             where = {"metadata": {"path": place}}
-            NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", resources=where).execute()
+            # Sockets that are files of this user, not ports of the machine, which anyone on it can listen to.
+            sockets = Config({"KernelManager": {"transport": "ipc", "ip": f"{place}/kernel"}})
+            NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", resources=where, config=sockets).execute()
     folder.mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, target)
     return target

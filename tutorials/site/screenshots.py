@@ -1,6 +1,6 @@
 """The pictures of pages in the documentation: reports, and the page of a folder for browsers.
 
-In: networks; the amplifier of the how-to "Run in the browser". Out: `pages/images/report_*.png` and `browser_amp.png`,
+In: commands; the amplifier of the how-to "Run in the browser". Out: `pages/images/report_*.png` and `browser_amp.png`,
 made in Chromium: `python tutorials/site/screenshots.py [NAME ...]`. Needs playwright and a Chromium; reports need
 the extra "report"; the amplifier needs torch and a compiler for WebAssembly.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import http.server
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -18,23 +19,17 @@ from typing import Any
 
 import amplifier
 
-import tvm_rnn as rnn
-
 PAGES = Path(__file__).resolve().parent / "pages"
 IMAGES = PAGES / "images"
-FIRST = (
-    rnn.RNN(rnn.cells.lstm, 256, 512, 4, dtype="bfloat16"),
-    "nvidia-h200",
-    64,
-)  # from the top; others: equations on
+# Commands of reports. The README's is the one beside its picture, which has the report from the top; others begin at
+# the equations.
+TOP, GPU = "report", "--target nvidia-h200 --dtype bfloat16"
 REPORTS = {
-    "report": FIRST,
-    "report_lstm": (rnn.RNN(rnn.cells.lstm, 64, 256, 3), "x86-64-v4", 16),
-    "report_wave": (rnn.RNN(rnn.cells.lstm, 256, 256, 3, dtype="bfloat16"), "nvidia-h200", 64),
-    "report_mlstm": (rnn.RNN(rnn.cells.mlstm, 64, 64), "x86-64-v4", 1),
+    TOP: "lstm --input-size 64 --hidden-size 256 --layers 3 --batch 16 --measure",
+    "report_lstm": "lstm --input-size 64 --hidden-size 256 --layers 3 --batch 16 --target x86-64-v4",
+    "report_wave": f"lstm {GPU} --input-size 256 --hidden-size 256 --layers 3 --batch 64",
+    "report_mlstm": "mlstm --input-size 64 --hidden-size 64 --batch 1 --target x86-64-v4",
 }
-
-
 AMPLIFIER = "browser_amp"
 SOUND = "--autoplay-policy=no-user-gesture-required"  # nobody clicks
 
@@ -52,13 +47,13 @@ def take(names: list[str]) -> None:
 
 
 def _report(browser: Any, folder: Path, name: str) -> None:
-    """What a window shows of a network's report, from the equations on."""
-    net, target, batch = REPORTS[name]
-    path = folder / f"{name}.html"
-    rnn.explain(net, target, batch=batch, records="none").write_html(path, command=f"tvm-rnn explain ... {name}")
-    page = browser.new_page(viewport={"width": 1000, "height": 640 if name == "report" else 1300})
-    page.goto(path.as_uri())
-    if name != "report":
+    """What a window shows of a command's report."""
+    cell, *options = REPORTS[name].split()
+    command = [sys.executable, "-m", "tvm_rnn", "explain", cell, *options, "--html", f"{cell}.html"]
+    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    page = browser.new_page(viewport={"width": 1000, "height": 640 if name == TOP else 1300})
+    page.goto((folder / f"{cell}.html").as_uri())
+    if name != TOP:
         page.evaluate("document.getElementById('equations').scrollIntoView()")
     page.screenshot(path=str(IMAGES / f"{name}.png"))
 

@@ -11,6 +11,7 @@ Rewrite: for row, n, vector a: for k: z[row, n, a] += R[n, k, a] h[row, n, k]
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -28,16 +29,17 @@ from tvm_rnn.tir.statements import Block, bind, floordiv, floormod, loop, sequen
 
 from . import register_tile_reductions
 from .head_loops import Heads
-from .register_tile import CACHE_LINE, SECOND_LEVEL, Places, Tile, prefetch
+from .register_tile import CACHE_LINE, EVERY_LEVEL, SECOND_LEVEL, Places, Tile, prefetch, with_prefetches
 from .row_loops import each_row, leftovers
-from .workspace import dense
+from .workspace import Array, dense
 
 HEIGHTS, BROAD = (8, 6, 4, 3, 2, 1), (4, 3, 2, 1)
 FEWEST = 8  # sums at a time, where there is room: two pipes with a latency of four cycles
 
 
-def parameter_of(root: Node, places: Places) -> str | None:
-    """The letters of the operand that is a parameter and has the result's last axis, where the other one has not."""
+def parameter_of(root: Node, places: Places) -> tuple[str, Array] | None:
+    """The operand that is a parameter and has the result's last axis, where the other one has not: its letters, and
+    where it is."""
     if root.op != "einsum":
         return None
     inputs, out = root.attrs["spec"].split("->")
@@ -46,7 +48,7 @@ def parameter_of(root: Node, places: Places) -> str | None:
         return None
     ((text, arg),) = wide
     array = places.read(arg)
-    return text if array is not None and not array.row_stride else None
+    return (text, array) if array is not None and not array.row_stride else None
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,10 @@ class Shape:
 def tile_shape(root: Node, places: Places, lanes: int, accumulators: int, batch: int | None) -> Shape:
     """The tile that does most with what it loads. batch: the most rows that are expected; None: any."""
     vectors = -(-root.shape[-1] // lanes)
-    letters = parameter_of(root, places)
+    parameter = parameter_of(root, places)
     axis, sizes = None, [1]
-    if letters is not None:
-        out = root.attrs["spec"].split("->")[1]
+    if parameter is not None:
+        letters, out = parameter[0], root.attrs["spec"].split("->")[1]
         free = [a for a, t in enumerate(out[:-1]) if t not in letters]
         axis = max(free, key=lambda a: root.shape[a], default=None)
         powers = [h for h in HEIGHTS if h & (h - 1) == 0 and (batch is None or h < 2 * batch)]
@@ -99,6 +101,13 @@ class ReductionTiles:
     def vectors(self) -> int:
         return -(-self.root.shape[-1] // self.lanes)
 
+    @property
+    def parameter(self) -> tuple[str, Array]:
+        """Of tiles that have several rows of the batch."""
+        found = parameter_of(self.root, self.places)
+        assert found is not None
+        return found
+
     def statement(self) -> Stmt:
         """The whole group."""
         shape, outer = self.shape, self.root.shape[:-1]
@@ -125,7 +134,9 @@ class ReductionTiles:
         """for outer axes, vectors: for rows: tile; then what full tiles of rows leave."""
         full, broad, within = self.shape.tall, self.shape.broad, self.places.within
         counts = [*outer, self.vectors // broad]
-        first = counts[0] if within is None else within.count
+        weights = self.places.buffers[self.parameter[1].buffer]
+        first = int64(counts[0]) if within is None else within.count
+        last = first * int64(prod(counts[1:])) - int64(1)
 
         def body(i: tirx.Var) -> list[Block]:
             index, sets = self._split(i, counts)
@@ -133,16 +144,36 @@ class ReductionTiles:
                 index[0] = within.begin + index[0]
             place = (*index[:-1], index[-1] * int64(broad))
             asked = partial(self._ask, dense(counts, index), prod(counts))
-            whole = loop(
-                "r",
-                floordiv(self.rows, full),
-                lambda r: [asked(r * int64(full)), self._tile(full, r * int64(full), place)],
-            )
+            next_index, set_next = self._split(tirx.min(i + int64(1), last), counts, "next")
+            if within is not None:
+                next_index[0] = within.begin + next_index[0]
+
+            def tile(r: tirx.Var) -> list[Block]:
+                own, coming = self._tile(full, r * int64(full), place), partial(self._coming, next_index, r)
+                return [asked(r * int64(full)), with_prefetches(own, weights, EVERY_LEVEL, coming)]
+
+            whole = loop("r", floordiv(self.rows, full), tile)
             rest = leftovers(self.rows, full, full // 2, lambda height, start: self._tile(height, start, place))
-            return [*sets, whole, rest]
+            return [*sets, *set_next, whole, rest]
 
         shared = self.is_worth_threads and within is None and prod(counts) > 1
-        return loop("i", first * int64(prod(counts[1:])), body, parallel=shared)
+        return loop("i", last + int64(1), body, parallel=shared)
+
+    def _coming(self, index: Sequence[Expr], tile: Expr, k: tirx.Var) -> list[Expr]:
+        """What tile number `tile` of rows asks for in the loop over k: one line of the parameter's row k of the vectors
+        that come next, at `index`. Caches ask for what follows only while it is read, and then only the first tile
+        would wait for it (12 heads of 64 x 64 by 4 gates, B = 16: 0.92 of a product's time)."""
+        letters, array = self.parameter
+        reduced = dict(reduced_axes(self.root))
+        if k.name != "k0" or len(reduced) != 1:
+            return []
+        known = dict(zip(self.root.attrs["spec"].split("->")[1], index, strict=True)) | dict.fromkeys(reduced, k)
+        line = CACHE_LINE // np.dtype(self.unit.dtype).itemsize
+        width = self.shape.broad * self.lanes
+        turn = tirx.min(tile, int64(-(-width // line) - 1))
+        place = [known[letter] for letter in letters]
+        place[letters.index(self.root.attrs["spec"][-1])] = index[-1] * int64(width) + turn * int64(line)
+        return [array.address(int64(0), place)]
 
     def _ask(self, part: Expr, parts: int, row0: Expr) -> list[Stmt]:
         """Asks for a part of what is wanted, in a tile's rows."""
@@ -169,11 +200,11 @@ class ReductionTiles:
         return Heads(first, tall, prod(self.root.shape[:-1]) * self.vectors // self.shape.broad)
 
     @staticmethod
-    def _split(i: Expr, counts: list[int]) -> tuple[list[Expr], list[Stmt]]:
+    def _split(i: Expr, counts: list[int], name: str = "i") -> tuple[list[Expr], list[Stmt]]:
         """A flat number as one of each axis."""
         index, sets, rest = list[Expr](), list[Stmt](), i
         for a in reversed(range(len(counts))):
-            own, set_own = bind(f"i{a}", floormod(rest, counts[a]) if a else rest)
+            own, set_own = bind(f"{name}{a}", floormod(rest, counts[a]) if a else rest)
             index.insert(0, own)
             sets.append(set_own)
             rest = floordiv(rest, counts[a])

@@ -292,7 +292,7 @@ class Matrix:
         depth, lanes, gates = depth or self.depth, self.lanes, self.gates
         full, rest = divmod(self.node.shape[-1], lanes)
         tail = self.own.tails.get(self.node, Tail(lanes, gates))
-        blanks = lanes - rest if tail.units == lanes else tail.vectors * lanes - gates * rest
+        width = tail.vectors * lanes if rest else 0  # of a row of the last panel
         # A bound that LLVM does not know: of few steps it makes straight-line code, a third of a small module's.
         steps = tirx.min(int64(depth), target.shape[0])
 
@@ -314,19 +314,18 @@ class Matrix:
         def row_of_rest(k: Expr, g: int, v: Expr) -> Stmt:
             return store(target, last(k, g, v), value(int64(full), k, g, v))
 
-        def blank(k: Expr, g: int, v: Expr) -> Stmt:
-            return store(target, last(k, g, int64(rest) + v), zero)
+        def blank(k: Expr) -> Stmt:
+            return loop("v", width, lambda v: store(target, last(k, 0, v), zero))
 
         # No condition on the unit inside the loops: LLVM makes 4000 scatters of it at H = 130, in ten seconds.
         def gate(g: int) -> list[Stmt]:
             parts = [loop("p", full, lambda p: rows(p, g))] if full else []
             if rest:
                 parts.append(loop("k", steps, lambda k: vector("v", rest, lambda v: row_of_rest(k, g, v))))
-            if rest and blanks and (tail.units == lanes or g == gates - 1):
-                parts.append(loop("k", steps, lambda k: loop("v", blanks, lambda v: blank(k, g, v))))
             return parts
 
-        return sequence([gate(g) for g in range(gates)])
+        blanks = loop("k", steps, blank) if width > gates * rest else None
+        return sequence(blanks, [gate(g) for g in range(gates)])
 
 
 def accumulated(node: Node, index: Index, read: Reader, packed: Buffer, address: Expr, dtype: str) -> Stmt:

@@ -142,6 +142,7 @@ def describe(passed: Passed, programs: Sequence[Program], taken: Mapping[str, li
             parameters=program.parameters,
             kernels=[_with_threads(row, program) for row in taken.get(target.arch + program.suffix, [])],
             templates=program.facts.get("templates", []),
+            tells_starts=program.tells_starts,
         )
         for program, target in zip(programs, targets, strict=True)
     ]

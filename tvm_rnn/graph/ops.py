@@ -193,6 +193,19 @@ def _neighbours(x: Array, *, taps: Shape, dilation: Shape, before: Shape, image:
     return np.concatenate(seen, -1).reshape(*x.shape[:-1], -1)
 
 
+def at_pixel(table: Shape, x: Shape, *, image: Shape) -> Shape:
+    """The shape of what a table of an image's pixels has for each of them. x: a row, one of as many as there are."""
+    if table[: len(image)] != image or len(x) != 1:
+        raise ValueError(f"a table {list(table)} for pixels of {list(image)}")
+    return table[len(image) :]
+
+
+def _at_pixel(table: Array, x: Array, *, image: Shape) -> Array:
+    """Rows are pixels, image after image: as many as x has."""
+    pixels = table.reshape(-1, *table.shape[len(image) :])
+    return pixels[np.arange(x.shape[-2]) % len(pixels)]
+
+
 def _conv(kernel: Array, x: Array, *, spec: str, taps: Shape, dilation: Shape) -> Array:
     return _einsum(kernel, _windows(x, taps=taps, dilation=dilation), spec=spec)
 
@@ -320,6 +333,11 @@ def _first(value: Array, other: Array) -> Array:
     return np.broadcast_arrays(value, other)[0]
 
 
+def _sum_images(x: Array, *, rank: int, image: Shape) -> Array:
+    lead = x.shape[x.ndim - rank :]
+    return x.reshape(-1, *image, *lead).sum(0)
+
+
 def _sum_rows(x: Array, *, rank: int) -> Array:
     return x.sum(axis=tuple(range(x.ndim - rank)))
 
@@ -390,6 +408,8 @@ _ROWS = [
     _view("windows", windowed, _windows, gradients.windows),
     # Where each pixel is a row of its own: what the taps see around it, in other rows (passes/rows_of_pixels.py).
     Op("neighbours", 1, neighboured, _neighbours, None, kind="move"),
+    # There too: what a value made of parameters, of the size of an image, has for the pixel of a row.
+    Op("at_pixel", 2, at_pixel, _at_pixel, None, kind="move"),
     # gemm(W1, x1, W2, x2, ...) = sum of W x: parameters [(G,) N, K] times vectors [K]; passes/normalise.py makes it of
     # einsum.
     Op("gemm", None, multiplied, _gemm, gradients.gemm, kind="contract", cost=2),
@@ -398,6 +418,8 @@ _ROWS = [
     # Over all T and B: the sum of a value, and of products of two. `spec` is that of einsum, without T and B: with
     # "ij,k->ijk" it is the GEMM of a weight's gradient.
     Op("sum_rows", 1, lambda shape, *, rank: shape, _sum_rows, lambda f, g, y, a, *, rank: (g,), kind="sum_rows"),
+    # Of pixels: for each of an image's the sum over all images.
+    Op("sum_images", 1, lambda shape, *, rank, image: (*image, *shape), _sum_images, None, kind="sum_rows"),
     Op("einsum_rows", 2, contracted, _einsum_rows, gradients.contract, kind="sum_rows", cost=2),
     # 1.0 with the probability `keep`, else 0.0, for each row and unit; no argument, so no gradient.
     Op("mask", 0, masked, _mask, None, kind="random"),

@@ -155,12 +155,13 @@ class Kernel(Struct, kw_only=True, omit_defaults=True):
 
 class GpuProgram(Struct, kw_only=True, omit_defaults=True):
     """The code of one function for one GPU arch. parameters: (name, dtype) of the weights and constants that its
-    packing reads, in order."""
+    packing reads, in order. tells_starts: its last argument says whether a call is given no states."""
 
     packed_bytes: Size
     parameters: list[tuple[str, str]]
     kernels: list[Kernel]
     templates: list[Row] | None = None
+    tells_starts: bool = False
 
 
 class Variant(GpuProgram, kw_only=True):

@@ -1,14 +1,14 @@
 """What the passes made of a network, in each form that somebody plans with: handed to planners, which run no pass.
 
 In: a network, its options, and the function that runs the passes (`pipeline.passed` puts it in). Out: graphs of
-inference, of training, and of layers in a wave.
+inference, of training, of layers in a wave, and of a first step from no states.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Protocol
 
 from tvm_rnn.decisions import recording
 from tvm_rnn.graph.graph import Layers
@@ -19,13 +19,19 @@ Stages = list[tuple[str, Layers]]  # the graphs after each pass, in order
 IN_STEP = ("hoist_gemms",)  # left out where products of inputs are part of the step
 
 
+class Pipeline(Protocol):
+    """Runs the passes. starts: for a first step from no states (`first_step.py`)."""
+
+    def __call__(self, net: RNN, options: Options, starts: bool = False) -> Stages: ...
+
+
 @dataclass(frozen=True)
 class Passed:
     """A network after its passes. Each form is made when it is first asked for."""
 
     net: RNN
     options: Options
-    pipeline: Callable[[RNN, Options], Stages]
+    pipeline: Pipeline
 
     @cached_property
     def stages(self) -> Stages:
@@ -49,6 +55,13 @@ class Passed:
     def in_wave(self) -> Layers:
         """The graphs of layers that run step by step beside each other: products of inputs are part of the step."""
         return self.in_step(False)
+
+    @cached_property
+    def first_step(self) -> Layers:
+        """The graphs of a call of one step that is given no states, with products of inputs as part of the step. An
+        attempt, too."""
+        with recording(listen=False):
+            return self.pipeline(self.net, replace(self.options, training=False, without=IN_STEP), starts=True)[-1][1]
 
     def in_step(self, training: bool | str) -> Layers:
         """The graphs of inference, or of training for that choice of what is kept, with products of inputs as part of

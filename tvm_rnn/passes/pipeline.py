@@ -17,6 +17,7 @@ from tvm_rnn.options import Options, check_passes
 from . import Pass, keep_choice
 from .combine_gemms import CombineGemms
 from .differentiate import Differentiate, choice
+from .first_step import first_step
 from .fuse_pointwise import FusePointwise
 from .hoist_gemms import HoistGemms
 from .normalise import normalise
@@ -51,13 +52,15 @@ def run(
     *,
     training: bool | str = False,
     precision: str = "",
+    starts: bool = False,
 ) -> list[tuple[str, Layers]]:
     """All stages in order: "trace", "normalise" (for training "differentiate", which does both), then each pass that
     was not left out. For training the graphs have regularisers' masks, and backward graphs, which every pass is applied
     to as well.
 
     training: what it keeps, by name (`keep_choice.py`); True: "auto". precision: of products, which "auto" goes by; "":
-    the network's dtype. batches: sizes to be quickest at. fuse_pointwise and tile_layers_and_time also decide things
+    the network's dtype. batches: sizes to be quickest at. starts: the graphs of a first step from no states, see
+    `first_step.py`. fuse_pointwise and tile_layers_and_time also decide things
     that later stages cannot do without, so leaving them out means running them in their plain form: one group per node;
     all of T in one tile, layer by layer.
     """
@@ -83,6 +86,7 @@ def run(
             tell(True, f'keep="{what}"', why, elements=0)
     else:
         graphs = [normalise(g) for g in graphs]
+        graphs = [first_step(g, net.cell.initial) for g in graphs] if starts else graphs
     stages.append((first, Layers(tuple(graphs), tuple(of_layer))))
     whole = net.num_directions > 1 or net.reverse
     if target.kind == "cuda" and not net.cell.constants and not (training and whole):
@@ -125,8 +129,8 @@ def _apply(step: Pass, graph: Graph, net: RNN, target: Target) -> Graph:
 def passed(net: RNN, options: Options) -> Passed:
     """A network with its graphs after the passes, for planners."""
 
-    def graphs(net: RNN, options: Options) -> list[tuple[str, Layers]]:
-        training, precision = options.training, options.precision
-        return run(net, options.least, options.without, options.batches, training=training, precision=precision)
+    def graphs(net: RNN, options: Options, starts: bool = False) -> list[tuple[str, Layers]]:
+        own = options.without, options.batches
+        return run(net, options.least, *own, training=options.training, precision=options.precision, starts=starts)
 
     return Passed(net, options, graphs)

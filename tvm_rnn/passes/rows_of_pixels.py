@@ -9,6 +9,8 @@ addressing an operand, so that everything that is made for products of vectors h
 
 Rewrite: einsum("cuvf,cuvyx->fyx", K, windows(pad(h)))       -->  gemm(K[f, (u, v, c)], neighbours(h))
          einsum_rows("fyx,cuvyx->fcuv", d, windows(pad(h)))  -->  einsum_rows("f,k->fk", d, neighbours(h))
+         p[f, y, x] * c                                      -->  at_pixel(p[y, x, f]) * c
+         sum_rows(d[f, y, x])                                -->  sum_images(d)[y, x, f]
 
 Source: Chetlur et al. 2014, "cuDNN: Efficient Primitives for Deep Learning", section 3 (implicit GEMM).
 """
@@ -188,14 +190,21 @@ class _Pixels:
         return self.make(node.op, *args, source=node.source, **{**node.attrs, **changed})
 
     def _operand(self, node: Node, rank: int) -> Node | None:
-        """What a pointwise operation reads: a value of pixels, or a parameter that is the same for all of them."""
+        """What a pointwise operation reads: a value of pixels, or a parameter, one for all of them or one for each."""
         if self.leaves[node]:
             whole = node.shape[-self.rank :] == self.size and node not in self.summed
             return self.new.get(node) if whole else None
-        if len(node.shape) != rank or any(size != 1 for size in node.shape[-self.rank :]):
+        if len(node.shape) != rank:
             return None
-        lead = node.shape[: -self.rank]
-        return self.make("reshape", node, rank=len(node.shape), to=lead)
+        lead, size = node.shape[: -self.rank], node.shape[-self.rank :]
+        if all(one == 1 for one in size):
+            return self.make("reshape", node, rank=rank, to=lead)
+        if size != self.size:
+            node = self.make("broadcast", node, to=(*lead, *self.size))
+        axes = (*range(len(lead), rank), *range(len(lead)))
+        table = self.make("transpose", node, source=node.source, axes=axes)
+        row = next(self.new[leaf] for leaf in (*self.old.inputs, *self.old.states))
+        return self.make("at_pixel", table, self._vector(row), source=node.source, image=self.size)
 
     def _reshape(self, node: Node) -> Node | None:
         """Of an image's channels, or of a whole image to a vector and back."""
@@ -289,12 +298,20 @@ class _Pixels:
         return _Around(x, seen.attrs["taps"], seen.attrs["dilation"], before, self.size)
 
     def _sum_rows(self, node: Node) -> Node | None:
-        """Rows are pixels: a sum over both is one over rows."""
+        """Rows are pixels: a sum over both is one over rows. One over rows alone is made for each pixel, and of these
+        sums that over the other axes."""
         below = node.args[0]
-        x, every = self.new.get(below), frozenset(range(-self.rank, 0))
-        if x is None or self.summed.get(below, frozenset()) != every:
+        x, axes = self.new.get(below), self.summed.get(below, frozenset())
+        if x is None or len(below.shape) <= self.rank:
             return None
-        return self.make("reshape", self._put(node, x, rank=len(x.shape)), rank=len(x.shape), to=node.shape)
+        if axes == frozenset(range(-self.rank, 0)):
+            return self.make("reshape", self._put(node, x, rank=len(x.shape)), rank=len(x.shape), to=node.shape)
+        found = self.make("sum_images", x, source=node.source, rank=len(x.shape), image=self.size)
+        order = (*range(self.rank, len(found.shape)), *range(self.rank))
+        found = self.make("transpose", found, source=node.source, axes=order)
+        for axis in sorted(axes):
+            found = self.make("sum", found, source=node.source, axis=axis, keepdims=True)
+        return self.make("reshape", found, rank=len(found.shape), to=node.shape)
 
     def _product_of_rows(self, node: Node) -> Node | None:
         """The gradient of a kernel: of each part of what is above, with what taps saw."""

@@ -32,6 +32,8 @@ class Variant(Protocol):
     packed_bytes: int
     parameters: Sequence[tuple[str, str]]
 
+    def get(self, name: str) -> object: ...
+
 
 class Call(NamedTuple):
     """One call. values: inputs in the manifest's order; axes: names of the leading ones; lengths and reset: None where
@@ -65,16 +67,19 @@ def fits(arch: str, capability: int) -> bool:
 
 class Program:
     """One function of a module on one GPU: how it is called there, and the weights in its kernels' order, which take
-    memory from the first call on. way: "" for plain calls, else of training. stale: they are not the module's."""
+    memory from the first call on. way: "" for plain calls, else of training. stale: they are not the module's. finite:
+    all of them are known to be, so that what they make of a state that is 0 is 0. tells_starts: its last argument says
+    whether a call is given no states."""
 
     def __init__(self, device: Device, module: CudaModule, way: str, stream: int) -> None:
         self.device, self.stale, self.sizes = device, True, dict[tuple[int, int], int]()
         self.variant: Variant = getattr(device.variant, way) if way else device.variant
+        self.tells_starts = bool(self.variant.get("tells_starts"))
         suffix = "_".join([device.variant.arch, *filter(None, [module.manifest.get("part"), way])])
         names = ("load", "pack", "workspace", "sequence")
         self.functions = {n: module._library.get_function(f"{n}_{suffix}") for n in names}
         self.functions["load"](device.number, stream)
-        self.packed, self._module = 0, weakref.ref(module)
+        self.packed, self.finite, self._module = 0, False, weakref.ref(module)
 
     def workspace(self, T: int, B: int, stream: int) -> int:
         """Bytes that a call needs."""
@@ -89,6 +94,7 @@ class Program:
         if not self.packed:
             self.device.check_outside(stream, "weights that take memory in their first call")
             self.packed = self.device.allocate(self._module(), int(self.variant.packed_bytes))
+        self.finite = False
         raw = (addresses[name] for name, _ in self.variant.parameters)
         self.functions["pack"](self.device.number, stream, self.packed, *raw)
 
@@ -103,6 +109,7 @@ class Program:
             for name, dtype in self.variant.parameters:
                 raw[name] = device.send(np.ascontiguousarray(sources[name], dtype))
             self.pack(stream, raw)
+            self.finite = self.tells_starts and all(np.isfinite(sources[name]).all() for name in raw)
             device.functions["finish"](device.number, stream, 0)
         finally:
             for address in raw.values():
@@ -366,18 +373,22 @@ class CudaModule(CallersThread, Module):
     def _run_on(self, arrays: Arrays, call: Call) -> tuple[Array, State]:
         given = self._given(arrays, call)
         before = self._before(self._device(arrays), arrays, call.state, given.B)
-        y, after = self._computed(arrays, given, before)
+        y, after = self._computed(arrays, given, before, call.state is None)
         return arrays.result(y, (*given.lead, *self._output)), self._shaped(arrays, after, given.B)
 
-    def _computed(self, arrays: Arrays, given: Given, before: Sequence[Array]) -> tuple[Array, list[Array]]:
-        """y and the last states, flat, of given inputs and first states; enqueued."""
+    def _computed(
+        self, arrays: Arrays, given: Given, before: Sequence[Array], starts: bool
+    ) -> tuple[Array, list[Array]]:
+        """y and the last states, flat, of given inputs and first states; enqueued. starts: the latter are the initial
+        ones."""
         T, B, y = given.T, given.B, arrays.empty((*given.lead, *self._output))
         if not T or not B:
             return y, self._unchanged(arrays, before, B)
         stream = arrays.stream()
         after, program = self._after(arrays, B), self._ready(self._device(arrays), "sequence", stream)
         work = arrays.workspace(program.workspace(T, B, stream))
-        self._launch(program, arrays, (T, B), [y, *given.rows], [work, *given.inputs, *before, *after])
+        told = [int(starts and program.finite)] if program.tells_starts else []
+        self._launch(program, arrays, (T, B), [y, *given.rows], [work, *given.inputs, *before, *after, *told])
         return y, after
 
     def _ready(self, device: Device, way: str, stream: int) -> Program:

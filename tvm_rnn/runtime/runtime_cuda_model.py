@@ -189,6 +189,7 @@ def _network(module: CudaModule, arrays: Arrays, given: Sequence[Array]) -> list
     own = module._given(arrays, Call([x], None, ("T", "B"), rows))
     plan, layers = module._plan(own.B), int(module.manifest.num_layers)
     before = module._filled(module._device(arrays), arrays, own.B, [flat.initial for flat in plan])
+    starts = all(part is None for part in rest)
     each = [_by_layer(flat.parts, layers) for flat in plan]
     for i, (flat, shapes) in enumerate(zip(plan, each, strict=True)):
         parts = rest[i * layers : (i + 1) * layers]
@@ -202,7 +203,7 @@ def _network(module: CudaModule, arrays: Arrays, given: Sequence[Array]) -> list
                     for part, shape in zip(parts, shapes, strict=True)
                 ]
             )
-    y, after = module._computed(arrays, own, before)
+    y, after = module._computed(arrays, own, before, starts)
     found = [y]
     for whole, shapes in zip(after, each, strict=True):
         begin = 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -121,6 +122,7 @@ class Template:
 
 
 _found: dict[str, Template] | None = None
+_loading = threading.RLock()
 
 
 def template(
@@ -147,16 +149,20 @@ def folders() -> list[Path]:
 def templates() -> dict[str, Template]:
     """Every template by name; the user's own replace ours of the same name."""
     global _found
-    if _found is None:
-        _found = {}
-        for folder in folders():
-            if not folder.is_dir():
-                raise ConfigError(message("no such folder of schedules", got=folder, do="check TVM_RNN_SCHEDULES"))
-            for file in sorted(folder.glob("*.py")):
-                for value in vars(_load(file)).values():
-                    if isinstance(value, Template):
-                        _found[value.name] = value
-    return _found
+    with _loading:  # several threads may compile
+        if _found is None:
+            _found = _in_folders()
+        return _found
+
+
+def _in_folders() -> dict[str, Template]:
+    found = dict[str, Template]()
+    for folder in folders():
+        if not folder.is_dir():
+            raise ConfigError(message("no such folder of schedules", got=folder, do="check TVM_RNN_SCHEDULES"))
+        for file in sorted(folder.glob("*.py")):
+            found |= {value.name: value for value in vars(_load(file)).values() if isinstance(value, Template)}
+    return found
 
 
 def _load(file: Path) -> ModuleType:

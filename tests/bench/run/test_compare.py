@@ -185,6 +185,14 @@ def test_files_that_cannot_be_compared(tmp_path: Path, monkeypatch: pytest.Monke
         compare.compare(path, ["numpy"], **QUICK)
 
 
+def test_a_module_of_a_gpu_that_generates_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of it ends on the CPU, as its peers' do."""
+    rows = {"inputs": [compare.Manifest(name="x")], "states": [], "weights": []}
+    writes = compare.Manifest(variants=[compare.Manifest(arch="sm_90a")], generation={"tokens": 5}, **rows)
+    monkeypatch.setattr(compare, "read_container", lambda path: (writes, {}))
+    assert compare._with_weights("writes.so", {}) == (writes, {})
+
+
 def test_rows_of_a_large_batch_that_draws_no_tokens_repeat() -> None:
     plain, drawn = compare.Manifest(), compare.Manifest(draws=["token"])
     distinct, rows = compare._rows(plain, 256, "generation")

@@ -19,18 +19,21 @@ from hypothesis import HealthCheck, given, settings
 from networks import FEWEST, fitting, flags, network
 from poison import poison
 from random_equations import Equations, equations
+from tvm import tirx
 
 import tvm_rnn as rnn
 from tests.oracle.test_reference import restless
 from tvm_rnn import cell, cells, einsum, exp, rms_norm, softmax, sum, tanh
 from tvm_rnn.cpu.lower_network import Lowering
-from tvm_rnn.cpu.training.add_entry_points import add_training
+from tvm_rnn.cpu.training.add_entry_points import _packs_alike, add_training
+from tvm_rnn.module_file.schema import Pack
 from tvm_rnn.options import PASS_NAMES, Options
 from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.passes.pipeline import passed
 from tvm_rnn.runtime.runtime_training import TrainingModule
 from tvm_rnn.schedule.schedule_template import space
 from tvm_rnn.target import resolve
+from tvm_rnn.tir.statements import buffer, function, store
 from tvm_rnn.tune.workload import Candidate, Trial, able, choice_of
 
 ODD = {name: value for name, value in vars(odd).items() if isinstance(value, rnn.Cell)}
@@ -245,8 +248,19 @@ def test_inference_s_packing_serves_training() -> None:
     _, module = quick("lstm")
     forward = module.manifest.training.forward
     assert forward.packed_as_inference and not forward.packs
-    _, module = trained(of_parameters, 3, 9, dtype="float64")  # constants are the file's, by number
-    assert "packed_as_inference" not in module.manifest.training.forward
+    net, module = trained(of_parameters, 3, 9, dtype="float64")  # its constants have two names and the same values
+    assert module.manifest.training.forward.packed_as_inference
+    check(net, module, 4, 3)
+
+
+def test_packings_of_other_constants_are_not_alike() -> None:
+    memory = buffer("packed", "float32")
+    known = {name: function(name, [memory], store(memory, 0, tirx.const(1.0, "float32"))) for name in ("a", "b")}
+    ones, others = [Pack("a", ["W_l0", "constant.0.0"], 0)], [Pack("b", ["W_l0", "constant.1.0"], 0)]
+    values = {"constant.0.0": np.arange(3.0), "constant.1.0": np.arange(3.0)}
+    assert _packs_alike(ones, known, others, known, values)
+    assert not _packs_alike(ones, known, others, known, values | {"constant.1.0": np.ones(3)})
+    assert not _packs_alike(ones, known, [Pack("b", ["U_l0", "constant.1.0"], 0)], known, values)
 
 
 def test_what_the_manifest_says() -> None:

@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -150,4 +152,18 @@ def test_the_compiler_that_was_there_is_there_again() -> None:
     before = tvm.get_global_func(cuda_text.COMPILER)
     with cuda_text._text_alone():
         assert tvm.get_global_func(cuda_text.COMPILER)("this is no CUDA").startswith(b"//")
+    assert tvm.get_global_func(cuda_text.COMPILER).same_as(before)
+
+
+def test_threads_that_compile_at_the_same_time_do_not_bring_it_back_for_each_other() -> None:
+    before, seen = tvm.get_global_func(cuda_text.COMPILER), list[bytes]()
+
+    def compiles(number: int) -> None:
+        with cuda_text._text_alone():
+            time.sleep(0.01 * (1 + number))
+            seen.append(tvm.get_global_func(cuda_text.COMPILER)("this is no CUDA"))
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(compiles, range(3)))
+    assert len(seen) == 3 and all(text.startswith(b"//") for text in seen)
     assert tvm.get_global_func(cuda_text.COMPILER).same_as(before)

@@ -144,7 +144,7 @@ def _with_weights(path: str, others: Weights) -> tuple[Manifest, Weights]:
     if "networks" in manifest:
         got, do = f"a model of {len(manifest.networks)}", "time a module of each: rnn.compile(model.networks[0])"
         raise ConfigError(message("one network is compared at a time", where=path, got=got, do=do))
-    if "variants" in manifest:
+    if "variants" in manifest and _way(manifest, False) != "generation":
         got = f"one for {manifest.variants[0].arch}"
         do = "--training times both passes on a GPU; a suite with --build and --modules times networks there"
         raise ConfigError(message("only modules of CPUs are compared one by one", where=path, got=got, do=do))

@@ -26,7 +26,6 @@ from tvm_rnn.network.rnn import RNN, named_constants
 from tvm_rnn.options import Options
 from tvm_rnn.passes import keep_choice
 from tvm_rnn.passes.passed import Passed
-from tvm_rnn.runtime.runtime import CONSTANT
 
 from .lower_backward import Backward
 from .lower_forward import ForwardTrain
@@ -52,7 +51,8 @@ def add_training(own: Passed, lowered: Lowering, facts: CpuNetwork) -> dict[str,
     known = {variable.name_hint: func for variable, func in lowered.module.functions_items()}
     found, of_forward = forward.functions(), forward.facts()
     dropped = bool(net.regularisers.weight_drop)  # what a call packs is not what inference does
-    if not dropped and _packs_alike(lowered.packs, known, of_forward.packs, found):
+    values = _constants(lowered) | _constants(forward)
+    if not dropped and _packs_alike(lowered.packs, known, of_forward.packs, found, values):
         found = {name: func for name, func in found.items() if not name.startswith(forward.prefix)}
         facts.packed_elements = max(facts.packed_elements, of_forward.packed_elements)
         of_forward = structs.replace(of_forward, packs=[], packed_elements=0, packed_as_inference=True)
@@ -66,9 +66,7 @@ def add_training(own: Passed, lowered: Lowering, facts: CpuNetwork) -> dict[str,
         found_masks = net.regularisers.masks(net.layers, net.num_directions) | {"streams": net.streams}
         facts.masks = convert(found_masks, Masks)
     facts.entry_points += ["forward_train", "backward"]
-    constants: dict[str, np.ndarray] = {}
-    for code in (*forward.code, *backward.code):
-        constants |= named_constants(code.graph, code.number)
+    constants = (_constants(forward) if of_forward.packs else {}) | _constants(backward)
     for code in backward.backs:
         constants |= named_constants(code.finish.graph, code.finish.number)
     return {name: value.astype(held_dtype(net.dtype)) for name, value in constants.items()}
@@ -100,11 +98,23 @@ def _lowerings(net: RNN, layers: Layers, options: Options) -> tuple[ForwardTrain
     return forward, backward
 
 
-def _packs_alike(packs: list[Pack], known: dict[str, Any], ours: list[Pack], found: dict[str, Any]) -> bool:
-    """Whether forward_train can use the weights as inference packs them: the same code, for the same places."""
+def _constants(lowering: Lowering) -> dict[str, np.ndarray]:
+    """The constants that its packing reads, by name."""
+    return {name: value for code in lowering.code for name, value in named_constants(code.graph, code.number).items()}
+
+
+def _packs_alike(
+    packs: list[Pack], known: dict[str, Any], ours: list[Pack], found: dict[str, Any], constants: dict[str, np.ndarray]
+) -> bool:
+    """Whether forward_train can use the weights as inference packs them: the same code, for the same places and values.
+    constants: the values of those that packs name."""
+
+    def given(name: str) -> object:
+        value = constants.get(name)
+        return name if value is None else (value.shape, value.dtype, value.tobytes())
+
     for one, other in zip(packs, ours, strict=True):
-        fixed = any(name.startswith(CONSTANT) for name in one.weights)
-        if fixed or one.weights != other.weights or one.offset != other.offset:
+        if [*map(given, one.weights)] != [*map(given, other.weights)] or one.offset != other.offset:
             return False
         functions = (known[one.function], found[other.function])
         if not tvm_ffi.structural_equal(*(f.with_attr("global_symbol", "pack") for f in functions)):

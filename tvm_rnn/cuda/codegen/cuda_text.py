@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,7 @@ SETUP = """
 DEFINED = re.compile(r'^(?=extern "C" __global__ void [^;\n]*\{$)', re.MULTILINE)
 SHARED = re.compile(r"^ *extern __(?:shared__|attribute__\(\(shared\)\)).*?(\w+)\[\];$", re.MULTILINE)
 COMPILER = "tvm_callback_cuda_compile"  # what TVM's C++ calls
+_replaced = threading.Lock()
 SHARD_BYTES = 60_000  # of CUDA text: about 0.4 s of nvcc, against 0.3 s to start it
 
 
@@ -128,16 +130,18 @@ def compile_kernels(functions: Mapping[str, Function], target: Target) -> tuple[
 @contextlib.contextmanager
 def _text_alone() -> Iterator[None]:
     """TVM compiles the text itself where its CUDA runtime is loaded, as on a machine with a GPU: twice the work, and an
-    error where kernels of one text declare their shared memory differently. nvcc.py does it, kernel by kernel."""
-    before = tvm.get_global_func(COMPILER, allow_missing=True)
-    tvm_ffi.register_global_func(COMPILER, lambda code: b"// not compiled here", override=True)
-    try:
-        yield
-    finally:
-        if before is None:
-            tvm_ffi.registry.remove_global_func(COMPILER)
-        else:
-            tvm_ffi.register_global_func(COMPILER, before, override=True)
+    error where kernels of one text declare their shared memory differently. nvcc.py does it, kernel by kernel. One
+    thread at a time: the function is the whole process's."""
+    with _replaced:
+        before = tvm.get_global_func(COMPILER, allow_missing=True)
+        tvm_ffi.register_global_func(COMPILER, lambda code: b"// not compiled here", override=True)
+        try:
+            yield
+        finally:
+            if before is None:
+                tvm_ffi.registry.remove_global_func(COMPILER)
+            else:
+                tvm_ffi.register_global_func(COMPILER, before, override=True)
 
 
 def _own_shared_memory(kernel: str, number: int) -> str:
@@ -246,13 +250,15 @@ def _functions(program: Program) -> list[str]:
         f"    state_in[i] = as_pointer(args[{11 + inputs} + i]);",
         f"    state_out[i] = as_pointer(args[{11 + inputs + states} + i]);",
         "  }",
+        *([f"  const bool starts = args[{11 + inputs + 2 * states}].v_int64 != 0;"] if program.tells_starts else []),
         "  CallState call_state(host::stream);",
         "  int64_t at = 0, most = 0;",
         *layout,
         *program.sequence.lines,
     ]
     about = "sequence(device, stream, T, B, has_lengths, has_reset, output, lengths, reset, packed, work, inputs...,"
-    both = (about, "         states before..., states after...)")
+    both = (about, f"         states before..., states after...{', starts' if program.tells_starts else ''})")
+    count = 11 + inputs + 2 * states + program.tells_starts
     least = f"T > 0 && B > 0 ? max<int64_t>({ALIGNMENT}, workspace(T, B, sms)) : {ALIGNMENT}"
     workspace = [sizes, f"  return_int(result, {least});"]
     load = [
@@ -277,7 +283,7 @@ def _functions(program: Program) -> list[str]:
     more = [_export(own.name, own.arguments, own.lines, *own.comment) for own in program.exports]
     return [
         *[*size, *layout, "  return most;", "}", ""],
-        *[*_export("sequence", 11 + inputs + 2 * states, sequence, *both), ""],
+        *[*_export("sequence", count, sequence, *both), ""],
         *[*_export("workspace", 4, workspace, needs), ""],
         *[*_export("load", 2, load, now), ""],
         *_export("pack", 3 + raw, pack, order),

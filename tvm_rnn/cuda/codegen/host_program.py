@@ -214,6 +214,7 @@ class Program:
     each: int = 1  # rows of a batch row: B is so many times the call's
     left_out: frozenset[str] = frozenset()  # kernels that no call of this module launches
     exports: list[Export] = field(default_factory=list)  # what is around the network
+    tells_starts: bool = False  # calls say whether they are given no states
 
     def __post_init__(self) -> None:
         self._names: dict[str, int] = {}
@@ -298,6 +299,12 @@ class Program:
         """The same after the last step; never the same memory as state_in; not initialised."""
         self.states = max(self.states, number + 1)
         return Pointer(f"state_out[{number}]", self.dtype)
+
+    @property
+    def starts(self) -> str:
+        """A C++ condition: the caller gave no states, and all parameters are finite."""
+        self.tells_starts = True
+        return "starts"
 
     @property
     def lengths(self) -> Pointer:

@@ -55,7 +55,7 @@ def _text(program: Program, calls: Sequence[Call], sms: int) -> Iterator[str]:
     yield "  CallState call_state;"
     yield from program.pack.lines
     yield "  return 0;\n}"
-    yield "static int sequence(int64_t T, int64_t B, bool has_lengths, bool has_reset) {"
+    yield "static int sequence(int64_t T, int64_t B, bool has_lengths, bool has_reset, bool starts) {"
     yield f"  const int64_t sms = {sms}, device = 0;"
     yield "  CallState call_state;\n  int64_t at = 0, most = 0;"
     yield from program.layout
@@ -66,7 +66,8 @@ def _text(program: Program, calls: Sequence[Call], sms: int) -> Iterator[str]:
         yield f"  room = {room};"
         for call in calls:
             flags = f"{str(call.lengths).lower()}, {str(call.resets).lower()}"
-            yield f"  sequence({call.steps}, {program.each} * {call.batch}, {flags});"
+            for starts in ("false", "true"):
+                yield f"  sequence({call.steps}, {program.each} * {call.batch}, {flags}, {starts});"
     every = ", ".join(f"&kernels::{name}" for name in program.kernels)
     yield f"  for (const Kernel* kernel : {{{every}}})"
     yield '    if (kernel->launched) std::printf("%s\\n", kernel->name);'

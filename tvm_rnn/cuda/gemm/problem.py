@@ -259,7 +259,7 @@ class _Span:
         return all(isinstance(i, int) or i is self.problem.member for i in index[:-1])
 
     def _address(self, place: Place, offset: Expr) -> Expr:
-        total = (self.row * place.row_stride if place.row_stride else 0) + offset
+        total = (place.row(self.row) * place.row_stride if place.row_stride else 0) + offset
         return total if not isinstance(total, int) else tirx.const(total, "int64")
 
     def _bytes(self, place: Place, offset: int, apart: int) -> int:

@@ -15,7 +15,7 @@ from math import prod
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Writer
+from tvm_rnn.cuda.codegen.kernel_writer import Writer, round_tf32
 from tvm_rnn.cuda.codegen.register_tile import RegisterTile
 from tvm_rnn.cuda.layer.packed_layout import ROW_BYTES, SIZES, ceil_div
 from tvm_rnn.cuda.layer.pipeline_barriers import COPIERS, LAG
@@ -129,6 +129,24 @@ class WgmmaSplitKGemm(WgmmaRows):
                 self._copy_rows(number, self._stage(slot), own)
         self._filled(self.count)
 
+    def _announce(self, pending: int, slot: TirExpr) -> None:
+        """Rows of tf32 are rounded first, by the threads that copied them; weights are when they are packed."""
+        if self.problem.precision == "tf32":
+            self.w.do(I.ptx["cp.async.wait_group"](pending))
+            self._nearest(self.w.bind(self._stage(slot) + self.into))
+        super()._announce(pending, slot)
+
+    def _nearest(self, first: TirExpr) -> None:
+        """This thread's chunks of a stage, the first of which is at `first`."""
+        w, words = self.w, self.w.local(4, "uint32")
+        chunk = [words[z] for z in range(4)]
+        for i in range(ceil_div(self.tile.rows, self.apart)):
+            at, every = first + uint32(i * self.apart * ROW_BYTES), (i + 1) * self.apart <= self.tile.rows
+            with nullcontext() if every else w.when(self.line + i * self.apart < self.tile.rows):
+                w.do(I.ptx["ld.shared.v4.b32"](*chunk, at))
+                round_tf32(w, chunk)
+                w.do(I.ptx["st.shared.v4.b32"](at, *chunk))
+
     def _weights(self, k: TirExpr, slot: TirExpr) -> None:
         """One bulk copy: packed columns of a K tile lie side by side."""
         w, tile, layout = self.w, self.tile, self.fragments
@@ -195,7 +213,7 @@ class WgmmaSplitKGemm(WgmmaRows):
                 at = tirx.min(unit + tirx.truncmod(piece, parts) * (SECTOR // size), end) + line * width
                 at = w.bind(wide(at) + self.problem.further(lines * width))
                 with w.when(tirx.And(piece < pieces, row < w["rows"])):
-                    address = w[self.problem.names["read", node, 0]].ptr_to([row * place.row_stride + at])
+                    address = w[self.problem.names["read", node, 0]].ptr_to([place.row(row) * place.row_stride + at])
                     w.do(I.ptx["prefetch.global.L2"](address))
 
     def _at(self, start: TirExpr, source: TirExpr, item: Expr, part: int, member: TirExpr) -> TirExpr:

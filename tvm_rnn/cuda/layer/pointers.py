@@ -26,11 +26,16 @@ TENSOR = PRECISIONS[2:]  # whose products tensor cores make
 @dataclass(frozen=True)
 class Place:
     """How a value lies in memory. row_stride: in elements; 0: the same for every row (a parameter). align: bytes that
-    pointers to it are known to be a multiple of."""
+    pointers to it are known to be a multiple of. every: rows that a parameter has, which then begin again; 0: all."""
 
     dtype: str
     row_stride: int
     align: int = 16
+    every: int = 0
+
+    def row(self, row: Expr) -> Expr:
+        """Which of the rows in memory is that one."""
+        return tirx.truncmod(wide(row), tirx.IntImm("int64", self.every)) if self.every else wide(row)
 
 
 def rows_of_users(dtype: str, width: int) -> Place:
@@ -72,4 +77,4 @@ def dense(shape: Shape, index: Sequence[Expr]) -> Expr:
 
 def address(place: Place, row: Expr, offset: Expr) -> Expr:
     """The 64-bit element number of (row, dense offset)."""
-    return wide(row) * tirx.IntImm("int64", place.row_stride) + wide(offset) if place.row_stride else wide(offset)
+    return place.row(row) * tirx.IntImm("int64", place.row_stride) + wide(offset) if place.row_stride else wide(offset)

@@ -68,6 +68,8 @@ class Weights:
 
     def _read(self, node: Node) -> Iterable[Node]:
         """What a value that is not made of parameters alone reads of those that are; a product's parameters apart."""
+        if node.op == "at_pixel":
+            return node.args[:1]
         args = node.args[1::2] if node.op in GEMMS else node.args
         return self._sources([a for a in args if a in self.free])
 
@@ -89,7 +91,9 @@ class Weights:
         return summed or (node.pointwise and not node.boolean)
 
     def place(self, node: Node) -> Place | None:
-        """How a kept value is read; None for others."""
+        """How a kept value is read, or one that pixels have of it; None for others."""
+        if node.op == "at_pixel":
+            return Place(arithmetic(self.precision), prod(node.shape), every=prod(node.attrs["image"]))
         return Place(arithmetic(self.precision), 0) if node in self.places else None
 
     def want(self, pack: Pack) -> None:
@@ -227,7 +231,7 @@ class Weights:
                 places[key] = program.packed(prod(self.scaled[key].shape[:-1]), "float32")
             pointers = [*(source(n) for n in needed), places[key]]
             program.pack.launch(kernel, pointers, [1] if kernel.scalars else [])
-        return places
+        return places | {node: places[node.args[0]] for node in self.order if node.op == "at_pixel"}
 
 
 def scales_of(node: Node) -> tuple[str, Node]:

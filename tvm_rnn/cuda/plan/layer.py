@@ -96,7 +96,9 @@ class Layer:
     again: MadeAgain | None = None  # what backward makes of states that are kept before some steps
     regimes: list[Regime] = field(default_factory=list)
     joined: Callable[[], Graph | None] = lambda: None  # the graph with the products of inputs in the step
+    started: Callable[[], Graph | None] = lambda: None  # that of a first step from no states
     one_step: OneStep | None = None  # of calls of one step, where a step needs no copies of its states
+    first_step: OneStep | None = None  # of those that are given no states, where that takes fewer products
     reserved: dict[tuple[str, str], tuple[Pointer, str]] = field(default_factory=dict)
     regime: str = "-1"  # C++ expression: which of `regimes` runs in this call; below 0: none
     whole: str = "B"  # C++ expression: rows that it takes; `rest` takes the others, as `regime` says
@@ -161,36 +163,48 @@ class Layer:
                 groups.append((own, work if same else self._kernel(name, own, layout, self._given(number))))
         states = self.states if same else StateKernels(layout, f"g{self.number}_once", self.initial)
         inputs = [(self.layout.input(n), place, self.graph.inputs[n]) for n, place in self.layout.copied.items()]
-        copy = self._row_copies(layout, inputs)
-        self.one_step = self._in_one_launch() or OneStep(layout, groups, states, copy=copy)
+        copy = self._row_copies(layout, "once", inputs)
+        joined = self.joined() if len(self.chains) > 1 else None
+        self.one_step = self._in_one_launch(joined, "once", "joined") or OneStep(layout, groups, states, copy=copy)
+        self.first_step = self._in_one_launch(self.started(), "first", "started")
 
-    def _in_one_launch(self) -> OneStep | None:
-        """A call of one step whose products of inputs are products of the step, where that makes one launch of all."""
-        graph = self.joined() if len(self.chains) > 1 else None
+    def _in_one_launch(self, graph: Graph | None, word: str, form: str) -> OneStep | None:
+        """A call of one step whose products of inputs are products of the step, where that makes one launch of all.
+        word, form: of the call and the graph, in kernels' names."""
         if graph is None or constants(graph):  # arrays are known by the hoisted graph's names
             return None
-        weights = Weights(graph, f"{self.number}_joined", self.precision, self.options.stored)
+        weights = Weights(graph, f"{self.number}_{form}", self.precision, self.options.stored)
         layout = user_states(Layout(graph, self.precision, weights, self.dtype, self.directions))
         chains = chained_groups(graph.groups)
         if layout is None or len(chains) > 1:
             return None
-        work = self._kernel(f"g{self.number}_once_{_kind(chains[0])}", chains[0], layout)
+        work = self._kernel(f"g{self.number}_{word}_{_kind(chains[0])}", chains[0], layout)
         if not isinstance(work, Gemm):  # products of members in float32 are row kernels, slower than one for all rows
             return None
-        packs = [next((own for own in self.weights.packs.values() if own.serves(pack)), pack) for pack in work.packs]
+        known = {key: pack for own in self._all_weights for key, pack in own.packs.items()}
+        packs = [next((own for own in known.values() if own.serves(pack)), pack) for pack in work.packs]
         for pack in packs:
-            if pack.key not in self.weights.packs:
+            if pack.key not in known:
                 weights.want(pack)
-        states = StateKernels(layout, f"g{self.number}_once", self.initial)
+        other = self.one_step
+        states = StateKernels(layout, f"g{self.number}_once", self.initial) if other is None else other.states
         groups = [(chains[0], replace(work, packs=tuple(packs)))]
-        return OneStep(layout, groups, states, weights, self._row_copies(layout))
+        return OneStep(layout, groups, states, weights, self._row_copies(layout, word))
 
-    def _row_copies(self, layout: UserStates, others: Sequence[tuple[Place, Place, Node]] = ()) -> Kernel | None:
+    @property
+    def _all_weights(self) -> list[Weights]:
+        """Those of the layer's graph, and of calls of one step with graphs of their own."""
+        steps = [own.weights for own in (self.one_step, self.first_step) if own is not None]
+        return [self.weights, *(weights for weights in steps if weights is not None)]
+
+    def _row_copies(
+        self, layout: UserStates, word: str, others: Sequence[tuple[Place, Place, Node]] = ()
+    ) -> Kernel | None:
         """What copies rows that products of one step read. others: more rows, how they lie and are to lie."""
         own = ((layout.source(node), place, node) for node, place in layout.copied_rows.items())
         rows = [*others, *((source.place, place, node) for source, place, node in own if source is not None)]
         copies = [RowCopy(source, place, prod(node.shape)) for source, place, node in rows]
-        name, early = f"g{self.number}_once_rows", self.machine.arch == HOPPER
+        name, early = f"g{self.number}_{word}_rows", self.machine.arch == HOPPER
         return row_copies(name, copies, early=early) if layout.copied_rows else None
 
     @property
@@ -319,9 +333,9 @@ class Layer:
 
     def pack(self, program: Program, layer: int, direction: int) -> Mapping[Any, Pointer]:
         """Where the packed weights of one layer and direction lie, by what they are known by."""
-        found = dict(self.weights.pack(program, layer, direction))
-        if self._joined_step is not None and self._joined_step.weights is not None:
-            found |= self._joined_step.weights.pack(program, layer, direction)
+        found = dict[Any, Pointer]()
+        for weights in self._all_weights:
+            found |= weights.pack(program, layer, direction)
         return found
 
     def state_buffers(
@@ -368,13 +382,13 @@ class Layer:
             node: reserve(f"marks{i}", f"{rows} / {EVERY} * {prod(node.shape)}", self.marks_dtype)
             for i, node in enumerate(self._marked_here)
         }
-        rows_of_step = [
-            reserve(f"row{i}", f"B * {place.row_stride}", place.dtype)
-            for own in ([] if self.one_step is None else [self.one_step])
-            for i, place in enumerate(own.layout.copied_rows.values())
-        ]
+
+        def rows_of(own: OneStep | None, name: str) -> list[Pointer]:
+            places = [] if own is None else own.layout.copied_rows.values()
+            return [reserve(f"{name}{i}", f"B * {p.row_stride}", p.dtype) for i, p in enumerate(places)]
+
         found = {"hoisted": hoisted, "step": step, "regime": regime, "words": words, "copies": inputs, "marks": marks}
-        found["copied_rows"] = rows_of_step
+        found |= {"copied_rows": rows_of(self.one_step, "row"), "first_rows": rows_of(self.first_step, "first_row")}
         if self.scans:
             most = "std::max<int64_t>({" + ", ".join(scan.ends_size(rows) for scan in self.scans) + "})"
             found["chunk_ends"] = reserve("chunk_ends", most, self.layout.arithmetic)
@@ -491,16 +505,19 @@ class Layer:
                 found.append(work.fact)
             else:
                 found.append(_fact(groups, work))
-        if self._joined_step is not None:
-            for fact in (_fact(groups, work) for groups, work in self._joined_step.groups):
-                found.append({**fact, "unit": f"{fact['unit']}, T = 1", "most_steps": 1})
+        for own, when in ((self._joined_step, "T = 1"), (self.first_step, "T = 1 from no states")):
+            for fact in (_fact(groups, work) for groups, work in (own.groups if own is not None else ())):
+                found.append({**fact, "unit": f"{fact['unit']}, {when}", "most_steps": 1})
         return found
 
     # --- statements ------------------------------------------------------------------------------------------------
 
     def before(self, host: Host, buffers: Buffers, tile: Tile) -> None:
         once = self._when_once(buffers)
-        with host.when(f"!{once}") if once and self._joined_step is not None else nullcontext():
+        spared = ""  # where all products of inputs are the step's
+        if once and (self._joined_step is not None or self.first_step is not None):
+            spared = once if self._joined_step is not None else f"({once} && {host.program.starts})"
+        with host.when(f"!{spared}") if spared else nullcontext():
             self._copy_inputs(host, buffers, tile, once)
             self._hoisted(host, buffers, tile)
 
@@ -594,8 +611,13 @@ class Layer:
         with host.when(f"!({self.by_regime})") if self.regimes else nullcontext():
             once = self._when_once(buffers)
             with host.when(once) if once else nullcontext():
-                if once:
-                    self._once(host, buffers, tile)
+                if once and self.first_step is not None:
+                    rows = replace(buffers, copied_rows=buffers.first_rows)
+                    with host.when(host.program.starts):
+                        self._once(host, self.first_step, rows, tile)
+                if once and self.one_step is not None:
+                    with host.otherwise() if self.first_step is not None else nullcontext():
+                        self._once(host, self.one_step, buffers, tile)
             with host.otherwise() if once else nullcontext():
                 self._steps(host, buffers, tile, parity)
 
@@ -647,10 +669,9 @@ class Layer:
             self._launch(host, "step", "B", buffers, self._finder(buffers, step), given=given)
             self.states.freeze(host, step)
 
-    def _once(self, host: Host, buffers: Buffers, tile: Tile) -> None:
+    def _once(self, host: Host, own: OneStep, buffers: Buffers, tile: Tile) -> None:
         """The step of a call that has one, on the user's states."""
-        own, step = self.one_step, self._user_step(buffers, tile)
-        assert own is not None
+        step = self._user_step(buffers, tile)
         if own.copy is not None and own.weights is not None:
             self._copy_rows(host, buffers, own, step)
         for _, work in own.groups:

@@ -32,7 +32,7 @@ from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
 from tvm_rnn.cuda.rowwise.dropout_masks import Dropped, NetworkMaskKeys
 from tvm_rnn.cuda.rowwise.state_moves import Buffers, InPlace, StateCopy, Tile, copy_states
 from tvm_rnn.decisions import about, forget, recording, tell, told
-from tvm_rnn.graph.flops import flops_per_row
+from tvm_rnn.graph.flops import flops_per_row, graph_flops
 from tvm_rnn.graph.graph import Graph, Layers, Node
 from tvm_rnn.options import PASS_NAMES
 from tvm_rnn.passes.passed import Passed
@@ -113,13 +113,24 @@ class Plan:
     def _layer(self, graph: Graph, number: int) -> Layer:
         own = (graph, number, self.net.dtype, self.options, self.target, self.net.cell.initial)
         return Layer(
-            *own, directions=self.directions, together=self._side_by_side(), joined=partial(self._joined, number)
+            *own,
+            directions=self.directions,
+            together=self._side_by_side(),
+            joined=partial(self._joined, number),
+            started=partial(self._started, number),
         )
 
     def _joined(self, number: int) -> Graph | None:
         """That graph with products of inputs in the step. None: a pass was left out by name, which it would have."""
         whole = set(PASS_NAMES) <= set(self.layers.graphs[number].applied)
         return self.passed.in_wave.graphs[number] if whole else None
+
+    def _started(self, number: int) -> Graph | None:
+        """That of a first step from no states, where it takes fewer products. None: as above, or it takes as many."""
+        whole = self._joined(number)
+        own = self.passed.first_step.graphs[number] if whole is not None else None
+        fewer = own is not None and whole is not None and graph_flops(own) < graph_flops(whole)
+        return own if fewer else None
 
     def _side_by_side(self) -> int:
         """Layers, or directions of one, that share the GPU. In strict float32 one layer may take all of it, and then

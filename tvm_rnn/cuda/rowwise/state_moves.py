@@ -63,6 +63,7 @@ class Buffers:
     chunk_ends: Pointer | None = None  # what chunks of a recurrence do to its states
     copies: dict[int, Pointer] = field(default_factory=dict)
     copied_rows: Sequence[Pointer] = ()
+    first_rows: Sequence[Pointer] = ()  # the same of one that is given no states
     marks: dict[Node, Pointer] = field(default_factory=dict)  # gradients of matrices behind each part of a tile
     in_place: dict[int, InPlace] = field(default_factory=dict)
 

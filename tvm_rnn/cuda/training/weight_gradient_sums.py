@@ -126,7 +126,7 @@ class WeightGradients:
         for group in self._with_others(products):
             self._add_products(group, others)
         for node in others:
-            columns.setdefault((node.shape, node.op == "sum_rows" or node), []).append(node)
+            columns.setdefault((node.shape, node.op if len(node.args) == 1 else node), []).append(node)
         for nodes in columns.values():
             for first in range(0, len(nodes), 8):
                 self._add_columns(nodes[first : first + 8])
@@ -251,9 +251,10 @@ class WeightGradients:
         part, column = wide(w.keep(tirx.truncdiv(cta, across))), w.keep(tirx.truncmod(thread, COLUMNS))
         j = w.keep((tirx.truncmod(cta, across) * COLUMNS + column) * each)
         line = w.keep(tirx.truncdiv(thread, COLUMNS))
-        rows = w.keep(tirx.truncdiv(w["rows"] + w["parts"] - 1, w["parts"]))
+        count = w.keep(tirx.truncdiv(w["rows"], int64(prod(nodes[0].attrs.get("image", ())))))  # rows, or images
+        rows = w.keep(tirx.truncdiv(count + w["parts"] - 1, w["parts"]))
         first = w.keep(part * rows + wide(line))
-        last = w.keep(tirx.min(w["rows"], part * rows + rows))
+        last = w.keep(tirx.min(count, part * rows + rows))
         turns = w.keep(tirx.Cast("int32", tirx.truncdiv(rows + (LINES - 1), int64(LINES))))
         sums = w.local(len(nodes) * each, self.dtype)
         shared = I.alloc_buffer((each * LINES * COLUMNS,), self.dtype, scope="shared")
@@ -278,12 +279,17 @@ class WeightGradients:
     def _add_row(
         self, w: Writer, place: tuple[Expr, Expr], nodes: Sequence[Node], pointers: Mapping[Node, str], sums: Buffer
     ) -> None:
-        """One row's part of a thread's elements. place: the row, and the first of these."""
+        """One row's part of a thread's elements. place: the row, or the image, and the first of these."""
         (row, j), each = place, cast("int", sums.shape[0]) // len(nodes)
         if each == 1:
+            shape = nodes[0].shape
+            if nodes[0].op == "sum_images":
+                shape, pixels = nodes[0].args[0].shape, prod(nodes[0].attrs["image"])
+                row = w.keep(row * pixels + wide(tirx.truncdiv(j, prod(shape))))
+                j = w.keep(tirx.truncmod(j, prod(shape)))
             values = Values(w, self.precision, row, self.reads, dict(pointers))
             for n, node in enumerate(nodes):
-                self._add(w, values, node, unravel(w, j, node.shape), sums, n)
+                self._add(w, values, node, unravel(w, j, shape), sums, n)
             return
         for n, node in enumerate(nodes):
             found = self.reads(node.args[0])
@@ -293,7 +299,7 @@ class WeightGradients:
 
     def _add(self, w: Writer, values: Values, node: Node, index: Sequence[Expr], sums: Buffer, n: int) -> None:
         """One row's part of an element."""
-        if node.op == "sum_rows":
+        if len(node.args) == 1:
             w.store(sums, sums[n] + values.at(node.args[0], tuple(index)), n)
             return
         inputs, out = node.attrs["spec"].split("->")
