@@ -1,5 +1,5 @@
-"""Warps that copy while those of the same block compute: hoisted values to shared memory, some steps early; y, and lines
-of what training keeps, from it.
+"""Warps that copy while those of the same block compute: hoisted values to shared memory, some steps early; y and lines
+of the tape from it.
 
 In: a `Geometry` of one block or cluster per group, a layout. Out: the statements of these warps. Once in each step all
 warps of the block meet. Behind that barrier of step t the hoisted values of step t have been read, and those of step
