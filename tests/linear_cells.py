@@ -53,6 +53,22 @@ def _corrected_twice(w: Weights, x: Array, S: Array) -> tuple[Array, ...]:
 
 
 @cell(states="S", output="y")
+def given_delta(x: "I", S: "H K=I", *, V: "H I", w: "2 I"):
+    """A delta rule whose key and query are its input, times a constant."""
+    d, b = sigmoid(w @ x)
+    k = rnn.rename(0.2 * x, "K")
+    S = d * S
+    S = S + outer(b * (V @ x - matvec(S, k)), k)
+    return S, matvec(S, k)
+
+
+def _given_delta(w: Weights, x: Array, S: Array) -> tuple[Array, ...]:
+    d, b = 1 / (1 + np.exp(-w["w"].dot(x)))
+    S = d * S + b * np.outer(w["V"].dot(x) - d * S.dot(0.2 * x), 0.2 * x)
+    return S.dot(0.2 * x), S
+
+
+@cell(states="S", output="y")
 def delta_by_key(x: "I", S: "N? H K=H", *, W: "3 N? K I", v: "N? H I", w: "N? I"):
     """A delta rule whose keys' features decay each at its own rate. Order of W: q k d; w: how much is corrected."""
     q, k, d = W @ x
@@ -113,6 +129,7 @@ def stretches(steps: int) -> Array:
 
 OWN: dict[str, tuple[rnn.Cell, Callable[..., tuple[Array, ...]]]] = {
     "corrected_twice": (corrected_twice, _corrected_twice),
+    "given_delta": (given_delta, _given_delta),
     "delta_by_key": (delta_by_key, _delta_by_key),
     "driven": (driven, _driven),
 }

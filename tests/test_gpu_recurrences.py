@@ -98,6 +98,7 @@ def test_every_cell(name: str, dtype: str) -> None:
         ("gla", "bfloat16"),
         ("retnet", "bfloat16"),
         ("hgrn2", "float16"),
+        ("given_delta", "bfloat16"),
         ("delta_by_key", "bfloat16"),
         ("gated_delta_net_conv", "float16"),
     ],

@@ -112,6 +112,7 @@ MATRICES = {  # in 16 bits they are made again in whole parts, or in blocks of s
     "hgrn2": "float16",
     "delta_net": "float16",
     "corrected_twice": "bfloat16",
+    "given_delta": "bfloat16",
     "gated_delta_net_conv": "float16",
     "mamba2_conv": "bfloat16",
 }

@@ -43,6 +43,7 @@ KINDS = [
     ("hgrn2", "float16"),
     ("delta_by_key", "bfloat16"),
     ("gated_delta_net_conv", "float16"),
+    ("given_delta", "bfloat16"),
     # and step by step, in one launch
     ("gated_delta_net", "float32"),
     ("gla", "float32"),
@@ -150,6 +151,7 @@ MATRICES = {
     "rwkv7-heads": "bfloat16",
     "mamba2": "bfloat16",
     "corrected_twice": "float32",
+    "given_delta": "bfloat16",
 }
 TRAINED = VECTORS | MATRICES
 

@@ -31,18 +31,19 @@ def pair(
     chained: bool = False,
     summed: bool | None = None,
     late: tuple[bool, bool] = (False, False),
+    scale: float = 1.0,
 ) -> Pair:
     """decay: "number" of a head, "key", or ""; writes: of the matrix and its gradient, -1: there is none; reads: of the
     matrix, its gradient, or both; chained: as gradients are, what is read of one is read by what is written to the
     other, and both decay as one; summed: their product is summed over keys too (None: as chained);
-    late: of the matrix and its gradient: what is written decays too."""
+    late: of the matrix and its gradient: what is written decays too; scale: of columns."""
 
-    def rows(width: int, dtype: str = precision, group: int = 1) -> Rows:
-        return Rows(width, width * HEADS // group + 8, dtype, 4, group)
+    def rows(width: int, dtype: str = precision, group: int = 1, scale: float = 1.0) -> Rows:
+        return Rows(width, width * HEADS // group + 8, dtype, 4, group, scale)
 
     def made(count: int, late: bool) -> Made | None:
         decays = {"number": rows(1, "float32"), "key": rows(keys, "float32")}.get(decay)
-        pairs = tuple((rows(keys, group=group), rows(values)) for _ in range(count))
+        pairs = tuple((rows(keys, group=group, scale=scale), rows(values)) for _ in range(count))
         return None if count < 0 else Made(decays, pairs, late)
 
     kinds, rest = {"s": STATE, "g": GRADIENT, "b": BOTH}, {"s": writes[1], "g": writes[0], "b": 0}
@@ -78,7 +79,8 @@ class Case:
         self.wanted, self.marks = self._loop()
 
     def at(self, name: str, t: int, b: int) -> np.ndarray:
-        return np.repeat(self.real[name][t, b], self.own.operands[name].group, axis=0)
+        rows = self.own.operands[name]
+        return np.repeat(self.real[name][t, b] * rows.scale, rows.group, axis=0)
 
     def made(self, name: str, t: int, b: int, matrix: np.ndarray) -> np.ndarray:
         made = self.own.made[name]

@@ -41,21 +41,26 @@ def recurrence(
     keys_last: bool = False,
     others: tuple[str, ...] = (),
     same: tuple[tuple[str, str], ...] = (),
+    scale: float = 1.0,
 ) -> Recurrence:
     """A recurrence whose operands lie in rows of their own. decay: numbers of a head, 0 for none; erase: of which
-    states, "" for none; own: by a vector of its own; others: "value" or "vector" of each; same: vectors that lie where
-    others do."""
+    states, "" for none; own: by a vector of its own; others: "value", "vector" or "scaled" (a vector) of each; same:
+    vectors that lie where others do; scale: of key, erasing vector and read-outs, each another."""
 
-    def rows(width: int, dtype: str, group: int = 1) -> Rows:
+    def rows(width: int, dtype: str, group: int = 1, scale: float = 1.0) -> Rows:
         heads_of = heads // group
         more = spare if width > 1 else 0
-        return Rows(width, width * heads_of + more, dtype, more // 2, group)
+        return Rows(width, width * heads_of + more, dtype, more // 2, group, scale)
 
     def number() -> Rows:
         return rows(1, "float32")
 
-    vectors = rows(keys, precision, group)
-    wrote = Erase(rows(keys, precision) if own else None, number() if scaled else None, erase) if erase else None
+    vectors = rows(keys, precision, group, scale)
+    wrote = (
+        Erase(rows(keys, precision, scale=scale**0.5) if own else None, number() if scaled else None, erase)
+        if erase
+        else None
+    )
     return Recurrence(
         heads,
         keys,
@@ -64,7 +69,7 @@ def recurrence(
         vectors,
         rows(values, precision),
         tuple(
-            Read(Rows(keys, vectors.stride + 8 * i + 8, precision, 0, group), rows(values, precision), of)
+            Read(Rows(keys, vectors.stride + 8 * i + 8, precision, 0, group, scale**2), rows(values, precision), of)
             for i, of in enumerate(reads)
         ),
         number() if value_scale else None,
@@ -76,6 +81,8 @@ def recurrence(
             Outer(rows(keys, precision), rows(values, precision))
             if kind == "value"
             else Outer(rows(keys, precision), None, rows(keys, precision))
+            if kind == "vector"
+            else Outer(rows(keys, precision, scale=scale), None, rows(keys, precision, scale=1 / scale**2), number())
             for kind in others
         ),
         same,
@@ -176,7 +183,7 @@ class Steps:
         outputs = [np.zeros((self.steps, self.batch, own.heads, own.values)) for _ in own.reads]
 
         def at(name: str, t: int, b: int) -> np.ndarray:
-            return np.repeat(self.real[name][t, b], self.rows[name].group, axis=0)
+            return np.repeat(self.real[name][t, b] * self.rows[name].scale, self.rows[name].group, axis=0)
 
         ends = np.full(self.batch, self.steps) if self.lengths is None else self.lengths
         for t in range(self.steps)[:: -1 if self.reverse else 1]:
@@ -209,6 +216,7 @@ class Steps:
                         u = at(f"value_{i}", t, b)
                     else:
                         u = np.einsum("nk,nkv->nv", at(f"vector_{i}", t, b), seen[BEFORE])
+                        u = u * at("erase_scale", t, b) if other.scale is not None else u
                     s = s + at(f"column_{i}", t, b)[:, :, None] * u[:, None, :]
                 seen[AFTER] = s
                 for i, read in enumerate(own.reads):

@@ -117,6 +117,14 @@ MODELS: dict[str, Callable[[], Any]] = {
         L.Reshape((-1, 5)), L.LSTM(4), L.Reshape((2, 2)), L.Permute((2, 1)), L.Flatten(), L.Dense(2)
     ),
     "each step": lambda: model(L.TimeDistributed(L.Dense(4, activation="relu")), L.LSTM(3), L.Activation("tanh")),
+    "convolutions": lambda: model(
+        L.Conv1D(6, 3, padding="causal", dilation_rate=2, activation="relu"),
+        L.SeparableConv1D(4, 2, strides=2, padding="same"),
+        L.ZeroPadding1D(1),
+        L.MaxPooling1D(2),
+        L.PReLU(shared_axes=[1]),
+        L.GRU(2),
+    ),
     "units": lambda: model(L.LeakyReLU(), L.LSTM(3, return_sequences=True), L.ELU(), L.ReLU(), L.Softmax(), L.GRU(2)),
 }
 
@@ -138,6 +146,17 @@ def test_a_functional_model_with_states_that_are_handed_on(tmp_path: Path) -> No
     outputs = [L.TimeDistributed(L.Dense(2, activation="softmax"), name="tags")(L.Concatenate()([y, both])), h]
     net = agrees(keras.Model(words, outputs), tmp_path, words=WORDS)
     assert [d.name for d in net.program.outputs] == ["tags", "encoder"] and len(net.networks) == 2
+
+
+def test_pictures_and_attention(tmp_path: Path) -> None:
+    """Convolutions over the columns of a picture, networks, and attention with heads over what they make."""
+    x = keras.Input((8, None, 2), name="x")
+    y = L.MaxPooling2D(2)(L.Conv2D(4, 3, padding="same", activation="relu")(x))
+    y = L.TimeDistributed(L.Flatten())(L.Permute((2, 1, 3))(L.DepthwiseConv2D(2, padding="same")(y)))
+    y = L.Bidirectional(L.LSTM(3, return_sequences=True))(y)
+    z = L.Add()([y, L.MultiHeadAttention(2, 3)(query=y, value=y)])
+    out = L.Concatenate()([L.Attention(use_scale=True)([z, y]), L.AdditiveAttention()([y, z])])
+    agrees(keras.Model(x, out), tmp_path, x=RNG.normal(size=(B, 8, 10, 2)).astype("f4"))
 
 
 def test_several_inputs_and_a_shared_layer(tmp_path: Path) -> None:
@@ -201,7 +220,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(ConfigError, match="not a layer of Keras"):
         rnn.from_keras(mine)
     for layer, text in (
-        (model(L.Conv1D(4, 2), L.LSTM(4), L.Lambda(lambda v: v)), "Conv1D.*\n.*Lambda"),
+        (model(L.Conv1DTranspose(4, 2), L.LSTM(4), L.Lambda(lambda v: v)), "Conv1DTranspose.*\n.*Lambda"),
         (model(L.Dense(2)), "no recurrent layer"),
         (model(L.Bidirectional(L.RNN(L.LSTMCell(2)))), "it wraps 'RNN'"),
         (model(L.ReLU(6.0), L.LSTM(2)), "a ReLU with slope"),

@@ -135,12 +135,12 @@ def test_weights_that_are_refused(weights: bytes, text: str, tmp_path: Path) -> 
         (changed(CONFIG, 2, activation={"class_name": "MyFunction", "module": "evil"}), "activation"),
         (changed(CONFIG, 2, dtype="mixed_float16"), "dtype 'mixed_float16'"),
         (changed(CONFIG, 1, merge_mode="max"), "merge_mode 'max'"),
-        (changed(CONFIG, 1, layer={"class_name": "Conv1D", "config": {}}), "it wraps 'Conv1D'"),
+        (changed(CONFIG, 1, layer={"class_name": "Conv3D", "config": {}}), "it wraps 'Conv3D'"),
         (changed(CONFIG, 1, layer=3), "it wraps ''"),
         (changed(CONFIG, 0, ragged=True), "sparse and ragged"),
         (changed(CONFIG, 0, batch_shape=7), "batch_shape is 7"),
         (sequential(("Lambda", {"function": ["cos\nsystem", None, None]}, {})), "layers of class Lambda"),
-        (sequential(("Conv1D", {}, {}), ("Custom", {}, {})), "layers of class Custom"),
+        (sequential(("Conv3D", {}, {}), ("Custom", {}, {})), "layers of class Custom"),
         (sequential(("Dropout", {}, {})), "no recurrent layer"),
     ],
     ids=range(23),
@@ -150,10 +150,10 @@ def test_configs_that_are_refused(config: Any, text: str, tmp_path: Path) -> Non
 
 
 def test_everything_that_is_not_supported_is_named_at_once(tmp_path: Path) -> None:
-    layers = [*LAYERS, ("Conv1D", {}, {}), ("Attention", {}, {})]
+    layers = [*LAYERS, ("Conv3D", {}, {}), ("Hashing", {}, {})]
     config = changed(sequential(*layers), 2, activation="mine")
     text = said(write(tmp_path / "m.keras", config, weights_file(*layers)))
-    for part in ("GRU 'layer_1': activation 'mine'", "Conv1D 'layer_3': layers of class", "Attention 'layer_4'"):
+    for part in ("GRU 'layer_1': activation 'mine'", "Conv3D 'layer_3': layers of class", "Hashing 'layer_4'"):
         assert part in text
 
 

@@ -86,3 +86,17 @@ def test_one_key_where_there_is_one(name: str, sizes: dict[str, int], along_key:
     assert new.attrs["writes"] == 1
     assert all(column is new.args[2] for column in new.args[4:-1:2]) == along_key
     assert new.attrs.get("scaled", False) == along_key
+
+
+def test_what_scales_a_column_of_its_own() -> None:
+    """In a gradient the key that is erased along is the one that is read by, and numbers scale the product."""
+    net = rnn.RNN(rnn.cells.gated_delta_net, 5, 8, dtype="bfloat16")
+    back = pipeline.run(net, GPU, training="values")[-1][1].graphs[0].backward
+    assert back is not None
+    new = next(result for result in back.results if result.op == "scan_matrix")
+    *_, key, _, column, vector, _ = new.args
+    assert new.attrs["scaled"] and column is vector and column is not key
+    by_key = pipeline.run(rnn.RNN(OWN["delta_by_key"][0], 5, 8), GPU, training="values")[-1][1].graphs[0].backward
+    assert by_key is not None
+    new = next(result for result in by_key.results if result.op == "scan_matrix")
+    assert not new.attrs.get("scaled")

@@ -52,6 +52,15 @@ CASES: dict[str, tuple[list[Any], dict[str, np.ndarray], dict[str, np.ndarray]]]
     ),
     "a range of steps": ([*shapes()[:3], node("Range", ["zero", "T", "one"], ["y"])], {"x": X}, KNOWN),
     "zeros": ([*shapes(), node("ConstantOfShape", ["to"], ["y"])], {"x": X}, KNOWN),
+    "as many more as there are": (
+        [
+            *shapes(),
+            node("Concat", ["less", "to"], ["pads"], axis=0),
+            node("Pad", ["x", "pads", "half", "axes"], ["y"]),
+        ],
+        {"x": X},
+        {**KNOWN, "less": np.array([1, 2]), "half": np.float32(0.5), "axes": np.array([1, -1])},
+    ),
     "sizes that are compared with a constant": (
         [*shapes(), node("Equal", ["to", "others"], ["y"])],
         {"x": X},
@@ -86,6 +95,11 @@ CASES: dict[str, tuple[list[Any], dict[str, np.ndarray], dict[str, np.ndarray]]]
     "slopes below zero": (
         [node("PRelu", ["x", "z"], ["y"])],
         {"x": ODD, "z": np.array([[0.25, -1, 2, 0.5]], "f4")},
+        {},
+    ),
+    "products of rows of other names": (
+        [node("MatMul", ["x", "z"], ["y"])],
+        {"x": X, "z": X.transpose(0, 2, 1)[:, :, :2].copy()},
         {},
     ),
     "a product and a row": (

@@ -38,7 +38,7 @@ FOLDED |= {"Relu", "Sigmoid", "Softplus", "Erf", "Elu", "LeakyRelu", "Clip", "Ge
 FOLDED |= {"Softsign", "PRelu", "ThresholdedRelu", "Softmax", "LogSoftmax", "LengthsOfMask", "HoldLast"}
 FOLDED |= {"Add", "Sub", "Mul", "Div", "Mod", "Pow", "Max", "Min", "Sum", "Mean", "ArgMax", "ArgMin"}
 FOLDED |= {"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceLogSumExp", "ReduceSumSquare"}
-FOLDED |= {"ReduceL1", "ReduceL2", "BatchNormalization", "LayerNormalization"}
+FOLDED |= {"ReduceL1", "ReduceL2", "BatchNormalization", "LayerNormalization", "ScatterElements", "ScatterND"}
 # Operations whose results are of another dtype than their first input.
 DTYPE_OF_RESULT = {
     **dict.fromkeys(("Shape", "Size", "ArgMax", "ArgMin"), "int64"),

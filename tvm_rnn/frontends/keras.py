@@ -18,6 +18,7 @@ from tvm_rnn.network.rnn import RNN
 from ..errors import ConfigError, message
 from .fields import Unreadable, items, mapping, text
 from .folding import Steps
+from .keras_attention import ATTENTION
 from .keras_cells import GATES
 from .keras_file import Config, Source, describe, groups_of, read_file
 from .keras_layers import apply_layer
@@ -26,6 +27,7 @@ from .stacks import Stacks, build_networks
 
 DTYPES = ("float32", "float64", "float16")
 BARE = (*GATES, "RNN", "Bidirectional")
+OPERANDS = ("query", "value", "key", "training")  # of attention
 MASKED = (*BARE, "GlobalAveragePooling1D")
 Reference = tuple[str, int, int]  # a value: the name of its layer, which call of it, which of its outputs
 Values = dict[tuple[str, int], list[Value]]  # by the name of their layer and the call of it
@@ -195,8 +197,13 @@ class _Reader:
             node = mapping(items(entries[name]["inbound_nodes"])[number])
             args, kwargs = _tensors(node["args"]), mapping(node.get("kwargs"))
             part = parts.get(name) or Part(name, str(entries[name]["class_name"]), mapping(entries[name]["config"]), [])
-            states = _tensors(kwargs.get("initial_state"))
+            states, options = _tensors(kwargs.get("initial_state")), list[str]()
             mask = _tensors(kwargs.get("mask")) if part.kind in MASKED else []
+            if part.kind in ATTENTION:
+                args += [each for name in ("query", "value", "key") for each in _tensors(kwargs.get(name))]
+                options = [
+                    name for name, value in kwargs.items() if name not in OPERANDS and value not in (None, False)
+                ]
             reads = [each for each in (*args, *states, *mask) if isinstance(each, tuple)]
             if not ready:
                 if (name, number) in begun:
@@ -207,7 +214,7 @@ class _Reader:
                 continue
             given = [self._value(values, each) for each in args]
             extra = given[1:] if part.kind in BARE else []
-            called = replace(part, states=[*extra, *(self._value(values, each) for each in states)])
+            called = replace(part, states=[*extra, *(self._value(values, each) for each in states)], options=options)
             if given and part.kind in MASKED:  # a functional model says itself which masks these are called with
                 told = self._value(values, mask[0]).name if mask else ""
                 given[0] = Value(given[0].name, told, given[0].unheld if told == given[0].mask else "")

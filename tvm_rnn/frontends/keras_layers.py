@@ -1,4 +1,4 @@
-"""Keras's other layers as steps: embeddings, masks, dense layers, normalisation, shapes, merges, pooling.
+"""Keras's other layers as steps: embeddings, masks, dense layers, normalisation, shapes, merges, pooling over time.
 
 In: a layer's config, arrays and the values it is called with, from `keras.py`. Out: values. What a layer does in
 training alone is left out.
@@ -13,7 +13,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike
 
+from . import keras_images
 from .fields import Unreadable, integer, integers, mapping, number
+from .keras_attention import attended, attended_by_heads
 from .keras_cells import activate, activation_name
 from .keras_recurrent import Call, Part, Value, bidirectional, recurrent
 
@@ -82,9 +84,19 @@ def _relu(call: Call) -> list[Value]:
 def _time_distributed(call: Call) -> list[Value]:
     inner = mapping(call.config.get("layer"))
     kind, config = str(inner.get("class_name", "")), inner.get("config")
-    if kind not in WRAPPED or not isinstance(config, Mapping):
-        raise Unreadable(f"it wraps {kind!r}, which is none of {', '.join(sorted(WRAPPED))}")
-    return HANDLERS[kind](replace(call, part=Part(call.part.name, kind, config, call.part.arrays)))
+    known = {*WRAPPED, *FOLDED_IN}
+    if kind not in known or not isinstance(config, Mapping):
+        raise Unreadable(f"it wraps {kind!r}, which is none of {', '.join(sorted(known))}")
+    own = replace(call, part=Part(call.part.name, kind, config, call.part.arrays))
+    if kind in WRAPPED:
+        return HANDLERS[kind](own)
+    # All steps of all rows are rows of the layer.
+    shape = call.emit("Shape", call.x.name)
+    lead, rest = (call.emit("Slice", shape, starts=[a], ends=[b], axes=[0]) for a, b in ((0, 2), (2, 99)))
+    rows = call.emit("Reshape", call.x.name, call.emit("Concat", call.whole(-1), rest, axis=0))
+    (y,) = HANDLERS[kind](replace(own, inputs=[Value(rows)]))
+    more = call.emit("Slice", call.emit("Shape", y.name), starts=[1], ends=[99], axes=[0])
+    return [Value(call.emit("Reshape", y.name, call.emit("Concat", lead, more, axis=0)), call.x.mask)]
 
 
 def _batch_normalization(call: Call) -> list[Value]:
@@ -170,8 +182,16 @@ def _any(call: Call) -> list[Value]:
     return [Value(call.emit("Cast", call.emit("ReduceMax", counts, axes=[axis], keepdims=0), dtype="bool"))]
 
 
+def _rescaled(call: Call) -> list[Value]:
+    scale, offset = (
+        _numbers(call, number(call.config, name, value)) for name, value in (("scale", 1.0), ("offset", 0.0))
+    )
+    return [Value(call.emit("Add", call.emit("Mul", call.x.name, scale), offset), call.x.mask)]
+
+
 # What TimeDistributed may wrap: it does the same to each step as to all of them.
 WRAPPED = {"Dense", "Activation", "Dropout", "LayerNormalization", "BatchNormalization", "Softmax", "ReLU", "LeakyReLU"}
+FOLDED_IN = {*keras_images.HANDLERS, "Flatten", "GlobalAveragePooling1D", "GlobalMaxPooling1D", "Reshape", "Permute"}
 # In training alone they do something.
 NOTHING = ("Dropout", "SpatialDropout1D", "GaussianNoise", "GaussianDropout", "AlphaDropout", "ActivityRegularization")
 HANDLERS: dict[str, Handler] = {
@@ -204,4 +224,11 @@ HANDLERS: dict[str, Handler] = {
     "GlobalMaxPooling1D": _pooled("ReduceMax"),
     "NotEqual": _not_equal,
     "Any": _any,
+    "Rescaling": _rescaled,
+    "PReLU": lambda call: _stepwise(
+        call, "PRelu", _constant(call, 0, call.part.arrays[0].ndim if call.part.arrays else 1)
+    ),
+    **dict.fromkeys(("Attention", "AdditiveAttention"), attended),
+    "MultiHeadAttention": attended_by_heads,
+    **keras_images.HANDLERS,
 }

@@ -36,13 +36,15 @@ class Value:
 
 @dataclass
 class Part:
-    """A layer of a model. states: first states that it is called with."""
+    """A layer of a model. states: first states that it is called with. options: what else it is called with, of layers
+    that look at it."""
 
     name: str
     kind: str
     config: Config
     arrays: list[Array]
     states: list[Value] = field(default_factory=list)
+    options: list[str] = field(default_factory=list)
 
     @property
     def label(self) -> str:

@@ -38,12 +38,12 @@ COMPILES = {
     **dict.fromkeys(("Acosh", "Asinh", "Atanh"), 9),
     **{"Einsum": 12, "QuantizeLinear": 10, "DequantizeLinear": 10, "DynamicQuantizeLinear": 11, "MatMulInteger": 10},
     **{"Resize": 11, "GlobalLpPool": 7, "Hardmax": 13, "Shrink": 9, "EyeLike": 9, "OneHot": 11, "Trilu": 14},
-    **{"IsInf": 10, "IsNaN": 9, "CumSum": 14, "GatherElements": 11, "GridSample": 20},
+    **{"IsInf": 10, "IsNaN": 9, "CumSum": 14, "GatherElements": 11, "GridSample": 20, "TopK": 10},
     **dict.fromkeys(("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot"), 18),
 }
 KNOWN = FOLDED
 BODIES = ("Scan", "Loop")  # nodes with one step of a recurrence in them
-READ = {*KNOWN, *COMPILES, *FORMS, *RECURRENT, *ATTENTION, *BODIES, "If", "Constant", "DynamicQuantizeLSTM"}
+READ = {*KNOWN, *COMPILES, *FORMS, *RECURRENT, *ATTENTION, *BODIES, "If", "Constant", "CastLike", "DynamicQuantizeLSTM"}
 
 
 def label(node: NodeProto) -> str:
@@ -166,6 +166,9 @@ def add_node(steps: GraphSteps, node: NodeProto) -> None:
     if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
         steps.constants[node.output[0]], steps.dtypes[node.output[0]] = constant_of(steps, node)
         return
+    if node.op_type == "CastLike" and node.domain in ("", "ai.onnx"):
+        _add_cast(steps, node)
+        return
     if node.op_type in FORMS and node.domain in ("", "ai.onnx"):
         attributes_of(node, steps.source.opset)
         others = as_others(steps, node)
@@ -184,6 +187,16 @@ def add_node(steps: GraphSteps, node: NodeProto) -> None:
         _add_flat(steps, node, attributes)
         return
     steps.add(Step(node.op_type, tuple(node.input), tuple(node.output), attributes, label(node)))
+
+
+def _add_cast(steps: GraphSteps, node: NodeProto) -> None:
+    """To the dtype that another value has."""
+    attributes_of(node, steps.source.opset)
+    x, other = node.input
+    dtype = steps.dtype(other)
+    if not dtype:
+        raise Unreadable(f"the dtype of {other!r} is not known")
+    steps.add(Step("Cast", (x,), tuple(node.output), {"dtype": dtype}, label(node)))
 
 
 def _add_flat(steps: Steps, node: NodeProto, attributes: Fields) -> None:
@@ -206,6 +219,7 @@ def dtypes_of(steps: Steps, node: NodeProto) -> dict[str, str]:
         "QuantizeLinear": (quantised,),
         "DynamicQuantizeLinear": ("uint8", "float32", "uint8"),
         "MatMulInteger": ("int32",),
+        "TopK": (steps.dtype(node.input[0]), "int64"),
         "IsInf": ("bool",),
         "IsNaN": ("bool",),
         "OneHot": (steps.dtype(node.input[2]) if len(node.input) > 2 else "",),
@@ -218,7 +232,7 @@ def ordinary_attributes(steps: GraphSteps, node: NodeProto, known: Collection[st
     if node.domain not in ("", "ai.onnx"):
         raise Unreadable(f"operator {node.domain}.{node.op_type} is not of the standard set")
     if node.op_type not in known:
-        elsewhere = (*known, *COMPILES, *FORMS, *RECURRENT, *BODIES, *ATTENTION)
+        elsewhere = (*known, *COMPILES, *FORMS, *RECURRENT, *BODIES, *ATTENTION, "CastLike")
         below = Counter(own.op_type for own in nodes_below(node) if own.op_type not in elsewhere)
         more = ", ".join(f"{name} ({count})" for name, count in sorted(below.items()) if name != "Constant")
         more = f"; nor is, in its branches: {more}" if more else ""

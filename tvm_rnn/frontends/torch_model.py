@@ -9,7 +9,7 @@ import contextlib
 import inspect
 import io
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from tvm_rnn.errors import ConfigError, message
@@ -40,7 +40,12 @@ def from_model(model: object, example: object, axes: Mapping[str, Mapping[int, s
     before, states, text = model.training, _States(model), io.BytesIO()
     try:
         model.eval()
-        with torch.no_grad(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        with (
+            torch.no_grad(),
+            _every_operator(),
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
             warnings.simplefilter("ignore")
             outputs = _outputs(model(*given))
             states.put_back()
@@ -63,6 +68,19 @@ def from_model(model: object, example: object, axes: Mapping[str, Mapping[int, s
         states.put_back()
         model.train(before)
     return from_onnx(text.getvalue())
+
+
+@contextlib.contextmanager
+def _every_operator() -> Iterator[None]:
+    """Attention as operators: for its kernel of a whole layer, taken in eval mode, torch has no export."""
+    import torch
+
+    was = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was)
 
 
 class _States:

@@ -5,8 +5,8 @@ In: a Graph. Out: a Graph with the same meaning. A pass is a frozen dataclass wi
 (`min_cut.py`, `keep_choice.py`: what is kept; `sums_to_gradients.py`: what follows all steps); `first_step.py` (calls
 of one step that are given no states); `parallelise_time.py`
 (`affine.py`: how a value depends on states; `max_plus.py`, `matrix_recurrence.py`: two kinds of recurrences;
-`matrix_gradient.py`: training of the latter; `chunk_form.py`: what GPUs make of it); `hoist_gemms.py`
-(`product_tables.py`: rows of tables); `combine_gemms.py` (`batched_gemms.py`: products of members);
+`matrix_gradient.py`: training of the latter; `chunk_form.py`, `kept_read_outs.py`: what GPUs make of them);
+`hoist_gemms.py` (`product_tables.py`: rows of tables); `combine_gemms.py` (`batched_gemms.py`: products of members);
 `fuse_pointwise.py`; `tile_layers_and_time.py`. What planners get is `passed.py`.
 """
 

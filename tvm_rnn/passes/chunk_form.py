@@ -4,6 +4,7 @@ In: a graph with a `scan_matrix`. Out: the same, with the numbers that scale the
 the vectors that are multiplied with the state; or why no kernel of a GPU takes it.
 
 Rewrite: S' = d S + (b k) v + (c k) (r . S)   -->   S' = d S + k (b v) + c k (r . S)
+         S' = d S + k v + (c p) (r . S)       -->   S' = d S + k v + c p (r . S)      where heads decay as one
 """
 
 from __future__ import annotations
@@ -37,13 +38,15 @@ def chunk_form(graph: Graph, name: str) -> Graph:
     if len(product) != 2 or new.attrs["writes"] != 1:
         return graph
     erased, vector = product
-    (key, scales), (other, others) = (_scaled(node, new.attrs["key"]) for node in (key, erased))
-    if _viewed(key) is not _viewed(other) or key.shape != other.shape:
+    (bare, scales), (other, others) = (_scaled(node, new.attrs["key"]) for node in (key, erased))
+    if _viewed(bare) is _viewed(other) and bare.shape == other.shape:
+        key = other = bare
+        for number in scales:
+            value = make("mul", value, number)
+    elif not others or decay.shape[new.attrs["key"]] > 1:
         return graph
-    for number in scales:
-        value = make("mul", value, number)
     scale = [reduce(partial(make, "mul"), others)] if others else []
-    own = make("scan_matrix", state, decay, key, value, key, vector, *scale, **new.attrs, scaled=bool(scale))
+    own = make("scan_matrix", state, decay, key, value, other, vector, *scale, **new.attrs, scaled=bool(scale))
     mapped: dict[Node, Node] = {}
     for node in graph.nodes():
         mapped[node] = own if node is new else with_args(node, mapped)

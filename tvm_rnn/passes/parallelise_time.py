@@ -27,6 +27,7 @@ from ..decisions import tell
 from . import Pass
 from .affine import Form, NotLinear, forms, known_form, product, spread, total
 from .chunk_form import chunk_form, refused, sums_of_both
+from .kept_read_outs import keep_read_outs
 from .matrix_gradient import gradient
 from .matrix_recurrence import MATRICES, Matrix, Solved, between, grows, is_matrix
 from .max_plus import max_plus
@@ -155,12 +156,17 @@ class _Work:
             if isinstance(found, str):
                 self.refused[state.name] = found
                 return
+            if self.target.kind == "cuda":
+                number = [s.name for s in self.given.states].index(state.name)
+                found = chunk_form(found, found.states[number].name)
             self.graph = replace(self.graph, backward=found)
             every = KEPT_EVERY_ON_GPUS if self.target.kind == "cuda" else KEPT_EVERY
             spared = prod(state.shape) - -(-prod(state.shape) // every)
             why = "its gradient is such a recurrence too, backwards in time; between, both are made again"
             what = f"keep state {state.name} before each {every}th step alone"
             self.told.append((True, what, why, {"spared": spared}))
+        if self.matrices and self.target.kind == "cuda":
+            self.graph = keep_read_outs(self.graph)
 
 
 def components(graph: Graph) -> list[frozenset[str]]:

@@ -128,6 +128,15 @@ def _sigmoid(x: Array) -> Array:
     return np.where(x >= 0, 1 / (1 + e), e / (1 + e)).astype(x.dtype)
 
 
+def _top_k(x: Array, k: Array, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> list[Array]:
+    """Of equal elements the reference takes the last one first."""
+    turned = np.flip(x, axis) if largest else x
+    order = np.argsort(turned, axis, kind="stable")
+    order = x.shape[axis] - 1 - np.flip(order, axis) if largest else order
+    places = np.take(order, np.arange(int(np.reshape(k, ()))), axis)
+    return [np.take_along_axis(x, places, axis), places]
+
+
 def _lengths_of_mask(mask: Array) -> Array:
     """How many steps each row has, of a mask [B, T] that says which steps count: the first ones."""
     mask = np.asarray(mask, bool)
@@ -157,6 +166,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "Erf": _erf,
     "Sigmoid": _sigmoid,
     "ReverseSequence": _reverse_sequence,
+    "TopK": _top_k,
     # Not ONNX's: what Keras makes of a mask.
     "LengthsOfMask": _lengths_of_mask,
     "HoldLast": _hold_last,

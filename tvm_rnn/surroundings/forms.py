@@ -14,12 +14,15 @@ from tvm import relax, te, tirx
 from tvm_rnn.tir.expr import Expr
 from tvm_rnn.tir.index import int64, wide
 
+from .cumulative import summed
 from .demands import text_of
 from .extrema import place_of_largest, place_of_smallest
-from .graph_node import Item, Node
+from .graph_node import Item, Node, places_fit
 from .nodes import DTYPES
+from .order import best
 from .resize import resized
-from .sizes import computed, sizes_of
+from .scatter import scattered_elements, scattered_slices
+from .sizes import MOST_SIZES, computed, simplified, sizes_of
 from .slices import sliced
 
 SIGNS = {"positive": math.inf, "negative": -math.inf}
@@ -97,6 +100,8 @@ def _constant_of_shape(node: Node) -> Item:
     sizes, value = node.sizes(0), node.attributes.get("value")
     assert sizes is not None
     number = np.zeros((), "float32") if value is None else numpy_helper.to_array(value).reshape(())
+    if number.dtype == np.int64 and sizes.size == 1 and isinstance(sizes[0], int) and sizes[0] <= MOST_SIZES:
+        return sizes_of([int(number)] * sizes[0])  # they may be sizes themselves
     return relax.op.full(
         relax.ShapeExpr([wide(n) for n in sizes]), relax.const(number, str(number.dtype)), str(number.dtype)
     )
@@ -120,14 +125,7 @@ def _range(node: Node) -> Item:
 
 def _gather(node: Node) -> Item:
     data, places = (node.asked.array(value) for value in node.inputs)
-    size = node.shape(data)[int(node.attributes.get("axis", 0))]
-    known = node.known(places)
-    if known is not None:
-        most = max([*known.reshape(-1).tolist(), *(-1 - known.reshape(-1)).tolist()], default=-1)
-        fits = size > most if isinstance(size, int) else tirx.LT(int64(most), wide(size))
-        node.asked.demand(fits, f"{most} < {text_of(wide(size))}")
-    else:
-        node.asked.bound(places, int64(0) - wide(size), wide(size), "an index of as many places as there are")
+    places_fit(node, places, node.shape(data)[int(node.attributes.get("axis", 0))])
     node.inputs = [data, places]
     return None
 
@@ -135,8 +133,7 @@ def _gather(node: Node) -> Item:
 def _gather_elements(node: Node) -> Item:
     """Elements at places along an axis are there; those of indices that are counted from the end, too."""
     data, places = (node.asked.array(value) for value in node.inputs)
-    size = wide(node.shape(data)[int(node.attributes.get("axis", 0))])
-    node.asked.bound(places, int64(0) - size, size, "an index of as many places as there are")
+    places_fit(node, places, node.shape(data)[int(node.attributes.get("axis", 0))])
     return None
 
 
@@ -171,6 +168,22 @@ def _thresholded(node: Node) -> Item:
     x = node.asked.array(node.inputs[0])
     least, zero = (relax.const(value, str(x.ty.dtype)) for value in (float(node.attributes.get("alpha", 1.0)), 0.0))
     return op.where(normal(op.greater(x, least)), x, zero)
+
+
+def _matmul(node: Node) -> Item:
+    """Rows of matrices may have sizes of other names."""
+    a, b = (node.asked.array(value) for value in node.inputs)
+    shapes = [node.shape(value) for value in (a, b)]
+    rank = max(map(len, shapes)) - 2
+    if min(map(len, shapes)) < 2 or rank < 1:
+        return None
+    lead = [[*[1] * (rank + 2 - len(own)), *own[:-2]] for own in shapes]
+    axes = [[n for n in dict.fromkeys(own) if not (isinstance(n, int) and n == 1)] for own in zip(*lead, strict=True)]
+    if all(len({str(n) for n in own}) < 2 or all(isinstance(n, int) for n in own) for own in axes):
+        return None
+    whole = [node.joined(own) for own in axes]
+    spread = [node.spread(value, [*whole, *own[-2:]]) for value, own in zip((a, b), shapes, strict=True)]
+    return relax.op.matmul(*spread)
 
 
 def _gemm(node: Node) -> Item:
@@ -293,8 +306,9 @@ def _split(node: Node) -> Item:
 
 
 def _pad(node: Node) -> Item:
-    """What is reflected must be there."""
-    if node.attributes.get("mode", b"constant") == b"reflect":
+    """What is reflected must be there; how much is padded may follow from sizes."""
+    mode = node.attributes.get("mode", b"constant")
+    if mode == b"reflect":
         pads, shape = node.sizes(1), node.shape(node.inputs[0])
         if pads is None or len(pads) != 2 * len(shape) or any(node.inputs[3:4]):
             raise ValueError("what is reflected along is not known")
@@ -302,7 +316,41 @@ def _pad(node: Node) -> Item:
             most = max(int(pads[i]), int(pads[i + len(shape)]), -1)
             fits = size > most if isinstance(size, int) else tirx.GT(wide(size), int64(most))
             node.asked.demand(most <= 0 or fits, f"{text_of(wide(size))} > {most}")
+    if mode == b"constant" and node.known(node.inputs[1]) is not None:
+        pads = node.sizes(1)
+        if pads is not None and not all(isinstance(n, int) for n in pads.tolist()):
+            return _padded(node, pads.tolist())
     return None
+
+
+def _padded(node: Node, pads: list[Expr]) -> Item:
+    """pads: before each axis, then behind each; below 0 elements are cut off."""
+    data = node.asked.array(node.inputs[0])
+    shape, (value, axes) = node.shape(data), [*node.inputs[2:], None, None][:2]
+    known = None if axes is None else node.known(axes)
+    if axes is not None and known is None:
+        raise ValueError("axes that only a run shows")
+    along = [*range(len(shape))] if known is None else [int(axis) % len(shape) for axis in known]
+    if len(pads) != 2 * len(along):
+        raise ValueError(f"{len(pads)} numbers pad {len(along)} axes")
+    before, behind = ([int64(0) for _ in shape] for _ in range(2))
+    for axis, low, high in zip(along, pads[: len(along)], pads[len(along) :], strict=True):
+        before[axis], behind[axis] = wide(low), wide(high)
+    extents = [simplified(a + wide(n) + b) for a, n, b in zip(before, shape, behind, strict=True)]
+    for extent in extents:
+        node.asked.demand(tirx.GE(extent, int64(0)), f"{text_of(extent)} >= 0")
+    kind = str(data.ty.dtype)
+    filler = relax.const(np.zeros((), kind), kind) if value is None else node.asked.array(value)
+
+    def at(source: te.Tensor, number: te.Tensor) -> te.Tensor:
+        def element(*index: Expr) -> Expr:
+            places = [wide(i) - a for i, a in zip(index, before, strict=True)]
+            inside = [tirx.And(p >= int64(0), p < wide(n)) for p, n in zip(places, source.shape, strict=True)]
+            return tirx.if_then_else(tirx.all(*inside), source(*places), number(*[int64(0)] * len(number.shape)))
+
+        return te.compute(extents, element, name="pad")
+
+    return node.bb.emit_te(at, data, filler)
 
 
 def _dropout(node: Node) -> Item:
@@ -386,6 +434,7 @@ FORMS: dict[str, Callable[[Node], Item]] = {
     "IsInf": _is_inf,
     "Mod": _mod,
     "Gemm": _gemm,
+    "MatMul": _matmul,
     "ThresholdedRelu": _thresholded,
     "ReduceL2": _root_of_squares,
     "Concat": _concat,
@@ -405,4 +454,8 @@ FORMS: dict[str, Callable[[Node], Item]] = {
     "ArgMax": place_of_largest,
     "ArgMin": place_of_smallest,
     "Squeeze": _squeeze,
+    "ScatterElements": scattered_elements,
+    "ScatterND": scattered_slices,
+    "TopK": best,
+    "CumSum": summed,
 }

@@ -95,10 +95,10 @@ class Node:
         return self.asked.bb
 
     def known(self, value: Item) -> np.ndarray | None:
-        """Whole numbers that are known: sizes, or a constant's elements."""
+        """Whole numbers that are known, or bools: sizes, or a constant's elements."""
         if isinstance(value, np.ndarray):
             return value
-        if isinstance(value, tvm.ir.GenericConst) and str(value.ty.dtype).startswith("int"):
+        if isinstance(value, tvm.ir.GenericConst) and str(value.ty.dtype).startswith(("int", "bool")):
             found: np.ndarray = value.value.numpy()
             return found
         return None
@@ -169,6 +169,17 @@ class Node:
             return te.compute([wide(n) for n in shape], element, name="spread")
 
         return self.bb.emit_te(at, value)
+
+
+def places_fit(node: Node, places: relax.Expr, size: Expr) -> None:
+    """Have looked at that places along an axis are there; they may be counted from the end."""
+    known = node.known(places)
+    if known is None:
+        node.asked.bound(places, int64(0) - wide(size), wide(size), "an index of as many places as there are")
+        return
+    most = max([*known.reshape(-1).tolist(), *(-1 - known.reshape(-1)).tolist()], default=-1)
+    fits = size > most if isinstance(size, int) else tirx.LT(int64(most), wide(size))
+    node.asked.demand(fits, f"{most} < {text_of(wide(size))}")
 
 
 def _within(index: Expr, size: Expr) -> Expr:

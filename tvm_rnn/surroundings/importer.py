@@ -21,7 +21,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, onnx_input
 from .demands import Demand
 from .forms import FORMS
 from .graph_node import Asked, Bound, Item, Node
-from .sizes import computed, sizes_of
+from .sizes import MOST_SIZES, computed, sizes_of
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto
@@ -31,7 +31,6 @@ SHAPES = {"Reshape": (1,), "Expand": (1,), "Tile": (1,), "ConstantOfShape": (0,)
 ALIGNED = {"Add", "Sub", "Mul", "Div", "Pow", "Mod", "And", "Or", "Xor", "Less", "LessOrEqual", "Greater"}
 ALIGNED |= {"GreaterOrEqual", "Equal", "Where", "Max", "Min", "Sum", "Mean", "PRelu"}
 MOST_GROUPS, WIDE = 8, 8  # of a convolution that becomes several; input channels of each
-MOST_SIZES = 8  # of a shape
 
 
 @dataclass
@@ -121,7 +120,7 @@ class Importer(ONNXGraphImporter):
         ):
             found = computed(node.op, given, node.attributes)
             if found is not None:
-                return found
+                return relax.const(found, "bool") if found.dtype == bool else found
         if node.op in FORMS and (made := FORMS[node.op](node)) is not None:
             return self.bb.normalize(made) if isinstance(made, relax.Expr) else made
         return self._standard(node)

@@ -57,7 +57,8 @@ def inlined(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with each pointwise value in what reads it, but where that would compute it many times: in sums, and
     what takes long in loops over more axes than its own."""
     schedule = s_tir.Schedule(function)
-    for block in schedule.get_child_blocks(schedule.get_sblock("root")):
+    # The outermost block is called root, or is a function's only one.
+    for block in schedule.get_child_blocks(schedule.get_sblock(function.body.block.name_hint)):
         readers = schedule.get_consumers(block)
         if readers and not any(_many_times(schedule, block, own) for own in readers):
             try:

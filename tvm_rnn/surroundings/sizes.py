@@ -1,7 +1,7 @@
 """Whole numbers that follow from sizes: what exporters compute shapes of, known while a model is read, as expressions.
 
-In: an operator on such numbers. Out: such numbers again, as NumPy arrays of ints and expressions; or None where the
-operator has no such form.
+In: an operator on such numbers. Out: such numbers again, as NumPy arrays of ints and expressions, or of bools of a
+comparison; or None where the operator has no such form, or only a run shows what is equal.
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+import tvm
+import tvm_ffi
 from tvm import tirx
+from tvm.sym import Analyzer
 
 from tvm_rnn.tir.expr import Expr
 from tvm_rnn.tir.index import int64, wide
 
+from .demands import MOST
 from .evaluation import evaluated
 
 Sizes = np.ndarray  # of dtype object: ints and expressions
@@ -37,6 +41,12 @@ def computed(op: str, inputs: Sequence[np.ndarray | None], attributes: Mapping[s
         return np.asarray(inputs[0]) if attributes.get("to") in WHOLE else None
     if op in ("ReduceProd", "Size"):
         return np.asarray(math.prod(np.asarray(inputs[0]).reshape(-1).tolist()), object)
+    if op == "Equal":
+        one, other = (np.asarray(value, object) for value in inputs)
+        found = np.asarray(np.frompyfunc(_equal, 2, 1)(one, other), object)
+        return None if any(value is None for value in found.reshape(-1)) else found.astype(bool)
+    if op == "Where" and inputs[0] is not None and inputs[0].dtype == bool:
+        return np.asarray(np.where(inputs[0], *(np.asarray(value, object) for value in inputs[1:])), object)
     if op not in MOVES:
         return None
     moved = [np.asarray(value) for value in (inputs if op == "Concat" else inputs[:1])]
@@ -59,6 +69,12 @@ def _quotient(a: Number, b: Number) -> Number:
         return int(a) // int(b)
     below = wide(b)
     return tirx.floordiv(wide(a), below if isinstance(below, tirx.IntImm) else tirx.Max(below, int64(1)))
+
+
+def _equal(a: Number, b: Number) -> bool | None:
+    """None: only a run shows it."""
+    found = simplified(tirx.EQ(wide(a), wide(b)))
+    return bool(found) if isinstance(found, bool | tirx.IntImm) else None
 
 
 def _extremum(
@@ -85,4 +101,14 @@ ARITHMETIC: dict[str, Callable[..., Number]] = {
     "Max": _extremum(max, tirx.Max),
 }
 MOVES = {"Identity", "Concat", "Gather", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Flatten"}
+MOST_SIZES = 8  # of a shape
 WHOLE = (6, 7)  # ONNX's numbers of int32 and int64
+
+
+def simplified(number: Expr) -> Expr:
+    """A number that is made of sizes, none of which is below 0, in fewer operations."""
+    names, analyzer = list[tirx.Var](), Analyzer()
+    tvm_ffi.structural_walk(number, (tirx.Var, names.append))
+    for name in {*names}:
+        analyzer.bind(name, tvm.ir.Range(0, MOST))
+    return analyzer.simplify(number)

@@ -6,16 +6,13 @@ In: a node. Out: its value, or None where TVM's own form does.
 from __future__ import annotations
 
 import numpy as np
-import tvm
-import tvm_ffi
 from tvm import te, tirx
-from tvm.sym import Analyzer
 
 from tvm_rnn.tir.expr import Expr
 from tvm_rnn.tir.index import int64, wide
 
-from .demands import MOST
 from .graph_node import Item, Node
+from .sizes import simplified
 
 
 def sliced(node: Node) -> Item:
@@ -34,7 +31,7 @@ def sliced(node: Node) -> Item:
     for axis, start, end, step in zip(along, starts.tolist(), ends.tolist(), every, strict=True):
         begins[axis], strides[axis] = _place(start, shape[axis]), int64(step)
         distance = _place(end, shape[axis]) - begins[axis] + int64(step - 1)
-        extents[axis] = _simplified(tirx.Max(tirx.floordiv(distance, int64(step)), int64(0)))
+        extents[axis] = simplified(tirx.Max(tirx.floordiv(distance, int64(step)), int64(0)))
 
     def at(source: te.Tensor) -> te.Tensor:
         def element(*index: Expr) -> Expr:
@@ -48,13 +45,4 @@ def sliced(node: Node) -> Item:
 def _place(number: Expr, size: Expr) -> Expr:
     """From 0 to the size; below 0 it is counted from the end."""
     at, last = wide(number), wide(size)
-    return _simplified(tirx.Max(tirx.Min(tirx.Select(at < int64(0), at + last, at), last), int64(0)))
-
-
-def _simplified(number: Expr) -> Expr:
-    """A number that is made of sizes, none of which is below 0."""
-    names, analyzer = list[tirx.Var](), Analyzer()
-    tvm_ffi.structural_walk(number, (tirx.Var, names.append))
-    for name in {*names}:
-        analyzer.bind(name, tvm.ir.Range(0, MOST))
-    return analyzer.simplify(number)
+    return simplified(tirx.Max(tirx.Min(tirx.Select(at < int64(0), at + last, at), last), int64(0)))

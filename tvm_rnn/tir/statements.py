@@ -14,7 +14,7 @@ import tvm
 from tvm import tirx
 
 from .expr import Buffer, Expr, Stmt, TirExpr
-from .index import INDEX, int64
+from .index import INDEX, int64, wide
 
 Block: TypeAlias = "Stmt | Sequence[Block] | None"  # statements one after the other
 
@@ -51,6 +51,15 @@ def loop(name: str, extent: Expr, body: Callable[[tirx.Var], Block], parallel: b
     extent = int64(extent) if isinstance(extent, int) else extent
     kind = tirx.ForKind.PARALLEL if parallel else tirx.ForKind.SERIAL
     return tirx.For(var, int64(0), extent, kind, sequence(body(var)))
+
+
+def loops(extents: Sequence[Expr], body: Callable[[Sequence[tirx.Var]], Block]) -> Stmt:
+    """body(place) for all places of an array of these sizes, in their order."""
+    place = [variable(f"i{n}") for n in range(len(extents))]
+    made = sequence(body(place))
+    for var, extent in reversed([*zip(place, extents, strict=True)]):
+        made = tirx.For(var, int64(0), wide(extent), tirx.ForKind.SERIAL, made)
+    return made
 
 
 def use_threads(number: Expr) -> Stmt:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 import tvm_rnn as rnn
+from tvm_rnn.bench.suites.recurrences import CELLS
 from tvm_rnn.cuda.layer.matrix_operands import NUMBER, AgainOperands, MatrixOperands, is_matrix, marked, prepared
 from tvm_rnn.graph.graph import Graph
 from tvm_rnn.options import Options
@@ -74,6 +75,42 @@ def test_what_is_erased_is_read_by_the_key_and_scaled(name: str) -> None:
     assert own.erase is not None and own.located((own.erase, -1)) == own.located((own.key, -1))
     assert own.erase_scale is not None and own.erase_scale in own.numbers
     assert (own.decay is None) == (name == "delta_net")
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_constants_are_left_to_kernels(training: bool) -> None:
+    """Of vectors that lie in inputs; what else reads a product makes it, and it is not stored."""
+    net = rnn.RNN(CELLS["gated_delta"], 2 * (3 * 16 + 2), 16, N=2, M=1, dtype="bfloat16")
+    own = passed(net, Options(GPU, precision="bfloat16", training=training))
+    graph = own.training("values")[-1][1].graphs[0].backward if training else own.layers.graphs[0]
+    assert graph is not None
+    new, found = prepared(graph, lambda node: node.leaf, lambda node: True)
+    assert len(found) == 1 + training
+    for one in found:
+        assert {scale for _, scale in one.bare.values()} == {16**-0.5} and not one.copies
+        assert {one.located((node, axis))[0].op for node, axis in one.bare} == {"input"}
+    products = {n for g in graph.groups for n in g.stored if n.op == "mul" and n.args[-1].scalar == 16**-0.5}
+    made = {n for n in products if n.args[0].op == "reshape" and n.args[0].args[0].op == "slice"}
+    assert len(made) == 2 and not made & {n for g in new.groups for n in g.stored}
+
+
+def test_constants_that_no_kernel_takes_stay() -> None:
+    """Where each key decays by itself, and where there is no vector without the constant."""
+
+    @rnn.cell(states="S", output="y")
+    def by_key(x: "I", S: "H K=I", *, V: "H I"):
+        k = rnn.rename(0.5 * x, "K")
+        S = rnn.sigmoid(k)[None, :] * S + rnn.outer(V @ x, k)
+        return S, rnn.matvec(S, k)
+
+    net = rnn.RNN(by_key, 8, 8, dtype="bfloat16")
+    graph = passed(net, Options(GPU, precision="bfloat16")).layers.graphs[0]
+    _, (own,) = prepared(graph, lambda node: node.leaf, lambda node: True)
+    assert not own.bare and not own.scalable
+    net = rnn.RNN(CELLS["gated_delta"], 2 * (3 * 16 + 2), 16, N=2, M=1, dtype="bfloat16")
+    graph = passed(net, Options(GPU, precision="bfloat16")).layers.graphs[0]
+    _, (own,) = prepared(graph, lambda node: node.leaf, lambda node: False)
+    assert own.scalable and not own.bare
 
 
 def test_a_sum_over_keys_is_read_by_a_vector_of_ones() -> None:

@@ -18,6 +18,7 @@ CASES: dict[str, dict[str, Any]] = {
     "gradient alone": {"writes": (-1, 2), "reads": "gg", "chained": False},
     "vectors of their own, of whole warps": {"keys": 32, "values": 16, "group": 2, "reads": "bsg", "chained": False},
     "more values than registers hold, several tiles of keys": {"values": 130, "keys": 70, "reads": "sgb"},
+    "columns times a constant": {"reads": "sgb", "scale": 0.6, "late": (False, True)},
     "what is written decays too": {"decay": "key", "reads": "sgb", "keys": 5, "late": (True, True)},
 }
 

@@ -30,6 +30,19 @@ CASES: dict[str, dict[str, Any]] = {
         "same": (("read_0", "key"), ("read_1", "vector_0")),
     },
     "two columns, no decay": {"others": ("vector",), "decay": 0},
+    "two columns, scaled": {"others": ("scaled",), "reads": (BEFORE, AFTER)},
+    "two columns, scaled, one read again": {
+        "others": ("scaled",),
+        "reads": (BEFORE,),
+        "same": (("read_0", "vector_0"), ("column_0", "vector_0")),
+        "scale": 0.7,
+    },
+    "two columns, scaled, two reads": {
+        "others": ("scaled",),
+        "reads": (AFTER, BEFORE),
+        "same": (("read_0", "key"), ("read_1", "vector_0")),
+        "decay": 0,
+    },
     "what is erased is read": {"erase": BEFORE, "reads": (AFTER, BEFORE), "same": (("read_1", "key"),)},
     "what is erased by a vector is read alone": {
         "erase": BEFORE,
@@ -46,6 +59,15 @@ CASES: dict[str, dict[str, Any]] = {
         "reads": (BEFORE, AFTER),
         "same": (("read_0", "key"),),
     },
+    "scaled": {"erase": DECAYED, "value_scale": True, "scale": 0.7, "reads": (AFTER, BEFORE)},
+    "scaled, what is erased is read": {
+        "erase": BEFORE,
+        "own": True,
+        "reads": (AFTER, BEFORE),
+        "same": (("read_1", "erase"),),
+        "scale": 0.7,
+    },
+    "scaled, nothing decays": {"decay": 0, "scale": 1.3},
     "shared keys": {"erase": DECAYED, "group": 2, "keys_last": True},
 }
 
@@ -79,6 +101,9 @@ def test_large_tiles(seed: int) -> None:
         (8, "what is erased is read"),
         (3, "what is erased by a vector is read alone"),
         (3, "what is erased is read, no scale"),
+        (3, "scaled, what is erased is read"),
+        (3, "two columns, scaled, one read again"),
+        (3, "two columns, scaled, two reads"),
     ],
 )
 def test_what_is_erased_is_solved_for(warps: int, name: str) -> None:

@@ -22,6 +22,8 @@ CASES: dict[str, dict[str, Any]] = {
     "values in slices": {"values": 150, "keys": 18, "reads": "sgb", "writes": (1, 1), "keys_last": True},
     "slices, values side by side": {"values": 200, "keys": 35, "reads": "bgs", "writes": (1, 1), "late": (False, True)},
     "slices of the gradient alone": {"values": 290, "keys": 9, "reads": "gg", "writes": (-1, 2), "chained": False},
+    "columns times a constant": {"reads": "sgsb", "late": (False, True), "scale": 0.6},
+    "no decay, a constant": {"decay": "", "reads": "sgb", "scale": 1.5},
     "vectors of their own": {"reads": "sssgg"},
     "what is written decays too": {"reads": "sgsb", "late": (True, True), "keys": 18, "values": 20},
     "of the gradient alone, keys side by side": {"reads": "sgsb", "keys_last": True, "keys": 18, "late": (False, True)},

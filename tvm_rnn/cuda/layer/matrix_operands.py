@@ -7,10 +7,10 @@ which copies it; and which matrices are kept before some steps alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import prod
+from math import inf, prod
 
 from tvm_rnn.graph.graph import Graph, Group, Node, is_move, make, topological
 from tvm_rnn.graph.recurrences import matrix_operands
@@ -18,6 +18,7 @@ from tvm_rnn.graph.recurrences import matrix_operands
 Place = tuple[Node, int]  # a stored value, and the element at which an operand begins in it
 Operand = tuple[Node, int]  # a vector, and the axis of the matrix that it runs along; numbers, and NUMBER
 NUMBER = 0
+VIEWS = ("reshape", "index", "slice")  # of which an operand may be a part
 
 
 def marks_dtype(storage: str) -> str:
@@ -49,11 +50,13 @@ def marked(graph: Graph) -> list[int]:
 
 @dataclass(frozen=True)
 class RowOperands:
-    """Of a group. arrays: views that are arrays of their own; copies: what was copied, by operand."""
+    """Of a group. arrays: views that are arrays of their own; copies: what was copied, by operand; bare: of operands
+    that are constants times stored vectors, these vectors and the constants."""
 
     group: Group
     arrays: frozenset[Node] = frozenset()
     copies: dict[Operand, Node] = field(default_factory=dict)
+    bare: dict[Operand, tuple[Node, float]] = field(default_factory=dict)
 
     @cached_property
     def root(self) -> Node:
@@ -93,9 +96,19 @@ class RowOperands:
         """Of every step and head, or each of its keys, in the dtype of arithmetic."""
         raise NotImplementedError
 
+    @property
+    def scalable(self) -> list[Operand]:
+        """Vectors that kernels multiply with constants."""
+        raise NotImplementedError
+
     def located(self, operand: Operand) -> Place:
         """Where an operand is."""
-        return _located(self.copies.get(operand, operand[0]), self.arrays)
+        bare, _ = self.bare.get(operand, (operand[0], 1.0))
+        return _located(self.copies.get(operand, bare), self.arrays)
+
+    def scale(self, operand: Operand) -> float:
+        """The constant that kernels multiply it with."""
+        return self.bare[operand][1] if operand in self.bare else 1.0
 
     @property
     def stored(self) -> set[Node]:
@@ -153,6 +166,14 @@ class AgainOperands(RowOperands):
         return self.undecayed.get(row) or matrix_operands(row.args, int(row.attrs["writes"]))[0]
 
     @property
+    def scalable(self) -> list[Operand]:
+        """What is written, if all of it is multiplied with the same."""
+        if any(max(number.shape[-2:]) > 1 for number in self.numbers):
+            return []
+        keys = [key for row in self.made.values() for _, key in self.writes(row)]
+        return [(key, -3 - self.along) for key in dict.fromkeys(keys)]
+
+    @property
     def numbers(self) -> list[Node]:
         return [d for row in self.made.values() if (d := self.decay(row)) is not None]
 
@@ -199,6 +220,17 @@ class MatrixOperands(RowOperands):
         for column, row, product in self.others:
             found += [(column, along), (row, along if product else other)]
         return list(dict.fromkeys(found))
+
+    @property
+    def scalable(self) -> list[Operand]:
+        """By way of numbers of each step, where there are such."""
+        by_key = self.decay is not None and self.decay.shape[self.along] > 1
+        if by_key or not all(product for _, _, product in self.others):
+            return []
+        read = [node.args[1] for node in self.reads]
+        written = [self.key, *(vector for column, row, _ in self.others for vector in (column, row))]
+        found = read if self.others and self.erase_scale is None else [*written, *read]
+        return [(node, self.along) for node in dict.fromkeys(found)]
 
     @property
     def erase_scale(self) -> Node | None:
@@ -255,6 +287,49 @@ def _taken_apart(
     return own, groups
 
 
+def _without_constants(own: RowOperands, there: Callable[[Node], bool]) -> dict[Operand, tuple[Node, float]]:
+    """Where a vector is the product of one that is there and a constant, these two: kernels multiply."""
+    found = dict[Operand, tuple[Node, float]]()
+    for operand in own.scalable:
+        bare, scale = _bare(operand[0])
+        if scale != 1.0 and own.whole(operand) and there(_located(bare, own.arrays)[0]):
+            found[operand] = bare, scale
+    scales = {scale for _, scale in found.values()}
+    if isinstance(own, AgainOperands) and (len(found) < len(own.scalable) or len(scales) > 1):
+        return {}
+    return found
+
+
+def _made_where_read(graph: Graph, groups: list[Group], matrices: Sequence[RowOperands]) -> list[Group]:
+    """The groups, where products with constants that no matrix reads are made by all that read them, not stored."""
+    products = {_unshaped(node, *VIEWS) for own in matrices for node, _ in own.bare}
+    left = {*graph.roots}.union(*(own.stored for own in matrices))
+    for product in products - left:
+        home = next((g for g in groups if product in g.stored), None)
+        readers = [g for g in groups if g is not home and not _of_matrices(g) and _reads(g, product)]
+        if home is None or any(g.kind not in ("pointwise", "reduce") or g.region != "before" for g in [home, *readers]):
+            continue
+        new = [_without(g, product) if g is home else g for g in groups]
+        groups = [g for g in new if g.nodes]
+    return groups
+
+
+def _reads(group: Group, node: Node) -> bool:
+    """Whether what another group stores is read, or views of it."""
+    return any(_unshaped(arg, *VIEWS) is node for own in group.nodes for arg in own.args)
+
+
+def _bare(node: Node) -> tuple[Node, float]:
+    """A vector without the constant that it is multiplied with, and the constant; 1 if there is none."""
+    if node.op in VIEWS:
+        bare, scale = _bare(node.args[0])
+        return (node, 1.0) if scale == 1.0 else (make(node.op, bare, **node.attrs), scale)
+    for number, vector in (node.args, node.args[::-1]) if node.op == "mul" else ():
+        if number.scalar is not None and 0.0 < number.scalar < inf and vector.shape == node.shape:
+            return vector, number.scalar
+    return node, 1.0
+
+
 def _undecayed(
     graph: Graph, own: AgainOperands, groups: list[Group], there: Callable[[Node], bool]
 ) -> tuple[AgainOperands, list[Group]]:
@@ -272,7 +347,7 @@ def _undecayed(
         for before, after in zip(writes, found, strict=True):
             product = next(_unshaped(a) for a, b in zip(before, after, strict=True) if a is not b)
             home = next((g for g in groups if product in g.stored and g.kind == "pointwise"), None)
-            if home is not None and product not in roots and _read_by(product, row, users, {*home.nodes}):
+            if home is not None and product not in roots and _read_by(product, {row, *home.nodes}, users):
                 left = [group if group is not home else _without(group, product) for group in groups]
                 groups = [group for group in left if group.nodes]
     return own, groups
@@ -294,18 +369,16 @@ def _undecayed_pair(
     return None
 
 
-def _unshaped(node: Node) -> Node:
-    while node.op == "reshape":
+def _unshaped(node: Node, *views: str) -> Node:
+    """What a node is a view of. views: kinds of them, "reshape" if none are named."""
+    while node.op in (views or ("reshape",)):
         node = node.args[0]
     return node
 
 
-def _read_by(node: Node, row: Node, users: Mapping[Node, Collection[Node]], inside: Collection[Node]) -> bool:
-    """Whether nothing else reads a value, but for what is inside its own group."""
-    return all(
-        user is row or user in inside or (user.op == "reshape" and _read_by(user, row, users, inside))
-        for user in users[node]
-    )
+def _read_by(node: Node, readers: Collection[Node], users: Mapping[Node, Collection[Node]]) -> bool:
+    """Whether nothing else reads a value, or reshapes it for others."""
+    return all(user in readers or (user.op == "reshape" and _read_by(user, readers, users)) for user in users[node])
 
 
 def _without(group: Group, node: Node) -> Group:
@@ -341,11 +414,13 @@ def prepared(
             matrix = every[group]
             if isinstance(matrix, MatrixOperands):
                 matrix, groups = _taken_apart(graph, matrix, groups, is_there)
+                matrix = replace(matrix, bare=_without_constants(matrix, is_there))
             elif isinstance(matrix, AgainOperands):
                 matrix, groups = _undecayed(graph, matrix, groups, is_there)
+                matrix = replace(matrix, bare=_without_constants(matrix, is_there))
             for operand in matrix.operands:
                 node, axis = operand
-                base, _ = _located(node, arrays)
+                base, _ = matrix.located(operand)
                 number = axis == NUMBER
                 there = kept(base) if number and base.op != "input" else False
                 there = there or (base in stored and not (number and base in vectors | products))
@@ -360,4 +435,5 @@ def prepared(
         groups.append(group)
         if group.region == "before":
             stored.update(n for n in group.stored if not n.leaf)
+    groups = _made_where_read(graph, groups, found)
     return (replace(graph, groups=tuple(groups)) if found else graph), found

@@ -140,9 +140,11 @@ class _Body:
                 decays = w.local(BLOCK)
                 for t in range(BLOCK):
                     w.store(decays, known[own][t] * keeps[t], t)
-        columns = [
-            self._numbers(f"{name}_column_{i}", column, first, ZERO) for i, (column, _) in enumerate(made.writes)
-        ]
+        columns = []
+        for i, (rows, _) in enumerate(made.writes):
+            columns.append(self._numbers(f"{name}_column_{i}", rows, first, ZERO))
+            for t in range(BLOCK if rows.scale != 1.0 else 0):
+                w.store(columns[i], columns[i][t] * rows.scale, t)
         if made.late and made.decay is not None:
             left = known[layout.first(f"{name}_decay")]
             for column in columns:

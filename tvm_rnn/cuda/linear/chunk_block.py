@@ -20,8 +20,8 @@ from .recurrence import Rows
 
 class Block:
     """row, head, value0, first: this block's; number: of its row among those of all segments; weighted: products are
-    multiplied by numbers of steps, because states decay by head, or are reset. Where they decay by key, operands are,
-    and `keep` is 0 where a step begins with no states.
+    multiplied by numbers of steps, because states decay by head, or are reset, or read-outs are scaled. Where they
+    decay by key, operands are, and `keep` is 0 where a step begins with no states.
 
     Steps are counted from `first` on. Backwards they end with the first one in time, and chunks begin where they do
     forwards: at the first steps, up to `padded`, there is nothing."""
@@ -30,7 +30,8 @@ class Block:
         self.w, self.scan, self.masked = w, scan, masked
         self.recurrence, self.tile = scan.recurrence, scan.tile
         by_key = scan.recurrence.decays_by_key
-        self.weighted = not by_key and (masked or scan.recurrence.decay is not None)
+        scaled = any(scan.read_scale(i) != 1.0 for i in range(len(scan.recurrence.reads)))
+        self.weighted = not by_key and (masked or scaled or scan.recurrence.decay is not None)
         self.keeps = by_key and masked
         self._place()
         self.numbers = Numbers(w, self._names(), self.tile.chunk)

@@ -58,7 +58,7 @@ class KeyScorers(Scorers):
             for which, column in enumerate(sums, first):
                 at = self.w.bind(scores + uint32(which * self.scan.score_bytes))
                 solved = own.erasing is not None and not which
-                rows = self._where((column, at), self.warp, of, solved)
+                rows = self._where(which, at, self.warp, solved)
                 chosen = self._chosen(sums[column], rows.own, rows.scale)
                 self._keep(self._inverse(chosen) if solved else chosen, rows, self.warp)
         for column in own.columns:

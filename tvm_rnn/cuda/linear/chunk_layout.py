@@ -65,8 +65,9 @@ class ChunkLayout:
     def readers(self) -> int:
         """Warps that make read-outs, one for each of states; 0: these do it themselves, as they do where each tensor
         core has one of them, or nothing is read but what they solve."""
-        own, most = self.recurrence, MOST_SHARED - self._beside - self.handed_at
-        reads = not all(own.solved(i) for i in range(len(own.reads)))
+        own, most = self.recurrence, MOST_SHARED - self._beside - self._handed_at(len(self.recurrence.scores))
+        alone = own.erased if own.erase is None else None
+        reads = not all(own.solved(i) or i == alone for i in range(len(own.reads)))
         apart = reads and self.part == self.tile.chunk and self.tile.warps <= MOST_APART
         return self.tile.warps if apart and self.tile.warps * self.handed_bytes <= most else 0
 
@@ -75,6 +76,11 @@ class ChunkLayout:
         """A read-out that warps of states solve for: what is erased, before it is scaled. Where others read, these wait
         less if the others make it."""
         return None if self.readers else self.recurrence.erased
+
+    def read_scale(self, read: int) -> float:
+        """What the sums of a read-out are multiplied with as they are made: of what is erased they are wanted as they
+        are."""
+        return 1.0 if read == self.unscaled else self.recurrence.reads[read].vector.scale
 
     def solved(self, read: int) -> bool:
         """Whether a result is what warps of states solve."""
@@ -130,9 +136,17 @@ class ChunkLayout:
     def stage_bytes(self) -> int:
         return self.decay_at + (self.tile.chunk * self.decay_pitch if self.recurrence.decays_by_key else 0)
 
+    @cached_property
+    def scores(self) -> list[tuple[str, str, str]]:
+        """Those of the recurrence that are wanted. What is erased, before it is scaled, and written along a column of
+        its own, is no sum of what was written."""
+        own = self.recurrence
+        without = f"read_{self.unscaled}" if own.erase is None and self.unscaled is not None else ""
+        return [one for one in own.scores if one[0] != without]
+
     @property
     def score_sets(self) -> int:
-        return len(self.recurrence.scores)
+        return len(self.scores)
 
     @property
     def scores_at(self) -> int:
@@ -154,7 +168,11 @@ class ChunkLayout:
     @property
     def handed_at(self) -> int:
         """Where what warps of states hand to those that read begins."""
-        return self.results_at + self.tile.warps * self.tile.chunk * self.result_pitch
+        return self._handed_at(self.score_sets)
+
+    def _handed_at(self, sets: int) -> int:
+        results_at = self.scores_at + 2 * sets * self.score_bytes
+        return results_at + self.tile.warps * self.tile.chunk * self.result_pitch
 
     @property
     def handed_bytes(self) -> int:

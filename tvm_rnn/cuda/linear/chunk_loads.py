@@ -218,7 +218,7 @@ class Loads:
         for name, source in (("value_scale", "value_scale"), ("scale", "erase_scale")):
             if name in numbers.buffers:
                 for e, step in enumerate(steps):
-                    numbers.store(name, self.raw[source][e], number, step)
+                    numbers.store(name, self._scale(source, e), number, step)
         if self.body.keeps:
             for e, step in enumerate(steps):
                 numbers.store("keep", 1.0 - self.raw["reset"][e], number, step)
@@ -226,7 +226,7 @@ class Loads:
             self._decays(number, steps)
         elif "erase" in numbers.buffers:
             for e, step in enumerate(steps):
-                numbers.store("erase", self.raw["erase_scale"][e], number, step)
+                numbers.store("erase", self._scale("erase_scale", e), number, step)
 
     def _decays(self, number: TirExpr, steps: list[TirExpr]) -> None:
         """Sums of log decays, before and after each step's own, and what follows from them."""
@@ -251,12 +251,20 @@ class Loads:
             g["after"] = w.keep(g["before"] + own[e])
             found = {**g, "ends": exp2(end - g["after"]), "carried": exp2(end)}
             for i, read in enumerate(self.recurrence.reads):
-                found[f"read_{i}"] = exp2(g[sum_name(read.of)])
+                left, scale = exp2(g[sum_name(read.of)]), self.scan.read_scale(i)
+                found[f"read_{i}"] = left if scale == 1.0 else left * scale
             if (erase := self.recurrence.erasing) is not None:
                 what = exp2(g[sum_name(erase.of)])
-                found["erase"] = what if erase.scale is None else what * self.raw["erase_scale"][e]
+                found["erase"] = what if erase.scale is None else what * self._scale("erase_scale", e)
             for name, value in found.items():
                 numbers.store(name, value, number, step)
+
+    def _scale(self, name: str, e: int) -> TirExpr:
+        """What scales a step's value, or what it erases: its number, and the constants of vectors. Not where numbers
+        are asked for: nobody waits for them there."""
+        own = self.recurrence
+        constant = own.key.scale if name == "value_scale" else own.erased_scale
+        return self.raw[name][e] if constant == 1.0 else self.raw[name][e] * constant
 
     def _log(self, e: int) -> TirExpr:
         """log2 of a step's decay."""

@@ -124,7 +124,7 @@ class Products:
     def _read(self, i: int, output: Rows, sums: RegisterTile, written: dict[str, RegisterTile]) -> None:
         """A read-out of all steps, stored. written: by what it was written along."""
         self._scale(sums, f"read_{i}")
-        whose = {(vector, column): n for n, (vector, _, column) in enumerate(self.recurrence.scores)}
+        whose = {(vector, column): n for n, (vector, _, column) in enumerate(self.scan.scores)}
         pairs = [
             (block, other, whose[f"read_{i}", column], own)
             for column, own in written.items()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import log2
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -69,16 +70,15 @@ class Scorers:
             forwards = turn % 2 == (0 if solves else 1)
             found = []
             for i in sets:
-                _, of, column = self.recurrence.scores[i]
                 own = scores if not i else w.bind(scores + uint32(i * self.scan.score_bytes))
-                where = self._where((column, own), self.warp if forwards else backwards, of, solves and not i)
-                found.append(replace(where, alone=self.recurrence.scores[i][0] == f"read_{unscaled}"))
-            self._rows(self.recurrence.scores[sets[0]][0], found, solves and not sets[0])
+                where = self._where(i, own, self.warp if forwards else backwards, solves and not i)
+                found.append(replace(where, alone=self.scan.scores[i][0] == f"read_{unscaled}"))
+            self._rows(self.scan.scores[sets[0]][0], found, solves and not sets[0])
 
     def _alike(self) -> list[list[int]]:
         """Scores, by their numbers, whose products are the same: of the same vectors, before and after a decay."""
         found: dict[tuple[int, int], list[int]] = {}
-        for i, (vector, _, column) in enumerate(self.recurrence.scores):
+        for i, (vector, _, column) in enumerate(self.scan.scores):
             found.setdefault((self.scan.vector_at(vector), self.scan.vector_at(column)), []).append(i)
         return list(found.values())
 
@@ -89,16 +89,21 @@ class Scorers:
         begin = number % 2 * (self.scan.score_sets * self.scan.score_bytes) + self.scan.scores_at
         return self.w.keep(self.body.base + tirx.Cast("uint32", begin))
 
-    def _where(self, what: tuple[str, TirExpr], block: TirExpr, of: str, erases: bool) -> _Scores:
-        w, numbers = self.w, self.body.numbers
+    def _where(self, which: int, at: TirExpr, block: TirExpr, erases: bool) -> _Scores:
+        """which: of the scan's scores."""
+        w, numbers, (vector, of, column) = self.w, self.body.numbers, self.scan.scores[which]
         row = [w.bind(block * BLOCK + self.body.lane // 4 + 8 * half) for half in range(2)]
         g, scale = None, None
         if self.body.weighted:
-            g = [w.keep(numbers.load(sum_name(of), self.number, r)) for r in row]
+            scales = {f"read_{i}": self.scan.read_scale(i) for i in range(len(self.recurrence.reads))}
+            more = log2(scales.get(vector, 1.0))
+            g = [numbers.load(sum_name(of), self.number, r) for r in row]
+            g = [w.keep(one + more if more else one) for one in g]
         unscaled = self.scan.unscaled is not None
-        if erases and not unscaled and "scale" in numbers.buffers:
+        solves = self.recurrence.erasing is not None and which < len(self.recurrence.columns)
+        if solves and not unscaled and "scale" in numbers.buffers:
             scale = [w.keep(numbers.load("scale", self.number, r)) for r in row]
-        return _Scores(*what, block, row, g, scale, turned(of), erases and unscaled, False)
+        return _Scores(column, at, block, row, g, scale, turned(of), erases and unscaled, False)
 
     def _rows(self, vector: str, every: Sequence[_Scores], erases: bool) -> None:
         """All blocks of 16 rows: those below the diagonal, and that on it. every: what is made of the same products, of

@@ -101,7 +101,7 @@ class States(Products):
             run(self._of_states(sums, own.erasing_vector))
         written: Written = {}
         if len(own.columns) > 1:
-            self._scale(sums, "erase")
+            self._scale(sums, "erase" if self.scan.unscaled is None else f"read_{self.scan.unscaled}")
             values = w.tile(2 * self.blocks, 4)
             self._add_values(values, False)
             written["key"] = self._known(values)
@@ -196,6 +196,8 @@ class States(Products):
             if "value_scale" in self.body.numbers.buffers:
                 scale = self._scaled("value_scale", 2 * block + half)
                 values = [value * scale[i % 2] for i, value in enumerate(values)]
+            elif self.recurrence.key.scale != 1.0:
+                values = [value * self.recurrence.key.scale for value in values]
             found.append(values)
         return found
 
@@ -209,15 +211,17 @@ class States(Products):
         erases, unscaled = own.erasing is not None, None
         if self.scan.unscaled is not None:
             self.unscaled = w.tile(self.blocks, 4, dtype="uint32")
-            unscaled = [vector for vector, _, _ in own.scores].index(f"read_{self.scan.unscaled}")
+            vectors = [vector for vector, _, _ in self.scan.scores]
+            unscaled = vectors.index(f"read_{self.scan.unscaled}") if own.erase is not None else None
         written = w.tile(self.blocks, 4, dtype="uint32")
         ending = w.tile(self.blocks, 4, dtype="uint32") if self.body.weighted else written
         for block in range(self.blocks):
             tiles = [sums[2 * block], sums[2 * block + 1]]
             rest = range(block + 1, self.blocks)
             scores = {other: self._scores(other, block, 0) for other in (block, *rest)} if erases else {}
-            if unscaled is not None:
-                self._solve_unscaled(sums, block, (scores[block], self._scores(block, block, unscaled)), between)
+            if self.scan.unscaled is not None:
+                read = None if unscaled is None else self._scores(block, block, unscaled)
+                self._solve_unscaled(sums, block, (scores[block], read), between)
             elif erases:
                 self._solve(sums, block, scores[block], between)
             self._pack_block(written, block, tiles)
@@ -264,27 +268,39 @@ class States(Products):
         advance_one(between)
 
     def _solve_unscaled(
-        self, sums: RegisterTile, block: int, scores: tuple[RegisterTile, RegisterTile], between: list[Iterator[None]]
+        self,
+        sums: RegisterTile,
+        block: int,
+        scores: tuple[RegisterTile, RegisterTile | None],
+        between: list[Iterator[None]],
     ) -> None:
-        """What is erased, from what is known of it: values of its own block are written too. Then what is written, in
-        its place. scores: the inverse, and what steps of the block read of each other.
+        """What is erased, from what is known of it: values of its own block are written too, where they are written
+        along the same column. Then what is written, in its place. scores: the inverse, and what steps of the block read
+        of each other there.
 
         With L the scores, c the scale, v the values: x = y + L (v + c x)  -->  x = (1 - L c)^-1 (y + L v)
         """
-        values, words = self._values(block), self.w.tile(1, 4, dtype="uint32")
         inverse, own = scores
-        for half in range(2):
-            values[half] = [self.w.keep(value) for value in values[half]]
-        self._pack_block(words, 0, [tuple(four) for four in values])
-        self._add(sums, words[0], block, own)
+        values: list[list[TirExpr]] = []
+        if own is not None:
+            words = self.w.tile(1, 4, dtype="uint32")
+            values = [[self.w.keep(value) for value in half] for half in self._values(block)]
+            self._pack_block(words, 0, [tuple(four) for four in values])
+            self._add(sums, words[0], block, own)
         self._solve(sums, block, inverse, between)
-        self._pack_block(self.unscaled, block, [sums[2 * block], sums[2 * block + 1]])
+        self._pack_block(self.unscaled, block, [self._result(sums[2 * block + n]) for n in range(2)])
         for half in range(2):
             n = 2 * block + half
             scale = self._scaled("scale", n) if "scale" in self.body.numbers.buffers else None
-            for i, value in enumerate(values[half]):
+            for i in range(4):
                 erased = sums[n][i] if scale is None else sums[n][i] * scale[i % 2]
-                sums.store(value + erased, n, i)
+                sums.store(values[half][i] + erased if values else erased, n, i)
+
+    def _result(self, sums: tuple[TirExpr, ...]) -> tuple[TirExpr, ...]:
+        """What is erased, as a read-out."""
+        assert self.scan.unscaled is not None
+        scale = self.recurrence.reads[self.scan.unscaled].vector.scale
+        return sums if scale == 1.0 else tuple(value * scale for value in sums)
 
     def _decay(self) -> None:
         """What is left of the states at the end of the part."""

@@ -99,7 +99,8 @@ def matrix_again(
         width = prod(node.shape[len(operands.heads) :]) if along == NUMBER else state.shape[along]
         group = operands.group_size((node, along))
         places[name] = base, offset, width, group
-        return Rows(width, source.place.row_stride, source.place.dtype, offset, group)
+        scale = operands.scale((node, along))
+        return Rows(width, source.place.row_stride, source.place.dtype, offset, group, scale)
 
     def recurrence(own: str, row: Node) -> Made:
         decay = operands.decay(row)

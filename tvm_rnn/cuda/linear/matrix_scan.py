@@ -287,7 +287,8 @@ class _Located:
         width = numbers if axis == NUMBER else self.operands.state.shape[axis]
         group = self.operands.group_size((node, axis))
         self.places[name] = base, offset, width, group
-        return Rows(width, source.place.row_stride, source.place.dtype, offset, group)
+        scale = self.operands.scale((node, axis))
+        return Rows(width, source.place.row_stride, source.place.dtype, offset, group, scale)
 
     def key(self, name: str, node: Node) -> Rows:
         return self.rows(name, node, self.operands.along)
@@ -298,11 +299,11 @@ class _Located:
     def number(self, name: str, node: Node | None) -> Rows | None:
         return None if node is None else self.rows(name, node, NUMBER)
 
-    def outer(self, number: int, column: Node, row: Node, product: bool) -> Outer:
+    def outer(self, number: int, column: Node, row: Node, product: bool, scale: Rows | None) -> Outer:
         """Another outer product that a step adds. product: the row is multiplied with the states before the step."""
         along_key = self.key(f"column_{number}", column)
         if product:
-            return Outer(along_key, None, self.key(f"vector_{number}", row))
+            return Outer(along_key, None, self.key(f"vector_{number}", row), scale)
         return Outer(along_key, self.value(f"value_{number}", row))
 
 
@@ -354,7 +355,7 @@ def _recurrence(located: _Located, writes: Callable[[Node], list[Place]]) -> tup
         taken,
         located.number("decay", operands.decay),
         keys_last=along == -1,
-        others=tuple(located.outer(number, *other) for number, other in enumerate(rest)),
+        others=tuple(located.outer(number, *other, scale) for number, other in enumerate(rest)),
     )
     same = same_places({name: located.places[name] for name in recurrence.vectors})
     written = [Argument(f"output_{i}", "write", node, number) for i, (_, node, number) in enumerate(reads)]

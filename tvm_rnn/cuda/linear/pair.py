@@ -72,6 +72,12 @@ class Pair:
         return {name: made for name, made in both.items() if made is not None}
 
     @property
+    def scale(self) -> float:
+        """The constant of all columns; they have the same."""
+        (scale,) = {column.scale for made in self.made.values() for column, _ in made.writes} or {1.0}
+        return scale
+
+    @property
     def operands(self) -> dict[str, Rows]:
         """What steps read, by the names of pointers."""
         found = {name: rows for own, made in self.made.items() for name, rows in made.operands(own).items()}

@@ -192,6 +192,8 @@ class Decays:
                 w.store(found[name], found[name][0] + weight * numbers[self._sum_at(name) + other], 0)
         lanes = tuple(n for n in (1, 2) if n < together)
         state, gradient = (self._reduced(found[name][0], lanes) for name in (STATE, GRADIENT))
+        if (scale := self.layout.pair.scale) != 1.0:  # of the columns that are in them
+            state, gradient = state * scale, gradient * scale
         total = begins * (ends * whole + state) + ends * gradient
         for unit, (later, earlier) in enumerate((a, b) for a in range(SIDE) for b in range(a + 1)):
             inside = tirx.And(t >= earlier * BLOCK, t < (later + 1) * BLOCK)

@@ -78,10 +78,13 @@ class PartScores:
             self._between(unit, both)
 
     def _decay(self, sums: RegisterTile) -> None:
-        """Times a later step's decay if what it writes to the gradient decays there, and an earlier one's likewise."""
-        made = self.layout.pair.made
+        """Times a later step's decay if what it writes to the gradient decays there, and an earlier one's likewise; and
+        times the constants of both columns."""
+        made, scale = self.layout.pair.made, self.layout.pair.scale
         for n in range(2):
             for k in range(4):
+                if scale != 1.0:
+                    sums.store(sums[n][k] * scale**2, n, k)
                 steps = {GRADIENT: self.rows[k // 2], STATE: self.columns[n][k % 2]}
                 for name, step in steps.items():
                     if made[name].late:
@@ -101,7 +104,9 @@ class PartScores:
         half, odd = i // 2, i % 2
         seen = self.columns[n][odd] < self.rows[half]
         before, after = (self.before[half], self.after[n][odd]) if self.decays.weighted else (ZERO, ZERO)
-        return self.w.keep(self.decays.weight(seen, before, after))
+        weight = self.decays.weight(seen, before, after)
+        scale = self.layout.pair.scale
+        return self.w.keep(weight if scale == 1.0 else weight * scale)
 
     def _products(self, pairs: list[Pair]) -> dict[Pair, RegisterTile]:
         """<left of the later steps, right of the earlier ones> of some pairs at a time, whose sums are independent:

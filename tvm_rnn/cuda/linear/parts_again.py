@@ -5,14 +5,15 @@ Before each part the tape has the matrix S, and behind it the backward recurrenc
 registers as left operands, 16 keys to a warp, and are multiplied with vectors of all steps at once. What steps of the
 part wrote is added by scores, products of two steps' vectors, which the matrix and its gradient share.
 
-With d_st what decays from after step s to before a later step t, A_t what is left of S before t, B_t of G after t:
+With d_st what decays from after step s to before a later step t, A_t what is left of S before t, B_t of G after t, c
+the constant that all columns are multiplied with:
 
-    L_ts = d_st <left_t, right_s>, s < t     left: reads S, or is written to G; right: is written to S, or reads G
+    L_ts = c d_st <left_t, right_s>, s < t   left: reads S, or is written to G; right: is written to S, or reads G
     read of S by a left vector    A_t S left_t + sum over s < t of column_s L_ts
     read of G by a right vector   B_t G right_t + sum over r > t of column_r L_rt
-    product of both               A_t B_t <S, G> + A_t sum over r > t of d_tr column_r S left_r
-                                  + B_t sum over s < t of d_st column_s G right_s
-                                  + sum over s < t < r of d_st d_tr <column_s, column_r> <left_r, right_s>
+    product of both               A_t B_t <S, G> + c A_t sum over r > t of d_tr column_r S left_r
+                                  + c B_t sum over s < t of d_st column_s G right_s
+                                  + c^2 sum over s < t < r of d_st d_tr <column_s, column_r> <left_r, right_s>
 
 Source: chunk forms as Yang et al. 2024, "Gated Linear Attention Transformers with Hardware-Efficient Training".
 """

@@ -4,7 +4,7 @@ In: sizes, places in memory. Out: `Recurrence`: heads of states S [keys, values]
 
     S = decay * S                                      decay: a number of a head, or of each key of it
     u = value_scale * value + erase.scale * sum over keys of (erase.vector * S)       the sum if there is `erase`
-    S = S + key * u + sum over `others` of column * (value, or sum over keys of (vector * S before the step))
+    S = S + key * u + sum over `others` of column * (value, or scale * sum over keys of (vector * S before the step))
     output = sum over keys of (read.vector * S)        for each of `reads`
 
 `Read.of` and `Erase.of` say which S they multiply: that BEFORE the step, DECAYED but not yet written to, or AFTER it.
@@ -22,13 +22,15 @@ BEFORE, DECAYED, AFTER = "before", "decayed", "after"
 @dataclass(frozen=True)
 class Rows:
     """A vector, or a number, of every step, batch row and head: element i of head n, of step t and row b of B, lies at
-    (t B + b) * stride + offset + n // group * width + i, where `group` heads of the recurrence share a vector."""
+    (t B + b) * stride + offset + n // group * width + i, where `group` heads of the recurrence share a vector. scale: a
+    positive number that it is multiplied with before it is used."""
 
     width: int
     stride: int
     dtype: str
     offset: int = 0
     group: int = 1
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,13 @@ class Erase:
 @dataclass(frozen=True)
 class Outer:
     """Another outer product that a step adds. column: of `keys` numbers; value: what it is multiplied with, of `values`
-    numbers; vector: of `keys` numbers, where that is a product with the states before the step."""
+    numbers; vector: of `keys` numbers, where that is a product with the states before the step; scale: of this product
+    a number, 1 if None."""
 
     column: Rows
     value: Rows | None = None
     vector: Rows | None = None
+    scale: Rows | None = None
 
 
 @dataclass(frozen=True)
@@ -92,13 +96,14 @@ class Recurrence:
 
     def solved(self, read: int) -> bool:
         """Whether a result is what chunks solve."""
-        own = self.erase is None and bool(self.others) and self.reads[read].of == BEFORE
-        return own and (f"read_{read}", "vector_0") in self.same
+        own = self.erase is None and bool(self.others) and self.others[0].scale is None
+        return own and self.reads[read].of == BEFORE and (f"read_{read}", "vector_0") in self.same
 
     @property
     def erased(self) -> int | None:
         """The read-out that is what is erased, before it is scaled; None: there is none that chunks can solve for."""
-        if self.erase is None or self.erase.of != BEFORE or self.decays_by_key:
+        scaled = self.erase is not None or any(other.scale is not None for other in self.others)
+        if not scaled or self.erasing is None or self.erasing.of != BEFORE or self.decays_by_key:
             return None
         first = dict(self.same)
         vector = first.get(self.erasing_vector, self.erasing_vector)
@@ -124,7 +129,8 @@ class Recurrence:
     @property
     def numbers(self) -> dict[str, Rows]:
         """Of every step and head, by their names as pointers."""
-        erase_scale = self.erase.scale if self.erase is not None else None
+        scales = [other.scale for other in self.others] if self.erase is None else [self.erase.scale]
+        erase_scale = next((scale for scale in scales if scale is not None), None)
         decay = None if self.decays_by_key else self.decay
         every = {"decay": decay, "value_scale": self.value_scale, "erase_scale": erase_scale}
         return {name: rows for name, rows in every.items() if rows is not None}
@@ -134,7 +140,14 @@ class Recurrence:
         """What chunks solve: that which erases, or the one other product with the states, which has its own column."""
         if self.erase is not None or not self.others:
             return self.erase
-        return Erase(self.others[0].vector, None, BEFORE)
+        return Erase(self.others[0].vector, self.others[0].scale, BEFORE)
+
+    @property
+    def erased_scale(self) -> float:
+        """What scales what is erased beside a number of each step: of its vector, and of the key that it is written
+        along."""
+        vectors, column = self.vectors, "column_0" if self.erase is None else "key"
+        return 1.0 if self.erasing is None else vectors[column].scale * vectors[self.erasing_vector].scale
 
     @property
     def erasing_vector(self) -> str:
@@ -151,7 +164,7 @@ class Recurrence:
     @property
     def scores(self) -> tuple[tuple[str, str, str], ...]:
         """What chunks know of each two steps: the vector that reads, of which states, and the column that was written.
-        The first is solved, if anything is."""
+        Those of what is solved come first, if anything is."""
         reads = [(f"read_{i}", read.of) for i, read in enumerate(self.reads) if not self.solved(i)]
         own = [] if self.erasing is None else [(self.erasing_vector, self.erasing.of)]
         return tuple((*read, column) for read in own + reads for column in self.columns[::-1])

@@ -308,9 +308,10 @@ class _Body:
     def _floats(self, name: str, raw: Buffer) -> list[TirExpr]:
         rows, at = self.operands[name]
         if self._vectorised(name) and SIZES[rows.dtype] == 2:
-            pairs = [unpack(rows.dtype, raw[i]) for i in range(len(at) // 2)]
-            return [self.w.keep(value) for pair in pairs for value in pair]
-        return [self.w.keep(tirx.Cast("float32", raw[i])) for i in range(len(at))]
+            found = [value for i in range(len(at) // 2) for value in unpack(rows.dtype, raw[i])]
+        else:
+            found = [tirx.Cast("float32", raw[i]) for i in range(len(at))]
+        return [self.w.keep(value if rows.scale == 1.0 else value * rows.scale) for value in found]
 
     def _whole(self, name: str) -> bool:
         """Whether every thread's elements are there."""
@@ -328,7 +329,11 @@ class _Body:
         products = dict[int, list[TirExpr]]()
         for of in (BEFORE, DECAYED, AFTER):
             if of == BEFORE:
-                products = {i: self._sums(now[f"vector_{i}"]) for i, o in enumerate(own.others) if o.vector is not None}
+                for i, other in enumerate(own.others):
+                    if other.vector is not None:
+                        found = self._sums(now[f"vector_{i}"])
+                        scale = None if other.scale is None else now["erase_scale"][0]
+                        products[i] = found if scale is None else [value * scale for value in found]
             if of == DECAYED and own.decay is not None:
                 self._decay(now["decay"])
             if of == AFTER:

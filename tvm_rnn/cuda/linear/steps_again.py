@@ -126,8 +126,12 @@ class _Operands:
 
     def take(self) -> dict[str, list[TirExpr]]:
         """What was asked for, float32."""
-        found = {name: [v for piece in raw for v in piece.values()] for name, raw in self.raw.items()}
-        return {name: [self.w.keep(converted(v, "float32")) for v in values] for name, values in found.items()}
+        found = dict[str, list[TirExpr]]()
+        for name, raw in self.raw.items():
+            values, scale = [v for piece in raw for v in piece.values()], self.body.pair.operands[name].scale
+            floats = [converted(v, "float32") for v in values]
+            found[name] = [self.w.keep(v if scale == 1.0 else v * scale) for v in floats]
+        return found
 
 
 class _Body:
