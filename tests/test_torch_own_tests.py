@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,12 @@ def test_one_result_of_each_name(tmp_path: Path) -> None:
     facts, *lines = map(json.loads, (tmp_path / "r.jsonl").read_text().splitlines())
     assert facts["versions"]["torch's test files"] == "2.0" and lines[0]["reason"] == "sample 1: told"
     assert [line["name"] for line in lines] == ["a", "b", "c"] and "whose it is" in lines[2]["reason"]
+
+
+def test_a_test_without_end_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own, "LIMIT", 1)
+    found = own.attempt("endless", lambda: time.sleep(60))
+    assert found == Result("endless", FAILED, "TimeoutError: no end within 1 s")
 
 
 @pytest.mark.broad

@@ -18,12 +18,15 @@ import json
 import os
 import pickle
 import re
+import signal
 import subprocess
 import sys
+import time
 import unittest
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
@@ -51,6 +54,7 @@ REASONS = {
     r"torch's own layer is off by": "float32 has no more digits here: {words}",
 }
 SEED = 0
+LIMIT = 300  # seconds of one test
 PASSED, FAILED, OTHER = "passed", "failed", "not applicable"
 
 
@@ -105,9 +109,25 @@ def samples(name: str, dtype_name: str, part: str = "0/1") -> Iterator[Result]:
             yield attempt(f"module_db {name} {dtype_name} error {number}", partial(refused, item, info.module_cls))
 
 
+@contextmanager
+def limited() -> Iterator[None]:
+    """A test that takes longer fails."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"no end within {LIMIT} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(LIMIT)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def attempt(name: str, run: Callable[[], None]) -> Result:
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), limited():
             warnings.simplefilter("ignore")
             run()
     except unittest.SkipTest as skipped:
@@ -251,7 +271,8 @@ def of_file(folder: str, name: str, part: str = "0/1") -> Iterator[Result]:
         if OUTSIDE.search(own):
             yield Result(own, OTHER, CELLS)
             continue
-        result = unittest.TextTestRunner(stream=io.StringIO()).run(test)
+        with limited():
+            result = unittest.TextTestRunner(stream=io.StringIO()).run(test)
         if result.skipped:
             yield Result(own, OTHER, result.skipped[0][1])
         elif wrong := [*result.failures, *result.errors]:
@@ -272,12 +293,15 @@ def flat(suite: Any) -> Iterator[unittest.TestCase]:
 
 
 def collected(*given: str) -> list[Result]:
-    """What a process of its own finds. Raises RuntimeError with its last words where it finds nothing."""
+    """What a process of its own finds; how long it took goes to standard error. Raises RuntimeError with its last words
+    where it finds nothing."""
+    began = time.monotonic()
     done = subprocess.run([sys.executable, __file__, "--inside", *given], capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
         last = (done.stderr.strip() or "no test speaks of these layers").splitlines()[-1]
         raise RuntimeError(f"{' '.join(given)}: {last}")
+    print(f"{' '.join(given)}: {len(lines)} checks in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     return [Result(**json.loads(line)) for line in lines]
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from networks import network
 from persistent_layers import text_of
-from training_plans import trained
+from training_plans import H200, trained
 
 from tvm_rnn.cuda.model.choose_regime import Persistent
 from tvm_rnn.cuda.persistent.exchange import CLUSTER
 from tvm_rnn.cuda.persistent.kernel import kernel
+from tvm_rnn.cuda.training.add_entry_points import plan
+from tvm_rnn.options import Options
+from tvm_rnn.passes.pipeline import passed
 
 
 def regime(cell: str, hidden: int, backward: bool = False) -> Persistent:
@@ -50,3 +54,18 @@ def test_short_lines_and_those_without_room_are_stored_by_lanes() -> None:
 
 def test_rows_that_are_no_pieces_of_16_bytes_are_no_lines() -> None:
     assert not regime("gru", 36).geometry.step.lined
+
+
+@pytest.mark.broad
+def test_warps_that_copy_leave_registers_to_those_that_compute() -> None:
+    """Of members whose inputs are multiplied in the steps: their weights fill registers."""
+    net = network("gru", 128, 128, dtype="bfloat16", members=16)
+    plans = plan(passed(net, Options(H200, (32,), precision="bfloat16", training="values")), H200)
+    for code in (plans.forward.code[0], plans.backward.code[0]):
+        found = code.regimes[0]
+        assert isinstance(found, Persistent)
+        geometry, few, many = found.geometry, *(found.geometry.moved_registers or (0, 0))
+        assert geometry.copy_warps == 4 and few < 168 < geometry.registers() < many
+        assert few * 4 + many * geometry.warps <= 168 * 12
+        text = text_of(kernel("k", geometry, found.layout))
+        assert text.count("setmaxnreg_inc") and text.count("setmaxnreg_dec")

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from emulated import encoded, rounded, run
 
-from tvm_rnn.cuda.codegen.host_program import Program
+from tvm_rnn.cuda.codegen.host_program import Pointer, Program
 from tvm_rnn.cuda.codegen.workspace_size import working_memory
 from tvm_rnn.cuda.gemm.operands import Operand
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.training.weight_gradient_mma import MmaWeightGradientTile
-from tvm_rnn.cuda.training.weight_gradient_sums import COLUMNS, WeightGradients
+from tvm_rnn.cuda.training.weight_gradient_sums import COLUMNS, FOLDERS, WeightGradients
 from tvm_rnn.graph.graph import Node, make
 
 
@@ -63,11 +63,11 @@ def test_biases_are_summed_by_the_products_that_read_the_same_values() -> None:
 
     found = WeightGradients("t", [*products, *sums], "bfloat16", reads, reads, "sm_90a")
     first, second = found.launches
-    assert first.totals == tuple(sums[:3]) and second.totals == (sums[3],)
-    assert first.size == 3 * 128 * 128 + 3 * 128 and second.made == [second.nodes, second.totals]
+    assert first.totals == (tuple(sums[:3]),) and second.totals == ((sums[3],),)
+    assert first.size == 3 * 128 * 128 + 3 * 128 and second.made == [second.nodes, *second.totals]
     program = Program()
     found.reserve(program, "T * B")
-    places = found.pointers(program, {first.totals: program.input(1).cast("float32")})
+    places = found.pointers(program, {first.totals[0]: program.input(1).cast("float32")})
     assert {*places} == {*products, *sums} and places[sums[1]].text.startswith(f"({places[sums[0]].text}")
     operand = program.input(0).cast("bfloat16")
     found.run(program.sequence, lambda node, product: operand, "T * B", places, "tile > 0")
@@ -77,20 +77,21 @@ def test_biases_are_summed_by_the_products_that_read_the_same_values() -> None:
 
 
 def test_products_of_members_share_a_launch_and_lie_in_their_gradients() -> None:
-    """A GRU's, whose left operands a block multiplies together: one launch, whose parts are always added up, where each
-    right operand's sums go."""
+    """A GRU's, whose left operands a block multiplies together: one launch, which writes where each right operand's
+    sums go, and whose clusters add up two parts."""
     x, h, *gates = (leaf(name, 16, 128) for name in "xhrzmn")
     r, z, m, n = gates
     products = [product(a, right, "cb,ck->cbk") for right, lefts in ((x, (r, z, m)), (h, (r, z, n))) for a in lefts]
     sums = [make("sum_rows", gate, rank=2) for gate in gates]
-    both = [tuple(products[:3]), tuple(products[3:])]
+    both, biases = [tuple(products[:3]), tuple(products[3:])], tuple(sums[:3])
 
     def reads(node: Node) -> Place | None:
         return Place("bfloat16", 16 * 128) if node.leaf else None
 
-    found = WeightGradients("t", [*products, *sums], "bfloat16", reads, reads, "sm_90a", beside=both)
+    found = WeightGradients("t", [*products, *sums], "bfloat16", reads, reads, "sm_90a", beside=[*both, biases])
     (launch,) = found.launches
-    assert launch.rights == 2 and launch.made == [*both, tuple(sums)] and found.in_heads == {*both}
+    assert launch.rights == 2 and launch.made == [*both, biases, (sums[3],)] and found.in_heads == {*launch.made}
+    assert launch.adds == launch.kernel.cluster == 2
     program = Program()
     found.reserve(program, "T * B")
     ready = {nodes: program.input(number).cast("float32") for number, nodes in enumerate(both)}
@@ -235,14 +236,25 @@ def test_sums_of_values_as_they_lie_are_of_words(dtype: str, shape: tuple[int, .
     np.testing.assert_allclose(arrays["sums"].sum(0), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.broad
-def test_parts_are_added_to_what_is_there() -> None:
-    """Of two arrays in one launch, one of which has more than a block."""
-    fold = weight_gradients(make("sum_rows", A, rank=1)).fold(2)
-    sums = [np.arange(3 * size, dtype="f4").reshape(3, size) for size in (130, 16)]
-    into = [np.full(own.shape[1], 1000, "f4") for own in sums]
-    arrays = {f"sums{n}": own for n, own in enumerate(sums)} | {f"totals{n}": own for n, own in enumerate(into)}
-    for add, expected in ((1, 1000), (0, 0)):
-        run(fold, arrays, {"size0": 130, "size1": 16, "parts": 3, "add": add}, 3)
-        for n, own in enumerate(sums):
-            np.testing.assert_array_equal(arrays[f"totals{n}"], own.sum(0) + expected)
+@pytest.mark.parametrize("of_thread", [1, 4])
+@pytest.mark.parametrize("add", [0, 1])
+def test_parts_are_added_up(of_thread: int, add: int) -> None:
+    """Of two arrays, one of which a block's threads have no element of, and ends inside of a block."""
+    kernel = WeightGradients("t", [], "float32", lambda node: None, lambda node: None).fold(2, of_thread)
+    rng, sizes, parts = np.random.default_rng(of_thread), (3, 700), 3
+    arrays = {f"sums{n}": rng.normal(size=(parts, size)).astype("f4") for n, size in enumerate(sizes)}
+    there = [rng.normal(size=size).astype("f4") if add else np.full(size, np.nan, "f4") for size in sizes]
+    arrays |= {f"totals{n}": np.append(own, np.float32(7)) for n, own in enumerate(there)}
+    blocks = sum(-(-size // (of_thread * FOLDERS)) for size in sizes)
+    run(kernel, arrays, {"size0": sizes[0], "size1": sizes[1], "parts": parts, "add": add}, blocks)
+    for n, own in enumerate(there):
+        expected = arrays[f"sums{n}"].sum(0) + (own if add else 0)
+        np.testing.assert_allclose(arrays[f"totals{n}"], np.append(expected, 7), rtol=1e-5, atol=1e-6)
+
+
+def test_threads_have_several_elements_where_one_each_would_wait() -> None:
+    found = WeightGradients("t", [], "float32", lambda node: None, lambda node: None)
+    host = Program().sequence
+    for size in (1000, 1_000_000):
+        found._fold_all(host, [(Pointer("sums", "float32"), Pointer("totals", "float32"), size)], 2, "false")
+    assert list(found.folds) == [(1, 1), (1, 4)]

@@ -18,6 +18,7 @@ from tvm_rnn.cuda.training.weight_gradient_wgmma import (
     SHAPES,
     PackedWeightGradientTile,
     WgmmaWeightGradientTile,
+    added,
     pack_kernel,
     packed_tile_for,
     rows_of_stage,
@@ -53,6 +54,28 @@ def test_sums_over_rows(precision: str, height: int, width: int, rows: int, part
     kernel = tile.kernel("gradients", lefts, right)
     found, expected = sums(kernel, tile.tiles(2, height, width), lefts, right, rows, parts)
     assert np.linalg.norm(found - expected) < LIMITS[precision] * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "rows"), [(72, 70, 200), pytest.param(130, 260, 70, marks=pytest.mark.slow)]
+)
+def test_pairs_of_parts_are_added_up(height: int, width: int, rows: int) -> None:
+    """Four parts as two, one of which may have no rows; both columns that a pair shares out have ends."""
+    lefts = [operand(name, height, -(-height // 8) * 8, "bfloat16") for name in ("a0", "a1")]
+    right, rng = operand("b", width, -(-width // 8) * 8, "bfloat16"), np.random.default_rng(1)
+    tile = wgmma_tile_for("bfloat16", lefts, RowProduct(lefts[0], right), "sm_90a", 132)
+    assert tile is not None
+    tile = replace(tile, adds=2, totals=((1,),))
+    names = {o.name: rng.normal(size=(rows, o.place.row_stride)) for o in (*lefts, right)}
+    arrays = {name: encoded(value, "bfloat16") for name, value in names.items()}
+    arrays |= {"sums": np.full((2, 2, height, width), np.nan, "f4"), "totals": np.full((2, 1, height), np.nan, "f4")}
+    kernel = tile.kernel("gradients", lefts, right)
+    run(kernel, arrays, {"rows": rows, "parts": 4}, 4 * tile.tiles(2, height, width))
+    a0, a1, b = (decoded(arrays[o.name], "bfloat16")[:, : o.depth] for o in (*lefts, right))
+    for n, one in enumerate((a0, a1)):
+        expected = one.T @ b
+        assert np.linalg.norm(arrays["sums"].sum(0)[n] - expected) < LIMITS["bfloat16"] * np.linalg.norm(expected)
+    np.testing.assert_allclose(arrays["totals"].sum(0)[0], a1.sum(0), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.broad
@@ -92,7 +115,7 @@ def test_heads_and_the_left_operands_own_sums(
     row = RowProduct(lefts[0], right, turned, heads)
     tile = wgmma_tile_for(precision, lefts, row, "sm_90a", 132)
     assert tile is not None
-    tile, rng = replace(tile, totals=totals), np.random.default_rng(1)
+    tile, rng = replace(tile, totals=(totals,) if totals else ()), np.random.default_rng(1)
     arrays = {o.name: encoded(rng.normal(size=(rows, heads, o.apart)), precision) for o in (*lefts, right)}
     shape = (width, height) if turned else (height, width)
     arrays["sums"] = np.full((parts, 2, heads, *shape), np.nan, "f4")
@@ -109,42 +132,60 @@ def test_heads_and_the_left_operands_own_sums(
 
 
 @pytest.mark.parametrize(
-    ("turned", "beside", "heads", "rows", "parts"),
+    ("turned", "beside", "heads", "rows", "parts", "adds"),
     [
-        (False, True, 2, 70, 2),
+        (False, True, 2, 70, 2, 1),
+        (False, True, 2, 200, 4, 4),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in ((False, False, 1, 130, 1), (True, False, 3, 65, 3), (True, True, 2, 200, 2))
+            for case in (
+                (False, False, 1, 130, 1, 1),
+                (True, False, 3, 65, 3, 1),
+                (True, True, 2, 200, 4, 2),
+                (False, False, 1, 1000, 8, 4),
+                (True, False, 1, 60, 4, 4),
+            )
         ),
     ],
 )
 @pytest.mark.broad
-def test_all_left_operands_of_one_block(turned: bool, beside: bool, heads: int, rows: int, parts: int) -> None:
+def test_all_left_operands_of_one_block(
+    turned: bool, beside: bool, heads: int, rows: int, parts: int, adds: int
+) -> None:
     """Three lefts of each of two rights, which are read once; totals of some; parts that have no rows; results of a
-    head or of a left operand beside each other."""
-    height, width, totals = 72, 120, (0, 2, 4)
+    head or of a left operand beside each other; parts that clusters add up."""
+    height, width, totals = 72, 120, ((0, 4), (2,))
     lefts = [replace(operand(f"a{n}", height, heads * 80, "bfloat16"), apart=80) for n in range(6)]
     rights = [replace(operand(f"b{n}", width, heads * width, "bfloat16"), apart=width) for n in range(2)]
     row = RowProduct(lefts[0], rights[0], turned, heads)
     tile = wgmma_tile_for("bfloat16", lefts[:3], row, "sm_90a", 8)
-    assert tile is not None and tile.together == 3 and tile.shared_bytes <= 227 * 1024
-    tile, rng = replace(tile, totals=totals, beside=beside), np.random.default_rng(1)
+    assert tile is not None and tile.together == 3
+    tile, rng = replace(tile, totals=totals, beside=beside, adds=adds), np.random.default_rng(1)
+    assert tile.shared_bytes <= 227 * 1024
     arrays = {o.name: encoded(rng.normal(size=(rows, heads, o.apart)), "bfloat16") for o in (*lefts, *rights)}
     order, size = (heads, 3) if beside else (3, heads), (width, height) if turned else (height, width)
-    arrays["sums"] = np.full((2, parts, *order, *size), np.nan, "f4")
-    arrays["totals"] = np.full((parts, len(totals), heads, height), np.nan, "f4")
+    arrays |= {f"sums{n}": np.full((parts // adds, *order, *size), np.nan, "f4") for n in range(2)}
+    for n, own in enumerate(totals):
+        order = (heads, len(own)) if beside else (len(own), heads)
+        arrays[f"totals{n}"] = np.full((parts // adds, *order, height), np.nan, "f4")
     blocks = parts * tile.tiles(6, height, width)
     run(tile.kernel("gradients", lefts, *rights), arrays, {"rows": rows, "parts": parts}, blocks)
     values = {o.name: decoded(arrays[o.name], "bfloat16")[..., : o.depth] for o in (*lefts, *rights)}
-    sums_of = arrays["sums"].sum(1)
-    sums_of = sums_of.swapaxes(1, 2) if beside else sums_of
+    sums_of = [arrays[f"sums{n}"].sum(0) for n in range(2)]
     for n in range(6):
         one, other = values[f"a{n}"], values[f"b{n // 3}"]
         expected = np.einsum("rhm,rhn->hnm" if turned else "rhm,rhn->hmn", one, other)
-        assert np.linalg.norm(sums_of[n // 3, n % 3] - expected) < LIMITS["bfloat16"] * np.linalg.norm(expected)
-        if n in totals:
-            found = arrays["totals"].sum(0)[totals.index(n)]
-            assert np.linalg.norm(found - one.sum(0)) < LIMITS["bfloat16"] * np.linalg.norm(one.sum(0))
+        found = sums_of[n // 3][:, n % 3] if beside else sums_of[n // 3][n % 3]
+        assert np.linalg.norm(found - expected) < LIMITS["bfloat16"] * np.linalg.norm(expected)
+        for array, own in enumerate(totals):
+            if n in own:
+                found = np.take(arrays[f"totals{array}"].sum(0), own.index(n), 1 if beside else 0)
+                assert np.linalg.norm(found - one.sum(0)) < LIMITS["bfloat16"] * np.linalg.norm(one.sum(0))
+
+
+def test_clusters_add_up_two_parts_where_pairs_keep_multiprocessors_at_work() -> None:
+    """None where two parts of all have no room at once, or a third has."""
+    assert [added(blocks, 132) for blocks in (16, 32, 60, 44, 120)] == [2, 2, 2, 1, 1]
 
 
 def test_it_is_for_large_results_of_16_bit_rows_on_hopper() -> None:
@@ -210,7 +251,7 @@ def packed_sums(
     arrays |= {"totals": np.full((parts, 1, height), np.nan, "f4")} if tile.totals else {}
     kernel = tile.kernel("gradients", *sides(lefts, height, width))
     run(kernel, arrays, {"rows": rows, "parts": parts}, parts * tile.tiles(lefts, height, width))
-    for left in tile.totals:
+    for left in (left for own in tile.totals for left in own):
         np.testing.assert_allclose(arrays["totals"].sum(0)[0], values[left].sum(0), rtol=1e-4, atol=1e-4)
     return arrays["sums"].sum(0), np.stack([left.T @ values[-1] for left in values[:-1]])
 
@@ -239,7 +280,7 @@ def test_sums_over_rows_that_are_packed(
 ) -> None:
     """Fewer rows than a stage and more, parts that have none, clusters of which a block has no work; in 16 bits the
     last left operand's own sums, too."""
-    tile = PackedWeightGradientTile(precision, *shape, totals=() if precision == "tf32" else (lefts - 1,))
+    tile = PackedWeightGradientTile(precision, *shape, totals=() if precision == "tf32" else ((lefts - 1,),))
     found, expected = packed_sums(tile, lefts, height, width, rows, parts)
     assert np.linalg.norm(found - expected) < LIMITS[precision] * np.linalg.norm(expected)
 
@@ -259,7 +300,7 @@ def test_packing_is_for_large_results_on_hopper() -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_tiles_fit(shape: tuple[int, int]) -> None:
     """Shared memory, registers, and halves of the right operand of whole 16 bytes."""
-    tile = PackedWeightGradientTile("bfloat16", *shape, totals=(0,))
+    tile = PackedWeightGradientTile("bfloat16", *shape, totals=((0,),))
     assert tile.shared_bytes <= 227 * 1024 and tile.threads <= 512 and tile.wide % (8 * tile.cluster) == 0
     assert tile.tiles(4, 650, 650) % tile.cluster == 0
     assert replace(tile, cluster=1).tiles(1, 1, 1) == 1

@@ -68,6 +68,11 @@ class BlockTile(ABC):
     def shared_bytes(self) -> int:
         return self.stages * (self.stage_bytes + (16 if self.apart else 0))
 
+    @property
+    def in_cluster(self) -> int:
+        """Blocks that are launched as a cluster."""
+        return self.cluster
+
     def write(
         self,
         name: str,
@@ -91,7 +96,7 @@ class BlockTile(ABC):
             threads=self.threads,
             attributes=attributes,
             shared_bytes=self.shared_bytes,
-            cluster=self.cluster,
+            cluster=self.in_cluster,
             shares=self.shares,
         )
 
@@ -131,10 +136,14 @@ class Stages(ABC):
         """All blocks of the cluster: none may leave while others copy into it. alone: a block that is no cluster's,
         too."""
         if self.tile.cluster > 1:
-            self.w.do(I.ptx["barrier.cluster.arrive.release.aligned"]())
-            self.w.do(I.ptx["barrier.cluster.wait.acquire.aligned"]())
+            self._meet_cluster()
         elif alone:
             self.w.do(I.cuda.cta_sync())
+
+    def _meet_cluster(self) -> None:
+        """All threads of all blocks."""
+        self.w.do(I.ptx["barrier.cluster.arrive.release.aligned"]())
+        self.w.do(I.ptx["barrier.cluster.wait.acquire.aligned"]())
 
     def _slot(self, turn: Expr) -> TirExpr:
         """Which stage a turn has."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from tvm_rnn.cuda.layer.phases import Phase
-from tvm_rnn.cuda.persistent.geometry import Geometry, most_registers
+from tvm_rnn.cuda.persistent.geometry import Geometry
 from tvm_rnn.decisions import listening, tell
 from tvm_rnn.target import HOPPER, Target
 
@@ -95,7 +95,7 @@ def lacking(geometry: Geometry, target: Target) -> Lack:
     if (streamed or not held) and not geometry.streams:
         why = f"{where}: a block's weights are {words * lanes} bytes, {streamed * lanes} more than it may keep"
         return Lack(why, streamed * lanes, words * lanes)
-    most = most_registers(geometry.warps + geometry.copy_warps)
+    most = geometry.most_of_thread
     over, shared = geometry.registers() - most, geometry.shared_bytes - target.shared_bytes
     if over > 0 and over * 4 * geometry.block_threads > shared:
         why = f"{where}: about {geometry.registers()} registers per thread, {most} are the most"

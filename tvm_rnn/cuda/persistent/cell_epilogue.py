@@ -26,7 +26,7 @@ from tvm_rnn.tir.expr import Buffer, Expr
 
 from .exchange import convert
 from .geometry import LANES, POISON, Body, Slots
-from .tape_lines import TapeLines
+from .tape_lines import TapeLines, name_of
 
 
 class Epilogue:
@@ -178,11 +178,6 @@ def pointers(layout: Layout) -> list[tuple[str, str]]:
     return [(name_of(own), own.place.dtype) for own in layout.taped]
 
 
-def name_of(own: Taped) -> str:
-    """Of the kernel's pointer to a kept value, or to y."""
-    return f"kept_{own.number}" if own.number >= 0 else "y"
-
-
 class TapeStores:
     """The stores of one kernel. Of all values of a phase the words are made first, then they are stored: shuffles and
     conversions of one value do not wait for the store of another, as one store after the other has them."""
@@ -193,7 +188,7 @@ class TapeStores:
         self.body, self.k, self.layout, self.step = body, body.k, body.layout, body.step
         self.back = 0  # steps from the one that is being written to the one that is stored
         self.late: Taped | None = None
-        self.lines = TapeLines(body, [(name_of(own), own) for own in self.layout.taped])
+        self.lines = TapeLines(body)
         self.copied = False  # whether the lines of the step before go to memory
         results, output = self.step.graph.results, self.step.graph.output
         if late and self.layout.emits and output in results and self.step.domain[output] > 1:

@@ -1,9 +1,10 @@
-"""Warps that copy while those of the same block compute: hoisted values to shared memory, some steps early, y from it.
+"""Warps that copy while those of the same block compute: hoisted values to shared memory, some steps early; y and lines
+of the tape from it.
 
 In: a `Geometry` of one block or cluster per group, a layout. Out: the statements of these warps. Once in each step all
 warps of the block meet. Behind that barrier of step t the hoisted values of step t have been read, and those of step
 t + 1 are there; and y lies in shared memory: where one block has all units, that of step t - 1, which products wait
-for; in a cluster what the block stages of step t (`Exchange.copied_output`).
+for; in a cluster what the block stages of step t (`Exchange.copied_output`). Lines are those of step t - 1.
 
 A warp of a small layer issues its instructions of a step one after the other, and a third of them only copy.
 """
@@ -11,7 +12,7 @@ A warp of a small layer issues its instructions of a step one after the other, a
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 from tvm import tirx
@@ -26,6 +27,7 @@ from tvm_rnn.tir.expr import Expr
 from .cell_reads import Pieces
 from .geometry import LANES, Geometry
 from .lane_cells import Block, LaneCells, StepOrder, identify
+from .tape_lines import LineCopies
 
 
 def copies_output(geometry: Geometry, layout: Layout, masked: bool) -> bool:
@@ -74,20 +76,30 @@ class CopyWarps:
             self.at = geometry.exchange.copied_output(geometry, block.rank)
             self.output = self._output_pieces()
         self.hoisted = [piece for node in self.pieces.strides for piece in self._hoisted_pieces(node)]
+        self.lines: LineCopies | None = None
+        if geometry.line_width:
+            self.lines = LineCopies(k, geometry, layout, replace(block, thread=self.thread), self.lanes)
 
     def emit(self) -> None:
         k, stages = self.k, self.pieces.stages
-        for early in range(stages - 1):
+        for early in range(stages - 1) if self.hoisted else ():
             self._copy(tirx.const(early, "int32"))
         self.geometry.exchange.blocks_meet(k)
-        self._meet()
+        if self.hoisted:
+            self._meet()
         with k.loop(k["steps"]) as t:
             self._meet()
             if self.output:
                 with k.when(t >= self.at.lag) if self.at.lag else nullcontext():
                     self._store_output(t)
-            self._copy(t + (stages - 1))
+            if self.lines is not None:
+                with k.when(t > 0):
+                    self.lines.send(self.time(t - 1), t - 1)
+            if self.hoisted:
+                self._copy(t + (stages - 1))
         self.geometry.exchange.blocks_meet(k)
+        if self.lines is not None:
+            self.lines.send(self.time(k["steps"] - 1), k["steps"] - 1)
 
     def _meet(self) -> None:
         """The values of the step after this one are there."""

@@ -147,7 +147,9 @@ class AloneExchange(ClusterExchange):
     rates: ClassVar[Rates] = Rates(0.24, 0.012, 34.0, 0.8, 0.0, 0.03)
 
     def copies_apart(self, geometry: Geometry) -> bool:
-        return geometry.rows == 8 and geometry.weights_of_lane <= MOST_WEIGHTS * geometry.prefetched_values
+        """Where products of inputs are a part of the steps, of lines alone."""
+        values = geometry.lines if geometry.step.given else geometry.prefetched_values
+        return geometry.rows == 8 and geometry.weights_of_lane <= MOST_WEIGHTS * values
 
     def prefetch_steps(self, geometry: Geometry) -> int:
         """Few blocks soon have each other's values."""

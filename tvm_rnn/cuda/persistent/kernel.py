@@ -24,7 +24,7 @@ from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.expr import Buffer, Expr
 
-from .cell_epilogue import Epilogue, TapeStores, name_of
+from .cell_epilogue import Epilogue, TapeStores
 from .cell_epilogue import pointers as kept_pointers
 from .cell_reads import CellReads, place_of
 from .copy_warps import CopyWarps, copies_output
@@ -32,6 +32,7 @@ from .geometry import Geometry, Held, Share, ThreadIds
 from .lane_cells import Block, LaneCells, StepOrder, identify
 from .lengths_and_resets import Masks
 from .phase_clocks import POINTER, PhaseClock, clocks
+from .tape_lines import name_of
 from .unit_reduction import Reduction
 
 COOPERATIVE = {"tirx.kernel_launch_params": ["tirx.use_cooperative_launch"]}
@@ -105,9 +106,13 @@ def kernel(name: str, geometry: Geometry, layout: Layout, initial: Mapping[str, 
         with I.attr({"tirx.launch_bounds_min_blocks_per_sm": 1}):  # else ptxas may stop at 128 registers, and spill
             block = of_head(k, geometry, layout, enter(k, geometry, geometry.shared_bytes))
             with k.when(block.thread < geometry.threads) if geometry.copy_warps else nullcontext():
+                if geometry.moved_registers:
+                    k.do(I.ptx["setmaxnreg.inc.sync.aligned.u32"](geometry.moved_registers[1]))
                 KernelBody(k, geometry, layout, initial, block).emit()
             if geometry.copy_warps:
                 with k.when(block.thread >= geometry.threads):
+                    if geometry.moved_registers:
+                        k.do(I.ptx["setmaxnreg.dec.sync.aligned.u32"](geometry.moved_registers[0]))
                     CopyWarps(k, geometry, layout, block, masked).emit()
 
     with flavour(geometry.precision):

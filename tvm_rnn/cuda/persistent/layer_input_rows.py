@@ -101,7 +101,7 @@ class ClusterInputs(Inputs):
             k.store(self.pieces, tirx.const(0, "uint32"), z)
         self._ask(tirx.const(0, "int32"))
         self.stash(tirx.const(-1, "int32"), 1)
-        k.do(I.cuda.cta_sync())
+        self.body.exchange.sync()
 
     def _piece(self, node: Node, i: int, pieces: int) -> tuple[Expr, Expr, Expr, Expr]:
         """Of this thread's piece of 16 bytes from the i-th on: the element at time 0, the word of the first copy,

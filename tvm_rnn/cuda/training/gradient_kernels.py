@@ -145,11 +145,13 @@ class FinishKernels:
         return rows_kernel(name, group, precision=own, reads=reads, writes=lambda n: places, elsewhere=elsewhere)
 
     def joined(self, axis: int = 0) -> dict[tuple[Node, ...], int]:
-        """Gradients that are sums one after the other, as they lie: which sums, and the gradient's number. axis: that
-        the sums lie along; 1: they do so in each head."""
+        """Gradients that are a sum, or sums one after the other, as they lie: which sums, and the gradient's number.
+        axis: that the sums lie along; 1: they do so in each head."""
         found: dict[tuple[Node, ...], int] = {}
         for number, node in enumerate(self.graph.weight_gradients):
-            if node.op == "concat" and len(node.shape) + node.attrs["axis"] == axis:
+            if in_order(node) in self.finish.inner:
+                found[(self.finish.inner[in_order(node)],)] = number
+            elif node.op == "concat" and len(node.shape) + node.attrs["axis"] == axis:
                 parts = [in_order(a) for a in node.args]
                 if len({*parts}) == len(parts) and all(a in self.finish.inner for a in parts):
                     found[tuple(self.finish.inner[a] for a in parts)] = number

@@ -19,7 +19,7 @@ from tvm_rnn.cuda.gemm.operands import Operand
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
 from tvm_rnn.cuda.layer.pipeline_barriers import BlockTile, Stages
 from tvm_rnn.cuda.layer.pointers import arithmetic, storage
-from tvm_rnn.tir.expr import TirExpr
+from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import int64, uint32, wide
 
 
@@ -27,10 +27,11 @@ from tvm_rnn.tir.index import int64, uint32, wide
 class WeightGradientTile(BlockTile):
     """high x wide: lines and columns of the result that a block has; resident: blocks on a multiprocessor at once;
     heads: results that lie beside each other, as their operands do; vectors: of a row of either operand, over which a
-    product sums as it does over rows; turned: results are stored with a line for each column. totals: the left operands
-    of which the sums over rows are made too, as biases' gradients are. together: left operands that a block multiplies
-    with its part of the right one, which it reads once for all of them. beside: a head's results lie beside each other,
-    else those of a left operand."""
+    product sums as it does over rows; turned: results are stored with a line for each column. totals: for each array of
+    them the left operands of which the sums over rows are made too, as biases' gradients are. together: left operands
+    that a block multiplies with its part of the right one, which it reads once for all of them. beside: a head's
+    results lie beside each other, else those of a left operand. adds: parts of the rows of which a cluster's blocks add
+    the sums up."""
 
     precision: str
     high: int
@@ -40,13 +41,18 @@ class WeightGradientTile(BlockTile):
     heads: int = 1
     vectors: int = 1
     turned: bool = False
-    totals: tuple[int, ...] = ()
+    totals: tuple[tuple[int, ...], ...] = ()
     together: int = 1
     beside: bool = False
+    adds: int = 1
 
     @property
     def compute(self) -> str:
         return storage(self.precision)
+
+    @property
+    def in_cluster(self) -> int:
+        return max(self.cluster, self.adds)
 
     @property
     @abstractmethod
@@ -70,18 +76,25 @@ class WeightGradientTile(BlockTile):
         return [(one.name, one.place.dtype) for one in (*lefts, *rights)]
 
     def kernel(self, name: str, lefts: Sequence[Operand], *rights: Operand) -> Kernel:
-        """sums[right, part, left, head, m, n], or [right, part, head, left, m, n], of `lefts` (of one depth) with
-        `rights` (likewise), each of which is for its equal part of `lefts`, in order, for all rows; and totals[part, n,
-        head, m] of the left operands that `totals` names; scalars: rows, parts."""
-        made = ("sums", "totals") if self.totals else ("sums",)
+        """sums[part, left, head, m, n], or [part, head, left, m, n], of `lefts` (of one depth) with `rights`
+        (likewise), each of which is for its equal part of `lefts`, in order, and has an array of its own, for all rows;
+        and arrays of totals[part, n, head, m], or [part, head, n, m], of the left operands that `totals` names;
+        scalars: rows, parts. What is added up counts as one part."""
+        made = [*numbered("sums", len(rights)), *numbered("totals", len(self.totals))]
         pointers = [*self.pointers(lefts, rights), *((name, arithmetic(self.precision)) for name in made)]
         scalars = [("rows", "int64"), ("parts", "int64")]
         return self.write(name, self.precision, pointers, scalars, lambda w: self.body(w, lefts, rights))
 
 
+def numbered(name: str, count: int) -> list[str]:
+    """The names of so many arrays of one kind."""
+    return [name] if count == 1 else [f"{name}{n}" for n in range(count)]
+
+
 class WeightGradientBlock(Stages):
     """A block's place: which left operands, where its tile of the result begins, its part of the rows, and the stages
-    of that. height, width: of the result; groups: of left operands that are multiplied together."""
+    of that. height, width: of the result; groups: of left operands that are multiplied together; written: which part of
+    the results it writes, of so many as are not added up in a cluster."""
 
     tile: WeightGradientTile
 
@@ -104,11 +117,16 @@ class WeightGradientBlock(Stages):
         """Multiply, and store the sums."""
 
     def _locate(self) -> None:
-        """Blocks are numbered across, then down, then by heads, then by operands, then by parts."""
+        """Blocks are numbered across, then down, then by heads, then by operands, then by parts; clusters of parts that
+        are added up come first."""
         w, tile = self.w, self.tile
         down, across = ceil_div(self.height, tile.high), ceil_div(self.width, tile.wide)
-        blocks = w["parts"] * (self.groups * tile.heads * down * across)
-        cta = w.keep(I.cta_id([tirx.Cast("int32", blocks)]))
+        blocks = tirx.Cast("int32", w["parts"] * (self.groups * tile.heads * down * across))
+        if tile.adds == 1:
+            cta = w.keep(I.cta_id([blocks]))
+        else:
+            first, rank = I.cluster_id([tirx.truncdiv(blocks, tile.adds)]), I.cta_id_in_cluster([tile.adds])
+            cta, self.rank = w.keep(first), w.keep(rank)
         self.column = w.keep(tirx.truncmod(cta, across) * tile.wide)
         self.line = w.keep(tirx.truncmod(tirx.truncdiv(cta, across), down) * tile.high)
         self.head: TirExpr = tirx.const(0, "int32")
@@ -116,7 +134,9 @@ class WeightGradientBlock(Stages):
             self.head = w.keep(tirx.truncmod(tirx.truncdiv(cta, across * down), tile.heads))
         results = across * down * tile.heads
         self.group = w.keep(tirx.truncmod(tirx.truncdiv(cta, results), self.groups))
-        self.part = w.keep(wide(tirx.truncdiv(cta, results * self.groups)))
+        self.written = self.part = w.keep(wide(tirx.truncdiv(cta, results * self.groups)))
+        if tile.adds > 1:
+            self.part = w.keep(self.written * tile.adds + wide(self.rank))
         self.there: TirExpr = tirx.const(True, "bool")  # whether the tile is one of the result
 
     def _share_rows(self) -> None:
@@ -130,15 +150,16 @@ class WeightGradientBlock(Stages):
         self.count = w.keep(tirx.Cast("int32", tirx.max(tirx.min(stages - self.first, each), 0)))
 
     def _result(self, number: int = 0) -> TirExpr:
-        """Which matrix of `sums` this block writes to, of the number-th of its left operands."""
+        """Which matrix of its right operand's sums this block writes to, of the number-th of its left operands."""
         tile, each = self.tile, self.lefts // len(self.rights)
-        left, part = wide(self.group * tile.together + number), self.part
-        if len(self.rights) > 1:
-            part = tirx.truncdiv(left, int64(each)) * self.w["parts"] + part
-            left = tirx.truncmod(left, int64(each))
+        left = wide(self.group * tile.together + number)
+        return self._matrix(tirx.truncmod(left, int64(each)) if len(self.rights) > 1 else left, each)
+
+    def _matrix(self, left: Expr, each: int) -> TirExpr:
+        """Which one of an array's that has so many for a head and a part of the rows."""
+        tile, part, head = self.tile, self.written, wide(self.head)
         if tile.heads == 1:
             return part * each + left
-        head = wide(self.head)
         return (part * tile.heads + head) * each + left if tile.beside else (part * each + left) * tile.heads + head
 
     def _copy_both(self, stage: TirExpr, row0: TirExpr) -> None:

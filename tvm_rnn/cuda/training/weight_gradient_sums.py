@@ -42,6 +42,9 @@ Products = list[tuple[Node, RowProduct]]
 COLUMNS, LINES = 32, 8  # threads of a block that sums columns: along elements, and along rows
 COLUMN_BLOCKS = 8  # of these on a multiprocessor: they wait for memory
 TILE_SQUARES = 4  # as wide as tiles are
+# Threads of a block that adds parts up, and elements of each where there are many. H200, us with one and with four: 16
+# GRUs of 128 units, 1.6 million elements of two parts, 8.8 and 5.0; one, 50 thousand of 16 parts, 1.8 and 2.5.
+FOLDERS, FOLDED, SM_THREADS = 128, 4, 2048
 LEAST_ROWS = 256  # of a part: fewer, and adding the parts up takes longer than the sums
 
 
@@ -58,9 +61,9 @@ class Packed:
 
 @dataclass
 class GradientLaunch:
-    """Sums of one launch, of one shape. arguments: what the kernel's pointers stand for, but for the last. totals: sums
-    of left operands that it makes too. rights: right operands, each of an equal part of the sums. beside:
-    as of `WeightGradientTile`."""
+    """Sums of one launch, of one shape. arguments: what the kernel's pointers stand for, but for the last. totals:
+    arrays of sums of left operands that it makes too. rights: right operands, each of an equal part of the sums.
+    beside, adds: as of `WeightGradientTile`."""
 
     nodes: tuple[Node, ...]
     kernel: Kernel
@@ -68,16 +71,17 @@ class GradientLaunch:
     blocks: int  # of one part of the rows
     resident: int  # blocks on a multiprocessor at once
     packed: tuple[Packed, ...] = ()  # its operands, where it reads them out of buffers in another order
-    totals: tuple[Node, ...] = ()
+    totals: tuple[tuple[Node, ...], ...] = ()
     rights: int = 1
     beside: bool = False
+    adds: int = 1
 
     @property
     def made(self) -> list[tuple[Node, ...]]:
         """What it makes: for each array the sums in it, which are of one shape; totals last."""
         each = len(self.nodes) // self.rights
         parts = [self.nodes[first : first + each] for first in range(0, len(self.nodes), each)]
-        return [*parts, self.totals] if self.totals else parts
+        return [*parts, *self.totals]
 
     @property
     def size(self) -> int:
@@ -126,7 +130,7 @@ class WeightGradients:
         for nodes in columns.values():
             for first in range(0, len(nodes), 8):
                 self._add_columns(nodes[first : first + 8])
-        self.folds: dict[int, Kernel] = {}  # by how many arrays they are for
+        self.folds: dict[tuple[int, int], Kernel] = {}  # by how many arrays they are for, and elements of a thread
 
     # --- kernels ---------------------------------------------------------------------------------------------------
 
@@ -166,28 +170,39 @@ class WeightGradients:
         found = tuple(Argument(o.name, "operand", o.base) for o in (*lefts, *rights))
         tile = self._tile(group[: len(group) // len(rights)])
         packed = isinstance(tile, wgmma.PackedWeightGradientTile)
-        totals = self._totals(nodes, others) if isinstance(tile, wgmma.WgmmaWeightGradientTile) else {}
-        for node in totals.values():
+        found_totals = self._totals(nodes, others) if isinstance(tile, wgmma.WgmmaWeightGradientTile) else {}
+        for node in found_totals:
             others.remove(node)
         each = len(nodes) // len(rights)
         beside = first.heads > 1 and all(nodes[n : n + each] in self.beside for n in range(0, len(nodes), each))
-        tile = replace(tile, totals=tuple(totals), beside=beside)
+        totals = self._arrays([*found_totals], beside)
+        blocks = tile.tiles(len(nodes), lefts[0].depth, rights[0].depth)
+        adds = wgmma.added(blocks, self.sms) if tile.together > 1 else 1
+        numbers = tuple(tuple(found_totals[node] for node in array) for array in totals)
+        tile = replace(tile, totals=numbers, beside=beside, adds=adds)
         kernel = tile.kernel(f"{self.name}_totals{len(self.launches)}", lefts, *rights)
         sides = (self._packed(0, lefts), self._packed(len(lefts), rights)) if packed else ()
-        blocks = tile.tiles(len(nodes), lefts[0].depth, rights[0].depth)
-        own = blocks, tile.resident, sides, tuple(totals.values()), len(rights), beside
+        own = blocks, tile.resident, sides, totals, len(rights), beside, tile.adds
         self.launches.append(GradientLaunch(nodes, kernel, found, *own))
 
-    def _totals(self, nodes: Sequence[Node], others: Sequence[Node]) -> dict[int, Node]:
-        """Sums over rows of products' left operands, which lie as the products read them, by number."""
-        found: dict[int, Node] = {}
+    def _arrays(self, totals: Sequence[Node], beside: bool) -> tuple[tuple[Node, ...], ...]:
+        """The arrays in which totals lie: one; where those of a head lie beside each other, one for each gradient."""
+        if not beside:
+            return (tuple(totals),) if totals else ()
+        whole = [nodes for nodes in self.beside if {*nodes} <= {*totals}]
+        return (*whole, *((node,) for node in totals if not any(node in nodes for nodes in whole)))
+
+    def _totals(self, nodes: Sequence[Node], others: Sequence[Node]) -> dict[Node, int]:
+        """Sums over rows of products' left operands, which lie as the products read them, with these operands'
+        numbers."""
+        found: dict[Node, int] = {}
         for number, node in enumerate(nodes):
             left, (texts, out) = node.args[0], node.attrs["spec"].split("->")
             place, text = self.reads(left), texts.partition(",")[0]
             if place is not None and place.dtype in wgmma.ONES and text == "".join(t for t in out if t in text):
                 for other in others:
-                    if other.op == "sum_rows" and other.args[0] is left and other not in found.values():
-                        found[number] = other
+                    if other.op == "sum_rows" and other.args[0] is left and other not in found:
+                        found[other] = number
         return found
 
     def _packed(self, first: int, operands: Sequence[Operand]) -> Packed:
@@ -297,37 +312,48 @@ class WeightGradients:
             a, b = (own.at(operand, tuple(place[t] for t in text)) for text, operand in pairs)
             w.store(sums, sums[n] + a * b, n)
 
-    def fold(self, count: int) -> Kernel:
-        """totals[i] = (what is there, if `add`) + the parts' sums, in order, of so many arrays."""
+    def fold(self, count: int, of_thread: int = 1) -> Kernel:
+        """totals[i] = (what is there, if `add`) + the parts' sums, in order, of so many arrays. of_thread: elements of
+        a thread, a block's apart, whose loads are under way at the same time."""
+        each = of_thread * FOLDERS
 
         def body(w: Writer) -> None:
-            blocks = [tirx.truncdiv(w[f"size{n}"] + 127, int64(128)) for n in range(count)]
+            blocks = [tirx.truncdiv(w[f"size{n}"] + (each - 1), int64(each)) for n in range(count)]
             block = w.keep(wide(I.cta_id([tirx.Cast("int32", sum(blocks[1:], blocks[0]))])))
-            thread, first = wide(I.thread_id([128])), int64(0)
+            thread, first = wide(I.thread_id([FOLDERS])), int64(0)
             for n in range(count):
-                at, first = w.keep((block - first) * int64(128) + thread), first + blocks[n]
+                at, first = w.keep((block - first) * int64(each) + thread), first + blocks[n]
                 with w.when(tirx.And(at >= 0, at < w[f"size{n}"])):
-                    self._add_parts(w, n, at)
+                    self._add_parts(w, n, at, of_thread)
 
         arrays = [f"{name}{n}" for n in range(count) for name in ("sums", "totals")]
         scalars = [*((f"size{n}", "int64") for n in range(count)), ("parts", "int64"), ("add", "int32")]
-        name = f"{self.name}_fold{count if count > 1 else ''}"
-        return write(name, [(array, self.dtype) for array in arrays], scalars, body, threads=128)
+        name = f"{self.name}_fold{count if count > 1 else ''}{'_several' if of_thread > 1 else ''}"
+        return write(name, [(array, self.dtype) for array in arrays], scalars, body, threads=FOLDERS)
 
-    def _add_parts(self, w: Writer, n: int, at: Expr) -> None:
-        """One element of the n-th array."""
-        total, sums, totals = w.local(1, self.dtype), w[f"sums{n}"], w[f"totals{n}"]
-        w.store(total, tirx.const(0.0, self.dtype), 0)
+    def _add_parts(self, w: Writer, n: int, at: Expr, of_thread: int) -> None:
+        """A thread's elements of the n-th array, from `at` on. Those past its end repeat the last one."""
+        size, sums, totals = w[f"size{n}"], w[f"sums{n}"], w[f"totals{n}"]
+        places = [w.keep(tirx.min(at + i * FOLDERS, size - 1)) for i in range(of_thread)]
+        total = w.local(of_thread, self.dtype)
+        for i in range(of_thread):
+            w.store(total, tirx.const(0.0, self.dtype), i)
         with w.when(tirx.NE(w["add"], tirx.const(0, "int32"))):
-            w.store(total, totals[at], 0)
+            for i, place in enumerate(places):
+                w.store(total, totals[place], i)
         with w.loop(tirx.Cast("int32", w["parts"])) as part:
-            w.store(total, total[0] + sums[wide(part) * w[f"size{n}"] + at], 0)
-        w.store(totals, total[0], at)
+            for i, place in enumerate(places):
+                w.store(total, total[i] + sums[wide(part) * size + place], i)
+        for i, place in enumerate(places):
+            with w.when(at + i * FOLDERS < size):
+                w.store(totals, total[i], place)
 
     def _fold_all(self, host: Host, arrays: Sequence[tuple[Pointer, Pointer, int]], parts: HostExpr, add: str) -> None:
-        """One launch for all of them."""
-        kernel = self.folds.setdefault(len(arrays), self.fold(len(arrays)))
+        """One launch for all of them. Where threads of one element would not all run at once, each has several."""
         pointers, sizes = [p for own, into, _ in arrays for p in (own, into)], [size for *_, size in arrays]
+        of_thread = FOLDED if sum(sizes) > self.sms * SM_THREADS else 1
+        key = len(arrays), of_thread
+        kernel = self.folds.setdefault(key, self.fold(*key))
         host.launch(kernel, pointers, [*sizes, parts, f"({add}) ? 1 : 0"])
 
     # --- memory and statements -------------------------------------------------------------------------------------
@@ -339,10 +365,11 @@ class WeightGradients:
         for launch in self.launches:
             most = f"max<int64_t>(1, {launch.resident} * sms / ({launch.blocks} * {beside}))"
             parts = f"max<int64_t>(1, min<int64_t>({most}, ({rows}) / {LEAST_ROWS}))"
+            parts = f"max<int64_t>(1, {parts} / {launch.adds}) * {launch.adds}" if launch.adds > 1 else parts
             self.parts.append(program.let("parts", parts))
         aligned, sizes = ALIGNMENT // ITEM_BYTES[self.dtype], "int64_t(1)"
         for parts, launch in zip(self.parts, self.launches, strict=True):
-            sizes = f"max<int64_t>({sizes}, {parts} * {launch.size})"
+            sizes = f"max<int64_t>({sizes}, {parts} / {launch.adds} * {launch.size})"
         self.size = program.let("size", f"({sizes} + {aligned - 1}) / {aligned} * {aligned}")
         self.sums = program.buffer("sums", f"({copies}) * {self.size}", self.dtype)
         self.sides = [self._side(program, rows, side, copies) for side in range(2)]
@@ -371,7 +398,7 @@ class WeightGradients:
     @property
     def in_heads(self) -> set[tuple[Node, ...]]:
         """Sums of which those of one head lie beside each other."""
-        return {nodes for launch in self.launches if launch.beside for nodes in launch.made[: launch.rights]}
+        return {nodes for launch in self.launches if launch.beside for nodes in launch.made}
 
     def add_parts(self, host: Host, parts: Mapping[Node, Pointer], gradients: Mapping[Node, Pointer], add: str) -> None:
         """The parts that the steps have left, one for each batch row. add: as `run` has it."""
@@ -394,14 +421,13 @@ class WeightGradients:
                     for source, kernel in zip(pointers[side.first :], side.kernels, strict=False):
                         host.launch(kernel, [source, sides[number]], [rows])
                 packed[number] = side.key
-            # Of several right operands the parts lie one behind the other, gradients do not.
-            folded = f"{parts} > 1 || ({add})" if launch.rights == 1 else "true"
+            left = f"{parts} / {launch.adds}"  # what a cluster does not add up
+            folded = f"{left} > 1 || ({add})"
             start, arrays = 0, list[tuple[Pointer, Pointer, int]]()
             for nodes in launch.made:
-                arrays.append((parted.at(f"{parts} * {start}"), gradients[nodes[0]], elements(nodes)))
+                arrays.append((parted.at(f"{left} * {start}"), gradients[nodes[0]], elements(nodes)))
                 start += elements(nodes)
-            written = [arrays[0], *arrays[launch.rights :]]
-            sums = [Pointer(f"({folded} ? {own.text} : {into.text})", self.dtype) for own, into, _ in written]
+            sums = [Pointer(f"({folded} ? {own.text} : {into.text})", self.dtype) for own, into, _ in arrays]
             host.launch(launch.kernel, [*(sides if launch.packed else pointers), *sums], [rows, parts])
             with host.when(folded):
-                self._fold_all(host, arrays, parts, add)
+                self._fold_all(host, arrays, left, add)

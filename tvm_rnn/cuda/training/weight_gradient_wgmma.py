@@ -20,7 +20,8 @@ L2 per stage by a packed block of 128 x 256 in a cluster of two: 128 + 128 colum
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import product
 
@@ -39,7 +40,7 @@ from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import int64, uint32, wide
 
 from .row_product import RowProduct
-from .weight_gradient_block import WeightGradientBlock, WeightGradientTile
+from .weight_gradient_block import WeightGradientBlock, WeightGradientTile, numbered
 
 SQUARE = 64  # columns
 PACKERS = 128
@@ -53,6 +54,7 @@ SHAPES = ((128, 256), (128, 192), (128, 128), (192, 192), (192, 128))  # of pack
 REGISTERS = {1: (40, 232), 2: (40, 232), 3: (24, 160)}
 # Of blocks that multiply several left operands: stages, a thread's sums, bytes of shared memory, and parts of the rows.
 STAGES_OF_ALL, MOST_SUMS, SHARED_BYTES, PARTS = 3, 192, 232448, 8
+PAIR = 2  # parts of the rows that a cluster adds up; of clusters of four only 30 have room on an H200
 LEAST = 64  # lines and columns below which the other kernel's tiles waste less
 # Tensor cores' rates and memory's, as measured on an H200, in FLOP/s and bytes/s: with packed operands and without.
 PACKED_RATE = {"float16": 650e12, "bfloat16": 650e12, "tf32": 330e12}
@@ -97,7 +99,26 @@ class WgmmaWeightGradientTile(WeightGradientTile):
 
     @property
     def shared_bytes(self) -> int:
-        return self.ones_at + ONES_BYTES if self.totals else super().shared_bytes
+        stages = self.ones_at + ONES_BYTES if self.totals else super().shared_bytes
+        handed = self.totals_at + self.adds * len(self.summed) * self.members * 2
+        return max(stages, handed) if self.adds > 1 else stages
+
+    # --- sums that a cluster adds up ---
+
+    @property
+    def pieces(self) -> int:
+        """What a thread hands to each block of the cluster, in pieces of 16 bytes."""
+        return self.together * self.wide // 8 // self.adds
+
+    @property
+    def totals_at(self) -> int:
+        """Where totals lie behind the sums, in shared memory."""
+        return self.adds * self.pieces * self.members * 16
+
+    @property
+    def summed(self) -> list[int]:
+        """The numbers of a block's left operands that have totals."""
+        return sorted({left % self.together for array in self.totals for left in array})
 
     def body(self, w: Writer, lefts: Sequence[Operand], rights: Sequence[Operand]) -> WeightGradientBlock:
         return _AsTheyLie(w, self, lefts, rights)
@@ -130,8 +151,14 @@ def _of_all(
     """The tiles that multiply all left operands at once: of those whose sums registers hold, and which are so many that
     PARTS parts of the rows keep nine tenths of the multiprocessors at work."""
     found = [replace(t, together=lefts, stages=STAGES_OF_ALL) for t in tiles if lefts * t.wide <= 2 * MOST_SUMS]
-    found = [t for t in found if t.shared_bytes + ONES_BYTES <= SHARED_BYTES]
-    return [t for t in found if lefts > 1 and 10 * PARTS * t.tiles(lefts, *size) >= 9 * sms]
+    found = [t for t in found if lefts > 1 and 10 * PARTS * t.tiles(lefts, *size) >= 9 * sms]
+    return [t for t in found if replace(t, totals=(tuple(range(lefts)),), adds=PAIR).shared_bytes <= SHARED_BYTES]
+
+
+def added(blocks: int, sms: int) -> int:
+    """How many parts of so many blocks a cluster adds up: two, where pairs keep nine tenths of the multiprocessors at
+    work."""
+    return PAIR if 10 * (sms // blocks // PAIR * PAIR) * blocks >= 9 * sms else 1
 
 
 @dataclass(frozen=True)
@@ -190,9 +217,8 @@ class _Products(WgmmaProduct):
         super().__init__(w, arena, tile.wide, tile.compute, **plain)
         self.apart = units(tile.right_at // tile.together)  # from one left operand to the next
         self.each = [self, *(WgmmaProduct(w, arena, tile.wide, tile.compute, **plain) for _ in range(1, tile.together))]
-        places = sorted({left % tile.together for left in tile.totals})
-        self.totals = {n: WgmmaProduct(w, arena, 8, tile.compute, **plain) for n in places}
-        self.ones = w.bind(self.descriptor[0] + tirx.const(units(tile.ones_at), "uint64")) if places else None
+        self.totals = {n: WgmmaProduct(w, arena, 8, tile.compute, **plain) for n in tile.summed}
+        self.ones = w.bind(self.descriptor[0] + tirx.const(units(tile.ones_at), "uint64")) if tile.totals else None
 
     def start(self, a: TirExpr, b: TirExpr, add: TirExpr) -> None:
         for n, one in enumerate(self.each):
@@ -231,44 +257,130 @@ class _WgmmaWeightGradient(WeightGradientBlock, WgmmaStages):
         products = _Products(w, self.arena, tile)
         own = w.bind(tirx.Cast("uint64", self.warp // 4 * units(SQUARE_BYTES)))
         self._multiply(products, self._remote(self.lane), (own, tile.right_at), self.count)
+        if tile.adds > 1:
+            self._hand_out(products)
+            self._add_up(products)
+            return
         for high in range(2):
-            line = w.keep(self.line + self.warp * 16 + (self.lane // 4 + 8 * high))
+            line = self._own_line(high)
             with w.when(tirx.And(self.there, line < self.height)):
                 for number, one in enumerate(products.each):
                     self._store(number, line, [self._sums(one.acc[i, high]) for i in range(tile.wide // 8)])
             for number, ones in products.totals.items():
                 self._store_totals(number, line, *self._sums(ones.acc[0, high][:1]))
 
+    def _own_line(self, high: int) -> TirExpr:
+        """One of the two lines of the result of which a thread has sums."""
+        return self.w.keep(self.line + self.warp * 16 + (self.lane // 4 + 8 * high))
+
+    # --- a cluster's sums ---
+
+    def _sums_at(self, start: TirExpr, source: TirExpr) -> TirExpr:
+        """Where a block has this thread's sums, from which block."""
+        tile = self.tile
+        return self.w.bind(start + tirx.Cast("uint32", (source * (tile.pieces * tile.members) + self.member) * 16))
+
+    def _totals_at(self, start: TirExpr, source: TirExpr) -> TirExpr:
+        """The same of its totals, of every fourth thread."""
+        tile = self.tile
+        at = source * (len(tile.summed) * tile.members * 2) + self.member // 4 * 8
+        return self.w.bind(start + uint32(tile.totals_at) + tirx.Cast("uint32", at))
+
+    def _hand_out(self, products: _Products) -> None:
+        """To every block of the cluster, the sums of its columns; totals by turns."""
+        w, tile = self.w, self.tile
+        self.member = w.keep(self.tx - COPIERS)
+        across = tile.wide // 8 // tile.adds
+        self._meet_cluster()  # no block reads stages any more
+        remote = w.local(1, "uint32")
+        for block in range(tile.adds):
+            w.do(I.ptx["mapa.shared::cluster.u32"](remote[0], self.base, uint32(block)))
+            at = self._sums_at(remote[0], self.rank)
+            pieces = product(products.each, range(2), range(block * across, (block + 1) * across, 2))
+            for piece, (one, high, i) in enumerate(pieces):
+                values = self._sums((*one.acc[i, high], *one.acc[i + 1, high]))
+                w.do(I.ptx["st.shared::cluster.v4.f32"](at + uint32(piece * tile.members * 16), *values))
+            own = [*products.totals.values()][block :: tile.adds]
+            with w.when(tirx.EQ(self.lane % 4, 0)) if own else nullcontext():
+                at = self._totals_at(remote[0], self.rank)
+                for n, ones in enumerate(own):
+                    values = self._sums((ones.acc[0, 0][0], ones.acc[0, 1][0]))
+                    w.do(I.ptx["st.shared::cluster.v2.f32"](at + uint32(n * tile.members * 2), *values))
+        self._meet_cluster()
+
+    def _add_up(self, products: _Products) -> None:
+        """What this block was given, in the order of the parts."""
+        w, tile = self.w, self.tile
+        across = tile.wide // 8 // tile.adds
+        lines = [self._own_line(high) for high in range(2)]
+        for n, high in product(range(tile.together), range(2)):
+            sums = []
+            for i in range(0, across, 2):
+                piece = (n * 2 + high) * (across // 2) + i // 2
+                found = self._all_of(4, lambda b: self._sums_at(self.base, b), piece * tile.members * 16)
+                sums += [found[:2], found[2:]]
+            with w.when(tirx.And(self.there, lines[high] < self.height)):
+                self._store(n, lines[high], sums, self.rank * (across * 8))
+        for place, number in enumerate(products.totals):
+            with w.when(tirx.And(tirx.EQ(self.rank, place % tile.adds), tirx.EQ(self.lane % 4, 0))):
+                offset = place // tile.adds * tile.members * 2
+                found = self._all_of(2, lambda b: self._totals_at(self.base, b), offset)
+                for high in range(2):
+                    self._store_totals(number, lines[high], found[high])
+
+    def _all_of(self, count: int, place: Callable[[TirExpr], TirExpr], offset: int) -> list[TirExpr]:
+        """So many numbers side by side, of all parts. place: where a block's begin, and `offset` further these."""
+        w, own, other = self.w, self.w.tile(count), self.w.tile(count)
+        for source in range(self.tile.adds):
+            to = other if source else own
+            w.do(I.ptx[f"ld.shared.v{count}.f32"](*to.flat, place(tirx.const(source, "int32")) + uint32(offset)))
+            for i in range(count if source else 0):
+                own.store(own.flat[i] + other.flat[i], i)
+        return [*own.flat]
+
     def _sums(self, values: Sequence[TirExpr]) -> list[TirExpr]:
         """What was added up; 0 in a part that has no rows."""
         return [tirx.Select(self.count > 0, value, tirx.const(0.0, "float32")) for value in values]
 
-    def _store(self, number: int, line: TirExpr, sums: Sequence[Sequence[TirExpr]]) -> None:
-        """A line of the product with the number-th of the left operands: two of every 8 columns."""
+    def _store(self, number: int, line: TirExpr, sums: Sequence[Sequence[TirExpr]], first: TirExpr | int = 0) -> None:
+        """A line of the product with the number-th of the left operands: two of every 8 columns. first: of the tile's
+        columns."""
+        for right, name in enumerate(numbered("sums", len(self.rights))):
+            with self._of(right, len(self.rights)):
+                self._store_in(name, number, line, sums, first)
+
+    def _store_in(
+        self, name: str, number: int, line: TirExpr, sums: Sequence[Sequence[TirExpr]], first: TirExpr | int
+    ) -> None:
+        """The same in an array of that name."""
         w, tile, size = self.w, self.tile, self.height * self.width
         pairs = self.width % 2 == 0 and not tile.turned
         across, down = (self.height, 1) if tile.turned else (1, self.width)
         start = w.keep(self._result(number) * size + wide(line) * down)
         for i, pair in enumerate(sums):
-            column = w.bind(self.column + 8 * i + self.lane % 4 * 2)
+            column = w.bind(self.column + first + 8 * i + self.lane % 4 * 2)
             if pairs:
                 with w.when(column < self.width):
-                    w.do(I.ptx["st.global.v2.f32"](w["sums"].ptr_to([start + wide(column)]), *pair))
+                    w.do(I.ptx["st.global.v2.f32"](w[name].ptr_to([start + wide(column)]), *pair))
                 continue
             for odd, value in enumerate(pair):
                 with w.when(column + odd < self.width):
-                    w.store(w["sums"], value, start + wide(column + odd) * across)
+                    w.store(w[name], value, start + wide(column + odd) * across)
 
     def _store_totals(self, number: int, line: TirExpr, value: TirExpr) -> None:
         """A line's total, by the lane that has the first column, of a block that has."""
         w, tile = self.w, self.tile
         mine = tirx.And(tirx.EQ(self.column, 0), tirx.EQ(self.lane % 4, 0))
-        for place, left in enumerate(tile.totals):
-            if left % tile.together == number:
-                matrix = (self.part * len(tile.totals) + place) * tile.heads + wide(self.head)
-                own = tirx.And(tirx.EQ(self.group, left // tile.together), tirx.And(self.there, line < self.height))
-                with w.when(tirx.And(mine, own)):
-                    w.store(w["totals"], value, matrix * self.height + wide(line))
+        arrays = zip(numbered("totals", len(tile.totals)), tile.totals, strict=True)
+        places = [(name, lefts, place) for name, lefts in arrays for place in range(len(lefts))]
+        for name, lefts, place in places:
+            group, place_in_group = divmod(lefts[place], tile.together)
+            if place_in_group != number:
+                continue
+            matrix = self._matrix(place, len(lefts))
+            own = tirx.And(tirx.EQ(self.group, group), tirx.And(self.there, line < self.height))
+            with w.when(tirx.And(mine, own)):
+                w.store(w[name], value, matrix * self.height + wide(line))
 
 
 class _AsTheyLie(_WgmmaWeightGradient):
@@ -282,6 +394,9 @@ class _AsTheyLie(_WgmmaWeightGradient):
             stage = w.bind(self.base + into + tirx.Cast("uint32", slot) * uint32(tile.stage_bytes))
             self._copy_both(stage, w.keep((self.first + wide(turn)) * SQUARE + wide(self.row)))
         self._filled(self.count)
+        if tile.adds > 1:  # all threads of the cluster, before the others hand out their sums and after
+            self._meet_cluster()
+            self._meet_cluster()
 
     def _copy(self, operand: Operand, target: TirExpr, row0: TirExpr, first: TirExpr, columns: int) -> None:
         w, step = self.w, COPIERS // CHUNKS
@@ -344,7 +459,7 @@ class _Packed(_WgmmaWeightGradient):
         number = w.keep(tirx.min(number, self.lefts * down - 1))
         self.group = w.keep(tirx.truncdiv(number, down))
         self.line = w.keep(tirx.truncmod(number, down) * tile.high)
-        self.part = w.keep(wide(tirx.truncdiv(cluster, clusters)))
+        self.written = self.part = w.keep(wide(tirx.truncdiv(cluster, clusters)))
 
     def _produce(self) -> None:
         with self.w.when(tirx.EQ(self.tx, 0)):
