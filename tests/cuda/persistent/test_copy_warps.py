@@ -40,7 +40,7 @@ def geometry(cell: str, hidden: int, precision: str = "bfloat16", rows: int = 8,
             "lstm_projection", 40, 9, "float16", {"warps_u": 5}, [(False, False, False)], marks=pytest.mark.broad
         ),
         pytest.param("slstm", 20, 9, "bfloat16", {"warps_u": 1}, [(False, False, False)], marks=pytest.mark.broad),
-        pytest.param("lstm", 40, 9, "tf32", {"ctas": 4}, [(False, False, False)], marks=pytest.mark.slow),
+        pytest.param("lstm", 40, 9, "bfloat16", {"ctas": 4}, [(False, False, False)], marks=pytest.mark.slow),
         pytest.param(
             "lstm_projection",
             40,

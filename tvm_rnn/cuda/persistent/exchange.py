@@ -54,7 +54,8 @@ COMPUTING = 15  # the barrier of a block's warps that compute
 COPIES_US = 0.15
 # Words of weights per lane, for each hoisted value of a cell, up to which copies are made apart in clusters. H200, us a
 # step without and with that: 16 words, LSTM 128 0.472, 0.405; 32, LSTM 256 0.612, 0.591; 40, GRU 302 1.760, 1.583; 64,
-# GRU 512 1.019, 1.146, LSTM 512 1.061, 1.064; 128, ALIF 512 0.451, 0.465; and of 16 rows, LSTM 256 1.112, 1.221.
+# GRU 512 1.019, 1.146, LSTM 512 1.061, 1.064; 128, ALIF 512 0.451, 0.465; of 16 rows, LSTM 256 1.112, 1.221; and of
+# values of four bytes, 32 words, LSTM 256 in TF32 0.986, 1.029.
 MOST_WEIGHTS = 48
 # Steps that take less than half a microsecond have more stages of hoisted values. LSTM of 6 heads of 128 units, four
 # blocks to a head, H200: 0.45 us a step with four, 0.41 with eight; in eight blocks LSTM 256 takes 0.60 and 0.61.
@@ -147,9 +148,10 @@ class AloneExchange(ClusterExchange):
     rates: ClassVar[Rates] = Rates(0.24, 0.012, 34.0, 0.8, 0.0, 0.03)
 
     def copies_apart(self, geometry: Geometry) -> bool:
-        """Where products of inputs are a part of the steps, of lines alone."""
+        """Of 16 bits. Where products of inputs are a part of the steps, of lines alone."""
         values = geometry.lines if geometry.step.given else geometry.prefetched_values
-        return geometry.rows == 8 and geometry.weights_of_lane <= MOST_WEIGHTS * values
+        few = geometry.weights_of_lane <= MOST_WEIGHTS * values
+        return geometry.rows == 8 and geometry.itemsize == 2 and few
 
     def prefetch_steps(self, geometry: Geometry) -> int:
         """Few blocks soon have each other's values."""
