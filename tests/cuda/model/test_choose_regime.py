@@ -34,10 +34,14 @@ MATRICES = (
     "retnet",
     "retnet_rotary",
 )
-IMAGES = ("conv_lstm_peephole",)  # which has a parameter for each pixel
-PIXELS = {"conv_lstm", "conv_gru", "conv_gru_separable"}  # vectors, which read those of other rows
+PIXELS = {
+    "conv_lstm",
+    "conv_lstm_peephole",
+    "conv_gru",
+    "conv_gru_separable",
+}  # vectors, which read those of other rows
 ATTENTION = ("gru_attention", "transducer")
-STEP_BY_STEP = dict.fromkeys((*MATRICES, *IMAGES, *ATTENTION), "a state is not a vector")
+STEP_BY_STEP = dict.fromkeys((*MATRICES, *ATTENTION), "a state is not a vector")
 # Cells without a product in the step: one thread per unit, in every precision.
 SCANS = {"brc", "indrnn", "sru"}
 # Cells whose matrices stay on the chip, with a nonlinearity around them.
