@@ -154,7 +154,7 @@ class AloneExchange(ClusterExchange):
         return geometry.rows == 8 and geometry.itemsize == 2 and few
 
     def prefetch_steps(self, geometry: Geometry) -> int:
-        """Few blocks soon have each other's values. Steps that multiply their inputs copy lines, which have two places."""
+        """Few blocks soon have each other's values. Steps that multiply inputs copy lines, which have two places."""
         short = geometry.ctas <= FEW_BLOCKS and not geometry.step.given and self.copies_apart(geometry)
         return SHORT_STEPS if short else super().prefetch_steps(geometry)
 
