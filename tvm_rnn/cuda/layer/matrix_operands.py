@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf, prod
+from typing import ClassVar
 
 from tvm_rnn.graph.graph import Graph, Group, Node, is_move, make, topological
 from tvm_rnn.graph.recurrences import matrix_operands
@@ -51,8 +52,10 @@ def marked(graph: Graph) -> list[int]:
 @dataclass(frozen=True)
 class RowOperands:
     """Of a group. arrays: views that are arrays of their own; copies: what was copied, by operand; bare: of operands
-    that are constants times stored vectors, these vectors and the constants."""
+    that are constants times stored vectors, these vectors and the constants. one_scale: either all that is `scalable` is
+    multiplied with one number, or none of it."""
 
+    one_scale: ClassVar[bool] = False
     group: Group
     arrays: frozenset[Node] = frozenset()
     copies: dict[Operand, Node] = field(default_factory=dict)
@@ -142,6 +145,7 @@ class AgainOperands(RowOperands):
     """Of a matrix, its gradient, or both, as `graph/recurrences.py` has them; `along`: the axis that sums run along.
     undecayed: of rows whose every write is multiplied with their decay, what is written without it."""
 
+    one_scale: ClassVar[bool] = True
     undecayed: dict[Node, list[tuple[Node, Node]]] = field(default_factory=dict)
 
     @cached_property
@@ -295,7 +299,7 @@ def _without_constants(own: RowOperands, there: Callable[[Node], bool]) -> dict[
         if scale != 1.0 and own.whole(operand) and there(_located(bare, own.arrays)[0]):
             found[operand] = bare, scale
     scales = {scale for _, scale in found.values()}
-    if isinstance(own, AgainOperands) and (len(found) < len(own.scalable) or len(scales) > 1):
+    if own.one_scale and (len(found) < len(own.scalable) or len(scales) > 1):
         return {}
     return found
 
