@@ -52,8 +52,8 @@ def marked(graph: Graph) -> list[int]:
 @dataclass(frozen=True)
 class RowOperands:
     """Of a group. arrays: views that are arrays of their own; copies: what was copied, by operand; bare: of operands
-    that are constants times stored vectors, these vectors and the constants. one_scale: all that is `scalable` is multiplied
-    with one number, or none of it."""
+    that are constants times stored vectors, these vectors and the constants. one_scale: all that is `scalable` is
+    multiplied with one number, or none of it."""
 
     one_scale: ClassVar[bool] = False
     group: Group
