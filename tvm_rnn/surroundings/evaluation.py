@@ -129,7 +129,7 @@ def _sigmoid(x: Array) -> Array:
 
 
 def _top_k(x: Array, k: Array, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> list[Array]:
-    """Of equal elements the reference takes the last one first."""
+    """Of equal elements the first one comes first; of those that ONNX's own evaluator sorts, the last one does."""
     turned = np.flip(x, axis) if largest else x
     order = np.argsort(turned, axis, kind="stable")
     order = x.shape[axis] - 1 - np.flip(order, axis) if largest else order

@@ -7,6 +7,7 @@ which copies it; and which matrices are kept before some steps alone.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -50,7 +51,7 @@ def marked(graph: Graph) -> list[int]:
 
 
 @dataclass(frozen=True)
-class RowOperands:
+class RowOperands(ABC):
     """Of a group. arrays: views that are arrays of their own; copies: what was copied, by operand; bare: of operands
     that are constants times stored vectors, these vectors and the constants. one_scale: all that is `scalable` is
     multiplied with one number, or none of it."""
@@ -85,9 +86,9 @@ class RowOperands:
         return self.state.shape[:-2]
 
     @property
+    @abstractmethod
     def vectors(self) -> list[Operand]:
         """Of every step, in the dtype of what products read."""
-        raise NotImplementedError
 
     @property
     def operands(self) -> list[Operand]:
@@ -95,14 +96,14 @@ class RowOperands:
         return [*self.vectors, *((node, NUMBER) for node in self.numbers)]
 
     @property
+    @abstractmethod
     def numbers(self) -> list[Node]:
         """Of every step and head, or each of its keys, in the dtype of arithmetic."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def scalable(self) -> list[Operand]:
         """Vectors that kernels multiply with constants."""
-        raise NotImplementedError
 
     def located(self, operand: Operand) -> Place:
         """Where an operand is."""
@@ -418,10 +419,9 @@ def prepared(
             matrix = every[group]
             if isinstance(matrix, MatrixOperands):
                 matrix, groups = _taken_apart(graph, matrix, groups, is_there)
-                matrix = replace(matrix, bare=_without_constants(matrix, is_there))
             elif isinstance(matrix, AgainOperands):
                 matrix, groups = _undecayed(graph, matrix, groups, is_there)
-                matrix = replace(matrix, bare=_without_constants(matrix, is_there))
+            matrix = replace(matrix, bare=_without_constants(matrix, is_there))
             for operand in matrix.operands:
                 node, axis = operand
                 base, _ = matrix.located(operand)

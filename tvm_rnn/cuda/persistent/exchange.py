@@ -57,9 +57,9 @@ COPIES_US = 0.15
 # GRU 512 1.019, 1.146, LSTM 512 1.061, 1.064; 128, ALIF 512 0.451, 0.465; of 16 rows, LSTM 256 1.112, 1.221; and of
 # values of four bytes, 32 words, LSTM 256 in TF32 0.986, 1.029.
 MOST_WEIGHTS = 48
-# Steps that take less than half a microsecond have more stages of hoisted values. LSTM of 6 heads of 128 units, four
-# blocks to a head, H200: 0.45 us a step with four, 0.41 with eight; in eight blocks LSTM 256 takes 0.60 and 0.61.
-SHORT_STEPS, FEW_BLOCKS = 8, 4
+# Clusters of few blocks, whose steps are short, have more stages of hoisted values. LSTM of 6 heads of 128 units, four
+# blocks to a head, H200: 0.45 us a step with four stages, 0.41 with eight; LSTM 256, eight blocks, 0.60 and 0.61.
+FEW_BLOCKS, STAGES_OF_FEW = 4, 8
 ROWS_US, CELLS_US = 0.12, 0.1  # each 8 rows of a cluster beyond the first; each 256 cells of a block beyond the first
 # Of each further vector that a cluster's blocks hand to each other, as a backward step does with the gradients of all
 # gates: per 1000 bytes of it that a block receives; and where that is, of each cell of a lane beyond two, whose values
@@ -155,8 +155,8 @@ class AloneExchange(ClusterExchange):
 
     def prefetch_steps(self, geometry: Geometry) -> int:
         """Few blocks soon have each other's values. Steps that multiply inputs copy lines, which have two places."""
-        short = geometry.ctas <= FEW_BLOCKS and not geometry.step.given and self.copies_apart(geometry)
-        return SHORT_STEPS if short else super().prefetch_steps(geometry)
+        few = geometry.ctas <= FEW_BLOCKS and not geometry.step.given and self.copies_apart(geometry)
+        return STAGES_OF_FEW if few else super().prefetch_steps(geometry)
 
     def phase_us(self, geometry: Geometry, phase: Phase, cells: int) -> float:
         return super().phase_us(geometry, phase, cells) + copies_us(geometry, phase)

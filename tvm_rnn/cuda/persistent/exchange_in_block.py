@@ -20,7 +20,7 @@ from tvm_rnn.cuda.layer.phases import Phase
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Expr
 
-from .exchange import SHORT_STEPS, ClusterExchange, InShared, copies_us
+from .exchange import STAGES_OF_FEW, ClusterExchange, InShared, copies_us
 from .geometry import Body, CopiedOutput, Geometry, Slots, Store
 from .rates import Rates
 
@@ -52,7 +52,7 @@ class BlockExchange(ClusterExchange):
 
     def prefetch_steps(self, geometry: Geometry) -> int:
         """Of 0.2 to 0.5 us; a value from memory takes 0.8."""
-        return SHORT_STEPS
+        return STAGES_OF_FEW
 
     def blocks_meet(self, k: Writer) -> None:
         """There is one."""
