@@ -21,7 +21,7 @@ ATTENTION = ("Attention", "AdditiveAttention", "MultiHeadAttention")
 def attended(call: Call) -> list[Value]:
     """By products, or by a tanh of sums."""
     query, value, key = _given(call)
-    scale = [call.model.steps.keep(array, call.model.dtype) for array in call.part.arrays]
+    scale = [call.numbers(array) for array in call.part.arrays]
     concat = call.config.get("score_mode", "dot") == "concat"
     if len(scale) != int(bool(call.config.get("use_scale"))) + concat:
         raise Unreadable(f"it has {len(scale)} arrays")
@@ -54,20 +54,20 @@ def attended_by_heads(call: Call) -> list[Value]:
         _heads(call, x, arrays[i * step : (i + 1) * step], perm)
         for i, (x, perm) in enumerate(((query, [0, 2, 1, 3]), (key, [0, 2, 3, 1]), (value, [0, 2, 1, 3])))
     )
-    scores = call.emit("Mul", call.emit("MatMul", q, k), _kept(call, np.asarray(1 / math.sqrt(wide))))
+    scores = call.emit("Mul", call.emit("MatMul", q, k), call.numbers(np.asarray(1 / math.sqrt(wide))))
     chosen = call.emit("MatMul", call.emit("Softmax", scores, axis=-1), v)
     chosen = call.emit("Transpose", chosen, perm=[0, 2, 1, 3])
     last = arrays[3 * step]
     joined = call.emit("Reshape", chosen, call.whole(0, 0, last.shape[0] * last.shape[1]))
-    y = call.emit("MatMul", joined, _kept(call, last.reshape(-1, last.shape[2])))
-    return [Value(call.emit("Add", y, _kept(call, arrays[-1])) if biased else y)]
+    y = call.emit("MatMul", joined, call.numbers(last.reshape(-1, last.shape[2])))
+    return [Value(call.emit("Add", y, call.numbers(arrays[-1])) if biased else y)]
 
 
 def _heads(call: Call, x: str, arrays: Sequence[np.ndarray], perm: list[int]) -> str:
     """A value's product with weights [D, N, K], as [B, N, ...]."""
     size, count, wide = arrays[0].shape
-    y = call.emit("MatMul", x, _kept(call, arrays[0].reshape(size, count * wide)))
-    y = call.emit("Add", y, _kept(call, arrays[1].reshape(-1))) if len(arrays) > 1 else y
+    y = call.emit("MatMul", x, call.numbers(arrays[0].reshape(size, count * wide)))
+    y = call.emit("Add", y, call.numbers(arrays[1].reshape(-1))) if len(arrays) > 1 else y
     return call.emit("Transpose", call.emit("Reshape", y, call.whole(0, 0, count, wide)), perm=perm)
 
 
@@ -81,7 +81,3 @@ def _given(call: Call) -> tuple[str, str, str]:
         raise Unreadable(f"it is called with {len(call.inputs)} values, expected a query, a value and perhaps a key")
     names = [value.name for value in call.inputs]
     return names[0], names[1], names[-1]
-
-
-def _kept(call: Call, array: np.ndarray) -> str:
-    return call.model.steps.keep(array, call.model.dtype)

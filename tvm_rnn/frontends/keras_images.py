@@ -68,7 +68,7 @@ class Places:
             high = emit("Sub", total, low)
         none = whole(0, 0)
         pads = emit("Concat", none, low, none, high, axis=0)
-        return emit("Pad", value, pads, self.call.model.steps.keep(filler, self.call.model.dtype))
+        return emit("Pad", value, pads, self.call.numbers(filler))
 
 
 def _convolved(dimensions: int, kind: str = "") -> Callable[[Call], list[Value]]:
@@ -91,7 +91,7 @@ def _convolved(dimensions: int, kind: str = "") -> Callable[[Call], list[Value]]
             x = _filtered(places, x, np.moveaxis(arrays[1], (-1, -2), (0, 1)), 1, [1] * dimensions)
         if biased:
             shape = [-1] + [1] * dimensions
-            x = call.emit("Add", x, call.model.steps.keep(arrays[-1].reshape(shape), call.model.dtype))
+            x = call.emit("Add", x, call.numbers(arrays[-1].reshape(shape)))
         name = activation_name(call.config.get("activation"))
         return [Value(activate(call.model.steps, call.part.label, call.model.dtype, places.behind(x), name))]
 
@@ -99,7 +99,7 @@ def _convolved(dimensions: int, kind: str = "") -> Callable[[Call], list[Value]]
 
 
 def _filtered(places: Places, x: str, filters: np.ndarray, group: int, strides: list[int]) -> str:
-    kept = places.call.model.steps.keep(filters, places.call.model.dtype)
+    kept = places.call.numbers(filters)
     apart = list(places.apart) if filters.shape[2:] == tuple(places.wide) else [1] * places.dimensions
     return places.call.emit("Conv", x, kept, strides=strides, dilations=apart, group=group)
 
@@ -113,7 +113,7 @@ def _pooled(dimensions: int, op: str) -> Callable[[Call], list[Value]]:
         x, how = places.before(call.x.name), {"kernel_shape": wide, "strides": list(places.strides)}
         y = call.emit(op, places.padded(x, -math.inf if op == "MaxPool" else 0.0), **how)
         if op == "AveragePool" and call.config.get("padding") == "same":
-            ones = call.emit("Add", call.emit("Mul", x, _number(call, 0.0)), _number(call, 1.0))
+            ones = call.emit("Expand", call.numbers(1.0), call.emit("Shape", x))
             y = call.emit("Div", y, call.emit(op, places.padded(ones), **how))
         return [Value(places.behind(y))]
 
@@ -136,7 +136,7 @@ def _filled(dimensions: int) -> Callable[[Call], list[Value]]:
         low, high = _ends(call, "padding", dimensions)
         count = [0] if call.config.get("data_format") == FIRST else []
         sides = [[0, *count, *own, *([] if count else [0])] for own in (low, high)]
-        return [Value(call.emit("Pad", call.x.name, call.whole(*sides[0], *sides[1]), _number(call, 0.0)))]
+        return [Value(call.emit("Pad", call.x.name, call.whole(*sides[0], *sides[1]), call.numbers(0.0)))]
 
     return apply
 
@@ -202,10 +202,6 @@ def _ends(call: Call, name: str, dimensions: int) -> tuple[list[int], list[int]]
     if len(pairs) != dimensions or len(flat) != 2 * dimensions or any(type(n) is not int or n < 0 for n in flat):
         raise Unreadable(f"{name} is {value!r:.60}")
     return [int(str(low)) for low, _ in pairs], [int(str(high)) for _, high in pairs]
-
-
-def _number(call: Call, value: float) -> str:
-    return call.model.steps.keep(value, call.model.dtype)
 
 
 HANDLERS: dict[str, Callable[[Call], list[Value]]] = {

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from . import keras_images
 from .fields import Unreadable, integer, integers, mapping, number
@@ -36,11 +35,7 @@ def _constant(call: Call, at: int, rank: int) -> str:
     if at >= len(arrays) or arrays[at].ndim != rank or arrays[at].dtype.kind != "f":
         shapes = [list(a.shape) for a in arrays]
         raise Unreadable(f"its arrays have shapes {shapes}, expected number {at} to be numbers with {rank} axes")
-    return _numbers(call, arrays[at])
-
-
-def _numbers(call: Call, value: ArrayLike) -> str:
-    return call.model.steps.keep(value, call.model.dtype)
+    return call.numbers(arrays[at])
 
 
 def _stepwise(call: Call, op: str, *more: str, **attributes: object) -> list[Value]:
@@ -63,7 +58,7 @@ def _embedding(call: Call) -> list[Value]:
 
 
 def _masking(call: Call) -> list[Value]:
-    x, value = call.x.name, _numbers(call, number(call.config, "mask_value", 0.0))
+    x, value = call.x.name, call.numbers(number(call.config, "mask_value", 0.0))
     counts = call.emit("Cast", call.emit("Not", call.emit("Equal", x, value)), dtype=call.model.dtype)
     kept = call.emit("ReduceMax", counts, axes=[-1], keepdims=1)
     mask = call.emit("Cast", call.emit("Squeeze", kept, call.whole(-1)), dtype="bool")
@@ -110,8 +105,8 @@ def _batch_normalization(call: Call) -> list[Value]:
         raise Unreadable(f"its arrays have shapes {[list(a.shape) for a in given]}")
     wide = {name: value.astype(np.float64) for name, value in arrays.items()}
     scale = wide.get("gamma", 1.0) / np.sqrt(wide["variance"] + number(call.config, "epsilon", 1e-3))
-    y = call.emit("Mul", call.x.name, _numbers(call, scale))
-    return [Value(call.emit("Add", y, _numbers(call, wide.get("beta", 0.0) - wide["mean"] * scale)), call.x.mask)]
+    y = call.emit("Mul", call.x.name, call.numbers(scale))
+    return [Value(call.emit("Add", y, call.numbers(wide.get("beta", 0.0) - wide["mean"] * scale)), call.x.mask)]
 
 
 def _layer_normalization(call: Call) -> list[Value]:
@@ -121,7 +116,7 @@ def _layer_normalization(call: Call) -> list[Value]:
     if not arrays or arrays[0].ndim != 1:  # axis may be -1 or, once it is built, its number
         raise Unreadable("it works on other axes than the last one, or has no arrays")
     at = int(bool(call.config.get("scale", True)))
-    scale = _constant(call, 0, 1) if at else _numbers(call, np.ones(arrays[0].shape))
+    scale = _constant(call, 0, 1) if at else call.numbers(np.ones(arrays[0].shape))
     shift = [_constant(call, at, 1)] if call.config.get("center", True) else []
     return _stepwise(call, "LayerNormalization", scale, *shift, epsilon=number(call.config, "epsilon", 1e-3))
 
@@ -184,7 +179,7 @@ def _any(call: Call) -> list[Value]:
 
 def _rescaled(call: Call) -> list[Value]:
     scale, offset = (
-        _numbers(call, number(call.config, name, value)) for name, value in (("scale", 1.0), ("offset", 0.0))
+        call.numbers(number(call.config, name, value)) for name, value in (("scale", 1.0), ("offset", 0.0))
     )
     return [Value(call.emit("Add", call.emit("Mul", call.x.name, scale), offset), call.x.mask)]
 

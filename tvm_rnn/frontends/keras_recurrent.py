@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tvm_rnn.network.program import Declared
 
@@ -84,6 +85,10 @@ class Call:
     def whole(self, *numbers: int) -> str:
         """A list of whole numbers as a constant."""
         return self.model.steps.keep(list(numbers))
+
+    def numbers(self, value: ArrayLike) -> str:
+        """An array or a number as a constant, in the model's dtype."""
+        return self.model.steps.keep(value, self.model.dtype)
 
     def swapped(self, value: str) -> str:
         """[T, B, I] of [B, T, I], and the other way round."""

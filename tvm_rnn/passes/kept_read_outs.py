@@ -51,5 +51,5 @@ def _read_out(node: Node) -> Node | None:
             return None
         else:
             stack += own.args
-    (*reads,) = found
+    reads = [*found]
     return reads[0] if len(reads) == 1 and reads[0] is not node and prod(reads[0].shape) == prod(node.shape) else None
