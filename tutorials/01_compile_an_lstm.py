@@ -32,8 +32,8 @@ for name, shape in net.weight_shapes.items():
 # ## Compile and call
 #
 # `compile` returns a `Module`, already loaded. Its input is time-major: [T, B, I], T steps of B rows, as PyTorch has it
-# without `batch_first=True`, which `RNN` takes too. T and B are not compiled in. `batch` names the batch sizes to be
-# quickest at; all others work too.
+# without `batch_first=True`, which `RNN` takes too. T and B are not compiled in. `batch` names the batch sizes to
+# optimise for; all others work too.
 
 # %%
 mod = rnn.compile(net, batch=[1, 16])

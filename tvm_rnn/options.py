@@ -36,7 +36,7 @@ class Call:
 class Options:
     """How one network is compiled. As asked, until `of` says what that means for the network's dtype.
 
-    target: the machine. batches: the batch sizes to be quickest at, rising. without: names of passes to switch off.
+    target: the machine. batches: the batch sizes to optimise for, rising. without: names of passes to switch off.
     precision: of products; "": that of the network's dtype. stored: the dtype of products' weights; "": that of the
     precision. training: False, or what forward_train leaves for backward, by name (`passes/keep_choice.py`); True: left
     to the network. max_bytes: of a call of training; None: no limit. targets: of GPUs one for each architecture that

@@ -21,7 +21,9 @@ def call(*words: str, code: int = 0) -> str:
 def test_generate_makes_what_the_module_makes(tmp_path: Path) -> None:
     """With a prompt, from a state, and one row alone from zeros; what does not fit is said."""
     at = {name: str(tmp_path / name) for name in ("m.so", "p.npy", "y.npy", "s.npz", "again.npy", "plain.so")}
-    call("compile", "elman", "-o", at["m.so"], "--input-size", "1", "--hidden-size", "1", "--seed", "3", "--generate")
+    sizes = ("--input-size", "1", "--hidden-size", "1")
+    said = call("compile", "elman", "-o", at["m.so"], *sizes, "--seed", "3", "--generate")
+    assert f"next: tvm-rnn generate {at['m.so']} --steps 100 --output y.npy\n" in said
     np.save(at["p.npy"], np.random.default_rng(0).normal(size=(3, 2, 1)).astype("f4"))
     words = ["generate", at["m.so"], "--prompt", at["p.npy"], "--output", at["y.npy"], "--state-out", at["s.npz"]]
     assert "y float32 [6, 2, 1]" in call(*words, "--steps", "6")
@@ -34,5 +36,5 @@ def test_generate_makes_what_the_module_makes(tmp_path: Path) -> None:
     assert "[4, 1, 1]" in call("generate", at["m.so"], "--steps", "4", "--output", at["again.npy"])
     assert "one file" in call(*words[:6], "--state-out", at["y.npy"], "--steps", "1", code=2)
     assert "has one input" in call(*words, "--steps", "1", "--input", f"z={at['p.npy']}", code=2)
-    call("compile", "elman", "-o", at["plain.so"], "--input-size", "1", "--hidden-size", "1", "--seed", "3")
+    call("compile", "elman", "-o", at["plain.so"], *sizes, "--seed", "3")
     assert "generate=True" in call("generate", at["plain.so"], "--steps", "1", "--output", at["again.npy"], code=1)

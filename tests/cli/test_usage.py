@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -106,6 +107,12 @@ def test_options_may_have_the_underscores_of_python() -> None:
 def test_help_has_a_short_name_and_says_no_type_of_flags(command: tuple[str, ...]) -> None:
     text = call(*command, "-h")
     assert text == call(*command, "--help") and "--help" in text and "bool" not in text
+
+
+@pytest.mark.parametrize("command", ["compile", "bench", "tune", "generate", "explain"])
+def test_help_names_what_an_option_takes(command: str) -> None:
+    """TARGET, N or FILE, where typer would show a type of Python's."""
+    assert not re.search(r"--\S.*<\w+( range)?>", call(command, "-h"))
 
 
 def test_help_breaks_lines_where_they_end_and_keeps_brackets() -> None:

@@ -57,6 +57,13 @@ def test_what_to_change_first(network: dict[str, Any], work: dict[str, Any], wor
     assert words in of(network, own).change
 
 
+def test_of_a_busy_machine_no_share_of_the_roof_is_said() -> None:
+    """Its roof is too low: shares would be more than all of it."""
+    found = of({}, {**WORK, "share": 1.67, "ceilings_from": "measured here; warning: this machine is busy"})
+    assert found.share is None and found.distance.startswith("Not known: this machine was busy")
+    assert "idle" in found.change and "10 us per step" in found.speed
+
+
 def test_a_network_whose_time_nobody_knows() -> None:
     found = summary(rnn.explain(rnn.RNN(rnn.cells.gru, 4, 8), "x86-64-v3", records="none").facts["networks"][0])
     assert found.speed == "No time is known yet." and found.share is None

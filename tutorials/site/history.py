@@ -83,6 +83,7 @@ def chart(data: Sequence[Row], params: Sequence[Spec], kept: Sequence[Spec]) -> 
     y = {"field": "us", "type": "quantitative", "scale": {"type": "log"}, "title": "microseconds per step"}
     return {
         "width": "container",
+        "autosize": {"type": "fit-x", "contains": "padding"},
         "height": 360,
         "params": list(params),
         "data": {"values": list(data)},

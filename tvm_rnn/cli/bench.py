@@ -30,17 +30,17 @@ SUITE_HELP = (
 )
 PEERS_HELP = (
     f"Peers, comma-separated. [{CPU_PEERS}; also ncnn, tract, litert, tflite-micro, torch-loop, torch-compile, "
-    "torch-cuda-graph; of a GPU: torch, or any of torch,cudnn,torch-compile,triton,flashrnn, and of what generates "
-    "torch-cuda and its -compile and -graph]"
+    "torch-cuda-graph; on a GPU torch, cudnn, torch-compile, triton, flashrnn, and for modules that generate also "
+    "torch-cuda, torch-cuda-compile, torch-cuda-graph]"
 )
 TRAINING_HELP = "Time forward and backward passes of MODULE, on CPU or GPU, and torch's."
 ONLY_HELP = "Points by words of their names: h256,b16,b64,lstm,bf16. Words of one kind are alternatives."
 
 STREAM_HELP = (
-    "One step a call, as a stream is served: percentiles of a call's time. Of models: C programs, on one thread."
+    "One step a call, as a stream is served: percentiles of a call's time. With models: C programs, on one thread."
 )
 PACKAGES_HELP = (
-    "The folder of the models suite's packages [where Python finds them]; of browser: node_modules; of cortex-m: "
+    "The folder of the models suite's packages [where Python finds them]; for browser: node_modules; for cortex-m: "
     "CMSIS-NN's sources."
 )
 DEVICE_HELP = "Where the models suite is measured; on a GPU its torch models alone."
@@ -52,12 +52,12 @@ MODULE_HELP = "A .so file of `compile`, for a CPU."
 class Timing:
     """What is timed, and how often."""
 
-    against: Annotated[str | None, typer.Option(help=PEERS_HELP)] = None
+    against: Annotated[str | None, typer.Option(metavar="NAMES", help=PEERS_HELP)] = None
     steps: Steps = 100
     batch: Rows = 1
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads for everyone. [all CPUs]")] = None
+    threads: Annotated[int | None, typer.Option(metavar="N", min=1, help="Threads for everyone. [all CPUs]")] = None
     stream: Annotated[bool, typer.Option("--stream", help=STREAM_HELP)] = False
-    rounds: Annotated[int, typer.Option(min=1, help="Alternating rounds; their median counts.")] = 7
+    rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Alternating rounds; their median counts.")] = 7
     training: Annotated[bool, typer.Option("--training", help=TRAINING_HELP)] = False
 
     def peers(self, usual: str) -> list[str]:
@@ -73,9 +73,13 @@ class SuiteOptions:
     build: Annotated[str | None, typer.Option(metavar="DIR", help="Compile the suite's modules.")] = None
     modules: Annotated[str | None, typer.Option(metavar="DIR", help="Measure the modules there.")] = None
     only: Annotated[str, typer.Option(metavar="WORDS", help=ONLY_HELP)] = ""
-    seed: Annotated[int | None, typer.Option(help="Of the networks that random and cpu-random draw. [0]")] = None
-    limit: Annotated[float | None, typer.Option(min=1, help="Seconds for the run, or per module.")] = None
-    target: Annotated[str, typer.Option(help="The GPU that --build compiles for.")] = "nvidia-h200"
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="Seed of the networks that random and cpu-random draw. [0]")
+    ] = None
+    limit: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=1, help="Seconds for the run, or per module.")
+    ] = None
+    target: Annotated[str, typer.Option(metavar="TARGET", help="The GPU that --build compiles for.")] = "nvidia-h200"
     jobs: Jobs = None
     rtneural: Annotated[str | None, typer.Option(metavar="DIR", help=RTNEURAL_HELP)] = None
     packages: Annotated[str | None, typer.Option(metavar="DIR", help=PACKAGES_HELP)] = None

@@ -76,7 +76,9 @@ def compile_cell(
     regularisers: Regularisers,
     values: Values,
     outputs: Outputs,
-    arch: Annotated[str, typer.Option(help="GPUs for one file, e.g. sm_80,sm_90a. [the target's]")] = "",
+    arch: Annotated[
+        str, typer.Option(metavar="ARCHS", help="GPUs for one file, e.g. sm_80,sm_90a. [the target's]")
+    ] = "",
     generate: Annotated[bool, typer.Option("--generate", help="For `tvm-rnn generate`: outputs fed back.")] = False,
 ) -> None:
     """Compile a cell over time, or a network of another framework, to a shared object.
@@ -153,7 +155,7 @@ def run_module(
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="y [T, B, D*H], written as .npy.")],
     files: RunFiles,
     weights: Weights = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Most threads to use.")] = None,
+    threads: Annotated[int | None, typer.Option(metavar="N", min=1, help="Most threads to use.")] = None,
 ) -> None:
     """Run a compiled module on arrays in files. Nothing is written unless all of it succeeds.
 

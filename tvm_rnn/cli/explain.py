@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Question:
     """What is asked of each SPEC, beside how it is compiled."""
 
-    steps: Annotated[int, typer.Option(min=1, help="Steps (T) of the work that is counted.")] = 100
+    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps (T) of the work that is counted.")] = 100
     measure: Annotated[
         bool,
         typer.Option(
@@ -36,7 +36,7 @@ class Question:
         ),
     ] = False
     cell: Annotated[
-        str | None, typer.Option(metavar="SPEC", help="Of a module: its cell, for pictures, if not the zoo's.")
+        str | None, typer.Option(metavar="SPEC", help="For pictures of a module: its cell, if not the zoo's.")
     ] = None
 
 

@@ -19,7 +19,7 @@ FOLDER = "Where the file goes: TVM_RNN_CACHE on that machine. Made if it is not 
 def fill_cache(
     spec: Spec,
     folder: Annotated[str, typer.Option("--output", "-o", metavar="DIR", help=FOLDER)],
-    target: Annotated[str, typer.Option(help="The machine that it is for, e.g. nvidia-h200.")],
+    target: Annotated[str, typer.Option(metavar="TARGET", help="The machine that it is for, e.g. nvidia-h200.")],
     sizes: Sizes,
     regularisers: Regularisers,
     as_json: Json = False,

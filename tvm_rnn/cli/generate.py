@@ -25,17 +25,19 @@ class Begin:
         list[str] | None, typer.Option("--input", metavar="NAME=FILE", help="Another input or constant. Repeatable.")
     ] = None
     state_in: Annotated[str | None, typer.Option(metavar="FILE", help="The state to begin with, .npz by name.")] = None
-    seed: Annotated[int | None, typer.Option(help="Of the random numbers, where the cell draws any.")] = None
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="Seed of the random numbers, where the cell draws any.")
+    ] = None
 
 
 @dataclass(frozen=True)
 class End:
     """When it ends, and what is written then."""
 
-    steps: Annotated[int, typer.Option(min=0, help="How many outputs to make after the prompt.")]
+    steps: Annotated[int, typer.Option(metavar="N", min=0, help="How many outputs to make after the prompt.")]
     output: Annotated[str, typer.Option(metavar="FILE", help="The outputs [steps, B, ...], written as .npy.")]
     state_out: Annotated[str | None, typer.Option(metavar="FILE", help="The last state, written as .npz.")] = None
-    stop: Annotated[float | None, typer.Option(help="The output that ends a row.")] = None
+    stop: Annotated[float | None, typer.Option(metavar="NUMBER", help="The output that ends a row.")] = None
 
 
 @grouped
@@ -44,7 +46,7 @@ def generate(
     end: End,
     begin: Begin,
     weights: Weights = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Most threads to use.")] = None,
+    threads: Annotated[int | None, typer.Option(metavar="N", min=1, help="Most threads to use.")] = None,
 ) -> None:
     """Let a module make a sequence: each output is the next input. Nothing is written unless all of it succeeds.
 

@@ -22,7 +22,7 @@ from tvm_rnn.frontends.spec import (
     parse_values,
     read_model,
 )
-from tvm_rnn.module_file.schema import Facts, GpuNetwork, SeveralNetworks, SeveralOnGpus, read
+from tvm_rnn.module_file.schema import CpuNetwork, Facts, GpuNetwork, SeveralNetworks, SeveralOnGpus, read
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.origin import sha256_of
 from tvm_rnn.network.rnn import RNN
@@ -193,7 +193,13 @@ def _next(outputs: Outputs, said: Facts, filled: bool) -> str:
         given = " ".join(f"--input {item.name}=FILE.npy" for item in said.model.inputs)
         run = f"tvm-rnn run {output} {given} --output results.npz"
     else:
-        run = f"tvm-rnn run {output} --input x.npy --output y.npy" + ("" if filled else " --weights w.safetensors")
+        generates = isinstance(said, CpuNetwork | GpuNetwork) and said.generation is not None
+        run = (
+            f"generate {output} --steps 100 --output y.npy"
+            if generates
+            else f"run {output} --input x.npy --output y.npy"
+        )
+        run = f"tvm-rnn {run}" + ("" if filled else " --weights w.safetensors")
     return f"{f'on {row.name}: ' if row.elsewhere else ''}{run}"
 
 

@@ -21,31 +21,35 @@ TARGET_HELP = "llvm: this CPU; cuda: this GPU; or e.g. x86-64-v3, nvidia-h200."
 Spec = Annotated[str, typer.Argument(metavar="SPEC", help=SPEC_HELP, autocompletion=completion.cells)]
 ModuleFile = Annotated[str, typer.Argument(metavar="MODULE", help="A .so file that `compile` or export() wrote.")]
 STAGE_HELP = "trace, a pass, te, tir, llvm, asm (GPUs: cuda, host); or all."
-Stage = Annotated[str, typer.Option("--stage", help=STAGE_HELP, autocompletion=completion.stages)]
-Json = Annotated[bool, typer.Option("--json", help="Print machine-readable results, and nothing else, on stdout.")]
-Target = Annotated[str, typer.Option(help=TARGET_HELP, autocompletion=completion.targets)]
-Precision = Annotated[str | None, typer.Option(help="What to compute in: the dtype [default], tf32, float32.")]
+Stage = Annotated[str, typer.Option("--stage", metavar="STAGE", help=STAGE_HELP, autocompletion=completion.stages)]
+Json = Annotated[bool, typer.Option("--json", help="Print results as JSON, and nothing else, on stdout.")]
+Target = Annotated[str, typer.Option(metavar="TARGET", help=TARGET_HELP, autocompletion=completion.targets)]
+Precision = Annotated[
+    str | None, typer.Option(metavar="DTYPE", help="What to compute in: the dtype [default], tf32, float32.")
+]
 Weights = Annotated[str | None, typer.Option(metavar="FILE", help="Weights, as a .safetensors file.")]
-Steps = Annotated[int, typer.Option(min=1, help="Steps of the sequence (T).")]
-Rows = Annotated[int, typer.Option(min=1, help="Rows (B).")]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Compilations at a time. [one per CPU]")]
+Steps = Annotated[int, typer.Option(metavar="N", min=1, help="Steps of the sequence (T).")]
+Rows = Annotated[int, typer.Option(metavar="N", min=1, help="Rows (B).")]
+Jobs = Annotated[int | None, typer.Option(metavar="N", min=1, help="Compilations at a time. [one per CPU]")]
 
 
 @dataclass(frozen=True)
 class Sizes:
     """A network's sizes, as several commands take them; those that are None have no size yet."""
 
-    input_size: Annotated[int | None, typer.Option(min=1, help="Features of the input (axis I).")] = None
-    hidden_size: Annotated[int | None, typer.Option(min=1, help="Hidden units (axis H).")] = None
-    layers: Annotated[int, typer.Option(min=1, help="Layers, each on top of the one before.")] = 1
+    input_size: Annotated[int | None, typer.Option(metavar="N", min=1, help="Features of the input (axis I).")] = None
+    hidden_size: Annotated[int | None, typer.Option(metavar="N", min=1, help="Hidden units (axis H).")] = None
+    layers: Annotated[int, typer.Option(metavar="N", min=1, help="Layers, each on top of the one before.")] = 1
     bidirectional: Annotated[bool, typer.Option("--bidirectional", help="Run each layer in both directions.")] = False
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="float32 [default], float64; for GPUs also float16, bfloat16.", autocompletion=completion.dtypes
+            metavar="DTYPE",
+            help="float32 [default], float64; for GPUs also float16, bfloat16.",
+            autocompletion=completion.dtypes,
         ),
     ] = None
-    size: Annotated[list[str] | None, typer.Option(metavar="NAME=INT", help="Another axis. Repeatable.")] = None
+    size: Annotated[list[str] | None, typer.Option(metavar="NAME=INT", help="Size of another axis. Repeatable.")] = None
     batch_first: Annotated[
         bool, typer.Option("--batch-first", help="x and y [B, T, ...] in Python; C takes time first.")
     ] = False
@@ -67,14 +71,16 @@ class Fixed:
 class Regularisers:
     """A network's regularisers, each as the user writes it."""
 
-    dropout: Annotated[str, typer.Option(metavar="P", help="Of training: drop what layers hand on: 0.2.")] = ""
+    dropout: Annotated[str, typer.Option(metavar="P", help="Training: dropout between layers, e.g. 0.2.")] = ""
     recurrent_dropout: Annotated[
-        str, typer.Option(metavar="P|NAME=P", help="Of training: drop states that are multiplied.")
+        str, typer.Option(metavar="P|NAME=P", help="Training: dropout of states before products.")
     ] = ""
     zoneout: Annotated[
-        str, typer.Option(metavar="P|NAME=P", help="Of training: states that stay, e.g. h=0.1,c=0.05.")
+        str, typer.Option(metavar="P|NAME=P", help="Training: states that keep their value, e.g. h=0.1,c=0.05.")
     ] = ""
-    weight_drop: Annotated[str, typer.Option(metavar="P|NAME=P", help="Of training: drop weights of states.")] = ""
+    weight_drop: Annotated[
+        str, typer.Option(metavar="P|NAME=P", help="Training: dropout of the weights that multiply states.")
+    ] = ""
 
     def parsed(self) -> dict[str, float | dict[str, float]]:
         """Those that were given, as RNN takes them. Raises ConfigError for what is no probability."""
@@ -91,14 +97,17 @@ class Code:
     target: Target = "llvm"
     precision: Precision = None
     weight_dtype: Annotated[
-        str | None, typer.Option(help="CPUs: also bfloat16, float16, int8, int8_dynamic. GPUs: float8_e4m3.")
+        str | None,
+        typer.Option(metavar="DTYPE", help="CPUs: also bfloat16, float16, int8, int8_dynamic. GPUs: float8_e4m3."),
     ] = None
-    batch: Annotated[str, typer.Option(help="Batch sizes to be quickest at, e.g. 1,16. All sizes work.")] = ""
+    batch: Annotated[
+        str, typer.Option(metavar="SIZES", help="Batch sizes to optimise for, e.g. 1,16. All sizes work.")
+    ] = ""
     without: Annotated[
         list[str] | None,
         typer.Option(metavar="PASS", help="Leave a pass out. Repeatable.", autocompletion=completion.passes),
     ] = None
-    training: Annotated[bool, typer.Option("--training", help="With gradients.")] = False
+    training: Annotated[bool, typer.Option("--training", help="Compile the backward pass too.")] = False
 
 
 @dataclass(frozen=True)
@@ -106,9 +115,9 @@ class Tape:
     """What training keeps."""
 
     keep: Annotated[
-        str | None, typer.Option(metavar="WHAT", help="Of training: what tapes keep, values, states[:bfloat16].")
+        str | None, typer.Option(metavar="WHAT", help="Training: what tapes keep: values, states[:bfloat16].")
     ] = None
-    max_bytes: Annotated[str, typer.Option(metavar="BYTES", help="Of training: plan for so many, e.g. 2G.")] = ""
+    max_bytes: Annotated[str, typer.Option(metavar="BYTES", help="Training: memory to plan for, e.g. 2G.")] = ""
 
 
 @dataclass(frozen=True)
@@ -116,7 +125,7 @@ class Values:
     """Where a network's weights come from."""
 
     weights: Weights = None
-    seed: Annotated[int | None, typer.Option(help="Random weights, the same for the same number.")] = None
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Random weights, the same for the same seed.")] = None
 
 
 @dataclass(frozen=True)
@@ -149,15 +158,23 @@ class Measured:
 class Search:
     """How `tune` searches, and for how long."""
 
-    trials: Annotated[int | None, typer.Option(min=1, help="Candidates at most. [200; GPUs: 24]")] = None
-    seconds: Annotated[float | None, typer.Option(min=1, help="Time for all of it. [no limit]")] = None
-    patience: Annotated[int | None, typer.Option(min=1, help="End after so many trials without anything better.")] = (
+    trials: Annotated[int | None, typer.Option(metavar="N", min=1, help="Most candidates to try. [200; GPUs: 24]")] = (
         None
     )
-    records: Annotated[str | None, typer.Option(metavar="DIR", help="Folder. [the user's own]")] = None
-    seed: Annotated[int, typer.Option(help="Of random weights, inputs and the search.")] = 0
+    seconds: Annotated[float | None, typer.Option(metavar="SECONDS", min=1, help="Time for all of it. [no limit]")] = (
+        None
+    )
+    patience: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="End after N trials without anything better.")
+    ] = None
+    records: Annotated[str | None, typer.Option(metavar="DIR", help="Folder to write records to. [the user's own]")] = (
+        None
+    )
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of random weights, inputs and the search.")] = 0
     jobs: Jobs = None
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds that one candidate may take.")] = 30.0
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="Seconds that one candidate may take.")] = (
+        30.0
+    )
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget what an earlier run measured.")] = False
 
 

@@ -78,7 +78,7 @@ def _existing(folder: str) -> str:
 def compare(
     records: Folder = None,
     only: Only = "",
-    seconds: Annotated[float, typer.Option(min=0.1, help="Of turns, for each record.")] = 4.0,
+    seconds: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Seconds of turns for each record.")] = 4.0,
     as_json: Json = False,
 ) -> None:
     """Measure records for this machine again, in turns with the defaults."""

@@ -140,7 +140,8 @@ def _command(asked: Tuning, trials: int) -> str:
 def live(quiet: bool) -> Iterator[Callable[[Status], None]]:
     """Shows the state of the search on stderr: a bar for people, a line now and then for a log, nothing if quiet."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.table import Column
 
     if quiet:
         yield lambda status: None
@@ -149,9 +150,10 @@ def live(quiet: bool) -> Iterator[Callable[[Status], None]]:
     if not console.is_terminal:
         yield _lines(console)
         return
+    stage = TextColumn("[dim]{task.description}", table_column=Column(no_wrap=False))  # gives way where it is narrow
     columns = (
-        *("best", "{task.fields[gain]:.2f}x the defaults", BarColumn(24), MofNCompleteColumn(), "trials"),
-        *(TimeElapsedColumn(), "{task.fields[left]}", "[dim]{task.description}"),
+        *(BarColumn(12), MofNCompleteColumn(), "trials", "best {task.fields[gain]:.2f}x"),
+        *("{task.fields[left]}", stage),
     )
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=None, gain=1.0, left="")

@@ -25,7 +25,7 @@ class FixedPoint:
     ] = None
     samples: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE", help="Of fixed point: inputs [T, B, I] as .npy; others: NAME=FILE. Repeatable."),
+        typer.Option(metavar="FILE", help="Fixed point: inputs [T, B, I] as .npy; others: NAME=FILE. Repeatable."),
     ] = None
 
 

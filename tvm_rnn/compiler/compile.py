@@ -82,7 +82,7 @@ def compile(
             `Module.run`.
         target: "llvm", this machine's CPU; "cuda", its GPU; or a name of `tvm_rnn.target.names()`: a GPU that is named,
             such as "nvidia-h200", need not be there.
-        batch: one or more batch sizes to be quickest at. Every batch size stays correct, as does every number of steps.
+        batch: one or more batch sizes to optimise for. Every batch size stays correct, as does every number of steps.
         training: add `forward_train` and `backward`, which takes three times the work.
         keep: training: what forward_train leaves for backward besides inputs and states. "values": as much as saves
             every product; "states": nothing, the products run again, in less memory. On GPUs, of float32, ":bfloat16"

@@ -108,7 +108,7 @@ def explain(
         net_or_module: an RNN or a Model, which is taken through all passes and, for GPUs, the choice of regimes,
             without generating code. Or a Module or the path of one, whose manifest says it.
         target: as for `compile`; not for a module, like all up to `records` but `steps` and `max_bytes`.
-        batch: batch sizes to be quickest at.
+        batch: batch sizes to optimise for.
         steps: T of the workload that is counted.
         precision: as for `compile`.
         weights: as for `compile`.

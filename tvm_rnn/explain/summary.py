@@ -41,8 +41,13 @@ def summary(own: NetworkFacts) -> Summary:
     """The summary of one network, by its largest batch size that has a time."""
     timed = [row for row in own["work"] if _us(row) is not None]
     row = max(timed or own["work"], key=lambda row: row["batch"])
-    distance = _distance(row)
-    return Summary(_what(own), _speed(timed), distance, next(_changes(own, row)), row.get("share"))
+    share = None if _busy(row) else row.get("share")
+    return Summary(_what(own), _speed(timed), _distance(row), next(_changes(own, row)), share)
+
+
+def _busy(row: WorkFacts) -> bool:
+    """Whether the roof was measured while the machine had other work: it is too low, and no share of it is one."""
+    return "busy" in row["ceilings_from"]
 
 
 def _us(row: WorkFacts) -> float | None:
@@ -89,6 +94,8 @@ def _distance(row: WorkFacts) -> str:
     floors = row.get("floor_us", {})
     if not floors:
         return "What this device does at best is not known."
+    if _busy(row):
+        return "Not known: this machine was busy as its roof was measured."
     worst = max(floors, key=lambda name: floors[name])
     least = f"{number_text(floors[worst] / row['steps'])} us per step, by {FLOORS.get(worst, worst)}"
     if "share" not in row:
@@ -104,8 +111,8 @@ def _changes(own: NetworkFacts, row: WorkFacts) -> Iterator[str]:
         do = "tvm-rnn bench times it where the GPU is" if on_gpu else "--measure times it on this CPU"
         yield f"First measure it: {do}."
         return
-    if "busy" in row["ceilings_from"]:
-        yield "First measure it on an idle machine: this one was busy, and its roof is too low."
+    if _busy(row):
+        yield "First measure it again on an idle machine."
     if share >= NEAR:
         yield "Nothing in the compiler: little is left to gain but fewer operations, fewer bits or a larger machine."
     if on_gpu:

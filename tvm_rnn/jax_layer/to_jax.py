@@ -36,7 +36,7 @@ def to_jax(
     Args:
         net: an RNN with weights.
         target: as for `compile`, of this machine's CPU.
-        batch: as for `compile`: one or more batch sizes to be quickest at.
+        batch: as for `compile`: one or more batch sizes to optimise for.
         keep: as for `compile`: "states" takes less memory for gradients, and more time.
 
     Returns:

@@ -49,7 +49,7 @@ USUAL_BATCH = 64  # where the caller names none
 @dataclass(frozen=True)
 class ParalleliseTime(Pass):
     """Applies to states that are linear in themselves, or a maximum of sums. rows: those that the back end runs.
-    batches: sizes to be quickest at."""
+    batches: sizes to optimise for."""
 
     name = "parallelise_time"
     needs = ("hoist_gemms",)  # what recurrences read is made before them, out of the loop

@@ -59,7 +59,7 @@ def run(
     to as well.
 
     training: what it keeps, by name (`keep_choice.py`); True: "auto". precision: of products, which "auto" goes by; "":
-    the network's dtype. batches: sizes to be quickest at. starts: the graphs of a first step from no states, see
+    the network's dtype. batches: sizes to optimise for. starts: the graphs of a first step from no states, see
     `first_step.py`. fuse_pointwise and tile_layers_and_time also decide things that later stages cannot do without, so
     leaving them out means running them in their plain form: one group per node; all of T in one tile, layer by layer.
     """

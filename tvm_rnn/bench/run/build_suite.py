@@ -54,7 +54,7 @@ def sources_digest() -> str:
 def module_file(folder: str | os.PathLike[str], network: Point, sizes: Sequence[int]) -> tuple[str, float | None]:
     """The path of a network's module in a folder, and how many seconds it took to compile, where the index says so.
 
-    sizes: the batch sizes that it is to be quickest at. Where the folder's index has the network under another name
+    sizes: the batch sizes that it is optimised for. Where the folder's index has the network under another name
     (another state of the sources), that is its path.
     """
     found = _indexed(folder).get(_key(network, sizes), {})

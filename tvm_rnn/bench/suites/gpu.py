@@ -353,7 +353,7 @@ def _kind(word: str) -> str:
 
 
 def batches(points: Iterable[Point]) -> dict[Point, tuple[int, ...]]:
-    """For each network the batch sizes that its module is to be quickest at; none: at all of them."""
+    """For each network the batch sizes that its module is optimised for; none: all of them."""
     found: dict[Point, set[int]] = {}
     for point in points:
         found.setdefault(point.network, set()).update([] if point.any_batch else [point.batch])
