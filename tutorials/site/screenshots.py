@@ -21,8 +21,8 @@ import amplifier
 
 PAGES = Path(__file__).resolve().parent / "pages"
 IMAGES = PAGES / "images"
-# Commands of reports, which measure nothing: any machine draws the same. The README's picture has a report from the top;
-# others begin at the equations.
+# Commands of reports, which measure nothing: any machine draws the same. README has one from the top, pages from the
+# equations on.
 TOP, GPU = "report", "--target nvidia-h200 --dtype bfloat16"
 REPORTS = {
     TOP: f"lstm {GPU} --input-size 512 --hidden-size 512 --layers 2 --batch 64",
