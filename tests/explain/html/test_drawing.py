@@ -44,3 +44,14 @@ def test_regions_groups_and_results_are_marked() -> None:
 def test_the_title_is_there_for_those_who_do_not_see_it() -> None:
     title = picture("elman", 0).find(f"{SVG}title")
     assert title is not None and title.text == "a & b"
+
+
+def test_a_graph_is_drawn_the_same_every_time() -> None:
+    """Wherever its values lie in memory: grandalf keeps edges in sets."""
+    graph = pipeline.run(rnn.RNN(rnn.cells.lem, 8, 16), resolve("x86-64-v4"))[-1][1].graphs[0]
+    others = list[object]()  # they keep their places: each picture's objects get new ones
+    pictures = set()
+    for number in range(8):
+        others.append([object() for _ in range(37 * number)])
+        pictures.add(draw(graph, "lem"))
+    assert len(pictures) == 1

@@ -60,7 +60,10 @@ def draw(graph: Graph, title: str) -> str:
     vertices = {node: graphs.Vertex(node) for node in nodes}
     for node, vertex in vertices.items():
         vertex.view = _Box(_lines(node, names))
-    edges = [graphs.Edge(vertices[a], vertices[n]) for n in nodes for a in _read(n, vertices)]
+    # grandalf keeps edges in a set: by number, not by address, their order and so the picture are the same every time.
+    edge_type = type("_NumberedEdge", (graphs.Edge,), {"__hash__": lambda edge: edge.data})
+    pairs = [(vertices[a], vertices[n]) for n in nodes for a in _read(n, vertices)]
+    edges = [edge_type(a, n, data=number) for number, (a, n) in enumerate(pairs)]
     # Several parts may not hang together: each is laid out on its own, from left to right.
     left, boxes = MARGIN, dict[Node, _Box]()
     for part in graphs.Graph([*vertices.values()], edges).C:
