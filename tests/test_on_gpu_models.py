@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu_modules import gpu_module
-from onnx_models import model_of, node, weights
+from onnx_models import model_of, node, of_16_bits, weights
 
 import tvm_rnn as rnn
 from tests.compiler.test_surroundings import speech
@@ -150,3 +150,29 @@ def test_two_networks() -> None:
     expected = rnn.reference(model).run({"X": x})
     for _ in range(3):
         assert_close(mod.run({"X": x}), expected, "float32", 7)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_model_of_16_bits(dtype: str) -> None:
+    """All of it is kernels, which read and write the network's own arrays: a call waits for nothing."""
+    torch: Any = pytest.importorskip("torch")
+    net, own = rnn.from_onnx(of_16_bits(dtype)), "float16" if dtype == "float16" else "float32"
+    mod = gpu_module(f"model_of_{dtype}", net)
+    x = np.random.default_rng(0).normal(size=(3, 3, 50)).astype(own)
+    expected, limit = rnn.reference(net).run({"x": x}), 2e-2 if dtype == "bfloat16" else 2e-3
+    there = torch.from_numpy(x).cuda()
+    for given in (x, torch.from_numpy(x), there):
+        for name, value in mod.run({"x": given}).items():
+            array = value.cpu().numpy() if isinstance(value, torch.Tensor) else value
+            assert array.dtype == own
+            np.testing.assert_allclose(array, expected[name], atol=limit)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = mod.run({"x": there})
+    first = {name: value.clone() for name, value in mod.run({"x": there}).items()}
+    for _ in range(20):
+        for value in found.values():
+            value.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(value, found[name]) for name, value in first.items())

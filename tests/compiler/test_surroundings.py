@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx_models import model_of, node, onnx_runtime, weights
+from onnx_models import model_of, node, of_16_bits, onnx_runtime, weights
 
 import tvm_rnn as rnn
 from tvm_rnn.compiler.surroundings import Around, with_functions
 from tvm_rnn.errors import ConfigError
+from tvm_rnn.network.model import widened
 from tvm_rnn.runtime.runtime_model import call_compiled
 from tvm_rnn.target import resolve
 
@@ -136,3 +137,40 @@ def test_a_model_of_two_networks() -> None:
     found = mod.run(feeds)
     for name, value in onnx_runtime(made, feeds).items():
         np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.broad
+def test_infinities_and_nan_do_not_vanish_as_onnx_runtime_has_it() -> None:
+    """Of a product with 0, of what is subtracted from itself or compared with itself, inside of other operators too."""
+    nodes = [
+        node("Relu", ["x"], ["r"]),
+        node("Mul", ["r", "zero"], ["product"]),
+        node("Mul", ["negative", "x"], ["turned"]),
+        node("Mul", ["x", "row"], ["masked"]),
+        node("Div", ["zero", "x"], ["none"]),
+        node("Sub", ["x", "x"], ["rest"]),
+        node("Tanh", ["rest"], ["later"]),
+        node("Equal", ["r", "r"], ["same"]),
+        node("Not", ["same"], ["other"]),
+        node("Where", ["other", "one", "x"], ["filled"]),
+    ]
+    names = ["product", "turned", "masked", "none", "rest", "later", "filled"]
+    known = {"zero": np.float32(0), "negative": np.float32(-0.0), "one": np.float32(1), "row": np.float32([0, 0, 1, 0])}
+    model = model_of(nodes, {"x": ("f4", ["T", 4])}, dict.fromkeys(names, "f4"), known)
+    x = np.array([[1, np.inf, -np.inf, np.nan], [-3, 0, np.nan, -np.inf]], "f4")
+    found, expected = rnn.compile(rnn.from_onnx(model), progress=False).run({"x": x}), onnx_runtime(model, {"x": x})
+    for name in names:
+        np.testing.assert_array_equal(found[name], expected[name], name)
+        np.testing.assert_array_equal(np.isnan(found[name]), np.isnan(expected[name]), name)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_kernels_around_networks_of_16_bits_read_and_write_their_arrays(dtype: str) -> None:
+    """What the caller gives and gets is as the file has it; bfloat16, which NumPy lacks, is float32."""
+    net: Any = rnn.from_onnx(of_16_bits(dtype))
+    made, around = with_functions(widened(net, None), resolve("nvidia-h200"))
+    before, after = (step.attributes for step in made.program.steps if step.op == "Compiled")
+    ends = dtype if dtype == "float16" else "float32"
+    assert [own["on"] for own in (before, after)] == ["gpu", "gpu"] and not around.functions
+    assert (before["takes"], before["dtypes"]) == ([ends], [dtype])
+    assert {*after["takes"]} == {dtype} and {*after["dtypes"]} == {ends}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -26,12 +26,14 @@ from tvm_rnn.target import GPUS
 Run = Callable[..., list[np.ndarray]]
 
 
-def compiled(graph: Graph, tiles: bool = False) -> tuple[DeviceFunction, Run]:
+def compiled(
+    graph: Graph, tiles: bool = False, takes: Sequence[str] = (), gives: Sequence[str] = ()
+) -> tuple[DeviceFunction, Run]:
     """The function, and a function of the graph's inputs that runs it. tiles: whatever their size, products are made by
-    kernels of tiles."""
+    kernels of tiles. takes, gives: as of DeviceFunction."""
     few = 0 if tiles else device_function.FEW_ELEMENTS
     with mock.patch.object(device_function, "FEW_ELEMENTS", few):
-        made = DeviceFunction("around", graph)
+        made = DeviceFunction("around", graph, takes, gives)
     program = Program()
     made.add_to(program)
     source, fake = generate(program, GPUS["nvidia-h200"]), toolchain()
@@ -53,9 +55,9 @@ def compiled(graph: Graph, tiles: bool = False) -> tuple[DeviceFunction, Run]:
         sizes(0, 0, axes.ctypes.data, found.ctypes.data)
         rest, size = found.tolist(), int(found[sum(counts)])
         results, at = [], 0
-        for value, count in zip(graph.outputs, counts, strict=True):
-            poison = np.nan if value.dtype.startswith("float") else 0
-            results.append(np.full(tuple(rest[at : at + count]), poison, value.dtype))
+        for dtype, count in zip(gives or [value.dtype for value in graph.outputs], counts, strict=True):
+            poison = np.nan if dtype.startswith("float") else 0
+            results.append(np.full(tuple(rest[at : at + count]), poison, dtype))
             at += count
         memory = np.full(size, 0xFF, np.uint8)
         arrays = [*map(np.ascontiguousarray, inputs), *(np.ascontiguousarray(v.array) for v in made.given), *results]

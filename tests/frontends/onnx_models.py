@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -88,6 +89,30 @@ def weights(kind: str, directions: int, inputs: int, hidden: int, rng: Any, dtyp
     rows = GATES[kind] * hidden
     shapes = {"W": (rows, inputs), "R": (rows, hidden), "B": (2 * rows,), "P": (3 * hidden,)}
     return {name: rng.uniform(-0.5, 0.5, (directions, *shape)).astype(dtype) for name, shape in shapes.items()}
+
+
+def of_16_bits(dtype: str) -> Any:
+    """x [B, 3, T] of float16 or bfloat16: a convolution, an LSTM, a product of all its steps, its softmax, and the
+    LSTM's last state."""
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    own, rng = weights("LSTM", 1, 5, 8, np.random.default_rng(0)), np.random.default_rng(1)
+    known = {"k": rng.normal(size=(5, 3, 3)), "w": rng.normal(size=(8, 7)), **{name: own[name] for name in "WRB"}}
+    nodes = [
+        node("Conv", ["x", "k"], ["c"], pads=[1, 1]),
+        node("Relu", ["c"], ["r"]),
+        node("Transpose", ["r"], ["t"], perm=[2, 0, 1]),
+        node("LSTM", ["t", "W", "R", "B"], ["y", "last"], hidden_size=8),
+        node("Squeeze", ["y", "one"], ["s"]),
+        node("MatMul", ["s", "w"], ["m"]),
+        node("Softmax", ["m"], ["p"], axis=-1),
+    ]
+    code = helper.np_dtype_to_tensor_dtype(kind)
+    shapes = {"x": ["B", 3, "T"], "p": None, "last": None}
+    x, *outputs = (helper.make_tensor_value_info(name, code, shape) for name, shape in shapes.items())
+    constants = [onnx.numpy_helper.from_array(value.astype(kind), name) for name, value in known.items()]
+    constants.append(onnx.numpy_helper.from_array(np.array([1]), "one"))
+    graph = helper.make_graph(nodes, "test", [x], outputs, constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def onnx_runtime(model: Any, feeds: Feeds) -> Feeds:

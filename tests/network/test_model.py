@@ -66,6 +66,23 @@ def test_what_is_around_it_goes_with_it() -> None:
     assert net.program is not None and net.program.inputs[0].dtype == "float16" and net.dtype == "float16"
 
 
+@pytest.mark.broad
+def test_a_cpu_computes_a_model_of_halves_in_float32_and_keeps_its_dtypes() -> None:
+    net, x = halves(), np.random.default_rng(0).normal(size=(T, B, WIDTH)).astype("f2")
+    found = rnn.compile(net, progress=False).run({"X": x})
+    assert {name: value.dtype.name for name, value in found.items()} == {"Y": "float32", "h": "float16"}
+    expected = rnn.reference(net).run({"X": x})
+    assert_close({"Y": found["Y"]}, {"Y": expected["Y"]}, "float32", T)
+    np.testing.assert_allclose(found["h"], expected["h"], rtol=1e-3, atol=1e-4)
+
+
+def test_a_gpu_keeps_networks_of_16_bits() -> None:
+    made = widened(halves(), None)
+    assert made.dtype == "float16" and made.program is not None
+    assert {value.dtype.name for value in made.program.constants.values()} == {"float32"}
+    assert made.program.inputs == halves().program.inputs
+
+
 def test_models_of_several_networks() -> None:
     nets, program = [network("float16"), network("float32")], halves().program
     assert program is not None

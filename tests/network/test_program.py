@@ -63,3 +63,9 @@ def test_float32_inside() -> None:
     assert before.inputs == ("x",) and before.attributes == {"dtype": "float32"}
     assert add.inputs == (*before.outputs, "w") and cast.attributes == {"dtype": "float32"}
     assert after.inputs == add.outputs and after.outputs == ("y",) and after.attributes == {"dtype": "float16"}
+
+
+def test_a_result_that_is_a_constant() -> None:
+    made = with_float32_inside(Program((), (Declared("k", "float16", None),), (), {"k": np.float16([1])}))
+    (cast,) = made.steps
+    assert cast.outputs == ("k",) and made.constants[cast.inputs[0]].dtype == "f4"

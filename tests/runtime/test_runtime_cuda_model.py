@@ -7,7 +7,7 @@ from typing import Any
 import emulator
 import numpy as np
 import pytest
-from onnx_models import model_of, node, weights
+from onnx_models import model_of, node, of_16_bits, weights
 
 import tvm_rnn as rnn
 from tests.compiler.test_surroundings import speech
@@ -72,3 +72,18 @@ def test_a_part_on_the_cpu_and_states_that_the_model_gives(monkeypatch: pytest.M
     feeds = {"x": rng.normal(size=(5, 2, 4)).astype("f4"), "h": rng.normal(size=(1, 2, 3)).astype("f4")}
     feeds["s"] = np.array([10, 3])
     assert_close(mod.run(feeds), rnn.reference(net).run(feeds), "float32", 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_model_of_16_bits(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its arrays are of float16 where the file says so; NumPy lacks bfloat16, and has float32 instead."""
+    monkeypatch.setenv("FAKE_GPUS", "90")
+    net, own = rnn.from_onnx(of_16_bits(dtype)), "float16" if dtype == "float16" else "float32"
+    mod: Any = emulator.compile(net)
+    for batch, steps in ((1, 2), (3, 21)):
+        x = np.random.default_rng(steps).normal(size=(batch, 3, steps)).astype(own)
+        found, expected = mod.run({"x": x}), rnn.reference(net).run({"x": x})
+        assert {value.dtype.name for value in found.values()} == {own}
+        for name, value in found.items():
+            np.testing.assert_allclose(value, expected[name], atol=2e-2 if dtype == "bfloat16" else 2e-3)

@@ -52,6 +52,21 @@ def test_no_quotient_of_whole_numbers_ends_the_process(kind: str) -> None:
         np.testing.assert_array_equal(got.numpy(), wanted)
 
 
+def test_what_is_not_finite_does_not_vanish_beside_itself() -> None:
+    """Built without TVM's simplifier, which has no part of it left."""
+    x = tirx.decl_buffer((4,), "float32", name="x")
+    own = tirx.BufferLoad(x, [0])
+    nothing, same, other = (_beside(kind(own, own)) for kind in (tirx.Sub, tirx.EQ, tirx.NE))
+    assert isinstance(nothing, tirx.Select) and "T.isnan" in str(nothing) and "inf" in str(nothing)
+    assert isinstance(same, tirx.Not) and "isnan" in str(other)
+    whole = tirx.BufferLoad(tirx.decl_buffer((4,), "int32", name="x"), [0])
+    assert isinstance(_beside(tirx.Sub(whole, whole)), tirx.Sub)
+
+
+def _beside(value: tirx.PrimExpr) -> tirx.PrimExpr:
+    return as_ieee(tirx.PrimFunc([], tirx.Evaluate(value))).body.value
+
+
 def test_places_are_divided_as_they_were() -> None:
     x = te.placeholder((12,), "int32", name="x")
     assert "T.Select" not in as_ieee(te.create_prim_func([x, topi.reshape(x, (3, 4))])).script()

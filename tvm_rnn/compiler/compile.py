@@ -130,7 +130,7 @@ def built(net: RNN | Model, options: Options, dump: str | os.PathLike[str] | Non
 
     net, dump, tell: as for `compile`; options: with targets. Raises what `compile` raises."""
     keep_choice.check_name(options.training)
-    net, around = with_functions(widened(net, options.precision or None), options.target)
+    net, around = with_functions(widened(net, options.precision or None, options.target.kind == "cuda"), options.target)
     networks, place = networks_of(net, options), None if dump is None else record_files.folder_of("dump", dump)
     for own in networks:
         _check_drawing(own, options, isinstance(net, Model))

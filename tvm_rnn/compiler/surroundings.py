@@ -1,13 +1,14 @@
 """What is around networks and came as graphs of calls: functions for the module's file, and their names in the program.
 
 In: a network or a model with its program, a target. Out: the same whose program names functions, and these functions.
-In a module for GPUs they are kernels; those that none can be made of run on the CPU beside it.
+In a module for GPUs they are kernels; those that none can be made of run on the CPU beside it. Numbers are float32
+around networks of 16 bits; kernels read and write the networks' own arrays.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tvm import tirx
@@ -15,9 +16,10 @@ from tvm import tirx
 from tvm_rnn.cpu.pair_product import pair_products
 from tvm_rnn.cpu.surroundings.host_function import HostFunction
 from tvm_rnn.cuda.surroundings.device_function import DeviceFunction, NotOnDevice
+from tvm_rnn.dtypes import held_dtype
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.network.model import Model
-from tvm_rnn.network.program import COMPILED, Program, Step
+from tvm_rnn.network.program import COMPILED, NETWORK, Program, Step
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.surroundings.calls import Graph
 from tvm_rnn.surroundings.regions import Problem, with_regions
@@ -53,9 +55,10 @@ def _compiled(program: Program, networks: Sequence[RNN], around: Around, target:
         what = "compile: operators around networks that cannot be compiled"
         raise ConfigError(message(what, got=got, do=_advice(program, problems)))
     steps, constants = list[Step](), dict(program.constants)
+    halves = _halves(regions, networks, [own.name for own in program.outputs])
     for step in regions:
         if step.op == COMPILED:
-            made, attributes = _made(step, around, target)
+            made, attributes = _made(step, around, target, halves)
             own = {f"{made.name}.{i}": value.array for i, value in enumerate(made.given)}
             constants |= own
             attributes["operators"] = step.attributes["operators"]
@@ -66,11 +69,8 @@ def _compiled(program: Program, networks: Sequence[RNN], around: Around, target:
 
 
 def _advice(program: Program, problems: Sequence[Problem]) -> str:
-    """Which part of a file can be cut out of it: what comes before the operators that cannot be compiled. Networks of
-    16 bits give float32, with which operators of 16 bits do not go."""
+    """Which part of a file can be cut out of it: what comes before the operators that cannot be compiled."""
     inputs = [own.name for own in program.inputs]
-    if "float16" in program.dtypes:
-        return 'precision="float32": the model has values of float16, and takes and gives float32 then'
     ends = list(dict.fromkeys(name for own in problems for name in own.reads if name not in inputs and "#" not in name))
     do = "leave these parts out of what is exported"
     if not ends:
@@ -78,21 +78,39 @@ def _advice(program: Program, problems: Sequence[Problem]) -> str:
     return f"cut off what comes before them: onnx.utils.extract_model(path, 'part.onnx', {inputs}, {ends}); or {do}"
 
 
-def _made(step: Step, around: Around, target: Target) -> tuple[HostFunction | DeviceFunction, dict[str, object]]:
+def _halves(steps: Sequence[Step], networks: Sequence[RNN], wanted: Sequence[str]) -> dict[str, str]:
+    """The dtypes of 16 bits in which values lie on a GPU: of those that networks make, and of those that networks of
+    one dtype alone are given and that no caller gets."""
+    made, read = dict[str, str](), dict[str, set[str]]()
+    for step in (own for own in steps if own.op == NETWORK):
+        dtype, count = networks[step.network].dtype, len(step.inputs) - len(step.attributes.get("weights", ()))
+        made |= dict.fromkeys(step.outputs, dtype)
+        for name in (step.inputs[0], *step.inputs[2:count]):
+            read.setdefault(name, set()).add(dtype)
+    given = {name: min(dtypes) for name, dtypes in read.items() if len(dtypes) == 1 and name not in wanted}
+    return {name: dtype for name, dtype in (given | made).items() if dtype != held_dtype(dtype)}
+
+
+def _made(
+    step: Step, around: Around, target: Target, halves: Mapping[str, str]
+) -> tuple[HostFunction | DeviceFunction, dict[str, object]]:
     """A function, which is added, and what a runtime must know of it: its name, axes and dtype of each result, and of
-    one for a CPU dtypes of the memory that it needs, and which inputs have sizes for elements."""
+    one for a CPU dtypes of the memory that it needs, and which inputs have sizes for elements; in a module for GPUs the
+    dtype of each input. halves: dtypes of values on a GPU, where they are of 16 bits and the graph's are not."""
     graph, name = step.attributes["graph"], f"around_{len(around.functions) // 2 + len(around.on_gpu)}"
     assert isinstance(graph, Graph)
     axes, dtypes = [len(value.shape) for value in graph.outputs], [value.dtype for value in graph.outputs]
     facts: dict[str, object] = {"function": name, "axes": axes, "dtypes": dtypes}
     if target.kind == "cuda":
+        takes = [halves.get(n, value.dtype) for n, value in zip(step.inputs, graph.inputs, strict=True)]
+        gives = [halves.get(n, value.dtype) for n, value in zip(step.outputs, graph.outputs, strict=True)]
         try:
-            kernels = DeviceFunction(name, graph)
+            kernels = DeviceFunction(name, graph, takes, gives)
             around.on_gpu.append(kernels)
             facts |= {"constants": len(kernels.given), "looked_at": list(map(list, kernels.looked_at))}
-            return kernels, {**facts, "on": "gpu"}
+            return kernels, {**facts, "on": "gpu", "takes": takes, "dtypes": gives}
         except NotOnDevice as reason:
-            facts |= {"on": "cpu", "why": str(reason)}
+            facts |= {"on": "cpu", "why": str(reason), "takes": [value.dtype for value in graph.inputs]}
     host = target.host
     made = HostFunction(name, graph, host.lanes("float32"), pair_products(host))
     around.functions |= made.functions

@@ -210,7 +210,7 @@ def _nothing(model: object) -> ConfigError:
 def _of_a_network(net: RNN | Model, options: Options) -> _Source:
     if isinstance(net, Model) and not net.networks:
         raise _nothing(net)
-    manifest, looked = _decided(widened(net, options.precision or None), options)
+    manifest, looked = _decided(widened(net, options.precision or None, options.target.kind == "cuda"), options)
     if isinstance(net, Model):
         manifest = {**manifest, "origin": net.origin.facts(), "model": net.program.facts()}
     return _Source(manifest, looked)

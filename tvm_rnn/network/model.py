@@ -40,28 +40,25 @@ class Model:
 Net = TypeVar("Net", RNN, Model, RNN | Model)
 
 
-def widened(net: Net, precision: str | None) -> Net:
+def widened(net: Net, precision: str | None, on_gpu: bool = True) -> Net:
     """The network in float32 if its precision is to be that and it, or what is around it, has parts of 16 bits: a copy
-    with the same weights, every one of which float32 holds exactly. What is around networks that have no 16 bits is
-    computed in float32 in any case, and keeps the dtypes of its inputs and outputs."""
+    with the same weights, every one of which float32 holds exactly. What is around networks is computed in float32 in
+    any case, and keeps the dtypes of its inputs and outputs; so are the networks of a model for a CPU."""
     networks = net.networks if isinstance(net, Model) else [net]
     if not all(isinstance(own, RNN) for own in networks):
         return net  # `compile` refuses it
     program = net.program
     around = program is not None and "float16" in program.dtypes
     inside = any(own.dtype in ("float16", "bfloat16") for own in networks)
-    if not (around or inside) or (inside and precision != "float32"):
+    whole = precision == "float32" or (program is not None and not precision and not on_gpu)
+    if not (around or (inside and whole)):
         return net
     made = copy.copy(net)
-    if precision != "float32":
-        assert program is not None
-        made.program = with_float32_inside(program)
-        return made
     if program is not None:
-        made.program = program.in_dtype("float32")
-    if isinstance(made, Model):
+        made.program = program.in_dtype("float32") if precision == "float32" else with_float32_inside(program)
+    if whole and isinstance(made, Model):
         made.networks = [_widened(own) for own in networks]
-    else:
+    elif whole and isinstance(made, RNN):
         made.dtype = held_dtype(made.dtype)
     return made
 

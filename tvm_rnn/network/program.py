@@ -124,7 +124,8 @@ def with_float32_inside(program: Program) -> Program:
     ends = [Step("Cast", (name,), (own,), {"dtype": "float32"}) for name, own in given.items()]
     back = [Step("Cast", (own,), (name,), {"dtype": "float16"}) for name, own in made.items()]
     steps = (*ends, *map(renamed, wide.steps), *back)
-    return Program(program.inputs, program.outputs, steps, wide.constants)
+    constants = {names.get(name, name): value for name, value in wide.constants.items()}
+    return Program(program.inputs, program.outputs, steps, constants)
 
 
 def needed(steps: Sequence[Step], wanted: Iterable[str]) -> list[Step]:

@@ -183,8 +183,8 @@ class GpuArrays(ABC):
         return self.copy(array) if between else array
 
     @abstractmethod
-    def adopt(self, value: Array) -> Array:
-        """The user's array, contiguous, on this GPU: the same memory where it is so already."""
+    def adopt(self, value: Array, dtype: str | None = None) -> Array:
+        """The user's array, contiguous, on this GPU: the same memory where it is so already, and of that dtype."""
 
     def adopt_rows(self, value: Array) -> Array:
         """The same for lengths, resets and seeds."""
@@ -204,8 +204,8 @@ class GpuArrays(ABC):
 
     @staticmethod
     def numpy(array: Array) -> np.ndarray:
-        """The values on the CPU."""
-        found: np.ndarray = to_numpy(array)
+        """The values on the CPU; bfloat16 as float32."""
+        found: np.ndarray = to_numpy(array, "bfloat16" in str(array.dtype))
         return found
 
     def result(self, array: Array, shape: Shape) -> Array:
@@ -241,16 +241,17 @@ class TorchArrays(GpuArrays):
         empty = self.empty((0,))
         return empty.set_(memory.untyped_storage(), first // empty.element_size(), shape)
 
-    def adopt(self, value: Array) -> Array:
-        """float32 from NumPy is rounded to bfloat16, which NumPy lacks."""
+    def adopt(self, value: Array, dtype: str | None = None) -> Array:
+        """float32 from NumPy is rounded to bfloat16, which NumPy lacks, if nothing else is asked for."""
         if not isinstance(value, self.lib.Tensor):
             if isinstance(value, np.ndarray):
-                rounds = value.dtype == np.float32 and self.kind is self.lib.bfloat16
+                rounds = dtype is None and value.dtype == np.float32 and self.kind is self.lib.bfloat16
                 value = self.lib.from_numpy(np.ascontiguousarray(value))
                 value = value.to(self.kind) if rounds else value
             else:
                 value = self.lib.from_dlpack(value)
         value = _detached(value) if value.requires_grad else value
+        value = value if dtype is None else value.to(getattr(self.lib, dtype))
         return value.to(self.place).contiguous().resolve_neg()
 
     def cast(self, value: Array, dtype: str) -> Array:
@@ -282,11 +283,11 @@ class CupyArrays(GpuArrays):
     def within(self, memory: Array, first: int, shape: Shape) -> Array:
         return self.lib.ndarray(shape, self.kind, memory.data + first)
 
-    def adopt(self, value: Array) -> Array:
+    def adopt(self, value: Array, dtype: str | None = None) -> Array:
         with self.lib.cuda.Device(self.number):
             if not isinstance(value, self.lib.ndarray) and gpu_of(value) is not None:
                 value = self.lib.from_dlpack(value)
-            return self.lib.ascontiguousarray(value)
+            return self.lib.ascontiguousarray(value, dtype)
 
     def cast(self, value: Array, dtype: str) -> Array:
         return self.lib.ascontiguousarray(value, dtype)
@@ -358,7 +359,7 @@ class HostArrays:
 
     def typed(self, shape: Shape, dtype: str) -> Piece:
         """For results in a dtype that is not the network's."""
-        array = np.empty(shape, dtype)
+        array = np.empty(shape, "uint16" if dtype == "bfloat16" else dtype)
         return Piece(array, dtype, self.workspace(array.nbytes))
 
     def join(self, pieces: list[Piece]) -> Piece:
@@ -370,26 +371,30 @@ class HostArrays:
         return Piece(piece.array.reshape(-1)[first : first + math.prod(shape)].reshape(shape), piece.dtype, address)
 
     def numpy(self, piece: Array) -> np.ndarray:
-        """The values on the CPU."""
-        return self.flat(piece).reshape(piece.shape) if isinstance(piece, Piece) else np.asarray(piece)
+        """The values on the CPU; bfloat16 as float32."""
+        if not isinstance(piece, Piece):
+            return np.asarray(piece)
+        values = self.flat(piece).reshape(piece.shape)
+        return widen(values) if piece.dtype == "bfloat16" else values
 
-    def adopt(self, value: Array) -> Piece:
-        """The array, contiguous. float32 is rounded to bfloat16, which NumPy lacks."""
+    def adopt(self, value: Array, dtype: str | None = None) -> Piece:
+        """The array, contiguous. float32 is rounded to bfloat16, which NumPy lacks, if nothing else is asked for."""
         if isinstance(value, Piece):
-            return value
+            return value if dtype in (None, value.dtype) else self.adopt(self.numpy(value), dtype)
         if str(getattr(value, "dtype", "")) == "torch.bfloat16":
             torch = sys.modules["torch"]
-            return Piece(value.detach().cpu().contiguous().view(torch.int16).numpy().view(np.uint16), self.kind)
-        array, dtype = to_numpy(value), self.kind
+            return Piece(value.detach().cpu().contiguous().view(torch.int16).numpy().view(np.uint16), "bfloat16")
+        array = to_numpy(value)
         if not isinstance(array, np.ndarray):
             array = np.from_dlpack(array)
-        if self.kind == "bfloat16" and array.dtype.name == "bfloat16":
-            array = np.ascontiguousarray(array).view(np.uint16)
-        elif self.kind == "bfloat16" and array.dtype == np.float32:
-            array = narrow(array, self.kind).reshape(array.shape)
-        else:
-            dtype, array = array.dtype.newbyteorder("=").name, np.array(array, array.dtype.newbyteorder("="), order="C")
-        return Piece(array, dtype)
+        own = array.dtype.newbyteorder("=").name
+        if self.kind == "bfloat16" and own == "bfloat16":
+            return Piece(np.ascontiguousarray(array).view(np.uint16), own)
+        if dtype is None and self.kind == "bfloat16" and own == "float32":
+            dtype = self.kind
+        if dtype not in (None, own):
+            return Piece(narrow(array, dtype).reshape(array.shape), dtype)
+        return Piece(np.array(array, array.dtype.newbyteorder("="), order="C"), own)
 
     def adopt_rows(self, value: Array) -> Piece:
         return Piece(np.ascontiguousarray(value), str(value.dtype))

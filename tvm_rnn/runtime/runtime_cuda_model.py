@@ -36,7 +36,7 @@ class DeviceFunction:
 
     def __init__(self, module: CudaModule, device: Device, attributes: Facts) -> None:
         self.name, self.axes, self.device = attributes["function"], attributes["axes"], device
-        self.dtypes, arch = attributes["dtypes"], device.variant.arch
+        self.takes, self.dtypes, arch = attributes.get("takes"), attributes["dtypes"], device.variant.arch
         self.run = module._library.get_function(f"{self.name}_{arch}")
         self.sizes = module._library.get_function(f"{self.name}_sizes_{arch}")
         self.ready = dict[tuple[Shape, ...], Ready]()
@@ -45,7 +45,9 @@ class DeviceFunction:
 
     def __call__(self, module: CudaModule, arrays: Arrays, given: Sequence[Array], constants: Facts) -> list[Array]:
         """given: the graph's inputs; constants: arrays of the CPU, by name, which stay on the GPU."""
-        taken, stream, number = [arrays.adopt(value) for value in given], arrays.stream(), self.device.number
+        dtypes = self.takes or [None] * len(given)
+        taken = [arrays.adopt(value, dtype) for value, dtype in zip(given, dtypes, strict=True)]
+        stream, number = arrays.stream(), self.device.number
         key = tuple(tuple(map(int, array.shape)) for array in taken)
         ready = self.ready.get(key) or self._prepared(key, stream)
         for (i, text), (low, high) in zip(self.looked_at, ready.bounds, strict=True):
@@ -113,7 +115,7 @@ def run(module: CudaModule | CudaModelModule, inputs: Mapping[str, object]) -> d
     plan = runtime_model._plan(module)
     networks: list[CudaModule] = getattr(module, "networks", [module])
     home = networks[0]  # whose file has the functions
-    if not any(step["attributes"].get("on") == "gpu" for step in plan.steps) or not isinstance(inputs, Mapping):
+    if not any(step["op"] == "Compiled" for step in plan.steps) or not isinstance(inputs, Mapping):
         return _beside(module, inputs)
     values = _checked(plan.inputs, inputs)
     first = next(iter(inputs.values()))
@@ -133,12 +135,15 @@ def run(module: CudaModule | CudaModelModule, inputs: Mapping[str, object]) -> d
                 return _network(network, arrays, given)
             here = [value if value is None else arrays.numpy(value) for value in given]
             if step["op"] == "Network":
-                return runtime_model.call(network, here, attributes)
+                return runtime_model.call(network, _in_its_dtype(network, here, attributes), attributes)
+            takes = [*attributes.get("takes", ()), *(None,) * len(here)]
+            here = [np.asarray(value, dtype) for value, dtype in zip(here, takes, strict=False)]
             return runtime_model.call_compiled(module, here, attributes)
 
         found, taken = dict[str, Array](), {*map(id, values.values())}
+        dtypes = {item["name"]: item["dtype"] for item in home.manifest["model"]["outputs"]}
         for name, value in plan.run(values, made).items():
-            own = arrays.adopt(value)
+            own = arrays.adopt(value, dtypes[name] if _of_16_bits(value) else None)
             own = arrays.copy(own) if id(own) in taken else own  # nobody else's memory
             taken.add(id(own))
             found[name] = arrays.result(own, tuple(own.shape))
@@ -173,6 +178,21 @@ def _as_numpy(value: Array) -> Array:
     return np.broadcast_to(np.zeros((), kind), tuple(map(int, value.shape)))
 
 
+def _of_16_bits(value: Array) -> bool:
+    """Whether it is what a network of 16 bits made."""
+    return str(value.dtype).removeprefix("torch.") in ("float16", "bfloat16")
+
+
+def _in_its_dtype(network: CudaModule, given: Sequence[Array], attributes: Facts) -> list[Array]:
+    """What a network that runs beside the others is given, of the CPU: x and states as it takes them."""
+    if network._kind != "float16":
+        return list(given)
+    x, lengths, *rest = given
+    count = len(rest) - len(attributes.get("weights", ()))
+    half = [value if value is None else gpu_arrays.narrow(value, network._kind) for value in (x, *rest[:count])]
+    return [half[0], lengths, *half[1:], *rest[count:]]
+
+
 def _function(module: CudaModule, device: Device, attributes: Facts) -> DeviceFunction:
     name = attributes["function"]
     if name not in device.around:
@@ -185,6 +205,7 @@ def _function(module: CudaModule, device: Device, attributes: Facts) -> DeviceFu
 def _network(module: CudaModule, arrays: Arrays, given: Sequence[Array]) -> list[Array]:
     """One step that is the network, as `runtime_model.call` has it, on the GPU."""
     x, lengths, *rest = given
+    x, rest = arrays.adopt(x, module._kind), [v if v is None else arrays.adopt(v, module._kind) for v in rest]
     rows = arrays.numpy(lengths) if isinstance(lengths, gpu_arrays.Piece) else lengths
     own = module._given(arrays, Call([x], None, ("T", "B"), rows))
     plan, layers = module._plan(own.B), int(module.manifest.num_layers)

@@ -276,13 +276,16 @@ def _joined(module: Network, names: Sequence[str], given: Sequence[Array], batch
     layers = int(module.manifest["num_layers"])
     if len(given) == len(names) and layers == 1 and all(part is not None for part in given):
         return dict(zip(names, given, strict=True))
-    first = module.init_state(batch)
+    known, first, at_first = vars(module).get("_at_first", (None, {}, {}))
+    if known != batch or any(part is None for part in given):  # else shapes are all that is needed of them
+        first = module.init_state(batch)
+        at_first = {n: own if isinstance(own, list) else np.split(own, layers) for n, own in first.items()}
+        vars(module)["_at_first"] = batch, first, at_first
     state = {}
     for i, name in enumerate(names):
-        at_first = first[name] if isinstance(first[name], list) else np.split(first[name], layers)
         parts = given[i * layers : (i + 1) * layers]
-        chosen = [own if part is None else part for own, part in zip(at_first, parts, strict=True)]
-        for own, part in zip(at_first, chosen, strict=True):
+        chosen = [own if part is None else part for own, part in zip(at_first[name], parts, strict=True)]
+        for own, part in zip(at_first[name], chosen, strict=True):
             if np.shape(part) != own.shape or part.dtype != own.dtype:
                 got, expected = (f"{a.dtype} of shape {list(a.shape)}" for a in (part, own))
                 raise runtime._error(InputError, f"an initial {name} does not fit x", got, f"{expected} = [D, B, ...]")

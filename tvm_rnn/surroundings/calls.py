@@ -6,13 +6,15 @@ values that each reads and makes; or Unsupported, which says what Relax leaves f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import relax, tirx
 
-from tvm_rnn.tir.expr import Expr
+from tvm_rnn.tir.expr import Buffer, Expr, Stmt
 
 from .demands import Demand, Unequal, demands_of
 from .ieee import as_ieee
@@ -112,8 +114,11 @@ def _channels_last(module: tvm.IRModule) -> tvm.IRModule:
 def _visit_call(mutator: relax.PyExprMutator, call: tvm.ir.Call) -> relax.Expr:
     """Elements are taken at places inside of the array, whatever the indices are. Axes are counted from the first one:
     of others Relax loses count where it changes layouts. So it does of what is stacked: that is joined along a new axis
-    (where scalars are stacked, it divides by their rank, and that ends the process)."""
+    (where scalars are stacked, it divides by their rank, and that ends the process). A factor or dividend 0 gets an
+    axis: of a scalar, which is written into loops as a number, TVM holds that 0 times anything is 0."""
     call = mutator.visit_expr_post_order(call)
+    if call.op in _VANISHING:
+        return _apart(call)
     if call.op == tvm.ir.Op.get("relax.take"):
         return relax.op.take(*call.args, axis=call.attrs.axis, mode="clip")
     if call.op == tvm.ir.Op.get("relax.squeeze") and call.attrs.axis is not None:
@@ -125,6 +130,20 @@ def _visit_call(mutator: relax.PyExprMutator, call: tvm.ir.Call) -> relax.Expr:
         whole = [mutator.builder_.emit(relax.op.expand_dims(part, axis)) for part in parts]
         return relax.op.concat(whole, axis)
     return call
+
+
+_VANISHING = (tvm.ir.Op.get("relax.multiply"), tvm.ir.Op.get("relax.divide"))
+
+
+def _apart(call: tvm.ir.Call) -> relax.Expr:
+    """A product or a quotient whose scalar zeros are arrays."""
+    arrays = [own.value.numpy() if isinstance(own, tvm.ir.GenericConst) else None for own in call.args]
+    zeros = [v is not None and v.ndim == 0 and v.dtype.kind == "f" and not v.any() for v in arrays]
+    if not any(zeros) or all(own.ty.ndim == 0 for own in call.args):
+        return call
+    pairs = zip(call.args, arrays, zeros, strict=True)
+    args = [relax.const(array.reshape(1)) if zero else own for own, array, zero in pairs]
+    return tvm.ir.Call(call.op, args, call.attrs)
 
 
 _Clipped = relax.expr_functor.mutator(type("_Clipped", (relax.PyExprMutator,), {"visit_call_": _visit_call}))
@@ -170,7 +189,9 @@ class _Reader:
             if not _is_array(item):
                 numbers.append(item)
                 sizes.append(rest.pop(0))
-        function = tirx.PrimFunc([*arrays, *sizes, *rest], function.body, function.ret_type, function.attrs)
+        function = tirx.PrimFunc(
+            [*arrays, *sizes, *rest], _joined(function.body, arrays, inputs), function.ret_type, function.attrs
+        )
         outputs = [_declared(own) for own in (kind.fields if isinstance(kind, relax.TupleType) else [kind])]
         self.graph.calls.append(Call(as_ieee(function), inputs, numbers, outputs))
         return outputs
@@ -187,6 +208,18 @@ class _Reader:
             array = item.value.numpy()
             return self.values.setdefault(item, [Value(tuple(array.shape), str(array.dtype), array)])
         raise Unsupported(f"a {type(item).__name__} as a value")
+
+
+def _joined(body: Stmt, arrays: Sequence[Buffer], inputs: Sequence[Value]) -> Stmt:
+    """The body, reading what it is given twice in one place."""
+    first = {value: own for own, value in zip(reversed(arrays), reversed(inputs), strict=True)}
+    others = [(own, first[v]) for own, v in zip(arrays, inputs, strict=True) if not own.same_as(first[v])]
+
+    def load(own: tvm.ir.TensorLoad) -> Expr:
+        into = next((into for other, into in others if own.source.same_as(other)), None)
+        return own if into is None else tirx.BufferLoad(into, own.indices)
+
+    return tvm_ffi.structural_map(body, (tvm.ir.TensorLoad, load)) if others else body
 
 
 def _is_array(item: relax.Expr) -> bool:

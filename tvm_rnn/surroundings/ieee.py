@@ -1,10 +1,12 @@
-"""Numbers as NumPy has them, where TVM's loops have them otherwise: extrema of NaN and of nothing, quotients by zero.
+"""Numbers as NumPy has them, where TVM's loops have them otherwise: extrema of NaN and of nothing, a number beside
+itself, quotients by zero.
 
-In: a function of blocks. Out: the same, in which NaN goes through extrema, these begin with an infinity, and no
-division of whole numbers stops the processor: by 0 a quotient and its rest are 0, and the lowest number over -1 is
-itself.
+In: a function of blocks. Out: the same, in which NaN goes through extrema, these begin with an infinity, what is not
+finite does not vanish where it is compared with itself or subtracted from itself, and no division of whole numbers
+stops the processor: by 0 a quotient and its rest are 0, and the lowest number over -1 is itself.
 
 Rewrite: max(a, b)  -->  a if a > b or isnan(a) else b;  init: lowest  -->  init: -inf
+         a == a  -->  not isnan(a);  a - a  -->  0 if a is finite else NaN
          a / b  -->  0 if b == 0 else a / (1 if b == 0 or (b == -1 and a == lowest) else b)
 """
 
@@ -21,6 +23,7 @@ from tvm_rnn.tir.expr import Expr, Stmt
 
 Quotient: TypeAlias = tirx.Div | tirx.FloorDiv
 Rest: TypeAlias = tirx.Mod | tirx.FloorMod
+Comparison: TypeAlias = tirx.EQ | tirx.NE
 
 
 def as_ieee(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -28,6 +31,7 @@ def as_ieee(function: tirx.PrimFunc) -> tirx.PrimFunc:
     body = tvm_ffi.structural_map(
         function.body, [(s_tir.SBlock, _block), (tirx.Max, lambda own: _chosen(own, tirx.GT)), (tirx.Min, _smaller)]
     )
+    body = tvm_ffi.structural_map(body, [(tirx.Sub, _rest_of_itself), (tirx.EQ, _with_itself), (tirx.NE, _with_itself)])
     body = tvm_ffi.structural_map(body, [(kind, _divided) for kind in (tirx.Div, tirx.FloorDiv)])
     body = tvm_ffi.structural_map(body, [(kind, _rest) for kind in (tirx.Mod, tirx.FloorMod)])
     return function.with_body(body)
@@ -43,6 +47,26 @@ def _chosen(own: tirx.Max | tirx.Min, before: type) -> Expr:
     if isinstance(own.b, tirx.FloatImm) and not math.isnan(own.b.value):
         return tirx.Select(before(own.b, own.a), own.b, own.a)  # of NaN no comparison is true
     return tirx.Select(tirx.Or(before(own.a, own.b), tirx.isnan(own.a)), own.a, own.b)
+
+
+def _is_of_itself(own: tirx.Sub | Comparison) -> bool:
+    """Whether it is of a float and of the same float again: there TVM's simplifier knows no NaN."""
+    return str(own.a.ty).startswith("float") and bool(tvm_ffi.structural_equal(own.a, own.b))
+
+
+def _rest_of_itself(own: tirx.Sub) -> Expr:
+    if not _is_of_itself(own):
+        return own
+    kind = str(own.a.ty)
+    infinite = tirx.EQ(tirx.abs(own.a), tirx.FloatImm(kind, math.inf))
+    nothing, nan = tirx.FloatImm(kind, 0.0), tirx.FloatImm(kind, math.nan)
+    return tirx.Select(tirx.Or(tirx.isnan(own.a), infinite), nan, nothing)
+
+
+def _with_itself(own: Comparison) -> Expr:
+    if not _is_of_itself(own):
+        return own
+    return tirx.isnan(own.a) if isinstance(own, tirx.NE) else tirx.Not(tirx.isnan(own.a))
 
 
 def _divided(own: Quotient) -> Expr:

@@ -124,7 +124,7 @@ def _number(value: Value) -> Expr | None:
     if value.constant is None or value.array.size != 1 or not np.isfinite(value.array).all():
         return None
     if value.array.dtype.kind == "f":
-        if np.signbit(value.array).any() and not value.array.any():
-            return None  # TVM takes -0 and 0 for the same number: of a choice between them it keeps the first one
+        if not value.array.any():
+            return None  # to TVM 0 times anything is 0, and of a choice between 0 and -0 it keeps the first one
         return tirx.FloatImm(value.dtype, float(value.array.reshape(())))
     return tirx.IntImm(value.dtype, int(value.array.reshape(())))

@@ -108,3 +108,24 @@ def test_pooling_and_reshaped_axes() -> None:
 def test_what_is_not_computed_on_a_gpu_says_why() -> None:
     with pytest.raises(NotOnDevice, match="a loop whose steps follow from each other"):
         DeviceFunction("around", graph_of(["n", 4], lambda x: relax.op.argmax(x, 1)))
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("tiles", [False, True])
+def test_a_callers_arrays_of_16_bits(tiles: bool) -> None:
+    """They are read and written where a product is computed, which adds up in float32."""
+    w = random(300, 9)
+    graph = graph_of(["n", 300], lambda x: relax.op.matmul(x, relax.const(w)))
+    made, run = compiled(graph, tiles, takes=["float16"], gives=["float16"])
+    assert len(made.launches) == 1
+    x = random(33, 300).astype("f2")
+    (found,) = run(x)
+    assert found.dtype == "f2"
+    np.testing.assert_allclose(found, (x.astype("f8") @ w).astype("f2"), rtol=2e-3, atol=1e-4)
+
+
+@pytest.mark.broad
+def test_what_is_not_finite_does_not_vanish() -> None:
+    x = np.array([[1, np.inf, -np.inf, np.nan]], "f4")
+    _, run = compiled(graph_of(["n", 4], lambda x: relax.op.subtract(x, x)))
+    np.testing.assert_array_equal(run(x)[0], [[0, np.nan, np.nan, np.nan]])

@@ -34,8 +34,7 @@ from .warp_sum import warp_sum
 FEW_TERMS = 32  # of a sum that a thread adds up
 FEW_ELEMENTS = 1 << 14  # of a product's result that warps make: so many of them a GPU has at once
 MOST = 1 << 31  # elements of an array: its indices are of 32 bits
-FLOATS = ("float32", "float64")
-KINDS = (*FLOATS, "bool", "int8", "uint8", "int32", "int64", "uint32")
+KINDS = ("float32", "float64", "float16", "bfloat16", "bool", "int8", "uint8", "int32", "int64", "uint32")
 
 
 class NotOnDevice(Exception):
@@ -44,11 +43,14 @@ class NotOnDevice(Exception):
 
 @dataclass
 class DeviceFunction:
-    """given: the constants that the function takes, in order. looked_at: which inputs have elements that must be in
-    bounds, which NAME_sizes says, and what is needed of them, in words."""
+    """takes, gives: dtypes of inputs and outputs, where they are not the graph's. given: the constants that the
+    function takes, in order. looked_at: which inputs have elements that must be in bounds, which NAME_sizes says, and
+    what is needed of them, in words."""
 
     name: str
     graph: Graph
+    takes: Sequence[str] = ()
+    gives: Sequence[str] = ()
     given: list[Value] = field(default_factory=list)
     launches: list[list[Launch]] = field(default_factory=list)
     rooms: list[tuple[Buffer, Room]] = field(default_factory=list)
@@ -58,7 +60,7 @@ class DeviceFunction:
         """Raises NotOnDevice."""
         if self.graph.numbers:
             raise NotOnDevice("elements of arrays decide sizes")
-        self.statements = Statements(self.graph)
+        self.statements = Statements(self.graph, self.takes, self.gives)
         self.looked_at = [(self._looked_at(own.value), own.text) for own in self.graph.looks]
         self.memory = Memory(held=self.statements.sizes)
         pieces = pieces_of(self.statements.done, self.statements.outputs)

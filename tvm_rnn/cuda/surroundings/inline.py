@@ -22,6 +22,8 @@ from tvm_rnn.tir.expr import Buffer, Expr, Stmt
 
 from .statements import simplified
 
+HALVES = ("float16", "bfloat16")  # to read such a float is to widen it
+
 
 @dataclass
 class Piece:
@@ -113,6 +115,8 @@ def _is_move(value: Expr) -> bool:
         return all(map(_is_move, value.args[1:]))
     if isinstance(value, tirx.FloatImm | tirx.IntImm):
         return True
+    if isinstance(value, tirx.Cast) and str(value.value.ty) in HALVES:
+        return _is_move(value.value)
     if not isinstance(value, tvm.ir.TensorLoad):
         return False
     divided = list[bool]()

@@ -27,32 +27,41 @@ from tvm_rnn.tir.statements import loop
 
 @dataclass
 class Statements:
-    """inputs, outputs, constants: arrays that a caller gives. sizes: names of the sizes that follow from those of the
-    inputs. done: the statements."""
+    """takes, gives: the dtypes in which a caller has inputs and outputs, where these are not the graph's: floats of 16
+    bits, which are cast. inputs, outputs, constants: arrays that a caller gives. sizes: names of the sizes that follow
+    from those of the inputs. done: the statements."""
 
     graph: Graph
+    takes: Sequence[str] = ()
+    gives: Sequence[str] = ()
     arrays: dict[Value, Buffer] = field(default_factory=dict)
     constants: dict[Value, Buffer] = field(default_factory=dict)
     sizes: HeldSizes = field(default_factory=HeldSizes)
     done: list[Stmt] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.inputs = [self._array(f"x{i}", value) for i, value in enumerate(self.graph.inputs)]
+        self.inputs = self._given("x", self.graph.inputs, self.takes)
         for value, buffer in zip(self.graph.inputs, self.inputs, strict=True):
-            self.arrays[value] = buffer
-        self.outputs = [self._array(f"y{i}", value) for i, value in enumerate(self.graph.outputs)]
+            self.arrays[value] = buffer if value.dtype == str(buffer.dtype) else self._array("v", value)
+            if not self.arrays[value].same_as(buffer):
+                self.done.append(_copy(buffer, self.arrays[value]))
+        self.outputs = self._given("y", self.graph.outputs, self.gives)
         for value, buffer in zip(self.graph.outputs, self.outputs, strict=True):
-            if value.constant is None:
+            if value.constant is None and value.dtype == str(buffer.dtype):
                 self.arrays.setdefault(value, buffer)
         functions = loops_of([call.function for call in self.graph.calls])
         for call, loops in zip(self.graph.calls, functions, strict=True):
             self.done += self._body(call, loops)
         for value, into in zip(self.graph.outputs, self.outputs, strict=True):
-            if not (source := self._of(value)).same_as(into):  # an input, a constant, or there twice
+            if not (source := self._of(value)).same_as(into):  # an input, a constant, of 16 bits, or there twice
                 self.done.append(_copy(source, into))
 
-    def _array(self, name: str, value: Value) -> Buffer:
-        return tirx.decl_buffer([self.sizes(wide(axis)) for axis in value.shape], value.dtype, name=name)
+    def _given(self, name: str, values: Sequence[Value], dtypes: Sequence[str]) -> list[Buffer]:
+        pairs = zip(values, dtypes or [value.dtype for value in values], strict=True)
+        return [self._array(f"{name}{i}", value, dtype) for i, (value, dtype) in enumerate(pairs)]
+
+    def _array(self, name: str, value: Value, dtype: str = "") -> Buffer:
+        return tirx.decl_buffer([self.sizes(wide(axis)) for axis in value.shape], dtype or value.dtype, name=name)
 
     def _of(self, value: Value) -> Buffer:
         known = self.arrays if value.constant is None else self.constants
@@ -130,9 +139,13 @@ def without_division(node: Stmt, extents: Mapping[tirx.Var, Expr]) -> Stmt:
 
 
 def _copy(source: Buffer, into: Buffer) -> Stmt:
+    """The same values, in the dtype of where they go."""
+
     def at(index: Sequence[Expr]) -> Stmt:
         if len(index) == len(into.shape):
-            return tirx.BufferStore(into, tirx.BufferLoad(source, list(index)), list(index))
+            value = tirx.BufferLoad(source, list(index))
+            same = str(source.dtype) == str(into.dtype)
+            return tirx.BufferStore(into, value if same else tirx.Cast(str(into.dtype), value), list(index))
         return loop("i", into.shape[len(index)], lambda i: at([*index, i]))
 
     return at([])
