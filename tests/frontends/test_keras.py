@@ -175,7 +175,7 @@ def test_a_compiled_model_takes_masks_and_says_where_it_is_from(tmp_path: Path) 
     x = MASKED.astype("f4")
     assert_close(list(module.run({"x": x}).values()), results(layer, x), "float32", T)
     assert module.manifest.origin.framework == "keras"
-    with pytest.raises(rnn.InputError, match="at the end of a row"):
+    with pytest.raises(rnn.InputError, match="at the end of rows"):
         module.run({"x": x[:, ::-1].copy()})
 
 

@@ -56,6 +56,7 @@ def test_names_in_files() -> None:
         "cell/cells/lstm_cell/",
         "cell/cells/lstm_cell_1/",
     ]
+    assert paths_of({"class_name": "MultiHeadAttention", "config": {}})[::3] == ["query_dense/", "output_dense/"]
     assert paths_of({"class_name": "RNN", "config": "odd"}) == ["cell/"] and paths_of({}) == [""]
 
 

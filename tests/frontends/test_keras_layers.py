@@ -22,6 +22,7 @@ def applied(kind: str, config: dict[str, Any], *arrays: Any, inputs: Any = (X,),
     """What a layer gives for these inputs, and the mask it gives."""
     names = [f"x{i}" for i in range(len(inputs))]
     steps = Steps([Declared(name, "float64", None) for name in names])
+    steps.dtypes |= {name: np.asarray(value).dtype.name for name, value in zip(names, inputs, strict=True)}
     model = Model(steps, "float64")
     values = [Value(name, mask) for name in names]
     (value,) = apply_layer(Call(model, Part("p", kind, config, [np.asarray(a) for a in arrays]), values))
@@ -87,6 +88,8 @@ def test_masks_begin_and_go_on() -> None:
     words = np.array([[1, 2, 0]], "i4")
     found, mask = applied("Embedding", {"mask_zero": True}, W, inputs=(words,))
     assert mask.tolist() == [[True, True, False]] and (found[0, 0] == W[1]).all()
+    floats, mask = applied("Embedding", {"mask_zero": True}, W, inputs=(words.astype("f8"),))
+    assert mask.tolist() == [[True, True, False]] and (floats == found).all()
     assert applied("Dense", {"use_bias": False}, W, mask="m")[1] == "m"
     assert applied("Flatten", {}, mask="m")[1] == ""
     assert applied("Add", {}, inputs=(X, X), mask="m")[1] == "m"

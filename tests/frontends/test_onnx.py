@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from onnx_models import model_of, node, onnx_runtime, random_case, weights
 
 import tvm_rnn as rnn
+from tvm_rnn.bench.suites.onnx_files import found_in
 from tvm_rnn.errors import ConfigError
 from tvm_rnn.oracle.tolerance import assert_close
 
@@ -436,3 +437,47 @@ def test_nothing_behind_what_is_refused_is_offered_to_be_cut_out() -> None:
     with pytest.raises(ConfigError, match=r"extract_model\(path, 'part.onnx', \['x'\], \['a'\]\)") as caught:
         rnn.from_onnx(model)
     assert "Det" in str(caught.value) and "Unique" in str(caught.value)
+
+
+def test_what_is_not_supported_below_an_if_in_a_loop_is_named() -> None:
+    """Whether or not what the If depends on is supported."""
+    make, empty, kind = onnx.helper.make_graph, onnx.helper.make_empty_tensor_value_info, onnx.TensorProto
+    branches = [make([node(op, ["s"], [op])], op, [], [empty(op)]) for op in ("Unique", "Det")]
+    for before in ("Less", "NonZero"):
+        own = [
+            node("Identity", ["go"], ["goes"]),
+            node(before, ["s", "one"] if before == "Less" else ["s"], ["q"]),
+            node("If", ["q"], ["b"], then_branch=branches[0], else_branch=branches[1]),
+            node("Add", ["s", "b"], ["next"]),
+        ]
+        ends = [
+            onnx.helper.make_tensor_value_info(n, kind.BOOL if n.startswith("go") else kind.FLOAT, [])
+            for n in ("go", "s", "goes", "next")
+        ]
+        i = onnx.helper.make_tensor_value_info("i", kind.INT64, [])
+        one = onnx.numpy_helper.from_array(np.float32(1), "one")
+        body = make(own, "body", [i, *ends[:2]], ends[2:], [one])
+        loop = [node("Loop", ["n", "", "x"], ["y"], body=body)]
+        with pytest.raises(ConfigError, match=r"If is not supported; nor is, in its branches: Det \(1\), Unique \(1\)"):
+            rnn.from_onnx(model_of(loop, {"x": ("f4", ["B", 3])}, {"y": "f4"}, {"n": np.array(3)}))
+
+
+@pytest.mark.slow
+def test_silero_hears_the_same_for_half_a_minute() -> None:
+    """The probabilities of 937 frames of noise, then of tones that come and go; the state keeps 1e-5 of what it is."""
+    paths = {own.name: path for own, path in found_in().items()}
+    if "silero_vad 30 s" not in paths:
+        pytest.skip("pip install --no-deps silero-vad")
+    path, rng, steps = paths["silero_vad 30 s"], np.random.default_rng(0), 937
+    module = rnn.compile(rnn.from_onnx(path), progress=False)
+    t = np.arange(steps * 512 + 64) / 16000
+    tones = sum(np.sin(2 * np.pi * f * t) / (1 + i) for i, f in enumerate((150, 450, 2300))) * 0.2
+    tones = tones * (np.sin(5 * np.pi * t) > 0) + 0.005 * rng.standard_normal(len(t))
+    frames = [tones[i * 512 : i * 512 + 576] for i in range(steps)]
+    for x in (rng.standard_normal((steps, 576)) * 0.1, np.stack(frames)):
+        feeds = {"input": x.astype("f4"), **{name: np.zeros((1, 1, 128), "f4") for name in "hc"}}
+        found, expected = module.run(feeds), onnx_runtime(onnx.load(path), feeds)
+        assert found["speech_probs"].shape == (steps,)
+        np.testing.assert_allclose(found["speech_probs"], expected["speech_probs"], rtol=0, atol=1e-4)
+        for name in ("hn", "cn"):
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-5)

@@ -92,6 +92,8 @@ def paths_of(layer: Config) -> list[str]:
         return ["cell/"]
     if kind == "Bidirectional":
         return ["forward_layer/cell/", "backward_layer/cell/"]
+    if kind == "MultiHeadAttention":
+        return [f"{name}_dense/" for name in ("query", "key", "value", "output")]
     return ["layer/"] if kind == "TimeDistributed" else [""]
 
 

@@ -49,11 +49,14 @@ def _activated(call: Call, value: str) -> list[Value]:
 
 
 def _embedding(call: Call) -> list[Value]:
-    words = call.x.name
-    found = call.emit("Gather", _constant(call, 0, 2), words, axis=0)
+    words, dtype = call.x.name, call.model.steps.dtypes.get(call.x.name, "int32")
+    whole = (
+        call.emit("Cast", words, dtype="int32") if dtype.startswith("float") else words
+    )  # an Input's, if none is said
+    found = call.emit("Gather", _constant(call, 0, 2), whole, axis=0)
     if not call.config.get("mask_zero"):
         return [Value(found)]
-    zero = call.model.steps.keep(0, call.model.steps.dtypes.get(words, "int32"))
+    zero = call.model.steps.keep(0, dtype)
     return [Value(found, call.emit("Not", call.emit("Equal", words, zero)))]
 
 

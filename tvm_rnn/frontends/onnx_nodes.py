@@ -232,11 +232,7 @@ def ordinary_attributes(steps: GraphSteps, node: NodeProto, known: Collection[st
     if node.domain not in ("", "ai.onnx"):
         raise Unreadable(f"operator {node.domain}.{node.op_type} is not of the standard set")
     if node.op_type not in known:
-        elsewhere = (*known, *COMPILES, *FORMS, *RECURRENT, *BODIES, *ATTENTION, "CastLike")
-        below = Counter(own.op_type for own in nodes_below(node) if own.op_type not in elsewhere)
-        more = ", ".join(f"{name} ({count})" for name, count in sorted(below.items()) if name != "Constant")
-        more = f"; nor is, in its branches: {more}" if more else ""
-        raise Unreadable(f"operator {node.op_type} is not supported{more}")
+        raise Unreadable(not_supported(node, known))
     attributes = attributes_of(node, steps.source.opset)
     if node.op_type in REWRITES:
         attributes = dict(REWRITES[node.op_type](steps, node, attributes))
@@ -244,6 +240,14 @@ def ordinary_attributes(steps: GraphSteps, node: NodeProto, known: Collection[st
     if node.op_type == "BatchNormalization" and len(outputs) > 1:
         raise Unreadable(f"output {outputs[1]!r} is for training")
     return {name: value for name, value in attributes.items() if name not in WITHOUT_EFFECT}
+
+
+def not_supported(node: NodeProto, known: Collection[str] = KNOWN) -> str:
+    """That its operator is not supported, and which are not in its branches."""
+    elsewhere = (*known, *COMPILES, *FORMS, *RECURRENT, *BODIES, *ATTENTION, "CastLike")
+    below = Counter(own.op_type for own in nodes_below(node) if own.op_type not in elsewhere)
+    more = ", ".join(f"{name} ({count})" for name, count in sorted(below.items()) if name != "Constant")
+    return f"operator {node.op_type} is not supported" + (f"; nor is, in its branches: {more}" if more else "")
 
 
 def constant_of(steps: GraphSteps, node: NodeProto) -> tuple[Array, str]:

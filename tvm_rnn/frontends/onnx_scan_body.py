@@ -33,7 +33,7 @@ from .fields import Unreadable, Wrong
 from .folding import Steps, held_dtype_of
 from .onnx_equations import KNOWN, evaluate
 from .onnx_file import Array, tensor_array, type_name
-from .onnx_nodes import GraphSteps, constant_of, label, ordinary_attributes
+from .onnx_nodes import GraphSteps, constant_of, label, not_supported, ordinary_attributes
 from .onnx_rows import Item
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ class ScanBody:
             if not self.refused.isdisjoint(node.input):
                 self.refused.update(filter(None, node.output))
                 if node.op_type not in KNOWN:
-                    self.wrong.append(f"{label(node)} in its body: operator {node.op_type} is not supported")
+                    self.wrong.append(f"{label(node)} in its body: {not_supported(node, KNOWN)}")
                 continue
             with self._refusing(node.output, f"{label(node)} in its body: "):
                 self._node(node)
