@@ -137,6 +137,14 @@ def test_models_in_memory_and_in_files(name: str, tmp_path: Path) -> None:
     assert origin is not None and origin.file == str(tmp_path / "m.keras") and len(origin.sha256 or "") == 64
 
 
+def test_words_are_floats_where_an_input_says_nothing(tmp_path: Path) -> None:
+    words = keras.Input((None,), name="words")
+    layer = keras.Model(words, L.GRU(4)(L.Embedding(10, WIDTH, mask_zero=True)(words)))
+    agrees(layer, tmp_path, words=WORDS.astype("f4"))
+    (found,) = rnn.compile(rnn.from_keras(layer)).run({"words": WORDS.astype("f4")}).values()
+    assert_close([found], results(layer, WORDS.astype("f4")), "float32", T)
+
+
 def test_a_functional_model_with_states_that_are_handed_on(tmp_path: Path) -> None:
     words = keras.Input((None,), dtype="int32", name="words")
     x = L.Embedding(10, WIDTH, mask_zero=True)(words)

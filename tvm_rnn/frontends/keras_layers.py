@@ -50,9 +50,8 @@ def _activated(call: Call, value: str) -> list[Value]:
 
 def _embedding(call: Call) -> list[Value]:
     words, dtype = call.x.name, call.model.steps.dtypes.get(call.x.name, "int32")
-    whole = (
-        call.emit("Cast", words, dtype="int32") if dtype.startswith("float") else words
-    )  # an Input's, if none is said
+    # An Input is of floats if nothing is said.
+    whole = call.emit("Cast", words, dtype="int32") if dtype.startswith("float") else words
     found = call.emit("Gather", _constant(call, 0, 2), whole, axis=0)
     if not call.config.get("mask_zero"):
         return [Value(found)]
@@ -168,7 +167,10 @@ def _not_equal(call: Call) -> list[Value]:
     """An operation that functional models have for the mask of an embedding."""
     if len(call.inputs) != 2:
         raise Unreadable("it compares other than two values")
-    return [Value(call.emit("Not", call.emit("Equal", *(value.name for value in call.inputs))))]
+    left, right = (value.name for value in call.inputs)
+    if (dtype := call.model.steps.dtypes.get(left, "")).startswith("float"):  # words, where an Input says nothing
+        right = call.emit("Cast", right, dtype=dtype)
+    return [Value(call.emit("Not", call.emit("Equal", left, right)))]
 
 
 def _any(call: Call) -> list[Value]:
