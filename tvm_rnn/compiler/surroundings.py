@@ -83,7 +83,9 @@ def _halves(steps: Sequence[Step], networks: Sequence[RNN], wanted: Sequence[str
     one dtype alone are given and that no caller gets."""
     made, read = dict[str, str](), dict[str, set[str]]()
     for step in (own for own in steps if own.op == NETWORK):
-        dtype, count = networks[step.network].dtype, len(step.inputs) - len(step.attributes.get("weights", ()))
+        weights = step.attributes.get("weights", ())
+        assert isinstance(weights, list | tuple)
+        dtype, count = networks[step.network].dtype, len(step.inputs) - len(weights)
         made |= dict.fromkeys(step.outputs, dtype)
         for name in (step.inputs[0], *step.inputs[2:count]):
             read.setdefault(name, set()).add(dtype)

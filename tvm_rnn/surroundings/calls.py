@@ -141,8 +141,8 @@ def _apart(call: tvm.ir.Call) -> relax.Expr:
     zeros = [v is not None and v.ndim == 0 and v.dtype.kind == "f" and not v.any() for v in arrays]
     if not any(zeros) or all(own.ty.ndim == 0 for own in call.args):
         return call
-    pairs = zip(call.args, arrays, zeros, strict=True)
-    args = [relax.const(array.reshape(1)) if zero else own for own, array, zero in pairs]
+    pairs = zip(call.args, zeros, strict=True)
+    args = [relax.const(own.value.numpy().reshape(1)) if zero else own for own, zero in pairs]
     return tvm.ir.Call(call.op, args, call.attrs)
 
 
