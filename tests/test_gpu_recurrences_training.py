@@ -78,9 +78,12 @@ def scans(module: Any) -> list[list[str]]:
     ]
 
 
-def trained(name: str, dtype: str = "float32", steps: int = 41) -> list[list[str]]:
+PAIRS = [("min_gru", "bfloat16", 66)]  # two elements of a thread
+
+
+def trained(name: str, dtype: str = "float32", steps: int = 41, width: int = 7) -> list[list[str]]:
     """Every result and gradient is the oracle's. Returns what runs over all time."""
-    net = network(name, dtype)
+    net = network(name, dtype, width)
     module = emulator.compile(net, training=True)
     check(net, module, dtype, steps)
     return scans(module)
@@ -88,9 +91,9 @@ def trained(name: str, dtype: str = "float32", steps: int = 41) -> list[list[str
 
 @pytest.mark.broad
 @pytest.mark.slow_after(1)
-@pytest.mark.parametrize(("name", "dtype"), [("min_gru", "float32"), ("lru", "bfloat16")])
-def test_gradients(name: str, dtype: str) -> None:
-    assert all(trained(name, dtype))
+@pytest.mark.parametrize(("name", "dtype", "width"), [("min_gru", "float32", 7), ("lru", "bfloat16", 7), *PAIRS])
+def test_gradients(name: str, dtype: str, width: int) -> None:
+    assert all(trained(name, dtype, width=width))
 
 
 @pytest.mark.slow

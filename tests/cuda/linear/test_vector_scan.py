@@ -9,8 +9,9 @@ import pytest
 from emulated import POISON, run
 
 import tvm_rnn as rnn
+from tvm_rnn.bench.suites.recurrences import CELLS
 from tvm_rnn.cuda.layer.pointers import Place
-from tvm_rnn.cuda.layer.row_kernels import WARP, Job
+from tvm_rnn.cuda.layer.row_kernels import Job
 from tvm_rnn.cuda.linear.vector_scan import VectorScan
 from tvm_rnn.cuda.plan.network import plan
 from tvm_rnn.graph.graph import Group, Node, make
@@ -20,7 +21,8 @@ from tvm_rnn.passes.pipeline import passed
 from tvm_rnn.target import resolve
 
 GPU = resolve("nvidia-h200")
-WIDTH, BATCH = 13, 3  # elements: those of a block, and some of another
+WIDTH, BATCH = 26, 3  # elements: those of a block, and some of another
+SIDES = (1, 2)  # elements of a thread
 INITIAL = {"h0": 0.5, "h1": -0.25}
 Arrays = dict[str, np.ndarray]
 
@@ -33,7 +35,7 @@ def states(count: int) -> list[Node]:
     return [Node("state", shape=(WIDTH,), name=f"h{n}") for n in range(count)]
 
 
-def group(rows: Mapping[Node, Node]) -> tuple[VectorScan, Node]:
+def group(rows: Mapping[Node, Node], side: int = 1) -> tuple[VectorScan, Node]:
     """A recurrence whose rows replace these states, between a prologue and an epilogue that reads old and new."""
     first, state = next(iter(rows.items()))
     old = make("carried", first, state)
@@ -43,33 +45,33 @@ def group(rows: Mapping[Node, Node]) -> tuple[VectorScan, Node]:
     own = Group("scan", "before", 0, first, nodes, (output, first))
 
     def reads(node: Node) -> Place | None:
-        return Place("float32", WIDTH) if node.op == "input" else None
+        return Place("float32", WIDTH, align=4) if node.op == "input" else None
 
     job = Job("k", own, "float32", reads, lambda n: [Place("float32", WIDTH + 2)])
-    return VectorScan(job, rows, INITIAL, frozenset({output}), warps=2, ahead=3), output
+    return VectorScan(job, rows, INITIAL, frozenset({output}), warps=2, ahead=3, side=side), output
 
 
-def linear() -> tuple[VectorScan, Node]:
+def linear(side: int = 1) -> tuple[VectorScan, Node]:
     a, b = known(2)
     (h,) = states(1)
-    return group({make("scan", h, make("sigmoid", a), b): h})
+    return group({make("scan", h, make("sigmoid", a), b): h}, side)
 
 
-def pair() -> tuple[VectorScan, Node]:
+def pair(side: int = 1) -> tuple[VectorScan, Node]:
     """Two states, whose rows name them in different orders."""
     x, y = states(2)
     a = known(6)
-    return group({make("scan", y, x, *a[:3]): x, make("scan", y, x, *a[3:]): y})
+    return group({make("scan", y, x, *a[:3]): x, make("scan", y, x, *a[3:]): y}, side)
 
 
-def maximum() -> tuple[VectorScan, Node]:
+def maximum(side: int = 1) -> tuple[VectorScan, Node]:
     (h,) = states(1)
-    return group({make("scan_max", h, *known(2)): h})
+    return group({make("scan_max", h, *known(2)): h}, side)
 
 
-def delay() -> tuple[VectorScan, Node]:
+def delay(side: int = 1) -> tuple[VectorScan, Node]:
     (h,) = states(1)
-    return group({make("delay", h, *known(1)): h})
+    return group({make("delay", h, *known(1)): h}, side)
 
 
 KINDS = {"linear": linear, "pair": pair, "maximum": maximum, "delay": delay}
@@ -99,7 +101,7 @@ def errors(scan: VectorScan, output: Node, steps: int, span: int, mode: str = ""
     scalars = {"steps": steps, "reverse": int(backwards), "batch": BATCH, "chunks": chunks, "span": span}
     scalars |= {"start": 0, "total": steps, "has_lengths": int("l" in mode), "has_reset": int(bool(reset.any()))}
     for kind in ("few",) if steps <= scan.ahead else ("ends", "apply") if chunks > 1 else ("apply",):
-        blocks = -(-BATCH * WIDTH // (scan.threads(kind) if kind == "few" else WARP))
+        blocks = -(-BATCH * WIDTH // (scan.threads(kind) if kind == "few" else scan.tile))
         run(scan.kernel(kind, bool(mode)), arrays, scalars, blocks * chunks)
     name = next(a.name for a in written if a.node is output)
     pairs = [(arrays[name][..., :WIDTH], expected), *((arrays[f"new_{n}"], v) for n, v in enumerate(last))]
@@ -133,21 +135,23 @@ def by_oracle(
 
 @pytest.mark.broad_after(1)
 @pytest.mark.parametrize("kind", KINDS)
-def test_chunks_against_the_oracle(kind: str) -> None:
-    assert errors(*KINDS[kind](), steps=23, span=9) < 3e-4
+@pytest.mark.parametrize("side", SIDES)
+def test_chunks_against_the_oracle(kind: str, side: int) -> None:
+    assert errors(*KINDS[kind](side), steps=23, span=9) < 3e-4
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("backwards", [False, True])
-def test_lengths_and_resets(kind: str, backwards: bool) -> None:
-    assert errors(*KINDS[kind](), steps=29, span=8, mode="lr", backwards=backwards) < 3e-4
+@pytest.mark.parametrize(("backwards", "side"), [(False, 1), (True, 1), (True, 2)])
+def test_lengths_and_resets(kind: str, backwards: bool, side: int) -> None:
+    assert errors(*KINDS[kind](side), steps=29, span=8, mode="lr", backwards=backwards) < 3e-4
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize(("steps", "span"), [(1, 1), (3, 3), (7, 7), (5, 2), (19, 8), (25, 25)])
-def test_any_number_of_steps_and_chunks(steps: int, span: int) -> None:
-    assert errors(*linear(), steps=steps, span=span) < 3e-5
+@pytest.mark.parametrize("side", SIDES)
+def test_any_number_of_steps_and_chunks(steps: int, span: int, side: int) -> None:
+    assert errors(*linear(side), steps=steps, span=span) < 3e-5
 
 
 @pytest.mark.broad
@@ -166,3 +170,12 @@ def test_states_are_the_users_where_nobody_else_reads_them() -> None:
         assert bool(found) == own and all("tile_steps_1 >= T && users" in line and "!= users" in line for line in found)
         if own:
             assert lines[next(i for i, line in enumerate(lines) if "::load0," in line) - 1] == "if (!in_place_1) {"
+
+
+def test_users_values_are_taken_in_pairs_where_they_are_aligned() -> None:
+    """Others, and rows with lengths or resets, have kernels that take them one by one."""
+    net = rnn.RNN(CELLS["gated_sum"], 128, 64, dtype="bfloat16")
+    lines = [line.strip() for line in plan(passed(net, Options(GPU, precision="bfloat16")), GPU).sequence.lines]
+    kinds = [line for line in lines if line.startswith("if") and "uintptr_t" in line and "has_lengths" in line]
+    assert len(kinds) == 2 and all("% 4 == 0" in line for line in kinds)
+    assert "!has_lengths" in kinds[0] and "|| !(" in kinds[1]

@@ -58,7 +58,8 @@ def store_lanes(w: Writer, name: str, dtype: str, at: Expr, values: Sequence[Tir
         w.store(place, converted(values[0], dtype), at)
     elif dtype == "float32":
         for i in range(0, count, 4):
-            w.do(I.ptx["st.global.v4.f32"](place.ptr_to([at + i]), *values[i : i + 4]))
+            part = values[i : i + 4]
+            w.do(I.ptx[f"st.global{_vector(len(part))}.f32"](place.ptr_to([at + i]), *part))
     else:
         words = w.local(count // 2, "uint32")
         for i in range(count // 2):

@@ -1,15 +1,15 @@
 """Recurrences of vectors over all time: a group of kind "scan" whose rows are `scan`, `scan_max` or `delay`.
 
-In: the group, and where its values lie. Out: a `VectorScan`, its kernels and their launches. A block has 32 elements,
-side by side in memory, and all or a part of the time, which it takes in rounds: its warps have the same elements, and
-some steps each, one behind the other. A warp finds what its steps do to any state that enters them: a matrix of the
-component's states and a vector (of `scan_max` a sum and a maximum). In shared memory each sees what those before it do,
-always in the same order, and walks its steps, of which the operands were loaded once. While a round is worked on, the
-operands of the next one are on their way.
+In: the group, and where its values lie. Out: a `VectorScan`, its kernels and their launches. A thread has an element or
+two, side by side in memory, a block 32 times as many, and all or a part of the time, which it takes in rounds: warps
+have the same elements, and some steps each, one behind the other. A warp finds what its steps do to any state that
+enters them: a matrix of the component's states and a vector (of `scan_max` a sum and a maximum). In shared memory each
+sees what those before it do, always in the same order, and walks its steps, of which the operands were loaded once.
+While a round is worked on, the operands of the next one are on their way.
 
 Where there are too few elements for the GPU, time is cut into chunks, and another kernel, `ends`, finds first what each
-chunk does: `apply` begins with those before its own. How many there are follows, in each call, from T, B and the GPU.
-Calls of few steps have `few`, whose warps have other elements each.
+chunk does: `apply` begins with those before its own, of which each warp joins some. How many there are follows, in each
+call, from T, B and the GPU. Calls of few steps have `few`, whose warps have other elements each.
 
 Rewrite: for t: h = a h + b  -->  each part: (P, v);  each part: for those before: h = P h + v; for t: h = a h + b
 
@@ -28,17 +28,21 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf, prod
 
+import tvm_ffi
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
+from tvm.sym import Analyzer
 
-from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer
+from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointer
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
+from tvm_rnn.cuda.codegen.vector_access import DTYPES, LoadedLanes, aligned, store_lanes
 from tvm_rnn.cuda.layer.pointers import Argument, Place, address, arithmetic, dense
 from tvm_rnn.cuda.layer.regime import FOREVER, MASK_POINTERS, MASK_SCALARS
 from tvm_rnn.cuda.layer.row_kernels import WARP, Job, Values, unravel
 from tvm_rnn.cuda.rowwise.state_moves import Tile
 from tvm_rnn.graph import scalar
 from tvm_rnn.graph.graph import Node, recurrence_states
+from tvm_rnn.graph.ops import Shape
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.graph.tensor_expressions import Index, fit
 from tvm_rnn.schedule.schedule_template import DEFAULT, Unit, best
@@ -50,7 +54,7 @@ SCALARS = (("steps", "int32"), ("reverse", "int32"), ("batch", "int32"), ("chunk
 LEAST_SPAN = 64  # steps of a chunk: fewer take less time than another kernel takes to begin
 LEAST_CHUNKS = 3  # fewer are no faster than one: operands are read twice
 EARLIER = 4  # steps that take as long as to compose the effect of an earlier chunk
-COMPOSED = 8  # chunks whose effects are loaded at once
+COMPOSED = 8  # chunks whose effects a warp loads at once
 FEW_WARPS = 4  # of a block that has few steps
 
 
@@ -60,7 +64,7 @@ class VectorScan:
 
     job: the group and its places. replaced: of each row the state whose new value it is. initial: of states that do not
     begin at 0. zeroed: values that are 0 at the steps of rows that have ended. warps: of a block; ahead: steps of a
-    warp in a round; resident: blocks that all chunks together have on each multiprocessor.
+    warp in a round; resident: blocks that all chunks together have on each multiprocessor; side: elements of a thread.
     """
 
     job: Job
@@ -70,6 +74,7 @@ class VectorScan:
     warps: int = 8
     ahead: int = 8
     resident: int = 3
+    side: int = 1
     record: str = DEFAULT  # where the knobs are from
 
     @cached_property
@@ -95,6 +100,11 @@ class VectorScan:
         return self.rows[0].op == "scan_max"
 
     @property
+    def tile(self) -> int:
+        """Elements of a block that has all steps."""
+        return WARP * self.side
+
+    @property
     def words(self) -> int:
         """Numbers that say what a chunk does to the states of an element: whether it was cut, matrix, vector."""
         return 1 + len(self.rows) * (len(self.rows) + 1)
@@ -106,7 +116,7 @@ class VectorScan:
 
     @property
     def knobs(self) -> dict[str, int]:
-        return {"warps": self.warps, "ahead": self.ahead, "resident": self.resident}
+        return {"warps": self.warps, "ahead": self.ahead, "resident": self.resident, "side": self.side}
 
     @property
     def fact(self) -> dict[str, object]:
@@ -116,9 +126,25 @@ class VectorScan:
         unit = f"before {ops} {shape}, all of T in chunks, any B"
         return {"unit": unit, "template": "vector_scan_cuda", "knobs": self.knobs, "record": self.record}
 
+    def place(self, argument: Argument) -> Place:
+        """Where the value of a pointer lies."""
+        job, node = self.job, argument.node
+        place = job.writes(node)[argument.number] if argument.role == "write" else job.reads(node)
+        assert place is not None
+        return place
+
+    def is_aligned(self, place: Place) -> bool:
+        """Whether a thread's elements lie there at a multiple of their bytes, or are not accessed at once."""
+        each = self.side * ITEM_BYTES[place.dtype]
+        return not self.in_words(place) or place.align % each == 0
+
+    def in_words(self, place: Place) -> bool:
+        """Whether a thread's elements may be accessed at once there, in every row."""
+        return self.side > 1 and place.dtype in DTYPES and place.row_stride % self.side == 0
+
     def ends_size(self, rows: HostExpr) -> str:
         """Numbers, at most, that say what the chunks of so many rows of steps do."""
-        most = f"sms * {self.resident * WARP}, {rows} * {self.width} / {LEAST_SPAN}"
+        most = f"sms * {self.resident * self.tile}, {rows} * {self.width} / {LEAST_SPAN}"
         return f"std::min<int64_t>({most}) * {self.words}"
 
     def launch(
@@ -132,7 +158,7 @@ class VectorScan:
     ) -> None:
         """All steps of a tile. values: of `arguments`; states: each before and after; ends: memory for `ends_size`;
         lean: there are never lengths or resets."""
-        tiles = f"(B * {self.width} + {WARP - 1}) / {WARP}"
+        tiles = f"(B * {self.width} + {self.tile - 1}) / {self.tile}"
         most = f"std::min<int64_t>(sms * {self.resident} / ({tiles}), {tile.count} / {LEAST_SPAN})"
         most = f"std::min<int64_t>({most}, static_cast<int64_t>(std::sqrt({tile.count} / {EARLIER})))"
         most = host.let("most", f"std::max<int64_t>({most}, 1)")
@@ -145,7 +171,10 @@ class VectorScan:
         pointers |= {"lengths": host.program.lengths, "reset": host.program.reset}
         scalars: dict[str, HostExpr] = {"steps": tile.count, "reverse": int(tile.reverse), "batch": "B", "span": span}
         scalars |= {"start": tile.start, "total": "T", "has_lengths": "has_lengths", "has_reset": "has_reset"}
-        cases = {False: "!has_lengths && !has_reset", True: "has_lengths || has_reset"}
+        # Without lengths and resets users' values are taken for aligned; other kernels take them as they are.
+        near = [pointers[a.name] for a in self.arguments if not self.is_aligned(self.place(a))]
+        apart = f"!({aligned(near, self.side)})" if near else "false"
+        cases = {False: f"!has_lengths && !has_reset && !{apart}", True: f"has_lengths || has_reset || {apart}"}
         for masked in (False,) if lean else (False, True):
             with nullcontext() if lean else host.when(cases[masked]):
                 with host.when(f"{tile.count} <= {self.ahead}"):
@@ -177,8 +206,15 @@ class VectorScan:
         pointers += MASK_POINTERS if masked else ()
         scalars = (*SCALARS, *(MASK_SCALARS if masked else ()))
         name = f"{self.job.name}_{kind}{'_masked' if masked else ''}"
+
+        def emit(w: Writer) -> None:
+            # As many blocks as the launch counts with: else registers may leave room for fewer.
+            blocks = {"tirx.launch_bounds_min_blocks_per_sm": self.resident}
+            with I.attr(blocks) if self.side > 1 and kind != "few" else nullcontext():
+                body(w, self, masked).emit()
+
         with flavour(self.job.precision):
-            what = name, pointers, scalars, lambda w: body(w, self, masked).emit()
+            what = name, pointers, scalars, emit
             return write(*what, threads=self.threads(kind), early=self.job.early)
 
     def threads(self, kind: str) -> int:
@@ -186,31 +222,56 @@ class VectorScan:
         return WARP * (FEW_WARPS if kind == "few" else self.warps)
 
 
+@dataclass
+class _Word:
+    """Elements that a thread loads at once. first: of them, in a row."""
+
+    registers: LoadedLanes
+    pointer: str
+    place: Place
+    first: Expr
+
+
 class _Loads:
     """What is loaded for one step, as it is in memory, in the order in which it is read; of values that change with
-    time."""
+    time. asked: of each that is read, its word and which of its elements it is."""
 
-    def __init__(self, writer: Writer, dtype: str) -> None:
-        self.w, self.dtype = writer, dtype
-        self.places: list[tuple[Buffer, tuple[str, Place, Node, Index]]] = []
-        self.taken: list[Expr] | None = None  # None: the first time, when places become known
+    def __init__(self, walk: _Walk) -> None:
+        self.walk, self.w = walk, walk.w
+        self.words: list[_Word] = []
+        self.asked: list[tuple[int, int]] = []
+        self.taken: list[list[Expr]] | None = None  # None: the first time, when places become known
 
     def take(self) -> None:
         """What is there is used from here on, and its places may be loaded to."""
-        self.taken = [self.w.keep(converted(register[0], self.dtype)) for register, _ in self.places]
+        w, dtype = self.w, self.walk.dtype
+        self.taken = [[w.keep(converted(v, dtype)) for v in word.registers.values()] for word in self.words]
 
-    def ask(self, values: _Loaded) -> None:
+    def ask(self, row: _Row) -> None:
         """Load the same of another step."""
-        for number, (register, what) in enumerate(self.places):
-            self.w.store(register, values.raw(number, *what), 0)
+        for number, word in enumerate(self.words):
+            word.registers.load(word.pointer, row.at(number, word.place, word.first))
 
-    def value(self, number: int, values: _Loaded, what: tuple[str, Place, Node, Index]) -> Expr:
-        """The one with that number; what: how it is loaded."""
-        if self.taken is not None:
-            return self.taken[number] if number < len(self.taken) else converted(values.raw(None, *what), self.dtype)
-        self.places.append((self.w.local(1, what[1].dtype), what))
-        self.w.store(self.places[-1][0], values.raw(number, *what), 0)
-        return converted(self.places[-1][0][0], self.dtype)
+    def value(self, number: int, row: _Row, pointer: str, place: Place, at: Expr) -> Expr:
+        """The one with that number; at: where in a row it is."""
+        if self.taken is None:
+            self.asked.append(self._find(row, pointer, place, at))
+            word, element = self.asked[-1]
+            return converted(self.words[word].registers.values()[element], self.walk.dtype)
+        if number < len(self.asked):
+            word, element = self.asked[number]
+            return self.taken[word][element]
+        return converted(self.w[pointer][row.at(None, place, at)], self.walk.dtype)
+
+    def _find(self, row: _Row, pointer: str, place: Place, at: Expr) -> tuple[int, int]:
+        """The word that has an element, loaded where it is new, and which one it is."""
+        lanes, first, element = self.walk.word(place, at)
+        for number, word in enumerate(self.words):
+            if word.pointer == pointer and word.registers.lanes == lanes and same(word.first, first):
+                return number, element
+        self.words.append(_Word(LoadedLanes(self.w, place.dtype, lanes), pointer, place, first))
+        self.words[-1].registers.load(pointer, row.at(len(self.words) - 1, place, first))
+        return len(self.words) - 1, element
 
 
 @dataclass(frozen=True)
@@ -247,16 +308,12 @@ class _Loaded(Values):
     number: int = 0  # of those that were read
     step: _Row | None = None
 
-    def raw(self, number: int | None, pointer: str, place: Place, node: Node, index: Index) -> Expr:
-        """The one of that number, as it is in memory; None: one that is read where others are not."""
-        assert self.step is not None
-        return self.writer[pointer][self.step.at(number, place, dense(node.shape, index))]
-
     def load(self, pointer: str, place: Place, node: Node, index: Index) -> Expr:
         if not place.row_stride or self.loads is None:
             return super().load(pointer, place, node, index)
+        assert self.step is not None
         self.number += 1
-        return self.loads.value(self.number - 1, self, (pointer, place, node, index))
+        return self.loads.value(self.number - 1, self.step, pointer, place, dense(node.shape, index))
 
 
 @dataclass(frozen=True)
@@ -272,46 +329,82 @@ class _Step:
 
 class _Walk:
     """What all kernels do: a thread's place, and its steps in rounds, some for each warp. few: warps have other
-    elements, and all steps, in their place; from_the_end: the last round comes first."""
+    elements, and all steps, in their place; behind: warps have parts of the chunk, which follow each other, instead of
+    parts of each round; from_the_end: the last round comes first."""
 
-    few, from_the_end = False, False
+    few, behind, from_the_end = False, False, False
 
     def __init__(self, writer: Writer, scan: VectorScan, masked: bool) -> None:
         self.w, self.scan, self.masked = writer, scan, masked
         self.dtype = arithmetic(scan.job.precision)
-        self.count = len(scan.rows)
+        self.side = 1 if self.few else scan.side
+        self.elements = range(self.side)  # of a thread
+        self.analyzer = Analyzer()
         self.warps = 1 if self.few else scan.warps
+        self.each = self.scan.ahead * (1 if self.behind else self.warps)  # steps of a round
         self.cuts = masked or scan.rows[0].op == "delay"  # whether steps may cut states off
 
     def emit(self) -> None:
         w, scan = self.w, self.scan
         self.lanes = wide(w["batch"]) * scan.width
         each = WARP * (FEW_WARPS if self.few else 1)
-        tiles = tirx.truncdiv(self.lanes + (each - 1), tirx.const(each, "int64"))
+        tile = each * self.side
+        tiles = tirx.truncdiv(self.lanes + (tile - 1), tirx.const(tile, "int64"))
         block = wide(I.cta_id([tirx.Cast("int32", tiles * wide(w["chunks"]))]))
         thread = w.keep(I.thread_id([each * self.warps]))
         self.chunk = w.keep(tirx.Cast("int32", tirx.truncdiv(block, tiles)))
         self.part = w.keep(tirx.truncdiv(thread, each))
         self.column = w.keep(tirx.truncmod(thread, each))
-        flat = w.keep(tirx.truncmod(block, tiles) * each + wide(self.column))
+        flat = w.keep(tirx.truncmod(block, tiles) * tile + wide(self.column) * self.side)
         self.first = w.keep(self.chunk * w["span"])
         self.stop = w.keep(tirx.Min(self.first + w["span"], w["steps"]))
-        self.there = tirx.NE(w.keep(tirx.Cast("int32", flat < self.lanes)), tirx.const(0, "int32"))  # an element
-        self.flat = w.keep(tirx.Min(flat, self.lanes - 1))
+        if self.behind:
+            self._own_steps()
+        self.there = tirx.NE(w.keep(tirx.Cast("int32", flat < self.lanes)), tirx.const(0, "int32"))  # any
+        self.flat = w.keep(tirx.Min(flat, self.lanes - self.side))
         self.batch_row = w.keep(tirx.truncdiv(self.flat, tirx.const(scan.width, "int64")))
         element = w.keep(tirx.Cast("int32", tirx.truncmod(self.flat, tirx.const(scan.width, "int64"))))
-        self.index = unravel(w, element, scan.rows[0].shape)
+        self.indices = self._indices(element, scan.rows[0].shape)
         if self.warps > 1:
-            self.shared = I.alloc_buffer((2 * self.warps * scan.words * WARP,), self.dtype, scope="shared")
+            size = 2 * self.warps * self.side * scan.words * WARP
+            self.shared = I.alloc_buffer((size,), self.dtype, scope="shared")
         self._lengths()
         backwards = tirx.NE(w["reverse"], tirx.const(0, "int32"))
         batch = wide(w["batch"])
         between = w.keep(tirx.Select(backwards, -batch, batch))  # rows from a step to the next
-        strides = {place.row_stride for place in map(self.place, scan.arguments) if place.row_stride}
+        strides = {place.row_stride for place in map(scan.place, scan.arguments) if place.row_stride}
         self.apart = {stride: w.keep(between * stride) for stride in sorted(strides)}
         self._rounds()
         with w.when(tirx.And(tirx.EQ(self.part, 0), self.there)):
             self.finish()
+
+    def _own_steps(self) -> None:
+        """Of a warp: whole rounds, as long as there are steps."""
+        w, ahead = self.w, self.scan.ahead
+        rounds = tirx.truncdiv(self.stop - self.first + (self.warps * ahead - 1), self.warps * ahead)
+        each = w.keep(rounds * ahead)
+        self.first = w.keep(tirx.Min(self.first + self.part * each, self.stop))
+        self.stop = w.keep(tirx.Min(self.first + each, self.stop))
+
+    def _indices(self, element: Expr, shape: Shape) -> list[Index]:
+        """Of a thread's elements, the first of which has that number."""
+        w, side = self.w, self.side
+        if side == 1:
+            return [unravel(w, element, shape)]
+        outer = unravel(w, w.keep(tirx.truncdiv(element, shape[-1])), shape[:-1])
+        self.unit = w.bind(w.keep(tirx.truncdiv(tirx.truncmod(element, shape[-1]), side)))
+        return [(*outer, self.unit * side + e) for e in self.elements]
+
+    def word(self, place: Place, at: Expr) -> tuple[int, Expr, int]:
+        """Of an element of a row: how many a thread accesses at once there, the first one, and which of them it is."""
+        side, alone = self.side, (1, at, 0)
+        if side == 1 or not self.scan.in_words(place) or (self.masked and not self.scan.is_aligned(place)):
+            return alone
+        rest = self.analyzer.simplify(at - self.unit * side)
+        number = self.analyzer.simplify(tirx.floormod(rest, side))
+        if not isinstance(number, tirx.IntImm) or any(v.same_as(self.unit) for v in tirx.analysis.undefined_vars(rest)):
+            return alone
+        return side, self.analyzer.simplify(at - number), int(number.value)
 
     def begin(self) -> None:
         raise NotImplementedError
@@ -322,13 +415,6 @@ class _Walk:
     def finish(self) -> None:
         """By one thread for each element."""
         raise NotImplementedError
-
-    def place(self, argument: Argument) -> Place:
-        """Where the value of a pointer lies."""
-        job, node = self.scan.job, argument.node
-        place = job.writes(node)[argument.number] if argument.role == "write" else job.reads(node)
-        assert place is not None
-        return place
 
     def _lengths(self) -> None:
         w = self.w
@@ -342,8 +428,8 @@ class _Walk:
     def _rounds(self) -> None:
         """The chunk's steps: while some are done, the operands of the next ones are on their way. Whole rounds ask of
         no step whether there is one; the last one may have fewer steps."""
-        each = self.warps * self.scan.ahead
-        mine = self.w.keep(self.first + self.part * self.scan.ahead)
+        each = self.each
+        mine = self.first if self.behind else self.w.keep(self.first + self.part * self.scan.ahead)
         if self.few:  # not worth a loop
             self.begin()
             self._rest(0, mine)
@@ -363,7 +449,7 @@ class _Walk:
 
     def _rest(self, whole: Expr, mine: Expr) -> None:
         """The steps behind so many whole rounds."""
-        w, each = self.w, self.warps * self.scan.ahead
+        w, each = self.w, self.each
         at = w.keep(mine + whole * each)
         with w.when(self.first + whole * each < self.stop):
             loads = self._loads(at, last=True)
@@ -373,7 +459,7 @@ class _Walk:
 
     def _whole_rounds(self, count: Expr, mine: Expr, loads: Sequence[_Loads]) -> None:
         """loads: of the round that comes first."""
-        w, each = self.w, self.warps * self.scan.ahead
+        w, each = self.w, self.each
         with w.loop(count) as i:
             number = w.keep(count - 1 - i) if self.from_the_end else i
             at = w.keep(mine + number * each)
@@ -382,12 +468,12 @@ class _Walk:
             with w.when(i + 1 < count):
                 after = at - each if self.from_the_end else at + each
                 for own, row in zip(loads, self._rows(after, last=False), strict=True):
-                    own.ask(self._values(row, own))
+                    own.ask(row)
             self._round(number, at, loads, last=False)
 
     def _loads(self, at: Expr, last: bool) -> list[_Loads]:
         """What a warp's steps of a round read, from step `at` on, on its way."""
-        loads = [_Loads(self.w, self.dtype) for _ in range(self.scan.ahead)]
+        loads = [_Loads(self) for _ in range(self.scan.ahead)]
         for own, row in zip(loads, self._rows(at, last), strict=True):  # what is made of them here is not used
             self._operands(self._values(row, own))
         return loads
@@ -422,7 +508,8 @@ class _Walk:
     def _operands(self, values: Values) -> None:
         for row in self.scan.rows:
             for operand in row.args[len(recurrence_states(row)) :]:
-                values.at(operand, fit(operand.shape, self.index))
+                for index in self.indices:
+                    values.at(operand, fit(operand.shape, index))
 
     def _load(self, t: Expr, row: _Row, loads: _Loads, last: bool) -> _Step:
         """The t-th step, whose operands are there. last: as of `_local`."""
@@ -450,10 +537,14 @@ class _Walk:
     def initial(self, state: Node) -> TirExpr:
         return tirx.const(self.scan.initial.get(state.name, 0.0), self.dtype)
 
-    def fresh(self, row: Node, values: Values, old: Mapping[Node, TirExpr]) -> TirExpr:
+    def terms(self, row: Node, values: Values, element: int) -> list[TirExpr]:
+        """What a row is made of beside states, for one of the thread's elements."""
+        index = self.indices[element]
+        return [values.at(a, fit(a.shape, index)) for a in row.args[len(recurrence_states(row)) :]]
+
+    def fresh(self, row: Node, values: Values, old: Mapping[Node, TirExpr], element: int) -> TirExpr:
         """A row's value of old ones."""
-        states = recurrence_states(row)
-        terms = [values.at(a, fit(a.shape, self.index)) for a in row.args[len(states) :]]
+        states, terms = recurrence_states(row), self.terms(row, values, element)
         if row.op == "scan_max":
             return scalar.maximum(scalar.add(old[states[0]], terms[0]), terms[1])
         if row.op == "delay":
@@ -463,27 +554,48 @@ class _Walk:
             total = scalar.add(scalar.mul(factor, old[state]), total)
         return total
 
-    def word(self, chunk: Expr, number: int) -> Expr:
-        """Where a chunk's number lies."""
+    def end_at(self, chunk: Expr, number: int) -> Expr:
+        """Where a chunk's number lies, of the first element."""
         return (wide(chunk) * self.scan.words + number) * self.lanes + self.flat
 
-    def effects(self, number: Expr, steps: Sequence[_Step]) -> Sequence[Sequence[Expr]]:
-        """What the steps of each warp do in a round, in order of time."""
-        w, words, own = self.w, self.scan.words, _Effect(self)
+    def effects(self, number: Expr, steps: Sequence[_Step]) -> Sequence[Sequence[Sequence[Expr]]]:
+        """What the steps of each warp do in a round to each element, in order of time."""
+        return self.exchanged(number, self.own_effects(steps))
+
+    def own_effects(self, steps: Sequence[_Step]) -> list[_Effect]:
+        """What this warp's steps do to each element."""
+        own = [_Effect(self, e) for e in self.elements]
         for step in steps:
-            own.step(step)
+            for effect in own:
+                effect.step(step)
+        return own
+
+    def exchanged(self, number: Expr, own: Sequence[_Effect]) -> Sequence[Sequence[Sequence[Expr]]]:
+        """What each warp has of each element. number: of the exchange, of which one may begin while others read."""
+        w = self.w
         if self.warps == 1:
-            return [own.words()]
-        half = w.keep(number % 2 * (self.warps * words * WARP))  # of two in turn: one barrier is enough
-        for n, word in enumerate(own.words()):
-            w.store(self.shared, word, half + (self.part * words + n) * WARP + self.column)
+            return [[effect.words() for effect in own]]
+        size = self.scan.words * WARP * self.side
+        half = w.keep(number % 2 * (self.warps * size))  # of two in turn: one barrier is enough
+
+        def at(warp: Expr, element: int, n: int) -> Expr:
+            return half + warp * size + (n * self.side + element) * WARP + self.column
+
+        for e, effect in enumerate(own):
+            for n, word in enumerate(effect.words()):
+                if n or self.cuts:
+                    w.store(self.shared, word, at(self.part, e, n))
         w.do(I.cuda.cta_sync())
-        places = [[half + (p * words + n) * WARP + self.column for n in range(words)] for p in range(self.warps)]
-        return [[w.keep(self.shared[at]) for at in warp] for warp in places]
+        never = [] if self.cuts else [tirx.const(0.0, self.dtype)]
+        numbers = range(len(never), self.scan.words)
+        return [
+            [[*never, *(w.keep(self.shared[at(p, e, n)]) for n in numbers)] for e in self.elements]
+            for p in range(self.warps)
+        ]
 
     def act(self, held: Sequence[Buffer], words: Sequence[Expr]) -> None:
         """Let steps act on states, in registers. words: what they do."""
-        w, n = self.w, self.count
+        w, n = self.w, len(self.scan.rows)
         old = [w.keep(register[0]) for register in held]
         for i, register in enumerate(held):
             constant = words[1 + n * n + i]
@@ -497,19 +609,23 @@ class _Walk:
 
 
 class _Effect:
-    """What steps do to any states that enter them, in registers: nothing at first."""
+    """What steps do to any states of one of a thread's elements that enter them, in registers: nothing at first."""
 
-    def __init__(self, walk: _Walk) -> None:
+    def __init__(self, walk: _Walk, element: int) -> None:
         self.walk, self.w, self.scan, self.dtype = walk, walk.w, walk.scan, walk.dtype
-        w, few = self.w, self.scan.is_max
-        self.cut = w.local(1, self.dtype)
-        w.store(self.cut, tirx.const(0.0, self.dtype), 0)
-        self.matrix = [[w.local(1, self.dtype) for _ in self.scan.states] for _ in self.scan.states]
-        self.vector = [w.local(1, self.dtype) for _ in self.scan.states]
-        for i, row in enumerate(self.matrix):
-            w.store(self.vector[i], tirx.const(-inf if few else 0.0, self.dtype), 0)
-            for j, register in enumerate(row):
-                w.store(register, tirx.const(float(i == j and not few), self.dtype), 0)
+        self.element = element
+        states = self.scan.states
+        self.cut = self.w.local(1, self.dtype)
+        self.matrix = [[self.w.local(1, self.dtype) for _ in states] for _ in states]
+        self.vector = [self.w.local(1, self.dtype) for _ in states]
+        for register, word in zip(self._registers(), self.nothing(), strict=True):
+            self.w.store(register, word, 0)
+
+    def nothing(self) -> list[TirExpr]:
+        """The words of no steps."""
+        states, is_max = range(len(self.vector)), self.scan.is_max
+        matrix = [float(i == j and not is_max) for i in states for j in states]
+        return [tirx.const(word, self.dtype) for word in (0.0, *matrix, *(-inf if is_max else 0.0 for _ in states))]
 
     def words(self) -> list[TirExpr]:
         return [register[0] for register in self._registers()]
@@ -526,7 +642,7 @@ class _Effect:
                 w.store(register, tirx.Select(step.restart, walk.initial(state), register[0]), 0)
         old = {state: w.keep(v[0]) for state, v in zip(scan.states, self.vector, strict=True)}
         matrix = [[w.keep(register[0]) for register in row] for row in self.matrix]
-        new = [(i, w.keep(walk.fresh(row, step.values, old))) for i, row in enumerate(scan.rows)]
+        new = [(i, w.keep(walk.fresh(row, step.values, old, self.element))) for i, row in enumerate(scan.rows)]
         for i, value in new:
             self._kept(self.vector[i], value, step.active)
         for i, row in enumerate(scan.rows):
@@ -550,6 +666,8 @@ class _Effect:
                 for k, factor in enumerate(factors):
                     total = scalar.add(scalar.mul(factor, matrix[k][j]), total)
                 w.store(register, total, 0)
+        if not self.walk.cuts:
+            return
         cut = tirx.NE(words[0], tirx.const(0.0, self.dtype))
         w.store(self.cut, tirx.Select(cut, tirx.const(1.0, self.dtype), self.cut[0]), 0)
 
@@ -565,8 +683,7 @@ class _Effect:
 
     def _column(self, row: Node, values: Values, column: Sequence[TirExpr]) -> TirExpr:
         """One number of the matrix after a row; of `scan_max` the sum so far."""
-        states = recurrence_states(row)
-        terms = [values.at(a, fit(a.shape, self.walk.index)) for a in row.args[len(states) :]]
+        states, terms = recurrence_states(row), self.walk.terms(row, values, self.element)
         if row.op == "scan_max":
             return scalar.add(column[0], terms[0])
         total: TirExpr = tirx.const(0.0, self.dtype)
@@ -579,18 +696,27 @@ class _Ends(_Walk):
     """What a chunk does to any states that enter it. It is read from its end: what `apply` begins with is what the
     level-2 cache has had last."""
 
-    from_the_end = True
+    behind, from_the_end = True, True
 
     def begin(self) -> None:
-        self.total = _Effect(self)
+        self.total = [_Effect(self, e) for e in self.elements]
 
     def round(self, number: Expr, steps: Sequence[_Step]) -> None:
-        for words in reversed(self.effects(number, steps)):
-            self.total.come_behind(words)
+        for total, own in zip(self.total, self.own_effects(steps), strict=True):
+            total.come_behind(own.words())
+
+    def _rounds(self) -> None:
+        super()._rounds()
+        if self.warps > 1:
+            parts = self.exchanged(0, self.total)
+            self.total = [_Effect(self, e) for e in self.elements]
+            for part in parts:
+                for total, words in zip(self.total, part, strict=True):
+                    total.join(words)
 
     def finish(self) -> None:
-        for number, word in enumerate(self.total.words()):
-            self.w.store(self.w["chunk_ends"], word, self.word(self.chunk, number))
+        for number, words in enumerate(zip(*(total.words() for total in self.total), strict=True)):
+            store_lanes(self.w, "chunk_ends", self.dtype, self.end_at(self.chunk, number), words)
 
 
 class _Apply(_Walk):
@@ -598,77 +724,110 @@ class _Apply(_Walk):
 
     def begin(self) -> None:
         w = self.w
-        self.held = [w.local(1, self.dtype) for _ in self.scan.states]
-        for n, register in enumerate(self.held):
-            w.store(register, w[f"old_{n}"][self.flat], 0)
-        rounds = w.keep(tirx.truncdiv(self.chunk, COMPOSED))
-        with w.loop(rounds) as i:
-            self._compose([i * COMPOSED + k for k in range(COMPOSED)])
-        with w.loop(self.chunk - rounds * COMPOSED) as i:
-            self._compose([rounds * COMPOSED + i])
+        self.held = [[w.local(1, self.dtype) for _ in self.scan.states] for _ in self.elements]
+        for e, registers in enumerate(self.held):
+            for n, register in enumerate(registers):
+                w.store(register, w[f"old_{n}"][self.flat + e], 0)
+        if not self.few:
+            with w.when(self.chunk > 0):
+                self._compose()
 
-    def _compose(self, chunks: Sequence[Expr]) -> None:
-        """Let chunks act on the states, one after the other."""
-        w = self.w
-        loaded = [[w.keep(w["chunk_ends"][self.word(c, i)]) for i in range(self.scan.words)] for c in chunks]
-        for words in loaded:
-            self.act(self.held, words)
+    def _compose(self) -> None:
+        """Let the chunks before act on the states: each warp finds what some of them do, one behind the other."""
+        w, own = self.w, [_Effect(self, e) for e in self.elements]
+        share = w.keep(tirx.truncdiv(self.chunk + (self.warps - 1), self.warps))
+        first = w.keep(self.part * share)
+        stop = w.keep(tirx.Min(first + share, self.chunk))
+        with w.loop(tirx.truncdiv(share + (COMPOSED - 1), COMPOSED)) as i:
+            chunks = [w.keep(first + i * COMPOSED + k) for k in range(COMPOSED)]
+            for chunk, found in [(chunk, self._ends(chunk)) for chunk in chunks]:
+                for effect, words in zip(own, found, strict=True):
+                    kept = zip(words, effect.nothing(), strict=True)
+                    effect.join([w.keep(tirx.Select(chunk < stop, word, none)) for word, none in kept])
+        for warp in self.exchanged(1, own):
+            self._act(warp)
+
+    def _ends(self, chunk: Expr) -> list[list[Expr]]:
+        """What a chunk does to each element; where there are no more, what the last one does."""
+        w, at = self.w, self.w.keep(tirx.Min(chunk, self.chunk - 1))
+        loaded = [LoadedLanes(w, self.dtype, self.side) for _ in range(self.scan.words)]
+        for number, lanes in enumerate(loaded):
+            lanes.load("chunk_ends", self.end_at(at, number))
+        return [[lanes.values()[e] for lanes in loaded] for e in self.elements]
+
+    def _act(self, warp: Sequence[Sequence[Expr]]) -> None:
+        for held, words in zip(self.held, warp, strict=True):
+            self.act(held, words)
 
     def round(self, number: Expr, steps: Sequence[_Step]) -> None:
         w, held = self.w, self.held
         if self.warps > 1:
-            held = [w.local(1, self.dtype) for _ in self.held]
-            for p, words in enumerate(self.effects(number, steps)):
-                for register, state in zip(held, self.held, strict=True):
-                    own = tirx.Select(tirx.EQ(self.part, p), state[0], register[0]) if p else state[0]
-                    w.store(register, own, 0)
-                self.act(self.held, words)
+            held = [[w.local(1, self.dtype) for _ in own] for own in self.held]
+            for p, warp in enumerate(self.effects(number, steps)):
+                for own, registers in zip(self.held, held, strict=True):
+                    for register, state in zip(registers, own, strict=True):
+                        here = tirx.Select(tirx.EQ(self.part, p), state[0], register[0]) if p else state[0]
+                        w.store(register, here, 0)
+                self._act(warp)
         for step in steps:
             self._step(held, step)
 
-    def _step(self, held: Sequence[Buffer], step: _Step) -> None:
+    def _step(self, held: Sequence[Sequence[Buffer]], step: _Step) -> None:
         """The states after a step in place of those before it; what it stores."""
-        w, scan, job, values = self.w, self.scan, self.scan.job, step.values
+        w, values = self.w, step.values
+        made = [self._made(registers, step, e) for e, registers in enumerate(held)]
+        places = self._written(values)
+        with w.when(self.there if step.inside is None else tirx.And(step.inside, self.there)):
+            inner = values.inner()
+            for node in self.scan.job.group.stored:
+                self._store(inner, node, step.active, places)
+        for registers, fresh in zip(held, made, strict=True):
+            for value, register in zip(fresh, registers, strict=True):
+                w.store(register, value if step.active is None else tirx.Select(step.active, value, register[0]), 0)
+
+    def _made(self, held: Sequence[Buffer], step: _Step, element: int) -> list[TirExpr]:
+        """The new states of one of the thread's elements, known from here on as are the old ones."""
+        w, scan, values = self.w, self.scan, step.values
         if step.restart is not None:
             for state, register in zip(scan.states, held, strict=True):
                 w.store(register, tirx.Select(step.restart, self.initial(state), register[0]), 0)
         old = {state: w.keep(register[0]) for state, register in zip(scan.states, held, strict=True)}
-        made = {row: w.keep(self.fresh(row, values, old)) for row in scan.rows}
-        carried = {n: old[n.args[1]] for n in job.group.nodes if n.op == "carried"}
+        made = {row: w.keep(self.fresh(row, values, old, element)) for row in scan.rows}
+        carried = {n: old[n.args[1]] for n in scan.job.group.nodes if n.op == "carried"}
         for node, known in {**made, **carried}.items():
-            values.known[(node, self.index)] = known
-        places = self._written(values)
-        with w.when(self.there if step.inside is None else tirx.And(step.inside, self.there)):
-            inner = values.inner()
-            for node in job.group.stored:
-                self._store(inner, node, step.active, places)
-        for row, register in zip(scan.rows, held, strict=True):
-            new = made[row] if step.active is None else tirx.Select(step.active, made[row], register[0])
-            w.store(register, new, 0)
+            values.known[(node, self.indices[element])] = known
+        return list(made.values())
 
-    def _written(self, values: _Loaded) -> dict[Argument, Expr]:
-        """Where what a step stores goes."""
+    def _written(self, values: _Loaded) -> dict[Argument, list[Expr]]:
+        """Where what a step stores goes: a place of each element, or one of all."""
         assert values.step is not None
         found = {}
         for a in self.scan.arguments:
             if a.role == "write":
-                offset = dense(a.node.shape, self.index if a.node.shape else ())
-                found[a] = values.step.at(a, self.place(a), offset)
+                place = self.scan.place(a)
+                offsets = [dense(a.node.shape, index if a.node.shape else ()) for index in self.indices]
+                lanes, first, _ = self.word(place, offsets[0])
+                apart = [first] if lanes == self.side else offsets
+                found[a] = [values.step.at((a, n), place, offset) for n, offset in enumerate(apart)]
         return found
 
-    def _store(self, values: Values, node: Node, active: Expr | None, places: Mapping[Argument, Expr]) -> None:
-        found = values.at(node, self.index if node.shape else ())
+    def _store(self, values: Values, node: Node, active: Expr | None, places: Mapping[Argument, list[Expr]]) -> None:
+        found = [values.at(node, index if node.shape else ()) for index in self.indices]
         if self.masked and active is not None and node in self.scan.zeroed:
-            found = tirx.Select(active, found, tirx.const(0.0, self.dtype))
-        for argument, at in places.items():
+            found = [tirx.Select(active, value, tirx.const(0.0, self.dtype)) for value in found]
+        for argument, each in places.items():
             if argument.node is node:
-                self.w.store(self.w[argument.name], converted(found, self.place(argument).dtype), at)
+                count = len(found) // len(each)
+                for n, at in enumerate(each):
+                    own = found[n * count : (n + 1) * count]
+                    store_lanes(self.w, argument.name, self.scan.place(argument).dtype, at, own)
 
     def finish(self) -> None:
         w = self.w
         with w.when(tirx.EQ(self.chunk, w["chunks"] - 1)):
-            for n, register in enumerate(self.held):
-                w.store(w[f"new_{n}"], register[0], self.flat)
+            for e, registers in enumerate(self.held):
+                for n, register in enumerate(registers):
+                    w.store(w[f"new_{n}"], register[0], self.flat + e)
 
 
 class _Few(_Apply):
@@ -680,6 +839,13 @@ class _Few(_Apply):
 KINDS: Mapping[str, type[_Walk]] = {"ends": _Ends, "apply": _Apply, "few": _Few}
 
 
+def same(one: Expr, other: Expr) -> bool:
+    """Whether two places in a row are the same, as they are written."""
+    if isinstance(one, int) or isinstance(other, int):
+        return isinstance(one, int) and isinstance(other, int) and one == other
+    return bool(tvm_ffi.structural_equal(one, other))
+
+
 def vector_scan(
     job: Job, replaced: Mapping[Node, Node], initial: Mapping[str, float], zeroed: frozenset[Node], target: Target
 ) -> VectorScan:
@@ -688,4 +854,6 @@ def vector_scan(
     reads = sum(a.role == "read" for a in plain.arguments)
     unit = Unit("recurrence", "before", job.precision, gates=len(plain.rows), width=plain.width, stages=reads)
     _, knobs, record = best(unit, target)
+    if plain.rows[0].shape[-1:] and plain.rows[0].shape[-1] % knobs["side"]:
+        knobs = {**knobs, "side": 1}
     return VectorScan(job, replaced, initial, zeroed, record=record, **knobs)
