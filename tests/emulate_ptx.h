@@ -47,6 +47,7 @@ template <class T> T __shfl_up_sync(unsigned mask, T v, int n, int = 32) {
 #define W uint32_t
 #define GLOBAL(x, n) emu::aligned(x, n)
 inline int32_t tvm_builtin_ptx_fetch_register_clusterid_x() { return emu::now->block->cluster->id; }
+inline int32_t tvm_builtin_ptx_fetch_register_ctaid_x() { return int32_t(blockIdx.x); }
 namespace emu {
 inline uint64_t ticks = 0;  // a clock that goes on whenever a thread reads it: who waits sees the others' time
 }

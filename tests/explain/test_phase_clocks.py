@@ -5,12 +5,14 @@ from __future__ import annotations
 from functools import partial
 
 import emulator
+import numpy as np
 import pytest
 
 import tvm_rnn as rnn
+from tvm_rnn.cuda.persistent.phase_clocks import BLOCKS, clocked, width
 from tvm_rnn.decisions import DecisionFacts
 from tvm_rnn.explain.html import page
-from tvm_rnn.explain.phase_clocks import with_clocks
+from tvm_rnn.explain.phase_clocks import _measured, with_clocks
 from tvm_rnn.runtime.runtime import Module
 
 
@@ -28,6 +30,23 @@ def test_phases_have_measured_times(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(phase["kind"], phase["units"]) for phase in measured] == same
     assert all(phase["product"] > 0 and phase["cells"] > 0 and phase["exchange"] >= 0 for phase in measured)
     assert row[0]["facts"]["clocked_by"] == "B = 3, T = 3" and "clocked_times" not in own[0]["facts"]
+
+
+@pytest.mark.broad
+def test_blocks_of_all_members_have_numbers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else they wait for one another's additions, and a step seems to take several times as long."""
+    monkeypatch.setenv("FAKE_GPUS", "90")
+    net = rnn.RNN(rnn.cells.gru_reset_before, 8, 16, members=3, dtype="bfloat16").init(0)
+    with clocked() as found:
+        module = emulator.compile(net, batch=[3])
+    ((_, numbers),) = _measured(module, found, [3], 4)
+    rows = dict[str, np.ndarray]()
+    for kernel, (phases, first) in found.kernels.items():
+        each = width(phases)
+        blocks = np.array(numbers[first : first + BLOCKS * each]).reshape(BLOCKS, each)
+        rows[kernel] = blocks[blocks.any(axis=1)]
+    (ran,) = (own for own in rows.values() if len(own))
+    assert len(ran) >= 3 and len(ran) % 3 == 0 and len(set(ran[:, -3])) == 1
 
 
 def test_what_has_no_phases_is_not_compiled_again() -> None:

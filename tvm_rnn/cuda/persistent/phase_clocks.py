@@ -96,8 +96,9 @@ class PhaseClock:
         """Before the first step."""
         if not self.on:
             return
-        k, ids, geometry = self.k, self.body.ids, self.body.geometry
-        block = ids.group * geometry.ctas + ids.rank
+        k = self.k
+        # As it was launched: the group's number is that of its head, and blocks that add to the same numbers wait.
+        block = I.cuda.mov_sreg(32, "ctaid.x")
         self.numbers = k.keep(tirx.floormod(block, BLOCKS) * width(self.phases))
         self.last, self.begun, self.timer = (k.local(1, "uint64") for _ in range(3))
         k.store(self.begun, self._now(), 0)
