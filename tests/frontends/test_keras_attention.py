@@ -46,9 +46,12 @@ def model(kind: str, config: dict[str, Any], arrays: list[np.ndarray], tmp_path:
     ]
     ends = {"input_layers": [[name, 0, 0] for name in names], "output_layers": [["y", 0, 0], ["r", 0, 0]]}
     whole = {"class_name": "Functional", "config": {"name": "m", "layers": own, **ends}}
-    weights = weights_file(
-        (kind, {}, {f"vars/{i}": value for i, value in enumerate(arrays)}), ("SimpleRNN", {}, cell_arrays(1, 5, 2))
-    )
+    places = [f"vars/{i}" for i in range(len(arrays))]
+    if kind == "MultiHeadAttention":
+        numbers = range(1 + config.get("use_bias", True))
+        places = [f"{part}_dense/vars/{i}" for part in ("query", "key", "value", "output") for i in numbers]
+    stored = dict(zip(places, arrays, strict=False))
+    weights = weights_file((kind, {}, stored), ("SimpleRNN", {}, cell_arrays(1, 5, 2)))
     return rnn.from_keras(write(tmp_path / "m.keras", whole, weights))
 
 

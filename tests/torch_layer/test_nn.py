@@ -220,13 +220,17 @@ def _half(layer: Any, x: Any) -> Any:
 def test_what_compiled_code_does_not_serve_is_torchs_own(run: Any, why: str) -> None:
     theirs = torch.nn.LSTM(X, H, dtype=torch.float64).requires_grad_(False)
     ours, x = ours_of(theirs).requires_grad_(False), torch.randn(T, B, X, dtype=torch.float64)
+    try:
+        expected = run(theirs, x)
+    except RuntimeError as reason:  # oneDNN has no LSTM of bfloat16 for CPUs without AVX-512
+        pytest.skip(f"torch's own layer fails here: {reason}")
     with pytest.warns(UserWarning, match=rf"torch's own code ran this layer[\s\S]*{why}"):
         found = run(ours, x)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.filterwarnings("error", message="torch's own")  # it is told once
         run(ours, x)
-        assert torch.equal(found, run(theirs, x))
+        assert torch.equal(found, expected)
 
 
 @pytest.mark.filterwarnings("ignore:.*own code ran:UserWarning")
