@@ -18,7 +18,7 @@ from tvm_rnn.bench.peers.models import (
     onnx_model,
 )
 from tvm_rnn.frontends.torch import state_arrays
-from tvm_rnn.oracle.tolerance import assert_close
+from tvm_rnn.oracle.tolerance import assert_close, relative_error, tolerance
 
 
 @pytest.mark.few_cells
@@ -73,9 +73,14 @@ def test_numpy_agrees_with_the_oracle_and_keeps_the_dtype(name: str) -> None:
     net = small(name)
     problem = problem_of(net)
     y = NumpyModel(problem)(list(problem.inputs.values()))
-    expected, _ = rnn.reference(net)(dict(problem.inputs))
+    oracle = rnn.reference(net)
+    expected, _ = oracle(dict(problem.inputs))
+    # How far the exact result goes where inputs are off by a rounding: mlstm_capped divides by a product that may be small.
+    rng, rounding = np.random.default_rng(3), np.finfo(np.float32).eps
+    near = {name: v * (1 + rounding * rng.uniform(-1, 1, v.shape)) for name, v in problem.inputs.items()}
+    moved = relative_error(oracle(near)[0], expected)
     assert y.dtype == np.float32
-    assert_close(y, expected, "float32", 6)
+    assert relative_error(y, expected) <= tolerance("float32", 6) + 4 * moved
 
 
 def test_numpy_in_float64() -> None:
