@@ -97,7 +97,7 @@ def test_units_of_the_input_product(name: str, gates: int, depths: tuple[int, ..
     assert (unit.kind, unit.region, unit.gates, unit.width, unit.depths) == ("gemm", "before", gates, 24, depths)
 
 
-# (cell, rows, panels, broad): tiles of one gate fit the 16 registers of AVX2, tall ones of three gates need AVX-512's 32.
+# (cell, rows, panels, broad): tiles of one gate fit the 16 registers of AVX2, tall ones of three need AVX-512.
 FEW = [("gru_reset_before", 1, 8, 1), ("gru_reset_before", 4, 1, 1), ("elman", 8, 2, 1), ("elman", 4, 4, 2)]
 MANY = [
     (cell, *tile) for cell in ("gru_reset_before", "elman") for tile in ((1, 1, 1), (1, 4, 1), (2, 2, 1), (3, 2, 2))

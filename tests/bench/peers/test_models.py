@@ -75,7 +75,7 @@ def test_numpy_agrees_with_the_oracle_and_keeps_the_dtype(name: str) -> None:
     y = NumpyModel(problem)(list(problem.inputs.values()))
     oracle = rnn.reference(net)
     expected, _ = oracle(dict(problem.inputs))
-    # How far the exact result goes where inputs are off by a rounding: mlstm_capped divides by a product that may be small.
+    # How far the exact result moves with a rounding of the inputs: mlstm_capped divides by what may be small.
     rng, rounding = np.random.default_rng(3), np.finfo(np.float32).eps
     near = {name: v * (1 + rounding * rng.uniform(-1, 1, v.shape)) for name, v in problem.inputs.items()}
     moved = relative_error(oracle(near)[0], expected)
