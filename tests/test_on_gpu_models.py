@@ -69,6 +69,17 @@ def test_two_layers_behind_convolutions_of_torch() -> None:
         assert_close(np.asarray(found), expected, "float32", shape[-1])
 
 
+def replay_poisoned(graph: Any, found: dict[str, Any], first: dict[str, Any]) -> None:
+    """20 replays of a CUDA graph write `first` to `found` again, where NaN lies before each."""
+    torch: Any = pytest.importorskip("torch")
+    for _ in range(20):
+        for value in found.values():
+            value.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(value, found[name]) for name, value in first.items())
+
+
 def test_a_call_of_a_whole_model_is_captured_in_a_graph() -> None:
     """All of it is enqueued on the caller's stream; results are written again, whatever was there."""
     torch: Any = pytest.importorskip("torch")
@@ -79,12 +90,7 @@ def test_a_call_of_a_whole_model_is_captured_in_a_graph() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         found = mod.run({"x": x})
-    for _ in range(20):
-        for value in found.values():
-            value.fill_(float("nan"))
-        graph.replay()
-        torch.cuda.synchronize()
-        assert all(torch.equal(value, found[name]) for name, value in first.items())
+    replay_poisoned(graph, found, first)
     x.copy_(torch.randn_like(x))
     graph.replay()
     expected = rnn.reference(net).run({"x": x.cpu().numpy()})
@@ -170,9 +176,4 @@ def test_a_model_of_16_bits(dtype: str) -> None:
     with torch.cuda.graph(graph):
         found = mod.run({"x": there})
     first = {name: value.clone() for name, value in mod.run({"x": there}).items()}
-    for _ in range(20):
-        for value in found.values():
-            value.fill_(float("nan"))
-        graph.replay()
-        torch.cuda.synchronize()
-        assert all(torch.equal(value, found[name]) for name, value in first.items())
+    replay_poisoned(graph, found, first)

@@ -55,12 +55,19 @@ def recurrence(
     def number() -> Rows:
         return rows(1, "float32")
 
+    def another(kind: str) -> Outer:
+        if kind == "value":
+            return Outer(rows(keys, precision), rows(values, precision))
+        if kind == "vector":
+            return Outer(rows(keys, precision), None, rows(keys, precision))
+        return Outer(rows(keys, precision, scale=scale), None, rows(keys, precision, scale=1 / scale**2), number())
+
     vectors = rows(keys, precision, group, scale)
-    wrote = (
-        Erase(rows(keys, precision, scale=scale**0.5) if own else None, number() if scaled else None, erase)
-        if erase
-        else None
-    )
+
+    def read(i: int, of: str) -> Read:
+        return Read(Rows(keys, vectors.stride + 8 * i + 8, precision, 0, group, scale**2), rows(values, precision), of)
+
+    erasing = rows(keys, precision, scale=scale**0.5) if own else None
     return Recurrence(
         heads,
         keys,
@@ -68,23 +75,13 @@ def recurrence(
         precision,
         vectors,
         rows(values, precision),
-        tuple(
-            Read(Rows(keys, vectors.stride + 8 * i + 8, precision, 0, group, scale**2), rows(values, precision), of)
-            for i, of in enumerate(reads)
-        ),
+        tuple(read(i, of) for i, of in enumerate(reads)),
         number() if value_scale else None,
-        wrote,
+        Erase(erasing, number() if scaled else None, erase) if erase else None,
         rows(decay, "float32") if decay else None,
         log_decay,
         keys_last,
-        tuple(
-            Outer(rows(keys, precision), rows(values, precision))
-            if kind == "value"
-            else Outer(rows(keys, precision), None, rows(keys, precision))
-            if kind == "vector"
-            else Outer(rows(keys, precision, scale=scale), None, rows(keys, precision, scale=1 / scale**2), number())
-            for kind in others
-        ),
+        tuple(another(kind) for kind in others),
         same,
     )
 
