@@ -49,6 +49,21 @@ def test_blocks_of_all_members_have_numbers_of_their_own(monkeypatch: pytest.Mon
     assert len(ran) >= 3 and len(ran) % 3 == 0 and len(set(ran[:, -3])) == 1
 
 
+@pytest.mark.slow
+def test_phases_of_both_passes_have_measured_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_GPUS", "90")
+    net = rnn.RNN(rnn.cells.gru, 8, 16, dtype="bfloat16").init(0)
+    compiled = partial(emulator.compile, net, batch=[3], training=True)
+    after = with_clocks(compiled().manifest["decisions"], compiled, 3)
+    rows = [d for d in after if "clocked_times" in d.get("facts", {})]
+    assert sorted("training" in d["subject"] for d in rows) == [False, True, True]
+    assert len({d["facts"]["kernel"] for d in rows}) == 3
+    for row in rows:
+        predicted, measured = row["facts"]["phase_times"], row["facts"]["clocked_times"]
+        names = [[(phase["kind"], phase["units"]) for phase in phases] for phases in (predicted, measured)]
+        assert names[0] == names[1] and all(phase["cells"] > 0 for phase in measured)
+
+
 def test_what_has_no_phases_is_not_compiled_again() -> None:
     def compiled() -> Module:
         raise AssertionError

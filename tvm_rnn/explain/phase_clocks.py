@@ -1,7 +1,8 @@
 """What clocks in persistent kernels say of their phases, on a GPU of this machine.
 
 In: how a network is compiled, and its decisions. Out: the decisions of kernels that ran, with measured times of their
-phases. The network is compiled once more, with clocks in its kernels, and called with random numbers.
+phases. The network is compiled once more, with clocks in its kernels, and called with random numbers; where it trains,
+forward_train and backward are called too.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from tvm_rnn.decisions import DecisionFacts, Figures
 from tvm_rnn.runtime.gpu_arrays import PER_THREAD_STREAM
 from tvm_rnn.runtime.runtime import Module
 from tvm_rnn.runtime.runtime_cuda import CudaModule
+from tvm_rnn.runtime.runtime_cuda_training import CudaTrainingModule
 
 if TYPE_CHECKING:
     from tvm_rnn.cuda.persistent.phase_clocks import Clocks
@@ -49,9 +51,8 @@ def with_clocks(decisions: list[DecisionFacts], compiled: Callable[[], Module], 
 
 
 def _is_clocked(row: DecisionFacts) -> bool:
-    """Whether a decision is about a kernel of inference whose step has phases."""
-    subject, facts = row.get("subject", {}), row.get("facts", {})
-    return bool(row["done"] and "phase_times" in facts and "training" not in subject and "batch" in subject)
+    """Whether a decision is about a kernel whose step has phases."""
+    return bool(row["done"] and "phase_times" in row.get("facts", {}) and "batch" in row.get("subject", {}))
 
 
 def _measured(module: CudaModule, clocks: Clocks, batches: list[int], steps: int) -> Iterator[tuple[int, list[int]]]:
@@ -65,11 +66,16 @@ def _measured(module: CudaModule, clocks: Clocks, batches: list[int], steps: int
         device = module._on_device(next(iter(inputs.values())), module._device)
         numbers = np.zeros(clocks.count, np.uint64)
         address = device.allocate(module, numbers.nbytes)
-        module._library.get_function(f"clocks_{device.variant.arch}")(address)
+        for way in device.ways:
+            name = "_".join(["clocks", device.variant.arch, *filter(None, [way])])
+            module._library.get_function(name)(address)
         for calls in (1, CALLS):  # those before the last zeros do not count
             device.send(np.zeros_like(numbers), address)
             for _ in range(calls):
                 module(inputs)
+                if isinstance(module, CudaTrainingModule):
+                    y, _, tape = module.forward_train(inputs)
+                    module.backward(tape, np.ones_like(y))
         device.functions["transfer"](device.number, PER_THREAD_STREAM, numbers.ctypes.data, address, numbers.nbytes)
         yield batch, numbers.tolist()
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from emulated import Case, kernel_error
 from persistent_layers import geometry_of, layout_of, step, text_of
+from training_plans import trained
 
 from tvm_rnn.cuda.model.choose_regime import step_of
 from tvm_rnn.cuda.persistent import kernel as persistent
@@ -77,3 +78,10 @@ def test_other_kernels_have_none() -> None:
     geometry, layout = geometry_of(step("lstm", 64), "bfloat16", **CLUSTER), layout_of("lstm", 64)
     kernel = persistent.kernel("k", geometry, layout)
     assert clocks() is None and POINTER not in kernel.pointers and "clock" not in text_of(kernel)
+
+
+def test_both_passes_of_training_have_them() -> None:
+    with clocked() as found:
+        _, plans = trained.__wrapped__("gru", 8, "bfloat16")
+    assert len(found.kernels) == len(plans.programs) == 2
+    assert all("host::clocks" in str(program.sequence) for program in plans.programs)
