@@ -240,9 +240,11 @@ class Steps:
 
 
 @functools.cache
-def scan(own: Recurrence, tile: ChunkTile, reverse: bool = False, marked: bool = False) -> ChunkScan:
+def scan(
+    own: Recurrence, tile: ChunkTile, reverse: bool = False, marked: bool = False, dtype: str = "float32"
+) -> ChunkScan:
     """Of one recurrence and tile, once."""
-    return (MarkedChunkScan if marked else ChunkScan)("k", own, tile, reverse)
+    return (MarkedChunkScan if marked else ChunkScan)("k", own, tile, reverse, dtype)
 
 
 def chunk_error(case: Steps, tile: ChunkTile = SMALL) -> float:

@@ -24,8 +24,9 @@ def test_few_steps_go_one_after_the_other() -> None:
     before = [i for i, line in enumerate(lines) if "_scan_compose" in line]
     assert len(steps) == len(before) == len(chunks) / 2 == 2  # without and with lengths and resets; in segments or not
     (when,) = [line for line in lines if line.startswith("const int64_t in_place")]
-    assert f"T <= {FEW} && tile_steps_1 >= T" in when and when.endswith("% 8 == 0;")  # four elements at once
-    assert lines[steps[0] - 2] == "if (in_place_1) {"
+    assert "= tile_steps_1 >= T" in when and when.endswith("% 8 == 0;")  # four elements at once
+    assert lines[steps[0] - 2] == f"if (T <= {FEW} && in_place_1) {{"
+    assert all("in_place_1 ? 1 : 0" in lines[i] for i in [*chunks, *before])  # chunks take the user's states too
     (row,) = [row for row in program.facts["templates"] if row["template"] == "chunk_scan_cuda"]
     assert row["unit"] == "before scan_matrix 1x16x16, all of T in chunks of 64 steps, any B"
 
@@ -36,7 +37,7 @@ def test_few_blocks_make_what_they_read() -> None:
     lines = [line.strip() for line in program.sequence.lines]
     alone = [i for i, line in enumerate(lines) if "_scan_alone" in line]
     (rows,) = [i for i, line in enumerate(lines) if "g0_before0_rows" in line]
-    few = f"B * 2 <= sms * {ALONE}"  # a block for each head
+    few = f"T <= {FEW} && B * 2 <= sms * {ALONE}"  # a block for each head
     assert len(alone) == 2 and all(few in lines[i - 1] and "hoisted" not in lines[i] for i in alone)
     assert lines[rows - 1] == f"if (!(in_place_1 && {few})) {{"
     normed = rnn.RNN(rnn.cells.gated_delta_net, 5, 16, dtype="bfloat16")  # keys are divided by their lengths

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from emulated import POISON, run
+from emulated import POISON, decoded, encoded, run
 from linear_steps import SMALL, TOLERANCE, Steps, recurrence, scan
 
 from tvm_rnn.cuda.codegen.host_program import Program
@@ -18,24 +18,32 @@ from tvm_rnn.cuda.linear.recurrence import AFTER, BEFORE, DECAYED
 from tvm_rnn.cuda.linear.segments import Compose, SegmentEnds, Segments, map_size
 
 
-def error(case: Steps, span: int) -> float:
-    """Of three kernels' run, against what the precision allows."""
+def error(case: Steps, span: int, dtype: str = "float32") -> float:
+    """Of three kernels' run, against what the precision allows; of one kernel's, where a segment has all steps. dtype:
+    of the user's states, which are taken where it is not float32."""
     own, batch = case.own, case.batch
     steps = case.steps + (-case.steps % SMALL.chunk if case.reverse else 0)
     segments = -(-steps // span)
     arrays = case.arrays()
     state = arrays["state_in"]
+    if dtype != "float32":
+        arrays |= {"users_in": encoded(state, dtype), "users_out": encoded(arrays["state_out"], dtype)}
+        state[:], case.before = POISON, decoded(encoded(case.before, dtype), dtype)
     for name, many in (("ends", segments - 1), ("starts", segments)):
         arrays[name] = np.full((many, *state.shape), POISON, "f4")
     arrays["maps"] = np.full((segments - 1, batch, own.heads, map_size(own)), POISON, "f4")
     scalars = {"steps": (segments - 1) * span, "batch": batch, "span": span, "segments": segments, **case.masks}
-    scalars |= {"padded": steps, "real": case.steps}
-    ends = SegmentEnds("ends", replace(own, reads=()), SMALL, case.reverse)
-    run(ends.kernels[case.masked], arrays, scalars, ends.blocks(batch, segments - 1))
-    compose = Compose("compose", own)
-    run(compose.kernel, arrays, scalars, compose.blocks(batch))
-    whole, found = scan(own, SMALL, case.reverse, bool(case.every)), arrays | {"state_in": arrays["starts"]}
+    scalars |= {"padded": steps, "real": case.steps, "users": int(dtype != "float32")}
+    ends, compose = SegmentEnds("ends", replace(own, reads=()), SMALL, case.reverse), Compose("compose", own, dtype)
+    whole, found = scan(own, SMALL, case.reverse, bool(case.every), dtype), arrays
+    if segments > 1:
+        run(ends.kernels[case.masked], arrays, scalars, ends.blocks(batch, segments - 1))
+        run(compose.kernel, arrays, scalars, compose.blocks(batch))
+        found = arrays | {"state_in": arrays["starts"]}
     run(whole.kernels[case.masked], found, scalars | {"steps": steps}, whole.blocks(batch, segments))
+    if dtype != "float32":
+        assert np.isnan(arrays["state_out"]).all()
+        arrays["state_out"] = decoded(arrays["users_out"], dtype)
     return case.error(arrays) / TOLERANCE[own.precision]
 
 
@@ -43,6 +51,13 @@ def error(case: Steps, span: int) -> float:
 @pytest.mark.parametrize("erase", ["", DECAYED])
 def test_segments(erase: str) -> None:
     assert error(Steps(recurrence(1, 24, 20, erase=erase), 70), 32) < 1
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("span", [32, 96])
+def test_states_as_the_user_has_them(span: int) -> None:
+    """In 16 bits: no kernel copies them before or behind the steps."""
+    assert error(Steps(recurrence(1, 24, 20, erase=DECAYED), 70), span, "bfloat16") < 1
 
 
 @pytest.mark.broad

@@ -69,6 +69,7 @@ class Block:
         self.first = w.keep(tirx.truncdiv(self.number, w["batch"]) * w["span"])
         self.count = w.keep(tirx.min(w["steps"] - self.first, w["span"]))
         self.last = w.bind(self.first + w["span"] >= w["steps"])
+        self.whole = w.bind(w["span"] >= w["steps"])  # there is one segment
         self.chunks = w.keep(tirx.truncdiv(self.count + self.tile.chunk - 1, self.tile.chunk))
         most = w["real"] if scan.reverse else self.count + self.first
         if self.masked:

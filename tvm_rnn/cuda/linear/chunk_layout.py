@@ -21,12 +21,18 @@ NUMBERS = 7  # of a step, at most, beside one for each read-out
 
 @dataclass(frozen=True)
 class ChunkLayout:
-    """A recurrence in chunks of a tile. reverse: from the last step to the first."""
+    """A recurrence in chunks of a tile. reverse: from the last step to the first; dtype: of the user's states."""
 
     name: str
     recurrence: Recurrence
     tile: ChunkTile
     reverse: bool = False
+    dtype: str = "float32"
+
+    @property
+    def converts(self) -> bool:
+        """Whether the user's states are of another dtype than those of kernels."""
+        return self.dtype != "float32"
 
     @property
     def keys(self) -> int:

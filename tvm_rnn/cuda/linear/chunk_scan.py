@@ -40,6 +40,7 @@ from .chunk_scores import Scorers
 from .chunk_states import States
 
 SCALARS = (("steps", "int32"), ("batch", "int32"), ("span", "int32"))
+USERS = ("users_in", "users_out")  # pointers
 BACK_SCALARS = (("padded", "int32"), ("real", "int32"))
 ALL_REGISTERS = 65536
 
@@ -48,11 +49,13 @@ ALL_REGISTERS = 65536
 class ChunkScan(ChunkLayout):
     """Its kernels take the recurrence's pointers, then steps, batch and span, the steps of a segment, a multiple of the
     chunk. With several segments state_in has the states before each, [segments, B, ...]; all outputs must be theirs
-    alone. Backwards steps are those of whole chunks, which are `padded` in all, and of these there are `real` ones."""
+    alone. Backwards steps are those of whole chunks, which are `padded` in all, and of these there are `real` ones.
+
+    Where it converts, a scalar, `users`, says whether steps begin and end with users_in and users_out instead."""
 
     @property
     def pointers(self) -> tuple[tuple[str, str], ...]:
-        return self.recurrence.pointers
+        return (*self.recurrence.pointers, *((name, self.dtype) for name in USERS if self.converts))
 
     def states(self, block: Block, warp: TirExpr) -> States:
         """Of the warps of states."""
@@ -77,6 +80,7 @@ class ChunkScan(ChunkLayout):
 
         pointers = (*self.pointers, *(MASK_POINTERS if masked else ()))
         scalars = (*SCALARS, *(BACK_SCALARS if self.reverse else ()), *(MASK_SCALARS if masked else ()))
+        scalars += (("users", "int32"),) if self.converts else ()
         name = f"{self.name}_masked" if masked else self.name
         return write(name, pointers, scalars, run, threads=self.threads, shared_bytes=self.shared_bytes)
 

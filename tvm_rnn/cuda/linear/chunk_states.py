@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.codegen.kernel_writer import converted
 from tvm_rnn.cuda.codegen.register_tile import RegisterTile
 from tvm_rnn.cuda.codegen.vector_access import unpack
 from tvm_rnn.tir.expr import Expr, TirExpr
@@ -45,17 +46,34 @@ class States(Products):
 
     def begin(self) -> None:
         """Load the states; zeros where there are none."""
-        for number, there, at in self._elements(self.body.number):
-            self.w.store(self.state.buffer, tirx.const(0.0, "float32"), number)
-            with self.w.when(there):
-                self.w.store(self.state.buffer, self.w["state_in"][at], number)
+        w, found = self.w, self._elements(self.body.number)
+        self.state.fill(tirx.const(0.0, "float32"))
+        for pointer in self._memory("in", self.body.whole):
+            for number, there, at in found:
+                with w.when(there):
+                    w.store(self.state.buffer, converted(w[pointer][at], "float32"), number)
 
     def finish(self) -> None:
         """Store them, after the last segment."""
-        with self.w.when(self.body.last):
-            for number, there, at in self._elements(self.body.row):
-                with self.w.when(there):
-                    self.w.store(self.w["state_out"], self.state.flat[number], at)
+        w = self.w
+        with w.when(self.body.last):
+            found = self._elements(self.body.row)
+            for pointer in self._memory("out", tirx.const(True, "bool")):
+                for number, there, at in found:
+                    with w.when(there):
+                        w.store(w[pointer], converted(self.state.flat[number], w[pointer].dtype), at)
+
+    def _memory(self, end: str, able: TirExpr) -> Iterator[str]:
+        """The pointers of states at one end of all steps, each within the statements of its own case. able: whether
+        the user's may be there."""
+        if not self.scan.converts:
+            yield f"state_{end}"
+            return
+        with I.If(tirx.And(able, tirx.NE(self.w["users"], tirx.const(0, "int32")))):
+            with I.Then():
+                yield f"users_{end}"
+            with I.Else():
+                yield f"state_{end}"
 
     def _places(self) -> list[tuple[int, TirExpr, TirExpr]]:
         """(register, value, key)."""

@@ -7,6 +7,7 @@ In: the group's operands, and where its values lie. Out: a `MatrixScan`, the ker
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -18,7 +19,7 @@ from tvm_rnn.cuda.layer.matrix_operands import NUMBER, MatrixOperands, marked
 from tvm_rnn.cuda.layer.pointers import Argument, Place
 from tvm_rnn.cuda.layer.row_kernels import sources
 from tvm_rnn.cuda.layer.value_layout import Layout
-from tvm_rnn.cuda.rowwise.state_moves import Tile
+from tvm_rnn.cuda.rowwise.state_moves import InPlace, Tile
 from tvm_rnn.decisions import tell
 from tvm_rnn.graph.graph import Node, is_move
 from tvm_rnn.schedule.schedule_template import DEFAULT
@@ -26,7 +27,7 @@ from tvm_rnn.target import HOPPER, Target
 
 from .choose_tile import ChosenRung, refused, rungs
 from .chunk_marks import MarkedChunkScan
-from .chunk_scan import ChunkScan
+from .chunk_scan import USERS, ChunkScan
 from .pair import EVERY
 from .recurrence import AFTER, BEFORE, Erase, Outer, Read, Recurrence, Rows, same_places
 from .segments import Segments
@@ -46,12 +47,14 @@ class Launches:
     host: Host
     tile: Tile
     pointers: dict[str, Pointer]
+    scalars: dict[str, HostExpr] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.pointers = self.pointers | {"lengths": self.host.program.lengths, "reset": self.host.program.reset}
         tile = self.tile
-        self.scalars: dict[str, HostExpr] = {"steps": tile.count, "batch": "B", "start": tile.start, "total": "T"}
-        self.scalars |= {"has_lengths": "has_lengths", "has_reset": "has_reset"}
+        known: dict[str, HostExpr] = {"steps": tile.count, "batch": "B", "start": tile.start, "total": "T"}
+        known |= {"has_lengths": "has_lengths", "has_reset": "has_reset", "users": 0}
+        self.scalars = known | self.scalars
 
     def __call__(self, kernel: Kernel, **other: Pointer) -> None:
         """other: pointers in place of those of the tile."""
@@ -128,17 +131,10 @@ class MatrixScan:
         """A condition of calls in place."""
         return "false" if self.alone is None else f"B * {self.alone.blocks(1)} <= sms * {ALONE}"
 
-    @property
-    def most_in_place(self) -> int | None:
-        """Steps of a call; None: any number."""
-        return None
-
-    def launch_in_place(
-        self, host: Host, values: Sequence[Pointer], states: tuple[Pointer, Pointer], tile: Tile, lean: bool = False
-    ) -> None:
-        """All steps of a tile that is the whole call. values, lean: as of `launch`; states: the user's."""
+    def _launch_in_place(self, host: Host, values: Sequence[Pointer], users: InPlace, tile: Tile, lean: bool) -> None:
+        """All steps of a tile that is the whole call, one after the other. The rest as of `launch`."""
         assert self.in_place is not None
-        work = self._work(host, values, states, tile)
+        work = self._work(host, values, (users.before, users.after), tile)
         kinds = [(self.in_place, f" && !({self.when_alone})" if self.alone is not None else "")]
         kinds += [] if self.alone is None else [(self.alone, f" && {self.when_alone}")]
         for masked, case in self._cases(lean):
@@ -148,7 +144,10 @@ class MatrixScan:
 
     def _work(self, host: Host, values: Sequence[Pointer], states: tuple[Pointer, Pointer], tile: Tile) -> Launches:
         pointers = {a.name: p for a, p in zip(self.arguments, values, strict=True)}
-        return Launches(host, tile, pointers | dict(zip(STATES, states, strict=True)))
+        pointers |= dict(zip(STATES, states, strict=True))
+        if self.marked:
+            pointers["marks"] = tile.marks[self.operands.state]
+        return Launches(host, tile, pointers)
 
     def _cases(self, lean: bool) -> list[tuple[bool, str]]:
         """Whether the kernels know lengths and resets, and when they run."""
@@ -160,18 +159,30 @@ class MatrixScan:
         self,
         host: Host,
         values: Sequence[Pointer],
-        states: Sequence[tuple[Pointer, Pointer]],
+        states: tuple[Pointer, Pointer],
         ends: Pointer,
         tile: Tile,
         lean: bool = False,
+        users: InPlace | None = None,
     ) -> None:
-        """All steps of a tile. values: of `arguments`; states: each before and after; ends: memory for `ends_size`;
-        lean: there are never lengths or resets."""
-        (both,) = states
-        work = self._work(host, values, both, tile)
-        if self.marked:
-            work.pointers["marks"] = tile.marks[self.operands.state]
-        self._run(work, ends, lean)
+        """All steps of a tile. values: of `arguments`; states: before and after; ends: memory for `ends_size`; lean:
+        there are never lengths or resets; users: the user's states, None: they are copied in any case."""
+        if users is not None:
+            with host.when(f"{self.when_few} && {users.when}" if self.when_few else users.when):
+                self._launch_in_place(host, values, users, tile, lean)
+        with host.otherwise() if users is not None else nullcontext():
+            work = self._work(host, values, states, tile)
+            if users is not None:
+                self._take(work, users)
+            self._run(work, ends, lean)
+
+    @property
+    def when_few(self) -> str:
+        """A condition under which calls on the user's states go one step after the other; "": always."""
+        return ""
+
+    def _take(self, work: Launches, users: InPlace) -> None:
+        """Let steps that are not in place begin and end with the user's states."""
 
     def _run(self, work: Launches, ends: Pointer, lean: bool) -> None:
         for masked, case in self._cases(lean):
@@ -182,28 +193,31 @@ class MatrixScan:
 @dataclass(frozen=True, eq=False)
 class TileLaunch:
     """What runs all steps in chunks of one tile. most: the batch sizes that it is for, None: all; marked: as of
-    `MatrixScan`."""
+    `MatrixScan`; dtype: of the user's states."""
 
     name: str
     recurrence: Recurrence
     reverse: bool
     marked: bool
     rung: ChosenRung
+    dtype: str
 
     @cached_property
     def chunks(self) -> ChunkScan:
         kind = MarkedChunkScan if self.marked else ChunkScan
-        return kind(f"{self.name}_chunks", self.recurrence, self.rung.chosen.tile, self.reverse)
+        return kind(f"{self.name}_chunks", self.recurrence, self.rung.chosen.tile, self.reverse, self.dtype)
 
     @cached_property
     def segments(self) -> Segments:
-        return Segments(self.name, self.recurrence, self.rung.chosen.tile, self.reverse)
+        return Segments(self.name, self.recurrence, self.rung.chosen.tile, self.reverse, self.dtype)
 
     def begin(self, work: Launches) -> None:
         """What all cases share."""
         span = self.segments.span(work.host, work.tile.count)
         count = work.host.let("segments", f"({work.tile.count} + {span} - 1) / {span}")
         work.scalars |= {"span": span, "segments": count}
+        none = {theirs: work.pointers[own].cast(self.dtype) for theirs, own in zip(USERS, STATES, strict=True)}
+        work.pointers = none | work.pointers
         if self.reverse:
             chunk = self.rung.chosen.tile.chunk
             padded = work.host.let("padded", f"({work.tile.count} + {chunk - 1}) / {chunk} * {chunk}")
@@ -221,7 +235,7 @@ class TileLaunch:
 @dataclass(frozen=True, eq=False)
 class ChunkedScan(MatrixScan):
     """In chunks of time, and in segments of chunks where there are few rows; the few steps of a short call one after
-    the other, in place. rungs: tiles by rising batch sizes, the last one for all that are left."""
+    the other. rungs: tiles by rising batch sizes, the last one for all that are left."""
 
     rungs: tuple[ChosenRung, ...]
 
@@ -240,10 +254,10 @@ class ChunkedScan(MatrixScan):
 
     @cached_property
     def tiles(self) -> list[TileLaunch]:
-        found = []
+        found, dtype = [], self.steps.dtype if self.in_place is None else self.dtype
         for rung in self.rungs:
             name = self.name if rung.most is None else f"{self.name}_upto{rung.most}"
-            found.append(TileLaunch(name, self.recurrence, self.reverse, self.marked, rung))
+            found.append(TileLaunch(name, self.recurrence, self.reverse, self.marked, rung, dtype))
         return found
 
     @cached_property
@@ -251,8 +265,21 @@ class ChunkedScan(MatrixScan):
         return Steps(f"{self.name}_steps", self.recurrence, early=self.early)
 
     @property
-    def most_in_place(self) -> int | None:
-        return FEW
+    def when_alone(self) -> str:
+        return "false" if self.alone is None else f"T <= {FEW} && {super().when_alone}"
+
+    @property
+    def when_few(self) -> str:
+        return f"T <= {FEW}"
+
+    def _take(self, work: Launches, users: InPlace) -> None:
+        pairs = dict(zip(STATES, (users.before, users.after), strict=True))
+        if self.dtype == self.steps.dtype:
+            either = {name: f"({users.when} ? {p.text} : {work.pointers[name].text})" for name, p in pairs.items()}
+            work.pointers |= {name: Pointer(text, self.dtype) for name, text in either.items()}
+        else:
+            work.pointers |= dict(zip(USERS, pairs.values(), strict=True))
+            work.scalars["users"] = f"{users.when} ? 1 : 0"
 
     def _run(self, work: Launches, ends: Pointer, lean: bool) -> None:
         least = 0

@@ -18,13 +18,13 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer
-from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
 from tvm_rnn.tir.expr import TirExpr
 from tvm_rnn.tir.index import wide
 
 from .chunk_block import Block
-from .chunk_scan import ChunkScan
+from .chunk_scan import USERS, ChunkScan
 from .chunk_states import States
 from .chunk_tile import ChunkTile
 from .recurrence import Recurrence
@@ -110,10 +110,12 @@ class _Ends(States):
 
 @dataclass(frozen=True)
 class Compose:
-    """Pointers: state_in, ends, maps, and starts [segments, B, heads, states]; scalars: segments, batch."""
+    """Pointers: state_in, ends, maps, and starts [segments, B, heads, states]; scalars: segments, batch. dtype: of the
+    user's states; if that is not float32, there are users_in and a scalar, users, as of `ChunkScan`."""
 
     name: str
     recurrence: Recurrence
+    dtype: str = "float32"
 
     @property
     def threads(self) -> int:
@@ -129,7 +131,10 @@ class Compose:
     @cached_property
     def kernel(self) -> Kernel:
         pointers = [(name, "float32") for name in ("state_in", "ends", "maps", "starts")]
-        return write(self.name, pointers, [("segments", "int32"), ("batch", "int32")], self._body, threads=self.threads)
+        scalars = [("segments", "int32"), ("batch", "int32")]
+        if self.dtype != "float32":
+            pointers, scalars = [*pointers, (USERS[0], self.dtype)], [*scalars, ("users", "int32")]
+        return write(self.name, pointers, scalars, self._body, threads=self.threads)
 
     def _body(self, w: Writer) -> None:
         _Composing(w, self).run()
@@ -139,7 +144,7 @@ class _Composing:
     """The body of a kernel that composes: a thread has a key of VALUES values; the others' are in shared memory."""
 
     def __init__(self, w: Writer, compose: Compose) -> None:
-        self.w, self.own, self.threads = w, compose.recurrence, compose.threads
+        self.w, self.own, self.threads, self.dtype = w, compose.recurrence, compose.threads, compose.dtype
         block = w.keep(I.cta_id([tirx.Cast("int32", wide(w["batch"]) * (compose.tiles * self.own.heads))]))
         self.key = w.keep(I.thread_id([self.threads]))
         self.states = I.alloc_buffer((self.threads * VALUES,), "float32", scope="shared", align=16)
@@ -154,7 +159,14 @@ class _Composing:
         for v in range(VALUES):
             w.store(self.state, tirx.const(0.0, "float32"), v)
             w.store(self.end, tirx.const(0.0, "float32"), v)
-        self._each(lambda v: w.store(self.state, w["state_in"][self._place(self.array, v)], v))
+        if self.dtype == "float32":
+            self._begin("state_in")
+        else:
+            with I.If(tirx.NE(w["users"], tirx.const(0, "int32"))):
+                with I.Then():
+                    self._begin(USERS[0])
+                with I.Else():
+                    self._begin("state_in")
         self.factors = w.local(min(self.own.keys, HELD))
         self.here = w.keep(tirx.min(self.key, self.own.keys - 1))
         last = w.keep(tirx.max(w["segments"] - 2, 0))
@@ -171,6 +183,10 @@ class _Composing:
                     self._multiply(segment, last)
                 else:
                     self._scale(number)
+
+    def _begin(self, pointer: str) -> None:
+        w = self.w
+        self._each(lambda v: w.store(self.state, converted(w[pointer][self._place(self.array, v)], "float32"), v))
 
     def _place(self, number: TirExpr, v: int) -> TirExpr:
         own, value = self.own, self.value0 + v
@@ -226,6 +242,7 @@ class Segments:
     recurrence: Recurrence
     tile: ChunkTile
     reverse: bool = False
+    dtype: str = "float32"  # of the user's states
 
     @cached_property
     def ends(self) -> SegmentEnds:
@@ -233,7 +250,7 @@ class Segments:
 
     @cached_property
     def compose(self) -> Compose:
-        return Compose(f"{self.name}_compose", self.recurrence)
+        return Compose(f"{self.name}_compose", self.recurrence, self.dtype)
 
     @property
     def sizes(self) -> tuple[int, int]:

@@ -407,8 +407,7 @@ class Layer:
             for number in (self.graph.states.index(state) for state in scan.states):
                 before, after = (host.pointer("users", pointer) for pointer in user[number])
                 if own is not None and isinstance(scan, MatrixScan):
-                    few = "" if scan.most_in_place is None else f"T <= {scan.most_in_place} && "
-                    when = f"{few}{whole} && {aligned([before, after], own.lanes)}"
+                    when = f"{whole} && {aligned([before, after], own.lanes)}"
                 else:  # other chunks of time read what the last one would replace
                     when = f"{whole} && {before.text} != {after.text}"
                 found[number] = InPlace(before, after, host.let("in_place", when))
@@ -767,18 +766,14 @@ class Layer:
         """A recurrence over all steps of a tile."""
         assert buffers.chunk_ends is not None
         numbers, lean = [self.graph.states.index(state) for state in work.states], self._lean
-        own = buffers.in_place.get(numbers[0])
         parity, tile = f"({tile.number} & 1)", _with_marks(tile, buffers)
-        if own is None or isinstance(work, VectorScan):
+        if isinstance(work, VectorScan):
             states = [self._pair(host, parity, buffers, i) for i in numbers]
             work.launch(host, pointers, states, buffers.chunk_ends, tile, lean)
-            return
-        with host.when(own.when):
-            work.launch_in_place(host, pointers, (own.before, own.after), tile, lean)
-        with host.otherwise():
-            work.launch(
-                host, pointers, [picked(host, parity, buffers.states[numbers[0]])], buffers.chunk_ends, tile, lean
-            )
+        else:
+            (number,) = numbers
+            both, own = picked(host, parity, buffers.states[number]), buffers.in_place.get(number)
+            work.launch(host, pointers, both, buffers.chunk_ends, tile, lean, own)
 
     @staticmethod
     def _pair(host: Host, parity: str, buffers: Buffers, number: int) -> tuple[Pointer, Pointer]:
