@@ -162,6 +162,7 @@ class MatrixScan:
         states: tuple[Pointer, Pointer],
         ends: Pointer,
         tile: Tile,
+        *,
         lean: bool = False,
         users: InPlace | None = None,
     ) -> None:

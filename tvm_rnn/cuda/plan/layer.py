@@ -773,7 +773,7 @@ class Layer:
         else:
             (number,) = numbers
             both, own = picked(host, parity, buffers.states[number]), buffers.in_place.get(number)
-            work.launch(host, pointers, both, buffers.chunk_ends, tile, lean, own)
+            work.launch(host, pointers, both, buffers.chunk_ends, tile, lean=lean, users=own)
 
     @staticmethod
     def _pair(host: Host, parity: str, buffers: Buffers, number: int) -> tuple[Pointer, Pointer]:
