@@ -12,7 +12,8 @@ from tvm import tirx
 
 from tvm_rnn.compiler.link import generate
 from tvm_rnn.target import host
-from tvm_rnn.tir.statements import function, store
+from tvm_rnn.tir.index import int64
+from tvm_rnn.tir.statements import buffer, function, own_function, store
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,18 @@ def test_what_fits_runs(called: Any) -> None:
 def test_what_does_not_fit_is_refused(called: Any, arguments: list[Any], text: str) -> None:
     with pytest.raises((TypeError, ValueError), match=text):
         called(*arguments)
+
+
+def test_a_network_s_own_function_checks_the_number_of_arguments_alone() -> None:
+    """The runtime looked at the others, and code that looks again is a fifth of a small module's."""
+    x = buffer("x", "float32")
+    own = generate(tvm.IRModule({"f": own_function("f", [x], store(x, int64(0), tirx.const(2.0, "float32")))}), host())
+    given = array(4)
+    own["f"](given)
+    assert given.numpy()[0] == 2
+    with pytest.raises((TypeError, ValueError), match="Mismatched number of arguments"):
+        own["f"](given, given)
+    assert "Mismatched type" not in own.mod.inspect_source("ll")
 
 
 def test_an_axis_that_is_not_the_last_one_is_refused(called: Any) -> None:

@@ -19,7 +19,19 @@ from tvm_rnn.graph.graph import Node
 from tvm_rnn.runtime import runtime_random
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
 from tvm_rnn.tir.index import int64
-from tvm_rnn.tir.statements import Block, bind, buffer, function, load, loop, sequence, store, variable, vector, when
+from tvm_rnn.tir.statements import (
+    Block,
+    bind,
+    buffer,
+    load,
+    loop,
+    own_function,
+    sequence,
+    store,
+    variable,
+    vector,
+    when,
+)
 
 from .workspace import Array, dense
 
@@ -118,7 +130,7 @@ def drop_function(lanes: int, dtype: str, itemsize: int) -> tirx.PrimFunc:
         loop("c", vectors, lambda c: one.panel(int64(0), whole * size + c * int64(lanes))),
         when(done < count, one.panel(int64(0), done, count - done)),
     ]
-    return function("weight_drop", [count, *given, scale, source, target], sequence(set_words, parts))
+    return own_function("weight_drop", [count, *given, scale, source, target], sequence(set_words, parts))
 
 
 def _key(node: Node, draw: Draw) -> tuple[list[tirx.Var], list[Stmt]]:

@@ -36,9 +36,9 @@ from tvm_rnn.tir.statements import (
     Named,
     bind,
     buffer,
-    function,
     load,
     loop,
+    own_function,
     sequence,
     store,
     use_threads,
@@ -220,7 +220,7 @@ class Lowering:
         packed, offset = buffer("packed", self.net.dtype), variable("offset")
         stored = self._stored(packed)
         body = sequence(_views([*stored.values()], packed), layer.weights.pack(raw, packed, offset, stored))
-        return function(name, [*raw.values(), packed, offset], body)
+        return own_function(name, [*raw.values(), packed, offset], body)
 
     def _raw(self, keys: Sequence[str]) -> dict[str, Buffer]:
         """Weights and constants as they are given, by name."""
@@ -253,7 +253,8 @@ class Lowering:
 
     def _function(self, given: Given, users: Sequence[Buffer], body: Stmt) -> tirx.PrimFunc:
         own = [given[n] for n in ("lengths", "reset", *self.memories)]
-        return function(self.name, [*(given[n] for n in self.integers), *users, *own, *self._more(given)], body)
+        params = [*(given[n] for n in self.integers), *users, *own, *self._more(given)]
+        return own_function(self.name, params, body)
 
     @property
     def integers(self) -> tuple[str, ...]:

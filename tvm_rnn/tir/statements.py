@@ -20,6 +20,8 @@ Block: TypeAlias = "Stmt | Sequence[Block] | None"  # statements one after the o
 
 # Of functions that C calls as they are: the name. TVM makes a packed function of any other that has a name.
 PLAIN = "tvm_rnn.plain"
+# Of functions that the runtime alone calls, with arguments that it has made or looked at.
+TRUSTING = "tvm_rnn.trusting"
 
 _names = itertools.count()
 
@@ -140,6 +142,11 @@ def function(name: str, params: Sequence[TirExpr | Buffer], body: Stmt) -> tirx.
     """A PrimFunc that a module has under that name; none of its buffers overlap."""
     func = tirx.PrimFunc(list(params), body)
     return func.with_attr("global_symbol", name).with_attr("tirx.noalias", True)
+
+
+def own_function(name: str, params: Sequence[TirExpr | Buffer], body: Stmt) -> tirx.PrimFunc:
+    """A function for the runtime alone: it checks the number of its arguments, and takes them as they are."""
+    return function(name, params, body).with_attr(TRUSTING, True)
 
 
 def floordiv(a: Expr, b: int) -> Expr:
