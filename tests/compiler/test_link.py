@@ -27,6 +27,7 @@ def executable() -> object:
 def test_the_file_has_the_function_and_the_pool(tmp_path: Path) -> None:
     elf = link.link(executable(), tmp_path, host())
     assert elf.startswith(b"\x7fELF") and b"put" in elf and b"tvm_rnn_pool_use" in elf
+    assert b".debug_" not in elf
 
 
 def test_the_file_brings_the_functions_that_its_code_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
