@@ -13,12 +13,14 @@ from tvm_rnn.target import host
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_multiply_adds_are_done(dtype: str) -> None:
-    size = CHAINS * host().lanes(dtype)
-    x, out = np.linspace(0, 0.5, size, dtype=dtype), tvm.runtime.tensor(np.ones(size, dtype))
+    """By all accumulators with one vector: their own would not fit into registers beside them."""
+    lanes = host().lanes(dtype)
+    size = CHAINS * lanes
+    x, out = np.linspace(0, 0.5, lanes, dtype=dtype), tvm.runtime.tensor(np.ones(size, dtype))
     _functions(dtype)["fma"](3, tvm.runtime.tensor(x), out)
     expected = np.ones(size, dtype)
     for _ in range(3):
-        expected = expected * x + x
+        expected = expected * np.tile(x, CHAINS) + np.tile(x, CHAINS)
     np.testing.assert_allclose(out.numpy(), expected, rtol=1e-6)
 
 

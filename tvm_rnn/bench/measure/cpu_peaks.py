@@ -22,7 +22,7 @@ from tvm_rnn.compiler.link import generate
 from tvm_rnn.target import host
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
 from tvm_rnn.tir.index import int64
-from tvm_rnn.tir.statements import load, loop, sequence, store, variable, vector
+from tvm_rnn.tir.statements import floormod, load, loop, sequence, store, variable, vector
 
 SECONDS, TRIES = 0.06, 3  # of one measurement; the best of some counts: a ceiling is what nothing disturbs
 FMA_CALL, READ_CALL = 200_000, 1 << 24  # rounds of multiply-adds, and bytes, of one call: milliseconds
@@ -42,7 +42,7 @@ def fma_gflops(dtype: str, threads: int) -> Rate:
     work = FMA_CALL * CHAINS * lanes * 2
 
     def call_of_thread() -> Callable[[], object]:
-        x, out = (tvm.runtime.tensor(np.full(CHAINS * lanes, value, dtype)) for value in (0.5, 0))
+        x, out = (tvm.runtime.tensor(np.full(n * lanes, value, dtype)) for n, value in ((1, 0.5), (CHAINS, 0)))
         return lambda: function(FMA_CALL, x, out)
 
     return _rate([call_of_thread() for _ in range(threads)], work * 1e-9)
@@ -93,11 +93,11 @@ def _functions(dtype: str) -> dict[str, Callable[..., object]]:
 
 
 def _fma(dtype: str, lanes: int) -> tirx.PrimFunc:
-    """for i in n: for each accumulator: a = a x + x."""
+    """for i in n: for each accumulator: a = a x + x; all have one vector x: with one each, registers would not do."""
     n, x, out = variable("n"), _buffer("x", dtype), _buffer("out", dtype)
 
     def again(own: Buffer) -> Callable[[Expr], TirExpr]:
-        return lambda at: load(own, at) * load(x, at) + load(x, at)
+        return lambda at: load(own, at) * load(x, floormod(at, lanes)) + load(x, floormod(at, lanes))
 
     return _function("fma", [n, x, out], out, dtype, lanes, lambda own, step: loop("i", n, lambda i: step(again(own))))
 
