@@ -137,6 +137,23 @@ def bench(
 
     $ tvm-rnn bench --suite random --seed 1 --modules modules --limit 300
     """
+    _check(module, timing, suite)
+    if module is not None:
+        _module(module, timing, shown)
+    elif suite.suite == MODELS:
+        _models(suite, timing, shown)
+    elif suite.suite == COMPILE:
+        _compile_times(suite, shown)
+    elif suite.suite == CORTEX_M:
+        _cortex_m(suite, shown)
+    elif suite.build is not None:
+        _build(suite, suite.build, shown)
+    else:
+        _suite(suite, timing, shown)
+
+
+def _check(module: str | None, timing: Timing, suite: SuiteOptions) -> None:
+    """Whether options go together. Raises BadParameter, and ConfigError for a suite that is not there."""
     if suite.rtneural is not None and suite.suite != "audio":
         raise typer.BadParameter("--rtneural DIR is for --suite audio")
     if timing.training and (suite.suite is not None or timing.against is not None or timing.stream):
@@ -151,18 +168,6 @@ def bench(
         raise typer.BadParameter("--device is cpu, or cuda for the torch models of --suite models")
     if suite.suite is not None:
         _check_suite(suite.suite, suite.build is not None or suite.modules is not None)
-    if module is not None:
-        _module(module, timing, shown)
-    elif suite.suite == MODELS:
-        _models(suite, timing, shown)
-    elif suite.suite == COMPILE:
-        _compile_times(suite, shown)
-    elif suite.suite == CORTEX_M:
-        _cortex_m(suite, shown)
-    elif suite.build is not None:
-        _build(suite, suite.build, shown)
-    else:
-        _suite(suite, timing, shown)
 
 
 def _check_suite(name: str, on_gpu: bool) -> None:
