@@ -56,6 +56,11 @@ def test_the_table_has_every_reason() -> None:
     assert "torch's own words" in found and not own.reason_of(results[1])
 
 
+def test_a_failure_is_told_in_the_words_of_its_error() -> None:
+    trace = 'Traceback:\n  File "a"\n    raise ValueError\nValueError: told\nmore\n\nTo execute this test: ...\n'
+    assert own.last_words(trace) == "ValueError: told" and own.last_words("nothing\nelse") == "else"
+
+
 def test_one_result_of_each_name(tmp_path: Path) -> None:
     results = [Result("a", PASSED), Result("b", OTHER, "z"), Result("a", FAILED, "sample 1: told"), Result("a", PASSED)]
     found = own.merged(results)

@@ -276,9 +276,16 @@ def of_file(folder: str, name: str, part: str = "0/1") -> Iterator[Result]:
         if result.skipped:
             yield Result(own, OTHER, result.skipped[0][1])
         elif wrong := [*result.failures, *result.errors]:
-            yield Result(own, FAILED, wrong[0][1].strip().splitlines()[-1][:200])
+            yield Result(own, FAILED, last_words(wrong[0][1]))
         else:
             yield Result(own, PASSED)
+
+
+def last_words(trace: str) -> str:
+    """The line of a traceback that names the error; behind it torch says how to run the test again."""
+    lines = trace.strip().splitlines()
+    named = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b", line)]
+    return (named or lines)[-1][:200]
 
 
 def flat(suite: Any) -> Iterator[unittest.TestCase]:

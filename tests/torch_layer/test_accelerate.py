@@ -58,6 +58,16 @@ def test_layers_become_ours_in_place() -> None:
     ]
 
 
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+def test_layers_that_torch_quantised_stay() -> None:
+    net, lines = torch.nn.Sequential(torch.nn.LSTM(3, 4)), list[str]()
+    net = torch.ao.quantization.quantize_dynamic(net, {torch.nn.LSTM})
+    before = type(net[0])
+    rnn.accelerate(net, lines.append)
+    assert type(net[0]) is before
+    assert lines == [f"0: DynamicQuantizedLSTM(3, 4) stays: it is of {before.__module__}, not of torch.nn"]
+
+
 def test_what_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     layer = rnn.accelerate(torch.nn.LSTM(3, 4))
     assert type(layer) is rnn.nn.LSTM

@@ -21,6 +21,7 @@ import tvm_rnn as rnn
 from tvm_rnn.oracle.tolerance import assert_close
 
 torch = pytest.importorskip("torch")
+FakeTensorMode = pytest.importorskip("torch._subclasses.fake_tensor").FakeTensorMode
 pytestmark = pytest.mark.peers
 
 X, H, T, B = 3, 4, 5, 3
@@ -233,6 +234,18 @@ def test_what_compiled_code_does_not_serve_is_torchs_own(run: Any, why: str) -> 
         assert torch.equal(found, expected)
 
 
+@pytest.mark.broad
+def test_calls_of_shapes_alone_say_nothing() -> None:
+    """What a layer returns is asked before it has memory: on the meta device, and of fake tensors."""
+    layer, x = rnn.nn.LSTM(X, H, device="meta"), torch.empty(T, B, X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        y, (h, _) = layer(x.to("meta"))
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            fake = ours_of(torch.nn.LSTM(X, H))(torch.empty(T, B, X))[0]
+    assert y.is_meta and y.shape == fake.shape == (T, B, H) and h.shape == (1, B, H)
+
+
 @pytest.mark.filterwarnings("ignore:.*own code ran:UserWarning")
 def test_an_ensemble_of_weights() -> None:
     """torch.func.vmap over parameters, for which torch's own layers have no rule."""
@@ -305,9 +318,12 @@ def test_wrong_calls_are_torchs_errors() -> None:
         (x, (h[:, :1], h)),
         (x, (h[0], h[0])),
         (x[0], (h, h)),
+        (x, h),
     ]
     for value, hx in calls:
         assert _raised(ours, value, hx) == _raised(theirs, value, hx)
+    gru = torch.nn.GRU(X, H)
+    assert _raised(ours_of(gru), x, (h,)) == _raised(gru, x, (h,))  # two states are an LSTM's
 
 
 def _raised(layer: Any, value: Any, hx: Any) -> tuple[type[Exception], str]:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from tvm_rnn.compiler.compiled_files import compiled_once, name_here
@@ -109,7 +110,7 @@ class DropIn(torch.nn.RNNBase):
             return own.create_proxy("call_module", own.path_of_module(self), (input, hx)[: 1 + (hx is not None)], {})
         packed = isinstance(input, PackedSequence)
         values = input.data if packed else input
-        given = () if hx is None else hx if isinstance(hx, tuple | list) else (hx,)
+        given = _given(self, hx)
         if proxied() and not looked_into((values, *given, *self._flat_weights)):
             return self._in_graph(theirs, input, hx)
         why = _unserved(self, values, given, input.batch_sizes if packed else None)
@@ -131,7 +132,7 @@ class DropIn(torch.nn.RNNBase):
         self, theirs: Callable[[Tensor, Hidden], tuple[Tensor, Hidden]], input: Tensor, hx: Hidden
     ) -> tuple[Tensor, Hidden]:
         """The same for a graph of torch's: of the operations of `graph_ops.py`, or of `theirs`."""
-        given = () if hx is None else hx if isinstance(hx, tuple | list) else (hx,)
+        given = _given(self, hx)
         made = None if isinstance(input, PackedSequence) else _graphed(self, input, given)
         if made is None:
             return theirs(input, hx)
@@ -189,15 +190,24 @@ def as_torchs(layer: DropIn) -> torch.nn.Module:
 # --- what a call is ---------------------------------------------------------------------------------------------------
 
 
+def _given(layer: DropIn, hx: Hidden) -> Sequence[Tensor]:
+    """The first states, of which an LSTM has two."""
+    if hx is None:
+        return ()
+    return hx if layer.mode == "LSTM" and isinstance(hx, tuple | list) else (hx,)
+
+
 def _unserved(layer: DropIn, values: Tensor, given: Sequence[Tensor], batch_sizes: Tensor | None) -> str | None:
-    """Why torch's own code takes a call; "": because it is not as torch wants it, or has no steps, and torch says so.
-    None: compiled code takes it."""
+    """Why torch's own code takes a call; "": because it is not as torch wants it, or has no steps, and torch says so,
+    or because it is of shapes alone. None: compiled code takes it."""
     layer._update_flat_weights()
     tensors = (values, *given, *layer._flat_weights)
     kinds = {type(tensor) for tensor in tensors}
     if not all(issubclass(kind, Tensor) for kind in kinds) or not _together(tensors):
         return ""
     if not _fits(layer, values, given, batch_sizes):
+        return ""
+    if values.is_meta or FakeTensor in kinds:  # nothing is computed
         return ""
     if theirs := kinds - {Tensor, torch.nn.Parameter}:
         return f"tensors of a class of their own: {', '.join(sorted(kind.__name__ for kind in theirs))}"
