@@ -133,3 +133,16 @@ def test_matrices_are_those_of_the_oracle(c: rnn.Cell, net: dict[str, int]) -> N
 @pytest.mark.broad
 def test_matrices_of_float64() -> None:
     compare(rnn.RNN(rnn.cells.gated_delta_net, 5, 19, dtype="float64").init(1), ((1, 1), (40, 3)))
+
+
+def test_a_tile_has_a_chunk_however_many_rows_there_are() -> None:
+    """A caller who counts with tiles of one step gets the same bits, and has given enough memory for more."""
+    net = rnn.RNN(rnn.cells.gated_delta_net, 5, 8, num_layers=2).init(0)
+    module, steps, batch = rnn.compile(net), 26, 3
+    x, found = np.random.default_rng(0).standard_normal((steps, batch, 5)).astype("float32"), []
+    for rows in (1, CHUNK * batch):
+        module._sizes = (*module._sizes[:4], rows)
+        found.append(module(x))
+    (y, state), (other, last) = found
+    assert (y == other).all() and (state["S"] == last["S"]).all()
+    assert_close(y, Reference(net)(x)[0], "float32", steps)

@@ -123,6 +123,7 @@ class DirectLowering(Lowering):
     in_bytes: ClassVar[bool] = False
     name: ClassVar[str] = "direct"
     prefix: ClassVar[str] = "direct_"
+    least: ClassVar[int] = 1
     layer_type: ClassVar[type[Layer]] = DirectLayer
     visit_type: ClassVar[type[Visit]] = DirectVisit
 

@@ -27,6 +27,7 @@ class GenerationLowering(Lowering):
 
     name: ClassVar[str] = "generate"
     in_place: ClassVar[bool] = False  # an output becomes the next input
+    least: ClassVar[int] = 1
 
     def _plan(self) -> None:
         self.time_major, self.rows_per_tile = True, 1

@@ -11,7 +11,7 @@ distinct layer, and the facts that the manifest needs. Closing the loop over tim
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -98,6 +98,7 @@ class Lowering:
     memories: ClassVar[tuple[str, ...]] = ("packed", "workspace")  # the compiler's own buffers
     flow: ClassVar[str] = "workspace"  # where layers read inputs
     together: ClassVar[int] = CHUNK  # steps of matrices that belong together
+    least: ClassVar[int] = CHUNK  # steps of a tile where there are matrices, however many rows; the call may have fewer
     in_bytes: ClassVar[bool] = True  # whether products of bytes are computed as such
     in_place: ClassVar[bool] = True  # whether inputs may be read in the caller's arrays
     few_as_given: ClassVar[bool] = True  # whether matrices stay as their owner laid them out for a few steps
@@ -180,7 +181,7 @@ class Lowering:
             **structs.asdict(common_facts(net, own.target, own.batches, own.without)),
             packs=self.packs,
             packed_elements=self.packed_elements,
-            workspace=self.memory.sizes(),
+            workspace=self._told.sizes(),
             rows_per_tile=self.rows_per_tile,
             flops_per_row=flops_per_row(self.layers, net.num_directions),
             templates=[used.facts() for used in (*self.emitter.used, *self.walks)],
@@ -298,12 +299,26 @@ class Lowering:
         """One of the compiler's own buffers."""
         return buffer(name, self.net.dtype)
 
+    @property
+    def _has_matrices(self) -> bool:
+        return any(result.op == "scan_matrix" for layer in self.code for result in layer.solved)
+
     def _tile_steps(self, given: Expr) -> tuple[Expr, Block]:
-        """The steps of a tile: whole numbers of `together` of them where there are matrices, if there are so many."""
-        if not any(result.op == "scan_matrix" for layer in self.code for result in layer.solved):
+        """The steps of a tile: whole numbers of `together` of them where there are matrices, if there are so many. Many
+        rows leave the caller few steps or one, which would take as long as `least` or longer: matrices are read once
+        for all of a chunk."""
+        if not self._has_matrices:
             return given, None
+        given, set_given = held("steps_given", tirx.max(given, tirx.min(self.T, int64(self.least))))
         rest = tirx.floormod(given, int64(self.together))
-        return held("tile_steps", tirx.Select(given < int64(self.together), given, given - rest))
+        steps, set_steps = held("tile_steps", tirx.Select(given < int64(self.together), given, given - rest))
+        return steps, [set_given, set_steps]
+
+    @property
+    def _told(self) -> Workspace:
+        """The workspace as a caller is told of it, who may count with tiles of one step."""
+        more = (self.least - 1) * self.memory.per_tile_row if self._has_matrices else 0
+        return replace(self.memory, per_row=self.memory.per_row + more)
 
     def _with_threads(self, count: TirExpr, *body: Block) -> Stmt:
         """The call, on one thread where it is little work."""
