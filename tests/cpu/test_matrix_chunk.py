@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from tvm import tirx
 
@@ -12,6 +14,13 @@ from tvm_rnn.cpu.matrix_chunk import Chunk, steps_together
 @pytest.mark.parametrize(("keys", "steps"), [(19, 4), (512, 4), (4096, 1)])
 def test_vectors_of_many_keys_have_no_room_on_the_stack(keys: int, steps: int) -> None:
     assert steps_together(delta_part(16, keys)) == steps
+
+
+@pytest.mark.parametrize(("columns", "steps"), [(1, 4), (2, 2), (3, 2)])
+def test_a_chunk_has_few_columns(columns: int, steps: int) -> None:
+    update = SimpleNamespace(products=[None], columns=[None] * columns)
+    part = SimpleNamespace(update=update, reads=[None], keys=64, lanes=8)
+    assert steps_together(part) == steps
 
 
 @pytest.mark.parametrize(("steps", "products"), [(1, 1), (4, 6 + 10 + 6)])
