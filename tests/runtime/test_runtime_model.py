@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -245,6 +246,122 @@ def test_weights_that_are_values_of_the_model() -> None:
         expected = {"Y": rnn.reference(own)(x)[0]}
         assert_close(module.run(given), expected, "float32", T)
         assert_close(rnn.reference(net).run(given), expected, "float32", T)
+
+
+# --- small models ----------------------------------------------------------------------------------------------------
+
+
+def reader() -> rnn.RNN:
+    """Numbers that are looked up in a table, and two layers of leaky from a state that is given for one of them."""
+    net = rnn.RNN(leaky, WIDTH, [H, H], 2).init(1)
+    steps = (
+        Step("Gather", ("table", "ids"), ("x",), {"axis": 0}, "look up"),
+        Step(NETWORK, ("x", "", "", "h", "", ""), ("y", "h0", "h1", "c0", "c1"), {"network": 0}, "RNN"),
+        Step("Tanh", ("y",), ("Y",), {}, "squash"),
+    )
+    inputs = (value("ids", "int64", "T", "B"), value("h", "float32", 1, "B", H))
+    outputs = tuple(value(name, "float32") for name in ("Y", "h0", "h1", "c1"))
+    table = np.random.default_rng(0).normal(size=(5, WIDTH)).astype("f4")
+    net.program = Program(inputs, (*outputs, inputs[1]), steps, {"table": table})
+    return net
+
+
+def ids(steps: int, batch: int = 1) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(steps)
+    return {"ids": rng.integers(0, 5, (steps, batch)), "h": rng.normal(size=(1, batch, H)).astype("f4")}
+
+
+@pytest.fixture(scope="module")
+def looked_up() -> Any:
+    return rnn.compile(reader())
+
+
+def is_ready(module: Any) -> bool:
+    return any(isinstance(own, runtime_model.SmallCall) for own in module._model_plan.small.known.values())
+
+
+def test_calls_of_shapes_that_were_there_go_without_steps(looked_up: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = [rnn.reference(reader()).run(ids(steps)) for steps in (1, 4)]
+    for _ in range(3):
+        for steps, own in zip((1, 4), expected, strict=True):
+            assert_close(looked_up.run(ids(steps)), own, "float32", steps)
+    monkeypatch.delattr(runtime_model, "call_compiled")  # which steps need
+    given = ids(4)
+    first, second = looked_up.run(given), looked_up.run(given)
+    assert list(first) == ["Y", "h0", "h1", "c1", "h"]
+    first["Y"][:], first["h"][:] = 0, 0
+    assert second["Y"].any() and given["h"].any() and second["h"].any()
+    turned = {"ids": given["ids"][::-1][::-1], "h": np.asfortranarray(given["h"])}
+    np.testing.assert_array_equal(looked_up.run(turned)["Y"], second["Y"])
+    with pytest.raises(NameError, match="call_compiled"):
+        looked_up.run(ids(3))
+
+
+def test_what_is_wrong_with_inputs_is_said_of_small_calls_too(looked_up: Any) -> None:
+    given = ids(1)
+    for _ in range(3):
+        expected = looked_up.run(given)["Y"]
+    for wrong, text in (
+        ({**given, "ids": given["ids"].astype("f4")}, "ids has the wrong dtype"),
+        ({**given, "ids": given["ids"] + 9}, "cannot be computed"),
+        ({**given, "h": given["h"][:, :, 1:]}, "h has the wrong shape"),
+        ({"ids": given["ids"]}, "not the model's"),
+        ({**given, "h": np.ma.masked_array(given["h"], given["h"] > 0)}, "masked"),
+    ):
+        for _ in range(3):
+            with pytest.raises(InputError, match=text):
+                looked_up.run(wrong)
+    np.testing.assert_array_equal(looked_up.run(given)["Y"], expected)
+
+
+def test_small_calls_follow_weights_and_threads(pair: Any) -> None:
+    x = np.ones((T, B, WIDTH), "f4")
+    first = [pair.run({"X": x})["Y"] for _ in range(3)]
+    assert is_ready(pair)
+    pair.load_weights({name: 2 * own for name, own in pair.weights.items()})
+    other, model = pair.run({"X": x}), two()
+    for net in model.networks:
+        net.load({name: 2 * own for name, own in net.weights.items()})
+    assert_close(other, rnn.reference(model).run({"X": x}), "float32", T)
+    pair.threads = 2
+    pair.networks[0](np.ones((9 * T, B, WIDTH), "f4"))  # takes more memory, and leaves that of before
+    again = [pair.run({"X": x})["Y"] for _ in range(3)]
+    pair.threads = None
+    np.testing.assert_array_equal(again, [other["Y"]] * 3)
+    pair.load_weights(two().weights)
+    np.testing.assert_array_equal(pair.run({"X": x})["Y"], first[0])
+
+
+def test_large_calls_go_step_by_step(pair: Any) -> None:
+    x = np.ones((T, runtime_model.SMALL // (4 * T * WIDTH) + 1, WIDTH), "f4")
+    found = [pair.run({"X": x})["Y"] for _ in range(3)]
+    np.testing.assert_array_equal(found[1:], found[:1] * 2)
+    assert runtime_model.UNFIT in pair._model_plan.small.known.values()
+
+
+def test_threads_have_small_calls_of_their_own(looked_up: Any) -> None:
+    given = [ids(steps, 2) for steps in (1, 2, 3, 1)]
+    expected = [looked_up.run(own)["Y"] for own in given]
+
+    def many(i: int) -> bool:
+        return all(np.array_equal(looked_up.run(given[i])["Y"], expected[i]) for _ in range(100))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(many, range(4)))
+
+
+def test_a_call_within_a_call_takes_no_memory_of_it(looked_up: Any) -> None:
+    """As of a signal's handler."""
+    given, inner = ids(2), list[Any]()
+    for _ in range(3):
+        expected = looked_up.run(given)
+    again = {name: np.zeros_like(array) for name, array in given.items()}
+    call = looked_up._model_plan.small.known[looked_up.threads, tuple(array.shape for array in given.values())]
+    call.calls.insert(1, (lambda: inner.append(looked_up.run(again)), ()))
+    found = looked_up.run(given)
+    assert len(inner) == 1 and not np.array_equal(inner[0]["Y"], found["Y"])
+    np.testing.assert_array_equal(found["Y"], expected["Y"])
+    call.calls.pop(1)
 
 
 # --- without the package ---------------------------------------------------------------------------------------------

@@ -935,16 +935,21 @@ class Module:
         before = self._read_states(state, B)
         after, y = [array.copy() for array in before], np.empty((*lead, *self._output), self._dtype)
         if T and B:
-            fixed, per_row, per_tile_row, per_sequence_row, rows_per_tile = self._sizes
-            tile = max(1, min(T, rows_per_tile // B))
-            elements = fixed + B * (per_row + tile * per_tile_row + T * per_sequence_row)
-            held, work = getattr(self._local, "workspace", (-1, None))
-            if held < elements:
-                work = self._tensor(_aligned(max(1, elements), self._dtype))
-                self._local.workspace = (elements, work)
+            tile, work = self._tiling(T, B)
             threads = self._threads_for(B)
             self._sequence(T, B, tile, threads, *has, *arrays, y.ravel(), *before, *after, *rows, self._packed, work)
         return y if like is None else like(y), self._shape_states(after, B, like)
+
+    def _tiling(self, T: int, B: int) -> tuple[int, Array]:
+        """Steps of a tile, and this thread's working memory."""
+        fixed, per_row, per_tile_row, per_sequence_row, rows_per_tile = self._sizes
+        tile = max(1, min(T, rows_per_tile // B))
+        elements = fixed + B * (per_row + tile * per_tile_row + T * per_sequence_row)
+        held, work = getattr(self._local, "workspace", (-1, None))
+        if held < elements:
+            work = self._tensor(_aligned(max(1, elements), self._dtype))
+            self._local.workspace = (elements, work)
+        return tile, work
 
     def _threads_for(self, B: int) -> int:
         return self._threads or (1 if self._flops * B < PARALLEL_FLOPS_PER_STEP else self.threads)

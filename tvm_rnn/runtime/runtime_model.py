@@ -18,7 +18,7 @@ from typing import NamedTuple, NoReturn, Protocol
 import numpy as np
 
 from . import runtime
-from .runtime import Array, Facts, InputError, LoadError, Module, Opened, State, WeightError
+from .runtime import Array, Facts, InputError, LoadError, Module, Opened, Shape, State, TvmRnnError, WeightError
 
 
 class Network(Protocol):
@@ -39,6 +39,8 @@ class Network(Protocol):
 
 
 MOST_READY = 64  # shapes of inputs whose sizes are remembered
+SEEN, UNFIT = "seen", "unfit"
+SMALL = 1 << 18  # bytes of all arrays of a call, above which the work is what takes time, not how it is called
 Key = tuple[tuple[int, ...] | bytes, ...]  # shapes of inputs, and elements of those that say sizes
 Runner = Callable[[Facts, Sequence[Array]], Sequence[Array]]  # what a step makes of values
 # What NumPy, or a network that is given what does not fit, may say of a model's arrays.
@@ -50,6 +52,8 @@ class Plan:
 
     def __init__(self, model: Facts, constants: Mapping[str, np.ndarray]) -> None:
         self.inputs, self.outputs = list(model["inputs"]), [item["name"] for item in model["outputs"]]
+        self.dtypes = [(item["name"], np.dtype(item["dtype"])) for item in self.inputs]
+        self.small = SmallCalls()
         self.constants = {item["name"]: constants[item["array"]] for item in model["constants"]}
         self.lasting = frozenset(map(id, self.constants.values()))
         self.steps = list(model["steps"])
@@ -95,9 +99,12 @@ def run(module: Module, inputs: Mapping[str, object]) -> dict[str, Array]:
     or anything with DLPack on the CPU, with the model's dtypes. Results are of the kind of the first input.
 
     Raises InputError for inputs that are missing, unknown, or of a wrong dtype or shape."""
-    plan = _plan(module)
+    plan, networks = _plan(module), getattr(module, "networks", [module])
+    kinds: list[type] = [type(inputs.get(name)) for name, _ in plan.dtypes[:1]] if isinstance(inputs, Mapping) else []
+    like = runtime._like(kinds[0]) if kinds else None
+    if (small := _small_call(module, plan, inputs)) is not None:
+        return small if like is None else {name: like(own) for name, own in small.items()}
     arrays = check_inputs(plan.inputs, inputs)
-    networks = getattr(module, "networks", [module])
 
     def made(step: Facts, given: Sequence[Array]) -> Sequence[Array]:
         attributes = step["attributes"]
@@ -106,8 +113,6 @@ def run(module: Module, inputs: Mapping[str, object]) -> dict[str, Array]:
         return call_compiled(module, given, attributes)
 
     results = plan.run(arrays, made)
-    kinds: list[type] = [type(inputs[item["name"]]) for item in plan.inputs]
-    like = runtime._like(kinds[0]) if kinds else None
     taken = {*plan.lasting, *map(id, arrays.values())}
     found = {}
     for name, value in results.items():
@@ -302,6 +307,151 @@ def _parts(module: Network, names: Sequence[str], result: tuple[Array, Facts]) -
         rows = 0 if isinstance(whole, list) else len(whole) // layers
         found += whole if isinstance(whole, list) else [whole[i * rows : (i + 1) * rows] for i in range(layers)]
     return found
+
+
+# --- small models: what a call takes is made once ---------------------------------------------------------------------
+
+
+class SmallCalls(threading.local):
+    """A thread's, by threads and shapes of inputs; or SEEN, after one call, or UNFIT, of what is no small call."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[int, tuple[Shape, ...]], SmallCall | str] = {}
+
+
+class SmallCall:
+    """All that a call with inputs of certain shapes takes, made once: memory, and calls of compiled code on it, one
+    after the other. Inputs are copied to it and outputs from it, so that nothing is looked at again. It is of one
+    thread, whose working memory it has.
+
+    Raises ValueError where that is not possible: for more than SMALL bytes, sizes that depend on elements or are 0,
+    lengths, weights that are values, networks of other kinds; and what networks and functions raise."""
+
+    def __init__(self, module: Module, plan: Plan, shapes: Sequence[Shape]) -> None:
+        self.bytes, self.tensor = 0, sys.modules["tvm_ffi"].from_dlpack
+        self.calls: list[tuple[Callable[..., object], tuple[object, ...]]] = []
+        self.held: list[tuple[Module, Array, int, Array]] = []
+        self.inputs = [self._array(shape, dtype) for shape, (_, dtype) in zip(shapes, plan.dtypes, strict=True)]
+        names, networks = [name for name, _ in plan.dtypes], getattr(module, "networks", [module])
+        values: dict[str, Array] = {**plan.constants, **dict(zip(names, self.inputs, strict=True)), "": None}
+        for step in plan.steps:
+            attributes, given = step["attributes"], [values[name] for name in step["inputs"]]
+            if step["op"] == "Network":
+                made = self._network(networks[int(attributes["network"])], given, attributes)
+            else:
+                made = self._function(module, given, attributes)
+            values.update(zip(step["outputs"], made, strict=False))
+        self.outputs = [values[name] for name in plan.outputs]
+
+    def __call__(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        for own, array in zip(self.inputs, arrays, strict=True):
+            own[...] = array
+        for function, arguments in self.calls:
+            function(*arguments)
+        return [own.copy() for own in self.outputs]
+
+    def fits(self) -> bool:
+        """Whether networks have the weights, threads and working memory that they had."""
+        return all(
+            net._packed is packed and net._threads == threads and net._local.workspace is workspace
+            for net, packed, threads, workspace in self.held
+        )
+
+    def _array(self, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+        elements = math.prod(shape)
+        self.bytes += elements * dtype.itemsize
+        if not 0 < self.bytes <= SMALL or not elements:
+            raise ValueError("not small")
+        return runtime._aligned(elements, dtype).reshape(shape)
+
+    def _argument(self, array: Array) -> Array:
+        """As compiled code takes it."""
+        return self.tensor(_writable(_dense(np.asarray(array, order="C"))))
+
+    def _function(self, module: Module, given: Sequence[Array], attributes: Facts) -> list[np.ndarray]:
+        function: Function = vars(module)["_around"][attributes["function"]]
+        arrays = [np.asarray(value) for value in given[: len(given) - function.constants]]
+        if function.numbers or function.arrays is None:
+            raise ValueError("sizes depend on elements")
+        key = tuple(array.shape for array in arrays)
+        ready = function.ready.get(key) or function._prepared(key, arrays)
+        made = [self._array(shape, dtype) for shape, dtype in zip(ready.shapes, function.dtypes, strict=True)]
+        memory = function._memory(ready.memory)
+        arguments = (*map(self._argument, arrays), *function.arrays, *map(self._argument, made), *memory)
+        self.calls.append((function.run, (module.threads, *arguments)))
+        return made
+
+    def _network(self, module: Module, given: Sequence[Array], attributes: Facts) -> list[np.ndarray]:
+        x, lengths, *parts = given
+        plain = type(module) is runtime.Module and not (module._held or module.batch_first or attributes.get("weights"))
+        if not plain or lengths is not None or [x.shape[2:]] != [shape for _, shape in module._inputs]:
+            raise ValueError("not a plain call of a network")
+        if x.dtype != module._dtype or module._packed is None:
+            raise ValueError("the wrong dtype, or no weights")
+        (T, B), layers = x.shape[:2], int(module.manifest["num_layers"])
+        y = self._array((T, B, *module._output), module._dtype)
+        before, after, made = [], [], [y]
+        for i, flat in enumerate(module._plan(B)):
+            first, last = (self._array((flat.size,), module._dtype) for _ in range(2))
+            first[:] = flat.initial
+            views = (_by_layer(array, flat, layers) for array in (first, last))
+            for own, new, part in zip(*views, parts[i * layers : (i + 1) * layers], strict=True):
+                if part is not None and (part.shape, part.dtype) != (own.shape, own.dtype):
+                    raise ValueError("a state that does not fit")
+                if part is not None:
+                    self.calls.append((np.copyto, (own, part)))
+                made.append(new)
+            self.calls.append((np.copyto, (last, first)))
+            before, after = [*before, first], [*after, last]
+        tile, work = module._tiling(T, B)
+        arrays, rest = (x.reshape(-1), y.reshape(-1), *before, *after), (*module._no_rows, module._packed, work)
+        sizes = (T, B, tile, module._threads_for(B), False, False)
+        self.calls.append((module._sequence, (*sizes, *map(self._argument, arrays), *rest)))
+        self.held.append((module, module._packed, module._threads, module._local.workspace))
+        return made
+
+
+def _by_layer(flat: np.ndarray, facts: runtime.Flat, layers: int) -> list[np.ndarray]:
+    """A state that is one flat array, as views by layer."""
+    if len(facts.parts) > 1:
+        return [flat[place].reshape(shape) for place, shape in facts.parts]
+    rows, *rest = facts.parts[0][1]
+    return [*flat.reshape(layers, rows // layers, *rest)]
+
+
+def _small_call(module: Module, plan: Plan, inputs: object) -> dict[str, np.ndarray] | None:
+    """The outputs, where inputs of these shapes were there before and all of a call is small; None: it goes step by
+    step, as it does where something is wrong, and says what."""
+    if type(inputs) is not dict or len(inputs) != len(plan.dtypes):
+        return None
+    arrays = []
+    for name, dtype in plan.dtypes:
+        value = inputs.get(name)
+        if value.__class__ is not np.ndarray:
+            if not hasattr(value, "__dlpack__"):
+                return None
+            value = runtime._numpy(name, value)
+        if value.dtype is not dtype:
+            return None
+        arrays.append(value)
+    key, known = (module.threads, tuple([array.shape for array in arrays])), plan.small.known
+    own = known.pop(key, None)  # nobody else has it now, not even who interrupts this call
+    if own is None or own is UNFIT:
+        if len(known) >= MOST_READY:
+            known.clear()
+        known[key] = own or SEEN
+        return None
+    try:
+        own = own if isinstance(own, SmallCall) and own.fits() else SmallCall(module, plan, key[1])
+    except (*FAILURES, RuntimeError, TvmRnnError):
+        known[key] = UNFIT
+        return None
+    try:
+        made = own(arrays)
+    except (*FAILURES, RuntimeError, TvmRnnError):
+        return None
+    known[key] = own
+    return dict(zip(plan.outputs, made, strict=True))
 
 
 class ModelModule(runtime.Module):
