@@ -7,9 +7,14 @@ g++, no GPU.
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import os
 import re
 import subprocess
 import tempfile
+import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +30,8 @@ from tvm_rnn.cuda.codegen.cuda_text import DECLARED, Source
 from tvm_rnn.cuda.model import choose_regime
 
 HERE = Path(__file__).parent
+HEADERS = sorted(HERE.glob("emulate*.h"))
+KEPT = 86400  # seconds
 # One process loads many such objects: none may see another's variables.
 FLAGS = ["-std=c++17", "-fPIC", "-w", "-fno-strict-aliasing", "-fvisibility=hidden", "-fno-gnu-unique"]
 HELPER = re.compile(r"^__forceinline__ __device__ (.*?)(tvm_builtin_\w+)(\([^)]*\)) \{", re.MULTILINE)
@@ -67,7 +74,7 @@ def _no_cubin(code: str, arch: str, output: Path, fast: bool, tools: nvcc.Toolch
 
 def emulated(source: Source, folder: Path, include: tuple[str, ...]) -> str:
     """The kernels of one arch and a table of them by name, as an object file."""
-    parts, table = [f'#include "{HERE / "emulate_ptx.h"}"'], []
+    parts, table = ['#include "emulate_ptx.h"'], []
     for number, shard in enumerate(source.shards):
         parts.append(f"namespace shard_{number} {{\n{translated(shard)}\n}}")
         table += [_runner(name, parameters, number) for name, parameters in DECLARED.findall(shard)]
@@ -78,11 +85,35 @@ def emulated(source: Source, folder: Path, include: tuple[str, ...]) -> str:
     parts.append((HERE / "emulated_runtime.inc").read_text())
     text, output = folder / "emulated.cc", folder / "emulated.o"
     text.write_text("\n".join(parts))
-    flags = [*FLAGS, "-O1", *(f"-I{p}" for p in include)]
-    done = subprocess.run(["g++", *flags, "-c", str(text), "-o", str(output)], capture_output=True, text=True)
-    if done.returncode:
-        raise AssertionError(done.stderr[:4000])
+    made(text, output, "-O1", "-c", f"-I{header('-O1')}", *(f"-I{path}" for path in include))
     return str(output)
+
+
+@functools.cache
+def header(optimise: str) -> Path:
+    """A folder of these very headers, precompiled: half of the time that g++ takes for a small kernel. The next run
+    finds what this one has made, for a day. optimise: -O0 or -O1, as what includes them."""
+    version = subprocess.run(["g++", "--version"], capture_output=True, check=True).stdout
+    content = b"".join([version, " ".join([*FLAGS, optimise]).encode(), *(h.read_bytes() for h in HEADERS)])
+    root = Path(os.environ.get("PYTEST_DEBUG_TEMPROOT") or tempfile.gettempdir(), "tvm_rnn_emulated")
+    folder = root / hashlib.sha1(content).hexdigest()
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in root.glob("*/*"):
+        with suppress(FileNotFoundError):  # another worker did
+            if old.stat().st_mtime < time.time() - KEPT:
+                old.unlink()
+    made(HERE / "emulate_ptx.h", folder / "emulate_ptx.h.gch", optimise, "-x", "c++-header")
+    return folder
+
+
+def made(source: Path, output: Path, *flags: str) -> Path:
+    """What g++ makes of a source. Other processes may do the same at the same time."""
+    if not output.exists():
+        own = output.with_name(f"{os.getpid()}-{output.name}")
+        done = subprocess.run(["g++", *FLAGS, *flags, str(source), "-o", str(own)], capture_output=True, text=True)
+        assert not done.returncode, done.stderr[:4000]
+        os.replace(own, output)
+    return output
 
 
 def translated(shard: str) -> str:

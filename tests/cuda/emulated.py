@@ -10,14 +10,8 @@ import copy
 import ctypes
 import functools
 import hashlib
-import os
 import re
-import subprocess
-import tempfile
-import time
-from contextlib import suppress
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import e4m3
@@ -25,7 +19,7 @@ import numpy as np
 import tvm
 import tvm_ffi
 from compiled_kernels import SIZES
-from emulator import FLAGS, HERE, translated
+from emulator import header, made, translated
 from persistent_layers import geometry_of
 from tvm import tirx
 
@@ -46,49 +40,19 @@ from tvm_rnn.oracle.reference import Reference, evaluate
 from tvm_rnn.passes import pipeline
 from tvm_rnn.target import resolve
 
-HEADERS = sorted(HERE.glob("emulate*.h"))
 POISON = np.nan
-KEPT = 86400  # seconds
 Arrays = dict[str, np.ndarray]
 
 
 @functools.cache
 def library(text: str) -> ctypes.CDLL:
     """The text, compiled. What was compiled before, by any process, is taken from a folder of this machine."""
-    folder = header()
+    folder = header("-O0")
     source = folder / f"{hashlib.sha1(text.encode()).hexdigest()}.cc"
     source.write_text(text)
-    found = ctypes.CDLL(str(made(source, source.with_suffix(".so"), "-shared", f"-I{folder}")))
+    found = ctypes.CDLL(str(made(source, source.with_suffix(".so"), "-O0", "-shared", f"-I{folder}")))
     found.launch.restype = ctypes.c_char_p
     return found
-
-
-@functools.cache
-def header() -> Path:
-    """A folder of these very headers, precompiled: half of the time that g++ takes for a small kernel. The next run
-    finds what this one has made, for a day."""
-    version = subprocess.run(["g++", "--version"], capture_output=True, check=True).stdout
-    content = b"".join([version, " ".join(FLAGS).encode(), *(header.read_bytes() for header in HEADERS)])
-    root = Path(os.environ.get("PYTEST_DEBUG_TEMPROOT") or tempfile.gettempdir(), "tvm_rnn_emulated")
-    folder = root / hashlib.sha1(content).hexdigest()
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in root.glob("*/*"):
-        with suppress(FileNotFoundError):  # another worker did
-            if old.stat().st_mtime < time.time() - KEPT:
-                old.unlink()
-    made(HERE / "emulate_ptx.h", folder / "emulate_ptx.h.gch", "-x", "c++-header")
-    return folder
-
-
-def made(source: Path, output: Path, *flags: str) -> Path:
-    """What g++ makes of a source. Other processes may do the same at the same time."""
-    if not output.exists():
-        own = output.with_name(f"{os.getpid()}-{output.name}")
-        command = ["g++", *FLAGS, "-O0", *flags, str(source), "-o", str(own)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert not done.returncode, done.stderr[:4000]
-        os.replace(own, output)
-    return output
 
 
 @functools.cache
