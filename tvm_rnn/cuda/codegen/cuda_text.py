@@ -26,7 +26,8 @@ from tvm_rnn.target import Target
 from .host_program import ALIGNMENT, Program
 from .kernel_writer import Function
 
-# TVM's text that is changed: a launch goes through host::launch; no symbol is exported that two archs would share.
+# TVM's text that is changed: a launch goes through host::launch; no symbol is exported that two archs would share; no
+# headers of C++ objects.
 LAUNCH = re.compile(r"template <typename\.\.\. Params.*?\n}\n", re.DOTALL)
 LAUNCH_OURS = """template <typename... Params, typename... Args>
 static cudaError_t tvm_cuda_host_launch(void (*kernel)(Params...), const cudaLaunchConfig_t* config, Args... args) {
@@ -40,6 +41,8 @@ static cudaError_t tvm_cuda_host_launch(void (*kernel)(Params...), const cudaLau
 """
 # TVM's host code has pointers to these; only device code looks inside.
 OPAQUE = "struct half;\nstruct nv_bfloat16;\nstruct __nv_fp8_e4m3;"
+# Half of the time that a host program takes to compile. Of these the wrappers take two macros, which host.h has.
+UNUSED = "#include <tvm/ffi/extra/cuda/device_guard.h>\n#include <tvm/ffi/function.h>\n"
 CONTEXT = "void* __tvm_ffi__library_ctx = NULL;"
 ENTRY = re.compile(r"#ifdef __cplusplus\nextern \"C\"\n#endif\nTVM_DLL int32_t __tvm_ffi_main\(.*\Z", re.DOTALL)
 DECLARED = re.compile(r'^extern "C" __global__ void (?:__\w+__\([^)]*\) )*(\w+)\((.*)\)(?:;| \{)$', re.MULTILINE)
@@ -182,9 +185,10 @@ def _handles(device: str) -> list[str]:
 
 
 def _wrappers(text: str) -> str:
-    if text and (not LAUNCH.search(text) or CONTEXT not in text):
+    if text and (not LAUNCH.search(text) or CONTEXT not in text or UNUSED not in text):
         raise BuildError(message("this TVM writes other launch code", got=tvm.__version__, do="install the pinned TVM"))
-    return ENTRY.sub("", LAUNCH.sub(lambda _: LAUNCH_OURS, text).replace(CONTEXT, "static " + CONTEXT))
+    text = text.replace(UNUSED, "").replace(CONTEXT, "static " + CONTEXT)
+    return ENTRY.sub("", LAUNCH.sub(lambda _: LAUNCH_OURS, text))
 
 
 def cubin_symbol(arch: str, number: int) -> str:

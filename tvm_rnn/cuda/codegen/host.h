@@ -1,6 +1,6 @@
 // What every host program is made of: calls of kernels, streams, residency, memory for callers without an allocator.
 //
-// source.py puts this file in front of TVM's launch wrappers and of the generated functions, in one C++ file per arch.
+// cuda_text.py puts this file in front of TVM's launch wrappers and of the generated functions, in one C++ file per arch.
 // Needs: tvm_ffi's C API and the CUDA runtime (linked statically). All state is per loaded module; every function may be
 // called by several threads at once.
 #include <cuda.h>
@@ -15,6 +15,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <exception>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -26,6 +27,16 @@
   do {                 \
     if ((statement) != 0) return -1; \
   } while (0)
+
+// What TVM's wrappers stand between: an exception does not leave them.
+#define TVM_FFI_SAFE_CALL_BEGIN() try {
+#define TVM_FFI_SAFE_CALL_END()                                   \
+  }                                                               \
+  catch (const std::exception& thrown) {                          \
+    TVMFFIErrorSetRaisedFromCStr("InternalError", thrown.what()); \
+    return -1;                                                    \
+  }                                                               \
+  return 0
 
 namespace host {
 
