@@ -69,6 +69,7 @@ def check(net: Any, x: np.ndarray, expected: np.ndarray) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.broad_after(3)
 @pytest.mark.parametrize(
     ("how", "stride", "apart", "groups"),
     [("same", 1, 1, 1), ("same", 3, 1, 1), ("causal", 1, 2, 1), ("causal", 2, 1, 2), ("valid", 1, 2, 1)],
@@ -87,6 +88,7 @@ def test_convolutions_over_time(how: str, stride: int, apart: int, groups: int, 
         check(net, x, np.maximum(np.concatenate(each, -1) + bias, 0))
 
 
+@pytest.mark.broad_after(3)
 @pytest.mark.parametrize("kind", ["Conv2D", "DepthwiseConv2D", "SeparableConv2D"])
 @pytest.mark.parametrize(("how", "stride"), [("same", 2), ("valid", 1)])
 def test_convolutions_of_pictures(kind: str, how: str, stride: int, tmp_path: Path) -> None:
@@ -105,6 +107,7 @@ def test_convolutions_of_pictures(kind: str, how: str, stride: int, tmp_path: Pa
     check(net, x, y if kind == "DepthwiseConv2D" else y @ over[0, 0])
 
 
+@pytest.mark.broad_after(2)
 @pytest.mark.parametrize("kind", ["MaxPooling1D", "AveragePooling1D"])
 @pytest.mark.parametrize(("how", "stride"), [("same", 2), ("same", 1), ("valid", None)])
 def test_pooling(kind: str, how: str, stride: int | None, tmp_path: Path) -> None:

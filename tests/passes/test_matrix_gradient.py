@@ -87,6 +87,7 @@ ZOO = [rnn.cells.mlstm, rnn.cells.delta_net, rnn.cells.gated_delta_net, rnn.cell
 ZOO += [rnn.cells.mamba2, rnn.cells.rwkv7, rnn.cells.hgrn2, rnn.cells.mamba2_conv]
 
 
+@pytest.mark.broad_after(3)
 @pytest.mark.parametrize("c", [*OWN, rnn.cells.mlstm, rnn.cells.rwkv7], ids=lambda c: c.name)
 def test_no_step_is_left_and_every_stage_means_the_same(c: rnn.Cell) -> None:
     net = network(c)

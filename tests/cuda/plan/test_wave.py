@@ -80,7 +80,8 @@ def test_few_rows_are_left_to_layers_side_by_side() -> None:
     assert few["least_batch"] == 2 and few["unit"].endswith("B > 1") and many["least_batch"] == 1
 
 
-@pytest.mark.parametrize(("inputs", "hidden", "copied"), [(16, 64, ""), (12, 64, "copy0"), (16, 37, "output")])
+@pytest.mark.broad_after(1)
+@pytest.mark.parametrize(("inputs", "hidden", "copied"), [(16, 37, "output"), (12, 64, "copy0"), (16, 64, "")])
 def test_rows_of_any_width_run_in_a_wave(inputs: int, hidden: int, copied: str) -> None:
     """What the user has is copied where its rows are not made of 16-byte pieces; between layers they always are."""
     plan = planned("lstm", hidden, num_layers=3, inputs=inputs)
