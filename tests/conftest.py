@@ -29,7 +29,7 @@ FEW_CELLS = {
 }
 FILES = pytest.StashKey[dict[Path, bool]]()
 CASES = pytest.StashKey[Counter[str]]()
-# Folders and files whose quick tests ask what is compiled and how it is called, not how good the code is.
+# Folders and files whose quick and broad tests ask what is compiled and how it is called, not how good the code is.
 ABOUT_OTHERS = {
     *("bench", "bundle", "cli", "explain", "frontends", "language", "runtime", "torch_layer", "tune"),
     *("test_runtime_files.py", "test_training_regularised.py", "test_training_segments.py", "test_whole_files.py"),
@@ -98,9 +98,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Optimising takes most of the time of compiling; tests of other tiers, and of all other folders, have it."""
-    quick = not any(map(item.get_closest_marker, LEFT_OUT))
-    if quick and item.path.relative_to(Path(__file__).parent).parts[0] in ABOUT_OTHERS:
+    """Optimising takes most of the time of compiling; slow tests, and those of all other folders, have it."""
+    if not item.get_closest_marker("slow") and item.path.relative_to(Path(__file__).parent).parts[0] in ABOUT_OTHERS:
         with unoptimised.code():
             return (yield)
     return (yield)

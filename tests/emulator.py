@@ -32,8 +32,9 @@ from tvm_rnn.cuda.model import choose_regime
 HERE = Path(__file__).parent
 HEADERS = sorted(HERE.glob("emulate*.h"))
 KEPT = 86400  # seconds
-# One process loads many such objects: none may see another's variables.
-FLAGS = ["-std=c++17", "-fPIC", "-w", "-fno-strict-aliasing", "-fvisibility=hidden", "-fno-gnu-unique"]
+# One process loads many such objects: none may see another's variables. -O0: few steps run, and -O1 compiles for longer
+# than they take.
+FLAGS = ["-std=c++17", "-O0", "-fPIC", "-w", "-fno-strict-aliasing", "-fvisibility=hidden", "-fno-gnu-unique"]
 HELPER = re.compile(r"^__forceinline__ __device__ (.*?)(tvm_builtin_\w+)(\([^)]*\)) \{", re.MULTILINE)
 # A from shared memory or registers, no operand negated or transposed.
 WGMMA = re.compile(r"tvm_builtin_ptx_wgmma_(\w+)_(ss|rs)_mma_async_sync_aligned_m64n\d+k\d+_f32_\1_\1_1_1((?:_[01])*)")
@@ -85,16 +86,16 @@ def emulated(source: Source, folder: Path, include: tuple[str, ...]) -> str:
     parts.append((HERE / "emulated_runtime.inc").read_text())
     text, output = folder / "emulated.cc", folder / "emulated.o"
     text.write_text("\n".join(parts))
-    made(text, output, "-O1", "-c", f"-I{header('-O1')}", *(f"-I{path}" for path in include))
+    made(text, output, "-c", f"-I{header()}", *(f"-I{path}" for path in include))
     return str(output)
 
 
 @functools.cache
-def header(optimise: str) -> Path:
+def header() -> Path:
     """A folder of these very headers, precompiled: half of the time that g++ takes for a small kernel. The next run
-    finds what this one has made, for a day. optimise: -O0 or -O1, as what includes them."""
+    finds what this one has made, for a day."""
     version = subprocess.run(["g++", "--version"], capture_output=True, check=True).stdout
-    content = b"".join([version, " ".join([*FLAGS, optimise]).encode(), *(h.read_bytes() for h in HEADERS)])
+    content = b"".join([version, " ".join(FLAGS).encode(), *(h.read_bytes() for h in HEADERS)])
     root = Path(os.environ.get("PYTEST_DEBUG_TEMPROOT") or tempfile.gettempdir(), "tvm_rnn_emulated")
     folder = root / hashlib.sha1(content).hexdigest()
     folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +103,7 @@ def header(optimise: str) -> Path:
         with suppress(FileNotFoundError):  # another worker did
             if old.stat().st_mtime < time.time() - KEPT:
                 old.unlink()
-    made(HERE / "emulate_ptx.h", folder / "emulate_ptx.h.gch", optimise, "-x", "c++-header")
+    made(HERE / "emulate_ptx.h", folder / "emulate_ptx.h.gch", "-x", "c++-header")
     return folder
 
 

@@ -463,6 +463,7 @@ def test_the_reverse_direction_and_a_whole_model(dtype: str) -> None:
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("cell", "width", "dtype", "precision", "sizes"),
     [

@@ -256,6 +256,7 @@ def test_pointwise_steps_are_one_launch_backwards_too(
 
 
 @pytest.mark.slow_after(1)
+@pytest.mark.slow_after(1)
 @pytest.mark.broad
 @pytest.mark.parametrize(
     ("name", "dtype", "options", "arrays"),

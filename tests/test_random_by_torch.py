@@ -82,7 +82,7 @@ def test_few(**form: Any) -> None:
 
 
 @pytest.mark.broad
-@examples(300, same=True)
+@examples(150, same=True)
 @given(**FORMS)
 def test_more(**form: Any) -> None:
     oracle_is_torch(**form)

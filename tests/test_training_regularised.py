@@ -81,6 +81,7 @@ def test_many_shapes(hidden: int, reverse: bool) -> None:
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", QUICK)
 def test_the_same_seed_gives_the_same_bits(name: str) -> None:
     """On one thread and on several, and from a second backward of one tape; another seed gives others."""

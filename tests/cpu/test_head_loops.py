@@ -72,6 +72,7 @@ WHOLE = [rnn.cells.m2rnn, rnn.cells.slstm, rnn.cells.block_gru]
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(6)
 @pytest.mark.parametrize("cell", [*CELLS, *WHOLE], ids=lambda cell: cell.name)
 @pytest.mark.parametrize("units", [9, pytest.param(16, marks=pytest.mark.slow)])
 def test_against_the_oracle(cell: rnn.Cell, units: int) -> None:

@@ -124,6 +124,7 @@ def test_long_stretches_lose_no_more_than_the_table_says(steps: int) -> None:
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("net", NETS, ids=str)
 @pytest.mark.parametrize("c", [rnn.cells.gated_delta_net, rnn.cells.mlstm], ids=lambda c: c.name)
 def test_matrices_are_those_of_the_oracle(c: rnn.Cell, net: dict[str, int]) -> None:

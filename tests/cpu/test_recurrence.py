@@ -81,6 +81,7 @@ def test_recurrences_are_those_of_the_oracle(c: rnn.Cell, net: dict[str, int]) -
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("net", [{}, {"reverse": True}, {"bidirectional": True}], ids=str)
 @pytest.mark.parametrize("c", [turning, mixed], ids=lambda c: c.name)
 def test_gradients_of_recurrences_are_those_of_the_oracle(c: rnn.Cell, net: dict[str, int]) -> None:

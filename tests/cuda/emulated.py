@@ -47,10 +47,10 @@ Arrays = dict[str, np.ndarray]
 @functools.cache
 def library(text: str) -> ctypes.CDLL:
     """The text, compiled. What was compiled before, by any process, is taken from a folder of this machine."""
-    folder = header("-O0")
+    folder = header()
     source = folder / f"{hashlib.sha1(text.encode()).hexdigest()}.cc"
     source.write_text(text)
-    found = ctypes.CDLL(str(made(source, source.with_suffix(".so"), "-O0", "-shared", f"-I{folder}")))
+    found = ctypes.CDLL(str(made(source, source.with_suffix(".so"), "-shared", f"-I{folder}")))
     found.launch.restype = ctypes.c_char_p
     return found
 

@@ -45,6 +45,7 @@ def test_a_kernel_made_in_the_step() -> None:
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(7)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("size", [(1, 1), (16, 8), (33, 7), (65, 2), (130, 90), (1030, 9)], ids=str)
 def test_sizes(size: tuple[int, int], dtype: str) -> None:

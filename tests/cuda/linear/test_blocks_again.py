@@ -28,6 +28,7 @@ def of(**more: Any) -> Any:
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(5)
 @pytest.mark.parametrize("name", CASES)
 def test_against_a_loop(name: str) -> None:
     own = of(**CASES[name])

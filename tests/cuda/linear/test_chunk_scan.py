@@ -73,6 +73,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.broad_after(1)
+@pytest.mark.slow_after(12)
 @pytest.mark.parametrize("name", CASES)
 def test_against_a_loop(name: str) -> None:
     assert chunk_error(Steps(recurrence(**CASES[name]), 40)) < 1

@@ -35,6 +35,7 @@ def of(**more: Any) -> Any:
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(6)
 @pytest.mark.parametrize("name", CASES)
 def test_against_a_loop(name: str) -> None:
     assert Case(of(**CASES[name]), EVERY + 11).error(PartsAgain) < 1

@@ -15,6 +15,7 @@ from tvm_rnn.oracle.tolerance import tolerance
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(6)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     ("cell", "precision", "hidden", "batch", "geometry"),

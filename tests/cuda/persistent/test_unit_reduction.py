@@ -61,6 +61,7 @@ def choosing(x: "I", h: "H", *, W: "H I", R: "H H", Q: "V H", s: "V"):
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(6)
 @pytest.mark.parametrize(
     ("places", "hidden", "precision", "geometry"),
     [

@@ -96,6 +96,7 @@ def writing(tokens: int, hidden: int, batch: int, precision: str) -> Case:
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize(
     ("tokens", "hidden", "precision", "geometry"),
     [

@@ -29,6 +29,7 @@ def test_a_result_that_is_an_input_and_sizes_that_do_not_fit() -> None:
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("columns", (9, 1, 16, 29, 40, 70))
 def test_products(columns: int) -> None:
     w = random(37, columns)
@@ -41,6 +42,7 @@ def test_products(columns: int) -> None:
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(("channels", "stride"), ((6, 2), (1, 1), (4, 1), (33, 1)))
 def test_convolutions(channels: int, stride: int) -> None:
     torch = pytest.importorskip("torch")
