@@ -29,11 +29,13 @@ FEW_CELLS = {
 }
 FILES = pytest.StashKey[dict[Path, bool]]()
 CASES = pytest.StashKey[Counter[str]]()
-# Folders and files whose quick and broad tests ask what is compiled and how it is called, not how good the code is.
+# Folders and files whose broad tests ask what is compiled and how it is called, not how good the code is.
 ABOUT_OTHERS = {
     *("bench", "bundle", "cli", "explain", "frontends", "language", "runtime", "torch_layer", "tune"),
     *("test_runtime_files.py", "test_training_regularised.py", "test_training_segments.py", "test_whole_files.py"),
 }
+# Files whose quick tests are of optimised code: every cell, every kind of call, NaN and infinities.
+OPTIMISED = {"test_zoo_compiled.py", "test_compile.py", "test_numerics.py", "test_readme.py", "test_random_cells.py"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -96,13 +98,21 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     files[item.path] = files.get(item.path, False) or quick
 
 
+def _optimised(item: pytest.Item) -> bool:
+    """Optimising takes most of the time of compiling: slow tests have it, broad ones where code is what they are about,
+    and few quick ones."""
+    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    if item.get_closest_marker("slow"):
+        return True
+    return folder not in ABOUT_OTHERS if item.get_closest_marker("broad") else folder in OPTIMISED
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Optimising takes most of the time of compiling; slow tests, and those of all other folders, have it."""
-    if not item.get_closest_marker("slow") and item.path.relative_to(Path(__file__).parent).parts[0] in ABOUT_OTHERS:
-        with unoptimised.code():
-            return (yield)
-    return (yield)
+    if _optimised(item):
+        return (yield)
+    with unoptimised.code():
+        return (yield)
 
 
 @pytest.fixture(autouse=True)
