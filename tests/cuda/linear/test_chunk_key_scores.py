@@ -24,6 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("name", CASES)
 def test_against_a_loop(name: str) -> None:
     own = recurrence(**{"heads": 1, "decay": 16, **CASES[name]})
@@ -46,6 +47,7 @@ def test_any_size(keys: int, values: int, spare: int) -> None:
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("log_decay", [False, True])
 def test_decays_of_nothing_and_of_all(log_decay: bool) -> None:
     """Long stretches of either, next to each other, and neighbours that differ in everything."""

@@ -18,6 +18,7 @@ def test_any_size(keys: int, values: int, spare: int) -> None:
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("erase", ["", DECAYED, BEFORE])
 def test_decays_of_nothing(erase: str) -> None:
     own = recurrence(1, erase=erase)

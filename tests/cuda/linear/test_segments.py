@@ -61,6 +61,7 @@ def test_states_as_the_user_has_them(span: int) -> None:
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("reverse", [True, False])
 @pytest.mark.parametrize("decay", [1, 24])
 def test_segments_of_two_columns(reverse: bool, decay: int) -> None:
