@@ -13,7 +13,7 @@ from tvm import tirx
 from tvm_rnn.compiler.link import generate
 from tvm_rnn.target import host
 from tvm_rnn.tir.index import int64
-from tvm_rnn.tir.statements import buffer, function, own_function, store
+from tvm_rnn.tir.statements import buffer, function, runtime_function, store
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +53,11 @@ def test_what_does_not_fit_is_refused(called: Any, arguments: list[Any], text: s
 
 
 def test_a_network_s_own_function_checks_the_number_of_arguments_alone() -> None:
-    """The runtime looked at the others, and code that looks again is a fifth of a small module's."""
+    """The runtime looked at the others, and code that looks again is a large part of a small module's."""
     x = buffer("x", "float32")
-    own = generate(tvm.IRModule({"f": own_function("f", [x], store(x, int64(0), tirx.const(2.0, "float32")))}), host())
+    own = generate(
+        tvm.IRModule({"f": runtime_function("f", [x], store(x, int64(0), tirx.const(2.0, "float32")))}), host()
+    )
     given = array(4)
     own["f"](given)
     assert given.numpy()[0] == 2

@@ -70,8 +70,8 @@ def objects_of(functions: Mapping[str, tirx.PrimFunc], folder: Path, target: Tar
 
 def _shared_object(target: Target, output: str, objects: Sequence[str], **options: object) -> None:
     """What TVM calls to link. options: TVM's own, of which a compiler named by us wants none. Code calls libm, which a
-    compiler of C does not link unasked, and a program in C need not have loaded. What TVM writes for debuggers, a third
-    of a file, says nothing of equations and stays out."""
+    compiler of C does not link unasked, and a program in C need not have loaded. What TVM writes for debuggers
+    says nothing of equations and stays out: it is a large part of a file."""
     compiler = c_compiler.find_compiler(target.elsewhere)
     absent = ["-Wl,-undefined,dynamic_lookup"] if target.is_macos else []  # the pool asks what is there, as on Linux
     c_compiler.run([*compiler, "-shared", "-fPIC", "-Wl,-S", "-o", output, *objects, "-lm", *absent])

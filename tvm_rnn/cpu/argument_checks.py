@@ -1,5 +1,5 @@
 """What a function checks of its arguments, in few tests: TVM makes one of each fact of each argument, with a text,
-and LLVM spends a tenth of its time on them, of small modules a fifth.
+and LLVM spends much of its time on them, most of all in small modules.
 
 In: a function as MakePackedAPI leaves it. Out: the same with its checks joined. Those of sizes, which users' own shapes
 can fail, stay as they are. A function of a network is called by the runtime alone, which has looked at arguments before
@@ -19,7 +19,7 @@ import tvm_ffi
 from tvm import tirx
 
 from tvm_rnn.tir.expr import Stmt, TirExpr
-from tvm_rnn.tir.statements import TRUSTING, sequence
+from tvm_rnn.tir.statements import CHECKED_BY_CALLER, sequence
 
 PACKED = 1  # TVM's calling convention of functions that take arguments of any kind
 
@@ -28,7 +28,7 @@ def joined(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with few checks; one that takes pointers as they are has none, and stays."""
     if function.attrs.get("calling_conv", 0) != PACKED:
         return function
-    found = _Checks(function.params[1], TRUSTING in function.attrs)
+    found = _Checks(function.params[1], CHECKED_BY_CALLER in function.attrs)
     found.sort(function.body)
     return function.with_body(found.body())
 
@@ -39,7 +39,7 @@ class _Checks:
     to be arrays; what arrays point to, which have to have as many axes."""
 
     arguments: TirExpr  # what TVM calls args
-    trusting: bool  # whether what is read from them needs no check
+    checked_by_caller: bool  # whether what is read from them needs no check
     count: list[tirx.AssertStmt] = field(default_factory=list)
     values: list[Stmt] = field(default_factory=list)
     kinds: list[tirx.AssertStmt] = field(default_factory=list)
@@ -73,7 +73,7 @@ class _Checks:
             self.rest.append(s)
 
     def check(self, s: tirx.AssertStmt) -> None:
-        if self.trusting and self.values:
+        if self.checked_by_caller and self.values:
             return
         pointed, later = self.reads(s.condition)
         if any(".shape[" in part.value for part in s.message_parts):

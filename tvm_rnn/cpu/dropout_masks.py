@@ -25,7 +25,7 @@ from tvm_rnn.tir.statements import (
     buffer,
     load,
     loop,
-    own_function,
+    runtime_function,
     sequence,
     store,
     variable,
@@ -130,7 +130,7 @@ def drop_function(lanes: int, dtype: str, itemsize: int) -> tirx.PrimFunc:
         loop("c", vectors, lambda c: one.panel(int64(0), whole * size + c * int64(lanes))),
         when(done < count, one.panel(int64(0), done, count - done)),
     ]
-    return own_function("weight_drop", [count, *given, scale, source, target], sequence(set_words, parts))
+    return runtime_function("weight_drop", [count, *given, scale, source, target], sequence(set_words, parts))
 
 
 def _key(node: Node, draw: Draw) -> tuple[list[tirx.Var], list[Stmt]]:

@@ -38,7 +38,7 @@ from tvm_rnn.tir.statements import (
     buffer,
     load,
     loop,
-    own_function,
+    runtime_function,
     sequence,
     store,
     use_threads,
@@ -181,7 +181,7 @@ class Lowering:
             **structs.asdict(common_facts(net, own.target, own.batches, own.without)),
             packs=self.packs,
             packed_elements=self.packed_elements,
-            workspace=self._told.sizes(),
+            workspace=self._declared.sizes(),
             rows_per_tile=self.rows_per_tile,
             flops_per_row=flops_per_row(self.layers, net.num_directions),
             templates=[used.facts() for used in (*self.emitter.used, *self.walks)],
@@ -221,7 +221,7 @@ class Lowering:
         packed, offset = buffer("packed", self.net.dtype), variable("offset")
         stored = self._stored(packed)
         body = sequence(_views([*stored.values()], packed), layer.weights.pack(raw, packed, offset, stored))
-        return own_function(name, [*raw.values(), packed, offset], body)
+        return runtime_function(name, [*raw.values(), packed, offset], body)
 
     def _raw(self, keys: Sequence[str]) -> dict[str, Buffer]:
         """Weights and constants as they are given, by name."""
@@ -255,7 +255,7 @@ class Lowering:
     def _function(self, given: Given, users: Sequence[Buffer], body: Stmt) -> tirx.PrimFunc:
         own = [given[n] for n in ("lengths", "reset", *self.memories)]
         params = [*(given[n] for n in self.integers), *users, *own, *self._more(given)]
-        return own_function(self.name, params, body)
+        return runtime_function(self.name, params, body)
 
     @property
     def integers(self) -> tuple[str, ...]:
@@ -315,7 +315,7 @@ class Lowering:
         return steps, [set_given, set_steps]
 
     @property
-    def _told(self) -> Workspace:
+    def _declared(self) -> Workspace:
         """The workspace as a caller is told of it, who may count with tiles of one step."""
         more = (self.least - 1) * self.memory.per_tile_row if self._has_matrices else 0
         return replace(self.memory, per_row=self.memory.per_row + more)

@@ -39,8 +39,7 @@ Pair = tuple[Asked, Written]
 
 def steps_together(part: Part) -> int:
     """How many steps a chunk of this matrix has: the fewer, the more columns each writes, for what is asked is
-    multiplied with every column of its chunk. RWKV-7 has two, and takes 8 % less with two steps than with four or one.
-    """
+    multiplied with every column of its chunk."""
     update = part.update
     count = max(2, CHUNK // len(update.columns))
     vectors = len(update.products) + len(part.reads) + len(update.columns)

@@ -21,7 +21,7 @@ Block: TypeAlias = "Stmt | Sequence[Block] | None"  # statements one after the o
 # Of functions that C calls as they are: the name. TVM makes a packed function of any other that has a name.
 PLAIN = "tvm_rnn.plain"
 # Of functions that the runtime alone calls, with arguments that it has made or looked at.
-TRUSTING = "tvm_rnn.trusting"
+CHECKED_BY_CALLER = "tvm_rnn.checked_by_caller"
 
 _names = itertools.count()
 
@@ -144,9 +144,9 @@ def function(name: str, params: Sequence[TirExpr | Buffer], body: Stmt) -> tirx.
     return func.with_attr("global_symbol", name).with_attr("tirx.noalias", True)
 
 
-def own_function(name: str, params: Sequence[TirExpr | Buffer], body: Stmt) -> tirx.PrimFunc:
+def runtime_function(name: str, params: Sequence[TirExpr | Buffer], body: Stmt) -> tirx.PrimFunc:
     """A function for the runtime alone: it checks the number of its arguments, and takes them as they are."""
-    return function(name, params, body).with_attr(TRUSTING, True)
+    return function(name, params, body).with_attr(CHECKED_BY_CALLER, True)
 
 
 def floordiv(a: Expr, b: int) -> Expr:

@@ -23,7 +23,7 @@ from tvm_rnn.network.layer import weight_name
 from tvm_rnn.network.rnn import named_constants
 from tvm_rnn.tir.expr import Expr, Stmt
 from tvm_rnn.tir.index import int64
-from tvm_rnn.tir.statements import Named, bind, buffer, load, loop, own_function, sequence, store, variable, when
+from tvm_rnn.tir.statements import Named, bind, buffer, load, loop, runtime_function, sequence, store, variable, when
 
 from .lower_layer_backward import BackwardLayer, BackwardVisit, Give
 from .lower_network import TrainingLowering
@@ -84,7 +84,7 @@ class Backward(TrainingLowering):
         gradients = self._users([f"d_{key}" for key in params])
         row_sums, offset = buffer(ROW_SUMS, self.net.dtype), variable("offset")
         body = code.finish.statement(raw, row_sums, offset, gradients)
-        return own_function(name, [*raw.values(), row_sums, offset, *gradients], body)
+        return runtime_function(name, [*raw.values(), row_sums, offset, *gradients], body)
 
     # --- the backward function ---------------------------------------------------------------------------------------
 

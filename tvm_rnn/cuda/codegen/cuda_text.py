@@ -41,8 +41,8 @@ static cudaError_t tvm_cuda_host_launch(void (*kernel)(Params...), const cudaLau
 """
 # TVM's host code has pointers to these; only device code looks inside.
 OPAQUE = "struct half;\nstruct nv_bfloat16;\nstruct __nv_fp8_e4m3;"
-# Half of the time that a host program takes to compile. Of these the wrappers take two macros, which host.h has.
-UNUSED = "#include <tvm/ffi/extra/cuda/device_guard.h>\n#include <tvm/ffi/function.h>\n"
+# Headers of C++ objects, slow to compile. Of them the wrappers use two macros, which host.h has.
+HEADERS = "#include <tvm/ffi/extra/cuda/device_guard.h>\n#include <tvm/ffi/function.h>\n"
 CONTEXT = "void* __tvm_ffi__library_ctx = NULL;"
 ENTRY = re.compile(r"#ifdef __cplusplus\nextern \"C\"\n#endif\nTVM_DLL int32_t __tvm_ffi_main\(.*\Z", re.DOTALL)
 DECLARED = re.compile(r'^extern "C" __global__ void (?:__\w+__\([^)]*\) )*(\w+)\((.*)\)(?:;| \{)$', re.MULTILINE)
@@ -185,9 +185,9 @@ def _handles(device: str) -> list[str]:
 
 
 def _wrappers(text: str) -> str:
-    if text and (not LAUNCH.search(text) or CONTEXT not in text or UNUSED not in text):
+    if text and (not LAUNCH.search(text) or CONTEXT not in text or HEADERS not in text):
         raise BuildError(message("this TVM writes other launch code", got=tvm.__version__, do="install the pinned TVM"))
-    text = text.replace(UNUSED, "").replace(CONTEXT, "static " + CONTEXT)
+    text = text.replace(HEADERS, "").replace(CONTEXT, "static " + CONTEXT)
     return ENTRY.sub("", LAUNCH.sub(lambda _: LAUNCH_OURS, text))
 
 
