@@ -70,6 +70,7 @@ def arrays(T: int = 6, B: int = 3, tiny: Tiny = TINY) -> tuple[np.ndarray, np.nd
     return x, np.zeros((rows, B, H), tiny.dtype), np.empty((T, B, tiny.directions * H), tiny.dtype)
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("form", [(1, 1, "float32"), (2, 1, "float64"), (1, 2, "float32")], ids=str)
 def test_sequences_are_the_modules(form: tuple[int, int, str], tmp_path: Path) -> None:
     own = Tiny(*form)

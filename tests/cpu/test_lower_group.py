@@ -75,6 +75,7 @@ def test_rows_before_the_steps_are_shared() -> None:
     assert "row" not in parallel_loops("lstm", 64)
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("name", ["mlstm", "gated_delta_net"])
 def test_two_threads_share_rows(name: str) -> None:
     net = rnn.RNN(rnn.cells.get(name), 8, 24).init(seed=0)
@@ -145,6 +146,7 @@ def test_threads_share_panels_without_changing_a_bit() -> None:
     assert all(np.array_equal(results[0], r) for r in results[1:])
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("named", [(13,), (21, 3)], ids=str)
 def test_named_batches_have_a_tile_for_what_is_left(named: tuple[int, ...]) -> None:
     """Also where weights are asked for early, which a small cache makes them."""
@@ -168,6 +170,7 @@ def test_leftovers_ask_for_weights_too_where_each_tile_asks_for_less_then(batch:
     assert (asks(batch) > asks(12)) is more
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("rows", [11, 5])
 def test_leftovers_beside_full_tiles(rows: int) -> None:
     """Of the batch size that was named, and of another one."""

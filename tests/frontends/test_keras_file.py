@@ -262,6 +262,7 @@ def test_changed_configs(tmp_path_factory: pytest.TempPathFactory, config: Any) 
     survives(write(tmp_path_factory.getbasetemp() / "changed.keras", config, WEIGHTS))
 
 
+@pytest.mark.broad
 @given(st.lists(st.tuples(st.integers(0, len(WEIGHTS) - 1), st.integers(0, 255)), min_size=1, max_size=3))
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_changed_bytes_of_weights(tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]]) -> None:

@@ -107,7 +107,7 @@ def test_convolutions_of_pictures(kind: str, how: str, stride: int, tmp_path: Pa
     check(net, x, y if kind == "DepthwiseConv2D" else y @ over[0, 0])
 
 
-@pytest.mark.broad_after(2)
+@pytest.mark.broad_after(3)
 @pytest.mark.parametrize("kind", ["MaxPooling1D", "AveragePooling1D"])
 @pytest.mark.parametrize(("how", "stride"), [("same", 2), ("same", 1), ("valid", None)])
 def test_pooling(kind: str, how: str, stride: int | None, tmp_path: Path) -> None:
@@ -120,6 +120,7 @@ def test_pooling(kind: str, how: str, stride: int | None, tmp_path: Path) -> Non
         check(net, x, (np.nanmax if kind[0] == "M" else np.nanmean)(w, -1))
 
 
+@pytest.mark.broad_after(2)
 @pytest.mark.parametrize(
     ("kind", "config", "made"),
     [

@@ -320,6 +320,7 @@ ATTRIBUTES = [
 ]
 
 
+@pytest.mark.broad
 @given(mutations())
 @examples(200)
 def test_changed_models(data: bytes) -> None:

@@ -115,6 +115,7 @@ def test_directions_and_axes(back: int, back_out: int, axis: int) -> None:
     assert compared(made, feeds).reverse == bool(back)
 
 
+@pytest.mark.broad
 def test_many_inputs_outputs_and_states_of_any_rank() -> None:
     """Scan inputs that run against each other, matrices and scalars, a scan output that is not a state."""
     nodes = [

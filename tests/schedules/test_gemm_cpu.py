@@ -77,6 +77,7 @@ def test_the_space_is_every_choice() -> None:
     assert knobs.chosen == {k: v for k, v in knobs.chosen.items() if v in knobs.space[k]}
 
 
+@pytest.mark.broad_after(4)
 @pytest.mark.parametrize("machine", TARGETS, ids=lambda t: t.name)
 def test_no_choice_wants_more_registers_than_there_are(machine: target.Target) -> None:
     for region, gates, batch in product(("before", "step"), (1, 3, 4, 8, 40), (1, 4, 64)):

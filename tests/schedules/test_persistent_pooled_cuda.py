@@ -26,6 +26,7 @@ def chosen(name: str, hidden: int, batch: int, precision: str = "bfloat16", **re
     return geometry
 
 
+@pytest.mark.broad_after(3)
 @pytest.mark.parametrize(
     ("name", "hidden", "batch", "precision"),
     [

@@ -11,6 +11,7 @@ import tvm_rnn as rnn
 RNG = np.random.default_rng(0)
 
 
+@pytest.mark.broad_after(3)
 @pytest.mark.parametrize("name", ["ArgMax", "ArgMin"])
 @pytest.mark.parametrize(("kind", "axis", "last"), [("f4", 2, False), ("f4", 0, True), ("i8", 1, False)])
 def test_places(name: str, kind: str, axis: int, last: bool) -> None:

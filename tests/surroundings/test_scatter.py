@@ -43,6 +43,7 @@ def run(op: str, arrays: Arrays, names: list[list[Any]], constants: Arrays | Non
     return found
 
 
+@pytest.mark.broad_after(8)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("kind", ["f4", "i8"])
 def test_elements(seed: int, kind: str) -> None:
@@ -59,6 +60,7 @@ def test_elements(seed: int, kind: str) -> None:
     np.testing.assert_array_equal(found, elements(x, i, u, axis, reduction))
 
 
+@pytest.mark.broad_after(4)
 @pytest.mark.parametrize("seed", range(8))
 def test_slices(seed: int) -> None:
     rng = np.random.default_rng(100 + seed)

@@ -178,6 +178,7 @@ def test_a_constant_has_second_derivatives() -> None:
 # --- transforms -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.broad
 def test_transforms_of_functions(layer: Any, x: Any, quiet: None) -> None:
     """grad, jvp, vmap and per-sample gradients of torch.func, and forward mode."""
     first, second = (value.detach() for value in x)

@@ -406,6 +406,7 @@ print(*(name for name in ("tvm", "torch._dynamo") if name in sys.modules))
     assert not found.stdout.split()
 
 
+@pytest.mark.broad
 @pytest.mark.filterwarnings("ignore:torch's own operations ran:UserWarning", "ignore:torch's own code ran:UserWarning")
 def test_gradients_of_each_sample() -> None:
     """By vmap of grad, for which torch's own layers raise an error: those of one sample after the other."""

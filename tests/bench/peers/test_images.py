@@ -28,6 +28,7 @@ def test_one_layer_of_one_cell() -> None:
     assert not images.knows(rnn.RNN(rnn.cells.conv_gru, 2, 3, Y=4))
 
 
+@pytest.mark.broad
 def test_every_way_to_run_it_has_a_name() -> None:
     ways = images.layers(rnn.RNN(rnn.cells.conv_lstm, 2, 3, Y=4).init(0), torch.float32)
     assert len(ways) == 4 and "channels last, compiled" in ways

@@ -225,6 +225,7 @@ def test_a_candidate_whose_result_moves_is_not_timed(folder: Path, monkeypatch: 
     assert row["reason"] == "TvmRnnError: the result differs from run to run"
 
 
+@pytest.mark.broad
 def test_the_oracle_is_computed_once_for_all_candidates_of_a_point(folder: Path) -> None:
     told: list[dict[str, Any]] = []
     serve(iter([json.dumps(candidates(folder, "a.so"))] * 2), told.append)

@@ -183,6 +183,7 @@ def test_gradients_through_what_parameters_make(monkeypatch: pytest.MonkeyPatch)
     sweep(net, module, monkeypatch)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("rows", [(40, 33), (1, 700)], ids=str)
 def test_several_tiles_of_time(rows: tuple[int, int]) -> None:
     """More rows than a tile has: sums go on from tile to tile."""

@@ -117,6 +117,7 @@ def test_a_call_of_one_step_has_its_states_where_the_user_has_them(step_by_step:
         assert len(packed) == (cell == "lstm")  # of W, in other tiles; R is packed once
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(("members", "inside"), [(16, True), (2, False)])
 def test_products_of_members_are_in_the_steps_where_that_takes_less(members: int, inside: bool) -> None:
     """Sixteen members' hoisted values are more than L2 holds. Whoever listens hears of the way that is taken alone."""

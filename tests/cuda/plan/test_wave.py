@@ -96,6 +96,7 @@ def test_rows_of_any_width_run_in_a_wave(inputs: int, hidden: int, copied: str) 
     assert layout.output.row_stride == -(-hidden // 8) * 8 and layout.input(0).row_stride == 16
 
 
+@pytest.mark.broad
 def test_a_long_input_is_multiplied_before_the_wave() -> None:
     """Whose weights would leave no room for those of states: the first layer reads what is made over all steps."""
     plan = planned("gru", 24, num_layers=3, inputs=2056)

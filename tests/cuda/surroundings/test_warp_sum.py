@@ -27,6 +27,7 @@ def test_sums_and_extrema(name: str) -> None:
     np.testing.assert_allclose(found, getattr(x, name)(1), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.broad
 def test_places_of_extrema() -> None:
     """The first, or the last, of equal ones; of NaN any place that is there."""
     x = RNG.integers(-3, 4, (5, 3, 70)).astype("f4")
