@@ -96,7 +96,7 @@ def compile(
             runs on CPUs. float16 and bfloat16 (GPUs only) sum and keep states in float32.
         weights: the dtype in which matrices of products are stored. None: that of the precision. CPUs, float32:
             "bfloat16", "float16" or "int8", widened as they are read; "int8_dynamic": products of 8-bit integers, with
-            one scale per row and step (AVX-512 VNNI, AVX-VNNI, Arm's dotprod, relaxed SIMD). GPUs, 16 bits:
+            one scale per row and step (AVX2, AVX-512 VNNI, Arm's dotprod, relaxed SIMD). GPUs, 16 bits:
             "float8_e4m3", so that twice as large a layer stays on the chip: each row is divided by a power of two that
             makes its largest value 448 at most, and rounded; a row with a NaN or an infinity makes results NaN.
         arch: the GPU architectures that the file is for, such as ["sm_80", "sm_90a"]; the runtime takes the kernels

@@ -1,7 +1,7 @@
 """The instructions of CPUs that multiply bytes and add to 32-bit sums.
 
-In: a target. Out: the instruction that it has: its name, its vector, and how levels of operands are stored for it.
-All of them are exact: no sum of products saturates.
+In: a target. Out: the instruction that it has: its name, its vector, and how levels of operands and weights are stored
+for it. All of them are exact: no sum of products saturates.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.target import Target
 from tvm_rnn.tir.expr import Expr, TirExpr
 
+from .pair_product import PairProduct
+
 
 @dataclass(frozen=True)
 class DotProduct:
-    """An instruction: for each 32-bit word of a vector, sum + the products of the word's four bytes.
+    """An instruction: for each 32-bit word of a vector, sum + the products of the word's factors.
 
     instruction: LLVM's name. machine: that has it. features: that it needs. words: of a vector. largest: of the
     levels of an operand, on both sides. offset: by which these are stored larger, where bytes have no sign.
-    sum_last: whether the sums are its last argument, behind weights and levels.
+    sum_last: whether the sums are its last argument, behind weights and levels. terms: products of a word: of four
+    bytes, or of two numbers of 16 bits, to which weights are widened as they are read; these it does not add to sums.
     """
 
     instruction: str
@@ -32,16 +35,34 @@ class DotProduct:
     largest: float = 127.0
     offset: int = 0
     sum_last: bool = False
+    terms: int = 4
 
     @property
     def shift(self) -> int:
         """By which whole numbers from 0 to 255 are stored smaller: where bytes have a sign."""
-        return 0 if self.offset else 128
+        return 128 if self.terms == 4 and not self.offset else 0
+
+    @property
+    def level_bits(self) -> int:
+        """Of an operand's level, in words of 32."""
+        return 32 // self.terms
+
+    @property
+    def weights_dtype(self) -> str:
+        """Of a word of weights, a byte for each."""
+        return f"int{8 * self.terms}"
+
+    def words_of(self, depth: int) -> int:
+        """How many words a row of so many numbers takes."""
+        return -(-depth // self.terms)
 
     def add(self, sums: Expr, levels: Expr, weights: Expr) -> TirExpr:
-        """sums plus levels times weights; vectors of int32, whose bytes are the factors."""
+        """sums plus levels times weights: vectors of words."""
+        b = tirx.reinterpret(f"int8x{self.terms * self.words}", weights)
+        if self.terms == 2:
+            return PairProduct(self.instruction, self.words).add(sums, levels, tirx.Cast(f"int16x{2 * self.words}", b))
+        a = tirx.reinterpret(f"int8x{4 * self.words}", levels)
         number = int(tvm.get_global_func("target.llvm_lookup_intrinsic_id")(self.instruction))
-        a, b = (tirx.reinterpret(f"int8x{4 * self.words}", v) for v in (levels, weights))
         given = (b, a, sums) if self.sum_last else (sums, a, b)
         return tirx.call_llvm_pure_intrin(f"int32x{self.words}", tirx.IntImm("uint32", number), *given)
 
@@ -51,6 +72,7 @@ class DotProduct:
 DOT_PRODUCTS = (
     DotProduct("llvm.x86.avx512.vpdpbusd.512", "x86_64", frozenset(["avx512f", "avx512vnni"]), words=16, offset=128),
     DotProduct("llvm.x86.avx512.vpdpbusd.256", "x86_64", frozenset(["avxvnni"]), words=8, offset=128),
+    DotProduct("llvm.x86.avx2.pmadd.wd", "x86_64", frozenset(["avx2"]), words=8, terms=2),
     DotProduct("llvm.aarch64.neon.sdot", "aarch64", frozenset(["dotprod"]), words=4),
     DotProduct(
         "llvm.wasm.relaxed.dot.i8x16.i7x16.add.signed",

@@ -1,13 +1,13 @@
 """Products of 8-bit integers on CPUs that have them: operands are quantised row by row as they come, sums are exact.
 
-In: a gemm group whose matrices are stored as int8 in words of four (`weight_packing.py`), rows of operands in the
-workspace. Out: statements: `quantise`, which leaves each operand's rows as words of four levels with a scale, and
-`product`, which leaves a tile's sums in "gates" as `tiles.product` does.
+In: a gemm group whose matrices are stored as int8 in words of four, or two (`weight_packing.py`), rows of operands in
+the workspace. Out: statements: `quantise`, which leaves each operand's rows as words of as many levels with a scale,
+and `product`, which leaves a tile's sums in "gates" as `tiles.product` does.
 
 A row of an operand is x = scale * level, level in -M..M, scale = max |x| / M; M is 127 but where the instruction takes
 fewer bits (`dot_product.py`). Where it multiplies unsigned by signed bytes, levels are stored plus an offset, and a sum
 begins at -offset times the sum of its row of weights. Word w of a row of K has the levels of w, w + Q, w + 2 Q and
-w + 3 Q, Q = ceil(K / 4), so that all of them are vectors in memory.
+w + 3 Q, Q = ceil(K / 4), so that all of them are vectors in memory; of two, w and w + Q, Q = ceil(K / 2).
 
 Where the equations made bytes of both factors (`to_int8(W) @ to_uint8(x)`) levels are these, without scales.
 
@@ -31,13 +31,13 @@ from tvm_rnn.tir.statements import Block, bind, load, loop, sequence, store, vec
 
 from .dot_product import DotProduct
 from .register_tile import Places, Tile
-from .weight_storage import MOST_DEPTH, WORD, larger, nearest
+from .weight_storage import MOST_DEPTH, larger, nearest
 from .workspace import Array, pad
 
 PARALLEL_ELEMENTS = 16384  # of all rows: a launch costs about 1 us
 
 
-def row_elements(depth: int, lanes: int) -> int:
+def row_elements(depth: int, lanes: int, dot: DotProduct) -> int:
     """Elements of the workspace that one quantised row of an operand takes: a vector for its scale, then its words.
 
     Raises ConfigError where a sum over so many could exceed 32 bits.
@@ -45,7 +45,7 @@ def row_elements(depth: int, lanes: int) -> int:
     if depth > MOST_DEPTH:
         expected, do = f"at most {MOST_DEPTH}", 'weights="int8", whose sums are in float32'
         raise ConfigError(message("a product of integers is too deep", got=depth, expected=expected, do=do))
-    return lanes + pad(-(-depth // WORD), lanes)
+    return lanes + pad(dot.words_of(depth), lanes)
 
 
 def _root(group: Group) -> Node:
@@ -74,13 +74,14 @@ def quantise(group: Group, rows: Expr, places: Places, lanes: int, many: int) ->
 
 
 def _row_of(operand: Node, levels: Array, places: Places, lanes: int) -> Callable[[tirx.Var], list[Block]]:
-    depth, quarter = operand.shape[0], -(-operand.shape[0] // WORD)
+    depth, dot = operand.shape[0], _dot(places)
+    count = dot.words_of(depth)
     workspace, words = places.buffers["workspace"], places.buffers["levels"]
 
     def row(r: tirx.Var) -> list[Block]:
         peak = tirx.decl_buffer((lanes,), "float32", name="peak", scope="local")
         factors = tirx.decl_buffer((2,), "float32", name="factors", scope="local")
-        dot, whole = _dot(places), not _scales(places)
+        whole = not _scales(places)
         zero, one, largest = (tirx.const(v, "float32") for v in (0.0, 1.0, dot.largest))
         at, set_at = bind("at", levels.address(r, (int64(0),)))
 
@@ -101,19 +102,19 @@ def _row_of(operand: Node, levels: Array, places: Places, lanes: int) -> Callabl
         def word(v: tirx.Var, c: Expr) -> Stmt:
             w = c * int64(lanes) + v
             total = None
-            for j in range(min(WORD, -(-depth // quarter))):
-                k = w + int64(j * quarter)
+            for j in range(-(-depth // count)):
+                k = w + int64(j * count)
                 scaled = value(k) if whole else value(k) * load(factors, int64(1))
                 level = tirx.Cast("int32", scaled if whole else let(scaled, lambda x: nearest(x, zero)))
-                if (j + 1) * quarter > depth or quarter % lanes:  # what lies behind the row is anything
+                if (j + 1) * count > depth or count % lanes:  # what lies behind the row is anything
                     level = tirx.Select(k < int64(depth), level, tirx.const(0, "int32"))
-                byte = tirx.Cast("uint32", level + tirx.const(more, "int32")) & tirx.const(255, "uint32")
-                byte = byte << tirx.const(8 * j, "uint32")
-                total = byte if total is None else total | byte
+                bits = tirx.Cast("uint32", level + tirx.const(more, "int32")) & tirx.const(mask, "uint32")
+                bits = bits << tirx.const(dot.level_bits * j, "uint32")
+                total = bits if total is None else total | bits
             return store(words, at + int64(lanes) + w, tirx.reinterpret("int32", total))
 
-        more = -dot.shift if whole else dot.offset
-        words_of_row = loop("c", -(-quarter // lanes), lambda c: vector("v", lanes, lambda v: word(v, c)))
+        more, mask = -dot.shift if whole else dot.offset, (1 << dot.level_bits) - 1
+        words_of_row = loop("c", -(-count // lanes), lambda c: vector("v", lanes, lambda v: word(v, c)))
         if whole:
             return [set_at, words_of_row]
         full, rest = divmod(depth, lanes)
@@ -146,25 +147,27 @@ def product(tile: Tile) -> Stmt:
 
 def _sums(tile: Tile, number: int, operand: Node, places: list[tuple[int, int, int]], sums: Buffer) -> list[Stmt]:
     root, own, lanes = _root(tile.group), tile.places, tile.lanes
-    words, levels = own.buffers["words"], own.levels[root][number]
-    quarter, dot = -(-operand.shape[0] // WORD), _dot(own)
+    words, levels, dot = own.buffers["words"], own.levels[root][number], _dot(own)
+    count = dot.words_of(operand.shape[0])
 
     def begin(at: int, p: int, g: int) -> Stmt:
         place = own.sums[root][number] + _row(tile, p, g)
-        return tirx.BufferStore(sums, load(words, tile.vector_at(place)), [tile.vector_at(int64(at * lanes))])
+        return tirx.BufferStore(
+            sums, load(own.buffers["sums"], tile.vector_at(place)), [tile.vector_at(int64(at * lanes))]
+        )
 
     def step(k: tirx.Var) -> list[Stmt]:
         parts = []
         for at, (r, p, g) in enumerate(places):
             level = load(own.buffers["levels"], levels.address(tile.row0 + int64(r), (int64(0),)) + int64(lanes) + k)
-            panel = (tile.panel0 + int64(p)) * int64(quarter) + k
+            panel = (tile.panel0 + int64(p)) * int64(count) + k
             weight = own.products[root][number] + (panel * int64(tile.gates) + int64(g)) * int64(lanes)
             mine = tile.vector_at(int64(at * lanes))
             factors = tirx.Broadcast(level, lanes), load(words, tile.vector_at(weight))
             parts.append(tirx.BufferStore(sums, dot.add(load(sums, mine), *factors), [mine]))
         return parts
 
-    return [*(begin(at, p, g) for at, (_, p, g) in enumerate(places)), loop("k", quarter, step)]
+    return [*(begin(at, p, g) for at, (_, p, g) in enumerate(places)), loop("k", count, step)]
 
 
 def _row(tile: Tile, p: int, g: int) -> Expr:

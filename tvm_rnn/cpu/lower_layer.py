@@ -132,8 +132,10 @@ class Layer:
         at = 0
         for root in (group.root for group in groups if group.root is not None):
             found[root] = []
+            storage = self.emitter.storages.of(root)
+            assert storage is not None and storage.dot is not None
             for operand in root.args[1::2]:
-                stride = row_elements(operand.shape[0], self.lanes)
+                stride = row_elements(operand.shape[0], self.lanes, storage.dot)
                 found[root].append((at, stride))
                 at += stride
         return found, at

@@ -233,6 +233,7 @@ class Lowering:
         products = [node for layer in self.code for node in layer.weights.products]
         found = dict.fromkeys(own for node in products if (own := self.storages.of(node)) is not None)
         views = {own.view: own.dtype for own in found}
+        views |= {"sums": "int32"} if any(own.dot for own in found) else {}
         return {name: tirx.decl_buffer(packed.shape, dtype, name=name) for name, dtype in views.items()}
 
     def _sequence(self) -> tirx.PrimFunc:

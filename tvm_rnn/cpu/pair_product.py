@@ -22,7 +22,7 @@ class PairProduct:
 
     instruction: str
     words: int
-    feature: str
+    feature: str = ""
 
     def add(self, sums: Expr, a: Expr, b: Expr) -> TirExpr:
         """sums plus the products of pairs. sums, a: vectors of int32, the second's words are pairs; b: of int16."""

@@ -7,9 +7,10 @@ in elements of the network's dtype, also those of matrices whose own elements ar
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 
 from tvm import tirx
 
@@ -23,7 +24,8 @@ from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import Block, load, loop, sequence, store, vector
 
-from .weight_storage import LARGEST, NETWORKS, WORD, Storage, Storages, larger
+from .dot_product import DotProduct
+from .weight_storage import LARGEST, NETWORKS, Storage, Storages, larger
 from .workspace import Array, Packed, dense, each_element, pad, strides_of
 
 
@@ -66,9 +68,9 @@ class PackedWeights:
         return found
 
     def ratio(self, product: Node) -> int:
-        """Elements of a stored matrix in the room of one of the network's dtype; of integers, words of four."""
+        """Elements of a stored matrix in the room of one of the network's dtype; of integers, words."""
         storage = self.storages.of(product)
-        return 1 if storage is None or storage.dot else 4 // storage.bytes
+        return 1 if storage is None else storage.ratio
 
     def _reserve(self, nodes: Sequence[Node]) -> list[Node]:
         """Give every product's parameter a packed place, and every other value made of parameters that is read."""
@@ -79,12 +81,12 @@ class PackedWeights:
                 panels = pad(node.shape[-1], self.lanes)
                 rows, depths = gates * panels, [a.shape[0] for a in node.args[1::2]]
                 storage, ratio = self.storages.of(node), self.ratio(node)
-                integer = storage is not None and storage.dot is not None
-                sizes = [rows * -(-d // WORD) if integer else -(-rows * d // ratio) for d in depths]
+                dot = None if storage is None else storage.dot
+                sizes = [-(-rows * (d if dot is None else dot.words_of(d)) // ratio) for d in depths]
                 self.products[node] = [self.packed.reserve((node, i), pad(s, self.lanes)) for i, s in enumerate(sizes)]
                 if storage is not None and storage.scaled:
                     self.scales[node] = [self.packed.reserve((node, i, "scale"), rows) for i in range(len(depths))]
-                if integer:
+                if dot is not None:
                     self.sums[node] = [self.packed.reserve((node, i, "sum"), rows) for i in range(len(depths))]
                 weights.update(node.args[::2])
         heavy = [n for n in nodes if n in self.free and n.op in ("sum", "max", "einsum", "gemm")]
@@ -131,7 +133,7 @@ class PackedWeights:
     def pack(self, raw: Mapping[str, Buffer], packed: Buffer, offset: Expr, views: Mapping[str, Buffer]) -> Stmt:
         """The statement that fills the packed weights at `offset` from raw parameters (flat buffers by name).
 
-        views: the same memory as elements of storages' dtypes, by `Storage.view`."""
+        views: the same memory as elements of storages' dtypes, by `Storage.view`, and as "sums" of integers."""
         names = {id(value): name for name, value in named_constants(self.graph, self.number).items()}
         places: dict[Node, Array] = {}
 
@@ -154,7 +156,7 @@ class PackedWeights:
                 if (storage := self.storages.of(node)) is None:
                     parts.append(matrix.pack())
                 else:
-                    parts.append(matrix.store(storage, views[storage.view], offset))
+                    parts.append(matrix.store(storage, views, offset))
         return sequence(parts)
 
     def _pack_array(self, node: Node, array: Array, packed: Buffer, read: Reader) -> Stmt:
@@ -197,11 +199,12 @@ class Matrix:
         zero = tirx.const(0.0, self.dtype)
         return self._everywhere(self.packed, self.base, self.value, zero)
 
-    def store(self, storage: Storage, stored: Buffer, offset: Expr) -> Stmt:
+    def store(self, storage: Storage, views: Mapping[str, Buffer], offset: Expr) -> Stmt:
         """The same in the storage's dtype; before it the scales of its rows, 1 for a row of zeros."""
+        stored, dot = views[storage.view], storage.dot
         base = self.base * int64(self.own.ratio(self.node))
         zero = tirx.const(0, storage.dtype) if storage.dtype != "float16" else tirx.const(0.0, "float16")
-        if not storage.scaled and storage.dot is None:
+        if not storage.scaled and dot is None:
             return self._everywhere(stored, base, lambda *at: storage.encode(self.value(*at)), zero)
         scales = offset + int64(self.own.scales[self.node][self.number] if storage.scaled else 0)
 
@@ -212,28 +215,31 @@ class Matrix:
             scale = load(self.packed, at(p, g, v)) if storage.scaled else None
             return storage.encode(self.value(p, k, g, v), scale)
 
-        if storage.dot is not None:
-            words = self._everywhere(stored, base, partial(self._word, quantised), zero, -(-self.depth // WORD))
-            if not storage.scaled:
-                return sequence(words, self._sums(stored, offset, -storage.dot.shift))
-            return sequence(self._scales(at), words, self._sums(stored, offset, storage.dot.offset))
+        if dot is not None:
+            words = self._everywhere(stored, base, partial(self._word, dot, quantised), zero, dot.words_of(self.depth))
+            of_levels = dot.offset if storage.scaled else -dot.shift
+            sums = self._sums(dot, partial(load, stored), base, views["sums"], offset, of_levels)
+            return sequence(self._scales(at) if storage.scaled else None, words, sums)
         return sequence(self._scales(at), self._everywhere(stored, base, quantised, zero))
 
-    def _word(self, quantised: Callable[..., Expr], p: Expr, w: Expr, g: int, v: Expr) -> Expr:
-        """Word w of a row: its values w, w + Q, w + 2 Q and w + 3 Q, with zeros for those that it does not have."""
-        quarter, total = -(-self.depth // WORD), None
-        for j in range(-(-self.depth // quarter)):
-            k, ends = w + int64(j * quarter), (j + 1) * quarter > self.depth
+    def _word(self, dot: DotProduct, quantised: Callable[..., Expr], p: Expr, w: Expr, g: int, v: Expr) -> Expr:
+        """Word w of a row of Q words: its values w, w + Q, w + 2 Q and so on, with zeros for those that it does not
+        have."""
+        count, total = dot.words_of(self.depth), None
+        for j in range(-(-self.depth // count)):
+            k, ends = w + int64(j * count), (j + 1) * count > self.depth
             value = tirx.Cast("int32", quantised(p, tirx.min(k, int64(self.depth - 1)) if ends else k, g, v))
             byte = tirx.bitwise_and(value, tirx.const(255, "int32"))
             byte = tirx.Select(k < int64(self.depth), byte, tirx.const(0, "int32")) if ends else byte
             own = tirx.Cast("uint32", byte) << tirx.const(8 * j, "uint32")
             total = own if total is None else total | own
-        return tirx.reinterpret("int32", total)
+        return tirx.Cast(dot.weights_dtype, tirx.reinterpret("int32", total))
 
-    def _sums(self, words: Buffer, offset: Expr, of_levels: int) -> Stmt:
-        """For each row the sum of its levels, times minus the offset of an operand's levels."""
-        quarter, panels = -(-self.depth // WORD), -(-self.node.shape[-1] // self.lanes)
+    def _sums(
+        self, dot: DotProduct, word: Callable[[Expr], Expr], base: Expr, sums: Buffer, offset: Expr, of_levels: int
+    ) -> Stmt:
+        """For each row the sum of its levels, times minus the offset of an operand's levels. word: at an address."""
+        count, panels = dot.words_of(self.depth), -(-self.node.shape[-1] // self.lanes)
         first = offset + int64(self.own.sums[self.node][self.number])
 
         def row(p: Expr, g: int) -> list[Stmt]:
@@ -241,19 +247,19 @@ class Matrix:
                 return first + (p * int64(self.gates) + int64(g)) * int64(self.lanes) + v
 
             def levels(w: Expr, v: Expr) -> Expr:
-                place = self.base + ((p * int64(quarter) + w) * int64(self.gates) + int64(g)) * int64(self.lanes) + v
-                shifts = (tirx.const(8 * (3 - j), "int32") for j in range(WORD))
-                parts = [(load(words, place) << s) >> tirx.const(24, "int32") for s in shifts]
-                return parts[0] + parts[1] + parts[2] + parts[3]
+                place = base + ((p * int64(count) + w) * int64(self.gates) + int64(g)) * int64(self.lanes) + v
+                shifts = (tirx.const(8 * (3 - j), "int32") for j in range(dot.terms))
+                parts = [(tirx.Cast("int32", word(place)) << s) >> tirx.const(24, "int32") for s in shifts]
+                return reduce(operator.add, parts)
 
             def each(value: Callable[[Expr], Expr]) -> Stmt:
-                return vector("v", self.lanes, lambda v: store(words, at(v), value(v)))
+                return vector("v", self.lanes, lambda v: store(sums, at(v), value(v)))
 
             zero, factor = tirx.const(0, "int32"), tirx.const(-of_levels, "int32")
             return [
                 each(lambda v: zero),
-                loop("w", quarter, lambda w: each(lambda v: load(words, at(v)) + levels(w, v))),
-                each(lambda v: load(words, at(v)) * factor),
+                loop("w", count, lambda w: each(lambda v: load(sums, at(v)) + levels(w, v))),
+                each(lambda v: load(sums, at(v)) * factor),
             ]
 
         return loop("p", panels, lambda p: [row(p, g) for g in range(self.gates)])

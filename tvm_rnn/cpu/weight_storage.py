@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 from tvm import tirx
 
 from tvm_rnn.errors import ConfigError
@@ -23,21 +24,24 @@ from tvm_rnn.tir.expr import Expr, TirExpr
 from .dot_product import DotProduct, dot_product
 
 LARGEST = 127.0  # of int8, on both sides
-WORD = 4  # levels of a word: what one instruction multiplies and sums
 MOST_DEPTH = 1 << 16  # of a product of integers: its sums are below 2**31 then
 
 
 @dataclass(frozen=True)
 class Storage:
-    """dtype: as TVM and the packed memory have it. bytes: of one element. scaled: whether rows have scales. dot: the
-    instruction where products are of integers (`int8_products.py`): operands are quantised too, as they come, unless
-    there are no scales: then the equations made both bytes."""
+    """dtype: of elements in packed memory. scaled: whether rows have scales. dot: the instruction where products are of
+    integers (`int8_products.py`), whose words are the elements then: operands are quantised too, as they come,
+    unless there are no scales: then the equations made both bytes."""
 
     name: str
     dtype: str
-    bytes: int
     scaled: bool = False
     dot: DotProduct | None = None
+
+    @property
+    def ratio(self) -> int:
+        """Elements in the room of one float32."""
+        return 4 // np.dtype(self.dtype).itemsize
 
     @property
     def view(self) -> str:
@@ -108,9 +112,9 @@ def made_by(node: Node, op: str) -> bool:
 
 NETWORKS = Storages()  # all in the network's dtype
 STORAGES = {
-    "bfloat16": Storage("bfloat16", "uint16", 2),
-    "float16": Storage("float16", "float16", 2),
-    "int8": Storage("int8", "int8", 1, True),
+    "bfloat16": Storage("bfloat16", "uint16"),
+    "float16": Storage("float16", "float16"),
+    "int8": Storage("int8", "int8", True),
 }
 
 
@@ -121,7 +125,8 @@ def storage_on(machine: Target, name: str) -> Storage | None:
     """
     if name != "int8_dynamic":
         return STORAGES[name] if name else None
-    return Storage(name, "int32", 1, True, dot_product(machine))
+    dot = dot_product(machine)
+    return Storage(name, dot.weights_dtype, True, dot)
 
 
 def bytes_on(machine: Target) -> Storage | None:
@@ -130,4 +135,4 @@ def bytes_on(machine: Target) -> Storage | None:
         dot = dot_product(machine)
     except ConfigError:
         return None
-    return Storage("bytes", "int32", 1, False, dot) if dot.largest == LARGEST else None
+    return Storage("bytes", dot.weights_dtype, False, dot) if dot.largest == LARGEST else None
