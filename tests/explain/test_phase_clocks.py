@@ -47,6 +47,8 @@ def test_blocks_of_all_members_have_numbers_of_their_own(monkeypatch: pytest.Mon
         rows[kernel] = blocks[blocks.any(axis=1)]
     (ran,) = (own for own in rows.values() if len(own))
     assert len(ran) >= 3 and len(ran) % 3 == 0 and len(set(ran[:, -3])) == 1
+    told = [d["facts"]["kernel"] for d in module.manifest["decisions"] if "phase_times" in d.get("facts", {})]
+    assert told and {*told} <= {*found.kernels}
 
 
 @pytest.mark.slow

@@ -68,6 +68,14 @@ def test_layers_that_torch_quantised_stay() -> None:
     assert lines == [f"0: DynamicQuantizedLSTM(3, 4) stays: it is of {before.__module__}, not of torch.nn"]
 
 
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+def test_quantising_afterwards_says_that_it_does_nothing() -> None:
+    net = rnn.accelerate(torch.nn.Sequential(torch.nn.LSTM(3, 4)), progress=False)
+    with pytest.warns(UserWarning, match="(?s)not quantised.*before rnn.accelerate"):
+        after = torch.ao.quantization.quantize_dynamic(net, {torch.nn.LSTM})
+    assert type(after[0]) is rnn.nn.LSTM
+
+
 def test_what_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     layer = rnn.accelerate(torch.nn.LSTM(3, 4))
     assert type(layer) is rnn.nn.LSTM

@@ -255,3 +255,17 @@ def test_code_that_is_gone_is_named() -> None:
 
     with pytest.raises(ConfigError, match=r"not here[\s\S]*got: +another[\s\S]*do:"):
         graph_ops.steps("another", [given().detach()], [0, 0, 0, 0])
+
+
+def test_torchs_counter_of_flops() -> None:
+    """torch counts products alone, ours pointwise work too."""
+    theirs = torch.nn.RNN(64, 64)
+    x, counts = torch.randn(5, 3, 64, requires_grad=True), list[int]()
+    for layer in (theirs, rnn.accelerate(copy.deepcopy(theirs), progress=False)):
+        with torch.utils.flop_counter.FlopCounterMode(display=False) as counter, torch.no_grad():
+            layer(x)
+        counts.append(counter.get_total_flops())
+        with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
+            layer(x)[0].sum().backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] <= counts[2] < 1.1 * counts[0] and 0.9 * counts[1] < counts[3] < 1.15 * counts[1]

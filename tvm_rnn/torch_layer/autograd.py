@@ -10,7 +10,7 @@ import copy
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -25,8 +25,9 @@ from tvm_rnn.network.layer import weight_name
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.runtime import runtime
 
-from .graph_ops import Code, Shape, array_of, for_others, proxied, steps_in_graph, unserved
+from .graph_ops import Code, Shape, array_of, for_others, seen, steps_in_graph, unserved
 from .in_torch import ENDS, InTorch
+from .kept import holds, keep, known
 from .mapped import Mapped, mapped_steps, served
 from .second import Point, Second, second_of
 from .warn import warn
@@ -324,33 +325,50 @@ def _looked_into(given: Sequence[Tensor], weights: Iterable[Tensor]) -> str:
     return looked_into((*given, *weights))
 
 
+@dataclass
+class Parameters:
+    """A layer's parameters, and what makes the net's weights of them, when these are asked for."""
+
+    tensors: Sequence[Tensor]
+    make: Callable[[], Mapping[str, Tensor]]
+
+    @cached_property
+    def weights(self) -> Mapping[str, Tensor]:
+        """The net's weights."""
+        return self.make()
+
+
 def run(
     module: Compiled,
     inputs: Sequence[Tensor],
     state: State | None,
-    weights: Mapping[str, Tensor],
+    parameters: Parameters,
     rows: Mapping[str, object],
     again: Again,
 ) -> tuple[Tensor, dict[str, Tensor | list[Tensor]]]:
     """All steps, with gradients where these are wanted: y and the last states.
 
-    module: it has been compiled for training where gradients are wanted. inputs: in its order. weights: the net's, as
-    tensors. rows: lengths, reset, and in training with regularisers seed and first_step. again: as of a `Call`."""
+    module: it has been compiled for training where gradients are wanted. inputs: in its order. rows: lengths, reset,
+    and in training with regularisers seed and first_step. again: as of a `Call`."""
     device = inputs[0].device
     there = device.type == "cuda" and hasattr(module, "use_there")
-    weights = _moved(module, device, weights) if there else present(module, weights)
-    tensors = [*inputs, *flat(state), *weights.values()]
-    dropping = "seed" in rows
-    gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    if not there:
+        give(module, parameters)
+    given, dropping = [*inputs, *flat(state)], "seed" in rows
+    gradients = torch.is_grad_enabled() and any(t.requires_grad for t in (*given, *parameters.tensors))
+    if not gradients and not dropping and not there:
+        y, last = module(list(inputs) if len(inputs) > 1 else inputs[0], state, **rows)
+        return y, last
+    weights = _moved(module, device, parameters.weights) if there else parameters.weights
     if not gradients and not dropping:
-        if there and weights:
+        if weights:
             module.use_there({name: tensor.detach() for name, tensor in weights.items()}, ("sequence",))
         y, last = module(list(inputs) if len(inputs) > 1 else inputs[0], state, **rows)
         return y, last
     second = partial(second_of, again.net, rows) if device.type == "cpu" else lambda: None
     call = Call(module, len(inputs), state, dict(rows), again, second, tuple(weights) if there else ())
     steps = Steps if dropping or "masks" not in module.manifest else Inference
-    y, *last = steps.apply(call, *tensors)
+    y, *last = steps.apply(call, *given, *weights.values())
     return y, call.named(last)
 
 
@@ -372,13 +390,14 @@ def _held(module: Compiled) -> torch.dtype:
     return torch.float64 if str(module.manifest.dtype) == "float64" else torch.float32
 
 
-def present(module: Compiled, found: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The weights as tensors, after the module was given them if they are not what it has."""
-    return (_present_apart if "torch._dynamo" in sys.modules else _present)(module, found)
+def give(module: Compiled, parameters: Parameters) -> None:
+    """Give a module the weights that the parameters make, unless it has them."""
+    if not holds(module, parameters.tensors):
+        (_give_apart if "torch._dynamo" in sys.modules else _give)(module, parameters)
 
 
-def _present(module: Compiled, found: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    expected = _held(module)
+def _give(module: Compiled, parameters: Parameters) -> None:
+    expected, found = _held(module), parameters.weights
     wrong = next((name for name, tensor in found.items() if tensor.dtype is not expected or tensor.is_meta), None)
     if wrong is not None:
         got = f"{found[wrong].dtype} on {found[wrong].device}"
@@ -386,13 +405,15 @@ def _present(module: Compiled, found: Mapping[str, Tensor]) -> Mapping[str, Tens
         do = "layer.to_empty(device='cpu'), then layer.load_state_dict(...)" if found[wrong].is_meta else do
         raise WeightError(message(f"weight {wrong} does not fit this layer", got=got, expected=expected, do=do))
     arrays, held = {name: array_of(name, tensor) for name, tensor in found.items()}, module.weights
-    if not all(n in held and a.dtype == held[n].dtype and np.array_equal(a, held[n]) for n, a in arrays.items()):
+    if known(module) or not all(
+        n in held and a.dtype == held[n].dtype and np.array_equal(a, held[n]) for n, a in arrays.items()
+    ):
         module.load_weights(arrays)
-    return found
+    keep(module, parameters.tensors, found)
 
 
 # What is no tensor cannot be in a graph. Its first call imports Dynamo, which takes longer than all else of that call.
-_present_apart = torch._disable_dynamo(_present)
+_give_apart = torch._disable_dynamo(_give)
 
 
 class TorchLayer(torch.nn.Module):
@@ -455,7 +476,7 @@ class TorchLayer(torch.nn.Module):
         """forward() of tensors [T, B, ...]."""
         more: dict[str, Any] = {"lengths": lengths, "reset": reset, "seed": seed, "first_step": first_step}
         in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()  # asked here: Dynamo compiles what is called
-        if not in_graph and proxied():
+        if not in_graph and seen():
             in_graph = not looked_into([*self._code.ordered(x, inputs), *flat(state), *self.weights().values()])
         if in_graph and not unserved(self._code, self._code.ordered(x, inputs)[0], self.max_bytes):
             return self._steps(True, x, state, **more, **inputs)
@@ -480,8 +501,8 @@ class TorchLayer(torch.nn.Module):
         if module._held:
             x, state, inputs = module.hold(x, state, inputs, reset)
         values = self._code.ordered(x, inputs) if in_graph else module._name_inputs(x, inputs)
-        weights = self.weights()
-        why = "" if in_graph else _looked_into([*values, *flat(state)], weights.values())
+        parameters = self._parameters_now()
+        why = "" if in_graph else _looked_into([*values, *flat(state)], parameters.tensors)
         rows = {"lengths": lengths, "reset": reset}
         if torch.is_autocast_enabled(values[0].device.type):
             kind = getattr(torch, self.net.dtype)
@@ -489,18 +510,20 @@ class TorchLayer(torch.nn.Module):
         if self.training if self.net.regularisers else self.net.draws:
             rows |= {"seed": drawn_seed(values[0], in_graph) if seed is None else seed, "first_step": first_step}
         if in_graph:
-            y, last = steps_in_graph(self._code, values, flat(state), [*weights.values()], rows, self.training)
+            weights = [*parameters.weights.values()]
+            y, last = steps_in_graph(self._code, values, flat(state), weights, rows, self.training)
             return y, last if for_others() else runtime.State(last)  # programs know torch's own kinds of results
         again = InTorch(self.net, rows)
         apart = self._mapped(why, values, state, rows)
         if apart is not None:
             again.check(module, values, state)
-            tensors = values, flat(state and {name: state[name] for name in self._code.lists}), [*weights.values()]
+            states = flat(state and {name: state[name] for name in self._code.lists})
+            tensors = values, states, [*parameters.weights.values()]
             y, last = mapped_steps((self.net, self._code), tensors, rows, apart, differentiated)
             return y, runtime.State(last)
         if why:
-            return self._in_torch(why, again, (values, state, [*weights.values()]))
-        y, last = run(module, values, state, weights, rows, again)
+            return self._in_torch(why, again, (values, state, [*parameters.weights.values()]))
+        y, last = run(module, values, state, parameters, rows, again)
         return y, runtime.State(last)
 
     def _mapped(
@@ -532,9 +555,15 @@ class TorchLayer(torch.nn.Module):
 
     def weights(self) -> dict[str, Tensor]:
         """The net's weights, {name: tensor}, made of the parameters: what `net.load` takes."""
+        return dict(self._parameters_now().weights)
+
+    def _parameters_now(self) -> Parameters:
+        """The parameters, and how the net's weights are made of them."""
         plain = self._parameters  # others are what parametrizations make
         own = {name: plain[name] if name in plain else getattr(self, name) for name in self._names}
-        return own if self.form is None else net_weights(self._code.weights, self.form, own)
+        if self.form is None:
+            return Parameters([*own.values()], lambda: own)
+        return Parameters([*own.values()], partial(net_weights, self._code.weights, self.form, own))
 
     @property
     def max_bytes(self) -> int | None:
@@ -549,7 +578,7 @@ class TorchLayer(torch.nn.Module):
     def compiled(self) -> Compiled:
         """The compiled module with the present weights: to call without torch, or to export. Of a layer with
         batch_first it is a copy, whose calls have the batch first too."""
-        present(self._module, self.weights())
+        give(self._module, self._parameters_now())
         if not self.batch_first:
             return self._module
         found = copy.copy(self._module)

@@ -20,6 +20,8 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import flop_counter
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from tvm_rnn.compiler.compiled_files import kept
 from tvm_rnn.errors import ConfigError, InputError, WeightError, message
@@ -223,6 +225,14 @@ vars(exports_onnx)["_dynamo_marked_constant"] = True  # as torch.compiler.assume
 def proxied() -> bool:
     """Whether torch's make_fx makes a graph of what runs."""
     return bool(torch._C._len_torch_dispatch_stack()) and torch._C._get_dispatch_mode(PROXY) is not None
+
+
+def seen() -> bool:
+    """Whether something of torch's looks at operations that run: `proxied`, or its counter of FLOPs."""
+    if not torch._C._len_torch_dispatch_stack():
+        return False
+    counts = (flop_counter.FlopCounterMode, getattr(flop_counter, "_FlopCounterMode", flop_counter.FlopCounterMode))
+    return proxied() or any(isinstance(mode, counts) for mode in _get_current_dispatch_mode_stack())
 
 
 def for_others() -> bool:
@@ -468,3 +478,19 @@ def _backward(ctx: torch.autograd.function.FunctionCtx, d: Sequence[Tensor | Non
 
 
 steps_recorded.register_autograd(_backward, setup_context=_save)
+
+
+@flop_counter.register_flop_formula([torch.ops.tvm_rnn.steps, torch.ops.tvm_rnn.steps_recorded])
+def _flops(code: str, tensors: Sequence[Shape], numbers: Sequence[int], **_: object) -> int:
+    """Of all steps, pointwise work too. Arguments: as of the operation, of tensors their shapes."""
+    return _flops_of(code, *tensors[0][:2])
+
+
+@flop_counter.register_flop_formula(torch.ops.tvm_rnn.gradients)
+def _flops_of_gradients(code: str, *given: Sequence[int], **_: object) -> int:
+    """Each product has two gradients."""
+    return 2 * _flops_of(code, *given[-1][-2:])
+
+
+def _flops_of(code: str, T: int, B: int) -> int:
+    return T * B * int(_code(code).facts._flops)

@@ -350,9 +350,9 @@ def _ladder(layout: Layout, rungs: Sequence[Rung], unit: RecurrentUnit, target: 
     return found
 
 
-def _name(layout: Layout, batch: int) -> str:
-    """Of the kernel for that batch size."""
-    return f"persistent_{layout.weights.number}_d{layout.directions}_b{batch}"
+def _name(layout: Layout, batch: int, heads: int = 1) -> str:
+    """Of the kernel for that batch size. heads: that it runs apart, where the layout is that of all."""
+    return f"persistent_{layout.weights.number}_d{layout.directions * heads}_b{batch}"
 
 
 def _persistent(layout: Layout, rung: Rung, initial: Mapping[str, float]) -> Persistent:
@@ -387,7 +387,8 @@ def _tell(layout: Layout, best: ChosenGeometry, batch: int, most: int | None, ta
         return
     reach = "any B" if most is None else f"B up to {most}"
     why = f"{us:.2f} us per step predicted, one launch per step {other:.2f}; {reach}; by {record}"
-    tell(True, template, why, **facts, kernel=_name(layout, largest), **geometry_facts(geometry))
+    name = _name(layout, largest, geometry.step.heads)
+    tell(True, template, why, **facts, kernel=name, **geometry_facts(geometry))
 
 
 def geometry_facts(geometry: Geometry) -> Figures:
