@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,9 @@ def test_a_target_per_arch() -> None:
     h100, a100 = GPUS["nvidia-h100"], GPUS["nvidia-a100"]
     assert for_archs(h100, ()) == (h100,)
     assert for_archs(h100, ["sm_80", "sm_90a", "sm_80"]) == (a100, h100)
-    with pytest.raises(ConfigError, match=r"no such arch[\s\S]*sm_100, sm_120, sm_80, sm_86, sm_89, sm_90a"):
+    (later,) = for_archs(h100, ["compute_80"])
+    assert later == replace(a100, arch="compute_80") and str(later.tvm_target.attrs["arch"]) == "sm_80"
+    with pytest.raises(ConfigError, match=r"no such arch[\s\S]*compute_80[\s\S]*sm_80, sm_86, sm_89, sm_90a"):
         for_archs(h100, ["sm_75"])
     with pytest.raises(ConfigError, match="arch is for GPUs"):
         for_archs(resolve("x86-64"), ["sm_80"])

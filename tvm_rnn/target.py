@@ -107,7 +107,7 @@ class Target:
         import tvm
 
         if self.kind == "cuda":
-            return tvm.target.Target({"kind": "cuda", "arch": self.arch}, host="cuda_host")
+            return tvm.target.Target({"kind": "cuda", "arch": self.arch.replace(PTX, REAL)}, host="cuda_host")
         # LLVM's third level takes a fifth to a third longer for the same speed: our code is unrolled and vectorised.
         options: dict[str, str | int | list[str]] = {"kind": self.kind, "mcpu": self.mcpu, "opt-level": 2}
         if self.elsewhere:
@@ -200,6 +200,7 @@ def _gpu(name: str, arch: str, sms: int, shared_kb: tuple[int, int], l2_mb: int)
     )
 
 
+REAL, PTX = "sm_", "compute_"  # what begins the name of an arch, and of one that later GPUs run too
 HOPPER = "sm_90a"  # the arch that has clusters with bulk copies between them, and wgmma
 # Sources: CUDA C++ Programming Guide, technical specifications per compute capability; NVIDIA's data sheets and, of the
 # GeForce cards, its whitepapers on GA102, Ada and RTX Blackwell. B200: 148 multiprocessors in two dies and its L2 as
@@ -341,7 +342,8 @@ def gpu(number: int = 0) -> Target:
 
 
 def for_archs(target: Target, archs: Sequence[str]) -> tuple[Target, ...]:
-    """The target, or one per arch: the given one where it has that arch, else the table's first GPU of it.
+    """The target, or one per arch: the given one where it has that arch, else the table's first GPU of it. The kernels
+    of "compute_80" are those of "sm_80", as PTX too, which the driver of every later GPU compiles.
 
     Raises ConfigError for a CPU and for an arch that no GPU of the table has.
     """
@@ -350,6 +352,8 @@ def for_archs(target: Target, archs: Sequence[str]) -> tuple[Target, ...]:
     if target.kind != "cuda":
         raise ConfigError(message("arch is for GPUs", got=f"target {target.name}", do="leave arch out"))
     known = {row.arch: row for row in reversed(_GPUS)} | {target.arch: target}
+    every = [replace(row, arch=arch.replace(REAL, PTX)) for arch, row in known.items() if arch[-1].isdigit()]
+    known |= {row.arch: row for row in every}
     found = []
     for arch in dict.fromkeys(archs):
         if arch not in known:

@@ -172,8 +172,8 @@ def test_threads_have_memory_of_their_own(module: CudaModule) -> None:
 
 @pytest.mark.broad
 def test_the_right_arch_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = write_tiny(tmp_path / "two.so", archs=("sm_80", "sm_90a"))
-    for capability, arch in (("90", "sm_90a"), ("89", "sm_80"), ("80", "sm_80")):
+    file = write_tiny(tmp_path / "three.so", archs=("compute_80", "sm_80", "sm_90a"))
+    for capability, arch in (("90", "sm_90a"), ("89", "sm_80"), ("80", "sm_80"), ("120", "compute_80")):
         monkeypatch.setenv("FAKE_GPUS", capability)
         module = load(file)
         np.testing.assert_array_equal(module(X)[0], expected(X)[0])
@@ -249,6 +249,7 @@ def test_a_gpu_without_memory(module: CudaModule) -> None:
 def test_fits() -> None:
     assert fits("sm_90a", 90) and not fits("sm_90a", 100) and not fits("sm_90a", 89)
     assert fits("sm_80", 89) and fits("sm_86", 89) and not fits("sm_86", 80) and not fits("sm_80", 90)
+    assert fits("compute_80", 80) and fits("compute_80", 120) and not fits("compute_86", 80)
 
 
 @pytest.mark.broad

@@ -80,6 +80,7 @@ class SuiteOptions:
         float | None, typer.Option(metavar="SECONDS", min=1, help="Seconds for the run, or per module.")
     ] = None
     target: Annotated[str, typer.Option(metavar="TARGET", help="The GPU that --build compiles for.")] = "nvidia-h200"
+    arch: Annotated[str, typer.Option(metavar="NAMES", help="Archs for --build, e.g. compute_80.")] = ""
     jobs: Jobs = None
     rtneural: Annotated[str | None, typer.Option(metavar="DIR", help=RTNEURAL_HELP)] = None
     packages: Annotated[str | None, typer.Option(metavar="DIR", help=PACKAGES_HELP)] = None
@@ -252,6 +253,7 @@ def _build(suite: SuiteOptions, folder: str, shown: Shown) -> None:
     from tvm_rnn.bench.run.build_suite import build
     from tvm_rnn.bench.suites import gpu as suites
     from tvm_rnn.explain.tables import plain_table
+    from tvm_rnn.frontends.spec import parse_names
 
     every, started = suites.suite(str(suite.suite), seed=suite.seed), time.perf_counter()
     with progress(shown.as_json) as stage:
@@ -260,6 +262,7 @@ def _build(suite: SuiteOptions, folder: str, shown: Shown) -> None:
             folder,
             every=every,
             target=suite.target,
+            arch=parse_names(suite.arch),
             jobs=suite.jobs,
             limit=suite.limit or 600.0,
             progress=stage,

@@ -77,7 +77,7 @@ def compile_cell(
     values: Values,
     outputs: Outputs,
     arch: Annotated[
-        str, typer.Option(metavar="ARCHS", help="GPUs for one file, e.g. sm_80,sm_90a. [the target's]")
+        str, typer.Option(metavar="ARCHS", help="GPUs for one file: compute_80 (and later),sm_90a. [the target's]")
     ] = "",
     generate: Annotated[bool, typer.Option("--generate", help="For `tvm-rnn generate`: outputs fed back.")] = False,
 ) -> None:

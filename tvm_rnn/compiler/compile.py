@@ -100,7 +100,8 @@ def compile(
             "float8_e4m3", so that twice as large a layer stays on the chip: each row is divided by a power of two that
             makes its largest value 448 at most, and rounded; a row with a NaN or an infinity makes results NaN.
         arch: the GPU architectures that the file is for, such as ["sm_80", "sm_90a"]; the runtime takes the kernels
-            that fit. Empty: the target's alone.
+            that fit. "compute_80": sm_80, and with it PTX, which the driver of any later GPU compiles once, when the
+            file is loaded there. Empty: the target's alone.
         without: names of passes to switch off.
         records: tuned knob values: a folder that `tune` wrote, or "none". None: those of TVM_RNN_RECORDS, else the
             user's own and those that ship. The manifest says which was used for what.

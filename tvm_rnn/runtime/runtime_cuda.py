@@ -57,9 +57,11 @@ class Given(NamedTuple):
 
 
 def fits(arch: str, capability: int) -> bool:
-    """Whether code for "sm_80" or "sm_90a" runs on a GPU of compute capability 89 (8.9): the same major number and at
-    least the minor one; with a letter that very capability."""
-    digits = arch.removeprefix("sm_")
+    """Whether code for "sm_80", "sm_90a" or "compute_80" runs on a GPU of compute capability 89 (8.9): the same major
+    number and at least the minor one; with a letter that very capability; PTX from its own on."""
+    kind, _, digits = arch.partition("_")
+    if kind == "compute":
+        return int(digits) <= capability
     if digits.isdigit():
         return int(digits) // 10 == capability // 10 and int(digits) <= capability
     return int(digits[:-1]) == capability

@@ -67,6 +67,9 @@ print("{}")
     build([point()], tmp_path, **CPU)
     (new,) = tmp_path.glob("*.so")
     assert new != old
+    build([point()], tmp_path, target="nvidia-a100", arch=["compute_80"])
+    (other,) = tmp_path.glob("*.so")
+    assert other != new
 
 
 def test_the_digest_is_of_what_modules_depend_on() -> None:
@@ -77,7 +80,7 @@ def test_the_digest_is_of_what_modules_depend_on() -> None:
 def test_passes_that_are_left_out_are_left_out(tmp_path: Path) -> None:
     path = str(tmp_path / "m.so")
     network = point(without=("hoist_gemms",)).network
-    build_one({"network": network.as_dict(), "batches": [], "target": "llvm", "path": path})
+    build_one({"network": network.as_dict(), "batches": [], "target": "llvm", "arch": [], "path": path})
     manifest, _ = read_container(path)
     assert "hoist_gemms" not in manifest.passes
 

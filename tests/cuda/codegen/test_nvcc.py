@@ -96,6 +96,14 @@ def test_a_cubin(tools: nvcc.Toolchain, tmp_path: Path) -> None:
     assert (tmp_path / "k.cubin").read_bytes()[:4] == b"\x7fELF"
 
 
+def test_a_cubin_with_ptx_for_later_gpus(tools: nvcc.Toolchain, tmp_path: Path) -> None:
+    text = KERNEL.replace("_sm_80", "_compute_80")
+    (row,) = nvcc.resources(nvcc.compile_cubin(text, "compute_80", tmp_path / "k.cubin", True, tools))
+    assert row["kernel"] == "k" and row["shared_bytes"] == 256
+    held = (tmp_path / "k.cubin").read_bytes()
+    assert b"\x7fELF" in held and held[:4] != b"\x7fELF"
+
+
 def test_the_compilers_first_errors_are_told(tools: nvcc.Toolchain, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"the CUDA build failed[\s\S]*error: this declaration"):
         nvcc.compile_cubin("nonsense;", "sm_80", tmp_path / "k.cubin", True, tools)

@@ -35,6 +35,7 @@ INDEX = "index.json"
 # Files of this package that no compiled module depends on, by how their names begin.
 ASIDE = ("bench", "cli", "console", "gpu_", "peer", "reference", "show", "suites", "tables", "tolerance", "torch_model")
 SUFFIXES = (".py", ".c", ".h", ".cu")
+USUAL = "nvidia-h200"
 Progress = Callable[[str], None]
 Row = Reply
 
@@ -67,8 +68,10 @@ def _key(network: Point, sizes: Sequence[int]) -> str:
     return f"{network.network_name} for {'B=' + ','.join(map(str, sizes)) if sizes else 'any B'}"
 
 
-def _file_name(network: Point, sizes: Sequence[int], calls: Sequence[Row] = ()) -> str:
-    key = json.dumps([network.as_dict(), list(sizes), sources_digest(), *calls], sort_keys=True)
+def _file_name(
+    network: Point, sizes: Sequence[int], calls: Sequence[Row] = (), target: str = USUAL, arch: Sequence[str] = ()
+) -> str:
+    key = json.dumps([network.as_dict(), list(sizes), sources_digest(), *calls, target, *arch], sort_keys=True)
     return f"{file_name(network.network_name)}-{hashlib.sha256(key.encode()).hexdigest()[:10]}.so"
 
 
@@ -86,7 +89,8 @@ def build(
     folder: str | os.PathLike[str],
     *,
     every: Sequence[Point] = (),
-    target: str = "nvidia-h200",
+    target: str = USUAL,
+    arch: Sequence[str] = (),
     jobs: int | None = None,
     limit: float = 600.0,
     progress: Progress | None = None,
@@ -94,10 +98,10 @@ def build(
 ) -> Row:
     """Compile the networks of the points to a folder. Returns their part of its index: {name: {"file", "reason", ...}}.
 
-    every: all points of the suite, whose batch sizes a module is made for (default: points). jobs: compilations at a
-    time (default: one per CPU). limit: seconds for each. One that fails has a reason in the index and stops no other; a
-    file that another one has replaced is removed. alone: on GPUs modules are for the calls of these points and no
-    others, which takes a part of the time: a drawn suite has a network for each point.
+    every: all points of the suite, whose batch sizes a module is made for (default: points). target, arch: as `compile`
+    has them. jobs: compilations at a time (default: one per CPU). limit: seconds for each. One that fails has a reason
+    in the index and stops no other; a file that another one has replaced is removed. alone: on GPUs modules are for the
+    calls of these points and no others, which takes a part of the time: a drawn suite has a network for each point.
 
     Raises ConfigError where the folder cannot be made.
     """
@@ -112,7 +116,7 @@ def build(
     for point in points if alone else ():
         calls[point.network].append({"steps": point.steps, "batch": point.batch, "lengths": point.lengths})
     index = _indexed(folder)
-    files = {network: _file_name(network, found, calls[network]) for network, found in sizes.items()}
+    files = {network: _file_name(network, found, calls[network], target, arch) for network, found in sizes.items()}
     there = [network for network, file in files.items() if os.path.exists(os.path.join(folder, file))]
     missing = [network for network in files if network not in there]
     requests = [
@@ -121,6 +125,7 @@ def build(
             "batches": list(sizes[network]),
             "calls": calls[network],
             "target": target,
+            "arch": list(arch),
             "path": os.path.abspath(os.path.join(folder, files[network])),
         }
         for network in missing
@@ -160,7 +165,7 @@ def build_one(request: Request) -> Reply:
     options |= {"training": True} if point.training else {}
     result: Reply = {}
     try:
-        machine, targets = record_files.machines(request["target"], (), None, lambda text: None)
+        machine, targets = record_files.machines(request["target"], request["arch"], None, lambda text: None)
         how = asked(machine, targets, batch=tuple(request["batches"]), without=point.without, **options)
         how = replace(how, calls=tuple(Call(**call) for call in request.get("calls", ())))
         module = built(network(point), how, None, lambda text: None)

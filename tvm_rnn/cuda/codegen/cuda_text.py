@@ -117,7 +117,7 @@ def split_kernels(device: str, most: int) -> tuple[str, ...]:
 
 def compile_kernels(functions: Mapping[str, Function], target: Target) -> tuple[str, str]:
     """The CUDA text of the kernels and TVM's C++ text that launches them."""
-    cuda = tvm.target.Target({"kind": "cuda", "arch": target.arch}, host="cuda_host")
+    cuda = target.tvm_target
     try:
         with cuda, _text_alone():
             built = tvm.compile(tvm.IRModule(functions), target=cuda, tir_pipeline="tirx")

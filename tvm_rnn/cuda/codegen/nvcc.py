@@ -1,8 +1,8 @@
 """Find a CUDA compiler and make one shared object of the texts that cuda_text.py wrote.
 
-In: `Source` texts, one per arch. Out: an ELF shared object that holds a cubin per arch and needs libtvm_ffi and the
-GPU's driver only (the CUDA runtime is linked statically), and what each kernel takes (registers, spills, shared
-memory).
+In: `Source` texts, one per arch. Out: an ELF shared object that holds a cubin per arch (where later GPUs run it too,
+with its PTX) and needs libtvm_ffi and the GPU's driver only (the CUDA runtime is linked statically), and what each
+kernel takes (registers, spills, shared memory).
 
 The compiler is nvcc where there is one ($CUDA_HOME, PATH, the usual folder, the package nvidia-cuda-nvcc), else NVRTC,
 the same compiler as a library (package nvidia-cuda-nvrtc). The host program needs a C++ compiler either way.
@@ -25,6 +25,7 @@ from pathlib import Path
 import tvm_ffi
 
 from tvm_rnn.errors import BuildError, message
+from tvm_rnn.target import PTX, REAL
 
 from .cuda_text import Source, cubin_symbol
 
@@ -148,14 +149,17 @@ def _version(headers: Path) -> tuple[int, int]:
 
 
 def compile_cubin(code: str, arch: str, output: Path, fast: bool, tools: Toolchain) -> str:
-    """Compile CUDA text to a cubin; returns the assembler's remarks. fast: subnormals are 0 (not --use_fast_math:
-    expressions choose their own approximations). Raises BuildError with the compiler's words."""
+    """Compile CUDA text to a cubin, for "compute_80" to one of sm_80 with PTX; returns the assembler's remarks. fast:
+    subnormals are 0 (not --use_fast_math: expressions choose their own approximations). Raises BuildError with the
+    compiler's words."""
     text = output.with_suffix(".cu")
     text.write_text(code, encoding="utf-8")
     flags = ["-std=c++17", *(["--ftz=true"] if fast else []), *(f"-I{path}" for path in tools.include)]
     if tools.nvcc is None:
         return _nvrtc(code, arch, output, flags, tools)
-    own = ["-cubin", f"-arch={arch}", "-O3", "-w", "-Xptxas=-v", "--expt-relaxed-constexpr"]
+    real = arch.replace(PTX, REAL)
+    own = ["-cubin", f"-arch={arch}"] if real == arch else ["-fatbin", f"-gencode=arch={arch},code=[{arch},{real}]"]
+    own += ["-O3", "-w", "-Xptxas=-v", "--expt-relaxed-constexpr"]
     return _run([tools.nvcc, *own, *flags, str(text), "-o", str(output)])
 
 
@@ -195,7 +199,7 @@ def _nvrtc(code: str, arch: str, output: Path, flags: Sequence[str], tools: Tool
     log = read("ProgramLog").rstrip(b"\0").decode()
     if failed:
         raise _failed(log, str(tools.nvrtc))
-    output.write_bytes(read("CUBIN"))
+    output.write_bytes(read("PTX" if arch.startswith(PTX) else "CUBIN"))
     ask("nvrtcDestroyProgram", ctypes.byref(program))
     return log
 
@@ -204,7 +208,7 @@ def resources(remarks: str) -> list[Taken]:
     """What each kernel takes, from the assembler's remarks."""
     return [
         {
-            "kernel": name.removesuffix("_kernel").removesuffix(f"_{arch}"),
+            "kernel": name.removesuffix("_kernel").removesuffix(f"_{arch}").removesuffix(f"_{arch.replace(REAL, PTX)}"),
             "registers": int(registers),
             "stack_bytes": int(stack),
             "spill_bytes": int(stores) + int(loads),
