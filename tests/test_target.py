@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tvm
 
 from tvm_rnn import ConfigError, target, this_machine
 from tvm_rnn.runtime import runtime
 from tvm_rnn.target import FEATURES, GPUS, TABLE, Target, for_archs, host, names, resolve
+from tvm_rnn.tir.statements import buffer, function, load, loop, store, variable
 
 
 def test_the_host_is_named_and_not_generic() -> None:
@@ -172,3 +174,11 @@ def test_the_caches_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (host().l1_bytes, host().l2_bytes) == (48 << 10, 2 << 20)
     monkeypatch.setattr(target, "CACHES", tmp_path / "none")
     assert (host().l1_bytes, host().l2_bytes) == (32 << 10, 1 << 20)
+
+
+def test_llvm_does_not_unroll_loops_to_fill_a_cache_of_operations() -> None:
+    row = replace(TABLE["x86-64-v3"], triple="", mcpu="znver3")
+    x, y, n = buffer("x", "float32"), buffer("y", "float32"), variable("n")
+    own = function("add", [n, x, y], loop("i", n, lambda i: store(y, 3 * i, load(x, 3 * i) + 1.0)))
+    text = tvm.compile(tvm.IRModule({"add": own}), row.tvm_target).mod.inspect_source("ll")
+    assert text.count("fadd") == 1

@@ -109,7 +109,8 @@ class Target:
         if self.kind == "cuda":
             return tvm.target.Target({"kind": "cuda", "arch": self.arch.replace(PTX, REAL)}, host="cuda_host")
         # LLVM's third level takes a fifth to a third longer for the same speed: our code is unrolled and vectorised.
-        options: dict[str, str | int | list[str]] = {"kind": self.kind, "mcpu": self.mcpu, "opt-level": 2}
+        mcpu = _COMPILED_AS.get(self.mcpu, self.mcpu)
+        options: dict[str, str | int | list[str]] = {"kind": self.kind, "mcpu": mcpu, "opt-level": 2}
         if self.elsewhere:
             options["mtriple"] = _LLVM_TRIPLES.get(self.elsewhere, self.elsewhere)
         if self.attributes:
@@ -144,6 +145,9 @@ class Target:
         return self.machine != "wasm32"
 
 
+# CPUs whose cache of decoded operations LLVM takes for a buffer of loops, which it unrolls until they fill it: much
+# code, and much time, for loops that are as long as they should be. Beside each one of the same vectors.
+_COMPILED_AS = {"znver3": "znver2"}
 # What LLVM calls systems that compilers have a shorter name for: the first macOS on Arm.
 _LLVM_TRIPLES = {"aarch64-macos": "arm64-apple-macosx11.0.0"}
 

@@ -253,7 +253,7 @@ class _Block:
             put = part.put(part.matrix, key, partial(load, new))
             return [tirx.AllocBuffer(new), numbers.sets, part.fill(new, made), put]
 
-        return part.over_keys(one)
+        return part.over_keys(one, part.turns(1))
 
 
 def _plus(into: Buffer, one: Buffer, other: Buffer, j: Expr) -> Expr:

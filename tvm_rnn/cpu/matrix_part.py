@@ -116,8 +116,10 @@ class Part:
 
         return [one(p * self.lanes) for p in range(self.panels)]
 
-    def over_keys(self, body: Callable[[Expr], Block]) -> Stmt:
-        return loop("key", self.keys, body)
+    def over_keys(self, body: Callable[[Expr], Block], together: int = 1) -> Stmt:
+        """body(key) for all keys; `together`: how many one turn of the loop has, which divides them."""
+        n = int64(together)
+        return loop("key", self.keys // together, lambda turn: [body(turn * n + int64(u)) for u in range(together)])
 
     def fill(self, into: Buffer, value: Callable[[Expr], Expr]) -> list[Stmt]:
         return self.each(lambda j: store(into, j, value(j)))
