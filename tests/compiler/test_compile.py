@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +41,21 @@ def test_progress_names_the_stages() -> None:
     seen: list[str] = []
     rnn.compile(NET, progress=seen.append)
     assert seen == ["passes", "lowering", "code generation", "linking", "loading"]
+
+
+def test_cycles_are_not_looked_for_meanwhile() -> None:
+    seen: list[bool] = []
+    rnn.compile(NET, progress=lambda stage: seen.append(gc.isenabled()))
+    assert not any(seen) and gc.isenabled()
+    with pytest.raises(ConfigError):
+        rnn.compile(NET, precision="none")
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        rnn.compile(NET, progress=False)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 @pytest.mark.broad

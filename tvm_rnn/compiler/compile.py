@@ -7,12 +7,14 @@ file: options, passes, then for CPUs lowering, code generation, linking, contain
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import math
 import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -118,12 +120,25 @@ def compile(
         CellError: the equations cannot be compiled.
         BuildError: a compiler or linker fails or is missing.
     """
-    with watched(progress) as tell:
+    with watched(progress) as tell, _no_collection():
         machine, targets = record_files.machines(target, arch, records, tell)
         products: Products = {"precision": precision, "weights": weights, "without": without}
         tape: Tape = {"training": training, "keep": keep, "max_bytes": max_bytes}
         options = asked(machine, targets, batch=batch, generate=generate, **products, **tape)
         return built(net, options, dump, tell)
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Leaves Python's search for cycles to a later time: a graph and its loops are many objects, which all live until
+    the end, and it would go through them again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def built(net: RNN | Model, options: Options, dump: str | os.PathLike[str] | None, tell: Progress) -> Module:
