@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import tvm_ffi
 from tvm import tirx
+from tvm.s_tir import Schedule
 
 import tvm_rnn as rnn
 from tvm_rnn import target
+from tvm_rnn.cpu import register_tile
 from tvm_rnn.cpu.lower_group import Emitter
 from tvm_rnn.cpu.lower_layer import Layer
 from tvm_rnn.cpu.lower_network import Lowering
@@ -109,3 +111,15 @@ def test_results_are_the_same_bits(cell: str, sizes: tuple[int, int]) -> None:
     knobs = [row["knobs"].get("ahead") for row in asking.manifest.templates if row["unit"].startswith("step gemm")]
     assert knobs and knobs[0] == 8
     np.testing.assert_array_equal(plain(x)[0], asking(x)[0])
+
+
+def test_what_has_no_sums_needs_no_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, made = register_tile.Unchecked, list[str]()
+
+    def scheduled(func: tirx.PrimFunc) -> Schedule:
+        made.append(func.script())
+        return own(func)
+
+    monkeypatch.setattr(register_tile, "Unchecked", scheduled)
+    sequence("lstm")
+    assert made and all("product_0" in text for text in made)

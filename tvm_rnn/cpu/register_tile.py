@@ -26,6 +26,7 @@ from tvm_rnn.passes.fuse_pointwise import FUNCTION, is_truth
 from tvm_rnn.schedule.schedule_template import Config, Template, Unit
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
 from tvm_rnn.tir.index import INDEX, int64, wide
+from tvm_rnn.tir.statements import sequence
 
 from .dropout_masks import Draw
 from .head_loops import Within
@@ -304,7 +305,9 @@ class Tile:
     # --- scheduling and embedding --------------------------------------------------------------------------------
 
     def statement(self, template: Template, config: Config) -> Stmt:
-        """The scheduled tile as a statement on the real buffers."""
+        """The tile as a statement on the real buffers, as scheduled; one without sums has nothing to schedule."""
+        if not self.sums:
+            return self._in_vectors()
         stages = (*self.sums, *self.halves, *self.stages.values())
         # The enclosing loops' variables become parameters, because a Schedule takes closed functions only.
         free: dict[tirx.Var, None] = {}
@@ -320,6 +323,38 @@ class Tile:
         template.schedule(sch, self.unit, config)
         mod = tvm.ir.transform.Sequential([p() for p in _LOWER])(sch.mod)
         return self._embed(mod["main"], len(free))
+
+    def _in_vectors(self) -> Stmt:
+        """Stages to registers, one after the other, and outputs to their places: what TVM's schedule makes of them too,
+        in many times the time."""
+        homes = {name: self.places.buffers[name] for name in self.flat}
+        for stage in self.stages.values():
+            name = stage.op.name
+            homes[name] = tirx.decl_buffer(stage.shape, stage.dtype, name=f"{name}_local", scope="local")
+
+        def load(call: tvm.ir.Call) -> TirExpr:
+            if getattr(call.op, "name", "") != "te.tensor_load":
+                return call
+            tensor, *indices = call.args
+            return tirx.BufferLoad(homes[tensor.op.name], indices)
+
+        def vectors(tensor: te.Tensor) -> Stmt:
+            place = [axis.var for axis in tensor.op.axis]
+            value = tvm_ffi.structural_map(tensor.op.body[0], (tvm.ir.Call, load))
+            if tensor in self.outputs:
+                array, index = self.outputs[tensor]
+                address = array.address(self.row0 + place[0], index(*place))
+                done = tirx.BufferStore(self.places.buffers[array.buffer], value, [address])
+            else:
+                done = tirx.BufferStore(homes[tensor.op.name], value, place)
+            kinds = (tirx.ForKind.UNROLLED, tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED)
+            for axis, kind in reversed([*zip(tensor.op.axis, kinds, strict=True)]):
+                alone = int(axis.dom.extent) == 1  # TVM has no vectors of one
+                done = tirx.For(axis.var, axis.dom.min, axis.dom.extent, tirx.ForKind.UNROLLED if alone else kind, done)
+            return done
+
+        made = [tirx.AllocBuffer(homes[stage.op.name]) for stage in self.stages.values()]
+        return sequence(made, [vectors(tensor) for tensor in (*self.stages.values(), *self.tensors)])
 
     def _vectorize(self, sch: Schedule, name: str) -> None:
         *outer, lane = sch.get_loops(name)
