@@ -136,6 +136,16 @@ def test_operators(op: str, attributes: Any, constants: Any, tmp_path: Path) -> 
         np.testing.assert_allclose(run(x)[0], onnx_runtime(made, {"x": x})["y"], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("axes", [1, 2])
+def test_transposed_convolutions_are_one_region_with_others(axes: int) -> None:
+    """Channels come last in convolutions, and not in transposed ones."""
+    nodes = [node("Conv", ["x", "w"], ["c"]), node("Erf", ["c"], ["e"])]
+    nodes += [node("ConvTranspose", ["e", "w"], ["t"]), node("Conv", ["t", "w"], ["y"])]
+    sizes = ("B", 4, *"TU"[:axes])
+    made = model_of(nodes, {"x": ("f4", [*sizes])}, {"y": "f4"}, {"w": random(4, 4, *[3] * axes)}, 21)
+    assert len(read_graph(made, "all").outputs) == 1
+
+
 def test_an_input_without_a_shape_is_refused() -> None:
     made = front()
     made.graph.input[0].type.tensor_type.ClearField("shape")

@@ -20,7 +20,13 @@ from .demands import Demand, Unequal, demands_of
 from .ieee import as_ieee
 
 # Channels come last: vectors run along them, in inputs, filters and results alike.
-LAYOUTS = {"relax.nn.conv1d": ["NWC", "OWI"], "relax.nn.conv2d": ["NHWC", "OHWI"]}
+LAYOUTS = {
+    "relax.nn.conv1d": ["NWC", "OWI"],
+    "relax.nn.conv2d": ["NHWC", "OHWI"],
+    # The only ones that TVM has loops for.
+    "relax.nn.conv1d_transpose": ["NCW", "IOW"],
+    "relax.nn.conv2d_transpose": ["NCHW", "IOHW"],
+}
 # What TVM does not know to be pointwise, and so to work in any order of axes.
 for _name in ("relax.clip", "relax.nn.leakyrelu"):
     tvm.ir.register_op_attr(_name, "FRelaxInferLayout", tvm.ir.Op.get("relax.sigmoid").get_attr("FRelaxInferLayout"))
