@@ -24,7 +24,7 @@ DEFAULT_ROWS = (1, 2, 4, 8)
 PANELS = (1, 2, 4, 8)
 CHAINS = 8  # independent accumulators; 16 and 24 were no faster at H 128 to 512 on Zen 4, and leave less to share out
 AHEAD = (0, 4, 8, 16, 32)  # vectors of all gates
-
+ROW_VALUES = 4  # registers of rows' values that are on their way
 
 LEAST_ROWS = 3  # a tile of fewer takes as long: that is how fast weights come from a second cache
 
@@ -35,6 +35,13 @@ def _cost(batches: Sequence[int], rows: int) -> tuple[int, int, int]:
     whole, rest = sum(batch // rows for batch in batches), [batch % rows for batch in batches if batch % rows]
     time = whole * max(rows, LEAST_ROWS) + sum(max(height, LEAST_ROWS) for height in rest)
     return time, whole + len(rest), sum(height.bit_count() > 1 for height in {*rest})
+
+
+def _most_rows(gates: int, panels: int, target: Target) -> int:
+    """Rows of the tallest tile that does not load more vectors than it multiplies. Of one gate, each row's value is
+    read for one vector of weights alone, unless registers hold two of them, their sums and a few rows' values."""
+    beside = (target.vector_registers - ROW_VALUES) // 2 - 1
+    return max(ROW_VALUES, beside) if gates == 1 and panels > 1 else max(ROWS)
 
 
 @template("gemm_cpu", kinds=("gemm",), targets=("llvm",), version=3)
@@ -50,8 +57,10 @@ class GemmCpu:
         lanes = target.lanes(unit.dtype)
         all_panels = -(-unit.width // lanes)
         accumulators = target.accumulators
-        rows = max(r for r in DEFAULT_ROWS if r == 1 or r * unit.gates <= accumulators)
-        fitting = [r for r in ROWS if r * unit.gates <= accumulators and (r + 1) * unit.gates < target.vector_registers]
+        most = _most_rows(unit.gates, all_panels, target)
+        able = [r for r in ROWS if r * unit.gates <= accumulators and r <= most]
+        rows = max([r for r in able if r in DEFAULT_ROWS], default=1)
+        fitting = [r for r in able if (r + 1) * unit.gates < target.vector_registers]
         if unit.region == "before":  # many rows, of all steps: a panel of weights passes the fewest tiles
             rows = max([r for r in fitting if r <= max(DEFAULT_ROWS)], default=rows)
         elif unit.batches:
@@ -72,8 +81,8 @@ class GemmCpu:
         taken = knob("rows", [rows, *tall], rows)
         # A vector of weights serves `rows` rows, and a row's value `broad` vectors: where gates are few, each
         # multiply-add would wait for a load of its own otherwise (elman, H 512, B 64: 171 GFLOP/s in place of 206).
-        most = panels if taken > 1 else 1
-        wide = [p for p in PANELS if p <= most and (taken + 1) * p * unit.gates < target.vector_registers]
+        widest = panels if taken > 1 else 1
+        wide = [p for p in PANELS if p <= widest and (taken + 1) * p * unit.gates < target.vector_registers]
         default = max([p for p in wide if taken * p * unit.gates <= accumulators], default=1)
         return {
             "rows": taken,
