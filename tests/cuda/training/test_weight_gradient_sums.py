@@ -76,6 +76,20 @@ def test_biases_are_summed_by_the_products_that_read_the_same_values() -> None:
     assert [len(launch.totals) for launch in elsewhere.launches] == [0, 0, 0]
 
 
+def test_biases_of_heads_are_summed_by_the_products_that_read_them_as_units() -> None:
+    """A product of units takes what is seen as heads elsewhere: elements have the same order."""
+    x, gate = leaf("x", 64), leaf("gate", 4, 32)
+    units = make("reshape", gate, rank=2, to=(128,))
+    sums = make("sum_rows", gate, rank=2)
+
+    def reads(node: Node) -> Place | None:
+        return Place("bfloat16", prod(node.shape)) if node.leaf else None
+
+    found = WeightGradients("t", [product(units, x), sums], "bfloat16", reads, reads, "sm_90a")
+    (launch,) = found.launches
+    assert launch.totals == ((sums,),)
+
+
 def test_products_of_members_share_a_launch_and_lie_in_their_gradients() -> None:
     """A GRU's, whose left operands a block multiplies together: one launch, which writes where each right operand's
     sums go, and whose clusters add up two parts."""

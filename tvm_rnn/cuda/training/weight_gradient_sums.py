@@ -89,6 +89,11 @@ class GradientLaunch:
         return sum(map(elements, self.made))
 
 
+def _unshaped(node: Node) -> Node:
+    """What a value is in another shape, whose elements have the same order."""
+    return _unshaped(node.args[0]) if node.op == "reshape" else node
+
+
 def elements(nodes: Sequence[Node]) -> int:
     """Of sums of one shape."""
     return len(nodes) * prod(nodes[0].shape)
@@ -197,11 +202,11 @@ class WeightGradients:
         numbers."""
         found: dict[Node, int] = {}
         for number, node in enumerate(nodes):
-            left, (texts, out) = node.args[0], node.attrs["spec"].split("->")
+            left, (texts, out) = _unshaped(node.args[0]), node.attrs["spec"].split("->")
             place, text = self.reads(left), texts.partition(",")[0]
             if place is not None and place.dtype in wgmma.ONES and text == "".join(t for t in out if t in text):
                 for other in others:
-                    if other.op == "sum_rows" and other.args[0] is left and other not in found:
+                    if other.op == "sum_rows" and _unshaped(other.args[0]) is left and other not in found:
                         found[other] = number
         return found
 
