@@ -60,6 +60,24 @@ def test_large_groups_stay_alone() -> None:
     assert work_of(group(matrix, root=matrix)) == 200 * 200
 
 
+def test_chains_meet_before_or_behind_what_is_between_them() -> None:
+    """Of rows for all steps: the second reads nothing of it, or it nothing of the first."""
+    x, g = leaf("x", 4, 32), leaf("g", 4, 32)
+
+    def early(node: Node, kind: str = "pointwise") -> Group:
+        return Group(kind, "before", 0, node if kind != "pointwise" else None, (node,), (node,))
+
+    first = make("tanh", x)
+    own, of_first, of_x = early(first), early(make("tanh", first), "gemm"), early(make("tanh", g), "gemm")
+    both = early(make("mul", first, of_x.nodes[0]))
+    assert chained_groups([own, of_first, early(make("mul", first, x))])[1:] == [[of_first]]
+    assert chained_groups([own, of_x, both]) == [[of_x], [own, both]]
+    late = early(make("mul", first, of_first.nodes[0]))
+    assert chained_groups([own, of_first, late]) == [[own], [of_first], [late]]
+    uneven = early(make("tanh", leaf("h", 33)))
+    assert chained_groups([own, of_x, uneven]) == [[own], [of_x], [uneven]]  # registers do not hold it
+
+
 @pytest.mark.parametrize("size", BARRIERS)
 def test_a_barrier_stands_between_a_value_and_its_readers(size: int) -> None:
     h, g = leaf("h", size), leaf("g", size)

@@ -55,6 +55,16 @@ def test_what_is_accumulated_beside_the_steps_has_no_rows() -> None:
     assert back.bytes_per_row() < back.layer.bytes_per_row + 2 * 8 * 64 * 64
 
 
+def test_what_one_chain_has_in_registers_has_no_memory() -> None:
+    """Nor does it write what kernels of matrices know without it, as a vector that is multiplied with the decay."""
+    _, plans = trained("gated_delta_net", 32, "bfloat16")
+    (layer,) = plans.backward.code
+    found = layer.work_buffers(Program(), "T * B", 1, 0)["hoisted"]
+    held = {*layer.layout.hoisted_nodes} - {*found}
+    used = {argument.node for _, work in layer.groups for argument in work.arguments if argument.role != "weight"}
+    assert held and held.isdisjoint(used)
+
+
 def test_two_directions_are_added_up() -> None:
     _, plans = trained("gru", bidirectional=True)
     assert [gradient.root for gradient in plans.backward.backs[0].input_gradients] == [

@@ -147,7 +147,7 @@ class Layout:
 
     def is_needed(self, node: Node, chain: Sequence[Group]) -> bool:
         """Whether a value that the groups of a chain store is read by anybody else."""
-        others = (read for group, read in self._read_of.items() if group not in chain)
+        others = (self.reads_of(group) for group in self.graph.groups if group not in chain)
         return node in self._read_outside or any(node in read for read in others)
 
     def stored(self, node: Node) -> bool:

@@ -311,9 +311,17 @@ class Layer:
     @property
     def bytes_per_row(self) -> int:
         """Of hoisted values, copies of inputs and gradients of matrices, for one row of a tile."""
-        places = [*map(self.layout.hoisted, self.layout.hoisted_nodes), *self.layout.copied.values()]
+        places = [*map(self.layout.hoisted, self._hoisted_rows), *self.layout.copied.values()]
         marks = sum(prod(node.shape) for node in self._marked_here) * ITEM_BYTES[self.marks_dtype] // EVERY
         return sum(p.row_stride * ITEM_BYTES[p.dtype] for p in places) + marks
+
+    @cached_property
+    def _hoisted_rows(self) -> list[Node]:
+        """The hoisted values that have memory: what one chain alone makes and reads, it may have in registers."""
+        chains = [(own, work) for own, work in self.groups if own[0].region == "before" and isinstance(work, Rows)]
+        held = {node for own, _ in chains for group in own for node in group.stored}
+        held -= {a.node for _, work in chains for a in work.arguments if a.role == "write"}
+        return [node for node in self.layout.hoisted_nodes if node not in held]
 
     @property
     def marks_dtype(self) -> str:
@@ -366,7 +374,7 @@ class Layer:
             return pointer.at(f"({copy}) * {size}")
 
         hoisted, step = {}, {}
-        for i, node in enumerate(self.layout.hoisted_nodes):
+        for i, node in enumerate(self._hoisted_rows):
             place = self.layout.hoisted(node)
             hoisted[node] = reserve(f"hoisted{i}", f"{rows} * {place.row_stride}", place.dtype)
         for i, (node, places) in enumerate(self.layout.step_nodes.items()):

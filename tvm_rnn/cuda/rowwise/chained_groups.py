@@ -9,7 +9,7 @@ Rewrite: launch group 1; launch group 2; ...  -->  one launch: for row of thread
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import prod
@@ -30,6 +30,7 @@ from tvm_rnn.cuda.layer.row_kernels import (
     combiner,
     finish_group,
     reduced,
+    sources,
     unravel,
 )
 from tvm_rnn.graph.graph import Group, Node, reduced_axes
@@ -39,8 +40,8 @@ from tvm_rnn.graph.tensor_expressions import Index
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import wide
 
-from .parts_of_rows import parts_of_rows
-from .warp_rows import WARPS, NotHeld, WarpRows, fits, several_sums
+from .parts_of_rows import every_parts_of_rows, parts_of_rows
+from .warp_rows import WARPS, NotHeld, WarpRows, fits, several_sums, side_by_side
 
 JOINED = ("pointwise", "reduce")  # kinds of groups
 MOST_WORK = 1 << 14  # elements of a group per row: beyond, one block per row leaves too much of the GPU idle
@@ -60,7 +61,9 @@ def work_of(group: Group) -> int:
 
 
 def chained_groups(groups: Sequence[Group]) -> list[list[Group]]:
-    """The groups in order, consecutive ones of one region together where one kernel may run them."""
+    """The groups by launches, each behind what it reads: consecutive ones of one region together where one kernel may
+    run them, and chains of rows that are held in registers with what is between them before or behind both: what both
+    read is read once then, and what one hands to the other is not loaded."""
     found: list[list[Group]] = []
     for group in groups:
         last = found[-1] if found else []
@@ -68,7 +71,55 @@ def chained_groups(groups: Sequence[Group]) -> list[list[Group]]:
             last.append(group)
         else:
             found.append([group])
+    stored = {node for group in groups for node in group.stored}
+    at = 0
+    while at < len(found):
+        at = 0 if _meet(found, at, stored) else at + 1
     return found
+
+
+def _meet(found: list[list[Group]], at: int, stored: Collection[Node]) -> bool:
+    """Let a chain of what is made before the steps join the last one before it, if it may."""
+    first = next((n for n in reversed(range(at)) if _early(found[n])), None) if _early(found[at]) else None
+    if first is None or any(group.region != "before" for chain in found[first:at] for group in chain):
+        return False
+    one, other, between = found[first], found[at], [group for chain in found[first + 1 : at] for group in chain]
+    if not _held_together(one, other):
+        return False
+    if not _read(other, between, stored):
+        found[first], found[at : at + 1] = [*one, *other], []
+    elif not _read(between, one, stored):
+        found[at], found[first : first + 1] = [*one, *other], []
+    else:
+        return False
+    return True
+
+
+def _early(chain: Sequence[Group]) -> bool:
+    return chain[0].region == "before" and all(map(_joins, chain))
+
+
+def _read(groups: Sequence[Group], others: Sequence[Group], stored: Collection[Node]) -> bool:
+    """Whether groups read, or copy, what others store."""
+    nodes = [node for group in groups for node in group.nodes]
+    found = {*nodes, *sources([a for node in nodes for a in node.args], stored.__contains__)}
+    return any(node in found for group in others for node in group.stored)
+
+
+def _held_together(one: Sequence[Group], other: Sequence[Group]) -> bool:
+    """Whether a warp has all of a part in registers, of either chain and of both."""
+    whole = [*one, *other]
+    stored = {node for group in whole for node in group.stored}
+    copies = any(node.leaf for group in whole for node in group.nodes)
+    return not copies and all(held_parts(chain, stored) for chain in (one, other, whole))
+
+
+def held_parts(groups: Sequence[Group], stored: Collection[Node] = ()) -> list[int]:
+    """Numbers of parts of which a warp holds one, the best first: those whose lanes have most elements side by side.
+    stored: what the groups store and read again."""
+    every = every_parts_of_rows(groups, stored, max(map(work_of, groups)))
+    held = [parts for parts in every if fits(groups, parts)]
+    return sorted(held, key=lambda parts: -side_by_side(groups, parts))
 
 
 def _joins(group: Group) -> bool:
@@ -82,7 +133,7 @@ def held(group: Group, elsewhere: frozenset[Node]) -> bool:
     """Whether warps hold parts of a row of a group alone, of all rows: they move several elements at a time."""
     if group.region == "step" or elsewhere or not _joins(group):
         return False
-    return fits([group], parts_of_rows([group], (), work_of(group)))
+    return bool(held_parts([group]))
 
 
 @dataclass
@@ -113,28 +164,33 @@ class _ChainedGroups:
         self.arguments = (*self.reads.values(), *self.writes)
         self.pointers = [(a.name, dtypes[a.name]) for a in self.arguments]
         most = max(work_of(job.group) for job in self.jobs)
-        self.parts = parts_of_rows([job.group for job in self.jobs], self.made, most)
+        self.parts = parts_of_rows(self.groups, self.made, most)
         most //= self.parts
         found = min(MOST_THREADS, -(-most // (ELEMENTS_PER_THREAD * WARP)) * WARP)
         self.threads = WARP if found <= 2 * WARP else found  # of a row
 
     def kernel(self, needed: Callable[[Node], bool]) -> Rows:
         """needed: whether a value is read by others than the chain."""
-        precision, groups = self.jobs[0].precision, [job.group for job in self.jobs]
-        if fits(groups, self.parts) and not any(job.elsewhere for job in self.jobs):
-            found = self._in_registers([a for a in self.writes if needed(a.node)])
+        precision, writes = self.jobs[0].precision, [a for a in self.writes if needed(a.node)]
+        copied = any(job.elsewhere for job in self.jobs)
+        for parts in () if copied else held_parts(self.groups, self.made):
+            found = self._in_registers(parts, writes)
             with suppress(NotHeld):
-                return written(found) if several_sums(groups, self.parts) else found
+                return written(found) if several_sums(self.groups, parts) else found
         with flavour(precision):
             threads = self.threads * (WARPS if self.threads == WARP else 1)
             given = self.name, self.pointers, [("rows", "int64")], self._body
             made = write(*given, threads=threads, shares=True, early=self.early)
         return Rows(made, self.arguments)
 
-    def _in_registers(self, writes: Sequence[Argument]) -> Rows:
+    @property
+    def groups(self) -> list[Group]:
+        return [job.group for job in self.jobs]
+
+    def _in_registers(self, parts: int, writes: Sequence[Argument]) -> Rows:
         """The kernel where a warp holds all of a part. writes: what is stored."""
         names = {node: a.name for node, a in self.reads.items()}
-        own = WarpRows(self.jobs, self.parts, names, writes)
+        own = WarpRows(self.jobs, parts, names, writes)
         dtypes = dict(self.pointers)
         arguments = (*self.reads.values(), *writes)
         given = self.name, [(a.name, dtypes[a.name]) for a in arguments], [("rows", "int64")], own.body

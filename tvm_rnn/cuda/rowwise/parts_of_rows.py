@@ -17,13 +17,19 @@ LEAST = 32  # elements of a part: a warp has one
 
 
 def parts_of_rows(groups: Sequence[Group], stored: Collection[Node], work: int) -> int:
-    """How many parts there are; 1 where parts read one another. stored: what the chain stores and reads again; work:
-    elements of the largest group of a row."""
+    """How many parts there are at most; 1 where parts read one another. stored: what the chain stores and reads again;
+    work: elements of the largest group of a row."""
+    return every_parts_of_rows(groups, stored, work)[0]
+
+
+def every_parts_of_rows(groups: Sequence[Group], stored: Collection[Node], work: int) -> list[int]:
+    """All numbers of parts that there may be, the largest first."""
     nodes = [node for group in groups for node in group.nodes]
     read = downstream(topological(nodes), lambda node: node in stored)
     leading = {node.shape[:n]: prod(node.shape[:n]) for node in nodes for n in range(1, len(node.shape))}
     fitting = sorted((n, axes) for axes, n in leading.items() if n > 1 and work // n >= LEAST)
-    return next((n for n, axes in reversed(fitting) if all(_apart(node, read, axes) for node in {*nodes, *read})), 1)
+    found = [n for n, axes in reversed(fitting) if all(_apart(node, read, axes) for node in {*nodes, *read})]
+    return list(dict.fromkeys([*found, 1]))
 
 
 def _apart(node: Node, read: Collection[Node], heads: Shape) -> bool:

@@ -59,6 +59,13 @@ def several_sums(groups: Sequence[Group], parts: int) -> bool:
     return any(group.kind == "reduce" and _results(group, parts) > 1 for group in groups)
 
 
+def side_by_side(groups: Sequence[Group], parts: int) -> int:
+    """Elements that lie side by side of a lane: the same of every value, or what is made would be made again."""
+    counts = [n for group in groups for n in (_results(group, parts), _count(group, parts))]
+    counts += [_terms(group.root) for group in groups if group.root]
+    return gcd(SIDE_BY_SIDE, *(n // WARP for n in counts if n % WARP == 0))
+
+
 def _fits(count: int) -> bool:
     return count <= MOST_NUMBERS or (count % WARP == 0 and count <= MOST_ELEMENTS)
 
@@ -189,11 +196,7 @@ class WarpRows:
 
     @cached_property
     def side_by_side(self) -> int:
-        """Elements that lie side by side of a lane: the same of every value, or what is made would be made again."""
-        groups = [job.group for job in self.jobs]
-        counts = [n for group in groups for n in (_results(group, self.parts), _count(group, self.parts))]
-        counts += [_terms(group.root) for group in groups if group.root]
-        return gcd(SIDE_BY_SIDE, *(n // WARP for n in counts if n % WARP == 0))
+        return side_by_side([job.group for job in self.jobs], self.parts)
 
     def body(self, writer: Writer) -> None:
         """A block has WARPS times `together` parts. Behind the last part it is made again."""
