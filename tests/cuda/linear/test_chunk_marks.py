@@ -16,6 +16,15 @@ CASES: dict[str, dict[str, Any]] = {
     "gated": {"heads": 1, "keys_last": True, "reads": (BEFORE, AFTER)},
     "by key": {"heads": 1, "decay": 24, "keys": 24},
     "lines": {"heads": 1, "keys_last": True, "keys": 40, "values": 24},
+    "solved": {
+        "heads": 1,
+        "keys_last": True,
+        "keys": 40,
+        "values": 24,
+        "erase": BEFORE,
+        "reads": (BEFORE,),
+        "same": (("read_0", "key"),),
+    },
 }
 
 
@@ -35,8 +44,10 @@ def test_lengths_and_resets_backwards(name: str) -> None:
     assert chunk_error(Steps(recurrence(**CASES[name]), steps, 3, reverse=True, **more)) < 1
 
 
-@pytest.mark.parametrize(("name", "beside"), [("lines", True), ("by key", False)])
+@pytest.mark.parametrize(("name", "beside"), [("lines", True), ("solved", True), ("by key", False)])
 def test_who_keeps_marks(name: str, beside: bool) -> None:
-    """Where others read, warps that bring operands do: they and those that read meet those of states."""
+    """Of lines, warps that bring operands do: they, and those that read, if some do, meet those of states."""
     found = scan(recurrence(**CASES[name]), SMALL, False, True)
-    assert found.beside == beside and found.meeting(OLD) == 2 + beside and found.meeting(WRITTEN) == 2
+    readers = found.readers > 0
+    assert found.beside == beside and found.hands == (beside or readers)
+    assert found.meeting(OLD) == 1 + readers + beside and found.meeting(WRITTEN) == 1 + readers

@@ -75,7 +75,12 @@ class ChunkLayout:
         alone = own.erased if own.erase is None else None
         reads = not all(own.solved(i) or i == alone for i in range(len(own.reads)))
         apart = reads and self.part == self.tile.chunk and self.tile.warps <= MOST_APART
-        return self.tile.warps if apart and self.tile.warps * self.handed_bytes <= most else 0
+        return self.tile.warps if apart and self.tile.warps * self.written_at(len(own.columns)) <= most else 0
+
+    @property
+    def hands(self) -> bool:
+        """Whether warps of states hand them to others before a chunk."""
+        return self.readers > 0
 
     @property
     def unscaled(self) -> int | None:
@@ -182,8 +187,8 @@ class ChunkLayout:
 
     @property
     def handed_bytes(self) -> int:
-        """Of a warp: S before the chunk, then what was written along each column."""
-        return self.written_at(len(self.recurrence.columns))
+        """Of a warp: S before the chunk, then, for those that read, what was written along each column."""
+        return self.written_at(len(self.recurrence.columns) if self.readers else 0)
 
     def barrier(self, warp: Expr, what: int) -> Expr:
         """The number of that at which a warp of states and its reader meet; all warps meet at 0."""
@@ -191,11 +196,11 @@ class ChunkLayout:
 
     def meeting(self, what: int) -> int:
         """Warps that meet there."""
-        return 2
+        return 1 + int(self.readers > 0)
 
     def written_at(self, column: int) -> int:
         return 32 * (self.keys + column * self.tile.chunk)
 
     @property
     def shared_bytes(self) -> int:
-        return self.handed_at + self.readers * self.handed_bytes
+        return self.handed_at + (self.tile.warps * self.handed_bytes if self.hands else 0)

@@ -18,6 +18,7 @@ from tvm_rnn.tir.expr import TirExpr
 from tvm_rnn.tir.index import uint32, wide
 
 from .chunk_block import Block
+from .chunk_layout import MOST_APART, MOST_SHARED
 from .chunk_loads import Loads
 from .chunk_products import OLD, Products
 from .chunk_scan import ChunkScan
@@ -45,8 +46,18 @@ class MarkedChunkScan(ChunkScan):
 
     @property
     def beside(self) -> bool:
-        """Whether warps that bring operands keep marks, of what others are handed: warps of states have more to do."""
-        return self.lines and self.readers > 0
+        """Whether warps that bring operands keep marks, of what they are handed: where others read, and where few warps
+        of states have nothing to read."""
+        if not self.lines or self.readers:
+            return self.lines
+        handed = self.handed_at + self.tile.warps * self.handed_bytes + self._beside
+        room = self.part == self.tile.chunk and self.loaders >= self.tile.warps and handed <= MOST_SHARED
+        reads = not all(map(self.solved, range(len(self.recurrence.reads))))
+        return room and self.tile.warps <= MOST_APART and not reads
+
+    @property
+    def hands(self) -> bool:
+        return super().hands or self.beside
 
     def states(self, block: Block, warp: TirExpr) -> States:
         return States(block, warp) if self.beside else _Marking(block, warp)

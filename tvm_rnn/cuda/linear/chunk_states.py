@@ -111,7 +111,7 @@ class States(Products):
         w, own = self.w, self.recurrence
         self.first = first
         self.old = self._operand(self.state, self.deep)
-        if self.scan.readers:
+        if self.scan.hands:
             self._handed(self.old, 0, "st")
             w.do(I.ptx.bar.arrive(*self._barrier(OLD)))
         sums = w.tile(2 * self.blocks, 4)
