@@ -20,7 +20,7 @@ Source: chunk forms as Yang et al. 2024, "Gated Linear Attention Transformers wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -93,15 +93,16 @@ class _Body:
             w.do(I.ptx.fence.proxy.async_.shared__cta())
         w.do(I.cuda.cta_sync())
         self.scores.make()
-        w.do(I.cuda.cta_sync())
+        if not self.layout.slices:  # registers do not hold a matrix beside what scores take
+            packed[first] = self._load(first, 0)
+        if not self._whole_tiles:  # whose loads end so
+            w.do(I.cuda.cta_sync())
         if self.layout.slices:
             found = self._in_slices(packed)
-        else:  # registers do not hold a matrix beside what scores take
-            packed[first] = self._load(first, 0)
+        else:
             self._turn(packed[first])
-            found = self._vectors(packed[first], first)
+            found = self._vectors(packed[first], first, lambda: packed.update({n: self._load(n, 0) for n in others}))
             for name in others:
-                packed[name] = self._load(name, 0)
                 self._turn(packed[name])
                 if self.layout.sums:
                     self.decays.put_whole(self._whole(packed))
@@ -217,13 +218,17 @@ class _Body:
     def _multiply(self, sums: tuple[TirExpr, ...], a: tuple[TirExpr, ...], b: tuple[TirExpr, ...]) -> None:
         self.w.do(I.ptx[INSTRUCTIONS[self.precision]](*sums, *a, *b, *sums))
 
-    def _vectors(self, matrix: RegisterTile, name: str) -> dict[int, RegisterTile]:
-        """Results of a matrix, by number, packed: [16 steps][4 words]."""
+    def _vectors(
+        self, matrix: RegisterTile, name: str, then: Callable[[], None] = lambda: None
+    ) -> dict[int, RegisterTile]:
+        """Results of a matrix, by number, packed: [16 steps][4 words]. then: what comes behind its last products."""
         found: dict[int, RegisterTile] = {}
         for vector in self.layout.vectors[name]:
             own, words = self._results(name, vector)
             for first in range(0, SIDE, AT_ONCE):
-                self._vector(matrix, (name, vector), range(first, first + AT_ONCE), words)
+                last = vector == self.layout.vectors[name][-1] and first + AT_ONCE == SIDE
+                blocks = range(first, first + AT_ONCE)
+                self._vector(matrix, (name, vector), blocks, words, then if last else lambda: None)
             if words is not None:
                 found |= dict.fromkeys(own, words)
         return found
@@ -264,11 +269,20 @@ class _Body:
                 found |= dict.fromkeys(own, words)
         return found
 
-    def _vector(self, matrix: RegisterTile, which: tuple[str, str], blocks: range, words: RegisterTile | None) -> None:
-        """What a vector reads of a matrix in some blocks of 16 steps. words: where it goes; None: it is no result."""
+    def _vector(
+        self,
+        matrix: RegisterTile,
+        which: tuple[str, str],
+        blocks: range,
+        words: RegisterTile | None,
+        then: Callable[[], None],
+    ) -> None:
+        """What a vector reads of a matrix in some blocks of 16 steps. words: where it goes; None: it is no result.
+        then: what comes behind the matrix's products."""
         sums = self.w.tile(2 * len(blocks), 4)
         sums.fill(ZERO)
         self._add([(which[1], sums, matrix)], blocks)
+        then()
         self._finish(sums, which, blocks, words)
 
     def _add(self, every: Sequence[Added], blocks: range, square: Expr = 0, tile: int = 0) -> None:
