@@ -73,6 +73,7 @@ def test_against_the_oracle(name: str, dtype: str, ragged: bool) -> None:
 
 
 @pytest.mark.broad_after(1)
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 @pytest.mark.parametrize("name", ["mlstm", "delta_net", "gated_delta_net"])
 @pytest.mark.parametrize("hidden", [64, 128])
 @pytest.mark.parametrize("ragged", [False, True])
