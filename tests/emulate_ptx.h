@@ -58,6 +58,7 @@ inline unsigned tvm_builtin_cluster_ctaid_x() { return emu::now->block->rank; }
 inline unsigned tvm_builtin_cuda_cvta_generic_to_shared(const void* p) { return unsigned((char*)p - emu::now->block->arena.begin); }
 inline void tvm_builtin_cuda_cta_sync() { __syncthreads(); }
 inline void tvm_builtin_cuda_warp_sync() { emu::warp_sync(); }
+inline void tvm_builtin_wait_for_bytes(W p, W phase) { emu::wait([&] { return emu::passed(p, phase); }); }
 inline void tvm_builtin_ptx_bar_arrive_arrive(W id, W count) { emu::meet(emu::now->block->named[id], count, false); }
 inline void tvm_builtin_ptx_bar_sync_count_sync(W id, W count) { emu::meet(emu::now->block->named[id], count, true); }
 inline void tvm_builtin_ptx_barrier_sync_count_sync(W id, W count) { emu::meet(emu::now->block->named[id], count, true); }
