@@ -129,7 +129,6 @@ def test_a_compiler_that_cannot_start_is_the_reason(tmp_path: Path) -> None:
     assert process.process is None
 
 
-@pytest.mark.broad
 def test_measuring_waits_for_builds_and_for_other_measurements() -> None:
     program = """
 import sys, time
