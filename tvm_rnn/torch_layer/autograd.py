@@ -10,7 +10,7 @@ import copy
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -331,11 +331,14 @@ class Parameters:
 
     tensors: Sequence[Tensor]
     make: Callable[[], Mapping[str, Tensor]]
+    made: Mapping[str, Tensor] | None = None
 
-    @cached_property
+    @property
     def weights(self) -> Mapping[str, Tensor]:
-        """The net's weights."""
-        return self.make()
+        """The net's weights, made once: not by a cached_property, whose lock Dynamo cannot enter on Python 3.11."""
+        if self.made is None:
+            self.made = self.make()
+        return self.made
 
 
 def run(
