@@ -89,6 +89,14 @@ def test_kinds_of_files() -> None:
     assert isinstance(read(Tiny().manifest()), CpuNetwork) and isinstance(read(tiny_manifest()), GpuNetwork)
 
 
+@pytest.mark.parametrize("arch", ["", "sm_", "90", "compute_90a", "sm_9999999999"])
+def test_an_arch_that_is_none(arch: str) -> None:
+    manifest: Any = tiny_manifest()
+    manifest["variants"][0]["arch"] = arch
+    with pytest.raises(BuildError, match="arch"):
+        read(manifest)
+
+
 def test_fields_of_newer_versions_are_left_out() -> None:
     found = read(Tiny().manifest(colour="red", workspace={**Tiny().manifest()["workspace"], "per_day": 3}))
     assert "colour" not in plain(found) and plain(found)["workspace"] == Tiny().manifest()["workspace"]

@@ -31,6 +31,7 @@ LARGEST = sys.float_info.max
 Size = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
 Name = Annotated[str, Meta(min_length=1)]
+Arch = Annotated[str, Meta(pattern=r"^(sm_\d{2,3}[a-z]?|compute_\d{2,3})$")]  # of GPUs
 Shape = list[Size]
 Finite = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
 NotNegative = Annotated[float, Meta(ge=0, le=LARGEST)]
@@ -167,7 +168,7 @@ class GpuProgram(Struct, kw_only=True, omit_defaults=True):
 class Variant(GpuProgram, kw_only=True):
     """All code for one GPU arch. target: the GPU's name here."""
 
-    arch: Name
+    arch: Arch
     target: Name
     templates: list[Row]
     forward_train: GpuProgram | None = None
@@ -357,7 +358,7 @@ class SeveralNetworks(Several, kw_only=True):
 class SeveralOnGpus(Several, kw_only=True):
     """A model of several networks with code for GPUs. archs: those that all of them have code for."""
 
-    archs: Annotated[list[Name], Meta(min_length=1)]
+    archs: Annotated[list[Arch], Meta(min_length=1)]
     networks: Annotated[list[GpuNetwork], Meta(min_length=1)]
 
 

@@ -54,11 +54,11 @@ from .warn import warn
 
 # A network with code, or that for a call like the last one; in graphs the code; under torch.func what serves it; a
 # network alone: its equations, in torch's operations.
-Made: TypeAlias = "tuple[Network, Compiled] | Plain | Code | Transformed | Network"
+Made: TypeAlias = "tuple[Network, Compiled] | InferenceCall | Code | Transformed | Network"
 # With gradients torch's own code is quicker up to so many steps; without where so many bytes of parameters, which each
-# call compares with what they were, are more than a step's. CPU, one thread, torch's time by ours, one row: GRU 64 in 1
-# and 4 steps 1.1 and 2.1, 256 0.7 and 1.3; both passes 0.5, 0.7 and 0.4, 0.9; LSTM 256 1.6 and 1.5, both 0.9.
+# call compares with what they were, are more than a step's. Measured on a CPU with one thread.
 SHORT, COMPARED, SEVERAL = 4, 1 << 19, 16
+THEIRS = "torch's own code ran this layer"
 FORM = [item.name for item in fields(Form)]
 Hidden: TypeAlias = "Tensor | tuple[Tensor, Tensor] | None"  # an LSTM has two
 
@@ -80,7 +80,7 @@ class Transformed(NamedTuple):
     apart: bool
 
 
-class Plain:
+class InferenceCall:
     """A module for calls on a CPU without gradients, which has the weights: it runs them at once."""
 
     def __init__(self, net: Network, module: Compiled) -> None:
@@ -101,7 +101,7 @@ class Own:
     made: dict[Use, tuple[Network, Compiled] | str] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
     lock: threading.RLock = field(default_factory=threading.RLock)
-    before: tuple[tuple[object, ...], Plain] | None = None
+    before: tuple[tuple[object, ...], InferenceCall] | None = None
 
 
 def _batched(tensor: Tensor) -> bool:
@@ -133,7 +133,7 @@ class DropIn(torch.nn.RNNBase):
         packed = isinstance(input, PackedSequence)
         values = input.data if packed else input
         given = _given(self, hx)
-        if _plain((input, *given)) and _undisturbed():
+        if _on_cpu((input, *given)) and _undisturbed():
             if _is_short(self, input, given):
                 return theirs(input, hx)
             if (plain := _as_before(self, input, given)) is not None:
@@ -147,14 +147,14 @@ class DropIn(torch.nn.RNNBase):
         elif why in (FUNC, FORWARD) or (why and any(map(_batched, (values, *given, *self._flat_weights)))):
             # torch's own code has no rules for batches of layers, and on CPUs no tangents of an LSTM.
             made = _equations(self, values)
-            _tell(self, why)
+            _tell(self, THEIRS, why)
         if isinstance(made, str):
             result = theirs(input, hx)  # raises torch's own error where the call is wrong
-            _tell(self, made)
+            _tell(self, THEIRS, made)
             return result
         found = _packed(self, made, input, given) if packed else _dense(self, made, values, given)
         if type(made) is tuple and not packed and values.is_cpu and not _dropout(self):
-            _own[self].before = _facts(self, values, given), Plain(*made)
+            _own[self].before = _facts(self, values, given), InferenceCall(*made)
         return self._result(*found)
 
     def _in_graph(
@@ -174,8 +174,9 @@ class DropIn(torch.nn.RNNBase):
     def __setattr__(self, name: str, value: object) -> None:
         """torch's quantisation gives every layer that it passes a qconfig."""
         if name == "qconfig":
+            why = "torch.ao.quantization, which does not know this layer and leaves it as it is"
             do = "quantise before rnn.accelerate(model), which leaves quantised layers as they are"
-            _tell(self, "torch.ao.quantization, which does not know this layer and leaves it as it is", do)
+            _tell(self, "this layer is not quantised", why, do)
         super().__setattr__(name, value)
 
     def _get_name(self) -> str:
@@ -255,7 +256,7 @@ def _is_short(layer: DropIn, values: Tensor, given: Sequence[Tensor]) -> bool:
     return steps * (1 + rows // SEVERAL) * COMPARED < sum(part.nbytes for part in layer._flat_weights)
 
 
-def _as_before(layer: DropIn, values: Tensor, given: Sequence[Tensor]) -> Plain | None:
+def _as_before(layer: DropIn, values: Tensor, given: Sequence[Tensor]) -> InferenceCall | None:
     """What runs a call without gradients that is as the last one was, with the weights of then; else None. It asks the
     least that tells: steps of a small layer take less time than all else that a call needs."""
     own = _own.get(layer)
@@ -268,7 +269,7 @@ def _as_before(layer: DropIn, values: Tensor, given: Sequence[Tensor]) -> Plain 
     return before[1] if holds(before[1].module, layer._flat_weights) else None
 
 
-def _plain(values: Sequence[Tensor]) -> bool:
+def _on_cpu(values: Sequence[Tensor]) -> bool:
     """Whether values are tensors of a CPU and of one dtype, with memory that is as it looks."""
     kind = getattr(values[0], "dtype", None)
     return all(part.__class__ is Tensor and part.is_cpu and part.dtype is kind and not part.is_neg() for part in values)
@@ -336,13 +337,12 @@ def _batch_axis(layer: DropIn) -> int:
     return 0 if layer.batch_first else 1
 
 
-def _tell(layer: DropIn, why: str, do: str = "") -> None:
-    """Once for each reason."""
+def _tell(layer: DropIn, what: str, why: str, do: str | None = None) -> None:
+    """Warn of what becomes of a layer's calls, once for each reason."""
     told = _own.setdefault(layer, Own()).told
     if why and why not in told:
         told.add(why)
-        what = "this layer is not quantised" if do else "torch's own code ran this layer"
-        warn(message(what, where=repr(layer), got=why, do=do or None))
+        warn(message(what, where=repr(layer), got=why, do=do))
 
 
 # --- what runs it -----------------------------------------------------------------------------------------------------
@@ -480,7 +480,7 @@ def _steps(
     lengths: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """All steps of x [T, B, I] from these states, [L*D, B, width] each."""
-    if isinstance(made, Plain):
+    if isinstance(made, InferenceCall):
         return made(x, given)
     form, dropping = form_of_layer(layer, layer.torchs.__name__), _dropout(layer) > 0.0
     rows: dict[str, object] = {"lengths": lengths, "reset": None}

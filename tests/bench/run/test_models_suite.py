@@ -42,6 +42,8 @@ def test_what_is_there_is_chosen_by_words(tmp_path: Path, monkeypatch: pytest.Mo
     assert models_suite.chosen([], None) == models_suite.Chosen({FILE: tmp_path}, [MODEL])
     assert models_suite.chosen(["file"], None) == models_suite.Chosen({FILE: tmp_path}, [])
     assert models_suite.chosen([], None, "cuda") == models_suite.Chosen({}, [*READERS, MODEL], "cuda")
+    with pytest.raises(rnn.ConfigError, match="no model has all of these words"):
+        models_suite.chosen(["file", "other"], None)
 
 
 def test_no_package_at_all() -> None:

@@ -35,7 +35,6 @@ INDEX = "index.json"
 # Files of this package that no compiled module depends on, by how their names begin.
 ASIDE = ("bench", "cli", "console", "gpu_", "peer", "reference", "show", "suites", "tables", "tolerance", "torch_model")
 SUFFIXES = (".py", ".c", ".h", ".cu")
-USUAL = "nvidia-h200"
 Progress = Callable[[str], None]
 Row = Reply
 
@@ -60,7 +59,7 @@ def module_file(folder: str | os.PathLike[str], network: Point, sizes: Sequence[
     """
     found = _indexed(folder).get(_key(network, sizes), {})
     path = os.path.join(folder, found.get("file", ""))
-    there = path if os.path.isfile(path) else os.path.join(folder, _file_name(network, sizes))
+    there = path if os.path.isfile(path) else os.path.join(folder, _file_name(network, _request(network, sizes)))
     return there, found.get("seconds")
 
 
@@ -68,10 +67,20 @@ def _key(network: Point, sizes: Sequence[int]) -> str:
     return f"{network.network_name} for {'B=' + ','.join(map(str, sizes)) if sizes else 'any B'}"
 
 
-def _file_name(
-    network: Point, sizes: Sequence[int], calls: Sequence[Row] = (), target: str = USUAL, arch: Sequence[str] = ()
-) -> str:
-    key = json.dumps([network.as_dict(), list(sizes), sources_digest(), *calls, target, *arch], sort_keys=True)
+def _request(
+    network: Point,
+    sizes: Sequence[int],
+    calls: Sequence[Row] = (),
+    target: str = "nvidia-h200",
+    arch: Sequence[str] = (),
+) -> Request:
+    """What `build_one` is asked for, but for where its file goes."""
+    own = {"network": network.as_dict(), "batches": list(sizes), "calls": list(calls)}
+    return {**own, "target": target, "arch": list(arch)}
+
+
+def _file_name(network: Point, request: Request) -> str:
+    key = json.dumps([request, sources_digest()], sort_keys=True)
     return f"{file_name(network.network_name)}-{hashlib.sha256(key.encode()).hexdigest()[:10]}.so"
 
 
@@ -89,7 +98,7 @@ def build(
     folder: str | os.PathLike[str],
     *,
     every: Sequence[Point] = (),
-    target: str = USUAL,
+    target: str = "nvidia-h200",
     arch: Sequence[str] = (),
     jobs: int | None = None,
     limit: float = 600.0,
@@ -116,19 +125,12 @@ def build(
     for point in points if alone else ():
         calls[point.network].append({"steps": point.steps, "batch": point.batch, "lengths": point.lengths})
     index = _indexed(folder)
-    files = {network: _file_name(network, found, calls[network], target, arch) for network, found in sizes.items()}
+    asked = {network: _request(network, found, calls[network], target, arch) for network, found in sizes.items()}
+    files = {network: _file_name(network, request) for network, request in asked.items()}
     there = [network for network, file in files.items() if os.path.exists(os.path.join(folder, file))]
     missing = [network for network in files if network not in there]
     requests = [
-        {
-            "network": network.as_dict(),
-            "batches": list(sizes[network]),
-            "calls": calls[network],
-            "target": target,
-            "arch": list(arch),
-            "path": os.path.abspath(os.path.join(folder, files[network])),
-        }
-        for network in missing
+        {**asked[network], "path": os.path.abspath(os.path.join(folder, files[network]))} for network in missing
     ]
     with tempfile.TemporaryDirectory(prefix="tvm_rnn-build-") as scratch:
         pool = Pool(lambda: WorkerProcess(COMMAND, scratch), jobs or len(os.sched_getaffinity(0)), fresh=True)

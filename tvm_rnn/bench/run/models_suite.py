@@ -33,15 +33,21 @@ class Chosen:
 
 
 def chosen(words: Sequence[str], packages: str | None, device: str = "cpu") -> Chosen:
-    """What is there of the suite, with all these words in its name. On a GPU: torch models alone."""
+    """What is there of the suite, with all these words in its name. On a GPU: torch models alone. Raises ConfigError
+    where there are models, and none has the words."""
     files = found_in(packages) if device == "cpu" else {}
     more = READERS if device == "cuda" else ()
     models = (*more, *MODELS.values()) if importlib.util.find_spec("torch") is not None else ()
-    return Chosen(
+    there = [own for own in models if own.is_installed]
+    found = Chosen(
         {own: path for own, path in files.items() if all(word in own.name for word in words)},
-        [own for own in models if own.is_installed and all(word in own.name for word in words)],
+        [own for own in there if all(word in own.name for word in words)],
         device,
     )
+    if (files or there) and not (found.files or found.models):
+        names = ", ".join(sorted([*(own.name for own in files), *(own.name for own in there)]))
+        raise ConfigError(message("--only: no model has all of these words", got=" ".join(words), expected=names))
+    return found
 
 
 def run(

@@ -51,8 +51,7 @@ from .tape_layout import states_read
 from .weight_gradient_sums import WeightGradients
 
 # So many times the room where nothing goes step by step: a tile is a chain of launches, each of which fills the GPU the
-# better the more steps it has. H200, bf16, both passes, ms with 2 and with 5: mLSTM of 4 heads of 128, T 8192, B 8,
-# 2.07 and 1.98; gated delta of 16 and 32 heads of 128, T 32768, B 1, 5.78 and 5.64.
+# better the more steps it has.
 OVER_TIME = 5
 
 
