@@ -249,6 +249,7 @@ def test_a_gpu_without_memory(module: CudaModule) -> None:
 def test_fits() -> None:
     assert fits("sm_90a", 90) and not fits("sm_90a", 100) and not fits("sm_90a", 89)
     assert fits("sm_80", 89) and fits("sm_86", 89) and not fits("sm_86", 80) and not fits("sm_80", 90)
+    assert not any(fits(arch, 90) for arch in ("", "sm_", "90", "sm_9x", "compute_90a", "sm_" + "9" * 5000))
     assert fits("compute_80", 80) and fits("compute_80", 120) and not fits("compute_86", 80)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from .runtime import Array, DeviceError, InputError, LoadError, Manifest, Module
 
 Result = TypeVar("Result")
 KEPT_STATE_BYTES = 64 << 20  # of initial states, which stay on the GPU so that a call need not write them again
+ARCH = re.compile(r"(?P<kind>sm|compute)_(?P<number>[0-9]{2,3})(?P<letter>[a-z]?)")
 
 
 class Variant(Protocol):
@@ -58,13 +60,15 @@ class Given(NamedTuple):
 
 def fits(arch: str, capability: int) -> bool:
     """Whether code for "sm_80", "sm_90a" or "compute_80" runs on a GPU of compute capability 89 (8.9): the same major
-    number and at least the minor one; with a letter that very capability; PTX from its own on."""
-    kind, _, digits = arch.partition("_")
-    if kind == "compute":
-        return int(digits) <= capability
-    if digits.isdigit():
-        return int(digits) // 10 == capability // 10 and int(digits) <= capability
-    return int(digits[:-1]) == capability
+    number and at least the minor one; with a letter that very capability; PTX from its own on. A name that is no arch
+    fits none."""
+    found = ARCH.fullmatch(arch)
+    if found is None:
+        return False
+    number, exact = int(found["number"]), bool(found["letter"])
+    if found["kind"] == "compute":
+        return not exact and number <= capability
+    return number == capability if exact else number // 10 == capability // 10 and number <= capability
 
 
 class Program:
