@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tvm_ffi
 from tvm import tirx
+from tvm.sym import Analyzer
 
 import tvm_rnn as rnn
 from tvm_rnn import target
@@ -19,6 +20,8 @@ from tvm_rnn.options import Options
 from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.passes import pipeline
 from tvm_rnn.schedule import Config, Template, Unit, best
+from tvm_rnn.tir.expr import Expr
+from tvm_rnn.tir.index import int64
 
 V4 = target.TABLE["x86-64-v4"]
 
@@ -42,6 +45,27 @@ def parallel_loops(name: str, hidden: int, without: tuple[str, ...] = ()) -> lis
 def test_products_of_several_panels_are_shared_among_threads() -> None:
     assert parallel_loops("lstm", 128) == ["chunk", "worker"]  # of a step each thread has a part, in turns
     assert parallel_loops("lstm", 16) == []
+
+
+def test_how_many_threads_share_a_step_is_known_in_a_call() -> None:
+    """Of its rows: few of a small network are one thread's."""
+    net = rnn.RNN(rnn.cells.lstm, 8, 64)
+    func = Lowering(net, pipeline.run(net, V4)[-1][1], Options(V4)).run().module["sequence"]
+    shared, values = list[Expr](), dict[Expr, Expr]()
+
+    def visit(node: tirx.For) -> None:
+        if node.loop_var.name == "worker":
+            shared.append(node.extent)
+
+    tvm_ffi.structural_walk(func.body, (tirx.For, visit))
+    tvm_ffi.structural_walk(func.body, (tirx.Bind, lambda node: values.update({node.var: node.value})))
+    (few,) = (values[extent] for extent in shared)
+    batch, threads = (next(p for p in func.params if p.name == name) for name in ("B", "threads"))
+    for rows, number in ((1, 1), (2, 8)):
+        known = Analyzer()
+        known.bind(batch, int64(rows))
+        known.bind(threads, int64(8))
+        assert int(known.simplify(few)) == number
 
 
 @pytest.mark.parametrize(("units", "lanes"), [(7, 16), (16, 16), (20, 32), (48, 16), (64, 32)])

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 from tvm.sym import Analyzer
 
-from tvm_rnn.cpu.second_thread import CALL, LOOP, threads_for_call, threads_for_loop, with_weights
+from tvm_rnn.cpu.second_thread import (
+    CALL,
+    LOOP,
+    PART,
+    threads_for_call,
+    threads_for_loop,
+    threads_for_part,
+    with_weights,
+)
 from tvm_rnn.tir.expr import Expr
 from tvm_rnn.tir.index import int64
 
@@ -25,6 +33,11 @@ def test_threads_of_a_loop(products: int, threads: int, few: int) -> None:
 @pytest.mark.parametrize(("flops", "few"), [(0, 1), (CALL - 1, 1), (CALL, 8)])
 def test_threads_of_a_call(flops: int, few: int) -> None:
     assert number(threads_for_call(int64(flops), int64(8))) == few
+
+
+@pytest.mark.parametrize(("products", "few"), [(0, 1), (PART - 1, 1), (PART, 8)])
+def test_threads_of_a_part_of_a_step(products: int, few: int) -> None:
+    assert number(threads_for_part(int64(products), int64(8))) == few
 
 
 @pytest.mark.parametrize(("products", "size", "work"), [(64, 4000, 4000), (5000, 4000, 5000)])

@@ -23,7 +23,7 @@ from tvm_rnn.schedule.schedule_template import Chosen, Config, Template, Unit, b
 from tvm_rnn.target import Target
 from tvm_rnn.tir.expr import Expr, Stmt
 from tvm_rnn.tir.index import int64
-from tvm_rnn.tir.statements import Block, bind, floordiv, floormod, load, loop, sequence, store, when
+from tvm_rnn.tir.statements import Block, bind, floordiv, floormod, load, loop, sequence, store, use_threads, when
 
 from . import convolution, dropout_masks, head_loops, int8_products, register_tile, register_tile_reductions
 from .head_loops import Heads, Within
@@ -32,6 +32,7 @@ from .recurrence import Recurrence
 from .reduction_tiles import ReductionTiles, tile_shape
 from .register_tile import Ahead, Places, Tile, Wanted
 from .row_loops import each_row, leftovers
+from .second_thread import threads_for_part
 from .weight_packing import Tail
 from .weight_storage import NETWORKS, Storages
 from .workspace import Array
@@ -340,8 +341,13 @@ class Panels:
 
         shared = chunks > 1 and bool(self.config.get("shared", 1))
         odd, threads = self.places.odd, self.places.threads
-        if not self.config.get("turns") or odd is None or threads is None:
+        if threads is None:
             return loop("chunk", chunks, body, parallel=shared)
+        work = self.rows * int64(self.unit.gates * self.unit.width * sum(self.unit.depths))
+        few, set_few = bind("few", threads_for_part(work, threads))
+        if not self.config.get("turns") or odd is None:
+            whole = loop("chunk", chunks, body, parallel=shared)
+            return sequence(set_few, use_threads(few), whole, use_threads(threads)) if shared else whole
 
         def part(begin: Expr, end: Expr) -> Stmt:
             """Forwards and backwards in turns from step to step: what came last is still in a thread's cache."""
@@ -352,15 +358,14 @@ class Panels:
 
             return loop("i", end - begin, one)
 
-        if not shared:
-            return part(int64(0), int64(chunks))
-
         def worker(w: Expr) -> list[Block]:
-            begin, set_begin = bind("begin", tirx.floordiv(w * int64(chunks), threads))
-            end, set_end = bind("end", tirx.floordiv((w + int64(1)) * int64(chunks), threads))
+            begin, set_begin = bind("begin", tirx.floordiv(w * int64(chunks), few))
+            end, set_end = bind("end", tirx.floordiv((w + int64(1)) * int64(chunks), few))
             return [set_begin, set_end, part(begin, end)]
 
-        return loop("worker", threads, worker, parallel=True)
+        if not shared:
+            return part(int64(0), int64(chunks))
+        return sequence(set_few, loop("worker", few, worker, parallel=True))
 
     def _last(self) -> Block:
         """The tail of all rows."""

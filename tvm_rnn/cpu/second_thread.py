@@ -13,6 +13,7 @@ from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import int64, wide
 
 LOOP = 1 << 19  # multiply-adds of a loop: some 6 us of one thread
+PART = 1 << 15  # multiply-adds of a part of a step, whose threads wait awake: some 1 us of one thread
 CALL = 1 << 19  # FLOPs of a call of a network, which may find threads asleep: some 15 us of one row
 
 
@@ -25,6 +26,11 @@ def threads_for_loop(work: Expr, threads: TirExpr) -> TirExpr:
     """How many threads share a loop of so many multiply-adds: two from LOOP on, one more for each half of that."""
     most = tirx.truncdiv(wide(work) * int64(2), int64(LOOP))
     return tirx.Max(int64(1), tirx.Min(wide(threads), most))
+
+
+def threads_for_part(work: Expr, threads: Expr) -> TirExpr:
+    """How many threads share so many multiply-adds, of the many parts that a call has."""
+    return tirx.Select(wide(work) < int64(PART), int64(1), threads)
 
 
 def with_weights(products: Expr, size: Expr) -> Expr:
