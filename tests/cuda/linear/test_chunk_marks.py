@@ -9,6 +9,7 @@ import pytest
 from linear_steps import SMALL, Steps, chunk_error, recurrence, scan
 
 from tvm_rnn.cuda.linear.chunk_products import OLD, WRITTEN
+from tvm_rnn.cuda.linear.chunk_tile import ChunkTile
 from tvm_rnn.cuda.linear.pair import EVERY
 from tvm_rnn.cuda.linear.recurrence import AFTER, BEFORE
 
@@ -51,3 +52,20 @@ def test_who_keeps_marks(name: str, beside: bool) -> None:
     readers = found.readers > 0
     assert found.beside == beside and found.hands == (beside or readers)
     assert found.meeting(OLD) == 1 + readers + beside and found.meeting(WRITTEN) == 1 + readers
+
+
+# Shared memory does not hold what others would read.
+WIDE: dict[str, Any] = {"heads": 1, "keys": 128, "values": 32, "keys_last": True, "erase": BEFORE}
+ERASED: dict[str, Any] = {"reads": (AFTER, BEFORE), "same": (("read_1", "key"),)}
+WIDE_TILE = ChunkTile(stages=4)
+
+
+def test_marks_beside_warps_that_read() -> None:
+    found = scan(recurrence(**WIDE, **ERASED), WIDE_TILE, False, True)
+    assert found.readers == 0 and found.beside and found.meeting(OLD) == 2
+
+
+@pytest.mark.broad_after(1)
+def test_wide_against_a_loop() -> None:
+    case = Steps(recurrence(**WIDE, **ERASED), EVERY + 21, 1, every=EVERY)
+    assert chunk_error(case, WIDE_TILE) < 1

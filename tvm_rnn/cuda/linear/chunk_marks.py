@@ -46,14 +46,12 @@ class MarkedChunkScan(ChunkScan):
 
     @property
     def beside(self) -> bool:
-        """Whether warps that bring operands keep marks, of what they are handed: where others read, and where few warps
-        of states have nothing to read."""
+        """Whether warps that bring operands keep marks, of what they are handed: where few warps have states."""
         if not self.lines or self.readers:
             return self.lines
         handed = self.handed_at + self.tile.warps * self.handed_bytes + self._beside
         room = self.part == self.tile.chunk and self.loaders >= self.tile.warps and handed <= MOST_SHARED
-        reads = not all(map(self.solved, range(len(self.recurrence.reads))))
-        return room and self.tile.warps <= MOST_APART and not reads
+        return room and self.tile.warps <= MOST_APART
 
     @property
     def hands(self) -> bool:
