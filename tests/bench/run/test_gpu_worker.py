@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,34 @@ def test_what_is_to_be_skipped_keeps_its_reason(module: str) -> None:
 
 def test_a_wrong_result_is_not_timed(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_worker, "tolerance", lambda precision, steps: 0.0)
+    monkeypatch.setattr(gpu_worker, "MOVED", 0.0)
     (ours,) = Bench(lambda told: None).measure(request(point(), module, "tvm_rnn"))
     assert "us_per_step" not in ours and "is allowed" in ours["reason"]
+
+
+def test_what_is_all_zero_is_right_only_as_that() -> None:
+    zero, state = torch.zeros(2, 3, dtype=torch.float64), {"h": torch.ones(3, dtype=torch.float64)}
+    assert errors((zero, state), (zero, state)) == (0.0, 0.0)
+    assert errors((zero + 1e-3, state), (zero, state))[1] == float("inf")
+
+
+@pytest.mark.broad
+def test_a_spike_may_be_missing_where_a_rounding_of_the_inputs_takes_one_away() -> None:
+    """Results of inputs that are rounded otherwise are allowed, those of another network are not."""
+    of = point("alif", input=128, hidden=128, steps=16, batch=32, precision="bfloat16")
+    bench = Bench(lambda told: None)
+    given = request(of, None, "torch")
+    problem = bench._problem(of, given)
+    expected = bench._oracle(problem)
+    (x,), draw = problem.inputs, torch.Generator().manual_seed(5)
+    off = torch.rand(x.shape, generator=draw, dtype=torch.float64) * 2 - 1
+    rounded = bench._oracle(replace(problem, inputs=(x.double() * (1 + 2**-9 * off),)))
+    assert errors(rounded, expected)[1] > 0.01 and bench._explained(problem, rounded, expected, 0.01)
+    weights = dict(problem.net.weights)
+    problem.net.load({**weights, "b_l0": weights["b_l0"] + 0.1})
+    wrong = bench._oracle(problem)
+    problem.net.load(weights)
+    assert not bench._explained(problem, wrong, expected, 0.01)
 
 
 def test_an_element_that_nobody_writes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

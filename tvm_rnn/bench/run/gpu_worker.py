@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import platform
 import statistics
@@ -19,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tvm_rnn.bench.measure import gpu_graphs
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     import torch
 
 REPEATS = 20
+# Times what a rounding of the inputs moves exact results, as kernels round in a few places; the most of so many draws.
+MOVED, DRAWS = 2.0, 3
 CHECKED = 4096  # steps that the oracle computes, of sequences without lengths: a minute of launches for 65,536
 Exact = tuple["torch.Tensor", dict[str, gpu_graphs.Result]]  # y and the state
 Tell = Callable[[Reply], None]
@@ -215,6 +219,26 @@ class Bench:
             y, state = model([x[:count].double() for x in problem.inputs], problem.lengths, reset)
         return y, state if count >= problem.point.steps else {}
 
+    def _explained(self, problem: GpuProblem, result: gpu_graphs.Result, expected: Exact, limit: float) -> bool:
+        """Whether results are off by no more than `limit` and what a rounding of the inputs moves exact ones, in all of
+        the steps and in the first ones: a spike is there or is not, and what follows from it is another sequence."""
+        import torch
+
+        generator = torch.Generator(self.device).manual_seed(1)
+        rounding = 2.0**-10 if problem.point.precision == "tf32" else torch.finfo(problem.dtype).eps
+
+        def near(x: torch.Tensor) -> torch.Tensor:
+            off = torch.rand(x.shape, generator=generator, device=x.device, dtype=torch.float64).mul_(2).sub_(1)
+            return x.double() * (1 + rounding * off)
+
+        draws = [self._oracle(replace(problem, inputs=tuple(map(near, problem.inputs)))) for _ in range(DRAWS)]
+        moved = [_gaps(draw, expected)[0] for draw in draws]
+        for number, (gap, exact) in enumerate(zip(*_gaps(result, expected), strict=True)):
+            most = torch.stack([own[number] for own in moved]).amax(0)
+            if not bool((gap <= limit * exact + MOVED * most).all()):
+                return False
+        return True
+
     def _prepare(self, contender: Contender, problem: GpuProblem, expected: Exact, skip: Mapping[str, str]) -> None:
         """Compare and capture every configuration. What is wrong becomes the contender's reason, or leaves out one."""
         import torch
@@ -237,7 +261,8 @@ class Bench:
                     contender.seconds[config] = _first_call(run, problem.compile_seconds)
                 ours = contender.name == OURS
                 calls = 0 if problem.point.eager else problem.point.calls
-                self._check(contender, config, run, expected, limit, repeatedly=ours, calls=calls)
+                explained = partial(self._explained, problem, expected=expected, limit=limit)
+                self._check(contender, config, run, expected, limit, repeatedly=ours, calls=calls, explained=explained)
 
     def _check(
         self,
@@ -249,8 +274,9 @@ class Bench:
         *,
         repeatedly: bool,
         calls: int = 1,
+        explained: Callable[[gpu_graphs.Result], bool] = lambda result: False,
     ) -> None:
-        """calls: of a graph; 0: there is none."""
+        """calls: of a graph; 0: there is none. explained: whether a result beyond the limit is right all the same."""
         if repeatedly:
             contender.facts["memory_bytes"] = memory = gpu_graphs.memory_of(run)
             first = gpu_graphs.run_poisoned(run, memory)
@@ -261,7 +287,8 @@ class Bench:
         if repeatedly:
             contender.facts["repeats_equal"] = equal and gpu_graphs.same_bits(first, result)
         largest, relative = errors(result, expected)
-        if not relative <= limit:  # not the largest: one unit of a bistable cell may end on the other side
+        # Not the largest: one unit of a bistable cell may end on the other side.
+        if not relative <= limit and not (math.isfinite(relative) and explained(result)):
             contender.left_out[config] = f"error {relative:.2g}, at most {limit:.2g} is allowed"
             contender.facts.setdefault("wrong", {})[config] = [largest, relative]
             return
@@ -312,6 +339,27 @@ def _first_call(run: gpu_graphs.Run, limit: float) -> float:
     return time.perf_counter() - started
 
 
+def _pairs(result: gpu_graphs.Result, expected: Exact) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """What is compared, and with what: y first, then the states where both have them."""
+    assert isinstance(result, tuple)
+    y, state = result
+    pairs = [(y if expected[1] else y[: len(expected[0])], expected[0])]
+    for name in (state or {}) if expected[1] else ():
+        pairs += zip(gpu_graphs.tensors(state[name]), gpu_graphs.tensors(expected[1][name]), strict=True)
+    return pairs
+
+
+def _gaps(result: gpu_graphs.Result, expected: Exact) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """|a - e| and |e| in the Euclidean norm: of y up to its first, second, fourth, ... and last step, of each state."""
+    found: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+    for number, (actual, wanted) in enumerate(_pairs(result, expected)):
+        steps = 1 if number else len(wanted)
+        ends = sorted({steps - 1, *(2**n - 1 for n in range(steps.bit_length()))})
+        for place, value in zip(found, (actual.to(wanted.dtype) - wanted, wanted), strict=True):
+            place.append(value.reshape(steps, -1).square().sum(1).cumsum(0)[ends].sqrt())
+    return found
+
+
 def errors(result: gpu_graphs.Result, expected: Exact) -> tuple[float, float]:
     """(max |a - e| / max(1, max |e|), |a - e| / |e| in the Euclidean norm), the worst of y and the states.
 
@@ -319,19 +367,14 @@ def errors(result: gpu_graphs.Result, expected: Exact) -> tuple[float, float]:
     the first steps; of later ones it is asked whether they are finite. NaN anywhere gives infinity.
     """
     assert isinstance(result, tuple)  # as a framework's function gives it
-    y, state = result
-    count = len(expected[0])
-    if not expected[1] and not bool(y[count:].isfinite().all()):
+    if not expected[1] and not bool(result[0][len(expected[0]) :].isfinite().all()):
         return float("inf"), float("inf")
-    pairs = [(y if expected[1] else y[:count], expected[0])]
-    for name in (state or {}) if expected[1] else ():
-        pairs += zip(gpu_graphs.tensors(state[name]), gpu_graphs.tensors(expected[1][name]), strict=True)
     largest = relative = 0.0
-    for actual, wanted in pairs:
+    for actual, wanted in _pairs(result, expected):
         if actual.shape != wanted.shape:
             return float("inf"), float("inf")
         gap = (actual.to(wanted.dtype) - wanted).abs()
-        if not wanted.numel():
+        if not bool(gap.any()):  # nothing is off, also of what is all 0
             continue
         found = [float(gap.max() / wanted.abs().max().clamp(min=1.0)), float(gap.norm() / wanted.norm())]
         found = [value if value == value else float("inf") for value in found]
