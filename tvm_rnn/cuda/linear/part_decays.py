@@ -115,6 +115,19 @@ class Decays:
             value = self.w.keep(value + I.tvm_warp_shuffle_xor(EVERYONE, value, turn, 32, 32))
         return value
 
+    def _scattered(self, values: list[TirExpr]) -> TirExpr:
+        """The sums of 8 values, or of 4 or 2, over lanes that differ in LANES: a lane has that of number lane / 4, or
+        lane / 8 or lane / 16. Half of what is left goes to the other lanes at a time."""
+        w, lane, kept, given = self.w, self.place.lane, values, values
+        for turn in reversed(LANES):
+            if half := len(values) // 2:
+                pairs = list(zip(values[:half], values[half:], strict=True))
+                kept = [w.keep(tirx.Select(lane & turn > 0, high, low)) for low, high in pairs]
+                given = [w.keep(tirx.Select(lane & turn > 0, low, high)) for low, high in pairs]
+            others = [I.tvm_warp_shuffle_xor(EVERYONE, one, turn, 32, 32) for one in given]
+            values = kept = given = [w.keep(own + other) for own, other in zip(kept, others, strict=True)]
+        return values[0]
+
     def put_whole(self, value: TirExpr) -> None:
         """A lane's part of the product at the borders."""
         total = self._reduced(value, (1, 2, *LANES))
@@ -124,22 +137,22 @@ class Decays:
     def put_parts(self, parts: list[TirExpr], name: str, first: int) -> None:
         """What a matrix gives, of two steps of each 8 from the first on, over a lane's keys."""
         w, lane = self.w, self.place.lane
-        begin = w.bind(self.place.warp * EVERY + lane % 4 * 2 + (self._sum_at(name) + first))
-        for i, part in enumerate(parts):
-            total, at = self._reduced(part, LANES), begin + (i // 2 * 8 + i % 2)
-            with w.when(lane < 4):
-                if (name, first) in self.put:
-                    total = total + self.operands.numbers[at]
-                w.store(self.operands.numbers, total, at)
+        own = lane // 8 * 8 + lane // 4 % 2 + lane % 4 * 2
+        begin = w.bind(self.place.warp * EVERY + own + (self._sum_at(name) + first))
+        for i in range(0, len(parts), 8):
+            total, at = self._scattered(parts[i : i + 8]), begin + i * 4
+            if (name, first) in self.put:
+                total = total + self.operands.numbers[at]
+            w.store(self.operands.numbers, total, at)
         self.put.add((name, first))
 
-    def put_unit(self, unit: TirExpr, step: TirExpr, two: list[TirExpr]) -> None:
-        """What writes of two blocks of steps give for a lane's two steps, over some rows. step: the first of 8."""
-        for odd, part in enumerate(two):
-            total = self._reduced(part, LANES)
-            with self.w.when(self.place.lane < 4):
-                at = unit * EVERY + step + self.place.lane * 2 + (self._units_at + odd)
-                self.w.store(self.operands.numbers, total, at)
+    def put_unit(self, unit: TirExpr, step: TirExpr, four: list[TirExpr]) -> None:
+        """What writes of two blocks of steps give for a lane's two steps of each 8, over some rows. step: the first of
+        16."""
+        lane, total = self.place.lane, self._scattered(four)
+        with self.w.when(tirx.EQ(lane // 4 % 2, 0)):
+            at = unit * EVERY + step + lane // 16 * 8 + lane // 8 % 2 + lane % 4 * 2 + self._units_at
+            self.w.store(self.operands.numbers, total, at)
 
     def sum_up(self) -> None:
         """What all warps give for a step, to the first one's place."""

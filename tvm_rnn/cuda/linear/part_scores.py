@@ -157,32 +157,37 @@ class PartScores:
     def _between(self, unit: TirExpr, both: RegisterTile) -> None:
         """For all steps between two blocks: sums of what is written before and behind, times what decays from the one
         to the step and from the step to the other. Lanes' order of K is that in which sums lie."""
-        w, decays, lane = self.w, self.decays, self.lane
-        a, b = w.tile(2, 4, dtype="uint32"), w.tile(2, 2, dtype="uint32")
+        w, decays = self.w, self.decays
+        a = w.tile(2, 4, dtype="uint32")
         for n in range(2):
             for i, k in enumerate((0, 2, 1, 3)):
                 seen = self.columns[n][k % 2] < self.rows[k // 2]
                 value = w.keep(tirx.Select(seen, both[n][k], ZERO))
                 w.do(I.ptx["cvt.rna.tf32.f32"](a[n][i], value))
-        first, last = w.bind(self.column0 // 8), w.bind(self.row0 // 8 + 2)
-        with w.loop(last - first) as number:
-            step0 = w.keep((first + number) * 8)
-            own = w.keep(step0 + lane // 4)
-            before = decays.number("before", own) if decays.weighted else ZERO
-            sums = w.tile(1, 4)
-            sums.fill(ZERO)
-            for n in range(2):
-                for odd in range(2):
-                    after = self.after[n][odd] if decays.weighted else ZERO
-                    value = w.keep(decays.weight(self.columns[n][odd] < own, before, after))
-                    w.do(I.ptx["cvt.rna.tf32.f32"](b[n][odd], value))
-                w.do(I.ptx[TF32](*sums[0], *a[n], *b[n], *sums[0]))
-            two: list[TirExpr] = [ZERO, ZERO]
+        with w.loop(w.bind(self.row0 // BLOCK + 1) - w.bind(self.column0 // BLOCK)) as number:
+            step0 = w.keep(self.column0 + number * BLOCK)
+            decays.put_unit(unit, step0, [*self._steps(a, step0), *self._steps(a, w.keep(step0 + 8))])
+
+    def _steps(self, a: RegisterTile, step0: TirExpr) -> list[TirExpr]:
+        """Of a lane's two of 8 steps, over some rows. a: what is written before and behind them."""
+        w, decays, lane = self.w, self.decays, self.lane
+        b = w.tile(2, 2, dtype="uint32")
+        own = w.keep(step0 + lane // 4)
+        before = decays.number("before", own) if decays.weighted else ZERO
+        sums = w.tile(1, 4)
+        sums.fill(ZERO)
+        for n in range(2):
             for odd in range(2):
-                step = w.keep(step0 + lane % 4 * 2 + odd)
-                after = decays.number("after", step) if decays.weighted else ZERO
-                for half in range(2):
-                    before = self.before[half] if decays.weighted else ZERO
-                    weight = decays.weight(step < self.rows[half], before, after)
-                    two[odd] = w.keep(two[odd] + sums[0][2 * half + odd] * weight)
-            decays.put_unit(unit, step0, two)
+                after = self.after[n][odd] if decays.weighted else ZERO
+                value = w.keep(decays.weight(self.columns[n][odd] < own, before, after))
+                w.do(I.ptx["cvt.rna.tf32.f32"](b[n][odd], value))
+            w.do(I.ptx[TF32](*sums[0], *a[n], *b[n], *sums[0]))
+        two: list[TirExpr] = [ZERO, ZERO]
+        for odd in range(2):
+            step = w.keep(step0 + lane % 4 * 2 + odd)
+            after = decays.number("after", step) if decays.weighted else ZERO
+            for half in range(2):
+                before = self.before[half] if decays.weighted else ZERO
+                weight = decays.weight(step < self.rows[half], before, after)
+                two[odd] = w.keep(two[odd] + sums[0][2 * half + odd] * weight)
+        return two
