@@ -10,7 +10,7 @@ Rewrite: out[row, gate, unit] = sum_k x[row, k] w[gate, unit, k]  -->  tiles of 
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 from tvm_rnn.errors import ConfigError
@@ -22,6 +22,7 @@ TENSOR = ("float16", "bfloat16", "tf32")
 CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15}
 LEAST_STAGES, GAIN = 4, 0.8  # of a pipeline; of what is read, below which a larger cluster was quicker
 TILE_US, KERNEL_US = 0.3, 3.0  # of a tile of K of wgmma, and of what is before and behind all of them
+FEWER = {16: "least", 64: "fewer"}  # rows of tiles below the few_* one, for GPUs without wgmma
 HIGH = 64  # rows of a step up to which blocks share K, or tiles for few rows are used
 SHARE_ACROSS = 8  # threads along units
 # Rows of a tile whose weights are streamed: as many as are multiplied while memory sends these. Of its pipeline: bytes
@@ -42,7 +43,7 @@ class GemmCuda:
     skinny_half, skinny: without tensor cores. A product of a few rows, of which people say skinny, is as slow as its
         weights are read: the skinny_* tile streams them. skinny: up to so many rows; skinny_half: up to so many rows it
         is a tile of half as many.
-    few: up to so many rows the few_* tile is used.
+    few: up to so many rows the few_* tile is used; least, fewer: without wgmma, tiles for fewer rows than that.
     wide: from so many rows on wgmma with the wide_* tile; below `slim` rows with a quarter of its columns, below `mid`
         with half.
     many: all others.
@@ -115,7 +116,8 @@ def _tensor(unit: Unit, target: Target, knob: Knobs) -> Config:
     wide = max((n for n in most if n * block <= 256), default=0) if hopper else 0
     wide = wide if wide * block >= 64 else 0
     stages = max(4, min(8, target.shared_bytes // ((128 + block * wide) * 128 + 16)))
-    few = _few(unit, target, block, HIGH if wide else 128)
+    most_rows = HIGH if wide else 2 * HIGH
+    few = _few(unit, target, block, _power(max(unit.batches, default=64), 16, most_rows))
     columns = knob("wide_columns", (0, *(block * n for n in POWERS)), block * wide)
     room = target.shared_bytes // ((128 + columns) * 128 + 16)
     knobs = {
@@ -132,6 +134,7 @@ def _tensor(unit: Unit, target: Target, knob: Knobs) -> Config:
         "slim": _slim(target, blocks, wide, block) if columns == block * wide else 0,
     }
     knobs |= _share(unit, target, block, knob)
+    below = [] if hopper or not step else _fewer(unit, few["rows"])
     if not step:
         room = _room(target, blocks, wide, block)
         rows = HIGH if room else _most_shared(unit, target, block, wide, knobs["share_cluster"])
@@ -141,10 +144,18 @@ def _tensor(unit: Unit, target: Target, knob: Knobs) -> Config:
     many = {"rows": 64 * high, "columns": block * fit, "warps": 4, "split": 1, "stages": 3, "cluster": 1, "blocks": 1}
     many |= {"along": 1, "pace": 1}
     choices = {"columns": [block * n for n in POWERS], "rows": POWERS, "stages": (2, 3, 4, 5, 6, 8)}
-    for size, tile in (("few", few), ("many", many)):
+    tiles = [(FEWER[rows], _few(unit, target, block, rows)) for rows in below]
+    knobs |= {size: tile["rows"] for size, tile in tiles}
+    for size, tile in (*tiles, ("few", few), ("many", many)):
         for part, value in tile.items():
             knobs[f"{size}_{part}"] = knob(f"{size}_{part}", choices.get(part, (1, 2, 4, 8)), value)
     return knobs
+
+
+def _fewer(unit: Unit, most: int) -> list[int]:
+    """Rows of tiles below the one for most rows, for batch sizes that leave half of that or more empty: without wgmma
+    no blocks share K, and a tile takes its time however few of its rows are there."""
+    return [rows for last, rows in pairwise((0, *FEWER)) if rows < most and any(last < b <= rows for b in unit.batches)]
 
 
 def _share(unit: Unit, target: Target, block: int, knob: Knobs) -> Config:
@@ -303,14 +314,13 @@ def _at_once(unit: Unit, target: Target, block: int, cluster: int) -> int:
     return min(ROWS[-1], HIGH * (CLUSTERS[cluster] * target.sms // CLUSTERS[1] // beside))
 
 
-def _few(unit: Unit, target: Target, block: int, most: int) -> Config:
-    """A tile for the rows of a step, up to `most`: so narrow that every multiprocessor has a part.
+def _few(unit: Unit, target: Target, block: int, rows: int) -> Config:
+    """A tile for so many rows of a step: so narrow that every multiprocessor has a part.
 
     Broader tiles with K shared by a cluster read less, but were slower on an H200 (64 rows, 1024 units: 6.9 us for two
     blocks of units, 10.9 for four, 6.5 for one).
     """
-    rows = _power(max(unit.batches, default=64), 16, most)
-    along = 2 if rows == 64 and 2 * block <= 128 and -(-unit.width // 16) >= 0.9 * target.sms else 1
+    along = 2 if rows >= HIGH and 2 * block <= 128 and -(-unit.width // 16) >= 0.9 * target.sms else 1
     warps = rows // 16 // along
     pace, stages = _pipeline((rows + block * along) * 128, 4 if rows <= 16 else 2)
     split = max(1, min(4, 8 // (warps * along)))

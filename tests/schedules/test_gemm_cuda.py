@@ -64,6 +64,15 @@ def test_steps_are_spread_over_multiprocessors() -> None:
         assert best(unit("float32", width=width), GPU)[1]["few"] == most
 
 
+def test_fewer_rows_have_tiles_of_their_own_without_wgmma() -> None:
+    """A tile takes its time however few of its rows are there; its blocks are as many as there are multiprocessors."""
+    several = Unit("gemm", "step", "bfloat16", 4, 2048, (2048,), batches=(1, 16, 64, 128))
+    knobs = best(several, target.resolve("nvidia-a100"))[1]
+    assert [knobs[f"{size}_rows"] for size in ("least", "fewer", "few")] == [16, 64, 128]
+    assert [knobs[f"{size}_along"] for size in ("least", "fewer", "few")] == [1, 2, 2]
+    assert "least" not in best(several, GPU)[1]
+
+
 def test_wgmma_is_for_many_rows_on_hopper() -> None:
     assert best(unit("bfloat16", region="before"), GPU)[1]["wide_columns"] == 256
     step = best(unit("bfloat16", width=512, rows=256), GPU)[1]

@@ -49,6 +49,16 @@ def test_steps_have_a_kernel_for_few_rows(precision: str, names: list[str]) -> N
     assert all(v.condition.startswith("rows <= ") for v in few) and found[-1].condition == "true"
 
 
+def test_without_wgmma_fewer_rows_have_tiles_of_their_own() -> None:
+    several = made(lstm_step(32, 32), "bfloat16", batches=(8, 64, 100), target="nvidia-a100").variants
+    assert {v.kernel.name[7:]: v.condition for v in several} == {
+        **{"least": "rows <= 16", "fewer": "rows <= 64", "few": "rows <= 128"},
+        "many": "true",
+    }
+    one = made(lstm_step(32, 32), "bfloat16", batches=(8,), target="nvidia-a100").variants
+    assert [v.kernel.name[7:] for v in one] == ["few", "many"]
+
+
 def test_kernels_whose_rows_others_take_are_left_out() -> None:
     """A read-out of many units: up to 32 rows stream weights, up to 64 share K, more are many."""
     found = made(hoisted(1, 32000, [64], "step"), "float32", batches=(1, 256)).variants
@@ -119,6 +129,17 @@ def test_each_member_has_a_product_of_its_own(
     of_each_member(precision, kind, sizes, rows)
 
 
+@pytest.mark.broad
+@pytest.mark.parametrize(("kind", "rows"), [("least", 9), ("fewer", 33), ("few", 100)])
+def test_tiles_without_wgmma(kind: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those for most rows are as broad as of wide layers."""
+    best, broad = group_kernels.best, {"widest": 64, "few_columns": 64, "few_along": 2, "few_warps": 4}
+    monkeypatch.setattr(
+        group_kernels, "best", lambda *given: (found := best(*given))._replace(knobs={**found.knobs, **broad})
+    )
+    of_each_member("bfloat16", kind, (1, 4, 20, (72,)), rows, target="nvidia-a100", batches=(9, 33, 100))
+
+
 @pytest.mark.parametrize(
     ("kind", "sizes", "rows"),
     [("few", (1, 20, (40,)), 9), ("share1", (4, 24, (78,)), 33), ("many", (1, 30, (13,)), 50)],
@@ -142,12 +163,13 @@ def of_each_member(
     *,
     x: Callable[..., np.ndarray] = arrays,
     limit: float = 2**-7,
+    **options: Any,
 ) -> None:
     """What a kernel of members, gates, units and depths writes is x W + b of each member. limit: of the error beside
     the largest result, where products are not in float32."""
     members, gates, width, depths = sizes
-    region = "step" if kind in ("few", "skinny", "skinny_half") else "before"
-    found, rng = made(of_members(members, gates, width, depths, region), precision), np.random.default_rng(0)
+    region = "step" if kind in ("least", "fewer", "few", "skinny", "skinny_half") else "before"
+    found, rng = made(of_members(members, gates, width, depths, region), precision, **options), np.random.default_rng(0)
     variant = next(v for v in found.variants if v.kernel.name.endswith(f"_{kind}"))
     dtypes, kernel = dict(variant.kernel.pointers), variant.kernel
     given: dict[str, np.ndarray] = {}

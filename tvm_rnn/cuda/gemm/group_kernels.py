@@ -163,8 +163,9 @@ def _written(name: str, problem: Problem, tile: Tile, body: Callable[[Writer, Pr
 def _variants(name: str, problem: Problem, knobs: Config) -> tuple[Variant, ...]:
     """The kernels for few rows first, then the fastest for many, then the one that takes any operands."""
     found = [*_split_k(name, problem, knobs), *_skinny(name, problem, knobs)]
-    if knobs["few"] > _reach(knobs):
-        found.append(Variant(_kernel(f"{name}_few", problem, knobs, "few"), most=knobs["few"]))
+    for size in ("least", "fewer", "few"):
+        if knobs.get(size, 0) > _reach(knobs):
+            found.append(Variant(_kernel(f"{name}_{size}", problem, knobs, size), most=knobs[size]))
     if knobs.get("wide_columns") and all(o.piece(problem.compute) for o in problem.operands):
         shape = {k: knobs[f"wide_{k}"] for k in ("columns", "stages", "cluster")}
         tile, aligned = WgmmaTile(overlap=True, most=knobs["wide_blocks"], **shape), _aligned(problem)
