@@ -33,6 +33,14 @@ def test_attributes_of_all_versions() -> None:
     np.testing.assert_allclose(inverse, 1 / np.sqrt(((X - mean) ** 2).mean(-1, keepdims=True) + 1e-5))
 
 
+def test_elements_are_gathered_of_a_part_of_the_other_axes() -> None:
+    places = np.array([[[3, -1]], [[0, 1]]])
+    expected = [[[X[b, 0, p] for p in places[b, 0]]] for b in range(2)]
+    np.testing.assert_array_equal(one("GatherElements", X, places, axis=2), expected)
+    with pytest.raises(Refused):
+        one("GatherElements", X, places + 4, axis=2)
+
+
 def test_in_the_precision_of_the_dtype() -> None:
     expected = [math.erf(value) for value in X.reshape(-1)]
     np.testing.assert_allclose(one("Erf", X).reshape(-1), expected, rtol=1e-15)

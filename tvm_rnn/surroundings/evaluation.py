@@ -128,6 +128,13 @@ def _sigmoid(x: Array) -> Array:
     return np.where(x >= 0, 1 / (1 + e), e / (1 + e)).astype(x.dtype)
 
 
+def _gather_elements(x: Array, indices: Array, *, axis: int = 0) -> Array:
+    """The reference wants other axes as large as those of x."""
+    where = list(np.indices(indices.shape, sparse=True))
+    where[axis] = indices
+    return np.asarray(x[tuple(where)])
+
+
 def _top_k(x: Array, k: Array, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> list[Array]:
     """Of equal elements the first one comes first; of those that ONNX's own evaluator sorts, the last one does."""
     turned = np.flip(x, axis) if largest else x
@@ -166,6 +173,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "Erf": _erf,
     "Sigmoid": _sigmoid,
     "ReverseSequence": _reverse_sequence,
+    "GatherElements": _gather_elements,
     "TopK": _top_k,
     # Not ONNX's: what Keras makes of a mask.
     "LengthsOfMask": _lengths_of_mask,

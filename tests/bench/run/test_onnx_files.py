@@ -35,6 +35,19 @@ def test_a_model_is_compared_and_timed(tmp_path: Path) -> None:
     assert shown.row_count == 1 and mean.startswith(f"geometric mean of 1: {ours['ratio']:.2f}")
 
 
+@pytest.mark.broad
+def test_where_results_differ_float64_says_who_is_nearer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_files, "MOST", -1.0)
+    model = OnnxFile("one", "package/one.onnx", {"x": (3, 4)})
+    path = written(tmp_path / "m.onnx", "Tanh")
+    ours, peer = onnx_files.measured({model: path}, onnx_files.Options(threads=1, rounds=1))
+    assert set(ours["from_float64"]) == {"tvm_rnn", "onnxruntime"}
+    assert all(0 < far < 1e-6 for far in ours["from_float64"].values())
+    shown, _ = onnx_files.table([ours, peer])
+    (text,) = shown.columns[5].cells
+    assert "tvm_rnn " in str(text) and "onnxruntime " in str(text)
+
+
 def test_what_cannot_be_compiled_says_why(tmp_path: Path) -> None:
     model = OnnxFile("one", "package/one.onnx", {"x": (3, 4)})
     (ours,) = onnx_files.measured({model: written(tmp_path / "m.onnx", "Unique")}, onnx_files.Options(1))

@@ -25,6 +25,7 @@ from tvm_rnn.bench.suites.onnx_files import OnnxFile
 from tvm_rnn.compiler.compile import compile
 from tvm_rnn.errors import TvmRnnError
 from tvm_rnn.frontends.onnx import from_onnx
+from tvm_rnn.oracle.reference import reference
 
 from .compare import OURS
 from .gpu_suite import Progress, Record
@@ -33,8 +34,12 @@ if TYPE_CHECKING:
     from onnxruntime import InferenceSession
     from rich.table import Table
 
+    from tvm_rnn.network.model import Model
+    from tvm_rnn.network.rnn import RNN
+
 PEER = "onnxruntime"
 ROUND_SECONDS = 0.05
+MOST = 1e-4  # difference from the peer; where it is larger, float64 says which of the two is nearer
 IDLE = 0.1  # of a core, that a process takes which waits
 Call = Callable[[], object]
 
@@ -104,17 +109,30 @@ def _measured(model: OnnxFile, path: Path, options: Options) -> list[Record]:
     base, question = of_a_model(model, path, threads), Question(model, path, threads)
     begun = time.process_time()
     try:
-        module = compile(from_onnx(path, given=model.given, shapes=model.shapes), progress=False)
+        net = from_onnx(path, given=model.given, shapes=model.shapes)
+        module = compile(net, progress=False)
         seconds, module.threads = time.process_time() - begun, threads
         found, expected = module.run(question.arrays), question.answer()
+        error = largest_difference(found.values(), expected)
+        exact = {} if error <= MOST else {"from_float64": _from_float64(net, question, found, expected)}
     except TvmRnnError as reason:
         return [{**base, "framework": OURS, "reason": " ".join(str(reason).split())}]
-    error = largest_difference(found.values(), expected)
     clock = time.thread_time if threads == 1 else time.perf_counter
     ours, other = _fastest([lambda: module.run(question.arrays), question.answer], clock, options.rounds)
-    known = {"us": ours * 1e6, "error": error, "compile_cpu_seconds": round(seconds, 1), "ratio": other / ours}
+    known = {"us": ours * 1e6, "error": error, **exact, "compile_cpu_seconds": round(seconds, 1), "ratio": other / ours}
     peer = {"framework": PEER, "version": question.version, "us": other * 1e6}
     return [{**base, "framework": OURS, **known}, {**base, **peer}]
+
+
+def _from_float64(
+    net: RNN | Model, question: Question, found: Mapping[str, object], expected: Sequence[np.ndarray]
+) -> dict[str, float]:
+    """The largest differences of both from the same model in float64, by framework."""
+    exact = reference(net).run(question.arrays)
+    return {
+        OURS: largest_difference(found.values(), exact.values()),
+        PEER: largest_difference(expected, exact.values()),
+    }
 
 
 def _session(path: Path, threads: int) -> tuple[str, InferenceSession]:
@@ -166,7 +184,7 @@ def table(records: Sequence[Record]) -> tuple[Table, str]:
     from rich.table import Table
 
     shown = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("model", "us", "onnxruntime us", "ratio", "largest difference", "note"):
+    for column in ("model", "us", "onnxruntime us", "ratio", "largest difference", "from float64", "note"):
         shown.add_column(column, overflow="fold")
     files = [own for own in records if own["kind"] == "model"]
     peers = {str(own["model"]): own for own in files if own["framework"] == PEER}
@@ -175,10 +193,13 @@ def table(records: Sequence[Record]) -> tuple[Table, str]:
         if own["framework"] != OURS:
             continue
         if "ratio" not in own:
-            shown.add_row(str(own["model"]), *[""] * 4, str(own["reason"]))
+            shown.add_row(str(own["model"]), *[""] * 5, str(own["reason"]))
             continue
         ratios.append(float(str(own["ratio"])))
         numbers = (float(str(own["us"])), float(str(peers[str(own["model"])]["us"])))
-        shown.add_row(str(own["model"]), *(f"{n:.1f}" for n in numbers), f"{ratios[-1]:.2f}", f"{own['error']:.1e}", "")
+        both = ", ".join(f"{name} {far:.1e}" for name, far in dict(own.get("from_float64", {})).items())
+        shown.add_row(
+            str(own["model"]), *(f"{n:.1f}" for n in numbers), f"{ratios[-1]:.2f}", f"{own['error']:.1e}", both, ""
+        )
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else math.nan
     return shown, f"geometric mean of {len(ratios)}: {mean:.2f}; least: {min(ratios, default=math.nan):.2f}"
