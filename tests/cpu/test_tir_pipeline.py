@@ -6,14 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 from networks import compiled
 from tvm import tirx
 
 import tvm_rnn as rnn
 from tvm_rnn import cell, exp, maximum, mean, minimum, sum, tanh
-from tvm_rnn.cpu.tir_pipeline import STACK_BYTES, flat, keep_on_stack, one_by_one
+from tvm_rnn.cpu.tir_pipeline import STACK_BYTES, flat, keep_on_stack, one_by_one, simplified
 from tvm_rnn.oracle.tolerance import assert_close
-from tvm_rnn.tir.statements import vector
+from tvm_rnn.tir.index import int64
+from tvm_rnn.tir.statements import bind, buffer, load, loop, runtime_function, store, variable, vector, when
 
 
 @cell(states="h")
@@ -75,3 +77,19 @@ def test_arrays_of_several_axes_have_one() -> None:
     assert places == [("given", 9), ("whole", 0), ("line", 3)]
     plain = tirx.PrimFunc([line], tirx.BufferStore(line, tirx.BufferLoad(line, [3]), [0]))
     assert flat(plain).same_as(plain)
+
+
+def test_what_no_array_reaches_divides_by_nothing() -> None:
+    """In a branch for no rows TVM knows that a divisor is 0."""
+    n, x = variable("n"), buffer("x", "float32")
+
+    def body(i: Any) -> list[Any]:
+        place, set_place = bind("place", tirx.floormod(i, n * int64(32)))
+        return [set_place, store(x, i, load(x, place))]
+
+    rows = loop("i", int64(5), body)
+    function = runtime_function("f", [n, x], when(tirx.EQ(n, int64(0)), rows))
+    with pytest.raises(tvm.error.InternalError, match="divide by zero"):
+        tirx.transform.StmtSimplify()(tvm.IRModule({"f": function}))
+    assert simplified(function) is function
+    assert simplified(runtime_function("f", [n, x], rows)) is not None

@@ -9,7 +9,7 @@ import pytest
 from tvm import tirx
 from tvm.sym import Analyzer
 
-from tvm_rnn.surroundings.sizes import computed, sizes_of
+from tvm_rnn.surroundings.sizes import computed, factors, sizes_of
 from tvm_rnn.tir.index import int64
 
 B, T = tirx.Var("B", "int64"), tirx.Var("T", "int64")
@@ -36,6 +36,18 @@ def test_what_follows(op: str, inputs: Any, attributes: Any, expected: Any) -> N
     assert found is not None and len(found.reshape(-1)) == len(expected)
     for got, wanted in zip(found.reshape(-1).tolist(), expected, strict=True):
         assert got == wanted if isinstance(wanted, int) else Analyzer().can_prove_equal(got, wanted)
+
+
+def test_a_product_of_sizes_is_an_array_of_one_or_a_number() -> None:
+    """As the operator's attribute says, whose default it is to keep axes."""
+    shapes = [computed("ReduceProd", [SHAPE], own) for own in ({}, {"keepdims": 1}, {"keepdims": 0})]
+    assert [np.shape(found) for found in shapes] == [(1,), (1,), ()] and np.shape(computed("Size", [SHAPE], {})) == ()
+
+
+def test_what_a_size_is_a_product_of() -> None:
+    one, other, number = factors(B * 8 * (int64(2) * T))
+    assert one.same_as(B) and other.same_as(T) and number == 16
+    assert factors(6) == factors(tirx.IntImm("int64", 6)) == [6]
 
 
 def test_what_has_no_such_form() -> None:

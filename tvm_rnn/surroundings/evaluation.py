@@ -130,7 +130,7 @@ def _sigmoid(x: Array) -> Array:
 
 def _gather_elements(x: Array, indices: Array, *, axis: int = 0) -> Array:
     """The reference wants other axes as large as those of x."""
-    where = list(np.indices(indices.shape, sparse=True))
+    where: list[Array] = [*np.indices(indices.shape, sparse=True)]
     where[axis] = indices
     return np.asarray(x[tuple(where)])
 

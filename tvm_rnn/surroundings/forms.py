@@ -22,7 +22,7 @@ from .nodes import DTYPES
 from .order import best
 from .resize import resized
 from .scatter import scattered_elements, scattered_slices
-from .sizes import MOST_SIZES, computed, simplified, sizes_of
+from .sizes import MOST_SIZES, computed, factors, simplified, sizes_of
 from .slices import sliced
 
 SIGNS = {"positive": math.inf, "negative": -math.inf}
@@ -49,7 +49,7 @@ def _reshape(node: Node) -> Item:
 
 def _divided(before: list[Expr], after: list[Expr]) -> Expr:
     """A product over another one, without what is in both."""
-    before, after = [*before], [*after]
+    before, after = ([factor for size in sizes for factor in factors(size)] for sizes in (before, after))
     for size in [*after]:
         same = next((i for i, own in enumerate(before) if str(own) == str(size)), None)
         if same is not None:

@@ -39,8 +39,9 @@ def computed(op: str, inputs: Sequence[np.ndarray | None], attributes: Mapping[s
         return np.asarray(np.frompyfunc(ARITHMETIC[op], len(inputs), 1)(*inputs), object)
     if op == "Cast":
         return np.asarray(inputs[0]) if attributes.get("to") in WHOLE else None
-    if op in ("ReduceProd", "Size"):
-        return np.asarray(math.prod(np.asarray(inputs[0]).reshape(-1).tolist()), object)
+    if op in ("ReduceProd", "Size") and (numbers := np.asarray(inputs[0])).ndim <= 1:
+        kept = op == "ReduceProd" and attributes.get("keepdims", 1)
+        return np.full(numbers.shape and (1,) if kept else (), math.prod(numbers.reshape(-1).tolist()), object)
     if op == "Equal":
         one, other = (np.asarray(value, object) for value in inputs)
         found = np.asarray(np.frompyfunc(_equal, 2, 1)(one, other), object)
@@ -50,7 +51,7 @@ def computed(op: str, inputs: Sequence[np.ndarray | None], attributes: Mapping[s
     if op not in MOVES:
         return None
     moved = [np.asarray(value) for value in (inputs if op == "Concat" else inputs[:1])]
-    numbers = [value for own in moved for value in own.reshape(-1).tolist()]
+    elements = [value for own in moved for value in own.reshape(-1).tolist()]
     places, begin = list[np.ndarray](), 0
     for own in moved:  # the numbers are moved as their places are
         places.append(np.arange(begin, begin + own.size).reshape(own.shape))
@@ -59,7 +60,7 @@ def computed(op: str, inputs: Sequence[np.ndarray | None], attributes: Mapping[s
     known = {name: value for name, value in attributes.items() if name != "tvm_custom"}
     (found,) = evaluated(op, [*places, *others], known)
     result = np.empty(found.shape, object)
-    result[...] = sizes_of(numbers)[found] if numbers else None
+    result[...] = sizes_of(elements)[found] if elements else None
     return result
 
 
@@ -103,6 +104,20 @@ ARITHMETIC: dict[str, Callable[..., Number]] = {
 MOVES = {"Identity", "Concat", "Gather", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Flatten"}
 MOST_SIZES = 8  # of a shape
 WHOLE = (6, 7)  # ONNX's numbers of int32 and int64
+
+
+def factors(size: Expr) -> list[Expr]:
+    """What a size is a product of; of numbers one, the last one."""
+    found, number, left = list[Expr](), 1, [size]
+    while left:
+        own = left.pop()
+        if isinstance(own, tirx.Mul):
+            left += [own.b, own.a]
+        elif isinstance(own, int | tirx.IntImm):
+            number *= int(own)
+        else:
+            found.append(own)
+    return [*found, number]
 
 
 def simplified(number: Expr) -> Expr:
