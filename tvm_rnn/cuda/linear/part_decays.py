@@ -166,49 +166,73 @@ class Decays:
                     total = total + numbers[at + warp * EVERY]
                 w.store(numbers, total, at)
 
-    @property
-    def _together(self) -> int:
-        """Threads that share a step's product, side by side."""
-        return next(n for n in (4, 2, 1) if n * EVERY <= self.layout.threads or n == 1)
-
     def products(self, i: int, read: Read) -> None:
         """The product of both, of every step of the part, stored. Behind `sum_up`, and a meeting of all warps."""
-        w, place, name = self.w, self.place, f"output_{i}"
-        threads, together = self.layout.threads, self._together
-        with w.loop(-(-EVERY * together // threads)) as turn:
-            number = w.bind(turn * threads + place.thread)
-            step, part = w.keep(tirx.truncdiv(number, together)), w.keep(tirx.truncmod(number, together))
-            with w.when(step < EVERY):  # of all threads of a warp, or of none
-                total = tirx.Select(step < place.limit, self._product(step, part), ZERO)
-                with w.when(tirx.And(step < place.count, tirx.EQ(part, 0))):
-                    w.store(w[name], converted(total, read.output.dtype), place.at(name, read.output, step))
+        with self.w.when(tirx.EQ(self.place.warp, 0)):
+            self._products(i, read)
 
-    def _product(self, t: TirExpr, part: TirExpr) -> TirExpr:
-        """part: which of the other steps a thread takes."""
-        w, numbers, together = self.w, self.operands.numbers, self._together
+    def _products(self, i: int, read: Read) -> None:
+        """By one warp: a lane has steps side by side."""
+        w, place, name = self.w, self.place, f"output_{i}"
+        steps = [w.bind(place.lane * PER + e) for e in range(PER)]
         whole: TirExpr = ZERO
         for warp in range(self.layout.warps):
-            whole = whole + numbers[self._whole_at + warp]
-        before, after, begins, ends = ZERO, ZERO, ONE, ONE
-        if self.weighted:
-            before, after = self.number("before", t), self.number("after", t)
-            begins, ends = self.number("begins", t), self.number("ends", t)
-        found = {name: w.local(1) for name in (STATE, GRADIENT)}
-        for own in found.values():
-            w.store(own, ZERO, 0)
-        with w.loop(EVERY // together) as turn:
-            other = w.bind(turn * together + part)
-            there = {STATE: (other > t, "before"), GRADIENT: (other < t, "after")}
-            for name, (seen, kind) in there.items():
-                far = self.number(kind, other) if self.weighted else ZERO
-                weight = self.weight(seen, far, after) if name == STATE else self.weight(seen, before, far)
-                w.store(found[name], found[name][0] + weight * numbers[self._sum_at(name) + other], 0)
-        lanes = tuple(n for n in (1, 2) if n < together)
-        state, gradient = (self._reduced(found[name][0], lanes) for name in (STATE, GRADIENT))
-        if (scale := self.layout.pair.scale) != 1.0:  # of the columns that are in them
-            state, gradient = state * scale, gradient * scale
-        total = begins * (ends * whole + state) + ends * gradient
+            whole = whole + self.operands.numbers[self._whole_at + warp]
+        whole, scale = w.keep(whole), self.layout.pair.scale
+        found = {kind: self._passed(kind, steps) for kind in (STATE, GRADIENT)}
+        for e, step in enumerate(steps):
+            begins, ends = (self.number(kind, step) if self.weighted else ONE for kind in ("begins", "ends"))
+            state, gradient = (found[kind][e] * scale for kind in (STATE, GRADIENT))  # of the columns that are in them
+            total = begins * (ends * whole + state) + ends * gradient + self._of_units(step)
+            with w.when(step < place.count):
+                total = tirx.Select(step < place.limit, total, ZERO)
+                w.store(w[name], converted(total, read.output.dtype), place.at(name, read.output, step))
+
+    def _of_units(self, t: TirExpr) -> TirExpr:
+        """What writes before and behind a step give."""
+        total: TirExpr = ZERO
         for unit, (later, earlier) in enumerate((a, b) for a in range(SIDE) for b in range(a + 1)):
             inside = tirx.And(t >= earlier * BLOCK, t < (later + 1) * BLOCK)
-            total = total + tirx.Select(inside, numbers[self._units_at + unit * EVERY + t], ZERO)
-        return w.keep(total)
+            total = total + tirx.Select(inside, self.operands.numbers[self._units_at + unit * EVERY + t], ZERO)
+        return self.w.keep(total)
+
+    def _passed(self, name: str, steps: list[TirExpr]) -> list[TirExpr]:
+        """Of each step the sum of what others give, times what decays between: of those behind it what they read of the
+        matrix, of those before it what they read of the gradient. That is a recurrence, from the end or from the start,
+        which lanes compose: what is left of what came before, and what is added."""
+        w, numbers, back = self.w, self.operands.numbers, name == STATE
+        order = list(reversed(range(PER))) if back else list(range(PER))
+        factors, sums = [self._passing(steps[e], back) for e in range(PER)], list[TirExpr]()
+        for e in range(PER):
+            sums.append(w.keep(numbers[self._sum_at(name) + steps[e]] * factors[e][0]))
+        factor, total = ONE, ZERO
+        for e in order:
+            total = w.keep(total * factors[e][1] + sums[e])
+            factor = w.keep(factor * factors[e][1])
+        lanes = (w.local(1), w.local(1))
+        w.store(lanes[0], factor, 0)
+        w.store(lanes[1], total, 0)
+        lane, how = self.place.lane, "__shfl_down_sync" if back else "__shfl_up_sync"
+        for apart in (1, 2, 4, 8, 16):
+            there = lane + apart < 32 if back else lane >= apart
+            other = [w.keep(tirx.call_extern("float32", how, EVERYONE, one[0], apart, 32)) for one in lanes]
+            w.store(lanes[1], lanes[1][0] + tirx.Select(there, lanes[0][0] * other[1], ZERO), 0)
+            w.store(lanes[0], lanes[0][0] * tirx.Select(there, other[0], ONE), 0)
+        before = w.keep(tirx.call_extern("float32", how, EVERYONE, lanes[1][0], 1, 32))
+        passed = w.keep(tirx.Select(lane < 31 if back else lane > 0, before, ZERO))
+        found = dict[int, TirExpr]()
+        for e in order:
+            found[e] = passed
+            passed = w.keep(passed * factors[e][1] + sums[e])
+        return [found[e] for e in range(PER)]
+
+    def _passing(self, step: TirExpr, back: bool) -> tuple[TirExpr, TirExpr]:
+        """What is left, at the next step, of what a step gives, and of what was given to it: backwards, if `back`, the
+        next one is the one before it."""
+        if not self.weighted:
+            return ONE, ONE
+        w, decay = self.w, self.number("decay", step)
+        near = tirx.max(step - 1, 0) if back else tirx.min(step + 1, EVERY - 1)
+        early, late = (near, step) if back else (step, near)
+        kept = w.keep(exp2(self.number("before", late) - self.number("after", early)))
+        return kept, w.keep(kept * decay)
