@@ -8,7 +8,7 @@ Rewrite: for t: gemm; pointwise  -->  one kernel; units over the blocks of a clu
 Source: Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip", ICML.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
 from tvm_rnn.cuda.model.choose_geometry import RecurrentUnit
@@ -28,7 +28,7 @@ REGISTER_WORDS = (0, 32, 64, 96, 128, 160)
 AHEAD = (1, 2, 3, 7)
 CHOICES: dict[str, tuple[int, ...]] = {
     **{"ctas": CTAS, "rows": ROWS, "warps_u": tuple(range(1, MOST_WARPS + 1)), "warps_n": WARPS_N, "warps_k": WARPS_K},
-    **{"register_words": REGISTER_WORDS, "ahead": AHEAD, "passes": (1, 2, 3, 4)},
+    **{"register_words": REGISTER_WORDS, "ahead": AHEAD, "passes": (1, 2, 3, 4), "inputs_apart": (0, 1)},
 }
 
 
@@ -36,7 +36,7 @@ CHOICES: dict[str, tuple[int, ...]] = {
 class PersistentCluster(PersistentTemplate):
     """Knobs: ctas (blocks of a cluster), rows (batch rows of a cluster), warps_u, warps_n, warps_k (how a block's
     warps share units, rows and K), register_words (weights per thread in registers; the rest is in shared memory),
-    ahead, passes."""
+    ahead, passes, inputs_apart (1: the warps that copy multiply the inputs)."""
 
     choices = CHOICES
 
@@ -64,8 +64,14 @@ class PersistentCluster(PersistentTemplate):
                 tiles = rows // (8 * shape["warps_n"])
                 # In float32 a lane sums all rows of a tile: one tile at a time.
                 more = {"ahead": 7 if tiles == 1 else 2, "passes": tiles if unit.precision == "float32" else 1}
-                for words in allowed(record, "register_words", REGISTER_WORDS):
-                    yield cls.geometry(unit, ctas=ctas, rows=rows, register_words=words, **shape, **more)
+                for words, apart in product(allowed(record, "register_words", REGISTER_WORDS), _apart(unit, record)):
+                    own = {"register_words": words, "inputs_apart": apart}
+                    yield cls.geometry(unit, ctas=ctas, rows=rows, **own, **shape, **more)
+
+
+def _apart(unit: RecurrentUnit, record: Mapping[str, int]) -> Sequence[int]:
+    """Whether the warps that copy multiply inputs."""
+    return allowed(record, "inputs_apart", (0, 1) if unit.step.given else (0,))
 
 
 def _shapes(ctas: int, rows: int, width: int, record: Mapping[str, int]) -> Iterator[dict[str, int]]:

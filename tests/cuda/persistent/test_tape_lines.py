@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from networks import network
@@ -58,12 +59,13 @@ def test_rows_that_are_no_pieces_of_16_bytes_are_no_lines() -> None:
 
 @pytest.mark.broad
 def test_warps_that_copy_leave_registers_to_those_that_compute() -> None:
-    """Of members whose inputs are multiplied in the steps: their weights fill registers."""
+    """Of members whose inputs the same warps multiply in the steps: their weights fill registers."""
     net = network("gru", 128, 128, dtype="bfloat16", members=16)
     plans = plan(passed(net, Options(H200, (32,), precision="bfloat16", training="values")), H200)
     found = plans.forward.code[0].regimes[0]
     assert isinstance(found, Persistent)
-    geometry, few, many = found.geometry, *(found.geometry.moved_registers or (0, 0))
+    geometry: Any = replace(found.geometry, inputs_apart=0, warps_u=8, register_words=128)
+    few, many = geometry.moved_registers or (0, 0)
     assert geometry.copy_warps == 4 and few < 168 < geometry.registers() < many
     assert few * 4 + many * geometry.warps <= 168 * 12
     text = text_of(kernel("k", geometry, found.layout))

@@ -24,6 +24,7 @@ LIGHT_US = 0.04  # of a phase without a product
 # B 32, us for 128 steps with them and with hoisted products: 16 GRUs of 128 80.9, 67.2; 16 LSTMs 90.8, 84; 4 GRUs 70.2,
 # 51.4; 4 LSTMs 74.4, 59.4.
 GIVEN_US = 0.1
+APART_US = 0.03  # where the warps that copy multiply them
 # Clusters that can be resident on the 132 multiprocessors of an H200 with one block on each.
 RESIDENT_CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
 SM_THREADS, BLOCK_SHARED_BYTES = 2048, 1024  # of a multiprocessor; what a block takes beside its own
@@ -186,5 +187,6 @@ def _phase(geometry: Geometry, phase: Phase) -> PhaseTime:
     us += geometry.exchange.phase_us(geometry, phase, cells)
     given = [operand.given for operand in phase.operands if geometry.step.heads > 1]
     if any(given):
-        us = GIVEN_US + (0.0 if all(given) else us)
+        beside = geometry.input_product is not None
+        us = (APART_US if beside else GIVEN_US) + (0.0 if all(given) else us)
     return PhaseTime(phase.kind, phase.width, waits, geometry.product_us(phase) if product else 0.0, us)

@@ -385,6 +385,8 @@ class Prefetch:
         """Registers for a step's values; the first steps' copies begin."""
         k, geometry = self.k, self.geometry
         if not self.order:
+            if geometry.input_product is not None:
+                self._start()
             return
         self.warp = k.keep(self.at + self._warp() * self.pieces.warp_words)
         self.registers = k.local(2 * len(self.order), geometry.storage)

@@ -26,7 +26,9 @@ from tvm_rnn.tir.expr import Expr
 
 from .cell_reads import Pieces
 from .geometry import LANES, Geometry
+from .input_product import InputProduct
 from .lane_cells import Block, LaneCells, StepOrder, identify
+from .product.mma_sync import MmaSync
 from .tape_lines import LineCopies
 
 
@@ -76,18 +78,28 @@ class CopyWarps:
             self.at = geometry.exchange.copied_output(geometry, block.rank)
             self.output = self._output_pieces()
         self.hoisted = [piece for node in self.pieces.strides for piece in self._hoisted_pieces(node)]
+        self.inputs: InputProduct | None = None
+        if isinstance(geometry, MmaSync) and geometry.input_product is not None:
+            self.inputs = InputProduct(k, geometry, layout, replace(block, thread=self.thread))
+        self.coming = bool(self.hoisted or self.inputs)  # whether something is brought some steps early
         self.lines: LineCopies | None = None
         if geometry.line_width:
             self.lines = LineCopies(k, geometry, layout, replace(block, thread=self.thread), self.lanes)
 
     def emit(self) -> None:
         k, stages = self.k, self.pieces.stages
-        for early in range(stages - 1) if self.hoisted else ():
+        for early in range(stages - 1) if self.coming else ():
             self._copy(tirx.const(early, "int32"))
         self.geometry.exchange.blocks_meet(k)
-        if self.hoisted:
+        if self.inputs is not None:
+            k.do(I.ptx["cp.async.wait_group"](stages - 2))
+            self.inputs.begin()
+        if self.coming:
             self._meet()
         with k.loop(k["steps"]) as t:
+            if self.inputs is not None:
+                with k.when(t + 1 < k["steps"]):
+                    self.inputs.multiply(t + 1)
             self._meet()
             if self.output:
                 with k.when(t >= self.at.lag) if self.at.lag else nullcontext():
@@ -95,15 +107,15 @@ class CopyWarps:
             if self.lines is not None:
                 with k.when(t > 0):
                     self.lines.send(self.time(t - 1), t - 1)
-            if self.hoisted:
+            if self.coming:
                 self._copy(t + (stages - 1))
         self.geometry.exchange.blocks_meet(k)
         if self.lines is not None:
             self.lines.send(self.time(k["steps"] - 1), k["steps"] - 1)
 
     def _meet(self) -> None:
-        """The values of the step after this one are there."""
-        self.k.do(I.ptx["cp.async.wait_group"](self.pieces.stages - 3))
+        """The values of the step after this one are there, and the rows of inputs of the one behind it."""
+        self.k.do(I.ptx["cp.async.wait_group"](self.pieces.stages - 3 - (self.inputs is not None)))
         self.k.do(I.cuda.cta_sync())
 
     # --- hoisted values ----------------------------------------------------------------------------------------------
@@ -139,6 +151,8 @@ class CopyWarps:
                 at = source.ptr_to([time * pieces.strides[piece.node] + piece.element])
                 with nullcontext() if piece.there is None else k.when(piece.there):
                     k.do(I.ptx["cp.async.cg.shared.global"](piece.target + stage, at, 16))
+            if self.inputs is not None:
+                self.inputs.copy(t)
         k.do(I.ptx["cp.async.commit_group"]())
 
     # --- y -----------------------------------------------------------------------------------------------------------

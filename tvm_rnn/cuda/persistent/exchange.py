@@ -163,14 +163,31 @@ class AloneExchange(ClusterExchange):
 
     rates: ClassVar[Rates] = Rates(0.24, 0.012, 34.0, 0.8, 0.0, 0.03)
 
+    @property
+    def of_inputs(self) -> Exchange:
+        return CLUSTER
+
+    def input_words(self, geometry: Geometry) -> int:
+        """Of several steps, where the warps that copy multiply them."""
+        if geometry.input_product is None:
+            return super().input_words(geometry)
+        return geometry.prefetch_steps * sum(geometry.value_words(n) for n in geometry.step.given)
+
+    def input_registers(self, geometry: Geometry) -> int:
+        return 0 if geometry.input_product is not None else super().input_registers(geometry)
+
     def copies_apart(self, geometry: Geometry) -> bool:
         """Of 16 bits. Where products of inputs are a part of the steps, of lines alone."""
+        if geometry.input_product is not None:
+            return True
         values = geometry.lines if geometry.step.given else geometry.prefetched_values
         few = geometry.weights_of_lane <= MOST_WEIGHTS * values
         return geometry.rows == 8 and geometry.itemsize == 2 and few
 
     def prefetch_steps(self, geometry: Geometry) -> int:
         """Few blocks soon have each other's values. Steps that multiply inputs copy lines, which have two places."""
+        if geometry.input_product is not None:
+            return STAGES_OF_FEW
         few = geometry.ctas <= FEW_BLOCKS and not geometry.step.given and self.copies_apart(geometry)
         return STAGES_OF_FEW if few else super().prefetch_steps(geometry)
 

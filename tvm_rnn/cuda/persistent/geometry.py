@@ -396,6 +396,11 @@ class Exchange(ABC):
     stores_late: ClassVar[bool] = False
     rates: ClassVar[Rates]
 
+    @property
+    def of_inputs(self) -> Exchange:
+        """Of warps that multiply inputs for others; itself: it has none."""
+        return self
+
     def prefetch_steps(self, geometry: Geometry) -> int:
         """Stages of hoisted values: copies begin one step less early."""
         return 4
@@ -557,10 +562,22 @@ class Geometry(ABC):
     def emitters(self, body: Body) -> Emitters:
         """Who emits the statements, each with its place in `body.arena`."""
 
+    @property
+    def input_product(self) -> Geometry | None:
+        """Of products of inputs, as the warps that copy make them (`input_product.py`); None: others do."""
+        return None
+
     # --- what most kinds have in common ------------------------------------------------------------------------------
+
+    def multiplier(self, operand: Operand) -> Geometry:
+        """How those warps share a product that multiply this operand."""
+        found = self.input_product
+        return self if found is None or not operand.given else found
 
     def packing(self, phase: Phase, share: Share) -> tuple[Hashable, ...]:
         """What the order of packed weights depends on: geometries of equal packing share them."""
+        if (other := self.multiplier(share.operand)) is not self:
+            return other.packing(phase, share)
         found = (self.ctas, self.warps_u, self.warps_k, share.kblocks, self.blocks(phase.width))
         own = (type(self).__name__, self.k_parts, share.registers, self.threads)
         return (*found, *own) if self.registers_apart else found
@@ -701,7 +718,7 @@ class Geometry(ABC):
     @property
     def kept_registers(self) -> int:
         """Registers of a thread that hold weights."""
-        return sum(s.registers * self.block_words(p) for p, parts in self.shares.items() for s in parts)
+        return sum(s.registers * self.block_words(p) for p, s in self.weights if self.multiplier(s.operand) is self)
 
     # --- types, warps and tiles --------------------------------------------------------------------------------------
 
@@ -731,6 +748,8 @@ class Geometry(ABC):
     def copy_warps(self) -> int:
         """Warps that copy hoisted values, y and lines while the others compute (`copy_warps.py`): a lane has few pieces
         of a step. Weights in 8 bits leave no registers for them."""
+        if self.input_product is not None:
+            return MOST_COPY_WARPS
         reads = any(not operand.given for phase in self.step.phases for operand in phase.operands)
         if not self.exchange.copies_apart(self) or self.stored or not reads:
             return 0
@@ -767,8 +786,9 @@ class Geometry(ABC):
     @cached_property
     def weights_of_lane(self) -> int:
         """Words of weights that a lane multiplies in a step."""
-        operands = ((phase, operand) for phase in self.step.phases for operand in phase.operands)
-        return sum(self.block_words(p) * (self.operand_blocks(o) // self.k_parts) for p, o in operands)
+        every = ((phase, operand) for phase in self.step.phases for operand in phase.operands)
+        own = ((phase, operand) for phase, operand in every if self.multiplier(operand) is self)
+        return sum(self.block_words(p) * (self.operand_blocks(o) // self.k_parts) for p, o in own)
 
     @property
     def block_threads(self) -> int:
@@ -889,6 +909,10 @@ class Geometry(ABC):
         what is left is streamed."""
         registers, shared, made = self.register_words, self.shared_words, {}
         every = [(phase, operand) for phase in self.step.phases for operand in phase.operands]
+        if (other := self.input_product) is not None:
+            (products,) = other.shares.values()
+            made = {(phase, share.operand): share for phase, o in every for share in products if share.operand == o}
+            every = [pair for pair in every if not pair[1].given]
         for phase, operand in sorted(every, key=lambda pair: pair[1].given):
             kblocks = self.operand_blocks(operand) // self.k_parts
             words = self.block_words(phase)
@@ -906,6 +930,8 @@ class Geometry(ABC):
         return sum(s.shared * self.block_words(p) * lanes for p, parts in self.shares.items() for s in parts)
 
     def weight_elements(self, phase: Phase, share: Share) -> int:
+        if (other := self.multiplier(share.operand)) is not self:
+            return other.weight_elements(phase, share)
         words = self.block_words(phase) * share.kblocks
         return self.ctas * self.k_parts * self.part_lanes * words * 4 // (1 if self.stored else self.itemsize)
 

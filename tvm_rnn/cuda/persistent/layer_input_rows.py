@@ -19,6 +19,7 @@ from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer, round_tf32
 from tvm_rnn.cuda.layer.phases import Phase
+from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Buffer, Expr
 
@@ -31,9 +32,9 @@ def round_inputs(k: Writer, geometry: Geometry, words: Sequence[Expr]) -> None:
         round_tf32(k, words)
 
 
-def input_stride(body: Body, node: Node) -> int:
+def input_stride(layout: Layout, node: Node) -> int:
     """Elements from one row of an input to the next."""
-    return body.layout.input(body.layout.graph.inputs.index(node)).row_stride
+    return layout.input(layout.graph.inputs.index(node)).row_stride
 
 
 class Inputs:
@@ -48,7 +49,7 @@ class Inputs:
 
     def stride(self, node: Node) -> int:
         """Elements from one of its rows to the next."""
-        return input_stride(self.body, node)
+        return input_stride(self.body.layout, node)
 
     def events(self, t: Expr) -> Expr:
         return (t + 1) * len(self.geometry.events) + 1
@@ -199,13 +200,13 @@ class InputPieces:
         k, geometry, ids = self.k, self.geometry, self.body.ids
         row = k["row0"] + ids.group * geometry.rows + (ids.warp_n * geometry.tiles + tile) * 8 + ids.g
         row = tirx.Cast("int64", tirx.Min(row, k["batch"] - 1))
-        return k.keep(row * input_stride(self.body, node) + ids.q * (16 // geometry.itemsize))
+        return k.keep(row * input_stride(self.body.layout, node) + ids.q * (16 // geometry.itemsize))
 
     def load(self, share: Share, kblock: int, tile: int, registers: Buffer, first: int) -> None:
         """Without copies: a piece of an input, straight to registers; 0 past the row's end."""
         k, geometry, ids, node = self.k, self.geometry, self.body.ids, share.operand.source
         block = self.geometry.block_of(share, kblock, self.body.ids)
-        start = self.body.time(self.body.t) * input_stride(self.body, node)
+        start = self.body.time(self.body.t) * input_stride(self.body.layout, node)
         element = start + self.rows[node][tile] + block * geometry.block_k
         words = [registers[first + z] for z in range(4)]
         source = k[f"x_{geometry.step.given.index(node)}"].ptr_to([element])
@@ -278,7 +279,7 @@ class Copies(InputPieces):
                     block = block if whole else tirx.Select(inside, block, tirx.const(0, "int32"))
                     size = tirx.Select(inside, tirx.const(16, "uint32"), tirx.const(0, "uint32"))
                     for tile in range(geometry.tiles):
-                        start = self.body.time(t) * input_stride(self.body, node)
+                        start = self.body.time(t) * input_stride(self.body.layout, node)
                         element = start + self.rows[node][tile] + block * geometry.block_k
                         self._copy(share, kblock, tile, source.ptr_to([element]), *((16,) if whole else (16, size)))
         if self.shares:

@@ -304,7 +304,7 @@ class FfmaPipeline:
         target = k.keep(stage + tirx.Cast("uint32", tirx.floordiv(ids.lane, 4) * ROW_BYTES + place * 16))
         if given:
             row = k.keep(k["row0"] + ids.group * geometry.rows + tirx.floordiv(ids.lane, 4))
-            width = input_stride(self.body, node)
+            width = input_stride(self.body.layout, node)
             first = (self.body.time(t) + row) * width + (block * geometry.block_k + piece * 4)
             source, each, step = k[f"x_{geometry.step.given.index(node)}"], 8 * width, 8
         else:

@@ -252,7 +252,7 @@ class StagedInputs(Inputs):
         inside = within < k["batch"]
         if geometry.depth_blocks(node) * geometry.block_k != node.shape[0]:
             inside = tirx.And(inside, element < node.shape[0])
-        place = tirx.Cast("int64", within) * input_stride(body, node) + element
+        place = tirx.Cast("int64", within) * input_stride(body.layout, node) + element
         place = tirx.Select(inside, self.time[number] + place, tirx.const(0, "int64"))
         size = tirx.Select(inside, tirx.const(16, "uint32"), tirx.const(0, "uint32"))
         target = self.base + tirx.Cast("uint32", self._word(node, n) * 4)
@@ -265,7 +265,7 @@ class StagedInputs(Inputs):
         if not self.used:
             return
         self.mine = self.operands.mine()
-        self.time = [k.keep(self.body.time(t) * input_stride(self.body, n)) for n in self.geometry.step.given]
+        self.time = [k.keep(self.body.time(t) * input_stride(self.body.layout, n)) for n in self.geometry.step.given]
         with k.when(t < k["steps"]):
             for number, node, n in self._every():
                 self._bring(number, node, n)
