@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -12,13 +13,13 @@ from tvm_rnn.bench.run import onnx_files
 from tvm_rnn.bench.suites.onnx_files import OnnxFile
 
 
-def written(path: Path, operator: str) -> Path:
+def written(path: Path, operator: str, results: str = "FLOAT", **attributes: Any) -> Path:
     """A file of one operator on x."""
     import onnx
 
-    helper, floats = onnx.helper, onnx.TensorProto.FLOAT
-    node = helper.make_node(operator, ["x"], ["y"])
-    ends = [[helper.make_tensor_value_info(name, floats, ["B", 4])] for name in "xy"]
+    helper, kinds = onnx.helper, {"x": onnx.TensorProto.FLOAT, "y": getattr(onnx.TensorProto, results)}
+    node = helper.make_node(operator, ["x"], ["y"], **attributes)
+    ends = [[helper.make_tensor_value_info(name, kind, ["B", 4])] for name, kind in kinds.items()]
     graph = helper.make_graph([node], "test", *ends)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     return path

@@ -20,7 +20,7 @@ enum { GET_ERROR_MESSAGE = 2, CREATE_ENV = 3, CREATE_SESSION = 7, RUN = 9, CREAT
 enum { CREATE_TENSOR_WITH_DATA = 49, GET_DATA = 51, GET_ELEMENT_TYPE = 60, GET_COUNT = 64, GET_TYPE_AND_SHAPE = 65 };
 enum { CREATE_CPU_MEMORY_INFO = 69, RELEASE_STATUS = 93, RELEASE_VALUE = 96 };
 enum { WARNING = 2, DEVICE_ALLOCATOR = 0, DEFAULT_MEMORY = 0, MOST = 64 };
-enum { FLOAT = 1, INT32 = 6, INT64 = 7, BOOL = 9, DOUBLE = 11 };
+enum { FLOAT = 1, INT32 = 6, INT64 = 7, BOOL = 9, FLOAT16 = 10, DOUBLE = 11 };
 
 typedef void (*Function)(void);
 typedef void *Status;
@@ -78,6 +78,7 @@ static void print(const char *name, void *value) {
   printf("%s %lu\n", name, (unsigned long)count);
   for (size_t i = 0; i < count; ++i) {
     if (kind == FLOAT) printf("%.9g\n", (double)((float *)data)[i]);
+    else if (kind == FLOAT16) printf("%.9g\n", (double)((_Float16 *)data)[i]);
     else if (kind == DOUBLE) printf("%.17g\n", ((double *)data)[i]);
     else if (kind == INT64) printf("%lld\n", (long long)((int64_t *)data)[i]);
     else if (kind == INT32) printf("%d\n", (int)((int32_t *)data)[i]);

@@ -90,7 +90,9 @@ class Question:
         self.arrays = model.arrays(dtypes)
         whole = {**self.arrays, **{name: np.asarray(value) for name, value in model.given.items()}}
         self.whole = {own.name: whole[own.name].astype(DTYPES[own.type]) for own in self.session.get_inputs()}
-        self.outputs = [own.name for own in self.session.get_outputs()]
+        results = self.session.get_outputs()
+        self.outputs = [own.name for own in results]
+        self.has_halves = any(own.type == "tensor(float16)" for own in results)
 
     def answer(self) -> list[np.ndarray]:
         """ONNX Runtime's results."""

@@ -41,7 +41,9 @@ def measured(model: OnnxFile, path: Path, options: Options) -> Iterator[Record]:
     expected = np.concatenate([value.astype(np.float64).ravel() for value in question.answer()])
     with tempfile.TemporaryDirectory(prefix="tvm_rnn-models-") as folder:
         try:
-            module = compile(from_onnx(path, given=model.given, shapes=model.shapes), progress=False)
+            net = from_onnx(path, given=model.given, shapes=model.shapes)
+            # What is float16 becomes float32 in C.
+            module = compile(net, precision="float32" if question.has_halves else None, progress=False)
             programs = [
                 bundle_program(module, question.arrays, Path(folder)),
                 onnxruntime_program(path, question.whole, question.outputs, Path(folder)),
