@@ -14,7 +14,6 @@ Multiplication".
 from collections.abc import Sequence
 
 import numpy as np
-from tvm.s_tir import Schedule
 
 from tvm_rnn.schedule.schedule_template import Config, Knobs, Unit, template
 from tvm_rnn.target import Target
@@ -94,15 +93,3 @@ class GemmCpu:
             # What was read last is read first again: B = 1, H 256 to 512, 1.05 to 1.2 times as fast, and never slower.
             "turns": knob("turns", (0, 1) if step and all_panels > 1 else (0,), int(step and all_panels > 1)),
         }
-
-    @staticmethod
-    def schedule(sch: Schedule, unit: Unit, config: Config) -> None:
-        """Blocks "product_i": reorder, vectorise, unroll, and split off the initialisation last."""
-        for number in range(len(unit.depths)):
-            name = f"product_{number}"
-            row, panel, gate, lane, k = sch.get_loops(name)
-            sch.reorder(k, row, panel, gate, lane)
-            sch.vectorize(lane)
-            for loop in (row, panel, gate):
-                sch.unroll(loop)
-            sch.decompose_reduction(name, k)  # last: afterwards the block takes no annotation

@@ -6,8 +6,6 @@ vector wait for one another, so several hide that time; what is read of a step i
 Rewrite: for t: h = a[t] * h + b[t]  -->  for t: h0, h1 = a0[t] * h0 + b0[t], a1[t] * h1 + b1[t]
 """
 
-from tvm.s_tir import Schedule
-
 from tvm_rnn.schedule.schedule_template import Config, Knobs, Unit, template
 from tvm_rnn.target import Target
 
@@ -25,7 +23,3 @@ class RecurrenceCpu:
         vectors = -(-unit.width // target.lanes(unit.dtype))
         whole = [p for p in PANELS if vectors % p == 0]
         return {"panels": knob("panels", whole, max(p for p in whole if p <= DEFAULT))}
-
-    @staticmethod
-    def schedule(sch: Schedule, unit: Unit, config: Config) -> None:
-        """Nothing more than the vectors of a pointwise tile."""

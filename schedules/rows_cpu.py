@@ -6,8 +6,6 @@ vectorised. Reductions along the last axis keep one partial result per lane, and
 Rewrite: for lane: y[lane] = f(x[lane])  -->  vector lane: y = f(x)
 """
 
-from tvm.s_tir import Schedule
-
 from tvm_rnn.schedule.schedule_template import Config, Knobs, Unit, template
 from tvm_rnn.target import Target
 
@@ -20,17 +18,3 @@ class RowsCpu:
     def configure(unit: Unit, target: Target, knob: Knobs) -> Config:
         """Nothing to choose."""
         return {}
-
-    @staticmethod
-    def schedule(sch: Schedule, unit: Unit, config: Config) -> None:
-        """Block "partial" of a reduction: lanes inside k, vectorised, a tile of vectors around them unrolled,
-        initialisation split off."""
-        if unit.kind == "reduce":
-            loops = sch.get_loops("partial")
-            reduced = [loop for loop in loops if sch.get(loop).loop_var.name.startswith("k")]
-            *tile, lane = loops[: len(loops) - len(reduced)]
-            sch.reorder(*reduced, *tile, lane)
-            sch.vectorize(lane)
-            for loop in tile:
-                sch.unroll(loop)
-            sch.decompose_reduction("partial", reduced[0])

@@ -11,8 +11,6 @@ Source: the register-blocked micro-kernel of Goto & van de Geijn 2008, "Anatomy 
 Multiplication".
 """
 
-from tvm.s_tir import Schedule
-
 from tvm_rnn.schedule.schedule_template import Config, Knobs, Unit, template
 from tvm_rnn.target import Target
 
@@ -34,13 +32,3 @@ class SumRowsCpu:
         panels = max(p for p in PANELS if p == 1 or (p <= vectors and p <= most))
         rows = max(r for r in ROWS if r == 1 or (r <= height and r * panels <= sums))
         return {"rows": knob("rows", ROWS, rows), "panels": knob("panels", PANELS, panels)}
-
-    @staticmethod
-    def schedule(sch: Schedule, unit: Unit, config: Config) -> None:
-        """Block "product_0": reorder, vectorise, unroll, and split off the initialisation last."""
-        row, panel, lane, *summed = sch.get_loops("product_0")
-        sch.reorder(*summed, row, panel, lane)
-        sch.vectorize(lane)
-        for loop in (row, panel):
-            sch.unroll(loop)
-        sch.decompose_reduction("product_0", summed[0])

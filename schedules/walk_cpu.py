@@ -7,8 +7,6 @@ where they are larger than a cache.
 Rewrite: for layer: for t in T: step   -->   for tile in T/n: for layer: for t in n: step
 """
 
-from tvm.s_tir import Schedule
-
 from tvm_rnn.decisions import tell
 from tvm_rnn.schedule.schedule_template import Config, Knobs, Unit, template
 from tvm_rnn.target import Target
@@ -54,7 +52,3 @@ class WalkCpu:
             "rows": knob("rows", [default, *sizes], default),
             "layers_first": knob("layers_first", (1,) if both else (0, 1) if several else (0,), int(both)),
         }
-
-    @staticmethod
-    def schedule(sch: Schedule, unit: Unit, config: Config) -> None:
-        """The walk is `cpu/lower_network.py`'s: there is nothing to schedule."""

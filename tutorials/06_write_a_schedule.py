@@ -22,10 +22,11 @@ from tvm_rnn.target import resolve
 # %% [markdown]
 # ## A tile, and who does what
 #
-# The loops over time, batch rows and units are the compiler's. A template gets a tile inside of them, of fixed size:
-# `rows` batch rows by `panels` vectors of units. It is a TVM schedule whose blocks have the same names for every cell:
-# `product_0`, `product_1`, ... have the axes row, panel, gate, lane and k. Whatever legal transformation is made of
-# them, the tile computes the same sums.
+# The loops over time, batch rows and units are the compiler's. A template gets the sums of a tile inside of them, of
+# fixed size: `rows` batch rows by `panels` vectors of units. They are a TVM schedule whose blocks have the same names
+# for every cell: `product_0`, `product_1`, ... have the axes row, panel, gate, lane and k. Whatever legal
+# transformation is made of them, the tile computes the same sums. The templates that come with tvm_rnn have no
+# `schedule`: then k is the outer loop, lanes are a vector, and everything else is unrolled.
 #
 # ## A template in three parts
 #

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tvm_ffi
@@ -10,7 +12,6 @@ from tvm.s_tir import Schedule
 
 import tvm_rnn as rnn
 from tvm_rnn import target
-from tvm_rnn.cpu import register_tile
 from tvm_rnn.cpu.lower_group import Emitter
 from tvm_rnn.cpu.lower_layer import Layer
 from tvm_rnn.cpu.lower_network import Lowering
@@ -18,7 +19,8 @@ from tvm_rnn.graph.graph import Group
 from tvm_rnn.options import Options
 from tvm_rnn.passes import pipeline
 from tvm_rnn.records import Records
-from tvm_rnn.schedule import Unit
+from tvm_rnn.schedule import Unit, templates
+from tvm_rnn.schedule.schedule_template import Config
 from tvm_rnn.tune.workload import Candidate, Choice, Trial
 
 V4 = target.TABLE["x86-64-v4"]
@@ -113,13 +115,28 @@ def test_results_are_the_same_bits(cell: str, sizes: tuple[int, int]) -> None:
     np.testing.assert_array_equal(plain(x)[0], asking(x)[0])
 
 
-def test_what_has_no_sums_needs_no_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
-    own, made = register_tile.Unchecked, list[str]()
+def by_k(sch: Schedule, unit: Unit, config: Config) -> None:
+    """What a tile is without a schedule, as one."""
+    for number in range(len(unit.depths)):
+        row, panel, gate, lane, k = sch.get_loops(f"product_{number}")
+        sch.reorder(k, row, panel, gate, lane)
+        sch.vectorize(lane)
+        for loop in (row, panel, gate):
+            sch.unroll(loop)
+        sch.decompose_reduction(f"product_{number}", k)
 
-    def scheduled(func: tirx.PrimFunc) -> Schedule:
-        made.append(func.script())
-        return own(func)
 
-    monkeypatch.setattr(register_tile, "Unchecked", scheduled)
-    sequence("lstm")
-    assert made and all("product_0" in text for text in made)
+def test_a_schedule_of_ones_own_gets_the_sums_of_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The schedule that makes the loops which are there without one gives the same bits."""
+    net = rnn.RNN(rnn.cells.gru_reset_before, 5, 9).init(0)
+    x = np.random.default_rng(0).standard_normal((3, 3, 5)).astype("float32")
+    plain, own = rnn.compile(net, records="none")(x)[0], templates()["gemm_cpu"]
+    seen = list[tuple[int, ...]]()
+
+    def schedule(sch: Schedule, unit: Unit, config: Config) -> None:
+        seen.append(unit.depths)
+        by_k(sch, unit, config)
+
+    monkeypatch.setitem(templates(), "gemm_cpu", replace(own, schedule=schedule))
+    np.testing.assert_array_equal(rnn.compile(net, records="none")(x)[0], plain)
+    assert seen and {*seen} == {(5,), (9,)}

@@ -1,11 +1,11 @@
-"""A group's register tile: tensor expressions of fixed small size, scheduled by a template, as a statement to embed.
+"""A group's register tile: arrays of fixed small size, as a statement to embed.
 
-In: a group, where its operands and results live (`memory.Array`), and a template's configuration. Out: a TVM statement
-that computes `rows` batch rows by `panels` vectors of the group, with the addresses of the flat buffers already in it.
+In: a group, where its operands and results live (`workspace.Array`), and a template's configuration. Out: a TVM
+statement that computes `rows` batch rows by `panels` vectors of the group, on flat buffers.
 
 A tile has a fixed shape whatever T, B and the thread count are: the loops over time, batch rows and units around it are
-`lower_network.py`'s, so a template cannot break the order of time. Blocks are named "product_i" (accumulators),
-"partial" (reductions), "value_i" (intermediate vectors) and "out_i" (what is stored).
+`lower_network.py`'s, so a template cannot break the order of time. Its arrays are sums in registers, "product_i" or
+"partial", then "value_i" (intermediate vectors), and "out_i" (what is stored).
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-import tvm
 import tvm_ffi
-from tvm import s_tir, te, tirx
-from tvm.s_tir import Schedule
+from tvm import tirx
 
 from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.graph.ops import TABLE
@@ -25,11 +23,12 @@ from tvm_rnn.graph.tensor_expressions import Index, element
 from tvm_rnn.passes.fuse_pointwise import FUNCTION, is_truth
 from tvm_rnn.schedule.schedule_template import Config, Template, Unit
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
-from tvm_rnn.tir.index import INDEX, int64, wide
-from tvm_rnn.tir.statements import sequence
+from tvm_rnn.tir.index import int64
+from tvm_rnn.tir.statements import load, sequence, variable
 
 from .dropout_masks import Draw
 from .head_loops import Within
+from .register_tile_stages import Place, Stage, Sum, axes, in_registers, scheduled
 from .walk_through_time import Walk
 from .weight_packing import Tail
 from .weight_storage import Storage
@@ -60,18 +59,6 @@ def with_prefetches(product: Stmt, weights: Buffer, level: Expr, wanted: Callabl
         return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations={})
 
     return tvm_ffi.structural_map(product, (tirx.For, prefetch_first))
-
-
-# TVM's schedule without the types of arguments being looked at in Python: that is half of its time.
-_PLAIN = {name: method.__wrapped__ for name, method in vars(Schedule).items() if hasattr(method, "__wrapped__")}
-Unchecked = type("Unchecked", (Schedule,), _PLAIN)
-_LOWER = (
-    s_tir.transform.LowerInitBlock,
-    s_tir.transform.PlanAndUpdateBufferAllocationLocation,
-    s_tir.transform.ConvertBlocksToOpaque,
-    s_tir.transform.LowerMatchBuffer,
-    s_tir.transform.LowerOpaqueBlock,
-)
 
 
 @dataclass(frozen=True)
@@ -135,21 +122,14 @@ class Tile:
     slot: tuple[Expr, Expr, int] | None = None  # in an epilogue: row and panel inside the product's tile, its panels
     ahead: Ahead | None = None  # which weights are asked for meanwhile
     tail: Tail | None = None  # of the last panel, where this is one whose gates lie side by side
-    stages: dict[Node, te.Tensor] = field(default_factory=dict)
-    outputs: dict[te.Tensor, tuple[Array, Callable[..., Index]]] = field(default_factory=dict)
-    tensors: list[te.Tensor] = field(default_factory=list)
-    sums: list[te.Tensor] = field(default_factory=list)
-    halves: list[te.Tensor] = field(default_factory=list)  # of the lanes of a sum
+    stages: dict[Node, Stage] = field(default_factory=dict)
+    outputs: list[Stage] = field(default_factory=list)
+    sums: list[Stage] = field(default_factory=list)
+    halves: list[Stage] = field(default_factory=list)  # of the lanes of a sum
 
     def vector_at(self, address: Expr) -> Expr:
         """The addresses of a vector of units."""
         return tirx.Ramp(address, int64(1), self.lanes)
-
-    def __post_init__(self) -> None:
-        self.flat = {
-            name: te.placeholder((tirx.Var(f"size_{name}", INDEX),), name=name, dtype=buffer.dtype)
-            for name, buffer in self.places.buffers.items()
-        }
 
     # --- addresses -----------------------------------------------------------------------------------------------
 
@@ -158,10 +138,14 @@ class Tile:
         return None if array is None else self._at(array, row, index)
 
     def _at(self, array: Array, row: Expr, index: Index) -> Expr:
-        return self.flat[array.buffer](array.address(self.row0 + row, index))
+        return self.at(array.buffer, array.address(self.row0 + row, index))
+
+    def at(self, buffer: str, address: Expr) -> TirExpr:
+        """An element of a buffer."""
+        return load(self.places.buffers[buffer], address)
 
     def unit_of(self, panel: Expr, lane: Expr) -> Expr:
-        return (self.panel0 + tirx.Cast(INDEX, panel)) * int64(self.lanes) + tirx.Cast(INDEX, lane)
+        return (self.panel0 + panel) * int64(self.lanes) + lane
 
     # --- expressions ---------------------------------------------------------------------------------------------
 
@@ -185,28 +169,27 @@ class Tile:
             ways *= 2
         return ways
 
-    def _product(self, name: str, operand: Node, base: Expr, part: tuple[int, int]) -> te.Tensor:
+    def _product(self, name: str, operand: Node, base: Expr, part: tuple[int, int]) -> Stage:
         """part: number i of n: of terms i, i + n, i + 2n, ..."""
-        depth, vectors, (way, ways) = operand.shape[0], self.vectors, part
-        axis = te.reduce_axis((0, depth // ways), name=f"k_{name}")
+        depth, (way, ways) = operand.shape[0], part
+        turn = variable(f"k_{name}")
+        k = turn if ways == 1 else turn * ways + way
 
-        def body(r: Expr, p: Expr, g: Expr, v: Expr) -> Expr:
-            k = axis.var if ways == 1 else axis.var * ways + way
+        def value(r: Expr, p: Expr, g: Expr, v: Expr) -> Expr:
             x = element(operand, (k,), lambda n, i: self.load(n, r, i), self.unit.dtype)
-            first = self.weight_address(base, depth, p, k)
-            return te.sum(x * self._weight(first + tirx.Cast(INDEX, g * self.lanes + v)), axis=axis)
+            return x * self._weight(self.weight_address(base, depth, p, k) + (g * self.lanes + v))
 
-        return te.compute((self.rows, self.panels, vectors, self.lanes), body, name=name)
+        shape = (self.rows, self.panels, self.vectors, self.lanes)
+        return in_registers(name, shape, self.unit.dtype, value, added({turn: depth // ways}, self.unit.dtype))
 
     def _weight(self, address: Expr) -> Expr:
         storage = self.places.storage
-        return self.flat["packed"](address) if storage is None else storage.decode(self.flat["stored"](address))
+        return self.at("packed", address) if storage is None else storage.decode(self.at("stored", address))
 
     def weight_address(self, base: Expr, depth: int, p: Expr, k: Expr) -> Expr:
         """The address of the first gate's first lane."""
-        panel = self.panel0 + tirx.Cast(INDEX, p)
-        first = base + panel * int64(depth * self.gates * self.lanes)
-        return first + tirx.Cast(INDEX, k) * int64(self.vectors * self.lanes)
+        first = base + (self.panel0 + p) * int64(depth * self.gates * self.lanes)
+        return first + k * int64(self.vectors * self.lanes)
 
     @property
     def gates(self) -> int:
@@ -221,11 +204,11 @@ class Tile:
     def accumulated(self, r: Expr, p: Expr, g: Expr, v: Expr) -> Expr:
         if self.slot is not None:
             row, panel, across = self.slot
-            pair = (row + wide(r)) * int64(across) + panel + wide(p)
+            pair = (row + r) * int64(across) + panel + p
             if self.tail is None:
-                return self.flat["gates"]((pair * int64(self.gates) + wide(g)) * int64(self.lanes) + wide(v))
+                return self.at("gates", (pair * int64(self.gates) + g) * int64(self.lanes) + v)
             units, first = self.tail.units, pair * int64(self.tail.vectors * self.lanes)
-            found = self.flat["gates"](first + wide(g) * int64(units) + wide(v))
+            found = self.at("gates", first + g * int64(units) + v)
             return tirx.Select(v < units, found, tirx.const(0.0, self.unit.dtype))
         total = self._sum(0, r, p, g, v)
         for number in range(1, len(self.sums)):
@@ -237,8 +220,8 @@ class Tile:
         own, root = self.sums[number](r, p, g, v), self.group.root
         if root is None or root not in self.places.scales:
             return own
-        place = ((self.panel0 + wide(p)) * int64(self.gates) + wide(g)) * int64(self.lanes) + wide(v)
-        return own * self.flat["packed"](self.places.scales[root][number] + place)
+        place = ((self.panel0 + p) * int64(self.gates) + g) * int64(self.lanes) + v
+        return own * self.at("packed", self.places.scales[root][number] + place)
 
     def value(self, node: Node, r: Expr, p: Expr, v: Expr, top: bool = False) -> Expr:
         """The group's node at the tile's own element."""
@@ -275,117 +258,56 @@ class Tile:
             for array in self.places.write(node):
                 self._store(node, array)
 
-    def _vectors(self, name: str, body: Callable[[Expr, Expr, Expr], Expr]) -> te.Tensor:
-        return te.compute((self.rows, self.panels, self.lanes), body, name=name)
+    def _vectors(self, name: str, value: Callable[[Expr, Expr, Expr], Expr]) -> Stage:
+        return in_registers(name, (self.rows, self.panels, self.lanes), self.unit.dtype, value)
 
     def _top(self, node: Node) -> Callable[[Expr, Expr, Expr], Expr]:
         return lambda r, p, v: self.value(node, r, p, v, top=True)
 
-    def _gate(self, gate: int) -> Callable[[Expr, Expr, Expr], Expr]:
-        return lambda r, p, v: self.accumulated(r, p, gate, v)
-
     def _store(self, node: Node, array: Array) -> None:
-        name = f"out_{len(self.tensors)}"
+        shape = (self.rows, self.panels, self.lanes)
         if node is not self.group.root:
-            source = self.stages[node]
-            out = self._vectors(name, lambda r, p, v: source(r, p, v))
             if not node.shape:  # a scalar fills its vector
                 array = replace(array, strides=(1,))
-            self._emit(out, array, lambda r, p, v: (*self.outer, self.unit_of(p, v)))
+            self.store(array, shape, self.stages[node], lambda r, p, v: (*self.outer, self.unit_of(p, v)))
             return
         for gate in range(self.gates):
-            out = self._vectors(f"{name}_{gate}", self._gate(gate))
             lead = (gate,) if len(node.shape) == 2 else ()
-            self._emit(out, array, lambda r, p, v, lead=lead: (*lead, self.unit_of(p, v)))
+            value = partial(self._gate, gate)
+            self.store(array, shape, value, lambda r, p, v, lead=lead: (*lead, self.unit_of(p, v)))
 
-    def _emit(self, out: te.Tensor, array: Array, index: Callable[..., Index]) -> None:
-        self.tensors.append(out)
-        self.outputs[out] = (array, index)
+    def _gate(self, gate: int, r: Expr, p: Expr, v: Expr) -> Expr:
+        return self.accumulated(r, p, gate, v)
 
-    # --- scheduling and embedding --------------------------------------------------------------------------------
+    def store(
+        self, array: Array, shape: tuple[int, ...], value: Callable[..., Expr], index: Callable[..., Index]
+    ) -> None:
+        """What is stored, at each place: value(*place) at index(*place) of an array, whose row is the place's first
+        entry behind the tile's own."""
+        place = axes(shape)
+
+        def address(at: Place) -> Expr:
+            return array.address(self.row0 + at[0], index(*at))
+
+        name, into = f"out_{len(self.outputs)}", self.places.buffers[array.buffer]
+        self.outputs.append(Stage(name, shape, place, value(*place), into, address))
+
+    # --- embedding -----------------------------------------------------------------------------------------------
 
     def statement(self, template: Template, config: Config) -> Stmt:
-        """The tile as a statement on the real buffers, as scheduled; one without sums has nothing to schedule."""
-        if not self.sums:
-            return self._in_vectors()
-        stages = (*self.sums, *self.halves, *self.stages.values())
-        # The enclosing loops' variables become parameters, because a Schedule takes closed functions only.
-        free: dict[tirx.Var, None] = {}
-        for stage in (*stages, *self.tensors):
-            own = [axis.var for axis in (*stage.op.axis, *stage.op.reduce_axis)]
-            for value in stage.op.body:
-                free |= dict.fromkeys(tirx.analysis.undefined_vars(value, own))
-        sch = Unchecked(te.create_prim_func([*self.flat.values(), *free, *self.tensors]))
-        for stage in stages:
-            sch.set_scope(stage.op.name, 0, "local")
-        for tensor in (*self.halves, *self.stages.values(), *self.tensors):
-            self._vectorize(sch, tensor.op.name)
-        template.schedule(sch, self.unit, config)
-        mod = tvm.ir.transform.Sequential([p() for p in _LOWER])(sch.mod)
-        return self._embed(mod["main"], len(free))
+        """The tile: its arrays one after the other, the sums as the template schedules them."""
+        after, plan = [*self.halves, *self.stages.values()], template.schedule
+        made = [tirx.AllocBuffer(own.buffer) for own in (*self.sums, *after)]
+        if self.sums and plan is not None:
+            sums = scheduled(self.sums, [*self.places.buffers.values()], lambda sch: plan(sch, self.unit, config))
+        else:
+            sums = sequence([own.statement() for own in self.sums])
+        return sequence(made, sums, [own.statement() for own in (*after, *self.outputs)])
 
-    def _in_vectors(self) -> Stmt:
-        """Stages to registers, one after the other, and outputs to their places: what TVM's schedule makes of them too,
-        in many times the time."""
-        homes = {name: self.places.buffers[name] for name in self.flat}
-        for stage in self.stages.values():
-            name = stage.op.name
-            homes[name] = tirx.decl_buffer(stage.shape, stage.dtype, name=f"{name}_local", scope="local")
 
-        def load(call: tvm.ir.Call) -> TirExpr:
-            if getattr(call.op, "name", "") != "te.tensor_load":
-                return call
-            tensor, *indices = call.args
-            return tirx.BufferLoad(homes[tensor.op.name], indices)
-
-        def vectors(tensor: te.Tensor) -> Stmt:
-            place = [axis.var for axis in tensor.op.axis]
-            value = tvm_ffi.structural_map(tensor.op.body[0], (tvm.ir.Call, load))
-            if tensor in self.outputs:
-                array, index = self.outputs[tensor]
-                address = array.address(self.row0 + place[0], index(*place))
-                done = tirx.BufferStore(self.places.buffers[array.buffer], value, [address])
-            else:
-                done = tirx.BufferStore(homes[tensor.op.name], value, place)
-            kinds = (tirx.ForKind.UNROLLED, tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED)
-            for axis, kind in reversed([*zip(tensor.op.axis, kinds, strict=True)]):
-                alone = int(axis.dom.extent) == 1  # TVM has no vectors of one
-                done = tirx.For(axis.var, axis.dom.min, axis.dom.extent, tirx.ForKind.UNROLLED if alone else kind, done)
-            return done
-
-        made = [tirx.AllocBuffer(homes[stage.op.name]) for stage in self.stages.values()]
-        return sequence(made, [vectors(tensor) for tensor in (*self.stages.values(), *self.tensors)])
-
-    def _vectorize(self, sch: Schedule, name: str) -> None:
-        *outer, lane = sch.get_loops(name)
-        sch.vectorize(lane)
-        for loop in outer:
-            sch.unroll(loop)
-
-    def _embed(self, func: tirx.PrimFunc, free: int) -> Stmt:
-        flat = list(self.flat)
-        real = {p: self.places.buffers[flat[i]] for i, p in enumerate(func.params[: len(flat)])}
-        targets = dict(zip(func.params[len(flat) + free :], self.outputs.values(), strict=True))
-
-        def place(buffer: Buffer, indices: Sequence[Expr]) -> tuple[Buffer, list[Expr]] | None:
-            for param, buf in real.items():
-                if buffer.same_as(param):
-                    return buf, list(indices)
-            for param, home in targets.items():
-                if buffer.same_as(param):
-                    array, index = home
-                    return self.places.buffers[array.buffer], [array.address(self.row0 + indices[0], index(*indices))]
-            return None
-
-        def load(node: tvm.ir.TensorLoad) -> TirExpr:
-            found = place(node.source, node.indices)
-            return node if found is None else tirx.BufferLoad(*found)
-
-        def store(node: tirx.BufferStore) -> Stmt:
-            found = place(node.buffer, node.indices)
-            return node if found is None else tirx.BufferStore(found[0], node.value, found[1])
-
-        return tvm_ffi.structural_map(func.body, ((tvm.ir.TensorLoad, load), (tirx.BufferStore, store)))
+def added(axes: Mapping[tirx.Var, Expr], dtype: str) -> Sum:
+    """A plain sum over these axes."""
+    return Sum(axes, tirx.const(0.0, dtype), lambda total, value: total + value)
 
 
 def _operands(node: Node) -> list[Node]:
@@ -398,8 +320,7 @@ def product(tile: Tile, template: Template, config: Config) -> Stmt:
     tile.products()
     shape = (tile.rows, tile.panels, tile.vectors, tile.lanes)
     strides = (tile.panels * tile.vectors * tile.lanes, tile.vectors * tile.lanes, tile.lanes, 1)
-    out = te.compute(shape, lambda r, p, g, v: tile.accumulated(r, p, g, v), name="out_0")
-    tile._emit(out, Array("gates", int64(0), 0, strides, shape), lambda *index: index)
+    tile.store(Array("gates", int64(0), 0, strides, shape), shape, tile.accumulated, lambda *index: index)
     done, ahead = tile.statement(template, config), config.get("ahead", 0)
     packed = tile.places.buffers.get("stored", tile.places.buffers["packed"])
     step = max(1, CACHE_LINE * 8 // int(tvm_ffi.dtype(packed.dtype).bits))
@@ -418,7 +339,7 @@ def _coming(tile: Tile, ahead: Ahead, step: int, k: tirx.Var) -> list[Expr]:
     row = tile.gates * tile.lanes
     lines = -(-tile.panels * row // step)
     each = -(-lines // ahead.tiles)
-    turn = tirx.min(ahead.number, int64(-(-lines // each) - 1)) * int64(depth) + tirx.Cast(INDEX, k)
+    turn = tirx.min(ahead.number, int64(-(-lines // each) - 1)) * int64(depth) + k
     first = base + ahead.panel * int64(depth * row) + turn * int64(each * step)
     return [first + int64(i * step) for i in range(each)]
 

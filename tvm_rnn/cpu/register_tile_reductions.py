@@ -1,8 +1,8 @@
 """Tiles of reductions: a partial result per lane, and what is reduced computed on the way.
 
-In: a tile of a reduce group. Out: its scheduled statement, as for other tiles (`register_tile.py`). Blocks are named
-"partial" (one result per lane), "half_n" (of n lanes, where the reduction runs along them: half of the lanes and the
-other half, down to one) and "out_i".
+In: a tile of a reduce group. Out: its statement, as for other tiles (`register_tile.py`). Its arrays are "partial" (one
+result per lane), "half_n" (of n lanes, where the reduction runs along them: half of the lanes and the other half, down
+to one) and "out_i".
 
 A product of heads, or of a matrix state, is such a group. As in a GEMM a tile then has several vectors of the result,
 and several rows or elements of another axis: a vector of the parameter serves all of these, one of their numbers all
@@ -15,17 +15,19 @@ Multiplication".
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from tvm import te, tirx
+from tvm import tirx
 
 from tvm_rnn.graph.graph import Node, reduced_axes
 from tvm_rnn.graph.scalar import let, where
 from tvm_rnn.graph.tensor_expressions import Index, element, reduced_value
 from tvm_rnn.schedule.schedule_template import Config, Template
 from tvm_rnn.tir.expr import Expr, Stmt, TirExpr
-from tvm_rnn.tir.index import wide
+from tvm_rnn.tir.statements import variable
 
-from .register_tile import Tile
+from .register_tile import Tile, added
+from .register_tile_stages import Stage, Sum, in_registers
 
 
 def reduction(
@@ -39,33 +41,28 @@ def reduction(
     """
     root = tile.group.root
     assert root is not None
-    axes = reduced_axes(root)
+    *sizes, last = (size for _, size in reduced_axes(root))
     lanes = tile.lanes
-    last = axes[-1][1]
-    extents = [size for _, size in axes[:-1]] + [-(-last // lanes) if along else last]
-    iterators = [te.reduce_axis((0, e), name=f"k{i}") for i, e in enumerate(extents)]
-    combine, identity = _combiner(root, tile.unit.dtype)
-
-    def summed(r: Expr, own: Index, *rest: Expr) -> Expr:
-        ks = [*(k.var for k in iterators[: len(iterators) - len(rest)]), *rest]
-        return _inlined(tile, root, r, own, ks)
-
+    extents = [*sizes, -(-last // lanes) if along else last]
+    axes = {variable(f"k{i}"): extent for i, extent in enumerate(extents)}
+    *ks, k = axes
+    own = _sum(root, axes, tile.unit.dtype)
     if not along:
-        return _of_vectors(tile, template, config, index, tall, lambda r, own: combine(summed(r, own), axis=iterators))
+        each = partial(_inlined, tile, root, ks=[*ks, k])
+        return _of_vectors(tile, template, config, index, tall, own=own, value=each)
 
-    def body(v: Expr) -> Expr:
-        k = iterators[-1] * lanes + v
-        value = summed(0, index, k)
-        return combine(value if last % lanes == 0 else where(k < last, value, identity), axis=iterators)
+    def value(v: Expr) -> Expr:
+        place = k * lanes + v
+        found = _inlined(tile, root, 0, index, [*ks, place])
+        return found if last % lanes == 0 else where(place < last, found, own.first)
 
-    total = te.compute((lanes,), body, name="partial")
+    total = in_registers("partial", (lanes,), tile.unit.dtype, value, own)
     tile.sums.append(total)
     while lanes > 1:
         total, lanes = _halved(root, total, lanes)
         tile.halves.append(total)
     for array in tile.places.write(root):
-        out = te.compute((1, 1, 1), lambda r, p, v: total(0), name=f"out_{len(tile.tensors)}")
-        tile._emit(out, array, lambda r, p, v: index)
+        tile.store(array, (1,), total, lambda r: index)
     return tile.statement(template, config)
 
 
@@ -75,27 +72,27 @@ def _of_vectors(
     config: Config,
     index: Index,
     tall: int | None,
+    *,
+    own: Sum,
     value: Callable[[Expr, Index], Expr],
 ) -> Stmt:
-    """A tile of whole vectors of the result. value: the sum in one row, at one index."""
+    """A tile of whole vectors of the result. value: what is summed in one row, at one index."""
 
     def place(r: Expr, p: Expr, v: Expr) -> Index:
-        own = [i + wide(r) if axis == tall else i for axis, i in enumerate(index)]
+        own = [i + r if axis == tall else i for axis, i in enumerate(index)]
         return (*own[:-1], tile.unit_of(p, v))
 
     batch, rows = (tile.rows, 1) if tall is None else (1, tile.rows)
     shape = (batch, rows, tile.panels, tile.lanes)
-    partial = te.compute(shape, lambda b, r, p, v: value(b, place(r, p, v)), name="partial")
-    tile.sums.append(partial)
+    tile.sums.append(in_registers("partial", shape, tile.unit.dtype, lambda b, r, p, v: value(b, place(r, p, v)), own))
     root = tile.group.root
     assert root is not None
     for array in tile.places.write(root):
-        out = te.compute(shape, lambda b, r, p, v: partial(b, r, p, v), name=f"out_{len(tile.tensors)}")
-        tile._emit(out, array, lambda b, r, p, v: place(r, p, v))
+        tile.store(array, shape, tile.sums[0], lambda b, r, p, v: place(r, p, v))
     return tile.statement(template, config)
 
 
-def _halved(root: Node, wide: te.Tensor, lanes: int) -> tuple[te.Tensor, int]:
+def _halved(root: Node, wide: Stage, lanes: int) -> tuple[Stage, int]:
     """Results of so many lanes, put together two by two: for 16 lanes four vector operations in place of 15 of one
     number each, which wait for each other."""
     half = lanes // 2
@@ -104,20 +101,19 @@ def _halved(root: Node, wide: te.Tensor, lanes: int) -> tuple[te.Tensor, int]:
         one, other = wide(v), wide(v + half)
         return _larger(one, other) if root.op == "max" else one + other
 
-    return te.compute((half,), both, name=f"half_{half}"), half
+    return in_registers(f"half_{half}", (half,), str(wide.buffer.dtype), both), half
 
 
-def _combiner(root: Node, dtype: str) -> tuple[Callable[..., Expr], Expr]:
+def _sum(root: Node, axes: dict[tirx.Var, int], dtype: str) -> Sum:
     if root.op == "max":
-        low = tirx.const(float("-inf"), dtype)
-        return te.comm_reducer(_larger, lambda _: low, name="max"), low
-    return te.sum, tirx.const(0.0, dtype)
+        return Sum(axes, tirx.const(float("-inf"), dtype), _larger)
+    return added(axes, dtype)
 
 
-def _larger(a: TirExpr, b: TirExpr) -> TirExpr:
-    """The larger number, or NaN where there is one. TVM puts the reduced value in the place of b: once, for it may have
+def _larger(a: TirExpr, b: Expr) -> TirExpr:
+    """The larger number, or NaN where there is one. What is reduced is put in the place of b: once, for it may have
     variables of its own."""
-    value = tirx.Var("value", str(b.ty))
+    value = tirx.Var("value", str(a.ty))
     return tirx.Let(value, b, where(tirx.Or(a > value, tirx.isnan(a)), a, value))
 
 

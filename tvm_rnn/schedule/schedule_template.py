@@ -88,12 +88,10 @@ class Knobs:
 
 
 class Methods(Protocol):
-    """A class that `template` decorates; it may also have `every` and `predict`."""
+    """A class that `template` decorates; it may also have `schedule`, `every` and `predict`."""
 
     @staticmethod
     def configure(unit: Any, target: Target, knob: Knobs, /) -> Config: ...  # a Unit, or one of the template's own kind
-    @staticmethod
-    def schedule(sch: Any, unit: Any, config: Config, /) -> object: ...
 
 
 @dataclass(frozen=True)
@@ -101,8 +99,8 @@ class Template:
     """One way to schedule units of a kind on targets of a kind.
 
     configure(unit, target, knob) -> Config: the knobs' values, legal for this unit and target.
-    schedule(sch, unit, config): schedules the tile's blocks: "product_*" (with axes row, panel, gate, lane, k),
-    "partial", and "value_*", "out_*" (last axis lane).
+    schedule(sch, unit, config): schedules the sums of a CPU's tile, blocks "product_*" (axes row, panel, gate, lane, k)
+    or "partial"; None: loops over k outside, the tile unrolled, lanes vectorised.
     every(unit, target) -> configurations: all that are legal; default: all combinations of the choices that `configure`
     offers. predict(unit, config, target) -> microseconds: what tuning tries first; default: unknown.
     version: raised when a knob comes to mean something else, so that records of before are ignored.
@@ -112,7 +110,7 @@ class Template:
     kinds: tuple[str, ...]
     targets: tuple[str, ...]
     configure: Callable[[Unit, Target, Knobs], Config]
-    schedule: Callable[[Schedule, Unit, Config], object]
+    schedule: Callable[[Schedule, Unit, Config], object] | None = None
     every: Callable[[Unit, Target], Iterable[Config]] | None = None
     predict: Callable[[Unit, Config, Target], float] | None = None
     version: int = 1
@@ -128,12 +126,12 @@ _loading = threading.RLock()
 def template(
     name: str, *, kinds: Sequence[str], targets: Sequence[str], version: int = 1
 ) -> Callable[[type[Methods]], Template]:
-    """Class decorator: a class with static functions `configure` and `schedule`, and if it likes `every` and `predict`,
+    """Class decorator: a class with a static function `configure`, and if it likes `schedule`, `every` and `predict`,
     becomes a Template."""
 
     def make(c: type[Methods]) -> Template:
-        more = getattr(c, "every", None), getattr(c, "predict", None)
-        return Template(name, tuple(kinds), tuple(targets), c.configure, c.schedule, *more, version)
+        own = {part: getattr(c, part, None) for part in ("schedule", "every", "predict")}
+        return Template(name, tuple(kinds), tuple(targets), c.configure, **own, version=version)
 
     return make
 

@@ -18,17 +18,18 @@ from dataclasses import dataclass, replace
 from math import prod
 
 import tvm_ffi
-from tvm import te, tirx
+from tvm import tirx
 
 from tvm_rnn.cpu.lower_group import PARALLEL_ELEMENTS, Emitter, Used
-from tvm_rnn.cpu.register_tile import Places, Tile
+from tvm_rnn.cpu.register_tile import Places, Tile, added
+from tvm_rnn.cpu.register_tile_stages import in_registers
 from tvm_rnn.cpu.workspace import Array
 from tvm_rnn.graph.graph import Group, Node, make
 from tvm_rnn.graph.tensor_expressions import Index, Reader, element
 from tvm_rnn.schedule.schedule_template import Config, Template, Unit, best
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt
 from tvm_rnn.tir.index import int64
-from tvm_rnn.tir.statements import Block, Named, load, loop, sequence, store, vector, when
+from tvm_rnn.tir.statements import Block, Named, load, loop, sequence, store, variable, vector, when
 
 from .kernel_gradient_sums import KernelGradient
 
@@ -179,34 +180,35 @@ class _Sum:
         local = {_vectors(number): buffer for number, buffer in made.items()}
         places = replace(self.places, buffers={**self.places.buffers, **local})
         tile = Tile(group, places, self.unit, self.lanes, rows=height, panels=across, panel0=panel0)
-        row = te.reduce_axis((0, self.rows), name="row")
-        inner = {t: te.reduce_axis((0, axes.sizes[t]), name=f"summed_{t}") for t in axes.summed}
+        row, inner = variable("row"), {t: variable(f"summed_{t}") for t in axes.summed}
 
-        def body(m: Expr, p: Expr, v: Expr) -> Expr:
-            place = {**known, axes.tall: first + tirx.Cast("int64", m), axes.last: tile.unit_of(p, v)}
-            place |= {t: k.var for t, k in inner.items()}
+        def product(m: Expr, p: Expr, v: Expr) -> Expr:
+            place = {**known, axes.tall: first + m, axes.last: tile.unit_of(p, v), **inner}
             value: Expr | None = None
             for number, (text, operand) in enumerate(zip(axes.operands, self.node.args, strict=True)):
                 if number in made:
-                    one = tile.flat[_vectors(number)](p * self.lanes + v)
+                    one: Expr = tile.at(_vectors(number), p * self.lanes + v)
                 else:
-                    one = self._operand(operand, text, place, lambda n, i: tile.load(n, row.var, i))
+                    one = self._operand(operand, text, place, lambda n, i: tile.load(n, row, i))
                 value = one if value is None else value * one
-            return te.sum(value, axis=[row, *inner.values()])
+            assert value is not None
+            return value
 
-        sums = te.compute((height, across, self.lanes), body, name="product_0")
+        shape = (height, across, self.lanes)
+        summed = {row: self.rows, **{k: axes.sizes[t] for t, k in inner.items()}}
+        sums = in_registers("product_0", shape, self.unit.dtype, product, added(summed, self.unit.dtype))
         tile.sums.append(sums)
         array = self.into if self.node.shape else replace(self.into, strides=(1,))
 
         def at(m: Expr, p: Expr, v: Expr) -> Index:
             unit = tile.unit_of(p, v)
-            place = {**known, axes.tall: first + tirx.Cast("int64", m), axes.last: unit}
+            place = {**known, axes.tall: first + m, axes.last: unit}
             return tuple(place[t] for t in axes.out) if axes.out else (unit,)
 
-        def added(m: Expr, p: Expr, v: Expr) -> Expr:
-            return sums(m, p, v) + tile.flat[ROW_SUMS](array.address(0, at(m, p, v)))
+        def with_earlier(m: Expr, p: Expr, v: Expr) -> Expr:
+            return sums(m, p, v) + tile.at(ROW_SUMS, array.address(0, at(m, p, v)))
 
-        tile._emit(te.compute((height, across, self.lanes), added, name="out_0"), array, at)
+        tile.store(array, shape, with_earlier, at)
         done = tile.statement(self.template, self.config)
         return self._with_vectors(done, made, across, panel0, known) if made else done
 
