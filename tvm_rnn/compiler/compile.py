@@ -236,14 +236,14 @@ def _for_a_cpu(own: Passed, around: Around, folder: Path, tell: Progress) -> Mod
             facts.memory.max_bytes = options.max_bytes
     if options.generate:
         tell("lowering of generation")
-        generation = GenerationLowering(net, own.layers, options)
-        lowered.module = with_more(lowered.module, generation.functions())
+        generation = GenerationLowering(net, own.layers, options, sharing=lowered.sharing)
+        lowered.found |= generation.functions()
         facts.generation = generation.facts()
         facts.entry_points.append("generate")
     direct = direct_of(own)
     if direct is not None:
         tell("lowering of a row's step")
-        lowered.module = with_more(lowered.module, direct.functions())
+        lowered.found |= direct.functions()
         facts.direct = direct.facts()
         arrays |= direct.constants()
     tell("code generation")

@@ -14,6 +14,7 @@ import tvm
 from msgspec import convert, structs
 
 from tvm_rnn.cpu.lower_network import Lowering
+from tvm_rnn.cpu.shared_groups import SharedGroups
 from tvm_rnn.module_file import manifest, schema
 from tvm_rnn.module_file.facts import blob, shared_facts
 from tvm_rnn.module_file.schema import CpuNetwork, Origin, SeveralNetworks
@@ -33,14 +34,15 @@ def write_model(
     """Compile every network, and what is around them, for one CPU; returns the file's path. Raises BuildError."""
     machine = options.target
     tell("lowering")
-    lowered = [Lowering(own.net, own.layers, own.options).run() for own in networks]
+    sharing = SharedGroups()
+    lowered = [Lowering(own.net, own.layers, own.options, sharing=sharing).run() for own in networks]
     tell("code generation")
     functions = {
-        _named(i, variable.name_hint): function.with_attr("global_symbol", _named(i, variable.name_hint))
+        _named(i, name): function.with_attr("global_symbol", _named(i, name))
         for i, own in enumerate(lowered)
-        for variable, function in own.module.functions.items()
+        for name, function in own.found.items()
     }
-    executable = generate(tvm.IRModule(functions | around), machine)
+    executable = generate(tvm.IRModule(sharing.finish(functions) | around), machine)
     tell("linking")
     elf = link(executable, folder, machine)
     facts = [code.describe() for code in lowered]

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import tvm
 from tvm import tirx
 
 from tvm_rnn.tir.expr import Buffer, Stmt
-from tvm_rnn.tir.statements import PLAIN, inner, with_inner
+from tvm_rnn.tir.statements import PLAIN, apart, inner, with_inner
 
 WHOLE = 96  # a function of at most so many loops stays whole: those of small cells in inference
 MOST = 32  # loops of a part; HyperLSTM with training takes 8 s with 12, 24 or 48, and 29 s without parts
@@ -86,7 +85,4 @@ class _Cut:
         ):
             return body
         self.count += 1
-        name = tvm.ir.StringImm(f"{self.name}_part_{self.count}")
-        # What follows a part would keep its position in debug information, which LLVM refuses; any statement sets it.
-        nothing = tirx.Evaluate(tirx.const(1, "int32"))
-        return tirx.SeqStmt([tirx.AttrStmt(name, "compute_scope", name, body), nothing])
+        return apart(f"{self.name}_part_{self.count}", body)

@@ -111,7 +111,7 @@ def direct_of(own: Passed) -> DirectLowering | None:
     options = replace(options, target=machine, batches=(1,), training=False, without=WITHOUT)
     with recording(listen=False):
         layers = own.pipeline(net, options)[-1][1]
-    found = DirectLowering(net, layers, options, NUMBER)
+    found = DirectLowering(net, layers, options, NUMBER, sharing=None)
     fits = found.weight_bytes <= MOST_BYTES and found.work_elements * found.itemsize <= STACK_BYTES
     return found if fits else None
 

@@ -33,6 +33,7 @@ from .reduction_tiles import ReductionTiles, tile_shape
 from .register_tile import Ahead, Places, Tile, Wanted
 from .row_loops import each_row, leftovers
 from .second_thread import threads_for_part
+from .shared_groups import SharedGroups
 from .weight_packing import Tail
 from .weight_storage import NETWORKS, Storages
 from .workspace import Array
@@ -65,10 +66,18 @@ class Used:
 
 
 class Emitter:
-    """Emits groups for one target, dtype and set of named batch sizes."""
+    """Emits groups for one target, dtype and set of named batch sizes. sharing: what makes one function of groups that
+    are alike; None: each has its own code, at once."""
 
-    def __init__(self, target: Target, dtype: str, batches: tuple[int, ...], storages: Storages = NETWORKS) -> None:
-        self.storages = storages
+    def __init__(
+        self,
+        target: Target,
+        dtype: str,
+        batches: tuple[int, ...],
+        storages: Storages = NETWORKS,
+        sharing: SharedGroups | None = None,
+    ) -> None:
+        self.storages, self.sharing = storages, sharing
         self.target, self.dtype, self.batches = target, dtype, batches
         self.lanes = target.lanes(dtype)
         self.used: list[Used] = []
@@ -78,22 +87,35 @@ class Emitter:
         if group.kind == "random":
             return self._random(group, rows, places)
         unit = self._unit(group)
-        kinds = {"gemm": self._gemm, "pointwise": self._pointwise, "reduce": self._reduce, "scan": self._scan}
-        emit = kinds[group.kind]
+        chosen = self._chosen(unit, places.batch is not None)
+        self.used += [Used(own, *choice) for own, choice in reversed(chosen)]
 
-        def code(own: Unit, chosen: Chosen) -> Stmt:
-            self.used.append(Used(own, *chosen))
-            return emit(group, own, rows, places, *chosen[:2])
+        def code(rows: Expr, places: Places) -> Stmt:
+            return self._code(group, rows, places, chosen)
 
+        if self.sharing is None or group.kind == "scan" or self.storages.of(group.root) is not None:
+            return code(rows, places)
+        return self.sharing.put(group, rows, places, code, (unit, self.target.name))
+
+    def _chosen(self, unit: Unit, for_each: bool) -> list[tuple[Unit, Chosen]]:
+        """What is chosen for each named batch size, at last for all others; of those that agree one. for_each: whether
+        code may ask for the batch size."""
         alone = [replace(unit, batches=(size,)) for size in self.batches]
-        found = [best(own, self.target) for own in alone]
-        if places.batch is None or all(c[:2] == found[0][:2] for c in found):
-            return code(unit, best(unit, self.target))
+        found = [(own, best(own, self.target)) for own in alone]
+        if not for_each or all(c[:2] == found[0][1][:2] for _, c in found):
+            return [(unit, best(unit, self.target))]
         # The largest one's for all other sizes: its tiles are those that many rows need.
-        result = code(alone[-1], found[-1])
-        for own, chosen in reversed(list(zip(alone, found, strict=True))[:-1]):
-            if chosen[:2] != found[-1][:2]:
-                result = when(tirx.EQ(places.batch, int64(own.batches[0])), code(own, chosen), result)
+        *others, last = found
+        return [*(own for own in others if own[1][:2] != last[1][:2]), last]
+
+    def _code(self, group: Group, rows: Expr, places: Places, chosen: Sequence[tuple[Unit, Chosen]]) -> Stmt:
+        kinds = {"gemm": self._gemm, "pointwise": self._pointwise, "reduce": self._reduce, "scan": self._scan}
+        emit, result = kinds[group.kind], None
+        for unit, (template, knobs, _) in reversed(chosen):
+            own = emit(group, unit, rows, places, template, knobs)
+            size = int64(unit.batches[0]) if unit.batches else None
+            result = own if result is None else when(tirx.EQ(places.batch, size), own, result)
+        assert result is not None
         return result
 
     def _unit(self, group: Group) -> Unit:

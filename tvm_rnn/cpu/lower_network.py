@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -50,6 +51,7 @@ from .lower_group import Emitter, Used
 from .lower_layer import Context, Emit, Layer, Visit
 from .matrix_part import held
 from .second_thread import threads_for_call
+from .shared_groups import SharedGroups
 from .surroundings.levels import FORMS
 from .walk_through_time import CHUNK, is_few
 from .weight_storage import Storages, bytes_on, storage_on
@@ -84,12 +86,14 @@ class Tile:
 
 @dataclass
 class Lowering:
-    """Lowers one RNN. Call `run()`. number: of the first graph, among all whose constants the module's file has."""
+    """Lowers one RNN. Call `run()`. number: of the first graph, among all whose constants the module's file has.
+    sharing: the groups of all functions of the file."""
 
     net: RNN
     layers: Layers
     options: Options
     number: int = 0
+    sharing: SharedGroups | None = field(default_factory=SharedGroups)
     memory: Workspace = field(default_factory=Workspace)
     name: ClassVar[str] = "sequence"
     layer_type: ClassVar[type[Layer]] = Layer
@@ -109,7 +113,7 @@ class Lowering:
         self.itemsize = np.dtype(net.dtype).itemsize
         whole = bytes_on(options.target) if self.in_bytes and net.dtype == "float32" and not options.training else None
         self.storages = Storages(storage_on(options.target, self.stored), whole)
-        self.emitter = Emitter(options.target, net.dtype, options.batches, self.storages)
+        self.emitter = Emitter(options.target, net.dtype, options.batches, self.storages, self.sharing)
         self.lanes, self.back = self.emitter.lanes, int64(int(net.reverse))
         initial = net.cell.initial
         numbered = enumerate(self.layers.graphs, self.number)
@@ -171,8 +175,13 @@ class Lowering:
     # --- the sequence function -----------------------------------------------------------------------------------
 
     def run(self) -> Lowering:
-        self.module = tvm.IRModule(self.functions())
+        self.found = self.functions()
         return self
+
+    @cached_property
+    def module(self) -> tvm.IRModule:
+        """All functions, those of `found`, with their code."""
+        return tvm.IRModule(self.found if self.sharing is None else self.sharing.finish(self.found))
 
     def describe(self) -> CpuNetwork:
         """What the manifest says of a module, before that of training."""

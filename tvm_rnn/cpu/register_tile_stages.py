@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
@@ -129,7 +128,7 @@ _LOWER = (
 )
 
 
-def scheduled(sums: Sequence[Stage], buffers: Sequence[Buffer], schedule: Callable[[Any], object]) -> Stmt:
+def scheduled(sums: Sequence[Stage], buffers: Sequence[Buffer], schedule: Callable[[Schedule], object]) -> Stmt:
     """The sums as a schedule makes them. buffers: what they may read.
 
     A Schedule takes closed functions only: the variables of the loops around the sums are parameters of one."""

@@ -98,6 +98,11 @@ def using(forms: Mapping[str, Callable[..., Expr]]) -> Iterator[None]:
         _forms.reset(token)
 
 
+def replaced() -> Mapping[str, Callable[..., Expr]]:
+    """The forms of the `using` around."""
+    return _forms.get()
+
+
 def _row(form: Callable[..., Expr]) -> Callable[..., Expr]:
     """A function that `using` can replace."""
 

@@ -104,6 +104,14 @@ def when(condition: Expr, then: Block, otherwise: Block = None) -> Stmt:
     return tirx.IfThenElse(condition, sequence(then), None if otherwise is None else sequence(otherwise))
 
 
+def apart(name: str, body: Stmt) -> Stmt:
+    """The statement as a function of LLVM's own, which is called here."""
+    named = tvm.ir.StringImm(name)
+    # What follows would keep its position in debug information, which LLVM refuses; any statement sets it.
+    nothing = tirx.Evaluate(tirx.const(1, "int32"))
+    return tirx.SeqStmt([tirx.AttrStmt(named, "compute_scope", named, body), nothing])
+
+
 def inner(statement: Stmt) -> list[Stmt]:
     """The statements right in a sequence, a loop, a condition or a mark; others have none."""
     if isinstance(statement, tirx.SeqStmt):

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import tvm
 import tvm_ffi
 from msgspec import convert, structs
 
 from tvm_rnn.cpu.lower_network import Lowering
+from tvm_rnn.cpu.shared_groups import SharedGroups
 from tvm_rnn.decisions import about, heard
 from tvm_rnn.dtypes import held_dtype
 from tvm_rnn.errors import ConfigError, message
@@ -47,8 +47,8 @@ def add_training(own: Passed, lowered: Lowering, facts: CpuNetwork) -> dict[str,
     with about("", training=True):
         layers = own.training(training)[-1][1]
     facts.decisions = heard()
-    forward, backward = _lowerings(net, layers, options)
-    known = {variable.name_hint: func for variable, func in lowered.module.functions_items()}
+    forward, backward = _lowerings(net, layers, options, lowered.sharing)
+    known = lowered.found
     found, of_forward = forward.functions(), forward.facts()
     dropped = bool(net.regularisers.weight_drop)  # what a call packs is not what inference does
     values = _constants(lowered) | _constants(forward)
@@ -56,7 +56,7 @@ def add_training(own: Passed, lowered: Lowering, facts: CpuNetwork) -> dict[str,
         found = {name: func for name, func in found.items() if not name.startswith(forward.prefix)}
         facts.packed_elements = max(facts.packed_elements, of_forward.packed_elements)
         of_forward = structs.replace(of_forward, packs=[], packed_elements=0, packed_as_inference=True)
-    lowered.module = tvm.IRModule(known | found | backward.functions())
+    lowered.found = known | found | backward.functions()
     parts = (lowered, forward, backward)
     used = [u for part in parts for u in part.emitter.used] + [w for part in parts for w in part.walks]
     facts.templates = [u.facts() for u in used]
@@ -88,11 +88,13 @@ def _kept(own: Passed, keep: bool | str) -> bool | str:
     return keep_choice.chosen(keep, net, options.target, options.batches)
 
 
-def _lowerings(net: RNN, layers: Layers, options: Options) -> tuple[ForwardTrain, Backward]:
+def _lowerings(
+    net: RNN, layers: Layers, options: Options, sharing: SharedGroups | None = None
+) -> tuple[ForwardTrain, Backward]:
     count = len(layers.graphs)
     backs = Layers(tuple(g.backward for g in layers.graphs if g.backward is not None), layers.of_layer)
-    forward = ForwardTrain(net, layers, options, number=count)
-    backward = Backward(net, backs, options, number=2 * count)
+    forward = ForwardTrain(net, layers, options, number=count, sharing=sharing)
+    backward = Backward(net, backs, options, number=2 * count, sharing=sharing)
     for part in (forward, backward):
         part.use(TapeLayout(net, layers, part.lanes))
     return forward, backward
