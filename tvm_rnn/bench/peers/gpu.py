@@ -66,7 +66,8 @@ def prepare_tvm_rnn(problem: GpuProblem) -> Prepared:
     manifest = module.manifest
     ran = regime(manifest, problem.point.batch, problem.point.steps)
     facts = {"regime": ran, "flops_per_row": manifest.get("flops_per_row")}
-    run = partial(module, x, lengths=problem.lengths, reset=problem.reset)
+    lengths = None if problem.lengths is None else problem.lengths.long()  # as kernels read them
+    run = partial(module, x, lengths=lengths, reset=problem.reset)
     return Prepared(manifest.versions["tvm_rnn"], {"compiled": run}, facts)
 
 

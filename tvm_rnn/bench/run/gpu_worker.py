@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 REPEATS = 20
 # Times what a rounding of the inputs moves exact results, as kernels round in a few places; the most of so many draws.
-MOVED, DRAWS = 2.0, 3
+MOVED, DRAWS = 4.0, 3
 CHECKED = 4096  # steps that the oracle computes, of sequences without lengths: a minute of launches for 65,536
 Exact = tuple["torch.Tensor", dict[str, gpu_graphs.Result]]  # y and the state
 Tell = Callable[[Reply], None]

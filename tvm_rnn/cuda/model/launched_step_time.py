@@ -49,6 +49,16 @@ def predict_steps(layout: Layout, precision: str, batch: int, target: Target) ->
     return us
 
 
+def first_us(layout: Layout, precision: str, batch: int, steps: int, target: Target) -> float:
+    """Microseconds of what is done before the steps of a call: products of inputs, for all of their rows."""
+    us = 0.0
+    for groups in chained_groups(layout.graph.groups):
+        if groups[0].region == "before":
+            gemm = groups[0].kind == "gemm"
+            us += _product(groups[0], precision, steps * batch, target) if gemm else LAUNCH_US
+    return us
+
+
 def hidden_us(layout: Layout, precision: str, batch: int, target: Target) -> float:
     """Microseconds of a call's first step that its hoisted products hide: those of its own product."""
     chains = chained_groups(layout.graph.groups)

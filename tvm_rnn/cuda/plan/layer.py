@@ -41,6 +41,7 @@ from tvm_rnn.cuda.linear.pair import EVERY
 from tvm_rnn.cuda.linear.vector_scan import VectorScan, vector_scan
 from tvm_rnn.cuda.matrix.on_chip import OnChip
 from tvm_rnn.cuda.model.choose_regime import Persistent, choose
+from tvm_rnn.cuda.model.few_steps import BATCHES, few_steps
 from tvm_rnn.cuda.model.launched_step_time import predict_steps
 from tvm_rnn.cuda.model.persistent_step_time import predict
 from tvm_rnn.cuda.rowwise.chained_groups import chained_groups, chained_groups_kernel, held
@@ -63,9 +64,9 @@ Launches = list[tuple[list[Group], Any]]  # groups, and what one launch does of 
 
 @dataclass(frozen=True)
 class OneStep:
-    """A call of one step on the user's states. weights: those of its graph, where products of inputs are part of the
-    step and nothing runs before it; None: the step of the layer's graph behind what is hoisted. copy: of the rows that
-    products read, where any are copied, those of hoisted products among them."""
+    """A call of one step on the user's states, or each step of a call of few. weights: those of its graph, where
+    products of inputs are part of the step and nothing runs before it; None: the step of the layer's graph behind what
+    is hoisted. copy: of the rows that products read, where any are copied, those of hoisted products among them."""
 
     layout: UserStates
     groups: Launches
@@ -99,6 +100,7 @@ class Layer:
     started: Callable[[], Graph | None] = lambda: None  # that of a first step from no states
     one_step: OneStep | None = None  # of calls of one step, where a step needs no copies of its states
     first_step: OneStep | None = None  # of those that are given no states, where that takes fewer products
+    few: dict[int, int] = field(default_factory=dict)  # by batch size, up to how many steps are calls of one step
     reserved: dict[tuple[str, str], tuple[Pointer, str]] = field(default_factory=dict)
     regime: str = "-1"  # C++ expression: which of `regimes` runs in this call; below 0: none
     whole: str = "B"  # C++ expression: rows that it takes; `rest` takes the others, as `regime` says
@@ -151,9 +153,6 @@ class Layer:
         layout = None if copied else user_states(self.layout)
         if layout is None or not all(isinstance(regime, Persistent) for regime in self.regimes):
             return
-        self.regimes = [
-            replace(r, least_steps=max(2, r.least_steps)) for r in self.regimes if isinstance(r, Persistent)
-        ]
         same = all(layout.state(i) == self.layout.state(i) for i in range(len(self.graph.states)))
         same = same and not layout.copied_rows
         groups = []
@@ -167,6 +166,26 @@ class Layer:
         joined = self.joined() if len(self.chains) > 1 else None
         self.one_step = self._in_one_launch(joined, "once", "joined") or OneStep(layout, groups, states, copy=copy)
         self.first_step = self._in_one_launch(self.started(), "first", "started")
+        self._count_few()
+
+    def _count_few(self) -> None:
+        """Up to how many steps a call is calls of one step; persistent kernels take those of more."""
+        assert self.one_step is not None
+        persistent = [regime for regime in self.regimes if isinstance(regime, Persistent)]
+        # Where something is hoisted, rows that a step reads are copied with those of the hoisted products.
+        able = self.one_step.copy is None or self.one_step.weights is not None
+        first = None if self.first_step is None else self.first_step.layout
+        for batch in sorted(self.batches or BATCHES):
+            own = next((r for r in persistent if r.most is None or batch <= r.most), None)
+            time = None if own is None else own.time
+            given = (self.layout, self.one_step.layout, first, time, batch, self.machine)
+            self.few[batch] = few_steps(*given) if able else 1
+
+        def least(regime: Persistent) -> int:
+            reached = [few for batch, few in self.few.items() if regime.most is None or batch <= regime.most]
+            return max(regime.least_steps, 1 + max(reached, default=1))
+
+        self.regimes = [replace(regime, least_steps=least(regime)) for regime in persistent]
 
     def _in_one_launch(self, graph: Graph | None, word: str, form: str) -> OneStep | None:
         """A call of one step whose products of inputs are products of the step, where that makes one launch of all.
@@ -512,9 +531,11 @@ class Layer:
                 found.append(work.fact)
             else:
                 found.append(_fact(groups, work))
-        for own, when in ((self._joined_step, "T = 1"), (self.first_step, "T = 1 from no states")):
+        most = max(self.few.values(), default=1)
+        steps = "T = 1" if most == 1 else f"T <= {most}"
+        for own, when in ((self._joined_step, steps), (self.first_step, f"{steps} from no states")):
             for fact in (_fact(groups, work) for groups, work in (own.groups if own is not None else ())):
-                found.append({**fact, "unit": f"{fact['unit']}, {when}", "most_steps": 1})
+                found.append({**fact, "unit": f"{fact['unit']}, {when}", "most_steps": most})
         return found
 
     # --- statements ------------------------------------------------------------------------------------------------
@@ -523,7 +544,7 @@ class Layer:
         once = self._when_once(buffers)
         spared = ""  # where all products of inputs are the step's
         if once and (self._joined_step is not None or self.first_step is not None):
-            spared = once if self._joined_step is not None else f"({once} && {host.program.starts})"
+            spared = once if self._joined_step is not None else f"({once} && T == 1 && {host.program.starts})"
         with host.when(f"!{spared}") if spared else nullcontext():
             self._copy_inputs(host, buffers, tile, once)
             self._hoisted(host, buffers, tile)
@@ -536,7 +557,7 @@ class Layer:
         together = own is not None and own.copy is not None
         if own is not None and together:
             with host.when(once):
-                self._copy_rows(host, buffers, own, self._user_step(buffers, tile), pairs)
+                self._copy_rows(host, buffers, own, self._user_step(host, buffers, tile), pairs)
         with host.otherwise() if together else nullcontext():
             for number, pair in zip(self.layout.copied, pairs, strict=True):
                 host.launch(self.copies[number], [*pair], [f"({tile.count} * B)"])
@@ -618,18 +639,13 @@ class Layer:
         with host.when(f"!({self.by_regime})") if self.regimes else nullcontext():
             once = self._when_once(buffers)
             with host.when(once) if once else nullcontext():
-                if once and self.first_step is not None:
-                    rows = replace(buffers, copied_rows=buffers.first_rows)
-                    with host.when(host.program.starts):
-                        self._once(host, self.first_step, rows, tile)
-                if once and self.one_step is not None:
-                    with host.otherwise() if self.first_step is not None else nullcontext():
-                        self._once(host, self.one_step, buffers, tile)
+                if once:
+                    self._few_steps(host, buffers, tile)
             with host.otherwise() if once else nullcontext():
                 self._steps(host, buffers, tile, parity)
 
     def _when_once(self, buffers: Buffers) -> str:
-        """A C++ condition: `one_step` is all of this call; "": never."""
+        """A C++ condition: `one_step` is each step of this call; "": never."""
         return next((own.when for own in buffers.in_place.values()), "") if self.one_step is not None else ""
 
     @property
@@ -676,9 +692,19 @@ class Layer:
             self._launch(host, "step", "B", buffers, self._finder(buffers, step), given=given)
             self.states.freeze(host, step)
 
-    def _once(self, host: Host, own: OneStep, buffers: Buffers, tile: Tile) -> None:
-        """The step of a call that has one, on the user's states."""
-        step = self._user_step(buffers, tile)
+    def _few_steps(self, host: Host, buffers: Buffers, tile: Tile) -> None:
+        """Calls of one step, one after the other."""
+        assert self.one_step is not None
+        with host.loop(tile.count, "s") as s:
+            step = self._user_step(host, buffers, tile, s)
+            if self.first_step is not None:
+                with host.when(f"{s} == 0 && {host.program.starts}"):
+                    self._once(host, self.first_step, replace(buffers, copied_rows=buffers.first_rows), step)
+            with host.otherwise() if self.first_step is not None else nullcontext():
+                self._once(host, self.one_step, buffers, step)
+
+    def _once(self, host: Host, own: OneStep, buffers: Buffers, step: Step) -> None:
+        """One step on the user's states."""
         if own.copy is not None and own.weights is not None:
             self._copy_rows(host, buffers, own, step)
         for _, work in own.groups:
@@ -690,10 +716,18 @@ class Layer:
         assert self.one_step is not None
         return self.one_step.layout.state(number)
 
-    def _user_step(self, buffers: Buffers, tile: Tile) -> Step:
-        """The only step, on the user's states."""
-        users = [buffers.in_place[number] for number in range(len(self.graph.states))]
-        return Step(tile, 0, [own.before for own in users], [own.after for own in users], {}, {})
+    def _user_step(self, host: Host, buffers: Buffers, tile: Tile, s: HostExpr = 0) -> Step:
+        """The step behind `s` others, which lies like the only one of a call: from the user's states, or from a copy
+        between two steps, to the other copy, or to the user's."""
+        before, after = list[Pointer](), list[Pointer]()
+        for number, own in ((number, buffers.in_place[number]) for number in range(len(self.graph.states))):
+            copies = [copy.cast(own.before.dtype) for copy in buffers.states[number]]
+            old, new = picked(host, f"{s} & 1", (copies[1], copies[0]))
+            ends = ((before, own.before, old, "0"), (after, own.after, new, f"{tile.count} - 1"))
+            for chosen, user, copy, end in ends:
+                chosen.append(host.pointer("state", Pointer(f"({s} == {end} ? {user.text} : {copy.text})", user.dtype)))
+        t = f"({tile.count} - 1 - {s})" if tile.reverse else s
+        return Step(tile, t, before, after, {}, {})
 
     def _finder(self, buffers: Buffers, step: Step) -> Find:
         tile = step.tile

@@ -29,6 +29,7 @@ from tvm_rnn.cuda.layer.time_segments import COUNT, TimeSegment, time_segment
 from tvm_rnn.cuda.linear.pair import EVERY
 from tvm_rnn.cuda.model.choose_backward_lanes import WAVE_STEPS, WAVE_TILES
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
+from tvm_rnn.cuda.model.few_steps import least
 from tvm_rnn.cuda.rowwise.dropout_masks import Dropped, NetworkMaskKeys
 from tvm_rnn.cuda.rowwise.state_moves import Buffers, InPlace, StateCopy, Tile, copy_states
 from tvm_rnn.decisions import about, forget, recording, tell, told
@@ -182,10 +183,12 @@ class Plan:
             visit.buffers.in_place |= own
 
     def _direct(self, host: Host) -> str:
-        """Whether that holds of all states: a call of one step, which no regime runs. "": never."""
+        """Whether that holds of all states: a call of one step, or of few, which no regime runs. "": never."""
         if self.mask_keys is not None or any(code.one_step is None for code in self.code):
             return ""
-        able = ["T == 1", "!has_reset", *(f"!({code.by_regime})" for code in self.code)]
+        few = least([code.few for code in self.code])
+        able = [f"T <= {few}", f"{self.steps} >= T", "!has_reset", *(f"!({code.by_regime})" for code in self.code)]
+        able += [] if self.together is None else [f"{self.together.fits} < 0"]
         # Blocks of a step read all of a state while others write the next one.
         apart = [
             f"{self.program.state_in(n).text} != {self.program.state_out(n).text}"
