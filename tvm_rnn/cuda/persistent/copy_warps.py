@@ -25,10 +25,9 @@ from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Expr
 
 from .cell_reads import Pieces
-from .geometry import LANES, Geometry
-from .input_product import InputProduct
+from .geometry import LANES, Geometry, InputEmitter
+from .input_row_copies import InputRowCopies
 from .lane_cells import Block, LaneCells, StepOrder, identify
-from .product.mma_sync import MmaSync
 from .tape_lines import LineCopies
 
 
@@ -78,9 +77,10 @@ class CopyWarps:
             self.at = geometry.exchange.copied_output(geometry, block.rank)
             self.output = self._output_pieces()
         self.hoisted = [piece for node in self.pieces.strides for piece in self._hoisted_pieces(node)]
-        self.inputs: InputProduct | None = None
-        if isinstance(geometry, MmaSync) and geometry.input_product is not None:
-            self.inputs = InputProduct(k, geometry, layout, replace(block, thread=self.thread))
+        self.inputs: InputEmitter | None = None
+        if geometry.input_product is not None:
+            self.rows = InputRowCopies(k, geometry, layout, replace(block, thread=self.thread))
+            self.inputs = geometry.input_emitter(k, self.rows)
         self.coming = bool(self.hoisted or self.inputs)  # whether something is brought some steps early
         self.lines: LineCopies | None = None
         if geometry.line_width:
@@ -152,7 +152,7 @@ class CopyWarps:
                 with nullcontext() if piece.there is None else k.when(piece.there):
                     k.do(I.ptx["cp.async.cg.shared.global"](piece.target + stage, at, 16))
             if self.inputs is not None:
-                self.inputs.copy(t)
+                self.rows.copy(t)
         k.do(I.ptx["cp.async.commit_group"]())
 
     # --- y -----------------------------------------------------------------------------------------------------------

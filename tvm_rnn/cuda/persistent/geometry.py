@@ -220,6 +220,23 @@ class LanePieces(OperandPieces, Protocol):
     def load(self, share: Share, kblock: int, tile: int, registers: Buffer, first: int) -> None: ...
 
 
+class StagedRows(Protocol):
+    """Rows of inputs that warps that copy bring some steps early (`input_row_copies.py`). ids: a thread of these."""
+
+    ids: ThreadIds
+    arena: Buffer
+
+    def stage(self, t: Expr) -> Expr: ...
+    def word(self, node: Node, kblock: int, row: Expr) -> Expr: ...
+
+
+class InputEmitter(Protocol):
+    """Products of such rows by the warps that copy, of the first step and of a later one."""
+
+    def begin(self) -> None: ...
+    def multiply(self, t: Expr) -> None: ...
+
+
 @dataclass
 class Emitters:
     """Who emits the statements of one kernel."""
@@ -564,7 +581,11 @@ class Geometry(ABC):
 
     @property
     def input_product(self) -> Geometry | None:
-        """Of products of inputs, as the warps that copy make them (`input_product.py`); None: others do."""
+        """Of products of inputs, as the warps that copy make them; None: others do."""
+        return None
+
+    def input_emitter(self, k: Writer, rows: StagedRows) -> InputEmitter | None:
+        """Who emits those."""
         return None
 
     # --- what most kinds have in common ------------------------------------------------------------------------------

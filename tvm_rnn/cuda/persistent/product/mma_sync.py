@@ -35,15 +35,18 @@ from tvm_rnn.cuda.persistent.geometry import (
     Body,
     Emitters,
     Geometry,
+    InputEmitter,
     LaneExchange,
     LaneInputs,
     Share,
+    StagedRows,
     ThreadIds,
     begins,
 )
 from tvm_rnn.cuda.persistent.layer_input_rows import Copies, Inputs, round_inputs
 from tvm_rnn.cuda.persistent.rates import CLOCK_MHZ, SHARED_BYTES_PER_CYCLE, Rates
 from tvm_rnn.tir.expr import Buffer, Expr
+from tvm_rnn.tir.index import uint32
 
 from . import coded_weights
 from .operands_staged import largest, until_written
@@ -65,6 +68,7 @@ INPUT_HIDDEN_US = 0.25  # of an input's product, behind a cluster's exchange
 INPUT_FAR = 3.0  # times an operand's way, where registers hold few pieces of an input's rows at a time
 INPUT_SHARED_PART = 0.5  # of its weights' way from shared memory, which is in the way of the exchange
 PARTIAL_US = 0.03  # per warp that sums are collected from
+COPYING = 14  # the barrier of the warps that copy
 MOST_POLLED = 64  # registers of a thread for pieces that it polls for
 
 
@@ -94,6 +98,9 @@ class MmaSync(Geometry):
         if self.precision == "float32":
             return Emitters(exchange, inputs, pieces, Float32Product(body, self, exchange, inputs))
         return Emitters(exchange, inputs, pieces, MmaSyncProduct(body, self, exchange, inputs))
+
+    def input_emitter(self, k: Writer, rows: StagedRows) -> InputEmitter | None:
+        return None if self.input_product is None else InputProduct(k, self, self.input_product, rows)
 
     @property
     def hopper(self) -> bool:
@@ -591,7 +598,7 @@ class MmaSyncProduct(LaneProduct):
 
 
 class ProductBesideInputs(MmaSyncProduct):
-    """The same where the warps that copy multiply the inputs (`cuda/persistent/input_product.py`)."""
+    """The same where the warps that copy multiply the inputs."""
 
     def begin_sums(self, phase: Phase, acc: Buffer) -> None:
         """With those of inputs' products, which have been there since a barrier of the step before."""
@@ -603,6 +610,41 @@ class ProductBesideInputs(MmaSyncProduct):
             at = sum_word(geometry, self.par, self.ids.warp * count + half, self.ids.lane)
             own = [acc[half // 2 * geometry.chains[phase] * 4 + half % 2 * 2 + e] for e in range(2)]
             k.do(I.ptx["ld.shared.v2.f32"](*own, self.arena.ptr_to([at])))
+
+
+class InputProduct(LaneProduct):
+    """Products of inputs, by the warps that copy (`cuda/persistent/input_row_copies.py`). whole: the geometry of the
+    kernel, own: of these warps."""
+
+    def __init__(self, k: Writer, whole: MmaSync, own: MmaSync, rows: StagedRows) -> None:
+        super().__init__(k, own, rows.ids, rows.arena, whole.weight_names)
+        self.whole, self.rows = whole, rows
+        (self.phase,) = own.step.phases
+
+    def begin(self) -> None:
+        """The sums of the first step, of whose rows this thread's pieces are there."""
+        self.sync()
+        self.multiply(tirx.const(0, "int32"))
+
+    def multiply(self, t: Expr) -> None:
+        """The sums of step t, whose rows are there."""
+        k, count = self.k, len(self.geometry.halves(self.phase))
+        self.stage = k.keep(self.rows.stage(t))
+        sums, par = self.emit(self.phase), k.keep(tirx.floormod(t, 2))
+        for half in range(count):
+            at = sum_word(self.whole, par, self.ids.warp * count + half, self.ids.lane)
+            own = [sums[2 * half + e] for e in range(2)]
+            k.do(I.ptx["st.shared.v2.f32"](self.arena.ptr_to([at]), *own))
+
+    def sync(self) -> None:
+        self.k.do(I.ptx.bar.sync(uint32(COPYING), uint32(self.geometry.threads)))
+
+    def ready(self, share: Share) -> None:
+        """It is: since a barrier of the step before."""
+
+    def load(self, share: Share, kblock: int, tile: int, pieces: Buffer, at: int, within: int | None = None) -> None:
+        word = self.rows.word(share.operand.source, kblock, self.ids.g) + self.stage + self.ids.q * 4
+        self.k.do(I.ptx["ld.shared.v4.b32"](*[pieces[at + z] for z in range(4)], self.arena.ptr_to([word])))
 
 
 def sum_word(geometry: MmaSync, par: Expr | int, half: Expr, lane: Expr) -> Expr:

@@ -1,8 +1,9 @@
-"""Products of inputs, by the warps that copy, while those of the same block compute the step before.
+"""Rows of inputs that the warps that copy bring to shared memory some steps early, by asynchronous copies.
 
-In: a `MmaSync` of members, whose steps multiply inputs. Out: the statements of these warps. A step's rows come to
-shared memory some steps early, by asynchronous copies. Those of step t + 1 are multiplied before the barrier of step t,
-behind which the sums lie in shared memory, each lane's where the lane finds them that has the same units and rows:
+In: a `Geometry` whose `input_product` these warps multiply, while those of the same block compute the step before. Out:
+the statements that copy, and where a row lies. Steps' rows are in stages, one after the other. Those of step t + 1 are
+multiplied before the barrier of step t, behind which the sums lie in shared memory, each lane's where the lane finds
+them that has the same units and rows:
 
     warps that copy:      multiply x of t + 1; meet; y; ask for x of t + 7; multiply x of t + 2; meet; ...
     warps that compute:   sums of t; multiply h; cells; meet; hand over h; sums of t + 1; multiply h; cells; meet; ...
@@ -20,15 +21,11 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.graph.graph import Node
-from tvm_rnn.tir.expr import Buffer, Expr
-from tvm_rnn.tir.index import uint32
+from tvm_rnn.tir.expr import Expr
 
-from .geometry import BLOCK_WORDS, Share
+from .geometry import BLOCK_WORDS, Geometry
 from .lane_cells import Block, StepOrder, identify
 from .layer_input_rows import input_stride
-from .product.mma_sync import LaneProduct, MmaSync, sum_word
-
-COPYING = 14  # the barrier of a block's warps that copy
 
 
 @dataclass(frozen=True)
@@ -43,20 +40,19 @@ class InputPiece:
     there: Expr | None
 
 
-class InputProduct(LaneProduct):
-    """The statements of these warps. Construct once, at the kernel's start. block.thread: among them."""
+class InputRowCopies:
+    """The statements of these warps. block.thread: among them. Construct once, at the kernel's start."""
 
-    def __init__(self, k: Writer, geometry: MmaSync, layout: Layout, block: Block) -> None:
-        own = geometry.input_product
+    def __init__(self, k: Writer, whole: Geometry, layout: Layout, block: Block) -> None:
+        own = whole.input_product
         assert own is not None
-        ids = identify(own, block.group, block.rank, block.thread)
-        super().__init__(k, own, ids, block.arena, geometry.weight_names)
-        self.whole, self.layout, self.time = geometry, layout, StepOrder(k).time
-        (self.phase,) = own.step.phases
-        self.stages = geometry.prefetch_steps
+        self.k, self.geometry, self.layout, self.arena = k, own, layout, block.arena
+        self.ids = identify(own, block.group, block.rank, block.thread)
+        self.time = StepOrder(k).time
+        self.stages = whole.prefetch_steps
         self.step_words = sum(own.value_words(node) for node in own.step.given)
         self.first: dict[Node, int] = {}  # the word where an input's rows of the first stage begin
-        at = geometry.memory_map["inputs"]
+        at = whole.memory_map["inputs"]
         for node in own.step.given:
             self.first[node] = at
             at += own.value_words(node)
@@ -91,29 +87,10 @@ class InputProduct(LaneProduct):
             with nullcontext() if piece.there is None else k.when(piece.there):
                 k.do(I.ptx["cp.async.cg.shared.global"](piece.target + stage, source, 16, piece.size))
 
-    def begin(self) -> None:
-        """The sums of the first step, of whose rows this thread's pieces are there."""
-        self.sync()
-        self.multiply(tirx.const(0, "int32"))
+    def stage(self, t: Expr) -> Expr:
+        """Words before the stage of step t."""
+        return tirx.floormod(t, self.stages) * self.step_words
 
-    def multiply(self, t: Expr) -> None:
-        """The sums of step t, whose rows are there."""
-        k, count = self.k, len(self.geometry.halves(self.phase))
-        self.stage = k.keep(tirx.floormod(t, self.stages) * self.step_words)
-        sums, par = self.emit(self.phase), k.keep(tirx.floormod(t, 2))
-        for half in range(count):
-            at = sum_word(self.whole, par, self.ids.warp * count + half, self.ids.lane)
-            own = [sums[2 * half + e] for e in range(2)]
-            k.do(I.ptx["st.shared.v2.f32"](self.arena.ptr_to([at]), *own))
-
-    def sync(self) -> None:
-        """A barrier of these warps."""
-        self.k.do(I.ptx.bar.sync(uint32(COPYING), uint32(self.geometry.threads)))
-
-    def ready(self, share: Share) -> None:
-        """It is: since a barrier of the step before."""
-
-    def load(self, share: Share, kblock: int, tile: int, pieces: Buffer, at: int, within: int | None = None) -> None:
-        word = self.first[share.operand.source] + self.stage + (kblock * self.geometry.rows + self.ids.g) * BLOCK_WORDS
-        address = self.arena.ptr_to([word + self.ids.q * 4])
-        self.k.do(I.ptx["ld.shared.v4.b32"](*[pieces[at + z] for z in range(4)], address))
+    def word(self, node: Node, kblock: int, row: Expr) -> Expr:
+        """Where a row's block of K begins in the first stage."""
+        return self.first[node] + (kblock * self.geometry.rows + row) * BLOCK_WORDS

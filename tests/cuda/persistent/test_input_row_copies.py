@@ -1,4 +1,4 @@
-"""input_product: warps that copy multiply the inputs of a step ahead of those that compute."""
+"""input_row_copies: warps that copy multiply the inputs of a step ahead of those that compute."""
 
 from __future__ import annotations
 
@@ -71,7 +71,6 @@ def test_every_weight_is_packed_once() -> None:
     assert both.kept_registers > geometry.kept_registers and both.registers() > geometry.registers()
 
 
-@pytest.mark.broad
 def test_they_share_units_evenly() -> None:
     """A block's warps have whole rows of units, and another layer's rows come when they come."""
     geometry = made("gru", 64, ctas=2, warps_u=4)
