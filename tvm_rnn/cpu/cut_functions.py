@@ -35,9 +35,10 @@ class Part:
 
 
 def cut(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function, its largest statements of at most MOST loops marked as parts."""
+    """The function, its largest statements of at most MOST loops marked as parts; all of it is no part, else that would
+    have what only the function has: arrays' sizes."""
     whole, name = Part(function.body), str(function.attrs.get("global_symbol", function.attrs.get(PLAIN)))
-    return function.with_body(_Cut(name)(whole, ())) if whole.loops > WHOLE else function
+    return function.with_body(_Cut(name)(whole, ())) if whole.loops > max(WHOLE, MOST) else function
 
 
 @dataclass
