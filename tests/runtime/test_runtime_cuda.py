@@ -370,3 +370,123 @@ def test_several_layers_of_other_shapes(tmp_path: Path, on_gpu: Any) -> None:
         np.testing.assert_array_equal(flat.reshape(1, 4, 3), expected(X, start)[1])
     with pytest.raises(InputError, match="not a list"):
         module(X, {"h": X, "m": module.init_state(4)["m"]})
+
+
+# --- calls like earlier ones -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def whole_ways(monkeypatch: pytest.MonkeyPatch, on_gpu: Any) -> list[object]:
+    """The calls that went the whole way."""
+    found, run_on = list[object](), CudaModule._run_on
+
+    def counted(self: CudaModule, arrays: Any, call: Any) -> Any:
+        found.append(call)
+        return run_on(self, arrays, call)
+
+    monkeypatch.setattr(CudaModule, "_run_on", counted)
+    return found
+
+
+def same(module: CudaModule, x: Any, *given: Any, weight: float = 0.5, **rows: Any) -> None:
+    """The module's results are the tiny cell's. given: a state, or nothing."""
+    lengths, reset = (None if rows.get(name) is None else np.asarray(rows[name]) for name in ("lengths", "reset"))
+    y, last = module(x, *given, **rows)
+    h = given[0]["h"].numpy() if given and given[0] is not None else None
+    expected_y, expected_h = expected(x.detach().numpy(), h, lengths, reset, weight)
+    np.testing.assert_array_equal(y.numpy(), expected_y, strict=True)
+    np.testing.assert_array_equal(last["h"].numpy(), expected_h, strict=True)
+    assert not y.requires_grad and [*last.keys()] == ["h", "m"]
+
+
+def test_a_call_like_an_earlier_one_goes_a_shorter_way(
+    module: CudaModule, on_gpu: Any, whole_ways: list[object]
+) -> None:
+    torch = on_gpu
+    x, lengths = torch.from_numpy(X), torch.tensor([5, 0, 2, 4])
+    same(module, x)
+    state = module(x)[1]
+    assert len(whole_ways) == 1 and (state.m == 6).all()
+    for _ in range(2):
+        same(module, x)
+        same(module, x, lengths=lengths)
+        same(module, x, state)
+        same(module, x, {**state}, lengths=lengths)
+    assert len(whole_ways) == 1
+    rows, state = [], None
+    for step in x:
+        y, state = module.step(step, state)
+        rows.append(y)
+    np.testing.assert_array_equal(torch.stack(rows).numpy(), expected(X)[0])
+    assert len(whole_ways) == 2  # the first step
+
+
+def test_what_is_not_like_it_goes_the_whole_way(module: CudaModule, on_gpu: Any, whole_ways: list[object]) -> None:
+    torch = on_gpu
+    x, state = torch.from_numpy(X), {"h": torch.rand(1, 4, H), "m": torch.zeros(1, 4, H)}
+    same(module, x, state)
+    same(module, x, None)  # the first one from the initial states
+    assert len(whole_ways) == 2
+    strided = torch.from_numpy(np.asfortranarray(X))
+    shifted = torch.zeros(x.numel() + 1)[1:].reshape(x.shape).copy_(x)
+    turned = torch.stack([state["h"]] * 2, -1)[..., 0]
+    ways: list[tuple[Any, Any, dict[str, Any]]] = [
+        (strided, None, {}),
+        (shifted, None, {}),
+        (torch.nn.Parameter(x, requires_grad=False), None, {}),
+        (x, {**state, "h": turned}, {}),
+        (x, None, {"lengths": [5, 0, 2, 4]}),
+        (x, None, {"lengths": torch.tensor([5, 0, 2, 4], dtype=torch.int32)}),
+        (x, None, {"reset": torch.zeros(5, 4, dtype=torch.bool)}),
+        (x[:3].contiguous(), None, {}),
+        (x[:, :2].contiguous(), None, {}),
+    ]
+    for count, (values, first, rows) in enumerate(ways, 3):
+        same(module, values, first, **rows)
+        assert len(whole_ways) == count
+    wrong: list[tuple[Any, Any, dict[str, Any]]] = [
+        (x.double(), None, {}),
+        (x, {"h": state["h"]}, {}),
+        (x, {"h": state["h"], "other": state["m"]}, {}),
+        (x, {**state, "h": torch.rand(1, 5, H)}, {}),
+        (x, [state["h"], state["m"]], {}),
+        (x, None, {"lengths": torch.ones(5, dtype=torch.int64)}),
+        (x.to_sparse(), None, {}),
+        (x.to("meta"), None, {}),
+    ]
+    for values, first, rows in wrong:
+        with pytest.raises((InputError, DeviceError)):
+            module(values, first, **rows)
+    with on_gpu.no_grad():
+        same(module, x.clone().requires_grad_())
+    same(module, x)
+    assert len(whole_ways) == 3 + len(ways) + len(wrong)
+
+
+def test_a_call_like_an_earlier_one_has_the_weights_stream_and_watchdog_of_now(
+    module: CudaModule, on_gpu: Any, whole_ways: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, x = [3], on_gpu.from_numpy(X)
+    monkeypatch.setattr(gpu_arrays.TorchArrays, "stream", lambda arrays: stream[0])
+    same(module, x)
+    module.load_weights({"w_l0": np.full(H, 0.25, "f4")})
+    same(module, x, weight=0.25)
+    given, functions = list[Any](), module._devices[0].parts["sequence"].functions
+    run = functions["sequence"]
+    functions["sequence"] = lambda *arguments: (given.append(arguments), run(*arguments))
+    same(module, x, weight=0.25)
+    stream[0] = 4
+    same(module, x, weight=0.25)
+    assert [arguments[1] for arguments in given] == [3, 4] and len(whole_ways) == 1
+    module.watchdog_seconds = 5.0
+    same(module, x, weight=0.25)
+    assert len(whole_ways) == 2
+    module.watchdog_seconds = None
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    functions["sequence"] = fails
+    with pytest.raises(DeviceError, match="out of memory"):
+        module(x)
+    assert len(whole_ways) == 2
