@@ -52,6 +52,19 @@ def test_a_grid_counts_blocks_once_per_event() -> None:
     assert body.count("red_release_gpu_global_add_u32(") == 1 + 2 * 3  # at the start; a value and two reductions
 
 
+def test_a_cluster_of_one_block_sends_itself_no_messages() -> None:
+    body = text("lstm_layer_norm", 64, **cluster(1, 8))
+    assert "st_async" not in body and "mapa" not in body and "wait_for_bytes" not in body
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("cell", ["lstm_layer_norm", pytest.param("gru_reset_before", marks=pytest.mark.slow)])
+def test_values_of_a_cluster_of_one_block(cell: str) -> None:
+    """Reductions, or two values of a step, between several warps, which share K too."""
+    case = Case(cell, 24, 3, 4, "bfloat16")
+    assert persistent_error(case, cluster(1, 8, warps_u=3, warps_k=2)) < tolerance("bfloat16", 4)
+
+
 @pytest.mark.broad
 @pytest.mark.parametrize("ctas", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("exchange", [cluster, grid])

@@ -101,7 +101,7 @@ class ClusterExchange(Exchange):
         return I.cluster_id([k["teams"]]), I.cta_id_in_cluster([geometry.ctas])
 
     def exchanger(self, body: Body, stage_at: int, barriers_at: int) -> LaneExchange:
-        return Cluster(body, stage_at, barriers_at)
+        return (Cluster if body.geometry.ctas > 1 else ClusterOfOne)(body, stage_at, barriers_at)
 
     def inputs(self, body: Body, exchange: LaneExchange, pieces: LanePieces, at: int) -> LaneInputs:
         return ClusterInputs(body, at)
@@ -418,10 +418,8 @@ class Cluster(InShared):
         self.peers: list[tuple[Expr, Expr | None]] = []  # whom this lane sends parts of reductions to
         for i in range(-(-geometry.ctas // 8) if geometry.reductions else 0):
             peer = ids.g + i * 8
-            remote = k.local(1, "uint32")
-            to = tirx.Cast("uint32", tirx.Min(peer, geometry.ctas - 1))
-            k.do(I.ptx["mapa.shared::cluster.u32"](remote[0], arena, to))
-            self.peers.append((remote[0], None if (i + 1) * 8 <= geometry.ctas else peer < geometry.ctas))
+            past = None if (i + 1) * 8 <= geometry.ctas else peer < geometry.ctas
+            self.peers.append((self._begin(arena, tirx.Min(peer, geometry.ctas - 1)), past))
         for node in geometry.published:
             per_row = geometry.units(node.shape[0]) * geometry.itemsize // 16
             pieces = per_row * geometry.rows
@@ -437,11 +435,15 @@ class Cluster(InShared):
                 k.store(registers, self.word(node, 0, tirx.floordiv(first, geometry.block_k), row, within) * 4, 1)
                 # Not all blocks to the same one at once: destinations are turned by the sender's rank.
                 to = tirx.floormod(tirx.floordiv(flat, pieces) + ids.rank, geometry.ctas)
-                remote = k.local(1, "uint32")
-                k.do(I.ptx["mapa.shared::cluster.u32"](remote[0], arena, tirx.Cast("uint32", to)))
                 past = flat < pieces * geometry.ctas if (i + 1) * geometry.threads > pieces * geometry.ctas else None
-                found.append((registers[0], registers[1], remote[0], past))
+                found.append((registers[0], registers[1], self._begin(arena, to), past))
             self.sends[node] = found
+
+    def _begin(self, own: Expr, block: Expr) -> Expr:
+        """Where that block's shared memory begins. own: this one's."""
+        remote = self.k.local(1, "uint32")
+        self.k.do(I.ptx["mapa.shared::cluster.u32"](remote[0], own, tirx.Cast("uint32", block)))
+        return remote[0]
 
     def stage_word(self, node: Node) -> int:
         return self.stage_at + stage_offset(self.geometry, node)
@@ -518,12 +520,15 @@ class Cluster(InShared):
     def send_partial(self, word: Expr, words: Sequence[Expr], slot: int) -> None:
         """Lane (g, q) sends to blocks g and g + 8."""
         k = self.k
-        name = f"st_async.weak.shared::cluster.mbarrier::complete_tx::bytes.v{len(words)}.b32"
         at = k.keep(tirx.Cast("uint32", word * 4))
         for remote, past in self.peers:
             with k.when(joined(past)):
-                barrier = remote + tirx.const(self._reduce_barrier(slot) * 4, "uint32")
-                k.do(I.ptx[name](remote + at, *words, barrier))
+                self._send(remote + at, words, remote + tirx.const(self._reduce_barrier(slot) * 4, "uint32"))
+
+    def _send(self, target: Expr, words: Sequence[Expr], barrier: Expr) -> None:
+        """Words into a block's shared memory, and how many bytes they are to its mbarrier."""
+        name = f"st_async.weak.shared::cluster.mbarrier::complete_tx::bytes.v{len(words)}.b32"
+        self.k.do(I.ptx[name](target, *words, barrier))
 
     def meet(self, number: int) -> None:
         """A warp whose K part is all that it has of the product (no cells) gave nothing and needs nothing."""
@@ -564,8 +569,7 @@ class Cluster(InShared):
                 with k.when(joined(when, past)):
                     target = remote + tirx.Cast("uint32", address + copy)
                     barrier = remote + tirx.const(self._barrier(node, slot) * 4, "uint32")
-                    name = "st_async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32"
-                    k.do(I.ptx[name](target, *words, barrier))
+                    self._send(target, words, barrier)
             if y is not None:
                 self._store_y(node, words, y)
         self.body.tape_stores.met()
@@ -585,6 +589,38 @@ class Cluster(InShared):
 
     def follow(self, events: Expr) -> None:
         """Nothing: rows of inputs are looked at."""
+
+
+class ClusterOfOne(Cluster):
+    """One block, of a wave or with products of inputs in its steps: it stores what it would send, and a barrier of the
+    block lies before the first reader, in place of messages, which memcheck takes for errors in such a cluster."""
+
+    def _begin(self, own: Expr, block: Expr) -> Expr:
+        return own
+
+    def _send(self, target: Expr, words: Sequence[Expr], barrier: Expr) -> None:
+        self.k.do(I.ptx[f"st.shared.v{len(words)}.b32"](target, *words))
+
+    def fill(self) -> None:
+        self.fill_operands()
+        self.sync()
+        self.geometry.exchange.blocks_meet(self.k)
+
+    def begin_step(self) -> None:
+        self.joined, self.met = not self.geometry.copy_warps, False
+
+    def ready(self, source: Node) -> None:
+        if not self.met:
+            self.sync()
+        self.met = True
+
+    def meet(self, number: int) -> None:
+        self.sync()
+        self.met = True
+
+    def phase(self, slots: Slots) -> None:
+        super().phase(slots)
+        self.met = self.met and not slots
 
 
 @dataclass
