@@ -302,7 +302,7 @@ def test_every_cell_with_heads(cell: str, precision: str) -> None:
 
 WAVES = {
     "clusters": ("lstm", 32, "bfloat16", None, {"num_layers": 2, "inputs": 16}),
-    "clusters of layers of one size": ("gru", 32, "float16", None, {"num_layers": 2, "inputs": 64}),
+    "clusters of layers of one size": ("gru", 64, "float16", None, {"num_layers": 2, "inputs": 64}),
     "tf32": ("lstm_peephole", 32, "float32", "tf32", {"num_layers": 2, "inputs": 12}),
     "norms of inputs": ("lstm_layer_norm", 32, "bfloat16", None, {"num_layers": 2, "inputs": 24}),
     "an odd width": ("lstm", 27, "bfloat16", None, {"num_layers": 3, "inputs": 9}),
