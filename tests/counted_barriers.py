@@ -16,6 +16,7 @@ from math import lcm
 
 CALLS = re.compile(r"tvm_builtin_ptx_bar(?:rier)?_(?:sync_count_sync|arrive_arrive)\(.*, \(uint\)(\d+)\);")
 BODIES = re.compile(r'asm volatile\("bar(?:rier)?\.(sync|arrive) %0, %1;" : *: "r"\(__a\), "r"\(__b\) : "memory"\);')
+KINDS = re.compile(r"^ +if \(\d+ <= \(\(int\)threadIdx\.x\)\) \{", re.MULTILINE)  # the other kind of warps
 KERNELS = re.compile(r'(extern "C" __global__ [^{;]*\{)')
 ALL = "__syncthreads();"  # in the one function that TVM has for it
 MOST = (1 << 20) - 1  # of arrivals, that an mbarrier counts
@@ -51,7 +52,7 @@ __device__ __forceinline__ void own_meet(uint32_t number, uint32_t threads, bool
 
 def unaligned(text: str) -> str:
     """All kernels of a text in which kinds of warps meet, with barrier.sync in place of bar.sync and __syncthreads."""
-    if not CALLS.search(text):
+    if not (CALLS.search(text) or KINDS.search(text)):
         return text
     text = BODIES.sub(lambda found: found[0].replace(f'"bar.{found[1]}', f'"barrier.{found[1]}'), text)
     return text.replace(ALL, 'asm volatile("barrier.sync 0, %0;" ::"r"(blockDim.x) : "memory");')

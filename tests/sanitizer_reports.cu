@@ -131,30 +131,6 @@ extern "C" __global__ void passed(const float*, float* y, Kind kind) {
   y[blockIdx.x * blockDim.x + threadIdx.x] = total == (threadIdx.x / 32 % 2 ? 0.0f : 6.0f) ? 2.0f : 0.0f;
 }
 
-// A cluster of one block: what it writes by st.async is its own.
-extern "C" __global__ void __cluster_dims__(1) alone(const float*, float* y, Kind) {
-  __shared__ __align__(16) float words[256 * 4];
-  __shared__ __align__(8) uint64_t barrier;
-  uint32_t own = (uint32_t)__cvta_generic_to_shared(words), full = (uint32_t)__cvta_generic_to_shared(&barrier);
-  uint32_t done = 0, to, to_full;
-  asm("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(to) : "r"(own + threadIdx.x * 16));
-  asm("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(to_full) : "r"(full));
-  if (threadIdx.x == 0) {
-    asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(full) : "memory");
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], 4096;" ::"r"(full) : "memory");
-  }
-  __syncthreads();
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %1, %1, %1}, [%2];" ::"r"(to),
-               "r"(0x40000000), "r"(to_full)
-               : "memory");
-  while (!done)
-    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0; selp.b32 %0, 1, 0, p; }"
-                 : "=r"(done)
-                 : "r"(full)
-                 : "memory");
-  y[blockIdx.x * blockDim.x + threadIdx.x] = words[(threadIdx.x * 4 + 36) % 1024];
-}
-
 // NAME [early]: returns 1 where a result is wrong.
 int main(int count, char** arguments) {
   float *x, *y, found[16 * 256];
@@ -164,7 +140,7 @@ int main(int count, char** arguments) {
   cudaMalloc(&y, sizeof found);
 #define RUN(name) \
   if (!strcmp(arguments[1], #name)) name<<<16, 256, 4096>>>(x, y, kind);
-  RUN(stores) RUN(copies) RUN(aligned) RUN(apart) RUN(handed) RUN(beside) RUN(passed) RUN(alone)
+  RUN(stores) RUN(copies) RUN(aligned) RUN(apart) RUN(handed) RUN(beside) RUN(passed)
   cudaMemcpy(found, y, sizeof found, cudaMemcpyDeviceToHost);
   for (float value : found)
     if (value != 2.0f) return 1;

@@ -29,3 +29,8 @@ def test_other_text_is_as_it_was() -> None:
 def test_barriers_are_not_aligned() -> None:
     text = unaligned(KERNEL + "void all() { __syncthreads(); }")
     assert '"barrier.arrive %0, %1;"' in text and "__syncthreads" not in text and "own_" not in text
+
+
+def test_kinds_of_warps_that_meet_at_the_barrier_of_all() -> None:
+    text = "  if (((int)threadIdx.x) < 32) {\n    __syncthreads();\n  }\n  if (32 <= ((int)threadIdx.x)) {\n"
+    assert "barrier.sync 0" in unaligned(text) and counted(text) == text
