@@ -12,6 +12,7 @@ import tvm_rnn as rnn
 from tvm_rnn.cuda.layer.matrix_operands import NUMBER
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import Weights
+from tvm_rnn.cuda.model.choose_regime import step_of
 from tvm_rnn.graph.graph import Graph, is_scan
 
 
@@ -33,6 +34,16 @@ def test_hoisted_vectors_are_stored_small_and_numbers_whole() -> None:
     layout = layout_of(graph_of("m2rnn"))
     dtypes = {prod(n.shape) > 1: layout.hoisted(n).dtype for n in layout.hoisted_nodes if "step" in layout.read_by[n]}
     assert dtypes == {True: "bfloat16", False: "float32"}
+
+
+@pytest.mark.parametrize("name", ["lif", "alif", "plif"])
+def test_what_spikes_are_made_of_is_whole(name: str) -> None:
+    layout = layout_of(graph_of(name))
+    (product,) = layout.hoisted_nodes
+    assert layout.hoisted(product).dtype == "float32"
+    assert step_of(layout).wide == {product}  # copied ahead it would be taken for values of 16 bits
+    lstm = layout_of(graph_of("lstm"))
+    assert {lstm.hoisted(node).dtype for node in lstm.hoisted_nodes} == {"bfloat16"} and not step_of(lstm).wide
 
 
 def test_the_new_state_goes_to_all_that_read_it() -> None:

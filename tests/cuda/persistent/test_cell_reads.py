@@ -188,3 +188,16 @@ def test_any_number_of_steps(geometry: dict[str, object], steps: int) -> None:
 def test_a_slow_warp_reads_its_own_copies(seed: int) -> None:
     case = Case("gru", 64, 20, 6, "float16")
     assert persistent_error(case, cluster(2, 8, warps_u=2, warps_k=2), True, True, True, seed) < tolerance("float16", 6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", ["lif", "alif", "plif"])
+def test_spikes_in_16_bits_are_those_of_float64(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs and weights are the same numbers for both, and sums of their products are whole."""
+    monkeypatch.setenv("FAKE_GPUS", "90")
+    torch = pytest.importorskip("torch")
+    net = rnn.RNN(rnn.cells.get(cell), 40, 40, dtype="bfloat16").init(3)
+    x = torch.rand(32, 8, 40, generator=torch.Generator().manual_seed(0)).mul_(4).sub_(2).bfloat16()
+    expected, _ = rnn.reference(net)(x.double().numpy())
+    y, _ = emulator.compile(net, batch=[8])(x)
+    assert expected.any() and np.array_equal(y.float().numpy(), expected)

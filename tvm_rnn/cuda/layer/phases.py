@@ -88,6 +88,7 @@ class Step:
     params: tuple[tuple[Node, int, int], ...]
     domain: dict[Node, int] = field(default_factory=dict)  # width of each value that units own; 1: a row scalar
     whole: frozenset[Node] = frozenset()  # inputs whose rows are made of 16-byte pieces, in the storage dtype
+    wide: frozenset[Node] = frozenset()  # hoisted values in the dtype of arithmetic, where that is another
     shown: dict[Node, Node] = field(default_factory=dict)  # of a state: what products read in its place, made of it
     heads: int = 1  # of the layer, each of which takes this step by itself
     lined: tuple[Node, ...] = ()  # what is kept in pieces of 16 bytes, made when nothing is handed over any more

@@ -218,7 +218,8 @@ def step_of(layout: Layout) -> Step:
     whole = [layout.graph.inputs[n] for n, p in found if p.row_stride * ITEM_BYTES[p.dtype] % 16 == 0]
     if step.tables and layout.heads > 1:
         raise NotPersistent("heads read rows of a table at computed places")
-    return replace(step, whole=frozenset(whole), heads=layout.heads, lined=_lined(layout, step))
+    wide = frozenset(node for node in hoisted if layout.hoisted(node).dtype != layout.storage)
+    return replace(step, whole=frozenset(whole), wide=wide, heads=layout.heads, lined=_lined(layout, step))
 
 
 def _lined(layout: Layout, step: Step) -> tuple[Node, ...]:

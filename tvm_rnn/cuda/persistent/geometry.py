@@ -968,7 +968,7 @@ class Geometry(ABC):
         # Rows of hoisted values begin at multiples of 16 bytes, further components of odd widths do not.
         alone = node.op != "input" and self.step.heads == 1 and prod(node.shape) == phase.width > 1
         pieces = slot >= 0 and (phase.width % 8 == 0 or alone)
-        return not self.reads_in_step and whole and pieces and not node.mask
+        return not self.reads_in_step and whole and pieces and not node.mask and node not in self.step.wide
 
     @property
     def prefetched_values(self) -> int:
