@@ -36,7 +36,13 @@ def call(*words: str, code: int = 0) -> str:
 
 @pytest.mark.parametrize(
     "words",
-    [[], ["lstm.so", "--suite", "blog"], ["--suite", "blog", "--build", "a", "--modules", "b"]],
+    [
+        [],
+        ["lstm.so", "--suite", "blog"],
+        ["--suite", "blog", "--build", "a", "--modules", "b"],
+        ["lstm.so", "--points", "0:1"],
+        ["--suite", "compile", "--points", "0:1"],
+    ],
 )
 def test_wrong_usage_exits_with_2(words: list[str]) -> None:
     call(*words, code=2)
@@ -46,6 +52,7 @@ def test_wrong_words_exit_with_2(tmp_path: Path) -> None:
     folder = str(tmp_path)
     assert "did you mean 'blog'" in call("--suite", "blgo", "--build", folder, code=2)
     assert "no point has this" in call("--suite", "blog", "--build", folder, "--only", "h9", code=2)
+    assert "no part of a suite" in call("--suite", "blog", "--build", folder, "--points", "9", code=2)
     assert "no such folder" in call("--suite", "blog", "--modules", f"{folder}/none", code=2)
     assert "no such peer" in call("--suite", "blog", "--modules", folder, "--against", "onnx", code=2)
     assert ".svg" in call("--suite", "blog", "--modules", folder, "--plot", "a.png", code=2)

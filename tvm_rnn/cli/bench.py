@@ -35,6 +35,7 @@ PEERS_HELP = (
 )
 TRAINING_HELP = "Time forward and backward passes of MODULE, on CPU or GPU, and torch's."
 ONLY_HELP = "Points by words of their names: h256,b16,b64,lstm,bf16. Words of one kind are alternatives."
+POINTS_HELP = "Points from number A up to B, in the suite's order: a part of a long run. [all]"
 
 STREAM_HELP = (
     "One step a call, as a stream is served: percentiles of a call's time. With models: C programs, on one thread."
@@ -73,6 +74,7 @@ class SuiteOptions:
     build: Annotated[str | None, typer.Option(metavar="DIR", help="Compile the suite's modules.")] = None
     modules: Annotated[str | None, typer.Option(metavar="DIR", help="Measure the modules there.")] = None
     only: Annotated[str, typer.Option(metavar="WORDS", help=ONLY_HELP)] = ""
+    points: Annotated[str, typer.Option(metavar="A:B", help=POINTS_HELP)] = ""
     seed: Annotated[
         int | None, typer.Option(metavar="N", help="Seed of the networks that random and cpu-random draw. [0]")
     ] = None
@@ -136,7 +138,7 @@ def bench(
 
     $ tvm-rnn bench --suite gpu-grid --modules modules --only lstm,bf16 --records grid.jsonl --limit 300
 
-    $ tvm-rnn bench --suite random --seed 1 --modules modules --limit 300
+    $ tvm-rnn bench --suite random --seed 1 --points 0:50 --modules modules --limit 300
     """
     _check(module, timing, suite)
     if module is not None:
@@ -163,6 +165,8 @@ def _check(module: str | None, timing: Timing, suite: SuiteOptions) -> None:
         raise typer.BadParameter("give a MODULE to time on the CPU, or --suite to measure many networks")
     if suite.suite is not None and suite.build is not None and suite.modules is not None:
         raise typer.BadParameter("--build DIR compiles a suite, --modules DIR measures it: one after the other")
+    if suite.points and suite.suite in (None, MODELS, COMPILE, CORTEX_M):
+        raise typer.BadParameter("--points A:B is a part of a suite's networks")
     if suite.packages is not None and suite.suite not in (MODELS, "browser", CORTEX_M):
         raise typer.BadParameter("--packages DIR is for --suite models, browser or cortex-m")
     if suite.device not in ("cpu", "cuda") or (suite.device != "cpu" and suite.suite != MODELS):
@@ -258,7 +262,7 @@ def _build(suite: SuiteOptions, folder: str, shown: Shown) -> None:
     every, started = suites.suite(str(suite.suite), seed=suite.seed), time.perf_counter()
     with progress(shown.as_json) as stage:
         index = build(
-            suites.select(every, suite.only),
+            suites.select(suites.part(every, suite.points), suite.only),
             folder,
             every=every,
             target=suite.target,
@@ -292,7 +296,7 @@ def _suite(suite: SuiteOptions, timing: Timing, shown: Shown) -> None:
         check_plot(shown.plot)
     name = str(suite.suite)
     every = suites.suite(name, suites_cpu.SUITES if suite.modules is None else suites.SUITES, suite.seed)
-    points = suites.select(every, suite.only)
+    points = suites.select(suites.part(every, suite.points), suite.only)
     with progress(shown.as_json) as stage:
         if suite.modules is None:
             from tvm_rnn.bench.run import audio_suite, browser_suite, cpu_suite  # no sooner: they need the compiler

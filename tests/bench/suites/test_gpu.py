@@ -21,6 +21,7 @@ from tvm_rnn.bench.suites.gpu import (
     batches,
     beside_peers,
     network,
+    part,
     select,
     suite,
 )
@@ -115,6 +116,14 @@ def test_words_of_one_kind_are_alternatives_and_kinds_narrow_each_other() -> Non
     assert {p.layers for p in select(suite("blog"), "l1")} == {1}
     both = select(grid, "gru-h512-b1-t128-tf32,lstm,h256,b1,bf16")
     assert [p.cell for p in both] == ["lstm", "gru"]
+
+
+def test_parts_of_a_suite_are_all_of_it() -> None:
+    every = suite("random", seed=1)
+    assert [*part(every, ":70"), *part(every, "70:150"), *part(every, "150:")] == part(every, "") == every
+    for places, why in (("7", "no part"), ("a:b", "no part"), ("-1:3", "no part"), ("5:5", "no such point")):
+        with pytest.raises(rnn.ConfigError, match=why):
+            part(every, places)
 
 
 def test_wrong_names_and_words_are_named() -> None:

@@ -338,6 +338,18 @@ def select(points: Sequence[Point], only: str) -> list[Point]:
     return found if words else list(points)
 
 
+def part(points: Sequence[Point], places: str) -> list[Point]:
+    """The points from number A up to B, of places "A:B", in the suite's order; "": all. Of a suite that is drawn each
+    part is a fair sample. Raises ConfigError for other places, and where there is no such point."""
+    begin, colon, end = (places or ":").partition(":")
+    if not colon or not all(number.isdecimal() or not number for number in (begin, end)):
+        raise ConfigError(message("--points is no part of a suite", got=repr(places), expected="A:B, such as 0:50"))
+    found = list(points[int(begin or 0) : int(end) if end else None])
+    if not found:
+        raise ConfigError(message("--points: there is no such point", got=places, expected=f"up to {len(points)}"))
+    return found
+
+
 def _words(point: Point) -> list[str]:
     """What a point can be chosen by: the words of its name, and its input and layers also where the name omits them."""
     return [*point.name.split("-"), f"i{point.input}", f"l{point.layers}"]
