@@ -17,8 +17,16 @@ def test_parts_follow_each_other() -> None:
     found = layout(20, 40)
     assert found.keys == 32 and found.tiles == 2
     assert found.vector_at("key") == 0 and found.vector_at("read_0") == 64 * found.key_pitch
-    assert found.scores_at == 3 * found.stage_bytes and found.results_at == found.scores_at + 4 * found.score_bytes
+    assert found.scores_at == 3 * found.stage_bytes and found.results_at == found.scores_at + 2 * found.score_bytes
     assert found.blocks(3, 5) == 2 * 2 * 3 * 5
+
+
+def test_scores_of_what_is_solved_are_blocks_on_the_diagonal() -> None:
+    """What is erased is a result too: warps of states solve it, and of its scores they read these blocks alone."""
+    erased = recurrence(2, 20, 40, erase=BEFORE, reads=(AFTER, BEFORE), same=(("read_1", "key"),))
+    found = ChunkLayout("k", erased, ChunkTile(warps=4))
+    assert [found.alone(i) for i in range(3)] == [False, False, True]
+    assert found.score_at(2) == 2 * 64 * found.score_pitch == found.score_bytes - 16 * found.score_pitch
 
 
 def test_decays_of_keys_lie_behind_values() -> None:

@@ -56,7 +56,7 @@ class KeyScorers(Scorers):
                 found.fill(tirx.const(0.0, "float32"))
             self._slices(partial(self._vectors, vector, of, sums))
             for which, column in enumerate(sums, first):
-                at = self.w.bind(scores + uint32(which * self.scan.score_bytes))
+                at = self.w.bind(scores + uint32(self.scan.score_at(which)))
                 solved = own.erasing is not None and not which
                 rows = self._where(which, at, self.warp, solved)
                 chosen = self._chosen(sums[column], rows.own, rows.scale)

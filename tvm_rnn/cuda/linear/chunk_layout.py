@@ -71,7 +71,8 @@ class ChunkLayout:
     def readers(self) -> int:
         """Warps that make read-outs, one for each of states; 0: these do it themselves, as they do where each tensor
         core has one of them, or nothing is read but what they solve."""
-        own, most = self.recurrence, MOST_SHARED - self._beside - self._handed_at(len(self.recurrence.scores))
+        own = self.recurrence
+        most = MOST_SHARED - self._beside - self._handed_at(len(own.scores) * self.tile.chunk * self.score_pitch)
         alone = own.erased if own.erase is None else None
         reads = not all(own.solved(i) or i == alone for i in range(len(own.reads)))
         apart = reads and self.part == self.tile.chunk and self.tile.warps <= MOST_APART
@@ -155,9 +156,13 @@ class ChunkLayout:
         without = f"read_{self.unscaled}" if own.erase is None and self.unscaled is not None else ""
         return [one for one in own.scores if one[0] != without]
 
-    @property
-    def score_sets(self) -> int:
-        return len(self.scores)
+    def alone(self, which: int) -> bool:
+        """Whether of these scores nothing is wanted but the blocks on the diagonal, which lie side by side."""
+        return self.scores[which][0] == f"read_{self.unscaled}"
+
+    def score_at(self, which: int) -> int:
+        """Where these scores of a chunk begin, from its first ones on."""
+        return sum((BLOCK if self.alone(i) else self.tile.chunk) * self.score_pitch for i in range(which))
 
     @property
     def scores_at(self) -> int:
@@ -165,12 +170,12 @@ class ChunkLayout:
 
     @property
     def score_bytes(self) -> int:
-        """Of one read-out or erasure of a chunk."""
-        return self.tile.chunk * self.score_pitch
+        """Of a chunk."""
+        return self.score_at(len(self.scores))
 
     @property
     def results_at(self) -> int:
-        return self.scores_at + 2 * self.score_sets * self.score_bytes
+        return self.scores_at + 2 * self.score_bytes
 
     @property
     def result_pitch(self) -> int:
@@ -179,11 +184,10 @@ class ChunkLayout:
     @property
     def handed_at(self) -> int:
         """Where what warps of states hand to those that read begins."""
-        return self._handed_at(self.score_sets)
+        return self._handed_at(self.score_bytes)
 
-    def _handed_at(self, sets: int) -> int:
-        results_at = self.scores_at + 2 * sets * self.score_bytes
-        return results_at + self.tile.warps * self.tile.chunk * self.result_pitch
+    def _handed_at(self, score_bytes: int) -> int:
+        return self.scores_at + 2 * score_bytes + self.tile.warps * self.tile.chunk * self.result_pitch
 
     @property
     def handed_bytes(self) -> int:

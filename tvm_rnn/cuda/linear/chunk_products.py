@@ -47,7 +47,7 @@ class Products:
         w, body = self.w, self.body
         self.number = number
         self.stage = w.keep(body.base + tirx.Cast("uint32", body.slot(number)))
-        parity = number % 2 * (self.scan.score_sets * self.scan.score_bytes) + self.scan.scores_at
+        parity = number % 2 * self.scan.score_bytes + self.scan.scores_at
         self.scores = w.keep(body.base + tirx.Cast("uint32", parity))
         key_line = self.lane // 16 * 8 + self.lane % 8  # of right operands whose rows are columns of the product
         pitch = self.scan.key_pitch
@@ -111,7 +111,8 @@ class Products:
         """The scores of 16 steps of what 16 others wrote, as a right operand."""
         w, scan = self.w, self.scan
         b = w.tile(2, 2, dtype="uint32")
-        own = which * scan.score_bytes + block * BLOCK * scan.score_pitch + other * BLOCK * 2
+        row = 0 if scan.alone(which) else block * BLOCK
+        own = scan.score_at(which) + row * scan.score_pitch + other * BLOCK * 2
         at = self.scores + self.score_at + self._offset(own, scan.score_pitch + 2)
         w.do(I.ptx[LDMATRIX.format("x4")](*b[0], *b[1], at))
         return b

@@ -63,16 +63,16 @@ class Scorers:
 
     def make(self, number: TirExpr) -> None:
         """Scores of a chunk."""
-        w, solves, unscaled = self.w, self.recurrence.erasing is not None, self.scan.unscaled
+        w, solves = self.w, self.recurrence.erasing is not None
         scores = self._enter(number)
         backwards = w.bind((self.tile.scorers - 1) - self.warp)
         for turn, sets in enumerate(self._alike()):
             forwards = turn % 2 == (0 if solves else 1)
             found = []
             for i in sets:
-                own = scores if not i else w.bind(scores + uint32(i * self.scan.score_bytes))
+                own = scores if not i else w.bind(scores + uint32(self.scan.score_at(i)))
                 where = self._where(i, own, self.warp if forwards else backwards, solves and not i)
-                found.append(replace(where, alone=self.scan.scores[i][0] == f"read_{unscaled}"))
+                found.append(replace(where, alone=self.scan.alone(i)))
             self._rows(self.scan.scores[sets[0]][0], found, solves and not sets[0])
 
     def _alike(self) -> list[list[int]]:
@@ -86,7 +86,7 @@ class Scorers:
         """Where the scores of a chunk go."""
         self.number = number
         self.stage = self.w.keep(self.body.base + tirx.Cast("uint32", self.body.slot(number)))
-        begin = number % 2 * (self.scan.score_sets * self.scan.score_bytes) + self.scan.scores_at
+        begin = number % 2 * self.scan.score_bytes + self.scan.scores_at
         return self.w.keep(self.body.base + tirx.Cast("uint32", begin))
 
     def _where(self, which: int, at: TirExpr, block: TirExpr, erases: bool) -> _Scores:
@@ -177,7 +177,8 @@ class Scorers:
         w, words = self.w, self.w.local(4, "uint32")
         for n in range(2):
             for half in range(2):
-                at = scores.row[half] * self.scan.score_pitch + (other * BLOCK + 8 * n + self.q) * 2
+                line = scores.row[half] - scores.block * BLOCK if scores.alone else scores.row[half]
+                at = line * self.scan.score_pitch + (other * BLOCK + 8 * n + self.q) * 2
                 word = words[2 * n + half]
                 pack(w, self.precision, word, found[n][2 * half], found[n][2 * half + 1])
                 w.do(I.ptx["st.shared.b32"](scores.at + tirx.Cast("uint32", at), word))
