@@ -20,6 +20,7 @@ from tvm_rnn.compiler import compiled_files
 from tvm_rnn.runtime import gpu_arrays
 
 torch = pytest.importorskip("torch")
+nn = pytest.importorskip("tvm_rnn.torch_layer.nn")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The CUDA Graph is empty"),
@@ -120,6 +121,58 @@ def test_results_and_gradients_every_time(state: bool, monkeypatch: pytest.Monke
         for one, two in zip(*found, strict=True):
             assert one.is_cuda
             close(one, two, LIMITS[torch.float32])
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_without_gradients_calls_have_the_parameters_of_now(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that go a shorter way, as an earlier one of their shapes; whatever changed the parameters."""
+    ours = ready(getattr(rnn.nn, kind)(X, H), monkeypatch, autocast=("bfloat16",))
+    whole, unserved = list[object](), nn._unserved
+
+    def counted(*call: Any) -> Any:
+        whole.append(call)
+        return unserved(*call)
+
+    monkeypatch.setattr(nn, "_unserved", counted)
+    peer = getattr(torch.nn, kind)(X, H, dtype=torch.float64)
+    optimizer = torch.optim.SGD(ours.parameters(), 0.1)
+
+    def check(x: Any, state: Any = None, limit: float = LIMITS[torch.float32]) -> int:
+        """How many calls went the whole way."""
+        peer.load_state_dict({name: value.double().cpu() for name, value in ours.state_dict().items()})
+        own = None if state is None else tuple(part.double().cpu() for part in state)
+        own = own[0] if own is not None and kind == "GRU" else own
+        hx, before = state if state is None or kind == "LSTM" else state[0], len(whole)
+        (y, last), (expected_y, expected) = ours(x, hx), peer(x.double().cpu(), own)
+        pairs = zip((last,) if kind == "GRU" else last, (expected,) if kind == "GRU" else expected, strict=True)
+        for one, two in ((y, expected_y), *pairs):
+            close(one, two, limit)
+        return len(whole) - before
+
+    x, state = torch.randn(T, B, X, device="cuda"), [torch.randn(1, B, H, device="cuda") for _ in range(2)]
+    with torch.no_grad():
+        assert check(x) == 1 and check(x) == 0 and check(torch.randn_like(x)) == 0
+        ours.weight_hh_l0.data.mul_(0.5)
+        ours.bias_hh_l0[3] += 1.0
+        assert check(x) == 0
+        assert check(x, state) == 1 and check(x, state) == 0 and check(x) == 1
+        assert check(x[:4]) == 1 and check(x[:4]) == 0 and check(x[:, :2]) == 1 and check(x[:, :2]) == 0
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            assert check(x[:, :2]) == 0
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.autocast("cuda", torch.bfloat16):
+            assert check(x, limit=LIMITS[torch.bfloat16]) == 1 and check(x, limit=LIMITS[torch.bfloat16]) == 0
+        assert check(x) == 1 and check(x) == 0
+    ours(x)[0].square().sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        check(x)
+        ours.weight_ih_l0.data = torch.randn_like(ours.weight_ih_l0)
+        assert check(x) == 0
+        ours.weight_ih_l0 = torch.nn.Parameter(torch.randn_like(ours.weight_ih_l0))
+        assert check(x) == 0
 
 
 def test_packed_rows(monkeypatch: pytest.MonkeyPatch) -> None:

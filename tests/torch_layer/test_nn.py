@@ -19,8 +19,10 @@ import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn.oracle.tolerance import assert_close
+from tvm_rnn.runtime.runtime import Manifest
 
 torch = pytest.importorskip("torch")
+nn = pytest.importorskip("tvm_rnn.torch_layer.nn")
 FakeTensorMode = pytest.importorskip("torch._subclasses.fake_tensor").FakeTensorMode
 pytestmark = pytest.mark.peers
 
@@ -422,3 +424,86 @@ def test_gradients_of_each_sample() -> None:
         expected = torch.autograd.grad(loss(given, row), [*given.values()])
         for (name, of_each), wanted in zip(found.items(), expected, strict=True):
             assert torch.allclose(of_each[n], wanted, rtol=1e-9, atol=1e-12), name
+
+
+# --- calls like an earlier one on a GPU, which is a stand-in here -----------------------------------------------------
+
+
+class Lent:
+    """A module that is lent weights, and gives back what it was called with."""
+
+    manifest = Manifest(dtype="float32")
+
+    def __init__(self) -> None:
+        self.weights, self.calls = dict[str, Any](), 0
+
+    def use_there(self, weights: dict[str, Any], ways: Sequence[str]) -> None:
+        assert ways == ("sequence",)
+        self.weights = {name: value.detach().clone() for name, value in weights.items()}
+
+    def __call__(self, x: Any, state: Any) -> tuple[Any, dict[str, Any]]:
+        self.calls += 1
+        return x * 2, state or {"h": x[:1] + 1, "c": x[:1] + 2}
+
+
+OPTIONS = [("LSTM", {"num_layers": 2, "bidirectional": True}), ("LSTM", {"proj_size": 2}), ("GRU", {}), ("RNN", {})]
+
+
+@pytest.mark.parametrize(("kind", "options"), OPTIONS)
+def test_a_gpu_is_lent_parameters_and_sums_of_biases(kind: str, options: dict[str, Any]) -> None:
+    layer = getattr(rnn.nn, kind)(X, H, **options)
+    form = nn.form_of_layer(layer, kind)
+    net = nn._network(form, nn.Use("cuda", torch.float32, True, 0.0))
+    module, here = Lent(), torch.device("cpu")
+    call = nn.InferenceThere(net, module, form, torch.float32)
+    assert not call.take(layer._parameters, here)  # they are to have gradients
+    with torch.no_grad():
+        for _ in range(2):
+            assert call.take(layer._parameters, here)
+            expected = nn.net_weights(net.weight_shapes, form, dict(layer.named_parameters()))
+            assert module.weights.keys() == expected.keys()
+            for name, value in expected.items():
+                assert torch.equal(module.weights[name].reshape(value.shape), value), name
+            for value in layer.parameters():
+                value.data.add_(1.0)
+        assert not call.take(layer._parameters, torch.device("meta"))
+        assert not call.take(layer.double()._parameters, here)
+        layer.float().weight_ih_l0 = torch.nn.Parameter(torch.rand(X, len(layer.weight_ih_l0)).T)
+        assert not call.take(layer._parameters, here)
+
+
+def test_a_call_on_a_gpu_like_an_earlier_one_goes_a_shorter_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = rnn.nn.LSTM(X, X).requires_grad_(False), torch.rand(T, B, X)
+    form = nn.form_of_layer(layer, "LSTM")
+    net = nn._network(form, nn.Use("cuda", torch.float32, True, 0.0))
+    module, state = Lent(), (torch.rand(1, B, X), torch.rand(1, B, X))
+    monkeypatch.setattr(nn, "_place", lambda values: "cuda")
+    monkeypatch.setattr(nn, "_unserved", lambda *call: "")  # torch's own code takes all others
+    own = nn._own.setdefault(layer, nn.Own())
+
+    def ours(values: Any, hx: Any = None) -> bool:
+        """Whether the module ran a call."""
+        before = module.calls
+        result = layer(values, hx)
+        if module.calls > before:
+            assert torch.equal(result[0], values * 2) and isinstance(result[1], tuple)
+        return module.calls > before
+
+    assert not ours(x)
+    own.before = nn._facts(layer, x, ()), nn.InferenceThere(net, module, form, torch.float32)
+    assert ours(x) and ours(x.clone())
+    layer.weight_hh_l0.data.fill_(3.0)
+    assert ours(x) and bool((module.weights["R_l0"] == 3.0).all())
+    assert not ours(x[:2]) and not ours(x[:, :1]) and not ours(x, state) and not ours(x.clone().requires_grad_())
+    layer.requires_grad_(True)
+    assert not ours(x)
+    with torch.no_grad():
+        assert ours(x)
+    layer.requires_grad_(False)
+    layer.train(not layer.training)
+    assert not ours(x)
+    layer.train(not layer.training)
+    weight = layer.weight_hh_l0
+    assert not torch.equal(torch.func.functional_call(layer, {"weight_hh_l0": weight * 2}, (x,))[0], x * 2)
+    own.before = nn._facts(layer, x, state), own.before[1]
+    assert ours(x, state) and not ours(x)

@@ -385,10 +385,10 @@ def drawn_seed(x: Tensor | None = None, in_graph: bool = False) -> int | Tensor:
 
 def _moved(module: Compiled, device: torch.device, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights on a GPU, dense, in the dtype that the module reads."""
-    return {name: tensor.to(device, _held(module)).contiguous() for name, tensor in weights.items()}
+    return {name: tensor.to(device, held_dtype(module)).contiguous() for name, tensor in weights.items()}
 
 
-def _held(module: Compiled) -> torch.dtype:
+def held_dtype(module: Compiled) -> torch.dtype:
     """The dtype of a module's weights: for 16-bit networks float32."""
     return torch.float64 if str(module.manifest.dtype) == "float64" else torch.float32
 
@@ -400,7 +400,7 @@ def give(module: Compiled, parameters: Parameters) -> None:
 
 
 def _give(module: Compiled, parameters: Parameters) -> None:
-    expected, found = _held(module), parameters.weights
+    expected, found = held_dtype(module), parameters.weights
     wrong = next((name for name, tensor in found.items() if tensor.dtype is not expected or tensor.is_meta), None)
     if wrong is not None:
         got = f"{found[wrong].dtype} on {found[wrong].device}"
@@ -617,14 +617,20 @@ def net_weights(shapes: Mapping[str, Shape], form: Form, own: Mapping[str, Tenso
         first, second = parts["bias_ih"], parts["bias_hh"]
         if first is None or second is None:
             first = second = values["W"].new_zeros(len(values["W"]))
-        values["b"] = first + second
-        if form.kind == "GRU":  # the reset gate comes between: the third of these does not add to the first
-            width = 2 * form.hidden_size
-            values |= {"b": torch.cat([values["b"][:width], first[width:]]), "b_R": second[width:]}
+        values |= net_biases(form, first, second)
         if parts["weight_hr"] is not None:
             values["W_P"] = parts["weight_hr"]
         found |= {weight_name(name, *place): value for name, value in values.items()}
     return {name: found[name].reshape(shape) for name, shape in shapes.items()}
+
+
+def net_biases(form: Form, first: Tensor, second: Tensor) -> dict[str, Tensor]:
+    """The net's biases of a layer and direction, of torch's two."""
+    whole = first + second
+    if form.kind != "GRU":
+        return {"b": whole}
+    width = 2 * form.hidden_size  # the reset gate comes between: the third of these does not add to the first
+    return {"b": torch.cat([whole[:width], first[width:]]), "b_R": second[width:]}
 
 
 def torch_weights(net: RNN, form: Form, weights: Mapping[str, Tensor]) -> list[Tensor]:

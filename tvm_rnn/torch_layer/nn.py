@@ -11,9 +11,9 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -26,6 +26,7 @@ from tvm_rnn.compiler.compiled_files import compiled_once, name_here
 from tvm_rnn.errors import TvmRnnError, message
 from tvm_rnn.frontends.torch import form_of_layer
 from tvm_rnn.frontends.torch_names import Form
+from tvm_rnn.network.layer import weight_name
 from tvm_rnn.network.rnn import RNN as Network
 
 from .autograd import (
@@ -39,7 +40,9 @@ from .autograd import (
     drawn_seed,
     each,
     flat,
+    held_dtype,
     looked_into,
+    net_biases,
     net_weights,
     run,
     torch_weights,
@@ -93,10 +96,53 @@ class InferenceCall:
         return torch.from_numpy(y), [torch.from_numpy(last[name]) for name in self.names]
 
 
+MATRICES = {"W": "weight_ih", "R": "weight_hh", "W_P": "weight_hr"}  # the net's names, and torch's
+
+
+@cache
+def _names(form: Form) -> tuple[list[tuple[str, str]], list[tuple[tuple[int, int], str, str]]]:
+    """(the net's, torch's) names of matrices; of each layer and direction the names of torch's biases."""
+    own = [*MATRICES.items()][: 3 if form.proj_size else 2]
+    matrices = [(weight_name(n, *place), form.name(theirs, *place)) for place in form.places for n, theirs in own]
+    return matrices, [(p, form.name("bias_ih", *p), form.name("bias_hh", *p)) for p in form.places]
+
+
+class InferenceThere(InferenceCall):
+    """The same on a GPU, where nothing tells whether parameters have changed: `take` gives the module those of now, of
+    which biases alone are made, in each call."""
+
+    def __init__(self, net: Network, module: Compiled, form: Form, kind: torch.dtype) -> None:
+        super().__init__(net, module)
+        self.form, self.kind = form, kind
+
+    def take(self, parameters: Mapping[str, Tensor | None], place: torch.device) -> bool:
+        """False: nothing was done, for they are not all whole arrays of the weights' dtype at that place, or are to
+        have gradients."""
+        matrices, biases = _names(self.form)
+        found = {own: parameters.get(theirs) for own, theirs in matrices}
+        pairs = [(parameters.get(first), parameters.get(second)) for _, first, second in biases]
+        expected, recorded = held_dtype(self.module), torch.is_grad_enabled()
+        for part in (*found.values(), *(part for pair in pairs for part in pair)):
+            if part is None or part.__class__ is not torch.nn.Parameter or part.dtype is not expected:
+                return False
+            if part.device != place or not part.is_contiguous() or (recorded and part.requires_grad):
+                return False
+        for (at, _, _), (first, second) in zip(biases, pairs, strict=True):
+            found |= {weight_name(name, *at): value for name, value in net_biases(self.form, first, second).items()}
+        self.module.use_there(found, ("sequence",))
+        return True
+
+    def __call__(self, x: Tensor, given: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        if x.dtype is not self.kind:  # torch.autocast
+            x, given = x.to(self.kind), [part.to(self.kind) for part in given]
+        y, last = self.module(x, dict(zip(self.names, given, strict=True)) if given else None)
+        return y, [last[name] for name in self.names]
+
+
 @dataclass
 class Own:
     """What a layer of ours has besides torch's: its network and module by use, and the reasons that it told. before:
-    the facts of the last call that a module of the CPU ran, and that module."""
+    the facts of the last call, and the module that ran it."""
 
     made: dict[Use, tuple[Network, Compiled] | str] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
@@ -133,10 +179,11 @@ class DropIn(torch.nn.RNNBase):
         packed = isinstance(input, PackedSequence)
         values = input.data if packed else input
         given = _given(self, hx)
-        if _on_cpu((input, *given)) and _undisturbed():
-            if _is_short(self, input, given):
+        where = _place((input, *given))
+        if where and _undisturbed():
+            if where == "cpu" and _is_short(self, input, given):
                 return theirs(input, hx)
-            if (plain := _as_before(self, input, given)) is not None:
+            if (plain := (_as_before if where == "cpu" else _as_before_there)(self, input, given)) is not None:
                 return self._result(*_dense(self, plain, input, given))
         if seen() and not looked_into((values, *given, *self._flat_weights)):
             return self._in_graph(theirs, input, hx)
@@ -153,8 +200,9 @@ class DropIn(torch.nn.RNNBase):
             _tell(self, THEIRS, made)
             return result
         found = _packed(self, made, input, given) if packed else _dense(self, made, values, given)
-        if type(made) is tuple and not packed and values.is_cpu and not _dropout(self):
-            _own[self].before = _facts(self, values, given), InferenceCall(*made)
+        if type(made) is tuple and not packed and not _dropout(self):
+            own = InferenceCall(*made) if values.is_cpu else _there(self, made[0], made[1], _kind(values))
+            _own[self].before = None if own is None else (_facts(self, values, given), own)
         return self._result(*found)
 
     def _in_graph(
@@ -238,9 +286,9 @@ def _given(layer: DropIn, hx: Hidden) -> Sequence[Tensor]:
 
 
 def _facts(layer: DropIn, values: Tensor, given: Sequence[Tensor]) -> tuple[object, ...]:
-    """What decides who runs a call on a CPU, besides the parameters."""
+    """What decides who runs a call, besides the parameters."""
     own = layer.mode, layer.training, layer.dropout, layer.batch_first
-    return *own, values.dtype, values.shape, *(part.shape for part in given)
+    return *own, values.device, _kind(values), values.dtype, values.shape, *(part.shape for part in given)
 
 
 def _is_short(layer: DropIn, values: Tensor, given: Sequence[Tensor]) -> bool:
@@ -269,10 +317,32 @@ def _as_before(layer: DropIn, values: Tensor, given: Sequence[Tensor]) -> Infere
     return before[1] if holds(before[1].module, layer._flat_weights) else None
 
 
-def _on_cpu(values: Sequence[Tensor]) -> bool:
-    """Whether values are tensors of a CPU and of one dtype, with memory that is as it looks."""
-    kind = getattr(values[0], "dtype", None)
-    return all(part.__class__ is Tensor and part.is_cpu and part.dtype is kind and not part.is_neg() for part in values)
+def _as_before_there(layer: DropIn, values: Tensor, given: Sequence[Tensor]) -> InferenceCall | None:
+    """The same on a GPU: what has the weights of now."""
+    own = _own.get(layer)
+    before = None if own is None else own.before
+    if before is None or before[0] != _facts(layer, values, given):
+        return None
+    if torch.is_grad_enabled() and any(part.requires_grad for part in (values, *given)):
+        return None
+    call = before[1]
+    return call if isinstance(call, InferenceThere) and call.take(layer._parameters, values.device) else None
+
+
+def _there(layer: DropIn, net: Network, module: Compiled, kind: torch.dtype) -> InferenceThere | None:
+    """What runs calls like one that was on a GPU. None: they go the whole way."""
+    able = hasattr(module, "use_there") and layer.bias
+    return InferenceThere(net, module, form_of_layer(layer, layer.torchs.__name__), kind) if able else None
+
+
+def _place(values: Sequence[Tensor]) -> str:
+    """Where values are, if they are tensors of one dtype at one place, with memory that is as it looks: cpu or cuda."""
+    if not all(part.__class__ is Tensor for part in values):
+        return ""
+    kind, place = values[0].dtype, values[0].device
+    if not all(part.dtype is kind and part.device == place and not part.is_neg() for part in values):
+        return ""
+    return place.type if place.type in TARGETS else ""
 
 
 def _undisturbed() -> bool:
