@@ -20,6 +20,7 @@ from tvm_rnn.options import Options
 from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.passes import pipeline
 from tvm_rnn.schedule import Config, Template, Unit, best
+from tvm_rnn.schedule.schedule_template import Chosen
 from tvm_rnn.tir.expr import Expr
 from tvm_rnn.tir.index import int64
 
@@ -156,6 +157,23 @@ def test_every_tile_with_every_rest(
         expected, expected_state = rnn.reference(net)(x)
         assert_close(y, expected, "float32", 3)
         assert_close(state["h"], expected_state["h"], "float32", 3)
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("rows", [2, 3])
+def test_terms_in_parts(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole blocks of tiles, a part of one, and rows that fill no tile."""
+
+    def forced(unit: Unit, machine: rnn.Target) -> Chosen:
+        chosen = best(unit, machine, {"rows": rows} if unit.kind == "gemm" else None)
+        return chosen._replace(knobs=chosen.knobs | {"parts": 4}) if unit.kind == "gemm" else chosen
+
+    monkeypatch.setattr(lower_group, "best", forced)
+    net = rnn.RNN(rnn.cells.gru, 16, 40).init(rows)
+    module = rnn.compile(net)
+    for batch in (1, rows, 2 * rows + 1, 67):
+        x = np.random.default_rng(batch).normal(size=(3, batch, 16)).astype("float32")
+        assert_close(module(x)[0], rnn.reference(net)(x)[0], "float32", 3)
 
 
 @pytest.mark.broad

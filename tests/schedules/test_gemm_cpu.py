@@ -24,6 +24,27 @@ def test_the_default_tile_stays_in_registers(machine: target.Target) -> None:
 
 
 @pytest.mark.parametrize(
+    ("machine", "region", "depth", "batches", "parts"),
+    [
+        ("x86-64-v3", "step", 256, (10,), 2),
+        ("x86-64-v3", "step", 512, (), 4),
+        ("x86-64-v3", "before", 256, (10,), 1),
+        ("x86-64-v3", "step", 128, (10,), 1),  # 16 KB
+        ("x86-64-v3", "step", 256, (3,), 1),  # one tile
+        ("x86-64-v3", "step", 250, (10,), 1),  # no equal parts
+        ("x86-64-v4", "step", 256, (64,), 1),
+    ],
+    ids=str,
+)
+def test_parts_of_terms_have_weights_in_the_first_cache(
+    machine: str, region: str, depth: int, batches: tuple[int, ...], parts: int
+) -> None:
+    unit = Unit("gemm", region, "float32", 4, 256, (depth,), 1, batches)
+    config = best(unit, target.TABLE[machine])[1]
+    assert config["parts"] == parts, config
+
+
+@pytest.mark.parametrize(
     ("gates", "batches", "rows"),
     [
         *[
@@ -58,7 +79,7 @@ def test_products_before_the_loop_fill_the_registers(name: str, gates: int, rows
 def test_a_record_is_replayed() -> None:
     machine = target.TABLE["x86-64-v4"]
     unit = Unit("gemm", "step", "float32", 4, 64, (64,))
-    knobs = {"rows": 2, "broad": 1, "panels": 4, "ahead": 8, "next": 0, "shared": 0, "turns": 1}
+    knobs = {"rows": 2, "broad": 1, "panels": 4, "ahead": 8, "next": 0, "shared": 0, "turns": 1, "parts": 1}
     assert best(unit, machine, knobs)[1] == knobs
 
 
@@ -71,7 +92,7 @@ def test_a_value_that_no_knob_has_is_an_error() -> None:
 def test_the_space_is_every_choice() -> None:
     knobs = Knobs()
     templates()["gemm_cpu"].configure(Unit("gemm", "step", "float32", 4, 64, (64,)), target.TABLE["x86-64-v4"], knobs)
-    names = {"rows", "broad", "panels", "ahead", "next", "shared", "turns"}
+    names = {"rows", "broad", "panels", "ahead", "next", "shared", "turns", "parts"}
     assert set(knobs.space) == names
     assert all(len(v) > 1 for n, v in knobs.space.items() if n not in ("broad", "next"))
     assert knobs.chosen == {k: v for k, v in knobs.chosen.items() if v in knobs.space[k]}

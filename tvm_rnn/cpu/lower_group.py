@@ -21,7 +21,7 @@ from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.graph.tensor_expressions import Index, element
 from tvm_rnn.schedule.schedule_template import Chosen, Config, Template, Unit, best
 from tvm_rnn.target import Target
-from tvm_rnn.tir.expr import Expr, Stmt
+from tvm_rnn.tir.expr import Buffer, Expr, Stmt
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import Block, bind, floordiv, floormod, load, loop, sequence, store, use_threads, when
 
@@ -322,6 +322,9 @@ class Emitter:
         return each_row(rows, outer, work * prod(outer) >= PARALLEL_ELEMENTS, body, places.within)
 
 
+PART_ROWS = 64  # whose sums lie beside a part's weights in the first cache
+
+
 @dataclass(frozen=True)
 class Panels:
     """One gemm group on `rows` batch rows. A panel is one vector of units with all its gates: its weights stay in cache
@@ -410,8 +413,10 @@ class Panels:
                     return self._tile(full, broad, r * int64(full), panel, self._ahead(after, r))
 
                 count = floordiv(self.rows, full)
+                parted = self.config.get("parts", 1) > 1 and full > 1
+                tiles = self._in_parts(full, broad, count, panel, after) if parted else loop("r", count, one)
                 left = self._leftovers(panel, 1, 1, ahead=self._ahead(after, count)) if self._at_once else None
-                return [set_after, loop("r", count, one), left]
+                return [set_after, tiles, left]
 
             return loop("p", panels, tiles_of)
 
@@ -491,11 +496,63 @@ class Panels:
         """Product and epilogue of `height` rows by `across` panels."""
         row, set_row = bind("row", row0)
         panel, set_panel = bind("panel", panel0)
-        size = height * across * self.unit.gates * self.lanes + self.lanes  # a tail's last vector may read past it
-        gates = tirx.decl_buffer((size,), self.unit.dtype, name="gates", scope="local")
+        gates = self._sums(height, across)
         local = replace(self.places, buffers={**self.places.buffers, "gates": gates})
         where = {"row0": row, "panel0": panel, "tail": tail}
         whole = Tile(self.group, local, self.unit, self.lanes, rows=height, panels=across, ahead=ahead, **where)
+        done = [self._product(whole), self._finish(whole)]
+        return [set_row, set_panel, tirx.AllocBuffer(gates), *done]
+
+    def _sums(self, height: int, across: int) -> Buffer:
+        size = height * across * self.unit.gates * self.lanes + self.lanes  # a tail's last vector may read past it
+        return tirx.decl_buffer((size,), self.unit.dtype, name="gates", scope="local")
+
+    def _product(self, whole: Tile) -> Stmt:
+        integer = self.places.storage is not None and self.places.storage.dot is not None
+        return int8_products.product(whole) if integer else register_tile.product(whole, self.template, self.config)
+
+    def _in_parts(self, height: int, across: int, count: Expr, panel: Expr, after: Expr) -> Stmt:
+        """Tiles of rows, some at a time: a part of the product's terms of all of them, then the next part. The first
+        cache holds the weights of one part, and the sums."""
+        parts, some = self.config["parts"], max(1, PART_ROWS // height)
+        gates = self._sums(some * height, across)
+        local = replace(self.places, buffers={**self.places.buffers, "gates": gates})
+        zeroes = tirx.Broadcast(tirx.const(0.0, self.unit.dtype), self.lanes)
+
+        def tile(first: Expr, r: Expr, part: Expr) -> tuple[Block, Tile]:
+            row, set_row = bind("row", (first + r) * int64(height))
+            size = {"rows": height, "panels": across, "first": r * int64(height), "part": (part, parts)}
+            place = {"row0": row, "panel0": panel, "ahead": self._ahead(after, first + r)}
+            return set_row, Tile(self.group, local, self.unit, self.lanes, **size, **place)
+
+        def block(b: Expr) -> list[Block]:
+            first, set_first = bind("first_tile", b * int64(some))
+            tiles = tirx.min(count - first, int64(some))
+            each = height * across * self.unit.gates
+
+            def zero(v: Expr) -> Stmt:
+                return tirx.BufferStore(gates, zeroes, [tirx.Ramp(v * int64(self.lanes), int64(1), self.lanes)])
+
+            def multiply(part: Expr) -> Stmt:
+                def one(r: Expr) -> list[Block]:
+                    set_row, whole = tile(first, r, part)
+                    return [set_row, self._product(whole)]
+
+                return loop("r", tiles, one)
+
+            def end(r: Expr) -> list[Block]:
+                set_row, whole = tile(first, r, int64(0))
+                return [set_row, self._finish(whole)]
+
+            zeroed = loop("z", tiles * int64(each), zero)
+            return [set_first, tirx.AllocBuffer(gates), zeroed, loop("part", parts, multiply), loop("r", tiles, end)]
+
+        return loop("block", floordiv(count + int64(some - 1), some), block)
+
+    def _finish(self, whole: Tile) -> Stmt:
+        """The epilogue of a tile whose sums are there."""
+        height, across, row, panel = whole.rows, whole.panels, whole.row0, whole.panel0
+        local, tail = whole.places, whole.tail
         # Two vectors at a time: one alone would wait for the latency of its functions. More only adds code.
         tall = 2 if height % 2 == 0 else 1
         broad = 2 if tall == 1 and across % 2 == 0 else 1
@@ -503,12 +560,9 @@ class Panels:
 
         def finish(e: tirx.Var) -> Stmt:
             r, p = floordiv(e, across // broad) * int64(tall), floormod(e, across // broad) * int64(broad)
-            place = {"row0": row + r, "panel0": panel + p, "slot": (r, p, across), "tail": tail}
+            place = {"row0": row + r, "panel0": panel + p, "slot": (whole.first + r, p, across), "tail": tail}
             return register_tile.pointwise(
                 Tile(self.group, local, unit, self.lanes, rows=tall, panels=broad, **place), self.finish, {}
             )
 
-        integer = self.places.storage is not None and self.places.storage.dot is not None
-        product = int8_products.product(whole) if integer else register_tile.product(whole, self.template, self.config)
-        parts = height * across // (tall * broad)
-        return [set_row, set_panel, tirx.AllocBuffer(gates), product, loop("e", parts, finish)]
+        return loop("e", height * across // (tall * broad), finish)

@@ -122,6 +122,8 @@ class Tile:
     slot: tuple[Expr, Expr, int] | None = None  # in an epilogue: row and panel inside the product's tile, its panels
     ahead: Ahead | None = None  # which weights are asked for meanwhile
     tail: Tail | None = None  # of the last panel, where this is one whose gates lie side by side
+    part: tuple[Expr, int] = (0, 1)  # of a product's terms: the number-th of so many, added to what is in "gates"
+    first: Expr = 0  # the tile's first row there
     stages: dict[Node, Stage] = field(default_factory=dict)
     outputs: list[Stage] = field(default_factory=list)
     sums: list[Stage] = field(default_factory=list)
@@ -165,22 +167,24 @@ class Tile:
     def _ways(self, depth: int) -> int:
         """Into how many sums a product is split: a power of two that divides its depth."""
         ways = 1
-        while self.rows * self.panels * self.vectors * ways * 2 <= self.places.chains and not depth % (2 * ways):
+        able = depth // self.part[1]
+        while self.rows * self.panels * self.vectors * ways * 2 <= self.places.chains and not able % (2 * ways):
             ways *= 2
         return ways
 
     def _product(self, name: str, operand: Node, base: Expr, part: tuple[int, int]) -> Stage:
         """part: number i of n: of terms i, i + n, i + 2n, ..."""
-        depth, (way, ways) = operand.shape[0], part
-        turn = variable(f"k_{name}")
-        k = turn if ways == 1 else turn * ways + way
+        depth, (way, ways), (number, parts) = operand.shape[0], part, self.part
+        turn, terms = variable(f"k_{name}"), depth // ways // parts
+        at = turn if parts == 1 else turn + number * int64(terms)
+        k = at if ways == 1 else at * ways + way
 
         def value(r: Expr, p: Expr, g: Expr, v: Expr) -> Expr:
             x = element(operand, (k,), lambda n, i: self.load(n, r, i), self.unit.dtype)
             return x * self._weight(self.weight_address(base, depth, p, k) + (g * self.lanes + v))
 
         shape = (self.rows, self.panels, self.vectors, self.lanes)
-        return in_registers(name, shape, self.unit.dtype, value, added({turn: depth // ways}, self.unit.dtype))
+        return in_registers(name, shape, self.unit.dtype, value, added({turn: terms}, self.unit.dtype))
 
     def _weight(self, address: Expr) -> Expr:
         storage = self.places.storage
@@ -320,7 +324,13 @@ def product(tile: Tile, template: Template, config: Config) -> Stmt:
     tile.products()
     shape = (tile.rows, tile.panels, tile.vectors, tile.lanes)
     strides = (tile.panels * tile.vectors * tile.lanes, tile.vectors * tile.lanes, tile.lanes, 1)
-    tile.store(Array("gates", int64(0), 0, strides, shape), shape, tile.accumulated, lambda *index: index)
+    sums = Array("gates", tile.first * int64(strides[0]), 0, strides, shape)
+
+    def total(*index: Expr) -> Expr:
+        own = tile.accumulated(*index)
+        return own if tile.part[1] == 1 else own + tile.at("gates", sums.address(int64(0), index))
+
+    tile.store(sums, shape, total, lambda *index: index)
     done, ahead = tile.statement(template, config), config.get("ahead", 0)
     packed = tile.places.buffers.get("stored", tile.places.buffers["packed"])
     step = max(1, CACHE_LINE * 8 // int(tvm_ffi.dtype(packed.dtype).bits))
@@ -339,7 +349,9 @@ def _coming(tile: Tile, ahead: Ahead, step: int, k: tirx.Var) -> list[Expr]:
     row = tile.gates * tile.lanes
     lines = -(-tile.panels * row // step)
     each = -(-lines // ahead.tiles)
+    number, parts = tile.part
     turn = tirx.min(ahead.number, int64(-(-lines // each) - 1)) * int64(depth) + k
+    turn = turn if parts == 1 else turn + number * int64(depth // parts)
     first = base + ahead.panel * int64(depth * row) + turn * int64(each * step)
     return [first + int64(i * step) for i in range(each)]
 
