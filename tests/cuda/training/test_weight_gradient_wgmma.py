@@ -19,6 +19,7 @@ from tvm_rnn.cuda.training.weight_gradient_wgmma import (
     PackedWeightGradientTile,
     WgmmaWeightGradientTile,
     added,
+    in_one_cluster,
     pack_kernel,
     packed_tile_for,
     rows_of_stage,
@@ -186,6 +187,16 @@ def test_all_left_operands_of_one_block(
 def test_clusters_add_up_two_parts_where_pairs_keep_multiprocessors_at_work() -> None:
     """None where two parts of all have no room at once, or a third has."""
     assert [added(blocks, 132) for blocks in (16, 32, 60, 44, 120)] == [2, 2, 2, 1, 1]
+
+
+@pytest.mark.parametrize(("heads", "high", "stages"), [(8, 128, 3), (16, 64, 4), (32, 128, 3)])
+def test_tiles_are_low_where_one_cluster_then_adds_up_all_parts(heads: int, high: int, stages: int) -> None:
+    """Of 132 multiprocessors, two products of three left operands: of 16 heads 32 tiles leave two sums of two parts
+    each, 64 lower ones one of both. With 8 heads a fold is left in any case, with 32 there is none."""
+    tile = WgmmaWeightGradientTile("bfloat16", 128, 128, heads=heads, together=3, stages=3)
+    found = in_one_cluster(tile, 6, (128, 128), 132)
+    assert (found.high, found.stages) == (high, stages)
+    assert found.tiles(6, 128, 128) * (2 if found is tile else 1) == 4 * heads
 
 
 def test_it_is_for_large_results_of_16_bit_rows_on_hopper() -> None:

@@ -181,8 +181,11 @@ class WeightGradients:
         each = len(nodes) // len(rights)
         beside = first.heads > 1 and all(nodes[n : n + each] in self.beside for n in range(0, len(nodes), each))
         totals = self._arrays([*found_totals], beside)
-        blocks = tile.tiles(len(nodes), lefts[0].depth, rights[0].depth)
-        adds = wgmma.added(blocks, self.sms) if tile.together > 1 else 1
+        size, adds = (lefts[0].depth, rights[0].depth), 1
+        if isinstance(tile, wgmma.WgmmaWeightGradientTile) and tile.together > 1:
+            tile = wgmma.in_one_cluster(tile, len(nodes), size, self.sms)
+            adds = wgmma.added(tile.tiles(len(nodes), *size), self.sms)
+        blocks = tile.tiles(len(nodes), *size)
         numbers = tuple(tuple(found_totals[node] for node in array) for array in totals)
         tile = replace(tile, totals=numbers, beside=beside, adds=adds)
         kernel = tile.kernel(f"{self.name}_totals{len(self.launches)}", lefts, *rights)
