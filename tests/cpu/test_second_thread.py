@@ -10,6 +10,7 @@ from tvm_rnn.cpu.second_thread import (
     LOOP,
     PART,
     threads_for_call,
+    threads_for_directions,
     threads_for_loop,
     threads_for_part,
     with_weights,
@@ -38,6 +39,13 @@ def test_threads_of_a_call(flops: int, few: int) -> None:
 @pytest.mark.parametrize(("products", "few"), [(0, 1), (PART - 1, 1), (PART, 8)])
 def test_threads_of_a_part_of_a_step(products: int, few: int) -> None:
     assert number(threads_for_part(int64(products), int64(8))) == few
+
+
+@pytest.mark.parametrize(
+    ("products", "threads", "few"), [(PART, 1, 1), (0, 1, 1), (1 << 30, 2, 2), (PART - 1, 8, 2), (PART, 8, 1)]
+)
+def test_threads_of_two_directions(products: int, threads: int, few: int) -> None:
+    assert number(threads_for_directions(int64(products), int64(threads))) == few
 
 
 @pytest.mark.parametrize(("products", "size", "work"), [(64, 4000, 4000), (5000, 4000, 5000)])

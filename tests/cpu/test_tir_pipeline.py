@@ -12,10 +12,21 @@ from tvm import tirx
 
 import tvm_rnn as rnn
 from tvm_rnn import cell, exp, maximum, mean, minimum, sum, tanh
-from tvm_rnn.cpu.tir_pipeline import STACK_BYTES, flat, keep_on_stack, one_by_one, simplified
+from tvm_rnn.cpu.tir_pipeline import STACK_BYTES, flat, inner_loops_apart, keep_on_stack, one_by_one, simplified
 from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.tir.index import int64
-from tvm_rnn.tir.statements import bind, buffer, load, loop, runtime_function, store, variable, vector, when
+from tvm_rnn.tir.statements import (
+    bind,
+    buffer,
+    load,
+    loop,
+    runtime_function,
+    sequence,
+    store,
+    variable,
+    vector,
+    when,
+)
 
 
 @cell(states="h")
@@ -93,3 +104,37 @@ def test_what_no_array_reaches_divides_by_nothing() -> None:
         tirx.transform.StmtSimplify()(tvm.IRModule({"f": function}))
     assert simplified(function) is function
     assert simplified(runtime_function("f", [n, x], rows)) is not None
+
+
+def nested(inner: bool) -> tvm.IRModule:
+    """A loop that threads share, with one in it that they share too, or not; on a view of x."""
+    x, n = buffer("x", "float32"), variable("n")
+    view = tirx.decl_buffer(x.shape, "int32", name="view")
+
+    def row(i: Any) -> Any:
+        return loop("j", n, lambda j: store(view, i * n + j, load(view, i * n + j) + 1), parallel=inner)
+
+    body = sequence(tirx.DeclBuffer(view, data=tirx.buffer.buffer_data(x)), loop("i", n, row, parallel=True))
+    return tvm.IRModule({"main": runtime_function("main", [n, x], body).with_attr("target", tvm.target.Target("llvm"))})
+
+
+def test_loops_that_threads_share_are_not_in_one_another() -> None:
+    assert len(inner_loops_apart(nested(False)).functions) == 1
+    made = {name.name_hint: f for name, f in inner_loops_apart(nested(True)).functions_items()}
+    assert {*made} == {"main", "main_beside_0"}
+    names = {p.name for p in made["main_beside_0"].params}
+    assert names == {"i", "n", "size_x", "pointer_x"}  # not of the view, which is x's memory
+    assert not tirx.analysis.undefined_vars(made["main_beside_0"].body, [*made["main_beside_0"].params])
+
+
+@pytest.mark.broad_after(1)
+def test_both_directions_at_the_same_time_have_the_same_bits() -> None:
+    net, module = compiled(rnn.cells.lstm, 40, 25, bidirectional=True)
+    x = np.random.default_rng(0).normal(size=(30, 2, 40)).astype("f4")
+    module.threads = 1
+    alone, states = module(x)
+    module.threads = 2
+    for _ in range(20):
+        y, own = module(x)
+        assert np.array_equal(y, alone) and all(np.array_equal(own[name], states[name]) for name in states)
+    assert_close((alone, states), rnn.reference(net)(x), "float32", 30)

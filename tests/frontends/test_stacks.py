@@ -168,7 +168,7 @@ def build(*kinds: rnn.Cell, brought: bool = False) -> rnn.RNN | Model:
     steps.outputs = [Declared(above, "float32", None)]
     stacks = Stacks(steps, layers)
     stacks.merge()
-    return build_networks(steps, layers, stacks, SOURCE)
+    return build_networks(steps, stacks, SOURCE)
 
 
 def test_a_stack_is_one_network_with_its_weights_in_place() -> None:

@@ -37,8 +37,13 @@ class Part:
 def cut(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function, its largest statements of at most MOST loops marked as parts; all of it is no part, else that would
     have what only the function has: arrays' sizes."""
-    whole, name = Part(function.body), str(function.attrs.get("global_symbol", function.attrs.get(PLAIN)))
-    return function.with_body(_Cut(name)(whole, ())) if whole.loops > max(WHOLE, MOST) else function
+    whole = Part(function.body)
+    return function.with_body(_Cut(name_of(function))(whole, ())) if whole.loops > max(WHOLE, MOST) else function
+
+
+def name_of(function: tirx.PrimFunc) -> str:
+    """What the file has the function under."""
+    return str(function.attrs.get("global_symbol", function.attrs.get(PLAIN)))
 
 
 @dataclass

@@ -39,6 +39,7 @@ from tvm_rnn.tir.statements import (
     buffer,
     load,
     loop,
+    raised,
     runtime_function,
     sequence,
     store,
@@ -50,7 +51,7 @@ from tvm_rnn.tir.statements import (
 from .lower_group import Emitter, Used
 from .lower_layer import Context, Emit, Layer, Visit
 from .matrix_part import held
-from .second_thread import threads_for_call
+from .second_thread import threads_for_call, threads_for_directions
 from .shared_groups import SharedGroups
 from .surroundings.levels import FORMS
 from .walk_through_time import CHUNK, is_few
@@ -59,6 +60,7 @@ from .workspace import Array, Workspace, each_element, row_stride, rows_in, stri
 
 INTEGERS = ("T", "B", "n", "threads", "has_lengths", "has_reset")
 Given = dict[str, Any]  # a function's parameters by name, expressions and buffers
+BESIDE = "beside"  # the loop over directions that run at the same time
 MAX_ROWS = 1 << 30  # "all of T in one tile"
 
 
@@ -106,6 +108,7 @@ class Lowering:
     in_bytes: ClassVar[bool] = True  # whether products of bytes are computed as such
     in_place: ClassVar[bool] = True  # whether inputs may be read in the caller's arrays
     few_as_given: ClassVar[bool] = True  # whether matrices stay as their owner laid them out for a few steps
+    beside: ClassVar[bool] = True  # whether both directions of a layer may run at the same time
 
     def __post_init__(self) -> None:
         net, options = self.net, self.options
@@ -159,8 +162,11 @@ class Lowering:
         slack = widest + 2 * self.lanes
         self.packed_elements = packed + slack
         self.scratch_at = self.memory.per_row
-        self.memory.per_row += max(layer.scratch_per_row for layer in self.code)
-        self.memory.per_tile_row += max(layer.hoisted_per_row for layer in self.code)
+        self.scratch_size = max(layer.scratch_per_row for layer in self.code)
+        self.hoisted_size = max(layer.hoisted_per_row for layer in self.code)
+        own = d if self.beside else 1
+        self.memory.per_row += self.scratch_size * own
+        self.memory.per_tile_row += self.hoisted_size * own
         self.memory.fixed += slack
         self._plan_flow()
 
@@ -247,6 +253,7 @@ class Lowering:
 
     def _sequence(self) -> tirx.PrimFunc:
         given, cell = self._arguments(), self.net.cell
+        self.few = self._threads_of_call(given["threads"])
         self.x, (self.y,) = self._users([a.name for a in cell.inputs]), self._users(["y"])
         self.s_in, self.s_out = (self._users([f"{a.name}_{way}" for a in cell.states]) for way in ("in", "out"))
         in_place = {f"input_{i}": user for i, user in enumerate(self.x) if self._is_read_in_place(i)}
@@ -330,10 +337,14 @@ class Lowering:
         more = (self.least - 1) * self.memory.per_tile_row if self._has_matrices else 0
         return replace(self.memory, per_row=self.memory.per_row + more)
 
+    def _threads_of_call(self, count: TirExpr) -> TirExpr:
+        """How many threads the call has: one where it is little work."""
+        work = self.T * self.B * int64(flops_per_row(self.layers, self.net.num_directions))
+        return threads_for_call(work, count)
+
     def _with_threads(self, count: TirExpr, *body: Block) -> Stmt:
         """The call, on one thread where it is little work."""
-        work = self.T * self.B * int64(flops_per_row(self.layers, self.net.num_directions))
-        few = threads_for_call(work, count)
+        few = self._threads_of_call(count)
         return sequence(self.views, use_threads(few), self.sets, body, use_threads(int64(1)))
 
     def _users(self, names: list[str]) -> list[Buffer]:
@@ -476,12 +487,26 @@ class Lowering:
 
                 return self._tiles(tile)
 
-            return loop("d", self.net.num_directions, direction)
+            return self._directions(direction)
 
         def layers(run: Run) -> Stmt:
             return loop("l", run.count, lambda i: layer(run, i))
 
         return sequence(self._copy_in(int64(0), self.T), list(map(layers, self.runs)))
+
+    def _directions(self, direction: Callable[[Expr], Stmt]) -> Stmt:
+        """Both directions of a layer: at the same time where a thread each is the best use of them, else one after the
+        other, each shared by all threads."""
+        if self.net.num_directions == 1 or not self.beside:
+            return loop("d", self.net.num_directions, direction)
+        work = self.B * int64(flops_per_row(self.layers, 2) // (4 * self.net.num_layers))
+        all_threads = use_threads(self.few)
+        both = loop(BESIDE, 2, lambda d: sequence(all_threads, direction(d)), parallel=True)
+        return sequence(use_threads(threads_for_directions(work, self.few)), both, all_threads)
+
+    def _own(self, d: Expr, rows: Expr, size: int) -> TirExpr:
+        """Where a direction's part of memory begins that the other one must not write."""
+        return d * int64(size) * rows if self.beside else int64(0)
 
     def _weights_of(self, run: Run, visit: Expr) -> Expr:
         """Where the packed weights of a run's layer and direction begin."""
@@ -495,8 +520,8 @@ class Lowering:
         work = self.visit_type(
             weights=named("weights", self._weights_of(run, visit)),
             states=named("states", self._state_base(run, visit)) if code.states_per_row else int64(0),
-            scratch=named("scratch", self._row_address(self.scratch_at)),
-            hoisted=named("hoisted", self._tile_address(0)),
+            scratch=named("scratch", self._row_address(self.scratch_at) + self._own(d, self.B, self.scratch_size)),
+            hoisted=named("hoisted", self._tile_address(0) + self._own(d, self.tile_rows, self.hoisted_size)),
             inputs=inputs,
             widths=widths,
             direction=d + self.back,
@@ -572,9 +597,7 @@ class Lowering:
 
 def _look() -> Stmt:
     """Ends the call where a signal's handler raised an error, as that of Ctrl-C does: see pool.c."""
-    none = tirx.EQ(tirx.call_extern("int32", "tvm_rnn_look"), tirx.const(0, "int32"))
-    kind, parts = tvm.ir.StringImm("EnvErrorAlreadySet"), [tvm.ir.StringImm("a signal")]
-    return tirx.AssertStmt(none, kind, parts)  # in the order of TVM's own constructor: its Python names are not
+    return raised(tirx.EQ(tirx.call_extern("int32", "tvm_rnn_look"), tirx.const(0, "int32")))
 
 
 def _views(buffers: Sequence[Buffer], memory: Buffer) -> list[Stmt]:
@@ -583,7 +606,8 @@ def _views(buffers: Sequence[Buffer], memory: Buffer) -> list[Stmt]:
 
 
 def verify(func: tirx.PrimFunc) -> None:
-    """Raise PassError unless every loop over time ("tile", "step") is serial and outside of every parallel loop."""
+    """Raise PassError unless every loop over time ("tile", "step") is serial, and outside of every parallel loop but
+    the one over directions."""
     problems: list[str] = []
     time = ("tile", "step")
 
@@ -595,7 +619,7 @@ def verify(func: tirx.PrimFunc) -> None:
         serial = node.kind in (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED)
         if node.loop_var.name in time and not serial:
             problems.append(f"loop over {node.loop_var.name} is not serial")
-        if node.kind == tirx.ForKind.PARALLEL:
+        if node.kind == tirx.ForKind.PARALLEL and node.loop_var.name != BESIDE:
             tvm_ffi.structural_walk(node.body, (tirx.For, inside))
 
     tvm_ffi.structural_walk(func.body, (tirx.For, check))

@@ -33,6 +33,14 @@ def threads_for_part(work: Expr, threads: Expr) -> TirExpr:
     return tirx.Select(wide(work) < int64(PART), int64(1), threads)
 
 
+def threads_for_directions(work: Expr, threads: Expr) -> TirExpr:
+    """How many threads share the two directions of a layer, of so many multiply-adds a step each: 1 is one direction
+    after the other, each on all threads. A thread each hands nothing over in a step: two threads, and steps that one
+    thread does alone, have no better use."""
+    most = tirx.Min(wide(threads), int64(2))
+    return tirx.Select(tirx.any(wide(threads) < int64(3), wide(work) < int64(PART)), most, int64(1))
+
+
 def with_weights(products: Expr, size: Expr) -> Expr:
     """The work of so many multiply-adds on weights of so many bytes, in multiply-adds. Few rows wait for the weights:
     a byte takes at least as long to come as a multiply-add."""

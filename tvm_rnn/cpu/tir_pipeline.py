@@ -6,22 +6,24 @@ runs 40 passes, most of them for GPUs, in twice the time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
 import tvm
 import tvm_ffi
 from tvm import tirx
+from tvm.ir import BaseFunc
 from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.tirx import compilation_pipeline
 
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
-from tvm_rnn.tir.statements import PLAIN, sequence
+from tvm_rnn.tir.statements import PLAIN, raised, sequence
 
 from .argument_checks import joined
-from .cut_functions import cut
+from .cut_functions import cut, name_of
 
 NAME = "tvm_rnn_cpu"
+BESIDE = "beside"  # the first part of names of functions that threads run at the same time
 Kind = TypeVar("Kind", tirx.For, tirx.AllocBuffer)
 Finish: TypeAlias = Callable[[], tvm.transform.Pass]
 # Register tiles and vectors of an epilogue, never state: those are in the workspace. TVM's own limit of 1 KB would send
@@ -99,6 +101,72 @@ def flat(function: tirx.PrimFunc) -> tirx.PrimFunc:
     return function.with_body(sequence(views, tvm_ffi.structural_map(function.body, changes)))
 
 
+@tvm.transform.module_pass(opt_level=0)
+def inner_loops_apart(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    """Bodies of loops that threads share become functions of their own where threads share loops in them too: TVM has
+    no code for one in another.
+
+    Rewrite: parallel for i: (parallel for j: a)  -->  parallel for i: main_beside_0(i, ...)
+    """
+    found: dict[str, BaseFunc] = {}
+
+    def whole(function: tirx.PrimFunc) -> tirx.PrimFunc:
+        views: dict[Buffer, tirx.DeclBuffer] = {}
+        made: dict[str, tirx.PrimFunc] = {}
+        tvm_ffi.structural_walk(function.body, (tirx.DeclBuffer, lambda own: views.update({own.buffer: own})))
+        change = (tirx.For, lambda own: _outer(own, function, views, made))
+        body = tvm_ffi.structural_map(function.body, change)
+        found.update(made)
+        return function.with_body(body) if made else function
+
+    functions = {name: whole(f) if isinstance(f, tirx.PrimFunc) else f for name, f in mod.functions_items()}
+    return tvm.IRModule(functions | found, attrs=mod.attrs)
+
+
+def _outer(
+    loop: tirx.For,
+    function: tirx.PrimFunc,
+    views: Mapping[Buffer, tirx.DeclBuffer],
+    made: dict[str, tirx.PrimFunc],
+) -> tirx.For:
+    """The loop, its body moved to a function where it must; that is added to `made`."""
+    inside: list[tirx.For] = []
+    tvm_ffi.structural_walk(loop.body, (tirx.For, lambda own: inside.append(own) if _is_parallel(own) else None))
+    if not _is_parallel(loop) or not inside:
+        return loop
+    name = f"{name_of(function)}_{BESIDE}_{len(made)}"
+    moved, arguments = _moved(name, loop.body, views)
+    made[name] = moved.with_attr("target", function.attrs["target"])
+    ends = tirx.EQ(tirx.call_extern("int32", name, *arguments), tirx.const(0, "int32"))
+    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, raised(ends))
+
+
+def _is_parallel(loop: tirx.For) -> bool:
+    return loop.kind == tirx.ForKind.PARALLEL
+
+
+def _moved(name: str, body: Stmt, views: Mapping[Buffer, tirx.DeclBuffer]) -> tuple[tirx.PrimFunc, list[TirExpr]]:
+    """The statement as a function, and what a call of it gets. views: buffers that lie in the memory of others, which
+    the function must know: of its own arguments it holds that they do not overlap."""
+    free = tirx.analysis.undefined_vars(body, [])
+    again = [views[own] for own in free if own in views]
+    params, sets, arguments, pointers = list[TirExpr](), list[Stmt](), list[TirExpr](), dict[Buffer, tirx.Var]()
+    for own in tirx.analysis.undefined_vars(sequence(again, body), []):
+        if not isinstance(own.ty, tirx.buffer.BufferType):
+            params.append(own)
+            arguments.append(own)
+            continue
+        pointers[own] = tirx.Var(f"pointer_{own.name}", tvm.ir.PointerType(tvm.ir.PrimType(own.dtype)))
+        params.append(pointers[own])
+        sets.append(tirx.DeclBuffer(own, data=pointers[own]))
+        arguments.append(tirx.buffer.buffer_data(own))
+    for view in again:
+        (memory,) = (own for own in tirx.analysis.undefined_vars(view, []) if own in pointers)
+        sets.append(tirx.DeclBuffer(view.buffer, data=pointers[memory]))  # codegen finds no view of what is one here
+    made = tirx.PrimFunc(params, sequence(sets, body), tvm.ir.PrimType("int32"))
+    return made.with_attr(PLAIN, name).with_attr("tirx.noalias", True), arguments
+
+
 def _everywhere(kind: type[Kind], change: Callable[[Kind], Stmt]) -> tvm.transform.Pass:
     """The pass that makes `change` of every node of a kind."""
 
@@ -134,6 +202,7 @@ def named(function: tirx.PrimFunc) -> tirx.PrimFunc:
 def _pipeline() -> tuple[tvm.transform.Pass, Finish, Finish]:
     """The passes that loops without blocks need. RemoveNoOp is not among them: LLVM makes the same code without it."""
     passes = [
+        inner_loops_apart,
         _each(flat),
         _everywhere(tirx.For, one_by_one),
         tirx.transform.VectorizeLoop(True),

@@ -71,7 +71,7 @@ def from_keras(source: object) -> RNN | Whole:
     if not stacks.groups:
         expected = f"a layer of {', '.join(BARE)}"
         raise ConfigError(message("from_keras: no recurrent layer", where=found.path, expected=expected))
-    return build_networks(model.steps, model.layers, stacks, Origin("keras", "", found.path, found.sha256))
+    return build_networks(model.steps, stacks, Origin("keras", "", found.path, found.sha256))
 
 
 def _dtype(config: Config) -> str:

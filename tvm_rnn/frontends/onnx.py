@@ -77,7 +77,7 @@ def from_onnx(source: object, *, given: Values | None = None, shapes: Shapes | N
             f"a node of {', '.join((*RECURRENT, *ATTENTION, *BODIES))} that an output needs, or others that compile"
         )
         raise ConfigError(message("from_onnx: nothing to compile", where=found.path, got=got, expected=expected))
-    return build_networks(steps, layers, stacks, Origin("onnx", "", found.path, found.sha256))
+    return build_networks(steps, stacks, Origin("onnx", "", found.path, found.sha256))
 
 
 def _refused(steps: GraphSteps, problems: Sequence[str]) -> ConfigError:

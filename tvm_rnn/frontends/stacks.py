@@ -23,6 +23,7 @@ from tvm_rnn.network.program import NETWORK, Program, Step, needed, ordered
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.surroundings.evaluation import Refused, evaluated
 
+from .both_directions import BothDirections
 from .folding import FOLDED, Recurrent, Steps
 
 SAMPLES = ((2, 3), (5, 1), (1, 4), (3, 2))  # T and B; a chain that is right for one size alone is not right
@@ -32,9 +33,11 @@ class Stacks:
     """The stacks of a graph: `groups[n]` are the layers, bottom first, of the network that steps call number n."""
 
     def __init__(self, steps: Steps, layers: Sequence[Recurrent]) -> None:
-        self.values, self.layers = steps, layers
+        self.values = steps
         self.wanted = [d.name for d in steps.outputs]
-        self.steps = needed(steps.steps, self.wanted)
+        pairs = BothDirections(steps, needed(steps.steps, self.wanted), layers)
+        pairs.join()
+        self.layers, self.steps = pairs.layers, needed(pairs.steps, self.wanted)
         own = [step.network for step in self.steps if step.op == NETWORK]
         self.groups: dict[int, list[int]] = {n: [n] for n in own}
 
@@ -172,14 +175,14 @@ def without_identities(steps: Sequence[Step], wanted: Sequence[str]) -> list[Ste
     return [replace(s, inputs=renamed(s.inputs), outputs=renamed(s.outputs)) for s in kept]
 
 
-def build_networks(steps: Steps, layers: Sequence[Recurrent], stacks: Stacks, source: Origin) -> RNN | Model:
+def build_networks(steps: Steps, stacks: Stacks, source: Origin) -> RNN | Model:
     """An RNN with the program around it, or a Model where there are several. source: framework and file of the origin.
 
     Raises ConfigError or WeightError, as RNN does.
     """
     networks, changed = [], {}
     for number, group in stacks.groups.items():
-        own = [layers[i] for i in group]
+        own = [stacks.layers[i] for i in group]
         net, given = _network(steps, own, source)
         networks.append(net)
         if given:

@@ -69,6 +69,12 @@ def use_threads(number: Expr) -> Stmt:
     return tirx.Evaluate(tirx.call_extern("int32", "tvm_rnn_pool_use", tirx.Cast("int32", number)))
 
 
+def raised(unless: Expr) -> Stmt:
+    """Ends the function where a signal's handler has raised an error: see pool.c."""
+    kind, parts = tvm.ir.StringImm("EnvErrorAlreadySet"), [tvm.ir.StringImm("a signal")]
+    return tirx.AssertStmt(unless, kind, parts)  # in the order of TVM's own constructor: its Python names are not
+
+
 def vector(name: str, extent: int, body: Callable[[tirx.Var], Block]) -> Stmt:
     """for name in range(extent): body(name), as one operation on vectors. extent: of one register at most."""
     var = variable(name)

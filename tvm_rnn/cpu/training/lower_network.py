@@ -32,6 +32,7 @@ class TrainingLowering(Lowering):
     tape: TapeLayout
     in_place: ClassVar[bool] = False  # backward reads them in the tape
     few_as_given: ClassVar[bool] = False
+    beside: ClassVar[bool] = False
     least: ClassVar[int] = 1
 
     def use(self, tape: TapeLayout) -> None:
