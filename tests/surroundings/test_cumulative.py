@@ -1,4 +1,4 @@
-"""Sums of all elements so far, beside NumPy: both directions, with their own element and without."""
+"""Sums and products of all elements so far, beside NumPy: both directions, with their own element and without."""
 
 from __future__ import annotations
 
@@ -22,3 +22,13 @@ def test_of_sizes_that_have_names(back: int, without: int, kind: str, axis: int)
         sums = np.cumsum(turned, axis, dtype=kind)
         sums = sums - turned if without else sums
         np.testing.assert_array_equal(mod.run({"x": x})["y"], np.flip(sums, axis) if back else sums)
+
+
+def test_products_of_sizes_that_have_names() -> None:
+    own = [node("CumProd", ["x", "a"], ["y"], reverse=1, exclusive=1)]
+    net = rnn.from_onnx(model_of(own, {"x": ("f4", ["B", "T"])}, {"y": "f4"}, {"a": np.array(1)}, 26))
+    mod = rnn.compile(net, progress=False)
+    for shape in ((2, 7), (4, 1), (3, 0)):
+        x = np.random.default_rng(0).uniform(0.5, 2, shape).astype("f4")
+        found = np.concatenate([np.cumprod(x[:, ::-1], 1)[:, ::-1][:, 1:], np.ones((shape[0], 1), "f4")], 1)
+        np.testing.assert_allclose(mod.run({"x": x})["y"], found[:, : shape[1]], rtol=1e-6)

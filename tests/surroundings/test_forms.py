@@ -12,6 +12,7 @@ import pytest
 import tvm
 from onnx_models import model_of, node
 
+import tvm_rnn as rnn
 from tvm_rnn.compiler.link import generate, link
 from tvm_rnn.cpu.surroundings.host_function import HostFunction
 from tvm_rnn.errors import InputError
@@ -241,6 +242,26 @@ def test_forms(run: Any, name: str) -> None:
     for got, wanted in zip(found, expected(name), strict=True):
         assert got.shape == wanted.shape and got.dtype == wanted.dtype
         np.testing.assert_allclose(got, wanted, rtol=1e-2 if got.dtype == "f2" else 1e-5, atol=1e-6)
+
+
+@pytest.mark.broad
+def test_norms_and_bits_beside_numpy() -> None:
+    """A norm of 0 leaves zeros; of bits that are all shifted out the sign is left."""
+    nodes = [
+        node("LpNormalization", ["x"], ["one"], p=1, axis=1),
+        node("LpNormalization", ["x"], ["two"]),
+        node("BitShift", ["i", "by"], ["left"], direction="LEFT"),
+        node("BitShift", ["i", "by"], ["right"], direction="RIGHT"),
+    ]
+    declared = {"x": ("f4", ["B", "n"]), "i": ("i4", ["k"]), "by": ("i4", ["k"])}
+    outputs = {"one": "f4", "two": "f4", "left": "i4", "right": "i4"}
+    mod = rnn.compile(rnn.from_onnx(model_of(nodes, declared, outputs, {}, 28)), progress=False)
+    x, i, by = X[0] * np.array([[1], [0], [-2], [3], [1]], "f4"), [5, -5, 1 << 30, -1, 7, -7], [1, 1, 2, 32, -1, -1]
+    found = mod.run({"x": x, "i": np.array(i, "i4"), "by": np.array(by, "i4")})
+    for name, power in (("one", 1), ("two", 2)):
+        norm = np.linalg.norm(x.astype("f8"), power, axis=1, keepdims=True)
+        np.testing.assert_allclose(found[name], x / np.where(norm == 0, 1, norm), rtol=1e-5)
+    assert found["left"].tolist() == [10, -10, 0, 0, 0, 0] and found["right"].tolist() == [2, -3, 1 << 28, -1, 0, -1]
 
 
 @pytest.mark.broad

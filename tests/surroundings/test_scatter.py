@@ -111,3 +111,19 @@ def test_sizes_that_cannot_fit_are_refused() -> None:
     own = model_of([node("ScatterElements", ["x", "i", "u"], ["y"])], given, {"y": "f4"}, {}, 18)
     with pytest.raises(ConfigError, match="3 <= 2"):
         rnn.compile(rnn.from_onnx(own))
+
+
+def test_what_lies_at_places_along_the_first_axes() -> None:
+    own = [node("GatherND", ["x", "i"], ["y"], batch_dims=1)]
+    shapes = {"x": ("f4", ["B", "T", 3, 2]), "i": ("i8", ["B", "n", 2])}
+    mod = rnn.compile(rnn.from_onnx(model_of(own, shapes, {"y": "f4"}, {}, 13)), progress=False)
+    x = np.random.default_rng(0).normal(size=(2, 5, 3, 2)).astype("f4")
+    places = np.array([[[0, 2], [-1, -3], [4, 0]], [[1, 1], [-5, 0], [3, -1]]])
+    expected = np.stack([x[b][places[b, :, 0], places[b, :, 1]] for b in range(2)])
+    np.testing.assert_array_equal(mod.run({"x": x, "i": places})["y"], expected)
+    for bad in (5, -6, 1 << 40):
+        places[1, 2, 0] = bad
+        with pytest.raises(TvmRnnError, match="an index"):
+            mod.run({"x": x, "i": places})
+    with pytest.raises(TvmRnnError):
+        mod.run({"x": x[:1], "i": places})

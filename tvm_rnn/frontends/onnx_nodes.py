@@ -39,6 +39,7 @@ COMPILES = {
     **{"Einsum": 12, "QuantizeLinear": 10, "DequantizeLinear": 10, "DynamicQuantizeLinear": 11, "MatMulInteger": 10},
     **{"Resize": 11, "GlobalLpPool": 7, "Hardmax": 13, "Shrink": 9, "EyeLike": 9, "OneHot": 11, "Trilu": 14},
     **{"IsInf": 10, "IsNaN": 9, "CumSum": 14, "GatherElements": 11, "GridSample": 20, "TopK": 10},
+    **{"CumProd": 26, "GatherND": 11, "LpNormalization": 1, "BitShift": 11},
     **dict.fromkeys(("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot"), 18),
 }
 KNOWN = FOLDED

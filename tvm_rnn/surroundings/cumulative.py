@@ -1,13 +1,16 @@
-"""ONNX's CumSum: sums of all elements so far along an axis; TVM's own is of arrays whose sizes are known.
+"""ONNX's CumSum and CumProd: sums and products of all elements so far along an axis; TVM's own sums are of arrays whose
+sizes are known.
 
 In: a node. Out: its value.
 
-Rewrite: CumSum(x)  -->  y[0] = x[0];  y[t] = y[t - 1] + x[t]
+Rewrite: CumSum(x)   -->  y[0] = x[0];  y[t] = y[t - 1] + x[t]
+Rewrite: CumProd(x)  -->  y[0] = x[0];  y[t] = y[t - 1] * x[t]
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import add, mul
 
 from tvm import te, tirx
 
@@ -19,6 +22,16 @@ from .graph_node import Item, Node
 
 
 def summed(node: Node) -> Item:
+    """Sums of all so far."""
+    return _cumulative(node, add, 0)
+
+
+def multiplied(node: Node) -> Item:
+    """Products of all so far."""
+    return _cumulative(node, mul, 1)
+
+
+def _cumulative(node: Node, combined: Callable[[Expr, Expr], Expr], nothing: int) -> Item:
     """From the first element on or from the last one, with its own element or without."""
     data, known = node.asked.array(node.inputs[0]), node.known(node.inputs[1])
     if known is None or known.size != 1:
@@ -28,10 +41,10 @@ def summed(node: Node) -> Item:
 
     def body(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         (source,), (found,) = ins, outs
-        size, zero = wide(source.shape[axis]), tirx.const(0, str(source.dtype))
+        size, start = wide(source.shape[axis]), tirx.const(nothing, str(source.dtype))
         others = [extent for i, extent in enumerate(source.shape) if i != axis]
 
-        def add(index: Sequence[Expr]) -> Stmt:
+        def one(index: Sequence[Expr]) -> Stmt:
             (*row, step) = index
 
             def of(number: Expr) -> tuple[Expr, ...]:
@@ -39,10 +52,10 @@ def summed(node: Node) -> Item:
 
             before, at = of(step - int64(1)), of(step)
             more = source[before if without else at]
-            first = zero if without else more
-            return tirx.BufferStore(found, tirx.if_then_else(step > int64(0), found[before] + more, first), at)
+            first = start if without else more
+            return tirx.BufferStore(found, tirx.if_then_else(step > int64(0), combined(found[before], more), first), at)
 
-        return loops([*others, source.shape[axis]], add)
+        return loops([*others, source.shape[axis]], one)
 
     def made(source: te.Tensor) -> te.Tensor:
         return te.extern([source.shape], [source], body, dtype=str(source.dtype), name="cumulative")

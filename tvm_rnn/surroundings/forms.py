@@ -9,19 +9,20 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import tvm
 from tvm import relax, te, tirx
 
 from tvm_rnn.tir.expr import Expr
 from tvm_rnn.tir.index import int64, wide
 
-from .cumulative import summed
+from .cumulative import multiplied, summed
 from .demands import text_of
 from .extrema import place_of_largest, place_of_smallest
 from .graph_node import Item, Node, places_fit
 from .nodes import DTYPES
 from .order import best
 from .resize import resized
-from .scatter import scattered_elements, scattered_slices
+from .scatter import gathered_slices, scattered_elements, scattered_slices
 from .sizes import MOST_SIZES, computed, factors, simplified, sizes_of
 from .slices import sliced
 
@@ -220,6 +221,32 @@ def _root_of_squares(node: Node) -> Item:
     squares = normal(op.multiply(x, x))
     total = normal(op.sum(squares, chosen, bool(node.attributes.get("keepdims", 1)))) if chosen != [] else squares
     return op.astype(normal(op.sqrt(normal(op.astype(total, "float64")))), kind)
+
+
+def _unit(node: Node) -> Item:
+    """Elements by their norm along an axis; where all of them are 0 they stay so."""
+    op, normal, x = relax.op, node.bb.normalize, node.asked.array(node.inputs[0])
+    power = int(node.attributes.get("p", 2))
+    axis = [int(node.attributes.get("axis", -1))]
+    if power not in (1, 2):
+        raise ValueError(f"norm {power}")
+    total = normal(op.sum(normal(op.abs(x) if power == 1 else op.multiply(x, x)), axis, keepdims=True))
+    norm = total if power == 1 else normal(op.sqrt(total))
+    nothing = normal(op.equal(norm, relax.const(0.0, str(x.ty.dtype))))
+    return op.divide(x, normal(op.where(nothing, relax.const(1.0, str(x.ty.dtype)), norm)))
+
+
+def _shifted(node: Node) -> Item:
+    """Of bits by as many places as there are or more, or by fewer than none, only the sign is left, of a shift to the
+    right."""
+    op, normal, (x, by) = relax.op, node.bb.normalize, (node.asked.array(value) for value in node.inputs)
+    kind, left = str(x.ty.dtype), node.attributes["direction"] == b"LEFT"
+    bits, nothing = int(tvm.DataType(kind).bits), relax.const(0, kind)
+    few = normal(op.less(by, relax.const(bits, kind)))
+    fits = few if kind.startswith("u") else normal(op.logical_and(few, normal(op.greater_equal(by, nothing))))
+    places = normal(op.where(fits, by, relax.const(bits - 1, kind)))
+    found = normal((op.left_shift if left else op.right_shift)(x, places))
+    return op.where(fits, found, nothing) if left or kind.startswith("u") else found
 
 
 def _concat(node: Node) -> Item:
@@ -458,4 +485,8 @@ FORMS: dict[str, Callable[[Node], Item]] = {
     "ScatterND": scattered_slices,
     "TopK": best,
     "CumSum": summed,
+    "CumProd": multiplied,
+    "GatherND": gathered_slices,
+    "LpNormalization": _unit,
+    "BitShift": _shifted,
 }

@@ -1,4 +1,5 @@
-"""ONNX's ScatterElements and ScatterND: an array with other elements at places that a second array has.
+"""ONNX's ScatterElements and ScatterND: an array with other elements at places that a second array has; and GatherND,
+what lies at such places.
 
 In: a node. Out: its value. One after the other, in the order of the updates: of two for one place the later one counts,
 or both, where they are added, multiplied or compared. TVM's own form takes one place for another where the updates are
@@ -67,6 +68,29 @@ def scattered_slices(node: Node) -> Item:
     return _scattered(node, data, places, updates, at)
 
 
+def gathered_slices(node: Node) -> Item:
+    """What lies at places along the first axes behind those that both arrays have."""
+    data, places = (node.asked.array(value) for value in node.inputs)
+    shape, own, batch = node.shape(data), node.shape(places), int(node.attributes.get("batch_dims", 0))
+    depth, lead = own[-1], len(own) - 1
+    if not isinstance(depth, int) or batch > lead or batch + depth > len(shape):
+        raise ValueError(f"places along {text_of(wide(depth))} of {len(shape)} axes")
+    _equal(node, own[:batch], shape[:batch])
+    for i, size in enumerate(shape[batch : batch + depth]):
+        column = node.bb.normalize(relax.op.take(places, relax.const(i, "int64"), axis=lead))
+        places_fit(node, column, size)
+
+    def at(source: te.Tensor, indices: te.Tensor) -> te.Tensor:
+        def element(*index: Expr) -> Expr:
+            found = [indices(*index[:lead], int64(i)) for i in range(depth)]
+            inner = [_there(i, size) for i, size in zip(found, source.shape[batch:], strict=False)]
+            return source(*index[:batch], *inner, *index[lead:])
+
+        return te.compute([wide(n) for n in (*own[:-1], *shape[batch + depth :])], element, name="gather_slices")
+
+    return node.bb.emit_te(at, data, places)
+
+
 def _scattered(node: Node, data: relax.Expr, places: relax.Expr, updates: relax.Expr, at: Places) -> Item:
     """at: where in an array of these sizes an update belongs."""
     combined = COMBINED[node.attributes.get("reduction", b"none")]
@@ -93,6 +117,11 @@ def _scattered(node: Node, data: relax.Expr, places: relax.Expr, updates: relax.
 def _from_begin(place: Expr, size: Expr) -> Expr:
     """A place that may be counted from the end."""
     return tirx.Select(tirx.LT(wide(place), int64(0)), wide(place) + wide(size), wide(place))
+
+
+def _there(place: Expr, size: Expr) -> Expr:
+    """A place in the array: whether it was there is looked at elsewhere, perhaps later."""
+    return tirx.Max(int64(0), tirx.Min(_from_begin(place, size), wide(size) - int64(1)))
 
 
 def _equal(node: Node, shape: Sequence[Expr], asked: Sequence[Expr]) -> None:
