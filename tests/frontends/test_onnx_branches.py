@@ -95,7 +95,8 @@ def test_what_conditions_depend_on_is_said_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         rnn.from_onnx(vad())
     assert "If 'out': its condition is not known before the model runs: " in str(caught.value)
-    assert "fix it by given={'rate': ...}, shapes={'x': ..." in str(caught.value)
+    assert "fix it by given={'rate': ...}, shapes={'x': [..., ...]" in str(caught.value)
+    assert "give what the file leaves open, as it is said here; or cut out" in str(caught.value)
     with pytest.raises(ConfigError) as caught:
         rnn.from_onnx(vad(), given={"rate": 16})
     assert "If 's': " in str(caught.value) and "If 't': " in str(caught.value)

@@ -19,7 +19,7 @@ from tvm_rnn.surroundings.nodes import import_onnx
 from ..errors import ConfigError, message
 from .fields import Unreadable, Wrong
 from .folding import Recurrent
-from .onnx_branches import inferred, undecided, without_branches
+from .onnx_branches import FIX, inferred, undecided, without_branches
 from .onnx_file import Source, read_model
 from .onnx_functions import without_functions
 from .onnx_given import Shapes, Values, with_given
@@ -101,7 +101,8 @@ def _advice(steps: GraphSteps, problems: Sequence[str]) -> str:
         ends = inputs, [name for name in dict.fromkeys(read) if name in outside & {*_made(steps)}]
     part = ", ".join(str([name for name in own if name]) for own in ends) if all(ends) else "[inputs], [outputs]"
     cut = f"cut out what can be: onnx.utils.extract_model(path, 'part.onnx', {part})"
-    return f"{cut}; or leave these parts out of what is exported, or write them as a cell"
+    first = "give what the file leaves open, as it is said here; or " * any(FIX in text for text in problems)
+    return f"{first}{cut}; or leave these parts out of what is exported, or write them as a cell"
 
 
 def _lost(steps: GraphSteps, node: NodeProto) -> set[str]:

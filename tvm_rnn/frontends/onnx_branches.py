@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 UNKNOWN = -(1 << 61) - 2718281828  # stands for a size that is not known, in shapes that are partly known
 BFLOAT16 = "bfloat16"
+FIX = ": fix it by "  # begins what a caller can give
 WHERE = 9  # the operator set from which on there is Where
 INFERRED = "unk__"  # begins names that ONNX's shape inference gives to sizes
 SMALL = 256  # elements: of values that are computed here. What decides about branches is no weight
@@ -302,9 +303,22 @@ def undecided(graph: GraphProto, node: NodeProto) -> str:
             stack += [(value, by) for value in (*own.input, *(out.name for b in bodies(own) for out in b.output))]
     sized = {name for name in found["shapes"] if _has_all_sizes(inputs[name])}
     found["shapes"] -= found["given"] | sized
-    fixes = [f"{by}={{{', '.join(f'{n!r}: ...' for n in inputs if n in own)}}}" for by, own in found.items() if own]
-    fix = f": fix it by {', '.join(fixes)}" if fixes else ""
+    asked = {
+        by: ", ".join(f"{n!r}: {_open_shape(inputs[n]) if by == 'shapes' else '...'}" for n in inputs if n in own)
+        for by, own in found.items()
+    }
+    fixes = [f"{by}={{{text}}}" for by, text in asked.items() if text]
+    fix = f"{FIX}{', '.join(fixes)}" if fixes else ""
     return f"its condition is not known before the model runs{fix}{_unlike(makers.get(node.output[0], node))}"
+
+
+def _open_shape(value: ValueInfoProto) -> str:
+    """An input's shape with dots for the sizes that the file does not say."""
+    kind = value.type.tensor_type
+    if not kind.HasField("shape"):
+        return "..."
+    axes = [str(d.dim_value) if d.HasField("dim_value") and d.dim_value > 0 else "..." for d in kind.shape.dim]
+    return f"[{', '.join(axes)}]"
 
 
 def _unlike(node: NodeProto) -> str:
