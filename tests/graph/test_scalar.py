@@ -21,7 +21,7 @@ N = 4096
 DTYPES = ("float32", "float64")
 POINTWISE = [op for op in TABLE.values() if op.kind == "pointwise" and op.expression is not None]
 TRUTHS = {"logical_and": {0, 1}, "logical_or": {0, 1}, "logical_not": {0}, "where": {0}}
-POLYNOMIALS = ("exp", "expm1", "log", "log1p", "tanh", "sigmoid", "softplus")
+POLYNOMIALS = ("exp", "expm1", "log", "log1p", "tanh", "sigmoid", "softplus", "erf")
 
 # Largest error in units of the last place of the result, and the magnitude below which the error is absolute. sigmoid
 # and exp end at 1e-38, tanh loses relative accuracy only among denormals; libm's float64 functions are within 2.
@@ -128,12 +128,14 @@ def test_expression_is_the_numpy_column(rows: Any, op: Any, dtype: str) -> None:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="reads x86 assembly")
-@pytest.mark.parametrize(("dtype", "expected"), [("float32", set()), ("float64", {"exp", "log", "log1p", "tanh"})])
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [("float32", set()), ("float64", {"exp", "log", "log1p", "tanh", "erf"})]
+)
 def test_libm_is_called_for_float64_only(dtype: str, expected: set[str]) -> None:
     """Its functions work on one lane at a time."""
     rows = {f"row_{name}": primfunc(f"row_{name}", dtype, expression(TABLE[name], dtype), 1) for name in POLYNOMIALS}
     assembly = compiled(rows).mod.inspect_source("asm")
-    assert set(re.findall(r"\bcallq?\s+\*?(exp|log|log1p|tanh)f?(?:@\w+)?\s", assembly)) == expected
+    assert set(re.findall(r"\bcallq?\s+\*?(exp|log|log1p|tanh|erf)f?(?:@\w+)?\s", assembly)) == expected
     # TVM makes single lanes of nearbyint, which LLVM puts together again in halves of 512 bits.
     assert not re.search(r"\bv?(round|rndscale)[ps][sd]|nearbyint", assembly)
 

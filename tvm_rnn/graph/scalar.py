@@ -1,13 +1,13 @@
 """Scalar expressions of the pointwise ops, on TVM expressions of any float dtype.
 
 In: rows of `ops.py`. Out: TVM scalar expressions that LLVM can vectorise. TVM itself never vectorises exp or tanh (each
-lane becomes a libm call, 10 to 20 times slower), so float32 has its own: a rational tanh and a polynomial exp and log,
-with shared sub-expressions in `Let`. Other dtypes call libm, exact and slow.
+lane becomes a libm call, 10 to 20 times slower), so float32 has its own: a rational tanh, and polynomials for exp, log
+and erf, with shared sub-expressions in `Let`. Other dtypes call libm, exact and slow.
 
 IEEE behaviour: NaN goes through everywhere. x86 min/max return their second operand when one is NaN, hence constants
 come first in every clamp. Other kinds of target replace some rows by forms of their own (`using`, `scalar_cuda.py`).
 Coefficients: tanh, the [13/6] rational minimax used by Eigen and XLA (facts, cited); exp and log, S. L. Moshier's
-Cephes library (expf, logf).
+Cephes library (expf, logf); erf, our own.
 """
 
 from __future__ import annotations
@@ -75,6 +75,26 @@ LOG_P = (
     2.0000714765e-1,
     -2.4999993993e-1,
     3.3333331174e-1,
+)
+# erf(x) / x - 1 in powers of x * x for |x| <= 1, and -log(1 - erf(x)) in powers of x for 1 <= x <= 4: weighted least
+# squares in float64, whose weights go to the largest errors (Lawson's algorithm); erf is 1e-9 off in both.
+ERF_NEAR = (
+    7.854024969e-5,
+    -8.010247214e-4,
+    5.188334446e-3,
+    -2.685381604e-2,
+    1.128358527e-1,
+    -3.761262584e-1,
+    1.283791657e-1,
+)
+ERF_FAR = (
+    -1.863800856e-4,
+    2.947666809e-3,
+    -2.183809702e-2,
+    1.031068215e-1,
+    6.381447581e-1,
+    1.127089234,
+    3.415125761e-4,
 )
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
 NEAREST = 12582912.0  # 1.5 * 2**23: its last bit counts ones
@@ -320,7 +340,7 @@ def surrogate(value: Expr, slope: Expr) -> Expr:
     return value
 
 
-sin, cos, erf, power = (functools.partial(_call, name) for name in ("sin", "cos", "erf", "pow"))
+sin, cos, power = (functools.partial(_call, name) for name in ("sin", "cos", "pow"))
 
 
 @_row
@@ -374,6 +394,22 @@ def exp(x: Expr) -> Expr:
         return let(_exp_bounded(_clamp(x, -104.0, 104.0) * const(0.5, x)), lambda e: e * e)
 
     return let(x, body)
+
+
+@_row
+def erf(x: Expr) -> Expr:
+    """x + x p(x**2) up to 1, from there 1 - exp(-q(|x|)), in float32; libm in others."""
+    if _dtype(x) != "float32":
+        return _call("erf", x)
+    one = const(1.0, x)
+
+    def parts(x: Expr, size: Expr) -> Expr:
+        near = let(x * x, lambda square: x * _horner(square, ERF_NEAR) + x)
+        # At 4 it is 1: float32 has nothing between.
+        far = let(one - _exp_bounded(-_horner(size, ERF_FAR)), lambda y: where(less(x, const(0.0, x)), -y, y))
+        return where(less(size, one), near, far)
+
+    return let(x, lambda x: let(_tir().abs(_clamp(x, -4.0, 4.0)), lambda size: parts(x, size)))
 
 
 @_row

@@ -140,7 +140,7 @@ def _minus_zero(like: Expr) -> Expr:
 
 
 FORMS: Mapping[str, Callable[..., Expr]] = {
-    **{name: _function(name) for name in ("exp", "expm1", "log", "log1p", "floor")},
+    **{name: _function(name) for name in ("exp", "expm1", "log", "log1p", "erf", "floor")},
     **{form.__name__: form for form in (sigmoid, tanh, abs, relu, maximum, minimum, _minus_zero)},
 }
 FORMS_16_BIT: Mapping[str, Callable[..., Expr]] = {

@@ -24,6 +24,7 @@ FORMS: dict[str, Callable[[Expr], Expr]] = {
     "tirx.sigmoid": scalar.sigmoid,
     "tirx.tanh": scalar.tanh,
     "tirx.log": scalar.log,
+    "tirx.erf": scalar.erf,
 }
 
 
