@@ -45,8 +45,7 @@ def _most_rows(gates: int, panels: int, target: Target) -> int:
 
 def _parts(unit: Unit, rows: int, units: int, target: Target) -> int:
     """Into how many parts a step's product cuts its terms, where several tiles of rows read a panel's weights: those of
-    a part fill half of the first cache. LSTM, B = 16, on a Zen 3 (32 KB), of 256 and 512 units: 21.7 and 45.7 ms for
-    27.8 and 57.1 in one part. Where registers are many, tiles are tall and read weights seldom."""
+    a part fill half of the first cache. Where registers are many, tiles are tall and read weights seldom."""
     several = unit.region != "before" and min(unit.batches, default=2 * rows) >= 2 * rows
     if not several or rows == 1 or unit.stored or target.vector_registers > 16:
         return 1

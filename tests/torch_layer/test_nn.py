@@ -455,7 +455,7 @@ def test_a_gpu_is_lent_parameters_and_sums_of_biases(kind: str, options: dict[st
     form = nn.form_of_layer(layer, kind)
     net = nn._network(form, nn.Use("cuda", torch.float32, True, 0.0))
     module, here = Lent(), torch.device("cpu")
-    call = nn.InferenceThere(net, module, form, torch.float32)
+    call = nn.InferenceOnGpu(net, module, form, torch.float32)
     assert not call.take(layer._parameters, here)  # they are to have gradients
     with torch.no_grad():
         for _ in range(2):
@@ -490,7 +490,7 @@ def test_a_call_on_a_gpu_like_an_earlier_one_goes_a_shorter_way(monkeypatch: pyt
         return module.calls > before
 
     assert not ours(x)
-    own.before = nn._facts(layer, x, ()), nn.InferenceThere(net, module, form, torch.float32)
+    own.before = nn._facts(layer, x, ()), nn.InferenceOnGpu(net, module, form, torch.float32)
     assert ours(x) and ours(x.clone())
     layer.weight_hh_l0.data.fill_(3.0)
     assert ours(x) and bool((module.weights["R_l0"] == 3.0).all())

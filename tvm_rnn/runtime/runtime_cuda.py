@@ -208,7 +208,7 @@ def _wrong_gpu(module: CudaModule, got: str) -> Exception:
     return runtime._error(LoadError, f"{module.path!r} is for another GPU", got, archs, do)
 
 
-class Again:
+class RepeatedCall:
     """How calls of torch tensors go whose x has the shape of one that went the whole way: Python's part of that takes
     longer than the kernels of a few steps. Each tensor is asked whether kernels read it as it is, and nothing is made
     but results; calls with other arrays go the whole way."""
@@ -308,7 +308,7 @@ class CudaModule(CallersThread, Module):
         self._tensor: Callable[[np.ndarray], Array] = lambda array: array
         self._lock, self._devices, self.device = threading.Lock(), dict[int, Device](), 0
         self._kinds = dict[tuple[int, type], Arrays]()  # what handles the arrays of a GPU and type
-        self._known = dict[Shape, Again]()  # calls by the shape of x
+        self._known = dict[Shape, RepeatedCall]()  # calls by the shape of x
         seconds = os.environ.get("TVM_RNN_WATCHDOG_SECONDS", "")
         self.watchdog_seconds: float | None = float(seconds) if seconds else None
         self._begin(arrays)
@@ -374,11 +374,7 @@ class CudaModule(CallersThread, Module):
             if again is None or again.program.stale or self.watchdog_seconds:
                 return None
             places = again.places(x, state, lengths)
-        except (
-            AttributeError,
-            RuntimeError,
-            TypeError,
-        ):  # of what is no dense tensor: the whole way says what is wrong
+        except (AttributeError, RuntimeError, TypeError):  # it is no dense tensor: the whole way says what is wrong
             return None
         try:
             return None if places is None else again(x, places, state is not None)
@@ -481,7 +477,7 @@ class CudaModule(CallersThread, Module):
             again.begin(before)
         elif plain and not others:
             known = self._known if len(self._known) < KEPT_CALLS else {}
-            self._known = {**known, x.shape: Again(self, arrays, given, before)}
+            self._known = {**known, x.shape: RepeatedCall(self, arrays, given, before)}
 
     def _computed(
         self, arrays: Arrays, given: Given, before: Sequence[Array], starts: bool

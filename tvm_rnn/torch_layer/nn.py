@@ -107,7 +107,7 @@ def _names(form: Form) -> tuple[list[tuple[str, str]], list[tuple[tuple[int, int
     return matrices, [(p, form.name("bias_ih", *p), form.name("bias_hh", *p)) for p in form.places]
 
 
-class InferenceThere(InferenceCall):
+class InferenceOnGpu(InferenceCall):
     """The same on a GPU, where nothing tells whether parameters have changed: `take` gives the module those of now, of
     which biases alone are made, in each call."""
 
@@ -183,7 +183,7 @@ class DropIn(torch.nn.RNNBase):
         if where and _undisturbed():
             if where == "cpu" and _is_short(self, input, given):
                 return theirs(input, hx)
-            if (plain := (_as_before if where == "cpu" else _as_before_there)(self, input, given)) is not None:
+            if (plain := (_as_before if where == "cpu" else _as_before_on_gpu)(self, input, given)) is not None:
                 return self._result(*_dense(self, plain, input, given))
         if seen() and not looked_into((values, *given, *self._flat_weights)):
             return self._in_graph(theirs, input, hx)
@@ -201,7 +201,7 @@ class DropIn(torch.nn.RNNBase):
             return result
         found = _packed(self, made, input, given) if packed else _dense(self, made, values, given)
         if type(made) is tuple and not packed and not _dropout(self):
-            own = InferenceCall(*made) if values.is_cpu else _there(self, made[0], made[1], _kind(values))
+            own = InferenceCall(*made) if values.is_cpu else _inference_on_gpu(self, made[0], made[1], _kind(values))
             _own[self].before = None if own is None else (_facts(self, values, given), own)
         return self._result(*found)
 
@@ -317,7 +317,7 @@ def _as_before(layer: DropIn, values: Tensor, given: Sequence[Tensor]) -> Infere
     return before[1] if holds(before[1].module, layer._flat_weights) else None
 
 
-def _as_before_there(layer: DropIn, values: Tensor, given: Sequence[Tensor]) -> InferenceCall | None:
+def _as_before_on_gpu(layer: DropIn, values: Tensor, given: Sequence[Tensor]) -> InferenceCall | None:
     """The same on a GPU: what has the weights of now."""
     own = _own.get(layer)
     before = None if own is None else own.before
@@ -326,13 +326,13 @@ def _as_before_there(layer: DropIn, values: Tensor, given: Sequence[Tensor]) -> 
     if torch.is_grad_enabled() and any(part.requires_grad for part in (values, *given)):
         return None
     call = before[1]
-    return call if isinstance(call, InferenceThere) and call.take(layer._parameters, values.device) else None
+    return call if isinstance(call, InferenceOnGpu) and call.take(layer._parameters, values.device) else None
 
 
-def _there(layer: DropIn, net: Network, module: Compiled, kind: torch.dtype) -> InferenceThere | None:
+def _inference_on_gpu(layer: DropIn, net: Network, module: Compiled, kind: torch.dtype) -> InferenceOnGpu | None:
     """What runs calls like one that was on a GPU. None: they go the whole way."""
     able = hasattr(module, "use_there") and layer.bias
-    return InferenceThere(net, module, form_of_layer(layer, layer.torchs.__name__), kind) if able else None
+    return InferenceOnGpu(net, module, form_of_layer(layer, layer.torchs.__name__), kind) if able else None
 
 
 def _place(values: Sequence[Tensor]) -> str:

@@ -169,8 +169,7 @@ def deepest(tile: WgmmaWeightGradientTile) -> WgmmaWeightGradientTile:
 
 def in_one_cluster(tile: WgmmaWeightGradientTile, lefts: int, size: tuple[int, int], sms: int) -> WeightGradientTile:
     """Of a tile whose parts of the rows leave sums to be folded the lower half, where one cluster adds up all parts of
-    that: no fold is left, and a lower tile has more stages. 16 GRUs of 128 units, both passes on an H200: 254.5 us with
-    tiles of 128 lines, of which 4.9 are the fold, and 247.9 with 64."""
+    that: no fold is left, and a lower tile has more stages."""
     low = deepest(replace(tile, high=HEIGHTS[-1]))
     whole, blocks = tile.tiles(lefts, *size), low.tiles(lefts, *size)
     folds = sms // whole // added(whole, sms) > 1
