@@ -7,6 +7,7 @@ g++, no GPU.
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import os
@@ -30,7 +31,8 @@ from tvm_rnn.cuda.codegen.cuda_text import DECLARED, Source
 from tvm_rnn.cuda.model import choose_regime
 
 HERE = Path(__file__).parent
-HEADERS = sorted(HERE.glob("emulate*.h"))
+MACHINE = [*sorted(HERE.glob("emulate*.h")), HERE / "emulate.cc"]
+MACHINE_OBJECT = "emulate.o"
 KEPT = 86400  # seconds
 # One process loads many such objects: none may see another's variables. -O0: few steps run, and -O1 compiles for longer
 # than they take.
@@ -51,7 +53,7 @@ def compile(net: RNN, least: int = 1, **options: Any) -> Any:
 
         def tools() -> nvcc.Toolchain:
             every = Source(tuple(shard for own in sources for shard in own.shards), "", "")
-            objects = [emulated(every, Path(folder), fake.include), str(fake.static)]
+            objects = [*emulated(every, Path(folder), fake.include), str(fake.static)]
             joined = Path(folder, "gpu.o")
             subprocess.run(["ld", "-r", "-o", str(joined), *objects], check=True)
             return replace(fake, static=str(joined))
@@ -73,8 +75,8 @@ def _no_cubin(code: str, arch: str, output: Path, fast: bool, tools: nvcc.Toolch
     return ""
 
 
-def emulated(source: Source, folder: Path, include: tuple[str, ...]) -> str:
-    """The kernels of one arch and a table of them by name, as an object file."""
+def emulated(source: Source, folder: Path, include: tuple[str, ...]) -> list[str]:
+    """Object files: the kernels of one arch with a table of them by name, and the machine that runs them."""
     parts, table = ['#include "emulate_ptx.h"'], []
     for number, shard in enumerate(source.shards):
         parts.append(f"namespace shard_{number} {{\n{translated(shard)}\n}}")
@@ -86,16 +88,16 @@ def emulated(source: Source, folder: Path, include: tuple[str, ...]) -> str:
     parts.append((HERE / "emulated_runtime.inc").read_text())
     text, output = folder / "emulated.cc", folder / "emulated.o"
     text.write_text("\n".join(parts))
-    made(text, output, "-c", f"-I{header()}", *(f"-I{path}" for path in include))
-    return str(output)
+    made(text, output, "-c", f"-I{machine()}", *(f"-I{path}" for path in include))
+    return [str(output), str(machine() / MACHINE_OBJECT)]
 
 
 @functools.cache
-def header() -> Path:
-    """A folder of these very headers, precompiled: half of the time that g++ takes for a small kernel. The next run
-    finds what this one has made, for a day."""
+def machine() -> Path:
+    """A folder with these very headers, precompiled, and emulate.cc as an object: g++ takes a third of the time for a
+    small kernel. The next run finds what this one has made, for a day."""
     version = subprocess.run(["g++", "--version"], capture_output=True, check=True).stdout
-    content = b"".join([version, " ".join(FLAGS).encode(), *(h.read_bytes() for h in HEADERS)])
+    content = b"".join([version, " ".join(FLAGS).encode(), *(source.read_bytes() for source in MACHINE)])
     root = Path(os.environ.get("PYTEST_DEBUG_TEMPROOT") or tempfile.gettempdir(), "tvm_rnn_emulated")
     folder = root / hashlib.sha1(content).hexdigest()
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +105,10 @@ def header() -> Path:
         with suppress(FileNotFoundError):  # another worker did
             if old.stat().st_mtime < time.time() - KEPT:
                 old.unlink()
-    made(HERE / "emulate_ptx.h", folder / "emulate_ptx.h.gch", "-x", "c++-header")
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one worker makes them, the others wait
+        made(HERE / "emulate_ptx.h", folder / "emulate_ptx.h.gch", "-x", "c++-header")
+        made(HERE / "emulate.cc", folder / MACHINE_OBJECT, "-c", "-O2")
     return folder
 
 
@@ -129,7 +134,7 @@ def translated(shard: str) -> str:
             d = ", ".join(f"&{word}" for word in re.findall(r"__d\d+", parameters))
             product, a = ("wgmma", "__a_desc") if found[2] == "ss" else ("wgmma_registers", "{__a0, __a1, __a2, __a3}")
             which = found[3].split("_")[1:]  # whether a (from shared memory) and b are turned
-            turned = f", {{}}, {', '.join(which)}" if "1" in which else ""
+            turned = f", {', '.join(which)}" if "1" in which else ""
             call = f'emu::{product}({{{d}}}, "{found[1]}", {a}, __b_desc, __scale_d{turned})'
             kept.append(f"inline {kind}{name}{parameters} {{ {call}; }}")
     body = body.replace('extern "C" ', "")

@@ -38,7 +38,7 @@ def compiled(
     made.add_to(program)
     source, fake = generate(program, GPUS["nvidia-h200"]), toolchain()
     folder = Path(tempfile.mkdtemp(prefix="device_graph_"))
-    objects = [emulator.emulated(source, folder, fake.include), str(fake.static)]
+    objects = [*emulator.emulated(source, folder, fake.include), str(fake.static)]
     subprocess.run(["ld", "-r", "-o", str(folder / "gpu.o"), *objects], check=True)
     tools = replace(fake, static=str(folder / "gpu.o"))
     with mock.patch.object(nvcc, "find", lambda: tools), mock.patch.object(nvcc, "compile_cubin", emulator._no_cubin):

@@ -19,7 +19,7 @@ import numpy as np
 import tvm
 import tvm_ffi
 from compiled_kernels import SIZES
-from emulator import header, made, translated
+from emulator import MACHINE_OBJECT, machine, made, translated
 from persistent_layers import geometry_of
 from tvm import tirx
 
@@ -47,10 +47,11 @@ Arrays = dict[str, np.ndarray]
 @functools.cache
 def library(text: str) -> ctypes.CDLL:
     """The text, compiled. What was compiled before, by any process, is taken from a folder of this machine."""
-    folder = header()
+    folder = machine()
     source = folder / f"{hashlib.sha1(text.encode()).hexdigest()}.cc"
     source.write_text(text)
-    found = ctypes.CDLL(str(made(source, source.with_suffix(".so"), "-shared", f"-I{folder}")))
+    linked = made(source, source.with_suffix(".so"), "-shared", f"-I{folder}", str(folder / MACHINE_OBJECT))
+    found = ctypes.CDLL(str(linked))
     found.launch.restype = ctypes.c_char_p
     return found
 
@@ -97,7 +98,7 @@ def run(kernel: Kernel, arrays: Arrays, scalars: dict[str, int], blocks: int, se
     text = f'#include "emulate_ptx.h"\n{body}\n' + (
         'extern "C" __attribute__((visibility("default"))) const char* '
         "launch(void** emulated, int blocks, unsigned seed) {\n"
-        "  emu::random.seed(seed);\n"
+        "  emu::seed(seed);\n"
         f"  {arguments(kernel, wrapper)}\n"
         f"  return emu::launch(blocks, {kernel.threads}, {kernel.shared_bytes}, {kernel.cluster}, true, "
         f"[=] {{ {call(kernel, body, wrapper)}; }});\n}}\n"
