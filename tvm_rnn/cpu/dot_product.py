@@ -1,7 +1,7 @@
 """The instructions of CPUs that multiply bytes and add to 32-bit sums.
 
 In: a target. Out: the instruction that it has: its name, its vector, and how levels of operands and weights are stored
-for it. All of them are exact: no sum of products saturates.
+for it. All of them are exact: no sum of products saturates, of PAIRS with weights as `saturating_pairs.py` stores them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.target import Target
 from tvm_rnn.tir.expr import Expr, TirExpr
 
-from .pair_product import PairProduct
+from .pair_product import PAIR_PRODUCTS, PairProduct
+
+WIDER = {own.words: own for own in PAIR_PRODUCTS}  # what adds pairs of 16 bits, by words of a vector
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class DotProduct:
     levels of an operand, on both sides. offset: by which these are stored larger, where bytes have no sign.
     sum_last: whether the sums are its last argument, behind weights and levels. terms: products of a word: of four
     bytes, or of two numbers of 16 bits, to which weights are widened as they are read; these it does not add to sums.
+    saturates: whether it adds two products in 16 bits.
     """
 
     instruction: str
@@ -36,6 +39,7 @@ class DotProduct:
     offset: int = 0
     sum_last: bool = False
     terms: int = 4
+    saturates: bool = False
 
     @property
     def shift(self) -> int:
@@ -63,6 +67,11 @@ class DotProduct:
             return PairProduct(self.instruction, self.words).add(sums, levels, tirx.Cast(f"int16x{2 * self.words}", b))
         a = tirx.reinterpret(f"int8x{4 * self.words}", levels)
         number = int(tvm.get_global_func("target.llvm_lookup_intrinsic_id")(self.instruction))
+        if self.saturates:
+            halves = f"int16x{2 * self.words}"
+            pairs = tirx.call_llvm_pure_intrin(halves, tirx.IntImm("uint32", number), a, b)
+            ones = tirx.Broadcast(tirx.const(1, "int16"), 2 * self.words)
+            return WIDER[self.words].add(sums, pairs, ones)
         given = (b, a, sums) if self.sum_last else (sums, a, b)
         return tirx.call_llvm_pure_intrin(f"int32x{self.words}", tirx.IntImm("uint32", number), *given)
 
@@ -84,6 +93,8 @@ DOT_PRODUCTS = (
         sum_last=True,
     ),
 )
+# Of bytes without a sign by signed ones.
+PAIRS = DotProduct("llvm.x86.avx2.pmadd.ub.sw", "x86_64", frozenset(["avx2"]), words=8, offset=128, saturates=True)
 
 
 def dot_product(machine: Target) -> DotProduct:

@@ -31,6 +31,7 @@ from tvm_rnn.tir.statements import Block, bind, load, loop, sequence, store, vec
 
 from .dot_product import DotProduct
 from .register_tile import Places, Tile
+from .saturating_pairs import Words
 from .weight_storage import MOST_DEPTH, larger, nearest
 from .workspace import Array, pad
 
@@ -149,6 +150,7 @@ def _sums(tile: Tile, number: int, operand: Node, places: list[tuple[int, int, i
     root, own, lanes = _root(tile.group), tile.places, tile.lanes
     words, levels, dot = own.buffers["words"], own.levels[root][number], _dot(own)
     count = dot.words_of(operand.shape[0])
+    matrix = Words(own.products[root][number], -(-root.shape[-1] // lanes), count, tile.gates, lanes)
 
     def begin(at: int, p: int, g: int) -> Stmt:
         place = own.sums[root][number] + _row(tile, p, g)
@@ -156,18 +158,27 @@ def _sums(tile: Tile, number: int, operand: Node, places: list[tuple[int, int, i
             sums, load(own.buffers["sums"], tile.vector_at(place)), [tile.vector_at(int64(at * lanes))]
         )
 
-    def step(k: tirx.Var) -> list[Stmt]:
-        parts = []
-        for at, (r, p, g) in enumerate(places):
-            level = load(own.buffers["levels"], levels.address(tile.row0 + int64(r), (int64(0),)) + int64(lanes) + k)
-            panel = (tile.panel0 + int64(p)) * int64(count) + k
-            weight = own.products[root][number] + (panel * int64(tile.gates) + int64(g)) * int64(lanes)
-            mine = tile.vector_at(int64(at * lanes))
-            factors = tirx.Broadcast(level, lanes), load(words, tile.vector_at(weight))
-            parts.append(tirx.BufferStore(sums, dot.add(load(sums, mine), *factors), [mine]))
-        return parts
+    def add(at: int, r: int, k: Expr, weight: Expr) -> Stmt:
+        level = load(own.buffers["levels"], levels.address(tile.row0 + int64(r), (int64(0),)) + int64(lanes) + k)
+        mine = tile.vector_at(int64(at * lanes))
+        factors = tirx.Broadcast(level, lanes), load(words, tile.vector_at(weight))
+        return tirx.BufferStore(sums, dot.add(load(sums, mine), *factors), [mine])
 
-    return [*(begin(at, p, g) for at, (_, p, g) in enumerate(places)), loop("k", count, step)]
+    def step(k: tirx.Var) -> list[Stmt]:
+        return [
+            add(at, r, k, matrix.kept(tile.panel0 + int64(p), k, int64(g), int64(0)))
+            for at, (r, p, g) in enumerate(places)
+        ]
+
+    def moved(p: int) -> Stmt:
+        def multiply(k: Expr, weight: Callable[[int], Expr]) -> list[Stmt]:
+            return [add(at, r, k, weight(g)) for at, (r, own_p, g) in enumerate(places) if own_p == p]
+
+        return matrix.again(words, tile.panel0 + int64(p), multiply)
+
+    begins = [begin(at, p, g) for at, (_, p, g) in enumerate(places)]
+    more = [moved(p) for p in range(tile.panels)] if dot.saturates else []
+    return [*begins, loop("k", count, step), *more]
 
 
 def _row(tile: Tile, p: int, g: int) -> Expr:

@@ -114,7 +114,8 @@ class Lowering:
         net, options = self.net, self.options
         self.stored = options.stored
         self.itemsize = np.dtype(net.dtype).itemsize
-        whole = bytes_on(options.target) if self.in_bytes and net.dtype == "float32" and not options.training else None
+        in_bytes = self.in_bytes and net.dtype == "float32" and not options.training
+        whole = bytes_on(options.target, self._bytes) if in_bytes else None
         self.storages = Storages(storage_on(options.target, self.stored), whole)
         self.emitter = Emitter(options.target, net.dtype, options.batches, self.storages, self.sharing)
         self.lanes, self.back = self.emitter.lanes, int64(int(net.reverse))
@@ -129,6 +130,18 @@ class Lowering:
         rows = [g.tiling.rows_per_tile for g in self.layers.graphs if g.tiling]
         self.rows_per_tile = MAX_ROWS if None in rows else min(r for r in rows if r is not None)
         self._plan()
+
+    @property
+    def _bytes(self) -> list[np.ndarray]:
+        """The matrices that the network has now which its equations make bytes of."""
+        names = {
+            weight_name(own.name, layer, d)
+            for layer, graph in enumerate(self.layers.of_layer)
+            for node in self.layers.graphs[graph].nodes()
+            if node.op == "to_int8" and (own := node.args[0]).op == "param"
+            for d in range(self.net.num_directions)
+        }
+        return [value for name, value in self.net.weights.items() if name in names]
 
     def _runs(self) -> list[Run]:
         runs: list[Run] = []

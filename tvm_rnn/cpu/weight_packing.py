@@ -25,6 +25,7 @@ from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import Block, load, loop, sequence, store, vector
 
 from .dot_product import DotProduct
+from .saturating_pairs import Words
 from .weight_storage import LARGEST, NETWORKS, Storage, Storages, larger
 from .workspace import Array, Packed, dense, each_element, pad, strides_of
 
@@ -83,6 +84,9 @@ class PackedWeights:
                 storage, ratio = self.storages.of(node), self.ratio(node)
                 dot = None if storage is None else storage.dot
                 sizes = [-(-rows * (d if dot is None else dot.words_of(d)) // ratio) for d in depths]
+                if dot is not None and dot.saturates:
+                    counts = map(dot.words_of, depths)
+                    sizes = [Words(int64(0), panels // self.lanes, n, gates, self.lanes).size for n in counts]
                 self.products[node] = [self.packed.reserve((node, i), pad(s, self.lanes)) for i, s in enumerate(sizes)]
                 if storage is not None and storage.scaled:
                     self.scales[node] = [self.packed.reserve((node, i, "scale"), rows) for i in range(len(depths))]
@@ -219,7 +223,11 @@ class Matrix:
             words = self._everywhere(stored, base, partial(self._word, dot, quantised), zero, dot.words_of(self.depth))
             of_levels = dot.offset if storage.scaled else -dot.shift
             sums = self._sums(dot, partial(load, stored), base, views["sums"], offset, of_levels)
-            return sequence(self._scales(at) if storage.scaled else None, words, sums)
+            split = None
+            if dot.saturates:
+                panels = -(-self.node.shape[-1] // self.lanes)
+                split = Words(base, panels, dot.words_of(self.depth), self.gates, self.lanes).split(stored)
+            return sequence(self._scales(at) if storage.scaled else None, words, sums, split)
         return sequence(self._scales(at), self._everywhere(stored, base, quantised, zero))
 
     def _word(self, dot: DotProduct, quantised: Callable[..., Expr], p: Expr, w: Expr, g: int, v: Expr) -> Expr:

@@ -10,6 +10,7 @@ the row's sum is multiplied at its end. A NaN in a row makes its scale NaN, an i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,8 @@ from tvm_rnn.graph.scalar import let, where
 from tvm_rnn.target import Target
 from tvm_rnn.tir.expr import Expr, TirExpr
 
-from .dot_product import DotProduct, dot_product
+from .dot_product import PAIRS, DotProduct, dot_product
+from .saturating_pairs import are_few
 
 LARGEST = 127.0  # of int8, on both sides
 MOST_DEPTH = 1 << 16  # of a product of integers: its sums are below 2**31 then
@@ -129,10 +131,13 @@ def storage_on(machine: Target, name: str) -> Storage | None:
     return Storage(name, dot.weights_dtype, True, dot)
 
 
-def bytes_on(machine: Target) -> Storage | None:
-    """How matrices are stored whose products are of bytes; None where the CPU has none of 8 bits."""
+def bytes_on(machine: Target, weights: Iterable[np.ndarray] = ()) -> Storage | None:
+    """How matrices are stored whose products are of bytes; None where the CPU has none of 8 bits. weights: those that
+    the network has now, of which a CPU's best instruction may depend."""
     try:
         dot = dot_product(machine)
     except ConfigError:
         return None
+    if dot.terms == 2 and are_few(weights):
+        dot = PAIRS
     return Storage("bytes", dot.weights_dtype, False, dot) if dot.largest == LARGEST else None
