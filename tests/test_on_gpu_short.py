@@ -39,7 +39,8 @@ def test_a_few_steps_are_right_and_the_same_each_time(name: str) -> None:
     generator, kind = torch.Generator(device="cuda").manual_seed(0), getattr(torch, dtype)
 
     def drawn(*shape: int) -> Any:
-        return torch.randn(*shape, generator=generator, device="cuda").to(kind)
+        """Below 1: of normal ones, rounding operands to TF32 alone takes an Elman's y to the bound (8e-4 to 1.1e-3)."""
+        return (2 * torch.rand(*shape, generator=generator, device="cuda") - 1).to(kind)
 
     for steps in sorted({1, 2, 8, *limits, *(limit - 1 for limit in limits)}):
         for batch in (1, 7, 64, 67, *([300] if steps < 3 else [])):

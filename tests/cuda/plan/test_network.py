@@ -101,6 +101,17 @@ def test_flags_cost_nothing_where_they_are_not_given(step_by_step: None) -> None
         assert found[at - 1].startswith(f"if ({flag}")
 
 
+def test_rows_without_a_step_are_copied_behind_all_layers(step_by_step: None) -> None:
+    """Of calls of one step, which no other row reads: in one launch."""
+    net, target = rnn.RNN(rnn.cells.lstm, 6, 6, 3, True, "bfloat16"), resolve("nvidia-h200")
+    found = lines(plan(passed(net, Options(target, precision="bfloat16")), target))
+    (end,) = (i for i, line in enumerate(found) if "end0" in line)
+    assert re.match(r"if \(direct_\d+ && T == 1 && has_lengths\)", found[end - 1])
+    assert not any("_freeze" in line for line in found[end:])
+    frozen = {found[i - 1] for i, line in enumerate(found) if "_once_freeze" in line}
+    assert frozen == {"if (has_lengths && T > 1) {"}
+
+
 def test_a_call_of_one_step_has_its_states_where_the_user_has_them(step_by_step: None) -> None:
     """Nothing is copied then, and one launch is all of an LSTM's: nothing is hoisted. A GRU's step reads what is
     hoisted; its kernels for 16 bits are of their own, in float32 they are those of every step."""

@@ -709,7 +709,7 @@ class Layer:
             self._copy_rows(host, buffers, own, step)
         for _, work in own.groups:
             _run(host, work, _pointers(work, own.layout, buffers, self._finder(buffers, step)), "B", given="true")
-        own.states.freeze(host, step)
+        own.states.freeze(host, step, "has_lengths && T > 1")  # of one step, all layers' rows end together
 
     def users_state(self, number: int) -> Place:
         """How a state lies in a call of one step."""

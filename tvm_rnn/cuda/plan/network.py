@@ -25,13 +25,14 @@ from typing import Any, ClassVar
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.codegen.vector_access import aligned
+from tvm_rnn.cuda.layer.pointers import rows_of_users
 from tvm_rnn.cuda.layer.time_segments import COUNT, TimeSegment, time_segment
 from tvm_rnn.cuda.linear.pair import EVERY
 from tvm_rnn.cuda.model.choose_backward_lanes import WAVE_STEPS, WAVE_TILES
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
 from tvm_rnn.cuda.model.few_steps import least
 from tvm_rnn.cuda.rowwise.dropout_masks import Dropped, NetworkMaskKeys
-from tvm_rnn.cuda.rowwise.state_moves import Buffers, InPlace, StateCopy, Tile, copy_states
+from tvm_rnn.cuda.rowwise.state_moves import Buffers, InPlace, StateCopy, Tile, copy_states, end_rows
 from tvm_rnn.decisions import about, forget, recording, tell, told
 from tvm_rnn.graph.flops import flops_per_row, graph_flops
 from tvm_rnn.graph.graph import Graph, Layers, Node
@@ -76,6 +77,7 @@ class Plan:
     segment: TimeSegment = field(init=False, default=TimeSegment())
     together: Wave | None = field(init=False, default=None)
     images: Images | None = field(init=False, default=None)
+    direct: str = field(init=False, default="")  # a C++ condition: the call's steps are on the user's states
     way: ClassVar[int] = 1  # from the first layer to the last one, or -1
     # The first of the events after which a tile's output is there; number 0 is the first of those after all its work.
     _layer_event: int = field(init=False, default=0)
@@ -157,14 +159,27 @@ class Plan:
             with host.otherwise():
                 self._layers(host)
         self._copy_states(host, "save", self._save)
+        self._rows_without_steps(host)
         self._give_images()
         program.facts["templates"] = list(self._facts())
         program.facts["flops_per_row"] = self.pixels * flops_per_row(self.layers, self.directions)
         return program
 
+    def _rows_without_steps(self, host: Host) -> None:
+        """Rows without a step, of a call of one on the user's states."""
+        if self.direct:
+            width = prod(self.layers.graphs[self.layers.of_layer[-1]].output.shape)
+            copies = [
+                StateCopy(before, after, prod(state.shape), rows_of_users(self.net.dtype, prod(state.shape)))
+                for visit in self.visits
+                for state, (before, after) in zip(visit.code.graph.states, visit.user, strict=True)
+            ]
+            with host.when(f"{self.direct} && T == 1 && has_lengths"):
+                end_rows(host, "end", copies, self.program.output, width * self.directions)
+
     def _take_states_of_users(self, host: Host) -> None:
         """Which states are read and written where the user has them, and when."""
-        direct = self._direct(host)
+        self.direct = direct = self._direct(host)
         for visit in self.visits:
             if direct:
                 visit.buffers.in_place = {n: InPlace(*pair, direct) for n, pair in enumerate(visit.user)}

@@ -126,6 +126,28 @@ def copy_states(host: Host, name: str, copies: Sequence[StateCopy], visit: str =
                 host.launch(_copy_kernel(f"{name}{number}", part, bool(visit)), pointers, scalars)
 
 
+def end_rows(host: Host, name: str, copies: Sequence[StateCopy], output: Pointer, width: int) -> None:
+    """Rows without a step, of a call of one: all states are as they were, the output, of that width, is 0. One launch
+    behind all layers: no other row reads what such rows have between them."""
+    for number, part in enumerate(_launched_together(copies)):
+
+        def run(w: Writer, part: Sequence[StateCopy] = part) -> None:
+            row, j, inside = elements(w, max([width, *(m.size for m in part)]))
+            with w.when(inside), w.when(w["lengths"][row] < tirx.const(1, "int64")):
+                for n, m in enumerate(part):
+                    with w.when(j < m.size):
+                        at = address(Place(m.source.dtype, m.size), row, j)
+                        w.store(w[f"to{n}"], w[f"from{n}"][at], at)
+                with w.when(j < width):
+                    w.store(w["output"], tirx.const(0.0, output.dtype), address(Place(output.dtype, width), row, j))
+
+        pairs = [((f"from{n}", m.source.dtype), (f"to{n}", m.target.dtype)) for n, m in enumerate(part)]
+        named = [*(pointer for pair in pairs for pointer in pair), ("output", output.dtype), ("lengths", "int64")]
+        kernel = write(f"{name}{number}", named, [("rows", "int64")], run, threads=THREADS)
+        pointers = [pointer for m in part for pointer in (m.source, m.target)]
+        host.launch(kernel, [*pointers, output, host.program.lengths], ["B"])
+
+
 def _wide(copy: StateCopy) -> bool:
     """Whether several elements may be moved at a time, if addresses allow it."""
     whole = copy.size % LANES == 0 and copy.place.row_stride % LANES == 0
@@ -310,11 +332,11 @@ class StateKernels:
         pointers = [*first, host.program.reset.at("T * B"), host.program.lengths]
         host.launch(self._restart_all, pointers, ["B", "T", "has_lengths ? 1 : 0"])
 
-    def freeze(self, host: Host, step: Step) -> None:
-        """Rows that have ended: the new states are the old ones, the output is 0."""
+    def freeze(self, host: Host, step: Step, when: str = "has_lengths") -> None:
+        """Rows that have ended: the new states are the old ones, the output is 0. when: a C++ condition."""
         tile, place = step.tile, self.layout.output
         time = f"{tile.start} + {step.t}"
-        with host.when("has_lengths"):
+        with host.when(when):
             old, new = ([states[i] for i in self.layout.stepped] for states in (step.old, step.new))
             pointers = [*old, *step.old_shadows.values(), *new, *step.new_shadows.values()]
             pointers += [tile.output.at(f"{step.t} * B * {place.row_stride}")] if self.layout.emits else []
