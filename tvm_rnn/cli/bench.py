@@ -2,14 +2,16 @@
 
 In: words from the user's shell. Out: a table, JSON, Markdown, a file of records, a picture. Four ways to use it:
 `bench MODULE`; `bench --suite NAME` on this CPU; for a GPU `bench --suite NAME --build DIR` to compile, where the
-compiler is, and `bench --suite NAME --modules DIR` to measure, where the GPU is (no compiler needed).
+compiler is, and `bench --suite NAME --modules DIR` to measure, where the GPU is (no compiler needed); with both, each
+module is measured while the next ones are compiled.
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +20,10 @@ from tvm_rnn.errors import BuildError, ConfigError, message, unknown
 from . import completion
 from .console import progress, show
 from .options import Jobs, Json, Rows, Steps, grouped
+
+if TYPE_CHECKING:
+    from tvm_rnn.bench.run.build_suite import Ready
+    from tvm_rnn.bench.suites.gpu import Point
 
 MODELS, COMPILE, CORTEX_M = "models", "compile", "cortex-m"
 CPU_PEERS = "torch,onnxruntime,openvino,numpy"
@@ -138,7 +144,7 @@ def bench(
 
     $ tvm-rnn bench --suite gpu-grid --modules modules --only lstm,bf16 --records grid.jsonl --limit 300
 
-    $ tvm-rnn bench --suite random --seed 1 --points 0:50 --modules modules --limit 300
+    $ tvm-rnn bench --suite random --seed 1 --points 0:50 --build modules --modules modules --limit 300
     """
     _check(module, timing, suite)
     if module is not None:
@@ -149,7 +155,7 @@ def bench(
         _compile_times(suite, shown)
     elif suite.suite == CORTEX_M:
         _cortex_m(suite, shown)
-    elif suite.build is not None:
+    elif suite.build is not None and suite.modules is None:
         _build(suite, suite.build, shown)
     else:
         _suite(suite, timing, shown)
@@ -163,8 +169,9 @@ def _check(module: str | None, timing: Timing, suite: SuiteOptions) -> None:
         raise typer.BadParameter("--training times one MODULE, beside torch")
     if (module is None) == (suite.suite is None):
         raise typer.BadParameter("give a MODULE to time on the CPU, or --suite to measure many networks")
-    if suite.suite is not None and suite.build is not None and suite.modules is not None:
-        raise typer.BadParameter("--build DIR compiles a suite, --modules DIR measures it: one after the other")
+    both = suite.suite is not None and suite.build is not None and suite.modules is not None
+    if both and (suite.build != suite.modules or suite.suite == "generate"):
+        raise typer.BadParameter("--build DIR --modules DIR is for one folder, and not for --suite generate")
     if suite.points and suite.suite in (None, MODELS, COMPILE, CORTEX_M):
         raise typer.BadParameter("--points A:B is a part of a suite's networks")
     if suite.packages is not None and suite.suite not in (MODELS, "browser", CORTEX_M):
@@ -282,6 +289,26 @@ def _build(suite: SuiteOptions, folder: str, shown: Shown) -> None:
         raise BuildError(message("none of the modules could be compiled", got=failed[0]))
 
 
+def _building(suite: SuiteOptions, points: list[Point], every: list[Point]) -> AbstractContextManager[Ready]:
+    """The same in a process beside this one."""
+    from tvm_rnn.bench.run.build_suite import building
+    from tvm_rnn.bench.suites import gpu as suites
+    from tvm_rnn.frontends.spec import parse_names
+
+    given = {"suite": suite.suite, "build": suite.build, "only": suite.only, "points": suite.points, "seed": suite.seed}
+    given |= {"target": suite.target, "arch": suite.arch, "jobs": suite.jobs}
+    words = [word for name, value in given.items() if value not in (None, "") for word in (f"--{name}", str(value))]
+    return building(
+        ["-m", "tvm_rnn", "bench", *words],
+        points,
+        str(suite.build),
+        every=every,
+        target=suite.target,
+        arch=parse_names(suite.arch),
+        alone=suite.suite in suites.DRAWN,
+    )
+
+
 def _suite(suite: SuiteOptions, timing: Timing, shown: Shown) -> None:
     """On this CPU, or modules on the GPU."""
     from tvm_rnn.bench.run import generation_suite, gpu_suite
@@ -317,8 +344,13 @@ def _suite(suite: SuiteOptions, timing: Timing, shown: Shown) -> None:
         else:
             peers = tuple(timing.peers(suites.PEERS.get(name, "torch")))
             on_gpu = gpu_suite.Options(peers, limit=suite.limit, rounds=timing.rounds)
-            of_kind = generation_suite if name == "generate" else gpu_suite
-            found = of_kind.run(points, suite.modules, on_gpu, shown.records, every=every, progress=stage)
+            own = (points, suite.modules, on_gpu, shown.records)
+            if suite.build is not None:
+                with _building(suite, points, every) as ready:
+                    found = gpu_suite.run(*own, every=every, ready=ready, progress=stage)
+            else:
+                of_kind = generation_suite if name == "generate" else gpu_suite
+                found = of_kind.run(*own, every=every, progress=stage)
     report = bench_report.report(found, worst_first=name in suites.DRAWN)
     if shown.plot:
         write_whole({shown.plot: text_writer(bench_plot.plot(report))})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from gpu_stand_in import point
 import tvm_rnn as rnn
 from tvm_rnn.bench.peers.gpu import regime
 from tvm_rnn.bench.run import build_suite
-from tvm_rnn.bench.run.build_suite import build, build_one, module_file, sources_digest
+from tvm_rnn.bench.run.build_suite import build, build_one, building, module_file, sources_digest
 from tvm_rnn.bench.suites.gpu import Point
 from tvm_rnn.runtime.runtime import read_container
 
@@ -57,7 +58,8 @@ def test_the_file_of_older_sources_is_used_and_then_replaced(tmp_path: Path, mon
     program = """
 import json, pathlib, sys
 pathlib.Path(json.loads(sys.stdin.readline())["path"]).write_bytes(b"code")
-print("{}")
+print("{}", flush=True)
+sys.stdin.readline()
 """
     monkeypatch.setattr(build_suite, "COMMAND", ("-c", program))
     build([point()], tmp_path, **CPU)
@@ -100,3 +102,15 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(rnn.ConfigError, match="cannot be made"):
         build([point()], tmp_path / "file" / "modules", **CPU)
+
+
+def test_a_point_is_ready_when_its_module_is_there_or_nobody_builds_it_any_more(tmp_path: Path) -> None:
+    first, other = point(), point("elman")
+    with building(("-c", "import time; time.sleep(60)"), [first, other], tmp_path) as ready:
+        assert not ready(first)
+        file = os.path.basename(module_file(tmp_path, first.network, (3,))[0])
+        (tmp_path / "index.json").write_text(json.dumps({"lstm-h8-i4-fp32 for B=3": {"file": file}}))
+        assert ready(first) and not ready(other)
+    with building(("-c", "pass"), [other], tmp_path) as ready:
+        while not ready(other):
+            time.sleep(0.01)

@@ -122,6 +122,12 @@ def test_modules_are_found_by_the_index(tmp_path: Path) -> None:
     assert ours["module"] == str(tmp_path / "other.so")
 
 
+def test_a_point_waits_for_its_module(tmp_path: Path) -> None:
+    looks = iter([False, False, True, True])
+    found = run([point(), point(batch=4)], tmp_path, Options(), ready=lambda own: next(looks))
+    assert len(found) == 5 and next(looks, None) is None
+
+
 def test_the_seconds_of_a_compilation_are_those_of_the_index(tmp_path: Path) -> None:
     index = {"lstm-h8-i4-fp32 for B=3": {"file": "other.so", "seconds": 12.5}}
     (tmp_path / "index.json").write_text(json.dumps(index))

@@ -100,8 +100,8 @@ def test_they_take_registers_that_others_leave() -> None:
     """Each quarter of a multiprocessor has its own: a ninth warp is the third in one of them."""
     assert [most_registers(n) for n in (1, 4, 5, 8, 9, 12, 13, 16)] == [255, 255, 255, 255, 168, 168, 128, 128]
     roomy, crowded = (geometry("lstm", 64, warps_u=8, rows=rows) for rows in (8, 32))
-    assert roomy.copy_warps and roomy.registers() <= most_registers(12)
-    assert not crowded.copy_warps and crowded.registers() > most_registers(12)
+    assert roomy.copy_warps and roomy.registers <= most_registers(12)
+    assert not crowded.copy_warps and crowded.registers > most_registers(12)
 
 
 @pytest.mark.parametrize(

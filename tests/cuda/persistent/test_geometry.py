@@ -134,6 +134,6 @@ def test_what_fits() -> None:
 
 def test_more_work_takes_more_registers() -> None:
     wide = {"ctas": 8, "warps_u": 4, "shared_words": 1 << 20}
-    plain = geometry("lstm", 256, register_words=32, **wide).registers()
+    plain = geometry("lstm", 256, register_words=32, **wide).registers
     for knobs in ({"register_words": 64}, {"register_words": 32, "rows": 16}, {"register_words": 32, "ahead": 5}):
-        assert geometry("lstm", 256, **{**wide, **knobs}).registers() > plain
+        assert geometry("lstm", 256, **{**wide, **knobs}).registers > plain

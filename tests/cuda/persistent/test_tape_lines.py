@@ -66,7 +66,7 @@ def test_warps_that_copy_leave_registers_to_those_that_compute() -> None:
     assert isinstance(found, Persistent)
     geometry: Any = replace(found.geometry, inputs_apart=0, warps_u=8, register_words=128)
     few, many = geometry.moved_registers or (0, 0)
-    assert geometry.copy_warps == 4 and few < 168 < geometry.registers() < many
+    assert geometry.copy_warps == 4 and few < 168 < geometry.registers < many
     assert few * 4 + many * geometry.warps <= 168 * 12
     text = text_of(kernel("k", geometry, found.layout))
     assert text.count("setmaxnreg_inc") and text.count("setmaxnreg_dec")

@@ -1,22 +1,25 @@
 """Compile the modules of a suite: on any machine with the compiler, for a GPU that need not be there.
 
 In: the points of a suite and a folder. Out: one module file per network in it, and index.json that says what each is,
-how long it took, and why one is missing. Each is compiled by a process of its own, several at a time; a file that is
-there already, of the same network and the same sources of this package, is kept.
+how long it took, and why one is missing. Processes of their own compile them, several at a time; a file that is there
+already, of the same network and the same sources of this package, is kept. `building` does it beside a measurement.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
 import json
 import os
+import signal
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,14 +32,15 @@ from tvm_rnn.npy_files import text_writer, write_whole
 from tvm_rnn.options import Call, asked
 from tvm_rnn.worker_process import Late, Lost, Pool, Reply, Request, WorkerProcess, channel
 
-STARTED = time.perf_counter()  # of a process that compiles one network
 COMMAND = ("-m", "tvm_rnn.bench.run.build_suite")
 INDEX = "index.json"
+BEHIND = 10  # the nice value of processes that compile while others are timed
 # Files of this package that no compiled module depends on, by how their names begin.
 ASIDE = ("bench", "cli", "console", "gpu_", "peer", "reference", "show", "suites", "tables", "tolerance", "torch_model")
 SUFFIXES = (".py", ".c", ".h", ".cu")
 Progress = Callable[[str], None]
 Row = Reply
+Ready = Callable[[Point], bool]  # whether a point can be measured, as far as its module is concerned
 
 
 @functools.cache
@@ -119,21 +123,19 @@ def build(
         os.makedirs(folder, exist_ok=True)
     except OSError as reason:
         raise ConfigError(message("--build: this folder cannot be made", got=str(reason))) from None
-    wanted = {point.network for point in points}
-    sizes = {network: found for network, found in batches(every or points).items() if network in wanted}
-    calls: dict[Point, list[Row]] = {network: [] for network in wanted}
-    for point in points if alone else ():
-        calls[point.network].append({"steps": point.steps, "batch": point.batch, "lengths": point.lengths})
-    index = _indexed(folder)
-    asked = {network: _request(network, found, calls[network], target, arch) for network, found in sizes.items()}
+    asked = _requests(points, every, target, arch, alone)
+    sizes = {network: tuple(request["batches"]) for network, request in asked.items()}
     files = {network: _file_name(network, request) for network, request in asked.items()}
+    index = _indexed(folder)
     there = [network for network, file in files.items() if os.path.exists(os.path.join(folder, file))]
     missing = [network for network in files if network not in there]
     requests = [
         {**asked[network], "path": os.path.abspath(os.path.join(folder, files[network]))} for network in missing
     ]
-    with tempfile.TemporaryDirectory(prefix="tvm_rnn-build-") as scratch:
-        pool = Pool(lambda: WorkerProcess(COMMAND, scratch), jobs or len(os.sched_getaffinity(0)), fresh=True)
+    with contextlib.ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="tvm_rnn-build-"))
+        pool = Pool(lambda: WorkerProcess(COMMAND, scratch), jobs or len(os.sched_getaffinity(0)))
+        stack.callback(pool.end)
         answers = ((missing[number], _result(answer, limit)) for number, answer in pool.map(requests, limit))
         kept = ((network, {"kept": True}) for network in there)
         for done, (network, result) in enumerate(itertools.chain(kept, answers), 1):
@@ -150,6 +152,55 @@ def build(
     return {name: index[name] for name in names}
 
 
+def _requests(
+    points: Sequence[Point], every: Sequence[Point], target: str, arch: Sequence[str], alone: bool
+) -> dict[Point, Request]:
+    """What is asked for of each network, as `build` says."""
+    wanted = {point.network for point in points}
+    calls: dict[Point, list[Row]] = {network: [] for network in wanted}
+    for point in points if alone else ():
+        calls[point.network].append({"steps": point.steps, "batch": point.batch, "lengths": point.lengths})
+    sizes = {network: found for network, found in batches(every or points).items() if network in wanted}
+    return {network: _request(network, found, calls[network], target, arch) for network, found in sizes.items()}
+
+
+@contextlib.contextmanager
+def building(
+    command: Sequence[str],
+    points: Sequence[Point],
+    folder: str | os.PathLike[str],
+    *,
+    every: Sequence[Point] = (),
+    target: str = "nvidia-h200",
+    arch: Sequence[str] = (),
+    alone: bool = False,
+) -> Iterator[Ready]:
+    """While the body runs, a Python process of these words builds the points to the folder, as `build` would, and gives
+    way to others. Yields what says whether a point's module is there, or why there is none. The process ends with the
+    body."""
+    os.makedirs(folder, exist_ok=True)
+    asked = _requests(points, every, target, arch, alone)
+    files = {network: _file_name(network, request) for network, request in asked.items()}
+    keys = {network: _key(network, tuple(request["batches"])) for network, request in asked.items()}
+    words = ["nice", "-n", str(BEHIND), sys.executable, *command]
+    scratch = tempfile.TemporaryDirectory(prefix="tvm_rnn-build-", ignore_cleanup_errors=True)
+    environment = {**os.environ, "TMPDIR": scratch.name}
+    nothing = subprocess.DEVNULL
+    process = subprocess.Popen(words, stdout=nothing, stderr=nothing, env=environment, start_new_session=True)
+
+    def ready(point: Point) -> bool:
+        row = _indexed(folder).get(keys[point.network], {})
+        return row.get("file") == files[point.network] or process.poll() is not None
+
+    try:
+        yield ready
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
+        scratch.cleanup()
+
+
 def _result(answer: Reply | Lost, limit: float) -> Reply:
     if isinstance(answer, Late):
         return {"seconds": limit, "reason": f"stopped after {limit:g} s"}
@@ -161,6 +212,7 @@ def build_one(request: Request) -> Reply:
     from tvm_rnn.compiler.compile import built
     from tvm_rnn.schedule import record_files
 
+    started = time.perf_counter()
     point = Point.from_dict(dict(request["network"]))
     options: Reply = {} if point.precision == point.dtype else {"precision": point.precision}
     options |= {"generate": True} if point.cell in writers.CELLS else {}
@@ -175,9 +227,10 @@ def build_one(request: Request) -> Reply:
         result["bytes"] = os.path.getsize(request["path"])
     except Exception as reason:
         result["reason"] = traceback.format_exception_only(reason)[0].splitlines()[0][:400]
-    return {"seconds": round(time.perf_counter() - STARTED, 1), **result}
+    return {"seconds": round(time.perf_counter() - started, 1), **result}
 
 
 if __name__ == "__main__":
     with channel() as reply:
-        reply(build_one(json.loads(sys.stdin.readline())))
+        for line in sys.stdin:
+            reply(build_one(json.loads(line)))

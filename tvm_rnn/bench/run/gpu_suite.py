@@ -27,7 +27,7 @@ from tvm_rnn.errors import ConfigError, TvmRnnError, message
 from tvm_rnn.stages import duration
 from tvm_rnn.worker_process import Ended, Late, Reply, Request, WorkerProcess
 
-from .build_suite import module_file
+from .build_suite import Ready, module_file
 from .compare import OURS, check
 
 # Also the names in gpu_worker.py's table, which is not imported here: it is the other process's.
@@ -36,6 +36,7 @@ PEERS = ("torch", "cudnn", "torch-loop", "torch-compile", "triton", "flashrnn")
 PATIENCE_SECONDS = 90.0
 # A peer's configuration that has ended so many processes is not tried again: each takes seconds to start.
 MOST_ENDS = 2
+WAIT_SECONDS = 0.1  # for a module that is being compiled, from look to look
 COMMAND = ("-m", "tvm_rnn.bench.run.gpu_worker")
 # Where torch.compile and Triton keep what they have compiled.
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
@@ -102,12 +103,15 @@ def run(
     records: str | os.PathLike[str] | None = None,
     *,
     every: Sequence[Point] = (),
+    ready: Ready | None = None,
     progress: Progress | None = None,
 ) -> list[Record]:
     """Measure the points and return the records; the first says what they were measured on.
 
     modules: the folder of compiled modules; a point without one is measured for its peers. every: all points of the
     suite, which decide what a module was compiled for (default: points). records: a file of lines of JSON to write.
+    ready: whether a point's module is there, where others are compiled meanwhile; points keep their order, so that
+    those of a run that is cut are a fair sample.
 
     Raises ConfigError for a peer that is none or a folder that is missing, TvmRnnError where there is no GPU.
     """
@@ -121,6 +125,8 @@ def run(
         facts = ask(worker, {"facts": True}, options.patience)["facts"]
         write({"kind": "facts", **facts})
         for point in this.each(points):
+            while ready is not None and not ready(point) and this.left > 0:
+                time.sleep(WAIT_SECONDS)
             path, seconds = module_file(modules, point.network, sizes[point.network])
             request = {
                 "point": point.as_dict(),

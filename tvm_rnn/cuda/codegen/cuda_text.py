@@ -198,7 +198,7 @@ def cubin_symbol(arch: str, number: int) -> str:
 
 def _kernel_table(program: Program, symbols: dict[str, str], shards: tuple[str, ...], arch: str) -> list[str]:
     lines = ["namespace kernels {"]
-    for name in program.left_out:
+    for name in sorted(program.left_out):
         lines.append(f'static const host::Kernel {name}{{host::left_out, nullptr, "{name}", 0, 0, 1, false}};')
     for name in symbols:
         kernel = program.kernels[name]

@@ -72,6 +72,14 @@ class Phase:
     roots: tuple[Node, ...] = ()
     centres: tuple[Node | None, ...] = ()
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.kind, self.root, self.width, self.gates, self.operands, self.nodes, self.published))
+
+    def __hash__(self) -> int:
+        """Made once: geometries, of which there are thousands, have tables by phases."""
+        return self._hash
+
 
 @dataclass(frozen=True)
 class Step:

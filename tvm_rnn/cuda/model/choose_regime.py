@@ -407,7 +407,7 @@ def geometry_facts(geometry: Geometry) -> Figures:
         "shared_bytes": geometry.shared_bytes,
         "exchanges": len(geometry.events),
         "exchange_us": round(exchange_us(geometry), 3),
-        "registers_estimated": geometry.registers(),
+        "registers_estimated": geometry.registers,
         **{f"weights_in_{place}_bytes": size for place, size in kept.items()},
         "phase_times": phase_facts(geometry),
     }

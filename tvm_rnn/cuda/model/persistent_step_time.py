@@ -48,7 +48,7 @@ def blocks_together(geometry: Geometry, target: Target) -> int:
     if geometry.exchange.in_memory:
         return 1
     shared = target.sm_shared_bytes // (geometry.shared_bytes + BLOCK_SHARED_BYTES)
-    registers = target.registers // (geometry.block_threads * 8 * ceil(geometry.registers() / 8))
+    registers = target.registers // (geometry.block_threads * 8 * ceil(geometry.registers / 8))
     return max(1, min(MOST_TOGETHER, shared, registers, SM_THREADS // geometry.block_threads))
 
 
@@ -97,9 +97,9 @@ def lacking(geometry: Geometry, target: Target) -> Lack:
         why = f"{where}: a block's weights are {words * lanes} bytes, {streamed * lanes} more than it may keep"
         return Lack(why, streamed * lanes, words * lanes)
     most = geometry.most_of_thread
-    over, shared = geometry.registers() - most, geometry.shared_bytes - target.shared_bytes
+    over, shared = geometry.registers - most, geometry.shared_bytes - target.shared_bytes
     if over > 0 and over * 4 * geometry.block_threads > shared:
-        why = f"{where}: about {geometry.registers()} registers per thread, {most} are the most"
+        why = f"{where}: about {geometry.registers} registers per thread, {most} are the most"
         return Lack(why, over * 4 * geometry.block_threads + max(0, shared), words * lanes)
     why = f"{where}: {geometry.shared_bytes} bytes of shared memory, {shared} more than a block may have"
     return Lack(why, max(0, shared), geometry.shared_bytes)

@@ -534,6 +534,7 @@ class Geometry(ABC):
 
     alignment: ClassVar[int] = 128  # of shared memory, bytes
     streams: ClassVar[bool] = False  # weights may come from L2 in every step
+    address_registers: ClassVar[int] = 30
     # Cells' values are loaded in the step that reads them, while its product is under way: steps are long, and short of
     # the registers and the memory that values of later steps would take.
     reads_in_step: ClassVar[bool] = False
@@ -722,8 +723,9 @@ class Geometry(ABC):
     def fits(self, registers: int = 255, shared_bytes: int = BLOCK_BYTES) -> bool:
         """Whether a block fits on an SM. 255 registers per thread, 64 K per SM."""
         most = min(registers, self.most_of_thread)
-        return self.block_threads <= 1024 and self.registers() <= most and self.shared_bytes <= shared_bytes
+        return self.block_threads <= 1024 and self.registers <= most and self.shared_bytes <= shared_bytes
 
+    @cached_property
     def registers(self) -> int:
         """An estimate per thread, used to discard what would spill: of the product, cells, and what addresses take."""
         total = self.product_registers()
@@ -734,7 +736,7 @@ class Geometry(ABC):
             total += (2 * len(reads) - sum(map(bool, early))) * cells
         for state in self.step.graph.states:
             total += self.blocks(state.shape[0]) * self.own_tiles * 2
-        return int(total + 30)
+        return int(total + self.address_registers)
 
     @property
     def kept_registers(self) -> int:
@@ -780,7 +782,7 @@ class Geometry(ABC):
         wanted = min(MOST_COPY_WARPS, ceil((pieces + stored) / (COPIES * LANES)) if pieces else 0)
         # Registers that others have less of then; an estimate wants some to spare.
         room = {n: most_registers(self.warps + n) for n in range(wanted, 0, -1)}
-        same, registers = most_registers(self.warps), self.registers()
+        same, registers = most_registers(self.warps), self.registers
         found = next((n for n, most in room.items() if registers + (SPARE if most < same else 0) <= most), 0)
         moved = wanted and self.lines and registers + SPARE_TAKEN <= self._taken_registers
         return found or (MOST_COPY_WARPS if moved else 0)
@@ -795,7 +797,7 @@ class Geometry(ABC):
     @cached_property
     def moved_registers(self) -> tuple[int, int] | None:
         """Registers of a thread that copies and of one that computes; None: all have equally many."""
-        if not self.copy_warps or self.registers() <= most_registers(self.warps + self.copy_warps):
+        if not self.copy_warps or self.registers <= most_registers(self.warps + self.copy_warps):
             return None
         return COPY_REGISTERS, self._taken_registers
 

@@ -68,8 +68,8 @@ def test_every_weight_is_packed_once(name: str, hidden: int, inputs: int) -> Non
 
 def test_registers() -> None:
     made = geometry()
-    assert made.product_registers() + 30 < made.registers() <= 255  # nvcc takes 255, without spills
-    assert geometry(rows=32).registers() < made.registers() < geometry(rows=72).registers()
+    assert made.product_registers() + 30 < made.registers <= 255  # nvcc takes 255, without spills
+    assert geometry(rows=32).registers < made.registers < geometry(rows=72).registers
 
 
 def fma(ctas: int, rows: int, **knobs: Any) -> dict[str, Any]:

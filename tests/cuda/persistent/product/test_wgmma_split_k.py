@@ -109,7 +109,7 @@ def test_what_such_a_kernel_needs(knobs: dict[str, int]) -> None:
 
 
 def test_more_weights_want_more_registers() -> None:
-    assert large(register_words=80).registers() == large().registers() + 16
+    assert large(register_words=80).registers == large().registers + 16
 
 
 # --- predicted time: what was measured is predicted within a fifth; more to read or to multiply takes more time ------

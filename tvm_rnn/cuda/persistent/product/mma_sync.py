@@ -210,7 +210,7 @@ class MmaSync(Geometry):
         own = {"prefetch": self.prefetch_words, "weights": self.weight_words}
         return begins(**exchanged, stage=self.stage_words, **inputs, **own)
 
-    @property
+    @cached_property
     def chains(self) -> dict[Phase, int]:
         """Independent accumulators per MMA tile: an MMA takes 34 cycles and can start every 6.5, so 8 must be in flight
         in each quarter of a multiprocessor."""
@@ -249,7 +249,7 @@ class MmaSync(Geometry):
 
     @property
     def slowdown(self) -> float:
-        crowded = max(0, self.registers() - CROWDED) if self.exchange.in_memory else 0
+        crowded = max(0, self.registers - CROWDED) if self.exchange.in_memory else 0
         return 1 + CROWDED_PART * crowded
 
     def own_shares(self, phase: Phase) -> list[Share]:

@@ -84,6 +84,7 @@ class WgmmaSplitK(BulkCopyTiles):
     apart: int = 1
 
     streams: ClassVar[bool] = True
+    address_registers: ClassVar[int] = 48  # kernels that know lengths and resets, too, then hardly spill
     wants: ClassVar[str] = "clusters share K by a pipeline, whole warpgroups and equal rows, without inputs and codes"
 
     def emitters(self, body: Body) -> Emitters:
@@ -175,10 +176,6 @@ class WgmmaSplitK(BulkCopyTiles):
         found = self.regions("sums", "pipeline", sizes, align=512)
         over = max((self.register_weight_bytes(p) - self.shared_weight_bytes(p) for p in self.shares), default=0)
         return {**found, "end": max(found["end"], found["stage"] + over // 4)}
-
-    def registers(self) -> int:
-        """Kernels that know lengths and resets, too, then hardly spill."""
-        return super().registers() + 18
 
     def product_registers(self) -> int:
         return self.kept_registers + max(map(self.gate_tiles, self.shares)) * self.rows // 2
