@@ -32,7 +32,7 @@ def test_a_function_of_the_file() -> None:
 @pytest.mark.parametrize(
     ("own", "text"),
     [
-        (step(dtypes=["float16", "int64"]), "dtype float16"),
+        (step(dtypes=["uint32", "int64"]), "dtype uint32"),
         (step(memory=["uint16"]), "dtype uint16"),
         (step(axes=[MOST_AXES + 1, 1]), "a result of 9 axes"),
         (step(inputs=257), "more than 256"),

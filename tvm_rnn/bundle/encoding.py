@@ -13,8 +13,8 @@ from typing import Any
 from tvm_rnn.module_file.schema import CpuNetwork, ModelStep
 
 NETWORK, COMPILED = "Network", "Compiled"
-DTYPES = {"bool": 0, "int32": 1, "int64": 2, "float32": 3, "float64": 4}  # IS_BOOL, ... of program.h
-INNER = {**DTYPES, "uint8": 5, "int8": 6, "int16": 7}  # IS_UINT8, ...: inside of a model
+DTYPES = {"bool": 0, "int32": 1, "int64": 2, "float32": 3, "float64": 4, "float16": 5}  # IS_BOOL, ...
+INNER = {**DTYPES, "uint8": 6, "int8": 7, "int16": 8}  # IS_UINT8, ... of program.h: inside of a model
 MOST_AXES, MOST_VALUES = 8, 256
 
 

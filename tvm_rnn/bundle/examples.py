@@ -156,6 +156,7 @@ int main(int argc, char **argv) {{
 CPP_HEAD = """\
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -362,7 +363,7 @@ MODEL_C = (
     + """
 static const char *const input_names[] = {{{input_names}, 0}}, *const output_names[] = {{{output_names}, 0}};
 static const int input_dtypes[] = {{{input_dtypes}, 0}};
-static const size_t sizes[] = {{1, 4, 8, 4, 8}}; /* of an element of each dtype */
+static const size_t sizes[] = {{1, 4, 8, 4, 8, 2}}; /* of an element of each dtype */
 
 static void check(int32_t status) {{
   if (status == {macro}_OK) return;
@@ -397,11 +398,22 @@ static {name}_array read_input(int number, const char *path, const char *shape) 
   return array;
 }}
 
+/* Of 16 bits, of which C has no type everywhere. */
+static float of_16_bits(uint16_t bits) {{
+  uint32_t wide = (uint32_t)(bits & 0x7fff) << 13;
+  float found;
+  if (wide >= 0x0f800000) wide |= 0x7f800000; /* infinite, or no number */
+  memcpy(&found, &wide, sizeof found);
+  if (wide < 0x7f800000) found *= 5.192296858534828e33f; /* 2 ** 112: exponents of floats begin so much lower */
+  return bits >> 15 ? -found : found;
+}}
+
 static double element(const {name}_array *array, size_t i) {{
   switch (array->dtype) {{
     case {macro}_BOOL: return ((const uint8_t *)array->data)[i];
     case {macro}_INT32: return ((const int32_t *)array->data)[i];
     case {macro}_INT64: return (double)((const int64_t *)array->data)[i];
+    case {macro}_FLOAT16: return of_16_bits(((const uint16_t *)array->data)[i]);
     case {macro}_FLOAT32: return ((const float *)array->data)[i];
     default: return ((const double *)array->data)[i];
   }}
@@ -457,6 +469,19 @@ MODEL_CPP = (
 """
     + CPP_HEAD
     + """
+// A number of 16 bits, of which C++ has no type everywhere.
+struct number_of_16_bits {{
+  uint16_t bits;
+  float operator+() const {{
+    uint32_t wide = static_cast<uint32_t>(bits & 0x7fff) << 13;
+    float found;
+    if (wide >= 0x0f800000) wide |= 0x7f800000;  // infinite, or no number
+    std::memcpy(&found, &wide, sizeof found);
+    if (wide < 0x7f800000) found *= 5.192296858534828e33f;  // 2 ** 112: exponents of floats begin so much lower
+    return bits >> 15 ? -found : found;
+  }}
+}};
+
 template <class T>
 static void print(const {name}_array &array, std::size_t count) {{
   const std::size_t row = array.rank ? array.shape[array.rank - 1] : 1;
@@ -476,6 +501,7 @@ static void print_output(const char *name, const {name}_array &array) {{
     case {macro}_BOOL: return print<uint8_t>(array, count);
     case {macro}_INT32: return print<int32_t>(array, count);
     case {macro}_INT64: return print<int64_t>(array, count);
+    case {macro}_FLOAT16: return print<number_of_16_bits>(array, count);
     case {macro}_FLOAT32: return print<float>(array, count);
     default: return print<double>(array, count);
   }}
@@ -483,7 +509,7 @@ static void print_output(const char *name, const {name}_array &array) {{
 
 static int run(int argc, char **argv) {{
   static const int dtypes[] = {{{input_dtypes}, 0}};
-  static const std::size_t sizes[] = {{1, 4, 8, 4, 8}};
+  static const std::size_t sizes[] = {{1, 4, 8, 4, 8, 2}};
   static const char *const names[] = {{{output_names}, nullptr}};
   if (argc != 1 + 2 * {macro}_INPUTS) throw std::runtime_error("usage: example_cpp{usage}");
   std::vector<std::vector<char>> files;

@@ -10,9 +10,10 @@
 
 /* --- arrays --- */
 
+/* By dtype. */
 static const struct engine_tensor KINDS[] = {{.code = 6, .bits = 8}, {.code = 0, .bits = 32}, {.code = 0, .bits = 64},
-                                             {.code = 2, .bits = 32}, {.code = 2, .bits = 64}, {.code = 1, .bits = 8},
-                                             {.code = 0, .bits = 8}, {.code = 0, .bits = 16}}; /* by dtype */
+                                             {.code = 2, .bits = 32}, {.code = 2, .bits = 64}, {.code = 2, .bits = 16},
+                                             {.code = 1, .bits = 8}, {.code = 0, .bits = 8}, {.code = 0, .bits = 16}};
 
 static int64_t value_size(int dtype) { return KINDS[dtype].bits / 8; }
 

@@ -7,7 +7,7 @@
 
 enum { MOST_AXES = 8, MOST_VALUES = 256 }; /* axes of an array; inputs or outputs of a step */
 /* From IS_UINT8 on: inside of a model. */
-enum { IS_BOOL, IS_INT32, IS_INT64, IS_FLOAT32, IS_FLOAT64, IS_UINT8, IS_INT8, IS_INT16 };
+enum { IS_BOOL, IS_INT32, IS_INT64, IS_FLOAT32, IS_FLOAT64, IS_FLOAT16, IS_UINT8, IS_INT8, IS_INT16 };
 
 /* An array, dense and in C order. */
 struct value {

@@ -17,7 +17,7 @@ from .facts import Facts, initialiser, listed
 HEADER = """\
 /* --- the whole model, by its own inputs and outputs --- */
 
-/* An array. dtype: one of {macro}_BOOL (a byte of 0 or 1), ... */
+/* An array. dtype: one of {macro}_BOOL (a byte of 0 or 1), {macro}_FLOAT16 (IEEE's 16 bits), ... */
 typedef struct {{
   void *data;
   int64_t shape[8];
@@ -58,8 +58,6 @@ def check_program(facts: Facts) -> None:
     if problems:
         expected = f"arrays of {listed(list(DTYPES))} of at most {MOST_AXES} axes"
         do = "export a .so, for Python; or bundle the network alone, without what is around it"
-        half = any("float16" in text for text in problems)
-        do = 'compile with precision="float32": what is float16 becomes float32' if half else do
         got = "\n            ".join(dict.fromkeys(problems))
         raise ConfigError(message("bundle: a model that cannot run without Python", got=got, expected=expected, do=do))
 
