@@ -46,6 +46,17 @@ def test_what_constants_make_is_computed_before() -> None:
     np.testing.assert_array_equal(call.inputs[1].array, np.arange(8).reshape(2, 4).T)
 
 
+def test_constants_with_other_axes_are_constants() -> None:
+    """By NumPy: no function is built for them."""
+    weights = relax.const(np.arange(24, dtype="f4").reshape(2, 3, 4))
+
+    def make(x: Any) -> Any:
+        return relax.op.matmul(x, relax.op.reshape(relax.op.permute_dims(weights, [2, 0, 1]), (4, 6)))
+
+    (call,) = graph_of(make).calls
+    np.testing.assert_array_equal(call.inputs[1].array, weights.value.numpy().transpose(2, 0, 1).reshape(4, 6))
+
+
 def test_places_are_inside_of_the_array() -> None:
     (call,) = graph_of(lambda x: relax.op.take(x, relax.const(np.array([1, 9])), 1)).calls
     assert "T.min" in call.function.script()

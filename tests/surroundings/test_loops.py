@@ -32,6 +32,13 @@ def test_pointwise_values_are_computed_where_they_are_read() -> None:
     assert nest is not None and not nest.summed and len(nest.own) == 2
 
 
+def test_equal_functions_are_lowered_once() -> None:
+    graph = graph_of(["n", 4], lambda x: relax.op.exp(x))
+    other = graph_of(["m", 4], lambda x: relax.op.exp(x))
+    one, two = loops_of([graph.calls[0].function, other.calls[0].function])
+    assert one is two
+
+
 def test_a_number_that_takes_long_is_computed_once() -> None:
     """It is no part of the loops that read it."""
     parts = loops(lambda x: relax.op.multiply(x, relax.op.sqrt(relax.op.max(x, 1, True))))

@@ -30,10 +30,11 @@ Functions = dict[str, tirx.PrimFunc]
 
 @dataclass
 class Around:
-    """functions: for a CPU, by name. on_gpu: for a GPU."""
+    """functions: for a CPU, by name. on_gpu: for a GPU. count: of graphs."""
 
     functions: Functions = field(default_factory=dict)
     on_gpu: list[DeviceFunction] = field(default_factory=list)
+    count: int = 0
 
 
 def with_functions(net: RNN | Model, target: Target) -> tuple[RNN | Model, Around]:
@@ -99,8 +100,9 @@ def _made(
     """A function, which is added, and what a runtime must know of it: its name, axes and dtype of each result, and of
     one for a CPU dtypes of the memory that it needs, and which inputs have sizes for elements; in a module for GPUs the
     dtype of each input. halves: dtypes of values on a GPU, where they are of 16 bits and the graph's are not."""
-    graph, name = step.attributes["graph"], f"around_{len(around.functions) // 2 + len(around.on_gpu)}"
+    graph, name = step.attributes["graph"], f"around_{around.count}"
     assert isinstance(graph, Graph)
+    around.count += 1
     axes, dtypes = [len(value.shape) for value in graph.outputs], [value.dtype for value in graph.outputs]
     facts: dict[str, object] = {"function": name, "axes": axes, "dtypes": dtypes}
     if target.kind == "cuda":

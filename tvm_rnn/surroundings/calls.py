@@ -99,7 +99,9 @@ def calls_of(module: tvm.IRModule) -> Graph:
         module["main"] = _Clipped(module).visit_expr(module["main"])
         demands = demands_of(module)
         module = tvm.transform.Sequential([make() for make in FIRST])(module)
-        module = tvm.transform.Sequential([make() for make in PASSES])(_channels_last(module))
+        module = _channels_last(module)
+        module["main"] = _Laid(module).visit_expr(module["main"])
+        module = tvm.transform.Sequential([make() for make in PASSES])(module)
     except Unequal as reason:
         raise Unsupported(str(reason)) from None
     except Exception as reason:  # TVM raises many classes, none of them meant for users
@@ -153,6 +155,31 @@ def _apart(call: tvm.ir.Call) -> relax.Expr:
 
 
 _Clipped = relax.expr_functor.mutator(type("_Clipped", (relax.PyExprMutator,), {"visit_call_": _visit_call}))
+
+
+def _lay(mutator: relax.PyExprMutator, call: tvm.ir.Call) -> relax.Expr:
+    """Constants whose axes are in another order, or of other sizes, are constants: TVM's FoldConstant would build a
+    function for each kind of them, and takes longer than all other passes."""
+    call = mutator.visit_expr_post_order(call)
+    name = str(getattr(call.op, "name", ""))
+    array = _array(mutator, call.args[0]) if name in ("relax.permute_dims", "relax.reshape") else None
+    shape = getattr(call.ty, "shape", None)
+    if array is None or shape is None or not all(isinstance(axis, tirx.IntImm) for axis in shape.values):
+        return call
+    if name == "relax.reshape":
+        made = array.reshape([int(axis) for axis in shape.values])
+    else:
+        made = array.transpose(None if call.attrs.axes is None else [int(axis) for axis in call.attrs.axes])
+    return relax.const(np.ascontiguousarray(made), str(call.ty.dtype))
+
+
+def _array(mutator: relax.PyExprMutator, value: relax.Expr) -> np.ndarray | None:
+    """The elements of a constant, or of what is bound to one."""
+    value = mutator.lookup_binding(value) if isinstance(value, tirx.Var) else value
+    return value.value.numpy() if isinstance(value, tvm.ir.GenericConst) else None
+
+
+_Laid = relax.expr_functor.mutator(type("_Laid", (relax.PyExprMutator,), {"visit_call_": _lay}))
 
 
 def _last_line(reason: Exception) -> str:

@@ -34,11 +34,13 @@ REDUCED = 2  # the kind of a block's axis that is summed over
 
 
 def loops_of(functions: Sequence[tirx.PrimFunc]) -> list[tirx.PrimFunc]:
-    """The functions without blocks, pointwise values computed where they are read."""
-    names = [f"f{i}" for i in range(len(functions))]
-    module = tvm.IRModule({n: inlined(f).with_attr("global_symbol", n) for n, f in zip(names, functions, strict=True)})
-    module = tvm.transform.Sequential([make() for make in LOWER])(module)
-    return [module[name] for name in names]
+    """The functions without blocks, pointwise values computed where they are read. Equal ones are one object."""
+    names = dict[tvm_ffi.StructuralKey, str]()
+    own = [names.setdefault(tvm_ffi.StructuralKey(f), f"f{len(names)}") for f in functions]
+    made = {name: inlined(key.key).with_attr("global_symbol", name) for key, name in names.items()}
+    module = tvm.transform.Sequential([make() for make in LOWER])(tvm.IRModule(made))
+    found = {name: module[name] for name in made}
+    return [found[name] for name in own]
 
 
 def parameters(call: Call, loops: tirx.PrimFunc) -> tuple[list[Buffer], dict[tirx.Var, Expr]]:

@@ -33,12 +33,13 @@ class Laid:
     """How constants can be laid out; each gives None for what is no constant. along: with this axis as the last one.
     panels: the same in pieces of so many elements, each of which has all other axes: [pieces, ..., elements]. paired:
     whole numbers in pieces along one axis, in pairs along another: [pieces, ..., pairs, elements of both]. array: what
-    it is."""
+    it is. known: whether it is one."""
 
     along: Callable[[Buffer, int], Buffer | None] = lambda buffer, axis: None
     panels: Callable[[Buffer, int, int], Buffer | None] = lambda buffer, axis, width: None
     paired: Callable[[Buffer, int, int, int], Buffer | None] = lambda buffer, axis, pair, width: None
     array: Callable[[Buffer], np.ndarray | None] = lambda buffer: None
+    known: Callable[[Buffer], bool] = lambda buffer: False
 
 
 @dataclass(frozen=True)

@@ -9,52 +9,36 @@ that are elements of an input are read by both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import tvm
 import tvm_ffi
 from tvm import tirx
 
 from tvm_rnn.cpu.pair_product import PairProduct
 from tvm_rnn.surroundings.calls import Call, Graph, Look, Value
-from tvm_rnn.surroundings.loops import loops_of, parameters, with_numbers
-from tvm_rnn.surroundings.memory import Memory, Room
-from tvm_rnn.surroundings.nest import mentions, reads, replaced
+from tvm_rnn.surroundings.loops import loops_of, parameters
+from tvm_rnn.surroundings.memory import Memory
+from tvm_rnn.surroundings.nest import mentions, replaced
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt
 from tvm_rnn.tir.index import int64, wide
 from tvm_rnn.tir.statements import buffer as flat_buffer
-from tvm_rnn.tir.statements import demanded, function, loop, sequence, store, use_threads, variable
+from tvm_rnn.tir.statements import demanded, function, loop, runtime_function, sequence, store, use_threads, variable
 
-from .columns import Laid
 from .constants import Constants
-from .elementary import with_polynomials
-from .levels import has_levels, rounded_as_kept
-from .schedule import Tiles
-from .whole_numbers import Range, WholeNumbers
+from .levels import has_levels
+from .places import Place
+from .shared_calls import Scheduled, Setting
+from .whole_numbers import Range
 
-
-@dataclass(frozen=True)
-class Place:
-    """Where an array lies: an argument as it is, or a piece of a flat one."""
-
-    buffer: Buffer
-    room: Room | None = None
-
-    def index(self, shape: Sequence[Expr], indices: Sequence[Expr]) -> list[Expr]:
-        if self.room is None:
-            return list(indices)
-        flat: Expr = int64(0)
-        for size, i in zip(shape, indices, strict=True):
-            flat = flat * wide(size) + wide(i)
-        return [self.room.at + flat]
+WHOLE = 24  # a graph of at most so many calls is one function: there is little to share, and all of it runs often
 
 
 @dataclass
 class HostFunction:
     """lanes: elements of a vector. pairs: instructions for pairs of whole numbers, by words of a vector. whole: the
     ranges of values that are whole numbers. functions: by name. constants: those that the first one takes. works: the
-    dtypes of the flat arrays. levels: whether values are rounded to 8 bits."""
+    dtypes of the flat arrays. shared: names of functions that calls share."""
 
     name: str
     graph: Graph
@@ -65,7 +49,7 @@ class HostFunction:
     constants: Constants = field(default_factory=Constants)
     memory: Memory = field(default_factory=Memory)
     works: dict[str, Buffer] = field(default_factory=dict)
-    levels: bool = False
+    shared: dict[Scheduled, str] = field(default_factory=dict)
     functions: dict[str, tirx.PrimFunc] = field(default_factory=dict)
     threads: tirx.Var = field(default_factory=lambda: variable("threads"))
 
@@ -74,7 +58,7 @@ class HostFunction:
         body = [*self._calls(), *self._looks(), *self._copies(outputs)]
         args = [self.threads, *inputs, *self.constants.buffers.values(), *outputs, *self.works.values()]
         body = [use_threads(self.threads), *body, use_threads(int64(1))]
-        self.functions[self.name] = function(
+        self.functions[self.name] = runtime_function(
             self.name, args, sequence(self._numbers(inputs, {}), self.memory.held.statements(), body)
         )
         self.functions[f"{self.name}_sizes"] = self._sizes()
@@ -152,15 +136,15 @@ class HostFunction:
     def _calls(self) -> list[Stmt]:
         calls = self.graph.calls
         lowered = loops_of([call.function for call in calls])
-        self.levels = has_levels([loops.body for loops in lowered])
+        scheduled = self._scheduled(lowered)
         last = {value: i for i, call in enumerate(calls) for value in (*call.inputs, *call.outputs)}
         last |= {own.value: len(calls) for own in self.graph.looks}
         done = list[Stmt]()
-        for i, (call, loops) in enumerate(zip(calls, lowered, strict=True)):
+        for i, (call, loops, own) in enumerate(zip(calls, lowered, scheduled, strict=True)):
             for value in call.outputs:
                 if value not in self.places:
                     self.places[value] = self._place(value)
-            done += self._body(call, loops)
+            done += self._body(call, loops, own)
             for value in {*call.inputs, *call.outputs}:
                 if value.constant is None:
                     self._leave(self.places[value], last[value] == i)
@@ -176,52 +160,55 @@ class HostFunction:
     def _work(self, dtype: str) -> Buffer:
         return self.works.setdefault(dtype, flat_buffer(f"work_{dtype}", dtype, alignment=16))
 
-    def _body(self, call: Call, loops: tirx.PrimFunc) -> list[Stmt]:
+    def _scheduled(self, lowered: Sequence[tirx.PrimFunc]) -> list[Scheduled]:
+        """Each call's statements; those of calls that are alike are one object."""
+        levels = has_levels([loops.body for loops in lowered])
+        setting = Setting(self.lanes, self.threads, self.pairs, levels, self.whole, self.constants)
+        done, alike = list[Scheduled](), dict[Hashable, Scheduled]()
+        for call, loops in zip(self.graph.calls, lowered, strict=True):
+            values, (params, names) = [*call.inputs, *call.outputs], parameters(call, loops)
+            key = (id(loops), *(_known(value, self.whole) for value in values))
+            found = alike.get(key)
+            if found is None:
+                found = Scheduled.of(loops, params, [*names], values, setting)
+                if not found.particular:
+                    alike[key] = found
+            self.whole.update({values[i]: own for i, own in found.whole.items()})
+            done.append(found)
+        return done
+
+    def _body(self, call: Call, loops: tirx.PrimFunc, scheduled: Scheduled) -> list[Stmt]:
         """The call's statements, on the arrays where its values lie."""
-        values, (params, names) = [*call.inputs, *call.outputs], parameters(call, loops)
-        nests = list(loops.body.seq) if isinstance(loops.body, tirx.SeqStmt) else [loops.body]
-        own = [s.buffer for s in nests if isinstance(s, tirx.AllocBuffer)]
-        nests = [s for s in nests if not isinstance(s, tirx.AllocBuffer)]
-        known = {param: value for param, value in zip(params, values, strict=True) if value.constant is not None}
-        laid = dict[Buffer, Value]()
-
-        def placed(buffer: Buffer, find: Callable[[Value], Value]) -> Buffer | None:
-            value = next((value for param, value in known.items() if param.same_as(buffer)), None)
-            if value is None:
-                return None
-            found = find(value)
-            into = tirx.decl_buffer([int64(n) for n in found.array.shape], found.dtype, name="w")
-            laid[into] = found
-            return into
-
-        constants = self.constants
-        layouts = Laid(
-            lambda buffer, axis: placed(buffer, lambda own: constants.along(own, axis)),
-            lambda buffer, axis, width: placed(buffer, lambda own: constants.panels(own, axis, width)),
-            lambda buffer, axis, pair, width: placed(buffer, lambda own: constants.paired(own, axis, pair, width)),
-            lambda buffer: next((value.array for param, value in known.items() if param.same_as(buffer)), None),
-        )
-        nests = [with_numbers(nest, known) for nest in nests]
-        nests = [rounded_as_kept(nest) for nest in nests] if self.levels else nests
-        nests = [with_polynomials(nest) for nest in nests]
-        whole = WholeNumbers({p: self.whole[v] for p, v in zip(params, values, strict=True) if v in self.whole})
-        whole.read(nests)
-        self.whole |= {v: whole.known[p] for p, v in zip(params, values, strict=True) if p in whole.known}
-        tiles = Tiles(self.lanes, self.threads, layouts, whole, self.pairs)
-        done = tiles.scheduled(nests, lambda b: any(b.same_as(o) for o in own))
-        own = [*own, *tiles.copies]
-        there = [*zip(params, values, strict=True), *laid.items()]
-        read = [own for own in there if own[1].constant is None or any(reads(s, own[0]) for s in done)]
-        places = [(param, self._at(value)) for param, value in read]
-        for buffer in own:
+        _, names = parameters(call, loops)
+        places = [(own, self._at(value)) for own, value in scheduled.read([*call.inputs, *call.outputs])]
+        given = len(places)
+        for buffer in scheduled.own:
             shape = tuple(replaced(axis, names) for axis in buffer.shape)
-            dtype = str(buffer.dtype)
-            places.append((buffer, Place(self._work(dtype), self.memory.take(shape, dtype))))
+            places.append((buffer, self._place(Value(shape, str(buffer.dtype)))))
         held = {own: self.memory.held(size) for own, size in names.items()}
-        moved = [replaced(_moved(s, places), held) for s in done]
-        for _, place in places[len(read) :]:
+        done = self._put(scheduled, places, held)
+        for _, place in places[given:]:
             self._leave(place, True)
-        return moved
+        return done
+
+    def _put(
+        self, scheduled: Scheduled, places: Sequence[tuple[Buffer, Place]], sizes: Mapping[tirx.Var, Expr]
+    ) -> list[Stmt]:
+        """The statements at these places, or a call of their function, which calls that are alike share."""
+        if len(self.graph.calls) <= WHOLE:
+            return scheduled.inline(places, sizes)
+        if scheduled not in self.shared:
+            name = f"{self.name}_shared_{len(self.shared)}"
+            self.shared[scheduled] = name
+            self.functions[name] = scheduled.function(name, [own for own, _ in places])
+        return [scheduled.call(self.shared[scheduled], [place for _, place in places], sizes)]
+
+
+def _known(value: Value, whole: Mapping[Value, Range]) -> Hashable:
+    """What statements depend on of a value, beside its size: a constant of one element is part of them."""
+    if value.constant is None:
+        return whole.get(value)
+    return value.constant.tobytes() if value.constant.size == 1 else "array"
 
 
 def _names(values: Sequence[Value]) -> list[tirx.Var]:
@@ -245,22 +232,3 @@ def _copy(source: Buffer, into: Buffer) -> Stmt:
         return loop("i", into.shape[len(index)], lambda i: at([*index, i]))
 
     return at([])
-
-
-def _moved(statement: Stmt, places: Sequence[tuple[Buffer, Place]]) -> Stmt:
-    """The statement on arrays that lie elsewhere."""
-
-    def find(buffer: Buffer) -> Place | None:
-        return next((place for own, place in places if own.same_as(buffer)), None)
-
-    def load(own: tvm.ir.TensorLoad) -> tvm.ir.TensorLoad:
-        place = find(own.source)
-        return own if place is None else tirx.BufferLoad(place.buffer, place.index(own.source.shape, own.indices))
-
-    def put(own: tirx.BufferStore) -> Stmt:
-        place = find(own.buffer)
-        if place is None:
-            return own
-        return tirx.BufferStore(place.buffer, own.value, place.index(own.buffer.shape, own.indices))
-
-    return tvm_ffi.structural_map(statement, [(tvm.ir.TensorLoad, load), (tirx.BufferStore, put)])

@@ -42,7 +42,7 @@ class Factors:
     pairs: tirx.For
 
 
-def factors_of(nest: Nest, columns: tirx.For, constant: Callable[[Buffer], np.ndarray | None]) -> Factors | None:
+def factors_of(nest: Nest, columns: tirx.For, constant: Callable[[Buffer], bool]) -> Factors | None:
     """The two factors, if a nest adds up products of an array and a constant whose pairs are neighbours."""
     store, added = nest.store, nest.store.value
     if not isinstance(added, tirx.Add) or not isinstance(added.b, tirx.Mul) or not nest.summed:
@@ -56,10 +56,10 @@ def factors_of(nest: Nest, columns: tirx.For, constant: Callable[[Buffer], np.nd
     both = added.b.a, added.b.b
     if not all(isinstance(own, tvm.ir.TensorLoad) for own in both):
         return None
-    moving, still = sorted(both, key=lambda own: constant(own.source) is not None)
+    moving, still = sorted(both, key=lambda own: constant(own.source))
     pairs = nest.summed[-1]
     column, pair = axis_of(still, columns), axis_of(still, pairs)
-    if constant(moving.source) is not None or constant(still.source) is None or column is None or pair is None:
+    if constant(moving.source) or not constant(still.source) or column is None or pair is None:
         return None
     even = isinstance(pairs.extent, tirx.IntImm) and int(pairs.extent) % 2 == 0
     earlier = any(mentions(i, pairs.loop_var) for i in list(moving.indices)[:-1])
@@ -68,10 +68,10 @@ def factors_of(nest: Nest, columns: tirx.For, constant: Callable[[Buffer], np.nd
     return Factors(moving, still, column, pair, pairs)
 
 
-def are_exact(factors: Factors, found: Range | None, weights: np.ndarray, kind: str) -> bool:
+def are_exact(factors: Factors, found: Range, weights: np.ndarray, kind: str) -> bool:
     """Whether pairs of 16 bits have the same sums. found: of what the array holds; kind: the sums' dtype."""
     least, most = TYPES["int16"]
-    if found is None or found[0] <= least or most < found[1] or kind not in ("float32", "int32") or not weights.size:
+    if found[0] <= least or most < found[1] or kind not in ("float32", "int32") or not weights.size:
         return False
     if not np.isfinite(weights).all() or (weights != np.floor(weights)).any() or np.abs(weights).max() > most:
         return False

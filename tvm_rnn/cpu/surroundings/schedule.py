@@ -95,11 +95,11 @@ class Tiles:
     def in_pairs(self, plain: Sum, width: int) -> Stmt | None:
         """The sum as one of pairs of whole numbers; None: it is none, or the CPU has no instruction for it."""
         nest, columns, laid, lanes = plain.nest, plain.columns, self.laid, min(self.lanes, width)
-        factors = factors_of(nest, columns, laid.array) if lanes in self.pairs else None
-        if factors is None:
+        factors = factors_of(nest, columns, laid.known) if lanes in self.pairs else None
+        found = None if factors is None else self.whole.of(factors.moving)
+        if factors is None or found is None:
             return None
         source, known = factors.moving.source, laid.array(factors.still.source)
-        found = self.whole.of(factors.moving)
         if known is None or not are_exact(factors, found, known, str(nest.store.buffer.dtype)):
             return None
         weights = laid.paired(factors.still.source, factors.column, factors.pair, width)
