@@ -3,7 +3,7 @@
 In: names of groups (none: all), and how many processes work. Out: a line per group, then every test that is not passed,
 with the reason. The exit status is 1 where a result is wrong. Needs the onnx package alone.
 
-    python tests/frontends/onnx_cases.py [--jobs N] [--part I/N] [--limit S] [--records FILE] [GROUP ...]
+    python tests/frontends/onnx_cases.py [--jobs N] [--part I/N] [--limit S] [--after FILE] [--records FILE] [GROUP ...]
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import json
 import multiprocessing
 import queue
 import sys
@@ -231,6 +232,12 @@ def _all_worked(work: Sequence[tuple[str, Case]], jobs: int, limit: float) -> It
         yield ready.get()
 
 
+def _passed(path: Path | None) -> set[tuple[str, str]]:
+    """Groups and names of the tests that passed in these records."""
+    lines = [] if path is None else [json.loads(line) for line in path.read_text().splitlines()]
+    return {(own["group"], own["name"]) for own in lines if own.get("outcome") == "passed"}
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="ONNX's own tests: passed, refused by name, wrong")
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(map(repr, GROUPS))}; none: all")
@@ -238,11 +245,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--part", default="0/1", help="I/N: every Nth test from the Ith on (0/1)")
     parser.add_argument("--limit", type=float, default=240, help="seconds for one test (240)")
     parser.add_argument("--records", type=Path, help="a file that gets every test with its outcome, as it ends")
+    parser.add_argument("--after", type=Path, help="earlier records: only tests that were not passed there")
     given = parser.parse_args(arguments)
     if unknown := {*given.groups} - {*GROUPS}:
         parser.error(f"unknown groups: {', '.join(unknown)}")
     first, every = map(int, given.part.split("/"))
-    work = [(group, case) for group in given.groups or GROUPS for case in cases(group)][first::every]
+    passed = _passed(given.after)
+    own = [(group, case) for group in given.groups or GROUPS for case in cases(group)]
+    work = [(group, case) for group, case in own if (group, case.name) not in passed][first::every]
     found = {group: Found(group) for group in given.groups or GROUPS}
     with writing([], given.records) as note:
         facts = cpu_facts(1)

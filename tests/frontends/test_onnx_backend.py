@@ -42,6 +42,20 @@ def test_records_have_every_test_as_it_ends(tmp_path: Path, monkeypatch: pytest.
     ]
 
 
+def test_only_what_did_not_pass_before_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_cases, "cases", lambda group: (Case(name, object(), [], []) for name in "ab"))
+    (tmp_path / "before.jsonl").write_text(f"{json.dumps({'group': SMALL, 'name': 'a', 'outcome': 'passed'})}\n")
+    ran = list[str]()
+
+    def worked(work: list[tuple[str, Case]], jobs: int, limit: float) -> list[tuple[str, str, str]]:
+        ran.extend(case.name for _, case in work)
+        return []
+
+    monkeypatch.setattr(onnx_cases, "_all_worked", worked)
+    assert main(["--after", str(tmp_path / "before.jsonl"), SMALL]) == 0
+    assert ran == ["b"]
+
+
 class _Ender:
     """What ends the process that reads it."""
 

@@ -64,3 +64,22 @@ def test_functions_of_the_standard() -> None:
     found = without_functions(Source(model)).model
     assert {own.op_type for own in found.graph.node} >= {"Elu", "CastLike"}
     assert "Celu" not in {own.op_type for own in found.graph.node}
+
+
+def test_functions_of_the_standard_of_which_inputs_or_attributes_are_not_given() -> None:
+    """Attention without a mask but with what came before; SwiGLU without its factor."""
+    if onnx.defs.onnx_opset_version() < 24:
+        pytest.skip("this onnx has no Attention")
+    shape = ("f4", [1, 2, 3, 4])
+    model = model_of(
+        [node("Attention", ["q", "q", "q", "", "k", "v"], ["y", "keys", "values"])],
+        {"q": shape, "k": shape, "v": shape},
+        {"y": "f4"},
+        {},
+        opset=24,
+    )
+    found = without_functions(Source(model)).model
+    assert "Attention" not in {own.op_type for own in found.graph.node}
+    assert {name for own in found.graph.node for name in own.input} >= {"q", "k", "v"}
+    constants = [own for own in found.graph.node if own.op_type == "Constant"]
+    assert all(own.attribute for own in constants)

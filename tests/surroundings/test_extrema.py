@@ -29,3 +29,15 @@ def test_of_nan_it_is_a_place_that_is_there() -> None:
     made = model_of([node("ArgMax", ["x"], ["y"])], {"x": ("f4", ["T", 9])}, {"y": "i8"}, {}, 17)
     x = np.full((4, 9), np.nan, "f4")
     assert rnn.compile(rnn.from_onnx(made), progress=False).run({"x": x})["y"].tolist() == [[0] * 9]
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize(("name", "of_none"), [("ReduceMax", False), ("ReduceMin", True)])
+def test_of_bools_whether_any_or_all_are(name: str, of_none: bool) -> None:
+    made = model_of(
+        [node(name, ["x", "axes"], ["y"])], {"x": ("?", ["T", "n"])}, {"y": "?"}, {"axes": np.array([1])}, 20
+    )
+    mod, x = rnn.compile(rnn.from_onnx(made), progress=False), RNG.integers(0, 2, (4, 3)).astype(bool)
+    reduced = {"ReduceMax": np.any, "ReduceMin": np.all}[name]
+    np.testing.assert_array_equal(mod.run({"x": x})["y"], reduced(x, 1, keepdims=True))
+    assert mod.run({"x": x[:, :0]})["y"].tolist() == [[of_none]] * 4

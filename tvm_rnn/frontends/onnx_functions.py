@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tvm_rnn.surroundings.nodes import import_onnx
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Name = tuple[str, str]  # a domain and an operator
 MOST_IN_EACH_OTHER = 8  # the standard's functions
+BODIES = "tvm_rnn.bodies"  # the domain of functions that are made of the standard's
 
 
 def without_functions(source: Source) -> Source:
@@ -36,10 +37,9 @@ def without_functions(source: Source) -> Source:
         )
     for _ in range(MOST_IN_EACH_OTHER):
         lacking = sorted({node.op_type for node in _every_node(source.model) if _is_function(node, source.opset)})
-        found = replace(source, model=_inlined(source.model, [("", own) for own in lacking]))
-        if not lacking or found.model is source.model:
+        if not lacking:
             break
-        source = found
+        source = replace(source, model=_inlined(_whole(source), [("", own) for own in lacking]))
     return source
 
 
@@ -55,6 +55,42 @@ def _inlined(model: ModelProto, functions: Sequence[Name]) -> ModelProto:
         except Exception:  # of types that are not known; of another class in each version
             continue
     return model
+
+
+def _whole(source: Source) -> ModelProto:
+    """The model with all that the inliner asks of calls of the standard's functions: attributes that are not given; and
+    where an input is not given, a function of the file in place of the standard's."""
+    model, schema_of = _typed(source.model), import_onnx().defs.get_schema
+    for node in [own for own in _every_node(model) if _is_function(own, source.opset)]:
+        given = {attribute.name for attribute in node.attribute}
+        known = schema_of(node.op_type, source.opset, "").attributes.values()
+        node.attribute.extend(own.default_value for own in known if own.default_value.name and own.name not in given)
+    own = [node for node in model.graph.node if _is_function(node, source.opset) and "" in node.input]
+    made = [_as_call(model, node, schema_of(node.op_type, source.opset, ""), i) for i, node in enumerate(own)]
+    if any(made):
+        from onnx import inliner
+
+        model.opset_import.append(import_onnx().helper.make_opsetid(BODIES, 1))
+        model = inliner.inline_local_functions(model)
+    return model
+
+
+def _as_call(model: ModelProto, node: NodeProto, schema: Any, number: int) -> bool:
+    """Make a node a call of a function of the file, which is added. False where it has no function for these types."""
+    onnx = import_onnx()
+    values = (*model.graph.input, *model.graph.value_info)
+    types = {value.name: value.type.SerializeToString() for value in values}
+    if not schema.has_context_dependent_function or not all(name in types for name in node.input if name):
+        return False
+    given = [types[name] if name else b"" for name in node.input]
+    try:
+        text = schema.get_context_dependent_function(node.SerializeToString(), given)
+    except Exception:  # of another class in each version
+        return False
+    body = onnx.FunctionProto.FromString(text)
+    body.domain, body.name = node.domain, node.op_type = BODIES, f"{node.op_type}.{number}"
+    model.functions.append(body)
+    return True
 
 
 def _typed(model: ModelProto) -> ModelProto:

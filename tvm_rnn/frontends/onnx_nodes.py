@@ -39,7 +39,7 @@ COMPILES = {
     **{"Einsum": 12, "QuantizeLinear": 10, "DequantizeLinear": 10, "DynamicQuantizeLinear": 11, "MatMulInteger": 10},
     **{"Resize": 11, "GlobalLpPool": 7, "Hardmax": 13, "Shrink": 9, "EyeLike": 9, "OneHot": 11, "Trilu": 14},
     **{"IsInf": 10, "IsNaN": 9, "CumSum": 14, "GatherElements": 11, "GridSample": 20, "TopK": 10},
-    **{"CumProd": 26, "GatherND": 11, "LpNormalization": 1, "BitShift": 11},
+    **{"CumProd": 26, "GatherND": 11, "LpNormalization": 1, "BitShift": 11, "BitCast": 26},
     **dict.fromkeys(("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot"), 18),
 }
 KNOWN = FOLDED
@@ -179,8 +179,6 @@ def add_node(steps: GraphSteps, node: NodeProto) -> None:
             return
     if is_compiled(node, steps.source.opset):
         attributes = attributes_of(node, steps.source.opset)
-        if "output_shape" in attributes:
-            raise Unreadable("attribute 'output_shape' is not supported")
         steps.dtypes.update(dtypes_of(steps, node))
     else:
         attributes = dict(ordinary_attributes(steps, node))
@@ -213,6 +211,8 @@ def dtypes_of(steps: Steps, node: NodeProto) -> dict[str, str]:
     if node.op_type == "EyeLike":
         kind = next((attribute.i for attribute in node.attribute if attribute.name == "dtype"), 0)
         return {node.output[0]: type_name(kind) if kind else steps.dtype(node.input[0])}
+    if node.op_type == "BitCast":
+        return {node.output[0]: type_name(next(attribute.i for attribute in node.attribute if attribute.name == "to"))}
     if node.op_type == "DequantizeLinear":
         return {node.output[0]: steps.dtype(node.input[1])}
     quantised = steps.dtype(node.input[2]) if len(node.input) > 2 and node.input[2] else "uint8"

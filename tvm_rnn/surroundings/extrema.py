@@ -1,7 +1,7 @@
 """The place of the largest or smallest element along an axis, as two sums: TVM's own loop carries a pair from step to
-step, which no vectors and no threads share.
+step, which no vectors and no threads share. Of bools, of which TVM knows no least one, the extremum itself.
 
-In: a node. Out: its value.
+In: a node. Out: its value, or None where TVM's own form does.
 
 Rewrite: ArgMax(x)  -->  the least k with not x[k] < max(x); 0 where there is NaN
 """
@@ -26,6 +26,20 @@ def place_of_largest(node: Node) -> Item:
 def place_of_smallest(node: Node) -> Item:
     """ONNX's ArgMin."""
     return _place(node, relax.op.min, tirx.GT)
+
+
+def of_bools(node: Node) -> Item:
+    """ReduceMax, whether any is true, and ReduceMin, whether all are: of none false and true."""
+    op, normal, x = relax.op, node.bb.normalize, node.asked.array(node.inputs[0])
+    if str(x.ty.dtype) != "bool":
+        return None
+    axes = node.sizes(1) if len(node.inputs) > 1 else node.attributes.get("axes")
+    chosen = None if axes is None or not len(axes) else [int(axis) for axis in axes]
+    if chosen is None and node.attributes.get("noop_with_empty_axes", 0):
+        return x
+    extremum = op.max if node.op == "ReduceMax" else op.min
+    found = extremum(normal(op.astype(x, "int8")), chosen, bool(node.attributes.get("keepdims", 1)))
+    return op.greater(normal(found), relax.const(0, "int8"))
 
 
 def _place(node: Node, extremum: Callable[..., relax.Expr], before: Callable[[Expr, Expr], Expr]) -> Item:

@@ -17,14 +17,18 @@ from tvm_rnn.tir.index import int64, wide
 
 from .cumulative import multiplied, summed
 from .demands import text_of
-from .extrema import place_of_largest, place_of_smallest
+from .elements import one_hot, power, same_bits
+from .extrema import of_bools, place_of_largest, place_of_smallest
 from .graph_node import Item, Node, places_fit
 from .nodes import DTYPES
+from .normalised import by_norm, by_root_of_squares, of_layers
 from .order import best
+from .quantised import dequantised, quantised
 from .resize import resized
 from .scatter import gathered_slices, scattered_elements, scattered_slices
 from .sizes import MOST_SIZES, computed, factors, simplified, sizes_of
 from .slices import sliced
+from .transposed import transposed
 
 SIGNS = {"positive": math.inf, "negative": -math.inf}
 
@@ -115,6 +119,9 @@ def _range(node: Node) -> Item:
     assert first is not None and limit is not None and step is not None
     if not isinstance(step[0], int) or step[0] == 0:
         raise ValueError("a range whose step only a run shows")
+    ends = first[0], limit[0]
+    if all(isinstance(n, int) for n in ends) and len(found := range(*ends, step[0])) <= MOST_SIZES:
+        return sizes_of([*found])  # they may be axes
     way = 1 if step[0] > 0 else -1
     distance = wide(limit[0] * way - first[0] * way)
     count = tirx.Max(tirx.floordiv(distance + int64(abs(step[0]) - 1), int64(abs(step[0]))), int64(0))
@@ -221,19 +228,6 @@ def _root_of_squares(node: Node) -> Item:
     squares = normal(op.multiply(x, x))
     total = normal(op.sum(squares, chosen, bool(node.attributes.get("keepdims", 1)))) if chosen != [] else squares
     return op.astype(normal(op.sqrt(normal(op.astype(total, "float64")))), kind)
-
-
-def _unit(node: Node) -> Item:
-    """Elements by their norm along an axis; where all of them are 0 they stay so."""
-    op, normal, x = relax.op, node.bb.normalize, node.asked.array(node.inputs[0])
-    power = int(node.attributes.get("p", 2))
-    axis = [int(node.attributes.get("axis", -1))]
-    if power not in (1, 2):
-        raise ValueError(f"norm {power}")
-    total = normal(op.sum(normal(op.abs(x) if power == 1 else op.multiply(x, x)), axis, keepdims=True))
-    norm = total if power == 1 else normal(op.sqrt(total))
-    nothing = normal(op.equal(norm, relax.const(0.0, str(x.ty.dtype))))
-    return op.divide(x, normal(op.where(nothing, relax.const(1.0, str(x.ty.dtype)), norm)))
 
 
 def _shifted(node: Node) -> Item:
@@ -386,31 +380,6 @@ def _dropout(node: Node) -> Item:
     return [x, node.bb.normalize(relax.op.full(shape, relax.const(True), "bool"))]
 
 
-def _layer_normalization(node: Node) -> Item:
-    """With its mean and deviation, where these are asked for."""
-    if node.attributes["tvm_custom"]["num_outputs"] < 2:
-        return None
-    op, normal = relax.op, node.bb.normalize
-    x, scale, bias = (node.inputs[i] for i in range(3))
-    rank, axis, kind = len(node.shape(x)), int(node.attributes.get("axis", -1)), str(x.ty.dtype)
-    axes = [*range(axis % rank, rank)]
-    mean = normal(op.mean(x, axes, keepdims=True))
-    apart = normal(op.subtract(x, mean))
-    variance = normal(op.mean(normal(op.multiply(apart, apart)), axes, keepdims=True))
-    small = relax.const(node.attributes.get("epsilon", 1e-5), kind)
-    deviation = normal(op.sqrt(normal(op.add(variance, small))))
-    inverse = normal(op.divide(relax.const(1.0, kind), deviation))
-    y = normal(op.multiply(*node.aligned([normal(op.multiply(apart, inverse)), scale])))
-    return [y if bias is None else normal(op.add(*node.aligned([y, bias]))), mean, inverse]
-
-
-def _quantised(node: Node) -> Item:
-    """TVM scales in float16 what the standard scales in float32."""
-    if str(node.inputs[1].ty.dtype) == "float16":
-        raise ValueError("scales of float16 are not supported")
-    return None
-
-
 def _dynamically_quantised(node: Node) -> Item:
     """The scale of zeros is 1, where the standard divides by 0: ONNX Runtime's rule."""
     op, normal, (x,) = relax.op, node.bb.normalize, node.inputs[:1]
@@ -471,13 +440,20 @@ FORMS: dict[str, Callable[[Node], Item]] = {
     "Split": _split,
     "Pad": _pad,
     "Dropout": _dropout,
-    "LayerNormalization": _layer_normalization,
-    "QuantizeLinear": _quantised,
-    "DequantizeLinear": _quantised,
+    "LayerNormalization": of_layers,
+    "RMSNormalization": by_root_of_squares,
+    "QuantizeLinear": quantised,
+    "DequantizeLinear": dequantised,
     "DynamicQuantizeLinear": _dynamically_quantised,
     "Cast": _cast,
     "Resize": resized,
     "Slice": sliced,
+    "Pow": power,
+    "OneHot": one_hot,
+    "BitCast": same_bits,
+    "ConvTranspose": transposed,
+    "ReduceMax": of_bools,
+    "ReduceMin": of_bools,
     "ArgMax": place_of_largest,
     "ArgMin": place_of_smallest,
     "Squeeze": _squeeze,
@@ -487,6 +463,6 @@ FORMS: dict[str, Callable[[Node], Item]] = {
     "CumSum": summed,
     "CumProd": multiplied,
     "GatherND": gathered_slices,
-    "LpNormalization": _unit,
+    "LpNormalization": by_norm,
     "BitShift": _shifted,
 }

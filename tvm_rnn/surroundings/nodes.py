@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from onnx import NodeProto
 
 OPSET = 21
-NEWER = {"RMSNormalization": 23}  # operators of a later set
+NEWER = {"RMSNormalization": 23, "BitCast": 26}  # operators of a later set
 REDUCTIONS = [f"Reduce{n}" for n in ("Sum", "Mean", "Max", "Min", "Prod", "LogSumExp", "SumSquare", "L1", "L2")]
 # What was an attribute once and is an input now, in the order of inputs behind the first.
 INPUTS = {
