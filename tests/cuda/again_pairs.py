@@ -32,30 +32,35 @@ def pair(
     summed: bool | None = None,
     late: tuple[bool, bool] = (False, False),
     scale: float = 1.0,
+    signs: tuple[float, float] = (1.0, 1.0),
 ) -> Pair:
     """decay: "number" of a head, "key", or ""; writes: of the matrix and its gradient, -1: there is none; reads: of the
     matrix, its gradient, or both; chained: as gradients are, what is read of one is read by what is written to the
     other, and both decay as one; summed: their product is summed over keys too (None: as chained);
-    late: of the matrix and its gradient: what is written decays too; scale: of columns."""
+    late: of the matrix and its gradient: what is written decays too; scale: of columns; signs: of the first row that is
+    written to the matrix, and to its gradient, and of what is read by these."""
 
     def rows(width: int, dtype: str = precision, group: int = 1, scale: float = 1.0) -> Rows:
         return Rows(width, width * HEADS // group + 8, dtype, 4, group, scale)
 
-    def made(count: int, late: bool) -> Made | None:
+    def made(count: int, late: bool, sign: float) -> Made | None:
         decays = {"number": rows(1, "float32"), "key": rows(keys, "float32")}.get(decay)
-        pairs = tuple((rows(keys, group=group, scale=scale), rows(values)) for _ in range(count))
+        of = [rows(values, scale=1.0 if i else sign) for i in range(count)]
+        pairs = tuple((rows(keys, group=group, scale=scale), row) for row in of)
         return None if count < 0 else Made(decays, pairs, late)
 
     kinds, rest = {"s": STATE, "g": GRADIENT, "b": BOTH}, {"s": writes[1], "g": writes[0], "b": 0}
     widths = {"b": 1 if (chained if summed is None else summed) else keys}
-    found = [Read(kinds[k], rows(widths.get(k, keys)), None if k == "b" else rows(values)) for k in reads]
+    first = {"s": signs[1], "g": signs[0]}
+    of = [first[k] if k in first and k not in reads[:i] else 1.0 for i, k in enumerate(reads)]
+    vectors = [None if k == "b" else rows(values, scale=sign) for k, sign in zip(reads, of, strict=True)]
+    found = [Read(kinds[k], rows(widths.get(k, keys)), own) for k, own in zip(reads, vectors, strict=True)]
     same = [("gradient_decay", "state_decay")] if chained and decay and min(writes) >= 0 else []
     for i, kind in enumerate(reads):
         if chained and kind != "b" and reads[:i].count(kind) < rest[kind]:
             same.append((f"vector_{i}", f"{kinds[{'s': 'g', 'g': 's'}[kind]]}_row_{reads[:i].count(kind)}"))
-    own = Pair(
-        HEADS, keys, values, precision, made(writes[0], late[0]), made(writes[1], late[1]), tuple(found), keys_last
-    )
+    state, gradient = (made(*given) for given in zip(writes, late, signs, strict=True))
+    own = Pair(HEADS, keys, values, precision, state, gradient, tuple(found), keys_last)
     return replace(own, same=tuple(same))
 
 

@@ -46,6 +46,11 @@ def test_fill_sets_all_registers() -> None:
     assert text.count("= T.float32(1.0)") == 4
 
 
+def test_a_constant_scales_all_registers() -> None:
+    assert body_of(lambda w: RegisterTile(2, 2).scale(-1.0)).count("* T.float32(-1.0)") == 4
+    assert "*" not in body_of(lambda w: RegisterTile(2, 2).scale(1.0))
+
+
 def test_an_index_outside_of_the_tile_is_refused() -> None:
     def emit(w: Writer) -> None:
         tile = RegisterTile(2, 4)

@@ -87,8 +87,11 @@ def test_constants_are_left_to_kernels(training: bool) -> None:
     new, found = prepared(graph, lambda node: node.leaf, lambda node: True)
     assert len(found) == 1 + training
     for one in found:
-        assert {scale for _, scale in one.bare.values()} == {16**-0.5} and not one.copies
-        assert {one.located((node, axis))[0].op for node, axis in one.bare} == {"input"}
+        along = {scale for (_, axis), (_, scale) in one.bare.items() if axis == -1}
+        assert along == {16**-0.5} and not one.copies
+        assert {one.located((node, axis))[0].op for node, axis in one.bare if axis == -1} == {"input"}
+        rows = {(one.located(own)[0].op, scale) for own, (_, scale) in one.bare.items() if own[1] == -2}
+        assert rows == ({("mul", -1.0)} if isinstance(one, AgainOperands) else set())
     products = {n for g in graph.groups for n in g.stored if n.op == "mul" and n.args[-1].scalar == 16**-0.5}
     made = {n for n in products if n.args[0].op == "reshape" and n.args[0].args[0].op == "slice"}
     assert len(made) == 2 and not made & {n for g in new.groups for n in g.stored}

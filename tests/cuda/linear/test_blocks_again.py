@@ -19,6 +19,7 @@ CASES: dict[str, dict[str, Any]] = {
     "vectors of their own, of whole warps": {"keys": 32, "values": 16, "group": 2, "reads": "bsg", "chained": False},
     "more values than registers hold, several tiles of keys": {"values": 130, "keys": 70, "reads": "sgb"},
     "columns times a constant": {"reads": "sgb", "scale": 0.6, "late": (False, True)},
+    "rows times constants": {"values": 130, "reads": "sgb", "signs": (0.5, -1.0)},
     "what is written decays too": {"decay": "key", "reads": "sgb", "keys": 5, "late": (True, True)},
 }
 

@@ -23,6 +23,8 @@ CASES: dict[str, dict[str, Any]] = {
     "slices, values side by side": {"values": 200, "keys": 35, "reads": "bgs", "writes": (1, 1), "late": (False, True)},
     "slices of the gradient alone": {"values": 290, "keys": 9, "reads": "gg", "writes": (-1, 2), "chained": False},
     "columns times a constant": {"reads": "sgsb", "late": (False, True), "scale": 0.6},
+    "rows times constants": {"reads": "sgsb", "late": (False, True), "scale": 0.6, "signs": (0.5, -1.0)},
+    "slices, rows times constants": {"values": 150, "keys": 18, "reads": "sgb", "writes": (1, 1), "signs": (0.5, -1.0)},
     "no decay, a constant": {"decay": "", "reads": "sgb", "scale": 1.5},
     "vectors of their own": {"reads": "sssgg"},
     "what is written decays too": {"reads": "sgsb", "late": (True, True), "keys": 18, "values": 20},

@@ -19,6 +19,7 @@ CASES: dict[str, dict[str, Any]] = {
     "gradient alone": {"writes": (-1, 2), "reads": "gg"},
     "many values": {"values": 300, "keys": 2},
     "columns times a constant": {"reads": "sgb", "scale": 0.6},
+    "rows times constants": {"reads": "sgb", "signs": (0.5, -1.0)},
     "what is written decays too": {"decay": "key", "writes": (2, 1), "late": (True, True)},
 }
 

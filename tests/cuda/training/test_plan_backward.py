@@ -241,6 +241,8 @@ def test_parts_of_an_input_s_gradient_are_written_where_they_belong() -> None:
     lines = [line.strip() for line in plans.programs[1].sequence.lines]
     assert any("blank_input0" in line for line in lines) and not any("_give" in line for line in lines)
     assert not any(node.op == "broadcast" and prod(node.shape) == n * m * h for node in layout.home)
+    again = {own.located(one)[0]: own.scale(one) for own in layout.matrices for one in own.vectors}
+    assert [again.get(node) for node in layout.in_output] == [None, None, -1.0, None, None]  # the values' gradient
 
 
 def test_a_kernel_that_walks_pointwise_steps_writes_the_gradient_of_x(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,3 +50,8 @@ class RegisterTile:
     def fill(self, value: Expr) -> None:
         for i in range(len(self.flat)):
             I.buffer_store(self.buffer, value, [i])
+
+    def scale(self, by: float) -> None:
+        """All of them times a constant."""
+        for i, own in enumerate(self.flat if by != 1.0 else ()):
+            I.buffer_store(self.buffer, own * by, [i])

@@ -53,10 +53,9 @@ def marked(graph: Graph) -> list[int]:
 @dataclass(frozen=True)
 class RowOperands(ABC):
     """Of a group. arrays: views that are arrays of their own; copies: what was copied, by operand; bare: of operands
-    that are constants times stored vectors, these vectors and the constants. one_scale: all that is `scalable` is
-    multiplied with one number, or none of it."""
+    that are constants times stored vectors, these vectors and the constants. signed: constants may be negative."""
 
-    one_scale: ClassVar[bool] = False
+    signed: ClassVar[bool] = False
     group: Group
     arrays: frozenset[Node] = frozenset()
     copies: dict[Operand, Node] = field(default_factory=dict)
@@ -102,8 +101,8 @@ class RowOperands(ABC):
 
     @property
     @abstractmethod
-    def scalable(self) -> list[Operand]:
-        """Vectors that kernels multiply with constants."""
+    def scalable(self) -> list[list[Operand]]:
+        """Vectors that kernels multiply with constants: all of a list with one, or none of it."""
 
     def located(self, operand: Operand) -> Place:
         """Where an operand is."""
@@ -146,7 +145,7 @@ class AgainOperands(RowOperands):
     """Of a matrix, its gradient, or both, as `graph/recurrences.py` has them; `along`: the axis that sums run along.
     undecayed: of rows whose every write is multiplied with their decay, what is written without it."""
 
-    one_scale: ClassVar[bool] = True
+    signed: ClassVar[bool] = True
     undecayed: dict[Node, list[tuple[Node, Node]]] = field(default_factory=dict)
 
     @cached_property
@@ -171,12 +170,13 @@ class AgainOperands(RowOperands):
         return self.undecayed.get(row) or matrix_operands(row.args, int(row.attrs["writes"]))[0]
 
     @property
-    def scalable(self) -> list[Operand]:
-        """What is written, if all of it is multiplied with the same."""
+    def scalable(self) -> list[list[Operand]]:
+        """Columns of what is written together, and each other vector."""
         if any(max(number.shape[-2:]) > 1 for number in self.numbers):
             return []
         keys = [key for row in self.made.values() for _, key in self.writes(row)]
-        return [(key, -3 - self.along) for key in dict.fromkeys(keys)]
+        columns = [(key, -3 - self.along) for key in dict.fromkeys(keys)]
+        return [columns, *([own] for own in self.vectors if own not in columns)]
 
     @property
     def numbers(self) -> list[Node]:
@@ -227,7 +227,7 @@ class MatrixOperands(RowOperands):
         return list(dict.fromkeys(found))
 
     @property
-    def scalable(self) -> list[Operand]:
+    def scalable(self) -> list[list[Operand]]:
         """By way of numbers of each step, where there are such."""
         by_key = self.decay is not None and self.decay.shape[self.along] > 1
         if by_key or not all(product for _, _, product in self.others):
@@ -235,7 +235,7 @@ class MatrixOperands(RowOperands):
         read = [node.args[1] for node in self.reads]
         written = [self.key, *(vector for column, row, _ in self.others for vector in (column, row))]
         found = read if self.others and self.erase_scale is None else [*written, *read]
-        return [(node, self.along) for node in dict.fromkeys(found)]
+        return [[(node, self.along)] for node in dict.fromkeys(found)]
 
     @property
     def erase_scale(self) -> Node | None:
@@ -295,13 +295,12 @@ def _taken_apart(
 def _without_constants(own: RowOperands, there: Callable[[Node], bool]) -> dict[Operand, tuple[Node, float]]:
     """Where a vector is the product of one that is there and a constant, these two: kernels multiply."""
     found = dict[Operand, tuple[Node, float]]()
-    for operand in own.scalable:
-        bare, scale = _bare(operand[0])
-        if scale != 1.0 and own.whole(operand) and there(_located(bare, own.arrays)[0]):
-            found[operand] = bare, scale
-    scales = {scale for _, scale in found.values()}
-    if own.one_scale and (len(found) < len(own.scalable) or len(scales) > 1):
-        return {}
+    for together in own.scalable:
+        bare = {operand: _bare(operand[0]) for operand in together}
+        scales = {scale for _, scale in bare.values()}
+        known = all(own.whole(n) and there(_located(without, own.arrays)[0]) for n, (without, _) in bare.items())
+        if known and len(scales) == 1 and scales != {1.0} and (own.signed or min(scales) > 0):
+            found |= bare
     return found
 
 
@@ -330,9 +329,9 @@ def _bare(node: Node) -> tuple[Node, float]:
         bare, scale = _bare(node.args[0])
         return (node, 1.0) if scale == 1.0 else (make(node.op, bare, **node.attrs), scale)
     for number, vector in (node.args, node.args[::-1]) if node.op == "mul" else ():
-        if number.scalar is not None and 0.0 < number.scalar < inf and vector.shape == node.shape:
+        if number.scalar is not None and 0.0 < abs(number.scalar) < inf and vector.shape == node.shape:
             return vector, number.scalar
-    return node, 1.0
+    return (node.args[0], -1.0) if node.op == "neg" else (node, 1.0)
 
 
 def _undecayed(

@@ -329,12 +329,16 @@ class Layout:
         return bool(heads) and not self.has_steps and prod(node.shape) > heads and node not in self._of_time
 
     @cached_property
+    def _numbers(self) -> set[Node]:
+        """That recurrences of matrices read."""
+        return {own.located((node, NUMBER))[0] for own in self.matrices for node in own.numbers}
+
+    @cached_property
     def _of_time(self) -> set[Node]:
         """Numbers that recurrences over all time read, and what scans of vectors do."""
-        numbers = {own.located((node, NUMBER))[0] for own in self.matrices for node in own.numbers}
         matrices = [own.group for own in self.matrices]
         vectors = [group for group in self.graph.groups if group.kind == "scan" and group not in matrices]
-        return numbers.union(*(self._read_of[group] for group in vectors))
+        return self._numbers.union(*(self._read_of[group] for group in vectors))
 
     @cached_property
     def _drawn(self) -> set[Node]:
@@ -383,13 +387,15 @@ class Layout:
         return {} if begin * size % ROW_BYTES else found
 
     def _is_part(self, node: Node) -> bool:
-        """Whether all that a value is made for is to be a part of the output."""
-        home, output = self.home.get(node), self.graph.output
+        """Whether all that a value is made for is to be a part of the output, which recurrences may read as vectors."""
+        home, output, matrices = self.home.get(node), self.graph.output, {own.group for own in self.matrices}
         if home is None or home.region == "step" or home.kind == "gemm" or self.kept_number(node) is not None:
             return False
-        read = any(node in found for found in self.operands.values()) or node in self.read_by
+        groups = [group for group in self.graph.groups if group is not home and group not in matrices]
+        others = (found for group in groups for found in (self._read_of[group], self.elsewhere(group)))
+        read = any(node in found for found in (*self.operands.values(), *others, self._numbers))
         roots = [*self.graph.emitted, *self.graph.results, *(root for root in self.graph.roots if root is not output)]
-        return not read and node not in self._of_operands and node not in sources(roots, self.stored)
+        return not read and node not in sources(roots, self.stored)
 
     @cached_property
     def _of_operands(self) -> set[Node]:

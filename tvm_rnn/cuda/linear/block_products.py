@@ -66,6 +66,7 @@ class Products:
     def _score(self, unit: TirExpr, later: tuple[str, TirExpr], earlier: tuple[str, TirExpr], more: bool) -> None:
         w, lane, layout = self.w, self.lane, self.layout
         (name, block), (other, before) = later, earlier
+        scale = layout.scale(name) * layout.scale(other)
         line = (before * BLOCK + lane % 16) * layout.pitch(other) + lane // 16 * 16 + layout.at(other)
         left, right = self._place(line), self._right(name, block * BLOCK)
         own = lane // 4 * LINE_BYTES + lane % 4 * 8 + unit * UNIT_BYTES + layout.score_at(name, other)
@@ -76,11 +77,13 @@ class Products:
         if more:
             for n, half, place in places:
                 w.do(I.ptx["ld.shared.v2.f32"](*sums[n][2 * half : 2 * half + 2], place))
+            sums.scale(1.0 / scale)
         for k in range(layout.deep):
             w.do(I.ptx[LDMATRIX.format("x4")](*a[0], left + uint32(32 * k)))
             w.do(I.ptx[LDMATRIX.format("x4")](*b[0], *b[1], right + uint32(32 * k)))
             for n in range(2):
                 self._multiply(sums[n], a[0], b[n])
+        sums.scale(scale)
         for n, half, place in places:
             w.do(I.ptx["st.shared.v2.f32"](place, *sums[n][2 * half : 2 * half + 2]))
 

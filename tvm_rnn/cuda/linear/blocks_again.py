@@ -189,6 +189,8 @@ class _Body:
             for name, own in sums.items():
                 for vector, tile in own.items():
                     self.products.add(tile, borders[name], vector)
+        for vector, tile in (item for own in sums.values() for item in own.items()):
+            tile.scale(layout.scale(vector))
         return sums, whole
 
     # --- from block to block ---------------------------------------------------------------------------------------

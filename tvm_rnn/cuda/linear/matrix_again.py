@@ -98,8 +98,8 @@ def matrix_again(
         arguments.append(Argument(name, "read", base))
         width = prod(node.shape[len(operands.heads) :]) if along == NUMBER else state.shape[along]
         group = operands.group_size((node, along))
-        places[name] = base, offset, width, group
         scale = operands.scale((node, along))
+        places[name] = base, offset, width, group, scale
         return Rows(width, source.place.row_stride, source.place.dtype, offset, group, scale)
 
     def recurrence(own: str, row: Node) -> Made:

@@ -90,6 +90,10 @@ class PartLayout:
         found = {n: rows for n, rows in self.pair.operands.items() if n.endswith("_decay") == decays}
         return {name: rows for name, rows in found.items() if self.first(name) == name}
 
+    def scale(self, name: str) -> float:
+        """The constant that a vector of the values is multiplied with."""
+        return self.pair.operands[self.first(name)].scale
+
     def row_bytes(self, name: str) -> int:
         """Of a step's vector."""
         return 2 * (self.keys if is_column(name) else self.deep * BLOCK)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -45,6 +46,18 @@ def kernels_of_parts(layout: PartLayout, body: Callable[[Writer, bool], None]) -
     return kernel(False), kernel(True)
 
 
+@dataclass(frozen=True)
+class Steps:
+    """Where an operand's steps are in global memory: the first one, and from one to the next. They are computed once,
+    so that what a copy adds takes few registers."""
+
+    first: TirExpr
+    pitch: TirExpr
+
+    def at(self, step: TirExpr) -> TirExpr:
+        return self.first + wide(step) * self.pitch
+
+
 class Operands:
     """arena, base: shared memory, and where it begins; words, numbers: the same as 16-bit and as float32 numbers."""
 
@@ -64,14 +77,16 @@ class Operands:
             across = layout.row_bytes(name) // size
             turns = ceil_div(EVERY * across, threads)
             group = next(n for n in UNROLLED if turns % n == 0)
+            first = w.keep(place.at(name, rows, tirx.const(0, "int32")))
+            steps = Steps(first, w.keep(wide(w["batch"]) * rows.stride))
             with w.loop(turns // group) as outer:
                 for inner in range(group):
                     piece = w.bind((outer * group + inner) * threads + place.thread)
                     line, column = tirx.truncdiv(piece, across), tirx.truncmod(piece, across)
                     with nullcontext() if EVERY * across % threads == 0 else w.when(piece < EVERY * across):
-                        self._copy(name, size, w.bind(line), w.bind(column), begin)
+                        self._copy(name, steps, size, w.bind(line), w.bind(column), begin)
 
-    def _copy(self, name: str, size: int, step: TirExpr, number: TirExpr, begin: int) -> None:
+    def _copy(self, name: str, steps: Steps, size: int, step: TirExpr, number: TirExpr, begin: int) -> None:
         """So many bytes of a step's vector: the piece of that number, from a value on."""
         w, rows, place = self.w, self.layout.held[name], self.place
         each = SIZES[rows.dtype]
@@ -79,7 +94,7 @@ class Operands:
         left: TirExpr = tirx.max(tirx.min((rows.width - column) * each, size), 0)
         inside = w.bind(tirx.Select(step < place.limit, left, 0))
         there = inside > 0
-        source = place.at(name, rows, tirx.Select(there, step, 0)) + wide(tirx.Select(there, column, 0))
+        source = steps.at(tirx.Select(there, step, 0)) + wide(tirx.Select(there, column, 0))
         to = self.layout.place(name, step, number * size)
         if size < FOUR_BYTES:
             value = w.local(1, rows.dtype)

@@ -21,7 +21,7 @@ from tvm_rnn.tir.expr import TirExpr
 from .chunk_tile import BLOCK
 from .pair import GRADIENT, STATE
 from .part_decays import Decays
-from .part_layout import SIDE, UNITS
+from .part_layout import SIDE, UNITS, is_column
 from .part_vectors import STEP_BYTES, Vectors
 from .parts_layout import SCORE_PITCH
 
@@ -126,6 +126,9 @@ class PartScores:
                         for n in range(2):
                             right = b[2 * n : 2 * n + 2]
                             self.w.do(I.ptx[INSTRUCTIONS[self.precision]](*sums[n], *a, *right, *sums[n]))
+            for pair, sums in some.items():
+                if not is_column(pair[0]):
+                    sums.scale(self.layout.scale(pair[0]) * self.layout.scale(pair[1]))
             found |= some
         return found
 

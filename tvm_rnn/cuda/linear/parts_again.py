@@ -312,6 +312,7 @@ class _Body:
         """What some blocks of steps read of the matrix is added to the product of both, and what others wrote to it."""
         w, layout, (name, vector) = self.w, self.layout, which
         other = GRADIENT if name == STATE else STATE
+        sums.scale(layout.scale(vector))
         if layout.sums:
             for i, row in enumerate(layout.rows[other]):
                 if row == vector:
