@@ -104,13 +104,17 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         build([point()], tmp_path / "file" / "modules", **CPU)
 
 
-def test_a_point_is_ready_when_its_module_is_there_or_nobody_builds_it_any_more(tmp_path: Path) -> None:
+def test_a_point_is_ready_when_its_module_is_there(tmp_path: Path) -> None:
     first, other = point(), point("elman")
     with building(("-c", "import time; time.sleep(60)"), [first, other], tmp_path) as ready:
         assert not ready(first)
         file = os.path.basename(module_file(tmp_path, first.network, (3,))[0])
         (tmp_path / "index.json").write_text(json.dumps({"lstm-h8-i4-fp32 for B=3": {"file": file}}))
         assert ready(first) and not ready(other)
-    with building(("-c", "pass"), [other], tmp_path) as ready:
+    wrong = "the process that compiles modules ended\n  got:      no compiler"
+    with (
+        building(("-c", "exit('no compiler')"), [other], tmp_path) as ready,
+        pytest.raises(rnn.BuildError, match=wrong),
+    ):
         while not ready(other):
             time.sleep(0.01)

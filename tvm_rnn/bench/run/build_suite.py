@@ -25,7 +25,7 @@ from pathlib import Path
 
 from tvm_rnn.bench.suites import writers
 from tvm_rnn.bench.suites.gpu import Point, batches, network
-from tvm_rnn.errors import ConfigError, message
+from tvm_rnn.errors import BuildError, ConfigError, message
 from tvm_rnn.locations import PACKAGE
 from tvm_rnn.names import file_name
 from tvm_rnn.npy_files import text_writer, write_whole
@@ -177,7 +177,10 @@ def building(
 ) -> Iterator[Ready]:
     """While the body runs, a Python process of these words builds the points to the folder, as `build` would, and gives
     way to others. Yields what says whether a point's module is there, or why there is none. The process ends with the
-    body."""
+    body.
+
+    What is yielded raises BuildError where the process ended without that module and without a reason for it.
+    """
     os.makedirs(folder, exist_ok=True)
     asked = _requests(points, every, target, arch, alone)
     files = {network: _file_name(network, request) for network, request in asked.items()}
@@ -185,12 +188,18 @@ def building(
     words = ["nice", "-n", str(BEHIND), sys.executable, *command]
     scratch = tempfile.TemporaryDirectory(prefix="tvm_rnn-build-", ignore_cleanup_errors=True)
     environment = {**os.environ, "TMPDIR": scratch.name}
-    nothing = subprocess.DEVNULL
-    process = subprocess.Popen(words, stdout=nothing, stderr=nothing, env=environment, start_new_session=True)
+    log = Path(scratch.name, "log")
+    with open(log, "w") as output:
+        process = subprocess.Popen(words, stdout=output, stderr=output, env=environment, start_new_session=True)
 
     def ready(point: Point) -> bool:
-        row = _indexed(folder).get(keys[point.network], {})
-        return row.get("file") == files[point.network] or process.poll() is not None
+        ended = process.poll() is not None
+        there = _indexed(folder).get(keys[point.network], {}).get("file") == files[point.network]
+        if ended and not there:
+            lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+            got = lines[-1].strip() if lines else f"exit status {process.returncode}"
+            raise BuildError(message("the process that compiles modules ended", got=got))
+        return there
 
     try:
         yield ready

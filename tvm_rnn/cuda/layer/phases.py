@@ -7,7 +7,7 @@ what it computed for them, parameters, hoisted values and row scalars; everythin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import prod
@@ -101,6 +101,12 @@ class Step:
     heads: int = 1  # of the layer, each of which takes this step by itself
     lined: tuple[Node, ...] = ()  # what is kept in pieces of 16 bytes, made when nothing is handed over any more
     tables: tuple[Node, ...] = ()
+
+    @cached_property
+    def known(self) -> dict[Hashable, dict[int, bool]]:
+        """Of a geometry, by its key: whether a block fits, by the bytes of shared memory that it may have. Batch sizes,
+        and parts of a GPU, have most geometries in common."""
+        return {}
 
     @property
     def param_nodes(self) -> list[Node]:

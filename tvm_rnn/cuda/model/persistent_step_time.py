@@ -109,11 +109,19 @@ def able_to_run(geometry: Geometry, target: Target) -> bool:
     """Whether it fits with all weights on the chip: reading some from L2 in every step was slower than one launch per
     step (H 2048, B 64: 42 us against 15; through a pipeline, H 2560, B 64: 31 against 23). Not so in float32, where
     products take longer than that."""
-    if geometry.block_threads > 1024 or (geometry.hopper and target.arch != HOPPER):
-        return False
-    if not resident_groups(geometry, target):
+    if (geometry.hopper and target.arch != HOPPER) or not resident_groups(geometry, target):
         return False
     if geometry.step.heads > 1 and geometry.exchange.in_memory:  # whose launches take slices of the batch alone
+        return False
+    known = geometry.step.known.setdefault(geometry.key, {})
+    if target.shared_bytes not in known:
+        known[target.shared_bytes] = _fits(geometry, target)
+    return known[target.shared_bytes]
+
+
+def _fits(geometry: Geometry, target: Target) -> bool:
+    """Whether one block has room on a multiprocessor."""
+    if geometry.block_threads > 1024:
         return False
     # A quick look at what a lane may keep, for most geometries the last one.
     holds = geometry.streams or geometry.weights_of_lane <= geometry.register_words + geometry.shared_words

@@ -19,10 +19,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, fields
+from functools import cache, cached_property
 from itertools import accumulate
 from math import ceil, gcd, prod
+from operator import attrgetter
 from typing import ClassVar, Protocol, TypeAlias
 
 from tvm import tirx
@@ -509,6 +510,12 @@ class Exchange(ABC):
 # --- the geometry -----------------------------------------------------------------------------------------------------
 
 
+@cache
+def _knobs(kind: type[Geometry]) -> Callable[[Geometry], tuple[Hashable, ...]]:
+    """All fields of a kind of geometry but the step."""
+    return attrgetter(*(field.name for field in fields(kind) if field.name != "step"))
+
+
 @dataclass(frozen=True)
 class Geometry(ABC):
     """step: of a layer. precision: of products. ctas: blocks of a group, which owns all units. rows: batch rows of a
@@ -590,6 +597,11 @@ class Geometry(ABC):
         return None
 
     # --- what most kinds have in common ------------------------------------------------------------------------------
+
+    @property
+    def key(self) -> Hashable:
+        """What tells it from others of the same step."""
+        return type(self), _knobs(type(self))(self)
 
     def multiplier(self, operand: Operand) -> Geometry:
         """How those warps share a product that multiply this operand."""
