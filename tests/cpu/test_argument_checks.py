@@ -11,6 +11,7 @@ import tvm_ffi
 from tvm import tirx
 
 from tvm_rnn.compiler.link import generate
+from tvm_rnn.cpu.argument_checks import _Checks
 from tvm_rnn.target import host
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import buffer, function, runtime_function, store
@@ -70,3 +71,13 @@ def test_an_axis_that_is_not_the_last_one_is_refused(called: Any) -> None:
     strided = tvm_ffi.from_dlpack(np.zeros((3, 32), np.float32)[:, :16].T[:4])
     with pytest.raises(ValueError, match="Mismatched strides or memory"):
         called(4, strided, array(4))
+
+
+def test_marks_of_a_thousand_arrays_in_each_other() -> None:
+    """As many weights has a whole model."""
+    body = inner = tirx.Evaluate(int64(0))
+    for _ in range(1500):
+        body = tirx.SeqStmt([tirx.AttrStmt(int64(0), "mark", int64(1), body), inner])
+    found = _Checks(int64(0), True)
+    found.sort(body)
+    assert (len(found.marks), len(found.rest)) == (1500, 1501)

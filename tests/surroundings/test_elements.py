@@ -59,3 +59,9 @@ def test_the_same_bits() -> None:
 def test_bits_of_another_number_are_an_error() -> None:
     with pytest.raises(Unsupported, match="bits of float32 as int64"):
         read_graph(model_of([node("BitCast", ["x"], ["y"], to=7)], {"x": ("f4", [3])}, {"y": "i8"}, {}, 26), "x")
+
+
+@pytest.mark.broad
+def test_ones_on_a_diagonal_in_another_type() -> None:
+    found = run([node("EyeLike", ["x"], ["y"], dtype=1, k=-1)], {"x": np.ones((3, 5), "i4")}, {"y": "f4"})
+    np.testing.assert_array_equal(found["y"], np.eye(3, 5, -1, "f4"))

@@ -265,6 +265,18 @@ def test_norms_and_bits_beside_numpy() -> None:
 
 
 @pytest.mark.broad
+def test_parts_of_no_element() -> None:
+    nodes = [node("Split", ["x", "parts"], ["a", "b", "c"], axis=1)]
+    declared, outputs = {"x": ("f4", ["B", 5])}, dict.fromkeys("abc", "f4")
+    mod = rnn.compile(
+        rnn.from_onnx(model_of(nodes, declared, outputs, {"parts": np.array([0, 5, 0])}, 18)), progress=False
+    )
+    found = mod.run({"x": X[:, :, 0]})
+    np.testing.assert_array_equal(found["b"], X[:, :, 0])
+    assert found["a"].shape == found["c"].shape == (3, 0)
+
+
+@pytest.mark.broad
 def test_floats_that_are_too_large_are_the_largest_whole_number(run: Any) -> None:
     """Of which the standard says nothing."""
     (found,) = run("whole numbers of floats", {"x": np.array([3e9, np.inf, -3e9, -np.inf], "f4")})

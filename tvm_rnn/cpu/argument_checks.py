@@ -51,14 +51,21 @@ class _Checks:
     marks: list[tirx.AttrStmt] = field(default_factory=list)
     behind: set[TirExpr] = field(default_factory=set)  # variables that were read from arrays
 
-    def sort(self, s: Stmt) -> None:
-        if isinstance(s, tirx.SeqStmt):
-            for part in s.seq:
-                self.sort(part)
-        elif isinstance(s, tirx.AttrStmt) and s.attr_key != "compute_scope":
-            self.marks.append(s)
-            self.sort(s.body)
-        elif isinstance(s, tirx.IfThenElse) and isinstance(s.then_case, tirx.AssertStmt):
+    def sort(self, body: Stmt) -> None:
+        """Each array has a mark, in that of the one before: of a large model these are a thousand in each other."""
+        left = [body]
+        while left:
+            s = left.pop()
+            if isinstance(s, tirx.SeqStmt):
+                left += reversed([*s.seq])
+            elif isinstance(s, tirx.AttrStmt) and s.attr_key != "compute_scope":
+                self.marks.append(s)
+                left.append(s.body)
+            else:
+                self.take(s)
+
+    def take(self, s: Stmt) -> None:
+        if isinstance(s, tirx.IfThenElse) and isinstance(s.then_case, tirx.AssertStmt):
             own = s.then_case
             where = tirx.if_then_else(s.condition, own.condition, tirx.const(True))
             self.check(tirx.AssertStmt(where, own.error_kind, own.message_parts))

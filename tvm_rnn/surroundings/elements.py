@@ -61,3 +61,17 @@ def same_bits(node: Node) -> Item:
         return te.compute(source.shape, lambda *i: tirx.reinterpret(kind, source(*i)), name="same_bits")
 
     return node.bb.emit_te(at, x)
+
+
+def diagonal(node: Node) -> Item:
+    """Ones on a diagonal, in the dtype that is asked for."""
+    x, kind = node.asked.array(node.inputs[0]), DTYPES.get(int(node.attributes.get("dtype", 0)))
+    above, kind = int64(int(node.attributes.get("k", 0))), kind or str(x.ty.dtype)
+
+    def at(source: te.Tensor) -> te.Tensor:
+        def element(i: Expr, j: Expr) -> Expr:
+            return tirx.Cast(kind, tirx.EQ(wide(j) - wide(i), above))
+
+        return te.compute(source.shape, element, name="diagonal")
+
+    return node.bb.emit_te(at, x)

@@ -17,7 +17,7 @@ from tvm_rnn.tir.index import int64, wide
 
 from .cumulative import multiplied, summed
 from .demands import text_of
-from .elements import one_hot, power, same_bits
+from .elements import diagonal, one_hot, power, same_bits
 from .extrema import of_bools, place_of_largest, place_of_smallest
 from .graph_node import Item, Node, places_fit
 from .nodes import DTYPES
@@ -323,7 +323,17 @@ def _split(node: Node) -> Item:
         whole = sum(parts.tolist())
         fits = size == whole if isinstance(size, int) else tirx.EQ(wide(size), wide(whole))
         node.asked.demand(fits, f"{text_of(wide(size))} = {whole}")
+        if 0 in (known := parts.tolist()) and all(isinstance(n, int) for n in known):
+            return _parts(node, known)
     return None
+
+
+def _parts(node: Node, counts: list[int]) -> Item:
+    """Of so many elements each along the axis, of none too."""
+    x, axis = node.asked.array(node.inputs[0]), int(node.attributes.get("axis", 0))
+    ends = np.cumsum(counts)
+    places = zip([0, *ends.tolist()], ends.tolist(), strict=False)
+    return [node.bb.normalize(relax.op.strided_slice(x, [axis], [begin], [end])) for begin, end in places]
 
 
 def _pad(node: Node) -> Item:
@@ -450,6 +460,7 @@ FORMS: dict[str, Callable[[Node], Item]] = {
     "Slice": sliced,
     "Pow": power,
     "OneHot": one_hot,
+    "EyeLike": diagonal,
     "BitCast": same_bits,
     "ConvTranspose": transposed,
     "ReduceMax": of_bools,
