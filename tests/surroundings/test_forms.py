@@ -224,13 +224,13 @@ def compiled(names: tuple[str, ...], folder: Path) -> Any:
         own = made[name]
         attributes = {
             "function": own.name,
-            "constants": len(own.constants.buffers),
+            "constants": len(own.given),
             "axes": [len(value.shape) for value in own.graph.outputs],
             "dtypes": [value.dtype for value in own.graph.outputs],
             "memory": list(own.works),
             "numbers": list(own.graph.numbers),
         }
-        given = [*inputs.values(), *(value.array for value in own.constants.buffers)]
+        given = [*inputs.values(), *(value.array for value in own.given)]
         return call_compiled(module, given, attributes)
 
     return call

@@ -38,10 +38,10 @@ def compiled(graph: Graph, folder: Any, lanes: int = 8) -> Callable[..., list[np
     library["pool_install"]()  # libtvm_runtime's loader has put its own pool there
     attributes = {
         "function": "around",
-        "constants": len(made.constants.buffers),
+        "constants": len(made.given),
         "axes": [len(value.shape) for value in graph.outputs],
         "dtypes": [value.dtype for value in graph.outputs],
         "memory": list(made.works),
     }
     module = type("Fake", (), {"_library": type("Fake", (), {"get_function": library.get_function})(), "threads": 2})()
-    return lambda x: call_compiled(module, [x, *(value.array for value in made.constants.buffers)], attributes)
+    return lambda x: call_compiled(module, [x, *(value.array for value in made.given)], attributes)

@@ -31,7 +31,7 @@ def whole(shape: tuple[int, ...], most: int) -> np.ndarray:
 def are_pairs(graph: Graph, lanes: int = 8) -> bool:
     """Whether the function for this machine multiplies pairs."""
     made = HostFunction("around", graph, lanes, pair_products(host()))
-    return any(buffer.dtype in ("int8", "int16") for buffer in made.constants.buffers.values())
+    return any(dtype in ("int8", "int16") for dtype in made.constants.flat)
 
 
 def product_of(w: np.ndarray) -> Graph:

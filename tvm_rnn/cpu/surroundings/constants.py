@@ -1,7 +1,7 @@
 """A graph's constants: numbers become part of the code, arrays are laid out as vectors read them.
 
-In: constants of a graph, and which axis loops want to be the last one. Out: the arrays that a function is given, in the
-order of its arguments, as buffers; loads of single numbers as these numbers.
+In: constants of a graph, and which axis loops want to be the last one. Out: where each lies in one flat array per
+dtype: a call takes time for each argument, and a bundle's steps have few.
 
 Rewrite: w[f, k] along f  -->  w'[k, f], or w'[f // 32, k, f % 32];  pow(x, two[()])  -->  x * x
 """
@@ -11,29 +11,43 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from tvm import tirx
 
 from tvm_rnn.surroundings.calls import Value
+from tvm_rnn.surroundings.memory import ALIGNED, Room
 from tvm_rnn.tir.expr import Buffer
 from tvm_rnn.tir.index import int64
+from tvm_rnn.tir.statements import buffer as flat_buffer
+
+from .places import Place
 
 
 @dataclass
 class Constants:
-    """Those that functions read so far, in order, each with its argument."""
+    """Those that functions read so far. flat: the arguments that have them. begins: where each lies. sizes: elements of
+    the flat arrays."""
 
-    buffers: dict[Value, Buffer] = field(default_factory=dict)
+    flat: dict[str, Buffer] = field(default_factory=dict)
+    begins: dict[Value, int] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
     turned: dict[tuple[Value, int], Value] = field(default_factory=dict)
     cut: dict[tuple[Value, int, int], Value] = field(default_factory=dict)
     in_pairs: dict[tuple[Value, int, int, int], Value] = field(default_factory=dict)
 
-    def buffer(self, value: Value) -> Buffer:
-        """The argument that has a constant's elements."""
-        if value not in self.buffers:
-            shape = [int64(axis) for axis in value.array.shape]
-            name = f"w{len(self.buffers)}"
-            self.buffers[value] = tirx.decl_buffer(shape, value.dtype, name=name, data_alignment=1)
-        return self.buffers[value]
+    def place(self, value: Value) -> Place:
+        """Where a constant's elements lie."""
+        flat = self.flat.setdefault(value.dtype, flat_buffer(f"w_{value.dtype}", value.dtype, alignment=1))
+        if value not in self.begins:
+            self.begins[value] = self.sizes.get(value.dtype, 0)
+            self.sizes[value.dtype] = self.begins[value] + -(-value.array.size // ALIGNED) * ALIGNED
+        return Place(flat, Room(int64(self.begins[value]), int64(value.array.size)))
+
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        """The flat arrays, in the order of the arguments."""
+        made = {dtype: np.zeros(size, dtype) for dtype, size in self.sizes.items()}
+        for value, begin in self.begins.items():
+            made[value.dtype][begin : begin + value.array.size] = value.array.reshape(-1)
+        return [*made.values()]
 
     def along(self, value: Value, axis: int) -> Value:
         """The constant with this axis as its last one."""

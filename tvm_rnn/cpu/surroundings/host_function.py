@@ -1,10 +1,10 @@
 """A graph as two functions of the module: NAME computes it, NAME_sizes says how large its results and its memory are.
 
 In: a graph of calls. Out: PrimFuncs, and what the first takes: a number of threads, then arrays: the graph's inputs,
-constants, results, then one flat array per dtype for what is needed meanwhile. NAME_sizes takes the inputs, and an
-array that it fills: all axes of all results, then the elements of each flat array. Both check the shapes of what they
-are given; the sizes that the graph demands are looked at by NAME_sizes, which is called first, elements by NAME. Sizes
-that are elements of an input are read by both.
+one flat array per dtype for constants, results, then one for what is needed meanwhile. NAME_sizes takes the inputs, and
+an array that it fills: all axes of all results, then the elements of each flat array. It is called first, and looks at
+the shapes of what it is given and at the sizes that the graph demands; NAME looks at elements. Sizes that are elements
+of an input are read by both.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ WHOLE = 24  # a graph of at most so many calls is one function: there is little 
 @dataclass
 class HostFunction:
     """lanes: elements of a vector. pairs: instructions for pairs of whole numbers, by words of a vector. whole: the
-    ranges of values that are whole numbers. functions: by name. constants: those that the first one takes. works: the
-    dtypes of the flat arrays. shared: names of functions that calls share."""
+    ranges of values that are whole numbers. functions: by name. given: the constants that the first one takes, in
+    order. works: the dtypes of the flat arrays. shared: names of functions that calls share."""
 
     name: str
     graph: Graph
@@ -46,6 +46,7 @@ class HostFunction:
     pairs: Mapping[int, PairProduct] = field(default_factory=dict)
     whole: dict[Value, Range] = field(default_factory=dict)
     places: dict[Value, Place] = field(default_factory=dict)
+    given: list[Value] = field(default_factory=list)
     constants: Constants = field(default_factory=Constants)
     memory: Memory = field(default_factory=Memory)
     works: dict[str, Buffer] = field(default_factory=dict)
@@ -56,17 +57,13 @@ class HostFunction:
     def __post_init__(self) -> None:
         inputs, outputs = self._arguments("x", self.graph.inputs), self._arguments("y", self.graph.outputs)
         body = [*self._calls(), *self._looks(), *self._copies(outputs)]
-        args = [self.threads, *inputs, *self.constants.buffers.values(), *outputs, *self.works.values()]
+        args = [self.threads, *inputs, *self.constants.flat.values(), *outputs, *self.works.values()]
         body = [use_threads(self.threads), *body, use_threads(int64(1))]
         self.functions[self.name] = runtime_function(
             self.name, args, sequence(self._numbers(inputs, {}), self.memory.held.statements(), body)
         )
         self.functions[f"{self.name}_sizes"] = self._sizes()
-
-    @property
-    def given(self) -> list[Value]:
-        """The constants that the first function takes, in order."""
-        return [*self.constants.buffers]
+        self.given = [Value(own.shape, own.dtype.name, own) for own in self.constants.arrays]
 
     def _arguments(self, kind: str, values: Sequence[Value]) -> list[Buffer]:
         found = [_argument(f"{kind}{i}", self._open(value)) for i, value in enumerate(values)]
@@ -86,7 +83,7 @@ class HostFunction:
 
     def _at(self, value: Value) -> Place:
         """Where a value lies that is known or was made."""
-        return self.places[value] if value.constant is None else Place(self.constants.buffer(value))
+        return self.places[value] if value.constant is None else self.constants.place(value)
 
     def _copies(self, outputs: Sequence[Buffer]) -> list[Stmt]:
         """Of results that are inputs or constants, or that are there twice."""
@@ -94,7 +91,7 @@ class HostFunction:
         for value, into in zip(self.graph.outputs, outputs, strict=True):
             place = self._at(value)
             if not place.buffer.same_as(into):
-                found.append(_copy(place.buffer, into))
+                found.append(_copy(place, value.shape, into))
         return found
 
     def _sizes(self) -> tirx.PrimFunc:
@@ -225,10 +222,10 @@ def _argument(name: str, value: Value, names: dict[tirx.Var, Expr] | None = None
     return tirx.decl_buffer(shape, value.dtype, name=name, data_alignment=1)
 
 
-def _copy(source: Buffer, into: Buffer) -> Stmt:
+def _copy(source: Place, shape: Sequence[Expr], into: Buffer) -> Stmt:
     def at(index: list[Expr]) -> Stmt:
         if len(index) == len(into.shape):
-            return tirx.BufferStore(into, tirx.BufferLoad(source, index), index)
+            return tirx.BufferStore(into, tirx.BufferLoad(source.buffer, source.index(shape, index)), index)
         return loop("i", into.shape[len(index)], lambda i: at([*index, i]))
 
     return at([])
