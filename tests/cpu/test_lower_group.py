@@ -95,9 +95,10 @@ def test_matrix_states_are_shared_when_they_are_large() -> None:
 
 
 def test_rows_before_the_steps_are_shared() -> None:
-    """What is element by element, and the output; a product alone has panels to share."""
-    assert parallel_loops("mlstm", 64).count("row") > 1
-    assert "row" not in parallel_loops("lstm", 64)
+    """Once for all that is done between two recurrences; a product alone has panels to share."""
+    assert parallel_loops("mlstm", 64).count("section") == 3
+    assert parallel_loops("gated_delta_net", 64) == ["section", "i"]
+    assert "section" not in parallel_loops("lstm", 64)
 
 
 @pytest.mark.broad_after(1)

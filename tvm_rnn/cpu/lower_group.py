@@ -28,6 +28,7 @@ from tvm_rnn.tir.statements import Block, bind, floordiv, floormod, load, loop, 
 from . import convolution, dropout_masks, head_loops, int8_products, register_tile, register_tile_reductions
 from .head_loops import Heads, Within
 from .matrix_recurrence import MatrixRecurrence
+from .numbers_of_rows import NumbersOfRows, is_numbers
 from .recurrence import Recurrence
 from .reduction_tiles import ReductionTiles, tile_shape
 from .register_tile import Ahead, Places, Tile, Wanted
@@ -164,7 +165,20 @@ class Emitter:
 
             return loop("c", vectors // several, vector)
 
-        return self._rows(rows, outer, vectors * self.lanes, body, places)
+        if not self.is_together(group):
+            return self._rows(rows, outer, vectors * self.lanes, body, places)
+
+        def together(i: Expr) -> Stmt:
+            own = NumbersOfRows(group, places, unit, self.lanes, row0=i * int64(self.lanes))
+            return register_tile.pointwise(own, template, config)
+
+        full = floordiv(rows, self.lanes)
+        rest = loop("row", floormod(rows, self.lanes), lambda i: body(full * int64(self.lanes) + i, (0,) * len(outer)))
+        return sequence(loop("rows", full, together), rest)
+
+    def is_together(self, group: Group) -> bool:
+        """Whether one vector has several rows of a group."""
+        return is_numbers(group) and self.lanes > 1
 
     def _vectors(self, shape: tuple[int, ...]) -> int:
         """Of the last axis."""
@@ -277,8 +291,25 @@ class Emitter:
             return False
         return self._terms(root) * prod(root.shape) < PARALLEL_ELEMENTS
 
+    def is_by_row(self, group: Group) -> bool:
+        """Whether little work is best done with other work on the same row."""
+        return self.is_little(group) and not self.is_together(group)
+
+    def tall(self, group: Group) -> int:
+        """Rows that a group does best together, where a thread may do some of all rows by itself; else 0. A product is
+        such work if all threads may have its parameters in their caches."""
+        if group.kind != "gemm":
+            return int(self.is_little(group))
+        unit, storage = self._unit(group), self.storages.of(group.root)
+        size = unit.gates * unit.width * sum(unit.depths) * np.dtype(self.dtype).itemsize
+        small = size <= self.target.l2_bytes // 4 and (storage is None or storage.dot is None)
+        return int(best(unit, self.target).knobs["rows"]) if small else 0
+
     def elements_of(self, group: Group) -> int:
         """Of work in one row."""
+        if group.kind == "gemm":
+            unit = self._unit(group)
+            return unit.gates * unit.width * sum(unit.depths)
         return self._vectors_of(group) * self.lanes
 
     def _vectors_of(self, group: Group) -> int:
@@ -364,7 +395,7 @@ class Panels:
                 return alone(c)
             return when(c < int64(before), alone(c), self._last()) if before else self._last()
 
-        shared = chunks > 1 and bool(self.config.get("shared", 1))
+        shared = chunks > 1 and bool(self.config.get("shared", 1)) and not self.places.alone
         odd, threads = self.places.odd, self.places.threads
         if threads is None:
             return loop("chunk", chunks, body, parallel=shared)

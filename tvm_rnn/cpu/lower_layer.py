@@ -23,6 +23,7 @@ from .int8_products import row_elements
 from .lower_group import Emitter
 from .recurrence import shared
 from .register_tile import Places
+from .row_stages import by_sections, in_stages
 from .walk_through_time import Walk, is_few
 from .weight_packing import PackedWeights
 from .workspace import Array, row_stride, strides_of
@@ -179,6 +180,8 @@ class Layer:
         rows, set_rows = bind("rows", visit.count * ctx.batch)
         arrays = self._rows_read(ctx, visit, int64(0))
         write = {n: [self._hoisted(n, visit, int64(0), ctx)] for n in self.hoisted}
+        if (y := self._whole_rows_of_y(visit)) is not None:
+            write[self.graph.output].append(y)
         places = self._places(ctx, visit, arrays, write)
         if self.solved:
             places = replace(places, walk=self._walk(ctx, visit))
@@ -188,31 +191,58 @@ class Layer:
         return sequence(set_rows, before, steps, self._after(ctx, visit, rows, places))
 
     def _before(self, groups: Sequence[Group], rows: Expr, places: Places) -> list[Stmt]:
-        """The groups on a tile's rows. Threads share rows where groups that follow one another are little work each;
-        what a row has made is read again while it is near.
-
-        Rewrite: for row: a[row] = f(..); for row: b[row] = g(a[row])  -->  parallel for row: a[row] = ..; b[row] = ..
-        """
+        """The groups on a tile's rows."""
         found = list[Stmt]()
-        for is_little, some in itertools.groupby(groups, self.emitter.is_little):
-            run = list(some)
-            if is_little and places.threads is not None:
-                found.append(self._row_by_row(run, rows, places))
-            else:
-                found += [self.emitter.group(g, rows, self._copying(places, g)) for g in run]
+        for stage in in_stages(groups, lambda g: self.emitter.tall(g) > 0):
+            apart = not all(map(self.emitter.tall, stage)) or (len(stage) == 1 and stage[0].kind == "gemm")
+            if places.threads is None or apart:
+                found += [self.emitter.group(g, rows, self._copying(places, g)) for g in stage]
+                continue
+            work, body = sum(map(self.emitter.elements_of, stage)), partial(self._section, stage, places)
+            tall = self.emitter.tall(max(stage, key=self.emitter.elements_of))
+            found.append(by_sections(rows, rows * int64(work), places.threads, tall, body))
         return found
 
-    def _row_by_row(self, groups: Sequence[Group], rows: Expr, places: Places) -> Stmt:
-        def row(i: Expr) -> list[Stmt]:
-            own = at_row(places, i)
-            return [self.emitter.group(g, int64(1), self._copying(own, g)) for g in groups]
+    def _section(self, stage: Sequence[Group], places: Places, first: Expr, count: Expr) -> list[Block]:
+        """Some rows of a stage, by one thread. What a row has made is read again while it is near.
 
-        work = rows * int64(sum(map(self.emitter.elements_of, groups)))
-        return shared(rows, work, places.threads, row, "row")
+        Rewrite: for row: a[row] = f(..); for row: b[row] = g(a[row])  -->  for row: a[row] = ..; b[row] = ..
+        """
+        own, found = replace(at_row(places, first), alone=True), list[Block]()
+        for by_row, run in itertools.groupby(stage, self.emitter.is_by_row):
+            groups = list(run)
+            if by_row:
+                found.append(loop("row", count, partial(self._one_row, groups, own)))
+            else:
+                found += [self.emitter.group(g, count, self._copying(own, g)) for g in groups]
+        return found
+
+    def _one_row(self, groups: Sequence[Group], places: Places, row: Expr) -> list[Stmt]:
+        own = at_row(places, row)
+        return [self.emitter.group(g, int64(1), self._copying(own, g)) for g in groups]
 
     def _after(self, ctx: Context, visit: Visit, rows: Expr, places: Places) -> list[Block]:
         """What follows a tile's steps: in forward functions the output, where no step has left it."""
-        return [] if self.has_steps else [self._whole_output(ctx, visit)]
+        if self.has_steps:
+            return []
+        if self._whole_rows_of_y(visit) is None:
+            return [self._whole_output(ctx, visit)]
+        zero, width = tirx.const(0.0, self.graph.dtype), self.graph.output.shape[0]
+
+        def blank(t: Expr, b: Expr) -> Stmt:
+            return loop("j", width, lambda j: visit.emit(t, b, j, zero))
+
+        return [ended_in_tile(ctx, visit.start, visit.count, blank)]
+
+    def _whole_rows_of_y(self, visit: Visit) -> Array | None:
+        """The caller's output, where what makes it before any step is whole vectors: that leaves it there as well."""
+        node, y = self.graph.output, visit.y
+        if self.has_steps or y is None or node.leaf or node.shape[-1] % self.lanes:
+            return None
+        makes = (g for g in self.graph.groups if g.region == "before" and node in g.nodes and node in g.stored)
+        if not any(g.kind in ("pointwise", "scan") for g in makes):
+            return None
+        return replace(y, strides=strides_of(node.shape, 1)[0], shape=node.shape)
 
     def _whole_output(self, ctx: Context, visit: Visit) -> Block:
         """The output of all steps of a tile; rows that have ended emit zeros."""

@@ -87,6 +87,7 @@ class Places:
     tails: Mapping[Node, Tail] = field(default_factory=dict)  # a gemm -> what its last panel has
     batch: Expr | None = None  # rows of a step
     threads: Expr | None = None  # that may share the work
+    alone: bool = False  # one of them does all of the group
     odd: Expr | None = None  # 0 and 1 in turns, from step to step; None outside of steps
     draw: Draw | None = None  # what masks are made of
     walk: Walk | None = None  # through a tile's steps, of recurrences
@@ -229,19 +230,27 @@ class Tile:
 
     def value(self, node: Node, r: Expr, p: Expr, v: Expr, top: bool = False) -> Expr:
         """The group's node at the tile's own element."""
-        own = (*self.outer, self.unit_of(p, v)) if node.shape else ()
+        own = self.index_of(p, v) if node.shape else ()
 
         def read(n: Node, index: Index) -> Expr | None:
             if n is node and top:
                 source = self.places.copied.get(n)
-                return None if source is None else self._at(source, r, index)
+                return None if source is None else self._at(source, self.row_of(r, v), index)
             if n in self.stages:
                 return self.stages[n](r, p, v)
             if n is self.group.root:
                 return self.accumulated(r, p, index[0] if len(index) == 2 else 0, v)
-            return self.load(n, r, index)
+            return self.load(n, self.row_of(r, v), index)
 
         return element(node, own, read, self.unit.dtype)
+
+    def row_of(self, r: Expr, v: Expr) -> Expr:
+        """The batch row of a place, from the tile's first one on."""
+        return r
+
+    def index_of(self, p: Expr, v: Expr) -> Index:
+        """Of what is pointwise, at a place."""
+        return (*self.outer, self.unit_of(p, v))
 
     def values(self) -> None:
         """Blocks value_i for what is used more than once, then out_i for what is stored."""
@@ -273,7 +282,7 @@ class Tile:
         if node is not self.group.root:
             if not node.shape:  # a scalar fills its vector
                 array = replace(array, strides=(1,))
-            self.store(array, shape, self.stages[node], lambda r, p, v: (*self.outer, self.unit_of(p, v)))
+            self.store(array, shape, self.stages[node], lambda r, p, v: self.index_of(p, v))
             return
         for gate in range(self.gates):
             lead = (gate,) if len(node.shape) == 2 else ()
@@ -291,7 +300,7 @@ class Tile:
         place = axes(shape)
 
         def address(at: Place) -> Expr:
-            return array.address(self.row0 + at[0], index(*at))
+            return array.address(self.row0 + self.row_of(at[0], at[-1]), index(*at))
 
         name, into = f"out_{len(self.outputs)}", self.places.buffers[array.buffer]
         self.outputs.append(Stage(name, shape, place, value(*place), into, address))

@@ -118,7 +118,7 @@ class _Described:
         self.members, self.seen = {*group.nodes}, dict[Node, int]()
         self.buffers, self.numbers, self.facts = dict[str, Buffer](), dict[tirx.Var, Expr](), list[Hashable]()
         self.read = dict[Node, Array | None]()
-        self.facts += [group.kind, group.region, places.chains]
+        self.facts += [group.kind, group.region, places.chains, places.alone]
         products = self._products()
         for node in (*group.nodes, *group.stored):
             self.facts.append(self._node(node))

@@ -653,6 +653,8 @@ class _Grouping:
             draft = self.drafts[index]
             if draft.kind in WITHOUT_EPILOGUE or (draft.root is not None and draft.root.op in MATRICES):
                 reasons[f"a {WITHOUT_EPILOGUE.get(draft.kind, 'matrix')} has no epilogue"] = None
+            elif draft.kind == "scan" and self.region == "before" and prod(node.shape) == 1 and not self.scans:
+                reasons["several rows at once are quicker than step by step"] = None
             elif draft.space != node.shape:
                 reasons[f"its shape is {list(node.shape)}, of the group that it reads {list(draft.space)}"] = None
             elif index > latest or (misread := self._misread(node, index)) is None:
