@@ -96,8 +96,8 @@ def test_matrix_states_are_shared_when_they_are_large() -> None:
 
 def test_rows_before_the_steps_are_shared() -> None:
     """Once for all that is done between two recurrences; a product alone has panels to share."""
-    assert parallel_loops("mlstm", 64).count("section") == 3
-    assert parallel_loops("gated_delta_net", 64) == ["section", "i"]
+    assert parallel_loops("mlstm", 64) == ["section", "thread", "section", "thread", "section"]
+    assert parallel_loops("gated_delta_net", 64) == ["section", "thread"]
     assert "section" not in parallel_loops("lstm", 64)
 
 

@@ -82,7 +82,7 @@ def test_queries_of_other_heads_than_those_of_the_matrix_are_refused() -> None:
     places = replace(places, batch=int64(1), threads=int64(1))
     own = MatrixRecurrence(group, part.work.unit, places, part.work.walk, V4, part.work.config)
     with pytest.raises(PassError, match=r"queries of \(4,\) heads"):
-        own.statement(int64(9))
+        own.tasks(int64(9))
 
 
 @pytest.mark.broad

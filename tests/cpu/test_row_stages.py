@@ -7,9 +7,12 @@ import tvm_ffi
 from tvm import tirx
 from tvm.sym import Analyzer
 
+import tvm_rnn as rnn
 from tvm_rnn.cpu.row_stages import by_sections, in_stages
 from tvm_rnn.cpu.second_thread import PART
 from tvm_rnn.graph.graph import Group, Node, make
+from tvm_rnn.passes import pipeline
+from tvm_rnn.target import TABLE
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import sequence
 
@@ -27,6 +30,14 @@ def test_rows_wait_for_recurrences_alone() -> None:
     groups = [group("pointwise", a), group("scan", first), *(group("pointwise", n) for n in (b, second, last))]
     stages = [[g.nodes[0] for g in stage] for stage in in_stages(groups, lambda g: g.kind != "scan")]
     assert stages == [[a, b, last], [first], [second]]
+
+
+def test_recurrences_that_read_none_of_each_other_are_one_stage() -> None:
+    """mLSTM: its maximum comes first, then its matrix with the sum of keys, though an output is made of both."""
+    groups = pipeline.run(rnn.RNN(rnn.cells.mlstm, 4, 8), TABLE["x86-64-v4"])[-1][1].graphs[0].groups
+    stages = in_stages(groups, lambda g: g.kind != "scan")
+    scans = [[g.root.args[0].name for g in stage if g.root] for stage in stages if stage[0].kind == "scan"]
+    assert scans == [["m"], ["C", "n"]]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from . import convolution, dropout_masks, head_loops, int8_products, register_ti
 from .head_loops import Heads, Within
 from .matrix_recurrence import MatrixRecurrence
 from .numbers_of_rows import NumbersOfRows, is_numbers
-from .recurrence import Recurrence
+from .recurrence import Recurrence, Tasks, side_by_side
 from .reduction_tiles import ReductionTiles, tile_shape
 from .register_tile import Ahead, Places, Tile, Wanted
 from .row_loops import each_row, leftovers
@@ -334,12 +334,26 @@ class Emitter:
         is_move = group.kind == "pointwise" and group.nodes[-1].op == "concat"
         return Heads(shape[0], False, prod(shape[:-1])) if len(shape) > 1 and not is_move else None
 
+    def recurrences(self, groups: Sequence[Group], rows: Expr, places: Sequence[Places]) -> Stmt:
+        """Recurrences none of which reads another: threads share the tasks of all."""
+        units = [self._unit(group) for group in groups]
+        chosen = [self._chosen(unit, p.batch is not None) for unit, p in zip(units, places, strict=True)]
+        if len(groups) == 1 or any(len(choices) > 1 for choices in chosen):
+            return sequence([self.group(group, rows, own) for group, own in zip(groups, places, strict=True)])
+        found = list[Tasks]()
+        for group, own, [(unit, (template, knobs, record))] in zip(groups, places, chosen, strict=True):
+            self.used.append(Used(unit, template, knobs, record))
+            found.append(self._tasks(group, unit, rows, own, template, knobs))
+        return side_by_side(found, places[0].threads)
+
     def _scan(self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config) -> Stmt:
+        return side_by_side([self._tasks(group, unit, rows, places, template, config)], places.threads)
+
+    def _tasks(self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config) -> Tasks:
         assert places.walk is not None and group.root is not None
         if group.root.op in ("scan_matrix", "rescan"):
-            matrix = MatrixRecurrence(group, unit, places, places.walk, self.target, config)
-            return matrix.statement(rows)
-        return Recurrence(group, unit, places, places.walk, self.lanes, template, config).statement(rows)
+            return MatrixRecurrence(group, unit, places, places.walk, self.target, config).tasks(rows)
+        return Recurrence(group, unit, places, places.walk, self.lanes, template, config).tasks(rows)
 
     def _rows(
         self,

@@ -194,6 +194,9 @@ class Layer:
         """The groups on a tile's rows."""
         found = list[Stmt]()
         for stage in in_stages(groups, lambda g: self.emitter.tall(g) > 0):
+            if stage[0].kind == "scan":
+                found.append(self.emitter.recurrences(stage, rows, [self._copying(places, g) for g in stage]))
+                continue
             apart = not all(map(self.emitter.tall, stage)) or (len(stage) == 1 and stage[0].kind == "gemm")
             if places.threads is None or apart:
                 found += [self.emitter.group(g, rows, self._copying(places, g)) for g in stage]

@@ -22,7 +22,7 @@ from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.schedule.schedule_template import Config, Unit
 from tvm_rnn.target import Target
 from tvm_rnn.tir.expr import Expr, Stmt
-from tvm_rnn.tir.index import int64
+from tvm_rnn.tir.index import int64, wide
 from tvm_rnn.tir.statements import Block, Named, bind, floordiv, floormod, load, loop, sequence, store, when
 
 from .matrix_again import MatrixAgain
@@ -30,7 +30,7 @@ from .matrix_chunk import Chunk, steps_together
 from .matrix_part import Part, Work, held
 from .matrix_rows import Rows
 from .matrix_update import update_of
-from .recurrence import shared
+from .recurrence import Tasks
 from .register_tile import Places
 from .walk_through_time import Kept, Walk
 from .workspace import Array, strides_of
@@ -47,24 +47,25 @@ class MatrixRecurrence:
     target: Target
     config: Config
 
-    def statement(self, rows: Expr) -> Stmt:
+    def tasks(self, rows: Expr) -> Tasks:
         """The whole group. rows: steps x batch rows of the tile."""
         root, batch, places = self.group.root, self.places.batch, self.places
         assert root is not None and batch is not None
         self._check(root)
         update = update_of(root, lambda n: places.read(n) is not None)
         work = Work(self.group, self.unit, places, self.walk, self.target, self.config, update)
-        heads, count = root.shape[:-2], -(-self.unit.width // work.lanes) // self.config["panels"]
+        heads, count = root.shape[:-2], int64(-(-self.unit.width // work.lanes) // self.config["panels"])
         whole = batch * int64(prod(heads))
         threads = places.threads
         assert threads is not None
         # What the blocks of a head have in common is made once by each thread that has some of them.
-        apart, set_apart = bind("apart", tirx.Select(whole < threads, int64(count), int64(1)))
+        apart, set_apart = bind("apart", tirx.Select(whole < threads, tirx.min(count, wide(threads)), int64(1)))
 
         def task(i: Expr) -> list[Block]:
             named, left = Named(), tirx.floordiv(i, apart)
-            low = named("low", tirx.floormod(i, apart))
-            blocks = named("blocks", tirx.floordiv(int64(count), apart))
+            number = named("number", tirx.floormod(i, apart))
+            low = named("low", tirx.floordiv(number * count, apart))
+            blocks = named("blocks", tirx.floordiv((number + int64(1)) * count, apart) - low)
             index: list[Expr] = []
             for axis, size in reversed([*enumerate(heads)]):
                 index.insert(0, named(f"i{axis}", floormod(left, size)))
@@ -72,7 +73,7 @@ class MatrixRecurrence:
             row = named("row", left)
             return [*named.sets, _through_time(Part(work, root, row, tuple(index), low, blocks), batch)]
 
-        return sequence(set_apart, shared(whole * apart, rows * int64(prod(root.shape)), threads, task))
+        return Tasks(whole * apart, rows * int64(prod(root.shape)), task, set_apart)
 
     def _check(self, root: Node) -> None:
         """What is read has the matrix's own heads: passes read a matrix once for each of several queries."""

@@ -9,7 +9,7 @@ Rewrite: h' = scan(h, a, b)  -->  parallel for row, block: (registers) h;  for t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -19,7 +19,7 @@ from tvm import tirx
 from tvm_rnn.graph.graph import Group, Node, is_scan, make, topological, with_args
 from tvm_rnn.schedule.schedule_template import Config, Template, Unit
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt
-from tvm_rnn.tir.index import int64
+from tvm_rnn.tir.index import int64, wide
 from tvm_rnn.tir.statements import (
     Block,
     Named,
@@ -35,6 +35,7 @@ from tvm_rnn.tir.statements import (
 )
 
 from . import register_tile
+from .matrix_part import held, total
 from .register_tile import Places, Tile
 from .walk_through_time import Walk
 from .workspace import Array
@@ -50,6 +51,33 @@ def shared(tasks: Expr, work: Expr, threads: Expr | None, body: Callable[[Expr],
         return loop(name, tasks, body)
     few = tirx.Select(work < int64(SHARED_ELEMENTS), int64(1), threads)
     return sequence(use_threads(few), loop(name, tasks, body, parallel=True), use_threads(threads))
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """Tasks of a recurrence, which wait for no other. count: how many; work: of all, in elements; body(i): the i-th."""
+
+    count: Expr
+    work: Expr
+    body: Callable[[Expr], Block]
+    before: Block = None  # statements that set what these read
+
+
+def side_by_side(recurrences: Sequence[Tasks], threads: Expr | None) -> Stmt:
+    """The tasks of all, none of which reads what another makes. Each thread has an equal share of every recurrence."""
+    before = [tasks.before for tasks in recurrences]
+    if threads is None:
+        return sequence(before, [loop("i", tasks.count, tasks.body) for tasks in recurrences])
+    work = total([tasks.work for tasks in recurrences])
+    few, set_few = bind("few", tirx.Select(work < int64(SHARED_ELEMENTS), int64(1), wide(threads)))
+
+    def share(tasks: Tasks, thread: Expr) -> list[Block]:
+        first, set_first = held("first_task", tirx.floordiv(thread * tasks.count, few))
+        end, set_end = held("end", tirx.floordiv((thread + int64(1)) * tasks.count, few))
+        return [set_first, set_end, loop("i", end - first, lambda i: tasks.body(first + i))]
+
+    shares = loop("thread", few, lambda t: [share(tasks, t) for tasks in recurrences], parallel=True)
+    return sequence(before, set_few, use_threads(few), shares, use_threads(threads))
 
 
 def one_step(group: Group) -> tuple[Group, dict[Node, Node]]:
@@ -90,7 +118,7 @@ class Recurrence:
     template: Template
     config: Config
 
-    def statement(self, rows: Expr) -> Stmt:
+    def tasks(self, rows: Expr) -> Tasks:
         """The whole group. rows: steps x batch rows of the tile."""
         batch = self.places.batch
         assert batch is not None and self.group.root is not None
@@ -108,7 +136,7 @@ class Recurrence:
             row = named("row", left)
             return [*named.sets, _Part(self, batch, row, tuple(index), panel).statement()]
 
-        return shared(batch * int64(prod(outer) * blocks), rows * int64(prod(outer) * width), self.places.threads, task)
+        return Tasks(batch * int64(prod(outer) * blocks), rows * int64(prod(outer) * width), task)
 
 
 @dataclass(frozen=True)

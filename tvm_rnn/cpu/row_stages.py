@@ -15,14 +15,15 @@ from tvm import tirx
 from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.tir.expr import Expr, Stmt
 from tvm_rnn.tir.index import int64
-from tvm_rnn.tir.statements import Block, bind, loop, sequence
+from tvm_rnn.tir.statements import Block, bind, loop, sequence, use_threads
 
 from .matrix_part import held
 from .second_thread import threads_for_part
 
 
 def in_stages(groups: Sequence[Group], by_row: Callable[[Group], bool]) -> Iterator[list[Group]]:
-    """Groups that do rows alone are one stage with all others that are then possible; the rest is a stage each."""
+    """Groups that do rows alone are one stage with all others that are then possible, recurrences another one with
+    those that read none of them; the rest is a stage each."""
     maker = {n: number for number, group in enumerate(groups) for n in group.stored}
     reads = [_read(group, number, maker) for number, group in enumerate(groups)]
     left, done = list(range(len(groups))), set[int]()
@@ -31,7 +32,7 @@ def in_stages(groups: Sequence[Group], by_row: Callable[[Group], bool]) -> Itera
         for number in left:
             if by_row(groups[number]) and reads[number] <= done.union(stage):
                 stage.append(number)
-        stage = stage or left[:1]
+        stage = stage or [n for n in left if groups[n].kind == "scan" and reads[n] <= done] or left[:1]
         done.update(stage)
         left = [number for number in left if number not in done]
         yield [groups[number] for number in stage]
@@ -64,4 +65,5 @@ def by_sections(rows: Expr, work: Expr, threads: Expr, tall: int, body: Callable
         size, set_size = held("rows_of_section", tirx.min(rows - first, each))
         return [set_first, set_size, body(first, size)]
 
-    return sequence(set_few, set_each, loop("section", count, section, parallel=True))
+    sections = loop("section", count, section, parallel=True)
+    return sequence(set_few, set_each, use_threads(few), sections, use_threads(threads))

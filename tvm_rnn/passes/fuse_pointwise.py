@@ -655,6 +655,8 @@ class _Grouping:
                 reasons[f"a {WITHOUT_EPILOGUE.get(draft.kind, 'matrix')} has no epilogue"] = None
             elif draft.kind == "scan" and self.region == "before" and prod(node.shape) == 1 and not self.scans:
                 reasons["several rows at once are quicker than step by step"] = None
+            elif draft.kind == "scan" and self.region == "before" and index > latest and not self.scans:
+                reasons["a recurrence that it does not read would wait for it"] = None
             elif draft.space != node.shape:
                 reasons[f"its shape is {list(node.shape)}, of the group that it reads {list(draft.space)}"] = None
             elif index > latest or (misread := self._misread(node, index)) is None:
