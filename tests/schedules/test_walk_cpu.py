@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import tvm_rnn as rnn
+from schedules.walk_cpu import EVEN_ROWS
+from tvm_rnn.passes import pipeline
 from tvm_rnn.records import Choice
 from tvm_rnn.schedule.schedule_template import Unit, best, space, templates
 from tvm_rnn.target import TABLE, resolve
@@ -24,6 +26,18 @@ def test_the_default_fits_half_of_the_level_2_cache() -> None:
     rows = best(unit(), MACHINE).knobs["rows"]
     assert rows * (1024 + 512) * 4 <= MACHINE.l2_bytes // 2
     assert best(unit(), replace(MACHINE, l2_bytes=2 * MACHINE.l2_bytes)).knobs["rows"] > rows
+
+
+def test_a_tile_without_steps_fits_the_whole_cache() -> None:
+    """For threads share it. In even parts, of whole tiles of products."""
+    rows = best(replace(unit(), stages=2), MACHINE).knobs["rows"]
+    assert MACHINE.l2_bytes // 2 < rows * (1024 + 512) * 4 <= MACHINE.l2_bytes and rows % EVEN_ROWS == 0
+
+
+@pytest.mark.parametrize(("name", "expected"), [("mlstm", 3), ("lstm", 0)])
+def test_what_goes_through_a_tile_at_once(name: str, expected: int) -> None:
+    tiling = pipeline.run(rnn.RNN(rnn.cells.get(name), 4, 8), MACHINE)[-1][1].graphs[0].tiling
+    assert tiling is not None and tiling.unit is not None and tiling.unit.stages == expected
 
 
 def test_weights_too_large_for_caches_are_read_seldom() -> None:

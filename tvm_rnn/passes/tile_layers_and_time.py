@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from tvm_rnn.graph.graph import Graph, Tiling
+from tvm_rnn.graph.graph import Graph, Tiling, has_steps
 from tvm_rnn.schedule.schedule_template import Chosen, Unit, best
 
 from ..decisions import tell
@@ -61,13 +61,15 @@ def unit_of(graph: Graph, net: RNN, batches: tuple[int, ...]) -> Unit:
     """What a template is asked about. region: "layer", "layers" or "backward"; gates: 2 where a direction reads all of
     a sequence before its first output, else 1; width: elements per row that are stored for all of a tile: what `before`
     computes, and in graphs of training what others read at last, and what goes to the tape; depths: those of the input
-    and of the output."""
+    and of the output; stages: recurrences that go through a tile at once, where nothing is left for its steps."""
     kept = dict.fromkeys(n for g in graph.groups if g.region == "before" for n in g.stored)
     kept |= dict.fromkeys((*read_at_last(graph), *(graph.emitted if graph.kind == "forward" else ())))
     width = sum(prod(n.shape) for n in kept)
     flow = (graph.inputs[0].shape[0], graph.output.shape[0])
     region = "backward" if graph.kind == "backward" else "layers" if net.num_layers > 1 else "layer"
-    return Unit("walk", region, graph.dtype, 1 + _reads_all_first(graph, net), width, flow, batches=batches)
+    stages = 0 if has_steps(graph) else sum(g.kind == "scan" for g in graph.groups)
+    gates = 1 + _reads_all_first(graph, net)
+    return Unit("walk", region, graph.dtype, gates, width, flow, stages, batches=batches)
 
 
 def _tell(graph: Graph, net: RNN, chosen: Chosen) -> None:

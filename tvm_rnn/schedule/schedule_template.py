@@ -40,7 +40,8 @@ class Unit:
 
     kind: "gemm", "reduce" or "pointwise" of a group; "sum_rows" of a sum over all rows; "scan" or "recurrent" of a
     whole loop on a GPU, "recurrence" of a linear one in chunks of time; "walk" of all layers. gates G, width N (units),
-    depths K of each product, stages: pointwise values in the epilogue. batches: the batch sizes named at compile time.
+    depths K of each product, stages: pointwise values in the epilogue, of a walk what goes through a tile at once.
+    batches: the batch sizes named at compile time.
     """
 
     kind: str

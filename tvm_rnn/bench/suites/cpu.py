@@ -59,7 +59,8 @@ def ablation() -> list[Point]:
 def linear() -> list[Point]:
     """Linear recurrences, each with and without the pass that runs them over all time: 4096 steps of one row and of
     sixteen."""
-    cells = (("gated_delta_net", 64), ("mlstm", 64), ("min_gru", 512), ("sru", 512))
+    matrices = [(cell, 64) for cell in ("gated_delta_net", "mlstm", "delta_net", "gla")]
+    cells = (*matrices, ("min_gru", 512), ("sru", 512))
     points = [Point(cell, h, h, 4096, batch, DTYPE) for cell, h in cells for batch in (1, 16)]
     return [replace(point, without=off) for point in points for off in ((), suites.IN_STEPS)]
 
