@@ -9,8 +9,8 @@ share a loop over heads, `reduction_tiles.py` products of heads and matrices, wi
 (`pair_product.py`: of 16 bits, `saturating_pairs.py`: of two bytes in 16 bits), `dropout_masks.py`, `convolution.py`
 with `zero_padding.py`; `second_thread.py` says how many threads are worth it. Recurrences over all of a tile's steps:
 `walk_through_time.py`, `recurrence.py` of vectors, `matrix_recurrence.py` (`matrix_update.py` a step, `matrix_part.py`
-what a thread works on, `matrix_chunk.py`, `matrix_rows.py` how; `matrix_again.py` in backward).
-`weight_packing.py`, `workspace.py` and
+what a thread works on, `matrix_chunk.py`, `matrix_rows.py` how; `matrix_again.py` in backward). What has a row for each
+step is shared in `row_stages.py`, with vectors of `numbers_of_rows.py`. `weight_packing.py`, `workspace.py` and
 `weight_storage.py`: where data lies. `tir_pipeline.py` runs last, and in it `cut_functions.py` and
 `argument_checks.py`; `c_compiler.py` compiles C (c/: thread pool).
 """
