@@ -105,6 +105,17 @@ def test_a_second_call_prepares_nothing_and_reads_its_input_again(cudnn: api.Cud
     assert sum(line.startswith("layers") for line in lines) == 1 and len(lines) == 3  # and two streams
 
 
+def test_configurations_have_their_workspace_in_common() -> None:
+    runs = api.models(problem(point(), torch))
+    with torch.no_grad():
+        for name in WORKING:
+            runs[name]()
+    assert len({runs[name].kept[2].data_ptr() for name in WORKING}) == 1
+    room = api.Room(problem(point(), torch))
+    few, many = room.of(8), room.of(16)
+    assert many.numel() == 16 and room.of(4) is many is not few
+
+
 def test_descriptors_go_with_the_model(cudnn: api.Cudnn) -> None:
     before = fake_cudnn.alive(cudnn)
     model = api.models(problem(point(), torch))["STANDARD"]

@@ -195,9 +195,9 @@ def models(problem: GpuProblem) -> dict[str, CudnnModel]:
         raise Unsupported(f"it has no cell {point.cell}")
     if point.precision not in MATHS:
         raise Unsupported(f"it has no recurrent layers in {point.precision}")
-    cudnn = load()
+    cudnn, room = load(), Room(problem)
     return {
-        f"{algorithm}{converted}{unpacked}": CudnnModel(cudnn, problem, algorithm, math_type, layout)
+        f"{algorithm}{converted}{unpacked}": CudnnModel(cudnn, problem, room, algorithm, math_type, layout)
         for algorithm in ALGORITHMS
         for converted, math_type in MATHS[point.precision]
         for unpacked, layout in LAYOUTS
@@ -205,11 +205,29 @@ def models(problem: GpuProblem) -> dict[str, CudnnModel]:
     }
 
 
+class Room:
+    """The memory that configurations work in: one after the other, they have it in common."""
+
+    def __init__(self, problem: GpuProblem) -> None:
+        self.problem = problem
+        self.bytes: torch.Tensor | None = None
+
+    def of(self, count: int) -> torch.Tensor:
+        """At least so many bytes. Whoever has less keeps that."""
+        import torch
+
+        if self.bytes is None or self.bytes.numel() < count:
+            self.bytes = torch.zeros(count, dtype=torch.uint8, device=self.problem.device)
+        return self.bytes
+
+
 class CudnnModel:
     """One configuration. The first call prepares it: descriptors, weights, and code that cuDNN compiles."""
 
-    def __init__(self, cudnn: Cudnn, problem: GpuProblem, algorithm: str, math_type: int, layout: int) -> None:
-        self.cudnn, self.problem, self.point = cudnn, problem, problem.point
+    def __init__(
+        self, cudnn: Cudnn, problem: GpuProblem, room: Room, algorithm: str, math_type: int, layout: int
+    ) -> None:
+        self.cudnn, self.problem, self.point, self.room = cudnn, problem, problem.point, room
         self.algorithm, self.math_type, self.layout = algorithm, math_type, layout
         self.width = dict(self.point.sizes)["P"] if self.point.cell == "lstm_projection" else self.point.hidden
         self.arguments: list[Argument] = []
@@ -242,7 +260,7 @@ class CudnnModel:
         work, reserve = c_size_t(), c_size_t()
         sizes = (ctypes.byref(work), ctypes.byref(reserve))
         cudnn.call("cudnnGetRNNTempSpaceSizes", handle, rnn, INFERENCE, x_data, *sizes)
-        workspace = self._bytes(work.value)
+        workspace = self.room.of(work.value)
         options = {"dtype": self.problem.dtype, "device": self.problem.device}
         self.y = torch.empty(point.steps, point.batch, point.directions * self.width, **options)
         h = torch.empty(rows, point.batch, self.width, **options)
