@@ -164,7 +164,7 @@ WHOLE = {"unit": "step, all of T", "template": "cluster", "most": 16, "phases": 
 TEMPLATES = [
     {
         **{"unit": "2 layers in a wave, step, all of T", "template": "grid", "layers": [0, 1]},
-        **{"least_batch": 3, "most": 64, "least_steps": 4},
+        **{"least_batch": 3, "most": 64, "least_steps": 4, "most_steps": {"16": 99, "64": 50}},
     },
     WHOLE,
     {**WHOLE, "template": "grid", "most": None, "phases": 2, "least_steps": 2},
@@ -181,6 +181,9 @@ TEMPLATES = [
     ("batch", "steps", "found"),
     [
         (64, 4, "a wave of grid"),
+        (16, 99, "a wave of grid"),
+        (16, 100, "cluster"),
+        (17, 51, "grid, 2 phases; step by step: gemm, rows"),
         (16, 3, "cluster"),
         (2, 4, "cluster"),
         (17, 3, "grid, 2 phases; step by step: gemm, rows"),

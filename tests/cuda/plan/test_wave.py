@@ -80,6 +80,19 @@ def test_few_rows_are_left_to_layers_side_by_side() -> None:
     assert few["least_batch"] == 2 and few["unit"].endswith("B > 1") and many["least_batch"] == 1
 
 
+@pytest.mark.broad
+def test_long_calls_of_few_small_layers_are_not_for_a_wave() -> None:
+    plan = planned("gru", 32, num_layers=2)
+    assert plan.together is not None
+    ((rows, most),) = plan.together.longest[0].items()
+    assert rows == 16 and 64 < most < 256
+    assert f"T >= 2 && T <= {most} && B <= " in "\n".join(line.strip() for line in plan.program.layout)
+    (fact,) = [row for row in plan.program.facts["templates"] if "in a wave" in row["unit"]]
+    assert fact["most_steps"] == {16: most} and f"T <= {most}" in fact["unit"]
+    geometry, us = plan.together.regimes[0][0].geometry, plan.together.regimes[0][0].predicted_us
+    assert wave.following_us(geometry, us) < us  # a GRU's inputs for the new state are multiplied ahead
+
+
 @pytest.mark.broad_after(1)
 @pytest.mark.parametrize(("inputs", "hidden", "copied"), [(16, 37, "output"), (12, 64, "copy0"), (16, 64, "")])
 def test_rows_of_any_width_run_in_a_wave(inputs: int, hidden: int, copied: str) -> None:

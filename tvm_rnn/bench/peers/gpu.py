@@ -81,6 +81,9 @@ def regime(manifest: Mapping[str, Any], batch: int, steps: int) -> str:
         wave = "least_batch" in row  # else layers one by one run: step by step, where there are too few steps
         if "most" not in row or (wave and (steps < row["least_steps"] or batch < row["least_batch"])):
             return False
+        longest = {int(rows): most for rows, most in row.get("most_steps", {}).items()}
+        if longest and steps > longest[min((rows for rows in longest if batch <= rows), default=max(longest))]:
+            return False
         return row["most"] is None or batch <= int(row["most"])
 
     rows, found = manifest["templates"], []

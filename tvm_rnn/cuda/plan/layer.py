@@ -44,6 +44,7 @@ from tvm_rnn.cuda.model.choose_regime import Persistent, choose
 from tvm_rnn.cuda.model.few_steps import BATCHES, few_steps
 from tvm_rnn.cuda.model.launched_step_time import predict_steps
 from tvm_rnn.cuda.model.persistent_step_time import predict
+from tvm_rnn.cuda.model.start_time import start_us
 from tvm_rnn.cuda.rowwise.chained_groups import chained_groups, chained_groups_kernel, held
 from tvm_rnn.cuda.rowwise.dropout_masks import BITS, WORD, MaskRows, mask_kernel
 from tvm_rnn.cuda.rowwise.row_copies import RowCopy, row_copies
@@ -517,9 +518,17 @@ class Layer:
             regime.most is None and regime.least_steps == 1 for regime in self.regimes
         )
 
+    def _regime_of(self, batch: int) -> Regime | None:
+        return next((r for r in self.regimes if r.most is None or batch <= r.most), None)
+
+    def start_us(self, batch: int) -> float:
+        """Before the first step of a persistent kernel, predicted."""
+        regime = self._regime_of(batch)
+        return start_us(regime.time, batch) if isinstance(regime, Persistent) else 0.0
+
     def beside(self, batch: int) -> int:
         """How many layers like this one have room on the GPU at the same time."""
-        regime = next((r for r in self.regimes if r.most is None or batch <= r.most), None)
+        regime = self._regime_of(batch)
         return max(1, regime.resident // -(-batch // regime.geometry.rows)) if isinstance(regime, Persistent) else 1
 
     def facts(self) -> list[dict[str, Any]]:

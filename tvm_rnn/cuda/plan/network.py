@@ -31,6 +31,7 @@ from tvm_rnn.cuda.linear.pair import EVERY
 from tvm_rnn.cuda.model.choose_backward_lanes import WAVE_STEPS, WAVE_TILES
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
 from tvm_rnn.cuda.model.few_steps import least
+from tvm_rnn.cuda.model.wave_time import OneByOne
 from tvm_rnn.cuda.rowwise.dropout_masks import Dropped, NetworkMaskKeys
 from tvm_rnn.cuda.rowwise.state_moves import Buffers, InPlace, StateCopy, Tile, copy_states, end_rows
 from tvm_rnn.decisions import about, forget, recording, tell, told
@@ -294,17 +295,19 @@ class Plan:
             with about("wave"):
                 tell(False, "layers in a wave", "convolutions read the rows of other pixels, which other blocks make")
             return None
-        alone = [
-            sum(self.code[index].predicted_us(batch) for index in self.layers.of_layer)
-            for batch in self.options.batches or EXPECTED_BATCHES
-        ]
-        beside = [min(code.beside(batch) for code in self.code) for batch in self.options.batches or EXPECTED_BATCHES]
+        others = [self._one_by_one(batch) for batch in self.options.batches or EXPECTED_BATCHES]
         with about("wave"):
-            first = self.code[self.layers.of_layer[0]]
-            found = wave(self.passed, self.target, first, alone, beside)
+            found = wave(self.passed, self.target, self.code[self.layers.of_layer[0]], others)
         if found is not None:
             found.reserve(self.program)
         return found
+
+    def _one_by_one(self, batch: int) -> OneByOne:
+        every = [self.code[index] for index in self.layers.of_layer]
+        us, start = (
+            sum(times) for times in zip(*((c.predicted_us(batch), c.start_us(batch)) for c in every), strict=True)
+        )
+        return OneByOne(us, start, len(every), min(code.beside(batch) for code in self.code))
 
     def _tile_sizes(self) -> None:
         """How many steps a tile has, and whether layers (or directions) run at the same time."""

@@ -29,7 +29,9 @@ from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.model.choose_geometry import ChosenGeometry, choose_geometry
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES, Persistent, geometry_facts, phase_facts, step_of
+from tvm_rnn.cuda.model.few_steps import least
 from tvm_rnn.cuda.model.persistent_step_time import StepTime, able_to_run, resident_groups
+from tvm_rnn.cuda.model.wave_time import LEAST_STEPS, LONGEST, OneByOne, following_us, most_steps
 from tvm_rnn.cuda.persistent import wave_kernel
 from tvm_rnn.cuda.persistent.geometry import MMA
 from tvm_rnn.cuda.persistent.lengths_and_resets import resettable
@@ -44,9 +46,7 @@ from tvm_rnn.target import Target
 from .layer import Layer, picked
 
 WAVE_BYTES = 256 << 20  # for outputs between layers, in one tile of time
-LEAST_STEPS = 2  # H200, 3 LSTMs of 512, B = 16, bf16: 4 steps in a wave 27 us, 2 layer by layer 52
 WAVES = (*MMA, "float32")  # precisions
-GAIN = 1.3  # of the layers' times one after the other: their streams, tiles and products of inputs take more than that
 # In float32 products of inputs are counted: multiply-adds per us of large ones, and the part of all times that a wave
 # may take; and of the times of layers side by side, which tiles prolong. LSTM, H200, us per step for T = 100, in a wave
 # and without, as measured: 4 x 512 B = 64 33.2, 44.6, B = 16 10.3, 16.5, GRU 26.6, 41.2; 3 x 256 B = 64 9.4, 8.8.
@@ -72,6 +72,7 @@ class Wave:
     regimes: list[list[Persistent]]  # per wave: one per member
     limits: list[int]  # per wave: the largest B
     floors: list[int]  # per wave: the largest B that layers one by one are left to; 0: none
+    longest: list[dict[int, int]]  # per wave: by B, the largest T; of more steps layers one by one are quicker
     lean: bool = False  # there are never lengths or resets
     first: Layer | None = None  # the first layer, where its products of inputs run before the wave
     places: list[dict[Any, Pointer]] = field(default_factory=list)  # per layer: packed weights
@@ -142,7 +143,8 @@ class Wave:
         layers = len(self.of_layer)
         cases = ""
         for number, (floor, limit) in enumerate(zip(self.floors, self.limits, strict=True)):
-            cases += f"T >= {LEAST_STEPS} && {f'B > {floor} && ' if floor else ''}B <= {limit} ? {number} : "
+            bounds = [f"T >= {LEAST_STEPS}", *self._upto(number), *([f"B > {floor}"] if floor else []), f"B <= {limit}"]
+            cases += f"{' && '.join(bounds)} ? {number} : "
         self.fits = program.let("wave_fits", f"{cases}-1")
         output = self.members[0].layout.output
         row = output.row_stride * ITEM_BYTES[output.dtype] * max(1, layers - 1)
@@ -171,6 +173,11 @@ class Wave:
                 for pack in regimes[index].packs:
                     weights.want(pack)
             self.places.append(dict(weights.pack(program, layer, 0)))
+
+    def _upto(self, number: int) -> list[str]:
+        """A C++ condition on T, where there is one."""
+        rows = self.longest[number]
+        return [f"T <= {least([rows])}"] if min(rows.values()) < LONGEST else []
 
     # --- statements ------------------------------------------------------------------------------------------------
 
@@ -271,11 +278,12 @@ class Wave:
 
     def facts(self) -> list[dict[str, Any]]:
         found = []
-        for regimes, floor, limit in zip(self.regimes, self.floors, self.limits, strict=True):
+        for number, (regimes, floor, limit) in enumerate(zip(self.regimes, self.floors, self.limits, strict=True)):
             fact = replace(regimes[0], most=limit).fact
-            unit = f"{len(self.of_layer)} layers in a wave, {fact['unit']}, T >= {LEAST_STEPS}"
-            unit += f", B > {floor}" if floor else ""
-            found.append({**fact, "unit": unit, "least_batch": floor + 1, "least_steps": LEAST_STEPS})
+            bounds = [f"T >= {LEAST_STEPS}", *self._upto(number), *([f"B > {floor}"] if floor else [])]
+            unit = f"{len(self.of_layer)} layers in a wave, {fact['unit']}, {', '.join(bounds)}"
+            own = {"least_batch": floor + 1, "least_steps": LEAST_STEPS, "most_steps": self.longest[number]}
+            found.append({**fact, "unit": unit, **own})
         return found
 
 
@@ -283,11 +291,10 @@ def _most(values: Sequence[HostExpr]) -> str:
     return reduce(lambda text, value: f"max<int64_t>({text}, {value})", map(str, values))
 
 
-def wave(passed: Passed, target: Target, first: Layer, alone: Sequence[float], beside: Sequence[int]) -> Wave | None:
+def wave(passed: Passed, target: Target, first: Layer, others: Sequence[OneByOne]) -> Wave | None:
     """The waves of a network; None where there is none that is worth while.
 
-    first: the first layer, as it is alone. alone: for each expected batch size the predicted time of a step of all
-    layers one after the other. beside: how many of them run at the same time.
+    first: the first layer, as it is alone. others: for each expected batch size layers one after the other.
     """
     net, precision = passed.net, passed.options.precision
     if net.num_directions > 1 or net.reverse or net.num_layers < 2 or precision not in WAVES or target.arch != "sm_90a":
@@ -299,7 +306,7 @@ def wave(passed: Passed, target: Target, first: Layer, alone: Sequence[float], b
     except NotPersistent as reason:
         tell(False, "layers in a wave", str(reason))
         return None
-    found = _chosen(passed, target, members, None, alone, beside)
+    found = _chosen(passed, target, members, None, others)
     if found is not None or layers.of_layer.count(layers.of_layer[0]) > 1:
         return found
     try:
@@ -307,7 +314,7 @@ def wave(passed: Passed, target: Target, first: Layer, alone: Sequence[float], b
     except NotPersistent as reason:
         tell(False, "layers in a wave, the first one behind its products of inputs", str(reason))
         return None
-    return _chosen(passed, target, members, first, alone, beside)
+    return _chosen(passed, target, members, first, others)
 
 
 def _chosen(
@@ -315,35 +322,32 @@ def _chosen(
     target: Target,
     members: list[Member],
     first: Layer | None,
-    alone: Sequence[float],
-    beside: Sequence[int],
+    others: Sequence[OneByOne],
 ) -> Wave | None:
     """The waves of layers; first: see `Wave`."""
     net, precision, batches, layers = passed.net, passed.options.precision, passed.options.batches, passed.in_wave
     found: list[tuple[int, ChosenGeometry]] = []
-    floors: dict[int, int] = {}  # by the number in `found`: the next smaller batch, where that has no wave
-    for batch, other, more in sorted(zip(batches or EXPECTED_BATCHES, alone, beside, strict=True), reverse=True):
+    longest: list[dict[int, int]] = []  # by the number in `found`
+    floors: dict[int, int] = {}  # likewise: the next smaller batch, where that has no wave
+    for batch, other in sorted(zip(batches or EXPECTED_BATCHES, others, strict=True), key=lambda own: -own[0]):
         with about("", batch=batch):
             best = _best(members, len(layers.of_layer), target, precision, batch)
-            allowed = GAIN * other if precision != "float32" else _most_us(members, layers.of_layer, batch, other, more)
-            taken = best is not None and best.geometry is not None and (best.recorded or best.us < allowed)
+            steps = 0 if best is None else _longest(members, layers.of_layer, best, batch, other)
             if best is not None:
-                why = f"{best.us:.2f} us per step of all layers in one launch predicted"
-                why += f", one by one {other:.2f}; by {best.record}" if taken else f"; one after the other {other:.2f}"
-                why += "" if taken else f"; with their streams and products of inputs a wave may take {allowed:.2f}"
-                facts = _told(members, layers.of_layer, best) if taken and listening() else {}
-                us = {"predicted_us": round(best.us, 3), "one_by_one_us": round(other, 3)}
-                tell(taken, "layers in a wave", why, **us, **facts)
-            if best is None or not taken:
+                _tell(members, layers.of_layer, best, other, steps)
+            if best is None or not steps:
                 if found:
                     floors.setdefault(len(found) - 1, batch)
                 continue
         if not found or len(found) - 1 in floors or found[-1][1].geometry != best.geometry:
             found.append((batch, best))
+            longest.append({})
+        longest[-1][batch] = steps
     if not found:
         return None
     below = [floors.get(n, 0) for n in reversed(range(len(found)))]
-    result = Wave(net, layers.of_layer, members, [], [], below, bool(target.records.lean), first)
+    lean = bool(target.records.lean)
+    result = Wave(net, layers.of_layer, members, [], [], below, longest[::-1], lean, first)
     for number, (batch, best) in enumerate(reversed(found)):
         most = batch if number + 1 < len(found) else None
         result.regimes.append([_regime(m, best, most, net, target) for m in members])
@@ -351,6 +355,28 @@ def _chosen(
         rows = resident_groups(geometry, part) * geometry.rows
         result.limits.append(min(rows, most or rows))
     return result
+
+
+def _longest(
+    members: Sequence[Member], of_layer: Sequence[int], best: ChosenGeometry, batch: int, other: OneByOne
+) -> int:
+    """The largest T that is for a wave; 0: none."""
+    if best.geometry is None:
+        return 0
+    if best.recorded:
+        return LONGEST
+    if best.geometry.precision == "float32":
+        return LONGEST if best.us < _most_us(members, of_layer, batch, other) else 0
+    return most_steps(following_us(best.geometry, best.us), other)
+
+
+def _tell(members: Sequence[Member], of_layer: Sequence[int], best: ChosenGeometry, other: OneByOne, most: int) -> None:
+    why = f"{best.us:.2f} us per step of all layers in one launch predicted, one by one {other.us:.2f}"
+    why += f"; by {best.record}" if most else "; with what begins their tiles layers one by one are quicker"
+    why += f"; up to {most} steps" if 0 < most < LONGEST else ""
+    facts = _told(members, of_layer, best) if most and listening() else {}
+    us = {"predicted_us": round(best.us, 3), "one_by_one_us": round(other.us, 3)}
+    tell(bool(most), "layers in a wave", why, **us, **facts)
 
 
 def _told(members: Sequence[Member], of_layer: Sequence[int], best: ChosenGeometry) -> Figures:
@@ -369,12 +395,12 @@ def _no_wave(net: RNN, target: Target, precision: str) -> str:
     return f"waves are for {', '.join(WAVES)} on sm_90a, not for {precision} on {target.arch}"
 
 
-def _most_us(members: Sequence[Member], of_layer: Sequence[int], batch: int, other: float, beside: int) -> float:
+def _most_us(members: Sequence[Member], of_layer: Sequence[int], batch: int, other: OneByOne) -> float:
     """What a step of a wave in float32 may take."""
     steps = [members[index].step for index in of_layer]
     gates = [(p.gates * p.width, o) for step in steps for p in step.phases for o in p.operands if o.given]
     inputs = sum(rows * operand.depth for rows, operand in gates) * batch / FMA_PER_US
-    return min(FMA_GAIN * (other + inputs), BESIDE_GAIN * other / min(beside, len(of_layer)))
+    return min(FMA_GAIN * (other.us + inputs), BESIDE_GAIN * other.us / min(other.beside, other.layers))
 
 
 def _member(passed: Passed, graph: Graph, number: int) -> Member:
