@@ -124,6 +124,13 @@ def test_half_of_l2_is_kept_for_weights_that_do_not_fit(width: int, precision: s
     assert made(lstm_step(width, width), precision).knobs["share_kept"] == kept
 
 
+def test_blocks_have_no_more_stages_than_tiles_of_k() -> None:
+    """So that blocks of both directions' products fit on a multiprocessor; deep products take all of it."""
+    (short, *_), (deep, *_) = (made(hoisted(1, 508, (k,)), "tf32").variants for k in (1016, 16384))
+    room = resolve("nvidia-h200").sm_shared_bytes
+    assert 2 * (short.kernel.shared_bytes + 1024) <= room < 2 * deep.kernel.shared_bytes
+
+
 def test_no_kernel_for_rows_that_are_not_aligned() -> None:
     assert not shared(2048, stride=1)
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
-from tvm_rnn.cuda.layer.packed_layout import SIZES, Fragments, Lanes, Pack, of_members
+from tvm_rnn.cuda.layer.packed_layout import SIZES, Fragments, Lanes, Pack, ceil_div, of_members
+from tvm_rnn.cuda.layer.pipeline_barriers import LAG
 from tvm_rnn.cuda.layer.pointers import Argument, storage
 from tvm_rnn.cuda.layer.row_kernels import Reads, Writes
 from tvm_rnn.graph.graph import Group, Node, make
@@ -213,7 +214,7 @@ def _split_k(name: str, problem: Problem, knobs: Config) -> list[Variant]:
         shape = {k: knobs[f"share_{k}"] for k in ("columns", "along", "cluster", "kept")}
         overlap = 0 < knobs["share_overlap"] <= high
         tile = SplitKTile(64 * high, block=problem.layout.block, overlap=overlap, **shape)
-        tile = replace(tile, stages=knobs["share_bytes"] // (tile.stage_bytes + 16))
+        tile = replace(tile, stages=min(knobs["share_bytes"] // (tile.stage_bytes + 16), _most_stages(problem, tile)))
         if not tile.fits:  # so many rows are the other kernels'
             continue
         most = max(64 * high, knobs["share_most"]) if 64 * (high + 1) > knobs["share"] else 64 * high
@@ -221,6 +222,13 @@ def _split_k(name: str, problem: Problem, knobs: Config) -> list[Variant]:
         further = (*_aligned(problem), *(["!given"] if problem.given and high > 1 else []))
         found.append(Variant(_written(f"{name}_share{high}", problem, tile, WgmmaSplitKGemm), least, most, further))
     return found
+
+
+def _most_stages(problem: Problem, tile: SplitKTile) -> int:
+    """No more than a block has tiles of K: what is left of shared memory is for a block of another product, as of the
+    other direction's."""
+    own = ceil_div(sum(problem.fragments.tiles_deep(o.depth) for o in problem.operands), tile.cluster)
+    return max(own, LAG + 2)
 
 
 def _kernel(name: str, problem: Problem, knobs: Config, size: str) -> Kernel:
