@@ -25,6 +25,8 @@ CASES: dict[str, tuple[str | rnn.Cell, int, str, dict[str, Any]]] = {
     "norm_fp32": ("lstm_layer_norm", 40, "float32", {}),
     "matrices": ("mlstm", 12, "float64", {}),
     "constants": ("gru_attention", 24, "float32", {}),
+    "alif_bf16": ("alif", 128, "bfloat16", {}),
+    "plif_fp16": ("plif", 128, "float16", {}),
     "scan_fp32": ("brc", 40, "float32", {"num_layers": 2, "bidirectional": True}),  # steps without products
     "scan_bf16": ("indrnn", 33, "bfloat16", {}),
     "walked": (neurons.lif_neuron, 2048, "float64", {"num_layers": 2}),  # values made again from states before steps
