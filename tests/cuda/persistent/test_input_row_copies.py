@@ -68,7 +68,7 @@ def test_every_weight_is_packed_once() -> None:
     assert inputs.operand.given and geometry.copy_warps == MOST_COPY_WARPS and geometry.fits()
     assert geometry.kept_registers == states.registers * geometry.block_words(geometry.step.phases[1])
     both = replace(geometry, inputs_apart=0)
-    assert both.kept_registers > geometry.kept_registers and both.registers() > geometry.registers()
+    assert both.kept_registers > geometry.kept_registers and both.registers > geometry.registers
 
 
 def test_they_share_units_evenly() -> None:
