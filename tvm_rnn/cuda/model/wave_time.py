@@ -5,8 +5,8 @@ In: predicted microseconds of a step both ways, and how many layers have room on
 A wave takes a step of one layer for each step and for each layer above the first. Layers on streams of their own take
 turns by tiles of time, which get longer with T: what begins a tile is then shared by more steps.
 
-Constants are fitted to calls of stacks of 2 to 6 layers on an H200, of 32 to 485 units, up to 70 rows and 1024 steps, in
-16 bits and TF32. Waves of small layers in float32 take less time than this predicts.
+Constants are fitted to calls of stacks of 2 to 6 layers on an H200, of 32 to 485 units, up to 70 rows and 1024 steps,
+in 16 bits and TF32. Waves of small layers in float32 take less time than this predicts.
 """
 
 from __future__ import annotations
