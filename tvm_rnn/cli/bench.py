@@ -31,8 +31,8 @@ SUITE_HELP = (
     "Measure a suite. On this CPU: cpu-grid, cpu-random, streaming, audio, browser, cortex-m (instructions in QEMU), "
     "generate, fastrnns, deepbench, zoo, ablation, linear, heads, models (whole ones, of packages) or compile (CPU "
     "seconds that compiling takes). "
-    "With --build or --modules on a GPU: gpu-grid, any-batch, random, generate, images, spikes, blog, deepbench, "
-    "flashrnn, heads, members, zoo, ablation or linear."
+    "With --build or --modules on a GPU: gpu-grid, any-batch, off-grid, random, generate, images, spikes, blog, "
+    "deepbench, flashrnn, heads, members, zoo, ablation or linear."
 )
 PEERS_HELP = (
     f"Peers, comma-separated. [{CPU_PEERS}; also ncnn, tract, litert, tflite-micro, torch-loop, torch-compile, "

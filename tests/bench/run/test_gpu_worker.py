@@ -62,6 +62,12 @@ def test_lengths_are_everyones_and_a_call_without_a_graph_is_a_call(
     assert all(row["us_per_step"] and row["error"] < 1e-5 for row in rows)
 
 
+def test_unaligned_inputs_are_everyones(module: str) -> None:
+    asked, bench = request(point(unaligned=True), module, "tvm_rnn", "torch"), Bench(lambda told: None)
+    assert all(x.data_ptr() % 16 == x.element_size() for x in bench._problem(point(unaligned=True), asked).inputs)
+    assert all(row["us_per_step"] and row["error"] < 1e-5 for row in bench.measure(asked))
+
+
 def test_a_point_without_a_module_is_measured_for_its_peers() -> None:
     ours, theirs = Bench(lambda told: None).measure(request(point("gru"), None, "tvm_rnn", "torch"))
     assert ours["reason"] == "no module was built for it" and "us_per_step" not in ours

@@ -68,6 +68,14 @@ def test_the_articles_networks() -> None:
     assert {p.precision for p in suite("blog") if p.layers == 4} == set(ALL)
 
 
+def test_off_the_grid_a_network_is_called_in_every_way() -> None:
+    points = suite("off-grid")
+    stack = [p for p in points if p.layers == 4 and p.batch == 64 and not p.training]
+    assert [p.name.split("-t100")[1] for p in stack] == ["-bf16", "-eager-bf16", "-lengths-bf16", "-unaligned-bf16"]
+    assert len({p.network for p in points if not p.training}) == 3 and sum(p.training for p in points) == 2
+    assert batches(points)[stack[0].network] == ()  # compiled for no batch size in particular
+
+
 def test_the_zoo_is_all_of_it_and_the_ablation_all_passes() -> None:
     assert [p.cell for p in suite("zoo")] == FITTING
     assert (*IN_STEPS, *PASSES) == PASS_NAMES

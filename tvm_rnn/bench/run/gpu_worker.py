@@ -202,6 +202,7 @@ class Bench:
         shapes = list(self.net.input_shapes.values())
         options = {"generator": generator, "device": self.device}
         inputs = [torch.rand(point.steps, point.batch, *shape, **options).mul_(2).sub_(1).to(dtype) for shape in shapes]
+        inputs = [_unaligned(x) for x in inputs] if point.unaligned else inputs
         given = (point, self.net, tuple(inputs), request["module"], request["compile_seconds"])
         lengths = lengths_of(point, generator) if point.lengths else None
         return GpuProblem(*given, lengths, resets_of(point, generator) if point.resets else None)
@@ -311,6 +312,11 @@ def resets_of(point: Point, generator: torch.Generator) -> torch.Tensor:
 
     options = {"generator": generator, "device": generator.device}
     return torch.rand(point.steps, point.batch, **options) * RESET_EVERY < 1
+
+
+def _unaligned(x: torch.Tensor) -> torch.Tensor:
+    """The same values one element behind a multiple of 16 bytes."""
+    return x.new_empty(x.numel() + 1)[1:].view(x.shape).copy_(x)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ALL_PASSES = "all passes"
 SIZES = ("input", "hidden", "layers", "directions", "sizes", "steps", "batch")
-NETWORK = ("cell", *SIZES, "precision", "lengths", "eager")
+NETWORK = ("cell", *SIZES, "precision", "lengths", "unaligned", "eager")
 BEST = "the best of them"
 BOUNDS = (1.0, 0.9)  # ratios below which points are counted
 SHARES = {"byte_share": "bytes", "flop_share": "FLOPs"}

@@ -42,7 +42,8 @@ class Point:
     cell: of the zoo, of CELLS, or "file.py:function". precision: of products, a key of SHORT. sizes: other axes
     of the cell, (name, size). without: passes left out. lengths: rows have lengths of their own. eager: calls are no
     CUDA graph. any_batch: the module is compiled for no batch size in particular. training: both passes. resets: rows
-    begin anew, each at about one step of RESET_EVERY. calls: of a graph, one after the other.
+    begin anew, each at about one step of RESET_EVERY. calls: of a graph, one after the other. unaligned: inputs begin
+    between multiples of 16 bytes.
     """
 
     cell: str
@@ -61,6 +62,7 @@ class Point:
     training: bool = False
     resets: bool = False
     calls: int = 1
+    unaligned: bool = False
 
     @property
     def dtype(self) -> str:
@@ -70,7 +72,8 @@ class Point:
     @property
     def network(self) -> Point:
         """The same network without T and B, however it is called: what is compiled."""
-        return replace(self, steps=0, batch=0, lengths=False, eager=False, resets=False, calls=1)
+        as_compiled = replace(self, lengths=False, eager=False, resets=False, unaligned=False)
+        return replace(as_compiled, steps=0, batch=0, calls=1)
 
     @property
     def network_name(self) -> str:
@@ -88,7 +91,8 @@ class Point:
     def name(self) -> str:
         """Such as lstm-h512-i64-l3-b64-t100-bf16. Its words choose points; no two points of a suite share one."""
         network, _, precision = self.network_name.rpartition("-")
-        ways = "-lengths" * self.lengths + "-resets" * self.resets + "-eager" * self.eager
+        told = {"lengths": self.lengths, "resets": self.resets, "unaligned": self.unaligned, "eager": self.eager}
+        ways = "".join(f"-{way}" for way, is_so in told.items() if is_so)
         ways += f"-calls{self.calls}" if self.calls > 1 else ""
         return f"{network}-b{self.batch}-t{self.steps}{ways}-{precision}"
 
@@ -132,6 +136,21 @@ def any_batch() -> list[Point]:
         for hidden in (512, 1024, 2048)
         for batch in rows
     ]
+
+
+def off_grid() -> list[Point]:
+    """A stack and large layers, called in every way: in a graph and outside of one, with lengths, on unaligned inputs;
+    with more rows than half a wave holds; and in both passes of training."""
+    stack = Point("lstm", 512, 512, 100, 64, layers=4)
+    large = Point("lstm", 2560, 2560, 200, 64)
+    ways: tuple[Facts, ...] = ({}, {"eager": True}, {"lengths": True}, {"unaligned": True})
+    called = [
+        replace(point, any_batch=True, **way)
+        for point in (stack, large, Point("gru", 2048, 2048, 128, 16))
+        for way in ways
+    ]
+    rows = [replace(stack, any_batch=True, batch=batch) for batch in (65, 128)]
+    return [*called, *rows, *(replace(point, training=True) for point in (stack, large))]
 
 
 def blog() -> list[Point]:
@@ -276,7 +295,7 @@ PEERS = {
     "generate": "torch-cuda,torch-cuda-compile,torch-cuda-graph",
 }
 Suites = Mapping[str, Callable[..., list[Point]]]
-RECURRENCES = (gpu_grid, any_batch, blog, deepbench, flashrnn, heads, members, zoo, ablation, linear)
+RECURRENCES = (gpu_grid, any_batch, off_grid, blog, deepbench, flashrnn, heads, members, zoo, ablation, linear)
 EVERY = (*RECURRENCES, generate, images, spikes, random)
 DRAWN = ("random", "cpu-random")  # suites that are drawn by a seed
 SUITES: Suites = {f.__name__.replace("_", "-"): f for f in EVERY}
