@@ -31,6 +31,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
 
     monkeypatch.setattr(gpu_graphs, "capture", capture)
     monkeypatch.setattr(gpu_graphs, "rounds_us", rounds_us)
+    monkeypatch.setattr(gpu_graphs, "replay_us", lambda captured, count: 100.0)
     monkeypatch.setattr(gpu_graphs, "memory_of", lambda run: 64)
     monkeypatch.setattr(gpu_graphs, "run_poisoned", lambda run, size: run())
     monkeypatch.setattr(gpu_worker.Bench, "device", "cpu")

@@ -95,6 +95,29 @@ def test_a_wrong_result_is_not_timed(module: str, monkeypatch: pytest.MonkeyPatc
     assert "us_per_step" not in ours and "is allowed" in ours["reason"]
 
 
+def test_who_is_behind_is_timed_once_and_far_behind_its_family_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one reading each: "b" is behind, "slow 1" is so far behind that nobody tries "slow 2"."""
+    us = {"a": 100.0, "b": 180.0, "slow 1": 400.0, "slow 2": 90.0, "c": 140.0}
+
+    def prepare(problem: Any) -> Prepared:
+        runs = dict.fromkeys(us, lambda: bench._oracle(problem))
+        return Prepared("1", runs, families={name: name.partition(" ")[0] for name in us})
+
+    timed: list[str] = []
+    bench, readings = Bench(lambda told: None), iter([us[name] for name in us if name != "slow 2"])
+    monkeypatch.setattr(gpu_graphs, "replay_us", lambda captured, count: next(readings))
+    known = gpu_graphs.rounds_us
+    monkeypatch.setattr(
+        gpu_graphs, "rounds_us", lambda graphs, rounds: (timed.extend(graphs), known(graphs, rounds))[1]
+    )
+    monkeypatch.setitem(peers_gpu.FRAMEWORKS, "cudnn", prepare)
+    (row,) = bench.measure(request(point(), None, "cudnn"))
+    assert timed == ["cudnn\ta", "cudnn\tc"] and row["left_out"] == {
+        "slow 2": "slow 1 takes 4.0 times as long as the best"
+    }
+    assert row["config"] == "a" and row["configs"]["b"] == 180.0 / 5 and row["configs"]["slow 1"] == 400.0 / 5
+
+
 def test_what_is_all_zero_is_right_only_as_that() -> None:
     zero, state = torch.zeros(2, 3, dtype=torch.float64), {"h": torch.ones(3, dtype=torch.float64)}
     assert errors((zero, state), (zero, state)) == (0.0, 0.0)

@@ -158,7 +158,8 @@ def prepare_cudnn(problem: GpuProblem) -> Prepared:
     _without_resets(problem)
     runs = peers_cudnn.models(problem)
     compiling = [name for name, model in runs.items() if model.compiles]
-    return Prepared(f"cuDNN {peers_cudnn.load().version}", runs, compiling=compiling)
+    families = {name: run.algorithm for name, run in runs.items()}
+    return Prepared(f"cuDNN {peers_cudnn.load().version}", runs, compiling=compiling, families=families)
 
 
 def _without_resets(problem: GpuProblem) -> None:

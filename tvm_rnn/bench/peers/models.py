@@ -68,13 +68,15 @@ class Prepared:
 
     runs: one pass over all steps, without arguments, that returns y [T, B, D*H] in the framework's own form, on GPUs
     with the state; of a stream one step, by its number. compiling: the configurations whose first call compiles
-    something: it is timed, and stopped where it takes too long.
+    something: it is timed, and stopped where it takes too long. families: by configuration, what several have in common
+    that decides most of their time, such as an algorithm; "" is none.
     """
 
     version: str
     runs: Runs
     facts: Mapping[str, object] = field(default_factory=dict)
     compiling: Collection[str] = ()
+    families: Mapping[str, str] = field(default_factory=dict)
 
 
 def in_a_line(reason: Exception) -> str:

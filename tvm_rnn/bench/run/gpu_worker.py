@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 REPEATS = 20
 # Times what a rounding of the inputs moves exact results, as kernels round in a few places; the most of so many draws.
 MOVED, DRAWS = 4.0, 3
+# How many times the time of the framework's best, by one reading each: a configuration that takes more is not timed
+# again; where it takes far more, others of its family are not tried.
+BEHIND, FAR_BEHIND = 1.5, 3.0
 CHECKED = 4096  # steps that the oracle computes, of sequences without lengths: a minute of launches for 65,536
 Exact = tuple["torch.Tensor", dict[str, gpu_graphs.Result]]  # y and the state
 Tell = Callable[[Reply], None]
@@ -53,6 +56,7 @@ class Contender:
     """One framework on one point: its configurations, captured, and what is known of them.
 
     reason: why there are none. left_out: why one is not among them. seconds: of the first call of those that compile.
+    readings: microseconds of one call, by which those that are behind are timed no more. families: as `Prepared` has.
     """
 
     name: str
@@ -63,13 +67,30 @@ class Contender:
     errors: dict[str, tuple[float, float]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    readings: dict[str, float] = field(default_factory=dict)
+    families: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def ahead(self) -> dict[str, gpu_graphs.Captured | gpu_graphs.Called]:
+        """The configurations of which one may be the best."""
+        most = BEHIND * min(self.readings.values(), default=0.0)
+        return {config: graph for config, graph in self.graphs.items() if self.readings[config] <= most}
+
+    def behind(self, config: str) -> str:
+        """The reason not to try one: another one of its family is far behind. "": there is none."""
+        family, best = self.families.get(config, ""), min(self.readings.values(), default=0.0)
+        own = {c: us for c, us in self.readings.items() if family and self.families.get(c) == family}
+        if not own or min(own.values()) <= FAR_BEHIND * best:
+            return ""
+        known = min(own, key=lambda c: own[c])
+        return f"{known} takes {own[known] / best:.1f} times as long as the best"
 
     def row(self, steps: int, found: Mapping[str, list[float]]) -> Reply:
         """The record of its best configuration, or of the reason why there is none."""
         facts = {"framework": self.name, "version": self.version, **self.facts}
         if self.left_out:
             facts["left_out"] = self.left_out
-        times = {config: found[f"{self.name}\t{config}"] for config in self.graphs}
+        times = {config: found.get(f"{self.name}\t{config}", [self.readings[config]]) for config in self.graphs}
         if not times:
             reasons = [f"{config}: {reason}" for config, reason in self.left_out.items()]
             return {**facts, "reason": self.reason or "; ".join(reasons)}
@@ -142,7 +163,7 @@ class Bench:
                 self._prepare(contender, problem, expected, request["skip"])
             contenders.append(contender)
         self._stage("timing", OURS)
-        graphs = {f"{c.name}\t{config}": graph for c in contenders for config, graph in c.graphs.items()}
+        graphs = {f"{c.name}\t{config}": graph for c in contenders for config, graph in c.ahead.items()}
         with torch.no_grad():
             found = gpu_graphs.rounds_us(graphs, request["rounds"])
         torch.cuda.synchronize()
@@ -251,10 +272,10 @@ class Bench:
         with torch.no_grad(), _reasons({}, "") as failed:
             prepared = FRAMEWORKS[contender.name](problem)
             contender.version, contender.facts = prepared.version, dict(prepared.facts)
-        contender.reason = failed.get("", "")
+        contender.reason, contender.families = failed.get("", ""), prepared.families
         for config, run in prepared.runs.items():
-            if f"{contender.name}: {config}" in skip:
-                contender.left_out[config] = skip[f"{contender.name}: {config}"]
+            if reason := skip.get(f"{contender.name}: {config}") or contender.behind(config):
+                contender.left_out[config] = reason
                 continue
             self._stage(f"checking {config}", contender.name, config)
             with torch.no_grad(), _reasons(contender.left_out, config):
@@ -264,6 +285,8 @@ class Bench:
                 calls = 0 if problem.point.eager else problem.point.calls
                 explained = partial(self._explained, problem, expected=expected, limit=limit)
                 self._check(contender, config, run, expected, limit, repeatedly=ours, calls=calls, explained=explained)
+                if config in contender.graphs:
+                    contender.readings[config] = gpu_graphs.replay_us(contender.graphs[config], 1)
 
     def _check(
         self,
