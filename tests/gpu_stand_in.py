@@ -26,7 +26,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
 
         return gpu_graphs.Captured(SimpleNamespace(replay=replay), result, calls=calls)
 
-    def rounds_us(graphs: dict[str, gpu_graphs.Captured], rounds: int) -> dict[str, list[float]]:
+    def rounds_us(graphs: dict[str, Any], rounds: int, readings: Any = None) -> dict[str, list[float]]:
         return {name: [100.0 + i for i in range(rounds)] for name in graphs}
 
     monkeypatch.setattr(gpu_graphs, "capture", capture)

@@ -46,6 +46,9 @@ def test_everyone_has_a_turn_in_every_round(monkeypatch: pytest.MonkeyPatch) -> 
     calls.clear()
     rounds_us({"c": Captured(SimpleNamespace(name="c"), None, calls=2)}, 1)
     assert calls == [("c", 1), ("c", 2)]  # of 2 calls each
+    calls.clear()
+    rounds_us({"d": Captured(SimpleNamespace(name="d"), None)}, 1, {"d": 100.0, "behind": 900.0})
+    assert calls == [("d", 10)]  # by the reading that is known
 
 
 @pytest.mark.gpu

@@ -103,19 +103,34 @@ def test_who_is_behind_is_timed_once_and_far_behind_its_family_is_not_tried(monk
         runs = dict.fromkeys(us, lambda: bench._oracle(problem))
         return Prepared("1", runs, families={name: name.partition(" ")[0] for name in us})
 
-    timed: list[str] = []
+    timed: dict[str, float] = {}
     bench, readings = Bench(lambda told: None), iter([us[name] for name in us if name != "slow 2"])
     monkeypatch.setattr(gpu_graphs, "replay_us", lambda captured, count: next(readings))
     known = gpu_graphs.rounds_us
-    monkeypatch.setattr(
-        gpu_graphs, "rounds_us", lambda graphs, rounds: (timed.extend(graphs), known(graphs, rounds))[1]
-    )
+
+    def rounds_us(graphs: dict[str, Any], rounds: int, read: dict[str, float]) -> dict[str, list[float]]:
+        timed.update({name: read[name] for name in graphs})
+        return known(graphs, rounds)
+
+    monkeypatch.setattr(gpu_graphs, "rounds_us", rounds_us)
     monkeypatch.setitem(peers_gpu.FRAMEWORKS, "cudnn", prepare)
     (row,) = bench.measure(request(point(), None, "cudnn"))
-    assert timed == ["cudnn\ta", "cudnn\tc"] and row["left_out"] == {
+    assert timed == {"cudnn\ta": 100.0, "cudnn\tc": 140.0} and row["left_out"] == {
         "slow 2": "slow 1 takes 4.0 times as long as the best"
     }
     assert row["config"] == "a" and row["configs"]["b"] == 180.0 / 5 and row["configs"]["slow 1"] == 400.0 / 5
+
+
+def test_what_is_behind_is_not_kept() -> None:
+    """Each holds copies of its input and a graph's memory: a dozen of a large network are more than a GPU has."""
+    contender = gpu_worker.Contender("cudnn")
+    kept: dict[str, list[str]] = {}
+    for config, us in {"first": 100.0, "near": 140.0, "slow": 160.0, "best": 80.0}.items():
+        contender.graphs[config] = gpu_graphs.Called(lambda: None)
+        contender.read(config, us)
+        kept[config] = list(contender.graphs)
+    assert kept["slow"] == ["first", "near"] and kept["best"] == ["first", "best"]
+    assert contender.readings["slow"] == 160.0
 
 
 def test_what_is_all_zero_is_right_only_as_that() -> None:

@@ -103,9 +103,13 @@ def replay_us(captured: Captured | Called, count: int) -> float:
     return float(before.elapsed_time(after)) * 1e3 / (count * captured.calls)
 
 
-def rounds_us(graphs: Mapping[str, Captured | Called], rounds: int) -> dict[str, list[float]]:
-    """Microseconds per call of each graph in each round. Everyone has a turn in every round, after one to warm up."""
-    counts = {name: max(1, math.ceil(ROUND_US / max(1.0, replay_us(g, 1) * g.calls))) for name, g in graphs.items()}
+def rounds_us(
+    graphs: Mapping[str, Captured | Called], rounds: int, readings: Mapping[str, float] | None = None
+) -> dict[str, list[float]]:
+    """Microseconds per call of each graph in each round. Everyone has a turn in every round, after one to warm up.
+    readings: such microseconds, of everyone, where they are known: that was their warm-up."""
+    known = {name: replay_us(graph, 1) for name, graph in graphs.items()} if readings is None else readings
+    counts = {name: max(1, math.ceil(ROUND_US / max(1.0, known[name] * g.calls))) for name, g in graphs.items()}
     found: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(rounds):
         for name, captured in graphs.items():

@@ -53,10 +53,11 @@ Tell = Callable[[Reply], None]
 
 @dataclass
 class Contender:
-    """One framework on one point: its configurations, captured, and what is known of them.
+    """One framework on one point: its configurations and what is known of them.
 
-    reason: why there are none. left_out: why one is not among them. seconds: of the first call of those that compile.
-    readings: microseconds of one call, by which those that are behind are timed no more. families: as `Prepared` has.
+    graphs: those of which one may be the best, captured. reason: why there are none. left_out: why one is not among
+    them. seconds: of the first call of those that compile. readings: microseconds of one call, by which those that are
+    behind are timed no more. families: as `Prepared` has.
     """
 
     name: str
@@ -70,11 +71,11 @@ class Contender:
     readings: dict[str, float] = field(default_factory=dict)
     families: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def ahead(self) -> dict[str, gpu_graphs.Captured | gpu_graphs.Called]:
-        """The configurations of which one may be the best."""
-        most = BEHIND * min(self.readings.values(), default=0.0)
-        return {config: graph for config, graph in self.graphs.items() if self.readings[config] <= most}
+    def read(self, config: str, us: float) -> None:
+        """Note a captured configuration's reading. Who is behind the best so far is not kept, nor is its memory."""
+        self.readings[config] = us
+        most = BEHIND * min(self.readings.values())
+        self.graphs = {config: graph for config, graph in self.graphs.items() if self.readings[config] <= most}
 
     def behind(self, config: str) -> str:
         """The reason not to try one: another one of its family is far behind. "": there is none."""
@@ -90,7 +91,7 @@ class Contender:
         facts = {"framework": self.name, "version": self.version, **self.facts}
         if self.left_out:
             facts["left_out"] = self.left_out
-        times = {config: found.get(f"{self.name}\t{config}", [self.readings[config]]) for config in self.graphs}
+        times = {config: found.get(f"{self.name}\t{config}", [us]) for config, us in self.readings.items()}
         if not times:
             reasons = [f"{config}: {reason}" for config, reason in self.left_out.items()]
             return {**facts, "reason": self.reason or "; ".join(reasons)}
@@ -163,9 +164,10 @@ class Bench:
                 self._prepare(contender, problem, expected, request["skip"])
             contenders.append(contender)
         self._stage("timing", OURS)
-        graphs = {f"{c.name}\t{config}": graph for c in contenders for config, graph in c.ahead.items()}
+        graphs = {f"{c.name}\t{config}": graph for c in contenders for config, graph in c.graphs.items()}
+        readings = {f"{c.name}\t{config}": us for c in contenders for config, us in c.readings.items()}
         with torch.no_grad():
-            found = gpu_graphs.rounds_us(graphs, request["rounds"])
+            found = gpu_graphs.rounds_us(graphs, request["rounds"], readings)
         torch.cuda.synchronize()
         work = {"bytes": problem.bytes}
         return [{**contender.row(point.steps, found), **work} for contender in contenders]
@@ -286,7 +288,7 @@ class Bench:
                 explained = partial(self._explained, problem, expected=expected, limit=limit)
                 self._check(contender, config, run, expected, limit, repeatedly=ours, calls=calls, explained=explained)
                 if config in contender.graphs:
-                    contender.readings[config] = gpu_graphs.replay_us(contender.graphs[config], 1)
+                    contender.read(config, gpu_graphs.replay_us(contender.graphs[config], 1))
 
     def _check(
         self,
