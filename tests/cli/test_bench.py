@@ -20,6 +20,8 @@ from tvm_rnn.cli.commands import app
 
 pytestmark = pytest.mark.usefixtures("children_without_torch")
 
+SAYS_DONE = """import sys
+for line in sys.stdin: print('{"seconds": 1.0}', flush=True)"""
 TINY = [Point("lstm", 4, 8, 5, 1, "float32"), Point("lstm", 4, 8, 5, 2, "float32"), Point("gru", 4, 8, 5, 2, "float32")]
 
 
@@ -71,6 +73,34 @@ def test_build_fails_where_nothing_could_be_compiled(tmp_path: Path, monkeypatch
     monkeypatch.setattr(build_suite, "COMMAND", ("-c", """print('{"reason": "no compiler"}')"""))
     message = call("--suite", "blog", "--build", str(tmp_path), code=1)
     assert "none of the modules" in message and "no compiler" in message
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--suite", "random", "--seed", "3", "--points", "2:6", "--only", "bf16,fp16", "--jobs", "2"],
+        ["--suite", "blog", "--only", "lstm", "--target", "nvidia-h100", "--arch", "compute_80"],
+    ],
+)
+def test_beside_a_measurement_the_same_modules_are_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """The command that compiles, run in this process: for every point that is measured its index has the module."""
+
+    def compiled(command: list[str], points: Any, folder: str, **more: Any) -> Any:
+        assert command[:3] == ["-m", "tvm_rnn", "bench"]
+        call(*command[3:])
+        return building(("-c", "pass"), points, folder, **more)
+
+    def run(points: Any, *_: Any, ready: Any, **more: Any) -> list[dict[str, Any]]:
+        assert points and all(ready(point) for point in points)
+        return [{"kind": "facts", "device": "a device", "versions": {}, "ceilings": {}}]
+
+    building = build_suite.building
+    monkeypatch.setattr(build_suite, "COMMAND", ("-c", SAYS_DONE))
+    monkeypatch.setattr(build_suite, "building", compiled)
+    monkeypatch.setattr(gpu_suite, "run", run)
+    assert "a device" in call(*words, "--build", str(tmp_path), "--modules", str(tmp_path))
 
 
 def test_measuring_prints_a_table_json_or_markdown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,10 +111,19 @@ def test_a_point_is_ready_when_its_module_is_there(tmp_path: Path) -> None:
         file = os.path.basename(module_file(tmp_path, first.network, (3,))[0])
         (tmp_path / "index.json").write_text(json.dumps({"lstm-h8-i4-fp32 for B=3": {"file": file}}))
         assert ready(first) and not ready(other)
-    wrong = "the process that compiles modules ended\n  got:      no compiler"
+    wrong = "the process that compiles modules ended\n  got:      exit status 1: no compiler"
     with (
         building(("-c", "exit('no compiler')"), [other], tmp_path) as ready,
         pytest.raises(rnn.BuildError, match=wrong),
     ):
         while not ready(other):
             time.sleep(0.01)
+
+
+def test_how_a_process_ended_is_told() -> None:
+    from tvm_rnn.bench.run.build_suite import _ending
+
+    assert _ending(-9, "") == "killed by SIGKILL"
+    framed = "Usage: bench\n╭─ Error ──╮\n│ Invalid value for '--jobs' │\n╰──╯\n"
+    assert _ending(2, framed) == "exit status 2: Usage: bench Error Invalid value for '--jobs'"
+    assert _ending(1, "word " * 200).endswith("word word word") and len(_ending(1, "word " * 200)) < 450

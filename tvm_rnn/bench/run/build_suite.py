@@ -38,6 +38,7 @@ BEHIND = 10  # the nice value of processes that compile while others are timed
 # Files of this package that no compiled module depends on, by how their names begin.
 ASIDE = ("bench", "cli", "console", "gpu_", "peer", "reference", "show", "suites", "tables", "tolerance", "torch_model")
 SUFFIXES = (".py", ".c", ".h", ".cu")
+FRAME, PRINTED = " ╭─╮│╰╯", 400  # what the command line frames errors with; so much of what was printed is told
 Progress = Callable[[str], None]
 Row = Reply
 Ready = Callable[[Point], bool]  # whether a point can be measured, as far as its module is concerned
@@ -196,8 +197,7 @@ def building(
         ended = process.poll() is not None
         there = _indexed(folder).get(keys[point.network], {}).get("file") == files[point.network]
         if ended and not there:
-            lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-            got = lines[-1].strip() if lines else f"exit status {process.returncode}"
+            got = _ending(process.returncode, log.read_text(errors="replace"))
             raise BuildError(message("the process that compiles modules ended", got=got))
         return there
 
@@ -208,6 +208,14 @@ def building(
             os.killpg(process.pid, signal.SIGTERM)
         process.wait()
         scratch.cleanup()
+
+
+def _ending(status: int, printed: str) -> str:
+    """How a process ended, and the last of what it printed, without the frame around a wrong option."""
+    how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+    lines = [line.strip(FRAME) for line in printed.splitlines()]
+    said = " ".join(line for line in lines if line)
+    return f"{how}: {said[-PRINTED:]}" if said else how
 
 
 def _result(answer: Reply | Lost, limit: float) -> Reply:
