@@ -415,6 +415,31 @@ def test_the_history_of_records_is_what_git_has(site: ModuleType, tmp_path: Path
     assert "| 0.50 over 1 |" in [*history.table(found)][-1]
 
 
+def test_a_gpu_then_and_now_says_what_has_no_record(site: ModuleType, tmp_path: Path) -> None:
+    facts = {"kind": "facts", "device": "a GPU", "date": "2026-01-01T00:00:00Z", "commit": "1234", "versions": {}}
+    then = [{"point": name, "us_per_step": 6.0, "best_us_per_step": 9.0} for name in ("known", "gone")]
+    then += [{"figure": "mean", "suite": "grid", "mean": 1.5}, {"figure": "memory", "was": "1.6"}]
+    now = {
+        "kind": "point",
+        "point": "known",
+        "cell": "lstm",
+        "precision": "bfloat16",
+        "hidden": 8,
+        "steps": 4,
+        "batch": 1,
+    }
+    rows = [{**now, "framework": name, "us_per_step": us} for name, us in (("tvm_rnn", 4.0), ("torch", 8.0))]
+    (tmp_path / "earlier").mkdir()
+    for path, own in {"earlier/gpu.jsonl": [facts, *then], "grid.jsonl": [facts, *rows]}.items():
+        (tmp_path / path).write_text("".join(json.dumps(line) + "\n" for line in own))
+    assert site.benchmarks.earlier.table(tmp_path).splitlines()[4:] == [
+        "| known | 6 | 1.50 | 4 | 2.00 | 1.50 | grid |",
+        "| gone | 6 | 1.50 | no record |  |  |  |",
+        "| mean |  | 1.50 |  | 2.00 |  | grid |",
+        "| memory |  | 1.6 | no record |  |  |  |",
+    ]
+
+
 @pytest.mark.parametrize(("page", "folder"), [("in_pytorch.md", "pytorch"), ("onnx_tests.md", "onnx")])
 def test_a_page_of_records_has_all_of_them(site: ModuleType, tmp_path: Path, page: str, folder: str) -> None:
     """Every stored file is on the page, and every failure has its reason."""

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import earlier
 import history
 import stored_records
 
@@ -314,6 +315,7 @@ def page(text: str) -> str:
         "counts": counts(measured),
         "summary": "\n".join(summary(measured)),
         "misses": "\n".join(misses(measured)),
+        "earlier": earlier.table(RECORDS),
         "runs": "\n".join(runs()),
     }
     for name, part in parts.items():
