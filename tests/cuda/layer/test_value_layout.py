@@ -30,6 +30,14 @@ def test_states_of_16_bit_networks_have_a_copy_for_products() -> None:
     assert layout_of(graph_of("lstm"), "float32").shadow(0) is None
 
 
+def test_products_by_tensor_cores_read_states_in_rows_of_16_bytes() -> None:
+    layout = layout_of(graph_of("lstm"), "tf32")  # of 7 units: the hardware would bring 4 bytes at a time
+    assert layout.state(0).row_stride == 7
+    shadow = layout.shadow(0)
+    assert shadow is not None and (shadow.dtype, shadow.row_stride) == ("float32", 8)
+    assert layout_of(graph_of("lstm", hidden=8), "tf32").shadow(0) is None  # they begin there as they are
+
+
 def test_hoisted_vectors_are_stored_small_and_numbers_whole() -> None:
     layout = layout_of(graph_of("m2rnn"))
     dtypes = {prod(n.shape) > 1: layout.hoisted(n).dtype for n in layout.hoisted_nodes if "step" in layout.read_by[n]}

@@ -8,7 +8,8 @@ In: a graph with groups, a precision. Out: `Layout`: how kernels read each node,
                            the rest (numbers per row or head, intermediate values, what spikes are made of) in the dtype
                            of arithmetic
     states                 two copies, read and written in turn, in the dtype of arithmetic; of those that products
-                           read also two in the storage dtype ("shadows"), if that is another
+                           read also two in the storage dtype ("shadows"), if that is another, or if tensor cores
+                           multiply them and their rows are not made of pieces of 16 bytes
     step values            one copy; in the storage dtype where a product reads them
     kept values            what training reads later: rows for all steps, vectors in the storage dtype
     copies of inputs       of those that products of all rows read and whose rows begin between multiples of 16 bytes
@@ -225,11 +226,14 @@ class Layout:
         return Place(self.arithmetic, prod(self.graph.states[number].shape))
 
     def shadow(self, number: int) -> Place | None:
-        """The storage copy of a state that products of the step read; None where the state itself will do."""
+        """The copy of a state that products of the step read, in rows that the hardware brings to shared memory 16
+        bytes at a time; None where the state itself will do."""
         node = self.graph.states[number]
-        if node not in self.operands["step"] or self.storage == self.arithmetic:
+        if node not in self.operands["step"]:
             return None
-        return self._padded(node, self.storage)
+        padded = self._padded(node, self.storage)
+        whole = padded.row_stride == prod(node.shape) or self.precision not in TENSOR
+        return None if self.storage == self.arithmetic and whole else padded
 
     @property
     def output(self) -> Place:
@@ -494,4 +498,5 @@ class Layout:
         found = self.targets(node, self.home[node].region)
         if product:
             found = [t for t in found if t.place.dtype == self.storage and t.kind != "output"]
+            found.sort(key=lambda target: target.kind == "state")  # its shadow, where there is one
         return found[0] if found else None

@@ -154,8 +154,8 @@ class Layer:
         layout = None if copied else user_states(self.layout)
         if layout is None or not all(isinstance(regime, Persistent) for regime in self.regimes):
             return
-        same = all(layout.state(i) == self.layout.state(i) for i in range(len(self.graph.states)))
-        same = same and not layout.copied_rows
+        both = [(own.state(i), own.shadow(i)) for own in (layout, self.layout) for i in range(len(self.graph.states))]
+        same = both[: len(both) // 2] == both[len(both) // 2 :] and not layout.copied_rows
         groups = []
         for number, (own, work) in enumerate(self.groups):
             if own[0].region == "step":
