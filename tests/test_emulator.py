@@ -360,6 +360,28 @@ def test_a_wave_in_a_grid(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("staged", [0, 1])
+def test_a_batch_in_several_waves(staged: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row more than a launch takes is one more launch, of the wave for the fewest rows; lengths and resets too."""
+
+    def best(step: Any, part: Any, precision: str, batch: int, *_: Any) -> ChosenGeometry:
+        knobs = {"warps_u": 1, "warps_k": 2, "register_words": 64, "shared_words": 192, "ahead": 1}
+        if staged and batch > 8:
+            knobs |= {"warps_u": 4, "staged": 1, "register_words": 32, "shared_words": 1 << 20}
+        geometry = geometry_of(step, "bfloat16", "grid", 2, 8 if batch <= 8 else 16, **knobs)
+        return ChosenGeometry(0.01, "persistent_grid_cuda", geometry, "forced")
+
+    monkeypatch.setattr(wave, "choose_geometry", best)
+    monkeypatch.setattr(wave, "resident_groups", lambda geometry, part: 1)
+    net = network("lstm" if staged else "gru_reset_before", 61 if staged else 29, "bfloat16", inputs=128, num_layers=2)
+    mod = emulator.compile(net, batch=[8, 16, 48])
+    rows = [row for row in mod.manifest.templates if "layers in a wave" in row["unit"]]
+    assert [row["most"] for row in rows] == [8, 48]
+    for batch in (17, 33, 48):
+        check(net, mod, "bfloat16", rows=batch)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [64, 61])
 def test_a_wave_of_staged_operands(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three layers of two graphs that look for the values of the layer below; two groups of rows."""

@@ -29,6 +29,7 @@ NETWORKS: dict[str, tuple[str, str, int, int, int, list[int]]] = {
     "wave_odd_staged": ("lstm", "bfloat16", 95, 509, 4, [64]),
     "wave_long_input": ("gru", "float16", 2053, 29, 3, [16]),
     "wave_odd_tf32": ("elman", "tf32", 87, 133, 6, [16]),
+    "wave_turns": ("lstm", "bfloat16", 96, 512, 4, [16, 64, 128]),
     "wave_float32": ("lstm", "float32", 512, 512, 4, [64]),
 }
 

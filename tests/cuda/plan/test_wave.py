@@ -71,6 +71,18 @@ def test_strict_float32_has_waves_of_its_own(cell: str) -> None:
 
 
 @pytest.mark.broad
+def test_a_batch_may_be_quicker_in_several_waves() -> None:
+    """Four layers of 512 have room for 64 rows: 65 to 128 take two launches, the second of those that are left."""
+    plan = planned("lstm", 512, (16, 64, 128), num_layers=4)
+    assert plan.together is not None
+    assert (plan.together.limits, plan.together.at_once) == ([16, 128], [16, 64]) and plan.together.in_turns
+    sizes = "\n".join(line.strip() for line in plan.program.layout)
+    assert "T >= 2 && B <= 128 ? 1 : -1" in sizes
+    assert "in_waves_1 == 0 ? 16 : in_waves_1 == 1 ? 64 : B" in text(plan)
+    assert planned("lstm", 512, (64,), num_layers=4).together.in_turns is False  # type: ignore[union-attr]
+
+
+@pytest.mark.broad
 def test_few_rows_are_left_to_layers_side_by_side() -> None:
     plan = planned("lstm", 512, (1, 16, 64), "float32", num_layers=4)
     assert plan.together is not None and plan.together.floors == [1, 0]

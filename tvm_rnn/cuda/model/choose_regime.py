@@ -103,14 +103,15 @@ class Persistent:
                 found.append(Pack(node, geometry.storage, elements, index, key, tf32=geometry.precision == "tf32"))
         return found
 
-    def _groups_of(self, rows: HostExpr) -> str:
+    def groups_of(self, rows: HostExpr) -> str:
+        """Of blocks, for so many rows: a C++ expression."""
         slices = f"(({rows} + {self.geometry.rows - 1}) / {self.geometry.rows})"
         return slices if self.layout.heads == 1 else f"({slices} * {self.layout.heads})"
 
     @property
     def groups(self) -> str:
         """Of blocks, for all rows: a C++ expression."""
-        return self._groups_of("B")
+        return self.groups_of("B")
 
     @property
     def at_once(self) -> int | None:
@@ -136,13 +137,13 @@ class Persistent:
         """Clusters may leave multiprocessors free that no other cluster fits on."""
         return f"(2 * {self.groups} <= {self.resident})"
 
-    @property
-    def counter_bytes(self) -> HostExpr:
-        return f"{self.groups} * {COUNTER_WORDS * 4}"
+    def counter_bytes(self, rows: HostExpr) -> HostExpr:
+        """Of the counters of the groups of so many rows of a wave."""
+        return f"{self.groups_of(rows)} * {COUNTER_WORDS * 4}"
 
-    def values_in(self, steps: HostExpr) -> HostExpr:
-        """Of what all groups of a wave exchange in so many steps."""
-        return self.geometry.exchange.value_bytes(self.groups, self.geometry.exchange_words, steps)
+    def values_in(self, rows: HostExpr, steps: HostExpr) -> HostExpr:
+        """Of what the groups of so many rows of a wave exchange in so many steps."""
+        return self.geometry.exchange.value_bytes(self.groups_of(rows), self.geometry.exchange_words, steps)
 
     @property
     def work_bytes(self) -> HostExpr:
@@ -167,7 +168,7 @@ class Persistent:
 
     def launch(self, host: Host, layer_steps: LayerSteps) -> None:
         """All groups, in as many launches as it takes to have them on the GPU at once."""
-        exchange, groups, first = self.geometry.exchange, self._groups_of(layer_steps.rows), layer_steps.first
+        exchange, groups, first = self.geometry.exchange, self.groups_of(layer_steps.rows), layer_steps.first
         host.memset(layer_steps.work, exchange.zero_bytes(groups))
         for row0, count, extra in exchange.launches(
             host, self.geometry, groups, self.resident, layer_steps.work, layer_steps.count

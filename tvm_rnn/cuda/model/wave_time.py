@@ -57,10 +57,11 @@ def following_us(geometry: Geometry, us: float) -> float:
     return us - sum(ahead)
 
 
-def most_steps(us: float, other: OneByOne) -> int:
-    """The largest T for which a wave whose step takes so long is predicted to take less; 0: none, LONGEST: any."""
+def most_steps(us: float, other: OneByOne, launches: int = 1) -> int:
+    """The largest T for which a wave whose step takes so long is predicted to take less; 0: none, LONGEST: any.
+    launches: one after the other, each of some rows."""
 
     def wave_us(steps: int) -> float:
-        return WAVE_US + WAVE_LAYER_US * other.layers + WAVE_STEP * us * (steps + other.layers - 1)
+        return launches * (WAVE_US + WAVE_LAYER_US * other.layers + WAVE_STEP * us * (steps + other.layers - 1))
 
     return max((steps for steps in STEPS if wave_us(steps) < other.call_us(steps)), default=0)

@@ -41,6 +41,7 @@ from tvm_rnn.decisions import Figures, about, listening, tell
 from tvm_rnn.graph.graph import Graph, Node
 from tvm_rnn.network.rnn import RNN, constants
 from tvm_rnn.passes.passed import Passed
+from tvm_rnn.schedule.schedule_template import DEFAULT
 from tvm_rnn.target import Target
 
 from .layer import Layer, picked
@@ -51,6 +52,7 @@ WAVES = (*MMA, "float32")  # precisions
 # may take; and of the times of layers side by side, which tiles prolong. LSTM, H200, us per step for T = 100, in a wave
 # and without, as measured: 4 x 512 B = 64 33.2, 44.6, B = 16 10.3, 16.5, GRU 26.6, 41.2; 3 x 256 B = 64 9.4, 8.8.
 FMA_PER_US, FMA_GAIN, BESIDE_GAIN = 22e6, 0.85, 1.6
+TURNS_GAIN = 0.9  # of one launch's time for a batch, what several launches of fewer rows may take
 States = Sequence[Sequence[tuple[Pointer, Pointer]]]  # by layer: of each state both copies
 
 
@@ -71,6 +73,7 @@ class Wave:
     members: list[Member]
     regimes: list[list[Persistent]]  # per wave: one per member
     limits: list[int]  # per wave: the largest B
+    at_once: list[int]  # per wave: rows of one launch; a batch of more takes several, one after the other
     floors: list[int]  # per wave: the largest B that layers one by one are left to; 0: none
     longest: list[dict[int, int]]  # per wave: by B, the largest T; of more steps layers one by one are quicker
     lean: bool = False  # there are never lengths or resets
@@ -164,8 +167,9 @@ class Wave:
             self.hoisted = {node: rows(f"wave_hoisted{i}", own.hoisted(node)) for i, node in nodes}
             self.copies = {n: rows(f"wave_copy{n}", place) for n, place in own.copied.items()}
         work = [regimes[0] for regimes in self.regimes]
-        self.counters = program.buffer("counters", f"{on} ? {layers} * {_most([r.counter_bytes for r in work])} : 0")
-        values = _most([r.values_in(self.steps) for r in work])
+        counters = _most([r.counter_bytes("B") for r in work])
+        self.counters = program.buffer("counters", f"{on} ? {layers} * {counters} : 0")
+        values = _most([r.values_in("B", self.steps) for r in work])
         self.exchange = program.buffer("exchange", f"{on} ? {layers} * {values} : 0")
         for layer, index in enumerate(self.of_layer):
             weights = self.members[index].layout.weights
@@ -182,16 +186,33 @@ class Wave:
     # --- statements ------------------------------------------------------------------------------------------------
 
     def choose(self, host: Host) -> str:
-        """Decide, in each call, which wave runs: a variable, below 0 for none."""
+        """Decide, in each call, which wave runs: a variable, below 0 for none. Rows that its whole launches leave are
+        for the first wave that takes so few."""
         numbers = sorted(self.read - {*self.copied})
         able = [f"reinterpret_cast<uintptr_t>(input[{n}]) % 16 == 0" for n in numbers]
         able += ["!has_lengths", "!has_reset"] if self.lean else []
         able += [] if all(resettable(member.step) for member in self.members) else ["!has_reset"]
-        for number, (regimes, (plain, _)) in enumerate(zip(self.regimes, self.kernels, strict=True)):
-            room = f"{len(self.of_layer)} * {regimes[0].blocks} <= {host.program.resident(plain)}"
-            able.append(f"({self.fits} != {number} || {room})")
+        rooms = []
+        for regimes, (plain, _), most in zip(self.regimes, self.kernels, self.at_once, strict=True):
+            groups = regimes[0].groups_of(f"std::min<int64_t>(B, {most})")
+            blocks = f"{len(self.of_layer)} * {groups} * {regimes[0].geometry.ctas}"
+            rooms.append(f"{blocks} <= {host.program.resident(plain)}")
+        able += [f"({self.fits} != {number} || {room})" for number, room in enumerate(rooms)]
         self.number = host.let("in_waves", f"({' && '.join(able)}) ? {self.fits} : -1")
+        self.rows_at_once, self.rest = "B", self.number
+        if self.in_turns:
+            sizes = "".join(f"{self.number} == {n} ? {most} : " for n, most in enumerate(self.at_once))
+            self.rows_at_once = host.let("wave_rows", f"{sizes}B")
+            left, cases = f"B % {self.rows_at_once}", ""
+            for number, (most, room) in enumerate(zip(self.at_once[:-1], rooms, strict=False)):
+                cases += f"{number} < {self.number} && {left} <= {most} && {room} ? {number} : "
+            self.rest = host.let("wave_of_rest", f"{cases}{self.number}")
         return self.number
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether a wave is for more rows than one launch takes."""
+        return any(limit > most for limit, most in zip(self.limits, self.at_once, strict=True))
 
     @property
     def tiles(self) -> str:
@@ -205,9 +226,7 @@ class Wave:
             count = host.let("count", f"min({self.steps}, T - {done})")
             if self.first is not None:
                 self._multiply_inputs(host, self.first, (done, count), weights)
-            for number in range(len(self.regimes)):
-                with host.when(f"{self.number} == {number}"):
-                    self._tile(host, number, (tile, done, count), states)
+            self._tile(host, (tile, done, count), states)
 
     def _multiply_inputs(
         self, host: Host, first: Layer, at: tuple[str, str], weights: Mapping[object, Pointer]
@@ -220,42 +239,75 @@ class Wave:
         buffers = Buffers(weights, [], {}, self.hoisted, {}, copies=self.copies)
         first.before(host, buffers, Tile(inputs, program.output, done, count, False, "0"))
 
-    def _tile(self, host: Host, number: int, at: tuple[str, str, str], states: States) -> None:
-        """One launch. number: of the wave; at: the tile's number, the steps done before it, its steps."""
-        regimes, layers, (_, _, count) = self.regimes[number], len(self.of_layer), at
-        exchange, counters, values = regimes[0].geometry.exchange, regimes[0].counter_bytes, regimes[0].values_in(count)
-        exchange.clear_for_wave(host, self.counters, f"{layers} * {counters}", self.exchange, f"{layers} * {values}")
-        self._prepare(host, at, exchange.marks)
-        pointers = list[Pointer]()
-        for layer, index in enumerate(self.of_layer):
-            steps = self._layer_steps(host, layer, at, regimes[index], states)
-            own, below = (self.counters.skip(f"{n} * {counters}") for n in (layer, max(0, layer - 1)))
-            pointers += regimes[index].in_wave(steps, own, below)
-        scalars: list[HostExpr] = [count, 1, "B", 0, f"{layers} * {regimes[0].groups}"]
-        launch_either(host, self.kernels[number], pointers, scalars, steps)
+    def _tile(self, host: Host, at: tuple[str, str, str], states: States) -> None:
+        """at: the tile's number, the steps done before it, its steps."""
+        self._prepare(host, at)
+        if not self.in_turns:
+            self._launches(host, self.number, at, ("0", "B"), states)
+        else:
+            with host.loop(f"(B + {self.rows_at_once} - 1) / {self.rows_at_once}", "turn") as turn:
+                first = host.let("first_row", f"{turn} * {self.rows_at_once}")
+                rows = host.let("rows", f"std::min<int64_t>({self.rows_at_once}, B - {first})")
+                number = host.let("wave", f"{rows} == {self.rows_at_once} ? {self.number} : {self.rest}")
+                self._launches(host, number, at, (first, rows), states)
         if self.copied_back is not None:
             width = self._users(self.members[-1].layout.graph.output).row_stride
             output = host.program.output.at(f"{at[1]} * B * {width}")
-            host.launch(self.copied_back, [self._between(count, layers - 1), output], [f"({count} * B)"])
+            host.launch(self.copied_back, [self._between(at[2], len(self.of_layer) - 1), output], [f"({at[2]} * B)"])
 
-    def _prepare(self, host: Host, at: tuple[str, str, str], marks: bool) -> None:
+    def _launches(
+        self, host: Host, number: str, at: tuple[str, str, str], part: tuple[str, str], states: States
+    ) -> None:
+        """One launch, of the wave of that number. part: the first row, and how many."""
+        for own in range(len(self.regimes)):
+            with host.when(f"{number} == {own}"):
+                self._launch(host, own, at, part, states)
+
+    def _launch(self, host: Host, number: int, at: tuple[str, str, str], part: tuple[str, str], states: States) -> None:
+        regimes, layers, (_, _, count), (row0, rows) = self.regimes[number], len(self.of_layer), at, part
+        exchange, counters = regimes[0].geometry.exchange, regimes[0].counter_bytes(rows)
+        values = regimes[0].values_in(rows, count)
+        exchange.clear_for_wave(host, self.counters, f"{layers} * {counters}", self.exchange, f"{layers} * {values}")
+        pointers = list[Pointer]()
+        for layer, index in enumerate(self.of_layer):
+            steps = self._layer_steps(host, layer, at, self.exchange.skip(f"{layer} * {values}"), states)
+            own, below = (self.counters.skip(f"{n} * {counters}") for n in (layer, max(0, layer - 1)))
+            pointers += regimes[index].in_wave(steps, own, below)
+        scalars: list[HostExpr] = [count, 1, "B", row0, f"{layers} * {regimes[0].groups_of(rows)}"]
+        launch_either(host, self.kernels[number], pointers, scalars, steps)
+
+    def _prepare(self, host: Host, at: tuple[str, str, str]) -> None:
         """Memory between layers, which says what nobody has written yet, or is 0 where nobody writes; inputs' rows."""
-        (_, done, count), place = at, self.members[0].layout.output
-        if marks and self.unwritten is not None:
-            host.launch(self.unwritten, [self.outputs.cast("uint32")], [f"({self.kept_outputs} * {count} * B)"])
-        elif marks or self.unwritten is not None:
-            each = f"{count} * B * {place.row_stride * ITEM_BYTES[place.dtype]}"
-            host.memset(self.outputs, f"{self.kept_outputs} * {each}", 0xFF if marks else 0)
+        (_, done, count) = at
+        marking = [number for number, own in enumerate(self.regimes) if own[0].geometry.exchange.marks]
+        if len(marking) in (0, len(self.regimes)):
+            self._between_is_new(host, count, bool(marking))
+        else:
+            run = dict.fromkeys((self.number, self.rest))
+            with host.when(" || ".join(f"{variable} == {number}" for variable in run for number in marking)):
+                self._between_is_new(host, count, True)
+            with host.otherwise():
+                self._between_is_new(host, count, False)
         for number, copy in self.copied.items():
             width = self._users(self.members[0].layout.graph.inputs[number]).row_stride
             source = host.program.input(number).at(f"{done} * B * {width}")
             host.launch(copy, [source, self.rows[number]], [f"({count} * B)"])
 
+    def _between_is_new(self, host: Host, count: str, marks: bool) -> None:
+        """marks: what is not written yet is marked; else it is 0, where rows have places that nobody writes."""
+        place = self.members[0].layout.output
+        if marks and self.unwritten is not None:
+            host.launch(self.unwritten, [self.outputs.cast("uint32")], [f"({self.kept_outputs} * {count} * B)"])
+        elif marks or self.unwritten is not None:
+            each = f"{count} * B * {place.row_stride * ITEM_BYTES[place.dtype]}"
+            host.memset(self.outputs, f"{self.kept_outputs} * {each}", 0xFF if marks else 0)
+
     def _layer_steps(
-        self, host: Host, layer: int, at: tuple[str, str, str], regime: Persistent, states: States
+        self, host: Host, layer: int, at: tuple[str, str, str], values: Pointer, states: States
     ) -> LayerSteps:
-        """What a layer of a tile works on."""
-        (tile, done, count), layout, program = at, regime.layout, host.program
+        """What a layer of a tile works on. values: its place for what its blocks exchange."""
+        (tile, done, count), program = at, host.program
+        layout = self.members[self.of_layer[layer]].layout
         pairs = [picked(host, f"{tile} & 1", pair) for pair in states[layer]]
         old, new = [before for before, _ in pairs], [after for _, after in pairs]
         inputs = [
@@ -267,7 +319,7 @@ class Wave:
         hoisted = self.hoisted if self.first is not None and not layer else {}
         users, stride = layer >= self.kept_outputs, layout.output.row_stride
         output = program.output.at(f"{done} * B * {stride}") if users else self._between(count, layer)
-        values, weights = self.exchange.skip(f"{layer} * {regime.values_in(count)}"), self.places[layer]
+        weights = self.places[layer]
         return LayerSteps(
             layout, done, count, False, inputs, hoisted, weights, old, new, output, values, lean=self.lean
         )
@@ -326,48 +378,92 @@ def _chosen(
 ) -> Wave | None:
     """The waves of layers; first: see `Wave`."""
     net, precision, batches, layers = passed.net, passed.options.precision, passed.options.batches, passed.in_wave
-    found: list[tuple[int, ChosenGeometry]] = []
-    longest: list[dict[int, int]] = []  # by the number in `found`
-    floors: dict[int, int] = {}  # likewise: the next smaller batch, where that has no wave
-    for batch, other in sorted(zip(batches or EXPECTED_BATCHES, others, strict=True), key=lambda own: -own[0]):
+    part = replace(target, sms=target.sms // len(layers.of_layer))
+    found: list[_Chosen] = []
+    floor = 0  # the last batch that has no wave
+    for batch, other in sorted(zip(batches or EXPECTED_BATCHES, others, strict=True), key=lambda own: own[0]):
         with about("", batch=batch):
             best = _best(members, len(layers.of_layer), target, precision, batch)
             steps = 0 if best is None else _longest(members, layers.of_layer, best, batch, other)
             if best is not None:
                 _tell(members, layers.of_layer, best, other, steps)
-            if best is None or not steps:
-                if found:
-                    floors.setdefault(len(found) - 1, batch)
+            able = best if steps else None
+            if found and not floor and _in_turns(members, layers.of_layer, found[-1], batch, able, other):
                 continue
-        if not found or len(found) - 1 in floors or found[-1][1].geometry != best.geometry:
-            found.append((batch, best))
-            longest.append({})
-        longest[-1][batch] = steps
+        if best is None or not steps:
+            floor = batch
+        elif found and not floor and found[-1].best.geometry == best.geometry:
+            found[-1] = replace(found[-1], batch=batch, best=best, longest={**found[-1].longest, batch: steps})
+        else:
+            assert best.geometry is not None
+            rows = resident_groups(best.geometry, part) * best.geometry.rows
+            found.append(_Chosen(batch, best, rows, floor, {batch: steps}))
+            floor = 0
     if not found:
         return None
-    below = [floors.get(n, 0) for n in reversed(range(len(found)))]
     lean = bool(target.records.lean)
-    result = Wave(net, layers.of_layer, members, [], [], below, longest[::-1], lean, first)
-    for number, (batch, best) in enumerate(reversed(found)):
-        most = batch if number + 1 < len(found) else None
-        result.regimes.append([_regime(m, best, most, net, target) for m in members])
-        geometry, part = result.regimes[-1][0].geometry, replace(target, sms=target.sms // len(layers.of_layer))
-        rows = resident_groups(geometry, part) * geometry.rows
-        result.limits.append(min(rows, most or rows))
+    result = Wave(net, layers.of_layer, members, [], [], [], [], [], lean, first)
+    for own in found:
+        most = own.batch if own is not found[-1] else None
+        result.regimes.append([_regime(m, own.best, most, net, target) for m in members])
+        result.limits.append(max(own.turns, min(own.rows, most or own.rows)))
+        result.at_once.append(own.rows)
+        result.floors.append(own.floor)
+        result.longest.append(own.longest)
     return result
 
 
+@dataclass
+class _Chosen:
+    """A wave of a network. batch: the largest that it is chosen for; rows: of one launch, at most; floor, longest: as
+    `Wave` has them; turns: the largest batch that it takes in several launches, 0 for none."""
+
+    batch: int
+    best: ChosenGeometry
+    rows: int
+    floor: int
+    longest: dict[int, int]
+    turns: int = 0
+
+
+def _in_turns(
+    members: Sequence[Member],
+    of_layer: Sequence[int],
+    smaller: _Chosen,
+    batch: int,
+    best: ChosenGeometry | None,
+    other: OneByOne,
+) -> bool:
+    """Whether the wave of fewer rows takes the batch in several launches, where that is predicted to take less time
+    than one launch of the best wave for it, if there is one, and than layers one after the other."""
+    launches, own = ceil(batch / smaller.rows), smaller.best._replace(record=DEFAULT)
+    if best is not None and launches * own.us >= TURNS_GAIN * best.us:
+        return False
+    steps = _longest(members, of_layer, own, batch, other, launches)
+    if steps < min(smaller.longest.values()):
+        return False
+    smaller.turns, smaller.longest[batch] = batch, steps
+    why = f"{launches * own.us:.2f} us per step of {launches} launches of {smaller.rows} rows predicted"
+    tell(True, "layers in a wave", why)
+    return True
+
+
 def _longest(
-    members: Sequence[Member], of_layer: Sequence[int], best: ChosenGeometry, batch: int, other: OneByOne
+    members: Sequence[Member],
+    of_layer: Sequence[int],
+    best: ChosenGeometry,
+    batch: int,
+    other: OneByOne,
+    launches: int = 1,
 ) -> int:
-    """The largest T that is for a wave; 0: none."""
+    """The largest T that is for a wave in so many launches; 0: none."""
     if best.geometry is None:
         return 0
     if best.recorded:
         return LONGEST
     if best.geometry.precision == "float32":
-        return LONGEST if best.us < _most_us(members, of_layer, batch, other) else 0
-    return most_steps(following_us(best.geometry, best.us), other)
+        return LONGEST if launches * best.us < _most_us(members, of_layer, batch, other) else 0
+    return most_steps(following_us(best.geometry, best.us), other, launches)
 
 
 def _tell(members: Sequence[Member], of_layer: Sequence[int], best: ChosenGeometry, other: OneByOne, most: int) -> None:
