@@ -36,8 +36,8 @@ SUITE_HELP = (
 )
 PEERS_HELP = (
     f"Peers, comma-separated. [{CPU_PEERS}; also ncnn, tract, litert, tflite-micro, torch-loop, torch-compile, "
-    "torch-cuda-graph; on a GPU torch, cudnn, torch-compile, triton, flashrnn, and for modules that generate also "
-    "torch-cuda, torch-cuda-compile, torch-cuda-graph]"
+    "torch-cuda-graph; on a GPU torch, cudnn, cudnn-fp16, torch-compile, triton, flashrnn, and for modules that "
+    "generate also torch-cuda, torch-cuda-compile, torch-cuda-graph]"
 )
 TRAINING_HELP = "Time forward and backward passes of MODULE, on CPU or GPU, and torch's."
 ONLY_HELP = "Points by words of their names: h256,b16,b64,lstm,bf16. Words of one kind are alternatives."

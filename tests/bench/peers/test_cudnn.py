@@ -75,7 +75,7 @@ def test_every_algorithm_is_a_configuration() -> None:
 
 @pytest.mark.parametrize(
     ("precision", "kind", "maths"),
-    [("bfloat16", 9, {1}), ("float16", 2, {1}), ("tf32", 0, {0, 2}), ("float32", 0, {3})],
+    [("bfloat16", 9, {1}), ("float16", 2, {1}), ("tf32", 0, {0}), ("float32", 0, {3})],
 )
 def test_precisions_are_types_and_ways_to_multiply(
     cudnn: api.Cudnn, precision: str, kind: int, maths: set[int]
@@ -85,6 +85,14 @@ def test_precisions_are_types_and_ways_to_multiply(
     words = [line.split() for line in fake_cudnn.log(cudnn).splitlines()]
     assert {int(line[8]) for line in words} == {kind} and {int(line[10]) for line in words} == maths
     assert {int(line[2]) for line in words} == {0, 1, 2, 3} and {int(line[12]) for line in words} == {0, 1}
+
+
+def test_float32_that_is_multiplied_as_float16_is_a_peer_of_its_own(cudnn: api.Cudnn) -> None:
+    for model in FRAMEWORKS["cudnn-fp16"](problem(point(precision="tf32"), torch)).runs.values():
+        model._descriptor()
+    assert {int(line.split()[10]) for line in fake_cudnn.log(cudnn).splitlines()} == {2}
+    with pytest.raises(Unsupported, match="no recurrent layers in float16"):
+        FRAMEWORKS["cudnn-fp16"](problem(point(precision="float16"), torch))
 
 
 def test_bfloat16_stays_bfloat16() -> None:

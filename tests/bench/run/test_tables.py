@@ -59,6 +59,14 @@ def test_the_worst_of_all_points_beside_the_best_of_their_peers_comes_first() ->
     assert "of 2 points 0 below 1.0, 0 below 0.9" in found.notes()
 
 
+def test_who_multiplies_in_another_precision_is_not_the_best() -> None:
+    """It has a column of its own, with its error."""
+    found = report([*RECORDS, record("a", "cudnn-fp16", 0.5, error=4.7e-4)], worst_first=True)
+    line = next(line for line in found.lines if line.point == "a")
+    assert line.best == 4.0 and line.ratio("cudnn-fp16") == 0.5
+    assert found.cells(line)[found.header().index("its error")] == "4.7e-04"
+
+
 def test_the_share_is_of_the_slower_floor() -> None:
     found = report(RECORDS)
     # 8e6 bytes at 4 TB/s are 2 us, 2e6 x 2 x 10 FLOPs at 800 TFLOP/s far less; ours takes 10 us

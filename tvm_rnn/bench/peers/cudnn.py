@@ -16,7 +16,7 @@ import functools
 import math
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from ctypes import POINTER, c_int, c_int32, c_size_t, c_uint32, c_void_p
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -174,32 +174,27 @@ MODES = {
     "elman": TANH,
     "elman_relu": RELU,
 }
-# Precision -> how to multiply, and what a configuration is called that is not the first. Sums are float32 everywhere.
-MATHS: Mapping[str, Sequence[tuple[str, int]]] = {
-    "bfloat16": (("", TENSOR_OP_MATH),),
-    "float16": (("", TENSOR_OP_MATH),),
-    # Converted: to a shorter type than TF32, if cuDNN likes; whether that is still right is for the check to say.
-    "tf32": (("", DEFAULT_MATH), (", converted", TENSOR_OP_MATH_ALLOW_CONVERSION)),
-    "float32": (("", FMA_MATH),),
-}
+# Precision -> how to multiply. Sums are float32 everywhere.
+MATHS = {"bfloat16": TENSOR_OP_MATH, "float16": TENSOR_OP_MATH, "tf32": DEFAULT_MATH, "float32": FMA_MATH}
+# Where it may convert, cuDNN multiplies float32 as float16: of inputs up to 1e5 all results are NaN (H200, 9.19).
+CONVERTED = {"tf32": TENSOR_OP_MATH_ALLOW_CONVERSION}
 # Packed rows are what cuDNN works on; some versions have algorithms for the other layout alone.
 LAYOUTS = (("", PACKED), (", unpacked", UNPACKED))
 PROJECTION = 8  # the product of an LSTM that comes after those of its gates
 
 
-def models(problem: GpuProblem) -> dict[str, CudnnModel]:
-    """All configurations by name; with lengths, those whose rows are padded. Raises Unsupported for a cell or precision
-    that cuDNN has not, or without cuDNN."""
+def models(problem: GpuProblem, maths: Mapping[str, int] = MATHS) -> dict[str, CudnnModel]:
+    """All configurations by name; with lengths, those whose rows are padded. maths: how to multiply, by precision.
+    Raises Unsupported for a cell or precision that cuDNN has not, or without cuDNN."""
     point = problem.point
     if point.cell not in MODES:
         raise Unsupported(f"it has no cell {point.cell}")
-    if point.precision not in MATHS:
-        raise Unsupported(f"it has no recurrent layers in {point.precision}")
+    if point.precision not in maths:
+        raise Unsupported(f"it has no recurrent layers in {point.precision} that it multiplies so")
     cudnn, room = load(), Room(problem)
     return {
-        f"{algorithm}{converted}{unpacked}": CudnnModel(cudnn, problem, room, algorithm, math_type, layout)
+        f"{algorithm}{unpacked}": CudnnModel(cudnn, problem, room, algorithm, maths[point.precision], layout)
         for algorithm in ALGORITHMS
-        for converted, math_type in MATHS[point.precision]
         for unpacked, layout in LAYOUTS
         if problem.lengths is None or layout == UNPACKED
     }

@@ -151,12 +151,12 @@ def _prepare_members(problem: GpuProblem) -> Prepared:
     return Prepared(f"{torch.__version__}, cuDNN {torch.backends.cudnn.version()}", runs)
 
 
-def prepare_cudnn(problem: GpuProblem) -> Prepared:
-    """cuDNN through its own API, with each of its algorithms."""
+def prepare_cudnn(problem: GpuProblem, converted: bool = False) -> Prepared:
+    """cuDNN through its own API, with each of its algorithms. converted: float32 multiplied as float16."""
     from . import cudnn as peers_cudnn
 
     _without_resets(problem)
-    runs = peers_cudnn.models(problem)
+    runs = peers_cudnn.models(problem, peers_cudnn.CONVERTED if converted else peers_cudnn.MATHS)
     compiling = [name for name, model in runs.items() if model.compiles]
     families = {name: run.algorithm for name, run in runs.items()}
     return Prepared(f"cuDNN {peers_cudnn.load().version}", runs, compiling=compiling, families=families)
@@ -244,6 +244,7 @@ FRAMEWORKS: dict[str, Callable[[GpuProblem], Prepared]] = {
     "tvm_rnn": prepare_tvm_rnn,
     "torch": prepare_torch,
     "cudnn": prepare_cudnn,
+    "cudnn-fp16": partial(prepare_cudnn, converted=True),
     "torch-loop": prepare_torch_loop,
     "torch-compile": prepare_torch_compile,
     "triton": prepare_triton,

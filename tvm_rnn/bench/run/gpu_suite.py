@@ -31,7 +31,7 @@ from .build_suite import Ready, module_file
 from .compare import OURS, check
 
 # Also the names in gpu_worker.py's table, which is not imported here: it is the other process's.
-PEERS = ("torch", "cudnn", "torch-loop", "torch-compile", "triton", "flashrnn")
+PEERS = ("torch", "cudnn", "cudnn-fp16", "torch-loop", "torch-compile", "triton", "flashrnn")
 # No stage may take longer without a word: a persistent kernel that waits for ever is ended with its process.
 PATIENCE_SECONDS = 90.0
 # A peer's configuration that has ended so many processes is not tried again: each takes seconds to start.
