@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -20,8 +21,6 @@ from tvm_rnn.cli.commands import app
 
 pytestmark = pytest.mark.usefixtures("children_without_torch")
 
-SAYS_DONE = """import sys
-for line in sys.stdin: print('{"seconds": 1.0}', flush=True)"""
 TINY = [Point("lstm", 4, 8, 5, 1, "float32"), Point("lstm", 4, 8, 5, 2, "float32"), Point("gru", 4, 8, 5, 2, "float32")]
 
 
@@ -75,32 +74,23 @@ def test_build_fails_where_nothing_could_be_compiled(tmp_path: Path, monkeypatch
     assert "none of the modules" in message and "no compiler" in message
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--suite", "random", "--seed", "3", "--points", "2:6", "--only", "bf16,fp16", "--jobs", "2"],
-        ["--suite", "blog", "--only", "lstm", "--target", "nvidia-h100", "--arch", "compute_80"],
-    ],
-)
-def test_beside_a_measurement_the_same_modules_are_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
-) -> None:
-    """The command that compiles, run in this process: for every point that is measured its index has the module."""
+def test_beside_a_measurement_what_is_measured_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
 
-    def compiled(command: list[str], points: Any, folder: str, **more: Any) -> Any:
-        assert command[:3] == ["-m", "tvm_rnn", "bench"]
-        call(*command[3:])
-        return building(("-c", "pass"), points, folder, **more)
+    def building(points: Any, folder: str, **more: Any) -> Any:
+        seen.update(more, points=points, folder=folder)
+        return contextlib.nullcontext("ready")
 
-    def run(points: Any, *_: Any, ready: Any, **more: Any) -> list[dict[str, Any]]:
-        assert points and all(ready(point) for point in points)
+    def run(points: Any, modules: str, *_: Any, ready: Any, **more: Any) -> list[dict[str, Any]]:
+        assert (points, modules, ready, more["every"]) == (seen["points"], seen["folder"], "ready", seen["every"])
         return [{"kind": "facts", "device": "a device", "versions": {}, "ceilings": {}}]
 
-    building = build_suite.building
-    monkeypatch.setattr(build_suite, "COMMAND", ("-c", SAYS_DONE))
-    monkeypatch.setattr(build_suite, "building", compiled)
+    monkeypatch.setattr(build_suite, "building", building)
     monkeypatch.setattr(gpu_suite, "run", run)
+    words = ["--suite", "random", "--seed", "3", "--points", "2:6", "--jobs", "2", "--arch", "sm_90a,compute_80"]
     assert "a device" in call(*words, "--build", str(tmp_path), "--modules", str(tmp_path))
+    assert seen["jobs"] == 2 and seen["alone"] and [*seen["arch"]] == ["sm_90a", "compute_80"]
+    assert seen["points"] == suites.suite("random", seed=3)[2:6] and len(seen["every"]) == 200
 
 
 def test_measuring_prints_a_table_json_or_markdown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

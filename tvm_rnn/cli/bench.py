@@ -295,16 +295,13 @@ def _building(suite: SuiteOptions, points: list[Point], every: list[Point]) -> A
     from tvm_rnn.bench.suites import gpu as suites
     from tvm_rnn.frontends.spec import parse_names
 
-    given = {"suite": suite.suite, "build": suite.build, "only": suite.only, "points": suite.points, "seed": suite.seed}
-    given |= {"target": suite.target, "arch": suite.arch, "jobs": suite.jobs}
-    words = [word for name, value in given.items() if value not in (None, "") for word in (f"--{name}", str(value))]
     return building(
-        ["-m", "tvm_rnn", "bench", *words],
         points,
         str(suite.build),
         every=every,
         target=suite.target,
         arch=parse_names(suite.arch),
+        jobs=suite.jobs,
         alone=suite.suite in suites.DRAWN,
     )
 

@@ -104,26 +104,29 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         build([point()], tmp_path / "file" / "modules", **CPU)
 
 
-def test_a_point_is_ready_when_its_module_is_there(tmp_path: Path) -> None:
+def test_a_point_is_ready_when_its_module_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, other = point(), point("elman")
-    with building(("-c", "import time; time.sleep(60)"), [first, other], tmp_path) as ready:
+    monkeypatch.setattr(build_suite, "COMMAND", ("-c", "import time; time.sleep(60)"))
+    with building([first, other], tmp_path) as ready:
         assert not ready(first)
         file = os.path.basename(module_file(tmp_path, first.network, (3,))[0])
         (tmp_path / "index.json").write_text(json.dumps({"lstm-h8-i4-fp32 for B=3": {"file": file}}))
         assert ready(first) and not ready(other)
-    wrong = "the process that compiles modules ended\n  got:      exit status 1: no compiler"
-    with (
-        building(("-c", "exit('no compiler')"), [other], tmp_path) as ready,
-        pytest.raises(rnn.BuildError, match=wrong),
-    ):
+    monkeypatch.setattr(build_suite, "COMMAND", ("-c", "exit('no compiler')"))
+    wrong = "the process that compiles modules ended\n  got:      no compiler"
+    with building([other], tmp_path) as ready, pytest.raises(rnn.BuildError, match=wrong):
         while not ready(other):
             time.sleep(0.01)
 
 
-def test_how_a_process_ended_is_told() -> None:
-    from tvm_rnn.bench.run.build_suite import _ending
-
-    assert _ending(-9, "") == "killed by SIGKILL"
-    framed = "Usage: bench\n╭─ Error ──╮\n│ Invalid value for '--jobs' │\n╰──╯\n"
-    assert _ending(2, framed) == "exit status 2: Usage: bench Error Invalid value for '--jobs'"
-    assert _ending(1, "word " * 200).endswith("word word word") and len(_ending(1, "word " * 200)) < 450
+@pytest.mark.broad
+def test_the_process_beside_a_measurement_compiles_what_is_measured(tmp_path: Path) -> None:
+    """The same files as `build` has, by points, a target and options that it gets as they are."""
+    of = point("elman", batch=4)
+    with building([of], tmp_path, every=[of, point()], jobs=1, alone=True, **CPU) as ready:
+        until = time.monotonic() + 60
+        while not ready(of) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert ready(of)
+    (row,) = build([of], tmp_path, every=[of, point()], alone=True, **CPU).values()
+    assert row["kept"] and row["bytes"]

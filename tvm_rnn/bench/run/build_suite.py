@@ -13,8 +13,7 @@ import hashlib
 import itertools
 import json
 import os
-import signal
-import subprocess
+import select
 import sys
 import tempfile
 import time
@@ -38,7 +37,6 @@ BEHIND = 10  # the nice value of processes that compile while others are timed
 # Files of this package that no compiled module depends on, by how their names begin.
 ASIDE = ("bench", "cli", "console", "gpu_", "peer", "reference", "show", "suites", "tables", "tolerance", "torch_model")
 SUFFIXES = (".py", ".c", ".h", ".cu")
-FRAME, PRINTED = " ╭─╮│╰╯", 400  # what the command line frames errors with; so much of what was printed is told
 Progress = Callable[[str], None]
 Row = Reply
 Ready = Callable[[Point], bool]  # whether a point can be measured, as far as its module is concerned
@@ -167,18 +165,17 @@ def _requests(
 
 @contextlib.contextmanager
 def building(
-    command: Sequence[str],
     points: Sequence[Point],
     folder: str | os.PathLike[str],
     *,
     every: Sequence[Point] = (),
     target: str = "nvidia-h200",
     arch: Sequence[str] = (),
+    jobs: int | None = None,
     alone: bool = False,
 ) -> Iterator[Ready]:
-    """While the body runs, a Python process of these words builds the points to the folder, as `build` would, and gives
-    way to others. Yields what says whether a point's module is there, or why there is none. The process ends with the
-    body.
+    """While the body runs, a process beside this one builds the points to the folder, as `build` would, and gives way
+    to others. Yields what says whether a point's module is there, or why there is none. The process ends with the body.
 
     What is yielded raises BuildError where the process ended without that module and without a reason for it.
     """
@@ -186,36 +183,34 @@ def building(
     asked = _requests(points, every, target, arch, alone)
     files = {network: _file_name(network, request) for network, request in asked.items()}
     keys = {network: _key(network, tuple(request["batches"])) for network, request in asked.items()}
-    words = ["nice", "-n", str(BEHIND), sys.executable, *command]
-    scratch = tempfile.TemporaryDirectory(prefix="tvm_rnn-build-", ignore_cleanup_errors=True)
-    environment = {**os.environ, "TMPDIR": scratch.name}
-    log = Path(scratch.name, "log")
-    with open(log, "w") as output:
-        process = subprocess.Popen(words, stdout=output, stderr=output, env=environment, start_new_session=True)
+    how = {"target": target, "arch": list(arch), "jobs": jobs, "alone": alone}
+    listed = {"points": [p.as_dict() for p in points], "every": [p.as_dict() for p in every]}
+    with tempfile.TemporaryDirectory(prefix="tvm_rnn-build-", ignore_cleanup_errors=True) as scratch:
+        worker = WorkerProcess(COMMAND, scratch, environment={"TMPDIR": scratch})
+        worker.send({**listed, "folder": os.path.abspath(folder), "how": how})
 
-    def ready(point: Point) -> bool:
-        ended = process.poll() is not None
-        there = _indexed(folder).get(keys[point.network], {}).get("file") == files[point.network]
-        if ended and not there:
-            got = _ending(process.returncode, log.read_text(errors="replace"))
-            raise BuildError(message("the process that compiles modules ended", got=got))
-        return there
+        def ready(point: Point) -> bool:
+            there = _indexed(folder).get(keys[point.network], {}).get("file") == files[point.network]
+            if not there and select.select([worker.pipe], [], [], 0)[0]:
+                try:
+                    worker.receive()
+                except Lost as reason:
+                    got = str(reason)
+                    raise BuildError(message("the process that compiles modules ended", got=got)) from None
+            return there
 
-    try:
-        yield ready
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        process.wait()
-        scratch.cleanup()
+        try:
+            yield ready
+        finally:
+            worker.end()
 
 
-def _ending(status: int, printed: str) -> str:
-    """How a process ended, and the last of what it printed, without the frame around a wrong option."""
-    how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-    lines = [line.strip(FRAME) for line in printed.splitlines()]
-    said = " ".join(line for line in lines if line)
-    return f"{how}: {said[-PRINTED:]}" if said else how
+def _build_beside(request: Request) -> Reply:
+    """What `building` asks of its process: that is `build`, of which the folder's index tells."""
+    os.nice(BEHIND)
+    points, every = ([Point.from_dict(dict(own)) for own in request[name]] for name in ("points", "every"))
+    build(points, request["folder"], every=every, **request["how"])
+    return {}
 
 
 def _result(answer: Reply | Lost, limit: float) -> Reply:
@@ -250,4 +245,5 @@ def build_one(request: Request) -> Reply:
 if __name__ == "__main__":
     with channel() as reply:
         for line in sys.stdin:
-            reply(build_one(json.loads(line)))
+            asked_for = json.loads(line)
+            reply(_build_beside(asked_for) if "points" in asked_for else build_one(asked_for))
