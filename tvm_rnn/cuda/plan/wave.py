@@ -193,10 +193,13 @@ class Wave:
         able += ["!has_lengths", "!has_reset"] if self.lean else []
         able += [] if all(resettable(member.step) for member in self.members) else ["!has_reset"]
         rooms = []
-        for regimes, (plain, _), most in zip(self.regimes, self.kernels, self.at_once, strict=True):
+        for regimes, (plain, masked), most in zip(self.regimes, self.kernels, self.at_once, strict=True):
             groups = regimes[0].groups_of(f"std::min<int64_t>(B, {most})")
             blocks = f"{len(self.of_layer)} * {groups} * {regimes[0].geometry.ctas}"
-            rooms.append(f"{blocks} <= {host.program.resident(plain)}")
+            resident = host.program.resident(plain)
+            if not self.lean:  # a module for calls with lengths alone has no other kernel
+                resident = f"(has_lengths || has_reset ? {host.program.resident(masked)} : {resident})"
+            rooms.append(f"{blocks} <= {resident}")
         able += [f"({self.fits} != {number} || {room})" for number, room in enumerate(rooms)]
         self.number = host.let("in_waves", f"({' && '.join(able)}) ? {self.fits} : -1")
         self.rows_at_once, self.rest = "B", self.number
