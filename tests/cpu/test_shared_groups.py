@@ -58,7 +58,7 @@ def test_small_networks_keep_their_code() -> None:
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("name", ["hyper_lstm", "conv_lstm_shifted"])
+@pytest.mark.parametrize("name", ["hyper_lstm", pytest.param("conv_lstm_shifted", marks=pytest.mark.slow)])
 def test_the_same_bits_in_both_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (net,) = compile_times.networks(name).values()
     net = net.init(0)
