@@ -83,6 +83,7 @@ def in_order(pack: Pack, value: np.ndarray) -> np.ndarray:
         (3, 50, 72, "float16", 65, 2),
         (2, 24, 74, "bfloat16", 33, 1),  # rows of multiples of 4 bytes, no more
         (2, 20, 77, "tf32", 67, 2),
+        (2, 16, 850, "tf32", 11, 1),  # stages are filled again, while copies of several are under way
         pytest.param(4, 40, 132, "tf32", 70, 2, marks=pytest.mark.slow),
         pytest.param(3, 40, 1160, "tf32", 9, 8, marks=pytest.mark.slow),
     ],
@@ -129,6 +130,24 @@ def test_blocks_have_no_more_stages_than_tiles_of_k() -> None:
     (short, *_), (deep, *_) = (made(hoisted(1, 508, (k,)), "tf32").variants for k in (1016, 16384))
     room = resolve("nvidia-h200").sm_shared_bytes
     assert 2 * (short.kernel.shared_bytes + 1024) <= room < 2 * deep.kernel.shared_bytes
+
+
+def test_rows_that_do_not_exist_are_neither_copied_nor_exchanged() -> None:
+    """All threads skip what no row of the block is in, a quarter or half of the tile; blocks of a cluster exchange sums
+    of rows alone."""
+    (variant, *_) = made(hoisted(1, 64, (256,)), "tf32", record={"share_cluster": 2}).variants
+    lines = text_of(variant.kernel).splitlines()
+    copies = [lines[n - 1] for n, line in enumerate(lines) if "ptx_cp_async_cg_src_size" in line and "  " in line[:4]]
+    assert sum("if ((" in line and "rows" in line for line in copies) == 2 and len(copies) == 4
+    stores = [lines[n - 2 : n] for n, line in enumerate(lines) if "ptx_st_vec_shared__cluster" in line]
+    assert all(any("if (" in line for line in before) for before in stores if "  " in before[0][:4])
+
+
+def test_a_block_leaves_room_for_another_where_stages_are_used_twice_at_most() -> None:
+    """Two directions' products of one step run side by side."""
+    (twice, *_), (often, *_) = (made(hoisted(1, 507, (k,)), "tf32").variants for k in (1521, 8192))
+    room = resolve("nvidia-h200").sm_shared_bytes
+    assert 2 * (twice.kernel.shared_bytes + 1024) <= room < 2 * often.kernel.shared_bytes
 
 
 def test_no_kernel_for_rows_that_are_not_aligned() -> None:

@@ -166,7 +166,7 @@ class GemmBody(Stages):
     def _copy_rows(self, number: int, stage: TirExpr, k: TirExpr) -> None:
         """A stage of a left operand by the hardware; zeros beyond its depth and beyond the rows. One address and
         constant steps from it: address arithmetic is what a short K tile would wait for."""
-        w, tile, operand, chunk = self.w, self.tile, self.problem.operands[number], self.chunk_elements
+        w, operand, chunk = self.w, self.problem.operands[number], self.chunk_elements
         assert operand.offset is not None
         first = w.bind(k * self.deep + self.chunk * chunk)
         if operand.around is not None:
@@ -178,24 +178,28 @@ class GemmBody(Stages):
             inside = self._hold(reach)
         start = self.row * operand.place.row_stride + wide(first) + operand.offset
         at, target = self._addresses(stage, start + self.problem.further(operand.apart))
-        for i in range(ceil_div(tile.rows, self.apart)):
+        for i in self._each_row():
             size = tirx.Cast("uint32", tirx.Select(self.left > i * self.apart, inside, 0))
             source = at + i * self.apart * operand.place.row_stride
-            every = (i + 1) * self.apart <= tile.rows
-            with nullcontext() if every else w.when(self.line + i * self.apart < tile.rows):
-                operand.copy(w, self.problem.compute, target(i), source, size)
+            operand.copy(w, self.problem.compute, target(i), source, size)
 
     def _copy_around(self, operand: Operand, look: Look, stage: TirExpr) -> None:
         """The same of pixels that a tap looks at: rows at one distance from these, and zeros where there are none."""
-        w, tile, chunk, stride = self.w, self.tile, self.chunk_elements, operand.place.row_stride
+        w, chunk, stride = self.w, self.chunk_elements, operand.place.row_stride
         inside, rows = self._hold(tirx.Cast("int32", look.reach(chunk)) * (16 // chunk)), self.row + wide(look.rows)
         at, target = self._addresses(stage, rows * stride + wide(look.channel) + (operand.offset or 0))
-        for i in range(ceil_div(tile.rows, self.apart)):
+        for i in self._each_row():
             here = tirx.And(self.left > i * self.apart, look.sees(self.pixels[i]))
             size = tirx.Cast("uint32", tirx.Select(here, inside, 0))
-            every = (i + 1) * self.apart <= tile.rows
-            with nullcontext() if every else w.when(self.line + i * self.apart < tile.rows):
-                operand.copy(w, self.problem.compute, target(i), at + i * self.apart * stride, size)
+            operand.copy(w, self.problem.compute, target(i), at + i * self.apart * stride, size)
+
+    def _each_row(self) -> Iterator[int]:
+        """The rows that this thread copies a piece of: that many `apart` below its first one. What is written meanwhile
+        is for rows that the tile has."""
+        for i in range(ceil_div(self.tile.rows, self.apart)):
+            every = (i + 1) * self.apart <= self.tile.rows
+            with nullcontext() if every else self.w.when(self.line + i * self.apart < self.tile.rows):
+                yield i
 
     def _addresses(self, stage: TirExpr, at: TirExpr) -> tuple[TirExpr, Callable[[int], TirExpr]]:
         """Of the thread's first chunk in memory, and of the i-th one in a stage."""

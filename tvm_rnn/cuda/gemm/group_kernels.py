@@ -214,7 +214,7 @@ def _split_k(name: str, problem: Problem, knobs: Config) -> list[Variant]:
         shape = {k: knobs[f"share_{k}"] for k in ("columns", "along", "cluster", "kept")}
         overlap = 0 < knobs["share_overlap"] <= high
         tile = SplitKTile(64 * high, block=problem.layout.block, overlap=overlap, **shape)
-        tile = replace(tile, stages=min(knobs["share_bytes"] // (tile.stage_bytes + 16), _most_stages(problem, tile)))
+        tile = replace(tile, stages=_stages(problem, tile, knobs["share_bytes"]))
         if not tile.fits:  # so many rows are the other kernels'
             continue
         most = max(64 * high, knobs["share_most"]) if 64 * (high + 1) > knobs["share"] else 64 * high
@@ -224,11 +224,12 @@ def _split_k(name: str, problem: Problem, knobs: Config) -> list[Variant]:
     return found
 
 
-def _most_stages(problem: Problem, tile: SplitKTile) -> int:
-    """No more than a block has tiles of K: what is left of shared memory is for a block of another product, as of the
-    other direction's."""
-    own = ceil_div(sum(problem.fragments.tiles_deep(o.depth) for o in problem.operands), tile.cluster)
-    return max(own, LAG + 2)
+def _stages(problem: Problem, tile: SplitKTile, room: int) -> int:
+    """No more than a block has tiles of K, and where each is used twice at most, half of shared memory's: the rest is
+    for a block of another product, as of the other direction's. room: bytes."""
+    most = max(ceil_div(sum(problem.fragments.tiles_deep(o.depth) for o in problem.operands), tile.cluster), LAG + 2)
+    whole, half = (size // (tile.stage_bytes + 16) for size in (room, room // 2 - 1024))
+    return min(most, half if half >= LAG + 2 and most <= 2 * half else whole)
 
 
 def _kernel(name: str, problem: Problem, knobs: Config, size: str) -> Kernel:

@@ -8,6 +8,7 @@ rows each. Then the blocks exchange sums, and all warps share the epilogue.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass
 from math import prod
@@ -20,7 +21,7 @@ from tvm_rnn.cuda.codegen.register_tile import RegisterTile
 from tvm_rnn.cuda.layer.packed_layout import ROW_BYTES, SIZES, ceil_div
 from tvm_rnn.cuda.layer.pipeline_barriers import COPIERS, LAG
 from tvm_rnn.tir.expr import Expr, TirExpr
-from tvm_rnn.tir.index import uint32, wide
+from tvm_rnn.tir.index import int64, uint32, wide
 
 from .cp_async_pipeline import GemmTile
 from .problem import Problem
@@ -140,12 +141,22 @@ class WgmmaSplitKGemm(WgmmaRows):
         """This thread's chunks of a stage, the first of which is at `first`."""
         w, words = self.w, self.w.local(4, "uint32")
         chunk = [words[z] for z in range(4)]
-        for i in range(ceil_div(self.tile.rows, self.apart)):
-            at, every = first + uint32(i * self.apart * ROW_BYTES), (i + 1) * self.apart <= self.tile.rows
-            with nullcontext() if every else w.when(self.line + i * self.apart < self.tile.rows):
-                w.do(I.ptx["ld.shared.v4.b32"](*chunk, at))
-                round_tf32(w, chunk)
-                w.do(I.ptx["st.shared.v4.b32"](at, *chunk))
+        for i in self._each_row():
+            at = first + uint32(i * self.apart * ROW_BYTES)
+            w.do(I.ptx["ld.shared.v4.b32"](*chunk, at))
+            round_tf32(w, chunk)
+            w.do(I.ptx["st.shared.v4.b32"](at, *chunk))
+
+    def _each_row(self) -> Iterator[int]:
+        """Of as many as all threads of the block have at a time, the first ones alone, or the first half, where no more
+        exist: nobody reads the sums of others, whatever a stage has there. All threads go the same way."""
+        assert self.tile.rows % (4 * self.apart) == 0
+        quarter = self.tile.rows // (4 * self.apart)
+        yield from range(quarter)
+        with self.w.when(self.w["rows"] - self.row0 > quarter * self.apart):
+            yield from range(quarter, 2 * quarter)
+            with self.w.when(self.w["rows"] - self.row0 > 2 * quarter * self.apart):
+                yield from range(2 * quarter, 4 * quarter)
 
     def _weights(self, k: TirExpr, slot: TirExpr) -> None:
         """One bulk copy: packed columns of a K tile lie side by side."""
@@ -225,15 +236,21 @@ class WgmmaSplitKGemm(WgmmaRows):
         """To every block of the cluster, the sums of its items."""
         w, tile, size, width = self.w, self.tile, self.size, self.width
         member = w.keep(self.tx - COPIERS)
+        left = w.keep(tirx.Cast("int32", tirx.min(w["rows"] - self.row0, int64(tile.rows))) - self._line(member))
         for block, (to, space) in self._blocks():
             start = w.bind(self._at(to, self.rank, 0, 0, member))
             for item in range(block, tile.items, tile.cluster):
                 first = item // 2 * (size // 2)  # tiles of 8 columns, of which a thread has two in each row
                 found = [value for n in range(first, first + size // 2) for value in acc[n, item % 2]]
-                for part in range(size // width):
-                    offset = (item // tile.cluster * (size // width) + part) * tile.members * 4 * width
-                    values = found[part * width : (part + 1) * width]
-                    w.do(I.ptx[f"st.{space}.v{width}.f32"](start + uint32(offset), *values))
+                with w.when(left > item % 2 * 8):
+                    for part in range(size // width):
+                        offset = (item // tile.cluster * (size // width) + part) * tile.members * 4 * width
+                        values = found[part * width : (part + 1) * width]
+                        w.do(I.ptx[f"st.{space}.v{width}.f32"](start + uint32(offset), *values))
+
+    def _line(self, member: TirExpr) -> TirExpr:
+        """The first row of the tile that a thread has sums of; the other one is 8 below."""
+        return member // 128 % self.tile.high * HIGH + member // 32 % 4 * 16 + member % 32 // 4
 
     def _finish(self) -> None:
         """The items of this block, by all its threads."""
@@ -243,10 +260,11 @@ class WgmmaSplitKGemm(WgmmaRows):
             piece = w.keep(self.tx + turn * tile.threads)
             mine, member = w.keep(tirx.truncdiv(piece, tile.members)), w.keep(tirx.truncmod(piece, tile.members))
             item = w.keep(mine * tile.cluster + self.rank)
-            with w.when(tirx.And(mine < tile.own, item < tile.items)):
-                self._finish_item(mine, item, member)
+            row = w.keep(self.row0 + wide(self._line(member) + item % 2 * 8))
+            with w.when(tirx.And(tirx.And(mine < tile.own, item < tile.items), row < w["rows"])):
+                self._finish_item(mine, item, member, row)
 
-    def _finish_item(self, mine: TirExpr, item: TirExpr, member: TirExpr) -> None:
+    def _finish_item(self, mine: TirExpr, item: TirExpr, member: TirExpr, row: TirExpr) -> None:
         w, tile, width = self.w, self.tile, self.width
         sums, other = w.tile(self.size // 2, 2), w.tile(width)
         for source in range(tile.cluster):
@@ -256,8 +274,6 @@ class WgmmaSplitKGemm(WgmmaRows):
                 for i, value in enumerate(other.flat, part * width):
                     sums.store(sums.flat[i] + value if source else value, *divmod(i, 2))
         group, lane = member // 128, w.bind(member % 32)
-        line = group % tile.high * HIGH + member // 32 % 4 * 16 + item % 2 * 8 + lane // 4
-        row = w.keep(self.row0 + wide(line))
         blocks = tile.columns // tile.block
         block = w.keep(self.column * blocks + group // tile.high * (blocks // tile.along) + item // 2)
         self.problem.finish_rows(w, row, block, lane, [sums[n] for n in range(self.size // 2)])
