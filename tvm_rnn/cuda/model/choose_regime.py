@@ -28,6 +28,7 @@ from tvm_rnn.cuda.persistent.geometry import COUNTER_WORDS, MMA, Geometry
 from tvm_rnn.cuda.persistent.lengths_and_resets import resettable
 from tvm_rnn.cuda.persistent.phase_clocks import clocks
 from tvm_rnn.cuda.rowwise.scan_over_time import scan
+from tvm_rnn.cuda.rowwise.set_words import set_bytes
 from tvm_rnn.decisions import Figures, about, listening, tell
 from tvm_rnn.graph.graph import Node, stepped
 from tvm_rnn.schedule.schedule_template import DEFAULT
@@ -169,7 +170,7 @@ class Persistent:
     def launch(self, host: Host, layer_steps: LayerSteps) -> None:
         """All groups, in as many launches as it takes to have them on the GPU at once."""
         exchange, groups, first = self.geometry.exchange, self.groups_of(layer_steps.rows), layer_steps.first
-        host.memset(layer_steps.work, exchange.zero_bytes(groups))
+        set_bytes(host, layer_steps.work, exchange.zero_bytes(groups))
         for row0, count, extra in exchange.launches(
             host, self.geometry, groups, self.resident, layer_steps.work, layer_steps.count
         ):

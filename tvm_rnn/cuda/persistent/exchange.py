@@ -26,6 +26,7 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cuda.codegen.host_program import Host, Pointer
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.cuda.layer.phases import Phase
+from tvm_rnn.cuda.rowwise.set_words import set_bytes
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Buffer, Expr
 from tvm_rnn.tir.index import uint32
@@ -262,7 +263,7 @@ class CounterExchange(GridExchange):
     def clear_for_wave(
         self, host: Host, counters: Pointer, counter_bytes: str, values: Pointer, value_bytes: str | int
     ) -> None:
-        host.memset(counters, counter_bytes)
+        set_bytes(host, counters, counter_bytes)
 
 
 def stage_size(geometry: Geometry, node: Node) -> int:

@@ -20,6 +20,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.host_program import Host, Pointer
+from tvm_rnn.cuda.rowwise.set_words import set_bytes
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Expr
 
@@ -60,13 +61,13 @@ class PollingExchange(GridExchange):
         """The slices of the batch use the slots one after the other."""
         _, count = part
         own = work.skip("256")
-        host.memset(own, self.value_bytes(count, words, steps), 0xFF)
+        set_bytes(host, own, self.value_bytes(count, words, steps), 0xFF)
         return [own.cast("uint32"), work.cast("uint32"), work.cast("uint32")]
 
     def clear_for_wave(
         self, host: Host, counters: Pointer, counter_bytes: str, values: Pointer, value_bytes: str | int
     ) -> None:
-        host.memset(values, value_bytes, 0xFF)
+        set_bytes(host, values, value_bytes, 0xFF)
 
 
 POLLING = PollingExchange()

@@ -36,6 +36,7 @@ from tvm_rnn.cuda.persistent import wave_kernel
 from tvm_rnn.cuda.persistent.geometry import MMA
 from tvm_rnn.cuda.persistent.lengths_and_resets import resettable
 from tvm_rnn.cuda.rowwise.row_copies import RowCopy, row_copies
+from tvm_rnn.cuda.rowwise.set_words import set_bytes
 from tvm_rnn.cuda.rowwise.state_moves import Buffers, Tile
 from tvm_rnn.decisions import Figures, about, listening, tell
 from tvm_rnn.graph.graph import Graph, Node
@@ -303,7 +304,7 @@ class Wave:
             host.launch(self.unwritten, [self.outputs.cast("uint32")], [f"({self.kept_outputs} * {count} * B)"])
         elif marks or self.unwritten is not None:
             each = f"{count} * B * {place.row_stride * ITEM_BYTES[place.dtype]}"
-            host.memset(self.outputs, f"{self.kept_outputs} * {each}", 0xFF if marks else 0)
+            set_bytes(host, self.outputs, f"{self.kept_outputs} * {each}", 0xFF if marks else 0)
 
     def _layer_steps(
         self, host: Host, layer: int, at: tuple[str, str, str], values: Pointer, states: States
