@@ -32,12 +32,21 @@ def test_reductions_have_barriers_of_their_own() -> None:
 
 
 def test_waits_for_values_and_parts_leave_the_level_1_cache_alone() -> None:
-    """To acquire for a cluster is to empty it: once before the first step and once behind the last one, in no wait. A
-    loop that the compiler sees costs registers: behind it, addresses are computed anew."""
+    """To acquire for a cluster is to empty it: once before the first step and once behind the last one, in no wait."""
     body = text("lstm_layer_norm", 64, **cluster(4, 8))
     body = body[body.index("{") :]
-    assert body.count("wait_for_bytes(") == 2 * (1 + 2)  # in each of two steps: a value, two reductions
-    assert body.count("acquire") == 2 and "while" not in body
+    assert body.count("try_wait_parity_shared__cta") == 2 * (1 + 2)  # in each of two steps: a value, two reductions
+    assert body.count("acquire") == 2
+
+
+@pytest.mark.parametrize(("how", "seen"), [("cluster alone", False), ("cluster", True)])
+def test_the_compiler_sees_no_loop_where_other_warps_copy(how: str, seen: bool) -> None:
+    """One wait in each of two steps, which warps that copy do not make."""
+    geometry = {**cluster(2, 8, warps_u=2, register_words=160), "exchange": how}
+    body = text("lstm", 43, **geometry)
+    body = body[body.index("{") :]
+    loops, unseen = body.count("try_wait_parity_shared__cta"), body.count("wait_for_bytes(")
+    assert (loops, unseen) == ((2, 0) if seen else (0, 2))
 
 
 def test_values_have_two_copies() -> None:
