@@ -4,5 +4,6 @@ In: groups of pointwise work and reductions. Out: kernels. `chained_groups.py` r
 by parts of rows that read nothing of one another (`parts_of_rows.py`), in registers where a warp holds a part
 (`warp_rows.py`), which moves elements that lie `side_by_side.py` as words; `scan_over_time.py` all steps of cells
 without products. `state_moves.py` says what launches of a step work on, and copies states in and out; `row_copies.py`
-copies rows to where tensor cores can take them; `dropout_masks.py` makes masks of rows and of weights.
+copies rows to where tensor cores can take them; `set_words.py` clears and marks memory before a persistent kernel;
+`dropout_masks.py` makes masks of rows and of weights.
 """
