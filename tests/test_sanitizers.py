@@ -196,7 +196,7 @@ def compute_sanitizer(tool: str, *program: str | Path) -> tuple[int, str]:
 @pytest.mark.gpu
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
 def test_kernels_on_a_gpu(tool: str) -> None:
-    """Not the test of memory: the tool keeps the Python frames that allocate, and they what they call."""
+    """Not the test of memory: under the tool modules are not freed, and without it they are."""
     chosen = ["-m", "not broad and not slow", "-k", "not memory_is_given_back"]
     words = [sys.executable, "-m", "pytest", "-n0", "-q", "-x", *chosen, "tests/test_on_gpu.py"]
     code, said = compute_sanitizer(tool, *words)
