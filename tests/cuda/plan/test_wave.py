@@ -81,6 +81,7 @@ def test_a_batch_may_be_quicker_in_several_waves() -> None:
     sizes = "\n".join(line.strip() for line in plan.program.layout)
     assert "T >= 2 && B <= 128 ? 1 : -1" in sizes
     assert "in_waves_1 == 0 ? 16 : in_waves_1 == 1 ? 64 : B" in text(plan)
+    assert "B < wave_rows_1 ? in_waves_1 : 0 < in_waves_1 && B % wave_rows_1 <= 16" in text(plan)
     alone = planned("lstm", 512, (64,), num_layers=4).together
     assert alone is not None and not alone.in_turns
 

@@ -210,7 +210,7 @@ class Wave:
             left, cases = f"B % {self.rows_at_once}", ""
             for number, (most, room) in enumerate(zip(self.at_once[:-1], rooms, strict=False)):
                 cases += f"{number} < {self.number} && {left} <= {most} && {room} ? {number} : "
-            self.rest = host.let("wave_of_rest", f"{cases}{self.number}")
+            self.rest = host.let("wave_of_rest", f"B < {self.rows_at_once} ? {self.number} : {cases}{self.number}")
         return self.number
 
     @property
