@@ -392,7 +392,11 @@ def _chosen(
             if best is not None:
                 _tell(members, layers.of_layer, best, other, steps)
             able = best if steps else None
-            if found and not floor and _in_turns(members, layers.of_layer, found[-1], batch, able, other):
+            turns = (
+                _steps_in_turns(members, layers.of_layer, found[-1], batch, able, other) if found and not floor else 0
+            )
+            if turns:
+                found[-1] = replace(found[-1], turns=batch, longest={**found[-1].longest, batch: turns})
                 continue
         if best is None or not steps:
             floor = batch
@@ -417,7 +421,7 @@ def _chosen(
     return result
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Chosen:
     """A wave of a network. batch: the largest that it is chosen for; rows: of one launch, at most; floor, longest: as
     `Wave` has them; turns: the largest batch that it takes in several launches, 0 for none."""
@@ -430,26 +434,26 @@ class _Chosen:
     turns: int = 0
 
 
-def _in_turns(
+def _steps_in_turns(
     members: Sequence[Member],
     of_layer: Sequence[int],
     smaller: _Chosen,
     batch: int,
     best: ChosenGeometry | None,
     other: OneByOne,
-) -> bool:
-    """Whether the wave of fewer rows takes the batch in several launches, where that is predicted to take less time
-    than one launch of the best wave for it, if there is one, and than layers one after the other."""
+) -> int:
+    """The largest T for which the wave of fewer rows takes the batch in several launches; 0: none. That is where they
+    are predicted to take less time than one launch of the best wave for it, if there is one, and than layers one after
+    the other."""
     launches, own = ceil(batch / smaller.rows), smaller.best._replace(record=DEFAULT)
     if best is not None and launches * own.us >= TURNS_GAIN * best.us:
-        return False
+        return 0
     steps = _longest(members, of_layer, own, batch, other, launches)
     if steps < min(smaller.longest.values()):
-        return False
-    smaller.turns, smaller.longest[batch] = batch, steps
+        return 0
     why = f"{launches * own.us:.2f} us per step of {launches} launches of {smaller.rows} rows predicted"
     tell(True, "layers in a wave", why)
-    return True
+    return steps
 
 
 def _longest(
