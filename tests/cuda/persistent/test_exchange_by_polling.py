@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import emulated
+import numpy as np
 import pytest
 from emulated import Case, persistent_error
 from persistent_layers import geometry_of, layout_of, step, text_of
@@ -42,6 +44,24 @@ def test_a_warp_that_is_a_step_ahead_does_not_meet_for_its_neighbour(cell: str, 
     case = Case(cell, 128, 8, 6, "bfloat16")
     geometry = grid(8, 8, warps_k=2, polled=1)
     assert persistent_error(case, geometry, seed=seed) < tolerance("bfloat16", 6)
+
+
+@pytest.mark.parametrize(("batch", "rows"), [(1, 1), (10, 8 + 2)])
+@pytest.mark.usefixtures("short_turns")
+def test_rows_past_the_batch_are_not_published(monkeypatch: pytest.MonkeyPatch, batch: int, rows: int) -> None:
+    seen: list[np.ndarray] = []
+
+    def run(kernel: Any, arrays: emulated.Arrays, *more: Any) -> None:
+        original(kernel, arrays, *more)
+        seen.append(arrays["exchange"])
+
+    original = emulated.run
+    monkeypatch.setattr(emulated, "run", run)
+    case = Case("lstm", 64, batch, 4, "bfloat16")
+    assert persistent_error(case, grid(2, 8, warps_k=2, polled=1)) < tolerance("bfloat16", 4)
+    (exchange,) = seen
+    written = np.count_nonzero(exchange != 0xFFFFFFFF)
+    assert written == 4 * rows * 64 // 2  # the initial state and all steps' but the last one's, two numbers a word
 
 
 @pytest.mark.broad

@@ -24,7 +24,7 @@ from tvm_rnn.cuda.rowwise.set_words import set_bytes
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Expr
 
-from .exchange import Grid, GridExchange
+from .exchange import Grid, GridExchange, StagedTile, joined
 from .geometry import BLOCK_WORDS, POISON, Body, Slots
 from .rates import Rates
 
@@ -45,9 +45,8 @@ class PollingExchange(GridExchange):
     marks: ClassVar[bool] = True
     rates: ClassVar[Rates] = Rates(0.95, 0.0, 55.0, 0.77, 0.18, 0.087)
 
-    def exchanger(self, body: Body, stage_at: int, barriers_at: int) -> Polled:
-        Grid(body, stage_at)  # nobody uses its registers: without them, texts differ in the names of all others
-        return Polled(body, stage_at)
+    def exchanger(self, body: Body, stage_at: int, barriers_at: int) -> PolledByLanes:
+        return PolledByLanes(body, stage_at)
 
     def value_bytes(self, groups: str, words: int, steps: str | int) -> str:
         return f"{groups} * {slots(steps)} * {words * 2}"
@@ -133,5 +132,30 @@ class Polled(Grid):
         """All pieces that this lane publishes in a step."""
         words = [tirx.const(POISON, "uint32")] * 4
         for (_, _, j), address in self.addresses.items():
-            with self.body.cells.own_tile(j), self.k.when(self.ids.lane < 8 * self.chunks_of_row):
+            with self.body.cells.own_tile(j), self.k.when(self._publishes(j)):
                 self._store(step, address, words)
+
+    def _publishes(self, j: int) -> Expr:
+        """Whether this lane publishes a piece of this warp's j-th tile."""
+        return self.ids.lane < 8 * self.chunks_of_row
+
+
+class PolledByLanes(Polled):
+    """One whose operands come to registers. Nobody publishes rows past the batch: their lanes load the last row that
+    there is, and a warp's loads of the same words are one."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.rows = self.k.local(1, "int32")  # of the group, that there are
+        self.k.store(self.rows, self.k["batch"] - self.k["row0"] - self.ids.group * self.geometry.rows, 0)
+
+    def load(self, node: Node, slot: int, kblock: Expr, row: Expr, registers: Sequence[Expr]) -> None:
+        super().load(node, slot, kblock, tirx.Min(row, self.rows[0] - 1), registers)
+
+    def _publishes(self, j: int) -> Expr:
+        row = self.body.cells.tile(j) * 8 + tirx.floordiv(self.chunk, self.chunks_of_row)
+        return tirx.And(super()._publishes(j), row < self.rows[0])
+
+    def _publish(self, tile: StagedTile, words: Sequence[Expr]) -> None:
+        with self.k.when(joined(tile.when, self._publishes(tile.j))):
+            self.store_piece(tile.node, tile.slot, self.addresses[(tile.node, tile.block, tile.j)], words)
