@@ -43,6 +43,13 @@ def _most_rows(gates: int, panels: int, target: Target) -> int:
     return max(ROW_VALUES, beside) if gates == 1 and panels > 1 else max(ROWS)
 
 
+def _fits(unit: Unit, rows: int, target: Target) -> bool:
+    """Whether registers hold a tile's sums and, for each term, a vector of each gate and a row's value. Before steps,
+    where weights come from the first cache, the values of the shorter side and one of the other are enough."""
+    held = min(rows, unit.gates) if unit.region == "before" else unit.gates
+    return rows * unit.gates + held < target.vector_registers
+
+
 def _parts(unit: Unit, rows: int, units: int, target: Target) -> int:
     """Into how many parts a step's product cuts its terms, where several tiles of rows read a panel's weights: those of
     a part fill half of the first cache. Where registers are many, tiles are tall and read weights seldom."""
@@ -71,7 +78,7 @@ class GemmCpu:
         most = _most_rows(unit.gates, all_panels, target)
         able = [r for r in ROWS if r * unit.gates <= accumulators and r <= most]
         rows = max([r for r in able if r in DEFAULT_ROWS], default=1)
-        fitting = [r for r in able if (r + 1) * unit.gates < target.vector_registers]
+        fitting = [r for r in able if _fits(unit, r, target)]
         if unit.region == "before":  # many rows, of all steps: a panel of weights passes the fewest tiles
             rows = max([r for r in fitting if r <= max(DEFAULT_ROWS)], default=rows)
         elif unit.batches:
@@ -80,7 +87,7 @@ class GemmCpu:
         single = max(p for p in PANELS if p == 1 or (p <= all_panels and p * unit.gates <= min(CHAINS, accumulators)))
         # Whatever batch sizes are named: at B = 1 the loops for taller tiles cost nothing (lstm and elman, H 130 to
         # 512, within noise), and without them B = 64 took 1.5 to 2 times as long.
-        tall = [r for r in ROWS if r <= rows or (r + 1) * unit.gates < target.vector_registers]
+        tall = [r for r in ROWS if r <= rows or _fits(unit, r, target)]
         if unit.batches:  # one row at a time suits one batch size, and is slow at all others
             tall = [r for r in tall if r > 1 and (unit.region != "step" or r <= max(unit.batches))]
         step = unit.region == "step"

@@ -13,7 +13,7 @@ from tvm_rnn.target import Target
 
 MIN_ROWS, MAX_ROWS = 32, 512  # of the default: below, the product runs short of rows; above, little is gained
 MOST_ROWS, MOST_BYTES = 8192, 64 << 20  # of any choice, and of what its tile stores
-EVEN_ROWS = 16  # of tiles that threads share: whole tiles of products for each
+EVEN_ROWS = 48  # of tiles that threads share: for two of them whole vectors, and whole tiles of 2, 3 and 6 rows
 # Backward graphs read and write the sums of weights' gradients once per tile: two LSTM layers, H = 512, B = 16, T = 96
 # on one thread of Zen 5 took 266 ms with 32 rows, 183 with 128, 157 with 256, 156 with 512.
 BACKWARD_ROWS = 256
@@ -32,15 +32,15 @@ class WalkCpu:
     def configure(unit: Unit, target: Target, knob: Knobs) -> Config:
         """Tiles that fit half of the level-2 cache, backwards BACKWARD_ROWS if that is more, MAX_ROWS where the input's
         weights are too large for caches; time outside, layers inside, where there is one direction. Without steps a
-        tile fits the whole cache: threads share its rows, and wait for one another at the end of each."""
+        tile fits two whole caches: threads share its rows, and wait for one another several times in each."""
         bytes_per_row = (unit.width + sum(unit.depths)) * BYTES[unit.dtype]
         heavy = unit.width * unit.depths[0] * BYTES[unit.dtype] > target.l2_bytes
         least = BACKWARD_ROWS if unit.region == "backward" else MAX_ROWS if heavy else 0
         least = min(least, MOST_BYTES // bytes_per_row)
-        part, cache = ("", target.l2_bytes) if unit.stages else ("half of ", target.l2_bytes // 2)
+        part, cache = ("twice ", target.l2_bytes * 2) if unit.stages else ("half of ", target.l2_bytes // 2)
         default = max(MIN_ROWS, least, min(MAX_ROWS, cache // bytes_per_row))
         if unit.stages:
-            default -= default % EVEN_ROWS
+            default = max(MIN_ROWS, default - default % EVEN_ROWS)
         size = f"a row is {bytes_per_row} bytes"
         why = f"{part}the level-2 cache, {cache} bytes, holds {cache // bytes_per_row} rows: {size}"
         if default == least:

@@ -36,6 +36,22 @@ def test_what_is_summed_is_outside_of_the_tile() -> None:
     assert int(stage.buffer.shape[0]) == 24
 
 
+def test_values_of_the_shorter_side_stay_in_registers() -> None:
+    """Three rows of one vector are behind it; three rows of four vectors are read once for each term, and each vector
+    alone: the sums and all four would be more than 16."""
+
+    def value(r: Expr, p: Expr, g: Expr, v: Expr) -> Expr:
+        return load(X, ((r * 7 + K) * 4 + g) * int64(8) + v)
+
+    def order(rows: int, gates: int) -> list[int]:
+        own = in_registers("product_0", (rows, 1, gates, 8), "float32", value, SUM).statement()
+        return [extent for _, extent in loops(own)][-4:]
+
+    assert order(3, 4) == [8, 3, 4, 5]
+    assert order(4, 3) == [8, 3, 4, 5]
+    assert order(6, 2) == [8, 2, 6, 5]
+
+
 def test_a_schedule_sees_all_axes_and_decides_about_them() -> None:
     stage, seen = in_registers("product_0", (3, 1, 8), "float32", at, SUM), list[int]()
 

@@ -70,10 +70,15 @@ def test_a_named_batch_reads_weights_as_rarely_as_can_be(gates: int, batches: tu
     assert best(unit, target.TABLE["x86-64-v4"])[1]["rows"] == rows
 
 
-@pytest.mark.parametrize(("name", "gates", "rows"), [("x86-64-v4", 4, 6), ("x86-64-v4", 3, 8), ("x86-64-v3", 4, 2)])
+@pytest.mark.parametrize(
+    ("name", "gates", "rows"),
+    [("x86-64-v4", 4, 6), ("x86-64-v4", 3, 8), ("x86-64-v3", 4, 3), ("x86-64-v3", 3, 4), ("x86-64-v3", 8, 1)],
+)
 def test_products_before_the_loop_fill_the_registers(name: str, gates: int, rows: int) -> None:
+    """With sums, each term's values of the shorter side, and one of the other."""
     unit = Unit("gemm", "before", "float32", gates, 64, (64,), 1, (3,))
     assert best(unit, target.TABLE[name])[1]["rows"] == rows
+    assert (rows + 1) * gates <= target.TABLE[name].vector_registers
 
 
 def test_a_record_is_replayed() -> None:

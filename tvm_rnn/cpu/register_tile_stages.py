@@ -68,14 +68,23 @@ class Stage:
         """Everything the array has."""
         if self.sum is None:
             return self._everywhere(self.place, self._put(self.place, self.value))
-        fresh, done = axes(self.extents), self._everywhere(self.place, self._added())
+        fresh, done = axes(self.extents), self._everywhere(self.place, self._added(), self._shorter)
         for var, extent in reversed([*self.sum.axes.items()]):
             done = tirx.For(var, int64(0), wide(extent), tirx.ForKind.SERIAL, done)
         return sequence(self._everywhere(fresh, self._put(fresh, self.sum.first)), done)
 
-    def _everywhere(self, place: Place, done: Stmt) -> Stmt:
-        kind = tirx.ForKind.VECTORIZED
-        for var, extent in reversed([*zip(place, self.extents, strict=True)]):
+    @property
+    def _shorter(self) -> int:
+        """Where the loop over the first axis goes, among those around the vector: inside, if that is the shorter side
+        of what is summed. Registers hold its values for each term, and one of the other side's."""
+        first, *others = self.extents[:-1] or (1,)
+        return len(others) if first < prod(others) else 0
+
+    def _everywhere(self, place: Place, done: Stmt, first: int = 0) -> Stmt:
+        """done at all places. first: how many of the other loops are around that over the first axis."""
+        kind, loops = tirx.ForKind.VECTORIZED, [*zip(place, self.extents, strict=True)]
+        loops.insert(first, loops.pop(0))
+        for var, extent in reversed(loops):
             if extent > 1:
                 done = tirx.For(var, int64(0), int64(extent), kind, done)
             kind = tirx.ForKind.UNROLLED
