@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -49,6 +50,7 @@ def test_a_module_file_beside_numpy(lstm_file: str) -> None:
     for row in report.rows:
         assert row.error is not None and row.error <= tolerance("float32", 3)
         assert row.median_us and row.gflops and row.spread is not None and row.reason == ""
+        assert row.least_us and row.least_us <= row.median_us
     assert ours.ratio == 1 and numpy.ratio == numpy.median_us / ours.median_us
     assert {"starting numpy", "round 2 of 2"} <= set(told)
 
@@ -149,6 +151,21 @@ def test_a_module_that_is_not_what_its_name_says(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(manifest, "carried", lambda *_: None)
     with pytest.raises(rnn.TvmRnnError, match="differs from the oracle"):
         compare.compare(module, ["numpy"], **QUICK)
+
+
+@pytest.mark.parametrize(("seconds", "asked"), [((9, 5, 4, 4, 1), 4), ((1, 2), 2), ((9, 8, 7, 6, 5, 4), 5)], ids=str)
+def test_rounds_count_once_they_get_no_faster(seconds: Sequence[float], asked: int) -> None:
+    left = [*seconds]
+
+    class Worker:
+        def ask(self, request: object) -> dict[str, float]:
+            return {"seconds": left.pop(0)}
+
+    contender = compare.Contender("numpy")
+    contender.warm_up(0.01)  # of one without a process nothing is asked
+    contender.worker, contender.seconds = cast(Any, Worker()), {"one": []}
+    contender.warm_up(0.01)
+    assert len(seconds) - len(left) == asked and contender.seconds == {"one": []}
 
 
 def test_a_busy_machine_is_told_of() -> None:

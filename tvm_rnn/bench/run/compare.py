@@ -9,6 +9,7 @@ no ratio.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 import statistics
@@ -42,6 +43,8 @@ PEERS = tuple(name for name in dict.fromkeys((*FRAMEWORKS, *WRITERS)) if name !=
 USUAL = ("torch", "onnxruntime", "openvino", "numpy")
 # Thread pools that have just worked spin for up to 20 ms (libgomp, onnxruntime) before they sleep: wait that out.
 SETTLE_SECONDS = 0.05
+# A round that takes more than this share of the fastest one before is not faster: then rounds count.
+STABLE, MOST_WARM_UPS = 0.97, 5
 MOST_OTHER_TOKENS = 0.1  # two tokens may be as likely but for rounding, and what follows in that row is another text
 # Of a batch that generates without drawing; the others repeat them: the oracle takes minutes for many rows and a large
 # vocabulary. A prime: rows that repeat lie at other places of their tiles.
@@ -63,10 +66,10 @@ THREAD_VARIABLES = (
 class Row:
     """One framework's result, or the reason why it has none.
 
-    median_us: per time step, of the whole batch; the median of the rounds of its best configuration. spread: (slowest -
-    fastest round) / median. gflops: GFLOP/s by the manifest's count of FLOPs. ratio: median_us / ours, above 1 where
-    ours is faster. error: relative to the float64 oracle; of tokens the share that differs (None: there is no oracle
-    for a user's own cell).
+    median_us: per time step, of the whole batch; the median of the rounds of its best configuration. least_us: of its
+    fastest round, which others on the machine slow down least. spread: (slowest - fastest round) / median. gflops:
+    GFLOP/s by the manifest's count of FLOPs. ratio: median_us / ours, above 1 where ours is faster. error: relative to
+    the float64 oracle; of tokens the share that differs (None: there is no oracle for a user's own cell).
     """
 
     name: str
@@ -79,6 +82,7 @@ class Row:
     error: float | None = None
     reason: str = ""
     configs: Mapping[str, float] = field(default_factory=dict)  # the median of each, us per step
+    least_us: float | None = None
     tail_us: tuple[float, ...] = ()  # of a stream: the 99th and the 99.9th percentile of its calls
 
 
@@ -103,7 +107,7 @@ class Report:
         table.add_column("framework", no_wrap=True)
         table.add_column("configuration", min_width=12)
         tails = TAILS if any(row.tail_us for row in self.rows) else ()
-        for title in ("us/step", *tails, "spread", "GFLOP/s", "ratio", "error"):
+        for title in ("us/step", "least", *tails, "spread", "GFLOP/s", "ratio", "error"):
             table.add_column(title, justify="right", no_wrap=True)
         for row in self.rows:
             name = f"{row.name} {row.version}".strip()
@@ -114,7 +118,8 @@ class Report:
             error = "unchecked" if row.error is None else f"{row.error:.1e}"
             spread, gflops = f"{row.spread or 0:.0%}", f"{row.gflops or 0:.1f}"
             tail = [f"{value:.3g}" for value in row.tail_us] + [""] * (len(tails) - len(row.tail_us))
-            table.add_row(name, row.config, f"{row.median_us:.3g}", *tail, spread, gflops, ratio, error)
+            times = (f"{row.median_us:.3g}", f"{row.least_us or row.median_us:.3g}", *tail)
+            table.add_row(name, row.config, *times, spread, gflops, ratio, error)
         return table
 
     def _caption(self) -> str:
@@ -248,6 +253,9 @@ def compare(
             expected = None if expected is None else expected[:, rows]
             for contender in contenders:
                 contender.prepare(expected, _limit(manifest, steps, expected))
+            for contender in contenders:
+                tell(f"warming {contender.name} up")
+                contender.warm_up(round_seconds)
             for number in range(rounds):
                 tell(f"round {number + 1} of {rounds}")
                 for contender in contenders:
@@ -375,13 +383,29 @@ class Contender:
         except Lost as reason:
             raise TvmRnnError(message(f"the benchmark's process of {self.name} ended early", got=str(reason))) from None
 
+    def warm_up(self, seconds: float) -> None:
+        """Rounds of each configuration that do not count, until one is not faster than those before: the first ones may
+        find slow clocks, and memory that nobody has touched."""
+        for config in self.seconds if self.worker is not None else ():
+            least = math.inf
+            for _ in range(MOST_WARM_UPS):
+                found = self._time(config, seconds)["seconds"]
+                if found > least * STABLE:
+                    break
+                least = min(least, found)
+
+    def _time(self, config: str, seconds: float) -> Reply:
+        """A configuration's round, after a pause in which everyone's threads fall asleep."""
+        assert self.worker is not None
+        time.sleep(SETTLE_SECONDS)
+        return self._answer(partial(self.worker.ask, {"config": config, "seconds": seconds}))
+
     def time_once(self, seconds: float) -> None:
-        """One round: each configuration once, after a pause in which everyone's threads fall asleep."""
+        """One round: each configuration once."""
         if self.worker is None:
             return
         for config, found in self.seconds.items():
-            time.sleep(SETTLE_SECONDS)
-            answer = self._answer(partial(self.worker.ask, {"config": config, "seconds": seconds}))
+            answer = self._time(config, seconds)
             found.append(answer["seconds"])
             self.tails.setdefault(config, []).append(answer.get("tail", []))
 
@@ -394,7 +418,8 @@ class Contender:
         us, tails = medians[config], zip(*self.tails[config], strict=True)
         figures = (us, spread(self.seconds[config]), flops / us * 1e-3, us / (ours_us or us), self.errors[config])
         tail_us = tuple(1e6 * statistics.median(values) for values in tails)
-        return Row(self.name, self.version, config, *figures, configs=medians, tail_us=tail_us)
+        least_us = min(self.seconds[config]) / steps * 1e6
+        return Row(self.name, self.version, config, *figures, configs=medians, least_us=least_us, tail_us=tail_us)
 
 
 def records_of(report: Report, point: Point, ours: Reply, writes: bool) -> Iterator[Reply]:
@@ -405,7 +430,7 @@ def records_of(report: Report, point: Point, ours: Reply, writes: bool) -> Itera
             yield {**record, "reason": row.reason}
             continue
         record |= {"version": row.version, "us_per_step": row.median_us, "us": row.median_us * point.steps}
-        record |= {"spread": row.spread, "config": row.config}
+        record |= {"least_us_per_step": row.least_us, "spread": row.spread, "config": row.config}
         record |= {"tokens_per_second": point.batch / row.median_us * 1e6} if writes else {}
         record |= {"tail_us": list(row.tail_us)} if row.tail_us else {}
         record |= {} if row.error is None else {"error": row.error}
