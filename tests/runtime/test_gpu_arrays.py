@@ -153,3 +153,26 @@ def test_parts_of_an_array_are_the_same_memory() -> None:
     np.testing.assert_array_equal(arrays.numpy(part), [[2, 3], [9, 5]])
     np.testing.assert_array_equal(arrays.join([part, piece]).array, [2, 3, 9, 5, 0, 1, 2, 3, 9, 5])
     assert arrays.adopt(part) is part
+
+
+def test_working_memory_stays_with_a_thread_on_the_first_stream() -> None:
+    kept, made = gpu_arrays.KeptWork(), list[int]()
+
+    def make(size: int) -> bytearray:
+        made.append(size)
+        return bytearray(size)
+
+    first = kept.take(0, 0, 100, make)
+    assert kept.take(0, 0, 60, make) is first and made == [100]
+    assert len(kept.take(1, 0, 60, make)) == 60 and len(kept.take(0, 7, 50, make)) == 50
+    assert len(kept.take(0, 0, 200, make)) == 200 and made == [100, 60, 50, 200]
+    large = gpu_arrays.KEPT_WORK_BYTES + 1
+    assert kept.take(0, 0, large, lambda size: size) == large and len(kept.take(0, 0, 10, make)) == 200
+    others = list[object]()
+    thread = threading.Thread(target=lambda: others.append(kept.take(0, 0, 200, make)))
+    thread.start()
+    thread.join()
+    assert others[0] is not kept.take(0, 0, 200, make)
+    kept.forget()
+    kept.take(0, 0, 10, make)
+    assert made[-1] == 10

@@ -24,6 +24,7 @@ from .runtime import Array, Function, Manifest, Shape, _detached
 CPU, CUDA = 1, 2  # DLPack's device types
 COPIED = 16  # bytes that kernels copy at a time, of arrays whose addresses are multiples of it
 PER_THREAD_STREAM = 2  # CUDA's handle: calls with arrays of the CPU from several threads do not wait for each other
+KEPT_WORK_BYTES = 32 << 20  # of each thread on each GPU, at most
 INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 # The functions of a module's library, each with the arch as suffix.
 FUNCTIONS = ("allocate", "release", "transfer", "finish", "settle", "capturing")
@@ -216,6 +217,33 @@ class GpuArrays(ABC):
     def dtype(self, array: Array) -> str:
         """Its dtype's name."""
         return str(array.dtype).removeprefix("torch.")
+
+
+class KeptWork(threading.local):
+    """Working memory of calls, which stays with the thread: to ask an allocator for it takes as long as a launch. Calls
+    of one thread on CUDA's first stream, which no graph captures, use it one after the other; on another stream, whose
+    handle may come again while its work is unfinished, and where a call needs much, it is the call's own."""
+
+    def __init__(self) -> None:
+        self.blocks = dict[int, tuple[int, Array]]()
+
+    def take(self, number: int, stream: int, size: int, make: Callable[[int], Array]) -> Array:
+        """So many bytes on a GPU, of `make` where there is no such memory."""
+        if stream or size > KEPT_WORK_BYTES:
+            return make(size)
+        there, block = self.blocks.get(number, (0, None))
+        if there < size:
+            self.blocks.pop(number, None)
+            block = make(size)
+            self.blocks[number] = size, block
+        return block
+
+    def forget(self) -> None:
+        """Give it back: the next call asks for memory."""
+        self.blocks.clear()
+
+
+kept_work = KeptWork()
 
 
 class TorchArrays(GpuArrays):

@@ -218,7 +218,8 @@ class RepeatedCall:
     ) -> None:
         """given, before: of a call whose first states were the initial ones, or the caller's."""
         self.tensor, self.place, self.stream = arrays.lib.Tensor, arrays.place, arrays.stream
-        self.kind, self.int64, self.uint8 = arrays.kind, arrays.lib.int64, arrays.lib.uint8
+        self.kind, self.int64 = arrays.kind, arrays.lib.int64
+        self.take, self.memory = gpu_arrays.kept_work.take, arrays.workspace
         self.program = module._device(arrays).parts["sequence"]
         self.T, self.B, self.x, self.y = given.T, given.B, given.inputs[0].shape, (*given.lead, *module._output)
         self.states = {flat.name: flat.parts[0][1] for flat in module._plan(given.B)}
@@ -256,14 +257,14 @@ class RepeatedCall:
 
     def __call__(self, x: Array, places: list[int], has_state: bool) -> tuple[Array, State]:
         """The results; enqueued."""
-        program, new = self.program, x.new_empty
-        y, work = new(self.y), new(self.work, dtype=self.uint8)
-        after = {name: new(shape) for name, shape in self.states.items()}
+        program, new, stream = self.program, x.new_empty, self.stream()
+        y, after = new(self.y), {name: new(shape) for name, shape in self.states.items()}
+        work = self.take(program.device.number, stream, self.work, self.memory)
         lengths, *read = places
         given = (bool(lengths), False, y.data_ptr(), lengths, 0, program.packed, work.data_ptr(), *read)
         written = [state.data_ptr() for state in after.values()]
         told = (int(program.finite and not has_state),) if program.tells_starts else ()
-        program.functions["sequence"](program.device.number, self.stream(), self.T, self.B, *given, *written, *told)
+        program.functions["sequence"](program.device.number, stream, self.T, self.B, *given, *written, *told)
         return y, State(after)
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tvm_rnn.runtime.gpu_arrays import kept_work
+
 if TYPE_CHECKING:
     import torch
 
@@ -145,6 +147,7 @@ def run_poisoned(run: Run, size: int) -> Result:
     """
     import torch
 
+    kept_work.forget()
     torch.cuda.empty_cache()  # so that it has no other blocks to hand out
     waste = [torch.empty(count, dtype=torch.uint8, device="cuda").fill_(255) for count in (size, *SMALL_BLOCKS)]
     del waste
