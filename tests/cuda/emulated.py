@@ -300,11 +300,12 @@ def persistent_error(
     reset: bool = False,
     seed: int = 0,
     follows: bool = False,
+    users: bool = False,
 ) -> float:
     """The largest error of y and the states, relative as in oracle/tolerance.py. NaN where poison came through.
-    follows: a layer below is said to write the input; it has."""
+    follows: a layer below is said to write the input; it has. users: states are in the network's dtype."""
     made, kernel = persistent_kernel(case.of, tuple(sorted(geometry.items())), lengths or reset)
-    return kernel_error(case, made, kernel, reverse, lengths, reset, seed, follows)
+    return kernel_error(case, made, kernel, reverse, lengths, reset, seed, follows, users=users)
 
 
 def kernel_error(
@@ -317,6 +318,7 @@ def kernel_error(
     seed: int = 0,
     follows: bool = False,
     also: Arrays | None = None,
+    users: bool = False,
 ) -> float:
     """The same of any geometry and its kernel, with or without masks. also: arrays of pointers that few kernels
     have."""
@@ -336,9 +338,14 @@ def kernel_error(
     arrays["counter"] = np.zeros(groups * COUNTER_WORDS, np.uint32)
     arrays["below"] = np.full(groups * COUNTER_WORDS, 1 << 30, np.uint32)
     scalars = {"steps": case.steps, "direction": -1 if reverse else 1, "batch": case.batch, "row0": 0, "teams": groups}
-    scalars |= {"follows": int(follows)}
+    scalars |= {"follows": int(follows), "users": int(users)}
+    dtype, states = case.layout.dtype, [f"{way}_{n}" for way in ("old", "new") for n in range(len(case.states))]
+    if users:
+        arrays |= {name: encoded(arrays[name], dtype) for name in states}
     scalars |= {"start": case.start, "total": case.total, "has_lengths": int(lengths), "has_reset": int(reset)}
     run(kernel, arrays, scalars, groups * geometry.ctas, seed)
+    if users:
+        arrays |= {name: decoded(arrays[name], dtype) for name in states}
     return error(case, arrays, reverse, lengths, reset)
 
 

@@ -100,3 +100,27 @@ def test_a_kernel_allocates_what_its_team_needs(geometry: dict[str, Any], align:
 def test_geometries_without_a_kernel_are_refused(geometry: Geometry, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         persistent.kernel("k", geometry, layout_of("lstm", 64))
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "geometry"),
+    [
+        ("lstm", "float16", cluster(2, 8)),
+        pytest.param("gru_reset_before", "bfloat16", cluster(2, 8, warps_k=2), marks=pytest.mark.broad),
+        pytest.param("lstm", "bfloat16", cluster(1, 8, warps_k=2), marks=pytest.mark.slow),
+    ],
+)
+def test_states_in_the_dtype_of_the_network(name: str, precision: str, geometry: dict[str, Any]) -> None:
+    case = Case(name, 20, 9, 4, precision)
+    for masked in (False, True):
+        error = persistent_error(case, geometry, lengths=masked, reset=masked, users=True)
+        assert error < tolerance(precision, 4), masked
+
+
+def test_who_needs_to_say_what_dtype_states_have() -> None:
+    geometry = geometry_of(step("lstm", 64), "bfloat16", **cluster(4, 8))
+    assert persistent.USERS in persistent.kernel("k", geometry, layout_of("lstm", 64)).scalars
+    geometry = geometry_of(step("lstm", 64), "bfloat16", **grid(4, 8))
+    assert persistent.USERS not in persistent.kernel("k", geometry, layout_of("lstm", 64)).scalars
+    geometry = geometry_of(step("lstm", 64, "tf32"), "tf32", **cluster(4, 8))
+    assert persistent.USERS not in persistent.kernel("k", geometry, layout_of("lstm", 64, "tf32")).scalars

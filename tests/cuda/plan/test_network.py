@@ -10,10 +10,11 @@ from compiled_kernels import passed_of
 
 import tvm_rnn as rnn
 from tvm_rnn.cuda.codegen.host_program import Program
+from tvm_rnn.cuda.codegen.launched_kernels import launched_kernels
 from tvm_rnn.cuda.plan import layer as steps
 from tvm_rnn.cuda.plan.network import plan
 from tvm_rnn.decisions import recording
-from tvm_rnn.options import Options
+from tvm_rnn.options import Call, Options
 from tvm_rnn.passes.pipeline import passed
 from tvm_rnn.target import resolve
 
@@ -191,3 +192,23 @@ def test_recurrences_take_two_launches_at_most() -> None:
 def test_ended_rows_are_blank_where_no_recurrence_writes_the_output() -> None:
     blank = {name: any("_blank" in line for line in lines(program_of(name))) for name in ("min_gru", "lru")}
     assert blank == {"min_gru": False, "lru": True}
+
+
+@pytest.mark.parametrize(
+    ("precision", "options"),
+    [
+        ("bfloat16", {}),
+        pytest.param("tf32", {"num_layers": 2, "bidirectional": True}, marks=pytest.mark.broad),
+        pytest.param("bfloat16", {"num_layers": 3}, marks=pytest.mark.broad),
+    ],
+)
+def test_persistent_kernels_have_the_users_states(precision: str, options: dict[str, Any]) -> None:
+    """In a wave, and layer by layer. More steps than a tile has: states between tiles are not rounded."""
+    net = rnn.RNN(rnn.cells.lstm, 24, 64, dtype="float32" if precision == "tf32" else precision, **options)
+    target = resolve("nvidia-h200")
+    program = plan(passed(net, Options(target, precision=precision)), target)
+    for total, copied in ((50, False), (1 << 20, True)):
+        names = launched_kernels(program, [Call(total, 8)], target.sms)
+        assert any("persistent" in name or "wave" in name for name in names), names
+        moved = {name.removesuffix("_wide") for name in names if name.startswith(("load", "save"))}
+        assert moved == ({"load0", "save0"} if copied else set()), names

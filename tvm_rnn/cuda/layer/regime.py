@@ -30,8 +30,9 @@ class LayerSteps:
 
     Pointers are those of that first step. inputs[i]: rows as layout.input(i) says. hoisted[node]: as layout.hoisted
     says. weights: a kept node's values (dense, in the dtype of arithmetic), or, by Pack.key, a packed parameter.
-    states before and after, [B, width] in the dtype of arithmetic, never the same memory. output: as layout.output
-    says. reverse: the steps run from the last one to the first.
+    states before and after, [B, width] in the dtype of arithmetic; in that of the network where `users`, a C++
+    condition, holds: then they are the user's. output: as layout.output says. reverse: the steps run from the last one
+    to the first.
     """
 
     layout: Layout
@@ -51,6 +52,7 @@ class LayerSteps:
     borders: Mapping[Node, Pointer] = field(default_factory=dict)  # states that are kept before some steps
     first: HostExpr = 0  # of the batch rows that are worked on
     rows: HostExpr = "B"  # how many these are
+    users: str = "false"
 
 
 class Regime(Protocol):

@@ -266,6 +266,12 @@ class Layout:
         """The numbers of the states that change step by step."""
         return [i for i, result in enumerate(self.graph.results) if not is_scan(result)]
 
+    @property
+    def narrow_states(self) -> bool:
+        """Whether the user's states have another dtype than registers, which persistent kernels convert. In training
+        states between parts of the time are kept in the dtype of registers."""
+        return self.emits and not self.kept and self.dtype != self.arithmetic
+
     @cached_property
     def has_steps(self) -> bool:
         """Whether anything is left for a loop over time."""

@@ -176,7 +176,17 @@ class Persistent:
         ):
             row0 = row0 if first == 0 else f"{first} + {row0}"
             scalars: list[HostExpr] = [layer_steps.count, -1 if layer_steps.reverse else 1, "B", row0, count, 0]
+            scalars += self.told(layer_steps)
             launch_either(host, self.kernels, [*self._pointers(layer_steps), *extra], scalars, layer_steps)
+
+    def told(self, layer_steps: LayerSteps) -> list[HostExpr]:
+        """What a kernel is told of the dtype of its states."""
+        return [f"({layer_steps.users} ? 1 : 0)"] if persistent.converts_states(self.geometry, self.layout) else []
+
+    @property
+    def takes_users_states(self) -> bool:
+        """Whether it reads and writes states where the user has them: all first ones before it writes any last one."""
+        return not self.layout.narrow_states or persistent.converts_states(self.geometry, self.layout)
 
     def in_wave(self, layer_steps: LayerSteps, counters: Pointer, below: Pointer) -> list[Pointer]:
         """The pointers of a layer of a wave. below: the counters of the layer below, of which the first one reads

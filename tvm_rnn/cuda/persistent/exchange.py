@@ -24,7 +24,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.host_program import Host, Pointer
-from tvm_rnn.cuda.codegen.kernel_writer import Writer
+from tvm_rnn.cuda.codegen.kernel_writer import Writer, converted
 from tvm_rnn.cuda.layer.phases import Phase
 from tvm_rnn.cuda.rowwise.set_words import set_bytes
 from tvm_rnn.graph.graph import Node
@@ -388,7 +388,12 @@ class InShared(Exchanger):
                 batch_row = k["row0"] + ids.group * geometry.rows + row
                 with k.when(tirx.And(flat < elements, batch_row < k["batch"])):
                     stride = width * body.layout.heads
-                    value: Expr = k[f"old_{n}"][tirx.Cast("int64", batch_row) * stride + unit]
+                    first = k.local(1)
+                    for old, condition in body.first_states(n):
+                        with condition:
+                            at = tirx.Cast("int64", batch_row) * stride + unit
+                            k.store(first, converted(old[at], "float32"), 0)
+                    value: Expr = first[0]
                     if body.masks is not None:
                         value = body.masks.restarted(state, batch_row, value)
                     value = body.reads.words.masked_state_at(state, value, batch_row, unit)

@@ -26,7 +26,7 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES
 from tvm_rnn.cuda.codegen.kernel_writer import Argument, Kernel, Writer, write
 from tvm_rnn.cuda.layer.pointers import Place
-from tvm_rnn.cuda.layer.regime import MASK_POINTERS, MASK_SCALARS
+from tvm_rnn.cuda.layer.regime import MASK_POINTERS
 from tvm_rnn.cuda.layer.row_kernels import THREADS, elements
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.graph.scalar_cuda import flavour
@@ -34,7 +34,7 @@ from tvm_rnn.tir.expr import Expr
 from tvm_rnn.tir.index import uint32, wide
 
 from .geometry import POISON, Geometry
-from .kernel import COOPERATIVE, SCALARS, KernelBody, enter, of_head, pointers
+from .kernel import COOPERATIVE, KernelBody, enter, of_head, pointers, scalars
 
 FOLLOWS = "follows"  # the scalar of a layer's own kernel that its number says here
 
@@ -73,7 +73,7 @@ def wave_kernel(
         return write(
             name,
             [*every, *(MASK_POINTERS if masked else ())],
-            [*(scalar for scalar in SCALARS if scalar[0] != FOLLOWS), *(MASK_SCALARS if masked else ())],
+            [scalar for scalar in scalars(geometry, members[0].layout, masked) if scalar[0] != FOLLOWS],
             body,
             threads=geometry.block_threads,
             attributes=COOPERATIVE,

@@ -49,7 +49,7 @@ from tvm_rnn.cuda.rowwise.chained_groups import chained_groups, chained_groups_k
 from tvm_rnn.cuda.rowwise.dropout_masks import BITS, WORD, MaskRows, mask_kernel
 from tvm_rnn.cuda.rowwise.row_copies import RowCopy, row_copies
 from tvm_rnn.cuda.rowwise.scan_over_time import Scan
-from tvm_rnn.cuda.rowwise.state_moves import Buffers, InPlace, StateKernels, Step, Tile
+from tvm_rnn.cuda.rowwise.state_moves import Buffers, InPlace, StateKernels, Step, Tile, elsewhere
 from tvm_rnn.decisions import about
 from tvm_rnn.graph.graph import Graph, Group, Node, is_scan
 from tvm_rnn.network.rnn import constants
@@ -449,6 +449,14 @@ class Layer:
         return walked and self.dtype == self.layout.arithmetic
 
     @property
+    def on_users_states(self) -> str:
+        """A C++ condition: the regimes of this call read and write states where the user has them."""
+        if self.layout.solved:
+            return "false"
+        able = [n for n, one in enumerate(self.regimes) if isinstance(one, Persistent) and one.takes_users_states]
+        return one_of(self.regime, able) + (f" && ({self.rest} < 0 || {one_of(self.rest, able)})" if able else "")
+
+    @property
     def by_regime(self) -> str:
         """A C++ condition: a regime runs the steps of this call."""
         return f"{self.regime} >= 0" if self.regimes else "false"
@@ -667,12 +675,13 @@ class Layer:
         """Whole rounds of the regime that applies, then what is left of the batch."""
         if buffers.regime is None:
             return
-        pairs = [_where(host, buffers, i, picked(host, parity, buffers.states[i])) for i in self.layout.stepped]
+        pairs = [where(host, buffers, i, picked(host, parity, buffers.states[i])) for i in self.layout.stepped]
         before, after = [old for old, _ in pairs], [new for _, new in pairs]
         given = (tile.inputs, self.hoisted_at(buffers, tile), buffers.weights)
         span = (tile.start, tile.count, tile.reverse)
         steps = LayerSteps(self.layout, *span, *given, before, after, tile.output, buffers.regime)
         steps = replace(steps, lean=self._lean, kept=tile.kept, words=buffers.words, borders=tile.marks)
+        steps = replace(steps, users=users_whole(buffers))
         if self.rest == "-1":
             for number, regime in enumerate(self.regimes):
                 with host.when(f"{self.regime} == {number}"):
@@ -899,13 +908,24 @@ def picked(host: Host, parity: str, pair: tuple[Pointer, Pointer]) -> tuple[Poin
     return old, host.pointer("fresh", Pointer(f"({parity} ? {first} : {second})", pair[0].dtype))
 
 
-def _where(host: Host, buffers: Buffers, state: int, own: tuple[Pointer, Pointer]) -> tuple[Pointer, Pointer]:
+def one_of(variable: str, numbers: Sequence[int]) -> str:
+    """A C++ condition: a variable is one of these."""
+    return f"({' || '.join(f'{variable} == {n}' for n in numbers)})" if numbers else "false"
+
+
+def users_whole(buffers: Buffers) -> str:
+    """A C++ condition: one launch of a persistent kernel has all steps, and the user's states."""
+    return buffers.whole[0].when if buffers.whole else "false"
+
+
+def where(host: Host, buffers: Buffers, state: int, own: tuple[Pointer, Pointer]) -> tuple[Pointer, Pointer]:
     """Of a state: the copies, or the user's arrays."""
-    users = buffers.in_place.get(state)
-    if users is None:
+    when = elsewhere(buffers, state)
+    if not when:
         return own
+    users = buffers.whole[state] if buffers.whole else buffers.in_place[state]
     pairs = zip((users.before, users.after), own, strict=True)
-    before, after = (Pointer(f"({users.when} ? {theirs.text} : {ours.text})", ours.dtype) for theirs, ours in pairs)
+    before, after = (Pointer(f"({when} ? {theirs.text} : {ours.text})", ours.dtype) for theirs, ours in pairs)
     return host.pointer("old", before), host.pointer("fresh", after)
 
 

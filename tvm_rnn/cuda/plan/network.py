@@ -148,12 +148,14 @@ class Plan:
         self._tile_sizes()
         self.visits = self._visits()
         self.together = self._wave()
+        if self.together is not None:
+            self.together.choose(host)
         self._take_states_of_users(host)
+        self._take_whole(host)
         self._copy_states(host, "load", self._load)
         if self.together is not None:
-            with host.when(f"{self.together.choose(host)} >= 0"):
-                states = [visit.buffers.states for visit in self.visits]
-                self.together.run(host, states, self.visits[0].buffers.weights)
+            with host.when(f"{self.together.number} >= 0"):
+                self.together.run(host, [visit.buffers for visit in self.visits])
         if self.together is None:
             self._layers(host)
         elif not self.target.records.lean:  # what is measured runs in a wave
@@ -188,6 +190,21 @@ class Plan:
                 visit.buffers.in_place = visit.code.in_place(host, visit.user, f"{self.steps} >= T", not self.whole)
         if not direct and self.together is None:
             self._walk_states_of_users(host)
+
+    def _take_whole(self, host: Host) -> None:
+        """Persistent kernels read and write all states where the user has them, in calls that a tile has all steps
+        of."""
+        whole = "false"
+        each = [code.on_users_states for code in self.code]
+        if "false" not in each and not self.segment.given:
+            whole = " && ".join([f"{self.steps} >= T", *each])
+        own = "false" if self.together is None else self.together.on_users_states
+        if self.together is not None and (own, whole) != ("false", "false"):
+            whole = f"{self.together.number} >= 0 ? {own} : {whole}"
+        if whole != "false":
+            when = host.let("whole_call", whole)
+            for visit in self.visits:
+                visit.buffers.whole = [InPlace(*pair, when) for pair in visit.user]
 
     def _walk_states_of_users(self, host: Host, unless: str = "") -> None:
         """Those of steps that one kernel walks, where a tile has all of them. unless: a C++ condition."""

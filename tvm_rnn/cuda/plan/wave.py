@@ -45,7 +45,7 @@ from tvm_rnn.passes.passed import Passed
 from tvm_rnn.schedule.schedule_template import DEFAULT
 from tvm_rnn.target import Target
 
-from .layer import Layer, picked
+from .layer import Layer, one_of, picked, users_whole, where
 
 WAVE_BYTES = 256 << 20  # for outputs between layers, in one tile of time
 WAVES = (*MMA, "float32")  # precisions
@@ -54,7 +54,6 @@ WAVES = (*MMA, "float32")  # precisions
 # and without, as measured: 4 x 512 B = 64 33.2, 44.6, B = 16 10.3, 16.5, GRU 26.6, 41.2; 3 x 256 B = 64 9.4, 8.8.
 FMA_PER_US, FMA_GAIN, BESIDE_GAIN = 22e6, 0.85, 1.6
 TURNS_GAIN = 0.9  # of one launch's time for a batch, what several launches of fewer rows may take
-States = Sequence[Sequence[tuple[Pointer, Pointer]]]  # by layer: of each state both copies
 
 
 @dataclass
@@ -222,15 +221,22 @@ class Wave:
     def tiles(self) -> str:
         return f"((T + {self.steps} - 1) / {self.steps})"
 
-    def run(self, host: Host, states: States, weights: Mapping[object, Pointer]) -> None:
-        """All of T. states: per layer and state the two copies, by parity of the tile; weights: the first layer's, as
-        it is alone."""
+    @property
+    def on_users_states(self) -> str:
+        """A C++ condition: the waves of this call read and write states where the user has them."""
+        able = [n for n, own in enumerate(self.regimes) if all(member.takes_users_states for member in own)]
+        each = [one_of(variable, able) for variable in dict.fromkeys((self.number, self.rest))]
+        return " && ".join([f"{self.tiles} == 1", *each]) if able else "false"
+
+    def run(self, host: Host, each: Sequence[Buffers]) -> None:
+        """All of T. each: of a layer its states, whose copies change places with every tile; of the first one also the
+        weights, as it is alone."""
         with host.loop(self.tiles, "tile") as tile:
             done = host.let("done", f"{tile} * {self.steps}")
             count = host.let("count", f"min({self.steps}, T - {done})")
             if self.first is not None:
-                self._multiply_inputs(host, self.first, (done, count), weights)
-            self._tile(host, (tile, done, count), states)
+                self._multiply_inputs(host, self.first, (done, count), each[0].weights)
+            self._tile(host, (tile, done, count), each)
 
     def _multiply_inputs(
         self, host: Host, first: Layer, at: tuple[str, str], weights: Mapping[object, Pointer]
@@ -243,41 +249,44 @@ class Wave:
         buffers = Buffers(weights, [], {}, self.hoisted, {}, copies=self.copies)
         first.before(host, buffers, Tile(inputs, program.output, done, count, False, "0"))
 
-    def _tile(self, host: Host, at: tuple[str, str, str], states: States) -> None:
+    def _tile(self, host: Host, at: tuple[str, str, str], each: Sequence[Buffers]) -> None:
         """at: the tile's number, the steps done before it, its steps."""
         self._prepare(host, at)
         if not self.in_turns:
-            self._launches(host, self.number, at, ("0", "B"), states)
+            self._launches(host, self.number, at, ("0", "B"), each)
         else:
             with host.loop(f"(B + {self.rows_at_once} - 1) / {self.rows_at_once}", "turn") as turn:
                 first = host.let("first_row", f"{turn} * {self.rows_at_once}")
                 rows = host.let("rows", f"std::min<int64_t>({self.rows_at_once}, B - {first})")
                 number = host.let("wave", f"{rows} == {self.rows_at_once} ? {self.number} : {self.rest}")
-                self._launches(host, number, at, (first, rows), states)
+                self._launches(host, number, at, (first, rows), each)
         if self.copied_back is not None:
             width = self._users(self.members[-1].layout.graph.output).row_stride
             output = host.program.output.at(f"{at[1]} * B * {width}")
             host.launch(self.copied_back, [self._between(at[2], len(self.of_layer) - 1), output], [f"({at[2]} * B)"])
 
     def _launches(
-        self, host: Host, number: str, at: tuple[str, str, str], part: tuple[str, str], states: States
+        self, host: Host, number: str, at: tuple[str, str, str], part: tuple[str, str], each: Sequence[Buffers]
     ) -> None:
         """One launch, of the wave of that number. part: the first row, and how many."""
         for own in range(len(self.regimes)):
             with host.when(f"{number} == {own}"):
-                self._launch(host, own, at, part, states)
+                self._launch(host, own, at, part, each)
 
-    def _launch(self, host: Host, number: int, at: tuple[str, str, str], part: tuple[str, str], states: States) -> None:
+    def _launch(
+        self, host: Host, number: int, at: tuple[str, str, str], part: tuple[str, str], each: Sequence[Buffers]
+    ) -> None:
         regimes, layers, (_, _, count), (row0, rows) = self.regimes[number], len(self.of_layer), at, part
         exchange, counters = regimes[0].geometry.exchange, regimes[0].counter_bytes(rows)
         values = regimes[0].values_in(rows, count)
         exchange.clear_for_wave(host, self.counters, f"{layers} * {counters}", self.exchange, f"{layers} * {values}")
         pointers = list[Pointer]()
         for layer, index in enumerate(self.of_layer):
-            steps = self._layer_steps(host, layer, at, self.exchange.skip(f"{layer} * {values}"), states)
+            steps = self._layer_steps(host, layer, at, self.exchange.skip(f"{layer} * {values}"), each[layer])
             own, below = (self.counters.skip(f"{n} * {counters}") for n in (layer, max(0, layer - 1)))
             pointers += regimes[index].in_wave(steps, own, below)
         scalars: list[HostExpr] = [count, 1, "B", row0, f"{layers} * {regimes[0].groups_of(rows)}"]
+        scalars += regimes[0].told(steps)
         launch_either(host, self.kernels[number], pointers, scalars, steps)
 
     def _prepare(self, host: Host, at: tuple[str, str, str]) -> None:
@@ -307,12 +316,13 @@ class Wave:
             set_bytes(host, self.outputs, f"{self.kept_outputs} * {each}", 0xFF if marks else 0)
 
     def _layer_steps(
-        self, host: Host, layer: int, at: tuple[str, str, str], values: Pointer, states: States
+        self, host: Host, layer: int, at: tuple[str, str, str], values: Pointer, buffers: Buffers
     ) -> LayerSteps:
         """What a layer of a tile works on. values: its place for what its blocks exchange."""
         (tile, done, count), program = at, host.program
         layout = self.members[self.of_layer[layer]].layout
-        pairs = [picked(host, f"{tile} & 1", pair) for pair in states[layer]]
+        both = (picked(host, f"{tile} & 1", pair) for pair in buffers.states)
+        pairs = [where(host, buffers, number, pair) for number, pair in enumerate(both)]
         old, new = [before for before, _ in pairs], [after for _, after in pairs]
         inputs = [
             self.rows[n] if n in self.copied else program.input(n).at(f"{done} * B * {layout.input(n).row_stride}")
@@ -324,9 +334,8 @@ class Wave:
         users, stride = layer >= self.kept_outputs, layout.output.row_stride
         output = program.output.at(f"{done} * B * {stride}") if users else self._between(count, layer)
         weights = self.places[layer]
-        return LayerSteps(
-            layout, done, count, False, inputs, hoisted, weights, old, new, output, values, lean=self.lean
-        )
+        own = layout, done, count, False, inputs, hoisted, weights, old, new, output, values
+        return LayerSteps(*own, lean=self.lean, users=users_whole(buffers))
 
     def _between(self, count: str, layer: int) -> Pointer:
         """Where a layer leaves its output for the next one: tiles lie dense, so that one memset reaches all."""

@@ -49,7 +49,8 @@ class Buffers:
 
     states, shadows: for each state its two copies, by parity. hoisted: each value for all rows of a tile. step: each
     value's copies. copies: of inputs by number, for all rows of a tile. copied_rows: of what a call of one step reads.
-    in_place: states by number.
+    in_place: states by number, of calls step by step and of recurrences over all time. whole: all states, of calls
+    whose steps are one launch of a persistent kernel.
     """
 
     weights: Mapping[Any, Pointer]
@@ -66,6 +67,7 @@ class Buffers:
     first_rows: Sequence[Pointer] = ()  # the same of one that is given no states
     marks: dict[Node, Pointer] = field(default_factory=dict)  # gradients of matrices behind each part of a tile
     in_place: dict[int, InPlace] = field(default_factory=dict)
+    whole: Sequence[InPlace] = ()
 
 
 @dataclass
@@ -160,9 +162,11 @@ def _launched_together(copies: Sequence[StateCopy]) -> Iterator[list[StateCopy]]
         yield from (own[first : first + COPIES] for first in range(0, len(own), COPIES))
 
 
-def _elsewhere(buffers: Buffers, number: int) -> str:
+def elsewhere(buffers: Buffers, number: int) -> str:
     """When a state of the user's is not copied."""
-    return buffers.in_place[number].when if number in buffers.in_place else ""
+    found = [buffers.in_place[number].when] if number in buffers.in_place else []
+    found += [buffers.whole[number].when] if buffers.whole else []
+    return f"({' || '.join(found)})" if len(found) > 1 else "".join(found)
 
 
 def _copy_kernel(name: str, copies: Sequence[StateCopy], chosen: bool = False, lanes: int = 1) -> Kernel:
@@ -265,17 +269,17 @@ class StateKernels:
     def load(self, buffers: Buffers, user: list[Pointer]) -> list[StateCopy]:
         """The user's states of one layer and direction become the copies of parity 0."""
         copies = [
-            StateCopy(user[i], first, self._sizes[i], self.layout.state(i), unless=_elsewhere(buffers, i))
+            StateCopy(user[i], first, self._sizes[i], self.layout.state(i), unless=elsewhere(buffers, i))
             for i, (first, _) in enumerate(buffers.states)
         ]
         for i, (first, _) in buffers.shadows.items():
-            copies.append(StateCopy(user[i], first, self._sizes[i], self._shadows[i], unless=_elsewhere(buffers, i)))
+            copies.append(StateCopy(user[i], first, self._sizes[i], self._shadows[i], unless=elsewhere(buffers, i)))
         return copies
 
     def save(self, buffers: Buffers, states: list[Pointer], user: list[Pointer]) -> list[StateCopy]:
         """The states after the last step become the user's."""
         return [
-            StateCopy(state, after, size, Place(self.layout.dtype, size), unless=_elsewhere(buffers, i))
+            StateCopy(state, after, size, Place(self.layout.dtype, size), unless=elsewhere(buffers, i))
             for i, (state, after, size) in enumerate(zip(states, user, self._sizes, strict=True))
         ]
 
