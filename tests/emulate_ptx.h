@@ -136,6 +136,14 @@ inline void tvm_builtin_ptx_ld_vec_relaxed_gpu_global_v4_b32(W& a, W& b, W& c, W
   emu::yield();  // such a load may be repeated until another thread has stored
   emu::get(GLOBAL(p, 16), a, b, c, d);
 }
+inline void tvm_builtin_ptx_ld_relaxed_gpu_global_b32(W& a, const void* p) {
+  emu::yield();
+  emu::get(GLOBAL(p, 4), a);
+}
+inline void tvm_builtin_ptx_ld_relaxed_gpu_global_b64(std::uint64_t& a, const void* p) {
+  emu::yield();
+  emu::get(GLOBAL(p, 8), a);
+}
 inline void tvm_builtin_ptx_ld_vec_relaxed_gpu_global_v2_b32(W& a, W& b, const void* p) {
   emu::yield();
   emu::get(GLOBAL(p, 8), a, b);
@@ -207,6 +215,13 @@ inline void tvm_builtin_ptx_st_global_b32(const void* p, W a) { emu::put((char*)
 inline void tvm_builtin_ptx_st_vec_global_v2_f32(const void* p, float a, float b) { emu::put((char*)GLOBAL(p, 8), a, b); }
 inline void tvm_builtin_ptx_st_vec_global_v2_b32(const void* p, W a, W b) { emu::put((char*)GLOBAL(p, 8), a, b); }
 inline void tvm_builtin_ptx_st_vec_global_v4_b32(const void* p, W a, W b, W c, W d) { emu::put((char*)GLOBAL(p, 16), a, b, c, d); }
+inline void tvm_builtin_ptx_st_relaxed_gpu_global_b32(const void* p, W a) { emu::put((char*)GLOBAL(p, 4), a), ++emu::progress; }
+inline void tvm_builtin_ptx_st_relaxed_gpu_global_b64(const void* p, std::uint64_t a) {
+  emu::put((char*)GLOBAL(p, 8), a), ++emu::progress;
+}
+inline void tvm_builtin_ptx_st_vec_relaxed_gpu_global_v2_b32(const void* p, W a, W b) {
+  emu::put((char*)GLOBAL(p, 8), a, b), ++emu::progress;
+}
 inline void tvm_builtin_ptx_st_vec_relaxed_gpu_global_v4_b32(const void* p, W a, W b, W c, W d) {
   emu::put((char*)GLOBAL(p, 16), a, b, c, d), ++emu::progress;
 }

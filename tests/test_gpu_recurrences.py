@@ -59,6 +59,15 @@ def check(own: Any, dtype: str = "float32", steps: int = 41, width: int = 7, **o
     return module
 
 
+@pytest.mark.broad
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize(("name", "options"), [("min_gru", {}), ("lru", {"reverse": True}), ("min_lstm", {})])
+def test_chunks_that_are_read_once(monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]) -> None:
+    """Also where a GPU has that many blocks at once that a group has more chunks than warps wait for at once."""
+    monkeypatch.setattr(vector_scan, "AWAITED", 50)
+    check(name, steps=3 * 64 + 13, **options)
+
+
 CELLS = ("min_gru", "min_lstm", "t_rnn", "rg_lru", "lru", "s5")
 # Matrices in chunks where they are stored in 16 bits and written along one key, else step by step in one launch.
 MATRICES = ("delta_net", "gated_delta_net", "gated_delta_net_conv", "mamba2", "mamba2_conv", "mlstm", "mlstm_capped")

@@ -77,9 +77,12 @@ def delay(side: int = 1) -> tuple[VectorScan, Node]:
 KINDS = {"linear": linear, "pair": pair, "maximum": maximum, "delay": delay}
 
 
-def errors(scan: VectorScan, output: Node, steps: int, span: int, mode: str = "", backwards: bool = False) -> float:
+def errors(
+    scan: VectorScan, output: Node, steps: int, span: int, mode: str = "", backwards: bool = False, group: int = 0
+) -> float:
     """The largest difference of outputs and last states between kernels and oracle, relative above 1. mode: letters of
-    lengths (l), resets (r), an infinity in the first state (i)."""
+    lengths (l), resets (r), an infinity in the first state (i); group: chunks of a group that are read once, 0: they
+    are read twice."""
     rng = np.random.default_rng(steps)
     leaves = [a.node for a in scan.arguments if a.role == "read"]
     inputs = {n: rng.standard_normal((steps, BATCH, WIDTH)).astype("float32") for n in leaves}
@@ -94,13 +97,15 @@ def errors(scan: VectorScan, output: Node, steps: int, span: int, mode: str = ""
     arrays: Arrays = {a.name: inputs[a.node] for a in scan.arguments if a.role == "read"}
     written = [a for a in scan.arguments if a.role == "write"]
     arrays |= {a.name: np.full((steps, BATCH, WIDTH + 2), POISON, "float32") for a in written}
-    arrays["chunk_ends"] = np.full(chunks * scan.words * BATCH * WIDTH, POISON, "float32")
+    arrays["chunk_ends"] = np.full(2 * chunks * scan.words * BATCH * WIDTH, 0xFFFFFFFF, "uint32").view("float32")
     for n, state in enumerate(before):
         arrays |= {f"old_{n}": state, f"new_{n}": np.full_like(state, POISON)}
     arrays |= {"lengths": np.zeros(BATCH, "int64") if lengths is None else lengths, "reset": reset.astype("uint8")}
     scalars = {"steps": steps, "reverse": int(backwards), "batch": BATCH, "chunks": chunks, "span": span}
+    scalars |= {"group": group}
     scalars |= {"start": 0, "total": steps, "has_lengths": int("l" in mode), "has_reset": int(bool(reset.any()))}
-    for kind in ("few",) if steps <= scan.ahead else ("ends", "apply") if chunks > 1 else ("apply",):
+    twice = ("few",) if steps <= scan.ahead else ("ends", "apply") if chunks > 1 else ("apply",)
+    for kind in ("once",) if group else twice:
         blocks = -(-BATCH * WIDTH // (scan.threads(kind) if kind == "few" else scan.tile))
         run(scan.kernel(kind, bool(mode)), arrays, scalars, blocks * chunks)
     name = next(a.name for a in written if a.node is output)
@@ -138,6 +143,27 @@ def by_oracle(
 @pytest.mark.parametrize("side", SIDES)
 def test_chunks_against_the_oracle(kind: str, side: int) -> None:
     assert errors(*KINDS[kind](side), steps=23, span=9) < 3e-4
+
+
+@pytest.mark.broad_after(1)
+@pytest.mark.slow_after(6)
+@pytest.mark.parametrize("kind", ["linear", "pair", "maximum"])
+@pytest.mark.parametrize(("side", "steps", "group"), [(2, 29, 2), (1, 18, 1), (2, 49, 16), (1, 43, 3)])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_chunks_that_are_read_once(kind: str, side: int, steps: int, group: int, backwards: bool) -> None:
+    """The last one may have fewer steps; groups of one chunk hand on states alone."""
+    scan, output = KINDS[kind](side)
+    assert errors(scan, output, steps, scan.round, backwards=backwards, group=group) < 3e-4
+
+
+def test_what_is_read_once() -> None:
+    """Where a second reading takes longer than a wait, and nothing cuts states off."""
+    assert linear()[0].once and maximum()[0].once and not delay()[0].once
+    plans = {dtype: rnn.RNN(CELLS["gated_sum"], 128, 64, dtype=dtype) for dtype in ("float32", "bfloat16")}
+    found = {d: plan(passed(net, Options(GPU, precision=d)), GPU) for d, net in plans.items()}
+    texts = {d: "\n".join(program.sequence.lines) for d, program in found.items()}
+    assert texts["float32"].count("_scan_once") == 1 and "_once" not in texts["bfloat16"]
+    assert "sms * 2" in texts["float32"] and "_scan_ends_masked" in texts["float32"]
 
 
 @pytest.mark.broad

@@ -17,6 +17,7 @@ steps, `part_decays.py`: their weights); else by `blocks_again.py` from block to
 `block_borders.py`: the matrices, `block_products.py`: products, `block_keys.py`: sums of a key within a block), or by
 `steps_again.py`.
 
-Groups of kind "scan" in, kernels over chunks of time out: `vector_scan.py` for vectors; `matrix_scan.py` for matrices
-and `matrix_again.py` for those made again, which have those of above launched.
+Groups of kind "scan" in, kernels over chunks of time out: `vector_scan.py` for vectors, whose blocks hand numbers on by
+`published.py`; `matrix_scan.py` for matrices and `matrix_again.py` for those made again, which have those of above
+launched.
 """

@@ -9,7 +9,10 @@ While a round is worked on, the operands of the next one are on their way.
 
 Where there are too few elements for the GPU, time is cut into chunks, and another kernel, `ends`, finds first what each
 chunk does: `apply` begins with those before its own, of which each warp joins some. How many there are follows, in each
-call, from T, B and the GPU. Calls of few steps have `few`, whose warps have other elements each.
+call, from T, B and the GPU. Where it takes longer to read operands twice than to wait for other blocks, chunks have a
+round each, and a block of `once` keeps the operands of one in registers. It publishes what the chunk does
+(`published.py`), and joins what those before it in a group of chunks do; the last one of the group publishes the states
+behind it, so the order is that of every call. Calls of few steps have `few`, whose warps have other elements each.
 
 Rewrite: for t: h = a h + b  -->  each part: (P, v);  each part: for those before: h = P h + v; for t: h = a h + b
 
@@ -17,15 +20,16 @@ A reset cuts a part off from what enters it: no product with a state of infinity
 part whose factors multiply to 0, composition gives NaN and one step after the other may give infinity; the same holds
 of `scan_max` where terms of both infinities are added.
 
-Source: Blelloch 1990, "Prefix sums and their applications".
+Source: Blelloch 1990, "Prefix sums and their applications"; Merrill and Garland 2016, "Single-pass parallel prefix scan
+with decoupled look-back".
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf, prod
 
 import tvm_ffi
@@ -39,6 +43,7 @@ from tvm_rnn.cuda.codegen.vector_access import DTYPES, LoadedLanes, aligned, sto
 from tvm_rnn.cuda.layer.pointers import Argument, Place, address, arithmetic, dense
 from tvm_rnn.cuda.layer.regime import FOREVER, MASK_POINTERS, MASK_SCALARS
 from tvm_rnn.cuda.layer.row_kernels import WARP, Job, Values, unravel
+from tvm_rnn.cuda.rowwise.set_words import set_bytes
 from tvm_rnn.cuda.rowwise.state_moves import Tile
 from tvm_rnn.graph import scalar
 from tvm_rnn.graph.graph import Node, recurrence_states
@@ -50,11 +55,16 @@ from tvm_rnn.target import Target
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import wide
 
+from .published import Awaited, publish, wait
+
 SCALARS = (("steps", "int32"), ("reverse", "int32"), ("batch", "int32"), ("chunks", "int32"), ("span", "int32"))
+GROUP = ("group", "int32")
 LEAST_SPAN = 64  # steps of a chunk: fewer take less time than another kernel takes to begin
 LEAST_CHUNKS = 3  # fewer are no faster than one: operands are read twice
 EARLIER = 4  # steps that take as long as to compose the effect of an earlier chunk
 COMPOSED = 8  # chunks whose effects a warp loads at once
+AWAITED = 4  # chunks whose effects a warp waits for at once
+ONCE_BYTES = 16  # of an element and step, operands read twice: with fewer, that is as fast as blocks that wait
 FEW_WARPS = 4  # of a block that has few steps
 
 
@@ -114,6 +124,22 @@ class VectorScan:
         """What `apply` reads and writes of the group's values; `ends` reads all, and writes none."""
         return tuple(a for a in self.job.arguments(self.job.group.nodes) if a.node.op != "state")
 
+    @cached_property
+    def once(self) -> bool:
+        """Whether chunks may be read once: to wait for other blocks must cost less than to read operands twice, and
+        what is published is a matrix and a vector, no cut."""
+        moved = 0.0
+        for argument in self.arguments:
+            place = self.place(argument)
+            size = ITEM_BYTES[place.dtype] * (2 if argument.role == "read" else 1)
+            moved += prod(argument.node.shape) * size / self.width if place.row_stride else 0
+        return moved >= ONCE_BYTES and self.rows[0].op != "delay"
+
+    @property
+    def round(self) -> int:
+        """Steps of a block in a round."""
+        return self.warps * self.ahead
+
     @property
     def knobs(self) -> dict[str, int]:
         return {"warps": self.warps, "ahead": self.ahead, "resident": self.resident, "side": self.side}
@@ -145,7 +171,10 @@ class VectorScan:
     def ends_size(self, rows: HostExpr) -> str:
         """Numbers, at most, that say what the chunks of so many rows of steps do."""
         most = f"sms * {self.resident * self.tile}, {rows} * {self.width} / {LEAST_SPAN}"
-        return f"std::min<int64_t>({most}) * {self.words}"
+        size = f"std::min<int64_t>({most}) * {self.words}"
+        if not self.once:
+            return size
+        return f"std::max<int64_t>({size}, {rows} * {2 * self.width} / {self.round} * {self.words + len(self.rows)})"
 
     def launch(
         self,
@@ -158,8 +187,8 @@ class VectorScan:
     ) -> None:
         """All steps of a tile. values: of `arguments`; states: each before and after; ends: memory for `ends_size`;
         lean: there are never lengths or resets."""
-        tiles = f"(B * {self.width} + {self.tile - 1}) / {self.tile}"
-        most = f"std::min<int64_t>(sms * {self.resident} / ({tiles}), {tile.count} / {LEAST_SPAN})"
+        tiles = host.let("tiles", f"(B * {self.width} + {self.tile - 1}) / {self.tile}")
+        most = f"std::min<int64_t>(sms * {self.resident} / {tiles}, {tile.count} / {LEAST_SPAN})"
         most = f"std::min<int64_t>({most}, static_cast<int64_t>(std::sqrt({tile.count} / {EARLIER})))"
         most = host.let("most", f"std::max<int64_t>({most}, 1)")
         span = f"(({tile.count} + {most} - 1) / {most} + {LEAST_SPAN - 1}) / {LEAST_SPAN} * {LEAST_SPAN}"
@@ -179,11 +208,33 @@ class VectorScan:
             with nullcontext() if lean else host.when(cases[masked]):
                 with host.when(f"{tile.count} <= {self.ahead}"):
                     self._launch(host, self.kernels["few", masked], pointers, {**scalars, "chunks": 1})
-                with host.otherwise():
+                with self._reading_once(host, pointers, scalars, tiles, tile.count) if not masked else host.otherwise():
                     with host.when(f"{chunks} > 1"):  # nobody asks for the last one's
                         less = {**scalars, "chunks": f"{chunks} - 1"}
                         self._launch(host, self.kernels["ends", masked], pointers, less)
                     self._launch(host, self.kernels["apply", masked], pointers, {**scalars, "chunks": chunks})
+
+    @contextmanager
+    def _reading_once(
+        self, host: Host, pointers: Mapping[str, Pointer], scalars: Mapping[str, HostExpr], tiles: str, steps: HostExpr
+    ) -> Iterator[None]:
+        """All steps in chunks that are read once; what is launched inside, where that would take longer: where there
+        are few chunks, or so many that a warp would wait for several one behind the other."""
+        with host.otherwise():
+            if not self.once:
+                yield
+                return
+            group, words = host.let("group", f"sms * {self.resident} / {tiles}"), self.words - 1
+            chunks = host.let("chunks", f"({steps} + {self.round - 1}) / {self.round}")
+            fit = f"{group} >= {LEAST_CHUNKS} && {group} <= {AWAITED * self.warps + 1} && {chunks} >= {LEAST_CHUNKS}"
+            with host.when(fit):
+                numbers = f"({chunks} * {words} + {chunks} / {group} * {len(self.rows)}) * (B * {self.width})"
+                ends = pointers["chunk_ends"]
+                set_bytes(host, ends, f"{numbers} * {ITEM_BYTES[ends.dtype]}", 0xFF)
+                own = {**scalars, "chunks": chunks, "span": self.round, "group": group}
+                self._launch(host, self.kernels["once", False], pointers, own)
+            with host.otherwise():
+                yield
 
     @staticmethod
     def _launch(host: Host, kernel: Kernel, pointers: Mapping[str, Pointer], scalars: Mapping[str, HostExpr]) -> None:
@@ -204,7 +255,7 @@ class VectorScan:
         states = [(f"{side}_{n}", dtype) for side in ("old", "new") for n in numbers]
         pointers += states if whole else []
         pointers += MASK_POINTERS if masked else ()
-        scalars = (*SCALARS, *(MASK_SCALARS if masked else ()))
+        scalars = (*SCALARS, *([GROUP] if kind == "once" else ()), *(MASK_SCALARS if masked else ()))
         name = f"{self.job.name}_{kind}{'_masked' if masked else ''}"
 
         def emit(w: Writer) -> None:
@@ -251,6 +302,12 @@ class _Loads:
         """Load the same of another step."""
         for number, word in enumerate(self.words):
             word.registers.load(word.pointer, row.at(number, word.place, word.first))
+
+    def prefetch(self, row: _Row) -> None:
+        """Bring the same of another step to the L2 cache."""
+        for number, word in enumerate(self.words):
+            place = self.w[word.pointer].ptr_to([row.at(number, word.place, word.first)])
+            self.w.do(I.ptx["prefetch.global.L2"](place))
 
     def value(self, number: int, row: _Row, pointer: str, place: Place, at: Expr) -> Expr:
         """The one with that number; at: where in a row it is."""
@@ -588,9 +645,9 @@ class _Walk:
         w.do(I.cuda.cta_sync())
         never = [] if self.cuts else [tirx.const(0.0, self.dtype)]
         numbers = range(len(never), self.scan.words)
+        # Loaded where they are used: registers may have the operands of a round meanwhile.
         return [
-            [[*never, *(w.keep(self.shared[at(p, e, n)]) for n in numbers)] for e in self.elements]
-            for p in range(self.warps)
+            [[*never, *(self.shared[at(p, e, n)] for n in numbers)] for e in self.elements] for p in range(self.warps)
         ]
 
     def act(self, held: Sequence[Buffer], words: Sequence[Expr]) -> None:
@@ -618,8 +675,7 @@ class _Effect:
         self.cut = self.w.local(1, self.dtype)
         self.matrix = [[self.w.local(1, self.dtype) for _ in states] for _ in states]
         self.vector = [self.w.local(1, self.dtype) for _ in states]
-        for register, word in zip(self._registers(), self.nothing(), strict=True):
-            self.w.store(register, word, 0)
+        self.become(self.nothing())
 
     def nothing(self) -> list[TirExpr]:
         """The words of no steps."""
@@ -671,11 +727,15 @@ class _Effect:
         cut = tirx.NE(words[0], tirx.const(0.0, self.dtype))
         w.store(self.cut, tirx.Select(cut, tirx.const(1.0, self.dtype), self.cut[0]), 0)
 
+    def become(self, words: Sequence[Expr]) -> None:
+        """Other steps in their place, of which it is known what they do."""
+        for register, word in zip(self._registers(), words, strict=True):
+            self.w.store(register, word, 0)
+
     def come_behind(self, words: Sequence[Expr]) -> None:
         """Steps before them, of which it is known what they do."""
         own = [self.w.keep(word) for word in self.words()]
-        for register, word in zip(self._registers(), words, strict=True):
-            self.w.store(register, word, 0)
+        self.become(words)
         self.join(own)
 
     def _kept(self, register: Buffer, value: TirExpr, active: Expr | None) -> None:
@@ -720,57 +780,69 @@ class _Ends(_Walk):
 
 
 class _Apply(_Walk):
-    """The steps themselves, from what the chunks before leave."""
+    """The steps themselves, from what the chunks before leave. composed: chunks whose effects a warp loads at once."""
 
-    def begin(self) -> None:
+    composed = COMPOSED
+
+    def _old_states(self) -> None:
         w = self.w
         self.held = [[w.local(1, self.dtype) for _ in self.scan.states] for _ in self.elements]
         for e, registers in enumerate(self.held):
             for n, register in enumerate(registers):
                 w.store(register, w[f"old_{n}"][self.flat + e], 0)
+
+    def begin(self) -> None:
+        w = self.w
+        self._old_states()
         if not self.few:
             with w.when(self.chunk > 0):
-                self._compose()
+                for warp in self.exchanged(1, self._before(self.chunk)):
+                    self._act(warp)
 
-    def _compose(self) -> None:
-        """Let the chunks before act on the states: each warp finds what some of them do, one behind the other."""
+    def _before(self, count: Expr) -> list[_Effect]:
+        """What this warp's share of so many chunks before its own does, one behind the other."""
         w, own = self.w, [_Effect(self, e) for e in self.elements]
-        share = w.keep(tirx.truncdiv(self.chunk + (self.warps - 1), self.warps))
-        first = w.keep(self.part * share)
+        share = w.keep(tirx.truncdiv(count + (self.warps - 1), self.warps))
+        first = w.keep(self.chunk - count + self.part * share)
         stop = w.keep(tirx.Min(first + share, self.chunk))
-        with w.loop(tirx.truncdiv(share + (COMPOSED - 1), COMPOSED)) as i:
-            chunks = [w.keep(first + i * COMPOSED + k) for k in range(COMPOSED)]
-            for chunk, found in [(chunk, self._ends(chunk)) for chunk in chunks]:
-                for effect, words in zip(own, found, strict=True):
+        with w.loop(tirx.truncdiv(share + (self.composed - 1), self.composed)) as i:
+            chunks = [w.keep(first + i * self.composed + k) for k in range(self.composed)]
+            # Where there are no more, what the last one does.
+            found = self._ends([w.keep(tirx.Min(chunk, self.chunk - 1)) for chunk in chunks])
+            for chunk, elements in zip(chunks, found, strict=True):
+                for effect, words in zip(own, elements, strict=True):
                     kept = zip(words, effect.nothing(), strict=True)
                     effect.join([w.keep(tirx.Select(chunk < stop, word, none)) for word, none in kept])
-        for warp in self.exchanged(1, own):
-            self._act(warp)
+        return own
 
-    def _ends(self, chunk: Expr) -> list[list[Expr]]:
-        """What a chunk does to each element; where there are no more, what the last one does."""
-        w, at = self.w, self.w.keep(tirx.Min(chunk, self.chunk - 1))
-        loaded = [LoadedLanes(w, self.dtype, self.side) for _ in range(self.scan.words)]
-        for number, lanes in enumerate(loaded):
-            lanes.load("chunk_ends", self.end_at(at, number))
-        return [[lanes.values()[e] for lanes in loaded] for e in self.elements]
+    def _ends(self, chunks: Sequence[Expr]) -> list[list[list[Expr]]]:
+        """What each chunk does to each element."""
+        loaded = [[LoadedLanes(self.w, self.dtype, self.side) for _ in range(self.scan.words)] for _ in chunks]
+        for chunk, words in zip(chunks, loaded, strict=True):
+            for number, lanes in enumerate(words):
+                lanes.load("chunk_ends", self.end_at(chunk, number))
+        return [[[lanes.values()[e] for lanes in words] for e in self.elements] for words in loaded]
 
     def _act(self, warp: Sequence[Sequence[Expr]]) -> None:
         for held, words in zip(self.held, warp, strict=True):
             self.act(held, words)
 
     def round(self, number: Expr, steps: Sequence[_Step]) -> None:
-        w, held = self.w, self.held
-        if self.warps > 1:
-            held = [[w.local(1, self.dtype) for _ in own] for own in self.held]
-            for p, warp in enumerate(self.effects(number, steps)):
-                for own, registers in zip(self.held, held, strict=True):
-                    for register, state in zip(registers, own, strict=True):
-                        here = tirx.Select(tirx.EQ(self.part, p), state[0], register[0]) if p else state[0]
-                        w.store(register, here, 0)
-                self._act(warp)
+        held = self._reached(self.effects(number, steps)) if self.warps > 1 else self.held
         for step in steps:
             self._step(held, step)
+
+    def _reached(self, parts: Sequence[Sequence[Sequence[Expr]]]) -> list[list[Buffer]]:
+        """The states that this warp's steps begin with; `held` are those behind the round. parts: what each warp
+        does."""
+        w, held = self.w, [[self.w.local(1, self.dtype) for _ in own] for own in self.held]
+        for p, warp in enumerate(parts):
+            for own, registers in zip(self.held, held, strict=True):
+                for register, state in zip(registers, own, strict=True):
+                    here = tirx.Select(tirx.EQ(self.part, p), state[0], register[0]) if p else state[0]
+                    w.store(register, here, 0)
+            self._act(warp)
+        return held
 
     def _step(self, held: Sequence[Sequence[Buffer]], step: _Step) -> None:
         """The states after a step in place of those before it; what it stores."""
@@ -836,7 +908,96 @@ class _Few(_Apply):
     few = True
 
 
-KINDS: Mapping[str, type[_Walk]] = {"ends": _Ends, "apply": _Apply, "few": _Few}
+class _Once(_Apply):
+    """A chunk of one round: what it does is published before it is known what comes before it."""
+
+    composed = AWAITED
+
+    def _rounds(self) -> None:
+        w = self.w
+        mine = w.keep(self.first + self.part * self.scan.ahead)
+        self._old_states()
+        whole = w.keep(tirx.Cast("int32", self.first + self.each <= self.stop))
+        for last in (False, True):
+            with w.when(tirx.EQ(whole, int(not last))):
+                loads = self._loads(mine, last)
+                if not last:
+                    self._prefetch(loads, w.keep(mine + w["group"] * self.each))
+                for own in loads:
+                    own.take()
+                self._round(0, mine, loads, last)
+
+    def _prefetch(self, loads: Sequence[_Loads], after: Expr) -> None:
+        """Operands of a block that begins when this one ends reach the L2 cache while blocks wait for each other."""
+        with self.w.when(after + self.scan.ahead <= self.w["steps"]):
+            for own, row in zip(loads, self._rows(after, last=False), strict=True):
+                own.prefetch(row)
+
+    def round(self, number: Expr, steps: Sequence[_Step]) -> None:
+        w, group = self.w, self.w["group"]
+        self.group = w.keep(tirx.truncdiv(self.chunk, group))
+        behind = w.keep(self.chunk + 1 - self.group * group)  # chunks of the group up to this one
+        asked = tirx.And(tirx.EQ(self.part, 0), tirx.And(self.there, self.chunk + 1 < w["chunks"]))
+        parts = self.effects(number, steps)
+        with w.when(tirx.And(asked, behind < group)):
+            self._publish([own.words()[1:] for own in self._joined(parts)], partial(self._effect_at, self.chunk))
+        self._enter(w.keep(behind - 1))
+        held = self._reached(parts)
+        with w.when(tirx.And(asked, tirx.EQ(behind, group))):
+            states = [[register[0] for register in registers] for registers in self.held]
+            self._publish(states, partial(self._state_at, self.group))
+        for step in steps:
+            self._step(held, step)
+
+    def _effect_at(self, chunk: Expr, number: int) -> Expr:
+        """Where a number of what a chunk does lies, of the first element."""
+        return (wide(chunk) * (self.scan.words - 1) + number) * self.lanes + self.flat
+
+    def _state_at(self, group: Expr, number: int) -> Expr:
+        """Where a state behind a group lies, of the first element."""
+        before = wide(self.w["chunks"]) * (self.scan.words - 1)
+        return (before + wide(group) * len(self.scan.states) + number) * self.lanes + self.flat
+
+    def _publish(self, elements: Sequence[Sequence[Expr]], place: Callable[[int], Expr]) -> None:
+        """elements: the numbers of each."""
+        for number, words in enumerate(zip(*elements, strict=True)):
+            publish(self.w, "chunk_ends", self.dtype, place(number), words)
+
+    def _joined(self, parts: Sequence[Sequence[Sequence[Expr]]]) -> list[_Effect]:
+        """What the parts do, one behind the other, to each element."""
+        total = [_Effect(self, e) for e in self.elements]
+        for part in parts:
+            for own, words in zip(total, part, strict=True):
+                own.join(words)
+        return total
+
+    def _enter(self, before: Expr) -> None:
+        """The states that the chunk begins with. before: chunks of the group before it."""
+        w, total = self.w, [_Effect(self, e) for e in self.elements]
+        with w.when(before > 0):
+            for own, found in zip(total, self._joined(self.exchanged(1, self._before(before))), strict=True):
+                own.become(found.words())
+        with w.when(self.group > 0):
+            states = [self._awaited(self._state_at(self.group - 1, n)) for n in range(len(self.scan.states))]
+            wait(states)
+            for n, state in enumerate(states):
+                for registers, value in zip(self.held, state.values(), strict=True):
+                    w.store(registers[n], value, 0)
+        with w.when(before > 0):
+            self._act([own.words() for own in total])
+
+    def _ends(self, chunks: Sequence[Expr]) -> list[list[list[Expr]]]:
+        numbers, never = range(self.scan.words - 1), tirx.const(0.0, self.dtype)
+        found = [[self._awaited(self._effect_at(chunk, n)) for n in numbers] for chunk in chunks]
+        wait([word for words in found for word in words])
+        values = [[word.values() for word in words] for words in found]
+        return [[[never, *(word[e] for word in words)] for e in self.elements] for words in values]
+
+    def _awaited(self, at: Expr) -> Awaited:
+        return Awaited(self.w, "chunk_ends", self.dtype, at, self.side)
+
+
+KINDS: Mapping[str, type[_Walk]] = {"ends": _Ends, "apply": _Apply, "once": _Once, "few": _Few}
 
 
 def same(one: Expr, other: Expr) -> bool:

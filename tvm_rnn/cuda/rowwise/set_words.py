@@ -14,7 +14,7 @@ from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.layer.row_kernels import THREADS, elements
 
-LARGE = 1 << 20  # bytes
+LARGE = 1 << 22  # bytes
 
 
 def set_bytes(host: Host, place: Pointer, count: HostExpr, value: int = 0) -> None:
