@@ -35,6 +35,12 @@ inline float __fdividef(float a, float b) { return a / b; }
 inline float __int_as_float(int x) { float y; return std::memcpy(&y, &x, 4), y; }
 inline int __float_as_int(float x) { int y; return std::memcpy(&y, &x, 4), y; }
 template <class T> T __shfl_sync(unsigned mask, T v, int from, int = 32) { return emu::shuffle(mask, v, from); }
+inline int __popc(unsigned v) { return __builtin_popcount(v); }
+inline unsigned __ballot_sync(unsigned mask, int v) {
+  unsigned found = 0;
+  for (int lane = 0; lane < 32; ++lane) found |= unsigned(emu::shuffle(mask, v, lane) != 0) << lane;
+  return found;
+}
 template <class T> T __shfl_xor_sync(unsigned mask, T v, int other, int = 32) { return emu::shuffle(mask, v, emu::now->lane() ^ other); }
 template <class T> T __shfl_down_sync(unsigned mask, T v, int n, int = 32) {
   return emu::shuffle(mask, v, std::min(31, emu::now->lane() + n));

@@ -75,9 +75,14 @@ def few_blocks(monkeypatch: pytest.MonkeyPatch, blocks: int) -> None:
     monkeypatch.setattr(group_kernels, "best", fewer)
 
 
-def check(size: str, precision: str, group: Group, rows: int, blocks: int, **options: bool) -> None:
-    """What the kernel writes is x W + b."""
-    made_for = made(group, precision, **options)
+Listed = tuple[np.ndarray, np.ndarray, int, int]  # live, starts, first, steps
+
+
+def check(
+    size: str, precision: str, group: Group, rows: int, blocks: int, listed: Listed | None = None, **options: bool
+) -> None:
+    """What the kernel writes is x W + b, of rows of a list alone where there is one."""
+    made_for = made(group, precision, listed=listed is not None, **options)
     gates, width = made_for.unit.gates, made_for.unit.width
     kernel, rng = variant_of(made_for, size).kernel, np.random.default_rng(0)
     given: dict[str, np.ndarray] = {}
@@ -100,11 +105,47 @@ def check(size: str, precision: str, group: Group, rows: int, blocks: int, **opt
             value = np.full((rows, width), POISON)
             written.append(argument.name)
         given[argument.name] = encoded(value, dtype)
-    run(kernel, given, {"rows": rows, "given": 1}, blocks)
+    there, scalars = np.arange(rows), {"rows": rows, "given": 1}
+    if listed is not None:
+        live, starts, first, steps = listed
+        given |= {"live": live, "starts": starts}
+        scalars |= {"first": first, "steps": steps}
+        there = live[starts[first] : starts[first + steps]] - first * (rows // steps) if steps else there
+    run(kernel, given, scalars, blocks)
     for gate, name in enumerate(written):
-        expected = total[:, gate]
+        expected = total[there, gate]
         found = decoded(given[name], dict(kernel.pointers)[name])
-        np.testing.assert_allclose(found, expected, rtol=0, atol=2**-8 * np.abs(expected).max())
+        np.testing.assert_allclose(found[there], expected, rtol=0, atol=2**-8 * np.abs(total).max())
+        assert np.isnan(np.delete(found, there, axis=0)).all()
+
+
+def list_of(lengths: np.ndarray, first: int, steps: int) -> Listed:
+    total, batch = lengths.max(initial=first + steps), len(lengths)
+    live = [t * batch + b for t in range(total) for b in range(batch) if lengths[b] > t]
+    starts = [np.clip(lengths, 0, t).sum() for t in range(total + 1)]
+    return np.array([*live, 0], np.int32), np.array(starts, np.int32), first, steps
+
+
+def test_rows_of_a_list_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In tiles that have as many rows as there are, of one step and of several."""
+    few_blocks(monkeypatch, 2)
+    lengths = np.random.default_rng(0).integers(0, 5, 150)
+    check("wide", "bfloat16", hoisted(1, 64, (64,)), 150, 2, list_of(lengths, 2, 1))
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize(
+    ("size", "precision", "depths", "first", "steps"),
+    [("wide", "tf32", (40,), 1, 3), ("mid", "bfloat16", (72, 64), 0, 4), ("wide", "float16", (34,), 3, 1)],
+)
+def test_lists(
+    size: str, precision: str, depths: tuple[int, ...], first: int, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of some steps, of none that has a row left, and no list at all."""
+    few_blocks(monkeypatch, 4)
+    lengths = np.random.default_rng(1).integers(0, 5, 70)
+    for found in (list_of(lengths, first, steps), list_of(0 * lengths, first, steps), list_of(lengths, 0, 0)):
+        check(size, precision, hoisted(4, 64, depths), 70 * steps, 4, found)
 
 
 @pytest.mark.broad

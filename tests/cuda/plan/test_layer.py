@@ -92,6 +92,7 @@ def test_how_many_layers_have_room_side_by_side(monkeypatch: pytest.MonkeyPatch)
 class Choice:
     kernel: Kernel
     condition: str
+    listed: bool = False
 
 
 @dataclass

@@ -76,6 +76,20 @@ def test_several_elements_at_a_time_where_addresses_allow_it() -> None:
         assert any("% 8 == 0 && " in line for line in program.sequence.lines) == wide
 
 
+def test_states_that_steps_left_and_outputs_behind_the_end() -> None:
+    """Of a tile of 3 steps from step 2 on."""
+    own, lengths, rng = kernels("elman", "float32"), np.array([0, 2, 3, 4, 5, 9]), np.random.default_rng(0)
+    (state,) = own._sizes
+    old, new = rng.normal(size=(2, 6, own.layout.state(0).row_stride)).astype(np.float32)
+    arrays = {"old0": old, "state0": new.copy(), "lengths": lengths}
+    run(own._settle, arrays, {"rows": 6, "start": 2, "count": 3}, 6)
+    odd = np.array([True, True, False, True, False, False])
+    np.testing.assert_array_equal(arrays["state0"][:, :state], np.where(odd[:, None], old, new)[:, :state])
+    output = np.ones((18, own.layout.output.row_stride), np.float32)
+    run(own._blank, {"output": output, "lengths": lengths}, {"rows": 18, "batch": 6, "start": 2}, 5)
+    np.testing.assert_array_equal(output[:, 0], [float(2 + row // 6 < lengths[row % 6]) for row in range(18)])
+
+
 @pytest.mark.broad_after(1)
 @pytest.mark.parametrize(("source", "target"), [("bfloat16", "float32"), ("float32", "float16")])
 @pytest.mark.broad

@@ -62,6 +62,7 @@ class GemmBody(Stages):
         self.deep, self.chunk_elements = ROW_BYTES // SIZES[problem.compute], 16 // SIZES[problem.compute]
         self.depths = [ceil_div(o.depth, self.deep) for o in problem.operands]
         self.total = sum(self.depths)
+        self.there: TirExpr = w["rows"]  # how many rows the kernel works on
 
     # --- blocks ----------------------------------------------------------------------------------------------------
 
@@ -148,7 +149,7 @@ class GemmBody(Stages):
         around = next((o.around for o in self.problem.operands if o.around is not None), None)
         lines = range(ceil_div(self.tile.rows, self.apart) if around is not None else 0)
         self.pixels = [around.pixel(self.w, row + i * self.apart) for i in lines if around is not None]
-        self.left = self.w.keep(tirx.Cast("int32", tirx.min(self.w["rows"] - row, int64(self.tile.rows))))
+        self.left = self.w.keep(tirx.Cast("int32", tirx.min(self.there - row, int64(self.tile.rows))))
 
     def _stage(self, slot: TirExpr) -> TirExpr:
         return self.base + tirx.Cast("uint32", slot) * uint32(self.tile.stage_bytes)
@@ -180,7 +181,7 @@ class GemmBody(Stages):
         at, target = self._addresses(stage, start + self.problem.further(operand.apart))
         for i in self._each_row():
             size = tirx.Cast("uint32", tirx.Select(self.left > i * self.apart, inside, 0))
-            source = at + i * self.apart * operand.place.row_stride
+            source = at + self._below(i) * operand.place.row_stride
             operand.copy(w, self.problem.compute, target(i), source, size)
 
     def _copy_around(self, operand: Operand, look: Look, stage: TirExpr) -> None:
@@ -192,6 +193,10 @@ class GemmBody(Stages):
             here = tirx.And(self.left > i * self.apart, look.sees(self.pixels[i]))
             size = tirx.Cast("uint32", tirx.Select(here, inside, 0))
             operand.copy(w, self.problem.compute, target(i), at + i * self.apart * stride, size)
+
+    def _below(self, i: int) -> Expr:
+        """How many rows below its first one a thread's i-th row is."""
+        return i * self.apart
 
     def _each_row(self) -> Iterator[int]:
         """The rows that this thread copies a piece of: that many `apart` below its first one. What is written meanwhile

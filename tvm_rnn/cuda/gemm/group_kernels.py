@@ -30,17 +30,20 @@ from .wgmma import WgmmaGemm, WgmmaTile
 from .wgmma_split_k import SplitKTile, WgmmaSplitKGemm
 
 TENSOR = ("float16", "bfloat16", "tf32")
+# Of kernels that may be given a list of rows, and what they are given of it (`rowwise/live_rows.py`).
+LIST_POINTERS, LIST_SCALARS = (("live", "int32"), ("starts", "int32")), (("first", "int32"), ("steps", "int32"))
 
 
 @dataclass(frozen=True)
 class Variant:
     """One kernel. least, most: rows that it takes, None: any number. further: what else must hold, in C++, of the
-    arguments' names and `given`."""
+    arguments' names and `given`. listed: it may be given a list of rows."""
 
     kernel: Kernel
     least: int = 0
     most: int | None = None
     further: tuple[str, ...] = ()
+    listed: bool = False
 
     @property
     def condition(self) -> str:
@@ -64,6 +67,13 @@ class Gemm:
     record: str  # where the knobs are from
     given: bool = False
 
+    @property
+    def listed_from(self) -> int | None:
+        """From so many rows on every kernel may be given a list of rows, if operands are aligned; None: none is."""
+        least = [v.least for v in self.variants if v.listed]
+        others = [v.most + 1 for v in self.variants if not v.listed and v.most is not None]
+        return max(*least, *others) if least and others else min(least, default=None)
+
 
 def gemm(
     name: str,
@@ -80,13 +90,14 @@ def gemm(
     opens: bool = False,
     given: bool = False,
     chained: bool = False,
+    listed: bool = False,
 ) -> Gemm:
     """Kernels for a gemm group.
 
     operands: how products read the values below their left operands; reads: how the epilogue reads a value (None: it
     is computed from others); writes: where a stored value goes. batches: numbers of rows to expect in a step.
     record: knob values in place of the template's own. few: calls of few rows matter whatever the region, as where no
-    steps are left: decoding is a call of one step. opens, given, chained: see `Problem`.
+    steps are left: decoding is a call of one step. opens, given, chained, listed: see `Problem`.
     """
     root = group.root
     assert root is not None and root.op in GEMMS
@@ -101,7 +112,7 @@ def gemm(
     arguments, problem = _problem(group, precision, layout, tuple(resolve(root, operands)), (reads, writes))
     packs = tuple(_packed(layout, weight, precision == "tf32", problem.members) for weight in root.args[::2])
     each = tuple(pack.elements // max(problem.members, 1) for pack in packs)
-    problem = replace(problem, packed=each, opens=opens, given=given, chained=chained)
+    problem = replace(problem, packed=each, opens=opens, given=given, chained=chained, listed=listed)
     if problem.members:  # there are so many times more tiles
         knobs = {**knobs, **{size: knobs.get(size, 0) // problem.members for size in ("slim", "mid")}}
     return Gemm(_variants(name, problem, knobs), packs, arguments, unit, template.name, knobs, source, given)
@@ -155,7 +166,8 @@ Tile = TypeVar("Tile", bound=GemmTile)
 
 def _written(name: str, problem: Problem, tile: Tile, body: Callable[[Writer, Problem, Tile], GemmBody]) -> Kernel:
     scalars = [("rows", "int64"), ("given", "int32")][: 1 + problem.given]
-    own = (name, problem.precision, problem.pointers, scalars)
+    lists = (LIST_POINTERS, LIST_SCALARS) if problem.listed and isinstance(tile, WgmmaTile) else ((), ())
+    own = (name, problem.precision, (*problem.pointers, *lists[0]), (*scalars, *lists[1]))
     kernel = tile.write(*own, lambda w: body(w, problem, tile), early=problem.given)
     waits = problem.given or problem.chained or (not tile.apart and tile.overlap)
     return replace(kernel, shares=kernel.shares or waits)  # loads of what was written stay behind its wait
@@ -174,8 +186,9 @@ def _variants(name: str, problem: Problem, knobs: Config) -> tuple[Variant, ...]
             if knobs.get(size, 0) > knobs["wide"]:
                 narrow = replace(tile, columns=tile.columns // part, stages=6, cluster=1)
                 kernel = _written(f"{name}_{size}", problem, narrow, WgmmaGemm)
-                found.append(Variant(kernel, knobs["wide"], knobs[size] - 1, aligned))
-        found.append(Variant(_written(f"{name}_wide", problem, tile, WgmmaGemm), knobs["wide"], None, aligned))
+                found.append(Variant(kernel, knobs["wide"], knobs[size] - 1, aligned, problem.listed))
+        kernel = _written(f"{name}_wide", problem, tile, WgmmaGemm)
+        found.append(Variant(kernel, knobs["wide"], None, aligned, problem.listed))
     return (*found, Variant(_kernel(f"{name}_many", problem, knobs, "many")))
 
 

@@ -38,7 +38,9 @@ class Problem:
     kernel has a scalar `given`, which is not 0 where the kernel before this one opens, and left operands are of before
     that one: then only the epilogue waits for its end. chained: all kernels of a loop begin early, so that this one may
     begin while several before it run; those for few rows have fetched weights when it is their turn. Those for many
-    would take the place of the blocks before them: LSTM 512 with 32,000 results, B = 256, H200, 318 us a step."""
+    would take the place of the blocks before them: LSTM 512 with 32,000 results, B = 256, H200, 318 us a step.
+
+    listed: kernels for many rows may be given a list of those to work on (`rowwise/live_rows.py`)."""
 
     precision: str
     group: Group
@@ -54,6 +56,7 @@ class Problem:
     opens: bool = False
     given: bool = False
     chained: bool = False
+    listed: bool = False
 
     def at(self, member: TirExpr) -> Problem:
         """That of one member."""

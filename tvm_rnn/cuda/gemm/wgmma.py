@@ -21,7 +21,7 @@ from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer, round_tf32
 from tvm_rnn.cuda.codegen.tile_layout import PIECE_BYTES
-from tvm_rnn.cuda.layer.packed_layout import ROW_BYTES, ceil_div
+from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, ceil_div
 from tvm_rnn.cuda.layer.pipeline_barriers import COPIERS, LAG, Stages
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import int64, uint32, wide
@@ -197,9 +197,8 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
 
     def run(self) -> None:
         w, tile = self.w, self.tile
-        high = tirx.floordiv(w["rows"] + (tile.rows * tile.cluster - 1), int64(tile.rows * tile.cluster))
-        items = high * (self.tiles * max(self.problem.members, 1))
-        clusters = tirx.Cast("int32", tirx.min(items, int64(tile.most // tile.cluster)))
+        each = self.tiles * max(self.problem.members, 1)
+        clusters = tirx.Cast("int32", tirx.min(self._down(w["rows"]) * each, int64(tile.most // tile.cluster)))
         if tile.cluster > 1:
             first, rank = I.cluster_id([clusters]), I.cta_id_in_cluster([tile.cluster])
             own = w.local(2, "int32")  # special registers: read once
@@ -209,13 +208,70 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
         else:
             self.number, self.rank = I.cta_id([clusters]), tirx.const(0, "int32")
         self._allocate()
-        self.high, self.clusters = w.keep(tirx.Cast("int32", high)), w.keep(clusters)
-        left = tirx.Cast("int32", items) - self.number + (self.clusters - 1)
+        if self.problem.listed:
+            self._take_list()
+        self.high, self.clusters = w.keep(tirx.Cast("int32", self._down(self.there))), w.keep(clusters)
+        left = self.high * each - self.number + (self.clusters - 1)
         self.items = w.keep(tirx.truncdiv(left, self.clusters))
         self._make_barriers(5, tile.members // 32 * tile.cluster)  # full: by 4 warps, and the bulk copies
         self._begin()
         around = any(operand.around is not None for operand in self.problem.operands)
         self._divide(AROUND_REGISTERS if around else REGISTERS, self._produce, self._consume)
+
+    def _down(self, rows: TirExpr) -> TirExpr:
+        """Items below each other, of so many rows."""
+        each = self.tile.rows * self.tile.cluster
+        return tirx.floordiv(rows + (each - 1), int64(each))
+
+    # --- rows of a list ---------------------------------------------------------------------------------------------
+
+    def _take_list(self) -> None:
+        """Which part of the list is this launch's: that of `steps` steps from `first` on; 0: all rows, no list."""
+        w = self.w
+        self.listed = w.keep(tirx.NE(w["steps"], tirx.const(0, "int32")))
+        self.entry, there, self.earlier = w.local(1, "int32"), w.local(1, "int64"), w.local(1, "int64")
+        w.store(self.entry, tirx.const(0, "int32"), 0)
+        w.store(there, w["rows"], 0)
+        w.store(self.earlier, int64(0), 0)
+        with w.when(self.listed):
+            w.do(I.ptx.griddepcontrol.wait())  # another kernel has made the list
+            w.store(self.entry, w["starts"][w["first"]], 0)
+            w.store(there, wide(w["starts"][w["first"] + w["steps"]] - self.entry[0]), 0)
+            w.store(self.earlier, tirx.truncdiv(w["rows"], wide(w["steps"])) * wide(w["first"]), 0)
+        self.there = there[0]
+        if self.tile.rows > self.tile.copiers // CHUNKS:
+            self.below = w.local(self.tile.rows * CHUNKS // self.tile.copiers, "int32")
+
+    def _row_at(self, index: TirExpr) -> TirExpr:
+        """The row in memory that is the index-th to work on, or the last one where there are fewer."""
+        w, row = self.w, self.w.local(1, "int64")
+        w.store(row, index, 0)
+        if self.problem.listed:
+            with w.when(self.listed):
+                at = wide(self.entry[0]) + tirx.min(index, self.there - 1)
+                w.store(row, wide(w["live"][at]) - self.earlier[0], 0)
+        return row[0]
+
+    def _take_rows(self, row: TirExpr) -> None:
+        super()._take_rows(row)
+        if not self.problem.listed:
+            return
+        self.row = self._row_at(row)
+        for i in range(1, self.tile.rows // self.apart):
+            below = self._row_at(row + i * self.apart) - self.row
+            self.w.store(self.below, tirx.Cast("int32", below), i)
+
+    def _below(self, i: int) -> Expr:
+        return wide(self.below[i]) if self.problem.listed and i else super()._below(i)
+
+    def _row_of_sums(self, index: TirExpr) -> TirExpr:
+        """The row in memory of a lane's sums, or one behind all rows."""
+        if not self.problem.listed:
+            return self.w.bind(index)
+        index = self.w.keep(index)
+        return self.w.keep(tirx.Select(index < self.there, self._row_at(index), self.w["rows"]))
+
+    # --- copying and multiplying ------------------------------------------------------------------------------------
 
     def _take_item(self, number: TirExpr) -> TirExpr:
         """The first row of this block's item. Clusters of blocks are one below the other."""
@@ -246,10 +302,11 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
     def _fetch(self, turns: int) -> None:
         """The weights of the first turns, while the kernel before this one still runs."""
         w = self.w
-        self._take_item(tirx.const(0, "int32"))
-        with w.loop(turns) as k:
-            for operand, own in self._of_operands(k):
-                self._copy_weights(operand, k, w.bind(self._stage(k)), own)
+        with w.when(self.items > 0) if self.problem.listed else nullcontext():
+            self._take_item(tirx.const(0, "int32"))
+            with w.loop(turns) as k:
+                for operand, own in self._of_operands(k):
+                    self._copy_weights(operand, k, w.bind(self._stage(k)), own)
         self._wait_for_rows()
         self._open(waited=True)
 
@@ -285,7 +342,7 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
             row, blocks = row0 + wide(self.warp * 16), tile.columns // block
             items = []
             for half in range(2):
-                at = w.bind(row + wide(self.lane // 4 + 8 * half))
+                at = self._row_of_sums(row + wide(self.lane // 4 + 8 * half))
                 for n in range(blocks):
                     pairs = [product.acc[n * (block // 8) + i, half] for i in range(block // 8)]
                     items.append(Item(at, self.column * blocks + n, self.lane, pairs))

@@ -47,6 +47,7 @@ from tvm_rnn.cuda.model.persistent_step_time import predict
 from tvm_rnn.cuda.model.start_time import start_us
 from tvm_rnn.cuda.rowwise.chained_groups import chained_groups, chained_groups_kernel, held
 from tvm_rnn.cuda.rowwise.dropout_masks import BITS, WORD, MaskRows, mask_kernel
+from tvm_rnn.cuda.rowwise.live_rows import LiveRows
 from tvm_rnn.cuda.rowwise.row_copies import RowCopy, row_copies
 from tvm_rnn.cuda.rowwise.scan_over_time import Scan
 from tvm_rnn.cuda.rowwise.state_moves import Buffers, InPlace, StateKernels, Step, Tile, elsewhere
@@ -61,6 +62,8 @@ STEP_US = 6.0  # a product and a row kernel, each with a launch
 HOISTED_BYTES_PER_US = 2.8e6  # of products of members: 16 GRUs of 128, 4096 rows, H200: 67 MB in 24 us
 Find = Callable[[Target, Node], Pointer]
 Launches = list[tuple[list[Group], Any]]  # groups, and what one launch does of them, in order
+Listed = tuple[Sequence[Pointer], Sequence[HostExpr]]  # what a product is given of a list of rows
+NO_LIST: Listed = ((Pointer("work", "int32"), Pointer("work", "int32")), (0, 0))
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,7 @@ class Layer:
     regime: str = "-1"  # C++ expression: which of `regimes` runs in this call; below 0: none
     whole: str = "B"  # C++ expression: rows that it takes; `rest` takes the others, as `regime` says
     rest: str = "-1"
+    live: LiveRows | None = None  # of calls with lengths, where products may be given a list of rows
 
     def __post_init__(self) -> None:
         self.precision = self.options.precision
@@ -300,6 +304,7 @@ class Layer:
 
             opens = early and first.region == "before"
             own |= {"few": not layout.has_steps, "opens": opens, "given": given, "chained": self.chained}
+            own["listed"] = self._leaves_rows_out
             return gemm(name, first, target=self.machine, operands=operands, batches=self.batches, **own)
         if is_matrix(first) or is_again(first):
             matrix = next(found for found in layout.matrices if found.group is first)
@@ -316,6 +321,28 @@ class Layer:
         places: dict[str, Any] = {"reads": reads, "writes": writes, "elsewhere": layout.elsewhere}
         places |= {"early": early, "needed": lambda n: first.region == "step" or layout.is_needed(n, groups)}
         return chained_groups_kernel(name, groups, precision=self.precision, **places)
+
+    @property
+    def _leaves_rows_out(self) -> bool:
+        """Whether products of rows that have ended may be left out: who reads them throws such rows away."""
+        layout, plain = self.layout, all(len(state.shape) == 1 for state in self.graph.states)
+        able = self.machine.arch == HOPPER and self.graph.kind == "forward" and layout.has_steps and layout.emits
+        others = (self.kept, self.streams, self.graph.pixels, layout.matrices, layout.solved, self._lean)
+        return able and plain and not any(others)
+
+    @property
+    def hoists_listed(self) -> bool:
+        """Whether some product of all steps may be given a list of rows."""
+        early = [work for groups, work in self.groups if groups[0].region == "before" and isinstance(work, Gemm)]
+        return any(work.listed_from is not None for work in early)
+
+    @cached_property
+    def listed_from(self) -> int | None:
+        """From so many batch rows on all launches of a step may be given a list of rows; None: never."""
+        launches = [work for groups, work in self.groups if groups[0].region == "step"]
+        least = [work.listed_from for work in launches if isinstance(work, Gemm)]
+        known = [rows for rows in least if rows is not None]
+        return max(known) if known and len(known) == len(launches) else None
 
     @property
     def _zeroed(self) -> frozenset[Node]:
@@ -696,19 +723,37 @@ class Layer:
                     regime.launch(host, replace(steps, first=first, rows=rows))
 
     def _steps(self, host: Host, buffers: Buffers, tile: Tile, first: str) -> None:
+        able = self.live is not None and self.listed_from is not None
+        live = self.live if able else None
+        when = "false" if live is None else host.let("listed", f"{live.when} && B >= {self.listed_from}")
+        if live is not None and tile.reverse:
+            self._settle(host, buffers, tile, first, when)
         with host.loop(tile.count, "s") as s:
             t = host.let("t", f"{tile.count} - 1 - {s}" if tile.reverse else s)
-            parity = host.let("parity", f"({first} + {s}) & 1")
-            states = [picked(host, parity, pair) for pair in buffers.states]
-            shadows = {i: picked(host, parity, pair) for i, pair in buffers.shadows.items()}
-            old, new = ([pair[i] for pair in states] for i in (0, 1))
-            old_shadows, new_shadows = ({n: pair[i] for n, pair in shadows.items()} for i in (0, 1))
-            step = Step(tile, t, old, new, old_shadows, new_shadows)
+            step = self._step(host, buffers, tile, t, f"({first} + {s}) & 1")
             self.states.restart(host, step)
             self.states.keep(host, step)
             given = f"{s} == 0 && !has_reset"  # nothing writes the states behind the hoisted groups
-            self._launch(host, "step", "B", buffers, self._finder(buffers, step), given=given)
-            self.states.freeze(host, step)
+            listed = None if live is None else live.given(f"{tile.start} + {t}", 1, when)
+            self._launch(host, "step", "B", buffers, self._finder(buffers, step), given=given, listed=listed)
+            self.states.freeze(host, step, "has_lengths" if live is None else f"has_lengths && !{when}")
+        if live is not None and not tile.reverse:
+            self._settle(host, buffers, tile, f"{first} + {tile.count} - 1", when)
+
+    def _step(self, host: Host, buffers: Buffers, tile: Tile, t: HostExpr, parity: str) -> Step:
+        """A step that reads the states of that parity."""
+        parity = host.let("parity", parity)
+        states = [picked(host, parity, pair) for pair in buffers.states]
+        shadows = {i: picked(host, parity, pair) for i, pair in buffers.shadows.items()}
+        old, new = ([pair[i] for pair in states] for i in (0, 1))
+        old_shadows, new_shadows = ({n: pair[i] for n, pair in shadows.items()} for i in (0, 1))
+        return Step(tile, t, old, new, old_shadows, new_shadows)
+
+    def _settle(self, host: Host, buffers: Buffers, tile: Tile, parity: str, when: str) -> None:
+        """What steps of listed rows leave: states of rows that have ended, and their outputs."""
+        with host.when(when):
+            self.states.settle(host, self._step(host, buffers, tile, 0, f"({parity}) & 1"))
+            self.states.blank(host, tile)
 
     def _few_steps(self, host: Host, buffers: Buffers, tile: Tile) -> None:
         """Calls of one step, one after the other."""
@@ -777,9 +822,11 @@ class Layer:
         tile: Tile | None = None,
         *,
         given: str = "false",
+        listed: Listed | None = None,
         done: Callable[[list[Group]], None] = lambda groups: None,
     ) -> None:
-        """The groups of a region. tile: of those that know time. given: see `Problem`; done: see `after`."""
+        """The groups of a region. tile: of those that know time. given: see `Problem`; listed: the rows of a step that
+        products work on; done: see `after`."""
         steps: tuple[HostExpr, HostExpr] = (1, 0) if tile is None else (tile.count, tile.start)
         for groups, work in self.groups if self.passed_on is None else self.groups[:-1]:
             if groups[0].region != region:
@@ -798,8 +845,12 @@ class Layer:
             else:
                 spared = self._spared(groups, buffers)
                 with host.when(f"!({spared})") if spared else nullcontext():
-                    _run(host, work, pointers, rows, given)
+                    _run(host, work, pointers, rows, given, listed if listed or tile is None else self._all_live(tile))
             done(groups)
+
+    def _all_live(self, tile: Tile) -> Listed | None:
+        """The live rows of all steps of a tile."""
+        return None if self.live is None else self.live.given(tile.start, tile.count, self.live.when)
 
     def _spared(self, chain: list[Group], buffers: Buffers) -> str:
         """A C++ condition under which all that a launch makes is made again by recurrences of matrices, where they read
@@ -883,10 +934,12 @@ def _pointers(work: Any, layout: Layout, buffers: Buffers, find: Find, region: s
     return [pointer(a) for a in work.arguments]
 
 
-def _run(host: Host, work: Gemm | Rows, pointers: list[Pointer], rows: HostExpr, given: str) -> None:
+def _run(
+    host: Host, work: Gemm | Rows, pointers: list[Pointer], rows: HostExpr, given: str, listed: Listed | None = None
+) -> None:
     """One launch: of the only kernel, or of the first variant whose condition holds."""
     if isinstance(work, Gemm):
-        launch_variant(host, work, pointers, rows, given)
+        launch_variant(host, work, pointers, rows, given, listed)
     else:
         host.launch(work.kernel, pointers, [rows])
 
@@ -929,9 +982,18 @@ def where(host: Host, buffers: Buffers, state: int, own: tuple[Pointer, Pointer]
     return host.pointer("old", before), host.pointer("fresh", after)
 
 
-def launch_variant(host: Host, work: Gemm, pointers: list[Pointer], rows: HostExpr, given: str = "false") -> None:
-    """Launch the first variant of a product whose condition holds. Conditions speak of the arguments by their names."""
+def launch_variant(
+    host: Host,
+    work: Gemm,
+    pointers: list[Pointer],
+    rows: HostExpr,
+    given: str = "false",
+    listed: Listed | None = None,
+) -> None:
+    """Launch the first variant of a product whose condition holds. Conditions speak of the arguments by their names.
+    listed: pointers and scalars of variants that may be given a list of rows; None: all rows."""
     *others, last = work.variants
+    live, part = listed or NO_LIST
     if not others and not work.given:
         host.launch(last.kernel, pointers, [rows])
         return
@@ -944,6 +1006,8 @@ def launch_variant(host: Host, work: Gemm, pointers: list[Pointer], rows: HostEx
     for number, variant in enumerate(work.variants):
         opening = f"if ({variant.condition})" if not number else f"else if ({variant.condition})"
         host.code(f"{opening if variant is not last or not others else 'else'} {{")
-        host.launch(variant.kernel, pointers, ["rows", "given"][: 1 + work.given])
+        own = ["rows", "given"][: 1 + work.given]
+        more = (live, part) if variant.listed else ((), ())
+        host.launch(variant.kernel, [*pointers, *more[0]], [*own, *more[1]])
         host.code("}")
     host.code("}")

@@ -33,6 +33,7 @@ from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
 from tvm_rnn.cuda.model.few_steps import least
 from tvm_rnn.cuda.model.wave_time import OneByOne
 from tvm_rnn.cuda.rowwise.dropout_masks import Dropped, NetworkMaskKeys
+from tvm_rnn.cuda.rowwise.live_rows import LiveRows
 from tvm_rnn.cuda.rowwise.state_moves import Buffers, InPlace, StateCopy, Tile, copy_states, end_rows
 from tvm_rnn.decisions import about, forget, recording, tell, told
 from tvm_rnn.graph.flops import flops_per_row, graph_flops
@@ -47,6 +48,7 @@ from .wave import Wave, wave
 
 HOISTED_BYTES = 256 << 20  # for hoisted values, of all layers that run at once: more rows make no product faster
 STREAMS = 8  # layers beyond share them
+LISTED_FLOPS = 1e10  # of hoisted products of all rows, from which on those that have ended are left out
 FORK_US = 10.0  # of the CPU, to have work on a second stream and wait for it
 
 
@@ -150,6 +152,7 @@ class Plan:
         self.together = self._wave()
         if self.together is not None:
             self.together.choose(host)
+        live = self._live_rows()
         self._take_states_of_users(host)
         self._take_whole(host)
         self._copy_states(host, "load", self._load)
@@ -157,10 +160,10 @@ class Plan:
             with host.when(f"{self.together.number} >= 0"):
                 self.together.run(host, [visit.buffers for visit in self.visits])
         if self.together is None:
-            self._layers(host)
+            self._live_layers(host, live)
         elif not self.target.records.lean:  # what is measured runs in a wave
             with host.otherwise():
-                self._layers(host)
+                self._live_layers(host, live)
         self._copy_states(host, "save", self._save)
         self._rows_without_steps(host)
         self._give_images()
@@ -437,6 +440,22 @@ class Plan:
         return host.pointer("between", Pointer(f"({tile} & 1 ? {second.text} : {first.text})", first.dtype))
 
     # --- statements ------------------------------------------------------------------------------------------------
+
+    def _live_rows(self) -> LiveRows | None:
+        """The list of rows that have not ended, for calls whose hoisted products take longer than to make it."""
+        able = [visit.code for visit in self.visits if visit.code.hoists_listed]
+        if not able:
+            return None
+        flops = sum(graph_flops(code.graph, "before") for code in able)
+        live = LiveRows.of(self.program, ceil(LISTED_FLOPS / flops))
+        for code in able:
+            code.live = live
+        return live
+
+    def _live_layers(self, host: Host, live: LiveRows | None) -> None:
+        if live is not None:
+            live.make(host)
+        self._layers(host)
 
     def _layers(self, host: Host) -> None:
         if self.whole:

@@ -15,20 +15,24 @@ from math import prod
 from typing import Any
 
 from tvm import tirx
+from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
 from tvm_rnn.cuda.codegen.vector_access import DTYPES, LANES, LoadedLanes, aligned, store_lanes
+from tvm_rnn.cuda.layer.packed_layout import ceil_div
 from tvm_rnn.cuda.layer.pointers import Place, address
-from tvm_rnn.cuda.layer.row_kernels import THREADS, elements
+from tvm_rnn.cuda.layer.row_kernels import THREADS, WARP, elements
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Expr
+from tvm_rnn.tir.index import int64, wide
 
 from .dropout_masks import MaskKeys
 
 Value = Callable[[Writer, Expr, Expr], Expr]  # of an element of a row, which are known in the kernel
 COPIES = 32  # of one launch
+WARPS = THREADS // WARP  # of a block
 
 
 # --- the memory that a layer's kernels work on: of a layer and direction, of a tile of time, of a step ---------------
@@ -347,14 +351,48 @@ class StateKernels:
             host.launch(self._freeze, [*pointers, host.program.lengths], ["B", time])
 
     @cached_property
+    def _settle(self) -> Kernel:
+        old, new = self._copies("old", "old_shadow"), self._copies("state", "shadow")
+
+        def load(pointer: str, place: Place) -> Value:
+            return lambda writer, row, j: writer[pointer][address(place, row, j)]
+
+        def odd(writer: Writer, row: Expr) -> Expr:
+            length = writer["lengths"][row] - writer["start"]
+            steps = tirx.max(tirx.min(length, writer["count"]), tirx.const(0, "int64"))
+            return tirx.EQ(tirx.truncmod(writer["count"] - steps, int64(2)), int64(1))
+
+        pointers = [(pointer, place.dtype) for pointer, place, _ in (*old, *new)]
+        both = zip(old, new, strict=True)
+        stored = [(p, load(source, at), place, self._sizes[i]) for (source, at, _), (p, place, i) in both]
+        return self._kernel(
+            "settle", [*pointers, ("lengths", "int64")], [("start", "int64"), ("count", "int64")], odd, stored
+        )
+
+    def settle(self, host: Host, step: Step) -> None:
+        """Where steps leave rows that have ended as they are: of those that an odd number of a tile's steps leaves, the
+        old copies become the new ones. Forward that is behind the last step, backward, where such rows come first,
+        before the first one."""
+        tile = step.tile
+        old, new = ([states[i] for i in self.layout.stepped] for states in (step.old, step.new))
+        pointers = [*old, *step.old_shadows.values(), *new, *step.new_shadows.values()]
+        host.launch(self._settle, [*pointers, host.program.lengths], ["B", tile.start, tile.count])
+
+    @cached_property
     def _blank(self) -> Kernel:
+        """A warp for each row: most rows are left as they are."""
         place, width = self.layout.output, self.layout.graph.output.shape[0]
 
         def run(writer: Writer) -> None:
-            row, j, inside = elements(writer, width)
+            block = I.cta_id([tirx.Cast("int32", tirx.floordiv(writer["rows"] + (WARPS - 1), int64(WARPS)))])
+            thread = I.thread_id([THREADS])
+            row = writer.keep(wide(block) * WARPS + wide(thread // WARP))
             time = writer["start"] + tirx.truncdiv(row, writer["batch"])
-            with writer.when(inside), writer.when(time >= writer["lengths"][tirx.truncmod(row, writer["batch"])]):
-                writer.store(writer["output"], tirx.const(0.0, place.dtype), address(place, row, j))
+            ended = time >= writer["lengths"][tirx.truncmod(row, writer["batch"])]
+            with writer.when(row < writer["rows"]), writer.when(ended), writer.loop(ceil_div(width, WARP)) as turn:
+                j = writer.keep(turn * WARP + thread % WARP)
+                with writer.when(j < width) if width % WARP else nullcontext():
+                    writer.store(writer["output"], tirx.const(0.0, place.dtype), address(place, row, j))
 
         pointers, numbers = [("output", place.dtype), ("lengths", "int64")], ("rows", "batch", "start")
         return write(f"{self.name}_blank", pointers, [(name, "int64") for name in numbers], run, threads=THREADS)
