@@ -6,7 +6,7 @@ order in which they take pointers, and how the weights must be packed for all of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -37,7 +37,7 @@ LIST_POINTERS, LIST_SCALARS = (("live", "int32"), ("starts", "int32")), (("first
 @dataclass(frozen=True)
 class Variant:
     """One kernel. least, most: rows that it takes, None: any number. further: what else must hold, in C++, of the
-    arguments' names and `given`. listed: it may be given a list of rows."""
+    arguments' names and `given`. listed: it works on a list of rows."""
 
     kernel: Kernel
     least: int = 0
@@ -70,9 +70,10 @@ class Gemm:
     @property
     def listed_from(self) -> int | None:
         """From so many rows on every kernel may be given a list of rows, if operands are aligned; None: none is."""
-        least = [v.least for v in self.variants if v.listed]
-        others = [v.most + 1 for v in self.variants if not v.listed and v.most is not None]
-        return max(*least, *others) if least and others else min(least, default=None)
+        first = next((n for n, v in enumerate(self.variants) if v.listed), None)
+        if first is None:
+            return None
+        return max(self.variants[first].least, *(1 + (v.most or 0) for v in self.variants[:first]), 1)
 
 
 def gemm(
@@ -166,7 +167,7 @@ Tile = TypeVar("Tile", bound=GemmTile)
 
 def _written(name: str, problem: Problem, tile: Tile, body: Callable[[Writer, Problem, Tile], GemmBody]) -> Kernel:
     scalars = [("rows", "int64"), ("given", "int32")][: 1 + problem.given]
-    lists = (LIST_POINTERS, LIST_SCALARS) if problem.listed and isinstance(tile, WgmmaTile) else ((), ())
+    lists = (LIST_POINTERS, LIST_SCALARS) if problem.listed else ((), ())
     own = (name, problem.precision, (*problem.pointers, *lists[0]), (*scalars, *lists[1]))
     kernel = tile.write(*own, lambda w: body(w, problem, tile), early=problem.given)
     waits = problem.given or problem.chained or (not tile.apart and tile.overlap)
@@ -175,6 +176,7 @@ def _written(name: str, problem: Problem, tile: Tile, body: Callable[[Writer, Pr
 
 def _variants(name: str, problem: Problem, knobs: Config) -> tuple[Variant, ...]:
     """The kernels for few rows first, then the fastest for many, then the one that takes any operands."""
+    lists, problem = problem.listed, replace(problem, listed=False)
     found = [*_split_k(name, problem, knobs), *_skinny(name, problem, knobs)]
     for size in ("least", "fewer", "few"):
         if knobs.get(size, 0) > _reach(knobs):
@@ -185,11 +187,21 @@ def _variants(name: str, problem: Problem, knobs: Config) -> tuple[Variant, ...]
         for size, part in (("slim", 4), ("mid", 2)):
             if knobs.get(size, 0) > knobs["wide"]:
                 narrow = replace(tile, columns=tile.columns // part, stages=6, cluster=1)
-                kernel = _written(f"{name}_{size}", problem, narrow, WgmmaGemm)
-                found.append(Variant(kernel, knobs["wide"], knobs[size] - 1, aligned, problem.listed))
-        kernel = _written(f"{name}_wide", problem, tile, WgmmaGemm)
-        found.append(Variant(kernel, knobs["wide"], None, aligned, problem.listed))
+                found += _by_wgmma(f"{name}_{size}", problem, narrow, (knobs["wide"], knobs[size] - 1, aligned), lists)
+        found += _by_wgmma(f"{name}_wide", problem, tile, (knobs["wide"], None, aligned), lists)
     return (*found, Variant(_kernel(f"{name}_many", problem, knobs, "many")))
+
+
+def _by_wgmma(
+    name: str, problem: Problem, tile: WgmmaTile, when: tuple[int, int | None, tuple[str, ...]], lists: bool
+) -> Iterator[Variant]:
+    """A kernel of such tiles, and before it the one for a list of rows, where there is to be one: to look rows up takes
+    registers and instructions of the warps that copy. when: fields of a `Variant`."""
+    least, most, further = when
+    if lists:
+        kernel = _written(f"{name}_listed", replace(problem, listed=True), tile, WgmmaGemm)
+        yield Variant(kernel, least, most, (*further, "steps > 0"), True)
+    yield Variant(_written(name, problem, tile, WgmmaGemm), least, most, further)
 
 
 def _skinny(name: str, problem: Problem, knobs: Config) -> list[Variant]:

@@ -40,7 +40,7 @@ class Problem:
     begin while several before it run; those for few rows have fetched weights when it is their turn. Those for many
     would take the place of the blocks before them: LSTM 512 with 32,000 results, B = 256, H200, 318 us a step.
 
-    listed: kernels for many rows may be given a list of those to work on (`rowwise/live_rows.py`)."""
+    listed: of kernels for many rows there are others, for a list of those to work on (`rowwise/live_rows.py`)."""
 
     precision: str
     group: Group

@@ -211,7 +211,7 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
         if self.problem.listed:
             self._take_list()
         self.high, self.clusters = w.keep(tirx.Cast("int32", self._down(self.there))), w.keep(clusters)
-        left = self.high * each - self.number + (self.clusters - 1)
+        left = tirx.Cast("int32", self._down(self.there) * each) - self.number + (self.clusters - 1)
         self.items = w.keep(tirx.truncdiv(left, self.clusters))
         self._make_barriers(5, tile.members // 32 * tile.cluster)  # full: by 4 warps, and the bulk copies
         self._begin()
@@ -226,31 +226,19 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
     # --- rows of a list ---------------------------------------------------------------------------------------------
 
     def _take_list(self) -> None:
-        """Which part of the list is this launch's: that of `steps` steps from `first` on; 0: all rows, no list."""
+        """Which part of the list is this launch's: that of `steps` steps from `first` on."""
         w = self.w
-        self.listed = w.keep(tirx.NE(w["steps"], tirx.const(0, "int32")))
-        self.entry, there, self.earlier = w.local(1, "int32"), w.local(1, "int64"), w.local(1, "int64")
-        w.store(self.entry, tirx.const(0, "int32"), 0)
-        w.store(there, w["rows"], 0)
-        w.store(self.earlier, int64(0), 0)
-        with w.when(self.listed):
-            w.do(I.ptx.griddepcontrol.wait())  # another kernel has made the list
-            w.store(self.entry, w["starts"][w["first"]], 0)
-            w.store(there, wide(w["starts"][w["first"] + w["steps"]] - self.entry[0]), 0)
-            w.store(self.earlier, tirx.truncdiv(w["rows"], wide(w["steps"])) * wide(w["first"]), 0)
-        self.there = there[0]
+        w.do(I.ptx.griddepcontrol.wait())  # another kernel has made the list
+        self.entry = w.keep(w["starts"][w["first"]])
+        self.there = w.keep(wide(w["starts"][w["first"] + w["steps"]] - self.entry))
+        self.earlier = w.keep(tirx.truncdiv(w["rows"], wide(w["steps"])) * wide(w["first"]))
         if self.tile.rows > self.tile.copiers // CHUNKS:
             self.below = w.local(self.tile.rows * CHUNKS // self.tile.copiers, "int32")
 
     def _row_at(self, index: TirExpr) -> TirExpr:
         """The row in memory that is the index-th to work on, or the last one where there are fewer."""
-        w, row = self.w, self.w.local(1, "int64")
-        w.store(row, index, 0)
-        if self.problem.listed:
-            with w.when(self.listed):
-                at = wide(self.entry[0]) + tirx.min(index, self.there - 1)
-                w.store(row, wide(w["live"][at]) - self.earlier[0], 0)
-        return row[0]
+        at = wide(self.entry) + tirx.min(index, self.there - 1)
+        return self.w.keep(wide(self.w["live"][at]) - self.earlier)
 
     def _take_rows(self, row: TirExpr) -> None:
         super()._take_rows(row)

@@ -63,7 +63,6 @@ HOISTED_BYTES_PER_US = 2.8e6  # of products of members: 16 GRUs of 128, 4096 row
 Find = Callable[[Target, Node], Pointer]
 Launches = list[tuple[list[Group], Any]]  # groups, and what one launch does of them, in order
 Listed = tuple[Sequence[Pointer], Sequence[HostExpr]]  # what a product is given of a list of rows
-NO_LIST: Listed = ((Pointer("work", "int32"), Pointer("work", "int32")), (0, 0))
 
 
 @dataclass(frozen=True)
@@ -991,9 +990,8 @@ def launch_variant(
     listed: Listed | None = None,
 ) -> None:
     """Launch the first variant of a product whose condition holds. Conditions speak of the arguments by their names.
-    listed: pointers and scalars of variants that may be given a list of rows; None: all rows."""
+    listed: pointers and scalars of variants that work on a list of rows; None: all rows."""
     *others, last = work.variants
-    live, part = listed or NO_LIST
     if not others and not work.given:
         host.launch(last.kernel, pointers, [rows])
         return
@@ -1003,11 +1001,17 @@ def launch_variant(
     host.code(f"const int64_t rows = {rows};")
     if work.given:
         host.code(f"const int32_t given = {given};")
-    for number, variant in enumerate(work.variants):
+    live, (first, steps) = listed or ((), (0, 0))
+    if listed is not None:
+        host.code(f"const int64_t first = {first}, steps = {steps};")
+    for number, variant in enumerate(v for v in work.variants if listed is not None or not v.listed):
         opening = f"if ({variant.condition})" if not number else f"else if ({variant.condition})"
         host.code(f"{opening if variant is not last or not others else 'else'} {{")
         own = ["rows", "given"][: 1 + work.given]
-        more = (live, part) if variant.listed else ((), ())
-        host.launch(variant.kernel, [*pointers, *more[0]], [*own, *more[1]])
+        host.launch(
+            variant.kernel,
+            [*pointers, *(live if variant.listed else ())],
+            [*own, *(["first", "steps"] if variant.listed else [])],
+        )
         host.code("}")
     host.code("}")
