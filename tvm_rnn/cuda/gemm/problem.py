@@ -8,9 +8,10 @@ store the results, as vectors where alignment allows it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import prod
+from math import gcd, prod
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -103,26 +104,18 @@ class Problem:
         that are asked for at once: of AHEAD items it is loaded before the first of them is computed. GRU 189 fp16, 378
         rows of 56 inputs, H200: 12 us where it was loaded item by item, since the width is odd."""
         count, width = 2 * self.fragments.span, self.layout.width
-        whole = width % count == 0
-        if width < count:
-            for item in items:
-                self.finish_rows(w, item.row, item.block, item.lane, item.pairs)
-            return
+        piece = gcd(count, width)
         for first in range(0, len(items), AHEAD):
             spans = []
             for item in items[first : first + AHEAD]:
                 gates, unit = self._gates(item, count), w.keep(self._unit(item, count))
                 # Loads are inside of the arrays, even where the item is not.
-                at = w.keep(tirx.min(item.row, w["rows"] - 1)), w.keep(tirx.min(unit, int64(width - count)))
-                there = unit < width if whole else unit + count <= width
-                spans.append((tirx.And(item.row < w["rows"], there), _Span(self, w, *at, gates, whole)))
+                at = w.keep(tirx.min(item.row, w["rows"] - 1)), w.keep(tirx.min(unit, int64(width - piece)))
+                spans.append((tirx.And(item.row < w["rows"], unit < width), _Span(self, w, *at, gates)))
                 spans[-1][1].fetch()
             for inside, span in spans:
                 with w.when(inside):
                     span.run()
-        for item in [] if whole else items:
-            with w.when(item.row < w["rows"]):
-                self._last_units(w, item.row, w.bind(self._unit(item, count)), self._gates(item, count))
 
     @staticmethod
     def _unit(item: Item, count: int) -> TirExpr:
@@ -134,28 +127,14 @@ class Problem:
         sums = [value for pair in item.pairs for value in pair]
         return [sums[gate * count : (gate + 1) * count] for gate in range(self.layout.gates)]
 
-    def _last_units(self, w: Writer, row: TirExpr, unit: TirExpr, gates: Sequence[Sequence[TirExpr]]) -> None:
-        """The last units of a row from `unit` on, where these are fewer than there are sums."""
-        width, count = self.layout.width, len(gates[0])
-        for u in range(count - 1):
-            with w.when(tirx.And(unit + count > width, unit + u < width)):
-                _Span(self, w, row, unit + u, [[own[u]] for own in gates], False).run()
-
     def finish(self, w: Writer, row: TirExpr, unit: TirExpr, count: int, sums: Sequence[TirExpr]) -> None:
         """The epilogue of `count` consecutive units from `unit` on, in `row`, of those that are there. sums: of the
         first gate's units, then of the next one's."""
-        width = self.layout.width
         gates = [sums[gate * count : (gate + 1) * count] for gate in range(self.layout.gates)]
         with w.when(row < w["rows"]):
             unit = w.bind(tirx.Cast("int64", unit))
-            whole = width % count == 0
-            if whole or count == 1:
-                with w.when(unit < width):
-                    _Span(self, w, row, unit, gates, whole).run()
-                return
-            with w.when(unit + count <= width):
-                _Span(self, w, row, unit, gates, False).run()
-            self._last_units(w, row, unit, gates)
+            with w.when(unit < self.layout.width):
+                _Span(self, w, row, unit, gates).run()
 
 
 def read_nodes(group: Group, reads: Callable[[Node], Place | None]) -> dict[Node, Place]:
@@ -193,19 +172,28 @@ class Item:
 
 @dataclass
 class _Span:
-    """One row and some units: emits loads once per operand, a value per node and unit, and the stores."""
+    """One row and some units: emits loads once per operand, a value per node and unit, and the stores.
+
+    Units beyond the last one are computed from the last one's values, and not stored: a branch for each would wait for
+    loads of its own. Pieces of a span are there as a whole or not at all."""
 
     problem: Problem
     w: Writer
     row: Expr
-    unit: TirExpr
+    unit: TirExpr  # the first one, of which the span's units are a multiple
     sums: Sequence[Sequence[TirExpr]]  # of each gate
-    aligned: bool  # the first unit is a multiple of their number, and all units exist
     loaded: dict[tuple[Node, Index], list[TirExpr]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.count = len(self.sums[0])
-        self.units = [self.unit if u == 0 else self.w.bind(self.unit + u) for u in range(self.count)]
+        width = self.problem.layout.width
+        self.piece = gcd(self.count, width)
+        self.apart: list[Expr] = [*range(self.piece)]  # each unit from the first one
+        for first in range(self.piece, self.count, self.piece):
+            last = tirx.min(int64(first), int64(width - self.piece) - self.unit)
+            start = self.w.keep(tirx.Cast("int32", last))
+            self.apart += [start + u if u else start for u in range(self.piece)]
+        self.units = [self.unit if u == 0 else self.w.bind(self.unit + apart) for u, apart in enumerate(self.apart)]
         self.values: list[dict[Node, TirExpr]] = [{} for _ in self.units]
 
     def fetch(self) -> None:
@@ -269,9 +257,9 @@ class _Span:
         """The widest access for consecutive units that start at that offset from a whole span: 0, 4, 8 or 16. apart:
         elements from one member to the next."""
         size = SIZES[place.dtype]
-        if not self.aligned or size == 8:
+        if size == 8:
             return 0
-        strides = (place.row_stride * size, offset * size, apart * size, place.align, self.count * size)
+        strides = (place.row_stride * size, offset * size, apart * size, place.align, self.piece * size)
         return next((b for b in (16, 8, 4) if all(s % b == 0 for s in strides)), 0)
 
     def _vector(self, node: Node, place: Place, lead: Index) -> list[TirExpr]:
@@ -285,7 +273,7 @@ class _Span:
         buffer = self.w[own.names["read", node, 0]]
         size_at_once = self._bytes(place, first, second - first)
         if not size_at_once:
-            loads = [tirx.BufferLoad(buffer, [at + u if u else at]) for u in range(self.count)]
+            loads = [tirx.BufferLoad(buffer, [at + apart if u else at]) for u, apart in enumerate(self.apart)]
             self.loaded[key] = [self.w.keep(tirx.Cast(own.arithmetic, load)) for load in loads]
             return self.loaded[key]
         words = self.count * size // 4
@@ -294,7 +282,7 @@ class _Span:
         step = size_at_once // 4
         for first in range(0, words, step):
             parts = [registers[first + i] for i in range(step)]
-            address = buffer.ptr_to([at + first * 4 // size if first else at])
+            address = buffer.ptr_to([at + self.apart[first * 4 // size] if first else at])
             self.w.do(I.ptx[f"ld.global{_vector_of(step)}.{kind}"](*parts, address))
         self.loaded[key] = [_unpacked(registers, u, place.dtype) for u in range(self.count)]
         return self.loaded[key]
@@ -306,14 +294,21 @@ class _Span:
         size_at_once = self._bytes(place, offset, apart)
         if not size_at_once:
             for u, value in enumerate(values):
-                self.w.store(buffer, tirx.Cast(place.dtype, value), at + u if u else at)
+                with self._there(u):
+                    self.w.store(buffer, tirx.Cast(place.dtype, value), at + u if u else at)
             return
         words = [converted(v, place.dtype) for v in values] if size > 2 else pack(self.w, values, place.dtype)
         each = max(4, size)
         step, kind = size_at_once // each, {4: "f32", 8: "f64"}.get(size, "b32")
         for first in range(0, len(words), step):
-            address = buffer.ptr_to([at + first * each // size if first else at])
-            self.w.do(I.ptx[f"st.global{_vector_of(step)}.{kind}"](address, *words[first : first + step]))
+            u = first * each // size
+            address = buffer.ptr_to([at + u if u else at])
+            with self._there(u):
+                self.w.do(I.ptx[f"st.global{_vector_of(step)}.{kind}"](address, *words[first : first + step]))
+
+    def _there(self, u: int) -> AbstractContextManager[None]:
+        """Under the condition that the u-th unit is one: those of the first piece are."""
+        return self.w.when(self.unit + u < self.problem.layout.width) if u >= self.piece else nullcontext()
 
 
 def _vector_of(words: int) -> str:
