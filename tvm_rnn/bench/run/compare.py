@@ -253,19 +253,24 @@ def compare(
             expected = None if expected is None else expected[:, rows]
             for contender in contenders:
                 contender.prepare(expected, _limit(manifest, steps, expected))
-            for contender in contenders:
-                tell(f"warming {contender.name} up")
-                contender.warm_up(round_seconds)
-            for number in range(rounds):
-                tell(f"round {number + 1} of {rounds}")
-                for contender in contenders:
-                    contender.time_once(round_seconds)
+            _take_turns(contenders, rounds, round_seconds, tell)
         load.append(os.getloadavg()[0])
         facts = run_facts(path, manifest, load, steps=steps, batch=batch, threads=threads, rounds=rounds)
         facts["oracle_steps"] = 0 if expected is None else len(expected)
     flops, each = manifest.flops_per_row * batch, 1 if stream else steps
     ours = contenders[0].row(each, flops, None)
     return Report((ours, *(c.row(each, flops, ours.median_us) for c in contenders[1:])), facts)
+
+
+def _take_turns(contenders: Sequence[Contender], rounds: int, seconds: float, tell: Callable[[str], None]) -> None:
+    """Time everyone in alternating rounds, once all are warm."""
+    for contender in contenders:
+        tell(f"warming {contender.name} up")
+        contender.warm_up(seconds)
+    for number in range(rounds):
+        tell(f"round {number + 1} of {rounds}")
+        for contender in contenders:
+            contender.time_once(seconds)
 
 
 def _started(

@@ -26,8 +26,8 @@ with decoupled look-back".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import inf, prod
@@ -208,33 +208,31 @@ class VectorScan:
             with nullcontext() if lean else host.when(cases[masked]):
                 with host.when(f"{tile.count} <= {self.ahead}"):
                     self._launch(host, self.kernels["few", masked], pointers, {**scalars, "chunks": 1})
-                with self._reading_once(host, pointers, scalars, tiles, tile.count) if not masked else host.otherwise():
-                    with host.when(f"{chunks} > 1"):  # nobody asks for the last one's
-                        less = {**scalars, "chunks": f"{chunks} - 1"}
-                        self._launch(host, self.kernels["ends", masked], pointers, less)
-                    self._launch(host, self.kernels["apply", masked], pointers, {**scalars, "chunks": chunks})
+                with host.otherwise():
+                    once = self.once and not masked
+                    done = self._launch_once(host, pointers, scalars, tiles, tile.count) if once else ""
+                    with host.when(f"!{done}") if once else nullcontext():
+                        with host.when(f"{chunks} > 1"):  # nobody asks for the last one's
+                            less = {**scalars, "chunks": f"{chunks} - 1"}
+                            self._launch(host, self.kernels["ends", masked], pointers, less)
+                        self._launch(host, self.kernels["apply", masked], pointers, {**scalars, "chunks": chunks})
 
-    @contextmanager
-    def _reading_once(
+    def _launch_once(
         self, host: Host, pointers: Mapping[str, Pointer], scalars: Mapping[str, HostExpr], tiles: str, steps: HostExpr
-    ) -> Iterator[None]:
-        """All steps in chunks that are read once; what is launched inside, where that would take longer: where there
-        are few chunks, or so many that a warp would wait for several one behind the other."""
-        with host.otherwise():
-            if not self.once:
-                yield
-                return
-            group, words = host.let("group", f"sms * {self.resident} / {tiles}"), self.words - 1
-            chunks = host.let("chunks", f"({steps} + {self.round - 1}) / {self.round}")
-            fit = f"{group} >= {LEAST_CHUNKS} && {group} <= {AWAITED * self.warps + 1} && {chunks} >= {LEAST_CHUNKS}"
-            with host.when(fit):
-                numbers = f"({chunks} * {words} + {chunks} / {group} * {len(self.rows)}) * (B * {self.width})"
-                ends = pointers["chunk_ends"]
-                set_bytes(host, ends, f"{numbers} * {ITEM_BYTES[ends.dtype]}", 0xFF)
-                own = {**scalars, "chunks": chunks, "span": self.round, "group": group}
-                self._launch(host, self.kernels["once", False], pointers, own)
-            with host.otherwise():
-                yield
+    ) -> str:
+        """All steps in chunks that are read once. Returns a C++ condition: it was done. That is not where there are few
+        chunks, or so many of a group that a warp would wait for several one behind the other."""
+        group, words = host.let("group", f"sms * {self.resident} / {tiles}"), self.words - 1
+        chunks = host.let("chunks", f"({steps} + {self.round - 1}) / {self.round}")
+        fit = f"{group} >= {LEAST_CHUNKS} && {group} <= {AWAITED * self.warps + 1} && {chunks} >= {LEAST_CHUNKS}"
+        done = host.let("once", fit)
+        with host.when(done):
+            numbers = f"({chunks} * {words} + {chunks} / {group} * {len(self.rows)}) * (B * {self.width})"
+            ends = pointers["chunk_ends"]
+            set_bytes(host, ends, f"{numbers} * {ITEM_BYTES[ends.dtype]}", 0xFF)
+            own = {**scalars, "chunks": chunks, "span": self.round, "group": group}
+            self._launch(host, self.kernels["once", False], pointers, own)
+        return done
 
     @staticmethod
     def _launch(host: Host, kernel: Kernel, pointers: Mapping[str, Pointer], scalars: Mapping[str, HostExpr]) -> None:
