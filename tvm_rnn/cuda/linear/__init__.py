@@ -17,7 +17,9 @@ steps, `part_decays.py`: their weights); else by `blocks_again.py` from block to
 `block_borders.py`: the matrices, `block_products.py`: products, `block_keys.py`: sums of a key within a block), or by
 `steps_again.py`.
 
-Groups of kind "scan" in, kernels over chunks of time out: `vector_scan.py` for vectors, whose blocks hand numbers on by
-`published.py`; `matrix_scan.py` for matrices and `matrix_again.py` for those made again, which have those of above
-launched.
+Groups of kind "scan" in, kernels over chunks of time out: `vector_scan.py` for vectors (`vector_group.py`: what their
+kernels know; `vector_walk.py`: a block's rounds, `vector_loads.py`: what these read, `vector_effects.py`: what steps do
+to states; `vector_twice.py` for chunks that are read twice, `vector_once.py` for those read once, whose blocks hand
+numbers on by `published.py`); `matrix_scan.py` for matrices and `matrix_again.py` for those made again, which have
+those of above launched.
 """

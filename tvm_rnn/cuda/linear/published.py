@@ -1,9 +1,8 @@
 """Numbers that blocks leave in global memory for blocks of larger number, which wait for them.
 
-In: where a number lies, in memory full of ones: poison. Out: its store, and loads repeated until it is there. A word
-is poison or its number: no counter, and one round trip through L2. A NaN with the bits of poison is stored as
-another NaN. Blocks begin in the order of their numbers, so who waits for those of smaller number alone never waits
-for one that has no place on the GPU.
+In: where a number lies, in memory full of poison. Out: its store, and loads repeated until it is there. A word is
+poison or its number: no counter, and one round trip through L2. Blocks begin in the order of their numbers, so who
+waits for those of smaller number alone never waits for one that has no place on the GPU.
 
 Source: Merrill and Garland 2016, "Single-pass parallel prefix scan with decoupled look-back".
 """
@@ -17,15 +16,13 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
+from tvm_rnn.cuda.codegen.poison import BITS, poison, written
 from tvm_rnn.tir.expr import Expr, TirExpr
-
-BITS = {"float32": 32, "float64": 64}
 
 
 def publish(w: Writer, name: str, dtype: str, at: Expr, values: Sequence[Expr]) -> None:
     """Store one number, or two of float32 side by side, from element `at` of the array `name` on."""
-    kind, poison = f"uint{BITS[dtype]}", _poison(dtype)
-    words = [w.keep(tirx.Min(tirx.reinterpret(kind, w.keep(value)), poison - tirx.const(1, kind))) for value in values]
+    words = [w.keep(written(w.keep(value), dtype)) for value in values]
     w.do(I.ptx[f"st.relaxed.gpu.global{_form(dtype, len(words))}"](w[name].ptr_to([at]), *words))
 
 
@@ -58,12 +55,8 @@ def wait(every: Sequence[Awaited]) -> None:
         w.store(most, reduce(tirx.Max, [own.words[i] for own in every for i in own.lanes]), 0)
 
     look()
-    with I.While(tirx.EQ(most[0], _poison(dtype))):
+    with I.While(tirx.EQ(most[0], poison(dtype))):
         look()
-
-
-def _poison(dtype: str) -> TirExpr:
-    return tirx.const((1 << BITS[dtype]) - 1, f"uint{BITS[dtype]}")
 
 
 def _form(dtype: str, lanes: int) -> str:

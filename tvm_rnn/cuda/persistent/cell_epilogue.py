@@ -17,6 +17,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import converted
+from tvm_rnn.cuda.codegen.poison import written
 from tvm_rnn.cuda.layer.phases import Phase, components
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.value_layout import Layout, Taped
@@ -25,7 +26,7 @@ from tvm_rnn.graph.tensor_expressions import Index, element
 from tvm_rnn.tir.expr import Buffer, Expr
 
 from .exchange import convert
-from .geometry import LANES, POISON, Body, Slots
+from .geometry import LANES, Body, Slots
 from .tape_lines import TapeLines, name_of
 
 
@@ -160,8 +161,7 @@ class Epilogue:
         value = tirx.Cast(self.body.layout.output.dtype, value)
         if self.body.layout.output.dtype != "float32" or not self.step.given:
             return value
-        bits = tirx.Min(I.reinterpret("uint32", value), tirx.const(POISON - 1, "uint32"))
-        return I.reinterpret("float32", bits)
+        return I.reinterpret("float32", written(value))
 
 
 LOWER, UPPER = 0x5410, 0x3276  # of prmt: the lower halves of a and b; the upper ones of b and a

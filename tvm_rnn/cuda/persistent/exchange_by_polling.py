@@ -20,12 +20,13 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.host_program import Host, Pointer
+from tvm_rnn.cuda.codegen.poison import POISON, written
 from tvm_rnn.cuda.rowwise.set_words import set_bytes
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Expr
 
 from .exchange import Grid, GridExchange, StagedTile, joined
-from .geometry import BLOCK_WORDS, POISON, Body, Slots
+from .geometry import BLOCK_WORDS, Body, Slots
 from .rates import Rates
 
 TURN = 32  # even: only odd steps look for the end of a turn
@@ -109,8 +110,7 @@ class Polled(Grid):
         """A NaN of a user's, or one with a sign, may be poison as float32."""
         if self.geometry.storage != "float32":
             return super().plain(value)
-        bits = tirx.Min(I.reinterpret("uint32", value), tirx.const(POISON - 1, "uint32"))
-        return I.reinterpret("float32", bits)
+        return I.reinterpret("float32", written(value))
 
     def arrive(self) -> None:
         """Nothing: the values themselves say that they are there."""

@@ -46,7 +46,6 @@ MMA = {
 }
 LANES = 32
 BLOCK_WORDS = 16  # 64 bytes of K
-POISON = 0xFFFFFFFF  # memory that nobody has written yet: no value's bits, see `exchange_by_polling.py`
 # Bytes of a line that is worth while. GRUs of 128 units, B 32, 128 steps, H200: of 128 bytes (16 members) forward 111
 # and 100 us without and with lines, backward 134 and 113; of 64 (one) 57 and 62, 92 and 86.
 LEAST_LINE = {"forward": 128, "backward": 64}

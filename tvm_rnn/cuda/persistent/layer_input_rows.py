@@ -18,12 +18,13 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer, round_tf32
+from tvm_rnn.cuda.codegen.poison import POISON
 from tvm_rnn.cuda.layer.phases import Phase
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Buffer, Expr
 
-from .geometry import BLOCK_WORDS, LANES, POISON, Body, Geometry, LaneExchange, LanePieces, Share
+from .geometry import BLOCK_WORDS, LANES, Body, Geometry, LaneExchange, LanePieces, Share
 
 
 def round_inputs(k: Writer, geometry: Geometry, words: Sequence[Expr]) -> None:

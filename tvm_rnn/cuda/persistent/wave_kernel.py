@@ -25,6 +25,7 @@ from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES
 from tvm_rnn.cuda.codegen.kernel_writer import Argument, Kernel, Writer, write
+from tvm_rnn.cuda.codegen.poison import POISON
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.regime import MASK_POINTERS
 from tvm_rnn.cuda.layer.row_kernels import THREADS, elements
@@ -33,7 +34,7 @@ from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.expr import Expr
 from tvm_rnn.tir.index import uint32, wide
 
-from .geometry import POISON, Geometry
+from .geometry import Geometry
 from .kernel import COOPERATIVE, KernelBody, enter, of_head, pointers, scalars
 
 FOLLOWS = "follows"  # the scalar of a layer's own kernel that its number says here

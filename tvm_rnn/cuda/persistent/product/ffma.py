@@ -30,6 +30,7 @@ from typing import ClassVar
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.codegen.poison import POISON
 from tvm_rnn.cuda.codegen.tile_layout import Layout
 from tvm_rnn.cuda.layer.phases import Phase
 from tvm_rnn.cuda.persistent.exchange import joined
@@ -37,7 +38,6 @@ from tvm_rnn.cuda.persistent.exchange_by_polling import POLLING
 from tvm_rnn.cuda.persistent.geometry import (
     BLOCK_WORDS,
     LANES,
-    POISON,
     Body,
     Emitters,
     Exchange,

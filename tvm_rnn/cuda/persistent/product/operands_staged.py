@@ -13,10 +13,11 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
+from tvm_rnn.cuda.codegen.poison import POISON
 from tvm_rnn.cuda.codegen.tile_layout import SWIZZLE_64
 from tvm_rnn.cuda.persistent.exchange import SideBySide
 from tvm_rnn.cuda.persistent.exchange_by_polling import Polled
-from tvm_rnn.cuda.persistent.geometry import POISON, Body, Share, Slots
+from tvm_rnn.cuda.persistent.geometry import Body, Share, Slots
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Expr
 from tvm_rnn.tir.index import uint32
