@@ -3,21 +3,17 @@ given."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 from compiled_kernels import layers_of
 
 import tvm_rnn as rnn
-from tvm_rnn.cuda.codegen.host_program import Pointer, Program
-from tvm_rnn.cuda.codegen.kernel_writer import Kernel
-from tvm_rnn.cuda.layer.pointers import Argument
+from tvm_rnn.cuda.codegen.host_program import Program
 from tvm_rnn.cuda.model import choose_regime
 from tvm_rnn.cuda.plan import layer as steps
-from tvm_rnn.cuda.plan.layer import Layer, launch_variant
+from tvm_rnn.cuda.plan.layer import Layer
 from tvm_rnn.cuda.plan.network import plan
-from tvm_rnn.graph.graph import Node
 from tvm_rnn.options import Options
 from tvm_rnn.passes.pipeline import passed
 from tvm_rnn.target import resolve
@@ -86,44 +82,6 @@ def test_how_many_layers_have_room_side_by_side(monkeypatch: pytest.MonkeyPatch)
     assert layer.beside(64) == max(1, regime.resident // -(-64 // regime.geometry.rows))
     if regime.most is None:
         assert layer.predicted_us(1 << 12) > 2 * layer.predicted_us(64) and layer.beside(1 << 12) == 1
-
-
-@dataclass
-class Choice:
-    kernel: Kernel
-    condition: str
-    listed: bool = False
-
-
-@dataclass
-class Work:
-    variants: list[Choice]
-    arguments: list[Argument]
-    given: bool = False
-
-
-def test_variants_are_tried_in_order() -> None:
-    def kernel(name: str) -> Kernel:
-        return Kernel(name, None, (("x", "float32"),), (("rows", "int64"),), 128)
-
-    node = Node("state", shape=(4,), name="h")
-    choices = [Choice(kernel("a"), "rows < 9 && ((uintptr_t)x0 & 15) == 0"), Choice(kernel("b"), "rows < 99")]
-    work: Any = Work([*choices, Choice(kernel("c"), "true")], [Argument("x0", "operand", node)])
-    program = Program("float32")
-    launch_variant(program.sequence, work, [Pointer("input[0]", "float32")], "T * B")
-    lines = [line.strip() for line in program.sequence.lines]
-    assert lines[:3] == ["{", "char* const x0 = input[0];", "const int64_t rows = T * B;"]
-    openings = [line for line in lines if line.startswith(("if", "else"))]
-    assert openings == ["if (rows < 9 && ((uintptr_t)x0 & 15) == 0) {", "else if (rows < 99) {", "else {"]
-    assert lines.count("{") + len(openings) == lines.count("}")
-
-    told: Any = Work(
-        [Choice(replace(kernel("d"), scalars=(("rows", "int64"), ("given", "int32"))), "true")],
-        [Argument("x0", "operand", node)],
-        True,
-    )
-    launch_variant(program.sequence, told, [Pointer("input[0]", "float32")], 8, "s == 0")
-    assert program.sequence.lines[-3].strip().endswith("int64_t(rows), int64_t(given)));"), program.sequence.lines[-6:]
 
 
 def test_states_that_are_known_for_all_steps_need_none() -> None:

@@ -14,7 +14,7 @@ from tvm_rnn.cuda.codegen.host_program import Program
 from tvm_rnn.cuda.gemm import group_kernels
 from tvm_rnn.cuda.plan import layer, network
 from tvm_rnn.cuda.rowwise import live_rows
-from tvm_rnn.cuda.rowwise.live_rows import LiveRows
+from tvm_rnn.cuda.rowwise.live_rows import LiveRows, LiveSteps
 from tvm_rnn.oracle.tolerance import assert_close
 
 
@@ -38,7 +38,7 @@ def test_calls_of_few_rows_have_no_list_and_no_memory_for_one() -> None:
     first, second, third, *_ = program.sequence.lines
     assert "has_lengths && T > 1 && T * B >= 1000" in first
     assert live.when in second and "live_rows" in third
-    assert live.given("s", 1, "few") == ((live.live, live.starts), ("(few) ? s : 0", "(few) ? 1 : 0"))
+    assert live.of_steps("s", 1, "few") == LiveSteps((live.live, live.starts), "(few) ? s : 0", "(few) ? 1 : 0")
 
 
 @pytest.fixture

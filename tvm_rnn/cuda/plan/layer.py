@@ -45,6 +45,7 @@ from tvm_rnn.cuda.model.few_steps import BATCHES, few_steps
 from tvm_rnn.cuda.model.launched_step_time import predict_steps
 from tvm_rnn.cuda.model.persistent_step_time import predict
 from tvm_rnn.cuda.model.start_time import start_us
+from tvm_rnn.cuda.plan.launches import LaunchedRows, launch
 from tvm_rnn.cuda.rowwise.chained_groups import chained_groups, chained_groups_kernel, held
 from tvm_rnn.cuda.rowwise.dropout_masks import BITS, WORD, MaskRows, mask_kernel
 from tvm_rnn.cuda.rowwise.live_rows import LiveRows
@@ -62,7 +63,6 @@ STEP_US = 6.0  # a product and a row kernel, each with a launch
 HOISTED_BYTES_PER_US = 2.8e6  # of products of members: 16 GRUs of 128, 4096 rows, H200: 67 MB in 24 us
 Find = Callable[[Target, Node], Pointer]
 Launches = list[tuple[list[Group], Any]]  # groups, and what one launch does of them, in order
-Listed = tuple[Sequence[Pointer], Sequence[HostExpr]]  # what a product is given of a list of rows
 
 
 @dataclass(frozen=True)
@@ -617,7 +617,8 @@ class Layer:
         host.launch(own.copy, [pointer for pair in pairs for pointer in pair], ["B"])
 
     def _hoisted(self, host: Host, buffers: Buffers, tile: Tile) -> None:
-        find, rows = self.rows_of(buffers, tile), f"({tile.count} * B)"
+        live = None if self.live is None else self.live.of_steps(tile.start, tile.count, self.live.when)
+        find, rows = self.rows_of(buffers, tile), LaunchedRows(f"({tile.count} * B)", live=live)
         read = self.passed_on
         if read is None:
             self._launch(host, "before", rows, buffers, find, tile)
@@ -628,7 +629,7 @@ class Layer:
         self._launch(host, "before", rows, buffers, lambda t, n: place if n is read else find(t, n), tile)
         _, copy = self.groups[-1]
         with host.when(f"!{there}"):
-            host.launch(copy.kernel, [place, tile.output], [rows])
+            host.launch(copy.kernel, [place, tile.output], [rows.count])
 
     @cached_property
     def passed_on(self) -> Node | None:
@@ -647,7 +648,8 @@ class Layer:
 
     def after(self, host: Host, buffers: Buffers, tile: Tile, done: Callable[[list[Group]], None]) -> None:
         """done: called behind each launch, with its groups."""
-        self._launch(host, "after", f"({tile.count} * B)", buffers, self.rows_of(buffers, tile), done=done)
+        rows = LaunchedRows(f"({tile.count} * B)")
+        self._launch(host, "after", rows, buffers, self.rows_of(buffers, tile), done=done)
 
     def rows_of(self, buffers: Buffers, tile: Tile) -> Find:
         """Where the tile's rows of a value begin."""
@@ -733,8 +735,8 @@ class Layer:
             self.states.restart(host, step)
             self.states.keep(host, step)
             given = f"{s} == 0 && !has_reset"  # nothing writes the states behind the hoisted groups
-            listed = None if live is None else live.given(f"{tile.start} + {t}", 1, when)
-            self._launch(host, "step", "B", buffers, self._finder(buffers, step), given=given, listed=listed)
+            listed = None if live is None else live.of_steps(f"{tile.start} + {t}", 1, when)
+            self._launch(host, "step", LaunchedRows("B", given, listed), buffers, self._finder(buffers, step))
             self.states.freeze(host, step, "has_lengths" if live is None else f"has_lengths && !{when}")
         if live is not None and not tile.reverse:
             self._settle(host, buffers, tile, f"{first} + {tile.count} - 1", when)
@@ -770,7 +772,8 @@ class Layer:
         if own.copy is not None and own.weights is not None:
             self._copy_rows(host, buffers, own, step)
         for _, work in own.groups:
-            _run(host, work, _pointers(work, own.layout, buffers, self._finder(buffers, step)), "B", given="true")
+            pointers = _pointers(work, own.layout, buffers, self._finder(buffers, step))
+            launch(host, work, pointers, LaunchedRows("B", given="true"))
         own.states.freeze(host, step, "has_lengths && T > 1")  # of one step, all layers' rows end together
 
     def users_state(self, number: int) -> Place:
@@ -815,17 +818,13 @@ class Layer:
         self,
         host: Host,
         region: str,
-        rows: HostExpr,
+        rows: LaunchedRows,
         buffers: Buffers,
         find: Find,
         tile: Tile | None = None,
-        *,
-        given: str = "false",
-        listed: Listed | None = None,
         done: Callable[[list[Group]], None] = lambda groups: None,
     ) -> None:
-        """The groups of a region. tile: of those that know time. given: see `Problem`; listed: the rows of a step that
-        products work on; done: see `after`."""
+        """The groups of a region. tile: of those that know time. done: see `after`."""
         steps: tuple[HostExpr, HostExpr] = (1, 0) if tile is None else (tile.count, tile.start)
         for groups, work in self.groups if self.passed_on is None else self.groups[:-1]:
             if groups[0].region != region:
@@ -844,12 +843,8 @@ class Layer:
             else:
                 spared = self._spared(groups, buffers)
                 with host.when(f"!({spared})") if spared else nullcontext():
-                    _run(host, work, pointers, rows, given, listed if listed or tile is None else self._all_live(tile))
+                    launch(host, work, pointers, rows)
             done(groups)
-
-    def _all_live(self, tile: Tile) -> Listed | None:
-        """The live rows of all steps of a tile."""
-        return None if self.live is None else self.live.given(tile.start, tile.count, self.live.when)
 
     def _spared(self, chain: list[Group], buffers: Buffers) -> str:
         """A C++ condition under which all that a launch makes is made again by recurrences of matrices, where they read
@@ -933,16 +928,6 @@ def _pointers(work: Any, layout: Layout, buffers: Buffers, find: Find, region: s
     return [pointer(a) for a in work.arguments]
 
 
-def _run(
-    host: Host, work: Gemm | Rows, pointers: list[Pointer], rows: HostExpr, given: str, listed: Listed | None = None
-) -> None:
-    """One launch: of the only kernel, or of the first variant whose condition holds."""
-    if isinstance(work, Gemm):
-        launch_variant(host, work, pointers, rows, given, listed)
-    else:
-        host.launch(work.kernel, pointers, [rows])
-
-
 def _with_kept(graph: Graph, kept: Collection[Node]) -> Graph:
     """The graph, whose recurrences over all time store what is kept of them."""
 
@@ -979,39 +964,3 @@ def where(host: Host, buffers: Buffers, state: int, own: tuple[Pointer, Pointer]
     pairs = zip((users.before, users.after), own, strict=True)
     before, after = (Pointer(f"({when} ? {theirs.text} : {ours.text})", ours.dtype) for theirs, ours in pairs)
     return host.pointer("old", before), host.pointer("fresh", after)
-
-
-def launch_variant(
-    host: Host,
-    work: Gemm,
-    pointers: list[Pointer],
-    rows: HostExpr,
-    given: str = "false",
-    listed: Listed | None = None,
-) -> None:
-    """Launch the first variant of a product whose condition holds. Conditions speak of the arguments by their names.
-    listed: pointers and scalars of variants that work on a list of rows; None: all rows."""
-    *others, last = work.variants
-    if not others and not work.given:
-        host.launch(last.kernel, pointers, [rows])
-        return
-    host.code("{")
-    for argument, pointer in zip(work.arguments, pointers, strict=True):
-        host.code(f"char* const {argument.name} = {pointer.text};")
-    host.code(f"const int64_t rows = {rows};")
-    if work.given:
-        host.code(f"const int32_t given = {given};")
-    live, (first, steps) = listed or ((), (0, 0))
-    if listed is not None:
-        host.code(f"const int64_t first = {first}, steps = {steps};")
-    for number, variant in enumerate(v for v in work.variants if listed is not None or not v.listed):
-        opening = f"if ({variant.condition})" if not number else f"else if ({variant.condition})"
-        host.code(f"{opening if variant is not last or not others else 'else'} {{")
-        own = ["rows", "given"][: 1 + work.given]
-        host.launch(
-            variant.kernel,
-            [*pointers, *(live if variant.listed else ())],
-            [*own, *(["first", "steps"] if variant.listed else [])],
-        )
-        host.code("}")
-    host.code("}")

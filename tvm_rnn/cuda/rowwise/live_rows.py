@@ -7,7 +7,6 @@ whatever the order of the batch, it has no more tiles than there are rows to mul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -21,6 +20,15 @@ from tvm_rnn.tir.index import uint32, wide
 
 WARP, WARPS = 32, 4  # lanes, and warps of a block
 EVERYONE = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class LiveSteps:
+    """What a product is given of the list: its arguments, the first step, how many steps; of none: all rows."""
+
+    pointers: tuple[Pointer, Pointer]
+    first: HostExpr
+    steps: HostExpr
 
 
 @dataclass(frozen=True)
@@ -45,10 +53,10 @@ class LiveRows:
         with host.when(self.when):
             host.launch(_kernel(), [host.program.lengths, self.live, self.starts], ["B", "T"])
 
-    def given(self, first: HostExpr, steps: HostExpr, when: str) -> tuple[Sequence[Pointer], Sequence[HostExpr]]:
-        """What a product is given for its rows of `steps` steps from `first` on, in order of time. when: a C++
-        condition: it is to work on these alone."""
-        return (self.live, self.starts), (f"({when}) ? {first} : 0", f"({when}) ? {steps} : 0")
+    def of_steps(self, first: HostExpr, steps: HostExpr, when: str) -> LiveSteps:
+        """Those of `steps` steps from `first` on, in order of time. when: a C++ condition: a product works on these
+        alone."""
+        return LiveSteps((self.live, self.starts), f"({when}) ? {first} : 0", f"({when}) ? {steps} : 0")
 
 
 @cache
