@@ -27,6 +27,8 @@ struct Sent {
   char* to;
   size_t size;
   Barrier* barrier;
+  size_t whole = 0;  // zeros behind the bytes up to there
+  bool last = false;  // of a thread's copies, whose arrival is an arrival at the barrier
 };
 
 Fiber* now = nullptr;
@@ -34,7 +36,7 @@ static ucontext_t scheduler;
 uint64_t progress = 0;
 static std::function<void()> body;
 static std::mt19937 random{1};
-static std::vector<Sent> under_way;  // to another block, or from global memory
+static std::vector<std::vector<Sent>> under_way;  // to another block, or from global memory
 static std::string failure;
 
 void yield() { swapcontext(&now->context, &scheduler); }
@@ -59,13 +61,20 @@ static void complete(Barrier& barrier) {
   ++progress;
   if (barrier.pending == 0 && barrier.bytes == 0) ++barrier.phase, barrier.pending = barrier.count;
 }
+static void took(Barrier& barrier) {
+  if (--barrier.pending < 0) failure = "mbarrier: more arrivals than expected";
+}
 static void deliver() {
   std::swap(under_way[random() % under_way.size()], under_way.back());
-  const Sent sent = std::move(under_way.back());
+  const std::vector<Sent> together = std::move(under_way.back());
   under_way.pop_back();
-  std::memcpy(sent.to, sent.from ? sent.from : sent.value.data(), sent.size);
-  sent.barrier->bytes -= long(sent.size);
-  complete(*sent.barrier);
+  for (const Sent& sent : together) {
+    if (sent.size) std::memcpy(sent.to, sent.from ? sent.from : sent.value.data(), sent.size);
+    if (sent.whole) std::memset(sent.to + sent.size, 0, sent.whole - sent.size);
+    if (!sent.whole) sent.barrier->bytes -= long(sent.size);
+    if (sent.last) took(*sent.barrier);
+    if (sent.last || !sent.whole) complete(*sent.barrier);
+  }
 }
 
 static void schedule(std::vector<Fiber*> alive) {
@@ -213,12 +222,12 @@ template <class Item, class Act> void finish(std::deque<std::vector<Item>>& grou
 void send(uint32_t to, std::initializer_list<uint32_t> words, uint32_t at_barrier) {
   const size_t size = 4 * words.size();
   const char* value = (const char*)words.begin();
-  under_way.push_back({{value, value + size}, nullptr, at(to, size), size, &barrier(at_barrier)});
+  under_way.push_back({{{value, value + size}, nullptr, at(to, size), size, &barrier(at_barrier)}});
 }
 void bulk(uint32_t to, const void* from, uint32_t size, uint32_t at_barrier) {
   if (size % 16) fail("bulk copy: not of 16 bytes");
   at(to + size - 16, 16);
-  under_way.push_back({{}, aligned(from, 16), at(to, 16), size, &barrier(at_barrier)});
+  under_way.push_back({{{}, aligned(from, 16), at(to, 16), size, &barrier(at_barrier)}});
 }
 void bulk_multicast(uint32_t to, const void* from, uint32_t size, uint32_t at_barrier, unsigned blocks) {
   for (uint32_t rank = 0; blocks >> rank; ++rank)
@@ -233,6 +242,16 @@ void wait_copies(size_t n) {
 void copy(uint32_t to, const void* from, uint32_t size, uint32_t whole) {
   at(to, whole);
   now->copies.push_back({to, size, size ? aligned(from, whole) : from, whole});
+}
+void arrive_with_copies(uint32_t at_barrier) {
+  commit_copies();
+  std::vector<Sent> all;
+  finish(now->copy_groups, 0, [&](const Copy& copy) {
+    all.push_back({{}, copy.from, at(copy.to, copy.whole), copy.size, &barrier(at_barrier), copy.whole});
+  });
+  if (all.empty()) return arrive(at_barrier, 0);
+  all.back().last = true;
+  under_way.push_back(std::move(all));
 }
 void commit_copies() {
   now->copy_groups.push_back(std::move(now->copies)), now->copies.clear();

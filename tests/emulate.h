@@ -168,6 +168,7 @@ void send(uint32_t to, std::initializer_list<uint32_t> words, uint32_t at_barrie
 void bulk(uint32_t to, const void* from, uint32_t size, uint32_t at_barrier);
 void bulk_multicast(uint32_t to, const void* from, uint32_t size, uint32_t at_barrier, unsigned blocks);
 void copy(uint32_t to, const void* from, uint32_t size, uint32_t whole = 16);
+void arrive_with_copies(uint32_t at_barrier);  // when this thread's are done
 void commit_copies();
 void wait_copies(size_t n);  // until at most n groups are under way
 }  // namespace emu

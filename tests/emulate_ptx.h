@@ -81,6 +81,7 @@ inline void tvm_builtin_ptx_cp_async_cg_src_size_async_cg_shared_global_16(W to,
 inline void tvm_builtin_ptx_cp_async_ca_src_size_async_ca_shared_global_4(W to, const void* from, W size) { emu::copy(to, from, size, 4); }
 inline void tvm_builtin_ptx_cp_async_ca_src_size_async_ca_shared_global_8(W to, const void* from, W size) { emu::copy(to, from, size, 8); }
 inline void tvm_builtin_ptx_cp_async_commit_group_async_commit_group() { emu::commit_copies(); }
+inline void tvm_builtin_ptx_cp_async_mbarrier_arrive_async_mbarrier_arrive_noinc_shared_b64(W p) { emu::arrive_with_copies(p); }
 // Copies may be repeated until another thread has stored.
 #define WAIT(n) inline void tvm_builtin_ptx_cp_async_wait_group_async_wait_group_##n() { emu::wait_copies(n), emu::yield(); }
 WAIT(0) WAIT(1) WAIT(2) WAIT(3) WAIT(4) WAIT(5) WAIT(6) WAIT(7) WAIT(8)

@@ -23,7 +23,7 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.cuda.codegen.tile_layout import SWIZZLE_128
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, Lanes, ceil_div
-from tvm_rnn.cuda.layer.pipeline_barriers import COPIERS, LAG
+from tvm_rnn.cuda.layer.pipeline_barriers import COPIERS, LEAST_STAGES
 from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import uint32, wide
 
@@ -198,15 +198,15 @@ class LanesSplitK(LanesGemm):
     """Some warps copy, groups of the others take turns with stages."""
 
     tile: LanesSplitKTile
-    by_wgmma = False
+    by_wgmma, stores = False, True
     div, mod = staticmethod(tirx.truncdiv), staticmethod(tirx.truncmod)
 
     def body(self) -> None:
         """Copiers and multipliers, in place of one loop for all."""
         w, tile = self.w, self.tile
-        assert tile.high % tile.cluster == 0 and tile.parts > 1 and tile.stages > LAG + 1
+        assert tile.high % tile.cluster == 0 and tile.parts > 1 and tile.stages >= LEAST_STAGES
         first, count = self._share_of_k()
-        self._make_barriers(COPIERS // 32, tile.members // tile.split // 32)
+        self._make_barriers(self.arrivals, tile.members // tile.split // 32)
         with I.If(self.tx < tile.members):
             with I.Then():
                 self._consume(count)
@@ -216,7 +216,7 @@ class LanesSplitK(LanesGemm):
                 self._sources()
                 with w.loop(count) as k, self._filling(k) as slot:
                     self._fill(slot, first + k)
-                self._filled(count)
+                self._filled()
                 self._meet(alone=True)
                 self._meet(alone=True)
 
@@ -225,7 +225,7 @@ class LanesSplitK(LanesGemm):
         with w.loop(w.keep(tirx.truncdiv(count - self.part + (split - 1), split))) as turn:
             k = w.keep(self.part + turn * split)
             slot = w.keep(self._slot(k))
-            self._wait(self._full(slot), self._round(k) % 2)
+            self._wait_for_stage(slot, k)
             self.multiply(w.keep(self._stage(slot)))
             self._arrive(self._empty(slot))
 

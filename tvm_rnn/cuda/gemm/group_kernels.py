@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
 from tvm_rnn.cuda.layer.packed_layout import SIZES, Fragments, Lanes, Pack, ceil_div, of_members
-from tvm_rnn.cuda.layer.pipeline_barriers import LAG
+from tvm_rnn.cuda.layer.pipeline_barriers import LEAST_STAGES
 from tvm_rnn.cuda.layer.pointers import Argument, storage
 from tvm_rnn.cuda.layer.row_kernels import Reads, Writes
 from tvm_rnn.graph.graph import Group, Node, make
@@ -252,9 +252,9 @@ def _split_k(name: str, problem: Problem, knobs: Config) -> list[Variant]:
 def _stages(problem: Problem, tile: SplitKTile, room: int) -> int:
     """No more than a block has tiles of K, and where each is used twice at most, half of shared memory's: the rest is
     for a block of another product, as of the other direction's. room: bytes."""
-    most = max(ceil_div(sum(problem.fragments.tiles_deep(o.depth) for o in problem.operands), tile.cluster), LAG + 2)
+    most = max(ceil_div(sum(problem.fragments.tiles_deep(o.depth) for o in problem.operands), tile.cluster), LEAST_STAGES)
     whole, half = (size // (tile.stage_bytes + 16) for size in (room, room // 2 - 1024))
-    return min(most, half if half >= LAG + 2 and most <= 2 * half else whole)
+    return min(most, half if half >= LEAST_STAGES and most <= 2 * half else whole)
 
 
 def _kernel(name: str, problem: Problem, knobs: Config, size: str) -> Kernel:

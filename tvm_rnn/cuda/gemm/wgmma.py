@@ -22,7 +22,7 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cuda.codegen.kernel_writer import Writer, round_tf32
 from tvm_rnn.cuda.codegen.tile_layout import PIECE_BYTES
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, ceil_div
-from tvm_rnn.cuda.layer.pipeline_barriers import COPIERS, LAG, Stages
+from tvm_rnn.cuda.layer.pipeline_barriers import COPIERS, LEAST_STAGES, Stages
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import int64, uint32, wide
 
@@ -126,21 +126,47 @@ class WgmmaStages(Stages):
         self.lane, self.warp = self.w.bind(self.tx % 32), self.w.bind(self.tx // 32 - COPIERS // 32)
 
     def _multiply(
-        self, product: WgmmaProduct, tell: TirExpr, at: tuple[TirExpr, int], count: Expr, first: TirExpr | None = None
+        self, product: WgmmaProduct, tell: TirExpr, at: tuple[Expr, Expr], count: Expr, first: TirExpr | None = None
     ) -> None:
         """The stages of `count` turns, the first of which begins the sums, and tell when they are read no more. at:
-        where both operands lie in a stage. first: the first turn's number, where there is one in any case; None: 0."""
-        w, tile, tells = self.w, self.tile, self.lane < self.tile.cluster
+        where both operands lie in a stage, in 16 bytes. first: the first turn's number, where there is one in any case;
+        None: 0."""
+        w, tile, tells = self.w, self.tile, self.lane < self.tile.readers
         with w.loop(count) as k:
             turn = k if first is None else w.bind(first + k)
             slot = w.bind(self._slot(turn))
-            self._wait(self._full(slot), self._round(turn) % 2)
-            product.multiply(slot * units(tile.stage_bytes), at[0], units(at[1]), k > 0)
+            self._wait_for_stage(slot, turn)
+            product.multiply(slot * units(tile.stage_bytes), *at, k > 0)
             with w.when(tirx.And(k > 0, tells)):
                 self._release(tell, turn - 1)
         product.wait(0)
         with w.when(tirx.And(count > 0, tells) if first is None else tells):
             self._release(tell, count - 1 if first is None else first + (count - 1))
+
+    def _multiply_rounded(
+        self, product: WgmmaProduct, tell: TirExpr, at: tuple[TirExpr, Expr], count: Expr, first: TirExpr | int = 0
+    ) -> None:
+        """The same of rows of tf32, which are rounded in registers by who multiplies them. While one warpgroup loads
+        and rounds, the other's products are under way. Where the threads that copy rounded rows in shared memory, it
+        had to give 1280 cycles a stage in place of 1024: LSTM 1312, 512 rows of as many inputs, H200, 86 us; 64. at:
+        the first of this warp's rows, and where weights lie in a stage, in 16 bytes."""
+        w, tile, tells = self.w, self.tile, self.lane < self.tile.readers
+        loaded = w.local(4 * STEPS, "uint32")
+        words = [loaded[z] for z in range(4 * STEPS)]
+        piece = tirx.bitwise_xor(tirx.shift_right(self.lane, tirx.const(4, "int32")), self.lane % 8)
+        line = w.keep(tirx.Cast("uint32", (at[0] + self.lane % 16) * ROW_BYTES + piece * PIECE_BYTES))
+        with w.loop(count) as k:
+            turn = w.bind(first + k)
+            slot = w.bind(self._slot(turn))
+            self._wait(self._full(slot), self._round(turn) % 2)
+            stage = w.bind(self.base + tirx.Cast("uint32", slot) * uint32(tile.stage_bytes) + line)
+            for step in range(STEPS):
+                w.do(I.ptx[LOAD](*words[4 * step : 4 * step + 4], tirx.bitwise_xor(stage, uint32(32 * step))))
+            round_tf32(w, words)
+            product.multiply_registers(slot * units(tile.stage_bytes), words, at[1], k > 0)
+            product.wait(0)
+            with w.when(tells):
+                self._release(tell, turn)
 
 
 @dataclass(frozen=True)
@@ -192,7 +218,7 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
     def __init__(self, w: Writer, problem: Problem, tile: WgmmaTile) -> None:
         layout = problem.fragments
         assert tile.columns % layout.block == 0 and layout.columns % tile.columns == 0 and tile.columns <= 256
-        assert tile.stages > LAG + 1 and tile.columns % (8 * tile.cluster) == 0
+        assert tile.stages >= LEAST_STAGES and tile.columns % (8 * tile.cluster) == 0
         super().__init__(w, problem, tile, ceil_div(layout.width, tile.columns // layout.gates))
 
     def run(self) -> None:
@@ -213,7 +239,7 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
         self.high, self.clusters = w.keep(tirx.Cast("int32", self._down(self.there))), w.keep(clusters)
         left = tirx.Cast("int32", self._down(self.there) * each) - self.number + (self.clusters - 1)
         self.items = w.keep(tirx.truncdiv(left, self.clusters))
-        self._make_barriers(5, tile.members // 32 * tile.cluster)  # full: by 4 warps, and the bulk copies
+        self._make_barriers(self.arrivals + 1, tile.members // 32 * tile.cluster)  # full: also by the bulk copies
         self._begin()
         around = any(operand.around is not None for operand in self.problem.operands)
         self._divide(AROUND_REGISTERS if around else REGISTERS, self._produce, self._consume)
@@ -285,7 +311,7 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
                         with w.when(turn >= early) if early else nullcontext():
                             self._copy_weights(operand, slot, stage, own)
                         self._copy_rows(operand, stage, own)
-        self._filled(self.items * self.total)  # over all items: a short K has one tile in each
+        self._filled()
 
     def _fetch(self, turns: int) -> None:
         """The weights of the first turns, while the kernel before this one still runs."""
@@ -318,15 +344,15 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
         self._take_place()
         product = WgmmaProduct(w, self.arena, tile.columns, self.problem.compute)
         tell = self._remote(self.lane)
-        own = w.bind(tirx.Cast("uint64", self.warp // 4 * units(SQUARE_BYTES)))
+        own, weights = w.bind(tirx.Cast("uint64", self.warp // 4 * units(SQUARE_BYTES))), units(tile.rows * ROW_BYTES)
         if tile.overlap:
             self._wait_for_rows()
         with w.loop(self.items) as number:
             row0 = self._take_item(number)
             if self.problem.precision == "tf32":
-                self._multiply_rounded(product, tell, number * self.total)
+                self._multiply_rounded(product, tell, (self.warp * 16, weights), self.total, number * self.total)
             else:
-                self._multiply(product, tell, (own, tile.rows * ROW_BYTES), self.total, first=number * self.total)
+                self._multiply(product, tell, (own, weights), self.total, first=number * self.total)
             row, blocks = row0 + wide(self.warp * 16), tile.columns // block
             items = []
             for half in range(2):
@@ -336,26 +362,3 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
                     items.append(Item(at, self.column * blocks + n, self.lane, pairs))
             self._wait_at_the_end()
             self.problem.finish_items(w, items)
-
-    def _multiply_rounded(self, product: WgmmaProduct, tell: TirExpr, first: TirExpr) -> None:
-        """The stages of an item, the first of which is turn `first`: rows of tf32 are rounded in registers by who
-        multiplies them. While one warpgroup loads and rounds, the other's products are under way. Where the threads
-        that copy rounded rows in shared memory, it had to give 1280 cycles a stage in place of 1024: LSTM 1312, 512
-        rows of as many inputs, H200, 86 us; 64."""
-        w, tile, tells = self.w, self.tile, self.lane < self.tile.cluster
-        loaded = w.local(4 * STEPS, "uint32")
-        words = [loaded[z] for z in range(4 * STEPS)]
-        piece = tirx.bitwise_xor(tirx.shift_right(self.lane, tirx.const(4, "int32")), self.lane % 8)
-        line = w.keep(tirx.Cast("uint32", (self.warp * 16 + self.lane % 16) * ROW_BYTES + piece * PIECE_BYTES))
-        with w.loop(self.total) as k:
-            turn = w.bind(first + k)
-            slot = w.bind(self._slot(turn))
-            self._wait(self._full(slot), self._round(turn) % 2)
-            at = w.bind(self._stage(slot) + line)
-            for step in range(STEPS):
-                w.do(I.ptx[LOAD](*words[4 * step : 4 * step + 4], tirx.bitwise_xor(at, uint32(32 * step))))
-            round_tf32(w, words)
-            product.multiply_registers(slot * units(tile.stage_bytes), words, units(tile.rows * ROW_BYTES), k > 0)
-            product.wait(0)
-            with w.when(tells):
-                self._release(tell, turn)

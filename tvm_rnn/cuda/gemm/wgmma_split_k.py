@@ -16,16 +16,16 @@ from math import prod
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Writer, round_tf32
+from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.cuda.codegen.register_tile import RegisterTile
 from tvm_rnn.cuda.layer.packed_layout import ROW_BYTES, SIZES, ceil_div
-from tvm_rnn.cuda.layer.pipeline_barriers import COPIERS, LAG
+from tvm_rnn.cuda.layer.pipeline_barriers import COPIERS, LEAST_STAGES
 from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import int64, uint32, wide
 
 from .cp_async_pipeline import GemmTile
 from .problem import Problem
-from .wgmma import BULK, HIGH, SQUARE_BYTES, WgmmaProduct, WgmmaRows, units
+from .wgmma import BULK, HIGH, SQUARE_BYTES, WgmmaProduct, WgmmaRows, WgmmaStages, units
 
 SECTOR = 32  # bytes that L2 fetches at least
 EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000  # policies of copies, as createpolicy makes them
@@ -55,6 +55,11 @@ class SplitKTile(GemmTile):
         return 128 * self.high * self.along
 
     @property
+    def readers(self) -> int:
+        """Each block has a part of K of its own."""
+        return 1
+
+    @property
     def weight_bytes(self) -> int:
         return self.columns * ROW_BYTES
 
@@ -63,7 +68,7 @@ class SplitKTile(GemmTile):
         """Whether there are stages enough, and at a kernel's start registers for one wgmma's sums and what it takes
         beside them: ptxas asked for 98 where there were 72 sums, for 154 where there were 128."""
         most = min(255, (1 << 16) // self.threads // 8 * 8)
-        return self.stages > LAG + 1 and self.columns // self.along // 2 + 26 <= most
+        return self.stages >= LEAST_STAGES and self.columns // self.along // 2 + 26 <= most
 
     @property
     def items(self) -> int:
@@ -80,7 +85,7 @@ class SplitKTile(GemmTile):
         return max(super().shared_bytes, self.cluster * self.own * self.members * self.block)
 
 
-class WgmmaSplitKGemm(WgmmaRows):
+class WgmmaSplitKGemm(WgmmaRows, WgmmaStages):
     """For operands whose rows begin at multiples of 4 bytes, and best of 16."""
 
     tile: SplitKTile
@@ -99,7 +104,7 @@ class WgmmaSplitKGemm(WgmmaRows):
         self.row0 = w.keep(wide(tirx.truncdiv(place, self.tiles)) * tile.rows)
         self.column = w.keep(tirx.truncmod(place, self.tiles))
         self.begin, self.count = self._share_of_k()
-        self._make_barriers(5, tile.members // 32)  # full: by 4 warps, and the bulk copy
+        self._make_barriers(self.arrivals + 1, tile.members // 32)  # full: also by the bulk copy
         product = WgmmaProduct(w, self.arena, tile.columns // tile.along, self.problem.compute)
         with I.If(self.tx < COPIERS):
             with I.Then():
@@ -128,24 +133,7 @@ class WgmmaSplitKGemm(WgmmaRows):
                 self._weights(k, slot)
             for number, own in self._of_operands(self.begin + k):
                 self._copy_rows(number, self._stage(slot), own)
-        self._filled(self.count)
-
-    def _announce(self, pending: int, slot: TirExpr) -> None:
-        """Rows of tf32 are rounded first, by the threads that copied them; weights are when they are packed."""
-        if self.problem.precision == "tf32":
-            self.w.do(I.ptx["cp.async.wait_group"](pending))
-            self._nearest(self.w.bind(self._stage(slot) + self.into))
-        super()._announce(pending, slot)
-
-    def _nearest(self, first: TirExpr) -> None:
-        """This thread's chunks of a stage, the first of which is at `first`."""
-        w, words = self.w, self.w.local(4, "uint32")
-        chunk = [words[z] for z in range(4)]
-        for i in self._each_row():
-            at = first + uint32(i * self.apart * ROW_BYTES)
-            w.do(I.ptx["ld.shared.v4.b32"](*chunk, at))
-            round_tf32(w, chunk)
-            w.do(I.ptx["st.shared.v4.b32"](at, *chunk))
+        self._filled()
 
     def _each_row(self) -> Iterator[int]:
         """Of as many as all threads of the block have at a time, the first ones alone, or the first half, where no more
@@ -182,22 +170,19 @@ class WgmmaSplitKGemm(WgmmaRows):
 
     def _consume(self, product: WgmmaProduct) -> None:
         w, tile = self.w, self.tile
-        member = w.bind(self.tx - COPIERS)
-        self._fetch(member)
+        self._take_place()
+        self._fetch(w.bind(self.tx - COPIERS))
         if tile.overlap:
             self._wait_for_rows()
-        down, across = member // 128 % tile.high, member // 128 // tile.high
-        x_at = w.bind(tirx.Cast("uint64", down * units(SQUARE_BYTES)))
-        w_at = w.bind(tirx.Cast("uint64", across * units(product.columns * ROW_BYTES) + units(tile.rows * ROW_BYTES)))
-        leads = w.bind(tirx.EQ(member % 32, 0))
-        with w.loop(self.count) as k:
-            slot = w.keep(self._slot(k))
-            self._wait(self._full(slot), self._round(k) % 2)
-            product.multiply(slot * units(tile.stage_bytes), x_at, w_at, more=k > 0)
-            with w.when(tirx.And(k > 0, leads)):
-                last = tirx.Cast("uint32", self._slot(k - 1) * 8)
-                w.do(I.ptx["mbarrier.arrive.shared.b64"](self._empty(tirx.const(0, "int32")) + last))
-        product.wait(0)
+        down, across = self.warp // 4 % tile.high, self.warp // 4 // tile.high
+        weights = w.bind(across * units(product.columns * ROW_BYTES) + units(tile.rows * ROW_BYTES))
+        weights, tell = w.bind(tirx.Cast("uint64", weights)), self._remote(self.lane)
+        if self.problem.precision == "tf32":
+            line = w.bind(down * HIGH + self.warp % 4 * 16)
+            self._multiply_rounded(product, tell, (line, weights), self.count)
+        else:
+            rows = w.bind(tirx.Cast("uint64", down * units(SQUARE_BYTES)))
+            self._multiply(product, tell, (rows, weights), self.count)
 
     # --- results ---------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 In: a kernel's writer. Out: base classes of a tile, which says how many stages there are, of how many bytes, and in
 clusters of how many blocks, and of the kernel's body: barriers made, waited for, told; stages that are filled by
-cp.async and announced when their copies are done.
+cp.async, whose copies tell a barrier when they are done.
 
 Source: Hopper's barriers: PTX ISA 8.5, "mbarrier", "barrier.cluster", "mapa".
 """
@@ -23,7 +23,7 @@ from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import uint32
 
-LAG = 2  # stages whose copies are under way when one is announced, of pipelines of four stages and more
+LEAST_STAGES = 4  # of a pipeline that products do not wait for
 COPIERS = 128  # threads that copy
 Pairs = Sequence[tuple[str, str]]
 
@@ -60,13 +60,13 @@ class BlockTile(ABC):
     def stage_bytes(self) -> int: ...
 
     @property
-    def lag(self) -> int:
-        """Stages whose copies are under way when one is announced: who multiplies reads two, and one is filled."""
-        return min(LAG, self.stages - 2)
-
-    @property
     def shared_bytes(self) -> int:
         return self.stages * (self.stage_bytes + (16 if self.apart else 0))
+
+    @property
+    def readers(self) -> int:
+        """Blocks of the cluster that read what one of them copies."""
+        return self.cluster
 
     @property
     def in_cluster(self) -> int:
@@ -103,11 +103,12 @@ class BlockTile(ABC):
 
 class Stages(ABC):
     """A kernel's body: run() emits all of it. Stages from `base` on, and behind them two barriers each, of 8 bytes:
-    full and empty. tx: the thread's number."""
+    full and empty. tx: the thread's number. by_wgmma: whether wgmma reads what cp.async wrote."""
 
     w: Writer
     tile: BlockTile
-    by_wgmma = True  # whether wgmma reads stages
+    by_wgmma = True
+    stores = False  # whether who copies also stores what no copy brings
     div, mod = staticmethod(tirx.floordiv), staticmethod(tirx.floormod)  # of the numbers of turns
 
     @abstractmethod
@@ -157,29 +158,25 @@ class Stages(ABC):
 
     @contextmanager
     def _filling(self, turn: TirExpr) -> Iterator[TirExpr]:
-        """Statements that start the copies of a stage, into the slot that this yields, when nobody reads it any more;
-        then the stage before, `lag` turns ago, is announced."""
-        w, lag = self.w, self.tile.lag
-        slot = w.bind(self._slot(turn))
+        """Statements that start the copies of a stage, into the slot that this yields, when nobody reads it any more.
+        Each thread's tell its barrier when they are done: nobody waits for them before the next ones start, since what
+        is under way is what a block reads in the time that memory takes."""
+        slot = self.w.bind(self._slot(turn))
         self._wait(self._empty(slot), (self._round(turn) + 1) % 2)
         yield slot
-        w.do(I.ptx["cp.async.commit_group"]())
-        with w.when(turn >= lag):
-            self._announce(lag, self._slot(turn - lag))
+        self.w.do(I.ptx["cp.async.mbarrier.arrive.noinc.shared.b64"](self._full(slot)))
+        if self.stores:
+            self._arrive(self._full(slot))
 
-    def _filled(self, count: Expr) -> None:
-        """Announce the last stages of `count`: of fewer, where there are fewer."""
-        for behind in range(self.tile.lag, 0, -1):
-            with self.w.when(count >= behind):
-                self._announce(behind - 1, self._slot(count - behind))
+    @property
+    def arrivals(self) -> int:
+        """How many by copying threads fill a stage."""
+        return COPIERS + (COPIERS // 32 if self.stores else 0)
 
-    def _announce(self, pending: int, slot: TirExpr) -> None:
-        """The copies of a stage are done, and wgmma sees them: all but those of the last `pending` stages."""
-        w = self.w
-        w.do(I.ptx["cp.async.wait_group"](pending))
-        if self.by_wgmma:
-            w.do(I.ptx.fence.proxy.async_.shared__cta())
-        self._arrive(self._full(slot))
+    def _filled(self) -> None:
+        """Behind the last stage: no copies are under way when threads end."""
+        self.w.do(I.ptx["cp.async.commit_group"]())
+        self.w.do(I.ptx["cp.async.wait_group"](0))
 
     def _arrive(self, barrier: TirExpr) -> None:
         """By one thread of each warp, after all of it."""
@@ -189,20 +186,26 @@ class Stages(ABC):
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
+    def _wait_for_stage(self, slot: TirExpr, turn: Expr) -> None:
+        """Until the stage of a turn is filled."""
+        self._wait(self._full(slot), self._round(turn) % 2)
+        if self.by_wgmma:
+            self.w.do(I.ptx.fence.proxy.async_.shared__cta())
+
     def _remote(self, lane: TirExpr) -> TirExpr:
         """The first "empty" barrier of the block of the cluster that this lane tells."""
         barrier = self._empty(tirx.const(0, "int32"))
-        if self.tile.cluster == 1:
+        if self.tile.readers == 1:
             return barrier
         found = self.w.local(1, "uint32")
-        rank = tirx.Cast("uint32", lane % self.tile.cluster)
+        rank = tirx.Cast("uint32", lane % self.tile.readers)
         self.w.do(I.ptx["mapa.shared::cluster.u32"](found[0], barrier, rank))
         return found[0]
 
     def _release(self, barrier: TirExpr, turn: Expr) -> None:
         """Tell that this warp reads the stage of that turn no more. barrier: from `_remote`."""
         at = barrier + tirx.Cast("uint32", self._slot(turn) * 8)
-        if self.tile.cluster > 1:
+        if self.tile.readers > 1:
             self.w.do(I.ptx.mbarrier.arrive.shared__cluster.b64(at))
         else:
             self.w.do(I.ptx["mbarrier.arrive.shared.b64"](at))

@@ -253,12 +253,11 @@ class _WgmmaWeightGradient(WeightGradientBlock, WgmmaStages):
     """One warpgroup copies, the others multiply."""
 
     tile: WgmmaWeightGradientTile
-    copiers = COPIERS // 32  # arrivals that fill a stage
 
     def _work(self) -> None:
         if self.tile.totals:
             self._make_ones()
-        self._make_barriers(self.copiers, self.tile.members // 32 * self.tile.cluster)
+        self._make_barriers(self.arrivals, self.tile.members // 32 * self.tile.cluster)
         self._divide(REGISTERS[self.tile.members // 128], self._produce, self._consume)
 
     def _make_ones(self) -> None:
@@ -277,7 +276,7 @@ class _WgmmaWeightGradient(WeightGradientBlock, WgmmaStages):
         self._take_place()
         products = _Products(w, self.arena, tile)
         own = w.bind(tirx.Cast("uint64", self.warp // 4 * units(SQUARE_BYTES)))
-        self._multiply(products, self._remote(self.lane), (own, tile.right_at), self.count)
+        self._multiply(products, self._remote(self.lane), (own, units(tile.right_at)), self.count)
         if tile.adds > 1:
             self._hand_out(products)
             self._add_up(products)
@@ -414,7 +413,7 @@ class _AsTheyLie(_WgmmaWeightGradient):
         with w.loop(self.count) as turn, self._filling(turn) as slot:
             stage = w.bind(self.base + into + tirx.Cast("uint32", slot) * uint32(tile.stage_bytes))
             self._copy_both(stage, w.keep((self.first + wide(turn)) * SQUARE + wide(self.row)))
-        self._filled(self.count)
+        self._filled()
         if tile.adds > 1:  # all threads of the cluster, before the others hand out their sums and after
             self._meet_cluster()
             self._meet_cluster()
@@ -465,7 +464,7 @@ class _AsTheyLie(_WgmmaWeightGradient):
 class _Packed(_WgmmaWeightGradient):
     """Squares are fetched by one thread."""
 
-    copiers = 1
+    arrivals = 1
 
     def _locate(self) -> None:
         w, tile = self.w, self.tile
