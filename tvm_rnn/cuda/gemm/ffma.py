@@ -23,7 +23,7 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.cuda.codegen.tile_layout import SWIZZLE_128
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, Lanes, ceil_div
-from tvm_rnn.cuda.layer.pipeline_barriers import COPIERS, LEAST_STAGES
+from tvm_rnn.cuda.layer.pipeline_barriers import LEAST_STAGES
 from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import uint32, wide
 
