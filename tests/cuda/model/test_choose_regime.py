@@ -172,7 +172,7 @@ def test_named_batches_are_the_ends_of_ranges() -> None:
 
 
 def test_the_manifests_row() -> None:
-    (regime,) = regimes("lstm", 64, "bfloat16", [4])
+    (regime,) = regimes("lstm", 512, "bfloat16", [4])
     fact = regime.fact
     assert fact["template"] == "persistent_cluster_cuda" and fact["record"] == "default"
     rows = "any B" if regime.most is None else f"B <= {regime.most}"

@@ -30,6 +30,8 @@ def test_the_crossing_is_where_both_ways_take_the_same_time() -> None:
         assert [one <= launched for one, launched in ways] == [t >= least for t in range(1, MOST + 1)]
         later = least_steps(time, 8, lambda rows, us=other: time.us(rows) + us, hidden=other)
         assert later == min(MOST, least + 1)  # a step's time less: one step later
+        sooner = least_steps(time, 8, lambda rows, us=other: time.us(rows) + us, hidden=other, copies=other)
+        assert sooner == least
     assert least_steps(time, 8, lambda rows: 1e9) == 1
 
 

@@ -37,7 +37,7 @@ from tvm_rnn.target import HOPPER, Target
 from .batch_ladder import Rung, ladder
 from .choose_backward_lanes import geometry_beside
 from .choose_geometry import ANY, ChosenGeometry, RecurrentUnit, unit_of
-from .launched_step_time import hidden_us, predict_steps
+from .launched_step_time import STATE_COPIES_US, hidden_us, predict_steps
 from .persistent_step_time import StepTime, exchange_us, phase_times, predict
 from .start_time import least_steps, start_us
 
@@ -376,10 +376,14 @@ def _persistent(layout: Layout, rung: Rung, initial: Mapping[str, float]) -> Per
 
 
 def _from_steps(
-    regime: Persistent, rung: Rung, steps: Callable[[int], float], hidden: Callable[[int], float]
+    regime: Persistent,
+    rung: Rung,
+    steps: Callable[[int], float],
+    hidden: Callable[[int], float],
 ) -> Persistent:
     """The regime for calls that are long enough to be worth its start."""
-    least = least_steps(rung.time, rung.batch, steps, hidden(rung.batch))
+    copies = STATE_COPIES_US if regime.takes_users_states and not regime.layout.solved else 0.0
+    least = least_steps(rung.time, rung.batch, steps, hidden(rung.batch), copies)
     if least > 1:
         with about("", batch=rung.batch):
             start = start_us(rung.time, rung.batch)

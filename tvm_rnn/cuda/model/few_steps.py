@@ -14,7 +14,7 @@ from tvm_rnn.cuda.layer.user_states import UserStates
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.target import Target
 
-from .launched_step_time import LAUNCH_US, first_us, hidden_us, predict_steps
+from .launched_step_time import LAUNCH_US, STATE_COPIES_US, first_us, hidden_us, predict_steps
 from .persistent_step_time import StepTime
 from .start_time import start_us
 
@@ -41,13 +41,13 @@ def few_steps(
     opening = each if first is None else step(first)
 
     def apart(steps: int) -> float:
-        moved = 2 * LAUNCH_US + (LAUNCH_US if layout.copied else 0.0)
-        before = moved + first_us(layout, precision, batch, steps, target)
-        own = before + steps * predict_steps(layout, precision, batch, target)
+        before = first_us(layout, precision, batch, steps, target) + (LAUNCH_US if layout.copied else 0.0)
+        own = before + STATE_COPIES_US + steps * predict_steps(layout, precision, batch, target)
         own -= hidden_us(layout, precision, batch, target)
         if persistent is None:
             return own
-        return min(own, before + start_us(persistent, batch) + steps * persistent.us(batch))
+        moved = STATE_COPIES_US if layout.narrow_states and persistent.geometry.exchange.in_memory else 0.0
+        return min(own, before + moved + start_us(persistent, batch) + steps * persistent.us(batch))
 
     few = 1
     while few < MOST and opening + few * each <= apart(few + 1):

@@ -25,6 +25,7 @@ from tvm_rnn.schedule.schedule_template import Config, Unit, best
 from tvm_rnn.target import Target
 
 LAUNCH_US = 2.0  # a kernel after the one before, in a graph
+STATE_COPIES_US = 2 * LAUNCH_US  # in and out, which persistent kernels do without
 WEIGHTS_US, WEIGHTS_US_PER_MB = 5.3, 0.1  # a kernel that reads weights once, from L2
 MEMORY_US_PER_MB = 0.2  # more, for what L2 does not hold from step to step
 L2_MB_PER_US = 5.2  # all that all multiprocessors read

@@ -36,8 +36,10 @@ def start_us(time: StepTime, batch: int) -> float:
     return clear + rounds * (START_US + weight_kb(time.geometry) / KB_PER_US)
 
 
-def least_steps(time: StepTime, batch: int, steps: Callable[[int], float], hidden: float = 0.0) -> int:
+def least_steps(
+    time: StepTime, batch: int, steps: Callable[[int], float], hidden: float = 0.0, copies: float = 0.0
+) -> int:
     """The smallest T for which the persistent kernel is quicker. steps: microseconds of a step of so many rows, as one
-    launch per group; hidden: of the first one, by what runs beside it."""
-    gain, lead = steps(batch) - time.us(batch), start_us(time, batch) + hidden
+    launch per group; hidden: of the first one, by what runs beside it; copies: of states, which steps alone need."""
+    gain, lead = steps(batch) - time.us(batch), start_us(time, batch) + hidden - copies
     return MOST if gain * MOST <= lead else max(1, ceil(lead / gain))
