@@ -87,6 +87,15 @@ def test_a_batch_may_be_quicker_in_several_waves() -> None:
 
 
 @pytest.mark.broad
+def test_a_wave_takes_as_many_rows_as_it_has_room_for() -> None:
+    """Of 64 rows a wave has five groups of 16: they take 80, before the wave of 128, whose steps are longer."""
+    plan = planned("elman", 358, (64, 128), num_layers=6, inputs=125)
+    assert plan.together is not None
+    (few,), (many,) = ({own[0].predicted_us} for own in plan.together.regimes)
+    assert few < many and plan.together.limits[0] == plan.together.at_once[0] == 80 < plan.together.limits[1]
+
+
+@pytest.mark.broad
 def test_few_rows_are_left_to_layers_side_by_side() -> None:
     plan = planned("lstm", 512, (1, 16, 64), "float32", num_layers=4)
     assert plan.together is not None and plan.together.floors == [1, 0]

@@ -420,10 +420,12 @@ def _chosen(
         return None
     lean = bool(target.records.lean)
     result = Wave(net, layers.of_layer, members, [], [], [], [], [], lean, first)
-    for own in found:
-        most = own.batch if own is not found[-1] else None
+    for own, later in zip(found, [*found[1:], None], strict=True):
+        most = own.batch if later is not None else None
         result.regimes.append([_regime(m, own.best, most, net, target) for m in members])
-        result.limits.append(max(own.turns, min(own.rows, most or own.rows)))
+        # It takes all rows that it has room for, where the next one, for more, is no quicker.
+        whole = later is None or (not later.floor and own.best.us <= later.best.us)
+        result.limits.append(max(own.turns, own.rows if whole else min(own.rows, own.batch)))
         result.at_once.append(own.rows)
         result.floors.append(own.floor)
         result.longest.append(own.longest)
