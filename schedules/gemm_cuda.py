@@ -13,15 +13,19 @@ from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
 
+from tvm_rnn.cuda.model.tile_time import Product, Shape, tiles_of, tiles_us
 from tvm_rnn.errors import ConfigError
 from tvm_rnn.schedule.schedule_template import Config, Knobs, Unit, template
-from tvm_rnn.target import Target
+from tvm_rnn.target import HOPPER, Target
 
 TENSOR = ("float16", "bfloat16", "tf32")
 # Clusters of so many blocks with a multiprocessor for each, of 132: they lie within a group of at most 18.
 CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15}
 LEAST_STAGES, GAIN = 4, 0.8  # of a pipeline; of what is read, below which a larger cluster was quicker
 TILE_US, KERNEL_US = 0.3, 3.0  # of a tile of K of wgmma, and of what is before and behind all of them
+MANY_US = 0.5  # of one of mma.sync, of 128 rows
+GAINS = {False: 0.1, True: 0.4}  # of the time of others, from which on they are replaced: by how much room they leave
+TALL_BATCHES, TALL_STEPS = (128, 256, 512), (1, 2, 3, 4, 6, 8, 16, 32, 64)  # rows, where nobody named any; of calls
 FEWER = {16: "least", 64: "fewer"}  # rows of tiles below the few_* one, for GPUs without wgmma
 HIGH = 64  # rows of a step up to which blocks share K, or tiles for few rows are used
 SHARE_ACROSS = 8  # threads along units
@@ -46,6 +50,7 @@ class GemmCuda:
     few: up to so many rows the few_* tile is used; least, fewer: without wgmma, tiles for fewer rows than that.
     wide: from so many rows on wgmma with the wide_* tile; below `slim` rows with a quarter of its columns, below `mid`
         with half.
+    tall: from tall_from to so many rows, before these, wgmma whose blocks share K, with the tall_* tile.
     many: all others.
 
     Of a tile, few_*, many_* and skinny_*: rows, columns, warps (down rows), along (warps along columns), split (parts
@@ -140,6 +145,7 @@ def _tensor(unit: Unit, target: Target, knob: Knobs) -> Config:
         rows = HIGH if room else _most_shared(unit, target, block, wide, knobs["share_cluster"])
         knobs["share_most"] = knob("share_most", ROWS, rows)
         knobs |= {"wide": knob("wide", (0, *POWERS), HIGH)} if room else {}
+    knobs |= _tall(unit, target, block, knobs, knob)
     high = 1 if fit * block > 128 else 2
     many = {"rows": 64 * high, "columns": block * fit, "warps": 4, "split": 1, "stages": 3, "cluster": 1, "blocks": 1}
     many |= {"along": 1, "pace": 1}
@@ -304,6 +310,63 @@ def _most_shared(unit: Unit, target: Target, block: int, wide: int, cluster: int
     idle = 2 * HIGH * (target.sms // 5 // narrow)
     turns = GAIN * (deep * TILE_US + KERNEL_US) // (deep / cluster * TILE_US + KERNEL_US)
     return max(2 * HIGH, min(idle, int(turns) * _at_once(unit, target, block, cluster), ROWS[-1]))
+
+
+def _tall(unit: Unit, target: Target, block: int, ladder: Config, knob: Knobs) -> Config:
+    """Tiles for numbers of rows of which the others' tiles would be few and go through all of K: such that blocks of a
+    cluster share it, or of as many columns as give each multiprocessor one. One shape, for the rows where it gains.
+
+    H200, us, with the others' tiles and with these: LSTM 326, 390 rows of 2960 inputs in tf32 52 and 23, GRU 1044, 305
+    rows, tf32 19.8 and 16.4, GRU 1512, 288 rows, tf32 32.6 and 28.4, 64 units, 256 rows of 1925 inputs in bf16 16.2
+    and 4.4, 24 units, 5863 rows of 2890 inputs in tf32 48 and 25. Where K is short they take longer: LSTM 512, 256
+    rows, tf32 8.3 and 9.6.
+    """
+    own, none = Product.of(unit), {"tall": 0, "tall_from": 1, **_tall_knobs(Shape(block, HIGH, 1))}
+    least = max(HIGH, ladder["few"], ladder["share"], ladder["share_most"] if ladder["share"] else 0)
+    steps = (1,) if unit.region == "step" else TALL_STEPS
+    counts = {
+        batch * n: 1 / n if ladder["wide_columns"] else 1.0 for batch in unit.batches or TALL_BATCHES for n in steps
+    }
+    every = sorted(rows for rows in counts if rows > least)
+    if target.arch != HOPPER or not every:
+        return none
+    others = {rows: _others(own, target, ladder, rows) for rows in every}
+    best, most = none, 0.0
+    for shape in _tall_shapes(own, block):
+        gains = {rows: 1 - tiles_us(own, rows, shape, target) / us for rows, (us, _) in others.items()}
+        there = [rows for rows, gain in gains.items() if gain > others[rows][1]]
+        gain = sum(gains[rows] * counts[rows] for rows in there)
+        if gain <= most:
+            continue
+        most, first = gain, max([least, *(rows for rows in every if rows < there[0])])
+        end = next((rows for rows in every if rows > there[0] and rows not in there), None)
+        last = max(rows for rows in there if end is None or rows < end)
+        best = {"tall": last, "tall_from": first + 1, **_tall_knobs(shape)}
+    return {**best, "tall": knob("tall", (0, best["tall"]), best["tall"])}
+
+
+def _others(own: Product, target: Target, ladder: Config, rows: int) -> tuple[float, float]:
+    """(microseconds by the tiles that are there for so many rows, the part of them that others must gain): more where
+    they leave room for another product beside them, as of the other direction."""
+    if not ladder["wide_columns"]:
+        tiles = -(-rows // (2 * HIGH)) * -(-own.columns // (2 * HIGH))
+        return -(-tiles // target.sms) * own.deep * MANY_US + KERNEL_US, GAINS[2 * tiles <= target.sms]
+    part = next((part for size, part in (("slim", 4), ("mid", 2)) if rows < ladder[size]), 1)
+    shape = Shape(ladder["wide_columns"] // part, pairs=part == 1)
+    return tiles_us(own, rows, shape, target), GAINS[2 * tiles_of(own, rows, shape) <= target.sms]
+
+
+def _tall_knobs(shape: Shape) -> Config:
+    named = {"rows": shape.rows, "columns": shape.columns, "along": 1, "cluster": shape.parts or 1}
+    return {f"tall_{name}": value for name, value in named.items()}
+
+
+def _tall_shapes(own: Product, block: int) -> Iterator[Shape]:
+    """Those whose sums, and in tf32 rows beside them, fit registers; where blocks share K, each has two tiles of it."""
+    for high, parts in product((1, 2), CLUSTERS):
+        for columns in range(block, min(192, own.columns + block - 1) + 1, block):
+            if parts == 1 or 2 * parts <= own.deep:
+                yield Shape(columns, HIGH * high, parts)
 
 
 def _at_once(unit: Unit, target: Target, block: int, cluster: int) -> int:

@@ -10,6 +10,7 @@ from tvm_rnn import ConfigError, target
 from tvm_rnn.cuda.gemm.ffma import LanesTile
 from tvm_rnn.cuda.gemm.mma_sync import MmaTile
 from tvm_rnn.cuda.gemm.wgmma import WgmmaTile
+from tvm_rnn.cuda.gemm.wgmma_split_k import SplitKTile
 from tvm_rnn.cuda.layer.packed_layout import Fragments, Lanes
 from tvm_rnn.schedule.schedule_template import Config, Knobs, Unit, best, templates
 
@@ -103,3 +104,13 @@ def test_tiles_of_a_call_of_one_step_leave_room_for_those_beside_them() -> None:
     assert narrow["wide"] == 128 < narrow["share_most"] <= 1024
     shallow = best(unit("bfloat16", 4, 64, 200, "before"), GPU)[1]
     assert shallow["share_most"] == shallow["wide"] == 128
+
+
+def test_few_tiles_share_k() -> None:
+    """Where K is deep and the others' tiles are few; not where K is short, nor where they are many."""
+    deep = best(unit("tf32", 4, 326, 2960, "before", rows=390), GPU)[1]
+    assert deep["tall_from"] <= 390 <= deep["tall"] and deep["tall_cluster"] > 1
+    assert SplitKTile(deep["tall_rows"], columns=deep["tall_columns"], block=64, stages=4).fits
+    for other in (unit("tf32", 4, 512, 512, rows=256), unit("bfloat16", 4, 2048, 2048, rows=256)):
+        assert not best(other, GPU)[1]["tall"]
+    assert not best(unit("tf32", 4, 326, 2960, "before", rows=390), target.resolve("nvidia-a100"))[1]["tall"]

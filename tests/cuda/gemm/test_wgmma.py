@@ -79,7 +79,7 @@ Listed = tuple[np.ndarray, np.ndarray, int, int]  # live, starts, first, steps
 
 
 def check(
-    size: str, precision: str, group: Group, rows: int, blocks: int, listed: Listed | None = None, **options: bool
+    size: str, precision: str, group: Group, rows: int, blocks: int, listed: Listed | None = None, **options: Any
 ) -> None:
     """What the kernel writes is x W + b, of rows of a list alone where there is one."""
     made_for = made(group, precision, listed=listed is not None, **options)
@@ -132,6 +132,21 @@ def test_rows_of_a_list_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     few_blocks(monkeypatch, 2)
     lengths = np.random.default_rng(0).integers(0, 5, 150)
     check("wide", "bfloat16", hoisted(1, 64, (64,)), 150, 2, list_of(lengths, 2, 1))
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize(("precision", "width", "depth"), [("bfloat16", 64, 1160), ("tf32", 24, 580)])
+def test_rows_of_a_list_where_blocks_share_k(precision: str, width: int, depth: int) -> None:
+    """Clusters of blocks whose tile has no rows of the list have nothing to do."""
+    lengths = np.random.default_rng(0).integers(0, 5, 150)
+    group = hoisted(1, width, (depth,))
+    knobs = made(group, precision, batches=(150,)).knobs
+    assert knobs["tall"] >= 150
+    if not knobs["wide_columns"]:
+        assert not any(v.listed for v in made(group, precision, batches=(150,), listed=True).variants)
+        return
+    blocks = -(-150 // knobs["tall_rows"]) * -(-width // knobs["tall_columns"]) * knobs["tall_cluster"]
+    check("tall", precision, group, 150, blocks, list_of(lengths, 2, 1), batches=(150,))
 
 
 @pytest.mark.broad

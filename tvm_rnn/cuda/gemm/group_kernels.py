@@ -181,27 +181,45 @@ def _variants(name: str, problem: Problem, knobs: Config) -> tuple[Variant, ...]
     for size in ("least", "fewer", "few"):
         if knobs.get(size, 0) > _reach(knobs):
             found.append(Variant(_kernel(f"{name}_{size}", problem, knobs, size), most=knobs[size]))
-    if knobs.get("wide_columns") and all(o.piece(problem.compute) for o in problem.operands):
+    copied = all(o.piece(problem.compute) for o in problem.operands)
+    found += _tall(name, problem, knobs, lists) if knobs.get("tall") and copied else []
+    if knobs.get("wide_columns") and copied:
         shape = {k: knobs[f"wide_{k}"] for k in ("columns", "stages", "cluster")}
         tile, aligned = WgmmaTile(overlap=True, most=knobs["wide_blocks"], **shape), _aligned(problem)
         for size, part in (("slim", 4), ("mid", 2)):
             if knobs.get(size, 0) > knobs["wide"]:
                 narrow = replace(tile, columns=tile.columns // part, stages=6, cluster=1)
-                found += _by_wgmma(f"{name}_{size}", problem, narrow, (knobs["wide"], knobs[size] - 1, aligned), lists)
-        found += _by_wgmma(f"{name}_wide", problem, tile, (knobs["wide"], None, aligned), lists)
+                when = knobs["wide"], knobs[size] - 1, aligned
+                found += _by_wgmma(f"{name}_{size}", problem, (narrow, WgmmaGemm), when, lists)
+        found += _by_wgmma(f"{name}_wide", problem, (tile, WgmmaGemm), (knobs["wide"], None, aligned), lists)
     return (*found, Variant(_kernel(f"{name}_many", problem, knobs, "many")))
 
 
+def _tall(name: str, problem: Problem, knobs: Config, lists: bool) -> list[Variant]:
+    """The kernel for more rows, of which there are few tiles: blocks share K. It takes every multiprocessor, where one
+    whose operands are given runs beside another. Every kernel for more rows is for lists, or none is."""
+    shape = {k: knobs[f"tall_{k}"] for k in ("rows", "columns", "along", "cluster")}
+    tile = SplitKTile(block=problem.fragments.block, overlap=True, **shape)
+    tile = replace(tile, stages=_stages(problem, tile, knobs["share_bytes"]))
+    when = knobs["tall_from"], knobs["tall"], (*_aligned(problem), *(["!given"] if problem.given else []))
+    lists = lists and bool(knobs.get("wide_columns"))
+    return [*_by_wgmma(f"{name}_tall", problem, (tile, WgmmaSplitKGemm), when, lists)] if tile.fits else []
+
+
 def _by_wgmma(
-    name: str, problem: Problem, tile: WgmmaTile, when: tuple[int, int | None, tuple[str, ...]], lists: bool
+    name: str,
+    problem: Problem,
+    kind: tuple[Tile, Callable[[Writer, Problem, Tile], GemmBody]],
+    when: tuple[int, int | None, tuple[str, ...]],
+    lists: bool,
 ) -> Iterator[Variant]:
     """A kernel of such tiles, and before it the one for a list of rows, where there is to be one: to look rows up takes
     registers and instructions of the warps that copy. when: fields of a `Variant`."""
     least, most, further = when
     if lists:
-        kernel = _written(f"{name}_listed", replace(problem, listed=True), tile, WgmmaGemm)
+        kernel = _written(f"{name}_listed", replace(problem, listed=True), *kind)
         yield Variant(kernel, least, most, (*further, "steps > 0"), True)
-    yield Variant(_written(name, problem, tile, WgmmaGemm), least, most, further)
+    yield Variant(_written(name, problem, *kind), least, most, further)
 
 
 def _skinny(name: str, problem: Problem, knobs: Config) -> list[Variant]:

@@ -200,6 +200,42 @@ class WgmmaRows(GemmBody):
         at, target = self.w.bind(at), self.w.bind(stage + self.into)
         return at, lambda i: target + uint32(i * self.apart * ROW_BYTES)
 
+    # --- rows of a list ---------------------------------------------------------------------------------------------
+
+    def _take_list(self) -> None:
+        """Which part of the list is this launch's: that of `steps` steps from `first` on."""
+        w = self.w
+        w.do(I.ptx.griddepcontrol.wait())  # another kernel has made the list
+        self.entry = w.keep(w["starts"][w["first"]])
+        self.there = w.keep(wide(w["starts"][w["first"] + w["steps"]] - self.entry))
+        self.earlier = w.keep(tirx.truncdiv(w["rows"], wide(w["steps"])) * wide(w["first"]))
+        if self.tile.rows > self.tile.copiers // CHUNKS:
+            self.below = w.local(self.tile.rows * CHUNKS // self.tile.copiers, "int32")
+
+    def _row_at(self, index: TirExpr) -> TirExpr:
+        """The row in memory that is the index-th to work on, or the last one where there are fewer."""
+        at = wide(self.entry) + tirx.min(index, self.there - 1)
+        return self.w.keep(wide(self.w["live"][at]) - self.earlier)
+
+    def _take_rows(self, row: TirExpr) -> None:
+        super()._take_rows(row)
+        if not self.problem.listed:
+            return
+        self.row = self._row_at(row)
+        for i in range(1, self.tile.rows // self.apart):
+            below = self._row_at(row + i * self.apart) - self.row
+            self.w.store(self.below, tirx.Cast("int32", below), i)
+
+    def _below(self, i: int) -> Expr:
+        return wide(self.below[i]) if self.problem.listed and i else super()._below(i)
+
+    def _row_of_sums(self, index: TirExpr) -> TirExpr:
+        """The row in memory of a lane's sums, or one behind all rows."""
+        if not self.problem.listed:
+            return self.w.bind(index)
+        index = self.w.keep(index)
+        return self.w.keep(tirx.Select(index < self.there, self._row_at(index), self.w["rows"]))
+
 
 def bulk_copy(w: Writer, target: TirExpr, source: TirExpr, size: TirExpr, full: TirExpr, cluster: int = 1) -> None:
     """Consecutive bytes into shared memory, which barrier `full` waits for; with a cluster, into every block's."""
@@ -248,42 +284,6 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
         """Items below each other, of so many rows."""
         each = self.tile.rows * self.tile.cluster
         return tirx.floordiv(rows + (each - 1), int64(each))
-
-    # --- rows of a list ---------------------------------------------------------------------------------------------
-
-    def _take_list(self) -> None:
-        """Which part of the list is this launch's: that of `steps` steps from `first` on."""
-        w = self.w
-        w.do(I.ptx.griddepcontrol.wait())  # another kernel has made the list
-        self.entry = w.keep(w["starts"][w["first"]])
-        self.there = w.keep(wide(w["starts"][w["first"] + w["steps"]] - self.entry))
-        self.earlier = w.keep(tirx.truncdiv(w["rows"], wide(w["steps"])) * wide(w["first"]))
-        if self.tile.rows > self.tile.copiers // CHUNKS:
-            self.below = w.local(self.tile.rows * CHUNKS // self.tile.copiers, "int32")
-
-    def _row_at(self, index: TirExpr) -> TirExpr:
-        """The row in memory that is the index-th to work on, or the last one where there are fewer."""
-        at = wide(self.entry) + tirx.min(index, self.there - 1)
-        return self.w.keep(wide(self.w["live"][at]) - self.earlier)
-
-    def _take_rows(self, row: TirExpr) -> None:
-        super()._take_rows(row)
-        if not self.problem.listed:
-            return
-        self.row = self._row_at(row)
-        for i in range(1, self.tile.rows // self.apart):
-            below = self._row_at(row + i * self.apart) - self.row
-            self.w.store(self.below, tirx.Cast("int32", below), i)
-
-    def _below(self, i: int) -> Expr:
-        return wide(self.below[i]) if self.problem.listed and i else super()._below(i)
-
-    def _row_of_sums(self, index: TirExpr) -> TirExpr:
-        """The row in memory of a lane's sums, or one behind all rows."""
-        if not self.problem.listed:
-            return self.w.bind(index)
-        index = self.w.keep(index)
-        return self.w.keep(tirx.Select(index < self.there, self._row_at(index), self.w["rows"]))
 
     # --- copying and multiplying ------------------------------------------------------------------------------------
 

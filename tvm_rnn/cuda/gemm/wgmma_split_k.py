@@ -103,6 +103,13 @@ class WgmmaSplitKGemm(WgmmaRows, WgmmaStages):
         place, _ = self._enter()
         self.row0 = w.keep(wide(tirx.truncdiv(place, self.tiles)) * tile.rows)
         self.column = w.keep(tirx.truncmod(place, self.tiles))
+        if self.problem.listed:
+            self._take_list()
+        with w.when(self.row0 < self.there) if self.problem.listed else nullcontext():
+            self._run()
+
+    def _run(self) -> None:
+        w, tile = self.w, self.tile
         self.begin, self.count = self._share_of_k()
         self._make_barriers(self.arrivals + 1, tile.members // 32)  # full: also by the bulk copy
         product = WgmmaProduct(w, self.arena, tile.columns // tile.along, self.problem.compute)
@@ -141,9 +148,9 @@ class WgmmaSplitKGemm(WgmmaRows, WgmmaStages):
         assert self.tile.rows % (4 * self.apart) == 0
         quarter = self.tile.rows // (4 * self.apart)
         yield from range(quarter)
-        with self.w.when(self.w["rows"] - self.row0 > quarter * self.apart):
+        with self.w.when(self.there - self.row0 > quarter * self.apart):
             yield from range(quarter, 2 * quarter)
-            with self.w.when(self.w["rows"] - self.row0 > 2 * quarter * self.apart):
+            with self.w.when(self.there - self.row0 > 2 * quarter * self.apart):
                 yield from range(2 * quarter, 4 * quarter)
 
     def _weights(self, k: TirExpr, slot: TirExpr) -> None:
@@ -203,7 +210,7 @@ class WgmmaSplitKGemm(WgmmaRows, WgmmaStages):
             each = tile.members * tile.cluster
             for i in range(ceil_div(pieces, each)):
                 piece = w.bind(member * tile.cluster + self.rank + i * each)
-                row = w.bind(self.row0 + wide(tirx.truncdiv(piece, lines * parts)))
+                row = self._row_of_sums(self.row0 + wide(tirx.truncdiv(piece, lines * parts)))
                 line = tirx.truncmod(tirx.truncdiv(piece, parts), lines) if lines > 1 else 0
                 end = tirx.min(unit + units, width) - 1
                 at = tirx.min(unit + tirx.truncmod(piece, parts) * (SECTOR // size), end) + line * width
@@ -221,7 +228,7 @@ class WgmmaSplitKGemm(WgmmaRows, WgmmaStages):
         """To every block of the cluster, the sums of its items."""
         w, tile, size, width = self.w, self.tile, self.size, self.width
         member = w.keep(self.tx - COPIERS)
-        left = w.keep(tirx.Cast("int32", tirx.min(w["rows"] - self.row0, int64(tile.rows))) - self._line(member))
+        left = w.keep(tirx.Cast("int32", tirx.min(self.there - self.row0, int64(tile.rows))) - self._line(member))
         for block, (to, space) in self._blocks():
             start = w.bind(self._at(to, self.rank, 0, 0, member))
             for item in range(block, tile.items, tile.cluster):
@@ -245,7 +252,7 @@ class WgmmaSplitKGemm(WgmmaRows, WgmmaStages):
             piece = w.keep(self.tx + turn * tile.threads)
             mine, member = w.keep(tirx.truncdiv(piece, tile.members)), w.keep(tirx.truncmod(piece, tile.members))
             item = w.keep(mine * tile.cluster + self.rank)
-            row = w.keep(self.row0 + wide(self._line(member) + item % 2 * 8))
+            row = w.keep(self._row_of_sums(self.row0 + wide(self._line(member) + item % 2 * 8)))
             with w.when(tirx.And(tirx.And(mine < tile.own, item < tile.items), row < w["rows"])):
                 self._finish_item(mine, item, member, row)
 
