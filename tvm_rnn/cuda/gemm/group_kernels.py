@@ -115,7 +115,7 @@ def gemm(
     each = tuple(pack.elements // max(problem.members, 1) for pack in packs)
     problem = replace(problem, packed=each, opens=opens, given=given, chained=chained, listed=listed)
     if problem.members:  # there are so many times more tiles
-        knobs = {**knobs, **{size: knobs.get(size, 0) // problem.members for size in ("slim", "mid")}}
+        knobs = {**knobs, **{size: knobs.get(size, 0) // problem.members for size in ("slim", "mid")}, "tall": 0}
     return Gemm(_variants(name, problem, knobs), packs, arguments, unit, template.name, knobs, source, given)
 
 
@@ -182,7 +182,7 @@ def _variants(name: str, problem: Problem, knobs: Config) -> tuple[Variant, ...]
         if knobs.get(size, 0) > _reach(knobs):
             found.append(Variant(_kernel(f"{name}_{size}", problem, knobs, size), most=knobs[size]))
     copied = all(o.piece(problem.compute) for o in problem.operands)
-    found += _tall(name, problem, knobs, lists) if knobs.get("tall") and copied else []
+    found += _tall(name, problem, knobs, lists) if knobs.get("tall") and _shareable(problem) else []
     if knobs.get("wide_columns") and copied:
         shape = {k: knobs[f"wide_{k}"] for k in ("columns", "stages", "cluster")}
         tile, aligned = WgmmaTile(overlap=True, most=knobs["wide_blocks"], **shape), _aligned(problem)
@@ -239,6 +239,11 @@ def _aligned(problem: Problem) -> tuple[str, ...]:
     return tuple(f"((uintptr_t){o.name} & {o.piece(problem.compute) - 1}) == 0" for o in problem.operands)
 
 
+def _shareable(problem: Problem) -> bool:
+    """Rows of pixels that begin between multiples of 16 bytes are for kernels that do not share K."""
+    return all(o.rows_of(problem.compute) or (o.piece(problem.compute) and not o.around) for o in problem.operands)
+
+
 def _split_k(name: str, problem: Problem, knobs: Config) -> list[Variant]:
     """Kernels that share K: one per 64 rows up to knobs["share"], of those that fit; without tensor cores one. Those of
     more rows take every multiprocessor, where a kernel whose operands are given runs beside another."""
@@ -250,8 +255,7 @@ def _split_k(name: str, problem: Problem, knobs: Config) -> list[Variant]:
             kernel = _written(f"{name}_share", problem, lanes, LanesSplitK)
             found.append(Variant(kernel, knobs["share_from"] + 1, knobs["share"]))
         return found
-    # Rows of pixels that begin between multiples of 16 bytes are the other kernels'.
-    if not all(o.rows_of(problem.compute) or (o.piece(problem.compute) and not o.around) for o in problem.operands):
+    if not _shareable(problem):
         return found
     for high in range(1, knobs.get("share", 0) // 64 + 1):
         shape = {k: knobs[f"share_{k}"] for k in ("columns", "along", "cluster", "kept")}
