@@ -26,6 +26,8 @@ from tvm_rnn.oracle.tolerance import tolerance
         ("gru", "float16", 64, 16, grid(2, 16, warps_k=2, warps_u=2)),
         ("gru_reset_before", "tf32", 64, 11, grid(4, 8, warps_n=1, ahead=7)),  # two products, two groups of blocks
         ("lstm", "tf32", 48, 16, grid(3, 16, warps_n=2)),
+        ("lstm", "bfloat16", 41, 5, grid(3, 8, warps_k=2)),  # of four blocks of K two and a half are written
+        ("gru_reset_before", "tf32", 72, 9, grid(9, 16, warps_k=2)),
     ],
 )
 @pytest.mark.usefixtures("short_turns")
@@ -44,6 +46,19 @@ def test_a_warp_that_is_a_step_ahead_does_not_meet_for_its_neighbour(cell: str, 
     case = Case(cell, 128, 8, 6, "bfloat16")
     geometry = grid(8, 8, warps_k=2, polled=1)
     assert persistent_error(case, geometry, seed=seed) < tolerance("bfloat16", 6)
+
+
+@pytest.mark.usefixtures("short_turns")
+def test_padding_of_k_is_no_value_that_somebody_waits_for() -> None:
+    case = Case("lstm", 41, 5, 17, "tf32")
+    assert persistent_error(case, grid(6, 8, warps_k=2, polled=1)) < tolerance("tf32", 17)
+
+
+def test_no_part_of_k_is_padding_alone() -> None:
+    """Its warp would wait for nobody."""
+    for warps_k, possible in ((2, True), (4, False)):  # three blocks of K
+        geometry = geometry_of(step("lstm", 41, "tf32"), "tf32", **grid(6, 8, warps_k=warps_k, polled=1))
+        assert geometry.possible == possible
 
 
 @pytest.mark.parametrize(("batch", "rows"), [(1, 1), (10, 8 + 2)])

@@ -112,6 +112,21 @@ class Polled(Grid):
             return super().plain(value)
         return I.reinterpret("float32", written(value))
 
+    def _zero_padding(self, node: Node) -> None:
+        """What no unit fills of a row, in every slot: each block sees to some, and who reads them before waits, as for
+        values. Nobody poisons them again."""
+        k, ids, geometry = self.k, self.ids, self.geometry
+        first = geometry.ctas * geometry.units(node.shape[0]) * geometry.itemsize // 16
+        pieces = geometry.depth_blocks(node) * BLOCK_WORDS // 4 - first
+        if not pieces:
+            return
+        zeros, count = [tirx.const(0, "uint32")] * 4, pieces * geometry.rows
+        with k.loop(-(-3 * TURN // geometry.ctas)) as i, k.loop(-(-count // geometry.threads)) as n:
+            slot, flat = k.keep(i * geometry.ctas + ids.rank), k.keep(n * geometry.threads + ids.thread)
+            with k.when(tirx.And(slot <= k["steps"], tirx.And(slot < 3 * TURN, flat < count))):
+                row, piece = tirx.floordiv(flat, pieces), tirx.floormod(flat, pieces) + first
+                self._store(slot, self.word(node, 0, tirx.floordiv(piece, 4), row, tirx.floormod(piece, 4)), zeros)
+
     def arrive(self) -> None:
         """Nothing: the values themselves say that they are there."""
 

@@ -82,7 +82,7 @@ class MmaSync(Geometry):
     copied: int = 0
     inputs_apart: int = 0
 
-    wants: ClassVar[str] = "values that are polled for come of products alone, in one pass, of whole K blocks"
+    wants: ClassVar[str] = "values that are polled for come of products alone, in one pass, for each part of K"
 
     def emitters(self, body: Body) -> Emitters:
         at = self.memory_map
@@ -108,8 +108,7 @@ class MmaSync(Geometry):
 
     @property
     def possible(self) -> bool:
-        """Where values are polled for: every word of an operand is written in every step, and all of it is asked for at
-        once. Where a part came later, it was missing again, and a counter was quicker: LSTM 1024 bf16, B = 64, in two
+        """Where values are polled for: all of an operand is asked for at once. Where a part came later, it was missing again, and a counter was quicker: LSTM 1024 bf16, B = 64, in two
         passes 5.2 us polled against 4.5; GRU 2048, B = 16, 5.0 against 3.9 (H200)."""
         if not self.exchange.polls:
             return True
@@ -117,8 +116,16 @@ class MmaSync(Geometry):
         most = max((s.kblocks for _, s in self.weights), default=0)
         at_once = most * self.tiles * 4 <= MOST_POLLED
         barriers = self.warps_k == 1 or 2 * self.warps_u * self.warps_n < 16  # two for each group of warps that sums
-        whole = self.publishes_whole_blocks
-        return bool(self.precision != "float32" and whole and plain and at_once and barriers)
+        waits = all(self._waits(share) for _, share in self.weights)
+        return bool(self.precision != "float32" and plain and at_once and barriers and waits)
+
+    def _waits(self, share: Share) -> bool:
+        """Whether each part of K has something that a unit writes: a warp with padding alone would wait for nobody, and
+        run ahead of the others."""
+        written = self.ctas * self.units(share.operand.source.shape[0]) / self.block_k
+        if share.operand.diagonal is not None:
+            return written == self.depth_blocks(share.operand.source)
+        return (self.k_parts - 1) * share.kblocks < written
 
     @cached_property
     def input_product(self) -> MmaSync | None:
