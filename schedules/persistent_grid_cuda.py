@@ -15,18 +15,20 @@ Source: Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from tvm_rnn.cuda.model.choose_geometry import RecurrentUnit
+from tvm_rnn.cuda.model.choose_geometry import ANY, RecurrentUnit
 from tvm_rnn.cuda.model.template_base import MOST_ROWS, PersistentTemplate, allowed, rows_per_group, width_of
 from tvm_rnn.cuda.persistent.exchange import COUNTER
 from tvm_rnn.cuda.persistent.exchange_by_polling import POLLING
+from tvm_rnn.cuda.persistent.exchange_of_row import ROW
 from tvm_rnn.cuda.persistent.geometry import Geometry
 from tvm_rnn.cuda.persistent.product.mma_sync import MmaSync
+from tvm_rnn.cuda.persistent.product.one_row import OneRow
 from tvm_rnn.cuda.persistent.product.wgmma_pipelined import MANY_ROWS, WgmmaPipelined
 from tvm_rnn.schedule.schedule_template import Config, template
 from tvm_rnn.target import Target
 
 BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8)  # of 8 units, per CTA
-ROWS = tuple(range(8, MOST_ROWS + 1, 8))
+ROWS = (1, *range(8, MOST_ROWS + 1, 8))
 WARPS_U, WARPS_N, WARPS_K = (1, 2, 3, 4), (1, 2, 4), (1, 2, 4, 8, 16)
 TIMED_WARPS_K = (1, 2, 4, 8)
 TIMED_WARPS_U = (1, 2, 4)  # with weights in 16 bits; three share the 24 units of a block of H = 2560 and 3072 in 8
@@ -51,10 +53,10 @@ SHARED = ("ctas", "rows", "warps_u", "warps_n", "warps_k", "register_words", "sh
 
 @template("persistent_grid_cuda", kinds=("recurrent",), targets=("cuda",))
 class PersistentGrid(PersistentTemplate):
-    """Knobs: ctas (blocks of a group), rows (batch rows of a group), warps_u, warps_n, warps_k (how a block's warps
-    share units, rows and K), register_words and shared_words (weights per thread kept there), ahead (K blocks asked for
-    before use), passes (in which the rows are multiplied), copied (operands come by asynchronous copies), polled
-    (values are exchanged without a counter), ring (stages that operands of wgmma come through; 0: none),
+    """Knobs: ctas (blocks of a group), rows (batch rows of a group; 1: polled), warps_u, warps_n, warps_k (how its
+    warps share units, rows and K), register_words and shared_words (weights per thread kept there), ahead (K blocks
+    asked for before use), passes (in which the rows are multiplied), copied (operands come by asynchronous copies),
+    polled (values are exchanged without a counter), ring (stages that operands of wgmma come through; 0: none),
     together (blocks that fetch operands for each other; only if a record says so: it was slower)."""
 
     choices = CHOICES
@@ -87,10 +89,14 @@ class PersistentGrid(PersistentTemplate):
             yield from _pipelines(unit, target, fixed)
         if not fixed.get("ring"):
             yield from _directs(unit, target, fixed)
+            if unit.batch in (ANY, 1) and unit.layers == 1 and fixed.get("polled", 1):
+                yield from _one_rows(unit, target, fixed)
 
 
 def _direct(unit: RecurrentUnit, knobs: Mapping[str, int]) -> MmaSync:
     own = {name: knobs[name] for name in (*SHARED, "ahead", "passes", "copied") if name in knobs}
+    if knobs["rows"] == 1:
+        return OneRow(unit.step, unit.precision, ROW, stored=unit.stored, **own)
     exchange = POLLING if knobs.get("polled") else COUNTER
     return MmaSync(unit.step, unit.precision, exchange, stored=unit.stored, **own)
 
@@ -117,6 +123,20 @@ def _directs(unit: RecurrentUnit, target: Target, fixed: Mapping[str, int]) -> I
                             if rows // (8 * shape["warps_n"]) % passes == 0:
                                 more = {"ahead": ahead, "passes": passes, "polled": 0}
                                 yield from _exchanges(_direct(unit, {**knobs, **more, **fixed}), fixed)
+
+
+def _one_rows(unit: RecurrentUnit, target: Target, fixed: Mapping[str, int]) -> Iterator[MmaSync]:
+    """Groups of one row."""
+    width = width_of(unit)
+    for ctas in allowed(fixed, "ctas", sorted({-(-width // (8 * n)) for n in BLOCKS})):
+        if ctas > target.sms or 1 not in allowed(fixed, "rows", (1,)):
+            continue
+        for shape in _shapes(8, -(-width // (8 * ctas)), TIMED_WARPS_U):
+            for words, near in _rooms(unit, {"ctas": ctas, "rows": 1, **shape, **fixed}):
+                knobs = {"ctas": ctas, "rows": 1, **shape, "register_words": words, "shared_words": near}
+                made = _direct(unit, {**knobs, "ahead": AHEAD[-1], "passes": 1, **fixed})
+                if made.possible:
+                    yield made
 
 
 def _rooms(unit: RecurrentUnit, knobs: Mapping[str, int]) -> Iterator[tuple[int, int]]:

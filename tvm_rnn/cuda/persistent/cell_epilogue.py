@@ -47,8 +47,10 @@ class Epilogue:
             with body.cells.own_tile(j):
                 blocks = 1 if phase.width == 1 else self.geometry.blocks(phase.width)
                 for block in range(blocks):
-                    for e in range(2):
+                    for e in range(self.geometry.lane_rows):
                         self._cell(block, j, e)
+                    if self.geometry.lane_rows == 1:  # nobody looks at the other row's values
+                        body.held |= {(*key[:4], 1): value for key, value in body.held.items() if key[4] == 0}
                 for block in range(blocks):
                     self._store(block, j)
         body.exchange.phase(self._published())
@@ -82,7 +84,7 @@ class Epilogue:
         """Published values are staged and, with them, y where it is one of them in 16-bit; otherwise y as scalars."""
         body, phase = self.body, self.phase
         for node, (slot, when, y) in self._published().items():
-            for e in range(2):
+            for e in range(self.geometry.lane_rows):
                 body.exchange.stage(node, block, j, e, self._stored(self._next(node, block, j, e), block))
             body.exchange.publish_tile(node, slot, block, j, when, y)
         output = self.step.graph.output
@@ -317,7 +319,7 @@ class TapeStores:
         """Those of the same units share their condition."""
         body, geometry = self.body, self.body.geometry
         e = tirx.Select(self._odd, tirx.const(1, "int32"), tirx.const(0, "int32"))
-        inside = body.cells.row(j, 0) + e < self.k["batch"]
+        inside = body.cells.row(j, e) < self.k["batch"]
         found: dict[tuple[int, int], list[Word]] = {}
         for own in words:
             filled = geometry.ctas * geometry.units(own.width) == own.width

@@ -669,7 +669,7 @@ class Grid(Exchanger):
             for j in range(geometry.own_tiles):
                 with body.cells.own_tile(j):
                     for block in range(geometry.blocks(width)):
-                        for e in range(2):
+                        for e in range(geometry.lane_rows):
                             registers, at = body.states[(state, block, j, e)]
                             value = body.reads.words.masked_state(state, registers[at], block, j, e)
                             self.stage(node, block, j, e, convert(body, value))

@@ -46,7 +46,7 @@ class PollingExchange(GridExchange):
     marks: ClassVar[bool] = True
     rates: ClassVar[Rates] = Rates(0.95, 0.0, 55.0, 0.77, 0.18, 0.087)
 
-    def exchanger(self, body: Body, stage_at: int, barriers_at: int) -> PolledByLanes:
+    def exchanger(self, body: Body, stage_at: int, barriers_at: int) -> Polled:
         return PolledByLanes(body, stage_at)
 
     def value_bytes(self, groups: str, words: int, steps: str | int) -> str:

@@ -834,7 +834,12 @@ class Geometry(ABC):
     @property
     def tiles(self) -> int:
         """Tiles of 8 batch rows of one warp."""
-        return self.rows // 8 // self.warps_n
+        return -(-self.rows // 8) // self.warps_n
+
+    @property
+    def lane_rows(self) -> int:
+        """Rows of a tile whose cells a lane computes: of a row alone lanes with q = 0 have cells."""
+        return min(2, self.rows)
 
     @property
     def pass_tiles(self) -> int:

@@ -58,6 +58,8 @@ class LaneCells:
         self.rows = k.local(geometry.own_tiles, "int32")
         for j in range(geometry.own_tiles):
             row = k["row0"] + ids.group * geometry.rows + self.tile(j) * 8 + ids.q * 2
+            if geometry.rows == 1:  # the other lanes have none
+                row = tirx.Select(tirx.EQ(ids.q, 0), row, k["batch"])
             k.store(self.rows, row, j)
 
     def unit(self, width: int, block: int) -> Expr:
@@ -74,8 +76,10 @@ class LaneCells:
         return self.ids.warp_n * self.geometry.tiles + self.geometry.own_tile(j, self.ids.warp_k)
 
     def row(self, j: int, e: Expr) -> Expr:
-        """The batch row, in the arrays."""
-        return self.rows[j] + e
+        """The batch row, in the arrays; none of the batch where the lane has no such cell."""
+        if self.geometry.rows > 1:
+            return self.rows[j] + e
+        return tirx.Select(tirx.EQ(tirx.convert(e), 0), self.rows[j], self.k["batch"])
 
     def own_tile(self, j: int) -> AbstractContextManager[None]:
         """Statements for warps that have a j-th tile."""

@@ -1,0 +1,68 @@
+"""Groups of one batch row: what they publish, what of a row's sums travels, and cells of one row of two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from emulated import Case, persistent_error
+from persistent_layers import best_geometry, geometry_of, layout_of, step, text_of
+
+from tests.cuda.persistent.test_kernel import grid
+from tvm_rnn.cuda.persistent import kernel as persistent
+from tvm_rnn.oracle.tolerance import tolerance
+
+CASES = [
+    ("lstm", "tf32", 41, grid(6, 1, warps_k=2)),  # of four blocks of K three are written
+    ("gru_reset_before", "tf32", 64, grid(4, 1, warps_k=2, warps_u=2)),
+    ("gru", "float16", 128, grid(4, 1, warps_k=4, register_words=0)),
+    ("lstm", "bfloat16", 72, grid(9, 1)),
+    ("elman", "tf32", 320, grid(5, 1, warps_k=2, warps_u=2)),  # ten blocks of K for each warp
+]
+
+
+@pytest.mark.parametrize(("cell", "precision", "hidden", "geometry"), CASES[:1])
+@pytest.mark.usefixtures("short_turns")
+def test_one_row(cell: str, precision: str, hidden: int, geometry: dict[str, Any]) -> None:
+    assert persistent_error(Case(cell, hidden, 1, 17, precision), geometry) < tolerance(precision, 17)
+
+
+@pytest.mark.broad
+@pytest.mark.slow_after(6)
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("cell", "precision", "hidden", "geometry"), CASES)
+@pytest.mark.usefixtures("short_turns")
+def test_rows_in_groups_of_one(cell: str, precision: str, hidden: int, geometry: dict[str, Any], batch: int) -> None:
+    case = Case(cell, hidden, batch, 17, precision)
+    assert persistent_error(case, geometry, seed=batch) < tolerance(precision, 17)
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("options", [{"lengths": True}, {"reset": True, "reverse": True}])
+@pytest.mark.usefixtures("short_turns")
+def test_also_with_lengths_and_resets(options: dict[str, bool]) -> None:
+    for precision in ("bfloat16", "tf32"):
+        case = Case("lstm", 64, 2, 13, precision)
+        assert persistent_error(case, grid(4, 1, warps_k=2), **options) < tolerance(precision, 13)
+
+
+@pytest.mark.parametrize(("precision", "hidden"), [("tf32", 256), ("bfloat16", 512)])
+def test_a_warp_asks_once_for_all_that_it_multiplies(precision: str, hidden: int) -> None:
+    """Eight blocks of K, asked for and asked for again, in even and odd steps."""
+    geometry = geometry_of(step("lstm", hidden, precision), precision, **grid(hidden // 8, 1, warps_k=2))
+    assert [share.kblocks for _, share in geometry.weights] == [8]
+    text = text_of(persistent.kernel("k", geometry, layout_of("lstm", hidden, precision)))
+    assert text[text.index("{") :].count("ld_vec_relaxed_gpu_global_v4_b32(") == 2 * 2
+
+
+def test_cells_of_one_row() -> None:
+    """Four activations and one of the state, in even and odd steps."""
+    geometry = geometry_of(step("lstm", 64, "bfloat16"), "bfloat16", **grid(8, 1))
+    text = text_of(persistent.kernel("k", geometry, layout_of("lstm", 64)))
+    assert text.count("__expf(") == 2 * 5
+
+
+def test_one_row_is_a_group_of_its_own() -> None:
+    for batch, rows in ((1, 1), (2, 8)):
+        found = best_geometry("lstm", 971, "tf32", batch)
+        assert found is not None and found[1].rows == rows and found[1].exchange.polls
