@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from emulated import check_packed_once
-from persistent_layers import TENSOR_CORES, geometry_of, layout_of, step, text_of
+from persistent_layers import TENSOR_CORES, configured, geometry_of, layout_of, step, text_of, unit_of
 
 from tvm_rnn.cuda.layer.phases import Diagonal
 from tvm_rnn.cuda.persistent import kernel as persistent
@@ -124,3 +124,11 @@ def test_of_heads_a_warp_multiplies_its_own(hidden: int, units: int, precision: 
                 wanted = {k // made.block_k for head in heads for k in range(head * units, head * units + units)}
                 assert wanted <= {*range(first, first + blocks)} and first + blocks <= all_blocks
     assert any(fewer)
+
+
+@pytest.mark.parametrize(("cell", "hidden"), [("elman", 264), ("gru", 384)])
+def test_more_than_one_warp_of_a_cluster_has_cells(cell: str, hidden: int) -> None:
+    """Sixteen blocks of one warp of units and four parts of K were predicted the quickest, and took twice as long."""
+    unit = unit_of(cell, hidden, "float16", 1)
+    config, _ = configured("persistent_cluster_cuda", unit)
+    assert config["warps_u"] == 2 and config["warps_k"] < 4

@@ -68,6 +68,10 @@ INPUT_HIDDEN_US = 0.25  # of an input's product, behind a cluster's exchange
 INPUT_FAR = 3.0  # times an operand's way, where registers hold few pieces of an input's rows at a time
 INPUT_SHARED_PART = 0.5  # of its weights' way from shared memory, which is in the way of the exchange
 PARTIAL_US = 0.03  # per warp that sums are collected from
+# In clusters, more for each warp that has a part of K and no cells, and where one warp of a block has all cells. H200,
+# us a step, blocks x warps of units x parts of K: Elman 264 fp16, B 1, 16x1x4 1.10, 16x2x4 0.93, 16x2x2 0.66, 16x2x1
+# 0.64, 8x2x4 0.80, 8x2x2 0.59; Elman 210 tf32, B 3, 8x1x4 1.16, 8x1x2 0.99, 8x2x4 0.93, 8x2x2 0.82, 8x2x1 0.67.
+IDLE_US, ALONE_US = 0.07, 0.25
 COPYING = 14  # the barrier of the warps that copy
 MOST_POLLED = 64  # registers of a thread for pieces that it polls for
 
@@ -108,8 +112,9 @@ class MmaSync(Geometry):
 
     @property
     def possible(self) -> bool:
-        """Where values are polled for: all of an operand is asked for at once. Where a part came later, it was missing again, and a counter was quicker: LSTM 1024 bf16, B = 64, in two
-        passes 5.2 us polled against 4.5; GRU 2048, B = 16, 5.0 against 3.9 (H200)."""
+        """Where values are polled for: all of an operand is asked for at once. Where a part came later, it was
+        missing again, and a counter was quicker: LSTM 1024 bf16, B = 64, in two passes 5.2 us polled against 4.5; GRU
+        2048, B = 16, 5.0 against 3.9 (H200)."""
         if not self.exchange.polls:
             return True
         plain = self.products_alone and not self.copied and self.passes == 1 and not self.step.given
@@ -268,7 +273,14 @@ class MmaSync(Geometry):
         if self.warps_k > 1:
             traffic = 2 * self.warps * self.m_tiles(phase) * self.tiles * 512
             us += PARTIAL_US * (self.warps_k - 1) * self.passes + traffic / SHARED_BYTES_PER_CYCLE / CLOCK_MHZ
-        return us
+        return us + (self._few_cells_us if self.hopper and self.ctas > 1 and self.precision != "float32" else 0.0)
+
+    @property
+    def _few_cells_us(self) -> float:
+        """What it costs a cluster that few of a block's warps have cells."""
+        parts = min(self.warps_k, self.pass_tiles)  # that have some
+        alone = self.warps_u * self.warps_n * parts == 1
+        return IDLE_US * (self.warps_k - parts) * self.passes + (ALONE_US if alone else 0.0)
 
     def _operand_us(self, phase: Phase, share: Share) -> float:
         m_tiles, rates, steps = self.m_tiles(phase), self.rates, share.kblocks * 2
