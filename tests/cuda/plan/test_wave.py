@@ -96,6 +96,15 @@ def test_a_wave_takes_as_many_rows_as_it_has_room_for() -> None:
 
 
 @pytest.mark.broad
+def test_modules_for_any_batch_have_waves_of_many_rows_of_small_layers() -> None:
+    plan = planned("lstm", 33, (), num_layers=3)
+    assert plan.together is not None and not plan.together.in_turns
+    assert plan.together.limits == plan.together.at_once and plan.together.limits[-1] >= 512
+    large = planned("lstm", 512, (), num_layers=4).together
+    assert large is not None and large.limits[-1] == 128 > large.at_once[-1]  # several launches for no more
+
+
+@pytest.mark.broad
 def test_few_rows_are_left_to_layers_side_by_side() -> None:
     plan = planned("lstm", 512, (1, 16, 64), "float32", num_layers=4)
     assert plan.together is not None and plan.together.floors == [1, 0]

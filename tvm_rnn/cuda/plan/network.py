@@ -44,7 +44,7 @@ from tvm_rnn.target import Target
 
 from .images import Images
 from .layer import Layer
-from .wave import Wave, wave
+from .wave import BATCHES, Wave, wave
 
 HOISTED_BYTES = 256 << 20  # for hoisted values, of all layers that run at once: more rows make no product faster
 STREAMS = 8  # layers beyond share them
@@ -315,7 +315,7 @@ class Plan:
             with about("wave"):
                 tell(False, "layers in a wave", "convolutions read the rows of other pixels, which other blocks make")
             return None
-        others = [self._one_by_one(batch) for batch in self.options.batches or EXPECTED_BATCHES]
+        others = [self._one_by_one(batch) for batch in self.options.batches or BATCHES]
         with about("wave"):
             found = wave(self.passed, self.target, self.code[self.layers.of_layer[0]], others)
         if found is not None:

@@ -49,6 +49,7 @@ from .layer import Layer, one_of, picked, users_whole, where
 
 WAVE_BYTES = 256 << 20  # for outputs between layers, in one tile of time
 WAVES = (*MMA, "float32")  # precisions
+BATCHES = (*EXPECTED_BATCHES, 256, 512)  # where the caller names none: small layers have room for as many rows
 # In float32 products of inputs are counted: multiply-adds per us of large ones, and the part of all times that a wave
 # may take; and of the times of layers side by side, which tiles prolong. LSTM, H200, us per step for T = 100, in a wave
 # and without, as measured: 4 x 512 B = 64 33.2, 44.6, B = 16 10.3, 16.5, GRU 26.6, 41.2; 3 x 256 B = 64 9.4, 8.8.
@@ -394,16 +395,15 @@ def _chosen(
     part = replace(target, sms=target.sms // len(layers.of_layer))
     found: list[_Chosen] = []
     floor = 0  # the last batch that has no wave
-    for batch, other in sorted(zip(batches or EXPECTED_BATCHES, others, strict=True), key=lambda own: own[0]):
+    for batch, other in sorted(zip(batches or BATCHES, others, strict=True), key=lambda own: own[0]):
         with about("", batch=batch):
             best = _best(members, len(layers.of_layer), target, precision, batch)
             steps = 0 if best is None else _longest(members, layers.of_layer, best, batch, other)
             if best is not None:
                 _tell(members, layers.of_layer, best, other, steps)
             able = best if steps else None
-            turns = (
-                _steps_in_turns(members, layers.of_layer, found[-1], batch, able, other) if found and not floor else 0
-            )
+            in_turns = found and not floor and batch in (batches or EXPECTED_BATCHES)
+            turns = _steps_in_turns(members, layers.of_layer, found[-1], batch, able, other) if in_turns else 0
             if turns:
                 found[-1] = replace(found[-1], turns=batch, longest={**found[-1].longest, batch: turns})
                 continue
