@@ -7,7 +7,7 @@ and blocks must be spread over all multiprocessors.
 Rewrite: out[row, gate, unit] = sum_k x[row, k] w[gate, unit, k]  -->  tiles of rows x (units with all their gates)
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise, product
@@ -24,7 +24,12 @@ CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15}
 LEAST_STAGES, GAIN = 4, 0.8  # of a pipeline; of what is read, below which a larger cluster was quicker
 TILE_US, KERNEL_US = 0.3, 3.0  # of a tile of K of wgmma, and of what is before and behind all of them
 MANY_US = 0.5  # of one of mma.sync, of 128 rows
-GAINS = {False: 0.1, True: 0.4}  # of the time of others, from which on they are replaced: by how much room they leave
+TALL_NAMES = ("tall", "taller")  # of kernels whose blocks share K, for fewer rows and for more
+TALL_GAINS = {
+    False: 0.1,
+    True: 0.2,
+}  # of others' time, from which on they are replaced: by whether they leave room
+SECOND_GAIN = 0.05  # in all, without which one kernel is enough
 TALL_BATCHES, TALL_STEPS = (128, 256, 512), (1, 2, 3, 4, 6, 8, 16, 32, 64)  # rows, where nobody named any; of calls
 FEWER = {16: "least", 64: "fewer"}  # rows of tiles below the few_* one, for GPUs without wgmma
 HIGH = 64  # rows of a step up to which blocks share K, or tiles for few rows are used
@@ -50,7 +55,7 @@ class GemmCuda:
     few: up to so many rows the few_* tile is used; least, fewer: without wgmma, tiles for fewer rows than that.
     wide: from so many rows on wgmma with the wide_* tile; below `slim` rows with a quarter of its columns, below `mid`
         with half.
-    tall: from tall_from to so many rows, before these, wgmma whose blocks share K, with the tall_* tile.
+    tall, taller: from *_from to so many rows, before these, wgmma whose blocks share K, with the tile of that name.
     many: all others.
 
     Of a tile, few_*, many_* and skinny_*: rows, columns, warps (down rows), along (warps along columns), split (parts
@@ -314,35 +319,59 @@ def _most_shared(unit: Unit, target: Target, block: int, wide: int, cluster: int
 
 def _tall(unit: Unit, target: Target, block: int, ladder: Config, knob: Knobs) -> Config:
     """Tiles for numbers of rows of which the others' tiles would be few and go through all of K: such that blocks of a
-    cluster share it, or of as many columns as give each multiprocessor one. One shape, for the rows where it gains.
+    cluster share it, or of as many columns as give each multiprocessor one. One shape, for the rows where it gains, or
+    two, where those for few rows are too many clusters for more.
 
     H200, us, with the others' tiles and with these: LSTM 326, 390 rows of 2960 inputs in tf32 52 and 23, GRU 1044, 305
     rows, tf32 19.8 and 16.4, GRU 1512, 288 rows, tf32 32.6 and 28.4, 64 units, 256 rows of 1925 inputs in bf16 16.2
     and 4.4, 24 units, 5863 rows of 2890 inputs in tf32 48 and 25. Where K is short they take longer: LSTM 512, 256
     rows, tf32 8.3 and 9.6.
     """
-    own, none = Product.of(unit), {"tall": 0, "tall_from": 1, **_tall_knobs(Shape(block, HIGH, 1))}
+    own, none = Product.of(unit), [(0, 1, Shape(block, HIGH, 1))] * 2
     least = max(HIGH, ladder["few"], ladder["share"], ladder["share_most"] if ladder["share"] else 0)
     steps = (1,) if unit.region == "step" else TALL_STEPS
     counts = {
         batch * n: 1 / n if ladder["wide_columns"] else 1.0 for batch in unit.batches or TALL_BATCHES for n in steps
     }
     every = sorted(rows for rows in counts if rows > least)
-    if target.arch != HOPPER or not every:
-        return none
-    others = {rows: _others(own, target, ladder, rows) for rows in every}
-    best, most = none, 0.0
-    for shape in _tall_shapes(own, block):
-        gains = {rows: 1 - tiles_us(own, rows, shape, target) / us for rows, (us, _) in others.items()}
-        there = [rows for rows, gain in gains.items() if gain > others[rows][1]]
-        gain = sum(gains[rows] * counts[rows] for rows in there)
-        if gain <= most:
-            continue
-        most, first = gain, max([least, *(rows for rows in every if rows < there[0])])
-        end = next((rows for rows in every if rows > there[0] and rows not in there), None)
-        last = max(rows for rows in there if end is None or rows < end)
-        best = {"tall": last, "tall_from": first + 1, **_tall_knobs(shape)}
-    return {**best, "tall": knob("tall", (0, best["tall"]), best["tall"])}
+    found = none
+    if target.arch == HOPPER and every:
+        others = {rows: _others(own, target, ladder, rows) for rows in every}
+        gains = {shape: _gains(own, shape, others, target) for shape in _tall_shapes(own, block)}
+        parts = [[every], *([every[:n], every[n:]] for n in range(1, len(every)))]
+        ladders = [[rung for rung in (_rung(part, least, gains, counts) for part in split) if rung] for split in parts]
+        best = max(ladders, key=lambda rungs: sum(gain for gain, _ in rungs) - SECOND_GAIN * len(rungs))
+        found = [*(rung for _, rung in best), *none][:2]
+    knobs: Config = {}
+    for name, (last, first, shape) in zip(TALL_NAMES, found, strict=True):
+        knobs |= {name: knob(name, (0, last), last), f"{name}_from": first, f"{name}_rows": shape.rows}
+        knobs |= {f"{name}_columns": shape.columns, f"{name}_along": 1, f"{name}_cluster": shape.parts or 1}
+    return knobs
+
+
+def _rung(
+    every: Sequence[int], least: int, gains: Mapping[Shape, Mapping[int, float]], counts: Mapping[int, float]
+) -> tuple[float, tuple[int, int, Shape]] | None:
+    """The shape that gains most at these numbers of rows, in all, and the rows that it is for: (last, first, shape).
+    counts: how often a number of rows is met."""
+    best, most = None, 0.0
+    for shape, of in gains.items():
+        there = [rows for rows in every if of[rows]]
+        gain = sum(of[rows] * counts[rows] for rows in there)
+        if gain > most:
+            before = [least, *(rows for rows in gains[shape] if rows < there[0])]
+            end = next((rows for rows in every if rows > there[0] and rows not in there), None)
+            last = max(rows for rows in there if end is None or rows < end)
+            best, most = (gain, (last, max(before) + 1, shape)), gain
+    return best
+
+
+def _gains(
+    own: Product, shape: Shape, others: Mapping[int, tuple[float, float]], target: Target
+) -> Mapping[int, float]:
+    """The part of the others' time that a shape saves, by rows; 0 where it is not enough."""
+    saved = {rows: 1 - tiles_us(own, rows, shape, target) / us for rows, (us, _) in others.items()}
+    return {rows: gain if gain > others[rows][1] else 0.0 for rows, gain in saved.items()}
 
 
 def _others(own: Product, target: Target, ladder: Config, rows: int) -> tuple[float, float]:
@@ -350,15 +379,10 @@ def _others(own: Product, target: Target, ladder: Config, rows: int) -> tuple[fl
     they leave room for another product beside them, as of the other direction."""
     if not ladder["wide_columns"]:
         tiles = -(-rows // (2 * HIGH)) * -(-own.columns // (2 * HIGH))
-        return -(-tiles // target.sms) * own.deep * MANY_US + KERNEL_US, GAINS[2 * tiles <= target.sms]
+        return -(-tiles // target.sms) * own.deep * MANY_US + KERNEL_US, TALL_GAINS[2 * tiles <= target.sms]
     part = next((part for size, part in (("slim", 4), ("mid", 2)) if rows < ladder[size]), 1)
     shape = Shape(ladder["wide_columns"] // part, pairs=part == 1)
-    return tiles_us(own, rows, shape, target), GAINS[2 * tiles_of(own, rows, shape) <= target.sms]
-
-
-def _tall_knobs(shape: Shape) -> Config:
-    named = {"rows": shape.rows, "columns": shape.columns, "along": 1, "cluster": shape.parts or 1}
-    return {f"tall_{name}": value for name, value in named.items()}
+    return tiles_us(own, rows, shape, target), TALL_GAINS[2 * tiles_of(own, rows, shape) <= target.sms]
 
 
 def _tall_shapes(own: Product, block: int) -> Iterator[Shape]:

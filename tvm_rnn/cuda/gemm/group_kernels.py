@@ -115,7 +115,8 @@ def gemm(
     each = tuple(pack.elements // max(problem.members, 1) for pack in packs)
     problem = replace(problem, packed=each, opens=opens, given=given, chained=chained, listed=listed)
     if problem.members:  # there are so many times more tiles
-        knobs = {**knobs, **{size: knobs.get(size, 0) // problem.members for size in ("slim", "mid")}, "tall": 0}
+        fewer = {size: knobs.get(size, 0) // problem.members for size in ("slim", "mid")}
+        knobs = {**knobs, **fewer, "tall": 0, "taller": 0}
     return Gemm(_variants(name, problem, knobs), packs, arguments, unit, template.name, knobs, source, given)
 
 
@@ -182,7 +183,8 @@ def _variants(name: str, problem: Problem, knobs: Config) -> tuple[Variant, ...]
         if knobs.get(size, 0) > _reach(knobs):
             found.append(Variant(_kernel(f"{name}_{size}", problem, knobs, size), most=knobs[size]))
     copied = all(o.piece(problem.compute) for o in problem.operands)
-    found += _tall(name, problem, knobs, lists) if knobs.get("tall") and _shareable(problem) else []
+    for size in ("tall", "taller"):
+        found += _tall(name, problem, knobs, size, lists) if knobs.get(size) and _shareable(problem) else []
     if knobs.get("wide_columns") and copied:
         shape = {k: knobs[f"wide_{k}"] for k in ("columns", "stages", "cluster")}
         tile, aligned = WgmmaTile(overlap=True, most=knobs["wide_blocks"], **shape), _aligned(problem)
@@ -195,15 +197,15 @@ def _variants(name: str, problem: Problem, knobs: Config) -> tuple[Variant, ...]
     return (*found, Variant(_kernel(f"{name}_many", problem, knobs, "many")))
 
 
-def _tall(name: str, problem: Problem, knobs: Config, lists: bool) -> list[Variant]:
-    """The kernel for more rows, of which there are few tiles: blocks share K. It takes every multiprocessor, where one
+def _tall(name: str, problem: Problem, knobs: Config, size: str, lists: bool) -> list[Variant]:
+    """A kernel for more rows, of which there are few tiles: blocks share K. It takes every multiprocessor, where one
     whose operands are given runs beside another. Every kernel for more rows is for lists, or none is."""
-    shape = {k: knobs[f"tall_{k}"] for k in ("rows", "columns", "along", "cluster")}
+    shape = {k: knobs[f"{size}_{k}"] for k in ("rows", "columns", "along", "cluster")}
     tile = SplitKTile(block=problem.fragments.block, overlap=True, **shape)
     tile = replace(tile, stages=_stages(problem, tile, knobs["share_bytes"]))
-    when = knobs["tall_from"], knobs["tall"], (*_aligned(problem), *(["!given"] if problem.given else []))
+    when = knobs[f"{size}_from"], knobs[size], (*_aligned(problem), *(["!given"] if problem.given else []))
     lists = lists and bool(knobs.get("wide_columns"))
-    return [*_by_wgmma(f"{name}_tall", problem, (tile, WgmmaSplitKGemm), when, lists)] if tile.fits else []
+    return [*_by_wgmma(f"{name}_{size}", problem, (tile, WgmmaSplitKGemm), when, lists)] if tile.fits else []
 
 
 def _by_wgmma(

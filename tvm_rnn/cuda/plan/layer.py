@@ -822,6 +822,7 @@ class Layer:
         buffers: Buffers,
         find: Find,
         tile: Tile | None = None,
+        *,
         done: Callable[[list[Group]], None] = lambda groups: None,
     ) -> None:
         """The groups of a region. tile: of those that know time. done: see `after`."""
