@@ -56,6 +56,14 @@ def test_one_layer_uses_the_callers_stream_alone(step_by_step: None) -> None:
     assert "OnStream" not in text and "fork" not in text
 
 
+def test_only_the_first_of_few_steps_has_its_states_given() -> None:
+    """The others' are what the launch before them writes: no product may read them before that has ended."""
+    net, machine = rnn.RNN(rnn.cells.get("gru"), 12, 24, dtype="bfloat16"), resolve("nvidia-h200")
+    program = plan(passed(net, Options(machine, precision="bfloat16")), machine)
+    told = [line for line in lines(program) if "int32_t given" in line]
+    assert len(told) > 1 and all(re.search(r"given = s_\d+ == 0", line) for line in told), told
+
+
 def test_layers_have_streams_of_their_own(step_by_step: None) -> None:
     text = "\n".join(lines(program_of("lstm", num_layers=3)))
     assert text.count("OnStream") == 2 and "fork(int64_t(2))" in text and "join(int64_t(2))" in text

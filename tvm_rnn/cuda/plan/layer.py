@@ -763,17 +763,17 @@ class Layer:
             step = self._user_step(host, buffers, tile, s)
             if self.first_step is not None:
                 with host.when(f"{s} == 0 && {host.program.starts}"):
-                    self._once(host, self.first_step, replace(buffers, copied_rows=buffers.first_rows), step)
+                    self._once(host, self.first_step, replace(buffers, copied_rows=buffers.first_rows), step, s)
             with host.otherwise() if self.first_step is not None else nullcontext():
-                self._once(host, self.one_step, buffers, step)
+                self._once(host, self.one_step, buffers, step, s)
 
-    def _once(self, host: Host, own: OneStep, buffers: Buffers, step: Step) -> None:
-        """One step on the user's states."""
+    def _once(self, host: Host, own: OneStep, buffers: Buffers, step: Step, s: HostExpr) -> None:
+        """One step on the user's states, or on those of the step before: nothing writes the user's."""
         if own.copy is not None and own.weights is not None:
             self._copy_rows(host, buffers, own, step)
         for _, work in own.groups:
             pointers = _pointers(work, own.layout, buffers, self._finder(buffers, step))
-            launch(host, work, pointers, LaunchedRows("B", given="true"))
+            launch(host, work, pointers, LaunchedRows("B", given=f"{s} == 0"))
         own.states.freeze(host, step, "has_lengths && T > 1")  # of one step, all layers' rows end together
 
     def users_state(self, number: int) -> Place:
