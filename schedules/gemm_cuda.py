@@ -29,8 +29,8 @@ TALL_GAINS = {
     False: 0.1,
     True: 0.2,
 }  # of others' time, from which on they are replaced: by whether they leave room
-SECOND_GAIN = 0.05  # in all, without which one kernel is enough
-TALL_BATCHES, TALL_STEPS = (128, 256, 512), (1, 2, 3, 4, 6, 8, 16, 32, 64)  # rows, where nobody named any; of calls
+SECOND_GAIN = 0.1  # in all, without which one kernel is enough
+TALL_BATCHES, TALL_STEPS = range(128, 513, 64), (1, 2, 3, 4, 6, 8, 16, 32, 64)  # rows, where nobody named any; of calls
 FEWER = {16: "least", 64: "fewer"}  # rows of tiles below the few_* one, for GPUs without wgmma
 HIGH = 64  # rows of a step up to which blocks share K, or tiles for few rows are used
 SHARE_ACROSS = 8  # threads along units

@@ -30,7 +30,7 @@ class RowExchange(PollingExchange):
     """As planning sees it."""
 
     stages: ClassVar[bool] = False
-    rates: ClassVar[Rates] = Rates(0.55, 0.0, 55.0, 0.77, 0.18, 0.087)
+    rates: ClassVar[Rates] = Rates(0.68, 0.0, 55.0, 0.77, 0.18, 0.087)
 
     def exchanger(self, body: Body, stage_at: int, barriers_at: int) -> PolledRow:
         return PolledRow(body, stage_at)
