@@ -323,7 +323,7 @@ class BackwardPlan(Plan):
             stride = layout.output.row_stride if added else 0
             last_rows = program.buffer("last", f"{rows} * {stride}", self.net.dtype)
             back.last_rows = last_rows if added else None
-            back.weight_gradients.reserve(program, rows, copies, beside)
+            back.weight_gradients.reserve(program, rows, copies, beside, f"T > {self.steps}")
             back.finish.reserve(program)
         self.sums, self.finish_weights = {}, {}
         for visit in self.visits:

@@ -366,9 +366,12 @@ class WeightGradients:
 
     # --- memory and statements -------------------------------------------------------------------------------------
 
-    def reserve(self, program: Program, rows: str, copies: HostExpr = 1, beside: HostExpr = 1) -> None:
+    def reserve(
+        self, program: Program, rows: str, copies: HostExpr = 1, beside: HostExpr = 1, again: str = "1"
+    ) -> None:
         """Memory for the parts' sums, for so many rows at most; into how many parts they are cut. copies: of all that,
-        for layers that run at the same time. beside: so many share the multiprocessors."""
+        for layers that run at the same time. beside: so many share the multiprocessors. again: a condition: sums are
+        added to those of other rows. Else those of one part are made where they go."""
         self.parts = []
         for launch in self.launches:
             most = f"max<int64_t>(1, {launch.resident} * sms / ({launch.blocks} * {beside}))"
@@ -377,7 +380,8 @@ class WeightGradients:
             self.parts.append(program.let("parts", parts))
         aligned, sizes = ALIGNMENT // ITEM_BYTES[self.dtype], "int64_t(1)"
         for parts, launch in zip(self.parts, self.launches, strict=True):
-            sizes = f"max<int64_t>({sizes}, {parts} / {launch.adds} * {launch.size})"
+            left = program.let("left", f"{parts} / {launch.adds}")
+            sizes = f"max<int64_t>({sizes}, ({again} || {left} > 1 ? {left} * {launch.size} : 0))"
         self.size = program.let("size", f"({sizes} + {aligned - 1}) / {aligned} * {aligned}")
         self.sums = program.buffer("sums", f"({copies}) * {self.size}", self.dtype)
         self.sides = [self._side(program, rows, side, copies) for side in range(2)]
