@@ -32,7 +32,8 @@ def test_the_default_fits(name: str, hidden: int, batch: int, precision: str) ->
     geometry = geometry_by(NAME, unit, config)
     assert able_to_run(geometry, GPU) and geometry.exchange.name == "grid"
     assert 1 <= geometry.ctas <= GPU.sms and resident_groups(geometry, GPU) >= 1
-    assert geometry.rows % (8 * geometry.warps_n) == 0 and geometry.tiles % geometry.passes == 0
+    assert geometry.rows == batch == 1 or geometry.rows % (8 * geometry.warps_n) == 0
+    assert geometry.tiles % geometry.passes == 0
     assert geometry.ctas * geometry.units(hidden) >= hidden
 
 

@@ -6,8 +6,9 @@ import pytest
 from compiled_kernels import text_of
 from gemm_groups import hoisted, lstm_step, made
 
-from tvm_rnn.cuda.gemm.ffma import COPIERS, LanesSplitKTile, LanesTile, spread
+from tvm_rnn.cuda.gemm.ffma import LanesSplitKTile, LanesTile, spread
 from tvm_rnn.cuda.gemm.group_kernels import Variant
+from tvm_rnn.cuda.layer.pipeline_barriers import COPIERS
 from tvm_rnn.target import resolve
 
 

@@ -376,10 +376,7 @@ def _persistent(layout: Layout, rung: Rung, initial: Mapping[str, float]) -> Per
 
 
 def _from_steps(
-    regime: Persistent,
-    rung: Rung,
-    steps: Callable[[int], float],
-    hidden: Callable[[int], float],
+    regime: Persistent, rung: Rung, steps: Callable[[int], float], hidden: Callable[[int], float]
 ) -> Persistent:
     """The regime for calls that are long enough to be worth its start."""
     copies = STATE_COPIES_US if regime.takes_users_states and not regime.layout.solved else 0.0
