@@ -276,9 +276,8 @@ def _split_k(name: str, problem: Problem, knobs: Config) -> list[Variant]:
 def _stages(problem: Problem, tile: SplitKTile, room: int) -> int:
     """No more than a block has tiles of K, and where each is used twice at most, half of shared memory's: the rest is
     for a block of another product, as of the other direction's. room: bytes."""
-    most = max(
-        ceil_div(sum(problem.fragments.tiles_deep(o.depth) for o in problem.operands), tile.cluster), LEAST_STAGES
-    )
+    deep = sum(problem.fragments.tiles_deep(operand.depth) for operand in problem.operands)
+    most = max(ceil_div(deep, tile.cluster), LEAST_STAGES)
     whole, half = (size // (tile.stage_bytes + 16) for size in (room, room // 2 - 1024))
     return min(most, half if half >= LEAST_STAGES and most <= 2 * half else whole)
 
