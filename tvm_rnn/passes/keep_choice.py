@@ -7,13 +7,15 @@ read, inputs and hidden states, and states that forward goes on from stay in the
 forward, and forward that runs again, are the same bits. Networks of 16 bits have tapes of 16 bits in any case.
 
 "auto", what True means: on GPUs "states" where the products that run again are predicted to take 22 % of both passes at
-most, else, and on CPUs, "values". So does what tensor cores multiply; strict float32 of large layers does not. The
-model: a step of a layer takes 2.85 us at least, of a narrow one less; a third of the FLOPs of both passes, those of
-products within the steps, and the rest, which are over all steps at once, have a rate each, and what products that run
-again write and read has one too: small members wait for memory, products of matrix states do not. LSTMs on an H200,
-predicted and measured: 4 x 512 in bfloat16 11, 12 %, 2560 20, 18; in TF32 2560 21, 18, GRU 1024 16, 17. Members of 128
-units, 32 rows: 4, 8 and 16 GRUs 14 and 12 %, 25 and 26, 38 and 43; as many LSTMs 18 and 3, 30 and 8, 44 and 16: both
-products are counted, of which the sum is written.
+most, else, and on CPUs, "values". So does what tensor cores multiply; strict float32 of large layers does not. Of one
+layer in one direction 13 % are the most: what it makes again has room for all steps in the working memory of backward,
+up to long sequences, so that a tape with values takes no more at the peak. LSTM 256 with 32 rows, 7 %, is faster with
+states. The model: a step of a layer takes 2.85 us at least, of a narrow one less; a third of the FLOPs of both passes,
+those of products within the steps, and the rest, which are over all steps at once, have a rate each, and what products
+that run again write and read has one too: small members wait for memory, products of matrix states do not. LSTMs on an
+H200, predicted and measured: 4 x 512 in bfloat16 11, 12 %, 2560 20, 18; in TF32 2560 21, 18, GRU 1024 16, 17. Members
+of 128 units, 32 rows: 4, 8 and 16 GRUs 14 and 12 %, 25 and 26, 38 and 43; as many LSTMs 18 and 3, 30 and 8, 44 and 16:
+both products are counted, of which the sum is written.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 AUTO, WHAT = "auto", ("values", "states")
 NARROW = "bfloat16"
-MOST_SHARE, BATCH = 0.22, 64  # BATCH: where none is named
+MOST_SHARE, MOST_ALONE, BATCH = 0.22, 0.13, 64  # of a stack, and of one layer; BATCH: where none is named
 STEP_US = 2.85
 NARROW_US, UNIT_US = 0.9, 0.004  # a step of few units takes so much, and for each unit more
 # FLOPs per microsecond within the steps, and over all steps at once. Of float32: without tensor cores.
@@ -90,6 +92,14 @@ def share_again(net: RNN, batch: int, precision: str = "") -> float:
     return max(flops / over, results / RESULTS_PER_US) / once
 
 
+def most_share(net: RNN) -> float:
+    """What products that run again may take of both passes: little where that spares no memory at the peak. A matrix
+    of each step is more than its working memory has."""
+    alone = net.num_layers * net.num_directions == 1
+    vectors = all(len(state.shape) == 1 for layer in net.layers for state in layer.graph.states)
+    return MOST_ALONE if alone and vectors else MOST_SHARE
+
+
 def _width(graph: Graph) -> int:
     return max((state.shape[-1] for state in graph.states if state.shape), default=1)
 
@@ -115,7 +125,7 @@ def chosen(
         return training
     if target.kind != "cuda" or not _has_heavy(net):
         return "values"
-    return "states" if share_again(net, max(batches, default=BATCH), precision) <= MOST_SHARE else "values"
+    return "states" if share_again(net, max(batches, default=BATCH), precision) <= most_share(net) else "values"
 
 
 def why(net: RNN, target: Target, batches: Iterable[int] = (), precision: str = "") -> str:
@@ -125,7 +135,7 @@ def why(net: RNN, target: Target, batches: Iterable[int] = (), precision: str = 
     if not _has_heavy(net):
         return "it has no products that would run again"
     share = share_again(net, max(batches, default=BATCH), precision)
-    return f"products that run again would take {share:.0%} of both passes; {MOST_SHARE:.0%} is the most"
+    return f"products that run again would take {share:.0%} of both passes; {most_share(net):.0%} is the most"
 
 
-__all__ = ["AUTO", "NARROW", "WHAT", "check", "chosen", "names", "share_again", "split", "why"]
+__all__ = ["AUTO", "NARROW", "WHAT", "check", "chosen", "most_share", "names", "share_again", "split", "why"]
