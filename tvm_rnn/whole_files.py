@@ -61,6 +61,17 @@ def write_whole(writers: Mapping[Path, Writer], mode: int = 0o666) -> None:
 
 
 @contextlib.contextmanager
+def alone_with(path: str | os.PathLike[str]) -> Iterator[None]:
+    """While the body runs, others that ask for this file wait. The lock is another file, because this one is replaced.
+
+    Raises OSError where the lock cannot be made."""
+    folder, name = os.path.split(path)
+    with open(os.path.join(folder, f".{os.path.splitext(name)[0]}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
 def whole_folder(path: str) -> Iterator[str]:
     """A folder to fill. It takes the place of the one at the path when the block ends; where that raises, it goes."""
     place = os.path.realpath(path_of(path))

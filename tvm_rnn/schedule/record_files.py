@@ -7,7 +7,6 @@ is killed loses nothing. The first line of a file says what command made it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +18,7 @@ from tvm_rnn.names import file_name
 from tvm_rnn.records import FORMAT, Record, Records
 from tvm_rnn.target import Target, for_archs
 from tvm_rnn.target import resolve as target_of
-from tvm_rnn.whole_files import path_of, write_whole
+from tvm_rnn.whole_files import alone_with, path_of, write_whole
 
 NONE = "none"  # in place of a folder: no records
 VARIABLE = "TVM_RNN_RECORDS"
@@ -145,15 +144,14 @@ def remove(folder: Name, unwanted: Callable[[Record], bool]) -> list[Record]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Alone with one file; the lock is another file, because this one is replaced."""
+    """Alone with one file of records, whose folder is made where it is not there. Raises ConfigError."""
     with contextlib.ExitStack() as stack:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context(open(path.parent / f".{path.stem}.lock", "w"))
+            stack.enter_context(alone_with(path))
         except OSError as reason:
             do = "give a folder that you may write to"
             raise ConfigError(message("records cannot be written", where=str(path), got=str(reason), do=do)) from None
-        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 

@@ -20,6 +20,13 @@ from tvm_rnn.runtime.runtime import read_container
 
 # The CPU stands in for a GPU: to the building side a target is a word.
 CPU = {"target": "llvm"}
+# What compiles nothing.
+WRITES_A_FILE = """
+import json, pathlib, sys
+pathlib.Path(json.loads(sys.stdin.readline())["path"]).write_bytes(b"code")
+print("{}", flush=True)
+sys.stdin.readline()
+"""
 
 
 @pytest.mark.slow
@@ -55,13 +62,7 @@ def test_a_compilation_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
 
 
 def test_the_file_of_older_sources_is_used_and_then_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = """
-import json, pathlib, sys
-pathlib.Path(json.loads(sys.stdin.readline())["path"]).write_bytes(b"code")
-print("{}", flush=True)
-sys.stdin.readline()
-"""
-    monkeypatch.setattr(build_suite, "COMMAND", ("-c", program))
+    monkeypatch.setattr(build_suite, "COMMAND", ("-c", WRITES_A_FILE))
     build([point()], tmp_path, **CPU)
     (old,) = tmp_path.glob("*.so")
     monkeypatch.setattr(build_suite, "sources_digest", lambda: "newer")
@@ -72,6 +73,20 @@ sys.stdin.readline()
     build([point()], tmp_path, target="nvidia-a100", arch=["compute_80"])
     (other,) = tmp_path.glob("*.so")
     assert other != new
+
+
+def test_two_builds_into_one_folder_keep_what_each_of_them_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_suite, "COMMAND", ("-c", WRITES_A_FILE))
+
+    def another(_text: str) -> None:
+        build([point("gru")], tmp_path, **CPU)
+
+    build([point("elman"), point("lstm")], tmp_path, progress=another, **CPU)
+    index = json.loads((tmp_path / "index.json").read_text())
+    assert {name.split("-")[0] for name in index} == {"elman", "lstm", "gru"}
+    assert all((tmp_path / row["file"]).exists() for row in index.values())
 
 
 def test_the_digest_is_of_what_modules_depend_on() -> None:

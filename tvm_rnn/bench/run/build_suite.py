@@ -29,6 +29,7 @@ from tvm_rnn.locations import PACKAGE
 from tvm_rnn.names import file_name
 from tvm_rnn.npy_files import text_writer, write_whole
 from tvm_rnn.options import Call, asked
+from tvm_rnn.whole_files import alone_with
 from tvm_rnn.worker_process import Late, Lost, Pool, Reply, Request, WorkerProcess, channel
 
 COMMAND = ("-m", "tvm_rnn.bench.run.build_suite")
@@ -125,12 +126,12 @@ def build(
     asked = _requests(points, every, target, arch, alone)
     sizes = {network: tuple(request["batches"]) for network, request in asked.items()}
     files = {network: _file_name(network, request) for network, request in asked.items()}
-    index = _indexed(folder)
     there = [network for network, file in files.items() if os.path.exists(os.path.join(folder, file))]
     missing = [network for network in files if network not in there]
     requests = [
         {**asked[network], "path": os.path.abspath(os.path.join(folder, files[network]))} for network in missing
     ]
+    rows: dict[Point, Row] = {}
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="tvm_rnn-build-"))
         pool = Pool(lambda: WorkerProcess(COMMAND, scratch), jobs or len(os.sched_getaffinity(0)))
@@ -140,15 +141,16 @@ def build(
         for done, (network, result) in enumerate(itertools.chain(kept, answers), 1):
             name = _key(network, sizes[network])
             row = {"file": files[network], "batches": list(sizes[network]), "target": target, **result}
-            before = index.get(name, {})
-            same = before.get("file") == row["file"]
-            index[name] = {**before, **row} if same and network in there else row
+            with alone_with(os.path.join(folder, INDEX)):  # another build may fill the same folder
+                index = _indexed(folder)
+                before = index.get(name, {})
+                same = before.get("file") == row["file"]
+                rows[network] = index[name] = {**before, **row} if same and network in there else row
+                write_whole({os.path.join(folder, INDEX): text_writer(json.dumps(index, indent=1))})
             tell(f"{done} of {len(files)}: {name}: {row.get('reason') or row['file']}")
-            write_whole({os.path.join(folder, INDEX): text_writer(json.dumps(index, indent=1))})
             if before and not same:
                 Path(folder, before["file"]).unlink(missing_ok=True)
-    names = [_key(network, found) for network, found in sizes.items()]
-    return {name: index[name] for name in names}
+    return {_key(network, found): rows[network] for network, found in sizes.items()}
 
 
 def _requests(
