@@ -1,13 +1,37 @@
 // The machine of emulate.h and the products of emulate_matrices.h. Compiled once, linked to every emulated kernel.
+#include <setjmp.h>
 #include <sys/mman.h>
+#include <ucontext.h>
 
+#include <algorithm>
 #include <csignal>
+#include <deque>
+#include <map>
 #include <memory>
-#include <random>
+#include <string>
+#include <vector>
 
 #include "emulate_matrices.h"
 
 namespace emu {
+constexpr size_t kStack = 256 << 10, kShared = 240 << 10, kPage = 4096;
+
+// A block's shared memory: dynamic memory of `size` bytes from `begin` on, arrays of fixed size before `end`. Pages
+// between the two refuse every access; dynamic memory ends where a page ends.
+class Arena {
+ public:
+  explicit Arena(size_t size);
+  Arena(const Arena&) = delete;
+  ~Arena();
+  bool has(const void* place) const { return place >= pages_ && place < pages_ + kWhole; }
+  char *begin, *end;
+
+ private:
+  static constexpr size_t kEnd = 256 << 10, kFixed = 48 << 10, kWhole = kEnd + kPage;
+  static size_t whole_pages(size_t size) { return (size + kPage - 1) / kPage * kPage; }
+  size_t head_;
+  char* pages_;
+};
 Arena::Arena(size_t size) : head_(whole_pages(size)) {
   pages_ = (char*)mmap(nullptr, kWhole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   begin = pages_ + head_ - (size + 15) / 16 * 16;
@@ -31,28 +55,75 @@ struct Sent {
   bool last = false;  // of a thread's copies, whose arrival is an arrival at the barrier
 };
 
+struct Copy { uint32_t to, size; const void* from; uint32_t whole; };
+struct Product { std::vector<float*> d; int lane, deep; bool bf16, add; const char* memory; uint64_t a, b; std::vector<uint32_t> fragment; bool turned_a, turned_b; };
+struct Team;
+struct WholeBlock : Block {
+  Arena arena;
+  size_t fixed = 0, dynamic = 0;
+  std::map<const void*, char*> places;
+  std::map<uint32_t, Barrier> barriers;
+  std::vector<Warp> every;
+  Team* team = nullptr;
+  explicit WholeBlock(size_t size) : arena(size), dynamic(size) { begin = arena.begin; }
+};
+struct Team : Cluster { std::vector<WholeBlock*> blocks; };
+struct Thread : Fiber {
+  ucontext_t first;  // where it begins
+  jmp_buf here;      // where it goes on
+  bool begun = false, done = false;
+  std::vector<Copy> copies;
+  std::vector<Product> products;
+  std::deque<std::vector<Copy>> copy_groups;
+  std::deque<std::vector<Product>> product_groups;
+};
+
 Fiber* now = nullptr;
-static ucontext_t scheduler;
 uint64_t progress = 0;
-static std::function<void()> body;
-static std::mt19937 random{1};
+static jmp_buf scheduler;
+static void (*body)(void**);
+static void** given;
+static Thread& thread() { return *static_cast<Thread*>(now); }
+static WholeBlock& block() { return *static_cast<WholeBlock*>(now->block); }
+static class Random {  // xorshift: fibers draw a number at almost every turn
+ public:
+  void seed(uint64_t number) { state_ = number * 0x9E3779B97F4A7C15 + 1; }
+  uint32_t operator()() {
+    state_ ^= state_ << 13, state_ ^= state_ >> 7, state_ ^= state_ << 17;
+    return uint32_t(state_ >> 32);
+  }
+  uint32_t below(size_t n) { return uint32_t(uint64_t((*this)()) * n >> 32); }
+
+ private:
+  uint64_t state_ = 1;
+} random;
 static std::vector<std::vector<Sent>> under_way;  // to another block, or from global memory
 static std::string failure;
 
-void yield() { swapcontext(&now->context, &scheduler); }
+// Not swapcontext, which asks the kernel for the mask of signals each time.
+void yield() {
+  if (!_setjmp(thread().here)) _longjmp(scheduler, 1);
+}
+static __attribute__((noinline)) void resume(Thread* fiber) {
+  now = fiber;
+  if (_setjmp(scheduler)) return;
+  if (fiber->begun) _longjmp(fiber->here, 1);
+  fiber->begun = true;
+  setcontext(&fiber->first);
+}
 [[noreturn]] void fail(const char* what) {
   failure = std::string(what) + " (block " + std::to_string(now->block->index.x) + ", thread " + std::to_string(now->tid.x) + ")";
   for (;;) yield();
 }
 void seed(unsigned number) { random.seed(number); }
-bool maybe(unsigned of) { return random() % of == 0; }
+bool maybe(unsigned of) { return random.below(of) == 0; }
 void pause() {
   if (maybe(4)) yield();
 }
 
 static void entry() {
-  body();
-  now->done = true;
+  body(given);
+  thread().done = true;
   ++progress;
   yield();
 }
@@ -65,7 +136,7 @@ static void took(Barrier& barrier) {
   if (--barrier.pending < 0) failure = "mbarrier: more arrivals than expected";
 }
 static void deliver() {
-  std::swap(under_way[random() % under_way.size()], under_way.back());
+  std::swap(under_way[random.below(under_way.size())], under_way.back());
   const std::vector<Sent> together = std::move(under_way.back());
   under_way.pop_back();
   for (const Sent& sent : together) {
@@ -77,20 +148,19 @@ static void deliver() {
   }
 }
 
-static void schedule(std::vector<Fiber*> alive) {
+static void schedule(std::vector<Thread*> alive) {
   uint64_t seen = progress;
-  const Warp* slow = &alive[random() % alive.size()]->warp();
+  const Warp* slow = &alive[random.below(alive.size())]->warp();
   bool others = false;  // whether the rest got anywhere without the slow warp, which waits until they do not
   for (int idle = 0; !alive.empty();) {
-    std::shuffle(alive.begin(), alive.end(), random);
-    for (Fiber* fiber : alive) {
+    for (size_t i = alive.size(); i > 1; --i) std::swap(alive[i - 1], alive[random.below(i)]);
+    for (Thread* fiber : alive) {
       if (maybe(4) || (others && &fiber->warp() == slow)) continue;
-      now = fiber;
-      swapcontext(&scheduler, &fiber->context);
+      resume(fiber);
       if (!failure.empty()) return;
       if (!under_way.empty() && maybe(8)) deliver();
     }
-    alive.erase(std::remove_if(alive.begin(), alive.end(), [](Fiber* f) { return f->done; }), alive.end());
+    alive.erase(std::remove_if(alive.begin(), alive.end(), [](Thread* f) { return f->done; }), alive.end());
     if (progress == seen && !under_way.empty()) deliver();
     others = progress != seen;
     idle = others ? 0 : idle + 1;
@@ -100,22 +170,21 @@ static void schedule(std::vector<Fiber*> alive) {
   }
   if (!under_way.empty()) failure = "bytes are under way when the kernel ends";
 }
-static void run(std::vector<Block*>& blocks) {
-  std::vector<std::unique_ptr<Fiber>> fibers;
-  std::vector<Fiber*> alive;
-  for (Block* block : blocks)
+// The fibers of some blocks, from beginning to end. stacks: one after the other, kept for the next blocks.
+static void run(const std::vector<WholeBlock*>& blocks, char* stacks) {
+  std::vector<std::unique_ptr<Thread>> fibers;
+  std::vector<Thread*> alive;
+  for (WholeBlock* block : blocks)
     for (int t = 0; t < block->threads; ++t) {
-      auto fiber = std::make_unique<Fiber>();
+      auto fiber = std::make_unique<Thread>();
       fiber->block = block, fiber->tid.x = t;
-      fiber->stack = (char*)mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-      getcontext(&fiber->context);
-      fiber->context.uc_stack.ss_sp = fiber->stack, fiber->context.uc_stack.ss_size = kStack;
-      makecontext(&fiber->context, entry, 0);
+      getcontext(&fiber->first);
+      fiber->first.uc_stack.ss_sp = stacks + fibers.size() * kStack, fiber->first.uc_stack.ss_size = kStack;
+      makecontext(&fiber->first, entry, 0);
       alive.push_back(fiber.get());
       fibers.push_back(std::move(fiber));
     }
   schedule(alive);
-  for (auto& fiber : fibers) munmap(fiber->stack, kStack);
   under_way.clear();
 }
 
@@ -133,56 +202,59 @@ class Guard {
  private:
   static void caught(int, siginfo_t* what, void*) {
     if (now)
-      for (const Block* block : now->block->cluster->blocks)
+      for (const WholeBlock* block : block().team->blocks)
         if (block->arena.has(what->si_addr)) fail("shared memory: an access out of bounds");
     sigaction(SIGSEGV, &before, nullptr);
   }
   inline static struct sigaction before = {};
 };
 
-const char* launch(int grid, int threads, size_t shared, int cluster, bool together, std::function<void()> kernel) {
+const char* launch(int grid, int threads, size_t shared, int cluster, bool together, void (*kernel)(void**), void** arguments) {
   const Guard guard;
-  body = std::move(kernel);
+  body = kernel, given = arguments;
   failure = shared > kShared ? "too much shared memory" : "";
-  for (int first = 0; first < grid && failure.empty();) {
-    const int count = together ? grid : cluster;
-    std::vector<std::unique_ptr<Block>> blocks;
-    std::vector<std::unique_ptr<Cluster>> clusters;
-    std::vector<Block*> all;
+  const int count = together ? grid : cluster;
+  const size_t room = kStack * count * threads;
+  char* const stacks = (char*)mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  for (int first = 0; first < grid && failure.empty(); first += count) {
+    std::vector<std::unique_ptr<WholeBlock>> blocks;
+    std::vector<std::unique_ptr<Team>> teams;
+    std::vector<WholeBlock*> all;
     for (int i = 0; i < count; ++i) {
-      auto block = std::make_unique<Block>(shared);
-      if (i % cluster == 0) clusters.push_back(std::make_unique<Cluster>()), clusters.back()->id = (first + i) / cluster;
+      auto block = std::make_unique<WholeBlock>(shared);
+      if (i % cluster == 0) teams.push_back(std::make_unique<Team>()), teams.back()->id = (first + i) / cluster;
       block->rank = i % cluster, block->threads = threads, block->index.x = first + i;
-      block->warps.resize((threads + 31) / 32);
-      block->cluster = clusters.back().get();
-      clusters.back()->blocks.push_back(block.get());
+      block->every.resize((threads + 31) / 32), block->warps = block->every.data();
+      block->cluster = block->team = teams.back().get();
+      block->team->threads += threads;
+      block->team->blocks.push_back(block.get());
       all.push_back(block.get());
       blocks.push_back(std::move(block));
     }
-    run(all);
-    first += count;
+    run(all, stacks);
   }
+  munmap(stacks, room);
   return failure.empty() ? nullptr : failure.c_str();
 }
 
-void* dynamic() { return now->block->arena.begin; }
+void* dynamic() { return now->block->begin; }
 void* fixed(const void* key, size_t size) {
-  Block* block = now->block;
-  auto& place = block->places[key];
+  WholeBlock& own = block();
+  auto& place = own.places[key];
   if (!place) {
-    block->fixed += (size + 127) / 128 * 128;
-    if (block->dynamic + block->fixed > kShared) fail("too much shared memory");
-    place = block->arena.end - block->fixed;
+    own.fixed += (size + 127) / 128 * 128;
+    if (own.dynamic + own.fixed > kShared) fail("too much shared memory");
+    place = own.arena.end - own.fixed;
   }
   return place;
 }
-static Block* owner(uint32_t address) {
+static WholeBlock* owner(uint32_t address) {
   const uint32_t rank = address >> 24;
-  return rank ? now->block->cluster->blocks.at(rank - 1) : now->block;
+  return rank ? block().team->blocks.at(rank - 1) : &block();
 }
 char* at(uint32_t address, size_t size) {
   const size_t offset = address & 0xFFFFFF;
-  const Block* block = owner(address);
+  const WholeBlock* block = owner(address);
   const size_t end = block->arena.end - block->arena.begin;
   if (offset + size > block->dynamic && (offset < end - block->fixed || offset + size > end)) fail("shared memory: out of bounds");
   if (address % std::min<size_t>(size, 16)) fail("shared memory: misaligned");
@@ -234,19 +306,19 @@ void bulk_multicast(uint32_t to, const void* from, uint32_t size, uint32_t at_ba
     if (blocks >> rank & 1) bulk(to | (rank + 1) << 24, from, size, at_barrier | (rank + 1) << 24);
 }
 void wait_copies(size_t n) {
-  finish(now->copy_groups, n, [](const Copy& copy) {
+  finish(thread().copy_groups, n, [](const Copy& copy) {
     std::memset(at(copy.to, copy.whole), 0, copy.whole);
     std::memcpy(at(copy.to, copy.whole), copy.from, copy.size);
   });
 }
 void copy(uint32_t to, const void* from, uint32_t size, uint32_t whole) {
   at(to, whole);
-  now->copies.push_back({to, size, size ? aligned(from, whole) : from, whole});
+  thread().copies.push_back({to, size, size ? aligned(from, whole) : from, whole});
 }
 void arrive_with_copies(uint32_t at_barrier) {
   commit_copies();
   std::vector<Sent> all;
-  finish(now->copy_groups, 0, [&](const Copy& copy) {
+  finish(thread().copy_groups, 0, [&](const Copy& copy) {
     all.push_back({{}, copy.from, at(copy.to, copy.whole), copy.size, &barrier(at_barrier), copy.whole});
   });
   if (all.empty()) return arrive(at_barrier, 0);
@@ -254,7 +326,7 @@ void arrive_with_copies(uint32_t at_barrier) {
   under_way.push_back(std::move(all));
 }
 void commit_copies() {
-  now->copy_groups.push_back(std::move(now->copies)), now->copies.clear();
+  thread().copy_groups.push_back(std::move(thread().copies)), thread().copies.clear();
   if (maybe(4)) wait_copies(0);
 }
 
@@ -378,8 +450,8 @@ static void multiply_later(std::initializer_list<float*> d, const char* kind, ui
                            bool turned_a, bool turned_b) {
   if (a >> 62 == 0 || a >> 62 == 3 || b >> 62 == 0 || b >> 62 == 3) fail("wgmma: a descriptor of another swizzle");
   const bool wide = !std::strcmp(kind, "tf32");
-  const char* memory = now->block->arena.begin;
-  now->products.push_back(
+  const char* memory = now->block->begin;
+  thread().products.push_back(
       {d, now->tid.x % 128, wide ? 8 : 16, !std::strcmp(kind, "bf16"), add, memory, a, b, std::move(fragment), turned_a, turned_b});
 }
 void wgmma(std::initializer_list<float*> d, const char* kind, uint64_t a, uint64_t b, bool add, bool turned_a, bool turned_b) {
@@ -395,12 +467,12 @@ void wgmma_registers(std::initializer_list<float*> d, const char* kind, std::ini
   multiply_later(d, kind, b, b, add, std::move(own.all), false, false);
 }
 void wait_products(size_t n) {
-  finish(now->product_groups, n, multiply);
+  finish(thread().product_groups, n, multiply);
   warp_sync();
 }
 void commit_products() {
-  now->product_groups.push_back(std::move(now->products)), now->products.clear();
-  if (maybe(2)) finish(now->product_groups, 0, multiply);
+  thread().product_groups.push_back(std::move(thread().products)), thread().products.clear();
+  if (maybe(2)) finish(thread().product_groups, 0, multiply);
   warp_sync();
 }
 template void mma<float>(Mma&);

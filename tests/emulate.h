@@ -9,18 +9,12 @@
 // go on, the kernel hangs: that is an error. One warp is slow: it goes on only when the others cannot. What this cannot
 // show: races that need instructions of one fiber to be reordered, and speed.
 #pragma once
-#include <ucontext.h>
-
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <deque>
-#include <functional>
-#include <map>
-#include <string>
-#include <vector>
+#include <initializer_list>
+#include <type_traits>
 
 using half = _Float16;
 struct nv_bfloat16 {
@@ -39,25 +33,6 @@ struct nv_bfloat16 {
 };
 
 namespace emu {
-constexpr size_t kStack = 256 << 10, kShared = 240 << 10, kPage = 4096;
-
-// A block's shared memory: dynamic memory of `size` bytes from `begin` on, arrays of fixed size before `end`. Pages
-// between the two refuse every access; dynamic memory ends where a page ends.
-class Arena {
- public:
-  explicit Arena(size_t size);
-  Arena(const Arena&) = delete;
-  ~Arena();
-  bool has(const void* place) const { return place >= pages_ && place < pages_ + kWhole; }
-  char *begin, *end;
-
- private:
-  static constexpr size_t kEnd = 256 << 10, kFixed = 48 << 10, kWhole = kEnd + kPage;
-  static size_t whole_pages(size_t size) { return (size + kPage - 1) / kPage * kPage; }
-  size_t head_;
-  char* pages_;
-};
-
 struct Index { int x = 0, y = 0, z = 0; };
 struct Warp {
   int arrived = 0;
@@ -65,41 +40,29 @@ struct Warp {
   uint64_t generation = 0;
   void* slots[32];
 };
-struct Copy { uint32_t to, size; const void* from; uint32_t whole; };
-struct Product { std::vector<float*> d; int lane, deep; bool bf16, add; const char* memory; uint64_t a, b; std::vector<uint32_t> fragment; bool turned_a, turned_b; };
 struct Named { int arrived = 0; uint64_t generation = 0; };
 struct Barrier { long pending = 0, count = 0, bytes = 0; uint64_t phase = 0; };
+struct Cluster {
+  int id = 0, threads = 0;  // of all its blocks
+  Named meeting;
+};
 struct Block {
   int rank = 0, threads = 0;
   Index index;
-  Arena arena;
-  size_t fixed = 0, dynamic = 0;
-  std::map<const void*, char*> places;
+  char* begin = nullptr;  // of its shared memory
   Named named[16];
-  std::map<uint32_t, Barrier> barriers;
-  std::vector<Warp> warps;
-  struct Cluster* cluster = nullptr;
-  explicit Block(size_t size) : arena(size), dynamic(size) {}
-};
-struct Cluster {
-  int id = 0;
-  std::vector<Block*> blocks;
-  Named meeting;
+  Warp* warps = nullptr;
+  Cluster* cluster = nullptr;
 };
 struct Fiber {
-  ucontext_t context;
-  char* stack = nullptr;
   Block* block = nullptr;
   Index tid;
-  bool done = false;
   uint64_t meeting = 0;
-  std::vector<Copy> copies;
-  std::vector<Product> products;
-  std::deque<std::vector<Copy>> copy_groups;
-  std::deque<std::vector<Product>> product_groups;
   int lane() const { return tid.x % 32; }
   Warp& warp() const { return block->warps[tid.x / 32]; }
 };
+
+struct Kernel { const char* name; void (*thread)(void** arguments); const size_t* sizes; };  // sizes: of its arguments, then 0
 
 extern Fiber* now;
 extern uint64_t progress;
@@ -115,7 +78,7 @@ template <class Ready> void wait(Ready ready) {
 }
 
 // grid blocks of `threads`, in clusters; together: all at once. What went wrong, or null.
-const char* launch(int grid, int threads, size_t shared, int cluster, bool together, std::function<void()> kernel);
+const char* launch(int grid, int threads, size_t shared, int cluster, bool together, void (*kernel)(void**), void** arguments);
 
 // --- shared memory: an address is the offset in a block's arena, with the block's rank + 1 above for another block's ----
 void* dynamic();

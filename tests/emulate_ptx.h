@@ -43,10 +43,10 @@ inline unsigned __ballot_sync(unsigned mask, int v) {
 }
 template <class T> T __shfl_xor_sync(unsigned mask, T v, int other, int = 32) { return emu::shuffle(mask, v, emu::now->lane() ^ other); }
 template <class T> T __shfl_down_sync(unsigned mask, T v, int n, int = 32) {
-  return emu::shuffle(mask, v, std::min(31, emu::now->lane() + n));
+  return emu::shuffle(mask, v, emu::now->lane() + n < 31 ? emu::now->lane() + n : 31);
 }
 template <class T> T __shfl_up_sync(unsigned mask, T v, int n, int = 32) {
-  return emu::shuffle(mask, v, std::max(0, emu::now->lane() - n));
+  return emu::shuffle(mask, v, emu::now->lane() > n ? emu::now->lane() - n : 0);
 }
 
 // --- what TVM calls for PTX --------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ inline unsigned long long tvm_builtin_clock64() { return ++emu::ticks; }
 inline int64_t tvm_builtin_ptx_fetch_register_globaltimer() { return 2 * ++emu::ticks; }
 inline void tvm_builtin_ptx_red_global_add_u64(const void* place, uint64_t value) { *(uint64_t*)GLOBAL(place, 8) += value; }
 inline unsigned tvm_builtin_cluster_ctaid_x() { return emu::now->block->rank; }
-inline unsigned tvm_builtin_cuda_cvta_generic_to_shared(const void* p) { return unsigned((char*)p - emu::now->block->arena.begin); }
+inline unsigned tvm_builtin_cuda_cvta_generic_to_shared(const void* p) { return unsigned((char*)p - emu::now->block->begin); }
 inline void tvm_builtin_cuda_cta_sync() { __syncthreads(); }
 inline void tvm_builtin_cuda_warp_sync() { emu::warp_sync(); }
 inline void tvm_builtin_wait_for_bytes(W p, W phase) { emu::wait([&] { return emu::passed(p, phase); }); }
@@ -71,7 +71,7 @@ inline void tvm_builtin_ptx_barrier_sync_count_sync(W id, W count) { emu::meet(e
 inline void tvm_builtin_ptx_barrier_cluster_arrive_cluster_arrive_release_aligned() {
   emu::Cluster* c = emu::now->block->cluster;
   emu::now->meeting = c->meeting.generation;
-  emu::meet(c->meeting, int(c->blocks.size()) * emu::now->block->threads, false);
+  emu::meet(c->meeting, c->threads, false);
 }
 inline void tvm_builtin_ptx_barrier_cluster_wait_cluster_wait_acquire_aligned() {
   emu::wait([] { return emu::now->block->cluster->meeting.generation != emu::now->meeting; });

@@ -19,7 +19,7 @@ import numpy as np
 import tvm
 import tvm_ffi
 from compiled_kernels import SIZES
-from emulator import MACHINE_OBJECT, machine, made, translated
+from emulator import LINKER, MACHINE_OBJECT, machine, made, translated
 from persistent_layers import geometry_of
 from tvm import tirx
 
@@ -50,7 +50,7 @@ def library(text: str) -> ctypes.CDLL:
     folder = machine()
     source = folder / f"{hashlib.sha1(text.encode()).hexdigest()}.cc"
     source.write_text(text)
-    linked = made(source, source.with_suffix(".so"), "-shared", f"-I{folder}", str(folder / MACHINE_OBJECT))
+    linked = made(source, source.with_suffix(".so"), "-shared", *LINKER, f"-I{folder}", str(folder / MACHINE_OBJECT))
     found = ctypes.CDLL(str(linked))
     found.launch.restype = ctypes.c_char_p
     return found
@@ -96,12 +96,12 @@ def run(kernel: Kernel, arrays: Arrays, scalars: dict[str, int], blocks: int, se
     body = translated(device)
     given = [arrays[name].ctypes.data for name, _ in kernel.pointers] + [scalars[name] for name, _ in kernel.scalars]
     text = f'#include "emulate_ptx.h"\n{body}\n' + (
+        f"static void thread(void** emulated) {{\n  {arguments(kernel, wrapper)}\n  {call(kernel, body, wrapper)};\n}}\n"
         'extern "C" __attribute__((visibility("default"))) const char* '
         "launch(void** emulated, int blocks, unsigned seed) {\n"
         "  emu::seed(seed);\n"
-        f"  {arguments(kernel, wrapper)}\n"
-        f"  return emu::launch(blocks, {kernel.threads}, {kernel.shared_bytes}, {kernel.cluster}, true, "
-        f"[=] {{ {call(kernel, body, wrapper)}; }});\n}}\n"
+        f"  return emu::launch(blocks, {kernel.threads}, {kernel.shared_bytes}, {kernel.cluster}, true, thread, emulated);\n"
+        "}\n"
     )
     failure = library(text).launch((ctypes.c_void_p * len(given))(*given), blocks, seed)
     assert failure is None, failure.decode()

@@ -9,7 +9,9 @@ import pytest
 
 KERNELS = """#include "emulate_ptx.h"
 extern "C" __attribute__((visibility("default"))) const char* launch(int bytes, int at, int what) {
-  return emu::launch(2, 32, bytes, 2, true, [=] {
+  void* given[] = {&at, &what};
+  return emu::launch(2, 32, bytes, 2, true, [](void** given) {
+    const int at = *(int*)given[0], what = *(int*)given[1];
     int* own = (int*)emu::dynamic();
     int* fixed = (int*)emu::fixed("fixed", 256);
     emu::warp_sync();
@@ -20,7 +22,7 @@ extern "C" __attribute__((visibility("default"))) const char* launch(int bytes, 
     if (what == 2) read = fixed[at];
     if (what == 3) read = *(int*)emu::at(4 * at, 4);
     if (what == 4) emu::at(4 * at | 1 << 24, 4);
-  });
+  }, given);
 }
 """
 
