@@ -96,12 +96,13 @@ def run(kernel: Kernel, arrays: Arrays, scalars: dict[str, int], blocks: int, se
     body = translated(device)
     given = [arrays[name].ctypes.data for name, _ in kernel.pointers] + [scalars[name] for name, _ in kernel.scalars]
     text = f'#include "emulate_ptx.h"\n{body}\n' + (
-        f"static void thread(void** emulated) {{\n  {arguments(kernel, wrapper)}\n  {call(kernel, body, wrapper)};\n}}\n"
+        f"static void thread(void** emulated) {{\n  {arguments(kernel, wrapper)}\n"
+        f"  {call(kernel, body, wrapper)};\n}}\n"
         'extern "C" __attribute__((visibility("default"))) const char* '
         "launch(void** emulated, int blocks, unsigned seed) {\n"
         "  emu::seed(seed);\n"
-        f"  return emu::launch(blocks, {kernel.threads}, {kernel.shared_bytes}, {kernel.cluster}, true, thread, emulated);\n"
-        "}\n"
+        f"  return emu::launch(blocks, {kernel.threads}, {kernel.shared_bytes}, {kernel.cluster}, "
+        "true, thread, emulated);\n}\n"
     )
     failure = library(text).launch((ctypes.c_void_p * len(given))(*given), blocks, seed)
     assert failure is None, failure.decode()
