@@ -53,8 +53,10 @@ def lstm_step(width: int, depth: int) -> Group:
     return Group("gemm", "step", 1, root, (root, *a, i, f, o, z, kept, added, c_new, squashed, h_new), (c_new, h_new))
 
 
-def made(group: Group, precision: str = "bfloat16", stride: int = 0, align: int = 16, **options: Any) -> Gemm:
-    """Kernels for a group whose values all lie in rows of their own size + stride."""
+def made(
+    group: Group, precision: str = "bfloat16", stride: int = 0, align: int = 16, spare: bool = False, **options: Any
+) -> Gemm:
+    """Kernels for a group whose values all lie in rows of their own size + stride; spare: which results may take."""
     stored, wide = storage(precision), arithmetic(precision)
 
     def place(node: Node) -> Place | None:
@@ -64,7 +66,7 @@ def made(group: Group, precision: str = "bfloat16", stride: int = 0, align: int 
         return Place(dtype, prod(node.shape) + stride, align) if node.leaf else None
 
     def writes(node: Node) -> list[Place]:
-        return [Place(stored, prod(node.shape) + stride, align)]
+        return [Place(stored, prod(node.shape) + stride, align, spare=spare)]
 
     target = resolve(options.pop("target", "nvidia-h200"))
     given = {"operands": place, "reads": place, "writes": writes, **options}

@@ -49,6 +49,19 @@ def test_stores_are_as_wide_as_addresses_allow(
     assert stores == ({vector} if vector else set()), found[:200]
 
 
+@pytest.mark.parametrize(
+    ("precision", "width", "stride", "vector"),
+    [("bfloat16", 65, 7, "v4_b32"), ("bfloat16", 65, 3, None), ("tf32", 25, 3, "v4_f32"), ("tf32", 26, 1, None)],
+)
+def test_rows_with_room_to_spare_are_stored_in_vectors(
+    precision: str, width: int, stride: int, vector: str | None
+) -> None:
+    """Where they have room for the last span, and begin at multiples of 16 bytes."""
+    own = made(hoisted(4, width), precision, spare=True, stride=stride).variants[-1].kernel
+    found = {w for w in ("v4_b32", "v4_f32") if f"st_vec_global_{w}" in text_of(own)}
+    assert found == ({vector} if vector else set())
+
+
 def test_the_last_units_are_computed_with_the_others() -> None:
     """A lane has one store for each of its sums: no branch of its own for units that are alone."""
     odd = text(hoisted(1, 65), "bfloat16")

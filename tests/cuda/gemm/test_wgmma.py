@@ -83,7 +83,7 @@ def check(
 ) -> None:
     """What the kernel writes is x W + b, of rows of a list alone where there is one."""
     made_for = made(group, precision, listed=listed is not None, **options)
-    gates, width = made_for.unit.gates, made_for.unit.width
+    gates, width, stride = made_for.unit.gates, made_for.unit.width, options.get("stride", 0)
     kernel = variant_of(made_for, size if listed is None else f"{size}_listed").kernel
     rng = np.random.default_rng(0)
     given: dict[str, np.ndarray] = {}
@@ -99,11 +99,12 @@ def check(
         elif argument.role == "operand":
             value = arrays(rng, rows, *shape)
             total += np.einsum("mk,gnk->mgn", value, weights[argument.number])
+            value = np.pad(value, ((0, 0), (0, stride)))
         elif argument.role == "read":
             value = arrays(rng, *shape)
             total += value
         else:
-            value = np.full((rows, width), POISON)
+            value = np.full((rows, width + stride), POISON)
             written.append(argument.name)
         given[argument.name] = encoded(value, dtype)
     there, scalars = np.arange(rows), {"rows": rows, "given": 1}
@@ -115,7 +116,7 @@ def check(
     run(kernel, given, scalars, blocks)
     for gate, name in enumerate(written):
         expected = total[there, gate]
-        found = decoded(given[name], dict(kernel.pointers)[name])
+        found = decoded(given[name], dict(kernel.pointers)[name])[:, :width]
         np.testing.assert_allclose(found[there], expected, rtol=0, atol=2**-8 * np.abs(total).max())
         assert np.isnan(np.delete(found, there, axis=0)).all()
 
@@ -125,6 +126,11 @@ def list_of(lengths: np.ndarray, first: int, steps: int) -> Listed:
     live = [t * batch + b for t in range(total) for b in range(batch) if lengths[b] > t]
     starts = [np.clip(lengths, 0, t).sum() for t in range(total + 1)]
     return np.array([*live, 0], np.int32), np.array(starts, np.int32), first, steps
+
+
+def test_units_of_odd_widths_are_stored_with_what_rows_have_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_blocks(monkeypatch, 2)
+    check("wide", "tf32", hoisted(4, 25, (29,)), 300, 2, spare=True, stride=3)
 
 
 def test_rows_of_a_list_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,13 +104,13 @@ class Problem:
         that are asked for at once: of AHEAD items it is loaded before the first of them is computed. GRU 189 fp16, 378
         rows of 56 inputs, H200: 12 us where it was loaded item by item, since the width is odd."""
         count, width = 2 * self.fragments.span, self.layout.width
-        piece = gcd(count, width)
         for first in range(0, len(items), AHEAD):
             spans = []
             for item in items[first : first + AHEAD]:
                 gates, unit = self._gates(item, count), w.keep(self._unit(item, count))
                 # Loads are inside of the arrays, even where the item is not.
-                at = w.keep(tirx.min(item.row, w["rows"] - 1)), w.keep(tirx.min(unit, int64(width - piece)))
+                last = int64((width - 1) // count * count)
+                at = w.keep(tirx.min(item.row, w["rows"] - 1)), w.keep(tirx.min(unit, last))
                 spans.append((tirx.And(item.row < w["rows"], unit < width), _Span(self, w, *at, gates)))
                 spans[-1][1].fetch()
             for inside, span in spans:
@@ -174,8 +174,9 @@ class Item:
 class _Span:
     """One row and some units: emits loads once per operand, a value per node and unit, and the stores.
 
-    Units beyond the last one are computed from the last one's values, and not stored: a branch for each would wait for
-    loads of its own. Pieces of a span are there as a whole or not at all."""
+    Units beyond the last one are computed from the last one's values, or from what a row has to spare, where they are
+    stored too; else they are not: a branch for each would wait for loads of its own. Pieces of a span are there as a
+    whole or not at all."""
 
     problem: Problem
     w: Writer
@@ -226,7 +227,7 @@ class _Span:
                 gates = self.sums if node is root else [[values[node] for values in self.values]]
                 each = prod(node.shape[1:]) if own.members else 0
                 for gate, part in enumerate(gates if node is not root or own.gates_of(root) else gates[:1]):
-                    self._write(name, place, gate * own.layout.width, each, part)
+                    self._write(node, name, place, (gate * own.layout.width, each), part)
 
     def _read(self, node: Node, index: Index, u: int) -> Expr | None:
         """A value that the u-th unit's nodes are computed from, at that index."""
@@ -253,13 +254,19 @@ class _Span:
         total = (place.row(self.row) * place.row_stride if place.row_stride else 0) + offset
         return total if not isinstance(total, int) else tirx.const(total, "int64")
 
-    def _bytes(self, place: Place, offset: int, apart: int) -> int:
+    def _whole(self, node: Node, place: Place) -> bool:
+        """Whether a row has room for all units of its last span."""
+        width = self.problem.layout.width
+        return place.spare and prod(node.shape) == width and -(-width // self.count) * self.count <= place.row_stride
+
+    def _bytes(self, node: Node, place: Place, offset: int, apart: int) -> int:
         """The widest access for consecutive units that start at that offset from a whole span: 0, 4, 8 or 16. apart:
         elements from one member to the next."""
         size = SIZES[place.dtype]
         if size == 8:
             return 0
-        strides = (place.row_stride * size, offset * size, apart * size, place.align, self.piece * size)
+        piece = self.count if self._whole(node, place) else self.piece
+        strides = (place.row_stride * size, offset * size, apart * size, place.align, piece * size)
         return next((b for b in (16, 8, 4) if all(s % b == 0 for s in strides)), 0)
 
     def _vector(self, node: Node, place: Place, lead: Index) -> list[TirExpr]:
@@ -271,7 +278,7 @@ class _Span:
         first, second = (known(node, (*(i if isinstance(i, int) else member for i in lead), 0)) for member in range(2))
         at = self._address(place, self.unit + (first + own.further(second - first)))
         buffer = self.w[own.names["read", node, 0]]
-        size_at_once = self._bytes(place, first, second - first)
+        size_at_once, whole = self._bytes(node, place, first, second - first), self._whole(node, place)
         if not size_at_once:
             loads = [tirx.BufferLoad(buffer, [at + apart if u else at]) for u, apart in enumerate(self.apart)]
             self.loaded[key] = [self.w.keep(tirx.Cast(own.arithmetic, load)) for load in loads]
@@ -282,16 +289,18 @@ class _Span:
         step = size_at_once // 4
         for first in range(0, words, step):
             parts = [registers[first + i] for i in range(step)]
-            address = buffer.ptr_to([at + self.apart[first * 4 // size] if first else at])
+            behind = first * 4 // size
+            address = buffer.ptr_to([at + (behind if whole else self.apart[behind]) if first else at])
             self.w.do(I.ptx[f"ld.global{_vector_of(step)}.{kind}"](*parts, address))
         self.loaded[key] = [_unpacked(registers, u, place.dtype) for u in range(self.count)]
         return self.loaded[key]
 
-    def _write(self, name: str, place: Place, offset: int, apart: int, values: Sequence[TirExpr]) -> None:
-        """Consecutive units from self.unit on. apart: elements from one member to the next."""
-        buffer, size = self.w[name], SIZES[place.dtype]
+    def _write(self, node: Node, name: str, place: Place, where: tuple[int, int], values: Sequence[TirExpr]) -> None:
+        """Consecutive units from self.unit on. where: elements before them in a row, and from one member to the
+        next."""
+        buffer, size, (offset, apart) = self.w[name], SIZES[place.dtype], where
         at = self._address(place, self.unit + (offset + self.problem.further(apart)))
-        size_at_once = self._bytes(place, offset, apart)
+        size_at_once, whole = self._bytes(node, place, offset, apart), self._whole(node, place)
         if not size_at_once:
             for u, value in enumerate(values):
                 with self._there(u):
@@ -303,7 +312,7 @@ class _Span:
         for first in range(0, len(words), step):
             u = first * each // size
             address = buffer.ptr_to([at + u if u else at])
-            with self._there(u):
+            with nullcontext() if whole else self._there(u):
                 self.w.do(I.ptx[f"st.global{_vector_of(step)}.{kind}"](address, *words[first : first + step]))
 
     def _there(self, u: int) -> AbstractContextManager[None]:

@@ -26,12 +26,14 @@ TENSOR = PRECISIONS[2:]  # whose products tensor cores make
 @dataclass(frozen=True)
 class Place:
     """How a value lies in memory. row_stride: in elements; 0: the same for every row (a parameter). align: bytes that
-    pointers to it are known to be a multiple of. every: rows that a parameter has, which then begin again; 0: all."""
+    pointers to it are known to be a multiple of. every: rows that a parameter has, which then begin again; 0: all.
+    spare: whether what a row has behind its elements is nobody's, and may be read and written with them."""
 
     dtype: str
     row_stride: int
     align: int = 16
     every: int = 0
+    spare: bool = False
 
     def row(self, row: Expr) -> Expr:
         """Which of the rows in memory is that one."""

@@ -330,7 +330,8 @@ class Layout:
         home = self.home.get(node)
         vector = vector or (node.shape[-1:] > (1,) and home is not None and home.kind == "gemm" and home.root is node)
         vector = vector or self._moved_alone(node)
-        return self._padded(node, self.storage if vector or operand else self.arithmetic)
+        found = self._padded(node, self.storage if vector or operand else self.arithmetic)
+        return found if operand else replace(found, spare=True)
 
     def _moved_alone(self, node: Node) -> bool:
         """Whether kernels of rows alone write and read a value, in a layer of matrices without a loop over time: such a
