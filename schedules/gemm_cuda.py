@@ -55,7 +55,8 @@ class GemmCuda:
     few: up to so many rows the few_* tile is used; least, fewer: without wgmma, tiles for fewer rows than that.
     wide: from so many rows on wgmma with the wide_* tile; below `slim` rows with a quarter of its columns, below `mid`
         with half.
-    tall, taller: from *_from to so many rows, before these, wgmma whose blocks share K, with the tile of that name.
+    tall, taller: from *_from to so many rows, before these, wgmma whose blocks share K, with the tile of that name;
+        *_listed: the same of lists, which lose rows from step to step.
     many: all others.
 
     Of a tile, few_*, many_* and skinny_*: rows, columns, warps (down rows), along (warps along columns), split (parts
@@ -346,7 +347,20 @@ def _tall(unit: Unit, target: Target, block: int, ladder: Config, knob: Knobs) -
     for name, (last, first, shape) in zip(TALL_NAMES, found, strict=True):
         knobs |= {name: knob(name, (0, last), last), f"{name}_from": first, f"{name}_rows": shape.rows}
         knobs |= {f"{name}_columns": shape.columns, f"{name}_along": 1, f"{name}_cluster": shape.parts or 1}
+        more = [rows for rows in every if rows > last] if last and unit.region == "step" else []
+        ends = (rows for rows in more if not _list_gains(own, shape, ladder, rows, target))
+        end = next(ends, TALL_BATCHES.stop)
+        knobs[f"{name}_listed"] = max([last, *(rows for rows in more if rows < end)])
     return knobs
+
+
+def _list_gains(own: Product, shape: Shape, ladder: Config, rows: int, target: Target) -> bool:
+    """Whether a shape takes less than the others' tiles over all steps of a list that has so many rows at first, and
+    ever fewer. GRU 1044, 305 rows with lengths, tf32, H200: 8321 us a call by the others' tiles, which take as long
+    however few rows are left; 6716 by a shape of two turns at first, of one from 256 rows on."""
+    left = range(HIGH, rows + HIGH, HIGH)
+    own_us = sum(tiles_us(own, now, shape, target) for now in left)
+    return own_us < (1 - TALL_GAINS[False]) * sum(_others(own, target, ladder, rows, now)[0] for now in left)
 
 
 def _rung(
@@ -374,15 +388,15 @@ def _gains(
     return {rows: gain if gain > others[rows][1] else 0.0 for rows, gain in saved.items()}
 
 
-def _others(own: Product, target: Target, ladder: Config, rows: int) -> tuple[float, float]:
+def _others(own: Product, target: Target, ladder: Config, rows: int, left: int = 0) -> tuple[float, float]:
     """(microseconds by the tiles that are there for so many rows, the part of them that others must gain): more where
-    they leave room for another product beside them, as of the other direction."""
+    they leave room for another product beside them, as of the other direction. left: of a list, the rows that are."""
     if not ladder["wide_columns"]:
-        tiles = -(-rows // (2 * HIGH)) * -(-own.columns // (2 * HIGH))
+        tiles = -(-(left or rows) // (2 * HIGH)) * -(-own.columns // (2 * HIGH))
         return -(-tiles // target.sms) * own.deep * MANY_US + KERNEL_US, TALL_GAINS[2 * tiles <= target.sms]
     part = next((part for size, part in (("slim", 4), ("mid", 2)) if rows < ladder[size]), 1)
     shape = Shape(ladder["wide_columns"] // part, pairs=part == 1)
-    return tiles_us(own, rows, shape, target), TALL_GAINS[2 * tiles_of(own, rows, shape) <= target.sms]
+    return tiles_us(own, left or rows, shape, target), TALL_GAINS[2 * tiles_of(own, left or rows, shape) <= target.sms]
 
 
 def _tall_shapes(own: Product, block: int) -> Iterator[Shape]:

@@ -120,3 +120,12 @@ def test_few_tiles_share_k() -> None:
     for other in (unit("tf32", 4, 512, 512, rows=256), unit("bfloat16", 4, 2048, 2048, rows=256)):
         assert not best(other, GPU)[1]["tall"]
     assert not best(unit("tf32", 4, 326, 2960, "before", rows=390), target.resolve("nvidia-a100"))[1]["tall"]
+
+
+def test_a_list_takes_the_tile_of_the_rows_that_it_soon_has() -> None:
+    """Of a step; a hoisted product's list has its rows all the time."""
+    step, hoisted = (
+        best(replace(unit("tf32", 3, 1044, 1044, region), batches=()), GPU)[1] for region in ("step", "before")
+    )
+    assert step["tall_from"] <= step["tall"] < 305 <= step["tall_listed"] < step["taller_from"]
+    assert all(hoisted[f"{name}_listed"] == hoisted[name] > 0 for name in ("tall", "taller"))

@@ -69,6 +69,13 @@ def test_kernels_whose_rows_others_take_are_left_out() -> None:
     assert (names["kernel_skinny_half"], names["kernel_skinny"]) == ("rows <= 8", "rows <= 32")
 
 
+def test_lists_have_an_end_of_their_own() -> None:
+    found = made(hoisted(3, 1044, [1044], "step"), "tf32", listed=True).variants
+    most = {v.kernel.name: (v.listed, v.most) for v in found if "tall" in v.kernel.name}
+    listed, plain = most["kernel_tall_listed"], most["kernel_tall"]
+    assert listed[0] and not plain[0] and listed[1] > plain[1]
+
+
 def test_large_hoisted_products_have_kernels_for_hopper() -> None:
     names = [v.kernel.name for v in made(hoisted(4, 512, [256])).variants]
     assert names == ["kernel_share1", "kernel_mid", "kernel_wide", "kernel_many"]

@@ -205,7 +205,8 @@ def _tall(name: str, problem: Problem, knobs: Config, size: str, lists: bool) ->
     tile = replace(tile, stages=_stages(problem, tile, knobs["share_bytes"]))
     when = knobs[f"{size}_from"], knobs[size], (*_aligned(problem), *(["!given"] if problem.given else []))
     lists = lists and bool(knobs.get("wide_columns"))
-    return [*_by_wgmma(f"{name}_{size}", problem, (tile, WgmmaSplitKGemm), when, lists)] if tile.fits else []
+    found = [*_by_wgmma(f"{name}_{size}", problem, (tile, WgmmaSplitKGemm), when, lists)] if tile.fits else []
+    return [replace(own, most=knobs.get(f"{size}_listed", own.most)) if own.listed else own for own in found]
 
 
 def _by_wgmma(
