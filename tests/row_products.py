@@ -23,7 +23,8 @@ def operand(name: str, depth: int, stride: int, dtype: str, offset: int | None =
 def sums(
     kernel: Kernel, blocks: int, lefts: Sequence[Operand], right: Operand, rows: int, parts: int, dtype: str = "float32"
 ) -> tuple[np.ndarray, ...]:
-    """What the kernel makes of random rows, added up over parts, and what it should be. What is in no row is NaN.
+    """What the kernel makes of random rows, added up over parts, and what it should be. What is in no row is NaN. A
+    second call adds the same: results are halved.
 
     blocks: of one part. dtype: of the sums."""
     rng = np.random.default_rng(0)
@@ -35,5 +36,6 @@ def sums(
         arrays[one.name] = encoded(whole, one.place.dtype)
         values[one.name] = decoded(arrays[one.name], one.place.dtype)[:rows, offset : offset + one.depth]
     arrays["sums"] = np.full((parts, len(lefts), lefts[0].depth, right.depth), np.nan, dtype)
-    run(kernel, arrays, {"rows": rows, "parts": parts}, parts * blocks)
-    return arrays["sums"].sum(0), np.stack([values[one.name].T @ values[right.name] for one in lefts])
+    for add in range(2):
+        run(kernel, arrays, {"rows": rows, "parts": parts, "add": add}, parts * blocks)
+    return arrays["sums"].sum(0) / 2, np.stack([values[one.name].T @ values[right.name] for one in lefts])

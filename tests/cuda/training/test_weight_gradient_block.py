@@ -58,7 +58,7 @@ def test_every_block_has_its_own_place(rows: int, parts: int) -> None:
     blocks = TILE.tiles(2, 100, 200) * parts
     kernel = TILE.kernel("f", [operand("a", 100, 100, "float32")] * 2, operand("b", 200, 200, "float32"))
     sums = np.full((blocks, FACTS), np.nan, "f4")
-    run(kernel, {"sums": sums}, {"rows": rows, "parts": parts}, blocks)
+    run(kernel, {"sums": sums}, {"rows": rows, "parts": parts, "add": 0}, blocks)
     places = {tuple(row[:4]) for row in sums.tolist()}
     assert places == {(p, n, m, k) for p in range(parts) for n in (0, 1) for m in (0, 64) for k in (0, 128)}
     for tile in np.unique(sums[:, 1:4], axis=0):

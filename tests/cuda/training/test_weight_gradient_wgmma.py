@@ -71,7 +71,7 @@ def test_pairs_of_parts_are_added_up(height: int, width: int, rows: int) -> None
     arrays = {name: encoded(value, "bfloat16") for name, value in names.items()}
     arrays |= {"sums": np.full((2, 2, height, width), np.nan, "f4"), "totals": np.full((2, 1, height), np.nan, "f4")}
     kernel = tile.kernel("gradients", lefts, right)
-    run(kernel, arrays, {"rows": rows, "parts": 4}, 4 * tile.tiles(2, height, width))
+    run(kernel, arrays, {"rows": rows, "parts": 4, "add": 0}, 4 * tile.tiles(2, height, width))
     a0, a1, b = (decoded(arrays[o.name], "bfloat16")[:, : o.depth] for o in (*lefts, right))
     for n, one in enumerate((a0, a1)):
         expected = one.T @ b
@@ -122,7 +122,7 @@ def test_heads_and_the_left_operands_own_sums(
     arrays["sums"] = np.full((parts, 2, heads, *shape), np.nan, "f4")
     arrays |= {"totals": np.full((parts, len(totals), heads, height), np.nan, "f4")} if totals else {}
     kernel = tile.kernel("gradients", lefts, right)
-    run(kernel, arrays, {"rows": rows, "parts": parts}, parts * tile.tiles(2, height, width))
+    run(kernel, arrays, {"rows": rows, "parts": parts, "add": 0}, parts * tile.tiles(2, height, width))
     a0, a1, b = (decoded(arrays[o.name], precision)[..., : o.depth] for o in (*lefts, right))
     for n, one in enumerate((a0, a1)):
         expected = np.einsum("rhm,rhn->hnm" if turned else "rhm,rhn->hmn", one, b)
@@ -170,7 +170,7 @@ def test_all_left_operands_of_one_block(
         order = (heads, len(own)) if beside else (len(own), heads)
         arrays[f"totals{n}"] = np.full((parts // adds, *order, height), np.nan, "f4")
     blocks = parts * tile.tiles(6, height, width)
-    run(tile.kernel("gradients", lefts, *rights), arrays, {"rows": rows, "parts": parts}, blocks)
+    run(tile.kernel("gradients", lefts, *rights), arrays, {"rows": rows, "parts": parts, "add": 0}, blocks)
     values = {o.name: decoded(arrays[o.name], "bfloat16")[..., : o.depth] for o in (*lefts, *rights)}
     sums_of = [arrays[f"sums{n}"].sum(0) for n in range(2)]
     for n in range(6):
@@ -261,7 +261,7 @@ def packed_sums(
     arrays["sums"] = np.full((parts, lefts, height, width), np.nan, "f4")
     arrays |= {"totals": np.full((parts, 1, height), np.nan, "f4")} if tile.totals else {}
     kernel = tile.kernel("gradients", *sides(lefts, height, width))
-    run(kernel, arrays, {"rows": rows, "parts": parts}, parts * tile.tiles(lefts, height, width))
+    run(kernel, arrays, {"rows": rows, "parts": parts, "add": 0}, parts * tile.tiles(lefts, height, width))
     for left in (left for own in tile.totals for left in own):
         np.testing.assert_allclose(arrays["totals"].sum(0)[0], values[left].sum(0), rtol=1e-4, atol=1e-4)
     return arrays["sums"].sum(0), np.stack([left.T @ values[-1] for left in values[:-1]])

@@ -22,6 +22,8 @@ from tvm_rnn.cuda.layer.pointers import arithmetic, storage
 from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import int64, uint32, wide
 
+Found = tuple[TirExpr, TirExpr]  # a place in an array, and whether the result has it
+
 
 @dataclass(frozen=True)
 class WeightGradientTile(BlockTile):
@@ -79,10 +81,10 @@ class WeightGradientTile(BlockTile):
         """sums[part, left, head, m, n], or [part, head, left, m, n], of `lefts` (of one depth) with `rights`
         (likewise), each of which is for its equal part of `lefts`, in order, and has an array of its own, for all rows;
         and arrays of totals[part, n, head, m], or [part, head, n, m], of the left operands that `totals` names;
-        scalars: rows, parts. What is added up counts as one part."""
+        scalars: rows, parts, and whether sums are added to what is there. What is added up counts as one part."""
         made = [*numbered("sums", len(rights)), *numbered("totals", len(self.totals))]
         pointers = [*self.pointers(lefts, rights), *((name, arithmetic(self.precision)) for name in made)]
-        scalars = [("rows", "int64"), ("parts", "int64")]
+        scalars = [("rows", "int64"), ("parts", "int64"), ("add", "int32")]
         return self.write(name, self.precision, pointers, scalars, lambda w: self.body(w, lefts, rights))
 
 
@@ -161,6 +163,28 @@ class WeightGradientBlock(Stages):
         if tile.heads == 1:
             return part * each + left
         return (part * tile.heads + head) * each + left if tile.beside else (part * each + left) * tile.heads + head
+
+    def _store_sums(self, name: str, places: Sequence[Found], values: Sequence[TirExpr]) -> None:
+        """Values, of which each place has one or two, as they are or added to what is there: that is asked for before
+        the first is stored."""
+        w, array = self.w, self.w[name]
+        each, dtype = len(values) // len(places), arithmetic(self.tile.precision)
+        there = w.tile(len(values), dtype=dtype)
+        there.fill(tirx.const(-0.0, dtype))  # which changes no number
+        with w.when(tirx.NE(w["add"], tirx.const(0, "int32"))):
+            for n, (at, inside) in enumerate(places):
+                with w.when(inside):
+                    if each == 2:
+                        w.do(I.ptx["ld.global.v2.f32"](*there.flat[2 * n : 2 * n + 2], array.ptr_to([at])))
+                    else:
+                        there.store(array[at], n)
+        found = [there.flat[n] + value for n, value in enumerate(values)]
+        for n, (at, inside) in enumerate(places):
+            with w.when(inside):
+                if each == 2:
+                    w.do(I.ptx["st.global.v2.f32"](array.ptr_to([at]), *found[2 * n : 2 * n + 2]))
+                else:
+                    w.store(array, found[n], at)
 
     def _copy_both(self, stage: TirExpr, row0: TirExpr) -> None:
         """Start the copies of a stage: rows from where they lie."""

@@ -28,7 +28,7 @@ from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import int64, uint32, wide
 
 from .row_product import RowProduct
-from .weight_gradient_block import WeightGradientBlock, WeightGradientTile
+from .weight_gradient_block import Found, WeightGradientBlock, WeightGradientTile
 
 THREADS, WARPS_DOWN, WARPS_ACROSS = 256, 2, 4
 TURNED = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16"
@@ -160,13 +160,15 @@ class _Staged(WeightGradientBlock):
             return row, shift
         return tirx.truncdiv(row, int64(vectors)), shift + tirx.truncmod(row, int64(vectors)) * operand.step
 
-    def _store(self, line: TirExpr, column: TirExpr, value: TirExpr) -> None:
-        w = self.w
-        line, column = w.bind(self.line + line), w.bind(self.column + column)
-        with w.when(tirx.And(line < self.height, column < self.width)):
+    def _store(self, sums: Sequence[tuple[TirExpr, TirExpr, TirExpr]]) -> None:
+        """Lines and columns of the tile, with their sums."""
+        w, places = self.w, list[Found]()
+        for line, column, _ in sums:
+            line, column = w.bind(self.line + line), w.bind(self.column + column)
             outer, size, inner = (column, self.height, line) if self.tile.turned else (line, self.width, column)
             at = self._result() * (self.height * self.width) + wide(outer) * size + wide(inner)
-            w.store(w["sums"], value, at)
+            places.append((w.bind(at), tirx.And(line < self.height, column < self.width)))
+        self._store_sums("sums", places, [value for *_, value in sums])
 
 
 class _OnTensorCores(_Staged):
@@ -221,12 +223,14 @@ class _OnTensorCores(_Staged):
     def _finish(self) -> None:
         product = self.product
         for m in range(product.high):
+            found = []
             for n in range(product.broad):
                 for half in range(2):
                     for odd, value in enumerate(product.acc[m, n, half]):
                         line = self.down * (16 * product.high) + (16 * m + half * 8) + self.lane // 4
                         column = self.across * (8 * product.broad) + (8 * n + odd) + self.lane % 4 * 2
-                        self._store(line, column, value)
+                        found.append((line, column, value))
+            self._store(found)
 
 
 class _WithoutTensorCores(_Staged):
@@ -256,7 +260,8 @@ class _WithoutTensorCores(_Staged):
     def _finish(self) -> None:
         vector = self.vector
         for m in range(self.tile.high // 16):
+            line, found = m // vector * (16 * vector) + self.tx // 16 * vector + m % vector, []
             for n, value in enumerate(self.acc[m]):
-                line = m // vector * (16 * vector) + self.tx // 16 * vector + m % vector
                 column = n // vector * (16 * vector) + self.tx % 16 * vector + n % vector
-                self._store(line, column, value)
+                found.append((line, column, value))
+            self._store(found)

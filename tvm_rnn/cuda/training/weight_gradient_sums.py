@@ -63,7 +63,7 @@ class Packed:
 class GradientLaunch:
     """Sums of one launch, of one shape. arguments: what the kernel's pointers stand for, but for the last. totals:
     arrays of sums of left operands that it makes too. rights: right operands, each of an equal part of the sums.
-    beside, adds: as of `WeightGradientTile`."""
+    beside, adds: as of `WeightGradientTile`. into: sums of one part are added to what is there as they are made."""
 
     nodes: tuple[Node, ...]
     kernel: Kernel
@@ -75,6 +75,7 @@ class GradientLaunch:
     rights: int = 1
     beside: bool = False
     adds: int = 1
+    into: bool = False
 
     @property
     def made(self) -> list[tuple[Node, ...]]:
@@ -190,7 +191,7 @@ class WeightGradients:
         tile = replace(tile, totals=numbers, beside=beside, adds=adds)
         kernel = tile.kernel(f"{self.name}_totals{len(self.launches)}", lefts, *rights)
         sides = (self._packed(0, lefts), self._packed(len(lefts), rights)) if packed else ()
-        own = blocks, tile.resident, sides, totals, len(rights), beside, tile.adds
+        own = blocks, tile.resident, sides, totals, len(rights), beside, tile.adds, True
         self.launches.append(GradientLaunch(nodes, kernel, found, *own))
 
     def _arrays(self, totals: Sequence[Node], beside: bool) -> tuple[tuple[Node, ...], ...]:
@@ -367,11 +368,18 @@ class WeightGradients:
     # --- memory and statements -------------------------------------------------------------------------------------
 
     def reserve(
-        self, program: Program, rows: str, copies: HostExpr = 1, beside: HostExpr = 1, again: str = "1"
+        self,
+        program: Program,
+        rows: str,
+        copies: HostExpr = 1,
+        beside: HostExpr = 1,
+        again: str = "1",
+        given: tuple[Pointer, str] | None = None,
     ) -> None:
         """Memory for the parts' sums, for so many rows at most; into how many parts they are cut. copies: of all that,
         for layers that run at the same time. beside: so many share the multiprocessors. again: a condition: sums are
-        added to those of other rows. Else those of one part are made where they go."""
+        added to those of other rows. Products of one part are made where they go, columns where nothing is there.
+        given: memory for operands in their other order, and bytes of a copy: `side_bytes` at least."""
         self.parts = []
         for launch in self.launches:
             most = f"max<int64_t>(1, {launch.resident} * sms / ({launch.blocks} * {beside}))"
@@ -381,19 +389,25 @@ class WeightGradients:
         aligned, sizes = ALIGNMENT // ITEM_BYTES[self.dtype], "int64_t(1)"
         for parts, launch in zip(self.parts, self.launches, strict=True):
             left = program.let("left", f"{parts} / {launch.adds}")
-            sizes = f"max<int64_t>({sizes}, ({again} || {left} > 1 ? {left} * {launch.size} : 0))"
+            apart = f"{left} > 1" if launch.into else f"{again} || {left} > 1"
+            sizes = f"max<int64_t>({sizes}, ({apart} ? {left} * {launch.size} : 0))"
         self.size = program.let("size", f"({sizes} + {aligned - 1}) / {aligned} * {aligned}")
         self.sums = program.buffer("sums", f"({copies}) * {self.size}", self.dtype)
-        self.sides = [self._side(program, rows, side, copies) for side in range(2)]
+        first, second = self.side_bytes(rows)
+        if given is None:
+            size = program.let("size", f"{first} + {second}")
+            given = program.buffer("packed", f"({copies}) * {size}"), size
+        place, size = given
+        self.sides = [(place, size), (place.at(first), size)]
 
-    def _side(self, program: Program, rows: str, side: int, copies: HostExpr) -> tuple[Pointer, str]:
-        """Memory for the left or right operands of a product in their other order, one product's at a time, and bytes
-        of a copy."""
+    def side_bytes(self, rows: str) -> tuple[str, str]:
+        """Of the left and the right operands of a product in their other order, one product's at a time."""
+        return self._side_bytes(rows, 0), self._side_bytes(rows, 1)
+
+    def _side_bytes(self, rows: str, side: int) -> str:
         most = max((launch.packed[side].squares for launch in self.launches if launch.packed), default=0)
         deep, beyond = wgmma.rows_of_stage(self.precision), 2 * TILE_SQUARES  # what tiles read beside the last squares
-        size = f"(({rows}) + {deep - 1}) / {deep} * {most * SQUARE_BYTES} + {beyond * SQUARE_BYTES}" if most else "0"
-        size = program.let("size", size)
-        return program.buffer("packed", f"({copies}) * {size}"), size
+        return f"((({rows}) + {deep - 1}) / {deep} * {most * SQUARE_BYTES} + {beyond * SQUARE_BYTES})" if most else "0"
 
     def pointers(self, program: Program, ready: Mapping[tuple[Node, ...], Pointer]) -> dict[Node, Pointer]:
         """Memory for the sums of one layer and direction, each dense. ready: memory that is there, for these sums in
@@ -434,12 +448,13 @@ class WeightGradients:
                         host.launch(kernel, [source, sides[number]], [rows])
                 packed[number] = side.key
             left = f"{parts} / {launch.adds}"  # what a cluster does not add up
-            folded = f"{left} > 1 || ({add})"
+            folded = f"{left} > 1" if launch.into else f"{left} > 1 || ({add})"
             start, arrays = 0, list[tuple[Pointer, Pointer, int]]()
             for nodes in launch.made:
                 arrays.append((parted.at(f"{left} * {start}"), gradients[nodes[0]], elements(nodes)))
                 start += elements(nodes)
             sums = [Pointer(f"({folded} ? {own.text} : {into.text})", self.dtype) for own, into, _ in arrays]
-            host.launch(launch.kernel, [*(sides if launch.packed else pointers), *sums], [rows, parts])
+            more = [f"!({folded}) && ({add}) ? 1 : 0"] if launch.into else []
+            host.launch(launch.kernel, [*(sides if launch.packed else pointers), *sums], [rows, parts, *more])
             with host.when(folded):
                 self._fold_all(host, arrays, left, add)

@@ -40,7 +40,7 @@ from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import int64, uint32, wide
 
 from .row_product import RowProduct
-from .weight_gradient_block import WeightGradientBlock, WeightGradientTile, numbered
+from .weight_gradient_block import Found, WeightGradientBlock, WeightGradientTile, numbered
 
 SQUARE = 64  # columns
 PACKERS = 128
@@ -55,6 +55,7 @@ REGISTERS = {1: (40, 232), 2: (40, 232), 3: (24, 160)}
 # Of blocks that multiply several left operands: stages, as many as have room, a thread's sums, bytes of shared memory,
 # and parts of the rows.
 STAGES_OF_ALL, MOST_SUMS, SHARED_BYTES, PARTS = (4, 3), 192, 232448, 8
+PAIRS = 16  # of sums that a thread stores: so many are asked for at once, where they are added to
 PAIR = 2  # parts of the rows that a cluster adds up; of clusters of four only 30 have room on an H200
 LEAST = 64  # lines and columns below which the other kernel's tiles waste less
 # Tensor cores' rates and memory's, as measured on an H200, in FLOP/s and bytes/s: with packed operands and without.
@@ -377,19 +378,17 @@ class _WgmmaWeightGradient(WeightGradientBlock, WgmmaStages):
         pairs = self.width % 2 == 0 and not tile.turned
         across, down = (self.height, 1) if tile.turned else (1, self.width)
         start = w.keep(self._result(number) * size + wide(line) * down)
-        for i, pair in enumerate(sums):
-            column = w.bind(self.column + first + 8 * i + self.lane % 4 * 2)
-            if pairs:
-                with w.when(column < self.width):
-                    w.do(I.ptx["st.global.v2.f32"](w[name].ptr_to([start + wide(column)]), *pair))
-                continue
-            for odd, value in enumerate(pair):
-                with w.when(column + odd < self.width):
-                    w.store(w[name], value, start + wide(column + odd) * across)
+        for begin in range(0, len(sums), PAIRS):
+            places, part = list[Found](), sums[begin : begin + PAIRS]
+            for i in range(begin, begin + len(part)):
+                column = w.bind(self.column + first + 8 * i + self.lane % 4 * 2)
+                for odd in range(1 if pairs else 2):
+                    places.append((w.bind(start + wide(column + odd) * across), column + odd < self.width))
+            self._store_sums(name, places, [value for pair in part for value in pair])
 
     def _store_totals(self, number: int, line: TirExpr, value: TirExpr) -> None:
         """A line's total, by the lane that has the first column, of a block that has."""
-        w, tile = self.w, self.tile
+        tile = self.tile
         mine = tirx.And(tirx.EQ(self.column, 0), tirx.EQ(self.lane % 4, 0))
         arrays = zip(numbered("totals", len(tile.totals)), tile.totals, strict=True)
         places = [(name, lefts, place) for name, lefts in arrays for place in range(len(lefts))]
@@ -399,8 +398,7 @@ class _WgmmaWeightGradient(WeightGradientBlock, WgmmaStages):
                 continue
             matrix = self._matrix(place, len(lefts))
             own = tirx.And(tirx.EQ(self.group, group), tirx.And(self.there, line < self.height))
-            with w.when(tirx.And(mine, own)):
-                w.store(w[name], value, matrix * self.height + wide(line))
+            self._store_sums(name, [(matrix * self.height + wide(line), tirx.And(mine, own))], [value])
 
 
 class _AsTheyLie(_WgmmaWeightGradient):
