@@ -20,6 +20,7 @@ from tvm_rnn.cuda.training.add_entry_points import plan
 from tvm_rnn.cuda.training.plan_backward import Sequences, Tiles, gradient_width
 from tvm_rnn.options import Options
 from tvm_rnn.passes import parallelise_time
+from tvm_rnn.passes.fuse_pointwise import read_at_last
 from tvm_rnn.passes.pipeline import passed
 from tvm_rnn.target import resolve
 
@@ -63,6 +64,28 @@ def test_what_one_chain_has_in_registers_has_no_memory() -> None:
     held = {*layer.layout.hoisted_nodes} - {*found}
     used = {argument.node for _, work in layer.groups for argument in work.arguments if argument.role != "weight"}
     assert held and held.isdisjoint(used)
+
+
+@pytest.mark.broad_after(1)
+@pytest.mark.parametrize("keep", ["states", "values"])
+def test_operands_in_another_order_lie_where_hoisted_values_were(keep: str) -> None:
+    """LSTM of 1024, 100 steps of 64 rows: the gates' gradients, these in order, and x or states in order."""
+    net, unit = RNN(cells.lstm, 1024, 1024, dtype="bfloat16"), 100 * 64 * 1024 * 2
+    trained = plan(passed(net, Options(target=H200, training=keep, precision="bfloat16")), H200)
+    passing = trained.backward.backs[0].layer.passing
+    assert passing is not None and len(passing.values) == (4 if keep == "states" else 0)
+    assert 9 * unit < working_memory(trained.programs[1], 132)(100, 64) < 10 * unit
+
+
+@pytest.mark.parametrize("cell", ["lstm", "lem", "sru"])
+def test_what_sums_read_is_there_behind_the_steps(cell: str) -> None:
+    _, plans = trained(cell, precision="bfloat16")
+    (back,) = plans.backward.backs
+    passing = back.layer.passing
+    assert passing is not None
+    nodes = {node for node, _ in passing.values}
+    assert nodes.isdisjoint(back.early) and nodes.isdisjoint(read_at_last(back.layer.graph))
+    assert {*back.layer.hoisted_rows} - nodes == {*back.early} & {*back.layer.hoisted_rows}
 
 
 def test_two_directions_are_added_up() -> None:
@@ -149,9 +172,10 @@ BYTES = STEPS * B * WIDTH * 2
 def tiles(layers: int, wave: int) -> tuple[Tiles, Program]:
     program = Program("bfloat16")
     program.buffer("before", "B * 1000")
-    return Tiles(
-        network("lstm", 3, WIDTH, dtype="bfloat16", num_layers=layers), program, str(STEPS), str(wave)
-    ), program
+    net = network("lstm", 3, WIDTH, dtype="bfloat16", num_layers=layers)
+    made = Tiles(net, program, str(STEPS), str(wave))
+    made.last = program.buffer("last", made.size, "bfloat16")
+    return made, program
 
 
 def offset(program: Program, pointer: Pointer) -> int:

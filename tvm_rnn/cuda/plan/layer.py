@@ -46,6 +46,7 @@ from tvm_rnn.cuda.model.launched_step_time import predict_steps
 from tvm_rnn.cuda.model.persistent_step_time import predict
 from tvm_rnn.cuda.model.start_time import start_us
 from tvm_rnn.cuda.plan.launches import LaunchedRows, launch
+from tvm_rnn.cuda.plan.passing_rows import PassingRows
 from tvm_rnn.cuda.rowwise.chained_groups import chained_groups, chained_groups_kernel, held
 from tvm_rnn.cuda.rowwise.dropout_masks import BITS, WORD, MaskRows, mask_kernel
 from tvm_rnn.cuda.rowwise.live_rows import LiveRows
@@ -109,6 +110,7 @@ class Layer:
     whole: str = "B"  # C++ expression: rows that it takes; `rest` takes the others, as `regime` says
     rest: str = "-1"
     live: LiveRows | None = None  # of calls with lengths, where products may be given a list of rows
+    passing: PassingRows | None = None  # hoisted values whose memory has another use behind the steps
 
     def __post_init__(self) -> None:
         self.precision = self.options.precision
@@ -357,12 +359,12 @@ class Layer:
     @property
     def bytes_per_row(self) -> int:
         """Of hoisted values, copies of inputs and gradients of matrices, for one row of a tile."""
-        places = [*map(self.layout.hoisted, self._hoisted_rows), *self.layout.copied.values()]
+        places = [*map(self.layout.hoisted, self.hoisted_rows), *self.layout.copied.values()]
         marks = sum(prod(node.shape) for node in self._marked_here) * ITEM_BYTES[self.marks_dtype] // EVERY
         return sum(p.row_stride * ITEM_BYTES[p.dtype] for p in places) + marks
 
     @cached_property
-    def _hoisted_rows(self) -> list[Node]:
+    def hoisted_rows(self) -> list[Node]:
         """The hoisted values that have memory: what one chain alone makes and reads, it may have in registers."""
         chains = [(own, work) for own, work in self.groups if own[0].region == "before" and isinstance(work, Rows)]
         held = {node for own, _ in chains for group in own for node in group.stored}
@@ -419,10 +421,14 @@ class Layer:
             pointer, size = self.reserved[name, dtype]
             return pointer.at(f"({copy}) * {size}")
 
-        hoisted, step = {}, {}
-        for i, node in enumerate(self._hoisted_rows):
+        hoisted, step = dict[Node, Pointer](), {}
+        if self.passing is not None:
+            self.passing.reserve(program, rows, copies)
+            hoisted = self.passing.hoisted(copy)
+        for i, node in enumerate(self.hoisted_rows):
             place = self.layout.hoisted(node)
-            hoisted[node] = reserve(f"hoisted{i}", f"{rows} * {place.row_stride}", place.dtype)
+            if node not in hoisted:
+                hoisted[node] = reserve(f"hoisted{i}", f"{rows} * {place.row_stride}", place.dtype)
         for i, (node, places) in enumerate(self.layout.step_nodes.items()):
             step[node] = [reserve(f"step{i}", f"B * {p.row_stride}", p.dtype) for p in places]
         # Of regimes that one call may use one after the other: the memory is that of the one which needs most.

@@ -21,7 +21,7 @@ The gradient of the last layer's output is the user's; a copy of it lies beside 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -38,9 +38,10 @@ from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
 from tvm_rnn.cuda.plan.images import Images
 from tvm_rnn.cuda.plan.layer import Layer
 from tvm_rnn.cuda.plan.network import HOISTED_BYTES, STREAMS, Plan, Visit
+from tvm_rnn.cuda.plan.passing_rows import PassingRows
 from tvm_rnn.cuda.rowwise.scan_over_time import Scan
 from tvm_rnn.cuda.rowwise.state_moves import Tile
-from tvm_rnn.graph.graph import Graph, Group, Node, sums_rows
+from tvm_rnn.graph.graph import Graph, Group, Node, is_move, sums_rows
 from tvm_rnn.network.layer import weight_name
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.passes.fuse_pointwise import bases, quotients, read_at_last
@@ -67,6 +68,19 @@ def _walks_output(graph: Graph) -> bool:
 def gradient_width(net: RNN) -> int:
     """Elements of a row of a layer's gradient."""
     return max(layer.width * net.num_directions for layer in net.layers)
+
+
+def read_later(graph: Graph, stored: Collection[Node]) -> set[Node]:
+    """What anything reads that comes behind the steps: sums over rows, values after them, and gradients of inputs. What
+    is not stored is computed where it is read."""
+    found, todo = set[Node](), [graph.output, *graph.emitted]
+    todo += [a for n in graph.nodes() if sums_rows(n) or graph.region_of(n) == "after" for a in n.args]
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo += node.args if node not in stored or is_move(node) else ()
+    return found
 
 
 @dataclass
@@ -115,11 +129,17 @@ class Tiles:
         self.size = self.program.let("handed_size", size)
         count = f"({self.wave} ? {2 * others} : {min(2, others)})"
         self.tiles = self.program.buffer("between", f"{count} * {self.size}", dtype)
-        self.last = self.program.buffer("between", self.size, dtype)
+        self.last: Pointer | None = None  # of the last layer: where the copy is, when its place is known
+
+    @property
+    def bytes(self) -> str:
+        """Of the copy of the gradient of y."""
+        return f"{self.size} * {ITEM_BYTES[self.net.dtype]}"
 
     def place(self, layer: int, tile: str, row: HostExpr, stride: int) -> Pointer:
         """The row is the tile's first one."""
         if layer + 1 == self.net.num_layers:
+            assert self.last is not None
             return self.last
         return self.tiles.at(f"({self.wave} ? {2 * layer} + ({tile} & 1) : {layer % 2}) * {self.size}")
 
@@ -303,12 +323,23 @@ class BackwardPlan(Plan):
     def _between(self) -> None:
         """Memory for the gradients of layers' outputs."""
         own = self.net, self.program
-        self.layer_gradients = (
-            Sequences(*own, self.segment, self.given_gradients) if self.whole else Tiles(*own, self.steps, self.wave)
-        )
+        tiles = None if self.whole else Tiles(*own, self.steps, self.wave)
+        self.layer_gradients = tiles or Sequences(*own, self.segment, self.given_gradients)
+        for index, back in enumerate(self.backs):
+            code, (left, right) = back.layer, back.weight_gradients.side_bytes(f"{self.steps} * B")
+            later = read_later(code.graph, code.layout.home)
+            nodes = [n for n in code.hoisted_rows if code.layout.home[n].region == "before" and n not in later]
+            given: HostExpr = 0
+            if tiles is not None and index == self.layers.of_layer[-1]:
+                given = tiles.bytes if code.graph.inputs[0] not in later else 0
+                tiles.last = None if given else self.program.buffer("between", tiles.size, self.net.dtype)
+            code.passing = PassingRows([(n, code.layout.hoisted(n)) for n in nodes], given, f"{left} + {right}")
 
     def _reserve(self) -> None:
-        program, rows = self.program, f"{self.steps} * B"
+        program, rows, last = self.program, f"{self.steps} * B", self.visits[-1]
+        if isinstance(self.layer_gradients, Tiles) and self.layer_gradients.last is None:
+            assert last.code.passing is not None
+            self.layer_gradients.last = last.code.passing.beside(self._copy(last)).cast(self.net.dtype)
         self.flags = program.buffer("flags", "T * B")
         program.flags = self.flags.text
         beside = f"({self.wave} ? {self.cuda_streams} : 1)" if self.cuda_streams > 1 else 1
@@ -323,7 +354,10 @@ class BackwardPlan(Plan):
             stride = layout.output.row_stride if added else 0
             last_rows = program.buffer("last", f"{rows} * {stride}", self.net.dtype)
             back.last_rows = last_rows if added else None
-            back.weight_gradients.reserve(program, rows, copies, beside, f"T > {self.steps}")
+            passing = back.layer.passing
+            assert passing is not None and passing.start is not None
+            packed = passing.start, passing.size
+            back.weight_gradients.reserve(program, rows, copies, beside, f"T > {self.steps}", packed)
             back.finish.reserve(program)
         self.sums, self.finish_weights = {}, {}
         for visit in self.visits:
