@@ -19,7 +19,7 @@ import tvm_rnn as rnn
 from tests.runtime.test_runtime_cuda_training import LIMITS, error, gradients
 from tests.test_gpu_training_segments import sizes
 from tvm_rnn.cuda.plan import network as plan
-from tvm_rnn.cuda.training import plan_backward
+from tvm_rnn.cuda.training import plan_backward, weight_gradient_wgmma
 from tvm_rnn.runtime.runtime_memory import plan_of
 
 T, B = 7, 3
@@ -88,6 +88,19 @@ def test_layers_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_backward, "HOISTED_BYTES", 2 * B * 8 * 8)
     net = network("elman", 5, 7, dtype="float64", num_layers=3)
     module = emulator.compile(net, training=True, keep="states")
+    for rows in ({}, flags(T, B)):
+        check(net, module, draw(net, T, B, **rows), monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", [1, 2])
+def test_tiles_share_memory_and_add_up_where_gradients_go(layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operands of weight gradients, put in order, lie where the gates made again were, in tiles of two steps; there the
+    copy of the gradient of y is, too, in calls with lengths."""
+    monkeypatch.setitem(weight_gradient_wgmma.PLAIN_RATE, "bfloat16", 1e6)
+    monkeypatch.setattr(plan_backward, "fewest_steps", lambda us, row_us, sums: "2")
+    net = network("lstm", 8, 8, dtype="bfloat16", num_layers=layers)
+    module = module_of(net, "states")
     for rows in ({}, flags(T, B)):
         check(net, module, draw(net, T, B, **rows), monkeypatch)
 

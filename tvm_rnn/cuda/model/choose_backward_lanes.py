@@ -31,6 +31,10 @@ WAVE_STEPS, WAVE_TILES = 32, 4  # least steps of a tile, and tiles per layer to 
 # estimate, not measured. Steps of a tile take three times that, at least.
 TILE_US = 32.0
 TILE_STEPS_US = 3 * TILE_US
+# Of layers one after the other: what tiles take beside their steps, of these at most; what a tile takes, and for how
+# many elements of sums, read and written, it takes a microsecond more. H200, us of a tile more, predicted and measured:
+# LSTM 1024, 64 rows of 85 steps, 94 and 91; 2560, 66 steps, 194 and 203.
+OWN_SHARE, ALONE_US, SUMS_PER_US = 1 / 12, 75.0, 0.44e6
 STEPS = 128  # of a sequence to weigh by: T is not known
 CLEARLY = 0.85  # of the time alone: shorter sequences gain less
 # Layers at the same time slow each other, and their products too. LSTM, backward, us per step of a layer, measured
@@ -42,6 +46,14 @@ PARTS = 4  # into so many a GPU is divided at most; in two, if not so
 def least_steps(us: float) -> int:
     """Of a tile of backward, where a step takes so long: a tile's own work is a quarter of it, or less."""
     return max(8, min(WAVE_STEPS, ceil(TILE_STEPS_US / max(us, 1.0))))
+
+
+def fewest_steps(us: float, row_us: float, sums: int) -> str:
+    """A C++ expression in B: of a tile of a layer that runs alone, where a step takes so long, and for each row so much
+    more in products over all steps: tiles are as short as costs little, for their rows are what backward has most
+    memory for. sums: elements of gradients of weights, which each tile adds to."""
+    own, step, row = (round(1e6 * part) for part in ((ALONE_US + sums / SUMS_PER_US) / OWN_SHARE, max(us, 1.0), row_us))
+    return f"max<int64_t>(1, {own} / ({step} + B * {row}))"
 
 
 def stack_us(layers: int, at_once: int, us: float, steps: int = STEPS) -> float:

@@ -352,6 +352,11 @@ class Plan:
         self.steps = program.let("tile_steps", self._in_parts(f"min<int64_t>(T, min<int64_t>({whole}, {most}))"))
 
     @property
+    def room(self) -> str:
+        """The steps of which a tile's memory has rows: more for more steps of a call."""
+        return self.steps
+
+    @property
     def _worth_a_fork(self) -> int:
         """Steps of a direction from which on a second stream saves more than it takes: to record and wait for events
         costs nothing within a CUDA graph, and outside of one the time of some launches."""
@@ -396,7 +401,7 @@ class Plan:
         for layer, index in enumerate(self.layers.of_layer):
             code = self.code[index]
             for direction in range(self.directions):
-                work = code.work_buffers(program, f"{self.steps} * B", *self._copies(layer, direction))
+                work = code.work_buffers(program, f"{self.room} * B", *self._copies(layer, direction))
                 weights = code.pack(program, layer, direction)
                 mask_keys = None if self.mask_keys is None else self.mask_keys.of(layer, direction)
                 buffers = Buffers(weights, *states[layer, direction], **work, mask_keys=mask_keys)

@@ -33,7 +33,7 @@ from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.layer.pointers import Place, rows_of_users
 from tvm_rnn.cuda.layer.time_segments import TimeSegment
 from tvm_rnn.cuda.layer.value_layout import Layout, RowSums, Target
-from tvm_rnn.cuda.model.choose_backward_lanes import WAVE_TILES, least_steps, room_for_two
+from tvm_rnn.cuda.model.choose_backward_lanes import WAVE_TILES, fewest_steps, least_steps, room_for_two
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
 from tvm_rnn.cuda.plan.images import Images
 from tvm_rnn.cuda.plan.layer import Layer
@@ -41,10 +41,12 @@ from tvm_rnn.cuda.plan.network import HOISTED_BYTES, STREAMS, Plan, Visit
 from tvm_rnn.cuda.plan.passing_rows import PassingRows
 from tvm_rnn.cuda.rowwise.scan_over_time import Scan
 from tvm_rnn.cuda.rowwise.state_moves import Tile
+from tvm_rnn.graph.flops import graph_flops
 from tvm_rnn.graph.graph import Graph, Group, Node, is_move, sums_rows
 from tvm_rnn.network.layer import weight_name
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.passes.fuse_pointwise import bases, quotients, read_at_last
+from tvm_rnn.passes.keep_choice import RATES
 
 from .gradient_kernels import FinishKernels, InputGradient
 from .plan_forward import Blank, ForwardTrain, blank_kernel
@@ -313,7 +315,27 @@ class BackwardPlan(Plan):
         tiles = program.let("tiles", f"{self.wave} ? {tiles} : 1")
         room = HOISTED_BYTES * (1 if any(code.layout.has_steps for code in self.code) else OVER_TIME)
         most = f"max<int64_t>(1, {room // per_row} / ({self.wave} ? {layers} : 1) / B)"
-        self.steps = program.let("tile_steps", self._in_parts(f"min<int64_t>((T + {tiles} - 1) / {tiles}, {most})"))
+        longest = f"min<int64_t>({most}, {self.wave} ? T : {self._fewest_steps()})"
+        longest = self._in_parts(f"min<int64_t>((T + {tiles} - 1) / {tiles}, {longest})")
+        self._room = program.let("room", longest)
+        count = program.let("count", f"max<int64_t>(1, (T + {self._room} - 1) / {self._room})")
+        self.steps = program.let("tile_steps", self._in_parts(f"(T + {count} - 1) / {count}"))
+
+    @property
+    def room(self) -> str:
+        return self._room
+
+    def _fewest_steps(self) -> HostExpr:
+        """Of a tile of layers one after the other; where nothing goes step by step, more than any call has."""
+        if not all(code.layout.has_steps for code in self.code):
+            return 1 << 30
+        found, rate = "1", RATES[self.options.precision][1]
+        for back, graph in zip(self.backs, self.layers.graphs, strict=True):
+            sums = back.weight_gradients.elements
+            flops = graph_flops(graph, "before") + graph_flops(graph, "after") + 2 * sums
+            us = min(map(back.layer.predicted_us, self.options.batches or EXPECTED_BATCHES))
+            found = f"max<int64_t>({found}, {fewest_steps(us, flops / rate, sums)})"
+        return found
 
     @property
     def marked(self) -> bool:
@@ -323,10 +345,10 @@ class BackwardPlan(Plan):
     def _between(self) -> None:
         """Memory for the gradients of layers' outputs."""
         own = self.net, self.program
-        tiles = None if self.whole else Tiles(*own, self.steps, self.wave)
+        tiles = None if self.whole else Tiles(*own, self.room, self.wave)
         self.layer_gradients = tiles or Sequences(*own, self.segment, self.given_gradients)
         for index, back in enumerate(self.backs):
-            code, (left, right) = back.layer, back.weight_gradients.side_bytes(f"{self.steps} * B")
+            code, (left, right) = back.layer, back.weight_gradients.side_bytes(f"{self.room} * B")
             later = read_later(code.graph, code.layout.home)
             nodes = [n for n in code.hoisted_rows if code.layout.home[n].region == "before" and n not in later]
             given: HostExpr = 0
@@ -336,7 +358,7 @@ class BackwardPlan(Plan):
             code.passing = PassingRows([(n, code.layout.hoisted(n)) for n in nodes], given, f"{left} + {right}")
 
     def _reserve(self) -> None:
-        program, rows, last = self.program, f"{self.steps} * B", self.visits[-1]
+        program, rows, last = self.program, f"{self.room} * B", self.visits[-1]
         if isinstance(self.layer_gradients, Tiles) and self.layer_gradients.last is None:
             assert last.code.passing is not None
             self.layer_gradients.last = last.code.passing.beside(self._copy(last)).cast(self.net.dtype)

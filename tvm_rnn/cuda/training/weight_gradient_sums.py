@@ -422,6 +422,11 @@ class WeightGradients:
         return found
 
     @property
+    def elements(self) -> int:
+        """Of all sums."""
+        return sum(launch.size for launch in self.launches)
+
+    @property
     def in_heads(self) -> set[tuple[Node, ...]]:
         """Sums of which those of one head lie beside each other."""
         return {nodes for launch in self.launches if launch.beside for nodes in launch.made}
