@@ -35,16 +35,17 @@ def lstm(hidden: int, layers: int = 1, dtype: str = "bfloat16") -> rnn.RNN:
 
 def test_what_is_kept_where_nobody_says() -> None:
     """On a GPU states where running products again is cheap beside the rest, which it is not in float32 without tensor
-    cores where weights are large; of one layer, where it takes next to nothing."""
+    cores where weights are large; values of one large layer, beside whose weights they are little."""
     gpu, cpu = resolve("nvidia-h200"), resolve("llvm")
     for net, batch, wanted in (
         (lstm(256), 1, "states"),
         (lstm(256), 32, "states"),
         (lstm(512, 4), 64, "states"),
         (lstm(2560, 2), 64, "states"),
+        (lstm(1024), 64, "states"),
         (lstm(2560), 64, "values"),
         (lstm(2560, 2, dtype="float32"), 64, "values"),
-        (rnn.RNN(rnn.cells.gru, 1024, 1024, dtype="bfloat16"), 64, "values"),
+        (rnn.RNN(rnn.cells.gru, 1024, 1024, dtype="bfloat16"), 64, "states"),
         *((rnn.RNN(rnn.cells.gru, 128, 128, dtype="bfloat16", members=n), 32, kept) for n, kept in MEMBERS),
     ):
         assert chosen(True, net, gpu, (1, batch)) == chosen("auto", net, gpu, (batch,)) == wanted
@@ -52,7 +53,7 @@ def test_what_is_kept_where_nobody_says() -> None:
         assert chosen("values", net, gpu, (batch,)) == "values" and chosen(False, net, gpu) is False
     small = lstm(256, dtype="float32")
     assert chosen(True, small, cpu) == "values" and "CPUs" in why(small, cpu)
-    assert "20% of both passes; 22%" in why(lstm(2560, 2), gpu, (64,)) and "13% is" in why(lstm(2560), gpu, (64,))
+    assert "20% of both passes; 22%" in why(lstm(2560, 2), gpu, (64,)) and "18% is" in why(lstm(2560), gpu, (64,))
     large = lstm(2560, 2, dtype="float32")
     assert chosen(True, large, gpu, (64,), "tf32") == "states" != chosen(True, large, gpu, (64,), "float32")
     assert share_again(large, 64, "tf32") < share_again(large, 64) == share_again(large, 64, "float32")
