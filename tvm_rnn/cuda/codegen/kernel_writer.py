@@ -82,6 +82,14 @@ class Writer:
     def do(self, call: TirExpr) -> None:
         I.evaluate(call)
 
+    def launch_next(self) -> None:
+        """The kernel behind this one may be launched, if it is one of those that begin early."""
+        self.do(I.ptx.griddepcontrol.launch_dependents())
+
+    def wait_for_last(self) -> None:
+        """Until the kernel before this one has ended, and what it wrote is there."""
+        self.do(I.ptx.griddepcontrol.wait())
+
     @contextmanager
     def when(self, condition: Expr) -> Iterator[None]:
         """Statements under a condition. A Python bool is decided now."""
@@ -144,12 +152,14 @@ def write(
     resident: bool = False,
     shares: bool = False,
     early: bool = False,
+    waits: bool = True,
 ) -> Kernel:
     """A device function that `body` writes when it is asked for, in the context of this call (its `flavour`). It must
     call I.cta_id and I.thread_id (or the cluster forms) itself.
 
     attributes: of the function, for TVM. early: the kernel is launched while the one before it runs, and begins when
-    that has ended: programmatic dependent launch, of Hopper and later. What else there is: see `Kernel`."""
+    that has ended: programmatic dependent launch, of Hopper and later; waits: False: its body says where it waits for
+    that, and from where on the next one may be launched. What else there is: see `Kernel`."""
     if early:
         attributes = {**(attributes or {}), "tirx.kernel_launch_params": [DEPENDENT]}
     marks = {"global_symbol": name, **(attributes or {})}
@@ -165,9 +175,9 @@ def write(
             for handle, (pointer, dtype) in zip(handles, pointers, strict=True):
                 writer.arguments[pointer] = I.decl_buffer((ENDLESS,), dtype, data=handle)
             I.device_entry()
-            if early:
-                writer.do(I.ptx.griddepcontrol.launch_dependents())
-                writer.do(I.ptx.griddepcontrol.wait())
+            if early and waits:
+                writer.launch_next()
+                writer.wait_for_last()
             body(writer)
         return builder.get()
 
