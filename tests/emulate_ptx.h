@@ -159,6 +159,12 @@ inline void tvm_builtin_ptx_ld_vec_global_v2_b32(W& a, W& b, const void* p) { em
 inline void tvm_builtin_ptx_ld_vec_global_v4_b32(W& a, W& b, W& c, W& d, const void* p) { emu::get(GLOBAL(p, 16), a, b, c, d); }
 inline void tvm_builtin_ptx_ld_vec_global_v2_f32(float& a, float& b, const void* p) { emu::get(GLOBAL(p, 8), a, b); }
 inline void tvm_builtin_ptx_ld_vec_global_v4_f32(float& a, float& b, float& c, float& d, const void* p) { emu::get(GLOBAL(p, 16), a, b, c, d); }
+inline void tvm_builtin_ptx_createpolicy_fractional_fractional_L2__evict_first_b64(std::uint64_t& policy) { policy = 1; }
+inline void tvm_builtin_ptx_createpolicy_fractional_fractional_L2__evict_last_b64(std::uint64_t& policy) { policy = 2; }
+inline void tvm_builtin_ptx_ld_global_L2__cache_hint_b32(W& a, const void* p, std::uint64_t) { emu::get(GLOBAL(p, 4), a); }
+inline void tvm_builtin_ptx_ld_vec_global_L2__cache_hint_v2_f32(float& a, float& b, const void* p, std::uint64_t) {
+  emu::get(GLOBAL(p, 8), a, b);
+}
 inline void tvm_builtin_ptx_ld_shared_f32(float& a, W p) { emu::get(emu::at(p, 4), a); }
 inline void tvm_builtin_ptx_ld_shared_b32(W& a, W p) { emu::get(emu::at(p, 4), a); }
 inline void tvm_builtin_ptx_ld_vec_shared_v2_f32(float& a, float& b, W p) { emu::get(emu::at(p, 8), a, b); }
@@ -220,6 +226,12 @@ inline void tvm_builtin_ptx_st_global_f32(const void* p, float a) { emu::put((ch
 inline void tvm_builtin_ptx_st_global_f64(const void* p, double a) { emu::put((char*)GLOBAL(p, 8), a); }
 inline void tvm_builtin_ptx_st_global_b32(const void* p, W a) { emu::put((char*)GLOBAL(p, 4), a); }
 inline void tvm_builtin_ptx_st_vec_global_v2_f32(const void* p, float a, float b) { emu::put((char*)GLOBAL(p, 8), a, b); }
+inline void tvm_builtin_ptx_st_global_L2__cache_hint_b32(const void* p, W a, std::uint64_t) {
+  emu::put((char*)GLOBAL(p, 4), a);
+}
+inline void tvm_builtin_ptx_st_vec_global_L2__cache_hint_v2_f32(const void* p, float a, float b, std::uint64_t) {
+  emu::put((char*)GLOBAL(p, 8), a, b);
+}
 inline void tvm_builtin_ptx_st_vec_global_v2_b32(const void* p, W a, W b) { emu::put((char*)GLOBAL(p, 8), a, b); }
 inline void tvm_builtin_ptx_st_vec_global_v4_b32(const void* p, W a, W b, W c, W d) { emu::put((char*)GLOBAL(p, 16), a, b, c, d); }
 inline void tvm_builtin_ptx_st_relaxed_gpu_global_b32(const void* p, W a) { emu::put((char*)GLOBAL(p, 4), a), ++emu::progress; }

@@ -74,7 +74,7 @@ def errors(
 ) -> float:
     """The largest difference of outputs and last states between kernels and oracle, relative above 1. mode: letters of
     lengths (l), resets (r), an infinity in the first state (i); group: chunks of a group that are read once, 0: they
-    are read twice."""
+    are all there at once."""
     rng = np.random.default_rng(steps)
     leaves = [a.node for a in scan.arguments if a.role == "read"]
     inputs = {n: rng.standard_normal((steps, BATCH, WIDTH)).astype("float32") for n in leaves}
@@ -96,10 +96,9 @@ def errors(
     scalars = {"steps": steps, "reverse": int(backwards), "batch": BATCH, "chunks": chunks, "span": span}
     scalars |= {"group": group}
     scalars |= {"start": 0, "total": steps, "has_lengths": int("l" in mode), "has_reset": int(bool(reset.any()))}
-    twice = ("few",) if steps <= scan.ahead else ("ends", "apply") if chunks > 1 else ("apply",)
-    for kind in ("once",) if group else twice:
-        blocks = -(-BATCH * WIDTH // (scan.threads(kind) if kind == "few" else scan.tile))
-        run(scan.kernel(kind, bool(mode)), arrays, scalars, blocks * chunks)
+    kind = "once" if group else "few" if steps <= scan.ahead else "at_once" if chunks > 1 else "apply"
+    blocks = -(-BATCH * WIDTH // (scan.threads(kind) if kind == "few" else scan.tile))
+    run(scan.kernel(kind, bool(mode)), arrays, scalars, blocks * chunks)
     name = next(a.name for a in written if a.node is output)
     pairs = [(arrays[name][..., :WIDTH], expected), *((arrays[f"new_{n}"], v) for n, v in enumerate(last))]
     with np.errstate(invalid="ignore"):

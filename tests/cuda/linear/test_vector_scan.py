@@ -7,6 +7,7 @@ from vector_scans import delay, linear, maximum
 
 import tvm_rnn as rnn
 from tvm_rnn.bench.suites.recurrences import CELLS
+from tvm_rnn.cuda.linear.vector_scan import MOST_KEPT
 from tvm_rnn.cuda.plan.network import plan
 from tvm_rnn.options import Options
 from tvm_rnn.passes.pipeline import passed
@@ -16,13 +17,15 @@ GPU = resolve("nvidia-h200")
 
 
 def test_what_is_read_once() -> None:
-    """Where a second reading takes longer than a wait, and nothing cuts states off."""
+    """Where a second reading takes longer than a wait, the GPU does not hold it, and nothing cuts states off."""
     assert linear()[0].once and maximum()[0].once and not delay()[0].once
     plans = {dtype: rnn.RNN(CELLS["gated_sum"], 128, 64, dtype=dtype) for dtype in ("float32", "bfloat16")}
     found = {d: plan(passed(net, Options(GPU, precision=d)), GPU) for d, net in plans.items()}
     texts = {d: "\n".join(program.sequence.lines) for d, program in found.items()}
-    assert texts["float32"].count("_scan_once") == 1 and "_once" not in texts["bfloat16"]
-    assert "sms * 2" in texts["float32"] and "_scan_ends_masked" in texts["float32"]
+    assert texts["float32"].count("_scan_once") == 1 and "_scan_once" not in texts["bfloat16"]
+    held = GPU.l2_bytes + GPU.sms * 2 * MOST_KEPT
+    assert "sms * 2" in texts["float32"] and f"* (B * 512) > {held}" in texts["float32"]
+    assert all(f"_scan_at_once{kind}, " in text for text in texts.values() for kind in ("", "_masked"))
 
 
 @pytest.mark.broad

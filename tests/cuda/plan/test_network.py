@@ -185,13 +185,14 @@ def test_offsets_that_grow_with_time_are_64_bit(step_by_step: None) -> None:
 
 @pytest.mark.broad
 def test_recurrences_take_two_launches_at_most() -> None:
-    """One that finds what chunks do, where there are several, and one that does their steps."""
+    """One where a block has all steps; where chunks are there at once, another one fills the memory they meet in."""
     program = program_of("min_gru")
     found = lines(program)
-    ends = [i for i, line in enumerate(found) if "_scan_ends" in line]
+    found = [line for line in found if line not in ("{", "}", "else {")]
+    at_once = [i for i, line in enumerate(found) if "_scan_at_once" in line]
     apply = [i for i, line in enumerate(found) if "_scan_apply" in line]
-    assert len(ends) == len(apply) == 2  # without and with lengths and resets
-    assert all(found[i - 1].startswith("if (chunks_") for i in ends)
+    assert len(at_once) == 2 and apply == [i + 1 for i in at_once]  # without and with lengths and resets
+    assert all("set_words" in "".join(found[i - 3 : i]) for i in at_once)
     assert not any(line.startswith("for (int64_t s_") for line in found)
     assert "OnStream" not in "\n".join(lines(program_of("min_gru", num_layers=3)))
 

@@ -34,15 +34,17 @@ class LoadedLanes:
         for i in range(self.count):
             w.store(self.raw, tirx.const(0, kind), i)
 
-    def load(self, name: str, at: Expr) -> None:
-        """From element `at` on, whose address is a multiple of 16 bytes, or of all of theirs if they have fewer."""
+    def load(self, name: str, at: Expr, policy: Expr | None = None) -> None:
+        """From element `at` on, whose address is a multiple of 16 bytes, or of all of theirs if they have fewer.
+        policy: of the level-2 cache, where several are loaded at once."""
         if self.lanes == 1:
             self.w.store(self.raw, self.w[name][at], 0)
             return
         kind = "b32" if self.words else "f32"
         for i in range(0, self.count, 4):  # words of 16-bit elements are four at most
             part = [self.raw[j] for j in range(i, min(i + 4, self.count))]
-            self.w.do(I.ptx[f"ld.global{_vector(len(part))}.{kind}"](*part, self.w[name].ptr_to([at + i])))
+            form, more = _with(policy)
+            self.w.do(I.ptx[f"ld.global{form}{_vector(len(part))}.{kind}"](*part, self.w[name].ptr_to([at + i]), *more))
 
     def values(self) -> list[TirExpr]:
         """In the order of memory: float32, or a single one as it is there."""
@@ -51,20 +53,28 @@ class LoadedLanes:
         return [self.raw[i] for i in range(self.count)]
 
 
-def store_lanes(w: Writer, name: str, dtype: str, at: Expr, values: Sequence[TirExpr]) -> None:
-    """All values from `at` on, whose address is as that of `LoadedLanes`; a single one in any dtype."""
+def store_lanes(
+    w: Writer, name: str, dtype: str, at: Expr, values: Sequence[TirExpr], policy: Expr | None = None
+) -> None:
+    """All values from `at` on; a single one in any dtype. Addresses and policy: as of `LoadedLanes.load`."""
     place, count = w[name], len(values)
+    form, more = _with(policy)
     if count == 1:
         w.store(place, converted(values[0], dtype), at)
     elif dtype == "float32":
         for i in range(0, count, 4):
             part = values[i : i + 4]
-            w.do(I.ptx[f"st.global{_vector(len(part))}.f32"](place.ptr_to([at + i]), *part))
+            w.do(I.ptx[f"st.global{form}{_vector(len(part))}.f32"](place.ptr_to([at + i]), *part, *more))
     else:
         words = w.local(count // 2, "uint32")
         for i in range(count // 2):
             pack(w, dtype, words[i], values[2 * i], values[2 * i + 1])
-        w.do(I.ptx[f"st.global{_vector(count // 2)}.b32"](place.ptr_to([at]), *(words[i] for i in range(count // 2))))
+        every = [words[i] for i in range(count // 2)]
+        w.do(I.ptx[f"st.global{form}{_vector(count // 2)}.b32"](place.ptr_to([at]), *every, *more))
+
+
+def _with(policy: Expr | None) -> tuple[str, list[Expr]]:
+    return ("", []) if policy is None else (".L2::cache_hint", [policy])
 
 
 def _vector(count: int) -> str:

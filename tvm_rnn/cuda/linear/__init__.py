@@ -19,7 +19,8 @@ steps, `part_decays.py`: their weights); else by `blocks_again.py` from block to
 
 Groups of kind "scan" in, kernels over chunks of time out: `vector_scan.py` for vectors (`vector_group.py`: what their
 kernels know; `vector_walk.py`: a block's rounds, `vector_loads.py`: what these read, `vector_effects.py`: what steps do
-to states; `vector_twice.py` for chunks that are read twice, `vector_once.py` for those read once, whose blocks hand
-numbers on by `published.py`); `matrix_scan.py` for matrices and `matrix_again.py` for those made again, which have
+to states; `vector_apply.py` where a block has all steps; chunks of time that are all on the GPU at once,
+`vector_at_once.py` with `kept_operands.py`, and chunks that are read once, `vector_once.py`, whose blocks hand numbers
+on by `published.py`); `matrix_scan.py` for matrices and `matrix_again.py` for those made again, which have
 those of above launched.
 """

@@ -23,7 +23,8 @@ class VectorGroup:
 
     job: the group and its places. replaced: of each row the state whose new value it is. initial: of states that do not
     begin at 0. zeroed: values that are 0 at the steps of rows that have ended. warps: of a block; ahead: steps of a
-    warp in a round; resident: blocks that all chunks together have on each multiprocessor; side: elements of a thread.
+    warp in a round; resident: blocks that all chunks together have on each multiprocessor; side: elements of a thread;
+    kept: bytes of shared memory that a block has for operands.
     """
 
     job: Job
@@ -34,6 +35,7 @@ class VectorGroup:
     ahead: int = 8
     resident: int = 3
     side: int = 1
+    kept: int = 0
 
     @cached_property
     def rows(self) -> list[Node]:

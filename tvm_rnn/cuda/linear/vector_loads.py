@@ -47,10 +47,10 @@ class Loads:
         w, dtype = self.w, self.dtype
         self.taken = [[w.keep(converted(v, dtype)) for v in word.registers.values()] for word in self.words]
 
-    def ask(self, row: Row) -> None:
-        """Load the same of another step."""
+    def ask(self, row: Row, policy: Expr | None = None) -> None:
+        """Load the same of another step. policy: of the level-2 cache."""
         for number, word in enumerate(self.words):
-            word.registers.load(word.pointer, row.at(number, word.place, word.first))
+            word.registers.load(word.pointer, row.at(number, word.place, word.first), policy)
 
     def prefetch(self, row: Row) -> None:
         """Bring the same of another step to the L2 cache."""

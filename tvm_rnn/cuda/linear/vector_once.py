@@ -18,9 +18,9 @@ from tvm_rnn.tir.expr import Expr
 from tvm_rnn.tir.index import wide
 
 from .published import Awaited, publish, wait
+from .vector_apply import Apply
 from .vector_effects import Effect
 from .vector_loads import Loads, Step
-from .vector_twice import Apply
 
 AWAITED = 4  # chunks whose effects a warp waits for at once
 
@@ -28,7 +28,10 @@ AWAITED = 4  # chunks whose effects a warp waits for at once
 class Once(Apply):
     """A chunk of one round: what it does is published before it is known what comes before it."""
 
-    composed = AWAITED
+    @property
+    def numbers(self) -> range:
+        """Of the words of what a chunk does, those that are published."""
+        return range(0 if self.cuts else 1, self.scan.words)
 
     def _rounds(self) -> None:
         w = self.w
@@ -57,7 +60,7 @@ class Once(Apply):
         asked = tirx.And(tirx.EQ(self.part, 0), tirx.And(self.there, self.chunk + 1 < w["chunks"]))
         parts = self.effects(number, steps)
         with w.when(tirx.And(asked, behind < group)):
-            self._publish([own.words()[1:] for own in self._joined(parts)], partial(self._effect_at, self.chunk))
+            self._publish_effect(parts)
         self._enter(w.keep(behind - 1))
         held = self._reached(parts)
         with w.when(tirx.And(asked, tirx.EQ(behind, group))):
@@ -66,13 +69,18 @@ class Once(Apply):
         for step in steps:
             self._step(held, step)
 
+    def _publish_effect(self, parts: Sequence[Sequence[Sequence[Expr]]]) -> None:
+        """What the chunk does. parts: what its warps do."""
+        every = [own.words() for own in self._joined(parts)]
+        self._publish([[words[n] for n in self.numbers] for words in every], partial(self._effect_at, self.chunk))
+
     def _effect_at(self, chunk: Expr, number: int) -> Expr:
         """Where a number of what a chunk does lies, of the first element."""
-        return (wide(chunk) * (self.scan.words - 1) + number) * self.lanes + self.flat
+        return (wide(chunk) * len(self.numbers) + number) * self.lanes + self.flat
 
     def _state_at(self, group: Expr, number: int) -> Expr:
         """Where a state behind a group lies, of the first element."""
-        before = wide(self.w["chunks"]) * (self.scan.words - 1)
+        before = wide(self.w["chunks"]) * len(self.numbers)
         return (before + wide(group) * len(self.scan.states) + number) * self.lanes + self.flat
 
     def _publish(self, elements: Sequence[Sequence[Expr]], place: Callable[[int], Expr]) -> None:
@@ -103,12 +111,30 @@ class Once(Apply):
         with w.when(before > 0):
             self._act([own.words() for own in total])
 
+    def _before(self, count: Expr) -> list[Effect]:
+        """What this warp's share of so many chunks before its own does, one behind the other."""
+        w, own = self.w, [Effect(self, e) for e in self.elements]
+        share = w.keep(tirx.truncdiv(count + (self.warps - 1), self.warps))
+        first = w.keep(self.chunk - count + self.part * share)
+        stop = w.keep(tirx.Min(first + share, self.chunk))
+        with w.loop(tirx.truncdiv(share + (AWAITED - 1), AWAITED)) as i:
+            chunks = [w.keep(first + i * AWAITED + k) for k in range(AWAITED)]
+            # Where there are no more, what the last one does.
+            found = self._ends([w.keep(tirx.Min(chunk, self.chunk - 1)) for chunk in chunks])
+            for chunk, elements in zip(chunks, found, strict=True):
+                for effect, words in zip(own, elements, strict=True):
+                    kept = zip(words, effect.nothing(), strict=True)
+                    effect.join([w.keep(tirx.Select(chunk < stop, word, none)) for word, none in kept])
+        return own
+
     def _ends(self, chunks: Sequence[Expr]) -> list[list[list[Expr]]]:
-        numbers, never = range(self.scan.words - 1), tirx.const(0.0, self.dtype)
-        found = [[self._awaited(self._effect_at(chunk, n)) for n in numbers] for chunk in chunks]
+        """What each chunk does to each element, once it is published."""
+        never = [] if self.cuts else [tirx.const(0.0, self.dtype)]
+        places = range(len(self.numbers))
+        found = [[self._awaited(self._effect_at(chunk, n)) for n in places] for chunk in chunks]
         wait([word for words in found for word in words])
         values = [[word.values() for word in words] for words in found]
-        return [[[never, *(word[e] for word in words)] for e in self.elements] for words in values]
+        return [[[*never, *(word[e] for word in words)] for e in self.elements] for words in values]
 
     def _awaited(self, at: Expr) -> Awaited:
         return Awaited(self.w, "chunk_ends", self.dtype, at, self.side)

@@ -7,12 +7,13 @@ enters them: a matrix of the component's states and a vector (of `scan_max` a su
 sees what those before it do, always in the same order, and walks its steps, of which the operands were loaded once.
 While a round is worked on, the operands of the next one are on their way.
 
-Where there are too few elements for the GPU, time is cut into chunks, and another kernel, `ends`, finds first what each
-chunk does: `apply` begins with those before its own, of which each warp joins some. How many there are follows, in each
-call, from T, B and the GPU. Where it takes longer to read operands twice than to wait for other blocks, chunks have a
-round each, and a block of `once` keeps the operands of one in registers. It publishes what the chunk does
-(`published.py`), and joins what those before it in a group of chunks do; the last one of the group publishes the states
-behind it, so the order is that of every call. Calls of few steps have `few`, whose warps have other elements each.
+Where there are too few elements for the GPU, time is cut into chunks whose blocks run at once (`at_once`): each finds
+what its chunk does, publishes it (`published.py`), joins those before its own, and walks its steps. How many there are
+follows, in each call, from T, B and the GPU. Where the chip does not hold what is read again, and that takes longer
+than to wait for other blocks more often, chunks have a round each, and a block of `once` keeps the operands of one in
+registers. It joins the chunks before it in a group; the last one of the group publishes the states behind it. The order
+is that of every call. `apply` has all steps in a block; calls of few steps have `few`, whose warps have other elements
+each.
 
 Rewrite: for t: h = a h + b  -->  each part: (P, v);  each part: for those before: h = P h + v; for t: h = a h + b
 
@@ -27,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -46,35 +47,48 @@ from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.schedule.schedule_template import DEFAULT, Unit, best
 from tvm_rnn.target import Target
 
+from .kept_operands import ALIGN
+from .vector_apply import Apply, Few
+from .vector_at_once import AtOnce
 from .vector_group import VectorGroup
 from .vector_once import AWAITED, Once
-from .vector_twice import Apply, Ends, Few
 from .vector_walk import FEW_WARPS, Walk
 
 SCALARS = (("steps", "int32"), ("reverse", "int32"), ("batch", "int32"), ("chunks", "int32"), ("span", "int32"))
 GROUP = ("group", "int32")
 ONCE_BYTES = 16  # of an element and step, operands read twice: with fewer, that is as fast as blocks that wait
 LEAST_SPAN = 64  # steps of a chunk: fewer take less time than another kernel takes to begin
-LEAST_CHUNKS = 3  # fewer are no faster than one: operands are read twice
+LEAST_CHUNKS = 3  # fewer are no faster than one: operands are read twice, or blocks wait
+RESERVED = 1024  # bytes of shared memory that each block takes besides its own
+MOST_KEPT = 64 << 10  # of a block, operands in shared memory: the rest is the level-1 cache's
 EARLIER = 4  # steps that take as long as to compose the effect of an earlier chunk
 
 
 @dataclass(frozen=True, eq=False)
 class VectorScan(VectorGroup):
-    """The kernels of one group. record: where the knobs are from."""
+    """The kernels of one group. held: bytes of operands that the GPU has until they are read again; record: where the
+    knobs are from."""
 
+    held: int = 0
     record: str = DEFAULT
 
     @cached_property
     def once(self) -> bool:
         """Whether chunks may be read once: to wait for other blocks must cost less than to read operands twice, and
         what is published is a matrix and a vector, no cut."""
-        moved = 0.0
-        for argument in self.arguments:
-            place = self.place(argument)
-            size = ITEM_BYTES[place.dtype] * (2 if argument.role == "read" else 1)
-            moved += prod(argument.node.shape) * size / self.width if place.row_stride else 0
+        moved = 2 * self._moved("read") + self._moved("write")
         return moved >= ONCE_BYTES and self.rows[0].op != "delay"
+
+    def _moved(self, role: str) -> float:
+        """Bytes of an element and step."""
+        found = [(a, self.place(a)) for a in self.arguments if a.role == role]
+        sizes = [prod(a.node.shape) * ITEM_BYTES[place.dtype] for a, place in found if place.row_stride]
+        return sum(sizes) / self.width
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Shared memory in which warps of a block exchange what they do."""
+        return 2 * self.warps * self.side * self.words * WARP * ITEM_BYTES[arithmetic(self.job.precision)]
 
     @property
     def knobs(self) -> dict[str, int]:
@@ -132,20 +146,26 @@ class VectorScan(VectorGroup):
                     once = self.once and not masked
                     done = self._launch_once(host, pointers, scalars, tiles, tile.count) if once else ""
                     with host.when(f"!{done}") if once else nullcontext():
-                        with host.when(f"{chunks} > 1"):  # nobody asks for the last one's
-                            less = {**scalars, "chunks": f"{chunks} - 1"}
-                            self._launch(host, self.kernels["ends", masked], pointers, less)
-                        self._launch(host, self.kernels["apply", masked], pointers, {**scalars, "chunks": chunks})
+                        own = {**scalars, "chunks": chunks}
+                        with host.when(f"{chunks} > 1"):
+                            ends = pointers["chunk_ends"]
+                            numbers = f"{chunks} * {self.words} * (B * {self.width})"
+                            set_bytes(host, ends, f"{numbers} * {ITEM_BYTES[ends.dtype]}", 0xFF, early=self.job.early)
+                            self._launch(host, self.kernels["at_once", masked], pointers, own)
+                        with host.otherwise():
+                            self._launch(host, self.kernels["apply", masked], pointers, own)
 
     def _launch_once(
         self, host: Host, pointers: Mapping[str, Pointer], scalars: Mapping[str, HostExpr], tiles: str, steps: HostExpr
     ) -> str:
-        """All steps in chunks that are read once. Returns a C++ condition: it was done. That is not where there are few
-        chunks, or so many of a group that a warp would wait for several one behind the other."""
+        """All steps in chunks that are read once. Returns a C++ condition: it was done. That is not where the GPU has
+        the operands until they are read again, where there are few chunks, or so many of a group that a warp would wait
+        for several one behind the other."""
         group, words = host.let("group", f"sms * {self.resident} / {tiles}"), self.words - 1
         chunks = host.let("chunks", f"({steps} + {self.round - 1}) / {self.round}")
         fit = f"{group} >= {LEAST_CHUNKS} && {group} <= {AWAITED * self.warps + 1} && {chunks} >= {LEAST_CHUNKS}"
-        done = host.let("once", fit)
+        read = f"{steps} * (B * {round(self._moved('read') * self.width)})"
+        done = host.let("once", f"{fit} && {read} > {self.held}")
         with host.when(done):
             numbers = f"({chunks} * {words} + {chunks} / {group} * {len(self.rows)}) * (B * {self.width})"
             ends = pointers["chunk_ends"]
@@ -166,12 +186,9 @@ class VectorScan(VectorGroup):
 
     def kernel(self, kind: str, masked: bool) -> Kernel:
         """kind: one of KINDS. masked: with lengths and resets."""
-        body, whole = KINDS[kind], kind != "ends"
-        dtype, numbers = arithmetic(self.job.precision), range(len(self.rows))
-        given = [a for a in self.arguments if whole or a.role == "read"]
-        pointers = [(a.name, self.job.dtype(a)) for a in given] + [("chunk_ends", dtype)]
-        states = [(f"{side}_{n}", dtype) for side in ("old", "new") for n in numbers]
-        pointers += states if whole else []
+        body, dtype, numbers = KINDS[kind], arithmetic(self.job.precision), range(len(self.rows))
+        pointers = [(a.name, self.job.dtype(a)) for a in self.arguments] + [("chunk_ends", dtype)]
+        pointers += [(f"{side}_{n}", dtype) for side in ("old", "new") for n in numbers]
         pointers += MASK_POINTERS if masked else ()
         scalars = (*SCALARS, *([GROUP] if kind == "once" else ()), *(MASK_SCALARS if masked else ()))
         name = f"{self.job.name}_{kind}{'_masked' if masked else ''}"
@@ -183,15 +200,17 @@ class VectorScan(VectorGroup):
                 body(w, self, masked).emit()
 
         with flavour(self.job.precision):
-            what = name, pointers, scalars, emit
-            return write(*what, threads=self.threads(kind), early=self.job.early)
+            what, threads, early = (name, pointers, scalars, emit), self.threads(kind), self.job.early
+            if kind == "at_once":
+                return write(*what, threads=threads, early=early, waits=False, shared_bytes=self.kept)
+            return write(*what, threads=threads, early=early)
 
     def threads(self, kind: str) -> int:
         """Of a block."""
         return WARP * (FEW_WARPS if kind == "few" else self.warps)
 
 
-KINDS: Mapping[str, type[Walk]] = {"ends": Ends, "apply": Apply, "once": Once, "few": Few}
+KINDS: Mapping[str, type[Walk]] = {"apply": Apply, "once": Once, "at_once": AtOnce, "few": Few}
 
 
 def vector_scan(
@@ -204,4 +223,7 @@ def vector_scan(
     _, knobs, record = best(unit, target)
     if plain.rows[0].shape[-1:] and plain.rows[0].shape[-1] % knobs["side"]:
         knobs = {**knobs, "side": 1}
-    return VectorScan(job, replaced, initial, zeroed, record=record, **knobs)
+    scan = VectorScan(job, replaced, initial, zeroed, record=record, **knobs)
+    left = min(target.sm_shared_bytes // scan.resident - RESERVED, target.shared_bytes) - scan.exchange_bytes
+    kept = max(0, min(left, MOST_KEPT)) // ALIGN * ALIGN
+    return replace(scan, kept=kept, held=target.l2_bytes + target.sms * scan.resident * kept)

@@ -32,10 +32,9 @@ FEW_WARPS = 4  # of a block that has few steps
 
 class Walk(Rows):
     """What all kernels do: a thread's place, and its steps in rounds, some for each warp. few: warps have other
-    elements, and all steps, in their place; behind: warps have parts of the chunk, which follow each other, instead of
-    parts of each round; from_the_end: the last round comes first."""
+    elements, and all steps, in their place; each: steps of a round."""
 
-    few, behind, from_the_end = False, False, False
+    few = False
 
     def __init__(self, writer: Writer, scan: VectorGroup, masked: bool) -> None:
         super().__init__(writer, scan, masked)
@@ -43,7 +42,7 @@ class Walk(Rows):
         self.elements = range(self.side)  # of a thread
         self.analyzer = Analyzer()
         self.warps = 1 if self.few else scan.warps
-        self.each = self.scan.ahead * (1 if self.behind else self.warps)  # steps of a round
+        self.each = self.scan.ahead * self.warps
 
     def emit(self) -> None:
         w, scan = self.w, self.scan
@@ -59,8 +58,6 @@ class Walk(Rows):
         flat = w.keep(tirx.truncmod(block, tiles) * tile + wide(self.column) * self.side)
         self.first = w.keep(self.chunk * w["span"])
         self.stop = w.keep(tirx.Min(self.first + w["span"], w["steps"]))
-        if self.behind:
-            self._own_steps()
         self.there = tirx.NE(w.keep(tirx.Cast("int32", flat < self.lanes)), tirx.const(0, "int32"))  # any
         self.flat = w.keep(tirx.Min(flat, self.lanes - self.side))
         self.batch_row = w.keep(tirx.truncdiv(self.flat, tirx.const(scan.width, "int64")))
@@ -78,14 +75,6 @@ class Walk(Rows):
         self._rounds()
         with w.when(tirx.And(tirx.EQ(self.part, 0), self.there)):
             self.finish()
-
-    def _own_steps(self) -> None:
-        """Of a warp: whole rounds, as long as there are steps."""
-        w, ahead = self.w, self.scan.ahead
-        rounds = tirx.truncdiv(self.stop - self.first + (self.warps * ahead - 1), self.warps * ahead)
-        each = w.keep(rounds * ahead)
-        self.first = w.keep(tirx.Min(self.first + self.part * each, self.stop))
-        self.stop = w.keep(tirx.Min(self.first + each, self.stop))
 
     def _indices(self, element: Expr, shape: Shape) -> list[Index]:
         """Of a thread's elements, the first of which has that number."""
@@ -129,24 +118,16 @@ class Walk(Rows):
     def _rounds(self) -> None:
         """The chunk's steps: while some are done, the operands of the next ones are on their way. Whole rounds ask of
         no step whether there is one; the last one may have fewer steps."""
-        each = self.each
-        mine = self.first if self.behind else self.w.keep(self.first + self.part * self.scan.ahead)
+        mine = self.w.keep(self.first + self.part * self.scan.ahead)
         if self.few:  # not worth a loop
             self.begin()
             self._rest(0, mine)
             return
-        whole = self.w.keep(tirx.truncdiv(self.stop - self.first, each))
-        if self.from_the_end:
-            self.begin()
-            self._rest(whole, mine)
-        first = tirx.Max(whole - 1, tirx.const(0, "int32")) if self.from_the_end else tirx.const(0, "int32")
-        # While it is found what comes before, the first round's operands are on their way.
-        loads = self._loads(mine + first * each, last=True)
-        if not self.from_the_end:
-            self.begin()
+        whole = self.w.keep(tirx.truncdiv(self.stop - self.first, self.each))
+        loads = self._loads(mine, last=True)
+        self.begin()
         self._whole_rounds(whole, mine, loads)
-        if not self.from_the_end:
-            self._rest(whole, mine)
+        self._rest(whole, mine)
 
     def _rest(self, whole: Expr, mine: Expr) -> None:
         """The steps behind so many whole rounds."""
@@ -162,15 +143,13 @@ class Walk(Rows):
         """loads: of the round that comes first."""
         w, each = self.w, self.each
         with w.loop(count) as i:
-            number = w.keep(count - 1 - i) if self.from_the_end else i
-            at = w.keep(mine + number * each)
+            at = w.keep(mine + i * each)
             for own in loads:
                 own.take()
             with w.when(i + 1 < count):
-                after = at - each if self.from_the_end else at + each
-                for own, row in zip(loads, self._rows(after, last=False), strict=True):
+                for own, row in zip(loads, self._rows(at + each, last=False), strict=True):
                     own.ask(row)
-            self._round(number, at, loads, last=False)
+            self._round(i, at, loads, last=False)
 
     def _loads(self, at: Expr, last: bool) -> list[Loads]:
         """What a warp's steps of a round read, from step `at` on, on its way."""
@@ -234,10 +213,6 @@ class Walk(Rows):
             w.store(restart, tirx.Cast("int32", w["reset"][wide(flag) * wide(w["batch"]) + self.batch_row]), 0)
         held = w.keep(tirx.Cast("int32", active))
         return Step(values, inside, tirx.NE(held, none), tirx.NE(w.keep(restart[0]), none))
-
-    def end_at(self, chunk: Expr, number: int) -> Expr:
-        """Where a chunk's number lies, of the first element."""
-        return (wide(chunk) * self.scan.words + number) * self.lanes + self.flat
 
     def effects(self, number: Expr, steps: Sequence[Step]) -> Sequence[Sequence[Sequence[Expr]]]:
         """What the steps of each warp do in a round to each element, in order of time."""

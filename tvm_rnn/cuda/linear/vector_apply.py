@@ -1,7 +1,6 @@
-"""Kernels of a recurrence of vectors in chunks of time whose operands are read twice, or once where there is one chunk.
+"""Kernels of a recurrence of vectors in which a block has all steps of its elements.
 
-In: the group. Out: the statements of `ends`, which finds what each chunk does, and of `apply`, whose blocks begin with
-those before their own; of `few` for calls of no more steps than a warp has in a round.
+In: the group. Out: the statements of `apply`, and of `few` for calls of no more steps than a warp has in a round.
 """
 
 from __future__ import annotations
@@ -10,50 +9,20 @@ from collections.abc import Mapping, Sequence
 
 from tvm import tirx
 
-from tvm_rnn.cuda.codegen.vector_access import LoadedLanes, store_lanes
+from tvm_rnn.cuda.codegen.vector_access import store_lanes
 from tvm_rnn.cuda.layer.pointers import Argument, dense
 from tvm_rnn.cuda.layer.row_kernels import Values
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 
-from .vector_effects import Effect
 from .vector_loads import Loaded, Step
 from .vector_walk import Walk
 
-COMPOSED = 8  # chunks whose effects a warp loads at once
-
-
-class Ends(Walk):
-    """What a chunk does to any states that enter it. It is read from its end: what `apply` begins with is what the
-    level-2 cache has had last."""
-
-    behind, from_the_end = True, True
-
-    def begin(self) -> None:
-        self.total = [Effect(self, e) for e in self.elements]
-
-    def round(self, number: Expr, steps: Sequence[Step]) -> None:
-        for total, own in zip(self.total, self.own_effects(steps), strict=True):
-            total.come_behind(own.words())
-
-    def _rounds(self) -> None:
-        super()._rounds()
-        if self.warps > 1:
-            parts = self.exchanged(0, self.total)
-            self.total = [Effect(self, e) for e in self.elements]
-            for part in parts:
-                for total, words in zip(self.total, part, strict=True):
-                    total.join(words)
-
-    def finish(self) -> None:
-        for number, words in enumerate(zip(*(total.words() for total in self.total), strict=True)):
-            store_lanes(self.w, "chunk_ends", self.dtype, self.end_at(self.chunk, number), words)
-
 
 class Apply(Walk):
-    """The steps themselves, from what the chunks before leave. composed: chunks whose effects a warp loads at once."""
+    """The steps themselves, from the states before them. policy: of the level-2 cache for what is stored."""
 
-    composed = COMPOSED
+    policy: Expr | None = None
 
     def _old_states(self) -> None:
         w = self.w
@@ -63,36 +32,7 @@ class Apply(Walk):
                 w.store(register, w[f"old_{n}"][self.flat + e], 0)
 
     def begin(self) -> None:
-        w = self.w
         self._old_states()
-        if not self.few:
-            with w.when(self.chunk > 0):
-                for warp in self.exchanged(1, self._before(self.chunk)):
-                    self._act(warp)
-
-    def _before(self, count: Expr) -> list[Effect]:
-        """What this warp's share of so many chunks before its own does, one behind the other."""
-        w, own = self.w, [Effect(self, e) for e in self.elements]
-        share = w.keep(tirx.truncdiv(count + (self.warps - 1), self.warps))
-        first = w.keep(self.chunk - count + self.part * share)
-        stop = w.keep(tirx.Min(first + share, self.chunk))
-        with w.loop(tirx.truncdiv(share + (self.composed - 1), self.composed)) as i:
-            chunks = [w.keep(first + i * self.composed + k) for k in range(self.composed)]
-            # Where there are no more, what the last one does.
-            found = self._ends([w.keep(tirx.Min(chunk, self.chunk - 1)) for chunk in chunks])
-            for chunk, elements in zip(chunks, found, strict=True):
-                for effect, words in zip(own, elements, strict=True):
-                    kept = zip(words, effect.nothing(), strict=True)
-                    effect.join([w.keep(tirx.Select(chunk < stop, word, none)) for word, none in kept])
-        return own
-
-    def _ends(self, chunks: Sequence[Expr]) -> list[list[list[Expr]]]:
-        """What each chunk does to each element."""
-        loaded = [[LoadedLanes(self.w, self.dtype, self.side) for _ in range(self.scan.words)] for _ in chunks]
-        for chunk, words in zip(chunks, loaded, strict=True):
-            for number, lanes in enumerate(words):
-                lanes.load("chunk_ends", self.end_at(chunk, number))
-        return [[[lanes.values()[e] for lanes in words] for e in self.elements] for words in loaded]
 
     def _act(self, warp: Sequence[Sequence[Expr]]) -> None:
         for held, words in zip(self.held, warp, strict=True):
@@ -163,7 +103,7 @@ class Apply(Walk):
                 count = len(found) // len(each)
                 for n, at in enumerate(each):
                     own = found[n * count : (n + 1) * count]
-                    store_lanes(self.w, argument.name, self.scan.place(argument).dtype, at, own)
+                    store_lanes(self.w, argument.name, self.scan.place(argument).dtype, at, own, self.policy)
 
     def finish(self) -> None:
         w = self.w
