@@ -7,7 +7,7 @@ CUDA 13.0) where weights are 8 to 105 MB, B is 1 to 128, without the hoisted pro
                    LSTM 2560 B=64 bf16 14.8, tf32 31.2
     wgmma          B=256 bf16 LSTM 1024 11.8, 2048 19.0, GRU 1024 9.9, 2048 17.0; LSTM 512 tf32 8.8
                    B=512 LSTM 2048 bf16 34.4; B=128 LSTM 1312 tf32 20.4; B=200 LSTM 1500 fp16 17.4
-                   B=300 elman 2600 bf16 26.5
+    shared K of more rows    elman 1478 tf32 B=320 16.5, 2600 bf16 B=300 19.4; GRU 2741 bf16 B=279 48.9
     few_* tiles    LSTM 1024 bf16 B=64: 6.5 for 64 rows; 2048: 25 for 128 rows; float32 2560 B=64: 152
     skinny_* tiles   float32 B=1, 16, 32: LSTM 512 with its input 6.4, 6.4, 9.0; 512 -> 32,000 18.7, 23, 39
 """
@@ -23,6 +23,8 @@ from tvm_rnn.cuda.rowwise.chained_groups import chained_groups
 from tvm_rnn.graph.graph import Group
 from tvm_rnn.schedule.schedule_template import Config, Unit, best
 from tvm_rnn.target import Target
+
+from .tile_time import Product, Shape, tiles_of, tiles_us
 
 LAUNCH_US = 2.0  # a kernel after the one before, in a graph
 STATE_COPIES_US = 2 * LAUNCH_US  # in and out, which persistent kernels do without
@@ -81,11 +83,23 @@ def _product(group: Group, precision: str, batch: int, target: Target) -> float:
         cluster = knobs["share_cluster"]
         blocks = ceil(columns / knobs["share_columns"]) * cluster
         return max(read, (weights + blocks * batch * depth / cluster * size / MEGA) / L2_MB_PER_US)
+    if shape := _tall(knobs, batch):
+        turns = ceil(tiles_of(own := Product.of(unit), batch, shape) / target.sms * (shape.parts or 1))
+        odd = turns * shape.columns / (4 * unit.gates) * (ODD_ITEM_US - ITEM_US) if unit.width % 2 else 0.0
+        return max(read if weights > held else 0.0, tiles_us(own, batch, shape, target) + odd)
     if "units" in knobs:
         return LAUNCH_US + max(read, _whole_tiles(knobs, batch) * columns * depth / FFMA_PER_US)
     if knobs["wide_columns"] and batch >= knobs["wide"]:
         return max(read if weights > held else 0.0, _wgmma(unit, knobs, batch, target, size))
     return max(read if weights > held else 0.0, _tiles(unit, knobs, batch, target, size))
+
+
+def _tall(knobs: Config, batch: int) -> Shape | None:
+    """The tile of kernels whose blocks share K, where one is for so many rows."""
+    for name in ("tall", "taller"):
+        if knobs.get(f"{name}_from", 1) <= batch <= knobs.get(name, 0):
+            return Shape(knobs[f"{name}_columns"], knobs[f"{name}_rows"], knobs[f"{name}_cluster"])
+    return None
 
 
 def _whole_tiles(knobs: Config, batch: int) -> int:
