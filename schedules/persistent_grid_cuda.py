@@ -14,21 +14,24 @@ Source: Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 
 from tvm_rnn.cuda.model.choose_geometry import ANY, RecurrentUnit
 from tvm_rnn.cuda.model.template_base import MOST_ROWS, PersistentTemplate, allowed, rows_per_group, width_of
 from tvm_rnn.cuda.persistent.exchange import COUNTER
 from tvm_rnn.cuda.persistent.exchange_by_polling import POLLING
-from tvm_rnn.cuda.persistent.exchange_of_row import ROW
+from tvm_rnn.cuda.persistent.exchange_of_rows import FEW
 from tvm_rnn.cuda.persistent.geometry import Geometry
+from tvm_rnn.cuda.persistent.product.few_rows import ROWS as FEW_ROWS
+from tvm_rnn.cuda.persistent.product.few_rows import FewRows
 from tvm_rnn.cuda.persistent.product.mma_sync import MmaSync
-from tvm_rnn.cuda.persistent.product.one_row import OneRow
+from tvm_rnn.cuda.persistent.product.row_by_lanes import RowByLanes
 from tvm_rnn.cuda.persistent.product.wgmma_pipelined import MANY_ROWS, WgmmaPipelined
 from tvm_rnn.schedule.schedule_template import Config, template
 from tvm_rnn.target import Target
 
 BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8)  # of 8 units, per CTA
-ROWS = (1, *range(8, MOST_ROWS + 1, 8))
+ROWS = (*FEW_ROWS, *range(8, MOST_ROWS + 1, 8))
 WARPS_U, WARPS_N, WARPS_K = (1, 2, 3, 4), (1, 2, 4), (1, 2, 4, 8, 16)
 TIMED_WARPS_K = (1, 2, 4, 8)
 TIMED_WARPS_U = (1, 2, 4)  # with weights in 16 bits; three share the 24 units of a block of H = 2560 and 3072 in 8
@@ -42,22 +45,23 @@ RINGS = (0, 2, 3, 4, 5, 6, 8)
 TIMED_RINGS, TIMED_WITH_MANY_ROWS = (4, 8, 3), (2,)
 RING_REGISTER_WORDS = (64, 96, 112, 128)
 # Words of weights per thread in registers, and in shared memory.
-TIMED_WORDS = ((160, 0), (128, 0), (128, 64), (128, 128), (96, 96), (64, 0), (96, 192), (64, 64), (64, 128))
+TIMED_WORDS = ((160, 0), (128, 0), (128, 64), (128, 128), (96, 96), (64, 0), (96, 192), (64, 64), (64, 128), (128, 192))
 CHOICES: dict[str, tuple[int, ...]] = {
     **{"rows": ROWS, "warps_u": WARPS_U, "warps_n": WARPS_N, "warps_k": WARPS_K, "register_words": REGISTER_WORDS},
     **{"shared_words": SHARED_WORDS, "ahead": AHEAD, "passes": PASSES, "polled": (0, 1), "copied": (0, 1)},
-    **{"ring": RINGS, "together": (1, 2)},
+    **{"ring": RINGS, "together": (1, 2), "by_lanes": (0, 1)},
 }
 SHARED = ("ctas", "rows", "warps_u", "warps_n", "warps_k", "register_words", "shared_words")  # knobs of both kinds
 
 
 @template("persistent_grid_cuda", kinds=("recurrent",), targets=("cuda",))
 class PersistentGrid(PersistentTemplate):
-    """Knobs: ctas (blocks of a group), rows (batch rows of a group; 1: polled), warps_u, warps_n, warps_k (how its
-    warps share units, rows and K), register_words and shared_words (weights per thread kept there), ahead (K blocks
+    """Knobs: ctas (blocks of a group), rows (of a group; up to 4: polled), warps_u, warps_n, warps_k (how its warps
+    share units, rows and K), register_words and shared_words (weights per thread kept there), ahead (K blocks
     asked for before use), passes (in which the rows are multiplied), copied (operands come by asynchronous copies),
     polled (values are exchanged without a counter), ring (stages that operands of wgmma come through; 0: none),
-    together (blocks that fetch operands for each other; only if a record says so: it was slower)."""
+    together (blocks that fetch operands for each other; only if a record says so: it was slower), by_lanes (a row
+    without tensor cores)."""
 
     choices = CHOICES
 
@@ -71,6 +75,7 @@ class PersistentGrid(PersistentTemplate):
         """As records name them: 0 for what the other kind of product has, and for a counter."""
         found = {name: int(getattr(geometry, name)) for name in (*SHARED, "passes")}
         found |= {"ahead": 1, "polled": int(geometry.exchange.polls), "copied": 0, "ring": 0, "together": 1}
+        found["by_lanes"] = int(isinstance(geometry, RowByLanes))
         if isinstance(geometry, MmaSync):
             found |= {"ahead": geometry.ahead, "copied": geometry.copied}
         if isinstance(geometry, WgmmaPipelined):
@@ -89,14 +94,15 @@ class PersistentGrid(PersistentTemplate):
             yield from _pipelines(unit, target, fixed)
         if not fixed.get("ring"):
             yield from _directs(unit, target, fixed)
-            if unit.batch in (ANY, 1) and unit.layers == 1 and fixed.get("polled", 1):
-                yield from _one_rows(unit, target, fixed)
+            if unit.batch <= FEW_ROWS[-1] and unit.layers == 1 and fixed.get("polled", 1):
+                yield from _few_rows(unit, target, fixed)
 
 
 def _direct(unit: RecurrentUnit, knobs: Mapping[str, int]) -> MmaSync:
     own = {name: knobs[name] for name in (*SHARED, "ahead", "passes", "copied") if name in knobs}
-    if knobs["rows"] == 1:
-        return OneRow(unit.step, unit.precision, ROW, stored=unit.stored, **own)
+    if knobs["rows"] in FEW_ROWS:
+        kind = RowByLanes if knobs.get("by_lanes") else FewRows
+        return kind(unit.step, unit.precision, FEW, stored=unit.stored, **own)
     exchange = POLLING if knobs.get("polled") else COUNTER
     return MmaSync(unit.step, unit.precision, exchange, stored=unit.stored, **own)
 
@@ -125,18 +131,22 @@ def _directs(unit: RecurrentUnit, target: Target, fixed: Mapping[str, int]) -> I
                                 yield from _exchanges(_direct(unit, {**knobs, **more, **fixed}), fixed)
 
 
-def _one_rows(unit: RecurrentUnit, target: Target, fixed: Mapping[str, int]) -> Iterator[MmaSync]:
-    """Groups of one row."""
+def _few_rows(unit: RecurrentUnit, target: Target, fixed: Mapping[str, int]) -> Iterator[MmaSync]:
+    """Groups of fewer than eight rows: one that holds the batch."""
     width = width_of(unit)
+    slices = FEW_ROWS if unit.batch == ANY else [next(rows for rows in FEW_ROWS if rows >= unit.batch)]
     for ctas in allowed(fixed, "ctas", sorted({-(-width // (8 * n)) for n in BLOCKS})):
-        if ctas > target.sms or 1 not in allowed(fixed, "rows", (1,)):
-            continue
-        for shape in _shapes(8, -(-width // (8 * ctas)), TIMED_WARPS_U):
-            for words, near in _rooms(unit, {"ctas": ctas, "rows": 1, **shape, **fixed}):
-                knobs = {"ctas": ctas, "rows": 1, **shape, "register_words": words, "shared_words": near}
-                made = _direct(unit, {**knobs, "ahead": AHEAD[-1], "passes": 1, **fixed})
-                if made.possible:
-                    yield made
+        for rows in allowed(fixed, "rows", slices) if ctas <= target.sms else ():
+            if rows not in slices:
+                continue
+            ways = allowed(fixed, "by_lanes", (0, 1) if rows == 1 and unit.precision == "tf32" else (0,))
+            for shape, way in product(_shapes(8, -(-width // (8 * ctas)), TIMED_WARPS_U), ways):
+                own = {"ctas": ctas, "rows": rows, **shape, "by_lanes": way}
+                for words, near in _rooms(unit, {**own, **fixed}):
+                    more = {"register_words": words, "shared_words": near, "ahead": AHEAD[-1], "passes": 1}
+                    made = _direct(unit, {**own, **more, **fixed})
+                    if made.possible:
+                        yield made
 
 
 def _rooms(unit: RecurrentUnit, knobs: Mapping[str, int]) -> Iterator[tuple[int, int]]:

@@ -246,6 +246,7 @@ inline void tvm_builtin_ptx_st_vec_relaxed_gpu_global_v4_b32(const void* p, W a,
 }
 inline void tvm_builtin_ptx_st_vec_global_v4_f32(const void* p, float a, float b, float c, float d) { emu::put((char*)GLOBAL(p, 16), a, b, c, d); }
 inline void tvm_builtin_ptx_st_shared_b32(W p, W a) { emu::put(emu::at(p, 4), a); }
+inline void tvm_builtin_ptx_st_shared_f32(W p, float a) { emu::put(emu::at(p, 4), a); }
 inline void tvm_builtin_ptx_st_vec_shared_v2_f32(W p, float a, float b) { emu::put(emu::at(p, 8), a, b); }
 inline void tvm_builtin_ptx_st_vec_shared__cluster_v2_f32(W p, float a, float b) { emu::put(emu::at(p, 8), a, b); }
 inline void tvm_builtin_ptx_st_vec_shared__cluster_v4_f32(W p, float a, float b, float c, float d) { emu::put(emu::at(p, 16), a, b, c, d); }

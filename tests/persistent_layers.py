@@ -27,11 +27,12 @@ from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.exchange import CLUSTER, CLUSTER_ALONE, COUNTER
 from tvm_rnn.cuda.persistent.exchange_by_polling import POLLING
 from tvm_rnn.cuda.persistent.exchange_in_block import BLOCK
-from tvm_rnn.cuda.persistent.exchange_of_row import ROW
+from tvm_rnn.cuda.persistent.exchange_of_rows import FEW
 from tvm_rnn.cuda.persistent.geometry import Geometry
+from tvm_rnn.cuda.persistent.product.few_rows import ROWS, FewRows
 from tvm_rnn.cuda.persistent.product.ffma import Ffma
 from tvm_rnn.cuda.persistent.product.mma_sync import MmaSync
-from tvm_rnn.cuda.persistent.product.one_row import OneRow
+from tvm_rnn.cuda.persistent.product.row_by_lanes import RowByLanes
 from tvm_rnn.cuda.persistent.product.wgmma_pipelined import WgmmaPipelined
 from tvm_rnn.cuda.persistent.product.wgmma_split_k import WgmmaSplitK
 from tvm_rnn.cuda.persistent.product.wgmma_staged import WgmmaStaged
@@ -72,8 +73,9 @@ def geometry_of(step: Step, precision: str, exchange: str = "grid", ctas: int = 
         return (WgmmaSplitK if "pace" in knobs else WgmmaPipelined)(step, precision, ctas, rows, **knobs)
     if staged:
         return WgmmaStaged(step, precision, ctas, rows, **knobs)
-    if rows == 1:
-        return OneRow(step, precision, ROW, ctas, rows, **knobs)
+    if rows in ROWS:
+        kind = RowByLanes if knobs.pop("by_lanes", 0) else FewRows
+        return kind(step, precision, FEW, ctas, rows, **knobs)
     clusters = {"block": BLOCK, "cluster alone": CLUSTER_ALONE, "cluster": CLUSTER}
     how = clusters.get(exchange, POLLING if polled else COUNTER)
     return MmaSync(step, precision, how, ctas, rows, **knobs)

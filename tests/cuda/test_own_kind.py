@@ -61,8 +61,9 @@ def test_without_its_folder_there_is_no_such_kind() -> None:
 
 # What a kind of product is made of: the file of its class, those that only kinds use, and the schedules that build it.
 KINDS = {
-    "MmaSync": {"mma_sync.py", "coded_weights.py", "one_row.py"},
-    "OneRow": {"one_row.py"},
+    "MmaSync": {"mma_sync.py", "coded_weights.py", "few_rows.py"},
+    "FewRows": {"few_rows.py", "row_by_lanes.py"},
+    "RowByLanes": {"row_by_lanes.py"},
     "WgmmaPipelined": {"wgmma_pipelined.py", "bulk_copy_pipeline.py", "wgmma_tiles.py"},
     "WgmmaStaged": {"wgmma_staged.py", "operands_staged.py", "wgmma_tiles.py"},
     "WgmmaSplitK": {"wgmma_split_k.py", "bulk_copy_pipeline.py", "wgmma_tiles.py"},

@@ -54,10 +54,13 @@ def test_fragments_times_operands_are_the_product(
     made, rng = geometry(name, hidden, precision, **knobs), np.random.default_rng(0)
     for phase, share in made.weights:
         weight = rng.normal(size=share.operand.weight.shape)
-        fragments = packed(made, phase, share, weight)
-        element = 4 // made.itemsize
-        tiles = made.m_tiles(phase)
-        order = (made.ctas, made.warps_u, made.warps_k, share.kblocks, tiles, 2, 8, 4, 2, 2, element)
+        element, halves = 4 // made.itemsize, len(made.halves(phase))
+        pieces = packed(made, phase, share, weight).reshape(-1, halves, 8, 4, 2, 2, element)
+        whole, alone = pieces[:, : halves // 2 * 2], pieces[:, halves // 2 * 2 :]
+        # Of a half alone a lane's words are of both MMA steps; the other half is 0.
+        steps = np.stack([np.moveaxis(alone, 4, 1), np.zeros_like(np.moveaxis(alone, 4, 1))], axis=-2)
+        fragments = np.concatenate([whole, steps.reshape(len(steps), -1, *whole.shape[2:])], axis=1)
+        order = (made.ctas, made.warps_u, made.warps_k, share.kblocks, made.m_tiles(phase), 2, 8, 4, 2, 2, element)
         operand = np.zeros((made.warps_k * share.kblocks * made.block_k, made.rows))
         operand[: share.operand.depth] = rng.normal(size=(share.operand.depth, made.rows))
         blocks = operand.reshape(made.warps_k, share.kblocks, 4, 2, 2, element, made.rows)
@@ -85,7 +88,7 @@ def test_shares_add_up(name: str, register_words: int, shared_words: int) -> Non
         assert min(share.registers, share.shared, share.streamed) >= 0
         assert share.kblocks * made.warps_k * made.block_k >= share.operand.depth
         for place in words:
-            words[place] += getattr(share, place) * made.m_tiles(phase) * 8
+            words[place] += getattr(share, place) * len(made.halves(phase)) * 4
     assert words["registers"] <= register_words and words["shared"] <= shared_words
     assert made.weight_words == words["shared"] * made.warps_u * made.warps_k * LANES
     if shared_words == 1 << 20:

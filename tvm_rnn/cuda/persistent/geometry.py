@@ -838,7 +838,7 @@ class Geometry(ABC):
 
     @property
     def lane_rows(self) -> int:
-        """Rows of a tile whose cells a lane computes: of a row alone lanes with q = 0 have cells."""
+        """Rows of a tile whose cells a lane computes: of fewer than eight the first lanes of each unit have cells."""
         return min(2, self.rows)
 
     @property

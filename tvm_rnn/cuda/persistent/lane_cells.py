@@ -58,8 +58,8 @@ class LaneCells:
         self.rows = k.local(geometry.own_tiles, "int32")
         for j in range(geometry.own_tiles):
             row = k["row0"] + ids.group * geometry.rows + self.tile(j) * 8 + ids.q * 2
-            if geometry.rows == 1:  # the other lanes have none
-                row = tirx.Select(tirx.EQ(ids.q, 0), row, k["batch"])
+            if geometry.rows < 8:  # the other lanes have none
+                row = tirx.Select(ids.q * 2 < geometry.rows, row, k["batch"])
             k.store(self.rows, row, j)
 
     def unit(self, width: int, block: int) -> Expr:

@@ -118,11 +118,25 @@ class MmaSync(Geometry):
         if not self.exchange.polls:
             return True
         plain = self.products_alone and not self.copied and self.passes == 1 and not self.step.given
-        most = max((s.kblocks for _, s in self.weights), default=0)
-        at_once = most * self.tiles * 4 <= MOST_POLLED
+        at_once = self.polled_pieces * 4 <= MOST_POLLED
         barriers = self.warps_k == 1 or 2 * self.warps_u * self.warps_n < 16  # two for each group of warps that sums
         waits = all(self._waits(share) for _, share in self.weights)
         return bool(self.precision != "float32" and plain and at_once and barriers and waits)
+
+    @property
+    def deepest(self) -> int:
+        """Blocks of K of a warp's part of an operand, at most."""
+        return max((share.kblocks for _, share in self.weights), default=0)
+
+    @property
+    def polled_pieces(self) -> int:
+        """Of 16 bytes, that a lane polls for at once."""
+        return self.deepest * self.tiles
+
+    @property
+    def blocks_asked(self) -> int:
+        """Blocks of K whose operands are in registers at once."""
+        return self.deepest if self.exchange.polls else self.ahead + 1
 
     def _waits(self, share: Share) -> bool:
         """Whether each part of K has something that a unit writes: a warp with padding alone would wait for nobody, and
@@ -190,7 +204,8 @@ class MmaSync(Geometry):
         return super().block_of(share, kblock, ids) + self.first_block(share.operand, ids.rank, ids.warp_u)
 
     def block_words(self, phase: Phase) -> int:
-        return self.m_tiles(phase) * (4 if self.stored else 8)
+        """A tile of which one half has no gates has words of the other alone; codes have those of both."""
+        return self.m_tiles(phase) * 4 if self.stored else len(self.halves(phase)) * 4
 
     @property
     def partial_words(self) -> int:
@@ -241,8 +256,7 @@ class MmaSync(Geometry):
             most = max(self.m_tiles(p) for p in self.step.phases)
             total += self.pass_tiles * (most * 16 + 24)
         else:
-            deepest = max((s.kblocks for _, s in self.weights), default=0)
-            asked = deepest if self.exchange.polls else self.ahead + 1
+            asked = self.blocks_asked
             sums = max((self.m_tiles(p) * self.chains[p] for p in self.products), default=-asked)
             total += (sums + asked) * self.pass_tiles * 4
         if any(s.registers < s.kblocks for _, s in self.weights):
@@ -282,18 +296,23 @@ class MmaSync(Geometry):
         alone = self.warps_u * self.warps_n * parts == 1
         return IDLE_US * (self.warps_k - parts) * self.passes + (ALONE_US if alone else 0.0)
 
-    def _operand_us(self, phase: Phase, share: Share) -> float:
-        m_tiles, rates, steps = self.m_tiles(phase), self.rates, share.kblocks * 2
+    def math_cycles(self, phase: Phase, share: Share) -> float:
+        """Of instructions that multiply, on one quarter of a multiprocessor, or of those that wait for each other."""
+        m_tiles, steps = self.m_tiles(phase), share.kblocks * 2
         issue = ceil(self.warps / 4) * steps * m_tiles * self.tiles * MMA_CYCLES
-        chain = steps / self.chains[phase] * rates.latency
+        chain = steps / self.chains[phase] * self.rates.latency
         if self.precision == "float32":  # 32 multiply-adds per cycle in each quarter
             issue = ceil(self.warps / 4) * share.kblocks * m_tiles * 2 * 4 * 8 * self.tiles * FFMA_CYCLES
             chain = 0.0
         if self.stored:
             issue += ceil(self.warps / 4) * self.passes * steps * m_tiles * DECODE_CYCLES[self.precision]
+        return max(issue, chain)
+
+    def _operand_us(self, phase: Phase, share: Share) -> float:
+        rates = self.rates
         operand = self.rows * share.kblocks * self.k_parts * 64 * self.warps_u
         piece = self.block_words(phase) * 4 * 32 * self.warps_u * self.warps_k * self.warps_n
-        math = max(issue, chain) / CLOCK_MHZ
+        math = self.math_cycles(phase, share) / CLOCK_MHZ
         near = rates.shared * self.passes * share.shared * piece / SHARED_BYTES_PER_CYCLE / CLOCK_MHZ
         together = self.exchange.polls or bool(self.copied)  # all of an operand is asked for at once
         trips = 1 if together else self.passes * ceil(share.kblocks / (self.ahead + 1))
@@ -312,19 +331,26 @@ class MmaSync(Geometry):
 
     def weight_index(self, phase: Phase, share: Share, at: Expr) -> tuple[tuple[Expr, ...], Expr]:
         """Order: [cta][warp_u][warp_k][K block][M tile][MMA step][lane][a0 a1 a2 a3], each a of one word. a0 and a2 are
-        the first half of a tile's rows, a1 and a3 the second; a2 and a3 lie half an MMA step further along K. In 8
-        bits: [M tile][lane][MMA step][a0 a1 a2 a3], each a of two codes, so that a lane's 16 bytes are both steps'.
+        the first half of a tile's rows, a1 and a3 the second; a2 and a3 lie half an MMA step further along K. Of a last
+        tile with one half: [lane][MMA step][a0 a2]. In 8 bits: [M tile][lane][MMA step][a0 a1 a2 a3], each a of two
+        codes, so that a lane's 16 bytes are both steps'.
         """
         if (other := self.multiplier(share.operand)) is not self:
             return other.weight_index(phase, share, at)
         at, per_word = tirx.Cast("int32", at) if prod(share.operand.weight.shape) < 1 << 28 else at, 4 // self.itemsize
-        warps = {"warp_u": self.warps_u, "warp_k": self.warps_k, "kblock": share.kblocks, "tile": self.m_tiles(phase)}
-        lanes = {"lane": LANES, "mma": 2} if self.stored else {"mma": 2, "lane": LANES}
+        warps = {"warp_u": self.warps_u, "warp_k": self.warps_k, "kblock": share.kblocks}
+        halves = len(self.halves(phase))
+        lanes = {"tile": self.m_tiles(phase), "lane": LANES, "mma": 2} if self.stored else {"n": halves, "lane": LANES}
         place = Layout(cta=self.ctas, **warps, **lanes, word=4, element=per_word).coordinates(at)
-        half, g, q = place["tile"] * 2 + place["word"] % 2, place["lane"] // 4, place["lane"] % 4
+        word, further = place["word"] % 2, place["word"] // 2
+        if not self.stored:
+            alone = place["n"] >= halves // 2 * 2
+            place |= {"tile": place["n"] // 2, "mma": tirx.Select(alone, further, place["n"] % 2)}
+            word, further = tirx.Select(alone, 0, word), tirx.Select(alone, word, further)
+        half, g, q = place["tile"] * 2 + word, place["lane"] // 4, place["lane"] % 4
         first = self.first_block(share.operand, place["cta"], place["warp_u"])
         k = (first + place["warp_k"] * share.kblocks + place["kblock"]) * self.block_k + q * (4 * per_word)
-        k = k + place["mma"] * (2 * per_word) + place["word"] // 2 * per_word + place["element"]
+        k = k + place["mma"] * (2 * per_word) + further * per_word + place["element"]
         block, gate = half // phase.gates, half % phase.gates
         unit = self.first_unit(phase, place["cta"], place["warp_u"], block) + g
         return self.weight_at(phase, share, gate, unit, k, valid=block < self.blocks(phase.width))
@@ -359,8 +385,8 @@ class LaneProduct(ABC):
     # --- weights -----------------------------------------------------------------------------------------------------
 
     def _piece_address(self, phase: Phase, share: Share, piece: Expr) -> Expr:
-        """A 16-byte piece of this lane's weights in global memory; pieces are [K block][M tile][MMA step], in 8 bits
-        [K block][M tile]."""
+        """A 16-byte piece of this lane's weights in global memory; pieces are [K block][M tile][MMA step], of a tile
+        with one half, and in 8 bits, [K block][M tile]."""
         geometry, ids = self.geometry, self.ids
         warp = (ids.rank * geometry.warps_u + ids.warp_u) * geometry.warps_k + ids.warp_k
         pieces = share.kblocks * self._pieces(phase)
@@ -410,7 +436,15 @@ class LaneProduct(ABC):
         coded = self.coded
         if coded is not None:
             return lambda m, s: coded.fragment(m, [source[base + m * 4 + s * 2 + z] for z in range(2)], resident)
-        return lambda m, s: [source[base + (m * 2 + s) * 4 + z] for z in range(4)]
+        halves = len(self.geometry.halves(phase))
+
+        def fragment(m: int, s: int) -> Sequence[Expr]:
+            if 2 * m + 1 < halves:
+                return [source[base + (m * 2 + s) * 4 + z] for z in range(4)]
+            first = base + m * 8 + s * 2
+            return [source[first], uint32(0), source[first + 1], uint32(0)]
+
+        return fragment
 
     # --- the product -------------------------------------------------------------------------------------------------
 
@@ -723,7 +757,8 @@ class Float32Product(MmaSyncProduct):
                             self.load(share, kblock, first + tile, pieces[kblock % 2], (tile * 8 + row) * 4, row)
                 if kblock:
                     self._ask_weights(phase, share, kblock)
-                    self._multiply_lanes(self._weights(phase, share, kblock - 1), halves, pieces[1 - kblock % 2], sums)
+                    a, count = self._weights(phase, share, kblock - 1), len(geometry.halves(phase))
+                    self._multiply_lanes(a, count, pieces[1 - kblock % 2], sums)
         return self._sum(phase, halves // 2, 1, self._gather(halves, tiles, sums), number)
 
     def _multiply_lanes(self, a: Fragment, halves: int, pieces: Buffer, sums: Buffer) -> None:
