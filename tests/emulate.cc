@@ -71,7 +71,7 @@ struct Team : Cluster { std::vector<WholeBlock*> blocks; };
 struct Thread : Fiber {
   ucontext_t first;  // where it begins
   jmp_buf here;      // where it goes on
-  bool begun = false, done = false;
+  bool begun = false, done = false, opened = false;
   std::vector<Copy> copies;
   std::vector<Product> products;
   std::deque<std::vector<Copy>> copy_groups;
@@ -81,8 +81,6 @@ struct Thread : Fiber {
 Fiber* now = nullptr;
 uint64_t progress = 0;
 static jmp_buf scheduler;
-static void (*body)(void**);
-static void** given;
 static Thread& thread() { return *static_cast<Thread*>(now); }
 static WholeBlock& block() { return *static_cast<WholeBlock*>(now->block); }
 static class Random {  // xorshift: fibers draw a number at almost every turn
@@ -97,8 +95,31 @@ static class Random {  // xorshift: fibers draw a number at almost every turn
  private:
   uint64_t state_ = 1;
 } random;
-static std::vector<std::vector<Sent>> under_way;  // to another block, or from global memory
 static std::string failure;
+struct Read { const void* from; std::string value; int block, thread; };
+struct Launch {
+  int grid, threads;
+  size_t shared;
+  int cluster;
+  bool together;
+  void (*kernel)(void**);
+  void** arguments;
+  std::string failure = {};
+  bool early = false, opened = false;                    // while it runs ahead; what `ahead` said
+  std::vector<Read> reads = {};                          // early ones
+  int first = 0;                                         // of the blocks that run
+  std::vector<std::unique_ptr<WholeBlock>> blocks = {};
+  std::vector<std::unique_ptr<Team>> teams = {};
+  std::vector<std::unique_ptr<Thread>> fibers = {};
+  std::vector<Thread*> alive = {};
+  std::vector<std::vector<Sent>> under_way = {};  // to another block, or from global memory
+  char* stacks = nullptr;
+  size_t room = 0;
+  void begin(int at, int count);
+  void schedule();
+  ~Launch() { munmap(stacks, room); }
+};
+static Launch* running;
 
 // Not swapcontext, which asks the kernel for the mask of signals each time.
 void yield() {
@@ -111,8 +132,11 @@ static __attribute__((noinline)) void resume(Thread* fiber) {
   fiber->begun = true;
   setcontext(&fiber->first);
 }
+static std::string where(int block, int thread) {
+  return " (block " + std::to_string(block) + ", thread " + std::to_string(thread) + ")";
+}
 [[noreturn]] void fail(const char* what) {
-  failure = std::string(what) + " (block " + std::to_string(now->block->index.x) + ", thread " + std::to_string(now->tid.x) + ")";
+  failure = what + where(now->block->index.x, now->tid.x);
   for (;;) yield();
 }
 void seed(unsigned number) { random.seed(number); }
@@ -122,7 +146,7 @@ void pause() {
 }
 
 static void entry() {
-  body(given);
+  running->kernel(running->arguments);
   thread().done = true;
   ++progress;
   yield();
@@ -136,9 +160,10 @@ static void took(Barrier& barrier) {
   if (--barrier.pending < 0) failure = "mbarrier: more arrivals than expected";
 }
 static void deliver() {
-  std::swap(under_way[random.below(under_way.size())], under_way.back());
-  const std::vector<Sent> together = std::move(under_way.back());
-  under_way.pop_back();
+  auto& all = running->under_way;
+  std::swap(all[random.below(all.size())], all.back());
+  const std::vector<Sent> together = std::move(all.back());
+  all.pop_back();
   for (const Sent& sent : together) {
     if (sent.size) std::memcpy(sent.to, sent.from ? sent.from : sent.value.data(), sent.size);
     if (sent.whole) std::memset(sent.to + sent.size, 0, sent.whole - sent.size);
@@ -148,9 +173,10 @@ static void deliver() {
   }
 }
 
-static void schedule(std::vector<Thread*> alive) {
+// Until all fibers have ended; early: until none gets any further.
+void Launch::schedule() {
   uint64_t seen = progress;
-  const Warp* slow = &alive[random.below(alive.size())]->warp();
+  const Warp* slow = alive.empty() ? nullptr : &alive[random.below(alive.size())]->warp();
   bool others = false;  // whether the rest got anywhere without the slow warp, which waits until they do not
   for (int idle = 0; !alive.empty();) {
     for (size_t i = alive.size(); i > 1; --i) std::swap(alive[i - 1], alive[random.below(i)]);
@@ -165,27 +191,41 @@ static void schedule(std::vector<Thread*> alive) {
     others = progress != seen;
     idle = others ? 0 : idle + 1;
     seen = progress;
+    if (early && idle > 8) return;
     if (idle > 100) failure = "the kernel hangs";
     if (!failure.empty()) return;
   }
   if (!under_way.empty()) failure = "bytes are under way when the kernel ends";
 }
-// The fibers of some blocks, from beginning to end. stacks: one after the other, kept for the next blocks.
-static void run(const std::vector<WholeBlock*>& blocks, char* stacks) {
-  std::vector<std::unique_ptr<Thread>> fibers;
-  std::vector<Thread*> alive;
-  for (WholeBlock* block : blocks)
-    for (int t = 0; t < block->threads; ++t) {
+void Launch::begin(int at, int count) {
+  first = at, blocks.clear(), teams.clear(), fibers.clear(), alive.clear();
+  if (room < kStack * count * threads) {
+    munmap(stacks, room), room = kStack * count * threads;
+    stacks = (char*)mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  }
+  for (int i = 0; i < count; ++i) {
+    auto block = std::make_unique<WholeBlock>(shared);
+    if (i % cluster == 0) teams.push_back(std::make_unique<Team>()), teams.back()->id = (first + i) / cluster;
+    block->rank = i % cluster, block->threads = threads, block->index.x = first + i;
+    block->every.resize((threads + 31) / 32), block->warps = block->every.data();
+    block->cluster = block->team = teams.back().get();
+    block->team->threads += threads;
+    block->team->blocks.push_back(block.get());
+    for (int t = 0; t < threads; ++t) {
       auto fiber = std::make_unique<Thread>();
-      fiber->block = block, fiber->tid.x = t;
+      fiber->block = block.get(), fiber->tid.x = t;
       getcontext(&fiber->first);
       fiber->first.uc_stack.ss_sp = stacks + fibers.size() * kStack, fiber->first.uc_stack.ss_size = kStack;
       makecontext(&fiber->first, entry, 0);
       alive.push_back(fiber.get());
       fibers.push_back(std::move(fiber));
     }
-  schedule(alive);
-  under_way.clear();
+    blocks.push_back(std::move(block));
+  }
+}
+void let_next_begin() { thread().opened = true; }
+void wait_for_launch_before() {
+  if (running->early) wait([] { return !running->early; });
 }
 
 // While it lives, an access between the arrays of a block's shared memory ends the launch instead of the process.
@@ -209,32 +249,41 @@ class Guard {
   inline static struct sigaction before = {};
 };
 
-const char* launch(int grid, int threads, size_t shared, int cluster, bool together, void (*kernel)(void**), void** arguments) {
+Launch* prepare(int grid, int threads, size_t shared, int cluster, bool together, void (*kernel)(void**), void** arguments) {
+  auto* own = new Launch{grid, threads, shared, cluster, together, kernel, arguments};
+  if (shared > kShared) own->failure = "too much shared memory";
+  return own;
+}
+// Of blocks that need not run together, those of some clusters.
+bool ahead(Launch& own) {
+  if (own.early || !own.failure.empty()) return own.opened;
   const Guard guard;
-  body = kernel, given = arguments;
-  failure = shared > kShared ? "too much shared memory" : "";
-  const int count = together ? grid : cluster;
-  const size_t room = kStack * count * threads;
-  char* const stacks = (char*)mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  for (int first = 0; first < grid && failure.empty(); first += count) {
-    std::vector<std::unique_ptr<WholeBlock>> blocks;
-    std::vector<std::unique_ptr<Team>> teams;
-    std::vector<WholeBlock*> all;
-    for (int i = 0; i < count; ++i) {
-      auto block = std::make_unique<WholeBlock>(shared);
-      if (i % cluster == 0) teams.push_back(std::make_unique<Team>()), teams.back()->id = (first + i) / cluster;
-      block->rank = i % cluster, block->threads = threads, block->index.x = first + i;
-      block->every.resize((threads + 31) / 32), block->warps = block->every.data();
-      block->cluster = block->team = teams.back().get();
-      block->team->threads += threads;
-      block->team->blocks.push_back(block.get());
-      all.push_back(block.get());
-      blocks.push_back(std::move(block));
-    }
-    run(all, stacks);
+  const int clusters = own.grid / own.cluster, count = own.together ? clusters : std::min(clusters, 8);
+  running = &own, failure = "", own.early = true;
+  own.begin(int(random.below(clusters - count + 1)) * own.cluster, count * own.cluster);
+  own.schedule();
+  own.failure = failure;
+  return own.opened = std::all_of(own.fibers.begin(), own.fibers.end(), [](auto& f) { return f->opened || f->done; });
+}
+const char* finish(Launch* launch) {
+  const std::unique_ptr<Launch> own(launch);
+  const Guard guard;
+  running = launch, failure = own->failure;
+  for (const Read& read : own->reads)
+    if (failure.empty() && std::memcmp(read.from, read.value.data(), read.value.size()))
+      failure = "reads before griddepcontrol.wait what a launch before it writes" + where(read.block, read.thread);
+  const int ran = own->first, next = ran + int(own->blocks.size());
+  own->early = false;
+  if (failure.empty()) own->schedule();
+  for (int at = 0, count = own->together ? own->grid : own->cluster; at < own->grid && failure.empty(); at += count) {
+    if (at >= ran && at < next) continue;
+    own->begin(at, count);
+    own->schedule();
   }
-  munmap(stacks, room);
   return failure.empty() ? nullptr : failure.c_str();
+}
+const char* launch(int grid, int threads, size_t shared, int cluster, bool together, void (*kernel)(void**), void** arguments) {
+  return finish(prepare(grid, threads, shared, cluster, together, kernel, arguments));
 }
 
 void* dynamic() { return now->block->begin; }
@@ -262,6 +311,14 @@ char* at(uint32_t address, size_t size) {
 }
 const char* aligned(const void* place, size_t size) {
   if ((uintptr_t)place % size) fail("global memory: misaligned");
+  return (const char*)place;
+}
+static void read_ahead(const void* place, size_t size) {
+  if (running->early && size)
+    running->reads.push_back({place, {(const char*)place, size}, now->block->index.x, now->tid.x});
+}
+const char* loaded(const void* place, size_t size) {
+  read_ahead(aligned(place, size), size);
   return (const char*)place;
 }
 
@@ -294,12 +351,13 @@ template <class Item, class Act> void finish(std::deque<std::vector<Item>>& grou
 void send(uint32_t to, std::initializer_list<uint32_t> words, uint32_t at_barrier) {
   const size_t size = 4 * words.size();
   const char* value = (const char*)words.begin();
-  under_way.push_back({{{value, value + size}, nullptr, at(to, size), size, &barrier(at_barrier)}});
+  running->under_way.push_back({{{value, value + size}, nullptr, at(to, size), size, &barrier(at_barrier)}});
 }
 void bulk(uint32_t to, const void* from, uint32_t size, uint32_t at_barrier) {
   if (size % 16) fail("bulk copy: not of 16 bytes");
   at(to + size - 16, 16);
-  under_way.push_back({{{}, aligned(from, 16), at(to, 16), size, &barrier(at_barrier)}});
+  read_ahead(from, size);
+  running->under_way.push_back({{{}, aligned(from, 16), at(to, 16), size, &barrier(at_barrier)}});
 }
 void bulk_multicast(uint32_t to, const void* from, uint32_t size, uint32_t at_barrier, unsigned blocks) {
   for (uint32_t rank = 0; blocks >> rank; ++rank)
@@ -313,6 +371,7 @@ void wait_copies(size_t n) {
 }
 void copy(uint32_t to, const void* from, uint32_t size, uint32_t whole) {
   at(to, whole);
+  read_ahead(from, size);
   thread().copies.push_back({to, size, size ? aligned(from, whole) : from, whole});
 }
 void arrive_with_copies(uint32_t at_barrier) {
@@ -323,7 +382,7 @@ void arrive_with_copies(uint32_t at_barrier) {
   });
   if (all.empty()) return arrive(at_barrier, 0);
   all.back().last = true;
-  under_way.push_back(std::move(all));
+  running->under_way.push_back(std::move(all));
 }
 void commit_copies() {
   thread().copy_groups.push_back(std::move(thread().copies)), thread().copies.clear();

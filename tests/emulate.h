@@ -62,7 +62,8 @@ struct Fiber {
   Warp& warp() const { return block->warps[tid.x / 32]; }
 };
 
-struct Kernel { const char* name; void (*thread)(void** arguments); const size_t* sizes; };  // sizes: of its arguments, then 0
+// sizes: of its arguments, then 0. opens: it lets the kernel behind it begin before it ends.
+struct Kernel { const char* name; void (*thread)(void** arguments); const size_t* sizes; bool opens; };
 
 extern Fiber* now;
 extern uint64_t progress;
@@ -80,11 +81,23 @@ template <class Ready> void wait(Ready ready) {
 // grid blocks of `threads`, in clusters; together: all at once. What went wrong, or null.
 const char* launch(int grid, int threads, size_t shared, int cluster, bool together, void (*kernel)(void**), void** arguments);
 
+// --- programmatic dependent launch --------------------------------------------------------------------------------------
+// A launch in two parts. `ahead`, before the launches before it: until its threads wait for those, or get no further. What
+// it loads then, but for what others poll, they must leave as it is: else `finish` says so. Whether the launch behind it
+// may run ahead too. `finish`: the rest, once they have ended; as `launch`.
+struct Launch;
+Launch* prepare(int grid, int threads, size_t shared, int cluster, bool together, void (*kernel)(void**), void** arguments);
+bool ahead(Launch& own);
+const char* finish(Launch* own);
+void let_next_begin();
+void wait_for_launch_before();
+
 // --- shared memory: an address is the offset in a block's arena, with the block's rank + 1 above for another block's ----
 void* dynamic();
 void* fixed(const void* key, size_t size);
 char* at(uint32_t address, size_t size);
 const char* aligned(const void* place, size_t size);
+const char* loaded(const void* place, size_t size);  // global memory, aligned
 template <class T, class... Rest> void get(const char* from, T& first, Rest&... rest) {
   std::memcpy(&first, from, sizeof(T));
   if constexpr (sizeof...(rest) > 0) get(from + sizeof(T), rest...);

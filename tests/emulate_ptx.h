@@ -52,6 +52,7 @@ template <class T> T __shfl_up_sync(unsigned mask, T v, int n, int = 32) {
 // --- what TVM calls for PTX --------------------------------------------------------------------------------------------
 #define W uint32_t
 #define GLOBAL(x, n) emu::aligned(x, n)
+#define LOADED(x, n) emu::loaded(x, n)
 inline int32_t tvm_builtin_ptx_fetch_register_clusterid_x() { return emu::now->block->cluster->id; }
 inline int32_t tvm_builtin_ptx_fetch_register_ctaid_x() { return int32_t(blockIdx.x); }
 namespace emu {
@@ -135,10 +136,10 @@ inline void tvm_builtin_ptx_fence_mbarrier_init_mbarrier_init_release_cluster() 
 inline void tvm_builtin_ptx_fence_proxy_proxy_async_shared__cta() {}
 inline void tvm_builtin_ptx_fence_proxy_proxy_async_global() {}
 inline void tvm_builtin_ptx_ld_acquire_gpu_global_u32(W& d, const void* p) { emu::yield(); d = *(const W*)p; }
-inline void tvm_builtin_ptx_ld_global_f32(float& d, const void* p) { emu::get(GLOBAL(p, 4), d); }
-inline void tvm_builtin_ptx_ld_global_f64(double& d, const void* p) { emu::get(GLOBAL(p, 8), d); }
-inline void tvm_builtin_ptx_ld_global_b32(W& d, const void* p) { emu::get(GLOBAL(p, 4), d); }
-inline void tvm_builtin_ptx_ld_vec_global_nc_v4_b32(W& a, W& b, W& c, W& d, const void* p) { emu::get(GLOBAL(p, 16), a, b, c, d); }
+inline void tvm_builtin_ptx_ld_global_f32(float& d, const void* p) { emu::get(LOADED(p, 4), d); }
+inline void tvm_builtin_ptx_ld_global_f64(double& d, const void* p) { emu::get(LOADED(p, 8), d); }
+inline void tvm_builtin_ptx_ld_global_b32(W& d, const void* p) { emu::get(LOADED(p, 4), d); }
+inline void tvm_builtin_ptx_ld_vec_global_nc_v4_b32(W& a, W& b, W& c, W& d, const void* p) { emu::get(LOADED(p, 16), a, b, c, d); }
 inline void tvm_builtin_ptx_ld_vec_relaxed_gpu_global_v4_b32(W& a, W& b, W& c, W& d, const void* p) {
   emu::yield();  // such a load may be repeated until another thread has stored
   emu::get(GLOBAL(p, 16), a, b, c, d);
@@ -155,15 +156,15 @@ inline void tvm_builtin_ptx_ld_vec_relaxed_gpu_global_v2_b32(W& a, W& b, const v
   emu::yield();
   emu::get(GLOBAL(p, 8), a, b);
 }
-inline void tvm_builtin_ptx_ld_vec_global_v2_b32(W& a, W& b, const void* p) { emu::get(GLOBAL(p, 8), a, b); }
-inline void tvm_builtin_ptx_ld_vec_global_v4_b32(W& a, W& b, W& c, W& d, const void* p) { emu::get(GLOBAL(p, 16), a, b, c, d); }
-inline void tvm_builtin_ptx_ld_vec_global_v2_f32(float& a, float& b, const void* p) { emu::get(GLOBAL(p, 8), a, b); }
-inline void tvm_builtin_ptx_ld_vec_global_v4_f32(float& a, float& b, float& c, float& d, const void* p) { emu::get(GLOBAL(p, 16), a, b, c, d); }
+inline void tvm_builtin_ptx_ld_vec_global_v2_b32(W& a, W& b, const void* p) { emu::get(LOADED(p, 8), a, b); }
+inline void tvm_builtin_ptx_ld_vec_global_v4_b32(W& a, W& b, W& c, W& d, const void* p) { emu::get(LOADED(p, 16), a, b, c, d); }
+inline void tvm_builtin_ptx_ld_vec_global_v2_f32(float& a, float& b, const void* p) { emu::get(LOADED(p, 8), a, b); }
+inline void tvm_builtin_ptx_ld_vec_global_v4_f32(float& a, float& b, float& c, float& d, const void* p) { emu::get(LOADED(p, 16), a, b, c, d); }
 inline void tvm_builtin_ptx_createpolicy_fractional_fractional_L2__evict_first_b64(std::uint64_t& policy) { policy = 1; }
 inline void tvm_builtin_ptx_createpolicy_fractional_fractional_L2__evict_last_b64(std::uint64_t& policy) { policy = 2; }
-inline void tvm_builtin_ptx_ld_global_L2__cache_hint_b32(W& a, const void* p, std::uint64_t) { emu::get(GLOBAL(p, 4), a); }
+inline void tvm_builtin_ptx_ld_global_L2__cache_hint_b32(W& a, const void* p, std::uint64_t) { emu::get(LOADED(p, 4), a); }
 inline void tvm_builtin_ptx_ld_vec_global_L2__cache_hint_v2_f32(float& a, float& b, const void* p, std::uint64_t) {
-  emu::get(GLOBAL(p, 8), a, b);
+  emu::get(LOADED(p, 8), a, b);
 }
 inline void tvm_builtin_ptx_ld_shared_f32(float& a, W p) { emu::get(emu::at(p, 4), a); }
 inline void tvm_builtin_ptx_ld_shared_b32(W& a, W p) { emu::get(emu::at(p, 4), a); }
@@ -218,8 +219,8 @@ inline void tvm_builtin_ptx_st_async_vec_weak_shared__cluster_mbarrier__complete
 MMA(m16n8k16, bf16, nv_bfloat16)
 MMA(m16n8k16, f16, half)
 MMA(m16n8k8, tf32, float)
-inline void tvm_builtin_ptx_griddepcontrol_wait() {}
-inline void tvm_builtin_ptx_griddepcontrol_launch_dependents() {}
+inline void tvm_builtin_ptx_griddepcontrol_wait() { emu::wait_for_launch_before(); }
+inline void tvm_builtin_ptx_griddepcontrol_launch_dependents() { emu::let_next_begin(); }
 inline void tvm_builtin_ptx_prefetch_global_L2(const void*) {}
 inline void tvm_builtin_ptx_red_release_gpu_global_add_u32(const void* p, W value) { *(W*)p += value, ++emu::progress; }
 inline void tvm_builtin_ptx_st_global_f32(const void* p, float a) { emu::put((char*)GLOBAL(p, 4), a); }

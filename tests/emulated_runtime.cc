@@ -7,22 +7,20 @@
 #include "emulate.h"
 
 extern const emu::Kernel emulated_kernels[];  // of the module, ended by one without a name
-extern "C" int fake_enqueue(cudaStream_t stream, int (*run)(void*), void* closure);
+extern "C" int fake_launch(cudaStream_t stream, int (*run)(void*), int (*ahead)(void*), int opens, void* closure);
 
 namespace {
 struct Launched {
   const emu::Kernel* kernel = emulated_kernels;
-  int grid, threads, cluster = 1;
-  bool together = false;
-  size_t shared;
   std::vector<std::string> values;
   std::vector<void*> arguments;  // to the values
+  emu::Launch* launch;
 };
 
+int ahead(void* closure) { return emu::ahead(*((Launched*)closure)->launch); }
 int run(void* closure) {
   auto* own = (Launched*)closure;
-  const char* failure =
-      emu::launch(own->grid, own->threads, own->shared, own->cluster, own->together, own->kernel->thread, own->arguments.data());
+  const char* failure = emu::finish(own->launch);
   if (failure) std::fprintf(stderr, "%s: %s\n", own->kernel->name, failure);
   delete own;
   return int(failure ? cudaErrorLaunchFailure : cudaSuccess);
@@ -31,14 +29,19 @@ int run(void* closure) {
 
 extern "C" cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void** arguments) {
   if (config->gridDim.y > 1 || config->gridDim.z > 1) return cudaErrorInvalidValue;
-  auto* own = new Launched;
+  int cluster = 1;
+  bool together = false, early = false;
   for (unsigned i = 0; i < config->numAttrs; ++i) {
-    if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) own->cluster = config->attrs[i].val.clusterDim.x;
-    if (config->attrs[i].id == cudaLaunchAttributeCooperative) own->together = true;
+    const cudaLaunchAttribute& given = config->attrs[i];
+    if (given.id == cudaLaunchAttributeClusterDimension) cluster = given.val.clusterDim.x;
+    if (given.id == cudaLaunchAttributeCooperative) together = true;
+    if (given.id == cudaLaunchAttributeProgrammaticStreamSerialization) early = given.val.programmaticStreamSerializationAllowed;
   }
+  auto* own = new Launched;
   while (std::strcmp(own->kernel->name, (const char*)kernel)) ++own->kernel;
-  own->grid = config->gridDim.x, own->threads = config->blockDim.x, own->shared = config->dynamicSmemBytes;
   for (const size_t* size = own->kernel->sizes; *size; ++size) own->values.emplace_back((const char*)*arguments++, *size);
   for (std::string& value : own->values) own->arguments.push_back(value.data());
-  return (cudaError_t)fake_enqueue(config->stream, run, own);
+  own->launch = emu::prepare(config->gridDim.x, config->blockDim.x, config->dynamicSmemBytes, cluster, together,
+                             own->kernel->thread, own->arguments.data());
+  return (cudaError_t)fake_launch(config->stream, run, early ? ahead : nullptr, own->kernel->opens, own);
 }

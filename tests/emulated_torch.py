@@ -28,7 +28,8 @@ class Arrays(gpu_arrays.TorchArrays):
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take tensors of the CPU for a GPU's."""
+    """Take tensors of the CPU for a GPU's, which are read without waiting."""
+    monkeypatch.setenv("FAKE_AT_ONCE", "1")
     monkeypatch.setattr(gpu_arrays, "gpu_of", lambda value: 0 if isinstance(value, torch.Tensor) else None)
     monkeypatch.setattr(gpu_arrays, "_on_a_gpu", lambda x, module, number: Arrays(module, number, None))
 

@@ -44,6 +44,7 @@ LINKER = ["-fuse-ld=gold"] if shutil.which("ld.gold") else []
 HELPER = re.compile(r"^__forceinline__ __device__ (.*?)(tvm_builtin_\w+)(\([^)]*\)) \{", re.MULTILINE)
 # A from shared memory or registers, no operand negated or transposed.
 WGMMA = re.compile(r"tvm_builtin_ptx_wgmma_(\w+)_(ss|rs)_mma_async_sync_aligned_m64n\d+k\d+_f32_\1_\1_1_1((?:_[01])*)")
+OPENS = "griddepcontrol_launch_dependents();"
 DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];")
 FIXED = re.compile(r"__shared__ (?:alignas\(\d+\) )?([\w ]+?) (\w+)\[(\d+)\];")
 
@@ -87,7 +88,8 @@ def emulated(source: Source, folder: Path, include: tuple[str, ...]) -> list[str
         table += [_runner(name, parameters, number) for name, parameters in DECLARED.findall(shard)]
     names = [name for shard in source.shards for name, _ in DECLARED.findall(shard)]
     parts += table
-    rows = "".join(f'{{"{name}", run_{name}, sizes_{name}}}, ' for name in names)
+    opens = {name for shard in source.shards for name in _opening(shard)}
+    rows = "".join(f'{{"{name}", run_{name}, sizes_{name}, {int(name in opens)}}}, ' for name in names)
     parts.append(f"extern const emu::Kernel emulated_kernels[] = {{{rows}{{}}}};")
     text, output = folder / "emulated.cc", folder / "emulated.o"
     text.write_text("\n".join(parts))
@@ -145,6 +147,12 @@ def translated(shard: str) -> str:
     body = DYNAMIC.sub(r"\1* \2 = (\1*)emu::dynamic();", body)
     body = FIXED.sub(r'\1* \2 = (\1*)emu::fixed("\2", sizeof(\1) * \3);', body)
     return "\n".join([*kept, body])
+
+
+def _opening(shard: str) -> set[str]:
+    """The kernels that let the one behind them begin before they end."""
+    kernels = re.split(r'^(?=extern "C" __global__)', shard, flags=re.MULTILINE)[1:]
+    return {name for text in kernels for name, _ in DECLARED.findall(text) if OPENS in text}
 
 
 def _runner(name: str, parameters: str, number: int) -> str:

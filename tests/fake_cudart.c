@@ -3,6 +3,7 @@
 
    FAKE_GPUS: their compute capabilities, "90,80"; none if unset. FAKE_STATE: "hang": streams never end; "capture": they
    are being captured; "fault": they end with an error. FAKE_BLOCKS: of a kernel, on a multiprocessor, at most (2).
+   FAKE_AT_ONCE: a kernel has run when its launch returns; else when something else happens.
    FAKE_ORDER: streams run at last when somebody waits for them, in an order that events alone restrict. "early": as much
    as possible of the stream that was made first, the caller's; "late": of the last one; a number: at random, by turns. */
 #include <cuda_runtime_api.h>
@@ -42,6 +43,7 @@ struct Work {
   struct Work* next;
   int kind;
   long record; /* its number */
+  struct Ahead { int (*run)(void*); int opens; } ahead;
   int (*run)(void*);
   void* closure;
 };
@@ -53,16 +55,17 @@ static long newest[EVENTS], records; /* of each event the number of its last rec
 static char* happened;
 static int queue_count;
 static unsigned seed;
+static cudaError_t status; /* of what has run */
 
-static void put(cudaStream_t stream, int kind, long record, int (*run)(void*), void* closure) {
+static struct Work* put(cudaStream_t stream, int kind, long record, int (*run)(void*), void* closure) {
   int at = 0;
   while (at < queue_count && queues[at].stream != (long)stream) ++at;
   if (at == queue_count) queues[queue_count++] = (struct Queue){(long)stream, NULL, NULL};
   struct Work* work = malloc(sizeof *work);
-  *work = (struct Work){NULL, kind, record, run, closure};
+  *work = (struct Work){NULL, kind, record, {NULL, 0}, run, closure};
   if (queues[at].first) queues[at].last->next = work;
   else queues[at].first = work;
-  queues[at].last = work;
+  return queues[at].last = work;
 }
 
 static int ready(const struct Queue* queue) {
@@ -82,13 +85,20 @@ static int chosen(const char* order) {
   return found;
 }
 
-/* Everything that waits. */
+/* Programmatic dependent launch: what kernels do before they wait for the one before them happens before it, if it lets
+   them begin (`opens`). What begins so says whether it lets the next one begin before it has waited itself. */
+static void run_ahead(const struct Work* work) {
+  int open = work->ahead.opens;
+  while (open && (work = work->next) && work->ahead.run) open = work->ahead.run(work->closure);
+}
+
+/* Everything that waits. An error stays until somebody who waits is told. */
 static cudaError_t flush(void) {
   const char* order = getenv("FAKE_ORDER");
-  cudaError_t status = cudaSuccess;
   seed = order ? (unsigned)atoi(order) : 0;
   for (int at; (at = chosen(order)) >= 0;) {
     struct Work* work = queues[at].first;
+    run_ahead(work);
     queues[at].first = work->next;
     if (work->kind == RECORD) happened[work->record] = 1;
     if (work->kind == RUN && work->run(work->closure)) status = cudaErrorLaunchFailure;
@@ -99,12 +109,20 @@ static cudaError_t flush(void) {
   return status;
 }
 
-/* Now, or in its turn. `run` frees its closure. */
-LOGGED int fake_enqueue(cudaStream_t stream, int (*run)(void*), void* closure) {
+/* A kernel: in its turn, or before anything else happens. `run` frees its closure. ahead: of one that begins early, what
+   it does before it waits. opens: it lets the next one begin early. */
+LOGGED int fake_launch(cudaStream_t stream, int (*run)(void*), int (*ahead)(void*), int opens, void* closure) {
+  static cudaStream_t last;
+  const cudaError_t before = stream == last || getenv("FAKE_ORDER") ? cudaSuccess : flush();
+  put(last = stream, RUN, 0, run, closure)->ahead = (struct Ahead){ahead, opens};
+  return getenv("FAKE_AT_ONCE") ? flush() : before;
+}
+/* Now, or in its turn. */
+static int enqueue(cudaStream_t stream, int (*run)(void*), void* closure) {
   if (getenv("FAKE_ORDER")) return put(stream, RUN, 0, run, closure), 0;
   const cudaError_t before = flush();
-  const int status = run(closure);
-  return before ? (int)before : status;
+  const int own = run(closure);
+  return before ? (int)before : own;
 }
 
 struct Bytes {
@@ -121,7 +139,7 @@ static int move_bytes(void* closure) {
 }
 static cudaError_t enqueue_bytes(cudaStream_t stream, struct Bytes bytes) {
   struct Bytes* own = malloc(sizeof *own);
-  return *own = bytes, (cudaError_t)fake_enqueue(stream, move_bytes, own);
+  return *own = bytes, (cudaError_t)enqueue(stream, move_bytes, own);
 }
 
 cudaError_t cudaGetDeviceCount(int* count) {
@@ -170,7 +188,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   note("record", stream, (long)event);
-  if (!getenv("FAKE_ORDER")) return cudaSuccess;
+  if (!getenv("FAKE_ORDER")) return flush();
   happened = realloc(happened, (size_t)records + 2);
   happened[++records] = 0;
   newest[(long)event % EVENTS] = records;
@@ -179,7 +197,8 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
   (void)flags;
   note("wait", stream, (long)event);
-  if (getenv("FAKE_ORDER") && newest[(long)event % EVENTS]) put(stream, WAIT, newest[(long)event % EVENTS], NULL, NULL);
+  if (!getenv("FAKE_ORDER")) return flush();
+  if (newest[(long)event % EVENTS]) put(stream, WAIT, newest[(long)event % EVENTS], NULL, NULL);
   return cudaSuccess;
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus* status) {
@@ -188,8 +207,9 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
   return cudaSuccess;
 }
 static cudaError_t end(void) {
-  const cudaError_t status = flush();
-  if (status) return status;
+  const cudaError_t found = flush();
+  status = cudaSuccess;
+  if (found) return found;
   return state_is("fault") ? cudaErrorIllegalAddress : state_is("hang") ? cudaErrorNotReady : cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) { return (void)stream, end(); }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import e4m3
@@ -159,6 +160,23 @@ def test_calls_of_a_few_steps_go_step_by_step(name: str) -> None:
             expected, after = rnn.reference(net)(x, state, **more)
             assert error(y, expected) < LIMITS[dtype], (count, more.keys())
             assert all(error(last[key], value) < LIMITS[dtype] for key, value in after.items())
+
+
+@pytest.mark.broad
+def test_states_that_are_read_before_the_step_before_has_written_them_are_told(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """If every one of a few steps is told that its states are there, as only the first one's are."""
+    launch = steps.launch
+
+    def given(host: Any, work: Any, pointers: Any, rows: Any) -> None:
+        launch(host, work, pointers, replace(rows, given="true") if rows.given else rows)
+
+    monkeypatch.setattr(steps, "launch", given)
+    module = emulator.compile(network("gru", 24, "bfloat16"), least=9, batch=[67])
+    with pytest.raises(rnn.DeviceError):
+        module(emulator.arrays(np.random.default_rng(0), 3, 67, 12).astype(ml_dtypes.bfloat16))
+    assert "reads before griddepcontrol.wait what a launch before it writes" in capfd.readouterr().err
 
 
 @pytest.mark.slow
