@@ -70,6 +70,7 @@ def test_gradients_of_heads(name: str) -> None:
 
 
 @pytest.mark.broad
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", ["gated_delta_net", "mlstm", "rwkv7"])
 def test_layers_of_heads(name: str) -> None:
     """Layer 1 reads the heads of layer 0, side by side."""

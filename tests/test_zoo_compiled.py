@@ -1,8 +1,8 @@
 """Every cell of the zoo, compiled, is the oracle: over 200 steps within 1e-5 in float32 and 1e-12 in float64.
 
 The quick tests take TINY, one cell for each kind of lowering, at a tiny size. Of the sweeps over cells and sizes, those
-that are not slow take every cell in float32 at one size, and some cells otherwise. Sizes include 1, primes, and numbers
-that are no multiple of a vector.
+that are not slow take half of the cells in float32 at one size, and some cells otherwise. Sizes include 1, primes, and
+numbers that are no multiple of a vector.
 Weights and inputs are as `networks.network` draws them: see there for the two cells of which one parameter is scaled
 down, because as it is drawn no float32 follows float64.
 """
@@ -49,7 +49,9 @@ def quick(first: bool, name: str, *more: object) -> Any:
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize(("name", "sizes"), [quick(s == SIZES[0], n, s) for n in NAMES for s in SIZES], ids=str)
+@pytest.mark.parametrize(
+    ("name", "sizes"), [quick(i % 2 == 0 and s == SIZES[0], n, s) for i, n in enumerate(NAMES) for s in SIZES], ids=str
+)
 def test_float32(name: str, sizes: tuple[int, int]) -> None:
     net, module = compiled(name, *sizes)
     steps = DRIFTS.get(name, 200)

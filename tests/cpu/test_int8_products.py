@@ -258,6 +258,7 @@ def test_products_of_bytes_are_exact(inputs: int, hidden: int) -> None:
     np.testing.assert_array_equal(rnn.reference(net)(x)[0], whole_numbers(net, x))
 
 
+@pytest.mark.broad
 @needs_bytes
 def test_products_of_bytes_use_the_instruction() -> None:
     """And none where training reads the weights, too."""

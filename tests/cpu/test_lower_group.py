@@ -101,7 +101,7 @@ def test_rows_before_the_steps_are_shared() -> None:
     assert "section" not in parallel_loops("lstm", 64)
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("name", ["mlstm", "gated_delta_net"])
 def test_two_threads_share_rows(name: str) -> None:
     net = rnn.RNN(rnn.cells.get(name), 8, 24).init(seed=0)
@@ -213,7 +213,7 @@ def test_leftovers_ask_for_weights_too_where_each_tile_asks_for_less_then(batch:
     assert (asks(batch) > asks(12)) is more
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("rows", [11, 5])
 def test_leftovers_beside_full_tiles(rows: int) -> None:
     """Of the batch size that was named, and of another one."""

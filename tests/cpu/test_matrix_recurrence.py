@@ -124,7 +124,7 @@ def test_long_stretches_lose_no_more_than_the_table_says(steps: int) -> None:
 
 
 @pytest.mark.broad
-@pytest.mark.slow_after(4)
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("net", NETS, ids=str)
 @pytest.mark.parametrize("c", [rnn.cells.gated_delta_net, rnn.cells.mlstm], ids=lambda c: c.name)
 def test_matrices_are_those_of_the_oracle(c: rnn.Cell, net: dict[str, int]) -> None:
@@ -136,6 +136,7 @@ def test_matrices_of_float64() -> None:
     compare(rnn.RNN(rnn.cells.gated_delta_net, 5, 19, dtype="float64").init(1), ((1, 1), (40, 3)))
 
 
+@pytest.mark.broad
 def test_a_tile_has_a_chunk_however_many_rows_there_are() -> None:
     """A caller who counts with tiles of one step gets the same bits, and has given enough memory for more."""
     net = rnn.RNN(rnn.cells.gated_delta_net, 5, 8, num_layers=2).init(0)

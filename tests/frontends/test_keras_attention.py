@@ -71,7 +71,7 @@ def test_of_products(tmp_path: Path) -> None:
     check(net, softmax(0.3 * Q @ K.transpose(0, 2, 1)) @ V)
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("kind", ["Attention", "AdditiveAttention"])
 def test_of_sums(kind: str, tmp_path: Path) -> None:
     sums = Q[:, :, None] + K[:, None]
@@ -84,7 +84,7 @@ def test_of_sums(kind: str, tmp_path: Path) -> None:
     check(model(kind, {"use_scale": True}, [scale], tmp_path), softmax((scale * np.tanh(sums)).sum(-1)) @ V)
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("biased", [True, False])
 def test_with_heads(biased: bool, tmp_path: Path) -> None:
     shapes = [(5, 3, 4), (3, 4), (5, 3, 4), (3, 4), (5, 3, 6), (3, 6), (3, 6, 5), (5,)]

@@ -233,6 +233,7 @@ def test_a_file_that_was_cut_short(end: int) -> None:
     survives(WHOLE[:end], lambda: words(3, 2))
 
 
+@pytest.mark.broad
 @given(changed_bytes(WHOLE))
 @examples(150)
 def test_changed_bytes(data: bytes) -> None:

@@ -76,6 +76,7 @@ def test_the_standards_own_tests() -> None:
         meets(case, rnn.reference(rnn.from_onnx(case.model)).run, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.broad
 def test_compiled() -> None:
     model, given = attention(), drawn()
     found = rnn.compile(rnn.from_onnx(model)).run({i.name: given[i.name] for i in model.graph.input})

@@ -45,7 +45,7 @@ def test_each_member_is_the_network_of_one(name: str) -> None:
             np.testing.assert_allclose(state[key][:, :, m], value, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.slow_after(2)
 @pytest.mark.parametrize("name", ["elman", *(n for n in NETS if n not in ("elman", "matrices"))])
 def test_gradients_of_compiled_members(name: str) -> None:

@@ -87,7 +87,7 @@ ZOO = [rnn.cells.mlstm, rnn.cells.delta_net, rnn.cells.gated_delta_net, rnn.cell
 ZOO += [rnn.cells.mamba2, rnn.cells.rwkv7, rnn.cells.hgrn2, rnn.cells.mamba2_conv]
 
 
-@pytest.mark.broad_after(3)
+@pytest.mark.broad_after(2)
 @pytest.mark.parametrize("c", [*OWN, rnn.cells.mlstm, rnn.cells.rwkv7], ids=lambda c: c.name)
 def test_no_step_is_left_and_every_stage_means_the_same(c: rnn.Cell) -> None:
     net = network(c)
@@ -96,6 +96,7 @@ def test_no_step_is_left_and_every_stage_means_the_same(c: rnn.Cell) -> None:
     assert_stages_mean_the_same(net)
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("c", [shared, rnn.cells.gated_delta_net, rnn.cells.mlstm], ids=lambda c: c.name)
 def test_the_product_of_both_as_one_number(c: rnn.Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a decay is one for all keys, as GPUs have it; of so many writes as are allowed."""

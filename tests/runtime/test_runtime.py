@@ -685,6 +685,7 @@ def test_a_module_without_weights_is_an_error() -> None:
         module.step(np.zeros((1, 3), np.float32), out=(np.zeros((1, 4), np.float32), module.init_state(1)))
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("steps", [2, 50_000])
 def test_the_process_ends_with_threads_in_calls(tmp_path: Path, steps: int) -> None:
     """Daemon threads that call without end, for short and for long: it aborted."""

@@ -367,6 +367,7 @@ def test_a_call_within_a_call_takes_no_memory_of_it(looked_up: Any) -> None:
 # --- without the package ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("name", ["module", "pair"])
 def test_copied_files_are_enough(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     module = request.getfixturevalue(name)
