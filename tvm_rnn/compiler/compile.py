@@ -79,31 +79,25 @@ def compile(
     """Compile an RNN for one target, to run it, and with training=True to train it.
 
     Args:
-        net: the network, with weights (then they are in the module) or without (then call `Module.load_weights`). Or a
-            Model of several networks. What a frontend found around a network is in the module too:
-            `Module.run`.
-        target: "llvm", this machine's CPU; "cuda", its GPU; or a name of `tvm_rnn.target.names()`: a GPU that is named,
-            such as "nvidia-h200", need not be there.
+        net: the network, with weights (they are in the module) or without (`Module.load_weights`); or a Model of
+            several. What a frontend found around a network is in the module too: `Module.run`.
+        target: "llvm", this machine's CPU; "cuda", its GPU; or one of `tvm_rnn.target.names()`, which need not be here.
         batch: one or more batch sizes to optimise for. Every batch size stays correct, as does every number of steps.
         training: add `forward_train` and `backward`, which takes three times the work.
-        keep: training: what forward_train leaves for backward besides inputs and states. "values": as much as saves
-            every product; "states": nothing, the products run again, in less memory. On GPUs, of float32, ":bfloat16"
-            behind either halves the bytes of what no product reads. None: "values" on CPUs; on GPUs the choice that is
-            predicted to be faster. See `plan_memory`.
+        keep: training: what forward_train leaves for backward besides inputs and states. "values": what saves every
+            product; "states": nothing, they run again. On GPUs, of float32, ":bfloat16" behind either halves the bytes
+            of what no product reads. None: "values" on CPUs; on GPUs what is predicted to be faster. See `plan_memory`.
         max_bytes: training: the module's `max_bytes` at first, in bytes; whether a call fits is forward_train's to say.
-        generate: add `Module.generate`, in which the output of a step is the input of the next. A network that
-            draws random numbers needs this or training.
-        precision: what products are computed in. None: the network's dtype. "tf32": float32 networks on GPUs, with 10
-            bits of mantissa. "float32": a network of 16 bits computes in float32, with the same weights, so that it
-            runs on CPUs. float16 and bfloat16 (GPUs only) sum and keep states in float32.
+        generate: add `Module.generate`, which feeds outputs back. Networks that draw numbers need this or training.
+        precision: of products. None: the network's dtype. "tf32": float32 on GPUs, of 10 bits of mantissa. "float32":
+            lets networks of 16 bits run on CPUs. float16 and bfloat16 (GPUs only) sum and keep states in float32.
         weights: the dtype in which matrices of products are stored. None: that of the precision. CPUs, float32:
             "bfloat16", "float16" or "int8", widened as they are read; "int8_dynamic": products of 8-bit integers, with
-            one scale per row and step (AVX2, AVX-512 VNNI, Arm's dotprod, relaxed SIMD). GPUs, 16 bits:
-            "float8_e4m3", so that twice as large a layer stays on the chip: each row is divided by a power of two that
-            makes its largest value 448 at most, and rounded; a row with a NaN or an infinity makes results NaN.
-        arch: the GPU architectures that the file is for, such as ["sm_80", "sm_90a"]; the runtime takes the kernels
-            that fit. "compute_80": sm_80, and with it PTX, which the driver of any later GPU compiles once, when the
-            file is loaded there. Empty: the target's alone.
+            one scale per row and step (AVX2, AVX-512 VNNI, Arm's dotprod, relaxed SIMD). GPUs, 16 bits: "float8_e4m3":
+            each row is divided by a power of two that makes its largest value 448 at most, and rounded; so twice as
+            large a layer stays on the chip. A NaN or an infinity in a row makes results NaN.
+        arch: the GPU architectures that the file is for, such as ["sm_80", "sm_90a"]. "compute_80": sm_80, and PTX,
+            which the driver of any later GPU compiles once, when the file is loaded. Empty: the target's alone.
         without: names of passes to switch off.
         records: tuned knob values: a folder that `tune` wrote, or "none". None: those of TVM_RNN_RECORDS, else the
             user's own and those that ship. The manifest says which was used for what.
@@ -124,8 +118,7 @@ def compile(
         machine, targets = record_files.machines(target, arch, records, tell)
         products: Products = {"precision": precision, "weights": weights, "without": without}
         tape: Tape = {"training": training, "keep": keep, "max_bytes": max_bytes}
-        options = asked(machine, targets, batch=batch, generate=generate, **products, **tape)
-        return built(net, options, dump, tell)
+        return built(net, asked(machine, targets, batch=batch, generate=generate, **products, **tape), dump, tell)
 
 
 @contextlib.contextmanager
