@@ -75,8 +75,8 @@ class FewRows(MmaSync):
     def product_us(self, phase: Phase) -> float:
         """H200, us a step without the hoisted product, warps that share K, weights in registers and in shared memory:
         LSTM 1024 tf32, one row, 4 warps 1.64 (6 blocks of K, and 10), 8 warps 1.50 (8, 0); by lanes 1.56 (8, 8) and
-        1.42 (8, 0). Two rows: LSTM 512 bf16, 4 warps 1.40, where eight rows take 1.30; Elman 2683 tf32 3.07, all of
-        whose products with weights from shared memory came last."""
+        1.42 (8, 0). Two rows: LSTM 1024 tf32, 8 warps 1.64; LSTM 512 bf16, 4 warps 1.40, where eight rows take 1.30;
+        Elman 2683 tf32 2.99 (10, 11), 3.07 where those from shared memory came last."""
         us = sum((self._operand_us(phase, share) for share in self.own_shares(phase)), 0.0)
         return us + BLOCK_US * self.deepest + ROW_US * (self.rows - 1)
 
