@@ -165,7 +165,8 @@ class VectorScan(VectorGroup):
         chunks = host.let("chunks", f"({steps} + {self.round - 1}) / {self.round}")
         fit = f"{group} >= {LEAST_CHUNKS} && {group} <= {AWAITED * self.warps + 1} && {chunks} >= {LEAST_CHUNKS}"
         read = f"{steps} * (B * {round(self._moved('read') * self.width)})"
-        done = host.let("once", f"{fit} && {read} > {self.held}")
+        # One group waits for nobody's states: all its blocks run at once, and read once.
+        done = host.let("once", f"{fit} && ({read} > {self.held} || {chunks} <= {group})")
         with host.when(done):
             numbers = f"({chunks} * {words} + {chunks} / {group} * {len(self.rows)}) * (B * {self.width})"
             ends = pointers["chunk_ends"]
