@@ -22,6 +22,7 @@ from tvm_rnn.target import HOPPER, Target
 
 from .cp_async_pipeline import GemmBody, GemmTile
 from .ffma import LanesGemm, LanesSplitK, LanesSplitKTile, LanesTile
+from .later_stores import words_of
 from .mma_sync import MmaGemm, MmaTile
 from .operands import Operand
 from .operands import operands as resolve
@@ -186,13 +187,16 @@ def _variants(name: str, problem: Problem, knobs: Config) -> tuple[Variant, ...]
     for size in ("tall", "taller"):
         found += _tall(name, problem, knobs, size, lists) if knobs.get(size) and _shareable(problem) else []
     if knobs.get("wide_columns") and copied:
-        shape = {k: knobs[f"wide_{k}"] for k in ("columns", "stages", "cluster")}
-        tile, aligned = WgmmaTile(overlap=True, most=knobs["wide_blocks"], **shape), _aligned(problem)
+        columns, stages, cluster = (knobs[f"wide_{k}"] for k in ("columns", "stages", "cluster"))
+        tile = WgmmaTile(columns=columns, stages=stages, cluster=cluster, overlap=True, most=knobs["wide_blocks"])
+        aligned = _aligned(problem)
         for size, part in (("slim", 4), ("mid", 2)):
             if knobs.get(size, 0) > knobs["wide"]:
                 narrow = replace(tile, columns=tile.columns // part, stages=6, cluster=1)
                 when = knobs["wide"], knobs[size] - 1, aligned
                 found += _by_wgmma(f"{name}_{size}", problem, (narrow, WgmmaGemm), when, lists)
+        waits = problem.group.region != "step" and problem.precision != "tf32" and not problem.members
+        tile = replace(tile, later=waits and words_of(problem, tile.columns) > 0)
         found += _by_wgmma(f"{name}_wide", problem, (tile, WgmmaGemm), (knobs["wide"], None, aligned), lists)
     return (*found, Variant(_kernel(f"{name}_many", problem, knobs, "many")))
 

@@ -26,6 +26,7 @@ from tvm_rnn.tir.index import int64, wide
 
 from .operands import Operand, known, linear, pack
 
+Keep = Callable[[int, "Item", "Span"], None]
 AHEAD = 8  # items of an epilogue that are loaded before the first of them is computed
 
 
@@ -99,28 +100,58 @@ class Problem:
         sums = [value for pair in pairs for value in pair]
         self.finish(w, row, block * (8 * span) + lane % 4 * (2 * span), 2 * span, sums)
 
-    def finish_items(self, w: Writer, items: Sequence[Item]) -> None:
+    def finish_items(self, w: Writer, items: Sequence[Item], keep: Keep | None = None) -> None:
         """The same of many. What an epilogue reads comes from L2 or memory, and takes as long for one value as for all
         that are asked for at once: of AHEAD items it is loaded before the first of them is computed. GRU 189 fp16, 378
-        rows of 56 inputs, H200: 12 us where it was loaded item by item, since the width is odd."""
+        rows of 56 inputs, H200: 12 us where it was loaded item by item, since the width is odd. keep: what keeps
+        the results of an item, by its number, in place of storing them."""
         count, width = 2 * self.fragments.span, self.layout.width
         for first in range(0, len(items), AHEAD):
-            spans = []
+            spans: list[tuple[TirExpr, Span]] = []
             for item in items[first : first + AHEAD]:
-                gates, unit = self._gates(item, count), w.keep(self._unit(item, count))
+                gates, unit = self._gates(item, count), w.keep(self.unit_of(item.block, item.lane, count))
                 # Loads are inside of the arrays, even where the item is not.
                 last = int64((width - 1) // count * count)
                 at = w.keep(tirx.min(item.row, w["rows"] - 1)), w.keep(tirx.min(unit, last))
-                spans.append((tirx.And(item.row < w["rows"], unit < width), _Span(self, w, *at, gates)))
+                spans.append((tirx.And(item.row < w["rows"], unit < width), Span(self, w, *at, gates)))
                 spans[-1][1].fetch()
-            for inside, span in spans:
+            for number, (inside, span) in enumerate(spans, first):
+                if keep is not None:
+                    keep(number, items[number], span)
+                    continue
                 with w.when(inside):
                     span.run()
 
+    def writes_of(self) -> list[Write]:
+        """What is stored of a span of units."""
+        root, found = self.group.root, []
+        for node in self.group.stored:
+            apart = prod(node.shape[1:]) if self.members else 0
+            gates = range(self.layout.gates if self.gates_of(node) else 1) if node is root else (None,)
+            for number, place in enumerate(self.writes[node]):
+                name = self.names["write", node, number]
+                found += [Write(node, name, place, gate, (gate or 0) * self.layout.width, apart) for gate in gates]
+        return found
+
+    def whole(self, node: Node, place: Place, count: int) -> bool:
+        """Whether a row has room for all units of its last span of so many."""
+        width = self.layout.width
+        return place.spare and prod(node.shape) == width and -(-width // count) * count <= place.row_stride
+
+    def bytes_at_once(self, node: Node, place: Place, offset: int, apart: int, count: int) -> int:
+        """The widest access for consecutive units that start at that offset from a whole span of so many: 0, 4, 8 or
+        16. apart: elements from one member to the next."""
+        size = SIZES[place.dtype]
+        if size == 8:
+            return 0
+        piece = count if self.whole(node, place, count) else gcd(count, self.layout.width)
+        strides = (place.row_stride * size, offset * size, apart * size, place.align, piece * size)
+        return next((b for b in (16, 8, 4) if all(s % b == 0 for s in strides)), 0)
+
     @staticmethod
-    def _unit(item: Item, count: int) -> TirExpr:
+    def unit_of(block: TirExpr, lane: TirExpr, count: int) -> TirExpr:
         """The first of a lane's `count` consecutive units."""
-        return tirx.Cast("int64", item.block * (4 * count) + item.lane % 4 * count)
+        return tirx.Cast("int64", block * (4 * count) + lane % 4 * count)
 
     def _gates(self, item: Item, count: int) -> list[list[TirExpr]]:
         """Its sums by gate."""
@@ -134,7 +165,7 @@ class Problem:
         with w.when(row < w["rows"]):
             unit = w.bind(tirx.Cast("int64", unit))
             with w.when(unit < self.layout.width):
-                _Span(self, w, row, unit, gates).run()
+                Span(self, w, row, unit, gates).run()
 
 
 def read_nodes(group: Group, reads: Callable[[Node], Place | None]) -> dict[Node, Place]:
@@ -170,8 +201,21 @@ class Item:
     pairs: Sequence[Sequence[TirExpr]]
 
 
+@dataclass(frozen=True)
+class Write:
+    """What a span stores of a node. gate: of the product, where that is stored itself. offset: elements before these
+    units in a row; apart: from one member to the next."""
+
+    node: Node
+    name: str
+    place: Place
+    gate: int | None
+    offset: int
+    apart: int
+
+
 @dataclass
-class _Span:
+class Span:
     """One row and some units: emits loads once per operand, a value per node and unit, and the stores.
 
     Units beyond the last one are computed from the last one's values, or from what a row has to spare, where they are
@@ -214,6 +258,12 @@ class _Span:
                 inside.add(node)
 
     def run(self) -> None:
+        """Compute and store."""
+        self.compute()
+        self.store()
+
+    def compute(self) -> None:
+        """Every node's value, in registers."""
         own, root = self.problem, self.problem.group.root
         for node in own.group.nodes:
             if node is root or node.boolean:
@@ -221,13 +271,45 @@ class _Span:
             for u, unit in enumerate(self.units):
                 value = element(node, (*own.lead, unit), partial(self._read, u=u), own.arithmetic)
                 self.values[u][node] = self.w.keep(value)
-        for node in own.group.stored:
-            for number, place in enumerate(own.writes[node]):
-                name = own.names["write", node, number]
-                gates = self.sums if node is root else [[values[node] for values in self.values]]
-                each = prod(node.shape[1:]) if own.members else 0
-                for gate, part in enumerate(gates if node is not root or own.gates_of(root) else gates[:1]):
-                    self._write(node, name, place, (gate * own.layout.width, each), part)
+
+    def store(self) -> None:
+        """All that is stored, which `compute` has computed."""
+        for write in self.problem.writes_of():
+            values = self.of(write)
+            if self._at_once(write):
+                self.put(write, self.words(write, values))
+            else:
+                buffer, at = self.w[write.name], self._at(write)
+                for u, value in enumerate(values):
+                    with self._there(u):
+                        self.w.store(buffer, tirx.Cast(write.place.dtype, value), at + u if u else at)
+
+    def of(self, write: Write) -> Sequence[TirExpr]:
+        """The values of its units."""
+        return [values[write.node] for values in self.values] if write.gate is None else self.sums[write.gate]
+
+    def words(self, write: Write, values: Sequence[TirExpr]) -> Sequence[TirExpr]:
+        """Values as registers that are stored together: two of 16 bits in each."""
+        dtype = write.place.dtype
+        return [converted(v, dtype) for v in values] if SIZES[dtype] > 2 else pack(self.w, values, dtype)
+
+    def put(self, write: Write, words: Sequence[TirExpr]) -> None:
+        """Store these words, in vectors."""
+        size, at, buffer = SIZES[write.place.dtype], self._at(write), self.w[write.name]
+        each, whole = max(4, size), self.problem.whole(write.node, write.place, self.count)
+        step, kind = self._at_once(write) // each, {4: "f32", 8: "f64"}.get(size, "b32")
+        for first in range(0, len(words), step):
+            u = first * each // size
+            address = buffer.ptr_to([at + u if u else at])
+            with nullcontext() if whole else self._there(u):
+                self.w.do(I.ptx[f"st.global{_vector_of(step)}.{kind}"](address, *words[first : first + step]))
+
+    def _at(self, write: Write) -> Expr:
+        """Where its first unit lies."""
+        return self._address(write.place, self.unit + (write.offset + self.problem.further(write.apart)))
+
+    def _at_once(self, write: Write) -> int:
+        return self.problem.bytes_at_once(write.node, write.place, write.offset, write.apart, self.count)
 
     def _read(self, node: Node, index: Index, u: int) -> Expr | None:
         """A value that the u-th unit's nodes are computed from, at that index."""
@@ -254,21 +336,6 @@ class _Span:
         total = (place.row(self.row) * place.row_stride if place.row_stride else 0) + offset
         return total if not isinstance(total, int) else tirx.const(total, "int64")
 
-    def _whole(self, node: Node, place: Place) -> bool:
-        """Whether a row has room for all units of its last span."""
-        width = self.problem.layout.width
-        return place.spare and prod(node.shape) == width and -(-width // self.count) * self.count <= place.row_stride
-
-    def _bytes(self, node: Node, place: Place, offset: int, apart: int) -> int:
-        """The widest access for consecutive units that start at that offset from a whole span: 0, 4, 8 or 16. apart:
-        elements from one member to the next."""
-        size = SIZES[place.dtype]
-        if size == 8:
-            return 0
-        piece = self.count if self._whole(node, place) else self.piece
-        strides = (place.row_stride * size, offset * size, apart * size, place.align, piece * size)
-        return next((b for b in (16, 8, 4) if all(s % b == 0 for s in strides)), 0)
-
     def _vector(self, node: Node, place: Place, lead: Index) -> list[TirExpr]:
         """All units of the span, loaded once."""
         key = (node, lead)
@@ -278,7 +345,8 @@ class _Span:
         first, second = (known(node, (*(i if isinstance(i, int) else member for i in lead), 0)) for member in range(2))
         at = self._address(place, self.unit + (first + own.further(second - first)))
         buffer = self.w[own.names["read", node, 0]]
-        size_at_once, whole = self._bytes(node, place, first, second - first), self._whole(node, place)
+        size_at_once = own.bytes_at_once(node, place, first, second - first, self.count)
+        whole = own.whole(node, place, self.count)
         if not size_at_once:
             loads = [tirx.BufferLoad(buffer, [at + apart if u else at]) for u, apart in enumerate(self.apart)]
             self.loaded[key] = [self.w.keep(tirx.Cast(own.arithmetic, load)) for load in loads]
@@ -294,26 +362,6 @@ class _Span:
             self.w.do(I.ptx[f"ld.global{_vector_of(step)}.{kind}"](*parts, address))
         self.loaded[key] = [_unpacked(registers, u, place.dtype) for u in range(self.count)]
         return self.loaded[key]
-
-    def _write(self, node: Node, name: str, place: Place, where: tuple[int, int], values: Sequence[TirExpr]) -> None:
-        """Consecutive units from self.unit on. where: elements before them in a row, and from one member to the
-        next."""
-        buffer, size, (offset, apart) = self.w[name], SIZES[place.dtype], where
-        at = self._address(place, self.unit + (offset + self.problem.further(apart)))
-        size_at_once, whole = self._bytes(node, place, offset, apart), self._whole(node, place)
-        if not size_at_once:
-            for u, value in enumerate(values):
-                with self._there(u):
-                    self.w.store(buffer, tirx.Cast(place.dtype, value), at + u if u else at)
-            return
-        words = [converted(v, place.dtype) for v in values] if size > 2 else pack(self.w, values, place.dtype)
-        each = max(4, size)
-        step, kind = size_at_once // each, {4: "f32", 8: "f64"}.get(size, "b32")
-        for first in range(0, len(words), step):
-            u = first * each // size
-            address = buffer.ptr_to([at + u if u else at])
-            with nullcontext() if whole else self._there(u):
-                self.w.do(I.ptx[f"st.global{_vector_of(step)}.{kind}"](address, *words[first : first + step]))
 
     def _there(self, u: int) -> AbstractContextManager[None]:
         """Under the condition that the u-th unit is one: those of the first piece are."""

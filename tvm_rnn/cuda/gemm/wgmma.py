@@ -27,8 +27,10 @@ from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import int64, uint32, wide
 
 from .cp_async_pipeline import GemmBody, GemmTile
+from .later_stores import LaterStores
 from .problem import Item, Problem
 
+LATER_TURNS = 4  # of a tile, over which the stores of the one before are spread
 STEPS = 4  # wgmma steps of a stage: 32 bytes of K each
 HIGH = 64  # rows of a warpgroup
 SQUARE_BYTES = HIGH * ROW_BYTES  # 64 lines of 128 bytes
@@ -65,11 +67,18 @@ class WgmmaProduct:
         at = I.address_of(self.descriptor[0]), arena.ptr_to([0])
         w.do(I.cuda.wgmma.encode_matrix_descriptor(*at, *sizes, SWIZZLED))
 
-    def multiply(self, offset: TirExpr, a_at: Expr, b_at: Expr, more: TirExpr | None = None) -> None:
+    def multiply(
+        self,
+        offset: TirExpr,
+        a_at: Expr,
+        b_at: Expr,
+        more: TirExpr | None = None,
+        beside: Sequence[Callable[[], None]] = (),
+    ) -> None:
         """Start a stage's products, and wait for those of the stage before.
 
         offset: of the stage in shared memory; a_at, b_at: of the operands in it; all in 16 bytes. more: whether there
-        are sums already; None: always."""
+        are sums already; None: always. beside: statements between the two."""
         w = self.w
         stage = w.bind(self.descriptor[0] + tirx.Cast("uint64", offset))
         w.do(I.ptx.wgmma.fence.sync.aligned())
@@ -78,6 +87,8 @@ class WgmmaProduct:
             a, b = _further(stage, a_at, further), _further(stage, b_at, further)
             self.start(a, b, tirx.const(1, "int32") if step or more is None else tirx.Cast("int32", more))
         w.do(I.ptx.wgmma.commit_group.sync.aligned())
+        for own in beside:
+            own()
         self.wait(1)
 
     def multiply_registers(self, offset: TirExpr, a: Sequence[TirExpr], b_at: Expr, more: TirExpr) -> None:
@@ -126,19 +137,31 @@ class WgmmaStages(Stages):
         self.lane, self.warp = self.w.bind(self.tx % 32), self.w.bind(self.tx // 32 - COPIERS // 32)
 
     def _multiply(
-        self, product: WgmmaProduct, tell: TirExpr, at: tuple[Expr, Expr], count: Expr, first: TirExpr | None = None
+        self,
+        product: WgmmaProduct,
+        tell: TirExpr,
+        at: tuple[Expr, Expr],
+        count: Expr,
+        first: TirExpr | None = None,
+        beside: Sequence[Sequence[Callable[[], None]]] = (),
     ) -> None:
         """The stages of `count` turns, the first of which begins the sums, and tell when they are read no more. at:
         where both operands lie in a stage, in 16 bytes. first: the first turn's number, where there is one in any case;
-        None: 0."""
+        None: 0. beside: statements of the first turns, which there are, while their products are under way."""
         w, tile, tells = self.w, self.tile, self.lane < self.tile.readers
-        with w.loop(count) as k:
+
+        def take(k: TirExpr, own: Sequence[Callable[[], None]] = ()) -> None:
             turn = k if first is None else w.bind(first + k)
             slot = w.bind(self._slot(turn))
             self._wait_for_stage(slot, turn)
-            product.multiply(slot * units(tile.stage_bytes), *at, k > 0)
+            product.multiply(slot * units(tile.stage_bytes), *at, k > 0, own)
             with w.when(tirx.And(k > 0, tells)):
                 self._release(tell, turn - 1)
+
+        for n, own in enumerate(beside):
+            take(tirx.const(n, "int32"), own)
+        with w.loop(count, len(beside)) as k:
+            take(k)
         product.wait(0)
         with w.when(tirx.And(count > 0, tells) if first is None else tells):
             self._release(tell, count - 1 if first is None else first + (count - 1))
@@ -171,7 +194,8 @@ class WgmmaStages(Stages):
 
 @dataclass(frozen=True)
 class WgmmaTile(GemmTile):
-    """columns of a block (at most 256); cluster: blocks that share weights; most: blocks at once."""
+    """columns of a block (at most 256); cluster: blocks that share weights; most: blocks at once; later: whether a
+    tile's results are stored while the next one's product is under way."""
 
     shares: ClassVar[bool] = True  # what the kernel before writes is not read ahead of its end
     rows: int = 2 * HIGH
@@ -179,6 +203,7 @@ class WgmmaTile(GemmTile):
     columns: int
     cluster: int = 2
     most: int = 132
+    later: bool = False
 
     @property
     def members(self) -> int:
@@ -347,12 +372,16 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
         own, weights = w.bind(tirx.Cast("uint64", self.warp // 4 * units(SQUARE_BYTES))), units(tile.rows * ROW_BYTES)
         if tile.overlap:
             self._wait_for_rows()
+        later = LaterStores(w, self.problem, tile.columns, self.lane) if tile.later else None
+        stores = [] if later is None else later.stores()
+        turns = min(self.total, LATER_TURNS) if stores else 0
+        beside = [stores[n::turns] for n in range(turns)]
         with w.loop(self.items) as number:
             row0 = self._take_item(number)
             if self.problem.precision == "tf32":
                 self._multiply_rounded(product, tell, (self.warp * 16, weights), self.total, number * self.total)
             else:
-                self._multiply(product, tell, (own, weights), self.total, first=number * self.total)
+                self._multiply(product, tell, (own, weights), self.total, number * self.total, beside)
             row, blocks = row0 + wide(self.warp * 16), tile.columns // block
             items = []
             for half in range(2):
@@ -361,4 +390,6 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
                     pairs = [product.acc[n * (block // 8) + i, half] for i in range(block // 8)]
                     items.append(Item(at, self.column * blocks + n, self.lane, pairs))
             self._wait_at_the_end()
-            self.problem.finish_items(w, items)
+            self.problem.finish_items(w, items, None if later is None else later.keep)
+        for store in stores:
+            store()
