@@ -48,8 +48,9 @@ def recurrence(
     vectors that lie where others do; scale: of key, erasing vector and read-outs, each another."""
 
     def rows(width: int, dtype: str, group: int = 1, scale: float = 1.0) -> Rows:
+        heads_of = heads // group
         more = spare if width > 1 else 0
-        return Rows(width, width * (heads // group) + more, dtype, more // 2, group, scale)
+        return Rows(width, width * heads_of + more, dtype, more // 2, group, scale)
 
     def number() -> Rows:
         return rows(1, "float32")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -41,9 +41,6 @@ from .records import app as records
 from .tune import tune
 from .usage import MARKUP, SETTINGS, Command, Commands
 from .write_c import write_c
-
-if TYPE_CHECKING:
-    from tvm_rnn.options import Products
 
 app = typer.Typer(
     cls=Commands,
@@ -86,8 +83,8 @@ def compile_cell(
 ) -> None:
     """Compile a cell over time, or a network of another framework, to a shared object.
 
-    Without --weights and --seed a cell's file holds no weights: give them to it when it is run. A .onnx file says its
-    own sizes and weights, and is compiled whole. Give one of --output, --bundle and --web.
+    Without --weights and --seed the file of a cell holds no weights: give them to it when it is run. A .onnx file says
+    its own sizes and weights, and is compiled whole. Give one of --output, --bundle and --web.
 
     **Examples**
 
@@ -113,7 +110,6 @@ def compile_cell(
         stage("loading the compiler")
         from tvm_rnn.compiler.compile import compile
 
-        products: Products = {"precision": code.precision, "weights": code.weight_dtype, "without": code.without or ()}
         module = compile(
             net,
             code.target,
@@ -121,9 +117,11 @@ def compile_cell(
             code.training,
             generate=generate,
             arch=parse_names(arch),
-            **products,
+            weights=code.weight_dtype,
+            without=code.without or (),
             keep=tape.keep,
             max_bytes=parse_bytes(tape.max_bytes),
+            precision=code.precision,
             dump=outputs.dump,
             progress=stage,
         )

@@ -89,8 +89,9 @@ def compile(
             of what no product reads. None: "values" on CPUs; on GPUs what is predicted to be faster. See `plan_memory`.
         max_bytes: training: the module's `max_bytes` at first, in bytes; whether a call fits is forward_train's to say.
         generate: add `Module.generate`, which feeds outputs back. Networks that draw numbers need this or training.
-        precision: of products. None: the network's dtype. "tf32": float32 on GPUs, of 10 bits of mantissa. "float32":
-            lets networks of 16 bits run on CPUs. float16 and bfloat16 (GPUs only) sum and keep states in float32.
+        precision: what products are computed in. None: the network's dtype. "tf32": float32 networks on GPUs, with 10
+            bits of mantissa. "float32": a network of 16 bits computes in float32, with the same weights, so that it
+            runs on CPUs. float16 and bfloat16 (GPUs only) sum and keep states in float32.
         weights: the dtype in which matrices of products are stored. None: that of the precision. CPUs, float32:
             "bfloat16", "float16" or "int8", widened as they are read; "int8_dynamic": products of 8-bit integers, with
             one scale per row and step (AVX2, AVX-512 VNNI, Arm's dotprod, relaxed SIMD). GPUs, 16 bits: "float8_e4m3":

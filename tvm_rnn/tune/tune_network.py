@@ -73,6 +73,17 @@ def tune(
     """
     from .session import SearchOptions, run
 
-    told = rpc_tracker, device_key, progress
-    options = SearchOptions(seconds, patience, precision, records, seed, jobs, timeout, fresh, *told)
+    options = SearchOptions(
+        seconds=seconds,
+        patience=patience,
+        precision=precision,
+        records=records,
+        seed=seed,
+        jobs=jobs,
+        timeout=timeout,
+        fresh=fresh,
+        rpc_tracker=rpc_tracker,
+        device_key=device_key,
+        progress=progress,
+    )
     return [run(net, target, steps, batch, trials, options).record]
