@@ -76,8 +76,8 @@ def test_operands_in_another_order_lie_where_hoisted_values_were(keep: str) -> N
     assert passing is not None and len(passing.values) == (4 if keep == "states" else 0)
     bytes_of = working_memory(trained.programs[1], 132)
     assert 9 * unit < bytes_of(50, 64) < 10 * unit
-    # Longer calls go through time in tiles.
-    assert bytes_of(200, 64) < 22 * unit and bytes_of(1000, 64) < bytes_of(200, 64) + unit
+    # Longer calls go through time in tiles, of less than two thirds of 200 steps.
+    assert bytes_of(200, 64) < 24 * unit and bytes_of(1000, 64) < bytes_of(200, 64) + unit
 
 
 @pytest.mark.parametrize("cell", ["lstm", "lem", "sru"])
