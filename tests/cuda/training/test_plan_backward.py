@@ -71,13 +71,13 @@ def test_what_one_chain_has_in_registers_has_no_memory() -> None:
 def test_operands_in_another_order_lie_where_hoisted_values_were(keep: str) -> None:
     """LSTM of 1024, 50 steps of 64 rows: the gates' gradients, these in order, and x or states in order."""
     net, unit = RNN(cells.lstm, 1024, 1024, dtype="bfloat16"), 50 * 64 * 1024 * 2
-    trained = plan(passed(net, Options(target=H200, training=keep, precision="bfloat16")), H200)
+    trained = plan(passed(net, Options(H200, (64,), training=keep, precision="bfloat16")), H200)
     passing = trained.backward.backs[0].layer.passing
     assert passing is not None and len(passing.values) == (4 if keep == "states" else 0)
     bytes_of = working_memory(trained.programs[1], 132)
     assert 9 * unit < bytes_of(50, 64) < 10 * unit
-    # Longer calls go through time in tiles, of less than two thirds of 200 steps.
-    assert bytes_of(200, 64) < 24 * unit and bytes_of(1000, 64) < bytes_of(200, 64) + unit
+    # Longer calls go through time in tiles.
+    assert bytes_of(200, 64) < 22 * unit and bytes_of(1000, 64) < bytes_of(200, 64) + unit
 
 
 @pytest.mark.parametrize("cell", ["lstm", "lem", "sru"])
